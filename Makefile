@@ -1,0 +1,94 @@
+# The commands of a newcomer: `make demo`, `make test`; all of them make what they need, and are quick the second time.
+#
+#   PYTHON=python3.11   the interpreter behind .venv
+#   TORCH_BUILD=cpu     `cpu`: torch without CUDA (200 MB), from TORCH_INDEX; `cuda`: PyPI's build with its CUDA libraries (3 GB)
+#   TORCH_INDEX=URL     where the CPU build lies; an index that pip is configured with, or a folder of wheels, is looked at as well
+#   JOBS=2              processes that share the tests
+
+PYTHON      ?= python3.11
+TORCH_BUILD ?= cpu
+TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
+JOBS        ?= 2
+
+SHELL := /bin/bash
+.SHELLFLAGS := -e -u -o pipefail -c
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.PHONY: help setup demo test test-slow lint system clean
+
+VENV    := .venv
+BIN     := $(VENV)/bin
+PIP     := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile --no-deps --no-build-isolation
+pinned   = $(shell grep '^$(1)==' requirements.lock)
+digest   = $(shell cat $(1) | sha256sum | cut -c 1-12)
+RUNTIME := $(VENV)/.runtime-$(TORCH_BUILD)-$(call digest,requirements.lock)
+TESTING := $(VENV)/.testing-$(call digest,requirements.lock requirements-test.lock)
+
+SYSTEM_PACKAGES := libosmesa6 libegl1 libgl1-mesa-dri
+DRAWS = { MUJOCO_GL=egl $(BIN)/python -c 'import mujoco; mujoco.GLContext(8, 8)' || MUJOCO_GL=osmesa $(BIN)/python -c 'import mujoco; mujoco.GLContext(8, 8)'; } > /dev/null 2>&1
+
+export OMP_NUM_THREADS := 1
+export PIP_ROOT_USER_ACTION := ignore
+
+help:
+	@echo 'make demo       train the shipped policy on Meta-World and see it get better'
+	@echo 'make test       linters, types, import rules and the tests'
+	@echo 'make test-slow  the tests that take long'
+	@echo 'make setup      only the environment, $(VENV)'
+	@echo 'make clean      delete what these commands made, except outputs/'
+
+setup: $(RUNTIME)
+	@:
+
+demo: setup system
+	$(BIN)/python -m siirl.train pipeline=embodied_srpo env=mujoco
+
+test: lint
+	$(BIN)/python -m pytest -q -n $(JOBS) --dist loadfile -m 'not slow'
+
+test-slow: setup system $(TESTING)
+	$(BIN)/python -m pytest -q -m slow
+
+lint: setup system $(TESTING)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+# The file's name holds the digest of the pins: another lock or another torch build installs anew, over what is there.
+$(RUNTIME):
+	@command -v $(PYTHON) > /dev/null || { echo "$(PYTHON) is not there. Install Python 3.11 (Debian: apt-get install python3.11-venv) or name one: make setup PYTHON=/path/to/python3.11" >&2; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))' || { echo "$(PYTHON) is not Python 3.11, for which requirements.lock is made. Name one: make setup PYTHON=/path/to/python3.11" >&2; exit 1; }
+	@$(PYTHON) -c 'import ensurepip' 2> /dev/null || { echo "$(PYTHON) cannot make an environment. Type: apt-get install python3.11-venv   and start again." >&2; exit 1; }
+	@echo "Making $(VENV) from requirements.lock (about a minute, 1.7 GB) ..."
+	@rm -f $(VENV)/.runtime-*
+	@[ -x $(BIN)/python ] || $(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps $(call pinned,pip) $(call pinned,setuptools)
+ifeq ($(TORCH_BUILD),cpu)
+	@$(PIP) --retries 1 --timeout 20 --extra-index-url "$(TORCH_INDEX)" "$(call pinned,torch)+cpu" || { echo "No CPU build of $(call pinned,torch) for this machine at $(TORCH_INDEX). Name another index: make setup TORCH_INDEX=URL, or take PyPI's build with CUDA: make setup TORCH_BUILD=cuda" >&2; exit 1; }
+else
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check "$(call pinned,torch)"
+endif
+	@$(PIP) -r requirements.lock
+	@$(PIP) --editable .
+	@touch $@
+
+$(TESTING): | $(RUNTIME)
+	@rm -f $(VENV)/.testing-*
+	@$(PIP) -r requirements-test.lock
+	@touch $@
+
+# MuJoCo draws in software through EGL or OSMesa; whether it can is tried, not guessed from package names.
+system: setup
+	@$(DRAWS) || { \
+	  if [ "$$(id -u)" = 0 ] && command -v apt-get > /dev/null; then \
+	    echo "Installing $(SYSTEM_PACKAGES) ..."; \
+	    export DEBIAN_FRONTEND=noninteractive; apt-get update -qq; apt-get install -y -qq --no-install-recommends $(SYSTEM_PACKAGES) > /dev/null; \
+	  else \
+	    echo "MuJoCo cannot draw: no OpenGL here. Type: sudo apt-get install -y $(SYSTEM_PACKAGES)   and start again." >&2; exit 1; \
+	  fi; }
+	@$(DRAWS) || { echo "MuJoCo cannot draw, although $(SYSTEM_PACKAGES) are installed. See: MUJOCO_GL=egl $(BIN)/python -c 'import mujoco; mujoco.GLContext(8, 8)'" >&2; exit 1; }
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

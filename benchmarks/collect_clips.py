@@ -1,0 +1,173 @@
+"""Clips of experts and of failures from Meta-World, with the oracle's distance at each frame: `python -m benchmarks.collect_clips`.
+
+They train the tiny video encoder (`python -m vjepa.train_tiny`) and serve `benchmarks.reward_progress`. Failures come from experts
+that are disturbed in four ways, or from a trained policy. Actions of experts are found on a simulator without images and then replayed
+in chunks of 8, because the environment renders once a call. Left out: demonstrations for the warm start (siirl.warm_start).
+"""
+
+# Axes: N clip, F frame of all clips end to end, T step of an episode, A action dimension.
+
+import argparse
+import asyncio
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from envs.base import FrameRequest
+from envs.metaworld_simulator import TaskSimulator
+from envs.mujoco import ACTION_SIZE, MetaWorldEnv, expert
+
+CLIP_TASKS = (
+    "drawer-open", "door-open", "button-press", "push", "reach", "window-open",
+    "faucet-open", "drawer-close", "handle-press", "plate-slide", "pick-place", "coffee-button",
+)  # fmt: skip
+FRAMES = FrameRequest(every=8, size=64)  # the stream that a training run asks for
+MAX_STEPS = 120  # the environment's default limit
+
+Disturb = Callable[[NDArray[np.float32], int], NDArray[np.float64]]
+"""From the expert's action and the step to the action taken."""
+
+
+@dataclass(frozen=True)
+class Clip:
+    """One episode: frames uint8 [T, 64, 64, 3], and at each frame the oracle's distance to the goal in metres."""
+
+    task: str
+    kind: str
+    seed: int
+    frames: NDArray[np.uint8]
+    distances: NDArray[np.float64]
+    success: bool
+
+
+def _tremor(rng: np.random.Generator) -> Callable[[], NDArray[np.float64]]:
+    """Smooth random actions: an autoregressive walk, so that the gripper wanders instead of shivering in place."""
+    state = np.zeros(ACTION_SIZE)
+
+    def draw() -> NDArray[np.float64]:
+        nonlocal state
+        state = 0.8 * state + 0.6 * rng.normal(size=ACTION_SIZE)
+        return state
+
+    return draw
+
+
+def expert_like(rng: np.random.Generator) -> Disturb:
+    """The expert with a little noise; succeeds nearly always."""
+    return lambda action, step: action + 0.1 * rng.normal(size=ACTION_SIZE)
+
+
+def stalling(rng: np.random.Generator) -> Disturb:
+    """The expert until a random step, then wandering about."""
+    stop, tremor = int(rng.uniform(0, 0.7 * MAX_STEPS)), _tremor(rng)
+    return lambda action, step: action + 0.1 * rng.normal(size=ACTION_SIZE) if step < stop else 0.4 * tremor()
+
+
+def biased(rng: np.random.Generator) -> Disturb:
+    """The expert with a constant push to one side from a random step on: it misses, as a poor policy does."""
+    start, push, tremor = int(rng.uniform(0, 60)), rng.normal(size=ACTION_SIZE) * rng.uniform(0.2, 1.0), _tremor(rng)
+    return lambda action, step: (0.5 * action + push * [1, 1, 1, 0] if step >= start else action) + 0.2 * tremor()
+
+
+def freezing(rng: np.random.Generator) -> Disturb:
+    """The expert until a random step, then nearly still: stuck."""
+    stop = int(rng.uniform(0, 0.7 * MAX_STEPS))
+    return lambda action, step: action + 0.1 * rng.normal(size=ACTION_SIZE) if step < stop else 0.05 * rng.normal(size=ACTION_SIZE)
+
+
+def wandering(rng: np.random.Generator) -> Disturb:
+    """No expert at all."""
+    tremor = _tremor(rng)
+    return lambda action, step: 0.7 * tremor()
+
+
+KINDS: dict[str, Callable[[np.random.Generator], Disturb]] = {
+    "expert": expert_like, "stalling": stalling, "biased": biased, "freezing": freezing, "wandering": wandering,
+}  # fmt: skip
+FAILING_KINDS = ("stalling", "biased", "freezing", "wandering")
+
+
+def expert_actions(*, simulator: TaskSimulator, seed: int, disturb: Disturb) -> NDArray[np.float32]:
+    """Actions [T, A] of the disturbed expert, up to success or the limit, found without rendering."""
+    simulator.reset(seed=seed)
+    policy, actions = expert(simulator.task), []
+    for step in range(MAX_STEPS):
+        action = np.clip(disturb(policy(simulator), step), -1.0, 1.0).astype(np.float32)  # type: ignore[arg-type]
+        actions.append(action)
+        if simulator.step(action):
+            break
+    return np.stack(actions)
+
+
+async def replay(*, env: MetaWorldEnv, task: str, kind: str, seed: int, actions_TA: NDArray[np.float32]) -> Clip:
+    """The episode of `actions_TA` with its frames."""
+    _, info = await env.reset(seed=seed, options={"task": task, "frames": {"encoder": FRAMES}})
+    frames, distances = [info["frames"]["encoder"].images], [info["oracle_distance"]]
+    for start in range(0, len(actions_TA), FRAMES.every):
+        _, _, terminated, truncated, info = await env.step_chunk(list(actions_TA[start : start + FRAMES.every]))
+        frames.append(info["frames"]["encoder"].images)
+        distances.append(info["oracle_distance"])
+        if terminated or truncated:
+            break
+    return Clip(task, kind, seed, np.concatenate(frames), np.array(distances), bool(info["success"]))
+
+
+async def collect(*, tasks: Sequence[str], counts: dict[str, int], first_seed: int) -> list[Clip]:
+    """`counts[kind]` clips of every task and kind; the seed fixes the scene and the disturbance."""
+    env, clips = MetaWorldEnv(tasks, max_episode_steps=MAX_STEPS), []
+    for task in tasks:
+        simulator, seed = TaskSimulator(task), first_seed
+        for kind, count in counts.items():
+            for _ in range(count):
+                actions_TA = expert_actions(simulator=simulator, seed=seed, disturb=KINDS[kind](np.random.default_rng(seed)))
+                clips.append(await replay(env=env, task=task, kind=kind, seed=seed, actions_TA=actions_TA))
+                seed += 1
+        print(f"{task}: {seed - first_seed} clips")
+    await env.close()
+    return clips
+
+
+def save_clips(path: Path, clips: Sequence[Clip]) -> None:
+    """One npz: `frames` [F, 64, 64, 3] and `distances` [F] end to end, `lengths`, `tasks`, `kinds`, `seeds`, `success` [N]."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    np.savez_compressed(
+        path,
+        frames=np.concatenate([clip.frames for clip in clips]),
+        distances=np.concatenate([clip.distances for clip in clips]),
+        lengths=np.array([len(clip.frames) for clip in clips]),
+        tasks=np.array([clip.task for clip in clips]),
+        kinds=np.array([clip.kind for clip in clips]),
+        seeds=np.array([clip.seed for clip in clips]),
+        success=np.array([clip.success for clip in clips]),
+    )
+
+
+def load_clips(path: Path) -> Iterator[Clip]:
+    """What `save_clips` wrote."""
+    with np.load(path) as data:
+        columns = {name: data[name] for name in data.files}
+    ends = np.cumsum(columns["lengths"])
+    for row, (start, end) in enumerate(zip(ends - columns["lengths"], ends, strict=True)):
+        task, kind, seed = str(columns["tasks"][row]), str(columns["kinds"][row]), int(columns["seeds"][row])
+        yield Clip(task, kind, seed, columns["frames"][start:end], columns["distances"][start:end], bool(columns["success"][row]))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("output", type=Path, help="npz to write")
+    parser.add_argument("--tasks", nargs="+", default=list(CLIP_TASKS))
+    parser.add_argument("--experts", type=int, default=40, help="expert clips a task")
+    parser.add_argument("--failures", type=int, default=25, help="clips a task of each disturbance")
+    parser.add_argument("--first-seed", type=int, default=1_000_000)
+    arguments = parser.parse_args()
+    counts = {"expert": arguments.experts, **dict.fromkeys(FAILING_KINDS, arguments.failures)}
+    clips = asyncio.run(collect(tasks=arguments.tasks, counts=counts, first_seed=arguments.first_seed))
+    save_clips(arguments.output, clips)
+    print(f"{len(clips)} clips, {sum(clip.success for clip in clips)} of them successful, in {arguments.output}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,75 @@
+"""What a caller hands to an environment, read and checked in one place: the options of `reset`, and actions."""
+
+import difflib
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from gymnasium import spaces
+
+from envs.base import EnvSpec, FrameRequest
+
+
+class ResetOptions(NamedTuple):
+    """The options that every environment knows."""
+
+    task: str
+    frames: dict[str, FrameRequest]
+
+
+def read_options(options: Mapping[str, Any] | None, *, spec: EnvSpec, further: Sequence[str] = ()) -> ResetOptions:
+    """Task (the first of `spec.tasks` by default) and frame streams; `further` names what else the environment knows.
+
+    Raises:
+        ValueError: An unknown option or task, frames that are no requests, or frames of an environment that has nothing to see.
+    """
+    options = options or {}
+    known = ("task", "frames", *further)
+    for name in options:
+        if name not in known:
+            raise ValueError(f"Unknown reset option {name!r}.{nearest(name, known)} Known: {', '.join(sorted(known))}.")
+    task = options.get("task", spec.tasks[0])
+    if task not in spec.tasks:
+        raise ValueError(f"Unknown task {task!r}.{nearest(task, spec.tasks)} This environment has: {', '.join(spec.tasks)}.")
+    frames = options.get("frames") or {}
+    for stream, request in frames.items():
+        if not isinstance(request, FrameRequest):
+            raise ValueError(f"Frame stream {stream!r} must be a FrameRequest, got {request!r}.")
+    if frames and not spec.renders:
+        raise ValueError(f"Environment {spec.name!r} has no images: ask for no frames (got {', '.join(frames)}).")
+    return ResetOptions(task, dict(frames))
+
+
+def checked_action(action: Any, *, space: spaces.Space[Any]) -> Any:
+    """`action` as `space` has it: an int for Discrete, an array of the space's dtype for Box, as it is for others.
+
+    Raises:
+        ValueError: Another shape or kind of number, NaN, or a value outside of the space; the message says which.
+    """
+    if not isinstance(space, (spaces.Box, spaces.Discrete)):
+        if not space.contains(action):
+            raise ValueError(f"An action must be in {space}, got {action!r}.")
+        return action
+    array = np.asarray(action)
+    if array.shape != space.shape:
+        raise ValueError(f"An action must have shape {space.shape}, got {array.shape}.")
+    if isinstance(space, spaces.Discrete):
+        if array.dtype.kind not in "iu":
+            raise ValueError(f"An action must be an integer, got {action!r}.")
+        if not space.start <= int(array) < space.start + space.n:
+            raise ValueError(f"An action must lie in [{space.start}, {space.start + space.n}), got {action!r}.")
+        return int(array)
+    wanted, kinds = ("floating-point numbers", "f") if space.dtype.kind == "f" else ("integers", "iu")
+    if array.dtype.kind not in kinds:
+        raise ValueError(f"An action must hold {wanted}, got dtype {array.dtype}.")
+    if not np.isfinite(array).all():
+        raise ValueError(f"An action must be finite, got {array}.")
+    if (array < space.low).any() or (array > space.high).any():
+        raise ValueError(f"An action must lie between {space.low} and {space.high}, got {array}.")
+    return array.astype(space.dtype)
+
+
+def nearest(name: object, known: Sequence[str]) -> str:
+    """A sentence that proposes the nearest known name, or nothing."""
+    matches = difflib.get_close_matches(str(name), known, n=1)
+    return f" Did you mean {matches[0]!r}?" if matches else ""

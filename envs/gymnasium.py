@@ -1,0 +1,208 @@
+"""Any registered Gymnasium environment behind the contract: `env=gymnasium env.id=CartPole-v1`.
+
+An image observation stands under `images` at its native size, everything else flattened to one float32 vector under
+`proprioception`; there is no instruction. Frame streams come from Gymnasium's own `rgb_array` rendering, scaled to the size asked for.
+Success is reported where the environment's infos have `is_success` or `success`, which one step at construction tells.
+
+Left out: actions other than Box and Discrete, and observations of text, graphs and sequences: these are refused with that sentence.
+"""
+
+import copy
+import difflib
+import importlib.util
+import math
+from collections.abc import Mapping
+from typing import Any, cast
+
+import gymnasium
+import numpy as np
+from gymnasium import error, spaces
+from gymnasium.envs.mujoco import MujocoEnv
+from gymnasium.envs.registration import EnvSpec as EnvRegistration
+from gymnasium.envs.registration import load_env_creator
+from numpy.typing import NDArray
+
+from envs.arguments import checked_action, read_options
+from envs.base import IMAGES, PROPRIOCEPTION, Environment, EnvSpec, FrameBuffer, FrameRequest, Info, StepResult
+from envs.offscreen import choose_backend
+from envs.pictures import as_rgb, fitted
+
+SUCCESS_KEYS = ("is_success", "success")
+PYGAME_DRAWN = ("gymnasium.envs.classic_control", "gymnasium.envs.box2d", "gymnasium.envs.toy_text")
+
+
+class GymnasiumEnv(Environment):
+    """One registered Gymnasium environment."""
+
+    def __init__(self, id: str, max_episode_steps: int | None = None, **kwargs: Any) -> None:
+        """Make the environment; it has no images of itself before frames are asked for.
+
+        Args:
+            id: Gymnasium id, for example `Reacher-v5`.
+            max_episode_steps: Steps after which an episode is truncated; by default what the environment is registered with.
+            kwargs: Handed to `gymnasium.make`.
+
+        Raises:
+            ValueError: An unknown id (answered with the nearest known ones), arguments that the environment does not take, spaces that
+                do not fit the contract, or no limit of steps anywhere.
+            RuntimeError: A package that the environment needs is missing.
+        """
+        registered = _registered(id)
+        limit = max_episode_steps if max_episode_steps is not None else registered.max_episode_steps
+        if limit is None:
+            raise ValueError(f"Gymnasium environment {id!r} has no limit of steps of its own: give max_episode_steps.")
+        if limit < 1:
+            raise ValueError(f"max_episode_steps must be at least 1, got {limit}.")
+        self._env = _make(registered, max_episode_steps=limit, kwargs=kwargs)
+        self._layout = _Layout(self._env.observation_space, name=id)
+        if not isinstance(self._env.action_space, (spaces.Box, spaces.Discrete)):
+            raise ValueError(f"Gymnasium environment {id!r} has actions {self._env.action_space}: only Box and Discrete are supported.")
+        self._success_key = _success_key(self._env)
+        self.spec = EnvSpec(
+            name="gymnasium",
+            tasks=(id,),
+            observation_space=self._layout.space,
+            action_space=self._env.action_space,
+            max_episode_steps=limit,
+            reports_success=self._success_key is not None,
+            renders=self._env.render_mode == "rgb_array",
+        )
+        self._streams: dict[str, FrameRequest] = {}
+        self._step, self._ended = 0, True
+
+    async def reset(self, *, seed: int | None = None, options: Mapping[str, Any] | None = None) -> tuple[dict[str, Any], Info]:
+        """See `Environment.reset`; options are `task` (the id) and `frames`."""
+        self._streams = read_options(options, spec=self.spec).frames
+        self._ended = True
+        observation, raw = self._env.reset(seed=seed)
+        self._step, self._ended = 0, False
+        return self._layout.read(observation), self._info(raw)
+
+    async def step(self, action: Any) -> StepResult:
+        """See `Environment.step`."""
+        checked = checked_action(action, space=self.spec.action_space)
+        if self._ended:
+            raise RuntimeError("The episode has ended or was never started: call reset before step.")
+        observation, reward, terminated, truncated, raw = self._env.step(checked)
+        self._step += 1
+        self._ended = bool(terminated or truncated)
+        reward = float(reward)
+        if not math.isfinite(reward):
+            raise RuntimeError(f"Gymnasium environment {self.spec.tasks[0]!r} returned reward {reward} at step {self._step}.")
+        return self._layout.read(observation), reward, bool(terminated), bool(truncated), self._info(raw)
+
+    def render(self) -> NDArray[np.uint8]:
+        """The picture now at its native size, uint8 [height, width, 3]."""
+        if not self.spec.renders:
+            raise RuntimeError(f"Gymnasium environment {self.spec.tasks[0]!r} cannot be rendered here: there is nothing to see.")
+        if isinstance(self._env.unwrapped, MujocoEnv):
+            choose_backend()
+        try:
+            picture = self._env.render()
+        except error.ResetNeeded as needed:
+            raise RuntimeError("There is nothing to render: call reset first.") from needed
+        return as_rgb(cast(NDArray[np.uint8], picture))
+
+    async def close(self) -> None:
+        """Close the Gymnasium environment."""
+        self._env.close()
+        self._ended = True
+
+    def _info(self, raw: Mapping[str, Any]) -> Info:
+        info: Info = {"task": self.spec.tasks[0]}
+        if self._success_key is not None:
+            info["success"] = bool(raw.get(self._success_key, False))
+        if self._streams:
+            info["frames"] = self._due_frames()
+        return info
+
+    def _due_frames(self) -> dict[str, Any]:
+        frames, picture = FrameBuffer(), None
+        for stream, request in self._streams.items():
+            if self._ended or self._step % request.every == 0:
+                picture = self.render() if picture is None else picture
+                frames.add(stream, fitted(picture, request.size), self._step)
+        return frames.take()
+
+
+class _Layout:
+    """Where each part of a Gymnasium observation goes."""
+
+    def __init__(self, space: spaces.Space[Any], *, name: str) -> None:
+        self._space, self._name = space, name
+        leaves = dict(space.spaces) if isinstance(space, spaces.Dict) else {"": space}
+        self._images = [key for key, leaf in leaves.items() if _is_image(leaf)]
+        self._vectors = [key for key in leaves if key not in self._images]
+        self._leaves = leaves
+        entries: dict[str, spaces.Space[Any]] = {}
+        if self._images:
+            shapes = {(leaves[key].shape or ())[:2] for key in self._images}
+            if len(shapes) > 1:
+                raise ValueError(f"Gymnasium environment {name!r} has images of several sizes, {sorted(shapes)}: they must share one.")
+            entries[IMAGES] = spaces.Box(0, 255, (len(self._images), *shapes.pop(), 3), np.uint8)
+        if self._vectors:
+            for key in self._vectors:
+                if not leaves[key].is_np_flattenable:
+                    raise ValueError(f"Gymnasium environment {name!r} has observation {leaves[key]}, which is no vector and no image.")
+            flat = [spaces.flatten_space(leaves[key]) for key in self._vectors]
+            low, high = (np.concatenate([getattr(part, side).astype(np.float32) for part in flat]) for side in ("low", "high"))
+            entries[PROPRIOCEPTION] = spaces.Box(low, high, dtype=np.float32)
+        self.space = spaces.Dict(entries)
+
+    def read(self, observation: Any) -> dict[str, Any]:
+        """The observation as the contract has it, in arrays of its own."""
+        parts = observation if isinstance(self._space, spaces.Dict) else {"": observation}
+        result: dict[str, Any] = {}
+        if self._images:
+            result[IMAGES] = np.stack([as_rgb(parts[key]) for key in self._images])
+        if self._vectors:
+            vectors = [spaces.flatten(self._leaves[key], parts[key]) for key in self._vectors]
+            vector = np.concatenate([np.asarray(part, dtype=np.float32) for part in vectors])
+            if not np.isfinite(vector).all():
+                raise RuntimeError(f"Gymnasium environment {self._name!r} returned an observation that is not finite: {vector}.")
+            result[PROPRIOCEPTION] = vector
+        return result
+
+
+def _is_image(space: spaces.Space[Any]) -> bool:
+    if not isinstance(space, spaces.Box) or space.dtype != np.uint8:
+        return False
+    return len(space.shape) == 2 or (len(space.shape) == 3 and space.shape[2] in (1, 3))
+
+
+def _registered(id: str) -> EnvRegistration:
+    try:
+        return gymnasium.spec(id)
+    except (error.UnregisteredEnv, error.DeprecatedEnv, ModuleNotFoundError) as unknown:
+        nearest = difflib.get_close_matches(id, gymnasium.registry, n=5)
+        hint = f" Nearest: {', '.join(nearest)}." if nearest else f" There are {len(gymnasium.registry)}, for example CartPole-v1."
+        raise ValueError(f"Unknown Gymnasium id {id!r}.{hint} ({unknown})") from unknown
+
+
+def _make(registered: EnvRegistration, *, max_episode_steps: int, kwargs: Mapping[str, Any]) -> gymnasium.Env[Any, Any]:
+    id = registered.id
+    try:
+        render_mode = {"render_mode": "rgb_array"} if "render_mode" not in kwargs and _draws(registered) else {}
+        env = gymnasium.make(id, max_episode_steps=max_episode_steps, disable_env_checker=True, **render_mode, **kwargs)
+    except TypeError as refused:
+        raise ValueError(f"Gymnasium environment {id!r} does not take these arguments: {refused}") from refused
+    except (error.DependencyNotInstalled, ModuleNotFoundError) as missing:
+        raise RuntimeError(f"Gymnasium environment {id!r} needs a package that is not installed: {missing}") from missing
+    if isinstance(env.unwrapped, MujocoEnv):  # before its render context exists: shadows and multisampling cost 22 times the rest
+        env.unwrapped.model.vis.quality.shadowsize = env.unwrapped.model.vis.quality.offsamples = 0
+    return env
+
+
+def _draws(registered: EnvRegistration) -> bool:
+    entry = registered.entry_point
+    creator = load_env_creator(entry) if isinstance(entry, str) else entry
+    drawable = not creator.__module__.startswith(PYGAME_DRAWN) or importlib.util.find_spec("pygame") is not None
+    return drawable and "rgb_array" in getattr(creator, "metadata", {}).get("render_modes", ())
+
+
+def _success_key(env: gymnasium.Env[Any, Any]) -> str | None:
+    action_space = copy.deepcopy(env.action_space)
+    action_space.seed(0)
+    env.reset(seed=0)
+    *_, info = env.step(action_space.sample())
+    return next((key for key in SUCCESS_KEYS if key in info), None)

@@ -1,0 +1,247 @@
+"""Meta-World's MuJoCo manipulation tasks as language-conditioned environments: camera image, proprioception and instruction in, motion out.
+
+One instance serves any of its tasks in any order: a simulator is built when its task is first asked for (about a second with its
+renderer) and reused between episodes. Success is the benchmark's own flag; at any step it ends the episode. The reward is 1 at success
+and 0 before. Meta-World's goal markers are part of the scene that the camera sees; poses of objects and goals are in no observation.
+
+Left out: Meta-World's shaped rewards, and its goal-conditioned observation vector (`state` has it, for experts and oracles only).
+An instance belongs to one thread, because its OpenGL context does.
+"""
+
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, get_args
+
+import gymnasium
+import numpy as np
+from numpy.typing import NDArray
+
+from envs.arguments import checked_action, nearest, read_options
+from envs.base import IMAGES, INSTRUCTION, PROPRIOCEPTION, Environment, EnvSpec, FrameBuffer, FrameRequest, Info, StepResult
+from envs.metaworld_suite import INSTRUCTIONS, VERSION_SUFFIX, task_name
+from envs.offscreen import RenderQuality, SceneRenderer, choose_backend, make_context
+
+if TYPE_CHECKING:  # these import MuJoCo, which looks for OpenGL at once
+    from envs.metaworld_simulator import TaskSimulator
+
+DEFAULT_TASKS = ("drawer-open", "door-open", "button-press")  # the experts' 58 to 117 steps; a small policy learns them from small images
+ACTION_SIZE = 4  # gripper displacement in x, y, z (1 is a centimetre a step) and finger effort (1 closes)
+METAWORLD_LIMIT = 500  # Meta-World refuses further steps
+CAMERAS = ("table", "topview", "corner", "corner2", "corner3", "corner4", "behindGripper", "gripperPOV")
+WORDS = gymnasium.spaces.Text(max(map(len, INSTRUCTIONS.values())), charset=frozenset("".join(INSTRUCTIONS.values())))
+
+
+@dataclass(frozen=True)
+class TableCamera:
+    """Our camera: close to the table and from in front of the objects, chosen by looking at all tasks at reset, half-way and success.
+
+    Meta-World's own cameras stand further off, where a handle is smaller than a pixel of a 64x64 image, or see its back.
+    """
+
+    lookat: tuple[float, float, float] = (0.0, 0.7, 0.15)
+    distance: float = 0.9
+    azimuth: float = 140.0
+    elevation: float = -30.0
+
+
+class MetaWorldEnv(Environment):
+    """Meta-World tasks chosen by name."""
+
+    def __init__(
+        self,
+        tasks: Sequence[str] = DEFAULT_TASKS,
+        image_size: int = 64,
+        camera: str = "table",
+        max_episode_steps: int = 120,
+        render_quality: RenderQuality = "fast",
+    ) -> None:
+        """Cheap: simulators and the OpenGL context are made when they are first needed.
+
+        Args:
+            tasks: Names of Meta-World's tasks (`envs.metaworld_suite.INSTRUCTIONS`), with or without `-v3`.
+            image_size: Height and width of the observation's image in pixels.
+            camera: `table` (ours, see `TableCamera`) or one of Meta-World's.
+            max_episode_steps: Steps after which an episode is truncated; at most Meta-World's 500.
+            render_quality: `fast` (see `envs.offscreen`) or `full`, which takes fifty times as long on a CPU. They look different:
+                train and evaluate with the same.
+
+        Raises:
+            ValueError: An unknown name, a task given twice, or a number out of range.
+        """
+        if isinstance(tasks, str) or not tasks:
+            raise ValueError(f"tasks must be a list of one or more Meta-World tasks, got {tasks!r}.")
+        names = tuple(task_name(name) for name in tasks)
+        if len(set(names)) < len(names):
+            raise ValueError(f"tasks has a task twice: {', '.join(tasks)}.")
+        if image_size < 8:
+            raise ValueError(f"image_size must be at least 8 pixels, got {image_size}.")
+        if not 1 <= max_episode_steps <= METAWORLD_LIMIT:
+            raise ValueError(f"max_episode_steps must lie in [1, {METAWORLD_LIMIT}] (Meta-World's limit), got {max_episode_steps}.")
+        for kind, value, known in (("camera", camera, CAMERAS), ("render_quality", render_quality, get_args(RenderQuality))):
+            if value not in known:
+                raise ValueError(f"Unknown {kind} {value!r}.{nearest(value, known)} Known: {', '.join(known)}.")
+        self.spec = _spec(tasks=names, image_size=image_size, max_episode_steps=max_episode_steps)
+        self._image_size, self._camera, self._quality = image_size, camera, render_quality
+        self._simulators: dict[str, TaskSimulator] = {}
+        self._renderers: dict[str, SceneRenderer] = {}
+        self._gl: Any = None
+        self._task: str | None = None
+        self._streams: dict[str, FrameRequest] = {}
+        self._step, self._ended = 0, True
+
+    async def reset(self, *, seed: int | None = None, options: Mapping[str, Any] | None = None) -> tuple[dict[str, Any], Info]:
+        """See `Environment.reset`; options are `task` and `frames`. Seed and task fix the episode, whatever ran before in this instance."""
+        task, streams = read_options(self._canonical(options), spec=self.spec)
+        seed = int(np.random.default_rng().integers(2**31)) if seed is None else seed
+        if seed < 0:
+            raise ValueError(f"seed must not be negative, got {seed}.")
+        self._ended = True
+        self._simulator(task).reset(seed=seed)
+        self._task, self._streams, self._step, self._ended = task, streams, 0, False
+        image, frames = self._image(self._image_size), FrameBuffer()
+        self._add_frames(frames, image)
+        return self._observation(image), self._info(success=False, frames=frames)
+
+    async def step(self, action: Any) -> StepResult:
+        """See `Environment.step`."""
+        return await self.step_chunk([action])
+
+    async def step_chunk(self, actions: Sequence[Any]) -> StepResult:
+        """See `Environment.step_chunk`; the observation is rendered once, after the last action."""
+        if len(actions) == 0:
+            raise ValueError("step_chunk needs at least one action.")
+        checked = [checked_action(action, space=self.spec.action_space) for action in actions]
+        if self._task is None or self._ended:
+            raise RuntimeError("The episode has ended or was never started: call reset before step.")
+        simulator, frames = self._simulators[self._task], FrameBuffer()
+        for executed, action in enumerate(checked, start=1):
+            success = simulator.step(action)
+            self._step += 1
+            self._ended = success or self._step == self.spec.max_episode_steps
+            if self._ended or executed == len(checked):
+                break
+            self._add_frames(frames, None)
+        image = self._image(self._image_size)
+        self._add_frames(frames, image)
+        info = self._info(success=success, frames=frames) | {"executed": executed}
+        return self._observation(image), float(success), success, self._ended and not success, info
+
+    def render(self) -> NDArray[np.uint8]:
+        """The camera's image now, uint8 [image_size, image_size, 3]."""
+        if self._task is None:
+            raise RuntimeError("There is nothing to render: call reset first.")
+        return self._image(self._image_size)
+
+    async def close(self) -> None:
+        """Free renderers and simulators; a later reset builds them anew."""
+        for renderer in self._renderers.values():
+            renderer.close()
+        if self._gl is not None:
+            self._gl.free()
+        self._renderers, self._simulators, self._gl = {}, {}, None
+        self._task, self._ended = None, True
+
+    @property
+    def state(self) -> NDArray[np.float64]:
+        """Meta-World's own observation [39], with poses of objects and goal: for experts and oracles, never for a policy."""
+        if self._task is None:
+            raise RuntimeError("There is no state: call reset first.")
+        return self._simulators[self._task].state
+
+    def _canonical(self, options: Mapping[str, Any] | None) -> dict[str, Any]:
+        options = dict(options or {})
+        if isinstance(options.get("task"), str):
+            options["task"] = options["task"].removesuffix(VERSION_SUFFIX)
+        return options
+
+    def _simulator(self, task: str) -> "TaskSimulator":
+        if task not in self._simulators:
+            self._simulators[task] = _make_simulator(task)
+        return self._simulators[task]
+
+    def _image(self, size: int) -> NDArray[np.uint8]:
+        assert self._task is not None
+        simulator = self._simulators[self._task]
+        if self._task not in self._renderers:
+            self._gl = self._gl or make_context(size)
+            camera = _camera(simulator.model, self._camera)
+            self._renderers[self._task] = SceneRenderer(
+                model=simulator.model, context=self._gl, camera=camera, quality=self._quality, size=size
+            )
+        return self._renderers[self._task].render(simulator.data, size)
+
+    def _add_frames(self, frames: FrameBuffer, image: NDArray[np.uint8] | None) -> None:
+        """Frames that are due after this step; `image`, the observation's, serves streams of its size."""
+        rendered = {} if image is None else {self._image_size: image}
+        for stream, request in self._streams.items():
+            if self._ended or self._step % request.every == 0:
+                if request.size not in rendered:
+                    rendered[request.size] = self._image(request.size)
+                frames.add(stream, rendered[request.size], self._step)
+
+    def _observation(self, image: NDArray[np.uint8]) -> dict[str, Any]:
+        assert self._task is not None
+        proprioception = self._simulators[self._task].proprioception
+        return {IMAGES: image[np.newaxis], PROPRIOCEPTION: proprioception, INSTRUCTION: INSTRUCTIONS[self._task]}
+
+    def _info(self, *, success: bool, frames: FrameBuffer) -> Info:
+        assert self._task is not None
+        info: Info = {"task": self._task, "success": success, "oracle_distance": self._simulators[self._task].oracle_distance}
+        return info | {"frames": frames.take()} if self._streams else info
+
+
+def expert(task: str) -> Callable[[MetaWorldEnv], NDArray[np.float32]]:
+    """Meta-World's scripted expert for `task`: from the environment to its next action, float32 [4] in [-1, 1].
+
+    Success over 30 seeds and steps to it: docs/environments.md. It reads `env.state`, which no policy may.
+    """
+    name = task_name(task)
+    choose_backend()
+    from metaworld.policies import ENV_POLICY_MAP
+
+    warnings.filterwarnings("ignore", message=r"Constant\(s\) may be too high", category=UserWarning)  # we clip, as Meta-World does
+    scripted: Any = ENV_POLICY_MAP[name + VERSION_SUFFIX]
+    instance = scripted()
+
+    def policy(env: MetaWorldEnv) -> NDArray[np.float32]:
+        return np.clip(instance.get_action(env.state), -1.0, 1.0).astype(np.float32)
+
+    return policy
+
+
+def _spec(*, tasks: tuple[str, ...], image_size: int, max_episode_steps: int) -> EnvSpec:
+    observation_space = gymnasium.spaces.Dict(
+        {
+            IMAGES: gymnasium.spaces.Box(0, 255, (1, image_size, image_size, 3), np.uint8),
+            PROPRIOCEPTION: gymnasium.spaces.Box(-np.inf, np.inf, (4,), np.float32),
+            INSTRUCTION: WORDS,
+        }
+    )
+    action_space = gymnasium.spaces.Box(-1.0, 1.0, (ACTION_SIZE,), np.float32)
+    return EnvSpec("mujoco", tasks, observation_space, action_space, max_episode_steps)
+
+
+def _make_simulator(task: str) -> "TaskSimulator":
+    choose_backend()  # before MuJoCo is imported, which reads MUJOCO_GL then
+    try:
+        from envs.metaworld_simulator import TaskSimulator
+    except ModuleNotFoundError as missing:
+        raise RuntimeError(
+            f"env=mujoco needs a package that is not installed ({missing}): pip install --no-deps metaworld mujoco"
+        ) from missing
+    return TaskSimulator(task)
+
+
+def _camera(model: Any, name: str) -> Any:
+    import mujoco
+
+    camera = mujoco.MjvCamera()
+    if name == "table":
+        table = TableCamera()
+        camera.type, camera.lookat[:] = mujoco.mjtCamera.mjCAMERA_FREE, table.lookat
+        camera.distance, camera.azimuth, camera.elevation = table.distance, table.azimuth, table.elevation
+    else:
+        camera.type = mujoco.mjtCamera.mjCAMERA_FIXED
+        camera.fixedcamid = mujoco.mj_name2id(model, mujoco.mjtObj.mjOBJ_CAMERA, name)
+    return camera

@@ -1,0 +1,142 @@
+"""Images of a MuJoCo scene without a window: one OpenGL context, one renderer a model, any number of image sizes.
+
+`mujoco.Renderer` is left aside because its size is fixed and each one makes an OpenGL context of its own. An image is the most expensive
+thing a simulator makes, so `fast` draws less of it, always in the same way: no shadows, reflections, multisampling and sky box, coarser
+spheres and cylinders, large meshes thinned, and nothing that lies outside of the picture. The physics never sees that: a renderer draws
+from its own copy of the model.
+
+A context and its renderers belong to one thread.
+"""
+
+import copy
+import ctypes.util
+import os
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+RenderQuality = Literal["fast", "full"]
+BACKENDS = {"egl": "EGL", "osmesa": "OSMesa"}  # value of MUJOCO_GL, and the library that it needs
+APT_COMMAND = "apt-get install -y libegl1 libgl1-mesa-dri libosmesa6"
+# Of the meshes in Meta-World's scene only parts of the robot have more faces. 8 mm is two thirds of a pixel at 64x64 from a metre: images
+# differ by 0.6 of 255 on average, and drawing takes half as long.
+THIN_ABOVE_FACES = 2000
+THIN_CELL_M = 0.008
+HIDDEN_GROUP = 5  # MuJoCo draws geom groups 0 to 2
+
+
+def choose_backend() -> str:
+    """The OpenGL backend: `MUJOCO_GL` where it is set, else the first whose library is installed, which is then put there.
+
+    Raises:
+        RuntimeError: An unusable `MUJOCO_GL`, or no library; the message says what to install.
+    """
+    wanted = os.environ.get("MUJOCO_GL")
+    if wanted in BACKENDS:
+        return wanted
+    if wanted is not None:
+        raise RuntimeError(f"MUJOCO_GL={wanted!r} cannot draw without a window: set it to egl or osmesa, or unset it.")
+    for backend, library in BACKENDS.items():
+        if ctypes.util.find_library(library):
+            os.environ["MUJOCO_GL"] = backend
+            return backend
+    raise RuntimeError(f"No OpenGL library for images was found (looked for {' and '.join(BACKENDS.values())}). Install: {APT_COMMAND}")
+
+
+def make_context(size: int) -> Any:
+    """An OpenGL context for images up to `size` pixels.
+
+    Raises:
+        RuntimeError: The library or its driver is missing; the message says what to install.
+    """
+    backend = choose_backend()
+    try:
+        if backend == "egl":
+            from mujoco.egl import GLContext
+        else:
+            from mujoco.osmesa import GLContext
+        return GLContext(size, size)
+    except (ImportError, AttributeError, OSError, RuntimeError, ValueError) as error:  # PyOpenGL and the drivers have no common one
+        raise RuntimeError(f"MUJOCO_GL={backend} cannot draw: {error} Install the libraries: {APT_COMMAND}") from error
+
+
+class SceneRenderer:
+    """Draws one model as one camera sees it."""
+
+    def __init__(self, *, model: Any, context: Any, camera: Any, quality: RenderQuality, size: int) -> None:
+        """Upload a copy of `model` into the OpenGL `context`; `camera` is an `MjvCamera`, images start out at `size` pixels."""
+        import mujoco
+
+        self._mujoco, self._gl, self._camera, self._size = mujoco, context, camera, size
+        self._fast = quality == "fast"
+        self._model = copy.deepcopy(model)
+        self._model.vis.global_.offwidth = self._model.vis.global_.offheight = size
+        if self._fast:
+            _simplify(self._model)
+        self._groups = self._model.geom_group.copy()
+        context.make_current()
+        self._context = mujoco.MjrContext(self._model, mujoco.mjtFontScale.mjFONTSCALE_100)
+        mujoco.mjr_setBuffer(mujoco.mjtFramebuffer.mjFB_OFFSCREEN, self._context)
+        self._scene, self._options, self._perturb = mujoco.MjvScene(self._model, maxgeom=1000), mujoco.MjvOption(), mujoco.MjvPerturb()
+        if self._fast:
+            for flag in (mujoco.mjtRndFlag.mjRND_SHADOW, mujoco.mjtRndFlag.mjRND_REFLECTION, mujoco.mjtRndFlag.mjRND_SKYBOX):
+                self._scene.flags[flag] = 0
+
+    def render(self, data: Any, size: int) -> NDArray[np.uint8]:
+        """The scene now: uint8 [size, size, 3]."""
+        mujoco = self._mujoco
+        self._gl.make_current()
+        if size > self._size:
+            mujoco.mjr_resizeOffscreen(size, size, self._context)
+            self._size = size
+        if self._fast:
+            self._model.geom_group[:] = np.where(self._outside(data), HIDDEN_GROUP, self._groups)
+        category = mujoco.mjtCatBit.mjCAT_ALL
+        mujoco.mjv_updateScene(self._model, data, self._options, self._perturb, self._camera, category, self._scene)
+        viewport, pixels = mujoco.MjrRect(0, 0, size, size), np.empty((size, size, 3), np.uint8)
+        mujoco.mjr_render(viewport, self._scene, self._context)
+        mujoco.mjr_readPixels(pixels, None, viewport, self._context)
+        return np.ascontiguousarray(pixels[::-1])  # OpenGL's first row is the lowest
+
+    def close(self) -> None:
+        """Free what the model took in the OpenGL context."""
+        self._gl.make_current()
+        self._context.free()
+
+    def _outside(self, data: Any) -> NDArray[np.bool_]:
+        """Geoms whose bounding sphere lies outside of the camera's square pyramid, [number of geoms]."""
+        self._mujoco.mjv_updateCamera(self._model, data, self._camera, self._scene)
+        left, right = self._scene.camera
+        forward, up = np.array(left.forward), np.array(left.up)
+        offset = data.geom_xpos - (np.array(left.pos) + np.array(right.pos)) / 2
+        depth, width, height = offset @ forward, offset @ np.cross(forward, up), offset @ up
+        slope = left.frustum_top / left.frustum_near
+        radius = self._model.geom_rbound
+        beside = np.maximum(np.abs(width), np.abs(height)) - slope * depth > radius * np.hypot(1.0, slope)
+        return (beside | (depth < -radius)) & (radius > 0)  # a plane has no radius
+
+
+def _simplify(model: Any) -> None:
+    """Change what the OpenGL context reads when it is made: it cannot be changed afterwards."""
+    quality = model.vis.quality
+    quality.shadowsize = quality.offsamples = 0
+    quality.numslices, quality.numstacks, quality.numquads = 12, 8, 1
+    for mesh in np.flatnonzero(model.mesh_facenum > THIN_ABOVE_FACES):
+        _thin(model, mesh)
+
+
+def _thin(model: Any, mesh: int) -> None:
+    """Merge the vertices of each cell of a grid, and drop the faces that have no area then."""
+    vertices = slice(model.mesh_vertadr[mesh], model.mesh_vertadr[mesh] + model.mesh_vertnum[mesh])
+    first_face, num_faces = model.mesh_faceadr[mesh], model.mesh_facenum[mesh]
+    cells = np.floor(model.mesh_vert[vertices] / THIN_CELL_M).astype(np.int64)
+    _, representative, cell_of_vertex = np.unique(cells, axis=0, return_index=True, return_inverse=True)
+    faces = representative[cell_of_vertex.reshape(-1)][model.mesh_face[first_face : first_face + num_faces]]
+    corners = np.sort(faces, axis=1)
+    _, distinct = np.unique(corners, axis=0, return_index=True)
+    kept = distinct[(corners[distinct, 0] < corners[distinct, 1]) & (corners[distinct, 1] < corners[distinct, 2])]
+    for array, values in ((model.mesh_face, faces), (model.mesh_facenormal, None), (model.mesh_facetexcoord, None)):
+        of_mesh = array[first_face : first_face + num_faces] if values is None else values
+        array[first_face : first_face + len(kept)] = of_mesh[kept]
+    model.mesh_facenum[mesh] = len(kept)

@@ -1,0 +1,23 @@
+"""The formulas: pure functions on tensors, with their sources; no Ray, no config objects, no files.
+
+A newcomer reads `advantages.py`, `policy_losses.py` and `aggregation.py`; the rest serves these three. An algorithm is a choice among
+the names in the two registries plus what its pipeline does around them.
+"""
+
+from siirl.algos.advantages import ADVANTAGES, estimate_advantages, register_adv_est
+from siirl.algos.aggregation import AGGREGATIONS, aggregate_loss, aggregation_weight
+from siirl.algos.policy_losses import NATIVE_AGGREGATION, POLICY_LOSSES, PolicyLoss, policy_loss, register_policy_loss
+
+__all__ = [
+    "ADVANTAGES",
+    "AGGREGATIONS",
+    "NATIVE_AGGREGATION",
+    "POLICY_LOSSES",
+    "PolicyLoss",
+    "aggregate_loss",
+    "aggregation_weight",
+    "estimate_advantages",
+    "policy_loss",
+    "register_adv_est",
+    "register_policy_loss",
+]

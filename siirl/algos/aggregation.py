@@ -1,0 +1,92 @@
+"""From a loss per token to one number, in such a way that the gradient does not depend on how the batch was cut.
+
+A mode is a numerator, which is summed over micro-batches and ranks, and a weight, which is counted over the *whole* batch before
+the first backward pass. `aggregate_loss` divides the one by the other, so the pieces of a batch add up to the batch exactly. A
+mean per micro-batch, as several systems take it, weighs a token by the micro-batch in which it happens to lie.
+
+A row without any kept token has no numerator and no weight: it is as if it were not there.
+"""
+
+# B row (trajectory), T token
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from siirl.algos.checks import as_bool_mask, require_axes, require_same_shape
+from siirl.algos.masked import masked_mean, masked_sum
+from siirl.errors import ConfigError, UnknownNameError
+
+
+@dataclass(frozen=True)
+class Aggregation:
+    """One way to weigh tokens against each other."""
+
+    rows_B: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+    """(loss [B, T], bool mask [B, T]) -> numerator of each row [B]."""
+    per_token: bool
+    """Whether the weight of a batch is its number of kept tokens; otherwise its number of rows with a kept token."""
+    needs_horizon: bool = False
+    """Whether the numerator is divided by a fixed length."""
+
+
+def _row_sums(loss_BT: torch.Tensor, kept_BT: torch.Tensor) -> torch.Tensor:
+    return masked_sum(loss_BT, kept_BT, -1)
+
+
+def _row_means(loss_BT: torch.Tensor, kept_BT: torch.Tensor) -> torch.Tensor:
+    return masked_mean(loss_BT, kept_BT, -1)
+
+
+AGGREGATIONS: dict[str, Aggregation] = {
+    # Every token counts the same, so long rows count more (DAPO, arXiv 2503.14476, section 3.3).
+    "token-mean": Aggregation(rows_B=_row_sums, per_token=True),
+    "seq-mean-token-sum": Aggregation(rows_B=_row_sums, per_token=False),
+    # Every row counts the same (GRPO, arXiv 2402.03300, equation 3; GSPO, arXiv 2507.18071, equation 5).
+    "seq-mean-token-mean": Aggregation(rows_B=_row_means, per_token=False),
+    # A fixed length instead of the row's own, and the number of rows (Dr. GRPO, arXiv 2503.20783, section 3.2 and listing 1).
+    "seq-mean-token-sum-norm": Aggregation(rows_B=_row_sums, per_token=False, needs_horizon=True),
+}
+
+
+def _aggregation(mode: str) -> Aggregation:
+    if mode not in AGGREGATIONS:
+        raise UnknownNameError.of(kind="loss_agg_mode", name=mode, known=AGGREGATIONS)
+    return AGGREGATIONS[mode]
+
+
+def aggregation_weight(*, mask_BT: torch.Tensor, mode: str) -> torch.Tensor:
+    """What these rows add to the denominator of `mode`: a scalar that is summed over micro-batches and ranks."""
+    require_axes(2, response_mask=mask_BT)
+    kept_BT = as_bool_mask(mask_BT)
+    return kept_BT.sum() if _aggregation(mode).per_token else kept_BT.any(-1).sum()
+
+
+def aggregate_loss(
+    *, loss_BT: torch.Tensor, mask_BT: torch.Tensor, mode: str, denominator: torch.Tensor | float, horizon: int | None = None
+) -> torch.Tensor:
+    """The part of the whole batch's loss that these rows make.
+
+    Args:
+        loss_BT: Loss per token.
+        mask_BT: 1 at the tokens that count.
+        mode: A name in `AGGREGATIONS`.
+        denominator: `aggregation_weight` of the *whole* batch: all micro-batches of all ranks. The parts add up to the loss.
+        horizon: Length that seq-mean-token-sum-norm divides by: the longest possible response, a constant of the job. The padded
+            length would not do, because it depends on the cut.
+
+    Raises:
+        UnknownNameError: No such mode.
+        ConfigError: A mode that needs `horizon` without one.
+        TensorError: Shapes that differ.
+    """
+    require_axes(2, loss=loss_BT)
+    require_same_shape(loss=loss_BT, response_mask=mask_BT)
+    aggregation = _aggregation(mode)
+    total = aggregation.rows_B(loss_BT, as_bool_mask(mask_BT)).sum()
+    if aggregation.needs_horizon:
+        if horizon is None or horizon < 1:
+            raise ConfigError(f"loss_agg_mode={mode} divides by the longest possible response: horizon must be positive, not {horizon}.")
+        total = total / horizon
+    return total / denominator

@@ -1,0 +1,47 @@
+"""How a registered function is called: by name, with exactly what its signature asks for.
+
+So a user's advantage or loss takes what it needs and ignores the rest, and a name that nobody provides is refused when the function
+is registered, not in the middle of a run.
+"""
+
+import inspect
+from collections.abc import Callable, Collection, Mapping
+from typing import Any
+
+from siirl.errors import ConfigError
+
+
+def check_arguments(function: Callable[..., Any], *, known: Collection[str], kind: str) -> None:
+    """Raise ConfigError if `function` requires an argument that is not `known`; arguments with defaults may be called anything."""
+    for name, parameter in inspect.signature(function).parameters.items():
+        if parameter.kind in (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL):
+            continue
+        if parameter.kind is inspect.Parameter.POSITIONAL_ONLY:
+            raise ConfigError(f"Argument {name!r} of {kind} {function.__qualname__} is positional-only; a {kind} is called by name.")
+        if parameter.default is inspect.Parameter.empty and name not in known:
+            raise ConfigError(
+                f"Argument {name!r} of {kind} {function.__qualname__} is not provided to a {kind}: give it a default. "
+                f"Provided: {', '.join(sorted(known))}."
+            )
+
+
+def call_by_name(function: Callable[..., Any], available: Mapping[str, Any], *, kind: str) -> Any:
+    """Call `function` with those of `available` that its signature names, or with all if it takes `**kwargs`.
+
+    Raises:
+        ConfigError: A required argument is not available for this call; the message says which are.
+    """
+    parameters = inspect.signature(function).parameters
+    if any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters.values()):
+        return function(**available)
+    for name, parameter in parameters.items():
+        if parameter.default is inspect.Parameter.empty and name not in available:
+            raise ConfigError(
+                f"{kind} {function.__qualname__} needs {name!r}, which this job does not have. It has: {', '.join(sorted(available))}."
+            )
+    return function(**{name: available[name] for name in parameters if name in available})
+
+
+def same_definition(one: Callable[..., Any], other: Callable[..., Any]) -> bool:
+    """Whether two functions come from the same line of source, as after a module was loaded twice."""
+    return (one.__module__, one.__qualname__) == (other.__module__, other.__qualname__)

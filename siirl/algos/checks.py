@@ -1,0 +1,56 @@
+"""What every formula here asks of its tensors before it computes: shapes that are equal, numbers that are finite, masks of 0 and 1.
+
+A silent broadcast of [B, 1] against [B, T] and a NaN that a mean swallows are the two ways in which a loss is wrong without
+anybody noticing, so both are errors that name the tensor and the row. Masked entries may hold anything: nobody reads them.
+"""
+
+# B row (trajectory), T token
+
+import torch
+
+from siirl.errors import TensorError
+
+
+def require_same_shape(**tensors: torch.Tensor) -> None:
+    """Raise TensorError unless all tensors have exactly the shape of the first; nothing is broadcast."""
+    (first, reference), *others = tensors.items()
+    for name, tensor in others:
+        if tensor.shape != reference.shape:
+            raise TensorError(
+                f"{name} has shape {list(tensor.shape)} and {first} has shape {list(reference.shape)}: they must be equal, "
+                "nothing is broadcast. Expand the smaller one where it is made."
+            )
+
+
+def require_axes(axes: int, **tensors: torch.Tensor) -> None:
+    """Raise TensorError unless all tensors have `axes` axes."""
+    for name, tensor in tensors.items():
+        if tensor.ndim != axes:
+            raise TensorError(f"{name} has shape {list(tensor.shape)}; {axes} axes are expected.")
+
+
+def require_finite(*, mask: torch.Tensor | None = None, **tensors: torch.Tensor) -> None:
+    """Raise TensorError if a tensor holds NaN or infinity where `mask` (bool, same shape) is on, naming tensor, row and place."""
+    for name, tensor in tensors.items():
+        bad = ~torch.isfinite(tensor)
+        if mask is not None:
+            bad &= mask
+        if not bool(bad.any()):
+            continue
+        place = tuple(bad.nonzero()[0].tolist())
+        where = f"row {place[0]}" if place else "its only entry"
+        if len(place) > 1:
+            where += f", place {list(place[1:])}"
+        rows = int(bad.reshape(bad.shape[0], -1).any(-1).sum()) if place else 1
+        raise TensorError(f"{name} is {float(tensor[place])} in {where} ({rows} such rows of {len(tensor) if place else 1}).")
+
+
+def as_bool_mask(mask: torch.Tensor, *, name: str = "response_mask") -> torch.Tensor:
+    """`mask` as booleans; raises TensorError if it holds anything but 0 and 1."""
+    if mask.dtype == torch.bool:
+        return mask
+    strange = (mask != 0) & (mask != 1)
+    if bool(strange.any()):
+        place = tuple(strange.nonzero()[0].tolist())
+        raise TensorError(f"{name} is {float(mask[place])} at {list(place)}; a mask holds only 0 and 1.")
+    return mask.bool()

@@ -1,0 +1,82 @@
+"""Statistics of the groups of a batch (all samples of one prompt or task), without a Python loop over samples.
+
+Everything is computed in float64: a group's deviation is a small difference of rewards that may share a large offset.
+"""
+
+# B row (sample), G group
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from siirl.algos.checks import require_axes, require_finite, require_same_shape
+from siirl.errors import TensorError
+
+# A reward that is a sum of up to some hundred terms is right to a few units in the last place; 16 of them are "equal".
+ROUNDING_UNITS = 16
+
+
+@dataclass(frozen=True)
+class GroupStatistics:
+    """What each row may know of its own group; every field is float64 [B] unless it says otherwise."""
+
+    count_B: torch.Tensor
+    """Rows in the row's group, int64."""
+    mean_B: torch.Tensor
+    std_B: torch.Tensor
+    """Deviation with n - 1 (as `torch.std`, which the field's GRPO implementations use); 0 for a group of one."""
+    spread_B: torch.Tensor
+    """Largest minus smallest value of the group."""
+    differs_B: torch.Tensor
+    """Bool: the group has at least two rows whose values differ by more than rounding."""
+
+
+def group_ids(index: torch.Tensor | NDArray[np.generic]) -> torch.Tensor:
+    """Group ids as int64 [B], from integers or, on one rank, from any array that numpy can sort (strings)."""
+    if isinstance(index, torch.Tensor):
+        if index.is_floating_point() or index.ndim != 1:
+            raise TensorError(f"index must be integers of shape [B]; got {index.dtype} of shape {list(index.shape)}.")
+        return index.long()
+    array = np.asarray(index)
+    if np.issubdtype(array.dtype, np.integer):
+        return torch.from_numpy(array.astype(np.int64))
+    return torch.from_numpy(np.unique(array.astype(str), return_inverse=True)[1].astype(np.int64))
+
+
+def group_statistics(*, values_B: torch.Tensor, group_B: torch.Tensor) -> GroupStatistics:
+    """Statistics of `values_B` within the groups that `group_B` (int64 [B]) names.
+
+    Raises:
+        TensorError: Shapes that differ, NaN or infinity.
+    """
+    require_axes(1, values=values_B)
+    require_same_shape(values=values_B, group=group_B)
+    require_finite(values=values_B)
+    rounding = ROUNDING_UNITS * (torch.finfo(values_B.dtype).eps if values_B.is_floating_point() else 0.0)
+    values = values_B.detach().to(torch.float64)
+    ids, inverse_B = torch.unique(group_B, return_inverse=True)
+    zeros_G = torch.zeros(len(ids), dtype=torch.float64, device=values.device)
+
+    count_G = torch.bincount(inverse_B, minlength=len(ids))
+    mean_G = zeros_G.index_add(0, inverse_B, values) / count_G
+    squares_G = zeros_G.index_add(0, inverse_B, (values - mean_G[inverse_B]) ** 2)
+    std_G = (squares_G / (count_G - 1).clamp(min=1)).sqrt()
+    largest_G = zeros_G.scatter_reduce(0, inverse_B, values, "amax", include_self=False)
+    smallest_G = zeros_G.scatter_reduce(0, inverse_B, values, "amin", include_self=False)
+    spread_G = largest_G - smallest_G
+    differs_G = spread_G > rounding * torch.maximum(largest_G.abs(), smallest_G.abs())
+    return GroupStatistics(
+        count_B=count_G[inverse_B],
+        mean_B=mean_G[inverse_B],
+        std_B=std_G[inverse_B],
+        spread_B=spread_G[inverse_B],
+        differs_B=differs_G[inverse_B],
+    )
+
+
+def distinguishable(*, values_B: torch.Tensor, group_B: torch.Tensor, min_spread: float = 0.0) -> torch.Tensor:
+    """Bool [B]: whether the values of the row's group differ by more than rounding and by at least `min_spread`."""
+    statistics = group_statistics(values_B=values_B, group_B=group_B)
+    return statistics.differs_B & (statistics.spread_B >= min_spread)

@@ -1,0 +1,118 @@
+"""Kullback-Leibler divergence from sampled tokens: estimators per token, and who chooses the coefficient.
+
+With x drawn from pi and `r = log pi(x) - log ref(x)` (J. Schulman, "Approximating KL divergence", 2020):
+    k1 = r                    unbiased value; as a loss its gradient has mean zero, so it does nothing but add noise
+    k2 = r^2 / 2              biased value; its gradient is that of the KL divergence
+    k3 = exp(-r) - 1 + r      unbiased and never negative; its gradient is that of the other, forward divergence
+    abs = |r|
+A name with '+' (k1+, k3+, abs+) has its own value and k2's gradient (straight-through), which is what a loss wants.
+The documents' names kl, mse and low_var_kl stand for k1, k2 and k3. Other systems clamp r to +-20 and k3 to +-10; here r is only
+kept from overflowing.
+"""
+
+# B row (trajectory), T token
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from siirl.algos.checks import as_bool_mask, require_finite, require_same_shape
+from siirl.algos.policy_losses import log_ratio
+from siirl.errors import ConfigError, TensorError, UnknownNameError
+
+
+def _k1(r: torch.Tensor) -> torch.Tensor:
+    return r
+
+
+def _k2(r: torch.Tensor) -> torch.Tensor:
+    return 0.5 * r.square()
+
+
+def _k3(r: torch.Tensor) -> torch.Tensor:
+    return torch.expm1(-r) + r
+
+
+KL_ESTIMATORS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "k1": _k1,
+    "kl": _k1,
+    "abs": torch.abs,
+    "k2": _k2,
+    "mse": _k2,
+    "k3": _k3,
+    "low_var_kl": _k3,
+}
+
+KL_NAMES = tuple(KL_ESTIMATORS) + tuple(f"{name}+" for name in KL_ESTIMATORS)
+
+# As a *loss* these have a gradient whose mean is zero; a job that asks for one should be told so.
+KL_WITHOUT_GRADIENT = frozenset({"k1", "kl"})
+
+
+def kl_estimate(*, log_probs_BT: torch.Tensor, ref_log_probs_BT: torch.Tensor, mask_BT: torch.Tensor, name: str) -> torch.Tensor:
+    """Estimate per token of KL(pi || ref), 0 where the mask is 0.
+
+    Args:
+        log_probs_BT: Of the policy that chose the tokens.
+        ref_log_probs_BT: Of the reference policy, at the same temperature.
+        mask_BT: 1 at the tokens that count.
+        name: One of `KL_NAMES`.
+
+    Raises:
+        UnknownNameError: No such estimator.
+        TensorError: Shapes that differ, or numbers that are not finite where the mask is on.
+    """
+    if name not in KL_NAMES:
+        raise UnknownNameError.of(kind="KL estimator", name=name, known=KL_NAMES)
+    require_same_shape(log_probs=log_probs_BT, ref_log_prob=ref_log_probs_BT, response_mask=mask_BT)
+    kept_BT = as_bool_mask(mask_BT)
+    require_finite(mask=kept_BT, log_probs=log_probs_BT.detach(), ref_log_prob=ref_log_probs_BT)
+    r_BT = log_ratio(log_probs_BT=log_probs_BT, old_log_probs_BT=ref_log_probs_BT, mask_BT=kept_BT)
+    value_BT = KL_ESTIMATORS[name.removesuffix("+")](r_BT)
+    if not name.endswith("+"):
+        return value_BT
+    gradient_BT = _k2(r_BT)
+    return value_BT.detach() + gradient_BT - gradient_BT.detach()
+
+
+class FixedKLController:
+    """A coefficient that stays as it is."""
+
+    def __init__(self, kl_coef: float) -> None:
+        self.value = kl_coef
+
+    def update(self, current_kl: float, n_steps: int) -> None:
+        """Do nothing."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """The coefficient."""
+        return {"value": self.value}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take the coefficient of a checkpoint."""
+        self.value = float(state["value"])
+
+
+class AdaptiveKLController(FixedKLController):
+    """A coefficient that grows while the KL is above its target and shrinks while it is below (arXiv 1909.08593, section 2.2).
+
+    Args:
+        init_kl_coef: First value.
+        target_kl: Where the KL should be.
+        horizon: Samples in which the coefficient can change by a factor of about e^0.2.
+    """
+
+    def __init__(self, init_kl_coef: float, target_kl: float, horizon: float) -> None:
+        super().__init__(init_kl_coef)
+        if not (target_kl > 0 and horizon > 0):
+            raise ConfigError(f"kl_ctrl: target_kl={target_kl} and horizon={horizon} must both be positive.")
+        self.target = target_kl
+        self.horizon = horizon
+
+    def update(self, current_kl: float, n_steps: int) -> None:
+        """Move the coefficient after `n_steps` samples with mean divergence `current_kl`."""
+        if current_kl != current_kl:
+            raise TensorError("current_kl is NaN: the KL coefficient would be NaN from here on.")
+        proportional_error = min(max(current_kl / self.target - 1.0, -0.2), 0.2)
+        self.value *= 1.0 + proportional_error * n_steps / self.horizon

@@ -1,0 +1,68 @@
+"""Sum, mean, variance and whitening over the entries that a mask keeps.
+
+Masked entries are replaced before they are summed, never multiplied by zero: 0 * NaN would be NaN. A mean or a variance of nothing
+is 0, so a fully masked row never makes a NaN. Means weigh all kept entries alike; how rows are weighed in a loss is said in
+`siirl.algos.aggregation`.
+"""
+
+import torch
+
+from siirl.algos.checks import as_bool_mask, require_same_shape
+from siirl.algos.ranks import ALONE, Ranks
+
+Axis = int | tuple[int, ...] | None
+
+
+def masked_sum(values: torch.Tensor, mask: torch.Tensor, axis: Axis = None) -> torch.Tensor:
+    """Sum of the entries of `values` that `mask` (same shape) keeps, over `axis` or over everything."""
+    require_same_shape(values=values, mask=mask)
+    kept = torch.where(as_bool_mask(mask, name="mask"), values, torch.zeros((), dtype=values.dtype, device=values.device))
+    return kept.sum() if axis is None else kept.sum(axis)
+
+
+def masked_mean(values: torch.Tensor, mask: torch.Tensor, axis: Axis = None) -> torch.Tensor:
+    """Mean of the entries that `mask` keeps; 0 where it keeps none."""
+    total = masked_sum(values, mask, axis)
+    kept = as_bool_mask(mask, name="mask")
+    count = kept.sum() if axis is None else kept.sum(axis)
+    return total / count.clamp(min=1).to(total.dtype)
+
+
+def masked_var(values: torch.Tensor, mask: torch.Tensor, unbiased: bool = True) -> torch.Tensor:
+    """Variance over all kept entries, divided by n - 1 (`unbiased`, as `torch.var`) or by n; 0 for fewer than two entries."""
+    _, variance, _ = masked_moments(values, mask, unbiased=unbiased)
+    return variance
+
+
+def masked_moments(
+    values: torch.Tensor, mask: torch.Tensor, *, unbiased: bool = True, ranks: Ranks = ALONE
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Mean, variance and number of the kept entries of all ranks, as float64 scalars.
+
+    Two passes (the mean first), because the one-pass formula E[x^2] - E[x]^2 loses all digits when the mean is large.
+    """
+    kept = as_bool_mask(mask, name="mask")
+    exact = values.detach().to(torch.float64)
+    first = ranks.sum(torch.stack([kept.sum().to(torch.float64), masked_sum(exact, kept)]))
+    count, mean = first[0], first[1] / first[0].clamp(min=1)
+    squares = ranks.sum(masked_sum((exact - mean) ** 2, kept))
+    return mean, squares / (count - float(unbiased)).clamp(min=1), count
+
+
+def masked_whiten(
+    values: torch.Tensor, mask: torch.Tensor, shift_mean: bool = True, *, epsilon: float = 1e-8, ranks: Ranks = ALONE
+) -> torch.Tensor:
+    """`(values - mean) / sqrt(variance + epsilon)` over the kept entries of all ranks; masked entries become 0.
+
+    Args:
+        values: Any shape.
+        mask: The same shape.
+        shift_mean: With False the mean is added again, so that only the scale changes.
+        epsilon: 1e-8, as in the documents' masked_whiten; keeps entries that are all equal finite (they become 0).
+        ranks: Over which ranks mean and (unbiased) variance are taken.
+    """
+    mean, variance, _ = masked_moments(values, mask, ranks=ranks)
+    white = (values - mean.to(values.dtype)) * torch.rsqrt(variance + epsilon).to(values.dtype)
+    if not shift_mean:
+        white = white + mean.to(values.dtype)
+    return torch.where(as_bool_mask(mask, name="mask"), white, torch.zeros_like(white))

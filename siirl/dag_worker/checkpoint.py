@@ -1,0 +1,309 @@
+"""Checkpoints: a folder that is either whole or not there, and a pointer to the newest.
+
+    checkpoints/
+      latest                    name of the newest folder, replaced in one step
+      step_00000020/
+        manifest.json           what there should be: every file with its size and SHA-256
+        state.pt                counters, generators, memories: whatever their owners handed in
+        actor/                  one folder an engine: model.safetensors, optimizer.safetensors
+
+A checkpoint is written under another name, flushed to the disk and renamed, so a crash leaves the one before it. It fits any number
+of ranks: tensors are whole, moments go by the names of their weights, and `state` is the same on every rank. No file is trusted: sizes
+and digests are checked before anything is read, and reading runs no code from the file.
+"""
+
+import hashlib
+import io
+import json
+import os
+import pickle
+import re
+import shutil
+import tempfile
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from siirl.engine.collectives import Collectives, fail_together
+from siirl.engine.train_engine import TrainEngine
+from siirl.errors import CheckpointError
+
+LATEST, MANIFEST, STATE_FILE = "latest", "manifest.json", "state.pt"
+FORMAT = "siirl-checkpoint-1"
+UNFINISHED = ".unfinished-"
+TAKE_EARLIER = "Choose an earlier checkpoint."
+FOLDER_NAME = re.compile(r"step_(\d{8,})(?:-(\d+))?")
+
+# Classes that numpy arrays and their types are made of; everything else that is not plain data is refused.
+_NUMPY_GLOBALS: list[Any] = [
+    np.zeros(0).__reduce__()[0],
+    np.float64(0).__reduce__()[0],
+    np.ndarray,
+    np.dtype,
+    *(type(np.dtype(kind)) for kind in ("bool", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f2", "f4", "f8", "U")),
+]
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """What `CheckpointManager.load` found beside weights and moments."""
+
+    folder: Path
+    step: int
+    state: dict[str, Any]
+
+
+class CheckpointManager:
+    """Writes and reads the checkpoints of one run; every rank calls every method.
+
+    Args:
+        folder: `<run folder>/checkpoints`; made if it is not there.
+        engines: What is trained, by the name of its folder.
+        ranks: The ranks of the run; rank 0 reads and writes.
+        keep: How many checkpoints stay; the oldest are deleted. None keeps all.
+        export: Called on rank 0 with the unfinished folder, to add files (the policy's config.json beside its weights).
+
+    Raises:
+        CheckpointError: The folder cannot be written to.
+    """
+
+    def __init__(
+        self,
+        *,
+        folder: Path,
+        engines: Mapping[str, TrainEngine],
+        ranks: Collectives,
+        keep: int | None = 3,
+        export: Callable[[Path], None] = lambda folder: None,
+    ) -> None:
+        self.folder, self.engines, self.ranks, self.keep, self.export = folder, engines, ranks, keep, export
+        self._on_rank_0(self._prepare)
+
+    def save(self, *, step: int, state: dict[str, Any]) -> Path:
+        """Write a checkpoint and make it the newest.
+
+        Args:
+            step: Number of the training step after which it is taken.
+            state: Whatever else the next step depends on: numbers, strings, tensors and numpy arrays in dicts, lists and tuples. It must
+                be the same on every rank; what differs, its owner gathers first.
+
+        Returns:
+            The folder of the checkpoint.
+
+        Raises:
+            CheckpointError: It could not be written (disk full, state that could not be read again). Earlier ones are untouched.
+        """
+        unfinished = self.ranks.broadcast_object(self._on_rank_0(self._begin))
+        for name, engine in self.engines.items():
+            failure: CheckpointError | None = None
+            try:
+                engine.save(unfinished / name)
+            except OSError as error:
+                failure = self._not_written(error)
+            self._discard_on(failure, unfinished)
+        return self.ranks.broadcast_object(self._on_rank_0(lambda: self._finish(unfinished, step, state), unfinished))
+
+    def load(self, checkpoint: Path | None = None) -> Checkpoint:
+        """Put weights and moments of a checkpoint into the engines, and return the rest of it.
+
+        Args:
+            checkpoint: See `resolve_checkpoint`; None is the newest of this run.
+
+        Raises:
+            CheckpointError: No checkpoint, a damaged or foreign one, or one of another model.
+        """
+        found = self.ranks.broadcast_object(self._on_rank_0(lambda: self._verify(checkpoint or self.folder)))
+        for name, engine in self.engines.items():
+            engine.load(found.folder / name)
+        return found
+
+    def latest(self) -> Path | None:
+        """The newest checkpoint of this run, or None if there is none yet."""
+        return self.ranks.broadcast_object(
+            self._on_rank_0(lambda: resolve_checkpoint(self.folder) if (self.folder / LATEST).exists() else None)
+        )
+
+    def _on_rank_0(self, action: Callable[[], Any], unfinished: Path | None = None) -> Any:
+        """Result of `action` on rank 0 and None elsewhere; if it fails, all ranks raise."""
+        failure: CheckpointError | None = None
+        result = None
+        if self.ranks.rank == 0:
+            try:
+                result = action()
+            except OSError as error:
+                failure = self._not_written(error)
+            except CheckpointError as error:
+                failure = error
+        self._discard_on(failure, unfinished)
+        return result
+
+    def _discard_on(self, failure: CheckpointError | None, unfinished: Path | None) -> None:
+        if failure is not None and unfinished is not None:
+            shutil.rmtree(unfinished, ignore_errors=True)
+        fail_together(self.ranks, failure)
+
+    def _not_written(self, error: OSError) -> CheckpointError:
+        pointer = self.folder / LATEST
+        newest = f"{self.folder / pointer.read_text().strip()} is still whole" if pointer.is_file() else "there is no earlier one"
+        return CheckpointError(
+            f"No checkpoint could be written to {self.folder}: {error}. Make room or choose another trainer.output_dir; {newest}."
+        )
+
+    def _prepare(self) -> None:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        for rest in self.folder.glob(f"{UNFINISHED}*"):
+            shutil.rmtree(rest, ignore_errors=True)  # a crash left it
+        tempfile.TemporaryFile(dir=self.folder).close()
+
+    def _begin(self) -> Path:
+        return Path(tempfile.mkdtemp(prefix=UNFINISHED, dir=self.folder))
+
+    def _finish(self, unfinished: Path, step: int, state: dict[str, Any]) -> Path:
+        _write_state(unfinished / STATE_FILE, state)
+        self.export(unfinished)
+        files = {str(path.relative_to(unfinished)): _fingerprint(path) for path in sorted(unfinished.rglob("*")) if path.is_file()}
+        manifest = {"format": FORMAT, "step": step, "engines": sorted(self.engines), "torch": torch.__version__, "files": files}
+        (unfinished / MANIFEST).write_text(json.dumps(manifest, indent=1) + "\n")
+        for path in [*unfinished.rglob("*"), unfinished]:
+            _flush(path)
+        unfinished.chmod(0o755)  # mkdtemp gives its folder to its owner alone
+        final = _free_name(self.folder, step)
+        unfinished.rename(final)
+        _flush(self.folder)
+        self._point_to(final)
+        self._delete_old()
+        return final
+
+    def _point_to(self, final: Path) -> None:
+        pointer = self.folder / f"{UNFINISHED}{LATEST}"
+        pointer.write_text(final.name + "\n")
+        _flush(pointer)
+        pointer.replace(self.folder / LATEST)
+        _flush(self.folder)
+
+    def _delete_old(self) -> None:
+        if self.keep is None:
+            return
+        newest = (self.folder / LATEST).read_text().strip()
+        others = sorted((path for path in self.folder.iterdir() if FOLDER_NAME.fullmatch(path.name) and path.name != newest), key=_age)
+        for path in others[: max(0, len(others) + 1 - max(1, self.keep))]:
+            shutil.rmtree(path)
+
+    def _verify(self, checkpoint: Path) -> Checkpoint:
+        folder = resolve_checkpoint(checkpoint)
+        manifest = read_manifest(folder)
+        if manifest["engines"] != sorted(self.engines):
+            raise CheckpointError(
+                f"{folder} holds another job: expected the engines {sorted(self.engines)}, found {manifest['engines']}. "
+                "Choose the checkpoint or the pipeline to fit."
+            )
+        return Checkpoint(folder=folder, step=manifest["step"], state=_read_state(folder / STATE_FILE))
+
+
+def resolve_checkpoint(path: Path) -> Path:
+    """The folder of a checkpoint, from itself, from the folder of checkpoints, or from the run folder that holds that.
+
+    Raises:
+        CheckpointError: None of these.
+    """
+    for folder in (path, path / "checkpoints"):
+        if (folder / LATEST).is_file():
+            path = folder / (folder / LATEST).read_text().strip()
+            break
+    if not (path / MANIFEST).is_file():
+        found = ", ".join(sorted(entry.name for entry in path.iterdir())[:10]) if path.is_dir() else "no such folder"
+        raise CheckpointError(f"{path} is no checkpoint. Expected: a folder with {MANIFEST}. Found: {found or 'an empty folder'}.")
+    return path
+
+
+def read_manifest(folder: Path) -> dict[str, Any]:
+    """The manifest of a checkpoint, when all files that it names are whole.
+
+    Raises:
+        CheckpointError: A foreign folder, or a file that is missing, truncated or changed.
+    """
+    file = folder / MANIFEST
+    try:
+        manifest = json.loads(file.read_text())
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise CheckpointError(f"{file} is damaged. Expected: JSON. Found: {error}. {TAKE_EARLIER}") from error
+    if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
+        found = manifest.get("format") if isinstance(manifest, dict) else type(manifest).__name__
+        raise CheckpointError(f"{file} was not written by this program. Expected format: {FORMAT}. Found: {found}.")
+    for name, expected in manifest["files"].items():
+        path = folder / name
+        size = path.stat().st_size if path.is_file() else None
+        if size != expected["bytes"]:
+            found = "no such file" if size is None else f"{size} bytes, so it was truncated or replaced"
+            raise CheckpointError(f"{path} is not what was saved. Expected: {expected['bytes']} bytes. Found: {found}. {TAKE_EARLIER}")
+        fingerprint = _fingerprint(path)
+        if fingerprint != expected:
+            raise CheckpointError(
+                f"{path} was changed after it was saved. Expected SHA-256: {expected['sha256']}. Found: {fingerprint['sha256']}. "
+                f"{TAKE_EARLIER}"
+            )
+    return manifest
+
+
+def _write_state(file: Path, state: dict[str, Any]) -> None:
+    _require_plain(state, "state")
+    stream = io.BytesIO()  # torch.save into a file would report a full disk as a RuntimeError
+    torch.save(state, stream)
+    file.write_bytes(stream.getvalue())
+
+
+def _require_plain(thing: Any, place: str) -> None:
+    """Raise CheckpointError for what `_read_state` would refuse: a resume would be late to find out."""
+    if type(thing) is dict:
+        for key, value in thing.items():
+            _require_plain(key, f"a key of {place}")
+            _require_plain(value, f"{place}[{key!r}]")
+    elif type(thing) in (list, tuple, set):
+        for number, value in enumerate(thing):
+            _require_plain(value, f"{place}[{number}]")
+    elif isinstance(thing, np.ndarray | np.generic) and thing.dtype.kind in "biufU":
+        return
+    elif type(thing) not in (type(None), bool, int, float, str, bytes, torch.Tensor):
+        raise CheckpointError(f"{place} cannot be saved. Expected: plain data, tensors, numpy arrays. Found: {type(thing).__qualname__}.")
+
+
+def _read_state(file: Path) -> dict[str, Any]:
+    try:
+        with torch.serialization.safe_globals(_NUMPY_GLOBALS):
+            state: dict[str, Any] = torch.load(file, map_location="cpu", weights_only=True)
+    except (pickle.UnpicklingError, RuntimeError, EOFError) as error:
+        raise CheckpointError(f"{file} cannot be read. Expected: plain data. Found: {error}. {TAKE_EARLIER}") from error
+    return state
+
+
+def _fingerprint(path: Path) -> dict[str, Any]:
+    with path.open("rb") as stream:
+        return {"bytes": path.stat().st_size, "sha256": hashlib.file_digest(stream, "sha256").hexdigest()}
+
+
+def _flush(path: Path) -> None:
+    """Force a file, or the entries of a folder, to the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _free_name(folder: Path, step: int) -> Path:
+    """`step_<step>`, with a number behind it where a run that was resumed from before takes the same step again."""
+    name, again = folder / f"step_{step:08d}", 0
+    while name.exists():
+        again += 1
+        name = folder / f"step_{step:08d}-{again}"
+    return name
+
+
+def _age(path: Path) -> tuple[int, int]:
+    match = FOLDER_NAME.fullmatch(path.name)
+    assert match is not None
+    return int(match[1]), int(match[2] or 0)

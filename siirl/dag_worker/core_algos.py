@@ -1,0 +1,223 @@
+"""The user's documents' names, with their argument lists, over `siirl.algos`. New code calls `siirl.algos` itself.
+
+Where a result differs from the documents' listings on purpose:
+- a group of one has advantage 0, not its raw score; equal rewards have advantage 0 whatever the rounding (GRPO);
+- a reward at a token that the mask leaves out is an error, where the listing loses it (GAE);
+- `agg_loss` leaves rows without any token out of the mean, and divides seq-mean-token-sum-norm by rows and length;
+- NaN, infinity and shapes that do not fit are errors; a log-ratio is held within +-80 so that no ratio is infinite;
+- `apply_kl_penalty` returns a copy with the column `token_level_rewards` and leaves the batch that it got as it was.
+"""
+
+# B row, T token
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from tensordict import TensorDict
+
+from siirl.algos.advantages import (
+    ADVANTAGES,
+    compute_gae_advantage_return,
+    compute_grpo_outcome_advantage,
+    compute_rloo_outcome_advantage,
+    register_adv_est,
+)
+from siirl.algos.aggregation import aggregate_loss, aggregation_weight
+from siirl.algos.call import call_by_name, check_arguments, same_definition
+from siirl.algos.checks import as_bool_mask
+from siirl.algos.kl import AdaptiveKLController, FixedKLController, kl_estimate
+from siirl.algos.masked import masked_mean, masked_sum, masked_var, masked_whiten
+from siirl.algos.policy_losses import PolicyLoss, gspo_policy_loss, vanilla_policy_loss
+from siirl.algos.policy_losses import register_policy_loss as register_token_loss
+from siirl.algos.value_loss import clipped_value_loss
+from siirl.errors import ConfigError
+
+__all__ = [
+    "ADV_ESTIMATOR_REGISTRY",
+    "POLICY_LOSS_REGISTRY",
+    "AdaptiveKLController",
+    "FixedKLController",
+    "agg_loss",
+    "apply_kl_penalty",
+    "compute_gae_advantage_return",
+    "compute_grpo_outcome_advantage",
+    "compute_policy_loss_gspo",
+    "compute_policy_loss_vanilla",
+    "compute_rloo_outcome_advantage",
+    "compute_value_loss",
+    "kl_penalty",
+    "masked_mean",
+    "masked_sum",
+    "masked_var",
+    "masked_whiten",
+    "register_adv_est",
+    "register_policy_loss",
+]
+
+PolicyLossFn = Callable[..., tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]]
+
+ADV_ESTIMATOR_REGISTRY = ADVANTAGES
+POLICY_LOSS_REGISTRY: dict[str, PolicyLossFn] = {}
+
+_LOSS_ARGUMENTS = ("old_log_prob", "log_prob", "advantages", "response_mask", "loss_agg_mode", "config", "rollout_is_weights")
+_SCALARS = ("pg_clipfrac", "ppo_kl", "pg_clipfrac_lower")  # the order in which the documents' losses return them
+
+
+def agg_loss(loss_mat: torch.Tensor, loss_mask: torch.Tensor, loss_agg_mode: str) -> torch.Tensor:
+    """Loss [B, T] to one number, taking these rows for the whole batch; `siirl.algos.aggregate_loss` takes a part of one."""
+    weight = aggregation_weight(mask_BT=loss_mask, mode=loss_agg_mode).clamp(min=1)
+    return aggregate_loss(loss_BT=loss_mat, mask_BT=loss_mask, mode=loss_agg_mode, denominator=weight, horizon=loss_mask.shape[-1])
+
+
+def register_policy_loss(name: str) -> Callable[[PolicyLossFn], PolicyLossFn]:
+    """Register a policy loss of the documents' form, which is then chosen by `actor_rollout_ref.actor.loss=name`.
+
+    The function takes `(old_log_prob, log_prob, advantages, response_mask, loss_agg_mode, config, rollout_is_weights)` and returns
+    `(pg_loss, pg_clipfrac, ppo_kl, pg_clipfrac_lower)`. If it aggregates with `agg_loss` and the mode that it is given, its gradient does
+    not depend on how the batch was cut: the mean over a micro-batch is turned back into a sum, which is divided by the whole batch.
+    """
+
+    def decorator(function: PolicyLossFn) -> PolicyLossFn:
+        if name in POLICY_LOSS_REGISTRY and not same_definition(POLICY_LOSS_REGISTRY[name], function):
+            raise ConfigError(f"Policy loss {name!r} is already {POLICY_LOSS_REGISTRY[name].__qualname__}: choose another name.")
+        check_arguments(function, known=_LOSS_ARGUMENTS, kind="policy loss")
+        register_token_loss(name)(_per_token(function))
+        POLICY_LOSS_REGISTRY[name] = function
+        return function
+
+    return decorator
+
+
+def _per_token(function: PolicyLossFn) -> Callable[..., PolicyLoss]:
+    """The documents' form as a loss per token: tokens get equal shares, chosen such that aggregating them gives the scalar's sum."""
+
+    def loss(
+        *,
+        log_probs_BT: torch.Tensor,
+        old_log_probs_BT: torch.Tensor,
+        advantages_BT: torch.Tensor,
+        mask_BT: torch.Tensor,
+        loss_agg_mode: str,
+        config: Any,
+    ) -> PolicyLoss:
+        kept_BT = as_bool_mask(mask_BT)
+        shares_BT = kept_BT.to(log_probs_BT.dtype)
+        available = {
+            "old_log_prob": old_log_probs_BT,
+            "log_prob": log_probs_BT,
+            "advantages": advantages_BT,
+            "response_mask": shares_BT,
+            "loss_agg_mode": loss_agg_mode,
+            "config": config,
+            "rollout_is_weights": None,
+        }
+        scalar, *shares = call_by_name(function, available, kind="Policy loss")
+        if loss_agg_mode.startswith("seq-mean-token-sum"):
+            shares_BT = shares_BT / kept_BT.sum(-1, keepdim=True).clamp(min=1)
+        if loss_agg_mode == "seq-mean-token-sum-norm":
+            shares_BT = shares_BT * kept_BT.shape[-1]  # what agg_loss divided by
+        metrics = dict(zip(_SCALARS, shares, strict=True))
+        return PolicyLoss(
+            loss_BT=shares_BT * scalar,
+            metrics_BT={name: torch.as_tensor(value).detach().float().expand(kept_BT.shape) for name, value in metrics.items()},
+        )
+
+    loss.__module__, loss.__qualname__ = function.__module__, function.__qualname__
+    return loss
+
+
+def _scalars(
+    result: PolicyLoss, mask: torch.Tensor, mode: str, weights: torch.Tensor | None
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    loss_BT = result.loss_BT if weights is None else result.loss_BT * weights
+    zero = torch.zeros((), device=mask.device)
+    shares = [masked_mean(result.metrics_BT[name], mask) if name in result.metrics_BT else zero for name in _SCALARS]
+    return agg_loss(loss_BT, mask, mode), shares[0], shares[1], shares[2]
+
+
+def compute_policy_loss_vanilla(
+    old_log_prob: torch.Tensor,
+    log_prob: torch.Tensor,
+    advantages: torch.Tensor,
+    response_mask: torch.Tensor,
+    loss_agg_mode: str = "token-mean",
+    config: Any = None,
+    rollout_is_weights: torch.Tensor | None = None,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """PPO's loss with dual clip: (pg_loss, pg_clipfrac, ppo_kl, pg_clipfrac_lower). `config` has the clip_ratio keys of the actor."""
+    if config is None:
+        raise ConfigError("compute_policy_loss_vanilla reads clip_ratio, clip_ratio_low, clip_ratio_high and clip_ratio_c from config.")
+    result = vanilla_policy_loss(
+        log_probs_BT=log_prob,
+        old_log_probs_BT=old_log_prob,
+        advantages_BT=advantages,
+        mask_BT=response_mask,
+        clip_ratio_low=config.clip_ratio_low or config.clip_ratio,
+        clip_ratio_high=config.clip_ratio_high or config.clip_ratio,
+        clip_ratio_c=config.clip_ratio_c,
+    )
+    return _scalars(result, response_mask, loss_agg_mode, rollout_is_weights)
+
+
+def compute_policy_loss_gspo(
+    old_log_prob: torch.Tensor,
+    log_prob: torch.Tensor,
+    advantages: torch.Tensor,
+    response_mask: torch.Tensor,
+    loss_agg_mode: str = "seq-mean-token-mean",
+    config: Any = None,
+    rollout_is_weights: torch.Tensor | None = None,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """GSPO's loss: (pg_loss, pg_clipfrac, ppo_kl, 0); there is no dual clip. `config` has the clip_ratio keys of the actor."""
+    if config is None:
+        raise ConfigError("compute_policy_loss_gspo reads clip_ratio, clip_ratio_low and clip_ratio_high from config.")
+    result = gspo_policy_loss(
+        log_probs_BT=log_prob,
+        old_log_probs_BT=old_log_prob,
+        advantages_BT=advantages,
+        mask_BT=response_mask,
+        clip_ratio_low=config.clip_ratio_low or config.clip_ratio,
+        clip_ratio_high=config.clip_ratio_high or config.clip_ratio,
+    )
+    return _scalars(result, response_mask, loss_agg_mode, rollout_is_weights)
+
+
+def compute_value_loss(
+    vpreds: torch.Tensor,
+    returns: torch.Tensor,
+    values: torch.Tensor,
+    response_mask: torch.Tensor,
+    cliprange_value: float,
+    loss_agg_mode: str = "token-mean",
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The critic's clipped loss and the share of clipped tokens."""
+    loss_BT, clipped_BT = clipped_value_loss(
+        values_BT=vpreds, old_values_BT=values, returns_BT=returns, mask_BT=response_mask, clip_range=cliprange_value
+    )
+    return agg_loss(loss_BT, response_mask, loss_agg_mode), masked_mean(clipped_BT, response_mask)
+
+
+def kl_penalty(logprob: torch.Tensor, ref_logprob: torch.Tensor, kl_penalty: str) -> torch.Tensor:
+    """KL estimate per token by the name `kl_penalty` (`siirl.algos.kl.KL_NAMES`); every entry must be finite."""
+    every_token = torch.ones_like(logprob, dtype=torch.bool)
+    return kl_estimate(log_probs_BT=logprob, ref_log_probs_BT=ref_logprob, mask_BT=every_token, name=kl_penalty)
+
+
+def apply_kl_penalty(data: TensorDict, kl_ctrl: FixedKLController, kl_penalty: str = "kl") -> tuple[TensorDict, dict[str, float]]:
+    """Subtract `kl_ctrl.value * KL` from `token_level_scores`, and let the controller see the mean KL of these rows.
+
+    Returns:
+        A shallow copy with `token_level_rewards`, and the metrics `actor/reward_kl_penalty` and `actor/kl_coef`.
+    """
+    mask_BT = data["response_mask"]
+    kl_BT = kl_estimate(log_probs_BT=data["old_log_probs"], ref_log_probs_BT=data["ref_log_prob"], mask_BT=mask_BT, name=kl_penalty)
+    coefficient = kl_ctrl.value
+    current_kl = float(masked_mean(kl_BT, mask_BT))
+    kl_ctrl.update(current_kl=current_kl, n_steps=len(data))
+    rewarded = data.copy()
+    rewarded["token_level_rewards"] = data["token_level_scores"] - coefficient * kl_BT
+    return rewarded, {"actor/reward_kl_penalty": current_kl, "actor/kl_coef": coefficient}
+
+
+POLICY_LOSS_REGISTRY |= {"vanilla": compute_policy_loss_vanilla, "gspo": compute_policy_loss_gspo}

@@ -1,0 +1,181 @@
+"""DAGWorker: one process's walk through its graph, step after step. There is no central controller in the data path.
+
+The loop is short on purpose: load prompts, run the graph's nodes in order, save, evaluate. What a node does is in
+`siirl.dag_worker.stages`, what it needs is made in `siirl.dag_worker.build`. Everything that the user should see is yielded as an
+event, so that the worker is the same in a Ray actor and in a debugger.
+"""
+
+import time
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import Any
+
+import torch
+from tensordict import TensorDict
+
+from siirl.dag_worker import stages
+from siirl.dag_worker.build import Rank, build_embodied
+from siirl.dag_worker.checkpoint import read_manifest, resolve_checkpoint
+from siirl.dag_worker.events import Activity, Event, StepDone
+from siirl.dag_worker.metric_worker import MetricWorker
+from siirl.data_coordinator.ray_edge import RayRedistribution
+from siirl.data_coordinator.redistribution import Redistribution, StayOnRank
+from siirl.data_coordinator.sample import Sample, Samples2Dict
+from siirl.engine.collectives import join, leave
+from siirl.execution.dag import TaskGraph
+from siirl.params import SiiRLArguments
+
+
+class DAGWorker:
+    """Trains one rank's part of a job.
+
+    Args:
+        config: The job, checked.
+        graph: The graph that this rank walks, checked.
+        rank: Number of this rank.
+        world_size: Number of ranks.
+        init_method: Where ranks meet for torch.distributed; unused where there is one.
+        backend: Of torch.distributed.
+        run_folder: Where the run writes.
+        coordinator: Handle of the DataCoordinator; None where there is one rank.
+    """
+
+    # The documents' names: a graph may say `siirl.dag_worker.dagworker:DAGWorker.generate`.
+    generate = staticmethod(stages.generate)
+    compute_reward = staticmethod(stages.compute_reward)
+    compute_advantage = staticmethod(stages.compute_advantage)
+    compute_old_log_prob = staticmethod(stages.compute_old_log_prob)
+    compute_ref_log_prob = staticmethod(stages.compute_ref_log_prob)
+    train_actor = staticmethod(stages.train_actor)
+
+    def __init__(
+        self,
+        *,
+        config: SiiRLArguments,
+        graph: TaskGraph,
+        rank: int,
+        world_size: int,
+        init_method: str,
+        backend: str,
+        run_folder: Path,
+        coordinator: Any | None,
+    ) -> None:
+        self.config, self.taskgraph, self.run_folder = config, graph, run_folder
+        self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        if self.device.type == "cpu":
+            torch.set_num_threads(1)  # simulators share the cores; two OpenMP threads on contended cores collapse
+        torch.use_deterministic_algorithms(config.trainer.deterministic)
+        self.ranks = join(rank=rank, world_size=world_size, init_method=init_method, device=self.device, backend=backend)
+        self.redistribution: Redistribution = (
+            StayOnRank() if coordinator is None else RayRedistribution(coordinator, rank=rank, ranks=world_size)
+        )
+        self.metrics = MetricWorker(gather=self.ranks.gather_objects)
+        self.global_steps = 0
+        self.parts: Rank | None = None
+
+    def run(self) -> Iterator[Event]:
+        """The whole job; simulators and process group are ended whatever happens."""
+        try:
+            yield Activity("starting simulators and loading the policy")
+            self.init_graph()
+            yield from self.execute_task_graph()
+        finally:
+            self.close()
+
+    def init_graph(self) -> None:
+        """Make everything that the stages need, and go on from a checkpoint where one was named."""
+        resume = None if self.config.trainer.resume is None else resolve_checkpoint(Path(self.config.trainer.resume))
+        first_step = 0 if resume is None else read_manifest(resume)["step"] + 1
+        self.parts = build_embodied(
+            config=self.config,
+            run_folder=self.run_folder,
+            ranks=self.ranks,
+            redistribution=self.redistribution,
+            device=self.device,
+            first_step=first_step,
+        )
+        if resume is not None:
+            checkpoint = self.parts.checkpoints.load(resume)
+            self.parts.load_state(checkpoint.state)
+            self.global_steps = checkpoint.step
+        self.parts.rollout.start()
+        self.parts.context.weights.sync()
+
+    def execute_task_graph(self) -> Iterator[Event]:
+        """Evaluate, train, evaluate; yields metrics as they come."""
+        trainer, begin = self.config.trainer, time.monotonic()
+        if self.global_steps == 0 and trainer.val_before_train:
+            yield from self._evaluate()
+            yield StepDone(0, self.metrics.reduce())
+        while not self._is_last(begin):
+            self.global_steps += 1
+            yield Activity(f"step {self.global_steps}")
+            with self._profiled():
+                self._run_training_step()
+            last = self._is_last(begin)
+            if last or (trainer.test_freq > 0 and self.global_steps % trainer.test_freq == 0):
+                yield from self._evaluate()
+            yield StepDone(self.global_steps, self.metrics.reduce())
+            if last or (trainer.save_freq > 0 and self.global_steps % trainer.save_freq == 0):
+                self._save()
+
+    def close(self) -> None:
+        """End simulators, videos and the process group; safe to call twice."""
+        if self.parts is not None:
+            self.parts.rollout.close()
+            self.parts.videos.close()
+            self.parts = None
+            leave(self.ranks)
+
+    def _run_training_step(self) -> None:
+        assert self.parts is not None
+        context = self.parts.context
+        context.step = self.global_steps
+        batch: Any = self._prompts()
+        begin = time.perf_counter()
+        for node in self.taskgraph.get_nodes():
+            started = time.perf_counter()
+            output = self.taskgraph.run_node(
+                node.node_id, batch=batch, config=self.config, context=context, process_group=self.ranks.group, agent_group=node.agent_group
+            )
+            if self.config.dag.enable_perf and self.device.type == "cuda":
+                torch.cuda.synchronize(self.device)
+            batch = output.batch
+            self.metrics.record({**output.metrics, f"time/{node.node_id}_s": time.perf_counter() - started})
+        context.redistribution.acknowledge()
+        context.domain.rewarded({})
+        self.metrics.record({"time/step_s": time.perf_counter() - begin, "policy/version": float(context.weights.version)})
+
+    def _prompts(self) -> TensorDict:
+        assert self.parts is not None
+        return Samples2Dict([Sample(task.columns()) for task in self.parts.loader.next_step()])
+
+    def _evaluate(self) -> Iterator[Event]:
+        assert self.parts is not None
+        if self.config.trainer.val_episodes == 0:
+            return
+        yield Activity("evaluating on held-out episodes")
+        begin = time.perf_counter()
+        self.metrics.record(self.parts.validator.evaluate(step=self.global_steps))
+        self.metrics.record({"time/evaluation_s": time.perf_counter() - begin})
+
+    def _save(self) -> None:
+        assert self.parts is not None
+        self.parts.checkpoints.save(step=self.global_steps, state=self.parts.state())
+
+    def _is_last(self, begin: float) -> bool:
+        """Whether the run is over; decided by rank 0's clock, so that no rank waits for one that left."""
+        trainer = self.config.trainer
+        if trainer.total_steps is not None and self.global_steps >= trainer.total_steps:
+            return True
+        late = trainer.max_minutes is not None and time.monotonic() - begin > 60 * trainer.max_minutes
+        return self.ranks.broadcast_object(late)
+
+    def _profiled(self) -> AbstractContextManager[Any]:
+        """torch.profiler around the steps that `profiler.steps` names, on rank 0."""
+        profiler = self.config.profiler
+        if not profiler.enable or self.global_steps not in profiler.steps or self.ranks.rank != 0:
+            return nullcontext()
+        folder = self.run_folder / "profile"
+        return torch.profiler.profile(on_trace_ready=torch.profiler.tensorboard_trace_handler(str(folder)))

@@ -1,0 +1,30 @@
+"""What a worker tells the process that started it, while it runs. Plain data, so that it travels from a Ray actor as well."""
+
+from dataclasses import dataclass
+
+from siirl.dag_worker.metrics import Reduced
+
+
+@dataclass(frozen=True)
+class Note:
+    """A sentence for the user."""
+
+    text: str
+
+
+@dataclass(frozen=True)
+class Activity:
+    """What is being done now; shown beside the progress bar."""
+
+    text: str
+
+
+@dataclass(frozen=True)
+class StepDone:
+    """The metrics of a step over all ranks; step 0 is the evaluation before training."""
+
+    step: int
+    metrics: dict[str, Reduced]
+
+
+Event = Note | Activity | StepDone

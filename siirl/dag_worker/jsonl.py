@@ -1,0 +1,68 @@
+"""A file of one JSON object a line, written so that a run may stop at any moment and be resumed: each line is whole and flushed.
+
+Rows carry a `step`. A resumed run drops the rows of the steps that it is going to do again, so that no step appears twice.
+"""
+
+import json
+import math
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+
+def read_rows(path: Path) -> Iterator[dict[str, Any]]:
+    """The rows of `path`; a last line that was cut off by the end of its process is left out.
+
+    Raises:
+        ValueError: A broken line that is not the last one.
+    """
+    if not path.exists():
+        return
+    lines = path.read_text().split("\n")
+    for number, line in enumerate(lines, start=1):
+        if not line:
+            continue
+        try:
+            yield json.loads(line)
+        except json.JSONDecodeError as error:
+            if number == len(lines):
+                return
+            raise ValueError(f"{path}, line {number}, is not JSON: {error}. Mend or delete that line.") from error
+
+
+class JsonlFile:
+    """Appends rows to `path`; rows of `first_step` and later, which an earlier run left there, are dropped at once.
+
+    Args:
+        path: The file; its folder must exist.
+        first_step: The first step that this process is going to write; 0 starts the file anew. Steps count from 1, and 0 is what is
+            measured before training.
+    """
+
+    def __init__(self, path: Path, *, first_step: int = 0) -> None:
+        self.path = path
+        kept = [row for row in read_rows(path) if row["step"] < first_step]
+        rewritten = path.with_name(path.name + ".part")
+        rewritten.write_text("".join(_line(row) for row in kept))
+        os.replace(rewritten, path)
+        self._file = path.open("a")
+
+    def append(self, row: Mapping[str, Any]) -> None:
+        """Write one row, which must have a `step`, and flush it. NaN and infinity, which JSON does not know, become null."""
+        self._file.write(_line(row))
+        self._file.flush()
+
+    def close(self) -> None:
+        """Close the file; may be called twice."""
+        self._file.close()
+
+
+def _line(row: Mapping[str, Any]) -> str:
+    return json.dumps({key: _finite(value) for key, value in row.items()}, allow_nan=False) + "\n"
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _finite(item) for key, item in value.items()}
+    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -1,0 +1,181 @@
+"""Where the metrics of a run go: always metrics.jsonl; TensorBoard events, the console, Weights & Biases as `trainer.logger` says.
+
+One process of a run writes. Each writer takes the reduced metrics of a step; a new one is a class and a line in `WRITERS`.
+"""
+
+import contextlib
+import importlib.util
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+
+from siirl.dag_worker.console import ConsoleWriter
+from siirl.dag_worker.jsonl import JsonlFile
+from siirl.dag_worker.metrics import Reduced
+from siirl.errors import ConfigError, UnknownNameError
+
+METRICS_FILE = "metrics.jsonl"
+TENSORBOARD_FOLDER = "tensorboard"
+
+
+@dataclass(frozen=True)
+class RunDescription:
+    """What writers must know of a run: its folder, its names, where it starts and what ends it."""
+
+    folder: Path
+    total_steps: int | None
+    limit_s: float | None = None
+    first_step: int = 0
+    """0 for a new run, which measures before training; a resumed run has the step after its checkpoint's."""
+    project: str = "siirl"
+    experiment: str = "run"
+
+
+class MetricWriter(Protocol):
+    """Takes the metrics of one step after the other."""
+
+    def write(self, *, step: int, metrics: Mapping[str, Reduced]) -> None:
+        """Show or keep the metrics of `step`."""
+
+    def close(self) -> None:
+        """Finish; may be called twice."""
+
+
+class JsonlWriter:
+    """metrics.jsonl: one line a step with `step`, `time` (seconds since 1970) and the metrics; distributions as quantiles."""
+
+    def __init__(self, run: RunDescription) -> None:
+        self._file = JsonlFile(run.folder / METRICS_FILE, first_step=run.first_step)
+
+    def write(self, *, step: int, metrics: Mapping[str, Reduced]) -> None:
+        """Append one line."""
+        values = {name: quantiles(value) if isinstance(value, list) else value for name, value in metrics.items()}
+        self._file.append({"step": step, "time": round(time.time(), 3), **values})
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+
+class TensorBoardWriter:
+    """TensorBoard events: scalars, and histograms of distributions."""
+
+    def __init__(self, run: RunDescription) -> None:
+        from torch.utils.tensorboard import SummaryWriter  # here, because it takes a second to import
+
+        # Events of the steps that a resumed run does again are purged.
+        self._events = SummaryWriter(str(run.folder / TENSORBOARD_FOLDER), purge_step=run.first_step or None)
+
+    def write(self, *, step: int, metrics: Mapping[str, Reduced]) -> None:
+        """Add the step's events and flush them."""
+        for name, value in metrics.items():
+            if not isinstance(value, list):
+                self._events.add_scalar(name, value, step)
+            elif value:
+                self._events.add_histogram(name, np.asarray(value), step)
+        self._events.flush()
+
+    def close(self) -> None:
+        """Close the event file."""
+        self._events.close()
+
+
+class WandbWriter:
+    """Weights & Biases, where the user has installed it; its files stay in the run folder."""
+
+    def __init__(self, run: RunDescription) -> None:
+        import wandb  # optional: check_loggers has refused a run without it
+
+        self._histogram = wandb.Histogram
+        self._run = wandb.init(project=run.project, name=run.experiment, dir=str(run.folder))
+
+    def write(self, *, step: int, metrics: Mapping[str, Reduced]) -> None:
+        """Send the step."""
+        self._run.log({name: self._histogram(value) if isinstance(value, list) else value for name, value in metrics.items()}, step=step)
+
+    def close(self) -> None:
+        """Finish the upload."""
+        self._run.finish()
+
+
+def _console(run: RunDescription) -> ConsoleWriter:
+    return ConsoleWriter(total_steps=run.total_steps, limit_s=run.limit_s, first_step=max(1, run.first_step))
+
+
+WRITERS: dict[str, Callable[[RunDescription], MetricWriter]] = {
+    "console": _console,
+    "jsonl": JsonlWriter,
+    "tensorboard": TensorBoardWriter,
+    "wandb": WandbWriter,
+}
+
+
+def check_loggers(names: Sequence[str]) -> None:
+    """Refuse `trainer.logger` before a run starts: unknown names, and wandb where it is not installed.
+
+    Raises:
+        ConfigError: With the value, the place and the remedy.
+    """
+    for name in names:
+        if name not in WRITERS:
+            raise UnknownNameError.of(kind="name in trainer.logger", name=name, known=WRITERS)
+    if "wandb" in names and importlib.util.find_spec("wandb") is None:
+        raise ConfigError(
+            "trainer.logger has 'wandb', which is not installed: type .venv/bin/python -m pip install wandb, "
+            "or take it out; tensorboard shows the same curves."
+        )
+
+
+class MetricWriters:
+    """metrics.jsonl and the writers called `names` as one; a context manager."""
+
+    def __init__(self, names: Sequence[str], run: RunDescription) -> None:
+        check_loggers(names)
+        self._writers: list[MetricWriter] = []
+        with contextlib.ExitStack() as opened:  # a writer that cannot open takes back those before it
+            for name in sorted({"jsonl", *names}):
+                self._writers.append(WRITERS[name](run))
+                opened.callback(self._writers[-1].close)
+            self._open = opened.pop_all()
+
+    def __enter__(self) -> "MetricWriters":
+        """Nothing more to open."""
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        """Close all writers."""
+        self.close()
+
+    def write(self, *, step: int, metrics: Mapping[str, Reduced]) -> None:
+        """Hand `metrics` to every writer."""
+        for writer in self._writers:
+            writer.write(step=step, metrics=metrics)
+
+    def activity(self, text: str) -> None:
+        """Say beside the progress bar what is going on within the step."""
+        for console in self._consoles():
+            console.progress.activity(text)
+
+    def note(self, text: str) -> None:
+        """Tell the user a sentence, above the progress bar."""
+        for console in self._consoles():
+            console.progress.print(text)
+
+    def _consoles(self) -> list[ConsoleWriter]:
+        return [writer for writer in self._writers if isinstance(writer, ConsoleWriter)]
+
+    def close(self) -> None:
+        """Close every writer; may be called twice."""
+        self._open.close()
+
+
+def quantiles(values: Sequence[float]) -> dict[str, float | int]:
+    """Count, smallest, quartiles and largest of `values`."""
+    if not values:
+        return {"count": 0}
+    points = np.quantile(np.asarray(values, dtype=np.float64), [0.0, 0.25, 0.5, 0.75, 1.0])
+    return {"count": len(values), **{name: float(point) for name, point in zip(("min", "p25", "p50", "p75", "max"), points, strict=True)}}

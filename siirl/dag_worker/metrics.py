@@ -1,0 +1,219 @@
+"""Every metric of a run: its name `area/name`, what it means, and how the values of several ranks become one.
+
+A name that is not declared in `METRICS` is refused, so that no reduction is ever guessed from a name. `reduce_metrics` is pure;
+`siirl.dag_worker.metric_worker` calls it, and `siirl.dag_worker.metric_writers` shows the result.
+"""
+
+import enum
+import functools
+import math
+import numbers
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from siirl.errors import ConfigError, UnknownNameError
+
+
+class Weighted(NamedTuple):
+    """A mean over `weight` things (tokens, trajectories, seconds), so that means of ranks with unequal shares add up right."""
+
+    value: float
+    weight: float
+
+
+Value = float | Weighted | Sequence[float]
+"""What a rank records: a number, a weighted mean (reduction `MEAN`), or all values of a distribution (`DISTRIBUTION`)."""
+Reduced = float | list[float]
+
+
+class Reduction(enum.Enum):
+    """How values become one: those of several ranks, and those that one rank records for the same name within a step."""
+
+    SUM = "sum"
+    """Counts and rates of things that ranks do side by side."""
+    MEAN = "mean over all things"
+    """Means, recorded as `Weighted`; weight 0 everywhere leaves the metric out."""
+    RANK_MEAN = "mean over ranks"
+    """Shares that each rank has for itself, such as how busy its simulators are."""
+    MAX = "maximum"
+    """Durations (the slowest rank is waited for), gaps and peaks."""
+    MIN = "minimum"
+    LAST = "the latest"
+    """Values that are the same on every rank because they are global already."""
+    DISTRIBUTION = "all values"
+    """The values of all ranks one after another; shown as quantiles and as a histogram."""
+
+
+@dataclass(frozen=True)
+class Metric:
+    """A declared metric."""
+
+    reduction: Reduction
+    meaning: str
+
+
+_SUM, _MEAN, _RANK_MEAN, _MAX, _LAST = Reduction.SUM, Reduction.MEAN, Reduction.RANK_MEAN, Reduction.MAX, Reduction.LAST
+
+# A part in angle brackets stands for any text without a slash.
+METRICS: dict[str, Metric] = {
+    # The actor's update: global already, the same on every rank.
+    "actor/loss": Metric(_LAST, "policy loss with its extra terms"),
+    "actor/pg_loss": Metric(_LAST, "policy loss alone"),
+    "actor/entropy": Metric(_LAST, "entropy of the policy, nats a token"),
+    "actor/pg_clipfrac": Metric(_LAST, "share of tokens whose ratio was clipped"),
+    "actor/pg_clipfrac_lower": Metric(_LAST, "share of tokens clipped by the dual clip"),
+    "actor/ppo_kl": Metric(_LAST, "KL estimate between behaviour and current policy"),
+    "actor/ratio_max": Metric(_LAST, "largest importance ratio"),
+    "actor/kl_loss": Metric(_LAST, "KL to the reference policy, as a loss"),
+    "actor/kl_coef": Metric(_LAST, "coefficient of the KL term"),
+    "actor/reward_kl_penalty": Metric(_LAST, "KL taken off the reward"),
+    "actor/grad_norm": Metric(_LAST, "norm of the whole gradient before clipping"),
+    "actor/lr": Metric(_LAST, "learning rate"),
+    "actor/skipped_updates": Metric(_LAST, "optimiser steps that were skipped because their gradient was not finite"),
+    "actor/updates": Metric(_LAST, "optimiser steps of this step; 0 where nothing could be learnt"),
+    "critic/vf_loss": Metric(_SUM, "value loss"),
+    "critic/vf_clipfrac": Metric(_MEAN, "share of values that were clipped"),
+    "critic/grad_norm": Metric(_LAST, "norm of the critic's gradient before clipping"),
+    "critic/lr": Metric(_LAST, "learning rate of the critic"),
+    # What was rolled out.
+    "rollout/success_rate": Metric(_MEAN, "share of all finished training episodes that succeeded, before any filter"),
+    "rollout/return": Metric(_MEAN, "sum of the environment's rewards an episode"),
+    "rollout/episode_length": Metric(_MEAN, "environment steps an episode"),
+    "rollout/episodes": Metric(_SUM, "finished episodes"),
+    "rollout/avg_response_length": Metric(_MEAN, "tokens a response"),
+    "rollout/truncated_share": Metric(_MEAN, "share of episodes that met the limit of steps"),
+    "rollout/entropy": Metric(_MEAN, "entropy of the sampled tokens, nats"),
+    "rollout/log_prob_gap": Metric(_LAST, "largest difference of recomputed and behaviour log-probs"),
+    "rollout/stale_samples": Metric(_SUM, "samples of an older policy version"),
+    # Filters and balancing.
+    "sampling/kept": Metric(_SUM, "trajectories that passed the filter"),
+    "sampling/dropped_<reason>": Metric(_SUM, "trajectories that the filter dropped for this reason"),
+    "data/trajectories": Metric(_SUM, "trajectories that are trained on"),
+    "data/bytes": Metric(_SUM, "size of the training batch"),
+    "data/bytes_max_process": Metric(_MAX, "size of the largest rank's batch"),
+    "data/imbalance": Metric(_LAST, "largest share of a rank over the mean share, in tokens"),
+    # The reward.
+    "reward/mean_score": Metric(_MEAN, "trajectory reward"),
+    "reward/success_rate": Metric(_MEAN, "share of successes among the rewarded trajectories"),
+    "reward/score": Metric(Reduction.DISTRIBUTION, "trajectory rewards"),
+    "reward/failure_score": Metric(Reduction.DISTRIBUTION, "trajectory rewards of failures"),
+    "reward/distance": Metric(Reduction.DISTRIBUTION, "distance of failures to the nearest cluster of successes"),
+    "reward/clusters": Metric(_LAST, "clusters of successes, over all tasks"),
+    "reward/noise_share": Metric(_LAST, "share of references that belong to no cluster"),
+    "reward/<statistic>": Metric(_LAST, "a statistic of the trajectory reward over all ranks"),
+    "advantage/mean": Metric(_MEAN, "advantage"),
+    "advantage/abs_mean": Metric(_MEAN, "size of the advantage"),
+    "advantage/zero_groups": Metric(_SUM, "groups that carry no advantage"),
+    # Simulators and inference.
+    "env/steps": Metric(_SUM, "environment steps"),
+    "env/steps_per_s": Metric(_SUM, "environment steps a second"),
+    "env/busy_share": Metric(_RANK_MEAN, "share of the rollout during which a simulator worked"),
+    "env/failures": Metric(_SUM, "faults of servers"),
+    "env/replays": Metric(_SUM, "episodes played again after a fault"),
+    "env/failed_episodes": Metric(_SUM, "episodes that could not be simulated, and are counted nowhere else"),
+    "policy/calls": Metric(_SUM, "forward passes of the policy during the rollout"),
+    "policy/calls_per_s": Metric(_SUM, "forward passes a second"),
+    "policy/batch_size": Metric(_MEAN, "requests in one forward pass"),
+    "policy/busy_share": Metric(_RANK_MEAN, "share of the rollout during which the policy worked"),
+    "policy/version": Metric(_LAST, "updates that the policy has seen"),
+    # Evaluation on held-out seeds; `<task>` is `all` for all tasks together.
+    "val/<task>/success_rate": Metric(_MEAN, "share of successes, sampled actions"),
+    "val/<task>/successes": Metric(_SUM, "successes"),
+    "val/<task>/episodes": Metric(_SUM, "episodes"),
+    "val/<task>/return": Metric(_MEAN, "sum of the environment's rewards an episode"),
+    "val/<task>/argmax_success_rate": Metric(_MEAN, "share of successes, most probable actions"),
+    "val/<task>/argmax_successes": Metric(_SUM, "successes, most probable actions"),
+    "val/<task>/argmax_episodes": Metric(_SUM, "episodes, most probable actions"),
+    "val/<task>/argmax_return": Metric(_MEAN, "sum of the environment's rewards an episode, most probable actions"),
+    # Time and memory.
+    "time/<node>_s": Metric(_MAX, "seconds of this node on the slowest rank"),
+    "memory/<what>_bytes": Metric(_MAX, "peak memory of the largest process"),
+    "recorder/videos": Metric(_SUM, "videos written so far"),
+}
+
+
+def register_metric(name: str, *, reduction: Reduction, meaning: str) -> None:
+    """Declare a metric of the user's own, before the run starts and on every rank.
+
+    Raises:
+        ConfigError: A name that is not `area/name`, or that is declared otherwise already.
+    """
+    if not re.fullmatch(r"[a-z0-9_]+(/[A-Za-z0-9_.<>-]+)+", name):
+        raise ConfigError(f"Metric {name!r} is not of the form area/name, for example 'reward/jerk'.")
+    metric = Metric(reduction, meaning)
+    if METRICS.setdefault(name, metric) != metric:
+        raise ConfigError(f"Metric {name!r} is declared already, as {METRICS[name]}: take another name.")
+    _pattern.cache_clear()
+
+
+def declaration(name: str) -> Metric:
+    """The declaration of `name`: its own, or that of the first name with angle brackets which fits.
+
+    Raises:
+        UnknownNameError: No declaration fits.
+    """
+    if name in METRICS:
+        return METRICS[name]
+    for declared, metric in METRICS.items():
+        if "<" in declared and _pattern(declared).fullmatch(name):
+            return metric
+    raise UnknownNameError.of(kind="metric (declare it with siirl.dag_worker.metrics.register_metric)", name=name, known=METRICS)
+
+
+@functools.cache
+def _pattern(declared: str) -> re.Pattern[str]:
+    return re.compile("[^/]+".join(re.escape(part) for part in re.split(r"<[a-z_]+>", declared)))
+
+
+def reduce_metrics(records: Iterable[Mapping[str, Value]]) -> dict[str, Reduced]:
+    """One value a name, from what all ranks recorded in a step; not every record has every name.
+
+    Raises:
+        UnknownNameError: A name that is not declared.
+        TypeError: A value of another kind than its reduction takes.
+    """
+    values: dict[str, list[Value]] = {}
+    reductions: dict[str, Reduction] = {}
+    for record in records:
+        for name, value in record.items():
+            reductions[name] = check_value(name, value)
+            values.setdefault(name, []).append(value)
+    reduced = {name: _REDUCE[reduction](values[name]) for name, reduction in reductions.items()}
+    return {name: value for name, value in reduced.items() if value is not None}
+
+
+def check_value(name: str, value: Value) -> Reduction:
+    """The reduction of `name`, if `value` is of the kind that it takes.
+
+    Raises:
+        UnknownNameError: A name that is not declared.
+        TypeError: A value of another kind.
+    """
+    reduction = declaration(name).reduction
+    if reduction is Reduction.MEAN:
+        fits, wanted = isinstance(value, Weighted), "Weighted(mean, number of things), so that ranks with unequal shares add up right"
+    elif reduction is Reduction.DISTRIBUTION:
+        fits, wanted = isinstance(value, list | tuple) and not isinstance(value, Weighted), "a list of numbers"
+    else:
+        fits, wanted = isinstance(value, numbers.Real), "a number"
+    if not fits:
+        raise TypeError(f"Metric {name!r} ({reduction.value}) takes {wanted}; got {value!r}.")
+    return reduction
+
+
+def _weighted_mean(values: Sequence[Any]) -> float | None:
+    total = math.fsum(value.weight for value in values)
+    return math.fsum(value.value * value.weight for value in values if value.weight) / total if total else None
+
+
+_REDUCE: dict[Reduction, Callable[[Sequence[Any]], Reduced | None]] = {
+    Reduction.SUM: lambda values: float(math.fsum(values)),
+    Reduction.MEAN: _weighted_mean,
+    Reduction.RANK_MEAN: lambda values: math.fsum(values) / len(values),
+    Reduction.MAX: lambda values: float(max(values)),
+    Reduction.MIN: lambda values: float(min(values)),
+    Reduction.LAST: lambda values: float(values[-1]),
+    Reduction.DISTRIBUTION: lambda values: [float(item) for part in values for item in part],
+}

@@ -1,0 +1,125 @@
+"""A progress bar with the time that is left; where the output is no terminal, a line now and then instead.
+
+`clock` is handed in so that tests need not wait.
+"""
+
+import time
+from collections.abc import Callable
+from types import TracebackType
+from typing import Self
+
+from rich.console import Console
+from rich.progress import BarColumn, ProgressColumn, Task, TextColumn, TimeElapsedColumn
+from rich.progress import Progress as RichProgress
+from rich.text import Text
+
+_LINE_EVERY_S = 10.0  # seldom enough for a log file, often enough to see that something happens
+
+
+class Progress:
+    """Counts up to `total`. Use it as a context manager, so that the terminal is put right whatever happens.
+
+    Args:
+        description: What is being done, for example "training".
+        total: Where it ends; None where only `limit_s` ends it.
+        done: Where it starts; more than 0 in a resumed run.
+        limit_s: Seconds after which it ends in any case.
+        console: Where to write; by default the standard output.
+        lines: Whether to write lines where there is no terminal. False for a caller that writes its own.
+        clock: Seconds that only grow.
+    """
+
+    def __init__(
+        self,
+        description: str,
+        total: int | None,
+        *,
+        done: int = 0,
+        limit_s: float | None = None,
+        console: Console | None = None,
+        lines: bool = True,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.console = console or Console()
+        self.description, self.total, self.done, self.limit_s = description, total, done, limit_s
+        self._clock, self._first = clock, done
+        self._started = self._advanced = clock()
+        self._lines, self._line_at = lines, self._started + _LINE_EVERY_S
+        self._bar: RichProgress | None = None
+
+    def __enter__(self) -> Self:
+        """Show the bar where there is a terminal."""
+        if self.console.is_terminal:
+            columns = (TextColumn("{task.description}"), BarColumn(), _Count(self), TimeElapsedColumn(), _Left(self))
+            self._bar = RichProgress(*columns, TextColumn("{task.fields[activity]}", style="dim"), console=self.console)
+            self._task = self._bar.add_task(self.description, total=self.total, completed=self.done, activity="")
+            self._bar.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        """Leave the bar as it stands."""
+        if self._bar is not None:
+            self._bar.stop()
+            self._bar = None
+
+    def advance(self, steps: int = 1) -> None:
+        """Count `steps` more."""
+        self.done += steps
+        self._advanced = self._clock()
+        if self._bar is not None:
+            self._bar.update(self._task, completed=self.done)
+        elif self._lines and (self._advanced >= self._line_at or self.done == self.total):
+            self._line_at = self._advanced + _LINE_EVERY_S
+            self.print(f"{self.description}: {self.count()}, {self.time_left()}")
+
+    def restart_clock(self) -> None:
+        """Forget the time so far, which was no step's: loading, or a measurement before the first step."""
+        self._started = self._advanced = self._clock()
+
+    def activity(self, text: str) -> None:
+        """Say beside the bar what is going on within the step; nothing where there is no terminal."""
+        if self._bar is not None:
+            self._bar.update(self._task, activity=text)
+
+    def print(self, line: str) -> None:
+        """Write a line above the bar, as it is: neither wrapped nor coloured."""
+        self.console.print(line, soft_wrap=True, highlight=False, markup=False)
+
+    def count(self) -> str:
+        """For example `3/40`."""
+        return str(self.done) if self.total is None else f"{self.done}/{self.total}"
+
+    def time_left(self) -> str:
+        """For example `2:05 left`; `? left` before the first step is done."""
+        return f"{duration(self.seconds_left())} left"
+
+    def seconds_left(self) -> float | None:
+        """Until the total at the speed so far, or until the limit if that comes first; None where neither is known."""
+        now, advanced = self._clock(), self.done - self._first
+        ends = [] if self.limit_s is None else [self._started + self.limit_s]
+        if self.total is not None and advanced:
+            ends.append(self._advanced + (self._advanced - self._started) / advanced * (self.total - self.done))
+        return max(0.0, min(ends) - now) if ends else None
+
+
+class _Count(ProgressColumn):
+    def __init__(self, progress: Progress) -> None:
+        super().__init__()
+        self._progress = progress
+
+    def render(self, task: Task) -> Text:
+        return Text(self._progress.count())
+
+
+class _Left(_Count):
+    def render(self, task: Task) -> Text:
+        return Text(self._progress.time_left())
+
+
+def duration(seconds: float | None) -> str:
+    """For example `0:42`, `12:05` or `1:02:03`; `?` for None."""
+    if seconds is None:
+        return "?"
+    minutes, second = divmod(round(seconds), 60)
+    hours, minute = divmod(minutes, 60)
+    return f"{hours}:{minute:02d}:{second:02d}" if hours else f"{minute}:{second:02d}"

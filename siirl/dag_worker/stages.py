@@ -1,0 +1,165 @@
+"""The stages that the shipped pipelines are made of: one plain function each, `stage(*, batch, context) -> NodeOutput`.
+
+A stage adds columns or drops rows; the batch that it gets is a shallow copy of its own. What a stage does for robots and for text is the
+business of the objects in `context`; there is no switch on the domain here. Stages of the value model come with the text domain.
+"""
+
+# B trajectory of this rank, T token
+
+import torch
+from tensordict import TensorDict
+
+from siirl.algos.advantages import estimate_advantages
+from siirl.algos.kl import kl_estimate
+from siirl.dag_worker.context import StageContext
+from siirl.dag_worker.metrics import Value, Weighted
+from siirl.dag_worker.outcomes import gather_outcomes, rows_of_rank
+from siirl.data_coordinator.protocol.batch import texts
+from siirl.errors import InvariantError
+from siirl.execution.dag import NodeOutput, columns
+from siirl.params import SiiRLArguments
+
+PROMPT_COLUMNS = ("index", "task_name", "task_id", "trial_id", "seed")
+EPISODE_COLUMNS = (
+    *("uid", "responses", "response_mask", "rollout_log_probs", "policy_version"),
+    *("finish_step", "complete", "truncated", "env_return", "instruction_ids"),
+)
+
+
+@columns(requires=PROMPT_COLUMNS, provides=EPISODE_COLUMNS)
+def generate(*, batch: TensorDict, context: StageContext) -> NodeOutput:
+    """Roll out every prompt `rollout.n` times; a row for every episode that could be simulated."""
+    return context.domain.roll_out(batch, step=context.step)
+
+
+@columns(requires=["uid", "response_mask"])
+def data_rebalance(*, batch: TensorDict, context: StageContext) -> NodeOutput:
+    """Share the trajectories that are left evenly among the ranks, by tokens; nothing moves where there is one rank."""
+    balanced = context.redistribution.redistribute(batch, node="compute_reward", step=context.step)
+    tokens = float(balanced["response_mask"].sum())
+    largest, total = context.ranks.maximum(torch.tensor(tokens)).item(), context.ranks.sum(torch.tensor(tokens)).item()
+    size = float(sum(value.numel() * value.element_size() for value in balanced.values() if isinstance(value, torch.Tensor)))
+    metrics: dict[str, Value] = {
+        "data/trajectories": float(len(balanced)),
+        "data/bytes": size,
+        "data/bytes_max_process": size,
+        "data/imbalance": largest * context.ranks.size / max(total, 1.0),
+    }
+    return NodeOutput(batch=balanced, metrics=metrics)
+
+
+@columns(
+    requires=["uid", "index", "task_name", "complete", "env_return", "response_mask"],
+    provides=["token_level_scores", "token_level_rewards"],
+)
+def compute_reward(*, batch: TensorDict, context: StageContext) -> NodeOutput:
+    """Reward every trajectory, seen beside those of all ranks; the reward stands at the last executed token."""
+    outcomes = gather_outcomes(batch, ranks=context.ranks)
+    scores = context.reward.score(outcomes)
+    reward_B = torch.from_numpy(rows_of_rank(scores.reward_B, outcomes, texts(batch, "uid")))
+    batch["token_level_scores"] = at_last_token(values_B=reward_B, mask_BT=batch["response_mask"])
+    batch["token_level_rewards"] = batch["token_level_scores"]
+    context.domain.rewarded(dict(zip(outcomes.uid_B, scores.reward_B.tolist(), strict=True)))
+    complete_B = batch["complete"].float()
+    metrics: dict[str, Value] = {
+        "reward/mean_score": mean_over_rows(reward_B),
+        "reward/success_rate": mean_over_rows(complete_B),
+        "reward/score": reward_B.tolist(),
+        "reward/failure_score": reward_B[complete_B == 0].tolist(),
+        **scores.metrics,
+    }
+    if context.config.algorithm.use_kl_in_reward:
+        batch["token_level_rewards"], kl_metrics = less_kl(batch, context)
+        metrics |= kl_metrics
+    return NodeOutput(batch=batch, metrics=metrics)
+
+
+def less_kl(batch: TensorDict, context: StageContext) -> tuple[torch.Tensor, dict[str, Value]]:
+    """Token rewards [B, T] less the KL to the reference policy; the coefficient adapts to the mean KL over all ranks."""
+    mask_BT, ranks = batch["response_mask"], context.ranks
+    kl_BT = kl_estimate(
+        log_probs_BT=batch["old_log_probs"], ref_log_probs_BT=batch["ref_log_prob"], mask_BT=mask_BT, name=context.config.algorithm.kl_penalty
+    )
+    coefficient = context.kl_controller.value
+    total, tokens, rows = ranks.sum(torch.stack([kl_BT.double().sum(), mask_BT.double().sum(), torch.tensor(float(len(batch)))])).tolist()
+    current = total / max(tokens, 1.0)
+    context.kl_controller.update(current_kl=current, n_steps=int(rows))
+    metrics: dict[str, Value] = {"actor/reward_kl_penalty": current, "actor/kl_coef": coefficient}
+    return batch["token_level_scores"] - coefficient * kl_BT, metrics
+
+
+@columns(requires=["token_level_rewards", "response_mask", "index"], provides=["advantages", "returns"])
+def compute_advantage(*, batch: TensorDict, context: StageContext) -> NodeOutput:
+    """Advantages by `algorithm.adv_estimator`; groups are completed with the rows of other ranks."""
+    algorithm = context.config.algorithm
+    available = {
+        "token_level_rewards": batch["token_level_rewards"],
+        "response_mask": batch["response_mask"],
+        "index": batch["index"],
+        "gamma": algorithm.gamma,
+        "lam": algorithm.lam,
+        "norm_adv_by_std_in_grpo": algorithm.norm_adv_by_std_in_grpo,
+        "min_group_spread": algorithm.min_group_spread,
+        "ranks": context.ranks,
+    }
+    if "values" in batch.keys():
+        available["values"] = batch["values"]
+    batch["advantages"], batch["returns"] = estimate_advantages(name=algorithm.adv_estimator, available=available)
+    size_B = batch["advantages"].abs().amax(dim=1) if len(batch) else batch["advantages"].sum(dim=1)
+    return NodeOutput(batch=batch, metrics={"advantage/abs_mean": mean_over_rows(size_B)})
+
+
+@columns(requires=["responses", "response_mask", "rollout_log_probs"], provides=["old_log_probs"])
+def compute_old_log_prob(*, batch: TensorDict, context: StageContext) -> NodeOutput:
+    """Log-probs under the weights before the update, for samples whose behaviour policy was another one."""
+    batch["old_log_probs"] = context.actor.compute_log_prob(batch).log_probs_BT
+    return NodeOutput(batch=batch)
+
+
+@columns(requires=["responses", "response_mask"], provides=["ref_log_prob"])
+def compute_ref_log_prob(*, batch: TensorDict, context: StageContext) -> NodeOutput:
+    """Log-probs under the reference policy."""
+    batch["ref_log_prob"] = context.require_reference().compute_log_prob(batch).log_probs_BT
+    return NodeOutput(batch=batch)
+
+
+@columns(requires=["responses", "response_mask", "advantages", "rollout_log_probs"])
+def train_actor(*, batch: TensorDict, context: StageContext) -> NodeOutput:
+    """The policy update, and the check that the policy which acted is the one that is trained."""
+    metrics = context.actor.update(batch, policy_version=context.weights.version)
+    gap, bound = metrics.get("rollout/log_prob_gap", 0.0), log_prob_gap_bound(context.config)
+    if gap > bound:
+        raise InvariantError(
+            f"Acting and training disagree: log-probs of the same actions and weights differ by {gap:.2g}, more than {bound:.2g} "
+            "(actor_rollout_ref.rollout.max_log_prob_gap). The ratio of PPO would be wrong."
+        )
+    return NodeOutput(batch=batch, metrics=metrics)
+
+
+@columns()
+def sync_weights(*, batch: TensorDict, context: StageContext) -> NodeOutput:
+    """Give the new weights to the rollout engine, and prove that it has them."""
+    context.weights.sync()
+    return NodeOutput(batch=batch)
+
+
+def log_prob_gap_bound(config: SiiRLArguments) -> float:
+    """Largest log-prob difference between acting and training that rounding explains."""
+    rollout, model = config.actor_rollout_ref.rollout, config.actor_rollout_ref.model
+    if rollout.max_log_prob_gap is not None:
+        return rollout.max_log_prob_gap
+    return 3e-2 if model.dtype == "bfloat16" else 1e-4  # measured: 6e-3 and 5e-7
+
+
+def at_last_token(*, values_B: torch.Tensor, mask_BT: torch.Tensor) -> torch.Tensor:
+    """[B, T], zero but for each row's value at the last token that its mask keeps."""
+    result_BT = torch.zeros(mask_BT.shape, dtype=torch.float32)
+    if len(mask_BT):
+        last_B = mask_BT.shape[1] - 1 - mask_BT.flip(1).argmax(dim=1)
+        result_BT[torch.arange(len(mask_BT)), last_B] = values_B.float()
+    return result_BT
+
+
+def mean_over_rows(values_B: torch.Tensor) -> Weighted:
+    """The mean of a column with its weight, so that ranks with different numbers of rows add up right."""
+    return Weighted(float(values_B.double().mean()) if len(values_B) else 0.0, float(len(values_B)))

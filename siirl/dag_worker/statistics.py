@@ -1,0 +1,71 @@
+"""Success rates with their uncertainty: counts and the Wilson score interval. Pure numbers, no torch.
+
+Left out: intervals of means (curves show every seed instead), and tests between two rates; two intervals that do not overlap are
+the stricter statement.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+_NORMAL_QUANTILE_95 = 1.959963984540054  # two-sided 95 % of the standard normal distribution
+
+
+@dataclass(frozen=True)
+class SuccessInterval:
+    """`successes` of `episodes`, the rate between 0 and 1, and its 95 % interval from `low` to `high`."""
+
+    successes: int
+    episodes: int
+    rate: float
+    low: float
+    high: float
+
+    def __str__(self) -> str:
+        """For example `43.0 % [33.7, 52.8] (43/100)`."""
+        if self.episodes == 0:
+            return "no episodes"
+        return f"{100 * self.rate:.1f} % [{100 * self.low:.1f}, {100 * self.high:.1f}] ({self.successes}/{self.episodes})"
+
+    def overlaps(self, other: "SuccessInterval") -> bool:
+        """Whether the two intervals share a point."""
+        return self.low <= other.high and other.low <= self.high
+
+
+def success_interval(successes: int, episodes: int) -> SuccessInterval:
+    """The Wilson score interval at 95 % (Wilson 1927, JASA 22:209, eq. 4), which also holds near 0 and 1 and for few episodes.
+
+    No episodes give no rate (NaN) and the whole interval from 0 to 1.
+
+    Raises:
+        ValueError: Counts that cannot be.
+    """
+    if not 0 <= successes <= episodes:
+        raise ValueError(f"{successes} successes of {episodes} episodes cannot be: 0 <= successes <= episodes is needed.")
+    if episodes == 0:
+        return SuccessInterval(successes=0, episodes=0, rate=math.nan, low=0.0, high=1.0)
+    rate = successes / episodes
+    squared = _NORMAL_QUANTILE_95**2
+    centre = (rate + squared / (2 * episodes)) / (1 + squared / episodes)
+    half = _NORMAL_QUANTILE_95 * math.sqrt(rate * (1 - rate) / episodes + squared / (4 * episodes**2)) / (1 + squared / episodes)
+    # The ends are 0 and 1 exactly where all or none succeed; rounding would leave them a hair off.
+    low = 0.0 if successes == 0 else centre - half
+    high = 1.0 if successes == episodes else centre + half
+    return SuccessInterval(successes=successes, episodes=episodes, rate=rate, low=low, high=high)
+
+
+def evaluations(metrics: Mapping[str, Any], *, kind: str = "") -> dict[str, SuccessInterval]:
+    """The success of each evaluated task, from the metrics `val/<task>/successes` and `val/<task>/episodes`; `all` comes last.
+
+    `kind="argmax_"` reads those of the most probable actions, `val/<task>/argmax_successes` and so on.
+    """
+    suffix = f"/{kind}episodes"
+    tasks = [name[len("val/") : -len(suffix)] for name in metrics if name.startswith("val/") and name.endswith(suffix)]
+    counts = {task: (metrics[f"val/{task}/{kind}successes"], metrics[f"val/{task}{suffix}"]) for task in sorted(tasks, key=all_last)}
+    return {task: success_interval(round(successes), round(episodes)) for task, (successes, episodes) in counts.items()}
+
+
+def all_last(task: str) -> tuple[bool, str]:
+    """Sorts tasks by name, with `all` at the end."""
+    return task == "all", task

@@ -1,0 +1,225 @@
+"""Divide rows so that every part makes the same work: partitions for ranks, micro-batches under a token budget.
+
+The k-way largest differencing method of Karmarkar and Karp (1982; k-way after Korf, "Multi-way number partitioning", 2009), then
+exchanges between the heaviest and the lightest part. Plain numbers in, lists of positions out; no torch, deterministic.
+"""
+
+import heapq
+from bisect import insort
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from siirl.errors import ConfigError
+
+Bin = tuple[int, int]  # sum of its lengths, its number
+State = list[Bin]  # a partial solution: its filled bins, lightest first; bins beyond these are empty
+
+EXCHANGES_PER_PART = 4  # bounds the time of the refinement; it mostly finds nothing to improve long before
+PARTNERS = 8  # parts with which the heaviest and the lightest are compared in each round
+
+
+def get_seqlen_balanced_partitions(seqlen_list: Sequence[int], k_partitions: int, equal_size: bool) -> list[list[int]]:
+    """Divide positions 0..n-1 into `k_partitions` parts with sums of lengths as equal as the method finds them.
+
+    Args:
+        seqlen_list: Length (work) of each row, none negative.
+        k_partitions: Number of parts.
+        equal_size: Whether every part must have the same number of rows; if not, a part may even be empty.
+
+    Returns:
+        `k_partitions` ascending lists, in the order of their first positions; every position is in exactly one.
+
+    Raises:
+        ConfigError: `k_partitions` < 1, a negative length, or `equal_size` with a number of rows that cannot be divided.
+    """
+    lengths = [int(length) for length in seqlen_list]
+    if k_partitions < 1:
+        raise ConfigError(f"k_partitions={k_partitions} must be at least 1.")
+    if min(lengths, default=0) < 0:
+        raise ConfigError(f"Lengths must not be negative; the smallest is {min(lengths)}.")
+    if equal_size and len(lengths) % k_partitions:
+        raise ConfigError(
+            f"{len(lengths)} rows cannot be divided into {k_partitions} parts of equal size. Leave {len(lengths) % k_partitions} out."
+        )
+    parts = _KarmarkarKarp(lengths, k_partitions, equal_size=equal_size).solve()
+    parts = _refine(parts, np.asarray(lengths, dtype=np.int64), equal_size=equal_size)
+    return sorted((sorted(part) for part in parts), key=lambda part: part[0] if part else len(lengths))
+
+
+def micro_batches_by_budget(lengths: Sequence[int], max_tokens: int, *, min_count: int = 1) -> list[list[int]]:
+    """Divide positions into as few micro-batches as it finds, each with at most `max_tokens`, and balance them.
+
+    Args:
+        lengths: Tokens of each row.
+        max_tokens: Budget of a micro-batch.
+        min_count: At least so many, so that all ranks can agree on one number (some may then be empty).
+
+    Raises:
+        ConfigError: A row is longer than the budget.
+    """
+    if lengths and max(lengths) > max_tokens:
+        raise ConfigError(f"A row of {max(lengths)} tokens exceeds the budget of {max_tokens} tokens a micro-batch. Raise the budget.")
+    packed = _first_fit_decreasing(lengths, max_tokens)
+    fewest = max(1, min_count, -(-sum(lengths) // max_tokens))
+    for count in range(fewest, max(fewest, len(packed)) + 1):
+        balanced = get_seqlen_balanced_partitions(lengths, count, equal_size=False)
+        if max(sum(lengths[position] for position in part) for part in balanced) <= max_tokens:
+            return balanced
+    return packed + [[] for _ in range(min_count - len(packed))]
+
+
+def _first_fit_decreasing(lengths: Sequence[int], capacity: int) -> list[list[int]]:
+    """Longest first, each row into the first bin that has room: about 11/9 of the fewest bins at worst (Johnson 1973)."""
+    bins: list[list[int]] = []
+    room: list[int] = []
+    for position in sorted(range(len(lengths)), key=lambda position: (-lengths[position], position)):
+        index = next((index for index, free in enumerate(room) if free >= lengths[position]), len(bins))
+        if index == len(bins):
+            bins.append([])
+            room.append(capacity)
+        bins[index].append(position)
+        room[index] -= lengths[position]
+    return [sorted(part) for part in bins]
+
+
+def spread(parts: Sequence[Sequence[int]], lengths: Sequence[int]) -> int:
+    """Heaviest part minus lightest part."""
+    sums = [sum(lengths[position] for position in part) for part in parts]
+    return max(sums) - min(sums)
+
+
+class _KarmarkarKarp:
+    """The method's state: partial solutions by spread, and rows that are still solutions of their own.
+
+    The two solutions with the largest spread are merged, heavy bins onto light ones, until one is left. With `equal_size` every
+    `count` rows (sorted by length) are one solution from the start, one in each bin, so that merging keeps the sizes equal.
+    """
+
+    def __init__(self, lengths: Sequence[int], count: int, *, equal_size: bool) -> None:
+        self.lengths, self.count = lengths, count
+        self.rows_of_bin: list[list[int]] = []
+        self.by_spread: list[tuple[int, int, State]] = []  # a heap; the second number breaks ties and is unique
+        self.pushed = 0
+        self.rows = sorted(range(len(lengths)), key=lambda row: (lengths[row], row))  # the heaviest is taken from the end
+        if equal_size:
+            for start in range(0, len(self.rows), count):
+                self._push([self._new_bin(row) for row in self.rows[start : start + count]])
+            self.rows = []
+
+    def solve(self) -> list[list[int]]:
+        """Rows of each of the `count` bins."""
+        while self.rows or len(self.by_spread) > 1:
+            state = self._take_largest()
+            if self.rows and self.lengths[self.rows[-1]] >= self._largest_spread():
+                self._absorb_rows(state)
+            elif self.by_spread:
+                state = self._merge(state, heapq.heappop(self.by_spread)[2])
+            self._push(state)
+        last = self.by_spread[0][2] if self.by_spread else []
+        return [self.rows_of_bin[bin_] for _, bin_ in last] + [[] for _ in range(self.count - len(last))]
+
+    def _take_largest(self) -> State:
+        if self.by_spread and (not self.rows or self._largest_spread() >= self.lengths[self.rows[-1]]):
+            return heapq.heappop(self.by_spread)[2]
+        return [self._new_bin(self.rows.pop())]
+
+    def _absorb_rows(self, state: State) -> None:
+        """Merge single rows into `state` for as long as these two are the pair with the largest spreads."""
+        rows, lengths, count, rival = self.rows, self.lengths, self.count, self._largest_spread()
+        while rows:
+            length = lengths[rows[-1]]
+            if length < rival or _spread_of(state, count) < max(length, rival):
+                return
+            if len(state) < count:
+                insort(state, self._new_bin(rows.pop()))
+            else:
+                total, bin_ = state.pop(0)
+                self.rows_of_bin[bin_].append(rows.pop())
+                insort(state, (total + length, bin_))
+
+    def _merge(self, left: State, right: State) -> State:
+        """Put the heaviest bins of one onto the lightest of the other, empty ones first."""
+        empty = self.count - len(left)
+        heavy_first = right[::-1]
+        joined = [self._join(light, heavy) for light, heavy in zip(left, heavy_first[empty:], strict=False)]
+        return sorted(heavy_first[:empty] + joined + left[len(joined) :])
+
+    def _join(self, light: Bin, heavy: Bin) -> Bin:
+        kept, moved = (light, heavy) if len(self.rows_of_bin[light[1]]) >= len(self.rows_of_bin[heavy[1]]) else (heavy, light)
+        self.rows_of_bin[kept[1]].extend(self.rows_of_bin[moved[1]])
+        return light[0] + heavy[0], kept[1]
+
+    def _new_bin(self, row: int) -> Bin:
+        self.rows_of_bin.append([row])
+        return self.lengths[row], len(self.rows_of_bin) - 1
+
+    def _push(self, state: State) -> None:
+        self.pushed += 1
+        heapq.heappush(self.by_spread, (-_spread_of(state, self.count), self.pushed, state))
+
+    def _largest_spread(self) -> int:
+        return -self.by_spread[0][0] if self.by_spread else -1
+
+
+def _spread_of(state: State, count: int) -> int:
+    return state[-1][0] - (state[0][0] if len(state) == count else 0)
+
+
+def _refine(parts: list[list[int]], lengths: NDArray[np.int64], *, equal_size: bool) -> list[list[int]]:
+    """Exchange rows (or move one, where sizes are free) between a heavy and a light part while that narrows the spread."""
+    sums = np.array([lengths[part].sum() for part in parts], dtype=np.int64)
+    for _ in range(EXCHANGES_PER_PART * len(parts)):
+        if not any(_exchange(parts, sums, lengths, heavy, light, may_move=not equal_size) for heavy, light in _pairs_to_try(sums)):
+            break
+    return parts
+
+
+def _pairs_to_try(sums: NDArray[np.int64]) -> list[tuple[int, int]]:
+    """Heavy and light parts: the heaviest with each of the lightest, then each of the heaviest with the lightest."""
+    ascending = [int(part) for part in np.argsort(sums, kind="stable")]
+    lightest, heaviest = ascending[0], ascending[-1]
+    with_heaviest = [(heaviest, part) for part in ascending[:PARTNERS]]
+    with_lightest = [(part, lightest) for part in ascending[: -PARTNERS - 1 : -1]]
+    return with_heaviest + with_lightest
+
+
+def _exchange(
+    parts: list[list[int]], sums: NDArray[np.int64], lengths: NDArray[np.int64], heavy: int, light: int, *, may_move: bool
+) -> bool:
+    """Make the best exchange between two parts; False where none brings them closer."""
+    found = _best_exchange(lengths[parts[heavy]], lengths[parts[light]], int(sums[heavy] - sums[light]), may_move=may_move)
+    if found is None:
+        return False
+    given, taken, amount = found
+    row = parts[heavy].pop(given)
+    if taken is not None:
+        parts[heavy].append(parts[light].pop(taken))
+    parts[light].append(row)
+    sums[heavy] -= amount
+    sums[light] += amount
+    return True
+
+
+def _best_exchange(heavy: NDArray[np.int64], light: NDArray[np.int64], gap: int, *, may_move: bool) -> tuple[int, int | None, int] | None:
+    """What to give and what to take back, so that the amount that changes sides is closest to half the gap and below the gap.
+
+    Returns:
+        Position in `heavy`, position in `light` (None to take nothing back), and the amount; None where nothing helps.
+    """
+    order = np.argsort(light, kind="stable")
+    candidates = np.concatenate([[0], light[order]]) if may_move else light[order]
+    if len(candidates) == 0 or len(heavy) == 0 or gap < 2:
+        return None
+    wanted = np.searchsorted(candidates, heavy - gap / 2)
+    choices = np.stack([np.clip(wanted - 1, 0, None), np.clip(wanted, None, len(candidates) - 1)])
+    amounts = heavy - candidates[choices]
+    misses = np.where((amounts > 0) & (amounts < gap), np.abs(2 * amounts - gap), np.iinfo(np.int64).max)
+    side, given = np.unravel_index(int(misses.argmin()), misses.shape)
+    if misses[side, given] == np.iinfo(np.int64).max:
+        return None
+    choice, amount = int(choices[side, given]), int(amounts[side, given])
+    if may_move:
+        return int(given), None if choice == 0 else int(order[choice - 1]), amount
+    return int(given), int(order[choice]), amount

@@ -1,0 +1,241 @@
+"""The DataCoordinator: which samples wait for which node, and who has taken them. It holds metadata and references, never tensors.
+
+Two ways to take samples from the queue of a (node, step): `get_batch`, first come first served; and `get_partition`, which waits
+until every source rank has put its share, divides all of it so that each rank has the same work, and keeps what cannot be divided
+for the node's next step. Whatever is taken is leased: acknowledged, or given back when its holder dies or lets the time pass.
+So every sample that was put is waiting, leased, left over, acknowledged or discarded, and in exactly one of these.
+
+A plain class without waiting: "not yet" is None or False. `ray_edge` makes it an actor that waits. No operation looks at other
+nodes' queues, so none costs more because of what else is queued.
+"""
+
+import heapq
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from siirl.data_coordinator.leases import Lease, LeaseBook
+from siirl.data_coordinator.partition import divide
+from siirl.data_coordinator.queues import Entry, NodeQueues, PartitionRequest, QueueKey, StepQueue
+from siirl.data_coordinator.sample_info import SampleInfo
+from siirl.errors import ConfigError, InvariantError
+
+FilterPlugin = Callable[[SampleInfo], bool]
+
+DEFAULT_CAPACITY = 65_536  # samples waiting for one node; metadata takes about 1 kB each
+DEFAULT_LEASE_SECONDS = 1800.0  # longer than any step of a healthy run: a lease that is acknowledged at the end of a step must last
+
+
+class DataCoordinator:
+    """Queues of samples by destination node and step.
+
+    Args:
+        capacity: Samples that may wait for one node.
+        lease_seconds: Time after which a lease that was not acknowledged is given back.
+        clock: Seconds, monotonic.
+    """
+
+    def __init__(
+        self, *, capacity: int = DEFAULT_CAPACITY, lease_seconds: float = DEFAULT_LEASE_SECONDS, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        if capacity < 1 or lease_seconds <= 0:
+            raise ConfigError(f"DataCoordinator: capacity={capacity} and lease_seconds={lease_seconds} must be positive.")
+        self.capacity = capacity
+        self._clock = clock
+        self._nodes: dict[str, NodeQueues] = {}
+        self._leases = LeaseBook(lease_seconds)
+        self._arrivals = 0
+        self._acknowledged = 0
+        self._discarded = 0
+
+    def put_batch(
+        self, key: QueueKey, sample_infos: Sequence[SampleInfo], sample_refs: Sequence[Any], *, source: int = 0, sources: int | None = None
+    ) -> bool:
+        """Register samples for a node and step.
+
+        Args:
+            key: Destination node and step.
+            sample_infos: Metadata; ids must be new in this queue.
+            sample_refs: One reference a sample.
+            source: The rank that puts them.
+            sources: How many ranks will put, each once and possibly nothing, before `get_partition`; None for `get_batch`.
+
+        Returns:
+            False where the node's queues are full: try again when samples have been taken. The share of a rank for the oldest
+            step of its node is always accepted, because that step could not be finished without it.
+
+        Raises:
+            InvariantError: An id twice, a source twice, or samples for a step that has been divided already.
+        """
+        if len(sample_infos) != len(sample_refs):
+            raise InvariantError(f"{len(sample_infos)} sample infos came with {len(sample_refs)} references for {key}.")
+        node = self._nodes.setdefault(key.node, NodeQueues())
+        queue = node.steps.get(key.step) or StepQueue(sources=sources)
+        queue.check_put(key, [info.uid for info in sample_infos], source=source, sources=sources)
+        cannot_wait = sources is not None and key.step <= min(node.steps, default=key.step)
+        if node.waiting and node.waiting + len(sample_infos) > self.capacity and not cannot_wait:
+            return False
+        node.steps[key.step] = queue
+        for info, ref in zip(sample_infos, sample_refs, strict=True):
+            queue.add(Entry(order=(key.step, 0 if sources is None else source, self._arrivals), info=info, ref=ref, source=source))
+            self._arrivals += 1
+        queue.sources_done.add(source)
+        node.waiting += len(sample_infos)
+        return True
+
+    def get_batch(self, key: QueueKey, *, count: int, holder: str, filter_plugin: FilterPlugin | None = None) -> Lease | None:
+        """Lease the first `count` samples (of those that the filter accepts); None while there are fewer.
+
+        Raises:
+            InvariantError: The queue was put with `sources`, for `get_partition`.
+        """
+        node = self._nodes.get(key.node)
+        queue = node.steps.get(key.step) if node else None
+        if node is None or queue is None or len(queue.entries) < count:
+            return None
+        if queue.sources is not None:
+            raise InvariantError(f"The samples of {key} were put by {queue.sources} sources to be divided. Take them with get_partition.")
+        taken: list[Entry] = []
+        passed: list[Entry] = []
+        while queue.entries and len(taken) < count:
+            entry = heapq.heappop(queue.entries)
+            (taken if filter_plugin is None or filter_plugin(entry.info) else passed).append(entry)
+        if len(taken) < count:
+            passed, taken = passed + taken, []
+        for entry in passed:
+            heapq.heappush(queue.entries, entry)
+        if not taken:
+            return None
+        node.waiting -= count
+        queue.leased += count
+        return self._leases.open(key, holder=holder, entries=taken, rank=None, now=self._clock())
+
+    def get_partition(
+        self, key: QueueKey, request: PartitionRequest, *, rank: int, filter_plugin: FilterPlugin | None = None
+    ) -> Lease | None:
+        """Lease the part of a step that belongs to `rank`; None until all sources have put and older steps of the node are divided.
+
+        The first call divides what was put and what earlier steps left over; what the filter rejects or the request leaves out
+        becomes left over. A rank that asks again before it acknowledges gets the same lease.
+
+        Raises:
+            InvariantError: The ranks' requests differ, or this rank has acknowledged its part.
+            ConfigError: `rank` is not below `request.partitions`.
+        """
+        node = self._nodes.get(key.node)
+        queue = node.steps.get(key.step) if node else None
+        if node is None or queue is None or not queue.complete or node.has_undivided_step_before(key.step):
+            return None
+        if not 0 <= rank < request.partitions:
+            raise ConfigError(
+                f"Rank {rank} asks {key} for one of {request.partitions} parts; ranks count from 0 to {request.partitions - 1}."
+            )
+        if queue.parts is None:
+            self._divide(node, queue, request, filter_plugin)
+        assert queue.parts is not None
+        if queue.request != request:
+            raise InvariantError(f"Rank {rank} asks {key} for {request}, but it was divided for {queue.request}. All ranks must ask alike.")
+        if rank in queue.leases:
+            return self._leases.renew(queue.leases[rank], now=self._clock())
+        if rank not in queue.parts:
+            raise InvariantError(f"Rank {rank} has taken and acknowledged its part of {key} already.")
+        entries = queue.parts.pop(rank)
+        node.waiting -= len(entries)
+        queue.leased += len(entries)
+        lease = self._leases.open(key, holder=str(rank), entries=entries, rank=rank, now=self._clock())
+        queue.leases[rank] = lease.lease_id
+        return lease
+
+    def acknowledge(self, lease_id: int) -> None:
+        """Its samples are used and forgotten.
+
+        Raises:
+            InvariantError: The lease was given back meanwhile: another worker may have the samples, so this one must not use them.
+        """
+        lease, entries, rank = self._leases.close(lease_id)
+        self._acknowledged += len(entries)
+        node, queue = self._of(lease.key)
+        queue.leased -= len(entries)
+        if rank is not None:
+            del queue.leases[rank]
+        if queue.done:
+            del node.steps[lease.key.step]
+
+    def release(self, holder: str) -> int:
+        """Give back everything that a worker holds, because it died; returns the number of samples."""
+        return sum(self._give_back(lease_id) for lease_id in self._leases.of_holder(holder))
+
+    def expire(self) -> int:
+        """Give back all leases that are past their time; returns the number of samples."""
+        return sum(self._give_back(lease_id) for lease_id in self._leases.past(self._clock()))
+
+    def seconds_to_next_expiry(self) -> float | None:
+        """Time until a lease may expire; None without leases."""
+        return self._leases.seconds_to_next(self._clock())
+
+    def leftovers(self, node: str) -> list[tuple[SampleInfo, Any]]:
+        """Metadata and references that earlier steps of a node left over, for its next step or for a checkpoint."""
+        return [(entry.info, entry.ref) for entry in self._nodes.get(node, NodeQueues()).leftovers]
+
+    def restore_leftovers(self, node: str, sample_infos: Sequence[SampleInfo], sample_refs: Sequence[Any]) -> None:
+        """Put back what `leftovers` gave, in the same order, before the first step of a resumed run."""
+        queues = self._nodes.setdefault(node, NodeQueues())
+        for info, ref in zip(sample_infos, sample_refs, strict=True):
+            queues.leftovers.append(Entry(order=(-1, 0, self._arrivals), info=info, ref=ref, source=None))
+            self._arrivals += 1
+        queues.waiting += len(sample_infos)
+
+    def discard_leftovers(self, node: str, should_drop: FilterPlugin) -> int:
+        """Drop leftovers, for example those of too old a policy version; returns how many."""
+        queues = self._nodes.get(node, NodeQueues())
+        kept = [entry for entry in queues.leftovers if not should_drop(entry.info)]
+        dropped = len(queues.leftovers) - len(kept)
+        queues.leftovers = kept
+        queues.waiting -= dropped
+        self._discarded += dropped
+        return dropped
+
+    def missing_sources(self, key: QueueKey) -> list[int] | None:
+        """Source ranks that have not put yet; None where nobody has."""
+        node = self._nodes.get(key.node)
+        queue = node.steps.get(key.step) if node else None
+        return None if queue is None else sorted(set(range(queue.sources or 0)) - queue.sources_done)
+
+    def stats(self) -> dict[str, int]:
+        """Samples by what became of them; `put` is the sum of the others."""
+        waiting = sum(node.waiting for node in self._nodes.values())
+        left_over = sum(len(node.leftovers) for node in self._nodes.values())
+        return {
+            "put": self._arrivals,
+            "waiting": waiting - left_over,
+            "left_over": left_over,
+            "leased": self._leases.num_samples,
+            "acknowledged": self._acknowledged,
+            "discarded": self._discarded,
+        }
+
+    def _divide(self, node: NodeQueues, queue: StepQueue, request: PartitionRequest, filter_plugin: FilterPlugin | None) -> None:
+        candidates = node.leftovers + sorted(queue.entries)
+        rejected = [entry for entry in candidates if filter_plugin is not None and not filter_plugin(entry.info)]
+        rejected_uids = {entry.info.uid for entry in rejected}
+        parts, remainder = divide([entry for entry in candidates if entry.info.uid not in rejected_uids], request)
+        queue.entries, queue.request, queue.parts = [], request, dict(enumerate(parts))
+        node.leftovers = sorted(rejected + remainder)
+
+    def _give_back(self, lease_id: int) -> int:
+        lease, entries, rank = self._leases.close(lease_id)
+        node, queue = self._of(lease.key)
+        node.waiting += len(entries)
+        queue.leased -= len(entries)
+        if rank is None:
+            for entry in entries:
+                heapq.heappush(queue.entries, entry)
+        else:
+            assert queue.parts is not None
+            queue.parts[rank] = entries
+            del queue.leases[rank]
+        return len(entries)
+
+    def _of(self, key: QueueKey) -> tuple[NodeQueues, StepQueue]:
+        node = self._nodes[key.node]
+        return node, node.steps[key.step]

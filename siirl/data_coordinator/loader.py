@@ -1,0 +1,141 @@
+"""Which episodes a step trains on: a stream of (task, trial, seed) that is a pure function of the run's seed and a position.
+
+Prompt number i of the stream belongs to pass i // number of tasks over all tasks, each pass in an order of its own. So a step's
+prompts are known from numbers alone: ranks take every `ranks`-th of them without talking to each other, and the whole state is one
+position, which another number of ranks can take up. Training seeds start at 1,000,000 and evaluation seeds end below it.
+
+Left out: text prompts, which come from files; and running the episodes (siirl.engine.rollout).
+"""
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from siirl.errors import CheckpointError, ConfigError
+
+FIRST_TRAINING_SEED = 1_000_000  # evaluation seeds are 0..999_999: disjoint by construction
+LAST_SEED = 2**31 - 1  # what every simulator takes
+
+LOADER_COLUMNS = frozenset({"index", "task_name", "task_id", "trial_id", "seed"})
+"""What `EpisodeTask.columns` gives: for `TaskGraph.check_columns(loader_columns=...)`."""
+
+
+@dataclass(frozen=True)
+class EpisodeTask:
+    """A prompt of embodied training: the n rollouts of its group all start from it."""
+
+    task: str
+    task_id: int
+    """Position in the list of tasks."""
+    trial_id: int
+    """How many prompts of the same task came before."""
+    seed: int
+    """Fixes the environment."""
+    group_id: int
+    """Unique over the run."""
+
+    def columns(self) -> dict[str, Any]:
+        """As columns of a batch; `Samples2Dict([Sample(task.columns()) for task in tasks])` makes one."""
+        values = asdict(self)
+        return {"index": values.pop("group_id"), "task_name": values.pop("task"), **values}
+
+
+class TaskLoader:
+    """The training stream, seen from one rank.
+
+    Args:
+        tasks: Names of the tasks; each pass over them visits each once.
+        prompts_per_step: `data.train_batch_size`, over all ranks.
+        seed: Of the order and of the environments; two runs with different seeds see different episodes.
+        rank: This rank; it gets the prompts at positions rank, rank + ranks, … of each step.
+        ranks: How many there are.
+
+    Raises:
+        ConfigError: No tasks, one twice, fewer prompts than ranks, or a rank out of range.
+    """
+
+    def __init__(self, *, tasks: Sequence[str], prompts_per_step: int, seed: int, rank: int = 0, ranks: int = 1) -> None:
+        _check_tasks(tasks)
+        if not 0 <= rank < ranks:
+            raise ConfigError(f"TaskLoader: rank {rank} of {ranks}; ranks count from 0.")
+        if prompts_per_step < ranks:
+            raise ConfigError(f"data.train_batch_size={prompts_per_step} gives some of the {ranks} ranks no prompt. Use at least {ranks}.")
+        self.tasks = tuple(tasks)
+        self.prompts_per_step = prompts_per_step
+        self.seed = seed
+        self.rank, self.ranks = rank, ranks
+        self.position = 0
+        """Prompts that all ranks together have taken."""
+
+    def next_step(self) -> list[EpisodeTask]:
+        """This rank's prompts of the next step."""
+        return self.draw(self.prompts_per_step)
+
+    def draw(self, count: int) -> list[EpisodeTask]:
+        """This rank's share of the next `count` prompts; all ranks must ask for the same count (a refill, for example)."""
+        first, self.position = self.position, self.position + count
+        return [self.prompt(number) for number in range(first + self.rank, first + count, self.ranks)]
+
+    def prompt(self, number: int) -> EpisodeTask:
+        """Prompt `number` of the stream, whoever takes it."""
+        trial_id, place = divmod(number, len(self.tasks))
+        task_id = int(np.random.default_rng([self.seed, trial_id]).permutation(len(self.tasks))[place])
+        seed = training_seed(run_seed=self.seed, number=number)
+        return EpisodeTask(task=self.tasks[task_id], task_id=task_id, trial_id=trial_id, seed=seed, group_id=number)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The global state: the same on every rank."""
+        return {"position": self.position, "seed": self.seed, "tasks": list(self.tasks)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on where `state` was taken, also at another number of ranks or prompts a step.
+
+        Raises:
+            CheckpointError: It belongs to a stream of other tasks or another seed.
+        """
+        own = self.state_dict()
+        for name in ("seed", "tasks"):
+            if state[name] != own[name]:
+                raise CheckpointError(
+                    f"The checkpoint's data stream has {name}={state[name]!r}, and this run has {own[name]!r}. "
+                    "Resume with the same, or start a new run from the checkpoint's weights."
+                )
+        self.position = int(state["position"])
+
+
+def training_seed(*, run_seed: int, number: int) -> int:
+    """Seed of the environment for prompt `number`: in [1,000,000, 2**31), different for each prompt of a run."""
+    available = LAST_SEED + 1 - FIRST_TRAINING_SEED
+    start = int(np.random.SeedSequence(run_seed).generate_state(1, np.uint64)[0])
+    return FIRST_TRAINING_SEED + (start + number) % available
+
+
+def evaluation_tasks(
+    *, tasks: Sequence[str], episodes_per_task: int, seed_offset: int = 0, rank: int = 0, ranks: int = 1
+) -> list[EpisodeTask]:
+    """This rank's share of an evaluation: `episodes_per_task` episodes of each task, from the seeds that begin at `seed_offset`.
+
+    Raises:
+        ConfigError: Seeds outside of 0..999,999, which training may use, or no tasks.
+    """
+    _check_tasks(tasks)
+    if episodes_per_task < 1 or seed_offset < 0 or seed_offset + episodes_per_task > FIRST_TRAINING_SEED:
+        raise ConfigError(
+            f"trainer.val_episodes={episodes_per_task} from trainer.val_seed_offset={seed_offset} are the seeds {seed_offset} to "
+            f"{seed_offset + episodes_per_task - 1}. Evaluation seeds are 0 to {FIRST_TRAINING_SEED - 1}; those above belong to training."
+        )
+    episodes = [
+        EpisodeTask(task=task, task_id=task_id, trial_id=trial, seed=seed_offset + trial, group_id=trial * len(tasks) + task_id)
+        for trial in range(episodes_per_task)
+        for task_id, task in enumerate(tasks)
+    ]
+    return episodes[rank::ranks]
+
+
+def _check_tasks(tasks: Sequence[str]) -> None:
+    if isinstance(tasks, str) or not tasks:
+        raise ConfigError(f"env.tasks={tasks!r} must be a list with at least one task.")
+    if len(set(tasks)) < len(tasks):
+        raise ConfigError(f"env.tasks={list(tasks)!r} names a task twice.")

@@ -1,0 +1,89 @@
+"""Operations on whole batches: choose rows, join batches of different padding, check ids. What is in a batch: `columns`."""
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from tensordict import NonTensorStack, TensorDict
+
+from siirl.data_coordinator.protocol.columns import column
+from siirl.data_coordinator.protocol.padding import RAGGED, Extent
+from siirl.errors import InvariantError
+
+
+def select_rows(batch: TensorDict, rows: Sequence[int] | torch.Tensor) -> TensorDict:
+    """The rows with these positions (or where a boolean mask is true), in this order, copied; padding stays as it is."""
+    positions = torch.as_tensor(rows)
+    if positions.dtype is torch.bool:
+        positions = positions.nonzero().flatten()
+    chosen = positions.long()
+    columns: dict[str, Any] = {}
+    for name, value in batch.items():
+        if isinstance(value, torch.Tensor):
+            columns[name] = value[chosen]
+        else:
+            every_text = texts(batch, name)
+            columns[name] = NonTensorStack(*[every_text[position] for position in chosen.tolist()])
+    return TensorDict(columns, batch_size=[len(chosen)])
+
+
+def concat(batches: Sequence[TensorDict]) -> TensorDict:
+    """Join batches by rows, each padded to the widest.
+
+    Raises:
+        ValueError: No batches.
+        InvariantError: Batches with different columns.
+    """
+    if not batches:
+        raise ValueError("concat needs at least one batch.")
+    names = set(batches[0].keys())
+    for batch in batches:
+        if set(batch.keys()) != names:
+            raise InvariantError(f"Batches with different columns cannot be joined; they differ in {sorted(names ^ set(batch.keys()))}.")
+    extents = [Extent.of_shapes(tensor_shapes(batch)) for batch in batches]
+    rows = [batch.batch_size[0] for batch in batches]
+    widest = Extent.widest(extents)
+    joined: dict[str, Any] = {}
+    for name, first in batches[0].items():
+        if not isinstance(first, torch.Tensor):
+            joined[name] = NonTensorStack(*[text for batch in batches for text in texts(batch, name)])
+        elif column(name).layout in RAGGED:
+            joined[name] = _join(name, [batch[name] for batch in batches], extents, widest)
+        else:
+            joined[name] = torch.cat([batch[name] for batch in batches])
+    return TensorDict(joined, batch_size=[sum(rows)])
+
+
+def check_unique_uids(batch: TensorDict) -> None:
+    """Refuse a batch in which two rows have one id: they would share videos, embeddings and rewards.
+
+    Raises:
+        InvariantError: With the ids.
+    """
+    repeated = [uid for uid, count in Counter(texts(batch, "uid")).items() if count > 1]
+    if repeated:
+        raise InvariantError(
+            f"{len(repeated)} sample ids occur more than once in a batch, first {repeated[0]!r}. Each rollout needs its own."
+        )
+
+
+def tensor_shapes(batch: TensorDict) -> dict[str, tuple[int, ...]]:
+    """Shapes of the tensor columns."""
+    return {name: tuple(value.shape) for name, value in batch.items() if isinstance(value, torch.Tensor)}
+
+
+def texts(batch: TensorDict, name: str) -> list[str]:
+    """A column of strings as a list, one a row."""
+    return list(batch.get(name).tolist())
+
+
+def _join(name: str, tensors: Sequence[torch.Tensor], extents: Sequence[Extent], widest: Extent) -> torch.Tensor:
+    layout = column(name).layout
+    shape = (sum(len(tensor) for tensor in tensors), widest.width(layout), *tensors[0].shape[2:])
+    joined = torch.zeros(shape, dtype=tensors[0].dtype, device=tensors[0].device)
+    start = 0
+    for tensor, extent in zip(tensors, extents, strict=True):
+        joined[start : start + len(tensor), widest.place(layout, extent)] = tensor
+        start += len(tensor)
+    return joined

@@ -1,0 +1,116 @@
+"""The legend of a batch: each column's dtype, axes, and the axis along which its rows differ in length.
+
+Rows are padded to the longest row of their batch, so that a column can be a tensor. Which axis is padded, on which side and with
+what is told here and nowhere else. A column that is not in the table is kept as it is; one of a user's own that runs along the
+tokens is added with `register_column`.
+"""
+
+# B trajectory, T response token, C chunk of actions (one observation each), P prompt token, L instruction word,
+# N camera, H height, W width, J joint (proprioception value), D embedding
+
+from dataclasses import dataclass
+from enum import Enum
+
+import numpy as np
+from numpy.typing import NDArray
+
+from siirl.errors import ConfigError
+
+
+class Layout(Enum):
+    """What axis 1 of a column is; axis 0 is the row, and further axes have one size for all rows."""
+
+    FIXED = "fixed"
+    """Nothing ragged: one value or one array of fixed shape a row."""
+    TOKEN = "token"
+    """Response tokens, padded on the right; T of them."""
+    CHUNK = "chunk"
+    """Chunks of actions, padded on the right; C of them, T / C tokens each."""
+    PROMPT = "prompt"
+    """Prompt tokens, padded on the left; P of them."""
+    SEQUENCE = "sequence"
+    """Prompt then response, P + T tokens, padded on both sides."""
+    WORDS = "words"
+    """Instruction words, padded on the right; never cut, because a policy may want them all."""
+    TEXT = "text"
+    """A string a row, not a tensor."""
+
+
+@dataclass(frozen=True)
+class Column:
+    """Dtype, axes and meaning of a column."""
+
+    dtype: type[np.generic] | None
+    axes: str
+    layout: Layout
+    meaning: str
+
+    def array(self, value: object, *, name: str) -> NDArray[np.generic]:
+        """`value` as an array of this column's dtype.
+
+        Raises:
+            ConfigError: The conversion would lose the kind of number (float pixels into uint8).
+        """
+        array = np.asarray(value)
+        if self.dtype is None or array.dtype == self.dtype:
+            return array
+        if not np.can_cast(array.dtype, self.dtype, casting="same_kind"):
+            raise ConfigError(f"Column {name!r} ({self.axes}: {self.meaning}) is {np.dtype(self.dtype).name}, and got {array.dtype.name}.")
+        return array.astype(self.dtype)
+
+
+COLUMNS: dict[str, Column] = {
+    # Identity
+    "uid": Column(None, "B", Layout.TEXT, "unique id of the sample over the whole run"),
+    "index": Column(np.int64, "B", Layout.FIXED, "group id: samples of one prompt share it"),
+    "policy_version": Column(np.int64, "B", Layout.FIXED, "version of the policy that acted"),
+    "seed": Column(np.int64, "B", Layout.FIXED, "seed of the environment"),
+    "task_id": Column(np.int64, "B", Layout.FIXED, "position of the task in env.tasks"),
+    "trial_id": Column(np.int64, "B", Layout.FIXED, "how many prompts of this task came before"),
+    "task_name": Column(None, "B", Layout.TEXT, "name of the task"),
+    # What the policy saw
+    "prompts": Column(np.int64, "B P", Layout.PROMPT, "prompt tokens"),
+    "input_ids": Column(np.int64, "B P+T", Layout.SEQUENCE, "prompt and response tokens"),
+    "attention_mask": Column(np.int64, "B P+T", Layout.SEQUENCE, "1 where there is a token"),
+    "position_ids": Column(np.int64, "B P+T", Layout.SEQUENCE, "positions of the tokens"),
+    "pixel_values": Column(np.uint8, "B C N H W 3", Layout.CHUNK, "camera images at the start of each chunk"),
+    "proprioception": Column(np.float32, "B C J", Layout.CHUNK, "what the robot feels at the start of each chunk"),
+    "instruction_ids": Column(np.int64, "B L", Layout.WORDS, "words of the instruction"),
+    # What it did
+    "responses": Column(np.int64, "B T", Layout.TOKEN, "tokens that it produced"),
+    "response_ids": Column(np.int64, "B T", Layout.TOKEN, "another name of responses"),
+    "response_mask": Column(np.int64, "B T", Layout.TOKEN, "1 for its own tokens; for robots, those of executed actions"),
+    "rollout_log_probs": Column(np.float32, "B T", Layout.TOKEN, "log-probs under the policy and temperature that acted"),
+    "old_log_probs": Column(np.float32, "B T", Layout.TOKEN, "log-probs before the update"),
+    "ref_log_prob": Column(np.float32, "B T", Layout.TOKEN, "log-probs of the reference policy"),
+    # What came of it
+    "finish_step": Column(np.int64, "B", Layout.FIXED, "environment steps of the episode"),
+    "complete": Column(np.bool_, "B", Layout.FIXED, "success"),
+    "truncated": Column(np.bool_, "B", Layout.FIXED, "ended by the limit of steps"),
+    "env_return": Column(np.float32, "B", Layout.FIXED, "sum of the environment's rewards"),
+    "oracle_distance": Column(np.float32, "B", Layout.FIXED, "true distance to the goal; for benchmarks only"),
+    "video_embedding": Column(np.float32, "B D", Layout.FIXED, "embedding of the episode's video"),
+    "token_level_scores": Column(np.float32, "B T", Layout.TOKEN, "score, at the last token"),
+    "token_level_rewards": Column(np.float32, "B T", Layout.TOKEN, "score less penalties"),
+    "values": Column(np.float32, "B T", Layout.TOKEN, "value estimates"),
+    "returns": Column(np.float32, "B T", Layout.TOKEN, "targets of the value function"),
+    "advantages": Column(np.float32, "B T", Layout.TOKEN, "advantages"),
+}
+
+UNKNOWN = Column(None, "B …", Layout.FIXED, "a column that is not in the table")
+
+
+def column(name: str) -> Column:
+    """The entry of a column; `UNKNOWN` for one that nobody has registered."""
+    return COLUMNS.get(name, UNKNOWN)
+
+
+def register_column(name: str, entry: Column) -> None:
+    """Add a column of your own, for example one with a value a token.
+
+    Raises:
+        ConfigError: There is another of this name.
+    """
+    if COLUMNS.get(name, entry) != entry:
+        raise ConfigError(f"Column {name!r} is {COLUMNS[name].axes} ({COLUMNS[name].meaning}) already. Take another name.")
+    COLUMNS[name] = entry

@@ -1,0 +1,20 @@
+"""The metadata of a sample. Apart from `sample`, so that the coordinator's process needs no torch."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass
+class SampleInfo:
+    """What the coordinator knows of a sample: enough to route, filter and balance, and no tensor."""
+
+    sum_tokens: int = 0
+    """Tokens of prompt and response: the work that the sample makes."""
+    prompt_length: int = 0
+    response_length: int = 0
+    uid: str = ""
+    """Unique over the run."""
+    node_id: str | None = None
+    """Machine that holds the sample."""
+    dict_info: dict[str, Any] = field(default_factory=dict)
+    """The sample's plain values by column: `index`, `policy_version`, `task_id`, `complete`, …; filters read them."""

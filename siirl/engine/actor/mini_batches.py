@@ -1,0 +1,35 @@
+"""Which rows go into which optimiser step: the same for the same samples, however they are spread over ranks.
+
+A mini-batch is drawn from the rows of *all* ranks, in the order of their unique ids, by a generator that has the same state on
+every rank. So one rank and four take the same optimiser steps. The price: a rank may own more rows of one
+mini-batch and fewer of the next, and the ranks wait for the one with most.
+"""
+
+# R row of any rank
+
+import torch
+from tensordict import TensorDict
+
+from siirl.engine.collectives import Collectives
+
+
+def mini_batch_rows(*, batch: TensorDict, rows: int, ranks: Collectives, generator: torch.Generator) -> list[torch.Tensor]:
+    """This rank's rows of each mini-batch, as lists of row numbers; every rank gets as many lists, some perhaps empty.
+
+    The rows of all ranks are cut into as few parts of at most `rows` as they need, and evenly: 40 rows in mini-batches of 32 make
+    two of 20, because a runt would be a step with much noise.
+
+    Args:
+        batch: This rank's rows, with the column `uid` where ids are known; without, the order is that of the ranks.
+        rows: Rows of a mini-batch, over all ranks.
+        ranks: The ranks that share the rows.
+        generator: Drawn from only where there is more than one mini-batch.
+    """
+    ids = list(batch["uid"]) if "uid" in batch else [""] * len(batch)
+    everywhere = ranks.gather_objects(ids)
+    owned = [(uid, rank, row) for rank, uids in enumerate(everywhere) for row, uid in enumerate(uids)]
+    owned.sort()
+    parts = max(1, -(-len(owned) // rows))
+    order_R = torch.arange(len(owned)) if parts == 1 else torch.randperm(len(owned), generator=generator)
+    chosen = [[owned[i] for i in part.tolist()] for part in order_R.tensor_split(parts)]
+    return [torch.tensor(sorted(row for _, rank, row in part if rank == ranks.rank), dtype=torch.long) for part in chosen]

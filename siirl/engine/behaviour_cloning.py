@@ -1,0 +1,104 @@
+"""Warm start: demonstrations from scripted experts, and behaviour cloning of a VLA policy on them.
+
+Reinforcement learning from a 0/1 reward needs a policy that succeeds now and then. Few, noisy demonstrations on purpose: the shipped
+weights succeed in 20 to 50 % of held-out episodes, which leaves the work to RL.
+"""
+
+# N observation, K action of a chunk, A action dimension, T = K*A token
+
+import asyncio
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import nn
+
+from envs.base import IMAGES, INSTRUCTION, PROPRIOCEPTION, Environment
+from siirl.models.policy import Policy
+
+Expert = Callable[[Environment], NDArray[np.float32]]
+
+
+@dataclass(frozen=True)
+class Demonstration:
+    """One successful expert episode, one row an environment step."""
+
+    task: str
+    seed: int
+    pixel_values: NDArray[np.uint8]  # [steps, cameras, height, width, 3]
+    proprioception: NDArray[np.float32]  # [steps, P]
+    instruction: str
+    actions: NDArray[np.float32]  # [steps, A], what the expert wanted, before noise
+
+
+def collect_demonstration(
+    environment: Environment, expert: Expert, *, task: str, seed: int, noise: float, generator: np.random.Generator
+) -> Demonstration | None:
+    """Run one expert episode, disturbed by Gaussian `noise` on each action so that the data shows how to recover; None if it failed."""
+
+    async def episode() -> Demonstration | None:
+        observation, info = await environment.reset(seed=seed, options={"task": task})
+        images, proprioception, actions = [], [], []
+        terminated = truncated = False
+        while not (terminated or truncated):
+            wanted = np.clip(expert(environment), -1.0, 1.0).astype(np.float32)
+            images.append(observation[IMAGES])
+            proprioception.append(observation[PROPRIOCEPTION])
+            actions.append(wanted)
+            disturbed = np.clip(wanted + noise * generator.standard_normal(wanted.shape), -1.0, 1.0).astype(np.float32)
+            observation, _, terminated, truncated, info = await environment.step(disturbed)
+        if not info["success"]:
+            return None
+        return Demonstration(task, seed, np.stack(images), np.stack(proprioception), observation[INSTRUCTION], np.stack(actions))
+
+    return asyncio.run(episode())
+
+
+@dataclass(frozen=True)
+class CloningData:
+    """Training rows: an observation at any step and the tokens of the next K expert actions."""
+
+    pixel_values: torch.Tensor  # uint8 [N, cameras, height, width, 3]
+    proprioception: torch.Tensor  # float32 [N, P]
+    instruction_ids: torch.Tensor  # int64 [N, L]
+    tokens: torch.Tensor  # int64 [N, T]
+
+    @classmethod
+    def from_demonstrations(cls, demonstrations: list[Demonstration], policy: Policy) -> "CloningData":
+        """Cut demonstrations into rows; a chunk that runs over the end repeats the last action."""
+        tokens = []
+        for demonstration in demonstrations:
+            padded = np.concatenate([demonstration.actions, np.repeat(demonstration.actions[-1:], policy.chunk_length - 1, axis=0)])
+            for step in range(len(demonstration.actions)):
+                tokens.append(policy.action_tokenizer.encode(padded[step : step + policy.chunk_length]))
+        ids = [np.repeat(policy.tokenize_instruction(d.instruction)[None], len(d.actions), axis=0) for d in demonstrations]
+        return cls(
+            pixel_values=torch.from_numpy(np.concatenate([d.pixel_values for d in demonstrations])),
+            proprioception=torch.from_numpy(np.concatenate([d.proprioception for d in demonstrations])),
+            instruction_ids=torch.from_numpy(np.concatenate(ids)),
+            tokens=torch.from_numpy(np.stack(tokens)),
+        )
+
+
+def clone(
+    policy: nn.Module, data: CloningData, *, steps: int, batch_rows: int, learning_rate: float, seed: int
+) -> Iterator[dict[str, Any]]:
+    """Train `policy` in place by cross-entropy on expert tokens; yields step, loss and token accuracy after every update."""
+    generator = torch.Generator().manual_seed(seed)
+    optimizer = torch.optim.AdamW(policy.parameters(), lr=learning_rate, weight_decay=1e-4)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=learning_rate, total_steps=steps, pct_start=0.1)
+    for step in range(steps):
+        rows = torch.randint(len(data.tokens), (batch_rows,), generator=generator)
+        logits_NTV = policy(
+            pixel_values=data.pixel_values[rows], proprioception=data.proprioception[rows], instruction_ids=data.instruction_ids[rows]
+        )
+        loss = nn.functional.cross_entropy(logits_NTV.flatten(0, 1), data.tokens[rows].flatten())
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        schedule.step()
+        accuracy = (logits_NTV.argmax(-1) == data.tokens[rows]).float().mean()
+        yield {"step": step + 1, "loss": loss.item(), "token_accuracy": accuracy.item()}

@@ -1,0 +1,212 @@
+"""Trajectory rewards of embodied episodes: 0/1 success, the environment's return, SRPO's video distance, and an oracle's.
+
+A manager sees the outcomes of *all* ranks, sorted by uid, so every rank computes the same rewards and keeps the same memory,
+whatever the number of ranks. Episodes that failed to simulate never get here.
+"""
+
+# B episode (of all ranks), D channel of the video embedding
+
+import importlib
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from siirl.errors import ConfigError, MissingAssetError, UnknownNameError
+from siirl.params import RewardArguments
+from vjepa.reward import TrajectoryReward, TrajectoryRewardConfig
+
+
+@dataclass(frozen=True)
+class EpisodeOutcomes:
+    """What a reward may look at; a column that nobody provided is None."""
+
+    uid_B: list[str]
+    task_name_B: list[str]
+    index_B: NDArray[np.int64]
+    complete_B: NDArray[np.bool_]
+    env_return_B: NDArray[np.float32]
+    video_embedding_BD: NDArray[np.float32] | None
+    oracle_distance_B: NDArray[np.float32] | None
+
+
+@dataclass(frozen=True)
+class RewardScores:
+    """Rewards float32 [B] of the outcomes handed in, and metrics that are the same on every rank."""
+
+    reward_B: NDArray[np.float32]
+    metrics: dict[str, float] = field(default_factory=dict)
+
+
+class RewardManager(Protocol):
+    """Scores the episodes of a step; what it remembers is part of the checkpoint."""
+
+    ranks_failures: bool
+    """Whether failures of a task are told apart once there is a reference for it."""
+
+    def score(self, outcomes: EpisodeOutcomes) -> RewardScores:
+        """Rewards of all outcomes."""
+
+    def has_reference(self, task_name: str) -> bool:
+        """Whether a failure of this task can be told from another by something other than this step's successes."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything that the next step's rewards depend on."""
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from a checkpoint."""
+
+
+class _Memoryless:
+    """A reward that depends on its own episode alone."""
+
+    def has_reference(self, task_name: str) -> bool:
+        return False
+
+    def state_dict(self) -> dict[str, Any]:
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        if state:
+            raise ConfigError(f"The checkpoint holds a memory of rewards ({sorted(state)}) that {type(self).__name__} does not have.")
+
+
+class SuccessReward(_Memoryless):
+    """1 for success, 0 for failure."""
+
+    ranks_failures = False
+
+    def score(self, outcomes: EpisodeOutcomes) -> RewardScores:
+        """See RewardManager."""
+        return RewardScores(outcomes.complete_B.astype(np.float32))
+
+
+class ReturnReward(_Memoryless):
+    """The environment's own sum of rewards, undiscounted; it says something of every episode."""
+
+    ranks_failures = True
+
+    def has_reference(self, task_name: str) -> bool:
+        """Always: a return needs nothing to compare with."""
+        return True
+
+    def score(self, outcomes: EpisodeOutcomes) -> RewardScores:
+        """See RewardManager."""
+        return RewardScores(outcomes.env_return_B.astype(np.float32))
+
+
+class VideoReward:
+    """SRPO: a failure earns more the closer its video came to the successes of its task (`vjepa.reward`)."""
+
+    ranks_failures = True
+
+    def __init__(self, reward: TrajectoryReward) -> None:
+        self.reward = reward
+
+    def score(self, outcomes: EpisodeOutcomes) -> RewardScores:
+        """See RewardManager."""
+        return self._score(outcomes, outcomes.video_embedding_BD)
+
+    def has_reference(self, task_name: str) -> bool:
+        """Whether the bank or the demonstrations hold a success of the task."""
+        return len(self.reward.references(task_name, np.empty((0, 0), np.float32))) > 0
+
+    def state_dict(self) -> dict[str, Any]:
+        """Bank of successes and window of failures."""
+        return self.reward.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """See RewardManager."""
+        self.reward.load_state_dict(state)
+
+    def _score(self, outcomes: EpisodeOutcomes, embedding_BD: NDArray[np.float32] | None) -> RewardScores:
+        if embedding_BD is None:
+            raise ConfigError("reward.name=srpo needs the column video_embedding, which the rollout provides when a video encoder is set.")
+        output = self.reward.score(
+            embeddings_BD=embedding_BD, success_B=outcomes.complete_B, tasks_B=outcomes.task_name_B, group_B=outcomes.index_B
+        )
+        metrics = dict(output.metrics)
+        failed = ~outcomes.complete_B & output.defined_B
+        if outcomes.oracle_distance_B is not None and failed.sum() >= 3:
+            metrics["reward/oracle_rank_correlation"] = _rank_correlation(-output.reward_B[failed], outcomes.oracle_distance_B[failed])
+        return RewardScores(output.reward_B, metrics)
+
+
+class OracleReward(VideoReward):
+    """SRPO's form on the simulator's true distance instead of a video: what a perfect encoder could give. For comparison only."""
+
+    def score(self, outcomes: EpisodeOutcomes) -> RewardScores:
+        """See RewardManager."""
+        if outcomes.oracle_distance_B is None:
+            raise ConfigError("reward.name=oracle needs an environment that reports info['oracle_distance']; env=mujoco does.")
+        return self._score(outcomes, outcomes.oracle_distance_B[:, None])
+
+    def has_reference(self, task_name: str) -> bool:
+        """Always: the goal is known."""
+        return True
+
+
+REWARD_MANAGERS = ("success", "return", "srpo", "srpo_released", "oracle")
+
+
+def make_reward_manager(
+    config: RewardArguments, *, demonstrations: dict[str, NDArray[np.float32]], tasks: tuple[str, ...]
+) -> RewardManager:
+    """The manager that `reward.name` asks for.
+
+    Args:
+        config: The `reward` group.
+        demonstrations: Video embeddings [N, D] of successful demonstrations for each task; empty without.
+        tasks: The environment's tasks.
+    """
+    if ":" in config.name:
+        module, attribute = config.name.split(":", 1)
+        return getattr(importlib.import_module(module), attribute)(config)
+    if config.name == "success":
+        return SuccessReward()
+    if config.name == "return":
+        return ReturnReward()
+    if config.name not in REWARD_MANAGERS:
+        raise UnknownNameError.of(kind="reward (reward.name)", name=config.name, known=[*REWARD_MANAGERS, "module:name"])
+    settings = TrajectoryRewardConfig(
+        mode="srpo_released" if config.name == "srpo_released" else "srpo",
+        alpha=config.alpha,
+        min_samples=config.min_samples,
+        eps_scale=config.eps_scale,
+        bank_size=config.bank_size,
+        window=config.window,
+        min_window=config.min_window,
+    )
+    if config.name == "oracle":
+        goal = np.zeros((1, 1), np.float32)
+        return OracleReward(TrajectoryReward(settings, demonstrations={task: goal for task in tasks}))
+    return VideoReward(TrajectoryReward(settings, demonstrations=demonstrations))
+
+
+def load_demonstration_clips(file: str) -> dict[str, list[NDArray[np.uint8]]]:
+    """Clips of successful demonstrations by task, from the npz that `python -m siirl.warm_start` writes: keys `<task>/<number>`.
+
+    Raises:
+        MissingAssetError: There is no such file.
+    """
+    try:
+        archive = np.load(file)
+    except FileNotFoundError as error:
+        raise MissingAssetError(
+            f"reward.demonstrations={file} does not exist. Make it: python -m siirl.warm_start clips=FILE, or set it to null."
+        ) from error
+    clips: dict[str, list[NDArray[np.uint8]]] = {}
+    for key in sorted(archive.files):
+        clips.setdefault(key.rsplit("/", 1)[0], []).append(archive[key])
+    return clips
+
+
+def _rank_correlation(left_B: NDArray[np.floating], right_B: NDArray[np.floating]) -> float:
+    """Spearman's rho; 0 where one side is constant and so ranks nothing."""
+    from scipy.stats import rankdata
+
+    ranks = [rankdata(values) for values in (left_B, right_B)]
+    if any(rank.std() == 0 for rank in ranks):
+        return 0.0
+    return float(np.corrcoef(*ranks)[0, 1])

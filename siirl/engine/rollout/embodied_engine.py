@@ -1,0 +1,153 @@
+"""The inference engine of VLA policies: many episodes ask for actions, one forward pass answers all that are waiting.
+
+The engine holds the module that it is given, by default the very module that is trained, so that there is no second copy of the
+weights on one rank. Randomness is not here: each request brings the uniform numbers of its own episode, and a token is
+drawn by inverting the cumulative distribution, so an episode does not depend on which others it was batched with.
+"""
+
+# N request, T token of a chunk, V bin
+
+import asyncio
+import time
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from siirl.models.policy import Policy
+
+
+@dataclass(frozen=True)
+class ActRequest:
+    """One observation that wants a chunk of actions."""
+
+    uid: str
+    """The episode's unique id; in lockstep mode requests are batched in its order."""
+    pixel_values: NDArray[np.uint8] | None  # [cameras, height, width, 3]
+    proprioception: NDArray[np.float32] | None  # [P]
+    instruction_ids: NDArray[np.int64]  # [L]
+    uniforms: NDArray[np.float32] | None
+    """[T] numbers in [0, 1) from the episode's own generator, or None for the most likely tokens."""
+
+
+@dataclass(frozen=True)
+class ActResponse:
+    """A chunk of action tokens with their log-probs under the distribution they were drawn from."""
+
+    tokens: NDArray[np.int64]  # [T]
+    log_probs: NDArray[np.float32]  # [T]
+    policy_version: int
+
+
+class EmbodiedEngine:
+    """Batches the requests of concurrently running episodes.
+
+    Args:
+        policy: The module that answers.
+        temperature: Divides the logits, for sampling and for the log-probs alike.
+        lockstep: Deterministic mode: answer only when every episode that can be running is waiting, sorted by uid and padded
+            to `batch_rows` rows, so that floating-point results do not depend on timing.
+        batch_rows: Most observations in one forward pass.
+        compute_dtype: Type of the forward pass, the same as in training; None is the weights' own.
+    """
+
+    def __init__(
+        self, *, policy: Policy, temperature: float, lockstep: bool, batch_rows: int, compute_dtype: torch.dtype | None = None
+    ) -> None:
+        self.policy = policy
+        self.device = next(policy.parameters()).device
+        self.compute_dtype = compute_dtype
+        self.temperature = temperature
+        self.lockstep = lockstep
+        self.batch_rows = batch_rows
+        self.policy_version = 0
+        self.unfinished, self.at_once = 0, 0
+        self.waiting: list[tuple[ActRequest, asyncio.Future[ActResponse]]] = []
+        self.flush_scheduled = False
+        self.busy_s, self.calls, self.forward_passes = 0.0, 0, 0
+
+    def expect(self, *, episodes: int, at_once: int) -> None:
+        """Lockstep mode waits for `episodes` more episodes, of which `at_once` can run at the same time."""
+        self.unfinished += episodes
+        self.at_once = at_once
+
+    def episode_ended(self) -> None:
+        """One of the expected episodes is over, finished or failed."""
+        self.unfinished -= 1
+        self._schedule_flush()
+
+    async def act(self, request: ActRequest) -> ActResponse:
+        """A chunk of actions for one observation; returns when a batch with this request has been computed."""
+        future: asyncio.Future[ActResponse] = asyncio.get_running_loop().create_future()
+        self.waiting.append((request, future))
+        self._schedule_flush()
+        return await future
+
+    def update_weights(self, version: int) -> None:
+        """Tell the engine that the policy now has the weights of `version`."""
+        self.policy_version = version
+
+    def take_stats(self) -> dict[str, float]:
+        """Seconds in forward passes, requests answered and forward passes, since the last call."""
+        stats = {"busy_s": self.busy_s, "calls": float(self.calls), "forward_passes": float(self.forward_passes)}
+        self.busy_s, self.calls, self.forward_passes = 0.0, 0, 0
+        return stats
+
+    def _schedule_flush(self) -> None:
+        # One turn of the loop later, everything that became ready at the same time is waiting too.
+        if self.waiting and not self.flush_scheduled:
+            self.flush_scheduled = True
+            asyncio.get_running_loop().call_soon(self._flush)
+
+    def _flush(self) -> None:
+        self.flush_scheduled = False
+        if not self.waiting or (self.lockstep and len(self.waiting) < min(self.unfinished, self.at_once)):
+            return
+        batch, self.waiting = self.waiting, []
+        if self.lockstep:
+            batch.sort(key=lambda item: item[0].uid)
+        for start in range(0, len(batch), self.batch_rows):
+            part = batch[start : start + self.batch_rows]
+            try:
+                responses = self._forward([request for request, _ in part])
+            except Exception as error:  # the episodes that asked must see it, or they would wait for ever
+                for _, future in part:
+                    future.set_exception(error)
+                raise
+            for (_, future), response in zip(part, responses, strict=True):
+                if not future.done():
+                    future.set_result(response)
+
+    @torch.inference_mode()
+    def _forward(self, requests: list[ActRequest]) -> list[ActResponse]:
+        begin = time.perf_counter()
+        rows = requests + [requests[-1]] * (self.batch_rows - len(requests)) if self.lockstep else requests
+        with torch.autocast(self.device.type, self.compute_dtype, enabled=self.compute_dtype is not None):
+            logits_NTV = self.policy(
+                pixel_values=self._stack([row.pixel_values for row in rows]),
+                proprioception=self._stack([row.proprioception for row in rows]),
+                instruction_ids=self._stack([row.instruction_ids for row in rows]),
+            )
+        log_probs_NTV = torch.log_softmax(logits_NTV.float() / self.temperature, dim=-1)
+        tokens_NT = self._draw(log_probs_NTV, [row.uniforms for row in rows])
+        log_probs_NT = log_probs_NTV.gather(-1, tokens_NT[..., None])[..., 0]
+        tokens, log_probs = tokens_NT.cpu().numpy(), log_probs_NT.cpu().numpy()
+        self.busy_s += time.perf_counter() - begin
+        self.calls += len(requests)
+        self.forward_passes += 1
+        return [ActResponse(tokens[i], log_probs[i], self.policy_version) for i in range(len(requests))]
+
+    def _stack(self, arrays: list[NDArray | None]) -> torch.Tensor | None:
+        return None if arrays[0] is None else torch.from_numpy(np.stack(arrays)).to(self.device)
+
+    def _draw(self, log_probs_NTV: torch.Tensor, uniforms: list[NDArray[np.float32] | None]) -> torch.Tensor:
+        """Tokens [N, T]: by inverse cumulative distribution where a row brings uniforms, the most likely ones elsewhere."""
+        tokens_NT = log_probs_NTV.argmax(-1)
+        drawn = [i for i, row in enumerate(uniforms) if row is not None]
+        if drawn:
+            uniforms_NT1 = self._stack([uniforms[i] for i in drawn])[..., None]
+            cumulative_NTV = log_probs_NTV[drawn].exp().cumsum(-1)
+            below = (cumulative_NTV <= uniforms_NT1 * cumulative_NTV[..., -1:]).sum(-1)
+            tokens_NT[drawn] = below.clamp(max=log_probs_NTV.shape[-1] - 1)
+        return tokens_NT

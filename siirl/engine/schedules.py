@@ -1,0 +1,70 @@
+"""Learning-rate schedules: a factor for each optimiser step, as plain functions.
+
+There is no scheduler object: the number of the step is all that a checkpoint has to remember.
+"""
+
+import math
+from collections.abc import Callable
+
+from siirl.errors import ConfigError, UnknownNameError
+
+
+def _flat(progress: float) -> float:
+    return 1.0
+
+
+def _linear(progress: float) -> float:
+    return 1.0 - progress
+
+
+def _cosine(progress: float) -> float:
+    return 0.5 * (1.0 + math.cos(math.pi * progress))
+
+
+# Name -> factor after warm-up, from the progress (0 to 1) through the rest of the run.
+SCHEDULES: dict[str, Callable[[float], float]] = {
+    "constant": _flat,
+    "constant_with_warmup": _flat,
+    "linear": _linear,
+    "linear_with_warmup": _linear,
+    "cosine_with_warmup": _cosine,
+}
+
+WITHOUT_WARMUP = ("constant", "linear")
+
+
+def warmup_length(*, scheduler: str, warmup_steps: int | None, warmup_ratio: float, total_steps: int | None) -> int:
+    """Optimiser steps that warm up: `warmup_steps` where it is given, else `warmup_ratio` of the run.
+
+    Raises:
+        ConfigError: A ratio of a run whose length nobody knows.
+    """
+    if scheduler in WITHOUT_WARMUP:
+        return 0
+    if warmup_steps is not None:
+        return warmup_steps
+    if total_steps is None and warmup_ratio > 0:
+        raise ConfigError(f"optim.warmup_ratio={warmup_ratio} needs trainer.total_steps, or set optim.warmup_steps instead.")
+    return 0 if total_steps is None else math.ceil(warmup_ratio * total_steps)
+
+
+def learning_rate_factor(*, scheduler: str, step: int, warmup: int, total_steps: int | None) -> float:
+    """What the learning rate is multiplied by in optimiser step `step` (from 0).
+
+    Warm-up is linear and never 0: step 0 has 1 / (warmup + 1), step `warmup` has 1. A first step at rate 0 would waste the rollouts
+    behind it. Schedules that fall reach 0 after the last of `total_steps` and stay there.
+
+    Raises:
+        UnknownNameError: No such schedule.
+        ConfigError: A schedule that falls towards the end of a run whose length nobody knows.
+    """
+    if scheduler not in SCHEDULES:
+        raise UnknownNameError.of(kind="learning-rate schedule (optim.scheduler)", name=scheduler, known=SCHEDULES)
+    if step < warmup:
+        return (step + 1) / (warmup + 1)
+    factor = SCHEDULES[scheduler]
+    if factor is _flat:
+        return 1.0
+    if total_steps is None:
+        raise ConfigError(f"optim.scheduler={scheduler} needs to know the end: set trainer.total_steps, or take constant_with_warmup.")
+    return factor(min(1.0, (step - warmup) / max(1, total_steps - warmup)))

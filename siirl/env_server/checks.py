@@ -1,0 +1,101 @@
+"""What an environment returned, held against its spec: shapes, dtypes, finite numbers, types. Cheap enough for every chunk.
+
+Each function returns the first fault in words, or None. Bounds of a `Box` are not checked: simulators overshoot them, and that is no
+sign of a broken server.
+"""
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import gymnasium
+import numpy as np
+
+from envs.base import EnvSpec
+
+
+def fault_of_reset(result: Any, *, spec: EnvSpec) -> str | None:
+    """Check (observation, info)."""
+    if not isinstance(result, tuple) or len(result) != 2:
+        return f"reset returned {_shown(result)} instead of (observation, info)"
+    observation, info = result
+    return _fault_of_observations(observation, spec=spec) or _fault_of_info(info)
+
+
+def fault_of_step(result: Any, *, spec: EnvSpec, num_actions: int) -> str | None:
+    """Check (observation, reward, terminated, truncated, info) after a chunk of `num_actions`."""
+    if not isinstance(result, tuple) or len(result) != 5:
+        return f"step_chunk returned {_shown(result)} instead of five values"
+    observation, reward, terminated, truncated, info = result
+    fault = _fault_of_observations(observation, spec=spec) or _fault_of_rewards(reward, spec=spec) or _fault_of_info(info)
+    if fault is not None:
+        return fault
+    for name, flag in (("terminated", terminated), ("truncated", truncated)):
+        if not isinstance(flag, bool | np.bool_):
+            return f"{name} is {_shown(flag)} instead of a bool"
+    executed = info.get("executed")
+    if not isinstance(executed, int | np.integer) or not 1 <= executed <= num_actions:
+        return f"info['executed'] is {_shown(executed)} after a chunk of {num_actions} actions"
+    if executed < num_actions and not (terminated or truncated):
+        return f"only {executed} of {num_actions} actions were executed, but the episode goes on"
+    if spec.reports_success and not isinstance(info.get("success"), bool | np.bool_):
+        return f"info['success'] is {_shown(info.get('success'))} instead of a bool, and the spec says reports_success"
+    return None
+
+
+def fault_of_observation(observation: Any, space: gymnasium.Space[Any], *, where: str = "observation") -> str | None:
+    """Check one observation against its space."""
+    match space:
+        case gymnasium.spaces.Dict():
+            if not isinstance(observation, Mapping) or set(observation) != set(space.spaces):
+                return f"{where} is {_shown(observation)} instead of a dict with {', '.join(space.spaces)}"
+            parts = ((name, observation[name], part) for name, part in space.spaces.items())
+        case gymnasium.spaces.Tuple():
+            if not isinstance(observation, tuple) or len(observation) != len(space.spaces):
+                return f"{where} is {_shown(observation)} instead of a tuple of {len(space.spaces)}"
+            parts = ((str(index), observation[index], part) for index, part in enumerate(space.spaces))
+        case gymnasium.spaces.Box():
+            return _fault_of_box(observation, space, where=where)
+        case gymnasium.spaces.Text():
+            return None if isinstance(observation, str) else f"{where} is {_shown(observation)} instead of text"
+        case _:
+            return None if space.contains(observation) else f"{where} is {_shown(observation)}, which is not in {space}"
+    faults = (fault_of_observation(value, part, where=f"{where}[{name!r}]") for name, value, part in parts)
+    return next((fault for fault in faults if fault is not None), None)
+
+
+def _fault_of_box(observation: Any, space: gymnasium.spaces.Box, *, where: str) -> str | None:
+    if not isinstance(observation, np.ndarray | np.generic):
+        return f"{where} is {_shown(observation)} instead of an array"
+    if observation.shape != space.shape or observation.dtype != space.dtype:
+        return f"{where} is {observation.dtype} {observation.shape} instead of {space.dtype} {space.shape}"
+    if observation.dtype.kind == "f" and not np.isfinite(observation).all():
+        return f"{where} has NaN or infinite values"
+    return None
+
+
+def _fault_of_observations(observation: Any, *, spec: EnvSpec) -> str | None:
+    if spec.num_agents == 1:
+        return fault_of_observation(observation, spec.observation_space)
+    if not isinstance(observation, list | tuple) or len(observation) != spec.num_agents:
+        return f"observation is {_shown(observation)} instead of one entry for each of {spec.num_agents} agents"
+    faults = (fault_of_observation(entry, spec.observation_space) for entry in observation)
+    return next((fault for fault in faults if fault is not None), None)
+
+
+def _fault_of_rewards(reward: Any, *, spec: EnvSpec) -> str | None:
+    if spec.num_agents > 1 and (not isinstance(reward, list | tuple | np.ndarray) or len(reward) != spec.num_agents):
+        return f"reward is {_shown(reward)} instead of one entry for each of {spec.num_agents} agents"
+    for entry in reward if spec.num_agents > 1 else [reward]:
+        if not isinstance(entry, float | int | np.floating | np.integer) or not math.isfinite(entry):
+            return f"reward is {_shown(entry)} instead of a finite number"
+    return None
+
+
+def _fault_of_info(info: Any) -> str | None:
+    return None if isinstance(info, Mapping) else f"info is {_shown(info)} instead of a dict"
+
+
+def _shown(value: Any) -> str:
+    text = f"{type(value).__name__} {value!r}"
+    return text if len(text) <= 80 else text[:77] + "…"

@@ -1,0 +1,149 @@
+"""EnvPool: many environments behind servers, handed out as slots to coroutines that each run an episode.
+
+    async with EnvPool("mujoco", {"tasks": ["door-open"]}, num_servers=2, cluster="ray", deadline_s=30.0) as pool:
+        async with pool.slot() as slot:
+            observation, info = await slot.reset(seed=7, options={"frames": {"recorder": FrameRequest(every=2, size=256)}})
+            observation, reward, terminated, truncated, info = await slot.step_chunk(actions)
+            frames = await slot.frames("recorder")
+
+A server that dies, hangs, raises or returns garbage is replaced. The episodes that lived there are simulated again, each from its seed with
+the chunks it had executed; their coroutines only see a call that took longer. An episode whose own server failed more than
+`max_replays` times is given up with `SimulationFailed`; the others go on. So an episode is returned as it is, or reported, never
+scored because a simulator broke. Use from one event loop.
+"""
+
+import asyncio
+import functools
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from types import TracebackType
+from typing import Any, Self
+
+from envs.base import EnvSpec
+from envs.registry import ENVS, env_spec
+from siirl.env_server.hosts import host_class
+from siirl.env_server.slot import Slot
+from siirl.env_server.station import ServerFault, Station
+from siirl.env_server.tally import Tally
+from siirl.errors import ConfigError, SimulationFailed
+
+
+class EnvPool:
+    """Owns the servers; `slot()` lends one environment at a time."""
+
+    def __init__(
+        self,
+        env_name: str,
+        env_kwargs: Mapping[str, Any],
+        num_servers: int,
+        envs_per_server: int = 1,
+        *,
+        cluster: str,
+        deadline_s: float,
+        max_replays: int = 2,
+        start_deadline_s: float = 180.0,
+    ) -> None:
+        """Checks the arguments and reads the spec; `start` starts the servers.
+
+        Args:
+            env_name: Registered name or `module:Class`.
+            env_kwargs: The environment's constructor arguments.
+            num_servers: Server processes; as many as cores for a simulator.
+            envs_per_server: Environments in each; with two or more a server simulates one while the policy looks at another.
+            cluster: `ray` (an actor each) or `local` (in this process; Ray is not imported).
+            deadline_s: Seconds that one reset or chunk may take; requests that queue at a server add up.
+            max_replays: Server failures that an episode survives.
+            start_deadline_s: Seconds that a server may take to start: imports on a cold disk, many processes at once.
+
+        Raises:
+            ConfigError: A value that cannot work.
+            ValueError: An environment or arguments that the registry refuses.
+        """
+        _check_positive(num_servers=num_servers, envs_per_server=envs_per_server, deadline_s=deadline_s, start_deadline_s=start_deadline_s)
+        if max_replays < 0:
+            raise ConfigError(f"max_replays must be 0 or more, got {max_replays}.")
+        self.spec: EnvSpec = env_spec(env_name, **env_kwargs)
+        # Resolved here: a name that this process registered is unknown to a server.
+        make_host = functools.partial(
+            host_class(cluster), env_name=ENVS.get(env_name, env_name), env_kwargs=env_kwargs, num_envs=envs_per_server
+        )
+        self._stations = [
+            Station(
+                name=f"{index + 1} of {num_servers} ({env_name})",
+                make_host=make_host,
+                num_envs=envs_per_server,
+                deadline_s=deadline_s,
+                start_deadline_s=start_deadline_s,
+            )
+            for index in range(num_servers)
+        ]
+        self._tally = Tally()
+        self._free = [
+            Slot(station=station, env=env, spec=self.spec, max_replays=max_replays, tally=self._tally)
+            for station in self._stations
+            for env in range(envs_per_server)
+        ]
+        self._num_slots = len(self._free)
+        self._permits = asyncio.Semaphore(self._num_slots)
+
+    @property
+    def num_slots(self) -> int:
+        """Episodes that can run at once."""
+        return self._num_slots
+
+    async def start(self) -> None:
+        """Start all servers at once and wait until each has made its environments.
+
+        Raises:
+            ValueError: The environment refuses its arguments.
+            SimulationFailed: A server did not start; the others have been ended.
+        """
+        starts = [asyncio.ensure_future(station.start()) for station in self._stations]
+        try:
+            await asyncio.wait(starts, return_when=asyncio.FIRST_EXCEPTION)
+        finally:
+            failures = [failure for start in starts if start.done() and (failure := start.exception()) is not None]
+            if failures or not all(start.done() for start in starts):
+                await self.close()
+                await asyncio.gather(*starts, return_exceptions=True)
+        for failure in failures:
+            if isinstance(failure, ServerFault):
+                raise SimulationFailed(f"The environment servers could not be started. {failure}") from failure
+            raise failure
+        self._tally.restart()
+
+    async def close(self) -> None:
+        """End every server; episodes that still run get a RuntimeError. May be called twice."""
+        await asyncio.gather(*(station.close() for station in self._stations))
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        await self.close()
+
+    @asynccontextmanager
+    async def slot(self) -> "AsyncIterator[Slot]":
+        """Lend an environment; waits until one is free."""
+        async with self._permits:
+            lent = min(self._free, key=lambda slot: slot.station.num_lent)  # few episodes spread over all servers
+            self._free.remove(lent)
+            lent.station.num_lent += 1
+            try:
+                yield lent
+            finally:
+                lent.end_episode()
+                lent.station.num_lent -= 1
+                self._free.append(lent)
+
+    def stats(self) -> dict[str, float]:
+        """Counts and rates since the last call, or since `start`."""
+        busy_s = sum(station.take_busy_s() for station in self._stations)
+        return self._tally.take(busy_s=busy_s, num_servers=len(self._stations))
+
+
+def _check_positive(**values: float) -> None:
+    for name, value in values.items():
+        if value <= 0:
+            raise ConfigError(f"{name} must be positive, got {value}.")

@@ -1,0 +1,108 @@
+"""The record of an episode: its seed, options and action chunks, from which it can be simulated again, and what came of each call.
+
+Replaying needs an environment whose episodes are fixed by seed and actions. `difference` tells whether that was so: it holds the
+replayed results against a small sample of the first ones, because keeping every image would cost more than the simulation.
+"""
+
+import copy
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+
+SAMPLE_SIZE = 256  # elements kept of an array: enough to tell two images apart, 1/48 of a 64 x 64 one
+IMAGE_TOLERANCE = 8  # of 255 levels: graphics drivers of two nodes round differently
+RELATIVE_TOLERANCE, ABSOLUTE_TOLERANCE = 1e-4, 1e-5  # so do their processors; an episode that took another course is further off
+
+
+class Call(NamedTuple):
+    """A call of an episode that the server answered, as it will be repeated."""
+
+    method: Literal["reset", "step_chunk"]
+    arguments: tuple[Any, ...]
+    outcome: Any
+    """Sample of the result, to compare with."""
+
+
+@dataclass
+class EpisodeRecord:
+    """One episode of one slot."""
+
+    seed: int
+    options: dict[str, Any]
+    calls: list[Call] = field(default_factory=list)
+    """Calls answered so far, `reset` first."""
+    generation: int | None = None
+    """Generation of the server that this episode lives on; None before the first call."""
+    faults: int = 0
+    """Server failures that are charged to this episode."""
+    ended: bool = False
+
+    @property
+    def num_chunks(self) -> int:
+        """Chunks of actions executed so far."""
+        return max(0, len(self.calls) - 1)
+
+    def add(self, method: Literal["reset", "step_chunk"], arguments: tuple[Any, ...], result: tuple[Any, ...]) -> None:
+        """Note a call that was answered."""
+        self.calls.append(Call(method, arguments, sample(result[:-1])))
+
+
+def own_actions(actions: Any) -> Any:
+    """A copy of a chunk that no caller can change later: the record must hold what was executed."""
+    return actions.copy() if isinstance(actions, np.ndarray) else copy.deepcopy(list(actions))
+
+
+def sample(value: Any) -> Any:
+    """A small copy of a result: arrays thinned to at most `SAMPLE_SIZE` elements, containers element by element."""
+    match value:
+        case np.ndarray():
+            stride = max(1, math.ceil(value.size / SAMPLE_SIZE))
+            return value.reshape(-1)[::stride].copy()
+        case Mapping():
+            return {name: sample(entry) for name, entry in value.items()}
+        case list() | tuple():
+            return [sample(entry) for entry in value]
+        case _:
+            return value
+
+
+def difference(first: Any, second: Any, *, where: str = "result") -> str | None:
+    """Where two samples differ by more than rounding, in words; None if they agree."""
+    match first:
+        case np.ndarray():
+            agree = isinstance(second, np.ndarray) and first.shape == second.shape and _close(first, second)
+        case dict():
+            if isinstance(second, dict) and first.keys() == second.keys():
+                return _first_of(difference(first[name], second[name], where=f"{where}[{name!r}]") for name in first)
+            agree = False
+        case list():
+            if isinstance(second, list) and len(first) == len(second):
+                return _first_of(difference(first[index], second[index], where=f"{where}[{index}]") for index in range(len(first)))
+            agree = False
+        case bool() | np.bool_():
+            agree = bool(first == second)
+        case int() | float() | np.number():
+            agree = isinstance(second, int | float | np.number) and bool(_close(np.asarray(first), np.asarray(second)))
+        case _:
+            agree = bool(first == second)
+    return None if agree else f"{where} was {_shown(first)} and is {_shown(second)}"
+
+
+def _close(first: np.ndarray[Any, Any], second: np.ndarray[Any, Any]) -> bool:
+    if first.dtype == np.uint8:
+        return bool((np.abs(first.astype(np.int16) - second.astype(np.int16)) <= IMAGE_TOLERANCE).all())
+    if first.dtype.kind not in "iuf":
+        return bool((first == second).all())
+    return bool(np.allclose(first, second, rtol=RELATIVE_TOLERANCE, atol=ABSOLUTE_TOLERANCE, equal_nan=True))
+
+
+def _first_of(differences: Any) -> str | None:
+    return next((found for found in differences if found is not None), None)
+
+
+def _shown(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "…"

@@ -1,0 +1,150 @@
+"""Slot: one environment of the pool, as the coroutine of an episode sees it. It outlives the servers that it runs on.
+
+Every call is recorded. If the server fails, the slot waits for the next one, repeats the recorded calls there, checks that they come
+out the same, and then makes the call that failed. No policy is asked again.
+"""
+
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Any, NoReturn
+
+from envs.base import EnvSpec, Frames, Info, Observation, StepResult
+from siirl.env_server import checks
+from siirl.env_server.replay import Call, EpisodeRecord, difference, own_actions, sample
+from siirl.env_server.server import Request
+from siirl.env_server.station import ServerFault, Station
+from siirl.env_server.tally import Tally
+from siirl.errors import SimulationFailed
+
+logger = logging.getLogger(__name__)
+
+
+class Slot:
+    """Lent by `EnvPool.slot`; runs one episode after the other."""
+
+    def __init__(self, *, station: Station, env: int, spec: EnvSpec, max_replays: int, tally: Tally) -> None:
+        self.station = station
+        self._env, self._spec, self._max_replays, self._tally = env, spec, max_replays, tally
+        self._episode: EpisodeRecord | None = None
+
+    async def reset(self, *, seed: int, options: Mapping[str, Any] | None = None) -> tuple[Observation, Info]:
+        """Start an episode; see `Environment.reset`. The seed is required: without one an episode cannot be replayed.
+
+        Raises:
+            ValueError: The environment refuses an option.
+            SimulationFailed: The servers of this episode failed too often.
+        """
+        self.station.absolve(self._env)
+        self._episode = EpisodeRecord(seed=seed, options=dict(options or {}))
+        result: tuple[Observation, Info] = await self._carry_out("reset", (self._episode.seed, self._episode.options))
+        return result
+
+    async def step_chunk(self, actions: Sequence[Any]) -> StepResult:
+        """Apply up to K actions; see `Environment.step_chunk`. Frames stay at the server: `frames` fetches them.
+
+        Raises:
+            ValueError: The environment refuses an action; the episode is over.
+            RuntimeError: Called before `reset` or after the end of the episode.
+            SimulationFailed: The servers of this episode failed too often.
+        """
+        if self._episode is None or self._episode.ended:
+            raise RuntimeError("The episode has ended or was never started: call reset before step_chunk.")
+        result: StepResult = await self._carry_out("step_chunk", (own_actions(actions),))
+        _, _, terminated, truncated, info = result
+        self._episode.ended = bool(terminated or truncated)
+        self._tally.steps += int(info["executed"])
+        return result
+
+    async def frames(self, stream: str) -> Frames:
+        """All frames of `stream` of this episode so far; also after its end, until the next reset.
+
+        Raises:
+            ValueError: A stream that `reset` was not asked for.
+            RuntimeError: Called before `reset`.
+            SimulationFailed: The servers of this episode failed too often.
+        """
+        if self._episode is None:
+            raise RuntimeError("There is no episode to have frames of: call reset first.")
+        result: Frames = await self._carry_out("frames", (stream,))
+        return result
+
+    def end_episode(self) -> None:
+        """Forget the episode; `EnvPool.slot` does so when the slot comes back."""
+        self._episode = None
+        self.station.absolve(self._env)
+
+    async def _carry_out(self, method: Any, arguments: tuple[Any, ...]) -> Any:
+        """Make a call of the running episode, on as many servers as it takes."""
+        episode = self._episode
+        assert episode is not None
+        while True:
+            try:
+                generation = await self._catch_up(episode)
+                result = await self._ask(method, arguments, generation)
+                break
+            except ServerFault as fault:
+                self._allow_another_try(episode, fault)
+            except ValueError:
+                self._episode = None  # part of a refused chunk may have been executed: nobody knows where the episode is
+                raise
+        if method != "frames":
+            episode.add(method, arguments, result)
+        return result
+
+    async def _catch_up(self, episode: EpisodeRecord) -> int:
+        """Bring the running server's environment to where the episode is; returns the server's generation."""
+        generation = await self.station.start()
+        if episode.generation is None or episode.generation == generation:
+            episode.generation = generation
+            return generation
+        if not self._spec.replayable:
+            self._give_up(episode, "its server failed, and the environment's spec says replayable=False")
+        self._tally.replays += 1
+        for number, call in enumerate(episode.calls):
+            await self._repeat(episode, number, call, generation)
+        episode.generation = generation
+        return generation
+
+    async def _repeat(self, episode: EpisodeRecord, number: int, call: Call, generation: int) -> None:
+        try:
+            result = await self._ask(call.method, call.arguments, generation)
+            differs = difference(call.outcome, sample(result[:-1]), where=call.method)
+        except ValueError as error:
+            differs = f"{call.method} raised {error}"
+        if differs is not None:
+            self._give_up(
+                episode,
+                f"its replay took another course: at call {number}, {differs}. Seed and actions do not fix an episode of "
+                f"{self._spec.name!r}: make it deterministic, or set replayable=False in its EnvSpec",
+            )
+
+    async def _ask(self, method: Any, arguments: tuple[Any, ...], generation: int) -> Any:
+        result = await self.station.request(Request(self._env, method, arguments), generation=generation)
+        fault = None
+        if method == "reset":
+            fault = checks.fault_of_reset(result, spec=self._spec)
+        elif method == "step_chunk":
+            fault = checks.fault_of_step(result, spec=self._spec, num_actions=len(arguments[0]))
+        if fault is not None:
+            self.station.condemn("garbage", fault, generation=generation, culprits={self._env})
+            raise ServerFault("garbage", f"server {self.station.name}: {fault}", charged=True)
+        return result
+
+    def _allow_another_try(self, episode: EpisodeRecord, fault: ServerFault) -> None:
+        if fault.charged:
+            episode.faults += 1
+        if episode.faults > self._max_replays:
+            self._give_up(episode, f"its server failed {episode.faults} times, and env.max_replays is {self._max_replays}. Last: {fault}")
+        logger.warning(
+            "Episode with seed %d is replayed after %d chunks (%s).",
+            episode.seed,
+            episode.num_chunks,
+            f"failure {episode.faults}, {self._max_replays} allowed" if fault.charged else "another episode's failure",
+        )
+
+    def _give_up(self, episode: EpisodeRecord, reason: str) -> NoReturn:
+        self._tally.failures += 1
+        self._episode = None
+        message = f"The episode with seed {episode.seed} and options {episode.options} could not be simulated: {reason}."
+        logger.error(message)
+        raise SimulationFailed(message)

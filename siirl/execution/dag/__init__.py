@@ -1,0 +1,28 @@
+"""Declare an algorithm as a graph of nodes; checked when it is built, before any process starts. No torch, no Ray.
+
+What a pipeline file needs is re-exported here. Left out: `builtin_pipelines`, which imports the pipeline files, which import this.
+"""
+
+from siirl.execution.dag.checks import check_kl_in_reward_order
+from siirl.execution.dag.columns import Columns, columns
+from siirl.execution.dag.node import Node, NodeRole, NodeStatus, NodeType
+from siirl.execution.dag.node_output import NodeOutput
+from siirl.execution.dag.pipeline import Pipeline
+from siirl.execution.dag.task_graph import TaskGraph
+from siirl.execution.dag.task_loader import discover_and_split_parallel_paths
+from siirl.execution.dag.workflow_file import load_workflow_file
+
+__all__ = [
+    "Columns",
+    "Node",
+    "NodeOutput",
+    "NodeRole",
+    "NodeStatus",
+    "NodeType",
+    "Pipeline",
+    "TaskGraph",
+    "check_kl_in_reward_order",
+    "columns",
+    "discover_and_split_parallel_paths",
+    "load_workflow_file",
+]

@@ -1,0 +1,42 @@
+"""Which graph a job runs: a built-in pipeline by name, a user's function, or a YAML file."""
+
+from siirl.errors import ConfigError, UnknownNameError
+from siirl.execution.dag.builtin_pipelines import PIPELINES
+from siirl.execution.dag.pipeline import Pipeline
+from siirl.execution.dag.references import resolve_function
+from siirl.execution.dag.task_graph import TaskGraph
+from siirl.execution.dag.workflow_file import load_workflow_file
+
+
+def load_pipeline(*, pipeline: str, custom_pipeline_fn: str | None = None, workflow_file: str | None = None) -> TaskGraph:
+    """Build and check the graph of a job.
+
+    Args:
+        pipeline: Name of a built-in one; used where the others are not given.
+        custom_pipeline_fn: `module:function` that returns a TaskGraph (`dag.custom_pipeline_fn`).
+        workflow_file: Path of a YAML file (`dag.workflow_file`).
+
+    Raises:
+        ConfigError: Both of the last two are given, an unknown name, or a graph that cannot work.
+    """
+    if custom_pipeline_fn and workflow_file:
+        raise ConfigError(
+            f"dag.custom_pipeline_fn={custom_pipeline_fn!r} and dag.workflow_file={workflow_file!r} both name a graph. Give one of them."
+        )
+    if workflow_file:
+        return load_workflow_file(workflow_file)
+    if custom_pipeline_fn:
+        return _custom(custom_pipeline_fn)
+    if pipeline not in PIPELINES:
+        raise UnknownNameError.of(kind="pipeline", name=pipeline, known=PIPELINES)
+    return PIPELINES[pipeline]()
+
+
+def _custom(reference: str) -> TaskGraph:
+    graph = resolve_function(reference, owner="dag.custom_pipeline_fn")()
+    if isinstance(graph, Pipeline):  # `.build()` forgotten
+        graph = graph.build()
+    if not isinstance(graph, TaskGraph):
+        raise ConfigError(f"dag.custom_pipeline_fn={reference!r} returned {type(graph).__name__}, and must return a TaskGraph.")
+    graph.check()
+    return graph

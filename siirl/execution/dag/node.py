@@ -1,0 +1,208 @@
+"""One step of an algorithm: which function, after which others, on which columns of the batch.
+
+A node's function is called by name with what its signature asks for (`references.OFFERED`), on a shallow copy of the batch, so
+that assigning `batch["x"]` changes nobody else's batch. Columns are checked at both ends: those required before, those provided
+after. A function that declares none is measured once it has run. Left out: which process runs a node (siirl.execution.scheduler).
+"""
+
+import dataclasses
+from collections.abc import Callable, Iterable, MutableMapping
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any
+
+from siirl.errors import ConfigError, InvariantError
+from siirl.execution.dag.columns import Columns, column_set, declared_columns
+from siirl.execution.dag.node_output import NodeOutput
+from siirl.execution.dag.references import arguments_for, check_signature, describe, resolve_function
+
+
+class NodeType(Enum):
+    """What kind of work a node is."""
+
+    COMPUTE = "COMPUTE"
+    DATA_LOAD = "DATA_LOAD"
+    ENV_INTERACT = "ENV_INTERACT"
+    MODEL_INFERENCE = "MODEL_INFERENCE"
+    MODEL_TRAIN = "MODEL_TRAIN"
+    PUT_TO_BUFFER = "PUT_TO_BUFFER"
+    GET_FROM_BUFFER = "GET_FROM_BUFFER"
+    BARRIER_SYNC = "BARRIER_SYNC"
+    CUSTOM = "CUSTOM"
+
+
+class NodeRole(Enum):
+    """Whose work it is."""
+
+    DEFAULT = "DEFAULT"
+    ACTOR = "ACTOR"
+    ADVANTAGE = "ADVANTAGE"
+    CRITIC = "CRITIC"
+    ROLLOUT = "ROLLOUT"
+    REFERENCE = "REFERENCE"
+    REWARD = "REWARD"
+    DYNAMIC_SAMPLING = "DYNAMIC_SAMPLING"
+
+
+class NodeStatus(Enum):
+    """How far a node is in the current step; READY is for executors that run nodes side by side."""
+
+    PENDING = "PENDING"
+    READY = "READY"
+    RUNNING = "RUNNING"
+    COMPLETED = "COMPLETED"
+    FAILED = "FAILED"
+    SKIPPED = "SKIPPED"
+
+
+REPEATABLE_TYPES = frozenset({NodeType.COMPUTE, NodeType.CUSTOM})
+
+
+@dataclass(eq=False)
+class Node:
+    """A node of a TaskGraph; pickled with the name of its function, which is imported again where it arrives."""
+
+    node_id: str
+    node_type: NodeType
+    node_role: NodeRole = NodeRole.DEFAULT
+    only_forward_compute: bool = False
+    """A forward pass of a model that is trained elsewhere in the graph."""
+    agent_group: int = 0
+    """Which agent's models it uses, where several agents are trained."""
+    dependencies: list[str] = field(default_factory=list)
+    config: dict[str, Any] = field(default_factory=dict)
+    """The node's own settings; its function reads them from `node.config`."""
+    executable_ref: str | Callable[..., Any] | None = None
+    """`module:Class.method`, `module.function` or a callable; None passes the batch on."""
+    filter_plugin: str | Callable[..., bool] | None = None
+    """Which samples a node that gets its batch from the DataCoordinator takes: SampleInfo -> bool."""
+    retry_limit: int = 0
+    """Calls after a ConnectionError or TimeoutError (a remote grader); for COMPUTE and CUSTOM nodes."""
+    requires: Iterable[str] | None = None
+    """Columns it reads; None for what its function declares."""
+    provides: Iterable[str] | None = None
+    """Columns it adds; None for what its function declares, and unknown until it has run where that is nothing."""
+    aliases: tuple[str, ...] = ()
+    """Other ids by which dependencies may name it."""
+    skip_reason: str | None = None
+    """Why it does not run; see TaskGraph.skip_node."""
+    status: NodeStatus = field(default=NodeStatus.PENDING, init=False)
+
+    def __post_init__(self) -> None:
+        if self.retry_limit < 0:
+            raise ConfigError(f"Node {self.node_id!r}: retry_limit={self.retry_limit} is negative.")
+        if self.retry_limit and self.node_type not in REPEATABLE_TYPES:
+            raise ConfigError(
+                f"Node {self.node_id!r}: retry_limit={self.retry_limit} on a {self.node_type.value} node. Its ranks work together, "
+                "so one that repeats its part leaves the others waiting. Only COMPUTE and CUSTOM nodes are repeated."
+            )
+        self.requires = None if self.requires is None else column_set(self.requires)
+        self.provides = None if self.provides is None else column_set(self.provides)
+        self._executable: Callable[..., Any] | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "_executable": None}
+
+    @property
+    def label(self) -> str:
+        """How messages call it."""
+        return f"node {self.node_id!r}"
+
+    @property
+    def executable(self) -> Callable[..., Any] | None:
+        """The function, imported when it is first asked for; UnknownNameError or ConfigError where there is none of that name."""
+        if self._executable is None and self.executable_ref is not None:
+            self._executable = resolve_function(self.executable_ref, owner=self.label)
+        return self._executable
+
+    @property
+    def required_columns(self) -> frozenset[str]:
+        """Columns that must be there before it runs: the node's word, else its function's."""
+        if self.skip_reason is not None:
+            return frozenset()
+        own = self.requires if self.requires is not None else self._function_columns().requires
+        return frozenset(own or ())
+
+    @property
+    def provided_columns(self) -> frozenset[str] | None:
+        """Columns that are there after it has run; None where nobody has said."""
+        if self.skip_reason is not None or self.executable_ref is None:
+            return frozenset()
+        own = self.provides if self.provides is not None else self._function_columns().provides
+        return None if own is None else frozenset(own)
+
+    def check(self) -> None:
+        """Import the function and compare its signature with what nodes get; UnknownNameError or ConfigError where it does not fit."""
+        if self.executable is not None:
+            check_signature(self.executable, owner=self.label)
+        if self.filter_plugin is not None:
+            resolve_function(self.filter_plugin, owner=f"filter of {self.label}")
+
+    def copy(self) -> "Node":
+        """The same node, not run yet, with containers of its own."""
+        return dataclasses.replace(self, dependencies=list(self.dependencies), config=dict(self.config))
+
+    def run(self, *, batch: Any, **available: Any) -> NodeOutput:
+        """Call the function on a shallow copy of `batch`.
+
+        Args:
+            batch: The columns so far (TensorDict or dict).
+            available: `config`, `context`, `process_group`, `agent_group` and what else the caller has; the function gets what
+                its signature asks for, and `node`.
+
+        Raises:
+            ConfigError: A required column is missing, or the function asks for something that the caller did not give.
+            InvariantError: The function returned no batch, or not the columns that were declared.
+        """
+        if self.skip_reason is not None:
+            self.status = NodeStatus.SKIPPED
+            return NodeOutput(batch=batch)
+        self.status = NodeStatus.RUNNING
+        try:
+            output = self._run(batch, available)
+        except Exception as error:
+            self.status = NodeStatus.FAILED
+            error.add_note(f"(while {self.label} ran)")
+            raise
+        self.status = NodeStatus.COMPLETED
+        return output
+
+    def _run(self, batch: Any, available: dict[str, Any]) -> NodeOutput:
+        if self.executable is None:
+            return NodeOutput(batch=batch)
+        before = set(batch.keys())
+        if missing := sorted(self.required_columns - before):
+            raise ConfigError(f"Node {self.node_id!r} requires the columns {missing}, which are not in the batch. There: {sorted(before)}.")
+        output = self._call(self.executable, batch=batch, available={**available, "node": self})
+        after = set(output.batch.keys())
+        if self.provided_columns is None:
+            self.provides = frozenset(after - before)
+        elif missing := sorted(self.provided_columns - after):
+            raise InvariantError(f"Node {self.node_id!r} declares the columns {missing}, but its batch lacks them. There: {sorted(after)}.")
+        return output
+
+    def _call(self, function: Callable[..., Any], *, batch: Any, available: dict[str, Any]) -> NodeOutput:
+        """Call, again after a lost connection as often as `retry_limit` says; each time on a fresh copy."""
+        failures = 0
+        while True:
+            try:
+                result = function(**arguments_for(function, {**available, "batch": batch.copy()}, owner=self.label))
+            except (ConnectionError, TimeoutError):
+                failures += 1
+                if failures > self.retry_limit:
+                    raise
+            else:
+                return self._as_output(result, function)
+
+    def _as_output(self, result: Any, function: Callable[..., Any]) -> NodeOutput:
+        output = result if isinstance(result, NodeOutput) else NodeOutput(batch=result)
+        if not isinstance(output.batch, MutableMapping):
+            raise InvariantError(
+                f"{describe(function)} of {self.label} returned {type(output.batch).__name__}. "
+                "Return NodeOutput(batch=..., metrics=...) or the batch."
+            )
+        return output
+
+    def _function_columns(self) -> Columns:
+        """Columns of the function's decorator."""
+        return Columns() if self.executable is None else declared_columns(self.executable)

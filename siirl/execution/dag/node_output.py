@@ -1,0 +1,28 @@
+"""What a node's function returns: the batch with its new columns, and numbers to log."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any, Protocol, Self
+
+
+class Batch(Protocol):
+    """What this package must know of a batch: named columns and a shallow copy. A TensorDict is one, and so is a dict."""
+
+    def keys(self) -> Iterable[Any]:
+        """The names of the columns."""
+
+    def copy(self) -> Self:
+        """A batch with the same columns, to which others can be added without changing this one."""
+
+
+@dataclass
+class NodeOutput:
+    """Result of a node.
+
+    Attributes:
+        batch: The batch that the next nodes get, usually the one that came in with columns added or rows dropped.
+        metrics: Numbers by their full names (`reward/mean_score`).
+    """
+
+    batch: Any
+    metrics: dict[str, Any] = field(default_factory=dict)

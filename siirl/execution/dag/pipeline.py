@@ -1,0 +1,74 @@
+"""Declare a graph node by node: `Pipeline("name").add_node(...).add_node(...).build()`."""
+
+from collections.abc import Callable, Iterable
+from typing import Any, Self, TypedDict, Unpack
+
+from siirl.errors import ConfigError, UnknownNameError
+from siirl.execution.dag.node import Node, NodeRole, NodeType
+from siirl.execution.dag.task_graph import TaskGraph
+
+
+class NodeOptions(TypedDict, total=False):
+    """What `add_node` takes besides id, function and dependencies; see `Node` for what each means."""
+
+    node_type: NodeType
+    node_role: NodeRole
+    only_forward_compute: bool
+    agent_group: int
+    config: dict[str, Any]
+    filter_plugin: str | Callable[..., bool] | None
+    retry_limit: int
+    requires: Iterable[str] | None
+    provides: Iterable[str] | None
+    aliases: tuple[str, ...]
+
+
+class Pipeline:
+    """Builder of a TaskGraph."""
+
+    def __init__(self, pipeline_id: str, description: str = "") -> None:
+        self.pipeline_id = pipeline_id
+        self.description = description
+        self._nodes: dict[str, Node] = {}
+
+    def add_node(
+        self,
+        node_id: str,
+        func: str | Callable[..., Any] | None,
+        deps: Iterable[str] | None = None,
+        **options: Unpack[NodeOptions],
+    ) -> Self:
+        """Declare a node.
+
+        Args:
+            node_id: Unique in the pipeline; metrics call its time `time/<node_id>_s`.
+            func: `module:Class.method`, `module.function` or a callable.
+            deps: Ids of the nodes that come before it.
+            options: See `NodeOptions`; `node_type` is COMPUTE by default.
+
+        Raises:
+            ConfigError: The id is taken, `deps` is a string, or there is no such option.
+        """
+        if node_id in self._nodes:
+            raise ConfigError(f"Pipeline {self.pipeline_id!r} has a node {node_id!r} already. Give the new one another id.")
+        if isinstance(deps, str):
+            raise ConfigError(f"Pipeline {self.pipeline_id!r}, node {node_id!r}: deps is a list of ids. Write deps=[{deps!r}].")
+        for name in options:
+            if name not in NodeOptions.__annotations__:
+                kind = f"option of node {node_id!r} in pipeline {self.pipeline_id!r}"
+                raise UnknownNameError.of(kind=kind, name=name, known=NodeOptions.__annotations__)
+        filled: NodeOptions = {"node_type": NodeType.COMPUTE, **options}
+        self._nodes[node_id] = Node(node_id=node_id, dependencies=list(deps or ()), executable_ref=func, **filled)
+        return self
+
+    def build(self) -> TaskGraph:
+        """The graph, checked (`TaskGraph.check`).
+
+        Raises:
+            ConfigError: A missing dependency, a cycle, an unknown function, a column that nobody provides.
+        """
+        graph = TaskGraph(self.pipeline_id, self.description)
+        for node in self._nodes.values():
+            graph.add_node(node.copy())
+        graph.check()
+        return graph

@@ -1,0 +1,144 @@
+"""From the name of a function, `module:Class.method` or `module.function`, to the function; and what it may ask for.
+
+Resolving imports a module and loads no model. Whatever is missing is answered with what there is.
+"""
+
+import importlib
+import importlib.util
+import inspect
+import pkgutil
+import sys
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+from siirl.errors import ConfigError, UnknownNameError
+
+# What a node's function may ask for by name; `**kwargs` gets everything that the caller has.
+OFFERED = ("batch", "config", "context", "process_group", "agent_group", "node")
+
+
+def resolve_function(reference: str | Callable[..., Any], *, owner: str) -> Callable[..., Any]:
+    """Import what `reference` names.
+
+    Args:
+        reference: `module:Class.method`, `module.function`, or a callable, which is returned as it is.
+        owner: Who asks, for messages (`node 'function_reward'`).
+
+    Raises:
+        UnknownNameError: No such module or attribute, with the known ones.
+        ConfigError: A name without module, a module that cannot be imported, or something that cannot be called.
+    """
+    if not isinstance(reference, str):
+        function: Any = reference
+    else:
+        place, attributes = _split(reference, owner=owner)
+        function = _import_module(place, reference=reference, owner=owner)
+        for attribute in attributes:
+            function = _attribute(function, attribute, place=place, reference=reference, owner=owner)
+            place = f"{place}.{attribute}"
+    if not callable(function):
+        raise ConfigError(f"The function {reference!r} of {owner} is of type {type(function).__name__} and cannot be called.")
+    return function  # type: ignore[no-any-return]
+
+
+def check_signature(function: Callable[..., Any], *, owner: str) -> None:
+    """Refuse a function that asks for something which no node gets.
+
+    Raises:
+        ConfigError: A required parameter outside of `OFFERED`, a positional-only one, or an `async def`.
+    """
+    name = describe(function)
+    if inspect.iscoroutinefunction(function):
+        raise ConfigError(f"The function {name} of {owner} is `async def`. Write a plain function that runs its own coroutines.")
+    for parameter in inspect.signature(function).parameters.values():
+        if parameter.kind in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL):
+            continue
+        required = parameter.default is parameter.empty
+        if parameter.kind is parameter.POSITIONAL_ONLY and required:
+            raise ConfigError(f"The function {name} of {owner} takes {parameter.name!r} by position only; nodes are called by name.")
+        if required and parameter.name not in OFFERED:
+            hint = " Make it a function or a staticmethod." if parameter.name in ("self", "cls") else " Give it a default."
+            known = ", ".join(OFFERED)
+            raise ConfigError(f"The function {name} of {owner} asks for {parameter.name!r}, which no node gets.{hint} Known: {known}.")
+
+
+def arguments_for(function: Callable[..., Any], available: dict[str, Any], *, owner: str) -> dict[str, Any]:
+    """The part of `available` that the signature of `function` asks for; all of it where there is `**kwargs`.
+
+    Raises:
+        ConfigError: A required parameter is not available.
+    """
+    parameters = inspect.signature(function).parameters.values()
+    named = [parameter for parameter in parameters if parameter.kind not in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL)]
+    for parameter in named:
+        if parameter.default is parameter.empty and parameter.name not in available:
+            known = ", ".join(sorted(available))
+            raise ConfigError(f"{describe(function)} of {owner} asks for {parameter.name!r}, which is not given here. There: {known}.")
+    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
+        return dict(available)
+    return {parameter.name: available[parameter.name] for parameter in named if parameter.name in available}
+
+
+def describe(function: Callable[..., Any]) -> str:
+    """`module:name` of a function, for messages."""
+    named = function if inspect.isroutine(function) or inspect.isclass(function) else type(function)
+    return f"{named.__module__}:{named.__qualname__}"
+
+
+def _split(reference: str, *, owner: str) -> tuple[str, list[str]]:
+    """Module name and attribute path."""
+    if ":" in reference:
+        module_name, _, path = reference.partition(":")
+    else:
+        module_name, _, path = reference.rpartition(".")
+    attributes = path.split(".")
+    if not all(part.isidentifier() for part in [*module_name.split("."), *attributes]):
+        raise ConfigError(f"The function {reference!r} of {owner} names no module. Write 'module:Class.method' or 'module.function'.")
+    return module_name, attributes
+
+
+def _import_module(module_name: str, *, reference: str, owner: str) -> ModuleType:
+    """Import package by package, so that the part that is missing can be named."""
+    parts = module_name.split(".")
+    module: ModuleType | None = None
+    for depth, part in enumerate(parts):
+        if not _module_exists(".".join(parts[: depth + 1]), parent=module):
+            _refuse_module(part, parent=module, reference=reference, owner=owner)
+        try:
+            module = importlib.import_module(".".join(parts[: depth + 1]))
+        except ImportError as error:
+            raise ConfigError(f"The function {reference!r} of {owner} cannot be imported: {error}.") from error
+    assert module is not None  # `parts` is never empty
+    return module
+
+
+def _module_exists(name: str, *, parent: ModuleType | None) -> bool:
+    if name in sys.modules:
+        return True
+    if parent is not None and not _search_path(parent):
+        return False
+    return importlib.util.find_spec(name) is not None
+
+
+def _search_path(module: ModuleType) -> list[str]:
+    """Folders of a package; none for a plain module."""
+    specification = module.__spec__
+    return list(specification.submodule_search_locations or []) if specification else []
+
+
+def _refuse_module(name: str, *, parent: ModuleType | None, reference: str, owner: str) -> None:
+    if parent is None:
+        raise ConfigError(
+            f"The function {reference!r} of {owner}: there is no module {name!r}. Install it, or put its folder on PYTHONPATH."
+        )
+    known = [module.name for module in pkgutil.iter_modules(_search_path(parent))]
+    raise UnknownNameError.of(kind=f"module in {parent.__name__!r} (function {reference!r} of {owner})", name=name, known=known)
+
+
+def _attribute(holder: Any, attribute: str, *, place: str, reference: str, owner: str) -> Any:
+    try:
+        return getattr(holder, attribute)
+    except AttributeError:
+        known = [name for name in dir(holder) if not name.startswith("_")]
+        raise UnknownNameError.of(kind=f"name in {place!r} (function {reference!r} of {owner})", name=attribute, known=known) from None

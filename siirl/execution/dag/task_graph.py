@@ -1,0 +1,258 @@
+"""A directed acyclic graph of nodes, and what must hold of it before anything runs.
+
+`check` refuses a missing dependency, a cycle (named node by node), a function that does not exist or asks for what no node gets,
+and a column that is required but provided neither by an ancestor nor by the loader. Left out: executing (siirl.dag_worker) and
+placing (siirl.execution.scheduler).
+"""
+
+import heapq
+from collections.abc import Iterable
+from typing import Any
+
+from siirl.errors import ConfigError, UnknownNameError
+from siirl.execution.dag.columns import column_set
+from siirl.execution.dag.node import Node, NodeStatus
+from siirl.execution.dag.node_output import NodeOutput
+
+
+class TaskGraph:
+    """Nodes by id, with edges in both directions; nodes may be added in any order.
+
+    Attributes:
+        nodes: Node by id, in the order of their addition.
+        adj: For each node the ids of those that depend on it.
+        rev_adj: For each node the ids that it depends on.
+    """
+
+    def __init__(self, graph_id: str, description: str = "") -> None:
+        self.graph_id = graph_id
+        self.description = description
+        self.nodes: dict[str, Node] = {}
+        self.adj: dict[str, list[str]] = {}
+        self.rev_adj: dict[str, list[str]] = {}
+        self._loader_columns: frozenset[str] | None = None
+
+    def __str__(self) -> str:
+        """One line a node: id, function, dependencies."""
+        lines = [f"{self.graph_id}: {self.description}".rstrip(": ")]
+        for node_id in self.get_topological_sort():
+            after = f"after {', '.join(self.rev_adj[node_id])}" if self.rev_adj[node_id] else "entry"
+            skipped = self.nodes[node_id].skip_reason
+            lines.append(f"  {node_id} ({after})" + (f": skipped, {skipped}" if skipped else ""))
+        return "\n".join(lines)
+
+    # Building
+
+    def add_node(self, node: Node) -> None:
+        """Add a node; its dependencies may follow later.
+
+        Raises:
+            ConfigError: Its id or one of its aliases is taken.
+        """
+        taken = {name for known in self.nodes.values() for name in (known.node_id, *known.aliases)}
+        for name in (node.node_id, *node.aliases):
+            if name in taken:
+                raise ConfigError(f"Graph {self.graph_id!r} has a node {name!r} already. Give the new one another id.")
+        self.nodes[node.node_id] = node
+        self.update_edges()
+
+    def remove_node(self, node_id: str) -> None:
+        """Take a node out; those that depended on it now depend on its dependencies."""
+        removed = self.get_node(node_id)
+        for dependent in self.get_dependents(removed.node_id):
+            position = self.rev_adj[dependent.node_id].index(removed.node_id)
+            inherited = [name for name in self.rev_adj[removed.node_id] if name not in self.rev_adj[dependent.node_id]]
+            dependent.dependencies[position : position + 1] = inherited
+        del self.nodes[removed.node_id]
+        self.update_edges()
+
+    def skip_node(self, node_id: str, *, reason: str) -> None:
+        """Keep a node in the graph but do not run it, and require its columns of no later node (unless another node provides them)."""
+        skipped = self.get_node(node_id)
+        dropped = skipped.provided_columns or frozenset()
+        skipped.skip_reason = reason
+        skipped.status = NodeStatus.SKIPPED
+        for node in self.nodes.values():
+            if skipped.node_id in self.get_ancestors(node.node_id):
+                still_provided = self._provided_before(node.node_id)
+                node.requires = node.required_columns - (dropped - still_provided)
+
+    def copy(self) -> "TaskGraph":
+        """The same graph with nodes of its own, none of which has run."""
+        duplicate = TaskGraph(self.graph_id, self.description)
+        duplicate.nodes = {node_id: node.copy() for node_id, node in self.nodes.items()}
+        duplicate._loader_columns = self._loader_columns
+        duplicate.update_edges()
+        return duplicate
+
+    def update_edges(self) -> None:
+        """Recompute both adjacency lists after a change to a node's dependencies; one that is not there yet counts when it comes."""
+        self.adj = {node_id: [] for node_id in self.nodes}
+        self.rev_adj = {}
+        for node_id, node in self.nodes.items():
+            self.rev_adj[node_id] = [self._resolve(name) for name in dict.fromkeys(node.dependencies)]
+            for name in self.rev_adj[node_id]:
+                if name in self.adj:
+                    self.adj[name].append(node_id)
+
+    # Reading
+
+    def get_node(self, node_id: str) -> Node:
+        """The node of this id or alias; UnknownNameError with the known ids where there is none."""
+        resolved = self._resolve(node_id)
+        if resolved not in self.nodes:
+            raise UnknownNameError.of(kind=f"node of graph {self.graph_id!r}", name=node_id, known=self.nodes)
+        return self.nodes[resolved]
+
+    def get_nodes(self) -> list[Node]:
+        """All nodes in topological order."""
+        return [self.nodes[node_id] for node_id in self.get_topological_sort()]
+
+    def get_entry_nodes(self) -> list[Node]:
+        """Nodes without dependencies."""
+        return [node for node_id, node in self.nodes.items() if not self.rev_adj[node_id]]
+
+    def get_exit_nodes(self) -> list[Node]:
+        """Nodes on which no other depends."""
+        return [node for node_id, node in self.nodes.items() if not self.adj[node_id]]
+
+    def get_dependencies(self, node_id: str) -> list[Node]:
+        """The nodes that `node_id` names as its dependencies."""
+        return [self.nodes[name] for name in self.rev_adj[self.get_node(node_id).node_id]]
+
+    def get_dependents(self, node_id: str) -> list[Node]:
+        """The nodes that name `node_id` as a dependency."""
+        return [self.nodes[name] for name in self.adj[self.get_node(node_id).node_id]]
+
+    def get_downstream_nodes(self, node_id: str) -> list[Node]:
+        """The nodes that come right after `node_id`: another name of `get_dependents`."""
+        return self.get_dependents(node_id)
+
+    def get_ancestors(self, node_id: str) -> set[str]:
+        """Ids of all nodes that must have run before `node_id`."""
+        found: set[str] = set()
+        waiting = list(self.rev_adj[self.get_node(node_id).node_id])
+        while waiting:
+            name = waiting.pop()
+            if name not in found:
+                found.add(name)
+                waiting.extend(self.rev_adj[name])
+        return found
+
+    def get_topological_sort(self) -> list[str]:
+        """Ids in an order in which each comes after its dependencies (Kahn 1962); of those that are free, the one added first.
+
+        Raises:
+            ConfigError: A dependency that is no node, or a cycle, named node by node.
+        """
+        self._check_dependencies()
+        position = {node_id: index for index, node_id in enumerate(self.nodes)}
+        ids = list(self.nodes)
+        missing = {node_id: len(self.rev_adj[node_id]) for node_id in ids}
+        free = [position[node_id] for node_id in ids if missing[node_id] == 0]  # ascending, hence a heap
+        order: list[str] = []
+        while free:
+            node_id = ids[heapq.heappop(free)]
+            order.append(node_id)
+            for dependent in self.adj[node_id]:
+                missing[dependent] -= 1
+                if missing[dependent] == 0:
+                    heapq.heappush(free, position[dependent])
+        if len(order) < len(ids):
+            cycle = self._find_cycle([node_id for node_id in ids if missing[node_id]])
+            raise ConfigError(f"Graph {self.graph_id!r} has a cycle: {' -> '.join(cycle)}. Take one of these dependencies out.")
+        return order
+
+    # Checking
+
+    def validate_graph(self) -> tuple[bool, str | None]:
+        """Whether dependencies exist and there is no cycle, and the sentence that says what is wrong."""
+        try:
+            self.get_topological_sort()
+        except ConfigError as error:
+            return False, str(error)
+        return True, None
+
+    def check(self, *, loader_columns: Iterable[str] | None = None) -> None:
+        """Everything that can be known before a process starts: edges, functions, signatures, columns.
+
+        Args:
+            loader_columns: What the batch holds at the start; None to trust that the loader gives what the entry nodes require.
+
+        Raises:
+            ConfigError: With the node, the value and the remedy.
+        """
+        if not self.nodes:
+            raise ConfigError(f"Graph {self.graph_id!r} has no nodes.")
+        self.get_topological_sort()
+        for node in self.nodes.values():
+            node.check()
+        self.check_columns(loader_columns=loader_columns)
+
+    def check_columns(self, *, loader_columns: Iterable[str] | None = None) -> None:
+        """Each node's required columns must come from an ancestor or the loader.
+
+        What comes after a node with undeclared columns is given the benefit of the doubt until that node has run (`run_node`).
+
+        Raises:
+            ConfigError: A column that nobody provides, or one that is provided too late.
+        """
+        self._loader_columns = self._entry_columns() if loader_columns is None else column_set(loader_columns)
+        for node_id in self.get_topological_sort():
+            missing = sorted(self.nodes[node_id].required_columns - self._loader_columns - self._provided_before(node_id))
+            if missing and not self._has_undeclared_ancestor(node_id):
+                self._refuse_column(node_id, missing[0])
+
+    def run_node(self, node_id: str, *, batch: Any, **available: Any) -> NodeOutput:
+        """Run one node (`Node.run`); if it had declared no columns, check with those it gave whether later nodes have theirs.
+
+        Raises:
+            ConfigError: A later node requires a column that now turns out to be missing.
+        """
+        node = self.get_node(node_id)
+        undeclared = node.provided_columns is None
+        output = node.run(batch=batch, **available)
+        if undeclared:
+            self.check_columns(loader_columns=self._loader_columns)
+        return output
+
+    def _resolve(self, name: str) -> str:
+        """The id behind an alias; any other name as it is."""
+        if name in self.nodes:
+            return name
+        return next((node_id for node_id, node in self.nodes.items() if name in node.aliases), name)
+
+    def _check_dependencies(self) -> None:
+        for node_id, names in self.rev_adj.items():
+            for name in names:
+                if name not in self.nodes:
+                    kind = f"dependency of node {node_id!r} in graph {self.graph_id!r}"
+                    raise UnknownNameError.of(kind=kind, name=name, known=self.nodes)
+
+    def _find_cycle(self, candidates: list[str]) -> list[str]:
+        """A closed walk among nodes each of which waits for another of them."""
+        walk = [candidates[0]]
+        while True:
+            waits_for = next(name for name in self.rev_adj[walk[-1]] if name in candidates)
+            if waits_for in walk:
+                return list(reversed([*walk[walk.index(waits_for) :], waits_for]))
+            walk.append(waits_for)
+
+    def _entry_columns(self) -> frozenset[str]:
+        return frozenset().union(*(node.required_columns for node in self.get_entry_nodes()))
+
+    def _provided_before(self, node_id: str) -> frozenset[str]:
+        return frozenset().union(*(self.nodes[name].provided_columns or () for name in self.get_ancestors(node_id)))
+
+    def _has_undeclared_ancestor(self, node_id: str) -> bool:
+        return any(self.nodes[name].provided_columns is None for name in self.get_ancestors(node_id))
+
+    def _refuse_column(self, node_id: str, column: str) -> None:
+        elsewhere = [name for name, node in self.nodes.items() if column in (node.provided_columns or ()) and name != node_id]
+        if elsewhere:
+            raise ConfigError(
+                f"Node {node_id!r} requires the column {column!r}, which {elsewhere[0]!r} provides, but that node does not come before it. "
+                f"Add {elsewhere[0]!r} to the dependencies of {node_id!r} or of a node before it."
+            )
+        known = self._provided_before(node_id) | (self._loader_columns or frozenset())
+        raise UnknownNameError.of(kind=f"column, required by node {node_id!r} and provided by no node before it:", name=column, known=known)

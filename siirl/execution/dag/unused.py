@@ -1,0 +1,30 @@
+"""Forward passes whose result nobody would use: their nodes stay in the graph, do not run, and say why.
+
+The rules themselves (is there a KL, has the policy moved) come from the caller: a graph knows nothing of the configuration.
+"""
+
+from siirl.errors import ConfigError
+from siirl.execution.dag.node import NodeRole
+from siirl.execution.dag.task_graph import TaskGraph
+
+NO_KL = "no KL has a weight (actor.use_kl_loss, algorithm.use_kl_in_reward)"
+ON_POLICY = "one on-policy update a step, so the log-probs of acting are the old ones"
+
+
+def skip_unused(graph: TaskGraph, *, needs_reference: bool, needs_old_log_probs: bool) -> None:
+    """Skip the reference's and the old log-probs' nodes where they are not needed.
+
+    Raises:
+        ConfigError: A reference is needed, and the graph has no node for it.
+    """
+    references = [node.node_id for node in graph.get_nodes() if node.node_role is NodeRole.REFERENCE]
+    if needs_reference and not references:
+        raise ConfigError(
+            f"A KL to the reference policy is asked for, but graph {graph.graph_id!r} has no node with the role REFERENCE: "
+            "add one, or set actor_rollout_ref.actor.use_kl_loss=false and algorithm.use_kl_in_reward=false."
+        )
+    for node_id in [] if needs_reference else references:
+        graph.skip_node(node_id, reason=NO_KL)
+    old = [node.node_id for node in graph.get_nodes() if node.node_role is NodeRole.ACTOR and node.only_forward_compute]
+    for node_id in [] if needs_old_log_probs else old:
+        graph.skip_node(node_id, reason=ON_POLICY)

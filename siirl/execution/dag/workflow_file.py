@@ -1,0 +1,132 @@
+"""A graph from a YAML file (`dag.workflow_file=`), with the same content as a pipeline file.
+
+    nodes:
+      - node_id: rollout_actor
+        node_type: MODEL_INFERENCE
+        node_role: ROLLOUT
+        dependencies: []
+
+A node without `func` gets the stage of its type and role. `pipeline_id` is the file's name, and `description` is empty, unless given.
+"""
+
+from collections.abc import Iterable, Mapping
+from enum import Enum
+from pathlib import Path
+from typing import Any, TypeVar
+
+import yaml
+
+from siirl.errors import ConfigError, UnknownNameError
+from siirl.execution.dag.node import NodeRole, NodeType
+from siirl.execution.dag.pipeline import NodeOptions, Pipeline
+from siirl.execution.dag.task_graph import TaskGraph
+
+_STAGES = "siirl.dag_worker.stages"
+
+# (role, only a forward pass) of a node that runs a model, or (role, False) of one that computes.
+MODEL_STAGES = {
+    (NodeRole.ROLLOUT, False): f"{_STAGES}:generate",
+    (NodeRole.ACTOR, True): f"{_STAGES}:compute_old_log_prob",
+    (NodeRole.ACTOR, False): f"{_STAGES}:train_actor",
+    (NodeRole.REFERENCE, True): f"{_STAGES}:compute_ref_log_prob",
+    (NodeRole.REFERENCE, False): f"{_STAGES}:compute_ref_log_prob",  # as in the guide, which marks it MODEL_TRAIN
+    (NodeRole.CRITIC, True): f"{_STAGES}:compute_value",
+    (NodeRole.CRITIC, False): f"{_STAGES}:train_critic",
+}
+COMPUTE_STAGES = {
+    (NodeRole.REWARD, False): f"{_STAGES}:compute_reward",
+    (NodeRole.ADVANTAGE, False): f"{_STAGES}:compute_advantage",
+}
+SYNC_STAGES = {(NodeRole.ROLLOUT, False): f"{_STAGES}:sync_weights"}
+STAGES: dict[NodeType, dict[tuple[NodeRole, bool], str]] = {
+    NodeType.MODEL_INFERENCE: MODEL_STAGES,
+    NodeType.ENV_INTERACT: MODEL_STAGES,
+    NodeType.MODEL_TRAIN: MODEL_STAGES,
+    NodeType.COMPUTE: COMPUTE_STAGES,
+    NodeType.BARRIER_SYNC: SYNC_STAGES,
+}
+# The guide's workflows run an actor forward as MODEL_INFERENCE with the role ACTOR.
+FORWARD_TYPES = frozenset({NodeType.MODEL_INFERENCE})
+
+FILE_KEYS = frozenset({"pipeline_id", "description", "nodes"})
+NODE_KEYS = frozenset({"node_id", "func", "executable_ref", "dependencies"}) | frozenset(NodeOptions.__annotations__)
+
+Choice = TypeVar("Choice", bound=Enum)
+
+
+def load_workflow_file(path: str | Path) -> TaskGraph:
+    """Read, build and check the graph in a YAML file.
+
+    Raises:
+        ConfigError: No such file, no YAML, an unknown key or value, or a graph that cannot work; with the file and the node.
+    """
+    path = Path(path)
+    content = _read(path)
+    _check_keys(content, known=FILE_KEYS, place=f"{path}")
+    nodes = content.get("nodes")
+    if not isinstance(nodes, list) or not nodes:
+        raise ConfigError(f"{path}: 'nodes' must be a list with at least one node, and is {nodes!r}.")
+    pipeline = Pipeline(content.get("pipeline_id", path.stem), content.get("description", ""))
+    for position, entry in enumerate(nodes):
+        _add_node(pipeline, entry, place=f"{path}, node {position + 1}")
+    return pipeline.build()
+
+
+def default_stage(*, node_type: NodeType, node_role: NodeRole, only_forward_compute: bool, place: str) -> str:
+    """The platform's own stage for a node that names no function.
+
+    Raises:
+        ConfigError: There is none of this type and role.
+    """
+    forward = only_forward_compute or (node_type in FORWARD_TYPES and node_role is not NodeRole.ROLLOUT)
+    stage = STAGES.get(node_type, {}).get((node_role, forward))
+    if stage is None:
+        known = sorted({f"{kind.value}/{role.value}" for kind, stages in STAGES.items() for role, _ in stages})
+        kind = f"{node_type.value}/{node_role.value}"
+        raise ConfigError(f"{place}: no stage belongs to {kind}. Name a function with 'func'. Known: {', '.join(known)}.")
+    return stage
+
+
+def _read(path: Path) -> Mapping[str, Any]:
+    try:
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"dag.workflow_file={path} cannot be read: {error.strerror}.") from error
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{path} is not YAML: {error}") from error
+    if not isinstance(content, dict):
+        raise ConfigError(f"{path} must hold a mapping with the key 'nodes', and holds {type(content).__name__}.")
+    return content
+
+
+def _add_node(pipeline: Pipeline, entry: Any, *, place: str) -> None:
+    if not isinstance(entry, dict) or not isinstance(entry.get("node_id"), str):
+        raise ConfigError(f"{place}: a node is a mapping with a 'node_id', and this is {entry!r}.")
+    place = f"{place} ({entry['node_id']})"
+    _check_keys(entry, known=NODE_KEYS, place=place)
+    options = {key: value for key, value in entry.items() if key in NodeOptions.__annotations__}
+    options["node_type"] = _choice(NodeType, entry.get("node_type", NodeType.COMPUTE.value), place=place)
+    options["node_role"] = _choice(NodeRole, entry.get("node_role", NodeRole.DEFAULT.value), place=place)
+    options["aliases"] = tuple(entry.get("aliases") or ())
+    func = entry.get("func") or entry.get("executable_ref")
+    if func is None:
+        func = default_stage(
+            node_type=options["node_type"],
+            node_role=options["node_role"],
+            only_forward_compute=bool(entry.get("only_forward_compute")),
+            place=place,
+        )
+    pipeline.add_node(entry["node_id"], func, entry.get("dependencies"), **options)
+
+
+def _choice(choices: type[Choice], name: Any, *, place: str) -> Choice:
+    for choice in choices:
+        if choice.value == name:
+            return choice
+    raise UnknownNameError.of(kind=f"{choices.__name__} in {place}", name=str(name), known=[choice.value for choice in choices])
+
+
+def _check_keys(mapping: Mapping[str, Any], *, known: Iterable[str], place: str) -> None:
+    for key in mapping:
+        if key not in known:
+            raise UnknownNameError.of(kind=f"key in {place}", name=str(key), known=known)

@@ -1,0 +1,30 @@
+"""Names that a configuration may use, as enums: for those who prefer `AdvantageEstimator.GRPO` to a string.
+
+The registries in siirl.algos decide what exists; these are the names that the documents use.
+"""
+
+from enum import StrEnum
+
+
+class AdvantageEstimator(StrEnum):
+    """`algorithm.adv_estimator`."""
+
+    GAE = "gae"
+    GRPO = "grpo"
+    GSPO = "gspo"  # the advantage of GRPO with the loss of GSPO
+    CPGD = "cpgd"
+
+
+class WorkflowType(StrEnum):
+    """`algorithm.workflow_type`: another way to name a pipeline."""
+
+    DEFAULT = "DEFAULT"
+    DAPO = "DAPO"
+    EMBODIED = "EMBODIED"
+
+
+class ApportionStrategy(StrEnum):
+    """How TaskScheduler divides ranks among graphs."""
+
+    EVEN = "even"
+    PARAM_AWARE = "param_aware"

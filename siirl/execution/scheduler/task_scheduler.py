@@ -1,0 +1,126 @@
+"""Give every rank a graph: split, sort by size, apportion ranks, place them on machines. Pure: graphs in, {rank: graph} out.
+
+Ranks are numbered machine by machine: rank = machine x ranks per machine + slot. Left out: starting anything (`launch`).
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+
+from siirl.errors import ConfigError, UnknownNameError
+from siirl.execution.dag.node import NodeRole, NodeType
+from siirl.execution.dag.task_graph import TaskGraph
+from siirl.execution.dag.task_loader import discover_and_split_parallel_paths
+from siirl.execution.scheduler.enums import ApportionStrategy
+
+MODEL_PARAMETERS = "model_parameters"  # key of Node.config: how many parameters the node's model has
+MODEL_ROLES = frozenset({NodeRole.ACTOR, NodeRole.CRITIC, NodeRole.ROLLOUT, NodeRole.REFERENCE})
+MODEL_TYPES = frozenset({NodeType.MODEL_TRAIN, NodeType.MODEL_INFERENCE})
+
+
+class TaskScheduler:
+    """Assigns graphs to the ranks of a cluster.
+
+    Attributes:
+        worker_to_graph_assignment: The last result, {rank: graph}.
+    """
+
+    def __init__(self, num_physical_nodes: int, gpus_per_node: int) -> None:
+        if num_physical_nodes < 1 or gpus_per_node < 1:
+            raise ConfigError(
+                f"trainer.nnodes={num_physical_nodes} and trainer.n_gpus_per_node={gpus_per_node} must both be at least 1: "
+                "their product is the number of ranks."
+            )
+        self.num_physical_nodes = num_physical_nodes
+        self.gpus_per_node = gpus_per_node
+        self.num_workers = num_physical_nodes * gpus_per_node
+        self.worker_to_graph_assignment: dict[int, TaskGraph] = {}
+
+    def schedule_and_assign_tasks(
+        self,
+        original_task_graphs: Sequence[TaskGraph],
+        apportion_strategy: str = ApportionStrategy.PARAM_AWARE,
+        consider_node_cohesion: bool = True,
+        consider_node_load: bool = True,
+    ) -> dict[int, TaskGraph]:
+        """Assign a graph of its own to every rank.
+
+        Args:
+            original_task_graphs: Graphs with different ids; each is split where that is possible.
+            apportion_strategy: "even", or "param_aware": in proportion to the models' parameters, at least one rank each.
+            consider_node_cohesion: Prefer machines that run the graph already.
+            consider_node_load: Prefer machines that run less.
+
+        Raises:
+            ConfigError: No graphs, two with one id, or fewer ranks than graphs.
+        """
+        parts = [part for graph in original_task_graphs for part in discover_and_split_parallel_paths(graph)]
+        self._check_parts(parts)
+        parts.sort(key=lambda part: (-estimate_graph_model_params(part), -len(part.nodes)))
+        quotas = apportion([estimate_graph_model_params(part) for part in parts], self.num_workers, apportion_strategy)
+        owners: dict[int, int] = {}
+        for index, quota in enumerate(quotas):
+            for _ in range(quota):
+                owners[self._best_rank(index, owners, cohesion=consider_node_cohesion, load=consider_node_load)] = index
+        self.worker_to_graph_assignment = {rank: parts[owners[rank]].copy() for rank in sorted(owners)}
+        return self.worker_to_graph_assignment
+
+    def _check_parts(self, parts: Sequence[TaskGraph]) -> None:
+        if not parts:
+            raise ConfigError("There is no graph to schedule.")
+        repeated = [graph_id for graph_id, count in Counter(part.graph_id for part in parts).items() if count > 1]
+        if repeated:
+            raise ConfigError(f"Two graphs have the id {repeated[0]!r}. Give each pipeline its own.")
+        if len(parts) > self.num_workers:
+            names = ", ".join(part.graph_id for part in parts)
+            raise ConfigError(
+                f"{len(parts)} graphs run side by side ({names}), but there are {self.num_workers} ranks "
+                f"(trainer.nnodes={self.num_physical_nodes} x trainer.n_gpus_per_node={self.gpus_per_node}). Give at least one to each."
+            )
+
+    def _best_rank(self, index: int, owners: dict[int, int], *, cohesion: bool, load: bool) -> int:
+        """The free rank with the highest (cohesion, -load, -rank): with the graph's own, on a machine with little to do, early."""
+        machine_of = {rank: rank // self.gpus_per_node for rank in range(self.num_workers)}
+        own = Counter(machine_of[rank] for rank, owner in owners.items() if owner == index)
+        busy = Counter(machine_of[rank] for rank in owners)
+
+        def score(rank: int) -> tuple[int, int, int]:
+            machine = machine_of[rank]
+            return (own[machine] if cohesion else 0, -busy[machine] if load else 0, -rank)
+
+        return max((rank for rank in machine_of if rank not in owners), key=score)
+
+
+def estimate_graph_model_params(graph: TaskGraph) -> int:
+    """Parameters of the models that a graph runs, each (role, agent group) once.
+
+    They are read from `node.config["model_parameters"]`; where no node says any, the number of models stands for them.
+    """
+    sizes: dict[tuple[NodeRole, int], int] = {}
+    for node in graph.nodes.values():
+        if node.node_role in MODEL_ROLES and node.node_type in MODEL_TYPES:
+            key = (node.node_role, node.agent_group)
+            sizes[key] = max(sizes.get(key, 0), int(node.config.get(MODEL_PARAMETERS, 0)))
+    return sum(sizes.values()) or len(sizes)
+
+
+def apportion(sizes: Sequence[int], num_workers: int, strategy: str) -> list[int]:
+    """How many ranks each graph gets; all ranks are used and each graph gets at least one.
+
+    "even" gives the remainder to the first. "param_aware" gives one each and divides the rest in proportion to `sizes` by largest
+    remainders.
+
+    Raises:
+        UnknownNameError: Another strategy.
+    """
+    if strategy not in set(ApportionStrategy):
+        raise UnknownNameError.of(kind="apportion strategy", name=strategy, known=list(ApportionStrategy))
+    count = len(sizes)
+    if strategy == ApportionStrategy.EVEN or sum(sizes) == 0:
+        return [num_workers // count + (index < num_workers % count) for index in range(count)]
+    spare = num_workers - count
+    quotas = [1 + spare * size // sum(sizes) for size in sizes]
+    remainders = [spare * size % sum(sizes) for size in sizes]
+    neediest = sorted(range(count), key=lambda index: (-remainders[index], index))
+    for index in neediest[: num_workers - sum(quotas)]:
+        quotas[index] += 1
+    return quotas

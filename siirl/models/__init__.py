@@ -1,0 +1,8 @@
+"""Policies: the tiny VLA that the repository ships, its tokenizers, and the loader of policy folders and users' own policies."""
+
+from siirl.models.action_tokenizer import ActionTokenizer
+from siirl.models.loader import load_policy, save_policy
+from siirl.models.policy import Policy
+from siirl.models.tiny_vla import TinyVLA, TinyVLAConfig
+
+__all__ = ["ActionTokenizer", "Policy", "TinyVLA", "TinyVLAConfig", "load_policy", "save_policy"]

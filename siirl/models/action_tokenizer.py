@@ -1,0 +1,67 @@
+"""Actions as tokens: each dimension of each action is one of `bins` values, as RT-2 and OpenVLA do.
+
+A chunk of K actions of A dimensions is K*A tokens, action by action. Bin centres are spread evenly over the closed range of the
+action space, so that the extremes (a fully closed gripper) can be said exactly. A discrete action space is its own
+tokenizer: one dimension, one bin an action.
+"""
+
+# K action of the chunk, A action dimension
+
+from dataclasses import dataclass
+
+import gymnasium
+import numpy as np
+from numpy.typing import NDArray
+
+
+@dataclass(frozen=True)
+class ActionTokenizer:
+    """Maps action chunks to tokens in [0, bins) and back."""
+
+    bins: int
+    low: tuple[float, ...]
+    """Lowest value of each of the A dimensions; empty for a discrete action space."""
+    high: tuple[float, ...]
+
+    @classmethod
+    def for_space(cls, space: gymnasium.Space, *, bins: int) -> "ActionTokenizer":
+        """The tokenizer of an action space; `bins` is read for continuous spaces only.
+
+        Raises:
+            ValueError: A space that is neither Discrete nor a bounded one-dimensional Box.
+        """
+        if isinstance(space, gymnasium.spaces.Discrete):
+            return cls(bins=int(space.n), low=(), high=())
+        if not isinstance(space, gymnasium.spaces.Box) or len(space.shape) != 1:
+            raise ValueError(f"Action space {space} is neither Discrete nor a one-dimensional Box: wrap the environment so that it is.")
+        if not space.is_bounded():
+            raise ValueError(
+                f"Action space {space} has no bounds, so that it cannot be cut into bins: wrap it in gymnasium's RescaleAction."
+            )
+        return cls(bins=bins, low=tuple(map(float, space.low)), high=tuple(map(float, space.high)))
+
+    @property
+    def discrete(self) -> bool:
+        """Whether an action is one integer instead of a vector."""
+        return not self.low
+
+    @property
+    def dimensions(self) -> int:
+        """Tokens an action."""
+        return 1 if self.discrete else len(self.low)
+
+    def decode(self, tokens: NDArray[np.int64]) -> NDArray:
+        """Tokens [K*A] to actions: float32 [K, A], or int64 [K] for a discrete space."""
+        if self.discrete:
+            return tokens.astype(np.int64)
+        tokens_KA = tokens.reshape(-1, self.dimensions)
+        low_A, high_A = np.asarray(self.low), np.asarray(self.high)
+        return (low_A + (high_A - low_A) * tokens_KA / (self.bins - 1)).astype(np.float32)
+
+    def encode(self, actions: NDArray) -> NDArray[np.int64]:
+        """Actions [K, A] (or [K] integers) to the nearest tokens, int64 [K*A]; values outside of the range go to its ends."""
+        if self.discrete:
+            return np.asarray(actions, np.int64).reshape(-1)
+        low_A, high_A = np.asarray(self.low), np.asarray(self.high)
+        tokens_KA = np.rint((actions - low_A) / (high_A - low_A) * (self.bins - 1))
+        return np.clip(tokens_KA, 0, self.bins - 1).astype(np.int64).reshape(-1)

@@ -1,0 +1,117 @@
+"""Policy folders: `config.json` and `model.safetensors`, written and read, and the one place that turns a name into a policy.
+
+OpenVLA and OpenVLA-OFT checkpoints come with LIBERO; the text domain's language models with the text issue.
+"""
+
+import importlib
+import json
+from pathlib import Path
+from typing import Any
+
+import safetensors
+import torch
+from safetensors.torch import load_file, save_file
+from torch import nn
+
+from envs.base import EnvSpec
+from siirl.errors import CheckpointError, ConfigError, MissingAssetError, UnknownNameError
+from siirl.models.tiny_vla import TinyVLA, TinyVLAConfig
+
+WEIGHTS_FILE, CONFIG_FILE = "model.safetensors", "config.json"
+POLICIES = {"tiny_vla": TinyVLA}
+
+
+def save_policy(policy: TinyVLA, folder: str | Path, *, notes: dict[str, Any] | None = None) -> None:
+    """Write a policy folder; `notes` (the command that made it, measured success) go into config.json."""
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    describe_policy(policy, folder, notes=notes)
+    save_file({name: tensor.detach().cpu().contiguous() for name, tensor in policy.state_dict().items()}, folder / WEIGHTS_FILE)
+
+
+def describe_policy(policy: nn.Module, folder: Path, *, notes: dict[str, Any] | None = None) -> None:
+    """Write the config.json that makes a policy folder of one with weights; a user's own class describes itself, or is not described."""
+    if isinstance(policy, TinyVLA):
+        description = {"policy": "tiny_vla", "config": policy.config.to_json(), "notes": notes or {}}
+        (folder / CONFIG_FILE).write_text(json.dumps(description, indent=1) + "\n")
+
+
+def load_policy(folder: str | Path) -> TinyVLA:
+    """Read a policy folder.
+
+    Raises:
+        MissingAssetError: The folder or one of its two files is not there.
+        CheckpointError: A truncated file, or weights of another model.
+    """
+    folder = Path(folder)
+    for name in (CONFIG_FILE, WEIGHTS_FILE):
+        if not (folder / name).is_file():
+            raise MissingAssetError(
+                f"No {name} in the policy folder {folder}. Give actor_rollout_ref.model.path= a folder with {CONFIG_FILE} and {WEIGHTS_FILE}, "
+                "or make one: python -m siirl.warm_start."
+            )
+    try:
+        description = json.loads((folder / CONFIG_FILE).read_text())
+        if description["policy"] not in POLICIES:
+            raise UnknownNameError.of(kind=f"policy class in {folder / CONFIG_FILE}", name=description["policy"], known=POLICIES)
+        policy = TinyVLA(TinyVLAConfig.from_json(description["config"]))
+    except (json.JSONDecodeError, KeyError, TypeError) as error:
+        raise CheckpointError(f"{folder / CONFIG_FILE} does not describe a policy of siirl: {error!r}.") from error
+    load_weights(policy, folder / WEIGHTS_FILE)
+    return policy
+
+
+def load_weights(module: nn.Module, file: Path) -> None:
+    """Read a safetensors file into `module`; every name and shape must fit, else CheckpointError says which does not."""
+    try:
+        tensors = load_file(file)
+    except safetensors.SafetensorError as error:
+        raise CheckpointError(
+            f"{file} ({file.stat().st_size} bytes) is not a whole safetensors file: {error}. Copy or make it again."
+        ) from error
+    expected = module.state_dict()
+    wrong = [f"missing {name}" for name in expected.keys() - tensors.keys()]
+    wrong += [f"unexpected {name}" for name in tensors.keys() - expected.keys()]
+    wrong += [
+        f"{name} is {tuple(tensors[name].shape)}, expected {tuple(expected[name].shape)}"
+        for name in expected.keys() & tensors.keys()
+        if tensors[name].shape != expected[name].shape
+    ]
+    if wrong:
+        raise CheckpointError(
+            f"{file} holds another model than {type(module).__name__}: {'; '.join(sorted(wrong)[:5])} ({len(wrong)} in all)."
+        )
+    module.load_state_dict(tensors)
+
+
+def build_policy(name: str, *, path: str | None, spec: EnvSpec, seed: int, options: dict[str, Any]) -> nn.Module:
+    """The policy of a job: a folder's where `path` is given, else a new one for the environment.
+
+    Args:
+        name: A key of POLICIES, or `module:name` of a user's own: called with (spec, path, **options), returns a `Policy`.
+        path: Policy folder, or None for random weights drawn from `seed`.
+        spec: The environment that the policy must fit.
+        options: Keyword arguments for the policy's configuration.
+
+    Raises:
+        ConfigError: A policy that does not fit the environment.
+    """
+    torch.manual_seed(seed)
+    if ":" in name:
+        module, attribute = name.split(":", 1)
+        return getattr(importlib.import_module(module), attribute)(spec, path, **options)
+    if name not in POLICIES:
+        raise UnknownNameError.of(kind="policy (actor_rollout_ref.model.policy)", name=name, known=[*POLICIES, "module:name"])
+    wanted = TinyVLAConfig.for_env(spec, **options)
+    if path is None:
+        return TinyVLA(wanted)
+    policy = load_policy(path)
+    for field in ("image_shape", "proprioception_size"):
+        if getattr(policy.config, field) != getattr(wanted, field):
+            raise ConfigError(
+                f"The policy in {path} has {field}={getattr(policy.config, field)}, but environment {spec.name!r} has {getattr(wanted, field)}: "
+                "choose another actor_rollout_ref.model.path, or set env.image_size to fit."
+            )
+    if (policy.action_tokenizer.low, policy.action_tokenizer.high) != (wanted.action_tokenizer.low, wanted.action_tokenizer.high):
+        raise ConfigError(f"The policy in {path} acts in {policy.action_tokenizer}, but environment {spec.name!r} in {spec.action_space}.")
+    return policy

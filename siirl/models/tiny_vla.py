@@ -1,0 +1,135 @@
+"""The tiny VLA that the repository ships: image, instruction and proprioception in, a chunk of binned actions out.
+
+A convolutional encoder (a small vision transformer was several times slower to train on a CPU), whose features the instruction
+modulates (FiLM), and one linear head that decodes all tokens of the chunk in parallel, as OpenVLA-OFT does
+(https://arxiv.org/abs/2502.19645, section 4). Inputs that an environment lacks are left out: the class then is a plain multi-layer
+perceptron, which is how it adapts to state-based Gymnasium environments. No dropout and no batch statistics: rollout and
+training must give the same log-probs.
+"""
+
+# N observation, C camera, T token of a chunk, V bin, P proprioception value, L instruction word
+
+import dataclasses
+from dataclasses import dataclass
+
+import gymnasium
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import nn
+
+from envs.base import IMAGES, PROPRIOCEPTION, EnvSpec
+from siirl.models.action_tokenizer import ActionTokenizer
+from siirl.models.instruction_tokenizer import PADDING, hash_words
+
+
+@dataclass(frozen=True)
+class TinyVLAConfig:
+    """Everything that fixes the shape of a TinyVLA; saved beside its weights."""
+
+    action_tokenizer: ActionTokenizer
+    chunk_length: int = 8  # OpenVLA-OFT's chunk on LIBERO
+    image_shape: tuple[int, int, int] | None = None
+    """(cameras, height, width); None for an environment without images."""
+    proprioception_size: int = 0
+    width: int = 256
+    instruction_length: int = 16
+    instruction_buckets: int = 512
+
+    @classmethod
+    def for_env(cls, spec: EnvSpec, *, bins: int = 64, chunk_length: int = 8, width: int = 256) -> "TinyVLAConfig":
+        """The configuration that fits an environment's observations and actions.
+
+        Raises:
+            ValueError: An observation space without images and without proprioception.
+        """
+        spaces = spec.observation_space.spaces if isinstance(spec.observation_space, gymnasium.spaces.Dict) else {}
+        if IMAGES not in spaces and PROPRIOCEPTION not in spaces:
+            raise ValueError(
+                f"Environment {spec.name!r} has neither {IMAGES!r} nor {PROPRIOCEPTION!r} in its observations: {spec.observation_space}."
+            )
+        return cls(
+            action_tokenizer=ActionTokenizer.for_space(spec.action_space, bins=bins),
+            chunk_length=chunk_length,
+            image_shape=tuple(spaces[IMAGES].shape[:3]) if IMAGES in spaces else None,
+            proprioception_size=int(np.prod(spaces[PROPRIOCEPTION].shape)) if PROPRIOCEPTION in spaces else 0,
+            width=width,
+        )
+
+    def to_json(self) -> dict:
+        """Plain values for config.json."""
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_json(cls, values: dict) -> "TinyVLAConfig":
+        """The inverse of `to_json`; raises TypeError or KeyError for values of another model."""
+        tokenizer = values["action_tokenizer"]
+        tokenizer = ActionTokenizer(bins=tokenizer["bins"], low=tuple(tokenizer["low"]), high=tuple(tokenizer["high"]))
+        shape = values["image_shape"]
+        return cls(**{**values, "action_tokenizer": tokenizer, "image_shape": tuple(shape) if shape else None})
+
+
+class TinyVLA(nn.Module):
+    """The policy; see `siirl.models.policy.Policy` for the contract."""
+
+    def __init__(self, config: TinyVLAConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.action_tokenizer = config.action_tokenizer
+        self.chunk_length = config.chunk_length
+        width = config.width
+        self.words = nn.Embedding(config.instruction_buckets, width, padding_idx=PADDING)
+        inputs = width
+        if config.image_shape is not None:
+            self.vision = ConvEncoder(cameras=config.image_shape[0], size=config.image_shape[1:], condition=width, width=width)
+            inputs += width
+        if config.proprioception_size:
+            self.proprioception = nn.Sequential(nn.Linear(config.proprioception_size, width), nn.ReLU())
+            inputs += width
+        tokens = config.chunk_length * config.action_tokenizer.dimensions
+        self.trunk = nn.Sequential(nn.Linear(inputs, 2 * width), nn.ReLU(), nn.Linear(2 * width, 2 * width), nn.ReLU())
+        self.head = nn.Linear(2 * width, tokens * config.action_tokenizer.bins)
+
+    def tokenize_instruction(self, text: str) -> NDArray[np.int64]:
+        """Hashed words, int64 [L]."""
+        return hash_words(text, length=self.config.instruction_length, buckets=self.config.instruction_buckets)
+
+    def forward(
+        self, *, pixel_values: torch.Tensor | None, proprioception: torch.Tensor | None, instruction_ids: torch.Tensor
+    ) -> torch.Tensor:
+        """Logits [N, T, V]; see `Policy.__call__`."""
+        words_NLW = self.words(instruction_ids)
+        count_N1 = (instruction_ids != PADDING).sum(1, keepdim=True).clamp(min=1)
+        condition_NW = words_NLW.sum(1) / count_N1
+        features = [condition_NW]
+        if self.config.image_shape is not None:
+            features.append(self.vision(pixel_values, condition_NW))
+        if self.config.proprioception_size:
+            features.append(self.proprioception(proprioception))
+        hidden = self.trunk(torch.cat(features, dim=-1))
+        return self.head(hidden).unflatten(-1, (-1, self.config.action_tokenizer.bins))
+
+
+class ConvEncoder(nn.Module):
+    """Three strided convolutions; the instruction scales and shifts the last feature map before it is flattened."""
+
+    def __init__(self, *, cameras: int, size: tuple[int, int], condition: int, width: int) -> None:
+        super().__init__()
+        self.convolutions = nn.Sequential(
+            nn.Conv2d(3 * cameras, 32, kernel_size=6, stride=4, padding=1),
+            nn.ReLU(),
+            nn.Conv2d(32, 64, kernel_size=3, stride=2, padding=1),
+            nn.ReLU(),
+            nn.Conv2d(64, 64, kernel_size=3, stride=1, padding=1),
+        )
+        with torch.no_grad():
+            channels, height, width_pixels = self.convolutions(torch.zeros(1, 3 * cameras, *size)).shape[1:]
+        self.scale_and_shift = nn.Linear(condition, 2 * channels)
+        self.project = nn.Sequential(nn.ReLU(), nn.Flatten(), nn.Linear(channels * height * width_pixels, width), nn.ReLU())
+
+    def forward(self, pixel_values: torch.Tensor, condition_NW: torch.Tensor) -> torch.Tensor:
+        """Features [N, width] of images uint8 [N, C, H, W, 3]."""
+        images = pixel_values.permute(0, 1, 4, 2, 3).flatten(1, 2)
+        features = self.convolutions(images.to(self.scale_and_shift.weight.dtype) / 127.5 - 1.0)
+        scale, shift = self.scale_and_shift(condition_NW)[:, :, None, None].chunk(2, dim=1)
+        return self.project(features * (1 + scale) + shift)

@@ -1,0 +1,47 @@
+"""What is done with rewards: advantages, KL control, and which groups are kept."""
+
+from dataclasses import dataclass, field
+
+from siirl.params.fields import option
+
+KL_ESTIMATORS = ("k1", "k2", "k3", "abs", "k1+", "k2+", "k3+", "abs+")  # '+': straight-through gradient
+
+
+@dataclass
+class KLCtrlArguments:
+    """Coefficient of the KL penalty in the reward."""
+
+    type: str = option("fixed", "`fixed`, or `adaptive` towards target_kl.", why="the architecture guide's", choices=("fixed", "adaptive"))
+    kl_coef: float = option(0.001, "Coefficient, or its first value where it adapts.", why="the architecture guide's", minimum=0)
+    target_kl: float = option(0.1, "KL that an adaptive coefficient aims at.", why="a policy stays recognisable below it", above=0)
+    horizon: int = option(10_000, "Samples over which an adaptive coefficient moves.", why="Ziegler et al. 2019, section 2.2", minimum=1)
+
+
+@dataclass
+class FilterArguments:
+    """Which groups of rollouts a step trains on; groups that reward cannot tell apart are dropped in any case."""
+
+    success_low: float = option(0.0, "Drop groups with a smaller share of successes.", why="0: no band", minimum=0, maximum=1)
+    success_high: float = option(1.0, "Drop groups with a larger share of successes.", why="1: no band", minimum=0, maximum=1)
+    drop_truncated: bool = option(False, "Drop trajectories that ran into the step limit.", why="their failure is what the reward ranks")
+
+
+@dataclass
+class AlgorithmArguments:
+    """Advantages and KL control."""
+
+    adv_estimator: str = option("grpo", "Advantage estimator, a name in siirl.algos.ADVANTAGES.", why="the architecture guide's")
+    workflow_type: str = option("", "Old name for pipeline=: DEFAULT, DAPO or EMBODIED.", derived=True)
+    gamma: float = option(1.0, "Discount of GAE.", why="episodes are short and end at success", minimum=0, maximum=1)
+    lam: float = option(0.95, "Lambda of GAE.", why="Schulman et al. 2016", minimum=0, maximum=1)
+    use_kl_in_reward: bool = option(False, "Subtract the KL to the reference policy from the reward.", why="DAPO and SRPO train without")
+    norm_adv_by_std_in_grpo: bool = option(True, "Divide a group's advantages by its deviation.", why="DeepSeekMath; Dr.GRPO does not")
+    kl_penalty: str = option("k1", "Estimator of the KL in the reward.", why="unbiased; a reward needs no gradient", choices=KL_ESTIMATORS)
+    min_group_spread: float = option(
+        1e-6,
+        "A group whose rewards differ by less carries no advantage.",
+        why="float rounding; a learned reward needs more, or its noise divided by its own deviation becomes +-1",
+        minimum=0,
+    )
+    kl_ctrl: KLCtrlArguments = field(default_factory=KLCtrlArguments)
+    filter: FilterArguments = field(default_factory=FilterArguments)

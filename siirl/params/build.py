@@ -1,0 +1,138 @@
+"""From plain values to dataclasses, strictly: unknown keys, wrong types and values out of bounds are collected, each with its place.
+
+No OmegaConf here: values are dicts, lists, strings, numbers, booleans and None.
+"""
+
+import dataclasses
+import math
+import types
+import typing
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+
+from siirl.errors import ConfigError, SiirlError, UnknownNameError
+from siirl.params.schema import default_of, fields_of, join, keys_of, type_name, unknown_key
+
+Arguments = TypeVar("Arguments")
+
+
+class _WrongType(Exception):
+    """A value that does not fit its annotation."""
+
+
+def build(
+    cls: type[Arguments],
+    values: Mapping[str, Any],
+    *,
+    problems: list[SiirlError],
+    place: str = "",
+    source_of: Callable[[str], str] = lambda place: "config",
+) -> Arguments:
+    """Make an instance of the dataclass `cls`; what is wrong is appended to `problems`, and a default stands in for it.
+
+    Args:
+        cls: A dataclass whose fields all have defaults.
+        values: Plain values, possibly nested.
+        problems: Receives the errors.
+        place: Dotted place of `values` in the configuration.
+        source_of: Tells where the value at a place came from.
+    """
+    known = dict(fields_by_name(cls))
+    for name in values.keys() - known.keys():
+        wrong = join(place, str(name))
+        problems.append(unknown_key(wrong, {key.place: key for key in keys_of(cls, place)}, source=source_of(wrong)))
+    given: dict[str, Any] = {}
+    for name, (field, hint) in known.items():
+        here = join(place, name)
+        if name not in values:
+            continue
+        if dataclasses.is_dataclass(hint) and isinstance(values[name], Mapping):
+            given[name] = build(typing.cast(type, hint), values[name], problems=problems, place=here, source_of=source_of)
+            continue
+        try:
+            given[name] = _convert(values[name], hint)
+        except _WrongType:
+            problems.append(_wrong_type(values[name], hint, default_of(field), here, source_of(here)))
+            continue
+        problems.extend(_out_of_bounds(given[name], field.metadata, here, source_of(here)))
+    return cls(**given)
+
+
+def fields_by_name(cls: type) -> Mapping[str, tuple[dataclasses.Field[Any], Any]]:
+    """Fields of a dataclass with their annotations, by name."""
+    return {field.name: (field, hint) for field, hint in fields_of(cls)}
+
+
+def _convert(value: Any, hint: Any) -> Any:
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if hint is Any:
+        return value
+    if origin in (typing.Union, types.UnionType):
+        return _convert_union(value, arguments)
+    if origin is typing.Literal:
+        return _require(value, value in arguments)
+    if origin in (tuple, list):
+        return _convert_sequence(value, origin, arguments)
+    if origin is dict or hint is dict:
+        return dict(_require(value, isinstance(value, Mapping)))
+    if hint is float:
+        return float(_require(value, isinstance(value, int | float) and not isinstance(value, bool)))
+    if hint is int:
+        return _require(value, isinstance(value, int) and not isinstance(value, bool))
+    return _require(value, isinstance(value, hint))
+
+
+def _convert_union(value: Any, hints: tuple[Any, ...]) -> Any:
+    for hint in hints:
+        try:
+            return None if hint is type(None) and value is None else _convert(value, hint)
+        except _WrongType:
+            continue
+    raise _WrongType
+
+
+def _convert_sequence(value: Any, origin: type, arguments: tuple[Any, ...]) -> Any:
+    element = arguments[0] if arguments else Any
+    if isinstance(value, list | tuple):
+        return origin(_convert(item, element) for item in value)
+    return origin([_convert(value, element)])  # `trainer.logger=console` means a list of one
+
+
+def _require(value: Any, holds: bool) -> Any:
+    if not holds:
+        raise _WrongType
+    return value
+
+
+def _wrong_type(value: Any, hint: Any, default: Any, place: str, source: str) -> ConfigError:
+    wanted = type_name(hint)
+    article = {"integer": "an ", "number": "a ", "list": "a ", "mapping": "a "}.get(wanted.split(" ")[0], "")
+    example = "" if default in (None, (), {}, "") or default is dataclasses.MISSING else f", for example {place}={as_text(default)}"
+    return ConfigError(f"{place}={as_text(value)} ({source}) must be {article}{wanted}{example}.")
+
+
+def _out_of_bounds(value: Any, metadata: Mapping[str, Any], place: str, source: str) -> list[SiirlError]:
+    if value is None:
+        return []
+    if metadata.get("choices") and value not in metadata["choices"]:
+        return [UnknownNameError.of(kind=f"{place} ({source})", name=str(value), known=metadata["choices"])]
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return []
+    bounds = (
+        ("a finite number", not math.isfinite(value)),
+        (f"at least {metadata.get('minimum')}", metadata.get("minimum") is not None and value < metadata["minimum"]),
+        (f"larger than {metadata.get('above')}", metadata.get("above") is not None and value <= metadata["above"]),
+        (f"at most {metadata.get('maximum')}", metadata.get("maximum") is not None and value > metadata["maximum"]),
+    )
+    return [ConfigError(f"{place}={as_text(value)} ({source}) must be {bound}.") for bound, broken in bounds if broken]
+
+
+def as_text(value: Any) -> str:
+    """A value as it is written on the command line."""
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
+    if isinstance(value, list | tuple):
+        return f"[{','.join(as_text(item) for item in value)}]"
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{key}: {as_text(item)}" for key, item in value.items()) + "}"
+    return str(value)

@@ -1,0 +1,219 @@
+"""What cannot work although every key is right by itself: sizes that do not divide, choices that contradict, keys that nobody would read.
+
+Each check yields errors that name the value, the place and the remedy; the caller tells them together. Left out: the machine
+(`siirl.params.machine`) and files (`siirl.params.files`).
+"""
+
+from collections.abc import Collection, Iterator
+
+import gymnasium
+
+from envs.base import IMAGES, INSTRUCTION, EnvSpec
+from siirl.errors import ConfigError, SiirlError, UnknownNameError
+from siirl.params import sizes
+from siirl.params.build import as_text
+from siirl.params.parser import known_keys, value_at
+from siirl.params.references import check_reference, is_reference
+from siirl.params.reward_args import REWARDS
+from siirl.params.training_args import LOGGERS, SiiRLArguments
+
+GROUP_ESTIMATORS = ("grpo", "rloo")  # advantages relative to the other rollouts of a prompt
+KL_WITHOUT_GRADIENT = ("k1",)
+POLICIES = ("tiny_vla",)
+
+FIRST_TRAINING_SEED = 1_000_000  # as siirl.data_coordinator.loader draws them
+ACTOR = "actor_rollout_ref.actor"
+ROLLOUT = "actor_rollout_ref.rollout"
+
+
+def config_problems(config: SiiRLArguments) -> list[SiirlError]:
+    """Everything that the configuration alone tells."""
+    checks = (_ranks, _batches, _algorithm, _length, _names, _text_only_keys, _processes, _not_in_this_version)
+    return [problem for check in checks for problem in check(config)]
+
+
+def environment_problems(config: SiiRLArguments, spec: EnvSpec) -> list[SiirlError]:
+    """What does not fit the environment's spec."""
+    return [*_reward_of(config, spec), *_tasks_of(config, spec)]
+
+
+def name_problems(config: SiiRLArguments, *, advantages: Collection[str], losses: Collection[str]) -> list[SiirlError]:
+    """Names that no registry knows; asked when the user's own modules have been imported, which may have registered some."""
+    asked = (
+        ("algorithm.adv_estimator", config.algorithm.adv_estimator, advantages),
+        (f"{ACTOR}.loss", config.actor_rollout_ref.actor.loss, losses),
+    )
+    return [UnknownNameError.of(kind=place, name=name, known=known) for place, name, known in asked if name not in known]
+
+
+def warnings_of(config: SiiRLArguments) -> list[str]:
+    """What works, but hardly as somebody wants it."""
+    return list(_warnings(config))
+
+
+def _ranks(config: SiiRLArguments) -> Iterator[SiirlError]:
+    ranks = sizes.ranks(config)
+    told = f"ranks = trainer.nnodes x trainer.n_gpus_per_node = {ranks}"
+    divided = (
+        ("data.train_batch_size", config.data.train_batch_size, "rolls out its own prompts"),
+        ("env.num_servers", config.env.num_servers, "has its own servers"),
+    )
+    for place, value, reason in divided:
+        if value % ranks:
+            nearest = max(1, round(value / ranks)) * ranks
+            yield ConfigError(f"{place}={value} is not divisible by {told}, each of which {reason}: make it {nearest}.")
+    mini_batch = sizes.trajectories_per_mini_batch(config)
+    if mini_batch % ranks:
+        yield ConfigError(
+            f"{ACTOR}.ppo_mini_batch_size={config.actor_rollout_ref.actor.ppo_mini_batch_size} x "
+            f"{ROLLOUT}.n={config.actor_rollout_ref.rollout.n} = {mini_batch} trajectories are not divisible by {told}: change one of them."
+        )
+
+
+def _batches(config: SiiRLArguments) -> Iterator[SiirlError]:
+    batch, mini_batch = config.data.train_batch_size, config.actor_rollout_ref.actor.ppo_mini_batch_size
+    if batch % mini_batch:
+        nearest = min((size for size in range(1, batch + 1) if batch % size == 0), key=lambda size: abs(size - mini_batch))
+        yield ConfigError(
+            f"{ACTOR}.ppo_mini_batch_size={mini_batch} does not divide data.train_batch_size={batch} "
+            f"(both count prompts over all ranks): make it {nearest}, or another divisor."
+        )
+    last, episodes = config.trainer.val_seed_offset + config.trainer.val_episodes, config.trainer.val_episodes
+    if last > FIRST_TRAINING_SEED:
+        yield ConfigError(
+            f"trainer.val_seed_offset={config.trainer.val_seed_offset} and trainer.val_episodes={episodes} reach seed {last - 1}; held-out episodes "
+            f"have the seeds below {FIRST_TRAINING_SEED}, training those above: make the offset at most {FIRST_TRAINING_SEED - episodes}."
+        )
+
+
+def _algorithm(config: SiiRLArguments) -> Iterator[SiirlError]:
+    algorithm, group_size = config.algorithm, config.actor_rollout_ref.rollout.n
+    if algorithm.adv_estimator in GROUP_ESTIMATORS and group_size < 2:
+        yield ConfigError(
+            f"{ROLLOUT}.n={group_size}: algorithm.adv_estimator={algorithm.adv_estimator} compares the rollouts of a prompt "
+            "with each other and needs at least 2."
+        )
+    band = algorithm.filter
+    if band.success_low > band.success_high:
+        yield ConfigError(
+            f"algorithm.filter.success_low={band.success_low} lies above success_high={band.success_high}: no group could pass. Swap them."
+        )
+    if algorithm.adv_estimator == "gae":
+        yield ConfigError("algorithm.adv_estimator=gae needs a critic, and no pipeline of this version has one: take grpo or rloo.")
+        return
+    defaults = SiiRLArguments().algorithm
+    for name, value, default in (("gamma", algorithm.gamma, defaults.gamma), ("lam", algorithm.lam, defaults.lam)):
+        if value != default:
+            yield ConfigError(f"algorithm.{name}={value} is read by gae, not by {algorithm.adv_estimator}: leave it out.")
+
+
+def _length(config: SiiRLArguments) -> Iterator[SiirlError]:
+    trainer = config.trainer
+    if trainer.total_steps is None and trainer.max_minutes is None:
+        yield ConfigError("The run has no end: set trainer.total_steps or trainer.max_minutes.")
+    for name, value in (("save_freq", trainer.save_freq), ("test_freq", trainer.test_freq)):
+        if value == 0:
+            yield ConfigError(f"trainer.{name}=0: give a number of steps, or -1 for only at the end.")
+    name = trainer.experiment_name
+    if not name.strip(".") or not all(letter.isalnum() or letter in "-_." for letter in name):
+        yield ConfigError(f"trainer.experiment_name={name!r} is a folder below trainer.output_dir: use letters, digits, '-', '_' and '.'.")
+
+
+def _names(config: SiiRLArguments) -> Iterator[SiirlError]:
+    named = (
+        ("reward.name", config.reward.name, REWARDS),
+        ("actor_rollout_ref.model.policy", config.actor_rollout_ref.model.policy, POLICIES),
+    )
+    for place, name, known in named:
+        if name not in known:
+            yield from _reference(name, place=place, known=known)
+    for name in config.trainer.logger:
+        if name not in LOGGERS:
+            yield UnknownNameError.of(kind="trainer.logger", name=name, known=LOGGERS)
+    if not config.env.name:
+        yield ConfigError("env=custom needs your class: env.name=my_module:MyEnv, a subclass of envs.base.Environment.")
+    if config.env.name == "gymnasium" and config.env.id is None:
+        yield ConfigError("env=gymnasium needs env.id, for example env.id=CartPole-v1, or any other that Gymnasium has registered.")
+
+
+def _reference(name: str, *, place: str, known: Collection[str]) -> Iterator[SiirlError]:
+    """A name that is none of `known` must be a `module:name` that can be found."""
+    if not is_reference(name):
+        yield UnknownNameError.of(kind=place, name=name, known=[*known, "module:name"])
+        return
+    try:
+        check_reference(name, place=place)
+    except ConfigError as error:
+        yield error
+
+
+def _text_only_keys(config: SiiRLArguments) -> Iterator[SiirlError]:
+    """A key that only text jobs read would be set in vain."""
+    for place, key in known_keys({}).items():
+        value = value_at(config, place)
+        if key.metadata["text_only"] and value != key.default:
+            reason = key.metadata["text_only"]
+            yield ConfigError(f"{place}={as_text(value)} is read by text jobs, and env={config.env.name} is none: {reason}. Leave it out.")
+
+
+def _processes(config: SiiRLArguments) -> Iterator[SiirlError]:
+    trainer, cluster = config.trainer, config.cluster
+    if cluster.mode == "local" and sizes.ranks(config) > 1:
+        yield ConfigError(
+            f"cluster=local runs in one process, which is one rank, not trainer.nnodes x trainer.n_gpus_per_node = {sizes.ranks(config)}: "
+            "take cluster=ray, or one rank."
+        )
+    if cluster.mode == "local" and cluster.address is not None:
+        yield ConfigError(
+            f"cluster.address={cluster.address} names a Ray cluster, which cluster=local does not use: leave one of them out."
+        )
+    if cluster.mode == "ray" and trainer.nnodes > 1 and cluster.address is None:
+        yield ConfigError(f"trainer.nnodes={trainer.nnodes} needs a Ray cluster that spans the machines: give cluster.address=HOST:PORT.")
+
+
+def _not_in_this_version(config: SiiRLArguments) -> Iterator[SiirlError]:
+    strategy, engine = config.actor_rollout_ref.actor.strategy, config.actor_rollout_ref.rollout.name
+    if strategy == "megatron":
+        yield ConfigError(f"{ACTOR}.strategy=megatron: this version shards by FSDP2. Take fsdp.")
+    if engine != "embodied":
+        yield ConfigError(f"{ROLLOUT}.name={engine} generates text, and env={config.env.name} acts: take rollout=embodied.")
+    if "wandb" in config.trainer.logger:
+        yield ConfigError("trainer.logger=wandb: this version has metrics.jsonl, TensorBoard and the console. Take console or tensorboard.")
+
+
+def _reward_of(config: SiiRLArguments, spec: EnvSpec) -> Iterator[SiirlError]:
+    has_images = IMAGES in _parts(spec)
+    needs_success = config.reward.name != "return" and not is_reference(config.reward.name)
+    srpo = config.dag.pipeline == "embodied_srpo"
+    cause = "pipeline=embodied_srpo" if srpo else f"reward.name={config.reward.name}"
+    env = f"env={config.env.name}" + (f" env.id={config.env.id}" if config.env.id else "")
+    remedy = f"take an environment with a camera, or pipeline=grpo reward={'success' if spec.reports_success else 'return'}"
+    if not has_images and (srpo or sizes.needs_video(config)):
+        yield ConfigError(f"{cause} ranks failures by their videos, and {env} has no images ({spec.observation_space}): {remedy}.")
+    if not spec.reports_success and (srpo or needs_success):
+        yield ConfigError(f"{cause} needs the environment's own success flag, and {env} has none: take pipeline=grpo reward=return.")
+    if not has_images and config.trainer.blind:
+        yield ConfigError(f"trainer.blind=true blackens images, and {env} has none: leave it out.")
+
+
+def _tasks_of(config: SiiRLArguments, spec: EnvSpec) -> Iterator[SiirlError]:
+    if len(spec.tasks) > 1 and INSTRUCTION not in _parts(spec):
+        yield ConfigError(
+            f"env.name={config.env.name} has {len(spec.tasks)} tasks ({', '.join(spec.tasks)}) and no {INSTRUCTION!r} in its observations, "
+            "so a policy cannot tell which one is wanted: choose one by env.tasks."
+        )
+
+
+def _parts(spec: EnvSpec) -> Collection[str]:
+    """What an observation consists of."""
+    return spec.observation_space.spaces if isinstance(spec.observation_space, gymnasium.spaces.Dict) else ()
+
+
+def _warnings(config: SiiRLArguments) -> Iterator[str]:
+    actor, top_p, band = config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout.top_p, config.algorithm.filter
+    if top_p < 1.0:
+        yield f"{ROLLOUT}.top_p={top_p} biases the ratio: tokens outside of the nucleus are never sampled, but count in the loss."
+    if actor.use_kl_loss and actor.kl_loss_type in KL_WITHOUT_GRADIENT:
+        yield f"{ACTOR}.kl_loss_type={actor.kl_loss_type} has, as a loss, a gradient of mean zero and only adds noise. Take k3, or k1+."
+    if band.success_low > 0 and sizes.needs_video(config):
+        yield f"algorithm.filter.success_low={band.success_low} drops groups without success; {config.reward.name} learns from them."

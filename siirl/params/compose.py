@@ -1,0 +1,87 @@
+"""The groups under configs/, chosen by Hydra's compose API; only this file and `parser` know Hydra and OmegaConf.
+
+`@hydra.main` is left out on purpose: it changes the working folder's contents and hides errors behind its own messages.
+"""
+
+import functools
+from collections.abc import Mapping
+from pathlib import Path
+
+import yaml
+from hydra import compose, initialize_config_dir
+from hydra.errors import ConfigCompositionException, HydraException
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from siirl.errors import ConfigError, MissingAssetError, UnknownNameError
+from siirl.params.paths import config_dir
+
+PRIMARY = "train"
+OPTIONAL_GROUPS = frozenset({"reward", "experiment"})  # null by default: pipeline= and env= choose
+
+
+def options() -> dict[str, tuple[str, ...]]:
+    """The groups under configs/ with their options."""
+    folder = config_dir()
+    if not (folder / f"{PRIMARY}.yaml").is_file():
+        raise MissingAssetError(
+            f"No {PRIMARY}.yaml in {folder}: the installation is incomplete; install siirl again or use a whole checkout."
+        )
+    groups = sorted(path for path in folder.iterdir() if path.is_dir() and not path.name.startswith("_"))
+    return {path.name: tuple(sorted(file.stem for file in path.glob("*.yaml"))) for path in groups}
+
+
+def summary(group: str, option: str) -> str:
+    """The first comment line of an option's file, for `--help`."""
+    lines = (config_dir() / group / f"{option}.yaml").read_text().splitlines()
+    comments = (line.removeprefix("#").strip() for line in lines if line.startswith("#") and "@package" not in line)
+    return next(comments, "")
+
+
+def check_choice(group: str, option: str | None, *, source: str) -> None:
+    """Refuse an option that a group does not have."""
+    known = options()[group]
+    if option is None and group in OPTIONAL_GROUPS:
+        return
+    if option not in known:
+        raise UnknownNameError.of(kind=f"{group} ({source})", name=str(option), known=known)
+
+
+def compose_groups(choices: Mapping[str, str | None]) -> DictConfig:
+    """train.yaml with these options of its groups."""
+    return _compose(PRIMARY, tuple(f"{group}={'null' if option is None else option}" for group, option in choices.items()))
+
+
+def load_option(group: str, option: str) -> DictConfig:
+    """One option alone, at its place in the tree."""
+    return _compose(f"{group}/{option}", ())
+
+
+@functools.cache
+def _compose(name: str, overrides: tuple[str, ...]) -> DictConfig:
+    """Callers merge the result into something of theirs, which copies it."""
+    try:
+        with initialize_config_dir(version_base="1.3", config_dir=str(config_dir()), job_name="siirl"):
+            composed = compose(config_name=name, overrides=list(overrides))
+    except (ConfigCompositionException, HydraException) as error:
+        raise ConfigError(f"configs/{name}.yaml cannot be composed: {error}") from error
+    OmegaConf.set_struct(composed, False)
+    return composed
+
+
+def load_file(path: Path) -> DictConfig:
+    """A YAML file of keys.
+
+    Raises:
+        MissingAssetError: It is not there.
+        ConfigError: It cannot be read, or holds something else than keys.
+    """
+    if not path.is_file():
+        raise MissingAssetError(f"--config {path}: there is no such file.")
+    try:
+        loaded = OmegaConf.load(path)
+    except (OmegaConfBaseException, yaml.YAMLError, OSError, ValueError) as error:
+        raise ConfigError(f"--config {path} cannot be read: {error}") from error
+    if not isinstance(loaded, DictConfig):
+        raise ConfigError(f"--config {path} must hold keys (trainer: ...), not a list.")
+    return loaded

@@ -1,0 +1,37 @@
+"""The environment and the servers that host it. Keys that an environment does not take stay null; `kwargs` holds what has no key here."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from siirl.params.fields import described, option
+
+POOL_KEYS = ("name", "num_servers", "envs_per_server", "deadline_s", "max_replays", "max_failed_share", "kwargs")
+RENDER_QUALITIES = ("fast", "full")
+
+
+@dataclass
+class EnvArguments:
+    """The environment and its servers."""
+
+    name: str = option("mujoco", "Name in envs.registry.ENVS, or `module:Class` of your own.", why="runs from packages alone")
+    tasks: tuple[str, ...] | None = option(None, "Tasks to train and evaluate on; null: the environment's own.")
+    id: str | None = option(None, "Gymnasium id, for env=gymnasium.")
+    num_servers: int = option(2, "Simulator processes, over all ranks.", why="two cores", minimum=1)
+    envs_per_server: int = option(1, "Environments in one server.", why="env= knows how heavy they are", minimum=1)
+    deadline_s: float = option(60.0, "Seconds after which a silent server is replaced.", why="the first reset builds a simulator", above=0)
+    max_replays: int = option(2, "Replays of an episode whose server failed, before it counts as failed.", why="as the design", minimum=0)
+    max_failed_share: float = option(
+        0.05, "Share of a step's episodes that may fail to simulate before the run stops.", why="as the design", minimum=0, maximum=1
+    )
+    image_size: int | None = option(None, "Height and width of an observation's images in pixels.", minimum=8)
+    camera: str | None = option(None, "Camera of the observations.")
+    max_episode_steps: int | None = option(None, "Steps after which an episode is truncated.", minimum=1)
+    render_quality: str | None = option(
+        None, "`fast` (no shadows, reflections, multisampling) or `full`; they look different.", choices=RENDER_QUALITIES
+    )
+    kwargs: dict[str, Any] = field(default_factory=dict, metadata=described("Further arguments of the environment's constructor."))
+
+    def constructor_kwargs(self) -> dict[str, Any]:
+        """Keyword arguments for `envs.registry.make_env(self.name, ...)`: what is set, without the pool's keys."""
+        given = {key: value for key, value in vars(self).items() if key not in POOL_KEYS and value is not None}
+        return given | self.kwargs

@@ -1,0 +1,140 @@
+"""Files that a run needs: policy folders, weights, demonstrations, a checkpoint to go on from. Looked at without torch."""
+
+import json
+import struct
+from collections.abc import Iterator
+from math import prod
+from pathlib import Path
+
+from siirl.errors import CheckpointError, ConfigError, MissingAssetError, SiirlError
+from siirl.params import sizes
+from siirl.params.paths import find
+from siirl.params.training_args import SiiRLArguments
+
+SHIPPED_ENCODERS = {"tiny": "assets/vjepa_tiny"}
+BUILT_IN_ENCODERS = ("random", "pixels")  # baselines without weights
+NEWEST_CHECKPOINT = "checkpoints/latest"  # in a run folder: the pointer that siirl.dag_worker.checkpoint keeps
+HEADER_LENGTH = 8  # bytes of a safetensors file that hold the length of its header
+
+
+def file_problems(config: SiiRLArguments) -> list[SiirlError]:
+    """What is missing, or not whole."""
+    model, actor = config.actor_rollout_ref.model, config.actor_rollout_ref
+    problems = list(_policy_folder(model.path, place="actor_rollout_ref.model.path"))
+    if sizes.needs_reference(config):
+        problems += _policy_folder(actor.ref.path, place="actor_rollout_ref.ref.path")
+    if sizes.needs_video(config) and config.reward.encoder is not None:
+        problems += _encoder(config.reward.encoder)
+        problems += _demonstrations(config.reward.demonstrations)
+    if config.dag.workflow_file is not None and not Path(config.dag.workflow_file).is_file():
+        problems.append(MissingAssetError(f"dag.workflow_file={config.dag.workflow_file}: there is no such file."))
+    return problems
+
+
+def check_safetensors(file: Path) -> int:
+    """Compare a safetensors file's length with its own header.
+
+    Returns:
+        The number of parameters in it.
+
+    Raises:
+        CheckpointError: It is truncated, or no safetensors file.
+    """
+    size = file.stat().st_size
+    refusal = f"{file} ({size} bytes) is not a whole safetensors file"
+    with file.open("rb") as stream:
+        start = stream.read(HEADER_LENGTH)
+        if len(start) < HEADER_LENGTH:
+            raise CheckpointError(f"{refusal}: it ends within its first {HEADER_LENGTH} bytes. Copy or make it again.")
+        (length,) = struct.unpack("<Q", start)
+        if length > size - HEADER_LENGTH:
+            raise CheckpointError(f"{refusal}: its header alone would take {length} bytes. Copy or make it again.")
+        try:
+            header = json.loads(stream.read(length))
+            tensors = [entry for name, entry in header.items() if name != "__metadata__"]
+            expected = HEADER_LENGTH + length + max((entry["data_offsets"][1] for entry in tensors), default=0)
+            parameters = sum(prod(entry["shape"]) for entry in tensors)
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise CheckpointError(f"{refusal}: its header cannot be read ({error!r}). Copy or make it again.") from error
+    if size != expected:
+        raise CheckpointError(f"{refusal}: its header announces {expected} bytes. Copy or make it again.")
+    return parameters
+
+
+def parameters_in(path: str) -> int:
+    """Parameters of the weights in a policy folder; 0 where there are none."""
+    return sum(check_safetensors(file) for file in sorted(find(path).glob("*.safetensors")))
+
+
+def _policy_folder(path: str | None, *, place: str) -> Iterator[SiirlError]:
+    if path is None:
+        return
+    folder = find(path)
+    remedy = "give a folder with config.json and model.safetensors, null for new weights, or make one: python -m siirl.warm_start"
+    if not folder.is_dir():
+        yield MissingAssetError(f"{place}={path}: there is no folder {folder}; {remedy}.")
+        return
+    weights = sorted(folder.glob("*.safetensors"))
+    if not (folder / "config.json").is_file() or not weights:
+        missing = "config.json" if weights else "*.safetensors"
+        yield MissingAssetError(f"{place}={path}: there is no {missing} in {folder}; {remedy}.")
+    yield from _whole(weights, place=place)
+
+
+def _whole(weights: list[Path], *, place: str) -> Iterator[SiirlError]:
+    for file in weights:
+        try:
+            check_safetensors(file)
+        except CheckpointError as error:
+            yield CheckpointError(f"{place}: {error}")
+
+
+def _encoder(encoder: str) -> Iterator[SiirlError]:
+    if encoder in BUILT_IN_ENCODERS:
+        return
+    path = find(SHIPPED_ENCODERS.get(encoder, encoder))
+    if encoder in SHIPPED_ENCODERS:
+        weights = sorted(path.glob("*.safetensors")) if path.is_dir() else []
+        if not weights:
+            yield MissingAssetError(
+                f"reward.encoder={encoder}: its weights are not in {path}; check out assets/ again or run python -m vjepa.train_tiny."
+            )
+        yield from _whole(weights, place="reward.encoder")
+    elif path.is_dir() and not (path / "config.json").is_file():
+        yield MissingAssetError(f"reward.encoder={encoder}: there is no config.json in {path}, so it is no folder of an encoder.")
+    elif not path.exists() and not _may_be_hub_id(encoder):
+        known = ", ".join([*SHIPPED_ENCODERS, *BUILT_IN_ENCODERS])
+        yield MissingAssetError(f"reward.encoder={encoder}: no such file or folder. Known: {known}; or a folder, a .pt file, a hub id.")
+
+
+def _may_be_hub_id(name: str) -> bool:
+    """`organisation/model`, which only the hub can tell whether it exists."""
+    return name.count("/") == 1 and not name.startswith((".", "/", "~", "assets/")) and not name.endswith(".pt")
+
+
+def _demonstrations(path: str | None) -> Iterator[SiirlError]:
+    if path is not None and not find(path).exists():
+        yield MissingAssetError(
+            f"reward.demonstrations={path}: there is no such file; collect some with python -m siirl.warm_start, or leave it out."
+        )
+
+
+def find_resume(config: SiiRLArguments) -> Path | None:
+    """Where to go on from: a run folder or a checkpoint as given, for `auto` the newest run with a checkpoint, None for a new start.
+
+    Raises:
+        ConfigError: The folder is there, but holds no checkpoint.
+        MissingAssetError: It is not there.
+    """
+    resume = config.trainer.resume
+    if resume is None:
+        return None
+    if resume == "auto":
+        runs = (Path(config.trainer.output_dir).expanduser() / config.trainer.experiment_name).glob(f"*/{NEWEST_CHECKPOINT}")
+        return max((pointer.parent.parent for pointer in runs), default=None)  # their names are times
+    path = Path(resume).expanduser()
+    if not path.is_dir():
+        raise MissingAssetError(f"trainer.resume={resume}: there is no such folder. Give a run folder, a checkpoint in it, or auto.")
+    if (path / "config.yaml").is_file() and not (path / NEWEST_CHECKPOINT).is_file():
+        raise ConfigError(f"trainer.resume={resume}: this run has no checkpoint (there is no {NEWEST_CHECKPOINT} in it).")
+    return path

@@ -1,0 +1,46 @@
+"""The checks that need neither torch nor the graph: most refusals come from here, within a second."""
+
+import gymnasium
+
+from envs.base import EnvSpec
+from envs.registry import env_spec
+from siirl.errors import ConfigError, SiirlError
+from siirl.params.checks import config_problems, environment_problems
+from siirl.params.files import file_problems
+from siirl.params.problems import refuse
+from siirl.params.training_args import SiiRLArguments
+
+
+def first_look(config: SiiRLArguments) -> EnvSpec:
+    """Refuse what the configuration, the files that it names and the environment's spec rule out, all of it together.
+
+    Returns:
+        The environment's spec.
+
+    Raises:
+        ConfigError: What cannot work.
+        MissingAssetError: A file or folder that is not there.
+        CheckpointError: Weights that are not whole.
+    """
+    problems: list[SiirlError] = [*config_problems(config), *file_problems(config)]
+    if not config.env.name or (config.env.name == "gymnasium" and config.env.id is None):
+        refuse(problems)  # which say so; there is no spec to ask for
+    try:
+        spec = describe_env(config)
+    except ConfigError as error:
+        refuse([*problems, error])
+        raise
+    refuse([*problems, *environment_problems(config, spec)])
+    return spec
+
+
+def describe_env(config: SiiRLArguments) -> EnvSpec:
+    """The spec of the environment that `env` describes.
+
+    Raises:
+        ConfigError: It does not exist, or refuses its arguments.
+    """
+    try:
+        return env_spec(config.env.name, **config.env.constructor_kwargs())
+    except (ValueError, gymnasium.error.Error) as error:
+        raise ConfigError(f"env.name={config.env.name}: {error}") from error

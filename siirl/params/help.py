@@ -1,0 +1,90 @@
+"""The text of `--help`: groups with their options, flags, and every key with its type, default, meaning and reason."""
+
+import inspect
+import textwrap
+from collections.abc import Iterator, Mapping
+
+from siirl.params import compose
+from siirl.params.aliases import ALIASES, EXPLANATIONS
+from siirl.params.build import as_text
+from siirl.params.schema import Key, groups_of, keys_of, type_name
+from siirl.params.training_args import SiiRLArguments
+
+WIDTH = 120
+
+INTRODUCTION = """\
+{usage}
+
+  group=option   choose a part of the configuration (below)
+  key=value      set one key (below); the last one wins: trainer.total_steps=3 env.tasks=[door-open,drawer-open]
+
+Flags
+  --help         this text
+  --plan         check everything, print the plan, start nothing
+  --cfg job      print the resolved configuration as YAML
+  --config FILE  keys from a YAML file, for example config.yaml of an earlier run; the command line wins over it
+"""
+
+
+def help_text(*, usage: str, user_groups: Mapping[str, type]) -> str:
+    """Everything that may be set.
+
+    Args:
+        usage: The first line, for example `python -m siirl.train [group=option ...] [key=value ...]`.
+        user_groups: Groups of the user's own by name.
+    """
+    sections = [INTRODUCTION.format(usage=usage), *_groups(), *_keys(user_groups), _old_names()]
+    return "\n".join(sections)
+
+
+def _groups() -> Iterator[str]:
+    yield "Groups (group=option)"
+    for group, names in compose.options().items():
+        yield f"  {group}="
+        for name in names:
+            yield _paragraph(name, compose.summary(group, name), indent=4, column=20)
+    yield ""
+
+
+def _keys(user_groups: Mapping[str, type]) -> Iterator[str]:
+    yield "Keys (key=value); groups set many of them, and --cfg job prints what comes out"
+    for place, cls in (
+        *groups_of(SiiRLArguments),
+        *((place, cls) for name, own in user_groups.items() for place, cls in groups_of(own, name)),
+    ):
+        yield "\n" + textwrap.fill(f"{place or '(root)'}: {_first_line(cls)}", WIDTH, initial_indent="  ", subsequent_indent="  ")
+        yield from (_key(key) for key in keys_of(cls, place) if key.place.rpartition(".")[0] == place)
+    yield ""
+
+
+def _key(key: Key) -> str:
+    metadata = key.metadata
+    parts = [f"{type_name(key.hint)}.", metadata.get("help", "")]
+    if metadata.get("choices"):
+        parts.append(f"One of {', '.join(metadata['choices'])}.")
+    if not metadata.get("derived"):
+        parts.append(f"Default {as_text(key.default)}" + (f": {metadata['why']}." if metadata.get("why") else "."))
+    if metadata.get("text_only"):
+        parts.append("Text jobs only.")
+    return _paragraph(key.place, " ".join(part for part in parts if part), indent=4, column=52)
+
+
+def _old_names() -> str:
+    lines = ["Names of the documents that are still understood"]
+    for (key, value), replacement in ALIASES.items():
+        meaning = " ".join(f"{new_key}={new}" for new_key, new in replacement) or EXPLANATIONS[key]
+        lines.append(_paragraph(f"{key}={value}", meaning, indent=4, column=52))
+    return "\n".join(lines)
+
+
+def _first_line(cls: type) -> str:
+    text = inspect.getdoc(cls) or ""
+    return "" if text.startswith(f"{cls.__name__}(") else text.split("\n")[0]  # dataclasses make up a signature
+
+
+def _paragraph(name: str, text: str, *, indent: int, column: int) -> str:
+    """`name` and beside it, or below where it is long, the wrapped text."""
+    head = " " * indent + name
+    first = head.ljust(column) if len(head) < column else head + "\n" + " " * column
+    body = textwrap.wrap(text, WIDTH - column) or [""]
+    return (first + ("\n" + " " * column).join(body)).rstrip()

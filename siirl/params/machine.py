@@ -1,0 +1,69 @@
+"""What this machine has: devices, memory, disk, an OpenGL that draws. Probes are cheap, and torch is imported only where a GPU may be."""
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from siirl.errors import ConfigError, MissingAssetError, SiirlError
+from siirl.params.training_args import SiiRLArguments
+
+DRAWING_ENVS = ("mujoco",)
+OPENGL_PROBE = "from envs.offscreen import make_context; make_context(8)"
+OPENGL_TIMEOUT_S = 60
+
+
+def machine_problems(config: SiiRLArguments) -> list[SiirlError]:
+    """What this machine lacks."""
+    problems = list(_devices(config))
+    if config.env.name in DRAWING_ENVS:
+        problems += opengl_problems()
+    return problems
+
+
+def device_slots() -> tuple[int, str]:
+    """How many ranks fit on this machine, and what carries one: GPUs where torch sees some, else CPU processes."""
+    if shutil.which("nvidia-smi") is not None:
+        import torch  # slow to import: only where there may be a GPU
+
+        if torch.cuda.device_count() > 0:
+            return torch.cuda.device_count(), "GPU"
+    return len(os.sched_getaffinity(0)), "CPU core"
+
+
+def free_memory_bytes() -> int:
+    """Memory that processes can still get, without swapping."""
+    for line in Path("/proc/meminfo").read_text().splitlines():
+        if line.startswith("MemAvailable:"):
+            return int(line.split()[1]) * 1024
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES")
+
+
+def opengl_problems() -> list[SiirlError]:
+    """Try to draw, in a process of its own: a broken driver may crash."""
+    command = [sys.executable, "-c", OPENGL_PROBE]
+    try:
+        probe = subprocess.run(command, capture_output=True, text=True, timeout=OPENGL_TIMEOUT_S, check=False)
+    except subprocess.TimeoutExpired:
+        backend = os.environ.get("MUJOCO_GL", "(not set)")
+        return [MissingAssetError(f"MuJoCo made no OpenGL context within {OPENGL_TIMEOUT_S} s (MUJOCO_GL={backend}): try egl or osmesa.")]
+    if probe.returncode == 0:
+        return []
+    reason = (probe.stderr.strip().splitlines() or [f"it died with status {probe.returncode}"])[-1]
+    return [MissingAssetError(f"MuJoCo cannot draw here: {reason.removeprefix('RuntimeError: ')}")]
+
+
+def _devices(config: SiiRLArguments) -> Iterator[SiirlError]:
+    if config.cluster.address is not None or config.trainer.nnodes > 1:
+        return  # the cluster knows its devices; it is asked when it is reached
+    if config.trainer.n_gpus_per_node == 1:
+        return  # one rank runs anywhere
+    available, kind = device_slots()
+    wanted = config.trainer.n_gpus_per_node
+    if wanted > available:
+        yield ConfigError(
+            f"trainer.n_gpus_per_node={wanted} asks for {wanted} ranks, and this machine has {available} {kind}{'s' * (available != 1)}, "
+            f"one for each: make it at most {available}, or give cluster.address= of a larger cluster."
+        )

@@ -1,0 +1,128 @@
+"""The policy: which model, how it acts, how it is updated. `AlgorithmArguments` is importable from here, as the documents have it."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from siirl.params.algorithm_args import KL_ESTIMATORS, AlgorithmArguments
+from siirl.params.embodied_args import EmbodiedArguments
+from siirl.params.fields import described, option
+
+__all__ = [
+    "ActorArguments",
+    "ActorRolloutRefArguments",
+    "AlgorithmArguments",
+    "CriticArguments",
+    "ModelArguments",
+    "OptimizerArguments",
+    "RefArguments",
+    "RewardModelArguments",
+    "RolloutArguments",
+]
+
+LOSS_AGGREGATIONS = ("token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm")
+SCHEDULES = ("constant", "constant_with_warmup", "cosine_with_warmup", "linear_with_warmup")
+NO_HUB_CODE = "a policy of one's own is named by actor_rollout_ref.model.policy=module:name"
+NO_LM_ENGINE = "robots act through the training module itself"
+
+
+@dataclass
+class ModelArguments:
+    """The policy's class and weights."""
+
+    policy: str = option("tiny_vla", "Policy class: tiny_vla, or `module:name` of your own.", why="ships with the repository")
+    path: str | None = option(None, "Policy folder (config.json, model.safetensors); null: new weights.", why="env= chooses what fits it")
+    options: dict[str, Any] = field(
+        default_factory=dict, metadata=described("Keyword arguments of the policy class, for example {bins: 64, chunk_length: 8}.")
+    )
+    dtype: str = option("float32", "Type of the weights.", why="a CPU is not faster in bfloat16", choices=("float32", "bfloat16"))
+    trust_remote_code: bool = option(False, "Run code that comes with a model.", why="safe unless asked for", text_only=NO_HUB_CODE)
+    model_type: str = option("", "Old name: `embodied`; the environment says it now.", derived=True)
+
+
+@dataclass
+class OptimizerArguments:
+    """AdamW and its schedule."""
+
+    lr: float = option(1e-6, "Learning rate after warm-up.", why="the architecture guide's, for 7B models; model= sets what fits", above=0)
+    weight_decay: float = option(0.01, "Decay of AdamW.", why="the architecture guide's", minimum=0)
+    scheduler: str = option("cosine_with_warmup", "Schedule of the learning rate.", why="the architecture guide's", choices=SCHEDULES)
+    warmup_ratio: float = option(0.1, "Share of all optimiser steps that warm up.", why="the architecture guide's", minimum=0, maximum=1)
+    warmup_steps: int | None = option(None, "Optimiser steps that warm up; null: by warmup_ratio.", minimum=0)
+    beta1: float = option(0.9, "First-moment decay of AdamW.", why="Adam's", minimum=0, maximum=0.999999)
+    beta2: float = option(0.999, "Second-moment decay of AdamW.", why="Adam's", minimum=0, maximum=0.999999)
+
+
+@dataclass
+class ActorArguments:
+    """The policy's update."""
+
+    strategy: str = option("fsdp", "How weights are spread over ranks.", why="FSDP2; one rank is left plain", choices=("fsdp", "megatron"))
+    loss: str = option("vanilla", "Policy loss, a name in siirl.algos.POLICY_LOSSES.", why="PPO's clipped ratio")
+    loss_agg_mode: str = option("token-mean", "How token losses become one.", why="DAPO, section 3.3", choices=LOSS_AGGREGATIONS)
+    clip_ratio: float = option(0.2, "Clip range of the probability ratio.", why="Schulman et al. 2017", above=0)
+    clip_ratio_low: float | None = option(None, "Lower clip range; null: clip_ratio.", above=0, maximum=1)
+    clip_ratio_high: float | None = option(None, "Upper clip range; null: clip_ratio.", above=0)
+    clip_ratio_c: float = option(3.0, "Dual clip: bound of the ratio at negative advantages.", why="Ye et al. 2020", above=1)
+    entropy_coef: float = option(0.0, "Weight of the entropy bonus.", why="binned actions grow noisy by themselves", minimum=0)
+    ppo_epochs: int = option(1, "Passes over the samples of a step.", why="the architecture guide's", minimum=1)
+    ppo_mini_batch_size: int = option(
+        256,
+        "Prompts of one optimiser step, over all ranks; times rollout.n gives the trajectories.",
+        why="the architecture guide's, for eight GPUs",
+        minimum=1,
+    )
+    micro_batch_size: int = option(8, "Trajectories of one forward pass on a rank; the gradient does not depend on it.", minimum=1)
+    max_grad_norm: float | None = option(1.0, "Clip the gradient to this norm; null: do not.", why="the architecture guide's", above=0)
+    use_kl_loss: bool = option(False, "Add the KL to the reference policy to the loss.", why="DAPO and SRPO train without")
+    kl_loss_coef: float = option(0.001, "Weight of the KL in the loss.", why="DeepSeekMath uses 0.04, the field less", minimum=0)
+    kl_loss_type: str = option("k3", "Estimator of the KL in the loss.", why="k1 has no useful gradient there", choices=KL_ESTIMATORS)
+    optim: OptimizerArguments = field(default_factory=OptimizerArguments)
+
+
+@dataclass
+class RolloutArguments:
+    """How the policy acts."""
+
+    name: str = option("embodied", "Engine that acts.", choices=("embodied", "hf", "vllm", "sglang"))
+    n: int = option(8, "Rollouts of a prompt: the group size.", why="the architecture guide's", minimum=1)
+    temperature: float = option(1.0, "Divides the logits, when acting and when training.", why="the policy as it is", above=0)
+    top_p: float = option(1.0, "Sample from the smallest set with this probability.", why="less biases the ratio", above=0, maximum=1)
+    mode: str = option("sync", "`sync`: rollouts with the weights of the step.", choices=("sync", "async"), text_only=NO_LM_ENGINE)
+    tensor_model_parallel_size: int = option(1, "GPUs of one language-model engine.", minimum=1, text_only=NO_LM_ENGINE)
+    max_log_prob_gap: float | None = option(
+        None,
+        "Largest gap between acting and training log-probs of the same weights before the run stops; null: 1e-4 (bfloat16: 3e-2).",
+        above=0,
+    )
+
+
+@dataclass
+class RefArguments:
+    """The reference policy of the KL; not in memory when no KL is used."""
+
+    path: str | None = option(None, "Its policy folder; null: the policy's own weights at the start.", why="the KL then measures drift")
+
+
+@dataclass
+class ActorRolloutRefArguments:
+    """The policy: model, update, acting, reference, videos."""
+
+    model: ModelArguments = field(default_factory=ModelArguments)
+    actor: ActorArguments = field(default_factory=ActorArguments)
+    rollout: RolloutArguments = field(default_factory=RolloutArguments)
+    ref: RefArguments = field(default_factory=RefArguments)
+    embodied: EmbodiedArguments = field(default_factory=EmbodiedArguments)
+
+
+@dataclass
+class CriticArguments:
+    """The value model of pipeline=ppo."""
+
+    path: str | None = option(None, "Its weights.", text_only="neither GRPO nor SRPO has a critic")
+
+
+@dataclass
+class RewardModelArguments:
+    """A learned reward model for text."""
+
+    path: str | None = option(None, "Its weights.", text_only="trajectories are rewarded by reward.name")

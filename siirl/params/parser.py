@@ -1,0 +1,240 @@
+"""The command line's `group=option` and `key=value`, and perhaps a file, become one `SiiRLArguments`. Hydra and OmegaConf end here.
+
+Later wins: defaults of the dataclasses, configs/train.yaml with its groups, the file of `--config`, groups that the command line chooses,
+keys of the command line. Everything that is wrong with names, types and bounds is collected and told at once.
+Left out: whether values fit each other and the machine (`siirl.params.checks`); sweeps over several values.
+"""
+
+import functools
+import logging
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override
+from hydra.errors import HydraException
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from siirl.errors import ConfigError, SiirlError
+from siirl.params import compose
+from siirl.params.aliases import WORKFLOW_TYPES, Assignment, translate
+from siirl.params.build import as_text, build
+from siirl.params.problems import refuse
+from siirl.params.schema import Key, fields_of, find_key, keys_of, unknown_key
+from siirl.params.training_args import SiiRLArguments
+from siirl.params.user_groups import load_user_groups
+
+logger = logging.getLogger(__name__)
+
+COMMAND_LINE = "command line"
+USER_GROUPS = "user_groups"
+ROOT_NAMES = frozenset(field.name for field, _ in fields_of(SiiRLArguments))
+
+
+@dataclass(frozen=True)
+class Parsed:
+    """A configuration with what should be said about how it came about."""
+
+    config: SiiRLArguments
+    user_groups: Mapping[str, type]
+    """The user's own groups; `config` has an attribute for each."""
+    notices: tuple[str, ...]
+    """One sentence for each old name that was translated."""
+
+
+def parse_config(overrides: Sequence[str] = (), *, config_file: str | Path | None = None) -> SiiRLArguments:
+    """The configuration of a run; old names are logged. See `parse`."""
+    parsed = parse(overrides, config_file=config_file)
+    for notice in parsed.notices:
+        logger.warning(notice)
+    return parsed.config
+
+
+def parse(overrides: Sequence[str] = (), *, config_file: str | Path | None = None) -> Parsed:
+    """The configuration of a run.
+
+    Args:
+        overrides: `group=option` and `key=value`, as on the command line.
+        config_file: YAML file with keys, for example the config.yaml of an earlier run; `pipeline: grpo` in it chooses a group.
+
+    Raises:
+        ConfigError: Everything that is wrong with names, types and bounds.
+    """
+    given = [*_read_file(config_file), *_read_command_line(overrides)]
+    assignments, notices = translate(leaf for assignment in given for leaf in _leaves(assignment, known_keys({})))
+    chosen = [assignment for assignment in assignments if _chooses_group(assignment)]
+    tree = OmegaConf.merge(OmegaConf.create(asdict(SiiRLArguments())), compose.compose_groups(_choices(chosen)))
+    assert isinstance(tree, DictConfig)
+
+    keys = [assignment for assignment in assignments if not _chooses_group(assignment)]
+    user_groups = _add_user_groups(tree, keys)
+    known = known_keys(user_groups)
+    keys = [leaf for assignment in keys for leaf in _leaves(assignment, known)]
+    refuse([_unknown(leaf, known) for leaf in keys if find_key(leaf.key, known) is None])
+
+    _assign(tree, (leaf for leaf in keys if leaf.source != COMMAND_LINE))
+    if config_file is not None:
+        _choose_again(tree, chosen)
+    _assign(tree, (leaf for leaf in keys if leaf.source == COMMAND_LINE))
+    config = _to_arguments(tree, user_groups, {leaf.key: leaf.source for leaf in keys})
+    return Parsed(config, user_groups, tuple(notices))
+
+
+def known_keys(user_groups: Mapping[str, type]) -> dict[str, Key]:
+    """All keys by place."""
+    keys = [*keys_of(SiiRLArguments), *(key for name, cls in user_groups.items() for key in keys_of(cls, name))]
+    return {key.place: key for key in keys}
+
+
+def value_at(config: SiiRLArguments, place: str) -> Any:
+    """The value of a key, by its dotted place."""
+    return functools.reduce(getattr, place.split("."), config)
+
+
+def to_tree(config: SiiRLArguments) -> dict[str, Any]:
+    """A configuration as plain values without derived keys: what `parse` reads back as the same configuration."""
+    tree = asdict(config)
+    for name in config.user_groups:
+        tree[name] = asdict(getattr(config, name))
+    for key in keys_of(SiiRLArguments):
+        if key.metadata["derived"]:
+            *groups, leaf = key.place.split(".")
+            holder = tree
+            for group in groups:
+                holder = holder[group]
+            del holder[leaf]
+    return tree
+
+
+def to_yaml(config: SiiRLArguments) -> str:
+    """The resolved configuration as text; `--config` reads it."""
+    return OmegaConf.to_yaml(OmegaConf.create(to_tree(config)))
+
+
+def _read_file(path: str | Path | None) -> list[Assignment]:
+    if path is None:
+        return []
+    values = OmegaConf.to_container(compose.load_file(Path(path)), resolve=False)
+    assert isinstance(values, dict)
+    return [Assignment(str(key), value, str(path)) for key, value in values.items()]
+
+
+def _read_command_line(overrides: Sequence[str]) -> list[Assignment]:
+    return [_read_override(text) for text in overrides]
+
+
+def _read_override(text: str) -> Assignment:
+    try:
+        override: Override = OverridesParser.create().parse_override(text)
+    except HydraException as error:
+        reason = str(error).splitlines()[0]
+        raise ConfigError(f"{text!r} (command line) is neither key=value nor group=option, or needs quotes: {reason}") from error
+    if override.is_delete():
+        raise ConfigError(f"{text!r} (command line): a key cannot be deleted; give it a value, for example {override.key_or_group}=null.")
+    if override.is_sweep_override():
+        key = override.key_or_group
+        raise ConfigError(f"{text!r} (command line): one run has one value. A list is {key}=[a,b]; for a sweep start several runs.")
+    if override.package is not None:
+        raise ConfigError(f"{text!r} (command line): groups cannot be moved with '@'; every group has its place in the configuration.")
+    return Assignment(override.key_or_group.replace("/", "."), override.value(), COMMAND_LINE)
+
+
+def _leaves(assignment: Assignment, known: Mapping[str, Key]) -> Iterator[Assignment]:
+    """Split a mapping into its keys, down to the leaves of the schema; groups that are not known yet stay whole."""
+    key, value = assignment.key, assignment.value
+    of_known_group = any(place.startswith(f"{key}.") for place in known)
+    if not isinstance(value, Mapping) or not value or not of_known_group:
+        yield assignment
+        return
+    for name, part in value.items():
+        yield from _leaves(Assignment(f"{key}.{name}", part, assignment.source), known)
+
+
+def _chooses_group(assignment: Assignment) -> bool:
+    return assignment.key in compose.options() and not isinstance(assignment.value, Mapping)
+
+
+def _choices(chosen: Iterable[Assignment]) -> dict[str, str | None]:
+    """Option of each group that was chosen; the command line over the file."""
+    choices: dict[str, Assignment] = {}
+    for assignment in chosen:
+        compose.check_choice(assignment.key, assignment.value, source=assignment.source)
+        earlier = choices.get(assignment.key)
+        if earlier is not None and earlier.source == assignment.source and earlier.value != assignment.value:
+            raise ConfigError(
+                f"{assignment.key} is chosen twice, {earlier.value} and {assignment.value} ({assignment.source}): choose one."
+            )
+        choices[assignment.key] = assignment
+    return {group: assignment.value for group, assignment in choices.items()}
+
+
+def _choose_again(tree: DictConfig, chosen: Iterable[Assignment]) -> None:
+    """Groups chosen on the command line win over the file's keys."""
+    for assignment in chosen:
+        if assignment.source == COMMAND_LINE and assignment.value is not None:
+            tree.merge_with(compose.load_option(assignment.key, assignment.value))
+
+
+def _add_user_groups(tree: DictConfig, keys: Iterable[Assignment]) -> dict[str, type]:
+    """Import the user's groups and put their defaults into the tree."""
+    references: dict[str, Any] = dict(tree[USER_GROUPS])
+    for assignment in keys:
+        if assignment.key == USER_GROUPS and isinstance(assignment.value, Mapping):
+            references.update(assignment.value)
+        elif assignment.key.startswith(f"{USER_GROUPS}."):
+            references[assignment.key.removeprefix(f"{USER_GROUPS}.")] = assignment.value
+    user_groups = load_user_groups(references, taken=ROOT_NAMES | compose.options().keys())
+    for name, cls in user_groups.items():
+        tree[name] = OmegaConf.merge(OmegaConf.create(asdict(cls())), tree.get(name, {}))
+    return user_groups
+
+
+def _unknown(leaf: Assignment, known: Mapping[str, Key]) -> SiirlError:
+    below = [place for place in known if place.startswith(f"{leaf.key}.")]
+    if below:
+        return ConfigError(f"{leaf.key}={as_text(leaf.value)} ({leaf.source}): {leaf.key} holds keys, such as {below[0]}; set one of them.")
+    return unknown_key(leaf.key, known, source=leaf.source, groups=tuple(compose.options()))
+
+
+def _assign(tree: DictConfig, leaves: Iterable[Assignment]) -> None:
+    for leaf in leaves:
+        try:
+            OmegaConf.update(tree, leaf.key, leaf.value, merge=False, force_add=True)
+        except (OmegaConfBaseException, TypeError) as error:
+            raise ConfigError(f"{leaf.key}={leaf.value} ({leaf.source}) cannot be set: {error}") from error
+
+
+def _to_arguments(tree: DictConfig, user_groups: Mapping[str, type], sources: Mapping[str, str]) -> SiiRLArguments:
+    try:
+        values = OmegaConf.to_container(tree, resolve=True, throw_on_missing=True)
+    except OmegaConfBaseException as error:
+        raise ConfigError(f"A value cannot be resolved: {error}") from error
+    assert isinstance(values, dict)
+    problems: list[SiirlError] = []
+    unresolved = OmegaConf.to_container(tree, resolve=False)
+
+    def source_of(place: str) -> str:
+        source = sources.get(place, "configs/")
+        written = _at(unresolved, place)
+        return f"{source}: {written}" if isinstance(written, str) and "${" in written else source
+
+    own: dict[str, Any] = {
+        name: build(cls, values.pop(name), problems=problems, place=name, source_of=source_of) for name, cls in user_groups.items()
+    }
+    config = build(SiiRLArguments, {str(key): value for key, value in values.items()}, problems=problems, source_of=source_of)
+    refuse(problems)
+    for name, arguments in own.items():
+        setattr(config, name, arguments)
+    config.algorithm.workflow_type = WORKFLOW_TYPES.get(config.dag.pipeline, "DEFAULT")
+    config.actor_rollout_ref.model.model_type = "embodied"
+    return config
+
+
+def _at(tree: Any, place: str) -> Any:
+    """The value at a dotted place of nested mappings; None where there is none."""
+    for name in place.split("."):
+        tree = tree.get(name) if isinstance(tree, Mapping) else None
+    return tree

@@ -1,0 +1,30 @@
+"""Where configs/ and assets/ are: beside the packages in a checkout, inside of siirl in a wheel."""
+
+from pathlib import Path
+
+PACKAGE = Path(__file__).resolve().parent.parent
+ASSETS = "assets"
+
+
+def _shipped(name: str) -> Path:
+    checkout = PACKAGE.parent / name
+    # `configs` beside site-packages' siirl could be anybody's: the checkout is known by its pyproject.toml.
+    return checkout if (PACKAGE.parent / "pyproject.toml").is_file() else PACKAGE / "_data" / name
+
+
+def config_dir() -> Path:
+    """Folder with train.yaml and the config groups."""
+    return _shipped("configs")
+
+
+def asset_path(name: str) -> Path:
+    """A file or folder below assets/."""
+    return _shipped(ASSETS) / name
+
+
+def find(path: str) -> Path:
+    """The file or folder that a config key names: as it is; or, for `assets/...`, the shipped one wherever siirl is installed."""
+    given = Path(path).expanduser()
+    if given.parts[:1] == (ASSETS,) and not given.exists():
+        return asset_path(str(Path(*given.parts[1:])))
+    return given

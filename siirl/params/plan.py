@@ -1,0 +1,251 @@
+"""The plan: what a run will do, in numbers, told before any process starts. Memory and time are estimates and say so.
+
+Left out: checking (`siirl.params.checks`); a plan is made of a configuration that has passed.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Protocol
+
+from envs.base import IMAGES, EnvSpec
+from siirl.params import sizes
+from siirl.params.files import parameters_in
+from siirl.params.training_args import SiiRLArguments
+
+# Measured with env=mujoco, 64x64 images, render_quality=fast, one core of a shared two-core machine (November 2026).
+SERVER_BYTES = 300e6  # a simulator process: interpreter, MuJoCo, OpenGL
+TASK_BYTES = 62e6  # one more task in one environment: its model and textures
+CORE_SECONDS_PER_ENV_STEP = 1.1e-3  # physics, and an image every eighth step
+MEAN_EPISODE_SHARE = 0.6  # of the step limit: successes end early
+CORE_SECONDS_PER_UPDATED_TRAJECTORY = 7e-3  # forward and backward of the tiny policy, one epoch
+
+WORKER_BYTES = 600e6  # a worker process: interpreter, torch, Ray
+NEW_POLICY_PARAMETERS = 2_200_000  # the tiny policy as it ships
+BYTES_PER_TRAINED_PARAMETER = 16  # float32 weight, gradient, and Adam's two moments
+CHECKPOINT_BYTES_PER_PARAMETER = 12  # weight and Adam's moments
+VIDEO_BYTES = 300e3  # some seconds of 256x256 mp4
+LOG_BYTES = 20e6
+
+
+class Graph(Protocol):
+    """What the plan reads of a `siirl.execution.dag.TaskGraph`."""
+
+    def get_topological_sort(self) -> list[str]:
+        """Node ids in an order in which they can run."""
+
+    def get_node(self, node_id: str) -> "GraphNode":
+        """A node."""
+
+
+class GraphNode(Protocol):
+    """What the plan reads of a node."""
+
+    skip_reason: str | None
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A run in numbers."""
+
+    pipeline: str
+    nodes: tuple[str, ...]
+    """Those that run, in their order."""
+    skipped: tuple[tuple[str, str], ...]
+    """Nodes that do not run, with the reason."""
+    env: str
+    tasks: tuple[str, ...]
+    ranks: int
+    cluster: str
+    num_servers: int
+    envs_per_server: int
+    prompts: int
+    group_size: int
+    mini_batches: int
+    trajectories_per_mini_batch: int
+    micro_batches: int
+    micro_batch_size: int
+    epochs: int
+    steps: int | None
+    max_minutes: float | None
+    val_episodes: int
+    """Of one evaluation, all tasks together."""
+    evaluations: int | None
+    memory_bytes: float
+    memory_parts: tuple[tuple[str, float], ...]
+    free_memory_bytes: float
+    disk_bytes: float
+    minutes: float | None
+    """Estimated training and evaluation time; None where nothing was measured for the environment."""
+
+    @property
+    def trajectories(self) -> int:
+        """Of a step, over all ranks."""
+        return self.prompts * self.group_size
+
+    @property
+    def optimiser_steps(self) -> int:
+        """Of a training step."""
+        return self.mini_batches * self.epochs
+
+
+def make_plan(config: SiiRLArguments, graph: Graph, env_spec: EnvSpec, *, free_memory_bytes: float, cores: int) -> Plan:
+    """Work out what a run will do.
+
+    Args:
+        config: A configuration that has passed the checks.
+        graph: The pipeline.
+        env_spec: Of the environment.
+        free_memory_bytes: Of this machine.
+        cores: Processors of this machine.
+    """
+    trainer, actor = config.trainer, config.actor_rollout_ref.actor
+    parts = _memory(config, env_spec)
+    val_episodes = trainer.val_episodes * len(env_spec.tasks)
+    evaluations = _evaluations(config)
+    nodes = {node_id: graph.get_node(node_id).skip_reason for node_id in graph.get_topological_sort()}
+    return Plan(
+        pipeline=config.dag.custom_pipeline_fn or config.dag.workflow_file or config.dag.pipeline,
+        nodes=tuple(node_id for node_id, reason in nodes.items() if reason is None),
+        skipped=tuple((node_id, reason) for node_id, reason in nodes.items() if reason is not None),
+        env=config.env.name,
+        tasks=env_spec.tasks,
+        ranks=sizes.ranks(config),
+        cluster=config.cluster.address or config.cluster.mode,
+        num_servers=sizes.servers(config),
+        envs_per_server=config.env.envs_per_server,
+        prompts=config.data.train_batch_size,
+        group_size=config.actor_rollout_ref.rollout.n,
+        mini_batches=sizes.mini_batches(config),
+        trajectories_per_mini_batch=sizes.trajectories_per_mini_batch(config),
+        micro_batches=sizes.micro_batches_per_mini_batch(config),
+        micro_batch_size=actor.micro_batch_size,
+        epochs=actor.ppo_epochs,
+        steps=trainer.total_steps,
+        max_minutes=trainer.max_minutes,
+        val_episodes=val_episodes,
+        evaluations=evaluations,
+        memory_bytes=sum(size for _, size in parts),
+        memory_parts=parts,
+        free_memory_bytes=free_memory_bytes,
+        disk_bytes=_disk(config),
+        minutes=_minutes(config, env_spec, cores=cores, val_episodes=val_episodes * (evaluations or 0)),
+    )
+
+
+def image_bytes_per_trajectory(config: SiiRLArguments, env_spec: EnvSpec) -> float:
+    """Images that one trajectory of full length keeps: uint8, one set of cameras a chunk."""
+    space = getattr(env_spec.observation_space, "spaces", {}).get(IMAGES)
+    if space is None:
+        return 0.0
+    chunk_length = int(config.actor_rollout_ref.model.options.get("chunk_length", 8))  # the shipped policy's
+    return math.ceil(env_spec.max_episode_steps / chunk_length) * float(math.prod(space.shape))
+
+
+def render(plan: Plan) -> str:
+    """The plan as text, one subject a line."""
+    lines = [
+        ("pipeline", f"{plan.pipeline}: {' -> '.join(plan.nodes)}"),
+        *(("skipped", f"{node}: {reason}") for node, reason in plan.skipped),
+        ("ranks", f"{plan.ranks} ({'one process, cluster=local' if plan.cluster == 'local' else f'Ray actors, cluster={plan.cluster}'})"),
+        ("tasks", f"{plan.env}: {', '.join(plan.tasks)}"),
+        ("simulators", f"{plan.num_servers} servers x {plan.envs_per_server} = {plan.num_servers * plan.envs_per_server}"),
+        ("a step", f"{plan.prompts} prompts x {plan.group_size} rollouts = {plan.trajectories} trajectories"),
+        ("update", _render_update(plan)),
+        ("length", _render_length(plan)),
+        (
+            "memory",
+            f"about {_size(plan.memory_bytes)} ({', '.join(f'{name} {_size(size)}' for name, size in plan.memory_parts)}), estimated",
+        ),
+        ("disk", f"about {_size(plan.disk_bytes)} for checkpoints, videos and logs, estimated"),
+        ("time", _render_time(plan)),
+    ]
+    width = max(len(name) for name, _ in lines)
+    text = "\n".join(f"  {name:<{width}}  {value}" for name, value in lines)
+    if plan.memory_bytes > plan.free_memory_bytes:
+        text += (
+            f"\n  WARNING: {_size(plan.memory_bytes)} is more than the {_size(plan.free_memory_bytes)} of memory that are free: "
+            "lower env.num_servers, env.envs_per_server or the number of env.tasks."
+        )
+    return f"Plan\n{text}"
+
+
+def _render_update(plan: Plan) -> str:
+    passes = f"{plan.epochs} passes over " if plan.epochs > 1 else ""
+    batches = f"{plan.mini_batches} mini-batches of {plan.trajectories_per_mini_batch} trajectories"
+    micro_batches = f"a rank takes {plan.micro_batches} micro-batches of at most {plan.micro_batch_size} for each"
+    return f"{passes}{batches} = {plan.optimiser_steps} optimiser steps; {micro_batches}"
+
+
+def _render_length(plan: Plan) -> str:
+    if plan.steps is None:
+        return f"steps until {plan.max_minutes:g} minutes of training have passed; evaluations of {plan.val_episodes} episodes"
+    bound = f", at most {plan.max_minutes:g} minutes of training" if plan.max_minutes is not None else ""
+    return (
+        f"{plan.steps} steps{bound}: {plan.steps * plan.trajectories} trajectories, {plan.steps * plan.optimiser_steps} optimiser steps; "
+        f"{plan.evaluations} evaluations of {plan.val_episodes} episodes"
+    )
+
+
+def _render_memory(plan: Plan) -> str:
+    return ", ".join(f"{name} {_size(size)}" for name, size in plan.memory_parts if size)
+
+
+def _size(size: float) -> str:
+    return f"{size / 1e9:.1f} GB" if size >= 1e9 else f"{size / 1e6:.0f} MB"
+
+
+def _render_time(plan: Plan) -> str:
+    if plan.minutes is None:
+        return f"no estimate: nothing was measured for env={plan.env}"
+    return (
+        f"about {plan.minutes:.0f} minutes, estimated from measurements on one machine"
+        if plan.minutes >= 1
+        else "under a minute, estimated"
+    )
+
+
+def _memory(config: SiiRLArguments, env_spec: EnvSpec) -> tuple[tuple[str, float], ...]:
+    ranks, model = sizes.ranks(config), config.actor_rollout_ref.model
+    parameters = parameters_in(model.path) if model.path is not None else NEW_POLICY_PARAMETERS
+    reference = 4 * parameters if sizes.needs_reference(config) else 0
+    simulators = sizes.servers(config) * SERVER_BYTES + sizes.slots(config) * len(env_spec.tasks) * TASK_BYTES
+    trajectories = sizes.trajectories_per_step(config) * image_bytes_per_trajectory(config, env_spec)
+    return (
+        ("simulators", simulators),
+        ("workers", ranks * WORKER_BYTES),
+        ("policy and Adam", parameters * BYTES_PER_TRAINED_PARAMETER + reference),
+        ("images of a step", trajectories),
+    )
+
+
+def _disk(config: SiiRLArguments) -> float:
+    trainer, model = config.trainer, config.actor_rollout_ref.model
+    parameters = parameters_in(model.path) if model.path is not None else NEW_POLICY_PARAMETERS
+    steps = trainer.total_steps or 0
+    checkpoints = 1 + (steps // trainer.save_freq if trainer.save_freq > 0 else 0)
+    videos = steps * trainer.record_episodes + (_evaluations(config) or 1) * trainer.record_val_episodes
+    return checkpoints * parameters * CHECKPOINT_BYTES_PER_PARAMETER + videos * VIDEO_BYTES + LOG_BYTES
+
+
+def _evaluations(config: SiiRLArguments) -> int | None:
+    """How many there will be; None where the number of steps is open."""
+    trainer = config.trainer
+    if trainer.total_steps is None:
+        return None
+    if trainer.val_episodes == 0:
+        return 0
+    between = (trainer.total_steps - 1) // trainer.test_freq if trainer.test_freq > 0 else 0
+    return int(trainer.val_before_train) + between + 1
+
+
+def _minutes(config: SiiRLArguments, env_spec: EnvSpec, *, cores: int, val_episodes: int) -> float | None:
+    trainer = config.trainer
+    if config.env.name != "mujoco" or trainer.total_steps is None:
+        return None if trainer.total_steps is not None else trainer.max_minutes
+    used_cores = min(cores, sizes.slots(config))
+    seconds_per_episode = MEAN_EPISODE_SHARE * env_spec.max_episode_steps * CORE_SECONDS_PER_ENV_STEP / used_cores
+    epochs = config.actor_rollout_ref.actor.ppo_epochs
+    update = epochs * CORE_SECONDS_PER_UPDATED_TRAJECTORY / min(cores, sizes.ranks(config))
+    training = trainer.total_steps * sizes.trajectories_per_step(config) * (seconds_per_episode + update) / 60
+    bounded = training if trainer.max_minutes is None else min(training, trainer.max_minutes)
+    return bounded + val_episodes * seconds_per_episode / 60

@@ -1,0 +1,15 @@
+"""Several things may be wrong with a configuration; they are told together."""
+
+from collections.abc import Sequence
+
+from siirl.errors import ConfigError, SiirlError
+
+
+def refuse(problems: Sequence[SiirlError]) -> None:
+    """Raise nothing for no problem, the problem itself if it is the only one, else one ConfigError that lists them all."""
+    if not problems:
+        return
+    if len(problems) == 1:
+        raise problems[0]
+    lines = "\n".join(f"  {number}. {problem}" for number, problem in enumerate(problems, start=1))
+    raise ConfigError(f"{len(problems)} things cannot work:\n{lines}")

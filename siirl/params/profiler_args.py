@@ -1,0 +1,13 @@
+"""Where the time goes."""
+
+from dataclasses import dataclass
+
+from siirl.params.fields import option
+
+
+@dataclass
+class ProfilerArguments:
+    """torch.profiler on some steps; its traces go to the run folder."""
+
+    enable: bool = option(False, "Profile the worker of rank 0.", why="slows a step")
+    steps: tuple[int, ...] = option((2,), "Training steps to profile.", why="the first one still warms up")

@@ -1,0 +1,112 @@
+"""The configuration's dataclasses seen as a flat list of keys: what `--help` prints and what unknown keys are compared with."""
+
+import dataclasses
+import difflib
+import types
+import typing
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from siirl.errors import UnknownNameError
+
+
+@dataclass(frozen=True)
+class Key:
+    """One leaf of the configuration."""
+
+    place: str
+    """Dotted, for example `trainer.total_steps`."""
+    hint: Any
+    """Its type annotation."""
+    default: Any
+    metadata: Mapping[str, Any]
+
+    @property
+    def is_open(self) -> bool:
+        """Whether any key may stand below it (a dict)."""
+        return typing.get_origin(self.hint) is dict or self.hint is dict
+
+
+def join(place: str, name: str) -> str:
+    """`place.name`, or `name` at the root."""
+    return f"{place}.{name}" if place else name
+
+
+def default_of(field: dataclasses.Field[Any]) -> Any:
+    """The default of a field, freshly made where it has a factory."""
+    return field.default_factory() if field.default_factory is not dataclasses.MISSING else field.default
+
+
+def fields_of(cls: type) -> Iterator[tuple[dataclasses.Field[Any], Any]]:
+    """Fields of a dataclass with their resolved annotations."""
+    hints = typing.get_type_hints(cls)
+    for field in dataclasses.fields(cls):
+        if field.init:
+            yield field, hints[field.name]
+
+
+def keys_of(cls: type, place: str = "") -> Iterator[Key]:
+    """All leaves of a dataclass, depth first, in the order of declaration."""
+    for field, hint in fields_of(cls):
+        if dataclasses.is_dataclass(hint):
+            yield from keys_of(typing.cast(type, hint), join(place, field.name))
+        else:
+            yield Key(join(place, field.name), hint, default_of(field), field.metadata)
+
+
+def groups_of(cls: type, place: str = "") -> Iterator[tuple[str, type]]:
+    """All groups of a dataclass, itself first, as (place, class)."""
+    yield place, cls
+    for field, hint in fields_of(cls):
+        if dataclasses.is_dataclass(hint):
+            yield from groups_of(typing.cast(type, hint), join(place, field.name))
+
+
+def type_name(hint: Any) -> str:
+    """How an annotation is told to a user: `int or null`, `list of str`."""
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if origin in (typing.Union, types.UnionType):
+        return " or ".join("null" if part is type(None) else type_name(part) for part in arguments)
+    if origin is typing.Literal:
+        return " or ".join(repr(value) for value in arguments)
+    if origin in (tuple, list):
+        return f"list of {type_name(arguments[0])}" if arguments else "list"
+    if origin is dict:
+        return "mapping"
+    return {str: "text", int: "integer", float: "number", bool: "true or false"}.get(hint, getattr(hint, "__name__", str(hint)))
+
+
+def find_key(place: str, known: Mapping[str, Key]) -> Key | None:
+    """The leaf that `place` names, or the open mapping that it lies in."""
+    parts = place.split(".")
+    for length in range(len(parts), 0, -1):
+        key = known.get(".".join(parts[:length]))
+        if key is not None:
+            return key if length == len(parts) or key.is_open else None
+    return None
+
+
+def unknown_key(place: str, known: Mapping[str, Key], *, source: str, groups: tuple[str, ...] = ()) -> UnknownNameError:
+    """What to say of a key that is not there: its known neighbours, or the keys of that name elsewhere.
+
+    Args:
+        place: The unknown key.
+        known: All keys.
+        source: Where it was given.
+        groups: Names that may be chosen by `group=option`, shown where the first part of `place` is unknown.
+    """
+    parts = place.split(".")
+    for length in range(len(parts) - 1, -1, -1):
+        prefix = ".".join(parts[:length]) + "." if length else ""
+        level = sorted({name[len(prefix) :].split(".")[0] for name in known if name.startswith(prefix)})
+        if level:
+            break
+    tried, level = parts[length], sorted({*level, *(groups if length == 0 else ())})
+    nearest = [prefix + name for name in difflib.get_close_matches(tried, level, n=1)]
+    elsewhere = [name for name in known if name.split(".")[-1] == parts[-1]]
+    # `data.lr` is a misplaced `...optim.lr`; `trainer.total_step` a misspelt neighbour.
+    proposals = nearest if nearest and length == len(parts) - 1 else (elsewhere or nearest)
+    hint = f" Did you mean {' or '.join(repr(name) for name in proposals[:3])}?" if proposals else ""
+    where = f"Keys of {prefix[:-1]}" if prefix else "Groups of keys"
+    return UnknownNameError(f"Unknown key {place!r} ({source}).{hint} {where}: {', '.join(level)}.")

@@ -1,0 +1,74 @@
+"""What follows from the sizes in the configuration: ranks, trajectories, mini-batches, and which forward passes a step needs.
+
+One home for these rules, so that the plan says what the workers do.
+"""
+
+from siirl.params.references import is_reference
+from siirl.params.reward_args import VIDEO_REWARDS
+from siirl.params.training_args import SiiRLArguments
+
+
+def ranks(config: SiiRLArguments) -> int:
+    """Processes that train together."""
+    return config.trainer.nnodes * config.trainer.n_gpus_per_node
+
+
+def servers_of_rank(config: SiiRLArguments, rank: int) -> int:
+    """Simulator processes of one rank: its share, and at least one."""
+    share, rest = divmod(config.env.num_servers, ranks(config))
+    return max(1, share + (rank < rest))
+
+
+def servers(config: SiiRLArguments) -> int:
+    """Simulator processes of all ranks."""
+    return sum(servers_of_rank(config, rank) for rank in range(ranks(config)))
+
+
+def slots(config: SiiRLArguments) -> int:
+    """Environments that can run at the same time, over all ranks."""
+    return servers(config) * config.env.envs_per_server
+
+
+def trajectories_per_step(config: SiiRLArguments) -> int:
+    """Rollouts of a step over all ranks, before anything is filtered."""
+    return config.data.train_batch_size * config.actor_rollout_ref.rollout.n
+
+
+def trajectories_per_mini_batch(config: SiiRLArguments) -> int:
+    """Trajectories of one optimiser step over all ranks."""
+    return config.actor_rollout_ref.actor.ppo_mini_batch_size * config.actor_rollout_ref.rollout.n
+
+
+def mini_batches(config: SiiRLArguments) -> int:
+    """Optimiser steps of one pass over the samples of a step."""
+    return config.data.train_batch_size // config.actor_rollout_ref.actor.ppo_mini_batch_size
+
+
+def optimiser_steps_per_step(config: SiiRLArguments) -> int:
+    """Optimiser steps of a training step."""
+    return mini_batches(config) * config.actor_rollout_ref.actor.ppo_epochs
+
+
+def micro_batches_per_mini_batch(config: SiiRLArguments) -> int:
+    """Forward and backward passes of a rank for one optimiser step."""
+    on_a_rank = -(-trajectories_per_mini_batch(config) // ranks(config))
+    return -(-on_a_rank // config.actor_rollout_ref.actor.micro_batch_size)
+
+
+def needs_reference(config: SiiRLArguments) -> bool:
+    """Whether a KL to the reference policy has any weight, in the loss or in the reward."""
+    actor = config.actor_rollout_ref.actor
+    in_loss = actor.use_kl_loss and actor.kl_loss_coef > 0
+    in_reward = config.algorithm.use_kl_in_reward and config.algorithm.kl_ctrl.kl_coef > 0
+    return in_loss or in_reward
+
+
+def needs_old_log_probs(config: SiiRLArguments) -> bool:
+    """Whether the policy has moved when old log-probs are compared with; with a single on-policy update, those of acting are the same."""
+    return optimiser_steps_per_step(config) > 1 or config.algorithm.use_kl_in_reward
+
+
+def needs_video(config: SiiRLArguments) -> bool:
+    """Whether the reward reads embeddings of videos: srpo does, one of the user's own where it has an encoder."""
+    own = is_reference(config.reward.name) and config.reward.encoder is not None
+    return config.reward.name in VIDEO_REWARDS or own

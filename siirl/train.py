@@ -1,0 +1,76 @@
+"""`python -m siirl.train [group=option ...] [key=value ...]`: read, check, print the plan, run. `--help` lists what there is.
+
+Everything that can be refused is refused before a process starts, all reasons together where they are known together.
+Exit status: 0 done, 1 the run failed, 2 the configuration cannot work, 130 interrupted. Left out: the run itself (siirl.dag_worker).
+"""
+
+import sys
+from collections.abc import Sequence
+
+from siirl.errors import CheckpointError, ConfigError, MissingAssetError, SiirlError
+from siirl.params import SiiRLArguments
+from siirl.params.command_line import Action, CommandLine, read_command_line
+from siirl.params.help import help_text
+from siirl.params.parser import parse, to_yaml
+
+USAGE = "python -m siirl.train [group=option ...] [key=value ...]: train a policy; without arguments, the demo job"
+REFUSALS = (ConfigError, MissingAssetError, CheckpointError)
+FAILED, REFUSED, INTERRUPTED = 1, 2, 130
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a command line (without the program's name) and return the exit status."""
+    try:
+        _run(read_command_line(sys.argv[1:] if argv is None else argv))
+    except REFUSALS as error:
+        print(f"siirl: {error}", file=sys.stderr)
+        return REFUSED
+    except SiirlError as error:
+        print(f"siirl: the run failed: {error}", file=sys.stderr)
+        return FAILED
+    except KeyboardInterrupt:
+        print("siirl: interrupted", file=sys.stderr)
+        return INTERRUPTED
+    return 0
+
+
+def _run(command: CommandLine) -> None:
+    parsed = parse(command.overrides, config_file=command.config_file)
+    for notice in parsed.notices:
+        print(f"Note: {notice}", file=sys.stderr)
+    if command.action is Action.HELP:
+        print(help_text(usage=USAGE, user_groups=parsed.user_groups))
+    elif command.action is Action.PRINT_CONFIG:
+        print(to_yaml(parsed.config), end="")
+    else:
+        _train(parsed.config, start=command.action is Action.RUN)
+
+
+def _train(config: SiiRLArguments, *, start: bool) -> None:
+    # Imported step by step: --help and --cfg wait for none of this, and the first refusals not for torch.
+    from siirl.params.first_look import first_look
+
+    spec = first_look(config)
+    from siirl.dag_worker.prepare import prepare
+    from siirl.params.plan import render
+
+    job = prepare(config, spec)
+    for warning in job.warnings:
+        print(f"Warning: {warning}", file=sys.stderr)
+    print(render(job.plan), flush=True)
+    if not start:
+        return
+    from siirl.dag_worker.launch import run
+    from siirl.params.run_folder import discard_if_unused, make_run_folder
+
+    folder = make_run_folder(config, needed_bytes=int(job.plan.disk_bytes))
+    print(f"  run folder  {folder}", flush=True)
+    try:
+        run(config, job.graph, folder)
+    except REFUSALS:
+        discard_if_unused(folder)
+        raise
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""Filters as nodes: which trajectories a step trains on."""

@@ -1,0 +1,43 @@
+"""Dynamic sampling of embodied jobs: keep the groups that the reward can tell apart.
+
+The rule is `siirl.algos.filters.srpo_keep`; this node gathers the metadata of all ranks for it and drops this rank's rows. It reads
+outcomes only and comes before the reward, so it never drops an all-failure group that the trajectory reward ranks.
+"""
+
+# B trajectory
+
+import torch
+from tensordict import TensorDict
+
+from siirl.algos.filters import srpo_keep
+from siirl.dag_worker.context import StageContext
+from siirl.data_coordinator.protocol.batch import select_rows
+from siirl.execution.dag import NodeOutput, columns
+
+
+@columns(requires=["index", "task_id", "complete", "truncated"], provides=[])
+def embodied_local_rank_sampling(*, batch: TensorDict, context: StageContext) -> NodeOutput:
+    """Drop this rank's rows that teach nothing; which ones is decided over all ranks' rows."""
+    settings, ranks = context.config.algorithm.filter, context.ranks
+    success_B, mine = ranks.gather_rows(batch["complete"])
+    group_B, _ = ranks.gather_rows(batch["index"])
+    task_B, _ = ranks.gather_rows(batch["task_id"])
+    truncated_B, _ = ranks.gather_rows(batch["truncated"])
+    tasks = context.rollout.pool.spec.tasks
+    outcome = srpo_keep(
+        success_B=success_B,
+        group_B=group_B,
+        task_B=task_B,
+        failed_B=torch.zeros_like(success_B),  # failed simulations never become rows
+        reference_tasks=[task_id for task_id, name in enumerate(tasks) if context.reward.has_reference(name)],
+        reward_ranks_failures=context.reward.ranks_failures,
+        success_low=settings.success_low,
+        success_high=settings.success_high,
+        truncated_B=truncated_B if settings.drop_truncated else None,
+    )
+    kept = select_rows(batch, outcome.keep_B[mine])
+    share = len(batch) / max(len(success_B), 1)
+    metrics: dict[str, float] = {"sampling/kept": float(len(kept))}
+    # The counts are over all ranks; each rank reports its share, so that the sum over ranks is the count.
+    metrics |= {f"sampling/dropped_{reason}": count * share for reason, count in outcome.dropped.items()}
+    return NodeOutput(batch=kept, metrics=metrics)

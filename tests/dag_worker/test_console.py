@@ -1,0 +1,135 @@
+"""What a terminal and a log file show of a run."""
+
+import io
+
+from rich.console import Console
+
+from siirl.dag_worker.console import COLUMNS, ConsoleWriter, evaluation_line, stage_line, success_table
+from siirl.dag_worker.progress import Progress, duration
+from siirl.dag_worker.statistics import success_interval
+
+
+class Clock:
+    """A clock that a test moves."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def log_file() -> Console:
+    return Console(file=io.StringIO(), width=80)
+
+
+def terminal(width: int) -> Console:
+    return Console(file=io.StringIO(), width=width, force_terminal=True)
+
+
+def text_of(console: Console) -> str:
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue()
+
+
+def test_a_log_file_gets_whole_lines_without_control_characters() -> None:
+    console = log_file()
+    writer = ConsoleWriter(total_steps=2, console=console)
+    writer.write(step=1, metrics={"rollout/success_rate": 0.25, "policy/busy_share": 0.5, "time/generate_s": 2.0})
+    writer.close()
+    header, row, stages = text_of(console).splitlines()
+    assert header.split("  ")[-1].strip().endswith("pol busy")
+    assert row.split()[:3] == ["1/2", "25", "%"]
+    assert row.endswith("left")
+    assert stages.strip() == "seconds: generate 2"
+    assert "\x1b" not in text_of(console)
+
+
+def test_a_step_without_a_metric_shows_a_dash() -> None:
+    assert [column.cell({}) for column in COLUMNS] == ["-"] * len(COLUMNS)
+    assert COLUMNS[0].cell({"rollout/success_rate": float("nan")}) == "-"
+
+
+def test_a_narrow_terminal_shows_the_first_columns() -> None:
+    console = terminal(width=60)
+    writer = ConsoleWriter(total_steps=1, console=console)
+    writer.write(step=1, metrics={})
+    writer.close()
+    assert "success" in text_of(console)
+    assert "pol busy" not in text_of(console)
+
+
+def test_a_terminal_gets_its_cursor_back() -> None:
+    console = terminal(width=120)
+    writer = ConsoleWriter(total_steps=1, console=console)
+    writer.write(step=1, metrics={})
+    writer.close()
+    writer.close()
+    hidden, shown = "\x1b[?25l", "\x1b[?25h"
+    assert text_of(console).rindex(shown) > text_of(console).rindex(hidden)
+
+
+def test_the_measurement_before_training_is_no_step() -> None:
+    console = log_file()
+    writer = ConsoleWriter(total_steps=2, console=console)
+    writer.write(step=0, metrics={"val/all/successes": 3.0, "val/all/episodes": 4.0})
+    writer.close()
+    assert text_of(console).strip() == "held out, all: 75.0 % [30.1, 95.4] (3/4)"
+
+
+def test_stage_times_are_sorted_and_the_step_comes_first() -> None:
+    assert stage_line({"time/a_s": 1.0, "time/b_s": 2.5, "time/step_s": 3.6}) == "3.6 s: b 2.5, a 1"
+    assert stage_line({}) == ""
+
+
+def test_a_single_task_stands_for_all() -> None:
+    assert evaluation_line({"val/push/successes": 1.0, "val/push/episodes": 1.0}).startswith("held out, push: 100.0 %")
+
+
+def test_the_table_has_a_row_a_task_with_all_last() -> None:
+    console = log_file()
+    rates = {"all": success_interval(1, 2), "push": success_interval(1, 2)}
+    console.print(success_table("Held-out success", {"before": rates, "after": {}}))
+    lines = text_of(console).splitlines()
+    assert [line.split()[1] for line in lines if "[" in line] == ["push", "all"]
+
+
+def test_time_left_follows_the_speed_so_far() -> None:
+    clock = Clock()
+    progress = Progress("training", 10, console=log_file(), clock=clock)
+    assert progress.time_left() == "? left"
+    clock.now = 20.0
+    progress.advance(2)
+    clock.now = 25.0
+    assert progress.seconds_left() == 8 * 10.0 - 5.0
+
+
+def test_a_resumed_run_does_not_count_what_another_process_did() -> None:
+    clock = Clock()
+    progress = Progress("training", 10, done=8, console=log_file(), clock=clock)
+    clock.now = 10.0
+    progress.advance()
+    assert progress.seconds_left() == 10.0
+
+
+def test_a_limit_of_time_ends_a_run_without_a_last_step() -> None:
+    clock = Clock()
+    progress = Progress("training", None, limit_s=60.0, console=log_file(), clock=clock)
+    clock.now = 20.0
+    progress.advance()
+    assert (progress.count(), progress.time_left()) == ("1", "0:40 left")
+
+
+def test_a_log_file_gets_a_line_now_and_then_and_at_the_end() -> None:
+    clock, console = Clock(), log_file()
+    with Progress("collecting", 3, console=console, clock=clock) as progress:
+        progress.advance()
+        clock.now = 11.0
+        progress.advance()
+        clock.now = 12.0
+        progress.advance()
+    assert text_of(console).splitlines() == ["collecting: 2/3, 0:06 left", "collecting: 3/3, 0:00 left"]
+
+
+def test_durations() -> None:
+    assert [duration(seconds) for seconds in (None, 42, 725, 3723)] == ["?", "0:42", "12:05", "1:02:03"]

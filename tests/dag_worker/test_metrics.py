@@ -1,0 +1,113 @@
+"""Metrics: declared names, and reductions over ranks that can be checked by hand."""
+
+import math
+from collections.abc import Iterator
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from siirl.dag_worker import metrics
+from siirl.dag_worker.metric_worker import MetricWorker, Record
+from siirl.dag_worker.metrics import METRICS, Reduction, Weighted, declaration, reduce_metrics, register_metric
+from siirl.errors import ConfigError, UnknownNameError
+
+NUMBERS = st.floats(-1e6, 1e6)
+
+
+@pytest.fixture
+def own_metrics(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A table that a test may add to."""
+    monkeypatch.setattr(metrics, "METRICS", dict(METRICS))
+    yield
+
+
+def test_a_mean_is_weighted_by_what_each_rank_has() -> None:
+    # 3 trajectories of mean 1 and 1 of mean 5: (3 x 1 + 1 x 5) / 4
+    ranks: list[Record] = [{"reward/mean_score": Weighted(1.0, 3)}, {"reward/mean_score": Weighted(5.0, 1)}]
+    assert reduce_metrics(ranks) == {"reward/mean_score": 2.0}
+
+
+def test_each_reduction_of_two_ranks() -> None:
+    reduced = reduce_metrics(
+        [
+            {"env/steps": 10, "env/busy_share": 0.5, "time/generate_s": 2.0, "actor/lr": 0.1, "reward/score": [0.0, 1.0]},
+            {"env/steps": 30, "env/busy_share": 1.0, "time/generate_s": 3.0, "actor/lr": 0.1, "reward/score": [0.5]},
+        ]
+    )
+    assert reduced == {"env/steps": 40, "env/busy_share": 0.75, "time/generate_s": 3.0, "actor/lr": 0.1, "reward/score": [0.0, 1.0, 0.5]}
+
+
+def test_the_smallest_value_is_kept_where_that_is_declared(own_metrics: None) -> None:
+    register_metric("reward/worst", reduction=Reduction.MIN, meaning="smallest reward")
+    assert reduce_metrics([{"reward/worst": 3.0}, {"reward/worst": -1.0}]) == {"reward/worst": -1.0}
+
+
+def test_a_rank_without_a_metric_takes_no_part_in_it() -> None:
+    assert reduce_metrics([{"env/busy_share": 0.5}, {}]) == {"env/busy_share": 0.5}
+
+
+def test_a_mean_over_nothing_is_left_out() -> None:
+    assert reduce_metrics([{"reward/mean_score": Weighted(math.nan, 0)}]) == {}
+    assert reduce_metrics([{"reward/mean_score": Weighted(math.nan, 0)}, {"reward/mean_score": Weighted(2.0, 5)}]) == {
+        "reward/mean_score": 2.0
+    }
+
+
+@given(st.lists(st.lists(NUMBERS, max_size=5), min_size=1, max_size=5))
+def test_the_mean_does_not_depend_on_how_ranks_share_the_values(shares: list[list[float]]) -> None:
+    values = [value for share in shares for value in share]
+    ranks: list[Record] = [{"reward/mean_score": Weighted(math.fsum(s) / max(len(s), 1), len(s))} for s in shares]
+    expected = {"reward/mean_score": pytest.approx(math.fsum(values) / len(values), abs=1e-6)} if values else {}
+    assert reduce_metrics(ranks) == expected
+
+
+def test_an_unknown_metric_is_refused_with_the_nearest_name() -> None:
+    with pytest.raises(UnknownNameError, match=r"'reward/mean_scores/x'.*register_metric|register_metric.*'reward/mean_scores/x'"):
+        reduce_metrics([{"reward/mean_scores/x": 1.0}])
+
+
+def test_a_plain_number_is_no_mean() -> None:
+    with pytest.raises(TypeError, match="takes Weighted"):
+        reduce_metrics([{"reward/mean_score": 1.0}])
+
+
+def test_the_second_record_is_checked_as_well() -> None:
+    with pytest.raises(TypeError, match="'env/steps'"):
+        reduce_metrics([{"env/steps": 1.0}, {"env/steps": [1.0]}])
+
+
+def test_a_name_in_angle_brackets_stands_for_one_part() -> None:
+    assert declaration("time/actor_train_s") is METRICS["time/<node>_s"]
+    assert declaration("val/drawer-open/success_rate") is METRICS["val/<task>/success_rate"]
+    with pytest.raises(UnknownNameError):
+        declaration("val/drawer/open/success_rate")
+
+
+def test_every_declared_name_has_an_area_and_a_meaning() -> None:
+    assert all("/" in name and metric.meaning for name, metric in METRICS.items())
+
+
+def test_a_metric_of_the_users_own_is_reduced_as_declared(own_metrics: None) -> None:
+    register_metric("robot/jerk", reduction=Reduction.MAX, meaning="largest jerk")
+    assert reduce_metrics([{"robot/jerk": 1.0}, {"robot/jerk": 4.0}]) == {"robot/jerk": 4.0}
+
+
+@pytest.mark.parametrize(("name", "message"), [("jerk", "area/name"), ("env/steps", "declared already")])
+def test_a_bad_declaration_is_refused(own_metrics: None, name: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        register_metric(name, reduction=Reduction.MAX, meaning="largest jerk")
+
+
+def test_the_worker_reduces_over_all_ranks_and_starts_anew() -> None:
+    other_rank: list[Record] = [{"env/steps": 5.0}]
+    worker = MetricWorker(gather=lambda own: [own, other_rank])
+    worker.record({"env/steps": 1.0, "time/generate_s": 2.0})
+    worker.record({"time/actor_train_s": 1.0})
+    assert worker.reduce() == {"env/steps": 6.0, "time/generate_s": 2.0, "time/actor_train_s": 1.0}
+    assert worker.reduce() == {"env/steps": 5.0}
+
+
+def test_the_worker_refuses_an_unknown_name_where_it_is_recorded() -> None:
+    with pytest.raises(UnknownNameError):
+        MetricWorker().record({"nonsense": 1.0})

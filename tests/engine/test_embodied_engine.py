@@ -1,0 +1,139 @@
+"""The engine that answers episodes: batching, sampling by the episode's own numbers, log-probs, lockstep."""
+
+import asyncio
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from siirl.engine.rollout.embodied_engine import ActRequest, EmbodiedEngine
+from siirl.models import ActionTokenizer
+
+
+class TwoTokens(nn.Module):
+    """Two tokens of four bins, with logits that the proprioception chooses; remembers the size of each batch."""
+
+    chunk_length = 2
+    action_tokenizer = ActionTokenizer(bins=4, low=(-1.0,), high=(1.0,))
+
+    def __init__(self):
+        super().__init__()
+        self.bias = nn.Parameter(torch.zeros(1))
+        self.batches: list[list[float]] = []
+
+    def tokenize_instruction(self, text):
+        return np.zeros(1, np.int64)
+
+    def forward(self, *, pixel_values, proprioception, instruction_ids):
+        self.batches.append(proprioception[:, 0].tolist())
+        logits = torch.tensor([0.0, 1.0, 2.0, 3.0]) * proprioception[:, :1]
+        return logits[:, None].expand(-1, 2, -1) + self.bias
+
+
+def request(uid: str, value: float, uniforms: list[float] | None) -> ActRequest:
+    numbers = None if uniforms is None else np.array(uniforms, np.float32)
+    return ActRequest(uid, None, np.array([value], np.float32), np.zeros(1, np.int64), numbers)
+
+
+def engine(policy=None, *, temperature=1.0, lockstep=False, batch_rows=8) -> EmbodiedEngine:
+    return EmbodiedEngine(policy=policy or TwoTokens(), temperature=temperature, lockstep=lockstep, batch_rows=batch_rows)
+
+
+def ask(engine: EmbodiedEngine, *requests: ActRequest):
+    async def everybody():
+        return await asyncio.gather(*(engine.act(request) for request in requests))
+
+    return asyncio.run(everybody())
+
+
+def test_requests_that_wait_together_share_one_forward_pass():
+    policy = TwoTokens()
+    ask(engine(policy), *(request(str(i), float(i), [0.5, 0.5]) for i in range(5)))
+    assert policy.batches == [[0.0, 1.0, 2.0, 3.0, 4.0]]
+
+
+def test_a_batch_is_cut_at_its_largest_size():
+    policy = TwoTokens()
+    ask(engine(policy, batch_rows=2), *(request(str(i), 0.0, [0.5, 0.5]) for i in range(5)))
+    assert [len(batch) for batch in policy.batches] == [2, 2, 1]
+
+
+def test_tokens_invert_the_cumulative_distribution_of_the_episodes_own_numbers():
+    (answer,) = ask(engine(), request("a", 0.0, [0.10, 0.80]))  # four bins of probability 0.25
+    assert answer.tokens.tolist() == [0, 3]
+    np.testing.assert_allclose(answer.log_probs, np.log(0.25), rtol=1e-6)
+
+
+@pytest.mark.parametrize("number", [0.0, np.nextafter(np.float32(1), np.float32(0))])
+def test_the_ends_of_the_unit_interval_draw_the_first_and_the_last_bin(number):
+    (answer,) = ask(engine(), request("a", 0.0, [float(number)] * 2))
+    assert answer.tokens.tolist() == ([0, 0] if number == 0.0 else [3, 3])
+
+
+def test_temperature_divides_the_logits_of_the_log_probs_too():
+    (answer,) = ask(engine(temperature=2.0), request("a", 2.0, [0.0, 0.0]))
+    expected = torch.log_softmax(torch.tensor([0.0, 1.0, 2.0, 3.0]), 0)[0]
+    np.testing.assert_allclose(answer.log_probs, [expected] * 2, rtol=1e-6)
+
+
+def test_sampling_frequencies_are_the_probabilities():
+    numbers = (np.arange(4000) + 0.5) / 4000
+    policy = engine()
+    answers = ask(policy, *(request(str(i), 1.0, [number, number]) for i, number in enumerate(numbers)))
+    shares = np.bincount([answer.tokens[0] for answer in answers], minlength=4) / 4000
+    np.testing.assert_allclose(shares, torch.softmax(torch.tensor([0.0, 1.0, 2.0, 3.0]), 0), atol=5e-4)
+
+
+def test_a_greedy_request_takes_the_most_likely_tokens_beside_sampled_ones():
+    greedy, sampled = ask(engine(), request("a", 1.0, None), request("b", 1.0, [0.0, 0.0]))
+    assert greedy.tokens.tolist() == [3, 3]
+    assert sampled.tokens.tolist() == [0, 0]
+
+
+def test_an_episode_draws_the_same_whoever_it_is_batched_with():
+    alone = ask(engine(), request("a", 0.7, [0.3, 0.9]))[0]
+    together = ask(engine(), *(request(str(i), float(i), [0.1, 0.1]) for i in range(6)), request("a", 0.7, [0.3, 0.9]))[-1]
+    assert alone.tokens.tolist() == together.tokens.tolist()
+
+
+def test_lockstep_waits_for_every_episode_sorts_by_uid_and_pads():
+    policy = TwoTokens()
+    locked = engine(policy, lockstep=True, batch_rows=3)
+    locked.expect(episodes=2, at_once=3)
+
+    async def late(delay: float, asked: ActRequest):
+        await asyncio.sleep(delay)
+        return await locked.act(asked)
+
+    async def everybody():
+        await asyncio.gather(late(0.0, request("b", 2.0, None)), late(0.05, request("a", 1.0, None)))
+
+    asyncio.run(everybody())
+    assert policy.batches == [[1.0, 2.0, 2.0]]
+
+
+def test_lockstep_goes_on_when_an_episode_ends():
+    locked = engine(lockstep=True, batch_rows=2)
+    locked.expect(episodes=2, at_once=2)
+
+    async def scenario():
+        asking = asyncio.create_task(locked.act(request("a", 0.0, None)))
+        await asyncio.sleep(0.01)
+        assert not asking.done()
+        locked.episode_ended()
+        return await asyncio.wait_for(asking, timeout=1)
+
+    assert asyncio.run(scenario()).tokens.tolist() == [0, 0]
+
+
+def test_a_failing_policy_fails_every_episode_that_asked():
+    class Broken(TwoTokens):
+        def forward(self, **inputs):
+            raise RuntimeError("boom")
+
+    async def scenario(broken: EmbodiedEngine):
+        asyncio.get_running_loop().set_exception_handler(lambda loop, context: None)
+        return await asyncio.gather(*(broken.act(request(str(i), 0.0, None)) for i in range(2)), return_exceptions=True)
+
+    assert [str(error) for error in asyncio.run(scenario(engine(Broken())))] == ["boom", "boom"]

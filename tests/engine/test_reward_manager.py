@@ -1,0 +1,71 @@
+"""Trajectory rewards of a step, over all ranks."""
+
+import numpy as np
+import pytest
+
+from siirl.engine.reward_manager import EpisodeOutcomes, make_reward_manager
+from siirl.errors import ConfigError, UnknownNameError
+from siirl.params import RewardArguments
+
+
+def outcomes(complete, *, embedding=None, oracle=None, env_return=None) -> EpisodeOutcomes:
+    count = len(complete)
+    return EpisodeOutcomes(
+        uid_B=[str(i) for i in range(count)],
+        task_name_B=["door-open"] * count,
+        index_B=np.arange(count) // 4,
+        complete_B=np.array(complete, bool),
+        env_return_B=np.array(env_return if env_return is not None else np.zeros(count), np.float32),
+        video_embedding_BD=None if embedding is None else np.array(embedding, np.float32),
+        oracle_distance_B=None if oracle is None else np.array(oracle, np.float32),
+    )
+
+
+def manager(name: str):
+    return make_reward_manager(RewardArguments(name=name), demonstrations={}, tasks=("door-open",))
+
+
+def test_success_is_one_and_failure_zero():
+    assert manager("success").score(outcomes([True, False])).reward_B.tolist() == [1.0, 0.0]
+
+
+def test_return_is_the_environments_own_sum():
+    assert manager("return").score(outcomes([False, False], env_return=[2.5, -1.0])).reward_B.tolist() == [2.5, -1.0]
+
+
+def test_srpo_gives_a_failure_near_the_successes_more_than_one_far_away():
+    embedding = [[0.0, 0.0], [0.1, 0.0], [1.0, 0.0], [5.0, 0.0]]
+    reward_B = manager("srpo").score(outcomes([True, True, False, False], embedding=embedding)).reward_B
+    assert reward_B[:2].tolist() == [1.0, 1.0]
+    assert 0.8 > reward_B[2] > reward_B[3] > 0.0
+
+
+def test_srpo_has_a_reference_once_it_saw_a_success():
+    srpo = manager("srpo")
+    assert not srpo.has_reference("door-open")
+    srpo.score(outcomes([True, False], embedding=[[0.0], [1.0]]))
+    assert srpo.has_reference("door-open")
+
+
+def test_the_memory_of_srpo_survives_a_checkpoint():
+    one, other = manager("srpo"), manager("srpo")
+    one.score(outcomes([True, False, False], embedding=[[0.0], [1.0], [2.0]]))
+    other.load_state_dict(one.state_dict())
+    step = outcomes([False, False], embedding=[[0.5], [3.0]])
+    assert one.score(step).reward_B.tolist() == other.score(step).reward_B.tolist()
+
+
+def test_the_oracle_ranks_failures_by_true_distance_and_says_how_well():
+    scores = manager("oracle").score(outcomes([False] * 4, oracle=[0.3, 0.1, 0.4, 0.2]))
+    assert np.argsort(-scores.reward_B).tolist() == [1, 3, 0, 2]
+    assert scores.metrics["reward/oracle_rank_correlation"] == pytest.approx(1.0)
+
+
+def test_srpo_without_an_encoder_is_refused():
+    with pytest.raises(ConfigError, match="video_embedding"):
+        manager("srpo").score(outcomes([True]))
+
+
+def test_an_unknown_reward_is_answered_with_the_known_ones():
+    with pytest.raises(UnknownNameError, match="srpo_released"):
+        manager("srpoo")

@@ -1,0 +1,6 @@
+"""Lets tests and servers import `probe_envs` by name, as they would a user's own module."""
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))  # servers get the import paths of the process that owns the pool

@@ -1,0 +1,127 @@
+"""Environments for the tests of the pool: a cheap deterministic one, and its children that misbehave a given number of times.
+
+Servers are processes that get replaced, so a misbehaviour is counted in files: one a time it happened.
+"""
+
+import asyncio
+import os
+import signal
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import numpy as np
+from numpy.typing import NDArray
+
+from envs.base import INSTRUCTION, PROPRIOCEPTION, Environment, EnvSpec, FrameBuffer, FrameRequest, StepResult
+
+
+class WalkEnv(Environment):
+    """A point that walks by the action plus noise from the seed; its position is the reward."""
+
+    def __init__(self, max_episode_steps: int = 40, step_s: float = 0.0) -> None:
+        if max_episode_steps < 1:
+            raise ValueError(f"max_episode_steps must be positive, got {max_episode_steps}.")
+        self._step_s = step_s
+        self.spec = EnvSpec(
+            name="walk",
+            tasks=("left", "right"),
+            observation_space=gymnasium.spaces.Dict(
+                {PROPRIOCEPTION: gymnasium.spaces.Box(-np.inf, np.inf, (2,), np.float32), INSTRUCTION: gymnasium.spaces.Text(20)}
+            ),
+            action_space=gymnasium.spaces.Box(-1.0, 1.0, (1,), np.float32),
+            max_episode_steps=max_episode_steps,
+        )
+        self._x, self._steps = 0.0, 0
+        self._streams: dict[str, FrameRequest] = {}
+
+    async def reset(self, *, seed: int | None = None, options: Mapping[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        options = options or {}
+        self._task, self._seed = options.get("task", "left"), seed
+        if self._task not in self.spec.tasks:
+            raise ValueError(f"Unknown task {self._task!r}. Known: left, right.")
+        self._random = np.random.default_rng(seed)
+        self._x, self._steps, self._streams = float(self._random.normal()), 0, options.get("frames", {})
+        return self._observe(), {"task": self._task, "success": False, **self._frames(last=True)}
+
+    async def step(self, action: Any) -> StepResult:
+        if np.shape(action) != (1,):
+            raise ValueError(f"An action must have shape (1,), got {np.shape(action)}.")
+        if self._step_s:
+            time.sleep(self._step_s)
+        self._x += 0.1 * float(action[0]) + 0.05 * float(self._random.normal())
+        self._steps += 1
+        terminated, truncated = self._x > 3.0, self._steps >= self.spec.max_episode_steps
+        info = {"success": terminated, "task": self._task, "pid": os.getpid(), **self._frames(last=terminated or truncated)}
+        return self._observe(), self._x, terminated, truncated, info
+
+    def render(self) -> NDArray[np.uint8]:
+        return np.full((4, 4, 3), self._steps, np.uint8)
+
+    def _observe(self) -> dict[str, Any]:
+        return {PROPRIOCEPTION: np.array([self._x, self._steps], np.float32), INSTRUCTION: f"walk {self._task}"}
+
+    def _frames(self, *, last: bool) -> dict[str, Any]:
+        buffer = FrameBuffer()
+        for stream, request in self._streams.items():
+            if last or self._steps % request.every == 0:
+                buffer.add(stream, self.render(), self._steps)
+        return {"frames": buffer.take()} if self._streams else {}
+
+
+class FaultyEnv(WalkEnv):
+    """Misbehaves `times` times in all processes together, at step `at_step` of the episode with seed `faulty_seed`."""
+
+    def __init__(self, fault: str, ledger: str, times: int = 1, faulty_seed: int = 1, at_step: int = 12, replayable: bool = True) -> None:
+        super().__init__()
+        self.spec = EnvSpec(**{**vars(self.spec), "replayable": replayable})
+        self._fault, self._ledger, self._times = fault, Path(ledger), times
+        self._faulty_seed, self._at_step = faulty_seed, at_step
+
+    async def step(self, action: Any) -> StepResult:
+        result = await super().step(action)
+        if self._seed != self._faulty_seed or self._steps != self._at_step or len(list(self._ledger.iterdir())) >= self._times:
+            return result
+        (self._ledger / f"{time.time_ns()}").touch()
+        return await self._misbehave(result)
+
+    async def _misbehave(self, result: StepResult) -> StepResult:
+        observation, reward, terminated, truncated, info = result
+        match self._fault:
+            case "raise":
+                raise RuntimeError("the simulation diverged")
+            case "die":
+                os.kill(os.getpid(), signal.SIGKILL)
+            case "hang":
+                time.sleep(3600)
+            case "hang_awaiting":
+                await asyncio.sleep(3600)
+            case "nan_observation":
+                observation = {**observation, PROPRIOCEPTION: np.array([np.nan, 0.0], np.float32)}
+            case "nan_reward":
+                reward = float("nan")
+            case "wrong_shape":
+                observation = {**observation, PROPRIOCEPTION: np.zeros(3, np.float32)}
+            case "wrong_dtype":
+                observation = {**observation, PROPRIOCEPTION: np.zeros(2, np.float64)}
+        return observation, reward, terminated, truncated, info
+
+
+class FlickeringEnv(FaultyEnv):
+    """Draws its noise from the process, not from the seed: a replay takes another course."""
+
+    async def reset(self, *, seed: int | None = None, options: Mapping[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        await super().reset(seed=seed, options=options)
+        self._random = np.random.default_rng(time.time_ns())
+        return self._observe(), {"task": self._task, "success": False}
+
+
+class UnbuildableEnv(WalkEnv):
+    """Its simulator is missing where servers run, though not where the spec is read."""
+
+    def __init__(self, home: int) -> None:
+        super().__init__()
+        if os.getpid() != home:
+            raise ImportError("libsimulator.so: cannot open shared object file")

@@ -1,0 +1,73 @@
+"""What counts as garbage from an environment."""
+
+import gymnasium
+import numpy as np
+import pytest
+from probe_envs import WalkEnv
+
+from envs.base import PROPRIOCEPTION
+from siirl.env_server.checks import fault_of_observation, fault_of_reset, fault_of_step
+
+SPEC = WalkEnv().spec
+GOOD = {PROPRIOCEPTION: np.zeros(2, np.float32), "instruction": "walk"}
+INFO = {"success": False, "executed": 8}
+
+
+def test_good_results_have_no_fault():
+    assert fault_of_reset((GOOD, {}), spec=SPEC) is None
+    assert fault_of_step((GOOD, 0.5, False, True, INFO), spec=SPEC, num_actions=8) is None
+
+
+@pytest.mark.parametrize(
+    ("array", "words"),
+    [
+        (np.zeros(3, np.float32), r"float32 \(3,\) instead of float32 \(2,\)"),
+        (np.zeros(2, np.float64), r"float64 \(2,\) instead of float32 \(2,\)"),
+        (np.array([0.0, np.nan], np.float32), "NaN or infinite"),
+        (np.array([0.0, np.inf], np.float32), "NaN or infinite"),
+        ([0.0, 0.0], "instead of an array"),
+    ],
+)
+def test_a_bad_array_is_named_with_its_place(array, words):
+    with pytest.raises(AssertionError, match=rf"observation\['proprioception'\].*{words}"):
+        fault = fault_of_reset(({**GOOD, PROPRIOCEPTION: array}, {}), spec=SPEC)
+        raise AssertionError(fault)
+
+
+@pytest.mark.parametrize("observation", [None, {PROPRIOCEPTION: GOOD[PROPRIOCEPTION]}, {**GOOD, "more": 1}])
+def test_an_observation_must_have_exactly_the_keys_of_its_space(observation):
+    assert "instead of a dict with" in (fault_of_reset((observation, {}), spec=SPEC) or "")
+
+
+@pytest.mark.parametrize("reward", [float("nan"), float("inf"), None, "1", np.zeros(2)])
+def test_a_reward_must_be_a_finite_number(reward):
+    assert "instead of a finite number" in (fault_of_step((GOOD, reward, False, False, INFO), spec=SPEC, num_actions=8) or "")
+
+
+@pytest.mark.parametrize(
+    ("result", "words"),
+    [
+        ((GOOD, 0.0, False, INFO), "instead of five values"),
+        ((GOOD, 0.0, 0, False, INFO), "terminated is int 0"),
+        ((GOOD, 0.0, False, False, {"success": False}), "executed"),
+        ((GOOD, 0.0, False, False, {"success": False, "executed": 9}), "after a chunk of 8"),
+        ((GOOD, 0.0, False, False, {"success": False, "executed": 5}), "but the episode goes on"),
+        ((GOOD, 0.0, False, False, {"executed": 8}), "reports_success"),
+        ((GOOD, 0.0, False, False, None), "info is NoneType"),
+    ],
+)
+def test_a_bad_step_is_named(result, words):
+    assert words in (fault_of_step(result, spec=SPEC, num_actions=8) or "")
+
+
+def test_bounds_of_a_box_are_not_checked():
+    space = gymnasium.spaces.Box(-1.0, 1.0, (1,), np.float32)
+    assert fault_of_observation(np.array([1.01], np.float32), space) is None
+
+
+def test_other_spaces_are_asked_themselves():
+    assert fault_of_observation(3, gymnasium.spaces.Discrete(4)) is None
+    assert "is not in Discrete(4)" in (fault_of_observation(4, gymnasium.spaces.Discrete(4)) or "")
+    nested = gymnasium.spaces.Tuple([gymnasium.spaces.Discrete(2), gymnasium.spaces.Box(0, 255, (2,), np.uint8)])
+    assert fault_of_observation((1, np.zeros(2, np.uint8)), nested) is None
+    assert "observation['1']" in (fault_of_observation((1, np.zeros(2, np.int64)), nested) or "")

@@ -1,0 +1,300 @@
+"""The pool with environments in this process: the slot API, faults that need no process, counting."""
+
+import asyncio
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from probe_envs import WalkEnv
+
+from envs.base import FrameRequest
+from siirl.env_server.pool import EnvPool
+from siirl.errors import ConfigError, SimulationFailed
+
+WALK = "probe_envs:WalkEnv"
+
+
+def local_pool(name=WALK, kwargs=None, num_servers=2, envs_per_server=1, **changes):
+    return EnvPool(name, kwargs or {}, num_servers, envs_per_server, **{"cluster": "local", "deadline_s": 5.0, **changes})
+
+
+async def run_episode(pool, seed, *, chunk=4, options=None):
+    """One episode with actions drawn from its seed; everything that the environment said."""
+    random = np.random.default_rng(1000 + seed)
+    said = []
+    async with pool.slot() as slot:
+        observation, info = await slot.reset(seed=seed, options=options)
+        said.append((observation["proprioception"].tolist(), observation["instruction"], info["task"]))
+        ended = False
+        while not ended:
+            actions = random.uniform(-1, 1, (chunk, 1)).astype(np.float32)
+            observation, reward, terminated, truncated, info = await slot.step_chunk(actions)
+            said.append((observation["proprioception"].tolist(), reward, terminated, truncated, info["executed"]))
+            ended = terminated or truncated
+    return said
+
+
+async def run_episodes(pool, seeds, **keywords):
+    return await asyncio.gather(*(run_episode(pool, seed, **keywords) for seed in seeds), return_exceptions=True)
+
+
+def test_an_episode_is_what_the_environment_alone_would_do():
+    async def alone():
+        env, random = WalkEnv(), np.random.default_rng(1007)
+        observation, info = await env.reset(seed=7)
+        said, ended = [(observation["proprioception"].tolist(), observation["instruction"], info["task"])], False
+        while not ended:
+            actions = random.uniform(-1, 1, (4, 1)).astype(np.float32)
+            observation, reward, terminated, truncated, info = await env.step_chunk(actions)
+            said.append((observation["proprioception"].tolist(), reward, terminated, truncated, info["executed"]))
+            ended = terminated or truncated
+        return said
+
+    async def through_pool():
+        async with local_pool() as pool:
+            return await run_episode(pool, 7)
+
+    assert asyncio.run(through_pool()) == asyncio.run(alone())
+
+
+@pytest.mark.parametrize(("num_servers", "envs_per_server"), [(1, 1), (1, 4), (2, 2), (4, 1), (3, 5)])
+def test_episodes_are_the_same_from_any_number_of_servers(num_servers, envs_per_server):
+    async def episodes(servers, envs):
+        async with local_pool(num_servers=servers, envs_per_server=envs) as pool:
+            return await run_episodes(pool, range(10))
+
+    assert asyncio.run(episodes(num_servers, envs_per_server)) == asyncio.run(episodes(1, 2))
+
+
+def test_no_more_episodes_run_than_there_are_slots():
+    async def most_at_once():
+        async with local_pool(num_servers=2, envs_per_server=2) as pool:
+            running, most = 0, 0
+
+            async def episode():
+                nonlocal running, most
+                async with pool.slot() as slot:
+                    running += 1
+                    most = max(most, running)
+                    await slot.reset(seed=0)
+                    await asyncio.sleep(0.001)
+                    running -= 1
+
+            await asyncio.gather(*(episode() for _ in range(12)))
+            return pool.num_slots, most
+
+    assert asyncio.run(most_at_once()) == (4, 4)
+
+
+def test_few_episodes_spread_over_all_servers():
+    async def stations():
+        async with local_pool(num_servers=2, envs_per_server=4) as pool, pool.slot() as one, pool.slot() as other:
+            return one.station is not other.station
+
+    assert asyncio.run(stations())
+
+
+def test_frames_stay_at_the_server_and_come_as_a_whole():
+    async def frames():
+        async with local_pool() as pool, pool.slot() as slot:
+            _, info = await slot.reset(seed=0, options={"frames": {"recorder": FrameRequest(every=3, size=4)}})
+            assert "frames" not in info
+            for _ in range(2):
+                *_, info = await slot.step_chunk(np.zeros((4, 1), np.float32))
+                assert "frames" not in info
+            first, again = await slot.frames("recorder"), await slot.frames("recorder")
+            assert first.steps == again.steps
+            with pytest.raises(ValueError, match=r"stream 'encoder'.*: recorder"):
+                await slot.frames("encoder")
+            await slot.reset(seed=0)
+            with pytest.raises(ValueError, match="none"):
+                await slot.frames("recorder")
+            return first
+
+    frames = asyncio.run(frames())
+    assert frames.steps == (0, 3, 6)
+    assert frames.images.shape == (3, 4, 4, 3)
+    assert frames.images[:, 0, 0, 0].tolist() == [0, 3, 6]
+
+
+@pytest.mark.parametrize("fault", ["raise", "hang_awaiting", "nan_observation", "nan_reward", "wrong_shape", "wrong_dtype"])
+def test_after_a_fault_the_episode_ends_as_without_it(fault, tmp_path):
+    async def episodes(times):
+        kwargs = {"fault": fault, "ledger": str(tmp_path), "times": times}
+        async with local_pool("probe_envs:FaultyEnv", kwargs, deadline_s=0.3) as pool:
+            return await run_episodes(pool, range(4)), pool.stats()
+
+    wanted, calm = asyncio.run(episodes(0))
+    got, stats = asyncio.run(episodes(2))
+    assert got == wanted
+    assert (calm["env/replays"], stats["env/replays"], stats["env/failures"]) == (0, 2, 0)
+    assert stats["env/steps"] == calm["env/steps"] == sum(entry[-1] for episode in wanted for entry in episode[1:])
+
+
+def test_frames_survive_a_fault(tmp_path):
+    async def frames(times):
+        kwargs = {"fault": "raise", "ledger": str(tmp_path), "times": times, "at_step": 8}
+        async with local_pool("probe_envs:FaultyEnv", kwargs) as pool, pool.slot() as slot:
+            await slot.reset(seed=1, options={"frames": {"recorder": FrameRequest(every=2, size=4)}})
+            for _ in range(3):
+                await slot.step_chunk(np.zeros((4, 1), np.float32))
+            return await slot.frames("recorder")
+
+    calm, replayed = asyncio.run(frames(0)), asyncio.run(frames(1))
+    assert replayed.steps == calm.steps == (0, 2, 4, 6, 8, 10, 12)
+    assert np.array_equal(replayed.images, calm.images)
+
+
+def test_an_episode_that_fails_too_often_is_given_up_and_no_other(tmp_path):
+    async def episodes():
+        kwargs = {"fault": "raise", "ledger": str(tmp_path), "times": 99}
+        async with local_pool("probe_envs:FaultyEnv", kwargs, num_servers=2, envs_per_server=3, max_replays=2) as pool:
+            return await run_episodes(pool, range(8)), pool.stats()
+
+    said, stats = asyncio.run(episodes())
+    assert [isinstance(entry, SimulationFailed) for entry in said] == [seed == 1 for seed in range(8)]
+    assert "seed 1" in str(said[1]) and "failed 3 times" in str(said[1]) and "the simulation diverged" in str(said[1])
+    assert len(list(tmp_path.iterdir())) == 3
+    assert stats["env/failures"] == 1
+
+
+def test_a_slot_can_be_used_again_after_a_failure(tmp_path):
+    async def again():
+        kwargs = {"fault": "raise", "ledger": str(tmp_path), "times": 1}
+        async with local_pool("probe_envs:FaultyEnv", kwargs, num_servers=1, max_replays=0) as pool:
+            failed = (await run_episodes(pool, [1]))[0]
+            return failed, await run_episode(pool, 1)
+
+    failed, said = asyncio.run(again())
+    assert isinstance(failed, SimulationFailed)
+    assert said[-1][3]
+
+
+def test_what_cannot_be_replayed_fails_at_once(tmp_path):
+    async def episode():
+        kwargs = {"fault": "raise", "ledger": str(tmp_path), "replayable": False}
+        async with local_pool("probe_envs:FaultyEnv", kwargs) as pool:
+            return (await run_episodes(pool, [1]))[0], pool.stats()
+
+    said, stats = asyncio.run(episode())
+    assert isinstance(said, SimulationFailed) and "replayable=False" in str(said)
+    assert (stats["env/replays"], stats["env/failures"]) == (0, 1)
+
+
+def test_a_replay_that_takes_another_course_is_told(tmp_path, caplog):
+    async def episode():
+        async with local_pool("probe_envs:FlickeringEnv", {"fault": "raise", "ledger": str(tmp_path)}) as pool:
+            return (await run_episodes(pool, [1]))[0]
+
+    said = asyncio.run(episode())
+    assert isinstance(said, SimulationFailed)
+    assert "took another course" in str(said) and "replayable=False" in str(said)
+    assert any(record.levelname == "ERROR" and "took another course" in record.message for record in caplog.records)
+
+
+def test_a_refused_argument_is_the_callers_mistake():
+    async def mistakes():
+        async with local_pool() as pool, pool.slot() as slot:
+            with pytest.raises(ValueError, match="Unknown task 'up'"):
+                await slot.reset(seed=0, options={"task": "up"})
+            await slot.reset(seed=0)
+            with pytest.raises(ValueError, match=r"shape \(1,\)"):
+                await slot.step_chunk(np.zeros((4, 2), np.float32))
+            with pytest.raises(RuntimeError, match="call reset"):
+                await slot.step_chunk(np.zeros((4, 1), np.float32))
+            return pool.stats()
+
+    stats = asyncio.run(mistakes())
+    assert (stats["env/replays"], stats["env/failures"]) == (0, 0)
+
+
+def test_stepping_without_or_after_an_episode_is_refused():
+    async def mistakes():
+        async with local_pool(kwargs={"max_episode_steps": 3}) as pool, pool.slot() as slot:
+            with pytest.raises(RuntimeError, match="call reset"):
+                await slot.step_chunk(np.zeros((4, 1), np.float32))
+            await slot.reset(seed=0)
+            *_, truncated, info = await slot.step_chunk(np.zeros((4, 1), np.float32))
+            assert truncated and info["executed"] == 3
+            with pytest.raises(RuntimeError, match="call reset"):
+                await slot.step_chunk(np.zeros((4, 1), np.float32))
+
+    asyncio.run(mistakes())
+
+
+def test_a_cancelled_episode_gives_its_slot_back():
+    async def cancelled():
+        async with local_pool(kwargs={"max_episode_steps": 1000}, num_servers=1) as pool:
+            task = asyncio.create_task(run_episode(pool, 0))
+            await asyncio.sleep(0.01)
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+            async with pool.slot() as slot:
+                observation, _ = await slot.reset(seed=3)
+            return observation["proprioception"].tolist()
+
+    assert asyncio.run(cancelled()) == [float(np.float32(np.random.default_rng(3).normal())), 0.0]
+
+
+def test_stats_are_counted_since_the_last_call():
+    async def stats():
+        async with local_pool(kwargs={"step_s": 0.002}, num_servers=1) as pool:
+            await run_episode(pool, 0)
+            return pool.stats(), pool.stats()
+
+    first, second = asyncio.run(stats())
+    assert first["env/steps"] == 40
+    assert 0.8 < first["env/busy_share"] <= 1.0
+    assert first["env/steps_per_s"] < 500
+    assert second["env/steps"] == second["env/busy_share"] == 0
+
+
+def test_a_closed_pool_refuses_and_may_be_closed_again():
+    async def closed():
+        pool = local_pool()
+        async with pool, pool.slot() as slot:
+            await slot.reset(seed=0)
+            await pool.close()
+            with pytest.raises(RuntimeError, match="closed"):
+                await slot.step_chunk(np.zeros((1, 1), np.float32))
+
+    asyncio.run(closed())
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"num_servers": 0}, "num_servers must be positive, got 0"),
+        ({"envs_per_server": -1}, "envs_per_server must be positive, got -1"),
+        ({"deadline_s": 0.0}, "deadline_s must be positive"),
+        ({"max_replays": -1}, "max_replays must be 0 or more, got -1"),
+        ({"cluster": "rya"}, "Unknown cluster mode 'rya'. Did you mean 'ray'"),
+    ],
+)
+def test_impossible_settings_are_refused(changes, words):
+    with pytest.raises(ConfigError, match=words):
+        local_pool(**changes)
+
+
+def test_an_environment_that_refuses_its_arguments_is_refused():
+    with pytest.raises(ValueError, match="max_episode_steps must be positive, got -1"):
+        local_pool(kwargs={"max_episode_steps": -1})
+
+
+def test_ray_is_not_imported_for_a_local_pool():
+    program = (
+        "import asyncio, sys\n"
+        "from siirl.env_server.pool import EnvPool\n"
+        "async def main():\n"
+        f"    async with EnvPool({WALK!r}, {{}}, 1, cluster='local', deadline_s=5.0) as pool, pool.slot() as slot:\n"
+        "        await slot.reset(seed=0)\n"
+        "asyncio.run(main())\n"
+        "print('ray' in sys.modules, 'torch' in sys.modules)\n"
+    )
+    path = os.pathsep.join([os.path.dirname(os.path.abspath(__file__)), os.environ.get("PYTHONPATH", "")])
+    done = subprocess.run(
+        [sys.executable, "-c", program], env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.split() == ["False", "False"]

@@ -1,0 +1,205 @@
+"""The pool with real server processes: faults of processes, the same episodes from any number of them, nothing left running."""
+
+import asyncio
+import os
+import signal
+import time
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from siirl.env_server.pool import EnvPool
+from siirl.env_server.ray_host import server_environment
+from siirl.errors import ConfigError, SimulationFailed
+
+WALK, FAULTY = "probe_envs:WalkEnv", "probe_envs:FaultyEnv"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def ray_cluster() -> Iterator[None]:
+    """A Ray instance with two cores; no server reserves one of them."""
+    import ray
+
+    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, configure_logging=False)
+    yield
+    ray.shutdown()
+
+
+def make_pool(name=WALK, kwargs=None, num_servers=2, envs_per_server=1, **changes):
+    return EnvPool(name, kwargs or {}, num_servers, envs_per_server, **{"cluster": "ray", "deadline_s": 30.0, **changes})
+
+
+async def run_episode(pool, seed, *, after_chunk=None):
+    """One episode with actions drawn from its seed; what the environment said, and the processes that said it."""
+    random, said, processes = np.random.default_rng(1000 + seed), [], []
+    async with pool.slot() as slot:
+        observation, _ = await slot.reset(seed=seed)
+        said.append(observation["proprioception"].tolist())
+        ended = False
+        while not ended:
+            actions = random.uniform(-1, 1, (4, 1)).astype(np.float32)
+            observation, reward, terminated, truncated, info = await slot.step_chunk(actions)
+            said.append((observation["proprioception"].tolist(), reward, terminated, truncated, info["executed"]))
+            processes.append(info["pid"])
+            if after_chunk is not None:
+                after_chunk(len(processes), info["pid"])
+            ended = terminated or truncated
+    return said, processes
+
+
+async def run_episodes(pool, seeds):
+    return await asyncio.gather(*(run_episode(pool, seed) for seed in seeds), return_exceptions=True)
+
+
+def said_locally(seeds):
+    async def run():
+        async with EnvPool(WALK, {}, 1, 1, cluster="local", deadline_s=30.0) as pool:
+            return [said for said, _ in await run_episodes(pool, seeds)]
+
+    return asyncio.run(run())
+
+
+def is_running(process: int) -> bool:
+    try:
+        with open(f"/proc/{process}/stat") as status:
+            return status.read().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def wait_until_gone(processes: set[int], *, within_s: float = 15.0) -> None:
+    waited_until = time.monotonic() + within_s
+    while any(map(is_running, processes)):
+        assert time.monotonic() < waited_until, "a server is still running"
+        time.sleep(0.05)
+
+
+def test_episodes_from_processes_are_those_from_this_process_and_close_ends_all():
+    async def episodes():
+        async with make_pool(num_servers=2, envs_per_server=4) as pool:
+            return await run_episodes(pool, range(12))
+
+    said, processes = zip(*asyncio.run(episodes()), strict=True)
+    assert list(said) == said_locally(range(12))
+    servers = {process for each in processes for process in each}
+    assert len(servers) == 2 and os.getpid() not in servers
+    wait_until_gone(servers)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("num_servers", [1, 4])
+def test_episodes_are_the_same_from_one_and_from_four_servers(num_servers):
+    async def episodes():
+        async with make_pool(num_servers=num_servers, envs_per_server=2) as pool:
+            return [said for said, _ in await run_episodes(pool, range(12))]
+
+    assert asyncio.run(episodes()) == said_locally(range(12))
+
+
+def test_a_server_that_is_killed_is_replaced_and_its_episodes_replayed():
+    def kill_server(num_chunks, process):
+        if num_chunks == 3:
+            os.kill(process, signal.SIGKILL)
+
+    async def episodes():
+        async with make_pool(num_servers=1, envs_per_server=3) as pool:
+            runs = [run_episode(pool, 0, after_chunk=kill_server), *(run_episode(pool, seed) for seed in range(1, 6))]
+            return await asyncio.gather(*runs), pool.stats()
+
+    results, stats = asyncio.run(episodes())
+    assert [said for said, _ in results] == said_locally(range(6))
+    processes = results[0][1]
+    assert len(set(processes[:3])) == len(set(processes[3:])) == 1 and processes[0] != processes[-1]
+    assert 1 <= stats["env/replays"] <= 3
+    assert stats["env/failures"] == 0
+    wait_until_gone(set(processes))
+
+
+@pytest.mark.parametrize("fault", ["hang", pytest.param("die", marks=pytest.mark.slow), "raise"])
+def test_after_a_fault_in_a_process_the_episodes_end_as_without_it(fault, tmp_path):
+    async def episodes():
+        kwargs = {"fault": fault, "ledger": str(tmp_path), "times": 1}
+        async with make_pool(FAULTY, kwargs, num_servers=1, envs_per_server=4, deadline_s=1.0) as pool:
+            return await run_episodes(pool, range(5)), pool.stats()
+
+    results, stats = asyncio.run(episodes())
+    assert [said for said, _ in results] == said_locally(range(5))
+    assert len(list(tmp_path.iterdir())) == 1
+    assert stats["env/replays"] >= 1 and stats["env/failures"] == 0
+    wait_until_gone({process for _, processes in results for process in processes})
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fault", ["hang", "die"])
+def test_an_episode_that_always_fails_takes_no_other_with_it(fault, tmp_path):
+    """All four environments share the server that it kills; from the second time on the pool knows which one it is."""
+
+    async def episodes():
+        kwargs = {"fault": fault, "ledger": str(tmp_path), "times": 99}
+        async with make_pool(FAULTY, kwargs, num_servers=1, envs_per_server=4, deadline_s=1.0) as pool:
+            return await run_episodes(pool, range(8)), pool.stats()
+
+    results, stats = asyncio.run(episodes())
+    assert isinstance(results[1], SimulationFailed)
+    others = [seed for seed in range(8) if seed != 1]
+    assert [results[seed][0] for seed in others] == said_locally(others)
+    assert len(list(tmp_path.iterdir())) == 3
+    assert stats["env/failures"] == 1
+
+
+def test_a_server_whose_environment_cannot_be_made_is_an_error_at_start():
+    with pytest.raises(SimulationFailed, match=r"could not be made: ImportError: libsimulator\.so"):
+        asyncio.run(make_pool("probe_envs:UnbuildableEnv", {"home": os.getpid()}).start())
+
+
+def test_a_start_that_takes_too_long_is_an_error():
+    with pytest.raises(SimulationFailed, match=r"not ready after 0\.01 s"):
+        asyncio.run(make_pool(start_deadline_s=0.01).start())
+
+
+def test_a_pool_can_be_closed_while_an_episode_runs():
+    async def closed():
+        pool = make_pool(kwargs={"step_s": 0.5}, num_servers=1)
+        await pool.start()
+        running = asyncio.create_task(run_episode(pool, 0))
+        await asyncio.sleep(0.5)
+        await pool.close()
+        (error,) = await asyncio.gather(running, return_exceptions=True)
+        return error
+
+    error = asyncio.run(closed())
+    assert isinstance(error, RuntimeError) and "closed" in str(error)
+
+
+@pytest.mark.slow
+def test_a_pool_works_inside_of_an_actor():
+    import ray
+
+    @ray.remote(num_cpus=1, runtime_env={"env_vars": {"PYTHONPATH": server_environment()["PYTHONPATH"]}})
+    def worker():
+        async def episode():
+            async with make_pool(num_servers=2) as pool:
+                return await run_episode(pool, 3)
+
+        return asyncio.run(episode())
+
+    said, processes = ray.get(worker.remote(), timeout=60)
+    assert [said] == said_locally([3])
+    wait_until_gone(set(processes))
+
+
+def test_servers_get_one_thread_and_this_process_view(monkeypatch):
+    monkeypatch.setenv("MUJOCO_GL", "osmesa")
+    environment = server_environment()
+    assert environment["OMP_NUM_THREADS"] == "1"
+    assert environment["MUJOCO_GL"] == "osmesa"
+    assert os.path.dirname(os.path.abspath(__file__)) in environment["PYTHONPATH"].split(os.pathsep)
+
+
+def test_without_a_ray_connection_the_remedy_is_named(monkeypatch):
+    import ray
+
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    with pytest.raises(ConfigError, match=r"call ray\.init\(\)"):
+        asyncio.run(make_pool().start())

@@ -1,0 +1,89 @@
+"""Pipelines are declared node by node and checked when they are built."""
+
+import pytest
+
+from siirl.errors import ConfigError, UnknownNameError
+from siirl.execution.dag import NodeRole, NodeType, Pipeline, check_kl_in_reward_order
+
+
+def passes(batch):
+    return batch
+
+
+def test_nodes_are_chained():
+    graph = Pipeline("p", "a pipeline").add_node("a", passes).add_node("b", func=passes, deps=["a"], node_role=NodeRole.REWARD).build()
+    assert (graph.graph_id, graph.description) == ("p", "a pipeline")
+    assert graph.get_topological_sort() == ["a", "b"]
+    assert graph.nodes["b"].node_role is NodeRole.REWARD
+    assert graph.nodes["a"].node_type is NodeType.COMPUTE
+
+
+def test_id_can_be_used_once():
+    with pytest.raises(ConfigError, match="has a node 'a' already"):
+        Pipeline("p").add_node("a", passes).add_node("a", passes)
+
+
+def test_dependencies_are_a_list():
+    with pytest.raises(ConfigError, match=r"deps=\['rollout'\]"):
+        Pipeline("p").add_node("a", passes, "rollout")
+
+
+def test_unknown_option_is_answered_with_the_nearest():
+    with pytest.raises(UnknownNameError, match=r"option of node 'a'.*Did you mean 'node_role'\?"):
+        Pipeline("p").add_node("a", passes, node_rol=NodeRole.REWARD)
+
+
+def test_unknown_function_is_refused_when_built():
+    with pytest.raises(UnknownNameError, match="node 'a'"):
+        Pipeline("p").add_node("a", "json:dumpz").build()
+
+
+def test_building_twice_gives_two_graphs():
+    pipeline = Pipeline("p").add_node("a", passes)
+    first, second = pipeline.build(), pipeline.build()
+    first.nodes["a"].skip_reason = "changed"
+    assert second.nodes["a"].skip_reason is None
+
+
+# KL in the reward
+
+
+def with_log_probs(*, reward_after):
+    """A graph whose reward comes after the node `reward_after`."""
+    return (
+        Pipeline("p")
+        .add_node("rollout_actor", passes)
+        .add_node("old", passes, ["rollout_actor"], node_role=NodeRole.ACTOR, only_forward_compute=True)
+        .add_node("reference", passes, ["old"], node_role=NodeRole.REFERENCE)
+        .add_node("reward", passes, [reward_after], node_role=NodeRole.REWARD)
+        .build()
+    )
+
+
+def test_kl_in_the_reward_needs_log_probs_before_it():
+    with pytest.raises(ConfigError, match="KL in the reward needs the log-prob nodes before the reward: .*'reference' must come before 'reward'"):
+        check_kl_in_reward_order(with_log_probs(reward_after="old"), use_kl_in_reward=True)
+
+
+def test_kl_in_the_reward_with_log_probs_before_it_passes():
+    check_kl_in_reward_order(with_log_probs(reward_after="reference"), use_kl_in_reward=True)
+
+
+def test_without_kl_in_the_reward_the_order_is_free():
+    check_kl_in_reward_order(with_log_probs(reward_after="rollout_actor"), use_kl_in_reward=False)
+
+
+def test_kl_in_the_reward_without_reference_is_refused():
+    graph = Pipeline("p").add_node("reward", passes, node_role=NodeRole.REWARD).build()
+    with pytest.raises(ConfigError, match="no node with the role REFERENCE"):
+        check_kl_in_reward_order(graph, use_kl_in_reward=True)
+
+
+def test_behaviour_log_probs_serve_where_there_is_no_node_for_old_ones():
+    graph = (
+        Pipeline("p")
+        .add_node("reference", passes, node_role=NodeRole.REFERENCE)
+        .add_node("reward", passes, ["reference"], node_role=NodeRole.REWARD)
+        .build()
+    )
+    check_kl_in_reward_order(graph, use_kl_in_reward=True)

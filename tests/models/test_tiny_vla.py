@@ -1,0 +1,65 @@
+"""The tiny VLA: shapes, conditioning, and which inputs it adapts to."""
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+
+from envs.base import IMAGES, PROPRIOCEPTION, EnvSpec
+from siirl.models import ActionTokenizer, Policy, TinyVLA, TinyVLAConfig
+
+TOKENIZER = ActionTokenizer(bins=16, low=(-1.0,) * 4, high=(1.0,) * 4)
+
+
+def vla(**changes) -> TinyVLA:
+    torch.manual_seed(0)
+    settings = {"image_shape": (1, 32, 32), "proprioception_size": 4, "width": 32, **changes}
+    return TinyVLA(TinyVLAConfig(action_tokenizer=TOKENIZER, **settings))
+
+
+def inputs(policy: TinyVLA, *, text: str = "open the drawer", brightness: int = 7) -> dict:
+    return {
+        "pixel_values": torch.full((2, 1, 32, 32, 3), brightness, dtype=torch.uint8),
+        "proprioception": torch.zeros(2, 4),
+        "instruction_ids": torch.from_numpy(np.stack([policy.tokenize_instruction(text)] * 2)),
+    }
+
+
+def test_it_is_a_policy_with_one_row_of_logits_for_each_token():
+    policy = vla()
+    assert isinstance(policy, Policy)
+    assert policy(**inputs(policy)).shape == (2, 8 * 4, 16)
+
+
+def test_image_and_instruction_change_the_answer():
+    policy = vla()
+    answer = policy(**inputs(policy))
+    assert not torch.allclose(answer, policy(**inputs(policy, brightness=200)))
+    assert not torch.allclose(answer, policy(**inputs(policy, text="close the door")))
+
+
+def test_several_cameras_are_all_seen():
+    policy = vla(image_shape=(2, 32, 32))
+    images = torch.zeros(1, 2, 32, 32, 3, dtype=torch.uint8)
+    rest = {"proprioception": torch.zeros(1, 4), "instruction_ids": torch.ones(1, 16, dtype=torch.int64)}
+    black = policy(pixel_values=images.clone(), **rest)
+    images[:, 1] = 255
+    assert not torch.allclose(black, policy(pixel_values=images, **rest))
+
+
+def test_it_adapts_to_an_environment_without_images():
+    space = gymnasium.spaces.Dict({PROPRIOCEPTION: gymnasium.spaces.Box(-1, 1, (3,))})
+    spec = EnvSpec("state", ("only",), space, gymnasium.spaces.Discrete(2), max_episode_steps=10)
+    policy = TinyVLA(TinyVLAConfig.for_env(spec, chunk_length=1))
+    ids = torch.from_numpy(policy.tokenize_instruction(""))[None]
+    assert policy(pixel_values=None, proprioception=torch.zeros(1, 3), instruction_ids=ids).shape == (1, 1, 2)
+
+
+def test_an_environment_without_anything_to_see_is_refused():
+    space = gymnasium.spaces.Dict({"sound": gymnasium.spaces.Box(-1, 1, (3,))})
+    with pytest.raises(ValueError, match=f"neither '{IMAGES}' nor '{PROPRIOCEPTION}'"):
+        TinyVLAConfig.for_env(EnvSpec("deaf", ("only",), space, gymnasium.spaces.Discrete(2), 10))
+
+
+def test_words_are_hashed_the_same_everywhere():
+    assert vla().tokenize_instruction("Open the DRAWER!")[:4].tolist() == [279, 438, 383, 0]

@@ -1,0 +1,189 @@
+"""What cannot work although every key is right by itself: each refusal with its value, place and remedy."""
+
+from collections.abc import Callable, Sequence
+
+import gymnasium
+import numpy as np
+import pytest
+
+from envs.base import IMAGES, INSTRUCTION, PROPRIOCEPTION, EnvSpec
+from siirl.errors import ConfigError
+from siirl.params.checks import config_problems, environment_problems, name_problems, warnings_of
+from siirl.params.parser import parse_config
+
+Problems = Callable[..., list[str]]
+
+
+def problems(*overrides: str) -> list[str]:
+    return [str(problem) for problem in config_problems(parse_config(overrides))]
+
+
+def spec(*, images: bool = True, instruction: bool = True, success: bool = True, tasks: Sequence[str] = ("a", "b")) -> EnvSpec:
+    """An environment that has what is asked for."""
+    parts: dict[str, gymnasium.Space] = {PROPRIOCEPTION: gymnasium.spaces.Box(-1, 1, (4,), np.float32)}
+    if images:
+        parts[IMAGES] = gymnasium.spaces.Box(0, 255, (1, 64, 64, 3), np.uint8)
+    if instruction:
+        parts[INSTRUCTION] = gymnasium.spaces.Text(20)
+    actions = gymnasium.spaces.Box(-1, 1, (4,), np.float32)
+    return EnvSpec("own", tuple(tasks), gymnasium.spaces.Dict(parts), actions, max_episode_steps=100, reports_success=success)
+
+
+def environment(env: EnvSpec, *overrides: str) -> list[str]:
+    return [str(problem) for problem in environment_problems(parse_config(overrides), env)]
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        [],
+        ["pipeline=grpo"],
+        ["pipeline=grpo", "env=gymnasium", "env.id=CartPole-v1"],
+        ["trainer=smoke"],
+        ["experiment=blind"],
+        ["cluster=local"],
+        ["trainer.n_gpus_per_node=2"],
+    ],
+)
+def test_shipped_jobs_have_no_problem(overrides: list[str]) -> None:
+    assert problems(*overrides) == []
+
+
+@pytest.mark.parametrize("overrides", [["pipeline=grpo", "reward=success"], [], ["reward=oracle"]])
+def test_the_shipped_environment_fits_its_jobs(overrides: list[str]) -> None:
+    assert environment(spec(), *overrides) == []
+
+
+@pytest.mark.parametrize(
+    ("overrides", "expected"),
+    [
+        (["data.train_batch_size=9", "trainer.n_gpus_per_node=2"], "data.train_batch_size=9 is not divisible by ranks"),
+        (["env.num_servers=3", "trainer.n_gpus_per_node=2"], "env.num_servers=3 is not divisible by ranks"),
+        (
+            ["actor_rollout_ref.rollout.n=3", "actor_rollout_ref.actor.ppo_mini_batch_size=3", "trainer.n_gpus_per_node=2"],
+            "= 9 trajectories are not divisible by ranks",
+        ),
+        (["actor_rollout_ref.actor.ppo_mini_batch_size=5"], "ppo_mini_batch_size=5 does not divide data.train_batch_size=12"),
+        (["actor_rollout_ref.actor.ppo_mini_batch_size=24"], "make it 12, or another divisor"),
+        (["trainer.val_seed_offset=999990"], "reach seed 1000029; held-out episodes"),
+        (["actor_rollout_ref.rollout.n=1"], "needs at least 2"),
+        (["algorithm.filter.success_low=0.9", "algorithm.filter.success_high=0.1"], "no group could pass"),
+        (["algorithm.adv_estimator=gae"], "needs a critic"),
+        (["algorithm.gamma=0.9"], "algorithm.gamma=0.9 is read by gae, not by grpo"),
+        (["algorithm.lam=0.9"], "algorithm.lam=0.9 is read by gae, not by grpo"),
+        (["trainer.total_steps=null", "trainer.max_minutes=null"], "The run has no end"),
+        (["trainer.save_freq=0"], "trainer.save_freq=0"),
+        (["trainer.experiment_name=a/b"], "trainer.experiment_name='a/b'"),
+        (["trainer.experiment_name=.."], "trainer.experiment_name='..'"),
+        (["reward.name=spro"], "Unknown reward.name 'spro'. Did you mean 'srpo'?"),
+        (["reward.name=no_such_module:reward"], "there is no module 'no_such_module'"),
+        (["actor_rollout_ref.model.policy=tiny_vlaa"], "Did you mean 'tiny_vla'?"),
+        (["trainer.logger=[tensorbord]"], "Did you mean 'tensorboard'?"),
+        (["env=gymnasium"], "env=gymnasium needs env.id"),
+        (["env=custom"], "env=custom needs your class"),
+        (["cluster=local", "trainer.n_gpus_per_node=2"], "cluster=local runs in one process"),
+        (["cluster=local", "cluster.address=there:6379"], "which cluster=local does not use"),
+        (["trainer.nnodes=2"], "needs a Ray cluster that spans the machines"),
+        (["actor_rollout_ref.actor.strategy=megatron"], "Take fsdp"),
+        (["actor_rollout_ref.rollout.name=vllm"], "generates text"),
+        (["trainer.logger=wandb"], "Take console or tensorboard"),
+    ],
+)
+def test_a_job_that_cannot_work_is_refused(overrides: list[str], expected: str) -> None:
+    found = problems(*overrides)
+    assert len(found) == 1
+    assert expected in found[0]
+
+
+@pytest.mark.parametrize(
+    "override",
+    [
+        "data.train_files=[a.parquet]",
+        "data.val_files=[a.parquet]",
+        "data.max_prompt_length=7",
+        "data.max_response_length=7",
+        "data.num_loader_workers=0",
+        "actor_rollout_ref.model.trust_remote_code=true",
+        "actor_rollout_ref.rollout.mode=async",
+        "actor_rollout_ref.rollout.tensor_model_parallel_size=2",
+        "trainer.total_epochs=2",
+        "trainer.critic_warmup=3",
+        "critic.path=x",
+        "reward_model.path=x",
+        "custom_reward_function.path=x",
+        "custom_reward_function.name=x",
+    ],
+)
+def test_a_key_that_only_text_reads_is_refused_for_a_robot(override: str) -> None:
+    found = problems(override)
+    assert len(found) == 1
+    assert found[0].startswith(override.split("=")[0])
+    assert "is read by text jobs" in found[0]
+
+
+@pytest.mark.parametrize(
+    ("env", "overrides", "expected"),
+    [
+        (spec(images=False), [], "pipeline=embodied_srpo ranks failures by their videos"),
+        (spec(images=False), ["pipeline=grpo", "reward=srpo"], "reward.name=srpo ranks failures by their videos"),
+        (spec(success=False), [], "pipeline=embodied_srpo needs the environment's own success flag"),
+        (spec(success=False), ["pipeline=grpo"], "reward.name=success needs the environment's own success flag"),
+        (spec(images=False), ["pipeline=grpo", "trainer.blind=true"], "trainer.blind=true blackens images"),
+        (spec(instruction=False), [], "cannot tell which one is wanted"),
+    ],
+)
+def test_an_environment_that_does_not_fit_is_refused(env: EnvSpec, overrides: list[str], expected: str) -> None:
+    found = environment(env, *overrides)
+    assert len(found) == 1
+    assert expected in found[0]
+
+
+def test_one_task_needs_no_instruction() -> None:
+    assert environment(spec(instruction=False, tasks=("only",))) == []
+
+
+def test_return_needs_neither_images_nor_success() -> None:
+    assert environment(spec(images=False, success=False), "pipeline=grpo", "reward=return") == []
+
+
+def test_names_are_compared_with_the_registries() -> None:
+    config = parse_config(["algorithm.adv_estimator=gpro", "actor_rollout_ref.actor.loss=vanila"])
+    found = [str(problem) for problem in name_problems(config, advantages=["grpo"], losses=["vanilla"])]
+    assert found == [
+        "Unknown algorithm.adv_estimator 'gpro'. Did you mean 'grpo'? Known: grpo.",
+        "Unknown actor_rollout_ref.actor.loss 'vanila'. Did you mean 'vanilla'? Known: vanilla.",
+    ]
+
+
+def test_problems_are_errors_that_a_caller_may_catch() -> None:
+    assert all(isinstance(problem, ConfigError) for problem in config_problems(parse_config(["trainer.save_freq=0"])))
+
+
+@pytest.mark.parametrize(
+    ("overrides", "expected"),
+    [
+        (["actor_rollout_ref.rollout.top_p=0.9"], "biases the ratio"),
+        (["actor_rollout_ref.actor.use_kl_loss=true", "actor_rollout_ref.actor.kl_loss_type=k1"], "gradient of mean zero"),
+        (["algorithm.filter.success_low=0.1"], "drops groups without success"),
+    ],
+)
+def test_what_works_but_badly_is_warned_of(overrides: list[str], expected: str) -> None:
+    found = warnings_of(parse_config(overrides))
+    assert len(found) == 1
+    assert expected in found[0]
+
+
+def test_the_demo_job_gives_no_warning() -> None:
+    assert warnings_of(parse_config()) == []
+
+
+def test_choices_agree_with_the_registries() -> None:
+    from siirl.algos.aggregation import AGGREGATIONS
+    from siirl.algos.kl import KL_NAMES, KL_WITHOUT_GRADIENT
+    from siirl.params import algorithm_args, checks, model_args
+    from siirl.params.aliases import ALIASES
+
+    old_names = {value for key, value in ALIASES if key == "algorithm.kl_penalty"}
+    assert {name for name in KL_NAMES if name.rstrip("+") not in old_names} == set(algorithm_args.KL_ESTIMATORS)
+    assert set(checks.KL_WITHOUT_GRADIENT) == KL_WITHOUT_GRADIENT - old_names
+    assert set(model_args.LOSS_AGGREGATIONS) == set(AGGREGATIONS)

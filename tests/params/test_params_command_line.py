@@ -1,0 +1,65 @@
+"""Flags and help."""
+
+import pytest
+
+from siirl.errors import ConfigError
+from siirl.params.command_line import Action, read_command_line
+from siirl.params.compose import options
+from siirl.params.help import WIDTH, help_text
+from siirl.params.parser import known_keys
+
+
+def test_everything_that_is_no_flag_belongs_to_the_parser() -> None:
+    command = read_command_line(["pipeline=grpo", "--config", "a.yaml", "trainer.seed=1"])
+    assert (command.action, command.config_file, command.overrides) == (Action.RUN, "a.yaml", ("pipeline=grpo", "trainer.seed=1"))
+
+
+@pytest.mark.parametrize(
+    ("words", "action"),
+    [
+        (["--help"], Action.HELP),
+        (["-h"], Action.HELP),
+        (["--plan"], Action.PLAN),
+        (["--cfg", "job"], Action.PRINT_CONFIG),
+        (["--cfg=job"], Action.PRINT_CONFIG),
+        (["-c", "job"], Action.PRINT_CONFIG),
+    ],
+)
+def test_flags_say_what_to_do(words: list[str], action: Action) -> None:
+    assert read_command_line(words).action is action
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--hlep"], "Unknown flag '--hlep'. Did you mean '--help'?"),
+        (["--multirun"], "one command is one run"),
+        (["-m"], "one command is one run"),
+        (["--config-dir=x"], "give --config FILE"),
+        (["--cfg", "hydra"], "Unknown value of --cfg 'hydra'"),
+        (["--cfg"], "--cfg needs a value: --cfg job"),
+        (["--config"], "--config needs a value"),
+    ],
+)
+def test_other_flags_are_refused(words: list[str], message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        read_command_line(words)
+    assert message in str(caught.value)
+
+
+def test_help_shows_every_key() -> None:
+    words = help_text(usage="", user_groups={}).split()
+    assert [place for place in known_keys({}) if place not in words] == []
+
+
+def test_help_shows_every_group_with_every_option_and_what_it_is_for() -> None:
+    lines = help_text(usage="", user_groups={}).splitlines()
+    for group, names in options().items():
+        assert f"  {group}=" in lines
+        for name in names:
+            described = [line for line in lines if line.startswith(f"    {name} ")]
+            assert described, f"{group}={name} is not described: give its file a first comment line"
+
+
+def test_help_fits_the_terminal() -> None:
+    assert max(len(line) for line in help_text(usage="", user_groups={}).splitlines()) <= WIDTH

@@ -1,0 +1,162 @@
+"""Files that a job names: missing, truncated, and where to go on from."""
+
+import struct
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+from siirl.errors import CheckpointError, ConfigError, MissingAssetError
+from siirl.params.files import check_safetensors, file_problems, find_resume, parameters_in
+from siirl.params.parser import parse_config
+from siirl.params.paths import asset_path, config_dir, find
+
+GRPO = ["pipeline=grpo", "actor_rollout_ref.model.path=null"]  # needs no file at all
+
+
+@pytest.fixture
+def weights(tmp_path: Path) -> Path:
+    """A policy folder with 3 x 4 + 5 = 17 parameters."""
+    folder = tmp_path / "policy"
+    folder.mkdir()
+    (folder / "config.json").write_text("{}")
+    save_file({"a": np.zeros((3, 4), np.float32), "b": np.zeros(5, np.float32)}, folder / "model.safetensors")
+    return folder
+
+
+def problems(*overrides: str) -> list[str]:
+    return [str(problem) for problem in file_problems(parse_config([*GRPO, *overrides]))]
+
+
+def test_a_whole_file_has_its_parameters_counted(weights: Path) -> None:
+    assert check_safetensors(weights / "model.safetensors") == 17
+    assert parameters_in(str(weights)) == 17
+    assert problems(f"actor_rollout_ref.model.path={weights}") == []
+
+
+@pytest.mark.parametrize("kept", [0, 4, 20, -1])
+def test_a_truncated_file_is_refused_with_its_size(weights: Path, kept: int) -> None:
+    file = weights / "model.safetensors"
+    whole = file.read_bytes()
+    file.write_bytes(whole[:kept])
+    with pytest.raises(CheckpointError, match=r"is not a whole safetensors file.*Copy or make it again"):
+        check_safetensors(file)
+    assert str(file) in problems(f"actor_rollout_ref.model.path={weights}")[0]
+
+
+@pytest.mark.parametrize("content", [struct.pack("<Q", 3) + b"abc", struct.pack("<Q", 2) + b"[]", struct.pack("<Q", 7) + b'{"a":1}'])
+def test_a_file_with_another_header_is_refused(tmp_path: Path, content: bytes) -> None:
+    file = tmp_path / "model.safetensors"
+    file.write_bytes(content)
+    with pytest.raises(CheckpointError):
+        check_safetensors(file)
+
+
+def test_a_missing_policy_folder_is_refused_with_the_remedy() -> None:
+    found = problems("actor_rollout_ref.model.path=no/where")
+    assert len(found) == 1
+    assert found[0].startswith("actor_rollout_ref.model.path=no/where: there is no folder")
+    assert "siirl.warm_start" in found[0]
+
+
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors"])
+def test_a_policy_folder_without_one_of_its_files_is_refused(weights: Path, name: str) -> None:
+    (weights / name).unlink()
+    found = problems(f"actor_rollout_ref.model.path={weights}")
+    assert len(found) == 1
+    assert f"in {weights}" in found[0]
+
+
+def test_a_reference_is_looked_at_only_where_a_kl_needs_it() -> None:
+    assert problems("actor_rollout_ref.ref.path=no/where") == []
+    found = problems("actor_rollout_ref.ref.path=no/where", "actor_rollout_ref.actor.use_kl_loss=true")
+    assert len(found) == 1
+    assert found[0].startswith("actor_rollout_ref.ref.path=no/where")
+
+
+@pytest.mark.parametrize(
+    ("encoder", "refused"), [("./nowhere", True), ("tinyy", True), ("x/y.pt", True), ("org/model", False), ("pixels", False)]
+)
+def test_an_encoder_is_a_known_name_a_path_or_a_hub_id(encoder: str, refused: bool) -> None:
+    found = problems("reward=srpo", f"reward.encoder={encoder}")
+    assert len(found) == refused
+    assert all(message.startswith(f"reward.encoder={encoder}: no such file or folder. Known: tiny") for message in found)
+
+
+def test_a_folder_that_holds_no_encoder_is_refused(tmp_path: Path) -> None:
+    assert "there is no config.json" in problems("reward=srpo", f"reward.encoder={tmp_path}")[0]
+
+
+def test_an_encoder_is_looked_at_only_by_video_rewards() -> None:
+    assert problems("reward=success", "reward.encoder=./nowhere") == []
+
+
+@pytest.mark.parametrize("override", ["reward.demonstrations=no/where", "dag.workflow_file=no/where.yaml"])
+def test_other_missing_files_are_refused(override: str) -> None:
+    found = problems("reward=srpo", "reward.encoder=pixels", override)
+    assert len(found) == 1
+    assert found[0].startswith(override)
+
+
+def test_shipped_folders_are_found_in_a_checkout(repository: Path) -> None:
+    assert config_dir() == repository / "configs"
+    assert asset_path("x") == repository / "assets" / "x"
+
+
+def test_assets_are_found_from_any_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, repository: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert find("assets/some/thing") == repository / "assets" / "some" / "thing"
+    assert find("other/thing") == Path("other/thing")
+
+
+def test_a_file_of_the_users_own_assets_folder_comes_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "assets").mkdir()
+    assert find("assets") == Path("assets")
+
+
+# Where to go on from
+
+
+def resume(output_dir: Path, value: str) -> Path | None:
+    return find_resume(parse_config([f"trainer.output_dir={output_dir}", "trainer.experiment_name=x", f"trainer.resume={value}"]))
+
+
+def make_run(output_dir: Path, time: str, *, steps: int) -> Path:
+    run = output_dir / "x" / time
+    for step in range(steps):
+        (run / "checkpoints" / f"step_{step}").mkdir(parents=True)
+    run.mkdir(parents=True, exist_ok=True)
+    (run / "config.yaml").write_text("")
+    if steps:
+        (run / "checkpoints" / "latest").write_text(f"step_{steps - 1}")
+    return run
+
+
+def test_auto_takes_the_newest_run_that_has_a_checkpoint(tmp_path: Path) -> None:
+    make_run(tmp_path, "2026-01-01", steps=1)
+    wanted = make_run(tmp_path, "2026-01-02", steps=2)
+    make_run(tmp_path, "2026-01-03", steps=0)
+    assert resume(tmp_path, "auto") == wanted
+
+
+def test_auto_starts_anew_where_there_is_nothing(tmp_path: Path) -> None:
+    assert resume(tmp_path, "auto") is None
+    assert resume(tmp_path, "null") is None
+
+
+def test_a_run_or_one_of_its_checkpoints_is_taken_as_given(tmp_path: Path) -> None:
+    run = make_run(tmp_path, "2026-01-01", steps=1)
+    assert resume(tmp_path, str(run)) == run
+    assert resume(tmp_path, str(run / "checkpoints" / "step_0")) == run / "checkpoints" / "step_0"
+
+
+def test_a_run_without_checkpoint_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="has no checkpoint"):
+        resume(tmp_path, str(make_run(tmp_path, "2026-01-01", steps=0)))
+
+
+def test_a_missing_run_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(MissingAssetError, match="there is no such folder"):
+        resume(tmp_path, str(tmp_path / "nowhere"))

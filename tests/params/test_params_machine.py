@@ -1,0 +1,58 @@
+"""What the machine lacks."""
+
+import os
+import sys
+
+import pytest
+
+from siirl.params.machine import device_slots, free_memory_bytes, machine_problems, opengl_problems
+from siirl.params.parser import parse_config
+
+NO_DRAWING = ["pipeline=grpo", "env=gymnasium", "env.id=CartPole-v1"]
+
+
+def test_a_core_carries_a_rank_where_there_is_no_gpu() -> None:
+    slots, kind = device_slots()
+    assert slots >= 1
+    assert kind in ("CPU core", "GPU")
+    assert kind == "GPU" or slots <= (os.cpu_count() or 1)
+
+
+def test_more_ranks_than_devices_are_refused_with_both_numbers() -> None:
+    slots, kind = device_slots()
+    found = [str(problem) for problem in machine_problems(parse_config([*NO_DRAWING, f"trainer.n_gpus_per_node={slots + 1}"]))]
+    assert len(found) == 1
+    assert f"trainer.n_gpus_per_node={slots + 1} asks for {slots + 1} ranks, and this machine has {slots} {kind}" in found[0]
+    assert f"make it at most {slots}" in found[0]
+
+
+def test_as_many_ranks_as_devices_are_fine() -> None:
+    assert machine_problems(parse_config([*NO_DRAWING, f"trainer.n_gpus_per_node={device_slots()[0]}"])) == []
+
+
+def test_a_cluster_is_asked_for_its_devices_when_it_is_reached() -> None:
+    assert machine_problems(parse_config([*NO_DRAWING, "trainer.n_gpus_per_node=1000", "cluster.address=there:6379"])) == []
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_free_memory_is_less_than_all_memory() -> None:
+    assert 0 < free_memory_bytes() <= os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def test_opengl_that_draws_is_no_problem() -> None:
+    assert opengl_problems() == []
+
+
+def test_a_missing_display_is_refused_with_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MUJOCO_GL", "glfw")  # draws into a window, and there is no screen
+    monkeypatch.delenv("DISPLAY", raising=False)
+    monkeypatch.delenv("WAYLAND_DISPLAY", raising=False)
+    (problem,) = opengl_problems()
+    assert str(problem).startswith("MuJoCo cannot draw here:")
+    assert "apt-get install" in str(problem)
+
+
+def test_a_backend_that_does_not_exist_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MUJOCO_GL", "vulkan")
+    (problem,) = opengl_problems()
+    assert "MUJOCO_GL='vulkan'" in str(problem)

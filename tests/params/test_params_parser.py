@@ -1,0 +1,278 @@
+"""Command line and files to a configuration: what is understood, what wins, and what is refused with which words."""
+
+import pickle
+from pathlib import Path
+
+import pytest
+
+from siirl.errors import ConfigError, MissingAssetError, UnknownNameError
+from siirl.params import SiiRLArguments
+from siirl.params.parser import parse, parse_config, to_tree, to_yaml
+
+
+def refusal(*overrides: str, config_file: Path | None = None) -> str:
+    """The message with which a command line is refused."""
+    with pytest.raises((ConfigError, MissingAssetError)) as caught:
+        parse(overrides, config_file=config_file)
+    return str(caught.value)
+
+
+def test_no_arguments_give_the_demo_job() -> None:
+    config = parse_config()
+    assert (config.dag.pipeline, config.env.name, config.reward.name, config.cluster.mode) == ("embodied_srpo", "mujoco", "srpo", "ray")
+    assert config.trainer.total_steps is not None
+
+
+def test_a_key_of_the_command_line_wins_over_the_groups() -> None:
+    assert parse_config(["trainer.total_steps=3"]).trainer.total_steps == 3
+
+
+def test_the_last_of_two_values_wins() -> None:
+    assert parse_config(["trainer.seed=1", "trainer.seed=2"]).trainer.seed == 2
+
+
+def test_gymnasium_is_trained_on_its_return_with_new_weights() -> None:
+    config = parse_config(["pipeline=grpo", "env=gymnasium", "env.id=CartPole-v1"])
+    assert (config.dag.pipeline, config.reward.name, config.env.id) == ("grpo", "return", "CartPole-v1")
+    assert config.actor_rollout_ref.model.path is None
+    assert config.env.constructor_kwargs() == {"id": "CartPole-v1"}
+
+
+def test_a_chosen_reward_wins_over_the_pipeline() -> None:
+    assert parse_config(["pipeline=grpo", "reward=oracle"]).reward.name == "oracle"
+
+
+def test_an_experiment_wins_over_the_other_groups() -> None:
+    assert parse_config(["experiment=binary_reward"]).reward.name == "success"
+
+
+def test_rollout_group_sets_the_rollout_of_the_policy() -> None:
+    assert parse_config(["rollout=embodied"]).actor_rollout_ref.rollout.name == "embodied"
+
+
+def test_constructor_kwargs_leave_out_the_pool_and_what_is_not_set() -> None:
+    kwargs = parse_config(["env.kwargs.extra=1", "env.tasks=[door-open]"]).env.constructor_kwargs()
+    assert kwargs == {
+        **{"tasks": ("door-open",), "image_size": 64, "camera": "table", "max_episode_steps": 120},
+        **{"render_quality": "fast", "extra": 1},
+    }
+
+
+def test_one_value_stands_for_a_list_of_one() -> None:
+    assert parse_config(["trainer.logger=console"]).trainer.logger == ("console",)
+
+
+def test_a_mapping_sets_several_keys() -> None:
+    config = parse_config(["trainer={seed: 3, nnodes: 2}"])
+    assert (config.trainer.seed, config.trainer.nnodes) == (3, 2)
+
+
+def test_an_interpolation_refers_to_another_key() -> None:
+    assert parse_config(["trainer.seed=7"]).data.seed == 7
+    assert parse_config(["trainer.seed=7", "data.seed=1"]).data.seed == 1
+
+
+def test_hydras_plus_is_understood() -> None:
+    assert parse_config(["+env.kwargs.depth=2", "++trainer.seed=4"]).trainer.seed == 4
+
+
+def test_the_configuration_can_be_pickled() -> None:
+    config = parse_config(["trainer.seed=5"])
+    assert pickle.loads(pickle.dumps(config)) == config
+
+
+# Refusals
+
+
+def test_a_misspelt_key_is_answered_with_the_nearest_and_its_neighbours() -> None:
+    message = refusal("trainer.total_step=3")
+    assert "Unknown key 'trainer.total_step' (command line). Did you mean 'trainer.total_steps'?" in message
+    assert "max_minutes" in message
+
+
+def test_a_misspelt_group_is_answered_with_the_known_ones() -> None:
+    message = refusal("trainr.total_steps=3")
+    assert "Did you mean 'trainer.total_steps'?" in message
+    assert "actor_rollout_ref" in message
+
+
+def test_a_key_without_its_group_is_answered_with_its_place() -> None:
+    assert "Did you mean 'actor_rollout_ref.actor.optim.lr'?" in refusal("lr=1e-5")
+
+
+def test_a_misspelt_option_is_answered_with_the_known_ones() -> None:
+    assert refusal("env=mujocoo") == "Unknown env (command line) 'mujocoo'. Did you mean 'mujoco'? Known: custom, gymnasium, mujoco."
+
+
+def test_a_wrong_type_names_the_place_and_an_example() -> None:
+    assert refusal("trainer.nnodes=two") == "trainer.nnodes=two (command line) must be an integer, for example trainer.nnodes=1."
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("trainer.nnodes=1.5", "must be an integer"),
+        ("trainer.nnodes=true", "must be an integer"),
+        ("trainer.nnodes=null", "must be an integer"),
+        ("actor_rollout_ref.actor.optim.lr=fast", "must be a number"),
+        ("trainer.blind=1", "must be true or false"),
+        ("env.tasks=[1]", "must be a list of text or null"),
+        ("trainer=3", "Unknown trainer (command line) '3'"),
+        ("data=3", "data=3 (command line): data holds keys, such as data.train_files; set one of them."),
+    ],
+)
+def test_wrong_types_are_refused(override: str, message: str) -> None:
+    assert message in refusal(override)
+
+
+@pytest.mark.parametrize(
+    ("override", "bound"),
+    [
+        ("data.train_batch_size=-4", "at least 1"),
+        ("env.num_servers=0", "at least 1"),
+        ("trainer.n_gpus_per_node=-1", "at least 1"),
+        ("actor_rollout_ref.rollout.temperature=0", "larger than 0"),
+        ("actor_rollout_ref.rollout.top_p=1.5", "at most 1"),
+        ("reward.alpha=1.01", "at most 1"),
+        ("actor_rollout_ref.actor.optim.lr=nan", "a finite number"),
+    ],
+)
+def test_values_out_of_bounds_are_refused(override: str, bound: str) -> None:
+    key = override.partition("=")[0]
+    message = refusal(override)
+    assert message.startswith(f"{key}=")
+    assert f"must be {bound}." in message
+
+
+def test_an_unknown_choice_is_answered_with_the_known_ones() -> None:
+    message = refusal("actor_rollout_ref.actor.optim.scheduler=cosine")
+    assert "cosine_with_warmup" in message
+    assert "actor_rollout_ref.actor.optim.scheduler" in message
+
+
+def test_everything_that_is_wrong_is_told_at_once() -> None:
+    message = refusal("trainer.nnodes=-1", "env.image_size=big", "actor_rollout_ref.model.dtype=int8")
+    assert message.startswith("3 things cannot work:")
+    assert all(place in message for place in ("trainer.nnodes", "env.image_size", "actor_rollout_ref.model.dtype"))
+
+
+def test_a_value_that_another_key_passes_on_says_so() -> None:
+    assert "data.seed=x (configs/: ${trainer.seed})" in refusal("trainer.seed=x")
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("nonsense", "neither key=value nor group=option"),
+        ("~trainer.seed", "cannot be deleted"),
+        ("trainer.seed=1,2", "one run has one value"),
+        ("env@foo=mujoco", "cannot be moved"),
+        ("env=null", "Unknown env"),
+        ("trainer.seed=${nowhere}", "cannot be resolved"),
+    ],
+)
+def test_what_hydra_allows_and_we_do_not_is_refused_in_words(override: str, message: str) -> None:
+    assert message in refusal(override)
+
+
+def test_two_options_of_one_group_are_refused() -> None:
+    assert "pipeline is chosen twice, grpo and embodied_srpo" in refusal("pipeline=grpo", "pipeline=embodied_srpo")
+
+
+# Files
+
+
+def test_a_file_wins_over_groups_and_the_command_line_over_the_file(tmp_path: Path) -> None:
+    file = tmp_path / "mine.yaml"
+    file.write_text("pipeline: grpo\ntrainer:\n  seed: 3\n  total_steps: 9\n")
+    config = parse_config(["trainer.seed=4"], config_file=file)
+    assert (config.dag.pipeline, config.trainer.seed, config.trainer.total_steps) == ("grpo", 4, 9)
+
+
+def test_a_group_of_the_command_line_wins_over_the_file(tmp_path: Path) -> None:
+    file = tmp_path / "mine.yaml"
+    file.write_text(to_yaml(parse_config()))
+    config = parse_config(["env=gymnasium", "env.id=CartPole-v1"], config_file=file)
+    assert config.env.constructor_kwargs() == {"id": "CartPole-v1"}
+
+
+def test_an_unknown_key_in_a_file_names_the_file(tmp_path: Path) -> None:
+    file = tmp_path / "mine.yaml"
+    file.write_text("trainer:\n  total_step: 3\n")
+    assert f"Unknown key 'trainer.total_step' ({file})" in refusal(config_file=file)
+
+
+@pytest.mark.parametrize("content", ["- a\n- b\n", "a: [1\n"])
+def test_a_file_that_holds_no_keys_is_refused(tmp_path: Path, content: str) -> None:
+    file = tmp_path / "mine.yaml"
+    file.write_text(content)
+    assert str(file) in refusal(config_file=file)
+
+
+def test_a_missing_file_is_refused(tmp_path: Path) -> None:
+    assert "there is no such file" in refusal(config_file=tmp_path / "nowhere.yaml")
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [[], ["pipeline=grpo", "env=gymnasium", "env.id=CartPole-v1"], ["env.kwargs={a: 1, b: [x, null]}", "algorithm.adv_estimator=gspo"]],
+)
+def test_the_printed_configuration_reads_back_as_the_same(tmp_path: Path, overrides: list[str]) -> None:
+    config = parse_config(overrides)
+    file = tmp_path / "config.yaml"
+    file.write_text(to_yaml(config))
+    again = parse(config_file=file)
+    assert again.config == config
+    assert again.notices == ()
+
+
+def test_an_open_mapping_of_a_file_replaces_what_a_group_set(tmp_path: Path) -> None:
+    first = parse_config(["actor_rollout_ref.model.options={bins: 32}"])
+    file = tmp_path / "config.yaml"
+    file.write_text(to_yaml(first).replace("bins: 32", "width: 8"))
+    assert parse_config(config_file=file).actor_rollout_ref.model.options == {"width": 8}
+
+
+def test_derived_keys_are_not_printed_and_are_filled_in() -> None:
+    config = parse_config(["pipeline=grpo"])
+    assert "workflow_type" not in to_tree(config)["algorithm"]
+    assert (config.algorithm.workflow_type, config.actor_rollout_ref.model.model_type) == ("DEFAULT", "embodied")
+
+
+# Old names
+
+
+@pytest.mark.parametrize(("workflow_type", "pipeline"), [("DEFAULT", "grpo"), ("EMBODIED", "embodied_srpo")])
+def test_workflow_type_is_the_pipeline(workflow_type: str, pipeline: str) -> None:
+    parsed = parse([f"algorithm.workflow_type={workflow_type}"])
+    assert (parsed.config.dag.pipeline, parsed.config.algorithm.workflow_type) == (pipeline, workflow_type)
+    assert parsed.notices == (f"algorithm.workflow_type={workflow_type} (command line) is read as pipeline={pipeline}.",)
+
+
+def test_an_old_name_that_contradicts_a_new_one_is_refused() -> None:
+    assert "pipeline is chosen twice" in refusal("algorithm.workflow_type=DEFAULT", "pipeline=embodied_srpo")
+
+
+def test_an_unknown_workflow_type_is_answered_with_the_known_ones() -> None:
+    with pytest.raises(UnknownNameError, match="Known: DAPO, DEFAULT, EMBODIED"):
+        parse(["algorithm.workflow_type=DEFUALT"])
+
+
+def test_gspo_is_grpos_advantage_with_gspos_loss() -> None:
+    config = parse_config(["algorithm.adv_estimator=gspo"])
+    assert (config.algorithm.adv_estimator, config.actor_rollout_ref.actor.loss) == ("grpo", "gspo")
+
+
+def test_an_old_name_is_said_once() -> None:
+    assert len(parse(["actor_rollout_ref.model.model_type=embodied"] * 2).notices) == 1
+
+
+@pytest.mark.parametrize(("old", "new"), [("kl", "k1"), ("mse", "k2"), ("low_var_kl", "k3")])
+def test_old_names_of_kl_estimators(old: str, new: str) -> None:
+    config = parse_config([f"algorithm.kl_penalty={old}", f"actor_rollout_ref.actor.kl_loss_type={old}"])
+    assert (config.algorithm.kl_penalty, config.actor_rollout_ref.actor.kl_loss_type) == (new, new)
+
+
+def test_parse_config_leaves_the_schema_as_it_was() -> None:
+    parse_config(["env.kwargs.a=1", "actor_rollout_ref.model.options.b=2"])
+    assert SiiRLArguments().env.kwargs == {}

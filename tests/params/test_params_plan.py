@@ -1,0 +1,170 @@
+"""The plan: numbers that can be checked by hand."""
+
+import dataclasses
+from collections.abc import Sequence
+
+import gymnasium
+import numpy as np
+import pytest
+
+from envs.base import IMAGES, EnvSpec
+from siirl.execution.dag import NodeRole, NodeType, Pipeline, TaskGraph
+from siirl.execution.dag.unused import skip_unused
+from siirl.params import sizes
+from siirl.params.parser import parse_config
+from siirl.params.plan import Plan, image_bytes_per_trajectory, make_plan, render
+
+SPEC = EnvSpec(
+    name="mujoco",
+    tasks=("a", "b"),
+    observation_space=gymnasium.spaces.Dict({IMAGES: gymnasium.spaces.Box(0, 255, (1, 64, 64, 3), np.uint8)}),
+    action_space=gymnasium.spaces.Box(-1, 1, (4,), np.float32),
+    max_episode_steps=100,
+)
+JOB = [
+    "actor_rollout_ref.model.path=null",
+    "data.train_batch_size=12",
+    "actor_rollout_ref.rollout.n=8",
+    "actor_rollout_ref.actor.ppo_mini_batch_size=3",
+    "actor_rollout_ref.actor.micro_batch_size=10",
+    "env.num_servers=2",
+    "env.envs_per_server=4",
+    "trainer.total_steps=20",
+    "trainer.max_minutes=null",
+    "trainer.test_freq=5",
+    "trainer.val_before_train=true",
+    "trainer.val_episodes=30",
+]
+
+
+def graph() -> TaskGraph:
+    """rollout -> old log-probs -> reference -> update, whose functions only pass the batch on."""
+    pipeline = Pipeline("own")
+    pipeline.add_node("rollout", None, node_type=NodeType.MODEL_INFERENCE, node_role=NodeRole.ROLLOUT)
+    pipeline.add_node("old", None, ["rollout"], node_type=NodeType.MODEL_TRAIN, node_role=NodeRole.ACTOR, only_forward_compute=True)
+    pipeline.add_node("reference", None, ["old"], node_type=NodeType.MODEL_TRAIN, node_role=NodeRole.REFERENCE)
+    pipeline.add_node("update", None, ["reference"], node_type=NodeType.MODEL_TRAIN, node_role=NodeRole.ACTOR)
+    return pipeline.build()
+
+
+def plan_of(overrides: Sequence[str] = (), *, job_graph: TaskGraph | None = None) -> Plan:
+    return make_plan(parse_config([*JOB, *overrides]), job_graph or graph(), SPEC, free_memory_bytes=64e9, cores=2)
+
+
+def test_prompts_times_group_size_are_the_trajectories() -> None:
+    plan = plan_of()
+    assert (plan.prompts, plan.group_size, plan.trajectories) == (12, 8, 96)
+
+
+def test_an_update_is_cut_into_mini_batches_and_micro_batches() -> None:
+    plan = plan_of()
+    assert (plan.mini_batches, plan.trajectories_per_mini_batch, plan.optimiser_steps) == (4, 24, 4)
+    assert plan.micro_batches == 3  # 24 trajectories, 10 at a time
+
+
+def test_two_ranks_share_a_mini_batch() -> None:
+    assert plan_of(["trainer.n_gpus_per_node=2"]).micro_batches == 2  # 12 on each rank, 10 at a time
+
+
+def test_epochs_repeat_the_optimiser_steps() -> None:
+    assert plan_of(["actor_rollout_ref.actor.ppo_epochs=2"]).optimiser_steps == 8
+
+
+@pytest.mark.parametrize(
+    ("overrides", "evaluations"),
+    [
+        ([], 5),  # before, after steps 5, 10, 15, and at the end
+        (["trainer.val_before_train=false"], 4),
+        (["trainer.test_freq=-1"], 2),
+        (["trainer.val_episodes=0"], 0),
+        (["trainer.total_steps=1"], 2),
+    ],
+)
+def test_evaluations_are_counted(overrides: list[str], evaluations: int) -> None:
+    assert plan_of(overrides).evaluations == evaluations
+
+
+def test_an_evaluation_has_episodes_of_every_task() -> None:
+    assert plan_of().val_episodes == 60
+
+
+def test_a_trajectory_keeps_one_image_a_chunk() -> None:
+    assert image_bytes_per_trajectory(parse_config(JOB), SPEC) == 13 * 64 * 64 * 3  # 100 steps in chunks of 8
+
+
+def test_memory_counts_simulators_by_server_and_task() -> None:
+    few, many = plan_of(["env.num_servers=2"]), plan_of(["env.num_servers=4"])
+    assert dict(many.memory_parts)["simulators"] == 2 * dict(few.memory_parts)["simulators"]
+
+
+def test_more_memory_than_is_free_is_said() -> None:
+    assert "WARNING" not in render(plan_of())
+    assert "lower env.num_servers" in render(dataclasses.replace(plan_of(), free_memory_bytes=1e9))
+
+
+def test_time_is_bounded_by_max_minutes_and_not_made_up_for_other_environments() -> None:
+    long = plan_of(["trainer.total_steps=100000", "trainer.max_minutes=6", "trainer.val_episodes=0"])
+    assert long.minutes == pytest.approx(6.0)
+    assert "no estimate" in render(plan_of(["env=gymnasium", "env.id=CartPole-v1"]))
+
+
+def test_every_number_is_in_the_text() -> None:
+    text = render(plan_of())
+    for part in (
+        "rollout -> old -> reference -> update",
+        "1 (Ray actors, cluster=ray)",
+        "mujoco: a, b",
+        "2 servers x 4 = 8",
+        "12 prompts x 8 rollouts = 96 trajectories",
+        "4 mini-batches of 24 trajectories = 4 optimiser steps",
+        "3 micro-batches of at most 10",
+        "20 steps: 1920 trajectories, 80 optimiser steps; 5 evaluations of 60 episodes",
+        "estimated",
+    ):
+        assert part in text
+
+
+def test_a_run_without_steps_says_what_ends_it() -> None:
+    assert "steps until 2 minutes of training have passed" in render(plan_of(["trainer.total_steps=null", "trainer.max_minutes=2"]))
+
+
+# Forward passes that nobody would use
+
+
+def test_a_reference_is_needed_where_a_kl_has_a_weight() -> None:
+    def needs(*overrides: str) -> bool:
+        return sizes.needs_reference(parse_config([*JOB, *overrides]))
+
+    assert not needs()
+    assert needs("actor_rollout_ref.actor.use_kl_loss=true")
+    assert not needs("actor_rollout_ref.actor.use_kl_loss=true", "actor_rollout_ref.actor.kl_loss_coef=0")
+    assert needs("algorithm.use_kl_in_reward=true")
+    assert not needs("algorithm.use_kl_in_reward=true", "algorithm.kl_ctrl.kl_coef=0")
+
+
+def test_old_log_probs_are_needed_when_the_policy_has_moved() -> None:
+    assert sizes.needs_old_log_probs(parse_config(JOB))
+    assert not sizes.needs_old_log_probs(parse_config([*JOB, "actor_rollout_ref.actor.ppo_mini_batch_size=12"]))
+
+
+def test_what_is_skipped_is_said_with_its_reason() -> None:
+    job_graph = graph()
+    skip_unused(job_graph, needs_reference=False, needs_old_log_probs=False)
+    plan = plan_of(job_graph=job_graph)
+    assert plan.nodes == ("rollout", "update")
+    assert [node for node, _ in plan.skipped] == ["old", "reference"]
+    assert "skipped" in render(plan)
+    assert "no KL has a weight" in render(plan)
+
+
+def test_what_is_needed_is_not_skipped() -> None:
+    job_graph = graph()
+    skip_unused(job_graph, needs_reference=True, needs_old_log_probs=True)
+    assert plan_of(job_graph=job_graph).skipped == ()
+
+
+def test_a_kl_without_a_node_for_the_reference_is_refused() -> None:
+    job_graph = graph()
+    job_graph.remove_node("reference")
+    with pytest.raises(ValueError, match="no node with the role REFERENCE"):
+        skip_unused(job_graph, needs_reference=True, needs_old_log_probs=True)

@@ -1,0 +1,88 @@
+"""The run folder: unique, tried out, and gone again where it cannot be used."""
+
+import subprocess
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from datetime import datetime
+from pathlib import Path
+
+import pytest
+
+from siirl.errors import ConfigError
+from siirl.params import SiiRLArguments
+from siirl.params.parser import parse_config
+from siirl.params.run_folder import discard_if_unused, make_run_folder
+
+NOON = datetime(2026, 11, 21, 12, 0, 0)
+
+
+def config_for(output_dir: Path | str) -> SiiRLArguments:
+    return parse_config([f"trainer.output_dir={output_dir}", "trainer.experiment_name=name"])
+
+
+def test_it_is_named_by_experiment_and_time_and_holds_the_configuration(tmp_path: Path) -> None:
+    folder = make_run_folder(config_for(tmp_path), needed_bytes=0, now=lambda: NOON)
+    assert folder == tmp_path / "name" / "2026-11-21_12-00-00"
+    assert [entry.name for entry in folder.iterdir()] == ["config.yaml"]
+    assert parse_config(config_file=folder / "config.yaml") == config_for(tmp_path)
+
+
+def test_runs_of_the_same_second_get_folders_of_their_own(tmp_path: Path) -> None:
+    config = config_for(tmp_path)
+    with ThreadPoolExecutor(8) as pool:
+        folders = list(pool.map(lambda _: make_run_folder(config, needed_bytes=0, now=lambda: NOON), range(8)))
+    assert len(set(folders)) == 8
+    assert all((folder / "config.yaml").is_file() for folder in folders)
+
+
+@pytest.mark.parametrize("place", ["/proc/siirl", "/sys/siirl", "/dev/null/siirl"])
+def test_a_place_that_cannot_be_written_is_refused(place: str) -> None:
+    with pytest.raises(ConfigError, match=rf"trainer.output_dir={place} cannot be written: .* Choose another folder"):
+        make_run_folder(config_for(place), needed_bytes=0)
+
+
+def test_a_file_in_the_way_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "name").write_text("")
+    with pytest.raises(ConfigError, match="cannot be written"):
+        make_run_folder(config_for(tmp_path), needed_bytes=0)
+
+
+def test_too_little_space_is_refused_with_both_numbers_and_nothing_is_left(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="has 5 MB free, and the run needs about 7 MB"):
+        make_run_folder(config_for(tmp_path / "new"), needed_bytes=7_000_000, measure_free=lambda place: 5_000_000)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.fixture
+def tiny_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 512 kB; the probe of 1 MB does not fit."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=512k", "tmpfs", str(disk)], capture_output=True, check=False)
+    if mounted.returncode:
+        pytest.skip("mounting a tmpfs needs root; the other tests hand in the free space")
+    yield disk
+    subprocess.run(["umount", str(disk)], check=True)
+
+
+def test_a_disk_that_fills_up_is_refused_and_nothing_is_left(tiny_disk: Path) -> None:
+    with pytest.raises(ConfigError, match=r"No space left on device.*Free some space"):
+        make_run_folder(config_for(tiny_disk), needed_bytes=0)
+    assert list(tiny_disk.iterdir()) == []
+
+
+def test_free_space_is_measured_where_the_folder_would_be(tiny_disk: Path) -> None:
+    with pytest.raises(ConfigError, match="has 1 MB free, and the run needs about 9 MB"):
+        make_run_folder(config_for(tiny_disk / "not" / "there"), needed_bytes=9_000_000)
+
+
+def test_an_unused_folder_is_taken_back(tmp_path: Path) -> None:
+    discard_if_unused(make_run_folder(config_for(tmp_path / "new"), needed_bytes=0))
+    assert not (tmp_path / "new").exists()
+
+
+def test_a_used_folder_stays(tmp_path: Path) -> None:
+    folder = make_run_folder(config_for(tmp_path), needed_bytes=0)
+    (folder / "metrics.jsonl").write_text("{}")
+    discard_if_unused(folder)
+    assert folder.is_dir()

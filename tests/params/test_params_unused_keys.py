@@ -1,0 +1,46 @@
+"""A key that does nothing is a lie: every key must be read somewhere, or be refused where nobody reads it."""
+
+import re
+from pathlib import Path
+
+from siirl.params.env_args import POOL_KEYS
+from siirl.params.parser import known_keys
+
+# Read in siirl/params itself, where its only use belongs.
+READ_IN_PARAMS = {
+    "trainer.output_dir": "run_folder.py",
+    "trainer.experiment_name": "run_folder.py",
+    "user_groups": "parser.py",
+}
+# Names that stand for many things in the code: there the group must stand before them, as in `cluster.mode`.
+COMMON_NAMES = frozenset(
+    {"name", "n", "id", "path", "type", "seed", "mode", "address", "window", "steps", "enable", "tasks", "options", "kwargs", "lr"}
+)
+
+
+def is_read(place: str, code: str) -> bool:
+    """Whether the code has `.leaf`, or `group.leaf` where the leaf's name is a common one."""
+    group, leaf = place.split(".")[-2:]
+    before = rf"\b\w*{group}\w*" if leaf in COMMON_NAMES else ""
+    return re.search(rf"{before}\.{leaf}\b", code) is not None
+
+
+def test_every_key_is_read_or_refused(repository: Path) -> None:
+    package = repository / "siirl"
+    code = "\n".join(file.read_text() for file in sorted(package.rglob("*.py")) if package / "params" not in file.parents)
+    code += (package / "params" / "files.py").read_text()  # files that keys name
+    unread = [
+        place
+        for place, key in known_keys({}).items()
+        if not key.metadata["text_only"]  # refused for robots, read by text jobs
+        and not key.metadata["derived"]  # an old name, translated
+        and place not in READ_IN_PARAMS
+        and not (place.startswith("env.") and place.split(".")[1] not in POOL_KEYS)  # handed to the constructor
+        and not is_read(place, code)
+    ]
+    assert unread == [], f"{len(unread)} keys do nothing: {', '.join(unread)}"
+
+
+def test_the_exceptions_are_read_where_they_say(repository: Path) -> None:
+    for place, file in READ_IN_PARAMS.items():
+        assert place.split(".")[-1] in (repository / "siirl" / "params" / file).read_text()

@@ -1,0 +1,87 @@
+"""`python -m siirl.train` as a user types it: what is refused leaves with status 2, in words, and leaves nothing behind."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from siirl.train import REFUSED, main
+
+NO_TORCH = """
+import sys
+from siirl.train import main
+status = main(sys.argv[1:])
+loaded = [name for name in ("torch", "ray", "transformers", "tensordict", "mujoco") if name in sys.modules]
+sys.exit(f"imported {loaded}" if loaded else status)
+"""
+
+
+def train(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-m", "siirl.train", *words], cwd=cwd, capture_output=True, text=True, timeout=120, check=False)
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["trainer.total_step=3"], "Did you mean 'trainer.total_steps'?"),
+        (["data.train_batch_size=-1", "env.tasks=[1]"], "2 things cannot work"),
+        (["pipeline=grpo", "env.tasks=[drawer-opne]", "actor_rollout_ref.model.path=null"], "Did you mean 'drawer-open'?"),
+    ],
+)
+def test_a_refusal_is_words_and_status_2_and_leaves_nothing(tmp_path: Path, words: list[str], expected: str) -> None:
+    done = train(*words, cwd=tmp_path)
+    assert done.returncode == REFUSED
+    assert done.stderr.startswith("siirl: ")
+    assert expected in done.stderr
+    assert "Traceback" not in done.stderr
+    assert done.stdout == ""
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_plan_comes_before_any_process_and_any_file(tmp_path: Path) -> None:
+    done = train("--plan", "pipeline=grpo", "env=gymnasium", "env.id=CartPole-v1", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("Plan\n")
+    assert "12 prompts x 8 rollouts = 96 trajectories" in done.stdout
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("words", "status"), [(["--help"], 0), (["--cfg", "job"], 0), (["env=mujocoo"], REFUSED), (["env.tasks=[drawer-opne]"], REFUSED)]
+)
+def test_help_and_early_refusals_do_not_wait_for_torch(tmp_path: Path, words: list[str], status: int) -> None:
+    done = subprocess.run([sys.executable, "-c", NO_TORCH, *words], cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
+    assert (done.returncode, done.stderr if status == 0 else "") == (status, "")
+
+
+def test_cfg_job_prints_what_config_reads(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--cfg", "job", "trainer.seed=11", "reward=success"]) == 0
+    printed = capsys.readouterr().out
+    file = tmp_path / "job.yaml"
+    file.write_text(printed)
+    assert main(["--config", str(file), "--cfg", "job"]) == 0
+    assert capsys.readouterr().out == printed
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["--frobnicate"], "Unknown flag '--frobnicate'"),
+        (["pipeline=srpo"], "Did you mean 'embodied_srpo'?"),
+        (["env=gymnasium", "env.id=CartPole-v1"], "pipeline=embodied_srpo ranks failures by their videos"),
+        (["pipeline=grpo", "env=gymnasium", "env.id=CartPoel-v1"], "CartPole"),
+        (["actor_rollout_ref.model.path=no/where"], "there is no folder no/where"),
+        (["pipeline=grpo", "actor_rollout_ref.model.path=null", "env.camera=corner9"], "corner"),
+        (["pipeline=grpo", "env=custom", "env.name=no_such_module:Env"], "no_such_module"),
+        (["pipeline=grpo", "env=gymnasium", "env.id=CartPole-v1", "env.camera=top"], "camera"),
+    ],
+)
+def test_other_refusals(words: list[str], expected: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(words) == REFUSED
+    assert expected in capsys.readouterr().err
+
+
+def test_an_old_name_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--cfg", "job", "algorithm.workflow_type=EMBODIED"]) == 0
+    assert "is read as pipeline=embodied_srpo" in capsys.readouterr().err

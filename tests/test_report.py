@@ -1,0 +1,77 @@
+"""report.html: made from what a run leaves in its folder, and complete in itself."""
+
+from html.parser import HTMLParser
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from envs.base import Frames
+from siirl.dag_worker.metric_writers import MetricWriters, RunDescription
+from siirl.dag_worker.recorder import VIDEOS_FOLDER, VideoRecorder, VideoSample
+from siirl.dag_worker.report_page import write_report
+from siirl.errors import MissingAssetError
+from siirl.report import main
+
+
+class Links(HTMLParser):
+    """Collects what a page refers to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.found += [value for name, value in attrs if name in ("src", "href") and value]
+
+
+@pytest.fixture(scope="module")
+def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The report of a run of two steps with an evaluation before and after, and one video."""
+    folder = tmp_path_factory.mktemp("runs") / "<demo>" / "now"
+    folder.mkdir(parents=True)
+    (folder / "config.yaml").write_text("trainer: {seed: 0}  # a & b\n")
+    with MetricWriters([], RunDescription(folder, total_steps=2)) as writers:
+        writers.write(step=0, metrics={"val/push/successes": 10.0, "val/push/episodes": 100.0})
+        writers.write(step=1, metrics={"rollout/success_rate": 0.2, "time/generate_s": 1.0, "reward/mean_score": 0.3})
+        after = {"val/push/successes": 90.0, "val/push/episodes": 100.0}
+        writers.write(step=2, metrics={"rollout/success_rate": 0.8, "time/generate_s": 1.0, "reward/mean_score": 0.9, **after})
+    with VideoRecorder(folder / VIDEOS_FOLDER) as recorder:
+        video = VideoSample(uid="a/b", task="push", instruction="", kind="val", step=2, seed=1, success=False)
+        recorder.record(Frames(np.zeros((1, 64, 64, 3), np.uint8), (0,)), video)
+    return write_report(folder)
+
+
+def test_success_before_and_after_with_intervals(report: Path) -> None:
+    page = report.read_text()
+    assert "10.0 % [5.5, 17.4] (10/100)" in page
+    assert "90.0 % [82.6, 94.5] (90/100)" in page
+    assert "+80.0 points, intervals are apart" in page
+
+
+def test_the_page_refers_only_to_videos_that_are_there(report: Path) -> None:
+    links = Links()
+    links.feed(report.read_text())
+    outside = [link for link in links.found if not link.startswith("#")]
+    assert set(outside) == {"videos/val/step_000002/fail_a%252Fb.mp4"}
+    assert (report.parent / "videos/val/step_000002/fail_a%2Fb.mp4").is_file()
+
+
+def test_texts_are_escaped(report: Path) -> None:
+    page = report.read_text()
+    assert "&lt;demo&gt;" in page
+    assert "<demo>" not in page
+    assert "# a &amp; b" in page
+
+
+def test_curves_are_drawn_in_the_page(report: Path) -> None:
+    page = report.read_text()
+    assert page.count("<svg") == 4  # evaluation, success, reward, seconds
+    assert "Seconds a stage" in page
+
+
+def test_a_folder_that_is_no_run_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(MissingAssetError, match=r"has no metrics\.jsonl"):
+        write_report(tmp_path)
+    assert main([str(tmp_path)]) == 1
+    assert "siirl:" in capsys.readouterr().err

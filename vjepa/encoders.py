@@ -1,0 +1,225 @@
+"""Video encoders behind one protocol: clips of any length in, one embedding each out.
+
+`tiny` is the encoder that this repository trained (assets/vjepa_tiny), `random` the same network untrained and `pixels` the frames
+themselves: baselines that a trained encoder must beat. V-JEPA 2 comes from a transformers folder or hub id
+(vjepa.transformers_encoder) or from an original `.pt` file (vjepa.release_checkpoint). Left out: training, rewards.
+"""
+
+# Axes: B clip, T frame or tubelet, N token, D channel of the latents, E channel of the embedding.
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor
+
+from vjepa.clips import prepare
+from vjepa.pooling import POOLINGS, pooling_of
+from vjepa.release_checkpoint import load_release
+from vjepa.vision_transformer import VideoTransformer, VideoTransformerConfig
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+TINY_FOLDERS = (REPOSITORY / "assets" / "vjepa_tiny", REPOSITORY / "siirl" / "_data" / "assets" / "vjepa_tiny")  # checkout, wheel
+DEFAULT_POOLING = "last_change"
+RANDOM_SEED = 0
+
+
+class VideoEncoder(Protocol):
+    """Turns clips into embeddings. Encoding one clip alone or among others gives the same embedding up to rounding."""
+
+    name: str
+    frames_per_clip: int
+    image_size: int
+    embedding_size: int
+
+    def encode(self, clips: Sequence[NDArray[np.uint8]]) -> NDArray[np.float32]:
+        """Embeddings float32 [B, E] of clips uint8 [T, height, width, 3]; each clip may have its own T, height and width.
+
+        Raises:
+            ValueError: Something that is not a clip, or a clip without frames; the message names its row.
+        """
+        ...
+
+
+class LatentEncoder:
+    """A network that gives latents, and a pooling that makes an embedding of them."""
+
+    def __init__(
+        self,
+        *,
+        name: str,
+        network: Callable[[Tensor], Tensor],
+        grid: tuple[int, int, int],
+        width: int,
+        frames_per_clip: int,
+        image_size: int,
+        pooling: str,
+        crop: bool,
+        batch_size: int,
+        device: str = "cpu",
+        dtype: torch.dtype = torch.float32,
+    ) -> None:
+        """Wrap `network`.
+
+        Args:
+            name: What metrics and errors call it.
+            network: From a video [B, 3, T, size, size] to latents [B, N, D], tokens over time, then rows, then columns.
+            grid: Tubelets, rows and columns of a clip's tokens.
+            width: D.
+            frames_per_clip: Frames sampled from each clip.
+            image_size: Height and width that the network sees.
+            pooling: A name in `vjepa.pooling.POOLINGS`.
+            crop: Resize and crop as V-JEPA 2's preprocessor does; if not, the whole image is kept.
+            batch_size: Clips encoded at once; bounds memory.
+            device: Where the network lies.
+            dtype: What the network computes in; embeddings are float32 whatever it is.
+        """
+        self.name, self.frames_per_clip, self.image_size = name, frames_per_clip, image_size
+        self._network, self._grid, self._crop, self._batch_size = network, grid, crop, batch_size
+        self._pooling = pooling_of(pooling)
+        self._device, self._dtype = device, dtype
+        self.embedding_size = self._pooling(torch.zeros(1, *grid, width)).shape[1]
+
+    def encode(self, clips: Sequence[NDArray[np.uint8]]) -> NDArray[np.float32]:
+        """See `VideoEncoder.encode`."""
+        embeddings = np.zeros((len(clips), self.embedding_size), np.float32)
+        for rows, video in self._batches(clips):
+            with torch.inference_mode():
+                latents = self._network(video.to(self._device, self._dtype)).unflatten(1, self._grid)
+                embeddings[rows] = self._pooling(latents.float()).cpu().numpy()
+        return embeddings
+
+    def _batches(self, clips: Sequence[NDArray[np.uint8]]) -> Iterator[tuple[slice, Tensor]]:
+        for start in range(0, len(clips), self._batch_size):
+            rows = slice(start, min(start + self._batch_size, len(clips)))
+            yield (
+                rows,
+                prepare(clips[rows], frames_per_clip=self.frames_per_clip, image_size=self.image_size, crop=self._crop, first_row=start),
+            )
+
+
+class RawPixelEncoder:
+    """The last frame's and the first frame's pixels, made small: a baseline without any learning."""
+
+    name = "pixels"
+    frames_per_clip = 2
+    image_size = 16
+    embedding_size = 2 * 3 * 16 * 16
+
+    def encode(self, clips: Sequence[NDArray[np.uint8]]) -> NDArray[np.float32]:
+        """See `VideoEncoder.encode`."""
+        if len(clips) == 0:
+            return np.zeros((0, self.embedding_size), np.float32)
+        video_B3THW = prepare(clips, frames_per_clip=self.frames_per_clip, image_size=self.image_size, crop=False)
+        final, first = video_B3THW[:, :, 1].flatten(1), video_B3THW[:, :, 0].flatten(1)
+        return torch.cat((final, final - first), dim=1).numpy()
+
+
+def wrap(model: VideoTransformer, *, name: str, pooling: str, crop: bool, batch_size: int, device: str = "cpu") -> LatentEncoder:
+    """A `VideoTransformer` as a `VideoEncoder`."""
+    config = model.config
+    return LatentEncoder(
+        name=name, network=model.to(device).eval(), grid=config.grid, width=config.width, frames_per_clip=config.frames_per_clip,
+        image_size=config.image_size, pooling=pooling, crop=crop, batch_size=batch_size, device=device,
+    )  # fmt: skip
+
+
+def load_tiny(folder: Path, *, pooling: str | None = None) -> LatentEncoder:
+    """The encoder that `vjepa.train_tiny` wrote into `folder`.
+
+    Raises:
+        FileNotFoundError: No `config.json` or `model.safetensors` there.
+        ValueError: Weights that are truncated or belong to another network.
+    """
+    config = read_tiny_config(folder)
+    model = VideoTransformer(VideoTransformerConfig(**config["model"]))
+    weights = folder / "model.safetensors"
+    if not weights.is_file():
+        raise FileNotFoundError(f"{weights} is missing; make it with the command in {folder / 'config.json'}.")
+    try:
+        model.load_state_dict(load_file(weights))
+    except SafetensorError as error:
+        raise ValueError(f"{weights} cannot be read ({error}): it is truncated or no safetensors file. Fetch it again.") from error
+    except RuntimeError as error:
+        raise ValueError(f"{weights} does not belong to the network that {folder / 'config.json'} describes: {error}") from error
+    return wrap(model, name=folder.name, pooling=pooling or config["pooling"], crop=False, batch_size=32)
+
+
+def read_tiny_config(folder: Path) -> dict[str, Any]:
+    """`config.json` of a folder that `vjepa.train_tiny` wrote."""
+    path = folder / "config.json"
+    if not path.is_file():
+        raise FileNotFoundError(f"{path} is missing, so {folder} holds no video encoder.")
+    config = json.loads(path.read_text())
+    if "model" not in config or "pooling" not in config:
+        raise ValueError(f"{path} has no 'model' and 'pooling': it was not written by vjepa.train_tiny.")
+    return config
+
+
+def tiny_folder() -> Path:
+    """Where the shipped encoder lies, in a checkout or in an installed wheel."""
+    for folder in TINY_FOLDERS:
+        if folder.is_dir():
+            return folder
+    raise FileNotFoundError(f"The shipped video encoder is in none of {', '.join(map(str, TINY_FOLDERS))}; reinstall the package.")
+
+
+def random_encoder(*, pooling: str | None = None) -> LatentEncoder:
+    """The tiny network untrained: what its shape alone gives."""
+    config = read_tiny_config(tiny_folder())
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(RANDOM_SEED)
+        model = VideoTransformer(VideoTransformerConfig(**config["model"]))
+    return wrap(model, name="random", pooling=pooling or config["pooling"], crop=False, batch_size=32)
+
+
+def load_video_encoder(
+    name_or_path: str = "tiny",
+    *,
+    pooling: str | None = None,
+    frames_per_clip: int | None = None,
+    architecture: str | None = None,
+    device: str = "cpu",
+    batch_size: int = 1,
+) -> VideoEncoder:
+    """The encoder that `name_or_path` names.
+
+    Args:
+        name_or_path: `tiny`, `random`, `pixels`, an original V-JEPA 2 file (`.pt`), a folder (ours or transformers'), or the hub id of
+            a V-JEPA 2 model (`owner/name`).
+        pooling: A name in `vjepa.pooling.POOLINGS`; by default the encoder's own.
+        frames_per_clip: For V-JEPA 2: frames sampled from each episode; 64 in the release, fewer are faster.
+        architecture: For a `.pt` file whose name is not the release's: `vitl`, `vith`, `vitg` or `vitg-384`.
+        device: For V-JEPA 2: where it runs.
+        batch_size: For V-JEPA 2: clips encoded at once.
+
+    Raises:
+        ValueError: An unknown name, answered with the known ones.
+        FileNotFoundError: A file or folder that is not there.
+    """
+    path = Path(name_or_path)
+    if name_or_path in ("tiny", "random"):
+        return load_tiny(tiny_folder(), pooling=pooling) if name_or_path == "tiny" else random_encoder(pooling=pooling)
+    if name_or_path == "pixels":
+        return RawPixelEncoder()
+    if path.suffix == ".pt":
+        model = load_release(path, architecture=architecture, frames_per_clip=frames_per_clip)
+        return wrap(model, name=path.stem, pooling=pooling or DEFAULT_POOLING, crop=True, batch_size=batch_size, device=device)
+    if path.is_dir() and "model_type" not in json.loads((path / "config.json").read_text()):
+        return load_tiny(path, pooling=pooling)
+    if path.is_dir() or name_or_path.count("/") == 1:
+        from vjepa.transformers_encoder import load_transformers
+
+        return load_transformers(
+            name_or_path, pooling=pooling or DEFAULT_POOLING, frames_per_clip=frames_per_clip, device=device, batch_size=batch_size
+        )
+    raise ValueError(
+        f"Unknown video encoder {name_or_path!r}. Known: pixels, random, tiny, a folder, a .pt file of the V-JEPA 2 release, "
+        f"or a hub id such as facebook/vjepa2-vitl-fpc64-256. Poolings: {', '.join(POOLINGS)}."
+    )

@@ -1,0 +1,62 @@
+"""From the latents of a clip to one embedding: which part of time and space is kept.
+
+How far an episode came shows at its end, and a mean over all time gives a clip and its reverse the same embedding. Every pooling
+here but `mean` therefore looks at the end of the clip. Which one ranks failures best was measured: benchmarks/reward_progress.py.
+"""
+
+# Axes: B clip, T tubelet, Y row, X column, D channel.
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+Pooling = Callable[[Tensor], Tensor]
+"""From latents [B, T, Y, X, D] to embeddings [B, E]."""
+
+
+def mean(latents_BTYXD: Tensor) -> Tensor:
+    """Mean over time and space, as most uses of V-JEPA do; blind to order, here as a control."""
+    return latents_BTYXD.mean(dim=(1, 2, 3))
+
+
+def last(latents_BTYXD: Tensor) -> Tensor:
+    """Mean over space of the last tubelet."""
+    return latents_BTYXD[:, -1].mean(dim=(1, 2))
+
+
+def last_change(latents_BTYXD: Tensor) -> Tensor:
+    """The last tubelet, and how it differs from the first: the difference cancels what is particular to the scene."""
+    first, final = latents_BTYXD[:, 0].mean(dim=(1, 2)), last(latents_BTYXD)
+    return torch.cat((final, final - first), dim=-1)
+
+
+def _grid(latents_BYXD: Tensor, *, side: int) -> Tensor:
+    return functional.adaptive_avg_pool2d(latents_BYXD.permute(0, 3, 1, 2), side).flatten(1)
+
+
+def last_grid(latents_BTYXD: Tensor) -> Tensor:
+    """The last tubelet averaged over a 4 x 4 grid, which keeps where things are."""
+    return _grid(latents_BTYXD[:, -1], side=4)
+
+
+def change_grid(latents_BTYXD: Tensor) -> Tensor:
+    """Last minus first tubelet over a 4 x 4 grid."""
+    return _grid(latents_BTYXD[:, -1] - latents_BTYXD[:, 0], side=4)
+
+
+POOLINGS: dict[str, Pooling] = {
+    "mean": mean,
+    "last": last,
+    "last_change": last_change,
+    "last_grid": last_grid,
+    "change_grid": change_grid,
+}
+
+
+def pooling_of(name: str) -> Pooling:
+    """The pooling called `name`; an unknown name is answered with the known ones."""
+    if name not in POOLINGS:
+        raise ValueError(f"Unknown pooling {name!r}. Known: {', '.join(POOLINGS)}.")
+    return POOLINGS[name]

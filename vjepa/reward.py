@@ -1,0 +1,272 @@
+"""Trajectory reward: a failure is worth more the closer its video came to the successes of its task.
+
+Two modes. `srpo` is the paper's: success 1, failure alpha * sigmoid(-z), z the standardised distance to the nearest cluster
+centre of successes (SRPO, "Self-Referential Policy Optimization for Vision-Language-Action Models", arXiv 2511.15605).
+`srpo_released` is what siiRL published: 0.6 * sigmoid(10 * (0.5 - minmax distance)). Its flaw: the minimum and maximum are those
+of the batch, so the best failure of a batch always gets 0.596 however bad it is, and the same trajectory gets another reward
+in other company. It is here for comparison.
+
+References are the successes in the rows handed in (a caller with several ranks hands in all of them), a bounded bank of earlier
+successes, and demonstrations. Mean and spread of z come from a window of the task's earlier failures, measured against
+the centres of this step and frozen for it. Left out: video encoding, advantages, communication between ranks.
+"""
+
+# Axes: B trajectory, D channel of the embedding.
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.special import expit
+
+from vjepa.clustering import Clusters, canonical_order, cluster, nearest_centre_distance
+
+logger = logging.getLogger(__name__)
+
+Array = NDArray[Any]
+
+MODES = ("srpo", "srpo_released")
+RELEASED_CEILING, RELEASED_STEEPNESS, RELEASED_OFFSET = 0.6, 10.0, 0.5  # siiRL's released reward manager
+SPREAD_FLOOR = 1e-3  # of the mean distance: failures closer together than this are not told apart by float noise
+QUANTILES = (0.0, 0.25, 0.5, 0.75, 1.0)  # of the failures' rewards, as a coarse histogram
+
+
+@dataclass(frozen=True)
+class TrajectoryRewardConfig:
+    """Settings of the trajectory reward."""
+
+    mode: str = "srpo"
+    alpha: float = 0.8
+    """Ceiling of a failure's reward in mode `srpo`; 0.8 in the paper."""
+    min_samples: int = 2
+    """DBSCAN's: points, itself included, within the radius of a core point; 2 as siiRL released."""
+    eps_scale: float = 2.0
+    """DBSCAN's radius in medians of the nearest-neighbour distance; see benchmarks/reward_progress.py."""
+    bank_size: int = 64
+    """Successes of earlier steps that are kept for each task, the newest first."""
+    window: int = 256
+    """Failures of earlier steps that are kept for each task to standardise distances."""
+    min_window: int = 8
+    """With fewer failures in the window, those of the step are counted too: a spread of fewer says little."""
+
+    def __post_init__(self) -> None:
+        if self.mode not in MODES:
+            raise ValueError(f"Unknown reward mode {self.mode!r}. Known: {', '.join(MODES)}.")
+        if not 0.0 < self.alpha <= 1.0:
+            raise ValueError(f"alpha must be in (0, 1], so that no failure is worth more than a success; got {self.alpha}.")
+        if self.eps_scale <= 0.0:
+            raise ValueError(f"eps_scale must be positive; got {self.eps_scale}.")
+        for name, least in (("min_samples", 1), ("bank_size", 0), ("window", 0), ("min_window", 1)):
+            if getattr(self, name) < least:
+                raise ValueError(f"{name} must be at least {least}; got {getattr(self, name)}.")
+
+
+@dataclass(frozen=True)
+class RewardOutput:
+    """Rewards of one step.
+
+    `reward_B` float32; `defined_B` is False for failures of a task without any reference: nothing can be said of them, their
+    reward is 0 as with a 0/1 reward, their distance and z are NaN. A success has reward 1 whether or not it is told apart.
+    """
+
+    reward_B: NDArray[np.float32]
+    defined_B: NDArray[np.bool_]
+    distance_B: NDArray[np.float64]
+    z_B: NDArray[np.float64]
+    metrics: dict[str, float]
+
+
+def srpo_failure_reward(*, z: NDArray[np.float64], alpha: float) -> NDArray[np.float64]:
+    """alpha * sigmoid(-z), SRPO: it falls with distance; the mean failure gets alpha / 2."""
+    return alpha * expit(-z)
+
+
+def released_failure_reward(*, distance: NDArray[np.float64]) -> NDArray[np.float64]:
+    """0.6 * sigmoid(10 * (0.5 - d)), d the distance scaled to 0 for the batch's best failure and 1 for its worst (siiRL's release)."""
+    spread = distance.max() - distance.min()
+    scaled = (distance - distance.min()) / spread if spread > 0 else np.full_like(distance, RELEASED_OFFSET)
+    return RELEASED_CEILING * expit(RELEASED_STEEPNESS * (RELEASED_OFFSET - scaled))
+
+
+def standardise(*, distance: NDArray[np.float64], window: NDArray[np.float64]) -> NDArray[np.float64]:
+    """z of each distance by mean and deviation of the window; 0 where the window has neither."""
+    mean, spread = window.mean(), max(window.std(), SPREAD_FLOOR * window.mean())
+    return (distance - mean) / spread if spread > 0 else np.zeros_like(distance)
+
+
+class TrajectoryReward:
+    """Scores the trajectories of a step and remembers successes and failures for the next ones."""
+
+    def __init__(self, config: TrajectoryRewardConfig, *, demonstrations: Mapping[str, Array] | None = None) -> None:
+        """Start with an empty memory.
+
+        Args:
+            config: Settings.
+            demonstrations: Embeddings [N, D] of successful demonstrations for each task; always references, never forgotten.
+        """
+        self.config = config
+        self.demonstrations = {task: _finite(rows, what=f"demonstrations of {task!r}") for task, rows in (demonstrations or {}).items()}
+        self.bank: dict[str, NDArray[np.float32]] = {}
+        self.failures: dict[str, NDArray[np.float32]] = {}
+
+    def score(self, *, embeddings_BD: Array, success_B: Array, tasks_B: Sequence[str], group_B: Array) -> RewardOutput:
+        """Reward every trajectory of a step, then remember the step.
+
+        Args:
+            embeddings_BD: Embeddings of the trajectories of all ranks, in any order.
+            success_B: The benchmark's own flag.
+            tasks_B: Name of each trajectory's task; references of one task never serve another.
+            group_B: Id of each trajectory's group (rollouts of one prompt); a group has one task.
+
+        Raises:
+            ValueError: An embedding that is not finite or of another size than before, columns of different lengths, or a
+                group with two tasks.
+        """
+        embeddings_BD = _finite(embeddings_BD, what="embeddings", tasks=tasks_B)
+        success_B, group_B = np.asarray(success_B, dtype=bool), np.asarray(group_B)
+        self._check(embeddings_BD, success_B, tasks_B, group_B)
+        task_B = np.asarray(tasks_B, dtype=str)
+        reward_B = success_B.astype(np.float64)
+        distance_B, z_B = np.full(len(success_B), np.nan), np.full(len(success_B), np.nan)
+        clusters: dict[str, Clusters] = {}
+        for task in sorted(set(tasks_B)):
+            rows_B = task_B == task
+            failed_B = rows_B & ~success_B
+            references_ND = self.references(task, embeddings_BD[rows_B & success_B])
+            if len(references_ND) == 0:
+                logger.warning("Task %r has had no success and no demonstration: its %d failures get 0.", task, failed_B.sum())
+                continue
+            clusters[task] = cluster(references_ND=references_ND, min_samples=self.config.min_samples, eps_scale=self.config.eps_scale)
+            distance_B[rows_B] = nearest_centre_distance(embeddings_BD=embeddings_BD[rows_B], clusters=clusters[task])
+            if failed_B.any():
+                window = self._window(task, embeddings_BD[failed_B], clusters[task])
+                z_B[rows_B] = standardise(distance=distance_B[rows_B], window=window)
+                reward_B[failed_B] = self._failure_reward(distance=distance_B[failed_B], z=z_B[failed_B])
+        for task in sorted(set(tasks_B)):
+            self._remember(self.bank, task, embeddings_BD[(task_B == task) & success_B], limit=self.config.bank_size)
+            self._remember(self.failures, task, embeddings_BD[(task_B == task) & ~success_B], limit=self.config.window)
+        defined_B = success_B | np.isfinite(distance_B)
+        metrics = {
+            **reward_metrics(reward_B=reward_B, success_B=success_B, defined_B=defined_B, distance_B=distance_B, group_B=group_B),
+            **cluster_metrics(clusters),
+            "reward/bank": float(sum(map(len, self.bank.values()))),
+            "reward/window": float(sum(map(len, self.failures.values()))),
+        }
+        return RewardOutput(reward_B.astype(np.float32), defined_B, distance_B, z_B, metrics)
+
+    def references(self, task: str, successes_ND: NDArray[np.float32]) -> NDArray[np.float32]:
+        """What success of `task` looks like: demonstrations, the bank, and the successes of this step [N, D]."""
+        parts = [part for part in (self.demonstrations.get(task), self.bank.get(task)) if part is not None]
+        return np.concatenate([*parts, successes_ND])
+
+    def state_dict(self) -> dict[str, dict[str, NDArray[np.float32]]]:
+        """The memory, for a checkpoint; demonstrations are configuration and not part of it."""
+        return {name: {task: rows.copy() for task, rows in memory.items()} for name, memory in self._memories().items()}
+
+    def load_state_dict(self, state: Mapping[str, Mapping[str, Array]]) -> None:
+        """Restore what `state_dict` gave, bit for bit.
+
+        Raises:
+            ValueError: Not such a state.
+        """
+        if set(state) != set(self._memories()):
+            raise ValueError(f"A trajectory reward's state has {sorted(self._memories())}; got {sorted(state)}.")
+        for name, memory in self._memories().items():
+            memory.clear()
+            memory.update({task: _finite(rows, what=f"{name} of {task!r}").copy() for task, rows in state[name].items()})
+
+    def _memories(self) -> dict[str, dict[str, NDArray[np.float32]]]:
+        return {"bank": self.bank, "failures": self.failures}
+
+    def _window(self, task: str, failures_ND: NDArray[np.float32], clusters: Clusters) -> NDArray[np.float64]:
+        """Distances of the task's earlier failures to this step's centres; those of the step itself only while there are few."""
+        remembered = self.failures.get(task, failures_ND[:0])
+        counted = remembered if len(remembered) >= self.config.min_window else np.concatenate((remembered, failures_ND))
+        return nearest_centre_distance(embeddings_BD=counted[canonical_order(counted)], clusters=clusters)
+
+    def _failure_reward(self, *, distance: NDArray[np.float64], z: NDArray[np.float64]) -> NDArray[np.float64]:
+        if self.config.mode == "srpo_released":
+            return released_failure_reward(distance=distance)
+        return srpo_failure_reward(z=z, alpha=self.config.alpha)
+
+    def _check(self, embeddings_BD: Array, success_B: Array, tasks_B: Sequence[str], group_B: Array) -> None:
+        lengths = {"embeddings": len(embeddings_BD), "success": len(success_B), "tasks": len(tasks_B), "groups": len(group_B)}
+        if len(set(lengths.values())) > 1:
+            raise ValueError(f"Every trajectory needs an embedding, a success flag, a task and a group; got {lengths}.")
+        for name, memory in {**self._memories(), "demonstrations": self.demonstrations}.items():
+            for task, rows in memory.items():
+                if rows.shape[1] != embeddings_BD.shape[1]:
+                    raise ValueError(
+                        f"Embeddings have {embeddings_BD.shape[1]} channels, the {name} of {task!r} {rows.shape[1]}: they come from "
+                        f"another encoder. Use that one, or start without its memory."
+                    )
+        task_of: dict[int, str] = {}
+        for group, task in zip(group_B.tolist(), tasks_B, strict=True):
+            if task_of.setdefault(group, task) != task:
+                raise ValueError(f"Group {group} has the tasks {task_of[group]!r} and {task!r}; a group is one prompt of one task.")
+
+    @staticmethod
+    def _remember(memory: dict[str, NDArray[np.float32]], task: str, rows_ND: NDArray[np.float32], *, limit: int) -> None:
+        """Append the step's rows in canonical order and drop the oldest; of a step larger than `limit`, evenly spaced rows stay."""
+        if limit == 0 or len(rows_ND) == 0:
+            return
+        rows_ND = rows_ND[canonical_order(rows_ND)]
+        if len(rows_ND) > limit:
+            rows_ND = rows_ND[np.linspace(0, len(rows_ND) - 1, limit).round().astype(np.int64)]
+        memory[task] = np.concatenate((memory.get(task, rows_ND[:0]), rows_ND))[-limit:]
+
+
+def reward_metrics(
+    *, reward_B: Array, success_B: NDArray[np.bool_], defined_B: NDArray[np.bool_], distance_B: Array, group_B: Array
+) -> dict[str, float]:
+    """Counts, mean reward, and quantiles of the failures' rewards and distances; a metric without rows is left out."""
+    told_B = defined_B & ~success_B
+    metrics = {
+        "reward/trajectories": float(len(reward_B)),
+        "reward/successes": float(success_B.sum()),
+        "reward/failures": float((~success_B).sum()),
+        "reward/undefined": float((~defined_B).sum()),
+    }
+    if len(reward_B):
+        metrics |= {"reward/mean_score": float(reward_B.mean()), "reward/success_rate": float(success_B.mean())}
+    if told_B.any():
+        metrics |= {
+            f"reward/failure_q{round(100 * level):02d}": float(value)
+            for level, value in zip(QUANTILES, np.quantile(reward_B[told_B], QUANTILES), strict=True)
+        }
+        spreads = [np.ptp(reward_B[told_B & (group_B == group)]) for group in np.unique(group_B[told_B])]
+        metrics |= {
+            "reward/failure_distance_mean": float(distance_B[told_B].mean()),
+            "reward/failure_distance_std": float(distance_B[told_B].std()),
+            "reward/group_failure_spread": float(np.mean(spreads)),
+        }
+    measured_B = success_B & np.isfinite(distance_B)
+    if measured_B.any():
+        metrics["reward/success_distance_mean"] = float(distance_B[measured_B].mean())
+    return metrics
+
+
+def cluster_metrics(clusters: Mapping[str, Clusters]) -> dict[str, float]:
+    """Number of clusters and references over all tasks, and the mean share of references that are noise."""
+    metrics = {
+        "reward/clusters": float(sum(len(found.centres_KD) for found in clusters.values())),
+        "reward/references": float(sum(found.num_references for found in clusters.values())),
+    }
+    if clusters:
+        metrics["reward/noise_share"] = float(np.mean([found.noise_share for found in clusters.values()]))
+    return metrics
+
+
+def _finite(rows: Array, *, what: str, tasks: Sequence[str] | None = None) -> NDArray[np.float32]:
+    """`rows` as float32 [B, D]; refuses other shapes and values that are not finite, naming the row."""
+    rows = np.asarray(rows, dtype=np.float32)
+    if rows.ndim != 2:
+        raise ValueError(f"The {what} must be [rows, channels]; got shape {list(rows.shape)}.")
+    bad = np.flatnonzero(~np.isfinite(rows).all(axis=1))
+    if len(bad):
+        of_task = f" (task {tasks[bad[0]]!r})" if tasks is not None and bad[0] < len(tasks) else ""
+        raise ValueError(f"Row {bad[0]}{of_task} of the {what} is not finite, {len(bad)} rows in all: the encoder failed on that clip.")
+    return rows

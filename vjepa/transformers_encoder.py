@@ -1,0 +1,54 @@
+"""V-JEPA 2 through Hugging Face transformers, from a local folder or a hub id, as a `VideoEncoder`.
+
+transformers is imported when a model is asked for. Its video processor needs torchvision, so frames are prepared by `vjepa.clips`, which
+does the same. Left out: the predictor (`skip_predictor=True`) and the classification heads.
+"""
+
+import json
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from vjepa.encoders import LatentEncoder
+
+
+def load_transformers(
+    name_or_path: str, *, pooling: str, frames_per_clip: int | None = None, device: str = "cpu", batch_size: int = 1
+) -> LatentEncoder:
+    """The encoder of a V-JEPA 2 model.
+
+    Raises:
+        ValueError: A model of another type, or weights that cannot be read.
+        FileNotFoundError: Neither a folder nor reachable on the hub.
+    """
+    from safetensors import SafetensorError
+    from transformers import AutoConfig, VJEPA2Model
+
+    _check_model_type(name_or_path)
+    try:
+        config = AutoConfig.from_pretrained(name_or_path)
+        model = VJEPA2Model.from_pretrained(name_or_path, config=config, dtype=torch.float32)
+    except SafetensorError as error:
+        raise ValueError(f"The weights of {name_or_path} cannot be read ({error}); fetch them again.") from error
+    except OSError as error:
+        raise FileNotFoundError(f"No V-JEPA 2 model {name_or_path!r}: {str(error).splitlines()[0]}") from error
+    model = model.to(device).eval().requires_grad_(False)
+
+    def network(video_B3THW: Tensor) -> Tensor:
+        return model(pixel_values_videos=video_B3THW.transpose(1, 2), skip_predictor=True).last_hidden_state
+
+    frames = frames_per_clip or config.frames_per_clip
+    side = config.crop_size // config.patch_size
+    return LatentEncoder(
+        name=Path(name_or_path).name, network=network, grid=(frames // config.tubelet_size, side, side), width=config.hidden_size,
+        frames_per_clip=frames, image_size=config.crop_size, pooling=pooling, crop=True, batch_size=batch_size, device=device,
+    )  # fmt: skip
+
+
+def _check_model_type(name_or_path: str) -> None:
+    config = Path(name_or_path) / "config.json"
+    if config.is_file():
+        model_type = json.loads(config.read_text()).get("model_type")
+        if model_type != "vjepa2":
+            raise ValueError(f"{config} describes a model of type {model_type!r}; only 'vjepa2' can encode clips.")
