@@ -27,6 +27,9 @@ TESTING := $(VENV)/.testing-$(call digest,requirements.lock requirements-test.lo
 SYSTEM_PACKAGES := libosmesa6 libegl1 libgl1-mesa-dri
 DRAWS = { MUJOCO_GL=egl $(BIN)/python -c 'import mujoco; mujoco.GLContext(8, 8)' || MUJOCO_GL=osmesa $(BIN)/python -c 'import mujoco; mujoco.GLContext(8, 8)'; } > /dev/null 2>&1
 
+# Installs system packages where it may: as root, with apt-get.
+install = { [ "$$(id -u)" = 0 ] && command -v apt-get > /dev/null && echo "Installing $(1) ..." && apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $(1) > /dev/null; }
+
 export OMP_NUM_THREADS := 1
 export PIP_ROOT_USER_ACTION := ignore
 
@@ -59,10 +62,10 @@ lint: setup system $(TESTING)
 $(RUNTIME):
 	@command -v $(PYTHON) > /dev/null || { echo "$(PYTHON) is not there. Install Python 3.11 (Debian: apt-get install python3.11-venv) or name one: make setup PYTHON=/path/to/python3.11" >&2; exit 1; }
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))' || { echo "$(PYTHON) is not Python 3.11, for which requirements.lock is made. Name one: make setup PYTHON=/path/to/python3.11" >&2; exit 1; }
-	@$(PYTHON) -c 'import ensurepip' 2> /dev/null || { echo "$(PYTHON) cannot make an environment. Type: apt-get install python3.11-venv   and start again." >&2; exit 1; }
-	@echo "Making $(VENV) from requirements.lock (about a minute, 1.7 GB) ..."
+	@$(PYTHON) -c 'import ensurepip' 2> /dev/null || $(call install,python3.11-venv) || { echo "$(PYTHON) cannot make an environment. Type: sudo apt-get install -y python3.11-venv   and start again." >&2; exit 1; }
+	@echo "Making $(VENV) from requirements.lock (about a minute and a half, 1.7 GB) ..."
 	@rm -f $(VENV)/.runtime-*
-	@[ -x $(BIN)/python ] || $(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -m pip --version > /dev/null 2>&1 || $(PYTHON) -m venv $(VENV)
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps $(call pinned,pip) $(call pinned,setuptools)
 ifeq ($(TORCH_BUILD),cpu)
 	@$(PIP) --retries 1 --timeout 20 --extra-index-url "$(TORCH_INDEX)" "$(call pinned,torch)+cpu" || { echo "No CPU build of $(call pinned,torch) for this machine at $(TORCH_INDEX). Name another index: make setup TORCH_INDEX=URL, or take PyPI's build with CUDA: make setup TORCH_BUILD=cuda" >&2; exit 1; }
@@ -80,13 +83,7 @@ $(TESTING): | $(RUNTIME)
 
 # MuJoCo draws in software through EGL or OSMesa; whether it can is tried, not guessed from package names.
 system: setup
-	@$(DRAWS) || { \
-	  if [ "$$(id -u)" = 0 ] && command -v apt-get > /dev/null; then \
-	    echo "Installing $(SYSTEM_PACKAGES) ..."; \
-	    export DEBIAN_FRONTEND=noninteractive; apt-get update -qq; apt-get install -y -qq --no-install-recommends $(SYSTEM_PACKAGES) > /dev/null; \
-	  else \
-	    echo "MuJoCo cannot draw: no OpenGL here. Type: sudo apt-get install -y $(SYSTEM_PACKAGES)   and start again." >&2; exit 1; \
-	  fi; }
+	@$(DRAWS) || $(call install,$(SYSTEM_PACKAGES)) || { echo "MuJoCo cannot draw: no OpenGL here. Type: sudo apt-get install -y $(SYSTEM_PACKAGES)   and start again." >&2; exit 1; }
 	@$(DRAWS) || { echo "MuJoCo cannot draw, although $(SYSTEM_PACKAGES) are installed. See: MUJOCO_GL=egl $(BIN)/python -c 'import mujoco; mujoco.GLContext(8, 8)'" >&2; exit 1; }
 
 clean:

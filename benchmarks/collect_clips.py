@@ -12,11 +12,13 @@ import asyncio
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
-from envs.base import FrameRequest
+from envs.base import IMAGES, INSTRUCTION, PROPRIOCEPTION, FrameRequest
 from envs.metaworld_simulator import TaskSimulator
 from envs.mujoco import ACTION_SIZE, MetaWorldEnv, expert
 
@@ -130,6 +132,41 @@ async def collect(*, tasks: Sequence[str], counts: dict[str, int], first_seed: i
     return clips
 
 
+async def roll_out(*, policy: Any, env: MetaWorldEnv, task: str, seed: int) -> Clip:
+    """An episode of a trained policy, its actions sampled at temperature 1 as in training."""
+    observation, info = await env.reset(seed=seed, options={"task": task, "frames": {"encoder": FRAMES}})
+    instruction_ids = torch.from_numpy(policy.tokenize_instruction(observation[INSTRUCTION]))[None]
+    generator = torch.Generator().manual_seed(seed)
+    frames, distances, ended = [info["frames"]["encoder"].images], [info["oracle_distance"]], False
+    while not ended:
+        with torch.inference_mode():
+            logits_TV = policy(
+                pixel_values=torch.from_numpy(observation[IMAGES])[None],
+                proprioception=torch.from_numpy(observation[PROPRIOCEPTION])[None],
+                instruction_ids=instruction_ids,
+            )[0]
+        tokens_T = torch.multinomial(logits_TV.softmax(-1), 1, generator=generator)[:, 0].numpy()
+        actions_KA = policy.action_tokenizer.decode(tokens_T.reshape(policy.chunk_length, -1)).astype(np.float32)
+        observation, _, terminated, truncated, info = await env.step_chunk(list(actions_KA))
+        frames.append(info["frames"]["encoder"].images)
+        distances.append(info["oracle_distance"])
+        ended = terminated or truncated
+    return Clip(task, "policy", seed, np.concatenate(frames), np.array(distances), bool(info["success"]))
+
+
+async def collect_policy(*, folder: Path, tasks: Sequence[str], count: int, first_seed: int) -> list[Clip]:
+    """`count` episodes of every task by the policy in `folder`."""
+    from siirl.models.loader import load_policy  # only here: clips of experts need no policy
+
+    env, policy = MetaWorldEnv(tasks, max_episode_steps=MAX_STEPS), load_policy(folder).eval()
+    clips = []
+    for task in tasks:
+        clips += [await roll_out(policy=policy, env=env, task=task, seed=first_seed + number) for number in range(count)]
+        print(f"{task}: {count} clips of the policy")
+    await env.close()
+    return clips
+
+
 def save_clips(path: Path, clips: Sequence[Clip]) -> None:
     """One npz: `frames` [F, 64, 64, 3] and `distances` [F] end to end, `lengths`, `tasks`, `kinds`, `seeds`, `success` [N]."""
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -156,15 +193,22 @@ def load_clips(path: Path) -> Iterator[Clip]:
 
 
 def main() -> None:
+    """Collect clips as the command line says."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("output", type=Path, help="npz to write")
     parser.add_argument("--tasks", nargs="+", default=list(CLIP_TASKS))
     parser.add_argument("--experts", type=int, default=40, help="expert clips a task")
     parser.add_argument("--failures", type=int, default=25, help="clips a task of each disturbance")
+    parser.add_argument("--policy", type=Path, help="policy folder: clips of its own episodes instead of disturbed experts")
+    parser.add_argument("--episodes", type=int, default=40, help="episodes a task of the policy")
     parser.add_argument("--first-seed", type=int, default=1_000_000)
     arguments = parser.parse_args()
-    counts = {"expert": arguments.experts, **dict.fromkeys(FAILING_KINDS, arguments.failures)}
-    clips = asyncio.run(collect(tasks=arguments.tasks, counts=counts, first_seed=arguments.first_seed))
+    if arguments.policy is not None:
+        job = collect_policy(folder=arguments.policy, tasks=arguments.tasks, count=arguments.episodes, first_seed=arguments.first_seed)
+    else:
+        counts = {"expert": arguments.experts, **dict.fromkeys(FAILING_KINDS, arguments.failures)}
+        job = collect(tasks=arguments.tasks, counts=counts, first_seed=arguments.first_seed)
+    clips = asyncio.run(job)
     save_clips(arguments.output, clips)
     print(f"{len(clips)} clips, {sum(clip.success for clip in clips)} of them successful, in {arguments.output}")
 

@@ -116,7 +116,7 @@ class ThreeValueAdapter(Environment):
         return values[0] if self.spec.num_agents == 1 else list(values)
 
     def _agent_infos(self, infos: Any) -> list[Mapping[str, Any]]:
-        agents = [infos] if isinstance(infos, Mapping) else list(infos)
+        agents = list(infos) if isinstance(infos, (list, tuple, np.ndarray)) else [infos]
         if not agents or not all(isinstance(info, Mapping) for info in agents):
             raise ValueError(f"infos must be a dict, or a list with one dict an agent, got {infos!r}.")
         return agents

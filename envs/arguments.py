@@ -1,4 +1,4 @@
-"""What a caller hands to an environment, read and checked in one place: the options of `reset`, and actions."""
+"""What a caller hands to an environment, read and checked in one place: seed and options of `reset`, and actions."""
 
 import difflib
 from collections.abc import Mapping, Sequence
@@ -38,6 +38,19 @@ def read_options(options: Mapping[str, Any] | None, *, spec: EnvSpec, further: S
     if frames and not spec.renders:
         raise ValueError(f"Environment {spec.name!r} has no images: ask for no frames (got {', '.join(frames)}).")
     return ResetOptions(task, dict(frames))
+
+
+def checked_seed(seed: int | None) -> int | None:
+    """`seed` as a plain int (it may be NumPy's), or None for an episode that need not be repeated.
+
+    Raises:
+        ValueError: A negative seed.
+    """
+    if seed is None:
+        return None
+    if seed < 0:
+        raise ValueError(f"seed must not be negative, got {seed}.")
+    return int(seed)
 
 
 def checked_action(action: Any, *, space: spaces.Space[Any]) -> Any:

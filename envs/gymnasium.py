@@ -22,7 +22,7 @@ from gymnasium.envs.registration import EnvSpec as EnvRegistration
 from gymnasium.envs.registration import load_env_creator
 from numpy.typing import NDArray
 
-from envs.arguments import checked_action, read_options
+from envs.arguments import checked_action, checked_seed, read_options
 from envs.base import IMAGES, PROPRIOCEPTION, Environment, EnvSpec, FrameBuffer, FrameRequest, Info, StepResult
 from envs.offscreen import choose_backend
 from envs.pictures import as_rgb, fitted
@@ -68,14 +68,14 @@ class GymnasiumEnv(Environment):
             renders=self._env.render_mode == "rgb_array",
         )
         self._streams: dict[str, FrameRequest] = {}
-        self._step, self._ended = 0, True
+        self._started, self._ended, self._step = False, True, 0
 
     async def reset(self, *, seed: int | None = None, options: Mapping[str, Any] | None = None) -> tuple[dict[str, Any], Info]:
         """See `Environment.reset`; options are `task` (the id) and `frames`."""
         self._streams = read_options(options, spec=self.spec).frames
         self._ended = True
-        observation, raw = self._env.reset(seed=seed)
-        self._step, self._ended = 0, False
+        observation, raw = self._env.reset(seed=checked_seed(seed))
+        self._started, self._ended, self._step = True, False, 0
         return self._layout.read(observation), self._info(raw)
 
     async def step(self, action: Any) -> StepResult:
@@ -95,18 +95,16 @@ class GymnasiumEnv(Environment):
         """The picture now at its native size, uint8 [height, width, 3]."""
         if not self.spec.renders:
             raise RuntimeError(f"Gymnasium environment {self.spec.tasks[0]!r} cannot be rendered here: there is nothing to see.")
+        if not self._started:
+            raise RuntimeError("There is nothing to render: call reset first.")
         if isinstance(self._env.unwrapped, MujocoEnv):
             choose_backend()
-        try:
-            picture = self._env.render()
-        except error.ResetNeeded as needed:
-            raise RuntimeError("There is nothing to render: call reset first.") from needed
-        return as_rgb(cast(NDArray[np.uint8], picture))
+        return as_rgb(cast(NDArray[np.uint8], self._env.render()))
 
     async def close(self) -> None:
         """Close the Gymnasium environment."""
         self._env.close()
-        self._ended = True
+        self._started, self._ended = False, True
 
     def _info(self, raw: Mapping[str, Any]) -> Info:
         info: Info = {"task": self.spec.tasks[0]}
@@ -142,7 +140,7 @@ class _Layout:
             entries[IMAGES] = spaces.Box(0, 255, (len(self._images), *shapes.pop(), 3), np.uint8)
         if self._vectors:
             for key in self._vectors:
-                if not leaves[key].is_np_flattenable:
+                if not _is_vector(leaves[key]):
                     raise ValueError(f"Gymnasium environment {name!r} has observation {leaves[key]}, which is no vector and no image.")
             flat = [spaces.flatten_space(leaves[key]) for key in self._vectors]
             low, high = (np.concatenate([getattr(part, side).astype(np.float32) for part in flat]) for side in ("low", "high"))
@@ -168,6 +166,14 @@ def _is_image(space: spaces.Space[Any]) -> bool:
     if not isinstance(space, spaces.Box) or space.dtype != np.uint8:
         return False
     return len(space.shape) == 2 or (len(space.shape) == 3 and space.shape[2] in (1, 3))
+
+
+def _is_vector(space: spaces.Space[Any]) -> bool:
+    if isinstance(space, spaces.Tuple):
+        return all(map(_is_vector, space.spaces))
+    if isinstance(space, spaces.Dict):
+        return all(map(_is_vector, space.spaces.values()))
+    return isinstance(space, (spaces.Box, spaces.Discrete, spaces.MultiBinary, spaces.MultiDiscrete))
 
 
 def _registered(id: str) -> EnvRegistration:

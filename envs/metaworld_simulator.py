@@ -15,6 +15,7 @@ from gymnasium.utils import seeding
 from metaworld.env_dict import ALL_V3_ENVIRONMENTS
 from numpy.typing import NDArray
 
+from envs.metaworld_speed import lighten
 from envs.metaworld_suite import VERSION_SUFFIX
 
 GRIPPER, THING, SECOND_THING = (
@@ -49,6 +50,7 @@ class TaskSimulator:
         assert self._env.sawyer_observation_space.shape == (39,)
         self._env._set_task_called = True
         self._env.seeded_rand_vec = True
+        lighten(self._env, task=task)
         self.model: mujoco.MjModel = self._env.model
         self.data: mujoco.MjData = self._env.data
         self._made = self._snapshot()

@@ -17,7 +17,7 @@ import gymnasium
 import numpy as np
 from numpy.typing import NDArray
 
-from envs.arguments import checked_action, nearest, read_options
+from envs.arguments import checked_action, checked_seed, nearest, read_options
 from envs.base import IMAGES, INSTRUCTION, PROPRIOCEPTION, Environment, EnvSpec, FrameBuffer, FrameRequest, Info, StepResult
 from envs.metaworld_suite import INSTRUCTIONS, VERSION_SUFFIX, task_name
 from envs.offscreen import RenderQuality, SceneRenderer, choose_backend, make_context
@@ -40,7 +40,7 @@ class TableCamera:
     """
 
     lookat: tuple[float, float, float] = (0.0, 0.7, 0.15)
-    distance: float = 0.9
+    distance: float = 0.95
     azimuth: float = 140.0
     elevation: float = -30.0
 
@@ -93,11 +93,9 @@ class MetaWorldEnv(Environment):
     async def reset(self, *, seed: int | None = None, options: Mapping[str, Any] | None = None) -> tuple[dict[str, Any], Info]:
         """See `Environment.reset`; options are `task` and `frames`. Seed and task fix the episode, whatever ran before in this instance."""
         task, streams = read_options(self._canonical(options), spec=self.spec)
-        seed = int(np.random.default_rng().integers(2**31)) if seed is None else seed
-        if seed < 0:
-            raise ValueError(f"seed must not be negative, got {seed}.")
+        seed = checked_seed(seed)
         self._ended = True
-        self._simulator(task).reset(seed=seed)
+        self._simulator(task).reset(seed=int(np.random.default_rng().integers(2**31)) if seed is None else seed)
         self._task, self._streams, self._step, self._ended = task, streams, 0, False
         image, frames = self._image(self._image_size), FrameBuffer()
         self._add_frames(frames, image)

@@ -95,6 +95,7 @@ class SceneRenderer:
         category = mujoco.mjtCatBit.mjCAT_ALL
         mujoco.mjv_updateScene(self._model, data, self._options, self._perturb, self._camera, category, self._scene)
         viewport, pixels = mujoco.MjrRect(0, 0, size, size), np.empty((size, size, 3), np.uint8)
+        mujoco.mjr_setBuffer(mujoco.mjtFramebuffer.mjFB_OFFSCREEN, self._context)  # another task's renderer may have bound its own
         mujoco.mjr_render(viewport, self._scene, self._context)
         mujoco.mjr_readPixels(pixels, None, viewport, self._context)
         return np.ascontiguousarray(pixels[::-1])  # OpenGL's first row is the lowest

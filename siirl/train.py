@@ -7,14 +7,14 @@ Exit status: 0 done, 1 the run failed, 2 the configuration cannot work, 130 inte
 import sys
 from collections.abc import Sequence
 
-from siirl.errors import CheckpointError, ConfigError, MissingAssetError, SiirlError
+from siirl.errors import SiirlError
 from siirl.params import SiiRLArguments
 from siirl.params.command_line import Action, CommandLine, read_command_line
 from siirl.params.help import help_text
 from siirl.params.parser import parse, to_yaml
+from siirl.params.problems import REFUSALS
 
 USAGE = "python -m siirl.train [group=option ...] [key=value ...]: train a policy; without arguments, the demo job"
-REFUSALS = (ConfigError, MissingAssetError, CheckpointError)
 FAILED, REFUSED, INTERRUPTED = 1, 2, 130
 
 
@@ -61,15 +61,11 @@ def _train(config: SiiRLArguments, *, start: bool) -> None:
     if not start:
         return
     from siirl.dag_worker.launch import run
-    from siirl.params.run_folder import discard_if_unused, make_run_folder
+    from siirl.params.run_folder import run_folder
 
-    folder = make_run_folder(config, needed_bytes=int(job.plan.disk_bytes))
-    print(f"  run folder  {folder}", flush=True)
-    try:
+    with run_folder(config, needed_bytes=int(job.plan.disk_bytes)) as folder:
+        print(f"  run folder  {folder}", flush=True)
         run(config, job.graph, folder)
-    except REFUSALS:
-        discard_if_unused(folder)
-        raise
 
 
 if __name__ == "__main__":

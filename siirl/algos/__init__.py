@@ -1,12 +1,13 @@
 """The formulas: pure functions on tensors, with their sources; no Ray, no config objects, no files.
 
 A newcomer reads `advantages.py`, `policy_losses.py` and `aggregation.py`; the rest serves these three. An algorithm is a choice among
-the names in the two registries plus what its pipeline does around them.
+the names in the two registries plus what its pipeline does around them. Balanced partitions live in `siirl.data_coordinator.balance`.
 """
 
 from siirl.algos.advantages import ADVANTAGES, estimate_advantages, register_adv_est
 from siirl.algos.aggregation import AGGREGATIONS, aggregate_loss, aggregation_weight
 from siirl.algos.policy_losses import NATIVE_AGGREGATION, POLICY_LOSSES, PolicyLoss, policy_loss, register_policy_loss
+from siirl.data_coordinator.balance import get_seqlen_balanced_partitions, micro_batches_by_budget
 
 __all__ = [
     "ADVANTAGES",
@@ -17,6 +18,8 @@ __all__ = [
     "aggregate_loss",
     "aggregation_weight",
     "estimate_advantages",
+    "get_seqlen_balanced_partitions",
+    "micro_batches_by_budget",
     "policy_loss",
     "register_adv_est",
     "register_policy_loss",

@@ -111,7 +111,8 @@ def rloo_advantage(*, rewards_B: torch.Tensor, group_B: torch.Tensor, min_group_
     With n samples this is `n / (n - 1) * (r_i - mean(r))`, the mean with the sample itself, which is what is computed.
     """
     statistics = group_statistics(values_B=rewards_B, group_B=group_B)
-    scale_B = statistics.count_B / (statistics.count_B - 1).clamp(min=1)
+    count_B = statistics.count_B.to(torch.float64)
+    scale_B = count_B / (count_B - 1).clamp(min=1)
     advantages_B = scale_B * (rewards_B.to(torch.float64) - statistics.mean_B)
     told_apart_B = statistics.differs_B & (statistics.spread_B >= min_group_spread)
     return torch.where(told_apart_B, advantages_B, torch.zeros_like(advantages_B)).to(rewards_B.dtype)
@@ -142,15 +143,23 @@ def gae_advantage(
             f"token_level_rewards has a reward at row {row}, token {token}, where response_mask is 0: put it at a kept token."
         )
 
-    place_BT = kept_BT.cumsum(1) - 1  # where a kept token stands when the others are taken out
-    rewards = _pack(rewards_BT, kept_BT, place_BT)
-    values = _pack(values_BT, kept_BT, place_BT)
+    zeros_BT = torch.zeros_like(values_BT)
+    rewards, values = torch.where(kept_BT, rewards_BT, zeros_BT), torch.where(kept_BT, values_BT, zeros_BT)
+    place_BT = _places_without_holes(kept_BT)
+    if place_BT is not None:
+        rewards, values = _pack(rewards, kept_BT, place_BT), _pack(values, kept_BT, place_BT)
     next_values = torch.cat([values[:, 1:], torch.zeros_like(values[:, :1])], dim=1)
     advantages = _discounted_sums(rewards + gamma * next_values - values, gamma * lam)
-
-    zeros_BT = torch.zeros_like(values_BT)
-    advantages_BT = torch.where(kept_BT, advantages.gather(1, place_BT.clamp(min=0)), zeros_BT)
+    if place_BT is not None:
+        advantages = advantages.gather(1, place_BT.clamp(min=0))
+    advantages_BT = torch.where(kept_BT, advantages, zeros_BT)
     return advantages_BT, torch.where(kept_BT, advantages_BT + values_BT, zeros_BT)
+
+
+def _places_without_holes(kept_BT: torch.Tensor) -> torch.Tensor | None:
+    """Where each kept token stands when the others of its row are taken out; None if no row has a hole, so that all may stay."""
+    starts_B = kept_BT[:, :1].sum(1) + (kept_BT[:, 1:] & ~kept_BT[:, :-1]).sum(1)
+    return kept_BT.cumsum(1) - 1 if bool((starts_B > 1).any()) else None
 
 
 def _pack(numbers_BT: torch.Tensor, kept_BT: torch.Tensor, place_BT: torch.Tensor) -> torch.Tensor:

@@ -49,7 +49,7 @@ COLUMNS = (
     Column("entropy", "actor/entropy", _number),
     Column("clipped", "actor/pg_clipfrac", _percent),
     Column("gradient", "actor/grad_norm", _number),
-    Column("env/s", "env/steps_per_s", _number),
+    Column("steps/s", "env/steps_per_s", _number),
     Column("calls/s", "policy/calls_per_s", _number),
     Column("sim busy", "env/busy_share", _percent),
     Column("pol busy", "policy/busy_share", _percent),

@@ -6,7 +6,7 @@ event, so that the worker is the same in a Ray actor and in a debugger.
 """
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from siirl.dag_worker.build import Rank, build_embodied
 from siirl.dag_worker.checkpoint import read_manifest, resolve_checkpoint
 from siirl.dag_worker.events import Activity, Event, StepDone
 from siirl.dag_worker.metric_worker import MetricWorker
-from siirl.data_coordinator.ray_edge import RayRedistribution
+from siirl.data_coordinator.ray_redistribution import RayRedistribution
 from siirl.data_coordinator.redistribution import Redistribution, StayOnRank
 from siirl.data_coordinator.sample import Sample, Samples2Dict
 from siirl.engine.collectives import join, leave
@@ -38,7 +38,7 @@ class DAGWorker:
         init_method: Where ranks meet for torch.distributed; unused where there is one.
         backend: Of torch.distributed.
         run_folder: Where the run writes.
-        coordinator: Handle of the DataCoordinator; None where there is one rank.
+        connect: Called with this rank where ranks share rows: its end of the DataCoordinator. None where there is one rank.
     """
 
     # The documents' names: a graph may say `siirl.dag_worker.dagworker:DAGWorker.generate`.
@@ -59,7 +59,7 @@ class DAGWorker:
         init_method: str,
         backend: str,
         run_folder: Path,
-        coordinator: Any | None,
+        connect: Callable[[int], Redistribution] | None = None,
     ) -> None:
         self.config, self.taskgraph, self.run_folder = config, graph, run_folder
         self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -67,9 +67,7 @@ class DAGWorker:
             torch.set_num_threads(1)  # simulators share the cores; two OpenMP threads on contended cores collapse
         torch.use_deterministic_algorithms(config.trainer.deterministic)
         self.ranks = join(rank=rank, world_size=world_size, init_method=init_method, device=self.device, backend=backend)
-        self.redistribution: Redistribution = (
-            StayOnRank() if coordinator is None else RayRedistribution(coordinator, rank=rank, ranks=world_size)
-        )
+        self.redistribution: Redistribution = StayOnRank() if connect is None else connect(rank)
         self.metrics = MetricWorker(gather=self.ranks.gather_objects)
         self.global_steps = 0
         self.parts: Rank | None = None
@@ -105,7 +103,7 @@ class DAGWorker:
     def execute_task_graph(self) -> Iterator[Event]:
         """Evaluate, train, evaluate; yields metrics as they come."""
         trainer, begin = self.config.trainer, time.monotonic()
-        if self.global_steps == 0 and trainer.val_before_train:
+        if self.global_steps == 0 and trainer.val_before_train and trainer.val_episodes > 0:
             yield from self._evaluate()
             yield StepDone(0, self.metrics.reduce())
         while not self._is_last(begin):

@@ -1,8 +1,9 @@
 """From a checked job to its end: workers started, their events shown and written down, and the summary that closes a run."""
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 
@@ -10,9 +11,11 @@ from siirl.dag_worker.console import success_table
 from siirl.dag_worker.dagworker import DAGWorker
 from siirl.dag_worker.events import Activity, Event
 from siirl.dag_worker.metric_writers import MetricWriters, RunDescription
+from siirl.dag_worker.metrics import Reduced
 from siirl.dag_worker.recorder import VIDEOS_FOLDER
 from siirl.dag_worker.report_page import write_report
-from siirl.dag_worker.statistics import SuccessInterval, evaluations
+from siirl.dag_worker.statistics import evaluations
+from siirl.data_coordinator.redistribution import Redistribution
 from siirl.execution.dag import TaskGraph
 from siirl.execution.scheduler.launch import ClusterSettings, ray_session, run_local, run_on_ray
 from siirl.execution.scheduler.process_group_manager import ProcessGroupManager
@@ -20,7 +23,7 @@ from siirl.execution.scheduler.task_scheduler import TaskScheduler
 from siirl.params import SiiRLArguments, sizes
 from siirl.params.machine import device_slots
 
-Success = dict[str, SuccessInterval]
+MEAN_RETURN = "val/all/return"  # every evaluation has it
 
 
 def run(config: SiiRLArguments, graph: TaskGraph, run_folder: Path, *, first_step: int = 0) -> None:
@@ -40,17 +43,16 @@ def run(config: SiiRLArguments, graph: TaskGraph, run_folder: Path, *, first_ste
         project=config.trainer.project_name,
         experiment=config.trainer.experiment_name,
     )
-    before: Success = {}
-    after: Success = {}
+    evaluated: list[dict[str, Reduced]] = []
     with MetricWriters(config.trainer.logger, description) as writers:
         for event in start(config, graph, run_folder):
             if isinstance(event, Activity):
                 writers.activity(event.text)
                 continue
             writers.write(step=event.step, metrics=event.metrics)
-            success = evaluations(event.metrics)
-            before, after = before or success, success or after
-    show_summary(run_folder, report=write_report(run_folder), before=before, after=after)
+            if MEAN_RETURN in event.metrics:
+                evaluated.append(event.metrics)
+    show_summary(run_folder, report=write_report(run_folder), evaluated=evaluated)
 
 
 def start(config: SiiRLArguments, graph: TaskGraph, run_folder: Path) -> Iterator[Event]:
@@ -65,21 +67,40 @@ def start(config: SiiRLArguments, graph: TaskGraph, run_folder: Path) -> Iterato
         DAGWorker, config=config, graph=graph, world_size=ranks, backend=groups.world.backend, run_folder=run_folder.absolute()
     )
     if config.cluster.mode == "local":
-        yield from run_local(functools.partial(make, coordinator=None))
+        yield from run_local(make)
         return
-    from siirl.data_coordinator.ray_edge import start_coordinator
-
-    settings = ClusterSettings(
-        address=config.cluster.address, env_vars={"OMP_NUM_THREADS": "1"}, gpus_per_rank=1 if groups.world.backend != "gloo" else 0
-    )
+    settings = cluster_settings(config, gpus_per_rank=0 if groups.world.backend == "gloo" else 1)
     with ray_session(settings):
-        coordinator = start_coordinator() if ranks > 1 else None
-        yield from run_on_ray(functools.partial(make, coordinator=coordinator), world_size=ranks, settings=settings)
+        yield from run_on_ray(functools.partial(make, connect=_coordinator_for(ranks)), world_size=ranks, settings=settings)
 
 
-def show_summary(run_folder: Path, *, report: Path, before: Success, after: Success) -> None:
-    """Success before and after on the same held-out episodes, and where to look."""
+def _coordinator_for(ranks: int) -> Callable[[int], Redistribution] | None:
+    """Start the DataCoordinator where there are several ranks; each rank calls the result for its own end of it."""
+    if ranks == 1:
+        return None
+    from siirl.data_coordinator.ray_edge import start_coordinator
+    from siirl.data_coordinator.ray_redistribution import RayRedistribution
+
+    coordinator = start_coordinator()
+    return functools.partial(_connect, RayRedistribution, coordinator, ranks)
+
+
+def _connect(redistribution: Callable[..., Redistribution], coordinator: Any, ranks: int, rank: int) -> Redistribution:
+    return redistribution(coordinator, rank=rank, ranks=ranks)
+
+
+def cluster_settings(config: SiiRLArguments, *, gpus_per_rank: int) -> ClusterSettings:
+    """Where `cluster` says that processes run; each with one OpenMP thread, because they share the cores."""
+    return ClusterSettings(address=config.cluster.address, env_vars={"OMP_NUM_THREADS": "1"}, gpus_per_rank=gpus_per_rank)
+
+
+def show_summary(run_folder: Path, *, report: Path, evaluated: Sequence[dict[str, Reduced]]) -> None:
+    """The first and the last evaluation beside each other, on the same held-out episodes, and where to look."""
     console = Console()
-    if before and after:
-        console.print(success_table("success on held-out episodes, 95 % intervals", {"before": before, "after": after}))
+    if len(evaluated) > 1:
+        columns = {when: evaluations(metrics) for when, metrics in (("before", evaluated[0]), ("after", evaluated[-1]))}
+        if columns["after"]:
+            console.print(success_table("success on held-out episodes, 95 % intervals", columns))
+        else:
+            console.print(f"mean return on held-out episodes: {evaluated[0][MEAN_RETURN]:.1f} before, {evaluated[-1][MEAN_RETURN]:.1f} after")
     console.print(f"run folder  {run_folder}", f"videos      {run_folder / VIDEOS_FOLDER}", f"report      {report}", sep="\n", soft_wrap=True)

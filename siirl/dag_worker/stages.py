@@ -62,11 +62,11 @@ def compute_reward(*, batch: TensorDict, context: StageContext) -> NodeOutput:
     context.domain.rewarded(dict(zip(outcomes.uid_B, scores.reward_B.tolist(), strict=True)))
     complete_B = batch["complete"].float()
     metrics: dict[str, Value] = {
+        **scores.metrics,  # of all ranks together; what is counted by row here takes its place
         "reward/mean_score": mean_over_rows(reward_B),
         "reward/success_rate": mean_over_rows(complete_B),
         "reward/score": reward_B.tolist(),
         "reward/failure_score": reward_B[complete_B == 0].tolist(),
-        **scores.metrics,
     }
     if context.config.algorithm.use_kl_in_reward:
         batch["token_level_rewards"], kl_metrics = less_kl(batch, context)

@@ -54,7 +54,8 @@ class Validator:
         self.recorder.keep(result.trajectories, kind="val", step=step)
         self.recorder.write({})
         outcomes = [(t.row["task_name"], t.row["complete"], t.row["env_return"]) for t in result.trajectories]
-        return {**evaluation_metrics(outcomes, greedy=greedy), "env/failed_episodes": float(len(result.failed))}
+        metrics = evaluation_metrics(outcomes, greedy=greedy, reports_success=self.rollout.pool.spec.reports_success)
+        return {**metrics, "env/failed_episodes": float(len(result.failed))}
 
     def _requests(self, *, step: int, greedy: bool) -> list[EpisodeRequest]:
         """This rank's episodes: tasks in turn, so that the recorded ones show different tasks."""
@@ -79,8 +80,8 @@ class Validator:
         ]
 
 
-def evaluation_metrics(outcomes: Sequence[tuple[str, bool, float]], *, greedy: bool) -> dict[str, Value]:
-    """Count (task, success, return) by task and over all tasks."""
+def evaluation_metrics(outcomes: Sequence[tuple[str, bool, float]], *, greedy: bool, reports_success: bool) -> dict[str, Value]:
+    """Count (task, success, return) by task and over all tasks; only the returns where the environment has no flag of success."""
     by_task: dict[str, list[tuple[bool, float]]] = defaultdict(list)
     for task, success, env_return in outcomes:
         by_task[task].append((success, env_return))
@@ -89,8 +90,9 @@ def evaluation_metrics(outcomes: Sequence[tuple[str, bool, float]], *, greedy: b
     for task, rows in by_task.items():
         successes, count = sum(success for success, _ in rows), float(len(rows))
         prefix = f"val/{task}/{'argmax_' if greedy else ''}"
-        metrics[f"{prefix}success_rate"] = Weighted(successes / count, count)
-        metrics[f"{prefix}successes"] = float(successes)
-        metrics[f"{prefix}episodes"] = count
         metrics[f"{prefix}return"] = Weighted(sum(value for _, value in rows) / count, count)
+        if reports_success:
+            metrics[f"{prefix}success_rate"] = Weighted(successes / count, count)
+            metrics[f"{prefix}successes"] = float(successes)
+            metrics[f"{prefix}episodes"] = count
     return metrics

@@ -7,6 +7,7 @@ exchanges between the heaviest and the lightest part. Plain numbers in, lists of
 import heapq
 from bisect import insort
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +18,7 @@ Bin = tuple[int, int]  # sum of its lengths, its number
 State = list[Bin]  # a partial solution: its filled bins, lightest first; bins beyond these are empty
 
 EXCHANGES_PER_PART = 4  # bounds the time of the refinement; it mostly finds nothing to improve long before
+PAIRS_UP_TO = 64  # rows of a part up to which pairs of rows are exchanged too; larger parts have single rows enough to choose from
 PARTNERS = 8  # parts with which the heaviest and the lightest are compared in each round
 
 
@@ -171,55 +173,82 @@ def _refine(parts: list[list[int]], lengths: NDArray[np.int64], *, equal_size: b
     """Exchange rows (or move one, where sizes are free) between a heavy and a light part while that narrows the spread."""
     sums = np.array([lengths[part].sum() for part in parts], dtype=np.int64)
     for _ in range(EXCHANGES_PER_PART * len(parts)):
-        if not any(_exchange(parts, sums, lengths, heavy, light, may_move=not equal_size) for heavy, light in _pairs_to_try(sums)):
+        if not any(_exchange(parts, sums, lengths, heavy, light, equal_size=equal_size) for heavy, light in _pairs_to_try(sums)):
             break
     return parts
 
 
 def _pairs_to_try(sums: NDArray[np.int64]) -> list[tuple[int, int]]:
     """Heavy and light parts: the heaviest with each of the lightest, then each of the heaviest with the lightest."""
-    ascending = [int(part) for part in np.argsort(sums, kind="stable")]
-    lightest, heaviest = ascending[0], ascending[-1]
-    with_heaviest = [(heaviest, part) for part in ascending[:PARTNERS]]
-    with_lightest = [(part, lightest) for part in ascending[: -PARTNERS - 1 : -1]]
-    return with_heaviest + with_lightest
+    order = np.argsort(sums, kind="stable")
+    light_first, heavy_first = order[:PARTNERS].tolist(), order[::-1][:PARTNERS].tolist()
+    return [(heavy_first[0], part) for part in light_first] + [(part, light_first[0]) for part in heavy_first]
 
 
 def _exchange(
-    parts: list[list[int]], sums: NDArray[np.int64], lengths: NDArray[np.int64], heavy: int, light: int, *, may_move: bool
+    parts: list[list[int]], sums: NDArray[np.int64], lengths: NDArray[np.int64], heavy: int, light: int, *, equal_size: bool
 ) -> bool:
     """Make the best exchange between two parts; False where none brings them closer."""
-    found = _best_exchange(lengths[parts[heavy]], lengths[parts[light]], int(sums[heavy] - sums[light]), may_move=may_move)
+    gap = int(sums[heavy] - sums[light])
+    found = _best_exchange(lengths[parts[heavy]], lengths[parts[light]], gap, equal_size=equal_size)
     if found is None:
         return False
-    given, taken, amount = found
-    row = parts[heavy].pop(given)
-    if taken is not None:
-        parts[heavy].append(parts[light].pop(taken))
-    parts[light].append(row)
+    given, taken = ([parts[side][place] for place in places] for side, places in zip((heavy, light), found, strict=True))
+    parts[heavy] = [row for row in parts[heavy] if row not in given] + taken
+    parts[light] = [row for row in parts[light] if row not in taken] + given
+    amount = lengths[given].sum() - lengths[taken].sum()
     sums[heavy] -= amount
     sums[light] += amount
     return True
 
 
-def _best_exchange(heavy: NDArray[np.int64], light: NDArray[np.int64], gap: int, *, may_move: bool) -> tuple[int, int | None, int] | None:
-    """What to give and what to take back, so that the amount that changes sides is closest to half the gap and below the gap.
+def _best_exchange(heavy: NDArray[np.int64], light: NDArray[np.int64], gap: int, *, equal_size: bool) -> tuple[list[int], list[int]] | None:
+    """Which rows to give and which to take back, so that the amount that changes sides is closest to half the gap.
 
     Returns:
-        Position in `heavy`, position in `light` (None to take nothing back), and the amount; None where nothing helps.
+        Positions in `heavy` and in `light`; None where no amount lies strictly between 0 and the gap, so that nothing helps.
     """
-    order = np.argsort(light, kind="stable")
-    candidates = np.concatenate([[0], light[order]]) if may_move else light[order]
-    if len(candidates) == 0 or len(heavy) == 0 or gap < 2:
+    if gap < 2:
         return None
-    wanted = np.searchsorted(candidates, heavy - gap / 2)
-    choices = np.stack([np.clip(wanted - 1, 0, None), np.clip(wanted, None, len(candidates) - 1)])
-    amounts = heavy - candidates[choices]
-    misses = np.where((amounts > 0) & (amounts < gap), np.abs(2 * amounts - gap), np.iinfo(np.int64).max)
-    side, given = np.unravel_index(int(misses.argmin()), misses.shape)
-    if misses[side, given] == np.iinfo(np.int64).max:
-        return None
-    choice, amount = int(choices[side, given]), int(amounts[side, given])
-    if may_move:
-        return int(given), None if choice == 0 else int(order[choice - 1]), amount
-    return int(given), int(order[choice]), amount
+    pairs = (1, 2) if max(len(heavy), len(light)) <= PAIRS_UP_TO else (1,)
+    sizes = [((size,), (size,)) for size in pairs] if equal_size else [(pairs, (0, *pairs))]
+    best: tuple[float, list[int], list[int]] = (gap / 2, [], [])  # a miss of half the gap is an amount of 0 or of the whole gap
+    for given_sizes, taken_sizes in sizes:
+        given, taken = _bundles(heavy, given_sizes), _bundles(light, taken_sizes)
+        if not len(given.sums) or not len(taken.sums):
+            continue
+        order = np.argsort(taken.sums, kind="stable")
+        wanted = np.searchsorted(taken.sums[order], given.sums - gap / 2)
+        choices = order[np.stack([np.clip(wanted - 1, 0, None), np.clip(wanted, None, len(order) - 1)])]
+        misses = np.abs(given.sums - taken.sums[choices] - gap / 2)
+        side, index = np.unravel_index(int(misses.argmin()), misses.shape)
+        if misses[side, index] < best[0]:
+            best = (float(misses[side, index]), given.rows(int(index)), taken.rows(int(choices[side, index])))
+    return best[1:] if best[1] else None
+
+
+@dataclass(frozen=True)
+class _Bundles:
+    """Sets of at most two rows of a part: their sums, and their positions (-1 for none)."""
+
+    sums: NDArray[np.int64]
+    positions: NDArray[np.int64]
+
+    def rows(self, index: int) -> list[int]:
+        return [int(position) for position in self.positions[index] if position >= 0]
+
+
+def _bundles(lengths: NDArray[np.int64], sizes: Sequence[int]) -> _Bundles:
+    """All sets of rows with one of these sizes (0, 1 or 2)."""
+    positions = np.concatenate([_positions(len(lengths), size) for size in sizes])
+    padded = np.append(lengths, 0)  # position -1 is the zero at the end
+    return _Bundles(sums=padded[positions].sum(axis=1), positions=positions)
+
+
+def _positions(count: int, size: int) -> NDArray[np.int64]:
+    """All sets of `size` positions below `count`, [N, 2], filled up with -1."""
+    if size == 2:
+        return np.stack(np.triu_indices(count, k=1), axis=1).astype(np.int64)
+    filled = np.full((count if size else 1, 2), -1, dtype=np.int64)
+    filled[:, 0] = np.arange(count) if size else -1
+    return filled

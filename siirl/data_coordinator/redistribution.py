@@ -6,7 +6,7 @@ from tensordict import TensorDict
 
 
 class Redistribution(Protocol):
-    """Moves rows between ranks; `ray_edge.RayRedistribution` through the coordinator, `StayOnRank` not at all."""
+    """Moves rows between ranks; `ray_redistribution.RayRedistribution` through the coordinator, `StayOnRank` not at all."""
 
     def redistribute(self, batch: TensorDict, *, node: str, step: int) -> TensorDict:
         """Give this rank's rows for `node`, get those that it is to work on; possibly none."""

@@ -4,6 +4,7 @@ The gradient of a batch is the *sum* of what its pieces give, so an engine must 
 ranks. FSDP2 asks for an average, and gloo has been seen to sum instead (PyTorch issue 162338), so it is measured, not assumed.
 """
 
+import warnings
 from collections.abc import Iterable
 
 import torch
@@ -38,6 +39,8 @@ def shard(
         blocks: Parts whose weights are gathered only while they compute.
     """
     require_equal_weights(module, ranks=ranks)
+    # FSDP2 warns of every module that returns a view; what it warns of is in-place changes of the output, which no scorer makes.
+    warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view tensor")
     for part in (*blocks, module):
         _fully_shard(part, ranks=ranks, device=device, compute_dtype=compute_dtype)
 
@@ -84,15 +87,19 @@ def measure_reduction(*, ranks: Collectives, device: torch.device, compute_dtype
     probe = _Probe().to(device)
     _fully_shard(probe, ranks=ranks, device=device, compute_dtype=compute_dtype)
     probe(torch.tensor(float(ranks.rank + 1), device=device)).backward()
-    entries = torch.cat([full_tensor(parameter.grad).flatten() for parameter in probe.parameters() if parameter.grad is not None])
-    total = ranks.size * (ranks.size + 1) / 2
-    if len(entries) == 22:
-        for factor in (1.0, float(ranks.size)):
-            if torch.allclose(entries * factor, torch.full_like(entries, total), rtol=1e-5, atol=0.0):
-                return factor
+    gradients = [weight.grad for weight in probe.parameters() if weight.grad is not None]
+    return reduction_factor(torch.cat([full_tensor(gradient).flatten() for gradient in gradients]), ranks=ranks.size)
+
+
+def reduction_factor(entries: torch.Tensor, *, ranks: int) -> float:
+    """The factor that makes each of `entries`, reduced from 1, 2, ... `ranks`, their sum; see `measure_reduction`."""
+    total = ranks * (ranks + 1) / 2
+    for factor in (1.0, float(ranks)):
+        if torch.allclose(entries * factor, torch.full_like(entries, total), rtol=1e-5, atol=0.0):
+            return factor
     raise InvariantError(
-        f"FSDP2 over {ranks.size} ranks made {entries.unique().tolist()} of gradients 1 to {ranks.size}; a sum is {total}, an average "
-        f"{total / ranks.size}. Gradients cannot be trusted with this PyTorch ({torch.__version__}) and backend: use another."
+        f"FSDP2 over {ranks} ranks made {entries.unique().tolist()} of the gradients 1 to {ranks}; their sum is {total}, their average "
+        f"{total / ranks}. Gradients cannot be trusted with this PyTorch ({torch.__version__}) and backend: use another."
     )
 
 

@@ -54,6 +54,7 @@ class LocalHost:
     def __init__(self, *, env_name: str, env_kwargs: Mapping[str, Any], num_envs: int) -> None:
         self._server = EnvServer(env_name=env_name, env_kwargs=env_kwargs, num_envs=num_envs)
         self._tasks: set[asyncio.Task[Any]] = set()
+        self._shut = False
 
     def open(self) -> "asyncio.Future[Raised | None]":
         """See `Host.open`."""
@@ -65,13 +66,15 @@ class LocalHost:
 
     def shut(self) -> "asyncio.Future[None]":
         """See `Host.shut`."""
+        self._shut = True
         return self._run(self._server.close())
 
     def kill(self) -> None:
         """Cancel what is running, and close the environments in the background."""
         for task in self._tasks:
             task.cancel()
-        self._run(self._server.close())
+        if not self._shut:
+            self.shut()
 
     def _run(self, coroutine: Coroutine[Any, Any, Any]) -> "asyncio.Task[Any]":
         task = asyncio.get_running_loop().create_task(coroutine)

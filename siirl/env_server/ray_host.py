@@ -22,20 +22,21 @@ class EnvServerActor:
     """Runs an `EnvServer` on an event loop of its own."""
 
     def __init__(self, *, env_name: str, env_kwargs: Mapping[str, Any], num_envs: int) -> None:
-        self._runner = asyncio.Runner()
+        # Not asyncio.Runner: its `run` makes a repr of the result, which costs milliseconds where that holds images.
+        self._loop = asyncio.new_event_loop()
         self._server = EnvServer(env_name=env_name, env_kwargs=env_kwargs, num_envs=num_envs)
 
     def open(self) -> Raised | None:
         """See `EnvServer.open`."""
-        return self._runner.run(self._server.open())
+        return self._loop.run_until_complete(self._server.open())
 
     def handle(self, requests: Sequence[Request]) -> Answers:
         """See `EnvServer.handle`."""
-        return self._runner.run(self._server.handle(requests))
+        return self._loop.run_until_complete(self._server.handle(requests))
 
     def close(self) -> None:
         """See `EnvServer.close`."""
-        self._runner.run(self._server.close())
+        self._loop.run_until_complete(self._server.close())
 
 
 class RayHost:

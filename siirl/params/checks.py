@@ -14,7 +14,7 @@ from siirl.params import sizes
 from siirl.params.build import as_text
 from siirl.params.parser import known_keys, value_at
 from siirl.params.references import check_reference, is_reference
-from siirl.params.reward_args import REWARDS
+from siirl.params.reward_args import REWARDS, VIDEO_REWARDS
 from siirl.params.training_args import LOGGERS, SiiRLArguments
 
 GROUP_ESTIMATORS = ("grpo", "rloo")  # advantages relative to the other rollouts of a prompt
@@ -28,7 +28,7 @@ ROLLOUT = "actor_rollout_ref.rollout"
 
 def config_problems(config: SiiRLArguments) -> list[SiirlError]:
     """Everything that the configuration alone tells."""
-    checks = (_ranks, _batches, _algorithm, _length, _names, _text_only_keys, _processes, _not_in_this_version)
+    checks = (_ranks, _batches, _evaluation, _algorithm, _reward, _length, _names, _text_only_keys, _processes, _not_in_this_version)
     return [problem for check in checks for problem in check(config)]
 
 
@@ -54,14 +54,10 @@ def warnings_of(config: SiiRLArguments) -> list[str]:
 def _ranks(config: SiiRLArguments) -> Iterator[SiirlError]:
     ranks = sizes.ranks(config)
     told = f"ranks = trainer.nnodes x trainer.n_gpus_per_node = {ranks}"
-    divided = (
-        ("data.train_batch_size", config.data.train_batch_size, "rolls out its own prompts"),
-        ("env.num_servers", config.env.num_servers, "has its own servers"),
-    )
-    for place, value, reason in divided:
-        if value % ranks:
-            nearest = max(1, round(value / ranks)) * ranks
-            yield ConfigError(f"{place}={value} is not divisible by {told}, each of which {reason}: make it {nearest}.")
+    batch = config.data.train_batch_size
+    if batch % ranks:
+        nearest = max(1, round(batch / ranks)) * ranks
+        yield ConfigError(f"data.train_batch_size={batch} is not divisible by {told}, each of which rolls out its own: make it {nearest}.")
     mini_batch = sizes.trajectories_per_mini_batch(config)
     if mini_batch % ranks:
         yield ConfigError(
@@ -78,11 +74,14 @@ def _batches(config: SiiRLArguments) -> Iterator[SiirlError]:
             f"{ACTOR}.ppo_mini_batch_size={mini_batch} does not divide data.train_batch_size={batch} "
             f"(both count prompts over all ranks): make it {nearest}, or another divisor."
         )
-    last, episodes = config.trainer.val_seed_offset + config.trainer.val_episodes, config.trainer.val_episodes
-    if last > FIRST_TRAINING_SEED:
+
+
+def _evaluation(config: SiiRLArguments) -> Iterator[SiirlError]:
+    first, episodes = config.trainer.val_seed_offset, config.trainer.val_episodes
+    if first + episodes > FIRST_TRAINING_SEED:
         yield ConfigError(
-            f"trainer.val_seed_offset={config.trainer.val_seed_offset} and trainer.val_episodes={episodes} reach seed {last - 1}; held-out episodes "
-            f"have the seeds below {FIRST_TRAINING_SEED}, training those above: make the offset at most {FIRST_TRAINING_SEED - episodes}."
+            f"trainer.val_seed_offset={first} with trainer.val_episodes={episodes} takes seeds up to {first + episodes - 1}, and those "
+            f"from {FIRST_TRAINING_SEED} on are training's: make the first at most {FIRST_TRAINING_SEED - episodes}."
         )
 
 
@@ -181,19 +180,28 @@ def _not_in_this_version(config: SiiRLArguments) -> Iterator[SiirlError]:
         yield ConfigError("trainer.logger=wandb: this version has metrics.jsonl, TensorBoard and the console. Take console or tensorboard.")
 
 
+def _reward(config: SiiRLArguments) -> Iterator[SiirlError]:
+    reward = config.reward
+    if reward.name in VIDEO_REWARDS and reward.encoder is None:
+        yield ConfigError(f"reward.encoder=null, and reward.name={reward.name} compares videos: take reward.encoder=tiny.")
+    if reward.demonstrations is not None and not sizes.needs_video(config):
+        yield ConfigError(
+            f"reward.demonstrations={reward.demonstrations} are videos, and reward.name={reward.name} looks at none: leave it out."
+        )
+
+
 def _reward_of(config: SiiRLArguments, spec: EnvSpec) -> Iterator[SiirlError]:
-    has_images = IMAGES in _parts(spec)
-    needs_success = config.reward.name != "return" and not is_reference(config.reward.name)
-    srpo = config.dag.pipeline == "embodied_srpo"
-    cause = "pipeline=embodied_srpo" if srpo else f"reward.name={config.reward.name}"
+    srpo, name = config.dag.pipeline == "embodied_srpo", config.reward.name
+    cause = "pipeline=embodied_srpo" if srpo else f"reward.name={name}"
     env = f"env={config.env.name}" + (f" env.id={config.env.id}" if config.env.id else "")
-    remedy = f"take an environment with a camera, or pipeline=grpo reward={'success' if spec.reports_success else 'return'}"
-    if not has_images and (srpo or sizes.needs_video(config)):
-        yield ConfigError(f"{cause} ranks failures by their videos, and {env} has no images ({spec.observation_space}): {remedy}.")
-    if not spec.reports_success and (srpo or needs_success):
-        yield ConfigError(f"{cause} needs the environment's own success flag, and {env} has none: take pipeline=grpo reward=return.")
-    if not has_images and config.trainer.blind:
-        yield ConfigError(f"trainer.blind=true blackens images, and {env} has none: leave it out.")
+    remedy = f"take pipeline=grpo reward={'success' if spec.reports_success else 'return'}"
+    if not spec.renders and sizes.needs_video(config):
+        own = ", or reward.encoder=null" if is_reference(name) else ""
+        yield ConfigError(f"{cause} looks at videos, and {env} cannot be rendered: {remedy}{own}.")
+    if not spec.reports_success and (srpo or (name != "return" and not is_reference(name))):
+        yield ConfigError(f"{cause} needs the environment's own success flag, and {env} has none: {remedy}.")
+    if config.trainer.blind and IMAGES not in _parts(spec):
+        yield ConfigError(f"trainer.blind=true blackens images, and {env} has none in its observations: leave it out.")
 
 
 def _tasks_of(config: SiiRLArguments, spec: EnvSpec) -> Iterator[SiirlError]:
@@ -215,5 +223,7 @@ def _warnings(config: SiiRLArguments) -> Iterator[str]:
         yield f"{ROLLOUT}.top_p={top_p} biases the ratio: tokens outside of the nucleus are never sampled, but count in the loss."
     if actor.use_kl_loss and actor.kl_loss_type in KL_WITHOUT_GRADIENT:
         yield f"{ACTOR}.kl_loss_type={actor.kl_loss_type} has, as a loss, a gradient of mean zero and only adds noise. Take k3, or k1+."
+    if config.env.num_servers < sizes.ranks(config):
+        yield f"env.num_servers={config.env.num_servers} is less than one for each of {sizes.ranks(config)} ranks: each gets one."
     if band.success_low > 0 and sizes.needs_video(config):
         yield f"algorithm.filter.success_low={band.success_low} drops groups without success; {config.reward.name} learns from them."

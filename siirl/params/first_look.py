@@ -1,10 +1,8 @@
 """The checks that need neither torch nor the graph: most refusals come from here, within a second."""
 
-import gymnasium
-
 from envs.base import EnvSpec
 from envs.registry import env_spec
-from siirl.errors import ConfigError, SiirlError
+from siirl.errors import ConfigError, MissingAssetError, SiirlError
 from siirl.params.checks import config_problems, environment_problems
 from siirl.params.files import file_problems
 from siirl.params.problems import refuse
@@ -27,7 +25,7 @@ def first_look(config: SiiRLArguments) -> EnvSpec:
         refuse(problems)  # which say so; there is no spec to ask for
     try:
         spec = describe_env(config)
-    except ConfigError as error:
+    except (ConfigError, MissingAssetError) as error:
         refuse([*problems, error])
         raise
     refuse([*problems, *environment_problems(config, spec)])
@@ -39,8 +37,11 @@ def describe_env(config: SiiRLArguments) -> EnvSpec:
 
     Raises:
         ConfigError: It does not exist, or refuses its arguments.
+        MissingAssetError: It lacks a package or a library.
     """
     try:
         return env_spec(config.env.name, **config.env.constructor_kwargs())
-    except (ValueError, gymnasium.error.Error) as error:
+    except ValueError as error:
         raise ConfigError(f"env.name={config.env.name}: {error}") from error
+    except (RuntimeError, ImportError) as error:
+        raise MissingAssetError(f"env.name={config.env.name}: {error}") from error

@@ -13,12 +13,14 @@ from siirl.params.files import parameters_in
 from siirl.params.training_args import SiiRLArguments
 
 # Measured with env=mujoco, 64x64 images, render_quality=fast, one core of a shared two-core machine (November 2026).
+MEASURED_ENV = "mujoco"
 SERVER_BYTES = 300e6  # a simulator process: interpreter, MuJoCo, OpenGL
-TASK_BYTES = 62e6  # one more task in one environment: its model and textures
-CORE_SECONDS_PER_ENV_STEP = 1.1e-3  # physics, and an image every eighth step
+TASK_BYTES = 77e6  # one more task in one environment: its model, its textures, its renderer
+CORE_SECONDS_PER_ENV_STEP = 1.25e-3  # physics, resets, and an image every eighth step
 MEAN_EPISODE_SHARE = 0.6  # of the step limit: successes end early
-CORE_SECONDS_PER_UPDATED_TRAJECTORY = 7e-3  # forward and backward of the tiny policy, one epoch
+CORE_SECONDS_PER_UPDATED_TRAJECTORY = 5e-3  # forward and backward of the tiny policy, one epoch
 
+OTHER_SERVER_BYTES = 200e6  # interpreter and Gymnasium; what another simulator adds is not known
 WORKER_BYTES = 600e6  # a worker process: interpreter, torch, Ray
 NEW_POLICY_PARAMETERS = 2_200_000  # the tiny policy as it ships
 BYTES_PER_TRAINED_PARAMETER = 16  # float32 weight, gradient, and Adam's two moments
@@ -148,14 +150,11 @@ def render(plan: Plan) -> str:
         *(("skipped", f"{node}: {reason}") for node, reason in plan.skipped),
         ("ranks", f"{plan.ranks} ({'one process, cluster=local' if plan.cluster == 'local' else f'Ray actors, cluster={plan.cluster}'})"),
         ("tasks", f"{plan.env}: {', '.join(plan.tasks)}"),
-        ("simulators", f"{plan.num_servers} servers x {plan.envs_per_server} = {plan.num_servers * plan.envs_per_server}"),
-        ("a step", f"{plan.prompts} prompts x {plan.group_size} rollouts = {plan.trajectories} trajectories"),
+        ("simulators", f"{_count(plan.num_servers, 'server')} x {plan.envs_per_server} = {plan.num_servers * plan.envs_per_server}"),
+        ("a step", f"{_count(plan.prompts, 'prompt')} x {_count(plan.group_size, 'rollout')} = {plan.trajectories} trajectories"),
         ("update", _render_update(plan)),
         ("length", _render_length(plan)),
-        (
-            "memory",
-            f"about {_size(plan.memory_bytes)} ({', '.join(f'{name} {_size(size)}' for name, size in plan.memory_parts)}), estimated",
-        ),
+        ("memory", f"about {_size(plan.memory_bytes)}, estimated ({_render_memory(plan)})"),
         ("disk", f"about {_size(plan.disk_bytes)} for checkpoints, videos and logs, estimated"),
         ("time", _render_time(plan)),
     ]
@@ -171,19 +170,21 @@ def render(plan: Plan) -> str:
 
 def _render_update(plan: Plan) -> str:
     passes = f"{plan.epochs} passes over " if plan.epochs > 1 else ""
-    batches = f"{plan.mini_batches} mini-batches of {plan.trajectories_per_mini_batch} trajectories"
-    micro_batches = f"a rank takes {plan.micro_batches} micro-batches of at most {plan.micro_batch_size} for each"
-    return f"{passes}{batches} = {plan.optimiser_steps} optimiser steps; {micro_batches}"
+    batches = f"{_count(plan.mini_batches, 'mini-batch', 'es')} of {plan.trajectories_per_mini_batch} trajectories"
+    micro_batches = f"a rank takes {_count(plan.micro_batches, 'micro-batch', 'es')} of at most {plan.micro_batch_size} for each"
+    return f"{passes}{batches} = {_count(plan.optimiser_steps, 'optimiser step')}; {micro_batches}"
 
 
 def _render_length(plan: Plan) -> str:
     if plan.steps is None:
         return f"steps until {plan.max_minutes:g} minutes of training have passed; evaluations of {plan.val_episodes} episodes"
     bound = f", at most {plan.max_minutes:g} minutes of training" if plan.max_minutes is not None else ""
-    return (
-        f"{plan.steps} steps{bound}: {plan.steps * plan.trajectories} trajectories, {plan.steps * plan.optimiser_steps} optimiser steps; "
-        f"{plan.evaluations} evaluations of {plan.val_episodes} episodes"
-    )
+    work = f"{plan.steps * plan.trajectories} trajectories, {_count(plan.steps * plan.optimiser_steps, 'optimiser step')}"
+    return f"{_count(plan.steps, 'step')}{bound}: {work}; {_count(plan.evaluations or 0, 'evaluation')} of {plan.val_episodes} episodes"
+
+
+def _count(number: int, noun: str, plural: str = "s") -> str:
+    return f"{number} {noun}{plural if number != 1 else ''}"
 
 
 def _render_memory(plan: Plan) -> str:
@@ -208,7 +209,9 @@ def _memory(config: SiiRLArguments, env_spec: EnvSpec) -> tuple[tuple[str, float
     ranks, model = sizes.ranks(config), config.actor_rollout_ref.model
     parameters = parameters_in(model.path) if model.path is not None else NEW_POLICY_PARAMETERS
     reference = 4 * parameters if sizes.needs_reference(config) else 0
-    simulators = sizes.servers(config) * SERVER_BYTES + sizes.slots(config) * len(env_spec.tasks) * TASK_BYTES
+    simulators = sizes.servers(config) * OTHER_SERVER_BYTES
+    if config.env.name == MEASURED_ENV:
+        simulators = sizes.servers(config) * SERVER_BYTES + sizes.slots(config) * len(env_spec.tasks) * TASK_BYTES
     trajectories = sizes.trajectories_per_step(config) * image_bytes_per_trajectory(config, env_spec)
     return (
         ("simulators", simulators),
@@ -240,7 +243,7 @@ def _evaluations(config: SiiRLArguments) -> int | None:
 
 def _minutes(config: SiiRLArguments, env_spec: EnvSpec, *, cores: int, val_episodes: int) -> float | None:
     trainer = config.trainer
-    if config.env.name != "mujoco" or trainer.total_steps is None:
+    if config.env.name != MEASURED_ENV or trainer.total_steps is None:
         return None if trainer.total_steps is not None else trainer.max_minutes
     used_cores = min(cores, sizes.slots(config))
     seconds_per_episode = MEAN_EPISODE_SHARE * env_spec.max_episode_steps * CORE_SECONDS_PER_ENV_STEP / used_cores

@@ -2,7 +2,10 @@
 
 from collections.abc import Sequence
 
-from siirl.errors import ConfigError, SiirlError
+from siirl.errors import CheckpointError, ConfigError, MissingAssetError, SiirlError
+
+REFUSALS = (ConfigError, MissingAssetError, CheckpointError)
+"""What is raised before anything has run: the user changes something and starts again."""
 
 
 def refuse(problems: Sequence[SiirlError]) -> None:

@@ -3,72 +3,73 @@
 import errno
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
 
 from siirl.errors import ConfigError
 from siirl.params.parser import to_yaml
+from siirl.params.problems import REFUSALS
 from siirl.params.training_args import SiiRLArguments
 
-CONFIG_FILE = "config.yaml"
+CONFIG_FILE, PROBE_FILE = "config.yaml", ".probe"
 PROBE_BYTES = 1 << 20
 
 
 def free_bytes(folder: Path) -> int:
-    """Free space on the disk where `folder` is or would be."""
-    existing = next(parent for parent in (folder, *folder.parents) if parent.exists())
-    return shutil.disk_usage(existing).free
+    """Free space on the disk of a folder."""
+    return shutil.disk_usage(folder).free
 
 
-def make_run_folder(
+@contextmanager
+def run_folder(
     config: SiiRLArguments,
     *,
     needed_bytes: int,
     now: Callable[[], datetime] = datetime.now,
     measure_free: Callable[[Path], int] = free_bytes,
-) -> Path:
-    """Make the folder and write the resolved configuration into it; a second run of the same second gets a name of its own.
+) -> Iterator[Path]:
+    """Make the folder with the resolved configuration in it; take it back if the run is refused before it has written anything.
+
+    A second run of the same second gets a folder of its own.
 
     Args:
         config: The run's configuration.
         needed_bytes: What the run will write, as the plan estimates.
         now: The time that names the folder.
-        measure_free: Free space where a folder is or would be.
+        measure_free: Free space on the disk of a folder.
 
     Raises:
-        ConfigError: The place cannot be written, or is too full. Nothing is left behind.
+        ConfigError: The place cannot be written, or is too full.
     """
     parent = Path(config.trainer.output_dir).expanduser() / config.trainer.experiment_name
-    place = f"trainer.output_dir={config.trainer.output_dir}"
     made = [folder for folder in (parent, *parent.parents) if not folder.exists()]
+    place = f"trainer.output_dir={config.trainer.output_dir}"
+    folder: Path | None = None
     try:
-        free = measure_free(parent.absolute())
+        folder = _make_unique(parent, now().strftime("%Y-%m-%d_%H-%M-%S"))
+        _write_probe(folder / PROBE_FILE)
+        (folder / CONFIG_FILE).write_text(to_yaml(config))
+        free = measure_free(folder)
         if free < needed_bytes:
             raise ConfigError(
                 f"{place} has {free / 1e6:.0f} MB free, and the run needs about {needed_bytes / 1e6:.0f} MB: "
                 "free some, choose another folder, or save less often (trainer.save_freq)."
             )
-        folder = _make_unique(parent, now().strftime("%Y-%m-%d_%H-%M-%S"))
     except OSError as error:
-        _remove_empty(made)
-        raise ConfigError(f"{place} cannot be written: {error.strerror} ({error.filename}). Choose another folder.") from error
-    try:
-        _write_probe(folder / ".probe")
-        (folder / CONFIG_FILE).write_text(to_yaml(config))
-    except OSError as error:
-        shutil.rmtree(folder, ignore_errors=True)
-        _remove_empty(made)
+        _take_back(folder, made)
         remedy = "Free some space" if error.errno == errno.ENOSPC else "Choose another folder"
-        raise ConfigError(f"{place} cannot be written: {error.strerror} ({error.filename}). {remedy}.") from error
-    return folder
-
-
-def discard_if_unused(folder: Path) -> None:
-    """Remove a run folder in which nothing but the configuration was ever written."""
-    if [entry.name for entry in folder.iterdir()] == [CONFIG_FILE]:
-        shutil.rmtree(folder)
-        _remove_empty([folder.parent, folder.parent.parent])
+        raise ConfigError(f"{place} cannot be written: {error.strerror} ({error.filename or parent}). {remedy}.") from error
+    except ConfigError:
+        _take_back(folder, made)
+        raise
+    try:
+        yield folder
+    except REFUSALS:
+        if [entry.name for entry in folder.iterdir()] == [CONFIG_FILE]:
+            _take_back(folder, made)
+        raise
 
 
 def _make_unique(parent: Path, name: str) -> Path:
@@ -93,8 +94,10 @@ def _write_probe(file: Path) -> None:
     file.unlink()
 
 
-def _remove_empty(folders: list[Path]) -> None:
-    """Take back the folders that were made, from the innermost."""
-    for folder in folders:
-        if folder.is_dir() and not any(folder.iterdir()):
-            folder.rmdir()
+def _take_back(folder: Path | None, made: list[Path]) -> None:
+    """Remove the run folder and, from the innermost, those above it that were made for it and that nobody else uses by now."""
+    if folder is not None:
+        shutil.rmtree(folder)
+    for above in made:
+        if above.is_dir() and not any(above.iterdir()):
+            above.rmdir()

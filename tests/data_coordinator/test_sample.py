@@ -97,8 +97,22 @@ def test_metadata_of_a_sample():
 def test_plain_rows_make_a_batch():
     """As a rollout hands them over: Python numbers, strings and arrays."""
     rows = [
-        {"uid": "a", "index": 3, "complete": True, "env_return": 1.5, "responses": np.arange(6), "pixel_values": np.ones((1, 1, 2, 2, 3), np.uint8)},
-        {"uid": "b", "index": 3, "complete": False, "env_return": 0, "responses": np.arange(12), "pixel_values": np.ones((2, 1, 2, 2, 3), np.uint8)},
+        {
+            "uid": "a",
+            "index": 3,
+            "complete": True,
+            "env_return": 1.5,
+            "responses": np.arange(6),
+            "pixel_values": np.ones((1, 1, 2, 2, 3), np.uint8),
+        },
+        {
+            "uid": "b",
+            "index": 3,
+            "complete": False,
+            "env_return": 0,
+            "responses": np.arange(12),
+            "pixel_values": np.ones((2, 1, 2, 2, 3), np.uint8),
+        },
     ]
     batch = Samples2Dict([Sample(row) for row in rows])
     assert batch["index"].dtype is torch.int64
@@ -138,7 +152,7 @@ def test_prompts_and_responses_meet_again_after_padding():
 
 def test_wrong_kind_of_number_is_refused():
     sample = Sample({"uid": "a", "pixel_values": np.zeros((1, 1, 2, 2, 3), np.float32)})
-    with pytest.raises(ConfigError, match="Column 'pixel_values' .* is uint8, and got float32"):
+    with pytest.raises(ConfigError, match=r"Column 'pixel_values' .* is uint8, and got float32"):
         Samples2Dict([sample])
 
 

@@ -31,13 +31,13 @@ class TinyPolicy(nn.Module):
             self.blocks = nn.ModuleList([nn.Linear(width, width) for _ in range(2)])
             self.norm = nn.LayerNorm(width)
             self.head = nn.Linear(width, TOKENS * BINS)
-        self.register_buffer("scale", torch.tensor(255.0))
+        self.register_buffer("scale", torch.tensor(1 / 255))
 
     def forward(
         self, *, pixel_values: torch.Tensor | None, proprioception: torch.Tensor | None, instruction_ids: torch.Tensor
     ) -> torch.Tensor:
         assert pixel_values is not None and proprioception is not None
-        seen = torch.cat([pixel_values.flatten(1) / self.scale, proprioception], dim=1)
+        seen = torch.cat([pixel_values.flatten(1) * self.scale, proprioception], dim=1)
         hidden = self.inputs(seen) + self.words(instruction_ids).mean(1)
         for block in self.blocks:
             hidden = hidden + torch.tanh(block(hidden))

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+
 from envs.base import PROPRIOCEPTION, Frames
 from envs.checker import check_env
 
@@ -220,8 +221,10 @@ def never_ends(good):
 @breaks("step after the end of the episode must raise RuntimeError")
 def goes_on_after_the_end(good):
     class Broken(good):
+        steps = None
+
         async def step(self, action):
-            if self.over and hasattr(self, "steps"):
+            if self.steps is not None:
                 self.over = False
             return await super().step(action)
 

@@ -1,11 +1,12 @@
 """Every environment of the registry, a user's own and an adapted class keep the contract; `check_env` is the judge."""
 
 import pytest
+from gymnasium import spaces
+
 from envs.adapter import adapt
 from envs.base import EnvSpec
 from envs.checker import check_env
 from envs.registry import ENVS, make_env
-from gymnasium import spaces
 
 CASES = {
     "mujoco": ("mujoco", {"tasks": ["button-press", "reach"], "max_episode_steps": 15, "image_size": 16}),

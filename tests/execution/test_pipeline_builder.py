@@ -61,7 +61,9 @@ def with_log_probs(*, reward_after):
 
 
 def test_kl_in_the_reward_needs_log_probs_before_it():
-    with pytest.raises(ConfigError, match="KL in the reward needs the log-prob nodes before the reward: .*'reference' must come before 'reward'"):
+    with pytest.raises(
+        ConfigError, match=r"KL in the reward needs the log-prob nodes before the reward: .*'reference' must come before 'reward'"
+    ):
         check_kl_in_reward_order(with_log_probs(reward_after="old"), use_kl_in_reward=True)
 
 

@@ -79,7 +79,7 @@ def test_unknown_module_is_answered_with_its_neighbours():
 
 
 def test_unknown_package_says_how_to_be_found():
-    with pytest.raises(ConfigError, match="no module 'package_that_nobody_has'.*PYTHONPATH"):
+    with pytest.raises(ConfigError, match=r"no module 'package_that_nobody_has'.*PYTHONPATH"):
         checked("package_that_nobody_has.rewards:f")
 
 

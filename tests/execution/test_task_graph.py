@@ -49,7 +49,7 @@ def test_entries_exits_and_neighbours():
 
 
 def test_cycle_is_named_node_by_node():
-    with pytest.raises(ConfigError, match="has a cycle: (b -> c -> d -> b|c -> d -> b -> c|d -> b -> c -> d)"):
+    with pytest.raises(ConfigError, match=r"has a cycle: (b -> c -> d -> b|c -> d -> b -> c|d -> b -> c -> d)"):
         graph_of(a=[], b=["a", "d"], c=["b"], d=["c"], e=["d"]).get_topological_sort()
 
 
@@ -137,7 +137,9 @@ def test_column_that_nobody_provides_is_refused_with_the_nearest():
 
 def test_column_that_comes_too_late_is_refused_with_its_source():
     graph = chain(node("rollout"), node("advantage", requires=["rewards"]), node("reward", provides=["rewards"]))
-    with pytest.raises(ConfigError, match="'advantage' requires the column 'rewards', which 'reward' provides, but that node does not come"):
+    with pytest.raises(
+        ConfigError, match="'advantage' requires the column 'rewards', which 'reward' provides, but that node does not come"
+    ):
         graph.check()
 
 
@@ -175,7 +177,7 @@ def test_what_follows_an_undeclared_node_is_checked_once_that_has_run():
         node("advantage", requires=["reward"]),
     )
     graph.check()
-    with pytest.raises(ConfigError, match="required by node 'advantage'.*'reward'.*Known: score"):
+    with pytest.raises(ConfigError, match=r"required by node 'advantage'.*'reward'.*Known: score"):
         graph.run_node("user", batch={})
 
 

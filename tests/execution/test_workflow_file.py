@@ -67,7 +67,8 @@ def test_type_and_role_without_stage_need_a_function(tmp_path):
 def test_options_reach_the_node(tmp_path, monkeypatch):
     (tmp_path / "workflow_functions.py").write_text("def passes(batch):\n    return batch\n")
     monkeypatch.syspath_prepend(str(tmp_path))
-    node = "{node_id: a, func: 'workflow_functions:passes', node_type: CUSTOM, config: {threshold: 3}, provides: [x], retry_limit: 2, aliases: [b]}"
+    options = "config: {threshold: 3}, provides: [x], retry_limit: 2, aliases: [b]"
+    node = f"{{node_id: a, func: 'workflow_functions:passes', node_type: CUSTOM, {options}}}"
     graph = load(tmp_path, f"pipeline_id: mine\ndescription: my workflow\nnodes:\n  - {node}\n")
     loaded = graph.get_node("b")
     assert (graph.graph_id, graph.description) == ("mine", "my workflow")

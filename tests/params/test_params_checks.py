@@ -18,7 +18,9 @@ def problems(*overrides: str) -> list[str]:
     return [str(problem) for problem in config_problems(parse_config(overrides))]
 
 
-def spec(*, images: bool = True, instruction: bool = True, success: bool = True, tasks: Sequence[str] = ("a", "b")) -> EnvSpec:
+def spec(
+    *, images: bool = True, renders: bool = True, instruction: bool = True, success: bool = True, tasks: Sequence[str] = ("a", "b")
+) -> EnvSpec:
     """An environment that has what is asked for."""
     parts: dict[str, gymnasium.Space] = {PROPRIOCEPTION: gymnasium.spaces.Box(-1, 1, (4,), np.float32)}
     if images:
@@ -26,7 +28,9 @@ def spec(*, images: bool = True, instruction: bool = True, success: bool = True,
     if instruction:
         parts[INSTRUCTION] = gymnasium.spaces.Text(20)
     actions = gymnasium.spaces.Box(-1, 1, (4,), np.float32)
-    return EnvSpec("own", tuple(tasks), gymnasium.spaces.Dict(parts), actions, max_episode_steps=100, reports_success=success)
+    return EnvSpec(
+        "own", tuple(tasks), gymnasium.spaces.Dict(parts), actions, max_episode_steps=100, reports_success=success, renders=renders
+    )
 
 
 def environment(env: EnvSpec, *overrides: str) -> list[str]:
@@ -58,14 +62,15 @@ def test_the_shipped_environment_fits_its_jobs(overrides: list[str]) -> None:
     ("overrides", "expected"),
     [
         (["data.train_batch_size=9", "trainer.n_gpus_per_node=2"], "data.train_batch_size=9 is not divisible by ranks"),
-        (["env.num_servers=3", "trainer.n_gpus_per_node=2"], "env.num_servers=3 is not divisible by ranks"),
         (
             ["actor_rollout_ref.rollout.n=3", "actor_rollout_ref.actor.ppo_mini_batch_size=3", "trainer.n_gpus_per_node=2"],
             "= 9 trajectories are not divisible by ranks",
         ),
         (["actor_rollout_ref.actor.ppo_mini_batch_size=5"], "ppo_mini_batch_size=5 does not divide data.train_batch_size=12"),
         (["actor_rollout_ref.actor.ppo_mini_batch_size=24"], "make it 12, or another divisor"),
-        (["trainer.val_seed_offset=999990"], "reach seed 1000029; held-out episodes"),
+        (["trainer.val_seed_offset=999970"], "takes seeds up to 1000009, and those from 1000000 on are training's"),
+        (["reward.encoder=null"], "compares videos: take reward.encoder=tiny"),
+        (["pipeline=grpo", "reward.demonstrations=clips"], "reward.name=success looks at none"),
         (["actor_rollout_ref.rollout.n=1"], "needs at least 2"),
         (["algorithm.filter.success_low=0.9", "algorithm.filter.success_high=0.1"], "no group could pass"),
         (["algorithm.adv_estimator=gae"], "needs a critic"),
@@ -124,8 +129,9 @@ def test_a_key_that_only_text_reads_is_refused_for_a_robot(override: str) -> Non
 @pytest.mark.parametrize(
     ("env", "overrides", "expected"),
     [
-        (spec(images=False), [], "pipeline=embodied_srpo ranks failures by their videos"),
-        (spec(images=False), ["pipeline=grpo", "reward=srpo"], "reward.name=srpo ranks failures by their videos"),
+        (spec(renders=False), [], "pipeline=embodied_srpo looks at videos"),
+        (spec(renders=False), ["pipeline=grpo", "reward=srpo"], "reward.name=srpo looks at videos"),
+        (spec(renders=False), ["pipeline=grpo", "reward.name=json:loads"], "or reward.encoder=null"),
         (spec(success=False), [], "pipeline=embodied_srpo needs the environment's own success flag"),
         (spec(success=False), ["pipeline=grpo"], "reward.name=success needs the environment's own success flag"),
         (spec(images=False), ["pipeline=grpo", "trainer.blind=true"], "trainer.blind=true blackens images"),
@@ -142,8 +148,12 @@ def test_one_task_needs_no_instruction() -> None:
     assert environment(spec(instruction=False, tasks=("only",))) == []
 
 
-def test_return_needs_neither_images_nor_success() -> None:
-    assert environment(spec(images=False, success=False), "pipeline=grpo", "reward=return") == []
+def test_return_needs_neither_video_nor_success() -> None:
+    assert environment(spec(images=False, renders=False, success=False), "pipeline=grpo", "reward=return") == []
+
+
+def test_a_reward_of_the_users_own_may_do_without_video() -> None:
+    assert environment(spec(renders=False), "pipeline=grpo", "reward.name=json:loads", "reward.encoder=null") == []
 
 
 def test_names_are_compared_with_the_registries() -> None:
@@ -165,6 +175,7 @@ def test_problems_are_errors_that_a_caller_may_catch() -> None:
         (["actor_rollout_ref.rollout.top_p=0.9"], "biases the ratio"),
         (["actor_rollout_ref.actor.use_kl_loss=true", "actor_rollout_ref.actor.kl_loss_type=k1"], "gradient of mean zero"),
         (["algorithm.filter.success_low=0.1"], "drops groups without success"),
+        (["env.num_servers=1", "trainer.n_gpus_per_node=2"], "each gets one"),
     ],
 )
 def test_what_works_but_badly_is_warned_of(overrides: list[str], expected: str) -> None:
@@ -187,3 +198,10 @@ def test_choices_agree_with_the_registries() -> None:
     assert {name for name in KL_NAMES if name.rstrip("+") not in old_names} == set(algorithm_args.KL_ESTIMATORS)
     assert set(checks.KL_WITHOUT_GRADIENT) == KL_WITHOUT_GRADIENT - old_names
     assert set(model_args.LOSS_AGGREGATIONS) == set(AGGREGATIONS)
+
+
+def test_held_out_seeds_end_where_the_loaders_training_seeds_begin() -> None:
+    from siirl.data_coordinator.loader import FIRST_TRAINING_SEED
+    from siirl.params import checks
+
+    assert checks.FIRST_TRAINING_SEED == FIRST_TRAINING_SEED

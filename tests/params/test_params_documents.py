@@ -108,7 +108,6 @@ def test_what_only_text_reads_is_refused_for_a_robot_with_the_reason(guide: Pars
         "actor_rollout_ref.model.trust_remote_code",
         "actor_rollout_ref.rollout.tensor_model_parallel_size",
         "actor_rollout_ref.rollout.name",
-        "env.num_servers",
         "trainer.logger",
     }
 

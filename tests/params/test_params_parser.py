@@ -1,12 +1,14 @@
 """Command line and files to a configuration: what is understood, what wins, and what is refused with which words."""
 
 import pickle
+import re
 from pathlib import Path
 
 import pytest
 
 from siirl.errors import ConfigError, MissingAssetError, UnknownNameError
 from siirl.params import SiiRLArguments
+from siirl.params.compose import options
 from siirl.params.parser import parse, parse_config, to_tree, to_yaml
 
 
@@ -79,6 +81,17 @@ def test_hydras_plus_is_understood() -> None:
 def test_the_configuration_can_be_pickled() -> None:
     config = parse_config(["trainer.seed=5"])
     assert pickle.loads(pickle.dumps(config)) == config
+
+
+@pytest.mark.parametrize(("group", "option"), [(group, option) for group, names in options().items() for option in names])
+def test_every_shipped_option_is_read_without_a_problem(group: str, option: str) -> None:
+    assert isinstance(parse_config([f"{group}={option}"]), SiiRLArguments)
+
+
+def test_hydra_and_omegaconf_stop_at_the_parser(repository: Path) -> None:
+    importing = re.compile(r"^\s*(from|import) (hydra|omegaconf)", re.MULTILINE)
+    files = [file for package in ("siirl", "envs", "vjepa", "pipelines") for file in (repository / package).rglob("*.py")]
+    assert sorted(file.name for file in files if importing.search(file.read_text())) == ["compose.py", "parser.py"]
 
 
 # Refusals

@@ -5,19 +5,26 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from siirl.errors import ConfigError
 from siirl.params import SiiRLArguments
 from siirl.params.parser import parse_config
-from siirl.params.run_folder import discard_if_unused, make_run_folder
+from siirl.params.run_folder import run_folder
 
 NOON = datetime(2026, 11, 21, 12, 0, 0)
 
 
 def config_for(output_dir: Path | str) -> SiiRLArguments:
     return parse_config([f"trainer.output_dir={output_dir}", "trainer.experiment_name=name"])
+
+
+def make_run_folder(config: SiiRLArguments, **arguments: Any) -> Path:
+    """The folder of a run that has ended well."""
+    with run_folder(config, **arguments) as folder:
+        return folder
 
 
 def test_it_is_named_by_experiment_and_time_and_holds_the_configuration(tmp_path: Path) -> None:
@@ -71,18 +78,21 @@ def test_a_disk_that_fills_up_is_refused_and_nothing_is_left(tiny_disk: Path) ->
     assert list(tiny_disk.iterdir()) == []
 
 
-def test_free_space_is_measured_where_the_folder_would_be(tiny_disk: Path) -> None:
-    with pytest.raises(ConfigError, match="has 1 MB free, and the run needs about 9 MB"):
-        make_run_folder(config_for(tiny_disk / "not" / "there"), needed_bytes=9_000_000)
+def test_a_run_that_is_refused_late_leaves_nothing(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="no such cluster"), run_folder(config_for(tmp_path / "new"), needed_bytes=0):
+        raise ConfigError("no such cluster")
+    assert list(tmp_path.iterdir()) == []
 
 
-def test_an_unused_folder_is_taken_back(tmp_path: Path) -> None:
-    discard_if_unused(make_run_folder(config_for(tmp_path / "new"), needed_bytes=0))
-    assert not (tmp_path / "new").exists()
+def test_what_was_there_before_stays(tmp_path: Path) -> None:
+    earlier = make_run_folder(config_for(tmp_path), needed_bytes=0)
+    with pytest.raises(ConfigError), run_folder(config_for(tmp_path), needed_bytes=0):
+        raise ConfigError("no such cluster")
+    assert list((tmp_path / "name").iterdir()) == [earlier]
 
 
-def test_a_used_folder_stays(tmp_path: Path) -> None:
-    folder = make_run_folder(config_for(tmp_path), needed_bytes=0)
-    (folder / "metrics.jsonl").write_text("{}")
-    discard_if_unused(folder)
-    assert folder.is_dir()
+def test_what_a_run_has_written_stays_when_it_fails(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError), run_folder(config_for(tmp_path), needed_bytes=0) as folder:
+        (folder / "metrics.jsonl").write_text("{}")
+        raise ConfigError("too late")
+    assert (folder / "metrics.jsonl").is_file()

@@ -6,22 +6,27 @@ from pathlib import Path
 from siirl.params.env_args import POOL_KEYS
 from siirl.params.parser import known_keys
 
-# Read in siirl/params itself, where its only use belongs.
+# Read in siirl/params itself, where their only use belongs.
 READ_IN_PARAMS = {
+    "actor_rollout_ref.actor.strategy": "checks.py",  # one of its two values is refused in this version
+    "actor_rollout_ref.rollout.name": "checks.py",  # likewise all but one
+    "env.kwargs": "env_args.py",
     "trainer.output_dir": "run_folder.py",
     "trainer.experiment_name": "run_folder.py",
     "user_groups": "parser.py",
 }
 # Names that stand for many things in the code: there the group must stand before them, as in `cluster.mode`.
 COMMON_NAMES = frozenset(
-    {"name", "n", "id", "path", "type", "seed", "mode", "address", "window", "steps", "enable", "tasks", "options", "kwargs", "lr"}
+    {"name", "n", "id", "path", "type", "seed", "mode", "address", "steps", "enable", "tasks", "options", "kwargs", "lr"}
 )
+
+OTHER_NAMES = {"kl_ctrl": "control"}  # of a group, in the code that reads it
 
 
 def is_read(place: str, code: str) -> bool:
     """Whether the code has `.leaf`, or `group.leaf` where the leaf's name is a common one."""
     group, leaf = place.split(".")[-2:]
-    before = rf"\b\w*{group}\w*" if leaf in COMMON_NAMES else ""
+    before = rf"\b\w*({group}|{OTHER_NAMES.get(group, group)})\w*" if leaf in COMMON_NAMES else ""
     return re.search(rf"{before}\.{leaf}\b", code) is not None
 
 

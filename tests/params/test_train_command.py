@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from envs.registry import env_spec
+from siirl.models.loader import build_policy, save_policy
 from siirl.train import REFUSED, main
 
 NO_TORCH = """
@@ -68,8 +70,8 @@ def test_cfg_job_prints_what_config_reads(tmp_path: Path, capsys: pytest.Capture
     ("words", "expected"),
     [
         (["--frobnicate"], "Unknown flag '--frobnicate'"),
-        (["pipeline=srpo"], "Did you mean 'embodied_srpo'?"),
-        (["env=gymnasium", "env.id=CartPole-v1"], "pipeline=embodied_srpo ranks failures by their videos"),
+        (["pipeline=embodied_spro"], "Did you mean 'embodied_srpo'?"),
+        (["env=gymnasium", "env.id=CartPole-v1"], "pipeline=embodied_srpo needs the environment's own success flag"),
         (["pipeline=grpo", "env=gymnasium", "env.id=CartPoel-v1"], "CartPole"),
         (["actor_rollout_ref.model.path=no/where"], "there is no folder no/where"),
         (["pipeline=grpo", "actor_rollout_ref.model.path=null", "env.camera=corner9"], "corner"),
@@ -85,3 +87,47 @@ def test_other_refusals(words: list[str], expected: str, capsys: pytest.CaptureF
 def test_an_old_name_is_told(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--cfg", "job", "algorithm.workflow_type=EMBODIED"]) == 0
     assert "is read as pipeline=embodied_srpo" in capsys.readouterr().err
+
+
+GYM = ["pipeline=grpo", "env=gymnasium", "env.id=CartPole-v1"]
+
+
+def test_weights_for_another_environment_are_refused_before_a_process_starts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    spec = env_spec("gymnasium", id="Acrobot-v1")
+    save_policy(build_policy("tiny_vla", path=None, spec=spec, seed=0, options={}), tmp_path / "policy")
+    assert main([*GYM, f"actor_rollout_ref.model.path={tmp_path / 'policy'}", f"trainer.output_dir={tmp_path / 'out'}"]) == REFUSED
+    assert "proprioception_size=6, but environment 'gymnasium' has 4" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+def test_options_that_the_policy_does_not_take_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--plan", *GYM, "actor_rollout_ref.model.options={depth: 3}"]) == REFUSED
+    message = capsys.readouterr().err
+    assert "actor_rollout_ref.model.options={depth: 3} does not fit env=gymnasium" in message
+    assert "'depth'" in message
+
+
+@pytest.mark.parametrize(
+    ("override", "expected"),
+    [
+        ("algorithm.adv_estimator=gpro", "Did you mean 'grpo'?"),
+        ("actor_rollout_ref.actor.loss=vanila", "Did you mean 'vanilla'?"),
+        ("dag.custom_pipeline_fn=no_such_module:graph", "no_such_module"),
+        ("trainer.n_gpus_per_node=4096", "asks for 4096 ranks"),
+        ("algorithm.use_kl_in_reward=true", "KL in the reward needs the log-prob nodes before the reward"),
+    ],
+)
+def test_what_the_graph_the_registries_and_the_machine_rule_out(override: str, expected: str, capsys: pytest.CaptureFixture[str]) -> None:
+    sizes = ["data.train_batch_size=4096", "actor_rollout_ref.actor.ppo_mini_batch_size=4096"] if "4096" in override else []
+    assert main(["--plan", *GYM, override, *sizes]) == REFUSED
+    assert expected in capsys.readouterr().err
+
+
+def test_a_folder_that_is_no_checkpoint_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--plan", *GYM, f"trainer.resume={tmp_path}"]) == REFUSED
+    assert f"{tmp_path} is no checkpoint" in capsys.readouterr().err
+
+
+def test_a_read_only_output_folder_is_refused_after_the_plan(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*GYM, "cluster=local", "trainer.output_dir=/proc/out"]) == REFUSED
+    assert "trainer.output_dir=/proc/out cannot be written" in capsys.readouterr().err

@@ -79,7 +79,8 @@ class EmbodiedWorkflow(RolloutWorkflow):
 
     async def arun_episode(self, engine: EmbodiedEngine, data: EpisodeRequest) -> Trajectory:
         """Run one episode; raises SimulationFailed when the pool could not simulate it, also not by replay."""
-        streams = {name: request for name, request in self.streams.items() if name != RECORDER_STREAM or data.record}
+        filmed = data.record and self.pool.spec.renders
+        streams = {name: request for name, request in self.streams.items() if name != RECORDER_STREAM or filmed}
         async with self.pool.slot() as slot:
             recorder = _RowRecorder(self.policy, engine.policy_version)
             observation, _ = await slot.reset(seed=data.seed, options={"task": data.task, "frames": streams})

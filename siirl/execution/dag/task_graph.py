@@ -60,9 +60,9 @@ class TaskGraph:
         """Take a node out; those that depended on it now depend on its dependencies."""
         removed = self.get_node(node_id)
         for dependent in self.get_dependents(removed.node_id):
-            position = self.rev_adj[dependent.node_id].index(removed.node_id)
-            inherited = [name for name in self.rev_adj[removed.node_id] if name not in self.rev_adj[dependent.node_id]]
-            dependent.dependencies[position : position + 1] = inherited
+            before = self.rev_adj[dependent.node_id]
+            position = before.index(removed.node_id)
+            dependent.dependencies = before[:position] + self.rev_adj[removed.node_id] + before[position + 1 :]
         del self.nodes[removed.node_id]
         self.update_edges()
 

@@ -1,0 +1,172 @@
+"""Does the policy get better, does it get better by seeing, and does SRPO's reward earn its place?
+
+    python -m benchmarks.embodied_learning main --minutes 6 --seeds 1 2 3
+    python -m benchmarks.embodied_learning low_base --minutes 6 --seeds 1 2 3
+
+Every arm is `python -m siirl.train` with the shipped defaults and the differences that stand in `STUDIES`, so anybody can type it again.
+Before and after, each policy is measured by `python -m siirl.evaluate` on seeds that nothing else uses (from 500,000 on), with
+sampled actions and with the most likely ones. A finished arm is kept and not run again, so the benchmark can be interrupted.
+
+`main` has the demo's tasks: SRPO, the 0/1 reward for the same number of environment steps, and a blind control (images zeroed in warm
+start, training and evaluation) that should not gain much. `low_base` has tasks that the warm start almost never solves, where 0/1 has
+little to learn from: SRPO with its own successes, SRPO with demonstrations, 0/1, and an oracle that knows the true distance.
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks.machine import describe_machine
+from benchmarks.plots import learning_curves
+
+RESULTS = Path(__file__).parent / "results"
+FIRST_TEST_SEED = 500_000  # tuning used those below
+
+
+@dataclass(frozen=True)
+class Arm:
+    """One way to train: what differs from the shipped defaults, and the arm whose environment steps bound it."""
+
+    overrides: tuple[str, ...]
+    steps_of: str | None = None
+
+
+@dataclass(frozen=True)
+class Study:
+    """Arms on the same tasks and from warm starts made alike."""
+
+    common: tuple[str, ...]
+    arms: dict[str, Arm]
+
+
+STUDIES = {
+    "main": Study(
+        common=(),
+        arms={
+            "srpo": Arm(()),
+            "success": Arm(("reward=success",), steps_of="srpo"),
+            "blind": Arm(("experiment=blind",), steps_of="srpo"),
+        },
+    ),
+    "low_base": Study(
+        common=("experiment=low_base",),
+        arms={
+            "srpo": Arm(()),
+            "srpo_demonstrations": Arm(("reward.demonstrations=assets/demonstrations/low_base.npz",), steps_of="srpo"),
+            "success": Arm(("reward=success",), steps_of="srpo"),
+            "oracle": Arm(("reward=oracle",), steps_of="srpo"),
+        },
+    ),
+}
+
+
+def main() -> None:
+    """Run what is missing and write the summary."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("study", choices=STUDIES)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
+    parser.add_argument("--minutes", type=float, default=20.0, help="training time of the arm that sets the number of environment steps")
+    parser.add_argument("--episodes", type=int, default=100, help="test episodes of each task")
+    parser.add_argument("--arms", nargs="+", help="only these")
+    parser.add_argument("--work", type=Path, default=Path("outputs/benchmarks/embodied_learning"), help="run folders; kept")
+    flags = parser.parse_args()
+    study = STUDIES[flags.study]
+    for seed in flags.seeds:
+        for name in flags.arms or study.arms:
+            run_arm(study, name, seed=seed, flags=flags)
+    summarise(flags)
+
+
+def run_arm(study: Study, name: str, *, seed: int, flags: argparse.Namespace) -> None:
+    """Train and measure one arm, unless its result is there."""
+    result_file = arm_folder(flags, name, seed) / "result.json"
+    if result_file.is_file():
+        return
+    overrides = [*study.common, *study.arms[name].overrides]
+    bound = bound_of(study.arms[name], seed=seed, flags=flags)
+    folder = arm_folder(flags, name, seed)
+    command = [sys.executable, "-m", "siirl.train", *overrides, f"trainer.seed={seed}", *bound, *quiet(folder)]
+    subprocess.run(command, check=True)
+    run_folder = max((folder / "train").iterdir())
+    rows = [json.loads(line) for line in (run_folder / "metrics.jsonl").read_text().splitlines()]
+    trained = [row for row in rows if row["step"] > 0]
+    result = {
+        "arm": name,
+        "seed": seed,
+        "command": " ".join(command[1:]),
+        "steps": trained[-1]["step"],
+        "environment_steps": sum(row["env/steps"] for row in trained),
+        "minutes": (rows[-1]["time"] - rows[0]["time"]) / 60,
+        "curve": [[row["step"], row["rollout/success_rate"]] for row in trained],
+        "rank_correlation": [row.get("reward/oracle_rank_correlation") for row in trained],
+        "before": measure(warm_start(run_folder), overrides, folder=folder / "before", flags=flags),
+        "after": measure(str(run_folder), overrides, folder=folder / "after", flags=flags),
+    }
+    result_file.write_text(json.dumps(result, indent=1) + "\n")
+
+
+def bound_of(arm: Arm, *, seed: int, flags: argparse.Namespace) -> list[str]:
+    """How long an arm trains: by the clock, or for the steps of another arm of the same seed."""
+    if arm.steps_of is None:
+        return ["trainer.total_steps=null", f"trainer.max_minutes={flags.minutes}"]
+    other = json.loads((arm_folder(flags, arm.steps_of, seed) / "result.json").read_text())
+    return [f"trainer.total_steps={other['steps']}", "trainer.max_minutes=null"]
+
+
+def quiet(folder: Path) -> list[str]:
+    """Overrides that keep a training run to training."""
+    return [
+        "trainer.val_before_train=false",
+        "trainer.val_episodes=0",
+        "trainer.record_episodes=0",
+        f"trainer.output_dir={folder}",
+        "trainer.experiment_name=train",
+    ]
+
+
+def warm_start(run_folder: Path) -> str:
+    """The policy folder that a run started from."""
+    for line in (run_folder / "config.yaml").read_text().splitlines():
+        if line.strip().startswith("path: assets/"):
+            return line.split(":", 1)[1].strip()
+    raise ValueError(f"{run_folder} did not start from shipped weights.")
+
+
+def measure(checkpoint: str, overrides: list[str], *, folder: Path, flags: argparse.Namespace) -> dict[str, Any]:
+    """Success on the test seeds by way of acting and task."""
+    command = [sys.executable, "-m", "siirl.evaluate", f"checkpoint={checkpoint}", *overrides]
+    command += [f"trainer.val_seed_offset={FIRST_TEST_SEED}", f"trainer.val_episodes={flags.episodes}", "trainer.record_val_episodes=0"]
+    subprocess.run([*command, f"trainer.output_dir={folder}"], check=True)
+    return json.loads((max((folder / "evaluation").iterdir()) / "evaluation.json").read_text())["success"]
+
+
+def arm_folder(flags: argparse.Namespace, name: str, seed: int) -> Path:
+    """Where an arm of a seed keeps its runs and its result."""
+    folder = flags.work / flags.study / f"{name}_seed{seed}"
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+def summarise(flags: argparse.Namespace) -> None:
+    """Collect what is there into one json and one picture, and print a table."""
+    results = [json.loads(file.read_text()) for file in sorted((flags.work / flags.study).glob("*/result.json"))]
+    name = f"embodied_learning_{flags.study}"
+    summary = {"command": " ".join(["python -m benchmarks.embodied_learning", *sys.argv[1:]]), "machine": describe_machine(), "runs": results}
+    RESULTS.mkdir(exist_ok=True)
+    (RESULTS / f"{name}.json").write_text(json.dumps(summary, indent=1) + "\n")
+    learning_curves(results, RESULTS / f"{name}.png")
+    for result in results:
+        cells = []
+        for kind in ("sampled", "argmax"):
+            before, after = (result[when][kind]["all"] for when in ("before", "after"))
+            spans = [f"{100 * x['rate']:.0f} % [{100 * x['low']:.0f}, {100 * x['high']:.0f}]" for x in (before, after)]
+            cells.append(f"{kind} {spans[0]} -> {spans[1]}")
+        print(f"{result['arm']:>20} seed {result['seed']}: {'; '.join(cells)}; {result['steps']} steps, {result['minutes']:.1f} min")
+
+
+if __name__ == "__main__":
+    main()

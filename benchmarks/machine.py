@@ -1,0 +1,35 @@
+"""What a number was measured on: processor, cores, memory, versions, revision. Every committed result carries it."""
+
+import os
+import platform
+import subprocess
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+PACKAGES = ("torch", "ray", "mujoco", "metaworld", "gymnasium", "numpy", "transformers")
+
+
+def describe_machine() -> dict[str, Any]:
+    """Facts about this machine and checkout; no names of hosts or paths."""
+    processor = [line.split(":", 1)[1].strip() for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name")]
+    return {
+        "processor": processor[0] if processor else platform.processor(),
+        "cores": len(os.sched_getaffinity(0)),
+        "memory_gb": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9),
+        "python": platform.python_version(),
+        "versions": {name: _version(name) for name in PACKAGES},
+        "revision": _revision(),
+    }
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "not installed"
+
+
+def _revision() -> str:
+    result = subprocess.run(["git", "describe", "--always", "--dirty"], capture_output=True, text=True, check=False)
+    return result.stdout.strip() or "not a checkout"

@@ -1,0 +1,89 @@
+"""The worker's end of the coordinator: rows out, rows in.
+
+Samples travel through Ray's object store, one object a sample; the coordinator sees metadata and references only. Rows that a rank
+keeps are not fetched: it takes them from its own memory. An object lives as long as the worker that made it, so the samples of a
+dead rank are lost, and the ranks that were to train on them say so: the run then resumes from its checkpoint.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import ray
+from ray.exceptions import ObjectLostError
+from tensordict import TensorDict
+
+from siirl.data_coordinator.coordinator import FilterPlugin
+from siirl.data_coordinator.leases import Lease
+from siirl.data_coordinator.protocol.batch import check_unique_uids, select_rows
+from siirl.data_coordinator.queues import PartitionRequest, QueueKey
+from siirl.data_coordinator.sample import Dict2Samples, Sample, Samples2Dict
+from siirl.errors import InvariantError
+
+DEFAULT_TIMEOUT_S = 1800.0  # a rank that is this late has died; the message names it
+
+
+class RayRedistribution:
+    """The worker's end (`redistribution.Redistribution`).
+
+    Args:
+        coordinator: Handle from `start_coordinator`.
+        rank: This rank.
+        ranks: How many ranks give rows.
+        request: How rows are divided; the same on all ranks. By default among all ranks by work, whatever the counts.
+        filter_plugin: Which samples are taken now; the others are left over.
+        timeout_s: How long to wait for the other ranks.
+    """
+
+    def __init__(
+        self,
+        coordinator: Any,
+        *,
+        rank: int,
+        ranks: int,
+        request: PartitionRequest | None = None,
+        filter_plugin: FilterPlugin | None = None,
+        timeout_s: float = DEFAULT_TIMEOUT_S,
+    ) -> None:
+        self.coordinator = coordinator
+        self.rank, self.ranks = rank, ranks
+        self.request = request or PartitionRequest(partitions=ranks)
+        self.filter_plugin = filter_plugin
+        self.timeout_s = timeout_s
+        self._leases: list[Lease] = []
+
+    def redistribute(self, batch: TensorDict, *, node: str, step: int) -> TensorDict:
+        """Give this rank's rows for `node`, get those that it is to work on, padded to the longest; possibly none.
+
+        Raises:
+            TimeoutError: A rank did not give its rows in time; the message names it.
+            InvariantError: Two rows have one id, or the rank that made a row has died.
+        """
+        check_unique_uids(batch)
+        key = QueueKey(node, step)
+        own = {sample.uid: sample for sample in Dict2Samples(batch)}
+        self._put(key, list(own.values()))
+        lease: Lease = ray.get(self.coordinator.get_partition.remote(key, self.request, self.rank, self.filter_plugin, self.timeout_s))
+        self._leases.append(lease)
+        fetched = self._fetch(lease, own)
+        return Samples2Dict(fetched) if fetched else select_rows(batch, [])
+
+    def acknowledge(self) -> None:
+        """The rows are used; InvariantError where the coordinator gave them to another rank meanwhile."""
+        leases, self._leases = self._leases, []
+        ray.get([self.coordinator.acknowledge.remote(lease.key, lease.lease_id) for lease in leases])
+
+    def _put(self, key: QueueKey, samples: Sequence[Sample]) -> None:
+        machine = ray.get_runtime_context().get_node_id()
+        refs = [ray.put(sample) for sample in samples]
+        infos = [sample.info(node_id=machine) for sample in samples]
+        ray.get(self.coordinator.put_batch.remote(key, infos, refs, self.rank, self.ranks, self.timeout_s))
+
+    def _fetch(self, lease: Lease, own: dict[str, Sample]) -> list[Sample]:
+        foreign = [(info.uid, ref) for info, ref in zip(lease.infos, lease.refs, strict=True) if info.uid not in own]
+        try:
+            arrived = dict(zip((uid for uid, _ in foreign), ray.get([ref for _, ref in foreign]), strict=True))
+        except ObjectLostError as error:
+            raise InvariantError(
+                f"Samples for {lease.key} are lost, because the rank that made them died. Resume the run from its last checkpoint."
+            ) from error
+        return [own.get(info.uid) or arrived[info.uid] for info in lease.infos]

@@ -1,0 +1,78 @@
+"""Random batches with everything that makes formulas wrong: rows of length one, masked rows, holes, groups of one, large log-ratios."""
+
+# B row, T token
+
+from dataclasses import dataclass
+
+import torch
+from hypothesis import settings, strategies
+
+from siirl.algos.ranks import Ranks
+
+QUICK = settings(max_examples=25, deadline=None)
+SEEDS = strategies.integers(min_value=0, max_value=10**6)
+
+
+@dataclass
+class Ragged:
+    """One random batch, float64."""
+
+    mask_BT: torch.Tensor
+    log_probs_BT: torch.Tensor
+    old_log_probs_BT: torch.Tensor
+    advantages_BT: torch.Tensor
+    rewards_BT: torch.Tensor
+    values_BT: torch.Tensor
+    group_B: torch.Tensor
+
+
+def ragged(seed: int, *, rows: int = 7, tokens: int = 9, holes: bool = True) -> Ragged:
+    """Row 0 has one token, row 1 none, row 2 all of them but for a hole; a tenth of the log-ratios is about 60.
+
+    What is masked is NaN, to be left alone.
+    """
+    generator = torch.Generator().manual_seed(seed)
+
+    def normal() -> torch.Tensor:
+        return torch.randn(rows, tokens, generator=generator, dtype=torch.float64)
+
+    lengths_B = torch.randint(1, tokens + 1, (rows,), generator=generator)
+    lengths_B[:3] = torch.tensor([1, 0, tokens])
+    mask_BT = torch.arange(tokens) < lengths_B[:, None]
+    mask_BT[2, 3:5] = not holes
+    old_BT = -normal().abs()
+    shift_BT = torch.where(torch.rand(rows, tokens, generator=generator) < 0.1, 60.0 * normal().sign(), 0.3 * normal())
+    junk_BT = torch.full((rows, tokens), torch.nan, dtype=torch.float64)
+
+    def kept(numbers_BT: torch.Tensor) -> torch.Tensor:
+        return torch.where(mask_BT, numbers_BT, junk_BT)
+
+    return Ragged(
+        mask_BT=mask_BT,
+        log_probs_BT=kept(old_BT + shift_BT),
+        old_log_probs_BT=kept(old_BT),
+        advantages_BT=kept(normal()),
+        rewards_BT=torch.where(mask_BT, normal(), torch.zeros(())),
+        values_BT=kept(normal()),
+        group_B=torch.randint(0, 3, (rows,), generator=generator),
+    )
+
+
+class Half:
+    """The first of two ranks, for formulas that ask for the other's rows and sums; `other` holds what the other rank would send."""
+
+    size = 2
+
+    def __init__(self, *others: torch.Tensor) -> None:
+        self.others = list(others)
+
+    def sum(self, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor + self.others.pop(0)
+
+    def gather_rows(self, rows: torch.Tensor) -> tuple[torch.Tensor, slice]:
+        return torch.cat([rows, self.others.pop(0)]), slice(0, len(rows))
+
+
+def as_ranks(half: Half) -> Ranks:
+    """The type checker's proof that `Half` is what formulas ask for."""
+    return half

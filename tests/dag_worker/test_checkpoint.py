@@ -1,0 +1,250 @@
+"""Checkpoints: resumed equals uninterrupted, on other numbers of ranks too; crashes, full disks, damaged and foreign files."""
+
+import json
+import os
+import resource
+import signal
+
+import numpy as np
+import pytest
+import torch
+from ranks_at_work import run_on_ranks
+from tiny_training import TinyPolicy, largest_difference, make_actor, make_engine, trajectories, weights
+from torch import multiprocessing
+
+from siirl.dag_worker.checkpoint import CheckpointManager, resolve_checkpoint
+from siirl.engine.collectives import OneProcess
+from siirl.errors import CheckpointError
+from siirl.params import OptimizerArguments
+
+OPTIM = OptimizerArguments(lr=0.01, scheduler="cosine_with_warmup", warmup_steps=2)
+
+
+class Job:
+    """A small run: an actor with mini-batches and a falling schedule, its checkpoints, and one counter."""
+
+    def __init__(self, folder, ranks=None, *, seed=0, **options):
+        self.ranks = ranks or OneProcess()
+        self.engine = make_engine(self.ranks, module=TinyPolicy(seed=seed), optim=OPTIM, total_steps=12)
+        self.actor = make_actor(self.engine, ppo_mini_batch_size=3, seed=seed)
+        self.checkpoints = CheckpointManager(folder=folder, engines={"actor": self.engine}, ranks=self.ranks, **options)
+        self.step = 0
+
+    def train(self, steps):
+        for _ in range(steps):
+            self.step += 1
+            batch = trajectories(6, seed=self.step)
+            share = 6 // self.ranks.size
+            self.actor.update(batch[self.ranks.rank * share : (self.ranks.rank + 1) * share])
+        return self
+
+    def save(self):
+        return self.checkpoints.save(step=self.step, state={"actor": self.actor.state_dict()})
+
+    def resume(self, checkpoint=None):
+        found = self.checkpoints.load(checkpoint)
+        self.step = found.step
+        self.actor.load_state_dict(found.state["actor"])
+        return self
+
+
+def test_resumed_equals_uninterrupted_bit_for_bit(tmp_path):
+    uninterrupted = Job(tmp_path / "one").train(4)
+    Job(tmp_path / "two").train(2).save()
+    resumed = Job(tmp_path / "two", seed=9).resume().train(2)
+    assert resumed.step == 4
+    expected, found = weights(uninterrupted.engine), weights(resumed.engine)
+    assert all(torch.equal(expected[name], found[name]) for name in expected)
+
+
+def go_on_and_save(ranks, from_one, from_two):
+    """On two ranks: go on from a checkpoint of one rank, and leave one that was trained on two."""
+    resumed = Job(from_one, ranks, seed=3).resume().train(2)
+    job = Job(from_two, ranks).train(2)
+    job.save()
+    return {"resumed": weights(resumed.engine), "uninterrupted": weights(job.train(2).engine)}
+
+
+def test_a_checkpoint_fits_any_number_of_ranks(tmp_path):
+    Job(tmp_path / "one").train(2).save()
+    expected = weights(Job(tmp_path / "three").train(4).engine)
+    two_ranks = run_on_ranks(go_on_and_save, tmp_path / "one", tmp_path / "two", ranks=2)
+    resumed = weights(Job(tmp_path / "two", seed=3).resume().train(2).engine)
+    for found in (*(rank[key] for rank in two_ranks for key in ("resumed", "uninterrupted")), resumed):
+        assert largest_difference(expected, found) < 1e-4  # another order of sums, divided by Adam's small moments
+
+
+def test_state_of_other_owners_comes_back_as_it_was(tmp_path):
+    job = Job(tmp_path)
+    state = {
+        "loader": {"epoch": 3, "order": [2, 0, 1], "share": 0.25, "name": "reach", "done": False, "nothing": None},
+        "bank": {"reach": np.arange(6, dtype=np.float32).reshape(2, 3)},
+        "draws": np.random.default_rng(7).bit_generator.state,
+        "generator": torch.Generator().manual_seed(5).get_state(),
+        "pairs": ((1, "a"), (2, b"b")),
+    }
+    job.checkpoints.save(step=7, state=state)
+    found = job.checkpoints.load()
+    assert found.step == 7
+    assert np.array_equal(found.state["bank"]["reach"], state["bank"]["reach"])
+    assert torch.equal(found.state["generator"], state["generator"])
+    for name in ("loader", "draws", "pairs"):
+        assert found.state[name] == state[name]
+
+
+def test_state_that_could_not_be_read_again_is_refused_with_its_place(tmp_path):
+    job = Job(tmp_path)
+    with pytest.raises(CheckpointError, match=r"state\['loader'\]\[1\] cannot be saved.*Found: TinyPolicy"):
+        job.checkpoints.save(step=1, state={"loader": [0, TinyPolicy()]})
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_new_run_has_no_checkpoint(tmp_path):
+    job = Job(tmp_path)
+    assert job.checkpoints.latest() is None
+    with pytest.raises(CheckpointError, match=r"is no checkpoint. Expected: a folder with manifest.json. Found: an empty folder"):
+        job.checkpoints.load()
+
+
+def test_a_checkpoint_is_found_from_itself_its_folder_and_the_run_folder(tmp_path):
+    checkpoint = Job(tmp_path / "checkpoints").train(1).save()
+    assert checkpoint == tmp_path / "checkpoints" / "step_00000001"
+    for path in (checkpoint, tmp_path / "checkpoints", tmp_path):
+        assert resolve_checkpoint(path) == checkpoint
+
+
+def test_the_newest_stay_and_the_oldest_go(tmp_path):
+    job = Job(tmp_path, keep=2)
+    for _ in range(4):
+        job.train(1).save()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["latest", "step_00000003", "step_00000004"]
+    assert job.checkpoints.latest() == tmp_path / "step_00000004"
+
+
+def test_a_step_that_is_taken_again_does_not_overwrite_the_first(tmp_path):
+    job = Job(tmp_path).train(1)
+    first, second = job.save(), job.save()
+    assert second.name == "step_00000001-1"
+    assert first.is_dir()
+    assert job.checkpoints.latest() == second
+
+
+def test_a_resumed_run_that_is_behind_the_newest_keeps_what_it_saves(tmp_path):
+    job = Job(tmp_path, keep=2).train(3)
+    job.save()
+    job.step = 1
+    assert job.save() == job.checkpoints.latest() == tmp_path / "step_00000001"
+
+
+def test_files_of_the_owner_are_part_of_the_checkpoint(tmp_path):
+    job = Job(tmp_path, export=lambda folder: (folder / "actor" / "config.json").write_text("{}"))
+    checkpoint = job.save()
+    assert (checkpoint / "actor" / "config.json").read_text() == "{}"
+    assert "actor/config.json" in json.loads((checkpoint / "manifest.json").read_text())["files"]
+
+
+def die_while_saving(folder):
+    """A process that is killed when everything but the manifest is written."""
+    torch.set_num_threads(1)
+    job = Job(folder).train(1)
+    job.save()
+    job.checkpoints.export = lambda unfinished: os.kill(os.getpid(), signal.SIGKILL)
+    job.train(1).save()
+
+
+def test_a_process_that_is_killed_while_saving_leaves_the_checkpoint_before(tmp_path):
+    process = multiprocessing.get_context("spawn").Process(target=die_while_saving, args=(tmp_path,))
+    process.start()
+    process.join(120)
+    assert process.exitcode == -signal.SIGKILL
+    assert any(path.name.startswith(".unfinished-") for path in tmp_path.iterdir())
+    assert Job(tmp_path).resume().step == 1
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["latest", "step_00000001"]
+
+
+@pytest.fixture
+def small_files():
+    """No file of this process may become larger than 2 kB: a write then fails as on a full disk."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    yield lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (2000, hard))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def test_a_full_disk_is_an_error_that_leaves_the_checkpoint_before(tmp_path, small_files):
+    job = Job(tmp_path).train(1)
+    before = job.save()
+    small_files()
+    with pytest.raises(CheckpointError, match=r"No checkpoint could be written.*Make room.*step_00000001 is still whole"):
+        job.train(1).save()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["latest", "step_00000001"]
+    assert Job(tmp_path).resume().checkpoints.latest() == before
+
+
+def test_a_folder_that_cannot_be_written_is_refused_before_any_work(tmp_path):
+    (tmp_path / "file").write_text("in the way")
+    with pytest.raises(CheckpointError, match=r"No checkpoint could be written to .*file.*there is no earlier one"):
+        Job(tmp_path / "file")
+
+
+@pytest.mark.parametrize("name", ["actor/model.safetensors", "actor/optimizer.safetensors", "state.pt"])
+def test_a_truncated_file_is_refused_with_expected_and_found_size(tmp_path, name):
+    job = Job(tmp_path).train(1)
+    file = job.save() / name
+    whole = file.read_bytes()
+    file.write_bytes(whole[:100])
+    with pytest.raises(CheckpointError, match=rf"{name} is not what was saved. Expected: {len(whole)} bytes. Found: 100 bytes"):
+        job.resume()
+
+
+def test_a_changed_file_is_refused(tmp_path):
+    job = Job(tmp_path).train(1)
+    file = job.save() / "actor" / "model.safetensors"
+    whole = bytearray(file.read_bytes())
+    whole[-1] ^= 1
+    file.write_bytes(whole)
+    with pytest.raises(CheckpointError, match=r"model.safetensors was changed after it was saved. Expected SHA-256: .*Found: "):
+        job.resume()
+
+
+def test_a_missing_file_is_refused(tmp_path):
+    job = Job(tmp_path).train(1)
+    (job.save() / "state.pt").unlink()
+    with pytest.raises(CheckpointError, match=r"state.pt is not what was saved.*Found: no such file"):
+        job.resume()
+
+
+@pytest.mark.parametrize(("text", "message"), [("{", "is damaged"), ('{"format": "other"}', "Found: other"), ("[1]", "Found: list")])
+def test_a_foreign_manifest_is_refused(tmp_path, text, message):
+    job = Job(tmp_path).train(1)
+    (job.save() / "manifest.json").write_text(text)
+    with pytest.raises(CheckpointError, match=message):
+        job.resume()
+
+
+def test_a_checkpoint_of_another_model_is_refused_and_changes_nothing(tmp_path):
+    Job(tmp_path).train(1).save()
+    engine = make_engine(module=TinyPolicy(width=4))
+    before = weights(engine)
+    manager = CheckpointManager(folder=tmp_path / "other", engines={"actor": engine}, ranks=OneProcess())
+    with pytest.raises(CheckpointError, match=r"belongs to another model. Expected 12 tensors, found 12, of which 10 do not fit"):
+        manager.load(tmp_path)
+    assert largest_difference(before, weights(engine)) == 0.0
+
+
+def test_a_checkpoint_of_another_job_is_refused(tmp_path):
+    Job(tmp_path).train(1).save()
+    engines = {"actor": make_engine(), "critic": make_engine()}
+    manager = CheckpointManager(folder=tmp_path / "other", engines=engines, ranks=OneProcess())
+    with pytest.raises(CheckpointError, match=r"expected the engines \['actor', 'critic'\], found \['actor'\]"):
+        manager.load(tmp_path)
+
+
+def test_a_state_that_would_run_code_is_not_read(tmp_path):
+    job = Job(tmp_path).train(1)
+    checkpoint = job.save()
+    torch.save({"actor": os.system}, checkpoint / "state.pt")
+    manifest = json.loads((checkpoint / "manifest.json").read_text())
+    manifest["files"].pop("state.pt")
+    (checkpoint / "manifest.json").write_text(json.dumps(manifest))
+    with pytest.raises(CheckpointError, match=r"state.pt cannot be read. Expected: plain data"):
+        job.resume()

@@ -1,0 +1,153 @@
+"""The documents' names and argument lists, as a reader of them types them."""
+
+import inspect
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from tensordict import TensorDict
+
+from siirl.dag_worker import core_algos
+from siirl.dag_worker.core_algos import (
+    AdaptiveKLController,
+    FixedKLController,
+    agg_loss,
+    apply_kl_penalty,
+    compute_gae_advantage_return,
+    compute_grpo_outcome_advantage,
+    compute_policy_loss_gspo,
+    compute_policy_loss_vanilla,
+    compute_value_loss,
+    kl_penalty,
+    masked_mean,
+)
+from siirl.errors import ConfigError
+
+CONFIG = SimpleNamespace(clip_ratio=0.2, clip_ratio_low=None, clip_ratio_high=0.28, clip_ratio_c=3.0)
+LOSS_ARGUMENTS = ["old_log_prob", "log_prob", "advantages", "response_mask", "loss_agg_mode", "config", "rollout_is_weights"]
+
+
+def documented(*names):
+    """The positional arguments, in order."""
+    return list(names)
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments"),
+    [
+        ("compute_gae_advantage_return", documented("token_level_rewards", "values", "response_mask", "gamma", "lam")),
+        (
+            "compute_grpo_outcome_advantage",
+            documented("token_level_rewards", "response_mask", "index", "epsilon", "norm_adv_by_std_in_grpo"),
+        ),
+        ("compute_policy_loss_vanilla", LOSS_ARGUMENTS),
+        ("compute_policy_loss_gspo", LOSS_ARGUMENTS),
+        ("agg_loss", documented("loss_mat", "loss_mask", "loss_agg_mode")),
+        ("AdaptiveKLController", documented("init_kl_coef", "target_kl", "horizon")),
+        ("apply_kl_penalty", documented("data", "kl_ctrl", "kl_penalty")),
+    ],
+)
+def test_argument_lists_are_the_documents(name, arguments):
+    parameters = inspect.signature(getattr(core_algos, name)).parameters.values()
+    assert [p.name for p in parameters if p.kind is not inspect.Parameter.KEYWORD_ONLY] == arguments
+
+
+def listing_of_vanilla(old_log_prob, log_prob, advantages, mask):
+    """The architecture guide's section 8.2, token-mean."""
+    ratio = torch.exp(log_prob - old_log_prob)
+    losses1, losses2 = -advantages * ratio, -advantages * torch.clamp(ratio, 0.8, 1.28)
+    clipped = torch.maximum(losses1, losses2)
+    losses = torch.where(advantages < 0, torch.min(-advantages * 3.0, clipped), clipped)
+    lower = (clipped > -advantages * 3.0) * (advantages < 0)
+    return [masked_mean(x.float(), mask) for x in (losses, losses2 > losses1, old_log_prob - log_prob, lower)]
+
+
+def test_vanilla_is_that_of_the_documents_listing():
+    generator = torch.Generator().manual_seed(0)
+    old, shift, advantages = (torch.randn(6, 8, generator=generator) for _ in range(3))
+    mask = (torch.arange(8) < torch.tensor([1, 8, 3, 5, 8, 2])[:, None]).float()
+    found = compute_policy_loss_vanilla(old, old + shift, advantages, mask, "token-mean", CONFIG)
+    torch.testing.assert_close(list(found), listing_of_vanilla(old, old + shift, advantages, mask))
+
+
+def test_importance_weights_multiply_the_token_losses():
+    one, mask = torch.ones(1, 2), torch.ones(1, 2)
+    loss, *_ = compute_policy_loss_vanilla(one, one, one, mask, config=CONFIG, rollout_is_weights=torch.tensor([[1.0, 0.5]]))
+    assert loss.item() == -0.75
+
+
+def test_gspo_on_policy_is_minus_the_mean_advantage_of_rows():
+    log_probs, mask = -torch.ones(2, 3), torch.tensor([[1, 1, 1], [1, 0, 0]])
+    loss, clipfrac, kl, lower = compute_policy_loss_gspo(log_probs, log_probs, torch.tensor([[1.0] * 3, [4.0] * 3]), mask, config=CONFIG)
+    assert (loss.item(), clipfrac.item(), kl.item(), lower.item()) == (-2.5, 0.0, 0.0, 0.0)
+
+
+@pytest.mark.parametrize("loss", [compute_policy_loss_vanilla, compute_policy_loss_gspo])
+def test_a_loss_without_its_config_says_which_keys_it_reads(loss):
+    one = torch.ones(1, 1)
+    with pytest.raises(ConfigError, match="reads clip_ratio"):
+        loss(one, one, one, one)
+
+
+@pytest.mark.parametrize(
+    ("mode", "expected"),
+    [("token-mean", 3.0), ("seq-mean-token-sum", 4.5), ("seq-mean-token-mean", 3.75), ("seq-mean-token-sum-norm", 2.25)],
+)
+def test_agg_loss_takes_its_rows_for_the_whole_batch(mode, expected):
+    assert agg_loss(torch.tensor([[1.0, 2.0], [6.0, 99.0]]), torch.tensor([[1, 1], [1, 0]]), mode).item() == expected
+
+
+def test_agg_loss_of_nothing_is_zero():
+    assert agg_loss(torch.full((2, 2), torch.nan), torch.zeros(2, 2), "token-mean").item() == 0.0
+
+
+def test_grpo_takes_an_index_of_numpy_integers():
+    advantages, _ = compute_grpo_outcome_advantage(torch.tensor([[0.0], [2.0]]), torch.ones(2, 1), np.array([4, 4]), 1e-6, False)
+    assert advantages.flatten().tolist() == [-1.0, 1.0]
+
+
+def test_gae_is_called_by_position():
+    _, returns = compute_gae_advantage_return(torch.tensor([[0.0, 1.0]]), torch.zeros(1, 2), torch.ones(1, 2), 0.5, 1.0)
+    assert returns.tolist() == [[0.5, 1.0]]
+
+
+def test_value_loss_has_share_of_clipped_tokens():
+    loss, clipped = compute_value_loss(
+        vpreds=torch.tensor([[2.0, 0.0]]),
+        returns=torch.tensor([[3.0, 0.0]]),
+        values=torch.zeros(1, 2),
+        response_mask=torch.ones(1, 2),
+        cliprange_value=0.5,
+    )
+    assert (loss.item(), clipped.item()) == (0.5 * 2.5**2 / 2, 0.5)
+
+
+def kl_batch():
+    return TensorDict(
+        {
+            "token_level_scores": torch.tensor([[0.0, 1.0], [0.0, 0.0]]),
+            "old_log_probs": torch.tensor([[-1.0, -1.0], [-1.0, torch.nan]]),
+            "ref_log_prob": torch.tensor([[-1.5, -2.0], [-1.0, 0.0]]),
+            "response_mask": torch.tensor([[1, 1], [1, 0]]),
+        },
+        batch_size=[2],
+    )
+
+
+def test_kl_is_taken_off_the_scores_of_a_copy():
+    batch = kl_batch()
+    rewarded, metrics = apply_kl_penalty(batch, FixedKLController(0.1))
+    torch.testing.assert_close(rewarded["token_level_rewards"], torch.tensor([[-0.05, 0.9], [0.0, 0.0]]))
+    assert metrics == {"actor/reward_kl_penalty": pytest.approx(0.5), "actor/kl_coef": 0.1}
+    assert "token_level_rewards" not in batch
+
+
+def test_the_controller_sees_the_kl_and_the_number_of_rows():
+    controller = AdaptiveKLController(init_kl_coef=1.0, target_kl=0.5 / 1.1, horizon=10)
+    apply_kl_penalty(kl_batch(), controller, kl_penalty="k1")
+    assert controller.value == pytest.approx(1.0 + 0.1 * 2 / 10)
+
+
+def test_kl_penalty_by_name():
+    assert kl_penalty(torch.tensor([[-1.0]]), torch.tensor([[-3.0]]), "mse").item() == 2.0

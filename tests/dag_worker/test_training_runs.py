@@ -1,0 +1,81 @@
+"""Whole training runs in one process, small enough to be exact about: resumed equals uninterrupted, steps are bounded, policies load."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from siirl.dag_worker.dagworker import DAGWorker
+from siirl.dag_worker.events import StepDone
+from siirl.dag_worker.prepare import load_graph
+from siirl.models import load_policy
+from siirl.params.parser import parse_config
+
+SMALL = (
+    "pipeline=grpo", "env=gymnasium", "env.id=CartPole-v1", "cluster=local", "data.train_batch_size=2", "actor_rollout_ref.rollout.n=3",
+    "actor_rollout_ref.actor.ppo_mini_batch_size=1", "env.num_servers=1", "env.envs_per_server=4", "trainer.val_episodes=0",
+    "trainer.record_episodes=0", "trainer.max_minutes=null", "trainer.save_freq=1", "trainer.deterministic=true",
+    "actor_rollout_ref.model.options={chunk_length: 4, width: 16}",
+)  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def not_deterministic_afterwards():
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+def train(folder: Path, *overrides: str) -> list[StepDone]:
+    config = parse_config([*SMALL, *overrides])
+    folder.mkdir(exist_ok=True)
+    worker = DAGWorker(config=config, graph=load_graph(config), rank=0, world_size=1, init_method="", backend="gloo", run_folder=folder)
+    return [event for event in worker.run() if isinstance(event, StepDone)]
+
+
+def weights(folder: Path, step: int) -> dict[str, torch.Tensor]:
+    return load_policy(folder / "checkpoints" / f"step_{step:08d}" / "actor").state_dict()
+
+
+def without_times(event: StepDone) -> dict:
+    timed = ("time/", "env/steps_per_s", "env/busy", "policy/busy", "policy/calls_per_s", "memory/")
+    return {name: value for name, value in event.metrics.items() if not name.startswith(timed)}
+
+
+def test_a_resumed_run_equals_an_uninterrupted_one_bit_for_bit(tmp_path):
+    whole = train(tmp_path / "whole", "trainer.total_steps=3")
+    train(tmp_path / "parts", "trainer.total_steps=2")
+    resumed = train(tmp_path / "parts", "trainer.total_steps=3", f"trainer.resume={tmp_path / 'parts'}")
+    assert [event.step for event in resumed] == [3]
+    assert without_times(resumed[0]) == without_times(whole[2])
+    one, other = weights(tmp_path / "whole", 3), weights(tmp_path / "parts", 3)
+    assert all(torch.equal(one[name], other[name]) for name in one)
+
+
+def test_the_weights_move_and_the_policy_version_counts_optimiser_steps(tmp_path):
+    events = train(tmp_path / "run", "trainer.total_steps=2")
+    one, two = weights(tmp_path / "run", 1), weights(tmp_path / "run", 2)
+    assert any(not torch.equal(one[name], two[name]) for name in one)
+    assert events[-1].metrics["policy/version"] == sum(event.metrics["actor/updates"] for event in events) == 4
+
+
+def test_acting_and_training_agree_on_log_probs(tmp_path):
+    events = train(tmp_path / "run", "trainer.total_steps=1")
+    assert events[0].metrics["rollout/log_prob_gap"] < 1e-5
+
+
+def test_a_checkpoint_is_a_policy_folder_that_says_what_it_is(tmp_path):
+    train(tmp_path / "run", "trainer.total_steps=1")
+    folder = tmp_path / "run" / "checkpoints" / "step_00000001" / "actor"
+    assert json.loads((folder / "config.json").read_text())["policy"] == "tiny_vla"
+
+
+def test_evaluation_is_the_same_every_time_and_not_on_training_seeds(tmp_path):
+    events = train(tmp_path / "run", "trainer.total_steps=1", "trainer.val_episodes=3", "actor_rollout_ref.actor.optim.lr=1e-12")
+    before, after = (event.metrics["val/all/return"] for event in events)
+    assert before == after
+
+
+def test_a_gap_between_acting_and_training_stops_the_run(tmp_path):
+    with pytest.raises(Exception, match="Acting and training disagree"):
+        train(tmp_path / "run", "trainer.total_steps=1", "actor_rollout_ref.rollout.max_log_prob_gap=1e-12")

@@ -1,0 +1,96 @@
+"""The scorer of embodied policies: executed chunks only, log-probs where their tokens stand."""
+
+import pytest
+import torch
+from tiny_training import BINS, CHUNKS, TOKENS, TinyPolicy, trajectories
+
+from siirl.engine.actor.embodied_scorer import embodied_scorer
+from siirl.errors import TensorError
+
+
+class CountingPolicy(TinyPolicy):
+    """Remembers how many observations each forward pass had."""
+
+    def __init__(self):
+        super().__init__()
+        self.rows = []
+
+    def forward(self, **observations):
+        self.rows.append(len(observations["instruction_ids"]))
+        return super().forward(**observations)
+
+
+def by_hand(policy, batch, row, token, temperature):
+    """Log-prob of one token, from a forward pass of its own."""
+    chunk, place = divmod(token, TOKENS)
+    logits = policy(
+        pixel_values=batch["pixel_values"][row : row + 1, chunk],
+        proprioception=batch["proprioception"][row : row + 1, chunk],
+        instruction_ids=batch["instruction_ids"][row : row + 1],
+    )
+    return torch.log_softmax(logits[0, place] / temperature, dim=-1)[batch["responses"][row, token]]
+
+
+def test_every_executed_token_has_the_log_prob_of_its_own_chunk():
+    policy, batch = TinyPolicy(), trajectories(5, masked_rows=(3,))
+    scores = embodied_scorer(policy, batch, 1.3)
+    for row, token in batch["response_mask"].nonzero().tolist():
+        torch.testing.assert_close(scores.log_probs_BT[row, token], by_hand(policy, batch, row, token, 1.3))
+
+
+def test_nothing_is_said_of_tokens_that_were_not_executed():
+    batch = trajectories(5)
+    scores = embodied_scorer(TinyPolicy(), batch, 1.0)
+    masked = batch["response_mask"] == 0
+    assert not scores.log_probs_BT[masked].any()
+    assert not scores.entropy_BT[masked].any()
+
+
+def test_only_chunks_with_an_executed_token_go_through_the_policy():
+    policy, batch = CountingPolicy(), trajectories(5, masked_rows=(1,))
+    embodied_scorer(policy, batch, 1.0)
+    lengths = batch["response_mask"].sum(-1)
+    assert policy.rows == [int((lengths / TOKENS).ceil().sum())]
+
+
+def test_what_lies_in_padding_does_not_matter():
+    policy, batch = TinyPolicy(), trajectories(3)
+    junk = batch.clone()
+    padding = (batch["response_mask"] == 0).unflatten(1, (CHUNKS, TOKENS)).all(-1)
+    junk["proprioception"][padding] = torch.nan
+    junk["responses"][batch["response_mask"] == 0] = BINS - 1
+    torch.testing.assert_close(embodied_scorer(policy, junk, 1.0).log_probs_BT, embodied_scorer(policy, batch, 1.0).log_probs_BT)
+
+
+def test_rows_without_any_executed_token_still_run_the_policy_with_a_gradient_of_zero():
+    policy = CountingPolicy()
+    embodied_scorer(policy, trajectories(2, masked_rows=(0, 1)), 1.0).log_probs_BT.sum().backward()
+    assert policy.rows == [1]
+    assert all(float(weight.grad.abs().sum()) == 0.0 for weight in policy.parameters())
+
+
+def test_a_policy_without_a_camera_gets_none():
+    seen = {}
+
+    class Blind(torch.nn.Module):
+        def forward(self, **observations):
+            seen.update(observations)
+            return torch.zeros(len(observations["instruction_ids"]), TOKENS, BINS)
+
+    embodied_scorer(Blind(), trajectories(2).exclude("pixel_values"), 1.0)
+    assert seen["pixel_values"] is None
+    assert seen["proprioception"].ndim == 2
+
+
+def test_a_policy_of_another_chunk_length_is_refused():
+    class Short(torch.nn.Module):
+        def forward(self, **observations):
+            return torch.zeros(len(observations["instruction_ids"]), TOKENS - 1, BINS)
+
+    with pytest.raises(TensorError, match=r"logits have shape \[.*another chunk length"):
+        embodied_scorer(Short(), trajectories(2), 1.0)
+
+
+def test_a_batch_without_observations_is_refused():
+    with pytest.raises(TensorError, match="needs pixel_values or proprioception; it has: instruction_ids, responses"):
+        embodied_scorer(TinyPolicy(), trajectories(2).exclude("pixel_values", "proprioception"), 1.0)

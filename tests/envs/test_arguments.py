@@ -1,0 +1,78 @@
+"""Actions and options: what is taken, and the sentence for what is not."""
+
+import numpy as np
+import pytest
+from gymnasium import spaces
+
+from envs.arguments import checked_action, checked_seed, read_options
+from envs.base import EnvSpec, FrameRequest
+
+BOX = spaces.Box(-1.0, 1.0, (2,), np.float32)
+SPEC = EnvSpec("any", ("left", "right"), spaces.Discrete(2), BOX, 5)
+
+
+def test_box_action_gets_the_dtype_of_its_space():
+    action = checked_action([0.5, -1.0], space=BOX)
+    assert action.dtype == np.float32
+    assert action.tolist() == [0.5, -1.0]
+
+
+@pytest.mark.parametrize("action", [2, np.int64(2), np.array(2, np.uint8)])
+def test_discrete_action_is_any_integer(action):
+    assert checked_action(action, space=spaces.Discrete(3)) == 2
+
+
+def test_discrete_actions_may_start_elsewhere():
+    assert checked_action(-1, space=spaces.Discrete(3, start=-1)) == -1
+    with pytest.raises(ValueError, match=r"must lie in \[-1, 2\), got 2"):
+        checked_action(2, space=spaces.Discrete(3, start=-1))
+
+
+@pytest.mark.parametrize(
+    ("action", "sentence"),
+    [
+        ([0.0], r"shape \(2,\), got \(1,\)"),
+        ([[0.0, 0.0]], r"shape \(2,\), got \(1, 2\)"),
+        ([0, 1], "floating-point numbers, got dtype int64"),
+        ([True, False], "floating-point numbers, got dtype bool"),
+        (["a", "b"], "floating-point numbers, got dtype <U1"),
+        ([np.nan, 0.0], "must be finite"),
+        ([np.inf, 0.0], "must be finite"),
+        ([1.5, 0.0], "must lie between"),
+        (None, r"shape \(2,\), got \(\)"),
+    ],
+)
+def test_bad_box_action_is_named(action, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        checked_action(action, space=BOX)
+
+
+@pytest.mark.parametrize("action", [0.5, "0", True, None, [0], 3, -1])
+def test_bad_discrete_action_is_refused(action):
+    with pytest.raises(ValueError, match="An action must"):
+        checked_action(action, space=spaces.Discrete(3))
+
+
+def test_first_task_and_no_frames_by_default():
+    assert read_options(None, spec=SPEC) == ("left", {})
+
+
+def test_frames_must_be_requests():
+    with pytest.raises(ValueError, match="Frame stream 'video' must be a FrameRequest, got 8"):
+        read_options({"frames": {"video": 8}}, spec=SPEC)
+
+
+@pytest.mark.parametrize("arguments", [(0, 8), (1, 0), (-1, 8)])
+def test_frame_request_counts_from_one(arguments):
+    with pytest.raises(ValueError, match="must be at least 1"):
+        FrameRequest(*arguments)
+
+
+def test_seed_may_be_numpys():
+    assert type(checked_seed(np.int64(3))) is int
+    assert checked_seed(None) is None
+
+
+def test_negative_seed_is_refused():
+    with pytest.raises(ValueError, match="seed must not be negative, got -1"):
+        checked_seed(-1)

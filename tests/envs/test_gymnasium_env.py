@@ -1,0 +1,204 @@
+"""Gymnasium environments behind the contract: what becomes of their observations, actions, frames and mistakes."""
+
+import asyncio
+
+import gymnasium
+import numpy as np
+import pytest
+from gymnasium import spaces
+
+from envs.base import IMAGES, PROPRIOCEPTION, FrameRequest
+from envs.gymnasium import GymnasiumEnv
+
+GREY = np.arange(12, dtype=np.uint8).reshape(3, 4)
+
+
+class Toy(gymnasium.Env):
+    """Two cameras and a goal; success is reported as robotics environments do."""
+
+    metadata = {"render_modes": ["rgb_array"]}  # noqa: RUF012
+    observation_space = spaces.Dict(
+        {
+            "camera": spaces.Box(0, 255, (3, 4), np.uint8),
+            "goal": spaces.Box(-1.0, 1.0, (2,), np.float64),
+            "mode": spaces.Discrete(3),
+            "wrist": spaces.Box(0, 255, (3, 4, 3), np.uint8),
+        }
+    )
+    action_space = spaces.Box(-2.0, 2.0, (1,), np.float32)
+
+    def __init__(self, render_mode=None, bad=None):
+        self.render_mode, self.bad, self.time = render_mode, bad, 0
+
+    def seen(self):
+        goal = np.array([0.25, np.nan if self.bad == "nan" and self.time == 2 else 0.5])
+        return {"camera": GREY, "goal": goal, "mode": 1, "wrist": np.full((3, 4, 3), self.time, np.uint8)}
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.time = 0
+        return self.seen(), {}
+
+    def step(self, action):
+        self.time += 1
+        return self.seen(), 0.5, False, False, {"is_success": self.time >= 3}
+
+    def render(self):
+        return np.full((20, 40, 3), self.time, np.uint8)
+
+
+class ManyImages(Toy):
+    """Cameras that cannot be stacked."""
+
+    observation_space = spaces.Dict({"a": spaces.Box(0, 255, (3, 4), np.uint8), "b": spaces.Box(0, 255, (5, 4), np.uint8)})
+
+
+class ManyDecisions(Toy):
+    """Actions that the contract does not have."""
+
+    action_space = spaces.MultiDiscrete([2, 2])
+
+
+class Words(Toy):
+    """An observation that is no vector."""
+
+    observation_space = spaces.Text(5)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def registered():
+    for env_class in (Toy, ManyImages, ManyDecisions, Words):
+        gymnasium.register(f"siirl-test/{env_class.__name__}-v0", env_class, max_episode_steps=5)
+    gymnasium.register("siirl-test/Endless-v0", Toy)
+    yield
+    for name in [name for name in gymnasium.registry if name.startswith("siirl-test/")]:
+        del gymnasium.registry[name]
+
+
+def toy(**kwargs):
+    return GymnasiumEnv(id="siirl-test/Toy-v0", **kwargs)
+
+
+def test_images_become_cameras_and_the_rest_one_vector():
+    observation, _ = asyncio.run(toy().reset(seed=0))
+    assert observation[IMAGES].shape == (2, 3, 4, 3)
+    assert np.array_equal(observation[IMAGES][0], np.repeat(GREY[..., np.newaxis], 3, axis=2))
+    assert observation[PROPRIOCEPTION].tolist() == [0.25, 0.5, 0.0, 1.0, 0.0]
+    assert observation[PROPRIOCEPTION].dtype == np.float32
+
+
+def test_success_of_the_infos_is_reported():
+    async def play():
+        env = toy()
+        await env.reset(seed=0)
+        return env.spec.reports_success, [(await env.step(np.zeros(1, np.float32)))[4]["success"] for _ in range(3)]
+
+    assert asyncio.run(play()) == (True, [False, False, True])
+
+
+def test_without_a_success_flag_only_the_return_counts():
+    env = GymnasiumEnv(id="CartPole-v1")
+    _, info = asyncio.run(env.reset(seed=0))
+    assert not env.spec.reports_success
+    assert "success" not in info
+
+
+def test_limit_comes_from_the_registration_or_the_argument():
+    assert GymnasiumEnv(id="Pendulum-v1").spec.max_episode_steps == 200
+    assert GymnasiumEnv(id="Pendulum-v1", max_episode_steps=7).spec.max_episode_steps == 7
+
+
+def test_limit_truncates():
+    async def play():
+        env = GymnasiumEnv(id="Pendulum-v1", max_episode_steps=3)
+        await env.reset(seed=0)
+        return await env.step_chunk([np.zeros(1, np.float32)] * 5)
+
+    _, _, terminated, truncated, info = asyncio.run(play())
+    assert (terminated, truncated, info["executed"]) == (False, True, 3)
+
+
+def test_frames_are_scaled_into_squares():
+    async def play():
+        env = toy()
+        _, first = await env.reset(seed=0, options={"frames": {"video": FrameRequest(every=2, size=10)}})
+        *_, info = await env.step_chunk([np.zeros(1, np.float32)] * 5)
+        return first["frames"]["video"], info["frames"]["video"]
+
+    first, rest = asyncio.run(play())
+    assert (first.steps, rest.steps) == ((0,), (2, 4, 5))
+    assert rest.images.shape == (3, 10, 10, 3)
+    assert rest.images[0, 5, 5].tolist() == [2, 2, 2]
+    assert rest.images[0, 0, 0].tolist() == [0, 0, 0]  # 20x40 fills the middle half
+
+
+def test_same_episode_as_gymnasium_itself():
+    async def play():
+        env = GymnasiumEnv(id="Pendulum-v1")
+        observation, _ = await env.reset(seed=4)
+        (*_,) = [observation[PROPRIOCEPTION]]
+        results = [await env.step(np.array([0.5], np.float32)) for _ in range(5)]
+        return [observation[PROPRIOCEPTION], *(result[0][PROPRIOCEPTION] for result in results)], [result[1] for result in results]
+
+    observations, rewards = asyncio.run(play())
+    plain = gymnasium.make("Pendulum-v1")
+    expected, _ = plain.reset(seed=4)
+    assert np.array_equal(observations[0], expected)
+    for seen, reward in zip(observations[1:], rewards, strict=True):
+        expected, expected_reward, *_ = plain.step(np.array([0.5], np.float32))
+        assert np.array_equal(seen, expected)
+        assert reward == expected_reward
+
+
+def test_unknown_id_is_answered_with_the_nearest():
+    with pytest.raises(ValueError, match=r"Unknown Gymnasium id 'CartPol-v1'\. Nearest: CartPole-v1"):
+        GymnasiumEnv(id="CartPol-v1")
+
+
+def test_unknown_version_is_answered_with_the_known():
+    with pytest.raises(ValueError, match="CartPole-v1"):
+        GymnasiumEnv(id="CartPole-v99")
+
+
+def test_unknown_argument_names_the_environment():
+    with pytest.raises(ValueError, match=r"'Pendulum-v1' does not take these arguments.*image_size"):
+        GymnasiumEnv(id="Pendulum-v1", image_size=64)
+
+
+@pytest.mark.parametrize(
+    ("name", "sentence"),
+    [
+        ("ManyImages", "images of several sizes"),
+        ("ManyDecisions", "only Box and Discrete are supported"),
+        ("Words", "no vector and no image"),
+        ("Endless", "give max_episode_steps"),
+    ],
+)
+def test_spaces_that_do_not_fit_are_refused(name, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        GymnasiumEnv(id=f"siirl-test/{name}-v0")
+
+
+def test_limit_must_be_positive():
+    with pytest.raises(ValueError, match="max_episode_steps must be at least 1, got 0"):
+        GymnasiumEnv(id="Pendulum-v1", max_episode_steps=0)
+
+
+def test_observation_that_is_not_finite_fails_the_simulation():
+    async def play():
+        env = toy(bad="nan")
+        await env.reset(seed=0)
+        await env.step_chunk([np.zeros(1, np.float32)] * 2)
+
+    with pytest.raises(RuntimeError, match="not finite"):
+        asyncio.run(play())
+
+
+def test_missing_package_is_named():
+    with pytest.raises(RuntimeError, match=r"LunarLander-v3' needs a package that is not installed: .*[Bb]ox2[dD]"):
+        GymnasiumEnv(id="LunarLander-v3")
+
+
+def test_rendering_before_reset_is_refused():
+    with pytest.raises(RuntimeError, match="call reset first"):
+        toy().render()

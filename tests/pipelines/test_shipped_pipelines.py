@@ -1,0 +1,214 @@
+"""The shipped pipelines are what the documents say, and can be built; so are the documents' own."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from siirl.errors import ConfigError, UnknownNameError
+from siirl.execution.dag import NodeRole, NodeType, Pipeline, TaskGraph, check_kl_in_reward_order
+from siirl.execution.dag.builtin_pipelines import PIPELINES, embodied_srpo_pipeline, grpo_pipeline
+from siirl.execution.dag.load import load_pipeline
+
+PROMPT_COLUMNS = ["index", "task_name", "task_id", "trial_id", "seed"]
+
+
+def test_srpo_filters_before_the_reward_and_balances_between():
+    assert embodied_srpo_pipeline().get_topological_sort() == [
+        "rollout_actor",
+        "embodied_sampling",
+        "data_rebalance",
+        "compute_reward",
+        "calculate_advantages",
+        "actor_old_log_prob",
+        "reference_log_prob",
+        "actor_train",
+        "sync_weights",
+    ]
+
+
+def test_grpo_has_the_documents_nodes_and_gives_the_weights_back():
+    assert grpo_pipeline().get_topological_sort() == [
+        "rollout_actor",
+        "function_reward",
+        "calculate_advantages",
+        "actor_old_log_prob",
+        "reference_log_prob",
+        "actor_train",
+        "sync_weights",
+    ]
+
+
+@pytest.mark.parametrize("alias", ["dynamic_sampling", "dynaminc_sampling"])
+def test_the_filter_is_found_under_the_documents_spellings(alias):
+    assert embodied_srpo_pipeline().get_node(alias).node_id == "embodied_sampling"
+
+
+@pytest.mark.parametrize("name", sorted(PIPELINES))
+def test_columns_fit_what_the_task_loader_gives(name):
+    PIPELINES[name]().check(loader_columns=PROMPT_COLUMNS)
+
+
+@pytest.mark.parametrize("name", sorted(PIPELINES))
+def test_every_node_says_what_it_adds(name):
+    assert all(node.provides is not None for node in PIPELINES[name]().nodes.values())
+
+
+@pytest.mark.parametrize("name", sorted(PIPELINES))
+def test_a_stage_requires_no_more_than_its_node_says(name):
+    """Else the check when the graph is built would miss a column that the stage reads."""
+    for node in PIPELINES[name]().nodes.values():
+        stage = node.copy()
+        stage.requires = stage.provides = None
+        declared = node.required_columns if node.requires is not None else stage.required_columns
+        robots_only = {"task_name", "complete", "env_return"} if name == "grpo" else set()
+        assert stage.required_columns - robots_only <= declared, node.node_id
+
+
+@pytest.mark.parametrize("name", sorted(PIPELINES))
+def test_kl_in_the_reward_is_refused_where_log_probs_come_later(name):
+    with pytest.raises(ConfigError, match="KL in the reward needs the log-prob nodes before the reward"):
+        check_kl_in_reward_order(PIPELINES[name](), use_kl_in_reward=True)
+
+
+@pytest.mark.parametrize("name", ["embodied_srpo", "grpo"])
+def test_pipeline_files_import_nothing_but_the_graph(name, repository):
+    tree = ast.parse((repository / "pipelines" / f"{name}.py").read_text())
+    imported = {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
+    assert imported == {"siirl.execution.dag"}
+    assert not [node for node in ast.walk(tree) if isinstance(node, ast.Import)]
+
+
+def test_declaring_a_pipeline_loads_no_torch():
+    code = "import sys, pipelines.embodied_srpo; sys.exit('torch' in sys.modules or 'ray' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+# Choosing one
+
+
+def test_pipeline_by_name():
+    assert load_pipeline(pipeline="grpo").graph_id == "grpo"
+
+
+def test_unknown_pipeline_is_answered_with_the_known_ones():
+    with pytest.raises(UnknownNameError, match=r"Unknown pipeline 'embodied_srp'. Did you mean 'embodied_srpo'\?"):
+        load_pipeline(pipeline="embodied_srp")
+
+
+def test_a_function_and_a_file_at_once_are_refused():
+    with pytest.raises(ConfigError, match="both name a graph"):
+        load_pipeline(pipeline="grpo", custom_pipeline_fn="a:b", workflow_file="c.yaml")
+
+
+def test_pipeline_from_a_file(tmp_path):
+    path = tmp_path / "mine.yaml"
+    path.write_text("nodes: [{node_id: rollout_actor, node_type: MODEL_INFERENCE, node_role: ROLLOUT}]")
+    assert load_pipeline(pipeline="grpo", workflow_file=str(path)).graph_id == "mine"
+
+
+@pytest.fixture
+def my_module(tmp_path, monkeypatch):
+    """The package `my_module` of the architecture guide's section 11."""
+    package = tmp_path / "my_module"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    (package / "custom_reward.py").write_text("def compute_custom_reward(batch, config, **kwargs):\n    return batch\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    yield package
+    for name in [name for name in sys.modules if name.partition(".")[0] == "my_module"]:
+        del sys.modules[name]
+
+
+# From the architecture guide, section 11.1, as written there.
+CUSTOM_PIPELINE = '''
+from siirl.execution.dag.pipeline import Pipeline
+from siirl.execution.dag.node import NodeType, NodeRole
+from siirl.execution.dag.task_graph import TaskGraph
+
+def my_custom_pipeline() -> TaskGraph:
+    """Custom training pipeline"""
+    pipeline = Pipeline("my_custom_pipeline", "My custom RL workflow")
+
+    # Add custom nodes
+    pipeline.add_node(
+        "rollout_actor",
+        func="siirl.dag_worker.dagworker:DAGWorker.generate",
+        deps=[],
+        node_type=NodeType.MODEL_INFERENCE,
+        node_role=NodeRole.ROLLOUT
+    ).add_node(
+        "custom_reward",
+        func="my_module.custom_reward:compute_custom_reward",  # Custom function
+        deps=["rollout_actor"],
+        node_type=NodeType.COMPUTE,
+        node_role=NodeRole.REWARD
+    ).add_node(
+        "calculate_advantages",
+        func="siirl.dag_worker.dagworker:DAGWorker.compute_advantage",
+        deps=["custom_reward"],
+        node_type=NodeType.COMPUTE,
+        node_role=NodeRole.ADVANTAGE
+    ).add_node(
+        "actor_train",
+        func="siirl.dag_worker.dagworker:DAGWorker.train_actor",
+        deps=["calculate_advantages"],
+        node_type=NodeType.MODEL_TRAIN,
+        node_role=NodeRole.ACTOR
+    )
+
+    return pipeline.build()
+'''
+
+
+def test_the_guides_custom_pipeline_runs_as_written(my_module):
+    (my_module / "custom_pipeline.py").write_text(CUSTOM_PIPELINE)
+    graph = load_pipeline(pipeline="grpo", custom_pipeline_fn="my_module.custom_pipeline:my_custom_pipeline")
+    assert graph.get_topological_sort() == ["rollout_actor", "custom_reward", "calculate_advantages", "actor_train"]
+
+
+def test_pipeline_whose_build_was_forgotten_is_built(my_module):
+    (my_module / "custom_pipeline.py").write_text(CUSTOM_PIPELINE.replace("pipeline.build()", "pipeline"))
+    assert isinstance(load_pipeline(pipeline="grpo", custom_pipeline_fn="my_module.custom_pipeline:my_custom_pipeline"), TaskGraph)
+
+
+def test_function_that_returns_no_graph_is_refused(my_module):
+    (my_module / "custom_pipeline.py").write_text("def nothing():\n    pass\n")
+    with pytest.raises(ConfigError, match="returned NoneType, and must return a TaskGraph"):
+        load_pipeline(pipeline="grpo", custom_pipeline_fn="my_module.custom_pipeline:nothing")
+
+
+# The guide's own SRPO and GRPO (section 4.2): id, function, type, role, only a forward pass; each depends on the one before.
+STAGE = "siirl.dag_worker.dagworker:DAGWorker."
+COMMON = [
+    ("calculate_advantages", STAGE + "compute_advantage", "COMPUTE", "ADVANTAGE", False),
+    ("actor_old_log_prob", STAGE + "compute_old_log_prob", "MODEL_TRAIN", "ACTOR", True),
+    ("reference_log_prob", STAGE + "compute_ref_log_prob", "MODEL_TRAIN", "REFERENCE", False),
+    ("actor_train", STAGE + "train_actor", "MODEL_TRAIN", "ACTOR", False),
+]
+ROLLOUT = ("rollout_actor", STAGE + "generate", "MODEL_INFERENCE", "ROLLOUT", False)
+FILTER = "siirl.user_interface.filter_interface.embodied.embodied_local_rank_sampling"
+GUIDE = {
+    "grpo": [ROLLOUT, ("function_reward", STAGE + "compute_reward", "COMPUTE", "REWARD", False), *COMMON],
+    "srpo": [
+        ROLLOUT,
+        ("dynaminc_sampling", FILTER, "COMPUTE", "DYNAMIC_SAMPLING", False),
+        ("compute_reward", STAGE + "compute_reward", "COMPUTE", "REWARD", False),
+        *COMMON,
+    ],
+}
+
+
+@pytest.mark.parametrize("name", sorted(GUIDE))
+def test_the_guides_pipelines_build(name):
+    pipeline, before = Pipeline(name), []
+    for node_id, func, node_type, node_role, forward in GUIDE[name]:
+        pipeline.add_node(node_id, func, before, node_type=NodeType(node_type), node_role=NodeRole(node_role), only_forward_compute=forward)
+        before = [node_id]
+    pipeline.build().check(loader_columns=PROMPT_COLUMNS)
+
+
+def test_repository_holds_the_pipeline_files(repository):
+    assert {path.stem for path in Path(repository / "pipelines").glob("*.py")} - {"__init__"} == set(PIPELINES)

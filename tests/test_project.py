@@ -1,0 +1,140 @@
+"""The project as a whole: the README tells the truth, imports go one way, names do not clash, a wheel is complete."""
+
+import ast
+import re
+import shutil
+import subprocess
+import sys
+import tomllib
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+from siirl.dag_worker.metrics import METRICS, declaration
+
+PACKAGES = ("siirl", "envs", "vjepa", "pipelines")
+
+
+def run(*command: str, cwd: Path, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, timeout=200, check=False)
+
+
+def pins(file: Path) -> dict[str, str]:
+    lines = [line for line in file.read_text().splitlines() if line and not line.startswith("#")]
+    return {canonicalize_name(name): version for name, version in (line.split("==") for line in lines)}
+
+
+def test_the_tree_in_the_readme_is_the_top_level(repository: Path) -> None:
+    tree = re.search(r"```text\n(.*?)```", (repository / "README.md").read_text(), re.DOTALL)
+    assert tree is not None
+    told = {line.split()[0].rstrip("/"): line.split(maxsplit=1)[1] for line in tree[1].splitlines()}
+    listed = run("git", "ls-files", "--cached", "--others", "--exclude-standard", cwd=repository)
+    assert told.keys() == {line.split("/")[0] for line in listed.stdout.splitlines()}, listed.stderr
+
+
+def test_every_folder_and_file_that_the_readme_names_is_there(repository: Path) -> None:
+    named = re.findall(r"`([a-z_]+/[a-z_./]*)`|\]\(([a-z_./]+)\)", (repository / "README.md").read_text())
+    in_run_folder = {"videos/", "tensorboard/", "checkpoints/"}
+    missing = [a or b for a, b in named if (a or b) not in in_run_folder and not (repository / (a or b)).exists()]
+    assert missing == []
+
+
+def test_every_pin_is_exact_and_stands_once(repository: Path) -> None:
+    runtime, testing = pins(repository / "requirements.lock"), pins(repository / "requirements-test.lock")
+    assert not runtime.keys() & testing.keys()
+    for name, file in (("torch", "requirements.lock"), ("pip", "requirements.lock"), ("setuptools", "requirements.lock")):
+        assert len(re.findall(f"^{name}==", (repository / file).read_text(), re.MULTILINE)) == 1
+
+
+def test_the_lock_fits_what_the_package_asks_for(repository: Path) -> None:
+    project = tomllib.loads((repository / "pyproject.toml").read_text())["project"]
+    pinned = pins(repository / "requirements.lock")
+    wanted = [Requirement(line) for line in project["dependencies"]]
+    assert [str(r) for r in wanted if pinned.get(canonicalize_name(r.name), "") not in r.specifier] == []
+
+
+def violations(repository: Path, folder: Path) -> Path:
+    """A copy of the packages in which every import contract is broken once."""
+    for name in PACKAGES:
+        shutil.copytree(repository / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(repository / "pyproject.toml", folder)
+    for file, line in {
+        "siirl/algos/__init__.py": "import siirl.params\nimport transformers",
+        "siirl/params/__init__.py": "import siirl.dag_worker\nimport ray",
+        "siirl/execution/dag/__init__.py": "import torch",
+        "envs/__init__.py": "import siirl.errors",
+        "vjepa/__init__.py": "import envs.base",
+        "pipelines/__init__.py": "import siirl.errors",
+    }.items():
+        with (folder / file).open("a") as stream:
+            stream.write(f"\n{line}\n")
+    return folder
+
+
+def test_each_import_contract_notices_its_violation(repository: Path, tmp_path: Path) -> None:
+    done = run(str(Path(sys.executable).with_name("lint-imports")), "--no-cache", cwd=violations(repository, tmp_path))
+    verdicts = dict(re.findall(r"^(.+) (KEPT|BROKEN)", done.stdout, re.MULTILINE))
+    contracts = tomllib.loads((repository / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
+    assert verdicts == {contract["name"]: "BROKEN" for contract in contracts}, done.stdout + done.stderr
+
+
+def test_a_strangers_package_of_the_same_name_is_refused(repository: Path, tmp_path: Path) -> None:
+    (tmp_path / "envs").mkdir()
+    (tmp_path / "envs" / "__init__.py").write_text("")
+    code = f"import sys; sys.path[:0] = [{str(tmp_path)!r}, {str(repository)!r}]; import siirl"
+    done = run(sys.executable, "-I", "-c", code, cwd=tmp_path)
+    assert done.returncode != 0
+    assert f"needs its own package 'envs' at {repository / 'envs'}, but {tmp_path / 'envs'} comes first" in done.stderr
+
+
+def metric_names(file: Path) -> Iterator[str]:
+    """String constants that look like a metric of a declared area."""
+    areas = "|".join({name.split("/")[0] for name in METRICS})
+    constants = (node.value for node in ast.walk(ast.parse(file.read_text())) if isinstance(node, ast.Constant))
+    return (value for value in constants if isinstance(value, str) and re.fullmatch(rf"({areas})/[a-z0-9_]*[a-z0-9]", value))
+
+
+def test_every_metric_that_the_code_names_is_declared(repository: Path) -> None:
+    names = {name for package in ("siirl", "vjepa") for file in (repository / package).rglob("*.py") for name in metric_names(file)}
+    assert "actor/grad_norm" in names
+    for name in names:
+        declaration(name)
+
+
+@pytest.fixture(scope="module")
+def installed_wheel(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder like site-packages, with nothing but a wheel that was built from this checkout."""
+    folder = tmp_path_factory.mktemp("wheel")
+    build = ["-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation", "--wheel-dir", str(folder), str(repository)]
+    done = run(sys.executable, *build, cwd=folder)
+    assert done.returncode == 0, done.stderr
+    (wheel,) = folder.glob("siirl-*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(folder / "site")
+    return folder / "site"
+
+
+def test_a_wheel_finds_its_configs_and_weights(repository: Path, installed_wheel: Path) -> None:
+    show = "from siirl.params import paths; print(paths.config_dir()); print(paths.asset_path(''))"
+    code = f"import sys; sys.path.insert(0, {str(installed_wheel)!r}); {show}"
+    done = run(sys.executable, "-I", "-c", code, cwd=installed_wheel)
+    configs, assets = map(Path, done.stdout.split())
+    for found, shipped in ((configs, repository / "configs"), (assets, repository / "assets")):
+        assert installed_wheel in found.parents, done.stderr
+        assert {file.relative_to(found) for file in found.rglob("*")} == {file.relative_to(shipped) for file in shipped.rglob("*")}
+
+
+def test_a_wheel_prints_the_resolved_configuration_anywhere(installed_wheel: Path, tmp_path: Path) -> None:
+    code = f"import sys; sys.path.insert(0, {str(installed_wheel)!r}); from siirl.train import main; sys.exit(main(['--cfg', 'job']))"
+    done = run(sys.executable, "-I", "-c", code, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "actor_rollout_ref" in done.stdout
+
+
+def test_a_wheel_has_the_four_packages_and_nothing_else_on_top(installed_wheel: Path) -> None:
+    tops = {path.name for path in installed_wheel.iterdir() if not path.name.endswith(".dist-info")}
+    assert tops == set(PACKAGES)

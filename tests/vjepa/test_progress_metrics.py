@@ -1,0 +1,58 @@
+"""Measures of progress with numbers that can be checked by hand."""
+
+import numpy as np
+import pytest
+
+from vjepa.progress_metrics import (
+    bootstrap_interval,
+    histogram_divergence,
+    mean_discrepancy,
+    monotonicity,
+    progress_correlation,
+    rank_correlation,
+    separation_auc,
+)
+
+LINE = np.arange(5.0)
+
+
+def test_rank_correlation_ignores_the_scale() -> None:
+    assert rank_correlation(LINE, np.exp(LINE)) == pytest.approx(1.0)
+    assert rank_correlation(LINE, -LINE) == pytest.approx(-1.0)
+
+
+def test_rank_correlation_of_a_constant_is_unknown() -> None:
+    assert np.isnan(rank_correlation(LINE, np.ones(5)))
+
+
+def test_progress_correlation_is_the_mean_over_clips() -> None:
+    assert progress_correlation(np.stack((LINE, -LINE)), LINE) == pytest.approx(0.0)
+
+
+def test_monotonicity_is_the_share_of_steps_that_do_not_fall() -> None:
+    assert monotonicity(np.array([[0.0, 1.0, 1.0, 0.5], [0.0, 1.0, 2.0, 3.0]])) == pytest.approx(5 / 6)
+
+
+def test_auc_counts_ties_half() -> None:
+    # pairs: 3>1, 3>2, 2>1, 2=2
+    assert separation_auc(np.array([3.0, 2.0]), np.array([1.0, 2.0])) == pytest.approx(3.5 / 4)
+
+
+def test_equal_samples_have_no_discrepancy_and_no_divergence() -> None:
+    assert mean_discrepancy(LINE, LINE) == 0.0
+    assert histogram_divergence(LINE, LINE) == 0.0
+    assert histogram_divergence(np.ones(3), np.ones(4)) == 0.0
+
+
+def test_disjoint_samples_diverge_by_one_bit() -> None:
+    assert histogram_divergence(LINE, LINE + 100.0) == pytest.approx(1.0)
+    assert mean_discrepancy(np.zeros(50), np.ones(50)) == pytest.approx(np.sqrt(2 - 2 * np.exp(-0.5)))
+
+
+def test_the_interval_of_a_constant_is_a_point() -> None:
+    assert bootstrap_interval(np.full(10, 2.0)) == (2.0, 2.0)
+
+
+def test_the_interval_of_a_fair_coin_holds_a_half() -> None:
+    low, high = bootstrap_interval(np.tile([0.0, 1.0], 50))
+    assert 0.38 < low < 0.45 and 0.55 < high < 0.62

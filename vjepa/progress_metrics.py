@@ -1,0 +1,65 @@
+"""How well a score tells progress: rank correlation, monotonicity, and how far successes and failures lie apart.
+
+The measures of SRPO's reward study (arXiv 2511.15605, section on progress rewards). Pure numpy; left out: plots and protocols
+(benchmarks/reward_progress.py).
+"""
+
+# Axes: N sample, C clip, K cut of a clip (later ones show more of it).
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.stats import rankdata, spearmanr
+
+HISTOGRAM_BINS = 20  # of the scores' common range, for the Jensen-Shannon divergence
+
+
+def rank_correlation(a_N: NDArray[np.floating], b_N: NDArray[np.floating]) -> float:
+    """Spearman's rho; NaN where either side is constant or there are fewer than three samples."""
+    if len(a_N) < 3 or np.ptp(a_N) == 0 or np.ptp(b_N) == 0:
+        return float("nan")
+    return float(spearmanr(a_N, b_N).statistic)
+
+
+def progress_correlation(scores_CK: NDArray[np.floating], fractions_K: NDArray[np.floating]) -> float:
+    """Spearman's rho of score and progress, within each clip, averaged over clips."""
+    return float(np.nanmean([rank_correlation(row, fractions_K) for row in scores_CK]))
+
+
+def monotonicity(scores_CK: NDArray[np.floating]) -> float:
+    """Share of neighbouring cuts of a clip at which the score does not fall."""
+    return float(np.mean(np.diff(scores_CK, axis=1) >= 0))
+
+
+def separation_auc(positive_N: NDArray[np.floating], negative_N: NDArray[np.floating]) -> float:
+    """Chance that a success scores higher than a failure, ties counted half."""
+    ranks = rankdata(np.concatenate((positive_N, negative_N)))
+    wins = ranks[: len(positive_N)].sum() - len(positive_N) * (len(positive_N) + 1) / 2
+    return float(wins / (len(positive_N) * len(negative_N)))
+
+
+def mean_discrepancy(positive_N: NDArray[np.floating], negative_N: NDArray[np.floating]) -> float:
+    """Maximum mean discrepancy (biased, Gaussian kernel, median heuristic) between two samples of scores; 0 for equal samples."""
+    both = np.concatenate((positive_N, negative_N))
+    gaps = np.abs(np.subtract.outer(both, both))
+    bandwidth = np.median(gaps[gaps > 0]) if (gaps > 0).any() else 1.0
+    kernel = np.exp(-(gaps**2) / (2 * bandwidth**2))
+    split = len(positive_N)
+    squared = kernel[:split, :split].mean() + kernel[split:, split:].mean() - 2 * kernel[:split, split:].mean()
+    return float(np.sqrt(max(0.0, squared)))
+
+
+def histogram_divergence(positive_N: NDArray[np.floating], negative_N: NDArray[np.floating]) -> float:
+    """Jensen-Shannon divergence in bits between the histograms of two samples: 0 for equal ones, 1 for disjoint ones."""
+    both = np.concatenate((positive_N, negative_N))
+    edges = np.linspace(both.min(), both.max(), HISTOGRAM_BINS + 1) if np.ptp(both) > 0 else np.array([0.0, 1.0]) + both[0] - 0.5
+    p, q = (np.histogram(sample, bins=edges)[0] / len(sample) for sample in (positive_N, negative_N))
+    middle = (p + q) / 2
+    return float(sum(0.5 * np.sum(side[side > 0] * np.log2(side[side > 0] / middle[side > 0])) for side in (p, q)))
+
+
+def bootstrap_interval(values_N: NDArray[np.floating], *, seed: int = 0, draws: int = 2000) -> tuple[float, float]:
+    """95 % interval of the mean of `values_N` by resampling."""
+    rng = np.random.default_rng(seed)
+    means = rng.choice(values_N, size=(draws, len(values_N))).mean(axis=1)
+    low, high = np.quantile(means, (0.025, 0.975))
+    return float(low), float(high)
