@@ -24,8 +24,8 @@ digest   = $(shell cat $(1) | sha256sum | cut -c 1-12)
 RUNTIME := $(VENV)/.runtime-$(TORCH_BUILD)-$(call digest,requirements.lock)
 TESTING := $(VENV)/.testing-$(call digest,requirements.lock requirements-test.lock)
 
-SYSTEM_PACKAGES := libosmesa6 libegl1 libgl1-mesa-dri
-DRAWS = { MUJOCO_GL=egl $(BIN)/python -c 'import mujoco; mujoco.GLContext(8, 8)' || MUJOCO_GL=osmesa $(BIN)/python -c 'import mujoco; mujoco.GLContext(8, 8)'; } > /dev/null 2>&1
+SYSTEM_PACKAGES := libegl1 libopengl0 libgl1-mesa-dri libosmesa6
+DRAWS := $(BIN)/python -c 'from envs.offscreen import make_context; make_context(8)' 2> /dev/null
 
 # Installs system packages where it may: as root, with apt-get.
 install = { [ "$$(id -u)" = 0 ] && command -v apt-get > /dev/null && echo "Installing $(1) ..." && apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $(1) > /dev/null; }
@@ -84,7 +84,7 @@ $(TESTING): | $(RUNTIME)
 # MuJoCo draws in software through EGL or OSMesa; whether it can is tried, not guessed from package names.
 system: setup
 	@$(DRAWS) || $(call install,$(SYSTEM_PACKAGES)) || { echo "MuJoCo cannot draw: no OpenGL here. Type: sudo apt-get install -y $(SYSTEM_PACKAGES)   and start again." >&2; exit 1; }
-	@$(DRAWS) || { echo "MuJoCo cannot draw, although $(SYSTEM_PACKAGES) are installed. See: MUJOCO_GL=egl $(BIN)/python -c 'import mujoco; mujoco.GLContext(8, 8)'" >&2; exit 1; }
+	@$(DRAWS) || { echo "MuJoCo cannot draw, although $(SYSTEM_PACKAGES) are installed; what it says:" >&2; $(subst 2> /dev/null,,$(DRAWS)); }
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

@@ -155,7 +155,11 @@ def summarise(flags: argparse.Namespace) -> None:
     """Collect what is there into one json and one picture, and print a table."""
     results = [json.loads(file.read_text()) for file in sorted((flags.work / flags.study).glob("*/result.json"))]
     name = f"embodied_learning_{flags.study}"
-    summary = {"command": " ".join(["python -m benchmarks.embodied_learning", *sys.argv[1:]]), "machine": describe_machine(), "runs": results}
+    summary = {
+        "command": " ".join(["python -m benchmarks.embodied_learning", *sys.argv[1:]]),
+        "machine": describe_machine(),
+        "runs": results,
+    }
     RESULTS.mkdir(exist_ok=True)
     (RESULTS / f"{name}.json").write_text(json.dumps(summary, indent=1) + "\n")
     learning_curves(results, RESULTS / f"{name}.png")

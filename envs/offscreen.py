@@ -17,8 +17,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 RenderQuality = Literal["fast", "full"]
-BACKENDS = {"egl": "EGL", "osmesa": "OSMesa"}  # value of MUJOCO_GL, and the library that it needs
-APT_COMMAND = "apt-get install -y libegl1 libgl1-mesa-dri libosmesa6"
+# Value of MUJOCO_GL, and the libraries that it needs, one of each group: without an OpenGL library PyOpenGL finds no function of EGL.
+BACKENDS = {"egl": (("EGL",), ("OpenGL", "GL")), "osmesa": (("OSMesa",),)}
+APT_COMMAND = "apt-get install -y libegl1 libopengl0 libgl1-mesa-dri libosmesa6"
 # Of the meshes in Meta-World's scene only parts of the robot have more faces. 8 mm is two thirds of a pixel at 64x64 from a metre: images
 # differ by 0.6 of 255 on average, and drawing takes half as long.
 THIN_ABOVE_FACES = 2000
@@ -37,11 +38,11 @@ def choose_backend() -> str:
         return wanted
     if wanted is not None:
         raise RuntimeError(f"MUJOCO_GL={wanted!r} cannot draw without a window: set it to egl or osmesa, or unset it.")
-    for backend, library in BACKENDS.items():
-        if ctypes.util.find_library(library):
+    for backend, groups in BACKENDS.items():
+        if all(any(ctypes.util.find_library(library) for library in group) for group in groups):
             os.environ["MUJOCO_GL"] = backend
             return backend
-    raise RuntimeError(f"No OpenGL library for images was found (looked for {' and '.join(BACKENDS.values())}). Install: {APT_COMMAND}")
+    raise RuntimeError(f"No OpenGL library for images was found (looked for EGL and OSMesa). Install: {APT_COMMAND}")
 
 
 def make_context(size: int) -> Any:

@@ -46,7 +46,7 @@ def embodied_srpo_pipeline() -> TaskGraph:
         node_type=NodeType.COMPUTE,
         node_role=NodeRole.DYNAMIC_SAMPLING,
         aliases=("dynamic_sampling", "dynaminc_sampling"),  # other spellings in the documents
-        requires=["index", "task_id", "complete", "truncated"],
+        requires=["index", "task_name", "complete", "truncated"],
         provides=[],
     ).add_node(
         "data_rebalance",

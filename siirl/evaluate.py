@@ -8,6 +8,7 @@ as for `siirl.train`. `actions=sampled|argmax|both` chooses how the policy acts.
 their own, with videos of `trainer.record_val_episodes` episodes.
 """
 
+import functools
 import json
 import sys
 from collections.abc import Sequence
@@ -18,7 +19,7 @@ from typing import Any
 import torch
 from rich.console import Console
 
-from siirl.dag_worker.build import make_pool, make_policy, make_rollout
+from siirl.dag_worker.build import make_policy, make_pool, make_rollout
 from siirl.dag_worker.checkpoint import read_manifest, resolve_checkpoint
 from siirl.dag_worker.console import success_table
 from siirl.dag_worker.launch import cluster_settings
@@ -29,6 +30,7 @@ from siirl.dag_worker.recorder import VIDEOS_FOLDER, VideoRecorder
 from siirl.dag_worker.statistics import SuccessInterval, evaluations
 from siirl.dag_worker.validator import Validator
 from siirl.engine.collectives import OneProcess
+from siirl.engine.rollout.workflow import EpisodeRequest
 from siirl.errors import CheckpointError, ConfigError, MissingAssetError, SiirlError, UnknownNameError
 from siirl.execution.scheduler.launch import ray_session
 from siirl.params import SiiRLArguments
@@ -36,7 +38,7 @@ from siirl.params.first_look import first_look
 from siirl.params.machine import machine_problems
 from siirl.params.parser import parse_config
 from siirl.params.problems import refuse
-from siirl.params.run_folder import CONFIG_FILE, make_run_folder
+from siirl.params.run_folder import CONFIG_FILE, run_folder
 
 RESULT_FILE = "evaluation.json"
 ACTIONS = {"sampled": (False,), "argmax": (True,), "both": (False, True)}
@@ -78,26 +80,27 @@ def evaluate(checkpoint: Path, overrides: Sequence[str], *, kinds: Sequence[bool
         kinds: Whether actions are the most likely ones; one evaluation each.
     """
     policy_folder, config_file = locate(checkpoint)
-    config = parse_config([f"actor_rollout_ref.model.path={policy_folder}", "trainer.experiment_name=evaluation", *overrides], config_file=config_file)
+    config = parse_config(
+        [f"actor_rollout_ref.model.path={policy_folder}", "trainer.experiment_name=evaluation", *overrides], config_file=config_file
+    )
     first_look(config)
     refuse(machine_problems(config))
-    folder = make_run_folder(config, needed_bytes=10_000_000)
-    results = run(config, folder, kinds=kinds)
-    described = {kind: {task: vars(interval) for task, interval in success.items()} for kind, success in results.items()}
-    trainer = config.trainer
-    result = {
-        "checkpoint": str(checkpoint),
-        "policy_folder": str(policy_folder),
-        "first_seed": trainer.val_seed_offset,
-        "episodes_per_task": trainer.val_episodes,
-        "temperature": config.actor_rollout_ref.rollout.temperature,
-        "success": described,
-    }
-    (folder / RESULT_FILE).write_text(json.dumps(result, indent=1) + "\n")
-    console = Console()
-    seeds = f"seeds {trainer.val_seed_offset} to {trainer.val_seed_offset + trainer.val_episodes - 1}"
-    console.print(success_table(f"success on held-out episodes, {seeds}, 95 % intervals", results))
-    console.print(f"results     {folder / RESULT_FILE}\nvideos      {folder / VIDEOS_FOLDER}", soft_wrap=True)
+    with run_folder(config, needed_bytes=10_000_000) as folder:
+        results = run(config, folder, kinds=kinds)
+        trainer = config.trainer
+        description = {
+            "checkpoint": str(checkpoint),
+            "policy_folder": str(policy_folder),
+            "first_seed": trainer.val_seed_offset,
+            "episodes_per_task": trainer.val_episodes,
+            "temperature": config.actor_rollout_ref.rollout.temperature,
+            "success": {kind: {task: vars(interval) for task, interval in success.items()} for kind, success in results.items()},
+        }
+        (folder / RESULT_FILE).write_text(json.dumps(description, indent=1) + "\n")
+        seeds = f"seeds {trainer.val_seed_offset} to {trainer.val_seed_offset + trainer.val_episodes - 1}"
+        console = Console()
+        console.print(success_table(f"success on held-out episodes, {seeds}, 95 % intervals", results))
+        console.print(f"results     {folder / RESULT_FILE}\nvideos      {folder / VIDEOS_FOLDER}", soft_wrap=True)
     return results
 
 
@@ -138,9 +141,13 @@ def run(config: SiiRLArguments, folder: Path, *, kinds: Sequence[bool]) -> dict[
         for greedy in kinds:
             kind = "argmax" if greedy else "sampled"
             with Progress(f"{kind} actions", config.trainer.val_episodes * len(pool.spec.tasks)) as progress:
-                metrics = validator.evaluate(step=0, greedy=greedy, on_done=lambda request, bar=progress: bar.advance())
+                metrics = validator.evaluate(step=0, greedy=greedy, on_done=functools.partial(_advance, progress))
             results[kind] = evaluations(reduce_metrics([metrics]), kind="argmax_" if greedy else "")
     return results
+
+
+def _advance(progress: Progress, request: EpisodeRequest) -> None:
+    progress.advance()
 
 
 def _take(words: list[str], key: str, *, default: Any) -> tuple[str | None, list[str]]:

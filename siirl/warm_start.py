@@ -21,7 +21,7 @@ from rich.progress import Progress
 from envs.base import Environment
 from envs.mujoco import expert
 from envs.registry import make_env
-from siirl.engine.behaviour_cloning import CloningData, Demonstration, Expert, clone, collect_demonstration
+from siirl.engine.behaviour_cloning import CloningData, Demonstration, clone, collect_demonstration
 from siirl.errors import ConfigError, SiirlError
 from siirl.models.loader import build_policy, save_policy
 from siirl.params import SiiRLArguments
@@ -64,7 +64,7 @@ def _parser() -> argparse.ArgumentParser:
 def run(flags: argparse.Namespace, config: SiiRLArguments, *, command: str) -> None:
     """Collect, clone, save."""
     torch.set_num_threads(1)
-    make_expert: Callable[[str], Expert] = expert if flags.expert is None else load_reference(flags.expert, place="--expert")
+    make_expert: Callable[[str], Any] = expert if flags.expert is None else load_reference(flags.expert, place="--expert")
     if flags.expert is None and config.env.name != "mujoco":
         raise ConfigError(f"env.name={config.env.name} has no scripted experts of ours: give --expert module:function.")
     environment = make_env(config.env.name, **config.env.constructor_kwargs())
@@ -85,11 +85,13 @@ def run(flags: argparse.Namespace, config: SiiRLArguments, *, command: str) -> N
     save_policy(policy, flags.output, notes=notes)
     if flags.clips is not None:
         _save_clips(flags.clips, demonstrations)
-    print(f"Saved {flags.output}: {final['token_accuracy']:.0%} of the experts' tokens. Measure it: python -m siirl.evaluate checkpoint={flags.output}")
+    print(
+        f"Saved {flags.output}: {final['token_accuracy']:.0%} of the experts' tokens. Measure it: python -m siirl.evaluate checkpoint={flags.output}"
+    )
 
 
 def _collect(
-    flags: argparse.Namespace, config: SiiRLArguments, environment: Environment, make_expert: Callable[[str], Expert], progress: Progress
+    flags: argparse.Namespace, config: SiiRLArguments, environment: Environment, make_expert: Callable[[str], Any], progress: Progress
 ) -> list[Demonstration]:
     tasks = environment.spec.tasks
     bar = progress.add_task("demonstrations", total=flags.demonstrations * len(tasks))
@@ -123,9 +125,11 @@ def _clone(flags: argparse.Namespace, config: SiiRLArguments, policy: Any, data:
 
 
 def _save_clips(file: Path, demonstrations: Sequence[Demonstration]) -> None:
-    clips = {f"{d.task}/{i:03d}": np.concatenate([d.pixel_values[::CLIP_EVERY, 0], d.pixel_values[-1:, 0]]) for i, d in enumerate(demonstrations)}
+    clips: dict[str, Any] = {
+        f"{d.task}/{i:03d}": np.concatenate([d.pixel_values[::CLIP_EVERY, 0], d.pixel_values[-1:, 0]]) for i, d in enumerate(demonstrations)
+    }
     file.parent.mkdir(parents=True, exist_ok=True)
-    np.savez_compressed(file, **clips)
+    np.savez_compressed(file, allow_pickle=False, **clips)
 
 
 if __name__ == "__main__":

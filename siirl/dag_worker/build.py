@@ -10,7 +10,6 @@ from pathlib import Path
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import nn
 
 from envs.base import EnvSpec, FrameRequest
 from siirl.algos.kl import AdaptiveKLController, FixedKLController
@@ -33,6 +32,7 @@ from siirl.engine.weight_sync import WeightSync
 from siirl.env_server.pool import EnvPool
 from siirl.errors import ConfigError
 from siirl.models.loader import build_policy, describe_policy
+from siirl.models.policy import Policy
 from siirl.params import SiiRLArguments, sizes
 from siirl.params.paths import find
 from vjepa.encoders import VideoEncoder, load_video_encoder
@@ -127,7 +127,7 @@ def make_pool(config: SiiRLArguments, ranks: Collectives) -> EnvPool:
     )
 
 
-def make_policy(config: SiiRLArguments, spec: EnvSpec, *, path: str | None = None) -> nn.Module:
+def make_policy(config: SiiRLArguments, spec: EnvSpec, *, path: str | None = None) -> Policy:
     """The policy of the job, or that of another folder `path`."""
     model = config.actor_rollout_ref.model
     path = path or model.path
@@ -136,7 +136,7 @@ def make_policy(config: SiiRLArguments, spec: EnvSpec, *, path: str | None = Non
     )
 
 
-def make_rollout(config: SiiRLArguments, *, pool: EnvPool, acting: nn.Module, encoder: VideoEncoder | None) -> EmbodiedRollout:
+def make_rollout(config: SiiRLArguments, *, pool: EnvPool, acting: Policy, encoder: VideoEncoder | None) -> EmbodiedRollout:
     """Simulators, the policy that acts, and the video encoder."""
     settings = RolloutSettings(
         temperature=config.actor_rollout_ref.rollout.temperature,
@@ -151,10 +151,12 @@ def make_rollout(config: SiiRLArguments, *, pool: EnvPool, acting: nn.Module, en
 
 def make_encoder(config: SiiRLArguments) -> VideoEncoder | None:
     """The video encoder that the reward asks for, or None."""
-    return load_video_encoder(config.reward.encoder) if sizes.needs_video(config) else None
+    if not sizes.needs_video(config) or config.reward.encoder is None:
+        return None
+    return load_video_encoder(config.reward.encoder)
 
 
-def make_actor(config: SiiRLArguments, *, policy: nn.Module, ranks: Collectives, device: torch.device, spec: EnvSpec) -> Actor:
+def make_actor(config: SiiRLArguments, *, policy: Policy, ranks: Collectives, device: torch.device, spec: EnvSpec) -> Actor:
     """The trained policy with its optimiser."""
     settings, total_steps = config.actor_rollout_ref, config.trainer.total_steps
     engine = TrainEngine(

@@ -19,7 +19,6 @@ from siirl.dag_worker.build import Rank, build_embodied
 from siirl.dag_worker.checkpoint import read_manifest, resolve_checkpoint
 from siirl.dag_worker.events import Activity, Event, StepDone
 from siirl.dag_worker.metric_worker import MetricWorker
-from siirl.data_coordinator.ray_redistribution import RayRedistribution
 from siirl.data_coordinator.redistribution import Redistribution, StayOnRank
 from siirl.data_coordinator.sample import Sample, Samples2Dict
 from siirl.engine.collectives import join, leave

@@ -58,7 +58,9 @@ class EmbodiedDomain:
         result, stats = self.rollout.generate(requests, embed=True)
         self.recorder.keep(result.trajectories, kind="train", step=step)
         rows = [trajectory.row for trajectory in result.trajectories]
-        return NodeOutput(batch=Samples2Dict([Sample(row) for row in rows]), metrics=rollout_metrics(rows, stats, failed=len(result.failed)))
+        return NodeOutput(
+            batch=Samples2Dict([Sample(row) for row in rows]), metrics=rollout_metrics(rows, stats, failed=len(result.failed))
+        )
 
     def rewarded(self, rewards: Mapping[str, float]) -> None:
         """Write the videos of the step."""
@@ -85,7 +87,9 @@ def rollout_metrics(rows: Sequence[dict[str, Any]], stats: dict[str, float], *, 
         "rollout/episode_length": mean([float(row["finish_step"]) for row in rows]),
         "rollout/avg_response_length": mean([float(row["response_mask"].sum()) for row in rows]),
         "rollout/truncated_share": mean([float(row["truncated"]) for row in rows]),
-        "rollout/entropy": mean([-float((row["rollout_log_probs"] * row["response_mask"]).sum() / row["response_mask"].sum()) for row in rows]),
+        "rollout/entropy": mean(
+            [-float((row["rollout_log_probs"] * row["response_mask"]).sum() / row["response_mask"].sum()) for row in rows]
+        ),
         "env/failed_episodes": float(failed),
         "policy/calls": passes,
         "policy/calls_per_s": passes / seconds,
@@ -94,4 +98,3 @@ def rollout_metrics(rows: Sequence[dict[str, Any]], stats: dict[str, float], *, 
         "time/encode_video_s": stats.get("encode_s", 0.0),
         **{name: value for name, value in stats.items() if name.startswith("env/")},
     }
-

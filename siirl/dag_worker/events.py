@@ -6,13 +6,6 @@ from siirl.dag_worker.metrics import Reduced
 
 
 @dataclass(frozen=True)
-class Note:
-    """A sentence for the user."""
-
-    text: str
-
-
-@dataclass(frozen=True)
 class Activity:
     """What is being done now; shown beside the progress bar."""
 
@@ -27,4 +20,4 @@ class StepDone:
     metrics: dict[str, Reduced]
 
 
-Event = Note | Activity | StepDone
+Event = Activity | StepDone

@@ -7,6 +7,7 @@ from typing import Any
 
 from rich.console import Console
 
+from siirl.dag_worker.checkpoint import read_manifest, resolve_checkpoint
 from siirl.dag_worker.console import success_table
 from siirl.dag_worker.dagworker import DAGWorker
 from siirl.dag_worker.events import Activity, Event
@@ -26,20 +27,19 @@ from siirl.params.machine import device_slots
 MEAN_RETURN = "val/all/return"  # every evaluation has it
 
 
-def run(config: SiiRLArguments, graph: TaskGraph, run_folder: Path, *, first_step: int = 0) -> None:
+def run(config: SiiRLArguments, graph: TaskGraph, run_folder: Path) -> None:
     """Train to the end, and close with what became of the policy. Ctrl-C ends every process; the last checkpoint stays.
 
     Args:
         config: The job, checked.
         graph: Its graph, checked.
         run_folder: Where everything is written.
-        first_step: 0, or the step after the checkpoint that is resumed.
     """
     description = RunDescription(
         folder=run_folder,
         total_steps=config.trainer.total_steps,
         limit_s=None if config.trainer.max_minutes is None else 60 * config.trainer.max_minutes,
-        first_step=first_step,
+        first_step=first_step(config),
         project=config.trainer.project_name,
         experiment=config.trainer.experiment_name,
     )
@@ -53,6 +53,12 @@ def run(config: SiiRLArguments, graph: TaskGraph, run_folder: Path, *, first_ste
             if MEAN_RETURN in event.metrics:
                 evaluated.append(event.metrics)
     show_summary(run_folder, report=write_report(run_folder), evaluated=evaluated)
+
+
+def first_step(config: SiiRLArguments) -> int:
+    """0, which is the evaluation before training, or the step after the checkpoint that the run goes on from."""
+    resume = config.trainer.resume
+    return 0 if resume is None else int(read_manifest(resolve_checkpoint(Path(resume)))["step"]) + 1
 
 
 def start(config: SiiRLArguments, graph: TaskGraph, run_folder: Path) -> Iterator[Event]:
@@ -102,5 +108,9 @@ def show_summary(run_folder: Path, *, report: Path, evaluated: Sequence[dict[str
         if columns["after"]:
             console.print(success_table("success on held-out episodes, 95 % intervals", columns))
         else:
-            console.print(f"mean return on held-out episodes: {evaluated[0][MEAN_RETURN]:.1f} before, {evaluated[-1][MEAN_RETURN]:.1f} after")
-    console.print(f"run folder  {run_folder}", f"videos      {run_folder / VIDEOS_FOLDER}", f"report      {report}", sep="\n", soft_wrap=True)
+            console.print(
+                f"mean return on held-out episodes: {evaluated[0][MEAN_RETURN]:.1f} before, {evaluated[-1][MEAN_RETURN]:.1f} after"
+            )
+    console.print(
+        f"run folder  {run_folder}", f"videos      {run_folder / VIDEOS_FOLDER}", f"report      {report}", sep="\n", soft_wrap=True
+    )

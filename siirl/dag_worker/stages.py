@@ -78,7 +78,10 @@ def less_kl(batch: TensorDict, context: StageContext) -> tuple[torch.Tensor, dic
     """Token rewards [B, T] less the KL to the reference policy; the coefficient adapts to the mean KL over all ranks."""
     mask_BT, ranks = batch["response_mask"], context.ranks
     kl_BT = kl_estimate(
-        log_probs_BT=batch["old_log_probs"], ref_log_probs_BT=batch["ref_log_prob"], mask_BT=mask_BT, name=context.config.algorithm.kl_penalty
+        log_probs_BT=batch["old_log_probs"],
+        ref_log_probs_BT=batch["ref_log_prob"],
+        mask_BT=mask_BT,
+        name=context.config.algorithm.kl_penalty,
     )
     coefficient = context.kl_controller.value
     total, tokens, rows = ranks.sum(torch.stack([kl_BT.double().sum(), mask_BT.double().sum(), torch.tensor(float(len(batch)))])).tolist()

@@ -3,7 +3,6 @@
 OpenVLA and OpenVLA-OFT checkpoints come with LIBERO; the text domain's language models with the text issue.
 """
 
-import importlib
 import json
 from pathlib import Path
 from typing import Any
@@ -15,13 +14,15 @@ from torch import nn
 
 from envs.base import EnvSpec
 from siirl.errors import CheckpointError, ConfigError, MissingAssetError, UnknownNameError
+from siirl.models.policy import Policy
 from siirl.models.tiny_vla import TinyVLA, TinyVLAConfig
+from siirl.params.references import load_reference
 
 WEIGHTS_FILE, CONFIG_FILE = "model.safetensors", "config.json"
 POLICIES = {"tiny_vla": TinyVLA}
 
 
-def save_policy(policy: TinyVLA, folder: str | Path, *, notes: dict[str, Any] | None = None) -> None:
+def save_policy(policy: Policy, folder: str | Path, *, notes: dict[str, Any] | None = None) -> None:
     """Write a policy folder; `notes` (the command that made it, measured success) go into config.json."""
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
@@ -84,7 +85,7 @@ def load_weights(module: nn.Module, file: Path) -> None:
     module.load_state_dict(tensors)
 
 
-def build_policy(name: str, *, path: str | None, spec: EnvSpec, seed: int, options: dict[str, Any]) -> nn.Module:
+def build_policy(name: str, *, path: str | None, spec: EnvSpec, seed: int, options: dict[str, Any]) -> Policy:
     """The policy of a job: a folder's where `path` is given, else a new one for the environment.
 
     Args:
@@ -98,8 +99,10 @@ def build_policy(name: str, *, path: str | None, spec: EnvSpec, seed: int, optio
     """
     torch.manual_seed(seed)
     if ":" in name:
-        module, attribute = name.split(":", 1)
-        return getattr(importlib.import_module(module), attribute)(spec, path, **options)
+        own = load_reference(name, place="actor_rollout_ref.model.policy")(spec, path, **options)
+        if not isinstance(own, Policy):
+            raise ConfigError(f"actor_rollout_ref.model.policy={name} made a {type(own).__name__}; it must be a siirl.models.Policy.")
+        return own
     if name not in POLICIES:
         raise UnknownNameError.of(kind="policy (actor_rollout_ref.model.policy)", name=name, known=[*POLICIES, "module:name"])
     wanted = TinyVLAConfig.for_env(spec, **options)

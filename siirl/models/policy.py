@@ -6,27 +6,29 @@ logits, so the same engine samples them and the same scorer computes their log-p
 
 # N observation, T = K*A token of a chunk (K actions of A dimensions), V bin
 
-from typing import Protocol, runtime_checkable
+import abc
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import nn
 
 from siirl.models.action_tokenizer import ActionTokenizer
 
 
-@runtime_checkable
-class Policy(Protocol):
-    """A `torch.nn.Module` with these members. A user's own policy is named by `actor_rollout_ref.model.policy=module:name`."""
+class Policy(nn.Module, abc.ABC):
+    """A VLA policy. A user's own is named by `actor_rollout_ref.model.policy=module:name`, which is called with (spec, path, **options)."""
 
     action_tokenizer: ActionTokenizer
     chunk_length: int
     """K, the number of actions decoded from one observation."""
 
+    @abc.abstractmethod
     def tokenize_instruction(self, text: str) -> NDArray[np.int64]:
         """Token ids of an instruction, int64 [L], always of the same length."""
 
-    def __call__(
+    @abc.abstractmethod
+    def forward(
         self, *, pixel_values: torch.Tensor | None, proprioception: torch.Tensor | None, instruction_ids: torch.Tensor
     ) -> torch.Tensor:
         """Logits [N, T, V].

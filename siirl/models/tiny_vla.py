@@ -11,6 +11,7 @@ training must give the same log-probs.
 
 import dataclasses
 from dataclasses import dataclass
+from typing import Any
 
 import gymnasium
 import numpy as np
@@ -21,6 +22,7 @@ from torch import nn
 from envs.base import IMAGES, PROPRIOCEPTION, EnvSpec
 from siirl.models.action_tokenizer import ActionTokenizer
 from siirl.models.instruction_tokenizer import PADDING, hash_words
+from siirl.models.policy import Policy
 
 
 @dataclass(frozen=True)
@@ -51,8 +53,8 @@ class TinyVLAConfig:
         return cls(
             action_tokenizer=ActionTokenizer.for_space(spec.action_space, bins=bins),
             chunk_length=chunk_length,
-            image_shape=tuple(spaces[IMAGES].shape[:3]) if IMAGES in spaces else None,
-            proprioception_size=int(np.prod(spaces[PROPRIOCEPTION].shape)) if PROPRIOCEPTION in spaces else 0,
+            image_shape=_shape(spaces[IMAGES])[:3] if IMAGES in spaces else None,
+            proprioception_size=int(np.prod(_shape(spaces[PROPRIOCEPTION]))) if PROPRIOCEPTION in spaces else 0,
             width=width,
         )
 
@@ -69,8 +71,14 @@ class TinyVLAConfig:
         return cls(**{**values, "action_tokenizer": tokenizer, "image_shape": tuple(shape) if shape else None})
 
 
-class TinyVLA(nn.Module):
-    """The policy; see `siirl.models.policy.Policy` for the contract."""
+def _shape(space: gymnasium.Space[Any]) -> Any:
+    if space.shape is None:
+        raise ValueError(f"An observation of the space {space} has no shape, so no policy can be made for it.")
+    return space.shape
+
+
+class TinyVLA(Policy):
+    """The policy; see `Policy` for the contract."""
 
     def __init__(self, config: TinyVLAConfig) -> None:
         super().__init__()
@@ -97,7 +105,7 @@ class TinyVLA(nn.Module):
     def forward(
         self, *, pixel_values: torch.Tensor | None, proprioception: torch.Tensor | None, instruction_ids: torch.Tensor
     ) -> torch.Tensor:
-        """Logits [N, T, V]; see `Policy.__call__`."""
+        """Logits [N, T, V]; see `Policy.forward`."""
         words_NLW = self.words(instruction_ids)
         count_N1 = (instruction_ids != PADDING).sum(1, keepdim=True).clamp(min=1)
         condition_NW = words_NLW.sum(1) / count_N1

@@ -180,7 +180,7 @@ def make_reward_manager(
     )
     if config.name == "oracle":
         goal = np.zeros((1, 1), np.float32)
-        return OracleReward(TrajectoryReward(settings, demonstrations={task: goal for task in tasks}))
+        return OracleReward(TrajectoryReward(settings, demonstrations=dict.fromkeys(tasks, goal)))
     return VideoReward(TrajectoryReward(settings, demonstrations=demonstrations))
 
 

@@ -9,7 +9,9 @@ drawn by inverting the cumulative distribution, so an episode does not depend on
 
 import asyncio
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -127,7 +129,7 @@ class EmbodiedEngine:
             logits_NTV = self.policy(
                 pixel_values=self._stack([row.pixel_values for row in rows]),
                 proprioception=self._stack([row.proprioception for row in rows]),
-                instruction_ids=self._stack([row.instruction_ids for row in rows]),
+                instruction_ids=self._tensor([row.instruction_ids for row in rows]),
             )
         log_probs_NTV = torch.log_softmax(logits_NTV.float() / self.temperature, dim=-1)
         tokens_NT = self._draw(log_probs_NTV, [row.uniforms for row in rows])
@@ -138,15 +140,20 @@ class EmbodiedEngine:
         self.forward_passes += 1
         return [ActResponse(tokens[i], log_probs[i], self.policy_version) for i in range(len(requests))]
 
-    def _stack(self, arrays: list[NDArray | None]) -> torch.Tensor | None:
-        return None if arrays[0] is None else torch.from_numpy(np.stack(arrays)).to(self.device)
+    def _tensor(self, arrays: Sequence[NDArray[Any]]) -> torch.Tensor:
+        return torch.from_numpy(np.stack(arrays)).to(self.device)
+
+    def _stack(self, arrays: Sequence[NDArray[Any] | None]) -> torch.Tensor | None:
+        """All arrays as one tensor; None where the environment has no such observation."""
+        present = [array for array in arrays if array is not None]
+        return self._tensor(present) if present else None
 
     def _draw(self, log_probs_NTV: torch.Tensor, uniforms: list[NDArray[np.float32] | None]) -> torch.Tensor:
         """Tokens [N, T]: by inverse cumulative distribution where a row brings uniforms, the most likely ones elsewhere."""
         tokens_NT = log_probs_NTV.argmax(-1)
-        drawn = [i for i, row in enumerate(uniforms) if row is not None]
-        if drawn:
-            uniforms_NT1 = self._stack([uniforms[i] for i in drawn])[..., None]
+        numbers = {i: row for i, row in enumerate(uniforms) if row is not None}
+        if numbers:
+            drawn, uniforms_NT1 = list(numbers), self._tensor(list(numbers.values()))[..., None]
             cumulative_NTV = log_probs_NTV[drawn].exp().cumsum(-1)
             below = (cumulative_NTV <= uniforms_NT1 * cumulative_NTV[..., -1:]).sum(-1)
             tokens_NT[drawn] = below.clamp(max=log_probs_NTV.shape[-1] - 1)

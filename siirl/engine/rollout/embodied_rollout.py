@@ -119,7 +119,7 @@ def requests_for_prompts(
 
     Unique ids and policy seeds are made of run seed, step, group and rollout, so they are the same however ranks share the prompts.
     """
-    requests = []
+    requests: list[EpisodeRequest] = []
     for prompt in prompts:
         for rollout in range(rollouts):
             requests.append(

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from siirl.engine.rollout.workflow import EpisodeRequest, RolloutWorkflow, Trajectory
+from siirl.engine.rollout.workflow import EmbodiedWorkflow, EpisodeRequest, Trajectory
 from siirl.errors import SimulationFailed
 
 
@@ -24,7 +24,7 @@ class RolloutResult:
 
 
 async def rollout_batch(
-    workflow: RolloutWorkflow,
+    workflow: EmbodiedWorkflow,
     engine: Any,
     requests: Sequence[EpisodeRequest],
     *,

@@ -90,7 +90,7 @@ class EmbodiedWorkflow(RolloutWorkflow):
                 request = self._request(observation, data, generator)
                 response = await engine.act(request)
                 actions = self.policy.action_tokenizer.decode(response.tokens)
-                observation, reward, terminated, truncated, info = await slot.step_chunk(actions)
+                observation, reward, terminated, truncated, info = await slot.step_chunk(list(actions))
                 recorder.add(request, response, reward, info["executed"])
             frames = {name: await slot.frames(name) for name in streams}
         instruction = observation.get(INSTRUCTION, "")

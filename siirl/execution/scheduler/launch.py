@@ -4,6 +4,7 @@ A worker is any class with `run() -> Iterator`; ranks are started together, and 
 for it for ever, are ended too. `local` runs the one rank in this process, for a debugger; Ray is not imported then.
 """
 
+import logging
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -45,7 +46,7 @@ def ray_session(settings: ClusterSettings) -> Iterator[None]:
             address=settings.address or "local",
             include_dashboard=False,
             log_to_driver=True,
-            logging_level="WARNING",
+            logging_level=logging.WARNING,
             runtime_env={"env_vars": dict(settings.env_vars)},
         )
     except (ConnectionError, ValueError, RuntimeError) as error:
@@ -82,7 +83,7 @@ def _merge(streams: list[Any]) -> Iterator[Any]:
 
     first, running = streams[0], list(streams)
     while running:
-        ready, _ = ray.wait(running, num_returns=1)
+        ready: list[Any] = ray.wait(running, num_returns=1)[0]
         try:
             item = ray.get(next(ready[0]))
         except StopIteration:
@@ -113,11 +114,12 @@ class _Rank:
         """Where the ranks meet for torch.distributed: a free port of this machine."""
         import socket
 
-        import ray
+        from ray.util import get_node_ip_address
 
+        node_ip_address: Callable[[], str] = get_node_ip_address
         with socket.socket() as listener:
             listener.bind(("", 0))
-            return f"tcp://{ray.util.get_node_ip_address()}:{listener.getsockname()[1]}"
+            return f"tcp://{node_ip_address()}:{listener.getsockname()[1]}"
 
     def run(self, init_method: str) -> Iterator[Any]:
         """Make the worker and hand on what it reports."""

@@ -11,25 +11,24 @@ from tensordict import TensorDict
 
 from siirl.algos.filters import srpo_keep
 from siirl.dag_worker.context import StageContext
-from siirl.data_coordinator.protocol.batch import select_rows
+from siirl.data_coordinator.protocol.batch import select_rows, texts
 from siirl.execution.dag import NodeOutput, columns
 
 
-@columns(requires=["index", "task_id", "complete", "truncated"], provides=[])
+@columns(requires=["index", "task_name", "complete", "truncated"], provides=[])
 def embodied_local_rank_sampling(*, batch: TensorDict, context: StageContext) -> NodeOutput:
     """Drop this rank's rows that teach nothing; which ones is decided over all ranks' rows."""
     settings, ranks = context.config.algorithm.filter, context.ranks
     success_B, mine = ranks.gather_rows(batch["complete"])
     group_B, _ = ranks.gather_rows(batch["index"])
-    task_B, _ = ranks.gather_rows(batch["task_id"])
+    task_B = [name for part in ranks.gather_objects(texts(batch, "task_name") if len(batch) else []) for name in part]
     truncated_B, _ = ranks.gather_rows(batch["truncated"])
-    tasks = context.rollout.pool.spec.tasks
     outcome = srpo_keep(
         success_B=success_B,
         group_B=group_B,
         task_B=task_B,
         failed_B=torch.zeros_like(success_B),  # failed simulations never become rows
-        reference_tasks=[task_id for task_id, name in enumerate(tasks) if context.reward.has_reference(name)],
+        reference_tasks=[name for name in set(task_B) if context.reward.has_reference(name)],
         reward_ranks_failures=context.reward.ranks_failures,
         success_low=settings.success_low,
         success_high=settings.success_high,
