@@ -70,7 +70,7 @@ $(RUNTIME):
 ifeq ($(TORCH_BUILD),cpu)
 	@$(PIP) --retries 1 --timeout 20 --extra-index-url "$(TORCH_INDEX)" "$(call pinned,torch)+cpu" || { echo "No CPU build of $(call pinned,torch) for this machine at $(TORCH_INDEX). Name another index: make setup TORCH_INDEX=URL, or take PyPI's build with CUDA: make setup TORCH_BUILD=cuda" >&2; exit 1; }
 else
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check "$(call pinned,torch)"
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check "$(subst ==,===,$(call pinned,torch))"  # exactly: a CPU build that is there already is replaced
 endif
 	@$(PIP) -r requirements.lock
 	@$(PIP) --editable .

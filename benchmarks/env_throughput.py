@@ -21,6 +21,7 @@ import sys
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,7 @@ from siirl.env_server.pool import EnvPool
 RESULTS = Path(__file__).parent / "results"
 CHUNK = 8  # the shipped policy's
 ACTION_SIZE = 4
+NUM_TASKS = 3
 NULL, REBUILT = "benchmarks.throughput_envs:NullEnv", "benchmarks.throughput_envs:RebuiltMetaWorldEnv"
 
 
@@ -55,7 +57,8 @@ class AsyncVector(Contender):
     def __init__(self, env_name: str, env_kwargs: Mapping[str, Any], *, num_envs: int, chunk: int) -> None:
         make = [functools.partial(PlainEnv, env_name, env_kwargs, chunk=chunk, index=index) for index in range(num_envs)]
         self._envs = gymnasium.vector.AsyncVectorEnv(make, context="spawn")
-        self._envs.reset(seed=0)
+        for _ in range(NUM_TASKS):  # every environment builds its simulators before the clock starts
+            self._envs.reset(seed=0)
         chunks = [random_chunks(seed=index, chunk=chunk, size=ACTION_SIZE) for index in range(num_envs)]
         stacked = [np.stack(each) for each in zip(*chunks, strict=True)]
         self._actions = stacked if chunk > 1 else [each[:, 0] for each in stacked]
@@ -84,7 +87,7 @@ class Pool(Contender):
     ) -> None:
         self._loop = asyncio.new_event_loop()
         self._pool = EnvPool(env_name, env_kwargs, num_servers, envs_per_server, cluster="ray", deadline_s=120.0)
-        self._loop.run_until_complete(self._pool.start())
+        self._loop.run_until_complete(self._warm_up())
         self._barrier = barrier
         self._episodes = 0
 
@@ -101,6 +104,14 @@ class Pool(Contender):
         """See `Contender.close`."""
         self._loop.run_until_complete(self._pool.close())
         self._loop.close()
+
+    async def _warm_up(self) -> None:
+        """Every environment builds its simulators before the clock starts."""
+        await self._pool.start()
+        async with AsyncExitStack() as stack:
+            slots = [await stack.enter_async_context(self._pool.slot()) for _ in range(self._pool.num_slots)]
+            for task in self._pool.spec.tasks:
+                await asyncio.gather(*(slot.reset(seed=0, options={"task": task}) for slot in slots))
 
     async def _all_slots(self, until: float, gate: asyncio.Barrier | None) -> None:
         await asyncio.gather(*(self._one_slot(index, until, gate) for index in range(self._pool.num_slots)))
@@ -147,9 +158,9 @@ def make_contenders(*, env_kwargs: Mapping[str, Any], num_servers: int, envs_per
 
 
 def measure(contenders: Mapping[str, Contender], *, rounds: int, seconds: float) -> dict[str, list[float]]:
-    """Steps a second of every contender in every round; the first turn of each, which builds simulators, is not counted."""
+    """Steps a second of every contender in every round, after one second each that is not counted."""
     for contender in contenders.values():
-        contender.run(seconds)
+        contender.run(1.0)
     rates: dict[str, list[float]] = {name: [] for name in contenders}
     for number in range(rounds):
         for name, contender in contenders.items():
@@ -190,10 +201,10 @@ def markdown(title: str, rates: Mapping[str, list[float]], ratios: Mapping[str, 
     """Two small tables."""
     lines = [f"## {title}", "", f"| contender | {unit}, median | range |", "|---|---|---|"]
     for name, values in rates.items():
-        lines.append(f"| {name} | {statistics.median(values):.0f} | {min(values):.0f} – {max(values):.0f} |")
+        lines.append(f"| {name} | {statistics.median(values):.0f} | {min(values):.0f} to {max(values):.0f} |")
     lines += ["", "| ratio within a round | median | range |", "|---|---|---|"]
     for name, ratio in ratios.items():
-        lines.append(f"| {name} | {ratio['median']:.2f} | {ratio['lowest']:.2f} – {ratio['highest']:.2f} |")
+        lines.append(f"| {name} | {ratio['median']:.2f} | {ratio['lowest']:.2f} to {ratio['highest']:.2f} |")
     return "\n".join([*lines, ""])
 
 

@@ -157,6 +157,10 @@ class TrajectoryReward:
         }
         return RewardOutput(reward_B.astype(np.float32), defined_B, distance_B, z_B, metrics)
 
+    def remember_successes(self, *, task: str, embeddings_ND: Array) -> None:
+        """Take in successes that no call of `score` will see, for example those of groups that a filter dropped."""
+        self._remember(self.bank, task, _finite(embeddings_ND, what=f"successes of {task!r}"), limit=self.config.bank_size)
+
     def references(self, task: str, successes_ND: NDArray[np.float32]) -> NDArray[np.float32]:
         """What success of `task` looks like: demonstrations, the bank, and the successes of this step [N, D]."""
         parts = [part for part in (self.demonstrations.get(task), self.bank.get(task)) if part is not None]

@@ -140,6 +140,7 @@ def make_rollout(config: SiiRLArguments, *, pool: EnvPool, acting: Policy, encod
     """Simulators, the policy that acts, and the video encoder."""
     settings = RolloutSettings(
         temperature=config.actor_rollout_ref.rollout.temperature,
+        top_p=config.actor_rollout_ref.rollout.top_p,
         deterministic=config.trainer.deterministic,
         frame_every=config.reward.frame_every,
         recorder=FrameRequest(config.actor_rollout_ref.embodied.recorder_every, config.actor_rollout_ref.embodied.recorder_size),

@@ -64,8 +64,11 @@ def needs_reference(config: SiiRLArguments) -> bool:
 
 
 def needs_old_log_probs(config: SiiRLArguments) -> bool:
-    """Whether the policy has moved when old log-probs are compared with; with a single on-policy update, those of acting are the same."""
-    return optimiser_steps_per_step(config) > 1 or config.algorithm.use_kl_in_reward
+    """Whether old log-probs are needed beside those of acting: rollouts are on-policy, so these serve for every mini-batch of the step.
+
+    That acting and training agree is checked on the first mini-batch (`rollout/log_prob_gap`). KL in the reward wants its own column.
+    """
+    return config.algorithm.use_kl_in_reward
 
 
 def needs_video(config: SiiRLArguments) -> bool:

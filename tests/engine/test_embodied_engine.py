@@ -85,6 +85,12 @@ def test_sampling_frequencies_are_the_probabilities():
     np.testing.assert_allclose(shares, torch.softmax(torch.tensor([0.0, 1.0, 2.0, 3.0]), 0), atol=5e-4)
 
 
+def test_top_p_never_draws_outside_of_the_nucleus():
+    cut = EmbodiedEngine(policy=TwoTokens(), temperature=1.0, lockstep=False, batch_rows=64, top_p=0.8)
+    answers = ask(cut, *(request(str(i), 1.0, [i / 50, i / 50]) for i in range(50)))  # probabilities 0.03, 0.09, 0.24, 0.64
+    assert {int(token) for answer in answers for token in answer.tokens} == {2, 3}
+
+
 def test_a_greedy_request_takes_the_most_likely_tokens_beside_sampled_ones():
     greedy, sampled = ask(engine(), request("a", 1.0, None), request("b", 1.0, [0.0, 0.0]))
     assert greedy.tokens.tolist() == [3, 3]

@@ -143,8 +143,8 @@ def test_a_reference_is_needed_where_a_kl_has_a_weight() -> None:
 
 
 def test_old_log_probs_are_needed_when_the_policy_has_moved() -> None:
-    assert sizes.needs_old_log_probs(parse_config(JOB))
-    assert not sizes.needs_old_log_probs(parse_config([*JOB, "actor_rollout_ref.actor.ppo_mini_batch_size=12"]))
+    assert not sizes.needs_old_log_probs(parse_config(JOB))
+    assert sizes.needs_old_log_probs(parse_config([*JOB, "algorithm.use_kl_in_reward=true"]))
 
 
 def test_what_is_skipped_is_said_with_its_reason() -> None:

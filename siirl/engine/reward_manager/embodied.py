@@ -48,6 +48,9 @@ class RewardManager(Protocol):
     def score(self, outcomes: EpisodeOutcomes) -> RewardScores:
         """Rewards of all outcomes."""
 
+    def remember(self, dropped: EpisodeOutcomes) -> None:
+        """Take in episodes of the step that a filter dropped: they are not scored, but their successes are references."""
+
     def has_reference(self, task_name: str) -> bool:
         """Whether a failure of this task can be told from another by something other than this step's successes."""
 
@@ -60,6 +63,9 @@ class RewardManager(Protocol):
 
 class _Memoryless:
     """A reward that depends on its own episode alone."""
+
+    def remember(self, dropped: EpisodeOutcomes) -> None:
+        """Nothing to remember."""
 
     def has_reference(self, task_name: str) -> bool:
         return False
@@ -108,9 +114,13 @@ class VideoReward:
         """See RewardManager."""
         return self._score(outcomes, outcomes.video_embedding_BD)
 
+    def remember(self, dropped: EpisodeOutcomes) -> None:
+        """Keep the successes in the bank."""
+        self._remember(dropped, dropped.video_embedding_BD)
+
     def has_reference(self, task_name: str) -> bool:
         """Whether the bank or the demonstrations hold a success of the task."""
-        return len(self.reward.references(task_name, np.empty((0, 0), np.float32))) > 0
+        return task_name in self.reward.bank or task_name in self.reward.demonstrations
 
     def state_dict(self) -> dict[str, Any]:
         """Bank of successes and window of failures."""
@@ -119,6 +129,13 @@ class VideoReward:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """See RewardManager."""
         self.reward.load_state_dict(state)
+
+    def _remember(self, dropped: EpisodeOutcomes, embedding_BD: NDArray[np.float32] | None) -> None:
+        if embedding_BD is None:
+            return
+        task_B = np.array(dropped.task_name_B)
+        for task in sorted(set(dropped.task_name_B)):
+            self.reward.remember_successes(task=task, embeddings_ND=embedding_BD[(task_B == task) & dropped.complete_B])
 
     def _score(self, outcomes: EpisodeOutcomes, embedding_BD: NDArray[np.float32] | None) -> RewardScores:
         if embedding_BD is None:
@@ -141,6 +158,10 @@ class OracleReward(VideoReward):
         if outcomes.oracle_distance_B is None:
             raise ConfigError("reward.name=oracle needs an environment that reports info['oracle_distance']; env=mujoco does.")
         return self._score(outcomes, outcomes.oracle_distance_B[:, None])
+
+    def remember(self, dropped: EpisodeOutcomes) -> None:
+        """Keep where successes ended."""
+        self._remember(dropped, None if dropped.oracle_distance_B is None else dropped.oracle_distance_B[:, None])
 
     def has_reference(self, task_name: str) -> bool:
         """Always: the goal is known."""

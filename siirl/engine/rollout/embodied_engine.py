@@ -48,6 +48,7 @@ class EmbodiedEngine:
     Args:
         policy: The module that answers.
         temperature: Divides the logits, for sampling and for the log-probs alike.
+        top_p: Draw from the smallest set of tokens with this probability; log-probs stay those of the whole distribution.
         lockstep: Deterministic mode: answer only when every episode that can be running is waiting, sorted by uid and padded
             to `batch_rows` rows, so that floating-point results do not depend on timing.
         batch_rows: Most observations in one forward pass.
@@ -55,12 +56,19 @@ class EmbodiedEngine:
     """
 
     def __init__(
-        self, *, policy: Policy, temperature: float, lockstep: bool, batch_rows: int, compute_dtype: torch.dtype | None = None
+        self,
+        *,
+        policy: Policy,
+        temperature: float,
+        lockstep: bool,
+        batch_rows: int,
+        top_p: float = 1.0,
+        compute_dtype: torch.dtype | None = None,
     ) -> None:
         self.policy = policy
         self.device = next(policy.parameters()).device
         self.compute_dtype = compute_dtype
-        self.temperature = temperature
+        self.temperature, self.top_p = temperature, top_p
         self.lockstep = lockstep
         self.batch_rows = batch_rows
         self.policy_version = 0
@@ -154,7 +162,16 @@ class EmbodiedEngine:
         numbers = {i: row for i, row in enumerate(uniforms) if row is not None}
         if numbers:
             drawn, uniforms_NT1 = list(numbers), self._tensor(list(numbers.values()))[..., None]
-            cumulative_NTV = log_probs_NTV[drawn].exp().cumsum(-1)
+            cumulative_NTV = nucleus(log_probs_NTV[drawn].exp(), top_p=self.top_p).cumsum(-1)
             below = (cumulative_NTV <= uniforms_NT1 * cumulative_NTV[..., -1:]).sum(-1)
             tokens_NT[drawn] = below.clamp(max=log_probs_NTV.shape[-1] - 1)
         return tokens_NT
+
+
+def nucleus(probabilities: torch.Tensor, *, top_p: float) -> torch.Tensor:
+    """Probabilities [..., V] with zeros outside of the smallest set that reaches `top_p` (Holtzman et al. 2019); not normalised."""
+    if top_p >= 1.0:
+        return probabilities
+    sorted_values, places = probabilities.sort(dim=-1, descending=True)
+    before = sorted_values.cumsum(-1) - sorted_values
+    return torch.zeros_like(probabilities).scatter(-1, places, torch.where(before < top_p, sorted_values, 0.0))

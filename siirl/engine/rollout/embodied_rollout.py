@@ -29,6 +29,7 @@ class RolloutSettings:
     """What the rollout of a run is made with."""
 
     temperature: float
+    top_p: float
     deterministic: bool
     frame_every: int
     """Environment steps between frames for the video encoder."""
@@ -58,6 +59,7 @@ class EmbodiedRollout:
             temperature=settings.temperature,
             lockstep=settings.deterministic,
             batch_rows=pool.num_slots,
+            top_p=settings.top_p,
             compute_dtype=compute_dtype,
         )
         self.workflow = EmbodiedWorkflow(pool=pool, policy=policy, streams={RECORDER_STREAM: settings.recorder}, blind=settings.blind)

@@ -11,6 +11,7 @@ from tensordict import TensorDict
 
 from siirl.algos.filters import srpo_keep
 from siirl.dag_worker.context import StageContext
+from siirl.dag_worker.outcomes import gather_outcomes
 from siirl.data_coordinator.protocol.batch import select_rows, texts
 from siirl.execution.dag import NodeOutput, columns
 
@@ -35,6 +36,7 @@ def embodied_local_rank_sampling(*, batch: TensorDict, context: StageContext) ->
         truncated_B=truncated_B if settings.drop_truncated else None,
     )
     kept = select_rows(batch, outcome.keep_B[mine])
+    context.reward.remember(gather_outcomes(select_rows(batch, ~outcome.keep_B[mine]), ranks=ranks))
     share = len(batch) / max(len(success_B), 1)
     metrics: dict[str, float] = {"sampling/kept": float(len(kept))}
     # The counts are over all ranks; each rank reports its share, so that the sum over ranks is the count.
