@@ -87,7 +87,7 @@ class Pool(Contender):
     ) -> None:
         self._loop = asyncio.new_event_loop()
         self._pool = EnvPool(env_name, env_kwargs, num_servers, envs_per_server, cluster="ray", deadline_s=120.0)
-        self._loop.run_until_complete(self._warm_up())
+        self._loop.run_until_complete(start_warm(self._pool))
         self._barrier = barrier
         self._episodes = 0
 
@@ -104,14 +104,6 @@ class Pool(Contender):
         """See `Contender.close`."""
         self._loop.run_until_complete(self._pool.close())
         self._loop.close()
-
-    async def _warm_up(self) -> None:
-        """Every environment builds its simulators before the clock starts."""
-        await self._pool.start()
-        async with AsyncExitStack() as stack:
-            slots = [await stack.enter_async_context(self._pool.slot()) for _ in range(self._pool.num_slots)]
-            for task in self._pool.spec.tasks:
-                await asyncio.gather(*(slot.reset(seed=0, options={"task": task}) for slot in slots))
 
     async def _all_slots(self, until: float, gate: asyncio.Barrier | None) -> None:
         await asyncio.gather(*(self._one_slot(index, until, gate) for index in range(self._pool.num_slots)))
@@ -138,6 +130,15 @@ class Pool(Contender):
             await gate.wait()
         except asyncio.BrokenBarrierError:  # time is up for another slot
             return
+
+
+async def start_warm(pool: EnvPool) -> None:
+    """Start a pool and have every environment build its simulators before the clock starts."""
+    await pool.start()
+    async with AsyncExitStack() as stack:
+        slots = [await stack.enter_async_context(pool.slot()) for _ in range(pool.num_slots)]
+        for task in pool.spec.tasks:
+            await asyncio.gather(*(slot.reset(seed=0, options={"task": task}) for slot in slots))
 
 
 def make_contenders(*, env_kwargs: Mapping[str, Any], num_servers: int, envs_per_server: int) -> dict[str, Contender]:

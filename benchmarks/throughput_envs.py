@@ -35,6 +35,7 @@ class PlainEnv(gymnasium.Env):
 
     def reset(self, *, seed: int | None = None, options: Mapping[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         """The next task, unless `options["tasks"]` has one for this environment."""
+        super().reset(seed=seed)
         task = self._tasks[self._episode % len(self._tasks)] if not options else options["tasks"][self._index]
         self._episode += 1
         observation, _ = finished(self.environment.reset(seed=seed, options={"task": task}))
@@ -54,21 +55,32 @@ class PlainEnv(gymnasium.Env):
 
 
 class WaitingEnv(PlainEnv):
-    """A `PlainEnv` that does nothing after the end of its episode, until it is reset: for a lockstep loop that waits for the last one."""
+    """A `PlainEnv` for lockstep loops: after the end of its episode it waits for the reset of all.
 
-    _ended = True
+    Until then it does nothing, or with `go_on` plays episodes that nobody asked for, as a vector environment with autoreset does.
+    """
+
+    def __init__(self, env_name: str, env_kwargs: Mapping[str, Any], *, chunk: int, index: int, go_on: bool) -> None:
+        super().__init__(env_name, env_kwargs, chunk=chunk, index=index)
+        self._go_on, self._ended, self._restart = go_on, True, False
 
     def reset(self, *, seed: int | None = None, options: Mapping[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
-        self._ended = False
+        """Begin an episode that counts."""
+        self._ended = self._restart = False
         self._last, info = super().reset(seed=seed, options=options)
         return self._last, info
 
     def step(self, action: NDArray[np.float32]) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        if self._ended:
+        """One chunk; that the episode ended stands in info, since Gymnasium would reset it or refuse to step the others."""
+        if self._ended and not self._go_on:
+            return self._last, 0.0, False, False, {"executed": 0, "ended": True, "success": False}
+        if self._restart:
+            self._last, _ = super().reset()
+            self._restart = False
             return self._last, 0.0, False, False, {"executed": 0, "ended": True, "success": False}
         self._last, reward, terminated, truncated, info = super().step(action)
-        self._ended = terminated or truncated
-        # Never said to Gymnasium, which would reset it or refuse to step the others.
+        self._restart = terminated or truncated
+        self._ended |= self._restart
         return self._last, reward, False, False, {**info, "ended": self._ended, "success": terminated}
 
 
@@ -93,14 +105,17 @@ class NullEnv(Environment):
 
     async def reset(self, *, seed: int | None = None, options: Mapping[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         self._steps = 0
-        return self._observation, {"task": "nothing", "success": False}
+        return self._observe(), {"task": "nothing", "success": False}
 
     async def step(self, action: Any) -> StepResult:
         self._steps += 1
-        return self._observation, 0.0, False, self._steps >= self.spec.max_episode_steps, {"success": False}
+        return self._observe(), 0.0, False, self._steps >= self.spec.max_episode_steps, {"success": False}
 
     def render(self) -> NDArray[np.uint8]:
         return self._observation[IMAGES][0]
+
+    def _observe(self) -> dict[str, Any]:
+        return {name: array.copy() for name, array in self._observation.items()}
 
 
 class RebuiltMetaWorldEnv(MetaWorldEnv):

@@ -86,7 +86,8 @@ def run(flags: argparse.Namespace, config: SiiRLArguments, *, command: str) -> N
     if flags.clips is not None:
         _save_clips(flags.clips, demonstrations)
     print(
-        f"Saved {flags.output}: {final['token_accuracy']:.0%} of the experts' tokens. Measure it: python -m siirl.evaluate checkpoint={flags.output}"
+        f"Saved {flags.output}: {final['token_accuracy']:.0%} of the experts' tokens. "
+        f"Measure it: python -m siirl.evaluate checkpoint={flags.output}"
     )
 
 

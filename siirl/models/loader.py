@@ -48,8 +48,8 @@ def load_policy(folder: str | Path) -> TinyVLA:
     for name in (CONFIG_FILE, WEIGHTS_FILE):
         if not (folder / name).is_file():
             raise MissingAssetError(
-                f"No {name} in the policy folder {folder}. Give actor_rollout_ref.model.path= a folder with {CONFIG_FILE} and {WEIGHTS_FILE}, "
-                "or make one: python -m siirl.warm_start."
+                f"No {name} in the policy folder {folder}. Give actor_rollout_ref.model.path= a folder with {CONFIG_FILE} and "
+                f"{WEIGHTS_FILE}, or make one: python -m siirl.warm_start."
             )
     try:
         description = json.loads((folder / CONFIG_FILE).read_text())
@@ -112,8 +112,8 @@ def build_policy(name: str, *, path: str | None, spec: EnvSpec, seed: int, optio
     for field in ("image_shape", "proprioception_size"):
         if getattr(policy.config, field) != getattr(wanted, field):
             raise ConfigError(
-                f"The policy in {path} has {field}={getattr(policy.config, field)}, but environment {spec.name!r} has {getattr(wanted, field)}: "
-                "choose another actor_rollout_ref.model.path, or set env.image_size to fit."
+                f"The policy in {path} has {field}={getattr(policy.config, field)}, but environment {spec.name!r} has "
+                f"{getattr(wanted, field)}: choose another actor_rollout_ref.model.path, or set env.image_size to fit."
             )
     if (policy.action_tokenizer.low, policy.action_tokenizer.high) != (wanted.action_tokenizer.low, wanted.action_tokenizer.high):
         raise ConfigError(f"The policy in {path} acts in {policy.action_tokenizer}, but environment {spec.name!r} in {spec.action_space}.")

@@ -51,7 +51,8 @@ def ray_session(settings: ClusterSettings) -> Iterator[None]:
         )
     except (ConnectionError, ValueError, RuntimeError) as error:
         raise ConfigError(
-            f"cluster.address={settings.address}: {error} Start a cluster there (ray start --head), or leave cluster.address out to run on this machine."
+            f"cluster.address={settings.address}: {error} Start a cluster there (ray start --head), or leave cluster.address out "
+            "to run on this machine."
         ) from error
     try:
         yield

@@ -1,0 +1,48 @@
+"""A policy of your own, named on the command line; no file of siirl changes.
+
+    python -m siirl.train pipeline=grpo env=gymnasium env.id=CartPole-v1 \
+        actor_rollout_ref.model.policy=docs.examples.own_policy:make_policy actor_rollout_ref.model.options='{width: 32}'
+
+The reference is called with the environment's spec, a path or None, and `model.options`. What it returns is a `siirl.models.Policy`:
+logits of a chunk of action tokens from an observation. Sampling, log-probs, updates and checkpoints are siirl's.
+"""
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from safetensors.torch import load_file
+from torch import nn
+
+from envs.base import PROPRIOCEPTION, EnvSpec
+from siirl.models import ActionTokenizer, Policy
+
+
+class TwoLayers(Policy):
+    """Two layers from the state to the logits of one action; it looks at nothing else."""
+
+    def __init__(self, *, inputs: int, tokenizer: ActionTokenizer, width: int) -> None:
+        super().__init__()
+        self.action_tokenizer, self.chunk_length = tokenizer, 1
+        self.layers = nn.Sequential(nn.Linear(inputs, width), nn.Tanh(), nn.Linear(width, tokenizer.dimensions * tokenizer.bins))
+
+    def tokenize_instruction(self, text: str) -> NDArray[np.int64]:
+        """One token that says nothing: this policy reads no instruction."""
+        return np.zeros(1, np.int64)
+
+    def forward(
+        self, *, pixel_values: torch.Tensor | None, proprioception: torch.Tensor | None, instruction_ids: torch.Tensor
+    ) -> torch.Tensor:
+        """Logits [N, T, V]."""
+        return self.layers(proprioception).unflatten(-1, (-1, self.action_tokenizer.bins))
+
+
+def make_policy(spec: EnvSpec, path: str | None, width: int = 64) -> TwoLayers:
+    """The policy for an environment; with the weights of a checkpoint's `model.safetensors` where a path is given."""
+    policy = TwoLayers(
+        inputs=spec.observation_space[PROPRIOCEPTION].shape[0],
+        tokenizer=ActionTokenizer.for_space(spec.action_space, bins=32),
+        width=width,
+    )
+    if path is not None:
+        policy.load_state_dict(load_file(f"{path}/model.safetensors"))
+    return policy
