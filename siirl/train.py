@@ -57,14 +57,16 @@ def _train(config: SiiRLArguments, *, start: bool) -> None:
     job = prepare(config, spec)
     for warning in job.warnings:
         print(f"Warning: {warning}", file=sys.stderr)
-    print(render(job.plan), flush=True)
+    plan = render(job.plan)
+    print(plan, flush=True)
     if not start:
         return
     from siirl.dag_worker.launch import run
-    from siirl.params.run_folder import run_folder
+    from siirl.params.run_folder import PLAN_FILE, run_folder
 
     with run_folder(config, needed_bytes=int(job.plan.disk_bytes)) as folder:
         print(f"  run folder  {folder}", flush=True)
+        (folder / PLAN_FILE).write_text(plan + "\n")
         run(config, job.graph, folder)
 
 

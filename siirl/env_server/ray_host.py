@@ -57,6 +57,8 @@ class RayHost:
 
     def send(self, requests: Sequence[Request]) -> "asyncio.Future[Answers]":
         """See `Host.send`."""
+        if not ray.is_initialized():
+            raise RuntimeError("Ray was shut down while environment servers were in use: close the EnvPool first.")
         return asyncio.wrap_future(self._actor.handle.remote(requests).future())
 
     def shut(self) -> "asyncio.Future[None]":

@@ -4,7 +4,7 @@ Requests of several environments of a server travel in one remote call where the
 that answers a batch of observations: a Ray call costs more than a millisecond of two processes' time. A call never carries more than half
 of a server's environments, so that the server has the other half to work on while the policy looks at the first.
 
-What a failure means for the episodes that lived there is decided elsewhere (`siirl.env_server.pool`).
+What a failure means for the episodes that lived there is decided by `siirl.env_server.slot`.
 """
 
 import asyncio
@@ -173,7 +173,12 @@ class Station:
                 return  # `_deliver` comes back here
             size = 1 if self._suspects else self._batch_size
             waiting, self._outbox = self._outbox[:size], self._outbox[size:]
-            call = _Call(waiting, host.send([entry.request for entry in waiting]))
+            try:
+                call = _Call(waiting, host.send([entry.request for entry in waiting]))
+            except (TypeError, ValueError, RuntimeError) as error:  # not picklable, or no connection: whoever asked would wait for ever
+                for entry in waiting:
+                    _settle(entry.answer, error=error)
+                continue
             self._calls.append(call)
             in_line = sum(len(earlier.waiting) for earlier in self._calls)
             delivery = asyncio.get_running_loop().create_task(self._deliver(call, deadline_s=self._deadline_s * in_line))

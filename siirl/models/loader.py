@@ -22,12 +22,13 @@ WEIGHTS_FILE, CONFIG_FILE = "model.safetensors", "config.json"
 POLICIES = {"tiny_vla": TinyVLA}
 
 
-def save_policy(policy: Policy, folder: str | Path, *, notes: dict[str, Any] | None = None) -> None:
-    """Write a policy folder; `notes` (the command that made it, measured success) go into config.json."""
+def save_policy(policy: Policy, folder: str | Path, *, notes: dict[str, Any] | None = None, dtype: torch.dtype | None = None) -> None:
+    """Write a policy folder; `notes` (the command that made it) go into config.json, `dtype` is that of the file, by default the weights'."""
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     describe_policy(policy, folder, notes=notes)
-    save_file({name: tensor.detach().cpu().contiguous() for name, tensor in policy.state_dict().items()}, folder / WEIGHTS_FILE)
+    tensors = {name: tensor.detach().to("cpu", dtype or tensor.dtype).contiguous() for name, tensor in policy.state_dict().items()}
+    save_file(tensors, folder / WEIGHTS_FILE)
 
 
 def describe_policy(policy: nn.Module, folder: Path, *, notes: dict[str, Any] | None = None) -> None:

@@ -13,7 +13,7 @@ from siirl.params.parser import to_yaml
 from siirl.params.problems import REFUSALS
 from siirl.params.training_args import SiiRLArguments
 
-CONFIG_FILE, PROBE_FILE = "config.yaml", ".probe"
+CONFIG_FILE, PLAN_FILE, PROBE_FILE = "config.yaml", "plan.txt", ".probe"
 PROBE_BYTES = 1 << 20
 
 
@@ -67,7 +67,7 @@ def run_folder(
     try:
         yield folder
     except REFUSALS:
-        if [entry.name for entry in folder.iterdir()] == [CONFIG_FILE]:
+        if {entry.name for entry in folder.iterdir()} <= {CONFIG_FILE, PLAN_FILE}:
             _take_back(folder, made)
         raise
 
