@@ -81,7 +81,8 @@ def evaluate(checkpoint: Path, overrides: Sequence[str], *, kinds: Sequence[bool
     """
     policy_folder, config_file = locate(checkpoint)
     config = parse_config(
-        [f"actor_rollout_ref.model.path={policy_folder}", "trainer.experiment_name=evaluation", *overrides], config_file=config_file
+        [f"actor_rollout_ref.model.path={policy_folder}", "trainer.experiment_name=evaluation", "reward.name=success", *overrides],
+        config_file=config_file,
     )
     first_look(config)
     refuse(machine_problems(config))

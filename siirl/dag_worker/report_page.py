@@ -21,10 +21,10 @@ from siirl.dag_worker.metric_writers import METRICS_FILE
 from siirl.dag_worker.recorder import VIDEOS_FOLDER, read_index
 from siirl.dag_worker.statistics import SuccessInterval, all_last, evaluations
 from siirl.errors import MissingAssetError
+from siirl.params.run_folder import CONFIG_FILE, PLAN_FILE
 
 REPORT_FILE = "report.html"
-CONFIG_FILE = "config.yaml"
-PLAN_FILE = "plan.txt"
+
 _VIDEOS_SHOWN = 12
 
 Row = Mapping[str, Any]

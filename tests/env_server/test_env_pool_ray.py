@@ -3,6 +3,7 @@
 import asyncio
 import os
 import signal
+import threading
 import time
 from collections.abc import Iterator
 
@@ -172,6 +173,17 @@ def test_a_pool_can_be_closed_while_an_episode_runs():
     assert isinstance(error, RuntimeError) and "closed" in str(error)
 
 
+def test_what_cannot_be_sent_is_an_error_and_not_a_wait():
+    async def episode():
+        async with make_pool(num_servers=1) as pool, pool.slot() as slot:
+            with pytest.raises(TypeError, match="lock"):
+                await slot.reset(seed=0, options={"lock": threading.Lock()})
+            observation, _ = await slot.reset(seed=3)
+            return observation["proprioception"].tolist()
+
+    assert asyncio.run(episode()) == said_locally([3])[0][0]
+
+
 @pytest.mark.slow
 def test_a_pool_works_inside_of_an_actor():
     import ray
@@ -195,6 +207,19 @@ def test_servers_get_one_thread_and_this_process_view(monkeypatch):
     assert environment["OMP_NUM_THREADS"] == "1"
     assert environment["MUJOCO_GL"] == "osmesa"
     assert os.path.dirname(os.path.abspath(__file__)) in environment["PYTHONPATH"].split(os.pathsep)
+
+
+def test_a_connection_that_is_lost_is_an_error_and_not_a_wait(monkeypatch):
+    import ray
+
+    async def episode():
+        async with make_pool(num_servers=1) as pool, pool.slot() as slot:
+            with monkeypatch.context() as patch:
+                patch.setattr(ray, "is_initialized", lambda: False)
+                with pytest.raises(RuntimeError, match="close the EnvPool first"):
+                    await slot.reset(seed=0)
+
+    asyncio.run(episode())
 
 
 def test_without_a_ray_connection_the_remedy_is_named(monkeypatch):
