@@ -1,7 +1,7 @@
 """Clips of experts and of failures from Meta-World, with the oracle's distance at each frame: `python -m benchmarks.collect_clips`.
 
 They train the tiny video encoder (`python -m vjepa.train_tiny`) and serve `benchmarks.reward_progress`. Failures come from experts
-that are disturbed in four ways, or from a trained policy. Actions of experts are found on a simulator without images and then replayed
+that are disturbed in six ways, or from a trained policy. Actions of experts are found on a simulator without images and then replayed
 in chunks of 8, because the environment renders once a call. Left out: demonstrations for the warm start (siirl.warm_start).
 """
 
@@ -86,10 +86,38 @@ def wandering(rng: np.random.Generator) -> Disturb:
     return lambda action, step: 0.7 * tremor()
 
 
+def _errands(rng: np.random.Generator) -> Callable[[], NDArray[np.float64]]:
+    """Straight moves of 5 to 25 steps in random directions, one after the other: they reach all of the workspace, quickly."""
+    left, direction = 0, np.zeros(ACTION_SIZE)
+
+    def draw() -> NDArray[np.float64]:
+        nonlocal left, direction
+        if left == 0:
+            left, direction = int(rng.integers(5, 26)), rng.normal(size=ACTION_SIZE)
+            direction *= rng.uniform(0.3, 1.0) / np.abs(direction).max()
+        left -= 1
+        return direction
+
+    return draw
+
+
+def drifting(rng: np.random.Generator) -> Disturb:
+    """No expert: straight moves to nowhere."""
+    errand = _errands(rng)
+    return lambda action, step: errand()
+
+
+def straying(rng: np.random.Generator) -> Disturb:
+    """The expert until a random step, then straight moves to nowhere."""
+    stop, errand = int(rng.uniform(0, 0.7 * MAX_STEPS)), _errands(rng)
+    return lambda action, step: action + 0.1 * rng.normal(size=ACTION_SIZE) if step < stop else errand()
+
+
 KINDS: dict[str, Callable[[np.random.Generator], Disturb]] = {
     "expert": expert_like, "stalling": stalling, "biased": biased, "freezing": freezing, "wandering": wandering,
+    "drifting": drifting, "straying": straying,
 }  # fmt: skip
-FAILING_KINDS = ("stalling", "biased", "freezing", "wandering")
+FAILING_KINDS = tuple(kind for kind in KINDS if kind != "expert")
 
 
 def expert_actions(*, simulator: TaskSimulator, seed: int, disturb: Disturb) -> NDArray[np.float32]:
@@ -197,8 +225,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("output", type=Path, help="npz to write")
     parser.add_argument("--tasks", nargs="+", default=list(CLIP_TASKS))
-    parser.add_argument("--experts", type=int, default=40, help="expert clips a task")
-    parser.add_argument("--failures", type=int, default=25, help="clips a task of each disturbance")
+    parser.add_argument("--experts", type=int, default=30, help="expert clips a task")
+    parser.add_argument("--failures", type=int, default=15, help="clips a task of each disturbance")
+    parser.add_argument("--kinds", nargs="+", choices=FAILING_KINDS, default=FAILING_KINDS, help="disturbances")
     parser.add_argument("--policy", type=Path, help="policy folder: clips of its own episodes instead of disturbed experts")
     parser.add_argument("--episodes", type=int, default=40, help="episodes a task of the policy")
     parser.add_argument("--first-seed", type=int, default=1_000_000)
@@ -206,7 +235,7 @@ def main() -> None:
     if arguments.policy is not None:
         job = collect_policy(folder=arguments.policy, tasks=arguments.tasks, count=arguments.episodes, first_seed=arguments.first_seed)
     else:
-        counts = {"expert": arguments.experts, **dict.fromkeys(FAILING_KINDS, arguments.failures)}
+        counts = {"expert": arguments.experts, **dict.fromkeys(arguments.kinds, arguments.failures)}
         job = collect(tasks=arguments.tasks, counts=counts, first_seed=arguments.first_seed)
     clips = asyncio.run(job)
     save_clips(arguments.output, clips)

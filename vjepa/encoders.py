@@ -20,7 +20,8 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from vjepa.clips import prepare
-from vjepa.pooling import POOLINGS, pooling_of
+from vjepa.pooling import POOLINGS, Pooling, pooling_of
+from vjepa.readout import ReadOut
 from vjepa.release_checkpoint import load_release
 from vjepa.vision_transformer import VideoTransformer, VideoTransformerConfig
 
@@ -59,7 +60,7 @@ class LatentEncoder:
         width: int,
         frames_per_clip: int,
         image_size: int,
-        pooling: str,
+        pooling: str | Pooling,
         crop: bool,
         batch_size: int,
         device: str = "cpu",
@@ -74,7 +75,7 @@ class LatentEncoder:
             width: D.
             frames_per_clip: Frames sampled from each clip.
             image_size: Height and width that the network sees.
-            pooling: A name in `vjepa.pooling.POOLINGS`.
+            pooling: A name in `vjepa.pooling.POOLINGS`, or a function such as a trained read-out.
             crop: Resize and crop as V-JEPA 2's preprocessor does; if not, the whole image is kept.
             batch_size: Clips encoded at once; bounds memory.
             device: Where the network lies.
@@ -82,7 +83,7 @@ class LatentEncoder:
         """
         self.name, self.frames_per_clip, self.image_size = name, frames_per_clip, image_size
         self._network, self._grid, self._crop, self._batch_size = network, grid, crop, batch_size
-        self._pooling = pooling_of(pooling)
+        self._pooling = pooling_of(pooling) if isinstance(pooling, str) else pooling
         self._device, self._dtype = device, dtype
         self.embedding_size = self._pooling(torch.zeros(1, *grid, width)).shape[1]
 
@@ -121,7 +122,7 @@ class RawPixelEncoder:
         return torch.cat((final, final - first), dim=1).numpy()
 
 
-def wrap(model: VideoTransformer, *, name: str, pooling: str, crop: bool, batch_size: int, device: str = "cpu") -> LatentEncoder:
+def wrap(model: VideoTransformer, *, name: str, pooling: str | Pooling, crop: bool, batch_size: int, device: str = "cpu") -> LatentEncoder:
     """A `VideoTransformer` as a `VideoEncoder`."""
     config = model.config
     return LatentEncoder(
@@ -143,12 +144,22 @@ def load_tiny(folder: Path, *, pooling: str | None = None) -> LatentEncoder:
     if not weights.is_file():
         raise FileNotFoundError(f"{weights} is missing; make it with the command in {folder / 'config.json'}.")
     try:
-        model.load_state_dict(load_file(weights))
+        tensors = load_file(weights)
+        readout = _take_readout(tensors) if config["pooling"] == "readout" else None
+        model.load_state_dict(tensors)
     except SafetensorError as error:
         raise ValueError(f"{weights} cannot be read ({error}): it is truncated or no safetensors file. Fetch it again.") from error
     except RuntimeError as error:
         raise ValueError(f"{weights} does not belong to the network that {folder / 'config.json'} describes: {error}") from error
-    return wrap(model, name=folder.name, pooling=pooling or config["pooling"], crop=False, batch_size=32)
+    return wrap(model, name=folder.name, pooling=pooling or readout or config["pooling"], crop=False, batch_size=32)
+
+
+def _take_readout(tensors: dict[str, Tensor]) -> ReadOut:
+    """The read-out among the tensors of a file, which are taken out of it."""
+    taken = {name.removeprefix("readout."): tensors.pop(name) for name in sorted(tensors) if name.startswith("readout.")}
+    readout = ReadOut(num_features=taken.get("mean", torch.zeros(0)).numel())
+    readout.load_state_dict(taken)
+    return readout.requires_grad_(False)
 
 
 def read_tiny_config(folder: Path) -> dict[str, Any]:
@@ -170,13 +181,12 @@ def tiny_folder() -> Path:
     raise FileNotFoundError(f"The shipped video encoder is in none of {', '.join(map(str, TINY_FOLDERS))}; reinstall the package.")
 
 
-def random_encoder(*, pooling: str | None = None) -> LatentEncoder:
-    """The tiny network untrained: what its shape alone gives."""
+def random_network() -> VideoTransformer:
+    """The shipped network untrained: what its shape alone gives."""
     config = read_tiny_config(tiny_folder())
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(RANDOM_SEED)
-        model = VideoTransformer(VideoTransformerConfig(**config["model"]))
-    return wrap(model, name="random", pooling=pooling or config["pooling"], crop=False, batch_size=32)
+        return VideoTransformer(VideoTransformerConfig(**config["model"]))
 
 
 def load_video_encoder(
@@ -204,8 +214,10 @@ def load_video_encoder(
         FileNotFoundError: A file or folder that is not there.
     """
     path = Path(name_or_path)
-    if name_or_path in ("tiny", "random"):
-        return load_tiny(tiny_folder(), pooling=pooling) if name_or_path == "tiny" else random_encoder(pooling=pooling)
+    if name_or_path == "tiny":
+        return load_tiny(tiny_folder(), pooling=pooling)
+    if name_or_path == "random":
+        return wrap(random_network(), name="random", pooling=pooling or DEFAULT_POOLING, crop=False, batch_size=32)
     if name_or_path == "pixels":
         return RawPixelEncoder()
     if path.suffix == ".pt":

@@ -15,6 +15,9 @@ from vjepa.vision_transformer import LAYER_NORM_EPS, Block, initialise, rotary_t
 class Predictor(nn.Module):
     """Latents [B, M, D] at the target positions, from context latents [B, C, D]."""
 
+    cosine: Tensor
+    sine: Tensor
+
     def __init__(self, *, encoder_width: int, width: int, depth: int, num_heads: int, grid: tuple[int, int, int]) -> None:
         super().__init__()
         self.predictor_embed = nn.Linear(encoder_width, width)

@@ -1,9 +1,9 @@
-"""Train the tiny video encoder by joint-embedding prediction: `python -m vjepa.train_tiny CLIPS --output assets/vjepa_tiny`.
+"""Train the tiny video encoder by joint-embedding prediction: `python -m vjepa.train_tiny CLIPS.npz --output FOLDER`.
 
 V-JEPA 2's objective at a size for one CPU thread: a context encoder sees part of a clip's tokens, a predictor fills in the latents of
-the hidden ones, the targets are the normalised latents of an exponential moving average of the encoder, the loss is L1. The
-averaged encoder is what is kept. The same clips, seed and thread count give the same weights. Left out: augmentation, several clip
-lengths, training on several devices.
+the hidden ones, the targets are the normalised latents of an exponential moving average of the encoder, the loss is L1. The averaged
+encoder is what is kept; a read-out is then trained on its frozen latents (vjepa.train_readout). The same clips, seed and thread
+count give the same weights. Left out: augmentation, several clip lengths, training on several devices.
 
 Source: Assran et al. 2025, arXiv 2506.09985, section 2; loss and schedule as in facebookresearch/vjepa2.
 """
@@ -18,6 +18,7 @@ import sys
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -29,6 +30,8 @@ from torch.nn import functional
 from vjepa.clips import frame_indices, normalise
 from vjepa.masking import MULTI_BLOCK, BlockMask, FutureMask, sample_masks
 from vjepa.predictor import Predictor
+from vjepa.readout import ReadOut
+from vjepa.train_readout import EpisodeIndex, ReadOutConfig, prefix_features, train_readout
 from vjepa.vision_transformer import VideoTransformer, VideoTransformerConfig, select_tokens
 
 TINY = VideoTransformerConfig(
@@ -55,7 +58,7 @@ class TrainingConfig:
 class ClipSampler:
     """Random stretches of random episodes, so that a clip may end anywhere in a task."""
 
-    def __init__(self, *, frames_NHW3: NDArray[np.uint8], lengths: NDArray[np.integer], frames_per_clip: int, seed: int) -> None:
+    def __init__(self, *, frames_NHW3: NDArray[np.uint8], lengths: NDArray[np.int64], frames_per_clip: int, seed: int) -> None:
         if int(lengths.sum()) != len(frames_NHW3) or len(lengths) == 0 or int(lengths.min()) < 1:
             raise ValueError(f"The lengths of the clips sum to {int(lengths.sum())}, but there are {len(frames_NHW3)} frames.")
         self.frames, self.lengths, self.starts = frames_NHW3, lengths, np.cumsum(lengths) - lengths
@@ -74,25 +77,36 @@ class ClipSampler:
         return normalise(video)
 
 
-def load_frames(path: Path) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
-    """Frames [N, H, W, 3] and lengths of the clips in an npz file, or in all npz files of a folder.
+@dataclass(frozen=True)
+class Clips:
+    """Episodes end to end: frames uint8 [N, H, W, 3]; length, success and task of each."""
+
+    frames_NHW3: NDArray[np.uint8]
+    lengths: NDArray[np.int64]
+    success: NDArray[np.bool_]
+    tasks: NDArray[np.str_]
+
+
+def load_clips(path: Path) -> Clips:
+    """The clips in an npz file, or in all npz files of a folder.
 
     Raises:
         FileNotFoundError: No npz there.
-        ValueError: A file without `frames` and `lengths`.
+        ValueError: A file without `frames`, `lengths`, `success` and `tasks`.
     """
     files = sorted(path.glob("*.npz")) if path.is_dir() else [path]
     if not files or not files[0].is_file():
         raise FileNotFoundError(f"No clips (.npz) at {path}; make them with python -m benchmarks.collect_clips.")
-    frames, lengths = [], []
+    columns: dict[str, list[NDArray[Any]]] = {"frames": [], "lengths": [], "success": [], "tasks": []}
     for file in files:
         with np.load(file) as data:
-            missing = sorted({"frames", "lengths"} - set(data.files))
+            missing = sorted(set(columns) - set(data.files))
             if missing:
                 raise ValueError(f"{file} has no array {missing[0]!r}; it holds {', '.join(sorted(data.files))}.")
-            frames.append(data["frames"])
-            lengths.append(data["lengths"].astype(np.int64))
-    return np.concatenate(frames), np.concatenate(lengths)
+            for name, parts in columns.items():
+                parts.append(data[name])
+    joined = {name: np.concatenate(parts) for name, parts in columns.items()}
+    return Clips(joined["frames"], joined["lengths"].astype(np.int64), joined["success"].astype(bool), joined["tasks"].astype(str))
 
 
 def train(
@@ -173,15 +187,19 @@ def _parameter_groups(*modules: torch.nn.Module, weight_decay: float) -> list[di
     ]
 
 
-def save_encoder(folder: Path, *, model: VideoTransformer, pooling: str, training: dict[str, object]) -> None:
-    """`model.safetensors` and `config.json` (shape, pooling, and how it was trained)."""
+def save_encoder(
+    folder: Path, *, model: VideoTransformer, pooling: str, training: dict[str, object], readout: ReadOut | None = None
+) -> None:
+    """`model.safetensors` and `config.json` (shape, pooling, and how it was trained); `pooling` is a name or "readout"."""
     folder.mkdir(parents=True, exist_ok=True)
-    save_file({name: value.contiguous() for name, value in model.state_dict().items()}, folder / "model.safetensors")
+    tensors = {**model.state_dict(), **({f"readout.{name}": value for name, value in readout.state_dict().items()} if readout else {})}
+    save_file({name: value.contiguous() for name, value in tensors.items()}, folder / "model.safetensors")
     config = {"model": asdict(model.config), "pooling": pooling, "training": training}
     (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
 
 
 def main() -> None:
+    """Train encoder and read-out as the command line says."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("clips", type=Path, help="npz from benchmarks.collect_clips, or a folder of them")
     parser.add_argument("--output", type=Path, default=Path("assets/vjepa_tiny"))
@@ -189,18 +207,23 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=TrainingConfig.seed)
     arguments = parser.parse_args()
     torch.set_num_threads(1)  # sums in another order with more: other weights
-    config = TrainingConfig(steps=arguments.steps, seed=arguments.seed)
-    frames_NHW3, lengths = load_frames(arguments.clips)
-    sampler = ClipSampler(frames_NHW3=frames_NHW3, lengths=lengths, frames_per_clip=TINY.frames_per_clip, seed=config.seed)
-    started = time.perf_counter()
+    config, readout_config, started = TrainingConfig(steps=arguments.steps, seed=arguments.seed), ReadOutConfig(), time.perf_counter()
+    clips = load_clips(arguments.clips)
+    sampler = ClipSampler(frames_NHW3=clips.frames_NHW3, lengths=clips.lengths, frames_per_clip=TINY.frames_per_clip, seed=config.seed)
     model, losses = train(sampler=sampler, model_config=TINY, config=config)
+    features_NF = prefix_features(model=model, frames_NHW3=clips.frames_NHW3, lengths=clips.lengths)
+    index = EpisodeIndex(lengths=clips.lengths, success=clips.success, tasks=clips.tasks)
+    readout = train_readout(features_NF=features_NF, index=index, config=readout_config, seed=config.seed)
     training = {
-        **asdict(config),
-        "clips": len(lengths),
+        "command": f"python -m vjepa.train_tiny {arguments.clips.name} --steps {config.steps} --seed {config.seed}",
+        "encoder": asdict(config),
+        "readout": asdict(readout_config),
+        "clips": len(clips.lengths),
+        "tasks": sorted(index.ends_of),
         "final_loss": round(float(np.mean(losses[-50:])), 4),
         "minutes": round((time.perf_counter() - started) / 60, 1),
     }
-    save_encoder(arguments.output, model=model, pooling="last_change", training=training)
+    save_encoder(arguments.output, model=model, pooling="readout", readout=readout, training=training)
 
 
 if __name__ == "__main__":

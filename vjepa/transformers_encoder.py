@@ -33,7 +33,8 @@ def load_transformers(
         raise ValueError(f"The weights of {name_or_path} cannot be read ({error}); fetch them again.") from error
     except OSError as error:
         raise FileNotFoundError(f"No V-JEPA 2 model {name_or_path!r}: {str(error).splitlines()[0]}") from error
-    model = model.to(device).eval().requires_grad_(False)
+    model.to(device)  # type: ignore[arg-type]  # transformers wraps `to`, which hides its arguments
+    model.eval().requires_grad_(False)
 
     def network(video_B3THW: Tensor) -> Tensor:
         return model(pixel_values_videos=video_B3THW.transpose(1, 2), skip_predictor=True).last_hidden_state

@@ -23,7 +23,14 @@ POLICIES = {"tiny_vla": TinyVLA}
 
 
 def save_policy(policy: Policy, folder: str | Path, *, notes: dict[str, Any] | None = None, dtype: torch.dtype | None = None) -> None:
-    """Write a policy folder; `notes` (the command that made it) go into config.json, `dtype` is that of the file, by default the weights'."""
+    """Write a policy folder.
+
+    Args:
+        policy: What is saved.
+        folder: Made if it is not there.
+        notes: Go into config.json, for example the command that made the weights.
+        dtype: Of the file; by default that of the weights.
+    """
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     describe_policy(policy, folder, notes=notes)

@@ -13,6 +13,7 @@ from transformers import VJEPA2Config, VJEPA2Model
 
 from vjepa.clips import prepare
 from vjepa.encoders import VideoEncoder, load_tiny, load_video_encoder
+from vjepa.readout import ReadOut
 from vjepa.train_tiny import save_encoder
 from vjepa.transformers_encoder import load_transformers
 from vjepa.vision_transformer import VideoTransformer, VideoTransformerConfig
@@ -83,6 +84,17 @@ def test_what_training_saved_is_loaded(tmp_path: Path, clips: Clips) -> None:
     with torch.inference_mode():
         latents = model(prepare(clips, frames_per_clip=4, image_size=32, crop=False))
     np.testing.assert_allclose(embeddings, latents[:, 4:].mean(1).numpy(), atol=1e-5)
+
+
+def test_a_readout_is_saved_and_loaded_with_its_encoder(tmp_path: Path, clips: Clips) -> None:
+    torch.manual_seed(0)
+    model, readout = VideoTransformer(SMALL).eval(), ReadOut(num_features=16 * 24)
+    save_encoder(tmp_path, model=model, pooling="readout", readout=readout, training={})
+    encoder = load_video_encoder(str(tmp_path))
+    with torch.inference_mode():
+        latents = model(prepare(clips, frames_per_clip=4, image_size=32, crop=False)).unflatten(1, SMALL.grid)
+        np.testing.assert_allclose(encoder.encode(clips), readout(latents).numpy(), atol=1e-5)
+    assert encoder.embedding_size == 32 and load_video_encoder(str(tmp_path), pooling="last").embedding_size == 24
 
 
 def test_truncated_weights_are_refused(tmp_path: Path) -> None:

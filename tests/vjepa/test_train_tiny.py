@@ -8,7 +8,7 @@ import torch
 
 from vjepa.masking import MULTI_BLOCK, BlockMask, FutureMask, sample_masks
 from vjepa.predictor import Predictor
-from vjepa.train_tiny import ClipSampler, TrainingConfig, learning_rate, load_frames, predictive_loss, train, update_average
+from vjepa.train_tiny import ClipSampler, TrainingConfig, learning_rate, load_clips, predictive_loss, train, update_average
 from vjepa.vision_transformer import VideoTransformer, VideoTransformerConfig
 
 SMALL = VideoTransformerConfig(image_size=32, frames_per_clip=4, patch_size=8, tubelet_size=2, width=24, depth=1, num_heads=2)
@@ -103,16 +103,22 @@ def test_lengths_must_fit_the_frames() -> None:
         ClipSampler(frames_NHW3=np.zeros((12, 8, 8, 3), np.uint8), lengths=np.array([5, 6]), frames_per_clip=4, seed=0)
 
 
+def write_clips(file: Path, *, length: int) -> None:
+    np.savez(
+        file, frames=np.zeros((length, 8, 8, 3), np.uint8), lengths=np.array([length]), success=np.array([True]), tasks=np.array(["open"])
+    )
+
+
 def test_clips_of_a_folder_are_joined(tmp_path: Path) -> None:
     for name, length in (("b", 2), ("a", 3)):
-        np.savez(tmp_path / f"{name}.npz", frames=np.zeros((length, 8, 8, 3), np.uint8), lengths=np.array([length]))
-    frames, lengths = load_frames(tmp_path)
-    assert len(frames) == 5 and lengths.tolist() == [3, 2]
+        write_clips(tmp_path / f"{name}.npz", length=length)
+    clips = load_clips(tmp_path)
+    assert len(clips.frames_NHW3) == 5 and clips.lengths.tolist() == [3, 2] and clips.tasks.tolist() == ["open", "open"]
 
 
 def test_missing_or_foreign_clips_are_refused(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match="collect_clips"):
-        load_frames(tmp_path)
+        load_clips(tmp_path)
     np.savez(tmp_path / "demos.npz", actions=np.zeros(3))
     with pytest.raises(ValueError, match="no array 'frames'; it holds actions"):
-        load_frames(tmp_path / "demos.npz")
+        load_clips(tmp_path / "demos.npz")

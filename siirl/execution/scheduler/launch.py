@@ -5,6 +5,7 @@ for it for ever, are ended too. `local` runs the one rank in this process, for a
 """
 
 import logging
+import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -41,6 +42,8 @@ def ray_session(settings: ClusterSettings) -> Iterator[None]:
     """
     import ray
 
+    # Ray starts workers at niceness 15; simulators and ranks are the job itself, and should not wait for whatever else runs.
+    os.environ.setdefault("RAY_worker_niceness", "0")
     try:
         ray.init(
             address=settings.address or "local",

@@ -1,0 +1,47 @@
+"""A small read-out that turns latents into an embedding in which distance means frames to go.
+
+Latents say where everything is, but two clips may lie far apart only because their scenes differ, though both are one step from
+success. The read-out (trained by vjepa.train_readout on frozen latents) takes such differences out.
+Left out: training, attention over tokens.
+"""
+
+# Axes: B clip, T tubelet, Y row, X column, D channel of latents, F feature, E channel of the embedding.
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from vjepa.pooling import last_grid
+
+HIDDEN = 256
+EMBEDDING_SIZE = 32
+
+
+class ReadOut(nn.Module):
+    """From the last tubelet on a coarse grid to an embedding [B, E]: a `vjepa.pooling.Pooling` with weights."""
+
+    mean: Tensor
+    scale: Tensor
+
+    def __init__(self, *, num_features: int) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(num_features))
+        self.register_buffer("scale", torch.ones(()))
+        self.fc1 = nn.Linear(num_features, HIDDEN)
+        self.fc2 = nn.Linear(HIDDEN, EMBEDDING_SIZE)
+
+    def forward(self, latents_BTYXD: Tensor) -> Tensor:
+        return self.embed(last_grid(latents_BTYXD))
+
+    def embed(self, features_BF: Tensor, *, noise_BF: Tensor | None = None) -> Tensor:
+        """Embeddings of features as `last_grid` gives them; in training, noise is added to the normalised features."""
+        normalised_BF = (features_BF - self.mean) / self.scale
+        if noise_BF is not None:
+            normalised_BF = normalised_BF + noise_BF
+        return self.fc2(functional.gelu(self.fc1(normalised_BF)))
+
+    @torch.no_grad()
+    def fit_normalisation(self, features_NF: Tensor) -> None:
+        """Centre each feature, and bring all to about unit deviation by one common factor."""
+        self.mean.copy_(features_NF.mean(0))
+        self.scale.copy_(features_NF.std(0).mean())
