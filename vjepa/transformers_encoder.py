@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from vjepa.encoders import LatentEncoder
+from vjepa.latent_encoder import LatentEncoder
 
 
 def load_transformers(
