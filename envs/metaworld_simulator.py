@@ -18,6 +18,9 @@ from numpy.typing import NDArray
 from envs.metaworld_speed import lighten
 from envs.metaworld_suite import VERSION_SUFFIX
 
+# MuJoCo would write its warnings to MUJOCO_LOG.TXT in the working folder; those that matter are counted in `data.warning` and raised.
+mujoco.set_mju_user_warning(lambda message: None)
+
 GRIPPER, THING, SECOND_THING = (
     slice(0, 4),
     slice(4, 7),

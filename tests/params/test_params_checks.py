@@ -68,7 +68,7 @@ def test_the_shipped_environment_fits_its_jobs(overrides: list[str]) -> None:
         ),
         (["actor_rollout_ref.actor.ppo_mini_batch_size=5"], "ppo_mini_batch_size=5 does not divide data.train_batch_size=12"),
         (["actor_rollout_ref.actor.ppo_mini_batch_size=24"], "make it 12, or another divisor"),
-        (["trainer.val_seed_offset=999970"], "takes seeds up to 1000009, and those from 1000000 on are training's"),
+        (["trainer.val_seed_offset=999970"], "takes seeds up to 1000044, and those from 1000000 on are training's"),
         (["reward.encoder=null"], "compares videos: take reward.encoder=tiny"),
         (["pipeline=grpo", "reward.demonstrations=clips"], "reward.name=success looks at none"),
         (["actor_rollout_ref.rollout.n=1"], "needs at least 2"),

@@ -55,7 +55,7 @@ def test_rollout_group_sets_the_rollout_of_the_policy() -> None:
 def test_constructor_kwargs_leave_out_the_pool_and_what_is_not_set() -> None:
     kwargs = parse_config(["env.kwargs.extra=1", "env.tasks=[door-open]"]).env.constructor_kwargs()
     assert kwargs == {
-        **{"tasks": ("door-open",), "image_size": 64, "camera": "table", "max_episode_steps": 120},
+        **{"tasks": ("door-open",), "image_size": 64, "camera": "table", "max_episode_steps": 100},
         **{"render_quality": "fast", "extra": 1},
     }
 

@@ -26,6 +26,7 @@ JOB = [
     "data.train_batch_size=12",
     "actor_rollout_ref.rollout.n=8",
     "actor_rollout_ref.actor.ppo_mini_batch_size=3",
+    "actor_rollout_ref.actor.ppo_epochs=1",
     "actor_rollout_ref.actor.micro_batch_size=10",
     "env.num_servers=2",
     "env.envs_per_server=4",

@@ -57,12 +57,12 @@ def test_a_clip_has_the_same_embedding_alone_and_in_a_batch(name: str, clips: Cl
 def test_the_order_of_frames_shows_in_the_embedding(name: str, clips: Clips) -> None:
     encoder = load_video_encoder(name)
     forward, backward = encoder.encode([clips[1], clips[1][::-1]])
-    assert np.linalg.norm(forward - backward) > 0.1 * np.linalg.norm(forward)
+    assert np.linalg.norm(forward - backward) > 0.05 * np.linalg.norm(forward)
 
 
 def test_shipped_weights_are_small() -> None:
     folder = Path(__file__).parents[2] / "assets" / "vjepa_tiny"
-    assert sum(file.stat().st_size for file in folder.iterdir()) < 2_500_000
+    assert sum(file.stat().st_size for file in folder.iterdir()) < 4_000_000
 
 
 def test_unknown_names_are_answered_with_the_known_ones() -> None:
