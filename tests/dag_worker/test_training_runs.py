@@ -14,7 +14,8 @@ from siirl.params.parser import parse_config
 
 SMALL = (
     "pipeline=grpo", "env=gymnasium", "env.id=CartPole-v1", "cluster=local", "data.train_batch_size=2", "actor_rollout_ref.rollout.n=3",
-    "actor_rollout_ref.actor.ppo_mini_batch_size=1", "actor_rollout_ref.actor.ppo_epochs=1", "env.num_servers=1", "env.envs_per_server=4", "trainer.val_episodes=0",
+    "actor_rollout_ref.actor.ppo_mini_batch_size=1", "actor_rollout_ref.actor.ppo_epochs=1",
+    "env.num_servers=1", "env.envs_per_server=4", "trainer.val_episodes=0",
     "trainer.record_episodes=0", "trainer.max_minutes=null", "trainer.save_freq=1", "trainer.deterministic=true",
     "actor_rollout_ref.model.options={chunk_length: 4, width: 16}",
 )  # fmt: skip

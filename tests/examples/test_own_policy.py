@@ -8,7 +8,8 @@ from siirl.params.parser import parse_config
 COMMAND = (
     "pipeline=grpo", "env=gymnasium", "env.id=CartPole-v1", "cluster=local",
     "actor_rollout_ref.model.policy=docs.examples.own_policy:make_policy", "actor_rollout_ref.model.options={width: 32}",
-    "data.train_batch_size=2", "actor_rollout_ref.actor.ppo_mini_batch_size=2", "actor_rollout_ref.actor.ppo_epochs=1", "actor_rollout_ref.rollout.n=4",
+    "data.train_batch_size=2", "actor_rollout_ref.actor.ppo_mini_batch_size=2", "actor_rollout_ref.actor.ppo_epochs=1",
+    "actor_rollout_ref.rollout.n=4",
     "trainer.total_steps=2", "trainer.max_minutes=null", "trainer.val_episodes=0", "trainer.record_episodes=0",
 )  # fmt: skip
 
