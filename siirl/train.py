@@ -4,6 +4,7 @@ Everything that can be refused is refused before a process starts, all reasons t
 Exit status: 0 done, 1 the run failed, 2 the configuration cannot work, 130 interrupted. Left out: the run itself (siirl.dag_worker).
 """
 
+import signal
 import sys
 from collections.abc import Sequence
 
@@ -70,5 +71,12 @@ def _train(config: SiiRLArguments, *, start: bool) -> None:
         run(config, job.graph, folder)
 
 
+def end_on_signals() -> None:
+    """SIGTERM ends a run as Ctrl-C does; SIGINT too where a shell started the run in the background and had it ignored."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.default_int_handler)
+
+
 if __name__ == "__main__":
+    end_on_signals()
     sys.exit(main())
