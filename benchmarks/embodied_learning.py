@@ -1,6 +1,6 @@
 """Does the policy get better, and does it get better by seeing?
 
-    python -m benchmarks.embodied_learning main --minutes 20 --seeds 1 2 3
+    python -m benchmarks.embodied_learning main --minutes 8 --seeds 1 2 3
 
 Every arm is `python -m siirl.train` with the shipped defaults and the differences that stand in `STUDIES`, so anybody can type it again.
 Before and after, each policy is measured by `python -m siirl.evaluate` on seeds that nothing else uses (from 500,000 on), with
@@ -63,7 +63,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("study", choices=STUDIES)
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
-    parser.add_argument("--minutes", type=float, default=20.0, help="training time of the arm that sets the number of environment steps")
+    parser.add_argument("--minutes", type=float, default=8.0, help="training time of the arm that sets the number of environment steps")
     parser.add_argument("--episodes", type=int, default=100, help="test episodes of each task")
     parser.add_argument("--arms", nargs="+", help="only these")
     parser.add_argument("--work", type=Path, default=Path("outputs/benchmarks/embodied_learning"), help="run folders; kept")
@@ -99,7 +99,7 @@ def run_arm(study: Study, name: str, *, seed: int, flags: argparse.Namespace) ->
         "minutes": (rows[-1]["time"] - rows[0]["time"]) / 60,
         "curve": [[row["step"], row["rollout/success_rate"]] for row in trained],
         "rank_correlation": [row.get("reward/oracle_rank_correlation") for row in trained],
-        "before": measure(start, overrides, folder=folder / "before", flags=flags),
+        "before": measure_start(start, study.arms[name], name, common=study.common, flags=flags),
         "after": measure(str(run_folder), overrides, folder=folder / "after", flags=flags),
     }
     result_file.write_text(json.dumps(result, indent=1) + "\n")
@@ -134,6 +134,15 @@ def warm_start(arm: Arm, name: str, flags: argparse.Namespace) -> str:
         changed = [str(folder) if word == SHIPPED else word for word in made_by[1:]]
         subprocess.run([sys.executable, *changed, *arm.warm_start], check=True)
     return str(folder)
+
+
+def measure_start(start: str, arm: Arm, name: str, *, common: tuple[str, ...], flags: argparse.Namespace) -> dict[str, Any]:
+    """Success of the policy that an arm starts from; the same for all seeds, and for all arms that start from the same one."""
+    kept = flags.work / flags.study / (f"before_{name}.json" if arm.warm_start else "before.json")
+    if not kept.is_file():
+        overrides = [*common, *(arm.overrides if arm.warm_start else ())]
+        kept.write_text(json.dumps(measure(start, overrides, folder=kept.with_suffix(""), flags=flags)))
+    return json.loads(kept.read_text())
 
 
 def measure(checkpoint: str, overrides: list[str], *, folder: Path, flags: argparse.Namespace) -> dict[str, Any]:

@@ -52,6 +52,7 @@ def make_context(size: int) -> Any:
         RuntimeError: The library or its driver is missing; the message says what to install.
     """
     backend = choose_backend()
+    os.environ.setdefault("LP_NUM_THREADS", "0")  # Mesa draws in this thread: simulators are as many as cores, and its helpers only wait
     try:
         if backend == "egl":
             from mujoco.egl import GLContext

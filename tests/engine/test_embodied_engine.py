@@ -143,3 +143,25 @@ def test_a_failing_policy_fails_every_episode_that_asked():
         return await asyncio.gather(*(broken.act(request(str(i), 0.0, None)) for i in range(2)), return_exceptions=True)
 
     assert [str(error) for error in asyncio.run(scenario(engine(Broken())))] == ["boom", "boom"]
+
+
+def test_a_pass_waits_for_a_third_of_the_running_episodes():
+    policy = TwoTokens()
+    batching = engine(policy)
+    batching.expect(episodes=9, at_once=6)
+
+    async def scenario():
+        first = asyncio.create_task(batching.act(request("a", 0.0, None)))
+        await asyncio.sleep(0.01)
+        assert not first.done()
+        await asyncio.gather(first, batching.act(request("b", 1.0, None)))
+
+    asyncio.run(asyncio.wait_for(scenario(), timeout=1))
+    assert policy.batches == [[0.0, 1.0]]
+
+
+def test_the_last_running_episode_is_answered_at_once():
+    batching = engine()
+    batching.expect(episodes=1, at_once=6)
+    (answer,) = ask(batching, request("a", 0.0, None))
+    assert answer.tokens.tolist() == [0, 0]

@@ -8,11 +8,11 @@ from siirl.errors import ConfigError, UnknownNameError
 from siirl.params import RewardArguments
 
 
-def outcomes(complete, *, embedding=None, oracle=None, env_return=None) -> EpisodeOutcomes:
+def outcomes(complete, *, embedding=None, oracle=None, env_return=None, tasks=None) -> EpisodeOutcomes:
     count = len(complete)
     return EpisodeOutcomes(
         uid_B=[str(i) for i in range(count)],
-        task_name_B=["door-open"] * count,
+        task_name_B=tasks or ["door-open"] * count,
         index_B=np.arange(count) // 4,
         complete_B=np.array(complete, bool),
         env_return_B=np.array(env_return if env_return is not None else np.zeros(count), np.float32),
@@ -56,9 +56,22 @@ def test_the_memory_of_srpo_survives_a_checkpoint():
 
 
 def test_the_oracle_ranks_failures_by_true_distance_and_says_how_well():
-    scores = manager("oracle").score(outcomes([False] * 4, oracle=[0.3, 0.1, 0.4, 0.2]))
-    assert np.argsort(-scores.reward_B).tolist() == [1, 3, 0, 2]
+    scores = manager("oracle").score(outcomes([False] * 5, oracle=[0.3, 0.1, 0.4, 0.2, 0.5]))
+    assert np.argsort(-scores.reward_B).tolist() == [1, 3, 0, 2, 4]
     assert scores.metrics["reward/oracle_rank_correlation"] == pytest.approx(1.0)
+
+
+def test_failures_are_ranked_against_the_oracle_within_their_own_task():
+    near_and_far = [0.01, 0.02, 0.03, 0.04, 0.05, 1.0, 2.0, 3.0, 4.0, 5.0]
+    videos = [[distance] for distance in [1, 2, 3, 4, 5, 0.1, 0.2, 0.3, 0.4, 0.5]]  # on the whole, the other way round
+    step = outcomes(
+        [True, True] + [False] * 10,
+        embedding=[[0.0], [0.0], *videos],
+        oracle=[0.0, 0.0, *near_and_far],
+        tasks=["door-open", "push"] + ["door-open"] * 5 + ["push"] * 5,
+    )
+    step.index_B[:] = np.array([0, 1] + [0] * 5 + [1] * 5)
+    assert manager("srpo").score(step).metrics["reward/oracle_rank_correlation"] == pytest.approx(1.0)
 
 
 def test_srpo_without_an_encoder_is_refused():

@@ -144,9 +144,9 @@ class VideoReward:
             embeddings_BD=embedding_BD, success_B=outcomes.complete_B, tasks_B=outcomes.task_name_B, group_B=outcomes.index_B
         )
         metrics = dict(output.metrics)
-        failed = ~outcomes.complete_B & output.defined_B
-        if outcomes.oracle_distance_B is not None and failed.sum() >= 3:
-            metrics["reward/oracle_rank_correlation"] = _rank_correlation(-output.reward_B[failed], outcomes.oracle_distance_B[failed])
+        told_B = ~outcomes.complete_B & output.defined_B
+        if outcomes.oracle_distance_B is not None:
+            metrics |= _agreement_with_oracle(output.reward_B[told_B], outcomes.oracle_distance_B[told_B], np.array(outcomes.task_name_B)[told_B])
         return RewardScores(output.reward_B, metrics)
 
 
@@ -167,6 +167,8 @@ class OracleReward(VideoReward):
         """Always: the goal is known."""
         return True
 
+
+FEWEST_TO_RANK = 5  # of a task's failures: the rank correlation of three or four is +-1 by chance every few times
 
 REWARD_MANAGERS = ("success", "return", "srpo", "srpo_released", "oracle")
 
@@ -221,6 +223,16 @@ def load_demonstration_clips(file: str) -> dict[str, list[NDArray[np.uint8]]]:
     for key in sorted(archive.files):
         clips.setdefault(key.rsplit("/", 1)[0], []).append(archive[key])
     return clips
+
+
+def _agreement_with_oracle(reward_B: NDArray[np.floating], distance_B: NDArray[np.floating], task_B: NDArray[np.str_]) -> dict[str, float]:
+    """Rank correlation of failures' rewards with their true closeness: within each task (tasks have scales of their own), weighed by failures."""
+    tasks = [task_B == task for task in sorted(set(task_B))]
+    ranked = [of_task for of_task in tasks if of_task.sum() >= FEWEST_TO_RANK]
+    if not ranked:
+        return {}
+    correlations = [_rank_correlation(-reward_B[of_task], distance_B[of_task]) for of_task in ranked]
+    return {"reward/oracle_rank_correlation": float(np.average(correlations, weights=[of_task.sum() for of_task in ranked]))}
 
 
 def _rank_correlation(left_B: NDArray[np.floating], right_B: NDArray[np.floating]) -> float:
