@@ -25,7 +25,7 @@ from envs.offscreen import RenderQuality, SceneRenderer, choose_backend, make_co
 if TYPE_CHECKING:  # these import MuJoCo, which looks for OpenGL at once
     from envs.metaworld_simulator import TaskSimulator
 
-DEFAULT_TASKS = ("drawer-open", "button-press", "window-open", "button-press-topdown")  # as configs/env/mujoco.yaml, where the reason stands
+DEFAULT_TASKS = ("drawer-open", "button-press", "window-open", "button-press-topdown")  # as configs/env/mujoco.yaml
 ACTION_SIZE = 4  # gripper displacement in x, y, z (1 is a centimetre a step) and finger effort (1 closes)
 METAWORLD_LIMIT = 500  # Meta-World refuses further steps
 CAMERAS = ("table", "topview", "corner", "corner2", "corner3", "corner4", "behindGripper", "gripperPOV")
@@ -53,7 +53,7 @@ class MetaWorldEnv(Environment):
         tasks: Sequence[str] = DEFAULT_TASKS,
         image_size: int = 64,
         camera: str = "table",
-        max_episode_steps: int = 100,
+        max_episode_steps: int = 120,
         render_quality: RenderQuality = "fast",
     ) -> None:
         """Cheap: simulators and the OpenGL context are made when they are first needed.

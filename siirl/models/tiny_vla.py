@@ -42,8 +42,9 @@ class TinyVLAConfig:
     def for_env(cls, spec: EnvSpec, *, bins: int = 16, chunk_length: int = 8, width: int = 256) -> "TinyVLAConfig":
         """The configuration that fits an environment's observations and actions.
 
-        Sixteen bins and not OpenVLA's 256: what a policy tries out is about as wide as a bin, and tries of a 64th of the range hardly
-        change an episode's outcome (from like starts, held-out success rose by 44 points in forty steps with 16 bins, by 5 with 64).
+        Sixteen bins and not OpenVLA's 256: what a policy tries out is a few bins wide, and tries of a few 64ths of the range hardly
+        change how an episode ends. On drawer-open, door-open, faucet-open and window-open success of training episodes rose from 52
+        to 70 % in 24 steps with 16 bins, and stood still for 56 with 64.
 
         Raises:
             ValueError: An observation space without images and without proprioception.

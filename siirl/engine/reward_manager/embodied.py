@@ -146,7 +146,8 @@ class VideoReward:
         metrics = dict(output.metrics)
         told_B = ~outcomes.complete_B & output.defined_B
         if outcomes.oracle_distance_B is not None:
-            metrics |= _agreement_with_oracle(output.reward_B[told_B], outcomes.oracle_distance_B[told_B], np.array(outcomes.task_name_B)[told_B])
+            task_B, distance_B = np.array(outcomes.task_name_B), outcomes.oracle_distance_B
+            metrics |= _agreement_with_oracle(output.reward_B[told_B], distance_B[told_B], task_B[told_B])
         return RewardScores(output.reward_B, metrics)
 
 
@@ -226,7 +227,7 @@ def load_demonstration_clips(file: str) -> dict[str, list[NDArray[np.uint8]]]:
 
 
 def _agreement_with_oracle(reward_B: NDArray[np.floating], distance_B: NDArray[np.floating], task_B: NDArray[np.str_]) -> dict[str, float]:
-    """Rank correlation of failures' rewards with their true closeness: within each task (tasks have scales of their own), weighed by failures."""
+    """Rank correlation of failures' rewards with their true closeness, within each task: tasks have scales of their own."""
     tasks = [task_B == task for task in sorted(set(task_B))]
     ranked = [of_task for of_task in tasks if of_task.sum() >= FEWEST_TO_RANK]
     if not ranked:
