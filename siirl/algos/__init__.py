@@ -1,6 +1,6 @@
 """The formulas: pure functions on tensors, with their sources; no Ray, no config objects, no files.
 
-A newcomer reads `advantages.py`, `policy_losses.py` and `aggregation.py`; the rest serves these three. An algorithm is a choice among
+A newcomer reads `advantages`, `policy_losses` and `aggregation.py`; the rest serves these three. An algorithm is a choice among
 the names in the two registries plus what its pipeline does around them. Balanced partitions live in `siirl.data_coordinator.balance`.
 """
 

@@ -76,6 +76,15 @@ def group_statistics(*, values_B: torch.Tensor, group_B: torch.Tensor) -> GroupS
     )
 
 
+def group_sum(*, values_B: torch.Tensor, group_B: torch.Tensor) -> torch.Tensor:
+    """Sum of the values of the row's group, float64 [B]."""
+    require_axes(1, values=values_B)
+    require_same_shape(values=values_B, group=group_B)
+    ids, inverse_B = torch.unique(group_B, return_inverse=True)
+    zeros_G = torch.zeros(len(ids), dtype=torch.float64, device=values_B.device)
+    return zeros_G.index_add(0, inverse_B, values_B.detach().to(torch.float64))[inverse_B]
+
+
 def distinguishable(*, values_B: torch.Tensor, group_B: torch.Tensor, min_spread: float = 0.0) -> torch.Tensor:
     """Bool [B]: whether the values of the row's group differ by more than rounding and by at least `min_spread`."""
     statistics = group_statistics(values_B=values_B, group_B=group_B)

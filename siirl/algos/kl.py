@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from siirl.algos.checks import as_bool_mask, require_finite, require_same_shape
-from siirl.algos.policy_losses import log_ratio
+from siirl.algos.ratios import log_ratio
 from siirl.errors import ConfigError, TensorError, UnknownNameError
 
 

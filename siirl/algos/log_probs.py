@@ -3,7 +3,7 @@
 `log_softmax` on all logits, in float32, kept for the backward pass, is the largest tensor of a training step. Here only the logits
 themselves are kept, with one number a token beside them; softmax is computed anew in the backward pass, chunk by chunk. The
 temperature divides the logits here and nowhere else, so log-probs for training are those of the distribution that acted.
-Left out: the way from hidden states, which never makes all logits.
+The way from hidden states, which never makes all logits, is `siirl.algos.linear_log_probs`.
 """
 
 # N token (all leading axes flattened), V entry of the vocabulary (action bin)
@@ -43,18 +43,28 @@ def token_scores(*, logits: torch.Tensor, tokens: torch.Tensor, temperature: flo
         ConfigError: A temperature that is not positive.
         TensorError: Shapes that do not fit, tokens outside of the vocabulary, NaN or infinity.
     """
-    if not temperature > 0:
-        raise ConfigError(f"temperature={temperature} must be positive: logits are divided by it. Greedy choice has no log-probs.")
+    check_temperature(temperature)
     if logits.shape[:-1] != tokens.shape:
         raise TensorError(f"logits of shape {list(logits.shape)} do not fit tokens of shape {list(tokens.shape)}.")
     vocabulary = logits.shape[-1]
-    if tokens.numel() and (int(tokens.min()) < 0 or int(tokens.max()) >= vocabulary):
-        raise TensorError(f"tokens range from {int(tokens.min())} to {int(tokens.max())}, outside of [0, {vocabulary}).")
+    check_tokens(tokens, vocabulary)
     log_probs_N, entropy_N = _TokenScores.apply(logits.reshape(-1, vocabulary), tokens.reshape(-1), temperature)  # type: ignore[no-untyped-call]
     scores = TokenScores(log_probs_N.view(tokens.shape), entropy_N.view(tokens.shape))
     if check:
         require_finite(log_probs=scores.log_probs_BT.detach(), entropy=scores.entropy_BT.detach())
     return scores
+
+
+def check_temperature(temperature: float) -> None:
+    """Raise ConfigError for a temperature that is not positive."""
+    if not temperature > 0:
+        raise ConfigError(f"temperature={temperature} must be positive: logits are divided by it. Greedy choice has no log-probs.")
+
+
+def check_tokens(tokens: torch.Tensor, vocabulary: int) -> None:
+    """Raise TensorError for tokens outside of the vocabulary."""
+    if tokens.numel() and (int(tokens.min()) < 0 or int(tokens.max()) >= vocabulary):
+        raise TensorError(f"tokens range from {int(tokens.min())} to {int(tokens.max())}, outside of [0, {vocabulary}).")
 
 
 class _TokenScores(torch.autograd.Function):

@@ -50,7 +50,13 @@ def masked_moments(
 
 
 def masked_whiten(
-    values: torch.Tensor, mask: torch.Tensor, shift_mean: bool = True, *, epsilon: float = 1e-8, ranks: Ranks = ALONE
+    values: torch.Tensor,
+    mask: torch.Tensor,
+    shift_mean: bool = True,
+    *,
+    epsilon: float = 1e-8,
+    unbiased: bool = True,
+    ranks: Ranks = ALONE,
 ) -> torch.Tensor:
     """`(values - mean) / sqrt(variance + epsilon)` over the kept entries of all ranks; masked entries become 0.
 
@@ -59,9 +65,10 @@ def masked_whiten(
         mask: The same shape.
         shift_mean: With False the mean is added again, so that only the scale changes.
         epsilon: 1e-8, as in the documents' masked_whiten; keeps entries that are all equal finite (they become 0).
-        ranks: Over which ranks mean and (unbiased) variance are taken.
+        unbiased: Variance with n - 1, as `torch.var`; False: with n.
+        ranks: Over which ranks mean and variance are taken.
     """
-    mean, variance, _ = masked_moments(values, mask, ranks=ranks)
+    mean, variance, _ = masked_moments(values, mask, unbiased=unbiased, ranks=ranks)
     white = (values - mean.to(values.dtype)) * torch.rsqrt(variance + epsilon).to(values.dtype)
     if not shift_mean:
         white = white + mean.to(values.dtype)

@@ -1,8 +1,9 @@
 """The user's documents' names, with their argument lists, over `siirl.algos`. New code calls `siirl.algos` itself.
 
 Where a result differs from the documents' listings on purpose:
-- a group of one has advantage 0, not its raw score; equal rewards have advantage 0 whatever the rounding (GRPO);
+- a group of one has advantage 0, not its raw score; equal rewards have advantage 0 whatever the rounding (GRPO and all of its kind);
 - a reward at a token that the mask leaves out is an error, where the listing loses it (GAE);
+- `compute_policy_loss_cpgd` takes the log-ratio where the listing takes the log-prob: a constant apart, with the same gradient;
 - `agg_loss` leaves rows without any token out of the mean, and divides seq-mean-token-sum-norm by rows and length;
 - NaN, infinity and shapes that do not fit are errors; a log-ratio is held within +-80 so that no ratio is infinite;
 - `apply_kl_penalty` returns a copy with the column `token_level_rewards` and leaves the batch that it got as it was.
@@ -18,8 +19,16 @@ from tensordict import TensorDict
 
 from siirl.algos.advantages import (
     ADVANTAGES,
+    compute_cpgd_outcome_advantage,
+    compute_dr_grpo_outcome_advantage,
     compute_gae_advantage_return,
+    compute_gpg_outcome_advantage,
     compute_grpo_outcome_advantage,
+    compute_grpo_passk_outcome_advantage,
+    compute_opo_outcome_advantage,
+    compute_reinforce_plus_plus_baseline_outcome_advantage,
+    compute_reinforce_plus_plus_outcome_advantage,
+    compute_remax_outcome_advantage,
     compute_rloo_outcome_advantage,
     register_adv_est,
 )
@@ -28,8 +37,18 @@ from siirl.algos.call import call_by_name, check_arguments, same_definition
 from siirl.algos.checks import as_bool_mask
 from siirl.algos.kl import AdaptiveKLController, FixedKLController, kl_estimate
 from siirl.algos.masked import masked_mean, masked_sum, masked_var, masked_whiten
-from siirl.algos.policy_losses import PolicyLoss, gspo_policy_loss, vanilla_policy_loss
+from siirl.algos.policy_losses import (
+    NATIVE_AGGREGATION,
+    OWN_BOUNDS,
+    SELECTIONS,
+    PolicyLoss,
+    gspo_policy_loss,
+    policy_loss,
+    select_tokens,
+    vanilla_policy_loss,
+)
 from siirl.algos.policy_losses import register_policy_loss as register_token_loss
+from siirl.algos.ranks import ALONE
 from siirl.algos.value_loss import clipped_value_loss
 from siirl.errors import ConfigError
 
@@ -40,10 +59,25 @@ __all__ = [
     "FixedKLController",
     "agg_loss",
     "apply_kl_penalty",
+    "compute_cpgd_outcome_advantage",
+    "compute_dr_grpo_outcome_advantage",
     "compute_gae_advantage_return",
+    "compute_gpg_outcome_advantage",
     "compute_grpo_outcome_advantage",
+    "compute_grpo_passk_outcome_advantage",
+    "compute_opo_outcome_advantage",
+    "compute_policy_loss_cispo",
+    "compute_policy_loss_clip_cov",
+    "compute_policy_loss_cpgd",
+    "compute_policy_loss_geo_mean",
+    "compute_policy_loss_gpg",
     "compute_policy_loss_gspo",
+    "compute_policy_loss_kl_cov",
+    "compute_policy_loss_sapo",
     "compute_policy_loss_vanilla",
+    "compute_reinforce_plus_plus_baseline_outcome_advantage",
+    "compute_reinforce_plus_plus_outcome_advantage",
+    "compute_remax_outcome_advantage",
     "compute_rloo_outcome_advantage",
     "compute_value_loss",
     "kl_penalty",
@@ -100,6 +134,7 @@ def _per_token(function: PolicyLossFn) -> Callable[..., PolicyLoss]:
         mask_BT: torch.Tensor,
         loss_agg_mode: str,
         config: Any,
+        importance_weights_BT: torch.Tensor | None = None,
     ) -> PolicyLoss:
         kept_BT = as_bool_mask(mask_BT)
         shares_BT = kept_BT.to(log_probs_BT.dtype)
@@ -110,7 +145,7 @@ def _per_token(function: PolicyLossFn) -> Callable[..., PolicyLoss]:
             "response_mask": shares_BT,
             "loss_agg_mode": loss_agg_mode,
             "config": config,
-            "rollout_is_weights": None,
+            "rollout_is_weights": importance_weights_BT,
         }
         scalar, *shares = call_by_name(function, available, kind="Policy loss")
         if loss_agg_mode.startswith("seq-mean-token-sum"):
@@ -183,6 +218,52 @@ def compute_policy_loss_gspo(
     return _scalars(result, response_mask, loss_agg_mode, rollout_is_weights)
 
 
+def _bounds(name: str, config: Any) -> dict[str, Any]:
+    """The clip bounds that `config` sets; without one, or for a loss with bounds of its own that it leaves at None, the loss's."""
+    if config is None:
+        return {}
+    set_bounds = {"clip_ratio_low": config.clip_ratio_low, "clip_ratio_high": config.clip_ratio_high}
+    fallback = {} if name in OWN_BOUNDS else dict.fromkeys(set_bounds, config.clip_ratio)
+    return {**fallback, **{key: value for key, value in set_bounds.items() if value is not None}}
+
+
+def _of_the_documents(name: str) -> PolicyLossFn:
+    """`siirl.algos`' policy loss `name` in the documents' form; the rows that it is given are the whole batch."""
+
+    def compute_policy_loss(
+        old_log_prob: torch.Tensor,
+        log_prob: torch.Tensor,
+        advantages: torch.Tensor,
+        response_mask: torch.Tensor,
+        loss_agg_mode: str = NATIVE_AGGREGATION[name],
+        config: Any = None,
+        rollout_is_weights: torch.Tensor | None = None,
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+        available = {
+            "log_probs_BT": log_prob,
+            "old_log_probs_BT": old_log_prob,
+            "advantages_BT": advantages,
+            "mask_BT": response_mask,
+            **_bounds(name, config),
+        }
+        if name in SELECTIONS:
+            alone = {"place_B": torch.arange(len(log_prob)), "generator": torch.Generator(), "ranks": ALONE}
+            available["selected_BT"] = select_tokens(name=name, available={**available, "log_probs_BT": log_prob.detach(), **alone})
+        return _scalars(policy_loss(name=name, available=available), response_mask, loss_agg_mode, rollout_is_weights)
+
+    compute_policy_loss.__doc__ = f"The loss {name!r} of siirl.algos: (pg_loss, pg_clipfrac, ppo_kl, pg_clipfrac_lower)."
+    return compute_policy_loss
+
+
+compute_policy_loss_cispo = _of_the_documents("cispo")
+compute_policy_loss_clip_cov = _of_the_documents("clip_cov")
+compute_policy_loss_cpgd = _of_the_documents("cpgd")
+compute_policy_loss_geo_mean = _of_the_documents("gmpo")
+compute_policy_loss_gpg = _of_the_documents("gpg")
+compute_policy_loss_kl_cov = _of_the_documents("kl_cov")
+compute_policy_loss_sapo = _of_the_documents("sapo")
+
+
 def compute_value_loss(
     vpreds: torch.Tensor,
     returns: torch.Tensor,
@@ -220,4 +301,14 @@ def apply_kl_penalty(data: TensorDict, kl_ctrl: FixedKLController, kl_penalty: s
     return rewarded, {"actor/reward_kl_penalty": current_kl, "actor/kl_coef": coefficient}
 
 
-POLICY_LOSS_REGISTRY |= {"vanilla": compute_policy_loss_vanilla, "gspo": compute_policy_loss_gspo}
+POLICY_LOSS_REGISTRY |= {
+    "vanilla": compute_policy_loss_vanilla,
+    "gspo": compute_policy_loss_gspo,
+    "cispo": compute_policy_loss_cispo,
+    "clip_cov": compute_policy_loss_clip_cov,
+    "cpgd": compute_policy_loss_cpgd,
+    "geo_mean": compute_policy_loss_geo_mean,
+    "gpg": compute_policy_loss_gpg,
+    "kl_cov": compute_policy_loss_kl_cov,
+    "sapo": compute_policy_loss_sapo,
+}

@@ -66,6 +66,9 @@ METRICS: dict[str, Metric] = {
     "actor/pg_clipfrac_lower": Metric(_LAST, "share of tokens clipped by the dual clip"),
     "actor/ppo_kl": Metric(_LAST, "KL estimate between behaviour and current policy"),
     "actor/ratio_max": Metric(_LAST, "largest importance ratio"),
+    "actor/importance_weight": Metric(_LAST, "weight of a token that corrects for the policy that acted"),
+    "actor/selected_share": Metric(_LAST, "share of tokens that the loss's selection holds back (Clip-Cov, KL-Cov)"),
+    "actor/policy_drift": Metric(_LAST, "CPGD's drift from the old policy"),
     "actor/kl_loss": Metric(_LAST, "KL to the reference policy, as a loss"),
     "actor/kl_coef": Metric(_LAST, "coefficient of the KL term"),
     "actor/reward_kl_penalty": Metric(_LAST, "KL taken off the reward"),
@@ -80,6 +83,7 @@ METRICS: dict[str, Metric] = {
     # What was rolled out.
     "rollout/success_rate": Metric(_MEAN, "share of all finished training episodes that succeeded, before any filter"),
     "rollout/return": Metric(_MEAN, "sum of the environment's rewards an episode"),
+    "rollout/<task>/success_rate": Metric(_MEAN, "share of this task's finished training episodes that succeeded, before any filter"),
     "rollout/episode_length": Metric(_MEAN, "environment steps an episode"),
     "rollout/episodes": Metric(_SUM, "finished episodes"),
     "rollout/avg_response_length": Metric(_MEAN, "tokens a response"),

@@ -4,6 +4,8 @@ from dataclasses import dataclass, field
 
 from siirl.params.fields import option
 
+ADV_WHITENINGS = ("unbiased", "biased", "mean", "none")  # siirl.algos.advantages says what each does
+CPGD_WEIGHTS = ("STD_weight", "clip_filter_like_weight", "naive")
 KL_ESTIMATORS = ("k1", "k2", "k3", "abs", "k1+", "k2+", "k3+", "abs+")  # '+': straight-through gradient
 
 
@@ -32,10 +34,20 @@ class AlgorithmArguments:
 
     adv_estimator: str = option("grpo", "Advantage estimator, a name in siirl.algos.ADVANTAGES.", why="the architecture guide's")
     workflow_type: str = option("", "Old name for pipeline=: DEFAULT, DAPO or EMBODIED.", derived=True)
-    gamma: float = option(1.0, "Discount of GAE.", why="episodes are short and end at success", minimum=0, maximum=1)
+    gamma: float = option(
+        1.0, "Discount of gae and reinforce_plus_plus.", why="episodes are short and end at success", minimum=0, maximum=1
+    )
     lam: float = option(0.95, "Lambda of GAE.", why="Schulman et al. 2016", minimum=0, maximum=1)
     use_kl_in_reward: bool = option(False, "Subtract the KL to the reference policy from the reward.", why="DAPO and SRPO train without")
     norm_adv_by_std_in_grpo: bool = option(True, "Divide a group's advantages by its deviation.", why="DeepSeekMath; Dr.GRPO does not")
+    adv_whitening: str = option(
+        "unbiased",
+        "Whitening of gae's and reinforce_plus_plus's advantages: variance with n - 1 or n, the mean alone, or none.",
+        why="as torch.var; what most PPO implementations do",
+        choices=ADV_WHITENINGS,
+    )
+    pass_k: int | None = option(None, "k of grpo_passk; null: the whole group.", why="arXiv 2503.19595", minimum=2)
+    weight_factor_in_cpgd: str = option("STD_weight", "How cpgd weighs groups.", why="siiRL's", choices=CPGD_WEIGHTS)
     kl_penalty: str = option("k1", "Estimator of the KL in the reward.", why="unbiased; a reward needs no gradient", choices=KL_ESTIMATORS)
     min_group_spread: float = option(
         1e-6,

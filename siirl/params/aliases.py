@@ -32,14 +32,21 @@ ALIASES: dict[tuple[str, str], tuple[tuple[str, str], ...]] = {
     (WORKFLOW_TYPE, "EMBODIED"): (("pipeline", "embodied_srpo"),),
     (MODEL_TYPE, "embodied"): (),
     ("algorithm.adv_estimator", "gspo"): (("algorithm.adv_estimator", "grpo"), ("actor_rollout_ref.actor.loss", "gspo")),
-    ("algorithm.kl_penalty", "kl"): (("algorithm.kl_penalty", "k1"),),
-    ("algorithm.kl_penalty", "mse"): (("algorithm.kl_penalty", "k2"),),
-    ("algorithm.kl_penalty", "low_var_kl"): (("algorithm.kl_penalty", "k3"),),
-    ("actor_rollout_ref.actor.kl_loss_type", "kl"): (("actor_rollout_ref.actor.kl_loss_type", "k1"),),
-    ("actor_rollout_ref.actor.kl_loss_type", "mse"): (("actor_rollout_ref.actor.kl_loss_type", "k2"),),
-    ("actor_rollout_ref.actor.kl_loss_type", "low_var_kl"): (("actor_rollout_ref.actor.kl_loss_type", "k3"),),
+    ("algorithm.adv_estimator", "cpgd"): (("algorithm.adv_estimator", "cpgd"), ("actor_rollout_ref.actor.loss", "cpgd")),
+    **{
+        (key, old + gradient): ((key, new + gradient),)
+        for key in ("algorithm.kl_penalty", "actor_rollout_ref.actor.kl_loss_type")
+        for old, new in (("kl", "k1"), ("mse", "k2"), ("low_var_kl", "k3"))
+        for gradient in ("", "+")  # of its own, or straight-through
+    },
+    ("actor_rollout_ref.actor.loss", "geo_mean"): (("actor_rollout_ref.actor.loss", "gmpo"),),
 }
 """(key, value) of the documents to the assignments that mean the same here."""
+
+LOSS = "actor_rollout_ref.actor.loss"
+BOUNDS = ("actor_rollout_ref.actor.clip_ratio_low", "actor_rollout_ref.actor.clip_ratio_high")
+LOSSES_WITH_OWN_BOUNDS = ("cispo", "gmpo", "gpg", "gspo", "gspo_token", "kl_cov", "sapo")
+"""Their clip bounds, if they have any, are of another size than PPO's: a pipeline's for PPO give way; the plan shows theirs."""
 
 EXPLANATIONS = {MODEL_TYPE: "nothing: env= says what kind of job it is"}
 
@@ -48,7 +55,7 @@ def translate(assignments: Iterable[Assignment]) -> tuple[list[Assignment], list
     """Replace old names.
 
     Returns:
-        The assignments in the same order, and one sentence for each alias that was used.
+        The assignments in the same order, after those that they imply, and one sentence for each alias that was used.
 
     Raises:
         UnknownNameError: A value of one of the two alias keys that the documents do not know.
@@ -67,4 +74,6 @@ def translate(assignments: Iterable[Assignment]) -> tuple[list[Assignment], list
         translated += [Assignment(key, new, assignment.source) for key, new in replacement]
         meaning = " ".join(f"{key}={new}" for key, new in replacement) or EXPLANATIONS[assignment.key]
         notices.append(f"{assignment.key}={value} ({assignment.source}) is read as {meaning}.")
-    return translated, list(dict.fromkeys(notices))
+    own_bounds = [assignment for assignment in translated if assignment.key == LOSS and assignment.value in LOSSES_WITH_OWN_BOUNDS]
+    implied = [Assignment(key, None, assignment.source) for assignment in own_bounds for key in BOUNDS]
+    return [*implied, *translated], list(dict.fromkeys(notices))

@@ -17,7 +17,17 @@ from siirl.params.references import check_reference, is_reference
 from siirl.params.reward_args import REWARDS, VIDEO_REWARDS
 from siirl.params.training_args import LOGGERS, SiiRLArguments
 
-GROUP_ESTIMATORS = ("grpo", "rloo")  # advantages relative to the other rollouts of a prompt
+# Advantages relative to the other rollouts of a prompt.
+GROUP_ESTIMATORS = ("grpo", "dr_grpo", "rloo", "opo", "grpo_passk", "gpg", "cpgd", "reinforce_plus_plus_baseline")
+ESTIMATORS = (*GROUP_ESTIMATORS, "gae", "reinforce_plus_plus", "remax")
+ESTIMATOR_KEYS = {
+    "gamma": ("gae", "reinforce_plus_plus"),
+    "lam": ("gae",),
+    "adv_whitening": ("gae", "reinforce_plus_plus", "reinforce_plus_plus_baseline"),
+    "pass_k": ("grpo_passk",),
+    "weight_factor_in_cpgd": ("cpgd",),
+}
+"""Keys of algorithm.* that some estimators read and the others would ignore."""
 KL_WITHOUT_GRADIENT = ("k1",)
 POLICIES = ("tiny_vla",)
 
@@ -97,13 +107,33 @@ def _algorithm(config: SiiRLArguments) -> Iterator[SiirlError]:
         yield ConfigError(
             f"algorithm.filter.success_low={band.success_low} lies above success_high={band.success_high}: no group could pass. Swap them."
         )
-    if algorithm.adv_estimator == "gae":
-        yield ConfigError("algorithm.adv_estimator=gae needs a critic, and no pipeline of this version has one: take grpo or rloo.")
+    if algorithm.pass_k is not None and algorithm.pass_k > group_size:
+        yield ConfigError(
+            f"algorithm.pass_k={algorithm.pass_k} is more than {ROLLOUT}.n={group_size}: take at most as many as a group has."
+        )
+    yield from _columns_of_estimator(config)
+    if algorithm.adv_estimator not in ESTIMATORS:  # of the user's own, which may read any of them
         return
-    defaults = SiiRLArguments().algorithm
-    for name, value, default in (("gamma", algorithm.gamma, defaults.gamma), ("lam", algorithm.lam, defaults.lam)):
-        if value != default:
-            yield ConfigError(f"algorithm.{name}={value} is read by gae, not by {algorithm.adv_estimator}: leave it out.")
+    for name, readers in ESTIMATOR_KEYS.items():
+        value = getattr(algorithm, name)
+        if value != getattr(SiiRLArguments().algorithm, name) and algorithm.adv_estimator not in readers:
+            yield ConfigError(
+                f"algorithm.{name}={value} is read by {' and '.join(readers)}, not by {algorithm.adv_estimator}: leave it out."
+            )
+
+
+def _columns_of_estimator(config: SiiRLArguments) -> Iterator[SiirlError]:
+    """A graph of the user's own may provide what the shipped ones do not."""
+    estimator, dag = config.algorithm.adv_estimator, config.dag
+    if dag.custom_pipeline_fn is not None or dag.workflow_file is not None:
+        return
+    if estimator == "gae":
+        yield ConfigError("algorithm.adv_estimator=gae needs a critic, and no pipeline of this version has one: take grpo or rloo.")
+    if estimator == "remax":
+        yield ConfigError(
+            "algorithm.adv_estimator=remax needs the column reward_baselines, the reward of a greedy rollout of each prompt, and no "
+            "pipeline of this version has one: name a graph of your own that does by dag.custom_pipeline_fn, or take rloo."
+        )
 
 
 def _length(config: SiiRLArguments) -> Iterator[SiirlError]:

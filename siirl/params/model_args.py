@@ -12,6 +12,7 @@ __all__ = [
     "ActorRolloutRefArguments",
     "AlgorithmArguments",
     "CriticArguments",
+    "ImportanceArguments",
     "ModelArguments",
     "OptimizerArguments",
     "RefArguments",
@@ -20,6 +21,7 @@ __all__ = [
 ]
 
 LOSS_AGGREGATIONS = ("token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm")
+IMPORTANCE_LEVELS, IMPORTANCE_BOUNDS = ("token", "sequence", "geometric"), ("truncate", "mask")
 SCHEDULES = ("constant", "constant_with_warmup", "cosine_with_warmup", "linear_with_warmup")
 NO_HUB_CODE = "a policy of one's own is named by actor_rollout_ref.model.policy=module:name"
 NO_LM_ENGINE = "robots act through the training module itself"
@@ -53,16 +55,35 @@ class OptimizerArguments:
 
 
 @dataclass
+class ImportanceArguments:
+    """Importance weights `pi_old / pi_rollout` on the policy loss, for samples of an older policy or of another engine."""
+
+    level: str | None = option(
+        None, "One weight a token, a sequence (product), or its geometric mean; null: none.", choices=IMPORTANCE_LEVELS
+    )
+    bound: str = option("truncate", "`truncate` holds large weights at high, `mask` drops what is outside.", choices=IMPORTANCE_BOUNDS)
+    high: float = option(2.0, "Largest weight.", why="the field's usual threshold; IcePop takes 5", minimum=1)
+    low: float = option(0.0, "Smallest weight that bound=mask keeps.", why="0: no lower bound; IcePop takes 0.5", minimum=0, maximum=1)
+
+
+@dataclass
 class ActorArguments:
     """The policy's update."""
 
     strategy: str = option("fsdp", "How weights are spread over ranks.", why="FSDP2; one rank is left plain", choices=("fsdp", "megatron"))
     loss: str = option("vanilla", "Policy loss, a name in siirl.algos.POLICY_LOSSES.", why="PPO's clipped ratio")
-    loss_agg_mode: str = option("token-mean", "How token losses become one.", why="DAPO, section 3.3", choices=LOSS_AGGREGATIONS)
+    loss_agg_mode: str | None = option(None, "How token losses become one; null: as the loss is defined.", choices=LOSS_AGGREGATIONS)
+    loss_options: dict[str, Any] = field(
+        default_factory=dict,
+        metadata=described("Options that only this loss has, for example {tau_neg: 1.05}; docs/algorithms.md lists them."),
+    )
+    importance: ImportanceArguments = field(default_factory=ImportanceArguments)
     clip_ratio: float = option(0.2, "Clip range of the probability ratio.", why="Schulman et al. 2017", above=0)
-    clip_ratio_low: float | None = option(None, "Lower clip range; null: clip_ratio.", above=0, maximum=1)
-    clip_ratio_high: float | None = option(None, "Upper clip range; null: clip_ratio.", above=0)
-    clip_ratio_c: float = option(3.0, "Dual clip: bound of the ratio at negative advantages.", why="Ye et al. 2020", above=1)
+    clip_ratio_low: float | None = option(None, "Lower clip range; null: clip_ratio, or the loss's own.", above=0, maximum=1)
+    clip_ratio_high: float | None = option(None, "Upper clip range; null: clip_ratio, or the loss's own.", above=0)
+    clip_ratio_c: float | None = option(
+        3.0, "Dual clip: bound of the ratio at negative advantages; null: none.", why="Ye et al. 2020", above=1
+    )
     entropy_coef: float = option(0.0, "Weight of the entropy bonus.", why="binned actions grow noisy by themselves", minimum=0)
     ppo_epochs: int = option(1, "Passes over the samples of a step.", why="the architecture guide's", minimum=1)
     ppo_mini_batch_size: int = option(

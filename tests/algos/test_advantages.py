@@ -1,259 +1,219 @@
-"""Advantages against loops written from the papers, and what must not change them."""
+"""What holds for every advantage estimator: its loop from the paper, and what must not change it."""
 
-import enum
-import math
-import statistics
-
-import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from estimator_cases import CASES, GROUP_CASES, SHIPPED, advantages_of, columns, numbers_of
+from hypothesis import given, settings
 from hypothesis import strategies as st
-from ragged import QUICK, SEEDS, Half, ragged
+from ragged import QUICK, SEEDS, ragged
 
-from siirl.algos.advantages import (
-    ADVANTAGES,
-    compute_gae_advantage_return,
-    compute_grpo_outcome_advantage,
-    estimate_advantages,
-    gae_advantage,
-    grpo_advantage,
-    register_adv_est,
-    rloo_advantage,
+from siirl.algos.advantages import estimate_advantages
+from siirl.errors import TensorError
+
+# The whitenings differ in a number; their loops are compared below, and the unbiased one stands for all elsewhere.
+DISTINCT = [case for case in CASES if not case.endswith((" biased", " mean", " none"))]
+OF_GROUPS = [case for case in GROUP_CASES if case in DISTINCT]
+SCALE_FREE = (
+    "grpo",
+    "cpgd STD_weight",
+    "grpo_passk",
+    "grpo_passk k=2",
+    "reinforce_plus_plus unbiased",
+    "reinforce_plus_plus_baseline unbiased",
 )
-from siirl.errors import ConfigError, TensorError, UnknownNameError
+IN_PROPORTION = [case for case in OF_GROUPS if case not in (*SCALE_FREE, "grpo_passk k=3")]
+
+EACH, BY_GROUP = pytest.mark.parametrize("case", DISTINCT), pytest.mark.parametrize("case", OF_GROUPS)
+FEW = settings(max_examples=8, deadline=None)
 
 
-def grpo_loop(rewards, groups, *, epsilon=1e-6, normalize=True):
-    """DeepSeekMath, section 4.1.2, sample by sample."""
-    advantages = []
-    for reward, group in zip(rewards, groups, strict=True):
-        members = [r for r, g in zip(rewards, groups, strict=True) if g == group]
-        if len(members) == 1:
-            advantages.append(0.0)
-            continue
-        centred = reward - math.fsum(members) / len(members)
-        advantages.append(centred / (statistics.stdev(members) + epsilon) if normalize else centred)
-    return advantages
+def of(seed, **options):
+    return columns(ragged(seed, **options))
 
 
-def rloo_loop(rewards, groups):
-    """Each sample against the mean of the others of its group."""
-    advantages = []
-    for i, (reward, group) in enumerate(zip(rewards, groups, strict=True)):
-        others = [r for j, (r, g) in enumerate(zip(rewards, groups, strict=True)) if g == group and j != i]
-        advantages.append(reward - math.fsum(others) / len(others) if others else 0.0)
-    return advantages
+def test_every_registered_estimator_has_a_loop():
+    assert {case.name for case in CASES.values()} == SHIPPED
 
 
-def gae_loop(rewards, values, mask, *, gamma, lam):
-    """The recursion over the kept tokens of one row, from the last to the first."""
-    advantages, next_value, next_advantage = [0.0] * len(rewards), 0.0, 0.0
-    for t in reversed(range(len(rewards))):
-        if mask[t]:
-            delta = rewards[t] + gamma * next_value - values[t]
-            next_advantage = delta + gamma * lam * next_advantage
-            next_value = values[t]
-            advantages[t] = next_advantage
-    return advantages
+@pytest.mark.parametrize("case", CASES)
+@QUICK
+@given(seed=SEEDS, rows=st.sampled_from([3, 7, 20]), holes=st.booleans())
+def test_it_is_that_of_the_papers_loop(case, seed, rows, holes):
+    batch = of(seed, rows=rows, holes=holes)
+    expected = torch.tensor(CASES[case].loop(numbers_of(batch)), dtype=torch.float64)
+    torch.testing.assert_close(advantages_of(case, batch), expected, rtol=1e-9, atol=1e-9)
 
 
-def test_grpo_of_two_samples_by_hand():
-    advantages = grpo_advantage(rewards_B=torch.tensor([0.0, 1.0]), group_B=torch.tensor([5, 5]))
-    assert advantages.tolist() == pytest.approx([-0.70710, 0.70710], abs=1e-4)  # -+0.5 / sqrt(0.5)
+@EACH
+@FEW
+@given(seed=SEEDS)
+def test_float32_rewards_lose_no_more_than_their_own_digits(case, seed):
+    batch = of(seed)
+    single = {name: column.float() if column.is_floating_point() else column for name, column in batch.items()}
+    expected = torch.tensor(CASES[case].loop(numbers_of(single)), dtype=torch.float32)
+    found = advantages_of(case, single)
+    assert found.dtype == torch.float32
+    torch.testing.assert_close(found, expected, rtol=2e-5, atol=2e-5)
 
 
-def test_grpo_without_deviation_is_the_distance_to_the_mean():
-    advantages = grpo_advantage(rewards_B=torch.tensor([0.0, 1.0, 5.0]), group_B=torch.zeros(3).long(), normalize_by_std=False)
-    assert advantages.tolist() == [-2.0, -1.0, 3.0]
+@EACH
+@FEW
+@given(seed=SEEDS)
+def test_permuting_rows_permutes_advantages(case, seed):
+    batch = of(seed)
+    order = torch.randperm(7, generator=torch.Generator().manual_seed(seed))
+    permuted = advantages_of(case, {name: column[order] for name, column in batch.items()})
+    torch.testing.assert_close(permuted, advantages_of(case, batch)[order], rtol=1e-9, atol=1e-9)
 
 
-@pytest.mark.parametrize("advantage", [grpo_advantage, rloo_advantage])
-def test_a_group_of_one_has_no_advantage(advantage):
-    assert advantage(rewards_B=torch.tensor([0.0, 1.0, 7.0]), group_B=torch.tensor([1, 1, 2]))[2] == 0.0
+@EACH
+@FEW
+@given(seed=SEEDS, left=st.integers(0, 3), right=st.integers(0, 3))
+def test_padding_changes_nothing(case, seed, left, right):
+    batch = of(seed)
+    padded = {name: torch.nn.functional.pad(column, (left, right)) if column.ndim == 2 else column for name, column in batch.items()}
+    found = advantages_of(case, padded)
+    torch.testing.assert_close(found[:, left : left + 9], advantages_of(case, batch), rtol=1e-9, atol=1e-9)
+    assert found.count_nonzero() == found[:, left : left + 9].count_nonzero()
 
 
-@pytest.mark.parametrize("advantage", [grpo_advantage, rloo_advantage])
+@BY_GROUP
+@FEW
+@given(seed=SEEDS)
+def test_renaming_groups_changes_nothing(case, seed):
+    batch = of(seed)
+    renamed = {**batch, "index": torch.tensor([900, -5, 17])[batch["index"]]}
+    torch.testing.assert_close(advantages_of(case, renamed), advantages_of(case, batch), rtol=1e-9, atol=1e-9)
+
+
+@BY_GROUP
+@FEW
+@given(seed=SEEDS, shift=st.floats(-100, 100))
+def test_a_constant_on_all_rewards_changes_nothing(case, seed, shift):
+    batch = of(seed)
+    moved = {**batch, "token_level_rewards": batch["token_level_rewards"] + shift / 9}
+    torch.testing.assert_close(advantages_of(case, moved), advantages_of(case, batch), rtol=1e-8, atol=1e-8)
+
+
+@pytest.mark.parametrize("case", SCALE_FREE)
+@FEW
+@given(seed=SEEDS, scale=st.floats(1, 100))
+def test_the_scale_of_rewards_changes_nothing(case, seed, scale):
+    batch = of(seed)
+    scaled = {**batch, "token_level_rewards": batch["token_level_rewards"] * scale}
+    torch.testing.assert_close(advantages_of(case, scaled, epsilon=0.0), advantages_of(case, batch, epsilon=0.0), rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("case", IN_PROPORTION)
+@FEW
+@given(seed=SEEDS, scale=st.floats(0.01, 100))
+def test_without_a_deviation_advantages_grow_with_rewards(case, seed, scale):
+    batch = of(seed)
+    scaled = {**batch, "token_level_rewards": batch["token_level_rewards"] * scale}
+    torch.testing.assert_close(advantages_of(case, scaled), scale * advantages_of(case, batch), rtol=1e-9, atol=1e-9)
+
+
+@BY_GROUP
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_rewards_that_are_equal_but_for_rounding_have_no_advantage(advantage, dtype):
-    rewards = torch.tensor([0.1 + 0.2, 0.3, 0.1 * 3, 0.6 - 0.3], dtype=dtype)
-    assert advantage(rewards_B=rewards, group_B=torch.zeros(4).long()).tolist() == [0.0] * 4
+def test_rewards_that_are_equal_but_for_rounding_carry_no_advantage(case, dtype):
+    rewards = torch.tensor([0.1 + 0.2, 0.3, 0.1 * 3, 0.6 - 0.3], dtype=dtype)[:, None]
+    batch = {"token_level_rewards": rewards, "response_mask": torch.ones(4, 1), "index": torch.zeros(4).long()}
+    assert advantages_of(case, batch, adv_whitening="none").flatten().tolist() == [0.0] * 4
 
 
-@pytest.mark.parametrize("advantage", [grpo_advantage, rloo_advantage])
-def test_groups_below_the_smallest_spread_have_no_advantage(advantage):
-    rewards, groups = torch.tensor([0.30, 0.31, 0.0, 1.0]), torch.tensor([0, 0, 1, 1])
-    small, large = advantage(rewards_B=rewards, group_B=groups, min_group_spread=0.05).abs().unflatten(0, (2, 2)).unbind()
-    assert small.tolist() == [0.0, 0.0]
-    assert bool((large > 0.5).all())
+@BY_GROUP
+def test_a_group_of_one_carries_no_advantage(case):
+    batch = {
+        "token_level_rewards": torch.tensor([[0.0], [1.0], [7.0]]),
+        "response_mask": torch.ones(3, 1),
+        "index": torch.tensor([1, 1, 2]),
+    }
+    assert advantages_of(case, batch, adv_whitening="none")[2].item() == 0.0
 
 
-@QUICK
-@given(seed=SEEDS)
-def test_grpo_and_rloo_are_those_of_a_loop(seed):
-    batch = ragged(seed)
-    rewards, groups = batch.rewards_BT.sum(-1), batch.group_B
-    for normalize in (True, False):
-        expected = grpo_loop(rewards.tolist(), groups.tolist(), normalize=normalize)
-        found = grpo_advantage(rewards_B=rewards, group_B=groups, normalize_by_std=normalize)
-        assert found.tolist() == pytest.approx(expected, abs=1e-12)
-    expected = rloo_loop(rewards.tolist(), groups.tolist())
-    assert rloo_advantage(rewards_B=rewards, group_B=groups).tolist() == pytest.approx(expected, abs=1e-12)
+@BY_GROUP
+def test_groups_below_the_smallest_spread_carry_no_advantage(case):
+    rewards = torch.tensor([[0.30], [0.31], [0.0], [1.0]])
+    batch = {"token_level_rewards": rewards, "response_mask": torch.ones(4, 1), "index": torch.tensor([0, 0, 1, 1])}
+    found = advantages_of(case, batch, min_group_spread=0.05, adv_whitening="none").flatten()
+    assert found[:2].tolist() == [0.0, 0.0]
+    assert found[3].item() > 0.4
 
 
-@QUICK
-@given(seed=SEEDS, shift=st.floats(-100, 100), scale=st.floats(0.1, 10))
-def test_grpo_does_not_see_shift_and_scale_of_rewards(seed, shift, scale):
-    batch = ragged(seed)
-    rewards, groups = batch.rewards_BT.sum(-1), batch.group_B
-    moved = grpo_advantage(rewards_B=rewards * scale + shift, group_B=groups, epsilon=0.0)
-    torch.testing.assert_close(moved, grpo_advantage(rewards_B=rewards, group_B=groups, epsilon=0.0), rtol=1e-7, atol=1e-7)
+@EACH
+def test_a_batch_without_a_kept_token_has_no_advantage(case):
+    batch = {**of(0), "response_mask": torch.zeros(7, 9), "token_level_rewards": torch.zeros(7, 9, dtype=torch.float64)}
+    assert advantages_of(case, batch).count_nonzero() == 0
 
 
-@QUICK
-@given(seed=SEEDS)
-@pytest.mark.parametrize("advantage", [grpo_advantage, rloo_advantage])
-def test_permuting_rows_permutes_advantages(advantage, seed):
-    batch = ragged(seed)
-    rewards, order = batch.rewards_BT.sum(-1), torch.randperm(7, generator=torch.Generator().manual_seed(seed))
-    permuted = advantage(rewards_B=rewards[order], group_B=batch.group_B[order])
-    torch.testing.assert_close(permuted, advantage(rewards_B=rewards, group_B=batch.group_B)[order])
+@EACH
+def test_advantages_carry_no_gradient(case):
+    batch = of(0)
+    rewards = batch["token_level_rewards"].requires_grad_()
+    assert not advantages_of(case, {**batch, "token_level_rewards": rewards}).requires_grad
 
 
-def test_group_advantages_sum_to_zero():
-    advantages = grpo_advantage(rewards_B=torch.tensor([0.0, 0.0, 1.0, 3.0]), group_B=torch.zeros(4).long())
-    assert advantages.sum().item() == pytest.approx(0.0, abs=1e-6)
+@EACH
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf])
+def test_a_reward_that_is_not_finite_is_refused_with_its_row(case, bad):
+    batch = of(0)
+    batch["token_level_rewards"][2, 1] = bad
+    with pytest.raises(TensorError, match=rf"^token_level_rewards is {bad} in row 2, place \[1\]"):
+        advantages_of(case, batch)
 
 
-def test_every_kept_token_gets_the_advantage_of_its_sample():
-    rewards = torch.tensor([[0.0, 0.0, 0.0], [0.0, 2.0, 0.0]])
-    mask = torch.tensor([[1, 1, 1], [1, 1, 0]])
-    advantages, returns = compute_grpo_outcome_advantage(rewards, mask, torch.tensor([0, 0]), norm_adv_by_std_in_grpo=False)
-    assert advantages.tolist() == [[-1.0, -1.0, -1.0], [1.0, 1.0, 0.0]]
-    assert returns.tolist() == advantages.tolist()
+@EACH
+def test_a_mask_of_another_shape_is_refused(case):
+    batch = of(0)
+    with pytest.raises(TensorError, match=r"shape \[7, 8\].*shape \[7, 9\]|shape \[7, 9\].*shape \[7, 8\]"):
+        advantages_of(case, {**batch, "response_mask": batch["response_mask"][:, :8]})
 
 
-def test_a_group_may_be_named_by_strings():
-    rewards, mask = torch.tensor([[1.0], [3.0], [7.0]]), torch.ones(3, 1)
-    advantages, _ = compute_grpo_outcome_advantage(rewards, mask, np.array(["a", "a", "b"], dtype=object), norm_adv_by_std_in_grpo=False)
-    assert advantages.flatten().tolist() == [-1.0, 1.0, 0.0]
+@EACH
+def test_a_mask_with_another_number_is_refused(case):
+    batch = of(0)
+    with pytest.raises(TensorError, match=r"response_mask is 0.5 at \[0, 0\]"):
+        advantages_of(case, {**batch, "response_mask": batch["response_mask"] * 0.5})
 
 
-def test_a_group_may_be_spread_over_ranks():
-    there = Half(torch.tensor([4.0]), torch.tensor([0]))
-    rewards, mask, index = torch.tensor([[0.0], [2.0]]), torch.ones(2, 1), torch.tensor([0, 0])
-    advantages, _ = compute_grpo_outcome_advantage(rewards, mask, index, norm_adv_by_std_in_grpo=False, ranks=there)
-    assert advantages.flatten().tolist() == [-2.0, 0.0]  # the mean over both ranks is 2
+@BY_GROUP
+def test_an_index_of_another_length_is_refused(case):
+    batch = of(0)
+    with pytest.raises(TensorError, match="index has 6 entries and token_level_rewards 7 rows"):
+        advantages_of(case, {**batch, "index": batch["index"][:6]})
 
 
-def test_gae_of_three_tokens_by_hand():
-    advantages, returns = gae_advantage(
-        rewards_BT=torch.tensor([[0.0, 0.0, 1.0]]),
-        values_BT=torch.tensor([[0.5, 0.5, 0.5]]),
-        mask_BT=torch.ones(1, 3),
-        gamma=1.0,
-        lam=0.5,
-    )
-    assert advantages.tolist() == [[0.125, 0.25, 0.5]]  # deltas 0, 0, 0.5
-    assert returns.tolist() == [[0.625, 0.75, 1.0]]
+@BY_GROUP
+def test_an_index_that_is_not_a_whole_number_is_refused(case):
+    batch = of(0)
+    with pytest.raises(TensorError, match=r"index must be integers of shape \[B\]"):
+        advantages_of(case, {**batch, "index": batch["index"].double()})
 
 
-@QUICK
-@given(seed=SEEDS, gamma=st.floats(0.5, 1.0), lam=st.floats(0.0, 1.0), tokens=st.sampled_from([9, 200]), holes=st.booleans())
-def test_gae_is_that_of_a_loop(seed, gamma, lam, tokens, holes):
-    batch = ragged(seed, tokens=tokens, holes=holes)
-    advantages, returns = gae_advantage(rewards_BT=batch.rewards_BT, values_BT=batch.values_BT, mask_BT=batch.mask_BT, gamma=gamma, lam=lam)
-    rows = zip(batch.rewards_BT.tolist(), batch.values_BT.tolist(), batch.mask_BT.tolist(), strict=True)
-    expected = torch.tensor([gae_loop(*row, gamma=gamma, lam=lam) for row in rows], dtype=torch.float64)
-    torch.testing.assert_close(advantages, expected)
-    torch.testing.assert_close(returns[batch.mask_BT], (expected + batch.values_BT)[batch.mask_BT])
-    assert bool((returns[~batch.mask_BT] == 0).all())
+@pytest.mark.parametrize("case", ["gae unbiased", "reinforce_plus_plus unbiased", "remax"])
+def test_a_reward_that_the_mask_would_lose_is_refused(case):
+    batch = of(0)
+    batch["token_level_rewards"][1, 4] = 1.0
+    with pytest.raises(TensorError, match="reward at row 1, token 4, where response_mask is 0"):
+        advantages_of(case, batch)
 
 
-@QUICK
-@given(seed=SEEDS)
-def test_gae_does_not_see_padding(seed):
-    batch = ragged(seed)
-
-    def padded(numbers, left, right):
-        return torch.nn.functional.pad(numbers, (left, right))
-
-    options = {"gamma": 0.99, "lam": 0.9}
-    plain, _ = gae_advantage(rewards_BT=batch.rewards_BT, values_BT=batch.values_BT, mask_BT=batch.mask_BT, **options)
-    for left, right in ((3, 0), (0, 3)):
-        rewards, values, mask = (padded(x, left, right) for x in (batch.rewards_BT, batch.values_BT, batch.mask_BT))
-        advantages, _ = gae_advantage(rewards_BT=rewards, values_BT=values, mask_BT=mask, **options)
-        torch.testing.assert_close(advantages[:, left : left + 9], plain)
+@pytest.mark.parametrize(("column", "case"), [("values", "gae unbiased"), ("reward_baselines", "remax")])
+def test_another_column_that_is_not_finite_is_refused_with_its_row(column, case):
+    batch = of(0)
+    batch[column][0] = torch.nan
+    with pytest.raises(TensorError, match=rf"^{column} is nan in row 0"):
+        advantages_of(case, batch)
 
 
-def test_gae_refuses_a_reward_that_the_mask_would_lose():
-    with pytest.raises(TensorError, match="reward at row 0, token 2"):
-        gae_advantage(
-            rewards_BT=torch.tensor([[0.0, 0.0, 1.0]]), values_BT=torch.zeros(1, 3), mask_BT=torch.tensor([[1, 1, 0]]), gamma=1.0, lam=1.0
-        )
+def test_as_many_greedy_rewards_as_rows_are_needed():
+    batch = of(0)
+    with pytest.raises(TensorError, match="reward_baselines has 6 entries and token_level_rewards 7 rows"):
+        advantages_of("remax", {**batch, "reward_baselines": batch["reward_baselines"][:6]})
 
 
-def test_registered_gae_is_whitened_and_its_returns_are_not():
-    rewards, mask = torch.tensor([[0.0, 1.0], [0.0, 3.0]]), torch.ones(2, 2)
-    advantages, returns = compute_gae_advantage_return(rewards, torch.zeros(2, 2), mask, 1.0, 1.0)
-    assert advantages.mean().item() == pytest.approx(0.0, abs=1e-6)
-    assert returns.tolist() == [[1.0, 1.0], [3.0, 3.0]]
-
-
-def test_nan_reward_is_refused_with_its_row():
-    with pytest.raises(TensorError, match="values is nan in row 1"):
-        grpo_advantage(rewards_B=torch.tensor([0.0, torch.nan]), group_B=torch.tensor([0, 0]))
-
-
-def test_unknown_estimator_is_answered_with_the_known_ones():
-    with pytest.raises(UnknownNameError, match=r"'grpp'.*'grpo'.*gae, grpo"):
-        estimate_advantages(name="grpp", available={})
-
-
-def test_an_estimator_that_lacks_something_says_what():
-    available = {"token_level_rewards": torch.ones(1, 1), "response_mask": torch.ones(1, 1), "gamma": 1.0, "lam": 1.0}
-    with pytest.raises(ConfigError, match="needs 'values', which this job does not have"):
-        estimate_advantages(name="gae", available=available)
-
-
-@pytest.fixture
-def registry():
-    before = dict(ADVANTAGES)
-    yield ADVANTAGES
-    ADVANTAGES.clear()
-    ADVANTAGES.update(before)
-
-
-def test_a_users_estimator_in_the_documents_form_is_called_by_name(registry):
-    @register_adv_est("my_custom_adv")
-    def compute_my_custom_advantage(token_level_rewards, response_mask, **kwargs):
-        return token_level_rewards * response_mask, token_level_rewards
-
-    available = {"token_level_rewards": torch.ones(1, 2), "response_mask": torch.ones(1, 2), "gamma": 0.9}
-    advantages, _ = estimate_advantages(name="my_custom_adv", available=available)
-    assert advantages.tolist() == [[1.0, 1.0]]
-
-
-def test_an_enum_member_registers_under_its_value(registry):
-    class Estimators(enum.Enum):
-        MINE = "mine"
-
-    register_adv_est(Estimators.MINE)(lambda token_level_rewards: (token_level_rewards, token_level_rewards))
-    assert "mine" in registry
-
-
-def test_a_taken_name_is_refused(registry):
-    with pytest.raises(ConfigError, match="'grpo' is already compute_grpo_outcome_advantage"):
-        register_adv_est("grpo")(lambda token_level_rewards: (token_level_rewards, token_level_rewards))
-
-
-def test_an_argument_that_nobody_provides_is_refused_when_registered(registry):
-    with pytest.raises(ConfigError, match=r"'reward_model'.*give it a default"):
-        register_adv_est("odd")(lambda reward_model: (reward_model, reward_model))
-
-
-def test_an_estimator_that_returns_one_number_a_row_is_refused(registry):
-    register_adv_est("narrow")(lambda token_level_rewards: (token_level_rewards[:, :1], token_level_rewards[:, :1]))
-    available = {"token_level_rewards": torch.ones(2, 3), "response_mask": torch.ones(2, 3)}
-    with pytest.raises(TensorError, match=r"advantages has shape \[2, 1\]"):
-        estimate_advantages(name="narrow", available=available)
+@pytest.mark.parametrize("name", ["grpo", "rloo", "gpg", "cpgd", "dr_grpo", "grpo_passk", "opo", "reinforce_plus_plus_baseline"])
+def test_returns_of_an_outcome_are_its_advantages_and_no_view_of_them(name):
+    advantages, returns = estimate_advantages(name=name, available=of(0))
+    assert torch.equal(advantages, returns)
+    assert advantages.data_ptr() != returns.data_ptr()

@@ -1,88 +1,22 @@
-"""Policy losses against loops written from the papers, values and gradients, and what is refused."""
+"""PPO's loss by hand, the registry of policy losses, their options, and what is refused. Formulas: `test_loss_formulas`."""
 
 import math
 
 import pytest
 import torch
-from hypothesis import given
-from ragged import QUICK, SEEDS, ragged
 
-from siirl.algos.aggregation import aggregate_loss
-from siirl.algos.policy_losses import POLICY_LOSSES, gspo_policy_loss, policy_loss, register_policy_loss, vanilla_policy_loss
+from siirl.algos.policy_losses import (
+    NATIVE_AGGREGATION,
+    OWN_BOUNDS,
+    POLICY_LOSSES,
+    SELECTIONS,
+    PolicyLoss,
+    check_loss_options,
+    policy_loss,
+    register_policy_loss,
+    vanilla_policy_loss,
+)
 from siirl.errors import ConfigError, TensorError, UnknownNameError
-
-
-def vanilla_loop(batch, log_probs, *, low, high, dual):
-    """PPO, equation 7, and the dual clip, equation 5, token by token; returns the sum of the losses."""
-    total = torch.zeros((), dtype=torch.float64)
-    for b, t in batch.mask_BT.nonzero().tolist():
-        advantage = batch.advantages_BT[b, t].item()
-        ratio = torch.exp(log_probs[b, t] - batch.old_log_probs_BT[b, t])
-        clipped = ratio.clamp(1 - low, 1 + high)
-        gain = torch.minimum(ratio * advantage, clipped * advantage)
-        if advantage < 0 and dual is not None:
-            gain = torch.maximum(gain, torch.tensor(dual * advantage, dtype=torch.float64))
-        total = total - gain
-    return total
-
-
-def gspo_loop(batch, log_probs, row_advantages, *, low, high):
-    """GSPO, equations 5 to 7, row by row: the mean over rows that have tokens."""
-    losses = []
-    for b in range(len(log_probs)):
-        kept = batch.mask_BT[b].nonzero()[:, 0].tolist()
-        if not kept:
-            continue
-        ratio = torch.exp(sum(log_probs[b, t] - batch.old_log_probs_BT[b, t] for t in kept) / len(kept))
-        advantage = row_advantages[b].item()
-        losses.append(-torch.minimum(ratio * advantage, ratio.clamp(1 - low, 1 + high) * advantage))
-    return torch.stack(losses).mean()
-
-
-def gradient_of(loss, log_probs):
-    log_probs.grad = None
-    loss.backward()
-    return torch.nan_to_num(log_probs.grad, nan=-1e9)  # a NaN would be unequal to everything
-
-
-@QUICK
-@given(seed=SEEDS)
-@pytest.mark.parametrize("dual", [3.0, None])
-def test_vanilla_values_and_gradients_are_those_of_a_loop(seed, dual):
-    batch = ragged(seed)
-    log_probs = batch.log_probs_BT.requires_grad_()
-    result = vanilla_policy_loss(
-        log_probs_BT=log_probs,
-        old_log_probs_BT=batch.old_log_probs_BT,
-        advantages_BT=batch.advantages_BT,
-        mask_BT=batch.mask_BT,
-        clip_ratio_low=0.2,
-        clip_ratio_high=0.28,
-        clip_ratio_c=dual,
-    )
-    expected = vanilla_loop(batch, log_probs, low=0.2, high=0.28, dual=dual)
-    torch.testing.assert_close(result.loss_BT.sum(), expected, rtol=1e-9, atol=1e-9)
-    torch.testing.assert_close(gradient_of(result.loss_BT.sum(), log_probs), gradient_of(expected, log_probs), rtol=1e-9, atol=1e-9)
-
-
-@QUICK
-@given(seed=SEEDS)
-def test_gspo_token_form_has_value_and_gradient_of_the_row_form(seed):
-    batch = ragged(seed)
-    log_probs, row_advantages = batch.log_probs_BT.requires_grad_(), torch.nan_to_num(batch.advantages_BT[:, 0])
-    result = gspo_policy_loss(
-        log_probs_BT=log_probs,
-        old_log_probs_BT=batch.old_log_probs_BT,
-        advantages_BT=row_advantages[:, None].expand_as(log_probs),
-        mask_BT=batch.mask_BT,
-        clip_ratio_low=0.2,
-        clip_ratio_high=0.3,
-    )
-    rows = float(batch.mask_BT.any(-1).sum())
-    loss = aggregate_loss(loss_BT=result.loss_BT, mask_BT=batch.mask_BT, mode="seq-mean-token-mean", denominator=rows)
-    expected = gspo_loop(batch, log_probs, row_advantages, low=0.2, high=0.3)
-    torch.testing.assert_close(loss, expected, rtol=1e-9, atol=1e-9)
-    torch.testing.assert_close(gradient_of(loss, log_probs), gradient_of(expected, log_probs), rtol=1e-9, atol=1e-9)
 
 
 def one_token(ratio, advantage, **options):
@@ -115,6 +49,10 @@ def test_low_and_high_bounds_are_separate():
     assert one_token(0.5, -1.0, clip_ratio_low=0.1, clip_ratio_high=0.28).loss_BT.item() == pytest.approx(0.9)
 
 
+def test_without_a_dual_clip_a_bad_action_is_pushed_down_however_likely_it_became():
+    assert one_token(9.0, -2.0, clip_ratio_c=None).loss_BT.item() == pytest.approx(18.0)
+
+
 def test_clip_shares_say_where_the_clip_bounds():
     assert one_token(1.5, 1.0).metrics_BT["pg_clipfrac"].item() == 1.0
     assert one_token(1.1, 1.0).metrics_BT["pg_clipfrac"].item() == 0.0
@@ -122,7 +60,7 @@ def test_clip_shares_say_where_the_clip_bounds():
     assert one_token(2.0, -1.0).metrics_BT["pg_clipfrac_lower"].item() == 0.0
 
 
-def test_a_log_ratio_beyond_float32_keeps_loss_and_gradient_finite():
+def test_a_ratio_that_is_held_at_its_limit_has_no_gradient():
     log_probs = torch.tensor([[0.0]], requires_grad=True)
     result = vanilla_policy_loss(
         log_probs_BT=log_probs,
@@ -133,39 +71,6 @@ def test_a_log_ratio_beyond_float32_keeps_loss_and_gradient_finite():
     result.loss_BT.sum().backward()
     assert result.loss_BT.item() == pytest.approx(3.0)
     assert log_probs.grad.item() == 0.0
-
-
-@QUICK
-@given(seed=SEEDS)
-@pytest.mark.parametrize("name", ["vanilla", "gspo"])
-def test_losses_do_not_see_padding(name, seed):
-    batch = ragged(seed)
-    columns = {
-        "log_probs_BT": batch.log_probs_BT,
-        "old_log_probs_BT": batch.old_log_probs_BT,
-        "advantages_BT": batch.advantages_BT,
-        "mask_BT": batch.mask_BT,
-    }
-    plain = policy_loss(name=name, available=columns).loss_BT
-    for left, right in ((4, 0), (0, 4)):
-        padded = {key: torch.nn.functional.pad(value, (left, right)) for key, value in columns.items()}
-        torch.testing.assert_close(policy_loss(name=name, available=padded).loss_BT[:, left : left + 9], plain)
-
-
-@pytest.mark.parametrize("column", ["log_probs_BT", "old_log_probs_BT", "advantages_BT"])
-@pytest.mark.parametrize("name", ["vanilla", "gspo"])
-def test_nan_is_refused_with_column_and_row(name, column):
-    columns = {key: torch.zeros(2, 3) for key in ("log_probs_BT", "old_log_probs_BT", "advantages_BT")} | {"mask_BT": torch.ones(2, 3)}
-    columns[column][1, 2] = torch.nan
-    with pytest.raises(TensorError, match=rf"{column.removesuffix('_BT')} is nan in row 1, place \[2\]"):
-        policy_loss(name=name, available=columns)
-
-
-@pytest.mark.parametrize("name", ["vanilla", "gspo"])
-def test_one_trajectorys_log_probs_are_not_broadcast_over_all(name):
-    columns = {"log_probs_BT": torch.zeros(2, 3), "old_log_probs_BT": torch.zeros(1, 3), "advantages_BT": torch.zeros(2, 3)}
-    with pytest.raises(TensorError, match=r"old_log_probs has shape \[1, 3\]"):
-        policy_loss(name=name, available=columns | {"mask_BT": torch.ones(2, 3)})
 
 
 @pytest.mark.parametrize(
@@ -186,14 +91,82 @@ def test_unknown_loss_is_answered_with_the_known_ones():
         policy_loss(name="vanila", available={})
 
 
+# Options
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("sapo", {"tau_negative": 1.0}, r"option of the policy loss sapo \(loss_options\) 'tau_negative'. Did you mean 'tau_neg'\?"),
+        ("vanilla", {"tau_neg": 1.0}, r"'tau_neg'.*Known: \(none\)"),
+        ("sapo", {"tau_neg": "cold"}, "loss_options.tau_neg='cold' .* must be a number, such as 1.05"),
+        ("sapo", {"tau_neg": 0.0}, "tau_neg=0.0 must be positive"),
+        ("cpgd", {"policy_drift_cap": 0.5}, "policy_drift_cap=0.5 > 1"),
+        ("decoupled", {"behaviour_weight_cap": 0.5}, "high=0.5 is below 1"),
+        ("clip_cov", {"clip_cov_lb": 7.0}, "clip_cov_lb=7.0 < clip_cov_ub=5.0"),
+        ("kl_cov", {"kl_cov_ratio": 2.0}, "kl_cov_ratio=2.0 is a share"),
+        ("kl_cov", {"ppo_kl_coef": -1.0}, "ppo_kl_coef=-1.0"),
+    ],
+)
+def test_options_that_cannot_work_are_refused_before_anything_runs(name, options, message):
+    with pytest.raises(ConfigError, match=message):
+        check_loss_options(name, options)
+
+
+def test_options_of_a_loss_and_of_its_selection_are_taken():
+    check_loss_options("kl_cov", {"kl_cov_ratio": 0.5, "ppo_kl_coef": 2})
+
+
+# Registry
+
+
 @pytest.fixture
 def registry():
-    before = dict(POLICY_LOSSES)
-    yield POLICY_LOSSES
-    POLICY_LOSSES.clear()
-    POLICY_LOSSES.update(before)
+    before = [(registry, dict(registry)) for registry in (POLICY_LOSSES, NATIVE_AGGREGATION, SELECTIONS)]
+    own_bounds = set(OWN_BOUNDS)
+    yield
+    for registry, entries in before:
+        registry.clear()
+        registry.update(entries)
+    OWN_BOUNDS.clear()
+    OWN_BOUNDS.update(own_bounds)
 
 
 def test_a_loss_of_the_documents_form_is_told_to_use_the_other_decorator(registry):
     with pytest.raises(ConfigError, match=r"'old_log_prob' of policy loss .* is not provided"):
         register_policy_loss("mine")(lambda old_log_prob, log_prob: None)
+
+
+def test_a_loss_of_ones_own_has_options_and_importance_weights(registry):
+    @register_policy_loss("mine", aggregation="seq-mean-token-sum", own_bounds=True)
+    def my_loss(*, log_probs_BT, mask_BT, strength=2.0):
+        return PolicyLoss(loss_BT=-strength * log_probs_BT * mask_BT)
+
+    check_loss_options("mine", {"strength": 3.0})
+    one = torch.ones(1, 2)
+    available = {"log_probs_BT": -one, "mask_BT": one, "strength": 3.0, "importance_weights_BT": torch.tensor([[1.0, 0.5]])}
+    assert policy_loss(name="mine", available=available).loss_BT.tolist() == [[3.0, 1.5]]
+
+
+def test_a_loss_that_asks_for_importance_weights_is_not_multiplied_by_them_again(registry):
+    @register_policy_loss("mine")
+    def my_loss(*, log_probs_BT, mask_BT, importance_weights_BT=None):
+        return PolicyLoss(loss_BT=importance_weights_BT * log_probs_BT)
+
+    one = torch.ones(1, 1)
+    available = {"log_probs_BT": one, "mask_BT": one, "importance_weights_BT": 3 * one}
+    assert policy_loss(name="mine", available=available).loss_BT.item() == 3.0
+
+
+def test_a_loss_of_another_shape_than_the_mask_is_refused(registry):
+    @register_policy_loss("mine")
+    def my_loss(*, log_probs_BT):
+        return PolicyLoss(loss_BT=log_probs_BT.sum(-1))
+
+    with pytest.raises(TensorError, match=r"loss has shape \[2\]"):
+        policy_loss(name="mine", available={"log_probs_BT": torch.ones(2, 3), "mask_BT": torch.ones(2, 3)})
+
+
+def test_a_name_is_taken_once(registry):
+    with pytest.raises(ConfigError, match="'gspo' is already gspo_policy_loss"):
+        register_policy_loss("gspo")(lambda *, log_probs_BT: None)

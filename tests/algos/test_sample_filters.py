@@ -3,6 +3,7 @@
 import pytest
 import torch
 from hypothesis import given
+from hypothesis import strategies as st
 from ragged import QUICK, SEEDS
 
 from siirl.algos.filters import srpo_keep, success_band_keep, truncation_keep, zero_variance_keep
@@ -22,6 +23,45 @@ def keep(**options):
 def test_zero_variance_groups_are_dropped_whatever_the_rounding():
     values, groups = torch.tensor([0.1 + 0.2, 0.3, 0.0, 1.0, 5.0], dtype=torch.float64), torch.tensor([0, 0, 1, 1, 2])
     assert zero_variance_keep(values_B=values, group_B=groups).tolist() == [False, False, True, True, False]
+
+
+@QUICK
+@given(seed=SEEDS, levels=st.integers(1, 3))
+def test_zero_variance_keeps_the_groups_in_which_two_values_differ(seed, levels):
+    generator = torch.Generator().manual_seed(seed)
+    values = torch.randint(0, levels, (12,), generator=generator) * 0.1
+    groups = torch.randint(0, 5, (12,), generator=generator)
+    pairs = list(zip(groups.tolist(), values.tolist(), strict=True))
+    expected = [any(other == group and apart != value for other, apart in pairs) for group, value in pairs]
+    assert zero_variance_keep(values_B=values, group_B=groups).tolist() == expected
+
+
+def test_zero_variance_keeps_no_group_of_sums_that_differ_in_rounding_only():
+    sums = torch.tensor([100.0, 100.00000762939453])  # a thousand times 0.1 in float32, one after the other and pairwise
+    assert sums[0] != sums[1]
+    assert zero_variance_keep(values_B=sums, group_B=torch.zeros(2).long()).tolist() == [False, False]
+
+
+def test_zero_variance_drops_what_differs_by_less_than_it_is_told():
+    values, groups = torch.tensor([0.0, 0.04, 0.0, 0.06]), torch.tensor([0, 0, 1, 1])
+    assert zero_variance_keep(values_B=values, group_B=groups, min_spread=0.05).tolist() == [False, False, True, True]
+
+
+def test_a_nan_is_refused_with_its_row():
+    with pytest.raises(TensorError, match="values is nan in row 1"):
+        zero_variance_keep(values_B=torch.tensor([0.0, torch.nan]), group_B=torch.zeros(2).long())
+
+
+@QUICK
+@given(seed=SEEDS, bounds=st.lists(st.sampled_from([0.0, 0.25, 0.5, 1.0]), min_size=2, max_size=2).map(sorted))
+def test_success_band_is_that_of_a_loop(seed, bounds):
+    generator = torch.Generator().manual_seed(seed)
+    success, groups = torch.randint(0, 2, (12,), generator=generator), torch.randint(0, 4, (12,), generator=generator)
+    expected = []
+    for group in groups.tolist():
+        members = success[groups == group].tolist()
+        expected.append(bounds[0] <= sum(members) / len(members) <= bounds[1])
+    assert success_band_keep(success_B=success, group_B=groups, low=bounds[0], high=bounds[1]).tolist() == expected
 
 
 def test_success_band_keeps_groups_by_their_share():

@@ -1,6 +1,7 @@
 """The documents' names and argument lists, as a reader of them types them."""
 
 import inspect
+import math
 from types import SimpleNamespace
 
 import numpy as np
@@ -16,6 +17,8 @@ from siirl.dag_worker.core_algos import (
     apply_kl_penalty,
     compute_gae_advantage_return,
     compute_grpo_outcome_advantage,
+    compute_policy_loss_cispo,
+    compute_policy_loss_cpgd,
     compute_policy_loss_gspo,
     compute_policy_loss_vanilla,
     compute_value_loss,
@@ -41,7 +44,10 @@ def documented(*names):
             "compute_grpo_outcome_advantage",
             documented("token_level_rewards", "response_mask", "index", "epsilon", "norm_adv_by_std_in_grpo"),
         ),
+        ("compute_cpgd_outcome_advantage", documented("token_level_rewards", "response_mask", "index", "epsilon", "weight_factor_in_cpgd")),
+        ("compute_remax_outcome_advantage", documented("token_level_rewards", "reward_baselines", "response_mask")),
         ("compute_policy_loss_vanilla", LOSS_ARGUMENTS),
+        ("compute_policy_loss_cpgd", LOSS_ARGUMENTS),
         ("compute_policy_loss_gspo", LOSS_ARGUMENTS),
         ("agg_loss", documented("loss_mat", "loss_mask", "loss_agg_mode")),
         ("AdaptiveKLController", documented("init_kl_coef", "target_kl", "horizon")),
@@ -69,6 +75,42 @@ def test_vanilla_is_that_of_the_documents_listing():
     mask = (torch.arange(8) < torch.tensor([1, 8, 3, 5, 8, 2])[:, None]).float()
     found = compute_policy_loss_vanilla(old, old + shift, advantages, mask, "token-mean", CONFIG)
     torch.testing.assert_close(list(found), listing_of_vanilla(old, old + shift, advantages, mask))
+
+
+def listing_of_cpgd(old_log_prob, log_prob, advantages, mask):
+    """siiRL's CPGD: the log-prob itself is clipped, against the old one; token-mean."""
+    above, below = math.log(1.28) + old_log_prob, math.log(0.8) + old_log_prob
+    clipped = torch.where(advantages > 0, torch.minimum(log_prob, above), torch.maximum(log_prob, below))
+    return masked_mean(-clipped * advantages, mask)
+
+
+def test_cpgd_has_the_gradient_of_the_documents_listing_but_for_its_drift():
+    generator = torch.Generator().manual_seed(0)
+    old, shift, advantages = (torch.randn(6, 8, generator=generator) for _ in range(3))
+    mask = (torch.arange(8) < torch.tensor([1, 8, 3, 5, 8, 2])[:, None]).float()
+    one, other = (old + shift).requires_grad_(), (old + shift).requires_grad_()
+    compute_policy_loss_cpgd(old, one, advantages, mask, "token-mean", CONFIG)[0].backward()
+    listing_of_cpgd(old, other, advantages, mask).backward()
+    drift = 0.01 * (shift.exp().clamp(max=3.0) - 1) * mask / mask.sum()
+    torch.testing.assert_close(one.grad, other.grad + drift)
+
+
+@pytest.mark.parametrize("name", sorted(core_algos.POLICY_LOSS_REGISTRY))
+def test_a_loss_in_the_documents_form_is_four_scalars_and_has_a_gradient(name):
+    generator = torch.Generator().manual_seed(0)
+    old, shift, advantages = (torch.randn(6, 8, generator=generator) for _ in range(3))
+    log_prob = (old + 0.1 * shift).requires_grad_()
+    found = core_algos.POLICY_LOSS_REGISTRY[name](old, log_prob, advantages, torch.ones(6, 8), "token-mean", CONFIG)
+    assert [value.shape for value in found] == [torch.Size([])] * 4
+    found[0].backward()
+    assert log_prob.grad.count_nonzero() > 0
+
+
+def test_a_bound_of_the_config_wins_over_the_losss_own_and_clip_ratio_does_not():
+    old, log_prob, advantages, mask = torch.zeros(1, 1), torch.full((1, 1), 2.0), torch.ones(1, 1), torch.ones(1, 1)
+    own, set_ = SimpleNamespace(clip_ratio=0.2, clip_ratio_low=None, clip_ratio_high=None), CONFIG
+    losses = [compute_policy_loss_cispo(old, log_prob, advantages, mask, config=config)[0].item() for config in (None, own, set_)]
+    assert losses == pytest.approx([-5.0 * 2.0, -5.0 * 2.0, -1.28 * 2.0])  # minus clipped ratio times log-prob
 
 
 def test_importance_weights_multiply_the_token_losses():

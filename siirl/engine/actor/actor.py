@@ -1,7 +1,7 @@
 """Actor: PPO's update of a policy, whatever its domain: epochs, mini-batches, one loss, over a TrainEngine.
 
-The loss of a token is `policy loss - entropy_coef * entropy + kl_loss_coef * KL`, all three aggregated alike with denominators over
-the whole mini-batch. What domain a token is from is the scorer's business, what an advantage is the batch's.
+What the loss of a token is stands in `siirl.engine.actor.actor_loss`; what domain a token is from is the scorer's business, what an
+advantage is the batch's.
 
 Old log-probs are, in this order: the column `old_log_probs`; with `on_policy` the current ones, detached; else the column
 `rollout_log_probs`.
@@ -16,16 +16,14 @@ from typing import Any
 import torch
 from tensordict import TensorDict
 
-from siirl.algos.aggregation import AGGREGATIONS, aggregate_loss, aggregation_weight
-from siirl.algos.checks import as_bool_mask, require_finite
-from siirl.algos.kl import KL_NAMES, kl_estimate
+from siirl.algos.checks import require_finite
 from siirl.algos.log_probs import TokenScores
-from siirl.algos.masked import masked_sum
-from siirl.algos.policy_losses import NATIVE_AGGREGATION, POLICY_LOSSES, check_clip, log_ratio, policy_loss
-from siirl.engine.actor.mini_batches import mini_batch_rows
+from siirl.engine.actor.actor_loss import SELECTED, ActorLoss
+from siirl.engine.actor.mini_batches import mini_batch_rows, row_places
+from siirl.engine.batch_loss import LossSum
 from siirl.engine.collectives import fail_together
-from siirl.engine.train_engine import LossSum, TrainEngine, TrainStep
-from siirl.errors import ConfigError, TensorError, UnknownNameError
+from siirl.engine.train_engine import TrainEngine, TrainStep
+from siirl.errors import ConfigError, TensorError
 from siirl.params import ActorArguments
 
 Metrics = dict[str, float]
@@ -38,7 +36,7 @@ class Actor:
         engine: Initialised; its temperature is the one that acted.
         config: The group `actor_rollout_ref.actor`.
         rollouts_per_prompt: `ppo_mini_batch_size` counts prompts, of which each has so many trajectories.
-        seed: Of the generator that draws mini-batches.
+        seed: Of the generator that draws mini-batches, and tokens where a loss selects some at random.
         horizon: Tokens of the longest possible response; needed by `loss_agg_mode=seq-mean-token-sum-norm` only.
 
     Raises:
@@ -48,24 +46,10 @@ class Actor:
     def __init__(
         self, *, engine: TrainEngine, config: ActorArguments, rollouts_per_prompt: int, seed: int, horizon: int | None = None
     ) -> None:
-        self.engine, self.config, self.horizon = engine, config, horizon
+        self.engine, self.config = engine, config
+        self.loss = ActorLoss(config, horizon=horizon)
         self.rows_per_mini_batch = config.ppo_mini_batch_size * rollouts_per_prompt
         self.generator = torch.Generator().manual_seed(seed)
-        self.clip = {
-            "clip_ratio_low": config.clip_ratio if config.clip_ratio_low is None else config.clip_ratio_low,
-            "clip_ratio_high": config.clip_ratio if config.clip_ratio_high is None else config.clip_ratio_high,
-            "clip_ratio_c": config.clip_ratio_c,
-        }
-        check_clip(**self.clip)
-        if config.loss not in POLICY_LOSSES:
-            raise UnknownNameError.of(kind="policy loss (actor_rollout_ref.actor.loss)", name=config.loss, known=POLICY_LOSSES)
-        self.aggregation = config.loss_agg_mode or NATIVE_AGGREGATION[config.loss]
-        if self.aggregation not in AGGREGATIONS:
-            raise UnknownNameError.of(kind="loss_agg_mode", name=self.aggregation, known=AGGREGATIONS)
-        if AGGREGATIONS[self.aggregation].needs_horizon and horizon is None:
-            raise ConfigError(f"loss_agg_mode={self.aggregation} divides by the longest possible response: give the Actor its horizon.")
-        if config.use_kl_loss and config.kl_loss_type not in KL_NAMES:
-            raise UnknownNameError.of(kind="KL estimator (kl_loss_type)", name=config.kl_loss_type, known=KL_NAMES)
 
     def compute_log_prob(self, batch: TensorDict) -> TokenScores:
         """Log-probs and entropy [B, T] of this rank's rows under the current weights, without gradient; 0 at masked tokens."""
@@ -74,12 +58,7 @@ class Actor:
             return torch.stack([scores.log_probs_BT, scores.entropy_BT], dim=1)
 
         result_B2T = self.engine.forward(batch, both).to(batch["response_mask"].device)
-        failure: TensorError | None = None
-        try:
-            require_finite(log_probs=result_B2T[:, 0], entropy=result_B2T[:, 1])
-        except TensorError as error:
-            failure = error
-        fail_together(self.engine.ranks, failure)
+        self._together(lambda: require_finite(log_probs=result_B2T[:, 0], entropy=result_B2T[:, 1]))
         return TokenScores(log_probs_BT=result_B2T[:, 0], entropy_BT=result_B2T[:, 1])
 
     def update(self, batch: TensorDict, *, on_policy: bool = False, policy_version: int | None = None) -> Metrics:
@@ -111,7 +90,8 @@ class Actor:
             for number, rows in enumerate(parts):
                 # Only before the first step are the weights those that acted.
                 acted = epoch == 0 and number == 0
-                steps.append(self._step(batch[rows], self._loss(old_column, gap=acted, version=policy_version)))
+                loss = self.loss.of_micro_batch(old_column=old_column, gap=acted, version=policy_version)
+                steps.append(self._step(batch[rows], loss, old_column))
         return _metrics(steps)
 
     def state_dict(self) -> dict[str, Any]:
@@ -128,6 +108,11 @@ class Actor:
                 raise ConfigError(
                     f"The actor's update needs the column {name!r}; the batch has: {', '.join(sorted(map(str, batch.keys())))}."
                 )
+        if self.loss.needs_behaviour and not ("old_log_probs" in batch and "rollout_log_probs" in batch):
+            raise ConfigError(
+                "Importance weights are old_log_probs, computed anew, over rollout_log_probs: the actor's update needs both columns "
+                "(compute_old_log_prob makes the first)."
+            )
         if "old_log_probs" in batch:
             return "old_log_probs"
         if on_policy:
@@ -138,76 +123,42 @@ class Actor:
             )
         return "rollout_log_probs"
 
-    def _step(self, rows: TensorDict, loss: Callable[[TokenScores, TensorDict], LossSum]) -> TrainStep:
+    def _step(self, rows: TensorDict, loss: Callable[[TokenScores, TensorDict], LossSum], old_column: str | None) -> TrainStep:
         """One optimiser step; none where no row has an advantage and nothing else pulls on the weights.
 
         AdamW would otherwise move them by its momentum and shrink them by its decay, for no reason in the data.
         """
-        other_terms = self.config.entropy_coef != 0 or self._uses_kl()
+        other_terms = self.config.entropy_coef != 0 or self.loss.uses_kl
         pull = rows["advantages"].abs() * rows["response_mask"]
         if not other_terms and float(self.engine.ranks.maximum(pull.nan_to_num(1.0).sum().cpu())) == 0:
             rows = rows[:0]
-        return self.engine.train_batch(rows, loss, self._weight)
+        elif self.loss.selects:
+            rows = self._with_selection(rows, old_column)
+        return self.engine.train_batch(rows, loss, self.loss.weight)
 
-    def _uses_kl(self) -> bool:
-        return self.config.use_kl_loss and self.config.kl_loss_coef != 0
+    def _with_selection(self, rows: TensorDict, old_column: str | None) -> TensorDict:
+        """Rows with the column of tokens that the loss chooses over the whole mini-batch, under the weights as they are now."""
+        self._together(lambda: self.loss.check_columns(rows, old_column))
+        log_probs_BT = self.compute_log_prob(rows).log_probs_BT
+        places_B = row_places(batch=rows, ranks=self.engine.ranks)
+        rows[SELECTED] = self.loss.select(
+            rows,
+            log_probs_BT=log_probs_BT,
+            old_column=old_column,
+            place_B=places_B,
+            generator=self.generator,
+            ranks=self.engine.ranks,
+        )
+        return rows
 
-    def _weight(self, rows: TensorDict) -> torch.Tensor:
-        return aggregation_weight(mask_BT=rows["response_mask"], mode=self.aggregation)
-
-    def _loss(self, old_column: str | None, *, gap: bool, version: int | None) -> Callable[[TokenScores, TensorDict], LossSum]:
-        """The loss of a micro-batch as the engine wants it."""
-
-        def loss(scores: TokenScores, rows: TensorDict) -> LossSum:
-            kept_BT = as_bool_mask(rows["response_mask"])
-            log_probs_BT = scores.log_probs_BT
-            old_BT = log_probs_BT.detach() if old_column is None else rows[old_column].to(log_probs_BT.dtype)
-            result = policy_loss(name=self.config.loss, available=self._loss_arguments(rows, log_probs_BT, old_BT, kept_BT))
-            tokens_BT = {"entropy": scores.entropy_BT, **result.metrics_BT}
-            loss_BT = result.loss_BT - self.config.entropy_coef * scores.entropy_BT
-            if self._uses_kl():
-                tokens_BT["kl_loss"] = kl_estimate(
-                    log_probs_BT=log_probs_BT, ref_log_probs_BT=rows["ref_log_prob"], mask_BT=kept_BT, name=self.config.kl_loss_type
-                )
-                loss_BT = loss_BT + self.config.kl_loss_coef * tokens_BT["kl_loss"]
-            log_ratio_BT = log_ratio(log_probs_BT=log_probs_BT.detach(), old_log_probs_BT=old_BT, mask_BT=kept_BT)
-            maxima = {"actor/ratio_max": log_ratio_BT.max().exp()}
-            if gap and "rollout_log_probs" in rows:
-                maxima["rollout/log_prob_gap"] = _log_prob_gap(log_probs_BT, rows, kept_BT, version)
-            sums = {f"actor/{name}": masked_sum(value.detach(), kept_BT) for name, value in tokens_BT.items()}
-            return LossSum(
-                loss=self._sum(loss_BT, kept_BT),
-                sums={"tokens": kept_BT.sum(), "pg_loss": self._sum(result.loss_BT, kept_BT), **sums},
-                maxima=maxima,
-            )
-
-        return loss
-
-    def _sum(self, loss_BT: torch.Tensor, kept_BT: torch.Tensor) -> torch.Tensor:
-        return aggregate_loss(loss_BT=loss_BT, mask_BT=kept_BT, mode=self.aggregation, denominator=1.0, horizon=self.horizon)
-
-    def _loss_arguments(self, rows: TensorDict, log_probs_BT: torch.Tensor, old_BT: torch.Tensor, kept_BT: torch.Tensor) -> dict[str, Any]:
-        """What of `siirl.algos.policy_losses.LOSS_ARGUMENTS` there is."""
-        arguments = {
-            "log_probs_BT": log_probs_BT,
-            "old_log_probs_BT": old_BT,
-            "advantages_BT": rows["advantages"],
-            "mask_BT": kept_BT,
-            "loss_agg_mode": self.aggregation,
-            "config": self.config,
-            **self.clip,
-        }
-        if "rollout_log_probs" in rows:
-            arguments["rollout_log_probs_BT"] = rows["rollout_log_probs"]
-        return arguments
-
-
-def _log_prob_gap(log_probs_BT: torch.Tensor, rows: TensorDict, kept_BT: torch.Tensor, version: int | None) -> torch.Tensor:
-    """Largest difference between training and behaviour log-probs of the same weights."""
-    if version is not None:
-        kept_BT = kept_BT & (rows["policy_version"] == version)[:, None]
-    difference_BT = (log_probs_BT.detach() - rows["rollout_log_probs"]).abs()
-    return torch.where(kept_BT, difference_BT, torch.zeros_like(difference_BT)).max()
+    def _together(self, check: Callable[[], None]) -> None:
+        """Run a check that may fail on this rank alone, and fail on all of them."""
+        failure: TensorError | None = None
+        try:
+            check()
+        except TensorError as error:
+            failure = error
+        fail_together(self.engine.ranks, failure)
 
 
 def _metrics(steps: list[TrainStep]) -> Metrics:

@@ -25,11 +25,24 @@ def mini_batch_rows(*, batch: TensorDict, rows: int, ranks: Collectives, generat
         ranks: The ranks that share the rows.
         generator: Drawn from only where there is more than one mini-batch.
     """
-    ids = list(batch["uid"]) if "uid" in batch else [""] * len(batch)
-    everywhere = ranks.gather_objects(ids)
-    owned = [(uid, rank, row) for rank, uids in enumerate(everywhere) for row, uid in enumerate(uids)]
-    owned.sort()
+    owned = _rows_by_id(batch, ranks)
     parts = max(1, -(-len(owned) // rows))
     order_R = torch.arange(len(owned)) if parts == 1 else torch.randperm(len(owned), generator=generator)
     chosen = [[owned[i] for i in part.tolist()] for part in order_R.tensor_split(parts)]
     return [torch.tensor(sorted(row for _, rank, row in part if rank == ranks.rank), dtype=torch.long) for part in chosen]
+
+
+def row_places(*, batch: TensorDict, ranks: Collectives) -> torch.Tensor:
+    """Place of each row of this rank among the rows of all ranks in the order of their ids, int64 [B]."""
+    places_B = torch.zeros(len(batch), dtype=torch.long)
+    for place, (_, rank, row) in enumerate(_rows_by_id(batch, ranks)):
+        if rank == ranks.rank:
+            places_B[row] = place
+    return places_B
+
+
+def _rows_by_id(batch: TensorDict, ranks: Collectives) -> list[tuple[str, int, int]]:
+    """Id, rank and row number of the rows of all ranks, in the order of their ids."""
+    ids = list(batch["uid"]) if "uid" in batch else [""] * len(batch)
+    everywhere = ranks.gather_objects(ids)
+    return sorted((uid, rank, row) for rank, uids in enumerate(everywhere) for row, uid in enumerate(uids))

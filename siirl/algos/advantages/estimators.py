@@ -1,0 +1,287 @@
+"""The estimators that `algorithm.adv_estimator` names: the formulas, spread over tokens and ranks, under the documents' names.
+
+An outcome estimator sums a sample's token rewards (wherever they stand: the documents' custom reward writes to the last column, padding
+or not) and gives every kept token the advantage of its sample; its returns are the same numbers. A row without any kept token still
+counts in its group: it was sampled and rewarded. Groups may be spread over ranks.
+"""
+
+# B sample, T token
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from siirl.algos.advantages.group_relative import cpgd_advantage, gpg_advantage, grpo_advantage, opo_advantage, rloo_advantage
+from siirl.algos.advantages.pass_at_k import pass_at_k_advantage
+from siirl.algos.advantages.registry import Index, register_adv_est
+from siirl.algos.advantages.token_level import discounted_returns, gae_advantage, whiten_advantages
+from siirl.algos.checks import as_bool_mask, require_axes, require_finite, require_same_shape
+from siirl.algos.groups import group_ids
+from siirl.algos.ranks import ALONE, Ranks
+from siirl.errors import TensorError
+
+Result = tuple[torch.Tensor, torch.Tensor]
+
+
+def _sample_rewards(rewards_BT: torch.Tensor, *, ranks: Ranks) -> tuple[torch.Tensor, slice]:
+    """The summed reward of the samples of all ranks, and where this rank's are; all ranks refuse what is not finite."""
+    rewards_B, own = ranks.gather_rows(rewards_BT.sum(-1))
+    if bool(torch.isfinite(rewards_B).all()):
+        return rewards_B, own
+    require_finite(token_level_rewards=rewards_BT)
+    require_finite(summed_token_level_rewards=rewards_B[own])  # finite numbers with an infinite sum
+    raise TensorError("token_level_rewards of another rank are not finite; its own message names the row.")
+
+
+def _outcome(
+    kernel: Callable[..., torch.Tensor],
+    *,
+    rewards: torch.Tensor,
+    mask: torch.Tensor,
+    index: Index,
+    ranks: Ranks,
+    of_samples: dict[str, torch.Tensor] | None = None,
+    **options: Any,
+) -> Result:
+    """Give every kept token the advantage that `kernel` finds for its sample, with the groups of all ranks in view.
+
+    `of_samples` are further columns [B] of the kernel, which it gets of all ranks.
+    """
+    rewards = rewards.detach()
+    require_axes(2, token_level_rewards=rewards)
+    require_same_shape(token_level_rewards=rewards, response_mask=mask)
+    kept_BT = as_bool_mask(mask)
+    if ranks.size > 1 and not isinstance(index, torch.Tensor):
+        raise TensorError("index must be an int64 tensor on several ranks: the numbers of strings would differ from rank to rank.")
+    group_B = group_ids(index).to(rewards.device)
+    if len(group_B) != len(rewards):
+        raise TensorError(f"index has {len(group_B)} entries and token_level_rewards {len(rewards)} rows: one a sample is expected.")
+    rewards_B, own = _sample_rewards(rewards, ranks=ranks)
+    group_B, _ = ranks.gather_rows(group_B)
+    columns = {name: ranks.gather_rows(column_B)[0] for name, column_B in (of_samples or {}).items()}
+    advantages_B = kernel(rewards_B=rewards_B, group_B=group_B, **columns, **options)[own]
+    advantages_BT = torch.where(kept_BT, advantages_B[:, None].expand_as(rewards), torch.zeros_like(rewards))
+    return advantages_BT, advantages_BT.clone()
+
+
+@register_adv_est("grpo")
+def compute_grpo_outcome_advantage(
+    token_level_rewards: torch.Tensor,
+    response_mask: torch.Tensor,
+    index: Index,
+    epsilon: float = 1e-6,
+    norm_adv_by_std_in_grpo: bool = True,
+    *,
+    min_group_spread: float = 0.0,
+    ranks: Ranks = ALONE,
+) -> Result:
+    """`grpo_advantage` of each sample's summed reward, at all of its tokens; returns are the same numbers."""
+    return _outcome(
+        grpo_advantage,
+        rewards=token_level_rewards,
+        mask=response_mask,
+        index=index,
+        ranks=ranks,
+        epsilon=epsilon,
+        normalize_by_std=norm_adv_by_std_in_grpo,
+        min_group_spread=min_group_spread,
+    )
+
+
+@register_adv_est("dr_grpo")
+def compute_dr_grpo_outcome_advantage(
+    token_level_rewards: torch.Tensor, response_mask: torch.Tensor, index: Index, *, min_group_spread: float = 0.0, ranks: Ranks = ALONE
+) -> Result:
+    """Dr. GRPO: `grpo_advantage` without the deviation; its other half is `loss_agg_mode=seq-mean-token-sum-norm`."""
+    return _outcome(
+        grpo_advantage,
+        rewards=token_level_rewards,
+        mask=response_mask,
+        index=index,
+        ranks=ranks,
+        normalize_by_std=False,
+        min_group_spread=min_group_spread,
+    )
+
+
+@register_adv_est("rloo")
+def compute_rloo_outcome_advantage(
+    token_level_rewards: torch.Tensor, response_mask: torch.Tensor, index: Index, *, min_group_spread: float = 0.0, ranks: Ranks = ALONE
+) -> Result:
+    """`rloo_advantage` of each sample's summed reward, at all of its tokens; returns are the same numbers."""
+    return _outcome(
+        rloo_advantage, rewards=token_level_rewards, mask=response_mask, index=index, ranks=ranks, min_group_spread=min_group_spread
+    )
+
+
+@register_adv_est("opo")
+def compute_opo_outcome_advantage(
+    token_level_rewards: torch.Tensor, response_mask: torch.Tensor, index: Index, *, min_group_spread: float = 0.0, ranks: Ranks = ALONE
+) -> Result:
+    """`opo_advantage` of each sample's summed reward, lengths counted in kept tokens, at all of its tokens."""
+    return _outcome(
+        opo_advantage,
+        rewards=token_level_rewards,
+        mask=response_mask,
+        index=index,
+        ranks=ranks,
+        of_samples={"length_B": as_bool_mask(response_mask).sum(-1)},
+        min_group_spread=min_group_spread,
+    )
+
+
+@register_adv_est("grpo_passk")
+def compute_grpo_passk_outcome_advantage(
+    token_level_rewards: torch.Tensor,
+    response_mask: torch.Tensor,
+    index: Index,
+    epsilon: float = 1e-6,
+    norm_adv_by_std_in_grpo: bool = True,
+    *,
+    pass_k: int | None = None,
+    min_group_spread: float = 0.0,
+    ranks: Ranks = ALONE,
+) -> Result:
+    """`pass_at_k_advantage` of each sample's summed reward, at all of its tokens; returns are the same numbers."""
+    return _outcome(
+        pass_at_k_advantage,
+        rewards=token_level_rewards,
+        mask=response_mask,
+        index=index,
+        ranks=ranks,
+        k=pass_k,
+        normalize_by_std=norm_adv_by_std_in_grpo,
+        epsilon=epsilon,
+        min_group_spread=min_group_spread,
+    )
+
+
+@register_adv_est("gpg")
+def compute_gpg_outcome_advantage(
+    token_level_rewards: torch.Tensor,
+    response_mask: torch.Tensor,
+    index: Index,
+    f_norm: float = 1.0,
+    alpha: float | None = None,
+    *,
+    min_group_spread: float = 0.0,
+    ranks: Ranks = ALONE,
+) -> Result:
+    """`gpg_advantage` of each sample's summed reward, at all of its tokens; alpha counts the samples of all ranks."""
+    return _outcome(
+        gpg_advantage,
+        rewards=token_level_rewards,
+        mask=response_mask,
+        index=index,
+        ranks=ranks,
+        f_norm=f_norm,
+        alpha=alpha,
+        min_group_spread=min_group_spread,
+    )
+
+
+@register_adv_est("cpgd")
+def compute_cpgd_outcome_advantage(
+    token_level_rewards: torch.Tensor,
+    response_mask: torch.Tensor,
+    index: Index,
+    epsilon: float = 1e-6,
+    weight_factor_in_cpgd: str = "STD_weight",
+    *,
+    min_group_spread: float = 0.0,
+    ranks: Ranks = ALONE,
+) -> Result:
+    """`cpgd_advantage` of each sample's summed reward, at all of its tokens; its loss is `actor.loss=cpgd`."""
+    return _outcome(
+        cpgd_advantage,
+        rewards=token_level_rewards,
+        mask=response_mask,
+        index=index,
+        ranks=ranks,
+        weighting=weight_factor_in_cpgd,
+        epsilon=epsilon,
+        min_group_spread=min_group_spread,
+    )
+
+
+@register_adv_est("reinforce_plus_plus_baseline")
+def compute_reinforce_plus_plus_baseline_outcome_advantage(
+    token_level_rewards: torch.Tensor,
+    response_mask: torch.Tensor,
+    index: Index,
+    *,
+    adv_whitening: str = "unbiased",
+    min_group_spread: float = 0.0,
+    ranks: Ranks = ALONE,
+) -> Result:
+    """REINFORCE++ with baseline: `r - mean of the group`, whitened over all kept tokens of all ranks (arXiv 2501.03262, section 3).
+
+    The scale is the batch's, not the group's. As the mean is over tokens, a group without any signal ends not at 0 but at minus the
+    mean, where long and short samples differ in reward.
+    """
+    centred_BT, _ = _outcome(
+        grpo_advantage,
+        rewards=token_level_rewards,
+        mask=response_mask,
+        index=index,
+        ranks=ranks,
+        normalize_by_std=False,
+        min_group_spread=min_group_spread,
+    )
+    advantages_BT = whiten_advantages(centred_BT, response_mask, how=adv_whitening, ranks=ranks)
+    return advantages_BT, advantages_BT.clone()
+
+
+@register_adv_est("reinforce_plus_plus")
+def compute_reinforce_plus_plus_outcome_advantage(
+    token_level_rewards: torch.Tensor,
+    response_mask: torch.Tensor,
+    gamma: float = 1.0,
+    *,
+    adv_whitening: str = "unbiased",
+    ranks: Ranks = ALONE,
+) -> Result:
+    """REINFORCE++: discounted returns of tokens, whitened over all kept tokens of all ranks (arXiv 2501.03262, section 3).
+
+    It needs no group; the KL to the reference policy belongs in its reward (`algorithm.use_kl_in_reward`). Returns are not whitened.
+    """
+    returns_BT = discounted_returns(rewards_BT=token_level_rewards, mask_BT=response_mask, gamma=gamma)
+    return whiten_advantages(returns_BT, response_mask, how=adv_whitening, ranks=ranks), returns_BT
+
+
+@register_adv_est("remax")
+def compute_remax_outcome_advantage(
+    token_level_rewards: torch.Tensor, reward_baselines: torch.Tensor, response_mask: torch.Tensor
+) -> Result:
+    """ReMax: `sum of the rewards to come - reward of the greedy response` (arXiv 2310.10505, section 4), at every kept token.
+
+    Args:
+        token_level_rewards: [B, T].
+        reward_baselines: [B], the reward that the policy's greedy response to the same prompt gets. A pipeline that uses this estimator
+            rolls every prompt out once more, without sampling, scores that too, and puts its reward into the column.
+        response_mask: [B, T].
+    """
+    require_axes(1, reward_baselines=reward_baselines)
+    if len(reward_baselines) != len(token_level_rewards):
+        raise TensorError(f"reward_baselines has {len(reward_baselines)} entries and token_level_rewards {len(token_level_rewards)} rows.")
+    require_finite(reward_baselines=reward_baselines)
+    returns_BT = discounted_returns(rewards_BT=token_level_rewards, mask_BT=response_mask, gamma=1.0)
+    baselines_BT = reward_baselines[:, None].expand_as(returns_BT).to(returns_BT.dtype)
+    return torch.where(as_bool_mask(response_mask), returns_BT - baselines_BT, torch.zeros_like(returns_BT)), returns_BT
+
+
+@register_adv_est("gae")
+def compute_gae_advantage_return(
+    token_level_rewards: torch.Tensor,
+    values: torch.Tensor,
+    response_mask: torch.Tensor,
+    gamma: float,
+    lam: float,
+    *,
+    adv_whitening: str = "unbiased",
+    ranks: Ranks = ALONE,
+) -> Result:
+    """`gae_advantage`, whitened over the kept tokens of all ranks, as PPO implementations do; returns are not whitened."""
+    advantages_BT, returns_BT = gae_advantage(rewards_BT=token_level_rewards, values_BT=values, mask_BT=response_mask, gamma=gamma, lam=lam)
+    return whiten_advantages(advantages_BT, response_mask, how=adv_whitening, ranks=ranks), returns_BT

@@ -1,0 +1,173 @@
+"""Advantages of whole samples, one number each, relative to the other samples of their group.
+
+All share three rules. A group of one has advantage 0. Rewards that are equal but for rounding are equal, and so is a group whose rewards
+differ by less than `min_group_spread`: such groups have advantage 0. Everything is computed in float64, whatever the rewards are.
+Left out: tokens and ranks (`siirl.algos.advantages.estimators`), pass@k (`siirl.algos.advantages.pass_at_k`).
+"""
+
+# B sample of all ranks
+
+import torch
+
+from siirl.algos.checks import require_finite, require_same_shape
+from siirl.algos.groups import GroupStatistics, group_statistics, group_sum
+from siirl.errors import ConfigError, TensorError, UnknownNameError
+
+CPGD_WEIGHTS = ("STD_weight", "clip_filter_like_weight", "naive")
+LARGEST_CPGD_WEIGHT = 3.0  # siiRL's and LightRFT's: a step of few useful groups is not blown up without bound
+
+
+def told_apart(statistics: GroupStatistics, *, min_group_spread: float) -> torch.Tensor:
+    """Bool [B]: whether the reward tells the samples of the row's group apart."""
+    return statistics.differs_B & (statistics.spread_B >= min_group_spread)
+
+
+def _centred(rewards_B: torch.Tensor, statistics: GroupStatistics) -> torch.Tensor:
+    """Rewards less their group's mean, float64, without gradient. What is small is summed later: a common offset costs no digits."""
+    return rewards_B.detach().to(torch.float64) - statistics.mean_B
+
+
+def _where_told_apart(
+    advantages_B: torch.Tensor, statistics: GroupStatistics, *, rewards_B: torch.Tensor, min_group_spread: float
+) -> torch.Tensor:
+    """The float64 advantages in the rewards' type, and 0 in groups that carry none."""
+    kept_B = told_apart(statistics, min_group_spread=min_group_spread)
+    return torch.where(kept_B, advantages_B, torch.zeros_like(advantages_B)).to(rewards_B.dtype)
+
+
+def grpo_advantage(
+    *,
+    rewards_B: torch.Tensor,
+    group_B: torch.Tensor,
+    epsilon: float = 1e-6,
+    normalize_by_std: bool = True,
+    min_group_spread: float = 0.0,
+) -> torch.Tensor:
+    """GRPO: `A_i = (r_i - mean(r)) / (std(r) + epsilon)` within the group (DeepSeekMath, arXiv 2402.03300, section 4.1.2).
+
+    With `normalize_by_std` False the deviation is left out (Dr. GRPO, arXiv 2503.20783, section 3.2). The deviation is that with
+    n - 1, as in the field's implementations. On purpose different from the user's documents: a group of one has advantage 0, not
+    its raw reward, and rewards that are equal but for rounding are equal.
+
+    Args:
+        rewards_B: One reward a sample.
+        group_B: int64, samples with the same number form a group.
+        epsilon: 1e-6 as in the documents; it matters only for groups of nearly equal rewards.
+        normalize_by_std: Divide by the group's deviation.
+        min_group_spread: Groups whose largest and smallest reward differ by less have advantage 0: dividing noise by its own
+            deviation would make +-1 of it.
+    """
+    statistics = group_statistics(values_B=rewards_B, group_B=group_B)
+    centred_B = _centred(rewards_B, statistics)
+    if normalize_by_std:
+        centred_B = centred_B / (statistics.std_B + epsilon)
+    return _where_told_apart(centred_B, statistics, rewards_B=rewards_B, min_group_spread=min_group_spread)
+
+
+def rloo_advantage(*, rewards_B: torch.Tensor, group_B: torch.Tensor, min_group_spread: float = 0.0) -> torch.Tensor:
+    """RLOO: `A_i = r_i - mean of the others' r` (arXiv 2402.14740, section 3.2); 0 for a group of one.
+
+    With n samples this is `n / (n - 1) * (r_i - mean(r))`, the mean with the sample itself, which is what is computed.
+    """
+    statistics = group_statistics(values_B=rewards_B, group_B=group_B)
+    count_B = statistics.count_B.to(torch.float64)
+    scale_B = count_B / (count_B - 1).clamp(min=1)
+    advantages_B = scale_B * _centred(rewards_B, statistics)
+    return _where_told_apart(advantages_B, statistics, rewards_B=rewards_B, min_group_spread=min_group_spread)
+
+
+def opo_advantage(*, rewards_B: torch.Tensor, group_B: torch.Tensor, length_B: torch.Tensor, min_group_spread: float = 0.0) -> torch.Tensor:
+    """OPO: `A_i = r_i - sum(l r) / sum(l)` within the group, l the number of tokens (arXiv 2505.23585, the optimal reward baseline).
+
+    The baseline of least variance weighs rewards by squared gradient norms; these grow like the length where the gradients of tokens
+    are orthogonal and equally long, which is the paper's assumption.
+
+    Args:
+        rewards_B: One reward a sample.
+        group_B: int64.
+        length_B: Tokens that the policy chose; a tool's are not among them. A group without any has the plain mean as its baseline.
+        min_group_spread: As in `grpo_advantage`.
+
+    Raises:
+        TensorError: Shapes that differ, a length that is negative or not finite.
+    """
+    require_same_shape(rewards=rewards_B, length=length_B)
+    exact_B = length_B.to(torch.float64)
+    require_finite(length=exact_B)
+    if bool((exact_B < 0).any()):
+        row = int((exact_B < 0).nonzero()[0])
+        raise TensorError(f"length is {float(exact_B[row])} in row {row}: a number of tokens is not negative.")
+    statistics = group_statistics(values_B=rewards_B, group_B=group_B)
+    centred_B = _centred(rewards_B, statistics)
+    tokens_B = group_sum(values_B=exact_B, group_B=group_B)
+    baseline_B = group_sum(values_B=exact_B * centred_B, group_B=group_B) / torch.where(tokens_B > 0, tokens_B, 1.0)
+    return _where_told_apart(centred_B - baseline_B, statistics, rewards_B=rewards_B, min_group_spread=min_group_spread)
+
+
+def gpg_advantage(
+    *,
+    rewards_B: torch.Tensor,
+    group_B: torch.Tensor,
+    f_norm: float = 1.0,
+    alpha: float | None = None,
+    min_group_spread: float = 0.0,
+) -> torch.Tensor:
+    """GPG: `A_i = alpha * (r_i - mean(r)) / f_norm` (arXiv 2504.02546, the corrected gradient estimate).
+
+    `alpha = B / (B - M)` with B samples, of which M stand in groups without any signal: these enter the loss's mean with 0, and alpha
+    takes them out of its denominator. Where a filter has dropped them before, M is 0 and alpha 1.
+
+    Args:
+        rewards_B: One reward a sample.
+        group_B: int64.
+        f_norm: 1, the paper's choice; dividing by the deviation is GRPO.
+        alpha: A fixed factor in place of B / (B - M).
+        min_group_spread: As in `grpo_advantage`.
+
+    Raises:
+        ConfigError: f_norm is not positive.
+    """
+    if not f_norm > 0:
+        raise ConfigError(f"f_norm={f_norm}: GPG divides by it, so it must be positive.")
+    statistics = group_statistics(values_B=rewards_B, group_B=group_B)
+    if alpha is None:
+        useful = int(told_apart(statistics, min_group_spread=min_group_spread).sum())
+        alpha = len(rewards_B) / max(useful, 1)
+    advantages_B = alpha / f_norm * _centred(rewards_B, statistics)
+    return _where_told_apart(advantages_B, statistics, rewards_B=rewards_B, min_group_spread=min_group_spread)
+
+
+def cpgd_advantage(
+    *,
+    rewards_B: torch.Tensor,
+    group_B: torch.Tensor,
+    weighting: str = "STD_weight",
+    epsilon: float = 1e-6,
+    min_group_spread: float = 0.0,
+) -> torch.Tensor:
+    """CPGD: `A_i = w * (r_i - mean(r))` within the group, w by one of three weightings (arXiv 2505.12504).
+
+    - `STD_weight`: `w = 1 / (std(r) + epsilon)`, GRPO's, which favours prompts that are nearly solved or nearly hopeless;
+    - `clip_filter_like_weight`: `w = min(3, G / G')` for all, with G groups of which G' are told apart: what dropping the other
+      groups would do to a mean, without dropping them;
+    - `naive`: `w = 1`.
+
+    Raises:
+        UnknownNameError: Another weighting.
+    """
+    if weighting not in CPGD_WEIGHTS:
+        raise UnknownNameError.of(kind="weight_factor_in_cpgd", name=weighting, known=CPGD_WEIGHTS)
+    if weighting != "clip_filter_like_weight":
+        return grpo_advantage(
+            rewards_B=rewards_B,
+            group_B=group_B,
+            epsilon=epsilon,
+            normalize_by_std=weighting == "STD_weight",
+            min_group_spread=min_group_spread,
+        )
+    statistics = group_statistics(values_B=rewards_B, group_B=group_B)
+    useful_B = told_apart(statistics, min_group_spread=min_group_spread)
+    groups, useful_groups = len(torch.unique(group_B)), len(torch.unique(group_B[useful_B]))
+    weight = min(LARGEST_CPGD_WEIGHT, groups / max(useful_groups, 1))
+    advantages_B = weight * _centred(rewards_B, statistics)
+    return _where_told_apart(advantages_B, statistics, rewards_B=rewards_B, min_group_spread=min_group_spread)

@@ -1,0 +1,139 @@
+"""Advantages of single tokens: sums over the tokens that come after, and their whitening over the batch.
+
+Tokens that the mask leaves out (a tool spoke, padding) are skipped wherever they stand: the next token is the next one that the policy
+chose. All of it is exact under padding on either side.
+"""
+
+# B sample, T token
+
+import torch
+
+from siirl.algos.checks import as_bool_mask, require_axes, require_finite, require_same_shape
+from siirl.algos.masked import masked_moments, masked_whiten
+from siirl.algos.ranks import ALONE, Ranks
+from siirl.errors import TensorError, UnknownNameError
+
+CACHED_ELEMENTS = 1 << 18  # 1 MiB of float32 for each of the half dozen tensors on the way
+BLOCK = 64  # tokens of a matrix product: less is many small products, more is more arithmetic
+
+WHITENINGS = ("unbiased", "biased", "mean", "none")
+
+
+def gae_advantage(
+    *, rewards_BT: torch.Tensor, values_BT: torch.Tensor, mask_BT: torch.Tensor, gamma: float, lam: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Generalised advantage estimation (arXiv 1506.02438, equations 11 and 16), not whitened, and returns.
+
+    `delta_t = r_t + gamma * V_{t+1} - V_t` and `A_t = delta_t + gamma * lam * A_{t+1}`, where t + 1 is the next token that the mask
+    keeps (a tool may have spoken in between) and everything after the last one is 0. Returns are `A_t + V_t`.
+
+    Returns:
+        Advantages and returns [B, T], 0 where the mask is 0.
+
+    Raises:
+        TensorError: A reward at a token that the mask leaves out, which would be lost silently.
+    """
+    rewards_BT, values_BT = rewards_BT.detach(), values_BT.detach()
+    require_axes(2, token_level_rewards=rewards_BT)
+    require_same_shape(token_level_rewards=rewards_BT, values=values_BT, response_mask=mask_BT)
+    kept_BT = as_bool_mask(mask_BT)
+    dtype = torch.promote_types(rewards_BT.dtype, values_BT.dtype)
+    advantages_BT = torch.empty(values_BT.shape, dtype=dtype, device=values_BT.device)
+    returns_BT = torch.empty_like(advantages_BT)
+    for rows in _rows_at_a_time(values_BT):
+        advantages_BT[rows], returns_BT[rows], lost = _gae_of_rows(rewards_BT[rows], values_BT[rows], kept_BT[rows], gamma, lam)
+        if lost:
+            _refuse_inputs(rewards_BT, values_BT, kept_BT)
+    if not bool(torch.isfinite(returns_BT.sum())):  # which only inputs, or an overflow that the caller sees, can have caused
+        _refuse_inputs(rewards_BT, values_BT, kept_BT)
+    return advantages_BT, returns_BT
+
+
+def _rows_at_a_time(values_BT: torch.Tensor) -> list[slice]:
+    """On a CPU a few rows, so that what is made on the way stays in its cache; elsewhere all."""
+    rows = max(1, CACHED_ELEMENTS // max(1, values_BT.shape[1])) if values_BT.device.type == "cpu" else max(1, len(values_BT))
+    return [slice(start, start + rows) for start in range(0, len(values_BT), rows)]
+
+
+def _gae_of_rows(
+    rewards_BT: torch.Tensor, values_BT: torch.Tensor, kept_BT: torch.Tensor, gamma: float, lam: float
+) -> tuple[torch.Tensor, torch.Tensor, bool]:
+    """Advantages and returns, and whether a reward stands where the mask is 0 (or is not a number)."""
+    rewards = torch.where(kept_BT, rewards_BT, rewards_BT.new_zeros(()))
+    values = torch.where(kept_BT, values_BT, values_BT.new_zeros(()))
+    lost = not torch.equal(rewards, rewards_BT)
+    # Tokens of a row are moved to its front where they do not stand there already.
+    front_BT = torch.arange(kept_BT.shape[1], device=kept_BT.device) < kept_BT.sum(1, keepdim=True)
+    packed = not torch.equal(front_BT, kept_BT)
+    front_rewards, front_values = (_moved(x, kept_BT, front_BT) for x in (rewards, values)) if packed else (rewards, values)
+    deltas = front_rewards - front_values
+    deltas[:, :-1].add_(front_values[:, 1:], alpha=gamma)
+    sums = _discounted_sums(deltas, gamma * lam)
+    advantages = _moved(sums, front_BT, kept_BT) if packed else torch.where(kept_BT, sums, sums.new_zeros(()))
+    return advantages, advantages + values, lost
+
+
+def _refuse_inputs(rewards_BT: torch.Tensor, values_BT: torch.Tensor, kept_BT: torch.Tensor) -> None:
+    """Say which input is wrong and where, if one is."""
+    require_finite(mask=kept_BT, token_level_rewards=rewards_BT, values=values_BT)
+    lost_BT = ~kept_BT & (rewards_BT != 0)
+    if bool(lost_BT.any()):
+        row, token = lost_BT.nonzero()[0].tolist()
+        raise TensorError(
+            f"token_level_rewards has a reward at row {row}, token {token}, where response_mask is 0: put it at a kept token."
+        )
+
+
+def discounted_returns(*, rewards_BT: torch.Tensor, mask_BT: torch.Tensor, gamma: float) -> torch.Tensor:
+    """`G_t = r_t + gamma * G_{t+1}` over the kept tokens: GAE with values of 0 and lambda 1, with its errors."""
+    returns_BT, _ = gae_advantage(rewards_BT=rewards_BT, values_BT=torch.zeros_like(rewards_BT), mask_BT=mask_BT, gamma=gamma, lam=1.0)
+    return returns_BT
+
+
+def whiten_advantages(advantages_BT: torch.Tensor, mask_BT: torch.Tensor, *, how: str = "unbiased", ranks: Ranks = ALONE) -> torch.Tensor:
+    """Advantages less their mean over the kept tokens of all ranks, over their deviation; 0 where the mask is 0.
+
+    Args:
+        advantages_BT: One number a token.
+        mask_BT: 1 at the tokens that count.
+        how: `unbiased`, variance with n - 1 (verl); `biased`, with n (OpenRLHF); `mean`, the mean is subtracted and
+            the scale left alone; `none`.
+        ranks: Over which ranks mean and variance are taken.
+
+    Raises:
+        UnknownNameError: Another `how`.
+    """
+    if how not in WHITENINGS:
+        raise UnknownNameError.of(kind="adv_whitening", name=how, known=WHITENINGS)
+    kept_BT = as_bool_mask(mask_BT)
+    if how == "none":
+        return torch.where(kept_BT, advantages_BT, torch.zeros_like(advantages_BT))
+    if how == "mean":
+        mean, _, _ = masked_moments(advantages_BT, kept_BT, ranks=ranks)
+        return torch.where(kept_BT, advantages_BT - mean.to(advantages_BT.dtype), torch.zeros_like(advantages_BT))
+    return masked_whiten(advantages_BT, kept_BT, unbiased=how == "unbiased", ranks=ranks)
+
+
+def _moved(numbers_BT: torch.Tensor, from_BT: torch.Tensor, to_BT: torch.Tensor) -> torch.Tensor:
+    """The numbers that one mask keeps, at the places of another that keeps as many in each row; 0 elsewhere."""
+    return torch.zeros_like(numbers_BT).masked_scatter_(to_BT, numbers_BT.masked_select(from_BT))
+
+
+def _discounted_sums(deltas_BT: torch.Tensor, decay: float) -> torch.Tensor:
+    """`S_t = delta_t + decay * S_{t+1}`, by blocks: inside of one it is a triangular matrix product.
+
+    What comes after a block is the same sum over the blocks' own sums, with `decay` to the block's length.
+    """
+    rows, tokens = deltas_BT.shape
+    width = max(1, min(BLOCK, tokens))
+    blocks = -(-tokens // width)
+    steps = torch.arange(width, device=deltas_BT.device)
+    distance = (steps[:, None] - steps[None, :]).to(torch.float64)  # from token j (column) to the later token i (row)
+    weights = torch.where(distance >= 0, decay ** distance.clamp(min=0), 0.0).to(deltas_BT.dtype)
+    padded = torch.nn.functional.pad(deltas_BT, (0, blocks * width - tokens))
+    sums = (padded.reshape(-1, width) @ weights).view(rows, blocks, width)
+    if blocks > 1:
+        first_of_block = _discounted_sums(sums[:, :, 0], decay**width)
+        carried = (decay ** (width - steps).to(torch.float64)).to(deltas_BT.dtype)
+        sums[:, :-1].addcmul_(first_of_block[:, 1:, None], carried)
+    return sums.reshape(rows, blocks * width)[:, :tokens]

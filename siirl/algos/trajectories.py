@@ -1,0 +1,80 @@
+"""Episodes of robots as rows of tokens: which action tokens were executed, and where the episode's one reward stands.
+
+An action of one environment step is `tokens_per_step` tokens (dimensions of the action), and a row is the tokens of all steps one after
+the other, [chunks x chunk length x dimensions], up to the longest possible episode. `finish_step` steps were executed; what a chunk had
+planned beyond is masked. With that, every estimator and every loss of siirl.algos applies as it is: one reward at the last executed
+token, each action token a token, a GRPO advantage the same at all of them.
+"""
+
+# B episode, T action token
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from siirl.algos.advantages import estimate_advantages
+from siirl.algos.checks import as_bool_mask, require_axes, require_finite, require_same_shape
+from siirl.errors import TensorError
+
+
+def executed_tokens(*, finish_step_B: torch.Tensor, tokens_per_step: int, tokens: int) -> torch.Tensor:
+    """Bool [B, T]: tokens of the first `finish_step` environment steps.
+
+    Args:
+        finish_step_B: Executed steps, integers.
+        tokens_per_step: Action tokens of one step.
+        tokens: T.
+
+    Raises:
+        TensorError: Not integers, negative, or more steps than the row has tokens for.
+    """
+    require_axes(1, finish_step=finish_step_B)
+    if finish_step_B.is_floating_point() or finish_step_B.dtype == torch.bool:
+        raise TensorError(f"finish_step is {finish_step_B.dtype}: it counts environment steps, in integers.")
+    end_B = finish_step_B.long() * tokens_per_step
+    bad_B = (end_B < 0) | (end_B > tokens)
+    if bool(bad_B.any()):
+        row = int(bad_B.nonzero()[0])
+        raise TensorError(
+            f"finish_step is {int(finish_step_B[row])} in row {row}, with {tokens_per_step} tokens a step: "
+            f"a row has {tokens} tokens, for 0 to {tokens // tokens_per_step} steps."
+        )
+    return torch.arange(tokens, device=end_B.device) < end_B[:, None]
+
+
+def reward_at_finish(*, rewards_B: torch.Tensor, mask_BT: torch.Tensor) -> torch.Tensor:
+    """Token rewards [B, T]: 0 but for each episode's reward at the last token that its mask keeps.
+
+    Raises:
+        TensorError: A reward that is not finite, or of an episode without any executed token, where it could not stand.
+    """
+    require_axes(1, rewards=rewards_B)
+    require_axes(2, response_mask=mask_BT)
+    kept_BT = as_bool_mask(mask_BT)
+    require_same_shape(rewards=rewards_B, rows_of_response_mask=kept_BT.any(-1))
+    require_finite(rewards=rewards_B)
+    homeless_B = ~kept_BT.any(-1) & (rewards_B != 0)
+    if bool(homeless_B.any()):
+        row = int(homeless_B.nonzero()[0])
+        raise TensorError(f"rewards is {float(rewards_B[row])} in row {row}, an episode of which no token was executed: drop it.")
+    after_BT = kept_BT.flip(1).cumsum(1).flip(1)  # kept tokens from here on
+    return torch.where(kept_BT & (after_BT == 1), rewards_B[:, None], torch.zeros_like(rewards_B[:, None]))
+
+
+def trajectory_advantages(
+    *, name: str, rewards_B: torch.Tensor, finish_step_B: torch.Tensor, tokens_per_step: int, tokens: int, available: Mapping[str, Any]
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Advantages and returns [B, T] of episodes with one reward each, by the estimator `name`.
+
+    Args:
+        name: In `siirl.algos.ADVANTAGES`.
+        rewards_B: One reward an episode, at its `finish_step`.
+        finish_step_B: Executed environment steps.
+        tokens_per_step: Action tokens of one step.
+        tokens: T, the tokens of the longest possible episode.
+        available: What else the estimator takes: `index`, `gamma`, `values`, `ranks` ...
+    """
+    mask_BT = executed_tokens(finish_step_B=finish_step_B, tokens_per_step=tokens_per_step, tokens=tokens)
+    rewards_BT = reward_at_finish(rewards_B=rewards_B, mask_BT=mask_BT)
+    return estimate_advantages(name=name, available={**available, "token_level_rewards": rewards_BT, "response_mask": mask_BT})

@@ -1,0 +1,239 @@
+"""The loss of the actor's update, from its configuration: which policy loss with which bounds and options, entropy, KL, aggregation.
+
+The loss of a token is `policy loss * importance weight - entropy_coef * entropy + kl_loss_coef * KL`, all terms aggregated alike with
+denominators over the whole mini-batch. Everything that the configuration can get wrong is refused when an `ActorLoss` is made.
+"""
+
+# B row (trajectory), T token
+
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from tensordict import TensorDict
+
+from siirl.algos.aggregation import AGGREGATIONS, aggregate_loss, aggregation_weight
+from siirl.algos.checks import as_bool_mask, require_finite, require_same_shape
+from siirl.algos.importance import check_importance, importance_weights
+from siirl.algos.kl import KL_NAMES, kl_estimate
+from siirl.algos.log_probs import TokenScores
+from siirl.algos.masked import masked_sum
+from siirl.algos.policy_losses import (
+    NATIVE_AGGREGATION,
+    OWN_BOUNDS,
+    POLICY_LOSSES,
+    SELECTIONS,
+    check_clip,
+    check_loss_options,
+    log_ratio,
+    policy_loss,
+    select_tokens,
+)
+from siirl.algos.ranks import Ranks
+from siirl.engine.batch_loss import LossSum
+from siirl.errors import ConfigError, UnknownNameError
+from siirl.params import ActorArguments
+
+SELECTED = "selected_tokens"
+"""Column that a selection over the mini-batch adds."""
+BOUNDS = ("clip_ratio_low", "clip_ratio_high")
+ACTOR = "actor_rollout_ref.actor"
+
+
+class ActorLoss:
+    """A configured loss.
+
+    Args:
+        config: The group `actor_rollout_ref.actor`.
+        horizon: Tokens of the longest possible response; needed by `loss_agg_mode=seq-mean-token-sum-norm` only.
+
+    Raises:
+        ConfigError: A loss, option, aggregation or KL estimator that does not exist or that lacks something; bounds that make no sense.
+    """
+
+    def __init__(self, config: ActorArguments, *, horizon: int | None = None) -> None:
+        self.config, self.horizon, self.name = config, horizon, config.loss
+        if self.name not in POLICY_LOSSES:
+            raise UnknownNameError.of(kind=f"policy loss ({ACTOR}.loss)", name=self.name, known=POLICY_LOSSES)
+        self.clip = _bounds(config)
+        check_loss_options(self.name, config.loss_options)
+        self.aggregation = config.loss_agg_mode or NATIVE_AGGREGATION[self.name]
+        if self.aggregation not in AGGREGATIONS:
+            raise UnknownNameError.of(kind="loss_agg_mode", name=self.aggregation, known=AGGREGATIONS)
+        if AGGREGATIONS[self.aggregation].needs_horizon and horizon is None:
+            raise ConfigError(f"loss_agg_mode={self.aggregation} divides by the longest possible response: give the Actor its horizon.")
+        if config.use_kl_loss and config.kl_loss_type not in KL_NAMES:
+            raise UnknownNameError.of(kind="KL estimator (kl_loss_type)", name=config.kl_loss_type, known=KL_NAMES)
+        self.weighted = config.importance.level is not None
+        if config.importance.level is not None:
+            check_importance(
+                level=config.importance.level, bound=config.importance.bound, high=config.importance.high, low=config.importance.low
+            )
+            if self.name == "decoupled":
+                raise ConfigError(
+                    f"{ACTOR}.loss=decoupled has importance weights of its own: leave {ACTOR}.importance.level out, or take loss=vanilla."
+                )
+
+    @property
+    def selects(self) -> bool:
+        """Whether tokens must be chosen over the whole mini-batch before its first micro-batch."""
+        return self.name in SELECTIONS
+
+    @property
+    def uses_kl(self) -> bool:
+        """Whether a KL to the reference policy has a weight."""
+        return self.config.use_kl_loss and self.config.kl_loss_coef != 0
+
+    @property
+    def needs_behaviour(self) -> bool:
+        """Whether the log-probs of the policy that acted are needed beside old ones that were computed anew."""
+        return self.weighted or self.name == "decoupled"
+
+    def describe(self) -> str:
+        """The resolved loss in a few words, for the plan."""
+        reads = _parameters(self.name)
+        clip = {name: self.clip.get(name, reads[name]) for name in BOUNDS if name in reads}
+        options = [f"{name}={value}" for name, value in {**clip, **self.config.loss_options}.items()]
+        weights = f"; importance weights: {self.config.importance.bound}, {self.config.importance.level}" if self.weighted else ""
+        told = f" ({', '.join(options)})" if options else ""
+        return f"{self.name}{told}, {self.aggregation}{weights}"
+
+    def weight(self, rows: TensorDict) -> torch.Tensor:
+        """What these rows add to the denominator."""
+        return aggregation_weight(mask_BT=rows["response_mask"], mode=self.aggregation)
+
+    def check_columns(self, rows: TensorDict, old_column: str | None) -> None:
+        """Refuse numbers that a selection over all ranks would meet on this rank only."""
+        kept_BT = as_bool_mask(rows["response_mask"])
+        columns = {"advantages": rows["advantages"]} | ({} if old_column is None else {old_column: rows[old_column]})
+        require_same_shape(response_mask=kept_BT, **columns)
+        require_finite(mask=kept_BT, **columns)
+
+    def select(
+        self, rows: TensorDict, *, log_probs_BT: torch.Tensor, old_column: str | None, place_B: torch.Tensor, generator: Any, ranks: Ranks
+    ) -> torch.Tensor:
+        """The tokens of this rank's rows that the loss treats differently; see `siirl.algos.policy_losses.select_tokens`."""
+        available = {
+            "log_probs_BT": log_probs_BT,
+            "old_log_probs_BT": log_probs_BT if old_column is None else rows[old_column].to(log_probs_BT.dtype),
+            "advantages_BT": rows["advantages"],
+            "mask_BT": as_bool_mask(rows["response_mask"]),
+            "place_B": place_B,
+            "generator": generator,
+            "ranks": ranks,
+        }
+        return select_tokens(name=self.name, available={**available, **self.clip, **self.config.loss_options})
+
+    def of_micro_batch(self, *, old_column: str | None, gap: bool, version: int | None) -> Callable[[TokenScores, TensorDict], LossSum]:
+        """The loss as the engine wants it.
+
+        Args:
+            old_column: Column of old log-probs; None: the current ones, detached.
+            gap: Whether the weights are those that acted, so that training and behaviour log-probs can be compared.
+            version: Version of these weights; rows of others are left out of the comparison. None: no row is.
+        """
+
+        def loss(scores: TokenScores, rows: TensorDict) -> LossSum:
+            kept_BT = as_bool_mask(rows["response_mask"])
+            log_probs_BT = scores.log_probs_BT
+            old_BT = log_probs_BT.detach() if old_column is None else rows[old_column].to(log_probs_BT.dtype)
+            available = self._arguments(rows, log_probs_BT, old_BT, kept_BT)
+            result = policy_loss(name=self.name, available=available)
+            tokens_BT = {"entropy": scores.entropy_BT, **result.metrics_BT}
+            if self.weighted:
+                tokens_BT["importance_weight"] = available["importance_weights_BT"]
+            loss_BT = result.loss_BT - self.config.entropy_coef * scores.entropy_BT
+            if self.uses_kl:
+                tokens_BT["kl_loss"] = kl_estimate(
+                    log_probs_BT=log_probs_BT, ref_log_probs_BT=rows["ref_log_prob"], mask_BT=kept_BT, name=self.config.kl_loss_type
+                )
+                loss_BT = loss_BT + self.config.kl_loss_coef * tokens_BT["kl_loss"]
+            log_ratio_BT = log_ratio(log_probs_BT=log_probs_BT.detach(), old_log_probs_BT=old_BT, mask_BT=kept_BT)
+            maxima = {"actor/ratio_max": log_ratio_BT.max().exp()}
+            if gap and "rollout_log_probs" in rows:
+                maxima["rollout/log_prob_gap"] = _log_prob_gap(log_probs_BT, rows, kept_BT, version)
+            sums = {f"actor/{name}": masked_sum(value.detach(), kept_BT) for name, value in tokens_BT.items()}
+            return LossSum(
+                loss=self._sum(loss_BT, kept_BT),
+                sums={"tokens": kept_BT.sum(), "pg_loss": self._sum(result.loss_BT, kept_BT), **sums},
+                maxima=maxima,
+            )
+
+        return loss
+
+    def _sum(self, loss_BT: torch.Tensor, kept_BT: torch.Tensor) -> torch.Tensor:
+        return aggregate_loss(loss_BT=loss_BT, mask_BT=kept_BT, mode=self.aggregation, denominator=1.0, horizon=self.horizon)
+
+    def _importance_weights(self, rows: TensorDict, old_BT: torch.Tensor, kept_BT: torch.Tensor) -> torch.Tensor:
+        settings = self.config.importance
+        assert settings.level is not None
+        return importance_weights(
+            old_log_probs_BT=old_BT,
+            rollout_log_probs_BT=rows["rollout_log_probs"].to(old_BT.dtype),
+            mask_BT=kept_BT,
+            level=settings.level,
+            bound=settings.bound,
+            high=settings.high,
+            low=settings.low,
+        )
+
+    def _arguments(self, rows: TensorDict, log_probs_BT: torch.Tensor, old_BT: torch.Tensor, kept_BT: torch.Tensor) -> dict[str, Any]:
+        """What of `siirl.algos.policy_losses.LOSS_ARGUMENTS` there is, and the loss's options."""
+        arguments = {
+            "log_probs_BT": log_probs_BT,
+            "old_log_probs_BT": old_BT,
+            "advantages_BT": rows["advantages"],
+            "mask_BT": kept_BT,
+            "loss_agg_mode": self.aggregation,
+            "config": self.config,
+            **self.clip,
+            **self.config.loss_options,
+        }
+        if "rollout_log_probs" in rows:
+            arguments["rollout_log_probs_BT"] = rows["rollout_log_probs"]
+        if self.weighted:
+            arguments["importance_weights_BT"] = self._importance_weights(rows, old_BT, kept_BT)
+        if self.selects:
+            arguments["selected_BT"] = rows[SELECTED]
+        return arguments
+
+
+def _bounds(config: ActorArguments) -> dict[str, float | None]:
+    """Clip bounds of the configured loss: the actor's, or none where the loss's own hold; a key that the loss would not read is refused."""
+    given: dict[str, float | None] = {name: getattr(config, name) for name in BOUNDS if getattr(config, name) is not None}
+    own = config.loss in OWN_BOUNDS
+    reads = _parameters(config.loss)
+    if "config" not in reads:
+        _refuse_unread(config, given, reads, own=own)
+    if own:
+        check_clip(**{**dict.fromkeys(BOUNDS, 0.0), **given})  # type: ignore[arg-type]
+        return given
+    bounds = {**dict.fromkeys(BOUNDS, config.clip_ratio), **given, "clip_ratio_c": config.clip_ratio_c}
+    check_clip(**bounds)  # type: ignore[arg-type]
+    return bounds
+
+
+def _refuse_unread(config: ActorArguments, given: Mapping[str, float | None], reads: Mapping[str, Any], *, own: bool) -> None:
+    defaults = ActorArguments()
+    unread = [name for name in given if name not in reads]
+    unread += ["clip_ratio"] if own and config.clip_ratio != defaults.clip_ratio else []
+    unread += ["clip_ratio_c"] if "clip_ratio_c" not in reads and config.clip_ratio_c != defaults.clip_ratio_c else []
+    for name in unread:
+        clips = [bound for bound in BOUNDS if bound in reads]
+        remedy = f"its bounds are {' and '.join(clips)}" if clips else "it does not clip"
+        raise ConfigError(f"{ACTOR}.{name}={getattr(config, name)} is not read by {ACTOR}.loss={config.loss}, {remedy}: leave it out.")
+
+
+def _parameters(name: str) -> dict[str, Any]:
+    """What the loss and its selection ask for, with defaults."""
+    functions = [POLICY_LOSSES[name], *([SELECTIONS[name]] if name in SELECTIONS else [])]
+    return {key: parameter.default for function in functions for key, parameter in inspect.signature(function).parameters.items()}
+
+
+def _log_prob_gap(log_probs_BT: torch.Tensor, rows: TensorDict, kept_BT: torch.Tensor, version: int | None) -> torch.Tensor:
+    """Largest difference between training and behaviour log-probs of the same weights."""
+    if version is not None:
+        kept_BT = kept_BT & (rows["policy_version"] == version)[:, None]
+    difference_BT = (log_probs_BT.detach() - rows["rollout_log_probs"]).abs()
+    return torch.where(kept_BT, difference_BT, torch.zeros_like(difference_BT)).max()

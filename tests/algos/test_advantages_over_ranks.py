@@ -1,0 +1,50 @@
+"""Advantages on two real ranks are those of one, however groups and rows are shared among them."""
+
+import pytest
+import torch
+from estimator_cases import CASES, advantages_of, columns
+from ragged import ragged
+from ranks_at_work import run_on_ranks
+
+from siirl.errors import TensorError
+
+ROWS = 9
+SHARES = {"even": 5, "uneven": 1, "one rank is empty": 0}
+"""Rows of the first rank; groups are drawn without regard to rows, so that they lie on both."""
+
+
+def batch():
+    return columns(ragged(3, rows=ROWS))
+
+
+def on_a_rank(ranks):
+    """Advantages of own rows for every case and share, and what a rank says when only rank 1 has a NaN in its rewards."""
+    found = {}
+    for share, first in SHARES.items():
+        own = slice(0, first) if ranks.rank == 0 else slice(first, None)
+        rows = {name: column[own] for name, column in batch().items()}
+        found |= {(case, share): advantages_of(case, rows, ranks=ranks) for case in CASES}
+    bad = {name: column[:4].clone() for name, column in batch().items()}
+    bad["token_level_rewards"][2, 0] = torch.nan if ranks.rank == 1 else 0.0
+    try:
+        advantages_of("grpo", bad, ranks=ranks)
+    except TensorError as error:
+        found["refusal"] = str(error)
+    return found
+
+
+@pytest.fixture(scope="module")
+def two_ranks():
+    return run_on_ranks(on_a_rank, ranks=2)
+
+
+@pytest.mark.parametrize("share", SHARES)
+@pytest.mark.parametrize("case", CASES)
+def test_two_ranks_have_the_advantages_of_one(two_ranks, case, share):
+    found = torch.cat([rank[case, share] for rank in two_ranks])
+    torch.testing.assert_close(found, advantages_of(case, batch()), rtol=1e-12, atol=1e-12)
+
+
+def test_a_nan_on_one_rank_is_refused_on_both(two_ranks):
+    assert two_ranks[0]["refusal"].startswith("token_level_rewards of another rank are not finite")
+    assert two_ranks[1]["refusal"].startswith("token_level_rewards is nan in row 2, place [0]")

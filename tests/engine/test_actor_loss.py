@@ -1,0 +1,156 @@
+"""The actor's loss from its configuration: what is resolved, what is refused, and the columns that it needs."""
+
+import pytest
+import torch
+from tiny_training import largest_difference, make_actor, make_engine, trajectories
+
+from siirl.algos.policy_losses import NATIVE_AGGREGATION, OWN_BOUNDS, POLICY_LOSSES
+from siirl.dag_worker.core_algos import POLICY_LOSS_REGISTRY, agg_loss, register_policy_loss
+from siirl.engine.actor.actor_loss import ActorLoss
+from siirl.errors import ConfigError, TensorError, UnknownNameError
+from siirl.params import ActorArguments
+from siirl.params.aliases import LOSSES_WITH_OWN_BOUNDS
+from siirl.params.model_args import IMPORTANCE_BOUNDS, IMPORTANCE_LEVELS, ImportanceArguments
+from siirl.params.parser import parse_config
+
+
+def resolved(*overrides):
+    return ActorLoss(parse_config(overrides).actor_rollout_ref.actor, horizon=10)
+
+
+LOSS, ACTOR = "actor_rollout_ref.actor.loss", "actor_rollout_ref.actor"
+
+
+def test_a_loss_comes_with_its_own_aggregation_unless_another_is_asked_for():
+    assert resolved(f"{LOSS}=gspo").aggregation == "seq-mean-token-mean"
+    assert resolved(f"{LOSS}=gspo", f"{ACTOR}.loss_agg_mode=token-mean").aggregation == "token-mean"
+    assert resolved().aggregation == "token-mean"
+
+
+def test_what_a_pipeline_sets_for_ppos_ratio_is_not_gspos_bound():
+    assert resolved(LOSS + "=vanilla").describe() == "vanilla (clip_ratio_low=0.2, clip_ratio_high=0.28), token-mean"
+    assert resolved(LOSS + "=gspo").describe() == "gspo (clip_ratio_low=0.0003, clip_ratio_high=0.0004), seq-mean-token-mean"
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_a_bound_that_is_given_holds_wherever_it_stands_on_the_line(order):
+    overrides = [f"{LOSS}=gspo", f"{ACTOR}.clip_ratio_high=0.001"][::order]
+    assert resolved(*overrides).clip == {"clip_ratio_high": 0.001}
+
+
+def test_the_documents_gspo_has_gspos_bounds():
+    assert resolved("algorithm.adv_estimator=gspo").describe().startswith("gspo (clip_ratio_low=0.0003")
+
+
+def test_options_are_reached_from_the_command_line():
+    told = resolved(f"{LOSS}=sapo", f"{ACTOR}.loss_options.tau_neg=1.2", f"{ACTOR}.importance.level=sequence").describe()
+    assert told == "sapo (tau_neg=1.2), seq-mean-token-mean; importance weights: truncate, sequence"
+
+
+def test_geo_mean_is_gmpo():
+    assert resolved(f"{LOSS}=geo_mean").name == "gmpo"
+
+
+def test_names_in_the_parameters_agree_with_the_registries():
+    from siirl.algos.importance import BOUNDS, LEVELS
+
+    built_in = {name for name in OWN_BOUNDS if POLICY_LOSSES[name].__module__.startswith("siirl.algos")}
+    assert set(LOSSES_WITH_OWN_BOUNDS) == built_in
+    assert (IMPORTANCE_LEVELS, IMPORTANCE_BOUNDS) == (LEVELS, BOUNDS)
+
+
+@pytest.mark.parametrize("name", sorted(NATIVE_AGGREGATION))
+def test_every_loss_is_reachable_by_name(name):
+    assert resolved(f"{LOSS}={name}").name == name
+
+
+@pytest.mark.parametrize(
+    ("config", "error", "message"),
+    [
+        ({"loss": "vanila"}, UnknownNameError, r"actor_rollout_ref.actor.loss\) 'vanila'"),
+        ({"loss_agg_mode": "token_mean"}, UnknownNameError, "loss_agg_mode 'token_mean'"),
+        ({"use_kl_loss": True, "kl_loss_type": "k4"}, UnknownNameError, r"kl_loss_type\) 'k4'"),
+        ({"clip_ratio_low": 2.0}, ConfigError, "clip_ratio_low=2.0"),
+        ({"loss": "gspo", "clip_ratio_low": 2.0}, ConfigError, "clip_ratio_low=2.0"),
+        ({"loss": "gspo", "clip_ratio": 0.3}, ConfigError, "clip_ratio=0.3 is not read by .*loss=gspo, its bounds are clip_ratio_low and"),
+        ({"loss": "sapo", "clip_ratio_high": 0.3}, ConfigError, "clip_ratio_high=0.3 is not read by .*loss=sapo, it does not clip"),
+        ({"loss": "cpgd", "clip_ratio_c": 2.0}, ConfigError, "clip_ratio_c=2.0 is not read by .*loss=cpgd"),
+        ({"loss": "sapo", "loss_options": {"tau": 1.0}}, UnknownNameError, "'tau'"),
+        ({"loss": "decoupled", "importance": ImportanceArguments(level="token")}, ConfigError, "weights of its own"),
+        ({"importance": ImportanceArguments(level="tokens")}, UnknownNameError, "'tokens'"),
+        ({"loss_agg_mode": "seq-mean-token-sum-norm"}, ConfigError, "give the Actor its horizon"),
+    ],
+)
+def test_what_cannot_work_is_refused_when_the_loss_is_made(config, error, message):
+    with pytest.raises(error, match=message):
+        ActorLoss(ActorArguments(**config))
+
+
+@pytest.mark.parametrize("config", [{"loss": "decoupled"}, {"importance": ImportanceArguments(level="token")}])
+@pytest.mark.parametrize("column", ["old_log_probs", "rollout_log_probs"])
+def test_importance_weights_need_both_policies(config, column):
+    with pytest.raises(ConfigError, match="needs both columns"):
+        make_actor(make_engine(), **config).update(trajectories(3).exclude(column))
+
+
+def test_a_dual_clip_can_be_left_out():
+    assert ActorLoss(ActorArguments(clip_ratio_c=None)).clip["clip_ratio_c"] is None
+
+
+def test_weights_of_one_change_nothing():
+    batch = trajectories(5)
+    batch["rollout_log_probs"] = batch["old_log_probs"]
+    plain, weighted = make_engine(), make_engine()
+    make_actor(plain).update(batch)
+    metrics = make_actor(weighted, importance=ImportanceArguments(level="sequence")).update(batch)
+    assert metrics["actor/importance_weight"] == pytest.approx(1.0)
+    assert largest_difference(plain.gradients[0], weighted.gradients[0]) < 1e-6
+
+
+@pytest.fixture
+def registries():
+    before = [(registry, dict(registry)) for registry in (POLICY_LOSSES, POLICY_LOSS_REGISTRY, NATIVE_AGGREGATION)]
+    yield
+    for registry, entries in before:
+        registry.clear()
+        registry.update(entries)
+
+
+def test_a_loss_of_the_documents_form_gets_importance_weights_as_an_argument(registries):
+    seen = []
+
+    @register_policy_loss("weighted")
+    def compute_weighted_loss(old_log_prob, log_prob, advantages, response_mask, loss_agg_mode, config, rollout_is_weights=None):
+        seen.append(rollout_is_weights)
+        zero = torch.zeros(())
+        return agg_loss(-advantages * log_prob, response_mask, loss_agg_mode), zero, zero, zero
+
+    make_actor(make_engine(), loss="weighted").update(trajectories(2))
+    make_actor(make_engine(), loss="weighted", importance=ImportanceArguments(level="token")).update(trajectories(2))
+    assert seen[0] is None
+    assert seen[1].shape == (2, 12)
+
+
+def test_a_selection_sees_the_policy_as_it_is_before_the_step():
+    """With old log-probs far away every token is clipped, and Clip-Cov has no candidate; on policy it has."""
+    batch, engine = trajectories(6), make_engine()
+    options = {"loss": "clip_cov", "loss_options": {"clip_cov_ratio": 1.0, "clip_cov_lb": -100.0, "clip_cov_ub": 100.0}}
+    batch["advantages"] = torch.ones(6, 12)
+    batch["old_log_probs"] = torch.full((6, 12), -50.0)
+    actor = make_actor(engine, **options)
+    assert actor.update(batch)["actor/selected_share"] == 0.0
+    assert actor.update(batch.exclude("old_log_probs", "rollout_log_probs"), on_policy=True)["actor/selected_share"] == 1.0
+
+
+def test_a_nan_is_refused_before_a_selection_is_made():
+    batch = trajectories(4)
+    batch["advantages"][2, 0] = torch.nan
+    with pytest.raises(TensorError, match="advantages is nan in row 2"):
+        make_actor(make_engine(), loss="kl_cov").update(batch)
+
+
+def test_the_batch_is_left_without_the_column_of_the_selection():
+    batch = trajectories(4)
+    before = set(batch.keys())
+    make_actor(make_engine(), loss="kl_cov").update(batch)
+    assert set(batch.keys()) == before
