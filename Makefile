@@ -24,8 +24,9 @@ digest   = $(shell cat $(1) | sha256sum | cut -c 1-12)
 RUNTIME := $(VENV)/.runtime-$(TORCH_BUILD)-$(call digest,requirements.lock)
 TESTING := $(VENV)/.testing-$(call digest,requirements.lock requirements-test.lock)
 
-SYSTEM_PACKAGES := libegl1 libopengl0 libgl1-mesa-dri libosmesa6
+SYSTEM_PACKAGES := libegl1 libopengl0 libgl1-mesa-dri libosmesa6 bubblewrap
 DRAWS := $(BIN)/python -c 'from envs.offscreen import make_context; make_context(8)' 2> /dev/null
+BOXES := command -v bwrap > /dev/null
 
 # Installs system packages where it may: as root, with apt-get.
 install = { [ "$$(id -u)" = 0 ] && command -v apt-get > /dev/null && echo "Installing $(1) ..." && apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $(1) > /dev/null; }
@@ -81,9 +82,11 @@ $(TESTING): | $(RUNTIME)
 	@$(PIP) -r requirements-test.lock
 	@touch $@
 
-# MuJoCo draws in software through EGL or OSMesa; whether it can is tried, not guessed from package names.
+# MuJoCo draws in software through EGL or OSMesa; whether it can is tried, not guessed from package names. Without bubblewrap all but
+# env=sandbox works, and its tests are skipped.
 system: setup
-	@$(DRAWS) || $(call install,$(SYSTEM_PACKAGES)) || { echo "MuJoCo cannot draw: no OpenGL here. Type: sudo apt-get install -y $(SYSTEM_PACKAGES)   and start again." >&2; exit 1; }
+	@{ $(DRAWS) && $(BOXES); } || $(call install,$(SYSTEM_PACKAGES)) || $(DRAWS) || { echo "MuJoCo cannot draw: no OpenGL here. Type: sudo apt-get install -y $(SYSTEM_PACKAGES)   and start again." >&2; exit 1; }
+	@$(BOXES) || echo "Bubblewrap is not installed: env=sandbox will not start here. To have it: sudo apt-get install -y bubblewrap"
 	@$(DRAWS) || { echo "MuJoCo cannot draw, although $(SYSTEM_PACKAGES) are installed; what it says:" >&2; $(subst 2> /dev/null,,$(DRAWS)); }
 
 clean:

@@ -13,7 +13,11 @@ from envs.base import Environment, EnvSpec
 
 ENVS: dict[str, str] = {
     "mujoco": "envs.mujoco:MetaWorldEnv",
+    "libero": "envs.libero.environment:LiberoEnv",
     "gymnasium": "envs.gymnasium:GymnasiumEnv",
+    "sandbox": "envs.sandbox.environment:SandboxEnv",
+    "math": "envs.math.environment:MathEnv",
+    "tools": "envs.tools.environment:ToolEnv",
 }
 """Name to `module:Class`."""
 

@@ -16,6 +16,7 @@ import numpy as np
 
 from envs.base import Environment, Frames, Info, Observation, StepResult
 from envs.registry import make_env
+from envs.text import EpisodeFailed
 
 
 class Request(NamedTuple):
@@ -29,8 +30,9 @@ class Request(NamedTuple):
 class Raised(NamedTuple):
     """An exception of an environment, as data: an exception of a user's own class may not survive pickling."""
 
-    callers_mistake: bool
-    """It was a ValueError: an argument that the environment refuses, and would refuse again."""
+    kind: Literal["mistake", "episode", "fault"]
+    """`mistake`: a ValueError, an argument that the environment refuses, and would refuse again. `episode`: an `EpisodeFailed`, which says
+    that this episode cannot be scored, now or when repeated, and that the environment is sound. `fault`: everything else."""
     summary: str
     """Type and message."""
     trace: str
@@ -39,9 +41,11 @@ class Raised(NamedTuple):
     @classmethod
     def of(cls, error: BaseException) -> "Raised":
         """Describe `error`; a ValueError is told by its message alone, since it is raised again as a ValueError."""
-        mistake = isinstance(error, ValueError)
-        summary = str(error) if mistake else f"{type(error).__name__}: {error}"
-        return cls(callers_mistake=mistake, summary=summary, trace="".join(traceback.format_exception(error)))
+        trace = "".join(traceback.format_exception(error))
+        if isinstance(error, ValueError):
+            return cls(kind="mistake", summary=str(error), trace=trace)
+        kind: Literal["episode", "fault"] = "episode" if isinstance(error, EpisodeFailed) else "fault"
+        return cls(kind=kind, summary=f"{type(error).__name__}: {error}", trace=trace)
 
 
 class Answers(NamedTuple):

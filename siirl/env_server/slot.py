@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
 from envs.base import EnvSpec, Frames, Info, Observation, StepResult
+from envs.text import EpisodeFailed
 from siirl.env_server import checks
 from siirl.env_server.replay import Call, EpisodeRecord, difference, own_actions, sample
 from siirl.env_server.server import Request
@@ -84,6 +85,8 @@ class Slot:
                 break
             except ServerFault as fault:
                 self._allow_another_try(episode, fault)
+            except EpisodeFailed as failed:
+                self._give_up(episode, str(failed).rstrip("."))
             except ValueError:
                 self._episode = None  # part of a refused chunk may have been executed: nobody knows where the episode is
                 raise

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
+from envs.text import EpisodeFailed
 from siirl.env_server.hosts import Host
 from siirl.env_server.server import Answers, Raised, Request
 
@@ -77,6 +78,7 @@ class Station:
 
         Raises:
             ValueError: The environment refused the arguments.
+            EpisodeFailed: The environment says that this episode cannot be scored.
             ServerFault: The server, or the environment in it, failed, or another generation runs by now.
         """
         self._refuse_if_closed()
@@ -162,7 +164,7 @@ class Station:
         raised = opening.result()
         if raised is None:
             return
-        if raised.callers_mistake:
+        if raised.kind == "mistake":
             raise _refusal(raised)
         raise ServerFault("start", f"server {self.name}: the environment could not be made: {raised.summary}\n{raised.trace}", charged=True)
 
@@ -209,8 +211,10 @@ class Station:
         for (request, answer), value in zip(call.waiting, answers.values, strict=True):
             if not isinstance(value, Raised):
                 _settle(answer, value=value)
-            elif value.callers_mistake:
+            elif value.kind == "mistake":
                 _settle(answer, error=_refusal(value))
+            elif value.kind == "episode":
+                _settle(answer, error=EpisodeFailed(value.summary))
             else:
                 detail = f"{request.method} raised {value.summary}"
                 _settle(answer, error=ServerFault("raised", f"server {self.name}: {detail}\n{value.trace}", charged=True))

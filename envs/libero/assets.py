@@ -1,0 +1,135 @@
+"""Which assets LIBERO loads: a folder of the user's, the benchmark's own (installed or from the hub), or the project's stand-ins.
+
+A folder is checked before anything is built, and an incomplete one is refused with the files that it lacks. Stand-ins are announced
+loudly, once a process, and named in the environment's spec and infos.
+"""
+
+import functools
+import os
+import socket
+import urllib.parse
+import warnings
+from dataclasses import dataclass
+from pathlib import Path
+from xml.etree import ElementTree as ET
+
+from envs.libero.folders import cache_folder, package_folder
+from envs.libero.stand_ins import stand_in_files, stand_in_folder
+
+AUTO, STAND_IN = "auto", "stand_in"
+LABEL = "stand-in"
+HUB_REPOSITORY = "lerobot/libero-assets"  # where hf-libero 0.1.4 itself looks
+NOTICE = (
+    "LIBERO runs on stand-in assets: geometry that this project generates, not the benchmark's. "
+    "Success rates on it are NOT LIBERO scores. Set env.assets to a folder of LIBERO's assets for those (docs/libero.md)."
+)
+HOW_TO = (
+    f"Get them by: hf download {HUB_REPOSITORY} --repo-type dataset --local-dir FOLDER, "
+    "or: git clone https://github.com/Lifelong-Robot-Learning/LIBERO (FOLDER is libero/libero/assets there); or use env.assets=stand_in."
+)
+SHOWN = 5  # missing files named in the message
+
+
+@dataclass(frozen=True)
+class Assets:
+    """A complete folder of assets."""
+
+    folder: Path
+    stand_in: bool
+
+    @property
+    def label(self) -> str:
+        """What infos and reports call them: `stand-in`, or the folder."""
+        return LABEL if self.stand_in else str(self.folder)
+
+
+class StandInWarning(UserWarning):
+    """Numbers of this run are not LIBERO scores."""
+
+
+def find_assets(wanted: str | Path) -> Assets:
+    """The assets that `env.assets` asks for.
+
+    Args:
+        wanted: A folder; `stand_in`; or `auto`: the installed folder, else the one in the cache, else a download from the hub where it can
+            be reached, else stand-ins.
+
+    Raises:
+        ValueError: The folder does not exist or lacks files; the message says which, and how to get them.
+    """
+    if wanted == STAND_IN:
+        return _stand_ins()
+    if wanted == AUTO:
+        folder = _auto_folder()
+        return _stand_ins() if folder is None else Assets(folder, stand_in=False)
+    folder = Path(wanted).expanduser().absolute()
+    if not folder.is_dir():
+        raise ValueError(f"env.assets={str(wanted)!r} is no folder; it may also be {AUTO} or {STAND_IN}. {HOW_TO}")
+    _check_complete(folder)
+    return Assets(folder, stand_in=False)
+
+
+def missing_files(folder: Path) -> list[str]:
+    """Paths below `folder` that the five suites need and that are not there: descriptions, and the meshes and textures they name."""
+    missing = []
+    for path, content in stand_in_files():  # the stand-ins are what is needed: same paths, and the same styles of floor and wall
+        if not (folder / path).is_file():
+            missing.append(path)
+        elif isinstance(content, str):
+            missing += [str(file.relative_to(folder)) for file in _named_files(folder / path, root=folder) if not file.is_file()]
+    return list(dict.fromkeys(missing))
+
+
+def _named_files(description: Path, *, root: Path) -> list[Path]:
+    asset = ET.parse(description).getroot().find("asset")
+    named = [] if asset is None else [node.get("file", "") for node in asset.findall("./*[@file]")]
+    files = [Path(os.path.normpath(description.parent / file)) for file in named]
+    return [file for file in files if file.is_relative_to(root)]
+
+
+@functools.cache
+def _check_complete(folder: Path) -> None:
+    try:
+        missing = missing_files(folder)
+    except ET.ParseError as error:
+        raise ValueError(f"env.assets={str(folder)!r} holds a damaged description ({error}). {HOW_TO}") from error
+    if missing:
+        listed = ", ".join(missing[:SHOWN]) + (f" and {len(missing) - SHOWN} more" if len(missing) > SHOWN else "")
+        raise ValueError(f"env.assets={str(folder)!r} lacks {listed}. {HOW_TO}")
+
+
+@functools.cache
+def _stand_ins() -> Assets:
+    warnings.warn(NOTICE, StandInWarning, stacklevel=2)
+    return Assets(stand_in_folder(), stand_in=True)
+
+
+@functools.cache
+def _auto_folder() -> Path | None:
+    cached = cache_folder() / "assets"
+    for folder in (package_folder() / "assets", cached):
+        if folder.is_dir() and not missing_files(folder):
+            return folder
+    if not _hub_answers():
+        return None
+    from huggingface_hub import snapshot_download
+
+    try:
+        snapshot_download(HUB_REPOSITORY, repo_type="dataset", local_dir=cached)  # locks, so one server downloads and the others wait
+        _check_complete(cached)
+    except (OSError, ValueError) as error:  # the hub's errors are OSErrors
+        warnings.warn(f"LIBERO's assets could not be had from the hub ({error}).", StandInWarning, stacklevel=2)
+        return None
+    return cached
+
+
+def _hub_answers() -> bool:
+    """Whether the hub can be reached, asked in at most two seconds: its own client would try for a minute."""
+    if os.environ.get("HF_HUB_OFFLINE", "").lower() in ("1", "true", "yes", "on"):
+        return False
+    address = urllib.parse.urlparse(os.environ.get("HF_ENDPOINT") or "https://huggingface.co")
+    try:
+        with socket.create_connection((address.hostname or "", address.port or 443), timeout=2.0):
+            return True
+    except OSError:
+        return False

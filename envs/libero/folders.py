@@ -1,0 +1,102 @@
+"""Where things are: the installed LIBERO package, found without importing it, and the cache folder, the only place that is written to.
+
+Importing LIBERO without a config file asks questions on the terminal; `import_libero` writes one into the cache folder first. It also
+keeps robosuite from logging to /tmp and Numba from writing into site-packages.
+"""
+
+import contextlib
+import importlib
+import importlib.util
+import os
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from envs.offscreen import choose_backend
+
+INSTALL = "pip install --no-deps -r requirements.lock   (or: pip install --no-deps hf-libero==0.1.4 robosuite==1.4.0 bddl==1.0.1)"
+CACHE_VARIABLE = "SIIRL_CACHE"
+
+
+def cache_folder() -> Path:
+    """`$SIIRL_CACHE/libero`, by default `~/.cache/siirl/libero`; made if it is not there."""
+    general = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    folder = Path(os.environ.get(CACHE_VARIABLE) or Path(general) / "siirl").expanduser() / "libero"
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+def package_folder() -> Path:
+    """The folder `libero/libero` of the installed package, with `bddl_files` and `init_files`; imports nothing.
+
+    Raises:
+        RuntimeError: LIBERO is not installed; the message says how to.
+    """
+    found = importlib.util.find_spec("libero")
+    for place in found.submodule_search_locations if found and found.submodule_search_locations else ():
+        if (Path(place) / "libero" / "bddl_files").is_dir():
+            return Path(place) / "libero"
+    raise RuntimeError(f"env=libero needs the LIBERO package: {INSTALL}")
+
+
+def import_libero() -> Any:
+    """LIBERO's module of environments, imported without a question and without a file outside of the cache folder.
+
+    Raises:
+        RuntimeError: A package or the OpenGL library is missing; the message says what to install.
+    """
+    if "libero.libero.envs" in sys.modules:
+        return sys.modules["libero.libero.envs"]
+    choose_backend()  # before MuJoCo and robosuite are imported, which read MUJOCO_GL then
+    config = cache_folder() / "config"
+    _write_config(config)
+    os.environ.setdefault("NUMBA_CACHE_DIR", str(cache_folder() / "numba"))  # robosuite's functions, compiled once: 5 s
+    try:
+        _silence_robosuite()
+        own = os.environ.get("MPLCONFIGDIR") or str(cache_folder() / "matplotlib")  # LIBERO imports its colour maps
+        with _environment_variable("LIBERO_CONFIG_PATH", str(config)), _environment_variable("MPLCONFIGDIR", own):
+            return importlib.import_module("libero.libero.envs")
+    except ModuleNotFoundError as missing:
+        raise RuntimeError(f"env=libero needs a package that is not installed ({missing}): {INSTALL}") from missing
+
+
+def _silence_robosuite() -> None:
+    """Change the two macros before robosuite's logger reads them: it opens /tmp/robosuite.log when it is imported."""
+    found = importlib.util.find_spec("robosuite")
+    if found is None or not found.submodule_search_locations:
+        raise ModuleNotFoundError("No module named 'robosuite'")
+    path = Path(next(iter(found.submodule_search_locations))) / "macros.py"
+    specification = importlib.util.spec_from_file_location("robosuite.macros", path)
+    assert specification is not None and specification.loader is not None
+    macros: Any = importlib.util.module_from_spec(specification)
+    specification.loader.exec_module(macros)
+    macros.FILE_LOGGING_LEVEL, macros.CONSOLE_LOGGING_LEVEL = None, "ERROR"
+    sys.modules.setdefault("robosuite.macros", macros)
+
+
+def _write_config(folder: Path) -> None:
+    package = package_folder()
+    folders = {"bddl_files": "bddl_files", "init_states": "init_files", "datasets": "datasets", "assets": "assets", "benchmark_root": "."}
+    text = "".join(f"{key}: {package / value}\n" for key, value in folders.items())
+    path = folder / "config.yaml"
+    if path.is_file() and path.read_text() == text:
+        return
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.NamedTemporaryFile("w", dir=folder, delete=False) as file:  # servers start at the same time: replace it whole
+        file.write(text)
+    os.replace(file.name, path)
+
+
+@contextlib.contextmanager
+def _environment_variable(name: str, value: str) -> Iterator[None]:
+    before = os.environ.get(name)
+    os.environ[name] = value
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[name]
+        else:
+            os.environ[name] = before

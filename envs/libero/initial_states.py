@@ -1,0 +1,71 @@
+"""The benchmark's 50 initial states of a task: read from its package without torch, and divided between training and evaluation.
+
+The files are written by `torch.save`: a zip archive with one pickle of a NumPy array. Only arrays are unpickled, so a file cannot run code.
+"""
+
+import io
+import pickle
+import zipfile
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+States = Literal["split", "all"]
+STATES = 50  # of each task
+HELD_OUT_EVERY = 5  # states 4, 9, ..., 49 are for evaluation
+FIRST_TRAINING_SEED = 1_000_000  # the platform's rule: evaluation seeds lie below
+_ARRAY_PARTS = {  # all that an array's pickle may name; NumPy moved its modules in version 2
+    ("numpy.core.multiarray", "_reconstruct"),
+    ("numpy._core.multiarray", "_reconstruct"),
+    ("numpy", "ndarray"),
+    ("numpy", "dtype"),
+    ("_codecs", "encode"),
+}
+
+
+def read_initial_states(path: Path) -> NDArray[np.float64]:
+    """Initial states [50, 1 + number of positions + number of velocities]: time, qpos and qvel of MuJoCo.
+
+    Raises:
+        ValueError: The file is missing, damaged or holds something else.
+    """
+    try:
+        with zipfile.ZipFile(path) as archive:
+            name = next(name for name in archive.namelist() if name.endswith("/data.pkl"))
+            states = _ArrayUnpickler(io.BytesIO(archive.read(name))).load()
+    except (OSError, zipfile.BadZipFile, StopIteration, pickle.UnpicklingError, EOFError) as error:
+        raise ValueError(f"The initial states {path} cannot be read ({error}); install hf-libero==0.1.4 anew.") from error
+    if not (isinstance(states, np.ndarray) and states.ndim == 2 and states.dtype.kind == "f"):
+        raise ValueError(f"{path} does not hold an array of initial states, but {type(states).__name__}.")
+    if not np.isfinite(states).all():
+        raise ValueError(f"The initial states {path} are not finite; install hf-libero==0.1.4 anew.")
+    return states.astype(np.float64)
+
+
+def held_out(count: int) -> tuple[int, ...]:
+    """Numbers of the states that training never starts from, of `count` states."""
+    return tuple(range(HELD_OUT_EVERY - 1, count, HELD_OUT_EVERY))
+
+
+def state_number(seed: int, *, count: int, states: States) -> int:
+    """The initial state that `seed` starts from.
+
+    `all` (the published protocol): seed k starts from state k modulo `count`, for training and evaluation. `split`: training seeds
+    (1,000,000 and above) start from four fifths of the states, evaluation seeds from the others, so that the two never meet.
+    """
+    if states == "all":
+        return seed % count
+    evaluation = held_out(count)
+    if seed < FIRST_TRAINING_SEED:
+        return evaluation[seed % len(evaluation)]
+    training = [number for number in range(count) if number not in evaluation]
+    return training[seed % len(training)]
+
+
+class _ArrayUnpickler(pickle.Unpickler):
+    def find_class(self, module: str, name: str) -> Any:
+        if (module, name) not in _ARRAY_PARTS:
+            raise pickle.UnpicklingError(f"it names {module}.{name}, and only arrays are read")
+        return super().find_class(module, name)

@@ -1,0 +1,142 @@
+"""What OpenVLA and OpenVLA-OFT checkpoints for LIBERO expect of images, proprioception and actions: all of their conventions, in one place.
+
+Facts from the public evaluation code (github.com/moojink/openvla-oft: experiments/robot/libero/libero_utils.py,
+experiments/robot/openvla_utils.py, experiments/robot/robot_utils.py, prismatic/vla/action_tokenizer.py, prismatic/vla/constants.py, MIT):
+
+- Images: LIBERO's are upside down, and the data were turned by 180 degrees. From our upright ones that is left and right exchanged. Then
+  JPEG (quality 95), Lanczos to 224x224, the middle 90 % of the area, bilinear back to 224x224. Agent view first, then the wrist.
+- Proprioception: gripper position, axis times angle, two fingers (what `env=libero` gives), to [-1, 1] by the 1 % and 99 % quantiles.
+- Actions: six numbers in [-1, 1] by the quantiles, and the fingers from 0 (closed) to 1 (open). The benchmark wants -1 open, +1 closed.
+- Tokens: 256 edges from -1 to 1, the bins counted down from the end of the vocabulary (of 32,000 for Llama 2). Chunks of 8 actions.
+
+Left out: the networks (siirl.models). NumPy and Pillow take TensorFlow's place; their Lanczos filters differ by rounding.
+"""
+
+import io
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+IMAGE_SIZE = 224
+CROP_AREA = 0.9
+JPEG_QUALITY = 95  # TensorFlow's default
+CHUNK_LENGTH = 8
+ACTION_SIZE = 7
+BINS = 256
+LLAMA_VOCABULARY = 32_000
+SMALLEST_RANGE = 1e-8  # keeps a quantity that never changes from a division by zero
+STATISTICS_FILE = "dataset_statistics.json"
+PROMPT = "In: What action should the robot take to {instruction}?\nOut:"
+
+
+@dataclass(frozen=True)
+class Quantiles:
+    """The range of each number in the training data; where `mask` is False a number is left as it is."""
+
+    low: NDArray[np.float64]
+    high: NDArray[np.float64]
+    mask: NDArray[np.bool_]
+
+    def normalise(self, values: NDArray[Any]) -> NDArray[np.float64]:
+        """To [-1, 1], clipped: what the network is given."""
+        scaled = 2 * (values - self.low) / (self.high - self.low + SMALLEST_RANGE) - 1
+        return np.clip(np.where(self.mask, scaled, values), -1.0, 1.0)
+
+    def unnormalise(self, values: NDArray[Any]) -> NDArray[np.float64]:
+        """From [-1, 1]: what the network puts out."""
+        return np.where(self.mask, 0.5 * (values + 1) * (self.high - self.low + SMALLEST_RANGE) + self.low, values)
+
+
+def read_statistics(checkpoint: Path, *, suite: str) -> tuple[Quantiles, Quantiles | None]:
+    """Quantiles of actions and, where the checkpoint uses it, of proprioception.
+
+    Args:
+        checkpoint: The folder of the checkpoint, with `dataset_statistics.json`.
+        suite: `spatial`, `object`, `goal` or `10`; the data sets are named `libero_spatial_no_noops` or `libero_spatial`.
+
+    Raises:
+        ValueError: There is no such file, or it does not know the suite.
+    """
+    path = checkpoint / STATISTICS_FILE
+    if not path.is_file():
+        raise ValueError(f"The checkpoint {checkpoint} has no {STATISTICS_FILE}: without it actions cannot be un-normalised.")
+    statistics = json.loads(path.read_text())
+    names = (f"libero_{suite}_no_noops", f"libero_{suite}")
+    name = next((name for name in names if name in statistics), None)
+    if name is None:
+        raise ValueError(
+            f"{path} knows {', '.join(sorted(statistics))}, and none of {', '.join(names)}: was it trained on suite {suite!r}?"
+        )
+    proprioception = statistics[name].get("proprio")
+    return _quantiles(statistics[name]["action"]), None if proprioception is None else _quantiles(proprioception)
+
+
+def policy_image(upright: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    """Our image [size, size, 3] as the checkpoints want it: uint8 [224, 224, 3]."""
+    image = published_image(upright)
+    if image.shape[0] != IMAGE_SIZE:
+        image = _resize(image)
+    return _middle(image)
+
+
+def published_image(upright: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    """LIBERO's own image turned by 180 degrees: ours with left and right exchanged."""
+    return np.ascontiguousarray(upright[:, ::-1])
+
+
+def environment_actions(normalised: NDArray[Any], *, quantiles: Quantiles) -> NDArray[np.float32]:
+    """A chunk of network outputs [N, 7] as actions of `env=libero`, float32 [N, 7] in [-1, 1]."""
+    actions = quantiles.unnormalise(np.asarray(normalised, np.float64))
+    actions[:, -1] = -np.sign(2 * actions[:, -1] - 1)  # 0 closed, 1 open, to +1 closed, -1 open
+    return np.clip(actions, -1.0, 1.0).astype(np.float32)
+
+
+def action_tokens(normalised: NDArray[Any], *, vocabulary: int = LLAMA_VOCABULARY) -> NDArray[np.int64]:
+    """Token ids of normalised actions: the bin of -1 is the last token of the vocabulary."""
+    return np.asarray(vocabulary - np.digitize(np.clip(normalised, -1.0, 1.0), _edges()), np.int64)
+
+
+def action_values(tokens: NDArray[np.int64], *, vocabulary: int = LLAMA_VOCABULARY) -> NDArray[np.float64]:
+    """Normalised actions of token ids: the middle of each bin; 256 edges make 255 bins, and the last id stands for the last bin."""
+    edges = _edges()
+    middles = (edges[:-1] + edges[1:]) / 2
+    return np.asarray(middles[np.clip(vocabulary - tokens - 1, 0, BINS - 2)])
+
+
+def prompt(instruction: str) -> str:
+    """The question that the checkpoints were trained to answer."""
+    return PROMPT.format(instruction=instruction.lower())
+
+
+def _quantiles(statistics: dict[str, Any]) -> Quantiles:
+    low, high = np.asarray(statistics["q01"], np.float64), np.asarray(statistics["q99"], np.float64)
+    return Quantiles(low, high, np.asarray(statistics.get("mask", np.ones(low.shape, bool)), bool))
+
+
+def _edges() -> NDArray[np.float64]:
+    return np.linspace(-1.0, 1.0, BINS)
+
+
+def _resize(image: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    """Through JPEG, as the data were stored, and by a Lanczos filter."""
+    stored = io.BytesIO()
+    Image.fromarray(image).save(stored, "JPEG", quality=JPEG_QUALITY, subsampling="4:2:0")
+    return np.asarray(Image.open(stored).resize((IMAGE_SIZE, IMAGE_SIZE), Image.Resampling.LANCZOS))
+
+
+def _middle(image: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    """The middle `CROP_AREA` of a square image, enlarged to its old size with the corners of crop and image on each other."""
+    size = image.shape[0]
+    share = np.sqrt(CROP_AREA)
+    places = ((1 - share) / 2 + share * np.linspace(0.0, 1.0, size)) * (size - 1)
+    low = np.minimum(places.astype(int), size - 2)
+    weight = (places - low)[:, None]
+    values = image.astype(np.float64)
+    rows = values[low] * (1 - weight[..., None]) + values[low + 1] * weight[..., None]
+    middle = rows[:, low] * (1 - weight) + rows[:, low + 1] * weight
+    return np.asarray(np.clip(middle + 0.5, 0, 255), np.uint8)

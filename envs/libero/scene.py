@@ -1,0 +1,73 @@
+"""True poses and extents of what is in a simulator: for the scripted expert, never for a policy."""
+
+from typing import Any
+
+import mujoco
+import numpy as np
+from numpy.typing import NDArray
+
+from envs.libero.simulator import TaskSimulator
+
+Vector = NDArray[np.float64]
+
+
+class Extent:
+    """The box around a body's colliding shapes, along the world's axes turned by `yaw` about the vertical."""
+
+    def __init__(self, simulator: TaskSimulator, body: int, *, yaw: float = 0.0) -> None:
+        """Measure now; nothing follows later motion."""
+        model, data = simulator.model, simulator.data
+        turned = np.array([[np.cos(yaw), np.sin(yaw), 0.0], [-np.sin(yaw), np.cos(yaw), 0.0], [0.0, 0.0, 1.0]])
+        self._to_world = turned.T
+        low, high = np.full(3, np.inf), np.full(3, -np.inf)
+        for geom in colliding_geoms(simulator, body):
+            rotation = turned @ data.geom_xmat[geom].reshape(3, 3)
+            centre = turned @ data.geom_xpos[geom] + rotation @ model.geom_aabb[geom, :3]
+            half = np.abs(rotation) @ model.geom_aabb[geom, 3:]
+            low, high = np.minimum(low, centre - half), np.maximum(high, centre + half)
+        self.size: Vector = high - low
+        self.centre: Vector = self._to_world @ ((low + high) / 2)
+        self.bottom, self.top = float(low[2]), float(high[2])
+
+
+def colliding_geoms(simulator: TaskSimulator, body: int) -> list[int]:
+    """Geoms of a body and of what hangs on it."""
+    model = simulator.model
+    inside = [other for other in range(model.nbody) if _hangs_on(model, other, body)]
+    return [int(geom) for geom in np.flatnonzero(np.isin(model.geom_bodyid, inside) & (model.geom_contype > 0))]
+
+
+def object_body(simulator: TaskSimulator, name: str) -> int:
+    """MuJoCo's number of an object's or fixture's root body."""
+    return int(simulator.env.obj_body_id[name])
+
+
+def is_region(simulator: TaskSimulator, name: str) -> bool:
+    """Whether `name` is a region of the task's definition, and not an object."""
+    return name in simulator.env.object_sites_dict
+
+
+def region_half(simulator: TaskSimulator, name: str) -> Vector:
+    """Half lengths of a region along the world's axes."""
+    rotation = simulator.data.site(name).xmat.reshape(3, 3)
+    return np.asarray(np.abs(rotation) @ np.abs(np.asarray(simulator.env.object_sites_dict[name].size, np.float64)))
+
+
+def gripper_pose(simulator: TaskSimulator) -> tuple[Vector, Vector]:
+    """Position [3] and rotation [3, 3] of the point between the finger tips."""
+    site = simulator.robot.eef_site_id
+    return simulator.data.site_xpos[site].copy(), simulator.data.site_xmat[site].reshape(3, 3).copy()
+
+
+def _hangs_on(model: Any, body: int, ancestor: int) -> bool:
+    while body not in (0, ancestor):
+        body = model.body_parentid[body]
+    return bool(body == ancestor)
+
+
+def rotation_vector(rotation: Vector) -> Vector:
+    """Axis times angle [3] of a rotation matrix [3, 3]."""
+    quaternion, vector = np.empty(4), np.empty(3)
+    mujoco.mju_mat2Quat(quaternion, rotation.reshape(9))
+    mujoco.mju_quat2Vel(vector, quaternion, 1.0)
+    return vector

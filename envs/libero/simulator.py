@@ -1,0 +1,193 @@
+"""One LIBERO task as a simulator that is built once and reset many times: physics and the goal's predicate, no images.
+
+Physics, controller and predicates are LIBERO's and robosuite's own. What is left out is what they compute at each of the 25 physics steps
+of an action and nobody reads (some forty observables), and robosuite's renderer. The same initial state and actions give what LIBERO's
+own environment gives (a test).
+
+Fixtures have no place in an initial state. LIBERO draws it anew, within about 2 cm, at each of its resets, from NumPy's global generator;
+here it is drawn once a simulator, from seed 0 as in the published evaluation's first episode, so that episodes can be repeated.
+"""
+
+import importlib
+from typing import Any, NamedTuple
+
+import mujoco
+import numpy as np
+from numpy.typing import NDArray
+
+from envs.libero.assets import Assets
+from envs.libero.folders import import_libero
+from envs.libero.initial_states import read_initial_states
+from envs.libero.suites import SETTLE_STEPS, LiberoTask
+
+# MuJoCo would write its warnings to MUJOCO_LOG.TXT in the working folder; those that matter are counted in `data.warning` and raised.
+mujoco.set_mju_user_warning(lambda message: None)
+
+ACTION_SIZE = 7
+WAIT = np.array([0.0, 0.0, 0.0, 0.0, 0.0, 0.0, -1.0])  # no motion, gripper open: the published protocol's action while things settle
+PLACEMENT_SEED = 0
+COLLISION_GROUP, UNSEEN_GROUP = 0, 5  # robosuite draws group 1 only; MuJoCo draws 0 to 2
+DIVERGENCE = (mujoco.mjtWarning.mjWARN_BADQPOS, mujoco.mjtWarning.mjWARN_BADQVEL, mujoco.mjtWarning.mjWARN_BADQACC)
+STATE = mujoco.mjtState.mjSTATE_INTEGRATION  # all that the next step depends on, the solver's warm start included
+
+
+class Start(NamedTuple):
+    """All that an episode changes in a simulator."""
+
+    state: NDArray[np.float64]
+    controller: dict[str, Any]
+    """What robosuite's arm controller remembers: goals, and the poses that it saw last."""
+    gripper: NDArray[np.float64]
+    """Where robosuite's gripper has got to on its way between open and closed."""
+
+
+class TaskSimulator:
+    """Physics and success of one task."""
+
+    def __init__(self, task: LiberoTask, assets: Assets) -> None:
+        """Build the task's model with `assets`; takes one to three seconds.
+
+        Raises:
+            ValueError: The initial states do not fit the model that the assets give.
+            RuntimeError: A package is missing.
+        """
+        self.task = task
+        self.states = read_initial_states(task.initial_states)
+        libero = import_libero()
+        _use(assets)
+        before = np.random.get_state()
+        try:
+            np.random.seed(PLACEMENT_SEED)
+            control = libero.env_wrapper.ControlEnv(
+                bddl_file_name=str(task.definition), use_camera_obs=False, has_offscreen_renderer=False, hard_reset=False, ignore_done=True
+            )
+            control.reset()
+        finally:
+            np.random.set_state(before)
+        self.env: Any = control.env
+        self.robot: Any = self.env.robots[0]
+        self.model: mujoco.MjModel = self.env.sim.model._model
+        self.data: mujoco.MjData = self.env.sim.data._data
+        self.model.geom_group[self.model.geom_group == COLLISION_GROUP] = UNSEEN_GROUP
+        width = 1 + self.model.nq + self.model.nv
+        if self.states.shape[1] != width:
+            raise ValueError(
+                f"The initial states of LIBERO task {task.name!r} have {self.states.shape[1]} numbers and its model has {width} "
+                f"(time, {self.model.nq} positions, {self.model.nv} velocities): the assets {assets.folder} are not hf-libero 0.1.4's."
+            )
+        self._substeps = int(self.env.control_timestep / self.env.model_timestep)
+        self._settled: dict[int, Start] = {}
+        self._made = self._snapshot()
+
+    def reset(self, number: int) -> None:
+        """Start from initial state `number` after the benchmark's settling; kept, so that the next episode from it starts at once.
+
+        Raises:
+            ValueError: There is no such state.
+            RuntimeError: The simulation diverged.
+        """
+        if not 0 <= number < len(self.states):
+            raise ValueError(f"LIBERO task {self.task.name!r} has no initial state {number}: it has {len(self.states)}, numbered from 0.")
+        if number not in self._settled:
+            self.set_state(self.states[number])
+            for _ in range(SETTLE_STEPS):
+                self._advance(WAIT)
+            self._settled[number] = self._snapshot()
+        self._restore(self._settled[number])
+
+    def set_state(self, state: NDArray[np.float64]) -> None:
+        """Put the simulator into a state [1 + positions + velocities] as the benchmark's files have it, without settling.
+
+        The controller is what LIBERO's reset makes it. It still has the arm's home pose in mind, so the first action is one relative to
+        that pose, and while things settle the arm moves from the state's pose towards it: so it is in the published protocol.
+        """
+        mujoco.mj_resetData(self.model, self.data)
+        self.data.time = state[0]
+        self.data.qpos[:] = state[1 : 1 + self.model.nq]
+        self.data.qvel[:] = state[1 + self.model.nq :]
+        self._recall(self._made)
+
+    def step(self, action: NDArray[np.float32]) -> bool:
+        """Apply one action [7] for 50 ms; returns whether the task's goal is reached.
+
+        Raises:
+            RuntimeError: The simulation diverged.
+        """
+        self._advance(action)
+        return self.success
+
+    @property
+    def success(self) -> bool:
+        """Whether the task's goal holds now, as the benchmark's predicates have it."""
+        return bool(self.env._check_success())
+
+    @property
+    def proprioception(self) -> NDArray[np.float32]:
+        """What the robot feels, float32 [8]: gripper position (3, metres), axis times angle (3, radians), fingers (2, metres)."""
+        quaternion = np.roll(self.data.xquat[self.model.body(self.robot.robot_model.eef_name).id], -1)  # to x y z w
+        position = self.data.site_xpos[self.robot.eef_site_id]
+        fingers = self.data.qpos[self.robot._ref_gripper_joint_pos_indexes]
+        return np.concatenate([position, _axis_angle(quaternion), fingers]).astype(np.float32)
+
+    def _advance(self, action: NDArray[Any]) -> None:
+        """One control step: robosuite's `step` without its observables."""
+        self._check()
+        policy_step = True
+        for _ in range(self._substeps):
+            self.env.sim.forward()
+            try:
+                self.env._pre_action(action, policy_step)
+            except np.linalg.LinAlgError as error:  # the controller inverts matrices that are no numbers any more
+                raise RuntimeError(f"The simulation of LIBERO task {self.task.name!r} diverged ({error}).") from error
+            self.env.sim.step()
+            policy_step = False
+        self.env._post_process()  # whether a stove glows
+        self._check()
+
+    def _snapshot(self) -> Start:
+        state = np.empty(mujoco.mj_stateSize(self.model, STATE))
+        mujoco.mj_getState(self.model, self.data, state, STATE)
+        controller = {name: _own(value) for name, value in vars(self.robot.controller).items() if _is_memory(value)}
+        return Start(state, controller, np.array(self.robot.gripper.current_action, np.float64))
+
+    def _restore(self, start: Start) -> None:
+        mujoco.mj_resetData(self.model, self.data)
+        mujoco.mj_setState(self.model, self.data, start.state, STATE)
+        self._recall(start)
+        mujoco.mj_setState(self.model, self.data, start.state, STATE)  # the forward pass has moved the solver's warm start
+
+    def _recall(self, start: Start) -> None:
+        """Compute what follows from the positions, and give controller and gripper their memory of `start`."""
+        mujoco.mj_forward(self.model, self.data)
+        vars(self.robot.controller).update({name: _own(value) for name, value in start.controller.items()})
+        self.robot.gripper.current_action = start.gripper.copy()
+        self.env._post_process()
+        self._check()
+
+    def _check(self) -> None:
+        diverged = [warning.name for warning in DIVERGENCE if self.data.warning[warning].number]
+        if diverged or not (np.isfinite(self.data.qpos).all() and np.isfinite(self.data.qvel).all()):
+            raise RuntimeError(f"The simulation of LIBERO task {self.task.name!r} diverged ({', '.join(diverged) or 'not finite'}).")
+
+
+def _use(assets: Assets) -> None:
+    """Let LIBERO's classes load from `assets`: the module keeps the folder that it found first in this variable."""
+    package: Any = importlib.import_module("libero.libero")
+    package._assets_path_cache = str(assets.folder)
+
+
+def _is_memory(value: Any) -> bool:
+    return value is None or isinstance(value, (np.ndarray, float, int, bool))
+
+
+def _own(value: Any) -> Any:
+    return value.copy() if isinstance(value, np.ndarray) else value
+
+
+def _axis_angle(quaternion: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Axis times angle in [0, 2 pi) of a quaternion x y z w, as robosuite and the published evaluation compute it."""
+    real = float(np.clip(quaternion[3], -1.0, 1.0))
+    sine = np.sqrt(1.0 - real * real)
+    if np.isclose(sine, 0.0):
+        return np.zeros(3)
+    return np.asarray(quaternion[:3] * 2.0 * np.arccos(real) / sine)

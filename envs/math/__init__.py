@@ -1,0 +1,5 @@
+"""Checkable maths.
+
+`environment` puts it behind the contract of `envs.base`; `generators` and `sources` say what is asked; `answers`, `expressions` and
+`verification` read and compare, and `grading` decides with them. Nothing is imported here: worker processes need one module each.
+"""

@@ -1,0 +1,176 @@
+r"""MathEnv: one question, one answer each from one or several agents, and a grade.
+
+    env = MathEnv(tasks=["sums-2"])                       # generated: "12+34=" and "46"
+    env = MathEnv(files=["train.parquet"])                # rows with the prompt columns, or GSM8K's jsonl
+    observation, info = await env.reset(seed=7, options={"split": "heldout"})
+    observation, reward, terminated, truncated, info = await env.step("… #### 46")
+
+Options of reset: `task`, `split` (`train` or `heldout`), and `row`, a whole row in the form of the prompt columns, for whoever has its own
+data loader. The reward is 1 for a right answer and 0 for a wrong one, plus `format_reward` where an answer was given at all. With
+several agents everything comes once an agent, and they answer the same question without seeing each other's answers.
+
+An answer that the grader cannot decide raises `GradingFailed`: that episode is a counted failure. Left out: further turns, which are the
+business of `envs.tools`.
+"""
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from envs.arguments import checked_seed, read_options
+from envs.base import Environment, Info, StepResult
+from envs.math.generators import SPLITS
+from envs.math.grading import Grade, Grader
+from envs.math.sources import FileQuestions, GeneratedQuestions, QuestionSource, check_row
+from envs.prompt_files import PromptRow
+from envs.text import REWARD_PARTS, VERDICT, ModelText, TextObservation, checked_text, observe, text_spec
+
+DEFAULT_TASKS = ("sums-2",)
+# 1215 of the 8100 ordered pairs of two-digit numbers: enough for an accuracy to within 3 points.
+HELDOUT_SHARE = 0.15
+MAX_ACTION_CHARACTERS = 1 << 24  # no model's turn comes near; grading time is linear in it
+
+
+class MathEnv(Environment):
+    """Questions with an answer that can be checked. Light: thousands fit into one process, and share its graders."""
+
+    def __init__(
+        self,
+        *,
+        tasks: Sequence[str] | None = None,
+        files: Sequence[str] | str | None = None,
+        split: str = "train",
+        heldout_share: float = HELDOUT_SHARE,
+        wording: str = "bare",
+        num_agents: int = 1,
+        format_reward: float = 0.0,
+        num_graders: int = 2,
+        grading_cpu_s: float = 5.0,
+        max_action_characters: int = MAX_ACTION_CHARACTERS,
+    ) -> None:
+        """Make the environment; reads the index of `files`, starts nothing.
+
+        Args:
+            tasks: Generated tasks (`sums-2`, see `envs.math.generators`), or with `files` the data sources to ask from (all by default).
+            files: Parquet or jsonl files; see `envs.prompt_files`.
+            split: Which questions `reset` asks by default, `train` or `heldout`.
+            heldout_share: Share of questions that are held out, by a hash of the question; 0: none is.
+            wording: Of generated questions: `bare` (`12+34=`, the whole text is the answer) or `words` (the answer is marked).
+            num_agents: Agents that answer each question.
+            format_reward: Added where an answer was given, right or wrong; reward part `format`.
+            num_graders: Worker processes of this process's maths environments together.
+            grading_cpu_s: Processor time after which a comparison is given up; 5 s is math-verify's own.
+            max_action_characters: Longest text of an agent; longer ones are refused.
+
+        Raises:
+            ValueError: An argument that cannot work, or a file with something wrong in it.
+            FileNotFoundError: A file that is not there.
+        """
+        if not 0 <= heldout_share < 1:
+            raise ValueError(f"heldout_share must be at least 0 and below 1, got {heldout_share}.")
+        if num_agents < 1:
+            raise ValueError(f"num_agents must be at least 1, got {num_agents}.")
+        self._split = _checked_split(split)
+        self._source = question_source(tasks=tasks, files=files, wording=wording, heldout_share=heldout_share)
+        self._grader = Grader(num_workers=num_graders, cpu_s=grading_cpu_s)
+        self._format_reward = float(format_reward)
+        self.spec = text_spec(
+            name="math",
+            tasks=self._source.tasks,
+            max_turns=1,
+            max_action_characters=max_action_characters,
+            num_agents=num_agents,
+        )
+        self._row: PromptRow | None = None
+
+    async def reset(self, *, seed: int | None = None, options: Mapping[str, Any] | None = None) -> tuple[Any, Info]:
+        """See `Environment.reset`; options are `task`, `split` and `row`. The info has `data_source`."""
+        row = asked_row(options, seed=seed, env=self, source=self._source, split=self._split)
+        self._row = row
+        observations: list[TextObservation] = [observe(row.prompt) for _ in range(self.spec.num_agents)]
+        info = {"task": row.data_source, "data_source": row.data_source}
+        return observations if self.spec.num_agents > 1 else observations[0], info
+
+    async def step(self, action: Any) -> StepResult:
+        """Grade the text, or the list of texts, one an agent; ends the episode.
+
+        Raises:
+            ValueError: No text, or not one an agent.
+            RuntimeError: No question is open.
+            GradingFailed: An answer could not be graded; the episode is over.
+        """
+        texts = self._checked_texts(action)
+        if self._row is None:
+            raise RuntimeError("The episode has ended or was never started: call reset before step.")
+        row, self._row = self._row, None
+        grades = await asyncio.gather(*(self._grader.grade(text, truth=row.ground_truth, style=row.style) for text in texts))
+        agents = [grade_info(grade, format_reward=self._format_reward) for grade in grades]
+        rewards = [float(sum(info[REWARD_PARTS].values())) for info in agents]
+        if self.spec.num_agents == 1:
+            return observe(), rewards[0], True, False, {"task": row.data_source, **agents[0]}
+        merged: Info = {"task": row.data_source, "success": all(info["success"] for info in agents), "agents": agents}
+        return [observe() for _ in agents], cast(Any, np.asarray(rewards)), True, False, merged
+
+    def render(self) -> NDArray[np.uint8]:
+        """Raises RuntimeError: there is nothing to see."""
+        raise RuntimeError("Environment 'math' has no images.")
+
+    async def close(self) -> None:
+        """Give the graders back."""
+        self._grader.close()
+        self._row = None
+
+    def _checked_texts(self, action: Any) -> list[str]:
+        space = cast(ModelText, self.spec.action_space)
+        if self.spec.num_agents == 1:
+            return [checked_text(action, space=space)]
+        if not isinstance(action, (list, tuple)) or len(action) != self.spec.num_agents:
+            raise ValueError(f"step needs a list of {self.spec.num_agents} texts, one an agent, got {type(action).__name__}.")
+        return [checked_text(entry, space=space) for entry in action]
+
+
+def question_source(
+    *, tasks: Sequence[str] | None, files: Sequence[str] | str | None, wording: str, heldout_share: float
+) -> QuestionSource:
+    """Where the questions come from: `files` where there are any, generators else."""
+    tasks = [tasks] if isinstance(tasks, str) else tasks
+    if files:
+        return FileQuestions([files] if isinstance(files, str) else files, tasks=tasks, heldout_share=heldout_share)
+    return GeneratedQuestions(tasks or DEFAULT_TASKS, wording=wording, heldout_share=heldout_share)
+
+
+def asked_row(options: Mapping[str, Any] | None, *, seed: int | None, env: Environment, source: QuestionSource, split: str) -> PromptRow:
+    """The row that reset was asked for: the one in `options`, or the one that the seed stands for.
+
+    Raises:
+        ValueError: An unknown option, task or split, a row that is none, or one that cannot be graded.
+    """
+    options = options or {}
+    seed = checked_seed(seed)
+    task = read_options(options, spec=env.spec, further=("split", "row")).task
+    split = _checked_split(options.get("split", split))
+    if options.get("row") is None:
+        return check_row(source.draw(task, split=split, seed=seed))
+    if not isinstance(options["row"], Mapping):
+        raise ValueError(f"The option 'row' must be a row with the prompt columns, got {type(options['row']).__name__}.")
+    try:
+        return check_row(PromptRow.of(options["row"]))
+    except ValueError as error:
+        raise ValueError(f"The option 'row' cannot be asked: {error}.") from error
+
+
+def grade_info(grade: Grade, *, format_reward: float) -> Info:
+    """What the info of a step says about one graded text."""
+    parts = {"correct": 1.0 if grade.correct else 0.0}
+    if format_reward:
+        parts["format"] = format_reward if grade.answer is not None else 0.0
+    return {"success": grade.correct, REWARD_PARTS: parts, VERDICT: grade.verdict, "answer": grade.answer}
+
+
+def _checked_split(split: Any) -> str:
+    if split not in SPLITS:
+        raise ValueError(f"Unknown split {split!r}; known: {', '.join(SPLITS)}.")
+    return str(split)

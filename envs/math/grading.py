@@ -1,0 +1,141 @@
+r"""A model's text held against the truth: right, wrong with a reason, or not known, which is a failure and never a score.
+
+Plain numbers are compared here; everything else goes to math-verify in worker processes that are killed when they take too long.
+`STYLES` names the ways to grade, which a row of a file chooses by `reward_model.style`:
+
+- `rule`: the last of `#### x`, `\boxed{x}`, `Answer: x`; an unmarked text has no answer.
+- `whole`: the whole text is the answer, as in `12+34=` and `46`.
+- `countdown`: the (marked or whole) answer is an expression with the given numbers, each used at most once, that makes the target;
+  the ground truth is `{"numbers": […], "target": …}` in JSON.
+"""
+
+import json
+from collections import Counter
+from typing import NamedTuple
+
+from envs.math.answers import MAX_ANSWER_CHARACTERS, equal_numbers, marked_answer, plain_number
+from envs.math.expressions import NoExpression, compute
+from envs.text import EpisodeFailed, shortened
+from envs.worker_pool import WorkerKilled, WorkerPool, WorkerRaised, WorkerSettings, lease, release
+
+STYLES = ("rule", "whole", "countdown")
+CORRECT, WRONG, NO_ANSWER, TOO_LONG = "correct", "wrong", "no answer", "answer too long"
+# Processor time is the limit, because a busy machine must not turn answers into failures; wall time is for a process that sleeps.
+WALL_PER_CPU_SECOND = 60
+MEMORY_MIB = 1024  # math-verify and sympy take 400 MiB of address space; an expression that needs more is killed early
+
+
+class GradingFailed(EpisodeFailed):
+    """Nobody knows whether the answer is right: the grader was killed, or raised."""
+
+
+class Grade(NamedTuple):
+    """What a text is worth."""
+
+    correct: bool
+    verdict: str
+    """`CORRECT`, `WRONG`, `NO_ANSWER`, `TOO_LONG`, or for countdown what is wrong with the expression."""
+    answer: str | None
+    """The final answer that was read, cut for the records; None where there is none."""
+
+
+class Grader:
+    """Grades texts. All graders of a process with the same settings share their workers, which start when one is first needed."""
+
+    def __init__(self, *, num_workers: int, cpu_s: float) -> None:
+        """Args: `num_workers` processes at most; `cpu_s` seconds of processor time after which one answer's comparison is given up."""
+        if cpu_s <= 0:
+            raise ValueError(f"grading_cpu_s must be positive, got {cpu_s}.")
+        self._settings = WorkerSettings(
+            target="envs.math.verification:equivalent",
+            num_workers=num_workers,
+            deadline_s=WALL_PER_CPU_SECOND * cpu_s,
+            cpu_s=cpu_s,
+            memory_mib=MEMORY_MIB,
+        )
+        self._workers: WorkerPool | None = None
+
+    async def grade(self, text: str, *, truth: str, style: str) -> Grade:
+        """Grade one text; takes any text, of any length.
+
+        Raises:
+            GradingFailed: The comparison took too long, too much memory, or raised.
+            WorkerUnavailable: math-verify cannot be imported or started.
+        """
+        if style == "countdown":
+            return _grade_countdown(text, truth=truth)
+        marked = marked_answer(text) if style == "rule" else None
+        answer = text.strip() if style == "whole" else marked.text if marked is not None else ""
+        if not answer:
+            return Grade(False, NO_ANSWER, None)
+        if len(answer) > MAX_ANSWER_CHARACTERS:
+            return Grade(False, TOO_LONG, _cut(answer))
+        correct = _compare_numbers(truth, answer)
+        if correct is None:
+            correct = await self._compare_mathematics(truth, answer)
+        return Grade(correct, CORRECT if correct else WRONG, _cut(answer))
+
+    def close(self) -> None:
+        """Give the workers back; may be called twice."""
+        if self._workers is not None:
+            release(self._workers)
+            self._workers = None
+
+    async def _compare_mathematics(self, truth: str, answer: str) -> bool:
+        if self._workers is None:
+            self._workers = lease(self._settings)
+        try:
+            return bool(await self._workers.call({"truth": truth, "answer": answer}))
+        except (WorkerKilled, WorkerRaised) as error:
+            raise GradingFailed(f"The answer {shortened(answer)} could not be compared with {shortened(truth)}: {error}.") from error
+
+
+def check_truth(truth: str, *, style: str) -> None:
+    """Whether `style` can grade against `truth`.
+
+    Raises:
+        ValueError: An unknown style, or a truth that it cannot read.
+    """
+    if style not in STYLES:
+        raise ValueError(f"reward_model.style {style!r} is not graded here; known: {', '.join(STYLES)}")
+    if style == "countdown":
+        _countdown(truth)
+
+
+def _compare_numbers(truth: str, answer: str) -> bool | None:
+    if truth.strip() == answer:
+        return True
+    numbers = plain_number(truth), plain_number(answer)
+    if numbers[0] is None or numbers[1] is None:
+        return None
+    return equal_numbers(numbers[0], numbers[1])
+
+
+def _grade_countdown(text: str, *, truth: str) -> Grade:
+    numbers, target = _countdown(truth)
+    marked = marked_answer(text)
+    answer = (marked.text if marked is not None else text).partition("=")[0].strip()
+    if not answer:
+        return Grade(False, NO_ANSWER, None)
+    if len(answer) > MAX_ANSWER_CHARACTERS:
+        return Grade(False, TOO_LONG, _cut(answer))
+    try:
+        computed = compute(answer)
+    except NoExpression as error:
+        return Grade(False, f"no expression: {error}", _cut(answer))
+    if Counter(computed.numbers) - Counter(numbers):
+        return Grade(False, "other numbers than given", _cut(answer))
+    correct = computed.value == target
+    return Grade(correct, CORRECT if correct else WRONG, _cut(answer))
+
+
+def _countdown(truth: str) -> tuple[list[int], int]:
+    try:
+        task = json.loads(truth)
+        return [int(number) for number in task["numbers"]], int(task["target"])
+    except (ValueError, TypeError, KeyError) as error:
+        raise ValueError(f'the ground truth of a countdown must be {{"numbers": […], "target": …}}, got {shortened(truth)}') from error
+
+
+def _cut(answer: str) -> str:
+    return answer if len(answer) <= 200 else answer[:199] + "…"

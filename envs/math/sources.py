@@ -1,0 +1,116 @@
+"""Where a maths environment's questions come from: generators or files, behind one interface.
+
+A question belongs to a task and to a split, and a seed stands for one of them: the same in every process.
+"""
+
+import functools
+import itertools
+import zlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+
+from envs.math.generators import WORDINGS, GeneratedTask, draw_question, held_out, prompt_row
+from envs.math.grading import check_truth
+from envs.prompt_files import PromptFile, PromptRow, open_prompts
+
+LUCKY_DRAWS = 200  # rows tried at random before all are searched
+
+
+class QuestionSource(Protocol):
+    """What `MathEnv` asks for questions."""
+
+    tasks: tuple[str, ...]
+    """Names of what can be asked."""
+
+    def draw(self, task: str, *, split: str, seed: int | None) -> PromptRow:
+        """The row of `task` and `split` that `seed` stands for; any row without a seed.
+
+        Raises:
+            ValueError: The split has no rows of this task.
+        """
+
+
+class GeneratedQuestions:
+    """Questions from the generators of `envs.math.generators`."""
+
+    def __init__(self, tasks: Sequence[str], *, wording: str, heldout_share: float) -> None:
+        if wording not in WORDINGS:
+            raise ValueError(f"Unknown wording {wording!r}; known: {', '.join(WORDINGS)}.")
+        self._generators = {name: GeneratedTask.of(name) for name in tasks}
+        self.tasks = tuple(self._generators)
+        self._wording, self._heldout_share = wording, heldout_share
+
+    def draw(self, task: str, *, split: str, seed: int | None) -> PromptRow:
+        """See `QuestionSource.draw`."""
+        generator = self._generators[task]
+        question = draw_question(generator, split=split, heldout_share=self._heldout_share, seed=seed)
+        return prompt_row(generator, question, wording=self._wording, split=split)
+
+
+class FileQuestions:
+    """Rows of files; a task is a `data_source`, and the splits are told apart by a hash of the prompt."""
+
+    def __init__(self, files: Sequence[str], *, tasks: Sequence[str] | None, heldout_share: float) -> None:
+        self._files = tuple(str(file) for file in files)
+        self._heldout_share = heldout_share
+        self._fingerprints = tuple(map(_fingerprint, self._files))
+        places = _places(self._files, self._fingerprints)
+        unknown = [task for task in tasks or () if task not in places]
+        if unknown:
+            raise ValueError(f"No row of {', '.join(self._files)} has the data_source {unknown[0]!r}; there are: {', '.join(places)}.")
+        self.tasks = tuple(tasks or places)
+        self._places = places
+
+    def draw(self, task: str, *, split: str, seed: int | None) -> PromptRow:
+        """See `QuestionSource.draw`."""
+        places = self._places[task]
+        random = np.random.default_rng(None if seed is None else [seed, zlib.crc32(task.encode("utf-8", "surrogatepass"))])
+        for number in itertools.chain(random.integers(len(places), size=LUCKY_DRAWS), range(len(places))):
+            file, row_number = places[int(number)]
+            row = _open(self._files[file], self._fingerprints[file]).row(row_number)
+            if held_out(_key(row), share=self._heldout_share) == (split == "heldout"):
+                return self._checked(row, file, row_number)
+        raise ValueError(f"None of the {len(places)} rows of {task!r} is a {split} one at heldout_share={self._heldout_share}.")
+
+    def _checked(self, row: PromptRow, file: int, row_number: int) -> PromptRow:
+        try:
+            return check_row(row)
+        except ValueError as error:
+            raise ValueError(f"{self._files[file]}, row {row_number}: {error}. Correct the row, or take it out.") from error
+
+
+def check_row(row: PromptRow) -> PromptRow:
+    """`row`, if it can be graded; raises ValueError if not."""
+    check_truth(row.ground_truth, style=row.style)
+    return row
+
+
+def _key(row: PromptRow) -> str:
+    return "\n".join(f"{entry['role']}: {entry['content']}" for entry in row.prompt)
+
+
+def _fingerprint(file: str) -> tuple[int, int]:
+    """Size and time of change: a file that was written anew is read anew."""
+    if not Path(file).is_file():
+        return (0, 0)  # `open_prompts` says what is wrong
+    status = Path(file).stat()
+    return status.st_size, status.st_mtime_ns
+
+
+# Cached because one server hosts many environments that read the same files.
+@functools.lru_cache(maxsize=16)
+def _open(file: str, fingerprint: tuple[int, int]) -> PromptFile:
+    return open_prompts(file)
+
+
+@functools.lru_cache(maxsize=4)
+def _places(files: tuple[str, ...], fingerprints: tuple[tuple[int, int], ...]) -> dict[str, list[tuple[int, int]]]:
+    """(file, row) of every row by `data_source`, in order of appearance."""
+    places: dict[str, list[tuple[int, int]]] = {}
+    for number, (file, fingerprint) in enumerate(zip(files, fingerprints, strict=True)):
+        for row, source in enumerate(_open(file, fingerprint).data_sources()):
+            places.setdefault(source, []).append((number, row))
+    return places

@@ -1,0 +1,308 @@
+"""Prompts from files, one row each: what is asked, where it comes from, and what a right answer is.
+
+Two forms, told apart by their columns:
+
+- **Prompt columns**, parquet or jsonl: `data_source`, `prompt` (chat messages) and `reward_model` ({style, ground_truth}); `ability` and
+  `extra_info` may be left out. Further columns are not read, which is logged.
+- **GSM8K**, jsonl as its authors ship it (https://github.com/openai/grade-school-math): `question` and `answer`, with the solution and, in
+  its last line, `#### x`.
+
+Opening a file reads no more than its index: a rank asks for its own rows (`rows(start, stop)`). Whatever is wrong is a ValueError that
+names file, row and remedy. Left out: shuffling, sharding and chat templates, which belong to whoever loads the data.
+"""
+
+import abc
+import bisect
+import json
+import logging
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pyarrow
+from pyarrow import parquet
+
+from envs.arguments import nearest
+from envs.text import Message, checked_messages, message, shortened
+
+logger = logging.getLogger(__name__)
+
+REQUIRED = ("data_source", "prompt", "reward_model")
+COLUMNS = ("data_source", "prompt", "ability", "reward_model", "extra_info")
+GSM8K_COLUMNS = ("question", "answer")
+GSM8K_SOURCE = "openai/gsm8k"  # the name of the data set on the hub
+GSM8K_INSTRUCTION = "Think step by step, and write the final answer as a number after ####."
+READABLE = "a .parquet file, or a .jsonl file with one JSON object a line"
+
+
+@dataclass(frozen=True)
+class PromptRow:
+    """One task that is asked in words."""
+
+    data_source: str
+    """Where it comes from, for example `openai/gsm8k`; rewards and accuracies are told apart by it."""
+    prompt: tuple[Message, ...]
+    """Chat messages, at least one."""
+    ground_truth: str
+    """What the answer is held against."""
+    style: str = "rule"
+    """How it is held against it; see `envs.math.grading.STYLES` for those of MathEnv."""
+    ability: str = "math"
+    """Kind of task, for reports."""
+    extra_info: Mapping[str, Any] = field(default_factory=dict)
+    """Whatever else is known."""
+
+    @classmethod
+    def of(cls, columns: Mapping[str, Any]) -> "PromptRow":
+        """Read a row in the form of the prompt columns.
+
+        Raises:
+            ValueError: Something is missing or wrong; the message names the column and the remedy.
+        """
+        missing = [name for name in REQUIRED if name not in columns]
+        if missing:
+            raise ValueError(f"column {missing[0]!r} is missing; it has {', '.join(map(str, columns)) or 'none'}")
+        reward_model = columns["reward_model"]
+        if not isinstance(reward_model, Mapping):
+            raise ValueError(f"reward_model must be {{style, ground_truth}}, got {shortened(reward_model)}")
+        try:
+            prompt = checked_messages(columns["prompt"])
+        except ValueError as error:
+            raise ValueError(f"prompt {error}") from error
+        return cls(
+            data_source=_text(columns["data_source"], name="data_source"),
+            prompt=tuple(prompt),
+            ground_truth=_ground_truth(reward_model.get("ground_truth")),
+            style=_text(reward_model.get("style", "rule"), name="reward_model.style"),
+            ability=_text(columns.get("ability") or "math", name="ability"),
+            extra_info=dict(columns.get("extra_info") or {}),
+        )
+
+    def as_columns(self) -> dict[str, Any]:
+        """The inverse of `of`: plain dicts and lists, as `options={"row": …}` takes them."""
+        return {
+            "data_source": self.data_source,
+            "prompt": [message(entry["role"], entry["content"]) for entry in self.prompt],
+            "ability": self.ability,
+            "reward_model": {"style": self.style, "ground_truth": self.ground_truth},
+            "extra_info": dict(self.extra_info),
+        }
+
+
+class PromptFile(abc.ABC):
+    """An open file of prompts; `len` is its number of rows."""
+
+    path: Path
+
+    @abc.abstractmethod
+    def __len__(self) -> int: ...
+
+    @abc.abstractmethod
+    def data_sources(self) -> list[str]:
+        """`data_source` of every row, in order."""
+
+    @abc.abstractmethod
+    def rows(self, start: int, stop: int) -> list[PromptRow]:
+        """Rows `start` to `stop` (exclusive), read from disk now.
+
+        Raises:
+            ValueError: A row that is wrong, with file, row and remedy.
+        """
+
+    def row(self, index: int) -> PromptRow:
+        """One row, for whoever reads them in no order; what was decoded for it is kept."""
+        return self.rows(index, index + 1)[0]
+
+
+def open_prompts(path: str | Path, *, gsm8k_instruction: str = GSM8K_INSTRUCTION) -> PromptFile:
+    """Open a file of prompts.
+
+    Args:
+        path: Parquet or jsonl; see the head of this module.
+        gsm8k_instruction: What is added to a question of GSM8K, which asks for no form of answer.
+
+    Raises:
+        FileNotFoundError: No such file.
+        ValueError: An ending nobody reads, an empty or broken file, or columns that are neither form.
+    """
+    path = Path(path)
+    if not path.is_file():
+        raise FileNotFoundError(f"There is no file {path} to read prompts from (env.kwargs.files, data.train_files).")
+    if path.suffix == ".parquet":
+        return ParquetPrompts(path)
+    if path.suffix == ".jsonl":
+        return JsonLinesPrompts(path, gsm8k_instruction=gsm8k_instruction)
+    raise ValueError(f"Prompts are read from {READABLE}; {path} ends in {path.suffix or 'nothing'}.")
+
+
+def write_prompts(path: str | Path, rows: Sequence[PromptRow]) -> None:
+    """Write `rows` as parquet or, where `path` ends so, jsonl; `open_prompts` reads it."""
+    path, columns = Path(path), [row.as_columns() for row in rows]
+    if path.suffix == ".parquet":
+        for entry in columns:
+            entry["extra_info"] = entry["extra_info"] or None  # parquet has no dict without entries
+        parquet.write_table(pyarrow.Table.from_pylist(columns), path)
+    elif path.suffix == ".jsonl":
+        path.write_text("".join(json.dumps(entry) + "\n" for entry in columns))
+    else:
+        raise ValueError(f"Prompts are written to {READABLE}; {path} ends in {path.suffix or 'nothing'}.")
+
+
+class ParquetPrompts(PromptFile):
+    """Prompt columns in parquet; only the row groups that hold the asked rows are decoded."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        try:
+            self._file = parquet.ParquetFile(path)
+        except pyarrow.ArrowInvalid as error:
+            raise ValueError(f"{path} is no readable parquet file ({error}). Write it anew, or remove it from the list.") from error
+        _check_columns(self._file.schema_arrow.names, required=REQUIRED, known=COLUMNS, path=path)
+        self._starts = [0]
+        for group in range(self._file.num_row_groups):
+            self._starts.append(self._starts[-1] + self._file.metadata.row_group(group).num_rows)
+        _check_not_empty(len(self), path)
+        self._names = [name for name in COLUMNS if name in self._file.schema_arrow.names]
+        self._kept: dict[int, pyarrow.Table] = {}
+
+    def __len__(self) -> int:
+        return self._starts[-1]
+
+    def data_sources(self) -> list[str]:
+        """See `PromptFile.data_sources`."""
+        values = self._file.read(columns=["data_source"])["data_source"].to_pylist()
+        return [_of_row(_source, {"data_source": value}, path=self.path, place=f"row {row}") for row, value in enumerate(values)]
+
+    def rows(self, start: int, stop: int) -> list[PromptRow]:
+        """See `PromptFile.rows`; rows are counted from 0."""
+        groups = [group for group, first in enumerate(self._starts[:-1]) if first < stop and start < self._starts[group + 1]]
+        if not groups:
+            return []
+        first = self._starts[groups[0]]
+        begin = max(start - first, 0)
+        table = self._file.read_row_groups(groups, columns=self._names).slice(begin, stop - first - begin)
+        return self._read(table, first + begin)
+
+    def row(self, index: int) -> PromptRow:
+        """See `PromptFile.row`; the row group stays in memory, in pyarrow's compact form."""
+        group = bisect.bisect_right(self._starts, index) - 1
+        if group not in self._kept:
+            self._kept[group] = self._file.read_row_group(group, columns=self._names)
+        return self._read(self._kept[group].slice(index - self._starts[group], 1), index)[0]
+
+    def _read(self, table: pyarrow.Table, first: int) -> list[PromptRow]:
+        return [_of_row(PromptRow.of, entry, path=self.path, place=f"row {first + n}") for n, entry in enumerate(table.to_pylist())]
+
+
+class JsonLinesPrompts(PromptFile):
+    """Prompt columns or GSM8K, one JSON object a line; blank lines are skipped."""
+
+    def __init__(self, path: Path, *, gsm8k_instruction: str) -> None:
+        self.path, self._instruction = path, gsm8k_instruction
+        self._lines: list[tuple[int, int]] = []  # number (from 1) and position of every line with something in it
+        position = 0
+        with path.open("rb") as stream:
+            for number, line in enumerate(stream, start=1):
+                if line.strip():
+                    self._lines.append((number, position))
+                position += len(line)
+        _check_not_empty(len(self), path)
+        names = list(self._objects(0, 1)[0])
+        self._is_gsm8k = set(GSM8K_COLUMNS) <= set(names)
+        if not self._is_gsm8k:
+            _check_columns(names, required=REQUIRED, known=COLUMNS, path=path)
+
+    def __len__(self) -> int:
+        return len(self._lines)
+
+    def data_sources(self) -> list[str]:
+        """See `PromptFile.data_sources`."""
+        if self._is_gsm8k:
+            return [GSM8K_SOURCE] * len(self)
+        return [self._read(_source, entry, row) for row, entry in enumerate(self._objects(0, len(self)))]
+
+    def rows(self, start: int, stop: int) -> list[PromptRow]:
+        """See `PromptFile.rows`; errors name the line, counted from 1."""
+        read = self._gsm8k_row if self._is_gsm8k else PromptRow.of
+        return [self._read(read, entry, start + n) for n, entry in enumerate(self._objects(start, stop))]
+
+    def _read(self, read: Any, entry: Mapping[str, Any], row: int) -> Any:
+        return _of_row(read, entry, path=self.path, place=f"line {self._lines[row][0]}")
+
+    def _objects(self, start: int, stop: int) -> list[dict[str, Any]]:
+        lines = self._lines[start:stop]
+        found = []
+        with self.path.open("rb") as stream:
+            for number, position in lines:
+                stream.seek(position)
+                found.append(_json_object(stream.readline(), path=self.path, place=f"line {number}"))
+        return found
+
+    def _gsm8k_row(self, entry: Mapping[str, Any]) -> PromptRow:
+        for name in GSM8K_COLUMNS:
+            if not isinstance(entry.get(name), str) or not entry[name].strip():
+                raise ValueError(f"{name!r} must be text, got {shortened(entry.get(name))}")
+        solution, mark, answer = entry["answer"].rpartition("####")
+        if not mark or not answer.strip():
+            raise ValueError(f"'answer' must end in a line `#### x`, got {shortened(entry['answer'][-60:])}")
+        return PromptRow(
+            data_source=GSM8K_SOURCE,
+            prompt=(message("user", f"{entry['question'].strip()}\n{self._instruction}".strip()),),
+            ground_truth=answer.strip(),
+            extra_info={"solution": solution.strip()},
+        )
+
+
+def _of_row(read: Any, entry: Mapping[str, Any], *, path: Path, place: str) -> Any:
+    try:
+        return read(entry)
+    except ValueError as error:
+        raise ValueError(f"{path}, {place}: {error}. Correct the row, or take it out.") from error
+
+
+def _json_object(line: bytes, *, path: Path, place: str) -> dict[str, Any]:
+    try:
+        entry = json.loads(line)
+    except ValueError as error:  # broken JSON, or not UTF-8
+        raise ValueError(f"{path}, {place}: not JSON ({error}). One JSON object a line is expected.") from error
+    if not isinstance(entry, dict):
+        raise ValueError(f"{path}, {place}: a JSON object is expected, got {shortened(entry)}.")
+    return entry
+
+
+def _check_columns(found: Sequence[str], *, required: Iterable[str], known: Sequence[str], path: Path) -> None:
+    missing = [name for name in required if name not in found]
+    if missing:
+        hint = nearest(missing[0], list(found))
+        raise ValueError(
+            f"{path} has no column {', '.join(map(repr, missing))}.{hint} It has: {', '.join(found) or '(none)'}. Prompts need "
+            f"{', '.join(known)} (ability and extra_info may be left out), or `question` and `answer` in jsonl as GSM8K ships."
+        )
+    foreign = [name for name in found if name not in known]
+    if foreign:
+        logger.warning("%s: columns that are not read: %s.", path, ", ".join(foreign))
+
+
+def _check_not_empty(rows: int, path: Path) -> None:
+    if rows == 0:
+        raise ValueError(f"{path} has no rows. Remove it from the list, or fill it.")
+
+
+def _source(columns: Mapping[str, Any]) -> str:
+    return _text(columns.get("data_source"), name="data_source")
+
+
+def _text(value: Any, *, name: str) -> str:
+    if not isinstance(value, str) or not value:
+        raise ValueError(f"{name} must be text, got {shortened(value)}")
+    return value
+
+
+def _ground_truth(value: Any) -> str:
+    if isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value):
+        return str(value)
+    if not isinstance(value, str) or not value.strip():
+        raise ValueError(f"reward_model.ground_truth must be text or a finite number, got {shortened(value)}")
+    return value

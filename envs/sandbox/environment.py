@@ -1,0 +1,204 @@
+"""SandboxEnv: the model answers a programming problem with a program, which is run against hidden tests. One turn an episode.
+
+The tests' inputs go into the sandbox and what is expected stays here; see `envs.sandbox.scoring`. A program that cannot be run for reasons
+that are not its own raises `EpisodeFailed`: it is counted, and never scored.
+"""
+
+import functools
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, NoReturn, Protocol, get_args
+
+from envs.arguments import checked_seed, read_options
+from envs.base import Environment, Info, StepResult
+from envs.prompt_files import PromptRow
+from envs.sandbox.files import FileProblems
+from envs.sandbox.generator import SPLITS, WORDINGS, GeneratedTask, draw_row
+from envs.sandbox.isolation import Bubblewrap, NoIsolation
+from envs.sandbox.limits import Limits, Sandbox, SandboxFailed
+from envs.sandbox.local import LocalSandbox
+from envs.sandbox.probe import check_isolation
+from envs.sandbox.problems import Problem
+from envs.sandbox.remote import RemoteSandbox
+from envs.sandbox.scoring import REWARDS, judge, program_of, score
+from envs.text import REWARD_PARTS, VERDICT, EpisodeFailed, TextObservation, checked_text, observe, text_spec
+
+logger = logging.getLogger(__name__)
+
+IsolationName = Literal["bubblewrap", "remote", "none"]
+ISOLATIONS: tuple[str, ...] = get_args(IsolationName)
+DEFAULT_TASKS = ("numbers-2", "lists-2", "texts-2", "lines-2")
+INSTALL = "Install it (Debian, Ubuntu: apt-get install bubblewrap), or run where user namespaces are allowed"
+ALTERNATIVES = "env.isolation=remote with env.kwargs.url uses a sandbox elsewhere; env.isolation=none runs programs unprotected, as you"
+
+
+class ProblemSource(Protocol):
+    """Where problems come from."""
+
+    tasks: tuple[str, ...]
+
+    def draw(self, task: str, *, split: str, seed: int | None) -> Problem:
+        """The problem of `task` and `split` that `seed` stands for; any without a seed."""
+
+
+class SandboxEnv(Environment):
+    """Programming problems, by seed, from generators or files; or one at a time, by `options={"row": …}`."""
+
+    def __init__(
+        self,
+        tasks: Sequence[str] | None = None,
+        files: Sequence[str] | str = (),
+        split: str = "train",
+        isolation: str = "bubblewrap",
+        url: str | None = None,
+        packages: Sequence[str] = (),
+        limits: Mapping[str, Any] | None = None,
+        reward: str = "all",
+        num_tests: int = 10,
+        wording: str = "words",
+        heldout_share: float = 0.1,
+        max_action_characters: int = 20_000,
+    ) -> None:
+        """Build the sandbox and try it out.
+
+        Args:
+            tasks: Generators such as `lists-2` (see `envs.sandbox.generator`), or, with `files`, values of `data_source`; all by default.
+            files: Problems to draw from instead of generators (see `envs.sandbox.files`).
+            split: Which problems `reset` takes by default, `train` or `heldout`.
+            isolation: `bubblewrap`; `remote` (a service at `url`); or `none`, which protects nothing.
+            url: Address of a SandboxFusion service, for `remote`.
+            packages: What programs may import beside the standard library, such as `numpy`.
+            limits: What programs may use, by name (see `envs.sandbox.limits.Limits`).
+            reward: `all` (1 if every test is passed, as judges score) or `share` (of tests, above the best constant).
+            num_tests: Hidden tests of a generated problem: ten, so that a program that is right for half of all inputs passes one in 1000.
+            wording: `words`, or `bare` for small models (generators only).
+            heldout_share: Share of problems that training never sees.
+            max_action_characters: Longest answer; programs of competitions are a tenth of the default.
+
+        Raises:
+            ValueError: An argument that makes no sense.
+            RuntimeError: Isolation cannot be had here.
+        """
+        _check_choice("reward", reward, REWARDS)
+        _check_choice("wording", wording, WORDINGS)
+        _check_choice("isolation", isolation, ISOLATIONS)
+        _check_choice("split", split, SPLITS)
+        if not 0 <= heldout_share < 1:
+            raise ValueError(f"env.kwargs.heldout_share must be at least 0 and below 1, got {heldout_share}.")
+        if num_tests < 4:
+            raise ValueError(f"env.kwargs.num_tests must be at least 4, or chance passes too often; got {num_tests}.")
+        self._source: ProblemSource = (
+            FileProblems([files] if isinstance(files, str) else files, tasks=tasks, heldout_share=heldout_share)
+            if files
+            else GeneratedProblems(tasks or DEFAULT_TASKS, wording=wording, heldout_share=heldout_share, num_tests=num_tests)
+        )
+        self._reward, self._split = reward, split
+        self._sandbox = make_sandbox(isolation, url=url, packages=tuple(packages), limits=Limits.of(limits))
+        self.spec = text_spec(name="sandbox", tasks=self._source.tasks, max_turns=1, max_action_characters=max_action_characters)
+        self._problem: Problem | None = None
+
+    async def reset(self, *, seed: int | None = None, options: Mapping[str, Any] | None = None) -> tuple[TextObservation, Info]:
+        """See `Environment.reset`; options are `task`, `split` and `row`, a problem in the form of the prompt columns."""
+        options = options or {}
+        task = read_options(options, spec=self.spec, further=("split", "row")).task
+        split = options.get("split", self._split)
+        _check_choice("split", split, SPLITS)
+        seed, self._problem = checked_seed(seed), None
+        given = options.get("row")
+        problem = self._source.draw(task, split=split, seed=seed) if given is None else Problem.of(PromptRow.of(given))
+        self._problem = problem
+        return observe(problem.row.prompt), {**_origin(problem), "num_tests": len(problem.cases)}
+
+    async def step(self, action: Any) -> StepResult:
+        """See `Environment.step`; the action is the model's answer, and the episode's only one.
+
+        Raises:
+            EpisodeFailed: The sandbox could not run the program.
+        """
+        text = checked_text(action, space=self.spec.action_space)  # type: ignore[arg-type]
+        if self._problem is None:
+            raise RuntimeError("The episode has ended or was never started: call reset before step.")
+        problem, self._problem = self._problem, None
+        try:
+            verdict = await judge(self._sandbox, problem, program_of(text), stop_early=self._reward == "all")
+        except SandboxFailed as failed:
+            raise EpisodeFailed(str(failed)) from failed
+        reward = score(verdict, problem, self._reward)
+        info: Info = {
+            **_origin(problem),
+            "success": verdict.success,
+            REWARD_PARTS: {"tests": reward},
+            VERDICT: verdict.sentence,
+            "tests_passed": verdict.passed,
+            "endings": list(verdict.endings),
+            "errors": verdict.errors,
+        }
+        return observe(), reward, True, False, info
+
+    def render(self) -> NoReturn:
+        """Raises RuntimeError: there is nothing to see."""
+        raise RuntimeError("Environment 'sandbox' has no images.")
+
+    async def close(self) -> None:
+        """Release the sandbox."""
+        self._problem = None
+        self._sandbox.close()
+
+
+class GeneratedProblems:
+    """Problems from `envs.sandbox.generator`."""
+
+    def __init__(self, tasks: Sequence[str], *, wording: str, heldout_share: float, num_tests: int) -> None:
+        self._tasks = {name: GeneratedTask.of(name) for name in tasks}
+        self.tasks = tuple(self._tasks)
+        self._wording, self._heldout_share, self._num_tests = wording, heldout_share, num_tests
+
+    def draw(self, task: str, *, split: str, seed: int | None) -> Problem:
+        """See `ProblemSource.draw`."""
+        row = draw_row(
+            self._tasks[task],
+            split=split,
+            heldout_share=self._heldout_share,
+            num_tests=self._num_tests,
+            wording=self._wording,
+            seed=seed,
+        )
+        return Problem.of(row)
+
+
+def make_sandbox(isolation: str, *, limits: Limits, url: str | None = None, packages: tuple[str, ...] = ()) -> Sandbox:
+    """The sandbox that `isolation` names; bubblewrap is tried out the first time.
+
+    Raises:
+        ValueError: A `url` without `remote`, or the reverse; packages that a sandbox cannot be given.
+        RuntimeError: Isolation cannot be had here.
+    """
+    if (url is not None) != (isolation == "remote"):
+        raise ValueError(f"env.kwargs.url is the address for env.isolation=remote; got url={url!r} and isolation={isolation}.")
+    if packages and isolation != "bubblewrap":
+        raise ValueError(f"env.kwargs.packages are for env.isolation=bubblewrap; with {isolation} programs import what is there.")
+    if isolation == "remote":
+        return RemoteSandbox(str(url), limits)
+    if isolation == "none":
+        logger.warning("env.isolation=none: programs that a model wrote run unprotected, as the user of this process.")
+        return LocalSandbox(NoIsolation(), limits)
+    return LocalSandbox(_tried_bubblewrap(limits, packages), limits)
+
+
+@functools.cache
+def _tried_bubblewrap(limits: Limits, packages: tuple[str, ...]) -> Bubblewrap:
+    try:
+        isolation = Bubblewrap(limits, packages)
+        check_isolation(isolation, limits)
+    except RuntimeError as error:
+        raise RuntimeError(f"Programs cannot be isolated here: {error} {INSTALL}; {ALTERNATIVES}.") from error
+    return isolation
+
+
+def _origin(problem: Problem) -> Info:
+    return {"task": problem.row.data_source, "data_source": problem.row.data_source}
+
+
+def _check_choice(name: str, value: object, known: Sequence[str]) -> None:
+    if value not in known:
+        raise ValueError(f"Unknown {name} {value!r}; known: {', '.join(known)}.")

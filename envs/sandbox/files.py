@@ -1,0 +1,226 @@
+"""Programming problems from files: rows of prompts with tests as ground truth, and jsonl as APPS and LiveCodeBench ship.
+
+- **Prompt columns**, parquet or jsonl (`envs.prompt_files`): `reward_model.ground_truth` has the tests, see `envs.sandbox.problems`.
+- **APPS** (https://github.com/hendrycks/apps): `question`, `input_output` (JSON text with inputs, outputs and, for a function, fn_name,
+  whose results are then lists of one), `starter_code`.
+- **LiveCodeBench** (https://github.com/LiveCodeBench/LiveCodeBench): `question_content`, `public_test_cases`, `private_test_cases` (JSON
+  text; the private ones often pickled, compressed and in base64), `metadata` with func_name, `starter_code`.
+
+What cannot be read is a ValueError with file and line. A problem that can be read but not be judged (no tests, or all tests expect the
+same) is left out and counted, in the log and in `dropped`.
+"""
+
+import base64
+import binascii
+import functools
+import io
+import json
+import logging
+import pickle
+import zlib
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, NoReturn
+
+import numpy as np
+
+from envs.prompt_files import PromptRow, open_prompts
+from envs.sandbox.generator import INSTRUCTION, held_out
+from envs.sandbox.problems import STYLE, Problem, encoded_tests
+from envs.text import message, shortened
+
+logger = logging.getLogger(__name__)
+
+APPS_COLUMNS = ("question", "input_output")
+LIVE_COLUMNS = ("question_content", "public_test_cases", "private_test_cases")
+TEXT_FORM = "The program reads from standard input and prints to standard output."
+
+
+class ProblemFile(NamedTuple):
+    """The problems of one file that can be judged."""
+
+    problems: tuple[Problem, ...]
+    dropped: Mapping[str, int]
+    """How many were left out, by reason."""
+
+
+class FileProblems:
+    """Problems of files; a task is a `data_source`, and the splits are told apart by a hash of the prompt."""
+
+    def __init__(self, files: Sequence[str], *, tasks: Sequence[str] | None, heldout_share: float) -> None:
+        self.dropped: Counter[str] = Counter()
+        self._problems: dict[str, dict[str, list[Problem]]] = {}
+        for file in files:
+            found = read_problems(str(file))
+            self.dropped.update(found.dropped)
+            for problem in found.problems:
+                split = "heldout" if held_out(_key(problem.row), share=heldout_share) else "train"
+                self._problems.setdefault(problem.row.data_source, {"train": [], "heldout": []})[split].append(problem)
+        unknown = [task for task in tasks or () if task not in self._problems]
+        if unknown:
+            raise ValueError(
+                f"No problem of {', '.join(map(str, files))} has the data_source {unknown[0]!r}; there are: {', '.join(self._problems)}."
+            )
+        self.tasks = tuple(tasks or self._problems)
+
+    def draw(self, task: str, *, split: str, seed: int | None) -> Problem:
+        """The problem of `task` and `split` that `seed` stands for; any without a seed.
+
+        Raises:
+            ValueError: The split has none of this task.
+        """
+        problems = self._problems[task][split]
+        if not problems:
+            total = sum(map(len, self._problems[task].values()))
+            raise ValueError(f"None of the {total} problems of {task!r} is a {split} one: change env.kwargs.heldout_share.")
+        random = np.random.default_rng(None if seed is None else [seed, zlib.crc32(task.encode("utf-8", "surrogatepass"))])
+        return problems[int(random.integers(len(problems)))]
+
+
+def read_problems(path: str) -> ProblemFile:
+    """All problems of a file.
+
+    Raises:
+        FileNotFoundError: No such file.
+        ValueError: A file in no known form, a row that cannot be read, or a file of which nothing is left.
+    """
+    return _read(path, _fingerprint(path))
+
+
+# Cached because one server hosts many environments that read the same files.
+@functools.lru_cache(maxsize=8)
+def _read(path: str, fingerprint: tuple[int, int]) -> ProblemFile:
+    problems: list[Problem] = []
+    dropped: Counter[str] = Counter()
+    for row in _rows(path):
+        try:
+            problems.append(Problem.of(row))
+        except ValueError as error:
+            dropped[str(error).partition(",")[0]] += 1
+    for reason, count in dropped.items():
+        logger.warning("%s: %d problems left out: %s.", path, count, reason)
+    if not problems:
+        raise ValueError(f"{path} has no problem that can be judged. Left out: {dict(dropped) or 'nothing, it is empty'}.")
+    return ProblemFile(tuple(problems), dict(dropped))
+
+
+def _fingerprint(path: str) -> tuple[int, int]:
+    """Size and time of change: a file that was written anew is read anew."""
+    if not Path(path).is_file():
+        raise FileNotFoundError(f"There is no file {path} to read problems from (env.kwargs.files, data.train_files).")
+    status = Path(path).stat()
+    return status.st_size, status.st_mtime_ns
+
+
+def _rows(path: str) -> list[PromptRow]:
+    convert = _converter(path)
+    if convert is None:
+        prompts = open_prompts(path)
+        return prompts.rows(0, len(prompts))
+    rows = []
+    with Path(path).open("rb") as stream:
+        for number, line in enumerate(stream, start=1):
+            if line.strip():
+                rows.append(_row(convert, line, place=f"{path}, line {number}"))
+    return rows
+
+
+def _converter(path: str) -> Callable[[Mapping[str, Any]], PromptRow] | None:
+    """Which form the file has, by the columns of its first line; None: prompt columns."""
+    if Path(path).suffix != ".jsonl":
+        return None
+    with Path(path).open("rb") as stream:
+        first = next((line for line in stream if line.strip()), b"{}")
+    columns = set(_object(first, place=f"{path}, line 1"))
+    if columns >= set(LIVE_COLUMNS):
+        return _live_row
+    return _apps_row if columns >= set(APPS_COLUMNS) else None
+
+
+def _row(convert: Callable[[Mapping[str, Any]], PromptRow], line: bytes, *, place: str) -> PromptRow:
+    try:
+        return convert(_object(line, place=place))
+    except KeyError as error:
+        raise ValueError(f"{place}: column {error} is missing. Correct the row, or take it out.") from error
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{place}: {error}. Correct the row, or take it out.") from error
+
+
+def _object(line: bytes, *, place: str) -> dict[str, Any]:
+    try:
+        found = json.loads(line)
+    except ValueError as error:  # broken JSON, or not UTF-8
+        raise ValueError(f"{place}: not JSON ({error}). One JSON object a line is expected.") from error
+    if not isinstance(found, dict):
+        raise ValueError(f"{place}: a JSON object is expected, got {shortened(found)}.")
+    return found
+
+
+def _apps_row(entry: Mapping[str, Any]) -> PromptRow:
+    tests = json.loads(entry["input_output"] or "{}")
+    inputs, outputs, function = tests.get("inputs", []), tests.get("outputs", []), tests.get("fn_name")
+    if function is not None and all(isinstance(output, list) and len(output) == 1 for output in outputs):
+        outputs = [output[0] for output in outputs]
+    function = _method(function, entry.get("starter_code"))
+    if function is None:
+        inputs, outputs = ([_as_text(value) for value in values] for values in (inputs, outputs))
+    return _prompt_row("apps", entry, entry["question"], function, encoded_tests(inputs=inputs, outputs=outputs, function=function))
+
+
+def _live_row(entry: Mapping[str, Any]) -> PromptRow:
+    cases = [*json.loads(entry["public_test_cases"]), *_private_cases(entry["private_test_cases"])]
+    metadata = json.loads(entry["metadata"]) if entry.get("metadata") else {}
+    function = _method(metadata.get("func_name"), entry.get("starter_code"))
+    inputs: list[Any] = [case["input"] for case in cases]
+    outputs: list[Any] = [case["output"] for case in cases]
+    if function is not None:  # one argument a line, each as JSON
+        inputs = [[json.loads(line) for line in text.splitlines() if line.strip()] for text in inputs]
+        outputs = [json.loads(text) for text in outputs]
+    tests = encoded_tests(inputs=inputs, outputs=outputs, function=function)
+    return _prompt_row("livecodebench", entry, entry["question_content"], function, tests)
+
+
+def _prompt_row(source: str, entry: Mapping[str, Any], question: object, function: str | None, tests: str) -> PromptRow:
+    if not isinstance(question, str) or not question.strip():
+        raise ValueError(f"the question must be text, got {shortened(question)}")
+    starter_code = entry.get("starter_code") or ""
+    form = TEXT_FORM if function is None else f"The program defines {function}."
+    form = f"Complete this:\n{starter_code}" if starter_code.strip() else form
+    prompt = f"{question.strip()}\n\n{form}\n{INSTRUCTION}"
+    return PromptRow(data_source=source, prompt=(message("user", prompt),), ground_truth=tests, style=STYLE, ability="code")
+
+
+def _method(function: str | None, starter_code: str | None) -> str | None:
+    """`Solution.name` where the starter code puts the function into that class."""
+    return f"Solution.{function}" if function and "class Solution" in (starter_code or "") else function
+
+
+def _as_text(value: Any) -> Any:
+    """APPS has some texts as lists of lines."""
+    return "\n".join(map(str, value)) if isinstance(value, list) else value
+
+
+class _TextUnpickler(pickle.Unpickler):
+    """Reads a pickled text or list; whatever would import or call something is refused."""
+
+    def find_class(self, module: str, name: str) -> NoReturn:
+        raise pickle.UnpicklingError(f"a text was expected, and it wants {module}.{name}")
+
+
+def _private_cases(text: str) -> list[dict[str, Any]]:
+    try:
+        found = json.loads(text)
+    except ValueError:
+        try:
+            found = _TextUnpickler(io.BytesIO(zlib.decompress(base64.b64decode(text, validate=True)))).load()
+        except (binascii.Error, zlib.error, pickle.UnpicklingError, EOFError) as error:
+            raise ValueError(f"private_test_cases are neither JSON nor a compressed, pickled text ({error})") from error
+    found = json.loads(found) if isinstance(found, str) else found
+    if not isinstance(found, list):
+        raise ValueError(f"private_test_cases must be a list, got {shortened(found)}")
+    return found
+
+
+def _key(row: PromptRow) -> str:
+    return "\n".join(f"{entry['role']}: {entry['content']}" for entry in row.prompt)

@@ -1,0 +1,170 @@
+"""A sandbox on this machine: one for each program, with a process for each of its tests; read and watched from outside.
+
+What is measured by the program's keeper inside (`runner`) is held against the clock and the memory that are seen from here: when either
+is used up, the sandbox is killed, and with process 1 of its namespace everything in it.
+"""
+
+import asyncio
+import contextlib
+import marshal
+import os
+import pkgutil
+import signal
+from collections.abc import AsyncGenerator, Iterator
+from dataclasses import asdict
+from pathlib import Path
+
+from envs.sandbox.isolation import Isolation
+from envs.sandbox.limits import MEBIBYTE, Ending, Execution, Job, Limits, SandboxFailed
+from envs.sandbox.runner import ERROR_BYTES, HEADER, NOT_STARTED, READY
+
+ENDINGS = (Ending.FINISHED, Ending.CPU_TIME, Ending.WALL_TIME, Ending.OUTPUT, Ending.FILES)  # as runner numbers them
+BOOTSTRAP = (
+    "import marshal; stream = open(0, 'rb', closefd=False); exec(marshal.load(stream), {'stream': stream, '__name__': '__sandbox__'})"
+)
+START_S = 40.0  # a start takes 20 ms; a machine that is two thousand times slower is broken
+GRACE_S = 10.0  # for the keeper to report what it has ended itself; it does so at once unless the machine is busy
+LOOK_EVERY_S = 0.05  # at the memory; a program touches about 50 MiB in that time
+OVERHEAD_BYTES = 24 * MEBIBYTE  # of keeper and bubblewrap
+MESSAGE_BYTES = 4000  # of what bubblewrap says when it fails
+
+
+class LocalSandbox:
+    """Runs programs behind `isolation`, within `limits`."""
+
+    def __init__(self, isolation: Isolation, limits: Limits) -> None:
+        self._isolation, self._limits = isolation, limits
+        self._runner = marshal.dumps(compile(pkgutil.get_data("envs.sandbox", "runner.py") or b"", "runner.py", "exec"))
+
+    async def run(self, job: Job) -> AsyncGenerator[Execution, None]:
+        """See `Sandbox.run`."""
+        with self._isolation.launch() as launch:
+            process = await asyncio.create_subprocess_exec(
+                *[*launch.command, "-c", BOOTSTRAP],
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.PIPE,
+                env=launch.environment,
+                cwd=launch.folder,
+                pass_fds=launch.descriptors,
+                start_new_session=True,
+            )
+            running = _Running(process, self._limits)
+            try:
+                await running.begin(self._message(job))
+                for _ in job.inputs:
+                    execution = await running.next()
+                    if execution is None:
+                        return
+                    yield execution
+                    if execution.ending in (Ending.KILLED, Ending.MEMORY):
+                        return
+            finally:
+                await running.end()
+
+    def close(self) -> None:
+        """See `Sandbox.close`: nothing is held between programs."""
+
+    def _message(self, job: Job) -> bytes:
+        # A lone surrogate is a character that no file could hold: the program gets a question mark, as an editor would save it.
+        program = job.program.encode("utf-8", errors="replace").decode()
+        content = {"program": program, "inputs": list(job.inputs), "function": job.function, "limits": asdict(self._limits)}
+        return self._runner + marshal.dumps(content)
+
+
+class _Running:
+    """One sandbox while it runs."""
+
+    def __init__(self, process: asyncio.subprocess.Process, limits: Limits) -> None:
+        assert process.stdin is not None and process.stdout is not None and process.stderr is not None
+        self._process, self._limits = process, limits
+        self._input, self._output, self._errors = process.stdin, process.stdout, process.stderr
+        self._over_memory = False
+        self._deadline = 0.0
+        self._tasks: list[asyncio.Task[None]] = []
+
+    async def begin(self, message: bytes) -> None:
+        """Send the job and wait for the keeper's word that the walls stand."""
+        self._tasks = [asyncio.create_task(self._send(message)), asyncio.create_task(self._watch_memory())]
+        try:
+            async with asyncio.timeout(START_S):
+                ready = await self._output.read(1)
+        except TimeoutError:
+            ready = b""
+        if ready != READY:
+            self._kill()
+            said = (await self._errors.read(MESSAGE_BYTES)).decode(errors="replace").strip()
+            raise SandboxFailed(f"The sandbox did not start within {START_S:g} s: {said or 'it said nothing'}.")
+        self._deadline = asyncio.get_running_loop().time() + self._limits.total_s + GRACE_S
+
+    async def next(self) -> Execution | None:
+        """The next test's end; None if the keeper has ended."""
+        deadline = min(self._deadline, asyncio.get_running_loop().time() + self._limits.wall_s + GRACE_S)
+        try:
+            async with asyncio.timeout_at(deadline):
+                return await self._read()
+        except (TimeoutError, ValueError):
+            return Execution(Ending.KILLED)
+        except asyncio.IncompleteReadError as end:
+            if self._over_memory:
+                return Execution(Ending.MEMORY)
+            return Execution(Ending.KILLED) if end.partial else None
+
+    async def end(self) -> None:
+        """Kill what is left, and collect it."""
+        self._kill()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._input.close()
+        await self._process.wait()
+
+    async def _read(self) -> Execution:
+        number, exit_status, cpu_ms, output_size, error_size = HEADER.unpack(await self._output.readexactly(HEADER.size))
+        if number == NOT_STARTED:
+            raise SandboxFailed("The sandbox could not start a process for the program: this machine has no memory or processes left.")
+        if not 0 <= number < len(ENDINGS) or output_size > self._limits.output_bytes or error_size > ERROR_BYTES:
+            raise ValueError("no record of the keeper's")
+        content = await self._output.readexactly(output_size + error_size)
+        return Execution(ENDINGS[number], exit_status, content[:output_size], content[output_size:], cpu_ms / 1000)
+
+    async def _send(self, message: bytes) -> None:
+        with contextlib.suppress(ConnectionError):  # it has ended: whoever reads its output finds out
+            self._input.write(message)
+            await self._input.drain()
+            self._input.close()
+
+    async def _watch_memory(self) -> None:
+        bound = self._limits.memory_bytes + OVERHEAD_BYTES
+        while True:
+            await asyncio.sleep(LOOK_EVERY_S)
+            if sum(map(resident_bytes, process_tree(self._process.pid))) > bound:
+                self._over_memory = True
+                self._kill()
+                return
+
+    def _kill(self) -> None:
+        if self._process.returncode is not None:
+            return
+        for pid in list(process_tree(self._process.pid)):  # without walls, nothing ends the others with the first
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+
+def process_tree(pid: int) -> Iterator[int]:
+    """A process and all its descendants."""
+    yield pid
+    with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it has ended
+        for thread in Path(f"/proc/{pid}/task").iterdir():
+            for child in (thread / "children").read_text().split():
+                yield from process_tree(int(child))
+
+
+def resident_bytes(pid: int) -> int:
+    """Memory of a process that no file backs; 0 if it has ended."""
+    try:
+        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    except (FileNotFoundError, ProcessLookupError):
+        return 0
+    sizes = dict(line.split(":", 1) for line in lines)
+    return sum(int(sizes[name].split()[0]) * 1024 for name in ("RssAnon", "RssShmem") if name in sizes)

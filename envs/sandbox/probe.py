@@ -1,0 +1,136 @@
+"""Isolation is tried before it is trusted: a program that attempts to get out runs first, and what it reports must be that it failed.
+
+A list of walls that a kernel, a container or a distribution may silently leave out: without this, a missing one would be noticed by
+whoever it let through. It costs one start of a sandbox, once a process.
+"""
+
+import asyncio
+import contextlib
+import json
+import threading
+from collections.abc import Coroutine
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+from envs.sandbox.isolation import Isolation
+from envs.sandbox.limits import Ending, Execution, Job, Limits, SandboxFailed
+from envs.sandbox.local import LocalSandbox
+
+TRIAL_S = 30  # it takes a tenth of a second, and a busy machine must not be taken for one without walls
+
+# Each attempt raises OSError or MemoryError if the wall holds, and returns what it found if not.
+ATTEMPTS = """
+import ctypes, os, resource, socket, time
+kernel = ctypes.CDLL(None, use_errno=True)
+machine = os.uname().machine
+
+def call(x86, arm, *arguments):
+    result = kernel.syscall(x86 if machine == "x86_64" else arm, *arguments)
+    if result < 0:
+        raise OSError(ctypes.get_errno(), "refused")
+    return result
+
+def fork_on():
+    started = []
+    try:
+        for _ in range(LIMITS["processes"] + 1):
+            process = os.fork()
+            if process == 0:
+                time.sleep(5)
+                os._exit(0)
+            started.append(process)
+    finally:
+        for process in started:
+            os.kill(process, 9)
+            os.waitpid(process, 0)
+
+def nameless_file(folder):
+    return os.open(folder, os.O_TMPFILE | os.O_RDWR)  # gone with its process, also where nothing is isolated
+
+def fill_tmp():
+    for _ in range(3):
+        os.posix_fallocate(nameless_file("/tmp"), 0, LIMITS["tmp_bytes"])
+
+def share_memory():
+    call(31, 195, call(29, 194, 0, 4096, 0o1600), 0, 0)  # and remove it
+
+def be_traced():
+    process = os.fork()  # not this one: a traced process stops at every signal
+    if process == 0:
+        os._exit(0 if kernel.syscall(101 if machine == "x86_64" else 117, 0, 0, 0, 0) == 0 else 1)
+    if os.waitpid(process, 0)[1] != 0:
+        raise OSError("refused")
+
+def be_someone():
+    if os.getuid() != 0 and os.geteuid() != 0 and os.getppid() == 1:
+        raise OSError("nobody, and alone")
+
+ATTEMPTS = {
+    "see other processes or be root": be_someone,
+    "read /etc/passwd": lambda: open("/etc/passwd").read(),
+    "list /proc": lambda: os.listdir("/proc"),
+    "write beside /tmp": lambda: nameless_file("/"),
+    "change the standard library": lambda: open(os.__file__, "r+"),
+    "open a socket": lambda: socket.socket(socket.AF_INET),
+    "open a socket to the host of a virtual machine": lambda: socket.socket(40),
+    "make a user namespace": lambda: call(272, 97, 0x10000000),
+    "trace a process": be_traced,
+    "read the key ring": lambda: call(250, 219, 0, -4, 1),
+    "set up io_uring": lambda: call(425, 425, 1, 0),
+    "make System V shared memory": share_memory,
+    "use memory above the limit": lambda: len(bytearray(LIMITS["memory_bytes"])),
+    "raise a limit": lambda: resource.setrlimit(resource.RLIMIT_AS, (-1, -1)),
+    "start more processes than the limit": fork_on,
+    "fill /tmp beyond its size": fill_tmp,
+}
+
+def probe():
+    through = []
+    for name, attempt in ATTEMPTS.items():
+        try:
+            attempt()
+            through.append(name)
+        except (OSError, ValueError, MemoryError):
+            pass
+    return through
+"""
+
+
+def check_isolation(isolation: Isolation, limits: Limits) -> None:
+    """Run the attempts.
+
+    Raises:
+        RuntimeError: The sandbox does not start, or an attempt got through; the message says which.
+    """
+    if not Path(f"/proc/self/task/{threading.get_native_id()}/children").exists():
+        raise RuntimeError("This kernel does not list the children of a process (CONFIG_PROC_CHILDREN), by which memory is watched.")
+    program = f"LIMITS = {asdict(limits)}\n{ATTEMPTS}"
+    patient = replace(limits, cpu_s=TRIAL_S, wall_s=TRIAL_S, total_s=TRIAL_S)
+    executions = _in_thread(_run(LocalSandbox(isolation, patient), Job(program, [b"[]"], "probe")))
+    if isinstance(executions, SandboxFailed):
+        raise RuntimeError(str(executions)) from executions
+    if len(executions) != 1 or executions[0].ending is not Ending.FINISHED or executions[0].exit_status != 0:
+        raise RuntimeError(f"The sandbox was tried out, and the trial failed: {executions}.")
+    through = json.loads(executions[0].output)
+    if through:
+        raise RuntimeError(f"The sandbox does not hold here. In it a program can: {'; '.join(through)}.")
+
+
+async def _run(sandbox: LocalSandbox, job: Job) -> list[Execution] | SandboxFailed:
+    try:
+        async with contextlib.aclosing(sandbox.run(job)) as executions:
+            return [execution async for execution in executions]
+    except SandboxFailed as failed:
+        return failed
+
+
+def _in_thread(coroutine: Coroutine[Any, Any, Any]) -> Any:
+    """Environments are made inside and outside of running event loops: a loop in a thread of its own fits both."""
+    results: list[Any] = []
+    thread = threading.Thread(target=lambda: results.append(asyncio.run(coroutine)))
+    thread.start()
+    thread.join()
+    if not results:
+        raise RuntimeError("The sandbox could not be tried out; the log has the reason.")
+    return results[0]

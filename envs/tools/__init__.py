@@ -1,0 +1,5 @@
+"""Episodes in which the model calls tools.
+
+`environment` puts them behind the contract of `envs.base`, `calls` reads what the model writes, `toolset` says what a tool is, `functions`,
+`programs` and `mcp_server` bring them, `sources` reads their names. Nothing is imported here: worker processes need one module each.
+"""

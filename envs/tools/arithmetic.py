@@ -1,0 +1,13 @@
+"""A calculator, the plainest tool: for demonstrations, benchmarks, and word problems."""
+
+from envs.math.expressions import compute
+
+
+def calculator(expression: str) -> str:
+    """Compute an expression with whole numbers, + - * / and parentheses.
+
+    Args:
+        expression: For example (17 + 4) * 3.
+    """
+    value = compute(expression).value
+    return str(value)

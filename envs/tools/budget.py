@@ -1,0 +1,58 @@
+"""What an episode may spend: characters, and tokens where a tokenizer is given to count them."""
+
+from pathlib import Path
+from typing import Self
+
+from tokenizers import Tokenizer
+
+OUT_OF_CHARACTERS, OUT_OF_TOKENS = "out of characters", "out of tokens"
+
+
+class Budget:
+    """Counts down over one episode."""
+
+    def __init__(self, *, max_characters: int, max_tokens: int | None, tokenizer: Tokenizer | None) -> None:
+        self._max_characters, self._max_tokens, self._tokenizer = max_characters, max_tokens, tokenizer
+        self._characters = self._tokens = 0
+
+    @classmethod
+    def of(cls, *, max_characters: int, max_tokens: int | None, tokenizer: str | None) -> Self:
+        """Check the bounds, and read the tokenizer's file.
+
+        Raises:
+            ValueError: A bound that is not positive, tokens without a tokenizer, or a tokenizer without a bound.
+            FileNotFoundError: No such tokenizer.
+        """
+        for name, value in (("max_characters", max_characters), ("max_tokens", max_tokens)):
+            if value is not None and value < 1:
+                raise ValueError(f"{name} must be at least 1, got {value}.")
+        if (max_tokens is None) != (tokenizer is None):
+            raise ValueError("max_tokens and tokenizer come together: tokens are counted with the model's tokenizer.json.")
+        return cls(max_characters=max_characters, max_tokens=max_tokens, tokenizer=None if tokenizer is None else _read(Path(tokenizer)))
+
+    def restart(self) -> None:
+        """A new episode has spent nothing."""
+        self._characters = self._tokens = 0
+
+    def spend(self, *texts: str) -> str | None:
+        """Count `texts`; what has run out, or None."""
+        self._characters += sum(map(len, texts))
+        if self._characters > self._max_characters:
+            return OUT_OF_CHARACTERS  # before tokens are counted, which takes longer
+        if self._tokenizer is None or self._max_tokens is None:
+            return None
+        encoded = self._tokenizer.encode_batch([_encodable(text) for text in texts], add_special_tokens=False)
+        self._tokens += sum(len(entry.ids) for entry in encoded)
+        return OUT_OF_TOKENS if self._tokens > self._max_tokens else None
+
+
+def _read(path: Path) -> Tokenizer:
+    file = path / "tokenizer.json" if path.is_dir() else path
+    if not file.is_file():
+        raise FileNotFoundError(f"There is no tokenizer {file} (env.kwargs.tokenizer): give a tokenizer.json, or its folder.")
+    return Tokenizer.from_file(str(file))
+
+
+def _encodable(text: str) -> str:
+    """`text` without lone surrogates, which no tokenizer takes."""
+    return text.encode("utf-8", "replace").decode()

@@ -1,0 +1,100 @@
+r"""Tool calls in a model's text, in the form of Hermes and Qwen models, and how tools are announced to it.
+
+    <tool_call>
+    {"name": "calculator", "arguments": {"expression": "17 * 23"}}
+    </tool_call>
+
+Several may follow each other in one turn. What stands between the tags is JSON, an object with `name` and, unless the tool takes none,
+`arguments`; anything else is a `MalformedCall`, which says what is wrong with it, so that the model can be told. An opening tag without a
+closing one is a call up to the end of the text. The form is that of https://huggingface.co/NousResearch/Hermes-Function-Calling-V1.
+"""
+
+import itertools
+import json
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from envs.text import shortened
+
+OPENING, CLOSING = "<tool_call>", "</tool_call>"
+BLOCK = re.compile(rf"{OPENING}(.*?)(?:{CLOSING}|(?={OPENING})|\Z)", re.DOTALL)
+MAX_NESTING = 50  # of arguments; the JSON reader recurses
+MAX_CALLS = 64  # that are read in one text; what follows them is left out
+
+
+class ToolCall(NamedTuple):
+    """A call that can be carried out, as far as its form goes."""
+
+    name: str
+    arguments: dict[str, Any]
+
+
+class MalformedCall(NamedTuple):
+    """A call that is none."""
+
+    reason: str
+
+
+@dataclass(frozen=True)
+class ToolDescription:
+    """What a model is told of a tool."""
+
+    name: str
+    description: str
+    parameters: Mapping[str, Any]
+    """JSON schema of an object."""
+
+
+def read_calls(text: str) -> list[ToolCall | MalformedCall]:
+    """The first `MAX_CALLS` calls in `text`, in order; none where no `<tool_call>` stands."""
+    return [_read(block[1]) for block in itertools.islice(BLOCK.finditer(text), MAX_CALLS)]
+
+
+def write_call(call: ToolCall) -> str:
+    """The inverse of `read_calls` for one call: what a model would write."""
+    return f"{OPENING}\n{json.dumps({'name': call.name, 'arguments': call.arguments})}\n{CLOSING}"
+
+
+def announcement(tools: Iterable[ToolDescription]) -> str:
+    """What a system message says about tools: how to call them, and their schemas, one JSON object a line."""
+    lines = [
+        json.dumps({"type": "function", "function": {"name": t.name, "description": t.description, "parameters": t.parameters}})
+        for t in tools
+    ]
+    return "\n".join(
+        [
+            "You can call the functions below, as often as the task needs. Each line describes one, with the schema of its arguments.",
+            "<tools>",
+            *lines,
+            "</tools>",
+            "To call one, write a JSON object with its name and arguments between these tags, and stop; the results come next:",
+            f'{OPENING}\n{{"name": "...", "arguments": {{...}}}}\n{CLOSING}',
+            "A message without a call is your final answer.",
+        ]
+    )
+
+
+def _read(block: str) -> ToolCall | MalformedCall:
+    if _nesting(block) > MAX_NESTING:
+        return MalformedCall(f"its JSON nests deeper than {MAX_NESTING} levels")
+    try:
+        call = json.loads(block)
+    except ValueError as error:
+        return MalformedCall(f"it is not JSON ({error})")
+    if not isinstance(call, dict) or not isinstance(call.get("name"), str):
+        return MalformedCall(f'it must be {{"name": …, "arguments": {{…}}}}, got {shortened(call)}')
+    arguments = call.get("arguments", {})
+    if not isinstance(arguments, dict):
+        return MalformedCall(f"the arguments of {shortened(call['name'])} must be an object, got {shortened(arguments)}")
+    return ToolCall(call["name"], arguments)
+
+
+def _nesting(block: str) -> int:
+    """An upper bound of how deep brackets nest; those in strings count too."""
+    depth = deepest = 0
+    for bracket in re.finditer(r"[\[\]{}]", block):
+        depth += 1 if bracket[0] in "[{" else -1
+        deepest = max(deepest, depth)
+    return deepest

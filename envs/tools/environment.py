@@ -1,0 +1,212 @@
+"""ToolEnv: questions as in MathEnv, which the model may answer over several turns with the help of tools.
+
+    env = ToolEnv(tasks=["sums-6"], tools=["envs.tools.arithmetic:calculator"])
+
+A turn with calls (`envs.tools.calls`) is answered with one message of the role `tool` a call; a turn without is the final answer, which is
+graded and ends the episode. What goes wrong with a call is told to the model as text that begins with `Error:`. Turns, characters, calls a
+turn and, given a tokenizer, tokens are bounded: who runs out of them gets no reward, and the verdict says of what.
+
+Options of reset are those of MathEnv: `task`, `split`, `row`. Left out: several agents.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
+
+from numpy.typing import NDArray
+
+from envs.base import Environment, Info, StepResult
+from envs.math.environment import HELDOUT_SHARE, asked_row, grade_info, question_source
+from envs.math.grading import Grader
+from envs.prompt_files import PromptRow
+from envs.text import REWARD_PARTS, VERDICT, Message, ModelText, TextObservation, checked_text, message, observe, shortened, text_spec
+from envs.tools.budget import Budget
+from envs.tools.calls import MalformedCall, ToolCall, ToolDescription, announcement, read_calls
+from envs.tools.sources import make_toolsets
+from envs.tools.toolset import ToolError, Toolset
+
+TOOL_CALL, OUT_OF_TURNS = "tool call", "out of turns"
+CALCULATOR = "envs.tools.arithmetic:calculator"
+MAX_ACTION_CHARACTERS = 1 << 24
+
+
+class ToolEnv(Environment):
+    """Questions, tools, and several turns."""
+
+    def __init__(
+        self,
+        *,
+        tools: Sequence[str | Mapping[str, Any]] = (CALCULATOR,),
+        tasks: Sequence[str] | None = None,
+        files: Sequence[str] | str | None = None,
+        split: str = "train",
+        heldout_share: float = HELDOUT_SHARE,
+        wording: str = "words",
+        announce: bool = True,
+        max_turns: int = 6,
+        max_characters: int = 32_768,
+        max_tokens: int | None = None,
+        tokenizer: str | None = None,
+        max_calls_per_turn: int = 4,
+        max_tool_characters: int = 4_000,
+        tool_deadline_s: float = 10.0,
+        format_reward: float = 0.0,
+        num_graders: int = 2,
+        grading_cpu_s: float = 5.0,
+    ) -> None:
+        """Make the environment; imports functions, starts nothing.
+
+        Args:
+            tools: See `envs.tools.sources`: `module:function`, `{"mcp": {…}}`, `{"program": "module:factory", …}`.
+            tasks: As for MathEnv.
+            files: As for MathEnv.
+            split: As for MathEnv.
+            heldout_share: As for MathEnv.
+            wording: As for MathEnv; `words` by default, as models that call tools chat.
+            announce: Whether the prompt's system message describes the tools; False for chat templates that do, and for tiny models.
+            max_turns: Turns of the model; the last one must be the final answer.
+            max_characters: Of all turns of the model and all answers of tools together.
+            max_tokens: The same in tokens of `tokenizer`, without those of the chat template; None: no such bound.
+            tokenizer: A tokenizer.json, or a folder that holds one.
+            max_calls_per_turn: Further calls are refused; times `tool_deadline_s` it should stay below env.deadline_s.
+            max_tool_characters: Of one tool's answer; more is cut, and says so.
+            tool_deadline_s: Seconds that one call may take, where the tool's own entry says nothing else.
+            format_reward: As for MathEnv.
+            num_graders: As for MathEnv.
+            grading_cpu_s: As for MathEnv.
+
+        Raises:
+            ValueError: An argument that cannot work.
+        """
+        for name, value in (
+            ("max_turns", max_turns),
+            ("max_calls_per_turn", max_calls_per_turn),
+            ("max_tool_characters", max_tool_characters),
+        ):
+            if value < 1:
+                raise ValueError(f"{name} must be at least 1, got {value}.")
+        self._budget = Budget.of(max_characters=max_characters, max_tokens=max_tokens, tokenizer=tokenizer)
+        self._source = question_source(tasks=tasks, files=files, wording=wording, heldout_share=heldout_share)
+        self._toolsets = make_toolsets(tools, deadline_s=tool_deadline_s)
+        self._owners: dict[str, Toolset] = {}
+        self._descriptions: list[ToolDescription] = []
+        self._grader = Grader(num_workers=num_graders, cpu_s=grading_cpu_s)
+        self._split, self._announce, self._format_reward = split, announce, float(format_reward)
+        self._max_calls, self._max_tool_characters = max_calls_per_turn, max_tool_characters
+        self.spec = text_spec(
+            name="tools",
+            tasks=self._source.tasks,
+            max_turns=max_turns,
+            max_action_characters=MAX_ACTION_CHARACTERS,
+            replayable=all(toolset.replayable for toolset in self._toolsets),
+        )
+        self._row: PromptRow | None = None
+        self._turns = 0
+
+    async def reset(self, *, seed: int | None = None, options: Mapping[str, Any] | None = None) -> tuple[TextObservation, Info]:
+        """See `Environment.reset`; options are `task`, `split` and `row`."""
+        row = asked_row(options, seed=seed, env=self, source=self._source, split=self._split)
+        self._row = None
+        await self._gather_tools()
+        for toolset in self._toolsets:
+            await toolset.start_episode()
+        self._row, self._turns = row, 0
+        self._budget.restart()
+        messages = _announced(row.prompt, self._descriptions) if self._announce else row.prompt
+        return observe(messages), {"task": row.data_source, "data_source": row.data_source}
+
+    async def step(self, action: Any) -> StepResult:
+        """One turn of the model: calls, or the final answer.
+
+        Raises:
+            ValueError: No text.
+            RuntimeError: No question is open, or the tools themselves are not there.
+            GradingFailed: The final answer could not be graded.
+        """
+        text = checked_text(action, space=cast(ModelText, self.spec.action_space))
+        if self._row is None:
+            raise RuntimeError("The episode has ended or was never started: call reset before step.")
+        self._turns += 1
+        calls = read_calls(text)
+        spent = self._budget.spend(text)
+        if spent is not None:
+            return self._cut_short(spent)
+        if not calls:
+            return await self._graded(self._row, text)
+        if self._turns == self.spec.max_episode_steps:
+            return self._cut_short(OUT_OF_TURNS)
+        return await self._called(self._row, calls)
+
+    def render(self) -> NDArray[Any]:
+        """Raises RuntimeError: there is nothing to see."""
+        raise RuntimeError("Environment 'tools' has no images.")
+
+    async def close(self) -> None:
+        """End tools and graders."""
+        self._row = None
+        self._grader.close()
+        for toolset in self._toolsets:
+            await toolset.close()
+
+    async def _gather_tools(self) -> None:
+        """Ask every toolset what it has, once."""
+        if self._descriptions:
+            return
+        owners: dict[str, Toolset] = {}
+        descriptions = []
+        for toolset in self._toolsets:
+            for description in await toolset.descriptions():
+                if description.name in owners:
+                    raise ValueError(f"Two tools are called {description.name!r}: take one of them out of env.kwargs.tools.")
+                owners[description.name] = toolset
+                descriptions.append(description)
+        self._owners, self._descriptions = owners, descriptions
+
+    async def _called(self, row: PromptRow, calls: Sequence[ToolCall | MalformedCall]) -> StepResult:
+        answers, errors = list[Message](), 0
+        for number, call in enumerate(calls):
+            try:
+                if number >= self._max_calls:
+                    raise ToolError(f"only {self._max_calls} calls are carried out in one turn")
+                answer = self._cut(await self._call(call))
+            except ToolError as error:
+                answer, errors = self._cut(f"Error: {error}."), errors + 1
+            answers.append(message("tool", answer))
+        spent = self._budget.spend(*(entry["content"] for entry in answers))
+        counts = {"tool_calls": len(calls), "tool_errors": errors}
+        if spent is not None:
+            return self._cut_short(spent, counts)
+        info = {"task": row.data_source, "success": False, REWARD_PARTS: {}, VERDICT: TOOL_CALL, **counts}
+        return observe(answers), 0.0, False, False, info
+
+    async def _call(self, call: ToolCall | MalformedCall) -> str:
+        if isinstance(call, MalformedCall):
+            raise ToolError(f"this is no tool call: {call.reason}")
+        if call.name not in self._owners:
+            raise ToolError(f"there is no tool {shortened(call.name)}; there are: {', '.join(self._owners) or 'none'}")
+        return await self._owners[call.name].call(call.name, call.arguments)
+
+    async def _graded(self, row: PromptRow, text: str) -> StepResult:
+        self._row = None
+        grade = await self._grader.grade(text, truth=row.ground_truth, style=row.style)
+        info = grade_info(grade, format_reward=self._format_reward)
+        reward = float(sum(info[REWARD_PARTS].values()))
+        return observe(), reward, True, False, {"task": row.data_source, **info, "tool_calls": 0, "tool_errors": 0}
+
+    def _cut_short(self, verdict: str, counts: Mapping[str, int] | None = None) -> StepResult:
+        assert self._row is not None
+        task, self._row = self._row.data_source, None
+        counts = counts or {"tool_calls": 0, "tool_errors": 0}
+        return observe(), 0.0, False, True, {"task": task, "success": False, REWARD_PARTS: {"correct": 0.0}, VERDICT: verdict, **counts}
+
+    def _cut(self, answer: str) -> str:
+        left_out = len(answer) - self._max_tool_characters
+        return answer if left_out <= 0 else f"{answer[: self._max_tool_characters]}… ({left_out} more characters)"
+
+
+def _announced(prompt: Sequence[Message], tools: Sequence[ToolDescription]) -> list[Message]:
+    """`prompt` with the tools in its system message."""
+    if not tools:
+        return list(prompt)
+    if prompt[0]["role"] == "system":
+        return [message("system", f"{prompt[0]['content']}\n\n{announcement(tools)}"), *prompt[1:]]
+    return [message("system", announcement(tools)), *prompt]

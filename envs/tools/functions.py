@@ -1,0 +1,97 @@
+"""Python functions as tools: the schema comes from the signature, the call runs in a process that is killed when it hangs.
+
+    FunctionTools(["my_module:look_up"])
+
+A function is announced with its docstring's first paragraph, its parameters' types, and what stands about them under `Args:`. The
+result reaches the model as text: a `str` as it is, anything else as JSON. Calls of several episodes share few processes, so a function
+must keep no state.
+"""
+
+import inspect
+import json
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import pydantic
+
+from envs.tools.calls import ToolDescription
+from envs.tools.signatures import function_and_model
+from envs.tools.toolset import ToolError, Toolset
+from envs.worker_pool import WorkerKilled, WorkerPool, WorkerRaised, WorkerSettings, lease, release
+
+
+class FunctionTools(Toolset):
+    """Functions named by `module:function`."""
+
+    def __init__(self, references: Sequence[str], *, deadline_s: float = 10.0, num_workers: int = 2) -> None:
+        """Import the functions and read their signatures; starts nothing.
+
+        Args:
+            references: `module:function` each; the names after the colon must differ.
+            deadline_s: Seconds that a call may take before its process is killed.
+            num_workers: Processes, for all environments of this process together.
+
+        Raises:
+            ValueError: No such function, or a signature that makes no schema.
+        """
+        self._references: dict[str, str] = {}
+        self._arguments: dict[str, type[pydantic.BaseModel]] = {}
+        self._descriptions: list[ToolDescription] = []
+        for reference in references:
+            function, model = function_and_model(reference)
+            name = function.__name__
+            if name in self._references:
+                raise ValueError(f"Two tools are called {name!r}: {self._references[name]} and {reference}.")
+            self._references[name], self._arguments[name] = reference, model
+            self._descriptions.append(_describe(function, model))
+        self._settings = WorkerSettings(target="envs.tools.signatures:call_function", num_workers=num_workers, deadline_s=deadline_s)
+        self._workers: WorkerPool | None = None
+
+    async def descriptions(self) -> Sequence[ToolDescription]:
+        """See `Toolset.descriptions`."""
+        return self._descriptions
+
+    async def call(self, name: str, arguments: Mapping[str, Any]) -> str:
+        """See `Toolset.call`; arguments that the signature does not allow never reach the function."""
+        try:
+            self._arguments[name].model_validate(dict(arguments))
+        except pydantic.ValidationError as error:
+            raise ToolError(f"wrong arguments: {_told(error)}") from error
+        if self._workers is None:
+            self._workers = lease(self._settings)
+        try:
+            result = await self._workers.call({"function": self._references[name], "arguments": dict(arguments)})
+        except WorkerRaised as error:
+            raise ToolError(str(error)) from error
+        except WorkerKilled as error:
+            raise ToolError(f"it was stopped: {error}") from error
+        return result if isinstance(result, str) else json.dumps(result)
+
+    async def close(self) -> None:
+        """See `Toolset.close`."""
+        if self._workers is not None:
+            release(self._workers)
+            self._workers = None
+
+
+def _describe(function: Callable[..., Any], model: type[pydantic.BaseModel]) -> ToolDescription:
+    documentation = inspect.getdoc(function) or ""
+    description = " ".join(documentation.partition("\n\n")[0].split())
+    return ToolDescription(function.__name__, description, _without_titles(model.model_json_schema()))
+
+
+def _without_titles(schema: Any) -> Any:
+    """`schema` without pydantic's titles, which repeat the names; a parameter called `title` stays."""
+    if isinstance(schema, list):
+        return [_without_titles(entry) for entry in schema]
+    if not isinstance(schema, dict):
+        return schema
+    return {
+        key: {name: _without_titles(entry) for name, entry in value.items()} if key in ("properties", "$defs") else _without_titles(value)
+        for key, value in schema.items()
+        if key != "title" or not isinstance(value, str)
+    }
+
+
+def _told(error: pydantic.ValidationError) -> str:
+    return "; ".join(f"{'.'.join(map(str, entry['loc'])) or 'arguments'}: {entry['msg']}" for entry in error.errors())

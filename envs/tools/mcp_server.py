@@ -1,0 +1,192 @@
+"""The tools of an MCP server (https://modelcontextprotocol.io), which this module starts and talks to over its standard streams.
+
+With `fresh` (the default) every episode that calls a tool has a server process of its own, so that no episode sees what another one left.
+A server that dies or hangs in mid-call is replaced at the next call, and the model is told; one that does not start at all is a fault of
+the environment. Tools that want something of the user (sampling, elicitation) are refused by the client. Left out: servers over HTTP.
+"""
+
+import asyncio
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from mcp import Client, MCPError, StdioServerParameters, stdio_client
+from mcp_types import CONNECTION_CLOSED, CallToolResult, TextContent
+from pydantic import ValidationError
+
+from envs.tools.calls import ToolDescription
+from envs.tools.toolset import ToolError, Toolset
+
+MAX_PAGES = 100  # of a server's list of tools
+
+
+class MCPTools(Toolset):
+    """All tools of one server."""
+
+    def __init__(
+        self,
+        *,
+        command: str,
+        args: Sequence[str] = (),
+        env: Mapping[str, str] | None = None,
+        cwd: str | None = None,
+        deadline_s: float = 10.0,
+        start_deadline_s: float = 60.0,
+        fresh: bool = True,
+        replayable: bool = False,
+    ) -> None:
+        """Starts nothing.
+
+        Args:
+            command: Program of the server; it gets PATH, HOME and a few more variables, and `env`.
+            args: Its arguments.
+            env: Further environment variables.
+            cwd: Where it runs.
+            deadline_s: Seconds that a call may take.
+            start_deadline_s: Seconds until the server has told its tools.
+            fresh: Whether each episode has its own process; False for servers that keep no state, which saves their start.
+            replayable: Whether the same calls get the same answers, so that an interrupted episode may be repeated.
+        """
+        if deadline_s <= 0 or start_deadline_s <= 0:
+            raise ValueError(f"The deadlines of {command!r} must be positive, got {deadline_s} and {start_deadline_s}.")
+        self.replayable = replayable
+        self._parameters = StdioServerParameters(command=command, args=list(args), env=dict(env or {}), cwd=cwd)
+        self._shown = " ".join([command, *args])
+        self._deadline_s, self._start_deadline_s, self._fresh = deadline_s, start_deadline_s, fresh
+        self._connection: _Connection | None = None
+        self._used = False
+        self._descriptions: list[ToolDescription] | None = None
+        self._ending: set[asyncio.Task[None]] = set()
+
+    async def descriptions(self) -> Sequence[ToolDescription]:
+        """See `Toolset.descriptions`; asks the server once."""
+        if self._descriptions is None:
+            connection = await self._connected()
+            try:
+                self._descriptions = await asyncio.wait_for(connection.list_tools(), self._start_deadline_s)
+            except (MCPError, TimeoutError, ValidationError) as error:
+                self._drop()
+                raise RuntimeError(f"The MCP server {self._shown!r} did not tell its tools: {type(error).__name__}: {error}.") from error
+        return self._descriptions
+
+    async def call(self, name: str, arguments: Mapping[str, Any]) -> str:
+        """See `Toolset.call`; text of the result, and the names of what is no text."""
+        connection = await self._connected()
+        self._used = True
+        try:
+            result = await asyncio.wait_for(connection.client.call_tool(name, dict(arguments)), self._deadline_s)
+        except TimeoutError as error:
+            self._drop()
+            raise ToolError(
+                f"no answer within {self._deadline_s:g} s; its server was stopped, and starts anew with the next call"
+            ) from error
+        except MCPError as error:
+            if error.code != CONNECTION_CLOSED:
+                raise ToolError(str(error)) from error
+            self._drop()
+            raise ToolError("its server died; it starts anew with the next call") from error
+        except (ValidationError, RuntimeError) as error:  # an answer that is no MCP
+            self._drop()
+            raise ToolError(f"its server answered with something else than a result ({type(error).__name__}); it starts anew") from error
+        text = _text(result)
+        if result.is_error:
+            raise ToolError(text or "it failed without a word")
+        return text
+
+    async def start_episode(self) -> None:
+        """End the server of the episode before, if it was called and `fresh` says so."""
+        if self._fresh and self._used:
+            self._drop()
+
+    async def close(self) -> None:
+        """End the server."""
+        self._drop()
+        await asyncio.gather(*self._ending)
+
+    async def _connected(self) -> "_Connection":
+        if self._connection is not None and not self._connection.is_open():
+            self._drop()
+        if self._connection is None:
+            connection = _Connection(self._parameters)
+            try:
+                await connection.open(deadline_s=self._start_deadline_s)
+            except (OSError, MCPError, TimeoutError, ValidationError, RuntimeError, ExceptionGroup) as error:
+                self._end(connection)
+                raise RuntimeError(f"The MCP server {self._shown!r} did not start: {_first_cause(error)}.") from error
+            self._connection = connection
+        return self._connection
+
+    def _drop(self) -> None:
+        """Forget the connection, and end its server in the background: a server that hangs is given seconds to go."""
+        connection, self._connection, self._used = self._connection, None, False
+        if connection is not None:
+            self._end(connection)
+
+    def _end(self, connection: "_Connection") -> None:
+        ending = asyncio.get_running_loop().create_task(connection.close())
+        self._ending.add(ending)
+        ending.add_done_callback(self._ending.discard)
+
+
+class _Connection:
+    """A server and its client, in a task of their own: what the client enters must be left by the same task."""
+
+    def __init__(self, parameters: StdioServerParameters) -> None:
+        self._parameters = parameters
+        self._closing = asyncio.Event()
+        self._ready: asyncio.Future[Client] = asyncio.get_running_loop().create_future()
+        self._task: asyncio.Task[None] | None = None
+        self.client: Client
+
+    def is_open(self) -> bool:
+        """Whether the client is still connected, as far as it has noticed."""
+        return self._task is not None and not self._task.done()
+
+    async def open(self, *, deadline_s: float) -> None:
+        """Start the server and shake hands."""
+        self._task = asyncio.get_running_loop().create_task(self._live())
+        news: set[asyncio.Future[Any]] = {self._task, self._ready}
+        await asyncio.wait(news, timeout=deadline_s, return_when=asyncio.FIRST_COMPLETED)
+        if self._ready.done():
+            self.client = self._ready.result()
+        elif self._task.done():
+            self._task.result()
+            raise RuntimeError("it went away at once")
+        else:
+            raise TimeoutError(f"no word from it within {deadline_s:g} s")
+
+    async def list_tools(self) -> list[ToolDescription]:
+        """All tools that the server has."""
+        tools, cursor = [], None
+        for _ in range(MAX_PAGES):
+            page = await self.client.list_tools(cursor=cursor)
+            tools += [ToolDescription(tool.name, tool.description or "", tool.input_schema) for tool in page.tools]
+            cursor = page.next_cursor
+            if cursor is None:
+                break
+        return tools
+
+    async def close(self) -> None:
+        """End the server; waits until it is gone."""
+        self._closing.set()
+        if self._task is None:
+            return
+        if not self._ready.done():
+            self._task.cancel()  # it has not come so far as to look at `_closing`
+        await asyncio.gather(self._task, return_exceptions=True)
+
+    async def _live(self) -> None:
+        with open(os.devnull, "w") as nowhere:
+            async with Client(stdio_client(self._parameters, errlog=nowhere)) as client:
+                self._ready.set_result(client)
+                await self._closing.wait()
+
+
+def _text(result: CallToolResult) -> str:
+    return "\n".join(part.text if isinstance(part, TextContent) else f"[{part.type}]" for part in result.content)
+
+
+def _first_cause(error: BaseException) -> str:
+    while isinstance(error, ExceptionGroup):
+        error = error.exceptions[0]
+    return f"{type(error).__name__}: {error}"

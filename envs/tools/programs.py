@@ -1,0 +1,54 @@
+"""A tool that runs the model's Python programs, wherever programs may be run: behind a protocol of one method.
+
+`envs.tools.sandboxed` brings the sandbox; anything else with the same method does as well.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+from envs.tools.calls import ToolDescription
+from envs.tools.toolset import ToolError, Toolset
+
+PARAMETERS = {
+    "type": "object",
+    "properties": {"program": {"type": "string", "description": "Python source; what it prints is the answer."}},
+    "required": ["program"],
+    "additionalProperties": False,
+}
+
+
+class ProgramRunner(Protocol):
+    """Runs programs of a model, which are not to be trusted."""
+
+    async def run_program(self, program: str) -> str:
+        """What the program printed, and how it ended if not well; bounded in time and size.
+
+        Raises:
+            RuntimeError: The program could not be run at all, by no fault of its own.
+        """
+
+    def close(self) -> None:
+        """Release what is held; may be called twice."""
+
+
+class ProgramTool(Toolset):
+    """One tool, `python`; nothing is kept from one program to the next."""
+
+    def __init__(self, runner: ProgramRunner, *, name: str = "python") -> None:
+        self._runner = runner
+        self._description = ToolDescription(name, "Run a Python program, and see what it prints. Each starts anew.", PARAMETERS)
+
+    async def descriptions(self) -> Sequence[ToolDescription]:
+        """See `Toolset.descriptions`."""
+        return [self._description]
+
+    async def call(self, name: str, arguments: Mapping[str, Any]) -> str:
+        """See `Toolset.call`."""
+        program = arguments.get("program")
+        if not isinstance(program, str) or len(arguments) != 1:
+            raise ToolError("wrong arguments: it takes one, program, which must be text")
+        return await self._runner.run_program(program)
+
+    async def close(self) -> None:
+        """See `Toolset.close`."""
+        self._runner.close()

@@ -1,0 +1,58 @@
+"""The sandbox as a runner of programs for `envs.tools.programs`: what the model's program prints, or how it went wrong."""
+
+import contextlib
+from collections.abc import Sequence
+from typing import Any
+
+from envs.sandbox.environment import make_sandbox
+from envs.sandbox.limits import Ending, Execution, Job, Limits, Sandbox
+
+TOTAL_S = 15.0  # of one program; several calls in a turn stay below env.deadline_s
+
+
+def sandboxed(*, isolation: str = "bubblewrap", url: str | None = None, packages: Sequence[str] = (), **limits: Any) -> "SandboxedPrograms":
+    """A runner in a sandbox.
+
+    Args:
+        isolation: As env.isolation of the sandbox environment.
+        url: As there.
+        packages: As there.
+        limits: What a program may use, by name; see `envs.sandbox.limits.Limits`.
+
+    Raises:
+        ValueError: An argument that makes no sense.
+        RuntimeError: Isolation cannot be had here.
+    """
+    bounds = Limits.of({"total_s": TOTAL_S} | limits)
+    return SandboxedPrograms(make_sandbox(isolation, url=url, packages=tuple(packages), limits=bounds))
+
+
+class SandboxedPrograms:
+    """A `ProgramRunner` around a sandbox; every program has a fresh process and no standard input."""
+
+    def __init__(self, sandbox: Sandbox) -> None:
+        self._sandbox = sandbox
+
+    async def run_program(self, program: str) -> str:
+        """See `ProgramRunner.run_program`.
+
+        Raises:
+            SandboxFailed: The sandbox failed, not the program.
+        """
+        async with contextlib.aclosing(self._sandbox.run(Job(program, [b""]))) as executions:
+            async for execution in executions:
+                return _told(execution)
+        return f"(ended: {Ending.KILLED.value})"
+
+    def close(self) -> None:
+        """Release the sandbox."""
+        self._sandbox.close()
+
+
+def _told(execution: Execution) -> str:
+    parts = [execution.output.decode(errors="replace").rstrip("\n"), execution.errors.decode(errors="replace").rstrip("\n")]
+    if execution.ending is not Ending.FINISHED:
+        parts.append(f"(ended: {execution.ending.value})")
+    elif execution.exit_status != 0:
+        parts.append(f"(exit status {execution.exit_status})")
+    return "\n".join(part for part in parts if part) or "(printed nothing)"

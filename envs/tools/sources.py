@@ -1,0 +1,59 @@
+"""Tools as a configuration names them.
+
+tools:
+  - my_module:my_function                                      # a Python function
+  - {mcp: {command: my-server, args: [--quiet], fresh: false}} # the tools of an MCP server; see `envs.tools.mcp_server`
+  - {program: envs.tools.sandboxed:sandboxed, memory_mib: 256} # a tool that runs Python; a factory of a `ProgramRunner`, its arguments
+"""
+
+import inspect
+import pkgutil
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from envs.text import shortened
+from envs.tools.functions import FunctionTools
+from envs.tools.programs import ProgramTool
+from envs.tools.toolset import Toolset
+
+KINDS = "module:function, {mcp: {command: …}}, {program: module:factory, …}"
+
+
+def make_toolsets(tools: Sequence[str | Mapping[str, Any]], *, deadline_s: float) -> list[Toolset]:
+    """The toolsets that `tools` name; starts nothing.
+
+    Raises:
+        ValueError: An entry that names none, a function that cannot be imported, or arguments that its maker refuses.
+    """
+    if isinstance(tools, (str, Mapping)):
+        raise ValueError(f"tools must be a list of {KINDS}, got {shortened(tools)}.")
+    functions = [entry for entry in tools if isinstance(entry, str)]
+    toolsets: list[Toolset] = [FunctionTools(functions, deadline_s=deadline_s)] if functions else []
+    return toolsets + [_make(entry, deadline_s=deadline_s) for entry in tools if not isinstance(entry, str)]
+
+
+def _make(entry: Any, *, deadline_s: float) -> Toolset:
+    if not isinstance(entry, Mapping) or not all(isinstance(key, str) for key in entry):
+        raise ValueError(f"A tool is one of {KINDS}; got {shortened(entry)}.")
+    arguments: dict[str, Any] = dict(entry)
+    if set(entry) == {"mcp"} and isinstance(entry["mcp"], Mapping):
+        from envs.tools.mcp_server import MCPTools  # takes a second to import, and few need it
+
+        server: Toolset = _called(MCPTools, {"deadline_s": deadline_s, **entry["mcp"]}, entry)
+        return server
+    reference = arguments.pop("program", None)
+    if not isinstance(reference, str):
+        raise ValueError(f"A tool is one of {KINDS}; got {shortened(entry)}.")
+    try:
+        factory = pkgutil.resolve_name(reference)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ValueError(f"Tool {reference!r} cannot be imported: {type(error).__name__}: {error}.") from error
+    return ProgramTool(_called(factory, arguments, entry))
+
+
+def _called(factory: Any, arguments: Mapping[str, Any], entry: Any) -> Any:
+    try:
+        inspect.signature(factory).bind(**arguments)
+    except TypeError as error:
+        raise ValueError(f"Tool {shortened(entry)}: {error}. Its arguments: {', '.join(inspect.signature(factory).parameters)}.") from error
+    return factory(**arguments)

@@ -1,0 +1,86 @@
+"""The child's side of `envs.worker_pool`: import one function, then answer calls of it, one JSON line each, until standard input ends.
+
+    python -P -m envs.worker_child module:function CPU_SECONDS MEMORY_MIB
+
+What the function prints goes nowhere. What it raises is an answer. More than CPU_SECONDS of processor time in one call ends the process,
+also where nobody is left to kill it; 0 stands for no limit.
+"""
+
+import asyncio
+import inspect
+import json
+import math
+import os
+import pkgutil
+import resource
+import sys
+from collections.abc import Callable
+from typing import Any, BinaryIO
+
+MIB = 1 << 20
+
+
+def main() -> None:
+    """Serve until standard input ends."""
+    target, cpu_s, memory_mib = sys.argv[1], float(sys.argv[2]), int(sys.argv[3])
+    requests, answers = _own_streams()
+    _limit(resource.RLIMIT_CORE, 0)
+    if memory_mib:
+        _limit(resource.RLIMIT_AS, memory_mib * MIB)
+    try:
+        function = pkgutil.resolve_name(target)
+    except (ImportError, AttributeError, ValueError) as error:
+        _send(answers, {"unavailable": f"{type(error).__name__}: {error}"})
+        return
+    _send(answers, {"ready": True})
+    with asyncio.Runner() as runner:
+        for line in requests:
+            _limit_processor_time(cpu_s)
+            _send(answers, runner.run(_answer(function, json.loads(line))))
+
+
+def _own_streams() -> tuple[BinaryIO, BinaryIO]:
+    """The two ends of the protocol; the function's own standard input and output lead nowhere."""
+    requests, answers = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
+    nowhere = os.open(os.devnull, os.O_RDWR)
+    for stream in (0, 1):
+        os.dup2(nowhere, stream)
+    return requests, answers
+
+
+async def _answer(function: Callable[[Any], Any], argument: Any) -> dict[str, Any]:
+    outcome: Any = (await asyncio.gather(_call(function, argument), return_exceptions=True))[0]
+    if isinstance(outcome, BaseException):
+        return {"raised": f"{type(outcome).__name__}: {outcome}"[:2000]}
+    return {"result": outcome}
+
+
+async def _call(function: Callable[[Any], Any], argument: Any) -> Any:
+    result = function(argument)
+    return await result if inspect.isawaitable(result) else result
+
+
+def _limit_processor_time(cpu_s: float) -> None:
+    if not cpu_s:
+        return
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    _limit(resource.RLIMIT_CPU, math.ceil(used.ru_utime + used.ru_stime + cpu_s))  # the kernel counts in whole seconds
+
+
+def _limit(kind: int, value: int) -> None:
+    """Set a soft limit, below the hard one that this process was given."""
+    _, hard = resource.getrlimit(kind)
+    resource.setrlimit(kind, (value if hard == resource.RLIM_INFINITY else min(value, hard), hard))
+
+
+def _send(answers: BinaryIO, answer: dict[str, Any]) -> None:
+    try:
+        line = json.dumps(answer)
+    except (TypeError, ValueError) as error:
+        line = json.dumps({"raised": f"the result is not JSON: {error}"})
+    answers.write(line.encode() + b"\n")
+    answers.flush()
+
+
+if __name__ == "__main__":
+    main()

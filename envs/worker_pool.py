@@ -1,0 +1,264 @@
+"""Functions that may hang or crash, run in processes that can be killed: a few processes, one JSON value in and one out, a deadline a call.
+
+Threads and signals do not do: a big-integer power holds the interpreter's lock for hours, and `signal.alarm` works in main threads only.
+Processes start at the first call, live on between calls, and are replaced when one dies or is killed.
+
+    pool = lease(WorkerSettings(target="my_module:my_function", num_workers=2, deadline_s=10.0))
+    result = await pool.call({"question": "…"})
+    release(pool)
+
+Left out: isolation. A function in a worker can do what this process can; untrusted programs belong into the sandbox.
+"""
+
+import asyncio
+import contextlib
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+MAX_ANSWER_BYTES = 16 << 20
+CHUNK_BYTES = 1 << 16
+
+
+class WorkerKilled(RuntimeError):
+    """The process died in mid-call, or was killed at its deadline."""
+
+
+class WorkerRaised(RuntimeError):
+    """The function raised; the message has type and text of its exception."""
+
+
+class WorkerUnavailable(RuntimeError):
+    """No process can be started, or the function cannot be imported there."""
+
+
+@dataclass(frozen=True)
+class WorkerSettings:
+    """What runs, and how long it may take."""
+
+    target: str
+    """`module:function`; called with one JSON value, returns one, may be async."""
+    num_workers: int = 2
+    """Processes at most, and calls at once; further calls wait for a free one."""
+    deadline_s: float = 10.0
+    """Seconds of wall time after which a call's process is killed."""
+    cpu_s: float = 0.0
+    """Seconds of processor time after which the kernel ends it; 0: no limit. A busy machine does not shorten it."""
+    memory_mib: int = 0
+    """Address space of a process in MiB; 0: no limit."""
+    start_deadline_s: float = 180.0
+    """Seconds for the interpreter and the imports: a cold disk, many processes at once."""
+
+    def __post_init__(self) -> None:
+        if self.num_workers < 1 or self.deadline_s <= 0 or self.start_deadline_s <= 0 or self.cpu_s < 0 or self.memory_mib < 0:
+            raise ValueError(f"num_workers and the deadlines must be positive, the limits not negative, got {self}.")
+
+
+class WorkerPool:
+    """At most `num_workers` processes, each behind one thread of this process. Any event loop may call."""
+
+    def __init__(self, settings: WorkerSettings) -> None:
+        """Cheap: the first call starts a process."""
+        self.settings = settings
+        self.killed = 0  # processes that died or were killed in mid-call
+        self._threads = ThreadPoolExecutor(settings.num_workers, thread_name_prefix="worker-pool")
+        self._idle: list[_Worker] = []
+        self._alive: set[_Worker] = set()
+        self._lock = threading.Lock()
+        self._closed = False
+
+    async def call(self, argument: Any, *, deadline_s: float | None = None) -> Any:
+        """The function's result for `argument`; `deadline_s` (the settings' own by default) counts from when a process is free.
+
+        Raises:
+            WorkerRaised: The function raised, or its result is not JSON.
+            WorkerKilled: The process died or was killed.
+            WorkerUnavailable: The function cannot be imported, or no process started.
+        """
+        line = json.dumps(argument).encode() + b"\n"
+        wall_s = self.settings.deadline_s if deadline_s is None else deadline_s
+        return await asyncio.wrap_future(self._threads.submit(self._call, line, wall_s))
+
+    def close(self) -> None:
+        """Kill the processes; calls that run fail with `WorkerKilled`. May be called twice."""
+        with self._lock:
+            self._closed = True
+            idle, self._idle = self._idle, []
+            busy = self._alive.difference(idle)
+            self._alive.clear()
+        for worker in busy:
+            worker.end()  # the thread that waits for it sees that, and tidies up
+        for worker in idle:
+            worker.tidy_up()
+        self._threads.shutdown(wait=False)
+
+    def _call(self, line: bytes, deadline_s: float) -> Any:
+        worker = self._take()
+        try:
+            answer = worker.exchange(line, deadline_s=deadline_s)
+        except WorkerKilled:
+            self.killed += 1
+            self._discard(worker)
+            raise
+        self._put_back(worker)
+        if "raised" in answer:
+            raise WorkerRaised(answer["raised"])
+        return answer["result"]
+
+    def _take(self) -> "_Worker":
+        """A process that waits for work: an idle one, or a new one."""
+        while (worker := self._pop_idle()) is not None:
+            if worker.is_alive():
+                return worker
+            self._discard(worker)
+        worker = _Worker(self.settings)
+        with self._lock:
+            self._alive.add(worker)
+        try:
+            hello = worker.exchange(b"", deadline_s=self.settings.start_deadline_s)
+        except WorkerKilled as error:
+            self._discard(worker)
+            raise WorkerUnavailable(f"No process for {self.settings.target} could be started: {error}.") from error
+        if "unavailable" in hello:
+            self._discard(worker)
+            raise WorkerUnavailable(f"{self.settings.target} cannot be imported: {hello['unavailable']}.")
+        return worker
+
+    def _pop_idle(self) -> "_Worker | None":
+        with self._lock:
+            return self._idle.pop() if self._idle else None
+
+    def _put_back(self, worker: "_Worker") -> None:
+        with self._lock:
+            closed = self._closed
+            if not closed:
+                self._idle.append(worker)
+        if closed:
+            worker.tidy_up()
+
+    def _discard(self, worker: "_Worker") -> None:
+        with self._lock:
+            self._alive.discard(worker)
+        worker.tidy_up()
+
+
+class _Worker:
+    """One process, in a session of its own, so that what it started can be killed with it."""
+
+    def __init__(self, settings: WorkerSettings) -> None:
+        self._settings = settings
+        command = ["-P", "-m", "envs.worker_child", settings.target, str(settings.cpu_s), str(settings.memory_mib)]
+        path = os.pathsep.join(os.path.abspath(entry) for entry in sys.path)
+        self._process = subprocess.Popen(
+            [sys.executable, *command],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
+            start_new_session=True,
+            bufsize=0,
+        )
+        assert self._process.stdin is not None and self._process.stdout is not None
+        self._input, self._output = self._process.stdin.fileno(), self._process.stdout.fileno()
+        os.set_blocking(self._input, False)
+        os.set_blocking(self._output, False)
+
+    def is_alive(self) -> bool:
+        """Whether the process still runs."""
+        return self._process.poll() is None
+
+    def exchange(self, line: bytes, *, deadline_s: float) -> dict[str, Any]:
+        """Send `line` and return the next answer.
+
+        Raises:
+            WorkerKilled: No whole answer in time, too long a one, or the process is gone.
+        """
+        end = time.monotonic() + deadline_s
+        received = bytearray()
+        while not received.endswith(b"\n"):
+            left_s = end - time.monotonic()
+            if left_s <= 0:
+                raise WorkerKilled(f"no answer within {deadline_s:g} s")
+            ready = self._wait(left_s, writing=bool(line))
+            if self._input in ready:
+                line = self._write(line)
+            if self._output in ready:
+                received += self._read()
+            if len(received) > MAX_ANSWER_BYTES:
+                raise WorkerKilled(f"an answer of more than {MAX_ANSWER_BYTES >> 20} MiB")
+        answer: dict[str, Any] = json.loads(received)
+        return answer
+
+    def end(self) -> None:
+        """Kill the process and what it started."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+
+    def tidy_up(self) -> None:
+        """Kill, wait until the process is gone, and close the pipes. Only when nothing is exchanged."""
+        self.end()
+        self._process.wait()
+        for stream in (self._process.stdin, self._process.stdout):
+            if stream is not None:
+                stream.close()
+
+    def _wait(self, left_s: float, *, writing: bool) -> set[int]:
+        waiting = select.poll()
+        waiting.register(self._output, select.POLLIN)
+        if writing:
+            waiting.register(self._input, select.POLLOUT)
+        return {descriptor for descriptor, _ in waiting.poll(1000 * left_s)}
+
+    def _write(self, line: bytes) -> bytes:
+        try:
+            return line[os.write(self._input, line[:CHUNK_BYTES]) :]
+        except BlockingIOError:
+            return line
+        except BrokenPipeError as error:
+            raise WorkerKilled(self._how_it_ended()) from error
+
+    def _read(self) -> bytes:
+        chunk = os.read(self._output, CHUNK_BYTES)
+        if not chunk:
+            raise WorkerKilled(self._how_it_ended())
+        return chunk
+
+    def _how_it_ended(self) -> str:
+        try:
+            status = self._process.wait(timeout=1.0)
+        except subprocess.TimeoutExpired:
+            return "it closed its output"
+        if status == -signal.SIGXCPU:
+            return f"it used more than {self._settings.cpu_s:g} s of processor time"
+        return f"it was ended by {signal.Signals(-status).name}" if status < 0 else f"it ended with status {status}"
+
+
+_LEASED: dict[WorkerSettings, tuple[WorkerPool, int]] = {}  # one server hosts many environments, which share these few processes
+_LEASED_LOCK = threading.Lock()
+
+
+def lease(settings: WorkerSettings) -> WorkerPool:
+    """This process's pool with these settings; `release` it when done."""
+    with _LEASED_LOCK:
+        pool, users = _LEASED.get(settings) or (WorkerPool(settings), 0)
+        _LEASED[settings] = (pool, users + 1)
+    return pool
+
+
+def release(pool: WorkerPool) -> None:
+    """Give a leased pool back; the last one to do so closes it."""
+    with _LEASED_LOCK:
+        _, users = _LEASED[pool.settings]
+        if users > 1:
+            _LEASED[pool.settings] = (pool, users - 1)
+            return
+        del _LEASED[pool.settings]
+    pool.close()

@@ -1,0 +1,210 @@
+"""`env=libero`: observations, success, limits, frames, initial states, and every wrong argument."""
+
+import asyncio
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from envs.base import IMAGES, INSTRUCTION, PROPRIOCEPTION, FrameRequest
+from envs.libero.environment import LiberoEnv
+from envs.libero.initial_states import FIRST_TRAINING_SEED
+from envs.libero.suites import STEP_LIMITS, choose_tasks, suite_tasks
+from tests.envs.libero.placing import JOINT_VALUES
+
+STILL = np.array([0, 0, 0, 0, 0, 0, -1], np.float32)
+STOVE = "turn_on_the_stove"
+KETCHUP = "pick_up_the_ketchup_and_place_it_in_the_basket"
+
+
+@pytest.fixture(scope="module")
+def env(stand_ins):
+    made = LiberoEnv(suite="goal+object", tasks=["goal/7", "object/4"], assets="stand_in", image_size=32)
+    yield made
+    asyncio.run(made.close())
+
+
+@pytest.fixture(scope="module")
+def short_env(stand_ins):
+    made = LiberoEnv(suite="goal", tasks=[7], assets="stand_in", image_size=16, camera="wrist", max_episode_steps=5)
+    yield made
+    asyncio.run(made.close())
+
+
+def play(env, *, seed=0, options=None, actions=(), chunk=8):
+    """All results of an episode, the reset's first."""
+
+    async def coroutine():
+        results = [await env.reset(seed=seed, options=options)]
+        for start in range(0, len(actions), chunk):
+            results.append(await env.step_chunk(actions[start : start + chunk]))
+            if results[-1][2] or results[-1][3]:
+                break
+        return results
+
+    return asyncio.run(coroutine())
+
+
+def turn_knob(env):
+    """Turn the stove on by hand."""
+    env.simulator.data.joint("flat_stove_1_button").qpos[0] = JOINT_VALUES["flat_stove", "turnon"]
+
+
+def test_observation_is_two_images_proprioception_and_instruction(env):
+    [(observation, info)] = play(env, options={"task": STOVE})
+    assert set(observation) == {IMAGES, PROPRIOCEPTION, INSTRUCTION}
+    assert (observation[IMAGES].shape, observation[IMAGES].dtype) == ((2, 32, 32, 3), np.uint8)
+    assert (observation[PROPRIOCEPTION].shape, observation[INSTRUCTION]) == ((8,), "turn on the stove")
+    assert (info["task"], info["suite"], info["success"]) == (STOVE, "goal", False)
+    assert all(image.std() > 10 for image in observation[IMAGES])  # something is to be seen
+
+
+def test_stand_ins_are_named_in_spec_and_info(env):
+    assert env.spec.name == "libero (stand-in assets)"
+    assert play(env)[0][1]["assets"] == "stand-in"
+
+
+def test_image_is_upright(env):
+    [(observation, _)] = play(env, options={"task": KETCHUP})
+    agent = observation[IMAGES][0].astype(float)
+    assert agent[0].std() > agent[-1].std()  # the robot at the far end is at the top, the bare floor in front at the bottom
+
+
+def test_success_ends_the_episode(env):
+    async def episode():
+        await env.reset(seed=0, options={"task": STOVE})
+        turn_knob(env)
+        return await env.step_chunk([STILL] * 8)
+
+    _, reward, terminated, truncated, info = asyncio.run(episode())
+    assert (reward, terminated, truncated, info["success"], info["executed"]) == (1.0, True, False, True, 1)
+
+
+def test_stove_that_is_on_glows_in_the_image(env):
+    async def images():
+        before, _ = await env.reset(seed=0, options={"task": STOVE})
+        turn_knob(env)
+        after, *_ = await env.step(STILL)
+        return before[IMAGES][0].astype(int), after[IMAGES][0].astype(int)
+
+    before, after = asyncio.run(images())
+    change = after - before
+    assert (change[..., 0] - change[..., 2]).max() > 50  # redder somewhere
+
+
+def test_limit_truncates_without_success(short_env):
+    results = play(short_env, actions=[STILL] * 8)
+    _, reward, terminated, truncated, info = results[-1]
+    assert (reward, terminated, truncated, info["executed"], info["success"]) == (0.0, False, True, 5, False)
+    with pytest.raises(RuntimeError, match="call reset"):
+        asyncio.run(short_env.step(STILL))
+
+
+def test_step_limits_are_each_suites_own(env):
+    assert env.spec.max_episode_steps == STEP_LIMITS["goal"]  # the longest
+    limits = {name: env._step_limit(task) for name, task in env._tasks.items()}
+    assert limits == {STOVE: 300, KETCHUP: 280}
+
+
+def test_stream_of_frames_is_the_first_cameras(short_env):
+    results = play(short_env, options={"frames": {"video": FrameRequest(every=4, size=16)}}, actions=[STILL] * 8, chunk=3)
+    assert [result[-1]["frames"]["video"].steps for result in results if "video" in result[-1]["frames"]] == [(0,), (4, 5)]
+    assert np.array_equal(results[0][1]["frames"]["video"].images[0], results[0][0][IMAGES][0])
+
+
+def test_seed_chooses_among_held_out_states_and_training_seed_among_the_others(env):
+    numbers = [play(env, seed=seed)[0][1]["init_state"] for seed in (0, 1, FIRST_TRAINING_SEED, FIRST_TRAINING_SEED + 4)]
+    assert numbers == [4, 9, 0, 5]
+
+
+def test_state_by_number_is_the_one_that_its_seed_chooses(env):
+    [(one, info)], [(other, _)] = play(env, seed=0), play(env, options={"init_state": 4})
+    assert info["init_state"] == 4
+    assert np.array_equal(one[IMAGES], other[IMAGES])
+
+
+def test_cameras_see_different_things(env, short_env):
+    [(both, _)] = play(env, options={"task": STOVE})
+    assert not np.array_equal(both[IMAGES][0], both[IMAGES][1])
+    assert short_env.spec.observation_space[IMAGES].shape == (1, 16, 16, 3)
+
+
+def test_close_frees_and_a_later_reset_builds_anew(short_env):
+    [(before, _)] = play(short_env)
+    asyncio.run(short_env.close())
+    asyncio.run(short_env.close())
+    with pytest.raises(RuntimeError, match="call reset first"):
+        short_env.render()
+    with pytest.raises(RuntimeError, match="call reset first"):
+        _ = short_env.simulator
+    [(after, _)] = play(short_env)
+    assert np.array_equal(before[IMAGES], after[IMAGES])
+
+
+def ten_random_tasks():
+    everything = choose_tasks("+".join(STEP_LIMITS), None)
+    return [everything[number] for number in np.random.default_rng(0).choice(len(everything), size=10, replace=False)]
+
+
+@pytest.mark.parametrize("task", ten_random_tasks(), ids=lambda task: f"{task.suite}/{task.number}")
+def test_random_task_resets_and_steps(task, stand_ins):
+    made = LiberoEnv(suite=task.suite, tasks=[task.number], assets="stand_in", image_size=16, camera="agentview")
+    results = play(made, seed=3, actions=[STILL] * 2)
+    asyncio.run(made.close())
+    assert (results[-1][0][INSTRUCTION], results[-1][-1]["executed"]) == (task.instruction, 2)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        ({"suite": "gaol"}, r"Unknown LIBERO suite 'gaol'\. Did you mean 'goal'\?"),
+        ({"tasks": ["turn_on_the_stov"]}, "Unknown LIBERO task"),
+        ({"image_size": 0}, "image_size must be at least 8 pixels, got 0"),
+        ({"camera": "agentvew"}, r"Unknown camera 'agentvew'\. Did you mean 'agentview'\? Known: both, agentview, wrist"),
+        ({"states": "none"}, r"Unknown states 'none'\. Known: split, all"),
+        ({"render_quality": "best"}, r"Unknown render_quality 'best'\. Known: fast, full"),
+        ({"max_episode_steps": 0}, "max_episode_steps must be at least 1, got 0"),
+        ({"assets": "/no/such/folder"}, r"env\.assets='/no/such/folder' is no folder"),
+    ],
+)
+def test_wrong_argument_is_refused_before_anything_is_built(arguments, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        LiberoEnv(**({"suite": "goal", "assets": "stand_in"} | arguments))
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"task": "turn_on_the_stov"}, r"Unknown task 'turn_on_the_stov'\. Did you mean 'turn_on_the_stove'\?"),
+        ({"init_stat": 3}, r"Unknown reset option 'init_stat'\. Did you mean 'init_state'\?"),
+        ({"init_state": 50}, r"has no initial state 50: it has 50, numbered from 0"),
+        ({"init_state": "first"}, "init_state must be the number of an initial state, got 'first'"),
+    ],
+)
+def test_wrong_reset_is_refused(env, options, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        play(env, options=options)
+
+
+def test_import_asks_nothing_and_writes_only_to_the_cache(repository, tmp_path):
+    home, cache = tmp_path / "home", tmp_path / "cache"
+    home.mkdir()
+    code = "import sys; from envs.libero.folders import import_libero; import_libero(); assert 'torch' not in sys.modules"
+    environment = {"HOME": str(home), "SIIRL_CACHE": str(cache), "PATH": os.environ["PATH"], "PYTHONDONTWRITEBYTECODE": "1"}
+    subprocess.run([sys.executable, "-c", code], cwd=repository, env=environment, stdin=subprocess.DEVNULL, check=True)
+    assert list(home.iterdir()) == []
+    assert (cache / "libero/config/config.yaml").is_file()
+
+
+def test_missing_opengl_library_is_said(repository, tmp_path):
+    code = "import asyncio; from envs.libero.environment import LiberoEnv; asyncio.run(LiberoEnv(assets='stand_in').reset(seed=0))"
+    environment = {"MUJOCO_GL": "glfw", "PATH": "", "SIIRL_CACHE": str(tmp_path)}
+    result = subprocess.run([sys.executable, "-c", code], cwd=repository, env=environment, capture_output=True, text=True)
+    assert result.returncode == 1
+    assert "RuntimeError: MUJOCO_GL='glfw' cannot draw without a window: set it to egl or osmesa" in result.stderr
+
+
+def test_last_state_of_a_task_is_its_fiftieth(env):
+    assert play(env, options={"task": suite_tasks("goal")[7].name, "init_state": 49})[0][1]["init_state"] == 49

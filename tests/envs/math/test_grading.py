@@ -1,0 +1,179 @@
+r"""Texts against truths: right, wrong with a reason, or a failure; nothing hangs, and a failure is never a score."""
+
+import asyncio
+import time
+from fractions import Fraction
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from envs.math.answers import equal_numbers, plain_number
+from envs.math.grading import CORRECT, NO_ANSWER, TOO_LONG, WRONG, Grader, GradingFailed, check_truth
+from envs.text import EpisodeFailed
+
+COUNTDOWN = '{"numbers": [3, 5, 9], "target": 24}'
+
+
+@pytest.fixture(scope="module")
+def grader():
+    grader = Grader(num_workers=1, cpu_s=2.0)
+    yield grader
+    grader.close()
+
+
+def grade(grader, text, truth, style="rule"):
+    return asyncio.run(grader.grade(text, truth=truth, style=style))
+
+
+@pytest.mark.parametrize(
+    ("truth", "answer"),
+    [
+        ("46", "46"),
+        ("1,080", "1080"),
+        ("0.5", "\\frac{1}{2}"),
+        ("\\frac{1}{2}", "1/2"),
+        ("\\frac{1}{3}", "0.333333"),
+        ("50\\%", "50%"),
+        ("x^2+2x+1", "(x+1)^2"),
+        ("\\frac{\\sqrt{2}}{2}", "\\frac{1}{\\sqrt{2}}"),
+        ("\\{1, 2\\}", "\\{2, 1\\}"),
+        ("5", "x=5"),
+        ("\\text{yes}", "\\text{yes}"),
+        ("B", "\\text{(B)}"),
+        ("2\\pi", "2 \\pi"),
+    ],
+)
+@pytest.mark.parametrize("mark", ["so\n#### {}", "so $\\boxed{{{}}}$.", "Answer: {}"])
+def test_same_mathematics_is_correct(grader, truth, answer, mark):
+    assert grade(grader, mark.format(answer), truth).verdict == CORRECT
+
+
+@pytest.mark.parametrize(
+    ("truth", "answer"),
+    [
+        ("46", "47"),
+        ("46", "46 or 47"),
+        ("46", "46, 47"),
+        ("2", "2 \\pi"),
+        ("x+1", "x-1"),
+        ("\\frac{1}{2}", "\\frac{1}{3}"),
+        ("46", "forty-six"),
+        ("46", "\\frac{46}{"),
+        ("46", "{{{46"),
+        ("46", "46}}}"),
+        ("46", "\u0664\u0666"),
+        ("46", "4\u200b6"),
+        ("46", "\ud800"),
+        ("46", "46\x00"),
+        ("46", "\u202e64\u202c"),
+        ("1", "\\text{" * 100),
+        ("1", "9" * 1000),
+        ("1", "0/0"),
+        ("1", "\\infty"),
+    ],
+)
+def test_another_or_an_unreadable_answer_is_wrong(grader, truth, answer):
+    assert grade(grader, f"#### {answer}", truth).verdict == WRONG
+
+
+def test_no_mark_is_no_answer(grader):
+    assert grade(grader, "it is 46", "46") == (False, NO_ANSWER, None)
+
+
+def test_whole_text_is_the_answer_where_the_style_says_so(grader):
+    assert grade(grader, " 46\n", "46", "whole").verdict == CORRECT
+    assert grade(grader, "", "46", "whole").verdict == NO_ANSWER
+
+
+@pytest.mark.parametrize("style", ["rule", "whole", "countdown"])
+def test_megabytes_of_digits_are_too_long_and_quick(grader, style):
+    truth = COUNTDOWN if style == "countdown" else "9"
+    began = time.process_time()
+    assert grade(grader, "#### " + "9" * 5_000_000, truth, style).verdict == TOO_LONG
+    assert time.process_time() - began < 2
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        "9^{9^{9^9}}",
+        "100000000!",
+        pytest.param("10^{10^{10}}", marks=pytest.mark.slow),  # each costs a worker, which takes seconds to start anew
+        pytest.param("\\binom{10000000}{5000000}", marks=pytest.mark.slow),
+        pytest.param("\\prod_{n=1}^{1000000} n", marks=pytest.mark.slow),
+        pytest.param("10^{-10^{10}}", marks=pytest.mark.slow),
+    ],
+)
+def test_comparison_that_would_take_for_ever_is_a_failure_and_the_next_one_works(grader, answer):
+    with pytest.raises(GradingFailed, match=r"could not be compared with '7': .* (processor time|answer within|MemoryError)"):
+        grade(grader, f"#### {answer}", "7")
+    assert grade(grader, "#### \\frac{14}{2}", "7").verdict == CORRECT
+
+
+def test_unreadable_truth_is_a_failure(grader):
+    with pytest.raises(GradingFailed, match="ground truth ' ' cannot be read"):
+        grade(grader, "#### x", " ")
+
+
+def test_failed_grading_is_a_failed_episode():
+    assert issubclass(GradingFailed, EpisodeFailed)
+
+
+@given(st.integers(-1000, 1000), st.integers(1, 60), st.integers(-1000, 1000), st.integers(1, 60))
+@settings(derandomize=True, max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+def test_what_is_decided_directly_is_decided_as_math_verify_would(grader, a, b, c, d):
+    truth, answer = f"{a}/{b}", str(float(Fraction(c, d)))
+    direct = equal_numbers(plain_number(truth), plain_number(answer))
+    if direct is not None:
+        assert asyncio.run(grader._compare_mathematics(truth, answer)) is direct
+
+
+def test_plain_numbers_need_no_worker():
+    grader = Grader(num_workers=1, cpu_s=1.0)
+    assert grade(grader, "#### 46", "46").correct
+    assert not grade(grader, "#### 46.5", "46").correct
+    assert grader._workers is None
+
+
+def test_several_comparisons_share_few_workers(grader):
+    async def all_of_them():
+        texts = [f"\\boxed{{\\frac{{{n}}}{{{2 * n}}}}}" for n in range(1, 21)]
+        return await asyncio.gather(*(grader.grade(text, truth="\\frac{1}{2}", style="rule") for text in texts))
+
+    assert all(one.correct for one in asyncio.run(all_of_them()))
+    assert len(grader._workers._alive) == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "verdict"),
+    [
+        ("3*5+9", CORRECT),
+        ("so \\boxed{9 + 5 \\times 3}", CORRECT),
+        ("3*5+9 = 24", CORRECT),
+        ("3*(9-1)", "other numbers than given"),
+        ("3*5+9+9-9", "other numbers than given"),
+        ("24", "other numbers than given"),
+        ("9+5", WRONG),
+        ("3*5+", "no expression: a number or ( is missing"),
+        ("9/(5-5)", "no expression: division by zero"),
+        ("", NO_ANSWER),
+        ("= 24", NO_ANSWER),
+    ],
+)
+def test_countdown_is_computed(grader, text, verdict):
+    assert grade(grader, text, COUNTDOWN, "countdown").verdict == verdict
+
+
+@pytest.mark.parametrize(
+    ("truth", "style", "sentence"),
+    [
+        ("46", "model", "'model' is not graded here; known: rule, whole, countdown"),
+        ("24", "countdown", "must be"),
+        ('{"numbers": 3, "target": 24}', "countdown", "must be"),
+        ('{"numbers": [3]}', "countdown", "must be"),
+    ],
+)
+def test_truth_that_no_grader_can_use_is_refused(truth, style, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        check_truth(truth, style=style)

@@ -1,0 +1,181 @@
+"""Prompts from files: both forms, by parts, and an error with file, row and remedy for everything that is wrong."""
+
+import json
+
+import pyarrow
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from pyarrow import parquet
+
+from envs.prompt_files import PromptRow, open_prompts, write_prompts
+from envs.text import message
+
+
+def row(number, **changes):
+    return PromptRow(
+        data_source=f"source {number % 2}",
+        prompt=(message("system", "Be brief."), message("user", f"What is {number} + 1?")),
+        ground_truth=str(number + 1),
+        **changes,
+    )
+
+
+def columns(**changes):
+    return row(1).as_columns() | changes
+
+
+def write(path, entries):
+    if path.suffix == ".parquet":
+        parquet.write_table(pyarrow.Table.from_pylist(entries), path)
+    else:
+        path.write_text("".join(json.dumps(entry) + "\n" for entry in entries))
+    return path
+
+
+@pytest.mark.parametrize("name", ["rows.parquet", "rows.jsonl"])
+def test_what_was_written_is_read(tmp_path, name):
+    rows = [row(number, extra_info={"level": number}) for number in range(5)]
+    write_prompts(tmp_path / name, rows)
+    file = open_prompts(tmp_path / name)
+    assert len(file) == 5
+    assert file.rows(0, 5) == rows
+    assert file.row(3) == rows[3]
+    assert file.data_sources() == ["source 0", "source 1", "source 0", "source 1", "source 0"]
+
+
+@pytest.mark.parametrize("name", ["rows.parquet", "rows.jsonl"])
+@given(start=st.integers(0, 12), stop=st.integers(0, 12))
+@settings(derandomize=True, max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+def test_any_part_can_be_read_alone(tmp_path_factory, name, start, stop):
+    path = tmp_path_factory.getbasetemp() / name
+    rows = [row(number) for number in range(10)]
+    if not path.exists():
+        entries = [entry.as_columns() | {"extra_info": None} for entry in rows]
+        if path.suffix == ".parquet":
+            parquet.write_table(pyarrow.Table.from_pylist(entries), path, row_group_size=4)
+        else:
+            write(path, entries)
+    assert open_prompts(path).rows(start, stop) == rows[start:stop]
+
+
+def test_a_part_of_parquet_is_read_without_its_other_row_groups(tmp_path):
+    entries = [columns(extra_info=None), columns(extra_info=None, data_source=None)]
+    parquet.write_table(pyarrow.Table.from_pylist(entries), tmp_path / "rows.parquet", row_group_size=1)
+    assert len(open_prompts(tmp_path / "rows.parquet").rows(0, 1)) == 1
+
+
+def test_gsm8k_is_read_as_it_ships(tmp_path):
+    path = write(tmp_path / "train.jsonl", [{"question": "How many?", "answer": "1000 + 80 = <<1000+80=1080>>1080\n#### 1,080"}])
+    (read,) = open_prompts(path, gsm8k_instruction="Answer after ####.").rows(0, 1)
+    assert read.data_source == "openai/gsm8k"
+    assert read.prompt == (message("user", "How many?\nAnswer after ####."),)
+    assert (read.ground_truth, read.style) == ("1,080", "rule")
+    assert read.extra_info["solution"].endswith("1080")
+
+
+def test_blank_lines_are_skipped_and_lines_still_numbered_as_in_the_file(tmp_path):
+    path = tmp_path / "rows.jsonl"
+    path.write_text("\n" + json.dumps(columns()) + "\n\n" + json.dumps(columns(prompt=[])) + "\n")
+    file = open_prompts(path)
+    assert len(file) == 2
+    with pytest.raises(ValueError, match="line 4: prompt must be a list"):
+        file.rows(1, 2)
+
+
+def test_ability_and_extra_info_may_be_missing(tmp_path):
+    entry = columns()
+    del entry["ability"], entry["extra_info"]
+    (read,) = open_prompts(write(tmp_path / "rows.jsonl", [entry])).rows(0, 1)
+    assert (read.ability, read.extra_info) == ("math", {})
+
+
+def test_columns_that_are_not_read_are_logged(tmp_path, caplog):
+    open_prompts(write(tmp_path / "rows.parquet", [columns(extra_info=None) | {"difficulty": 3}]))
+    assert "columns that are not read: difficulty" in caplog.text
+
+
+def test_number_as_ground_truth_is_taken(tmp_path):
+    path = write(tmp_path / "rows.parquet", [columns(extra_info=None, reward_model={"style": "rule", "ground_truth": 46})])
+    assert open_prompts(path).row(0).ground_truth == "46"
+
+
+@pytest.mark.parametrize("name", ["rows.parquet", "rows.jsonl"])
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"reward_model": {"style": "rule", "ground_truth": None}}, "reward_model.ground_truth must be text or a finite number, got None"),
+        ({"reward_model": {"style": "rule", "ground_truth": " "}}, "ground_truth must be text"),
+        ({"reward_model": {"style": "rule", "ground_truth": float("nan")}}, "ground_truth must be text or a finite number, got nan"),
+        ({"reward_model": {"style": "rule"}}, "ground_truth must be text"),
+        ({"reward_model": "46"}, r"reward_model must be \{style, ground_truth\}, got '46'"),
+        ({"prompt": "What is 1 + 1?"}, "prompt must be a list of at least one chat message"),
+        ({"prompt": [{"role": "robot", "content": "x"}]}, "entry 0 has the role 'robot'; known: system, user, assistant, tool"),
+        ({"prompt": [{"role": "user", "content": None}]}, "entry 0 must be a chat message"),
+        ({"data_source": None}, "data_source must be text, got None"),
+    ],
+)
+def test_wrong_row_is_told_with_file_place_and_remedy(tmp_path, name, changes, sentence):
+    path = write(tmp_path / name, [columns(extra_info=None) | changes])
+    with pytest.raises(ValueError, match=rf"{name}, (row 0|line 1): .*{sentence}.*Correct the row, or take it out\."):
+        open_prompts(path).rows(0, 1)
+
+
+@pytest.mark.parametrize("name", ["rows.parquet", "rows.jsonl"])
+def test_missing_column_is_told_with_what_there_is(tmp_path, name):
+    entry = columns(extra_info=None)
+    entry["prompts"] = entry.pop("prompt")
+    with pytest.raises(ValueError, match=rf"{name} has no column 'prompt'\. Did you mean 'prompts'\? It has: .*prompts"):
+        open_prompts(write(tmp_path / name, [entry]))
+
+
+@pytest.mark.parametrize("name", ["rows.parquet", "rows.jsonl"])
+def test_foreign_columns_are_told_with_the_two_forms(tmp_path, name):
+    with pytest.raises(ValueError, match=r"has no column 'data_source', 'prompt', 'reward_model'\. It has: text, label\. Prompts need"):
+        open_prompts(write(tmp_path / name, [{"text": "a", "label": 1}]))
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "sentence"),
+    [
+        ("rows.jsonl", b"", r"rows\.jsonl has no rows"),
+        ("rows.jsonl", b"\n \n", r"rows\.jsonl has no rows"),
+        ("rows.parquet", b"", r"rows\.parquet is no readable parquet file"),
+        ("rows.parquet", b"PAR1 broken", r"rows\.parquet is no readable parquet file"),
+        ("rows.jsonl", b"{broken", r"rows\.jsonl, line 1: not JSON"),
+        ("rows.jsonl", b'"\xff\xfe"', r"rows\.jsonl, line 1: not JSON"),
+        ("rows.jsonl", b"[1, 2]", r"line 1: a JSON object is expected, got \[1, 2\]"),
+        ("rows.csv", b"a,b", r"read from a \.parquet file, or a \.jsonl file.*rows\.csv ends in \.csv"),
+    ],
+)
+def test_broken_file_is_told(tmp_path, name, content, sentence):
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(ValueError, match=sentence):
+        open_prompts(tmp_path / name)
+
+
+def test_parquet_without_rows_is_told(tmp_path):
+    table = pyarrow.Table.from_pylist([columns(extra_info=None)])
+    parquet.write_table(table.slice(0, 0), tmp_path / "rows.parquet")
+    with pytest.raises(ValueError, match="has no rows"):
+        open_prompts(tmp_path / "rows.parquet")
+
+
+def test_missing_file_is_told(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"no file .*none\.parquet to read prompts from"):
+        open_prompts(tmp_path / "none.parquet")
+
+
+@pytest.mark.parametrize(
+    ("entry", "sentence"),
+    [
+        ({"question": "How many?", "answer": "It is 46."}, r"line 2: 'answer' must end in a line `#### x`, got 'It is 46\.'"),
+        ({"question": "How many?", "answer": "So\n#### "}, "line 2: 'answer' must end in a line"),
+        ({"question": None, "answer": "#### 1"}, "line 2: 'question' must be text, got None"),
+        ({"answer": "#### 1"}, "line 2: 'question' must be text, got None"),
+    ],
+)
+def test_wrong_line_of_gsm8k_is_told(tmp_path, entry, sentence):
+    path = write(tmp_path / "train.jsonl", [{"question": "How many?", "answer": "#### 1"}, entry])
+    with pytest.raises(ValueError, match=sentence):
+        open_prompts(path).rows(0, 2)

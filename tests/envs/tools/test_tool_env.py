@@ -1,0 +1,247 @@
+"""ToolEnv: several turns with tools; budgets hold, and whatever goes wrong with a call is told to the model."""
+
+import asyncio
+import json
+import re
+
+import pytest
+
+from envs.text import EpisodeFailed
+from envs.tools.arithmetic import calculator
+from envs.tools.calls import ToolCall, write_call
+from envs.tools.environment import ToolEnv
+from envs.worker_pool import WorkerSettings, lease, release
+from siirl.env_server.pool import EnvPool
+
+CALCULATOR = "envs.tools.arithmetic:calculator"
+DEADLINE_S = 60.0  # of tools that do not hang: a busy machine may take its time
+
+
+@pytest.fixture(scope="module", autouse=True)
+def workers_that_outlive_one_environment():
+    """A lease on the workers of functions with this deadline: else each test would start and end its own."""
+    pool = lease(WorkerSettings(target="envs.tools.signatures:call_function", num_workers=2, deadline_s=DEADLINE_S))
+    yield
+    release(pool)
+
+
+def make(**arguments):
+    return ToolEnv(**{"tool_deadline_s": DEADLINE_S} | arguments)
+
+
+def play(env, *texts, seed=0, options=None):
+    """Reset, one step a text, close; all results."""
+
+    async def episode():
+        results = [await env.reset(seed=seed, options=options)]
+        for text in texts:
+            results.append(await env.step(text))
+        await env.close()
+        return results
+
+    return asyncio.run(episode())
+
+
+def compute(expression):
+    return write_call(ToolCall("calculator", {"expression": expression}))
+
+
+def said(result):
+    return [entry["content"] for entry in result[0]["messages"]]
+
+
+def question(env_arguments, seed=0):
+    return said(play(make(**env_arguments), seed=seed)[0])[-1]
+
+
+def test_answer_found_with_a_tool_is_right():
+    arguments = {"tasks": ["sums-6"], "wording": "bare"}
+    expression = question(arguments).rstrip("=")
+    _, called, final = play(make(**arguments), f"Let me see. {compute(expression)}", str(calculator(expression)))
+    assert called[0]["messages"] == [{"role": "tool", "content": calculator(expression)}]
+    assert called[1:4] == (0.0, False, False)
+    assert called[4] == {"task": "sums-6", "success": False, "reward_parts": {}, "verdict": "tool call", "tool_calls": 1, "tool_errors": 0}
+    assert final[1:4] == (1.0, True, False)
+    assert final[4]["verdict"] == "correct"
+
+
+def test_tools_are_announced_in_the_system_message():
+    first, second = play(make())[0][0]["messages"]
+    assert first["role"] == "system"
+    schema = json.loads(re.search(r"<tools>\n(.*)\n</tools>", first["content"])[1])["function"]
+    assert schema["name"] == "calculator"
+    assert schema["parameters"]["properties"]["expression"]["type"] == "string"
+    assert second["role"] == "user"
+
+
+def test_announcement_joins_a_system_message_that_is_there():
+    row = {
+        "data_source": "mine",
+        "prompt": [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "2+2?"}],
+        "reward_model": {"ground_truth": "4"},
+    }
+    first, _second = play(make(), options={"row": row})[0][0]["messages"]
+    assert first["content"].startswith("Be brief.\n\n")
+    assert "<tools>" in first["content"]
+    assert len(play(make(announce=False), options={"row": row})[0][0]["messages"]) == 2
+
+
+def test_several_calls_of_a_turn_are_answered_in_order():
+    _, called = play(make(), compute("1+1") + compute("2+2") + compute("3+3"))
+    assert said(called) == ["2", "4", "6"]
+
+
+@pytest.mark.parametrize(
+    ("text", "answer"),
+    [
+        ("<tool_call>{broken</tool_call>", r"Error: this is no tool call: it is not JSON"),
+        ('<tool_call>{"name": "no_such"}</tool_call>', r"Error: there is no tool 'no_such'; there are: calculator\."),
+        ('<tool_call>{"name": "calculator"}</tool_call>', r"Error: wrong arguments: expression: Field required\."),
+        (compute("1/0"), r"Error: NoExpression: division by zero\."),
+    ],
+)
+def test_what_goes_wrong_is_told_and_the_episode_goes_on(text, answer):
+    _, called, final = play(make(), text, "#### 0")
+    assert re.match(answer, said(called)[0])
+    assert (called[4]["tool_calls"], called[4]["tool_errors"]) == (1, 1)
+    assert final[2]
+
+
+def test_tool_that_hangs_is_cut_off_and_the_episode_goes_on(tool_module):
+    env = make(tools=[f"{tool_module}:hang", CALCULATOR], tool_deadline_s=1.0)
+    _, called, final = play(env, write_call(ToolCall("hang", {})), "#### 0")
+    assert said(called) == ["Error: it was stopped: no answer within 1 s."]
+    assert final[4]["verdict"] == "wrong"
+
+
+def test_long_answers_of_tools_are_cut(tool_module):
+    env = make(tools=[f"{tool_module}:much"], max_tool_characters=10, tool_deadline_s=61.0)
+    assert said(play(env, write_call(ToolCall("much", {})))[1]) == ["xxxxxxxxxx… (99990 more characters)"]
+
+
+def test_more_calls_than_allowed_are_refused():
+    _, called = play(make(max_calls_per_turn=1), compute("1+1") + compute("2+2"))
+    assert said(called) == ["2", "Error: only 1 calls are carried out in one turn."]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "texts", "verdict"),
+    [
+        ({"max_turns": 2}, [compute("1+1"), compute("2+2")], "out of turns"),
+        ({"max_characters": 200}, [compute("1+1"), "so " * 100], "out of characters"),
+        ({"max_characters": 100}, [compute("1+1") + " " * 100], "out of characters"),
+    ],
+)
+def test_who_runs_out_gets_nothing(arguments, texts, verdict):
+    *_, last = play(make(**arguments), *texts)
+    assert last[1:4] == (0.0, False, True)
+    assert last[4]["verdict"] == verdict
+    assert last[0] == {"messages": []}
+
+
+def test_last_turn_may_be_the_final_answer():
+    *_, last = play(make(max_turns=2), compute("1+1"), "#### 0")
+    assert last[2:4] == (True, False)
+
+
+def tokenizer(folder):
+    """A tokenizer with one token a character."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+
+    made = Tokenizer(models.WordLevel({"x": 0, "?": 1}, unk_token="?"))
+    made.pre_tokenizer = pre_tokenizers.Split("", "isolated")
+    made.save(str(folder / "tokenizer.json"))
+    return str(folder)
+
+
+@pytest.mark.parametrize(
+    ("text", "verdict"), [("#### " + "x" * 15, "wrong"), ("#### " + "x" * 16, "out of tokens"), ("\ud800" * 21, "out of tokens")]
+)
+def test_tokens_are_counted_with_the_models_tokenizer(tmp_path, text, verdict):
+    env = make(max_tokens=20, tokenizer=tokenizer(tmp_path))
+    assert play(env, text)[1][4]["verdict"] == verdict
+
+
+def test_budget_starts_anew_with_each_episode():
+    env = make(max_characters=100)
+
+    async def episodes():
+        verdicts = []
+        for _ in range(3):
+            await env.reset(seed=0)
+            verdicts.append((await env.step("#### 1" + " " * 80))[4]["verdict"])
+        await env.close()
+        return verdicts
+
+    assert asyncio.run(episodes()) == ["wrong"] * 3
+
+
+def test_tools_of_an_mcp_server_are_called_from_an_episode(notes_server):
+    env = make(tools=[CALCULATOR, {"mcp": notes_server | {"deadline_s": 60.0, "start_deadline_s": 250.0}}])
+    assert not env.spec.replayable
+    remember = write_call(ToolCall("remember", {"note": "x"}))
+    first, *called, final = play(env, remember, write_call(ToolCall("die", {})), remember, "#### 0")
+    assert '"remember"' in said(first)[0]
+    assert [said(result)[0] for result in called] == ["1 notes", "Error: its server died; it starts anew with the next call.", "1 notes"]
+    assert final[2]
+
+
+def test_mcp_server_that_is_not_there_is_a_fault_and_no_wrong_answer():
+    with pytest.raises(RuntimeError, match="'no-such-server' did not start") as caught:
+        play(make(tools=[{"mcp": {"command": "no-such-server"}}]))
+    assert not isinstance(caught.value, EpisodeFailed)
+
+
+def test_runner_of_programs_is_named_by_its_factory(monkeypatch, tmp_path):
+    (tmp_path / "tests_envs_echo.py").write_text(
+        "class Echo:\n    def __init__(self, mark='.'): self.mark = mark\n"
+        "    async def run_program(self, program): return program + self.mark\n    def close(self): pass\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    env = make(tools=[{"program": "tests_envs_echo:Echo", "mark": "!"}])
+    _, called, wrong = play(env, write_call(ToolCall("python", {"program": "print(1)"})), write_call(ToolCall("python", {"code": "1"})))
+    assert said(called) == ["print(1)!"]
+    assert said(wrong) == ["Error: wrong arguments: it takes one, program, which must be text."]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        ({"tools": CALCULATOR}, "tools must be a list"),
+        ({"tools": [3]}, "A tool is one of module:function"),
+        ({"tools": [{"mcp": {"command": "x"}, "fresh": True}]}, "A tool is one of module:function"),
+        ({"tools": [{"mcp": {"command": "x", "refresh": True}}]}, "unexpected keyword argument 'refresh'.*Its arguments: command, args"),
+        ({"tools": [{"program": "no_such_module:runner"}]}, "'no_such_module:runner' cannot be imported: ModuleNotFoundError"),
+        ({"tools": [CALCULATOR, CALCULATOR]}, "Two tools are called 'calculator'"),
+        ({"max_turns": 0}, "max_turns must be at least 1"),
+        ({"max_characters": 0}, "max_characters must be at least 1"),
+        ({"max_tokens": 5}, "max_tokens and tokenizer come together"),
+        ({"tasks": ["sum-2"]}, "Did you mean 'sums-n'"),
+    ],
+)
+def test_argument_that_cannot_work_is_refused(arguments, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        make(**arguments)
+
+
+def test_tokenizer_that_is_not_there_is_told(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"give a tokenizer\.json, or its folder"):
+        make(max_tokens=5, tokenizer=str(tmp_path))
+
+
+def test_many_episodes_with_tools_run_behind_one_server():
+    arguments = {"tasks": ["sums-6"], "wording": "bare", "announce": False, "tool_deadline_s": DEADLINE_S}
+
+    async def run():
+        async with EnvPool("tools", arguments, num_servers=1, envs_per_server=8, cluster="local", deadline_s=120.0) as pool:
+
+            async def episode(seed):
+                async with pool.slot() as slot:
+                    observation, _ = await slot.reset(seed=seed)
+                    expression = observation["messages"][-1]["content"].rstrip("=")
+                    observation, *_ = await slot.step_chunk([compute(expression)])
+                    return await slot.step_chunk([observation["messages"][0]["content"]])
+
+            return await asyncio.gather(*map(episode, range(40)))
+
+    assert [result[1] for result in asyncio.run(run())] == [1.0] * 40

@@ -1,0 +1,57 @@
+"""Functions that misbehave, for processes that can be killed; named `tests_envs_workers` where they run."""
+
+import os
+import time
+from typing import Any
+
+
+def double(value: int) -> int:
+    return 2 * value
+
+
+async def double_later(value: int) -> int:
+    return 2 * value
+
+
+def print_and_double(value: int) -> int:
+    print("noise on standard output", flush=True)
+    os.write(1, b"and past Python\n")
+    return 2 * value
+
+
+def raise_lookup(value: Any) -> None:
+    raise LookupError(f"no {value}")
+
+
+def sleep(seconds: float) -> None:
+    time.sleep(seconds)
+
+
+def power_tower(_: Any) -> int:
+    return 9**9**9**9  # holds the interpreter's lock until it is killed
+
+
+def die(status: int) -> None:
+    os._exit(status)
+
+
+def take_memory(gibibytes: int) -> int:
+    return len(bytearray(gibibytes << 30))
+
+
+def no_json(_: Any) -> object:
+    return object()
+
+
+def much(characters: int) -> str:
+    return "x" * characters
+
+
+def process_id(_: Any) -> int:
+    return os.getpid()
+
+
+def start_sleeper(_: Any) -> None:
+    """Leave a process behind whose command line says who it is, and hang."""
+    os.spawnlp(os.P_NOWAIT, "sleep", "sleep", "98765.4321")
+    time.sleep(600)
