@@ -36,6 +36,10 @@ class CheckpointError(SiirlError, RuntimeError):
     """A checkpoint or weight file that cannot be read, or that belongs to another model."""
 
 
+class RunFailed(SiirlError, RuntimeError):
+    """A run that had begun and cannot go on; its notes say what it left."""
+
+
 class SimulationFailed(SiirlError, RuntimeError):
     """An episode that could not be simulated, also not when it was replayed; it is counted and never scored."""
 

@@ -12,7 +12,7 @@ import functools
 import json
 import sys
 from collections.abc import Sequence
-from contextlib import ExitStack, nullcontext
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ from rich.console import Console
 from siirl.dag_worker.build import make_policy, make_pool, make_rollout
 from siirl.dag_worker.checkpoint import read_manifest, resolve_checkpoint
 from siirl.dag_worker.console import success_table
-from siirl.dag_worker.launch import cluster_settings
+from siirl.dag_worker.launch import session
 from siirl.dag_worker.metrics import reduce_metrics
 from siirl.dag_worker.progress import Progress
 from siirl.dag_worker.record import EpisodeRecorder
@@ -32,8 +32,8 @@ from siirl.dag_worker.validator import Validator
 from siirl.engine.collectives import OneProcess
 from siirl.engine.rollout.workflow import EpisodeRequest
 from siirl.errors import CheckpointError, ConfigError, MissingAssetError, SiirlError, UnknownNameError
-from siirl.execution.scheduler.launch import ray_session
 from siirl.params import SiiRLArguments
+from siirl.params.ending import end_on_signals
 from siirl.params.first_look import first_look
 from siirl.params.machine import machine_problems
 from siirl.params.parser import parse_config
@@ -124,7 +124,7 @@ def run(config: SiiRLArguments, folder: Path, *, kinds: Sequence[bool]) -> dict[
     torch.set_num_threads(1)
     ranks, results = OneProcess(), {}
     with ExitStack() as stack:
-        stack.enter_context(ray_session(cluster_settings(config, gpus_per_rank=0)) if config.cluster.mode == "ray" else nullcontext())
+        stack.enter_context(session(config))
         pool = make_pool(config, ranks)
         rollout = make_rollout(config, pool=pool, acting=make_policy(config, pool.spec).eval(), encoder=None)
         stack.callback(rollout.close)
@@ -157,5 +157,11 @@ def _take(words: list[str], key: str, *, default: Any) -> tuple[str | None, list
     return (found[-1].partition("=")[2] if found else default), [word for word in words if word not in found]
 
 
-if __name__ == "__main__":
+def command() -> None:
+    """The command as a process of its own, which signals may end."""
+    end_on_signals()
     sys.exit(main())
+
+
+if __name__ == "__main__":
+    command()

@@ -4,19 +4,18 @@ Everything that can be refused is refused before a process starts, all reasons t
 Exit status: 0 done, 1 the run failed, 2 the configuration cannot work, 130 interrupted. Left out: the run itself (siirl.dag_worker).
 """
 
-import signal
 import sys
 from collections.abc import Sequence
 
 from siirl.errors import SiirlError
 from siirl.params import SiiRLArguments
 from siirl.params.command_line import Action, CommandLine, read_command_line
+from siirl.params.ending import FAILED, INTERRUPTED, REFUSED, end, end_on_signals
 from siirl.params.help import help_text
 from siirl.params.parser import parse, to_yaml
 from siirl.params.problems import REFUSALS
 
 USAGE = "python -m siirl.train [group=option ...] [key=value ...]: train a policy; without arguments, the demo job"
-FAILED, REFUSED, INTERRUPTED = 1, 2, 130
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -24,14 +23,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         _run(read_command_line(sys.argv[1:] if argv is None else argv))
     except REFUSALS as error:
-        print(f"siirl: {error}", file=sys.stderr)
-        return REFUSED
+        return end(REFUSED, str(error), error)
     except SiirlError as error:
-        print(f"siirl: the run failed: {error}", file=sys.stderr)
-        return FAILED
-    except KeyboardInterrupt:
-        print("siirl: interrupted", file=sys.stderr)
-        return INTERRUPTED
+        return end(FAILED, f"the run failed: {error}", error)
+    except KeyboardInterrupt as interrupt:
+        return end(INTERRUPTED, "interrupted", interrupt)
     return 0
 
 
@@ -71,12 +67,11 @@ def _train(config: SiiRLArguments, *, start: bool) -> None:
         run(config, job.graph, folder)
 
 
-def end_on_signals() -> None:
-    """SIGTERM ends a run as Ctrl-C does; SIGINT too where a shell started the run in the background and had it ignored."""
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.default_int_handler)
+def command() -> None:
+    """The command as a process of its own, which signals may end."""
+    end_on_signals()
+    sys.exit(main())
 
 
 if __name__ == "__main__":
-    end_on_signals()
-    sys.exit(main())
+    command()

@@ -57,6 +57,7 @@ class Rank:
             "reward": context.reward.state_dict(),
             "actor": context.actor.state_dict(),
             "kl_controller": context.kl_controller.state_dict(),
+            "redistribution": context.redistribution.state_dict(),
         }
 
     def load_state(self, state: dict) -> None:
@@ -65,6 +66,7 @@ class Rank:
         self.context.reward.load_state_dict(state["reward"])
         self.context.actor.load_state_dict(state["actor"])
         self.context.kl_controller.load_state_dict(state["kl_controller"])
+        self.context.redistribution.load_state_dict(state.get("redistribution", {}))  # the first checkpoints had none
 
 
 def build_embodied(

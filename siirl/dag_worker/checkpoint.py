@@ -31,6 +31,7 @@ import torch
 from siirl.engine.collectives import Collectives, fail_together
 from siirl.engine.train_engine import TrainEngine
 from siirl.errors import CheckpointError
+from siirl.params.files import KEPT_CHECKPOINTS
 
 LATEST, MANIFEST, STATE_FILE = "latest", "manifest.json", "state.pt"
 FORMAT = "siirl-checkpoint-1"
@@ -77,7 +78,7 @@ class CheckpointManager:
         folder: Path,
         engines: Mapping[str, TrainEngine],
         ranks: Collectives,
-        keep: int | None = 3,
+        keep: int | None = KEPT_CHECKPOINTS,
         export: Callable[[Path], None] = lambda folder: None,
     ) -> None:
         self.folder, self.engines, self.ranks, self.keep, self.export = folder, engines, ranks, keep, export

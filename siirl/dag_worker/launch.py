@@ -1,7 +1,8 @@
 """From a checked job to its end: workers started, their events shown and written down, and the summary that closes a run."""
 
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
+from contextlib import AbstractContextManager, ExitStack, closing, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from siirl.execution.scheduler.process_group_manager import ProcessGroupManager
 from siirl.execution.scheduler.task_scheduler import TaskScheduler
 from siirl.params import SiiRLArguments, sizes
 from siirl.params.machine import device_slots
+from siirl.params.ray_address import resolve_address
 
 MEAN_RETURN = "val/all/return"  # every evaluation has it
 
@@ -44,8 +46,10 @@ def run(config: SiiRLArguments, graph: TaskGraph, run_folder: Path) -> None:
         experiment=config.trainer.experiment_name,
     )
     evaluated: list[dict[str, Reduced]] = []
-    with MetricWriters(config.trainer.logger, description) as writers:
-        for event in start(config, graph, run_folder):
+    with ExitStack() as stack:
+        stack.enter_context(session(config, gpus_per_rank=gpus_of_a_rank()))  # first: where the cluster refuses, nothing has been written
+        writers = stack.enter_context(MetricWriters(config.trainer.logger, description))
+        for event in stack.enter_context(closing(start(config, graph, run_folder))):
             if isinstance(event, Activity):
                 writers.activity(event.text)
                 continue
@@ -61,13 +65,17 @@ def first_step(config: SiiRLArguments) -> int:
     return 0 if resume is None else int(read_manifest(resolve_checkpoint(Path(resume)))["step"]) + 1
 
 
-def start(config: SiiRLArguments, graph: TaskGraph, run_folder: Path) -> Iterator[Event]:
-    """Start the ranks where `cluster` says, and yield what rank 0 tells."""
+def session(config: SiiRLArguments, *, gpus_per_rank: int = 0) -> AbstractContextManager[None]:
+    """The connection to Ray that `cluster` asks for; nothing for cluster=local."""
+    return nullcontext() if config.cluster.mode == "local" else ray_session(cluster_settings(config, gpus_per_rank=gpus_per_rank))
+
+
+def start(config: SiiRLArguments, graph: TaskGraph, run_folder: Path) -> Generator[Event, None, None]:
+    """Start the ranks, within `session`, and yield what rank 0 tells."""
     ranks = sizes.ranks(config)
     scheduled = TaskScheduler(config.trainer.nnodes, config.trainer.n_gpus_per_node).schedule_and_assign_tasks([graph])
-    device_type = device_slots()[1]
     groups = ProcessGroupManager(
-        ranks, scheduled, device_type="cuda" if device_type == "GPU" else "cpu", backend_threshold=config.dag.backend_threshold
+        ranks, scheduled, device_type="cuda" if gpus_of_a_rank() else "cpu", backend_threshold=config.dag.backend_threshold
     )
     make = functools.partial(
         DAGWorker, config=config, graph=graph, world_size=ranks, backend=groups.world.backend, run_folder=run_folder.absolute()
@@ -75,9 +83,8 @@ def start(config: SiiRLArguments, graph: TaskGraph, run_folder: Path) -> Iterato
     if config.cluster.mode == "local":
         yield from run_local(make)
         return
-    settings = cluster_settings(config, gpus_per_rank=0 if groups.world.backend == "gloo" else 1)
-    with ray_session(settings):
-        yield from run_on_ray(functools.partial(make, connect=_coordinator_for(ranks)), world_size=ranks, settings=settings)
+    settings = cluster_settings(config, gpus_per_rank=gpus_of_a_rank())
+    yield from run_on_ray(functools.partial(make, connect=_coordinator_for(ranks)), world_size=ranks, settings=settings)
 
 
 def _coordinator_for(ranks: int) -> Callable[[int], Redistribution] | None:
@@ -95,9 +102,15 @@ def _connect(redistribution: Callable[..., Redistribution], coordinator: Any, ra
     return redistribution(coordinator, rank=rank, ranks=ranks)
 
 
+def gpus_of_a_rank() -> int:
+    """1 where ranks compute on GPUs, 0 where a rank is a CPU process."""
+    return int(device_slots()[1] == "GPU")
+
+
 def cluster_settings(config: SiiRLArguments, *, gpus_per_rank: int) -> ClusterSettings:
     """Where `cluster` says that processes run; each with one OpenMP thread, because they share the cores."""
-    return ClusterSettings(address=config.cluster.address, env_vars={"OMP_NUM_THREADS": "1"}, gpus_per_rank=gpus_per_rank)
+    address = None if config.cluster.address is None else resolve_address(config.cluster.address)
+    return ClusterSettings(address=address, env_vars={"OMP_NUM_THREADS": "1"}, gpus_per_rank=gpus_per_rank, ranks=sizes.ranks(config))
 
 
 def show_summary(run_folder: Path, *, report: Path, evaluated: Sequence[dict[str, Reduced]]) -> None:

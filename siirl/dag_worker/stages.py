@@ -13,10 +13,12 @@ from siirl.algos.advantages import estimate_advantages
 from siirl.algos.kl import kl_estimate
 from siirl.dag_worker.context import StageContext
 from siirl.dag_worker.metrics import Value, Weighted
+from siirl.dag_worker.no_rows import with_columns_of_all
 from siirl.dag_worker.outcomes import gather_outcomes, rows_of_rank
 from siirl.data_coordinator.protocol.batch import texts
+from siirl.data_coordinator.redistribution import accepted_rows
 from siirl.errors import InvariantError
-from siirl.execution.dag import NodeOutput, columns
+from siirl.execution.dag import Node, NodeOutput, columns
 from siirl.params import SiiRLArguments
 
 PROMPT_COLUMNS = ("index", "task_name", "task_id", "trial_id", "seed")
@@ -29,13 +31,15 @@ EPISODE_COLUMNS = (
 @columns(requires=PROMPT_COLUMNS, provides=EPISODE_COLUMNS)
 def generate(*, batch: TensorDict, context: StageContext) -> NodeOutput:
     """Roll out every prompt `rollout.n` times; a row for every episode that could be simulated."""
-    return context.domain.roll_out(batch, step=context.step)
+    output = context.domain.roll_out(batch, step=context.step)
+    return NodeOutput(batch=with_columns_of_all(output.batch, ranks=context.ranks), metrics=output.metrics)
 
 
 @columns(requires=["uid", "response_mask"])
-def data_rebalance(*, batch: TensorDict, context: StageContext) -> NodeOutput:
-    """Share the trajectories that are left evenly among the ranks, by tokens; nothing moves where there is one rank."""
-    balanced = context.redistribution.redistribute(batch, node="compute_reward", step=context.step)
+def data_rebalance(*, batch: TensorDict, context: StageContext, node: Node) -> NodeOutput:
+    """Share the trajectories that the node's filter accepts evenly among the ranks, by tokens; nothing moves where there is one rank."""
+    accepted = batch if node.filter is None else accepted_rows(batch, node.filter)
+    balanced = context.redistribution.redistribute(accepted, node="compute_reward", step=context.step)
     tokens = float(balanced["response_mask"].sum())
     largest, total = context.ranks.maximum(torch.tensor(tokens)).item(), context.ranks.sum(torch.tensor(tokens)).item()
     size = float(sum(value.numel() * value.element_size() for value in balanced.values() if isinstance(value, torch.Tensor)))
@@ -45,6 +49,8 @@ def data_rebalance(*, batch: TensorDict, context: StageContext) -> NodeOutput:
         "data/bytes_max_process": size,
         "data/imbalance": largest * context.ranks.size / max(total, 1.0),
     }
+    if node.filter is not None:
+        metrics["sampling/dropped_filter_plugin"] = float(len(batch) - len(accepted))
     return NodeOutput(batch=balanced, metrics=metrics)
 
 
@@ -103,10 +109,13 @@ def compute_advantage(*, batch: TensorDict, context: StageContext) -> NodeOutput
         "lam": algorithm.lam,
         "norm_adv_by_std_in_grpo": algorithm.norm_adv_by_std_in_grpo,
         "min_group_spread": algorithm.min_group_spread,
+        "pass_k": algorithm.pass_k,
+        "weight_factor_in_cpgd": algorithm.weight_factor_in_cpgd,
+        "adv_whitening": algorithm.adv_whitening,
         "ranks": context.ranks,
     }
-    if "values" in batch.keys():
-        available["values"] = batch["values"]
+    # Of nodes that some pipelines have: the critic's values, and rewards of greedy rollouts.
+    available |= {name: batch[name] for name in ("values", "reward_baselines") if name in batch.keys()}
     batch["advantages"], batch["returns"] = estimate_advantages(name=algorithm.adv_estimator, available=available)
     size_B = batch["advantages"].abs().amax(dim=1) if len(batch) else batch["advantages"].sum(dim=1)
     return NodeOutput(batch=batch, metrics={"advantage/abs_mean": mean_over_rows(size_B)})

@@ -16,7 +16,7 @@ from typing import Any
 
 from siirl.data_coordinator.leases import Lease, LeaseBook
 from siirl.data_coordinator.partition import divide
-from siirl.data_coordinator.queues import Entry, NodeQueues, PartitionRequest, QueueKey, StepQueue
+from siirl.data_coordinator.queues import Entry, Leftover, NodeQueues, PartitionRequest, QueueKey, StepQueue
 from siirl.data_coordinator.sample_info import SampleInfo
 from siirl.errors import ConfigError, InvariantError
 
@@ -173,17 +173,17 @@ class DataCoordinator:
         """Time until a lease may expire; None without leases."""
         return self._leases.seconds_to_next(self._clock())
 
-    def leftovers(self, node: str) -> list[tuple[SampleInfo, Any]]:
-        """Metadata and references that earlier steps of a node left over, for its next step or for a checkpoint."""
-        return [(entry.info, entry.ref) for entry in self._nodes.get(node, NodeQueues()).leftovers]
+    def leftovers(self, node: str) -> list[Leftover]:
+        """What earlier steps of a node left over, for its next step or for a checkpoint."""
+        return [Leftover(entry.info, entry.ref, entry.source) for entry in self._nodes.get(node, NodeQueues()).leftovers]
 
-    def restore_leftovers(self, node: str, sample_infos: Sequence[SampleInfo], sample_refs: Sequence[Any]) -> None:
-        """Put back what `leftovers` gave, in the same order, before the first step of a resumed run."""
+    def restore_leftovers(self, node: str, leftovers: Sequence[Leftover]) -> None:
+        """Put back what `leftovers` gave, before the first step of a resumed run."""
         queues = self._nodes.setdefault(node, NodeQueues())
-        for info, ref in zip(sample_infos, sample_refs, strict=True):
-            queues.leftovers.append(Entry(order=(-1, 0, self._arrivals), info=info, ref=ref, source=None))
+        for info, ref, source in leftovers:
+            queues.leftovers.append(Entry(order=(-1, 0, self._arrivals), info=info, ref=ref, source=source))
             self._arrivals += 1
-        queues.waiting += len(sample_infos)
+        queues.waiting += len(leftovers)
 
     def discard_leftovers(self, node: str, should_drop: FilterPlugin) -> int:
         """Drop leftovers, for example those of too old a policy version; returns how many."""

@@ -31,6 +31,15 @@ class Entry(NamedTuple):
     """The rank that put it; None where nobody knows any more."""
 
 
+class Leftover(NamedTuple):
+    """A sample that a step left over, as a checkpoint keeps it; a list of them is in their order."""
+
+    info: SampleInfo
+    ref: Any
+    source: int | None
+    """The rank that put it: it decides which rank gets a part, so a resumed run must know it."""
+
+
 @dataclass(frozen=True)
 class PartitionRequest:
     """How a step's samples are divided; the same for all ranks."""

@@ -9,7 +9,7 @@ import ray
 
 from siirl.data_coordinator.coordinator import DEFAULT_CAPACITY, DEFAULT_LEASE_SECONDS, DataCoordinator, FilterPlugin
 from siirl.data_coordinator.leases import Lease
-from siirl.data_coordinator.queues import PartitionRequest, QueueKey
+from siirl.data_coordinator.queues import Leftover, PartitionRequest, QueueKey
 from siirl.data_coordinator.sample_info import SampleInfo
 
 WAITING_CALLS = 10_000  # calls that may wait in the actor at once: all ranks of a large run, several times
@@ -57,13 +57,13 @@ class CoordinatorActor:
         await self._notify_all()
         return returned
 
-    async def leftovers(self, node: str) -> list[tuple[SampleInfo, Any]]:
+    async def leftovers(self, node: str) -> list[Leftover]:
         """See DataCoordinator."""
         return self.coordinator.leftovers(node)
 
-    async def restore_leftovers(self, node: str, infos: Sequence[SampleInfo], refs: Sequence[Any]) -> None:
+    async def restore_leftovers(self, node: str, leftovers: Sequence[Leftover]) -> None:
         """See DataCoordinator."""
-        self.coordinator.restore_leftovers(node, infos, refs)
+        self.coordinator.restore_leftovers(node, leftovers)
 
     async def discard_leftovers(self, node: str, should_drop: FilterPlugin) -> int:
         """See DataCoordinator."""

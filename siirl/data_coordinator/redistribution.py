@@ -1,8 +1,15 @@
-"""What the `data_rebalance` stage asks for: this rank's share of a step's rows, once all ranks have given theirs."""
+"""What the `data_rebalance` stage asks for: this rank's share of a step's rows, once all ranks have given theirs.
 
-from typing import Protocol
+And the filter that may stand before it, on metadata alone, so that what it rejects does not travel.
+"""
+
+from typing import Any, Protocol
 
 from tensordict import TensorDict
+
+from siirl.data_coordinator.coordinator import FilterPlugin
+from siirl.data_coordinator.protocol.batch import concat, select_rows
+from siirl.data_coordinator.sample import Dict2Samples, Sample, Samples2Dict
 
 
 class Redistribution(Protocol):
@@ -14,13 +21,37 @@ class Redistribution(Protocol):
     def acknowledge(self) -> None:
         """The rows that this rank got are used: call it at the end of the step."""
 
+    def state_dict(self) -> dict[str, Any]:
+        """The rows that earlier steps left over; the same on every rank."""
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from a checkpoint; every rank calls it, before the first step."""
+
 
 class StayOnRank:
-    """One rank has nobody to share with: rows stay where they are."""
+    """One rank has nobody to share with: rows stay where they are, behind those that a checkpoint of several ranks had left over."""
+
+    def __init__(self) -> None:
+        self._leftovers: dict[str, list[dict[str, Any]]] = {}
 
     def redistribute(self, batch: TensorDict, *, node: str, step: int) -> TensorDict:
-        """`batch` itself."""
-        return batch
+        """`batch` itself, unless something was left over."""
+        rows = self._leftovers.pop(node, [])
+        return concat([Samples2Dict([Sample(row["columns"]) for row in rows]), batch]) if rows else batch
 
     def acknowledge(self) -> None:
         """Nothing was leased."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """What was loaded and not taken yet."""
+        return {node: list(rows) for node, rows in self._leftovers.items()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """See Redistribution."""
+        self._leftovers = {node: list(rows) for node, rows in state.items() if rows}
+
+
+def accepted_rows(batch: TensorDict, filter_plugin: FilterPlugin) -> TensorDict:
+    """The rows whose metadata the filter accepts."""
+    infos = [sample.info() for sample in Dict2Samples(batch)]
+    return select_rows(batch, [row for row, info in enumerate(infos) if filter_plugin(info)])

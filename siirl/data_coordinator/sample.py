@@ -71,15 +71,14 @@ def Dict2Samples(batch: TensorDict) -> list[Sample]:
 
 
 def Samples2Dict(samples: Sequence[Sample]) -> TensorDict:
-    """Put rows together into a batch, padded to its longest row.
+    """Put rows together into a batch, padded to its longest row; without rows there are no columns either.
 
     Raises:
-        ValueError: No samples.
         InvariantError: Rows with different columns, or arrays that fit neither each other nor their layout.
         ConfigError: A value that does not fit its column's dtype.
     """
     if not samples:
-        raise ValueError("A batch needs at least one sample: without rows there are no columns either.")
+        return TensorDict({}, batch_size=[0])
     _check_same_columns(samples)
     extents = [_sample_extent(sample) for sample in samples]
     widest = Extent.widest(extents)

@@ -10,4 +10,6 @@ class ClusterArguments:
     """Where the processes run; `cluster=local` is written for a debugger."""
 
     mode: str = option("ray", "`ray`: workers and servers are Ray actors; `local`: all in one process.", choices=("ray", "local"))
-    address: str | None = option(None, "Address of a running Ray cluster; null: one on this machine.", why="needs no set-up")
+    address: str | None = option(
+        None, "HOST:PORT of a running Ray cluster; `auto`: the one last started by `ray start`; null: one for this run.", why="no set-up"
+    )

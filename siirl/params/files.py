@@ -14,6 +14,7 @@ from siirl.params.training_args import SiiRLArguments
 SHIPPED_ENCODERS = {"tiny": "assets/vjepa_tiny"}
 BUILT_IN_ENCODERS = ("random", "pixels")  # baselines without weights
 NEWEST_CHECKPOINT = "checkpoints/latest"  # in a run folder: the pointer that siirl.dag_worker.checkpoint keeps
+KEPT_CHECKPOINTS = 3  # of a run: one to resume from, and two should it have learnt something wrong
 HEADER_LENGTH = 8  # bytes of a safetensors file that hold the length of its header
 
 

@@ -6,6 +6,7 @@ from siirl.errors import ConfigError, MissingAssetError, SiirlError
 from siirl.params.checks import config_problems, environment_problems
 from siirl.params.files import file_problems
 from siirl.params.problems import refuse
+from siirl.params.references import MISTAKES, is_reference, tell
 from siirl.params.training_args import SiiRLArguments
 
 
@@ -43,5 +44,9 @@ def describe_env(config: SiiRLArguments) -> EnvSpec:
         return env_spec(config.env.name, **config.env.constructor_kwargs())
     except ValueError as error:
         raise ConfigError(f"env.name={config.env.name}: {error}") from error
-    except (RuntimeError, ImportError) as error:
+    except MISTAKES as error:
+        if is_reference(config.env.name):
+            raise ConfigError(f"env.name={config.env.name}: making it raised {tell(error)}.") from error
+        if not isinstance(error, RuntimeError | ImportError):
+            raise
         raise MissingAssetError(f"env.name={config.env.name}: {error}") from error

@@ -1,4 +1,7 @@
-"""What this machine has: devices, memory, disk, an OpenGL that draws. Probes are cheap, and torch is imported only where a GPU may be."""
+"""What this machine has: devices, memory, an OpenGL that draws, a Ray cluster that answers.
+
+Probes are cheap, and torch is imported only where a GPU may be.
+"""
 
 import os
 import shutil
@@ -8,16 +11,17 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from siirl.errors import ConfigError, MissingAssetError, SiirlError
+from siirl.params.ray_address import address_problems
 from siirl.params.training_args import SiiRLArguments
 
-DRAWING_ENVS = ("mujoco",)
+DRAWING_ENVS = ("mujoco", "libero")
 OPENGL_PROBE = "from envs.offscreen import make_context; make_context(8)"
 OPENGL_TIMEOUT_S = 60
 
 
 def machine_problems(config: SiiRLArguments) -> list[SiirlError]:
     """What this machine lacks."""
-    problems = list(_devices(config))
+    problems: list[SiirlError] = [*_devices(config), *address_problems(config.cluster.address)]
     if config.env.name in DRAWING_ENVS:
         problems += opengl_problems()
     return problems

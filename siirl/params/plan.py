@@ -9,19 +9,20 @@ from typing import Protocol
 
 from envs.base import IMAGES, EnvSpec
 from siirl.params import sizes
-from siirl.params.files import parameters_in
+from siirl.params.files import KEPT_CHECKPOINTS, parameters_in
 from siirl.params.training_args import SiiRLArguments
 
 # Measured with env=mujoco, 64x64 images, render_quality=fast, one core of a shared two-core machine (November 2026).
 MEASURED_ENV = "mujoco"
-SERVER_BYTES = 300e6  # a simulator process: interpreter, MuJoCo, OpenGL
-TASK_BYTES = 77e6  # one more task in one environment: its model, its textures, its renderer
+SERVER_BYTES = 400e6  # a simulator process: interpreter, MuJoCo, OpenGL, Ray's worker
+TASK_BYTES = 90e6  # one more task in one environment, with its renderer: 24 of them took 2.5 GB, 72 took 6.3 GB
 CORE_SECONDS_PER_ENV_STEP = 1.25e-3  # physics, resets, and an image every eighth step
 MEAN_EPISODE_SHARE = 0.6  # of the step limit: successes end early
 CORE_SECONDS_PER_UPDATED_TRAJECTORY = 5e-3  # forward and backward of the tiny policy, one epoch
 
 OTHER_SERVER_BYTES = 200e6  # interpreter and Gymnasium; what another simulator adds is not known
 WORKER_BYTES = 600e6  # a worker process: interpreter, torch, Ray
+RAY_BYTES = 830e6  # the command that waits for the workers (430 MB), and Ray's own processes
 NEW_POLICY_PARAMETERS = 2_200_000  # the tiny policy as it ships
 BYTES_PER_TRAINED_PARAMETER = 16  # float32 weight, gradient, and Adam's two moments
 CHECKPOINT_BYTES_PER_PARAMETER = 12  # weight and Adam's moments
@@ -67,6 +68,8 @@ class Plan:
     micro_batches: int
     micro_batch_size: int
     epochs: int
+    loss: str
+    """The policy loss with its bounds, options and aggregation, as they come out."""
     steps: int | None
     max_minutes: float | None
     val_episodes: int
@@ -90,7 +93,7 @@ class Plan:
         return self.mini_batches * self.epochs
 
 
-def make_plan(config: SiiRLArguments, graph: Graph, env_spec: EnvSpec, *, free_memory_bytes: float, cores: int) -> Plan:
+def make_plan(config: SiiRLArguments, graph: Graph, env_spec: EnvSpec, *, free_memory_bytes: float, cores: int, loss: str) -> Plan:
     """Work out what a run will do.
 
     Args:
@@ -99,6 +102,7 @@ def make_plan(config: SiiRLArguments, graph: Graph, env_spec: EnvSpec, *, free_m
         env_spec: Of the environment.
         free_memory_bytes: Of this machine.
         cores: Processors of this machine.
+        loss: The resolved policy loss in words.
     """
     trainer, actor = config.trainer, config.actor_rollout_ref.actor
     parts = _memory(config, env_spec)
@@ -122,6 +126,7 @@ def make_plan(config: SiiRLArguments, graph: Graph, env_spec: EnvSpec, *, free_m
         micro_batches=sizes.micro_batches_per_mini_batch(config),
         micro_batch_size=actor.micro_batch_size,
         epochs=actor.ppo_epochs,
+        loss=loss,
         steps=trainer.total_steps,
         max_minutes=trainer.max_minutes,
         val_episodes=val_episodes,
@@ -153,6 +158,7 @@ def render(plan: Plan) -> str:
         ("simulators", f"{_count(plan.num_servers, 'server')} x {plan.envs_per_server} = {plan.num_servers * plan.envs_per_server}"),
         ("a step", f"{_count(plan.prompts, 'prompt')} x {_count(plan.group_size, 'rollout')} = {plan.trajectories} trajectories"),
         ("update", _render_update(plan)),
+        ("loss", plan.loss),
         ("length", _render_length(plan)),
         ("memory", f"about {_size(plan.memory_bytes)}, estimated ({_render_memory(plan)})"),
         ("disk", f"about {_size(plan.disk_bytes)} for checkpoints, videos and logs, estimated"),
@@ -216,6 +222,7 @@ def _memory(config: SiiRLArguments, env_spec: EnvSpec) -> tuple[tuple[str, float
     return (
         ("simulators", simulators),
         ("workers", ranks * WORKER_BYTES),
+        ("Ray", RAY_BYTES if config.cluster.mode == "ray" and config.cluster.address is None else 0.0),
         ("policy and Adam", parameters * BYTES_PER_TRAINED_PARAMETER + reference),
         ("images of a step", trajectories),
     )
@@ -225,7 +232,8 @@ def _disk(config: SiiRLArguments) -> float:
     trainer, model = config.trainer, config.actor_rollout_ref.model
     parameters = parameters_in(model.path) if model.path is not None else NEW_POLICY_PARAMETERS
     steps = trainer.total_steps or 0
-    checkpoints = 1 + (steps // trainer.save_freq if trainer.save_freq > 0 else 0)
+    written = 1 + (steps // trainer.save_freq if trainer.save_freq > 0 else 0)
+    checkpoints = min(written, KEPT_CHECKPOINTS + 1)  # the oldest goes when the newest is whole
     videos = steps * trainer.record_episodes + (_evaluations(config) or 1) * trainer.record_val_episodes
     return checkpoints * parameters * CHECKPOINT_BYTES_PER_PARAMETER + videos * VIDEO_BYTES + LOG_BYTES
 

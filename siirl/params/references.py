@@ -1,10 +1,19 @@
-"""`module:name`, the way a user's own class or function is named in the configuration."""
+"""`module:name`, the way a user's own class or function is named in the configuration; and how its mistakes are told."""
 
 import importlib
 import importlib.util
+import inspect
+import traceback
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from siirl.errors import ConfigError
+
+# What a mistake in somebody's code raises: the standard exceptions, by their bases.
+MISTAKES = (
+    *(ArithmeticError, AssertionError, AttributeError, ImportError, LookupError, NameError),
+    *(OSError, RuntimeError, SyntaxError, TypeError, ValueError),
+)
 
 
 def is_reference(name: str) -> bool:
@@ -33,14 +42,50 @@ def load_reference(reference: str, *, place: str) -> Any:
     """Import what a reference names.
 
     Raises:
-        ConfigError: No such module or name.
+        ConfigError: No such module or name, or a module that raises while it is imported.
     """
     check_reference(reference, place=place)
     module, _, name = reference.partition(":")
-    loaded = importlib.import_module(module)
+    try:
+        loaded: Any = importlib.import_module(module)
+    except MISTAKES as error:
+        raise ConfigError(f"{place}={reference}: importing {module!r} raised {tell(error)}.") from error
     for part in name.split("."):
         try:
             loaded = getattr(loaded, part)
         except AttributeError as error:
             raise ConfigError(f"{place}={reference}: module {module!r} has no {name!r}.") from error
     return loaded
+
+
+def check_call(function: Callable[..., Any], arguments: Sequence[Any], options: Mapping[str, Any], *, place: str, call: str) -> None:
+    """Refuse what cannot be called with these arguments; nothing is called.
+
+    Args:
+        function: What a reference named.
+        arguments: Of the call, by position.
+        options: Of the call, by name.
+        place: `key=reference`, for messages.
+        call: How it is called, for messages: `(spec, path, **options)`.
+
+    Raises:
+        ConfigError: It cannot be called at all, or not like that.
+    """
+    if not callable(function):
+        raise ConfigError(f"{place} is of type {type(function).__name__} and cannot be called: it is called with {call}.")
+    try:
+        signature = inspect.signature(function)
+    except ValueError:
+        return  # some classes that are written in C do not tell
+    try:
+        signature.bind(*arguments, **options)
+    except TypeError as error:
+        raise ConfigError(f"{place} is called with {call}, which its signature {signature} does not take: {error}.") from error
+
+
+def tell(error: BaseException) -> str:
+    """An exception of somebody's code in one line, with the line of code that raised it."""
+    if isinstance(error, SyntaxError):
+        return f"SyntaxError: {error}"  # says where by itself
+    last = traceback.extract_tb(error.__traceback__)[-1]
+    return f"{type(error).__name__}: {error} ({last.filename}, line {last.lineno})"

@@ -8,13 +8,15 @@ from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
 
-from siirl.errors import ConfigError
+from siirl.errors import ConfigError, RunFailed
+from siirl.params.files import NEWEST_CHECKPOINT
 from siirl.params.parser import to_yaml
 from siirl.params.problems import REFUSALS
 from siirl.params.training_args import SiiRLArguments
 
 CONFIG_FILE, PLAN_FILE, PROBE_FILE = "config.yaml", "plan.txt", ".probe"
 PROBE_BYTES = 1 << 20
+UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG, errno.EIO)
 
 
 def free_bytes(folder: Path) -> int:
@@ -30,9 +32,9 @@ def run_folder(
     now: Callable[[], datetime] = datetime.now,
     measure_free: Callable[[Path], int] = free_bytes,
 ) -> Iterator[Path]:
-    """Make the folder with the resolved configuration in it; take it back if the run is refused before it has written anything.
+    """Make the folder with the resolved configuration in it; take it back if the run ends before it has written anything.
 
-    A second run of the same second gets a folder of its own.
+    A second run of the same second gets a folder of its own. A run that ends early is told how to go on, in a note of its exception.
 
     Args:
         config: The run's configuration.
@@ -42,6 +44,7 @@ def run_folder(
 
     Raises:
         ConfigError: The place cannot be written, or is too full.
+        RunFailed: The run had begun when something was refused, or the disk is full.
     """
     parent = Path(config.trainer.output_dir).expanduser() / config.trainer.experiment_name
     made = [folder for folder in (parent, *parent.parents) if not folder.exists()]
@@ -66,10 +69,35 @@ def run_folder(
         raise
     try:
         yield folder
-    except REFUSALS:
+    except BaseException as error:
         if {entry.name for entry in folder.iterdir()} <= {CONFIG_FILE, PLAN_FILE}:
             _take_back(folder, made)
-        raise
+            raise
+        failure = _as_failure(error, place)
+        failure.add_note(way_on(folder))
+        if failure is error:
+            raise
+        raise failure from error
+
+
+def way_on(folder: Path) -> str:
+    """What a run that ended early has left, and how to go on from it."""
+    pointer = folder / NEWEST_CHECKPOINT
+    if not pointer.is_file():
+        return f"There is no checkpoint yet (trainer.save_freq); what there is: {folder}"
+    return f"The last checkpoint is {pointer.parent / pointer.read_text().strip()}\nGo on with trainer.resume={folder}"
+
+
+def _as_failure(error: BaseException, place: str) -> BaseException:
+    """A run that had begun was not refused but failed; and a disk that it could not write to is told as that."""
+    if isinstance(error, OSError) and error.errno in UNWRITABLE:
+        return RunFailed(f"{place} cannot be written any more: {error.strerror} ({error.filename or 'while writing'}). Free some space.")
+    if not isinstance(error, REFUSALS):
+        return error
+    failure = RunFailed(str(error))
+    for note in getattr(error, "__notes__", ()):
+        failure.add_note(note)
+    return failure
 
 
 def _make_unique(parent: Path, name: str) -> Path:

@@ -66,9 +66,11 @@ def needs_reference(config: SiiRLArguments) -> bool:
 def needs_old_log_probs(config: SiiRLArguments) -> bool:
     """Whether old log-probs are needed beside those of acting: rollouts are on-policy, so these serve for every mini-batch of the step.
 
-    That acting and training agree is checked on the first mini-batch (`rollout/log_prob_gap`). KL in the reward wants its own column.
+    That acting and training agree is checked on the first mini-batch (`rollout/log_prob_gap`). KL in the reward wants its own column,
+    and importance weights are the ratio of the two.
     """
-    return config.algorithm.use_kl_in_reward
+    actor = config.actor_rollout_ref.actor
+    return config.algorithm.use_kl_in_reward or actor.importance.level is not None or actor.loss == "decoupled"
 
 
 def needs_video(config: SiiRLArguments) -> bool:

@@ -141,7 +141,7 @@ def test_equal_counts_leave_the_youngest_over_for_the_next_step():
     request = PartitionRequest(2, equal_counts=True)
     leases = [coordinator.get_partition(KEY, request, rank=rank) for rank in range(2)]
     assert sorted(uid for lease in leases for uid in uids(lease)) == ["a", "b"]
-    assert [(info.uid, info.dict_info["policy_version"]) for info, _ in coordinator.leftovers("actor_train")] == [("c", 7)]
+    assert [(info.uid, info.dict_info["policy_version"]) for info, _, _ in coordinator.leftovers("actor_train")] == [("c", 7)]
 
     following = QueueKey("actor_train", 8)
     put(coordinator, "d", key=following, sources=1, policy_version=8)
@@ -195,7 +195,7 @@ def test_leftovers_survive_a_restart():
     kept = coordinator.leftovers("actor_train")
 
     resumed = DataCoordinator()
-    resumed.restore_leftovers("actor_train", [info for info, _ in kept], [ref for _, ref in kept])
+    resumed.restore_leftovers("actor_train", kept)
     following = QueueKey("actor_train", 8)
     put(resumed, "d", key=following, sources=1)
     parts = [resumed.get_partition(following, request, rank=rank) for rank in range(2)]

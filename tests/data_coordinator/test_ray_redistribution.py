@@ -11,7 +11,8 @@ from tensordict import NonTensorStack, TensorDict
 from siirl.data_coordinator.queues import PartitionRequest, QueueKey
 from siirl.data_coordinator.ray_edge import start_coordinator
 from siirl.data_coordinator.ray_redistribution import RayRedistribution
-from siirl.data_coordinator.redistribution import StayOnRank
+from siirl.data_coordinator.redistribution import StayOnRank, accepted_rows
+from siirl.data_coordinator.sample import Dict2Samples
 from siirl.data_coordinator.sample_info import SampleInfo
 from siirl.errors import InvariantError
 
@@ -50,6 +51,12 @@ class Worker:
 
     def acknowledge(self):
         self.exchange.acknowledge()
+
+    def state(self):
+        return self.exchange.state_dict()
+
+    def load_state(self, state):
+        self.exchange.load_state_dict(state)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -154,7 +161,7 @@ def test_rows_of_a_killed_maker_are_an_error_and_never_missing_silently(start):
     workers = [ray.remote(Worker).options(num_cpus=0).remote() for _ in range(2)]
     pids = join(workers, coordinator, equal_counts=True)
     step_of(workers, [[3], [4, 5]], step=0)
-    assert [info.uid for info, _ in ray.get(coordinator.leftovers.remote(NODE))] == ["1-1"]
+    assert [info.uid for info, _, _ in ray.get(coordinator.leftovers.remote(NODE))] == ["1-1"]
     os.kill(pids[1], signal.SIGKILL)
     successor = ray.remote(Worker).options(num_cpus=0).remote()
     join([workers[0], successor], coordinator, equal_counts=True)
@@ -162,6 +169,42 @@ def test_rows_of_a_killed_maker_are_an_error_and_never_missing_silently(start):
         step_of([workers[0], successor], [[3], []], step=1)
 
 
+def finish_step(workers, shares, step):
+    """What each rank got in a step, and that it is used."""
+    received = [rows for rows, _ in step_of(workers, shares, step)]
+    ray.get([worker.acknowledge.remote() for worker in workers])
+    return received
+
+
+def test_resumed_equals_uninterrupted_where_steps_leave_something_over(workers, start):
+    """Three rows a step for two ranks: one row is left over in step 0, so step 1 has four, and step 2 leaves one over again."""
+    shares = [[[5], [2, 4]], [[6, 3], [7]], [[1], [8, 9]]]
+    join(workers, start(), equal_counts=True)
+    whole = [finish_step(workers, share, step) for step, share in enumerate(shares)]
+    assert [[len(rows) for rows in received] for received in whole] == [[1, 1], [2, 2], [1, 1]]
+
+    join(workers, start(), equal_counts=True)
+    finish_step(workers, shares[0], 0)
+    states = ray.get([worker.state.remote() for worker in workers])
+    assert [[row["columns"]["uid"] for row in state[NODE]] for state in states] == [["1-1"], ["1-1"]]
+    join(workers, start(), equal_counts=True)
+    ray.get([worker.load_state.remote(states[0]) for worker in workers])
+    assert [finish_step(workers, share, step) for step, share in list(enumerate(shares))[1:]] == whole[1:]
+
+
 def test_one_rank_keeps_its_batch():
     batch = rows_of(0, [3])
     assert StayOnRank().redistribute(batch, node=NODE, step=0) is batch
+
+
+def test_one_rank_takes_up_what_several_had_left_over():
+    one, leftover = StayOnRank(), Dict2Samples(rows_of(1, [2]))[0]
+    one.load_state_dict({NODE: [{"columns": leftover.columns, "source": 1}]})
+    assert one.state_dict()[NODE][0]["columns"]["uid"] == "1-0"
+    assert one.redistribute(rows_of(0, [3]), node=NODE, step=5).get("uid").tolist() == ["1-0", "0-0"]
+    assert one.redistribute(rows_of(0, [3]), node=NODE, step=6).get("uid").tolist() == ["0-0"]
+
+
+def test_a_filter_reads_metadata_and_drops_rows():
+    accepted = accepted_rows(rows_of(1, [2, 9, 3]), lambda info: info.response_length < 5 and info.dict_info["index"] == 1)
+    assert accepted.get("uid").tolist() == ["1-0", "1-2"]

@@ -166,9 +166,9 @@ def test_columns_of_one_axis_must_agree():
         Samples2Dict([Sample({"uid": "a", "responses": np.zeros(4, int), "response_mask": np.zeros(6, int)})])
 
 
-def test_no_samples_are_refused():
-    with pytest.raises(ValueError, match="at least one sample"):
-        Samples2Dict([])
+def test_no_samples_make_a_batch_of_no_rows_and_no_columns():
+    batch = Samples2Dict([])
+    assert (len(batch), list(batch.keys())) == (0, [])
 
 
 def test_ragged_column_of_the_users_must_be_registered():

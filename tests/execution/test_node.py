@@ -176,3 +176,28 @@ def test_skipped_node_does_not_run():
     node.skip_reason = "KL coefficient 0"
     assert node.run(batch={"a": 1}).batch == {"a": 1}
     assert node.status is NodeStatus.SKIPPED
+
+
+def takes_node(batch, node):
+    return batch
+
+
+@pytest.mark.parametrize("reference", ["operator:not_", lambda info: True])
+def test_filter_plugin_is_imported_for_a_function_that_asks_for_its_node(reference):
+    node = Node(node_id="share", node_type=NodeType.COMPUTE, executable_ref=takes_node, filter_plugin=reference)
+    node.check()
+    assert callable(node.filter)
+    assert compute_node(takes_node).filter is None
+
+
+@pytest.mark.parametrize("function", [lambda batch: batch, lambda batch, **kwargs: batch, None])
+def test_filter_plugin_that_nobody_would_call_is_refused(function):
+    node = Node(node_id="score", node_type=NodeType.COMPUTE, executable_ref=function, filter_plugin=lambda info: True)
+    with pytest.raises(ConfigError, match=r"Node 'score' has filter_plugin=.*which its function would never call.*data_rebalance"):
+        node.check()
+
+
+def test_filter_plugin_that_takes_no_sample_is_refused():
+    node = Node(node_id="share", node_type=NodeType.COMPUTE, executable_ref=takes_node, filter_plugin=lambda: True)
+    with pytest.raises(ConfigError, match=r"filter .* of node 'share' is called with a SampleInfo: too many positional arguments"):
+        node.check()

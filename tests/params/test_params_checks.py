@@ -74,7 +74,13 @@ def test_the_shipped_environment_fits_its_jobs(overrides: list[str]) -> None:
         (["actor_rollout_ref.rollout.n=1"], "needs at least 2"),
         (["algorithm.filter.success_low=0.9", "algorithm.filter.success_high=0.1"], "no group could pass"),
         (["algorithm.adv_estimator=gae"], "needs a critic"),
-        (["algorithm.gamma=0.9"], "algorithm.gamma=0.9 is read by gae, not by grpo"),
+        (["algorithm.adv_estimator=remax"], "needs the column reward_baselines"),
+        (["algorithm.adv_estimator=opo", "actor_rollout_ref.rollout.n=1"], "algorithm.adv_estimator=opo compares the rollouts of a prompt"),
+        (["algorithm.adv_estimator=grpo_passk", "algorithm.pass_k=9"], "algorithm.pass_k=9 is more than actor_rollout_ref.rollout.n=8"),
+        (["algorithm.pass_k=4"], "algorithm.pass_k=4 is read by grpo_passk, not by grpo"),
+        (["algorithm.weight_factor_in_cpgd=naive"], "algorithm.weight_factor_in_cpgd=naive is read by cpgd, not by grpo"),
+        (["algorithm.adv_whitening=none"], "is read by gae and reinforce_plus_plus and reinforce_plus_plus_baseline, not by grpo"),
+        (["algorithm.gamma=0.9"], "algorithm.gamma=0.9 is read by gae and reinforce_plus_plus, not by grpo"),
         (["algorithm.lam=0.9"], "algorithm.lam=0.9 is read by gae, not by grpo"),
         (["trainer.total_steps=null", "trainer.max_minutes=null"], "The run has no end"),
         (["trainer.save_freq=0"], "trainer.save_freq=0"),
@@ -154,6 +160,15 @@ def test_return_needs_neither_video_nor_success() -> None:
 
 def test_a_reward_of_the_users_own_may_do_without_video() -> None:
     assert environment(spec(renders=False), "pipeline=grpo", "reward.name=json:loads", "reward.encoder=null") == []
+
+
+@pytest.mark.parametrize("estimator", ["gae", "remax"])
+def test_a_graph_of_the_users_own_may_provide_what_an_estimator_needs(estimator: str) -> None:
+    assert problems(f"algorithm.adv_estimator={estimator}", "dag.custom_pipeline_fn=my_module:my_pipeline") == []
+
+
+def test_an_estimator_of_the_users_own_may_read_any_key() -> None:
+    assert problems("algorithm.adv_estimator=my_own", "algorithm.gamma=0.9", "algorithm.pass_k=4") == []
 
 
 def test_names_are_compared_with_the_registries() -> None:

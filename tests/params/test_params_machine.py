@@ -1,6 +1,7 @@
 """What the machine lacks."""
 
 import os
+import socket
 import sys
 from pathlib import Path
 
@@ -32,7 +33,9 @@ def test_as_many_ranks_as_devices_are_fine() -> None:
 
 
 def test_a_cluster_is_asked_for_its_devices_when_it_is_reached() -> None:
-    assert machine_problems(parse_config([*NO_DRAWING, "trainer.n_gpus_per_node=1000", "cluster.address=there:6379"])) == []
+    with socket.create_server(("127.0.0.1", 0)) as cluster:
+        address = f"127.0.0.1:{cluster.getsockname()[1]}"
+        assert machine_problems(parse_config([*NO_DRAWING, "trainer.n_gpus_per_node=1000", f"cluster.address={address}"])) == []
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")

@@ -55,7 +55,7 @@ def test_rollout_group_sets_the_rollout_of_the_policy() -> None:
 def test_constructor_kwargs_leave_out_the_pool_and_what_is_not_set() -> None:
     kwargs = parse_config(["env.kwargs.extra=1", "env.tasks=[door-open]"]).env.constructor_kwargs()
     assert kwargs == {
-        **{"tasks": ("door-open",), "image_size": 64, "camera": "table", "max_episode_steps": 100},
+        **{"tasks": ("door-open",), "image_size": 64, "camera": "table", "max_episode_steps": 120},
         **{"render_quality": "fast", "extra": 1},
     }
 
@@ -114,7 +114,8 @@ def test_a_key_without_its_group_is_answered_with_its_place() -> None:
 
 
 def test_a_misspelt_option_is_answered_with_the_known_ones() -> None:
-    assert refusal("env=mujocoo") == "Unknown env (command line) 'mujocoo'. Did you mean 'mujoco'? Known: custom, gymnasium, mujoco."
+    known = "custom, gymnasium, libero, math, mujoco, sandbox, tools"
+    assert refusal("env=mujocoo") == f"Unknown env (command line) 'mujocoo'. Did you mean 'mujoco'? Known: {known}."
 
 
 def test_a_wrong_type_names_the_place_and_an_example() -> None:

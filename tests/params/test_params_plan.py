@@ -37,6 +37,8 @@ JOB = [
     "trainer.val_episodes=30",
 ]
 
+NO_VIDEOS = ["trainer.record_episodes=0", "trainer.record_val_episodes=0"]
+
 
 def graph() -> TaskGraph:
     """rollout -> old log-probs -> reference -> update, whose functions only pass the batch on."""
@@ -49,7 +51,9 @@ def graph() -> TaskGraph:
 
 
 def plan_of(overrides: Sequence[str] = (), *, job_graph: TaskGraph | None = None) -> Plan:
-    return make_plan(parse_config([*JOB, *overrides]), job_graph or graph(), SPEC, free_memory_bytes=64e9, cores=2)
+    return make_plan(
+        parse_config([*JOB, *overrides]), job_graph or graph(), SPEC, free_memory_bytes=64e9, cores=2, loss="vanilla, token-mean"
+    )
 
 
 def test_prompts_times_group_size_are_the_trajectories() -> None:
@@ -98,6 +102,13 @@ def test_memory_counts_simulators_by_server_and_task() -> None:
     assert dict(many.memory_parts)["simulators"] == 2 * dict(few.memory_parts)["simulators"]
 
 
+def test_disk_counts_the_checkpoints_that_stay_and_the_one_being_written() -> None:
+    """New weights of 2.2 million parameters at 12 bytes: four checkpoints however long the run, two for one step and its end."""
+    short, long, longer = (plan_of(["trainer.save_freq=1", f"trainer.total_steps={steps}", *NO_VIDEOS]) for steps in (1, 10, 10_000))
+    assert long.disk_bytes == longer.disk_bytes
+    assert long.disk_bytes - short.disk_bytes == 2 * 12 * 2_200_000
+
+
 def test_more_memory_than_is_free_is_said() -> None:
     assert "WARNING" not in render(plan_of())
     assert "lower env.num_servers" in render(dataclasses.replace(plan_of(), free_memory_bytes=1e9))
@@ -119,6 +130,7 @@ def test_every_number_is_in_the_text() -> None:
         "12 prompts x 8 rollouts = 96 trajectories",
         "4 mini-batches of 24 trajectories = 4 optimiser steps",
         "3 micro-batches of at most 10",
+        "vanilla, token-mean",
         "20 steps: 1920 trajectories, 80 optimiser steps; 5 evaluations of 60 episodes",
         "estimated",
     ):
@@ -145,7 +157,12 @@ def test_a_reference_is_needed_where_a_kl_has_a_weight() -> None:
 
 def test_old_log_probs_are_needed_when_the_policy_has_moved() -> None:
     assert not sizes.needs_old_log_probs(parse_config(JOB))
-    assert sizes.needs_old_log_probs(parse_config([*JOB, "algorithm.use_kl_in_reward=true"]))
+    for reason in (
+        "algorithm.use_kl_in_reward=true",
+        "actor_rollout_ref.actor.importance.level=token",
+        "actor_rollout_ref.actor.loss=decoupled",
+    ):
+        assert sizes.needs_old_log_probs(parse_config([*JOB, reason]))
 
 
 def test_what_is_skipped_is_said_with_its_reason() -> None:

@@ -1,5 +1,7 @@
 """The run folder: unique, tried out, and gone again where it cannot be used."""
 
+import errno
+import os
 import subprocess
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -9,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from siirl.errors import ConfigError
+from siirl.errors import ConfigError, RunFailed
 from siirl.params import SiiRLArguments
 from siirl.params.parser import parse_config
 from siirl.params.run_folder import run_folder
@@ -91,8 +93,36 @@ def test_what_was_there_before_stays(tmp_path: Path) -> None:
     assert list((tmp_path / "name").iterdir()) == [earlier]
 
 
-def test_what_a_run_has_written_stays_when_it_fails(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError), run_folder(config_for(tmp_path), needed_bytes=0) as folder:
+@pytest.mark.parametrize("ending", [ConfigError("too late"), KeyboardInterrupt(), ZeroDivisionError("a bug")])
+def test_what_a_run_has_written_stays_and_the_way_on_is_told(tmp_path: Path, ending: BaseException) -> None:
+    """A refusal in mid-run is a failure; everything else stays what it is."""
+    expected = RunFailed if isinstance(ending, ConfigError) else type(ending)
+    with pytest.raises(expected) as caught, run_folder(config_for(tmp_path), needed_bytes=0) as folder:
         (folder / "metrics.jsonl").write_text("{}")
-        raise ConfigError("too late")
+        raise ending
     assert (folder / "metrics.jsonl").is_file()
+    assert caught.value.__notes__ == [f"There is no checkpoint yet (trainer.save_freq); what there is: {folder}"]
+
+
+def test_the_note_names_the_last_checkpoint(tmp_path: Path) -> None:
+    with pytest.raises(KeyboardInterrupt) as caught, run_folder(config_for(tmp_path), needed_bytes=0) as folder:
+        (folder / "checkpoints").mkdir()
+        (folder / "checkpoints" / "latest").write_text("step_00000020\n")
+        raise KeyboardInterrupt
+    newest = folder / "checkpoints" / "step_00000020"
+    assert caught.value.__notes__ == [f"The last checkpoint is {newest}\nGo on with trainer.resume={folder}"]
+
+
+def test_an_interruption_before_anything_is_written_leaves_nothing(tmp_path: Path) -> None:
+    with pytest.raises(KeyboardInterrupt), run_folder(config_for(tmp_path / "new"), needed_bytes=0):
+        raise KeyboardInterrupt
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EROFS, errno.EDQUOT])
+def test_a_disk_that_gives_out_is_told_with_the_remedy(tmp_path: Path, number: int) -> None:
+    with pytest.raises(RunFailed) as caught, run_folder(config_for(tmp_path), needed_bytes=0) as folder:
+        (folder / "metrics.jsonl").write_text("{}")
+        raise OSError(number, os.strerror(number), "metrics.jsonl")
+    expected = f"trainer.output_dir={tmp_path} cannot be written any more: {os.strerror(number)} (metrics.jsonl). Free some space."
+    assert str(caught.value) == expected

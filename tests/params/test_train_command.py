@@ -131,3 +131,11 @@ def test_a_folder_that_is_no_checkpoint_is_refused(tmp_path: Path, capsys: pytes
 def test_a_read_only_output_folder_is_refused_after_the_plan(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*GYM, "cluster=local", "trainer.output_dir=/proc/out"]) == REFUSED
     assert "trainer.output_dir=/proc/out cannot be written" in capsys.readouterr().err
+
+
+def test_defaults_alone_are_the_demo_job(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--plan"]) == 0
+    plan = capsys.readouterr().out
+    assert "pipeline    embodied_srpo: rollout_actor -> embodied_sampling -> data_rebalance -> compute_reward" in plan
+    assert "tasks       mujoco: " in plan
+    assert "12 prompts x 8 rollouts = 96 trajectories" in plan

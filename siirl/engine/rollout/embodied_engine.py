@@ -19,7 +19,6 @@ from numpy.typing import NDArray
 
 from siirl.models.policy import Policy
 
-
 # A pass mostly reads weights: six rows of the tiny policy take three times as long as one. With a third of the running episodes waiting,
 # the simulators still have the others to work on.
 FEWEST_SHARE = 1 / 3

@@ -7,8 +7,9 @@ here the frames are; training batches never carry them.
 # D channel of the video embedding
 
 import asyncio
+import contextlib
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -95,7 +96,7 @@ class EmbodiedRollout:
             self.engine.episode_ended()
             on_done(request)
 
-        result = self.loop.run_until_complete(rollout_batch(self.workflow, self.engine, requests, on_done=done))
+        result = self._run(rollout_batch(self.workflow, self.engine, requests, on_done=done))
         seconds = time.perf_counter() - begin
         self._check_failures(result, len(requests))
         stats = {"seconds": seconds, **{f"policy_{name}": value for name, value in self.engine.take_stats().items()}, **self.pool.stats()}
@@ -105,6 +106,19 @@ class EmbodiedRollout:
                 trajectory.row["video_embedding"] = embedding_D
             stats["encode_s"] = time.perf_counter() - begin - seconds
         return result, stats
+
+    def _run(self, rollout: Coroutine[Any, Any, RolloutResult]) -> RolloutResult:
+        """Run to the end; where Ctrl-C comes between, end the episodes first: each would complain when its simulator is closed."""
+        task = self.loop.create_task(rollout)
+        try:
+            return self.loop.run_until_complete(task)
+        finally:
+            task.cancel()
+            while not task.done():
+                with contextlib.suppress(KeyboardInterrupt):  # asyncio raises it again from every task that it met
+                    self.loop.run_until_complete(asyncio.wait({task}))
+            if not task.cancelled():
+                task.exception()  # taken note of
 
     def _check_failures(self, result: RolloutResult, episodes: int) -> None:
         if len(result.failed) > self.settings.max_failed_share * episodes:

@@ -6,6 +6,7 @@ after. A function that declares none is measured once it has run. Left out: whic
 """
 
 import dataclasses
+import inspect
 from collections.abc import Callable, Iterable, MutableMapping
 from dataclasses import dataclass, field
 from enum import Enum
@@ -75,7 +76,7 @@ class Node:
     executable_ref: str | Callable[..., Any] | None = None
     """`module:Class.method`, `module.function` or a callable; None passes the batch on."""
     filter_plugin: str | Callable[..., bool] | None = None
-    """Which samples a node that gets its batch from the DataCoordinator takes: SampleInfo -> bool."""
+    """Which samples a node takes that shares rows among ranks: SampleInfo -> bool. The others are dropped before they travel."""
     retry_limit: int = 0
     """Calls after a ConnectionError or TimeoutError (a remote grader); for COMPUTE and CUSTOM nodes."""
     requires: Iterable[str] | None = None
@@ -116,6 +117,11 @@ class Node:
         return self._executable
 
     @property
+    def filter(self) -> Callable[..., bool] | None:
+        """The filter plug-in, imported; its function asks for `node` and calls it."""
+        return None if self.filter_plugin is None else resolve_function(self.filter_plugin, owner=f"filter of {self.label}")
+
+    @property
     def required_columns(self) -> frozenset[str]:
         """Columns that must be there before it runs: the node's word, else its function's."""
         if self.skip_reason is not None:
@@ -132,11 +138,11 @@ class Node:
         return None if own is None else frozenset(own)
 
     def check(self) -> None:
-        """Import the function and compare its signature with what nodes get; UnknownNameError or ConfigError where it does not fit."""
+        """Import the functions and compare their signatures with what they get; UnknownNameError or ConfigError where one does not fit."""
         if self.executable is not None:
             check_signature(self.executable, owner=self.label)
-        if self.filter_plugin is not None:
-            resolve_function(self.filter_plugin, owner=f"filter of {self.label}")
+        if self.filter is not None:
+            self._check_filter(self.filter)
 
     def copy(self) -> "Node":
         """The same node, not run yet, with containers of its own."""
@@ -166,6 +172,18 @@ class Node:
             raise
         self.status = NodeStatus.COMPLETED
         return output
+
+    def _check_filter(self, filter_plugin: Callable[..., bool]) -> None:
+        """A filter that nobody would call, or that cannot be called with a SampleInfo, is refused."""
+        if self.executable is None or "node" not in inspect.signature(self.executable).parameters:
+            raise ConfigError(
+                f"Node {self.node_id!r} has filter_plugin={self.filter_plugin!r}, which its function would never call: put it on the node "
+                "that shares rows among ranks (siirl.dag_worker.stages:data_rebalance), or on one whose function asks for `node`."
+            )
+        try:
+            inspect.signature(filter_plugin).bind(None)
+        except TypeError as error:
+            raise ConfigError(f"The filter {describe(filter_plugin)} of {self.label} is called with a SampleInfo: {error}.") from error
 
     def _run(self, batch: Any, available: dict[str, Any]) -> NodeOutput:
         if self.executable is None:

@@ -6,12 +6,20 @@ for it for ever, are ended too. `local` runs the one rank in this process, for a
 
 import logging
 import os
+import signal
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from siirl.errors import ConfigError, InvariantError
+from siirl.errors import ConfigError, InvariantError, RunFailed, SiirlError
+
+# Environment variables that Ray reads when it is imported; what the user has set stays.
+# Ray starts workers at niceness 15; simulators and ranks are the job itself, and should not wait for whatever else runs.
+AS_A_JOB = {"RAY_worker_niceness": "0"}
+# What answers at an address and is no Ray is given up after 20 seconds instead of minutes.
+TO_CONNECT = {"RAY_NUM_REDIS_GET_RETRIES": "2", "RAY_py_gcs_connect_timeout_s": "5"}
 
 Make = Callable[..., Any]
 """Makes the worker of a rank: called with `rank` and `init_method`."""
@@ -22,10 +30,11 @@ class ClusterSettings:
     """Where the workers run."""
 
     address: str | None
-    """Address of a running Ray cluster, or None for one on this machine that ends with the run."""
+    """HOST:PORT of a running Ray cluster, which stays when the run ends; None for one on this machine that ends with the run."""
     env_vars: Mapping[str, str]
     """Environment variables of every process."""
     gpus_per_rank: int
+    ranks: int = 1
 
 
 def run_local(make: Make) -> Iterator[Any]:
@@ -38,29 +47,60 @@ def ray_session(settings: ClusterSettings) -> Iterator[None]:
     """Connect to a cluster, or start one, and leave or end it again, whatever happens.
 
     Raises:
-        ConfigError: There is no cluster at the address.
+        ConfigError: There is no cluster at the address, one with another version of Ray or Python, or one with too few GPUs.
+        RunFailed: Ray does not start on this machine.
     """
+    for name, value in (AS_A_JOB if settings.address is None else AS_A_JOB | TO_CONNECT).items():
+        os.environ.setdefault(name, value)
     import ray
 
-    # Ray starts workers at niceness 15; simulators and ranks are the job itself, and should not wait for whatever else runs.
-    os.environ.setdefault("RAY_worker_niceness", "0")
     try:
-        ray.init(
-            address=settings.address or "local",
-            include_dashboard=False,
-            log_to_driver=True,
-            logging_level=logging.WARNING,
-            runtime_env={"env_vars": dict(settings.env_vars)},
-        )
-    except (ConnectionError, ValueError, RuntimeError) as error:
-        raise ConfigError(
-            f"cluster.address={settings.address}: {error} Start a cluster there (ray start --head), or leave cluster.address out "
-            "to run on this machine."
-        ) from error
+        with _own_signal_handlers():
+            ray.init(
+                address=settings.address or "local",
+                include_dashboard=False,
+                log_to_driver=True,
+                logging_level=logging.WARNING,
+                runtime_env={"env_vars": dict(settings.env_vars)},
+            )
+    except SystemExit as error:  # Ray's answer to a SIGTERM while it starts
+        raise KeyboardInterrupt from error
+    except Exception as error:  # Ray raises just that where its own processes do not come up in time
+        raise _no_session(settings, error) from error
     try:
+        _require_gpus(settings, there=int(ray.cluster_resources().get("GPU", 0)))  # type: ignore[no-untyped-call]
         yield
     finally:
         ray.shutdown()
+
+
+def _require_gpus(settings: ClusterSettings, *, there: int) -> None:
+    """Ranks that no GPU is left for would wait for ever."""
+    if settings.ranks * settings.gpus_per_rank > there:
+        raise ConfigError(
+            f"trainer.nnodes x trainer.n_gpus_per_node = {settings.ranks} ranks need a GPU each, and the Ray cluster has {there}: "
+            f"make it at most {there}, or add machines to the cluster."
+        )
+
+
+def _no_session(settings: ClusterSettings, error: Exception) -> SiirlError:
+    if settings.address is None:
+        return RunFailed(f"Ray did not start on this machine: {error} It may be too busy, or short of memory: try again, or cluster=local.")
+    return ConfigError(
+        f"cluster.address={settings.address}: {error}. Start a cluster of this Ray and Python there (ray start --head), or leave "
+        "cluster.address out to run on this machine."
+    )
+
+
+@contextmanager
+def _own_signal_handlers() -> Iterator[None]:
+    """Keep this process's way to end: ray.init puts a handler of its own in place of the one for SIGTERM."""
+    handler = signal.getsignal(signal.SIGTERM)
+    try:
+        yield
+    finally:
+        if handler is not None and threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, handler)
 
 
 def run_on_ray(make: Make, *, world_size: int, settings: ClusterSettings) -> Iterator[Any]:

@@ -1,0 +1,72 @@
+"""Environments of a user's own that go wrong when they are stepped; the spec says nothing of it."""
+
+import os
+from typing import Any
+
+import gymnasium
+import numpy as np
+
+from envs.base import PROPRIOCEPTION, Environment, EnvSpec, StepResult
+
+OBSERVATIONS = gymnasium.spaces.Dict({PROPRIOCEPTION: gymnasium.spaces.Box(-1.0, 1.0, (2,), np.float32)})
+LAST_STEP = 4
+
+
+class StillEnv(Environment):
+    """Four steps in which nothing happens; without images and without instruction."""
+
+    def __init__(self) -> None:
+        self.spec = EnvSpec("still", ("wait",), OBSERVATIONS, gymnasium.spaces.Discrete(2), LAST_STEP, renders=False)
+        self.steps = self.seed = 0
+
+    async def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        """Start."""
+        self.steps, self.seed = 0, seed or 0
+        return self.observe(), {"task": "wait", "success": False}
+
+    async def step(self, action: Any) -> StepResult:
+        """Wait."""
+        self.steps += 1
+        return self.observe(), 1.0, False, self.steps == LAST_STEP, {"task": "wait", "success": False}
+
+    def observe(self) -> dict[str, Any]:
+        """What the robot feels."""
+        return {PROPRIOCEPTION: np.zeros(2, np.float32)}
+
+    def render(self) -> Any:
+        """Nothing to see."""
+        raise NotImplementedError
+
+
+class NanEnv(StillEnv):
+    """Its second observation is NaN."""
+
+    def observe(self) -> dict[str, Any]:
+        """See StillEnv."""
+        return {PROPRIOCEPTION: np.full(2, np.nan if self.steps else 0.0, np.float32)}
+
+
+class WrongShapeEnv(StillEnv):
+    """One number too many."""
+
+    def observe(self) -> dict[str, Any]:
+        """See StillEnv."""
+        return {PROPRIOCEPTION: np.zeros(3, np.float32)}
+
+
+class WrongDtypeEnv(StillEnv):
+    """float64 where float32 was announced."""
+
+    def observe(self) -> dict[str, Any]:
+        """See StillEnv."""
+        return {PROPRIOCEPTION: np.zeros(2, np.float64)}
+
+
+class SomeSeedsFailEnv(StillEnv):
+    """Cannot be simulated from seeds of the parities in the environment variable FAILING, `0`, `1` or `01`."""
+
+    async def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        """See StillEnv."""
+        if str((seed or 0) % 2) in os.environ["FAILING"]:
+            raise RuntimeError("this start cannot be simulated")
+        return await super().reset(seed=seed, options=options)

@@ -1,0 +1,126 @@
+"""`python -m siirl.train` as a user starts it: a process with children, watched from outside.
+
+The job is CartPole with a small network, because what is tested is how runs begin and end. A session of the operating system holds a run's
+processes together, so that those are found whose parent has died.
+"""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+SMALL_JOB = (
+    *("pipeline=grpo", "data.train_batch_size=2", "actor_rollout_ref.rollout.n=3"),
+    *(
+        "actor_rollout_ref.actor.ppo_mini_batch_size=1",
+        "actor_rollout_ref.actor.ppo_epochs=1",
+        "env.num_servers=1",
+        "env.envs_per_server=4",
+    ),
+    *("trainer.val_episodes=0", "trainer.record_episodes=0", "trainer.max_minutes=null", "trainer.save_freq=1", "trainer.logger=[console]"),
+    "actor_rollout_ref.model.options={chunk_length: 4, width: 16}",
+)
+CARTPOLE = ("env=gymnasium", "env.id=CartPole-v1")
+START_S = 400.0  # until something is seen of a run: ten times what it takes on two idle cores
+
+
+class RealRun:
+    """A run of the small job; `words` win over it.
+
+    Args:
+        words: Overrides; one of another environment takes CartPole's place.
+        folder: `outputs` and the captured text go there.
+        number: Tells the runs of a test apart.
+        environment: Environment variables beside this process's.
+    """
+
+    def __init__(self, *words: str, folder: Path, number: int = 0, environment: dict[str, str] | None = None) -> None:
+        self.outputs, self._text = folder / "outputs", folder / f"text_{number}"
+        environment_words = () if any(word.startswith("env=") for word in words) else CARTPOLE
+        command = [sys.executable, "-m", "siirl.train", *environment_words, *SMALL_JOB, f"trainer.output_dir={self.outputs}", *words]
+        with self._text.open("w") as text:
+            self.process = subprocess.Popen(
+                command, cwd=folder, stdout=text, stderr=text, env=os.environ | (environment or {}), start_new_session=True
+            )
+
+    @property
+    def text(self) -> str:
+        """What it has written to the terminal so far."""
+        return self._text.read_text()
+
+    @property
+    def folders(self) -> list[Path]:
+        """Run folders below its output folder, by name."""
+        return sorted(path for path in self.outputs.glob("*/*") if path.is_dir())
+
+    def checkpoints(self) -> list[str]:
+        """Names of the whole checkpoints of its only run folder."""
+        return sorted(path.name for path in self.folders[0].glob("checkpoints/step_*")) if self.folders else []
+
+    def processes(self) -> dict[int, str]:
+        """Title by number of every process of this run that lives."""
+        return {pid: title for pid, title in living_processes() if _session_of(pid) == self.process.pid}
+
+    def wait_until(self, happened: Callable[[], bool], *, timeout_s: float = START_S) -> None:
+        """Wait for something; AssertionError with the run's text where it does not come, or the run ends before."""
+        deadline = time.monotonic() + timeout_s
+        while not happened():
+            assert time.monotonic() < deadline, f"not within {timeout_s} s:\n{self.text}"
+            assert self.process.poll() is None or happened(), f"ended with {self.process.returncode}:\n{self.text}"
+            time.sleep(0.05)
+
+    def wait(self, *, timeout_s: float = START_S) -> int:
+        """Exit status of the command."""
+        return self.process.wait(timeout=timeout_s)
+
+    def seconds_until_gone(self, *, timeout_s: float = 60.0) -> float:
+        """How long it takes until no process of the run lives."""
+        begin = time.monotonic()
+        while left := self.processes():
+            assert time.monotonic() - begin < timeout_s, f"still there: {left}\n{self.text}"
+            time.sleep(0.05)
+        return time.monotonic() - begin
+
+    def signal_terminal(self, number: signal.Signals) -> None:
+        """What a terminal does for Ctrl-C: the signal reaches every process of the foreground group."""
+        os.killpg(self.process.pid, number)
+
+    def kill_all(self) -> None:
+        """End every process of this run with force."""
+        for pid in [self.process.pid, *self.processes()]:
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except ProcessLookupError:
+                continue
+        self.process.wait()
+
+
+def living_processes() -> list[tuple[int, str]]:
+    """Number and title of every process of this machine that is no zombie."""
+    found = []
+    for folder in Path("/proc").iterdir():
+        if not folder.name.isdecimal():
+            continue
+        try:
+            state = _after_name(folder)[0]
+            title = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
+        except (FileNotFoundError, ProcessLookupError):
+            continue  # it ended meanwhile
+        if state != "Z":
+            found.append((int(folder.name), title))
+    return found
+
+
+def _session_of(pid: int) -> int | None:
+    try:
+        return int(_after_name(Path(f"/proc/{pid}"))[3])
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+
+
+def _after_name(folder: Path) -> list[str]:
+    """Fields of /proc/<pid>/stat behind the name, which may hold anything: state, parent, group, session, ..."""
+    return (folder / "stat").read_text().rpartition(")")[2].split()

@@ -1,0 +1,154 @@
+"""Two runs at once, and Ray clusters: one that is there already, and addresses where none is."""
+
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from real_run import START_S, living_processes
+
+from siirl.errors import ConfigError
+from siirl.execution.scheduler.launch import ClusterSettings, ray_session
+from siirl.params.ray_address import address_problems, resolve_address
+
+REFUSED = 2
+RAY = Path(sys.executable).parent / "ray"
+SHORT = ("trainer.total_steps=2",)
+OF_A_RUN = ("ray::_Rank", "ray::EnvServerActor")
+
+
+@pytest.fixture
+def nobody() -> str:
+    """An address of this machine where nobody listens."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return f"127.0.0.1:{listener.getsockname()[1]}"
+
+
+@pytest.fixture
+def ray_home() -> Iterator[Path]:
+    """Ray's folder for a test; short, because a socket's path has at most 107 letters."""
+    folder = Path(tempfile.mkdtemp(prefix="ray", dir="/tmp"))
+    yield folder
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.fixture
+def cluster(ray_home: Path) -> Iterator[str]:
+    """Address of a cluster of somebody else, started by `ray start --head`; its processes are those that are stopped at the end."""
+    before = dict(living_processes())
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port = listener.getsockname()[1]
+    words = ["start", "--head", f"--port={port}", "--num-cpus=2", "--include-dashboard=false", "--disable-usage-stats"]
+    environment = os.environ | {"RAY_TMPDIR": str(ray_home)}
+    subprocess.run([RAY, *words], env=environment, check=True, capture_output=True, timeout=START_S)
+    yield f"127.0.0.1:{port}"
+    started = [pid for pid, title in living_processes() if pid not in before and (str(ray_home) in title or "ray::" in title)]
+    for pid in started:
+        subprocess.run(["kill", "-9", str(pid)], check=False, capture_output=True)
+
+
+def processes_titled(parts: tuple[str, ...]) -> set[int]:
+    return {pid for pid, title in living_processes() if any(part in title for part in parts)}
+
+
+@pytest.mark.parametrize("port", [" 1", "", "0", "65536", "x"])
+def test_an_address_without_host_and_port_is_refused(port: str) -> None:
+    (problem,) = address_problems(f"head-node:{port}")
+    assert str(problem).startswith(f"cluster.address=head-node:{port} is no address of a Ray cluster: write HOST:PORT")
+
+
+@pytest.mark.parametrize("address", ["ray://head-node:10001", "head-node", ":6379"])
+def test_other_forms_of_addresses_are_refused(address: str) -> None:
+    with pytest.raises(ConfigError, match="write HOST:PORT as `ray start --head` prints it, or auto"):
+        resolve_address(address)
+
+
+def test_auto_is_what_ray_start_wrote_down_and_not_some_run_of_another(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
+    with pytest.raises(ConfigError, match=r"cluster\.address=auto: no Ray cluster was started on this machine"):
+        resolve_address("auto")
+    (tmp_path / "ray").mkdir()
+    (tmp_path / "ray" / "ray_current_cluster").write_text("10.0.0.1:6379\n")
+    assert resolve_address("auto") == "10.0.0.1:6379"
+    monkeypatch.setenv("RAY_ADDRESS", "10.0.0.2:6379")
+    assert resolve_address("auto") == "10.0.0.2:6379"
+
+
+def test_an_address_where_somebody_listens_passes() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        assert list(address_problems(f"127.0.0.1:{listener.getsockname()[1]}")) == []
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "no-such-host.invalid"])
+def test_nobody_at_the_address_is_told_at_once_with_the_remedy(nobody: str, host: str) -> None:
+    address = f"{host}:{nobody.rpartition(':')[2]}"
+    begin = time.monotonic()
+    (problem,) = address_problems(address)
+    assert time.monotonic() - begin < 10
+    assert str(problem).startswith(f"cluster.address={address}: nobody answers there (")
+    assert "Start a cluster there (ray start --head), or leave cluster.address out" in str(problem)
+
+
+def test_a_run_for_a_cluster_that_is_not_there_leaves_nothing(nobody: str, start_run) -> None:
+    run = start_run(*SHORT, f"cluster.address={nobody}")
+    assert run.wait() == REFUSED, run.text
+    assert run.text.rstrip().splitlines()[-1].startswith(f"siirl: cluster.address={nobody}: nobody answers there (Connection refused)")
+    assert "Traceback" not in run.text
+    assert not run.outputs.exists()
+
+
+@pytest.mark.slow  # Ray tries for twenty seconds
+def test_somebody_else_at_the_address_is_refused_and_leaves_nothing(start_run) -> None:
+    with socket.create_server(("0.0.0.0", 0)) as listener:
+        run = start_run(*SHORT, f"cluster.address=127.0.0.1:{listener.getsockname()[1]}")
+        assert run.wait() == REFUSED, run.text
+    assert "Failed to connect to Ray cluster" in run.text and "Traceback" not in run.text
+    run.seconds_until_gone()
+    assert not run.outputs.exists()
+
+
+@pytest.mark.slow  # two runs with a Ray each
+def test_two_runs_at_once_simply_work(start_run) -> None:
+    runs = [start_run(*SHORT), start_run(*SHORT)]
+    assert [run.wait() for run in runs] == [0, 0], "\n".join(run.text for run in runs)
+    folders = runs[0].folders  # both write below the same output folder
+    assert len(folders) == 2
+    assert [len((folder / "metrics.jsonl").read_text().splitlines()) for folder in folders] == [2, 2]
+    for run in runs:
+        run.seconds_until_gone()
+
+
+@pytest.mark.slow  # a cluster and two runs
+@pytest.mark.parametrize("how", ["its address", "auto"])
+def test_a_cluster_that_is_there_is_used_and_stays(cluster: str, ray_home: Path, start_run, how: str) -> None:
+    before = processes_titled(("gcs_server", "raylet"))
+    address = cluster if how == "its address" else "auto"
+    run = start_run(*SHORT, f"cluster.address={address}", environment={"RAY_TMPDIR": str(ray_home)})
+    own_titles: set[str] = set()
+    while run.process.poll() is None:
+        own_titles |= set(run.processes().values())
+        time.sleep(0.1)
+    assert run.wait() == 0, run.text
+    assert not any("gcs_server" in title for title in own_titles)  # it started no Ray of its own
+    assert before <= processes_titled(("gcs_server", "raylet"))
+    subprocess.run([RAY, "status", f"--address={cluster}"], check=True, capture_output=True, timeout=START_S)
+    deadline = time.monotonic() + 60
+    while left := [title for _, title in living_processes() if str(ray_home) in title and any(part in title for part in OF_A_RUN)]:
+        assert time.monotonic() < deadline, left
+
+
+@pytest.mark.slow  # a cluster
+def test_more_ranks_than_the_cluster_has_gpus_is_refused(cluster: str, ray_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAY_TMPDIR", str(ray_home))
+    settings = ClusterSettings(address=cluster, env_vars={}, gpus_per_rank=1, ranks=2)
+    with pytest.raises(ConfigError, match="2 ranks need a GPU each, and the Ray cluster has 0"), ray_session(settings):
+        pass

@@ -1,0 +1,49 @@
+"""A run that is killed in mid-step goes on from its last checkpoint, and ends bit for bit where an uninterrupted one ends."""
+
+import json
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+from real_run import RealRun
+
+JOB = ("trainer.deterministic=true", "trainer.total_steps=30", "trainer.val_before_train=false")
+TIMED = ("time", "env/steps_per_s", "env/busy", "policy/busy", "policy/calls_per_s", "memory/")
+
+
+def last_step(run: RealRun, folder: Path) -> dict[str, Any]:
+    """The metrics of step 30 but for what a clock measures, and the digests of the weights and moments after it."""
+    row = json.loads((folder / "metrics.jsonl").read_text().splitlines()[-1])
+    files = json.loads((folder / "checkpoints" / "step_00000030" / "manifest.json").read_text())["files"]
+    digests = {name: file["sha256"] for name, file in files.items() if name.endswith(".safetensors")}
+    assert len(digests) == 2, files
+    return {name: value for name, value in row.items() if not name.startswith(TIMED)} | digests
+
+
+@pytest.mark.slow  # three whole runs
+@pytest.mark.parametrize(
+    "cluster",
+    [
+        pytest.param(("cluster=local",), id="one process"),
+        pytest.param(("cluster=ray", "trainer.n_gpus_per_node=2", "env.num_servers=2"), id="two ranks"),
+    ],
+)
+def test_killed_and_resumed_equals_uninterrupted(start_run, cluster: tuple[str, ...]) -> None:
+    whole = start_run(*JOB, *cluster)
+    assert whole.wait() == 0, whole.text
+    (whole_folder,) = whole.folders
+
+    killed = start_run(*JOB, *cluster, "trainer.experiment_name=killed")
+    killed.wait_until(lambda: any(killed.outputs.glob("killed/*/checkpoints/latest")))
+    os.kill(killed.process.pid, signal.SIGKILL)
+    killed.process.wait()
+    killed.seconds_until_gone()
+    (killed_folder,) = killed.outputs.glob("killed/*")
+    assert not (killed_folder / "checkpoints" / "step_00000030").exists()  # it was in the middle
+
+    resumed = start_run(*JOB, *cluster, "trainer.experiment_name=resumed", f"trainer.resume={killed_folder}")
+    assert resumed.wait() == 0, resumed.text
+    (resumed_folder,) = resumed.outputs.glob("resumed/*")
+    assert last_step(resumed, resumed_folder) == last_step(whole, whole_folder)
