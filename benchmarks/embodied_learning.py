@@ -7,7 +7,8 @@ Before and after, each policy is measured by `python -m siirl.evaluate` on seeds
 sampled actions and with the most likely ones. A finished arm is kept and not run again, so the benchmark can be interrupted.
 
 `main` has the demo's tasks: SRPO, the 0/1 reward for the same number of environment steps, and a blind control (images zeroed in
-warm start, training and evaluation) that should not gain much. Left out so far: tasks that the warm start almost never solves.
+warm start, training and evaluation) that should not gain much. `low_base` has tasks that a weaker warm start almost never solves: the 0/1
+reward, SRPO alone and with the demonstrations of the warm start as references, and an oracle that knows the true distance.
 """
 
 import argparse
@@ -35,7 +36,7 @@ class Arm:
     overrides: tuple[str, ...]
     steps_of: str | None = None
     warm_start: tuple[str, ...] = ()
-    """What differs in the making of its warm start; none: the shipped weights."""
+    """What differs in the making of its warm start from that of the study."""
 
 
 @dataclass(frozen=True)
@@ -44,8 +45,12 @@ class Study:
 
     common: tuple[str, ...]
     arms: dict[str, Arm]
+    warm_start: tuple[str, ...] = ()
+    """What differs in the making of the warm start from the shipped weights; none: those themselves."""
 
 
+CLIPS = "{folder}/demonstrations.npz"  # beside a study's warm start
+LOW_BASE_TASKS = "env.tasks=[drawer-open,door-open,window-open]"
 STUDIES = {
     "main": Study(
         common=(),
@@ -54,6 +59,16 @@ STUDIES = {
             "success": Arm(("reward=success",), steps_of="srpo"),
             "blind": Arm(("experiment=blind",), steps_of="srpo", warm_start=("trainer.blind=true",)),
         },
+    ),
+    "low_base": Study(
+        common=(LOW_BASE_TASKS,),
+        arms={
+            "srpo": Arm(()),
+            "srpo_demonstrations": Arm((f"reward.demonstrations={CLIPS}",), steps_of="srpo"),
+            "success": Arm(("reward=success",), steps_of="srpo"),
+            "oracle": Arm(("reward=oracle",), steps_of="srpo"),
+        },
+        warm_start=("--updates", "150", "--clips", CLIPS, LOW_BASE_TASKS),
     ),
 }
 
@@ -80,8 +95,8 @@ def run_arm(study: Study, name: str, *, seed: int, flags: argparse.Namespace) ->
     result_file = arm_folder(flags, name, seed) / "result.json"
     if result_file.is_file():
         return
-    start = warm_start(study.arms[name], name, flags)
-    overrides = [*study.common, *study.arms[name].overrides]
+    start = warm_start(study, name, flags)
+    overrides = [word.format(folder=start) for word in (*study.common, *study.arms[name].overrides)]
     bound = bound_of(study.arms[name], seed=seed, flags=flags)
     folder = arm_folder(flags, name, seed)
     command = [sys.executable, "-m", "siirl.train", *overrides, f"trainer.seed={seed}", *bound, *quiet(folder)]
@@ -124,15 +139,16 @@ def quiet(folder: Path) -> list[str]:
     ]
 
 
-def warm_start(arm: Arm, name: str, flags: argparse.Namespace) -> str:
-    """The policy folder that an arm starts from: the shipped one, or one made by the same command with the arm's differences."""
-    if not arm.warm_start:
+def warm_start(study: Study, name: str, flags: argparse.Namespace) -> str:
+    """The policy folder that an arm starts from: the shipped one, or one made by the same command with what differs here."""
+    differences = (*study.warm_start, *study.arms[name].warm_start)
+    if not differences:
         return SHIPPED
-    folder = flags.work / flags.study / f"warm_start_{name}"
+    folder = flags.work / flags.study / (f"warm_start_{name}" if study.arms[name].warm_start else "warm_start")
     if not (folder / "config.json").is_file():
         made_by = shlex.split(json.loads((asset_path("tiny_vla") / "config.json").read_text())["notes"]["command"])
         changed = [str(folder) if word == SHIPPED else word for word in made_by[1:]]
-        subprocess.run([sys.executable, *changed, *arm.warm_start], check=True)
+        subprocess.run([sys.executable, *changed, *(word.format(folder=folder) for word in differences)], check=True)
     return str(folder)
 
 

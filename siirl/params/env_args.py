@@ -19,6 +19,9 @@ class EnvArguments:
     suite: str | None = option(None, "Suite of tasks, for env=libero: spatial, object, goal, 10, 90, or several: spatial+goal.")
     assets: str | None = option(None, "Meshes and textures, for env=libero: a folder, `auto` or `stand_in`.")
     states: str | None = option(None, "Initial states, for env=libero: `split` (some only for evaluation) or `all`.")
+    isolation: str | None = option(
+        None, "Where programs run, for env=sandbox: bubblewrap, remote, or none (unprotected).", choices=("bubblewrap", "remote", "none")
+    )
     num_servers: int = option(2, "Simulator processes, over all ranks.", why="two cores", minimum=1)
     envs_per_server: int = option(1, "Environments in one server.", why="env= knows how heavy they are", minimum=1)
     deadline_s: float = option(60.0, "Seconds after which a silent server is replaced.", why="the first reset builds a simulator", above=0)
