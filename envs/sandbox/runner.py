@@ -155,7 +155,8 @@ class Test:
 
     def record(self, ending: int, exit_status: int, cpu_s: float) -> bytes:
         """The bytes to send."""
-        if exit_status < 0 and cpu_s >= self.limits["cpu_s"] - 0.1:
+        # The kernel counts the limit in clock ticks, which on a busy machine run ahead of the time that it reports by a tenth and more.
+        if exit_status < 0 and cpu_s >= 0.75 * self.limits["cpu_s"]:
             ending = CPU_TIME
         output = self.received["result" if self.job["function"] else "output"]
         sent = b"" if ending == OUTPUT else bytes(output)
