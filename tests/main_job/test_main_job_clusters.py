@@ -140,7 +140,8 @@ def test_a_cluster_that_is_there_is_used_and_stays(cluster: str, ray_home: Path,
     assert run.wait() == 0, run.text
     assert not any("gcs_server" in title for title in own_titles)  # it started no Ray of its own
     assert before <= processes_titled(("gcs_server", "raylet"))
-    subprocess.run([RAY, "status", f"--address={cluster}"], check=True, capture_output=True, timeout=START_S)
+    with_token = os.environ | {"RAY_AUTH_MODE": "token"}
+    subprocess.run([RAY, "status", f"--address={cluster}"], env=with_token, check=True, capture_output=True, timeout=START_S)
     deadline = time.monotonic() + 60
     while left := [title for _, title in living_processes() if str(ray_home) in title and any(part in title for part in OF_A_RUN)]:
         assert time.monotonic() < deadline, left

@@ -11,6 +11,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from siirl.errors import ConfigError, InvariantError, RunFailed, SiirlError
@@ -50,7 +51,7 @@ def ray_session(settings: ClusterSettings) -> Iterator[None]:
         ConfigError: There is no cluster at the address, one with another version of Ray or Python, or one with too few GPUs.
         RunFailed: Ray does not start on this machine.
     """
-    for name, value in (AS_A_JOB if settings.address is None else AS_A_JOB | TO_CONNECT).items():
+    for name, value in (AS_A_JOB if settings.address is None else AS_A_JOB | TO_CONNECT | _credentials()).items():
         os.environ.setdefault(name, value)
     import ray
 
@@ -72,6 +73,11 @@ def ray_session(settings: ClusterSettings) -> Iterator[None]:
         yield
     finally:
         ray.shutdown()
+
+
+def _credentials() -> dict[str, str]:
+    """Ray 2.60 shows its token only where it is told to; a cluster that asks for none takes it all the same."""
+    return {"RAY_AUTH_MODE": "token"} if (Path.home() / ".ray" / "auth_token").is_file() else {}
 
 
 def _require_gpus(settings: ClusterSettings, *, there: int) -> None:
