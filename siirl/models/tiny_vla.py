@@ -43,8 +43,8 @@ class TinyVLAConfig:
         """The configuration that fits an environment's observations and actions.
 
         Sixteen bins and not OpenVLA's 256: what a policy tries out is a few bins wide, and tries of a few 64ths of the range hardly
-        change how an episode ends. On drawer-open, door-open, faucet-open and window-open success of training episodes rose from 52
-        to 70 % in 24 steps with 16 bins, and stood still for 56 with 64.
+        change how an episode ends. In single tuning runs, from unlike warm starts, 16 bins learnt where 64 stood still; a comparison
+        from like starts has not been made.
 
         Raises:
             ValueError: An observation space without images and without proprioception.
