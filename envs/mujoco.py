@@ -17,10 +17,11 @@ import gymnasium
 import numpy as np
 from numpy.typing import NDArray
 
-from envs.arguments import checked_action, checked_seed, nearest, read_options
-from envs.base import IMAGES, INSTRUCTION, PROPRIOCEPTION, Environment, EnvSpec, FrameBuffer, FrameRequest, Info, StepResult
+from envs.arguments import checked_seed, nearest, read_options
+from envs.base import IMAGES, INSTRUCTION, PROPRIOCEPTION, EnvSpec, Info
 from envs.metaworld_suite import INSTRUCTIONS, VERSION_SUFFIX, task_name
-from envs.offscreen import RenderQuality, SceneRenderer, choose_backend, make_context
+from envs.offscreen import RenderQuality, SceneRenderer, choose_backend
+from envs.simulator_episode import SimulatorEnv
 
 if TYPE_CHECKING:  # these import MuJoCo, which looks for OpenGL at once
     from envs.metaworld_simulator import TaskSimulator
@@ -45,7 +46,7 @@ class TableCamera:
     elevation: float = -30.0
 
 
-class MetaWorldEnv(Environment):
+class MetaWorldEnv(SimulatorEnv["TaskSimulator"]):
     """Meta-World tasks chosen by name."""
 
     def __init__(
@@ -81,14 +82,9 @@ class MetaWorldEnv(Environment):
         for kind, value, known in (("camera", camera, CAMERAS), ("render_quality", render_quality, get_args(RenderQuality))):
             if value not in known:
                 raise ValueError(f"Unknown {kind} {value!r}.{nearest(value, known)} Known: {', '.join(known)}.")
+        super().__init__(image_size=image_size, cameras=(camera,))
         self.spec = _spec(tasks=names, image_size=image_size, max_episode_steps=max_episode_steps)
-        self._image_size, self._camera, self._quality = image_size, camera, render_quality
-        self._simulators: dict[str, TaskSimulator] = {}
-        self._renderers: dict[str, SceneRenderer] = {}
-        self._gl: Any = None
-        self._task: str | None = None
-        self._streams: dict[str, FrameRequest] = {}
-        self._step, self._ended = 0, True
+        self._quality = render_quality
 
     async def reset(self, *, seed: int | None = None, options: Mapping[str, Any] | None = None) -> tuple[dict[str, Any], Info]:
         """See `Environment.reset`; options are `task` and `frames`. Seed and task fix the episode, whatever ran before in this instance."""
@@ -96,56 +92,12 @@ class MetaWorldEnv(Environment):
         seed = checked_seed(seed)
         self._ended = True
         self._simulator(task).reset(seed=int(np.random.default_rng().integers(2**31)) if seed is None else seed)
-        self._task, self._streams, self._step, self._ended = task, streams, 0, False
-        image, frames = self._image(self._image_size), FrameBuffer()
-        self._add_frames(frames, image)
-        return self._observation(image), self._info(success=False, frames=frames)
-
-    async def step(self, action: Any) -> StepResult:
-        """See `Environment.step`."""
-        return await self.step_chunk([action])
-
-    async def step_chunk(self, actions: Sequence[Any]) -> StepResult:
-        """See `Environment.step_chunk`; the observation is rendered once, after the last action."""
-        if len(actions) == 0:
-            raise ValueError("step_chunk needs at least one action.")
-        checked = [checked_action(action, space=self.spec.action_space) for action in actions]
-        if self._task is None or self._ended:
-            raise RuntimeError("The episode has ended or was never started: call reset before step.")
-        simulator, frames = self._simulators[self._task], FrameBuffer()
-        for executed, action in enumerate(checked, start=1):
-            success = simulator.step(action)
-            self._step += 1
-            self._ended = success or self._step == self.spec.max_episode_steps
-            if self._ended or executed == len(checked):
-                break
-            self._add_frames(frames, None)
-        image = self._image(self._image_size)
-        self._add_frames(frames, image)
-        info = self._info(success=success, frames=frames) | {"executed": executed}
-        return self._observation(image), float(success), success, self._ended and not success, info
-
-    def render(self) -> NDArray[np.uint8]:
-        """The camera's image now, uint8 [image_size, image_size, 3]."""
-        if self._task is None:
-            raise RuntimeError("There is nothing to render: call reset first.")
-        return self._image(self._image_size)
-
-    async def close(self) -> None:
-        """Free renderers and simulators; a later reset builds them anew."""
-        for renderer in self._renderers.values():
-            renderer.close()
-        if self._gl is not None:
-            self._gl.free()
-        self._renderers, self._simulators, self._gl = {}, {}, None
-        self._task, self._ended = None, True
+        return self._begin(task, streams)
 
     @property
     def state(self) -> NDArray[np.float64]:
         """Meta-World's own observation [39], with poses of objects and goal: for experts and oracles, never for a policy."""
-        if self._task is None:
-            raise RuntimeError("There is no state: call reset first.")
-        return self._simulators[self._task].state
+        return self._running().state
 
     def _canonical(self, options: Mapping[str, Any] | None) -> dict[str, Any]:
         options = dict(options or {})
@@ -153,40 +105,39 @@ class MetaWorldEnv(Environment):
             options["task"] = options["task"].removesuffix(VERSION_SUFFIX)
         return options
 
-    def _simulator(self, task: str) -> "TaskSimulator":
-        if task not in self._simulators:
-            self._simulators[task] = _make_simulator(task)
-        return self._simulators[task]
+    def _step_limit(self, task: str) -> int:
+        return self.spec.max_episode_steps
 
-    def _image(self, size: int) -> NDArray[np.uint8]:
-        assert self._task is not None
-        simulator = self._simulators[self._task]
-        if self._task not in self._renderers:
-            self._gl = self._gl or make_context(size)
-            camera = _camera(simulator.model, self._camera)
-            self._renderers[self._task] = SceneRenderer(
-                model=simulator.model, context=self._gl, camera=camera, quality=self._quality, size=size
-            )
-        return self._renderers[self._task].render(simulator.data, size)
+    def _instruction(self, task: str) -> str:
+        return INSTRUCTIONS[task]
 
-    def _add_frames(self, frames: FrameBuffer, image: NDArray[np.uint8] | None) -> None:
-        """Frames that are due after this step; `image`, the observation's, serves streams of its size."""
-        rendered = {} if image is None else {self._image_size: image}
-        for stream, request in self._streams.items():
-            if self._ended or self._step % request.every == 0:
-                if request.size not in rendered:
-                    rendered[request.size] = self._image(request.size)
-                frames.add(stream, rendered[request.size], self._step)
+    def _facts(self, task: str) -> Info:
+        return {"oracle_distance": self._simulators[task].oracle_distance}
 
-    def _observation(self, image: NDArray[np.uint8]) -> dict[str, Any]:
-        assert self._task is not None
-        proprioception = self._simulators[self._task].proprioception
-        return {IMAGES: image[np.newaxis], PROPRIOCEPTION: proprioception, INSTRUCTION: INSTRUCTIONS[self._task]}
+    def _make_simulator(self, task: str) -> "TaskSimulator":
+        choose_backend()  # before MuJoCo is imported, which reads MUJOCO_GL then
+        try:
+            from envs.metaworld_simulator import TaskSimulator
+        except ModuleNotFoundError as missing:
+            raise RuntimeError(
+                f"env=mujoco needs a package that is not installed ({missing}): pip install --no-deps metaworld mujoco"
+            ) from missing
+        return TaskSimulator(task)
 
-    def _info(self, *, success: bool, frames: FrameBuffer) -> Info:
-        assert self._task is not None
-        info: Info = {"task": self._task, "success": success, "oracle_distance": self._simulators[self._task].oracle_distance}
-        return info | {"frames": frames.take()} if self._streams else info
+    def _make_renderer(self, simulator: "TaskSimulator", context: Any) -> "_OneCamera":
+        return _OneCamera(simulator.model, context, name=self._cameras[0], quality=self._quality, size=self._image_size)
+
+
+class _OneCamera:
+    """A scene with the one camera that the environment was made with."""
+
+    def __init__(self, model: Any, context: Any, *, name: str, quality: RenderQuality, size: int) -> None:
+        self._renderer = SceneRenderer(model=model, context=context, camera=_camera(model, name), quality=quality, size=size)
+        self.close = self._renderer.close
+
+    def render(self, data: Any, size: int, camera: str) -> NDArray[np.uint8]:
+        """The scene now: uint8 [size, size, 3]."""
+        return self._renderer.render(data, size)
 
 
 def expert(task: str) -> Callable[[MetaWorldEnv], NDArray[np.float32]]:
@@ -218,17 +169,6 @@ def _spec(*, tasks: tuple[str, ...], image_size: int, max_episode_steps: int) ->
     )
     action_space = gymnasium.spaces.Box(-1.0, 1.0, (ACTION_SIZE,), np.float32)
     return EnvSpec("mujoco", tasks, observation_space, action_space, max_episode_steps)
-
-
-def _make_simulator(task: str) -> "TaskSimulator":
-    choose_backend()  # before MuJoCo is imported, which reads MUJOCO_GL then
-    try:
-        from envs.metaworld_simulator import TaskSimulator
-    except ModuleNotFoundError as missing:
-        raise RuntimeError(
-            f"env=mujoco needs a package that is not installed ({missing}): pip install --no-deps metaworld mujoco"
-        ) from missing
-    return TaskSimulator(task)
 
 
 def _camera(model: Any, name: str) -> Any:

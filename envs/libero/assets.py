@@ -27,6 +27,7 @@ HOW_TO = (
     f"Get them by: hf download {HUB_REPOSITORY} --repo-type dataset --local-dir FOLDER, "
     "or: git clone https://github.com/Lifelong-Robot-Learning/LIBERO (FOLDER is libero/libero/assets there); or use env.assets=stand_in."
 )
+SHORT_NOTICE = f"{LABEL} assets: not LIBERO scores"  # fits into the strip above a video
 SHOWN = 5  # missing files named in the message
 
 

@@ -17,15 +17,15 @@ from typing import TYPE_CHECKING, Any, get_args
 
 import gymnasium
 import numpy as np
-from numpy.typing import NDArray
 
-from envs.arguments import checked_action, checked_seed, nearest, read_options
-from envs.base import IMAGES, INSTRUCTION, PROPRIOCEPTION, Environment, EnvSpec, FrameBuffer, FrameRequest, Info, StepResult
-from envs.libero.assets import AUTO, LABEL, find_assets
+from envs.arguments import checked_seed, nearest, read_options
+from envs.base import IMAGES, INSTRUCTION, PROPRIOCEPTION, EnvSpec, Info
+from envs.libero.assets import AUTO, LABEL, SHORT_NOTICE, find_assets
 from envs.libero.initial_states import States, state_number
 from envs.libero.rendering import CAMERAS, SceneCameras
-from envs.libero.suites import LiberoTask, choose_tasks
-from envs.offscreen import RenderQuality, make_context
+from envs.libero.suites import choose_tasks
+from envs.offscreen import RenderQuality
+from envs.simulator_episode import SimulatorEnv
 
 if TYPE_CHECKING:  # imports MuJoCo, which looks for OpenGL at once
     from envs.libero.simulator import TaskSimulator
@@ -37,7 +37,7 @@ INIT_STATE = "init_state"
 CAMERA_SETS = {"both": tuple(CAMERAS), **{name: (name,) for name in CAMERAS}}
 
 
-class LiberoEnv(Environment):
+class LiberoEnv(SimulatorEnv["TaskSimulator"]):
     """Tasks of one or more LIBERO suites."""
 
     def __init__(
@@ -80,18 +80,12 @@ class LiberoEnv(Environment):
         ):
             if value not in known:
                 raise ValueError(f"Unknown {kind} {value!r}.{nearest(value, known)} Known: {', '.join(known)}.")
+        super().__init__(image_size=image_size, cameras=CAMERA_SETS[camera])
         self._tasks = {task.name: task for task in chosen}
         self._limit, self._states, self._quality = max_episode_steps, states, render_quality
-        self._image_size, self._cameras = image_size, CAMERA_SETS[camera]
         self._assets = find_assets(assets)
         self.spec = self._make_spec()
-        self._simulators: dict[str, TaskSimulator] = {}
-        self._renderers: dict[str, SceneCameras] = {}
-        self._gl: Any = None
-        self._task: str | None = None
         self._state_number = 0
-        self._streams: dict[str, FrameRequest] = {}
-        self._step, self._ended = 0, True
 
     async def reset(self, *, seed: int | None = None, options: Mapping[str, Any] | None = None) -> tuple[dict[str, Any], Info]:
         """See `Environment.reset`; options are `task`, `frames` and `init_state`, the number of an initial state.
@@ -107,57 +101,13 @@ class LiberoEnv(Environment):
             seed = int(np.random.default_rng().integers(2**31)) if seed is None else seed
             number = state_number(seed, count=len(simulator.states), states=self._states)
         simulator.reset(_checked_state(number))
-        self._task, self._state_number, self._streams, self._step, self._ended = task, int(number), streams, 0, False
-        images, frames = self._images(), FrameBuffer()
-        self._add_frames(frames, images)
-        return self._observation(images), self._info(success=False, frames=frames)
-
-    async def step(self, action: Any) -> StepResult:
-        """See `Environment.step`."""
-        return await self.step_chunk([action])
-
-    async def step_chunk(self, actions: Sequence[Any]) -> StepResult:
-        """See `Environment.step_chunk`; the observation is rendered once, after the last action."""
-        if len(actions) == 0:
-            raise ValueError("step_chunk needs at least one action.")
-        checked = [checked_action(action, space=self.spec.action_space) for action in actions]
-        if self._task is None or self._ended:
-            raise RuntimeError("The episode has ended or was never started: call reset before step.")
-        simulator, frames = self._simulators[self._task], FrameBuffer()
-        limit = self._step_limit(self._tasks[self._task])
-        for executed, action in enumerate(checked, start=1):
-            success = simulator.step(action)
-            self._step += 1
-            self._ended = success or self._step == limit
-            if self._ended or executed == len(checked):
-                break
-            self._add_frames(frames, None)
-        images = self._images()
-        self._add_frames(frames, images)
-        info = self._info(success=success, frames=frames) | {"executed": executed}
-        return self._observation(images), float(success), success, self._ended and not success, info
-
-    def render(self) -> NDArray[np.uint8]:
-        """The first camera's image now, uint8 [image_size, image_size, 3]."""
-        if self._task is None:
-            raise RuntimeError("There is nothing to render: call reset first.")
-        return self._image(self._image_size, self._cameras[0])
-
-    async def close(self) -> None:
-        """Free renderers and simulators; a later reset builds them anew."""
-        for renderer in self._renderers.values():
-            renderer.close()
-        if self._gl is not None:
-            self._gl.free()
-        self._renderers, self._simulators, self._gl = {}, {}, None
-        self._task, self._ended = None, True
+        self._state_number = int(number)
+        return self._begin(task, streams)
 
     @property
     def simulator(self) -> "TaskSimulator":
         """The running episode's simulator, with true poses: for experts and oracles, never for a policy."""
-        if self._task is None:
-            raise RuntimeError("There is no episode: call reset first.")
-        return self._simulators[self._task]
+        return self._running()
 
     @property
     def steps(self) -> int:
@@ -177,63 +127,32 @@ class LiberoEnv(Environment):
         )
         action_space = gymnasium.spaces.Box(-1.0, 1.0, (ACTION_SIZE,), np.float32)
         name = f"libero ({LABEL} assets)" if self._assets.stand_in else "libero"
-        limit = max(self._step_limit(task) for task in self._tasks.values())
-        return EnvSpec(name, tuple(self._tasks), observation_space, action_space, limit)
+        limit = max(self._step_limit(task) for task in self._tasks)
+        notice = SHORT_NOTICE if self._assets.stand_in else ""
+        return EnvSpec(name, tuple(self._tasks), observation_space, action_space, limit, notice=notice)
 
-    def _step_limit(self, task: LiberoTask) -> int:
-        return task.step_limit if self._limit is None else self._limit
+    def _step_limit(self, task: str) -> int:
+        return self._tasks[task].step_limit if self._limit is None else self._limit
 
-    def _simulator(self, task: str) -> "TaskSimulator":
-        if task not in self._simulators:
-            self._simulators[task] = _make_simulator(self._tasks[task], self._assets)
-        return self._simulators[task]
+    def _instruction(self, task: str) -> str:
+        return self._tasks[task].instruction
 
-    def _images(self) -> dict[str, NDArray[np.uint8]]:
-        return {camera: self._image(self._image_size, camera) for camera in self._cameras}
+    def _facts(self, task: str) -> Info:
+        return {"suite": self._tasks[task].suite, INIT_STATE: self._state_number, "assets": self._assets.label}
 
-    def _image(self, size: int, camera: str) -> NDArray[np.uint8]:
-        assert self._task is not None
-        simulator = self._simulators[self._task]
-        if self._task not in self._renderers:
-            self._gl = self._gl or make_context(size)
-            self._renderers[self._task] = SceneCameras(model=simulator.model, context=self._gl, quality=self._quality, size=size)
-        return self._renderers[self._task].render(simulator.data, size, camera)
+    def _make_simulator(self, task: str) -> "TaskSimulator":
+        from envs.libero.folders import import_libero
 
-    def _add_frames(self, frames: FrameBuffer, images: dict[str, NDArray[np.uint8]] | None) -> None:
-        """Frames of the first camera that are due after this step; the observation's images serve streams of their size."""
-        camera = self._cameras[0]
-        rendered = {} if images is None else {self._image_size: images[camera]}
-        for stream, request in self._streams.items():
-            if self._ended or self._step % request.every == 0:
-                if request.size not in rendered:
-                    rendered[request.size] = self._image(request.size, camera)
-                frames.add(stream, rendered[request.size], self._step)
+        import_libero()  # before MuJoCo is imported: it chooses the OpenGL library
+        from envs.libero.physics import check_physics_once
+        from envs.libero.simulator import TaskSimulator
 
-    def _observation(self, images: dict[str, NDArray[np.uint8]]) -> dict[str, Any]:
-        assert self._task is not None
-        return {
-            IMAGES: np.stack([images[camera] for camera in self._cameras]),
-            PROPRIOCEPTION: self._simulators[self._task].proprioception,
-            INSTRUCTION: self._tasks[self._task].instruction,
-        }
+        simulator = TaskSimulator(self._tasks[task], self._assets)
+        check_physics_once(simulator)
+        return simulator
 
-    def _info(self, *, success: bool, frames: FrameBuffer) -> Info:
-        assert self._task is not None
-        suite = self._tasks[self._task].suite
-        info: Info = {"task": self._task, "suite": suite, INIT_STATE: self._state_number, "success": success, "assets": self._assets.label}
-        return info | {"frames": frames.take()} if self._streams else info
-
-
-def _make_simulator(task: LiberoTask, assets: Any) -> "TaskSimulator":
-    from envs.libero.folders import import_libero
-
-    import_libero()  # before MuJoCo is imported: it chooses the OpenGL library
-    from envs.libero.physics import check_physics_once
-    from envs.libero.simulator import TaskSimulator
-
-    simulator = TaskSimulator(task, assets)
-    check_physics_once(simulator)
-    return simulator
+    def _make_renderer(self, simulator: "TaskSimulator", context: Any) -> SceneCameras:
+        return SceneCameras(model=simulator.model, context=context, quality=self._quality, size=self._image_size)
 
 
 def _checked_state(number: Any) -> int:

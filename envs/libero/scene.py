@@ -1,5 +1,6 @@
 """True poses and extents of what is in a simulator: for the scripted expert, never for a policy."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import mujoco
@@ -16,18 +17,27 @@ class Extent:
 
     def __init__(self, simulator: TaskSimulator, body: int, *, yaw: float = 0.0) -> None:
         """Measure now; nothing follows later motion."""
-        model, data = simulator.model, simulator.data
-        turned = np.array([[np.cos(yaw), np.sin(yaw), 0.0], [-np.sin(yaw), np.cos(yaw), 0.0], [0.0, 0.0, 1.0]])
-        self._to_world = turned.T
-        low, high = np.full(3, np.inf), np.full(3, -np.inf)
-        for geom in colliding_geoms(simulator, body):
-            rotation = turned @ data.geom_xmat[geom].reshape(3, 3)
-            centre = turned @ data.geom_xpos[geom] + rotation @ model.geom_aabb[geom, :3]
-            half = np.abs(rotation) @ model.geom_aabb[geom, 3:]
-            low, high = np.minimum(low, centre - half), np.maximum(high, centre + half)
+        lows, highs = boxes(simulator, [body], yaw=yaw)
+        low, high = lows.min(axis=0), highs.max(axis=0)
+        self._to_world = _turned_axes(yaw).T
         self.size: Vector = high - low
         self.centre: Vector = self._to_world @ ((low + high) / 2)
         self.bottom, self.top = float(low[2]), float(high[2])
+
+
+def boxes(simulator: TaskSimulator, bodies: Sequence[int], *, yaw: float = 0.0) -> tuple[Vector, Vector]:
+    """Lower and upper corners [N, 3] of boxes around the N colliding shapes of `bodies`, along the axes turned by `yaw`."""
+    model, data = simulator.model, simulator.data
+    geoms = [geom for body in bodies for geom in colliding_geoms(simulator, body)]
+    rotation = _turned_axes(yaw) @ data.geom_xmat[geoms].reshape(-1, 3, 3)
+    centre = data.geom_xpos[geoms] @ _turned_axes(yaw).T + np.einsum("nij,nj->ni", rotation, model.geom_aabb[geoms, :3])
+    half = np.einsum("nij,nj->ni", np.abs(rotation), model.geom_aabb[geoms, 3:])
+    return centre - half, centre + half
+
+
+def _turned_axes(yaw: float) -> Vector:
+    """Rows are the axes turned by `yaw` about the vertical, in the world's."""
+    return np.array([[np.cos(yaw), np.sin(yaw), 0.0], [-np.sin(yaw), np.cos(yaw), 0.0], [0.0, 0.0, 1.0]])
 
 
 def colliding_geoms(simulator: TaskSimulator, body: int) -> list[int]:

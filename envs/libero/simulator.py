@@ -15,6 +15,7 @@ import mujoco
 import numpy as np
 from numpy.typing import NDArray
 
+from envs.base import EpisodeFailed
 from envs.libero.assets import Assets
 from envs.libero.folders import import_libero
 from envs.libero.initial_states import read_initial_states
@@ -84,7 +85,7 @@ class TaskSimulator:
 
         Raises:
             ValueError: There is no such state.
-            RuntimeError: The simulation diverged.
+            EpisodeFailed: The simulation diverged, as it would again: neither the policy nor the server has failed.
         """
         if not 0 <= number < len(self.states):
             raise ValueError(f"LIBERO task {self.task.name!r} has no initial state {number}: it has {len(self.states)}, numbered from 0.")
@@ -111,7 +112,7 @@ class TaskSimulator:
         """Apply one action [7] for 50 ms; returns whether the task's goal is reached.
 
         Raises:
-            RuntimeError: The simulation diverged.
+            EpisodeFailed: The simulation diverged, as it would again: neither the policy nor the server has failed.
         """
         self._advance(action)
         return self.success
@@ -138,7 +139,7 @@ class TaskSimulator:
             try:
                 self.env._pre_action(action, policy_step)
             except np.linalg.LinAlgError as error:  # the controller inverts matrices that are no numbers any more
-                raise RuntimeError(f"The simulation of LIBERO task {self.task.name!r} diverged ({error}).") from error
+                raise EpisodeFailed(f"The simulation of LIBERO task {self.task.name!r} diverged ({error}).") from error
             self.env.sim.step()
             policy_step = False
         self.env._post_process()  # whether a stove glows
@@ -167,7 +168,7 @@ class TaskSimulator:
     def _check(self) -> None:
         diverged = [warning.name for warning in DIVERGENCE if self.data.warning[warning].number]
         if diverged or not (np.isfinite(self.data.qpos).all() and np.isfinite(self.data.qvel).all()):
-            raise RuntimeError(f"The simulation of LIBERO task {self.task.name!r} diverged ({', '.join(diverged) or 'not finite'}).")
+            raise EpisodeFailed(f"The simulation of LIBERO task {self.task.name!r} diverged ({', '.join(diverged) or 'not finite'}).")
 
 
 def _use(assets: Assets) -> None:

@@ -35,6 +35,9 @@ def fulfil_goal(simulator) -> bool:
         if len(predicate) == 2:
             _set_joint(simulator, *predicate)
     placed = [predicate for predicate in goal if len(predicate) == 3]
+    wanted = {name for _, name in (predicate for predicate in goal if len(predicate) == 2)}
+    for target in {target for _, _, target in placed} - wanted:
+        _open_around(simulator, target)
     return _place_all(simulator, placed) and simulator.success
 
 
@@ -59,6 +62,13 @@ def _set_joint(simulator, verb, name):
     for joint in joints:
         simulator.data.joint(joint).qpos[0] = value
     mujoco.mj_forward(simulator.model, simulator.data)
+
+
+def _open_around(simulator, target):
+    """Open the drawer that a target lies in, where it lies in one that the goal leaves free: things fall into it from above."""
+    region = simulator.env.object_sites_dict.get(target)
+    if region is not None and region.joints and "cabinet" in target:
+        _set_joint(simulator, "open", target)
 
 
 def _place_all(simulator, predicates) -> bool:

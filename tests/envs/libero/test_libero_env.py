@@ -104,7 +104,7 @@ def test_limit_truncates_without_success(short_env):
 
 def test_step_limits_are_each_suites_own(env):
     assert env.spec.max_episode_steps == STEP_LIMITS["goal"]  # the longest
-    limits = {name: env._step_limit(task) for name, task in env._tasks.items()}
+    limits = {name: env._step_limit(name) for name in env.spec.tasks}
     assert limits == {STOVE: 300, KETCHUP: 280}
 
 

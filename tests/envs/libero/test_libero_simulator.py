@@ -5,6 +5,7 @@ import importlib
 import numpy as np
 import pytest
 
+from envs.base import EpisodeFailed
 from envs.libero.suites import LiberoTask, suite_tasks
 from tests.envs.libero.placing import object_speed
 
@@ -100,7 +101,7 @@ def test_simulation_that_diverges_is_an_error_and_the_next_episode_is_sound(simu
     simulator.reset(2)
     before = simulator.data.qpos.copy()
     getattr(simulator.data, what)[:] = np.nan
-    with pytest.raises(RuntimeError, match=r"LIBERO task 'pick_up_the_ketchup.*' diverged"):
+    with pytest.raises(EpisodeFailed, match=r"LIBERO task 'pick_up_the_ketchup.*' diverged"):
         simulator.step(UP)
     simulator.reset(2)
     assert np.array_equal(simulator.data.qpos, before)

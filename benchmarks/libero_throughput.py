@@ -1,0 +1,186 @@
+"""LIBERO's rollout of a GRPO step, 8 prompts x 8 rollouts of mixed length: the field's way, gymnasium's, gymnasium's with our trick, ours.
+
+    python -m benchmarks.libero_throughput
+    python -m benchmarks.libero_throughput --prompts 1 --rollouts 2 --rounds 1 --max-episode-steps 24      # a quick look
+
+(a) lockstep: a process an environment, every action stepped and rendered, simulators rebuilt for each episode, the policy also asked for
+episodes that have ended. (b) gymnasium's AsyncVectorEnv, simulators reused, ended episodes spared. (b') the same with eight actions and
+one image a call. (ours) the pool on Ray. Same task, episodes, random numbers, image size, render settings, number of environments, and
+one policy thread; contenders take turns in rounds, and every ratio is taken within a round. Two controls: all contenders end up with the
+same steps and successes, and (a) with simulators reused says what rebuilding costs.
+"""
+
+import argparse
+import functools
+import json
+import statistics
+import sys
+import time
+import warnings
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks.env_throughput import summarise_ratios
+from benchmarks.libero_contenders import Contender, Lockstep, Pool, seconds_per_reset, timed_environment
+from benchmarks.machine import describe_machine
+from benchmarks.throughput_envs import finished
+from envs.libero.assets import StandInWarning
+from envs.libero.suites import choose_tasks
+from siirl.engine.rollout.workflow import EpisodeRequest
+from siirl.models import load_policy
+from siirl.params.paths import find
+
+RESULT = Path(__file__).parent / "results" / "libero_throughput.json"
+FIRST_SEED = 1_700_000  # starts from states that are not held out; nothing was tuned on them
+PAIRS = {
+    "ours against (a), the lockstep way (aim 4)": ("ours", "a"),
+    "ours against (b), AsyncVectorEnv (aim 3)": ("ours", "b"),
+    "ours against (b'), AsyncVectorEnv with our trick (aim 1.3)": ("ours", "b_chunk"),
+    "cause: simulators reused": ("a_reused", "a"),
+    "cause: the policy is not asked for ended episodes": ("b", "a_reused"),
+    "cause: one call and one image for eight actions": ("b_chunk", "b"),
+    "cause: no barrier, slots refilled, fewer processes": ("ours", "b_chunk"),
+}
+
+
+def main() -> None:
+    """Measure, print, write."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--policy", default="assets/tiny_vla_libero")
+    parser.add_argument("--suite", default="object")
+    parser.add_argument("--task", default="0")
+    parser.add_argument("--prompts", type=int, default=8)
+    parser.add_argument("--rollouts", type=int, default=8)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--num-servers", type=int, default=2, help="configs/env/libero.yaml's")
+    parser.add_argument("--envs-per-server", type=int, default=2, help="that file's; all contenders have as many environments")
+    parser.add_argument("--image-size", type=int, default=64)
+    parser.add_argument("--max-episode-steps", type=int)
+    parser.add_argument("--assets", default="stand_in")
+    parser.add_argument("--cluster", choices=("ray", "local"), default="ray", help="local: ours in this process, for a quick look")
+    parser.add_argument("--result", type=Path, default=RESULT)
+    flags = parser.parse_args()
+    warnings.simplefilter("ignore", StandInWarning)  # the result names the assets
+    torch.set_num_threads(1)
+    [task] = choose_tasks(flags.suite, [flags.task])
+    env_kwargs = {"suite": flags.suite, "tasks": [task.name], "assets": flags.assets, "image_size": flags.image_size}
+    if flags.max_episode_steps is not None:
+        env_kwargs["max_episode_steps"] = flags.max_episode_steps
+    requests = make_requests(task.name, prompts=flags.prompts, rollouts=flags.rollouts)
+    policy = load_policy(find(flags.policy)).eval()
+    starts = seconds_per_reset(env_kwargs)
+    contenders = make_contenders(policy, env_kwargs, instructions={task.name: task.instruction}, flags=flags)
+    try:
+        measured = measure(contenders, requests, rounds=flags.rounds)
+        measured["memory_mb"] = {name: round(contender.simulator_bytes() / 1e6) for name, contender in contenders.items()}
+        pool = contenders["ours"]
+        assert isinstance(pool, Pool)
+        measured["time_shares"] = time_shares(pool, env_kwargs)
+    finally:
+        for contender in contenders.values():
+            contender.close()
+    ratios = summarise_ratios(measured["episodes_per_minute"], PAIRS)
+    settings = {name: value for name, value in vars(flags).items() if name != "result"}
+    result = {"command": " ".join(["python -m benchmarks.libero_throughput", *sys.argv[1:]]), "machine": describe_machine()}
+    result |= {"settings": settings, "ratios": ratios, "seconds_per_reset": starts, **measured}
+    flags.result.write_text(json.dumps(result, indent=1) + "\n")
+    print(report(result))
+
+
+def make_requests(task: str, *, prompts: int, rollouts: int) -> list[EpisodeRequest]:
+    """The episodes of a GRPO step: groups that start alike, and random numbers of their own."""
+    numbers = [(prompt, rollout) for prompt in range(prompts) for rollout in range(rollouts)]
+    return [
+        EpisodeRequest(
+            uid=f"{prompt:03d}-{rollout:03d}",
+            group_id=prompt,
+            task=task,
+            task_id=0,
+            trial_id=prompt,
+            seed=FIRST_SEED + prompt,
+            policy_seed=(FIRST_SEED, prompt, rollout),
+        )
+        for prompt, rollout in numbers
+    ]
+
+
+def make_contenders(
+    policy: Any, env_kwargs: Mapping[str, Any], *, instructions: Mapping[str, str], flags: argparse.Namespace
+) -> dict[str, Contender]:
+    """All that are measured, started."""
+    num_envs = flags.num_servers * flags.envs_per_server
+    if flags.prompts * flags.rollouts % num_envs:
+        raise SystemExit(f"--prompts x --rollouts must be a multiple of the {num_envs} environments: lockstep loops run full batches.")
+    lockstep = functools.partial(Lockstep, policy, env_kwargs, instructions=instructions, num_envs=num_envs)
+    return {
+        "a": lockstep(chunk=1, rebuild=True, sparing=False),
+        "a_reused": lockstep(chunk=1, rebuild=False, sparing=False),
+        "b": lockstep(chunk=1, rebuild=False, sparing=True),
+        "b_chunk": lockstep(chunk=policy.chunk_length, rebuild=False, sparing=True),
+        "ours": Pool(policy, env_kwargs, num_servers=flags.num_servers, envs_per_server=flags.envs_per_server, cluster=flags.cluster),
+    }
+
+
+def measure(contenders: Mapping[str, Contender], requests: Sequence[EpisodeRequest], *, rounds: int) -> dict[str, Any]:
+    """Episodes a minute and steps a second of every contender in every round; a first episode in each environment is not counted."""
+    episodes: dict[str, list[float]] = {name: [] for name in contenders}
+    steps: dict[str, list[float]] = {name: [] for name in contenders}
+    outcomes: dict[str, dict[str, int]] = {}
+    for name, contender in contenders.items():
+        warm = len(contender.processes()) if isinstance(contender, Lockstep) else len(requests)
+        contender.run(requests[:warm])
+    for number in range(1, rounds + 1):
+        for name, contender in contenders.items():
+            begin = time.perf_counter()
+            outcome = contender.run(requests)
+            seconds = time.perf_counter() - begin
+            episodes[name].append(60 * outcome.episodes / seconds)
+            steps[name].append(outcome.steps / seconds)
+            outcomes[name] = outcome._asdict()
+            print(
+                f"round {number} of {rounds}: {name:<9} {episodes[name][-1]:8.1f} episodes/min {steps[name][-1]:8.0f} steps/s", flush=True
+            )
+    return {"episodes_per_minute": episodes, "steps_per_s": steps, "outcomes": outcomes}
+
+
+def time_shares(pool: Pool, env_kwargs: Mapping[str, Any]) -> dict[str, float]:
+    """Where the simulators' time goes, as shares that add to one, and beside them how busy the policy's thread is.
+
+    The servers' busy time is divided as one environment in this process divides its own; the rest of it is starts and bookkeeping.
+    """
+    environment, seconds = timed_environment({**env_kwargs, "max_episode_steps": None})  # three chunks are never too many
+    policy_chunk = [environment.spec.action_space.sample() * 0.3 for _ in range(8)]
+    finished(environment.reset(seed=FIRST_SEED))
+    seconds.update(simulation=0.0, rendering=0.0)
+    begin = time.perf_counter()
+    for _ in range(3):
+        finished(environment.step_chunk(policy_chunk))
+    total = time.perf_counter() - begin
+    finished(environment.close())
+    busy = pool.busy["simulators"]
+    shares = {name: busy * part / total for name, part in seconds.items()}
+    shares["starts and bookkeeping"] = busy - sum(shares.values())
+    shares["waiting for the policy, transfer, the last episodes"] = 1.0 - busy
+    return shares | {"(policy thread busy)": pool.busy["policy"]}
+
+
+def report(result: Mapping[str, Any]) -> str:
+    """The tables."""
+    lines = ["", "| contender | episodes/min, median | steps/s, median | MB a process | steps, successes |", "|---|---|---|---|---|"]
+    for name, values in result["episodes_per_minute"].items():
+        steps, outcome = statistics.median(result["steps_per_s"][name]), result["outcomes"][name]
+        done = f"{outcome['steps']}, {outcome['successes']} of {outcome['episodes']}"
+        lines.append(f"| {name} | {statistics.median(values):.1f} | {steps:.0f} | {result['memory_mb'][name]} | {done} |")
+    lines += ["", "| ratio within a round | median | range |", "|---|---|---|"]
+    lines += [f"| {name} | {r['median']:.2f} | {r['lowest']:.2f} to {r['highest']:.2f} |" for name, r in result["ratios"].items()]
+    lines += ["", "| simulators' time | share |", "|---|---|"]
+    lines += [f"| {name} | {100 * share:.0f} % |" for name, share in result["time_shares"].items()]
+    lines += ["", "seconds per reset: " + ", ".join(f"{name} {value:.2f}" for name, value in result["seconds_per_reset"].items())]
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    main()

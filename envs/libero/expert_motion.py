@@ -1,0 +1,86 @@
+"""How the scripted expert moves: a servo from true poses to the benchmark's actions, one action a step.
+
+A motion is a generator of actions: it looks at the simulator before each of them and ends when it is there, or after a number of steps,
+as a person would go on. Nothing here knows of goals.
+"""
+
+from collections.abc import Iterator
+
+import numpy as np
+from numpy.typing import NDArray
+
+from envs.libero.scene import Vector, gripper_pose, rotation_vector
+from envs.libero.simulator import TaskSimulator
+
+Action = NDArray[np.float32]
+Motion = Iterator[Action]
+
+OPEN, CLOSED, AS_IT_IS = -1.0, 1.0, 0.0
+POSITION_GAIN = 50.0  # of the full action a metre: full at 2 cm, and still a tenth at a rest of 2 mm, where friction holds a weaker one
+LOOK_AHEAD = 1.0  # steps: the controller alone is damped for a gain of 20, and at 50 the hand ran past its aim by a centimetre
+ROTATION_GAIN = 4.0  # a radian
+REACHED_M, PASSED_M, REACHED_RAD = 0.006, 0.02, 0.15  # the turn is loose: with noise on the actions a tighter one is never reached
+MOVE_LIMIT = 60  # steps of one motion
+GRIP_LIMIT, STILL_STEPS, STILL_M = 20, 3, 0.0005
+DOWN = np.array([[0.0, 1.0, 0.0], [1.0, 0.0, 0.0], [0.0, 0.0, -1.0]])  # of the point between the tips; the fingers close along y
+
+
+def pointing_down(yaw: float) -> Vector:
+    """The hand's rotation [3, 3] with the fingers down, closing along y turned by `yaw` about the vertical."""
+    return turned(yaw) @ DOWN
+
+
+def turned(yaw: float) -> Vector:
+    """The rotation [3, 3] by `yaw` about the vertical."""
+    cosine, sine = np.cos(yaw), np.sin(yaw)
+    return np.array([[cosine, -sine, 0.0], [sine, cosine, 0.0], [0.0, 0.0, 1.0]])
+
+
+def nearest_yaw(yaw: float) -> float:
+    """The same way of closing the fingers, with the hand turned by at most a quarter."""
+    return float((yaw + np.pi / 2) % np.pi - np.pi / 2)
+
+
+def nearest_roll(simulator: TaskSimulator, rotation: Vector) -> Vector:
+    """`rotation` or the one with the two fingers exchanged, whichever turns the hand less."""
+    _, now = gripper_pose(simulator)
+    choices = (rotation, rotation @ np.diag([-1.0, -1.0, 1.0]))
+    return min(choices, key=lambda choice: float(np.linalg.norm(rotation_vector(choice @ now.T))))
+
+
+def move(
+    simulator: TaskSimulator, position: Vector, rotation: Vector, fingers: float, *, near: float = REACHED_M, limit: int = MOVE_LIMIT
+) -> Motion:
+    """Bring the point between the finger tips to within `near` metres of `position`, the hand turned as `rotation` [3, 3] says."""
+    before, _ = gripper_pose(simulator)
+    for _ in range(limit):
+        hand, now = gripper_pose(simulator)
+        way, turn = position - hand, rotation_vector(rotation @ now.T)
+        if np.linalg.norm(way) < near and (np.linalg.norm(turn) < REACHED_RAD or near > REACHED_M):
+            return
+        yield action((way - LOOK_AHEAD * (hand - before)) * POSITION_GAIN, turn * ROTATION_GAIN, fingers)
+        before = hand
+
+
+def hold(fingers: float, steps: int) -> Motion:
+    """Stay, and open or close the fingers."""
+    for _ in range(steps):
+        yield action(np.zeros(3), np.zeros(3), fingers)
+
+
+def grip(simulator: TaskSimulator) -> Motion:
+    """Close the fingers until they have stood still for a moment: a bottle stops them after 5 steps, a bowl's wall after 12."""
+    still, before = 0, np.inf
+    for _ in range(GRIP_LIMIT):
+        yield action(np.zeros(3), np.zeros(3), CLOSED)
+        between = float(np.ptp(simulator.proprioception[6:]))
+        still = still + 1 if before - between < STILL_M else 0
+        if still == STILL_STEPS:
+            return
+        before = between
+
+
+def action(motion: Vector, turn: Vector, fingers: float) -> Action:
+    """The benchmark's seven numbers; a longer way than one action goes keeps its direction."""
+    motion = motion / max(1.0, float(np.abs(motion).max()))
+    return np.concatenate([motion, np.clip(turn, -1.0, 1.0), [fingers]]).astype(np.float32)

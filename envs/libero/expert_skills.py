@@ -1,0 +1,240 @@
+"""What the scripted expert can do with its hands: set a thing down, open and close what moves on a joint, turn a knob.
+
+Each skill is a generator of actions that plans from the true state when it begins. A skill that fails ends like one that succeeds; the
+expert looks at the goal's predicates and tries again.
+"""
+
+from typing import NamedTuple
+
+import mujoco
+import numpy as np
+
+from envs.libero.expert_grasps import grasps
+from envs.libero.expert_motion import CLOSED, OPEN, PASSED_M, Motion, grip, hold, move, nearest_roll, nearest_yaw, pointing_down
+from envs.libero.scene import Extent, Vector, boxes, colliding_geoms, gripper_pose, is_region, object_body, region_half
+from envs.libero.simulator import TaskSimulator
+
+RELEASE_STEPS = 6
+APPROACH_M, CARRY_M, DROP_M = 0.10, 0.12, 0.012
+NEAR_M = 0.01  # over a thing, before the fingers go down beside it
+LIFTED_M = 0.02  # a thing that has not risen by this much is not in the hand
+FLAT_REGION_M = 0.01
+FIST_M = 0.015  # half the thickness of the closed fingers
+PUSH_M = 0.02  # how far a push aims beyond the end: the controller gives way before a drawer with friction does
+OPENED = 0.97  # of the way to its open end, where a pull may stop
+TURNED_RAD = 1.0  # a knob is turned on by this much; the benchmark asks for 0.5
+STRIDE_M = 0.03  # way of a handle between two points that the hand is sent to
+
+
+class Part(NamedTuple):
+    """A drawer, door or knob."""
+
+    joint: str
+    body: int
+    hinge: bool
+    axis: Vector
+    anchor: Vector
+    value: float
+    closed: float
+    """Joint value of closed or off: the end of its range that lies nearer to 0."""
+    open: float
+
+
+def place(simulator: TaskSimulator, name: str, target: str, *, attempt: int) -> Motion:
+    """Take hold of a thing and set it down in or on `target`; later attempts take other grasps."""
+    body = object_body(simulator, name)
+    choices = grasps(simulator, body)
+    grasp = choices[attempt % len(choices)]
+    rotation = pointing_down(grasp.yaw)
+    yield from move(simulator, above(grasp.point, APPROACH_M), rotation, OPEN, near=PASSED_M)
+    yield from move(simulator, above(grasp.point, 0.5 * APPROACH_M), rotation, OPEN, near=NEAR_M)
+    yield from move(simulator, grasp.point, rotation, OPEN)
+    yield from grip(simulator)
+    spot, surface = destination(simulator, target)
+    resting = Extent(simulator, body).bottom
+    carried = max(surface + CARRY_M, resting + APPROACH_M)
+    yield from move(simulator, above(grasp.point, carried - resting), rotation, CLOSED, near=PASSED_M)
+    if Extent(simulator, body).bottom < resting + LIFTED_M:
+        return
+    for height, near in ((carried, PASSED_M), (carried, 0.5 * PASSED_M), (surface + DROP_M, 0.5 * PASSED_M)):
+        hand, _ = gripper_pose(simulator)
+        # The thing's lowest point is brought there, wherever the fingers hold it.
+        offset = hand - [*simulator.data.subtree_com[body][:2], Extent(simulator, body).bottom]
+        yield from move(simulator, np.array([*spot, height]) + offset, rotation, CLOSED, near=near)
+    yield from hold(OPEN, RELEASE_STEPS)
+    yield from retreat(simulator)
+
+
+def destination(simulator: TaskSimulator, target: str) -> tuple[Vector, float]:
+    """Where to set something down: x and y, and the height of the surface there."""
+    if not is_region(simulator, target):
+        extent = Extent(simulator, object_body(simulator, target))
+        return simulator.data.xpos[object_body(simulator, target)][:2].copy(), (extent.bottom + extent.top) / 2
+    centre, half = simulator.data.site(target).xpos, region_half(simulator, target)
+    # A flat region is a surface; into a deep one things fall from its upper part, for the palm is wider than a basket.
+    return centre[:2].copy(), float(centre[2] + (half[2] if half[2] < FLAT_REGION_M else 0.3 * half[2]))
+
+
+def close(simulator: TaskSimulator, name: str) -> Motion:
+    """Push a drawer or door shut with the closed fingers, from the outside of its handle."""
+    part = moving_part(simulator, name)
+    start = _handle(simulator, part)
+    opening = _opening(part, start)
+    outside = start + opening * (FIST_M + _reach(simulator, part, opening))
+    # Closed fingers are widest along y: that side is set square to the push.
+    rotation = pointing_down(nearest_yaw(float(np.arctan2(opening[1], opening[0]))))
+    far = outside + opening * 0.05
+    yield from move(simulator, _over(simulator, part, far), rotation, CLOSED, near=PASSED_M)
+    yield from move(simulator, far, rotation, CLOSED, near=PASSED_M)
+    for value in _values(part, part.closed):
+        yield from move(simulator, _carried(part, outside, value), rotation, CLOSED, near=PASSED_M)
+    beyond = _carried(part, outside, part.closed)
+    yield from move(simulator, beyond - _opening(part, beyond) * PUSH_M, rotation, CLOSED)
+    yield from retreat(simulator, away=_opening(part, beyond))
+
+
+def pull_open(simulator: TaskSimulator, name: str) -> Motion:
+    """Take a drawer or door by its handle, the hand level and square to it, and pull."""
+    part = moving_part(simulator, name)
+    handle = _handle(simulator, part)
+    opening = _opening(part, handle)
+    across = part.axis if part.hinge else np.array([0.0, 0.0, 1.0])  # the handle's length: upright on a door, level on a drawer
+    fingers = np.cross(across, opening) if part.hinge else across
+    rotation = nearest_roll(simulator, np.column_stack([fingers, np.cross(-opening, fingers), -opening]))
+    far = handle + opening * APPROACH_M
+    yield from move(simulator, above(far, 0.06), rotation, OPEN, near=PASSED_M)
+    yield from move(simulator, far, rotation, OPEN)
+    yield from move(simulator, handle, rotation, OPEN)
+    yield from grip(simulator)
+    for value in _values(part, part.value + OPENED * (part.open - part.value)):
+        yield from move(simulator, _carried(part, handle, value), _carried_rotation(part, rotation, value), CLOSED, near=PASSED_M)
+    hand, _ = gripper_pose(simulator)
+    yield from move(simulator, hand + _opening(part, hand) * PUSH_M, _carried_rotation(part, rotation, part.open), CLOSED)
+    yield from hold(OPEN, RELEASE_STEPS)
+    yield from retreat(simulator, away=_opening(part, hand))
+
+
+def turn(simulator: TaskSimulator, name: str, *, on: bool) -> Motion:
+    """Take a knob by its bar from above, and turn it."""
+    part = moving_part(simulator, name)
+    bar = _top_geom(simulator, part)
+    wanted = part.closed + TURNED_RAD * np.sign(part.open - part.closed) if on else part.closed
+    angle = float((wanted - part.value) * part.axis[2])
+    yaws = [yaw for yaw in (_thin_side(simulator, bar) + np.pi * k for k in (-1, 0, 1)) if abs(yaw) <= np.pi]
+    yaw = min(yaws, key=lambda start: abs(start) + abs(start + angle))  # the one that keeps the wrist near its middle
+    point = simulator.data.geom_xpos[bar].copy()
+    yield from move(simulator, above(point, APPROACH_M), pointing_down(yaw), OPEN, near=PASSED_M)
+    yield from move(simulator, point, pointing_down(yaw), OPEN)
+    yield from grip(simulator)
+    for share in (0.35, 0.7, 1.0, 1.2):
+        yield from move(simulator, point, pointing_down(yaw + share * angle), CLOSED, limit=15)
+    yield from hold(OPEN, RELEASE_STEPS)
+    yield from retreat(simulator)
+
+
+def retreat(simulator: TaskSimulator, *, away: Vector | None = None) -> Motion:
+    """Leave upwards, or first in the direction `away`, with open fingers."""
+    hand, rotation = gripper_pose(simulator)
+    if away is not None:
+        hand = hand + away * 0.05
+        yield from move(simulator, hand, rotation, OPEN, near=PASSED_M)
+    yield from move(simulator, above(hand, APPROACH_M), rotation, OPEN, near=PASSED_M)
+
+
+def moving_part(simulator: TaskSimulator, name: str) -> Part:
+    """The part that a region of a fixture, or a fixture with one joint, names."""
+    env, model, data = simulator.env, simulator.model, simulator.data
+    joints = env.object_sites_dict[name].joints if is_region(simulator, name) else env.fixtures_dict[name].joints
+    number = model.joint(joints[0]).id
+    near, far = sorted(model.jnt_range[number], key=abs)
+    return Part(
+        joint=joints[0],
+        body=int(model.jnt_bodyid[number]),
+        hinge=bool(model.jnt_type[number] == mujoco.mjtJoint.mjJNT_HINGE),
+        axis=data.xaxis[number].copy(),
+        anchor=data.xanchor[number].copy(),
+        value=float(data.joint(number).qpos[0]),
+        closed=float(near) if near * far >= 0 else 0.0,
+        open=float(far),
+    )
+
+
+def is_shut(simulator: TaskSimulator, target: str) -> bool:
+    """Whether `target` is a region in something that has to be opened first."""
+    if not is_region(simulator, target) or not simulator.env.object_sites_dict[target].joints:
+        return False
+    part = moving_part(simulator, target)
+    return not part.hinge and abs(part.value - part.open) > abs(part.value - part.closed)
+
+
+def above(point: Vector, height: float) -> Vector:
+    """The point `height` metres higher."""
+    return np.array([point[0], point[1], point[2] + height])
+
+
+def _handle(simulator: TaskSimulator, part: Part) -> Vector:
+    """Middle of the handle: of a drawer what stands out furthest where it opens, of a door what is furthest from the hinge."""
+    return simulator.data.geom_xpos[_handle_geom(simulator, part)].copy()
+
+
+def _handle_geom(simulator: TaskSimulator, part: Part) -> int:
+    geoms = colliding_geoms(simulator, part.body)
+    offsets = simulator.data.geom_xpos[geoms] - part.anchor
+    if not part.hinge:
+        return geoms[int(np.argmax(offsets @ _opening(part, part.anchor)))]
+    return geoms[int(np.argmax(np.linalg.norm(np.cross(part.axis, offsets), axis=1)))]
+
+
+def _top_geom(simulator: TaskSimulator, part: Part) -> int:
+    """The bar of a knob: what lies highest."""
+    return max(colliding_geoms(simulator, part.body), key=lambda geom: float(simulator.data.geom_xpos[geom][2]))
+
+
+def _thin_side(simulator: TaskSimulator, geom: int) -> float:
+    """Yaw with which the fingers close across a knob's bar."""
+    rotation, size = simulator.data.geom_xmat[geom].reshape(3, 3), simulator.model.geom_size[geom]
+    level = [axis for axis in range(3) if abs(rotation[2, axis]) < 0.7]
+    thin = min(level, key=lambda axis: float(size[axis]))
+    return float(np.arctan2(rotation[1, thin], rotation[0, thin]) - np.pi / 2)
+
+
+def _opening(part: Part, point: Vector) -> Vector:
+    """Direction [3] in which `point` of the part moves when it opens."""
+    along = np.cross(part.axis, point - part.anchor) if part.hinge else part.axis
+    return along / np.linalg.norm(along) * np.sign(part.open - part.closed)
+
+
+def _values(part: Part, end: float) -> list[float]:
+    """Joint values on the way to `end`, the last included."""
+    length = abs(end - part.value) * (0.25 if part.hinge else 1.0)  # doors are a quarter of a metre wide
+    return list(np.linspace(part.value, end, max(2, int(length / STRIDE_M) + 1))[1:])
+
+
+def _carried(part: Part, point: Vector, value: float) -> Vector:
+    """Where a point that moves with the part is when its joint is at `value`."""
+    if not part.hinge:
+        return point + part.axis * (value - part.value)
+    return part.anchor + _rotation(part.axis, value - part.value) @ (point - part.anchor)
+
+
+def _carried_rotation(part: Part, rotation: Vector, value: float) -> Vector:
+    return _rotation(part.axis, value - part.value) @ rotation if part.hinge else rotation
+
+
+def _rotation(axis: Vector, angle: float) -> Vector:
+    quaternion, matrix = np.empty(4), np.empty(9)
+    mujoco.mju_axisAngle2Quat(quaternion, axis, angle)
+    mujoco.mju_quat2Mat(matrix, quaternion)
+    return matrix.reshape(3, 3)
+
+
+def _reach(simulator: TaskSimulator, part: Part, direction: Vector) -> float:
+    """How far the handle stands out from its middle in a level direction."""
+    lows, highs = boxes(simulator, [part.body], yaw=float(np.arctan2(direction[1], direction[0])))
+    handle = colliding_geoms(simulator, part.body).index(_handle_geom(simulator, part))
+    return float((highs - lows)[handle, 0] / 2)
+
+
+def _over(simulator: TaskSimulator, part: Part, point: Vector) -> Vector:
+    """The point above everything that stands on the part, to come down from."""
+    return np.array([point[0], point[1], max(Extent(simulator, part.body).top, point[2]) + APPROACH_M])

@@ -1,0 +1,177 @@
+"""Episodes of MuJoCo simulators, the part that Meta-World and LIBERO share: chunks of actions, images, frame streams, and what is kept.
+
+A simulator is built when its task is first asked for and reused; so is its renderer, and all renderers share one OpenGL context. Images
+are drawn for the observation after the last action of a chunk and for the frames that a stream asks for, and at no other step. An episode
+ends at the simulator's success or at the task's limit of steps; the reward is 1 at success and 0 before.
+
+Left out: what a task is, how an episode starts, and which camera looks at it. An instance belongs to one thread, because its OpenGL
+context does.
+"""
+
+import abc
+from collections.abc import Sequence
+from typing import Any, Generic, Protocol, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from envs.arguments import checked_action
+from envs.base import IMAGES, INSTRUCTION, PROPRIOCEPTION, Environment, FrameBuffer, FrameRequest, Info, StepResult
+from envs.offscreen import make_context
+
+
+class Simulator(Protocol):
+    """One task's physics."""
+
+    model: Any
+    data: Any
+
+    def step(self, action: NDArray[np.float32]) -> bool:
+        """Apply one action; whether the task is solved now."""
+
+    @property
+    def proprioception(self) -> NDArray[np.float32]:
+        """What the robot feels, float32 [P]."""
+
+
+class Renderer(Protocol):
+    """Draws one task's scene."""
+
+    def render(self, data: Any, size: int, camera: str) -> NDArray[np.uint8]:
+        """The scene now as `camera` sees it: uint8 [size, size, 3]."""
+
+    def close(self) -> None:
+        """Free what it took in the OpenGL context."""
+
+
+AnySimulator = TypeVar("AnySimulator", bound=Simulator)
+
+
+class SimulatorEnv(Environment, Generic[AnySimulator]):
+    """An environment of one or more tasks, each with a simulator; subclasses say what the tasks are and start the episodes.
+
+    Args:
+        image_size: Height and width of the observation's images in pixels.
+        cameras: Names of the cameras of an observation; streams of frames and `render` show the first one.
+    """
+
+    def __init__(self, *, image_size: int, cameras: Sequence[str]) -> None:
+        self._image_size, self._cameras = image_size, tuple(cameras)
+        self._simulators: dict[str, AnySimulator] = {}
+        self._renderers: dict[str, Renderer] = {}
+        self._gl: Any = None
+        self._task: str | None = None
+        self._streams: dict[str, FrameRequest] = {}
+        self._step, self._ended = 0, True
+
+    @abc.abstractmethod
+    def _make_simulator(self, task: str) -> AnySimulator:
+        """Build a task's simulator."""
+
+    @abc.abstractmethod
+    def _make_renderer(self, simulator: AnySimulator, context: Any) -> Renderer:
+        """Upload a simulator's scene into the OpenGL context."""
+
+    @abc.abstractmethod
+    def _instruction(self, task: str) -> str:
+        """The sentence that the policy is given."""
+
+    @abc.abstractmethod
+    def _step_limit(self, task: str) -> int:
+        """Steps after which an episode of the task is truncated."""
+
+    @abc.abstractmethod
+    def _facts(self, task: str) -> Info:
+        """What info holds beside the task, the success and the frames."""
+
+    async def step(self, action: Any) -> StepResult:
+        """See `Environment.step`."""
+        return await self.step_chunk([action])
+
+    async def step_chunk(self, actions: Sequence[Any]) -> StepResult:
+        """See `Environment.step_chunk`; the observation is rendered once, after the last action."""
+        if len(actions) == 0:
+            raise ValueError("step_chunk needs at least one action.")
+        checked = [checked_action(action, space=self.spec.action_space) for action in actions]
+        if self._task is None or self._ended:
+            raise RuntimeError("The episode has ended or was never started: call reset before step.")
+        simulator, frames, limit = self._simulators[self._task], FrameBuffer(), self._step_limit(self._task)
+        for executed, action in enumerate(checked, start=1):
+            success = simulator.step(action)
+            self._step += 1
+            self._ended = success or self._step == limit
+            if self._ended or executed == len(checked):
+                break
+            self._add_frames(frames, {})
+        images = self._images()
+        self._add_frames(frames, images)
+        info = self._info(success=success, frames=frames) | {"executed": executed}
+        return self._observation(images), float(success), success, self._ended and not success, info
+
+    def render(self) -> NDArray[np.uint8]:
+        """The first camera's image now, uint8 [image_size, image_size, 3]."""
+        if self._task is None:
+            raise RuntimeError("There is nothing to render: call reset first.")
+        return self._image(self._image_size, self._cameras[0])
+
+    async def close(self) -> None:
+        """Free renderers and simulators; a later reset builds them anew."""
+        for renderer in self._renderers.values():
+            renderer.close()
+        if self._gl is not None:
+            self._gl.free()
+        self._renderers, self._simulators, self._gl = {}, {}, None
+        self._task, self._ended = None, True
+
+    def _simulator(self, task: str) -> AnySimulator:
+        """The task's simulator, built if it is not there."""
+        if task not in self._simulators:
+            self._simulators[task] = self._make_simulator(task)
+        return self._simulators[task]
+
+    def _running(self) -> AnySimulator:
+        """The running episode's simulator."""
+        if self._task is None:
+            raise RuntimeError("There is no episode: call reset first.")
+        return self._simulators[self._task]
+
+    def _begin(self, task: str, streams: dict[str, FrameRequest]) -> tuple[dict[str, Any], Info]:
+        """Observation and info of an episode whose simulator has just been reset."""
+        self._task, self._streams, self._step, self._ended = task, streams, 0, False
+        images, frames = self._images(), FrameBuffer()
+        self._add_frames(frames, images)
+        return self._observation(images), self._info(success=False, frames=frames)
+
+    def _images(self) -> dict[str, NDArray[np.uint8]]:
+        return {camera: self._image(self._image_size, camera) for camera in self._cameras}
+
+    def _image(self, size: int, camera: str) -> NDArray[np.uint8]:
+        simulator = self._running()
+        assert self._task is not None
+        if self._task not in self._renderers:
+            self._gl = self._gl or make_context(size)
+            self._renderers[self._task] = self._make_renderer(simulator, self._gl)
+        return self._renderers[self._task].render(simulator.data, size, camera)
+
+    def _add_frames(self, frames: FrameBuffer, images: dict[str, NDArray[np.uint8]]) -> None:
+        """Frames that are due after this step; the observation's images, where there are some, serve streams of their size."""
+        camera = self._cameras[0]
+        rendered = {self._image_size: images[camera]} if images else {}
+        for stream, request in self._streams.items():
+            if self._ended or self._step % request.every == 0:
+                if request.size not in rendered:
+                    rendered[request.size] = self._image(request.size, camera)
+                frames.add(stream, rendered[request.size], self._step)
+
+    def _observation(self, images: dict[str, NDArray[np.uint8]]) -> dict[str, Any]:
+        assert self._task is not None
+        return {
+            IMAGES: np.stack([images[camera] for camera in self._cameras]),
+            PROPRIOCEPTION: self._running().proprioception,
+            INSTRUCTION: self._instruction(self._task),
+        }
+
+    def _info(self, *, success: bool, frames: FrameBuffer) -> Info:
+        assert self._task is not None
+        info: Info = {"task": self._task, "success": success, **self._facts(self._task)}
+        return info | {"frames": frames.take()} if self._streams else info

@@ -1,0 +1,264 @@
+"""LIBERO's published protocol: every task from each of its 50 initial states, the suites' own step limits, one table as papers print it.
+
+Papers report the share of successes over 10 tasks x 50 initial states a suite, and the mean over suites (OpenVLA-OFT,
+https://arxiv.org/abs/2502.19645, table 1; LIBERO, https://arxiv.org/abs/2306.03310). Rates come with counts and 95 % intervals here.
+`env.states=all` asks for it: training may have started from the same states then, and the table says so.
+
+Each finished episode is a line of `episodes.jsonl` in the run folder. An evaluation that was interrupted goes on from that file, if policy,
+environment and way of acting are the same; episodes that could not be simulated are in no line, and are tried again then.
+"""
+
+import hashlib
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from rich.table import Table
+
+from envs.libero.initial_states import STATES
+from envs.libero.suites import LiberoTask, choose_tasks
+from siirl.dag_worker.jsonl import JsonlFile, read_rows
+from siirl.dag_worker.statistics import SuccessInterval, success_interval
+from siirl.engine.collectives import OneProcess
+from siirl.engine.rollout.failures import check_failures
+from siirl.engine.rollout.rollout import Rollout
+from siirl.engine.rollout.workflow import EpisodeRequest
+from siirl.errors import CheckpointError
+from siirl.params import SiiRLArguments
+
+EPISODES_FILE = "episodes.jsonl"
+PHYSICS = ("mujoco", "robosuite", "hf-libero")  # the same policy scores differently with other versions
+SUITE_TITLES = {"spatial": "Spatial", "object": "Object", "goal": "Goal", "10": "Long", "90": "90"}
+
+
+@dataclass(frozen=True)
+class PublishedEpisode:
+    """One finished episode of the protocol."""
+
+    suite: str
+    number: int
+    """Of the task in its suite."""
+    state: int
+    """Initial state, from 0."""
+    kind: str
+    """`sampled` or `argmax`."""
+    success: bool
+    steps: int
+
+    @property
+    def key(self) -> tuple[str, int, int, str]:
+        """What makes it the only one of its kind in an evaluation."""
+        return self.suite, self.number, self.state, self.kind
+
+
+def asked_for(config: SiiRLArguments) -> bool:
+    """Whether a configuration asks for the published protocol."""
+    return config.env.name == "libero" and config.env.states == "all"
+
+
+def evaluate_published(
+    config: SiiRLArguments,
+    *,
+    rollout: Rollout,
+    weights: Path,
+    kinds: Sequence[str],
+    folder: Path,
+    resume: Path | None,
+    on_done: Callable[[EpisodeRequest], None] = lambda request: None,
+) -> list[PublishedEpisode]:
+    """The protocol as a configuration has it: the one function that `siirl.evaluate` needs.
+
+    Args:
+        config: `asked_for` says yes to it.
+        rollout: Started.
+        weights: File of the policy's weights.
+        kinds: `sampled`, `argmax` or both.
+        folder: The run folder, where `episodes.jsonl` is written.
+        resume: The run folder of an interrupted evaluation, or None.
+        on_done: Called after each episode.
+    """
+    description = identity(config, weights, notice=rollout.pool.spec.notice)
+    return run_protocol(
+        rollout=rollout,
+        tasks=chosen_tasks(config),
+        kinds=kinds,
+        seed=config.trainer.val_seed_offset,
+        file=folder / EPISODES_FILE,
+        description=description,
+        done=() if resume is None else read_episodes(resume / EPISODES_FILE, expected=description),
+        max_failed_share=config.env.max_failed_share,
+        on_done=on_done,
+    )
+
+
+def identity(config: SiiRLArguments, weights: Path, *, notice: str) -> dict[str, Any]:
+    """What two halves of one evaluation must have in common.
+
+    Args:
+        config: Of the evaluation.
+        weights: The policy's weights; their digest counts and not their place.
+        notice: `EnvSpec.notice`, which says whether assets are stand-ins.
+    """
+    env = config.env
+    digest = hashlib.sha256()
+    with weights.open("rb") as file:
+        while block := file.read(1 << 20):
+            digest.update(block)
+    return {
+        "weights": digest.hexdigest()[:16],
+        "image_size": env.image_size,
+        "camera": env.camera,
+        "render_quality": env.render_quality,
+        "max_episode_steps": env.max_episode_steps,
+        "temperature": config.actor_rollout_ref.rollout.temperature,
+        "first_seed": config.trainer.val_seed_offset,
+        "notice": notice,
+        **{package: version(package) for package in PHYSICS},
+    }
+
+
+def read_episodes(file: Path, *, expected: Mapping[str, Any]) -> list[PublishedEpisode]:
+    """The episodes that an interrupted evaluation left.
+
+    Raises:
+        CheckpointError: There are none, or they are of another policy, environment or version.
+    """
+    rows = list(read_rows(file))
+    if not rows:
+        raise CheckpointError(f"{file} has no episodes to go on from.")
+    found = {name: value for name, value in rows[0].items() if name != "step"}
+    for name in expected.keys() | found.keys():
+        if found.get(name) != expected.get(name):
+            raise CheckpointError(
+                f"{file} was evaluated with {name}={found.get(name)!r}, and this evaluation has {expected.get(name)!r}: "
+                "go on with the same, or start anew."
+            )
+    return [PublishedEpisode(**{name: value for name, value in row.items() if name != "step"}) for row in rows[1:]]
+
+
+def run_protocol(
+    *,
+    rollout: Rollout,
+    tasks: Sequence[LiberoTask],
+    kinds: Sequence[str],
+    seed: int,
+    file: Path,
+    description: Mapping[str, Any],
+    done: Sequence[PublishedEpisode] = (),
+    states: int = STATES,
+    max_failed_share: float = 0.05,
+    on_done: Callable[[EpisodeRequest], None] = lambda request: None,
+) -> list[PublishedEpisode]:
+    """Play what is missing, task by task, and return all episodes.
+
+    Args:
+        rollout: Started; its environment has `env.states=all`.
+        tasks: In the order of the environment's tasks.
+        kinds: `sampled`, `argmax` or both.
+        seed: Of the sampled actions; that of the protocol's runs in papers is one of several.
+        file: Where each task's episodes are appended when they are over; what `done` holds is written first.
+        description: `identity`, the file's first line.
+        done: Episodes that need not be played again.
+        states: Initial states of each task, from the first on.
+        max_failed_share: Share of a task's episodes that may fail to simulate before the evaluation stops.
+        on_done: Called after each episode.
+    """
+    episodes = list(done)
+    finished = {episode.key for episode in done}
+    rows = JsonlFile(file)
+    try:
+        rows.append({"step": 0, **description})
+        for episode in done:
+            rows.append({"step": 0, **asdict(episode)})
+        for kind in kinds:
+            for task_id, task in enumerate(tasks):
+                missing = [state for state in range(states) if (task.suite, task.number, state, kind) not in finished]
+                requests = [_request(task, task_id, state, kind=kind, seed=seed) for state in missing]
+                result, _ = rollout.generate(requests, embed=False, on_done=on_done)
+                played = [_episode(task, trajectory.row, kind=kind) for trajectory in result.trajectories]
+                for episode in played:
+                    rows.append({"step": 0, **asdict(episode)})
+                episodes += played
+                check_failures(result.failed, episodes=len(requests), max_failed_share=max_failed_share, ranks=OneProcess())
+    finally:
+        rows.close()
+    return episodes
+
+
+def chosen_tasks(config: SiiRLArguments) -> tuple[LiberoTask, ...]:
+    """The tasks of a configuration, in the order of its environment's."""
+    return choose_tasks(config.env.suite or "object", config.env.tasks)
+
+
+def rates(episodes: Iterable[PublishedEpisode], *, kind: str) -> dict[str, dict[str, SuccessInterval]]:
+    """Suite to success by task number, and under `all` of the whole suite."""
+    counts: dict[str, dict[str, list[bool]]] = defaultdict(lambda: defaultdict(list))
+    for episode in episodes:
+        if episode.kind == kind:
+            for row in (str(episode.number), "all"):
+                counts[episode.suite][row].append(episode.success)
+    return {
+        suite: {row: success_interval(sum(successes), len(successes)) for row, successes in rows.items()} for suite, rows in counts.items()
+    }
+
+
+def suite_mean(of_suites: Mapping[str, Mapping[str, SuccessInterval]]) -> float:
+    """The mean of the suites' rates, the last column of papers' tables."""
+    return sum(rows["all"].rate for rows in of_suites.values()) / len(of_suites)
+
+
+def protocol_tables(episodes: Sequence[PublishedEpisode], tasks: Sequence[LiberoTask], *, kind: str, notice: str) -> list[Table]:
+    """A table of tasks, and one with a column a suite."""
+    of_suites = rates(episodes, kind=kind)
+    split = f"{kind} actions, {states_sentence(episodes)}; training may have started from the same states (env.states=all)"
+    by_task = Table("task", "instruction", "success", title=f"LIBERO by task, {split}", title_justify="left")
+    for task in tasks:
+        interval = of_suites.get(task.suite, {}).get(str(task.number))
+        by_task.add_row(f"{task.suite}/{task.number}", task.instruction, "-" if interval is None else str(interval))
+    named = {suite: rows["all"] for suite, rows in of_suites.items()}
+    by_suite = Table(*(SUITE_TITLES[suite] for suite in named), "average", title="LIBERO by suite", title_justify="left")
+    if named:
+        by_suite.add_row(*(str(interval) for interval in named.values()), f"{100 * suite_mean(of_suites):.1f} %")
+    for table in (by_task, by_suite):
+        table.caption = notice or None
+    return [by_task, by_suite]
+
+
+def states_sentence(episodes: Sequence[PublishedEpisode]) -> str:
+    """How many initial states a task had."""
+    by_task: dict[tuple[str, int], set[int]] = defaultdict(set)
+    for episode in episodes:
+        by_task[episode.suite, episode.number].add(episode.state)
+    counts = sorted({len(states) for states in by_task.values()})
+    if counts == [STATES]:
+        return f"all {STATES} initial states of each task (the published protocol)"
+    spread = f"{counts[0]} to {counts[-1]}" if len(counts) > 1 else str(counts[0] if counts else 0)
+    return f"{spread} of {STATES} initial states of each task (NOT the whole published protocol)"
+
+
+def _request(task: LiberoTask, task_id: int, state: int, *, kind: str, seed: int) -> EpisodeRequest:
+    number = task_id * STATES + state
+    return EpisodeRequest(
+        uid=f"published-{kind}-{task.suite}-{task.number:02d}-{state:02d}",
+        group_id=number,
+        task=task.name,
+        task_id=task_id,
+        trial_id=state,
+        seed=state,  # with env.states=all, seed k starts from state k
+        policy_seed=(seed, number),
+        greedy=kind == "argmax",
+    )
+
+
+def _episode(task: LiberoTask, row: Mapping[str, Any], *, kind: str) -> PublishedEpisode:
+    return PublishedEpisode(
+        suite=task.suite,
+        number=task.number,
+        state=int(row["seed"]),
+        kind=kind,
+        success=bool(row["complete"]),
+        steps=int(row["finish_step"]),
+    )

@@ -1,0 +1,98 @@
+"""The published protocol: which episodes are played, how an interrupted evaluation goes on, and the tables."""
+
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from rich.console import Console
+
+from envs.libero.suites import choose_tasks
+from siirl.dag_worker.jsonl import read_rows
+from siirl.dag_worker.published_protocol import PublishedEpisode, protocol_tables, rates, read_episodes, run_protocol, suite_mean
+from siirl.engine.rollout.executor import RolloutResult
+from siirl.engine.rollout.workflow import EpisodeRequest, Trajectory
+from siirl.errors import CheckpointError, SimulationFailed, TooManyFailures
+
+TASKS = choose_tasks("object", [0, 1])
+DESCRIPTION = {"weights": "abc", "notice": ""}
+
+
+class Player:
+    """Plays episodes by rule: even states succeed; those in `broken` cannot be simulated."""
+
+    def __init__(self, broken: tuple[int, ...] = ()) -> None:
+        self.broken, self.requests = broken, list[EpisodeRequest]()
+
+    def generate(self, requests, *, embed, on_done):
+        self.requests += requests
+        sound = [request for request in requests if request.seed not in self.broken]
+        rows = [{"seed": request.seed, "complete": request.seed % 2 == 0, "finish_step": 10} for request in sound]
+        failed = [(request, SimulationFailed("broken")) for request in requests if request.seed in self.broken]
+        return RolloutResult([Trajectory(row) for row in rows], failed), {}
+
+
+def played(player: Player, file: Path, **arguments: object) -> list[PublishedEpisode]:
+    arguments = {"kinds": ["argmax"], "states": 4} | arguments
+    return run_protocol(rollout=player, tasks=TASKS, seed=0, file=file, description=DESCRIPTION, **arguments)
+
+
+def test_every_task_starts_from_every_state_once(tmp_path: Path) -> None:
+    player = Player()
+    played(player, tmp_path / "episodes.jsonl", states=50)
+    asked = [(request.task, request.seed, request.greedy) for request in player.requests]
+    assert asked == [(task.name, state, True) for task in TASKS for state in range(50)]
+    assert len({request.uid for request in player.requests}) == 100
+
+
+def test_interrupted_evaluation_plays_only_what_is_missing(tmp_path: Path) -> None:
+    file, again = tmp_path / "episodes.jsonl", tmp_path / "again.jsonl"
+    played(Player(), file)
+    lines = file.read_text().splitlines()
+    file.write_text("\n".join(lines[:4]) + "\n")  # the description and states 0 to 2 of the first task
+    player = Player()
+    episodes = played(player, again, done=read_episodes(file, expected=DESCRIPTION))
+    assert [(request.task_id, request.seed) for request in player.requests] == [(0, 3), (1, 0), (1, 1), (1, 2), (1, 3)]
+    assert sorted(again.read_text().splitlines()) == sorted(lines)
+    assert len({episode.key for episode in episodes}) == 8
+
+
+def test_other_policy_is_not_mixed_in(tmp_path: Path) -> None:
+    played(Player(), tmp_path / "episodes.jsonl")
+    with pytest.raises(CheckpointError, match="was evaluated with weights='abc', and this evaluation has 'xyz'"):
+        read_episodes(tmp_path / "episodes.jsonl", expected=DESCRIPTION | {"weights": "xyz"})
+
+
+def test_failed_simulation_is_in_no_line_and_too_many_stop(tmp_path: Path) -> None:
+    file = tmp_path / "episodes.jsonl"
+    assert len(played(Player(broken=(2,)), file, max_failed_share=0.5)) == 6
+    assert [row["state"] for row in list(read_rows(file))[1:]] == [0, 1, 3, 0, 1, 3]
+    with pytest.raises(TooManyFailures, match="1 of 4 episodes"):
+        played(Player(broken=(2,)), file)
+
+
+def test_suites_are_counted_apart_and_averaged_alike() -> None:
+    episodes = [PublishedEpisode("object", 0, state, "argmax", state < 3, 10) for state in range(4)]
+    episodes += [PublishedEpisode("goal", 5, 0, "argmax", False, 10), PublishedEpisode("goal", 5, 0, "sampled", True, 10)]
+    found = rates(episodes, kind="argmax")
+    assert (found["object"]["0"].successes, found["object"]["all"].episodes, found["goal"]["all"].rate) == (3, 4, 0.0)
+    assert suite_mean(found) == (0.75 + 0.0) / 2
+
+
+def test_table_says_when_it_is_not_the_whole_protocol() -> None:
+    console = Console(width=200, record=True)
+    for states, sentence in ((4, "4 of 50 initial states of each task (NOT the whole"), (50, "all 50 initial states of each task")):
+        episodes = [PublishedEpisode("object", 0, state, "argmax", True, 10) for state in range(states)]
+        for table in protocol_tables(episodes, TASKS, kind="argmax", notice="stand-in assets"):
+            console.print(table)
+        text = console.export_text()
+        assert sentence in text
+        assert "stand-in assets" in text
+
+
+def test_configuration_asks_for_it_by_its_states() -> None:
+    from siirl.dag_worker.published_protocol import asked_for
+
+    config = SimpleNamespace(env=SimpleNamespace(name="libero", states="all"))
+    assert asked_for(config)
+    config.env.states = "split"
+    assert not asked_for(config)

@@ -1,0 +1,35 @@
+"""Demonstrations for a warm start on LIBERO never begin where evaluation does, and the tiny policy reads whole instructions."""
+
+from pathlib import Path
+
+import pytest
+
+from envs.libero.environment import LiberoEnv
+from envs.libero.initial_states import STATES, held_out, state_number
+from envs.libero.suites import STEP_LIMITS, choose_tasks
+from siirl.models.instruction_tokenizer import PADDING, hash_words
+from siirl.models.tiny_vla import TinyVLAConfig
+from siirl.params.parser import parse_config
+from siirl.warm_start import EXPERTS
+
+
+def test_demonstrations_start_from_states_that_are_not_held_out() -> None:
+    _, first_seed = EXPERTS["libero"]
+    states = {state_number(seed, count=STATES, states="split") for seed in range(first_seed, first_seed + 200)}
+    assert states == set(range(STATES)) - set(held_out(STATES))
+
+
+@pytest.mark.filterwarnings("ignore::envs.libero.assets.StandInWarning")
+def test_configured_policy_reads_the_longest_instruction_to_its_last_word() -> None:
+    options = parse_config(["env=libero"]).actor_rollout_ref.model.options
+    length = TinyVLAConfig.for_env(LiberoEnv(assets="stand_in", image_size=64).spec, **options).instruction_length
+    instructions = [task.instruction for task in choose_tasks("+".join(STEP_LIMITS), None)]
+    longest = max(instructions, key=lambda sentence: len(sentence.split()))
+    ids = hash_words(longest, length=length, buckets=512)
+    assert (ids != PADDING).sum() == len(longest.split()) == 19
+
+
+def test_shipped_weights_were_made_before_the_option_and_still_load(repository: Path) -> None:
+    from siirl.models import load_policy
+
+    assert load_policy(repository / "assets" / "tiny_vla").config.instruction_length == 16
