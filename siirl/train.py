@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from siirl.errors import SiirlError
 from siirl.params import SiiRLArguments
 from siirl.params.command_line import Action, CommandLine, read_command_line
-from siirl.params.ending import FAILED, INTERRUPTED, REFUSED, end, end_on_signals
+from siirl.params.ending import FAILED, INTERRUPTED, REFUSED, end, end_on_signals, end_without_reader
 from siirl.params.help import help_text
 from siirl.params.parser import parse, to_yaml
 from siirl.params.problems import REFUSALS
@@ -28,6 +28,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return end(FAILED, f"the run failed: {error}", error)
     except KeyboardInterrupt as interrupt:
         return end(INTERRUPTED, "interrupted", interrupt)
+    except BrokenPipeError:
+        return end_without_reader()
     return 0
 
 
@@ -36,9 +38,9 @@ def _run(command: CommandLine) -> None:
     for notice in parsed.notices:
         print(f"Note: {notice}", file=sys.stderr)
     if command.action is Action.HELP:
-        print(help_text(usage=USAGE, user_groups=parsed.user_groups))
+        print(help_text(usage=USAGE, user_groups=parsed.user_groups), flush=True)
     elif command.action is Action.PRINT_CONFIG:
-        print(to_yaml(parsed.config), end="")
+        print(to_yaml(parsed.config), end="", flush=True)
     else:
         _train(parsed.config, start=command.action is Action.RUN)
 

@@ -37,6 +37,9 @@ def _percent(value: float) -> str:
 
 
 def _number(value: float) -> str:
+    """At most eight characters, so that a blank is left between cells."""
+    if 0 < abs(value) < 1e-3:
+        return f"{value:.0e}"
     return f"{value:.0f}" if abs(value) >= 1000 else f"{value:.3g}"
 
 

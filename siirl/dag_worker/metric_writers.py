@@ -5,6 +5,7 @@ One process of a run writes. Each writer takes the reduced metrics of a step; a 
 
 import contextlib
 import importlib.util
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -33,6 +34,8 @@ class RunDescription:
     """0 for a new run, which measures before training; a resumed run has the step after its checkpoint's."""
     project: str = "siirl"
     experiment: str = "run"
+    notice: str = ""
+    """What a reader of the numbers must know (`EnvSpec.notice`): it stands in every line of metrics.jsonl and among TensorBoard's texts."""
 
 
 class MetricWriter(Protocol):
@@ -50,11 +53,12 @@ class JsonlWriter:
 
     def __init__(self, run: RunDescription) -> None:
         self._file = JsonlFile(run.folder / METRICS_FILE, first_step=run.first_step)
+        self._notice = {"notice": run.notice} if run.notice else {}
 
     def write(self, *, step: int, metrics: Mapping[str, Reduced]) -> None:
         """Append one line."""
         values = {name: quantiles(value) if isinstance(value, list) else value for name, value in metrics.items()}
-        self._file.append({"step": step, "time": round(time.time(), 3), **values})
+        self._file.append({"step": step, "time": round(time.time(), 3), **self._notice, **values})
 
     def close(self) -> None:
         """Close the file."""
@@ -69,6 +73,8 @@ class TensorBoardWriter:
 
         # Events of the steps that a resumed run does again are purged.
         self._events = SummaryWriter(str(run.folder / TENSORBOARD_FOLDER), purge_step=run.first_step or None)
+        if run.notice:
+            self._events.add_text("notice", run.notice)
 
     def write(self, *, step: int, metrics: Mapping[str, Reduced]) -> None:
         """Add the step's events and flush them."""
@@ -85,17 +91,31 @@ class TensorBoardWriter:
 
 
 class WandbWriter:
-    """Weights & Biases, where the user has installed it; its files stay in the run folder."""
+    """Weights & Biases, where the user has installed it; its files stay in the run folder. WANDB_MODE=offline needs no account.
+
+    Raises:
+        ConfigError: It does not start: no key, or nobody answers.
+    """
 
     def __init__(self, run: RunDescription) -> None:
         import wandb  # optional: check_loggers has refused a run without it
 
         self._histogram = wandb.Histogram
-        self._run = wandb.init(project=run.project, name=run.experiment, dir=str(run.folder))
+        try:
+            # Without console capture: the progress bar is no log, and the terminal stays the user's.
+            self._run = wandb.init(
+                project=run.project, name=run.experiment, dir=str(run.folder), settings=wandb.Settings(console="off", silent=True)
+            )
+        except wandb.Error as error:
+            raise ConfigError(
+                f"trainer.logger=wandb: {error} Type: wandb login; or set WANDB_MODE=offline to keep the files in the run folder, "
+                "or take trainer.logger=[console,tensorboard]."
+            ) from error
 
     def write(self, *, step: int, metrics: Mapping[str, Reduced]) -> None:
-        """Send the step."""
-        self._run.log({name: self._histogram(value) if isinstance(value, list) else value for name, value in metrics.items()}, step=step)
+        """Send the step; empty distributions are left out."""
+        values = {name: self._histogram(value) if isinstance(value, list) else value for name, value in metrics.items() if value != []}
+        self._run.log(values, step=step)
 
     def close(self) -> None:
         """Finish the upload."""
@@ -125,8 +145,8 @@ def check_loggers(names: Sequence[str]) -> None:
             raise UnknownNameError.of(kind="name in trainer.logger", name=name, known=WRITERS)
     if "wandb" in names and importlib.util.find_spec("wandb") is None:
         raise ConfigError(
-            "trainer.logger has 'wandb', which is not installed: type .venv/bin/python -m pip install wandb, "
-            "or take it out; tensorboard shows the same curves."
+            f"trainer.logger has wandb, which is not installed. Type: {sys.executable} -m pip install wandb; or leave it out: "
+            "tensorboard shows the same curves."
         )
 
 

@@ -1,6 +1,7 @@
 """How a command ends: its exit status, its last sentence, and what Ctrl-C and SIGTERM do. The same for all commands."""
 
 import math
+import os
 import signal
 import sys
 import time
@@ -14,6 +15,12 @@ def end(status: int, sentence: str, error: BaseException) -> int:
     """Tell why the command ends, with the notes that were attached to the error on its way up; returns `status`."""
     print("\n".join([f"siirl: {sentence}", *getattr(error, "__notes__", ())]), file=sys.stderr)
     return status
+
+
+def end_without_reader() -> int:
+    """Whoever read the output, such as `head`, has left: end without a word; returns the exit status that a shell expects then."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # so that Python's own last flush has somewhere to go
+    return 128 + signal.SIGPIPE
 
 
 def end_on_signals() -> None:

@@ -1,7 +1,14 @@
 """metrics.jsonl, TensorBoard and the choice of loggers."""
 
+import importlib.util
 import json
+import os
+import struct
+import subprocess
+import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -9,6 +16,8 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from siirl.dag_worker.jsonl import JsonlFile, read_rows
 from siirl.dag_worker.metric_writers import METRICS_FILE, TENSORBOARD_FOLDER, MetricWriters, RunDescription, check_loggers
 from siirl.errors import ConfigError, UnknownNameError
+
+needs_wandb = pytest.mark.skipif(importlib.util.find_spec("wandb") is None, reason="wandb is optional and not installed")
 
 
 def test_each_step_is_one_line_at_once(tmp_path: Path) -> None:
@@ -71,6 +80,61 @@ def test_an_unknown_logger_is_refused_with_the_known_ones() -> None:
         check_loggers(["console", "tensorboards"])
 
 
-def test_wandb_that_is_not_installed_is_refused_with_the_remedy() -> None:
-    with pytest.raises(ConfigError, match="pip install wandb"):
+@pytest.mark.skipif(importlib.util.find_spec("wandb") is not None, reason="wandb is installed")
+def test_wandb_that_is_not_installed_is_refused_with_the_command_to_type() -> None:
+    with pytest.raises(ConfigError, match=f"Type: {sys.executable} -m pip install wandb; or leave it out"):
         check_loggers(["wandb"])
+
+
+@needs_wandb
+def test_wandb_keeps_an_offline_run_in_the_run_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    with MetricWriters(["wandb"], RunDescription(tmp_path, total_steps=2, project="robots", experiment="first")) as writers:
+        writers.write(step=0, metrics={"val/all/return": 0.25})
+        writers.write(step=2, metrics={"actor/lr": 0.5, "reward/score": [0.0, 1.0], "reward/failure_score": []})
+    run, rows = read_wandb(tmp_path)
+    assert (run.project, run.display_name) == ("robots", "first")
+    assert [(row["_step"], row.get("val/all/return"), row.get("actor/lr")) for row in rows] == [(0, 0.25, None), (2, None, 0.5)]
+    assert sum(rows[1]["reward/score/values"]) == 2  # two values, in bins
+    assert not any(name.startswith("reward/failure_score") for name in rows[1])
+
+
+@needs_wandb
+def test_wandb_without_a_key_is_refused_with_what_to_do(tmp_path: Path) -> None:
+    """In a process of its own: wandb keeps the mode of its first run."""
+    start = f"MetricWriters(['wandb'], RunDescription(Path({str(tmp_path)!r}), total_steps=2))"
+    code = f"from pathlib import Path; from siirl.dag_worker.metric_writers import MetricWriters, RunDescription; {start}"
+    no_key = os.environ | {"WANDB_MODE": "online", "WANDB_API_KEY": "", "NETRC": str(tmp_path / "netrc")}
+    result = subprocess.run([sys.executable, "-c", code], env=no_key, capture_output=True, text=True, stdin=subprocess.DEVNULL, check=False)
+    (refusal,) = [line for line in result.stderr.splitlines() if line.startswith("siirl.errors.ConfigError")]
+    assert "trainer.logger=wandb: No API key configured" in refusal
+    assert "Type: wandb login; or set WANDB_MODE=offline" in refusal
+
+
+def read_wandb(folder: Path) -> tuple[Any, list[dict[str, Any]]]:
+    """The run and its rows, as the file of an offline run holds them."""
+    import wandb
+    from wandb.proto.wandb_internal_pb2 import Record
+
+    wandb.teardown()  # waits until its own process has written everything
+    (file,) = folder.glob("wandb/offline-run-*/*.wandb")
+    records = [Record.FromString(data) for data in leveldb_records(file.read_bytes(), start=7)]  # behind wandb's own seven bytes
+    (run,) = [record.run for record in records if record.WhichOneof("record_type") == "run"]
+    histories = [record.history for record in records if record.WhichOneof("record_type") == "history"]
+    rows = [{item.key or "/".join(item.nested_key): json.loads(item.value_json) for item in history.item} for history in histories]
+    return run, rows
+
+
+def leveldb_records(data: bytes, *, start: int) -> Iterator[bytes]:
+    """Records of LevelDB's log format (its doc/log_format.md): blocks of 32 KiB, in them pieces with checksum, length and type."""
+    position, record = start, b""
+    while position + 7 <= len(data):
+        if 32768 - position % 32768 < 7:  # no room for a header: the next block
+            position += 32768 - position % 32768
+            continue
+        _, length, kind = struct.unpack_from("<IHB", data, position)
+        record += data[position + 7 : position + 7 + length]
+        position += 7 + length
+        if kind in (1, 4):  # whole, or the last piece
+            yield record
+            record = b""

@@ -9,11 +9,11 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 
 SMALL_JOB = (
-    *("pipeline=grpo", "data.train_batch_size=2", "actor_rollout_ref.rollout.n=3"),
+    *("data.train_batch_size=2", "actor_rollout_ref.rollout.n=3"),
     *(
         "actor_rollout_ref.actor.ppo_mini_batch_size=1",
         "actor_rollout_ref.actor.ppo_epochs=1",
@@ -24,6 +24,10 @@ SMALL_JOB = (
     "actor_rollout_ref.model.options={chunk_length: 4, width: 16}",
 )
 CARTPOLE = ("env=gymnasium", "env.id=CartPole-v1")
+# After the command was killed, Ray 2.60's two agents wait 60 s for a word of the GCS that died with it (publish_error_to_driver in
+# ray/_private/utils.py), 2 s after they found the raylet gone; 62 s were measured. They hold no simulator and no port that a run needs.
+RAY_AGENTS = ("ray::DashboardAgent", "ray::RuntimeEnvAgent")
+AGENTS_END_WITHIN_S = 120.0
 START_S = 400.0  # until something is seen of a run: ten times what it takes on two idle cores
 
 
@@ -31,7 +35,7 @@ class RealRun:
     """A run of the small job; `words` win over it.
 
     Args:
-        words: Overrides; one of another environment takes CartPole's place.
+        words: Overrides; one of another environment takes CartPole's place, one of another pipeline GRPO's.
         folder: `outputs` and the captured text go there.
         number: Tells the runs of a test apart.
         environment: Environment variables beside this process's.
@@ -39,8 +43,9 @@ class RealRun:
 
     def __init__(self, *words: str, folder: Path, number: int = 0, environment: dict[str, str] | None = None) -> None:
         self.outputs, self._text = folder / "outputs", folder / f"text_{number}"
-        environment_words = () if any(word.startswith("env=") for word in words) else CARTPOLE
-        command = [sys.executable, "-m", "siirl.train", *environment_words, *SMALL_JOB, f"trainer.output_dir={self.outputs}", *words]
+        groups = {word.partition("=")[0] for word in words}
+        small_job = (*(() if "env" in groups else CARTPOLE), *(() if "pipeline" in groups else ("pipeline=grpo",)), *SMALL_JOB)
+        command = [sys.executable, "-m", "siirl.train", *small_job, f"trainer.output_dir={self.outputs}", *words]
         with self._text.open("w") as text:
             self.process = subprocess.Popen(
                 command, cwd=folder, stdout=text, stderr=text, env=os.environ | (environment or {}), start_new_session=True
@@ -76,10 +81,10 @@ class RealRun:
         """Exit status of the command."""
         return self.process.wait(timeout=timeout_s)
 
-    def seconds_until_gone(self, *, timeout_s: float = 60.0) -> float:
-        """How long it takes until no process of the run lives."""
+    def seconds_until_gone(self, *, timeout_s: float = 60.0, but: Sequence[str] = ()) -> float:
+        """How long it takes until no process of the run lives, but those of the titles `but`."""
         begin = time.monotonic()
-        while left := self.processes():
+        while left := {pid: title for pid, title in self.processes().items() if title not in but}:
             assert time.monotonic() - begin < timeout_s, f"still there: {left}\n{self.text}"
             time.sleep(0.05)
         return time.monotonic() - begin
@@ -114,9 +119,22 @@ def living_processes() -> list[tuple[int, str]]:
     return found
 
 
+def descendants_of(pids: Collection[int]) -> set[int]:
+    """Numbers of the living processes that these have started, or that those have started."""
+    parents = {pid: _entry_of(pid, 1) for pid, _ in living_processes()}
+    found: set[int] = set()
+    while new := {pid for pid, parent in parents.items() if parent in {*pids, *found}} - found:
+        found |= new
+    return found
+
+
 def _session_of(pid: int) -> int | None:
+    return _entry_of(pid, 3)
+
+
+def _entry_of(pid: int, entry: int) -> int | None:
     try:
-        return int(_after_name(Path(f"/proc/{pid}"))[3])
+        return int(_after_name(Path(f"/proc/{pid}"))[entry])
     except (FileNotFoundError, ProcessLookupError):
         return None
 

@@ -2,16 +2,18 @@
 
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from real_run import START_S, living_processes
+from real_run import RAY_AGENTS, START_S, descendants_of, living_processes
 
 from siirl.errors import ConfigError
 from siirl.execution.scheduler.launch import ClusterSettings, ray_session
@@ -41,8 +43,7 @@ def ray_home() -> Iterator[Path]:
 
 @pytest.fixture
 def cluster(ray_home: Path) -> Iterator[str]:
-    """Address of a cluster of somebody else, started by `ray start --head`; its processes are those that are stopped at the end."""
-    before = dict(living_processes())
+    """Address of a cluster of somebody else, started by `ray start --head` and ended with the test; other Rays of this machine stay."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         port = listener.getsockname()[1]
@@ -50,13 +51,19 @@ def cluster(ray_home: Path) -> Iterator[str]:
     environment = os.environ | {"RAY_TMPDIR": str(ray_home)}
     subprocess.run([RAY, *words], env=environment, check=True, capture_output=True, timeout=START_S)
     yield f"127.0.0.1:{port}"
-    started = [pid for pid, title in living_processes() if pid not in before and (str(ray_home) in title or "ray::" in title)]
-    for pid in started:
-        subprocess.run(["kill", "-9", str(pid)], check=False, capture_output=True)
+    servers = {pid for pid, title in living_processes() if str(ray_home) in title}
+    for pid in servers | descendants_of(servers):  # workers and agents do not name the folder; the raylet is their parent
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
 
 
-def processes_titled(parts: tuple[str, ...]) -> set[int]:
-    return {pid for pid, title in living_processes() if any(part in title for part in parts)}
+def servers_of(ray_home: Path) -> set[int]:
+    """The two processes that make a cluster."""
+    return {
+        pid
+        for pid, title in living_processes()
+        if str(ray_home) in title and any(part in title for part in ("gcs/gcs_server ", "raylet/raylet "))
+    }
 
 
 @pytest.mark.parametrize("port", [" 1", "", "0", "65536", "x"])
@@ -127,10 +134,23 @@ def test_two_runs_at_once_simply_work(start_run) -> None:
         run.seconds_until_gone()
 
 
+@pytest.mark.slow  # Ray waits for 30 seconds
+def test_a_ray_that_does_not_come_up_is_ended_and_started_again(start_run) -> None:
+    """As on a machine that is too busy: the first raylet is stopped before it answers."""
+    run = start_run(*SHORT)
+    run.wait_until(lambda: any("raylet/raylet " in title for title in run.processes().values()))
+    (stopped,) = [pid for pid, title in run.processes().items() if "raylet/raylet " in title]
+    os.kill(stopped, signal.SIGSTOP)
+    assert run.wait() == 0, run.text
+    assert "Ray did not come up in time; starting it again." in run.text
+    run.seconds_until_gone(but=RAY_AGENTS)
+
+
 @pytest.mark.slow  # a cluster and two runs
 @pytest.mark.parametrize("how", ["its address", "auto"])
 def test_a_cluster_that_is_there_is_used_and_stays(cluster: str, ray_home: Path, start_run, how: str) -> None:
-    before = processes_titled(("gcs_server", "raylet"))
+    before = servers_of(ray_home)
+    assert len(before) == 2, before
     address = cluster if how == "its address" else "auto"
     run = start_run(*SHORT, f"cluster.address={address}", environment={"RAY_TMPDIR": str(ray_home)})
     own_titles: set[str] = set()
@@ -139,12 +159,13 @@ def test_a_cluster_that_is_there_is_used_and_stays(cluster: str, ray_home: Path,
         time.sleep(0.1)
     assert run.wait() == 0, run.text
     assert not any("gcs_server" in title for title in own_titles)  # it started no Ray of its own
-    assert before <= processes_titled(("gcs_server", "raylet"))
+    assert before == servers_of(ray_home)
     with_token = os.environ | {"RAY_AUTH_MODE": "token"}
     subprocess.run([RAY, "status", f"--address={cluster}"], env=with_token, check=True, capture_output=True, timeout=START_S)
     deadline = time.monotonic() + 60
-    while left := [title for _, title in living_processes() if str(ray_home) in title and any(part in title for part in OF_A_RUN)]:
+    while left := [title for pid, title in living_processes() if title.startswith(OF_A_RUN) and pid in descendants_of(before)]:
         assert time.monotonic() < deadline, left
+        time.sleep(0.1)
 
 
 @pytest.mark.slow  # a cluster

@@ -4,7 +4,7 @@ import os
 import signal
 
 import pytest
-from real_run import RealRun
+from real_run import AGENTS_END_WITHIN_S, RAY_AGENTS, RealRun
 
 from siirl.dag_worker.checkpoint import read_manifest, resolve_checkpoint
 
@@ -65,10 +65,11 @@ def test_ctrl_c_while_ray_starts_leaves_nothing(start_run) -> None:
     assert run.folders == []
 
 
-@pytest.mark.slow  # Ray takes ten seconds to start
+@pytest.mark.slow  # Ray takes ten seconds to start, and its agents a minute to end
 def test_a_command_that_is_killed_leaves_no_process(start_run) -> None:
     run = in_training(start_run, "cluster=ray")
     os.kill(run.process.pid, signal.SIGKILL)
     run.process.wait()
-    run.seconds_until_gone()
+    run.seconds_until_gone(timeout_s=ENDS_WITHIN_S, but=RAY_AGENTS)
+    run.seconds_until_gone(timeout_s=AGENTS_END_WITHIN_S)
     read_manifest(resolve_checkpoint(run.folders[0]))

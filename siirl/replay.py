@@ -1,0 +1,150 @@
+"""`python -m siirl.replay RUN_FOLDER [UID]`: simulate a recorded episode again and film it: every frame, larger, from another camera.
+
+    python -m siirl.replay outputs/run/2026-11-21_12-00-00                                    # the episodes that were recorded
+    python -m siirl.replay outputs/run/2026-11-21_12-00-00 val-000000-sampled-000003 --size 512 --every 1
+    python -m siirl.replay outputs/run/2026-11-21_12-00-00 000004-00000037-000 env.render_quality=full
+
+What is played are the seed and the actions that the run wrote beside the video; no policy is asked, so no checkpoint is needed. Overrides
+that change the physics change the episode. Exit status: 0 the episode ended as it was recorded, 1 it took another course (the video of
+that is written), 2 there is nothing to play. Left out: episodes that a run did not record (trainer.record_episodes and
+trainer.record_val_episodes say how many it does).
+"""
+
+import argparse
+import asyncio
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from rich.console import Console
+from rich.table import Table
+
+from envs.base import Environment, FrameBuffer, FrameRequest, Frames
+from envs.registry import make_env
+from siirl.dag_worker.recorder import VIDEOS_FOLDER, VideoSample, annotate, read_index, write_video
+from siirl.errors import MissingAssetError, SiirlError, UnknownNameError
+from siirl.params.ending import FAILED, REFUSED, end
+from siirl.params.parser import parse_config
+from siirl.params.problems import REFUSALS
+from siirl.params.run_folder import CONFIG_FILE
+
+STREAM = "replay"
+FRAMES_PER_SECOND = 20
+Row = dict[str, Any]
+Outcome = tuple[bool | None, int]
+"""Success, where the environment reports it, and the number of environment steps."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line and return the exit status."""
+    parser = argparse.ArgumentParser(
+        prog="python -m siirl.replay", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("folder", type=Path, help="folder of a run, outputs/<name>/<time>")
+    parser.add_argument("uid", nargs="?", help="which episode; without it they are listed")
+    parser.add_argument("overrides", nargs="*", help="as for siirl.train, for example env.render_quality=full")
+    parser.add_argument("--every", type=int, default=1, help="environment steps between two frames")
+    parser.add_argument("--size", type=int, default=512, help="height and width in pixels")
+    parser.add_argument("--output", type=Path, default=None, help="video file; by default replay_<uid>.mp4 in the run folder")
+    flags = parser.parse_intermixed_args(argv)
+    try:
+        rows = recorded(flags.folder)
+        if flags.uid is None:
+            show(rows)
+            return 0
+        return replay(flags.folder, _find(rows, flags.uid), flags.overrides, FrameRequest(flags.every, flags.size), flags.output)
+    except REFUSALS as error:
+        return end(REFUSED, str(error), error)
+    except (SiirlError, ValueError, RuntimeError) as error:
+        return end(FAILED, f"the replay failed: {error}", error)
+
+
+def recorded(folder: Path) -> list[Row]:
+    """The run's recorded episodes, from the index of its videos.
+
+    Raises:
+        MissingAssetError: There is no run, or nothing was recorded.
+    """
+    rows = read_index(folder / VIDEOS_FOLDER)
+    if not rows or not (folder / CONFIG_FILE).is_file():
+        raise MissingAssetError(
+            f"{folder} is no run folder with recorded episodes: give one below outputs/, of a run with trainer.record_episodes or "
+            "trainer.record_val_episodes above 0."
+        )
+    return rows
+
+
+def show(rows: Sequence[Row]) -> None:
+    """A table of the recorded episodes."""
+    table = Table("uid", "step", "task", "outcome", "environment steps")
+    for row in rows:
+        table.add_row(row["uid"], str(row["step"]), row["task"], row["outcome"], str(row["environment_steps"]))
+    Console().print(table)
+
+
+def replay(folder: Path, row: Row, overrides: Sequence[str], frames: FrameRequest, output: Path | None) -> int:
+    """Play one episode and write its video; 0 where it ends as it was recorded."""
+    actions = actions_of(folder, row)
+    config = parse_config(overrides, config_file=folder / CONFIG_FILE)
+    environment = make_env(config.env.name, **config.env.constructor_kwargs())
+    film, outcome = asyncio.run(play(environment, row, actions, frames))
+    file = output or folder / f"replay_{row['uid'].replace('/', '_')}.mp4"
+    sample = VideoSample(**{name: row[name] for name in VideoSample.__dataclass_fields__ if name in row} | {"success": outcome[0]})
+    write_video(file, annotate(film, sample), frames_per_second=FRAMES_PER_SECOND)
+    expected = (row["success"], row["environment_steps"])
+    print(f"{row['task']}, seed {row['seed']}: {tell(outcome)}, recorded {tell(expected)}\nvideo  {file}")
+    if outcome == expected:
+        return 0
+    print(
+        "siirl: the episode took another course. Its seed and actions fix it only for the same environment and the same version of the "
+        "simulator.",
+        file=sys.stderr,
+    )
+    return FAILED
+
+
+def actions_of(folder: Path, row: Row) -> NDArray[Any]:
+    """The executed actions that lie beside a video: float32 [T, A], or int64 [T] for a discrete space.
+
+    Raises:
+        MissingAssetError: The run kept none.
+    """
+    file = (folder / VIDEOS_FOLDER / row["video"]).with_suffix(".json")
+    if not file.is_file():
+        raise MissingAssetError(f"There are no actions of episode {row['uid']} ({file}): the run wrote only its video.")
+    actions = np.asarray(json.loads(file.read_text())["actions"])
+    return actions.astype(np.float32) if actions.dtype.kind == "f" else actions
+
+
+async def play(environment: Environment, row: Row, actions: NDArray[Any], request: FrameRequest) -> tuple[Frames, Outcome]:
+    """Simulate the episode in this process, as far as it goes."""
+    film = FrameBuffer()
+    try:
+        _, info = await environment.reset(seed=row["seed"], options={"task": row["task"], "frames": {STREAM: request}})
+        film.extend(info["frames"])
+        *_, info = await environment.step_chunk(list(actions))
+        film.extend(info["frames"])
+    finally:
+        await environment.close()
+    return film.take()[STREAM], (bool(info["success"]) if environment.spec.reports_success else None, int(info["executed"]))
+
+
+def tell(outcome: Outcome) -> str:
+    """An outcome in words."""
+    success, steps = outcome
+    return f"{'success' if success else 'unscored' if success is None else 'failure'} after {steps} steps"
+
+
+def _find(rows: Sequence[Row], uid: str) -> Row:
+    found = [row for row in rows if row["uid"] == uid]
+    if not found:
+        raise UnknownNameError.of(kind="recorded episode", name=uid, known=[row["uid"] for row in rows])
+    return found[0]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,42 @@
+"""The user's own commands for language models, through Ray: one rank and two make the same step of the same answers."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from real_run import RealRun
+
+from siirl.dag_worker.rollout_files import read_rollouts
+
+JOB = (
+    *("env=math", "data.train_batch_size=8", "data.max_response_length=6", "actor_rollout_ref.actor.ppo_mini_batch_size=8"),
+    *("actor_rollout_ref.rollout.n=4", "actor_rollout_ref.model.options={}", "env.envs_per_server=64"),
+    *("trainer.total_steps=1", "trainer.val_before_train=false", "trainer.save_rollouts=-1"),
+)
+
+
+def finished(run: RealRun, name: str) -> Path:
+    assert run.wait() == 0, run.text
+    (folder,) = run.outputs.glob(f"{name}/*")
+    return folder
+
+
+def step(folder: Path) -> dict[str, Any]:
+    return json.loads((folder / "metrics.jsonl").read_text().splitlines()[-1])
+
+
+def answers(folder: Path) -> dict[str, list[int]]:
+    return {line["uid"]: line["turns"][0]["tokens"] for line in read_rollouts(folder / "rollouts", kind="train")}
+
+
+@pytest.mark.slow  # two whole runs through Ray; dapo draws further prompts by the number of ranks
+@pytest.mark.parametrize("pipeline", ["grpo", "ppo"])
+def test_two_ranks_take_the_same_step_as_one(start_run, pipeline: str) -> None:
+    one = finished(start_run(*JOB, f"pipeline={pipeline}", "trainer.experiment_name=one"), "one")
+    two = finished(start_run(*JOB, f"pipeline={pipeline}", "trainer.experiment_name=two", "trainer.n_gpus_per_node=2"), "two")
+    assert answers(one) == answers(two)
+    assert len(answers(one)) >= 32
+    expected, found = step(one), step(two)
+    assert found["reward/mean_score"] == pytest.approx(expected["reward/mean_score"])
+    assert found["actor/grad_norm"] == pytest.approx(expected["actor/grad_norm"], rel=1e-4)

@@ -1,0 +1,111 @@
+"""A recorded episode is simulated again from its seed and its actions, and told apart from one that takes another course."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import imageio_ffmpeg
+import numpy as np
+import pytest
+
+from envs.base import PROPRIOCEPTION, Environment, EnvSpec, FrameRequest, Frames, StepResult
+from siirl.dag_worker.recorder import VIDEOS_FOLDER, VideoRecorder, VideoSample
+from siirl.params.parser import parse_config, to_yaml
+from siirl.params.run_folder import CONFIG_FILE
+from siirl.replay import main
+
+GOAL = 3.0
+PLACE = gymnasium.spaces.Box(-100.0, 100.0, (1,), np.float32)
+
+
+class WalkEnv(Environment):
+    """A walker starts at its seed; it succeeds three to the right of it. `drift` is a wind that blows it on."""
+
+    def __init__(self, drift: float = 0.0) -> None:
+        self.drift = drift
+        actions = gymnasium.spaces.Box(-1.0, 1.0, (1,), np.float32)
+        self.spec = EnvSpec("walk", ("right",), gymnasium.spaces.Dict({PROPRIOCEPTION: PLACE}), actions, max_episode_steps=8)
+        self.streams: dict[str, FrameRequest] = {}
+        self.start = self.place = 0.0
+        self.steps = 0
+
+    async def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        """Start."""
+        self.start = self.place = float(seed or 0)
+        self.steps, self.streams = 0, dict(options["frames"])
+        return self._observation(), {"task": "right", "success": False, "frames": self._frames(ended=False)}
+
+    async def step(self, action: Any) -> StepResult:
+        """Walk."""
+        self.place, self.steps = self.place + float(action[0]) + self.drift, self.steps + 1
+        success = self.place - self.start >= GOAL
+        truncated = not success and self.steps == self.spec.max_episode_steps
+        info = {"task": "right", "success": success, "frames": self._frames(ended=success or truncated)}
+        return self._observation(), float(success), success, truncated, info
+
+    def render(self) -> Any:
+        """A picture as grey as the walk is long."""
+        return np.full((64, 64, 3), 20 * self.steps, np.uint8)
+
+    def _observation(self) -> dict[str, Any]:
+        return {PROPRIOCEPTION: np.array([self.place], np.float32)}
+
+    def _frames(self, *, ended: bool) -> dict[str, Frames]:
+        wanted = [name for name, request in self.streams.items() if ended or self.steps % request.every == 0]
+        return {name: Frames(self.render()[None], (self.steps,)) for name in wanted}
+
+
+def recorded_run(folder: Path, actions: list[float], *, success: bool) -> Path:
+    """A run folder with one recorded episode, called a/b, from seed 7."""
+    folder.mkdir()
+    config = parse_config(["env=custom", f"env.name={__name__}:WalkEnv", "pipeline=grpo", "reward=return"])
+    (folder / CONFIG_FILE).write_text(to_yaml(config))
+    sample = VideoSample(uid="a/b", task="right", instruction="go right", kind="val", step=2, seed=7, success=success)
+    with VideoRecorder(folder / VIDEOS_FOLDER) as recorder:
+        film = Frames(np.zeros((2, 64, 64, 3), np.uint8), (0, len(actions)))
+        recorder.record(film, sample, {"actions": [[action] for action in actions]})
+    return folder
+
+
+def frames_of(video: Path) -> int:
+    """Number of pictures of a video."""
+    reader = imageio_ffmpeg.read_frames(str(video))
+    next(reader)
+    return sum(1 for _ in reader)
+
+
+def test_an_episode_ends_as_it_was_recorded_and_every_frame_of_it_is_filmed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = recorded_run(tmp_path / "run", [1.0, 1.0, 0.5, 0.5], success=True)
+    assert main([str(run), "a/b", "--size", "64"]) == 0
+    assert "right, seed 7: success after 4 steps, recorded success after 4 steps" in capsys.readouterr().out
+    assert frames_of(run / "replay_a_b.mp4") == 5
+
+
+def test_an_episode_that_takes_another_course_is_filmed_and_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """With a wind of 1 the walker is there after two steps."""
+    run, video = recorded_run(tmp_path / "run", [1.0, 1.0, 0.5, 0.5], success=True), tmp_path / "windy.mp4"
+    assert main([str(run), "a/b", "env.kwargs={drift: 1.0}", "--size", "64", "--output", str(video)]) == 1
+    told = capsys.readouterr()
+    assert "success after 2 steps, recorded success after 4 steps" in told.out
+    assert "took another course" in told.err
+    assert frames_of(video) == 3
+
+
+def test_without_a_uid_the_recorded_episodes_are_listed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([str(recorded_run(tmp_path / "run", [0.0], success=False))]) == 0
+    told = capsys.readouterr().out
+    assert all(word in told for word in ("a/b", "right", "fail"))
+
+
+def test_what_cannot_be_played_is_refused_with_the_reason(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([str(tmp_path)]) == 2
+    assert "is no run folder with recorded episodes" in capsys.readouterr().err
+    run = recorded_run(tmp_path / "run", [0.0], success=False)
+    assert main([str(run), "a/c"]) == 2
+    assert "Unknown recorded episode 'a/c'. Did you mean 'a/b'?" in capsys.readouterr().err
+    (actions,) = run.glob("videos/**/*.json")
+    assert json.loads(actions.read_text()) == {"actions": [[0.0]]}
+    actions.unlink()
+    assert main([str(run), "a/b"]) == 2
+    assert "There are no actions of episode a/b" in capsys.readouterr().err
