@@ -1,6 +1,7 @@
-"""`python -m siirl.warm_start`: demonstrations from scripted experts, behaviour cloning on them, a policy folder to start RL from.
+"""`python -m siirl.warm_start`: a policy folder to start RL from. Robots learn from demonstrations of scripted experts, text from answers.
 
     python -m siirl.warm_start --output my_policy env=mujoco env.tasks='[drawer-open,door-open]'
+    python -m siirl.warm_start --output my_model env=math env.tasks='[sums-3]'
 
 Environment and policy come from the same configuration as training (`env=`, `model=`, `trainer.seed`, `trainer.blind`); what only a warm
 start knows are the flags. Deterministic from the seed. Too good a start leaves nothing to learn: fewer demonstrations and fewer
@@ -19,17 +20,21 @@ import torch
 from rich.progress import Progress
 
 from envs.base import Environment
-from envs.mujoco import expert
 from envs.registry import make_env
 from siirl.engine.behaviour_cloning import CloningData, Demonstration, clone, collect_demonstration
+from siirl.engine.supervised import warm_start_on_answers
+from siirl.engine.teaching import LESSONS
 from siirl.errors import ConfigError, SiirlError
 from siirl.models.loader import build_policy, save_policy
 from siirl.params import SiiRLArguments
 from siirl.params.parser import parse_config
 from siirl.params.references import load_reference
 
-# The last tenth of the evaluation seeds (0 to 999,999, siirl.data_coordinator.loader), which no evaluation gets to.
-FIRST_SEED = 900_000
+# Our scripted experts, and the first seed of demonstrations. Of mujoco the last tenth of the evaluation seeds (0 to 999,999,
+# siirl.data_coordinator.loader), which no evaluation gets to. LIBERO has 50 initial states a task, and a seed only chooses one: below
+# 1,000,000 those that evaluation starts from, above it the others.
+EXPERTS = {"mujoco": ("envs.mujoco:expert", 900_000), "libero": ("envs.libero.expert:expert", 1_900_000)}
+OTHER_FIRST_SEED = 900_000
 CLIP_EVERY = 8  # environment steps between the frames of a clip, as `reward.frame_every`
 
 
@@ -38,7 +43,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     flags = _parser().parse_intermixed_args(arguments)
     try:
         config = parse_config(["actor_rollout_ref.model.path=null", *flags.overrides])
-        run(flags, config, command="python -m siirl.warm_start " + shlex.join(sys.argv[1:] if arguments is None else arguments))
+        start = RUNS.get(config.env.name, run)
+        start(flags, config, command="python -m siirl.warm_start " + shlex.join(sys.argv[1:] if arguments is None else arguments))
     except SiirlError as error:
         print(error, file=sys.stderr)
         return 2
@@ -52,11 +58,12 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--output", required=True, type=Path, help="policy folder to write")
     parser.add_argument("--demonstrations", type=int, default=2, help="successful expert episodes of each task")
     parser.add_argument("--noise", type=float, default=0.3, help="deviation of the noise on the expert's actions; shows how to recover")
-    parser.add_argument("--updates", type=int, default=300, help="optimiser steps; more give a better start")
-    parser.add_argument("--batch-rows", type=int, default=128, help="observations of an optimiser step")
-    parser.add_argument("--learning-rate", type=float, default=1e-3, help="peak of the one-cycle schedule")
+    parser.add_argument("--updates", type=int, help="optimiser steps, at most; more give a better start (robots 300, text 700)")
+    parser.add_argument("--batch-rows", type=int, help="observations or questions of an optimiser step (128)")
+    parser.add_argument("--learning-rate", type=float, help="peak of the schedule (robots 1e-3, text 1.5e-3)")
+    parser.add_argument("--stop-at", type=float, default=0.4, help="text: share of right answers that is enough")
     parser.add_argument("--clips", type=Path, help="also write the demonstrations' clips, for reward.demonstrations=FILE")
-    parser.add_argument("--expert", help="module:function of your own: task name -> (environment -> action); default: Meta-World's")
+    parser.add_argument("--expert", help="module:function of your own: task name -> (environment -> action); default: ours")
     parser.add_argument("overrides", nargs="*", help="group=option and key=value, as for siirl.train")
     return parser
 
@@ -64,12 +71,15 @@ def _parser() -> argparse.ArgumentParser:
 def run(flags: argparse.Namespace, config: SiiRLArguments, *, command: str) -> None:
     """Collect, clone, save."""
     torch.set_num_threads(1)
-    make_expert: Callable[[str], Any] = expert if flags.expert is None else load_reference(flags.expert, place="--expert")
-    if flags.expert is None and config.env.name != "mujoco":
+    _fill(flags, updates=300, batch_rows=128, learning_rate=1e-3)
+    own_expert, first_seed = EXPERTS.get(config.env.name, (None, OTHER_FIRST_SEED))
+    reference = flags.expert or own_expert
+    if reference is None:
         raise ConfigError(f"env.name={config.env.name} has no scripted experts of ours: give --expert module:function.")
+    make_expert: Callable[[str], Any] = load_reference(reference, place="--expert")
     environment = make_env(config.env.name, **config.env.constructor_kwargs())
     with Progress() as progress:
-        demonstrations = _collect(flags, config, environment, make_expert, progress)
+        demonstrations = _collect(flags, config, environment, make_expert, progress, first_seed=first_seed)
         policy = build_policy(
             config.actor_rollout_ref.model.policy,
             path=None,
@@ -92,7 +102,13 @@ def run(flags: argparse.Namespace, config: SiiRLArguments, *, command: str) -> N
 
 
 def _collect(
-    flags: argparse.Namespace, config: SiiRLArguments, environment: Environment, make_expert: Callable[[str], Any], progress: Progress
+    flags: argparse.Namespace,
+    config: SiiRLArguments,
+    environment: Environment,
+    make_expert: Callable[[str], Any],
+    progress: Progress,
+    *,
+    first_seed: int,
 ) -> list[Demonstration]:
     tasks = environment.spec.tasks
     bar = progress.add_task("demonstrations", total=flags.demonstrations * len(tasks))
@@ -100,7 +116,7 @@ def _collect(
     demonstrations: list[Demonstration] = []
     for task in tasks:
         scripted = make_expert(task)
-        attempts = range(FIRST_SEED, FIRST_SEED + 10 * flags.demonstrations)
+        attempts = range(first_seed, first_seed + 10 * flags.demonstrations)
         found: list[Demonstration] = []
         for seed in attempts:
             if len(found) == flags.demonstrations:
@@ -131,6 +147,29 @@ def _save_clips(file: Path, demonstrations: Sequence[Demonstration]) -> None:
     }
     file.parent.mkdir(parents=True, exist_ok=True)
     np.savez_compressed(file, allow_pickle=False, **clips)
+
+
+def run_answers(flags: argparse.Namespace, config: SiiRLArguments, *, command: str) -> None:
+    """Teach answers to a language model, save."""
+    torch.set_num_threads(1)
+    _fill(flags, updates=700, batch_rows=128, learning_rate=1.5e-3)
+    chosen = {name: getattr(flags, name) for name in ("updates", "batch_rows", "learning_rate", "stop_at")}
+    measured = warm_start_on_answers(config, flags.output, command=command, **chosen)["held_out"]
+    print(
+        f"Saved {flags.output}: of {measured['questions']} held-out questions {measured['greedy']:.0%} right greedily, "
+        f"{measured['sampled']:.0%} sampled, entropy {measured['entropy']:.2f} nats a token."
+    )
+
+
+def _fill(flags: argparse.Namespace, **defaults: float) -> None:
+    """What was not given, which each kind of policy has its own default for."""
+    for name, value in defaults.items():
+        if getattr(flags, name) is None:
+            setattr(flags, name, value)
+
+
+RUNS = dict.fromkeys(LESSONS, run_answers)
+"""Environments whose policy learns from answers; all others from demonstrations."""
 
 
 if __name__ == "__main__":

@@ -63,7 +63,9 @@ def micro_batches_by_budget(lengths: Sequence[int], max_tokens: int, *, min_coun
     """
     if lengths and max(lengths) > max_tokens:
         raise ConfigError(f"A row of {max(lengths)} tokens exceeds the budget of {max_tokens} tokens a micro-batch. Raise the budget.")
-    packed = _first_fit_decreasing(lengths, max_tokens)
+    if sum(lengths) <= max_tokens and min_count == 1:
+        return [list(range(len(lengths)))]
+    packed = first_fit_decreasing(lengths, max_tokens)
     fewest = max(1, min_count, -(-sum(lengths) // max_tokens))
     for count in range(fewest, max(fewest, len(packed)) + 1):
         balanced = get_seqlen_balanced_partitions(lengths, count, equal_size=False)
@@ -72,8 +74,11 @@ def micro_batches_by_budget(lengths: Sequence[int], max_tokens: int, *, min_coun
     return packed + [[] for _ in range(min_count - len(packed))]
 
 
-def _first_fit_decreasing(lengths: Sequence[int], capacity: int) -> list[list[int]]:
-    """Longest first, each row into the first bin that has room: about 11/9 of the fewest bins at worst (Johnson 1973)."""
+def first_fit_decreasing(lengths: Sequence[int], capacity: int) -> list[list[int]]:
+    """Positions in bins of at most `capacity`, which need not be balanced; a row that is longer has a bin of its own.
+
+    Longest first, each row into the first bin that has room: about 11/9 of the fewest bins at worst (Johnson 1973).
+    """
     bins: list[list[int]] = []
     room: list[int] = []
     for position in sorted(range(len(lengths)), key=lambda position: (-lengths[position], position)):

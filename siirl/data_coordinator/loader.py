@@ -4,12 +4,12 @@ Prompt number i of the stream belongs to pass i // number of tasks over all task
 prompts are known from numbers alone: ranks take every `ranks`-th of them without talking to each other, and the whole state is one
 position, which another number of ranks can take up. Training seeds start at 1,000,000 and evaluation seeds end below it.
 
-Left out: text prompts, which come from files; and running the episodes (siirl.engine.rollout).
+Left out: text prompts from files (`siirl.data_coordinator.prompts`), and running the episodes (siirl.engine.rollout).
 """
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -40,6 +40,28 @@ class EpisodeTask:
         """As columns of a batch; `Samples2Dict([Sample(task.columns()) for task in tasks])` makes one."""
         values = asdict(self)
         return {"index": values.pop("group_id"), "task_name": values.pop("task"), **values}
+
+
+class Loader(Protocol):
+    """A stream of prompts, seen from one rank; `TaskLoader` and `siirl.data_coordinator.prompts.PromptLoader`."""
+
+    def next_step(self) -> Sequence[EpisodeTask]:
+        """This rank's prompts of the next step."""
+
+    def draw(self, count: int) -> Sequence[EpisodeTask]:
+        """This rank's share of the next `count` prompts; all ranks ask for the same count."""
+
+    def metrics(self) -> dict[str, float]:
+        """Where in the data the run is; the same on every rank."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """The global state: the same on every rank."""
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on where `state` was taken, also at another number of ranks."""
+
+    def close(self) -> None:
+        """End what reads ahead; may be called twice."""
 
 
 class TaskLoader:
@@ -78,6 +100,10 @@ class TaskLoader:
         first, self.position = self.position, self.position + count
         return [self.prompt(number) for number in range(first + self.rank, first + count, self.ranks)]
 
+    def metrics(self) -> dict[str, float]:
+        """Nothing to tell: start states are drawn without end."""
+        return {}
+
     def prompt(self, number: int) -> EpisodeTask:
         """Prompt `number` of the stream, whoever takes it."""
         trial_id, place = divmod(number, len(self.tasks))
@@ -103,6 +129,9 @@ class TaskLoader:
                     "Resume with the same, or start a new run from the checkpoint's weights."
                 )
         self.position = int(state["position"])
+
+    def close(self) -> None:
+        """Nothing reads ahead."""
 
 
 def training_seed(*, run_seed: int, number: int) -> int:

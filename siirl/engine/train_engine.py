@@ -1,9 +1,9 @@
 """TrainEngine: one trainable module with its optimiser and schedule, on one rank or spread over several.
 
-It is blind to the algorithm and to the domain. A *scorer* turns the module and a micro-batch into log-probs and entropy; a *loss*
-turns those into a sum; a *weight* says what the sum is divided by, counted over all rows of all ranks before the first backward pass.
-Hence the gradient does not depend on how rows were cut into micro-batches or spread over ranks. Ranks with fewer rows take
-part in the others' collective calls with passes that count nothing; an empty rank, too.
+It is blind to the algorithm and to the domain. A *scorer* turns the module and a micro-batch into log-probs and entropy, or into the
+values of a critic; a *loss* turns those into a sum; a *weight* says what the sum is divided by, counted over all rows of all ranks
+before the first backward pass. Hence the gradient does not depend on how rows were cut into micro-batches or spread over ranks. Ranks
+with fewer rows take part in the others' collective calls with passes that count nothing; an empty rank, too.
 
 The module stays in evaluation mode: with dropout the ratio of an unchanged policy to itself would not be 1. A gradient that is not
 finite is never applied: the step is skipped on all ranks, counted, and after `SKIPS_IN_A_ROW` of them the run stops.
@@ -13,10 +13,10 @@ finite is never applied: the step is skipped on all ranks, counted, and after `S
 
 import contextlib
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Generic, Protocol, TypeVar
 
 import torch
 from tensordict import TensorDict
@@ -27,6 +27,7 @@ from torch.nn.utils import get_total_norm
 from siirl.algos.log_probs import TokenScores
 from siirl.engine.batch_loss import BatchLoss, LossSum, LossTally
 from siirl.engine.collectives import Collectives, fail_together
+from siirl.engine.micro_batches import micro_batch_rows, rows_in_order, take_rows
 from siirl.engine.optimizer import MOMENTS, build_optimizer, trained_parameters
 from siirl.engine.schedules import learning_rate_factor, warmup_length
 from siirl.engine.sharding import full_tensor, measure_reduction, repeated_blocks, shard, spread_like
@@ -40,11 +41,16 @@ SKIPS_IN_A_ROW = 3
 MODEL_FILE, OPTIMIZER_FILE, PROGRESS = "model.safetensors", "optimizer.safetensors", "progress"
 
 
-class Scorer(Protocol):
+Scores = TypeVar("Scores", TokenScores, torch.Tensor)
+"""What a scorer says of each token: log-prob and entropy of a policy, or one number, the value of a critic."""
+Scores_co = TypeVar("Scores_co", TokenScores, torch.Tensor, covariant=True)
+
+
+class Scorer(Protocol[Scores_co]):
     """Runs the module on a micro-batch of at least one row; padding rows have an empty `response_mask`."""
 
-    def __call__(self, module: nn.Module, micro_batch: TensorDict, temperature: float) -> TokenScores:
-        """Log-probs and entropy [B, T] of the tokens of `micro_batch`, at `temperature`."""
+    def __call__(self, module: nn.Module, micro_batch: TensorDict, temperature: float) -> Scores_co:
+        """Log-probs and entropy [B, T] of the tokens of `micro_batch`, at `temperature`; or their values [B, T]."""
 
 
 class WeightReceiver(Protocol):
@@ -54,7 +60,7 @@ class WeightReceiver(Protocol):
         """Take over whole tensors under the module's names."""
 
 
-LossFunction = Callable[[TokenScores, TensorDict], LossSum]
+LossFunction = Callable[[Scores, TensorDict], LossSum]
 LossWeight = Callable[[TensorDict], torch.Tensor]
 
 
@@ -70,17 +76,18 @@ class TrainStep:
     learning_rate: float
 
 
-class TrainEngine:
+class TrainEngine(Generic[Scores]):
     """Trains one module.
 
     Args:
         module: Same weights on every rank; the engine moves and, on several ranks, shards it in place.
-        scorer: Turns module and micro-batch into log-probs and entropy.
+        scorer: Turns module and micro-batch into log-probs and entropy, or into values.
         ranks: The processes that train this module together.
         optim: Optimiser and schedule; None for a module that only scores (a reference policy).
         total_steps: Optimiser steps of the run, for schedules that fall; None if nobody knows.
         micro_batch_size: Rows of one forward pass.
-        temperature: Divides the logits; the one that acted.
+        micro_batch_tokens: Tokens of one forward pass, whatever the number of its rows; None: by rows.
+        temperature: Divides the logits; the one that acted. A critic has none: 1.
         max_grad_norm: Clip the gradient to this norm; None does not.
         device: Where this rank computes.
         compute_dtype: Type of the passes; None is the weights' own. Weights, gradients and moments stay in the weights' own.
@@ -91,11 +98,12 @@ class TrainEngine:
         self,
         *,
         module: nn.Module,
-        scorer: Scorer,
+        scorer: Scorer[Scores],
         ranks: Collectives,
         optim: OptimizerArguments | None,
         total_steps: int | None,
         micro_batch_size: int,
+        micro_batch_tokens: int | None = None,
         temperature: float,
         max_grad_norm: float | None = None,
         device: torch.device | str = "cpu",
@@ -104,8 +112,12 @@ class TrainEngine:
     ) -> None:
         if micro_batch_size < 1:
             raise ConfigError(f"micro_batch_size={micro_batch_size} must be at least 1.")
-        self.module, self.scorer, self.ranks, self.optim = module, scorer, ranks, optim
-        self.total_steps, self.micro_batch_size, self.temperature = total_steps, micro_batch_size, temperature
+        if micro_batch_tokens is not None and micro_batch_tokens < 1:
+            raise ConfigError(f"micro_batch_tokens={micro_batch_tokens} must be at least 1.")
+        self.scorer: Scorer[Scores] = scorer
+        self.module, self.ranks, self.optim = module, ranks, optim
+        self.total_steps, self.temperature = total_steps, temperature
+        self.micro_batch_size, self.micro_batch_tokens = micro_batch_size, micro_batch_tokens
         self.max_grad_norm, self.compute_dtype, self.blocks = max_grad_norm, compute_dtype, blocks
         self.device = torch.device(device)
         self.optimizer: torch.optim.AdamW | None = None
@@ -138,7 +150,7 @@ class TrainEngine:
 
     # Training
 
-    def train_batch(self, batch: TensorDict, loss_fn: LossFunction, loss_weight_fn: LossWeight) -> TrainStep:
+    def train_batch(self, batch: TensorDict, loss_fn: LossFunction[Scores], loss_weight_fn: LossWeight) -> TrainStep:
         """One optimiser step on the rows of all ranks.
 
         Args:
@@ -152,7 +164,7 @@ class TrainEngine:
         """
         return self.apply_gradient(self.accumulate_gradient(batch, loss_fn, loss_weight_fn))
 
-    def accumulate_gradient(self, batch: TensorDict, loss_fn: LossFunction, loss_weight_fn: LossWeight) -> BatchLoss:
+    def accumulate_gradient(self, batch: TensorDict, loss_fn: LossFunction[Scores], loss_weight_fn: LossWeight) -> BatchLoss:
         """The gradient of the whole batch's loss, left in the weights' `grad`; nothing where the batch has no weight."""
         self.module.zero_grad(set_to_none=True)
         local_weight = loss_weight_fn(batch).double() if len(batch) else torch.zeros((), dtype=torch.float64)
@@ -161,14 +173,15 @@ class TrainEngine:
             return BatchLoss(loss=0.0, weight=0.0, sums={}, maxima={})
         tally = LossTally()
         failure: TensorError | None = None
-        for micro_batch, counts in self._micro_batches(batch):
+        for micro_batch, rows in self._micro_batches(batch):
+            counts = bool(rows)
             with self._computing():
                 scores = self.scorer(self.module, micro_batch, self.temperature)
             try:
                 part = loss_fn(scores, micro_batch)
             except TensorError as error:  # the other ranks wait in the backward pass: join them, then fail together
                 failure = failure or error
-                part = LossSum(loss=scores.log_probs_BT.sum())
+                part = LossSum(loss=_numbers(scores).sum())
                 counts = False
             (part.loss * (self.gradient_factor / weight if counts else 0.0)).backward()
             tally.add(part, counts=counts)
@@ -221,7 +234,7 @@ class TrainEngine:
     def forward(
         self,
         batch: TensorDict,
-        post_hook: Callable[[TokenScores, TensorDict], torch.Tensor],
+        post_hook: Callable[[Scores, TensorDict], torch.Tensor],
         aggregate_fn: Callable[[list[torch.Tensor]], torch.Tensor] = torch.cat,
     ) -> torch.Tensor:
         """Score this rank's rows without gradients.
@@ -231,27 +244,35 @@ class TrainEngine:
             post_hook: What to keep of a micro-batch's scores; one entry a row.
             aggregate_fn: Puts the kept things of the micro-batches together.
         """
-        kept = []
-        for micro_batch, counts in self._micro_batches(batch):
+        kept, numbers = [], []
+        for micro_batch, rows in self._micro_batches(batch):
             with self._computing():
                 scores = self.scorer(self.module, micro_batch, self.temperature)
             result = post_hook(scores, micro_batch)
-            kept.append(result if counts else result[:0])
+            kept.append(result if rows else result[:0])
+            numbers.append(rows)
         if isinstance(self.module, FSDPModule):
             self.module.reshard()  # without a backward pass the root's weights would stay whole, under the eyes of the optimiser
-        return aggregate_fn(kept)
+        return aggregate_fn(rows_in_order(kept, numbers))
 
-    def _micro_batches(self, batch: TensorDict) -> Iterable[tuple[TensorDict, bool]]:
-        """Micro-batches on the device, as many on each rank as on the one with most rows, and at least one.
+    def _micro_batches(self, batch: TensorDict) -> Iterable[tuple[TensorDict, Sequence[int]]]:
+        """Micro-batches on the device with their row numbers, as many on each rank as on the one with most, and at least one.
 
-        Those added for the others' sake are marked False: a row that is there already, or a row of zeros on an empty rank.
+        Those added for the others' sake have no row numbers: a row that is there already, or a row of zeros on an empty rank.
         """
-        starts = range(0, len(batch), self.micro_batch_size)
-        number = max(1, int(self.ranks.maximum(torch.tensor(len(starts)))))
-        for start in starts:
-            yield batch[start : start + self.micro_batch_size].to(self.device), True
-        for _ in range(number - len(starts)):
-            yield (batch[:1] if len(batch) else _row_of_zeros(batch)).to(self.device), False
+        parts: list[Sequence[int]] = []
+        failure: ConfigError | None = None
+        try:
+            parts = micro_batch_rows(batch, rows=self.micro_batch_size, tokens=self.micro_batch_tokens)
+        except ConfigError as error:
+            failure = error
+        if self.micro_batch_tokens is not None:  # only a budget can fail, on one rank alone
+            fail_together(self.ranks, failure)
+        number = max(1, int(self.ranks.maximum(torch.tensor(len(parts)))))
+        for rows in parts:
+            yield take_rows(batch, rows).to(self.device), rows
+        for _ in range(number - len(parts)):
+            yield (batch[:1] if len(batch) else _row_of_zeros(batch)).to(self.device), ()
 
     def _computing(self) -> contextlib.AbstractContextManager[Any]:
         """On one rank the type of the passes is autocast's business, on several FSDP2's."""
@@ -338,6 +359,11 @@ class TrainEngine:
         for name, weight in trained_parameters(self.module):
             state = {kind: spread_like(moments.get(f"{kind}/{name}"), weight, ranks=self.ranks) for kind in MOMENTS}
             optimizer.state[weight] = {**state, "step": torch.tensor(scalars[f"step/{name}"])}
+
+
+def _numbers(scores: TokenScores | torch.Tensor) -> torch.Tensor:
+    """Something of the scores through which a backward pass can go."""
+    return scores if isinstance(scores, torch.Tensor) else scores.log_probs_BT
 
 
 def _saved_tensors(module: nn.Module) -> dict[str, torch.Tensor]:

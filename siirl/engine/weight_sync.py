@@ -2,41 +2,79 @@
 
 On one rank the rollout engine holds the training module itself, and there is nothing to copy. On several ranks the training module is
 sharded, and its forward pass needs all ranks at once, which episodes of different lengths cannot give: each rank then has a
-whole copy for acting, which is filled here.
+whole copy for acting, which is filled here. An engine with weights of its own (vLLM) is given them, and shows what it made of them.
 """
 
 from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import nn
 
+from siirl.engine.checksum import checksum
 from siirl.engine.collectives import Collectives
-from siirl.engine.rollout.embodied_engine import EmbodiedEngine
 from siirl.engine.train_engine import TrainEngine
 from siirl.errors import InvariantError
 
+__all__ = ["ActingModule", "ActingWeights", "Evidence", "VersionedEngine", "WeightSync", "checksum"]
 
-def checksum(tensors: Mapping[str, torch.Tensor]) -> float:
-    """A number that changes when any weight does: the sum over tensors of position-weighted entries, in float64."""
-    total = 0.0
-    for place, name in enumerate(sorted(tensors), start=1):
-        flat = tensors[name].detach().double().flatten()
-        total += place * float(flat @ torch.linspace(1.0, 2.0, len(flat), dtype=torch.float64, device=flat.device))
-    return total
+
+@dataclass(frozen=True)
+class Evidence:
+    """What the trained weights would give, and what was found where they act."""
+
+    trained: float
+    acting: float
+    tolerance: float = 0.0
+    """Largest difference: none where the same numbers are added up, rounding where two programs compute the same."""
+
+    @property
+    def agrees(self) -> bool:
+        """Whether what acts is what is trained; never with NaN."""
+        return self.trained == self.acting or abs(self.trained - self.acting) <= self.tolerance
+
+
+class ActingWeights(Protocol):
+    """What acts, with weights of its own."""
+
+    def take_weights(self, state: Mapping[str, torch.Tensor]) -> list[Evidence]:
+        """Replace all weights by `state` (whole tensors, under the trained module's names), and show that it was done."""
+
+
+class VersionedEngine(Protocol):
+    """An engine that marks what it generates with a version."""
+
+    def update_weights(self, version: int) -> None:
+        """Tell the engine that its weights are those of `version`."""
+
+
+class ActingModule:
+    """A module that acts: the trained one itself, or a copy of it."""
+
+    def __init__(self, module: nn.Module, *, trained: nn.Module) -> None:
+        self.module, self.trained = module, trained
+
+    def take_weights(self, state: Mapping[str, torch.Tensor]) -> list[Evidence]:
+        """See `ActingWeights`."""
+        if self.module is not self.trained:
+            self.module.load_state_dict(state)
+        return [Evidence(trained=checksum(state), acting=checksum(self.module.state_dict()))]
 
 
 class WeightSync:
-    """Keeps the module that acts equal to the one that is trained.
+    """Keeps what acts equal to what is trained.
 
     Args:
         trained: The engine of the policy.
-        acting: The module that acts; the trained one itself, or a copy of it.
+        acting: The module that acts (the trained one itself, or a copy of it), or an engine with weights of its own.
         engine: Told the version of its weights.
         ranks: All act with the same weights, or the run stops.
     """
 
-    def __init__(self, *, trained: TrainEngine, acting: nn.Module, engine: EmbodiedEngine, ranks: Collectives) -> None:
-        self.trained, self.acting, self.engine, self.ranks = trained, acting, engine, ranks
+    def __init__(self, *, trained: TrainEngine, acting: nn.Module | ActingWeights, engine: VersionedEngine, ranks: Collectives) -> None:
+        self.trained, self.engine, self.ranks = trained, engine, ranks
+        self.acting: ActingWeights = ActingModule(acting, trained=trained.module) if isinstance(acting, nn.Module) else acting
         self.version = 0
 
     def sync(self) -> None:
@@ -49,13 +87,13 @@ class WeightSync:
 
     def receive_weights(self, state: Mapping[str, torch.Tensor], version: int) -> None:
         """See `siirl.engine.train_engine.WeightReceiver`; the version is the number of optimiser steps."""
-        if self.acting is not self.trained.module:
-            self.acting.load_state_dict(state)
-        expected, found = checksum(state), checksum(self.acting.state_dict())
-        everywhere = self.ranks.gather_objects((expected, found))
-        if any(pair != (expected, expected) for pair in everywhere):
+        evidence = self.acting.take_weights(state)
+        everywhere = self.ranks.gather_objects(evidence)
+        exact = [[piece for piece in pieces if piece.tolerance == 0.0] for pieces in everywhere]
+        if any(not piece.agrees for pieces in everywhere for piece in pieces) or any(pieces != exact[0] for pieces in exact):
+            found = [[(piece.trained, piece.acting) for piece in pieces] for pieces in everywhere]
             raise InvariantError(
-                f"After a weight sync (trained, acting) checksums of the ranks are {everywhere}: what acts is not what is trained. "
+                f"After a weight sync the ranks found (trained, acting) {found}: what acts is not what is trained. "
                 "Report this with the run's config; the last checkpoint is whole."
             )
         self.version = version

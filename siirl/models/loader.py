@@ -1,6 +1,6 @@
 """Policy folders: `config.json` and `model.safetensors`, written and read, and the one place that turns a name into a policy.
 
-OpenVLA and OpenVLA-OFT checkpoints come with LIBERO; the text domain's language models with the text issue.
+OpenVLA and OpenVLA-OFT checkpoints come with LIBERO; language models are `siirl.models.language_model`'s.
 """
 
 import json
@@ -71,15 +71,19 @@ def load_policy(folder: str | Path) -> TinyVLA:
 
 
 def load_weights(module: nn.Module, file: Path) -> None:
-    """Read a safetensors file into `module`; every name and shape must fit, else CheckpointError says which does not."""
+    """Read a safetensors file into `module`; every name and shape must fit, else CheckpointError says which does not.
+
+    A weight with two names (tied) may be there under one of them.
+    """
     try:
         tensors = load_file(file)
     except safetensors.SafetensorError as error:
         raise CheckpointError(
             f"{file} ({file.stat().st_size} bytes) is not a whole safetensors file: {error}. Copy or make it again."
         ) from error
-    expected = module.state_dict()
-    wrong = [f"missing {name}" for name in expected.keys() - tensors.keys()]
+    expected = module.state_dict(keep_vars=True)
+    there = {id(weight) for name, weight in expected.items() if name in tensors}
+    wrong = [f"missing {name}" for name, weight in expected.items() if id(weight) not in there]
     wrong += [f"unexpected {name}" for name in tensors.keys() - expected.keys()]
     wrong += [
         f"{name} is {tuple(tensors[name].shape)}, expected {tuple(expected[name].shape)}"
@@ -90,7 +94,7 @@ def load_weights(module: nn.Module, file: Path) -> None:
         raise CheckpointError(
             f"{file} holds another model than {type(module).__name__}: {'; '.join(sorted(wrong)[:5])} ({len(wrong)} in all)."
         )
-    module.load_state_dict(tensors)
+    module.load_state_dict(tensors, strict=False)
 
 
 def build_policy(name: str, *, path: str | None, spec: EnvSpec, seed: int, options: dict[str, Any]) -> Policy:

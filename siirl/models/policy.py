@@ -4,7 +4,7 @@ The tiny VLA and a 7B OpenVLA-OFT have the same shape here: all tokens of a chun
 logits, so the same engine samples them and the same scorer computes their log-probs.
 """
 
-# N observation, T = K*A token of a chunk (K actions of A dimensions), V bin
+# N observation, T = K*A token of a chunk (K actions of A dimensions), V bin, D feature
 
 import abc
 
@@ -22,6 +22,8 @@ class Policy(nn.Module, abc.ABC):
     action_tokenizer: ActionTokenizer
     chunk_length: int
     """K, the number of actions decoded from one observation."""
+    feature_size: int | None = None
+    """D of `features`; None for a policy that no critic can stand on."""
 
     @abc.abstractmethod
     def tokenize_instruction(self, text: str) -> NDArray[np.int64]:
@@ -38,3 +40,16 @@ class Policy(nn.Module, abc.ABC):
             proprioception: float32 [N, P], or None.
             instruction_ids: int64 [N, L].
         """
+
+    def features(
+        self, *, pixel_values: torch.Tensor | None, proprioception: torch.Tensor | None, instruction_ids: torch.Tensor
+    ) -> torch.Tensor:
+        """What the policy makes of an observation before it decodes a chunk from it, [N, D]: what a value head reads.
+
+        Arguments are those of `forward`. A policy that has them sets `feature_size` and writes `drop_head` as well.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has no features (feature_size is None).")
+
+    def drop_head(self) -> None:
+        """Give up the weights that only `forward` needs, for a copy of which nothing but `features` will be asked."""
+        raise NotImplementedError(f"{type(self).__name__} has no features (feature_size is None).")

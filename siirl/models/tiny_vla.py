@@ -7,7 +7,7 @@ perceptron, which is how it adapts to state-based Gymnasium environments. No dro
 training must give the same log-probs.
 """
 
-# N observation, C camera, T token of a chunk, V bin, P proprioception value, L instruction word
+# N observation, C camera, T token of a chunk, V bin, P proprioception value, L instruction word, D feature
 
 import dataclasses
 from dataclasses import dataclass
@@ -39,7 +39,9 @@ class TinyVLAConfig:
     instruction_buckets: int = 512
 
     @classmethod
-    def for_env(cls, spec: EnvSpec, *, bins: int = 16, chunk_length: int = 8, width: int = 256) -> "TinyVLAConfig":
+    def for_env(
+        cls, spec: EnvSpec, *, bins: int = 16, chunk_length: int = 8, width: int = 256, instruction_length: int = 16
+    ) -> "TinyVLAConfig":
         """The configuration that fits an environment's observations and actions.
 
         Sixteen bins and not OpenVLA's 256: what a policy tries out is a few bins wide, and tries of a few 64ths of the range hardly
@@ -60,6 +62,7 @@ class TinyVLAConfig:
             image_shape=_shape(spaces[IMAGES])[:3] if IMAGES in spaces else None,
             proprioception_size=int(np.prod(_shape(spaces[PROPRIOCEPTION]))) if PROPRIOCEPTION in spaces else 0,
             width=width,
+            instruction_length=instruction_length,
         )
 
     def to_json(self) -> dict:
@@ -100,7 +103,8 @@ class TinyVLA(Policy):
             inputs += width
         tokens = config.chunk_length * config.action_tokenizer.dimensions
         self.trunk = nn.Sequential(nn.Linear(inputs, 2 * width), nn.ReLU(), nn.Linear(2 * width, 2 * width), nn.ReLU())
-        self.head = nn.Linear(2 * width, tokens * config.action_tokenizer.bins)
+        self.feature_size = 2 * width
+        self.head = nn.Linear(self.feature_size, tokens * config.action_tokenizer.bins)
 
     def tokenize_instruction(self, text: str) -> NDArray[np.int64]:
         """Hashed words, int64 [L]."""
@@ -110,6 +114,13 @@ class TinyVLA(Policy):
         self, *, pixel_values: torch.Tensor | None, proprioception: torch.Tensor | None, instruction_ids: torch.Tensor
     ) -> torch.Tensor:
         """Logits [N, T, V]; see `Policy.forward`."""
+        features_ND = self.features(pixel_values=pixel_values, proprioception=proprioception, instruction_ids=instruction_ids)
+        return self.head(features_ND).unflatten(-1, (-1, self.config.action_tokenizer.bins))
+
+    def features(
+        self, *, pixel_values: torch.Tensor | None, proprioception: torch.Tensor | None, instruction_ids: torch.Tensor
+    ) -> torch.Tensor:
+        """The last hidden layer [N, D]; see `Policy.features`."""
         words_NLW = self.words(instruction_ids)
         count_N1 = (instruction_ids != PADDING).sum(1, keepdim=True).clamp(min=1)
         condition_NW = words_NLW.sum(1) / count_N1
@@ -118,8 +129,11 @@ class TinyVLA(Policy):
             features.append(self.vision(pixel_values, condition_NW))
         if self.config.proprioception_size:
             features.append(self.proprioception(proprioception))
-        hidden = self.trunk(torch.cat(features, dim=-1))
-        return self.head(hidden).unflatten(-1, (-1, self.config.action_tokenizer.bins))
+        return self.trunk(torch.cat(features, dim=-1))
+
+    def drop_head(self) -> None:
+        """See `Policy.drop_head`."""
+        del self.head
 
 
 class ConvEncoder(nn.Module):

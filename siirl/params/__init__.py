@@ -5,6 +5,7 @@ Imports neither torch nor ray, so that `--help` and refusals are quick.
 
 from siirl.params.algorithm_args import AlgorithmArguments, FilterArguments, KLCtrlArguments
 from siirl.params.cluster_args import ClusterArguments
+from siirl.params.critic_args import CriticArguments
 from siirl.params.dag_args import DagArguments
 from siirl.params.data_args import DataArguments
 from siirl.params.embodied_args import EmbodiedArguments
@@ -12,7 +13,6 @@ from siirl.params.env_args import EnvArguments
 from siirl.params.model_args import (
     ActorArguments,
     ActorRolloutRefArguments,
-    CriticArguments,
     ModelArguments,
     OptimizerArguments,
     RefArguments,

@@ -6,6 +6,7 @@ from siirl.params.fields import option
 
 ADV_WHITENINGS = ("unbiased", "biased", "mean", "none")  # siirl.algos.advantages says what each does
 CPGD_WEIGHTS = ("STD_weight", "clip_filter_like_weight", "naive")
+FILTER_METRICS = ("score", "reward", "success")
 KL_ESTIMATORS = ("k1", "k2", "k3", "abs", "k1+", "k2+", "k3+", "abs+")  # '+': straight-through gradient
 
 
@@ -26,6 +27,31 @@ class FilterArguments:
     success_low: float = option(0.0, "Drop groups with a smaller share of successes.", why="0: no band", minimum=0, maximum=1)
     success_high: float = option(1.0, "Drop groups with a larger share of successes.", why="1: no band", minimum=0, maximum=1)
     drop_truncated: bool = option(False, "Drop trajectories that ran into the step limit.", why="their failure is what the reward ranks")
+    metric: str = option(
+        "score",
+        "What pipeline=dapo compares within a group: `score` (the reward before penalties), `reward` (after them) or `success`.",
+        why="DAPO compares right and wrong; a penalty for length would keep groups that are all right",
+        choices=FILTER_METRICS,
+    )
+    max_refills: int = option(
+        4,
+        "Rounds of further prompts that pipeline=dapo rolls out where groups were dropped; then it trains on what there is.",
+        why="half of the groups kept fills a step in two; five rounds of a step without any say that the task is too hard or solved",
+        minimum=0,
+    )
+
+
+@dataclass
+class OverlongArguments:
+    """DAPO's soft punishment of responses that come near the limit of tokens (arXiv 2503.14476, section 3.4); of text alone."""
+
+    penalty: float = option(0.0, "Taken off the reward at the limit of tokens; 0: none.", why="pipeline=dapo sets the paper's 1", minimum=0)
+    buffer: int | None = option(
+        None,
+        "Tokens before data.max_response_length over which the penalty grows; null: a fifth of it.",
+        why="the paper's 4096 of 20480",
+        minimum=1,
+    )
 
 
 @dataclass
@@ -57,3 +83,4 @@ class AlgorithmArguments:
     )
     kl_ctrl: KLCtrlArguments = field(default_factory=KLCtrlArguments)
     filter: FilterArguments = field(default_factory=FilterArguments)
+    overlong: OverlongArguments = field(default_factory=OverlongArguments)

@@ -6,13 +6,11 @@ Each check yields errors that name the value, the place and the remedy; the call
 
 from collections.abc import Collection, Iterator
 
-import gymnasium
-
 from envs.base import IMAGES, INSTRUCTION, EnvSpec
 from siirl.errors import ConfigError, SiirlError, UnknownNameError
 from siirl.params import sizes
-from siirl.params.build import as_text
-from siirl.params.parser import known_keys, value_at
+from siirl.params.critic_checks import critic_problems, estimator_problems, overlong_notices, overlong_problems, sampling_problems
+from siirl.params.domain_checks import LANGUAGE_MODEL, domain_problems, is_text, observation_parts
 from siirl.params.references import check_reference, is_reference
 from siirl.params.reward_args import REWARDS, VIDEO_REWARDS
 from siirl.params.training_args import LOGGERS, SiiRLArguments
@@ -29,7 +27,7 @@ ESTIMATOR_KEYS = {
 }
 """Keys of algorithm.* that some estimators read and the others would ignore."""
 KL_WITHOUT_GRADIENT = ("k1",)
-POLICIES = ("tiny_vla",)
+POLICIES = ("tiny_vla", LANGUAGE_MODEL)
 
 FIRST_TRAINING_SEED = 1_000_000  # as siirl.data_coordinator.loader draws them
 ACTOR = "actor_rollout_ref.actor"
@@ -38,13 +36,14 @@ ROLLOUT = "actor_rollout_ref.rollout"
 
 def config_problems(config: SiiRLArguments) -> list[SiirlError]:
     """Everything that the configuration alone tells."""
-    checks = (_ranks, _batches, _evaluation, _algorithm, _reward, _length, _names, _text_only_keys, _processes, _not_in_this_version)
-    return [problem for check in checks for problem in check(config)]
+    checks = (_ranks, _batches, _evaluation, _algorithm, _reward, _length, _names, _processes, _not_in_this_version)
+    return [*(problem for check in checks for problem in check(config)), *critic_problems(config), *sampling_problems(config)]
 
 
 def environment_problems(config: SiiRLArguments, spec: EnvSpec) -> list[SiirlError]:
     """What does not fit the environment's spec."""
-    return [*_reward_of(config, spec), *_tasks_of(config, spec)]
+    problems = [] if is_text(spec) else [*_reward_of(config, spec), *_tasks_of(config, spec)]
+    return [*problems, *domain_problems(config, spec), *overlong_problems(config, text=is_text(spec))]
 
 
 def name_problems(config: SiiRLArguments, *, advantages: Collection[str], losses: Collection[str]) -> list[SiirlError]:
@@ -56,9 +55,9 @@ def name_problems(config: SiiRLArguments, *, advantages: Collection[str], losses
     return [UnknownNameError.of(kind=place, name=name, known=known) for place, name, known in asked if name not in known]
 
 
-def warnings_of(config: SiiRLArguments) -> list[str]:
+def warnings_of(config: SiiRLArguments, spec: EnvSpec) -> list[str]:
     """What works, but hardly as somebody wants it."""
-    return list(_warnings(config))
+    return [*_warnings(config), *overlong_notices(config, text=is_text(spec))]
 
 
 def _ranks(config: SiiRLArguments) -> Iterator[SiirlError]:
@@ -111,7 +110,7 @@ def _algorithm(config: SiiRLArguments) -> Iterator[SiirlError]:
         yield ConfigError(
             f"algorithm.pass_k={algorithm.pass_k} is more than {ROLLOUT}.n={group_size}: take at most as many as a group has."
         )
-    yield from _columns_of_estimator(config)
+    yield from estimator_problems(config, built_in=ESTIMATORS)
     if algorithm.adv_estimator not in ESTIMATORS:  # of the user's own, which may read any of them
         return
     for name, readers in ESTIMATOR_KEYS.items():
@@ -120,20 +119,6 @@ def _algorithm(config: SiiRLArguments) -> Iterator[SiirlError]:
             yield ConfigError(
                 f"algorithm.{name}={value} is read by {' and '.join(readers)}, not by {algorithm.adv_estimator}: leave it out."
             )
-
-
-def _columns_of_estimator(config: SiiRLArguments) -> Iterator[SiirlError]:
-    """A graph of the user's own may provide what the shipped ones do not."""
-    estimator, dag = config.algorithm.adv_estimator, config.dag
-    if dag.custom_pipeline_fn is not None or dag.workflow_file is not None:
-        return
-    if estimator == "gae":
-        yield ConfigError("algorithm.adv_estimator=gae needs a critic, and no pipeline of this version has one: take grpo or rloo.")
-    if estimator == "remax":
-        yield ConfigError(
-            "algorithm.adv_estimator=remax needs the column reward_baselines, the reward of a greedy rollout of each prompt, and no "
-            "pipeline of this version has one: name a graph of your own that does by dag.custom_pipeline_fn, or take rloo."
-        )
 
 
 def _length(config: SiiRLArguments) -> Iterator[SiirlError]:
@@ -176,15 +161,6 @@ def _reference(name: str, *, place: str, known: Collection[str]) -> Iterator[Sii
         yield error
 
 
-def _text_only_keys(config: SiiRLArguments) -> Iterator[SiirlError]:
-    """A key that only text jobs read would be set in vain."""
-    for place, key in known_keys({}).items():
-        value = value_at(config, place)
-        if key.metadata["text_only"] and value != key.default:
-            reason = key.metadata["text_only"]
-            yield ConfigError(f"{place}={as_text(value)} is read by text jobs, and env={config.env.name} is none: {reason}. Leave it out.")
-
-
 def _processes(config: SiiRLArguments) -> Iterator[SiirlError]:
     trainer, cluster = config.trainer, config.cluster
     if cluster.mode == "local" and sizes.ranks(config) > 1:
@@ -201,13 +177,8 @@ def _processes(config: SiiRLArguments) -> Iterator[SiirlError]:
 
 
 def _not_in_this_version(config: SiiRLArguments) -> Iterator[SiirlError]:
-    strategy, engine = config.actor_rollout_ref.actor.strategy, config.actor_rollout_ref.rollout.name
-    if strategy == "megatron":
+    if config.actor_rollout_ref.actor.strategy == "megatron":
         yield ConfigError(f"{ACTOR}.strategy=megatron: this version shards by FSDP2. Take fsdp.")
-    if engine != "embodied":
-        yield ConfigError(f"{ROLLOUT}.name={engine} generates text, and env={config.env.name} acts: take rollout=embodied.")
-    if "wandb" in config.trainer.logger:
-        yield ConfigError("trainer.logger=wandb: this version has metrics.jsonl, TensorBoard and the console. Take console or tensorboard.")
 
 
 def _reward(config: SiiRLArguments) -> Iterator[SiirlError]:
@@ -230,21 +201,16 @@ def _reward_of(config: SiiRLArguments, spec: EnvSpec) -> Iterator[SiirlError]:
         yield ConfigError(f"{cause} looks at videos, and {env} cannot be rendered: {remedy}{own}.")
     if not spec.reports_success and (srpo or (name != "return" and not is_reference(name))):
         yield ConfigError(f"{cause} needs the environment's own success flag, and {env} has none: {remedy}.")
-    if config.trainer.blind and IMAGES not in _parts(spec):
+    if config.trainer.blind and IMAGES not in observation_parts(spec):
         yield ConfigError(f"trainer.blind=true blackens images, and {env} has none in its observations: leave it out.")
 
 
 def _tasks_of(config: SiiRLArguments, spec: EnvSpec) -> Iterator[SiirlError]:
-    if len(spec.tasks) > 1 and INSTRUCTION not in _parts(spec):
+    if len(spec.tasks) > 1 and INSTRUCTION not in observation_parts(spec):
         yield ConfigError(
             f"env.name={config.env.name} has {len(spec.tasks)} tasks ({', '.join(spec.tasks)}) and no {INSTRUCTION!r} in its observations, "
             "so a policy cannot tell which one is wanted: choose one by env.tasks."
         )
-
-
-def _parts(spec: EnvSpec) -> Collection[str]:
-    """What an observation consists of."""
-    return spec.observation_space.spaces if isinstance(spec.observation_space, gymnasium.spaces.Dict) else ()
 
 
 def _warnings(config: SiiRLArguments) -> Iterator[str]:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from siirl.errors import CheckpointError, ConfigError, MissingAssetError, SiirlError
 from siirl.params import sizes
+from siirl.params.domain_checks import LANGUAGE_MODEL
 from siirl.params.paths import find
 from siirl.params.training_args import SiiRLArguments
 
@@ -21,9 +22,9 @@ HEADER_LENGTH = 8  # bytes of a safetensors file that hold the length of its hea
 def file_problems(config: SiiRLArguments) -> list[SiirlError]:
     """What is missing, or not whole."""
     model, actor = config.actor_rollout_ref.model, config.actor_rollout_ref
-    problems = list(_policy_folder(model.path, place="actor_rollout_ref.model.path"))
+    problems = list(_policy_folder(model.path, place="actor_rollout_ref.model.path", language=model.policy == LANGUAGE_MODEL))
     if sizes.needs_reference(config):
-        problems += _policy_folder(actor.ref.path, place="actor_rollout_ref.ref.path")
+        problems += _policy_folder(actor.ref.path, place="actor_rollout_ref.ref.path", language=model.policy == LANGUAGE_MODEL)
     if sizes.needs_video(config) and config.reward.encoder is not None:
         problems += _encoder(config.reward.encoder)
         problems += _demonstrations(config.reward.demonstrations)
@@ -67,10 +68,12 @@ def parameters_in(path: str) -> int:
     return sum(check_safetensors(file) for file in sorted(find(path).glob("*.safetensors")))
 
 
-def _policy_folder(path: str | None, *, place: str) -> Iterator[SiirlError]:
+def _policy_folder(path: str | None, *, place: str, language: bool) -> Iterator[SiirlError]:
     if path is None:
         return
     folder = find(path)
+    if language and not folder.is_dir() and _may_be_hub_id(path):
+        return  # transformers looks for it: in its cache, then on the hub
     remedy = "give a folder with config.json and model.safetensors, null for new weights, or make one: python -m siirl.warm_start"
     if not folder.is_dir():
         yield MissingAssetError(f"{place}={path}: there is no folder {folder}; {remedy}.")

@@ -6,13 +6,14 @@ from typing import Any
 from siirl.params.algorithm_args import KL_ESTIMATORS, AlgorithmArguments
 from siirl.params.embodied_args import EmbodiedArguments
 from siirl.params.fields import described, option
+from siirl.params.reward_args import OWN_REWARD
 
 __all__ = [
     "ActorArguments",
     "ActorRolloutRefArguments",
     "AlgorithmArguments",
-    "CriticArguments",
     "ImportanceArguments",
+    "LoraArguments",
     "ModelArguments",
     "OptimizerArguments",
     "RefArguments",
@@ -24,7 +25,28 @@ LOSS_AGGREGATIONS = ("token-mean", "seq-mean-token-sum", "seq-mean-token-mean", 
 IMPORTANCE_LEVELS, IMPORTANCE_BOUNDS = ("token", "sequence", "geometric"), ("truncate", "mask")
 SCHEDULES = ("constant", "constant_with_warmup", "cosine_with_warmup", "linear_with_warmup")
 NO_HUB_CODE = "a policy of one's own is named by actor_rollout_ref.model.policy=module:name"
+NO_ADAPTERS = "a VLA policy is small enough to be trained whole"
+NO_RECOMPUTING = "a VLA policy's activations are small"
+FIXED_LENGTHS = "the rows of robots are counted by micro_batch_size"
 NO_LM_ENGINE = "robots act through the training module itself"
+
+
+@dataclass
+class LoraArguments:
+    """Adapters of low rank, which are trained instead of the weights (Hu et al. 2021); the model below them is the KL's reference."""
+
+    rank: int = option(0, "Rank of the adapters; 0: none, all weights are trained.", minimum=0, text_only=NO_ADAPTERS)
+    alpha: float = option(32.0, "What the adapters add is scaled by alpha / rank.", why="peft's usual", above=0, text_only=NO_ADAPTERS)
+    target_modules: tuple[str, ...] | None = option(
+        None, "Names of the linear layers that get one; null: all but the head.", why="QLoRA, section 4", text_only=NO_ADAPTERS
+    )
+    dropout: float = option(
+        0.0,
+        "Must be 0: with dropout the ratio of an unchanged policy to itself would not be 1.",
+        minimum=0,
+        maximum=0,
+        text_only=NO_ADAPTERS,
+    )
 
 
 @dataclass
@@ -38,6 +60,13 @@ class ModelArguments:
     )
     dtype: str = option("float32", "Type of the weights.", why="a CPU is not faster in bfloat16", choices=("float32", "bfloat16"))
     trust_remote_code: bool = option(False, "Run code that comes with a model.", why="safe unless asked for", text_only=NO_HUB_CODE)
+    gradient_checkpointing: bool = option(
+        False,
+        "Compute a block's activations again in the backward pass instead of keeping them.",
+        why="a third more work, for models that need the memory",
+        text_only=NO_RECOMPUTING,
+    )
+    lora: LoraArguments = field(default_factory=LoraArguments)
     model_type: str = option("", "Old name: `embodied`; the environment says it now.", derived=True)
 
 
@@ -93,6 +122,13 @@ class ActorArguments:
         minimum=1,
     )
     micro_batch_size: int = option(8, "Trajectories of one forward pass on a rank; the gradient does not depend on it.", minimum=1)
+    micro_batch_tokens: int | None = option(
+        None,
+        "Tokens of one forward pass on a rank, prompts included, instead of micro_batch_size; null: by rows.",
+        why="rows of a few tokens need none",
+        minimum=1,
+        text_only=FIXED_LENGTHS,
+    )
     max_grad_norm: float | None = option(1.0, "Clip the gradient to this norm; null: do not.", why="the architecture guide's", above=0)
     use_kl_loss: bool = option(False, "Add the KL to the reference policy to the loss.", why="DAPO and SRPO train without")
     kl_loss_coef: float = option(0.001, "Weight of the KL in the loss.", why="DeepSeekMath uses 0.04, the field less", minimum=0)
@@ -108,8 +144,20 @@ class RolloutArguments:
     n: int = option(8, "Rollouts of a prompt: the group size.", why="the architecture guide's", minimum=1)
     temperature: float = option(1.0, "Divides the logits, when acting and when training.", why="the policy as it is", above=0)
     top_p: float = option(1.0, "Sample from the smallest set with this probability.", why="less biases the ratio", above=0, maximum=1)
+    top_k: int | None = option(
+        None, "Sample from so many most likely tokens; null: from all.", why="fewer bias the ratio", minimum=1, text_only=NO_LM_ENGINE
+    )
+    workflow: str | None = option(
+        None,
+        "How an episode runs, `module:name` of your own siirl.engine.rollout.workflow.RolloutWorkflow; null: siirl's.",
+        text_only=NO_LM_ENGINE,
+    )
+    stop: tuple[str, ...] = option((), "Texts that end a turn of the model, besides its end token.", text_only=NO_LM_ENGINE)
     mode: str = option("sync", "`sync`: rollouts with the weights of the step.", choices=("sync", "async"), text_only=NO_LM_ENGINE)
     tensor_model_parallel_size: int = option(1, "GPUs of one language-model engine.", minimum=1, text_only=NO_LM_ENGINE)
+    kv_cache_gib: float = option(
+        1.0, "Memory of rollout=vllm for keys and values, in GiB.", why="37 000 tokens of Qwen2.5 1.5B", above=0, text_only=NO_LM_ENGINE
+    )
     max_log_prob_gap: float | None = option(
         None,
         "Largest gap between acting and training log-probs of the same weights before the run stops; null: 1e-4 (bfloat16: 3e-2).",
@@ -136,14 +184,15 @@ class ActorRolloutRefArguments:
 
 
 @dataclass
-class CriticArguments:
-    """The value model of pipeline=ppo."""
-
-    path: str | None = option(None, "Its weights.", text_only="neither GRPO nor SRPO has a critic")
-
-
-@dataclass
 class RewardModelArguments:
     """A learned reward model for text."""
 
-    path: str | None = option(None, "Its weights.", text_only="trajectories are rewarded by reward.name")
+    path: str | None = option(
+        None,
+        "A sequence classifier with one output, which reward.name=model (or a part of reward.functions) scores with; a folder or a hub id.",
+        text_only=OWN_REWARD,
+    )
+    micro_batch_size: int = option(
+        16, "Conversations of one forward pass.", why="little memory without gradients", minimum=1, text_only=OWN_REWARD
+    )
+    trust_remote_code: bool = option(False, "Run Python code that its folder or hub id brings.", why="safety", text_only=OWN_REWARD)

@@ -14,13 +14,10 @@ from siirl.params.training_args import SiiRLArguments
 
 # Measured with env=mujoco, 64x64 images, render_quality=fast, one core of a shared two-core machine (November 2026).
 MEASURED_ENV = "mujoco"
-SERVER_BYTES = 400e6  # a simulator process: interpreter, MuJoCo, OpenGL, Ray's worker
-TASK_BYTES = 90e6  # one more task in one environment, with its renderer: 24 of them took 2.5 GB, 72 took 6.3 GB
 CORE_SECONDS_PER_ENV_STEP = 1.25e-3  # physics, resets, and an image every eighth step
 MEAN_EPISODE_SHARE = 0.6  # of the step limit: successes end early
 CORE_SECONDS_PER_UPDATED_TRAJECTORY = 5e-3  # forward and backward of the tiny policy, one epoch
 
-OTHER_SERVER_BYTES = 200e6  # interpreter and Gymnasium; what another simulator adds is not known
 WORKER_BYTES = 600e6  # a worker process: interpreter, torch, Ray
 RAY_BYTES = 830e6  # the command that waits for the workers (430 MB), and Ray's own processes
 NEW_POLICY_PARAMETERS = 2_200_000  # the tiny policy as it ships
@@ -28,6 +25,23 @@ BYTES_PER_TRAINED_PARAMETER = 16  # float32 weight, gradient, and Adam's two mom
 CHECKPOINT_BYTES_PER_PARAMETER = 12  # weight and Adam's moments
 VIDEO_BYTES = 300e3  # some seconds of 256x256 mp4
 LOG_BYTES = 20e6
+
+
+@dataclass(frozen=True)
+class EnvBytes:
+    """Memory of environments."""
+
+    server: float
+    """A process: interpreter, simulator, OpenGL, Ray's worker."""
+    task: float
+    """One more task in one environment, with its renderer."""
+
+
+ENV_BYTES = {
+    "mujoco": EnvBytes(server=400e6, task=90e6),  # 24 tasks in environments took 2.5 GB, 72 took 6.3 GB
+    "libero": EnvBytes(server=440e6, task=120e6),  # with stand-ins, 100 to 140 MB by suite; real meshes and textures take far more
+}
+OTHER_ENV_BYTES = EnvBytes(server=200e6, task=0.0)  # interpreter and Gymnasium; what another simulator adds is not known
 
 
 class Graph(Protocol):
@@ -67,9 +81,13 @@ class Plan:
     trajectories_per_mini_batch: int
     micro_batches: int
     micro_batch_size: int
+    micro_batch_tokens: int | None
+    """A budget of tokens in place of a number of trajectories."""
     epochs: int
     loss: str
     """The policy loss with its bounds, options and aggregation, as they come out."""
+    critic: str | None
+    """The critic's update; None where the graph has no critic."""
     steps: int | None
     max_minutes: float | None
     val_episodes: int
@@ -93,7 +111,9 @@ class Plan:
         return self.mini_batches * self.epochs
 
 
-def make_plan(config: SiiRLArguments, graph: Graph, env_spec: EnvSpec, *, free_memory_bytes: float, cores: int, loss: str) -> Plan:
+def make_plan(
+    config: SiiRLArguments, graph: Graph, env_spec: EnvSpec, *, free_memory_bytes: float, cores: int, loss: str, critic: str | None = None
+) -> Plan:
     """Work out what a run will do.
 
     Args:
@@ -103,9 +123,11 @@ def make_plan(config: SiiRLArguments, graph: Graph, env_spec: EnvSpec, *, free_m
         free_memory_bytes: Of this machine.
         cores: Processors of this machine.
         loss: The resolved policy loss in words.
+        critic: The critic's update in words; None where the graph has no critic.
     """
     trainer, actor = config.trainer, config.actor_rollout_ref.actor
-    parts = _memory(config, env_spec)
+    models = 2 if critic is not None else 1
+    parts = _memory(config, env_spec, models=models)
     val_episodes = trainer.val_episodes * len(env_spec.tasks)
     evaluations = _evaluations(config)
     nodes = {node_id: graph.get_node(node_id).skip_reason for node_id in graph.get_topological_sort()}
@@ -125,8 +147,10 @@ def make_plan(config: SiiRLArguments, graph: Graph, env_spec: EnvSpec, *, free_m
         trajectories_per_mini_batch=sizes.trajectories_per_mini_batch(config),
         micro_batches=sizes.micro_batches_per_mini_batch(config),
         micro_batch_size=actor.micro_batch_size,
+        micro_batch_tokens=actor.micro_batch_tokens,
         epochs=actor.ppo_epochs,
         loss=loss,
+        critic=critic,
         steps=trainer.total_steps,
         max_minutes=trainer.max_minutes,
         val_episodes=val_episodes,
@@ -134,7 +158,7 @@ def make_plan(config: SiiRLArguments, graph: Graph, env_spec: EnvSpec, *, free_m
         memory_bytes=sum(size for _, size in parts),
         memory_parts=parts,
         free_memory_bytes=free_memory_bytes,
-        disk_bytes=_disk(config),
+        disk_bytes=_disk(config, models=models),
         minutes=_minutes(config, env_spec, cores=cores, val_episodes=val_episodes * (evaluations or 0)),
     )
 
@@ -155,10 +179,11 @@ def render(plan: Plan) -> str:
         *(("skipped", f"{node}: {reason}") for node, reason in plan.skipped),
         ("ranks", f"{plan.ranks} ({'one process, cluster=local' if plan.cluster == 'local' else f'Ray actors, cluster={plan.cluster}'})"),
         ("tasks", f"{plan.env}: {', '.join(plan.tasks)}"),
-        ("simulators", f"{_count(plan.num_servers, 'server')} x {plan.envs_per_server} = {plan.num_servers * plan.envs_per_server}"),
+        ("environments", f"{_count(plan.num_servers, 'server')} x {plan.envs_per_server} = {plan.num_servers * plan.envs_per_server}"),
         ("a step", f"{_count(plan.prompts, 'prompt')} x {_count(plan.group_size, 'rollout')} = {plan.trajectories} trajectories"),
         ("update", _render_update(plan)),
         ("loss", plan.loss),
+        *([("critic", plan.critic)] if plan.critic is not None else []),
         ("length", _render_length(plan)),
         ("memory", f"about {_size(plan.memory_bytes)}, estimated ({_render_memory(plan)})"),
         ("disk", f"about {_size(plan.disk_bytes)} for checkpoints, videos and logs, estimated"),
@@ -178,6 +203,8 @@ def _render_update(plan: Plan) -> str:
     passes = f"{plan.epochs} passes over " if plan.epochs > 1 else ""
     batches = f"{_count(plan.mini_batches, 'mini-batch', 'es')} of {plan.trajectories_per_mini_batch} trajectories"
     micro_batches = f"a rank takes {_count(plan.micro_batches, 'micro-batch', 'es')} of at most {plan.micro_batch_size} for each"
+    if plan.micro_batch_tokens is not None:
+        micro_batches = f"a rank takes micro-batches of at most {_count(plan.micro_batch_tokens, 'token')} for each"
     return f"{passes}{batches} = {_count(plan.optimiser_steps, 'optimiser step')}; {micro_batches}"
 
 
@@ -211,31 +238,30 @@ def _render_time(plan: Plan) -> str:
     )
 
 
-def _memory(config: SiiRLArguments, env_spec: EnvSpec) -> tuple[tuple[str, float], ...]:
+def _memory(config: SiiRLArguments, env_spec: EnvSpec, *, models: int) -> tuple[tuple[str, float], ...]:
     ranks, model = sizes.ranks(config), config.actor_rollout_ref.model
     parameters = parameters_in(model.path) if model.path is not None else NEW_POLICY_PARAMETERS
     reference = 4 * parameters if sizes.needs_reference(config) else 0
-    simulators = sizes.servers(config) * OTHER_SERVER_BYTES
-    if config.env.name == MEASURED_ENV:
-        simulators = sizes.servers(config) * SERVER_BYTES + sizes.slots(config) * len(env_spec.tasks) * TASK_BYTES
+    sized = ENV_BYTES.get(config.env.name, OTHER_ENV_BYTES)
+    environments = sizes.servers(config) * sized.server + sizes.slots(config) * len(env_spec.tasks) * sized.task
     trajectories = sizes.trajectories_per_step(config) * image_bytes_per_trajectory(config, env_spec)
     return (
-        ("simulators", simulators),
+        ("environments", environments),
         ("workers", ranks * WORKER_BYTES),
         ("Ray", RAY_BYTES if config.cluster.mode == "ray" and config.cluster.address is None else 0.0),
-        ("policy and Adam", parameters * BYTES_PER_TRAINED_PARAMETER + reference),
+        ("policy, critic and Adam" if models > 1 else "policy and Adam", models * parameters * BYTES_PER_TRAINED_PARAMETER + reference),
         ("images of a step", trajectories),
     )
 
 
-def _disk(config: SiiRLArguments) -> float:
+def _disk(config: SiiRLArguments, *, models: int) -> float:
     trainer, model = config.trainer, config.actor_rollout_ref.model
     parameters = parameters_in(model.path) if model.path is not None else NEW_POLICY_PARAMETERS
     steps = trainer.total_steps or 0
     written = 1 + (steps // trainer.save_freq if trainer.save_freq > 0 else 0)
     checkpoints = min(written, KEPT_CHECKPOINTS + 1)  # the oldest goes when the newest is whole
     videos = steps * trainer.record_episodes + (_evaluations(config) or 1) * trainer.record_val_episodes
-    return checkpoints * parameters * CHECKPOINT_BYTES_PER_PARAMETER + videos * VIDEO_BYTES + LOG_BYTES
+    return checkpoints * models * parameters * CHECKPOINT_BYTES_PER_PARAMETER + videos * VIDEO_BYTES + LOG_BYTES
 
 
 def _evaluations(config: SiiRLArguments) -> int | None:

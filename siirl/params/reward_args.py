@@ -1,12 +1,21 @@
 """How an episode is rewarded."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
+from siirl.errors import ConfigError, UnknownNameError
 from siirl.params.fields import option
+from siirl.params.references import check_reference, is_reference
 
-REWARDS = ("success", "return", "srpo", "srpo_released", "oracle")
+REWARDS = ("success", "return", "srpo", "srpo_released", "oracle", "model")
 VIDEO_REWARDS = ("srpo", "srpo_released")
+TEXT_REWARDS = ("success", "return", "model")
+"""Rewards of text that are no function of the user's own."""
+MANAGERS = ("naive", "parallel", "dapo")
 OWN_REWARD = "name a trajectory reward by reward.name=module:name"
+PART_KEYS = ("name", "path", "weight", "data_sources", "batched")
 
 
 @dataclass
@@ -16,7 +25,7 @@ class RewardArguments:
     name: str = option(
         "success",
         "success (0/1), return (sum of rewards), srpo (distance of the video to successes), srpo_released (siiRL's form, for comparison), "
-        "oracle (true distance, for comparison), or `module:name`.",
+        "oracle (true distance, for comparison), model (reward_model.path, for text), or `module:name`, which makes a manager.",
         why="pipeline=embodied_srpo sets srpo",
     )
     alpha: float = option(0.8, "Ceiling of a failure's reward.", why="SRPO", above=0, maximum=1)
@@ -34,11 +43,131 @@ class RewardArguments:
     min_samples: int = option(2, "DBSCAN: points within the radius of a core point.", why="siiRL's", minimum=1)
     eps_scale: float = option(2.0, "DBSCAN: radius in medians of the nearest-neighbour distance.", why="needs no scale", above=0)
     demonstrations: str | None = option(None, "Clips that serve as successes from the start.", why="own successes alone")
+    functions: tuple[dict[str, Any], ...] = option(
+        (),
+        "Parts of a text's reward, which are added up; they take the place of `name`. Each is a mapping: name (success, return, model, "
+        "module:name, or with path a function of that file), weight (1), data_sources (all), batched (false: called once a sample).",
+        why="the environment's own reward needs none",
+        text_only=OWN_REWARD,
+    )
+    manager: str = option(
+        "naive",
+        "How reward functions run: naive (one process, one after another), parallel (num_workers processes), dapo (parallel, and "
+        "algorithm.overlong must have a penalty).",
+        why="most functions take microseconds",
+        choices=MANAGERS,
+        text_only=OWN_REWARD,
+    )
+    num_workers: int = option(
+        4,
+        "Processes of a rank for reward functions, with manager=parallel or dapo.",
+        why="as MathEnv, per core",
+        minimum=1,
+        text_only=OWN_REWARD,
+    )
+    timeout_s: float = option(
+        30.0,
+        "Seconds of a call of a reward function, after which its process is killed and the sample is dropped.",
+        why="a judge over the network answers within; arithmetic takes microseconds",
+        above=0,
+        text_only=OWN_REWARD,
+    )
+    max_failed_share: float = option(
+        0.05,
+        "Share of a step's samples that may be dropped because their reward failed; more stop the run.",
+        why="as env.max_failed_share: a hole in the data that hardly shifts it",
+        minimum=0,
+        maximum=1,
+        text_only=OWN_REWARD,
+    )
 
 
 @dataclass
 class CustomRewardArguments:
-    """A reward function of the user's own, for text."""
+    """A reward function of the user's own, for text; the short form of a reward.functions with one entry."""
 
-    path: str | None = option(None, "Python file that defines it.", text_only=OWN_REWARD)
-    name: str | None = option(None, "Its name in that file.", text_only=OWN_REWARD)
+    path: str | None = option(None, "Python file that defines it; null: name is `module:name`.", text_only=OWN_REWARD)
+    name: str | None = option(None, "Its name in that file, or `module:name`.", text_only=OWN_REWARD)
+
+
+@dataclass(frozen=True)
+class RewardPart:
+    """One summand of a text's reward."""
+
+    name: str
+    """One of `TEXT_REWARDS`, a function in `path`, or `module:name`."""
+    path: str | None = None
+    weight: float = 1.0
+    data_sources: tuple[str, ...] = ()
+    """Rows of these are rewarded by it; empty: all rows."""
+    batched: bool = False
+    """Called with lists, for many samples at once."""
+
+    @property
+    def is_function(self) -> bool:
+        """Whether it is code of the user's own."""
+        return self.name not in TEXT_REWARDS
+
+    @property
+    def label(self) -> str:
+        """Its name in metrics."""
+        return self.name.rpartition(":")[2].replace(".", "_")
+
+
+def reward_parts(reward: RewardArguments, custom: CustomRewardArguments) -> tuple[RewardPart, ...]:
+    """What a text's reward consists of: reward.functions and custom_reward_function where they are given, else reward.name.
+
+    Raises:
+        ConfigError: An entry that cannot be one; files and modules are looked for, and not imported.
+        UnknownNameError: An unknown key or name.
+    """
+    parts = [_part(entry, place=f"reward.functions[{number}]") for number, entry in enumerate(reward.functions)]
+    if custom.name is not None:
+        parts.append(_part({"name": custom.name, "path": custom.path}, place="custom_reward_function"))
+    elif custom.path is not None:
+        raise ConfigError(f"custom_reward_function.path={custom.path} is a file: name the function in it by custom_reward_function.name.")
+    if not parts:
+        parts = [_part({"name": reward.name}, place="reward")]
+    labels = [part.label for part in parts]
+    repeated = [label for label in labels if labels.count(label) > 1]
+    if repeated:
+        raise ConfigError(f"Two parts of the reward are called {repeated[0]!r}, and are logged by name: rename one of the functions.")
+    return tuple(parts)
+
+
+def needs_texts(parts: tuple[RewardPart, ...]) -> bool:
+    """Whether a part reads the texts of an episode, which then travel as columns of strings."""
+    return any(part.is_function or part.name == "model" for part in parts)
+
+
+def _part(entry: Mapping[str, Any], *, place: str) -> RewardPart:
+    for key in entry:
+        if key not in PART_KEYS:
+            raise UnknownNameError.of(kind=f"key in {place}", name=str(key), known=PART_KEYS)
+    name, path, weight = entry.get("name"), entry.get("path"), entry.get("weight", 1.0)
+    if not isinstance(name, str) or not name:
+        raise ConfigError(f"{place}.name={name!r} must name a function, or one of {', '.join(TEXT_REWARDS)}.")
+    if isinstance(weight, bool) or not isinstance(weight, int | float) or not abs(weight) < float("inf"):
+        raise ConfigError(f"{place}.weight={weight!r} must be a finite number.")
+    sources = entry.get("data_sources") or ()
+    part = RewardPart(
+        name=name,
+        path=None if path is None else str(path),
+        weight=float(weight),
+        data_sources=(sources,) if isinstance(sources, str) else tuple(map(str, sources)),
+        batched=bool(entry.get("batched", False)),
+    )
+    _check_place(part, place=place)
+    return part
+
+
+def _check_place(part: RewardPart, *, place: str) -> None:
+    if part.path is not None:
+        if not Path(part.path).expanduser().is_file():
+            raise ConfigError(f"{place}.path={part.path}: there is no such file. Give the Python file that defines {part.name!r}.")
+        if not part.name.isidentifier():
+            raise ConfigError(f"{place}.name={part.name} is no name of a function in {part.path}.")
+    elif is_reference(part.name):
+        check_reference(part.name, place=f"{place}.name")
+    elif part.name not in TEXT_REWARDS:
+        raise UnknownNameError.of(kind=f"reward of text ({place}.name)", name=part.name, known=[*TEXT_REWARDS, "module:name"])

@@ -4,11 +4,12 @@ from dataclasses import dataclass, field
 
 from siirl.params.algorithm_args import AlgorithmArguments
 from siirl.params.cluster_args import ClusterArguments
+from siirl.params.critic_args import CriticArguments
 from siirl.params.dag_args import DagArguments
 from siirl.params.data_args import DataArguments
 from siirl.params.env_args import EnvArguments
 from siirl.params.fields import described, option
-from siirl.params.model_args import ActorRolloutRefArguments, CriticArguments, RewardModelArguments
+from siirl.params.model_args import ActorRolloutRefArguments, RewardModelArguments
 from siirl.params.profiler_args import ProfilerArguments
 from siirl.params.reward_args import CustomRewardArguments, RewardArguments
 
@@ -32,7 +33,12 @@ class TrainingArguments:
     val_seed_offset: int = option(
         0, "Seed of the first held-out episode of each task; training has the seeds from 1,000,000 on.", why="any will do", minimum=0
     )
-    critic_warmup: int = option(0, "Steps that train the critic alone.", minimum=0, text_only="neither GRPO nor SRPO has a critic")
+    val_samples: int = option(
+        1, "Sampled answers to each held-out prompt; from 2 on pass@k is reported, too.", why="pass@k costs k times as much", minimum=1
+    )
+    critic_warmup: int = option(
+        0, "Steps that train the critic alone, before the actor's first update.", why="a poor baseline is noise, not bias", minimum=0
+    )
     project_name: str = option("siirl", "Heading of reports and dashboards.")
     experiment_name: str = option("run", "Folder of the run in output_dir.")
     logger: tuple[str, ...] = option(("console", "tensorboard"), f"Beside metrics.jsonl: {', '.join(LOGGERS)}.")
@@ -42,6 +48,13 @@ class TrainingArguments:
     deterministic: bool = option(False, "Same run, same numbers, bit for bit on CPU.", why="waiting for a fixed order costs speed")
     record_episodes: int = option(2, "Training episodes of a step that become videos.", why="a look, not an archive", minimum=0)
     record_val_episodes: int = option(4, "Episodes of an evaluation that become videos.", why="a look, not an archive", minimum=0)
+    save_rollouts: int = option(
+        64,
+        "Rollouts of a step, and of an evaluation, that are written to rollouts/ with tokens and log-probs; -1: all, 0: none.",
+        why="whole groups to read; of 500 tokens each they are a megabyte a step",
+        minimum=-1,
+        text_only="episodes of robots are recorded as videos: trainer.record_episodes",
+    )
     blind: bool = option(False, "Show the policy black images: the control for seeing.")
 
 

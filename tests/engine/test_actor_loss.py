@@ -4,7 +4,8 @@ import pytest
 import torch
 from tiny_training import largest_difference, make_actor, make_engine, trajectories
 
-from siirl.algos.policy_losses import NATIVE_AGGREGATION, OWN_BOUNDS, POLICY_LOSSES
+from siirl.algos.policy_losses import NATIVE_AGGREGATION, OWN_BOUNDS, POLICY_LOSSES, PolicyLoss
+from siirl.algos.policy_losses import register_policy_loss as register_own_loss
 from siirl.dag_worker.core_algos import POLICY_LOSS_REGISTRY, agg_loss, register_policy_loss
 from siirl.engine.actor.actor_loss import ActorLoss
 from siirl.errors import ConfigError, TensorError, UnknownNameError
@@ -129,6 +130,27 @@ def test_a_loss_of_the_documents_form_gets_importance_weights_as_an_argument(reg
     make_actor(make_engine(), loss="weighted", importance=ImportanceArguments(level="token")).update(trajectories(2))
     assert seen[0] is None
     assert seen[1].shape == (2, 12)
+
+
+def test_a_pipelines_bound_is_no_fault_of_a_loss_of_ones_own_that_does_not_clip(registries):
+    @register_own_loss("plain")
+    def plain_loss(*, log_probs_BT, advantages_BT):
+        return PolicyLoss(loss_BT=-advantages_BT * log_probs_BT)
+
+    assert resolved("pipeline=dapo", f"{LOSS}=plain").describe() == "plain, token-mean"
+    assert make_actor(make_engine(), loss="plain", clip_ratio_high=0.28).update(trajectories(2))["actor/updates"] == 1.0
+
+
+def test_a_loss_of_ones_own_gets_the_bound_that_it_asks_for(registries):
+    seen = []
+
+    @register_own_loss("one_sided")
+    def one_sided_loss(*, log_probs_BT, old_log_probs_BT, advantages_BT, clip_ratio_high):
+        seen.append(clip_ratio_high)
+        return PolicyLoss(loss_BT=-advantages_BT * (log_probs_BT - old_log_probs_BT).exp().clamp(max=1 + clip_ratio_high))
+
+    make_actor(make_engine(), loss="one_sided", clip_ratio_low=0.1, clip_ratio_high=0.28).update(trajectories(2))
+    assert seen == [0.28]
 
 
 def test_a_selection_sees_the_policy_as_it_is_before_the_step():

@@ -7,10 +7,11 @@ import torch
 from ranks_at_work import run_on_ranks
 from tiny_training import TinyPolicy, largest_difference, make_actor, make_engine, trajectories, weights
 
-from siirl.algos.advantages import estimate_advantages
+from siirl.algos.advantages import ADVANTAGES, estimate_advantages
 from siirl.algos.aggregation import AGGREGATIONS
 from siirl.engine.actor.embodied_scorer import embodied_scorer
 from siirl.engine.collectives import OneProcess
+from siirl.engine.critic.embodied_value_scorer import first_token_of_each_chunk
 from siirl.engine.sharding import measure_reduction, reduction_factor
 from siirl.errors import InvariantError, TensorError
 
@@ -19,6 +20,7 @@ SHARES = {"even": (5, 4), "uneven": (1, 8), "one rank is empty": (0, 9)}
 MICRO_BATCHES = (1, 4)
 TERMS = {"entropy_coef": 0.01, "use_kl_loss": True, "kl_loss_coef": 0.1}
 TOLERANCE = 1e-5  # relative, max norm
+ESTIMATORS = sorted(ADVANTAGES)
 
 
 def own_rows(batch, ranks, shares):
@@ -60,7 +62,7 @@ def failing_updates(ranks):
 
 
 def advantages(ranks, shares, name):
-    """Advantages of own rows; groups are spread over ranks."""
+    """Advantages of own rows; groups are spread over ranks, and decisions are of a chunk's tokens."""
     batch = own_rows(trajectories(ROWS, masked_rows=MASKED_ROWS), ranks, shares)
     mask_BT = batch["response_mask"]
     available = {
@@ -68,6 +70,8 @@ def advantages(ranks, shares, name):
         "response_mask": mask_BT,
         "index": torch.tensor([int(uid) % 3 for uid in batch["uid"]], dtype=torch.long),
         "values": batch["rollout_log_probs"],
+        "value_mask": first_token_of_each_chunk(batch),
+        "reward_baselines": batch["old_log_probs"][:, 0],
         "gamma": 0.9,
         "lam": 0.8,
         "ranks": ranks,
@@ -114,7 +118,7 @@ def on_two_ranks(ranks):
         "bfloat16 reduction": measure_reduction(ranks=ranks, device=torch.device("cpu"), compute_dtype=torch.bfloat16),
         "updates": updates,
         "several": {name: several_updates(ranks, shares) for name, shares in SHARES.items()},
-        "advantages": {case: advantages(ranks, SHARES[case[0]], case[1]) for case in itertools.product(SHARES, ("grpo", "rloo", "gae"))},
+        "advantages": {case: advantages(ranks, SHARES[case[0]], case[1]) for case in itertools.product(SHARES, ESTIMATORS)},
         "conversation": conversation(ranks),
         "failing": failing_updates(ranks),
         "overflowing": overflowing_update(ranks),
@@ -187,7 +191,7 @@ def test_mini_batches_and_epochs_move_the_weights_alike(two_ranks, share):
         assert rank["several"][share]["metrics"] == pytest.approx(expected["metrics"], rel=1e-3, abs=1e-5)
 
 
-@pytest.mark.parametrize("name", ["grpo", "rloo", "gae"])
+@pytest.mark.parametrize("name", ESTIMATORS)
 @pytest.mark.parametrize("share", SHARES)
 def test_advantages_of_groups_that_are_spread_over_ranks_are_those_of_one_rank(two_ranks, share, name):
     found = torch.cat([rank["advantages"][share, name] for rank in two_ranks])

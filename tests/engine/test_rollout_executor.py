@@ -1,12 +1,15 @@
-"""Many episodes at once: order, failures, cancellation."""
+"""Many episodes at once: order, failures, cancellation; and those that go on while the next are asked for."""
 
 import asyncio
+import itertools
 
 import pytest
+from scripted_text import ScriptedEngine
 
 from siirl.engine.rollout.executor import rollout_batch
+from siirl.engine.rollout.inference_engine import InferenceEngine
 from siirl.engine.rollout.workflow import EpisodeRequest, RolloutWorkflow, Trajectory
-from siirl.errors import SimulationFailed
+from siirl.errors import ConfigError, SimulationFailed
 
 
 def request(number: int) -> EpisodeRequest:
@@ -54,3 +57,160 @@ def test_each_episode_is_counted_when_it_is_done():
     done = []
     asyncio.run(rollout_batch(Sleepy(failing=[0]), None, [request(i) for i in range(3)], on_done=lambda request: done.append(request.uid)))
     assert done == ["2", "1", "0"]
+
+
+class Answering(RolloutWorkflow):
+    """An episode is `(number, turns)`: it takes so many turns of the loop, and returns `copies` trajectories with the engine's version."""
+
+    def __init__(self, *, copies=1, rejected=(), failing=(), breaking=()):
+        self.copies, self.rejected, self.failing, self.breaking = copies, rejected, failing, breaking
+        self.running, self.most_running, self.cancelled = 0, 0, 0
+
+    async def arun_episode(self, engine, data):
+        number, turns = data
+        self.running += 1
+        self.most_running = max(self.most_running, self.running)
+        try:
+            for _ in range(turns):
+                await asyncio.sleep(0.001)
+        except asyncio.CancelledError:
+            self.cancelled += 1
+            raise
+        self.running -= 1
+        if number in self.failing:
+            raise SimulationFailed("the server died three times")
+        if number in self.breaking:
+            raise ValueError("a bug")
+        if number in self.rejected:
+            return None
+        return [Trajectory(row={"number": number, "version": engine.policy_version}) for _ in range(self.copies)]
+
+
+@pytest.fixture
+def inference():
+    engine = InferenceEngine(ScriptedEngine(lambda request: ""), at_once=3).initialize()
+    yield engine
+    engine.destroy()
+
+
+def numbers(result):
+    return [trajectory.row["number"] for trajectory in result.trajectories]
+
+
+def test_wait_gives_the_oldest_episodes_although_later_ones_are_over(inference):
+    workflow = Answering()
+    for data in [(0, 9), (1, 1), (2, 5), (3, 1)]:
+        inference.submit(data, workflow)
+    assert numbers(inference.wait(2)) == [0, 1]
+    assert numbers(inference.wait(2)) == [2, 3]
+
+
+def test_no_more_episodes_run_at_once_than_allowed_and_each_is_counted(inference):
+    workflow = Answering()
+    inference.rollout_batch([(i, 2) for i in range(7)], workflow)
+    assert workflow.most_running == 3
+    assert (inference.engine.announced, inference.engine.ended) == (7, 7)
+
+
+def test_wait_that_times_out_keeps_what_is_there(inference):
+    workflow = Answering()
+    for data in [(0, 1), (1, 100_000), (2, 1)]:
+        inference.submit(data, workflow)
+    with pytest.raises(TimeoutError, match="2 are under way"):
+        inference.wait(2, timeout=0.2)
+    assert numbers(inference.wait(1)) == [0]
+
+
+def test_wait_for_more_than_was_submitted_says_so_and_keeps_what_is_there(inference):
+    inference.submit((0, 1), Answering())
+    with pytest.raises(RuntimeError, match="submit as many as are wanted"):
+        inference.wait(2)
+    assert numbers(inference.wait(1)) == [0]
+
+
+def test_rejected_and_failed_episodes_do_not_count_but_are_told(inference):
+    workflow = Answering(rejected=[0], failing=[1])
+    for i in range(5):
+        inference.submit((i, 1), workflow)
+    result = inference.wait(1, should_accept=lambda trajectories: trajectories[0].row["number"] != 2)
+    assert numbers(result) == [3]
+    assert result.rejected == [(0, 1), (2, 1)]
+    assert [(data, str(reason)) for data, reason in result.failed] == [((1, 1), "the server died three times")]
+
+
+def test_an_episode_may_have_several_trajectories_and_counts_once(inference):
+    result = inference.rollout_batch([(0, 1), (1, 1)], Answering(copies=2, rejected=[1]))
+    assert numbers(result) == [0, 0]
+    assert result.rejected == [(1, 1)]
+
+
+def test_batch_drops_what_is_not_accepted(inference):
+    result = inference.rollout_batch([(i, 1) for i in range(4)], Answering(), should_accept=lambda group: group[0].row["number"] % 2 == 1)
+    assert numbers(result) == [1, 3]
+    assert result.rejected == [(0, 1), (2, 1)]
+
+
+def test_workflow_that_returns_something_else_is_refused(inference):
+    with pytest.raises(TypeError, match=r"Wrong\.arun_episode must return a Trajectory, several of them, or None; got int"):
+        inference.rollout_batch([0], Wrong())
+
+
+class Wrong(RolloutWorkflow):
+    """Returns what is no trajectory."""
+
+    async def arun_episode(self, engine, data):
+        return [1]
+
+
+def test_error_of_a_later_episode_ends_all_at_once(inference):
+    workflow = Answering(breaking=[1])
+    for data in [(0, 100_000), (1, 1), (2, 100_000)]:
+        inference.submit(data, workflow)
+    with pytest.raises(ValueError, match="a bug"):
+        inference.wait(1)
+    assert workflow.cancelled == 2
+    assert inference.engine.ended == 3
+
+
+def test_prepared_batch_makes_up_for_what_is_rejected(inference):
+    data = ((i, 1) for i in range(100))
+    result = inference.prepare_batch(data, Answering(rejected=[0, 2], failing=[3]), count=3)
+    assert numbers(result) == [1, 4, 5]
+    assert numbers(inference.prepare_batch(data, Answering(), count=2)) == [6, 7]
+
+
+def test_episodes_ahead_go_on_with_the_next_batch_under_the_new_weights(inference):
+    data, workflow = iter([(0, 1), (1, 1), (2, 50), (3, 50), (4, 1), (5, 1)]), Answering()
+    first = inference.prepare_batch(data, workflow, count=2, ahead=2)
+    inference.update_weights(1).result()
+    second = inference.prepare_batch(data, workflow, count=2, ahead=2)
+    assert (numbers(first), numbers(second)) == ([0, 1], [2, 3])
+    assert [trajectory.row["version"] for trajectory in second.trajectories] == [1, 1]
+    assert inference.engine.interrupts == 1
+
+
+def test_prepared_batch_ends_with_its_data_and_after_ten_times_as_many_tries(inference):
+    assert numbers(inference.prepare_batch(iter([(0, 1)]), Answering(), count=3)) == [0]
+    endless = ((i, 0) for i in itertools.count())
+    result = inference.prepare_batch(endless, Answering(), count=2, should_accept=lambda trajectories: False)
+    assert (result.trajectories, len(result.rejected)) == ([], 20)
+
+
+def test_weights_change_without_interruption_where_nothing_is_under_way(inference):
+    inference.update_weights(4)
+    assert (inference.engine.policy_version, inference.engine.interrupts) == (4, 0)
+
+
+def test_episodes_under_way_end_with_the_engine():
+    inference, workflow = InferenceEngine(ScriptedEngine(lambda request: ""), at_once=2).initialize(), Answering()
+    inference.submit((0, 1), workflow)
+    inference.submit((1, 100_000), workflow)
+    inference.wait(1)
+    inference.destroy()
+    inference.destroy()
+    assert workflow.cancelled == 1
+
+
+def test_fewer_than_one_episode_at_once_is_refused():
+    with pytest.raises(ConfigError, match="at_once=0 must be at least 1"):
+        InferenceEngine(ScriptedEngine(lambda request: ""), at_once=0)

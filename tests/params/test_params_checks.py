@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from envs.base import IMAGES, INSTRUCTION, PROPRIOCEPTION, EnvSpec
+from envs.text import text_spec
 from siirl.errors import ConfigError
 from siirl.params.checks import config_problems, environment_problems, name_problems, warnings_of
 from siirl.params.parser import parse_config
@@ -31,6 +32,9 @@ def spec(
     return EnvSpec(
         "own", tuple(tasks), gymnasium.spaces.Dict(parts), actions, max_episode_steps=100, reports_success=success, renders=renders
     )
+
+
+TEXT = text_spec(name="math", tasks=["sums-2", "sums-3"], max_turns=1, max_action_characters=100)
 
 
 def environment(env: EnvSpec, *overrides: str) -> list[str]:
@@ -73,7 +77,7 @@ def test_the_shipped_environment_fits_its_jobs(overrides: list[str]) -> None:
         (["pipeline=grpo", "reward.demonstrations=clips"], "reward.name=success looks at none"),
         (["actor_rollout_ref.rollout.n=1"], "needs at least 2"),
         (["algorithm.filter.success_low=0.9", "algorithm.filter.success_high=0.1"], "no group could pass"),
-        (["algorithm.adv_estimator=gae"], "needs a critic"),
+        (["algorithm.adv_estimator=gae"], "needs the values of a critic"),
         (["algorithm.adv_estimator=remax"], "needs the column reward_baselines"),
         (["algorithm.adv_estimator=opo", "actor_rollout_ref.rollout.n=1"], "algorithm.adv_estimator=opo compares the rollouts of a prompt"),
         (["algorithm.adv_estimator=grpo_passk", "algorithm.pass_k=9"], "algorithm.pass_k=9 is more than actor_rollout_ref.rollout.n=8"),
@@ -96,8 +100,6 @@ def test_the_shipped_environment_fits_its_jobs(overrides: list[str]) -> None:
         (["cluster=local", "cluster.address=there:6379"], "which cluster=local does not use"),
         (["trainer.nnodes=2"], "needs a Ray cluster that spans the machines"),
         (["actor_rollout_ref.actor.strategy=megatron"], "Take fsdp"),
-        (["actor_rollout_ref.rollout.name=vllm"], "generates text"),
-        (["trainer.logger=wandb"], "Take console or tensorboard"),
     ],
 )
 def test_a_job_that_cannot_work_is_refused(overrides: list[str], expected: str) -> None:
@@ -113,23 +115,47 @@ def test_a_job_that_cannot_work_is_refused(overrides: list[str], expected: str) 
         "data.val_files=[a.parquet]",
         "data.max_prompt_length=7",
         "data.max_response_length=7",
-        "data.num_loader_workers=0",
+        "data.num_loader_workers=2",
         "actor_rollout_ref.model.trust_remote_code=true",
         "actor_rollout_ref.rollout.mode=async",
         "actor_rollout_ref.rollout.tensor_model_parallel_size=2",
         "trainer.total_epochs=2",
-        "trainer.critic_warmup=3",
-        "critic.path=x",
         "reward_model.path=x",
         "custom_reward_function.path=x",
         "custom_reward_function.name=x",
     ],
 )
 def test_a_key_that_only_text_reads_is_refused_for_a_robot(override: str) -> None:
-    found = problems(override)
+    found = environment(spec(), override)
     assert len(found) == 1
     assert found[0].startswith(override.split("=")[0])
     assert "is read by text jobs" in found[0]
+
+
+def test_a_key_that_only_text_reads_is_taken_for_text() -> None:
+    assert environment(TEXT, "env=math", "pipeline=grpo", "data.max_response_length=7") == []
+
+
+@pytest.mark.parametrize(
+    ("env", "overrides", "expected"),
+    [
+        (TEXT, ["env=math", "pipeline=embodied_srpo"], "pipeline=embodied_srpo rewards videos of episodes, and env=math is text"),
+        (TEXT, ["env=math", "pipeline=grpo", "reward=srpo"], "reward.name=srpo looks at videos, and env=math is text"),
+        (TEXT, ["env=math", "pipeline=grpo", "model=tiny_vla"], "model.policy=tiny_vla acts on images, and env=math is text"),
+        (TEXT, ["env=math", "pipeline=grpo", "model=causal_lm"], "model.path=null: which language model?"),
+        (TEXT, ["env=math", "pipeline=grpo", "rollout=embodied"], "rollout.name=embodied does not generate text"),
+        (TEXT, ["env=math", "actor_rollout_ref.actor.micro_batch_tokens=99"], "the longest row would fit into no micro-batch"),
+        (TEXT, ["env=math", "actor_rollout_ref.rollout.workflow=no_such:Thing"], "there is no module 'no_such'"),
+        (TEXT, ["env=math", "actor_rollout_ref.rollout.stop=['']"], "stop has an empty text"),
+        (TEXT, ["env=math", "actor_rollout_ref.rollout.mode=async"], "mode=async is vLLM in a process of its own"),
+        (TEXT, ["env=math", "rollout=vllm", "trainer.n_gpus_per_node=2"], "2 ranks have a process group: take mode=async"),
+        (TEXT, ["env=math", "actor_rollout_ref.rollout.mode=async", "trainer.deterministic=true"], "batches by the clock"),
+        (spec(), ["model=tiny_lm"], "model.policy=causal_lm writes text, and env=mujoco wants actions"),
+        (spec(), ["rollout=hf"], "rollout.name=hf generates text, and env=mujoco acts"),
+    ],
+)
+def test_what_is_of_the_other_domain_is_refused(env: EnvSpec, overrides: list[str], expected: str) -> None:
+    assert any(expected in problem for problem in environment(env, *overrides))
 
 
 @pytest.mark.parametrize(
@@ -194,13 +220,13 @@ def test_problems_are_errors_that_a_caller_may_catch() -> None:
     ],
 )
 def test_what_works_but_badly_is_warned_of(overrides: list[str], expected: str) -> None:
-    found = warnings_of(parse_config(overrides))
+    found = warnings_of(parse_config(overrides), spec())
     assert len(found) == 1
     assert expected in found[0]
 
 
 def test_the_demo_job_gives_no_warning() -> None:
-    assert warnings_of(parse_config()) == []
+    assert warnings_of(parse_config(), spec()) == []
 
 
 def test_choices_agree_with_the_registries() -> None:

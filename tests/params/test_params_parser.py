@@ -110,7 +110,7 @@ def test_a_misspelt_group_is_answered_with_the_known_ones() -> None:
 
 
 def test_a_key_without_its_group_is_answered_with_its_place() -> None:
-    assert "Did you mean 'actor_rollout_ref.actor.optim.lr'?" in refusal("lr=1e-5")
+    assert "Did you mean 'actor_rollout_ref.actor.optim.lr' or 'critic.optim.lr'?" in refusal("lr=1e-5")
 
 
 def test_a_misspelt_option_is_answered_with_the_known_ones() -> None:

@@ -99,7 +99,7 @@ def test_a_trajectory_keeps_one_image_a_chunk() -> None:
 
 def test_memory_counts_simulators_by_server_and_task() -> None:
     few, many = plan_of(["env.num_servers=2"]), plan_of(["env.num_servers=4"])
-    assert dict(many.memory_parts)["simulators"] == 2 * dict(few.memory_parts)["simulators"]
+    assert dict(many.memory_parts)["environments"] == 2 * dict(few.memory_parts)["environments"]
 
 
 def test_disk_counts_the_checkpoints_that_stay_and_the_one_being_written() -> None:

@@ -136,6 +136,12 @@ def test_a_read_only_output_folder_is_refused_after_the_plan(capsys: pytest.Capt
 def test_defaults_alone_are_the_demo_job(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--plan"]) == 0
     plan = capsys.readouterr().out
-    assert "pipeline    embodied_srpo: rollout_actor -> embodied_sampling -> data_rebalance -> compute_reward" in plan
-    assert "tasks       mujoco: " in plan
+    assert "pipeline      embodied_srpo: rollout_actor -> embodied_sampling -> data_rebalance -> compute_reward" in plan
+    assert "tasks         mujoco: " in plan
     assert "12 prompts x 8 rollouts = 96 trajectories" in plan
+
+
+def test_a_reader_who_leaves_early_gets_no_traceback(tmp_path: Path) -> None:
+    command = f"{sys.executable} -m siirl.train --help | head -1"
+    done = subprocess.run(["bash", "-c", command], cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
+    assert (len(done.stdout.splitlines()), done.stderr) == (1, "")

@@ -9,7 +9,14 @@ import pytest
 
 from siirl.errors import ConfigError, UnknownNameError
 from siirl.execution.dag import NodeRole, NodeType, Pipeline, TaskGraph, check_kl_in_reward_order
-from siirl.execution.dag.builtin_pipelines import PIPELINES, embodied_srpo_pipeline, grpo_pipeline
+from siirl.execution.dag.builtin_pipelines import (
+    PIPELINES,
+    dapo_pipeline,
+    embodied_srpo_pipeline,
+    grpo_pipeline,
+    ppo_pipeline,
+    remax_pipeline,
+)
 from siirl.execution.dag.load import load_pipeline
 
 PROMPT_COLUMNS = ["index", "task_name", "task_id", "trial_id", "seed"]
@@ -41,6 +48,39 @@ def test_grpo_has_the_documents_nodes_and_gives_the_weights_back():
     ]
 
 
+def test_ppo_asks_the_critic_before_the_advantage_and_trains_it_before_the_actor():
+    assert ppo_pipeline().get_topological_sort() == [
+        "rollout_actor",
+        "actor_old_log_prob",
+        "reference_log_prob",
+        "function_reward",
+        "compute_value",
+        "calculate_advantages",
+        "critic_train",
+        "actor_train",
+        "sync_weights",
+    ]
+
+
+def test_dapo_scores_before_it_filters_and_balances_what_is_left():
+    assert dapo_pipeline().get_topological_sort() == [
+        "rollout_actor",
+        "function_reward",
+        "dynamic_sampling",
+        "data_rebalance",
+        "calculate_advantages",
+        "actor_old_log_prob",
+        "reference_log_prob",
+        "actor_train",
+        "sync_weights",
+    ]
+
+
+def test_remax_has_its_baseline_before_it_samples():
+    order = remax_pipeline().get_topological_sort()
+    assert order[:4] == ["greedy_baseline", "rollout_actor", "function_reward", "calculate_advantages"]
+
+
 @pytest.mark.parametrize("alias", ["dynamic_sampling", "dynaminc_sampling"])
 def test_the_filter_is_found_under_the_documents_spellings(alias):
     assert embodied_srpo_pipeline().get_node(alias).node_id == "embodied_sampling"
@@ -63,17 +103,21 @@ def test_a_stage_requires_no_more_than_its_node_says(name):
         stage = node.copy()
         stage.requires = stage.provides = None
         declared = node.required_columns if node.requires is not None else stage.required_columns
-        robots_only = {"task_name", "complete", "env_return"} if name == "grpo" else set()
-        assert stage.required_columns - robots_only <= declared, node.node_id
+        of_every_rollout = set() if name == "embodied_srpo" else {"task_name", "complete", "env_return"}
+        assert stage.required_columns - of_every_rollout <= declared, node.node_id
 
 
-@pytest.mark.parametrize("name", sorted(PIPELINES))
+@pytest.mark.parametrize("name", sorted(PIPELINES.keys() - {"ppo"}))
 def test_kl_in_the_reward_is_refused_where_log_probs_come_later(name):
     with pytest.raises(ConfigError, match="KL in the reward needs the log-prob nodes before the reward"):
         check_kl_in_reward_order(PIPELINES[name](), use_kl_in_reward=True)
 
 
-@pytest.mark.parametrize("name", ["embodied_srpo", "grpo"])
+def test_ppo_can_have_the_kl_in_its_reward():
+    check_kl_in_reward_order(ppo_pipeline(), use_kl_in_reward=True)
+
+
+@pytest.mark.parametrize("name", sorted(PIPELINES))
 def test_pipeline_files_import_nothing_but_the_graph(name, repository):
     tree = ast.parse((repository / "pipelines" / f"{name}.py").read_text())
     imported = {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
@@ -190,8 +234,17 @@ COMMON = [
 ]
 ROLLOUT = ("rollout_actor", STAGE + "generate", "MODEL_INFERENCE", "ROLLOUT", False)
 FILTER = "siirl.user_interface.filter_interface.embodied.embodied_local_rank_sampling"
+CRITIC = [
+    ("compute_value", STAGE + "compute_value", "MODEL_TRAIN", "CRITIC", True),
+    *COMMON,
+    ("critic_train", STAGE + "train_critic", "MODEL_TRAIN", "CRITIC", False),
+]
+DAPO_FILTER = "siirl.user_interface.filter_interface.dapo.dynamic_sampling"
+REWARD = ("function_reward", STAGE + "compute_reward", "COMPUTE", "REWARD", False)
 GUIDE = {
-    "grpo": [ROLLOUT, ("function_reward", STAGE + "compute_reward", "COMPUTE", "REWARD", False), *COMMON],
+    "ppo": [ROLLOUT, REWARD, *CRITIC],
+    "dapo": [ROLLOUT, REWARD, ("dynamic_sampling", DAPO_FILTER, "COMPUTE", "DYNAMIC_SAMPLING", False), *COMMON],
+    "grpo": [ROLLOUT, REWARD, *COMMON],
     "srpo": [
         ROLLOUT,
         ("dynaminc_sampling", FILTER, "COMPUTE", "DYNAMIC_SAMPLING", False),

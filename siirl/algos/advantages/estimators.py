@@ -7,11 +7,13 @@ counts in its group: it was sampled and rewarded. Groups may be spread over rank
 
 # B sample, T token
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
 import torch
 
+from siirl.algos.advantages.decisions import gae_of_decisions
 from siirl.algos.advantages.group_relative import cpgd_advantage, gpg_advantage, grpo_advantage, opo_advantage, rloo_advantage
 from siirl.algos.advantages.pass_at_k import pass_at_k_advantage
 from siirl.algos.advantages.registry import Index, register_adv_est
@@ -279,9 +281,14 @@ def compute_gae_advantage_return(
     gamma: float,
     lam: float,
     *,
+    value_mask: torch.Tensor | None = None,
     adv_whitening: str = "unbiased",
     ranks: Ranks = ALONE,
 ) -> Result:
-    """`gae_advantage`, whitened over the kept tokens of all ranks, as PPO implementations do; returns are not whitened."""
-    advantages_BT, returns_BT = gae_advantage(rewards_BT=token_level_rewards, values_BT=values, mask_BT=response_mask, gamma=gamma, lam=lam)
+    """`gae_advantage`, or with `value_mask` `gae_of_decisions`, whitened over the kept tokens of all ranks, as PPO implementations do.
+
+    Returns are not whitened.
+    """
+    kernel = gae_advantage if value_mask is None else functools.partial(gae_of_decisions, value_mask_BT=value_mask)
+    advantages_BT, returns_BT = kernel(rewards_BT=token_level_rewards, values_BT=values, mask_BT=response_mask, gamma=gamma, lam=lam)
     return whiten_advantages(advantages_BT, response_mask, how=adv_whitening, ranks=ranks), returns_BT

@@ -23,6 +23,7 @@ ESTIMATOR_ARGUMENTS = {
     "response_mask": "[B, T], 1 where the policy chose the token",
     "index": "int64 [B], group of each sample",
     "values": "[B, T], the critic's values; where a pipeline provides them",
+    "value_mask": "[B, T], 1 at the tokens that stand for a decision of their own; where a pipeline provides it",
     "reward_baselines": "[B], reward of a greedy rollout of the same prompt; where a pipeline provides it",
     "gamma": "discount factor",
     "lam": "GAE's lambda",

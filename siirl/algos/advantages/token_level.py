@@ -76,6 +76,11 @@ def _gae_of_rows(
 def _refuse_inputs(rewards_BT: torch.Tensor, values_BT: torch.Tensor, kept_BT: torch.Tensor) -> None:
     """Say which input is wrong and where, if one is."""
     require_finite(mask=kept_BT, token_level_rewards=rewards_BT, values=values_BT)
+    require_rewards_at_kept_tokens(rewards_BT, kept_BT)
+
+
+def require_rewards_at_kept_tokens(rewards_BT: torch.Tensor, kept_BT: torch.Tensor) -> None:
+    """Raise TensorError for a reward where the mask (bool) is 0: it would be lost silently."""
     lost_BT = ~kept_BT & (rewards_BT != 0)
     if bool(lost_BT.any()):
         row, token = lost_BT.nonzero()[0].tolist()

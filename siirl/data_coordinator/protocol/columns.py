@@ -93,6 +93,8 @@ COLUMNS: dict[str, Column] = {
     "token_level_scores": Column(np.float32, "B T", Layout.TOKEN, "score, at the last token"),
     "token_level_rewards": Column(np.float32, "B T", Layout.TOKEN, "score less penalties"),
     "values": Column(np.float32, "B T", Layout.TOKEN, "value estimates"),
+    "value_mask": Column(np.bool_, "B T", Layout.TOKEN, "1 at the tokens that stand for a decision with a value of its own"),
+    "reward_baselines": Column(np.float32, "B", Layout.FIXED, "reward of a greedy rollout of the same prompt"),
     "returns": Column(np.float32, "B T", Layout.TOKEN, "targets of the value function"),
     "advantages": Column(np.float32, "B T", Layout.TOKEN, "advantages"),
 }

@@ -204,6 +204,9 @@ def _bounds(config: ActorArguments) -> dict[str, float | None]:
     given: dict[str, float | None] = {name: getattr(config, name) for name in BOUNDS if getattr(config, name) is not None}
     own = config.loss in OWN_BOUNDS
     reads = _parameters(config.loss)
+    if not is_built_in(config.loss):
+        # A pipeline's bounds are for PPO's ratio: a loss of the user's own takes those that it asks for.
+        given = {name: value for name, value in given.items() if name in reads or "config" in reads}
     if "config" not in reads:
         _refuse_unread(config, given, reads, own=own)
     if own:
@@ -212,6 +215,11 @@ def _bounds(config: ActorArguments) -> dict[str, float | None]:
     bounds = {**dict.fromkeys(BOUNDS, config.clip_ratio), **given, "clip_ratio_c": config.clip_ratio_c}
     check_clip(**bounds)  # type: ignore[arg-type]
     return bounds
+
+
+def is_built_in(loss: str) -> bool:
+    """Whether a registered policy loss is siirl's own."""
+    return POLICY_LOSSES[loss].__module__.startswith("siirl.algos.")
 
 
 def _refuse_unread(config: ActorArguments, given: Mapping[str, float | None], reads: Mapping[str, Any], *, own: bool) -> None:

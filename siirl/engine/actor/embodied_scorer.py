@@ -32,7 +32,7 @@ def embodied_scorer(module: nn.Module, micro_batch: TensorDict, temperature: flo
         TensorError: Columns whose shapes do not fit each other or the policy's logits.
     """
     tokens_BT, kept_BT = micro_batch["responses"], as_bool_mask(micro_batch["response_mask"])
-    chunks = _number_of_chunks(micro_batch)
+    chunks = number_of_chunks(micro_batch)
     executed_BC = kept_BT.unflatten(1, (chunks, -1)).any(-1)
     if not bool(executed_BC.any()):
         executed_BC[0, 0] = True  # on several ranks the module must run, also for rows that only pad
@@ -49,17 +49,19 @@ def embodied_scorer(module: nn.Module, micro_batch: TensorDict, temperature: flo
     # Numbers that are not finite are refused by the loss, when all ranks have gone through the module.
     scores = token_scores(logits=logits_NSV, tokens=tokens_NS, temperature=temperature, check=False)
     return TokenScores(
-        log_probs_BT=_put_back(scores.log_probs_BT, executed_BC, kept_BT),
-        entropy_BT=_put_back(scores.entropy_BT, executed_BC, kept_BT),
+        log_probs_BT=put_back(scores.log_probs_BT, executed_BC, kept_BT),
+        entropy_BT=put_back(scores.entropy_BT, executed_BC, kept_BT),
     )
 
 
-def _put_back(values_NS: torch.Tensor, executed_BC: torch.Tensor, kept_BT: torch.Tensor) -> torch.Tensor:
+def put_back(values_NS: torch.Tensor, executed_BC: torch.Tensor, kept_BT: torch.Tensor) -> torch.Tensor:
+    """Numbers of the executed chunks [N, S] at the places of their tokens [B, T]; 0 where no token was executed."""
     values_BCS = values_NS.new_zeros((*executed_BC.shape, values_NS.shape[1])).index_put(tuple(executed_BC.nonzero().unbind(1)), values_NS)
     return torch.where(kept_BT, values_BCS.flatten(1), torch.zeros_like(values_BCS.flatten(1)))
 
 
-def _number_of_chunks(micro_batch: TensorDict) -> int:
+def number_of_chunks(micro_batch: TensorDict) -> int:
+    """Chunks of each trajectory, padding included; TensorError where observations and tokens do not fit each other."""
     found = {name: micro_batch[name].shape[1] for name in CHUNK_COLUMNS if name in micro_batch}
     tokens = micro_batch["responses"].shape[1]
     if not found:

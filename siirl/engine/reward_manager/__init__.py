@@ -1,5 +1,22 @@
-"""How a finished episode is rewarded: one manager each, chosen by `reward.name`."""
+"""How a finished episode is rewarded: one manager each, chosen by `reward.name`; those of text are in `text`."""
 
-from siirl.engine.reward_manager.embodied import REWARD_MANAGERS, EpisodeOutcomes, RewardManager, RewardScores, make_reward_manager
+from siirl.engine.reward_manager.embodied import (
+    REWARD_MANAGERS,
+    EpisodeOutcomes,
+    Memoryless,
+    RewardManager,
+    RewardScores,
+    make_reward_manager,
+)
+from siirl.engine.reward_manager.text import TextRewardManager, make_text_reward_manager
 
-__all__ = ["REWARD_MANAGERS", "EpisodeOutcomes", "RewardManager", "RewardScores", "make_reward_manager"]
+__all__ = [
+    "REWARD_MANAGERS",
+    "EpisodeOutcomes",
+    "Memoryless",
+    "RewardManager",
+    "RewardScores",
+    "TextRewardManager",
+    "make_reward_manager",
+    "make_text_reward_manager",
+]

@@ -8,7 +8,7 @@ whatever the number of ranks. Episodes that failed to simulate never get here.
 
 import importlib
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,6 +29,12 @@ class EpisodeOutcomes:
     env_return_B: NDArray[np.float32]
     video_embedding_BD: NDArray[np.float32] | None
     oracle_distance_B: NDArray[np.float32] | None
+    texts_B: dict[str, list[str]] = field(default_factory=dict)
+    """Columns of strings that the rollout provides for a text's reward (`siirl.engine.reward_manager.text`)."""
+    response_length_B: NDArray[np.int64] | None = None
+    """Tokens after the prompt, those of tools among them; None for robots."""
+    total: int = 0
+    """Episodes of all ranks, of which these may be a part."""
 
 
 @dataclass(frozen=True)
@@ -37,13 +43,22 @@ class RewardScores:
 
     reward_B: NDArray[np.float32]
     metrics: dict[str, float] = field(default_factory=dict)
+    failed: dict[int, str] = field(default_factory=dict)
+    """Episodes that could not be scored, by position, with the reason: they are dropped, and their entry of `reward_B` is not read."""
+    penalty_B: NDArray[np.float32] | None = None
+    """Added to the reward that is trained on, but not to the score (DAPO's for long responses)."""
+    parts: dict[str, NDArray[np.float32]] = field(default_factory=dict)
+    """Summands and further numbers, by name, for logs; NaN where an episode has none."""
 
 
+@runtime_checkable
 class RewardManager(Protocol):
     """Scores the episodes of a step; what it remembers is part of the checkpoint."""
 
     ranks_failures: bool
     """Whether failures of a task are told apart once there is a reference for it."""
+    looks_at_all_ranks: bool
+    """Whether it must see the episodes of all ranks, as clusters of successes do; else each rank scores its own, and nothing travels."""
 
     def score(self, outcomes: EpisodeOutcomes) -> RewardScores:
         """Rewards of all outcomes."""
@@ -60,9 +75,14 @@ class RewardManager(Protocol):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from a checkpoint."""
 
+    def close(self) -> None:
+        """Let go of processes; safe to call twice."""
 
-class _Memoryless:
+
+class Memoryless:
     """A reward that depends on its own episode alone."""
+
+    looks_at_all_ranks = True  # cheap for scalars, and every rank logs the same
 
     def remember(self, dropped: EpisodeOutcomes) -> None:
         """Nothing to remember."""
@@ -77,8 +97,11 @@ class _Memoryless:
         if state:
             raise ConfigError(f"The checkpoint holds a memory of rewards ({sorted(state)}) that {type(self).__name__} does not have.")
 
+    def close(self) -> None:
+        """It has none."""
 
-class SuccessReward(_Memoryless):
+
+class SuccessReward(Memoryless):
     """1 for success, 0 for failure."""
 
     ranks_failures = False
@@ -88,7 +111,7 @@ class SuccessReward(_Memoryless):
         return RewardScores(outcomes.complete_B.astype(np.float32))
 
 
-class ReturnReward(_Memoryless):
+class ReturnReward(Memoryless):
     """The environment's own sum of rewards, undiscounted; it says something of every episode."""
 
     ranks_failures = True
@@ -106,6 +129,7 @@ class VideoReward:
     """SRPO: a failure earns more the closer its video came to the successes of its task (`vjepa.reward`)."""
 
     ranks_failures = True
+    looks_at_all_ranks = True
 
     def __init__(self, reward: TrajectoryReward) -> None:
         self.reward = reward
@@ -129,6 +153,9 @@ class VideoReward:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """See RewardManager."""
         self.reward.load_state_dict(state)
+
+    def close(self) -> None:
+        """It has no processes."""
 
     def _remember(self, dropped: EpisodeOutcomes, embedding_BD: NDArray[np.float32] | None) -> None:
         if embedding_BD is None:
@@ -185,8 +212,7 @@ def make_reward_manager(
         tasks: The environment's tasks.
     """
     if ":" in config.name:
-        module, attribute = config.name.split(":", 1)
-        return getattr(importlib.import_module(module), attribute)(config)
+        return _own_manager(config)
     if config.name == "success":
         return SuccessReward()
     if config.name == "return":
@@ -206,6 +232,19 @@ def make_reward_manager(
         goal = np.zeros((1, 1), np.float32)
         return OracleReward(TrajectoryReward(settings, demonstrations=dict.fromkeys(tasks, goal)))
     return VideoReward(TrajectoryReward(settings, demonstrations=demonstrations))
+
+
+def _own_manager(config: RewardArguments) -> RewardManager:
+    module, attribute = config.name.split(":", 1)
+    manager = getattr(importlib.import_module(module), attribute)(config)
+    if not isinstance(manager, RewardManager):
+        wanted = ("ranks_failures", "looks_at_all_ranks", "score", "remember", "has_reference", "state_dict", "load_state_dict", "close")
+        missing = [name for name in wanted if name not in dir(manager)]
+        raise ConfigError(
+            f"reward.name={config.name} made a {type(manager).__name__}, which lacks {', '.join(missing)} of a reward manager: derive it "
+            "from siirl.engine.reward_manager.Memoryless, or see siirl.engine.reward_manager.RewardManager."
+        )
+    return manager
 
 
 def load_demonstration_clips(file: str) -> dict[str, list[NDArray[np.uint8]]]:

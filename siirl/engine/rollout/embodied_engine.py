@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from siirl.engine.rollout.sampling import Sampling, draw
 from siirl.models.policy import Policy
 
 # A pass mostly reads weights: six rows of the tiny policy take three times as long as one. With a third of the running episodes waiting,
@@ -72,7 +73,7 @@ class EmbodiedEngine:
         self.policy = policy
         self.device = next(policy.parameters()).device
         self.compute_dtype = compute_dtype
-        self.temperature, self.top_p = temperature, top_p
+        self.sampling = Sampling(temperature=temperature, top_p=top_p)
         self.lockstep = lockstep
         self.batch_rows = batch_rows
         self.policy_version = 0
@@ -97,6 +98,9 @@ class EmbodiedEngine:
         self.waiting.append((request, future))
         self._schedule_flush()
         return await future
+
+    def interrupt(self) -> None:
+        """Nothing to end: a chunk takes one forward pass, and between two of them nothing runs."""
 
     def update_weights(self, version: int) -> None:
         """Tell the engine that the policy now has the weights of `version`."""
@@ -148,7 +152,7 @@ class EmbodiedEngine:
                 proprioception=self._stack([row.proprioception for row in rows]),
                 instruction_ids=self._tensor([row.instruction_ids for row in rows]),
             )
-        log_probs_NTV = torch.log_softmax(logits_NTV.float() / self.temperature, dim=-1)
+        log_probs_NTV = torch.log_softmax(logits_NTV.float() / self.sampling.temperature, dim=-1)
         tokens_NT = self._draw(log_probs_NTV, [row.uniforms for row in rows])
         log_probs_NT = log_probs_NTV.gather(-1, tokens_NT[..., None])[..., 0]
         tokens, log_probs = tokens_NT.cpu().numpy(), log_probs_NT.cpu().numpy()
@@ -170,17 +174,6 @@ class EmbodiedEngine:
         tokens_NT = log_probs_NTV.argmax(-1)
         numbers = {i: row for i, row in enumerate(uniforms) if row is not None}
         if numbers:
-            drawn, uniforms_NT1 = list(numbers), self._tensor(list(numbers.values()))[..., None]
-            cumulative_NTV = nucleus(log_probs_NTV[drawn].exp(), top_p=self.top_p).cumsum(-1)
-            below = (cumulative_NTV <= uniforms_NT1 * cumulative_NTV[..., -1:]).sum(-1)
-            tokens_NT[drawn] = below.clamp(max=log_probs_NTV.shape[-1] - 1)
+            drawn, uniforms_NT = list(numbers), self._tensor(list(numbers.values()))
+            tokens_NT[drawn] = draw(log_probs_NTV[drawn].exp(), uniforms_NT, sampling=self.sampling)
         return tokens_NT
-
-
-def nucleus(probabilities: torch.Tensor, *, top_p: float) -> torch.Tensor:
-    """Probabilities [..., V] with zeros outside of the smallest set that reaches `top_p` (Holtzman et al. 2019); not normalised."""
-    if top_p >= 1.0:
-        return probabilities
-    sorted_values, places = probabilities.sort(dim=-1, descending=True)
-    before = sorted_values.cumsum(-1) - sorted_values
-    return torch.zeros_like(probabilities).scatter(-1, places, torch.where(before < top_p, sorted_values, 0.0))

@@ -1,0 +1,80 @@
+"""Several prompt files as one list of rows, of which any may be asked for; nothing but the files' own indices is kept in memory.
+
+Pickled by its paths, so that a process which reads ahead opens the files itself.
+"""
+
+import bisect
+from collections.abc import Iterator, Sequence
+from itertools import accumulate
+from pathlib import Path
+from typing import Any
+
+from envs.prompt_files import PromptFile, PromptRow, open_prompts
+from siirl.errors import ConfigError, MissingAssetError
+
+
+class PromptFiles:
+    """The rows of `paths`, one file after another, numbered from 0.
+
+    Raises:
+        ConfigError: A file that is no prompt file; with file, row and remedy.
+        MissingAssetError: A file that is not there.
+    """
+
+    def __init__(self, paths: Sequence[Path]) -> None:
+        self.paths = tuple(paths)
+        self._files = [_open(path) for path in self.paths]
+        self._starts = [0, *accumulate(len(file) for file in self._files)]
+
+    def __len__(self) -> int:
+        return self._starts[-1]
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"paths": self.paths}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__init__(**state)  # type: ignore[misc]
+
+    def read(self, rows: Sequence[int]) -> Iterator[PromptRow]:
+        """The rows with these ascending numbers, each file in one pass.
+
+        Raises:
+            ConfigError: A row that is wrong (a ground truth that is None, for example), with file, row and remedy.
+        """
+        for number, file in enumerate(self._files):
+            first, end = self._starts[number], self._starts[number + 1]
+            wanted = rows[bisect.bisect_left(rows, first) : bisect.bisect_left(rows, end)]
+            if len(wanted):
+                yield from _checked(file, [int(row) - first for row in wanted])
+
+
+def open_prompt_files(names: Sequence[str], *, key: str) -> PromptFiles:
+    """The files that the configuration key `key` names, `~` and relative paths resolved.
+
+    Raises:
+        ConfigError: No file, one twice, or one that is no prompt file.
+        MissingAssetError: One that is not there.
+    """
+    if not names:
+        raise ConfigError(f"{key}=[] names no file to read prompts from.")
+    paths = [Path(name).expanduser().resolve() for name in names]
+    repeated = [name for name, path in zip(names, paths, strict=True) if paths.count(path) > 1]
+    if repeated:
+        raise ConfigError(f"{key} names {repeated[0]} more than once: its prompts would count double. Name it once.")
+    return PromptFiles(paths)
+
+
+def _open(path: Path) -> PromptFile:
+    try:
+        return open_prompts(path)
+    except FileNotFoundError as error:
+        raise MissingAssetError(str(error)) from error
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
+
+
+def _checked(file: PromptFile, rows: Sequence[int]) -> Iterator[PromptRow]:
+    try:
+        yield from file.select(rows)
+    except ValueError as error:
+        raise ConfigError(str(error)) from error

@@ -1,0 +1,138 @@
+"""What is known of every row of the prompt files before training: its token length, a hash of its question, its data source.
+
+Ranks share the reading: each looks at one stretch of rows and hands numbers to the others, so that a file is read and tokenized once
+for all. Whatever is wrong with a row is found here, not hours later, and stops every rank with the same message.
+"""
+
+# N row of all files together
+
+import hashlib
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from envs.prompt_files import PromptRow
+from envs.text import Message
+from siirl.data_coordinator.prompts.files import PromptFiles
+from siirl.data_coordinator.prompts.processes import in_order
+from siirl.errors import ConfigError
+
+Encode = Callable[[Sequence[Message]], Sequence[int]]
+"""From chat messages to the tokens of the prompt: `siirl.models.chat.ChatTokenizer.encode_prompt`."""
+Gather = Callable[[Any], list[Any]]
+"""Every rank's object, in rank order: `Collectives.gather_objects`."""
+
+ROWS_PER_PART = 4096  # what a process is given at a time: a second or so of tokenizing
+
+
+@dataclass(frozen=True)
+class PromptIndex:
+    """Of every row; the same on every rank. 16 bytes a row."""
+
+    length_N: NDArray[np.int32]
+    """Tokens of the prompt, with the chat template."""
+    question_N: NDArray[np.uint64]
+    """First eight bytes of a hash of the prompt: the same question has the same number in every file."""
+    source_N: NDArray[np.int32]
+    """Position in `sources`."""
+    sources: tuple[str, ...]
+    """Every `data_source`, sorted."""
+
+    def __len__(self) -> int:
+        return len(self.length_N)
+
+
+@dataclass(frozen=True)
+class _Part:
+    """What was found in a stretch of rows, or what is wrong with one of them."""
+
+    lengths: list[int]
+    questions: list[int]
+    sources: list[str]
+    error: str | None = None
+
+
+class _Parts:
+    """The stretches of rows that this rank looks at, each read when it is asked for."""
+
+    def __init__(self, files: PromptFiles, encode: Encode, stretches: Sequence[range]) -> None:
+        self.files, self.encode, self.stretches = files, encode, stretches
+
+    def __len__(self) -> int:
+        return len(self.stretches)
+
+    def __getitem__(self, number: int) -> _Part:
+        try:
+            return _look_at(self.files.read(self.stretches[number]), self.encode)
+        except ConfigError as error:
+            return _Part([], [], [], error=str(error))
+
+
+def build_index(
+    files: PromptFiles,
+    *,
+    encode: Encode,
+    rank: int = 0,
+    ranks: int = 1,
+    gather: Gather = lambda thing: [thing],
+    num_workers: int = 0,
+) -> PromptIndex:
+    """Read all rows once, ranks and their worker processes side by side; every rank calls it.
+
+    Args:
+        files: The files; every rank has the same.
+        encode: Chat messages to tokens; must be picklable where there are worker processes.
+        rank: This rank.
+        ranks: How many there are.
+        gather: Brings every rank's numbers together.
+        num_workers: Processes of this rank; 0: this one.
+
+    Raises:
+        ConfigError: A row that is wrong, on every rank alike.
+    """
+    begin, end = rank * len(files) // ranks, (rank + 1) * len(files) // ranks
+    stretches = [range(first, min(first + ROWS_PER_PART, end)) for first in range(begin, end, ROWS_PER_PART)]
+    found = _joined(in_order(_Parts(files, encode, stretches), num_workers=num_workers))
+    parts: list[_Part] = gather(found)
+    for part in parts:
+        if part.error is not None:
+            raise ConfigError(part.error)
+    sources = tuple(sorted({source for part in parts for source in set(part.sources)}))
+    position = {source: number for number, source in enumerate(sources)}
+    return PromptIndex(
+        length_N=np.array([length for part in parts for length in part.lengths], np.int32),
+        question_N=np.array([question for part in parts for question in part.questions], np.uint64),
+        source_N=np.array([position[source] for part in parts for source in part.sources], np.int32),
+        sources=sources,
+    )
+
+
+def question_number(row: PromptRow) -> int:
+    """Which question it is. The formula of `envs.math.sources` and `envs.math.generators.held_out`, so that both hold out the same ones."""
+    key = "\n".join(f"{entry['role']}: {entry['content']}" for entry in row.prompt)
+    return int.from_bytes(hashlib.sha256(key.encode("utf-8", "surrogatepass")).digest()[:8], "big")
+
+
+def _look_at(rows: Iterable[PromptRow], encode: Encode) -> _Part:
+    part = _Part([], [], [])
+    for row in rows:
+        part.lengths.append(len(encode(row.prompt)))
+        part.questions.append(question_number(row))
+        part.sources.append(sys.intern(row.data_source))  # one of few names, held once
+    return part
+
+
+def _joined(parts: Iterable[_Part]) -> _Part:
+    """All parts in one, up to the first that has an error."""
+    whole = _Part([], [], [])
+    for part in parts:
+        if part.error is not None:
+            return part
+        whole.lengths.extend(part.lengths)
+        whole.questions.extend(part.questions)
+        whole.sources.extend(part.sources)
+    return whole

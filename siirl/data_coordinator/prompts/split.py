@@ -1,0 +1,116 @@
+"""Which rows are trained on and which are held out, and how many were left out for what reason. Pure functions of the indices."""
+
+# N row of the training files, M row of the validation files
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from siirl.data_coordinator.prompts.index import PromptIndex
+from siirl.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class PromptSplit:
+    """Ascending row numbers, and counts of what they leave out."""
+
+    train_rows: NDArray[np.int64]
+    heldout_rows: NDArray[np.int64]
+    """Of the validation files where there are any, of the training files else."""
+    too_long: int
+    """Training prompts of more than `data.max_prompt_length` tokens: left out, or cut."""
+    too_long_heldout: int
+    also_held_out: int
+    """Rows of the training files whose question is in the validation files, too: not trained on."""
+
+
+def split_prompts(
+    train: PromptIndex, *, validation: PromptIndex | None, heldout_share: float, max_prompt_length: int, overlong: str
+) -> PromptSplit:
+    """Divide the rows.
+
+    Args:
+        train: The training files.
+        validation: The validation files; None: a share of the training files is held out, by the hash of the question.
+        heldout_share: Of all questions; read where there are no validation files.
+        max_prompt_length: Tokens.
+        overlong: `filter` leaves longer prompts out; `cut` keeps them, and the rollout takes their last tokens.
+
+    Raises:
+        ConfigError: Nothing is left to train on.
+    """
+    held_N = _held_out(train.question_N, share=heldout_share) if validation is None else np.isin(train.question_N, validation.question_N)
+    long_N = train.length_N > max_prompt_length
+    source = train if validation is None else validation
+    candidates_M = held_N if validation is None else np.ones(len(validation), bool)
+    long_M = source.length_N > max_prompt_length
+    keeps_long = overlong == "cut"
+    train_rows = np.flatnonzero(~held_N & (~long_N | keeps_long))
+    if not len(train_rows):
+        raise ConfigError(_nothing_left(train, held_N, max_prompt_length))
+    return PromptSplit(
+        train_rows=train_rows,
+        heldout_rows=np.flatnonzero(candidates_M & (~long_M | keeps_long)),
+        too_long=int((long_N & ~held_N).sum()),
+        too_long_heldout=int((long_M & candidates_M).sum()),
+        also_held_out=0 if validation is None else int(held_N.sum()),
+    )
+
+
+def check_lengths(*, max_prompt_length: int, max_response_length: int, model_length: int) -> None:
+    """Refuse prompts and responses that the model cannot hold.
+
+    Raises:
+        ConfigError: With the numbers and what to set.
+    """
+    if max_prompt_length + max_response_length > model_length:
+        raise ConfigError(
+            f"data.max_prompt_length={max_prompt_length} + data.max_response_length={max_response_length} = "
+            f"{max_prompt_length + max_response_length} tokens, and the model holds {model_length}: make them smaller by "
+            f"{max_prompt_length + max_response_length - model_length}, or take a model with a longer context."
+        )
+
+
+def told(split: PromptSplit, *, max_prompt_length: int, overlong: str) -> str:
+    """What was found, in one line for the console."""
+    parts = [f"{len(split.train_rows)} prompts to train on, {len(split.heldout_rows)} held out"]
+    if split.too_long or split.too_long_heldout:
+        done = "left out" if overlong == "filter" else "cut from the left"
+        parts.append(
+            f"{split.too_long} training and {split.too_long_heldout} held-out prompts of more than "
+            f"data.max_prompt_length={max_prompt_length} tokens are {done}"
+        )
+    if split.also_held_out:
+        parts.append(f"{split.also_held_out} training prompts are left out because they are held out, too")
+    return "; ".join(parts) + "."
+
+
+def counts_of(split: PromptSplit) -> Mapping[str, float]:
+    """The same as metrics."""
+    return {
+        "data/prompts": float(len(split.train_rows)),
+        "data/prompts_too_long": float(split.too_long),
+        "data/heldout_prompts_too_long": float(split.too_long_heldout),
+        "data/prompts_also_held_out": float(split.also_held_out),
+    }
+
+
+def _held_out(question_N: NDArray[np.uint64], *, share: float) -> NDArray[np.bool_]:
+    """The rule of `envs.math.generators.held_out`, hash < share x 2**64, on integers."""
+    if share <= 0:
+        return np.zeros(len(question_N), bool)
+    limit = int(np.ceil(share * 2**64))
+    held_N: NDArray[np.bool_] = question_N <= np.uint64(min(limit - 1, 2**64 - 1))
+    return held_N
+
+
+def _nothing_left(train: PromptIndex, held_N: NDArray[np.bool_], max_prompt_length: int) -> str:
+    if held_N.all():
+        return f"All {len(train)} prompts of data.train_files are held out: give other files, or a smaller data.heldout_share."
+    shortest = int(train.length_N[~held_N].min())
+    return (
+        f"Every training prompt is longer than data.max_prompt_length={max_prompt_length} tokens (the shortest has {shortest}): "
+        "raise it, or take data.overlong_prompts=cut."
+    )

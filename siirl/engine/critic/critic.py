@@ -1,0 +1,176 @@
+"""Critic: the update of a value model, whatever its domain: epochs, mini-batches, one clipped loss, over a TrainEngine.
+
+A value belongs to a decision, and a decision is one token of text or a whole chunk of a robot's actions. Which tokens stand for one is
+`decisions`' business, and the column `value_mask` says it: the loss is the mean over these tokens of the whole mini-batch, over all ranks.
+"""
+
+# B row (trajectory), T token
+
+import math
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from tensordict import TensorDict
+
+from siirl.algos.checks import as_bool_mask, require_finite
+from siirl.algos.value_loss import clipped_value_loss
+from siirl.engine.actor.mini_batches import mini_batch_rows
+from siirl.engine.batch_loss import LossSum
+from siirl.engine.collectives import fail_together
+from siirl.engine.critic.value_model import ValueModel
+from siirl.engine.train_engine import TrainEngine, TrainStep
+from siirl.errors import ConfigError, TensorError
+
+Metrics = dict[str, float]
+COLUMNS = ("values", "value_mask", "returns")
+
+
+@dataclass(frozen=True)
+class Values:
+    """What a critic says of a batch."""
+
+    values_BT: torch.Tensor
+    """At every token that the policy chose, in units of the return; 0 elsewhere."""
+    value_mask_BT: torch.Tensor
+    """Bool: the tokens that stand for a decision."""
+
+
+class Critic:
+    """Updates the value model that `engine` trains.
+
+    Args:
+        engine: Initialised; its scorer gives values.
+        model: The engine's module.
+        decisions: Bool [B, T] of a batch: which tokens stand for a decision.
+        epochs: Passes over the samples of a step.
+        rows_per_mini_batch: Trajectories of one optimiser step, over all ranks.
+        clip_range: How far an update may move a value before its error counts no more, in the units of `ValueModel.normalized`; None:
+            as far as it likes.
+        seed: Of the generator that draws mini-batches.
+    """
+
+    def __init__(
+        self,
+        *,
+        engine: TrainEngine[torch.Tensor],
+        model: ValueModel,
+        decisions: Callable[[TensorDict], torch.Tensor],
+        epochs: int,
+        rows_per_mini_batch: int,
+        clip_range: float | None,
+        seed: int,
+    ) -> None:
+        self.engine, self.model, self.decisions = engine, model, decisions
+        self.epochs, self.rows_per_mini_batch = epochs, rows_per_mini_batch
+        self.clip_range = math.inf if clip_range is None else clip_range
+        self.generator = torch.Generator().manual_seed(seed)
+
+    def compute_values(self, batch: TensorDict) -> Values:
+        """Values of this rank's rows under the present weights, without gradient; every rank calls it.
+
+        Raises:
+            TensorError: A value that is not finite on this rank; InvariantError on the others.
+        """
+        device = batch["response_mask"].device
+        values_BT = self.engine.forward(batch, lambda values_BT, rows: values_BT).to(device)
+        self._require_finite(values=values_BT)
+        return Values(values_BT=values_BT, value_mask_BT=self.decisions(batch))
+
+    def update(self, batch: TensorDict) -> Metrics:
+        """All optimiser steps of a training step; every rank calls it, a rank without rows too.
+
+        Args:
+            batch: This rank's rows with `values`, `value_mask` and `returns`, and the scorer's columns.
+
+        Returns:
+            Metrics over all ranks, the same on every rank.
+
+        Raises:
+            ConfigError: A missing column.
+            TensorError: Bad numbers on this rank; InvariantError on the others.
+        """
+        for name in COLUMNS:
+            if name not in batch:
+                known = ", ".join(sorted(map(str, batch.keys())))
+                raise ConfigError(f"The critic's update needs the column {name!r}; the batch has: {known}.")
+        kept_BT = as_bool_mask(batch["value_mask"])
+        self._require_finite(mask=kept_BT, values=batch["values"], returns=batch["returns"])
+        metrics = self._of_old_values(batch["values"][kept_BT].double(), batch["returns"][kept_BT].double())
+        # Values of the first step are 0 for want of anything better, not something to stay near.
+        clip_range = self.clip_range if self.model.has_seen_returns or not self.model.normalize_returns else math.inf
+        self.model.observe_returns(batch["returns"], kept_BT, ranks=self.engine.ranks)
+        steps: list[TrainStep] = []
+        for _ in range(self.epochs):
+            parts = mini_batch_rows(batch=batch, rows=self.rows_per_mini_batch, ranks=self.engine.ranks, generator=self.generator)
+            steps += [self.engine.train_batch(batch[rows], self._loss(clip_range), _decisions) for rows in parts]
+        return {**metrics, **_metrics(steps)}
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything of the critic's own that the next update depends on; the engine saves weights, statistics and moments itself."""
+        return {"generator": self.generator.get_state()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from a checkpoint, on any number of ranks."""
+        self.generator.set_state(state["generator"])
+
+    def _require_finite(self, *, mask: torch.Tensor | None = None, **columns: torch.Tensor) -> None:
+        """Fail on all ranks where one has bad numbers."""
+        failure: TensorError | None = None
+        try:
+            require_finite(mask=mask, **columns)
+        except TensorError as error:
+            failure = error
+        fail_together(self.engine.ranks, failure)
+
+    def _loss(self, clip_range: float) -> Callable[[torch.Tensor, TensorDict], LossSum]:
+        normalized = self.model.normalized
+
+        def loss(values_BT: torch.Tensor, rows: TensorDict) -> LossSum:
+            kept_BT = as_bool_mask(rows["value_mask"])
+            loss_BT, clipped_BT = clipped_value_loss(
+                values_BT=normalized(values_BT),
+                old_values_BT=normalized(rows["values"]),
+                returns_BT=normalized(rows["returns"]),
+                mask_BT=kept_BT,
+                clip_range=clip_range,
+            )
+            return LossSum(loss=loss_BT.sum(), sums={"critic/vf_clipfrac": clipped_BT.sum()})
+
+        return loss
+
+    def _of_old_values(self, values: torch.Tensor, returns: torch.Tensor) -> Metrics:
+        """How well the values of before the update foretold the returns, over all ranks."""
+        errors = returns - values
+        parts = [returns.new_tensor(len(returns)), values.sum(), *(x.sum() for x in (returns, returns**2, errors, errors**2))]
+        count, value, total, squares, error, error_squares = self.engine.ranks.sum(torch.stack(parts).cpu()).tolist()
+        if count == 0:
+            return {}
+        variance, error_variance = squares / count - (total / count) ** 2, error_squares / count - (error / count) ** 2
+        metrics = {"critic/value_mean": value / count, "critic/return_mean": total / count}
+        if variance > 0:
+            metrics["critic/explained_variance"] = 1 - error_variance / variance
+        return metrics
+
+
+def _decisions(rows: TensorDict) -> torch.Tensor:
+    """What these rows add to the denominator."""
+    return as_bool_mask(rows["value_mask"]).sum()
+
+
+def _metrics(steps: list[TrainStep]) -> Metrics:
+    """Means over the optimiser steps, of which each has one vote."""
+    values: dict[str, list[float]] = defaultdict(list)
+    for step in steps:
+        if step.batch.weight == 0:
+            continue
+        values["critic/vf_loss"].append(step.batch.loss)
+        values["critic/grad_norm"].append(step.grad_norm)
+        values["critic/vf_clipfrac"].append(step.batch.sums["critic/vf_clipfrac"] / step.batch.weight)
+    metrics = {name: sum(parts) / len(parts) for name, parts in values.items()}
+    metrics["critic/lr"] = steps[-1].learning_rate
+    metrics["critic/updates"] = float(sum(step.applied for step in steps))
+    metrics["critic/skipped_updates"] = float(sum(step.batch.weight > 0 and not step.applied for step in steps))
+    return metrics

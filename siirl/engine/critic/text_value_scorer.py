@@ -1,0 +1,42 @@
+"""The scorer of language models' critics: the value of a token is said before it is: by the hidden state that predicts it.
+
+Rows lie side by side without padding, as for the policy's scorer (`siirl.engine.actor.text_scorer`). Tokens that somebody else said (a
+tool's answer, the prompt) are seen by the model and have no value of their own. Each token of the policy's own is a decision.
+"""
+
+# B row, T response token, L lane, S place in a lane, M own token of any row
+
+import torch
+from tensordict import TensorDict
+from torch import nn
+
+from siirl.algos.checks import as_bool_mask
+from siirl.engine.actor.packing import lane_length, pack_rows
+from siirl.models.language_model import LanguageModel
+
+
+def text_value_scorer(module: nn.Module, micro_batch: TensorDict, temperature: float) -> torch.Tensor:
+    """Values [B, T] at the policy's own tokens of `micro_batch`, 0 elsewhere; see `siirl.engine.train_engine.Scorer`.
+
+    Args:
+        module: `siirl.engine.critic.value_model.ValueModel` on a `siirl.models.language_model.LanguageModel`.
+        micro_batch: See `siirl.engine.actor.packing.pack_rows`.
+        temperature: Not read: values have none.
+    """
+    packed = pack_rows(micro_batch, lane_length=lane_length(module.trunk))
+    values_LS = module(packed.input_ids_LS, packed.position_ids_LS)
+    return packed.put_back(packed.at_predictors(values_LS))
+
+
+def every_own_token(batch: TensorDict) -> torch.Tensor:
+    """Bool [B, T]: the tokens that the policy said."""
+    return as_bool_mask(batch["response_mask"])
+
+
+def without_head(model: LanguageModel) -> LanguageModel:
+    """The model with its head given up: of a critic's copy nobody asks for logits, and a weight without gradient is memory for nothing."""
+    head = model.causal_lm.get_output_embeddings()
+    for name in [name for name, part in model.named_children() if part is head]:
+        delattr(model, name)
+        delattr(model.causal_lm, name)
+    return model

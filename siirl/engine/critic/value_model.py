@@ -1,0 +1,112 @@
+"""The value model: a trainable copy of the policy without its head, and a linear value head on its features.
+
+The head starts at zero: random values would be noise on the first advantages and pull random gradients through the trunk.
+
+With `normalize_returns` the head speaks in deviations of the returns from their mean (`mean`, `std`, moved step by step), and is rescaled
+whenever these move, so that no value changes by it (PopArt: van Hasselt et al. 2016, arXiv 1602.07714, equation 9). Only the first
+returns ever seen move all values, from 0 to their mean.
+"""
+
+# N observation or token, D feature
+
+import torch
+from torch import nn
+
+from siirl.algos.ranks import Ranks
+from siirl.errors import ConfigError
+from siirl.models.policy import Policy
+
+DECAY = 0.9  # of the statistics, per training step: half of what is known of the returns is from the last seven steps
+SMALLEST_STD = 1e-2  # returns that hardly differ say nothing of their scale
+
+
+class ValueModel(nn.Module):
+    """Values of features.
+
+    Args:
+        trunk: Makes features; a copy of its own, because it is trained.
+        feature_size: D.
+        normalize_returns: Whether the head predicts returns less their running mean over their running deviation.
+    """
+
+    mean: torch.Tensor
+    std: torch.Tensor
+    moments: torch.Tensor
+
+    def __init__(self, *, trunk: nn.Module, feature_size: int, normalize_returns: bool) -> None:
+        super().__init__()
+        self.trunk = trunk
+        self.value_head = nn.Linear(feature_size, 1)
+        nn.init.zeros_(self.value_head.weight)
+        nn.init.zeros_(self.value_head.bias)
+        self.normalize_returns = normalize_returns
+        self.register_buffer("mean", torch.zeros(()))
+        self.register_buffer("std", torch.ones(()))
+        self.register_buffer("moments", torch.zeros(3, dtype=torch.float64))  # decayed sums: weight, return, squared return
+
+    def forward(self, *observation: torch.Tensor | None, **columns: torch.Tensor | None) -> torch.Tensor:
+        """One value a feature vector of the trunk, float32 [N] (or [B, S]), in units of the return; arguments are the trunk's."""
+        normalized_N = self.value_head(self.trunk(*observation, **columns)).squeeze(-1).float()
+        return normalized_N * self.std + self.mean
+
+    @property
+    def has_seen_returns(self) -> bool:
+        """Whether mean and deviation are those of returns already."""
+        return float(self.moments[0]) > 0
+
+    def normalized(self, numbers: torch.Tensor) -> torch.Tensor:
+        """Values or returns in the units in which the head speaks."""
+        return (numbers - self.mean) / self.std
+
+    @torch.no_grad()
+    def observe_returns(self, returns_BT: torch.Tensor, kept_BT: torch.Tensor, *, ranks: Ranks) -> None:
+        """Move mean and deviation towards those of these returns, over all ranks; values stay what they are.
+
+        Args:
+            returns_BT: This rank's returns.
+            kept_BT: Bool, which of them count.
+            ranks: Every rank calls it.
+        """
+        if not self.normalize_returns:
+            return
+        kept = returns_BT[kept_BT].double()
+        count, total, squares = ranks.sum(torch.stack([kept.new_tensor(len(kept)), kept.sum(), kept.square().sum()])).tolist()
+        if count == 0:
+            return
+        first_time = not self.has_seen_returns
+        found = torch.tensor([1.0, total / count, squares / count], dtype=torch.float64, device=self.moments.device)
+        self.moments.mul_(DECAY).add_(found, alpha=1 - DECAY)
+        weight, first, second = self.moments.tolist()
+        mean, std = first / weight, max(0.0, second / weight - (first / weight) ** 2) ** 0.5
+        self._set_statistics(mean=mean, std=max(std, SMALLEST_STD), keep_values=not first_time)
+
+    def _set_statistics(self, *, mean: float, std: float, keep_values: bool) -> None:
+        if keep_values:  # std * head + mean must give the same before and after
+            self.value_head.weight.mul_(float(self.std) / std)
+            self.value_head.bias.mul_(float(self.std) / std).add_((float(self.mean) - mean) / std)
+        self.mean.fill_(mean)
+        self.std.fill_(std)
+
+
+class PolicyFeatures(nn.Module):
+    """The trunk of a robot's value model: what its policy makes of an observation, one vector each.
+
+    Raises:
+        ConfigError: A policy that says nothing of its features.
+    """
+
+    def __init__(self, policy: Policy) -> None:
+        super().__init__()
+        if policy.feature_size is None:
+            raise ConfigError(
+                f"{type(policy).__name__} has no features for a critic to stand on: set its feature_size and write its features and "
+                "drop_head (siirl.models.Policy), or take a pipeline without critic, such as pipeline=grpo."
+            )
+        policy.drop_head()
+        self.policy, self.feature_size = policy, policy.feature_size
+
+    def forward(
+        self, *, pixel_values: torch.Tensor | None, proprioception: torch.Tensor | None, instruction_ids: torch.Tensor
+    ) -> torch.Tensor:
+        """Features [N, D]; see `siirl.models.policy.Policy.features`."""
+        return self.policy.features(pixel_values=pixel_values, proprioception=proprioception, instruction_ids=instruction_ids)

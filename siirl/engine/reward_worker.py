@@ -1,0 +1,137 @@
+"""A reward function of the user's own, as a worker process of `envs.worker_pool` calls it.
+
+The pool starts its processes with `module:function`; here the function's name is the whole reference, so that the user's module is
+imported when the process starts, under the deadline of a start, and what is wrong with it is told before the first sample. Imports
+nothing heavy. Everything that the function returns is checked here.
+"""
+
+import importlib
+import importlib.util
+import inspect
+import json
+import math
+import numbers
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from types import ModuleType
+from typing import Any
+
+from siirl.params.references import MISTAKES, tell
+
+PREFIX = "function_"
+ARGUMENTS = ("data_source", "solution_str", "ground_truth", "extra_info")
+BATCH_ARGUMENTS = ("data_sources", "solution_strs", "ground_truths", "extra_infos")
+FAILED = "failed"
+PING = "ping"  # a request that only asks whether the function could be loaded
+
+
+def target_of(*, name: str, path: str | None, batched: bool) -> str:
+    """What `envs.worker_pool.WorkerSettings` takes as target."""
+    reference = json.dumps({"name": name, "path": None if path is None else os.path.abspath(os.path.expanduser(path)), "batched": batched})
+    return f"{__name__}:{PREFIX}{reference.encode().hex()}"
+
+
+def __getattr__(attribute: str) -> Callable[[Any], Any]:
+    """The function that `target_of` named, ready to be called with a list of samples."""
+    if not attribute.startswith(PREFIX):
+        raise AttributeError(f"module {__name__!r} has no attribute {attribute!r}")
+    reference = json.loads(bytes.fromhex(attribute.removeprefix(PREFIX)))
+    function = _load(reference["name"], reference["path"])
+    names = BATCH_ARGUMENTS if reference["batched"] else ARGUMENTS
+    try:
+        inspect.signature(function).bind(**dict.fromkeys(names))
+    except TypeError as error:
+        raise ImportError(f"it is called with ({', '.join(names)}), which its signature does not take: {error}") from error
+    return _batch_caller(function) if reference["batched"] else _caller(function)
+
+
+def _caller(function: Callable[..., Any]) -> Callable[[Any], Any]:
+    async def call(samples: Any) -> Any:
+        if samples == PING:
+            return PING
+        return [judged(await _awaited(function(**sample))) for sample in samples]
+
+    return call
+
+
+def _batch_caller(function: Callable[..., Any]) -> Callable[[Any], Any]:
+    async def call(samples: Any) -> Any:
+        if samples == PING:
+            return PING
+        columns = {many: [sample[one] for sample in samples] for many, one in zip(BATCH_ARGUMENTS, ARGUMENTS, strict=True)}
+        scores = await _awaited(function(**columns))
+        if isinstance(scores, str | bytes | Mapping) or not isinstance(scores, Sequence):
+            raise TypeError(f"it returned {type(scores).__name__}, and {len(samples)} samples need a list of {len(samples)} scores")
+        if len(scores) != len(samples):
+            raise ValueError(f"it returned {len(scores)} scores for {len(samples)} samples")
+        return [judged(score) for score in scores]
+
+    return call
+
+
+async def _awaited(result: Any) -> Any:
+    return await result if inspect.isawaitable(result) else result
+
+
+def judged(result: Any) -> dict[str, Any]:
+    """`result` as `checked` has it, or {"failed": reason}: of a batch, a score that is none costs its own sample alone."""
+    try:
+        return checked(result)
+    except (TypeError, ValueError) as error:
+        return {FAILED: str(error)}
+
+
+def checked(result: Any) -> dict[str, float]:
+    """`result` as {"score": float, further parts: float}.
+
+    Further parts that are no finite numbers (the answer that was found, for example) are left out: they are for logs.
+
+    Raises:
+        TypeError: No number, or a dict without `score`.
+        ValueError: NaN or infinity.
+    """
+    if isinstance(result, Mapping):
+        if "score" not in result:
+            raise TypeError(f"it returned a dict without 'score': {sorted(map(str, result))}")
+        further = {str(name): float(part) for name, part in result.items() if name != "score" and _is_number(part) and math.isfinite(part)}
+        return {**further, "score": _number(result["score"])}
+    return {"score": _number(result)}
+
+
+def _number(value: Any) -> float:
+    if not _is_number(value):
+        raise TypeError(f"it returned {type(value).__name__}, and a score is a number, or a dict with 'score'")
+    if not math.isfinite(value):
+        raise ValueError(f"it returned {float(value)}, which is no score")
+    return float(value)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, numbers.Real)
+
+
+def _load(name: str, path: str | None) -> Callable[..., Any]:
+    try:
+        module = importlib.import_module(name.partition(":")[0]) if path is None else _module_of(path)
+    except MISTAKES as error:
+        raise ImportError(f"importing it raised {tell(error)}") from error
+    function: Any = module
+    for part in name.rpartition(":")[2].split("."):
+        if part not in dir(function):
+            raise ImportError(f"{getattr(module, '__file__', module.__name__)} has no {part!r}")
+        function = getattr(function, part)
+    if not callable(function):
+        raise ImportError(f"{name} is of type {type(function).__name__} and cannot be called")
+    return function
+
+
+def _module_of(path: str) -> ModuleType:
+    """A file as a module; its neighbours can be imported, as from a script."""
+    sys.path.insert(0, os.path.dirname(path))
+    spec = importlib.util.spec_from_file_location("user_reward_functions", path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module

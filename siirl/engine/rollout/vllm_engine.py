@@ -1,0 +1,465 @@
+"""The engine of language models that is vLLM: paged keys and values, prefix caching, several GPUs; with weights of its own.
+
+`VLLMEngine` runs it in this process, on the event loop of the episodes; `AsyncVLLMEngine` (rollout.mode=async) in a process of vLLM's own,
+so that it generates while this one does something else. Both start from the weights of the module that is trained, and take new ones as
+a file. Log-probs are those of the whole distribution under the temperature, as training scores them: vLLM's own temperature stays 1, and
+logits come divided (`siirl.engine.rollout.vllm_worker`).
+
+vLLM is an extra (`make vllm`); nothing of it is imported before an engine is made.
+"""
+
+# S token of the probe, V token of the vocabulary
+
+import asyncio
+import contextlib
+import os
+import tempfile
+import threading
+import time
+from collections.abc import Coroutine, Iterator, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+
+from siirl.engine.checksum import checksum
+from siirl.engine.rollout.admission import NOTHING, Admission, Job, check_length
+from siirl.engine.rollout.generation import FinishReason, GenerationRequest, GenerationResponse
+from siirl.engine.tensor_files import write_tensors
+from siirl.engine.weight_sync import Evidence
+from siirl.errors import ConfigError, RunFailed
+from siirl.models.chat import ChatTokenizer
+from siirl.models.language_model import LanguageModel
+from siirl.params.packages import require_vllm
+
+Result = TypeVar("Result")
+
+# Read by vLLM and torch when they are imported. Without them vLLM binds threads to cores that others use, logs, and reports home.
+ENVIRONMENT = {
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    "VLLM_LOGGING_LEVEL": "ERROR",
+    "VLLM_NO_USAGE_STATS": "1",
+    "VLLM_DO_NOT_TRACK": "1",
+}
+EXTENSION = "siirl.engine.rollout.vllm_worker.WorkerExtension"
+PROBE_TOKENS = 16
+PROBE_TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 3e-2}
+"""Mean difference of log-probs between two programs with the same weights (DESIGN, invariant 6); measured 5e-7 and 6e-3."""
+GIB = 1 << 30
+
+
+class Continuation:
+    """A request that vLLM is working on, and what it has so far."""
+
+    def __init__(self, job: Job) -> None:
+        self.job = job
+        self.tokens: list[int] = []
+        self.log_probs: list[float] = []
+        self.versions: list[int] = []
+
+    def extend(self, output: Any, *, version: int) -> None:
+        """Append the newest tokens of a CompletionOutput of kind DELTA."""
+        self.tokens += output.token_ids
+        self.log_probs += [entry[token].logprob for token, entry in zip(output.token_ids, output.logprobs or [], strict=True)]
+        self.versions += [version] * len(output.token_ids)
+
+    def response(self, reason: FinishReason) -> GenerationResponse:
+        """What there is."""
+        return GenerationResponse(
+            tokens=np.array(self.tokens, np.int64),
+            log_probs=np.array(self.log_probs, np.float32),
+            versions=np.array(self.versions, np.int64),
+            finish_reason=reason,
+        )
+
+
+class VLLMBase:
+    """What both engines have in common: how vLLM is started and asked, and how weights get into it.
+
+    Args:
+        model: The module that is trained; its weights at this moment are the first.
+        tokenizer: Knows the tokens that end a turn, and the text of stop strings.
+        temperature: Divides the logits, for sampling and for the log-probs alike.
+        top_p: Draw from the smallest set of tokens with this probability; log-probs stay those of the whole distribution.
+        top_k: Draw from this many most likely tokens; None: from all.
+        max_running: Most requests in one forward pass; others wait.
+        lockstep: Deterministic mode; see `Admission`.
+        compute_dtype: Type of vLLM's weights and passes; None is the module's own.
+        kv_cache_gib: Memory for keys and values.
+        num_gpus: Of one engine (tensor parallelism).
+
+    Raises:
+        ConfigError: vLLM is not installed.
+        RunFailed: vLLM does not start.
+    """
+
+    def __init__(
+        self,
+        *,
+        model: LanguageModel,
+        tokenizer: ChatTokenizer,
+        temperature: float,
+        max_running: int,
+        lockstep: bool,
+        top_p: float = 1.0,
+        top_k: int | None = None,
+        compute_dtype: torch.dtype | None = None,
+        kv_cache_gib: float = 1.0,
+        num_gpus: int = 1,
+    ) -> None:
+        require_vllm()
+        self.model, self.tokenizer = model, tokenizer
+        self.temperature, self.top_p, self.top_k = temperature, top_p, top_k
+        self.longest = model.max_length
+        weight = next(model.parameters())
+        self.dtype = compute_dtype or weight.dtype
+        self.skeleton = weightless_copy(model)
+        self.admission = Admission(lockstep=lockstep)
+        self.policy_version = 0
+        self.running: dict[str, Continuation] = {}
+        self.requests = 0
+        self.busy_s, self.calls, self.forward_passes, self.tokens = 0.0, 0, 0, 0
+        settings = {
+            "dtype": str(self.dtype).removeprefix("torch."),
+            "max_model_len": -1,  # the model's own length, or what fits into the memory for keys and values
+            "max_num_seqs": max_running,
+            "kv_cache_memory_bytes": int(kv_cache_gib * GIB),
+            "enforce_eager": weight.device.type == "cpu",  # compiling for a CPU takes minutes and gains little
+            "tensor_parallel_size": num_gpus,
+            "logprobs_mode": "raw_logprobs",
+            "generation_config": "vllm",  # the folder's own would change the sampling of every request
+            "worker_extension_cls": EXTENSION,
+            "disable_log_stats": True,
+        }
+        with tempfile.TemporaryDirectory(prefix="siirl-vllm-") as folder, _undisturbed():
+            model.save(folder)
+            tokenizer.save(folder)
+            self._start({"model": folder, "tokenizer": folder, **settings})
+        self._on_workers("siirl_scale_logits", 1.0 / temperature)
+
+    # TextEngine
+
+    def expect(self, *, episodes: int, at_once: int) -> None:
+        """See `TextEngine`."""
+        self.admission.expect(episodes=episodes, at_once=at_once)
+
+    def update_weights(self, version: int) -> None:
+        """See `TextEngine`."""
+        self.policy_version = version
+
+    def take_stats(self) -> dict[str, float]:
+        """Seconds in vLLM, requests, steps and generated tokens, since the last call."""
+        stats = {
+            "busy_s": self.busy_s,
+            "calls": float(self.calls),
+            "forward_passes": float(self.forward_passes),
+            "tokens": float(self.tokens),
+        }
+        self.busy_s, self.calls, self.forward_passes, self.tokens = 0.0, 0, 0, 0
+        return stats
+
+    # ActingWeights
+
+    def take_weights(self, state: Mapping[str, torch.Tensor]) -> list[Evidence]:
+        """Replace vLLM's weights; evidence is the checksum of what its workers read, and the log-probs of a probe.
+
+        Prefixes that were computed with the old weights are forgotten. Nothing may be running.
+        """
+        exported = self.model.exported_weights(state)
+        weights = {name: exported[name].to(self.dtype) for name, _ in self.skeleton.named_parameters()}  # tied weights once
+        with tempfile.TemporaryDirectory(prefix="siirl-weights-") as folder:
+            file = Path(folder) / "model.safetensors"
+            write_tensors(file, weights)
+            found = self._on_workers("siirl_load_weights", str(file))
+        self._forget_prefixes()
+        expected = checksum(weights)
+        return [*(Evidence(trained=expected, acting=number) for number in found), self._probe(weights)]
+
+    def _probe(self, weights: Mapping[str, torch.Tensor]) -> Evidence:
+        """Mean log-prob of a fixed text, by the model's own code and by vLLM."""
+        ids = np.random.default_rng(0).integers(0, self.tokenizer.vocab_size, min(PROBE_TOKENS, self.longest - 1)).tolist()
+        device = next(iter(weights.values())).device
+        ids_1S = torch.tensor([ids], device=device)
+        with torch.no_grad():
+            positions_1S = torch.arange(len(ids), device=device)[None]
+            inputs = {"input_ids": ids_1S, "position_ids": positions_1S, "use_cache": False}
+            logits_SV = torch.func.functional_call(self.skeleton, dict(weights), kwargs=inputs).logits[0, :-1]
+        log_probs_SV = torch.log_softmax(logits_SV.float() / self.temperature, dim=-1)
+        expected = float(log_probs_SV.gather(-1, ids_1S[0, 1:, None]).mean())
+        output = self._complete(ids, self._sampling(max_tokens=1, prompt_logprobs=0))
+        found = np.mean([entry[token].logprob for token, entry in zip(ids[1:], output.prompt_logprobs[1:], strict=True)])
+        return Evidence(trained=expected, acting=float(found), tolerance=PROBE_TOLERANCE[self.dtype])
+
+    # How a request is put to vLLM
+
+    def _sampling(self, **options: Any) -> Any:
+        from vllm import SamplingParams
+
+        return SamplingParams(**{"temperature": 1.0, "logprobs": 0, "ignore_eos": True, "detokenize": False, **options})
+
+    def _sampling_of(self, request: GenerationRequest) -> Any:
+        from vllm.sampling_params import RequestOutputKind
+
+        drawing = {"temperature": 0.0} if request.greedy else {"top_p": self.top_p, "top_k": self.top_k or 0}
+        return self._sampling(
+            **drawing,
+            seed=int(np.random.SeedSequence(request.seed).generate_state(1)[0]),
+            max_tokens=request.max_new_tokens,
+            stop=list(request.stop),
+            stop_token_ids=sorted(self.tokenizer.stop_ids),
+            detokenize=bool(request.stop),
+            output_kind=RequestOutputKind.DELTA,
+        )
+
+    def _next_id(self) -> str:
+        self.requests += 1
+        return str(self.requests)  # not the uid: an episode asks more than once
+
+    # What the two engines do differently
+
+    def _start(self, settings: dict[str, Any]) -> None:
+        raise NotImplementedError
+
+    def _on_workers(self, method: str, *arguments: Any) -> list[Any]:
+        raise NotImplementedError
+
+    def _forget_prefixes(self) -> None:
+        raise NotImplementedError
+
+    def _complete(self, ids: list[int], sampling: Any) -> Any:
+        """The final output of one request, while nothing else runs."""
+        raise NotImplementedError
+
+
+class VLLMEngine(VLLMBase):
+    """vLLM in this process; between two of its steps the event loop has its turn."""
+
+    def _start(self, settings: dict[str, Any]) -> None:
+        if torch.distributed.is_available() and torch.distributed.is_initialized():
+            raise ConfigError("vLLM in the process of one of several ranks would share their process group: take rollout.mode=async.")
+        os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
+        from vllm import EngineArgs, LLMEngine
+
+        if settings["enforce_eager"]:
+            torch.compiler.set_stance("force_eager")  # parts of its sampler are compiled all the same, for ten seconds each
+        with _start_errors():
+            self.vllm = LLMEngine.from_engine_args(EngineArgs(**settings, distributed_executor_backend="uni"))
+        self.longest = self.vllm.model_config.max_model_len
+        self.turn_scheduled = False
+
+    def episode_ended(self) -> None:
+        """See `TextEngine`."""
+        self.admission.episode_ended()
+        self._schedule_turn()
+
+    async def agenerate(self, request: GenerationRequest) -> GenerationResponse:
+        """See `TextEngine`."""
+        check_length(request, longest=self.longest)
+        job = Job(request, asyncio.get_running_loop().create_future())
+        self.admission.waiting.append(job)
+        self.calls += 1
+        self._schedule_turn()
+        try:
+            return await job.answer
+        finally:
+            if job.answer.cancelled():
+                self._forget(job)
+
+    def interrupt(self) -> None:
+        """See `TextEngine`."""
+        self.vllm.abort_request(list(self.running))
+        for continuation in self.running.values():
+            continuation.job.resolve(continuation.response("abort"))
+        for job in self.admission.waiting:
+            job.resolve(NOTHING)
+        self.running, self.admission.waiting = {}, []
+
+    def close(self) -> None:
+        """See `TextEngine`; whoever still waits is cancelled."""
+        for job in [*(continuation.job for continuation in self.running.values()), *self.admission.waiting]:
+            job.answer.cancel()
+        self.running, self.admission.waiting = {}, []
+        self.vllm.engine_core.shutdown()
+
+    def _schedule_turn(self) -> None:
+        if (self.running or self.admission.waiting) and not self.turn_scheduled:
+            self.turn_scheduled = True
+            asyncio.get_running_loop().call_soon(self._turn)
+
+    def _turn(self) -> None:
+        self.turn_scheduled = False
+        begin = time.perf_counter()
+        try:
+            begun = {self._next_id(): Continuation(job) for job in self.admission.take_up(idle=not self.running)}
+            self.running |= begun
+            for name, continuation in begun.items():
+                request = continuation.job.request
+                self.vllm.add_request(name, {"prompt_token_ids": list(request.input_ids)}, self._sampling_of(request))
+            outputs = self.vllm.step() if self.running else []
+        except Exception as error:  # the episodes that asked must see it, or they would wait for ever
+            for continuation in self.running.values():
+                continuation.job.fail(error)
+            for job in self.admission.waiting:
+                job.fail(error)
+            self.vllm.abort_request(list(self.running))
+            self.running, self.admission.waiting = {}, []
+            raise
+        self.busy_s += time.perf_counter() - begin
+        self.forward_passes += 1
+        for output in outputs:
+            self._take(output)
+        if self.running:
+            self._schedule_turn()
+
+    def _take(self, output: Any) -> None:
+        continuation = self.running.get(output.request_id)
+        if continuation is None:
+            return  # aborted while it was on its way
+        (part,) = output.outputs
+        continuation.extend(part, version=self.policy_version)
+        self.tokens += len(part.token_ids)
+        if output.finished:
+            del self.running[output.request_id]
+            continuation.job.resolve(continuation.response(part.finish_reason))
+
+    def _forget(self, job: Job) -> None:
+        if job in self.admission.waiting:
+            self.admission.waiting.remove(job)
+        for name in [name for name, continuation in self.running.items() if continuation.job is job]:
+            self.vllm.abort_request([name])
+            del self.running[name]
+
+    def _on_workers(self, method: str, *arguments: Any) -> list[Any]:
+        return self.vllm.collective_rpc(method, args=arguments)
+
+    def _forget_prefixes(self) -> None:
+        self.vllm.reset_prefix_cache()
+
+    def _complete(self, ids: list[int], sampling: Any) -> Any:
+        self.vllm.add_request(self._next_id(), {"prompt_token_ids": ids}, sampling)
+        while True:
+            for output in self.vllm.step():
+                if output.finished:
+                    return output
+
+
+class AsyncVLLMEngine(VLLMBase):
+    """vLLM in a process of its own, asked from a thread with an event loop of its own, so that weights can be sent when no episode runs."""
+
+    def _start(self, settings: dict[str, Any]) -> None:
+        if self.admission.lockstep:
+            raise ConfigError("rollout.mode=async batches whatever has come: with trainer.deterministic=true take rollout.mode=sync.")
+        os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "1"
+        if settings["enforce_eager"]:
+            os.environ["TORCHDYNAMO_DISABLE"] = "1"  # see above; its own process reads it
+        from vllm import AsyncEngineArgs
+        from vllm.v1.engine.async_llm import AsyncLLM
+
+        self.loop = asyncio.new_event_loop()
+        self.thread = threading.Thread(target=self.loop.run_forever, name="vllm", daemon=True)
+        self.thread.start()
+
+        async def start() -> Any:
+            return AsyncLLM.from_engine_args(AsyncEngineArgs(**settings))
+
+        with _start_errors():
+            self.vllm = self._wait(start())
+        self.longest = self.vllm.model_config.max_model_len
+
+    def episode_ended(self) -> None:
+        """See `TextEngine`."""
+        self.admission.episode_ended()
+
+    async def agenerate(self, request: GenerationRequest) -> GenerationResponse:
+        """See `TextEngine`."""
+        check_length(request, longest=self.longest)
+        self.calls += 1
+        job = Job(request, asyncio.get_running_loop().create_future())
+        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(self._generate(Continuation(job)), self.loop))
+
+    async def _generate(self, continuation: Continuation) -> GenerationResponse:
+        name, request = self._next_id(), continuation.job.request
+        begin = time.perf_counter()
+        if not self.running:
+            self.busy_since = begin
+        self.running[name] = continuation
+        reason: FinishReason = "abort"
+        try:
+            async for output in self.vllm.generate({"prompt_token_ids": list(request.input_ids)}, self._sampling_of(request), name):
+                (part,) = output.outputs
+                continuation.extend(part, version=self.policy_version)
+                reason = part.finish_reason or reason
+        finally:
+            del self.running[name]
+            self.tokens += len(continuation.tokens)
+            if not self.running:
+                self.busy_s += time.perf_counter() - self.busy_since
+        return continuation.response(reason)
+
+    def interrupt(self) -> None:
+        """See `TextEngine`."""
+        self._wait(self._abort())
+
+    async def _abort(self) -> None:
+        await self.vllm.abort(list(self.running))
+
+    def close(self) -> None:
+        """See `TextEngine`; safe to call twice."""
+        if not self.loop.is_closed():
+            self.vllm.shutdown()
+            self.loop.call_soon_threadsafe(self.loop.stop)
+            self.thread.join()
+            self.loop.close()
+
+    def _wait(self, work: Coroutine[Any, Any, Result]) -> Result:
+        return asyncio.run_coroutine_threadsafe(work, self.loop).result()
+
+    def _on_workers(self, method: str, *arguments: Any) -> list[Any]:
+        return self._wait(self.vllm.collective_rpc(method, args=arguments))
+
+    def _forget_prefixes(self) -> None:
+        self._wait(self.vllm.reset_prefix_cache())
+
+    def _complete(self, ids: list[int], sampling: Any) -> Any:
+        async def last() -> Any:
+            output = None
+            async for output in self.vllm.generate({"prompt_token_ids": ids}, sampling, self._next_id()):
+                pass
+            return output
+
+        return self._wait(last())
+
+
+def weightless_copy(model: LanguageModel) -> Any:
+    """The model's own class with its buffers and without weights, for `torch.func.functional_call`."""
+    with torch.device("meta"):
+        copy = type(model.causal_lm)(model.config).eval()
+    for name, buffer in model.causal_lm.named_buffers():
+        owner, _, leaf = name.rpartition(".")
+        copy.get_submodule(owner).register_buffer(leaf, buffer.detach().clone(), persistent=False)
+    return copy
+
+
+@contextlib.contextmanager
+def _start_errors() -> Iterator[None]:
+    """What vLLM raises when it cannot start, as an error of ours: its last line says why."""
+    try:
+        yield
+    except (RuntimeError, ValueError) as error:
+        raise RunFailed(f"vLLM does not start: {str(error).strip().splitlines()[-1] if str(error).strip() else error!r}") from error
+
+
+@contextlib.contextmanager
+def _undisturbed() -> Iterator[None]:
+    """Let vLLM change what it wants of the process while it starts (seeds, the number of threads), and undo it."""
+    os.environ.update({name: value for name, value in ENVIRONMENT.items() if name not in os.environ})
+    set_num_threads, default_dtype = torch.set_num_threads, torch.get_default_dtype()
+    numbers = np.random.get_state()
+    with torch.random.fork_rng():
+        try:
+            yield
+        finally:
+            torch.set_num_threads = set_num_threads
+            torch.set_default_dtype(default_dtype)
+            np.random.set_state(numbers)

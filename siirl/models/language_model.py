@@ -1,0 +1,266 @@
+"""Any causal language model of the Hugging Face hub or of a folder, as the thing that is trained: tokens in, hidden states out.
+
+The model's head is left to whoever scores, because the logits of a whole batch are its largest tensor (`siirl.algos.linear_log_probs`).
+Weights keep the names that they have in the Hugging Face model, so that the `model.safetensors` of a checkpoint is one that
+`from_pretrained` reads. Rows are packed side by side and told apart by their position ids. That an architecture can do both is tried
+on a few tokens when it is loaded, not believed.
+
+Below LoRA adapters lies the frozen model, which is the reference policy (`without_adapter`): a KL needs no second copy in memory.
+"""
+
+# B row, S token, D entry of a hidden state, V entry of the vocabulary
+
+import contextlib
+import functools
+import inspect
+import json
+import types
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import safetensors
+import torch
+from torch import nn
+from torch.distributed.tensor import DTensor
+from torch.utils.checkpoint import checkpoint
+
+from siirl.errors import ConfigError, InvariantError
+from siirl.models.adapters import adapted_names, add_adapters, merged, scale_adapters
+from siirl.models.pretrained import (
+    ADAPTER_FILE,
+    quiet_transformers,
+    read_adapted,
+    read_causal_lm,
+    read_config,
+    source_of,
+    stored_adapters,
+)
+from siirl.params.model_args import LoraArguments
+
+LENGTH_KEYS = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length")
+NO_LIMIT = 1 << 20  # of models without position embeddings, which say nothing of a length
+TOLERANCE = {torch.float32: 1e-3, torch.float64: 1e-6}
+ROUGH_TOLERANCE = 0.1  # in 16 bits, where rounding moves a hidden state by percents; what leaks moves it by its own size
+
+
+class LanguageModel(nn.Module):
+    """A causal language model without its head.
+
+    Args:
+        causal_lm: What transformers' AutoModelForCausalLM makes.
+        lora: The adapters that `causal_lm` has been given, or None.
+    """
+
+    causal_lm: Any
+    """The model with its head. It shares its parts with this module and is no part itself, so that names stay those of transformers."""
+
+    def __init__(self, causal_lm: Any, *, lora: LoraArguments | None = None) -> None:
+        super().__init__()
+        for name, part in causal_lm.named_children():
+            self.add_module(name, part)
+        object.__setattr__(self, "causal_lm", causal_lm)  # past nn.Module, which would make it a part
+        self.config = causal_lm.config
+        self.lora = lora
+        self._adapted = [] if lora is None else adapted_names(self)
+
+    @functools.cached_property
+    def max_length(self) -> int:
+        """Tokens of a prompt and its continuation together, at most."""
+        sizes = self.config.get_text_config().to_dict()
+        return next((int(sizes[key]) for key in LENGTH_KEYS if sizes.get(key)), NO_LIMIT)
+
+    @property
+    def vocab_size(self) -> int:
+        """V, entries of the head; they may be more than the tokenizer has."""
+        return int(self.config.get_text_config().vocab_size)
+
+    def forward(self, input_ids: torch.Tensor, position_ids: torch.Tensor, attention_mask: torch.Tensor | None = None) -> torch.Tensor:
+        """Hidden states of the last layer [B, S, D], each of which predicts the token after its own.
+
+        Args:
+            input_ids: int64 [B, S].
+            position_ids: int64 [B, S]. Without an attention mask, one row may hold several texts side by side: each begins where the
+                positions begin anew, and sees nothing of the others.
+            attention_mask: int64 [B, S], 0 at padding.
+        """
+        decoder = self.causal_lm.base_model
+        output = decoder(input_ids=input_ids, position_ids=position_ids, attention_mask=attention_mask, use_cache=False)
+        return output.last_hidden_state
+
+    @property
+    def output_weight(self) -> torch.Tensor:
+        """Weights of the head [V, D]; those of the embedding where the two are tied.
+
+        Over several ranks they are whole from the forward pass on, until its backward pass has ended.
+
+        Raises:
+            InvariantError: They are spread over ranks at the moment.
+        """
+        return _whole(self.causal_lm.get_output_embeddings().weight)
+
+    @property
+    def output_bias(self) -> torch.Tensor | None:
+        """Bias of the head [V], which few have; as `output_weight`."""
+        bias = self.causal_lm.get_output_embeddings().bias
+        return None if bias is None else _whole(bias)
+
+    @contextlib.contextmanager
+    def without_adapter(self) -> Iterator[None]:
+        """In this context the model is the one that the adapters were put into: the reference of a policy that trains by LoRA.
+
+        Raises:
+            ConfigError: The model has no adapter, and so no other self.
+        """
+        if self.lora is None:
+            raise ConfigError("This model has no LoRA adapter to do without: set actor_rollout_ref.model.lora.rank.")
+        scale_adapters(self, self._adapted, 0.0)
+        try:
+            yield
+        finally:
+            scale_adapters(self, self._adapted, 1.0)
+
+    def exported_weights(self, state: Mapping[str, torch.Tensor] | None = None) -> dict[str, torch.Tensor]:
+        """Weights under the names that `from_pretrained` and vLLM know, adapters merged into what they adapt.
+
+        Args:
+            state: Whole tensors under this module's names, as `TrainEngine.rollout_state` returns them; by default its own.
+        """
+        return merged(self, self._adapted, self.state_dict() if state is None else state)
+
+    def save(self, folder: str | Path, *, state: Mapping[str, torch.Tensor] | None = None, dtype: torch.dtype | None = None) -> None:
+        """Write a folder that transformers' from_pretrained and vLLM read: weights (adapters merged), config.json, generation_config.json.
+
+        Args:
+            folder: Made if it is not there.
+            state: See `exported_weights`; needed where the weights are spread over ranks.
+            dtype: Of the file; by default that of the weights.
+
+        Raises:
+            InvariantError: Weights that are spread over ranks.
+            OSError: The folder cannot be written to.
+        """
+        weights = {name: _whole(tensor).detach().to("cpu", dtype) for name, tensor in self.exported_weights(state).items()}
+        try:
+            with quiet_transformers():
+                self.causal_lm.save_pretrained(folder, state_dict=weights)
+        except safetensors.SafetensorError as error:
+            raise OSError(f"{folder} could not be written: {error}") from error
+
+    def describe(self, folder: str | Path) -> None:
+        """Write into `folder` what makes this module's `model.safetensors` there a model: its configuration.
+
+        With adapters, `load_language_model` alone reads such a folder; `save` writes one that everybody reads.
+        """
+        self.config.save_pretrained(folder)
+        self.causal_lm.generation_config.save_pretrained(folder)
+        if self.lora is not None:
+            (Path(folder) / ADAPTER_FILE).write_text(json.dumps(vars(self.lora), indent=1) + "\n")
+
+
+def load_language_model(
+    path: str | Path,
+    *,
+    dtype: torch.dtype = torch.float32,
+    trust_remote_code: bool = False,
+    gradient_checkpointing: bool = False,
+    lora: LoraArguments | None = None,
+) -> LanguageModel:
+    """Load a causal language model, in evaluation mode on the CPU.
+
+    Args:
+        path: A Hugging Face folder (`assets/...` is a shipped one), the folder of a checkpoint's engine, or a hub id.
+        dtype: Of the weights.
+        trust_remote_code: Run code that comes with the model.
+        gradient_checkpointing: Compute a block's activations again in the backward pass instead of keeping them.
+        lora: Train adapters of this rank; None or rank 0: all weights. A checkpoint that has adapters already keeps its own.
+
+    Raises:
+        MissingAssetError: No such folder or hub id, or weights are missing in it.
+        CheckpointError: A truncated file, or weights of another model.
+        ConfigError: Not a causal language model, or one that does something with its head or its rows that training does not know.
+    """
+    source = source_of(path)
+    config = read_config(source, trust_remote_code=trust_remote_code)
+    stored = stored_adapters(source)
+    if stored is not None:
+        causal_lm, lora = read_adapted(source, config, stored, dtype=dtype), stored
+    else:
+        causal_lm = read_causal_lm(source, config, dtype=dtype, trust_remote_code=trust_remote_code)
+        lora = lora if lora is not None and lora.rank > 0 else None
+        if lora is not None:
+            add_adapters(causal_lm, lora)
+    model = LanguageModel(causal_lm.eval(), lora=lora).eval()
+    _try_out(model, source)
+    if gradient_checkpointing:
+        recompute_activations(model)
+    return model
+
+
+def recompute_activations(model: nn.Module) -> None:
+    """Let every transformer block keep its input alone, and compute the rest again when its gradient is wanted.
+
+    transformers' own switch works in training mode only, and the module stays in evaluation mode, in which nothing is dropped.
+
+    Raises:
+        ConfigError: The architecture has no blocks that say they can.
+    """
+    from transformers.modeling_layers import GradientCheckpointingLayer
+
+    blocks: list[Any] = [part for part in model.modules() if isinstance(part, GradientCheckpointingLayer)]
+    if not blocks:
+        raise ConfigError(
+            "actor_rollout_ref.model.gradient_checkpointing: the model has no blocks whose activations can be computed again."
+        )
+    for block in blocks:
+        block.forward = types.MethodType(_forward_that_recomputes, block)  # bound, so that a copy of the block gets one of its own
+
+
+def _forward_that_recomputes(block: Any, *arguments: Any, **named: Any) -> Any:
+    forward = types.MethodType(type(block).forward, block)
+    if not torch.is_grad_enabled():
+        return forward(*arguments, **named)
+    return checkpoint(forward, *arguments, use_reentrant=False, **named)
+
+
+@torch.no_grad()
+def _try_out(model: LanguageModel, source: str) -> None:
+    """Compare, on a few tokens, logits with hidden states times output weights, and rows side by side with rows alone.
+
+    Raises:
+        ConfigError: The head does more than a product, or rows see each other.
+    """
+    name = type(model.causal_lm).__name__
+    if "position_ids" not in inspect.signature(model.causal_lm.base_model.forward).parameters:
+        raise ConfigError(f"{source}: {name} takes no position_ids, by which rows side by side are told apart. Take another architecture.")
+    ids_1S, positions_1S = torch.arange(1, 7)[None] % model.vocab_size, torch.tensor([[0, 1, 2, 0, 1, 2]])
+    together = model(ids_1S, positions_1S)
+    alone = torch.cat([model(ids_1S[:, row], positions_1S[:, row]) for row in (slice(0, 3), slice(3, 6))], dim=1)
+    tolerance = TOLERANCE.get(alone.dtype, ROUGH_TOLERANCE)
+    if _relative_difference(together, alone) > tolerance:
+        raise ConfigError(
+            f"{source}: in {name} a row sees the one beside it (recurrent or convolutional layers do not heed position ids), so its "
+            "log-probs would be wrong. Take an architecture with attention only."
+        )
+    logits = model.causal_lm(input_ids=ids_1S[:, :3], position_ids=positions_1S[:, :3], use_cache=False).logits
+    product = alone[:, :3] @ model.output_weight.T
+    if model.output_bias is not None:
+        product = product + model.output_bias
+    if _relative_difference(product, logits) > tolerance:
+        raise ConfigError(
+            f"{source}: the logits of {name} are not hidden states times output weights (they are scaled or capped), and log-probs "
+            "without whole logits know only that product. Take another architecture."
+        )
+
+
+def _relative_difference(one: torch.Tensor, other: torch.Tensor) -> float:
+    return float((one.float() - other.float()).norm() / other.float().norm().clamp(min=1e-12))
+
+
+def _whole(tensor: torch.Tensor) -> torch.Tensor:
+    if isinstance(tensor, DTensor):
+        raise InvariantError(
+            "These weights are spread over ranks: they are whole between a forward pass and the end of its backward pass, or through "
+            "TrainEngine.rollout_state()."
+        )
+    return tensor

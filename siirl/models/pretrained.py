@@ -1,0 +1,145 @@
+"""Reads causal language models of the Hugging Face hub or of folders, and says in a sentence what is wrong with one that cannot be read.
+
+Left out: what training adds to a model (`siirl.models.language_model`).
+"""
+
+import contextlib
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import safetensors
+import torch
+
+from siirl.errors import CheckpointError, ConfigError, MissingAssetError
+from siirl.models.adapters import add_adapters
+from siirl.models.loader import CONFIG_FILE, WEIGHTS_FILE, load_weights
+from siirl.params.model_args import LoraArguments
+from siirl.params.paths import find
+
+KEY = "actor_rollout_ref.model.path"
+ADAPTER_FILE = "lora.json"
+"""Beside weights with adapters that are not merged: what they are."""
+
+
+def source_of(path: str | Path) -> str:
+    """The folder that `path` names, or else the hub id that it is.
+
+    Raises:
+        MissingAssetError: A path to a folder that is not there.
+    """
+    folder = find(str(path))
+    if folder.is_dir():
+        return str(folder)
+    if folder.exists():
+        raise MissingAssetError(f"{KEY}={path} is a file; give the folder that holds config.json and model.safetensors.")
+    name = str(path)
+    if name.startswith((".", "/", "~", "assets/")) or name.count("/") > 1:
+        raise MissingAssetError(
+            f"{KEY}={path}: there is no such folder. Give a folder with config.json, model.safetensors and a tokenizer, a hub id "
+            "(for example Qwen/Qwen2.5-0.5B-Instruct), or assets/tiny_lm; `python -m siirl.warm_start env=math --output FOLDER` makes one."
+        )
+    return name
+
+
+def read_config(source: str, *, trust_remote_code: bool) -> Any:
+    """The configuration of a causal language model.
+
+    Raises:
+        MissingAssetError: There is none.
+        ConfigError: It is of something else.
+    """
+    from transformers import AutoConfig
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+    if Path(source).is_dir() and not (Path(source) / CONFIG_FILE).is_file():
+        raise MissingAssetError(f"{KEY}={source} holds no {CONFIG_FILE}. Give a folder with one, or the id of a hub model.")
+    try:
+        config = AutoConfig.from_pretrained(source, trust_remote_code=trust_remote_code)
+    except OSError as error:
+        raise MissingAssetError(
+            f"{KEY}={source}: {first_line(error)} Give a folder with {CONFIG_FILE}, or the id of a hub model."
+        ) from error
+    except ValueError as error:
+        raise ConfigError(f"{KEY}={source} holds no model that transformers knows: {first_line(error)}") from error
+    known = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(config.model_type)
+    brings_code = "AutoModelForCausalLM" in (config.to_dict().get("auto_map") or {})
+    architectures = config.architectures or []
+    if not brings_code and (known is None or (architectures and known not in architectures)):
+        raise ConfigError(
+            f"{KEY}={source} is no causal language model: it is {', '.join(architectures) or config.model_type}. Text is generated token "
+            f"by token, from left to right; take a model whose config.json says {known or '...ForCausalLM'}."
+        )
+    return config
+
+
+def read_causal_lm(source: str, config: Any, *, dtype: torch.dtype, trust_remote_code: bool) -> Any:
+    """The model with all its weights.
+
+    Raises:
+        MissingAssetError: No weight file.
+        CheckpointError: A truncated one, or one of another model.
+    """
+    from transformers import AutoModelForCausalLM
+
+    try:
+        with quiet_transformers():
+            loaded: Any = AutoModelForCausalLM.from_pretrained(
+                source, config=config, dtype=dtype, trust_remote_code=trust_remote_code, output_loading_info=True
+            )
+    except safetensors.SafetensorError as error:
+        raise CheckpointError(f"{source} has a weight file that is not whole: {error}. Copy or download it again.") from error
+    except OSError as error:
+        raise MissingAssetError(f"{KEY}={source} has no weights that can be read: {first_line(error)}") from error
+    except RuntimeError as error:
+        raise CheckpointError(f"{source} holds weights of another model than its config.json says: {first_line(error)}") from error
+    causal_lm, report = loaded
+    missing = sorted(report["missing_keys"])
+    if missing:
+        raise CheckpointError(
+            f"{source} lacks {len(missing)} weights of a {type(causal_lm).__name__}, the first is {missing[0]!r}; they would be random. "
+            "Take the whole checkpoint, or a config.json that fits it."
+        )
+    return causal_lm
+
+
+def stored_adapters(source: str) -> LoraArguments | None:
+    """What adapters the weights of a checkpoint's folder have beside them, not merged."""
+    file = Path(source) / ADAPTER_FILE
+    if not file.is_file():
+        return None
+    try:
+        return LoraArguments(**json.loads(file.read_text()))
+    except (json.JSONDecodeError, TypeError) as error:
+        raise CheckpointError(f"{file} does not describe LoRA adapters: {error}.") from error
+
+
+def read_adapted(source: str, config: Any, lora: LoraArguments, *, dtype: torch.dtype) -> Any:
+    """A model with adapters from a checkpoint's folder; raises CheckpointError for weights of another one."""
+    from transformers import AutoModelForCausalLM
+
+    causal_lm = AutoModelForCausalLM.from_config(config, dtype=dtype)
+    add_adapters(causal_lm, lora)
+    load_weights(causal_lm, Path(source) / WEIGHTS_FILE)
+    return causal_lm
+
+
+@contextlib.contextmanager
+def quiet_transformers() -> Iterator[None]:
+    """In this context transformers draws no progress bars, of which every rank would draw its own."""
+    from transformers.utils import logging
+
+    drawn = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if drawn:
+            logging.enable_progress_bar()
+
+
+def first_line(error: Exception) -> str:
+    """What an exception says, cut to its first line and ended with a full stop."""
+    line = (str(error).strip().splitlines() or [type(error).__name__])[0]
+    return line if line.endswith(".") else f"{line}."

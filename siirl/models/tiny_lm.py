@@ -1,0 +1,113 @@
+"""The tiny language model that the repository ships: bytes in, bytes out, in the form that transformers and vLLM know as Qwen3.
+
+Its tokenizer spells any text: token 0 to 255 is the byte of that value, and eight more mark what text cannot. Nothing is merged,
+because a model that adds digit by digit learns from few questions, and because a tiny vocabulary leaves its weights to the layers.
+Both are written as an ordinary Hugging Face folder, which needs no code of ours to be read. (Not in the form of Qwen2, beside which
+transformers reads any tokenizer as Qwen's own; that one normalises text and has one token more.) What the model learns is the business
+of `python -m siirl.warm_start env=math`.
+
+Its chat template says as little as it can. A first message of a user stands bare, and the answer follows at once (`12+34=46`), so that a
+question with one answer costs no mark at all; every other message has the token of its role before it, and what the assistant says
+ends with `<|end|>`:
+
+    user, assistant                    12+34=46<|end|>
+    user, assistant, tool, assistant   12+34=<tool_call>…</tool_call><|end|><|tool|>46<|assistant|>46<|end|>
+    system, user, assistant            <|system|>…<|user|>12+34=<|assistant|>46<|end|>
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from tokenizers import AddedToken, Tokenizer
+from tokenizers.decoders import ByteLevel as ByteLevelDecoder
+from tokenizers.models import BPE
+from tokenizers.pre_tokenizers import ByteLevel
+
+PAD, END = "<|pad|>", "<|end|>"
+ROLE_MARKS = {"system": "<|system|>", "user": "<|user|>", "assistant": "<|assistant|>", "tool": "<|tool|>"}
+SPECIAL_TOKENS = (PAD, END, *ROLE_MARKS.values())
+TAGS = ("<tool_call>", "</tool_call>")
+"""Tokens that are text nevertheless: an environment reads them (`envs.tools.calls`)."""
+NUM_BYTES = 256
+
+_USER_BEGINS = "messages[0]['role'] == 'user'"
+CHAT_TEMPLATE = (
+    "{%- for message in messages -%}"
+    "{%- if loop.first and message['role'] == 'user' -%}{{- message['content'] -}}"
+    f"{{%- elif loop.index0 == 1 and message['role'] == 'assistant' and {_USER_BEGINS} -%}}"
+    "{{- message['content'] + '<|end|>' -}}"
+    "{%- else -%}{{- '<|' + message['role'] + '|>' + message['content'] -}}"
+    "{%- if message['role'] == 'assistant' -%}{{- '<|end|>' -}}{%- endif -%}"
+    "{%- endif -%}"
+    "{%- endfor -%}"
+    f"{{%- if add_generation_prompt and not (messages | length == 1 and {_USER_BEGINS}) -%}}{{{{- '<|assistant|>' -}}}}{{%- endif -%}}"
+)
+
+
+@dataclass(frozen=True)
+class TinyLMShape:
+    """What fixes the size of the model; the default has 0.7 million weights."""
+
+    width: int = 128
+    layers: int = 3
+    heads: int = 4  # of 32 entries each: the smallest that vLLM's attention on a CPU has
+    feed_forward: int = 384
+    max_length: int = 2048
+    """Tokens of prompt and response together: a few turns with tools, or a program with its task."""
+
+
+def tiny_tokenizer() -> Any:
+    """The tokenizer, as transformers' fast tokenizer, which saves itself."""
+    from transformers import PreTrainedTokenizerFast
+
+    letters = _letters_of_bytes()
+    spelling = Tokenizer(BPE(vocab={letter: byte for byte, letter in enumerate(letters)}, merges=[]))
+    spelling.pre_tokenizer = ByteLevel(add_prefix_space=False, use_regex=False)
+    spelling.decoder = ByteLevelDecoder()
+    spelling.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in SPECIAL_TOKENS])
+    spelling.add_tokens([AddedToken(tag, special=False, normalized=False) for tag in TAGS])
+    return PreTrainedTokenizerFast(
+        tokenizer_object=spelling,
+        pad_token=PAD,
+        eos_token=END,
+        chat_template=CHAT_TEMPLATE,
+        model_max_length=TinyLMShape.max_length,
+        clean_up_tokenization_spaces=False,
+    )
+
+
+def new_tiny_lm(*, seed: int, shape: TinyLMShape | None = None) -> Any:
+    """A model with weights drawn from `seed`, for the tokenizer above: transformers' Qwen3ForCausalLM in float32."""
+    from transformers import Qwen3Config, Qwen3ForCausalLM
+
+    shape = shape or TinyLMShape()
+    tokens = NUM_BYTES + len(SPECIAL_TOKENS) + len(TAGS)
+    config = Qwen3Config(
+        vocab_size=tokens,
+        hidden_size=shape.width,
+        num_hidden_layers=shape.layers,
+        num_attention_heads=shape.heads,
+        num_key_value_heads=shape.heads,
+        head_dim=shape.width // shape.heads,
+        intermediate_size=shape.feed_forward,
+        max_position_embeddings=shape.max_length,
+        tie_word_embeddings=True,
+        pad_token_id=NUM_BYTES + SPECIAL_TOKENS.index(PAD),
+        eos_token_id=NUM_BYTES + SPECIAL_TOKENS.index(END),
+        bos_token_id=None,
+        dtype="float32",
+    )
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        return Qwen3ForCausalLM(config)
+
+
+def _letters_of_bytes() -> list[str]:
+    """The letter under which byte-level tokenizers write each byte, as GPT-2 chose them: itself if it prints, else one from 256 on.
+
+    The printing ones are ! to ~, ¡ to ¬ and ® to ÿ (https://github.com/openai/gpt-2, encoder.py).
+    """
+    printing = {*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)}
+    others = iter(range(NUM_BYTES, 2 * NUM_BYTES))
+    return [chr(byte if byte in printing else next(others)) for byte in range(NUM_BYTES)]

@@ -1,0 +1,39 @@
+"""What follows from the sizes in the configuration for the critic: a null takes the actor's value. One home, as `siirl.params.sizes`."""
+
+from dataclasses import dataclass
+
+from siirl.params.training_args import SiiRLArguments
+
+
+@dataclass(frozen=True)
+class CriticUpdate:
+    """The update of the critic, with no value left open."""
+
+    epochs: int
+    prompts_per_mini_batch: int
+    micro_batch_size: int
+
+
+def critic_update(config: SiiRLArguments) -> CriticUpdate:
+    """The critic's own values, and the actor's where it has none."""
+    critic, actor = config.critic, config.actor_rollout_ref.actor
+    return CriticUpdate(
+        epochs=critic.ppo_epochs or actor.ppo_epochs,
+        prompts_per_mini_batch=critic.ppo_mini_batch_size or actor.ppo_mini_batch_size,
+        micro_batch_size=critic.micro_batch_size or actor.micro_batch_size,
+    )
+
+
+def critic_steps_per_step(config: SiiRLArguments) -> int:
+    """Optimiser steps of the critic in a training step."""
+    update = critic_update(config)
+    return config.data.train_batch_size // update.prompts_per_mini_batch * update.epochs
+
+
+def describe_critic(config: SiiRLArguments) -> str:
+    """The critic's update and its warm-up in a few words, for the plan of a pipeline that has one."""
+    update, warmup = critic_update(config), config.trainer.critic_warmup
+    trajectories = update.prompts_per_mini_batch * config.actor_rollout_ref.rollout.n
+    steps = f"{update.epochs} x {config.data.train_batch_size // update.prompts_per_mini_batch} mini-batches of {trajectories} trajectories"
+    alone = f"; the first {warmup} steps train it alone (trainer.critic_warmup)" if warmup else ""
+    return f"{steps}, cliprange_value {config.critic.cliprange_value or 'none'}{alone}"

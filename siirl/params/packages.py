@@ -1,0 +1,17 @@
+"""Packages that a run may need beyond the usual ones, and the command that installs them; nothing is imported to find out."""
+
+import importlib.util
+
+from siirl.errors import ConfigError
+
+INSTALL_VLLM = "make vllm"
+
+
+def require_vllm() -> None:
+    """Check that vLLM is installed.
+
+    Raises:
+        ConfigError: It is not; the message has the command.
+    """
+    if importlib.util.find_spec("vllm") is None:
+        raise ConfigError(f"actor_rollout_ref.rollout.name=vllm, and vLLM is not installed. Type: {INSTALL_VLLM}   or take rollout=hf.")

@@ -1,0 +1,49 @@
+"""How many episodes may fail to simulate: a share of the episodes of all ranks, decided alike on every rank."""
+
+import pytest
+from ranks_at_work import run_on_ranks
+
+from siirl.engine.collectives import OneProcess
+from siirl.engine.rollout.failures import check_failures
+from siirl.engine.rollout.workflow import EpisodeRequest
+from siirl.errors import SimulationFailed, TooManyFailures
+
+SHARE = 0.05
+
+
+def failed(count):
+    """`count` failed episodes, with the seeds from 0 on."""
+    requests = [EpisodeRequest(uid=str(i), group_id=0, task="push", task_id=0, trial_id=0, seed=i, policy_seed=(i,)) for i in range(count)]
+    return [(request, SimulationFailed("the server died three times")) for request in requests]
+
+
+def words_of(ranks, failures_by_rank):
+    """What each case ends with on this rank: the words of the refusal, or None where the run goes on."""
+    words = []
+    for failures in failures_by_rank:
+        try:
+            check_failures(failed(failures[ranks.rank]), episodes=10, max_failed_share=SHARE, ranks=ranks)
+            words.append(None)
+        except TooManyFailures as error:
+            words.append(str(error))
+    return words
+
+
+def test_exactly_the_share_goes_on_and_one_more_stops():
+    check_failures(failed(1), episodes=20, max_failed_share=SHARE, ranks=OneProcess())
+    expected = r"2 of 20 episodes .* env.max_failed_share=0.05 allows. The first: 'push' with seed 0: the server died three times"
+    with pytest.raises(TooManyFailures, match=expected) as stopped:
+        check_failures(failed(2), episodes=20, max_failed_share=SHARE, ranks=OneProcess())
+    assert isinstance(stopped.value.__cause__, SimulationFailed)
+
+
+def test_a_step_without_episodes_goes_on():
+    check_failures([], episodes=0, max_failed_share=0.0, ranks=OneProcess())
+
+
+def test_two_ranks_judge_their_episodes_together_and_in_the_same_words():
+    """One failure of a rank's ten is 10 %, and of the twenty of both 5 %; two are 10 %, also for the rank that had none."""
+    first, second = run_on_ranks(words_of, [(1, 0), (0, 2)])
+    assert first == second
+    assert first[0] is None
+    assert first[1].startswith("2 of 20 episodes could not be simulated")

@@ -1,0 +1,134 @@
+"""A tiny sequence classifier as reward model: its numbers, whatever the batch, and what it refuses."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from ranks_at_work import run_on_ranks
+
+from siirl.engine.collectives import OneProcess
+from siirl.engine.reward_manager import EpisodeOutcomes, make_text_reward_manager
+from siirl.engine.reward_manager.reward_model import load_reward_model, make_reward_model
+from siirl.errors import CheckpointError, ConfigError, MissingAssetError
+from siirl.params import RewardArguments, RewardModelArguments, SiiRLArguments
+from siirl.params.paths import find
+
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
+
+CPU, ONE = torch.device("cpu"), OneProcess()
+QUESTION = [{"role": "user", "content": "12+34="}]
+RESPONSES = ("46", "a much longer answer than the others", "47", "")
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    """Makes folders of tiny classifiers, with the shipped tokenizer."""
+    from transformers import AutoTokenizer, Qwen2Config, Qwen2ForCausalLM, Qwen2ForSequenceClassification
+
+    tokenizer = AutoTokenizer.from_pretrained(str(find("assets/tiny_lm")))
+
+    def save(*, labels: int = 1, length: int = 128, broken: bool = False, head: bool = True) -> str:
+        torch.manual_seed(0)
+        sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 1}
+        config = Qwen2Config(vocab_size=len(tokenizer), max_position_embeddings=length, num_labels=labels, **sizes)
+        model = (Qwen2ForSequenceClassification if head else Qwen2ForCausalLM)(config)
+        if broken:
+            model.score.weight.data.fill_(float("nan"))
+        folder = tmp_path_factory.mktemp("reward_model")
+        model.save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
+        return str(folder)
+
+    return save
+
+
+@pytest.fixture(scope="module")
+def folder(saved) -> str:
+    return saved()
+
+
+def config_of(path, *, micro_batch_size=16) -> SiiRLArguments:
+    return SiiRLArguments(
+        reward=RewardArguments(name="model"), reward_model=RewardModelArguments(path=path, micro_batch_size=micro_batch_size)
+    )
+
+
+def outcomes(*responses: str) -> EpisodeOutcomes:
+    count = len(responses)
+    return EpisodeOutcomes(
+        uid_B=[f"u{i}" for i in range(count)],
+        task_name_B=["sums"] * count,
+        index_B=np.arange(count),
+        complete_B=np.zeros(count, bool),
+        env_return_B=np.zeros(count, np.float32),
+        video_embedding_BD=None,
+        oracle_distance_B=None,
+        texts_B={"prompt_messages": [json.dumps(QUESTION)] * count, "response_text": list(responses)},
+        total=count,
+    )
+
+
+def scores_of(path, *responses, ranks=ONE, **options):
+    config = config_of(path, **options)
+    return make_text_reward_manager(config, reward_model=make_reward_model(config, device=CPU, ranks=ranks)).score(outcomes(*responses))
+
+
+def test_the_reward_is_the_models_number_for_the_whole_conversation(folder):
+    model = load_reward_model(RewardModelArguments(path=folder), device=CPU, ranks=ONE)
+    text = model.tokenizer.apply_chat_template([*QUESTION, {"role": "assistant", "content": "46"}], tokenize=False)
+    ids = torch.tensor([model.tokenizer(text, add_special_tokens=False)["input_ids"]])
+    expected = model.classifier(input_ids=ids).logits[0, 0].item()
+    assert scores_of(folder, "46").reward_B.tolist() == pytest.approx([expected], abs=1e-6)
+
+
+def test_the_reward_of_a_conversation_does_not_depend_on_its_batch(folder):
+    together, alone = scores_of(folder, *RESPONSES).reward_B, scores_of(folder, *RESPONSES, micro_batch_size=1).reward_B
+    assert together.tolist() == pytest.approx(alone.tolist(), abs=1e-6)
+    assert len(set(together.tolist())) == len(RESPONSES)
+
+
+def test_a_conversation_longer_than_the_model_fails_alone(saved):
+    scores = scores_of(saved(length=64), "46", "x" * 100)
+    assert list(scores.failed) == [1]
+    assert "tokens, and the reward model holds 64" in scores.failed[1]
+
+
+def test_a_number_that_is_not_finite_is_no_reward(saved):
+    assert scores_of(saved(broken=True), "46").failed == {0: "model: the reward model said nan"}
+
+
+def test_a_classifier_with_two_outputs_is_refused(saved):
+    with pytest.raises(ConfigError, match="has 2 outputs, and a reward is one number"):
+        scores_of(saved(labels=2), "46")
+
+
+def test_a_language_model_whose_head_would_be_random_is_refused(saved):
+    with pytest.raises(CheckpointError, match=r"lacks 1 weights of a Qwen2ForSequenceClassification, the first is 'score.weight'"):
+        scores_of(saved(head=False), "46")
+
+
+def test_a_folder_that_is_not_there_is_refused():
+    with pytest.raises(MissingAssetError, match=r"reward_model.path=/no/such/folder: there is no such folder"):
+        scores_of("/no/such/folder", "46")
+
+
+def test_a_model_that_nobody_named_is_refused():
+    with pytest.raises(ConfigError, match=r"reward.name=model, and reward_model.path=null: name a sequence classifier"):
+        scores_of(None, "46")
+
+
+def test_no_model_is_loaded_where_no_part_is_one():
+    assert make_reward_model(SiiRLArguments(), device=CPU, ranks=ONE) is None
+
+
+def of_rank(ranks, path, responses):
+    """What a rank's own responses are worth, where the other has another number of them."""
+    return scores_of(path, *responses[ranks.rank], ranks=ranks, micro_batch_size=1).reward_B.tolist()
+
+
+@pytest.mark.slow  # two processes that import transformers
+def test_spread_over_ranks_it_says_the_same(folder):
+    alone = scores_of(folder, *RESPONSES).reward_B.tolist()
+    one, other = run_on_ranks(of_rank, folder, (RESPONSES[:3], RESPONSES[3:]))
+    assert one + other == pytest.approx(alone, abs=1e-6)

@@ -1,0 +1,144 @@
+"""A language model on two real ranks: the gradient of one, a head whose weights are whole when they are used, and folders."""
+
+import copy
+from pathlib import Path
+
+import pytest
+import torch
+from ranks_at_work import run_on_ranks
+from tiny_text import text_rows, tiny_model
+from tiny_training import largest_difference, make_actor, make_engine, weights
+
+from siirl.engine.actor.text_scorer import text_scorer
+from siirl.engine.collectives import OneProcess
+from siirl.engine.sharding import repeated_blocks
+from siirl.errors import ConfigError, InvariantError
+from siirl.models.language_model import LanguageModel, load_language_model, recompute_activations
+
+KINDS = ("tied", "separate")
+SHARES = {"even": 3, "uneven": 5, "one rank is empty": 0}
+TERMS = {"entropy_coef": 0.01}
+
+
+def engine_of(ranks, kind, **options):
+    return make_engine(ranks, module=options.pop("module", None) or tiny_model(kind), scorer=text_scorer, **options)
+
+
+def own_rows(ranks, share):
+    """Rank 0 has the first `share` rows, rank 1 the rest; one rank has all."""
+    batch = text_rows()
+    if ranks.size == 1:
+        return batch
+    return batch[:share] if ranks.rank == 0 else batch[share:]
+
+
+def one_update(ranks, kind, share, **options):
+    """Log-probs of own rows before, gradient, and weights after."""
+    engine = engine_of(ranks, kind, **options)
+    actor, batch = make_actor(engine, **TERMS), own_rows(ranks, share)
+    log_probs_BT = actor.compute_log_prob(batch).log_probs_BT
+    actor.update(batch)
+    return {"gradient": engine.gradients[0], "weights": weights(engine), "log_probs": log_probs_BT}
+
+
+def recomputing():
+    model = tiny_model("tied")
+    recompute_activations(model)
+    return model
+
+
+def too_small_a_budget(ranks):
+    """What each rank raises where only rank 1 has a row that is longer than the budget."""
+    actor = make_actor(engine_of(ranks, "tied", micro_batch_tokens=8))
+    try:
+        actor.update(text_rows()[2:3] if ranks.rank == 0 else text_rows()[:1])
+    except (ConfigError, InvariantError) as error:
+        return f"{type(error).__name__}: {error}"
+    return ""
+
+
+def export(ranks, folder):
+    """Whole weights saved by rank 0 for transformers, and a checkpoint; the copy that would act has the trained weights' scores."""
+    module = tiny_model("tied")
+    acting = copy.deepcopy(module)
+    engine = engine_of(ranks, "tied", module=module)
+    make_actor(engine).update(own_rows(ranks, 3))
+    state = engine.rollout_state()
+    engine.save(Path(folder) / "checkpoint")
+    if ranks.rank == 0:
+        module.save(Path(folder) / "exported", state=state)
+        module.describe(Path(folder) / "checkpoint")
+    acting.load_state_dict(state)
+    return text_scorer(acting, text_rows(), 1.0).log_probs_BT.detach()
+
+
+def on_two_ranks(ranks, folder):
+    cases = {(kind, share): one_update(ranks, kind, SHARES[share]) for kind in KINDS for share in SHARES}
+    return {
+        "updates": cases,
+        "by tokens": one_update(ranks, "tied", 5, micro_batch_tokens=10),
+        "recomputed": one_update(ranks, "tied", 5, module=recomputing()),
+        "bfloat16": one_update(ranks, "tied", 3, compute_dtype=torch.bfloat16),
+        "budget": too_small_a_budget(ranks),
+        "exported": export(ranks, folder),
+    }
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("exported")
+
+
+@pytest.fixture(scope="module")
+def two_ranks(folder):
+    return run_on_ranks(on_two_ranks, str(folder), ranks=2)
+
+
+@pytest.fixture(scope="module")
+def alone():
+    return {kind: one_update(OneProcess(), kind, None) for kind in KINDS}
+
+
+def test_each_block_is_a_unit_of_its_own():
+    model = tiny_model()
+    assert repeated_blocks(model) == list(model.causal_lm.model.layers)
+
+
+@pytest.mark.parametrize("share", SHARES)
+@pytest.mark.parametrize("kind", KINDS)
+def test_two_ranks_have_the_gradient_and_the_scores_of_one(alone, two_ranks, kind, share):
+    for rank in two_ranks:
+        update = rank["updates"][kind, share]
+        assert largest_difference(alone[kind]["gradient"], update["gradient"]) < 1e-5
+        assert largest_difference(alone[kind]["weights"], update["weights"]) < 1e-5
+    scores = torch.cat([rank["updates"][kind, share]["log_probs"] for rank in two_ranks])
+    torch.testing.assert_close(scores, alone[kind]["log_probs"], rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("way", ["by tokens", "recomputed"])
+def test_neither_a_budget_nor_recomputing_changes_the_gradient_of_two_ranks(alone, two_ranks, way):
+    for rank in two_ranks:
+        assert largest_difference(alone["tied"]["gradient"], rank[way]["gradient"]) < 1e-5
+
+
+def test_in_bfloat16_gradients_are_near_and_summed_in_float32(alone, two_ranks):
+    for rank in two_ranks:
+        gradient = rank["bfloat16"]["gradient"]
+        assert {tensor.dtype for tensor in gradient.values()} == {torch.float32}
+        assert 0 < largest_difference(alone["tied"]["gradient"], gradient) < 0.1
+
+
+def test_a_row_over_the_budget_of_one_rank_stops_both(two_ranks):
+    assert two_ranks[1]["budget"].startswith("ConfigError: A row of 9 tokens exceeds the budget of 8")
+    assert two_ranks[0]["budget"].startswith("InvariantError: Rank 1 failed, so all stop: ConfigError: A row of 9 tokens")
+
+
+@pytest.mark.parametrize("name", ["exported", "checkpoint"])
+def test_what_two_ranks_save_is_a_model_for_everybody(two_ranks, folder, name):
+    from transformers import AutoModelForCausalLM
+
+    ours = load_language_model(folder / name)
+    theirs = LanguageModel(AutoModelForCausalLM.from_pretrained(folder / name).eval())
+    for model in (ours, theirs):
+        scores = text_scorer(model, text_rows(), 1.0).log_probs_BT
+        torch.testing.assert_close(scores, two_ranks[0]["exported"], rtol=0, atol=1e-6)

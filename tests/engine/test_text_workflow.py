@@ -1,0 +1,310 @@
+"""Text episodes, followed token by token: what is trained on, what is masked, and how budgets end them."""
+
+import asyncio
+import re
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scripted_text import END, MODEL, TOOL, USER, ByteTokenizer, ScriptedEngine
+
+from envs.tools.calls import ToolCall, write_call
+from envs.worker_pool import WorkerSettings, lease, release
+from siirl.engine.rollout.executor import rollout_batch
+from siirl.engine.rollout.text_rollout import make_text_workflow
+from siirl.engine.rollout.text_workflow import TextWorkflow
+from siirl.engine.rollout.workflow import EpisodeRequest, RolloutWorkflow
+from siirl.env_server.pool import EnvPool
+from siirl.errors import ConfigError, SimulationFailed, UnknownNameError
+
+ROW = {
+    "data_source": "mine",
+    "prompt": [{"role": "user", "content": "2+3="}],
+    "reward_model": {"style": "whole", "ground_truth": "5"},
+    "extra_info": {"page": 7},
+}
+CALL = write_call(ToolCall("calculator", {"expression": "2+3"}))
+TOOL_ARGUMENTS = {"announce": False, "tool_deadline_s": 60.0}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def workers_that_outlive_one_environment():
+    """A lease on the workers of tools: else each test would start and end its own."""
+    pool = lease(WorkerSettings(target="envs.tools.signatures:call_function", num_workers=2, deadline_s=60.0))
+    yield
+    release(pool)
+
+
+def request(number=0, **options):
+    options = options or {"row": ROW}
+    return EpisodeRequest(
+        uid=f"u{number}", group_id=number, task="mine", task_id=0, trial_id=3, seed=number, policy_seed=(9, number), options=options
+    )
+
+
+def play(script, *, env="math", arguments=None, requests=None, interrupting=None, **settings):
+    """The result of the episodes, and the engine that said `script`."""
+    engine = ScriptedEngine(script, pause=1 if interrupting else 0)
+    lengths = {"max_prompt_length": 600, "max_response_length": 400}
+
+    async def episodes():
+        async with EnvPool(env, arguments or {}, 1, 4, cluster="local", deadline_s=60) as pool:
+            workflow = TextWorkflow(pool=pool, tokenizer=ByteTokenizer(), **lengths | settings)
+            running = asyncio.ensure_future(rollout_batch(workflow, engine, requests or [request()]))
+            if interrupting:
+                await interrupting(engine)
+            return await running
+
+    return asyncio.run(episodes()), engine
+
+
+def test_single_turn_is_prompt_and_response_with_everything_trained():
+    result, engine = play(lambda request: "5")
+    (trajectory,) = result.trajectories
+    row = trajectory.row
+    prompt, response = [USER, *b"2+3=", END, MODEL], [*b"5", END]
+    assert engine.requests[0].input_ids == tuple(prompt)
+    assert row["prompts"].tolist() == prompt
+    assert row["responses"].tolist() == response
+    assert row["response_mask"].tolist() == [1, 1]
+    assert row["input_ids"].tolist() == prompt + response
+    assert row["attention_mask"].tolist() == [1] * 9
+    assert row["position_ids"].tolist() == list(range(9))
+    np.testing.assert_allclose(row["rollout_log_probs"], [-0.01, -0.02])
+    assert (row["complete"], row["truncated"], row["env_return"], row["finish_step"]) == (True, False, 1.0, 1)
+    assert (row["uid"], row["index"], row["task_name"], row["trial_id"], row["seed"]) == ("u0", 0, "mine", 3, 0)
+
+
+def test_record_tells_the_episode_to_a_person():
+    record = play(lambda request: "6")[0].trajectories[0].record
+    assert record["prompt"] == ROW["prompt"]
+    assert record["turns"] == [{"role": "assistant", "content": "6", "tokens": [*b"6", END], "log_probs": [-0.01, -0.02]}]
+    assert (record["verdict"], record["reward_parts"], record["ground_truth"]) == ("wrong", {"correct": 0.0}, "5")
+
+
+def test_text_columns_are_added_only_where_they_are_wanted():
+    row = play(lambda request: "6", text_columns=("response_text", "ground_truth", "extra_info"))[0].trajectories[0].row
+    assert (row["response_text"], row["ground_truth"], row["extra_info"]) == ("6", '"5"', '{"page": 7}')
+    assert "data_source" not in row
+
+
+def test_generated_question_knows_its_truth_and_is_asked_by_split():
+    result, _ = play(lambda request: "1", arguments={"tasks": ["sums-1"]}, requests=[sums_request()])
+    trajectory = result.trajectories[0]
+    first, second = map(int, re.findall(r"\d+", trajectory.instruction))
+    assert trajectory.record["ground_truth"] == str(first + second)
+
+
+def sums_request():
+    return EpisodeRequest(uid="g", group_id=0, task="sums-1", task_id=0, trial_id=0, seed=1, policy_seed=(0,), options={"split": "heldout"})
+
+
+def tool_script(request):
+    return "5" if TOOL in request.input_ids else CALL
+
+
+def test_tokens_of_a_tool_are_masked_and_its_own_never_made_anew():
+    result, engine = play(tool_script, env="tools", arguments=TOOL_ARGUMENTS)
+    row = result.trajectories[0].row
+    call, answer, final = [*CALL.encode(), END], [TOOL, *b"5", END, MODEL], [*b"5", END]
+    assert row["responses"].tolist() == call + answer + final
+    assert row["response_mask"].tolist() == [1] * len(call) + [0] * len(answer) + [1] * len(final)
+    assert row["rollout_log_probs"][len(call) : len(call) + len(answer)].tolist() == [0.0] * len(answer)
+    assert engine.requests[1].input_ids == (*engine.requests[0].input_ids, *call, *answer)
+    assert (row["finish_step"], row["complete"], row["truncated"]) == (2, True, False)
+
+
+def test_each_turn_draws_from_a_generator_of_its_own():
+    _, engine = play(tool_script, env="tools", arguments=TOOL_ARGUMENTS)
+    assert [made.seed for made in engine.requests] == [(9, 0, 0, 0, 0), (9, 0, 0, 1, 0)]
+
+
+def test_turns_of_the_environment_stand_in_the_record():
+    turns = play(tool_script, env="tools", arguments=TOOL_ARGUMENTS)[0].trajectories[0].record["turns"]
+    assert [(turn["role"], turn["content"]) for turn in turns] == [("assistant", CALL), ("tool", "5"), ("assistant", "5")]
+
+
+def test_spent_budget_truncates_and_the_last_text_is_still_graded():
+    result, _ = play(lambda request: "5 or rather 6", max_response_length=1)
+    row = result.trajectories[0].row
+    assert row["responses"].tolist() == [*b"5"]
+    assert (row["complete"], row["truncated"], row["env_return"]) == (True, True, 1.0)
+
+
+def test_answer_of_a_tool_that_spends_the_budget_ends_the_episode_with_the_reward_so_far():
+    budget = len(CALL) + 1 + 4  # the call with its END, and the tool's four tokens: none is left to answer with
+    result, _ = play(tool_script, env="tools", arguments=TOOL_ARGUMENTS, max_response_length=budget)
+    row = result.trajectories[0].row
+    assert row["responses"].tolist() == [*CALL.encode(), END]
+    assert (row["complete"], row["truncated"], row["env_return"], row["finish_step"]) == (False, True, 0.0, 1)
+    result, _ = play(tool_script, env="tools", arguments=TOOL_ARGUMENTS, max_response_length=budget + 1)
+    assert result.trajectories[0].row["responses"][-1] == ord("5")
+
+
+def test_budget_of_turns_is_the_environments():
+    result, engine = play(lambda request: CALL, env="tools", arguments=TOOL_ARGUMENTS | {"max_turns": 2})
+    trajectory = result.trajectories[0]
+    assert (len(engine.requests), trajectory.row["truncated"], trajectory.record["verdict"]) == (2, True, "out of turns")
+
+
+def test_text_longer_than_the_environment_takes_gets_no_reward():
+    trajectory = play(lambda request: "5     ", arguments={"max_action_characters": 5})[0].trajectories[0]
+    assert (trajectory.row["env_return"], trajectory.row["complete"], trajectory.row["truncated"]) == (0.0, False, True)
+    assert trajectory.record["verdict"] == "a text has more than the 5 characters that the environment takes"
+
+
+def test_prompt_too_long_is_a_failed_episode_that_says_so():
+    result, engine = play(lambda request: "5", max_prompt_length=6)
+    assert not result.trajectories
+    assert not engine.requests
+    ((_, reason),) = result.failed
+    assert "has 7 tokens, more than data.max_prompt_length=6" in str(reason)
+
+
+def test_prompt_too_long_may_be_cut_to_its_last_tokens():
+    _, engine = play(lambda request: "5", max_prompt_length=4, cut_prompts=True)
+    assert engine.requests[0].input_ids == (*b"3=", END, MODEL)
+
+
+def test_prompt_of_exactly_the_longest_length_is_asked():
+    assert len(play(lambda request: "5", max_prompt_length=7)[0].trajectories) == 1
+
+
+def test_answer_that_cannot_be_graded_is_a_failed_episode():
+    result, _ = play(lambda request: "5", env="scripted_text:UngradableEnv")
+    assert not result.trajectories
+    ((_, reason),) = result.failed
+    assert isinstance(reason, SimulationFailed)
+    assert "the grader was killed" in str(reason)
+
+
+def test_several_agents_give_a_trajectory_each():
+    result, engine = play(lambda made: "5" if made.seed[2] == 1 else "4", arguments={"num_agents": 2})
+    first, second = result.trajectories
+    assert [first.row["uid"], second.row["uid"]] == ["u0-a0", "u0-a1"]
+    assert [first.row["env_return"], second.row["env_return"]] == [0.0, 1.0]
+    assert [first.row["complete"], second.row["complete"]] == [False, True]
+    assert first.row["index"] == second.row["index"] == 0
+    assert engine.most_running == 2
+
+
+def interrupted_script(request):
+    """Goes on where it is: the text of the episode is `12345`, whatever of it has been said."""
+    said = bytes(token for token in request.input_ids[7:] if token < 256)
+    return "12345"[len(said) :]
+
+
+def test_interrupted_turn_goes_on_behind_its_tokens_with_their_versions():
+    async def interrupt(engine):
+        while engine.said < 2:
+            await asyncio.sleep(0)
+        engine.interrupt()
+        engine.update_weights(1)
+
+    result, engine = play(interrupted_script, interrupting=interrupt)
+    row, record = result.trajectories[0].row, result.trajectories[0].record
+    assert row["responses"].tolist() == [*b"12345", END]
+    assert len(engine.requests) == 2
+    assert engine.requests[1].input_ids == (*engine.requests[0].input_ids, *b"12")
+    assert engine.requests[1].max_new_tokens == 398
+    assert engine.requests[1].seed == (9, 0, 0, 0, 1)
+    assert row["policy_version"] == 0
+    assert [turn["content"] for turn in record["turns"]] == ["12345"]
+
+
+def test_engine_is_told_the_texts_that_end_a_turn():
+    _, engine = play(lambda request: "5", stop=("</answer>",))
+    assert engine.requests[0].stop == ("</answer>",)
+
+
+@pytest.mark.parametrize("settings", [{"max_prompt_length": 0}, {"max_response_length": 0}])
+def test_length_that_cannot_be_is_refused(settings):
+    with pytest.raises(ConfigError, match=f"data.{next(iter(settings))}=0 must be at least 1"):
+        play(lambda request: "5", **settings)
+
+
+def test_unknown_text_column_is_refused():
+    with pytest.raises(UnknownNameError, match="Did you mean 'extra_info'"):
+        play(lambda request: "5", text_columns=("extra_inf",))
+
+
+class BestOfTwo(TextWorkflow):
+    """A workflow of one's own: two episodes, of which the better one is kept."""
+
+    async def arun_episode(self, engine, data):
+        first, second = await super().arun_episode(engine, data), await super().arun_episode(engine, data)
+        return max(first, second, key=lambda episode: episode[0].row["env_return"])
+
+
+def arguments_of(pool=None):
+    return {"pool": pool, "tokenizer": ByteTokenizer(), "max_prompt_length": 50, "max_response_length": 50}
+
+
+def test_workflow_of_ones_own_is_made_with_the_same_arguments():
+    workflow = make_text_workflow(f"{__name__}:BestOfTwo", **arguments_of())
+    assert isinstance(workflow, RolloutWorkflow)
+    assert type(workflow).__name__ == "BestOfTwo"
+    assert isinstance(make_text_workflow(None, **arguments_of()), TextWorkflow)
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("no_such_module:X", "there is no module 'no_such_module'"),
+        ("builtins:dict", r"made a dict; it must be a siirl\.engine\.rollout\.workflow\.RolloutWorkflow"),
+        ("scripted_text:UngradableEnv", r"is called with \(pool=…, tokenizer=…"),
+    ],
+)
+def test_workflow_that_is_none_is_refused(name, words):
+    with pytest.raises(ConfigError, match=words):
+        make_text_workflow(name, **arguments_of())
+
+
+@settings(max_examples=30, deadline=None, derandomize=True)
+@given(
+    says=st.lists(st.text(alphabet="ab", max_size=12), min_size=3, max_size=3),
+    budget=st.integers(1, 60),
+    interruptions=st.sets(st.integers(1, 30), max_size=4),
+)
+def test_whatever_is_said_and_interrupted_the_row_is_what_the_engine_generated(says, budget, interruptions):
+    """Three turns with any texts, under any budget, interrupted anywhere: no token is lost, made anew, or trained on twice."""
+
+    def script(made):
+        turn, so_far = made.seed[3], made.input_ids[len(first_prompt) :]
+        begun = [token for token in so_far[last_opening(so_far) :] if token < 256]
+        return says[turn][len(begun) :]
+
+    first_prompt = ByteTokenizer().encode_prompt([{"role": "user", "content": "Say 0."}])
+    engine = ScriptedEngine(script, pause=1)
+
+    async def episode():
+        async with EnvPool("scripted_text:ThreeTurnsEnv", {}, 1, 1, cluster="local", deadline_s=60) as pool:
+            workflow = TextWorkflow(pool=pool, tokenizer=ByteTokenizer(), max_prompt_length=50, max_response_length=budget)
+            data = EpisodeRequest(uid="u", group_id=0, task="more", task_id=0, trial_id=0, seed=0, policy_seed=(1, 2))
+            running = asyncio.ensure_future(workflow.arun_episode(engine, data))
+            for said in sorted(interruptions):
+                while engine.said < said and not running.done():
+                    await asyncio.sleep(0)
+                engine.interrupt()
+            return await running
+
+    (trajectory,) = asyncio.run(episode())
+    row = trajectory.row
+    own = row["responses"][row["response_mask"] == 1]
+    assert len(row["responses"]) <= budget
+    assert row["response_mask"][-1] == 1
+    assert len(own) == engine.said
+    spoken = "".join(turn["content"] for turn in trajectory.record["turns"] if turn["role"] == "assistant")
+    assert bytes(token for token in own.tolist() if token < 256).decode() == spoken
+    assert "".join(says).startswith(spoken)
+    for made in engine.requests:
+        assert made.input_ids == tuple(row["input_ids"][: len(made.input_ids)])
+        assert len(made.input_ids) - len(first_prompt) + made.max_new_tokens == budget
+    assert (row["rollout_log_probs"][row["response_mask"] == 0] == 0).all()
+    assert row["truncated"] == (row["finish_step"] < 3 or own[-1] != END)
+
+
+def last_opening(tokens):
+    """Position behind the last MODEL among `tokens`, or 0."""
+    return max((place + 1 for place, token in enumerate(tokens) if token == MODEL), default=0)

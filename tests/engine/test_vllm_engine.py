@@ -1,0 +1,225 @@
+"""The real vLLM on a CPU: log-probs as training scores them, sampling, stops, new weights and their proof, interruption."""
+
+import asyncio
+import importlib.util
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+from tiny_language_models import language_model, request, scored, tokenizer
+
+from siirl.engine.collectives import OneProcess
+from siirl.engine.rollout.generation import GenerationRequest, GenerationResponse
+from siirl.engine.weight_sync import WeightSync
+from siirl.errors import ConfigError, InvariantError
+from siirl.params import packages
+
+needs_vllm = pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="vLLM is not installed: make vllm")
+TEMPERATURE = 1.3
+
+
+def make_engine(name: str, **options):
+    from siirl.engine.rollout import vllm_engine
+
+    # Heads of 32 entries are the smallest that vLLM has on a CPU; the head is tied to the embedding, as small models have it.
+    model = language_model("Qwen3", heads=2, head_dim=32, tie_word_embeddings=True)
+    settings = {"temperature": TEMPERATURE, "top_p": 0.9, "max_running": 8, "lockstep": False, "kv_cache_gib": 0.05, **options}
+    return getattr(vllm_engine, name)(model=model, tokenizer=tokenizer(), **settings)
+
+
+@pytest.fixture(scope="module")
+def engine():
+    made = make_engine("VLLMEngine")
+    yield made
+    made.close()
+
+
+def ask(engine, *requests: GenerationRequest) -> list[GenerationResponse]:
+    async def everybody():
+        return await asyncio.gather(*(engine.agenerate(request) for request in requests))
+
+    return asyncio.run(everybody())
+
+
+def gap(engine, *requests: GenerationRequest) -> float:
+    """Largest difference between the log-probs of who acted and of one pass of the module without a cache."""
+    gaps = []
+    for asked, answer in zip(requests, ask(engine, *requests), strict=True):
+        expected = scored(engine.model, asked.input_ids, answer.tokens, temperature=TEMPERATURE).numpy()
+        gaps.append(np.abs(answer.log_probs - expected).max())
+    return max(gaps)
+
+
+REQUESTS = [request(str(i), prompt, tokens=8) for i, prompt in enumerate(("1+2=", "what is 3 times 4?", "x"))]
+
+
+@needs_vllm
+def test_log_probs_are_those_of_the_whole_distribution_under_the_temperature(engine):
+    assert gap(engine, *REQUESTS) < 1e-5
+
+
+@needs_vllm
+def test_log_probs_of_greedy_requests_too(engine):
+    assert gap(engine, request("a", "1+2=", tokens=8, greedy=True)) < 1e-5
+
+
+@needs_vllm
+def test_samples_of_one_prompt_differ_by_their_seeds(engine):
+    first, second, again = ask(engine, *(request("a", "x", tokens=20, seed=seed) for seed in ((1,), (2,), (1,))))
+    assert first.tokens.tolist() == again.tokens.tolist() != second.tokens.tolist()
+
+
+@pytest.fixture
+def endless(monkeypatch):
+    """No token ends a continuation, unless a test says so."""
+    monkeypatch.setattr(tokenizer(), "stop_ids", frozenset())
+
+
+@needs_vllm
+def test_a_limit_and_a_stop_token_end_a_continuation(engine, endless, monkeypatch):
+    (free,) = ask(engine, request("a", "1+2=", tokens=12))
+    token = int(free.tokens[3])
+    monkeypatch.setattr(tokenizer(), "stop_ids", frozenset({token}))
+    (answer,) = ask(engine, request("a", "1+2=", tokens=12))
+    assert (free.finish_reason, answer.finish_reason) == ("length", "stop")
+    first = free.tokens.tolist().index(token)
+    assert answer.tokens.tolist() == free.tokens[: first + 1].tolist()
+
+
+@needs_vllm
+def test_a_stop_string_ends_a_continuation_and_keeps_its_tokens(engine, endless):
+    (free,) = ask(engine, request("a", "1+2=", tokens=60))
+    texts = [tokenizer().decode([token]) for token in free.tokens.tolist()]
+    place = next(place for place in range(1, 60) if (texts[place - 1] + texts[place]).isascii() and texts[place - 1] and texts[place])
+    (answer,) = ask(engine, request("a", "1+2=", tokens=60, stop=(texts[place - 1] + texts[place],)))
+    assert answer.finish_reason == "stop"
+    assert answer.tokens.tolist() == free.tokens[: place + 1].tolist()
+
+
+@needs_vllm
+def test_a_request_that_vllm_refuses_is_an_error_of_who_asked(engine):
+    from vllm.exceptions import VLLMValidationError
+
+    async def scenario():
+        asyncio.get_running_loop().set_exception_handler(lambda loop, context: None)
+        with pytest.raises(VLLMValidationError, match="stop"):
+            await engine.agenerate(request("a", "x", stop=("",)))
+        return await engine.agenerate(request("b", "x", tokens=2, greedy=True))
+
+    assert len(asyncio.run(scenario()).tokens) > 0
+
+
+@needs_vllm
+def test_a_request_longer_than_the_model_is_refused(engine):
+    with pytest.raises(ConfigError, match="ends at 128"):
+        ask(engine, request("a", "x" * 100, tokens=29))
+
+
+@needs_vllm
+def test_an_interruption_returns_what_there_is(engine, endless):
+    async def scenario():
+        engine.take_stats()
+        running = asyncio.create_task(engine.agenerate(request("a", "x", tokens=100)))
+        while engine.tokens < 5:
+            await asyncio.sleep(0)
+        engine.interrupt()
+        return await running, await engine.agenerate(request("b", "x", tokens=2))
+
+    partial, later = asyncio.run(scenario())
+    assert (partial.finish_reason, len(partial.tokens), len(partial.log_probs)) == ("abort", 5, 5)
+    assert len(later.tokens) == 2
+
+
+class Trained:
+    """The part of a TrainEngine that a weight sync uses."""
+
+    def __init__(self, module) -> None:
+        self.module, self.steps = module, 3
+
+    def upload_weights(self, receiver, version):
+        receiver.receive_weights(dict(self.module.state_dict()), version)
+
+
+def train(model, *, seed: int) -> None:
+    """Move every weight, as an optimiser would."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight += 0.1 * torch.randn(weight.shape, generator=generator)
+
+
+@needs_vllm
+def test_new_weights_act_and_are_proved(engine, endless):
+    ask(engine, *REQUESTS)  # prefixes of the old weights are in the cache
+    train(engine.model, seed=1)
+    assert gap(engine, *REQUESTS) > 0.01
+    WeightSync(trained=Trained(engine.model), acting=engine, engine=engine, ranks=OneProcess()).sync()
+    assert gap(engine, *REQUESTS) < 1e-5
+    assert ask(engine, REQUESTS[0])[0].versions.tolist() == [3] * 8
+
+
+@needs_vllm
+def test_the_head_that_vllm_leaves_stale_is_noticed(engine, monkeypatch):
+    monkeypatch.setattr("siirl.engine.rollout.vllm_worker.pack_tied_head", lambda model: None)
+    train(engine.model, seed=2)
+    sync = WeightSync(trained=Trained(engine.model), acting=engine, engine=engine, ranks=OneProcess())
+    with pytest.raises(InvariantError, match="what acts is not what is trained"):
+        sync.sync()
+    monkeypatch.undo()
+    sync.sync()
+
+
+@needs_vllm
+def test_statistics_count_requests_steps_and_tokens(engine, endless):
+    engine.take_stats()
+    ask(engine, request("a", "17+25=", tokens=4), request("b", "1+1=", tokens=2))
+    stats = engine.take_stats()
+    assert (stats["calls"], stats["tokens"]) == (2, 6)
+    assert 4 <= stats["forward_passes"] <= 6
+    assert stats["busy_s"] > 0
+
+
+@needs_vllm
+def test_the_process_is_left_as_it_was(engine):
+    assert torch.get_default_dtype() == torch.float32
+    threads = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    assert torch.get_num_threads() == threads
+
+
+@needs_vllm
+@pytest.mark.slow  # another process imports vLLM and starts it: 15 s
+def test_vllm_in_a_process_of_its_own_agrees_takes_weights_and_is_interrupted(endless):
+    engine = make_engine("AsyncVLLMEngine")
+    try:
+        assert gap(engine, *REQUESTS) < 1e-5
+        train(engine.model, seed=1)
+        WeightSync(trained=Trained(engine.model), acting=engine, engine=engine, ranks=OneProcess()).sync()
+        assert gap(engine, *REQUESTS) < 1e-5
+
+        async def scenario():
+            running = asyncio.create_task(engine.agenerate(request("a", "x", tokens=100)))
+            while not any(continuation.tokens for continuation in list(engine.running.values())):
+                await asyncio.sleep(0.01)
+            engine.interrupt()
+            return await running
+
+        partial = asyncio.run(scenario())
+        assert partial.finish_reason == "abort"
+        assert 0 < len(partial.tokens) < 100
+    finally:
+        engine.close()
+        engine.close()
+
+
+def test_without_vllm_the_one_command_is_told(monkeypatch):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match="make vllm"):
+        packages.require_vllm()
+
+
+def test_the_engines_module_imports_no_vllm():
+    code = "import sys, siirl.engine.rollout.vllm_engine; sys.exit('vllm' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -1,0 +1,6 @@
+"""Lets tests import `tiny_models` by name."""
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))

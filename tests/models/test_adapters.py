@@ -1,0 +1,112 @@
+"""LoRA: only adapters train, the model below is the reference, what is saved is merged. Slow: importing peft takes 15 seconds."""
+
+import copy
+
+import pytest
+import torch
+from tiny_models import tiny_causal_lm
+
+from siirl.errors import CheckpointError, ConfigError
+from siirl.models.adapters import add_adapters
+from siirl.models.language_model import LanguageModel, load_language_model
+from siirl.params.model_args import LoraArguments
+
+pytestmark = pytest.mark.slow
+IDS, ORDER = torch.tensor([[5, 9, 2, 30, 7, 11]]), torch.arange(6)[None]
+LORA = LoraArguments(rank=2, alpha=6.0)
+
+
+def adapted(kind="tied", lora=LORA, *, moved=True):
+    """A model with adapters; `moved`: such that they change what it says (peft starts them at no change)."""
+    causal_lm = tiny_causal_lm(kind)
+    add_adapters(causal_lm, lora)
+    model = LanguageModel(causal_lm, lora=lora)
+    if moved:
+        generator = torch.Generator().manual_seed(2)
+        with torch.no_grad():
+            for name, weight in model.named_parameters():
+                if ".lora_" in name:
+                    weight.copy_(0.3 * torch.randn(weight.shape, generator=generator))
+    return model
+
+
+def test_new_adapters_change_nothing():
+    torch.testing.assert_close(adapted(moved=False)(IDS, ORDER), LanguageModel(tiny_causal_lm("tied"))(IDS, ORDER), rtol=0, atol=0)
+
+
+def test_only_adapters_are_trained():
+    trained = [name for name, weight in adapted().named_parameters() if weight.requires_grad]
+    assert trained
+    assert all(".lora_" in name for name in trained)
+
+
+def test_without_its_adapter_it_is_the_model_below_and_then_itself_again():
+    model, below = adapted(), LanguageModel(tiny_causal_lm("tied"))
+    before = model(IDS, ORDER)
+    with model.without_adapter():
+        torch.testing.assert_close(model(IDS, ORDER), below(IDS, ORDER), rtol=0, atol=0)
+    torch.testing.assert_close(model(IDS, ORDER), before, rtol=0, atol=0)
+    assert float((before - below(IDS, ORDER)).detach().abs().max()) > 0.01
+    assert all(weight.requires_grad for name, weight in model.named_parameters() if ".lora_" in name)
+
+
+def test_a_copy_switches_its_own_adapters():
+    model = adapted()
+    other = copy.deepcopy(model)
+    with other.without_adapter():
+        torch.testing.assert_close(model(IDS, ORDER), adapted()(IDS, ORDER), rtol=0, atol=0)
+
+
+def test_a_model_without_adapter_has_no_other_self():
+    with (
+        pytest.raises(ConfigError, match=r"set actor_rollout_ref\.model\.lora\.rank"),
+        LanguageModel(tiny_causal_lm("tied")).without_adapter(),
+    ):
+        pass
+
+
+def test_merging_is_by_alpha_over_rank():
+    model = adapted(lora=LoraArguments(rank=2, alpha=6.0, target_modules=("q_proj",)))
+    state, name = model.state_dict(), "model.layers.0.self_attn.q_proj"
+    expected = state[f"{name}.base_layer.weight"] + 3.0 * state[f"{name}.lora_B.default.weight"] @ state[f"{name}.lora_A.default.weight"]
+    exported = model.exported_weights()
+    torch.testing.assert_close(exported[f"{name}.weight"], expected)
+    assert list(exported) == list(tiny_causal_lm("tied").state_dict())
+
+
+@pytest.mark.parametrize("kind", ["tied", "separate", "learnt positions"])
+def test_what_is_saved_is_a_plain_model_that_says_the_same(kind, tmp_path):
+    from transformers import AutoModelForCausalLM
+
+    model = adapted(kind)
+    model.save(tmp_path)
+    plain = LanguageModel(AutoModelForCausalLM.from_pretrained(tmp_path).eval())
+    torch.testing.assert_close(plain(IDS, ORDER), model(IDS, ORDER), rtol=1e-4, atol=1e-5)
+    assert load_language_model(tmp_path).lora is None
+
+
+def test_a_checkpoint_with_adapters_goes_on_with_them(tmp_path):
+    from safetensors.torch import save_file
+
+    model = adapted()
+    save_file(dict(model.named_parameters()), tmp_path / "model.safetensors")
+    model.describe(tmp_path)
+    other = load_language_model(tmp_path)
+    assert other.lora == LORA
+    torch.testing.assert_close(other(IDS, ORDER), model(IDS, ORDER), rtol=0, atol=0)
+    with other.without_adapter():
+        torch.testing.assert_close(other(IDS, ORDER), LanguageModel(tiny_causal_lm("tied"))(IDS, ORDER), rtol=0, atol=0)
+    (tmp_path / "lora.json").write_text("{}}")
+    with pytest.raises(CheckpointError, match="does not describe LoRA adapters"):
+        load_language_model(tmp_path)
+
+
+def test_loading_with_a_rank_adds_adapters_and_with_none_does_not(tmp_path):
+    LanguageModel(tiny_causal_lm("tied")).save(tmp_path)
+    assert load_language_model(tmp_path, lora=LORA).lora is LORA
+    assert load_language_model(tmp_path, lora=LoraArguments()).lora is None
+
+
+def test_layers_that_are_not_there_are_refused_with_those_that_are():
+    with pytest.raises(ConfigError, match=r"target_modules=\['queries'\] cannot be adapted.*q_proj"):
+        adapted(lora=LoraArguments(rank=2, target_modules=("queries",)))

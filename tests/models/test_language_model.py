@@ -1,0 +1,242 @@
+"""Language models as training uses them: hidden states, rows side by side, names, copies, folders, and what is refused."""
+
+import copy
+import json
+
+import pytest
+import torch
+from tiny_models import CONFIGS, tiny_causal_lm
+
+from siirl.errors import CheckpointError, ConfigError, InvariantError, MissingAssetError
+from siirl.models.language_model import LanguageModel, load_language_model, recompute_activations
+
+USABLE = ("tied", "separate", "learnt positions", "biased head")
+IDS = torch.tensor([[5, 9, 2, 30, 7, 11]])
+ORDER = torch.arange(6)[None]
+SIDE_BY_SIDE = torch.tensor([[0, 1, 0, 0, 1, 2]])  # rows of two, one and three tokens
+
+
+@pytest.fixture
+def saved(tmp_path):
+    """A folder with a tied model."""
+    LanguageModel(tiny_causal_lm("tied")).save(tmp_path / "model")
+    return tmp_path / "model"
+
+
+def gradients(model):
+    """Of the sum of squared hidden states, by name."""
+    model.zero_grad()
+    model(IDS, ORDER).square().sum().backward()
+    return {name: weight.grad.clone() for name, weight in model.named_parameters() if weight.grad is not None}
+
+
+@pytest.mark.parametrize("kind", USABLE)
+def test_hidden_states_times_the_output_weight_are_the_models_own_logits(kind):
+    causal_lm = tiny_causal_lm(kind)
+    model = LanguageModel(causal_lm)
+    product = model(IDS, ORDER) @ model.output_weight.T
+    if kind == "biased head":
+        product = product + model.output_bias
+    torch.testing.assert_close(product, causal_lm(input_ids=IDS).logits)
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+@pytest.mark.parametrize("kind", USABLE)
+def test_rows_side_by_side_do_not_see_each_other(kind, attention):
+    causal_lm = tiny_causal_lm(kind)
+    causal_lm.set_attn_implementation(attention)
+    model = LanguageModel(causal_lm)
+    together = model(IDS, SIDE_BY_SIDE)
+    alone = [model(IDS[:, start:end], torch.arange(end - start)[None]) for start, end in ((0, 2), (2, 3), (3, 6))]
+    torch.testing.assert_close(together, torch.cat(alone, dim=1))
+
+
+def test_weights_have_the_names_of_transformers():
+    causal_lm = tiny_causal_lm("tied")
+    model = LanguageModel(causal_lm)
+    assert list(model.state_dict()) == list(causal_lm.state_dict())
+    assert [name for name, _ in model.named_parameters()] == [name for name, _ in causal_lm.named_parameters()]
+
+
+def test_a_copy_has_weights_of_its_own():
+    model = LanguageModel(tiny_causal_lm("tied"))
+    recompute_activations(model)
+    before = model(IDS, ORDER)
+    other = copy.deepcopy(model)
+    with torch.no_grad():
+        for weight in other.parameters():
+            weight.zero_()
+    assert torch.equal(model(IDS, ORDER), before)
+    assert not other(IDS, ORDER).any()
+    assert other.causal_lm.get_input_embeddings().weight is other.output_weight
+
+
+@pytest.mark.parametrize(("kind", "length"), [("tied", 64), ("learnt positions", 32)])
+def test_the_length_is_the_architectures(kind, length):
+    assert LanguageModel(tiny_causal_lm(kind)).max_length == length
+
+
+def test_activations_that_are_computed_again_give_the_same_gradient():
+    plain, recomputing = LanguageModel(tiny_causal_lm("tied")), LanguageModel(tiny_causal_lm("tied"))
+    recompute_activations(recomputing)
+    passes = []
+    recomputing.model.layers[0].self_attn.register_forward_hook(lambda *_: passes.append(1))
+    expected, found = gradients(plain), gradients(recomputing)
+    assert len(passes) == 2  # in the forward pass, and again in the backward pass
+    assert expected.keys() == found.keys()
+    assert all(torch.equal(expected[name], found[name]) for name in expected)
+
+
+def test_nothing_is_computed_again_where_no_gradient_is_wanted():
+    model = LanguageModel(tiny_causal_lm("tied"))
+    recompute_activations(model)
+    with torch.no_grad():
+        assert model(IDS, ORDER).grad_fn is None
+
+
+# Folders
+
+
+@pytest.mark.parametrize("kind", USABLE)
+def test_a_saved_model_reads_back_equal(kind, tmp_path):
+    model = LanguageModel(tiny_causal_lm(kind))
+    model.save(tmp_path)
+    other = load_language_model(tmp_path)
+    torch.testing.assert_close(other(IDS, ORDER), model(IDS, ORDER), rtol=0, atol=0)
+    assert not other.training
+
+
+def test_a_tied_weight_is_written_once(saved):
+    from safetensors.torch import load_file
+
+    assert "lm_head.weight" not in load_file(saved / "model.safetensors")
+
+
+def test_whole_weights_of_elsewhere_can_be_saved_in_its_place(tmp_path):
+    model, other = LanguageModel(tiny_causal_lm("tied")), LanguageModel(tiny_causal_lm("tied", seed=1))
+    model.save(tmp_path, state=other.state_dict())
+    torch.testing.assert_close(load_language_model(tmp_path)(IDS, ORDER), other(IDS, ORDER))
+
+
+def test_weights_under_this_modules_names_and_its_description_make_a_folder_for_transformers(tmp_path):
+    from safetensors.torch import save_file
+    from transformers import AutoModelForCausalLM
+
+    model = LanguageModel(tiny_causal_lm("tied"))
+    save_file(dict(model.named_parameters()), tmp_path / "model.safetensors")  # what a checkpoint holds: a tied weight once
+    model.describe(tmp_path)
+    read = AutoModelForCausalLM.from_pretrained(tmp_path)
+    torch.testing.assert_close(read(input_ids=IDS).logits, model.causal_lm(input_ids=IDS).logits)
+
+
+def test_weights_are_read_in_the_asked_type(saved):
+    assert {weight.dtype for weight in load_language_model(saved, dtype=torch.bfloat16).parameters()} == {torch.bfloat16}
+
+
+@pytest.mark.parametrize("path", ["/no/such/folder", "./no_such_folder", "assets/no_such_model", "a/b/c"])
+def test_a_folder_that_is_not_there_says_how_to_make_one(path):
+    with pytest.raises(MissingAssetError, match=r"there is no such folder.*siirl\.warm_start env=math"):
+        load_language_model(path)
+
+
+def test_a_file_in_place_of_a_folder_is_told(saved):
+    with pytest.raises(MissingAssetError, match="is a file; give the folder"):
+        load_language_model(saved / "config.json")
+
+
+def test_an_unknown_hub_id_is_told():
+    with pytest.raises(MissingAssetError, match="nobody/no-such-model"):
+        load_language_model("nobody/no-such-model")
+
+
+def test_a_folder_without_config_or_weights_is_told(saved):
+    (saved / "model.safetensors").unlink()
+    with pytest.raises(MissingAssetError, match="no weights that can be read"):
+        load_language_model(saved)
+    (saved / "config.json").unlink()
+    with pytest.raises(MissingAssetError, match=r"holds no config\.json"):
+        load_language_model(saved)
+
+
+def test_a_truncated_weight_file_is_told(saved):
+    whole = (saved / "model.safetensors").read_bytes()
+    (saved / "model.safetensors").write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(CheckpointError, match="not whole"):
+        load_language_model(saved)
+
+
+def test_missing_weights_are_not_drawn_at_random(saved):
+    from safetensors.torch import load_file, save_file
+
+    weights = load_file(saved / "model.safetensors")
+    del weights["model.norm.weight"]
+    save_file(weights, saved / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(CheckpointError, match=r"lacks 1 weights of a Qwen3ForCausalLM, the first is 'model\.norm\.weight'"):
+        load_language_model(saved)
+
+
+def test_weights_of_another_size_are_refused(saved):
+    config = json.loads((saved / "config.json").read_text())
+    (saved / "config.json").write_text(json.dumps({**config, "intermediate_size": 48}))
+    with pytest.raises(CheckpointError, match="another model"):
+        load_language_model(saved)
+
+
+@pytest.mark.parametrize(
+    ("description", "told"),
+    [
+        ({"model_type": "bert", "architectures": ["BertForMaskedLM"]}, "it is BertForMaskedLM"),
+        (
+            {"model_type": "qwen3", "architectures": ["Qwen3ForSequenceClassification"]},
+            "take a model whose config.json says Qwen3ForCausalLM",
+        ),
+        ({"model_type": "vit"}, "it is vit"),
+        ({"model_type": "no_such_type"}, "no model that transformers knows"),
+    ],
+)
+def test_what_is_no_causal_language_model_is_refused(tmp_path, description, told):
+    (tmp_path / "config.json").write_text(json.dumps(description))
+    with pytest.raises(ConfigError, match=told):
+        load_language_model(tmp_path)
+
+
+@pytest.mark.parametrize(("kind", "told"), [("capped logits", "they are scaled or capped"), ("recurrent", "takes no position_ids")])
+def test_an_architecture_that_training_does_not_know_is_refused(kind, told, tmp_path):
+    tiny_causal_lm(kind).save_pretrained(tmp_path)
+    with pytest.raises(ConfigError, match=told):
+        load_language_model(tmp_path)
+
+
+def test_a_model_whose_rows_see_each_other_is_refused(saved, monkeypatch):
+    from transformers.models.qwen3.modeling_qwen3 import Qwen3Attention
+
+    forward = Qwen3Attention.forward
+
+    def heedless(self, hidden_states, **named):
+        return forward(self, hidden_states.cumsum(1), **named)  # as a recurrence that runs through all rows
+
+    monkeypatch.setattr(Qwen3Attention, "forward", heedless)
+    with pytest.raises(ConfigError, match="a row sees the one beside it"):
+        load_language_model(saved)
+
+
+def test_spread_weights_are_not_read_where_they_are_spread(tmp_path):
+    from torch import distributed
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/rendezvous", rank=0, world_size=1)
+    try:
+        model = LanguageModel(tiny_causal_lm("tied"))
+        fully_shard(model, mesh=init_device_mesh("cpu", (1,)))
+        with pytest.raises(InvariantError, match=r"TrainEngine\.rollout_state"):
+            _ = model.output_weight
+        with torch.no_grad():
+            model(IDS, ORDER)
+        assert model.output_weight.shape == (40, 16)
+    finally:
+        distributed.destroy_process_group()
+
+
+def test_every_kind_is_tried_above():
+    assert set(CONFIGS) == {*USABLE, "capped logits", "recurrent"}

@@ -1,0 +1,145 @@
+"""Dynamic sampling: which groups stay, how many prompts are asked for, and when it goes on with what there is."""
+
+# B trajectory
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from tensordict import NonTensorStack, TensorDict
+
+from siirl.engine.collectives import OneProcess
+from siirl.params.parser import parse_config
+from siirl.user_interface.filter_interface.dapo import dynamic_sampling, prompts_to_draw
+
+
+def batch(rewards_by_group, *, penalties=None, truncated=()):
+    """Two tokens a trajectory; the score stands at the second, penalties are in the reward alone."""
+    rows = [(group, reward) for group, rewards in rewards_by_group.items() for reward in rewards]
+    scores_BT = torch.tensor([[0.0, reward] for _, reward in rows]).reshape(-1, 2)
+    penalties_BT = torch.zeros_like(scores_BT) if penalties is None else torch.tensor([[0.0, penalty] for penalty in penalties])
+    return TensorDict(
+        {
+            "uid": NonTensorStack(*[f"{group}-{row}" for row, (group, _) in enumerate(rows)]),
+            "index": torch.tensor([group for group, _ in rows], dtype=torch.long),
+            "complete": torch.tensor([reward > 0 for _, reward in rows], dtype=torch.bool),
+            "truncated": torch.tensor([row in truncated for row in range(len(rows))], dtype=torch.bool),
+            "token_level_scores": scores_BT,
+            "token_level_rewards": scores_BT + penalties_BT,
+        },
+        batch_size=[len(rows)],
+    )
+
+
+def sample(rows, *overrides, wanted=2, round=0, drawn=2, ranks=None):
+    config = parse_config(["pipeline=dapo", f"data.train_batch_size={wanted}", *overrides])
+    return dynamic_sampling(
+        batch=rows, context=SimpleNamespace(config=config, ranks=ranks or OneProcess(), round=round, drawn_prompts=drawn)
+    )
+
+
+def groups(output):
+    return sorted(set(output.batch["index"].tolist()))
+
+
+def test_groups_whose_rewards_are_all_alike_are_dropped():
+    output = sample(batch({0: [1.0, 0.0], 1: [1.0, 1.0], 2: [0.0, 0.0], 3: [0.0, 1.0]}))
+    assert (groups(output), output.more_prompts) == ([0, 3], 0)
+    assert output.metrics["sampling/dropped_without_signal"] == 4.0
+    assert (output.metrics["sampling/kept"], output.metrics["sampling/groups"], output.metrics["sampling/rounds"]) == (4.0, 2.0, 1.0)
+
+
+def test_a_full_step_asks_for_nothing():
+    assert sample(batch({0: [1.0, 0.0], 1: [1.0, 0.0]})).more_prompts == 0
+
+
+def test_too_few_groups_ask_for_more_prompts_and_keep_what_there_is():
+    output = sample(batch({0: [1.0, 0.0], 1: [1.0, 1.0], 2: [0.0, 0.0], 3: [1.0, 1.0]}), wanted=4, drawn=4)
+    assert (groups(output), output.more_prompts) == ([0], 4)  # three are missing, and one of four was kept: 12, but no more than a step
+    assert output.metrics == {"sampling/dropped_without_signal": 6.0}  # kept rows are counted when the step is full
+
+
+def test_after_the_last_refill_the_step_goes_on_with_what_there_is():
+    output = sample(batch({0: [1.0, 0.0], 1: [1.0, 1.0]}), "algorithm.filter.max_refills=3", round=3)
+    assert (groups(output), output.more_prompts) == ([0], 0)
+    assert (output.metrics["sampling/missing_groups"], output.metrics["sampling/rounds"]) == (1.0, 4.0)
+
+
+def test_no_refill_can_be_asked_for():
+    assert sample(batch({0: [1.0, 1.0]}), "algorithm.filter.max_refills=0").more_prompts == 0
+
+
+def test_nothing_at_all_may_be_left():
+    output = sample(batch({0: [1.0, 1.0], 1: [0.0, 0.0]}), "algorithm.filter.max_refills=0")
+    assert (len(output.batch), output.metrics["sampling/groups"], output.metrics["sampling/missing_groups"]) == (0, 0.0, 2.0)
+    assert "token_level_rewards" in output.batch.keys()
+
+
+def test_groups_beyond_the_step_are_dropped_the_latest_first():
+    output = sample(batch({7: [1.0, 0.0], 3: [1.0, 0.0], 5: [0.0, 1.0]}))
+    assert groups(output) == [3, 5]
+    assert output.metrics["sampling/dropped_surplus"] == 2.0
+
+
+def test_a_price_on_length_does_not_make_a_solved_group_worth_keeping():
+    rows = batch({0: [1.0, 1.0]}, penalties=[0.0, -0.5])
+    nothing_more = "algorithm.filter.max_refills=0"
+    assert groups(sample(rows, nothing_more)) == []
+    assert groups(sample(rows, nothing_more, "algorithm.filter.metric=reward")) == [0]
+
+
+def test_success_can_be_what_counts():
+    rows = batch({0: [0.2, 0.7], 1: [0.0, 0.7]})
+    assert groups(sample(rows, "algorithm.filter.max_refills=0", "algorithm.filter.metric=success")) == [1]
+
+
+def test_a_band_of_success_narrows_it():
+    rows = batch({0: [1.0, 0.0, 0.0, 0.0], 1: [1.0, 1.0, 0.0, 0.0]})
+    assert groups(sample(rows, "algorithm.filter.max_refills=0", "algorithm.filter.success_low=0.5")) == [1]
+
+
+def test_truncated_rows_can_be_left_out_and_their_group_is_judged_without_them():
+    rows = batch({0: [1.0, 1.0, 0.0]}, truncated=(2,))
+    assert groups(sample(rows, "algorithm.filter.max_refills=0")) == [0]
+    assert groups(sample(rows, "algorithm.filter.max_refills=0", "algorithm.filter.drop_truncated=true")) == []
+
+
+def test_a_second_look_at_kept_groups_keeps_them():
+    kept = sample(batch({0: [1.0, 0.0], 1: [1.0, 1.0]})).batch
+    assert groups(sample(kept, "algorithm.filter.max_refills=0")) == [0]
+
+
+class OtherRank(OneProcess):
+    """Another rank rolled out group 1, whose rewards are all alike here and not there; it comes second."""
+
+    size = 2
+    others = batch({1: [0.0, 0.0], 2: [1.0, 0.0]})
+
+    def __init__(self):
+        names = iter(("index", "token_level_scores", "complete", "truncated"))
+        self.names = names
+
+    def gather_rows(self, rows):
+        other = self.others[next(self.names)]
+        other = other.sum(-1) if other.ndim == 2 else other
+        return torch.cat([rows, other]), slice(0, len(rows))
+
+
+def test_groups_are_judged_over_the_rows_of_all_ranks():
+    output = sample(batch({1: [1.0, 1.0]}), ranks=OtherRank())
+    assert (groups(output), output.more_prompts) == ([1], 0)
+    assert output.metrics["sampling/groups"] == 2.0
+
+
+@pytest.mark.parametrize(
+    ("missing", "kept", "drawn", "expected"),
+    [
+        (1, 3, 4, 2),  # 4/3 prompts for a group, rounded up
+        (6, 6, 12, 12),
+        (2, 10, 12, 4),  # 2.4 -> 3 -> 4 on two ranks
+        (12, 0, 12, 12),  # nothing is known: a whole step
+        (11, 1, 12, 12),  # never more than a step
+    ],
+)
+def test_prompts_are_drawn_by_how_many_groups_were_kept(missing, kept, drawn, expected):
+    assert prompts_to_draw(missing=missing, kept=kept, drawn=drawn, most=12, ranks=2) == expected
