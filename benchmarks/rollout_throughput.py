@@ -24,8 +24,9 @@ from envs.base import IMAGES, PROPRIOCEPTION
 from envs.metaworld_suite import INSTRUCTIONS
 from envs.registry import env_spec
 from siirl.engine.rollout.embodied_engine import ActRequest, EmbodiedEngine
+from siirl.engine.rollout.embodied_workflow import EmbodiedWorkflow
 from siirl.engine.rollout.executor import rollout_batch
-from siirl.engine.rollout.workflow import EmbodiedWorkflow, EpisodeRequest
+from siirl.engine.rollout.workflow import EpisodeRequest
 from siirl.env_server.pool import EnvPool
 from siirl.models import load_policy
 

@@ -49,6 +49,8 @@ class EnvSpec:
     """Whether seed and actions fix the episode; a real robot says False, and its lost episodes are not replayed."""
     num_agents: int = 1
     """Agents that act; with more than one, `step` takes a list of actions and returns one entry an agent."""
+    notice: str = ""
+    """What whoever reads a number of this environment must know; metric files, videos and reports carry it. Nothing by default."""
 
 
 @dataclass(frozen=True)
@@ -72,6 +74,13 @@ class Frames:
 
     images: NDArray[np.uint8]
     steps: tuple[int, ...] = field(default=())
+
+
+class EpisodeFailed(RuntimeError):
+    """This episode cannot be scored, and would not be if it were played again: it is counted as failed, and never scored.
+
+    The environment that raises it is sound, and its next episode may be played.
+    """
 
 
 class Environment(abc.ABC):

@@ -12,11 +12,12 @@ names file, row and remedy. Left out: shuffling, sharding and chat templates, wh
 """
 
 import abc
+import array
 import bisect
 import json
 import logging
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -35,6 +36,7 @@ GSM8K_COLUMNS = ("question", "answer")
 GSM8K_SOURCE = "openai/gsm8k"  # the name of the data set on the hub
 GSM8K_INSTRUCTION = "Think step by step, and write the final answer as a number after ####."
 READABLE = "a .parquet file, or a .jsonl file with one JSON object a line"
+ROWS_AT_ONCE = 512  # decoded at a time where a file is read through: a megabyte or so of text
 
 
 @dataclass(frozen=True)
@@ -106,6 +108,14 @@ class PromptFile(abc.ABC):
     @abc.abstractmethod
     def rows(self, start: int, stop: int) -> list[PromptRow]:
         """Rows `start` to `stop` (exclusive), read from disk now.
+
+        Raises:
+            ValueError: A row that is wrong, with file, row and remedy.
+        """
+
+    @abc.abstractmethod
+    def select(self, rows: Sequence[int]) -> Iterator[PromptRow]:
+        """The rows with these numbers, which must ascend, in one pass over the file; a few hundred are in memory at a time.
 
         Raises:
             ValueError: A row that is wrong, with file, row and remedy.
@@ -183,17 +193,33 @@ class ParquetPrompts(PromptFile):
         first = self._starts[groups[0]]
         begin = max(start - first, 0)
         table = self._file.read_row_groups(groups, columns=self._names).slice(begin, stop - first - begin)
-        return self._read(table, first + begin)
+        return self._read(table, range(first + begin, first + begin + len(table)))
+
+    def select(self, rows: Sequence[int]) -> Iterator[PromptRow]:
+        """See `PromptFile.select`; row groups without a wanted row are skipped, others are decoded piece by piece."""
+        done = 0
+        while done < len(rows):
+            group = bisect.bisect_right(self._starts, rows[done]) - 1
+            first = self._starts[group]
+            for piece in self._file.iter_batches(ROWS_AT_ONCE, row_groups=[group], columns=self._names, use_threads=False):
+                wanted = rows[done : bisect.bisect_left(rows, first + len(piece), lo=done)]
+                if len(wanted):
+                    yield from self._read(piece.take(pyarrow.array([row - first for row in wanted])), wanted)
+                    done += len(wanted)
+                first += len(piece)
+                if done == len(rows):
+                    return
 
     def row(self, index: int) -> PromptRow:
         """See `PromptFile.row`; the row group stays in memory, in pyarrow's compact form."""
         group = bisect.bisect_right(self._starts, index) - 1
         if group not in self._kept:
             self._kept[group] = self._file.read_row_group(group, columns=self._names)
-        return self._read(self._kept[group].slice(index - self._starts[group], 1), index)[0]
+        return self._read(self._kept[group].slice(index - self._starts[group], 1), [index])[0]
 
-    def _read(self, table: pyarrow.Table, first: int) -> list[PromptRow]:
-        return [_of_row(PromptRow.of, entry, path=self.path, place=f"row {first + n}") for n, entry in enumerate(table.to_pylist())]
+    def _read(self, table: pyarrow.Table | pyarrow.RecordBatch, numbers: Sequence[int]) -> list[PromptRow]:
+        named = zip(numbers, table.to_pylist(), strict=True)
+        return [_of_row(PromptRow.of, entry, path=self.path, place=f"row {number}") for number, entry in named]
 
 
 class JsonLinesPrompts(PromptFile):
@@ -201,44 +227,48 @@ class JsonLinesPrompts(PromptFile):
 
     def __init__(self, path: Path, *, gsm8k_instruction: str) -> None:
         self.path, self._instruction = path, gsm8k_instruction
-        self._lines: list[tuple[int, int]] = []  # number (from 1) and position of every line with something in it
+        # Of every line with something in it: its number (from 1) and its position.
+        self._numbers, self._positions = array.array("q"), array.array("q")
         position = 0
         with path.open("rb") as stream:
             for number, line in enumerate(stream, start=1):
                 if line.strip():
-                    self._lines.append((number, position))
+                    self._numbers.append(number)
+                    self._positions.append(position)
                 position += len(line)
         _check_not_empty(len(self), path)
-        names = list(self._objects(0, 1)[0])
+        names = list(next(self._objects(range(1))))
         self._is_gsm8k = set(GSM8K_COLUMNS) <= set(names)
         if not self._is_gsm8k:
             _check_columns(names, required=REQUIRED, known=COLUMNS, path=path)
 
     def __len__(self) -> int:
-        return len(self._lines)
+        return len(self._numbers)
 
     def data_sources(self) -> list[str]:
         """See `PromptFile.data_sources`."""
         if self._is_gsm8k:
             return [GSM8K_SOURCE] * len(self)
-        return [self._read(_source, entry, row) for row, entry in enumerate(self._objects(0, len(self)))]
+        return [self._read(_source, entry, row) for row, entry in enumerate(self._objects(range(len(self))))]
 
     def rows(self, start: int, stop: int) -> list[PromptRow]:
         """See `PromptFile.rows`; errors name the line, counted from 1."""
+        return list(self.select(range(len(self))[start:stop]))
+
+    def select(self, rows: Sequence[int]) -> Iterator[PromptRow]:
+        """See `PromptFile.select`."""
         read = self._gsm8k_row if self._is_gsm8k else PromptRow.of
-        return [self._read(read, entry, start + n) for n, entry in enumerate(self._objects(start, stop))]
+        for row, entry in zip(rows, self._objects(rows), strict=True):
+            yield self._read(read, entry, row)
 
     def _read(self, read: Any, entry: Mapping[str, Any], row: int) -> Any:
-        return _of_row(read, entry, path=self.path, place=f"line {self._lines[row][0]}")
+        return _of_row(read, entry, path=self.path, place=f"line {self._numbers[row]}")
 
-    def _objects(self, start: int, stop: int) -> list[dict[str, Any]]:
-        lines = self._lines[start:stop]
-        found = []
+    def _objects(self, rows: Sequence[int]) -> Iterator[dict[str, Any]]:
         with self.path.open("rb") as stream:
-            for number, position in lines:
-                stream.seek(position)
-                found.append(_json_object(stream.readline(), path=self.path, place=f"line {number}"))
-        return found
+            for row in rows:
+                stream.seek(self._positions[row])
+                yield _json_object(stream.readline(), path=self.path, place=f"line {self._numbers[row]}")
 
     def _gsm8k_row(self, entry: Mapping[str, Any]) -> PromptRow:
         for name in GSM8K_COLUMNS:

@@ -7,7 +7,7 @@
 - **Info of a step**: `task`, `success`, `reward_parts` ({name: float}, whose sum is the reward) and `verdict` (a short word or sentence:
   what the grader saw). With several agents, `agents` is a list of such dicts, one an agent, and `success` says whether all succeeded.
 
-What cannot be scored raises `EpisodeFailed`. Left out: tokens, chat templates and budgets in tokens, which belong to the rollout.
+What cannot be scored raises `envs.base.EpisodeFailed`. Left out: tokens, chat templates and budgets in tokens, which belong to the rollout.
 """
 
 from collections.abc import Mapping, Sequence
@@ -19,6 +19,7 @@ from gymnasium import spaces
 from envs.base import EnvSpec
 
 MESSAGES = "messages"  # key of the observation
+GROUND_TRUTH = "ground_truth"  # key of reset's info: what the answer is held against, where it can be said in a text; never shown
 REWARD_PARTS, VERDICT = "reward_parts", "verdict"  # keys of a step's info
 
 Role = Literal["system", "user", "assistant", "tool"]
@@ -38,13 +39,6 @@ class TextObservation(TypedDict):
     """What a text environment observes."""
 
     messages: list[Message]
-
-
-class EpisodeFailed(RuntimeError):
-    """This episode cannot be scored, and would not be if it were played again: it is counted as failed, and never scored.
-
-    The environment that raises it is sound, and its next episode may be played.
-    """
 
 
 class Messages(gymnasium.Space[list[Message]]):

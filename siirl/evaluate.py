@@ -6,6 +6,9 @@
 `checkpoint` is a policy folder, a checkpoint, or a run folder; a run's own configuration is the default then. Everything else is
 as for `siirl.train`. `actions=sampled|argmax|both` chooses how the policy acts. Results go to `evaluation.json` in a run folder of
 their own, with videos of `trainer.record_val_episodes` episodes.
+
+With `env=libero env.states=all` it is LIBERO's published protocol, all 50 initial states of each task; `resume=FOLDER` goes on with one
+that was interrupted (siirl.dag_worker.published_protocol).
 """
 
 import functools
@@ -18,23 +21,25 @@ from typing import Any
 
 import torch
 from rich.console import Console
+from rich.table import Table
 
-from siirl.dag_worker.build import make_policy, make_pool, make_rollout
+from siirl.dag_worker.build import build_evaluation
+from siirl.dag_worker.build_text import build_text_evaluation
 from siirl.dag_worker.checkpoint import read_manifest, resolve_checkpoint
 from siirl.dag_worker.console import success_table
-from siirl.dag_worker.launch import session
+from siirl.dag_worker.launch import places_to_look, session
 from siirl.dag_worker.metrics import reduce_metrics
 from siirl.dag_worker.progress import Progress
-from siirl.dag_worker.record import EpisodeRecorder
-from siirl.dag_worker.recorder import VIDEOS_FOLDER, VideoRecorder
+from siirl.dag_worker.published_protocol import STATES, asked_for, chosen_tasks, evaluate_published, protocol_tables, rates
 from siirl.dag_worker.statistics import SuccessInterval, evaluations
-from siirl.dag_worker.validator import Validator
 from siirl.engine.collectives import OneProcess
 from siirl.engine.rollout.workflow import EpisodeRequest
 from siirl.errors import CheckpointError, ConfigError, MissingAssetError, SiirlError, UnknownNameError
+from siirl.models.loader import WEIGHTS_FILE
 from siirl.params import SiiRLArguments
+from siirl.params.domain_checks import is_text
 from siirl.params.ending import end_on_signals
-from siirl.params.first_look import first_look
+from siirl.params.first_look import describe_env, first_look
 from siirl.params.machine import machine_problems
 from siirl.params.parser import parse_config
 from siirl.params.problems import refuse
@@ -54,11 +59,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         checkpoint, words = _take(words, "checkpoint", default=None)
         actions, words = _take(words, "actions", default="both")
+        resume, words = _take(words, "resume", default=None)
         if checkpoint is None:
             raise ConfigError("Which policy? Give checkpoint=FOLDER: a policy folder, a checkpoint, or a run folder.")
         if actions not in ACTIONS:
             raise UnknownNameError.of(kind="value of actions=", name=str(actions), known=ACTIONS)
-        evaluate(Path(checkpoint), words, kinds=ACTIONS[str(actions)])
+        evaluate(Path(checkpoint), words, kinds=ACTIONS[str(actions)], resume=None if resume is None else Path(resume))
     except (ConfigError, MissingAssetError, CheckpointError) as error:
         print(f"siirl: {error}", file=sys.stderr)
         return 2
@@ -71,38 +77,84 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def evaluate(checkpoint: Path, overrides: Sequence[str], *, kinds: Sequence[bool]) -> dict[str, Success]:
-    """Evaluate and write the results; success by task for each way of acting.
+def evaluate(checkpoint: Path, overrides: Sequence[str], *, kinds: Sequence[bool], resume: Path | None = None) -> None:
+    """Evaluate, write the results, and print them.
 
     Args:
         checkpoint: Policy folder, checkpoint or run folder.
         overrides: Configuration, as on the command line.
         kinds: Whether actions are the most likely ones; one evaluation each.
+        resume: Folder of an interrupted evaluation by the published protocol.
     """
     policy_folder, config_file = locate(checkpoint)
-    config = parse_config(
-        [f"actor_rollout_ref.model.path={policy_folder}", "trainer.experiment_name=evaluation", "reward.name=success", *overrides],
-        config_file=config_file,
-    )
-    first_look(config)
+    given = [f"actor_rollout_ref.model.path={policy_folder}", "trainer.experiment_name=evaluation", "reward.name=success"]
+    if config_file is None and not any(word.startswith("pipeline=") for word in overrides):
+        given.append("pipeline=grpo")  # nothing is trained; this one goes with every environment
+    config = parse_config([*given, *overrides], config_file=config_file)
+    spec = first_look(config)
     refuse(machine_problems(config))
+    published = asked_for(config)
+    if resume is not None and not published:
+        raise ConfigError(f"resume={resume} goes on with an evaluation by a published protocol: env=libero env.states=all.")
     with run_folder(config, needed_bytes=10_000_000) as folder:
-        results = run(config, folder, kinds=kinds)
-        trainer = config.trainer
-        description = {
-            "checkpoint": str(checkpoint),
-            "policy_folder": str(policy_folder),
-            "first_seed": trainer.val_seed_offset,
-            "episodes_per_task": trainer.val_episodes,
-            "temperature": config.actor_rollout_ref.rollout.temperature,
-            "success": {kind: {task: vars(interval) for task, interval in success.items()} for kind, success in results.items()},
-        }
-        (folder / RESULT_FILE).write_text(json.dumps(description, indent=1) + "\n")
-        seeds = f"seeds {trainer.val_seed_offset} to {trainer.val_seed_offset + trainer.val_episodes - 1}"
+        description = {"checkpoint": str(checkpoint), "policy_folder": str(policy_folder), "notice": spec.notice, **sampling_of(config)}
+        if published:
+            success, tables = by_protocol(config, folder, kinds=kinds, policy_folder=policy_folder, resume=resume)
+        else:
+            success, tables = on_held_out(config, folder, kinds=kinds)
+        (folder / RESULT_FILE).write_text(json.dumps(description | {"success": success}, indent=1) + "\n")
         console = Console()
-        console.print(success_table(f"success on held-out episodes, {seeds}, 95 % intervals", results))
-        console.print(f"results     {folder / RESULT_FILE}\nvideos      {folder / VIDEOS_FOLDER}", soft_wrap=True)
-    return results
+        console.print(*tables, sep="\n")
+        if spec.notice:
+            console.print(spec.notice, style="bold")
+        console.print(f"results     {folder / RESULT_FILE}", *places_to_look(folder), sep="\n", soft_wrap=True)
+
+
+def sampling_of(config: SiiRLArguments) -> dict[str, Any]:
+    """Which episodes are played, and how sampled actions are drawn."""
+    return {
+        "first_seed": config.trainer.val_seed_offset,
+        "episodes_per_task": config.trainer.val_episodes,
+        "temperature": config.actor_rollout_ref.rollout.temperature,
+    }
+
+
+def on_held_out(config: SiiRLArguments, folder: Path, *, kinds: Sequence[bool]) -> tuple[dict[str, Any], list[Table]]:
+    """Success on episodes that training never sees, as plain data and as a table."""
+    results, trainer = run(config, folder, kinds=kinds), config.trainer
+    seeds = f"seeds {trainer.val_seed_offset} to {trainer.val_seed_offset + trainer.val_episodes - 1}"
+    plain = {kind: {task: vars(interval) for task, interval in success.items()} for kind, success in results.items()}
+    return plain, [success_table(f"success on held-out episodes, {seeds}, 95 % intervals", results)]
+
+
+def by_protocol(
+    config: SiiRLArguments, folder: Path, *, kinds: Sequence[bool], policy_folder: Path, resume: Path | None
+) -> tuple[dict[str, Any], list[Table]]:
+    """Success by LIBERO's published protocol, as plain data and as the tables that papers print."""
+    torch.set_num_threads(1)
+    tasks, names = chosen_tasks(config), ["argmax" if greedy else "sampled" for greedy in kinds]
+    with ExitStack() as stack:
+        stack.enter_context(session(config))
+        evaluation = build_evaluation(config=config, run_folder=folder, ranks=OneProcess())
+        stack.callback(evaluation.rollout.close)
+        stack.callback(evaluation.shown.close)
+        evaluation.rollout.start()
+        notice = evaluation.rollout.pool.spec.notice
+        with Progress("published protocol", len(tasks) * STATES * len(names)) as progress:
+            episodes = evaluate_published(
+                config,
+                rollout=evaluation.rollout,
+                weights=policy_folder / WEIGHTS_FILE,
+                kinds=names,
+                folder=folder,
+                resume=resume,
+                on_done=functools.partial(_advance, progress),
+            )
+    plain = {
+        kind: {suite: {task: vars(interval) for task, interval in rows.items()} for suite, rows in rates(episodes, kind=kind).items()}
+        for kind in names
+    }
+    return plain, [table for kind in names for table in protocol_tables(episodes, tasks, kind=kind, notice=notice)]
 
 
 def locate(checkpoint: Path) -> tuple[Path, Path | None]:
@@ -120,30 +172,25 @@ def locate(checkpoint: Path) -> tuple[Path, Path | None]:
 
 
 def run(config: SiiRLArguments, folder: Path, *, kinds: Sequence[bool]) -> dict[str, Success]:
-    """Start simulators, evaluate, end them."""
+    """Start environments, evaluate, end them."""
     torch.set_num_threads(1)
-    ranks, results = OneProcess(), {}
+    results, build = {}, build_text_evaluation if is_text(describe_env(config)) else build_evaluation
     with ExitStack() as stack:
         stack.enter_context(session(config))
-        pool = make_pool(config, ranks)
-        rollout = make_rollout(config, pool=pool, acting=make_policy(config, pool.spec).eval(), encoder=None)
-        stack.callback(rollout.close)
-        rollout.start()
-        videos = stack.enter_context(VideoRecorder(folder / VIDEOS_FOLDER))
-        validator = Validator(
-            rollout=rollout,
-            ranks=ranks,
-            recorder=EpisodeRecorder(videos=videos, reports_success=pool.spec.reports_success),
-            tasks=pool.spec.tasks,
-            episodes=config.trainer.val_episodes,
-            first_seed=config.trainer.val_seed_offset,
-            record=config.trainer.record_val_episodes,
-        )
+        evaluation = build(config=config, run_folder=folder, ranks=OneProcess())
+        stack.callback(evaluation.rollout.close)
+        stack.callback(evaluation.shown.close)
+        evaluation.rollout.start()
+        tasks = evaluation.rollout.pool.spec.tasks
         for greedy in kinds:
             kind = "argmax" if greedy else "sampled"
-            with Progress(f"{kind} actions", config.trainer.val_episodes * len(pool.spec.tasks)) as progress:
-                metrics = validator.evaluate(step=0, greedy=greedy, on_done=functools.partial(_advance, progress))
-            results[kind] = evaluations(reduce_metrics([metrics]), kind="argmax_" if greedy else "")
+            samples = 1 if greedy else config.trainer.val_samples
+            with Progress(f"{kind} actions", config.trainer.val_episodes * len(tasks) * samples) as progress:
+                metrics = evaluation.validator.evaluate(step=0, greedy=greedy, on_done=functools.partial(_advance, progress))
+            reduced = reduce_metrics([metrics])
+            results[kind] = evaluations(reduced, kind="argmax_" if greedy else "")
+            if samples > 1:
+                results[f"any of {samples}"] = evaluations(reduced, kind="any_")
     return results
 
 

@@ -1,25 +1,73 @@
-"""`python -m siirl.report <run folder>`: write report.html anew; a run writes it at its end, and this works while it goes on as well."""
+"""What a run left, to read: its report.html written anew, or its rollouts in the terminal.
+
+    python -m siirl.report outputs/run/2026-11-21_12-00-00                          # writes report.html
+    python -m siirl.report outputs/run/2026-11-21_12-00-00 --rollouts --failures    # of the newest step, what went wrong
+    python -m siirl.report outputs/run/2026-11-21_12-00-00 --rollouts --step 40 --kind val --count 3
+
+A run writes report.html at its end; all of this works while it goes on as well.
+"""
 
 import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from rich.console import Console
+
 from siirl.dag_worker.report_page import write_report
-from siirl.errors import SiirlError
+from siirl.dag_worker.rollout_files import KINDS, ROLLOUTS_FOLDER, read_rollouts, steps_of
+from siirl.dag_worker.rollout_view import show
+from siirl.errors import ConfigError, MissingAssetError, SiirlError
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line and return the exit status."""
-    parser = argparse.ArgumentParser(prog="python -m siirl.report", description="Write report.html into the folder of a run.")
+    parser = argparse.ArgumentParser(
+        prog="python -m siirl.report", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("folder", type=Path, help="folder of a run, outputs/<name>/<time>")
-    folder = parser.parse_args(argv).folder
+    parser.add_argument("--rollouts", action="store_true", help="show rollouts here instead")
+    parser.add_argument("--step", type=int, help="training step of the rollouts; by default the newest")
+    parser.add_argument("--kind", choices=KINDS, help="only rollouts of training, or of the evaluation")
+    parser.add_argument("--failures", action="store_true", help="only rollouts that failed")
+    parser.add_argument("--count", type=int, default=10, help="most rollouts that are shown (10)")
+    flags = parser.parse_args(argv)
     try:
-        print(write_report(folder))
+        if flags.rollouts:
+            show_rollouts(flags.folder, step=flags.step, kind=flags.kind, failures_only=flags.failures, count=flags.count)
+        else:
+            print(write_report(flags.folder))
     except (SiirlError, OSError, ValueError) as error:
         print(f"siirl: {error}", file=sys.stderr)
         return 1
     return 0
+
+
+def show_rollouts(folder: Path, *, step: int | None, kind: str | None, failures_only: bool, count: int) -> None:
+    """Show the rollouts of a step, the newest by default.
+
+    Raises:
+        MissingAssetError: The run has none.
+        ConfigError: It has none of this step.
+    """
+    rollouts = folder / ROLLOUTS_FOLDER
+    steps = steps_of(rollouts)
+    if not steps:
+        raise MissingAssetError(
+            f"{folder} has no rollouts: name the folder of a run of a language model, with trainer.save_rollouts above 0."
+        )
+    step = steps[-1] if step is None else step
+    if step not in steps:
+        raise ConfigError(f"{folder} has no rollouts of step {step}; there are those of {_listed(steps)}.")
+    found = list(read_rollouts(rollouts, kind=kind, step=step, failures_only=failures_only))
+    console = Console()
+    show(found[:count], console)
+    console.print(f"{min(count, len(found))} of {len(found)} {'failed ' if failures_only else ''}rollouts of step {step}")
+
+
+def _listed(steps: Sequence[int]) -> str:
+    numbers = [str(step) for step in steps]
+    return ", ".join(numbers if len(numbers) <= 10 else [*numbers[:5], "…", *numbers[-4:]])
 
 
 if __name__ == "__main__":

@@ -38,7 +38,7 @@ def test_the_tree_in_the_readme_is_the_top_level(repository: Path) -> None:
 
 def test_every_folder_and_file_that_the_readme_names_is_there(repository: Path) -> None:
     named = re.findall(r"`([a-z_]+/[a-z_./]*)`|\]\(([a-z_./]+)\)", (repository / "README.md").read_text())
-    in_run_folder = {"videos/", "tensorboard/", "checkpoints/"}
+    in_run_folder = {"videos/", "rollouts/", "tensorboard/", "checkpoints/"}
     missing = [a or b for a, b in named if (a or b) not in in_run_folder and not (repository / (a or b)).exists()]
     assert missing == []
 

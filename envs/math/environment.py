@@ -26,7 +26,7 @@ from envs.math.generators import SPLITS
 from envs.math.grading import Grade, Grader
 from envs.math.sources import FileQuestions, GeneratedQuestions, QuestionSource, check_row
 from envs.prompt_files import PromptRow
-from envs.text import REWARD_PARTS, VERDICT, ModelText, TextObservation, checked_text, observe, text_spec
+from envs.text import GROUND_TRUTH, REWARD_PARTS, VERDICT, ModelText, TextObservation, checked_text, observe, text_spec
 
 DEFAULT_TASKS = ("sums-2",)
 # 1215 of the 8100 ordered pairs of two-digit numbers: enough for an accuracy to within 3 points.
@@ -87,11 +87,11 @@ class MathEnv(Environment):
         self._row: PromptRow | None = None
 
     async def reset(self, *, seed: int | None = None, options: Mapping[str, Any] | None = None) -> tuple[Any, Info]:
-        """See `Environment.reset`; options are `task`, `split` and `row`. The info has `data_source`."""
+        """See `Environment.reset`; options are `task`, `split` and `row`. The info has `data_source` and `ground_truth`."""
         row = asked_row(options, seed=seed, env=self, source=self._source, split=self._split)
         self._row = row
         observations: list[TextObservation] = [observe(row.prompt) for _ in range(self.spec.num_agents)]
-        info = {"task": row.data_source, "data_source": row.data_source}
+        info = {"task": row.data_source, "data_source": row.data_source, GROUND_TRUTH: row.ground_truth}
         return observations if self.spec.num_agents > 1 else observations[0], info
 
     async def step(self, action: Any) -> StepResult:

@@ -13,9 +13,10 @@ import json
 from collections import Counter
 from typing import NamedTuple
 
+from envs.base import EpisodeFailed
 from envs.math.answers import MAX_ANSWER_CHARACTERS, equal_numbers, marked_answer, plain_number
 from envs.math.expressions import NoExpression, compute
-from envs.text import EpisodeFailed, shortened
+from envs.text import shortened
 from envs.worker_pool import WorkerKilled, WorkerPool, WorkerRaised, WorkerSettings, lease, release
 
 STYLES = ("rule", "whole", "countdown")

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NoReturn, Protocol, get_args
 
 from envs.arguments import checked_seed, read_options
-from envs.base import Environment, Info, StepResult
+from envs.base import Environment, EpisodeFailed, Info, StepResult
 from envs.prompt_files import PromptRow
 from envs.sandbox.files import FileProblems
 from envs.sandbox.generator import SPLITS, WORDINGS, GeneratedTask, draw_row
@@ -21,7 +21,7 @@ from envs.sandbox.probe import check_isolation
 from envs.sandbox.problems import Problem
 from envs.sandbox.remote import RemoteSandbox
 from envs.sandbox.scoring import REWARDS, judge, program_of, score
-from envs.text import REWARD_PARTS, VERDICT, EpisodeFailed, TextObservation, checked_text, observe, text_spec
+from envs.text import REWARD_PARTS, VERDICT, TextObservation, checked_text, observe, text_spec
 
 logger = logging.getLogger(__name__)
 

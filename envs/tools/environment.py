@@ -18,7 +18,19 @@ from envs.base import Environment, Info, StepResult
 from envs.math.environment import HELDOUT_SHARE, asked_row, grade_info, question_source
 from envs.math.grading import Grader
 from envs.prompt_files import PromptRow
-from envs.text import REWARD_PARTS, VERDICT, Message, ModelText, TextObservation, checked_text, message, observe, shortened, text_spec
+from envs.text import (
+    GROUND_TRUTH,
+    REWARD_PARTS,
+    VERDICT,
+    Message,
+    ModelText,
+    TextObservation,
+    checked_text,
+    message,
+    observe,
+    shortened,
+    text_spec,
+)
 from envs.tools.budget import Budget
 from envs.tools.calls import MalformedCall, ToolCall, ToolDescription, announcement, read_calls
 from envs.tools.sources import make_toolsets
@@ -112,7 +124,7 @@ class ToolEnv(Environment):
         self._row, self._turns = row, 0
         self._budget.restart()
         messages = _announced(row.prompt, self._descriptions) if self._announce else row.prompt
-        return observe(messages), {"task": row.data_source, "data_source": row.data_source}
+        return observe(messages), {"task": row.data_source, "data_source": row.data_source, GROUND_TRUTH: row.ground_truth}
 
     async def step(self, action: Any) -> StepResult:
         """One turn of the model: calls, or the final answer.

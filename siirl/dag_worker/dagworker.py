@@ -5,6 +5,7 @@ The loop is short on purpose: load prompts, run the graph's nodes in order, save
 event, so that the worker is the same in a Ray actor and in a debugger.
 """
 
+import gc
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
@@ -15,15 +16,21 @@ import torch
 from tensordict import TensorDict
 
 from siirl.dag_worker import stages
-from siirl.dag_worker.build import Rank, build_embodied
+from siirl.dag_worker.build import build_embodied
+from siirl.dag_worker.build_critic import needs_critic
+from siirl.dag_worker.build_text import build_text
 from siirl.dag_worker.checkpoint import read_manifest, resolve_checkpoint
 from siirl.dag_worker.events import Activity, Event, StepDone
 from siirl.dag_worker.metric_worker import MetricWorker
+from siirl.dag_worker.rank import Rank
+from siirl.data_coordinator.protocol.batch import concat
 from siirl.data_coordinator.redistribution import Redistribution, StayOnRank
 from siirl.data_coordinator.sample import Sample, Samples2Dict
 from siirl.engine.collectives import join, leave
-from siirl.execution.dag import TaskGraph
+from siirl.execution.dag import Node, NodeOutput, NodeType, TaskGraph
 from siirl.params import SiiRLArguments
+from siirl.params.domain_checks import is_text
+from siirl.params.first_look import describe_env
 
 
 class DAGWorker:
@@ -43,10 +50,12 @@ class DAGWorker:
     # The documents' names: a graph may say `siirl.dag_worker.dagworker:DAGWorker.generate`.
     generate = staticmethod(stages.generate)
     compute_reward = staticmethod(stages.compute_reward)
+    compute_value = staticmethod(stages.compute_value)
     compute_advantage = staticmethod(stages.compute_advantage)
     compute_old_log_prob = staticmethod(stages.compute_old_log_prob)
     compute_ref_log_prob = staticmethod(stages.compute_ref_log_prob)
     train_actor = staticmethod(stages.train_actor)
+    train_critic = staticmethod(stages.train_critic)
 
     def __init__(
         self,
@@ -84,13 +93,15 @@ class DAGWorker:
         """Make everything that the stages need, and go on from a checkpoint where one was named."""
         resume = None if self.config.trainer.resume is None else resolve_checkpoint(Path(self.config.trainer.resume))
         first_step = 0 if resume is None else read_manifest(resume)["step"] + 1
-        self.parts = build_embodied(
+        build = build_text if is_text(describe_env(self.config)) else build_embodied
+        self.parts = build(
             config=self.config,
             run_folder=self.run_folder,
             ranks=self.ranks,
             redistribution=self.redistribution,
             device=self.device,
             first_step=first_step,
+            with_critic=needs_critic(self.taskgraph),
         )
         if resume is not None:
             checkpoint = self.parts.checkpoints.load(resume)
@@ -98,6 +109,8 @@ class DAGWorker:
             self.global_steps = checkpoint.step
         self.parts.rollout.start()
         self.parts.context.weights.sync()
+        gc.collect()
+        gc.freeze()  # modules and weights stay to the end; looking through them again took a sixth of a step of short answers
 
     def execute_task_graph(self) -> Iterator[Event]:
         """Evaluate, train, evaluate; yields metrics as they come."""
@@ -118,35 +131,68 @@ class DAGWorker:
                 self._save()
 
     def close(self) -> None:
-        """End simulators, videos and the process group; safe to call twice."""
+        """End environments, graders, files and the process group; safe to call twice."""
         if self.parts is not None:
             self.parts.rollout.close()
-            self.parts.videos.close()
+            self.parts.shown.close()
+            self.parts.context.reward.close()
+            self.parts.loader.close()
             self.parts = None
+            gc.unfreeze()
             leave(self.ranks)
 
     def _run_training_step(self) -> None:
         assert self.parts is not None
         context = self.parts.context
         context.step = self.global_steps
-        batch: Any = self._prompts()
+        context.round, context.drawn_prompts = 0, self.config.data.train_batch_size
+        nodes = self.taskgraph.get_nodes()
+        batch: Any = TensorDict({}, batch_size=[0]) if nodes[0].node_type is NodeType.DATA_LOAD else self._prompts()
         begin = time.perf_counter()
-        for node in self.taskgraph.get_nodes():
-            started = time.perf_counter()
-            output = self.taskgraph.run_node(
-                node.node_id, batch=batch, config=self.config, context=context, process_group=self.ranks.group, agent_group=node.agent_group
-            )
-            if self.config.dag.enable_perf and self.device.type == "cuda":
-                torch.cuda.synchronize(self.device)
-            batch = output.batch
-            self.metrics.record({**output.metrics, f"time/{node.node_id}_s": time.perf_counter() - started})
+        for node in nodes:
+            batch = self._run_node(node, batch)
         context.redistribution.acknowledge()
         context.domain.rewarded({})
         self.metrics.record({"time/step_s": time.perf_counter() - begin, "policy/version": float(context.weights.version)})
 
-    def _prompts(self) -> TensorDict:
+    def _run_node(self, node: Node, batch: Any) -> Any:
+        """The batch after `node`; where it asks for more prompts, the nodes before it are run on them until it is content."""
         assert self.parts is not None
-        return Samples2Dict([Sample(task.columns()) for task in self.parts.loader.next_step()])
+        context = self.parts.context
+        output = self._call_node(node, batch)
+        while output.more_prompts:
+            context.round, context.drawn_prompts = context.round + 1, context.drawn_prompts + output.more_prompts
+            batch = self._prompts(output.more_prompts)
+            before = self.taskgraph.get_ancestors(node.node_id)
+            for earlier in self.taskgraph.get_nodes():
+                if earlier.node_id in before and earlier.node_type is not NodeType.DATA_LOAD:
+                    batch = self._run_node(earlier, batch)
+            output = self._call_node(node, _together(output.batch, batch))
+        return output.batch
+
+    def _call_node(self, node: Node, batch: Any) -> NodeOutput:
+        assert self.parts is not None
+        started = time.perf_counter()
+        output = self.taskgraph.run_node(
+            node.node_id,
+            batch=batch,
+            config=self.config,
+            context=self.parts.context,
+            process_group=self.ranks.group,
+            agent_group=node.agent_group,
+        )
+        if self.config.dag.enable_perf and self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+        self.metrics.record({**output.metrics, f"time/{node.node_id}_s": time.perf_counter() - started})
+        return output
+
+    def _prompts(self, more: int = 0) -> TensorDict:
+        """This rank's prompts of the step, or its share of `more` further ones."""
+        assert self.parts is not None
+        loader = self.parts.loader
+        prompts = loader.draw(more) if more else loader.next_step()
+        self.metrics.record(loader.metrics())
+        return Samples2Dict([Sample(task.columns()) for task in prompts])
 
     def _evaluate(self) -> Iterator[Event]:
         assert self.parts is not None
@@ -154,7 +200,8 @@ class DAGWorker:
             return
         yield Activity("evaluating on held-out episodes")
         begin = time.perf_counter()
-        self.metrics.record(self.parts.validator.evaluate(step=self.global_steps))
+        for greedy in self.parts.validator.kinds:
+            self.metrics.record(self.parts.validator.evaluate(step=self.global_steps, greedy=greedy))
         self.metrics.record({"time/evaluation_s": time.perf_counter() - begin})
 
     def _save(self) -> None:
@@ -176,3 +223,8 @@ class DAGWorker:
             return nullcontext()
         folder = self.run_folder / "profile"
         return torch.profiler.profile(on_trace_ready=torch.profiler.tensorboard_trace_handler(str(folder)))
+
+
+def _together(kept: Any, new: Any) -> Any:
+    """The rows of an earlier round and those of the next; a batch without rows has nothing to add, and may lack columns."""
+    return concat([kept, new]) if len(kept) and len(new) else (kept if len(kept) else new)

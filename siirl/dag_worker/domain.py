@@ -1,21 +1,26 @@
-"""What differs between domains in a training step: turning prompts into trajectories. Robots here; text brings its own.
+"""Turning prompts into trajectories: the one object between the stages and the rollout, the same for robots and for text.
 
-A domain is the one object that knows what a prompt of its kind looks like; stages and worker treat all alike.
+A prompt is a task with a start state, or a question; what an episode of it is, the rollout knows. What a rollout can say of itself differs
+by domain, so the function that measures it is an argument.
 """
 
 # B prompt or trajectory
 
-from collections.abc import Mapping, Sequence
+import dataclasses
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Protocol
 
 from tensordict import TensorDict
 
 from siirl.dag_worker.metrics import Value, Weighted
-from siirl.dag_worker.record import EpisodeRecorder
+from siirl.dag_worker.record import Recorder
+from siirl.data_coordinator.prompts.dataset import task_name
 from siirl.data_coordinator.protocol.batch import texts
 from siirl.data_coordinator.sample import Sample, Samples2Dict
 from siirl.engine.collectives import Collectives
-from siirl.engine.rollout.embodied_rollout import EmbodiedRollout, requests_for_prompts
+from siirl.engine.rollout.executor import RolloutResult
+from siirl.engine.rollout.failures import check_failures
+from siirl.engine.rollout.rollout import Rollout, requests_for_prompts
 from siirl.execution.dag import NodeOutput
 from siirl.params import SiiRLArguments
 
@@ -23,48 +28,65 @@ from siirl.params import SiiRLArguments
 class Domain(Protocol):
     """Rolls out the prompts of a step."""
 
-    def roll_out(self, batch: TensorDict, *, step: int) -> NodeOutput:
-        """A batch with one row a finished trajectory."""
+    def roll_out(self, batch: TensorDict, *, step: int, greedy: bool = False) -> NodeOutput:
+        """A batch with one row a finished trajectory; with `greedy` one a prompt, of the most likely tokens."""
 
     def rewarded(self, rewards: Mapping[str, float]) -> None:
         """The rewards of trajectories by uid, for whoever shows them."""
 
 
-class EmbodiedDomain:
-    """Tasks of simulators: a prompt is a task with a start state, a trajectory an episode."""
+Measure = Callable[[RolloutResult, Mapping[str, float]], dict[str, Value]]
+"""Metrics of a rollout from its episodes and raw counts."""
 
-    def __init__(self, *, config: SiiRLArguments, rollout: EmbodiedRollout, recorder: EpisodeRecorder, ranks: Collectives) -> None:
+
+class EpisodeDomain:
+    """Prompts become episodes of this rank's rollout.
+
+    Args:
+        config: The job.
+        rollout: Runs the episodes.
+        recorder: Shows some of them.
+        ranks: The processes that share the step.
+        measure: Says what the rollout was like: `rollout_metrics` for robots, `text_rollout_metrics` for text.
+    """
+
+    def __init__(
+        self, *, config: SiiRLArguments, rollout: Rollout, recorder: Recorder, ranks: Collectives, measure: Measure | None = None
+    ) -> None:
         self.config, self.rollout, self.recorder, self.ranks = config, rollout, recorder, ranks
+        self.measure: Measure = rollout_metrics if measure is None else measure
 
-    def roll_out(self, batch: TensorDict, *, step: int) -> NodeOutput:
-        """Run every prompt `rollout.n` times; a row for every episode that could be simulated."""
-        prompts = [
-            {
-                "index": int(batch["index"][i]),
-                "task_name": task_name,
-                "task_id": int(batch["task_id"][i]),
-                "trial_id": int(batch["trial_id"][i]),
-                "seed": int(batch["seed"][i]),
-            }
-            for i, task_name in enumerate(texts(batch, "task_name"))
-        ]
+    def roll_out(self, batch: TensorDict, *, step: int, greedy: bool = False) -> NodeOutput:
+        """Run every prompt `rollout.n` times, or once and greedily; a row for every episode that could be simulated."""
         requests = requests_for_prompts(
-            prompts,
-            rollouts=self.config.actor_rollout_ref.rollout.n,
+            prompts_of(batch),
+            rollouts=1 if greedy else self.config.actor_rollout_ref.rollout.n,
             run_seed=self.config.trainer.seed,
             step=step,
-            record=share_of(self.config.trainer.record_episodes, self.ranks),
+            record=0 if greedy else share_of(self.config.trainer.record_episodes, self.ranks),
         )
+        if greedy:
+            requests = [dataclasses.replace(request, uid=f"{request.uid}-greedy", greedy=True) for request in requests]
         result, stats = self.rollout.generate(requests, embed=True)
+        check_failures(result.failed, episodes=len(requests), max_failed_share=self.config.env.max_failed_share, ranks=self.ranks)
         self.recorder.keep(result.trajectories, kind="train", step=step)
-        rows = [trajectory.row for trajectory in result.trajectories]
-        return NodeOutput(
-            batch=Samples2Dict([Sample(row) for row in rows]), metrics=rollout_metrics(rows, stats, failed=len(result.failed))
-        )
+        rows = [Sample(trajectory.row) for trajectory in result.trajectories]
+        return NodeOutput(batch=Samples2Dict(rows), metrics=self.measure(result, stats))
 
     def rewarded(self, rewards: Mapping[str, float]) -> None:
-        """Write the videos of the step."""
+        """Show what is recorded of the step."""
         self.recorder.write(rewards)
+
+
+def prompts_of(batch: TensorDict) -> list[dict[str, Any]]:
+    """The prompts of a batch as plain columns, as the loader gave them."""
+    prompts: list[dict[str, Any]] = [
+        {"task_name": name, **{column: int(batch[column][i]) for column in ("index", "task_id", "trial_id", "seed")}}
+        for i, name in enumerate(texts(batch, "task_name"))
+    ]
+    if "prompt_row" in batch.keys():
+        prompts = [prompt | {"prompt_row": row} for prompt, row in zip(prompts, texts(batch, "prompt_row"), strict=True)]
+    return prompts
 
 
 def share_of(count: int, ranks: Collectives) -> int:
@@ -72,29 +94,25 @@ def share_of(count: int, ranks: Collectives) -> int:
     return count // ranks.size + (ranks.rank < count % ranks.size)
 
 
-def rollout_metrics(rows: Sequence[dict[str, Any]], stats: dict[str, float], *, failed: int) -> dict[str, Value]:
+def rollout_metrics(result: RolloutResult, stats: Mapping[str, float]) -> dict[str, Value]:
     """What a rollout says of itself: before any filter, over everything that could be simulated."""
-    count = float(len(rows))
+    rows = [trajectory.row for trajectory in result.trajectories]
     successes: dict[str, list[float]] = {}
     for row in rows:
-        successes.setdefault(row["task_name"], []).append(float(row["complete"]))
-
-    def mean(values: Sequence[float]) -> Weighted:
-        return Weighted(sum(values) / max(len(values), 1), float(len(values)))
-
+        successes.setdefault(task_name(row["task_name"]), []).append(float(row["complete"]))
     seconds, passes = stats["seconds"], stats["policy_forward_passes"]
     return {
-        "rollout/episodes": count,
-        "rollout/success_rate": mean([float(row["complete"]) for row in rows]),
-        **{f"rollout/{task}/success_rate": mean(values) for task, values in successes.items()},
-        "rollout/return": mean([row["env_return"] for row in rows]),
-        "rollout/episode_length": mean([float(row["finish_step"]) for row in rows]),
-        "rollout/avg_response_length": mean([float(row["response_mask"].sum()) for row in rows]),
-        "rollout/truncated_share": mean([float(row["truncated"]) for row in rows]),
-        "rollout/entropy": mean(
-            [-float((row["rollout_log_probs"] * row["response_mask"]).sum() / row["response_mask"].sum()) for row in rows]
+        "rollout/episodes": float(len(rows)),
+        "rollout/success_rate": _mean(float(row["complete"]) for row in rows),
+        **{f"rollout/{task}/success_rate": _mean(values) for task, values in successes.items()},
+        "rollout/return": _mean(row["env_return"] for row in rows),
+        "rollout/episode_length": _mean(float(row["finish_step"]) for row in rows),
+        "rollout/avg_response_length": _mean(float(row["response_mask"].sum()) for row in rows),
+        "rollout/truncated_share": _mean(float(row["truncated"]) for row in rows),
+        "rollout/entropy": _mean(
+            -float((row["rollout_log_probs"] * row["response_mask"]).sum() / row["response_mask"].sum()) for row in rows
         ),
-        "env/failed_episodes": float(failed),
+        "env/failed_episodes": float(len(result.failed)),
         "policy/calls": passes,
         "policy/calls_per_s": passes / seconds,
         "policy/batch_size": Weighted(stats["policy_calls"] / max(passes, 1.0), passes),
@@ -102,3 +120,27 @@ def rollout_metrics(rows: Sequence[dict[str, Any]], stats: dict[str, float], *, 
         "time/encode_video_s": stats.get("encode_s", 0.0),
         **{name: value for name, value in stats.items() if name.startswith("env/")},
     }
+
+
+def text_rollout_metrics(result: RolloutResult, stats: Mapping[str, float]) -> dict[str, Value]:
+    """`rollout_metrics` in the terms of text: tokens instead of calls, and the parts of the environment's reward."""
+    parts: dict[str, list[float]] = {}
+    for trajectory in result.trajectories:
+        for name, value in trajectory.record.get("reward_parts", {}).items():
+            parts.setdefault(name, []).append(value)
+    metrics = rollout_metrics(result, stats)
+    del metrics["time/encode_video_s"]
+    passes, seconds = stats["policy_forward_passes"], stats["seconds"]
+    return metrics | {
+        "rollout/avg_prompt_length": _mean(float(len(trajectory.row["prompts"])) for trajectory in result.trajectories),
+        "rollout/turns": _mean(float(trajectory.row["finish_step"]) for trajectory in result.trajectories),
+        "rollout/rejected_episodes": float(len(result.rejected)),
+        "rollout/tokens_per_s": stats["policy_tokens"] / seconds,
+        "policy/batch_size": Weighted(stats["policy_tokens"] / max(passes, 1.0), passes),
+        **{f"rollout/reward/{name}": _mean(values) for name, values in parts.items()},
+    }
+
+
+def _mean(values: Iterable[float]) -> Weighted:
+    found = list(values)
+    return Weighted(sum(found) / max(len(found), 1), float(len(found)))

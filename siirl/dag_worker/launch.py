@@ -16,6 +16,7 @@ from siirl.dag_worker.metric_writers import MetricWriters, RunDescription
 from siirl.dag_worker.metrics import Reduced
 from siirl.dag_worker.recorder import VIDEOS_FOLDER
 from siirl.dag_worker.report_page import write_report
+from siirl.dag_worker.rollout_files import ROLLOUTS_FOLDER
 from siirl.dag_worker.statistics import evaluations
 from siirl.data_coordinator.redistribution import Redistribution
 from siirl.execution.dag import TaskGraph
@@ -23,6 +24,7 @@ from siirl.execution.scheduler.launch import ClusterSettings, ray_session, run_l
 from siirl.execution.scheduler.process_group_manager import ProcessGroupManager
 from siirl.execution.scheduler.task_scheduler import TaskScheduler
 from siirl.params import SiiRLArguments, sizes
+from siirl.params.first_look import describe_env
 from siirl.params.machine import device_slots
 from siirl.params.ray_address import resolve_address
 
@@ -44,6 +46,7 @@ def run(config: SiiRLArguments, graph: TaskGraph, run_folder: Path) -> None:
         first_step=first_step(config),
         project=config.trainer.project_name,
         experiment=config.trainer.experiment_name,
+        notice=describe_env(config).notice,
     )
     evaluated: list[dict[str, Reduced]] = []
     with ExitStack() as stack:
@@ -124,6 +127,9 @@ def show_summary(run_folder: Path, *, report: Path, evaluated: Sequence[dict[str
             console.print(
                 f"mean return on held-out episodes: {evaluated[0][MEAN_RETURN]:.1f} before, {evaluated[-1][MEAN_RETURN]:.1f} after"
             )
-    console.print(
-        f"run folder  {run_folder}", f"videos      {run_folder / VIDEOS_FOLDER}", f"report      {report}", sep="\n", soft_wrap=True
-    )
+    console.print(f"run folder  {run_folder}", *places_to_look(run_folder), f"report      {report}", sep="\n", soft_wrap=True)
+
+
+def places_to_look(run_folder: Path) -> list[str]:
+    """A line for each folder of episodes that a run has left: videos of robots, files of text."""
+    return [f"{name:<11} {run_folder / name}" for name in (VIDEOS_FOLDER, ROLLOUTS_FOLDER) if (run_folder / name).is_dir()]

@@ -5,7 +5,7 @@ Plain Python: the exchange between ranks is a function that is handed in, for ex
 
 from collections.abc import Callable, Mapping
 
-from siirl.dag_worker.metrics import Reduced, Value, check_value, reduce_metrics
+from siirl.dag_worker.metrics import Reduced, Value, check_value, merge_rounds, reduce_metrics
 
 Record = dict[str, Value]
 Gather = Callable[[list[Record]], list[list[Record]]]
@@ -40,5 +40,5 @@ class MetricWorker:
 
     def reduce(self) -> dict[str, Reduced]:
         """The metrics of the step over all ranks, the same on every rank; the next step starts empty."""
-        records, self._records = self._records, []
+        records, self._records = merge_rounds(self._records), []
         return reduce_metrics(record for rank in self._gather(records) for record in rank)

@@ -32,13 +32,17 @@ class Reduction(enum.Enum):
     """How values become one: those of several ranks, and those that one rank records for the same name within a step."""
 
     SUM = "sum"
-    """Counts and rates of things that ranks do side by side."""
+    """Counts of things that ranks do side by side."""
+    RATE = "sum over ranks"
+    """Rates of things that ranks do side by side; several of one rank, from several rounds of a step, count as their mean."""
+    DURATION = "sum over rounds, maximum over ranks"
+    """Seconds: the slowest rank is waited for, and several rounds of a step follow each other."""
     MEAN = "mean over all things"
     """Means, recorded as `Weighted`; weight 0 everywhere leaves the metric out."""
     RANK_MEAN = "mean over ranks"
     """Shares that each rank has for itself, such as how busy its simulators are."""
     MAX = "maximum"
-    """Durations (the slowest rank is waited for), gaps and peaks."""
+    """Gaps and peaks."""
     MIN = "minimum"
     LAST = "the latest"
     """Values that are the same on every rank because they are global already."""
@@ -55,6 +59,7 @@ class Metric:
 
 
 _SUM, _MEAN, _RANK_MEAN, _MAX, _LAST = Reduction.SUM, Reduction.MEAN, Reduction.RANK_MEAN, Reduction.MAX, Reduction.LAST
+_RATE = Reduction.RATE
 
 # A part in angle brackets stands for any text without a slash.
 METRICS: dict[str, Metric] = {
@@ -76,10 +81,17 @@ METRICS: dict[str, Metric] = {
     "actor/lr": Metric(_LAST, "learning rate"),
     "actor/skipped_updates": Metric(_LAST, "optimiser steps that were skipped because their gradient was not finite"),
     "actor/updates": Metric(_LAST, "optimiser steps of this step; 0 where nothing could be learnt"),
-    "critic/vf_loss": Metric(_SUM, "value loss"),
-    "critic/vf_clipfrac": Metric(_MEAN, "share of values that were clipped"),
+    # The critic's update: global already, too.
+    "critic/vf_loss": Metric(_LAST, "value loss; with critic.normalize_returns in deviations of the returns, squared"),
+    "critic/vf_clipfrac": Metric(_LAST, "share of values that were clipped"),
     "critic/grad_norm": Metric(_LAST, "norm of the critic's gradient before clipping"),
     "critic/lr": Metric(_LAST, "learning rate of the critic"),
+    "critic/updates": Metric(_LAST, "optimiser steps of the critic in this step"),
+    "critic/skipped_updates": Metric(_LAST, "optimiser steps of the critic that were skipped because their gradient was not finite"),
+    "critic/value_mean": Metric(_LAST, "mean value of a decision, before the update"),
+    "critic/return_mean": Metric(_LAST, "mean return of a decision: what the values should be"),
+    "critic/explained_variance": Metric(_LAST, "share of the returns' variance that the values of before the update foretold"),
+    "critic/warmup": Metric(_LAST, "1 in a step that trains the critic alone"),
     # What was rolled out.
     "rollout/success_rate": Metric(_MEAN, "share of all finished training episodes that succeeded, before any filter"),
     "rollout/return": Metric(_MEAN, "sum of the environment's rewards an episode"),
@@ -87,22 +99,39 @@ METRICS: dict[str, Metric] = {
     "rollout/episode_length": Metric(_MEAN, "environment steps an episode"),
     "rollout/episodes": Metric(_SUM, "finished episodes"),
     "rollout/avg_response_length": Metric(_MEAN, "tokens a response"),
-    "rollout/truncated_share": Metric(_MEAN, "share of episodes that met the limit of steps"),
+    "rollout/avg_prompt_length": Metric(_MEAN, "tokens a prompt"),
+    "rollout/turns": Metric(_MEAN, "turns of the model an episode"),
+    "rollout/tokens_per_s": Metric(_RATE, "tokens that the policy generated a second of the rollout"),
+    "rollout/reward/<part>": Metric(_MEAN, "part of the environment's reward an episode, before any filter"),
+    "rollout/rejected_episodes": Metric(_SUM, "episodes that the workflow rejected"),
+    "rollout/truncated_share": Metric(_MEAN, "share of episodes that met the limit of steps or of tokens"),
     "rollout/entropy": Metric(_MEAN, "entropy of the sampled tokens, nats"),
     "rollout/log_prob_gap": Metric(_LAST, "largest difference of recomputed and behaviour log-probs"),
     "rollout/stale_samples": Metric(_SUM, "samples of an older policy version"),
     # Filters and balancing.
+    "sampling/rounds": Metric(_LAST, "rounds of rollouts of the step: 1, and one for each refill"),
+    "sampling/groups": Metric(_LAST, "groups that are trained on, over all ranks"),
+    "sampling/missing_groups": Metric(_LAST, "groups that the step has fewer than it should, after the last refill"),
     "sampling/kept": Metric(_SUM, "trajectories that passed the filter"),
     "sampling/dropped_<reason>": Metric(_SUM, "trajectories that the filter dropped for this reason"),
     "data/trajectories": Metric(_SUM, "trajectories that are trained on"),
     "data/bytes": Metric(_SUM, "size of the training batch"),
     "data/bytes_max_process": Metric(_MAX, "size of the largest rank's batch"),
+    "data/epoch": Metric(_LAST, "passes over the training prompts so far"),
+    "data/prompts": Metric(_LAST, "prompts that are trained on"),
+    "data/prompts_too_long": Metric(_LAST, "training prompts of more than data.max_prompt_length tokens, left out or cut"),
+    "data/heldout_prompts_too_long": Metric(_LAST, "held-out prompts of more than data.max_prompt_length tokens, left out or cut"),
+    "data/prompts_also_held_out": Metric(_LAST, "prompts of the training files that are in the validation files, and so left out"),
     "data/imbalance": Metric(_LAST, "largest share of a rank over the mean share, in tokens"),
     # The reward.
     "reward/mean_score": Metric(_MEAN, "trajectory reward"),
     "reward/success_rate": Metric(_MEAN, "share of successes among the rewarded trajectories"),
+    "reward/baseline": Metric(_MEAN, "reward of the most likely response to a prompt"),
     "reward/score": Metric(Reduction.DISTRIBUTION, "trajectory rewards"),
     "reward/failure_score": Metric(Reduction.DISTRIBUTION, "trajectory rewards of failures"),
+    "reward/failed": Metric(_SUM, "trajectories that were dropped because their reward could not be computed"),
+    "reward/penalty": Metric(_MEAN, "added to the score for long responses"),
+    "reward/part/<part>": Metric(_MEAN, "a summand of the reward, before its weight"),
     "reward/distance": Metric(Reduction.DISTRIBUTION, "distance of failures to the nearest cluster of successes"),
     "reward/clusters": Metric(_LAST, "clusters of successes, over all tasks"),
     "reward/noise_share": Metric(_LAST, "share of references that belong to no cluster"),
@@ -112,13 +141,13 @@ METRICS: dict[str, Metric] = {
     "advantage/zero_groups": Metric(_SUM, "groups that carry no advantage"),
     # Simulators and inference.
     "env/steps": Metric(_SUM, "environment steps"),
-    "env/steps_per_s": Metric(_SUM, "environment steps a second"),
+    "env/steps_per_s": Metric(_RATE, "environment steps a second"),
     "env/busy_share": Metric(_RANK_MEAN, "share of the rollout during which a simulator worked"),
     "env/failures": Metric(_SUM, "faults of servers"),
     "env/replays": Metric(_SUM, "episodes played again after a fault"),
     "env/failed_episodes": Metric(_SUM, "episodes that could not be simulated, and are counted nowhere else"),
     "policy/calls": Metric(_SUM, "forward passes of the policy during the rollout"),
-    "policy/calls_per_s": Metric(_SUM, "forward passes a second"),
+    "policy/calls_per_s": Metric(_RATE, "forward passes a second"),
     "policy/batch_size": Metric(_MEAN, "requests in one forward pass"),
     "policy/busy_share": Metric(_RANK_MEAN, "share of the rollout during which the policy worked"),
     "policy/version": Metric(_LAST, "updates that the policy has seen"),
@@ -127,12 +156,15 @@ METRICS: dict[str, Metric] = {
     "val/<task>/successes": Metric(_SUM, "successes"),
     "val/<task>/episodes": Metric(_SUM, "episodes"),
     "val/<task>/return": Metric(_MEAN, "sum of the environment's rewards an episode"),
+    "val/<task>/pass_at_<k>": Metric(_MEAN, "chance that one of k sampled answers is right, estimated without bias, over the prompts"),
+    "val/<task>/any_successes": Metric(_SUM, "prompts of which one of the trainer.val_samples answers is right"),
+    "val/<task>/any_episodes": Metric(_SUM, "prompts with trainer.val_samples answers"),
     "val/<task>/argmax_success_rate": Metric(_MEAN, "share of successes, most probable actions"),
     "val/<task>/argmax_successes": Metric(_SUM, "successes, most probable actions"),
     "val/<task>/argmax_episodes": Metric(_SUM, "episodes, most probable actions"),
     "val/<task>/argmax_return": Metric(_MEAN, "sum of the environment's rewards an episode, most probable actions"),
     # Time and memory.
-    "time/<node>_s": Metric(_MAX, "seconds of this node on the slowest rank"),
+    "time/<node>_s": Metric(Reduction.DURATION, "seconds of this node on the slowest rank"),
     "memory/<what>_bytes": Metric(_MAX, "peak memory of the largest process"),
     "recorder/videos": Metric(_SUM, "videos written so far"),
 }
@@ -188,6 +220,18 @@ def reduce_metrics(records: Iterable[Mapping[str, Value]]) -> dict[str, Reduced]
     return {name: value for name, value in reduced.items() if value is not None}
 
 
+def merge_rounds(records: Iterable[Mapping[str, Value]]) -> list[dict[str, Value]]:
+    """The records of one rank and step, with its rates and durations of several rounds made one each."""
+    rest: list[dict[str, Value]] = []
+    several: dict[str, list[Any]] = {}
+    for record in records:
+        merged = {name: value for name, value in record.items() if check_value(name, value) in _MERGE}
+        rest.append({name: value for name, value in record.items() if name not in merged})
+        for name, value in merged.items():
+            several.setdefault(name, []).append(value)
+    return [*rest, {name: _MERGE[declaration(name).reduction](values) for name, values in several.items()}]
+
+
 def check_value(name: str, value: Value) -> Reduction:
     """The reduction of `name`, if `value` is of the kind that it takes.
 
@@ -212,8 +256,15 @@ def _weighted_mean(values: Sequence[Any]) -> float | None:
     return math.fsum(value.value * value.weight for value in values if value.weight) / total if total else None
 
 
+_MERGE: dict[Reduction, Callable[[Sequence[Any]], float]] = {
+    Reduction.RATE: lambda values: math.fsum(values) / len(values),
+    Reduction.DURATION: lambda values: float(math.fsum(values)),
+}
+
 _REDUCE: dict[Reduction, Callable[[Sequence[Any]], Reduced | None]] = {
     Reduction.SUM: lambda values: float(math.fsum(values)),
+    Reduction.RATE: lambda values: float(math.fsum(values)),
+    Reduction.DURATION: lambda values: float(max(values)),
     Reduction.MEAN: _weighted_mean,
     Reduction.RANK_MEAN: lambda values: math.fsum(values) / len(values),
     Reduction.MAX: lambda values: float(max(values)),

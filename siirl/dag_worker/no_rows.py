@@ -30,6 +30,16 @@ def with_columns_of_all(batch: TensorDict, *, ranks: Collectives) -> TensorDict:
     return batch if len(batch) else _without_rows(layouts[0])
 
 
+def with_columns_of_prompts(rows: TensorDict, *, prompts: TensorDict) -> TensorDict:
+    """`rows` with the tensor columns of their prompts that they lack: what a node before the rollout found out about a prompt."""
+    place = {index: number for number, index in enumerate(prompts["index"].tolist())} if len(prompts) else {}
+    of_row = torch.tensor([place[index] for index in rows["index"].tolist()], dtype=torch.long)
+    for name, value in prompts.items():
+        if isinstance(value, torch.Tensor) and name not in rows.keys():
+            rows[name] = value[of_row]
+    return rows
+
+
 def _layout(batch: TensorDict) -> Layout:
     if not len(batch):
         return {}

@@ -7,8 +7,12 @@ import numpy as np
 
 from envs.base import EnvSpec
 from siirl.algos import ADVANTAGES, POLICY_LOSSES
+from siirl.dag_worker.build_critic import needs_critic
+from siirl.dag_worker.check_text import check_text
 from siirl.dag_worker.checkpoint import read_manifest, resolve_checkpoint
+from siirl.dag_worker.metric_writers import check_loggers
 from siirl.engine.actor.actor_loss import ActorLoss
+from siirl.engine.critic.value_model import PolicyFeatures
 from siirl.errors import ConfigError, SiirlError
 from siirl.execution.dag import TaskGraph, check_kl_in_reward_order
 from siirl.execution.dag.load import load_pipeline
@@ -18,6 +22,8 @@ from siirl.models.loader import build_policy
 from siirl.params import SiiRLArguments, sizes
 from siirl.params.build import as_text
 from siirl.params.checks import name_problems, warnings_of
+from siirl.params.critic_sizes import describe_critic
+from siirl.params.domain_checks import is_text
 from siirl.params.files import find_resume, parameters_in
 from siirl.params.machine import free_memory_bytes, machine_problems
 from siirl.params.paths import find
@@ -50,15 +56,25 @@ def prepare(config: SiiRLArguments, spec: EnvSpec) -> Job:
     """
     graph = load_graph(config)
     refuse([*name_problems(config, advantages=ADVANTAGES, losses=POLICY_LOSSES), *machine_problems(config)])
-    check_policy(config, spec)
-    check_reward(config)
+    check_loggers(config.trainer.logger)
+    if is_text(spec):
+        check_text(config)
+    else:
+        check_policy(config, spec, with_critic=needs_critic(graph))
+        check_reward(config)
     resume = find_resume(config)
     if resume is not None:
         read_manifest(resolve_checkpoint(resume))
     config.trainer.resume = None if resume is None else str(resume)
-    warnings = [*warnings_of(config), *_without_videos(config, spec)]
+    warnings = [
+        *([spec.notice] if spec.notice else []),
+        *warnings_of(config, spec),
+        *([] if is_text(spec) else _without_videos(config, spec)),
+    ]
     loss = ActorLoss(config.actor_rollout_ref.actor, horizon=1).describe()  # the horizon is known when the policy is
-    plan = make_plan(config, graph, spec, free_memory_bytes=free_memory_bytes(), cores=len(os.sched_getaffinity(0)), loss=loss)
+    critic = describe_critic(config) if needs_critic(graph) else None
+    cores = len(os.sched_getaffinity(0))
+    plan = make_plan(config, graph, spec, free_memory_bytes=free_memory_bytes(), cores=cores, loss=loss, critic=critic)
     return Job(graph=graph, plan=plan, warnings=tuple(warnings))
 
 
@@ -71,7 +87,7 @@ def load_graph(config: SiiRLArguments) -> TaskGraph:
     return graph
 
 
-def check_policy(config: SiiRLArguments, spec: EnvSpec) -> None:
+def check_policy(config: SiiRLArguments, spec: EnvSpec, *, with_critic: bool = False) -> None:
     """Build the policy once, here, so that what cannot be built, or fits neither weights nor environment, starts no process.
 
     One of the user's own whose weights are large is not built twice: its reference is imported and its signature compared.
@@ -92,6 +108,8 @@ def check_policy(config: SiiRLArguments, spec: EnvSpec) -> None:
     try:
         policy = build_policy(model.policy, path=path, spec=spec, seed=config.trainer.seed, options=model.options)
         check_actions(policy.action_tokenizer, spec, place=place)
+        if with_critic:
+            PolicyFeatures(policy)  # refuses one without features
     except SiirlError:
         raise
     except MISTAKES as error:

@@ -1,9 +1,23 @@
-"""From finished episodes to videos: frames wait here until their reward is known, so that it can stand in the picture."""
+"""From finished episodes to what a person looks at: they wait here until their reward is known, so that it can stand beside them.
+
+Videos here, text in `rollout_files`.
+"""
 
 from collections.abc import Mapping, Sequence
+from typing import Protocol
 
 from siirl.dag_worker.recorder import VideoRecorder, VideoSample
 from siirl.engine.rollout.workflow import RECORDER_STREAM, Trajectory
+
+
+class Recorder(Protocol):
+    """Shows some of the episodes."""
+
+    def keep(self, trajectories: Sequence[Trajectory], *, kind: str, step: int) -> None:
+        """Remember what is to be shown; `kind` is `train` or `val`."""
+
+    def write(self, rewards: Mapping[str, float]) -> None:
+        """Show what is remembered, with the reward where `rewards` (by uid) has one."""
 
 
 class EpisodeRecorder:
@@ -12,10 +26,11 @@ class EpisodeRecorder:
     Args:
         videos: Writes the files.
         reports_success: Whether the environment says what success is.
+        notice: `EnvSpec.notice`, for every video.
     """
 
-    def __init__(self, *, videos: VideoRecorder, reports_success: bool) -> None:
-        self.videos, self.reports_success = videos, reports_success
+    def __init__(self, *, videos: VideoRecorder, reports_success: bool, notice: str = "") -> None:
+        self.videos, self.reports_success, self.notice = videos, reports_success, notice
         self.waiting: list[tuple[Trajectory, str, int]] = []
 
     def keep(self, trajectories: Sequence[Trajectory], *, kind: str, step: int) -> None:
@@ -36,5 +51,6 @@ class EpisodeRecorder:
                 seed=row["seed"],
                 success=row["complete"] if self.reports_success else None,
                 reward=rewards.get(row["uid"]),
+                notice=self.notice,
             )
-            self.videos.record(trajectory.frames[RECORDER_STREAM], sample)
+            self.videos.record(trajectory.frames[RECORDER_STREAM], sample, trajectory.record)

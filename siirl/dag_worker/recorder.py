@@ -1,14 +1,18 @@
 """Videos of episodes: mp4 files with the task, the step, the reward and the outcome drawn in, and an index from video to sample.
 
+Beside a video lies what the episode was made of (`<video>.json`: the executed actions), from which `siirl.replay` plays it back.
+
 Drawing and encoding run in one thread beside the training (ffmpeg is a process of its own), with a bounded number of episodes waiting;
 an error there is raised by the next call here. `VideoRecorder` knows nothing of batches: it takes frames and a `VideoSample`.
 """
 
 # N frame, H height, W width
 
+import json
 import subprocess
 import urllib.parse
 from collections import deque
+from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -29,6 +33,7 @@ _WAITING = 8  # episodes in memory: at 30 frames of 256 x 256 about 50 MB
 _SMALLEST_SIDE = 256  # pixels; smaller frames are enlarged, so that the text can be read
 _FONT = ImageFont.load_default(size=14)
 _MARGIN, _LINE = 6, 20
+_NOTICE_COLOUR = (240, 180, 60)
 _COLOURS = {"success": (60, 190, 90), "fail": (230, 70, 60), "unscored": (150, 150, 150)}
 
 
@@ -49,6 +54,8 @@ class VideoSample:
     """None where the environment does not report success."""
     reward: float | None = None
     """Trajectory reward; None where it was not computed."""
+    notice: str = ""
+    """What a viewer must know (`EnvSpec.notice`); a line of its own in every frame."""
 
     @property
     def outcome(self) -> str:
@@ -87,8 +94,13 @@ class VideoRecorder:
         """Finish what is waiting."""
         self.close()
 
-    def record(self, frames: Frames, sample: VideoSample) -> Path:
+    def record(self, frames: Frames, sample: VideoSample, record: Mapping[str, Any] | None = None) -> Path:
         """Have a video made; returns at once with the place of the file, unless too many are waiting.
+
+        Args:
+            frames: The pictures.
+            sample: What they show.
+            record: Further facts of the episode for a file beside the video, ready for JSON; none where there are none.
 
         Raises:
             ValueError: Frames that are none, or a uid that has a video already.
@@ -100,7 +112,7 @@ class VideoRecorder:
         self._uids.add(sample.uid)
         while self._waiting and (len(self._waiting) >= _WAITING or self._waiting[0].done()):
             self._waiting.popleft().result()
-        self._waiting.append(self._thread.submit(self._write, frames, sample))
+        self._waiting.append(self._thread.submit(self._write, frames, sample, dict(record or {})))
         return self.folder / sample.path
 
     def close(self) -> None:
@@ -114,12 +126,16 @@ class VideoRecorder:
         while self._waiting:
             self._waiting.popleft().result()
 
-    def _write(self, frames: Frames, sample: VideoSample) -> None:
+    def _write(self, frames: Frames, sample: VideoSample, record: dict[str, Any]) -> None:
         file = self.folder / sample.path
         try:
             file.parent.mkdir(parents=True, exist_ok=True)
             write_video(file, annotate(frames, sample), frames_per_second=self.frames_per_second)
+            if record:
+                file.with_suffix(".json").write_text(json.dumps(record) + "\n")
             row = asdict(sample) | {"outcome": sample.outcome, "frames": len(frames.steps), "environment_steps": frames.steps[-1]}
+            if not sample.notice:
+                del row["notice"]
             self._index.append(row | {"video": sample.path.as_posix()})
         except OSError as error:
             raise SiirlError(
@@ -155,7 +171,8 @@ def annotate(frames: Frames, sample: VideoSample) -> NDArray[np.uint8]:
 
 def _strip(width: int, sample: VideoSample) -> Image.Image:
     """What is the same in every frame, with room for the step in the second line."""
-    strip = Image.new("RGB", (width, 2 * (_MARGIN + _LINE)), (25, 25, 30))
+    lines = 3 if sample.notice else 2
+    strip = Image.new("RGB", (width, 2 * _MARGIN + lines * _LINE), (25, 25, 30))
     draw, colour = ImageDraw.Draw(strip), _COLOURS[sample.outcome]
     draw.rectangle((0, strip.height - 3, width, strip.height), fill=colour)
     draw.text((_MARGIN, _MARGIN), _shortened(sample.instruction or sample.task, width - 2 * _MARGIN), font=_FONT, fill="white")
@@ -163,6 +180,9 @@ def _strip(width: int, sample: VideoSample) -> Image.Image:
     draw.text((width - _MARGIN, _MARGIN + _LINE), outcome, font=_FONT, fill=colour, anchor="ra")
     if sample.reward is not None:
         draw.text((width / 2, _MARGIN + _LINE), f"reward {sample.reward:.2f}", font=_FONT, fill="white", anchor="ma")
+    if sample.notice:
+        notice = _shortened(sample.notice, width - 2 * _MARGIN)
+        draw.text((_MARGIN, _MARGIN + 2 * _LINE - 2), notice, font=_FONT, fill=_NOTICE_COLOUR)
     return strip
 
 

@@ -1,7 +1,7 @@
-"""report.html of a run, one file: the success before and after, curves, videos, config and plan.
+"""report.html of a run, one file: the success before and after, curves, videos, rollouts, config and plan.
 
-It is made of what every run leaves in its folder (metrics.jsonl, videos/, config.yaml, plan.txt) and can be made again at any time. The
-videos stay where they are and are linked; everything else is in the file.
+It is made of what every run leaves in its folder (metrics.jsonl, videos/, rollouts/, config.yaml, plan.txt) and can be made again at any
+time. The videos stay where they are and are linked; everything else is in the file, of the rollouts the newest.
 """
 
 import html
@@ -19,6 +19,8 @@ from matplotlib.figure import Figure
 from siirl.dag_worker.jsonl import read_rows
 from siirl.dag_worker.metric_writers import METRICS_FILE
 from siirl.dag_worker.recorder import VIDEOS_FOLDER, read_index
+from siirl.dag_worker.rollout_files import ROLLOUTS_FOLDER, read_rollouts, steps_of
+from siirl.dag_worker.rollout_view import chat, footnote, headline, newest_failures_first, outcome
 from siirl.dag_worker.statistics import SuccessInterval, all_last, evaluations
 from siirl.errors import MissingAssetError
 from siirl.params.run_folder import CONFIG_FILE, PLAN_FILE
@@ -26,6 +28,7 @@ from siirl.params.run_folder import CONFIG_FILE, PLAN_FILE
 REPORT_FILE = "report.html"
 
 _VIDEOS_SHOWN = 12
+_ROLLOUTS_SHOWN = 24  # of the newest step; all others with python -m siirl.report RUN --rollouts
 
 Row = Mapping[str, Any]
 
@@ -42,6 +45,8 @@ class Panel:
 PANELS = (
     Panel("Success of training episodes", {"rollout/success_rate": "all episodes"}, percent=True),
     Panel("Reward", {"reward/mean_score": "mean"}),
+    Panel("Response", {"rollout/avg_response_length": "tokens"}),
+    Panel("Truncated", {"rollout/truncated_share": "episodes"}, percent=True),
     Panel("Clusters of successes", {"reward/clusters": "clusters"}),
     Panel("KL to the behaviour policy", {"actor/ppo_kl": "KL"}),
     Panel("Entropy", {"actor/entropy": "update", "rollout/entropy": "rollout"}),
@@ -50,6 +55,9 @@ PANELS = (
     Panel("Speed", {"env/steps_per_s": "environment steps/s", "policy/calls_per_s": "policy calls/s"}),
     Panel("Busy", {"env/busy_share": "simulators", "policy/busy_share": "policy"}, percent=True),
 )
+
+
+KINDS_OF_EVALUATION = (("", "sampled actions"), ("argmax_", "most probable actions"), ("any_", "any of trainer.val_samples samples"))
 
 
 def write_report(folder: Path) -> Path:
@@ -63,9 +71,11 @@ def write_report(folder: Path) -> Path:
         raise MissingAssetError(f"{folder} has no {METRICS_FILE} with a step in it: name the folder of a run, outputs/<name>/<time>.")
     parts = [
         f"<h1>{html.escape(folder.resolve().parent.name)} <small>{html.escape(folder.resolve().name)}</small></h1>",
+        _notice(rows),
         _success(rows),
         _curves(rows),
         _videos(read_index(folder / VIDEOS_FOLDER)),
+        _rollouts(folder / ROLLOUTS_FOLDER),
         *(_file(folder / name, title) for name, title in ((PLAN_FILE, "Plan"), (CONFIG_FILE, "Configuration"))),
     ]
     report = folder / REPORT_FILE
@@ -73,9 +83,15 @@ def write_report(folder: Path) -> Path:
     return report
 
 
+def _notice(rows: Sequence[Row]) -> str:
+    """What the environment wants every reader to know."""
+    notices = dict.fromkeys(row["notice"] for row in rows if "notice" in row)
+    return "".join(f"<p class=notice>{html.escape(notice)}</p>" for notice in notices)
+
+
 def _success(rows: Sequence[Row]) -> str:
     """Tables of the first and the last evaluation, with 95 % intervals."""
-    tables = [_success_table(rows, kind=kind, actions=actions) for kind, actions in (("", "sampled"), ("argmax_", "most probable"))]
+    tables = [_success_table(rows, kind=kind, actions=actions) for kind, actions in KINDS_OF_EVALUATION]
     if not any(tables):
         return "<p>This run had no evaluation.</p>"
     note = "<p class=note>Held-out seeds, the same in both columns; 95 % Wilson intervals; successes of episodes in brackets.</p>"
@@ -91,7 +107,7 @@ def _success_table(rows: Sequence[Row], *, kind: str, actions: str) -> str:
     for task in sorted(before | after, key=all_last):
         cells = [html.escape(task), *(_cell(rates.get(task)) for rates in (before, after)), _change(before.get(task), after.get(task))]
         body.append(f"<tr{' class=all' if task == 'all' else ''}>" + "".join(f"<td>{cell}</td>" for cell in cells) + "</tr>")
-    head = f"<tr><th>task, {actions} actions</th><th>step {first}</th><th>step {last}</th><th>change</th></tr>"
+    head = f"<tr><th>task, {actions}</th><th>step {first}</th><th>step {last}</th><th>change</th></tr>"
     return f"<table>{head}{''.join(body)}</table>"
 
 
@@ -216,6 +232,22 @@ def _reward(row: Row) -> str:
     return "" if row["reward"] is None else f"{row['reward']:.3f}"
 
 
+def _rollouts(folder: Path) -> str:
+    """The newest rollouts, failures first."""
+    steps = steps_of(folder)
+    if not steps:
+        return ""
+    rows = newest_failures_first(read_rollouts(folder, step=steps[-1]))[:_ROLLOUTS_SHOWN]
+    note = "<p class=note>All of them: <code>python -m siirl.report RUN --rollouts</code>.</p>"
+    return f"<h2>Rollouts of step {steps[-1]}</h2>" + "".join(map(_rollout, rows)) + note
+
+
+def _rollout(row: Row) -> str:
+    said = "".join(f"<p><b>{html.escape(role)}</b></p><pre>{html.escape(text)}</pre>" for role, text in chat(row))
+    foot = f"<p class=note>{html.escape(footnote(row))}</p>"
+    return f'<details class="{outcome(row)}"><summary>{html.escape(headline(row))}</summary>{said}{foot}</details>'
+
+
 def _file(path: Path, title: str) -> str:
     return f"<details><summary>{title}</summary><pre>{html.escape(path.read_text())}</pre></details>" if path.is_file() else ""
 
@@ -235,8 +267,11 @@ table { border-collapse: collapse; font-variant-numeric: tabular-nums }
 td, th { padding: .2rem .8rem .2rem 0; text-align: left; border-bottom: 1px solid #ddd }
 tr.all td { font-weight: 600 }
 .note, figcaption { color: #666; font-size: 85% }
+.notice { border: 2px solid #c77700; padding: .5rem .8rem; font-weight: 600 }
 .grid { display: grid; grid-template-columns: repeat(auto-fill, minmax(320px, 1fr)); gap: 1rem }
 figure { margin: 0 } figure svg, figure video { width: 100%; height: auto }
 figure.fail figcaption, tr.fail td:nth-child(4) { color: #b3261e } figure.success figcaption, tr.success td:nth-child(4) { color: #1a7f37 }
+details.fail summary { color: #b3261e } details.success summary { color: #1a7f37 }
+details.fail, details.success { margin: .4rem 0 } pre { white-space: pre-wrap }
 details { margin: 1.2rem 0 } summary { cursor: pointer; font-weight: 600 } pre { overflow-x: auto; background: #f5f5f5; padding: .8rem }
 """

@@ -1,22 +1,25 @@
 """The stages that the shipped pipelines are made of: one plain function each, `stage(*, batch, context) -> NodeOutput`.
 
 A stage adds columns or drops rows; the batch that it gets is a shallow copy of its own. What a stage does for robots and for text is the
-business of the objects in `context`; there is no switch on the domain here. Stages of the value model come with the text domain.
+business of the objects in `context`; there is no switch on the domain here.
 """
 
 # B trajectory of this rank, T token
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from tensordict import TensorDict
 
 from siirl.algos.advantages import estimate_advantages
 from siirl.algos.kl import kl_estimate
 from siirl.dag_worker.context import StageContext
 from siirl.dag_worker.metrics import Value, Weighted
-from siirl.dag_worker.no_rows import with_columns_of_all
-from siirl.dag_worker.outcomes import gather_outcomes, rows_of_rank
-from siirl.data_coordinator.protocol.batch import texts
+from siirl.dag_worker.no_rows import with_columns_of_all, with_columns_of_prompts
+from siirl.dag_worker.outcomes import check_reward_failures, score_rows
+from siirl.data_coordinator.protocol.batch import select_rows
 from siirl.data_coordinator.redistribution import accepted_rows
+from siirl.data_coordinator.sample import Sample, Samples2Dict
 from siirl.errors import InvariantError
 from siirl.execution.dag import Node, NodeOutput, columns
 from siirl.params import SiiRLArguments
@@ -28,11 +31,39 @@ EPISODE_COLUMNS = (
 )
 
 
+@columns(provides=PROMPT_COLUMNS)
+def load_prompts(*, batch: TensorDict, context: StageContext) -> NodeOutput:
+    """This rank's prompts of the step: a graph may begin with it, and is else given them; what the batch held is let go."""
+    loader = context.require_loader()
+    prompts = [Sample(task.columns()) for task in loader.next_step()]
+    return NodeOutput(batch=Samples2Dict(prompts), metrics=loader.metrics())
+
+
 @columns(requires=PROMPT_COLUMNS, provides=EPISODE_COLUMNS)
 def generate(*, batch: TensorDict, context: StageContext) -> NodeOutput:
     """Roll out every prompt `rollout.n` times; a row for every episode that could be simulated."""
     output = context.domain.roll_out(batch, step=context.step)
-    return NodeOutput(batch=with_columns_of_all(output.batch, ranks=context.ranks), metrics=output.metrics)
+    rows = with_columns_of_all(output.batch, ranks=context.ranks)
+    return NodeOutput(batch=with_columns_of_prompts(rows, prompts=batch), metrics=output.metrics)
+
+
+@columns(requires=PROMPT_COLUMNS, provides=["reward_baselines"])
+def greedy_baseline(*, batch: TensorDict, context: StageContext) -> NodeOutput:
+    """Reward of the policy's most likely response to each prompt; prompts go on with it, without one they are dropped and counted."""
+    output = context.domain.roll_out(batch, step=context.step, greedy=True)
+    rows = with_columns_of_all(output.batch, ranks=context.ranks)
+    scores = score_rows(rows, reward=context.reward, ranks=context.ranks)
+    scored = [row for row in range(len(rows)) if row not in scores.failed]
+    baselines = dict(zip(rows["index"][scored].tolist(), scores.reward_R[scored].tolist(), strict=True))
+    known = [place for place, index in enumerate(batch["index"].tolist()) if index in baselines]
+    prompts = select_rows(batch, known)
+    prompts["reward_baselines"] = torch.tensor([baselines[index] for index in prompts["index"].tolist()], dtype=torch.float32)
+    metrics: dict[str, Value] = {
+        "reward/baseline": mean_over_rows(scores.reward_R[scored]),
+        "sampling/dropped_without_baseline": float(len(batch) - len(prompts)),
+        "env/failed_episodes": output.metrics["env/failed_episodes"],
+    }
+    return NodeOutput(batch=prompts, metrics=metrics)
 
 
 @columns(requires=["uid", "response_mask"])
@@ -59,24 +90,31 @@ def data_rebalance(*, batch: TensorDict, context: StageContext, node: Node) -> N
     provides=["token_level_scores", "token_level_rewards"],
 )
 def compute_reward(*, batch: TensorDict, context: StageContext) -> NodeOutput:
-    """Reward every trajectory, seen beside those of all ranks; the reward stands at the last executed token."""
-    outcomes = gather_outcomes(batch, ranks=context.ranks)
-    scores = context.reward.score(outcomes)
-    reward_B = torch.from_numpy(rows_of_rank(scores.reward_B, outcomes, texts(batch, "uid")))
+    """Reward every trajectory at its last executed token; rows that the reward could not score are dropped, and counted."""
+    scores = score_rows(batch, reward=context.reward, ranks=context.ranks)
+    share = context.config.reward.max_failed_share
+    check_reward_failures(scores.failed, rows=len(batch), max_failed_share=share, ranks=context.ranks)
+    context.domain.rewarded(scores.reward_by_uid)
+    kept = [row for row in range(len(batch)) if row not in scores.failed]
+    if scores.failed:
+        batch = select_rows(batch, kept)
+    reward_B, penalty_B, complete_B = scores.reward_R[kept], scores.penalty_R[kept], batch["complete"].float()
     batch["token_level_scores"] = at_last_token(values_B=reward_B, mask_BT=batch["response_mask"])
     batch["token_level_rewards"] = batch["token_level_scores"]
-    context.domain.rewarded(dict(zip(outcomes.uid_B, scores.reward_B.tolist(), strict=True)))
-    complete_B = batch["complete"].float()
     metrics: dict[str, Value] = {
         **scores.metrics,  # of all ranks together; what is counted by row here takes its place
+        **{f"reward/part/{name}": mean_where_there(values_R[kept]) for name, values_R in scores.parts.items()},
         "reward/mean_score": mean_over_rows(reward_B),
+        "reward/penalty": mean_over_rows(penalty_B),
         "reward/success_rate": mean_over_rows(complete_B),
         "reward/score": reward_B.tolist(),
         "reward/failure_score": reward_B[complete_B == 0].tolist(),
+        "reward/failed": float(len(scores.failed)),
     }
     if context.config.algorithm.use_kl_in_reward:
         batch["token_level_rewards"], kl_metrics = less_kl(batch, context)
         metrics |= kl_metrics
+    batch["token_level_rewards"] = batch["token_level_rewards"] + at_last_token(values_B=penalty_B, mask_BT=batch["response_mask"])
     return NodeOutput(batch=batch, metrics=metrics)
 
 
@@ -115,7 +153,7 @@ def compute_advantage(*, batch: TensorDict, context: StageContext) -> NodeOutput
         "ranks": context.ranks,
     }
     # Of nodes that some pipelines have: the critic's values, and rewards of greedy rollouts.
-    available |= {name: batch[name] for name in ("values", "reward_baselines") if name in batch.keys()}
+    available |= {name: batch[name] for name in ("values", "value_mask", "reward_baselines") if name in batch.keys()}
     batch["advantages"], batch["returns"] = estimate_advantages(name=algorithm.adv_estimator, available=available)
     size_B = batch["advantages"].abs().amax(dim=1) if len(batch) else batch["advantages"].sum(dim=1)
     return NodeOutput(batch=batch, metrics={"advantage/abs_mean": mean_over_rows(size_B)})
@@ -135,9 +173,25 @@ def compute_ref_log_prob(*, batch: TensorDict, context: StageContext) -> NodeOut
     return NodeOutput(batch=batch)
 
 
+@columns(requires=["responses", "response_mask"], provides=["values", "value_mask"])
+def compute_value(*, batch: TensorDict, context: StageContext) -> NodeOutput:
+    """The critic's values, and which tokens stand for a decision of their own (`siirl.engine.critic`)."""
+    values = context.require_critic().compute_values(batch)
+    batch["values"], batch["value_mask"] = values.values_BT, values.value_mask_BT
+    return NodeOutput(batch=batch)
+
+
+@columns(requires=["responses", "response_mask", "values", "value_mask", "returns"])
+def train_critic(*, batch: TensorDict, context: StageContext) -> NodeOutput:
+    """The critic's update towards the returns."""
+    return NodeOutput(batch=batch, metrics=dict(context.require_critic().update(batch)))
+
+
 @columns(requires=["responses", "response_mask", "advantages", "rollout_log_probs"])
 def train_actor(*, batch: TensorDict, context: StageContext) -> NodeOutput:
-    """The policy update, and the check that the policy which acted is the one that is trained."""
+    """The policy update, and the check that the policy which acted is the one that is trained; none while the critic warms up."""
+    if context.step <= context.config.trainer.critic_warmup:
+        return NodeOutput(batch=batch, metrics={"actor/updates": 0.0, "critic/warmup": 1.0})
     metrics = context.actor.update(batch, policy_version=context.weights.version)
     gap, bound = metrics.get("rollout/log_prob_gap", 0.0), log_prob_gap_bound(context.config)
     if gap > bound:
@@ -170,6 +224,12 @@ def at_last_token(*, values_B: torch.Tensor, mask_BT: torch.Tensor) -> torch.Ten
         last_B = mask_BT.shape[1] - 1 - mask_BT.flip(1).argmax(dim=1)
         result_BT[torch.arange(len(mask_BT)), last_B] = values_B.float()
     return result_BT
+
+
+def mean_where_there(values_B: NDArray[np.float32]) -> Weighted:
+    """The mean of the entries that are not NaN, with their number as weight."""
+    there = np.isfinite(values_B)
+    return Weighted(float(values_B[there].mean()) if there.any() else 0.0, float(there.sum()))
 
 
 def mean_over_rows(values_B: torch.Tensor) -> Weighted:

@@ -1,4 +1,4 @@
-"""Success rates with their uncertainty: counts and the Wilson score interval. Pure numbers, no torch.
+"""Success rates with their uncertainty: counts, the Wilson score interval, and pass@k. Pure numbers, no torch.
 
 Left out: intervals of means (curves show every seed instead), and tests between two rates; two intervals that do not overlap are
 the stricter statement.
@@ -55,10 +55,25 @@ def success_interval(successes: int, episodes: int) -> SuccessInterval:
     return SuccessInterval(successes=successes, episodes=episodes, rate=rate, low=low, high=high)
 
 
+def pass_at_k(*, samples: int, successes: int, k: int) -> float:
+    """Chance that at least one of `k` answers is right, from `samples` answers of which `successes` are.
+
+    One minus the share of the sets of k answers that hold no right one, 1 - C(n - c, k) / C(n, k): the unbiased estimator of Chen et al.
+    2021 (arXiv 2107.03374, eq. 1). Raising the success rate to the k-th power instead would be biased.
+
+    Raises:
+        ValueError: Counts that cannot be, or fewer samples than `k`.
+    """
+    if not 0 <= successes <= samples or not 1 <= k <= samples:
+        raise ValueError(f"pass@{k} of {successes} successes in {samples} samples cannot be: 0 <= successes <= samples and k <= samples.")
+    return 1.0 - math.comb(samples - successes, k) / math.comb(samples, k)
+
+
 def evaluations(metrics: Mapping[str, Any], *, kind: str = "") -> dict[str, SuccessInterval]:
     """The success of each evaluated task, from the metrics `val/<task>/successes` and `val/<task>/episodes`; `all` comes last.
 
-    `kind="argmax_"` reads those of the most probable actions, `val/<task>/argmax_successes` and so on.
+    `kind="argmax_"` reads those of the most probable actions, `val/<task>/argmax_successes` and so on; `kind="any_"` those of prompts of
+    which any sample succeeded.
     """
     suffix = f"/{kind}episodes"
     tasks = [name[len("val/") : -len(suffix)] for name in metrics if name.startswith("val/") and name.endswith(suffix)]

@@ -1,49 +1,78 @@
-"""Evaluation on held-out episodes: successes per task, for sampled actions or for the most likely ones.
+"""Evaluation on held-out episodes: successes per task, for sampled actions or for the most likely ones, and pass@k.
 
-Held-out seeds are disjoint from training seeds by construction (`siirl.data_coordinator.loader`), and the same at every evaluation, so that
-two of them can be compared. Ranks share the episodes; what each records is added up with the other metrics of the step.
+Held-out seeds are disjoint from training seeds by construction (`siirl.data_coordinator.loader`), and so are held-out questions; they are
+the same at every evaluation, so that two of them can be compared. Ranks share the prompts; what each records is added up with the other
+metrics of the step.
+
+With several samples a prompt, the interval of `success_rate` is one for these prompts (it is then rather too wide: answers to one prompt
+vary less than answers to different ones). Whoever wants to know about prompts not asked takes one sample of more prompts.
 """
 
-from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 from siirl.dag_worker.domain import share_of
 from siirl.dag_worker.metrics import Value, Weighted
-from siirl.dag_worker.record import EpisodeRecorder
-from siirl.data_coordinator.loader import evaluation_tasks
+from siirl.dag_worker.record import Recorder
+from siirl.dag_worker.statistics import pass_at_k
+from siirl.data_coordinator.loader import EpisodeTask, evaluation_tasks
+from siirl.data_coordinator.prompts.dataset import task_name
 from siirl.engine.collectives import Collectives
-from siirl.engine.rollout.embodied_rollout import EmbodiedRollout
-from siirl.engine.rollout.workflow import EpisodeRequest
+from siirl.engine.rollout.failures import check_failures
+from siirl.engine.rollout.rollout import Rollout, reset_options
+from siirl.engine.rollout.workflow import EpisodeRequest, Trajectory
 
 ALL_TASKS = "all"
+
+
+class Outcome(NamedTuple):
+    """How a held-out episode went."""
+
+    prompt: int
+    task: str
+    success: bool
+    env_return: float
 
 
 class Validator:
     """Evaluates the policy of a rollout.
 
     Args:
-        rollout: Simulators and engine of this rank.
+        rollout: Environments and engine of this rank.
         ranks: The processes that share the episodes.
-        recorder: Takes the videos.
+        recorder: Shows some of the episodes.
         tasks: Names of the tasks, in the order of their ids.
-        episodes: Held-out episodes of each task.
-        first_seed: Episode i of every task has seed first_seed + i.
+        episodes: Held-out prompts of each task.
+        first_seed: Prompt i of every task has seed first_seed + i.
         record: Episodes of one evaluation that become videos, over all ranks.
+        max_failed_share: Share of an evaluation's episodes, over all ranks, that may fail to simulate.
+        prompts: This rank's held-out prompts where they come from files; None: `episodes` of each task, made up from their seeds.
+        options: For every episode's reset, for example `{"split": "heldout"}` where the environment asks different questions then.
+        samples: Sampled episodes of each prompt; most likely actions need no more than one.
+        kinds: The evaluations of a training run: sampled actions (False), the most likely ones (True), or both.
     """
 
     def __init__(
         self,
         *,
-        rollout: EmbodiedRollout,
+        rollout: Rollout,
         ranks: Collectives,
-        recorder: EpisodeRecorder,
+        recorder: Recorder,
         tasks: Sequence[str],
         episodes: int,
         first_seed: int,
         record: int,
+        max_failed_share: float,
+        prompts: Sequence[EpisodeTask] | None = None,
+        options: Mapping[str, Any] | None = None,
+        samples: int = 1,
+        kinds: Sequence[bool] = (False,),
     ) -> None:
         self.rollout, self.ranks, self.recorder = rollout, ranks, recorder
         self.tasks, self.episodes, self.first_seed, self.record = tuple(tasks), episodes, first_seed, record
+        self.max_failed_share, self.prompts, self.options = max_failed_share, prompts, dict(options or {})
+        self.samples, self.kinds = samples, tuple(kinds)
 
     def evaluate(
         self, *, step: int, greedy: bool = False, on_done: Callable[[EpisodeRequest], None] = lambda request: None
@@ -51,48 +80,89 @@ class Validator:
         """Run this rank's share of the episodes; `val/<task>/…` of that share."""
         requests = self._requests(step=step, greedy=greedy)
         result, _ = self.rollout.generate(requests, embed=False, on_done=on_done)
+        check_failures(result.failed, episodes=len(requests), max_failed_share=self.max_failed_share, ranks=self.ranks)
         self.recorder.keep(result.trajectories, kind="val", step=step)
         self.recorder.write({})
-        outcomes = [(t.row["task_name"], t.row["complete"], t.row["env_return"]) for t in result.trajectories]
+        outcomes = [_outcome(trajectory) for trajectory in result.trajectories]
         metrics = evaluation_metrics(outcomes, greedy=greedy, reports_success=self.rollout.pool.spec.reports_success)
+        if self.samples > 1 and not greedy and self.rollout.pool.spec.reports_success:
+            metrics |= pass_at_k_metrics(outcomes, samples=self.samples * self.rollout.pool.spec.num_agents)
         return {**metrics, "env/failed_episodes": float(len(result.failed))}
 
     def _requests(self, *, step: int, greedy: bool) -> list[EpisodeRequest]:
         """This rank's episodes: tasks in turn, so that the recorded ones show different tasks."""
         kind = "argmax" if greedy else "sampled"
         recorded = 0 if greedy else share_of(self.record, self.ranks)
-        episodes = evaluation_tasks(
-            tasks=self.tasks, episodes_per_task=self.episodes, seed_offset=self.first_seed, rank=self.ranks.rank, ranks=self.ranks.size
-        )
         return [
             EpisodeRequest(
-                uid=f"val-{step:06d}-{kind}-{episode.group_id:06d}",
-                group_id=episode.group_id,
-                task=episode.task,
-                task_id=episode.task_id,
-                trial_id=episode.trial_id,
-                seed=episode.seed,
-                policy_seed=(self.first_seed, episode.group_id),
+                uid=f"val-{step:06d}-{kind}-{prompt.group_id:06d}{f'-{sample:03d}' if self.samples > 1 and not greedy else ''}",
+                group_id=prompt.group_id,
+                task=prompt.task,
+                task_id=prompt.task_id,
+                trial_id=prompt.trial_id,
+                seed=prompt.seed,
+                policy_seed=(self.first_seed, prompt.group_id, sample),
                 greedy=greedy,
-                record=position < recorded,
+                record=sample == 0 and place < recorded,
+                options=self.options | reset_options(prompt.columns()),
             )
-            for position, episode in enumerate(episodes)
+            for place, prompt in enumerate(self._prompts())
+            for sample in range(1 if greedy else self.samples)
         ]
 
+    def _prompts(self) -> Sequence[EpisodeTask]:
+        if self.prompts is not None:
+            return self.prompts
+        return evaluation_tasks(
+            tasks=self.tasks, episodes_per_task=self.episodes, seed_offset=self.first_seed, rank=self.ranks.rank, ranks=self.ranks.size
+        )
 
-def evaluation_metrics(outcomes: Sequence[tuple[str, bool, float]], *, greedy: bool, reports_success: bool) -> dict[str, Value]:
-    """Count (task, success, return) by task and over all tasks; only the returns where the environment has no flag of success."""
-    by_task: dict[str, list[tuple[bool, float]]] = defaultdict(list)
-    for task, success, env_return in outcomes:
-        by_task[task].append((success, env_return))
-        by_task[ALL_TASKS].append((success, env_return))
+
+def evaluation_metrics(outcomes: Sequence[Outcome], *, greedy: bool, reports_success: bool) -> dict[str, Value]:
+    """Counts by task and over all tasks; only the returns where the environment has no flag of success."""
     metrics: dict[str, Value] = {}
-    for task, rows in by_task.items():
-        successes, count = sum(success for success, _ in rows), float(len(rows))
+    for task, found in _by_task(outcomes).items():
+        successes, count = sum(outcome.success for outcome in found), float(len(found))
         prefix = f"val/{task}/{'argmax_' if greedy else ''}"
-        metrics[f"{prefix}return"] = Weighted(sum(value for _, value in rows) / count, count)
+        metrics[f"{prefix}return"] = Weighted(sum(outcome.env_return for outcome in found) / count, count)
         if reports_success:
             metrics[f"{prefix}success_rate"] = Weighted(successes / count, count)
             metrics[f"{prefix}successes"] = float(successes)
             metrics[f"{prefix}episodes"] = count
     return metrics
+
+
+def pass_at_k_metrics(outcomes: Sequence[Outcome], *, samples: int) -> dict[str, Value]:
+    """pass@k for k = 2, 4, 8, … and `samples`, by task and over all; and in how many prompts any of the samples succeeded.
+
+    A prompt of which some episodes could not be simulated still counts for the k that it has enough of.
+    """
+    metrics: dict[str, Value] = {}
+    for task, found in _by_task(outcomes).items():
+        drawn = Counter(outcome.prompt for outcome in found)
+        right = Counter(outcome.prompt for outcome in found if outcome.success)
+        for k in _ks(samples):
+            chances = [pass_at_k(samples=count, successes=right[prompt], k=k) for prompt, count in drawn.items() if count >= k]
+            metrics[f"val/{task}/pass_at_{k}"] = Weighted(sum(chances) / max(len(chances), 1), float(len(chances)))
+        whole = [prompt for prompt, count in drawn.items() if count == samples]
+        metrics[f"val/{task}/any_successes"] = float(sum(right[prompt] > 0 for prompt in whole))
+        metrics[f"val/{task}/any_episodes"] = float(len(whole))
+    return metrics
+
+
+def _ks(samples: int) -> list[int]:
+    powers = [2**power for power in range(1, samples.bit_length()) if 2**power < samples]
+    return [*powers, samples]
+
+
+def _by_task(outcomes: Sequence[Outcome]) -> dict[str, list[Outcome]]:
+    by_task: dict[str, list[Outcome]] = defaultdict(list)
+    for outcome in outcomes:
+        by_task[task_name(outcome.task)].append(outcome)
+        by_task[ALL_TASKS].append(outcome)
+    return by_task
+
+
+def _outcome(trajectory: Trajectory) -> Outcome:
+    row = trajectory.row
+    return Outcome(prompt=row["index"], task=row["task_name"], success=row["complete"], env_return=row["env_return"])

@@ -14,9 +14,8 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from envs.base import Environment, Frames, Info, Observation, StepResult
+from envs.base import Environment, EpisodeFailed, Frames, Info, Observation, StepResult
 from envs.registry import make_env
-from envs.text import EpisodeFailed
 
 
 class Request(NamedTuple):

@@ -8,8 +8,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
-from envs.base import EnvSpec, Frames, Info, Observation, StepResult
-from envs.text import EpisodeFailed
+from envs.base import EnvSpec, EpisodeFailed, Frames, Info, Observation, StepResult
 from siirl.env_server import checks
 from siirl.env_server.replay import Call, EpisodeRecord, difference, own_actions, sample
 from siirl.env_server.server import Request

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
-from envs.text import EpisodeFailed
+from envs.base import EpisodeFailed
 from siirl.env_server.hosts import Host
 from siirl.env_server.server import Answers, Raised, Request
 

@@ -50,6 +50,12 @@ def test_a_step_without_a_metric_shows_a_dash() -> None:
     assert COLUMNS[0].cell({"rollout/success_rate": float("nan")}) == "-"
 
 
+def test_neighbours_do_not_touch_however_small_a_number_is() -> None:
+    cells = {column.title: column.cell({column.metric: -8.04e-09}) for column in COLUMNS}
+    assert cells["KL"] == "-8e-09"
+    assert max(map(len, cells.values())) < max(len(column.title) for column in COLUMNS) + 1
+
+
 def test_a_narrow_terminal_shows_the_first_columns() -> None:
     console = terminal(width=60)
     writer = ConsoleWriter(total_steps=1, console=console)

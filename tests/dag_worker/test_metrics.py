@@ -38,6 +38,18 @@ def test_each_reduction_of_two_ranks() -> None:
     assert reduced == {"env/steps": 40, "env/busy_share": 0.75, "time/generate_s": 3.0, "actor/lr": 0.1, "reward/score": [0.0, 1.0, 0.5]}
 
 
+def test_rounds_of_a_step_follow_each_other_on_a_rank_and_ranks_work_side_by_side() -> None:
+    one = [
+        {"env/steps_per_s": 10.0, "time/generate_s": 2.0, "env/steps": 20},
+        {"env/steps_per_s": 20.0, "time/generate_s": 1.0, "env/steps": 20},
+    ]
+    other = [{"env/steps_per_s": 5.0, "time/generate_s": 2.5, "env/steps": 1}]
+    worker = MetricWorker(gather=lambda records: [records, other])
+    for record in one:
+        worker.record(record)
+    assert worker.reduce() == {"env/steps_per_s": 15.0 + 5.0, "time/generate_s": 3.0, "env/steps": 41.0}
+
+
 def test_the_smallest_value_is_kept_where_that_is_declared(own_metrics: None) -> None:
     register_metric("reward/worst", reduction=Reduction.MIN, meaning="smallest reward")
     assert reduce_metrics([{"reward/worst": 3.0}, {"reward/worst": -1.0}]) == {"reward/worst": -1.0}

@@ -5,12 +5,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from one_process import run, untimed
 
-from siirl.dag_worker.dagworker import DAGWorker
 from siirl.dag_worker.events import StepDone
-from siirl.dag_worker.prepare import load_graph
 from siirl.models import load_policy
-from siirl.params.parser import parse_config
 
 SMALL = (
     "pipeline=grpo", "env=gymnasium", "env.id=CartPole-v1", "cluster=local", "data.train_batch_size=2", "actor_rollout_ref.rollout.n=3",
@@ -21,26 +19,12 @@ SMALL = (
 )  # fmt: skip
 
 
-@pytest.fixture(autouse=True)
-def not_deterministic_afterwards():
-    yield
-    torch.use_deterministic_algorithms(False)
-
-
 def train(folder: Path, *overrides: str) -> list[StepDone]:
-    config = parse_config([*SMALL, *overrides])
-    folder.mkdir(exist_ok=True)
-    worker = DAGWorker(config=config, graph=load_graph(config), rank=0, world_size=1, init_method="", backend="gloo", run_folder=folder)
-    return [event for event in worker.run() if isinstance(event, StepDone)]
+    return run(folder, [*SMALL, *overrides])
 
 
 def weights(folder: Path, step: int) -> dict[str, torch.Tensor]:
     return load_policy(folder / "checkpoints" / f"step_{step:08d}" / "actor").state_dict()
-
-
-def without_times(event: StepDone) -> dict:
-    timed = ("time/", "env/steps_per_s", "env/busy", "policy/busy", "policy/calls_per_s", "memory/")
-    return {name: value for name, value in event.metrics.items() if not name.startswith(timed)}
 
 
 def test_a_resumed_run_equals_an_uninterrupted_one_bit_for_bit(tmp_path):
@@ -48,7 +32,7 @@ def test_a_resumed_run_equals_an_uninterrupted_one_bit_for_bit(tmp_path):
     train(tmp_path / "parts", "trainer.total_steps=2")
     resumed = train(tmp_path / "parts", "trainer.total_steps=3", f"trainer.resume={tmp_path / 'parts'}")
     assert [event.step for event in resumed] == [3]
-    assert without_times(resumed[0]) == without_times(whole[2])
+    assert untimed(resumed[0].metrics) == untimed(whole[2].metrics)
     one, other = weights(tmp_path / "whole", 3), weights(tmp_path / "parts", 3)
     assert all(torch.equal(one[name], other[name]) for name in one)
 

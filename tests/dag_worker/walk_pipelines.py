@@ -1,25 +1,8 @@
 """Graphs for the walk through all names: GRPO's, with what its shipped form lacks for some of them."""
 
-# B trajectory, T token
-
-import torch
-from tensordict import TensorDict
-
-from siirl.execution.dag import NodeRole, NodeType, Pipeline, TaskGraph, columns
+from siirl.execution.dag import NodeRole, NodeType, Pipeline, TaskGraph
 
 STAGES = "siirl.dag_worker.stages"
-
-
-@columns(requires=["token_level_rewards"], provides=["values", "reward_baselines"])
-def stand_in_columns(batch: TensorDict, config, **kwargs) -> TensorDict:
-    """What a critic and a greedy rollout would say: half of the batch's mean reward, everywhere.
-
-    No shipped pipeline has a critic or a greedy rollout yet; GAE and ReMax get their columns here as they would from a user's node.
-    """
-    mean = batch["token_level_rewards"].sum(-1).mean() if len(batch) else torch.tensor(0.0)
-    batch["values"] = (mean / 2).expand(batch["token_level_rewards"].shape).clone()
-    batch["reward_baselines"] = (mean / 2).expand(len(batch)).clone()
-    return batch
 
 
 def _rollout(pipeline: Pipeline) -> Pipeline:
@@ -52,19 +35,6 @@ def _update(pipeline: Pipeline, after: str) -> Pipeline:
     ).add_node(
         "sync_weights", func=f"{STAGES}:sync_weights", deps=["actor_train"], node_type=NodeType.BARRIER_SYNC, node_role=NodeRole.ROLLOUT
     )  # fmt: skip
-
-
-def with_given_columns() -> TaskGraph:
-    """Rollout, reward, a node for what a critic or a greedy rollout would say, advantage, update."""
-    pipeline = _reward(_rollout(Pipeline("with_given_columns", "GRPO's graph with values and greedy rewards")), "rollout_actor")
-    pipeline.add_node(
-        "given_columns",
-        func=f"{__name__}:stand_in_columns",
-        deps=["function_reward"],
-        node_type=NodeType.COMPUTE,
-        node_role=NodeRole.DEFAULT,
-    )
-    return _update(pipeline, "given_columns").build()
 
 
 def kl_in_reward() -> TaskGraph:

@@ -104,7 +104,7 @@ def test_instance_that_ran_other_episodes_gives_the_same_episode_and_images(env)
 def test_chunk_renders_the_observation_once(env, monkeypatch):
     rendered = []
     image = MetaWorldEnv._image
-    monkeypatch.setattr(MetaWorldEnv, "_image", lambda self, size: rendered.append(size) or image(self, size))
+    monkeypatch.setattr(MetaWorldEnv, "_image", lambda self, size, camera: rendered.append(size) or image(self, size, camera))
     play(env, seed=0, actions=[STILL] * 8)
     assert rendered == [32, 32]  # reset, and the end of the chunk
 
@@ -112,7 +112,7 @@ def test_chunk_renders_the_observation_once(env, monkeypatch):
 def test_stream_of_the_observations_size_costs_no_second_rendering(env, monkeypatch):
     rendered = []
     image = MetaWorldEnv._image
-    monkeypatch.setattr(MetaWorldEnv, "_image", lambda self, size: rendered.append(size) or image(self, size))
+    monkeypatch.setattr(MetaWorldEnv, "_image", lambda self, size, camera: rendered.append(size) or image(self, size, camera))
     streams = {
         "encoder": FrameRequest(every=8, size=32),
         "recorder": FrameRequest(every=4, size=48),

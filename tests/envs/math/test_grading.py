@@ -8,9 +8,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from envs.base import EpisodeFailed
 from envs.math.answers import equal_numbers, plain_number
 from envs.math.grading import CORRECT, NO_ANSWER, TOO_LONG, WRONG, Grader, GradingFailed, check_truth
-from envs.text import EpisodeFailed
 
 COUNTDOWN = '{"numbers": [3, 5, 9], "target": 24}'
 

@@ -98,7 +98,7 @@ def test_splits_have_no_question_in_common():
 def test_row_of_ones_own_is_asked_and_graded():
     (observation, info), step = play(MathEnv(), "so \\boxed{0.5}", options={"row": ROW})
     assert observation["messages"] == ROW["prompt"]
-    assert info == {"task": "mine", "data_source": "mine"}
+    assert info == {"task": "mine", "data_source": "mine", "ground_truth": "\\frac{1}{2}"}
     assert step[1] == 1.0
 
 

@@ -5,10 +5,10 @@ import asyncio
 import pytest
 from trials import SMALL, problem
 
+from envs.base import EpisodeFailed
 from envs.checker import check_env
 from envs.registry import make_env
 from envs.sandbox.limits import SandboxFailed
-from envs.text import EpisodeFailed
 from siirl.env_server.pool import EnvPool
 
 LIMITS = {"cpu_s": 1, "memory_bytes": SMALL.memory_bytes, "processes": 8}

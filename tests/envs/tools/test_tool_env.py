@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from envs.text import EpisodeFailed
+from envs.base import EpisodeFailed
 from envs.tools.arithmetic import calculator
 from envs.tools.calls import ToolCall, write_call
 from envs.tools.environment import ToolEnv

@@ -1,0 +1,60 @@
+"""Rollouts in words, for the terminal and for report.html: what was asked, said and answered, and how it was judged."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from rich.console import Console
+from rich.text import Text
+
+Row = Mapping[str, Any]
+_COLOURS = {"user": "cyan", "system": "magenta", "tool": "yellow", "assistant": "default"}
+
+
+def headline(row: Row) -> str:
+    """Step, task, outcome, verdict and reward in a line."""
+    parts = [f"step {row['step']}", str(row["kind"]), str(row["task"]), outcome(row)]
+    if row.get("verdict") and row["verdict"] != "correct":
+        parts.append(str(row["verdict"]))
+    if row["reward"] is not None:
+        parts.append(f"reward {row['reward']:.3g}")
+    parts.append(f"return {row['env_return']:.3g}{_parts_of_reward(row)}")
+    if row["truncated"]:
+        parts.append("truncated")
+    return ", ".join(parts)
+
+
+def outcome(row: Row) -> str:
+    """`success` or `fail`."""
+    return "success" if row["success"] else "fail"
+
+
+def chat(row: Row) -> list[tuple[str, str]]:
+    """(role, text) of everything that was said, in order; a rollout without words has none."""
+    return [(entry["role"], entry["content"]) for entry in (*row.get("prompt", ()), *row.get("turns", ()))]
+
+
+def footnote(row: Row) -> str:
+    """The truth, the tokens and their mean log-prob, and the id."""
+    log_probs = [value for turn in row.get("turns", ()) for value in turn.get("log_probs", ())]
+    tokens = f"{len(log_probs)} tokens, mean log-prob {sum(log_probs) / len(log_probs):.3f}" if log_probs else ""
+    truth = "" if row.get("ground_truth") is None else f"truth {row['ground_truth']}"
+    return ", ".join(filter(None, [truth, tokens, f"policy version {row['policy_version']}", str(row["uid"])]))
+
+
+def newest_failures_first(rows: Iterable[Row]) -> list[Row]:
+    """By step, the newest first, and within a step failures before successes."""
+    return sorted(rows, key=lambda row: (-row["step"], bool(row["success"])))
+
+
+def show(rows: Sequence[Row], console: Console) -> None:
+    """Write rollouts to a terminal, each below a line of its own."""
+    for row in rows:
+        console.rule(Text(headline(row)), style="green" if row["success"] else "red", align="left")
+        for role, content in chat(row):
+            console.print(Text.assemble((f"{role}: ", f"bold {_COLOURS.get(role, 'default')}"), content), soft_wrap=True)
+        console.print(Text(footnote(row), style="dim"), soft_wrap=True)
+
+
+def _parts_of_reward(row: Row) -> str:
+    parts = row.get("reward_parts") or {}
+    return f" ({', '.join(f'{name} {value:.3g}' for name, value in parts.items())})" if parts else ""

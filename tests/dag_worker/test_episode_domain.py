@@ -1,0 +1,119 @@
+"""From prompts to a batch: which episodes are made of them, what is dropped and counted, and what a text rollout says of itself."""
+
+import json
+
+import pytest
+from scripted_text import ByteTokenizer, ScriptedEngine
+
+from siirl.dag_worker.domain import EpisodeDomain, text_rollout_metrics
+from siirl.dag_worker.metrics import reduce_metrics
+from siirl.dag_worker.rollout_files import ALL, RolloutFiles, read_rollouts
+from siirl.data_coordinator.loader import TaskLoader
+from siirl.data_coordinator.prompts.dataset import PromptTask
+from siirl.data_coordinator.protocol.batch import texts
+from siirl.data_coordinator.sample import Sample, Samples2Dict
+from siirl.engine.collectives import OneProcess
+from siirl.engine.rollout.text_rollout import TextRollout
+from siirl.engine.rollout.text_workflow import TextWorkflow
+from siirl.env_server.pool import EnvPool
+from siirl.errors import TooManyFailures
+from siirl.params import SiiRLArguments
+
+
+@pytest.fixture
+def make(tmp_path):
+    """Domains of `script` with four rollouts a prompt; rollouts are written to `tmp_path`."""
+    rollouts = []
+
+    def make(script, *, max_prompt_length=40, max_failed_share=0.05, env="math"):
+        config = SiiRLArguments()
+        config.actor_rollout_ref.rollout.n = 4
+        config.env.max_failed_share = max_failed_share
+        pool = EnvPool(env, {"tasks": ["sums-1"]}, 1, 8, cluster="local", deadline_s=60)
+        workflow = TextWorkflow(pool=pool, tokenizer=ByteTokenizer(), max_prompt_length=max_prompt_length, max_response_length=20)
+        rollouts.append(TextRollout(engine=ScriptedEngine(script), pool=pool, workflow=workflow))
+        rollouts[-1].start()
+        recorder = RolloutFiles(tmp_path, count=ALL)
+        return EpisodeDomain(config=config, rollout=rollouts[-1], recorder=recorder, ranks=OneProcess(), measure=text_rollout_metrics)
+
+    yield make
+    for rollout in rollouts:
+        rollout.close()
+
+
+def asked(number, question, truth="5"):
+    row = {
+        "data_source": "a/b",
+        "prompt": [{"role": "user", "content": question}],
+        "reward_model": {"style": "whole", "ground_truth": truth},
+    }
+    return PromptTask(task="a_b", task_id=0, trial_id=number, seed=number, group_id=number, prompt_row=json.dumps(row))
+
+
+def batch_of(*tasks):
+    return Samples2Dict([Sample(task.columns()) for task in tasks])
+
+
+def half_right(request):
+    """Rollouts 0 and 1 of each prompt are right, 2 and 3 wrong."""
+    return "5" if request.seed[3] < 2 else "44"
+
+
+def test_every_prompt_of_a_file_is_asked_n_times_by_its_row(make):
+    output = make(half_right).roll_out(batch_of(asked(0, "2+3="), asked(1, "9-4=")), step=7)
+    assert output.batch["index"].tolist() == [0, 0, 0, 0, 1, 1, 1, 1]
+    assert output.batch["complete"].tolist() == [True, True, False, False] * 2
+    assert texts(output.batch, "uid")[0] == "000007-00000000-000"
+    assert "prompt_row" not in output.batch.keys()
+    assert output.batch["prompts"].shape == output.batch["input_ids"][:, : output.batch["prompts"].shape[1]].shape
+
+
+def test_questions_are_made_up_from_the_seed_where_there_is_no_file(make):
+    domain = make(lambda request: "1")
+    output = domain.roll_out(batch_of(*TaskLoader(tasks=["sums-1"], prompts_per_step=3, seed=0).next_step()), step=1)
+    assert len(output.batch) == 12
+    prompts = [request.input_ids for request in domain.rollout.engine.requests]
+    assert len(set(prompts)) <= 3  # the four rollouts of a prompt are asked the same
+    assert len({request.seed for request in domain.rollout.engine.requests}) == 12
+
+
+def test_greedy_rollouts_are_one_a_prompt_with_ids_of_their_own(make):
+    domain = make(half_right)
+    output = domain.roll_out(batch_of(asked(0, "2+3=")), step=7, greedy=True)
+    assert texts(output.batch, "uid") == ["000007-00000000-000-greedy"]
+    assert [request.greedy for request in domain.rollout.engine.requests] == [True]
+
+
+def test_metrics_are_declared_and_tell_of_text(make):
+    output = make(half_right).roll_out(batch_of(asked(0, "2+3=")), step=1)
+    metrics = reduce_metrics([output.metrics])
+    assert metrics["rollout/a_b/success_rate"] == 0.5
+    assert metrics["rollout/reward/correct"] == 0.5
+    assert metrics["rollout/avg_response_length"] == 2.5  # "5" and "44", each with the token that ends it
+    assert metrics["rollout/avg_prompt_length"] == 7.0
+    assert metrics["rollout/turns"] == 1.0
+    assert metrics["rollout/truncated_share"] == 0.0
+    assert (metrics["rollout/episodes"], metrics["env/failed_episodes"], metrics["rollout/rejected_episodes"]) == (4.0, 0.0, 0.0)
+
+
+def test_group_of_which_every_sample_failed_is_dropped_and_counted(make):
+    domain = make(half_right, max_prompt_length=10, max_failed_share=0.5)
+    output = domain.roll_out(batch_of(asked(0, "2+3="), asked(1, "a question that is far too long")), step=1)
+    assert output.batch["index"].tolist() == [0, 0, 0, 0]
+    assert output.metrics["env/failed_episodes"] == 4.0
+
+
+def test_too_many_failed_samples_stop_the_run_with_the_reason(make):
+    domain = make(half_right, env="scripted_text:UngradableEnv")
+    with pytest.raises(TooManyFailures, match=r"4 of 4 episodes could not be simulated.*the grader was killed"):
+        domain.roll_out(batch_of(asked(0, "2+3=")), step=1)
+
+
+def test_rollouts_are_written_with_their_reward_when_it_is_known(make, tmp_path):
+    domain = make(half_right)
+    domain.roll_out(batch_of(asked(0, "2+3=")), step=2)
+    domain.rewarded({"000002-00000000-000": 0.75})
+    rows = list(read_rollouts(tmp_path, step=2))
+    assert [row["reward"] for row in rows] == [0.75, None, None, None]
+    assert [row["verdict"] for row in rows] == ["correct", "correct", "wrong", "wrong"]
+    assert rows[0]["turns"][0]["log_probs"] == [-0.01, -0.02]

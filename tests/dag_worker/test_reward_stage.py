@@ -1,0 +1,149 @@
+"""The reward stage: rows that could not be scored are dropped before advantages, and counted over all ranks; prompts as a node."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from ranks_at_work import run_on_ranks
+from tensordict import NonTensorStack, TensorDict
+
+from siirl.dag_worker.stages import compute_reward, load_prompts
+from siirl.data_coordinator.loader import TaskLoader
+from siirl.data_coordinator.protocol.batch import texts
+from siirl.engine.collectives import OneProcess
+from siirl.engine.reward_manager import TextRewardManager
+from siirl.engine.reward_manager.text import PartScores
+from siirl.errors import TooManyFailures
+from siirl.execution.dag import load_workflow_file
+from siirl.params import SiiRLArguments
+from siirl.params.reward_args import RewardPart
+
+MASK = [[1, 1, 0], [1, 0, 0], [1, 1, 1]]
+
+
+class NumberInText:
+    """Scores a text with the number that it is, and fails where it is none."""
+
+    def score(self, outcomes, rows, *, most_failures):
+        scores = PartScores()
+        for row in rows:
+            text = outcomes.texts_B["response_text"][row]
+            if text.isdigit():
+                scores.value[row] = float(text)
+            else:
+                scores.failed[row] = f"{text!r} is no number"
+        return scores
+
+    def close(self):
+        """It has no processes."""
+
+
+class Domain:
+    """Notes the rewards that it is told."""
+
+    def rewarded(self, rewards):
+        self.rewards = dict(rewards)
+
+
+def context(*, ranks=None, share=0.5, **manager):
+    config = SiiRLArguments()
+    config.reward.max_failed_share = share
+    reward = TextRewardManager([(RewardPart("own:number", weight=2.0), NumberInText())], max_failed_share=share, **manager)
+    return SimpleNamespace(config=config, ranks=ranks or OneProcess(), reward=reward, domain=Domain())
+
+
+def batch(*responses, first: int = 0) -> TensorDict:
+    count = len(responses)
+    return TensorDict(
+        {
+            "uid": NonTensorStack(*[f"u{first + row}" for row in range(count)]),
+            "task_name": NonTensorStack(*["sums"] * count),
+            "response_text": NonTensorStack(*responses),
+            "index": torch.zeros(count, dtype=torch.int64),
+            "complete": torch.tensor([True, False, False])[:count],
+            "env_return": torch.zeros(count),
+            "responses": torch.zeros((count, 3), dtype=torch.int64),
+            "response_mask": torch.tensor(MASK)[:count],
+            "attention_mask": torch.tensor([[1, 1, 1, 1, 0], [1, 1, 1, 0, 0], [0, 1, 1, 1, 1]])[:count],
+        },
+        batch_size=[count],
+    )
+
+
+def test_the_weighted_score_stands_at_the_last_token():
+    output = compute_reward(batch=batch("3", "5", "7"), context=context())
+    assert output.batch["token_level_scores"].tolist() == [[0.0, 6.0, 0.0], [10.0, 0.0, 0.0], [0.0, 0.0, 14.0]]
+    assert output.batch["token_level_rewards"].tolist() == output.batch["token_level_scores"].tolist()
+    assert output.metrics["reward/failed"] == 0.0
+
+
+def test_a_row_that_could_not_be_scored_is_dropped_and_counted():
+    context_ = context()
+    output = compute_reward(batch=batch("3", "many", "7"), context=context_)
+    assert texts(output.batch, "uid") == ["u0", "u2"]
+    assert output.batch["token_level_scores"].tolist() == [[0.0, 6.0, 0.0], [0.0, 0.0, 14.0]]
+    assert output.metrics["reward/failed"] == 1.0
+    assert output.metrics["reward/mean_score"] == (10.0, 2.0)
+    assert context_.domain.rewards == {"u0": 6.0, "u2": 14.0}
+
+
+def test_too_many_failures_stop_the_run_with_the_first_reason():
+    with pytest.raises(
+        TooManyFailures, match=r"2 of 3 samples could not be scored, .*reward.max_failed_share=0.5 .*: number: 'many' is no number"
+    ):
+        compute_reward(batch=batch("3", "many", "few"), context=context())
+
+
+def test_without_one_reward_the_run_stops_whatever_is_tolerated():
+    with pytest.raises(TooManyFailures, match="2 of 2 samples could not be scored"):
+        compute_reward(batch=batch("many", "few"), context=context(share=1.0))
+
+
+def test_a_penalty_is_in_what_is_trained_on_and_not_in_the_score():
+    shaped = context(overlong=lambda length_B: (-0.5 * length_B).astype("float32"))
+    output = compute_reward(batch=batch("3", "5", "7"), context=shaped)
+    # Tokens after the prompt of two: 2, 1 and 3.
+    assert output.batch["token_level_rewards"].tolist() == [[0.0, 5.0, 0.0], [9.5, 0.0, 0.0], [0.0, 0.0, 12.5]]
+    assert output.batch["token_level_scores"].sum().item() == 30.0
+    assert output.metrics["reward/penalty"] == (-1.0, 3.0)
+
+
+def of_rank(ranks, scenarios):
+    """For each scenario what the stage leaves of a rank's rows, and what it tells; or what it raises."""
+    return [one_step(ranks, responses[ranks.rank]) for responses in scenarios]
+
+
+def one_step(ranks, responses):
+    context_ = context(ranks=ranks, share=0.25)
+    try:
+        output = compute_reward(batch=batch(*responses, first=10 * ranks.rank), context=context_)
+    except TooManyFailures as error:
+        return str(error)
+    return output.batch["token_level_scores"].sum().item(), len(output.batch), output.metrics["reward/failed"], context_.domain.rewards
+
+
+@pytest.fixture(scope="module")
+def on_two_ranks():
+    """One of four rows fails, all of its rank; then two of five."""
+    return run_on_ranks(of_rank, ((("1", "2", "3"), ("many",)), (("1", "2", "3"), ("many", "few"))))
+
+
+def test_a_rank_whose_every_row_failed_goes_on_without_rows_where_the_others_make_up_for_it(on_two_ranks) -> None:
+    rewards = {"u0": 2.0, "u1": 4.0, "u2": 6.0}
+    assert [of_first[0] for of_first in on_two_ranks] == [(12.0, 3, 0.0, rewards), (0.0, 0, 1.0, rewards)]
+
+
+def test_too_many_failures_stop_every_rank_with_the_same_words(on_two_ranks) -> None:
+    one, other = (of_second[1] for of_second in on_two_ranks)
+    assert one == other
+    assert "2 of 5 samples could not be scored" in one
+
+
+def test_a_graph_may_begin_with_its_prompts(tmp_path):
+    file = tmp_path / "workflow.yaml"
+    file.write_text("nodes:\n  - node_id: prompts\n    node_type: DATA_LOAD\n    node_role: DEFAULT\n    dependencies: []\n")
+    node = load_workflow_file(file).nodes["prompts"]
+    assert node.executable is load_prompts
+    loader = TaskLoader(tasks=("sums-1", "sums-2"), prompts_per_step=4, seed=0)
+    output = node.run(batch=TensorDict({}, batch_size=[0]), context=SimpleNamespace(require_loader=lambda: loader))
+    assert output.batch["index"].tolist() == [0, 1, 2, 3]

@@ -1,0 +1,91 @@
+"""Whole text runs in one process on the shipped model: every pipeline trains, resumes bit for bit, and can be read afterwards."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from one_process import run
+
+from siirl.dag_worker.events import StepDone
+from siirl.dag_worker.rollout_files import read_rollouts
+from siirl.models.chat import load_chat_tokenizer
+from siirl.models.language_model import load_language_model
+
+SMALL = (
+    "env=math", "cluster=local", "data.train_batch_size=4", "data.max_response_length=6", "actor_rollout_ref.rollout.n=4",
+    "actor_rollout_ref.actor.ppo_mini_batch_size=4", "actor_rollout_ref.actor.optim.warmup_steps=0", "env.envs_per_server=16",
+    "trainer.val_episodes=0", "trainer.max_minutes=null", "trainer.save_freq=1", "trainer.deterministic=true",
+)  # fmt: skip
+
+
+def train(folder: Path, *overrides: str) -> list[StepDone]:
+    return run(folder, [*SMALL, *overrides])
+
+
+def weights(folder: Path, step: int) -> dict[str, torch.Tensor]:
+    return load_language_model(folder / "checkpoints" / f"step_{step:08d}" / "actor").state_dict()
+
+
+@pytest.mark.parametrize("pipeline", ["grpo", "ppo", "dapo", "remax"])
+def test_a_resumed_run_equals_an_uninterrupted_one_bit_for_bit(pipeline, tmp_path):
+    job = f"pipeline={pipeline}"
+    train(tmp_path / "whole", job, "trainer.total_steps=2")
+    train(tmp_path / "parts", job, "trainer.total_steps=1")
+    resumed = train(tmp_path / "parts", job, "trainer.total_steps=2", f"trainer.resume={tmp_path / 'parts'}")
+    assert [event.step for event in resumed] == [2]
+    one, other = weights(tmp_path / "whole", 2), weights(tmp_path / "parts", 2)
+    assert all(torch.equal(one[name], other[name]) for name in one)
+    before = weights(tmp_path / "whole", 1)
+    assert any(not torch.equal(one[name], before[name]) for name in one)
+
+
+def test_acting_and_training_agree_on_log_probs(tmp_path):
+    events = train(tmp_path / "run", "pipeline=grpo", "trainer.total_steps=1")
+    assert 0 < events[0].metrics["rollout/log_prob_gap"] < 1e-4
+
+
+def test_the_reference_of_a_kl_begins_as_the_policy_itself(tmp_path):
+    events = train(tmp_path / "run", "pipeline=grpo", "trainer.total_steps=2", "actor_rollout_ref.actor.use_kl_loss=true")
+    first, second = (event.metrics["actor/kl_loss"] for event in events)
+    assert abs(first) < 1e-8 < second
+
+
+def test_every_rollout_can_be_read_with_its_reward(tmp_path):
+    events = train(tmp_path / "run", "pipeline=grpo", "trainer.total_steps=1")
+    rollouts = list(read_rollouts(tmp_path / "run" / "rollouts"))
+    assert len(rollouts) == 16
+    assert sum(rollout["reward"] for rollout in rollouts) / 16 == pytest.approx(events[0].metrics["reward/mean_score"])
+    assert all(rollout["success"] == (rollout["turns"][0]["content"] == rollout["ground_truth"]) for rollout in rollouts)
+
+
+def test_questions_of_an_evaluation_are_never_trained_on(tmp_path):
+    train(tmp_path / "run", "pipeline=grpo", "trainer.total_steps=1", "trainer.val_episodes=8", "trainer.save_rollouts=-1")
+    asked = {
+        kind: {line["prompt"][0]["content"] for line in read_rollouts(tmp_path / "run" / "rollouts", kind=kind)}
+        for kind in ("train", "val")
+    }
+    assert len(asked["train"]) == 4
+    assert not asked["train"] & asked["val"]
+
+
+def test_prompts_come_from_files_where_some_are_named(tmp_path):
+    rows = [{"question": f"What is {n} plus {n}?", "answer": f"It is #### {n + n}"} for n in range(40)]
+    (tmp_path / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    files = f"data.train_files=[{tmp_path / 'train.jsonl'}]"
+    events = train(tmp_path / "run", "pipeline=grpo", "trainer.total_steps=1", files, "trainer.val_episodes=1")
+    asked = {line["prompt"][-1]["content"] for line in read_rollouts(tmp_path / "run" / "rollouts", kind="train")}
+    assert len(asked) == 4
+    assert all(question.startswith("What is ") for question in asked)
+    assert events[-1].metrics["data/epoch"] == pytest.approx(4 / 36)
+
+
+def test_a_checkpoint_is_a_folder_that_transformers_reads(tmp_path):
+    from transformers import AutoModelForCausalLM
+
+    train(tmp_path / "run", "pipeline=grpo", "trainer.total_steps=1")
+    folder = tmp_path / "run" / "checkpoints" / "step_00000001" / "actor"
+    causal_lm = AutoModelForCausalLM.from_pretrained(folder)
+    ours = weights(tmp_path / "run", 1)
+    assert torch.equal(causal_lm.model.embed_tokens.weight, ours["model.embed_tokens.weight"])
+    assert load_chat_tokenizer(folder).encode_prompt([{"role": "user", "content": "1+1="}]) == (49, 43, 49, 61)

@@ -1,0 +1,154 @@
+"""Evaluation: what is asked, and what is counted; text here, as answers can be written down."""
+
+import itertools
+import json
+
+import pytest
+from scripted_text import ByteTokenizer, ScriptedEngine
+
+from siirl.dag_worker.statistics import pass_at_k
+from siirl.dag_worker.validator import Outcome, Validator, evaluation_metrics, pass_at_k_metrics
+from siirl.data_coordinator.loader import EpisodeTask
+from siirl.data_coordinator.prompts.dataset import PromptTask
+from siirl.engine.collectives import OneProcess
+from siirl.engine.rollout.text_rollout import TextRollout
+from siirl.engine.rollout.text_workflow import TextWorkflow
+from siirl.env_server.pool import EnvPool
+from siirl.errors import TooManyFailures
+
+
+class Kept:
+    """A recorder that remembers what it was given."""
+
+    def __init__(self):
+        self.trajectories = []
+
+    def keep(self, trajectories, *, kind, step):
+        self.trajectories += [(kind, step, trajectory) for trajectory in trajectories]
+
+    def write(self, rewards):
+        pass
+
+
+@pytest.fixture
+def make():
+    """Validators of `script` over one-digit sums, closed in the end."""
+    rollouts = []
+
+    def make(script, *, max_prompt_length=50, **settings):
+        pool = EnvPool("math", {"tasks": ["sums-1"]}, 1, 4, cluster="local", deadline_s=60)
+        workflow = TextWorkflow(pool=pool, tokenizer=ByteTokenizer(), max_prompt_length=max_prompt_length, max_response_length=50)
+        rollouts.append(TextRollout(engine=ScriptedEngine(script), pool=pool, workflow=workflow))
+        rollouts[-1].start()
+        common = {"tasks": ["sums-1"], "episodes": 5, "first_seed": 0, "record": 0, "max_failed_share": 0.05}
+        return Validator(rollout=rollouts[-1], ranks=OneProcess(), recorder=Kept(), **common | settings)
+
+    yield make
+    for rollout in rollouts:
+        rollout.close()
+
+
+def question(request):
+    return bytes(token for token in request.input_ids if token < 256).decode()
+
+
+def right(request):
+    first, second = question(request).rstrip("=").split("+")
+    return str(int(first) + int(second))
+
+
+def test_accuracy_with_counts_and_every_generation_is_handed_on(make):
+    validator = make(right, options={"split": "heldout"})
+    metrics = validator.evaluate(step=3)
+    assert metrics["val/sums-1/success_rate"] == (1.0, 5.0)
+    assert (metrics["val/all/successes"], metrics["val/all/episodes"]) == (5.0, 5.0)
+    assert {(kind, step) for kind, step, _ in validator.recorder.trajectories} == {("val", 3)}
+    assert len(validator.recorder.trajectories) == 5
+    assert validator.recorder.trajectories[0][2].row["uid"] == "val-000003-sampled-000000"
+
+
+def test_held_out_questions_are_other_ones_than_those_of_training_and_the_same_each_time(make):
+    heldout, training = make(right, options={"split": "heldout"}), make(right, options={"split": "train"})
+    for validator in (heldout, heldout, training):
+        validator.evaluate(step=0)
+    first, second = ([question(r) for r in heldout.rollout.engine.requests[part]] for part in (slice(0, 5), slice(5, 10)))
+    assert sorted(first) == sorted(second)
+    assert not set(first) & {question(r) for r in training.rollout.engine.requests}
+
+
+def test_most_likely_tokens_are_asked_for_once_a_prompt_and_counted_apart(make):
+    validator = make(right, samples=3)
+    metrics = validator.evaluate(step=0, greedy=True)
+    assert [request.greedy for request in validator.rollout.engine.requests] == [True] * 5
+    assert (metrics["val/all/argmax_successes"], metrics["val/all/argmax_episodes"]) == (5.0, 5.0)
+    assert not [name for name in metrics if "pass_at" in name]
+
+
+def test_several_samples_of_a_prompt_draw_apart_and_give_pass_at_k(make):
+    """One of four answers to each prompt is right: by hand, a set of two holds it with chance 1/2."""
+    validator = make(lambda request: right(request) if request.seed[2] == 1 else "-1", samples=4)
+    metrics = validator.evaluate(step=0)
+    requests = validator.rollout.engine.requests
+    assert len({request.seed for request in requests}) == len({request.uid for request in requests}) == 20
+    assert metrics["val/all/success_rate"] == (0.25, 20.0)
+    assert metrics["val/sums-1/pass_at_2"] == (pytest.approx(0.5), 5.0)
+    assert metrics["val/sums-1/pass_at_4"] == (1.0, 5.0)
+    assert (metrics["val/all/any_successes"], metrics["val/all/any_episodes"]) == (5.0, 5.0)
+
+
+def test_prompts_of_files_are_asked_by_their_row(make):
+    row = {"data_source": "a/b", "prompt": [{"role": "user", "content": "1+1="}], "reward_model": {"style": "whole", "ground_truth": "2"}}
+    prompts = [PromptTask(task="a_b", task_id=0, trial_id=9, seed=0, group_id=0, prompt_row=json.dumps(row))]
+    metrics = make(right, prompts=prompts).evaluate(step=0)
+    assert metrics["val/a_b/success_rate"] == (1.0, 1.0)
+
+
+def test_too_many_failed_episodes_stop_the_run(make):
+    with pytest.raises(TooManyFailures, match=r"5 of 5 episodes .* more than data\.max_prompt_length=3"):
+        make(right, max_prompt_length=3).evaluate(step=0)
+
+
+def test_an_empty_share_of_a_rank_is_evaluated_to_nothing(make):
+    metrics = make(right, prompts=list[EpisodeTask]()).evaluate(step=0)
+    assert metrics == {"env/failed_episodes": 0.0}
+
+
+def outcomes(**successes):
+    """`prompt="1001"`: four episodes, the first and the last of which succeeded; the letter of the prompt is its task."""
+    return [
+        Outcome(prompt=number, task=name[0], success=flag == "1", env_return=float(flag))
+        for number, (name, flags) in enumerate(successes.items())
+        for flag in flags
+    ]
+
+
+def test_sources_are_counted_apart():
+    metrics = evaluation_metrics(outcomes(a1="10", a2="0", b1="1"), greedy=False, reports_success=True)
+    assert metrics["val/a/success_rate"] == (pytest.approx(1 / 3), 3.0)
+    assert metrics["val/b/success_rate"] == (1.0, 1.0)
+    assert metrics["val/all/success_rate"] == (0.5, 4.0)
+
+
+def test_pass_at_k_is_a_mean_over_prompts_and_leaves_out_those_with_too_few_samples():
+    metrics = pass_at_k_metrics(outcomes(a1="1000", a2="0000", a3="11"), samples=4)
+    assert metrics["val/a/pass_at_2"] == (pytest.approx((0.5 + 0.0 + 1.0) / 3), 3.0)
+    assert metrics["val/a/pass_at_4"] == (0.5, 2.0)
+    assert (metrics["val/a/any_successes"], metrics["val/a/any_episodes"]) == (1.0, 2.0)
+
+
+def test_a_source_name_with_a_slash_stays_one_part_of_the_metrics_name():
+    found = [Outcome(prompt=0, task="openai/gsm8k", success=True, env_return=1.0)]
+    assert "val/openai_gsm8k/success_rate" in evaluation_metrics(found, greedy=False, reports_success=True)
+
+
+@pytest.mark.parametrize(("samples", "successes", "k"), [(6, 0, 3), (6, 2, 3), (6, 6, 3), (5, 1, 1), (4, 2, 4)])
+def test_pass_at_k_is_the_share_of_all_sets_with_a_right_answer(samples, successes, k):
+    answers = [1] * successes + [0] * (samples - successes)
+    sets = list(itertools.combinations(answers, k))
+    assert pass_at_k(samples=samples, successes=successes, k=k) == pytest.approx(sum(map(any, sets)) / len(sets))
+
+
+@pytest.mark.parametrize(("samples", "successes", "k"), [(4, 5, 1), (4, 1, 5), (4, 1, 0)])
+def test_counts_that_cannot_be_are_refused(samples, successes, k):
+    with pytest.raises(ValueError, match="cannot be"):
+        pass_at_k(samples=samples, successes=successes, k=k)
