@@ -47,7 +47,6 @@ def main() -> None:
     parser.add_argument("--learning-rate", type=float, required=True)
     parser.add_argument("--output", type=Path, required=True)
     flags = parser.parse_args()
-    torch.set_num_threads(1)  # as siirl, whose processes share the cores
     rows = [json.loads(line) for line in flags.questions.read_text().splitlines()]
     samples = flags.prompts * flags.group
     config = GRPOConfig(

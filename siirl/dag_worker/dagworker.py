@@ -6,6 +6,7 @@ event, so that the worker is the same in a Ray actor and in a debugger.
 """
 
 import gc
+import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
@@ -28,7 +29,7 @@ from siirl.data_coordinator.redistribution import Redistribution, StayOnRank
 from siirl.data_coordinator.sample import Sample, Samples2Dict
 from siirl.engine.collectives import join, leave
 from siirl.execution.dag import Node, NodeOutput, NodeType, TaskGraph
-from siirl.params import SiiRLArguments
+from siirl.params import SiiRLArguments, sizes
 from siirl.params.domain_checks import is_text
 from siirl.params.first_look import describe_env
 
@@ -71,8 +72,9 @@ class DAGWorker:
     ) -> None:
         self.config, self.taskgraph, self.run_folder = config, graph, run_folder
         self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        self.text = is_text(describe_env(config))
         if self.device.type == "cpu":
-            torch.set_num_threads(1)  # simulators share the cores; two OpenMP threads on contended cores collapse
+            torch.set_num_threads(sizes.threads_of_rank(config, text=self.text, cores=len(os.sched_getaffinity(0))))
         torch.use_deterministic_algorithms(config.trainer.deterministic)
         self.ranks = join(rank=rank, world_size=world_size, init_method=init_method, device=self.device, backend=backend)
         self.redistribution: Redistribution = StayOnRank() if connect is None else connect(rank)
@@ -93,7 +95,7 @@ class DAGWorker:
         """Make everything that the stages need, and go on from a checkpoint where one was named."""
         resume = None if self.config.trainer.resume is None else resolve_checkpoint(Path(self.config.trainer.resume))
         first_step = 0 if resume is None else read_manifest(resume)["step"] + 1
-        build = build_text if is_text(describe_env(self.config)) else build_embodied
+        build = build_text if self.text else build_embodied
         self.parts = build(
             config=self.config,
             run_folder=self.run_folder,

@@ -150,26 +150,32 @@ class TrainEngine(Generic[Scores]):
 
     # Training
 
-    def train_batch(self, batch: TensorDict, loss_fn: LossFunction[Scores], loss_weight_fn: LossWeight) -> TrainStep:
+    def train_batch(
+        self, batch: TensorDict, loss_fn: LossFunction[Scores], loss_weight_fn: LossWeight, *, weight: torch.Tensor | None = None
+    ) -> TrainStep:
         """One optimiser step on the rows of all ranks.
 
         Args:
             batch: This rank's rows; may be none.
             loss_fn: Loss of a micro-batch as a sum.
             loss_weight_fn: What a micro-batch adds to the denominator.
+            weight: What this rank adds to it, where that is more than its rows here; None: what `loss_weight_fn` says of them.
 
         Raises:
             TensorError: Bad numbers on this rank; the other ranks raise InvariantError.
             InvariantError: Gradients were not finite for `SKIPS_IN_A_ROW` steps.
         """
-        return self.apply_gradient(self.accumulate_gradient(batch, loss_fn, loss_weight_fn))
+        return self.apply_gradient(self.accumulate_gradient(batch, loss_fn, loss_weight_fn, weight=weight))
 
-    def accumulate_gradient(self, batch: TensorDict, loss_fn: LossFunction[Scores], loss_weight_fn: LossWeight) -> BatchLoss:
+    def accumulate_gradient(
+        self, batch: TensorDict, loss_fn: LossFunction[Scores], loss_weight_fn: LossWeight, *, weight: torch.Tensor | None = None
+    ) -> BatchLoss:
         """The gradient of the whole batch's loss, left in the weights' `grad`; nothing where the batch has no weight."""
         self.module.zero_grad(set_to_none=True)
-        local_weight = loss_weight_fn(batch).double() if len(batch) else torch.zeros((), dtype=torch.float64)
-        weight = float(self.ranks.sum(local_weight.cpu()))
-        if weight == 0:
+        if weight is None:
+            weight = loss_weight_fn(batch) if len(batch) else torch.zeros(())
+        denominator = float(self.ranks.sum(weight.double().cpu()))
+        if denominator == 0:
             return BatchLoss(loss=0.0, weight=0.0, sums={}, maxima={})
         tally = LossTally()
         failure: TensorError | None = None
@@ -183,10 +189,10 @@ class TrainEngine(Generic[Scores]):
                 failure = failure or error
                 part = LossSum(loss=_numbers(scores).sum())
                 counts = False
-            (part.loss * (self.gradient_factor / weight if counts else 0.0)).backward()
+            (part.loss * (self.gradient_factor / denominator if counts else 0.0)).backward()
             tally.add(part, counts=counts)
         fail_together(self.ranks, failure)
-        return tally.total(self.ranks, weight=weight)
+        return tally.total(self.ranks, weight=denominator)
 
     def apply_gradient(self, batch_loss: BatchLoss) -> TrainStep:
         """Clip the gradient and move the weights, unless there is none or it is not finite; the same decision on every rank."""

@@ -23,6 +23,13 @@ class TrainingArguments:
 
     nnodes: int = option(1, "Machines.", minimum=1)
     n_gpus_per_node: int = option(1, "Ranks on a machine: GPUs, or CPU processes where there is none.", minimum=1)
+    threads_per_rank: int | None = option(
+        None,
+        "Processor threads of a rank that computes on a CPU; null: 1 for robots, whose simulators share the cores, and for text the "
+        "machine's cores divided by the ranks.",
+        why="two ranks' threads on contended cores collapse",
+        minimum=1,
+    )
     total_epochs: int = option(30, "Passes over the prompts.", why="the architecture guide's", minimum=1, text_only=NO_EPOCHS)
     total_steps: int | None = option(None, "Steps after which the run ends; null: until max_minutes.", minimum=1)
     max_minutes: float | None = option(None, "Minutes of training after which no further step starts; null: no bound.", above=0)

@@ -15,7 +15,7 @@ from siirl.models.language_model import load_language_model
 SMALL = (
     "env=math", "cluster=local", "data.train_batch_size=4", "data.max_response_length=6", "actor_rollout_ref.rollout.n=4",
     "actor_rollout_ref.actor.ppo_mini_batch_size=4", "actor_rollout_ref.actor.optim.warmup_steps=0", "env.envs_per_server=16",
-    "trainer.val_episodes=0", "trainer.max_minutes=null", "trainer.save_freq=1", "trainer.deterministic=true",
+    "trainer.val_episodes=0", "trainer.max_minutes=null", "trainer.save_freq=1", "trainer.deterministic=true", "trainer.threads_per_rank=1",
 )  # fmt: skip
 
 

@@ -8,6 +8,7 @@ from siirl.algos.aggregation import AGGREGATIONS
 from siirl.algos.policy_losses import NATIVE_AGGREGATION, POLICY_LOSSES
 from siirl.dag_worker.core_algos import POLICY_LOSS_REGISTRY, agg_loss, register_policy_loss
 from siirl.dag_worker.metrics import declaration
+from siirl.engine.actor.actor_loss import TIMES_ADVANTAGE
 from siirl.errors import ConfigError, TensorError, UnknownNameError
 
 
@@ -74,6 +75,17 @@ def test_a_fully_masked_row_changes_nothing(aggregation):
     kept = torch.tensor([0, 1, 2, 4])
     one, other = updated(batch, loss_agg_mode=aggregation)[0], updated(batch[kept], loss_agg_mode=aggregation)[0]
     assert largest_difference(one.gradients[0], other.gradients[0]) < 1e-6
+
+
+@pytest.mark.parametrize("loss", sorted(TIMES_ADVANTAGE))
+@pytest.mark.parametrize("silent", [(1, 4), (0, 1, 2, 3, 4)])
+def test_rows_without_advantage_are_left_out_of_the_passes_and_not_of_the_denominator(loss, silent):
+    batch = trajectories(6)
+    batch["advantages"][list(silent)] = 0.0
+    left_out, scored = updated(batch, loss=loss)[0], updated(batch, loss=loss, entropy_coef=1e-30)[0]
+    for name, gradient in scored.gradients[0].items():
+        torch.testing.assert_close(left_out.gradients[0][name], gradient, rtol=1e-5, atol=1e-7)
+    assert left_out.rows_seen == 6 - len(silent) < scored.rows_seen == 6
 
 
 def test_gspo_trains():

@@ -74,9 +74,14 @@ def trajectories(rows: int, *, seed: int = 0, masked_rows: tuple[int, ...] = ())
 
 
 class RecordingEngine(TrainEngine):
-    """Keeps the whole gradient of every optimiser step."""
+    """Keeps the whole gradient of every optimiser step, and how many rows it was computed from last."""
 
     gradients: list[dict[str, torch.Tensor]]
+    rows_seen: int
+
+    def accumulate_gradient(self, batch: TensorDict, *arguments: Any, **named: Any) -> BatchLoss:
+        self.rows_seen = len(batch)
+        return super().accumulate_gradient(batch, *arguments, **named)
 
     def apply_gradient(self, batch_loss: BatchLoss) -> TrainStep:
         gradients = {name: full_tensor(weight.grad).clone() for name, weight in self.module.named_parameters() if weight.grad is not None}

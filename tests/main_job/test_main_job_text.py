@@ -12,7 +12,7 @@ from siirl.dag_worker.rollout_files import read_rollouts
 JOB = (
     *("env=math", "data.train_batch_size=8", "data.max_response_length=6", "actor_rollout_ref.actor.ppo_mini_batch_size=8"),
     *("actor_rollout_ref.rollout.n=4", "actor_rollout_ref.model.options={}", "env.envs_per_server=64"),
-    *("trainer.total_steps=1", "trainer.val_before_train=false", "trainer.save_rollouts=-1"),
+    *("trainer.total_steps=1", "trainer.val_before_train=false", "trainer.save_rollouts=-1", "trainer.threads_per_rank=1"),
 )
 
 

@@ -126,15 +126,18 @@ class Actor:
     def _step(self, rows: TensorDict, loss: Callable[[TokenScores, TensorDict], LossSum], old_column: str | None) -> TrainStep:
         """One optimiser step; none where no row has an advantage and nothing else pulls on the weights.
 
-        AdamW would otherwise move them by its momentum and shrink them by its decay, for no reason in the data.
+        AdamW would otherwise move them by its momentum and shrink them by its decay, for no reason in the data. Rows without advantage,
+        of groups that were all right or all wrong, count in the denominator, and are left out of the passes where they have no gradient.
         """
         other_terms = self.config.entropy_coef != 0 or self.loss.uses_kl
-        pull = rows["advantages"].abs() * rows["response_mask"]
-        if not other_terms and float(self.engine.ranks.maximum(pull.nan_to_num(1.0).sum().cpu())) == 0:
-            rows = rows[:0]
-        elif self.loss.selects:
+        pull_B = (rows["advantages"].abs() * rows["response_mask"]).nan_to_num(1.0).sum(1)
+        if not other_terms and float(self.engine.ranks.maximum(pull_B.sum().cpu())) == 0:
+            return self.engine.train_batch(rows[:0], loss, self.loss.weight)
+        if self.loss.selects:
             rows = self._with_selection(rows, old_column)
-        return self.engine.train_batch(rows, loss, self.loss.weight)
+        if not self.loss.pulled_by_advantage_alone or not len(rows):
+            return self.engine.train_batch(rows, loss, self.loss.weight)
+        return self.engine.train_batch(rows[pull_B > 0], loss, self.loss.weight, weight=self.loss.weight(rows))
 
     def _with_selection(self, rows: TensorDict, old_column: str | None) -> TensorDict:
         """Rows with the column of tokens that the loss chooses over the whole mini-batch, under the weights as they are now."""

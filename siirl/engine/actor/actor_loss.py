@@ -40,6 +40,9 @@ SELECTED = "selected_tokens"
 BOUNDS = ("clip_ratio_low", "clip_ratio_high")
 ACTOR = "actor_rollout_ref.actor"
 
+# Each is the advantage times something that is finite. Not cpgd, whose drift term pulls on every row, and none that chooses tokens.
+TIMES_ADVANTAGE = frozenset({"vanilla", "decoupled", "gspo", "gspo_token", "gmpo", "gpg", "cispo", "sapo"})
+
 
 class ActorLoss:
     """A configured loss.
@@ -79,6 +82,11 @@ class ActorLoss:
     def selects(self) -> bool:
         """Whether tokens must be chosen over the whole mini-batch before its first micro-batch."""
         return self.name in SELECTIONS
+
+    @property
+    def pulled_by_advantage_alone(self) -> bool:
+        """Whether rows without advantage have no gradient: nothing but the advantage times something pulls on the weights."""
+        return self.name in TIMES_ADVANTAGE and self.config.entropy_coef == 0 and not self.uses_kl
 
     @property
     def uses_kl(self) -> bool:
