@@ -81,7 +81,7 @@ def test_interrupted_episodes_go_on_with_what_they_had_and_lose_no_log_prob(make
     inference = rollout.inference
     for request in requests(4):
         inference.submit(request, rollout.workflow)
-    inference.loop.run_until_complete(until(lambda: rollout.engine.tokens >= 20))
+    inference.loop.run_until_complete(until(lambda: rollout.engine.counts.tokens >= 20))
     before = rollout.engine.take_stats()["tokens"]
     inference.update_weights(1).result()
     trajectories = inference.wait(4).trajectories

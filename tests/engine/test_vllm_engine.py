@@ -122,7 +122,7 @@ def test_an_interruption_returns_what_there_is(engine, endless):
     async def scenario():
         engine.take_stats()
         running = asyncio.create_task(engine.agenerate(request("a", "x", tokens=100)))
-        while engine.tokens < 5:
+        while engine.counts.tokens < 5:
             await asyncio.sleep(0)
         engine.interrupt()
         return await running, await engine.agenerate(request("b", "x", tokens=2))

@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from siirl.engine.rollout.counts import EngineCounts
 from siirl.engine.rollout.sampling import Sampling, draw
 from siirl.models.policy import Policy
 
@@ -80,7 +81,7 @@ class EmbodiedEngine:
         self.unfinished, self.at_once = 0, 0
         self.waiting: list[tuple[ActRequest, asyncio.Future[ActResponse]]] = []
         self.flush_scheduled = False
-        self.busy_s, self.calls, self.forward_passes = 0.0, 0, 0
+        self.counts = EngineCounts()
 
     def expect(self, *, episodes: int, at_once: int) -> None:
         """Announce `episodes` more episodes, of which `at_once` can run at the same time: how long a batch waits depends on them."""
@@ -108,9 +109,7 @@ class EmbodiedEngine:
 
     def take_stats(self) -> dict[str, float]:
         """Seconds in forward passes, requests answered and forward passes, since the last call."""
-        stats = {"busy_s": self.busy_s, "calls": float(self.calls), "forward_passes": float(self.forward_passes)}
-        self.busy_s, self.calls, self.forward_passes = 0.0, 0, 0
-        return stats
+        return self.counts.take()
 
     def _schedule_flush(self) -> None:
         # One turn of the loop later, everything that became ready at the same time is waiting too.
@@ -156,9 +155,9 @@ class EmbodiedEngine:
         tokens_NT = self._draw(log_probs_NTV, [row.uniforms for row in rows])
         log_probs_NT = log_probs_NTV.gather(-1, tokens_NT[..., None])[..., 0]
         tokens, log_probs = tokens_NT.cpu().numpy(), log_probs_NT.cpu().numpy()
-        self.busy_s += time.perf_counter() - begin
-        self.calls += len(requests)
-        self.forward_passes += 1
+        self.counts.busy_s += time.perf_counter() - begin
+        self.counts.calls += len(requests)
+        self.counts.forward_passes += 1
         return [ActResponse(tokens[i], log_probs[i], self.policy_version) for i in range(len(requests))]
 
     def _tensor(self, arrays: Sequence[NDArray[Any]]) -> torch.Tensor:

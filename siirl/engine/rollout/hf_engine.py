@@ -21,6 +21,7 @@ import torch
 from numpy.typing import NDArray
 
 from siirl.engine.rollout.admission import NOTHING, Admission, Job, check_length
+from siirl.engine.rollout.counts import EngineCounts
 from siirl.engine.rollout.generation import FinishReason, GenerationRequest, GenerationResponse
 from siirl.engine.rollout.key_value_cache import SlotCache, slot_attention
 from siirl.engine.rollout.running_rows import RunningRows
@@ -77,7 +78,7 @@ class HFEngine:
         self.rows, self.cache = RunningRows(), SlotCache()
         self.stop_ids = np.array(sorted(tokenizer.stop_ids), np.int64)
         self.turn_scheduled = False
-        self.busy_s, self.calls, self.forward_passes, self.tokens = 0.0, 0, 0, 0
+        self.counts = EngineCounts()
 
     # What episodes and stages call
 
@@ -95,7 +96,7 @@ class HFEngine:
         check_length(request, longest=self.model.max_length)
         job = Job(request, asyncio.get_running_loop().create_future())
         self.admission.waiting.append(job)
-        self.calls += 1
+        self.counts.calls += 1
         self._schedule_turn()
         try:
             return await job.answer
@@ -117,14 +118,7 @@ class HFEngine:
 
     def take_stats(self) -> dict[str, float]:
         """Seconds in forward passes, requests, forward passes and generated tokens, since the last call."""
-        stats = {
-            "busy_s": self.busy_s,
-            "calls": float(self.calls),
-            "forward_passes": float(self.forward_passes),
-            "tokens": float(self.tokens),
-        }
-        self.busy_s, self.calls, self.forward_passes, self.tokens = 0.0, 0, 0, 0
-        return stats
+        return self.counts.take()
 
     def close(self) -> None:
         """See `TextEngine`; whoever still waits is cancelled."""
@@ -155,7 +149,7 @@ class HFEngine:
                 job.fail(error)
             self._clear()
             raise
-        self.busy_s += time.perf_counter() - begin
+        self.counts.busy_s += time.perf_counter() - begin
         if self.rows.count or self.joining:
             self._schedule_turn()
         elif not self.admission.waiting:
@@ -219,7 +213,7 @@ class HFEngine:
         tokens_R, log_probs_R = self._next_tokens()
         rows = self.rows
         rows.append(tokens_R, log_probs_R, version=self.policy_version)
-        self.tokens += rows.count
+        self.counts.tokens += rows.count
         stopped_R = np.isin(tokens_R, self.stop_ids)
         for row in rows.with_stop:
             stopped_R[row] |= self._has_stop_string(row)
@@ -254,7 +248,7 @@ class HFEngine:
         return tokens_R.cpu().numpy(), log_probs_R.cpu().numpy()
 
     def _hidden(self, input_ids: torch.Tensor, position_ids: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
-        self.forward_passes += 1
+        self.counts.forward_passes += 1
         with self._precision():
             return self.model.causal_lm.base_model(
                 input_ids=input_ids, position_ids=position_ids, attention_mask=mask, past_key_values=self.cache, use_cache=True

@@ -25,6 +25,7 @@ import torch
 
 from siirl.engine.checksum import checksum
 from siirl.engine.rollout.admission import NOTHING, Admission, Job, check_length
+from siirl.engine.rollout.counts import EngineCounts
 from siirl.engine.rollout.generation import FinishReason, GenerationRequest, GenerationResponse
 from siirl.engine.tensor_files import write_tensors
 from siirl.engine.weight_sync import Evidence
@@ -119,7 +120,7 @@ class VLLMBase:
         self.policy_version = 0
         self.running: dict[str, Continuation] = {}
         self.requests = 0
-        self.busy_s, self.calls, self.forward_passes, self.tokens = 0.0, 0, 0, 0
+        self.counts = EngineCounts()
         settings = {
             "dtype": str(self.dtype).removeprefix("torch."),
             "max_model_len": -1,  # the model's own length, or what fits into the memory for keys and values
@@ -150,14 +151,7 @@ class VLLMBase:
 
     def take_stats(self) -> dict[str, float]:
         """Seconds in vLLM, requests, steps and generated tokens, since the last call."""
-        stats = {
-            "busy_s": self.busy_s,
-            "calls": float(self.calls),
-            "forward_passes": float(self.forward_passes),
-            "tokens": float(self.tokens),
-        }
-        self.busy_s, self.calls, self.forward_passes, self.tokens = 0.0, 0, 0, 0
-        return stats
+        return self.counts.take()
 
     # ActingWeights
 
@@ -258,7 +252,7 @@ class VLLMEngine(VLLMBase):
         check_length(request, longest=self.longest)
         job = Job(request, asyncio.get_running_loop().create_future())
         self.admission.waiting.append(job)
-        self.calls += 1
+        self.counts.calls += 1
         self._schedule_turn()
         try:
             return await job.answer
@@ -305,8 +299,8 @@ class VLLMEngine(VLLMBase):
             self.vllm.abort_request(list(self.running))
             self.running, self.admission.waiting = {}, []
             raise
-        self.busy_s += time.perf_counter() - begin
-        self.forward_passes += 1
+        self.counts.busy_s += time.perf_counter() - begin
+        self.counts.forward_passes += 1
         for output in outputs:
             self._take(output)
         if self.running:
@@ -318,7 +312,7 @@ class VLLMEngine(VLLMBase):
             return  # aborted while it was on its way
         (part,) = output.outputs
         continuation.extend(part, version=self.policy_version)
-        self.tokens += len(part.token_ids)
+        self.counts.tokens += len(part.token_ids)
         if output.finished:
             del self.running[output.request_id]
             continuation.job.resolve(continuation.response(part.finish_reason))
@@ -374,7 +368,7 @@ class AsyncVLLMEngine(VLLMBase):
     async def agenerate(self, request: GenerationRequest) -> GenerationResponse:
         """See `TextEngine`."""
         check_length(request, longest=self.longest)
-        self.calls += 1
+        self.counts.calls += 1
         job = Job(request, asyncio.get_running_loop().create_future())
         return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(self._generate(Continuation(job)), self.loop))
 
@@ -392,9 +386,9 @@ class AsyncVLLMEngine(VLLMBase):
                 reason = part.finish_reason or reason
         finally:
             del self.running[name]
-            self.tokens += len(continuation.tokens)
+            self.counts.tokens += len(continuation.tokens)
             if not self.running:
-                self.busy_s += time.perf_counter() - self.busy_since
+                self.counts.busy_s += time.perf_counter() - self.busy_since
         return continuation.response(reason)
 
     def interrupt(self) -> None:

@@ -1,0 +1,23 @@
+"""What an engine says of its work since it was last asked."""
+
+from dataclasses import asdict, dataclass, fields
+
+
+@dataclass
+class EngineCounts:
+    """Added up by an engine, taken by whoever reports."""
+
+    busy_s: float = 0.0
+    """Seconds in forward passes."""
+    calls: int = 0
+    """Requests."""
+    forward_passes: int = 0
+    tokens: int = 0
+    """Generated."""
+
+    def take(self) -> dict[str, float]:
+        """All counts, which begin anew."""
+        taken = {name: float(value) for name, value in asdict(self).items()}
+        for field in fields(self):
+            setattr(self, field.name, field.default)
+        return taken
