@@ -21,7 +21,7 @@ BIN     := $(VENV)/bin
 PIP     := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile --no-deps --no-build-isolation
 pinned   = $(shell grep '^$(1)==' requirements.lock)
 digest   = $(shell cat $(1) | sha256sum | cut -c 1-12)
-# Compiled on all cores here, not by pip on one; where PYTHONDONTWRITEBYTECODE is set every start of a process would compile anew, for 15 s.
+# Compiled on all cores here, not by pip on one; where PYTHONDONTWRITEBYTECODE is set every process would compile what it imports, for 10 s and more.
 # Some packages hold files for other Pythons, which is why its exit status says nothing.
 COMPILED = $(BIN)/python -m compileall -q -j 0 $(VENV)/lib > /dev/null 2>&1 || true
 RUNTIME := $(VENV)/.runtime-$(TORCH_BUILD)-$(call digest,requirements.lock)

@@ -112,7 +112,7 @@ class DAGWorker:
         self.parts.rollout.start()
         self.parts.context.weights.sync()
         gc.collect()
-        gc.freeze()  # modules and weights stay to the end; looking through them again took a sixth of a step of short answers
+        gc.freeze()  # what was made stays to the end; looking through it took a sixth of a profiled step of short answers
 
     def execute_task_graph(self) -> Iterator[Event]:
         """Evaluate, train, evaluate; yields metrics as they come."""

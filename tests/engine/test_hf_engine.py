@@ -326,7 +326,7 @@ def test_an_interruption_returns_what_there_is():
     async def scenario():
         running = asyncio.create_task(cut.agenerate(request("a", "17+25=", tokens=60)))
         queued = asyncio.create_task(cut.agenerate(request("b", "1+1=", tokens=60)))
-        while cut.tokens < 5:
+        while cut.counts.tokens < 5:
             await asyncio.sleep(0)
         cut.interrupt()
         return await running, await queued, await cut.agenerate(request("a", "17+25=", tokens=60))
@@ -351,13 +351,13 @@ def test_a_caller_who_gives_up_frees_the_row():
     async def scenario():
         tired = asyncio.create_task(running.agenerate(request("a", "x", tokens=100)))
         other = asyncio.create_task(running.agenerate(request("b", "y", tokens=2)))
-        while running.tokens < 3:
+        while running.counts.tokens < 3:
             await asyncio.sleep(0)
         tired.cancel()
         return await other
 
     assert len(asyncio.run(scenario()).tokens) == 2
-    assert running.tokens < 20
+    assert running.counts.tokens < 20
 
 
 def test_an_error_in_a_pass_reaches_everybody_who_waits():

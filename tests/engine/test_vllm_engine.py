@@ -21,6 +21,8 @@ TEMPERATURE = 1.3
 
 
 def make_engine(name: str, **options):
+    import llvmlite.binding  # noqa: F401  (numba's, which vLLM trips over where it finds it)
+
     from siirl.engine.rollout import vllm_engine
 
     # Heads of 32 entries are the smallest that vLLM has on a CPU; the head is tied to the embedding, as small models have it.

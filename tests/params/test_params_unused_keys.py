@@ -11,6 +11,7 @@ READ_IN_PARAMS = {
     "actor_rollout_ref.actor.strategy": "checks.py",  # one of its two values is refused in this version
     "actor_rollout_ref.rollout.name": "checks.py",  # likewise all but one
     "env.kwargs": "env_args.py",
+    "trainer.threads_per_rank": "sizes.py",
     "trainer.output_dir": "run_folder.py",
     "trainer.experiment_name": "run_folder.py",
     "user_groups": "parser.py",

@@ -13,6 +13,7 @@ vLLM is an extra (`make vllm`); nothing of it is imported before an engine is ma
 import asyncio
 import contextlib
 import os
+import sys
 import tempfile
 import threading
 import time
@@ -450,10 +451,13 @@ def _undisturbed() -> Iterator[None]:
     os.environ.update({name: value for name, value in ENVIRONMENT.items() if name not in os.environ})
     set_num_threads, default_dtype = torch.set_num_threads, torch.get_default_dtype()
     numbers = np.random.get_state()
+    # vLLM 0.32 looks at the attributes of all that every module holds, and trips over llvmlite's library, which answers to any name.
+    hidden = {name: sys.modules.pop(name) for name in list(sys.modules) if name.partition(".")[0] == "llvmlite"}
     with torch.random.fork_rng():
         try:
             yield
         finally:
+            sys.modules.update(hidden)
             torch.set_num_threads = set_num_threads
             torch.set_default_dtype(default_dtype)
             np.random.set_state(numbers)
