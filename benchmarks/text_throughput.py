@@ -8,7 +8,7 @@ one after the other, in turns, each in its own virtual environment and in one pr
 processes of their own, and counted). TRL is given the micro-batch of `--micro-batches` that is fastest for it. A step's time is that of the
 trainer's own step; the first `WARM_UP` of a run are left out. Memory is the largest proportional set size of the process with its children.
 
-`short` are the shipped job's answers (a few tokens: the overhead of a step shows), `long` is a model of 20 million weights that
+`short` are the shipped job's answers (a few tokens: the overhead of a step shows), `long` is a model of 26 million weights that
 writes 64 tokens to each question (arithmetic shows).
 """
 
