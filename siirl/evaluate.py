@@ -11,10 +11,11 @@ With `env=libero env.states=all` it is LIBERO's published protocol, all 50 initi
 that was interrupted (siirl.dag_worker.published_protocol).
 """
 
+import contextlib
 import functools
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,7 @@ from siirl.dag_worker.launch import places_to_look, session
 from siirl.dag_worker.metrics import reduce_metrics
 from siirl.dag_worker.progress import Progress
 from siirl.dag_worker.published_protocol import STATES, asked_for, chosen_tasks, evaluate_published, protocol_tables, rates
+from siirl.dag_worker.rank import Evaluation
 from siirl.dag_worker.statistics import SuccessInterval, evaluations
 from siirl.engine.collectives import OneProcess
 from siirl.engine.rollout.workflow import EpisodeRequest
@@ -131,14 +133,8 @@ def by_protocol(
     config: SiiRLArguments, folder: Path, *, kinds: Sequence[bool], policy_folder: Path, resume: Path | None
 ) -> tuple[dict[str, Any], list[Table]]:
     """Success by LIBERO's published protocol, as plain data and as the tables that papers print."""
-    torch.set_num_threads(1)
     tasks, names = chosen_tasks(config), ["argmax" if greedy else "sampled" for greedy in kinds]
-    with ExitStack() as stack:
-        stack.enter_context(session(config))
-        evaluation = build_evaluation(config=config, run_folder=folder, ranks=OneProcess())
-        stack.callback(evaluation.rollout.close)
-        stack.callback(evaluation.shown.close)
-        evaluation.rollout.start()
+    with started(config, folder, build_evaluation) as evaluation:
         notice = evaluation.rollout.pool.spec.notice
         with Progress("published protocol", len(tasks) * STATES * len(names)) as progress:
             episodes = evaluate_published(
@@ -171,16 +167,23 @@ def locate(checkpoint: Path) -> tuple[Path, Path | None]:
     return folder / "actor", config_file if config_file.is_file() else None
 
 
-def run(config: SiiRLArguments, folder: Path, *, kinds: Sequence[bool]) -> dict[str, Success]:
-    """Start environments, evaluate, end them."""
+@contextlib.contextmanager
+def started(config: SiiRLArguments, folder: Path, build: Callable[..., Evaluation]) -> Iterator[Evaluation]:
+    """An evaluation with its environments up; they and its files are ended with the context."""
     torch.set_num_threads(1)
-    results, build = {}, build_text_evaluation if is_text(describe_env(config)) else build_evaluation
     with ExitStack() as stack:
         stack.enter_context(session(config))
         evaluation = build(config=config, run_folder=folder, ranks=OneProcess())
         stack.callback(evaluation.rollout.close)
         stack.callback(evaluation.shown.close)
         evaluation.rollout.start()
+        yield evaluation
+
+
+def run(config: SiiRLArguments, folder: Path, *, kinds: Sequence[bool]) -> dict[str, Success]:
+    """Start environments, evaluate, end them."""
+    results, build = {}, build_text_evaluation if is_text(describe_env(config)) else build_evaluation
+    with started(config, folder, build) as evaluation:
         tasks = evaluation.rollout.pool.spec.tasks
         for greedy in kinds:
             kind = "argmax" if greedy else "sampled"

@@ -10,6 +10,7 @@ vLLM is an extra (`make vllm`); nothing of it is imported before an engine is ma
 
 # S token of the probe, V token of the vocabulary
 
+import abc
 import asyncio
 import contextlib
 import os
@@ -76,7 +77,7 @@ class Continuation:
         )
 
 
-class VLLMBase:
+class VLLMBase(abc.ABC):
     """What both engines have in common: how vLLM is started and asked, and how weights get into it.
 
     Args:
@@ -213,18 +214,21 @@ class VLLMBase:
 
     # What the two engines do differently
 
+    @abc.abstractmethod
     def _start(self, settings: dict[str, Any]) -> None:
-        raise NotImplementedError
+        """Start vLLM with these arguments of its engine."""
 
+    @abc.abstractmethod
     def _on_workers(self, method: str, *arguments: Any) -> list[Any]:
-        raise NotImplementedError
+        """Call a method of the worker extension on every worker."""
 
+    @abc.abstractmethod
     def _forget_prefixes(self) -> None:
-        raise NotImplementedError
+        """Give up cached keys and values, which are of older weights."""
 
+    @abc.abstractmethod
     def _complete(self, ids: list[int], sampling: Any) -> Any:
         """The final output of one request, while nothing else runs."""
-        raise NotImplementedError
 
 
 class VLLMEngine(VLLMBase):
