@@ -30,12 +30,13 @@ import numpy as np
 
 from benchmarks.machine import describe_machine
 from benchmarks.throughput_envs import PlainEnv, random_chunks
+from envs.mujoco import DEFAULT_TASKS
 from siirl.env_server.pool import EnvPool
 
 RESULTS = Path(__file__).parent / "results"
 CHUNK = 8  # the shipped policy's
 ACTION_SIZE = 4
-NUM_TASKS = 3
+NUM_TASKS = len(DEFAULT_TASKS)
 NULL, REBUILT = "benchmarks.throughput_envs:NullEnv", "benchmarks.throughput_envs:RebuiltMetaWorldEnv"
 
 
@@ -227,7 +228,8 @@ def main(arguments: Iterable[str] | None = None) -> None:
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--seconds", type=float, default=15.0, help="of each contender in each round")
     parser.add_argument("--num-servers", type=int, default=2, help="the shipped default")
-    parser.add_argument("--envs-per-server", type=int, default=4, help="the shipped default")
+    parser.add_argument("--envs-per-server", type=int, default=4, help="the shipped 6 do not fit 24 GiB with all contenders alive")
+    parser.add_argument("--rollout-envs-per-server", type=int, default=6, help="in the rollouts; the shipped default")
     parser.add_argument("--env-kwargs", type=json.loads, default={}, help="JSON; the shipped defaults are those of envs.mujoco")
     parser.add_argument("--policy", type=Path, help="policy folder, for rollouts of its own episodes")
     parser.add_argument("--episodes", type=int, default=96, help="of each contender in each round of rollouts")

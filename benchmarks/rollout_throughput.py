@@ -10,6 +10,7 @@ is refilled at once. Steps of ended episodes do not count.
 import argparse
 import asyncio
 import functools
+import statistics
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -18,19 +19,19 @@ import gymnasium
 import numpy as np
 import torch
 
-from benchmarks.env_throughput import NUM_TASKS, start_warm, summarise_ratios
+from benchmarks.env_throughput import CHUNK, NUM_TASKS, summarise_ratios
 from benchmarks.throughput_envs import WaitingEnv
-from envs.base import IMAGES, PROPRIOCEPTION
+from envs.base import IMAGES, PROPRIOCEPTION, FrameRequest
 from envs.metaworld_suite import INSTRUCTIONS
 from envs.registry import env_spec
 from siirl.engine.rollout.embodied_engine import ActRequest, EmbodiedEngine
-from siirl.engine.rollout.embodied_workflow import EmbodiedWorkflow
-from siirl.engine.rollout.executor import rollout_batch
+from siirl.engine.rollout.embodied_rollout import EmbodiedRollout, RolloutSettings
 from siirl.engine.rollout.workflow import EpisodeRequest
 from siirl.env_server.pool import EnvPool
 from siirl.models import load_policy
 
 FIRST_SEED = 700_000  # nothing was trained or tuned on these
+WARM_UP = 2  # uncounted turns, in which simulators are built: an environment of the pool meets tasks as they come
 
 
 class LockstepRollout:
@@ -87,36 +88,32 @@ class LockstepRollout:
 
 
 class PoolRollout:
-    """EnvPool on Ray with siirl's own workflow, all episodes at once or batch by batch."""
+    """siirl's own rollout, as training has it but for videos: all episodes at once, or batch by batch."""
 
     def __init__(self, policy: Any, env_kwargs: Mapping[str, Any], *, num_servers: int, envs_per_server: int, refill: bool) -> None:
-        self._loop = asyncio.new_event_loop()
-        self._pool = EnvPool("mujoco", env_kwargs, num_servers, envs_per_server, cluster="ray", deadline_s=120.0)
-        self._loop.run_until_complete(start_warm(self._pool))
-        self._engine = EmbodiedEngine(policy=policy, temperature=1.0, lockstep=False, batch_rows=self._pool.num_slots)
-        self._workflow = EmbodiedWorkflow(pool=self._pool, policy=policy, streams={})
-        self._refill = refill
+        pool = EnvPool("mujoco", env_kwargs, num_servers, envs_per_server, cluster="ray", deadline_s=120.0)
+        settings = RolloutSettings(
+            temperature=1.0, top_p=1.0, deterministic=False, frame_every=CHUNK, recorder=FrameRequest(every=CHUNK, size=64), blind=False
+        )
+        self._rollout = EmbodiedRollout(policy=policy, pool=pool, encoder=None, settings=settings)
+        self._rollout.start()
+        self._size = None if refill else pool.num_slots
 
     def run(self, requests: Sequence[EpisodeRequest]) -> tuple[int, int]:
         """Run all episodes; returns environment steps and successes."""
-        size = len(requests) if self._refill else self._pool.num_slots
-        self._pool.stats()
-        begin, rows = time.perf_counter(), []
-        for start in range(0, len(requests), size):
-            batch = requests[start : start + size]
-            result = self._loop.run_until_complete(rollout_batch(self._workflow, self._engine, batch))
-            rows += [trajectory.row for trajectory in result.trajectories]
-        wall_s = time.perf_counter() - begin
+        size = self._size or len(requests)
+        results = [self._rollout.generate(requests[start : start + size]) for start in range(0, len(requests), size)]
+        stats = [each for _, each in results]
         self.busy = {
-            "simulators": self._pool.stats()["env/busy_share"],
-            "policy": self._engine.take_stats()["busy_s"] / wall_s,
+            "simulators": statistics.fmean(each["env/busy_share"] for each in stats),
+            "policy": sum(each["policy_busy_s"] for each in stats) / sum(each["seconds"] for each in stats),
         }
+        rows = [trajectory.row for result, _ in results for trajectory in result.trajectories]
         return sum(row["finish_step"] for row in rows), sum(row["complete"] for row in rows)
 
     def close(self) -> None:
         """End all processes."""
-        self._loop.run_until_complete(self._pool.close())
-        self._loop.close()
+        self._rollout.close()
 
 
 def make_requests(tasks: Sequence[str], *, episodes: int) -> list[EpisodeRequest]:
@@ -136,11 +133,11 @@ def make_requests(tasks: Sequence[str], *, episodes: int) -> list[EpisodeRequest
 
 
 def rollouts_section(flags: argparse.Namespace, env_kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """Measure all in turns; the first turn of each, which builds simulators, is not counted."""
+    """Measure all in turns; the first turns of each, which build simulators, are not counted."""
     torch.set_num_threads(1)
     policy = load_policy(flags.policy).eval()
-    num_slots = flags.num_servers * flags.envs_per_server
-    pool = functools.partial(PoolRollout, policy, env_kwargs, num_servers=flags.num_servers, envs_per_server=flags.envs_per_server)
+    num_slots = flags.num_servers * flags.rollout_envs_per_server
+    pool = functools.partial(PoolRollout, policy, env_kwargs, num_servers=flags.num_servers, envs_per_server=flags.rollout_envs_per_server)
     contenders = {
         "lockstep_plain": LockstepRollout(policy, env_kwargs, num_envs=num_slots, sparing=False),
         "lockstep_sparing": LockstepRollout(policy, env_kwargs, num_envs=num_slots, sparing=True),
@@ -151,7 +148,7 @@ def rollouts_section(flags: argparse.Namespace, env_kwargs: Mapping[str, Any]) -
     rates: dict[str, list[float]] = {name: [] for name in contenders}
     outcomes: dict[str, dict[str, float]] = {}
     try:
-        for number in range(flags.rounds + 1):
+        for number in range(1 - WARM_UP, flags.rounds + 1):
             for name, contender in contenders.items():
                 begin = time.perf_counter()
                 steps, successes = contender.run(requests)

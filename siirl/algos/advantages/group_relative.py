@@ -112,7 +112,7 @@ def gpg_advantage(
     alpha: float | None = None,
     min_group_spread: float = 0.0,
 ) -> torch.Tensor:
-    """GPG: `A_i = alpha * (r_i - mean(r)) / f_norm` (arXiv 2504.02546, the corrected gradient estimate).
+    """GPG: `A_i = alpha * (r_i - mean(r)) / f_norm` (arXiv 2504.02546v4, equations 6 and 7).
 
     `alpha = B / (B - M)` with B samples, of which M stand in groups without any signal: these enter the loss's mean with 0, and alpha
     takes them out of its denominator. Where a filter has dropped them before, M is 0 and alpha 1.
@@ -145,7 +145,7 @@ def cpgd_advantage(
     epsilon: float = 1e-6,
     min_group_spread: float = 0.0,
 ) -> torch.Tensor:
-    """CPGD: `A_i = w * (r_i - mean(r))` within the group, w by one of three weightings (arXiv 2505.12504).
+    """CPGD: `A_i = w * (r_i - mean(r))` within the group, w by one of three weightings (arXiv 2505.12504, section 4.3, III).
 
     - `STD_weight`: `w = 1 / (std(r) + epsilon)`, GRPO's, which favours prompts that are nearly solved or nearly hopeless;
     - `clip_filter_like_weight`: `w = min(3, G / G')` for all, with G groups of which G' are told apart: what dropping the other

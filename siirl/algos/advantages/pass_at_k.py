@@ -2,7 +2,8 @@
 
 `A_i = mean over all choices of k - 1 others of [max(r_i, theirs) - max(theirs)]`, never negative. With k the whole group that is
 `r_max - r_second` for the best sample and 0 for the others (leave-one-out, arXiv 2503.19595); with a smaller k it is, but for the constant
-factor k / n, the leave-one-out estimate of PKPO (arXiv 2505.15201), here without listing any subsets.
+factor k / n, the estimate of PKPO whose baseline leaves the sample out of its k (arXiv 2505.15201, equation 33), here without listing any
+subsets.
 """
 
 # B sample of all ranks

@@ -16,7 +16,7 @@ from siirl.errors import ConfigError
 
 @register_policy_loss("gpg", own_bounds=True)
 def gpg_policy_loss(*, log_probs_BT: torch.Tensor, advantages_BT: torch.Tensor, mask_BT: torch.Tensor) -> PolicyLoss:
-    """GPG: `-A log pi`, the policy gradient itself (arXiv 2504.02546, section 3); for one update of each sample.
+    """GPG: `-A log pi`, the policy gradient itself (arXiv 2504.02546v4, equation 5); for one update of each sample.
 
     Its scale for groups that carry no signal is the advantage's business (`adv_estimator=gpg`).
     """
@@ -36,7 +36,7 @@ def cpgd_policy_loss(
     policy_drift_coef: float = 0.01,
     policy_drift_cap: float = 3.0,
 ) -> PolicyLoss:
-    """CPGD: PPO's bound on the log-ratio `d` instead of the ratio, and a drift term that pulls back (arXiv 2505.12504).
+    """CPGD: PPO's bound on the log-ratio `d` instead of the ratio, and a drift term that pulls back (arXiv 2505.12504, equation 2).
 
     `max(-A d, -A clip(d, log(1 - low), log(1 + high))) + policy_drift_coef * (stop(min(exp(d), cap)) - 1) * d`. The second term's
     gradient `(r - 1) grad log pi` is that of KL(pi_old || pi) with a control variate, so it is 0 where nothing has moved.

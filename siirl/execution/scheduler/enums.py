@@ -11,8 +11,16 @@ class AdvantageEstimator(StrEnum):
 
     GAE = "gae"
     GRPO = "grpo"
-    GSPO = "gspo"  # the advantage of GRPO with the loss of GSPO
+    DR_GRPO = "dr_grpo"
+    RLOO = "rloo"
+    REINFORCE_PLUS_PLUS = "reinforce_plus_plus"
+    REINFORCE_PLUS_PLUS_BASELINE = "reinforce_plus_plus_baseline"
+    REMAX = "remax"
+    OPO = "opo"
+    GRPO_PASSK = "grpo_passk"
+    GPG = "gpg"
     CPGD = "cpgd"
+    GSPO = "gspo"  # the advantage of GRPO with the loss of GSPO
 
 
 class WorkflowType(StrEnum):
