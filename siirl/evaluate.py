@@ -189,7 +189,9 @@ def run(config: SiiRLArguments, folder: Path, *, kinds: Sequence[bool]) -> dict[
             kind = "argmax" if greedy else "sampled"
             samples = 1 if greedy else config.trainer.val_samples
             with Progress(f"{kind} actions", config.trainer.val_episodes * len(tasks) * samples) as progress:
-                metrics = evaluation.validator.evaluate(step=0, greedy=greedy, on_done=functools.partial(_advance, progress))
+                shown = not greedy or len(kinds) == 1  # one way of acting is enough to look at: the one that training sees
+                advance = functools.partial(_advance, progress)
+                metrics = evaluation.validator.evaluate(step=0, greedy=greedy, record=shown, on_done=advance)
             reduced = reduce_metrics([metrics])
             results[kind] = evaluations(reduced, kind="argmax_" if greedy else "")
             if samples > 1:

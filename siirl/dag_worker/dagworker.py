@@ -203,7 +203,7 @@ class DAGWorker:
         yield Activity("evaluating on held-out episodes")
         begin = time.perf_counter()
         for greedy in self.parts.validator.kinds:
-            self.metrics.record(self.parts.validator.evaluate(step=self.global_steps, greedy=greedy))
+            self.metrics.record(self.parts.validator.evaluate(step=self.global_steps, greedy=greedy, record=not greedy))
         self.metrics.record({"time/evaluation_s": time.perf_counter() - begin})
 
     def _save(self) -> None:

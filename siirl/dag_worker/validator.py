@@ -75,10 +75,15 @@ class Validator:
         self.samples, self.kinds = samples, tuple(kinds)
 
     def evaluate(
-        self, *, step: int, greedy: bool = False, on_done: Callable[[EpisodeRequest], None] = lambda request: None
+        self,
+        *,
+        step: int,
+        greedy: bool = False,
+        record: bool = True,
+        on_done: Callable[[EpisodeRequest], None] = lambda request: None,
     ) -> dict[str, Value]:
-        """Run this rank's share of the episodes; `val/<task>/…` of that share."""
-        requests = self._requests(step=step, greedy=greedy)
+        """Run this rank's share of the episodes, with videos of some unless `record` is false; `val/<task>/…` of that share."""
+        requests = self._requests(step=step, greedy=greedy, recorded=share_of(self.record, self.ranks) if record else 0)
         result, _ = self.rollout.generate(requests, embed=False, on_done=on_done)
         check_failures(result.failed, episodes=len(requests), max_failed_share=self.max_failed_share, ranks=self.ranks)
         self.recorder.keep(result.trajectories, kind="val", step=step)
@@ -89,10 +94,9 @@ class Validator:
             metrics |= pass_at_k_metrics(outcomes, samples=self.samples * self.rollout.pool.spec.num_agents)
         return {**metrics, "env/failed_episodes": float(len(result.failed))}
 
-    def _requests(self, *, step: int, greedy: bool) -> list[EpisodeRequest]:
+    def _requests(self, *, step: int, greedy: bool, recorded: int) -> list[EpisodeRequest]:
         """This rank's episodes: tasks in turn, so that the recorded ones show different tasks."""
         kind = "argmax" if greedy else "sampled"
-        recorded = 0 if greedy else share_of(self.record, self.ranks)
         return [
             EpisodeRequest(
                 uid=f"val-{step:06d}-{kind}-{prompt.group_id:06d}{f'-{sample:03d}' if self.samples > 1 and not greedy else ''}",

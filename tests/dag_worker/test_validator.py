@@ -84,6 +84,16 @@ def test_most_likely_tokens_are_asked_for_once_a_prompt_and_counted_apart(make):
     assert not [name for name in metrics if "pass_at" in name]
 
 
+@pytest.mark.parametrize("greedy", [True, False])
+def test_either_way_of_acting_can_be_recorded_or_not(make, greedy):
+    validator, asked = make(right, record=2), []
+    validator.evaluate(step=0, greedy=greedy, on_done=asked.append)
+    assert sorted(request.group_id for request in asked if request.record) == [0, 1]
+    asked.clear()
+    validator.evaluate(step=0, greedy=greedy, record=False, on_done=asked.append)
+    assert (len(asked), any(request.record for request in asked)) == (5, False)
+
+
 def test_several_samples_of_a_prompt_draw_apart_and_give_pass_at_k(make):
     """One of four answers to each prompt is right: by hand, a set of two holds it with chance 1/2."""
     validator = make(lambda request: right(request) if request.seed[2] == 1 else "-1", samples=4)
