@@ -7,20 +7,23 @@ from rich.console import Console
 from rich.text import Text
 
 Row = Mapping[str, Any]
+GIST_LENGTH = 40  # characters of the question and of the answer in a headline: both fit a terminal's line
 _COLOURS = {"user": "cyan", "system": "magenta", "tool": "yellow", "assistant": "default"}
 
 
 def headline(row: Row) -> str:
-    """Step, task, outcome, verdict and reward in a line."""
-    parts = [f"step {row['step']}", str(row["kind"]), str(row["task"]), outcome(row)]
+    """In a line: the question and the answer, shortened, outcome, verdict and reward, and where it comes from."""
+    parts = [outcome(row)]
     if row.get("verdict") and row["verdict"] != "correct":
         parts.append(str(row["verdict"]))
     if row["reward"] is not None:
-        parts.append(f"reward {row['reward']:.3g}")
-    parts.append(f"return {row['env_return']:.3g}{_parts_of_reward(row)}")
+        parts.append(f"reward {row['reward']:.3g}{_parts_of_reward(row)}")
+    if row["env_return"] != row["reward"]:
+        parts.append(f"return {row['env_return']:.3g}")
     if row["truncated"]:
         parts.append("truncated")
-    return ", ".join(parts)
+    parts.append(f"{row['kind']} {row['task']}, step {row['step']}")
+    return f"{_gist(row)}{', '.join(parts)}"
 
 
 def outcome(row: Row) -> str:
@@ -55,6 +58,20 @@ def show(rows: Sequence[Row], console: Console) -> None:
         console.print(Text(footnote(row), style="dim"), soft_wrap=True)
 
 
+def _gist(row: Row) -> str:
+    """The last thing asked and the last thing said; nothing of a rollout without words."""
+    asked = [text for role, text in chat(row) if role == "user"]
+    said = [text for role, text in chat(row) if role == "assistant"]
+    return f"{_shortened(asked[-1])} -> {_shortened(said[-1])}: " if asked and said else ""
+
+
+def _shortened(text: str) -> str:
+    words = " ".join(text.split())
+    return words if len(words) <= GIST_LENGTH else words[: GIST_LENGTH - 1] + "…"
+
+
 def _parts_of_reward(row: Row) -> str:
     parts = row.get("reward_parts") or {}
+    if len(parts) == 1 and row["reward"] in parts.values():
+        return ""
     return f" ({', '.join(f'{name} {value:.3g}' for name, value in parts.items())})" if parts else ""

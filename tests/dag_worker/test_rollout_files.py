@@ -122,7 +122,7 @@ def test_rollouts_are_shown_in_the_terminal(tmp_path, capsys):
     files.close()
     assert main([str(tmp_path), "--rollouts", "--failures"]) == 0
     shown = capsys.readouterr().out
-    assert "step 8, train, sums-2, fail, wrong, reward 0.25, return 0" in shown
+    assert "1+2= -> [b]4[/b]: fail, wrong, reward 0.25, return 0, train sums-2, step 8" in shown
     assert "user: 1+2=" in shown
     assert "assistant: [b]4[/b]" in shown
     assert "tool: no such tool" in shown
