@@ -2,8 +2,8 @@
 
     python -m benchmarks.embodied_learning main --seeds 1 2 3
 
-`main` has the demo's tasks: SRPO, the 0/1 reward for the same number of environment steps, and a blind control (images zeroed in
-warm start, training and evaluation) that should not gain much. `low_base` has tasks that a weaker warm start almost never solves: the 0/1
+`main` has the demo's tasks: SRPO, the 0/1 reward for the same number of training steps, PPO with a critic on the same 0/1, and a blind
+control (images zeroed in warm start, training and evaluation) that should not gain much. `low_base` has tasks that a weaker warm start almost never solves: the 0/1
 reward, SRPO alone and with the demonstrations of the warm start as references, and an oracle that knows the true distance.
 How an arm is run and measured is told in `benchmarks.learning_studies`.
 """
@@ -18,6 +18,7 @@ STUDIES = {
         arms={
             "srpo": Arm(()),
             "success": Arm(("reward=success",), steps_of="srpo"),
+            "ppo": Arm(("pipeline=ppo",), steps_of="srpo"),
             "blind": Arm(("experiment=blind",), steps_of="srpo", warm_start=("trainer.blind=true",)),
         },
     ),
