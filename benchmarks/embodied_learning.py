@@ -3,8 +3,9 @@
     python -m benchmarks.embodied_learning main --seeds 1 2 3
 
 `main` has the demo's tasks: SRPO, the 0/1 reward for the same number of training steps, PPO with a critic on the same 0/1, and a blind
-control (images zeroed in warm start, training and evaluation) that should not gain much. `low_base` has tasks that a weaker warm start almost never solves: the 0/1
-reward, SRPO alone and with the demonstrations of the warm start as references, and an oracle that knows the true distance.
+control (images zeroed in warm start, training and evaluation) that should not gain much. `low_base` has tasks that a weaker warm start
+almost never solves: the 0/1 reward, SRPO alone and with the demonstrations of the warm start as references, and an oracle that knows the
+true distance.
 How an arm is run and measured is told in `benchmarks.learning_studies`.
 """
 
