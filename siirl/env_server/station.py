@@ -1,8 +1,8 @@
 """A station: one place of the pool. It sends requests to the server that runs there, notices when it fails, and starts the next one.
 
-Requests of several environments of a server travel in one remote call where they come at the same time, which is what a policy does
-that answers a batch of observations: a Ray call costs more than a millisecond of two processes' time. A call never carries more than half
-of a server's environments, so that the server has the other half to work on while the policy looks at the first.
+Requests of several environments of a server travel in one message where they come at the same time, which is what a policy does that
+answers a batch of observations: a message costs two processes some tenths of a millisecond. It never carries more than half of a server's
+environments, so that the server has the other half to work on while the policy looks at the first.
 
 What a failure means for the episodes that lived there is decided by `siirl.env_server.slot`.
 """
@@ -136,6 +136,7 @@ class Station:
             await asyncio.wait({closing}, timeout=CLOSE_DEADLINE_S)
             _forget(closing)
             host.kill()
+            await asyncio.sleep(0)  # an event loop closes connections in its next turn, and may have none after this
         for delivery in self._deliveries:
             delivery.cancel()
         await asyncio.gather(*self._deliveries, return_exceptions=True)

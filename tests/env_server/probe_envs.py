@@ -6,6 +6,8 @@ Servers are processes that get replaced, so a misbehaviour is counted in files: 
 import asyncio
 import os
 import signal
+import sys
+import threading
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -96,6 +98,14 @@ class FaultyEnv(WalkEnv):
                 os.kill(os.getpid(), signal.SIGKILL)
             case "hang":
                 time.sleep(3600)
+            case "stop":
+                os.kill(os.getpid(), signal.SIGSTOP)
+            case "leave":
+                sys.exit("no licence for the simulator")
+            case "unpicklable":
+                info = {**info, "lock": threading.Lock()}
+            case "unreadable":
+                info = {**info, "odd": Unreadable()}
             case "hang_awaiting":
                 await asyncio.sleep(3600)
             case "nan_observation":
@@ -107,6 +117,13 @@ class FaultyEnv(WalkEnv):
             case "wrong_dtype":
                 observation = {**observation, PROPRIOCEPTION: np.zeros(2, np.float64)}
         return observation, reward, terminated, truncated, info
+
+
+class Unreadable:
+    """Can be pickled, and raises a ValueError when it is unpickled."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return int, ("no number",)
 
 
 class FlickeringEnv(FaultyEnv):

@@ -1,17 +1,21 @@
 """The pool with real server processes: faults of processes, the same episodes from any number of them, nothing left running."""
 
 import asyncio
+import gc
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
+import warnings
 from collections.abc import Iterator
 
 import numpy as np
 import pytest
 
 from siirl.env_server.pool import EnvPool
-from siirl.env_server.ray_host import server_environment
+from siirl.env_server.ray_host import RayHost, server_environment
 from siirl.errors import ConfigError, SimulationFailed
 
 WALK, FAULTY = "probe_envs:WalkEnv", "probe_envs:FaultyEnv"
@@ -98,7 +102,7 @@ def test_episodes_are_the_same_from_one_and_from_four_servers(num_servers):
     assert asyncio.run(episodes()) == said_locally(range(12))
 
 
-def test_a_server_that_is_killed_is_replaced_and_its_episodes_replayed():
+def test_a_server_that_is_killed_is_replaced_and_its_episodes_replayed(caplog):
     def kill_server(num_chunks, process):
         if num_chunks == 3:
             os.kill(process, signal.SIGKILL)
@@ -115,9 +119,13 @@ def test_a_server_that_is_killed_is_replaced_and_its_episodes_replayed():
     assert 1 <= stats["env/replays"] <= 3
     assert stats["env/failures"] == 0
     wait_until_gone(set(processes))
+    assert any("is replaced: died (The actor died" in record.message for record in caplog.records)  # Ray's word on it
 
 
-@pytest.mark.parametrize("fault", ["hang", pytest.param("die", marks=pytest.mark.slow), "raise"])
+SLOW_FAULTS = ("die", "leave", "stop", "unpicklable", "unreadable")
+
+
+@pytest.mark.parametrize("fault", ["hang", "raise", *(pytest.param(fault, marks=pytest.mark.slow) for fault in SLOW_FAULTS)])
 def test_after_a_fault_in_a_process_the_episodes_end_as_without_it(fault, tmp_path):
     async def episodes():
         kwargs = {"fault": fault, "ledger": str(tmp_path), "times": 1}
@@ -173,6 +181,61 @@ def test_a_pool_can_be_closed_while_an_episode_runs():
     assert isinstance(error, RuntimeError) and "closed" in str(error)
 
 
+@pytest.mark.parametrize("killed", [False, True])
+def test_a_pool_that_is_closed_leaves_no_task_and_no_connection(killed, caplog):
+    """The event loop stops for good as soon as the pool is closed, as a caller's may."""
+
+    async def episode():
+        pool = make_pool(num_servers=1)
+        async with pool, pool.slot() as slot:
+            await slot.reset(seed=0)
+            *_, info = await slot.step_chunk(np.zeros((1, 1), np.float32))
+            if killed:
+                os.kill(info["pid"], signal.SIGKILL)
+        await pool.close()
+
+    loop = asyncio.new_event_loop()
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always", ResourceWarning)
+        loop.run_until_complete(episode())
+        assert asyncio.all_tasks(loop) == set()
+        loop.close()
+        gc.collect()
+    assert [str(warning.message) for warning in warned if "transport" in str(warning.message)] == []
+    assert caplog.records == []
+
+
+@pytest.mark.slow  # a Ray of its own
+def test_when_ray_is_shut_down_an_episode_ends_with_an_error_and_no_other_ray_starts():
+    program = (
+        "import asyncio, logging, ray\n"
+        "import numpy as np\n"
+        "from siirl.env_server.pool import EnvPool\n"
+        "logging.disable()\n"
+        "class Task(str):\n"  # a class that only this script has
+        "    pass\n"
+        "ray.init(num_cpus=1, include_dashboard=False, log_to_driver=False)\n"
+        "async def main():\n"
+        f"    pool = EnvPool({WALK!r}, {{'step_s': 5.0}}, 1, cluster='ray', deadline_s=120.0)\n"
+        "    async with pool, pool.slot() as slot:\n"
+        "        await slot.reset(seed=0, options={'task': Task('left')})\n"
+        "        step = asyncio.create_task(slot.step_chunk(np.zeros((8, 1), np.float32)))\n"
+        "        await asyncio.sleep(0.5)\n"
+        "        ray.shutdown()\n"
+        "        async with asyncio.timeout(30):\n"  # the step takes 40 s, its deadline is 120
+        "            error, = await asyncio.gather(step, return_exceptions=True)\n"
+        "        print(type(error).__name__, error)\n"
+        "    await pool.close()\n"
+        "asyncio.run(main())\n"
+        "print(ray.is_initialized())\n"
+    )
+    path = os.pathsep.join([os.path.dirname(os.path.abspath(__file__)), os.environ["PYTHONPATH"]])
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, check=True, timeout=120)
+    assert done.stdout.split("\n")[-3].startswith("ConfigError cluster='ray' needs a Ray connection")
+    assert done.stdout.split("\n")[-2] == "False"
+
+
 def test_what_cannot_be_sent_is_an_error_and_not_a_wait():
     async def episode():
         async with make_pool(num_servers=1) as pool, pool.slot() as slot:
@@ -182,6 +245,33 @@ def test_what_cannot_be_sent_is_an_error_and_not_a_wait():
             return observation["proprioception"].tolist()
 
     assert asyncio.run(episode()) == said_locally([3])[0][0]
+
+
+@pytest.mark.slow  # waits for Ray's word on the server, which is well
+def test_a_server_that_cannot_be_reached_is_told_with_its_address():
+    async def opened():
+        host = RayHost(env_name=WALK, env_kwargs={}, num_envs=1)
+        host._secret = bytes(32)
+        try:
+            await host.open()
+        finally:
+            host.kill()
+
+    with pytest.raises(ConnectionError, match=r"waits at [\d.]+, port \d+, and cannot be reached there \(.*secret\): is that port open"):
+        asyncio.run(opened())
+
+
+def test_a_class_that_was_defined_in_a_function_gets_there_and_back():
+    class Task(str):
+        colour = "red"
+
+    async def task():
+        async with make_pool(num_servers=1) as pool, pool.slot() as slot:
+            _, info = await slot.reset(seed=0, options={"task": Task("right")})
+            return info["task"]
+
+    answer = asyncio.run(task())
+    assert (answer, answer.colour) == ("right", "red")
 
 
 @pytest.mark.slow

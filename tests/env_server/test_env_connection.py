@@ -1,0 +1,290 @@
+"""The connection between a pool and its servers, with real sockets: whole messages, who is let in, and what is left of a lost one."""
+
+import asyncio
+import os
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from siirl.env_server.connection import BUFFER_BYTES, HEADER, Address, ClientEnd, ServerEnd, accept, listen
+
+SECRET, OTHER_SECRET = bytes(range(32)), bytes(32)
+SIZES = (0, 1, 1000, BUFFER_BYTES - HEADER.size, BUFFER_BYTES, 3 * BUFFER_BYTES)
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left() -> Iterator[None]:
+    """No thread and no socket stays after a test."""
+
+    def open_now() -> tuple[int, int]:
+        with os.scandir("/proc/self/fd") as files:
+            return threading.active_count(), sum(os.readlink(file).startswith("socket:") for file in files)
+
+    before = open_now()
+    yield
+    assert open_now() == before
+
+
+@pytest.fixture(params=["asyncio", "uvloop"])
+def run(request) -> Iterator[Callable[..., object]]:
+    """Runs a coroutine on Python's event loop, and on the one that Ray's workers prefer."""
+    factory = asyncio.new_event_loop if request.param == "asyncio" else pytest.importorskip("uvloop").new_event_loop
+    with asyncio.Runner(loop_factory=factory) as runner:
+        yield runner.run
+
+
+@contextmanager
+def echo_server(host: str = "127.0.0.1", **options: float) -> Iterator[tuple[Address, list[bytes]]]:
+    """A server in a thread, which sends back what it gets; its address, and what it got."""
+    listener, got = listen(host), []
+    address = listener.getsockname()[:2]
+
+    def serve() -> None:
+        loop = asyncio.new_event_loop()
+        with loop.run_until_complete(accept(listener, secret=SECRET, **options)) as end:
+            for message in end.messages():
+                got.append(message)
+                end.send(message)
+        loop.close()
+
+    thread = threading.Thread(target=serve, daemon=True)
+    thread.start()
+    yield address, got
+    thread.join(timeout=10)
+    assert not thread.is_alive()
+
+
+@contextmanager
+def fake_server(behave: Callable[[socket.socket], None]) -> Iterator[Address]:
+    """Somebody else at a server's address; `behave` gets the first connection."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def serve() -> None:
+            peer, _ = listener.accept()
+            with peer:
+                behave(peer)
+
+        thread = threading.Thread(target=serve, daemon=True)
+        thread.start()
+        yield listener.getsockname()
+        thread.join(timeout=10)
+        assert not thread.is_alive()
+
+
+def connected_pair() -> tuple[socket.socket, socket.socket]:
+    """Both ends of a connection, as sockets."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return socket.create_connection(listener.getsockname()), listener.accept()[0]
+
+
+class Inbox:
+    """A pool's end, and what came there: messages as bytes, and at last the error that says that it is lost."""
+
+    def __init__(self) -> None:
+        self._come: asyncio.Queue[bytes | ConnectionError] = asyncio.Queue()
+        self.end = ClientEnd(on_message=lambda message: self._come.put_nowait(bytes(message)), on_lost=self._come.put_nowait)
+
+    async def next(self) -> bytes | ConnectionError:
+        return await asyncio.wait_for(self._come.get(), timeout=10)
+
+    @property
+    def is_empty(self) -> bool:
+        return self._come.empty()
+
+
+async def echoed(address: Address, messages: list[bytes], *, secret: bytes = SECRET) -> list[bytes | ConnectionError]:
+    """What comes back of `messages`, sent all at once by a pool that says at once that there are no more."""
+    inbox = Inbox()
+    await inbox.end.connect(address, secret=secret)
+    for message in messages:
+        inbox.end.send(message)
+    inbox.end.finish()
+    come = [await inbox.next()]
+    while isinstance(come[-1], bytes):
+        come.append(await inbox.next())
+    return come
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
+def test_messages_of_any_size_come_whole_and_in_order_and_then_the_end(run, host):
+    messages = [bytes([index]) * size for index, size in enumerate(SIZES)]
+    with echo_server(host) as (address, got):
+        *come, end = run(echoed(address, messages))
+    assert come == got == messages
+    assert isinstance(end, ConnectionError) and "closed by its process" in str(end)
+
+
+@given(st.lists(st.sampled_from(SIZES), max_size=4), st.lists(st.integers(0, 10 * BUFFER_BYTES), max_size=8))
+def test_messages_do_not_depend_on_how_the_stream_was_cut(sizes, cuts):
+    messages = [bytes([index]) * size for index, size in enumerate(sizes)]
+    stream = b"".join(HEADER.pack(len(message)) + message for message in messages)
+    got: list[bytes] = []
+    end = ClientEnd(on_message=lambda message: got.append(bytes(message)), on_lost=lambda error: None)
+    for begin, stop in pairwise(sorted({0, len(stream), *(cut % (len(stream) + 1) for cut in cuts)})):
+        while begin < stop:
+            buffer = end.get_buffer(-1)
+            size = min(len(buffer), stop - begin)
+            buffer[:size] = stream[begin : begin + size]
+            end.buffer_updated(size)
+            begin += size
+    assert got == messages
+
+
+def test_a_wrong_secret_is_refused_by_both_sides_and_the_right_one_still_gets_in(run):
+    with echo_server() as (address, got):
+        with pytest.raises(ConnectionError, match=r"does not know the secret|instead of showing"):
+            run(echoed(address, [b"stolen"], secret=OTHER_SECRET))
+        assert run(echoed(address, [b"hello"]))[0] == b"hello"
+    assert got == [b"hello"]
+
+
+def test_strangers_who_are_silent_or_leave_keep_nobody_waiting(run):
+    with echo_server() as (address, _), socket.create_connection(address), socket.create_connection(address) as leaves:
+        leaves.close()
+        assert run(echoed(address, [b"hello"]))[0] == b"hello"
+
+
+def test_a_silent_stranger_is_sent_away_after_the_deadline(run):
+    with echo_server(deadline_s=0.05) as (address, _):
+        with socket.create_connection(address, timeout=10) as stranger:
+            assert len(stranger.recv(1000)) == 32  # the server's number
+            assert stranger.recv(1000) == b""
+        assert run(echoed(address, [b"hello"]))[0] == b"hello"
+
+
+def test_after_the_pool_nobody_is_let_in(run):
+    async def second(address: Address) -> None:
+        inbox = Inbox()
+        await inbox.end.connect(address, secret=SECRET)
+        inbox.end.send(b"hello")
+        await inbox.next()
+        with pytest.raises(ConnectionRefusedError):
+            await Inbox().end.connect(address, secret=SECRET)
+        inbox.end.finish()
+        await inbox.next()
+
+    with echo_server() as (address, _):
+        run(second(address))
+
+
+def test_whoever_sends_back_what_the_pool_says_is_no_server(run):
+    def mirror(peer: socket.socket) -> None:
+        while said := peer.recv(1000):
+            peer.sendall(said)
+
+    with fake_server(mirror) as address, pytest.raises(ConnectionError, match="does not know the secret"):
+        run(Inbox().end.connect(address, secret=SECRET))
+
+
+def test_what_a_pool_said_to_one_server_opens_no_other(run):
+    recorded = b""
+
+    def relay(pool: socket.socket) -> None:
+        nonlocal recorded
+        with socket.create_connection(address) as server:
+            for _ in range(2):  # the numbers, then the proofs
+                recorded += (said := pool.recv(32, socket.MSG_WAITALL))
+                server.sendall(said)
+                pool.sendall(server.recv(32, socket.MSG_WAITALL))
+            pool.recv(1)
+
+    async def introduce() -> None:
+        inbox = Inbox()
+        await inbox.end.connect(fake, secret=SECRET)
+        inbox.end.finish()
+        await inbox.next()
+
+    with echo_server() as (address, _), fake_server(relay) as fake:
+        run(introduce())
+    assert len(recorded) == 64
+    with echo_server() as (address, got):
+        with socket.create_connection(address, timeout=10) as thief:
+            thief.sendall(recorded + HEADER.pack(5) + b"hello")
+            with suppress(ConnectionResetError):  # what was not read is refused with a reset
+                while thief.recv(1000):
+                    pass
+        run(echoed(address, [b"goodbye"]))
+    assert got == [b"goodbye"]
+
+
+def test_an_address_where_nobody_is_or_answers_is_an_error(run):
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        address = listener.getsockname()
+        with pytest.raises(ConnectionError, match=r"no answer within 0\.05 s"):
+            run(Inbox().end.connect(address, secret=SECRET, deadline_s=0.05))
+    with pytest.raises(ConnectionRefusedError):
+        run(Inbox().end.connect(address, secret=SECRET))
+
+
+def test_a_server_that_stops_and_dies_within_a_message_blocks_nobody_and_is_told(run):
+    """It sends more than the system's buffers take while the pool does not read, so that it is stopped in the middle."""
+    program = (
+        "import asyncio\n"
+        "from siirl.env_server.connection import accept, listen\n"
+        "listener = listen('127.0.0.1')\n"
+        "print(listener.getsockname()[1], flush=True)\n"
+        f"with asyncio.new_event_loop().run_until_complete(accept(listener, secret={SECRET!r})) as end:\n"
+        "    print('sends', flush=True)\n"
+        "    end.send(bytes(1 << 26))\n"
+    )
+    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) as server:
+        assert server.stdout is not None
+        address = ("127.0.0.1", int(server.stdout.readline()))
+
+        async def receive() -> ConnectionError | bytes:
+            inbox = Inbox()
+            await inbox.end.connect(address, secret=SECRET)
+            assert server.stdout is not None and server.stdout.readline() == "sends\n"
+            time.sleep(0.3)  # this event loop stands still, and the buffers fill
+            server.send_signal(signal.SIGSTOP)
+            for _ in range(20):  # turns of the loop, in which it takes what was sent
+                await asyncio.sleep(0.01)
+            assert inbox.is_empty
+            server.send_signal(signal.SIGKILL)
+            return await inbox.next()
+
+        assert "closed in the middle of an answer" in str(run(receive()))
+
+
+def test_an_end_that_was_aborted_says_why_and_sends_nothing_any_more(run):
+    async def aborted(address: Address) -> ConnectionError | bytes:
+        inbox = Inbox()
+        await inbox.end.connect(address, secret=SECRET)
+        inbox.end.abort(ConnectionError("the answer was garbage"))
+        inbox.end.send(b"hello")
+        inbox.end.finish()
+        inbox.end.abort()
+        return await inbox.next()
+
+    with echo_server() as (address, got):
+        error = run(aborted(address))
+    assert str(error) == "the answer was garbage"
+    assert got == []
+
+
+def test_a_part_of_a_request_is_none():
+    pool, server = connected_pair()
+    with ServerEnd(server) as end:
+        pool.sendall(HEADER.pack(2) + b"ab" + HEADER.pack(10) + b"abc")
+        pool.close()
+        assert list(end.messages()) == [b"ab"]
+
+
+def test_answering_a_pool_that_is_gone_ends_the_messages():
+    pool, server = connected_pair()
+    with ServerEnd(server) as end:
+        pool.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # close by a reset, as a crash does
+        pool.close()
+        end.send(bytes(1 << 24))
+        assert list(end.messages()) == []
