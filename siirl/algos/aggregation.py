@@ -14,9 +14,9 @@ from dataclasses import dataclass
 
 import torch
 
-from siirl.algos.checks import as_bool_mask, require_axes, require_same_shape
+from siirl.algos.checks import as_bool_mask, require_axes, require_finite, require_same_shape
 from siirl.algos.masked import masked_mean, masked_sum
-from siirl.errors import ConfigError, UnknownNameError
+from siirl.errors import ConfigError, TensorError, UnknownNameError
 
 
 @dataclass(frozen=True)
@@ -79,12 +79,17 @@ def aggregate_loss(
     Raises:
         UnknownNameError: No such mode.
         ConfigError: A mode that needs `horizon` without one.
-        TensorError: Shapes that differ.
+        TensorError: Shapes that differ, a loss that is not finite where the mask is on, or a denominator that is not positive: of a batch
+            without any kept token there is no mean.
     """
     require_axes(2, loss=loss_BT)
     require_same_shape(loss=loss_BT, response_mask=mask_BT)
+    kept_BT = as_bool_mask(mask_BT)
+    require_finite(mask=kept_BT, loss=loss_BT.detach())
+    if not 0 < float(denominator) < float("inf"):
+        raise TensorError(f"denominator is {float(denominator)}: the loss is divided by the weight of the whole batch, which is positive.")
     aggregation = _aggregation(mode)
-    total = aggregation.rows_B(loss_BT, as_bool_mask(mask_BT)).sum()
+    total = aggregation.rows_B(loss_BT, kept_BT).sum()
     if aggregation.needs_horizon:
         if horizon is None or horizon < 1:
             raise ConfigError(f"loss_agg_mode={mode} divides by the longest possible response: horizon must be positive, not {horizon}.")

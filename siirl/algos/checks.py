@@ -45,6 +45,16 @@ def require_finite(*, mask: torch.Tensor | None = None, **tensors: torch.Tensor)
         raise TensorError(f"{name} is {float(tensor[place])} in {where} ({rows} such rows of {len(tensor) if place else 1}).")
 
 
+def require_counts(**tensors: torch.Tensor) -> None:
+    """Raise TensorError if a tensor [B] holds anything that cannot be a number of tokens: NaN, infinity, or less than 0."""
+    require_axes(1, **tensors)
+    require_finite(**tensors)
+    for name, tensor in tensors.items():
+        if bool((tensor < 0).any()):
+            row = int((tensor < 0).nonzero()[0])
+            raise TensorError(f"{name} is {float(tensor[row])} in row {row}: a number of tokens is not negative.")
+
+
 def as_bool_mask(mask: torch.Tensor, *, name: str = "response_mask") -> torch.Tensor:
     """`mask` as booleans; raises TensorError if it holds anything but 0 and 1."""
     if mask.dtype == torch.bool:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import torch
 
-from siirl.algos.checks import require_axes, require_same_shape
+from siirl.algos.checks import as_bool_mask, require_axes, require_same_shape
 from siirl.algos.groups import distinguishable, group_statistics
 from siirl.errors import ConfigError, TensorError
 
@@ -36,12 +36,17 @@ def success_band_keep(
         low: Smallest share that is kept.
         high: Largest share that is kept.
         spared_B: Bool; samples that are kept whatever their group's share is.
+
+    Raises:
+        ConfigError: A band upside down.
+        TensorError: Shapes that differ, or a flag that is neither 0 nor 1.
     """
     if not 0.0 <= low <= high <= 1.0:
         raise ConfigError(f"success_low={low}, success_high={high}: a band of success rates needs 0 <= low <= high <= 1.")
-    share_B = group_statistics(values_B=success_B.double(), group_B=group_B).mean_B
+    require_same_shape(success=success_B, group=group_B, **({} if spared_B is None else {"spared": spared_B}))
+    share_B = group_statistics(values_B=as_bool_mask(success_B, name="success").double(), group_B=group_B).mean_B
     inside_B = (share_B >= low) & (share_B <= high)
-    return inside_B if spared_B is None else inside_B | spared_B
+    return inside_B if spared_B is None else inside_B | as_bool_mask(spared_B, name="spared")
 
 
 def truncation_keep(*, truncated_B: torch.Tensor) -> torch.Tensor:
@@ -50,7 +55,7 @@ def truncation_keep(*, truncated_B: torch.Tensor) -> torch.Tensor:
     In tasks that fail by running out of time this drops every failure, and then all groups; it is for other environments.
     """
     require_axes(1, truncated=truncated_B)
-    return ~truncated_B.bool()
+    return ~as_bool_mask(truncated_B, name="truncated")
 
 
 @dataclass(frozen=True)
@@ -92,12 +97,16 @@ def srpo_keep(
         success_low: Lower end of the band (`algorithm.filter.success_low`); 0 leaves it open.
         success_high: Upper end.
         truncated_B: Bool; given, truncated samples are dropped as well (`truncation_keep`).
+
+    Raises:
+        ConfigError: A band upside down.
+        TensorError: Shapes that differ, or a flag that is neither 0 nor 1.
     """
     require_axes(1, success=success_B)
     require_same_shape(success=success_B, group=group_B, failed=failed_B)
     if len(task_B) != len(success_B):
         raise TensorError(f"task has {len(task_B)} entries and success {len(success_B)}: one a sample is expected.")
-    success_B, keep_B = success_B.bool(), ~failed_B.bool()
+    success_B, keep_B = as_bool_mask(success_B, name="success"), ~as_bool_mask(failed_B, name="failed")
     dropped = {"failed_simulation": int((~keep_B).sum())}
 
     def drop(reason: str, gone_B: torch.Tensor) -> None:

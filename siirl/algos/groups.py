@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 
 from siirl.algos.checks import require_axes, require_finite, require_same_shape
-from siirl.errors import TensorError
+from siirl.errors import ConfigError, TensorError
 
 # A reward that is a sum of up to some hundred terms is right to a few units in the last place; 16 of them are "equal".
 ROUNDING_UNITS = 16
@@ -32,14 +32,29 @@ class GroupStatistics:
     differs_B: torch.Tensor
     """Bool: the group has at least two rows whose values differ by more than rounding."""
 
+    def told_apart(self, min_spread: float = 0.0) -> torch.Tensor:
+        """Bool [B]: whether the values of the row's group differ by more than rounding and by at least `min_spread`.
+
+        Raises:
+            ConfigError: A `min_spread` that is negative or NaN.
+        """
+        if not min_spread >= 0:
+            raise ConfigError(f"min_group_spread={min_spread}: a spread is not negative.")
+        return self.differs_B & (self.spread_B >= min_spread)
+
 
 def group_ids(index: torch.Tensor | NDArray[np.generic]) -> torch.Tensor:
-    """Group ids as int64 [B], from integers or, on one rank, from any array that numpy can sort (strings)."""
-    if isinstance(index, torch.Tensor):
-        if index.is_floating_point() or index.ndim != 1:
-            raise TensorError(f"index must be integers of shape [B]; got {index.dtype} of shape {list(index.shape)}.")
-        return index.long()
-    array = np.asarray(index)
+    """Group ids as int64 [B], from integers or, on one rank, from an array of names.
+
+    Raises:
+        TensorError: Fractions, or another shape.
+    """
+    array = index if isinstance(index, torch.Tensor) else np.asarray(index)
+    fractions = array.is_floating_point() if isinstance(array, torch.Tensor) else np.issubdtype(array.dtype, np.floating)
+    if fractions or array.ndim != 1:
+        raise TensorError(f"index must be integers of shape [B]; got {array.dtype} of shape {list(array.shape)}.")
+    if isinstance(array, torch.Tensor):
+        return array.long()
     if np.issubdtype(array.dtype, np.integer):
         return torch.from_numpy(array.astype(np.int64))
     return torch.from_numpy(np.unique(array.astype(str), return_inverse=True)[1].astype(np.int64))
@@ -49,14 +64,11 @@ def group_statistics(*, values_B: torch.Tensor, group_B: torch.Tensor) -> GroupS
     """Statistics of `values_B` within the groups that `group_B` (int64 [B]) names.
 
     Raises:
-        TensorError: Shapes that differ, NaN or infinity.
+        TensorError: Shapes that differ, NaN or infinity, groups that are no integers.
     """
-    require_axes(1, values=values_B)
-    require_same_shape(values=values_B, group=group_B)
-    require_finite(values=values_B)
+    ids, inverse_B = _groups_of(values_B, group_B)
     rounding = ROUNDING_UNITS * (torch.finfo(values_B.dtype).eps if values_B.is_floating_point() else 0.0)
     values = values_B.detach().to(torch.float64)
-    ids, inverse_B = torch.unique(group_B, return_inverse=True)
     zeros_G = torch.zeros(len(ids), dtype=torch.float64, device=values.device)
 
     count_G = torch.bincount(inverse_B, minlength=len(ids))
@@ -77,15 +89,22 @@ def group_statistics(*, values_B: torch.Tensor, group_B: torch.Tensor) -> GroupS
 
 
 def group_sum(*, values_B: torch.Tensor, group_B: torch.Tensor) -> torch.Tensor:
-    """Sum of the values of the row's group, float64 [B]."""
-    require_axes(1, values=values_B)
-    require_same_shape(values=values_B, group=group_B)
-    ids, inverse_B = torch.unique(group_B, return_inverse=True)
+    """Sum of the values of the row's group, float64 [B]; errors are `group_statistics`'."""
+    ids, inverse_B = _groups_of(values_B, group_B)
     zeros_G = torch.zeros(len(ids), dtype=torch.float64, device=values_B.device)
     return zeros_G.index_add(0, inverse_B, values_B.detach().to(torch.float64))[inverse_B]
 
 
 def distinguishable(*, values_B: torch.Tensor, group_B: torch.Tensor, min_spread: float = 0.0) -> torch.Tensor:
-    """Bool [B]: whether the values of the row's group differ by more than rounding and by at least `min_spread`."""
-    statistics = group_statistics(values_B=values_B, group_B=group_B)
-    return statistics.differs_B & (statistics.spread_B >= min_spread)
+    """`GroupStatistics.told_apart` of the values."""
+    return group_statistics(values_B=values_B, group_B=group_B).told_apart(min_spread)
+
+
+def _groups_of(values_B: torch.Tensor, group_B: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The different groups, int64 [G], and the place of each row's among them, int64 [B]."""
+    require_axes(1, values=values_B)
+    require_same_shape(values=values_B, group=group_B)
+    require_finite(values=values_B)
+    ids: torch.Tensor
+    ids, inverse_B = torch.unique(group_ids(group_B), return_inverse=True)
+    return ids, inverse_B

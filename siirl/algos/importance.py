@@ -40,7 +40,7 @@ def importance_weights(
         mask_BT: 1 at the tokens that count.
         level: One of `LEVELS`.
         bound: `truncate`: `min(w, high)` (V-trace, arXiv 1802.01561, section 4.1; TIS, Yao et al. 2025); `mask`: `w` inside of
-            [low, high], else 0 (IcePop, arXiv 2510.18855, per token in [0.5, 5]; MIS, Liu et al. 2025, per sequence).
+            [low, high], else 0 (IcePop, arXiv 2510.18855, section 2.3.2, per token in [0.5, 5]; MIS, Liu et al. 2025, per sequence).
         high: Largest weight; 2, the field's usual threshold.
         low: Smallest weight that `mask` leaves; 0 is none.
 

@@ -12,6 +12,7 @@ kept from overflowing.
 
 # B row (trajectory), T token
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -112,7 +113,7 @@ class AdaptiveKLController(FixedKLController):
 
     def update(self, current_kl: float, n_steps: int) -> None:
         """Move the coefficient after `n_steps` samples with mean divergence `current_kl`."""
-        if current_kl != current_kl:
-            raise TensorError("current_kl is NaN: the KL coefficient would be NaN from here on.")
+        if not math.isfinite(current_kl):
+            raise TensorError(f"current_kl is {current_kl}: the KL coefficient would mean nothing from here on.")
         proportional_error = min(max(current_kl / self.target - 1.0, -0.2), 0.2)
         self.value *= 1.0 + proportional_error * n_steps / self.horizon

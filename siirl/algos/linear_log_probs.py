@@ -19,8 +19,8 @@ from typing import Any
 import torch
 from torch.autograd.function import once_differentiable
 
-from siirl.algos.checks import require_finite
-from siirl.algos.log_probs import TokenScores, check_temperature, check_tokens
+from siirl.algos.log_probs import TokenScores, check_scores, check_temperature, check_tokens
+from siirl.algos.products import wide_product
 from siirl.errors import TensorError
 
 BLOCK_ELEMENTS = 1 << 22  # of logits that exist at a time: 16 MiB of float32, which mostly stays in a processor's last cache
@@ -40,11 +40,10 @@ def linear_token_scores(
         check: Refuse results that are not finite; see `siirl.algos.log_probs.token_scores`.
 
     Returns:
-        Scores in float32 (float64 for float64 inputs), of the shape of `tokens`. Logits are rounded to the inputs' dtype, as a model's own
-        head does it; all sums are float32 or float64.
+        Scores in float32 (float64 for float64 inputs), of the shape of `tokens`; so are all logits and sums.
 
     Raises:
-        ConfigError: A temperature that is not positive.
+        ConfigError: A temperature that is not positive and finite.
         TensorError: Shapes or dtypes that do not fit, tokens outside of the vocabulary, NaN or infinity.
     """
     check_temperature(temperature)
@@ -59,7 +58,7 @@ def linear_token_scores(
     log_probs_N, entropy_N = _LinearTokenScores.apply(hidden.reshape(-1, hidden.shape[-1]), weight, tokens.reshape(-1), temperature)  # type: ignore[no-untyped-call]
     scores = TokenScores(log_probs_N.view(tokens.shape), entropy_N.view(tokens.shape))
     if check:
-        require_finite(log_probs=scores.log_probs_BT.detach(), entropy=scores.entropy_BT.detach())
+        check_scores(scores, hidden=hidden, weight=weight)
     return scores
 
 
@@ -74,7 +73,7 @@ class _LinearTokenScores(torch.autograd.Function):
         for n in _stretches(len(tokens_N), BLOCK_TOKENS):
             running = _Running(tokens_N[n], dtype)
             for v in _stretches(len(weight_VD), _width(tokens_N)):
-                running.add(_logits(hidden_ND[n], weight_VD[v], temperature, dtype), v)
+                running.add(_logits(hidden_ND[n], weight_VD[v], temperature), v)
             log_probs_N[n], entropy_N[n], normalizer_N[n] = running.result()
         ctx.save_for_backward(hidden_ND, weight_VD, tokens_N, normalizer_N, entropy_N)
         ctx.temperature = temperature
@@ -97,7 +96,7 @@ class _LinearTokenScores(torch.autograd.Function):
         for v in _stretches(len(weight_VD), _width(tokens_N)):
             of_weight_vD = torch.zeros_like(weight_VD[v], dtype=dtype) if needs_weight else None
             for n in _stretches(len(tokens_N), BLOCK_TOKENS):
-                z_nv = _logits(hidden_ND[n], weight_VD[v], ctx.temperature, dtype)
+                z_nv = _logits(hidden_ND[n], weight_VD[v], ctx.temperature)
                 of_z_nv = _gradient_of_logits(
                     z_nv,
                     tokens_n=tokens_N[n] - v.start,
@@ -176,8 +175,8 @@ def _column(numbers_n: torch.Tensor | None) -> torch.Tensor:
     return numbers_n[:, None]
 
 
-def _logits(hidden_nD: torch.Tensor, weight_vD: torch.Tensor, temperature: float, dtype: torch.dtype) -> torch.Tensor:
-    z_nv = (hidden_nD @ weight_vD.T).to(dtype)
+def _logits(hidden_nD: torch.Tensor, weight_vD: torch.Tensor, temperature: float) -> torch.Tensor:
+    z_nv = wide_product(hidden_nD, weight_vD.T)
     return z_nv if temperature == 1.0 else z_nv.div_(temperature)
 
 

@@ -8,6 +8,7 @@ The way from hidden states, which never makes all logits, is `siirl.algos.linear
 
 # N token (all leading axes flattened), V entry of the vocabulary (action bin)
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -40,7 +41,7 @@ def token_scores(*, logits: torch.Tensor, tokens: torch.Tensor, temperature: flo
             where only the loss may raise.
 
     Raises:
-        ConfigError: A temperature that is not positive.
+        ConfigError: A temperature that is not positive and finite.
         TensorError: Shapes that do not fit, tokens outside of the vocabulary, NaN or infinity.
     """
     check_temperature(temperature)
@@ -51,13 +52,26 @@ def token_scores(*, logits: torch.Tensor, tokens: torch.Tensor, temperature: flo
     log_probs_N, entropy_N = _TokenScores.apply(logits.reshape(-1, vocabulary), tokens.reshape(-1), temperature)  # type: ignore[no-untyped-call]
     scores = TokenScores(log_probs_N.view(tokens.shape), entropy_N.view(tokens.shape))
     if check:
-        require_finite(log_probs=scores.log_probs_BT.detach(), entropy=scores.entropy_BT.detach())
+        check_scores(scores, may_forbid=True, logits=logits)
     return scores
 
 
+def check_scores(scores: TokenScores, *, may_forbid: bool = False, **inputs: torch.Tensor) -> None:
+    """Raise TensorError for scores that are not finite, naming the input that is to blame, if one is.
+
+    With `may_forbid` minus infinity in an input is no mistake by itself: it forbids an entry.
+    """
+    log_probs, entropy = scores.log_probs_BT.detach(), scores.entropy_BT.detach()
+    if bool(torch.isfinite(log_probs).all() & torch.isfinite(entropy).all()):
+        return
+    for name, tensor in inputs.items():
+        require_finite(mask=tensor != -torch.inf if may_forbid else None, **{name: tensor.detach()})
+    require_finite(log_probs=log_probs, entropy=entropy)
+
+
 def check_temperature(temperature: float) -> None:
-    """Raise ConfigError for a temperature that is not positive."""
-    if not temperature > 0:
+    """Raise ConfigError for a temperature that is not positive and finite."""
+    if not 0 < temperature < math.inf:
         raise ConfigError(f"temperature={temperature} must be positive: logits are divided by it. Greedy choice has no log-probs.")
 
 

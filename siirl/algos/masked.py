@@ -1,27 +1,31 @@
 """Sum, mean, variance and whitening over the entries that a mask keeps.
 
 Masked entries are replaced before they are summed, never multiplied by zero: 0 * NaN would be NaN. A mean or a variance of nothing
-is 0, so a fully masked row never makes a NaN. Means weigh all kept entries alike; how rows are weighed in a loss is said in
-`siirl.algos.aggregation`.
+is 0, so a fully masked row never makes a NaN, and a NaN among the kept entries is an error, not a sum. Means weigh all kept entries
+alike; how rows are weighed in a loss is said in `siirl.algos.aggregation`.
 """
 
 import torch
 
-from siirl.algos.checks import as_bool_mask, require_same_shape
+from siirl.algos.checks import as_bool_mask, require_finite, require_same_shape
 from siirl.algos.ranks import ALONE, Ranks
+from siirl.errors import TensorError
 
 Axis = int | tuple[int, ...] | None
 
 
 def masked_sum(values: torch.Tensor, mask: torch.Tensor, axis: Axis = None) -> torch.Tensor:
-    """Sum of the entries of `values` that `mask` (same shape) keeps, over `axis` or over everything."""
-    require_same_shape(values=values, mask=mask)
-    kept = torch.where(as_bool_mask(mask, name="mask"), values, torch.zeros((), dtype=values.dtype, device=values.device))
-    return kept.sum() if axis is None else kept.sum(axis)
+    """Sum of the entries of `values` that `mask` (same shape) keeps, over `axis` or over everything, with their gradient.
+
+    Raises:
+        TensorError: Shapes that differ, or a kept entry that is not finite.
+    """
+    require_finite(mask=_kept(values, mask), values=values.detach())
+    return _sum(values, mask, axis)
 
 
 def masked_mean(values: torch.Tensor, mask: torch.Tensor, axis: Axis = None) -> torch.Tensor:
-    """Mean of the entries that `mask` keeps; 0 where it keeps none."""
+    """Mean of the entries that `mask` keeps, with their gradient; 0 where it keeps none. Errors are `masked_sum`'s."""
     total = masked_sum(values, mask, axis)
     kept = as_bool_mask(mask, name="mask")
     count = kept.sum() if axis is None else kept.sum(axis)
@@ -29,23 +33,33 @@ def masked_mean(values: torch.Tensor, mask: torch.Tensor, axis: Axis = None) -> 
 
 
 def masked_var(values: torch.Tensor, mask: torch.Tensor, unbiased: bool = True) -> torch.Tensor:
-    """Variance over all kept entries, divided by n - 1 (`unbiased`, as `torch.var`) or by n; 0 for fewer than two entries."""
+    """Variance over all kept entries, divided by n - 1 (`unbiased`, as `torch.var`) or by n; 0 for fewer than two entries.
+
+    A float64 scalar without gradient; errors are `masked_moments`'.
+    """
     _, variance, _ = masked_moments(values, mask, unbiased=unbiased)
     return variance
 
 
 def masked_moments(
-    values: torch.Tensor, mask: torch.Tensor, *, unbiased: bool = True, ranks: Ranks = ALONE
+    values: torch.Tensor, mask: torch.Tensor, *, unbiased: bool = True, ranks: Ranks = ALONE, name: str = "values"
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Mean, variance and number of the kept entries of all ranks, as float64 scalars.
+    """Mean, variance and number of the kept entries of all ranks, as float64 scalars without gradient.
 
-    Two passes (the mean first), because the one-pass formula E[x^2] - E[x]^2 loses all digits when the mean is large.
+    Two passes (the mean first), because the one-pass formula E[x^2] - E[x]^2 loses all digits when the mean is large. `name` is what an
+    error calls the values.
+
+    Raises:
+        TensorError: Shapes that differ; or, on all ranks, a kept entry of any rank that is not finite.
     """
-    kept = as_bool_mask(mask, name="mask")
+    kept = _kept(values, mask)
     exact = values.detach().to(torch.float64)
-    first = ranks.sum(torch.stack([kept.sum().to(torch.float64), masked_sum(exact, kept)]))
+    first = ranks.sum(torch.stack([kept.sum().to(torch.float64), _sum(exact, kept)]))
+    if not bool(torch.isfinite(first[1])):
+        require_finite(mask=kept, **{name: exact})
+        raise TensorError(f"{name} of another rank are not finite; its own message names the row.")
     count, mean = first[0], first[1] / first[0].clamp(min=1)
-    squares = ranks.sum(masked_sum((exact - mean) ** 2, kept))
+    squares = ranks.sum(_sum((exact - mean) ** 2, kept))
     return mean, squares / (count - float(unbiased)).clamp(min=1), count
 
 
@@ -57,8 +71,11 @@ def masked_whiten(
     epsilon: float = 1e-8,
     unbiased: bool = True,
     ranks: Ranks = ALONE,
+    name: str = "values",
 ) -> torch.Tensor:
     """`(values - mean) / sqrt(variance + epsilon)` over the kept entries of all ranks; masked entries become 0.
+
+    Mean and variance are constants to the gradient. Errors are `masked_moments`'.
 
     Args:
         values: Any shape.
@@ -67,9 +84,21 @@ def masked_whiten(
         epsilon: 1e-8, as in the documents' masked_whiten; keeps entries that are all equal finite (they become 0).
         unbiased: Variance with n - 1, as `torch.var`; False: with n.
         ranks: Over which ranks mean and variance are taken.
+        name: What an error calls the values.
     """
-    mean, variance, _ = masked_moments(values, mask, unbiased=unbiased, ranks=ranks)
+    mean, variance, _ = masked_moments(values, mask, unbiased=unbiased, ranks=ranks, name=name)
     white = (values - mean.to(values.dtype)) * torch.rsqrt(variance + epsilon).to(values.dtype)
     if not shift_mean:
         white = white + mean.to(values.dtype)
     return torch.where(as_bool_mask(mask, name="mask"), white, torch.zeros_like(white))
+
+
+def _kept(values: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    """`mask` as booleans, of the shape of `values`."""
+    require_same_shape(values=values, mask=mask)
+    return as_bool_mask(mask, name="mask")
+
+
+def _sum(values: torch.Tensor, mask: torch.Tensor, axis: Axis = None) -> torch.Tensor:
+    kept = torch.where(as_bool_mask(mask, name="mask"), values, torch.zeros((), dtype=values.dtype, device=values.device))
+    return kept.sum() if axis is None else kept.sum(axis)

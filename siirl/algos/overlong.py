@@ -6,10 +6,12 @@ A penalty on the reward of a sample, before advantages. The other answer to cut 
 
 # B sample
 
+import math
+
 import torch
 
-from siirl.algos.checks import require_axes, require_finite
-from siirl.errors import ConfigError, TensorError
+from siirl.algos.checks import require_counts
+from siirl.errors import ConfigError
 
 
 def overlong_penalty(*, length_B: torch.Tensor, max_length: int, buffer: int, factor: float = 1.0) -> torch.Tensor:
@@ -30,12 +32,7 @@ def overlong_penalty(*, length_B: torch.Tensor, max_length: int, buffer: int, fa
     """
     if not 1 <= buffer <= max_length:
         raise ConfigError(f"buffer={buffer}: the overlong penalty falls over 1 to max_length={max_length} tokens.")
-    if not factor >= 0:
+    if not 0 <= factor < math.inf:
         raise ConfigError(f"factor={factor}: the overlong penalty is subtracted, so it must not be negative.")
-    require_axes(1, length=length_B)
-    exact_B = length_B.to(torch.float64)
-    require_finite(length=exact_B)
-    if bool((exact_B < 0).any()):
-        row = int((exact_B < 0).nonzero()[0])
-        raise TensorError(f"length is {float(exact_B[row])} in row {row}: a number of tokens is not negative.")
-    return factor * ((max_length - buffer - exact_B) / buffer).clamp(-1.0, 0.0)
+    require_counts(length=length_B)
+    return factor * ((max_length - buffer - length_B.to(torch.float64)) / buffer).clamp(-1.0, 0.0)

@@ -25,8 +25,15 @@ def log_ratio(*, log_probs_BT: torch.Tensor, old_log_probs_BT: torch.Tensor, mas
     """`log pi - log pi_old`, 0 where the mask is 0 and held within +-`LOG_RATIO_LIMIT`.
 
     Masked before anything is exponentiated, because what stands at a masked token may be anything and 0 * inf is NaN.
+
+    Raises:
+        TensorError: Shapes that differ, or log-probs that are not finite where the mask is on. A user's own loss may begin here, so one
+            trajectory's log-probs are refused here too, not broadcast over all rows.
     """
-    difference_BT = torch.where(as_bool_mask(mask_BT), log_probs_BT - old_log_probs_BT, torch.zeros_like(log_probs_BT))
+    require_same_shape(log_probs=log_probs_BT, old_log_probs=old_log_probs_BT, response_mask=mask_BT)
+    kept_BT = as_bool_mask(mask_BT)
+    require_finite(mask=kept_BT, log_probs=log_probs_BT.detach(), old_log_probs=old_log_probs_BT.detach())
+    difference_BT = torch.where(kept_BT, log_probs_BT - old_log_probs_BT, torch.zeros_like(log_probs_BT))
     return difference_BT.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
 
 
@@ -47,7 +54,8 @@ def checked_columns(
 
 
 def clipped_loss(advantages_BT: torch.Tensor, ratio_BT: torch.Tensor, low: float, high: float) -> tuple[torch.Tensor, torch.Tensor]:
-    """PPO's pessimistic bound `max(-A r, -A clip(r))`, and where the clip is what bounds."""
+    """PPO's pessimistic bound `max(-A r, -A clip(r))`, and where the clip is what bounds; one number a token, or one a row."""
+    require_same_shape(advantages=advantages_BT, ratio=ratio_BT)
     plain_BT = -advantages_BT * ratio_BT
     clipped_BT = -advantages_BT * ratio_BT.clamp(1 - low, 1 + high)
     return torch.maximum(plain_BT, clipped_BT), (clipped_BT > plain_BT).detach()

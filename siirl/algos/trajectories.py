@@ -15,7 +15,7 @@ import torch
 
 from siirl.algos.advantages import estimate_advantages
 from siirl.algos.checks import as_bool_mask, require_axes, require_finite, require_same_shape
-from siirl.errors import TensorError
+from siirl.errors import ConfigError, TensorError
 
 
 def executed_tokens(*, finish_step_B: torch.Tensor, tokens_per_step: int, tokens: int) -> torch.Tensor:
@@ -27,9 +27,12 @@ def executed_tokens(*, finish_step_B: torch.Tensor, tokens_per_step: int, tokens
         tokens: T.
 
     Raises:
+        ConfigError: Actions without a token.
         TensorError: Not integers, negative, or more steps than the row has tokens for.
     """
     require_axes(1, finish_step=finish_step_B)
+    if tokens_per_step < 1:
+        raise ConfigError(f"tokens_per_step={tokens_per_step}: an action has at least one token.")
     if finish_step_B.is_floating_point() or finish_step_B.dtype == torch.bool:
         raise TensorError(f"finish_step is {finish_step_B.dtype}: it counts environment steps, in integers.")
     end_B = finish_step_B.long() * tokens_per_step

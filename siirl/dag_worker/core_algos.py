@@ -34,8 +34,9 @@ from siirl.algos.advantages import (
 )
 from siirl.algos.aggregation import aggregate_loss, aggregation_weight
 from siirl.algos.call import call_by_name, check_arguments, same_definition
-from siirl.algos.checks import as_bool_mask
+from siirl.algos.checks import as_bool_mask, require_same_shape
 from siirl.algos.kl import AdaptiveKLController, FixedKLController, kl_estimate
+from siirl.algos.log_probs import token_scores
 from siirl.algos.masked import masked_mean, masked_sum, masked_var, masked_whiten
 from siirl.algos.policy_losses import (
     NATIVE_AGGREGATION,
@@ -51,21 +52,27 @@ from siirl.algos.policy_losses import register_policy_loss as register_token_los
 from siirl.algos.ranks import ALONE
 from siirl.algos.value_loss import clipped_value_loss
 from siirl.errors import ConfigError
+from siirl.execution.scheduler.enums import AdvantageEstimator
 
 __all__ = [
     "ADV_ESTIMATOR_REGISTRY",
     "POLICY_LOSS_REGISTRY",
     "AdaptiveKLController",
+    "AdvantageEstimator",
     "FixedKLController",
+    "PolicyLossFn",
     "agg_loss",
     "apply_kl_penalty",
     "compute_cpgd_outcome_advantage",
     "compute_dr_grpo_outcome_advantage",
+    "compute_entropy_loss",
     "compute_gae_advantage_return",
     "compute_gpg_outcome_advantage",
     "compute_grpo_outcome_advantage",
     "compute_grpo_passk_outcome_advantage",
+    "compute_log_prob_from_logits",
     "compute_opo_outcome_advantage",
+    "compute_policy_loss",
     "compute_policy_loss_cispo",
     "compute_policy_loss_clip_cov",
     "compute_policy_loss_cpgd",
@@ -195,6 +202,26 @@ def compute_policy_loss_vanilla(
     return _scalars(result, response_mask, loss_agg_mode, rollout_is_weights)
 
 
+def compute_policy_loss(
+    old_log_prob: torch.Tensor,
+    log_prob: torch.Tensor,
+    advantages: torch.Tensor,
+    response_mask: torch.Tensor,
+    cliprange: float,
+    loss_agg_mode: str = "token-mean",
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """PPO's loss as the guide's actor calls it (section 7.3): one clip range, and the dual clip at 3."""
+    result = vanilla_policy_loss(
+        log_probs_BT=log_prob,
+        old_log_probs_BT=old_log_prob,
+        advantages_BT=advantages,
+        mask_BT=response_mask,
+        clip_ratio_low=cliprange,
+        clip_ratio_high=cliprange,
+    )
+    return _scalars(result, response_mask, loss_agg_mode, None)
+
+
 def compute_policy_loss_gspo(
     old_log_prob: torch.Tensor,
     log_prob: torch.Tensor,
@@ -277,6 +304,27 @@ def compute_value_loss(
         values_BT=vpreds, old_values_BT=values, returns_BT=returns, mask_BT=response_mask, clip_range=cliprange_value
     )
     return agg_loss(loss_BT, response_mask, loss_agg_mode), masked_mean(clipped_BT, response_mask)
+
+
+def compute_log_prob_from_logits(logits: torch.Tensor, responses: torch.Tensor, response_mask: torch.Tensor) -> torch.Tensor:
+    """Log-probs [B, T] of response tokens, 0 where the mask is 0, from logits [B, T, V] at the places that predict them."""
+    log_probs_BT, _ = _kept_scores(logits, responses, response_mask)
+    return log_probs_BT
+
+
+def compute_entropy_loss(logits: torch.Tensor, response_mask: torch.Tensor) -> torch.Tensor:
+    """Mean entropy over the tokens that the mask keeps, from logits [B, T, V]: what the guide's actor subtracts from its loss."""
+    _, entropy_BT = _kept_scores(logits, logits.argmax(-1), response_mask)
+    return masked_mean(entropy_BT, response_mask)
+
+
+def _kept_scores(logits: torch.Tensor, responses: torch.Tensor, mask: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Log-probs and entropy, 0 where the mask is 0, whatever logits stand there."""
+    require_same_shape(responses=responses, response_mask=mask, places_of_logits=logits[..., 0])
+    kept_BT = as_bool_mask(mask)
+    scores = token_scores(logits=torch.where(kept_BT[..., None], logits, torch.zeros_like(logits)), tokens=responses)
+    zeros_BT = torch.zeros_like(scores.log_probs_BT)
+    return torch.where(kept_BT, scores.log_probs_BT, zeros_BT), torch.where(kept_BT, scores.entropy_BT, zeros_BT)
 
 
 def kl_penalty(logprob: torch.Tensor, ref_logprob: torch.Tensor, kl_penalty: str) -> torch.Tensor:

@@ -24,8 +24,12 @@ class LossBatch(Ragged):
 
 
 def loss_batch(seed: int, **options: Any) -> LossBatch:
-    """A batch with everything that makes formulas wrong (see `ragged`); a third of its tokens is selected."""
+    """A batch with everything that makes formulas wrong (see `ragged`); a third of its tokens is selected.
+
+    The advantages of row 4, of a group with equal rewards, are 0: neither good nor bad.
+    """
     plain = ragged(seed, **options)
+    plain.advantages_BT[4:5] = torch.where(plain.mask_BT[4:5], 0.0, plain.advantages_BT[4:5])
     generator = torch.Generator().manual_seed(seed + 1)
     shift_BT = torch.randn(plain.mask_BT.shape, generator=generator, dtype=torch.float64)
     selected_BT = (torch.rand(plain.mask_BT.shape, generator=generator) < 0.3) & plain.mask_BT

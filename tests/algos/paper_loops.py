@@ -7,6 +7,8 @@ import itertools
 import math
 import statistics
 
+EQUAL = 1e-6  # relative; rewards that are equal but for the rounding of float32 or float64 differ by less
+
 
 def members_of(group, groups):
     """Positions of the samples of a group."""
@@ -18,7 +20,7 @@ def grpo_loop(rewards, groups, *, epsilon=1e-6, normalize=True):
     advantages = []
     for reward, group in zip(rewards, groups, strict=True):
         members = [rewards[i] for i in members_of(group, groups)]
-        if len(members) == 1:
+        if not has_signal(group, rewards, groups):
             advantages.append(0.0)
             continue
         centred = reward - math.fsum(members) / len(members)
@@ -31,7 +33,7 @@ def rloo_loop(rewards, groups):
     advantages = []
     for i, group in enumerate(groups):
         others = [rewards[j] for j in members_of(group, groups) if j != i]
-        advantages.append(rewards[i] - math.fsum(others) / len(others) if others else 0.0)
+        advantages.append(rewards[i] - math.fsum(others) / len(others) if has_signal(group, rewards, groups) else 0.0)
     return advantages
 
 
@@ -42,13 +44,15 @@ def opo_loop(rewards, groups, lengths):
         members = members_of(group, groups)
         tokens = math.fsum(lengths[j] for j in members)
         weights = {j: lengths[j] / tokens if tokens else 1 / len(members) for j in members}
-        advantages.append(rewards[i] - math.fsum(weights[j] * rewards[j] for j in members) if len(members) > 1 else 0.0)
+        baseline = math.fsum(weights[j] * rewards[j] for j in members)
+        advantages.append(rewards[i] - baseline if has_signal(group, rewards, groups) else 0.0)
     return advantages
 
 
 def has_signal(group, rewards, groups):
-    """Whether a group's rewards differ."""
-    return len({rewards[i] for i in members_of(group, groups)}) > 1
+    """Whether a group's rewards differ, by more than rounding; those of a group of one do not."""
+    members = [rewards[i] for i in members_of(group, groups)]
+    return not math.isclose(min(members), max(members), rel_tol=EQUAL)
 
 
 def gpg_loop(rewards, groups):
@@ -71,7 +75,7 @@ def pass_at_k_loop(rewards, groups, *, k=None, epsilon=1e-6, normalize=True):
     for i, group in enumerate(groups):
         members = members_of(group, groups)
         others = [rewards[j] for j in members if j != i]
-        if not others:
+        if not has_signal(group, rewards, groups):
             advantages.append(0.0)
             continue
         size = len(members) if k is None else min(k, len(members))

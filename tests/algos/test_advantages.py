@@ -24,7 +24,7 @@ SCALE_FREE = (
 IN_PROPORTION = [case for case in OF_GROUPS if case not in (*SCALE_FREE, "grpo_passk k=3")]
 
 EACH, BY_GROUP = pytest.mark.parametrize("case", DISTINCT), pytest.mark.parametrize("case", OF_GROUPS)
-FEW = settings(max_examples=8, deadline=None)
+FEW = settings(QUICK, max_examples=8)
 
 
 def of(seed, **options):
@@ -82,7 +82,7 @@ def test_padding_changes_nothing(case, seed, left, right):
 @given(seed=SEEDS)
 def test_renaming_groups_changes_nothing(case, seed):
     batch = of(seed)
-    renamed = {**batch, "index": torch.tensor([900, -5, 17])[batch["index"]]}
+    renamed = {**batch, "index": torch.tensor([900, -5, 17, 0, 10**12])[batch["index"]]}
     torch.testing.assert_close(advantages_of(case, renamed), advantages_of(case, batch), rtol=1e-9, atol=1e-9)
 
 
@@ -111,6 +111,52 @@ def test_without_a_deviation_advantages_grow_with_rewards(case, seed, scale):
     batch = of(seed)
     scaled = {**batch, "token_level_rewards": batch["token_level_rewards"] * scale}
     torch.testing.assert_close(advantages_of(case, scaled), scale * advantages_of(case, batch), rtol=1e-9, atol=1e-9)
+
+
+COLUMNS_LIKE_REWARDS = ("token_level_rewards", "values", "reward_baselines")
+
+
+@pytest.mark.parametrize("case", ["gae none", "gae mean", "reinforce_plus_plus none", "reinforce_plus_plus mean", "remax"])
+@FEW
+@given(seed=SEEDS, scale=st.floats(0.01, 100))
+def test_advantages_of_tokens_grow_with_rewards_and_what_is_expected_of_them(case, seed, scale):
+    batch = of(seed)
+    scaled = {name: column * scale if name in COLUMNS_LIKE_REWARDS else column for name, column in batch.items()}
+    torch.testing.assert_close(advantages_of(case, scaled), scale * advantages_of(case, batch), rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("case", ["gae unbiased", "gae biased"])
+@FEW
+@given(seed=SEEDS, scale=st.floats(1, 100))
+def test_the_scale_of_rewards_and_values_changes_no_whitened_advantage(case, seed, scale):
+    batch = of(seed)
+    scaled = {name: column * scale if name in COLUMNS_LIKE_REWARDS else column for name, column in batch.items()}
+    torch.testing.assert_close(advantages_of(case, scaled), advantages_of(case, batch), rtol=1e-6, atol=1e-6)
+
+
+def with_more_at_the_last_token(batch, shift):
+    """`shift` more reward at the last kept token of each row that has one."""
+    mask_BT = batch["response_mask"]
+    last_BT = mask_BT & (mask_BT.flip(1).cumsum(1).flip(1) == 1)
+    return {**batch, "token_level_rewards": batch["token_level_rewards"] + shift * last_BT.double()}
+
+
+@FEW
+@given(seed=SEEDS, shift=st.floats(-100, 100))
+def test_remax_does_not_see_what_is_added_to_a_reward_and_to_its_greedy_one(seed, shift):
+    batch = of(seed)
+    moved = with_more_at_the_last_token({**batch, "reward_baselines": batch["reward_baselines"] + shift}, shift)
+    torch.testing.assert_close(advantages_of("remax", moved), advantages_of("remax", batch), rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("case", ["gae unbiased", "reinforce_plus_plus unbiased"])
+@FEW
+@given(seed=SEEDS, shift=st.floats(-100, 100))
+def test_whitened_advantages_without_discount_do_not_see_what_is_added_to_every_reward(case, seed, shift):
+    batch = of(seed)
+    moved = with_more_at_the_last_token({**batch, "values": batch["values"] + shift}, shift)  # each token's return is more by it
+    found = [advantages_of(case, columns, gamma=1.0) for columns in (moved, batch)]
+    torch.testing.assert_close(found[0], found[1], rtol=1e-6, atol=1e-6)
 
 
 @BY_GROUP

@@ -18,7 +18,7 @@ def batch():
 
 
 def on_a_rank(ranks):
-    """Advantages of own rows for every case and share, and what a rank says when only rank 1 has a NaN in its rewards."""
+    """Advantages of own rows for every case and share, and what a rank says of each case when only rank 1 has a NaN in its rewards."""
     found = {}
     for share, first in SHARES.items():
         own = slice(0, first) if ranks.rank == 0 else slice(first, None)
@@ -26,10 +26,11 @@ def on_a_rank(ranks):
         found |= {(case, share): advantages_of(case, rows, ranks=ranks) for case in CASES}
     bad = {name: column[:4].clone() for name, column in batch().items()}
     bad["token_level_rewards"][2, 0] = torch.nan if ranks.rank == 1 else 0.0
-    try:
-        advantages_of("grpo", bad, ranks=ranks)
-    except TensorError as error:
-        found["refusal"] = str(error)
+    for case in CASES:
+        try:
+            advantages_of(case, bad, ranks=ranks)
+        except TensorError as error:
+            found[case, "refusal"] = str(error)
     return found
 
 
@@ -45,6 +46,8 @@ def test_two_ranks_have_the_advantages_of_one(two_ranks, case, share):
     torch.testing.assert_close(found, advantages_of(case, batch()), rtol=1e-12, atol=1e-12)
 
 
-def test_a_nan_on_one_rank_is_refused_on_both(two_ranks):
-    assert two_ranks[0]["refusal"].startswith("token_level_rewards of another rank are not finite")
-    assert two_ranks[1]["refusal"].startswith("token_level_rewards is nan in row 2, place [0]")
+@pytest.mark.parametrize("case", CASES)
+def test_a_nan_on_one_rank_is_refused_on_both(two_ranks, case):
+    refusals = [rank[case, "refusal"] for rank in two_ranks]
+    assert "of another rank are" in refusals[0] and refusals[0].endswith("its own message names the row.")
+    assert refusals[1].startswith("token_level_rewards is nan in row 2, place [0]")

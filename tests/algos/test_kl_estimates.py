@@ -19,6 +19,7 @@ FORMULAS = {
     "k3": lambda r: math.exp(-r) - 1 + r,
     "low_var_kl": lambda r: math.exp(-r) - 1 + r,
 }
+SAME = {"kl": "k1", "mse": "k2", "low_var_kl": "k3"}
 SLOPES = {"k1": lambda r: 1.0, "k2": lambda r: r, "k3": lambda r: 1 - math.exp(-r), "abs": lambda r: math.copysign(1.0, r)}
 
 
@@ -53,6 +54,21 @@ def test_gradients_by_hand(name, log_prob):
 def test_straight_through_keeps_the_value_and_takes_the_gradient_of_k2(name, log_prob):
     r = log_prob + 2.0
     assert estimate(log_prob, f"{name}+") == pytest.approx((FORMULAS[name](r), r))
+
+
+@QUICK
+@given(seed=SEEDS)
+@pytest.mark.parametrize("name", KL_NAMES)
+def test_gradients_are_those_of_a_loop_and_0_where_the_mask_is(name, seed):
+    batch = ragged(seed)
+    new_BT = batch.log_probs_BT.requires_grad_()
+    kl_BT = kl_estimate(log_probs_BT=new_BT, ref_log_probs_BT=batch.old_log_probs_BT, mask_BT=batch.mask_BT, name=name)
+    (found_BT,) = torch.autograd.grad(kl_BT.sum(), new_BT)
+    slope = SLOPES["k2"] if name.endswith("+") else SLOPES[SAME.get(name, name)]
+    for b, t in batch.mask_BT.nonzero().tolist():
+        r = (new_BT.detach() - batch.old_log_probs_BT)[b, t].item()
+        assert found_BT[b, t].item() == pytest.approx(slope(r), rel=1e-9, abs=1e-12)
+    assert bool((found_BT[~batch.mask_BT] == 0).all())
 
 
 def test_k3_does_not_cancel_for_tiny_differences():
@@ -94,10 +110,11 @@ def test_adaptive_coefficient_goes_on_from_a_checkpoint():
     assert other.value == one.value
 
 
-def test_a_nan_kl_does_not_poison_the_coefficient():
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_a_kl_that_is_no_number_does_not_poison_the_coefficient(bad):
     controller = AdaptiveKLController(1.0, 6.0, 10)
-    with pytest.raises(TensorError, match="current_kl is NaN"):
-        controller.update(math.nan, 1)
+    with pytest.raises(TensorError, match=f"current_kl is {bad}"):
+        controller.update(bad, 1)
     assert controller.value == 1.0
 
 

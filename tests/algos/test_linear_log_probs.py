@@ -85,11 +85,11 @@ def test_a_frozen_head_costs_no_gradient():
     assert hidden.grad is not None
 
 
-def test_bfloat16_has_the_models_own_logits_and_sums_in_float32():
+def test_bfloat16_has_logits_and_sums_in_float32():
     hidden, weight, tokens, _ = example(7, dtype=torch.bfloat16)
     scores = linear_token_scores(hidden=hidden, weight=weight, tokens=tokens)
     scores.log_probs_BT.sum().backward()
-    expected = torch.log_softmax((hidden @ weight.T).float(), -1).gather(-1, tokens[..., None])[..., 0]
+    expected = torch.log_softmax(hidden.float() @ weight.float().T, -1).gather(-1, tokens[..., None])[..., 0]
     torch.testing.assert_close(scores.log_probs_BT, expected, rtol=1e-5, atol=1e-5)
     assert (hidden.grad.dtype, weight.grad.dtype) == (torch.bfloat16, torch.bfloat16)
 
@@ -137,12 +137,15 @@ def test_what_does_not_fit_is_refused(change, message):
         linear_token_scores(**{"hidden": hidden, "weight": weight, "tokens": tokens, **change})
 
 
-def test_nan_in_hidden_states_is_refused_with_its_row():
+@pytest.mark.parametrize(
+    ("name", "place", "message"), [("hidden", (2, 1, 0), r"row 2, place \[1, 0\]"), ("weight", (7, 3), r"row 7, place \[3\]")]
+)
+def test_nan_is_refused_with_its_tensor_and_row(name, place, message):
     hidden, weight, tokens, _ = example(0)
-    broken = hidden.detach().clone()
-    broken[2, 1, 0] = torch.nan
-    with pytest.raises(TensorError, match=r"log_probs is nan in row 2, place \[1\]"):
-        linear_token_scores(hidden=broken, weight=weight, tokens=tokens)
+    given = {"hidden": hidden.detach().clone(), "weight": weight.detach().clone()}
+    given[name][place] = torch.nan
+    with pytest.raises(TensorError, match=f"{name} is nan in {message}"):
+        linear_token_scores(**given, tokens=tokens)
 
 
 def test_greedy_temperature_is_refused():

@@ -3,6 +3,7 @@
 import pytest
 import torch
 from hypothesis import given, settings
+from hypothesis import strategies as st
 from loss_batches import QUICK, columns_of, loss_batch, loss_of
 from paper_losses import LOOPS
 from ragged import SEEDS
@@ -41,27 +42,45 @@ def test_values_and_gradients_are_those_of_the_papers_loop(name, seed):
     assert bool((found_gradient[~kept_BT] == 0).all())
 
 
+def loss_and_gradient(name, columns):
+    """Loss [B, T] and its gradient in the log-probs."""
+    new_BT = columns["log_probs_BT"].clone().requires_grad_()
+    loss_BT = loss_of(name, {**columns, "log_probs_BT": new_BT}, LOOPS[name][1]).loss_BT
+    return loss_BT.detach(), torch.autograd.grad(loss_BT.sum(), new_BT)[0]
+
+
 @FEW
 @given(seed=SEEDS)
 @pytest.mark.parametrize("name", BUILT_IN)
-def test_losses_do_not_see_padding_on_either_side(name, seed):
-    batch = loss_batch(seed)
-    columns, options = columns_of(batch), LOOPS[name][1]
-    plain_BT = loss_of(name, columns, options).loss_BT
-    width = plain_BT.shape[1]
+def test_losses_and_gradients_do_not_see_padding_on_either_side(name, seed):
+    columns = columns_of(loss_batch(seed))
+    plain = loss_and_gradient(name, columns)
+    width = plain[0].shape[1]
     for left, right in ((4, 0), (0, 4)):
-        padded = {key: torch.nn.functional.pad(value, (left, right)) for key, value in columns.items()}
-        torch.testing.assert_close(loss_of(name, padded, options).loss_BT[:, left : left + width], plain_BT)
+        padded = loss_and_gradient(name, {key: torch.nn.functional.pad(value, (left, right)) for key, value in columns.items()})
+        for found_BT, expected_BT in zip(padded, plain, strict=True):
+            torch.testing.assert_close(found_BT[:, left : left + width], expected_BT)
 
 
 @FEW
 @given(seed=SEEDS)
 @pytest.mark.parametrize("name", BUILT_IN)
 def test_rows_do_not_see_each_other(name, seed):
-    columns, options = columns_of(loss_batch(seed)), LOOPS[name][1]
+    columns = columns_of(loss_batch(seed))
     order_B = torch.randperm(7, generator=torch.Generator().manual_seed(seed))
-    mixed = {key: value[order_B] for key, value in columns.items()}
-    torch.testing.assert_close(loss_of(name, mixed, options).loss_BT, loss_of(name, columns, options).loss_BT[order_B])
+    mixed = loss_and_gradient(name, {key: value[order_B] for key, value in columns.items()})
+    for found_BT, expected_BT in zip(mixed, loss_and_gradient(name, columns), strict=True):
+        torch.testing.assert_close(found_BT, expected_BT[order_B])
+
+
+@FEW
+@given(seed=SEEDS, scale=st.floats(0.01, 100))
+@pytest.mark.parametrize("name", sorted(set(BUILT_IN) - {"cpgd", "kl_cov"}))  # these two add a term that is not the advantage's
+def test_losses_and_gradients_grow_with_advantages(name, seed, scale):
+    columns = columns_of(loss_batch(seed))
+    scaled = loss_and_gradient(name, {**columns, "advantages_BT": scale * columns["advantages_BT"]})
+    for found_BT, expected_BT in zip(scaled, loss_and_gradient(name, columns), strict=True):
+        torch.testing.assert_close(found_BT, scale * expected_BT, rtol=1e-9, atol=1e-12)
 
 
 @pytest.mark.parametrize("name", BUILT_IN)

@@ -4,14 +4,14 @@ import pytest
 import torch
 from estimator_cases import CASES, numbers_of
 from hypothesis import given, settings
-from ragged import SEEDS
+from ragged import QUICK, SEEDS
 
 from siirl.algos.trajectories import executed_tokens, reward_at_finish, trajectory_advantages
 from siirl.errors import TensorError
 
 STEPS, TOKENS_PER_STEP = 4, 3
 TOKENS = STEPS * TOKENS_PER_STEP
-FEW = settings(max_examples=5, deadline=None)
+FEW = settings(QUICK, max_examples=5)
 
 
 def test_the_tokens_of_executed_steps_are_kept():

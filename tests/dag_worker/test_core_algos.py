@@ -15,8 +15,11 @@ from siirl.dag_worker.core_algos import (
     FixedKLController,
     agg_loss,
     apply_kl_penalty,
+    compute_entropy_loss,
     compute_gae_advantage_return,
     compute_grpo_outcome_advantage,
+    compute_log_prob_from_logits,
+    compute_policy_loss,
     compute_policy_loss_cispo,
     compute_policy_loss_cpgd,
     compute_policy_loss_gspo,
@@ -25,7 +28,7 @@ from siirl.dag_worker.core_algos import (
     kl_penalty,
     masked_mean,
 )
-from siirl.errors import ConfigError
+from siirl.errors import ConfigError, TensorError
 
 CONFIG = SimpleNamespace(clip_ratio=0.2, clip_ratio_low=None, clip_ratio_high=0.28, clip_ratio_c=3.0)
 LOSS_ARGUMENTS = ["old_log_prob", "log_prob", "advantages", "response_mask", "loss_agg_mode", "config", "rollout_is_weights"]
@@ -49,6 +52,13 @@ def documented(*names):
         ("compute_policy_loss_vanilla", LOSS_ARGUMENTS),
         ("compute_policy_loss_cpgd", LOSS_ARGUMENTS),
         ("compute_policy_loss_gspo", LOSS_ARGUMENTS),
+        ("compute_policy_loss_gpg", LOSS_ARGUMENTS),
+        ("compute_policy_loss", documented("old_log_prob", "log_prob", "advantages", "response_mask", "cliprange", "loss_agg_mode")),
+        ("compute_log_prob_from_logits", documented("logits", "responses", "response_mask")),
+        ("compute_entropy_loss", documented("logits", "response_mask")),
+        ("register_adv_est", documented("name_or_enum")),
+        ("register_policy_loss", documented("name")),
+        ("masked_whiten", documented("values", "mask", "shift_mean")),
         ("agg_loss", documented("loss_mat", "loss_mask", "loss_agg_mode")),
         ("AdaptiveKLController", documented("init_kl_coef", "target_kl", "horizon")),
         ("apply_kl_penalty", documented("data", "kl_ctrl", "kl_penalty")),
@@ -75,6 +85,36 @@ def test_vanilla_is_that_of_the_documents_listing():
     mask = (torch.arange(8) < torch.tensor([1, 8, 3, 5, 8, 2])[:, None]).float()
     found = compute_policy_loss_vanilla(old, old + shift, advantages, mask, "token-mean", CONFIG)
     torch.testing.assert_close(list(found), listing_of_vanilla(old, old + shift, advantages, mask))
+
+
+def test_the_actors_listing_is_vanilla_with_one_clip_range():
+    generator = torch.Generator().manual_seed(0)
+    old, shift, advantages = (torch.randn(6, 8, generator=generator) for _ in range(3))
+    mask = (torch.arange(8) < torch.tensor([1, 8, 3, 5, 8, 2])[:, None]).float()
+    config = SimpleNamespace(clip_ratio=0.2, clip_ratio_low=None, clip_ratio_high=None, clip_ratio_c=3.0)
+    found = compute_policy_loss(old_log_prob=old, log_prob=old + shift, advantages=advantages, response_mask=mask, cliprange=0.2)
+    torch.testing.assert_close(found, compute_policy_loss_vanilla(old, old + shift, advantages, mask, "token-mean", config))
+
+
+def test_log_probs_and_entropy_from_logits_leave_masked_tokens_out():
+    logits = torch.tensor([[[0.0, 0.0], [0.0, math.log(3)], [math.nan, 0.0]]], requires_grad=True)
+    mask = torch.tensor([[1, 1, 0]])
+    log_probs = compute_log_prob_from_logits(logits, torch.tensor([[0, 1, 0]]), mask)
+    assert log_probs.tolist() == [pytest.approx([math.log(1 / 2), math.log(3 / 4), 0.0])]
+    entropy = compute_entropy_loss(logits, mask)
+    assert entropy.item() == pytest.approx((math.log(2) + math.log(4) - 3 / 4 * math.log(3)) / 2)
+    (log_probs.sum() + entropy).backward()
+    assert bool(torch.isfinite(logits.grad).all())
+    assert logits.grad[0, 2].tolist() == [0.0, 0.0]
+
+
+def test_logits_of_whole_sequences_are_refused():
+    with pytest.raises(TensorError, match=r"places_of_logits has shape \[1, 5\] and responses has shape \[1, 3\]"):
+        compute_log_prob_from_logits(torch.zeros(1, 5, 2), torch.zeros(1, 3, dtype=torch.long), torch.ones(1, 3))
+
+
+def test_an_estimator_is_registered_by_the_documents_enum():
+    assert core_algos.ADV_ESTIMATOR_REGISTRY[core_algos.AdvantageEstimator.GAE.value] is compute_gae_advantage_return
 
 
 def listing_of_cpgd(old_log_prob, log_prob, advantages, mask):

@@ -133,3 +133,31 @@ def test_a_coefficient_that_adapts_shrinks_while_there_is_no_kl(tmp_path):
 @pytest.mark.parametrize("name", ["reinforce_plus_plus", "reinforce_plus_plus_baseline", "rloo"])
 def test_an_advantage_trains_with_the_kl_in_its_reward(tmp_path, name):
     assert_trained(*train(tmp_path, *KL_IN_REWARD, f"algorithm.adv_estimator={name}"))
+
+
+LOSS = "actor_rollout_ref.actor.loss"
+# What a key is tried with, and the key with another value than its default.
+KEYS = {
+    "gamma": (("algorithm.adv_estimator=reinforce_plus_plus",), "algorithm.gamma=0.5"),
+    "lam": (("algorithm.adv_estimator=gae",), "algorithm.lam=0.5"),
+    "adv_whitening": (("algorithm.adv_estimator=reinforce_plus_plus",), "algorithm.adv_whitening=none"),
+    "norm_adv_by_std_in_grpo": ((), "algorithm.norm_adv_by_std_in_grpo=false"),
+    "min_group_spread": ((), "algorithm.min_group_spread=1000"),
+    "pass_k": (("algorithm.adv_estimator=grpo_passk",), "algorithm.pass_k=2"),
+    "weight_factor_in_cpgd": (("algorithm.adv_estimator=cpgd",), "algorithm.weight_factor_in_cpgd=naive"),
+    "policy_drift_coef": ((f"{LOSS}=cpgd",), f"{LOSS}_options.policy_drift_coef=5.0"),
+    "tau_neg": ((f"{LOSS}=sapo",), f"{LOSS}_options.tau_neg=9.0"),
+    "clip_cov_lb": ((f"{LOSS}=clip_cov", f"{LOSS}_options.clip_cov_ratio=0.5"), f"{LOSS}_options.clip_cov_lb=-5.0"),
+    "kl_cov_ratio": ((f"{LOSS}=kl_cov",), f"{LOSS}_options.kl_cov_ratio=0.5"),
+    "clip_ratio_high": ((), "actor_rollout_ref.actor.clip_ratio_high=0.0001"),
+    "clip_ratio of gspo": ((f"{LOSS}=gspo",), "actor_rollout_ref.actor.clip_ratio_high=0.5"),
+}
+
+
+@pytest.mark.slow  # two runs for each key: a minute
+@pytest.mark.parametrize("key", KEYS)
+def test_a_key_of_the_command_line_changes_what_is_learned(tmp_path, key):
+    together, other = KEYS[key]
+    pipeline = "ppo" if key == "lam" else "grpo"
+    weights = [train(tmp_path / name, *together, *more, pipeline=pipeline)[1] for name, more in (("default", ()), ("other", (other,)))]
+    assert not torch.allclose(weights[0], weights[1])

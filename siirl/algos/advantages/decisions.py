@@ -9,7 +9,7 @@ is one value, and each of them gets the decision's advantage. A text's tokens ar
 import torch
 
 from siirl.algos.advantages.token_level import gae_advantage, require_rewards_at_kept_tokens
-from siirl.algos.checks import as_bool_mask, require_axes, require_same_shape
+from siirl.algos.checks import as_bool_mask, require_axes, require_finite, require_same_shape
 from siirl.errors import TensorError
 
 
@@ -56,12 +56,14 @@ def gae_of_decisions(
         Advantages and returns [B, T], 0 where `mask_BT` is 0.
 
     Raises:
-        TensorError: A reward at a token that the mask leaves out, or a `value_mask_BT` that does not fit (`decision_starts`).
+        ConfigError: A gamma or lambda outside of [0, 1].
+        TensorError: As `gae_advantage`; or a `value_mask_BT` that does not fit (`decision_starts`).
     """
     start_BT = decision_starts(value_mask=value_mask_BT, response_mask=mask_BT)
     kept_BT = as_bool_mask(mask_BT)
     require_same_shape(token_level_rewards=rewards_BT, response_mask=mask_BT)
     require_rewards_at_kept_tokens(rewards_BT, kept_BT)
+    require_finite(mask=kept_BT, token_level_rewards=rewards_BT.detach())  # before they are summed, so that the place is right
     gathered_BT = torch.zeros_like(rewards_BT).scatter_add_(1, start_BT, rewards_BT.detach())
     advantages_BT, returns_BT = gae_advantage(
         rewards_BT=gathered_BT, values_BT=values_BT, mask_BT=as_bool_mask(value_mask_BT), gamma=gamma, lam=lam

@@ -9,7 +9,7 @@ counts in its group: it was sampled and rewarded. Groups may be spread over rank
 
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -24,6 +24,7 @@ from siirl.algos.ranks import ALONE, Ranks
 from siirl.errors import TensorError
 
 Result = tuple[torch.Tensor, torch.Tensor]
+Found = TypeVar("Found")
 
 
 def _sample_rewards(rewards_BT: torch.Tensor, *, ranks: Ranks) -> tuple[torch.Tensor, slice]:
@@ -235,6 +236,18 @@ def compute_reinforce_plus_plus_baseline_outcome_advantage(
     return advantages_BT, advantages_BT.clone()
 
 
+def _together(kernel: Callable[[], Found], *, ranks: Ranks) -> Found:
+    """`kernel()`; where one rank's numbers are refused all ranks raise, so that nobody waits for a rank that has stopped."""
+    try:
+        found = kernel()
+    except TensorError:
+        ranks.sum(torch.ones(()))
+        raise
+    if float(ranks.sum(torch.zeros(()))):
+        raise TensorError("The numbers of another rank are refused; its own message names the row.")
+    return found
+
+
 @register_adv_est("reinforce_plus_plus")
 def compute_reinforce_plus_plus_outcome_advantage(
     token_level_rewards: torch.Tensor,
@@ -248,13 +261,16 @@ def compute_reinforce_plus_plus_outcome_advantage(
 
     It needs no group; the KL to the reference policy belongs in its reward (`algorithm.use_kl_in_reward`). Returns are not whitened.
     """
-    returns_BT = discounted_returns(rewards_BT=token_level_rewards, mask_BT=response_mask, gamma=gamma)
+    returns_BT = _together(
+        lambda: discounted_returns(rewards_BT=token_level_rewards, mask_BT=response_mask, gamma=gamma),
+        ranks=ranks,
+    )
     return whiten_advantages(returns_BT, response_mask, how=adv_whitening, ranks=ranks), returns_BT
 
 
 @register_adv_est("remax")
 def compute_remax_outcome_advantage(
-    token_level_rewards: torch.Tensor, reward_baselines: torch.Tensor, response_mask: torch.Tensor
+    token_level_rewards: torch.Tensor, reward_baselines: torch.Tensor, response_mask: torch.Tensor, *, ranks: Ranks = ALONE
 ) -> Result:
     """ReMax: `sum of the rewards to come - reward of the greedy response` (arXiv 2310.10505, section 4), at every kept token.
 
@@ -267,8 +283,12 @@ def compute_remax_outcome_advantage(
     require_axes(1, reward_baselines=reward_baselines)
     if len(reward_baselines) != len(token_level_rewards):
         raise TensorError(f"reward_baselines has {len(reward_baselines)} entries and token_level_rewards {len(token_level_rewards)} rows.")
-    require_finite(reward_baselines=reward_baselines)
-    returns_BT = discounted_returns(rewards_BT=token_level_rewards, mask_BT=response_mask, gamma=1.0)
+
+    def returns() -> torch.Tensor:
+        require_finite(reward_baselines=reward_baselines)
+        return discounted_returns(rewards_BT=token_level_rewards, mask_BT=response_mask, gamma=1.0)
+
+    returns_BT = _together(returns, ranks=ranks)
     baselines_BT = reward_baselines[:, None].expand_as(returns_BT).to(returns_BT.dtype)
     return torch.where(as_bool_mask(response_mask), returns_BT - baselines_BT, torch.zeros_like(returns_BT)), returns_BT
 
@@ -290,5 +310,8 @@ def compute_gae_advantage_return(
     Returns are not whitened.
     """
     kernel = gae_advantage if value_mask is None else functools.partial(gae_of_decisions, value_mask_BT=value_mask)
-    advantages_BT, returns_BT = kernel(rewards_BT=token_level_rewards, values_BT=values, mask_BT=response_mask, gamma=gamma, lam=lam)
+    advantages_BT, returns_BT = _together(
+        lambda: kernel(rewards_BT=token_level_rewards, values_BT=values, mask_BT=response_mask, gamma=gamma, lam=lam),
+        ranks=ranks,
+    )
     return whiten_advantages(advantages_BT, response_mask, how=adv_whitening, ranks=ranks), returns_BT

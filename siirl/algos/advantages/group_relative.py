@@ -7,19 +7,30 @@ Left out: tokens and ranks (`siirl.algos.advantages.estimators`), pass@k (`siirl
 
 # B sample of all ranks
 
+import math
+
 import torch
 
-from siirl.algos.checks import require_finite, require_same_shape
+from siirl.algos.checks import require_axes, require_counts, require_finite, require_same_shape
 from siirl.algos.groups import GroupStatistics, group_statistics, group_sum
-from siirl.errors import ConfigError, TensorError, UnknownNameError
+from siirl.errors import ConfigError, UnknownNameError
 
 CPGD_WEIGHTS = ("STD_weight", "clip_filter_like_weight", "naive")
 LARGEST_CPGD_WEIGHT = 3.0  # siiRL's and LightRFT's: a step of few useful groups is not blown up without bound
 
 
-def told_apart(statistics: GroupStatistics, *, min_group_spread: float) -> torch.Tensor:
-    """Bool [B]: whether the reward tells the samples of the row's group apart."""
-    return statistics.differs_B & (statistics.spread_B >= min_group_spread)
+def reward_statistics(rewards_B: torch.Tensor, group_B: torch.Tensor) -> GroupStatistics:
+    """`group_statistics` of rewards, with errors that call them so."""
+    require_axes(1, rewards=rewards_B)
+    require_same_shape(rewards=rewards_B, group=group_B)
+    require_finite(rewards=rewards_B)
+    return group_statistics(values_B=rewards_B, group_B=group_B)
+
+
+def check_epsilon(epsilon: float) -> None:
+    """Raise ConfigError for a number that cannot be added to a deviation before dividing by it."""
+    if not 0 <= epsilon < math.inf:
+        raise ConfigError(f"epsilon={epsilon} is added to a deviation that is divided by: it must not be negative.")
 
 
 def _centred(rewards_B: torch.Tensor, statistics: GroupStatistics) -> torch.Tensor:
@@ -31,7 +42,7 @@ def _where_told_apart(
     advantages_B: torch.Tensor, statistics: GroupStatistics, *, rewards_B: torch.Tensor, min_group_spread: float
 ) -> torch.Tensor:
     """The float64 advantages in the rewards' type, and 0 in groups that carry none."""
-    kept_B = told_apart(statistics, min_group_spread=min_group_spread)
+    kept_B = statistics.told_apart(min_group_spread)
     return torch.where(kept_B, advantages_B, torch.zeros_like(advantages_B)).to(rewards_B.dtype)
 
 
@@ -56,8 +67,13 @@ def grpo_advantage(
         normalize_by_std: Divide by the group's deviation.
         min_group_spread: Groups whose largest and smallest reward differ by less have advantage 0: dividing noise by its own
             deviation would make +-1 of it.
+
+    Raises:
+        ConfigError: A negative epsilon or spread.
+        TensorError: Shapes that differ, a reward that is not finite.
     """
-    statistics = group_statistics(values_B=rewards_B, group_B=group_B)
+    check_epsilon(epsilon)
+    statistics = reward_statistics(rewards_B, group_B)
     centred_B = _centred(rewards_B, statistics)
     if normalize_by_std:
         centred_B = centred_B / (statistics.std_B + epsilon)
@@ -69,7 +85,7 @@ def rloo_advantage(*, rewards_B: torch.Tensor, group_B: torch.Tensor, min_group_
 
     With n samples this is `n / (n - 1) * (r_i - mean(r))`, the mean with the sample itself, which is what is computed.
     """
-    statistics = group_statistics(values_B=rewards_B, group_B=group_B)
+    statistics = reward_statistics(rewards_B, group_B)
     count_B = statistics.count_B.to(torch.float64)
     scale_B = count_B / (count_B - 1).clamp(min=1)
     advantages_B = scale_B * _centred(rewards_B, statistics)
@@ -77,7 +93,7 @@ def rloo_advantage(*, rewards_B: torch.Tensor, group_B: torch.Tensor, min_group_
 
 
 def opo_advantage(*, rewards_B: torch.Tensor, group_B: torch.Tensor, length_B: torch.Tensor, min_group_spread: float = 0.0) -> torch.Tensor:
-    """OPO: `A_i = r_i - sum(l r) / sum(l)` within the group, l the number of tokens (arXiv 2505.23585, the optimal reward baseline).
+    """OPO: `A_i = r_i - sum(l r) / sum(l)` within the group, l the number of tokens (arXiv 2505.23585, section 3.2).
 
     The baseline of least variance weighs rewards by squared gradient norms; these grow like the length where the gradients of tokens
     are orthogonal and equally long, which is the paper's assumption.
@@ -92,12 +108,9 @@ def opo_advantage(*, rewards_B: torch.Tensor, group_B: torch.Tensor, length_B: t
         TensorError: Shapes that differ, a length that is negative or not finite.
     """
     require_same_shape(rewards=rewards_B, length=length_B)
+    require_counts(length=length_B)
     exact_B = length_B.to(torch.float64)
-    require_finite(length=exact_B)
-    if bool((exact_B < 0).any()):
-        row = int((exact_B < 0).nonzero()[0])
-        raise TensorError(f"length is {float(exact_B[row])} in row {row}: a number of tokens is not negative.")
-    statistics = group_statistics(values_B=rewards_B, group_B=group_B)
+    statistics = reward_statistics(rewards_B, group_B)
     centred_B = _centred(rewards_B, statistics)
     tokens_B = group_sum(values_B=exact_B, group_B=group_B)
     baseline_B = group_sum(values_B=exact_B * centred_B, group_B=group_B) / torch.where(tokens_B > 0, tokens_B, 1.0)
@@ -125,13 +138,16 @@ def gpg_advantage(
         min_group_spread: As in `grpo_advantage`.
 
     Raises:
-        ConfigError: f_norm is not positive.
+        ConfigError: f_norm is not positive, or alpha not finite.
+        TensorError: Shapes that differ, a reward that is not finite.
     """
     if not f_norm > 0:
         raise ConfigError(f"f_norm={f_norm}: GPG divides by it, so it must be positive.")
-    statistics = group_statistics(values_B=rewards_B, group_B=group_B)
+    if alpha is not None and not math.isfinite(alpha):
+        raise ConfigError(f"alpha={alpha}: GPG multiplies by it, so it must be finite.")
+    statistics = reward_statistics(rewards_B, group_B)
     if alpha is None:
-        useful = int(told_apart(statistics, min_group_spread=min_group_spread).sum())
+        useful = int(statistics.told_apart(min_group_spread).sum())
         alpha = len(rewards_B) / max(useful, 1)
     advantages_B = alpha / f_norm * _centred(rewards_B, statistics)
     return _where_told_apart(advantages_B, statistics, rewards_B=rewards_B, min_group_spread=min_group_spread)
@@ -165,8 +181,8 @@ def cpgd_advantage(
             normalize_by_std=weighting == "STD_weight",
             min_group_spread=min_group_spread,
         )
-    statistics = group_statistics(values_B=rewards_B, group_B=group_B)
-    useful_B = told_apart(statistics, min_group_spread=min_group_spread)
+    statistics = reward_statistics(rewards_B, group_B)
+    useful_B = statistics.told_apart(min_group_spread)
     groups, useful_groups = len(torch.unique(group_B)), len(torch.unique(group_B[useful_B]))
     weight = min(LARGEST_CPGD_WEIGHT, groups / max(useful_groups, 1))
     advantages_B = weight * _centred(rewards_B, statistics)

@@ -10,8 +10,7 @@ subsets.
 
 import torch
 
-from siirl.algos.advantages.group_relative import told_apart
-from siirl.algos.groups import group_statistics
+from siirl.algos.advantages.group_relative import check_epsilon, reward_statistics
 from siirl.errors import ConfigError
 
 
@@ -38,11 +37,13 @@ def pass_at_k_advantage(
         min_group_spread: As in `grpo_advantage`.
 
     Raises:
-        ConfigError: k below 2: the best of one sample is its reward, for which GRPO is.
+        ConfigError: k below 2: the best of one sample is its reward, for which GRPO is. A negative epsilon or spread.
+        TensorError: Shapes that differ, a reward that is not finite.
     """
     if k is not None and k < 2:
         raise ConfigError(f"pass_k={k}: the best of one sample is its own reward, which grpo takes; pass@k needs at least 2.")
-    statistics = group_statistics(values_B=rewards_B, group_B=group_B)
+    check_epsilon(epsilon)
+    statistics = reward_statistics(rewards_B, group_B)
     order_B, rank_B, first_B = _sorted_within_groups(rewards_B, group_B)
     count_B = statistics.count_B[order_B]
     spread_B = statistics.spread_B[order_B]
@@ -57,7 +58,7 @@ def pass_at_k_advantage(
         gain_B = gain_B / (statistics.std_B[order_B] + epsilon)
     advantages_B = torch.empty_like(gain_B)
     advantages_B[order_B] = gain_B
-    kept_B = told_apart(statistics, min_group_spread=min_group_spread)
+    kept_B = statistics.told_apart(min_group_spread)
     return torch.where(kept_B, advantages_B, 0.0).to(rewards_B.dtype)
 
 

@@ -11,7 +11,7 @@ import torch
 from siirl.algos.checks import as_bool_mask, require_axes, require_finite, require_same_shape
 from siirl.algos.masked import masked_moments, masked_whiten
 from siirl.algos.ranks import ALONE, Ranks
-from siirl.errors import TensorError, UnknownNameError
+from siirl.errors import ConfigError, TensorError, UnknownNameError
 
 CACHED_ELEMENTS = 1 << 18  # 1 MiB of float32 for each of the half dozen tensors on the way
 BLOCK = 64  # tokens of a matrix product: less is many small products, more is more arithmetic
@@ -31,8 +31,12 @@ def gae_advantage(
         Advantages and returns [B, T], 0 where the mask is 0.
 
     Raises:
-        TensorError: A reward at a token that the mask leaves out, which would be lost silently.
+        ConfigError: A gamma or lambda outside of [0, 1].
+        TensorError: Shapes that differ, rewards or values that are not finite, or a reward at a token that the mask leaves out, which
+            would be lost silently.
     """
+    if not (0 <= gamma <= 1 and 0 <= lam <= 1):
+        raise ConfigError(f"gamma={gamma} and lam={lam} must lie in [0, 1]: what comes later counts at most as much as what comes now.")
     rewards_BT, values_BT = rewards_BT.detach(), values_BT.detach()
     require_axes(2, token_level_rewards=rewards_BT)
     require_same_shape(token_level_rewards=rewards_BT, values=values_BT, response_mask=mask_BT)
@@ -107,16 +111,19 @@ def whiten_advantages(advantages_BT: torch.Tensor, mask_BT: torch.Tensor, *, how
 
     Raises:
         UnknownNameError: Another `how`.
+        TensorError: Shapes that differ, or advantages of any rank that are not finite.
     """
     if how not in WHITENINGS:
         raise UnknownNameError.of(kind="adv_whitening", name=how, known=WHITENINGS)
+    require_same_shape(advantages=advantages_BT, response_mask=mask_BT)
     kept_BT = as_bool_mask(mask_BT)
     if how == "none":
+        require_finite(mask=kept_BT, advantages=advantages_BT)
         return torch.where(kept_BT, advantages_BT, torch.zeros_like(advantages_BT))
     if how == "mean":
-        mean, _, _ = masked_moments(advantages_BT, kept_BT, ranks=ranks)
+        mean, _, _ = masked_moments(advantages_BT, kept_BT, ranks=ranks, name="advantages")
         return torch.where(kept_BT, advantages_BT - mean.to(advantages_BT.dtype), torch.zeros_like(advantages_BT))
-    return masked_whiten(advantages_BT, kept_BT, unbiased=how == "unbiased", ranks=ranks)
+    return masked_whiten(advantages_BT, kept_BT, unbiased=how == "unbiased", ranks=ranks, name="advantages")
 
 
 def _moved(numbers_BT: torch.Tensor, from_BT: torch.Tensor, to_BT: torch.Tensor) -> torch.Tensor:

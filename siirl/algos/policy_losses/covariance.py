@@ -1,4 +1,4 @@
-"""Clip-Cov and KL-Cov: hold back the few tokens that take most of the entropy (arXiv 2505.22617, section 4).
+"""Clip-Cov and KL-Cov: hold back the few tokens that take most of the entropy (arXiv 2505.22617, section 4.2).
 
 The entropy falls with the covariance of log-prob and advantage, `c_t = (log pi_t - mean log pi) (A_t - mean A)`. Clip-Cov takes the
 gradient from some tokens of large covariance, KL-Cov adds a penalty to those of the largest.
@@ -12,7 +12,7 @@ chosen in each, which is far more than the share that is asked for. The price he
 
 import torch
 
-from siirl.algos.checks import as_bool_mask, require_axes, require_same_shape
+from siirl.algos.checks import require_axes, require_same_shape
 from siirl.algos.policy_losses.registry import PolicyLoss, register_policy_loss
 from siirl.algos.ranks import ALONE, Ranks
 from siirl.algos.ratios import check_clip, checked_columns, clipped_loss, log_ratio
@@ -22,8 +22,8 @@ from siirl.errors import ConfigError
 def token_covariance(
     *, log_probs_BT: torch.Tensor, advantages_BT: torch.Tensor, mask_BT: torch.Tensor, ranks: Ranks = ALONE
 ) -> torch.Tensor:
-    """`c_t` in float64 [B, T], with means over the kept tokens of all ranks; minus infinity where the mask is 0."""
-    kept_BT = as_bool_mask(mask_BT)
+    """`c_t` (equation 10) in float64 [B, T], with means over the kept tokens of all ranks; minus infinity where the mask is 0."""
+    kept_BT, advantages_BT = checked_columns(mask_BT=mask_BT, log_probs_BT=log_probs_BT, advantages_BT=advantages_BT)
     both_2BT = torch.stack([log_probs_BT.detach(), advantages_BT]).to(torch.float64)
     both_2BT = torch.where(kept_BT, both_2BT, torch.zeros_like(both_2BT))
     totals = ranks.sum(torch.cat([both_2BT.sum((1, 2)), kept_BT.sum()[None].to(torch.float64)]))
@@ -46,7 +46,7 @@ def select_clip_cov(
     clip_cov_ub: float = 5.0,
     ranks: Ranks = ALONE,
 ) -> torch.Tensor:
-    """Tokens drawn from those with a covariance between two bounds, and that PPO's clip leaves alone; bool [B, T].
+    """Tokens drawn from those with a covariance between two bounds (equation 11), and that PPO's clip leaves alone; bool [B, T].
 
     Args:
         log_probs_BT: Of the policy as it is before the step.
@@ -104,7 +104,7 @@ def select_kl_cov(
     kl_cov_ratio: float = 2e-3,
     ranks: Ranks = ALONE,
 ) -> torch.Tensor:
-    """The tokens with the largest covariance, bool [B, T]; of equal ones the first in the order of rows and tokens.
+    """The tokens with the largest covariance (equation 13), bool [B, T]; of equal ones the first in the order of rows and tokens.
 
     Args:
         log_probs_BT: Of the policy as it is before the step.
@@ -150,9 +150,9 @@ def clip_cov_policy_loss(
     clip_ratio_low: float = 0.2,
     clip_ratio_high: float = 0.2,
 ) -> PolicyLoss:
-    """Clip-Cov: PPO's clipped loss, and nothing at all at the tokens that `select_clip_cov` drew.
+    """Clip-Cov: PPO's clipped loss, and nothing at all at the tokens that `select_clip_cov` drew (equation 12, listing 1).
 
-    They count in the denominator, as in the authors' code.
+    Equation 12 leaves PPO's clip out, the authors' listing has it. Drawn tokens count in the denominator, as there.
     """
     check_clip(clip_ratio_low=clip_ratio_low, clip_ratio_high=clip_ratio_high)
     kept_BT, advantages_BT = checked_columns(
@@ -177,9 +177,9 @@ def kl_cov_policy_loss(
     selected_BT: torch.Tensor,
     ppo_kl_coef: float = 1.0,
 ) -> PolicyLoss:
-    """KL-Cov: `-A r`, plus `ppo_kl_coef * |log r|` at the tokens that `select_kl_cov` chose; the ratio is not clipped.
+    """KL-Cov: `-A r`, plus `ppo_kl_coef * |log r|` at the tokens that `select_kl_cov` chose; the ratio is not clipped (equation 14).
 
-    |log r| is what the authors' code takes for the KL to the old policy; 1 is their coefficient.
+    |log r| is what the authors' listing 1 takes for the KL to the old policy; 1 is their coefficient.
     """
     if not ppo_kl_coef >= 0:
         raise ConfigError(f"ppo_kl_coef={ppo_kl_coef} is the weight of a penalty and must not be negative.")

@@ -120,10 +120,10 @@ def sapo_policy_loss(
     tau_pos: float = 1.0,
     tau_neg: float = 1.05,
 ) -> PolicyLoss:
-    """SAPO: `-A sigmoid(tau (r - 1)) * 4 / tau`, a gate that closes smoothly where PPO clips (arXiv 2511.20347).
+    """SAPO: `-A sigmoid(tau (r - 1)) * 4 / tau`, a gate that closes smoothly where PPO clips.
 
-    At r = 1 its slope is 1, as the ratio's. Tokens of positive advantage have `tau_pos`, all others `tau_neg`, which is larger because
-    pushing a token down pushes all others up; 1.0 and 1.05 are the paper's.
+    arXiv 2511.20347, section 3, equations 5 and 6. At r = 1 its slope is 1, as the ratio's. Tokens of positive advantage have `tau_pos`,
+    all others `tau_neg`, which is larger because pushing a token down pushes all others up; 1.0 and 1.05 are the paper's.
     """
     if not (tau_pos > 0 and tau_neg > 0):
         raise ConfigError(f"sapo divides by its temperatures: tau_pos={tau_pos} and tau_neg={tau_neg} must be positive.")

@@ -63,7 +63,9 @@ def decoupled_policy_loss(
     clip_ratio_c: float | None = 3.0,
     behaviour_weight_cap: float = 5.0,
 ) -> PolicyLoss:
-    """PPO whose clip is centred on a recent policy, not on the one that acted (decoupled objective, arXiv 2110.00641).
+    """PPO whose clip is centred on a recent policy, not on the one that acted.
+
+    The decoupled objective, arXiv 2110.00641, section 2; AReaL, arXiv 2505.24298, section 5.2, equations 4 and 5.
 
     `w * max(-A r, -A clip(r))` with `r = pi / pi_old`, where old is the proximal policy, and `w = pi_old / pi_rollout`, a constant.
     So it is vanilla times masked importance weights.

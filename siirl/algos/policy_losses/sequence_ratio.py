@@ -80,7 +80,7 @@ def gmpo_policy_loss(
     clip_ratio_low: float = 0.4,
     clip_ratio_high: float = 0.4,
 ) -> PolicyLoss:
-    """GMPO: geometric mean of token ratios, each clipped pessimistically before the mean is taken (arXiv 2507.20673).
+    """GMPO: geometric mean of token ratios, each clipped pessimistically before the mean (arXiv 2507.20673, section 3, equation 4).
 
     `-A exp(mean_t m_t)` with the log-ratio `d_t` and `m_t = min(d_t, clip(d_t))` for A > 0, `max(d_t, clip(d_t))` for A < 0.
     The bounds are those of the *log*-ratio, `[-low, high]`; 0.4 is the paper's (e^-0.4, e^0.4), wider than PPO's.
