@@ -3,8 +3,8 @@
     python -m benchmarks.libero_expert --suite object --episodes 5
     python -m benchmarks.libero_expert --suite goal+10 --tasks goal/7 10/2 --episodes 2
 
-No image is drawn, so an episode takes one to three seconds. Results are kept task by task in one file: an interrupted run goes on, and
-`--table` prints what is there as docs/libero.md has it.
+No image is drawn, so an episode takes one to three seconds. Results are kept task by task in one file: an interrupted run goes on,
+`--again` plays what is there once more (after the expert was changed), and `--table` prints what is there as docs/libero.md has it.
 """
 
 import argparse
@@ -32,6 +32,7 @@ def main() -> None:
     parser.add_argument("--episodes", type=int, default=5, help="of each task, from its first training states")
     parser.add_argument("--assets", default=STAND_IN)
     parser.add_argument("--result", type=Path, default=RESULT)
+    parser.add_argument("--again", action="store_true", help="also tasks that have a result")
     parser.add_argument("--table", action="store_true", help="play nothing")
     flags = parser.parse_args()
     kept: dict[str, Any] = json.loads(flags.result.read_text()) if flags.result.is_file() else {"tasks": {}}
@@ -41,7 +42,7 @@ def main() -> None:
         for task in choose_tasks(flags.suite, flags.tasks):
             key = f"{task.suite}/{task.number}"
             before = kept["tasks"].get(key, {})
-            if len(before.get("steps", ())) + before.get("diverged", 0) < flags.episodes:
+            if flags.again or len(before.get("steps", ())) + before.get("diverged", 0) < flags.episodes:
                 kept["tasks"][key] = {"name": task.name, "assets": assets.label, **episodes(task, assets, flags.episodes)}
                 kept["machine"] = describe_machine()
                 flags.result.write_text(json.dumps(kept, indent=1) + "\n")

@@ -2,12 +2,16 @@
 
     python -m benchmarks.libero_learning main --seeds 1 --minutes 120 --episodes 20
 
-Five tasks of libero_object on stand-ins, so the numbers are not LIBERO scores. SRPO, and the 0/1 reward for the same number of training
-steps; both from assets/tiny_vla_libero. How an arm is run and measured is told in `benchmarks.learning_studies`: a finished arm is not run
-again, and one that was cut off goes on from its newest checkpoint by `python -m siirl.train ... trainer.resume=FOLDER`.
+Five tasks of libero_object on stand-ins, so the numbers are not LIBERO scores. SRPO trains for `--minutes`; the 0/1 reward then for as many
+training steps, and so for as many episodes. Environment steps of the two are close and not equal, because an episode ends at its success;
+each arm's result has its own count. How an arm is run and measured is told in `benchmarks.learning_studies`.
 
-Held-out episodes start from the ten initial states of a task that training never starts from, taken in turn: twenty episodes are two of
-sampled actions from each, and the most likely actions give the same episode twice.
+An arm that is finished is not run again. One that was cut off is not gone on with: it begins anew when the command is repeated. At most an
+arm is lost, and `--arms srpo` runs one alone (it comes first: the other reads its number of steps).
+
+Training starts from forty initial states of each task, and the tests from the ten others (`env.states=split`). Those are taken in turn:
+twenty episodes are two of sampled actions from each. The most likely actions give the same episode twice, so that with more than ten
+episodes their intervals are narrower than what was seen allows: judge by sampled actions.
 """
 
 from benchmarks.learning_studies import Arm, Study, run_studies

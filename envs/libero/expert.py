@@ -9,7 +9,8 @@ left alone, and what did not work is tried again with another grasp. docs/libero
 MuJoCo is imported when an expert is made, not with this module: it would look for OpenGL too early.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from graphlib import TopologicalSorter
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -43,20 +44,44 @@ def pursue_goal(simulator: "TaskSimulator") -> Iterator[Action]:
     """Actions without end: each predicate of the goal in turn, again and again until the environment sees success."""
     from envs.libero.expert_motion import OPEN, hold
 
-    attempt = 0
+    parts = {name: region.parent_name for name, region in simulator.env.object_sites_dict.items()}
+    goal, attempt = in_order(simulator.env.parsed_problem["goal_state"], parts), 0
     while True:
-        for predicate in simulator.env.parsed_problem["goal_state"]:
+        for predicate in goal:
             if not simulator.env._eval_predicate(predicate):
                 yield from _fulfil(simulator, predicate, attempt)
         yield from hold(OPEN, WAIT_STEPS)
         attempt += 1
 
 
-def _fulfil(simulator: "TaskSimulator", predicate: list[str], attempt: int) -> Iterator[Action]:
+def in_order(goal: Sequence[Sequence[str]], parts: Mapping[str, str | None]) -> list[Sequence[str]]:
+    """A goal's predicates (verb, thing) or (verb, thing, target) as they can be fulfilled one after the other.
+
+    What is opened or turned comes first and what is closed last; a thing is in its place before others are put in or on it.
+
+    Args:
+        goal: In any order.
+        parts: Region to the thing that it is a part of.
+    """
+    placements = [predicate for predicate in goal if len(predicate) == 3]
+    place_of = {thing: place for place, (_, thing, _) in enumerate(placements)}
+    under = [parts.get(target) or target for _, _, target in placements]
+    order = TopologicalSorter({place: [place_of[thing]] if thing in place_of else [] for place, thing in enumerate(under)}).static_order()
+    before = [predicate for predicate in goal if len(predicate) == 2 and predicate[0] != "close"]
+    after = [predicate for predicate in goal if predicate[0] == "close"]
+    return [*before, *(placements[place] for place in order), *after]
+
+
+def _fulfil(simulator: "TaskSimulator", predicate: Sequence[str], attempt: int) -> Iterator[Action]:
     from envs.libero import expert_skills as skills
+    from envs.libero.expert_insert import cave, insert
 
     verb, subject, *target = predicate
     match verb:
+        case "on" if skills.slides(simulator, subject, target[0]):
+            yield from skills.slide(simulator, subject, target[0], attempt=attempt)
+        case "in" if (place := cave(simulator, target[0])) is not None:
+            yield from insert(simulator, subject, place)
         case "in" | "on":
             if skills.is_shut(simulator, target[0]):
                 yield from skills.pull_open(simulator, target[0])

@@ -1,4 +1,4 @@
-"""What the scripted expert can do with its hands: set a thing down, open and close what moves on a joint, turn a knob.
+"""What the scripted expert can do with its hands: set things down or draw them over the table, open and close what moves, turn a knob.
 
 Each skill is a generator of actions that plans from the true state when it begins. A skill that fails ends like one that succeeds; the
 expert looks at the goal's predicates and tries again.
@@ -9,9 +9,20 @@ from typing import NamedTuple
 import mujoco
 import numpy as np
 
-from envs.libero.expert_grasps import grasps
+from envs.libero.expert_grasps import MOUTH_M, Grasp, grasps
 from envs.libero.expert_motion import CLOSED, OPEN, PASSED_M, Motion, grip, hold, move, nearest_roll, nearest_yaw, pointing_down
-from envs.libero.scene import Extent, Vector, boxes, colliding_geoms, gripper_pose, is_region, object_body, region_half
+from envs.libero.scene import (
+    Extent,
+    Vector,
+    boxes,
+    colliding_geoms,
+    gripper_pose,
+    is_region,
+    level_heading,
+    object_body,
+    region_half,
+    region_parent,
+)
 from envs.libero.simulator import TaskSimulator
 
 RELEASE_STEPS = 6
@@ -19,6 +30,8 @@ APPROACH_M, CARRY_M, DROP_M = 0.10, 0.12, 0.012
 NEAR_M = 0.01  # over a thing, before the fingers go down beside it
 LIFTED_M = 0.02  # a thing that has not risen by this much is not in the hand
 FLAT_REGION_M = 0.01
+THIN_M = 0.025  # a wide thing that is lower slips from the fingers when it is lifted at its rim
+SKIM_M = 0.002  # height of the finger tips over the table while a thing is drawn over it
 FIST_M = 0.015  # half the thickness of the closed fingers
 PUSH_M = 0.02  # how far a push aims beyond the end: the controller gives way before a drawer with friction does
 OPENED = 0.97  # of the way to its open end, where a pull may stop
@@ -43,19 +56,15 @@ class Part(NamedTuple):
 def place(simulator: TaskSimulator, name: str, target: str, *, attempt: int) -> Motion:
     """Take hold of a thing and set it down in or on `target`; later attempts take other grasps."""
     body = object_body(simulator, name)
-    choices = grasps(simulator, body)
-    grasp = choices[attempt % len(choices)]
-    rotation = pointing_down(grasp.yaw)
-    yield from move(simulator, above(grasp.point, APPROACH_M), rotation, OPEN, near=PASSED_M)
-    yield from move(simulator, above(grasp.point, 0.5 * APPROACH_M), rotation, OPEN, near=NEAR_M)
-    yield from move(simulator, grasp.point, rotation, OPEN)
-    yield from grip(simulator)
+    grasp = _chosen(simulator, body, attempt)
+    yield from take(simulator, grasp)
     spot, surface = destination(simulator, target)
     resting = Extent(simulator, body).bottom
     carried = max(surface + CARRY_M, resting + APPROACH_M)
-    yield from move(simulator, above(grasp.point, carried - resting), rotation, CLOSED, near=PASSED_M)
+    yield from move(simulator, above(grasp.point, carried - resting), pointing_down(grasp.yaw), CLOSED, near=PASSED_M)
     if Extent(simulator, body).bottom < resting + LIFTED_M:
         return
+    rotation = pointing_down(grasp.yaw + turn_to_fit(simulator, body, target))
     for height, near in ((carried, PASSED_M), (carried, 0.5 * PASSED_M), (surface + DROP_M, 0.5 * PASSED_M)):
         hand, _ = gripper_pose(simulator)
         # The thing's lowest point is brought there, wherever the fingers hold it.
@@ -63,6 +72,52 @@ def place(simulator: TaskSimulator, name: str, target: str, *, attempt: int) -> 
         yield from move(simulator, np.array([*spot, height]) + offset, rotation, CLOSED, near=near)
     yield from hold(OPEN, RELEASE_STEPS)
     yield from retreat(simulator)
+
+
+def slide(simulator: TaskSimulator, name: str, target: str, *, attempt: int) -> Motion:
+    """Take hold of a thin thing at its rim and draw it over the table to `target`."""
+    body = object_body(simulator, name)
+    grasp = _chosen(simulator, body, attempt)
+    yield from take(simulator, grasp)
+    spot, _ = destination(simulator, target)
+    to = grasp.point + np.append(spot - simulator.data.subtree_com[body][:2], SKIM_M)
+    yield from move(simulator, to, pointing_down(grasp.yaw), CLOSED)
+    yield from hold(OPEN, RELEASE_STEPS)
+    yield from retreat(simulator)
+
+
+def take(simulator: TaskSimulator, grasp: Grasp) -> Motion:
+    """Come down from above with open fingers, and close them."""
+    rotation = pointing_down(grasp.yaw)
+    yield from move(simulator, above(grasp.point, APPROACH_M), rotation, OPEN, near=PASSED_M)
+    yield from move(simulator, above(grasp.point, 0.5 * APPROACH_M), rotation, OPEN, near=NEAR_M)
+    yield from move(simulator, grasp.point, rotation, OPEN)
+    yield from grip(simulator)
+
+
+def _chosen(simulator: TaskSimulator, body: int, attempt: int) -> Grasp:
+    choices = grasps(simulator, body)
+    return choices[attempt % len(choices)]
+
+
+def slides(simulator: TaskSimulator, name: str, target: str) -> bool:
+    """Whether a thing is drawn over the table to `target` and not lifted: a plate, to a place on the table."""
+    size = Extent(simulator, object_body(simulator, name)).size
+    on_the_table = is_region(simulator, target) and region_parent(simulator, target) is None
+    return bool(on_the_table and size[2] < THIN_M and size[:2].min() > MOUTH_M)
+
+
+def turn_to_fit(simulator: TaskSimulator, body: int, target: str) -> float:
+    """Angle by which a long thing is turned to lie along a narrow region, at most a quarter; 0 where it fits as it is."""
+    if not is_region(simulator, target):
+        return 0.0
+    half, region = np.asarray(simulator.env.object_sites_dict[target].size[:2]), simulator.data.site(target).xmat.reshape(3, 3)
+    heading = level_heading(simulator.data.xmat[body].reshape(3, 3))
+    size = Extent(simulator, body, yaw=heading).size[:2]
+    if size.max() < 2 * half.min():
+        return 0.0
+    along = float(np.arctan2(region[1, 0], region[0, 0])) + np.pi / 2 * float(np.argmax(half))
+    return nearest_yaw(along - heading - np.pi / 2 * float(np.argmax(size)))
 
 
 def destination(simulator: TaskSimulator, target: str) -> tuple[Vector, float]:

@@ -1,4 +1,4 @@
-"""True poses and extents of what is in a simulator: for the scripted expert, never for a policy."""
+"""True poses, extents and speeds of what is in a simulator: for the scripted expert and for checks, never for a policy."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -57,10 +57,29 @@ def is_region(simulator: TaskSimulator, name: str) -> bool:
     return name in simulator.env.object_sites_dict
 
 
+def region_parent(simulator: TaskSimulator, name: str) -> str | None:
+    """The object or fixture that a region is a part of; None for a place on the table or floor."""
+    parent: str | None = simulator.env.object_sites_dict[name].parent_name
+    return parent
+
+
 def region_half(simulator: TaskSimulator, name: str) -> Vector:
     """Half lengths of a region along the world's axes."""
     rotation = simulator.data.site(name).xmat.reshape(3, 3)
     return np.asarray(np.abs(rotation) @ np.abs(np.asarray(simulator.env.object_sites_dict[name].size, np.float64)))
+
+
+def level_heading(rotation: Vector) -> float:
+    """Yaw of the first of a thing's two most level axes, of its rotation [3, 3]."""
+    axis = rotation[:, int(np.argsort(np.abs(rotation[2]), kind="stable")[0])]
+    return float(np.arctan2(axis[1], axis[0]))
+
+
+def object_speed(simulator: TaskSimulator) -> float:
+    """The largest entry of the free objects' velocities: metres a second, or radians a second of a rotation."""
+    free = simulator.model.jnt_type == mujoco.mjtJoint.mjJNT_FREE
+    entries = simulator.model.jnt_dofadr[free][:, None] + np.arange(6)
+    return float(np.abs(simulator.data.qvel[entries]).max())
 
 
 def gripper_pose(simulator: TaskSimulator) -> tuple[Vector, Vector]:

@@ -4,8 +4,8 @@ Papers report the share of successes over 10 tasks x 50 initial states a suite, 
 https://arxiv.org/abs/2502.19645, table 1; LIBERO, https://arxiv.org/abs/2306.03310). Rates come with counts and 95 % intervals here.
 `env.states=all` asks for it: training may have started from the same states then, and the table says so.
 
-Each finished episode is a line of `episodes.jsonl` in the run folder. An evaluation that was interrupted goes on from that file, if policy,
-environment and way of acting are the same; episodes that could not be simulated are in no line, and are tried again then.
+An episode is a line of `episodes.jsonl` in the run folder as soon as it is over. An evaluation that was interrupted goes on from that
+file, if policy, environment and way of acting are the same; episodes that could not be simulated are in no line, and are tried again then.
 """
 
 import hashlib
@@ -25,7 +25,7 @@ from siirl.dag_worker.statistics import SuccessInterval, success_interval
 from siirl.engine.collectives import OneProcess
 from siirl.engine.rollout.failures import check_failures
 from siirl.engine.rollout.rollout import Rollout
-from siirl.engine.rollout.workflow import EpisodeRequest
+from siirl.engine.rollout.workflow import EpisodeRequest, RolloutWorkflow, Trajectory
 from siirl.errors import CheckpointError
 from siirl.params import SiiRLArguments
 
@@ -159,33 +159,48 @@ def run_protocol(
         tasks: In the order of the environment's tasks.
         kinds: `sampled`, `argmax` or both.
         seed: Of the sampled actions; that of the protocol's runs in papers is one of several.
-        file: Where each task's episodes are appended when they are over; what `done` holds is written first.
+        file: Where each episode is appended when it is over; what `done` holds is written first.
         description: `identity`, the file's first line.
         done: Episodes that need not be played again.
         states: Initial states of each task, from the first on.
         max_failed_share: Share of a task's episodes that may fail to simulate before the evaluation stops.
         on_done: Called after each episode.
     """
-    episodes = list(done)
     finished = {episode.key for episode in done}
+    episodes: list[PublishedEpisode] = []
     rows = JsonlFile(file)
+
+    def keep(episode: PublishedEpisode) -> None:
+        rows.append({"step": 0, **asdict(episode)})
+        episodes.append(episode)
+
     try:
         rows.append({"step": 0, **description})
         for episode in done:
-            rows.append({"step": 0, **asdict(episode)})
+            keep(episode)
         for kind in kinds:
             for task_id, task in enumerate(tasks):
                 missing = [state for state in range(states) if (task.suite, task.number, state, kind) not in finished]
                 requests = [_request(task, task_id, state, kind=kind, seed=seed) for state in missing]
-                result, _ = rollout.generate(requests, embed=False, on_done=on_done)
-                played = [_episode(task, trajectory.row, kind=kind) for trajectory in result.trajectories]
-                for episode in played:
-                    rows.append({"step": 0, **asdict(episode)})
-                episodes += played
+                kept = _KeptAtOnce(rollout.workflow, task=task, kind=kind, keep=keep)
+                result = rollout.inference.rollout_batch(requests, kept, on_done=on_done)
                 check_failures(result.failed, episodes=len(requests), max_failed_share=max_failed_share, ranks=OneProcess())
     finally:
         rows.close()
     return episodes
+
+
+class _KeptAtOnce(RolloutWorkflow):
+    """A workflow whose episodes are kept as they end, and whose trajectories are let go: 50 of a 7B policy's images are a gigabyte."""
+
+    def __init__(self, workflow: RolloutWorkflow, *, task: LiberoTask, kind: str, keep: Callable[[PublishedEpisode], None]) -> None:
+        self._workflow, self._task, self._kind, self._keep = workflow, task, kind, keep
+
+    async def arun_episode(self, engine: Any, data: EpisodeRequest) -> None:
+        """See `RolloutWorkflow.arun_episode`; nobody has a use for the trajectory any more."""
+        trajectory = await self._workflow.arun_episode(engine, data)
+        assert isinstance(trajectory, Trajectory), "an embodied episode is one trajectory"
+        self._keep(_episode(self._task, trajectory.row, kind=self._kind))
 
 
 def chosen_tasks(config: SiiRLArguments) -> tuple[LiberoTask, ...]:

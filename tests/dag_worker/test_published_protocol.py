@@ -9,31 +9,42 @@ from rich.console import Console
 from envs.libero.suites import choose_tasks
 from siirl.dag_worker.jsonl import read_rows
 from siirl.dag_worker.published_protocol import PublishedEpisode, protocol_tables, rates, read_episodes, run_protocol, suite_mean
-from siirl.engine.rollout.executor import RolloutResult
-from siirl.engine.rollout.workflow import EpisodeRequest, Trajectory
+from siirl.engine.rollout.inference_engine import InferenceEngine
+from siirl.engine.rollout.workflow import EpisodeRequest, RolloutWorkflow, Trajectory
 from siirl.errors import CheckpointError, SimulationFailed, TooManyFailures
 
 TASKS = choose_tasks("object", [0, 1])
 DESCRIPTION = {"weights": "abc", "notice": ""}
 
 
-class Player:
-    """Plays episodes by rule: even states succeed; those in `broken` cannot be simulated."""
+class Player(RolloutWorkflow):
+    """Plays episodes by rule: even states succeed; those in `broken` cannot be simulated, and at `crash` the program ends."""
 
-    def __init__(self, broken: tuple[int, ...] = ()) -> None:
-        self.broken, self.requests = broken, list[EpisodeRequest]()
+    def __init__(self, *, broken: tuple[int, ...] = (), crash: int | None = None) -> None:
+        self.broken, self.crash, self.requests = broken, crash, list[EpisodeRequest]()
 
-    def generate(self, requests, *, embed, on_done):
-        self.requests += requests
-        sound = [request for request in requests if request.seed not in self.broken]
-        rows = [{"seed": request.seed, "complete": request.seed % 2 == 0, "finish_step": 10} for request in sound]
-        failed = [(request, SimulationFailed("broken")) for request in requests if request.seed in self.broken]
-        return RolloutResult([Trajectory(row) for row in rows], failed), {}
+    async def arun_episode(self, engine: object, data: EpisodeRequest) -> Trajectory:
+        self.requests.append(data)
+        if data.seed == self.crash:
+            raise RuntimeError("the program ends")
+        if data.seed in self.broken:
+            raise SimulationFailed("broken")
+        return Trajectory({"seed": data.seed, "complete": data.seed % 2 == 0, "finish_step": 10})
+
+
+class NoPolicy:
+    """What counts episodes; the player needs nothing computed."""
+
+    def expect(self, *, episodes: int, at_once: int) -> None: ...
+
+    def episode_ended(self) -> None: ...
 
 
 def played(player: Player, file: Path, **arguments: object) -> list[PublishedEpisode]:
     arguments = {"kinds": ["argmax"], "states": 4} | arguments
-    return run_protocol(rollout=player, tasks=TASKS, seed=0, file=file, description=DESCRIPTION, **arguments)
+    with InferenceEngine(NoPolicy()) as inference:
+        rollout = SimpleNamespace(workflow=player, inference=inference)
+        return run_protocol(rollout=rollout, tasks=TASKS, seed=0, file=file, description=DESCRIPTION, **arguments)
 
 
 def test_every_task_starts_from_every_state_once(tmp_path: Path) -> None:
@@ -54,6 +65,13 @@ def test_interrupted_evaluation_plays_only_what_is_missing(tmp_path: Path) -> No
     assert [(request.task_id, request.seed) for request in player.requests] == [(0, 3), (1, 0), (1, 1), (1, 2), (1, 3)]
     assert sorted(again.read_text().splitlines()) == sorted(lines)
     assert len({episode.key for episode in episodes}) == 8
+
+
+def test_episode_is_written_when_it_is_over_and_not_when_its_task_is(tmp_path: Path) -> None:
+    file = tmp_path / "episodes.jsonl"
+    with pytest.raises(RuntimeError, match="the program ends"):
+        played(Player(crash=2), file)
+    assert [(row["number"], row["state"]) for row in list(read_rows(file))[1:]] == [(0, 0), (0, 1), (0, 3)]  # those that ended
 
 
 def test_other_policy_is_not_mixed_in(tmp_path: Path) -> None:

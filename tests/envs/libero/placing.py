@@ -9,6 +9,8 @@ import itertools
 import mujoco
 import numpy as np
 
+from envs.libero.expert import in_order
+from envs.libero.scene import level_heading, object_speed
 from envs.libero.simulator import WAIT
 
 REST_STEPS = 12  # control steps, 0.6 s
@@ -23,7 +25,9 @@ JOINT_VALUES = {
     ("flat_stove", "turnon"): 1.0,
     ("flat_stove", "turnoff"): -0.004,
 }
-YAWS = np.radians([0, 90, 180, 270, 45])
+YAWS = np.radians([0, 90, 180, 270, 45])  # against the target
+UPRIGHT, ON_ITS_SIDE, ON_ITS_BACK = ([1, 0, 0, 0], [np.sqrt(0.5), 0, np.sqrt(0.5), 0], [np.sqrt(0.5), np.sqrt(0.5), 0, 0])
+POSES = (UPRIGHT, ON_ITS_SIDE, ON_ITS_BACK)
 SIDES = [(0.045, 0.0), (-0.045, 0.0), (0.0, 0.045), (0.0, -0.045)]  # for two things on one target
 SHIFTS = [(0.0, 0.0), (0.0, -0.03), (0.0, 0.03), (-0.03, 0.0), (0.03, 0.0), (0.0, -0.06), (0.0, 0.06), (-0.06, 0.0), (0.06, 0.0)]
 
@@ -34,7 +38,8 @@ def fulfil_goal(simulator) -> bool:
     for predicate in goal:
         if len(predicate) == 2:
             _set_joint(simulator, *predicate)
-    placed = [predicate for predicate in goal if len(predicate) == 3]
+    parts = {name: region.parent_name for name, region in simulator.env.object_sites_dict.items()}
+    placed = in_order([predicate for predicate in goal if len(predicate) == 3], parts)
     wanted = {name for _, name in (predicate for predicate in goal if len(predicate) == 2)}
     for target in {target for _, _, target in placed} - wanted:
         _open_around(simulator, target)
@@ -46,12 +51,6 @@ def rest(simulator, steps=REST_STEPS) -> float:
     for _ in range(steps):
         simulator._advance(WAIT)
     return object_speed(simulator)
-
-
-def object_speed(simulator) -> float:
-    free = simulator.model.jnt_type == mujoco.mjtJoint.mjJNT_FREE
-    starts = simulator.model.jnt_dofadr[free]
-    return float(max(np.abs(simulator.data.qvel[start : start + 6]).max() for start in starts))
 
 
 def _set_joint(simulator, verb, name):
@@ -77,26 +76,28 @@ def _place_all(simulator, predicates) -> bool:
     for predicate in predicates:
         before = simulator._snapshot()
         shifts = [*SIDES, *SHIFTS] if targets.count(predicate[2]) > 1 else SHIFTS
-        for yaw, lying, shift in itertools.product(YAWS, (False, True), shifts):
+        for yaw, pose, shift in itertools.product(YAWS, POSES, shifts):
             simulator._restore(before)
-            if _place(simulator, predicate, yaw=yaw, lying=lying, shift=shift):
+            if _place(simulator, predicate, yaw=yaw, pose=pose, shift=shift):
                 break
         else:
             return False
     return True
 
 
-def _place(simulator, predicate, *, yaw, lying, shift) -> bool:
+def _place(simulator, predicate, *, yaw, pose, shift) -> bool:
     env, model, data = simulator.env, simulator.model, simulator.data
     _, name, target = predicate
     joint = data.joint(env.objects_dict[name].joints[-1])
     centre, top = _target(simulator, target)
-    turn = np.array([np.cos(yaw / 2), 0, 0, np.sin(yaw / 2)])
-    quaternion = np.empty(4)
-    mujoco.mju_mulQuat(quaternion, turn, joint.qpos[3:].copy())
-    if lying:
-        mujoco.mju_mulQuat(quaternion, np.array([np.sqrt(0.5), 0, np.sqrt(0.5), 0]), joint.qpos[3:].copy())
-        mujoco.mju_mulQuat(quaternion, turn, quaternion.copy())
+    # Along the world's axes first, whichever way it stood; then on its side; then along the target's axes.
+    quaternion = joint.qpos[3:].copy()
+    for turn in (
+        _about_z(-level_heading(data.xmat[env.obj_body_id[name]].reshape(3, 3))),
+        pose,
+        _about_z(_target_heading(simulator, target) + yaw),
+    ):
+        mujoco.mju_mulQuat(quaternion, np.asarray(turn, np.float64), quaternion.copy())
     joint.qpos[:3], joint.qpos[3:], joint.qvel[:] = (0.0, 0.0, 50.0), quaternion, 0.0
     mujoco.mj_forward(model, data)
     low, high = _extent(simulator, env.obj_body_id[name])
@@ -120,6 +121,16 @@ def _target(simulator, name):
         return data.site(name).xpos.copy(), data.site(name).xpos[2] + max(half[2], 0.06 if half[2] < 0.02 else 0.0)
     low, high = _extent(simulator, env.obj_body_id[name])
     return (low + high) / 2, high[2] + 0.01
+
+
+def _target_heading(simulator, name):
+    env, data = simulator.env, simulator.data
+    rotation = data.site(name).xmat if name in env.object_sites_dict else data.xmat[env.obj_body_id[name]]
+    return level_heading(rotation.reshape(3, 3))
+
+
+def _about_z(angle):
+    return np.array([np.cos(angle / 2), 0.0, 0.0, np.sin(angle / 2)])
 
 
 def _extent(simulator, body):

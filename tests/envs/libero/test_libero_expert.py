@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from envs.libero.environment import LiberoEnv
-from envs.libero.expert import expert, play
+from envs.libero.expert import expert, in_order, play
 
 
 @pytest.fixture(scope="module")
@@ -15,6 +15,21 @@ def modules(make_simulator):
     from envs.libero import expert_grasps, expert_motion, scene
 
     return expert_grasps, expert_motion, scene
+
+
+def test_lower_one_of_a_stack_has_its_place_first():
+    upper, lower, third = ("on", "bowl_1", "bowl_2"), ("in", "bowl_2", "tray_contain"), ("on", "bowl_3", "bowl_1")
+    assert in_order([third, upper, lower], {"tray_contain": "tray"}) == [lower, upper, third]
+
+
+def test_vessel_has_its_place_before_what_goes_into_its_region():
+    cup, tray = ("in", "cup", "tray_contain"), ("on", "tray", "table_left")
+    assert in_order([cup, tray], {"tray_contain": "tray", "table_left": None}) == [tray, cup]
+
+
+def test_drawer_is_opened_before_and_closed_after_something_is_put_in():
+    close, put, turn = ("close", "drawer_region"), ("in", "bowl", "drawer_region"), ("turnon", "stove")
+    assert in_order([close, put, turn], {"drawer_region": "cabinet"}) == [turn, put, close]
 
 
 @pytest.mark.parametrize(
@@ -79,3 +94,58 @@ def test_action_keeps_the_direction_of_a_long_way(modules):
     _, motion, _ = modules
     action = motion.action(np.array([4.0, 2.0, 0.0]), np.array([3.0, 0.0, -3.0]), motion.CLOSED)
     assert action.tolist() == [1.0, 0.5, 0.0, 1.0, 0.0, -1.0, 1.0]
+
+
+def test_microwave_is_a_cave_that_opens_to_its_front(make_simulator, modules):
+    from envs.libero.expert_insert import cave
+
+    _, _, scene = modules
+    simulator = make_simulator("10", 9)
+    simulator.reset(0)
+    base = simulator.data.xpos[scene.object_body(simulator, "microwave_1")]
+    found = cave(simulator, "microwave_1_heating_region")
+    assert found is not None
+    assert found.outwards == pytest.approx([0.0, -1.0, 0.0])
+    assert found.edge == pytest.approx(0.088 - base[1], abs=1e-4)  # the front of its shell, measured outwards
+    assert found.middle[0] == pytest.approx(base[0] + (-0.1435 + 0.0635) / 2, abs=1e-4)  # between its inner walls
+    assert found.floor == pytest.approx(base[2] + 0.024, abs=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("suite", "number", "region"), [("object", 0, "basket_1_contain_region"), ("goal", 3, "wooden_cabinet_1_top_region")]
+)
+def test_what_is_open_at_its_top_or_nowhere_is_no_cave(make_simulator, suite, number, region):
+    """A basket, and a drawer that is shut."""
+    from envs.libero.expert_insert import cave
+
+    simulator = make_simulator(suite, number)
+    simulator.reset(0)
+    assert cave(simulator, region) is None
+
+
+def test_mug_is_held_by_its_handle_and_not_beside_it(make_simulator, modules):
+    grasps, _, scene = modules
+    simulator = make_simulator("10", 9)
+    simulator.reset(0)
+    body = scene.object_body(simulator, "white_yellow_mug_1")
+    held = grasps.by_handle(simulator, body)
+    assert held is not None
+    axes, origin = simulator.data.xmat[body].reshape(3, 3), simulator.data.xpos[body]
+    assert held.away == pytest.approx(axes[:, 0], abs=1e-3)  # the handle's direction
+    along, across, height = axes.T @ (held.grasp.point - origin)
+    assert across == pytest.approx(0.0, abs=1e-3)
+    # From the cup's outside, 3.4 cm from the origin, a finger's half width and the slack; the handle ends at 6.8 cm.
+    assert along == pytest.approx(-0.0185 + 0.052 + 0.012 + 0.006, abs=2e-3)
+    assert held.depth == pytest.approx(along + 0.0185 + 0.052, abs=2e-3)  # to the far side of the cup
+    assert 0.02 < height < 0.0825  # of the handle's 2.1 to 8.2 cm
+
+
+def test_plate_is_drawn_over_the_table_and_a_bowl_is_not(make_simulator):
+    from envs.libero.expert_skills import slides
+
+    simulator = make_simulator("goal", 5)
+    simulator.reset(0)
+    [(_, plate, place)] = simulator.env.parsed_problem["goal_state"]
+    assert slides(simulator, plate, place)
+    assert not slides(simulator, "akita_black_bowl_1", place)
+    assert not slides(simulator, plate, "flat_stove_1_cook_region")
