@@ -4,7 +4,6 @@ What is made alike for both is in `rank`. Each function makes one thing; `build_
 or a step.
 """
 
-import copy
 import functools
 from collections.abc import Sequence
 from pathlib import Path
@@ -36,7 +35,7 @@ from siirl.engine.rollout.generation import TextEngine
 from siirl.engine.rollout.hf_engine import HFEngine
 from siirl.engine.rollout.text_rollout import TextRollout, make_text_workflow
 from siirl.engine.rollout.vllm_engine import AsyncVLLMEngine, VLLMEngine
-from siirl.engine.weight_sync import ActingWeights, WeightSync
+from siirl.engine.weight_sync import ActingWeights, WeightSync, acting_copy
 from siirl.env_server.pool import EnvPool
 from siirl.models.chat import ChatTokenizer, load_chat_tokenizer
 from siirl.models.language_model import LanguageModel, load_language_model
@@ -60,7 +59,8 @@ def build_text(
     """Everything of one rank of a text job; `with_critic` where a node of its graph has one."""
     pool, tokenizer = make_pool(config, ranks), make_tokenizer(config)
     model = make_language_model(config).to(device)
-    whole = copy.deepcopy(model).eval() if ranks.size > 1 and config.actor_rollout_ref.rollout.name == "hf" else model
+    shared = ranks.size == 1 or config.actor_rollout_ref.rollout.name != "hf"  # vLLM takes a copy of its own
+    whole = model if shared else acting_copy(model, compute_dtype(config))
     text_engine, acting = make_text_engine(config, model=whole, tokenizer=tokenizer, at_once=pool.num_slots)
     rollout = make_text_rollout(config, engine=text_engine, pool=pool, tokenizer=tokenizer)
     engine = make_engine(config, module=model, scorer=text_scorer, ranks=ranks, device=device, trained=True)

@@ -7,6 +7,7 @@ by domain, so the function that measures it is an argument.
 # B prompt or trajectory
 
 import dataclasses
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Protocol
 
@@ -55,6 +56,7 @@ class EpisodeDomain:
     ) -> None:
         self.config, self.rollout, self.recorder, self.ranks = config, rollout, recorder, ranks
         self.measure: Measure = rollout_metrics if measure is None else measure
+        self._recorded = Counter[int]()  # episodes with a video, by step: one that is refilled rolls out more than once
 
     def roll_out(self, batch: TensorDict, *, step: int, greedy: bool = False) -> NodeOutput:
         """Run every prompt `rollout.n` times, or once and greedily; a row for every episode that could be simulated."""
@@ -63,8 +65,9 @@ class EpisodeDomain:
             rollouts=1 if greedy else self.config.actor_rollout_ref.rollout.n,
             run_seed=self.config.trainer.seed,
             step=step,
-            record=0 if greedy else share_of(self.config.trainer.record_episodes, self.ranks),
+            record=0 if greedy else share_of(self.config.trainer.record_episodes, self.ranks) - self._recorded[step],
         )
+        self._recorded[step] += sum(request.record for request in requests)
         if greedy:
             requests = [dataclasses.replace(request, uid=f"{request.uid}-greedy", greedy=True) for request in requests]
         result, stats = self.rollout.generate(requests, embed=True)

@@ -107,6 +107,7 @@ METRICS: dict[str, Metric] = {
     "rollout/truncated_share": Metric(_MEAN, "share of episodes that met the limit of steps or of tokens"),
     "rollout/entropy": Metric(_MEAN, "entropy of the sampled tokens, nats"),
     "rollout/log_prob_gap": Metric(_LAST, "largest difference of recomputed and behaviour log-probs"),
+    "rollout/log_prob_gap_mean": Metric(_LAST, "mean difference of recomputed and behaviour log-probs, by which the run stops"),
     "rollout/stale_samples": Metric(_SUM, "samples of an older policy version"),
     # Filters and balancing.
     "sampling/rounds": Metric(_LAST, "rounds of rollouts of the step: 1, and one for each refill"),

@@ -76,6 +76,8 @@ class RowScores:
     """float32; without meaning where the row failed."""
     penalty_R: torch.Tensor
     """Added to what is trained on, float32; 0 where there is none."""
+    env_weight_R: torch.Tensor
+    """How much of the environment's return is in `reward_R`, float32; see `RewardScores.env_weight_B`."""
     failed: Mapping[int, str]
     """Rows that could not be scored, with the reason."""
     parts: Mapping[str, NDArray[np.float32]]
@@ -94,10 +96,13 @@ def score_rows(batch: TensorDict, *, reward: RewardManager, ranks: Collectives) 
     reasons = {outcomes.uid_B[position]: reason for position, reason in scores.failed.items()}
     seen = {uid: float(score) for uid, score in zip(outcomes.uid_B, scores.reward_B, strict=True) if uid not in reasons}
     by_uid = seen if reward.looks_at_all_ranks else dict(itertools.chain(*(part.items() for part in ranks.gather_objects(seen))))
-    penalty_B = np.zeros_like(scores.reward_B) if scores.penalty_B is None else scores.penalty_B
+    penalty_B, env_weight_B = (
+        np.zeros_like(scores.reward_B) if column_B is None else column_B for column_B in (scores.penalty_B, scores.env_weight_B)
+    )
     return RowScores(
         reward_R=torch.from_numpy(rows_of_rank(scores.reward_B, outcomes, uids)),
         penalty_R=torch.from_numpy(rows_of_rank(penalty_B, outcomes, uids)),
+        env_weight_R=torch.from_numpy(rows_of_rank(env_weight_B, outcomes, uids)),
         failed={row: reasons[uid] for row, uid in enumerate(uids) if uid in reasons},
         parts={name: rows_of_rank(values_B, outcomes, uids) for name, values_B in scores.parts.items()},
         metrics=scores.metrics,

@@ -58,7 +58,12 @@ class ModelArguments:
     options: dict[str, Any] = field(
         default_factory=dict, metadata=described("Keyword arguments of the policy class, for example {bins: 64, chunk_length: 8}.")
     )
-    dtype: str = option("float32", "Type of the weights.", why="a CPU is not faster in bfloat16", choices=("float32", "bfloat16"))
+    dtype: str = option(
+        "float32",
+        "Type of the forward and backward passes; weights that are trained stay float32.",
+        why="a CPU is not faster in bfloat16",
+        choices=("float32", "bfloat16"),
+    )
     trust_remote_code: bool = option(False, "Run code that comes with a model.", why="safe unless asked for", text_only=NO_HUB_CODE)
     gradient_checkpointing: bool = option(
         False,
@@ -141,7 +146,7 @@ class RolloutArguments:
     """How the policy acts."""
 
     name: str = option("embodied", "Engine that acts.", choices=("embodied", "hf", "vllm", "sglang"))
-    n: int = option(8, "Rollouts of a prompt: the group size.", why="the architecture guide's", minimum=1)
+    n: int = option(8, "Rollouts of a prompt: the group size.", why="the architecture guide's", minimum=1, maximum=10_000)
     temperature: float = option(1.0, "Divides the logits, when acting and when training.", why="the policy as it is", above=0)
     top_p: float = option(1.0, "Sample from the smallest set with this probability.", why="less biases the ratio", above=0, maximum=1)
     top_k: int | None = option(
@@ -160,7 +165,8 @@ class RolloutArguments:
     )
     max_log_prob_gap: float | None = option(
         None,
-        "Largest gap between acting and training log-probs of the same weights before the run stops; null: 1e-4 (bfloat16: 3e-2).",
+        "Largest mean gap between acting and training log-probs of the same weights before the run stops; null: 1e-4 (bfloat16: 1e-2, and "
+        "3e-2 with vLLM).",
         above=0,
     )
 

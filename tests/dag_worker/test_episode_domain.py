@@ -13,6 +13,7 @@ from siirl.data_coordinator.prompts.dataset import PromptTask
 from siirl.data_coordinator.protocol.batch import texts
 from siirl.data_coordinator.sample import Sample, Samples2Dict
 from siirl.engine.collectives import OneProcess
+from siirl.engine.rollout.executor import RolloutResult
 from siirl.engine.rollout.text_rollout import TextRollout
 from siirl.engine.rollout.text_workflow import TextWorkflow
 from siirl.env_server.pool import EnvPool
@@ -82,6 +83,27 @@ def test_greedy_rollouts_are_one_a_prompt_with_ids_of_their_own(make):
     output = domain.roll_out(batch_of(asked(0, "2+3=")), step=7, greedy=True)
     assert texts(output.batch, "uid") == ["000007-00000000-000-greedy"]
     assert [request.greedy for request in domain.rollout.engine.requests] == [True]
+
+
+class NotingRollout:
+    """Notes the episodes that it is asked for, and makes none."""
+
+    def __init__(self):
+        self.asked = []
+
+    def generate(self, requests, *, embed):
+        self.asked += requests
+        return RolloutResult(), {}
+
+
+def test_a_step_that_is_refilled_records_no_more_episodes_than_one_that_is_not(tmp_path):
+    config, rollout = SiiRLArguments(), NotingRollout()
+    config.trainer.record_episodes, config.actor_rollout_ref.rollout.n = 3, 2
+    recorder = RolloutFiles(tmp_path, count=0)
+    domain = EpisodeDomain(config=config, rollout=rollout, recorder=recorder, ranks=OneProcess(), measure=lambda result, stats: {})
+    for step, prompts in ((1, (0, 1)), (1, (2, 3)), (1, (4, 5)), (2, (6, 7))):
+        domain.roll_out(batch_of(*(asked(number, "2+3=") for number in prompts)), step=step)
+    assert [request.group_id for request in rollout.asked if request.record] == [0, 1, 2, 6, 7]
 
 
 def test_metrics_are_declared_and_tell_of_text(make):

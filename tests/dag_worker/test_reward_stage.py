@@ -4,15 +4,18 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from ranks_at_work import run_on_ranks
 from tensordict import NonTensorStack, TensorDict
 
-from siirl.dag_worker.stages import compute_reward, load_prompts
+from siirl.dag_worker.stages import compute_reward, load_prompts, token_scores
 from siirl.data_coordinator.loader import TaskLoader
 from siirl.data_coordinator.protocol.batch import texts
 from siirl.engine.collectives import OneProcess
 from siirl.engine.reward_manager import TextRewardManager
-from siirl.engine.reward_manager.text import PartScores
+from siirl.engine.reward_manager.embodied import SuccessReward
+from siirl.engine.reward_manager.text import EnvironmentPart, PartScores
 from siirl.errors import TooManyFailures
 from siirl.execution.dag import load_workflow_file
 from siirl.params import SiiRLArguments
@@ -75,6 +78,42 @@ def test_the_weighted_score_stands_at_the_last_token():
     assert output.batch["token_level_scores"].tolist() == [[0.0, 6.0, 0.0], [10.0, 0.0, 0.0], [0.0, 0.0, 14.0]]
     assert output.batch["token_level_rewards"].tolist() == output.batch["token_level_scores"].tolist()
     assert output.metrics["reward/failed"] == 0.0
+
+
+def test_a_return_stands_where_it_was_earned_and_the_rest_of_the_reward_at_the_end():
+    """Twice the number in the text and half the return: 1 at token 0 and 3 at token 1, 4 at token 0, and nothing."""
+    own, returned = RewardPart("own:number", weight=2.0), RewardPart("return", weight=0.5)
+    context_ = context()
+    context_.reward = TextRewardManager([(own, NumberInText()), (returned, EnvironmentPart("return"))], max_failed_share=0.5)
+    rows = batch("3", "5", "7")
+    rows["env_rewards"] = torch.tensor([[1.0, 3.0, 0.0], [4.0, 0.0, 0.0], [0.0, 0.0, 0.0]])
+    rows["env_return"] = rows["env_rewards"].sum(1)
+    output = compute_reward(batch=rows, context=context_)
+    assert output.batch["token_level_scores"].tolist() == [[0.5, 1.5 + 6.0, 0.0], [2.0 + 10.0, 0.0, 0.0], [0.0, 0.0, 14.0]]
+    assert output.metrics["reward/mean_score"] == pytest.approx((34.0 / 3, 3.0))
+
+
+def test_rewards_on_the_way_are_left_out_where_success_alone_is_the_reward():
+    context_ = context()
+    context_.reward = SuccessReward()
+    rows = batch("3", "5", "7")
+    rows["env_rewards"] = torch.tensor([[1.0, 3.0, 0.0], [4.0, 0.0, 0.0], [0.0, 0.0, 0.0]])
+    output = compute_reward(batch=rows, context=context_)
+    assert output.batch["token_level_scores"].tolist() == [[0.0, 1.0, 0.0], [0.0, 0.0, 0.0], [0.0, 0.0, 0.0]]
+
+
+@settings(max_examples=40, deadline=None, derandomize=True)
+@given(seed=st.integers(0, 10_000), scale=st.sampled_from([1e-3, 1.0, 300.0]))
+def test_a_rows_scores_add_up_to_its_return_whatever_was_masked_in_between(seed, scale):
+    generator = torch.Generator().manual_seed(seed)
+    mask_BT = torch.rand(4, 12, generator=generator) < 0.6
+    mask_BT[:, 0] = True
+    rewards_BT = scale * torch.randn(4, 12, generator=generator) * mask_BT
+    rows = TensorDict({"response_mask": mask_BT.long(), "env_rewards": rewards_BT}, batch_size=[4])
+    returns_B = rewards_BT.sum(1)
+    scores_BT = token_scores(rows, reward_B=returns_B, env_weight_B=torch.ones(4))
+    torch.testing.assert_close(scores_BT.sum(1), returns_B, rtol=1e-5, atol=1e-5 * scale)
+    torch.testing.assert_close(scores_BT, rewards_BT, rtol=0, atol=1e-5 * scale)
 
 
 def test_a_row_that_could_not_be_scored_is_dropped_and_counted():

@@ -42,7 +42,14 @@ def test_a_resumed_run_equals_an_uninterrupted_one_bit_for_bit(pipeline, tmp_pat
 
 def test_acting_and_training_agree_on_log_probs(tmp_path):
     events = train(tmp_path / "run", "pipeline=grpo", "trainer.total_steps=1")
-    assert 0 < events[0].metrics["rollout/log_prob_gap"] < 1e-4
+    assert 0 < events[0].metrics["rollout/log_prob_gap_mean"] <= events[0].metrics["rollout/log_prob_gap"] < 1e-4
+
+
+def test_bfloat16_trains_step_after_step(tmp_path):
+    events = train(tmp_path / "run", "pipeline=grpo", "trainer.total_steps=4", "actor_rollout_ref.model.dtype=bfloat16")
+    assert events[-1].metrics["policy/version"] == 4
+    assert all(1e-5 < event.metrics["rollout/log_prob_gap_mean"] < 5e-3 for event in events)
+    assert weights(tmp_path / "run", 4)["model.norm.weight"].dtype == torch.float32  # weights and moments keep their digits
 
 
 def test_the_reference_of_a_kl_begins_as_the_policy_itself(tmp_path):

@@ -147,7 +147,14 @@ def test_the_log_prob_gap_is_that_of_rows_of_this_version():
     batch["rollout_log_probs"][0, 0] += 0.01
     batch["rollout_log_probs"][1, 0] += 0.5
     batch["policy_version"] = torch.tensor([3, 2, 3, 3])
-    assert actor.update(batch, policy_version=3)["rollout/log_prob_gap"] == pytest.approx(0.01, rel=1e-3)
+    metrics = actor.update(batch, policy_version=3)
+    assert metrics["rollout/log_prob_gap"] == pytest.approx(0.01, rel=1e-3)
+    assert metrics["rollout/log_prob_gap_mean"] == pytest.approx(0.01 / 20, rel=1e-3)  # of the 2, 12 and 6 tokens of the other rows
+
+
+def test_without_rows_of_this_version_there_is_no_mean_gap():
+    batch, actor = trajectories(4), make_actor(make_engine())
+    assert "rollout/log_prob_gap_mean" not in actor.update(batch, policy_version=7)
 
 
 def test_every_metric_is_declared():

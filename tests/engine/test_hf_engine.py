@@ -10,6 +10,7 @@ from tiny_language_models import END, language_model, request, scored, tokenizer
 
 from siirl.engine.rollout.generation import GenerationRequest, GenerationResponse
 from siirl.engine.rollout.hf_engine import HFEngine, portions
+from siirl.engine.rollout.key_value_cache import SlotCache, attend
 from siirl.errors import ConfigError
 
 PROMPTS = ("1+2=", "17+25=", "what is 3 times 4?", "x", "abcdefghij" * 4)
@@ -90,6 +91,30 @@ def test_bfloat16_passes_agree_with_training_in_bfloat16():
     with torch.autocast("cpu", torch.bfloat16):
         expected = scored(model, tuple(b"17+25="), answer.tokens)
     assert float((torch.from_numpy(answer.log_probs) - expected).abs().mean()) < 3e-2
+
+
+def test_attention_in_bfloat16_rounds_where_that_of_training_does():
+    """Three rows of lengths 40, 7 and 1; the plain way, scores and weights rounded at once, is ten times as far away."""
+    query, key, value = (
+        torch.randn(3, 2, length, 16, generator=torch.Generator().manual_seed(length)).bfloat16() for length in (1, 40, 41)
+    )
+    value, lengths_R = value[:, :, :40], torch.tensor([40, 7, 1])
+    bias = torch.zeros(3, 1, 1, 40).masked_fill(torch.arange(40) >= lengths_R[:, None, None, None], -torch.inf)
+    expected = torch.nn.functional.scaled_dot_product_attention(query, key, value, attn_mask=bias.bfloat16()).transpose(1, 2).float()
+    found = attend(torch.nn.Module(), query, key, value, bias)[0].float()
+    plain = ((query @ key.transpose(2, 3) * 0.25 + bias.bfloat16()).softmax(-1) @ value).transpose(1, 2).float()
+    assert float((found - expected).abs().mean()) < 0.1 * float((plain - expected).abs().mean())
+
+
+def test_keys_are_kept_in_the_type_of_the_passes():
+    cache = SlotCache()
+    cache.reserve(rows=1, length=8)
+    cache.prefill(slots=torch.tensor([0]), prompts=torch.tensor([0]))
+    with torch.autocast("cpu", torch.bfloat16):
+        keys, _ = cache.update(torch.full((1, 2, 3, 4), 1 / 3), torch.ones(1, 2, 3, 4), 0)
+    assert keys.dtype == torch.float32  # the pass over the prompt goes on with what it made
+    assert cache.keys[0].dtype == torch.bfloat16
+    assert cache.keys[0][0, 0, 0, 0] == torch.tensor(1 / 3).bfloat16()
 
 
 # Batching

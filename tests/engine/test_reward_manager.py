@@ -30,7 +30,9 @@ def test_success_is_one_and_failure_zero():
 
 
 def test_return_is_the_environments_own_sum():
-    assert manager("return").score(outcomes([False, False], env_return=[2.5, -1.0])).reward_B.tolist() == [2.5, -1.0]
+    scores = manager("return").score(outcomes([False, False], env_return=[2.5, -1.0]))
+    assert scores.reward_B.tolist() == [2.5, -1.0]
+    assert scores.env_weight_B.tolist() == [1.0, 1.0]  # all of it stands where it was earned
 
 
 def test_srpo_gives_a_failure_near_the_successes_more_than_one_far_away():

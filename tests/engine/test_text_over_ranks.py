@@ -12,6 +12,7 @@ from tiny_training import largest_difference, make_actor, make_engine, weights
 from siirl.engine.actor.text_scorer import text_scorer
 from siirl.engine.collectives import OneProcess
 from siirl.engine.sharding import repeated_blocks
+from siirl.engine.weight_sync import ActingModule, acting_copy
 from siirl.errors import ConfigError, InvariantError
 from siirl.models.language_model import LanguageModel, load_language_model, recompute_activations
 
@@ -47,6 +48,18 @@ def recomputing():
     return model
 
 
+def gaps_in_bfloat16(ranks):
+    """Mean difference of what a copy that acts says from what is trained: with weights of its passes' type, and as they are stored."""
+    module, batch = tiny_model("tied"), own_rows(ranks, 3)
+    copies = acting_copy(module, torch.bfloat16), acting_copy(module, None)
+    engine = engine_of(ranks, "tied", module=module, compute_dtype=torch.bfloat16)
+    trained_BT = make_actor(engine).compute_log_prob(batch).log_probs_BT
+    for copied in copies:
+        ActingModule(copied, trained=module).take_weights(engine.rollout_state())
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        return [float((text_scorer(copied, batch, 1.3).log_probs_BT - trained_BT).abs().mean()) for copied in copies]
+
+
 def too_small_a_budget(ranks):
     """What each rank raises where only rank 1 has a row that is longer than the budget."""
     actor = make_actor(engine_of(ranks, "tied", micro_batch_tokens=8))
@@ -79,6 +92,7 @@ def on_two_ranks(ranks, folder):
         "by tokens": one_update(ranks, "tied", 5, micro_batch_tokens=10),
         "recomputed": one_update(ranks, "tied", 5, module=recomputing()),
         "bfloat16": one_update(ranks, "tied", 3, compute_dtype=torch.bfloat16),
+        "gaps in bfloat16": gaps_in_bfloat16(ranks),
         "budget": too_small_a_budget(ranks),
         "exported": export(ranks, folder),
     }
@@ -126,6 +140,21 @@ def test_in_bfloat16_gradients_are_near_and_summed_in_float32(alone, two_ranks):
         gradient = rank["bfloat16"]["gradient"]
         assert {tensor.dtype for tensor in gradient.values()} == {torch.float32}
         assert 0 < largest_difference(alone["tied"]["gradient"], gradient) < 0.1
+
+
+def test_a_copy_that_acts_in_bfloat16_rounds_its_weights_as_those_that_are_trained(two_ranks):
+    for rank in two_ranks:
+        in_their_type, as_stored = rank["gaps in bfloat16"]
+        assert in_their_type < 0.5 * as_stored
+
+
+def test_weights_in_fewer_digits_are_proved_to_have_arrived():
+    copied, trained = acting_copy(tiny_model("tied", seed=1), torch.bfloat16), tiny_model("tied")
+    (evidence,) = ActingModule(copied, trained=trained).take_weights(dict(trained.state_dict()))
+    assert evidence.agrees
+    assert torch.equal(copied.output_weight, trained.output_weight.bfloat16())
+    assert {weight.dtype for weight in copied.parameters()} == {torch.bfloat16}
+    assert torch.equal(copied.causal_lm.model.rotary_emb.inv_freq, trained.causal_lm.model.rotary_emb.inv_freq)
 
 
 def test_a_row_over_the_budget_of_one_rank_stops_both(two_ranks):

@@ -119,7 +119,7 @@ def test_recomputed_activations_do_not_change_the_gradient():
     torch.testing.assert_close(gradients[0], gradients[1], rtol=0, atol=1e-6)
 
 
-def test_passes_in_bfloat16_multiply_the_head_in_bfloat16_as_the_model_does():
+def test_passes_in_bfloat16_are_near_those_of_the_model_whose_head_rounds_its_logits():
     model, batch = tiny_model(), text_rows()
     with torch.autocast("cpu", torch.bfloat16):
         found = text_scorer(model, batch, 1.0).log_probs_BT

@@ -213,6 +213,46 @@ def test_interrupted_turn_goes_on_behind_its_tokens_with_their_versions():
     assert [turn["content"] for turn in record["turns"]] == ["12345"]
 
 
+def talkative_script(request):
+    """`say <stop> and more`, whatever of it has been said: this engine looks for no stop strings."""
+    said = bytes(token for token in request.input_ids[7:] if token < 256)
+    return "say <stop> and more"[len(said) :]
+
+
+@pytest.mark.parametrize("said", [5, 8, 9])
+def test_stop_string_that_an_interruption_splits_ends_the_turn(said):
+    async def interrupt(engine):
+        while engine.said < said:
+            await asyncio.sleep(0)
+        engine.interrupt()
+
+    result, engine = play(talkative_script, interrupting=interrupt, stop=("<stop>",))
+    (trajectory,) = result.trajectories
+    row = trajectory.row
+    assert len(engine.requests) == 2
+    assert row["responses"].tolist() == [*b"say <stop>"]
+    assert [len(row[name]) for name in ("response_mask", "rollout_log_probs", "env_rewards")] == [10, 10, 10]
+    assert row["rollout_log_probs"].tolist() == pytest.approx([-n / 100 for n in (*range(1, said + 1), *range(1, 11 - said))])
+    assert trajectory.record["finish_reason"] == "stop"
+    assert [turn["content"] for turn in trajectory.record["turns"]] == ["say <stop>"]
+    assert not row["truncated"]
+
+
+def test_reward_of_each_turn_stands_at_its_last_token():
+    """Turns `ab`, `c` and `def` with their END, each with reward 1; the environment says `More?` with a mark before and two behind."""
+    says = ("ab", "c", "def")
+    row = play(lambda made: says[made.seed[3]], env="scripted_text:ThreeTurnsEnv", requests=[more_request()])[0].trajectories[0].row
+    heard = 1 + len("More?") + 2
+    expected = [0, 0, 1, *[0] * heard, 0, 1, *[0] * heard, 0, 0, 0, 1]
+    assert row["env_rewards"].tolist() == expected
+    assert (row["env_rewards"].dtype, row["env_return"]) == (np.float32, 3.0)
+    assert row["response_mask"][row["env_rewards"] != 0].tolist() == [1, 1, 1]
+
+
+def more_request():
+    return EpisodeRequest(uid="m", group_id=0, task="more", task_id=0, trial_id=0, seed=0, policy_seed=(9, 0))
+
+
 def test_engine_is_told_the_texts_that_end_a_turn():
     _, engine = play(lambda request: "5", stop=("</answer>",))
     assert engine.requests[0].stop == ("</answer>",)
@@ -302,6 +342,8 @@ def test_whatever_is_said_and_interrupted_the_row_is_what_the_engine_generated(s
         assert made.input_ids == tuple(row["input_ids"][: len(made.input_ids)])
         assert len(made.input_ids) - len(first_prompt) + made.max_new_tokens == budget
     assert (row["rollout_log_probs"][row["response_mask"] == 0] == 0).all()
+    assert row["env_rewards"].sum() == row["env_return"] == row["finish_step"]
+    assert (row["response_mask"][row["env_rewards"] != 0] == 1).all()
     assert row["truncated"] == (row["finish_step"] < 3 or own[-1] != END)
 
 

@@ -10,23 +10,25 @@ import pytest
 import torch
 from tiny_language_models import language_model, request, scored, tokenizer
 
+from siirl.algos.products import wide_product
 from siirl.engine.collectives import OneProcess
 from siirl.engine.rollout.generation import GenerationRequest, GenerationResponse
 from siirl.engine.weight_sync import WeightSync
 from siirl.errors import ConfigError, InvariantError
+from siirl.models.language_model import load_language_model
 from siirl.params import packages
 
 needs_vllm = pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="vLLM is not installed: make vllm")
 TEMPERATURE = 1.3
 
 
-def make_engine(name: str, **options):
+def make_engine(name: str, *, model=None, **options):
     import llvmlite.binding  # noqa: F401  (numba's, which vLLM trips over where it finds it)
 
     from siirl.engine.rollout import vllm_engine
 
     # Heads of 32 entries are the smallest that vLLM has on a CPU; the head is tied to the embedding, as small models have it.
-    model = language_model("Qwen3", heads=2, head_dim=32, tie_word_embeddings=True)
+    model = model or language_model("Qwen3", heads=2, head_dim=32, tie_word_embeddings=True)
     settings = {"temperature": TEMPERATURE, "top_p": 0.9, "max_running": 8, "lockstep": False, "kv_cache_gib": 0.05, **options}
     return getattr(vllm_engine, name)(model=model, tokenizer=tokenizer(), **settings)
 
@@ -189,6 +191,31 @@ def test_the_process_is_left_as_it_was(engine):
     threads = torch.get_num_threads()
     torch.set_num_threads(threads)
     assert torch.get_num_threads() == threads
+
+
+def trained_log_probs(model, prompt, tokens):
+    """Log-probs of a continuation as training in bfloat16 makes them."""
+    ids_1S = torch.tensor([[*prompt, *tokens.tolist()]])
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        hidden_SD = model(ids_1S, torch.arange(ids_1S.shape[1])[None])[0, len(prompt) - 1 : -1]
+    logits_SV = wide_product(hidden_SD.bfloat16(), model.output_weight.detach().bfloat16().T)
+    return torch.log_softmax(logits_SV / TEMPERATURE, -1).gather(-1, torch.from_numpy(tokens)[:, None])[:, 0].numpy()
+
+
+@needs_vllm
+@pytest.mark.slow  # another process imports vLLM and starts it: 15 s
+def test_in_bfloat16_log_probs_are_those_of_training_in_the_mean_and_a_sync_is_proved(endless):
+    model = load_language_model("assets/tiny_lm")
+    engine = make_engine("AsyncVLLMEngine", model=model, compute_dtype=torch.bfloat16)
+    try:
+        WeightSync(trained=Trained(model), acting=engine, engine=engine, ranks=OneProcess()).sync()
+        requests = [request(str(i), f"{10 + i}+{73 - i}=", tokens=16) for i in range(32)]
+        gaps = []
+        for asked, answer in zip(requests, ask(engine, *requests), strict=True):
+            gaps.append(np.abs(answer.log_probs - trained_log_probs(model, asked.input_ids, answer.tokens)))
+        assert 1e-4 < np.concatenate(gaps).mean() < 3e-2
+    finally:
+        engine.close()
 
 
 @needs_vllm

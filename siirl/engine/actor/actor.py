@@ -18,7 +18,7 @@ from tensordict import TensorDict
 
 from siirl.algos.checks import require_finite
 from siirl.algos.log_probs import TokenScores
-from siirl.engine.actor.actor_loss import SELECTED, ActorLoss
+from siirl.engine.actor.actor_loss import COMPARED, LARGEST_GAP, MEAN_GAP, SELECTED, ActorLoss
 from siirl.engine.actor.mini_batches import mini_batch_rows, row_places
 from siirl.engine.batch_loss import LossSum
 from siirl.engine.collectives import fail_together
@@ -69,7 +69,8 @@ class Actor:
                 and old log-probs (see the module).
             on_policy: The current weights acted in every row and this is their only update, so that their log-probs, detached, are
                 the old ones.
-            policy_version: Version of the current weights; rows of others are left out of `rollout/log_prob_gap`. None: no row is.
+            policy_version: Version of the current weights; rows of others are left out of `rollout/log_prob_gap` and its mean. None: no row
+                is.
 
         Returns:
             Metrics over all ranks, the same on every rank.
@@ -176,8 +177,10 @@ def _metrics(steps: list[TrainStep]) -> Metrics:
         for name, total in step.batch.sums.items():
             if name.startswith("actor/"):
                 values[name].append(total / step.batch.sums["tokens"])
+        if step.batch.sums.get(COMPARED, 0.0) > 0:
+            values[MEAN_GAP].append(step.batch.sums[MEAN_GAP] / step.batch.sums[COMPARED])
     metrics = {name: sum(parts) / len(parts) for name, parts in values.items()}
-    for name in ("actor/ratio_max", "rollout/log_prob_gap"):
+    for name in ("actor/ratio_max", LARGEST_GAP):
         found = [step.batch.maxima[name] for step in steps if name in step.batch.maxima]
         if found:
             metrics[name] = max(found)

@@ -37,6 +37,8 @@ from siirl.params import ActorArguments
 
 SELECTED = "selected_tokens"
 """Column that a selection over the mini-batch adds."""
+LARGEST_GAP, MEAN_GAP, COMPARED = "rollout/log_prob_gap", "rollout/log_prob_gap_mean", "compared tokens"
+"""The gap between acting and training: over the tokens of an optimiser step its largest, its sum, and their number."""
 BOUNDS = ("clip_ratio_low", "clip_ratio_high")
 ACTOR = "actor_rollout_ref.actor"
 
@@ -159,9 +161,11 @@ class ActorLoss:
                 loss_BT = loss_BT + self.config.kl_loss_coef * tokens_BT["kl_loss"]
             log_ratio_BT = log_ratio(log_probs_BT=log_probs_BT.detach(), old_log_probs_BT=old_BT, mask_BT=kept_BT)
             maxima = {"actor/ratio_max": log_ratio_BT.max().exp()}
-            if gap and "rollout_log_probs" in rows:
-                maxima["rollout/log_prob_gap"] = _log_prob_gap(log_probs_BT, rows, kept_BT, version)
             sums = {f"actor/{name}": masked_sum(value.detach(), kept_BT) for name, value in tokens_BT.items()}
+            if gap and "rollout_log_probs" in rows:
+                gap_BT, compared_BT = _log_prob_gap(log_probs_BT, rows, kept_BT, version)
+                maxima[LARGEST_GAP] = gap_BT.max()
+                sums |= {MEAN_GAP: gap_BT.sum(), COMPARED: compared_BT.sum()}
             return LossSum(
                 loss=self._sum(loss_BT, kept_BT),
                 sums={"tokens": kept_BT.sum(), "pg_loss": self._sum(result.loss_BT, kept_BT), **sums},
@@ -247,9 +251,11 @@ def _parameters(name: str) -> dict[str, Any]:
     return {key: parameter.default for function in functions for key, parameter in inspect.signature(function).parameters.items()}
 
 
-def _log_prob_gap(log_probs_BT: torch.Tensor, rows: TensorDict, kept_BT: torch.Tensor, version: int | None) -> torch.Tensor:
-    """Largest difference between training and behaviour log-probs of the same weights."""
+def _log_prob_gap(
+    log_probs_BT: torch.Tensor, rows: TensorDict, kept_BT: torch.Tensor, version: int | None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Differences [B, T] between training and behaviour log-probs of the same weights, and where there are such; 0 elsewhere."""
     if version is not None:
         kept_BT = kept_BT & (rows["policy_version"] == version)[:, None]
     difference_BT = (log_probs_BT.detach() - rows["rollout_log_probs"]).abs()
-    return torch.where(kept_BT, difference_BT, torch.zeros_like(difference_BT)).max()
+    return torch.where(kept_BT, difference_BT, torch.zeros_like(difference_BT)), kept_BT

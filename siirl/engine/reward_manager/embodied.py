@@ -47,6 +47,9 @@ class RewardScores:
     """Episodes that could not be scored, by position, with the reason: they are dropped, and their entry of `reward_B` is not read."""
     penalty_B: NDArray[np.float32] | None = None
     """Added to the reward that is trained on, but not to the score (DAPO's for long responses)."""
+    env_weight_B: NDArray[np.float32] | None = None
+    """How much of the environment's return is in `reward_B`: that much of its rewards stands at the tokens that earned them (the column
+    `env_rewards`), and the rest of `reward_B` at the end. None: nothing."""
     parts: dict[str, NDArray[np.float32]] = field(default_factory=dict)
     """Summands and further numbers, by name, for logs; NaN where an episode has none."""
 
@@ -122,7 +125,7 @@ class ReturnReward(Memoryless):
 
     def score(self, outcomes: EpisodeOutcomes) -> RewardScores:
         """See RewardManager."""
-        return RewardScores(outcomes.env_return_B.astype(np.float32))
+        return RewardScores(outcomes.env_return_B.astype(np.float32), env_weight_B=np.ones(len(outcomes.uid_B), np.float32))
 
 
 class VideoReward:
@@ -257,7 +260,7 @@ def load_demonstration_clips(file: str) -> dict[str, list[NDArray[np.uint8]]]:
         archive = np.load(file)
     except FileNotFoundError as error:
         raise MissingAssetError(
-            f"reward.demonstrations={file} does not exist. Make it: python -m siirl.warm_start clips=FILE, or set it to null."
+            f"reward.demonstrations={file} does not exist. Make it: python -m siirl.warm_start --clips FILE, or set it to null."
         ) from error
     clips: dict[str, list[NDArray[np.uint8]]] = {}
     for key in sorted(archive.files):

@@ -157,7 +157,7 @@ class TextRewardManager(Memoryless):
     def score(self, outcomes: EpisodeOutcomes) -> RewardScores:
         """See RewardManager; `outcomes` are those of this rank."""
         count = len(outcomes.uid_B)
-        reward_B, rewarded_B = np.zeros(count), np.zeros(count, bool)
+        reward_B, env_weight_B, rewarded_B = np.zeros(count), np.zeros(count, np.float32), np.zeros(count, bool)
         failed: dict[int, str] = {}
         logged: dict[str, NDArray[np.float32]] = {}
         for part, scorer in self.parts:
@@ -166,6 +166,7 @@ class TextRewardManager(Memoryless):
             failed |= {row: f"{part.label}: {reason}" for row, reason in scores.failed.items()}
             for row, value in scores.value.items():
                 reward_B[row] += part.weight * value
+                env_weight_B[row] += part.weight * (part.name == "return")
                 rewarded_B[row] = True
             logged |= _logged(part, scores, count)
         for row in np.flatnonzero(~rewarded_B).tolist():
@@ -174,6 +175,7 @@ class TextRewardManager(Memoryless):
             reward_B=reward_B.astype(np.float32),
             failed=failed,
             penalty_B=None if self.overlong is None else self.overlong(_lengths(outcomes)),
+            env_weight_B=env_weight_B,
             parts=logged if len(self.parts) > 1 or len(logged) > 1 else {},
         )
 

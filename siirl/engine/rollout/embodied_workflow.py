@@ -76,14 +76,18 @@ class _RowRecorder:
         self.policy_version = policy_version
         self.chunks: list[tuple[ActRequest, Any]] = []
         self.mask: list[NDArray[np.int64]] = []
+        self.rewards: list[NDArray[np.float32]] = []
         self.steps, self.env_return = 0, 0.0
 
     def add(self, request: ActRequest, response: Any, reward: float, executed: int) -> None:
         """One chunk, of which the environment executed the first `executed` actions."""
         self.chunks.append((request, response))
-        mask_T = np.zeros(len(response.tokens), np.int64)
-        mask_T[: executed * self.dimensions] = 1
+        end = executed * self.dimensions
+        mask_T, rewards_T = np.zeros(len(response.tokens), np.int64), np.zeros(len(response.tokens), np.float32)
+        mask_T[:end] = 1
+        rewards_T[end - 1] = reward
         self.mask.append(mask_T)
+        self.rewards.append(rewards_T)
         self.steps += executed
         self.env_return += reward
 
@@ -105,6 +109,7 @@ class _RowRecorder:
             "complete": bool(info.get("success", False)),
             "truncated": bool(truncated),
             "env_return": float(self.env_return),
+            "env_rewards": np.concatenate(self.rewards),
             "policy_version": self.policy_version,
         }
         if requests[0].pixel_values is not None:

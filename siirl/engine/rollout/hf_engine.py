@@ -10,9 +10,7 @@ Left out: keeping the keys and values of an episode between its turns, and sever
 
 # R running row, P prompt, T token of a prompt, D hidden, V token of the vocabulary
 
-import asyncio
 import contextlib
-import time
 from collections import deque
 from collections.abc import Iterable, Sequence
 
@@ -20,12 +18,14 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from siirl.engine.rollout.admission import NOTHING, Admission, Job, check_length
-from siirl.engine.rollout.counts import EngineCounts
-from siirl.engine.rollout.generation import FinishReason, GenerationRequest, GenerationResponse
+from siirl.algos.products import wide_product
+from siirl.engine.rollout.admission import NOTHING, Job
+from siirl.engine.rollout.generation import FinishReason
 from siirl.engine.rollout.key_value_cache import SlotCache, slot_attention
 from siirl.engine.rollout.running_rows import RunningRows
 from siirl.engine.rollout.sampling import Sampling, draw
+from siirl.engine.rollout.stop_strings import longest_in_tokens, says_stop
+from siirl.engine.rollout.turn_taking import TurnTaking
 from siirl.models.chat import ChatTokenizer
 from siirl.models.language_model import LanguageModel
 
@@ -35,11 +35,9 @@ FEWEST_JOINERS_SHARE = 1 / 8
 LONGEST_WAIT_PASSES = 16
 # Tokens of one prefill pass, padding included. Its memory is that of hidden states: 8192 tokens of a 7B model take under 1 GB.
 MOST_PREFILL_TOKENS = 8192
-# Tokens without text of their own (parts of a character, special ones) that a stop string may be spread over beside those with text.
-SPARE_STOP_TOKENS = 8
 
 
-class HFEngine:
+class HFEngine(TurnTaking):
     """Continues many prompts at once with a transformers decoder.
 
     Args:
@@ -67,42 +65,17 @@ class HFEngine:
         top_k: int | None = None,
         compute_dtype: torch.dtype | None = None,
     ) -> None:
-        self.model, self.tokenizer = model, tokenizer
+        super().__init__(lockstep=lockstep)
+        self.model, self.tokenizer, self.longest = model, tokenizer, model.max_length
         self.device = next(model.parameters()).device
         self.sampling = Sampling(temperature=temperature, top_p=top_p, top_k=top_k)
         self.max_running, self.compute_dtype = max_running, compute_dtype
-        self.policy_version = 0
-        self.admission = Admission(lockstep=lockstep)
         self.joining: deque[Job] = deque()
         self.passes_waited = 0
         self.rows, self.cache = RunningRows(), SlotCache()
         self.stop_ids = np.array(sorted(tokenizer.stop_ids), np.int64)
-        self.turn_scheduled = False
-        self.counts = EngineCounts()
 
     # What episodes and stages call
-
-    def expect(self, *, episodes: int, at_once: int) -> None:
-        """See `TextEngine`."""
-        self.admission.expect(episodes=episodes, at_once=at_once)
-
-    def episode_ended(self) -> None:
-        """See `TextEngine`."""
-        self.admission.episode_ended()
-        self._schedule_turn()
-
-    async def agenerate(self, request: GenerationRequest) -> GenerationResponse:
-        """See `TextEngine`."""
-        check_length(request, longest=self.model.max_length)
-        job = Job(request, asyncio.get_running_loop().create_future())
-        self.admission.waiting.append(job)
-        self.counts.calls += 1
-        self._schedule_turn()
-        try:
-            return await job.answer
-        finally:
-            if job.answer.cancelled():
-                self._forget(job)
 
     def interrupt(self) -> None:
         """See `TextEngine`; requests that have not begun are answered too, without a token."""
@@ -112,48 +85,18 @@ class HFEngine:
             job.resolve(NOTHING)
         self._clear()
 
-    def update_weights(self, version: int) -> None:
-        """See `TextEngine`."""
-        self.policy_version = version
-
-    def take_stats(self) -> dict[str, float]:
-        """Seconds in forward passes, requests, forward passes and generated tokens, since the last call."""
-        return self.counts.take()
-
-    def close(self) -> None:
-        """See `TextEngine`; whoever still waits is cancelled."""
-        for job in self._jobs():
-            job.answer.cancel()
-        self._clear()
-
     # Scheduling
 
-    def _schedule_turn(self) -> None:
-        # One turn of the loop later, everything that became ready at the same time is waiting too.
-        if (self.admission.waiting or self.joining or self.rows.count) and not self.turn_scheduled:
-            self.turn_scheduled = True
-            asyncio.get_running_loop().call_soon(self._turn)
-
-    def _turn(self) -> None:
+    def _turn(self) -> bool:
         """Let requests join, continue all running ones by one token, and answer those that have ended."""
-        self.turn_scheduled = False
         self.joining += self.admission.take_up(idle=not self.rows.count and not self.joining)
-        begin = time.perf_counter()
-        try:
-            if self._should_join():
-                self._join()
-            if self.rows.count:
-                self._continue()
-        except Exception as error:  # the episodes that asked must see it, or they would wait for ever
-            for job in self._jobs():
-                job.fail(error)
-            self._clear()
-            raise
-        self.counts.busy_s += time.perf_counter() - begin
-        if self.rows.count or self.joining:
-            self._schedule_turn()
-        elif not self.admission.waiting:
+        if self._should_join():
+            self._join()
+        if self.rows.count:
+            self._continue()
+        if not self._jobs():
             self.cache.release()
+        return bool(self.rows.count or self.joining)
 
     def _should_join(self) -> bool:
         possible = min(len(self.joining), self.max_running - self.rows.count)
@@ -164,7 +107,6 @@ class HFEngine:
         return enough or self.passes_waited >= LONGEST_WAIT_PASSES
 
     def _forget(self, job: Job) -> None:
-        """Stop working for somebody who waits no longer."""
         if job in self.admission.waiting:
             self.admission.waiting.remove(job)
         elif job in self.joining:
@@ -236,7 +178,7 @@ class HFEngine:
         with slot_attention(self.model.causal_lm):
             hidden_RD = self._hidden(self._tensor(rows.last_tokens[:count, None]), positions_R[:, None], bias_R11L)[:, 0]
         logits_RV = self._logits(hidden_RD)
-        log_probs_RV = torch.log_softmax(logits_RV.float() / self.sampling.temperature, dim=-1)
+        log_probs_RV = torch.log_softmax(logits_RV / self.sampling.temperature, dim=-1)
         greedy_R = rows.greedy[:count]
         if greedy_R.all():
             tokens_R = log_probs_RV.argmax(-1)
@@ -255,8 +197,10 @@ class HFEngine:
             ).last_hidden_state
 
     def _logits(self, hidden_RD: torch.Tensor) -> torch.Tensor:
-        with self._precision():
-            return torch.nn.functional.linear(hidden_RD, self.model.output_weight, self.model.output_bias)
+        """As training makes them (siirl.engine.actor.text_scorer): operands in the type of the passes, sums in float32."""
+        dtype, bias_V = self.compute_dtype or hidden_RD.dtype, self.model.output_bias
+        logits_RV = wide_product(hidden_RD.to(dtype), self.model.output_weight.to(dtype).T)
+        return logits_RV if bias_V is None else logits_RV + bias_V.to(dtype)
 
     def _precision(self) -> contextlib.AbstractContextManager[None]:
         if self.compute_dtype is None:
@@ -270,13 +214,11 @@ class HFEngine:
                 self.cache.move(sources=self._tensor(moves.sources), targets=self._tensor(moves.targets))
 
     def _has_stop_string(self, row: int) -> bool:
-        """Whether one of the row's stop strings ends in its newest token: each token but a few brings a byte of text at least."""
+        """Whether one of the row's stop strings ends in its newest token."""
         rows = self.rows
         stop = rows.jobs[row].request.stop
-        length = max(len(text.encode()) for text in stop) + SPARE_STOP_TOKENS
-        count = rows.counts[row]
-        text = self.tokenizer.decode(rows.tokens[row, max(0, count - length) : count].tolist())
-        return any(string in text for string in stop)
+        newest = rows.tokens[row, max(0, rows.counts[row] - longest_in_tokens(stop)) : rows.counts[row]]
+        return says_stop(newest.tolist(), stop=stop, decode=self.tokenizer.decode)
 
     def _tensor(self, array: NDArray[np.generic]) -> torch.Tensor:
         return torch.from_numpy(array).to(self.device)

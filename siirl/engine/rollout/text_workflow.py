@@ -23,6 +23,7 @@ from gymnasium import spaces
 
 from envs.text import GROUND_TRUTH, MESSAGES, REWARD_PARTS, VERDICT, Message, Role, message
 from siirl.engine.rollout.generation import FinishReason, GenerationRequest, GenerationResponse, TextEngine
+from siirl.engine.rollout.stop_strings import split_stop
 from siirl.engine.rollout.workflow import EpisodeRequest, RolloutWorkflow, Trajectory
 from siirl.env_server.pool import EnvPool
 from siirl.errors import ConfigError, SimulationFailed, UnknownNameError
@@ -146,7 +147,10 @@ class TextWorkflow(RolloutWorkflow):
                 greedy=data.greedy,
                 stop=self.stop,
             )
+            begun = len(dialogue.tokens)
             dialogue.say(await engine.agenerate(request))
+            if part > 0:
+                self._end_at_split_stop(dialogue, start, begun)
             if len(dialogue.tokens) >= self.max_response_length and dialogue.finish_reason == "abort":
                 dialogue.finish_reason = "length"
             if dialogue.finish_reason != "abort":
@@ -157,6 +161,15 @@ class TextWorkflow(RolloutWorkflow):
         text = self.tokenizer.decode(spoken[:-1] if dialogue.closed else spoken)
         dialogue.end_turn(text, start)
         return text
+
+    def _end_at_split_stop(self, dialogue: "_Dialogue", start: int, begun: int) -> None:
+        """End a turn that began at token `start` where a stop string lies across `begun`, where it was taken up again.
+
+        What was generated behind it is dropped: nobody has seen it.
+        """
+        end = split_stop(dialogue.tokens[start:], begun - start, stop=self.stop, decode=self.tokenizer.decode)
+        if end is not None:
+            dialogue.cut(start + end)
 
     def _listen(self, dialogues: "Sequence[_Dialogue]", observation: Any) -> bool:
         """Append what the environment said; whether every agent has tokens left to answer with."""
@@ -205,10 +218,13 @@ class _Dialogue:
     prompt: tuple[int, ...]
     messages: list[Message]
     tokens: list[int] = field(default_factory=list)
+    """Its own and those that it heard, as all columns of the response."""
     mask: list[int] = field(default_factory=list)
     log_probs: list[float] = field(default_factory=list)
+    rewards: list[float] = field(default_factory=list)
+    """The environment's, each at the last token of its turn."""
     versions: list[int] = field(default_factory=list)
-    """Of its own tokens."""
+    """Of its own tokens alone."""
     texts: list[str] = field(default_factory=list)
     turns: list[dict[str, Any]] = field(default_factory=list)
     """For reading: its own, and in between what was said to it."""
@@ -227,13 +243,22 @@ class _Dialogue:
         self.log_probs += response.log_probs.tolist()
         self.versions += response.versions.tolist()
         self.mask += [1] * count
+        self.rewards += [0.0] * count
         self.finish_reason = response.finish_reason
+
+    def cut(self, length: int) -> None:
+        """Keep `length` tokens, the last of which ended its turn with a stop string; all that go were its own."""
+        gone = len(self.tokens) - length
+        for column in (self.tokens, self.log_probs, self.mask, self.rewards, self.versions):
+            del column[len(column) - gone :]
+        self.finish_reason = "stop"
 
     def hear(self, tokens: Sequence[int], messages: list[Message]) -> None:
         """Append what was said to it; not to be learnt."""
         self.tokens += tokens
         self.log_probs += [0.0] * len(tokens)
         self.mask += [0] * len(tokens)
+        self.rewards += [0.0] * len(tokens)
         self.turns += [dict(entry) for entry in messages]
 
     def end_turn(self, text: str, start: int) -> None:
@@ -243,8 +268,9 @@ class _Dialogue:
         self.turns.append({"role": "assistant", "content": text, "tokens": self.tokens[start:], "log_probs": log_probs})
 
     def note(self, reward: float, info: Mapping[str, Any]) -> None:
-        """What the environment gave for the last turn."""
+        """What the environment gave for the last turn, which is the end of what there is so far."""
         self.env_return += float(reward)
+        self.rewards[-1] = float(reward)
         for name, value in info.get(REWARD_PARTS, {}).items():
             self.reward_parts[name] = self.reward_parts.get(name, 0.0) + float(value)
         self.verdict, self.success = str(info.get(VERDICT, "")), bool(info.get("success", False))
@@ -271,6 +297,7 @@ class _Dialogue:
             "complete": self.success,
             "truncated": bool(truncated),
             "env_return": self.env_return,
+            "env_rewards": np.array(self.rewards, np.float32),
         }
 
     def record(self) -> dict[str, Any]:

@@ -26,9 +26,9 @@ import numpy as np
 import torch
 
 from siirl.engine.checksum import checksum
-from siirl.engine.rollout.admission import NOTHING, Admission, Job, check_length
-from siirl.engine.rollout.counts import EngineCounts
+from siirl.engine.rollout.admission import NOTHING, Job, check_length
 from siirl.engine.rollout.generation import FinishReason, GenerationRequest, GenerationResponse
+from siirl.engine.rollout.turn_taking import Announced, TurnTaking
 from siirl.engine.tensor_files import write_tensors
 from siirl.engine.weight_sync import Evidence
 from siirl.errors import ConfigError, RunFailed
@@ -77,7 +77,7 @@ class Continuation:
         )
 
 
-class VLLMBase(abc.ABC):
+class VLLMBase(Announced, abc.ABC):
     """What both engines have in common: how vLLM is started and asked, and how weights get into it.
 
     Args:
@@ -111,6 +111,7 @@ class VLLMBase(abc.ABC):
         kv_cache_gib: float = 1.0,
         num_gpus: int = 1,
     ) -> None:
+        super().__init__(lockstep=lockstep)
         require_vllm()
         self.model, self.tokenizer = model, tokenizer
         self.temperature, self.top_p, self.top_k = temperature, top_p, top_k
@@ -118,13 +119,11 @@ class VLLMBase(abc.ABC):
         weight = next(model.parameters())
         self.dtype = compute_dtype or weight.dtype
         self.skeleton = weightless_copy(model)
-        self.admission = Admission(lockstep=lockstep)
-        self.policy_version = 0
         self.running: dict[str, Continuation] = {}
         self.requests = 0
-        self.counts = EngineCounts()
         settings = {
             "dtype": str(self.dtype).removeprefix("torch."),
+            "hf_overrides": {"head_dtype": "float32"},  # logits as training makes them (siirl.algos.products)
             "max_model_len": -1,  # the model's own length, or what fits into the memory for keys and values
             "max_num_seqs": max_running,
             "kv_cache_memory_bytes": int(kv_cache_gib * GIB),
@@ -140,20 +139,6 @@ class VLLMBase(abc.ABC):
             tokenizer.save(folder)
             self._start({"model": folder, "tokenizer": folder, **settings})
         self._on_workers("siirl_scale_logits", 1.0 / temperature)
-
-    # TextEngine
-
-    def expect(self, *, episodes: int, at_once: int) -> None:
-        """See `TextEngine`."""
-        self.admission.expect(episodes=episodes, at_once=at_once)
-
-    def update_weights(self, version: int) -> None:
-        """See `TextEngine`."""
-        self.policy_version = version
-
-    def take_stats(self) -> dict[str, float]:
-        """Seconds in vLLM, requests, steps and generated tokens, since the last call."""
-        return self.counts.take()
 
     # ActingWeights
 
@@ -231,7 +216,7 @@ class VLLMBase(abc.ABC):
         """The final output of one request, while nothing else runs."""
 
 
-class VLLMEngine(VLLMBase):
+class VLLMEngine(TurnTaking, VLLMBase):
     """vLLM in this process; between two of its steps the event loop has its turn."""
 
     def _start(self, settings: dict[str, Any]) -> None:
@@ -245,71 +230,37 @@ class VLLMEngine(VLLMBase):
         with _start_errors():
             self.vllm = LLMEngine.from_engine_args(EngineArgs(**settings, distributed_executor_backend="uni"))
         self.longest = self.vllm.model_config.max_model_len
-        self.turn_scheduled = False
-
-    def episode_ended(self) -> None:
-        """See `TextEngine`."""
-        self.admission.episode_ended()
-        self._schedule_turn()
-
-    async def agenerate(self, request: GenerationRequest) -> GenerationResponse:
-        """See `TextEngine`."""
-        check_length(request, longest=self.longest)
-        job = Job(request, asyncio.get_running_loop().create_future())
-        self.admission.waiting.append(job)
-        self.counts.calls += 1
-        self._schedule_turn()
-        try:
-            return await job.answer
-        finally:
-            if job.answer.cancelled():
-                self._forget(job)
 
     def interrupt(self) -> None:
         """See `TextEngine`."""
-        self.vllm.abort_request(list(self.running))
         for continuation in self.running.values():
             continuation.job.resolve(continuation.response("abort"))
         for job in self.admission.waiting:
             job.resolve(NOTHING)
-        self.running, self.admission.waiting = {}, []
+        self._clear()
 
     def close(self) -> None:
         """See `TextEngine`; whoever still waits is cancelled."""
-        for job in [*(continuation.job for continuation in self.running.values()), *self.admission.waiting]:
-            job.answer.cancel()
-        self.running, self.admission.waiting = {}, []
+        super().close()
         self.vllm.engine_core.shutdown()
 
-    def _schedule_turn(self) -> None:
-        if (self.running or self.admission.waiting) and not self.turn_scheduled:
-            self.turn_scheduled = True
-            asyncio.get_running_loop().call_soon(self._turn)
+    def _jobs(self) -> list[Job]:
+        return [*(continuation.job for continuation in self.running.values()), *self.admission.waiting]
 
-    def _turn(self) -> None:
-        self.turn_scheduled = False
-        begin = time.perf_counter()
-        try:
-            begun = {self._next_id(): Continuation(job) for job in self.admission.take_up(idle=not self.running)}
-            self.running |= begun
-            for name, continuation in begun.items():
-                request = continuation.job.request
-                self.vllm.add_request(name, {"prompt_token_ids": list(request.input_ids)}, self._sampling_of(request))
-            outputs = self.vllm.step() if self.running else []
-        except Exception as error:  # the episodes that asked must see it, or they would wait for ever
-            for continuation in self.running.values():
-                continuation.job.fail(error)
-            for job in self.admission.waiting:
-                job.fail(error)
-            self.vllm.abort_request(list(self.running))
-            self.running, self.admission.waiting = {}, []
-            raise
-        self.counts.busy_s += time.perf_counter() - begin
-        self.counts.forward_passes += 1
-        for output in outputs:
+    def _clear(self) -> None:
+        self.vllm.abort_request(list(self.running))
+        self.running, self.admission.waiting = {}, []
+
+    def _turn(self) -> bool:
+        begun = {self._next_id(): Continuation(job) for job in self.admission.take_up(idle=not self.running)}
+        self.running |= begun
+        for name, continuation in begun.items():
+            request = continuation.job.request
+            self.vllm.add_request(name, {"prompt_token_ids": list(request.input_ids)}, self._sampling_of(request))
+        for output in self.vllm.step() if self.running else []:
             self._take(output)
-        if self.running:
-            self._schedule_turn()
+        self.counts.forward_passes += 1
+        return bool(self.running)
 
     def _take(self, output: Any) -> None:
         continuation = self.running.get(output.request_id)
@@ -365,10 +316,6 @@ class AsyncVLLMEngine(VLLMBase):
         with _start_errors():
             self.vllm = self._wait(start())
         self.longest = self.vllm.model_config.max_model_len
-
-    def episode_ended(self) -> None:
-        """See `TextEngine`."""
-        self.admission.episode_ended()
 
     async def agenerate(self, request: GenerationRequest) -> GenerationResponse:
         """See `TextEngine`."""
