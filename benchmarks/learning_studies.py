@@ -84,7 +84,7 @@ def run_arm(study: Study, name: str, *, seed: int, flags: argparse.Namespace) ->
         "command": " ".join(command[1:]),
         "steps": trained[-1]["step"],
         "environment_steps": sum(row["env/steps"] for row in trained),
-        "minutes": (rows[-1]["time"] - rows[0]["time"]) / 60,
+        "minutes": (rows[-1]["time"] - rows[0]["time"] + rows[0]["time/step_s"]) / 60,
         "curve": [[row["step"], row["rollout/success_rate"]] for row in trained],
         "rank_correlation": [row.get("reward/oracle_rank_correlation") for row in trained],
         "before": measure_start(start, study.arms[name], name, common=study.common, flags=flags),
@@ -169,4 +169,5 @@ def summarise(benchmark: str, flags: argparse.Namespace) -> None:
             before, after = (result[when][kind]["all"] for when in ("before", "after"))
             spans = [f"{100 * x['rate']:.0f} % [{100 * x['low']:.0f}, {100 * x['high']:.0f}]" for x in (before, after)]
             cells.append(f"{kind} {spans[0]} -> {spans[1]}")
-        print(f"{result['arm']:>20} seed {result['seed']}: {'; '.join(cells)}; {result['steps']} steps, {result['minutes']:.1f} min")
+        length = f"{result['steps']} steps, {result['environment_steps']:.0f} of environments, {result['minutes']:.1f} min"
+        print(f"{result['arm']:>20} seed {result['seed']}: {'; '.join(cells)}; {length}")

@@ -109,6 +109,8 @@ class PoolRollout:
             "policy": sum(each["policy_busy_s"] for each in stats) / sum(each["seconds"] for each in stats),
         }
         rows = [trajectory.row for result, _ in results for trajectory in result.trajectories]
+        sizes = [sum(value.nbytes for value in row.values() if isinstance(value, np.ndarray)) for row in rows]
+        self.trajectory_bytes = {"mean": statistics.fmean(sizes), "largest": max(sizes)}
         return sum(row["finish_step"] for row in rows), sum(row["complete"] for row in rows)
 
     def close(self) -> None:
@@ -167,5 +169,7 @@ def rollouts_section(flags: argparse.Namespace, env_kwargs: Mapping[str, Any]) -
         "cause: no barrier after each chunk": ("pool_batches", "lockstep_sparing"),
         "cause: slots refilled at once": ("pool_refill", "pool_batches"),
     }
-    busy = contenders["pool_refill"].busy  # type: ignore[union-attr]
-    return {"steps_per_s": rates, "ratios": summarise_ratios(rates, pairs), "outcomes": outcomes, "busy_share": busy}
+    refill = contenders["pool_refill"]
+    assert isinstance(refill, PoolRollout)
+    own = {"busy_share": refill.busy, "trajectory_bytes": refill.trajectory_bytes}
+    return {"steps_per_s": rates, "ratios": summarise_ratios(rates, pairs), "outcomes": outcomes, **own}

@@ -65,7 +65,7 @@ class GymnasiumEnv(Environment):
             action_space=self._env.action_space,
             max_episode_steps=limit,
             reports_success=self._success_key is not None,
-            renders=self._env.render_mode == "rgb_array",
+            renders=self._env.render_mode == "rgb_array" and _has_opengl(self._env),
         )
         self._streams: dict[str, FrameRequest] = {}
         self._started, self._ended, self._step = False, True, 0
@@ -179,7 +179,7 @@ def _is_vector(space: spaces.Space[Any]) -> bool:
 def _registered(id: str) -> EnvRegistration:
     try:
         return gymnasium.spec(id)
-    except (error.UnregisteredEnv, error.DeprecatedEnv, ModuleNotFoundError) as unknown:
+    except (error.Error, ModuleNotFoundError) as unknown:  # unregistered, deprecated, or no id at all
         nearest = difflib.get_close_matches(id, gymnasium.registry, n=5)
         hint = f" Nearest: {', '.join(nearest)}." if nearest else f" There are {len(gymnasium.registry)}, for example CartPole-v1."
         raise ValueError(f"Unknown Gymnasium id {id!r}.{hint} ({unknown})") from unknown
@@ -194,6 +194,8 @@ def _make(registered: EnvRegistration, *, max_episode_steps: int, kwargs: Mappin
         raise ValueError(f"Gymnasium environment {id!r} does not take these arguments: {refused}") from refused
     except (error.DependencyNotInstalled, ModuleNotFoundError) as missing:
         raise RuntimeError(f"Gymnasium environment {id!r} needs a package that is not installed: {missing}") from missing
+    except error.Error as refused:
+        raise ValueError(f"Gymnasium environment {id!r} cannot be made: {refused}") from refused
     if isinstance(env.unwrapped, MujocoEnv):  # before its render context exists: shadows and multisampling cost 22 times the rest
         env.unwrapped.model.vis.quality.shadowsize = env.unwrapped.model.vis.quality.offsamples = 0
     return env
@@ -204,6 +206,17 @@ def _draws(registered: EnvRegistration) -> bool:
     creator = load_env_creator(entry) if isinstance(entry, str) else entry
     drawable = not creator.__module__.startswith(PYGAME_DRAWN) or importlib.util.find_spec("pygame") is not None
     return drawable and "rgb_array" in getattr(creator, "metadata", {}).get("render_modes", ())
+
+
+def _has_opengl(env: gymnasium.Env[Any, Any]) -> bool:
+    """Whether there is a library for what MuJoCo draws; others draw without OpenGL."""
+    if not isinstance(env.unwrapped, MujocoEnv):
+        return True
+    try:
+        choose_backend()
+    except RuntimeError:
+        return False
+    return True
 
 
 def _success_key(env: gymnasium.Env[Any, Any]) -> str | None:

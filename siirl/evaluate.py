@@ -15,7 +15,7 @@ import contextlib
 import functools
 import json
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -29,27 +29,31 @@ from siirl.dag_worker.build_text import build_text_evaluation
 from siirl.dag_worker.checkpoint import read_manifest, resolve_checkpoint
 from siirl.dag_worker.console import success_table
 from siirl.dag_worker.launch import places_to_look, session
-from siirl.dag_worker.metrics import reduce_metrics
+from siirl.dag_worker.metrics import Reduced, reduce_metrics
+from siirl.dag_worker.prepare import check_policy
 from siirl.dag_worker.progress import Progress
 from siirl.dag_worker.published_protocol import STATES, asked_for, chosen_tasks, evaluate_published, protocol_tables, rates
 from siirl.dag_worker.rank import Evaluation
-from siirl.dag_worker.statistics import SuccessInterval, evaluations
+from siirl.dag_worker.statistics import SuccessInterval, all_last, evaluations
 from siirl.engine.collectives import OneProcess
 from siirl.engine.rollout.workflow import EpisodeRequest
-from siirl.errors import CheckpointError, ConfigError, MissingAssetError, SiirlError, UnknownNameError
+from siirl.errors import ConfigError, SiirlError, UnknownNameError
 from siirl.models.loader import WEIGHTS_FILE
 from siirl.params import SiiRLArguments
 from siirl.params.domain_checks import is_text
-from siirl.params.ending import end_on_signals
+from siirl.params.ending import FAILED, INTERRUPTED, REFUSED, end_on_signals, end_without_reader
 from siirl.params.first_look import describe_env, first_look
 from siirl.params.machine import machine_problems
 from siirl.params.parser import parse_config
-from siirl.params.problems import refuse
+from siirl.params.problems import REFUSALS, refuse
 from siirl.params.run_folder import CONFIG_FILE, run_folder
 
 RESULT_FILE = "evaluation.json"
 ACTIONS = {"sampled": (False,), "argmax": (True,), "both": (False, True)}
+# What a run's own configuration may have and an evaluation has no use for: rewards, and ranks beside this process.
+NOTHING_IS_TRAINED = ("reward.name=return", "reward.demonstrations=null", "trainer.nnodes=1", "trainer.n_gpus_per_node=1")
 Success = dict[str, SuccessInterval]
+Returns = dict[str, float]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -66,17 +70,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
             raise ConfigError("Which policy? Give checkpoint=FOLDER: a policy folder, a checkpoint, or a run folder.")
         if actions not in ACTIONS:
             raise UnknownNameError.of(kind="value of actions=", name=str(actions), known=ACTIONS)
-        evaluate(Path(checkpoint), words, kinds=ACTIONS[str(actions)], resume=None if resume is None else Path(resume))
-    except (ConfigError, MissingAssetError, CheckpointError) as error:
-        print(f"siirl: {error}", file=sys.stderr)
-        return 2
+        policy, before = Path(checkpoint).expanduser(), None if resume is None else Path(resume).expanduser()
+        evaluate(policy, words, kinds=ACTIONS[str(actions)], resume=before)
+    except REFUSALS as error:
+        return _end(REFUSED, str(error))
     except SiirlError as error:
-        print(f"siirl: the evaluation failed: {error}", file=sys.stderr)
-        return 1
+        return _end(FAILED, f"the evaluation failed: {error}")
     except KeyboardInterrupt:
-        print("siirl: interrupted", file=sys.stderr)
-        return 130
+        return _end(INTERRUPTED, "interrupted")
+    except BrokenPipeError:
+        return end_without_reader()
     return 0
+
+
+def _end(status: int, sentence: str) -> int:
+    """Tell why it ends; the notes of the run folder are left out, which tell how training goes on."""
+    print(f"siirl: {sentence}", file=sys.stderr)
+    return status
 
 
 def evaluate(checkpoint: Path, overrides: Sequence[str], *, kinds: Sequence[bool], resume: Path | None = None) -> None:
@@ -89,27 +99,36 @@ def evaluate(checkpoint: Path, overrides: Sequence[str], *, kinds: Sequence[bool
         resume: Folder of an interrupted evaluation by the published protocol.
     """
     policy_folder, config_file = locate(checkpoint)
-    given = [f"actor_rollout_ref.model.path={policy_folder}", "trainer.experiment_name=evaluation", "reward.name=success"]
+    given = [f"actor_rollout_ref.model.path={quoted(policy_folder)}", "trainer.experiment_name=evaluation", *NOTHING_IS_TRAINED]
     if config_file is None and not any(word.startswith("pipeline=") for word in overrides):
         given.append("pipeline=grpo")  # nothing is trained; this one goes with every environment
     config = parse_config([*given, *overrides], config_file=config_file)
+    if config.trainer.val_episodes == 0:
+        raise ConfigError("trainer.val_episodes=0: an evaluation has at least one episode of each task; the default is 20.")
     spec = first_look(config)
     refuse(machine_problems(config))
+    if not is_text(spec):
+        check_policy(config, spec)
     published = asked_for(config)
     if resume is not None and not published:
         raise ConfigError(f"resume={resume} goes on with an evaluation by a published protocol: env=libero env.states=all.")
     with run_folder(config, needed_bytes=10_000_000) as folder:
         description = {"checkpoint": str(checkpoint), "policy_folder": str(policy_folder), "notice": spec.notice, **sampling_of(config)}
         if published:
-            success, tables = by_protocol(config, folder, kinds=kinds, policy_folder=policy_folder, resume=resume)
+            results, tables = by_protocol(config, folder, kinds=kinds, policy_folder=policy_folder, resume=resume)
         else:
-            success, tables = on_held_out(config, folder, kinds=kinds)
-        (folder / RESULT_FILE).write_text(json.dumps(description | {"success": success}, indent=1) + "\n")
+            results, tables = on_held_out(config, folder, kinds=kinds)
+        (folder / RESULT_FILE).write_text(json.dumps(description | results, indent=1) + "\n")
         console = Console()
         console.print(*tables, sep="\n")
         if spec.notice:
             console.print(spec.notice, style="bold")
         console.print(f"results     {folder / RESULT_FILE}", *places_to_look(folder), sep="\n", soft_wrap=True)
+
+
+def quoted(path: Path) -> str:
+    """A path as a value on the command line, whatever letters it has."""
+    return "'" + str(path).replace("\\", "\\\\").replace("'", "\\'") + "'"
 
 
 def sampling_of(config: SiiRLArguments) -> dict[str, Any]:
@@ -122,11 +141,24 @@ def sampling_of(config: SiiRLArguments) -> dict[str, Any]:
 
 
 def on_held_out(config: SiiRLArguments, folder: Path, *, kinds: Sequence[bool]) -> tuple[dict[str, Any], list[Table]]:
-    """Success on episodes that training never sees, as plain data and as a table."""
-    results, trainer = run(config, folder, kinds=kinds), config.trainer
+    """Success and mean returns on episodes that training never sees, as plain data and as a table."""
+    success, returns = run(config, folder, kinds=kinds)
+    trainer = config.trainer
     seeds = f"seeds {trainer.val_seed_offset} to {trainer.val_seed_offset + trainer.val_episodes - 1}"
-    plain = {kind: {task: vars(interval) for task, interval in success.items()} for kind, success in results.items()}
-    return plain, [success_table(f"success on held-out episodes, {seeds}, 95 % intervals", results)]
+    plain = {kind: {task: vars(interval) for task, interval in rates.items()} for kind, rates in success.items()}
+    if any(success.values()):
+        table = success_table(f"success on held-out episodes, {seeds}, 95 % intervals", success)
+    else:
+        table = return_table(f"mean return of {trainer.val_episodes} held-out episodes of each task, {seeds}", returns)
+    return {"success": plain, "return": returns}, [table]
+
+
+def return_table(title: str, columns: Mapping[str, Returns]) -> Table:
+    """Mean returns of an environment that reports no success, one row a task and one column a way of acting."""
+    table = Table("task", *columns, title=title, title_justify="left")
+    for task in sorted(dict.fromkeys(task for returns in columns.values() for task in returns), key=all_last):
+        table.add_row(task, *(f"{returns[task]:.1f}" if task in returns else "-" for returns in columns.values()))
+    return table
 
 
 def by_protocol(
@@ -150,7 +182,7 @@ def by_protocol(
         kind: {suite: {task: vars(interval) for task, interval in rows.items()} for suite, rows in rates(episodes, kind=kind).items()}
         for kind in names
     }
-    return plain, [table for kind in names for table in protocol_tables(episodes, tasks, kind=kind, notice=notice)]
+    return {"success": plain}, [table for kind in names for table in protocol_tables(episodes, tasks, kind=kind, notice=notice)]
 
 
 def locate(checkpoint: Path) -> tuple[Path, Path | None]:
@@ -180,9 +212,11 @@ def started(config: SiiRLArguments, folder: Path, build: Callable[..., Evaluatio
         yield evaluation
 
 
-def run(config: SiiRLArguments, folder: Path, *, kinds: Sequence[bool]) -> dict[str, Success]:
-    """Start environments, evaluate, end them."""
-    results, build = {}, build_text_evaluation if is_text(describe_env(config)) else build_evaluation
+def run(config: SiiRLArguments, folder: Path, *, kinds: Sequence[bool]) -> tuple[dict[str, Success], dict[str, Returns]]:
+    """Start environments, evaluate, end them; success and mean return of each task, for each way of acting."""
+    success: dict[str, Success] = {}
+    returns: dict[str, Returns] = {}
+    build = build_text_evaluation if is_text(describe_env(config)) else build_evaluation
     with started(config, folder, build) as evaluation:
         tasks = evaluation.rollout.pool.spec.tasks
         for greedy in kinds:
@@ -193,10 +227,21 @@ def run(config: SiiRLArguments, folder: Path, *, kinds: Sequence[bool]) -> dict[
                 advance = functools.partial(_advance, progress)
                 metrics = evaluation.validator.evaluate(step=0, greedy=greedy, record=shown, on_done=advance)
             reduced = reduce_metrics([metrics])
-            results[kind] = evaluations(reduced, kind="argmax_" if greedy else "")
+            success[kind] = evaluations(reduced, kind="argmax_" if greedy else "")
+            returns[kind] = mean_returns(reduced, kind="argmax_" if greedy else "")
             if samples > 1:
-                results[f"any of {samples}"] = evaluations(reduced, kind="any_")
-    return results
+                success[f"any of {samples}"] = evaluations(reduced, kind="any_")
+    return success, returns
+
+
+def mean_returns(metrics: Mapping[str, Reduced], *, kind: str) -> Returns:
+    """`val/<task>/<kind>return` by task."""
+    suffix = f"/{kind}return"
+    return {
+        name[len("val/") : -len(suffix)]: value
+        for name, value in metrics.items()
+        if name.startswith("val/") and name.endswith(suffix) and isinstance(value, float)
+    }
 
 
 def _advance(progress: Progress, request: EpisodeRequest) -> None:

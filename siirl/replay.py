@@ -26,14 +26,16 @@ from rich.table import Table
 from envs.base import Environment, FrameBuffer, FrameRequest, Frames
 from envs.registry import make_env
 from siirl.dag_worker.recorder import VIDEOS_FOLDER, VideoSample, annotate, read_index, write_video
-from siirl.errors import MissingAssetError, SiirlError, UnknownNameError
-from siirl.params.ending import FAILED, REFUSED, end
+from siirl.errors import ConfigError, MissingAssetError, SiirlError, UnknownNameError
+from siirl.params.ending import FAILED, INTERRUPTED, REFUSED, end, end_on_signals, end_without_reader
+from siirl.params.env_args import LARGEST_PICTURE
 from siirl.params.parser import parse_config
 from siirl.params.problems import REFUSALS
 from siirl.params.run_folder import CONFIG_FILE
 
 STREAM = "replay"
 FRAMES_PER_SECOND = 20
+NEEDED = {"uid", "step", "task", "seed", "success", "outcome", "environment_steps", "video"}  # of a row of the index
 Row = dict[str, Any]
 Outcome = tuple[bool | None, int]
 """Success, where the environment reports it, and the number of environment steps."""
@@ -48,10 +50,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("uid", nargs="?", help="which episode; without it they are listed")
     parser.add_argument("overrides", nargs="*", help="as for siirl.train, for example env.render_quality=full")
     parser.add_argument("--every", type=int, default=1, help="environment steps between two frames")
-    parser.add_argument("--size", type=int, default=512, help="height and width in pixels")
+    parser.add_argument("--size", type=int, default=512, help=f"height and width in pixels, at most {LARGEST_PICTURE}")
     parser.add_argument("--output", type=Path, default=None, help="video file; by default replay_<uid>.mp4 in the run folder")
     flags = parser.parse_intermixed_args(argv)
     try:
+        check_frames(flags)
         rows = recorded(flags.folder)
         if flags.uid is None:
             show(rows)
@@ -59,8 +62,26 @@ def main(argv: Sequence[str] | None = None) -> int:
         return replay(flags.folder, _find(rows, flags.uid), flags.overrides, FrameRequest(flags.every, flags.size), flags.output)
     except REFUSALS as error:
         return end(REFUSED, str(error), error)
-    except (SiirlError, ValueError, RuntimeError) as error:
+    except BrokenPipeError:
+        return end_without_reader()
+    except (SiirlError, OSError, ValueError, RuntimeError) as error:
         return end(FAILED, f"the replay failed: {error}", error)
+    except KeyboardInterrupt as interrupt:
+        return end(INTERRUPTED, "interrupted", interrupt)
+
+
+def check_frames(flags: argparse.Namespace) -> None:
+    """Refuse frames that cannot be, and a video that could not be written, before anything is simulated.
+
+    Raises:
+        ConfigError: With the value and the bounds.
+    """
+    if flags.every < 1:
+        raise ConfigError(f"--every {flags.every} must be at least 1: environment steps between two frames.")
+    if not 1 <= flags.size <= LARGEST_PICTURE:
+        raise ConfigError(f"--size {flags.size} must be at least 1 and at most {LARGEST_PICTURE}.")
+    if flags.output is not None and not flags.output.absolute().parent.is_dir():
+        raise ConfigError(f"--output {flags.output}: there is no folder {flags.output.absolute().parent}; make it first.")
 
 
 def recorded(folder: Path) -> list[Row]:
@@ -69,7 +90,7 @@ def recorded(folder: Path) -> list[Row]:
     Raises:
         MissingAssetError: There is no run, or nothing was recorded.
     """
-    rows = read_index(folder / VIDEOS_FOLDER)
+    rows = [row for row in read_index(folder / VIDEOS_FOLDER) if row.keys() >= NEEDED]
     if not rows or not (folder / CONFIG_FILE).is_file():
         raise MissingAssetError(
             f"{folder} is no run folder with recorded episodes: give one below outputs/, of a run with trainer.record_episodes or "
@@ -146,5 +167,11 @@ def _find(rows: Sequence[Row], uid: str) -> Row:
     return found[0]
 
 
-if __name__ == "__main__":
+def command() -> None:
+    """The command as a process of its own, which signals may end."""
+    end_on_signals()
     sys.exit(main())
+
+
+if __name__ == "__main__":
+    command()

@@ -18,10 +18,11 @@ from siirl.dag_worker.report_page import write_report
 from siirl.dag_worker.rollout_files import KINDS, ROLLOUTS_FOLDER, read_rollouts, steps_of
 from siirl.dag_worker.rollout_view import show
 from siirl.errors import ConfigError, MissingAssetError, SiirlError
+from siirl.params.ending import FAILED, end, end_without_reader
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line and return the exit status."""
+    """Run the command line and return the exit status: 0 done, 1 there is nothing to read or no place to write."""
     parser = argparse.ArgumentParser(
         prog="python -m siirl.report", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -33,13 +34,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--count", type=int, default=10, help="most rollouts that are shown (10)")
     flags = parser.parse_args(argv)
     try:
+        if flags.count < 1:
+            raise ConfigError(f"--count {flags.count} must be at least 1.")
         if flags.rollouts:
             show_rollouts(flags.folder, step=flags.step, kind=flags.kind, failures_only=flags.failures, count=flags.count)
         else:
             print(write_report(flags.folder))
+    except BrokenPipeError:
+        return end_without_reader()
     except (SiirlError, OSError, ValueError) as error:
-        print(f"siirl: {error}", file=sys.stderr)
-        return 1
+        return end(FAILED, str(error), error)
     return 0
 
 

@@ -9,9 +9,13 @@ updates make a worse one.
 """
 
 import argparse
+import asyncio
+import math
 import shlex
 import sys
-from collections.abc import Callable, Sequence
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -19,16 +23,22 @@ import numpy as np
 import torch
 from rich.progress import Progress
 
-from envs.base import Environment
+from envs.base import IMAGES, INSTRUCTION, PROPRIOCEPTION, Environment
 from envs.registry import make_env
-from siirl.engine.behaviour_cloning import CloningData, Demonstration, clone, collect_demonstration
+from siirl.dag_worker.prepare import check_policy
+from siirl.engine.behaviour_cloning import CloningData, Demonstration, Expert, clone, collect_demonstration
 from siirl.engine.supervised import warm_start_on_answers
 from siirl.engine.teaching import LESSONS
 from siirl.errors import ConfigError, SiirlError
 from siirl.models.loader import build_policy, save_policy
 from siirl.params import SiiRLArguments
+from siirl.params.domain_checks import observation_parts
+from siirl.params.ending import FAILED, INTERRUPTED, REFUSED, end, end_on_signals
+from siirl.params.first_look import describe_env
+from siirl.params.machine import machine_problems
 from siirl.params.parser import parse_config
-from siirl.params.references import load_reference
+from siirl.params.problems import REFUSALS, refuse
+from siirl.params.references import MISTAKES, load_reference, tell
 
 # Our scripted experts, and the first seed of demonstrations. Of mujoco the last tenth of the evaluation seeds (0 to 999,999,
 # siirl.data_coordinator.loader), which no evaluation gets to. LIBERO has 50 initial states a task, and a seed only chooses one: below
@@ -39,16 +49,61 @@ CLIP_EVERY = 8  # environment steps between the frames of a clip, as `reward.fra
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command; returns its exit status."""
+    """Run the command; returns its exit status: 0 done, 1 failed, 2 refused, 130 interrupted."""
     flags = _parser().parse_intermixed_args(arguments)
     try:
+        check_places(flags)
         config = parse_config(["actor_rollout_ref.model.path=null", *flags.overrides])
+        if config.env.name not in RUNS:
+            check_robot(config)
         start = RUNS.get(config.env.name, run)
         start(flags, config, command="python -m siirl.warm_start " + shlex.join(sys.argv[1:] if arguments is None else arguments))
-    except SiirlError as error:
-        print(error, file=sys.stderr)
-        return 2
+    except REFUSALS as error:
+        return end(REFUSED, str(error), error)
+    except (SiirlError, OSError) as error:
+        return end(FAILED, f"the warm start failed: {error}", error)
+    except KeyboardInterrupt as interrupt:
+        return end(INTERRUPTED, "interrupted", interrupt)
     return 0
+
+
+def check_places(flags: argparse.Namespace) -> None:
+    """Try where the results will be written, before the work is done for them; nothing is left there.
+
+    Raises:
+        ConfigError: A place that cannot be written.
+    """
+    if flags.output.exists() and not flags.output.is_dir():
+        raise ConfigError(f"--output {flags.output} is a file: name a folder.")
+    if flags.clips is not None and flags.clips.is_dir():
+        raise ConfigError(f"--clips {flags.clips} is a folder: name a file in it.")
+    for flag, folder in (("--output", flags.output), *([("--clips", flags.clips.parent)] if flags.clips is not None else [])):
+        there = next(place for place in (folder.absolute(), *folder.absolute().parents) if place.exists())
+        try:
+            tempfile.TemporaryFile(dir=there).close()
+        except OSError as error:
+            raise ConfigError(f"{flag} {folder} cannot be written: {error.strerror} ({there}). Choose another folder.") from error
+
+
+def check_robot(config: SiiRLArguments) -> None:
+    """Behaviour cloning needs a simulator that draws, all three inputs of a VLA policy, a flag of success, and a policy that fits.
+
+    Raises:
+        ConfigError: The environment or the policy lacks something.
+        MissingAssetError: The machine does.
+    """
+    spec, path = describe_env(config), config.actor_rollout_ref.model.path
+    if path is not None:
+        raise ConfigError(f"actor_rollout_ref.model.path={path}: behaviour cloning begins with new weights; leave it out.")
+    lacks = [repr(part) for part in (IMAGES, PROPRIOCEPTION, INSTRUCTION) if part not in observation_parts(spec)]
+    lacks += [] if spec.reports_success else ["flag of success"]
+    if lacks:
+        raise ConfigError(
+            f"env.name={config.env.name} has no {' and no '.join(lacks)}, which demonstrations need. RL can begin with new weights there: "
+            "python -m siirl.train ... actor_rollout_ref.model.path=null"
+        )
+    refuse(machine_problems(config))
+    check_policy(config, spec)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -56,16 +111,32 @@ def _parser() -> argparse.ArgumentParser:
         prog="python -m siirl.warm_start", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
     )
     parser.add_argument("--output", required=True, type=Path, help="policy folder to write")
-    parser.add_argument("--demonstrations", type=int, default=2, help="successful expert episodes of each task")
-    parser.add_argument("--noise", type=float, default=0.3, help="deviation of the noise on the expert's actions; shows how to recover")
-    parser.add_argument("--updates", type=int, help="optimiser steps, at most; more give a better start (robots 300, text 700)")
-    parser.add_argument("--batch-rows", type=int, help="observations or questions of an optimiser step (128)")
-    parser.add_argument("--learning-rate", type=float, help="peak of the schedule (robots 1e-3, text 1.5e-3)")
-    parser.add_argument("--stop-at", type=float, default=0.4, help="text: share of right answers that is enough")
+    parser.add_argument("--demonstrations", type=whole_number, default=2, help="successful expert episodes of each task")
+    parser.add_argument("--noise", type=number, default=0.3, help="deviation of the noise on the expert's actions; shows how to recover")
+    parser.add_argument("--updates", type=whole_number, help="optimiser steps, at most; more give a better start (robots 300, text 700)")
+    parser.add_argument("--batch-rows", type=whole_number, help="observations or questions of an optimiser step (128)")
+    parser.add_argument("--learning-rate", type=number, help="peak of the schedule (robots 1e-3, text 1.5e-3)")
+    parser.add_argument("--stop-at", type=number, default=0.4, help="text: share of right answers that is enough")
     parser.add_argument("--clips", type=Path, help="also write the demonstrations' clips, for reward.demonstrations=FILE")
     parser.add_argument("--expert", help="module:function of your own: task name -> (environment -> action); default: ours")
     parser.add_argument("overrides", nargs="*", help="group=option and key=value, as for siirl.train")
     return parser
+
+
+def whole_number(text: str) -> int:
+    """A number of things, from 1 to a million."""
+    value = int(text)
+    if not 1 <= value <= 1_000_000:
+        raise argparse.ArgumentTypeError(f"{text} must be at least 1 and at most 1000000")
+    return value
+
+
+def number(text: str) -> float:
+    """A finite number that is not negative."""
+    value = float(text)
+    if not (math.isfinite(value) and value >= 0):
+        raise argparse.ArgumentTypeError(f"{text} must be a finite number of at least 0")
+    return value
 
 
 def run(flags: argparse.Namespace, config: SiiRLArguments, *, command: str) -> None:
@@ -76,10 +147,11 @@ def run(flags: argparse.Namespace, config: SiiRLArguments, *, command: str) -> N
     reference = flags.expert or own_expert
     if reference is None:
         raise ConfigError(f"env.name={config.env.name} has no scripted experts of ours: give --expert module:function.")
-    make_expert: Callable[[str], Any] = load_reference(reference, place="--expert")
     environment = make_env(config.env.name, **config.env.constructor_kwargs())
-    with Progress() as progress:
-        demonstrations = _collect(flags, config, environment, make_expert, progress, first_seed=first_seed)
+    experts = make_experts(reference, environment.spec.tasks)
+    with Progress() as progress, ExitStack() as stack:
+        stack.callback(lambda: asyncio.run(environment.close()))  # or OpenGL complains when Python ends
+        demonstrations = _collect(flags, config, environment, experts, progress, first_seed=first_seed)
         policy = build_policy(
             config.actor_rollout_ref.model.policy,
             path=None,
@@ -101,21 +173,38 @@ def run(flags: argparse.Namespace, config: SiiRLArguments, *, command: str) -> N
     )
 
 
+def make_experts(reference: str, tasks: Sequence[str]) -> dict[str, Expert]:
+    """An expert for each task, from `module:function`.
+
+    Raises:
+        ConfigError: There is none of that name, or it makes no expert of a task's name.
+    """
+    make_expert: Callable[[str], Any] = load_reference(reference, place="--expert")
+    experts: dict[str, Expert] = {}
+    for task in tasks:
+        try:
+            experts[task] = make_expert(task)
+        except MISTAKES as error:
+            raise ConfigError(f"--expert={reference}: making the expert of {task!r} raised {tell(error)}.") from error
+        if not callable(experts[task]):
+            made = type(experts[task]).__name__
+            raise ConfigError(f"--expert={reference} made a {made} for {task!r}: it must be called with the environment.")
+    return experts
+
+
 def _collect(
     flags: argparse.Namespace,
     config: SiiRLArguments,
     environment: Environment,
-    make_expert: Callable[[str], Any],
+    experts: Mapping[str, Expert],
     progress: Progress,
     *,
     first_seed: int,
 ) -> list[Demonstration]:
-    tasks = environment.spec.tasks
-    bar = progress.add_task("demonstrations", total=flags.demonstrations * len(tasks))
+    bar = progress.add_task("demonstrations", total=flags.demonstrations * len(experts))
     generator = np.random.default_rng(config.trainer.seed)
     demonstrations: list[Demonstration] = []
-    for task in tasks:
-        scripted = make_expert(task)
+    for task, scripted in experts.items():
         attempts = range(first_seed, first_seed + 10 * flags.demonstrations)
         found: list[Demonstration] = []
         for seed in attempts:
@@ -172,5 +261,11 @@ RUNS = dict.fromkeys(LESSONS, run_answers)
 """Environments whose policy learns from answers; all others from demonstrations."""
 
 
-if __name__ == "__main__":
+def command() -> None:
+    """The command as a process of its own, which signals may end."""
+    end_on_signals()
     sys.exit(main())
+
+
+if __name__ == "__main__":
+    command()

@@ -98,6 +98,25 @@ def test_without_a_uid_the_recorded_episodes_are_listed(tmp_path: Path, capsys: 
     assert all(word in told for word in ("a/b", "right", "fail"))
 
 
+@pytest.mark.parametrize(
+    ("flags", "expected"),
+    [
+        (("--every", "0"), "--every 0 must be at least 1"),
+        (("--size", "0"), "--size 0 must be at least 1"),
+        (("--size", "100000"), "and at most 2048"),
+        (("--output", "no/where/again.mp4"), "--output no/where/again.mp4: there is no folder"),
+    ],
+)
+def test_frames_that_cannot_be_are_refused_before_anything_is_simulated(tmp_path, capsys, flags: tuple[str, ...], expected: str) -> None:
+    assert main([str(recorded_run(tmp_path / "run", [0.0], success=False)), "a/b", *flags]) == 2
+    assert expected in capsys.readouterr().err
+
+
+def test_a_video_that_cannot_be_written_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([str(recorded_run(tmp_path / "run", [0.0], success=False)), "a/b", "--size", "64", "--output", "/proc/again.mp4"]) == 1
+    assert "siirl: the replay failed: ffmpeg ended with" in capsys.readouterr().err
+
+
 def test_what_cannot_be_played_is_refused_with_the_reason(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([str(tmp_path)]) == 2
     assert "is no run folder with recorded episodes" in capsys.readouterr().err

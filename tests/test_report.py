@@ -70,6 +70,14 @@ def test_curves_are_drawn_in_the_page(report: Path) -> None:
     assert "Seconds a stage" in page
 
 
+def test_rows_of_something_else_are_no_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "metrics.jsonl").write_text('{"loss": 1.0}\n[]\n')
+    assert main([str(tmp_path)]) == 1
+    assert "name the folder of a run" in capsys.readouterr().err
+    assert main([str(tmp_path), "--rollouts", "--count", "0"]) == 1
+    assert "--count 0 must be at least 1" in capsys.readouterr().err
+
+
 def test_a_folder_that_is_no_run_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(MissingAssetError, match=r"has no metrics\.jsonl"):
         write_report(tmp_path)

@@ -1,15 +1,39 @@
-"""The warm start's command on text: a folder that can be loaded, with the command that made it; what it cannot do is said."""
+"""The warm start's command: a folder that can be loaded, with the command that made it; what it cannot do is said."""
 
 import json
 
 import pytest
+import torch
 
+from siirl.engine.reward_manager.embodied import load_demonstration_clips
+from siirl.models import load_policy
 from siirl.models.chat import load_chat_tokenizer
 from siirl.models.language_model import load_language_model
 from siirl.warm_start import main
 
 SMALL = "actor_rollout_ref.model.options={width: 32, layers: 1, heads: 1, feed_forward: 32}"
 SHORT = ("--updates", "2", "--batch-rows", "4")
+
+
+ROBOT = ("env.tasks=[handle-press]", "env.image_size=16", "actor_rollout_ref.model.options={width: 16}", "--demonstrations=1", *SHORT)
+
+
+def test_a_robots_policy_is_cloned_alike_from_the_same_seed_and_otherwise_from_another(tmp_path, capsys):
+    """One episode of the expert, which presses the handle within 43 steps, and two updates."""
+    clips = tmp_path / "clips" / "demonstrations.npz"
+    for folder, words in (("one", ["--clips", str(clips)]), ("again", []), ("other", ["trainer.seed=1"])):
+        assert main(["--output", str(tmp_path / folder), *ROBOT, *words]) == 0
+    one, again, other = (load_policy(tmp_path / folder).state_dict() for folder in ("one", "again", "other"))
+    assert all(torch.equal(one[name], again[name]) for name in one)
+    assert not all(torch.equal(one[name], other[name]) for name in one)
+    notes = json.loads((tmp_path / "one" / "config.json").read_text())["notes"]
+    assert notes["command"].startswith("python -m siirl.warm_start --output ")
+    assert notes["demonstrations"] == 1
+    assert 12 <= notes["observations"] <= 120
+    (demonstrations,) = load_demonstration_clips(str(clips)).items()
+    assert demonstrations[0] == "handle-press"
+    assert demonstrations[1][0].shape[1:] == (16, 16, 3)
+    assert f"Measure it: python -m siirl.evaluate checkpoint={tmp_path / 'one'}" in capsys.readouterr().out.replace("\n", "")
 
 
 def test_a_model_of_ones_own_tasks_is_made_by_one_command(tmp_path, capsys):
@@ -35,3 +59,47 @@ def test_what_cannot_be_taught_is_said_in_a_sentence(tmp_path, capsys, overrides
     assert main(["--output", str(tmp_path / "out"), *SHORT, *overrides]) == 2
     assert told in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (("env.tasks=[drawer-opn]",), "Did you mean 'drawer-open'?"),
+        (("env=gymnasium", "env.id=CartPole-v1"), "env.name=gymnasium has no 'images' and no 'instruction' and no flag of success"),
+        (("env.tasks=[reach]", "actor_rollout_ref.model.path=assets/tiny_vla"), "behaviour cloning begins with new weights; leave it out"),
+        (("env.tasks=[reach]", "actor_rollout_ref.model.options={depth: 3}"), "unexpected keyword argument 'depth'"),
+        (("env.tasks=[reach]", "--expert", "no_such_module:expert"), "there is no module 'no_such_module'"),
+        (("env.tasks=[reach]", "--expert", "json:loads"), "--expert=json:loads: making the expert of 'reach' raised JSONDecodeError"),
+        (("env.tasks=[reach]", "--expert", "builtins:str"), "made a str for 'reach': it must be called with the environment"),
+    ],
+)
+def test_what_cannot_be_cloned_is_said_before_a_demonstration_is_collected(tmp_path, capsys, words, told):
+    assert main(["--output", str(tmp_path / "out"), *words]) == 2
+    captured = capsys.readouterr()
+    assert told in captured.err
+    assert captured.err.startswith("siirl: ")
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("flags", "told"),
+    [
+        (("--output", "/proc/policy"), "--output /proc/policy cannot be written"),
+        (("--output", "/dev/null"), "--output /dev/null is a file: name a folder"),
+        (("--output", "{here}/out", "--clips", "/proc/clips.npz"), "--clips /proc cannot be written"),
+        (("--output", "{here}/out", "--clips", "{here}"), "is a folder: name a file in it"),
+    ],
+)
+def test_a_place_that_cannot_be_written_is_refused_before_the_work(tmp_path, capsys, flags, told):
+    assert main([flag.format(here=tmp_path) for flag in flags]) == 2
+    assert told in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "flag", ["--demonstrations=0", "--updates=-1", "--batch-rows=0", "--noise=nan", "--learning-rate=-1", "--stop-at=x"]
+)
+def test_a_number_out_of_range_is_refused(tmp_path, capsys, flag):
+    with pytest.raises(SystemExit, match="2"):
+        main(["--output", str(tmp_path), flag])
+    assert f"error: argument {flag.partition('=')[0]}: " in capsys.readouterr().err

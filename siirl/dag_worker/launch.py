@@ -1,7 +1,7 @@
 """From a checked job to its end: workers started, their events shown and written down, and the summary that closes a run."""
 
 import functools
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, closing, nullcontext
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from siirl.dag_worker.metrics import Reduced
 from siirl.dag_worker.recorder import VIDEOS_FOLDER
 from siirl.dag_worker.report_page import write_report
 from siirl.dag_worker.rollout_files import ROLLOUTS_FOLDER
-from siirl.dag_worker.statistics import evaluations
+from siirl.dag_worker.statistics import SuccessInterval, evaluations
 from siirl.data_coordinator.redistribution import Redistribution
 from siirl.execution.dag import TaskGraph
 from siirl.execution.scheduler.launch import ClusterSettings, ray_session, run_local, run_on_ray
@@ -122,12 +122,20 @@ def show_summary(run_folder: Path, *, report: Path, evaluated: Sequence[dict[str
     if len(evaluated) > 1:
         columns = {when: evaluations(metrics) for when, metrics in (("before", evaluated[0]), ("after", evaluated[-1]))}
         if columns["after"]:
-            console.print(success_table("success on held-out episodes, 95 % intervals", columns))
+            console.print(success_table("success on the same held-out episodes before and after, 95 % intervals", columns))
+            console.print(gain(columns["before"], columns["after"]), highlight=False)
         else:
             console.print(
                 f"mean return on held-out episodes: {evaluated[0][MEAN_RETURN]:.1f} before, {evaluated[-1][MEAN_RETURN]:.1f} after"
             )
     console.print(f"run folder  {run_folder}", *places_to_look(run_folder), f"report      {report}", sep="\n", soft_wrap=True)
+
+
+def gain(before: Mapping[str, SuccessInterval], after: Mapping[str, SuccessInterval]) -> str:
+    """What became of the success of all tasks together, or of the only one, in a sentence."""
+    name = list(after)[-1]
+    first, last = before[name], after[name]
+    return f"{name}: {100 * (last.rate - first.rate):+.1f} points, the intervals {'overlap' if first.overlaps(last) else 'do not overlap'}"
 
 
 def places_to_look(run_folder: Path) -> list[str]:

@@ -1,38 +1,47 @@
 """From a configuration that has passed `siirl.params.first_look` to a job that can start: graph, names, machine, plan."""
 
 import os
+import zipfile
+from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from envs.base import EnvSpec
 from siirl.algos import ADVANTAGES, POLICY_LOSSES
+from siirl.dag_worker.build import make_encoder
 from siirl.dag_worker.build_critic import needs_critic
 from siirl.dag_worker.check_text import check_text
 from siirl.dag_worker.checkpoint import read_manifest, resolve_checkpoint
 from siirl.dag_worker.metric_writers import check_loggers
 from siirl.engine.actor.actor_loss import ActorLoss
 from siirl.engine.critic.value_model import PolicyFeatures
-from siirl.errors import ConfigError, SiirlError
+from siirl.engine.reward_manager.embodied import load_demonstration_clips
+from siirl.errors import CheckpointError, ConfigError, SiirlError
 from siirl.execution.dag import TaskGraph, check_kl_in_reward_order
 from siirl.execution.dag.load import load_pipeline
 from siirl.execution.dag.unused import skip_unused
 from siirl.models import ActionTokenizer
 from siirl.models.loader import build_policy
+from siirl.models.policy import Policy
+from siirl.models.tiny_vla import TinyVLA, TinyVLAConfig
 from siirl.params import SiiRLArguments, sizes
 from siirl.params.build import as_text
 from siirl.params.checks import name_problems, warnings_of
 from siirl.params.critic_sizes import describe_critic
 from siirl.params.domain_checks import is_text
 from siirl.params.files import find_resume, parameters_in
-from siirl.params.machine import free_memory_bytes, machine_problems
+from siirl.params.machine import free_memory_bytes, machine_problems, total_memory_bytes
 from siirl.params.paths import find
-from siirl.params.plan import Plan, make_plan
+from siirl.params.plan import Plan, make_plan, memory_problems
 from siirl.params.problems import refuse
 from siirl.params.references import MISTAKES, check_call, is_reference, load_reference, tell
 
 POLICY = "actor_rollout_ref.model.policy"
 BUILT_TWICE = 100_000_000  # parameters: up to here a policy of the user's own is built before the start as well, for a second at most
+LOADED_TWICE_BYTES = 4 * BUILT_TWICE  # as much for the weights of a video encoder
 
 
 @dataclass(frozen=True)
@@ -62,6 +71,8 @@ def prepare(config: SiiRLArguments, spec: EnvSpec) -> Job:
     else:
         check_policy(config, spec, with_critic=needs_critic(graph))
         check_reward(config)
+        check_encoder(config)
+        check_demonstrations(config, spec)
     resume = find_resume(config)
     if resume is not None:
         read_manifest(resolve_checkpoint(resume))
@@ -75,6 +86,7 @@ def prepare(config: SiiRLArguments, spec: EnvSpec) -> Job:
     critic = describe_critic(config) if needs_critic(graph) else None
     cores = len(os.sched_getaffinity(0))
     plan = make_plan(config, graph, spec, free_memory_bytes=free_memory_bytes(), cores=cores, loss=loss, critic=critic)
+    refuse(memory_problems(plan, total_memory_bytes=total_memory_bytes()))
     return Job(graph=graph, plan=plan, warnings=tuple(warnings))
 
 
@@ -107,6 +119,8 @@ def check_policy(config: SiiRLArguments, spec: EnvSpec, *, with_critic: bool = F
     place += f" actor_rollout_ref.model.options={as_text(model.options)}"
     try:
         policy = build_policy(model.policy, path=path, spec=spec, seed=config.trainer.seed, options=model.options)
+        if path is not None:
+            check_options(policy, spec, options=model.options, path=path)
         check_actions(policy.action_tokenizer, spec, place=place)
         if with_critic:
             PolicyFeatures(policy)  # refuses one without features
@@ -115,9 +129,31 @@ def check_policy(config: SiiRLArguments, spec: EnvSpec, *, with_critic: bool = F
     except MISTAKES as error:
         if own:
             raise ConfigError(f"{place}: building it for env={config.env.name} raised {tell(error)}.") from error
-        if not isinstance(error, TypeError | ValueError):
+        if not isinstance(error, ArithmeticError | RuntimeError | TypeError | ValueError):
             raise
         raise ConfigError(f"{place} does not fit env={config.env.name}: {error}") from error
+
+
+def check_options(policy: Policy, spec: EnvSpec, *, options: Mapping[str, Any], path: str) -> None:
+    """Options say how a new policy is made; those of a folder's policy are its own, and others would be read by nobody.
+
+    Raises:
+        CheckpointError: One that the weights do not have.
+    """
+    if not isinstance(policy, TinyVLA):
+        return  # a class of the user's own is given both
+    wanted = TinyVLAConfig.for_env(spec, **options)
+    for name in options:
+        asked, there = _shape_of(wanted, name), _shape_of(policy.config, name)
+        if asked != there:
+            raise CheckpointError(
+                f"actor_rollout_ref.model.options has {name}={asked}, and the weights in {path} were made with {name}={there}: leave it "
+                "out, or begin with new weights: actor_rollout_ref.model.path=null, or a folder that siirl.warm_start makes."
+            )
+
+
+def _shape_of(config: TinyVLAConfig, name: str) -> Any:
+    return config.action_tokenizer.bins if name == "bins" else getattr(config, name)
 
 
 def check_actions(tokenizer: ActionTokenizer, spec: EnvSpec, *, place: str) -> None:
@@ -145,6 +181,50 @@ def check_reward(config: SiiRLArguments) -> None:
     if is_reference(name):
         make = load_reference(name, place="reward.name")
         check_call(make, (config.reward,), {}, place=f"reward.name={name}", call="(config.reward)")
+
+
+def check_encoder(config: SiiRLArguments) -> None:
+    """Load the reward's video encoder, where that takes a second at most; a hub id is looked for by the workers.
+
+    Raises:
+        ConfigError: It is no encoder.
+    """
+    name = config.reward.encoder
+    if name is None or not sizes.needs_video(config):
+        return
+    path = Path(name)
+    if ("/" in name and not path.exists()) or _weights_bytes(path) > LOADED_TWICE_BYTES:
+        return
+    try:
+        make_encoder(config)
+    except (KeyError, OSError, RuntimeError, TypeError, ValueError) as error:
+        raise ConfigError(f"reward.encoder={name} cannot be loaded: {error} Take reward.encoder=tiny, or see vjepa.encoders.") from error
+
+
+def _weights_bytes(path: Path) -> int:
+    files = path.glob("*") if path.is_dir() else [path]
+    return sum(file.stat().st_size for file in files if file.is_file())
+
+
+def check_demonstrations(config: SiiRLArguments, spec: EnvSpec) -> None:
+    """Open the demonstrations' clips.
+
+    Raises:
+        ConfigError: They are none, or of no task of the job.
+    """
+    file = config.reward.demonstrations
+    if file is None:
+        return
+    place = f"reward.demonstrations={file}"
+    try:
+        tasks = load_demonstration_clips(str(find(file)))
+    except (AttributeError, EOFError, OSError, ValueError, zipfile.BadZipFile) as error:
+        raise ConfigError(f"{place} holds no clips ({error}): make some with python -m siirl.warm_start --clips FILE.") from error
+    if not tasks.keys() & set(spec.tasks):
+        raise ConfigError(
+            f"{place} has clips of {', '.join(sorted(tasks)) or 'nothing'}, and this job has the tasks {', '.join(spec.tasks)}: "
+            "take demonstrations of these, or leave it out."
+        )
 
 
 def _without_videos(config: SiiRLArguments, spec: EnvSpec) -> list[str]:

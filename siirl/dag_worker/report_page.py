@@ -45,7 +45,7 @@ class Panel:
 PANELS = (
     Panel("Success of training episodes", {"rollout/success_rate": "all episodes"}, percent=True),
     Panel("Reward", {"reward/mean_score": "mean"}),
-    Panel("Response", {"rollout/avg_response_length": "tokens"}),
+    Panel("Response, tokens", {"rollout/avg_response_length": "tokens"}),
     Panel("Truncated", {"rollout/truncated_share": "episodes"}, percent=True),
     Panel("Clusters of successes", {"reward/clusters": "clusters"}),
     Panel("KL to the behaviour policy", {"actor/ppo_kl": "KL"}),
@@ -53,7 +53,7 @@ PANELS = (
     Panel("Clipped tokens", {"actor/pg_clipfrac": "share"}, percent=True),
     Panel("Gradient norm", {"actor/grad_norm": "before clipping"}),
     Panel("Speed", {"env/steps_per_s": "environment steps/s", "policy/calls_per_s": "policy calls/s"}),
-    Panel("Busy", {"env/busy_share": "simulators", "policy/busy_share": "policy"}, percent=True),
+    Panel("Busy", {"env/busy_share": "environments", "policy/busy_share": "policy"}, percent=True),
 )
 
 
@@ -66,7 +66,7 @@ def write_report(folder: Path) -> Path:
     Raises:
         MissingAssetError: No metrics.jsonl with a row in it: not a run folder, or a run that ended before its first step.
     """
-    rows = list(read_rows(folder / METRICS_FILE))
+    rows = [row for row in read_rows(folder / METRICS_FILE) if "step" in row]
     if not rows:
         raise MissingAssetError(f"{folder} has no {METRICS_FILE} with a step in it: name the folder of a run, outputs/<name>/<time>.")
     parts = [

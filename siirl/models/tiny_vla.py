@@ -49,8 +49,17 @@ class TinyVLAConfig:
         from like starts has not been made.
 
         Raises:
-            ValueError: An observation space without images and without proprioception.
+            ValueError: An observation space without images and without proprioception, or a size that cannot be.
         """
+        sizes: dict[str, tuple[Any, int]] = {  # as the command line has them, which may be anything
+            "bins": (bins, 2),
+            "chunk_length": (chunk_length, 1),
+            "width": (width, 1),
+            "instruction_length": (instruction_length, 1),
+        }
+        for name, (value, least) in sizes.items():
+            if not isinstance(value, int) or value < least:
+                raise ValueError(f"{name}={value!r} must be an integer of at least {least}.")
         spaces = spec.observation_space.spaces if isinstance(spec.observation_space, gymnasium.spaces.Dict) else {}
         if IMAGES not in spaces and PROPRIOCEPTION not in spaces:
             raise ValueError(

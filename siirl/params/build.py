@@ -79,6 +79,8 @@ def _convert(value: Any, hint: Any) -> Any:
         return float(_require(value, isinstance(value, int | float) and not isinstance(value, bool)))
     if hint is int:
         return _require(value, isinstance(value, int) and not isinstance(value, bool))
+    if hint is str and isinstance(value, int) and not isinstance(value, bool):
+        return str(value)  # `env.suite=10`: whoever types it cannot know that YAML has numbers
     return _require(value, isinstance(value, hint))
 
 

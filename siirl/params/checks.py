@@ -22,14 +22,16 @@ ESTIMATOR_KEYS = {
     "gamma": ("gae", "reinforce_plus_plus"),
     "lam": ("gae",),
     "adv_whitening": ("gae", "reinforce_plus_plus", "reinforce_plus_plus_baseline"),
+    "norm_adv_by_std_in_grpo": ("grpo", "grpo_passk"),
     "pass_k": ("grpo_passk",),
     "weight_factor_in_cpgd": ("cpgd",),
 }
 """Keys of algorithm.* that some estimators read and the others would ignore."""
+SPREAD_PIPELINES = ("dapo", "embodied_srpo")  # one's filter reads algorithm.min_group_spread, the other sets it for its own estimator
 KL_WITHOUT_GRADIENT = ("k1",)
 POLICIES = ("tiny_vla", LANGUAGE_MODEL)
 
-FIRST_TRAINING_SEED = 1_000_000  # as siirl.data_coordinator.loader draws them
+FIRST_DEMONSTRATION_SEED = 900_000  # as siirl.warm_start collects them; training's begin at 1,000,000 (siirl.data_coordinator.loader)
 ACTOR = "actor_rollout_ref.actor"
 ROLLOUT = "actor_rollout_ref.rollout"
 
@@ -87,10 +89,13 @@ def _batches(config: SiiRLArguments) -> Iterator[SiirlError]:
 
 def _evaluation(config: SiiRLArguments) -> Iterator[SiirlError]:
     first, episodes = config.trainer.val_seed_offset, config.trainer.val_episodes
-    if first + episodes > FIRST_TRAINING_SEED:
+    if episodes > FIRST_DEMONSTRATION_SEED:
+        yield ConfigError(f"trainer.val_episodes={episodes}: a task has {FIRST_DEMONSTRATION_SEED} held-out seeds; take at most as many.")
+    elif first + episodes > FIRST_DEMONSTRATION_SEED:
         yield ConfigError(
             f"trainer.val_seed_offset={first} with trainer.val_episodes={episodes} takes seeds up to {first + episodes - 1}, and those "
-            f"from {FIRST_TRAINING_SEED} on are training's: make the first at most {FIRST_TRAINING_SEED - episodes}."
+            f"from {FIRST_DEMONSTRATION_SEED} on are the demonstrations' and training's: make the first at most "
+            f"{FIRST_DEMONSTRATION_SEED - episodes}."
         )
 
 
@@ -119,6 +124,9 @@ def _algorithm(config: SiiRLArguments) -> Iterator[SiirlError]:
             yield ConfigError(
                 f"algorithm.{name}={value} is read by {' and '.join(readers)}, not by {algorithm.adv_estimator}: leave it out."
             )
+    spread, shipped = algorithm.min_group_spread, SiiRLArguments().algorithm.min_group_spread
+    if spread != shipped and algorithm.adv_estimator not in GROUP_ESTIMATORS and config.dag.pipeline not in SPREAD_PIPELINES:
+        yield ConfigError(f"algorithm.min_group_spread={spread} is of groups, which {algorithm.adv_estimator} does not have: leave it out.")
 
 
 def _length(config: SiiRLArguments) -> Iterator[SiirlError]:
@@ -146,7 +154,7 @@ def _names(config: SiiRLArguments) -> Iterator[SiirlError]:
             yield UnknownNameError.of(kind="trainer.logger", name=name, known=LOGGERS)
     if not config.env.name:
         yield ConfigError("env=custom needs your class: env.name=my_module:MyEnv, a subclass of envs.base.Environment.")
-    if config.env.name == "gymnasium" and config.env.id is None:
+    if config.env.name == "gymnasium" and not config.env.id:
         yield ConfigError("env=gymnasium needs env.id, for example env.id=CartPole-v1, or any other that Gymnasium has registered.")
 
 
@@ -214,9 +222,11 @@ def _tasks_of(config: SiiRLArguments, spec: EnvSpec) -> Iterator[SiirlError]:
 
 
 def _warnings(config: SiiRLArguments) -> Iterator[str]:
-    actor, top_p, band = config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout.top_p, config.algorithm.filter
-    if top_p < 1.0:
-        yield f"{ROLLOUT}.top_p={top_p} biases the ratio: tokens outside of the nucleus are never sampled, but count in the loss."
+    actor, rollout, band = config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout, config.algorithm.filter
+    if rollout.top_p < 1.0:
+        yield f"{ROLLOUT}.top_p={rollout.top_p} biases the ratio: tokens outside of the nucleus are never sampled, but count in the loss."
+    if rollout.top_k is not None:
+        yield f"{ROLLOUT}.top_k={rollout.top_k} biases the ratio: less likely tokens are never sampled, but count in the loss."
     if actor.use_kl_loss and actor.kl_loss_type in KL_WITHOUT_GRADIENT:
         yield f"{ACTOR}.kl_loss_type={actor.kl_loss_type} has, as a loss, a gradient of mean zero and only adds noise. Take k3, or k1+."
     if config.env.num_servers < sizes.ranks(config):

@@ -43,8 +43,14 @@ def check_choice(group: str, option: str | None, *, source: str) -> None:
     known = options()[group]
     if option is None and group in OPTIONAL_GROUPS:
         return
-    if option not in known:
-        raise UnknownNameError.of(kind=f"{group} ({source})", name=str(option), known=known)
+    if option in known:
+        return
+    if group == "pipeline" and isinstance(option, str) and (option.endswith((".yaml", ".yml")) or ":" in option):
+        raise UnknownNameError(
+            f"pipeline={option} ({source}) is none of the shipped ones ({', '.join(known)}). A graph of your own is named by "
+            "dag.workflow_file=FILE.yaml or dag.custom_pipeline_fn=module:function."
+        )
+    raise UnknownNameError.of(kind=f"{group} ({source})", name=str(option), known=known)
 
 
 def compose_groups(choices: Mapping[str, str | None]) -> DictConfig:

@@ -19,6 +19,7 @@ class DataArguments:
         "Prompts of a step, over all ranks; for robots a prompt is a task with a start state. Times rollout.n gives the trajectories.",
         why="the architecture guide's, for eight GPUs; trainer=laptop sets a small one",
         minimum=1,
+        maximum=1_000_000,  # a slip of the finger: nobody simulates as many
     )
     max_prompt_length: int = option(2048, "Longest prompt in tokens.", why="the architecture guide's", minimum=1, text_only=NO_PROMPT)
     max_response_length: int = option(4096, "Longest response in tokens.", why="the architecture guide's", minimum=1, text_only=NO_PROMPT)

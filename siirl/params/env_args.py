@@ -7,6 +7,7 @@ from siirl.params.fields import described, option
 
 POOL_KEYS = ("name", "num_servers", "envs_per_server", "deadline_s", "max_replays", "max_failed_share", "kwargs")
 RENDER_QUALITIES = ("fast", "full")
+LARGEST_PICTURE = 2048  # pixels; no policy and no video needs more, and a slip of the finger would take all memory
 
 
 @dataclass
@@ -22,14 +23,14 @@ class EnvArguments:
     isolation: str | None = option(
         None, "Where programs run, for env=sandbox: bubblewrap, remote, or none (unprotected).", choices=("bubblewrap", "remote", "none")
     )
-    num_servers: int = option(2, "Simulator processes, over all ranks.", why="two cores", minimum=1)
-    envs_per_server: int = option(1, "Environments in one server.", why="env= knows how heavy they are", minimum=1)
+    num_servers: int = option(2, "Simulator processes, over all ranks.", why="two cores", minimum=1, maximum=100_000)
+    envs_per_server: int = option(1, "Environments in one server.", why="env= knows how heavy they are", minimum=1, maximum=10_000)
     deadline_s: float = option(60.0, "Seconds after which a silent server is replaced.", why="the first reset builds a simulator", above=0)
     max_replays: int = option(2, "Replays of an episode whose server failed, before it counts as failed.", why="as the design", minimum=0)
     max_failed_share: float = option(
         0.05, "Share of a step's episodes that may fail to simulate before the run stops.", why="as the design", minimum=0, maximum=1
     )
-    image_size: int | None = option(None, "Height and width of an observation's images in pixels.", minimum=8)
+    image_size: int | None = option(None, "Height and width of an observation's images in pixels.", minimum=8, maximum=LARGEST_PICTURE)
     camera: str | None = option(None, "Camera of the observations.")
     max_episode_steps: int | None = option(None, "Steps after which an episode is truncated.", minimum=1)
     render_quality: str | None = option(

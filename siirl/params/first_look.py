@@ -3,6 +3,7 @@
 from envs.base import EnvSpec
 from envs.registry import env_spec
 from siirl.errors import ConfigError, MissingAssetError, SiirlError
+from siirl.params.build import as_text
 from siirl.params.checks import config_problems, environment_problems
 from siirl.params.files import file_problems
 from siirl.params.problems import refuse
@@ -22,7 +23,7 @@ def first_look(config: SiiRLArguments) -> EnvSpec:
         CheckpointError: Weights that are not whole.
     """
     problems: list[SiirlError] = [*config_problems(config), *file_problems(config)]
-    if not config.env.name or (config.env.name == "gymnasium" and config.env.id is None):
+    if not config.env.name or (config.env.name == "gymnasium" and not config.env.id):
         refuse(problems)  # which say so; there is no spec to ask for
     try:
         spec = describe_env(config)
@@ -47,6 +48,9 @@ def describe_env(config: SiiRLArguments) -> EnvSpec:
     except MISTAKES as error:
         if is_reference(config.env.name):
             raise ConfigError(f"env.name={config.env.name}: making it raised {tell(error)}.") from error
-        if not isinstance(error, RuntimeError | ImportError):
+        if isinstance(error, RuntimeError | ImportError):
+            raise MissingAssetError(f"env.name={config.env.name}: {error}") from error
+        if config.env.name != "gymnasium":
             raise
-        raise MissingAssetError(f"env.name={config.env.name}: {error}") from error
+        asked = f"env.id={config.env.id} env.kwargs={as_text(config.env.kwargs)}"
+        raise ConfigError(f"{asked}: making it and taking one step raised {tell(error)}; look at env.kwargs.") from error

@@ -45,6 +45,11 @@ def free_memory_bytes() -> int:
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES")
 
 
+def total_memory_bytes() -> int:
+    """All memory of this machine."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
 def opengl_problems() -> list[SiirlError]:
     """Try to draw, in a process of its own: a broken driver may crash."""
     command = [sys.executable, "-c", OPENGL_PROBE]

@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from envs.base import IMAGES, EnvSpec
+from siirl.errors import ConfigError, SiirlError
 from siirl.params import sizes
 from siirl.params.files import KEPT_CHECKPOINTS, parameters_in
-from siirl.params.training_args import SiiRLArguments
+from siirl.params.training_args import SiiRLArguments, TrainingArguments
 
 # Measured with env=mujoco, 64x64 images, render_quality=fast, one core of a shared two-core machine (November 2026).
 MEASURED_ENV = "mujoco"
@@ -23,8 +24,10 @@ RAY_BYTES = 830e6  # the command that waits for the workers (430 MB), and Ray's 
 NEW_POLICY_PARAMETERS = 2_200_000  # the tiny policy as it ships
 BYTES_PER_TRAINED_PARAMETER = 16  # float32 weight, gradient, and Adam's two moments
 CHECKPOINT_BYTES_PER_PARAMETER = 12  # weight and Adam's moments
+ROUGHLY = 1.5  # the estimate of memory may be that far off
 VIDEO_BYTES = 300e3  # some seconds of 256x256 mp4
 LOG_BYTES = 20e6
+SHORTEST_STEP_S = 1.0  # of a job that records videos; bounds their number where max_minutes ends the run
 
 
 @dataclass(frozen=True)
@@ -41,6 +44,7 @@ ENV_BYTES = {
     "mujoco": EnvBytes(server=400e6, task=90e6),  # 24 tasks in environments took 2.5 GB, 72 took 6.3 GB
     "libero": EnvBytes(server=440e6, task=120e6),  # with stand-ins, 100 to 140 MB by suite; real meshes and textures take far more
 }
+ENVIRONMENTS, IMAGES_OF_A_STEP = "environments", "images of a step"
 OTHER_ENV_BYTES = EnvBytes(server=200e6, task=0.0)  # interpreter and Gymnasium; what another simulator adds is not known
 
 
@@ -101,6 +105,11 @@ class Plan:
     """Estimated training and evaluation time; None where nothing was measured for the environment."""
 
     @property
+    def simulation_bytes(self) -> float:
+        """The part of the memory that no GPU takes over: environments and images."""
+        return sum(size for name, size in self.memory_parts if name in (ENVIRONMENTS, IMAGES_OF_A_STEP))
+
+    @property
     def trajectories(self) -> int:
         """Of a step, over all ranks."""
         return self.prompts * self.group_size
@@ -109,6 +118,20 @@ class Plan:
     def optimiser_steps(self) -> int:
         """Of a training step."""
         return self.mini_batches * self.epochs
+
+
+def memory_problems(plan: Plan, *, total_memory_bytes: float) -> list[SiirlError]:
+    """Simulators and images that take far more than this machine has; what only may be too much is a warning in the plan."""
+    if plan.cluster not in ("ray", "local") or plan.simulation_bytes <= ROUGHLY * total_memory_bytes:
+        return []
+    return [
+        ConfigError(
+            f"env.num_servers x env.envs_per_server = {plan.num_servers} x {plan.envs_per_server} environments with "
+            f"{_count(len(plan.tasks), 'task')} each, and the images of data.train_batch_size x actor_rollout_ref.rollout.n = "
+            f"{plan.prompts} x {plan.group_size} trajectories, take about {_size(plan.simulation_bytes)}, and this machine has "
+            f"{_size(total_memory_bytes)} of memory: lower the larger of them, or give cluster.address= of a larger cluster."
+        )
+    ]
 
 
 def make_plan(
@@ -246,22 +269,29 @@ def _memory(config: SiiRLArguments, env_spec: EnvSpec, *, models: int) -> tuple[
     environments = sizes.servers(config) * sized.server + sizes.slots(config) * len(env_spec.tasks) * sized.task
     trajectories = sizes.trajectories_per_step(config) * image_bytes_per_trajectory(config, env_spec)
     return (
-        ("environments", environments),
+        (ENVIRONMENTS, environments),
         ("workers", ranks * WORKER_BYTES),
         ("Ray", RAY_BYTES if config.cluster.mode == "ray" and config.cluster.address is None else 0.0),
         ("policy, critic and Adam" if models > 1 else "policy and Adam", models * parameters * BYTES_PER_TRAINED_PARAMETER + reference),
-        ("images of a step", trajectories),
+        (IMAGES_OF_A_STEP, trajectories),
     )
 
 
 def _disk(config: SiiRLArguments, *, models: int) -> float:
     trainer, model = config.trainer, config.actor_rollout_ref.model
     parameters = parameters_in(model.path) if model.path is not None else NEW_POLICY_PARAMETERS
-    steps = trainer.total_steps or 0
+    steps = _steps_at_most(trainer)
     written = 1 + (steps // trainer.save_freq if trainer.save_freq > 0 else 0)
     checkpoints = min(written, KEPT_CHECKPOINTS + 1)  # the oldest goes when the newest is whole
-    videos = steps * trainer.record_episodes + (_evaluations(config) or 1) * trainer.record_val_episodes
+    evaluations = min(_evaluations(config) or 1, steps + 2)  # each after a step, but for the one before and the one at the end
+    videos = steps * trainer.record_episodes + evaluations * trainer.record_val_episodes
     return checkpoints * models * parameters * CHECKPOINT_BYTES_PER_PARAMETER + videos * VIDEO_BYTES + LOG_BYTES
+
+
+def _steps_at_most(trainer: TrainingArguments) -> int:
+    """Steps that fit into the run; 0 where only minutes bound it, and so nothing is known of them."""
+    steps = trainer.total_steps or 0
+    return steps if trainer.max_minutes is None else min(steps, math.ceil(60 * trainer.max_minutes / SHORTEST_STEP_S))
 
 
 def _evaluations(config: SiiRLArguments) -> int | None:

@@ -51,7 +51,7 @@ class TrainingArguments:
     logger: tuple[str, ...] = option(("console", "tensorboard"), f"Beside metrics.jsonl: {', '.join(LOGGERS)}.")
     resume: str | None = option(None, "Go on from a run folder or a checkpoint; `auto`: the newest run of this experiment_name.")
     output_dir: str = option("outputs", "Folder of all runs.", why="nothing is written elsewhere")
-    seed: int = option(0, "Fixes weights, tasks, actions and start states.", minimum=0)
+    seed: int = option(0, "Fixes weights, tasks, actions and start states.", minimum=0, maximum=2**32 - 1)
     deterministic: bool = option(False, "Same run, same numbers, bit for bit on CPU.", why="waiting for a fixed order costs speed")
     record_episodes: int = option(2, "Training episodes of a step that become videos.", why="a look, not an archive", minimum=0)
     record_val_episodes: int = option(4, "Episodes of an evaluation that become videos.", why="a look, not an archive", minimum=0)

@@ -150,7 +150,8 @@ def test_stable_baselines3_needs_a_reset_within_the_step():
 
 
 def test_stable_baselines3_trains_on_the_pool():
-    sb3 = pytest.importorskip("stable_baselines3", reason="an optional trainer of another project, not in requirements-test.lock")
+    import stable_baselines3 as sb3  # here: it brings TensorBoard, which the other tests do not need
+
     envs = stable_baselines3_env(cartpole(4, autoreset_mode="SameStep"))
     sb3.PPO("MlpPolicy", envs, n_steps=32, batch_size=64, n_epochs=1, device="cpu").learn(total_timesteps=256)
     envs.close()

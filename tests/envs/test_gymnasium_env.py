@@ -202,3 +202,20 @@ def test_missing_package_is_named():
 def test_rendering_before_reset_is_refused():
     with pytest.raises(RuntimeError, match="call reset first"):
         toy().render()
+
+
+def test_what_is_no_id_is_refused_as_an_unknown_one():
+    with pytest.raises(ValueError, match="Unknown Gymnasium id 'no good id!'"):
+        GymnasiumEnv(id="no good id!")
+
+
+def test_mujoco_without_an_opengl_library_runs_and_refuses_frames(monkeypatch):
+    """As without pygame for what pygame draws; a backend that cannot draw stands for the missing library."""
+    assert GymnasiumEnv(id="Reacher-v5").spec.renders
+    monkeypatch.setenv("MUJOCO_GL", "glfw")
+    env = GymnasiumEnv(id="Reacher-v5")
+    assert not env.spec.renders
+    observation, _ = asyncio.run(env.reset(seed=0))
+    assert observation[PROPRIOCEPTION].shape == (10,)
+    with pytest.raises(ValueError, match="has no images: ask for no frames"):
+        asyncio.run(env.reset(seed=0, options={"frames": {"video": FrameRequest(every=1, size=8)}}))

@@ -48,6 +48,10 @@ def test_values_are_taken_over_and_the_rest_is_default() -> None:
     assert problems == []
 
 
+def test_an_integer_is_text_where_text_is_wanted() -> None:
+    assert built({"names": ["a", 10]})[0].names == ["a", "10"]
+
+
 def test_an_integer_is_a_number_and_becomes_one() -> None:
     radius = built({"wheel": {"radius": 2}})[0].wheel.radius
     assert (radius, type(radius)) == (2.0, float)

@@ -72,7 +72,8 @@ def test_the_shipped_environment_fits_its_jobs(overrides: list[str]) -> None:
         ),
         (["actor_rollout_ref.actor.ppo_mini_batch_size=5"], "ppo_mini_batch_size=5 does not divide data.train_batch_size=12"),
         (["actor_rollout_ref.actor.ppo_mini_batch_size=24"], "make it 12, or another divisor"),
-        (["trainer.val_seed_offset=999970"], "takes seeds up to 1000044, and those from 1000000 on are training's"),
+        (["trainer.val_seed_offset=899970"], "takes seeds up to 900044, and those from 900000 on are the demonstrations' and training's"),
+        (["trainer.val_episodes=900001"], "trainer.val_episodes=900001: a task has 900000 held-out seeds"),
         (["reward.encoder=null"], "compares videos: take reward.encoder=tiny"),
         (["pipeline=grpo", "reward.demonstrations=clips"], "reward.name=success looks at none"),
         (["actor_rollout_ref.rollout.n=1"], "needs at least 2"),
@@ -84,6 +85,11 @@ def test_the_shipped_environment_fits_its_jobs(overrides: list[str]) -> None:
         (["algorithm.pass_k=4"], "algorithm.pass_k=4 is read by grpo_passk, not by grpo"),
         (["algorithm.weight_factor_in_cpgd=naive"], "algorithm.weight_factor_in_cpgd=naive is read by cpgd, not by grpo"),
         (["algorithm.adv_whitening=none"], "is read by gae and reinforce_plus_plus and reinforce_plus_plus_baseline, not by grpo"),
+        (["algorithm.adv_estimator=rloo", "algorithm.norm_adv_by_std_in_grpo=false"], "is read by grpo and grpo_passk, not by rloo"),
+        (
+            ["pipeline=grpo", "algorithm.adv_estimator=reinforce_plus_plus", "algorithm.min_group_spread=0.5"],
+            "algorithm.min_group_spread=0.5 is of groups, which reinforce_plus_plus does not have",
+        ),
         (["algorithm.gamma=0.9"], "algorithm.gamma=0.9 is read by gae and reinforce_plus_plus, not by grpo"),
         (["algorithm.lam=0.9"], "algorithm.lam=0.9 is read by gae, not by grpo"),
         (["trainer.total_steps=null", "trainer.max_minutes=null"], "The run has no end"),
@@ -213,7 +219,8 @@ def test_problems_are_errors_that_a_caller_may_catch() -> None:
 @pytest.mark.parametrize(
     ("overrides", "expected"),
     [
-        (["actor_rollout_ref.rollout.top_p=0.9"], "biases the ratio"),
+        (["actor_rollout_ref.rollout.top_p=0.9"], "top_p=0.9 biases the ratio"),
+        (["env=math", "pipeline=grpo", "actor_rollout_ref.rollout.top_k=5"], "top_k=5 biases the ratio"),
         (["actor_rollout_ref.actor.use_kl_loss=true", "actor_rollout_ref.actor.kl_loss_type=k1"], "gradient of mean zero"),
         (["algorithm.filter.success_low=0.1"], "drops groups without success"),
         (["env.num_servers=1", "trainer.n_gpus_per_node=2"], "each gets one"),
@@ -241,8 +248,10 @@ def test_choices_agree_with_the_registries() -> None:
     assert set(model_args.LOSS_AGGREGATIONS) == set(AGGREGATIONS)
 
 
-def test_held_out_seeds_end_where_the_loaders_training_seeds_begin() -> None:
+def test_held_out_seeds_end_where_those_of_demonstrations_and_of_training_begin() -> None:
+    from siirl import warm_start
     from siirl.data_coordinator.loader import FIRST_TRAINING_SEED
     from siirl.params import checks
 
-    assert checks.FIRST_TRAINING_SEED == FIRST_TRAINING_SEED
+    of_demonstrations = {warm_start.OTHER_FIRST_SEED, *(first for _, first in warm_start.EXPERTS.values())}
+    assert checks.FIRST_DEMONSTRATION_SEED == min(of_demonstrations) < FIRST_TRAINING_SEED

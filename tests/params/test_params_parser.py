@@ -130,7 +130,7 @@ def test_a_wrong_type_names_the_place_and_an_example() -> None:
         ("trainer.nnodes=null", "must be an integer"),
         ("actor_rollout_ref.actor.optim.lr=fast", "must be a number"),
         ("trainer.blind=1", "must be true or false"),
-        ("env.tasks=[1]", "must be a list of text or null"),
+        ("env.tasks=[1.5]", "must be a list of text or null"),
         ("trainer=3", "Unknown trainer (command line) '3'"),
         ("data=3", "data=3 (command line): data holds keys, such as data.train_files; set one of them."),
     ],

@@ -12,7 +12,7 @@ from siirl.execution.dag import NodeRole, NodeType, Pipeline, TaskGraph
 from siirl.execution.dag.unused import skip_unused
 from siirl.params import sizes
 from siirl.params.parser import parse_config
-from siirl.params.plan import Plan, image_bytes_per_trajectory, make_plan, render
+from siirl.params.plan import Plan, image_bytes_per_trajectory, make_plan, memory_problems, render
 
 SPEC = EnvSpec(
     name="mujoco",
@@ -112,6 +112,27 @@ def test_disk_counts_the_checkpoints_that_stay_and_the_one_being_written() -> No
 def test_more_memory_than_is_free_is_said() -> None:
     assert "WARNING" not in render(plan_of())
     assert "lower env.num_servers" in render(dataclasses.replace(plan_of(), free_memory_bytes=1e9))
+
+
+def test_disk_counts_the_videos_of_no_more_steps_than_there_is_time_for() -> None:
+    """Two videos of 300 kB a step; six minutes have at most 360 steps, however many are allowed."""
+    some, many = (plan_of(["trainer.record_val_episodes=0", "trainer.max_minutes=6", f"trainer.total_steps={n}"]) for n in (360, 10**9))
+    assert some.disk_bytes == many.disk_bytes
+    one_less = plan_of(["trainer.record_val_episodes=0", "trainer.max_minutes=6", "trainer.total_steps=359"])
+    assert some.disk_bytes - one_less.disk_bytes == pytest.approx(2 * 300e3)
+
+
+def test_environments_and_images_that_take_far_more_than_all_memory_are_refused() -> None:
+    """8 environments of 2 tasks at 90 MB and 2 servers at 400 MB are 2.24 GB; half as much again is given to the estimate."""
+    plan = plan_of()
+    images = 96 * 13 * 64 * 64 * 3
+    assert plan.simulation_bytes == pytest.approx(8 * 2 * 90e6 + 2 * 400e6 + images)
+    assert memory_problems(plan, total_memory_bytes=plan.simulation_bytes / 1.4) == []
+    (problem,) = memory_problems(plan, total_memory_bytes=plan.simulation_bytes / 1.6)
+    assert "= 2 x 4 environments with 2 tasks each" in str(problem)
+    assert "12 x 8 trajectories, take about 2.3 GB, and this machine has 1.4 GB of memory" in str(problem)
+    elsewhere = dataclasses.replace(plan, cluster="10.0.0.1:6379")
+    assert memory_problems(elsewhere, total_memory_bytes=1.0) == []
 
 
 def test_time_is_bounded_by_max_minutes_and_not_made_up_for_other_environments() -> None:

@@ -27,7 +27,7 @@ def train(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     ("words", "expected"),
     [
         (["trainer.total_step=3"], "Did you mean 'trainer.total_steps'?"),
-        (["data.train_batch_size=-1", "env.tasks=[1]"], "2 things cannot work"),
+        (["data.train_batch_size=-1", "env.tasks=[1.5]"], "2 things cannot work"),
         (["pipeline=grpo", "env.tasks=[drawer-opne]", "actor_rollout_ref.model.path=null"], "Did you mean 'drawer-open'?"),
     ],
 )

@@ -1,0 +1,122 @@
+"""Values that a user may type by mistake, from the command line on: one message with value, place and remedy, status 2, no run begun."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from siirl.train import REFUSED, main
+
+GYM = ("pipeline=grpo", "env=gymnasium", "env.id=CartPole-v1")
+SRPO = ("env=custom", "env.name=filmed_env:FilmedEnv")
+
+
+@pytest.fixture(autouse=True)
+def find_filmed_env(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lets configurations name the environment beside this file."""
+    monkeypatch.syspath_prepend(str(Path(__file__).parent))
+
+
+def refused(words: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> str:
+    """The message with which these words are refused; nothing else is printed."""
+    assert main(words) == REFUSED
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.startswith("siirl: ")
+    return captured.err
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (("env.image_size=0",), "env.image_size=0 (command line) must be at least 8"),
+        (("env.image_size=100000",), "env.image_size=100000 (command line) must be at most 2048"),
+        (("env.envs_per_server=0",), "env.envs_per_server=0 (command line) must be at least 1"),
+        (("env.envs_per_server=10000000",), "env.envs_per_server=10000000 (command line) must be at most 10000"),
+        (("env.envs_per_server=1.5",), "env.envs_per_server=1.5 (command line) must be an integer"),
+        (("actor_rollout_ref.actor.optim.lr=nan",), "actor_rollout_ref.actor.optim.lr=nan (command line) must be a finite number"),
+        (("trainer.max_minutes=inf",), "trainer.max_minutes=inf (command line) must be a finite number"),
+        (("trainer.total_steps=soon",), "trainer.total_steps=soon (command line) must be an integer or null"),
+        (("trainer.seed=100000000000000000000",), "(command line) must be at most 4294967295"),
+        (("data.train_batch_size=1000000000",), "data.train_batch_size=1000000000 (command line) must be at most 1000000"),
+        (("actor_rollout_ref.rollout.n=1000000",), "actor_rollout_ref.rollout.n=1000000 (command line) must be at most 10000"),
+        (("actor_rollout_ref.embodied.recorder_size=50000",), "must be at most 2048"),
+        (("env.tasks=[]",), "tasks must be a list of one or more Meta-World tasks"),
+        (("env.tasks=[drawer-open,drawer-open-v3]",), "tasks has a task twice"),
+        (("env.camera=table2",), "Unknown camera 'table2'. Did you mean 'table'?"),
+        (("env.max_episode_steps=501",), "max_episode_steps must lie in [1, 500] (Meta-World's limit), got 501"),
+        (("env.render_quality=ultra",), "Unknown env.render_quality (command line) 'ultra'"),
+        (("trainer.val_episodes=900001",), "a task has 900000 held-out seeds; take at most as many"),
+        (("pipeline=my_graph.yaml",), "dag.workflow_file=FILE.yaml"),
+        (("pipeline=my_module:graph",), "dag.custom_pipeline_fn=module:function"),
+        (("pipeline=grpo", "env=gymnasium", "env.id="), "env=gymnasium needs env.id"),
+        (("pipeline=grpo", "env=gymnasium", "env.id=no good id"), "Unknown Gymnasium id 'no good id'"),
+        (("pipeline=grpo", "env=gymnasium", "env.id=CartPole-v1", "env.kwargs={gravity: 1}"), "does not take these arguments"),
+        (
+            ("pipeline=grpo", "env=gymnasium", "env.id=FrozenLake-v1", "env.kwargs={map_name: 9x9}"),
+            "env.id=FrozenLake-v1 env.kwargs={map_name: 9x9}: making it and taking one step raised KeyError: '9x9'",
+        ),
+    ],
+)
+def test_what_cannot_be_is_refused_by_value_and_place(words: tuple[str, ...], expected: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert expected in refused(words, capsys)
+
+
+def test_options_that_the_shipped_weights_do_not_have_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    message = refused(("actor_rollout_ref.model.options={bins: 64}", "reward=success", "pipeline=grpo"), capsys)
+    assert "actor_rollout_ref.model.options has bins=64, and the weights in assets/tiny_vla were made with bins=16: leave it out" in message
+
+
+@pytest.mark.parametrize("option", ["bins: 1", "chunk_length: 0", "width: wide", "instruction_length: -1"])
+def test_a_size_of_the_policy_that_cannot_be_is_refused(option: str, capsys: pytest.CaptureFixture[str]) -> None:
+    message = refused((*SRPO, f"actor_rollout_ref.model.options={{{option}}}"), capsys)
+    assert f"model.options={{{option}}} does not fit env=filmed_env:FilmedEnv: {option.split(':')[0]}=" in message
+    assert "must be an integer of at least" in message
+
+
+def test_far_more_simulators_than_memory_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    message = refused((*GYM, "env.num_servers=100000"), capsys)
+    assert "and this machine has" in message
+    assert "lower the larger of them" in message
+
+
+@pytest.mark.parametrize("content", [b"not numpy", b"PK\x03\x04 cut off"])
+def test_demonstrations_that_are_no_clips_are_refused(content: bytes, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "clips.npz"
+    file.write_bytes(content)
+    message = refused((*SRPO, f"reward.demonstrations={file}"), capsys)
+    assert f"reward.demonstrations={file} holds no clips" in message
+    assert "python -m siirl.warm_start --clips FILE" in message
+
+
+def test_demonstrations_of_other_tasks_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "clips.npz"
+    np.savez(file, **{"push/000": np.zeros((2, 8, 8, 3), np.uint8)})
+    message = refused((*SRPO, f"reward.demonstrations={file}"), capsys)
+    assert "has clips of push, and this job has the tasks wait: take demonstrations of these" in message
+
+
+@pytest.mark.parametrize("name", ["folder", "file.md"])
+def test_an_encoder_that_cannot_be_loaded_is_refused(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / name
+    if name == "folder":
+        path.mkdir()
+        (path / "config.json").write_text('{"width": 3}')
+    else:
+        path.write_text("an encoder of mine")
+    assert f"reward.encoder={path} cannot be loaded: " in refused((*SRPO, f"reward.encoder={path}"), capsys)
+
+
+def test_a_workflow_file_that_is_no_text_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "graph.yaml"
+    file.write_bytes(b"\xff\xfe\x00")
+    assert f"{file} is not YAML: 'utf-8' codec can't decode" in refused((*GYM, f"dag.workflow_file={file}"), capsys)
+
+
+def test_a_graph_with_a_cycle_is_refused_with_its_nodes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "graph.yaml"
+    node = "- {{node_id: {0}, dependencies: [{1}], node_type: COMPUTE, node_role: ADVANTAGE}}\n"
+    file.write_text("nodes:\n" + node.format("first", "second") + node.format("second", "first"))
+    message = refused((*GYM, f"dag.workflow_file={file}"), capsys)
+    assert "first" in message and "second" in message
+    assert "cycle" in message

@@ -1,0 +1,82 @@
+"""`python -m siirl.evaluate`: what it measures, what it takes from a run's own configuration, and what it refuses."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from envs.registry import env_spec
+from siirl.evaluate import main
+from siirl.models.loader import build_policy, save_policy
+
+REFUSED = 2
+CARTPOLE = ("env=gymnasium", "env.id=CartPole-v1", "cluster=local", "env.num_servers=1", "trainer.record_val_episodes=0")
+
+
+@pytest.fixture
+def policy(tmp_path: Path) -> Path:
+    """A folder with new weights for CartPole; its name has letters that the command line has a use for."""
+    folder = tmp_path / "my, policy (1)"
+    save_policy(build_policy("tiny_vla", path=None, spec=env_spec("gymnasium", id="CartPole-v1"), seed=0, options={"width": 8}), folder)
+    return folder
+
+
+def evaluation(folder: Path) -> dict[str, Any]:
+    """What the only evaluation below `folder` wrote."""
+    (file,) = folder.glob("evaluation/*/evaluation.json")
+    return json.loads(file.read_text())
+
+
+def test_returns_are_told_where_there_is_no_success(policy: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A pole stands for 8 to 500 steps, each worth 1."""
+    words = (f"checkpoint={policy}", *CARTPOLE, "trainer.val_episodes=3", f"trainer.output_dir={tmp_path}", "actions=both")
+    assert main(words) == 0
+    found = evaluation(tmp_path)
+    assert found["success"] == {"sampled": {}, "argmax": {}}
+    assert found["return"]["sampled"].keys() == {"CartPole-v1", "all"}
+    assert 8 <= found["return"]["argmax"]["all"] <= 500
+    told = capsys.readouterr().out
+    assert "mean return of 3 held-out episodes of each task, seeds 0 to 2" in " ".join(told.split())
+    assert f"{found['return']['sampled']['all']:.1f}" in told
+
+
+def test_a_run_with_many_ranks_and_demonstrations_is_evaluated_by_one_process_without_them(policy: Path, tmp_path: Path) -> None:
+    """What such a run's config.yaml says of training does not matter here: this machine may be smaller, the clips may be gone."""
+    run = tmp_path / "run"
+    checkpoint = run / "checkpoints" / "step_00000001"
+    checkpoint.mkdir(parents=True)
+    (checkpoint.parent / "latest").write_text(checkpoint.name)
+    policy.rename(checkpoint / "actor")
+    (checkpoint / "manifest.json").write_text(json.dumps({"format": "siirl-checkpoint-1", "step": 1, "engines": ["actor"], "files": {}}))
+    own = {
+        **{"pipeline": "grpo", "env": "gymnasium", "env.id": "CartPole-v1", "env.num_servers": 1, "cluster": "local"},
+        **{"trainer.n_gpus_per_node": 4096, "data.train_batch_size": 4096, "reward.demonstrations": "gone.npz"},
+        "actor_rollout_ref.actor.ppo_mini_batch_size": 4096,
+        **{"trainer.record_val_episodes": 0, "trainer.val_episodes": 1},
+    }
+    (run / "config.yaml").write_text("".join(f"{key}: {value}\n" for key, value in own.items()))
+    assert main((f"checkpoint={run}", f"trainer.output_dir={tmp_path}", "actions=argmax")) == 0
+    assert evaluation(tmp_path)["episodes_per_task"] == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ((), "Which policy? Give checkpoint=FOLDER"),
+        (("checkpoint=/dev/null",), "/dev/null is no checkpoint"),
+        (("checkpoint=no/where",), "no/where is no checkpoint. Expected: a folder with manifest.json. Found: no such folder."),
+        (("checkpoint=assets/tiny_vla", "actions=greedy"), "Unknown value of actions= 'greedy'"),
+        (("checkpoint=assets/tiny_vla", "trainer.val_episodes=0"), "trainer.val_episodes=0: an evaluation has at least one episode"),
+        (("checkpoint=assets/tiny_vla", "trainer.val_episode=3"), "Did you mean 'trainer.val_episodes'?"),
+        (("checkpoint=assets/tiny_vla", *CARTPOLE), "The policy in assets/tiny_vla has image_shape=(1, 64, 64)"),
+        (("checkpoint=assets/tiny_vla", *CARTPOLE, "resume=no/where"), "The policy in assets/tiny_vla has image_shape"),
+    ],
+)
+def test_what_cannot_be_evaluated_is_refused(words: tuple[str, ...], expected: str, tmp_path, capsys, monkeypatch, repository) -> None:
+    monkeypatch.chdir(repository)
+    assert main((*words, f"trainer.output_dir={tmp_path}")) == REFUSED
+    captured = capsys.readouterr()
+    assert expected in captured.err
+    assert captured.out == ""
+    assert list(tmp_path.iterdir()) == []
