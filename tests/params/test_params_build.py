@@ -64,7 +64,7 @@ def test_an_integer_is_a_number_and_becomes_one() -> None:
         ({"wheels": 4.0}, "wheels"),
         ({"wheels": True}, "wheels"),
         ({"colour": "green"}, "colour"),
-        ({"names": ["a", 1]}, "names"),
+        ({"names": ["a", 1.5]}, "names"),
         ({"sizes": ["x"]}, "sizes"),
         ({"load": "heavy"}, "load"),
         ({"extra": 3}, "extra"),
