@@ -153,5 +153,6 @@ def test_stable_baselines3_trains_on_the_pool():
     import stable_baselines3 as sb3  # here: it brings TensorBoard, which the other tests do not need
 
     envs = stable_baselines3_env(cartpole(4, autoreset_mode="SameStep"))
-    sb3.PPO("MlpPolicy", envs, n_steps=32, batch_size=64, n_epochs=1, device="cpu").learn(total_timesteps=256)
+    trained = sb3.PPO("MlpPolicy", envs, n_steps=32, batch_size=64, n_epochs=1, device="cpu").learn(total_timesteps=256)
     envs.close()
+    assert trained.num_timesteps == 256  # two rollouts of 32 steps in four environments
