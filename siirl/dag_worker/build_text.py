@@ -24,11 +24,13 @@ from siirl.data_coordinator.loader import EpisodeTask, TaskLoader
 from siirl.data_coordinator.prompts.loader import PromptLoader
 from siirl.data_coordinator.redistribution import Redistribution
 from siirl.engine.actor.actor import Actor
+from siirl.engine.actor.packing import model_width, prompt_units
 from siirl.engine.actor.reference import Reference, WithoutAdapter
 from siirl.engine.actor.text_scorer import text_scorer
 from siirl.engine.collectives import Collectives
 from siirl.engine.critic.critic import Critic
 from siirl.engine.critic.text_value_scorer import every_own_token, text_value_scorer, without_head
+from siirl.engine.micro_batches import Units
 from siirl.engine.reward_manager.reward_model import make_reward_model
 from siirl.engine.reward_manager.text import make_text_reward_manager, text_columns
 from siirl.engine.rollout.generation import TextEngine
@@ -63,7 +65,7 @@ def build_text(
     whole = model if shared else acting_copy(model, compute_dtype(config))
     text_engine, acting = make_text_engine(config, model=whole, tokenizer=tokenizer, at_once=pool.num_slots)
     rollout = make_text_rollout(config, engine=text_engine, pool=pool, tokenizer=tokenizer)
-    engine = make_engine(config, module=model, scorer=text_scorer, ranks=ranks, device=device, trained=True)
+    engine = make_engine(config, module=model, scorer=text_scorer, ranks=ranks, device=device, trained=True, units=units_of(model))
     actor = make_actor(config, engine=engine, horizon=config.data.max_response_length)
     critic = make_text_critic(config, ranks=ranks, device=device) if with_critic else None
     files = RolloutFiles(
@@ -130,6 +132,11 @@ def make_language_model(config: SiiRLArguments, *, path: str | None = None) -> L
     )
 
 
+def units_of(model: LanguageModel) -> Units | None:
+    """Rows with one prompt in one micro-batch, where the model can compute it once for them."""
+    return functools.partial(prompt_units, width=model_width(model)) if model.shares_prompts else None
+
+
 def make_text_engine(
     config: SiiRLArguments, *, model: LanguageModel, tokenizer: ChatTokenizer, at_once: int
 ) -> tuple[TextEngine, nn.Module | ActingWeights]:
@@ -180,6 +187,7 @@ def make_text_critic(config: SiiRLArguments, *, ranks: Collectives, device: torc
         device=device,
         compute_dtype=compute_dtype(config),
         micro_batch_tokens=config.actor_rollout_ref.actor.micro_batch_tokens,
+        units=units_of(trunk),
     )
 
 
@@ -193,7 +201,7 @@ def make_text_reference(
     if path is None and model.lora is not None:
         return WithoutAdapter(actor, model)
     other = make_language_model(config, path=path or config.actor_rollout_ref.model.path)
-    engine = make_engine(config, module=other, scorer=text_scorer, ranks=ranks, device=device, trained=False)
+    engine = make_engine(config, module=other, scorer=text_scorer, ranks=ranks, device=device, trained=False, units=units_of(other))
     return make_actor(config, engine=engine, horizon=1)
 
 

@@ -24,7 +24,7 @@ from siirl.dag_worker.checkpoint import read_manifest, resolve_checkpoint
 from siirl.dag_worker.events import Activity, Event, StepDone
 from siirl.dag_worker.metric_worker import MetricWorker
 from siirl.dag_worker.rank import Rank
-from siirl.data_coordinator.protocol.batch import concat
+from siirl.data_coordinator.protocol.batch import concat, shallow_copy
 from siirl.data_coordinator.redistribution import Redistribution, StayOnRank
 from siirl.data_coordinator.sample import Sample, Samples2Dict
 from siirl.engine.collectives import join, leave
@@ -178,6 +178,7 @@ class DAGWorker:
         output = self.taskgraph.run_node(
             node.node_id,
             batch=batch,
+            copy=shallow_copy,
             config=self.config,
             context=self.parts.context,
             process_group=self.ranks.group,

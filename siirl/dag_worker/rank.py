@@ -14,6 +14,7 @@ from siirl.dag_worker.validator import Validator
 from siirl.data_coordinator.loader import Loader
 from siirl.engine.actor.actor import Actor
 from siirl.engine.collectives import Collectives
+from siirl.engine.micro_batches import Units
 from siirl.engine.rollout.rollout import Rollout
 from siirl.engine.train_engine import Scorer, TrainEngine
 from siirl.env_server.pool import EnvPool
@@ -86,7 +87,14 @@ def make_pool(config: SiiRLArguments, ranks: Collectives) -> EnvPool:
 
 
 def make_engine(
-    config: SiiRLArguments, *, module: nn.Module, scorer: Scorer[TokenScores], ranks: Collectives, device: torch.device, trained: bool
+    config: SiiRLArguments,
+    *,
+    module: nn.Module,
+    scorer: Scorer[TokenScores],
+    ranks: Collectives,
+    device: torch.device,
+    trained: bool,
+    units: Units | None = None,
 ) -> TrainEngine[TokenScores]:
     """The engine of a policy; with an optimiser where it is trained."""
     settings, total_steps = config.actor_rollout_ref, config.trainer.total_steps
@@ -98,6 +106,7 @@ def make_engine(
         total_steps=None if total_steps is None else total_steps * sizes.optimiser_steps_per_step(config),
         micro_batch_size=settings.actor.micro_batch_size,
         micro_batch_tokens=settings.actor.micro_batch_tokens,
+        units=units,
         temperature=settings.rollout.temperature,
         max_grad_norm=settings.actor.max_grad_norm,
         device=device,

@@ -6,7 +6,7 @@ lacks, come back as float32.
 
 # B trajectory, T response token, S prompt and response token
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,12 +15,21 @@ import torch
 from numpy.typing import NDArray
 from tensordict import NonTensorStack, TensorDict
 
-from siirl.data_coordinator.protocol.columns import column
+from siirl.data_coordinator.protocol.columns import Layout, column
 from siirl.data_coordinator.protocol.padding import RAGGED, Extent, row_extents
 from siirl.data_coordinator.sample_info import SampleInfo
 from siirl.errors import InvariantError
 
 __all__ = ["Dict2Samples", "Sample", "SampleInfo", "Samples2Dict"]
+
+
+@dataclass(frozen=True)
+class Places:
+    """Where the rows of a ragged column lie along axis 1 of the padded one."""
+
+    start_B: NDArray[np.int64]
+    length_B: NDArray[np.int64]
+    width: int
 
 
 @dataclass
@@ -80,17 +89,17 @@ def Samples2Dict(samples: Sequence[Sample]) -> TensorDict:
     if not samples:
         return TensorDict({}, batch_size=[0])
     _check_same_columns(samples)
-    extents = [_sample_extent(sample) for sample in samples]
-    widest = Extent.widest(extents)
+    values = {name: [sample.columns[name] for sample in samples] for name in samples[0].columns}
+    places = _places(values)
     collected: dict[str, Any] = {}
-    for name in samples[0].columns:
-        values = [sample.columns[name] for sample in samples]
-        if isinstance(values[0], str):
-            collected[name] = NonTensorStack(*values)
-        elif column(name).layout in RAGGED:
-            collected[name] = _pad(name, values, extents, widest)
+    for name, rows in values.items():
+        layout = column(name).layout
+        if isinstance(rows[0], str):
+            collected[name] = NonTensorStack(*rows)
+        elif layout in RAGGED:
+            collected[name] = _pad(name, rows, places[layout])
         else:
-            collected[name] = _stack(name, values)
+            collected[name] = _stack(name, rows)
     return TensorDict(collected, batch_size=[len(samples)])
 
 
@@ -120,17 +129,43 @@ def _check_same_columns(samples: Sequence[Sample]) -> None:
             raise InvariantError(f"Sample {sample.columns.get('uid')!r} and the first of its batch differ in the columns {differing}.")
 
 
-def _pad(name: str, values: Sequence[Any], extents: Sequence[Extent], widest: Extent) -> torch.Tensor:
-    entry = column(name)
-    first = entry.array(values[0], name=name)
-    padded = np.zeros((len(values), widest.width(entry.layout), *first.shape[1:]), dtype=first.dtype)
-    for row, value in enumerate(values):
-        array = entry.array(value, name=name)
-        place = widest.place(entry.layout, extents[row])
-        if array.shape != (place.stop - place.start, *first.shape[1:]):
-            expected = (place.stop - place.start, *first.shape[1:])
-            raise InvariantError(f"Row {row} of column {name!r} ({entry.axes}) has the shape {array.shape}, not {expected}.")
-        padded[row, place] = array
+def _places(values: Mapping[str, Sequence[Any]]) -> dict[Layout, Places]:
+    """Where the rows of each ragged layout lie; prompts end where responses start.
+
+    Raises:
+        InvariantError: Two columns of one layout have rows of different length.
+    """
+    lengths: dict[Layout, NDArray[np.int64]] = {}
+    for name, rows in values.items():
+        layout = column(name).layout
+        if layout not in RAGGED or layout is Layout.SEQUENCE:
+            continue
+        found_B = np.array([len(row) for row in rows])
+        if not np.array_equal(lengths.setdefault(layout, found_B), found_B):
+            row = int((lengths[layout] != found_B).argmax())
+            raise InvariantError(
+                f"Columns along the axis {layout.value!r} differ in width: in row {row} {name!r} has {found_B[row]}, and another "
+                f"{lengths[layout][row]}. All belong to the same rows."
+            )
+    nothing_B = np.zeros(len(next(iter(values.values()))), np.int64)
+    prompt_B, tokens_B = lengths.get(Layout.PROMPT, nothing_B), lengths.get(Layout.TOKEN, nothing_B)
+    places = {layout: Places(start_B=nothing_B, length_B=length_B, width=int(length_B.max())) for layout, length_B in lengths.items()}
+    before_B, most = prompt_B.max() - prompt_B, int(prompt_B.max() + tokens_B.max())
+    if Layout.PROMPT in places:
+        places[Layout.PROMPT] = Places(start_B=before_B, length_B=prompt_B, width=int(prompt_B.max()))
+    return {**places, Layout.SEQUENCE: Places(start_B=before_B, length_B=prompt_B + tokens_B, width=most)}
+
+
+def _pad(name: str, values: Sequence[Any], places: Places) -> torch.Tensor:
+    """Each row written to its place; rows may be large, so there is no second copy of them on the way."""
+    entry, arrays = column(name), [np.asarray(value) for value in values]
+    dtypes = {entry.array(np.zeros(0, dtype), name=name).dtype for dtype in {array.dtype for array in arrays}}
+    inner = arrays[0].shape[1:]
+    padded = np.zeros((len(arrays), places.width, *inner), dtype=np.result_type(*dtypes))
+    for row, (array, start, length) in enumerate(zip(arrays, places.start_B.tolist(), places.length_B.tolist(), strict=True)):
+        if array.shape != (length, *inner):
+            raise InvariantError(f"Row {row} of column {name!r} ({entry.axes}) has the shape {array.shape}, not {(length, *inner)}.")
+        padded[row, start : start + length] = array
     return torch.from_numpy(padded)
 
 

@@ -2,7 +2,8 @@
 
 # B row, P prompt token, T response token
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import torch
 from tensordict import TensorDict
@@ -11,23 +12,42 @@ from siirl.data_coordinator.balance import micro_batches_by_budget
 from siirl.errors import ConfigError
 
 
-def micro_batch_rows(batch: TensorDict, *, rows: int, tokens: int | None) -> list[Sequence[int]]:
+@dataclass(frozen=True)
+class Unit:
+    """Rows that go through the module together, and what they cost."""
+
+    rows: tuple[int, ...]
+    tokens: int
+
+
+Units = Callable[[TensorDict, int], Sequence[Unit]]
+"""Divides the rows of a batch into units, of which those of several rows keep to a budget of tokens."""
+
+
+def micro_batch_rows(batch: TensorDict, *, rows: int, tokens: int | None, units: Units | None = None) -> list[Sequence[int]]:
     """Row numbers of each micro-batch, ascending in each; every row is in one.
 
     Args:
         batch: With `attention_mask` [B, P + T] or `response_mask` [B, T] where tokens are counted.
         rows: Rows of a micro-batch, in their order; not read where there is a budget of tokens.
-        tokens: Tokens of a micro-batch, of rows that make the micro-batches as equal as can be; None: by rows.
+        tokens: Tokens of a micro-batch, of units that make the micro-batches as equal as can be; None: by rows.
+        units: Which rows are not to be parted where tokens are counted; None: each is a unit of its own.
 
     Raises:
         ConfigError: A row with more tokens than the budget.
     """
     if tokens is None:
         return [range(start, min(start + rows, len(batch))) for start in range(0, len(batch), rows)]
+    found = (units or _single_rows)(batch, tokens)
     try:
-        return [part for part in micro_batches_by_budget(row_lengths(batch).tolist(), tokens) if part]
+        parts = micro_batches_by_budget([unit.tokens for unit in found], tokens)
+        return [sorted(row for number in part for row in found[number].rows) for part in parts if part]
     except ConfigError as error:
         raise ConfigError(f"{error} It is actor_rollout_ref.actor.micro_batch_tokens.") from error
+
+
+def _single_rows(batch: TensorDict, budget: int) -> list[Unit]:
+    return [Unit(rows=(row,), tokens=length) for row, length in enumerate(row_lengths(batch).tolist())]
 
 
 def row_lengths(batch: TensorDict) -> torch.Tensor:

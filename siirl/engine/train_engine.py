@@ -25,9 +25,10 @@ from torch.distributed.fsdp import FSDPModule
 from torch.nn.utils import get_total_norm
 
 from siirl.algos.log_probs import TokenScores
+from siirl.data_coordinator.protocol.batch import without_texts
 from siirl.engine.batch_loss import BatchLoss, LossSum, LossTally
 from siirl.engine.collectives import Collectives, fail_together
-from siirl.engine.micro_batches import micro_batch_rows, rows_in_order, take_rows
+from siirl.engine.micro_batches import Units, micro_batch_rows, rows_in_order, take_rows
 from siirl.engine.optimizer import MOMENTS, build_optimizer, trained_parameters
 from siirl.engine.schedules import learning_rate_factor, warmup_length
 from siirl.engine.sharding import full_tensor, measure_reduction, repeated_blocks, shard, spread_like
@@ -87,6 +88,7 @@ class TrainEngine(Generic[Scores]):
         total_steps: Optimiser steps of the run, for schedules that fall; None if nobody knows.
         micro_batch_size: Rows of one forward pass.
         micro_batch_tokens: Tokens of one forward pass, whatever the number of its rows; None: by rows.
+        units: Which rows such a pass should not part, because the scorer computes what they share once; None: none.
         temperature: Divides the logits; the one that acted. A critic has none: 1.
         max_grad_norm: Clip the gradient to this norm; None does not.
         device: Where this rank computes.
@@ -104,6 +106,7 @@ class TrainEngine(Generic[Scores]):
         total_steps: int | None,
         micro_batch_size: int,
         micro_batch_tokens: int | None = None,
+        units: Units | None = None,
         temperature: float,
         max_grad_norm: float | None = None,
         device: torch.device | str = "cpu",
@@ -117,7 +120,7 @@ class TrainEngine(Generic[Scores]):
         self.scorer: Scorer[Scores] = scorer
         self.module, self.ranks, self.optim = module, ranks, optim
         self.total_steps, self.temperature = total_steps, temperature
-        self.micro_batch_size, self.micro_batch_tokens = micro_batch_size, micro_batch_tokens
+        self.micro_batch_size, self.micro_batch_tokens, self.units = micro_batch_size, micro_batch_tokens, units
         self.max_grad_norm, self.compute_dtype, self.blocks = max_grad_norm, compute_dtype, blocks
         self.device = torch.device(device)
         self.optimizer: torch.optim.AdamW | None = None
@@ -266,10 +269,11 @@ class TrainEngine(Generic[Scores]):
 
         Those added for the others' sake have no row numbers: a row that is there already, or a row of zeros on an empty rank.
         """
+        batch = without_texts(batch)
         parts: list[Sequence[int]] = []
         failure: ConfigError | None = None
         try:
-            parts = micro_batch_rows(batch, rows=self.micro_batch_size, tokens=self.micro_batch_tokens)
+            parts = micro_batch_rows(batch, rows=self.micro_batch_size, tokens=self.micro_batch_tokens, units=self.units)
         except ConfigError as error:
             failure = error
         if self.micro_batch_tokens is not None:  # only a budget can fail, on one rank alone

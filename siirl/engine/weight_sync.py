@@ -70,10 +70,12 @@ class ActingModule:
 
     def take_weights(self, state: Mapping[str, torch.Tensor]) -> list[Evidence]:
         """See `ActingWeights`."""
-        if self.module is not self.trained:
-            own = self.module.state_dict()
-            state = {name: tensor.to(own[name].dtype) for name, tensor in state.items()}
-            self.module.load_state_dict(state)
+        if self.module is self.trained:  # one set of weights, and one number for it
+            only = checksum(state)
+            return [Evidence(trained=only, acting=only)]
+        own = self.module.state_dict()
+        state = {name: tensor.to(own[name].dtype) for name, tensor in state.items()}
+        self.module.load_state_dict(state)
         return [Evidence(trained=checksum(state), acting=checksum(self.module.state_dict()))]
 
 

@@ -54,6 +54,8 @@ class LanguageModel(nn.Module):
 
     causal_lm: Any
     """The model with its head. It shares its parts with this module and is no part itself, so that names stay those of transformers."""
+    shares_prompts: bool
+    """Whether it heeds a mask of which place sees which, so that several answers can stand behind one prompt; tried when it is loaded."""
 
     def __init__(self, causal_lm: Any, *, lora: LoraArguments | None = None) -> None:
         super().__init__()
@@ -62,6 +64,7 @@ class LanguageModel(nn.Module):
         object.__setattr__(self, "causal_lm", causal_lm)  # past nn.Module, which would make it a part
         self.config = causal_lm.config
         self.lora = lora
+        self.shares_prompts = False
         self._adapted = [] if lora is None else adapted_names(self)
 
     @functools.cached_property
@@ -82,7 +85,8 @@ class LanguageModel(nn.Module):
             input_ids: int64 [B, S].
             position_ids: int64 [B, S]. Without an attention mask, one row may hold several texts side by side: each begins where the
                 positions begin anew, and sees nothing of the others.
-            attention_mask: int64 [B, S], 0 at padding.
+            attention_mask: int64 [B, S], 0 at padding; or bool [B, 1, S, S], which place (next to last) sees which (last), for models
+                that `shares_prompts`.
         """
         decoder = self.causal_lm.base_model
         output = decoder(input_ids=input_ids, position_ids=position_ids, attention_mask=attention_mask, use_cache=False)
@@ -192,6 +196,7 @@ def load_language_model(
             add_adapters(causal_lm, lora)
     model = LanguageModel(causal_lm.eval(), lora=lora).eval()
     _try_out(model, source)
+    model.shares_prompts = _heeds_masks(model)
     if gradient_checkpointing:
         recompute_activations(model)
     return model
@@ -251,6 +256,27 @@ def _try_out(model: LanguageModel, source: str) -> None:
             f"{source}: the logits of {name} are not hidden states times output weights (they are scaled or capped), and log-probs "
             "without whole logits know only that product. Take another architecture."
         )
+
+
+@torch.no_grad()
+def _heeds_masks(model: LanguageModel) -> bool:
+    """Whether two answers behind one prompt are what they are alone, on a few tokens.
+
+    A window that slides over the positions is longer than these tokens and would be lost under a mask of one's own, and other attention
+    functions than torch's take other masks, so such models are not tried.
+    """
+    config = model.config.get_text_config()
+    slides = getattr(config, "sliding_window", None) is not None or set(getattr(config, "layer_types", None) or ()) - {"full_attention"}
+    if slides or model.config._attn_implementation != "sdpa":
+        return False
+    ids_S = torch.arange(1, 8) % model.vocab_size  # three of the prompt, then two answers of two
+    positions_S = torch.tensor([0, 1, 2, 3, 4, 3, 4])
+    sees_SS = torch.ones(7, 7, dtype=torch.bool).tril()
+    sees_SS[5:, 3:5] = False
+    together = model(ids_S[None], positions_S[None], sees_SS[None, None])[0]
+    rows = (torch.tensor([0, 1, 2, 3, 4]), torch.tensor([0, 1, 2, 5, 6]))
+    tolerance = TOLERANCE.get(together.dtype, ROUGH_TOLERANCE)
+    return all(_relative_difference(together[row], model(ids_S[None, row], positions_S[None, row])[0]) <= tolerance for row in rows)
 
 
 def _relative_difference(one: torch.Tensor, other: torch.Tensor) -> float:

@@ -15,7 +15,7 @@ from tiny_text import SIZES, text_rows
 from tiny_training import largest_difference, make_engine
 from transformers import AutoModelForCausalLM, Qwen3Config
 
-from siirl.engine.actor.packing import lane_length, pack_rows
+from siirl.engine.actor.packing import model_width, pack_rows
 from siirl.engine.actor.text_scorer import text_scorer
 from siirl.engine.collectives import OneProcess
 from siirl.models.language_model import LanguageModel
@@ -80,10 +80,11 @@ def two_ranks():
 
 def test_all_rows_go_into_one_lane_and_a_row_alone_into_its_own():
     """So that the gradients below are compared between packed and unpacked rows."""
-    batch, length = lines_of_text(), lane_length(language_model())
-    lanes, tokens = pack_rows(batch, lane_length=length).input_ids_LS.shape
+    batch, width = lines_of_text(), model_width(language_model())
+    lanes, tokens = pack_rows(batch, width=width, share_prompts=False).input_ids_LS.shape
     assert (lanes, tokens) == (1, 8 + 6 + 7 + 4 + 5)  # up to the token before the last one that is scored
-    assert [pack_rows(batch[row : row + 1], lane_length=length).input_ids_LS.shape[1] for row in (0, 1, 3, 4, 5)] == [8, 6, 7, 4, 5]
+    alone = [pack_rows(batch[row : row + 1], width=width, share_prompts=False) for row in (0, 1, 3, 4, 5)]
+    assert [packed.input_ids_LS.shape[1] for packed in alone] == [8, 6, 7, 4, 5]
 
 
 @pytest.mark.parametrize("case", configurations(), ids=str)

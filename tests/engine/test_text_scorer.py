@@ -99,14 +99,14 @@ def test_rows_without_any_response_column_run_too():
 
 
 def test_lanes_hold_each_needed_token_once_and_no_more_than_their_length():
-    packed = pack_rows(text_rows(), lane_length=12)
+    packed = pack_rows(text_rows(), width=48, share_prompts=False)
     # Up to the token before the last scored one: 8, 6, nothing of the row that says nothing, 7, 4, 5; lanes of 8 + 4, 7 + 5 and 6.
     assert packed.input_ids_LS.shape == (3, 12)
     assert int((packed.input_ids_LS != PAD).sum()) == 8 + 6 + 7 + 4 + 5
 
 
 def test_a_row_longer_than_a_lane_makes_longer_lanes():
-    assert pack_rows(text_rows(), lane_length=1).input_ids_LS.shape == (5, 8)  # 6, 5 and 4 fit beside nothing
+    assert pack_rows(text_rows(), width=4, share_prompts=False).input_ids_LS.shape == (5, 8)  # 6, 5 and 4 fit beside nothing
 
 
 def test_recomputed_activations_do_not_change_the_gradient():

@@ -5,7 +5,8 @@ import json
 
 import pytest
 import torch
-from tiny_models import CONFIGS, tiny_causal_lm
+from tiny_models import CONFIGS, SIZES, tiny_causal_lm
+from transformers import AutoModelForCausalLM, Qwen3Config
 
 from siirl.errors import CheckpointError, ConfigError, InvariantError, MissingAssetError
 from siirl.models.language_model import LanguageModel, load_language_model, recompute_activations
@@ -240,3 +241,22 @@ def test_spread_weights_are_not_read_where_they_are_spread(tmp_path):
 
 def test_every_kind_is_tried_above():
     assert set(CONFIGS) == {*USABLE, "capped logits", "recurrent"}
+
+
+@pytest.mark.parametrize("kind", USABLE)
+def test_a_loaded_model_shares_prompts_between_answers_where_it_can(kind, tmp_path):
+    LanguageModel(tiny_causal_lm(kind)).save(tmp_path)
+    assert load_language_model(tmp_path).shares_prompts
+
+
+def test_a_model_with_a_sliding_window_shares_no_prompts(tmp_path):
+    """A mask of our own would take the place of the window's."""
+    sliding = Qwen3Config(**SIZES, use_sliding_window=True, sliding_window=4, max_window_layers=0)
+    LanguageModel(AutoModelForCausalLM.from_config(sliding).eval()).save(tmp_path)
+    assert not load_language_model(tmp_path).shares_prompts
+
+
+def test_a_model_that_does_not_heed_the_mask_shares_no_prompts(saved, monkeypatch):
+    heedful = LanguageModel.forward
+    monkeypatch.setattr(LanguageModel, "forward", lambda self, ids, positions, mask=None: heedful(self, ids, positions))
+    assert not load_language_model(saved).shares_prompts

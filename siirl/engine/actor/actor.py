@@ -18,6 +18,7 @@ from tensordict import TensorDict
 
 from siirl.algos.checks import require_finite
 from siirl.algos.log_probs import TokenScores
+from siirl.data_coordinator.protocol.batch import without_texts
 from siirl.engine.actor.actor_loss import COMPARED, LARGEST_GAP, MEAN_GAP, SELECTED, ActorLoss
 from siirl.engine.actor.mini_batches import mini_batch_rows, row_places
 from siirl.engine.batch_loss import LossSum
@@ -80,6 +81,7 @@ class Actor:
             TensorError: Bad numbers on this rank; InvariantError on the others.
         """
         old_column = self._old_column(batch, on_policy)
+        columns = batch if self.loss.selects else without_texts(batch)  # a selection goes by unique ids
         steps: list[TrainStep] = []
         for epoch in range(self.config.ppo_epochs):
             parts = mini_batch_rows(batch=batch, rows=self.rows_per_mini_batch, ranks=self.engine.ranks, generator=self.generator)
@@ -92,7 +94,7 @@ class Actor:
                 # Only before the first step are the weights those that acted.
                 acted = epoch == 0 and number == 0
                 loss = self.loss.of_micro_batch(old_column=old_column, gap=acted, version=policy_version)
-                steps.append(self._step(batch[rows], loss, old_column))
+                steps.append(self._step(columns[rows], loss, old_column))
         return _metrics(steps)
 
     def state_dict(self) -> dict[str, Any]:

@@ -1,15 +1,19 @@
-"""Rows of different length side by side, so that a language model computes hardly any padding.
+"""Rows of different length side by side, so that a language model computes hardly any padding, and a prompt once for its answers.
 
 Rows are laid one behind the other into *lanes* of one length; to the model a lane is a row of its batch, in which each text begins
 where its positions begin anew (`siirl.models.language_model.LanguageModel.forward`). One lane with everything would need no padding at
 all, but masked attention costs the square of a lane's length. At a quarter of the model's width it costs some 4 % of the matrices
-(4 S D operations a token and layer beside 24 D^2), so a lane is that long, or as long as the longest row.
+(4 S D operations a token and layer beside 24 D^2), so a lane is that long, or as long as what stands together in it.
+
+Where the model can, rows with the same prompt share it (`prefix_groups`): prompt, answer, answer, …; each answer's positions go on from
+the prompt's, and a mask says that it sees the prompt and itself.
 
 A row goes in up to the token before its last scored one: what comes after predicts nothing that is asked for.
 """
 
-# B row, P prompt token, T response token, L lane, S place in a lane, M scored token of any row
+# B row, P prompt token, T response token, L lane, S place in a lane, M scored token of any row, N token of any row that the model sees
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,9 +22,13 @@ from tensordict import TensorDict
 
 from siirl.algos.checks import as_bool_mask
 from siirl.data_coordinator.balance import first_fit_decreasing
+from siirl.engine.actor.prefix_groups import PrefixGroup, prefix_groups
+from siirl.engine.micro_batches import Unit
 from siirl.errors import TensorError
 
 COLUMNS = ("input_ids", "attention_mask", "responses", "response_mask")
+NOBODYS = -1
+"""Owner of padding."""
 
 
 @dataclass(frozen=True)
@@ -29,6 +37,8 @@ class PackedRows:
 
     input_ids_LS: torch.Tensor
     position_ids_LS: torch.Tensor
+    sees_L1SS: torch.Tensor | None
+    """Bool: which places see which; None: each sees its own text up to itself, and texts begin where positions begin anew."""
     lane_M: torch.Tensor
     """Lane of the place that predicts each scored token, the one before it."""
     place_M: torch.Tensor
@@ -53,12 +63,53 @@ class PackedRows:
         return torch.where(self.kept_BT, values_BT, torch.zeros_like(values_BT))
 
 
-def lane_length(module: Any) -> int:
-    """Tokens of a lane for a `siirl.models.language_model.LanguageModel`, or anything else with transformers' `config`."""
-    return max(1, int(module.config.get_text_config().hidden_size) // 4)
+@dataclass(frozen=True)
+class _Rows:
+    """The checked columns of a batch, and what of them the model has to see."""
+
+    ids_BS: torch.Tensor
+    present_BS: torch.Tensor
+    kept_BT: torch.Tensor
+    needed_BS: torch.Tensor
+    """Bool: every token up to the one before the row's last scored token."""
+
+    @property
+    def first(self) -> int:
+        """Column of the first response token."""
+        return self.ids_BS.shape[1] - self.kept_BT.shape[1]
+
+    def groups(self, *, width: int, most_tokens: int | None = None) -> list[PrefixGroup]:
+        """Rows that share their prompt, together."""
+        prompts_BP = self.ids_BS.where(self.present_BS, NOBODYS)[:, : self.first]
+        prefixes_B = self.needed_BS[:, : self.first].sum(1)
+        return prefix_groups(prompts_BP, self.needed_BS.sum(1), prefixes_B, width=width, most_tokens=most_tokens)
 
 
-def pack_rows(micro_batch: TensorDict, *, lane_length: int) -> PackedRows:
+@dataclass(frozen=True)
+class _Layout:
+    """Where in the lanes each row is: its first `prefix` tokens, which may be others' too, and those behind them."""
+
+    lane_B: torch.Tensor
+    prefix_B: torch.Tensor
+    prefix_start_B: torch.Tensor
+    suffix_start_B: torch.Tensor
+    group_B: torch.Tensor
+    lanes: int
+    length: int
+
+    def place(self, row_N: torch.Tensor, number_N: torch.Tensor) -> torch.Tensor:
+        """Places in their lanes [N] of the `number_N`-th tokens of rows `row_N`."""
+        prefix_N = self.prefix_B[row_N]
+        behind_N = self.suffix_start_B[row_N] + number_N - prefix_N
+        return torch.where(number_N < prefix_N, self.prefix_start_B[row_N] + number_N, behind_N)
+
+
+def model_width(module: Any) -> int:
+    """Entries of a hidden state of a `siirl.models.language_model.LanguageModel`, or anything else with transformers' `config`."""
+    return int(module.config.get_text_config().hidden_size)
+
+
+def pack_rows(micro_batch: TensorDict, *, width: int, share_prompts: bool) -> PackedRows:
     """Lay the rows of a micro-batch into lanes.
 
     Where no token is scored, one token is nevertheless, and `put_back` leaves it out: over several ranks the model must run, also for
@@ -66,42 +117,47 @@ def pack_rows(micro_batch: TensorDict, *, lane_length: int) -> PackedRows:
 
     Args:
         micro_batch: `input_ids` and `attention_mask` [B, P + T], `responses` and `response_mask` [B, T], padded on any side.
-        lane_length: Tokens of a lane; more where a row has more.
+        width: D, entries of a hidden state; lanes have a quarter of it in tokens, or more where what stands together has more.
+        share_prompts: Compute a prompt once for the rows that have it; the model must heed a mask [L, 1, S, S].
 
     Raises:
         TensorError: Columns that are missing or do not fit each other, or a response without any token before it.
     """
-    ids_BS, present_BS, kept_BT = _checked(micro_batch)
-    first = ids_BS.shape[1] - kept_BT.shape[1]  # column of the first response token
-    row_M, token_M = kept_BT.nonzero().unbind(1)
+    rows = _needed(micro_batch)
+    row_M, token_M = rows.kept_BT.nonzero().unbind(1)
     if len(row_M) == 0:
-        return _one_token(micro_batch["responses"], kept_BT)
-    place_BS = present_BS.long().cumsum(1) - 1
-    column_M = first + token_M
-    predictor_M = place_BS[row_M, column_M] - 1
-    if not bool(present_BS[row_M, column_M].all()) or int(predictor_M.min()) < 0:
+        return _one_token(micro_batch["responses"], rows.kept_BT)
+    number_BS = rows.present_BS.long().cumsum(1) - 1
+    column_M = rows.first + token_M
+    predictor_M = number_BS[row_M, column_M] - 1
+    if not bool(rows.present_BS[row_M, column_M].all()) or int(predictor_M.min()) < 0:
         raise TensorError("A scored token is padding (attention_mask is 0), or stands at the beginning of its row: nothing predicts it.")
 
-    last_B = torch.where(kept_BT, first + torch.arange(kept_BT.shape[1], device=ids_BS.device), 0).amax(1)
-    needed_BS = present_BS & (torch.arange(ids_BS.shape[1], device=ids_BS.device) < last_B[:, None])
-    lane_B, start_B, lanes, length = _lanes(needed_BS.sum(1), lane_length)
-    row_N, column_N = needed_BS.nonzero().unbind(1)
-    place_N = place_BS[row_N, column_N]
-    target = (lane_B[row_N], start_B[row_N] + place_N)
-    empty_LS = ids_BS.new_zeros((lanes, length))
+    groups = rows.groups(width=width) if share_prompts else _single_rows(rows.needed_BS)
+    layout = _lay_out(groups, lane_length=max(1, width // 4), device=rows.ids_BS.device)
+    row_N, column_N = rows.needed_BS.nonzero().unbind(1)
+    number_N = number_BS[row_N, column_N]
+    target = (layout.lane_B[row_N], layout.place(row_N, number_N))
+    empty_LS = rows.ids_BS.new_zeros((layout.lanes, layout.length))
     return PackedRows(
-        input_ids_LS=empty_LS.index_put(target, ids_BS[row_N, column_N]),
-        position_ids_LS=empty_LS.index_put(target, place_N),  # padding has position 0, so each of it is a text of its own
-        lane_M=lane_B[row_M],
-        place_M=start_B[row_M] + predictor_M,
+        input_ids_LS=empty_LS.index_put(target, rows.ids_BS[row_N, column_N]),
+        position_ids_LS=empty_LS.index_put(target, number_N),  # padding has position 0, so each of it is a text of its own
+        sees_L1SS=_who_sees_whom(layout, row_N, number_N, target) if bool(layout.prefix_B.any()) else None,
+        lane_M=layout.lane_B[row_M],
+        place_M=layout.place(row_M, predictor_M),
         tokens_M=micro_batch["responses"][row_M, token_M],
         row_M=row_M,
         token_M=token_M,
-        kept_BT=kept_BT,
+        kept_BT=rows.kept_BT,
     )
 
 
-def _checked(micro_batch: TensorDict) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def prompt_units(batch: TensorDict, budget: int, *, width: int) -> list[Unit]:
+    """Rows that share their prompt as one unit of a micro-batch; see `siirl.engine.micro_batches.Units`."""
+    return [Unit(rows=group.rows, tokens=group.tokens) for group in _needed(batch).groups(width=width, most_tokens=budget)]
+
+
+def _needed(micro_batch: TensorDict) -> _Rows:
     missing = [name for name in COLUMNS if name not in micro_batch]
     if missing:
         raise TensorError(f"A batch of texts needs the column {missing[0]!r}; it has: {', '.join(map(str, micro_batch.keys()))}.")
@@ -109,24 +165,44 @@ def _checked(micro_batch: TensorDict) -> tuple[torch.Tensor, torch.Tensor, torch
     whole, response = shapes["input_ids"], shapes["responses"]
     if shapes["attention_mask"] != whole or shapes["response_mask"] != response or len(whole) != 2 or response[1] > whole[1]:
         raise TensorError(f"Columns of texts do not fit each other: {shapes}; [B, P + T], the same, [B, T], the same are expected.")
-    present_BS = as_bool_mask(micro_batch["attention_mask"], name="attention_mask")
-    return micro_batch["input_ids"], present_BS, as_bool_mask(micro_batch["response_mask"])
+    ids_BS, present_BS = micro_batch["input_ids"], as_bool_mask(micro_batch["attention_mask"], name="attention_mask")
+    kept_BT = as_bool_mask(micro_batch["response_mask"])
+    columns_S = torch.arange(whole[1], device=ids_BS.device)
+    last_B = columns_S[whole[1] - response[1] :].where(kept_BT, 0).amax(1) if response[1] else columns_S.new_zeros(whole[0])
+    return _Rows(ids_BS=ids_BS, present_BS=present_BS, kept_BT=kept_BT, needed_BS=present_BS & (columns_S < last_B[:, None]))
 
 
-def _lanes(lengths_B: torch.Tensor, lane_length: int) -> tuple[torch.Tensor, torch.Tensor, int, int]:
-    """Lane of each row, where it begins there, how many lanes there are, and the length of the longest."""
-    lengths = lengths_B.tolist()
+def _single_rows(needed_BS: torch.Tensor) -> list[PrefixGroup]:
+    return [PrefixGroup(rows=(row,), prefix=0, suffixes=(length,)) for row, length in enumerate(needed_BS.sum(1).tolist())]
+
+
+def _lay_out(groups: Sequence[PrefixGroup], *, lane_length: int, device: torch.device) -> _Layout:
+    """Groups into lanes, longest first, each with its prefix and then one row after the other."""
+    lengths = [group.tokens for group in groups]
     parts = first_fit_decreasing(lengths, max(lane_length, *lengths))
-    lane, start = [0] * len(lengths), [0] * len(lengths)
+    placed: dict[int, tuple[int, int, int, int, int]] = {}
     longest = 0
-    for number, rows in enumerate(parts):
-        filled = 0
-        for row in rows:
-            lane[row], start[row] = number, filled
-            filled += lengths[row]
-        longest = max(longest, filled)
-    device = lengths_B.device
-    return torch.tensor(lane, device=device), torch.tensor(start, device=device), len(parts), longest
+    for lane, part in enumerate(parts):
+        start = 0
+        for number in part:
+            group, suffix_start = groups[number], start + groups[number].prefix
+            for row, suffix in zip(group.rows, group.suffixes, strict=True):
+                placed[row] = (lane, group.prefix, start, suffix_start, number)
+                suffix_start += suffix
+            start += group.tokens
+        longest = max(longest, start)
+    lane_B, prefix_B, prefix_start_B, suffix_start_B, group_B = torch.tensor([placed[row] for row in range(len(placed))], device=device).T
+    return _Layout(lane_B, prefix_B, prefix_start_B, suffix_start_B, group_B, lanes=len(parts), length=longest)
+
+
+def _who_sees_whom(layout: _Layout, row_N: torch.Tensor, number_N: torch.Tensor, target: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+    """Bool [L, 1, S, S]: what precedes in the same row, and in the prefix that the row shares."""
+    shared_N = len(layout.lane_B) + layout.group_B[row_N]  # a number that no row has
+    owner_N = torch.where(number_N < layout.prefix_B[row_N], shared_N, row_N)
+    nobody_LS = row_N.new_full((layout.lanes, layout.length), NOBODYS)
+    owner_LS, prefix_LS = nobody_LS.index_put(target, owner_N), nobody_LS.index_put(target, shared_N)
+    seen_LSS = (owner_LS[:, None, :] == owner_LS[:, :, None]) | (owner_LS[:, None, :] == prefix_LS[:, :, None])
+    return seen_LSS.tril()[:, None]
 
 
 def _one_token(responses_BT: torch.Tensor, kept_BT: torch.Tensor) -> PackedRows:
@@ -134,6 +210,7 @@ def _one_token(responses_BT: torch.Tensor, kept_BT: torch.Tensor) -> PackedRows:
     return PackedRows(
         input_ids_LS=zero_1[None],
         position_ids_LS=zero_1[None],
+        sees_L1SS=None,
         lane_M=zero_1,
         place_M=zero_1,
         tokens_M=zero_1,

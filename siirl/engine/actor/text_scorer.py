@@ -1,8 +1,8 @@
 """The scorer of language models: log-probs and entropy of the tokens that the model said, with no padding and without whole logits.
 
-Rows lie side by side in lanes (`packing`), go through the model once, and only hidden states that predict a scored token meet the head
-(`siirl.algos.linear_log_probs`). Tokens that somebody else said (answers of tools, prompts) are seen by the model and not scored: they
-have 0.
+Rows lie side by side in lanes, the answers to a prompt behind the prompt (`packing`), and go through the model once; only hidden states
+that predict a scored token meet the head (`siirl.algos.linear_log_probs`). Tokens that somebody else said (answers of tools, prompts)
+are seen by the model and not scored: they have 0.
 """
 
 # B row, T response token, L lane, S place in a lane, D entry of a hidden state, V entry of the vocabulary, M scored token of any row
@@ -11,14 +11,13 @@ from typing import Any
 
 import torch
 from tensordict import TensorDict
-from torch import nn
 
 from siirl.algos.linear_log_probs import linear_token_scores
 from siirl.algos.log_probs import TokenScores
-from siirl.engine.actor.packing import lane_length, pack_rows
+from siirl.engine.actor.packing import model_width, pack_rows
 
 
-def text_scorer(module: nn.Module, micro_batch: TensorDict, temperature: float) -> TokenScores:
+def text_scorer(module: Any, micro_batch: TensorDict, temperature: float) -> TokenScores:
     """Log-probs and entropy [B, T] of the response tokens of `micro_batch`; see `siirl.engine.train_engine.Scorer`.
 
     Args:
@@ -29,8 +28,8 @@ def text_scorer(module: nn.Module, micro_batch: TensorDict, temperature: float) 
     Raises:
         TensorError: Columns that do not fit each other.
     """
-    packed = pack_rows(micro_batch, lane_length=lane_length(module))
-    hidden_LSD = module(packed.input_ids_LS, packed.position_ids_LS)
+    packed = pack_rows(micro_batch, width=model_width(module), share_prompts=module.shares_prompts)
+    hidden_LSD = module(packed.input_ids_LS, packed.position_ids_LS, packed.sees_L1SS)
     hidden_MD, weight_VD = _head(packed.at_predictors(hidden_LSD), module)
     with torch.autocast(hidden_MD.device.type, enabled=False):  # its backward pass, which is outside of autocast, computes logits anew
         # Numbers that are not finite are refused by the loss, when all ranks have gone through the module.

@@ -17,6 +17,7 @@ from tensordict import TensorDict
 
 from siirl.algos.checks import as_bool_mask, require_finite
 from siirl.algos.value_loss import clipped_value_loss
+from siirl.data_coordinator.protocol.batch import without_texts
 from siirl.engine.actor.mini_batches import mini_batch_rows
 from siirl.engine.batch_loss import LossSum
 from siirl.engine.collectives import fail_together
@@ -102,10 +103,11 @@ class Critic:
         # Values of the first step are 0 for want of anything better, not something to stay near.
         clip_range = self.clip_range if self.model.has_seen_returns or not self.model.normalize_returns else math.inf
         self.model.observe_returns(batch["returns"], kept_BT, ranks=self.engine.ranks)
+        columns = without_texts(batch)
         steps: list[TrainStep] = []
         for _ in range(self.epochs):
             parts = mini_batch_rows(batch=batch, rows=self.rows_per_mini_batch, ranks=self.engine.ranks, generator=self.generator)
-            steps += [self.engine.train_batch(batch[rows], self._loss(clip_range), _decisions) for rows in parts]
+            steps += [self.engine.train_batch(columns[rows], self._loss(clip_range), _decisions) for rows in parts]
         return {**metrics, **_metrics(steps)}
 
     def state_dict(self) -> dict[str, Any]:

@@ -6,16 +6,17 @@ tool's answer, the prompt) are seen by the model and have no value of their own.
 
 # B row, T response token, L lane, S place in a lane, M own token of any row
 
+from typing import Any
+
 import torch
 from tensordict import TensorDict
-from torch import nn
 
 from siirl.algos.checks import as_bool_mask
-from siirl.engine.actor.packing import lane_length, pack_rows
+from siirl.engine.actor.packing import model_width, pack_rows
 from siirl.models.language_model import LanguageModel
 
 
-def text_value_scorer(module: nn.Module, micro_batch: TensorDict, temperature: float) -> torch.Tensor:
+def text_value_scorer(module: Any, micro_batch: TensorDict, temperature: float) -> torch.Tensor:
     """Values [B, T] at the policy's own tokens of `micro_batch`, 0 elsewhere; see `siirl.engine.train_engine.Scorer`.
 
     Args:
@@ -23,8 +24,8 @@ def text_value_scorer(module: nn.Module, micro_batch: TensorDict, temperature: f
         micro_batch: See `siirl.engine.actor.packing.pack_rows`.
         temperature: Not read: values have none.
     """
-    packed = pack_rows(micro_batch, lane_length=lane_length(module.trunk))
-    values_LS = module(packed.input_ids_LS, packed.position_ids_LS)
+    packed = pack_rows(micro_batch, width=model_width(module.trunk), share_prompts=module.trunk.shares_prompts)
+    values_LS = module(packed.input_ids_LS, packed.position_ids_LS, packed.sees_L1SS)
     return packed.put_back(packed.at_predictors(values_LS))
 
 

@@ -129,8 +129,7 @@ class HFEngine(TurnTaking):
         first = self.rows.count
         joiners = [self.joining.popleft() for _ in range(min(len(self.joining), self.max_running - first))]
         self.rows.join(joiners)
-        length = max(len(job.request.input_ids) + job.request.max_new_tokens for job in joiners)
-        self.cache.reserve(rows=self.rows.count, length=length)
+        self.cache.reserve(rows=self.rows.count, length=max(len(job.request.input_ids) for job in joiners))
         slots_of: dict[tuple[int, ...], list[int]] = {}
         for slot, job in enumerate(joiners, start=first):
             slots_of.setdefault(job.request.input_ids[:-1], []).append(slot)
@@ -172,6 +171,7 @@ class HFEngine(TurnTaking):
         rows, count = self.rows, self.rows.count
         longest = int(rows.positions[:count].max()) + 1
         positions_R = self._tensor(rows.positions[:count])
+        self.cache.reserve(rows=count, length=longest)  # as answers get longer: few are as long as they may be
         self.cache.decode(positions_R=positions_R, longest=longest)
         behind_RL = torch.arange(longest, device=self.device) > positions_R[:, None]
         bias_R11L = torch.zeros(behind_RL.shape, device=self.device).masked_fill_(behind_RL, -torch.inf)[:, None, None]

@@ -23,8 +23,10 @@ from siirl.errors import ConfigError
 
 ATTENTION = "siirl_slots"
 """Name under which transformers finds `attend`."""
-LENGTH_STEP = 64
-"""Slots grow by whole multiples of this many positions, so that one longer request does not copy all."""
+LENGTH_STEP = 32
+"""Slots have whole multiples of this many positions."""
+GROWTH = 1.5
+"""Slots that are too short become at least so many times as long: what is there is copied a few times, however long it gets."""
 WITHOUT = ("softcap", "s_aux", "position_bias")
 """Arguments of attention functions that `attend` does not implement (Gemma 2, gpt-oss, T5)."""
 
@@ -46,9 +48,10 @@ class SlotCache(Cache):
 
     def reserve(self, *, rows: int, length: int) -> None:
         """Make room for this many slots of this many tokens; what is there is kept."""
-        length = -(-length // LENGTH_STEP) * LENGTH_STEP
         if rows <= self.rows and length <= self.length:
             return
+        if length > self.length:
+            length = -(-max(length, int(self.length * GROWTH)) // LENGTH_STEP) * LENGTH_STEP
         rows, length = max(rows, self.rows), max(length, self.length)
         for tensors in (self.keys, self.values):
             for layer, old_SHLD in enumerate(tensors):

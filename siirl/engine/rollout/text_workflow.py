@@ -99,7 +99,7 @@ class TextWorkflow(RolloutWorkflow):
             dialogues = [self._open(messages, data) for messages in self._messages(observation)]
             truncated = terminated = False
             while not (terminated or truncated):
-                texts = await asyncio.gather(*(self._speak(engine, dialogue, data, i) for i, dialogue in enumerate(dialogues)))
+                texts = await self._speak_all(engine, dialogues, data)
                 if any(len(text) > self._most_characters() for text in texts):
                     self._leave_unscored(dialogues)
                     truncated = True
@@ -134,6 +134,12 @@ class TextWorkflow(RolloutWorkflow):
 
     def _encode_chat(self, chat: tuple[tuple[Role, str], ...]) -> tuple[int, ...]:
         return self.tokenizer.encode_prompt([message(role, content) for role, content in chat])
+
+    async def _speak_all(self, engine: TextEngine, dialogues: "Sequence[_Dialogue]", data: EpisodeRequest) -> list[str]:
+        """A turn of each agent, all at once; one agent needs no task of its own, which costs as much as its environment."""
+        if len(dialogues) == 1:
+            return [await self._speak(engine, dialogues[0], data, 0)]
+        return await asyncio.gather(*(self._speak(engine, dialogue, data, i) for i, dialogue in enumerate(dialogues)))
 
     async def _speak(self, engine: TextEngine, dialogue: "_Dialogue", data: EpisodeRequest, agent: int) -> str:
         """One turn of the model, taken up again as often as it is interrupted; its text."""

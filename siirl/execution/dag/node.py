@@ -10,6 +10,7 @@ import inspect
 from collections.abc import Callable, Iterable, MutableMapping
 from dataclasses import dataclass, field
 from enum import Enum
+from operator import methodcaller
 from typing import Any
 
 from siirl.errors import ConfigError, InvariantError
@@ -148,11 +149,12 @@ class Node:
         """The same node, not run yet, with containers of its own."""
         return dataclasses.replace(self, dependencies=list(self.dependencies), config=dict(self.config))
 
-    def run(self, *, batch: Any, **available: Any) -> NodeOutput:
+    def run(self, *, batch: Any, copy: Callable[[Any], Any] = methodcaller("copy"), **available: Any) -> NodeOutput:
         """Call the function on a shallow copy of `batch`.
 
         Args:
             batch: The columns so far (TensorDict or dict).
+            copy: Makes such a copy; the batch's own way may be a slow one.
             available: `config`, `context`, `process_group`, `agent_group` and what else the caller has; the function gets what
                 its signature asks for, and `node`.
 
@@ -165,7 +167,7 @@ class Node:
             return NodeOutput(batch=batch)
         self.status = NodeStatus.RUNNING
         try:
-            output = self._run(batch, available)
+            output = self._run(batch, copy, available)
         except Exception as error:
             self.status = NodeStatus.FAILED
             error.add_note(f"(while {self.label} ran)")
@@ -185,13 +187,13 @@ class Node:
         except TypeError as error:
             raise ConfigError(f"The filter {describe(filter_plugin)} of {self.label} is called with a SampleInfo: {error}.") from error
 
-    def _run(self, batch: Any, available: dict[str, Any]) -> NodeOutput:
+    def _run(self, batch: Any, copy: Callable[[Any], Any], available: dict[str, Any]) -> NodeOutput:
         if self.executable is None:
             return NodeOutput(batch=batch)
         before = set(batch.keys())
         if missing := sorted(self.required_columns - before):
             raise ConfigError(f"Node {self.node_id!r} requires the columns {missing}, which are not in the batch. There: {sorted(before)}.")
-        output = self._call(self.executable, batch=batch, available={**available, "node": self})
+        output = self._call(self.executable, fresh_batch=lambda: copy(batch), available={**available, "node": self})
         after = set(output.batch.keys())
         if self.provided_columns is None:
             self.provides = frozenset(after - before)
@@ -199,12 +201,12 @@ class Node:
             raise InvariantError(f"Node {self.node_id!r} declares the columns {missing}, but its batch lacks them. There: {sorted(after)}.")
         return output
 
-    def _call(self, function: Callable[..., Any], *, batch: Any, available: dict[str, Any]) -> NodeOutput:
+    def _call(self, function: Callable[..., Any], *, fresh_batch: Callable[[], Any], available: dict[str, Any]) -> NodeOutput:
         """Call, again after a lost connection as often as `retry_limit` says; each time on a fresh copy."""
         failures = 0
         while True:
             try:
-                result = function(**arguments_for(function, {**available, "batch": batch.copy()}, owner=self.label))
+                result = function(**arguments_for(function, {**available, "batch": fresh_batch()}, owner=self.label))
             except (ConnectionError, TimeoutError):
                 failures += 1
                 if failures > self.retry_limit:
