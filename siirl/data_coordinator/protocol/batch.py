@@ -28,10 +28,8 @@ def select_rows(batch: TensorDict, rows: Sequence[int] | torch.Tensor) -> Tensor
     return TensorDict(columns, batch_size=[len(chosen)])
 
 
-def shallow_copy(batch: Any) -> Any:
-    """The same columns in a batch of their own, TensorDict or dict; TensorDict.copy() would visit every string of it."""
-    if not isinstance(batch, TensorDict):
-        return batch.copy()
+def shallow_copy(batch: TensorDict) -> TensorDict:
+    """The same columns in a batch of their own; TensorDict.copy() would visit every string of it."""
     return TensorDict(dict(batch.items()), batch_size=batch.batch_size, device=batch.device)
 
 
