@@ -229,6 +229,9 @@ def _warnings(config: SiiRLArguments) -> Iterator[str]:
         yield f"{ROLLOUT}.top_k={rollout.top_k} biases the ratio: less likely tokens are never sampled, but count in the loss."
     if actor.use_kl_loss and actor.kl_loss_type in KL_WITHOUT_GRADIENT:
         yield f"{ACTOR}.kl_loss_type={actor.kl_loss_type} has, as a loss, a gradient of mean zero and only adds noise. Take k3, or k1+."
+    algorithm = config.algorithm
+    if config.dag.pipeline == "embodied_srpo" and algorithm.adv_estimator in set(ESTIMATORS) - set(GROUP_ESTIMATORS):
+        yield f"algorithm.min_group_spread={algorithm.min_group_spread} is not read: {algorithm.adv_estimator} compares no groups."
     if config.env.num_servers < sizes.ranks(config):
         yield f"env.num_servers={config.env.num_servers} is less than one for each of {sizes.ranks(config)} ranks: each gets one."
     if band.success_low > 0 and sizes.needs_video(config):

@@ -123,6 +123,17 @@ def test_somebody_else_at_the_address_is_refused_and_leaves_nothing(start_run) -
     assert not run.outputs.exists()
 
 
+def test_a_local_run_stays_in_one_process_where_a_debugger_sees_all_of_it(start_run) -> None:
+    run = start_run(*SHORT, "cluster=local")
+    seen: dict[int, str] = {}
+    while run.process.poll() is None:
+        seen |= run.processes()
+        time.sleep(0.02)
+    assert run.wait() == 0, run.text
+    assert {title for pid, title in seen.items() if pid != run.process.pid} == set()
+    assert run.process.pid in seen
+
+
 @pytest.mark.slow  # two runs with a Ray each
 def test_two_runs_at_once_simply_work(start_run) -> None:
     runs = [start_run(*SHORT), start_run(*SHORT)]

@@ -221,6 +221,7 @@ def test_problems_are_errors_that_a_caller_may_catch() -> None:
     [
         (["actor_rollout_ref.rollout.top_p=0.9"], "top_p=0.9 biases the ratio"),
         (["env=math", "pipeline=grpo", "actor_rollout_ref.rollout.top_k=5"], "top_k=5 biases the ratio"),
+        (["algorithm.adv_estimator=reinforce_plus_plus"], "min_group_spread=0.05 is not read: reinforce_plus_plus compares no groups"),
         (["actor_rollout_ref.actor.use_kl_loss=true", "actor_rollout_ref.actor.kl_loss_type=k1"], "gradient of mean zero"),
         (["algorithm.filter.success_low=0.1"], "drops groups without success"),
         (["env.num_servers=1", "trainer.n_gpus_per_node=2"], "each gets one"),
