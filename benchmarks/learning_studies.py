@@ -43,6 +43,8 @@ class Study:
     """Weights that it starts from."""
     warm_start: tuple[str, ...] = ()
     """What differs in the making of the warm start from the shipped weights; none: those themselves."""
+    steps: int | None = None
+    """Training steps of an arm that no other bounds, where its learning rate falls to the end of them; None: by the clock."""
 
 
 def run_studies(studies: Mapping[str, Study], *, name: str, description: str | None, minutes: float) -> None:
@@ -52,11 +54,12 @@ def run_studies(studies: Mapping[str, Study], *, name: str, description: str | N
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
     parser.add_argument("--minutes", type=float, default=minutes, help="training time of the arm that sets the number of environment steps")
     parser.add_argument("--episodes", type=int, default=100, help="test episodes of each task")
-    parser.add_argument("--steps", type=int, help="training steps of that arm, in place of minutes")
+    parser.add_argument("--steps", type=int, help="training steps of that arm, in place of minutes; by default the study's, if it has any")
     parser.add_argument("--arms", nargs="+", help="only these")
     parser.add_argument("--work", type=Path, default=Path("outputs/benchmarks") / name, help="run folders; kept")
     flags = parser.parse_args()
     study = studies[flags.study]
+    flags.steps = flags.steps or study.steps
     for seed in flags.seeds:
         for arm in flags.arms or study.arms:
             run_arm(study, arm, seed=seed, flags=flags)

@@ -216,6 +216,9 @@ class DAGWorker:
         trainer = self.config.trainer
         if trainer.total_steps is not None and self.global_steps >= trainer.total_steps:
             return True
+        assert self.parts is not None
+        if self.parts.loader.passes() >= trainer.total_epochs:
+            return True
         late = trainer.max_minutes is not None and time.monotonic() - begin > 60 * trainer.max_minutes
         return self.ranks.broadcast_object(late)
 

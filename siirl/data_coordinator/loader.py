@@ -54,6 +54,9 @@ class Loader(Protocol):
     def metrics(self) -> dict[str, float]:
         """Where in the data the run is; the same on every rank."""
 
+    def passes(self) -> float:
+        """How often the run has gone through its prompts; 0 where they are made up without end. The same on every rank."""
+
     def state_dict(self) -> dict[str, Any]:
         """The global state: the same on every rank."""
 
@@ -103,6 +106,10 @@ class TaskLoader:
     def metrics(self) -> dict[str, float]:
         """Nothing to tell: start states are drawn without end."""
         return {}
+
+    def passes(self) -> float:
+        """None: start states are drawn without end."""
+        return 0.0
 
     def prompt(self, number: int) -> EpisodeTask:
         """Prompt `number` of the stream, whoever takes it."""

@@ -131,8 +131,13 @@ def _algorithm(config: SiiRLArguments) -> Iterator[SiirlError]:
 
 def _length(config: SiiRLArguments) -> Iterator[SiirlError]:
     trainer = config.trainer
-    if trainer.total_steps is None and trainer.max_minutes is None:
+    if trainer.total_steps is None and trainer.max_minutes is None and not config.data.train_files:
         yield ConfigError("The run has no end: set trainer.total_steps or trainer.max_minutes.")
+    if trainer.total_epochs != SiiRLArguments().trainer.total_epochs and not config.data.train_files:
+        yield ConfigError(
+            f"trainer.total_epochs={trainer.total_epochs} counts passes over data.train_files, and there are none: questions are made up "
+            "without end. Set trainer.total_steps or trainer.max_minutes."
+        )
     for name, value in (("save_freq", trainer.save_freq), ("test_freq", trainer.test_freq)):
         if value == 0:
             yield ConfigError(f"trainer.{name}=0: give a number of steps, or -1 for only at the end.")

@@ -42,7 +42,7 @@ def _groups() -> Iterator[str]:
     for group, names in compose.options().items():
         yield f"  {group}="
         for name in names:
-            yield _paragraph(name, compose.summary(group, name), indent=4, column=20)
+            yield _paragraph(name, compose.summary(group, name), indent=4, column=22)
     yield ""
 
 

@@ -31,6 +31,7 @@ logger = logging.getLogger(__name__)
 
 COMMAND_LINE = "command line"
 USER_GROUPS = "user_groups"
+TRAIN_FILES = "data.train_files"
 ROOT_NAMES = frozenset(field.name for field, _ in fields_of(SiiRLArguments))
 
 
@@ -65,6 +66,7 @@ def parse(overrides: Sequence[str] = (), *, config_file: str | Path | None = Non
     """
     given = [*_read_file(config_file), *_read_command_line(overrides)]
     assignments, notices = translate(leaf for assignment in given for leaf in _leaves(assignment, known_keys({})))
+    notices += _choose_environment_of_files(assignments)
     chosen = [assignment for assignment in assignments if _chooses_group(assignment)]
     tree = OmegaConf.merge(OmegaConf.create(asdict(SiiRLArguments())), compose.compose_groups(_choices(chosen)))
     assert isinstance(tree, DictConfig)
@@ -151,6 +153,15 @@ def _leaves(assignment: Assignment, known: Mapping[str, Key]) -> Iterator[Assign
         return
     for name, part in value.items():
         yield from _leaves(Assignment(f"{key}.{name}", part, assignment.source), known)
+
+
+def _choose_environment_of_files(assignments: list[Assignment]) -> list[str]:
+    """Questions in files are asked by env=math, where nobody named another environment; what to say of it."""
+    files = next((assignment for assignment in assignments if assignment.key == TRAIN_FILES and assignment.value), None)
+    if files is None or any(assignment.key in ("env", "env.name") for assignment in assignments):
+        return []
+    assignments.append(Assignment("env", "math", files.source))
+    return [f"{TRAIN_FILES} ({files.source}) without env= is read as env=math."]
 
 
 def _chooses_group(assignment: Assignment) -> bool:

@@ -94,6 +94,8 @@ class Plan:
     """The critic's update; None where the graph has no critic."""
     steps: int | None
     max_minutes: float | None
+    file_epochs: int | None
+    """Passes over the files of prompts; None where there are no files."""
     val_episodes: int
     """Of one evaluation, all tasks together."""
     evaluations: int | None
@@ -176,6 +178,7 @@ def make_plan(
         critic=critic,
         steps=trainer.total_steps,
         max_minutes=trainer.max_minutes,
+        file_epochs=trainer.total_epochs if config.data.train_files else None,
         val_episodes=val_episodes,
         evaluations=evaluations,
         memory_bytes=sum(size for _, size in parts),
@@ -201,7 +204,7 @@ def render(plan: Plan) -> str:
         ("pipeline", f"{plan.pipeline}: {' -> '.join(plan.nodes)}"),
         *(("skipped", f"{node}: {reason}") for node, reason in plan.skipped),
         ("ranks", f"{plan.ranks} ({'one process, cluster=local' if plan.cluster == 'local' else f'Ray actors, cluster={plan.cluster}'})"),
-        ("tasks", f"{plan.env}: {', '.join(plan.tasks)}"),
+        ("tasks", f"{plan.env}: {', '.join(plan.tasks) if plan.file_epochs is None else 'questions of data.train_files'}"),
         ("environments", f"{_count(plan.num_servers, 'server')} x {plan.envs_per_server} = {plan.num_servers * plan.envs_per_server}"),
         ("a step", f"{_count(plan.prompts, 'prompt')} x {_count(plan.group_size, 'rollout')} = {plan.trajectories} trajectories"),
         ("update", _render_update(plan)),
@@ -232,9 +235,11 @@ def _render_update(plan: Plan) -> str:
 
 
 def _render_length(plan: Plan) -> str:
+    bounds = [] if plan.max_minutes is None else [f"{plan.max_minutes:g} minutes of training"]
+    bounds += [] if plan.file_epochs is None else [f"{_count(plan.file_epochs, 'pass', 'es')} over the files"]
     if plan.steps is None:
-        return f"steps until {plan.max_minutes:g} minutes of training have passed; evaluations of {plan.val_episodes} episodes"
-    bound = f", at most {plan.max_minutes:g} minutes of training" if plan.max_minutes is not None else ""
+        return f"steps until {' or '.join(bounds)}; evaluations of {plan.val_episodes} episodes"
+    bound = f", at most {' or '.join(bounds)}" if bounds else ""
     work = f"{plan.steps * plan.trajectories} trajectories, {_count(plan.steps * plan.optimiser_steps, 'optimiser step')}"
     return f"{_count(plan.steps, 'step')}{bound}: {work}; {_count(plan.evaluations or 0, 'evaluation')} of {plan.val_episodes} episodes"
 

@@ -30,8 +30,14 @@ class TrainingArguments:
         why="two ranks' threads on contended cores collapse",
         minimum=1,
     )
-    total_epochs: int = option(30, "Passes over the prompts.", why="the architecture guide's", minimum=1, text_only=NO_EPOCHS)
-    total_steps: int | None = option(None, "Steps after which the run ends; null: until max_minutes.", minimum=1)
+    total_epochs: int = option(
+        30,
+        "Passes over the prompts of data.train_files after which the run ends.",
+        why="the architecture guide's",
+        minimum=1,
+        text_only=NO_EPOCHS,
+    )
+    total_steps: int | None = option(None, "Steps after which the run ends; null: until max_minutes, or total_epochs of files.", minimum=1)
     max_minutes: float | None = option(None, "Minutes of training after which no further step starts; null: no bound.", above=0)
     save_freq: int = option(10, "Steps between two checkpoints; -1: only at the end.", why="the architecture guide's", minimum=-1)
     test_freq: int = option(5, "Steps between two evaluations; -1: only at the end.", why="the architecture guide's", minimum=-1)

@@ -87,6 +87,14 @@ def test_prompts_come_from_files_where_some_are_named(tmp_path):
     assert events[-1].metrics["data/epoch"] == pytest.approx(4 / 36)
 
 
+def test_a_run_ends_after_its_passes_over_the_files(tmp_path):
+    rows = [{"question": f"What is {n} plus {n}?", "answer": f"It is #### {n + n}"} for n in range(10)]
+    (tmp_path / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    files = (f"data.train_files=[{tmp_path / 'train.jsonl'}]", "data.heldout_share=0", "trainer.total_epochs=2")
+    events = train(tmp_path / "run", "pipeline=grpo", "trainer.total_steps=null", *files)
+    assert [event.metrics["data/epoch"] for event in events] == pytest.approx([0.4, 0.8, 1.2, 1.6, 2.0])
+
+
 def test_a_checkpoint_is_a_folder_that_transformers_reads(tmp_path):
     from transformers import AutoModelForCausalLM
 

@@ -93,6 +93,7 @@ def test_the_shipped_environment_fits_its_jobs(overrides: list[str]) -> None:
         (["algorithm.gamma=0.9"], "algorithm.gamma=0.9 is read by gae and reinforce_plus_plus, not by grpo"),
         (["algorithm.lam=0.9"], "algorithm.lam=0.9 is read by gae, not by grpo"),
         (["trainer.total_steps=null", "trainer.max_minutes=null"], "The run has no end"),
+        (["env=math", "pipeline=grpo", "trainer.total_epochs=2"], "total_epochs=2 counts passes over data.train_files, and there are none"),
         (["trainer.save_freq=0"], "trainer.save_freq=0"),
         (["trainer.experiment_name=a/b"], "trainer.experiment_name='a/b'"),
         (["trainer.experiment_name=.."], "trainer.experiment_name='..'"),
@@ -132,7 +133,7 @@ def test_a_job_that_cannot_work_is_refused(overrides: list[str], expected: str) 
     ],
 )
 def test_a_key_that_only_text_reads_is_refused_for_a_robot(override: str) -> None:
-    found = environment(spec(), override)
+    found = environment(spec(), "env=mujoco", override)
     assert len(found) == 1
     assert found[0].startswith(override.split("=")[0])
     assert "is read by text jobs" in found[0]

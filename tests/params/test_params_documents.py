@@ -97,20 +97,24 @@ def test_it_is_read_as_it_is_written(guide: Parsed) -> None:
 
 def test_its_workflow_type_chooses_the_pipeline_and_says_so(guide: Parsed) -> None:
     assert guide.config.dag.pipeline == "grpo"
-    assert len(guide.notices) == 1
     assert "is read as pipeline=grpo" in guide.notices[0]
 
 
-def test_what_only_text_reads_is_refused_for_a_robot_with_the_reason(guide: Parsed) -> None:
+def test_its_files_choose_the_environment_and_say_so(guide: Parsed) -> None:
+    assert guide.config.env.name == "math"
+    assert "without env= is read as env=math" in guide.notices[1]
+
+
+def test_what_only_text_reads_is_refused_for_a_robot_with_the_reason(guide: Parsed, tmp_path: Path) -> None:
     assert config_problems(guide.config) == []
-    messages = [str(problem) for problem in environment_problems(guide.config, env_spec("mujoco"))]
+    config = parse(["env=mujoco"], config_file=tmp_path / "config.yaml").config
+    messages = [str(problem) for problem in environment_problems(config, env_spec("mujoco"))]
     refused = {message.split("=")[0] for message in messages}
     assert refused == {
         "data.train_files",
         "data.num_loader_workers",
         "actor_rollout_ref.model.trust_remote_code",
         "actor_rollout_ref.rollout.tensor_model_parallel_size",
-        "actor_rollout_ref.rollout.name",
     }
 
 

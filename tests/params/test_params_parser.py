@@ -290,3 +290,17 @@ def test_old_names_of_kl_estimators(old: str, new: str) -> None:
 def test_parse_config_leaves_the_schema_as_it_was() -> None:
     parse_config(["env.kwargs.a=1", "actor_rollout_ref.model.options.b=2"])
     assert SiiRLArguments().env.kwargs == {}
+
+
+def test_questions_in_files_are_those_of_math_where_no_environment_is_named(tmp_path: Path) -> None:
+    file = tmp_path / "config.yaml"
+    file.write_text("data:\n  train_files: [questions.jsonl]\n")
+    for parsed in (parse(config_file=file), parse(["data.train_files=[questions.jsonl]"])):
+        assert parsed.config.env.name == "math"
+        assert parsed.config.actor_rollout_ref.model.policy == "causal_lm"
+        assert "without env= is read as env=math" in parsed.notices[-1]
+    named = parse(["data.train_files=[questions.jsonl]", "env=sandbox"])
+    assert (named.config.env.name, named.notices) == ("sandbox", ())
+    again = tmp_path / "again.yaml"
+    again.write_text(to_yaml(named.config))
+    assert parse(config_file=again).config == named.config

@@ -159,7 +159,7 @@ def test_every_number_is_in_the_text() -> None:
 
 
 def test_a_run_without_steps_says_what_ends_it() -> None:
-    assert "steps until 2 minutes of training have passed" in render(plan_of(["trainer.total_steps=null", "trainer.max_minutes=2"]))
+    assert "steps until 2 minutes of training;" in render(plan_of(["trainer.total_steps=null", "trainer.max_minutes=2"]))
 
 
 # Forward passes that nobody would use

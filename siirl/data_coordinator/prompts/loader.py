@@ -117,7 +117,11 @@ class PromptLoader:
 
     def metrics(self) -> dict[str, float]:
         """Where in the data the run is, and what was left out of it; the same on every rank."""
-        return {**self._counts, "data/epoch": self.position / len(self.dataset)}
+        return {**self._counts, "data/epoch": self.passes()}
+
+    def passes(self) -> float:
+        """How often all ranks together have gone through the files."""
+        return self.position / len(self.dataset)
 
     def state_dict(self) -> dict[str, Any]:
         """The global state: the same on every rank."""
