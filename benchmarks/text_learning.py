@@ -1,7 +1,7 @@
 """Does a language model get better at what can be checked?
 
-    python -m benchmarks.text_learning two_digits --seeds 1 2 3     # GRPO, PPO and DAPO for five minutes each
-    python -m benchmarks.text_learning one_digit --minutes 1.5      # the quick check; its hundred pairs are all there is
+    python -m benchmarks.text_learning two_digits --seeds 1 2 3     # GRPO, PPO and DAPO, three to five minutes each
+    python -m benchmarks.text_learning one_digit                    # the quick check; its hundred pairs are all there is
     python -m benchmarks.text_learning engines --seeds 1            # the same steps with hf and with vllm
     python -m benchmarks.text_learning tools --seeds 1
     python -m benchmarks.text_learning sandbox --seeds 1
@@ -19,20 +19,27 @@ STUDIES = {
         common=("env=math",),
         arms={"grpo": Arm(GRPO), "ppo": Arm(("pipeline=ppo",)), "dapo": Arm(("pipeline=dapo",))},
         shipped=TINY_LM,
+        steps=500,
     ),
     "one_digit": Study(
         common=("env=math", "env.tasks=[sums-1]", "env.kwargs.heldout_share=0", "data.train_batch_size=16"),
         arms={"grpo": Arm((*GRPO, "actor_rollout_ref.actor.ppo_mini_batch_size=16"))},
         shipped=TINY_LM,
         warm_start=("env.tasks=[sums-1]", "env.kwargs.heldout_share=0"),
+        steps=200,
     ),
     "engines": Study(
         common=("env=math", *GRPO),
         arms={"hf": Arm(()), "vllm": Arm(("rollout=vllm",), steps_of="hf")},
         shipped=TINY_LM,
+        steps=100,
     ),
-    "tools": Study(common=("env=tools",), arms={"grpo": Arm(GRPO)}, shipped=TINY_LM, warm_start=("env=tools",)),
-    "sandbox": Study(common=("env=sandbox",), arms={"grpo": Arm(GRPO)}, shipped=TINY_LM, warm_start=("env=sandbox",)),
+    "tools": Study(
+        common=("env=tools",),
+        arms={"grpo": Arm(GRPO), "no_tools": Arm((*GRPO, "env.kwargs.tools=[]"), steps_of="grpo")},
+        shipped="assets/tiny_lm_tools",
+    ),
+    "sandbox": Study(common=("env=sandbox",), arms={"grpo": Arm(GRPO)}, shipped="assets/tiny_lm_sandbox"),
 }
 
 if __name__ == "__main__":
