@@ -160,11 +160,11 @@ async def collect(*, tasks: Sequence[str], counts: dict[str, int], first_seed: i
     return clips
 
 
-async def roll_out(*, policy: Any, env: MetaWorldEnv, task: str, seed: int) -> Clip:
-    """An episode of a trained policy, its actions sampled at temperature 1 as in training."""
+async def roll_out(*, policy: Any, env: MetaWorldEnv, task: str, seed: int, sampling_seed: int | None = None) -> Clip:
+    """An episode of a trained policy, its actions sampled at temperature 1 as in training; by `seed`, or a seed of their own."""
     observation, info = await env.reset(seed=seed, options={"task": task, "frames": {"encoder": FRAMES}})
     instruction_ids = torch.from_numpy(policy.tokenize_instruction(observation[INSTRUCTION]))[None]
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(seed if sampling_seed is None else sampling_seed)
     frames, distances, ended = [info["frames"]["encoder"].images], [info["oracle_distance"]], False
     while not ended:
         with torch.inference_mode():

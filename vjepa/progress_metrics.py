@@ -6,6 +6,8 @@ The measures of SRPO's reward study (arXiv 2511.15605, section on progress rewar
 
 # Axes: N sample, C clip, K cut of a clip (later ones show more of it).
 
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
 from scipy.stats import rankdata, spearmanr
@@ -18,6 +20,17 @@ def rank_correlation(a_N: NDArray[np.floating], b_N: NDArray[np.floating]) -> fl
     if len(a_N) < 3 or np.ptp(a_N) == 0 or np.ptp(b_N) == 0:
         return float("nan")
     return float(spearmanr(a_N, b_N).statistic)
+
+
+def grouped_rank_correlation(a_N: NDArray[np.floating], b_N: NDArray[np.floating], group_N: NDArray[Any]) -> float:
+    """Correlation of ranks within groups, each group's ranks centred; NaN where no group ranks anything.
+
+    It is what an advantage that compares the samples of one group can make of a score: differences between groups do not count.
+    """
+    groups = [group_N == group for group in np.unique(group_N)]
+    a_N, b_N = (np.concatenate([rankdata(side[rows]) - (rows.sum() + 1) / 2 for rows in groups]) for side in (a_N, b_N))
+    scale = np.sqrt(np.sum(a_N**2) * np.sum(b_N**2))
+    return float(np.sum(a_N * b_N) / scale) if scale > 0 else float("nan")
 
 
 def progress_correlation(scores_CK: NDArray[np.floating], fractions_K: NDArray[np.floating]) -> float:

@@ -5,6 +5,7 @@ import pytest
 
 from vjepa.progress_metrics import (
     bootstrap_interval,
+    grouped_rank_correlation,
     histogram_divergence,
     mean_discrepancy,
     monotonicity,
@@ -23,6 +24,21 @@ def test_rank_correlation_ignores_the_scale() -> None:
 
 def test_rank_correlation_of_a_constant_is_unknown() -> None:
     assert np.isnan(rank_correlation(LINE, np.ones(5)))
+
+
+def test_grouped_rank_correlation_does_not_see_differences_between_groups() -> None:
+    left, groups = np.array([1.0, 2.0, 11.0, 12.0]), np.array([0, 0, 1, 1])
+    assert grouped_rank_correlation(left, np.array([2.0, 1.0, 12.0, 11.0]), groups) == pytest.approx(-1.0)  # +0.6 over all four
+
+
+def test_grouped_rank_correlation_weighs_groups_by_what_they_rank() -> None:
+    # centred ranks (-1, 0, 1), (-0.5, 0.5) and (0) against the same, but the pair the other way round: (2 - 0.5) / 2.5
+    left, right = np.array([1.0, 2.0, 3.0, 1.0, 2.0, 9.0]), np.array([5.0, 6.0, 7.0, 8.0, 7.0, 0.0])
+    assert grouped_rank_correlation(left, right, np.array([0, 0, 0, 1, 1, 2])) == pytest.approx(0.6)
+
+
+def test_grouped_rank_correlation_of_groups_of_one_is_unknown() -> None:
+    assert np.isnan(grouped_rank_correlation(LINE, LINE, np.arange(5)))
 
 
 def test_progress_correlation_is_the_mean_over_clips() -> None:
