@@ -117,6 +117,11 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--batch-rows", type=whole_number, help="observations or questions of an optimiser step (128)")
     parser.add_argument("--learning-rate", type=number, help="peak of the schedule (robots 1e-3, text 1.5e-3)")
     parser.add_argument("--stop-at", type=number, default=0.4, help="text: share of right answers that is enough")
+    parser.add_argument(
+        "--fit-proprioception",
+        action="store_true",
+        help="robots: new weights see proprioception at mean 0 and deviation 1 of the demonstrations; for values that move by centimetres",
+    )
     parser.add_argument("--clips", type=Path, help="also write the demonstrations' clips, for reward.demonstrations=FILE")
     parser.add_argument("--expert", help="module:function of your own: task name -> (environment -> action); default: ours")
     parser.add_argument("overrides", nargs="*", help="group=option and key=value, as for siirl.train")
@@ -160,6 +165,8 @@ def run(flags: argparse.Namespace, config: SiiRLArguments, *, command: str) -> N
             options=config.actor_rollout_ref.model.options,
         )
         data = CloningData.from_demonstrations(demonstrations, policy)
+        if flags.fit_proprioception:
+            policy.fit_proprioception(data.proprioception)
         if config.trainer.blind:
             data.pixel_values.zero_()
         final = _clone(flags, config, policy, data, progress)

@@ -1,8 +1,8 @@
 """One LIBERO task as a simulator that is built once and reset many times: physics and the goal's predicate, no images.
 
 Physics, controller and predicates are LIBERO's and robosuite's own. What is left out is what they compute at each of the 25 physics steps
-of an action and nobody reads (some forty observables), and robosuite's renderer. The same initial state and actions give what LIBERO's
-own environment gives (a test).
+of an action and nobody reads (some forty observables), and robosuite's renderer; what they compute more than once is computed once
+(`envs.libero.arm_control`). The same initial state and actions give what LIBERO's own environment gives (a test).
 
 Fixtures have no place in an initial state. LIBERO draws it anew, within about 2 cm, at each of its resets, from NumPy's global generator;
 here it is drawn once a simulator, from seed 0 as in the published evaluation's first episode, so that episodes can be repeated.
@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from envs.base import EpisodeFailed
+from envs.libero.arm_control import ArmControl
 from envs.libero.assets import Assets
 from envs.libero.folders import import_libero
 from envs.libero.initial_states import read_initial_states
@@ -76,6 +77,7 @@ class TaskSimulator:
                 f"The initial states of LIBERO task {task.name!r} have {self.states.shape[1]} numbers and its model has {width} "
                 f"(time, {self.model.nq} positions, {self.model.nv} velocities): the assets {assets.folder} are not hf-libero 0.1.4's."
             )
+        self._arm = ArmControl(self.robot, self.model, self.data)
         self._substeps = int(self.env.control_timestep / self.env.model_timestep)
         self._settled: dict[int, Start] = {}
         self._made = self._snapshot()
@@ -133,15 +135,10 @@ class TaskSimulator:
     def _advance(self, action: NDArray[Any]) -> None:
         """One control step: robosuite's `step` without its observables."""
         self._check()
-        policy_step = True
-        for _ in range(self._substeps):
-            self.env.sim.forward()
-            try:
-                self.env._pre_action(action, policy_step)
-            except np.linalg.LinAlgError as error:  # the controller inverts matrices that are no numbers any more
-                raise EpisodeFailed(f"The simulation of LIBERO task {self.task.name!r} diverged ({error}).") from error
-            self.env.sim.step()
-            policy_step = False
+        try:
+            self._arm.advance(action, self._substeps)
+        except np.linalg.LinAlgError as error:  # the controller inverts matrices that are no numbers any more
+            raise EpisodeFailed(f"The simulation of LIBERO task {self.task.name!r} diverged ({error}).") from error
         self.env._post_process()  # whether a stove glows
         self._check()
 

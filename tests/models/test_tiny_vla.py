@@ -63,3 +63,20 @@ def test_an_environment_without_anything_to_see_is_refused():
 
 def test_words_are_hashed_the_same_everywhere():
     assert vla().tokenize_instruction("Open the DRAWER!")[:4].tolist() == [279, 438, 383, 0]
+
+
+def test_first_layer_sees_fitted_proprioception_at_mean_0_and_deviation_1():
+    policy = vla()
+    layer = policy.proprioception[0]
+    weight, bias = layer.weight.detach().clone(), layer.bias.detach().clone()
+    felt = torch.tensor([[1.0, 0.02, 5.0, 0.0], [3.0, 0.04, 5.0, 0.0]])  # deviations 1 and 0.01; the last two never move
+    policy.fit_proprioception(felt)
+    standardised = torch.tensor([[-1.0, -1.0, 0.0, 0.0], [1.0, 1.0, 0.0, 0.0]])
+    assert torch.allclose(layer(felt), standardised @ weight.T + bias, atol=1e-3)
+
+
+def test_policy_without_proprioception_has_nothing_to_fit():
+    policy = vla(proprioception_size=0)
+    before = [parameter.detach().clone() for parameter in policy.parameters()]
+    policy.fit_proprioception(torch.zeros(2, 0))
+    assert all(torch.equal(*pair) for pair in zip(before, policy.parameters(), strict=True))

@@ -10,6 +10,7 @@ from envs.libero.suites import LiberoTask, suite_tasks
 from tests.envs.libero.placing import object_speed
 
 UP = np.array([0.0, 0.0, 0.5, 0.0, 0.0, 0.0, -1.0])
+DOWN = np.array([0.0, 0.0, -0.5, 0.0, 0.0, 0.0, 0.0], np.float32)
 
 
 @pytest.fixture(scope="module")
@@ -21,7 +22,9 @@ def actions(count, *, seed=0):
     return np.random.default_rng(seed).uniform(-1, 1, (count, 7)).astype(np.float32)
 
 
-def test_physics_and_proprioception_are_liberos_own(simulator):
+@pytest.mark.parametrize(("suite", "number"), [("object", 4), ("goal", 7)])  # a floor; a table with drawers, a knob and twice the contacts
+def test_physics_and_proprioception_are_liberos_own(make_simulator, suite, number):
+    simulator = make_simulator(suite, number)
     libero = importlib.import_module("libero.libero.envs")
     control = libero.env_wrapper.ControlEnv(
         bddl_file_name=str(simulator.task.definition), use_camera_obs=False, has_offscreen_renderer=False, hard_reset=False
@@ -33,7 +36,7 @@ def test_physics_and_proprioception_are_liberos_own(simulator):
         control.step([0, 0, 0, 0, 0, 0, -1])
     simulator.reset(3)
     assert np.array_equal(control.sim.data.qpos, simulator.data.qpos)
-    for action in actions(5):
+    for action in actions(20) + DOWN:
         control.step(action)
         simulator.step(action)
     assert np.array_equal(control.sim.data.qpos, simulator.data.qpos)
@@ -43,6 +46,14 @@ def test_physics_and_proprioception_are_liberos_own(simulator):
     theirs = [observation["robot0_eef_pos"], transforms.quat2axisangle(observation["robot0_eef_quat"]), observation["robot0_gripper_qpos"]]
     assert simulator.proprioception == pytest.approx(np.concatenate(theirs), abs=1e-6)
     control.close()
+
+
+def test_arm_with_another_controller_is_refused(simulator, monkeypatch):
+    from envs.libero.arm_control import ArmControl  # MuJoCo, which looks for OpenGL: after LIBERO
+
+    monkeypatch.setattr(simulator.robot.controller, "impedance_mode", "variable")
+    with pytest.raises(RuntimeError, match=r"this controller is \('OSC_POSE', 'variable', True, None, None\)"):
+        ArmControl(simulator.robot, simulator.model, simulator.data)
 
 
 def test_used_simulator_gives_the_same_episode_as_a_fresh_one(simulator, stand_ins):

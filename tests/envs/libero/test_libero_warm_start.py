@@ -33,3 +33,11 @@ def test_shipped_weights_were_made_before_the_option_and_still_load(repository: 
     from siirl.models import load_policy
 
     assert load_policy(repository / "assets" / "tiny_vla").config.instruction_length == 16
+
+
+def test_shipped_weights_feel_fingers_that_move_by_a_centimetre(repository: Path) -> None:
+    from siirl.models import load_policy
+
+    layer = load_policy(repository / "assets" / "tiny_vla_libero").proprioception[0]
+    felt = layer.weight[:, 6:].abs().mean().item() * 0.01  # metres; columns of the two fingers
+    assert felt > 0.05  # without --fit-proprioception 0.002, and the policy could not tell whether it holds something

@@ -1,0 +1,107 @@
+"""One action of LIBERO's arm: robosuite's operational-space controller, run for the physics steps of an action without what repeats itself.
+
+robosuite 1.4.0 computes the whole dynamics three times a physics step: before the controller is asked, again when the controller looks at
+the arm, and in the step itself. Positions and velocities are the same each time; only the constraint solver goes on from its last answer,
+and torques enter at the end. So positions and velocities are computed once here, and the solver is run as often as there. Names are
+looked up once a simulator, and what robosuite records for observables that nobody reads is left out. Matrices and torques come from
+robosuite's own compiled functions, on the same numbers: positions are equal to the last bit (a test).
+"""
+
+import importlib
+from typing import Any
+
+import mujoco
+import numpy as np
+from numpy.typing import NDArray
+
+POSE = 6  # numbers of an action that move the hand; the seventh moves the fingers
+
+
+class ArmControl:
+    """Turns an action into torques, physics step by physics step."""
+
+    def __init__(self, robot: Any, model: mujoco.MjModel, data: mujoco.MjData) -> None:
+        """Look up what is fixed in a model.
+
+        Args:
+            robot: robosuite's single arm with its controller and gripper, whose memory stays theirs.
+            model: The model of the same simulator.
+            data: Its state.
+
+        Raises:
+            RuntimeError: The controller is not the one that LIBERO asks for.
+        """
+        controller = robot.controller
+        found = (
+            controller.name,
+            controller.impedance_mode,
+            controller.uncoupling,
+            controller.interpolator_pos,
+            controller.interpolator_ori,
+        )
+        if found != ("OSC_POSE", "fixed", True, None, None):
+            raise RuntimeError(f"LIBERO's arm is moved by robosuite 1.4.0's OSC_POSE without interpolation; this controller is {found}.")
+        self._model, self._data, self._controller, self._gripper = model, data, controller, robot.gripper
+        self._formulas: Any = importlib.import_module("robosuite.utils.control_utils")
+        self._site = int(robot.eef_site_id)
+        self._joints = controller.qvel_index
+        self._positions = controller.qpos_index
+        self._motors = robot._ref_joint_actuator_indexes
+        self._lowest, self._highest = robot.torque_limits
+        self._finger_motors = [model.actuator(name).id for name in robot.gripper.actuators]
+        low, high = model.actuator_ctrlrange[self._finger_motors].T
+        self._finger_middle, self._finger_half = 0.5 * (high + low), 0.5 * (high - low)
+
+    def advance(self, action: NDArray[Any], physics_steps: int) -> None:
+        """Apply an action [7] for some physics steps.
+
+        Raises:
+            LinAlgError: The state is not finite.
+        """
+        model, data, controller = self._model, self._data, self._controller
+        for step in range(physics_steps):
+            mujoco.mj_step1(model, data)  # positions and velocities
+            self._solve()
+            if controller.new_update:  # not in the first step after a reset: the controller then has the arm's home pose in mind
+                self._solve()
+                self._look()
+            if step == 0:
+                controller.set_goal(action[:POSE])
+            data.ctrl[self._motors] = np.clip(self._torques(), self._lowest, self._highest)
+            data.ctrl[self._finger_motors] = self._finger_middle + self._finger_half * self._gripper.format_action(action[POSE:])
+            mujoco.mj_step2(model, data)  # torques, accelerations, and on
+
+    def _solve(self) -> None:
+        """One pass of the constraint solver from where the last one ended, with the torques of the last physics step."""
+        mujoco.mj_forwardSkip(self._model, self._data, mujoco.mjtStage.mjSTAGE_VEL, 1)  # 1: no sensors
+
+    def _look(self) -> None:
+        """robosuite's `Controller.update`, from a state whose dynamics are there; strides of arrays as there, for they decide last bits."""
+        model, data, controller, joints = self._model, self._data, self._controller, self._joints
+        position_jacobian, rotation_jacobian = np.zeros((3, model.nv)), np.zeros((3, model.nv))
+        mujoco.mj_jacSite(model, data, position_jacobian, rotation_jacobian, self._site)
+        controller.ee_pos = data.site_xpos[self._site].copy()
+        controller.ee_ori_mat = data.site_xmat[self._site].reshape(3, 3).copy()
+        controller.ee_pos_vel = np.dot(position_jacobian, data.qvel)
+        controller.ee_ori_vel = np.dot(rotation_jacobian, data.qvel)
+        controller.joint_pos, controller.joint_vel = data.qpos[self._positions], data.qvel[joints]
+        controller.J_pos, controller.J_ori = position_jacobian[:, joints], rotation_jacobian[:, joints]
+        controller.J_full = np.vstack([controller.J_pos, controller.J_ori])
+        masses = np.empty((model.nv, model.nv))
+        mujoco.mj_fullM(model, masses, data.qM)
+        controller.mass_matrix = masses[joints, :][:, joints]
+        controller.new_update = False  # so that `set_goal` does not compute it again
+
+    def _torques(self) -> NDArray[np.float64]:
+        """Torques [7] towards the controller's goal: its `run_controller` without interpolation (Khatib, 1987)."""
+        arm = self._controller
+        away = self._formulas.orientation_error(arm.goal_ori, arm.ee_ori_mat)
+        force = (arm.goal_pos - arm.ee_pos) * arm.kp[:3] + -arm.ee_pos_vel * arm.kd[:3]
+        torque = away * arm.kp[3:] + -arm.ee_ori_vel * arm.kd[3:]
+        _, along, about, nullspace = self._formulas.opspace_matrices(arm.mass_matrix, arm.J_full, arm.J_pos, arm.J_ori)
+        wrench = np.concatenate([np.dot(along, force), np.dot(about, torque)])
+        arm.torques = np.dot(arm.J_full.T, wrench) + self._data.qfrc_bias[self._joints]
+        arm.torques += self._formulas.nullspace_torques(arm.mass_matrix, nullspace, arm.initial_joint, arm.joint_pos, arm.joint_vel)
+        arm.new_update = True
+        torques: NDArray[np.float64] = arm.torques
+        return torques
