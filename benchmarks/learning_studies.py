@@ -11,16 +11,18 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from benchmarks.machine import describe_machine
 from benchmarks.plots import learning_curves
+from siirl.dag_worker.statistics import success_interval
 from siirl.params.paths import find
 
 RESULTS = Path(__file__).parent / "results"
 FIRST_TEST_SEED = 500_000  # tuning used those below
+LAST = 5  # steps of training that are measured where nothing is held out
 
 
 @dataclass(frozen=True)
@@ -43,6 +45,8 @@ class Study:
     """Weights that it starts from."""
     warm_start: tuple[str, ...] = ()
     """What differs in the making of the warm start from the shipped weights; none: those themselves."""
+    held_out: bool = True
+    """False: all exercises are trained on, and training's own samples are measured: the first step's, and the last `LAST` steps'."""
     steps: int | None = None
     """Training steps of an arm that no other bounds, where its learning rate falls to the end of them; None: by the clock."""
 
@@ -90,10 +94,29 @@ def run_arm(study: Study, name: str, *, seed: int, flags: argparse.Namespace) ->
         "minutes": (rows[-1]["time"] - rows[0]["time"] + rows[0]["time/step_s"]) / 60,
         "curve": [[row["step"], row["rollout/success_rate"]] for row in trained],
         "rank_correlation": [row.get("reward/oracle_rank_correlation") for row in trained],
-        "before": measure_start(start, study.arms[name], name, common=study.common, flags=flags),
-        "after": measure(str(run_folder), overrides, folder=folder / "after", flags=flags),
+        **(measured(study, name, start, str(run_folder), folder, flags) if study.held_out else of_training(trained)),
     }
     result_file.write_text(json.dumps(result, indent=1) + "\n")
+
+
+def measured(study: Study, name: str, start: str, run: str, folder: Path, flags: argparse.Namespace) -> dict[str, Any]:
+    """Success on the test seeds before and after an arm."""
+    overrides = [word.format(folder=start) for word in (*study.common, *study.arms[name].overrides)]
+    return {
+        "before": measure_start(start, study.arms[name], name, common=study.common, flags=flags),
+        "after": measure(run, overrides, folder=folder / "after", flags=flags),
+    }
+
+
+def of_training(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """Success of the samples that training drew at its beginning and at its end, each before it learnt from them."""
+
+    def success(chosen: list[dict[str, Any]]) -> dict[str, Any]:
+        episodes = [round(row["rollout/episodes"]) for row in chosen]
+        successes = sum(round(row["rollout/success_rate"] * count) for row, count in zip(chosen, episodes, strict=True))
+        return {"sampled": {"all": asdict(success_interval(successes, sum(episodes)))}}
+
+    return {"before": success(rows[:1]), "after": success(rows[-LAST:])}
 
 
 def bound_of(arm: Arm, *, seed: int, flags: argparse.Namespace) -> list[str]:
@@ -124,10 +147,18 @@ def warm_start(study: Study, name: str, flags: argparse.Namespace) -> str:
         return study.shipped
     folder = flags.work / flags.study / (f"warm_start_{name}" if study.arms[name].warm_start else "warm_start")
     if not (folder / "config.json").is_file():
-        made_by = shlex.split(json.loads((find(study.shipped) / "config.json").read_text())["notes"]["command"])
+        made_by = shlex.split(command_of(find(study.shipped)))
         changed = [str(folder) if word == study.shipped else word for word in made_by[1:]]
         subprocess.run([sys.executable, *changed, *(word.format(folder=folder) for word in differences)], check=True)
     return str(folder)
+
+
+def command_of(weights: Path) -> str:
+    """The command that made shipped weights: language models have it in a file of its own, policies in their config."""
+    notes = weights / "warm_start.json"
+    if notes.is_file():
+        return str(json.loads(notes.read_text())["command"])
+    return str(json.loads((weights / "config.json").read_text())["notes"]["command"])
 
 
 def measure_start(start: str, arm: Arm, name: str, *, common: tuple[str, ...], flags: argparse.Namespace) -> dict[str, Any]:
@@ -168,7 +199,7 @@ def summarise(benchmark: str, flags: argparse.Namespace) -> None:
     learning_curves(results, RESULTS / f"{name}.png")
     for result in results:
         cells = []
-        for kind in ("sampled", "argmax"):
+        for kind in result["after"]:
             before, after = (result[when][kind]["all"] for when in ("before", "after"))
             spans = [f"{100 * x['rate']:.0f} % [{100 * x['low']:.0f}, {100 * x['high']:.0f}]" for x in (before, after)]
             cells.append(f"{kind} {spans[0]} -> {spans[1]}")

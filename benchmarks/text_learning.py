@@ -25,7 +25,8 @@ STUDIES = {
         common=("env=math", "env.tasks=[sums-1]", "env.kwargs.heldout_share=0", "data.train_batch_size=16"),
         arms={"grpo": Arm((*GRPO, "actor_rollout_ref.actor.ppo_mini_batch_size=16"))},
         shipped=TINY_LM,
-        warm_start=("env.tasks=[sums-1]", "env.kwargs.heldout_share=0"),
+        warm_start=("env.tasks=[sums-1]",),
+        held_out=False,
         steps=200,
     ),
     "engines": Study(

@@ -50,7 +50,7 @@ def test_a_model_of_ones_own_tasks_is_made_by_one_command(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("overrides", "told"),
     [
-        (("env=tools",), "set env.kwargs.announce=false"),
+        (("env=tools", "env.kwargs.announce=true"), "set env.kwargs.announce=false"),
         (("env=math", "env.tasks=[countdown-3]"), "which names no answer to learn from"),
         (("env=math", "actor_rollout_ref.model.options={bins: 3}"), "fits no TinyLMShape"),
     ],

@@ -212,7 +212,7 @@ def _row(
     else:
         inputs, outputs = [[value] for value in values], results
         examples = [f"solve({value!r}) returns {result!r}" for value, result in zip(values, results, strict=True)]
-    prompt = _bare(specification) if wording == "bare" else _in_words(task.kind, specification, examples[:NUM_EXAMPLES])
+    prompt = _bare(task.kind, specification) if wording == "bare" else _in_words(task.kind, specification, examples[:NUM_EXAMPLES])
     hidden = slice(NUM_EXAMPLES, None)
     return PromptRow(
         data_source=task.name,
@@ -243,8 +243,9 @@ def _printed(result: Any) -> str:
     return " ".join(map(str, result)) if isinstance(result, list) else str(result)
 
 
-def _bare(specification: Specification) -> str:
-    return ", then ".join(specification.words) + "\n"
+def _bare(kind: str, specification: Specification) -> str:
+    given = ("read the line",) if KINDS[kind].reads_line else ()  # or nobody could tell it from the same steps on a list
+    return ", then ".join((*given, *specification.words)) + "\n"
 
 
 def _in_words(kind: str, specification: Specification, examples: Sequence[str]) -> str:

@@ -30,6 +30,7 @@ from siirl.models.chat import ChatTokenizer, load_chat_tokenizer
 from siirl.models.language_model import LanguageModel, load_language_model
 from siirl.models.tiny_lm import TinyLMShape, new_tiny_lm, tiny_tokenizer
 from siirl.params import OptimizerArguments, SiiRLArguments
+from siirl.params.paths import find
 
 NOTES_FILE = "warm_start.json"
 MEASURED_QUESTIONS = 1000  # held out; +-3 points at 40 %
@@ -139,7 +140,7 @@ def warm_start_on_answers(
         command: Written into the folder's notes.
 
     Returns:
-        The notes: command, updates, loss, and what `measure_answers` says of held-out questions.
+        The notes: command, updates, loss, what `measure_answers` says of held-out questions, and the notes of the model that was taught on.
     """
     model, tokenizer = _model_to_teach(config)
     questions = Questions(lessons_of(config.env), tokenizer, seed=config.trainer.seed)
@@ -152,10 +153,17 @@ def warm_start_on_answers(
                 break
     notes: dict[str, Any] = {"command": command, "updates": update, "loss": round(loss, 4)}
     notes["held_out"] = {name: round(value, 4) for name, value in measure_answers(model, held_out).items()}
+    notes |= _notes_of(config.actor_rollout_ref.model.path)
     model.save(output)
     tokenizer.save(output)
     (output / NOTES_FILE).write_text(json.dumps(notes, indent=1) + "\n")
     return notes
+
+
+def _notes_of(path: str | None) -> dict[str, Any]:
+    """How the model at `path` came about, where it is one of ours: without that, nobody could make its successor again."""
+    file = None if path is None else find(path) / NOTES_FILE
+    return {} if file is None or not file.is_file() else {"taught_on_from": json.loads(file.read_text())}
 
 
 def _model_to_teach(config: SiiRLArguments) -> tuple[LanguageModel, ChatTokenizer]:

@@ -124,6 +124,7 @@ def test_a_model_that_is_there_is_taught_further(tmp_path):
     first = start(tmp_path / "first")
     second = start(tmp_path / "second", path=str(tmp_path / "first"), options={})
     assert second["loss"] < first["loss"]
+    assert second["taught_on_from"] == first  # so that both can be made again
     assert load_language_model(tmp_path / "second").max_length == SMALL["max_length"]
 
 

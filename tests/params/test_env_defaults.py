@@ -3,6 +3,9 @@
 import inspect
 import re
 from pathlib import Path
+from typing import Any
+
+import pytest
 
 from envs.mujoco import DEFAULT_TASKS, MetaWorldEnv
 from siirl.params.parser import parse_config
@@ -19,3 +22,16 @@ def test_the_page_on_environments_names_the_same_defaults(repository: Path) -> N
     (limit,) = re.findall(r"\*\*Limit\*\*: (\d+) steps", page)
     (camera,) = re.findall(r"\*\*Camera\*\* `(\w+)`", page)
     assert (tuple(tasks.split(", ")), int(limit), camera) == (DEFAULT_TASKS, env.max_episode_steps, env.camera)
+
+
+@pytest.mark.parametrize(
+    ("env", "taught", "tasks"),
+    [("tools", {"wording": "bare", "announce": False}, ("sums-6",)), ("sandbox", {"wording": "bare"}, ("numbers-2", "lists-2"))],
+)
+def test_a_shipped_model_is_asked_as_it_was_taught_and_others_as_the_environment_asks(
+    env: str, taught: dict[str, Any], tasks: tuple[str, ...]
+) -> None:
+    shipped, other = (parse_config([f"env={env}", *model]).env for model in ((), ("model=causal_lm",)))
+    assert (shipped.kwargs, tuple(shipped.tasks or ())) == (taught, tasks)
+    assert other.kwargs == {}
+    assert set(tasks) <= set(other.tasks or ())

@@ -1,6 +1,7 @@
 """The environment: contract, options, verdict and failures; behind servers and the pool as simulators are."""
 
 import asyncio
+import json
 
 import pytest
 from trials import SMALL, problem
@@ -8,6 +9,7 @@ from trials import SMALL, problem
 from envs.base import EpisodeFailed
 from envs.checker import check_env
 from envs.registry import make_env
+from envs.sandbox.generator import GeneratedTask, draw_row
 from envs.sandbox.limits import SandboxFailed
 from siirl.env_server.pool import EnvPool
 
@@ -55,6 +57,24 @@ def test_anything_else_has_reward_0_and_a_verdict(small, text, verdict, reward):
     env = make_env("sandbox", tasks=["numbers-2"], reward=reward, limits=LIMITS)
     *_, (_, value, terminated, _, info) = play(env, text)
     assert (value, terminated, info["success"], info["verdict"]) == (0.0, True, False, verdict)
+
+
+@pytest.mark.parametrize("reward", ["all", "share"])
+@pytest.mark.parametrize("split", ["train", "heldout"])
+def test_the_best_constant_scores_0_on_the_default_tasks(small, split, reward):
+    """The answer that comes most often among the hidden tests, which no policy can know, given whatever is asked."""
+    env = make_env("sandbox", wording="bare", reward=reward, limits=LIMITS)
+
+    async def score(task):
+        row = draw_row(GeneratedTask.of(task), split=split, heldout_share=0.1, num_tests=10, wording="bare", seed=5)
+        expected = json.loads(row.ground_truth)["outputs"]
+        best = max(expected, key=expected.count)
+        observation, _ = await env.reset(seed=5, options={"task": task, "split": split})
+        assert observation["messages"] == list(row.prompt)
+        _, value, _, _, info = await env.step(f"print({best!r})" if task.startswith("lines") else f"solve=lambda v:{best!r}")
+        return value, info["success"], info["verdict"].startswith("test ")
+
+    assert [asyncio.run(score(task)) for task in env.spec.tasks] == [(0.0, False, True)] * 4
 
 
 def test_share_rewards_part_of_the_tests(small):

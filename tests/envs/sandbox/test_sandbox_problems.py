@@ -88,6 +88,14 @@ def test_no_test_and_no_solution_is_in_the_prompt():
     assert str(row.extra_info["solution"]) not in row.prompt[0]["content"]
 
 
+def test_in_few_words_too_nothing_asks_for_two_programs():
+    """The same steps on a list are given, and come as a line: whoever is asked can tell."""
+    asked: dict[str, set[str]] = {}
+    for row in (drawn(f"{kind}-1", wording="bare", seed=seed) for kind in sorted(KINDS) for seed in range(60)):
+        asked.setdefault(row.prompt[0]["content"], set()).add(str(row.extra_info["solution"]))
+    assert [words for words, programs in asked.items() if len(programs) > 1] == []
+
+
 def test_train_and_heldout_share_no_problem():
     keys = {split: {drawn("numbers-1", split=split, seed=seed).extra_info["key"] for seed in range(80)} for split in SPLITS}
     assert not keys["train"] & keys["heldout"]
