@@ -91,7 +91,8 @@ def test_a_run_ends_after_its_passes_over_the_files(tmp_path):
     rows = [{"question": f"What is {n} plus {n}?", "answer": f"It is #### {n + n}"} for n in range(10)]
     (tmp_path / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     files = (f"data.train_files=[{tmp_path / 'train.jsonl'}]", "data.heldout_share=0", "trainer.total_epochs=2")
-    events = train(tmp_path / "run", "pipeline=grpo", "trainer.total_steps=null", *files)
+    endless = ("trainer.total_steps=null", "actor_rollout_ref.actor.optim.scheduler=constant_with_warmup")
+    events = train(tmp_path / "run", "pipeline=grpo", *endless, *files)
     assert [event.metrics["data/epoch"] for event in events] == pytest.approx([0.4, 0.8, 1.2, 1.6, 2.0])
 
 

@@ -1,6 +1,8 @@
 """Many episodes at once: order, failures, cancellation; and those that go on while the next are asked for."""
 
 import asyncio
+import contextlib
+import gc
 import itertools
 
 import pytest
@@ -214,3 +216,21 @@ def test_episodes_under_way_end_with_the_engine():
 def test_fewer_than_one_episode_at_once_is_refused():
     with pytest.raises(ConfigError, match="at_once=0 must be at least 1"):
         InferenceEngine(ScriptedEngine(lambda request: ""), at_once=0)
+
+
+@pytest.mark.parametrize(("error", "told"), [(KeyboardInterrupt, False), (ValueError, True)])
+def test_only_ctrl_c_in_a_task_that_nobody_waits_for_is_not_told_of(error, told, caplog):
+    """The command says itself that it was interrupted; without this it said so again, with a traceback, when the task was forgotten."""
+
+    class Leaving(RolloutWorkflow):
+        async def arun_episode(self, engine, data):
+            async def step():
+                raise error
+
+            asyncio.get_running_loop().create_task(step())
+            await asyncio.sleep(0.05)
+
+    with InferenceEngine(ScriptedEngine({})) as inference, contextlib.suppress(KeyboardInterrupt):
+        inference.rollout_batch([request(0)], Leaving())
+    gc.collect()
+    assert ("Task exception was never retrieved" in caplog.text) is told

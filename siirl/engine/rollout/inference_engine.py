@@ -79,6 +79,7 @@ class InferenceEngine:
         self.at_once = slots if at_once is None else at_once
         self.agents = 1 if pool is None else pool.spec.num_agents
         self.loop = asyncio.new_event_loop()  # not asyncio.Runner: it was measured to take a second for a result of 96 trajectories
+        self.loop.set_exception_handler(_tell_of_no_interrupt)
         self._permits = asyncio.Semaphore(self.at_once)
         self._submitted: deque[_Submitted] = deque()  # in order, not taken yet
 
@@ -264,6 +265,12 @@ class InferenceEngine:
                     self.loop.run_until_complete(asyncio.wait({task}))
             if not task.cancelled():
                 task.exception()  # taken note of
+
+
+def _tell_of_no_interrupt(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    """A task in which Ctrl-C was met, and that nobody waits for any more, says so when it is forgotten; the command says it once."""
+    if not isinstance(context.get("exception"), KeyboardInterrupt):
+        loop.default_exception_handler(context)
 
 
 class _Accepting(RolloutWorkflow):
