@@ -94,17 +94,16 @@ def run_arm(study: Study, name: str, *, seed: int, flags: argparse.Namespace) ->
         "minutes": (rows[-1]["time"] - rows[0]["time"] + rows[0]["time/step_s"]) / 60,
         "curve": [[row["step"], row["rollout/success_rate"]] for row in trained],
         "rank_correlation": [row.get("reward/oracle_rank_correlation") for row in trained],
-        **(measured(study, name, start, str(run_folder), folder, flags) if study.held_out else of_training(trained)),
+        **(measured(study, name, start, run_folder, overrides, flags) if study.held_out else of_training(trained)),
     }
     result_file.write_text(json.dumps(result, indent=1) + "\n")
 
 
-def measured(study: Study, name: str, start: str, run: str, folder: Path, flags: argparse.Namespace) -> dict[str, Any]:
-    """Success on the test seeds before and after an arm."""
-    overrides = [word.format(folder=start) for word in (*study.common, *study.arms[name].overrides)]
+def measured(study: Study, name: str, start: str, run: Path, overrides: list[str], flags: argparse.Namespace) -> dict[str, Any]:
+    """Success on the test seeds before and after an arm, whose run is beside what is measured of it."""
     return {
         "before": measure_start(start, study.arms[name], name, common=study.common, flags=flags),
-        "after": measure(run, overrides, folder=folder / "after", flags=flags),
+        "after": measure(str(run), overrides, folder=run.parent.parent / "after", flags=flags),
     }
 
 

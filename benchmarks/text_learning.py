@@ -1,6 +1,6 @@
 """Does a language model get better at what can be checked?
 
-    python -m benchmarks.text_learning two_digits --seeds 1 2 3     # GRPO, PPO and DAPO, three to five minutes each
+    python -m benchmarks.text_learning two_digits --seeds 1 2 3     # GRPO, PPO and DAPO, four to six minutes each
     python -m benchmarks.text_learning one_digit                    # the quick check; its hundred pairs are all there is
     python -m benchmarks.text_learning engines --seeds 1            # the same steps with hf and with vllm
     python -m benchmarks.text_learning tools --seeds 1
@@ -14,6 +14,7 @@ from benchmarks.learning_studies import Arm, Study, run_studies
 
 TINY_LM = "assets/tiny_lm"
 GRPO = ("pipeline=grpo",)
+LONG = 150  # training steps of dear episodes; the rise over the first twenty was not clear of noise
 STUDIES = {
     "two_digits": Study(
         common=("env=math",),
@@ -39,8 +40,9 @@ STUDIES = {
         common=("env=tools",),
         arms={"grpo": Arm(GRPO), "no_tools": Arm((*GRPO, "env.kwargs.tools=[]"), steps_of="grpo")},
         shipped="assets/tiny_lm_tools",
+        steps=LONG,
     ),
-    "sandbox": Study(common=("env=sandbox",), arms={"grpo": Arm(GRPO)}, shipped="assets/tiny_lm_sandbox"),
+    "sandbox": Study(common=("env=sandbox",), arms={"grpo": Arm(GRPO)}, shipped="assets/tiny_lm_sandbox", steps=LONG),
 }
 
 if __name__ == "__main__":

@@ -108,7 +108,7 @@ class TaskLoader:
         return {}
 
     def passes(self) -> float:
-        """None: start states are drawn without end."""
+        """0: start states are drawn without end."""
         return 0.0
 
     def prompt(self, number: int) -> EpisodeTask:
