@@ -9,8 +9,16 @@ from collections.abc import Collection, Iterator
 from envs.base import IMAGES, INSTRUCTION, EnvSpec
 from siirl.errors import ConfigError, SiirlError, UnknownNameError
 from siirl.params import sizes
-from siirl.params.critic_checks import critic_problems, estimator_problems, overlong_notices, overlong_problems, sampling_problems
+from siirl.params.critic_checks import (
+    PIPELINE_OF,
+    critic_problems,
+    estimator_problems,
+    overlong_notices,
+    overlong_problems,
+    sampling_problems,
+)
 from siirl.params.domain_checks import LANGUAGE_MODEL, domain_problems, is_text, observation_parts
+from siirl.params.model_args import FALLING_SCHEDULES
 from siirl.params.references import check_reference, is_reference
 from siirl.params.reward_args import REWARDS, VIDEO_REWARDS
 from siirl.params.training_args import LOGGERS, SiiRLArguments
@@ -138,12 +146,31 @@ def _length(config: SiiRLArguments) -> Iterator[SiirlError]:
             f"trainer.total_epochs={trainer.total_epochs} counts passes over data.train_files, and there are none: questions are made up "
             "without end. Set trainer.total_steps or trainer.max_minutes."
         )
+    if trainer.total_steps is None:
+        yield from _schedules_without_end(config)
     for name, value in (("save_freq", trainer.save_freq), ("test_freq", trainer.test_freq)):
         if value == 0:
             yield ConfigError(f"trainer.{name}=0: give a number of steps, or -1 for only at the end.")
     name = trainer.experiment_name
     if not name.strip(".") or not all(letter.isalnum() or letter in "-_." for letter in name):
         yield ConfigError(f"trainer.experiment_name={name!r} is a folder below trainer.output_dir: use letters, digits, '-', '_' and '.'.")
+
+
+def _schedules_without_end(config: SiiRLArguments) -> Iterator[SiirlError]:
+    optimisers = [(f"{ACTOR}.optim", config.actor_rollout_ref.actor.optim)]
+    if config.dag.pipeline == PIPELINE_OF["gae"]:
+        optimisers.append(("critic.optim", config.critic.optim))
+    for place, optim in optimisers:
+        if optim.scheduler in FALLING_SCHEDULES:
+            yield ConfigError(
+                f"{place}.scheduler={optim.scheduler} falls towards the run's last step, which trainer.total_steps=null leaves open: "
+                f"set trainer.total_steps, or {place}.scheduler=constant_with_warmup."
+            )
+        elif optim.scheduler == "constant_with_warmup" and optim.warmup_steps is None and optim.warmup_ratio > 0:
+            yield ConfigError(
+                f"{place}.warmup_ratio={optim.warmup_ratio} is a share of the run's steps, which trainer.total_steps=null leaves open: "
+                f"set trainer.total_steps, or {place}.warmup_steps."
+            )
 
 
 def _names(config: SiiRLArguments) -> Iterator[SiirlError]:

@@ -23,7 +23,7 @@ __all__ = [
 
 LOSS_AGGREGATIONS = ("token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm")
 IMPORTANCE_LEVELS, IMPORTANCE_BOUNDS = ("token", "sequence", "geometric"), ("truncate", "mask")
-SCHEDULES = ("constant", "constant_with_warmup", "cosine_with_warmup", "linear_with_warmup")
+FLAT_SCHEDULES, FALLING_SCHEDULES = ("constant", "constant_with_warmup"), ("cosine_with_warmup", "linear_with_warmup")
 NO_HUB_CODE = "a policy of one's own is named by actor_rollout_ref.model.policy=module:name"
 NO_ADAPTERS = "a VLA policy is small enough to be trained whole"
 NO_RECOMPUTING = "a VLA policy's activations are small"
@@ -81,7 +81,9 @@ class OptimizerArguments:
 
     lr: float = option(1e-6, "Learning rate after warm-up.", why="the architecture guide's, for 7B models; model= sets what fits", above=0)
     weight_decay: float = option(0.01, "Decay of AdamW.", why="the architecture guide's", minimum=0)
-    scheduler: str = option("cosine_with_warmup", "Schedule of the learning rate.", why="the architecture guide's", choices=SCHEDULES)
+    scheduler: str = option(
+        "cosine_with_warmup", "Schedule of the learning rate.", why="the architecture guide's", choices=FLAT_SCHEDULES + FALLING_SCHEDULES
+    )
     warmup_ratio: float = option(0.1, "Share of all optimiser steps that warm up.", why="the architecture guide's", minimum=0, maximum=1)
     warmup_steps: int | None = option(None, "Optimiser steps that warm up; null: by warmup_ratio.", minimum=0)
     beta1: float = option(0.9, "First-moment decay of AdamW.", why="Adam's", minimum=0, maximum=0.999999)

@@ -93,6 +93,32 @@ def test_the_shipped_environment_fits_its_jobs(overrides: list[str]) -> None:
         (["algorithm.gamma=0.9"], "algorithm.gamma=0.9 is read by gae and reinforce_plus_plus, not by grpo"),
         (["algorithm.lam=0.9"], "algorithm.lam=0.9 is read by gae, not by grpo"),
         (["trainer.total_steps=null", "trainer.max_minutes=null"], "The run has no end"),
+        (
+            ["env=math", "pipeline=grpo", "trainer.total_steps=null"],
+            "actor_rollout_ref.actor.optim.scheduler=cosine_with_warmup falls towards the run's last step",
+        ),
+        (
+            ["trainer.total_steps=null", "actor_rollout_ref.actor.optim.scheduler=linear_with_warmup"],
+            "actor_rollout_ref.actor.optim.scheduler=linear_with_warmup falls towards the run's last step",
+        ),
+        (
+            [
+                "env=gymnasium",
+                "env.id=CartPole-v1",
+                "pipeline=ppo",
+                "trainer.total_steps=null",
+                "critic.optim.scheduler=cosine_with_warmup",
+            ],
+            "critic.optim.scheduler=cosine_with_warmup falls towards the run's last step",
+        ),
+        (
+            [
+                "trainer.total_steps=null",
+                "actor_rollout_ref.actor.optim.warmup_steps=null",
+                "actor_rollout_ref.actor.optim.warmup_ratio=0.1",
+            ],
+            "actor_rollout_ref.actor.optim.warmup_ratio=0.1 is a share of the run's steps",
+        ),
         (["env=math", "pipeline=grpo", "trainer.total_epochs=2"], "total_epochs=2 counts passes over data.train_files, and there are none"),
         (["trainer.save_freq=0"], "trainer.save_freq=0"),
         (["trainer.experiment_name=a/b"], "trainer.experiment_name='a/b'"),
