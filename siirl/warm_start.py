@@ -26,7 +26,7 @@ from rich.progress import Progress
 from envs.base import IMAGES, INSTRUCTION, PROPRIOCEPTION, Environment
 from envs.registry import make_env
 from siirl.dag_worker.prepare import check_policy
-from siirl.engine.behaviour_cloning import CloningData, Demonstration, Expert, clone, collect_demonstration
+from siirl.engine.behaviour_cloning import CloningData, Demonstration, Expert, clone, collect_demonstration, fit_scale
 from siirl.engine.supervised import warm_start_on_answers
 from siirl.engine.teaching import LESSONS
 from siirl.errors import ConfigError, SiirlError
@@ -156,7 +156,6 @@ def run(flags: argparse.Namespace, config: SiiRLArguments, *, command: str) -> N
     experts = make_experts(reference, environment.spec.tasks)
     with Progress() as progress, ExitStack() as stack:
         stack.callback(lambda: asyncio.run(environment.close()))  # or OpenGL complains when Python ends
-        demonstrations = _collect(flags, config, environment, experts, progress, first_seed=first_seed)
         policy = build_policy(
             config.actor_rollout_ref.model.policy,
             path=None,
@@ -164,9 +163,12 @@ def run(flags: argparse.Namespace, config: SiiRLArguments, *, command: str) -> N
             seed=config.trainer.seed,
             options=config.actor_rollout_ref.model.options,
         )
+        if flags.fit_proprioception and policy.proprioception_layer is None:
+            raise ConfigError(f"--fit-proprioception: {type(policy).__name__} has no proprioception_layer to fit; leave it out.")
+        demonstrations = _collect(flags, config, environment, experts, progress, first_seed=first_seed)
         data = CloningData.from_demonstrations(demonstrations, policy)
-        if flags.fit_proprioception:
-            policy.fit_proprioception(data.proprioception)
+        if policy.proprioception_layer is not None and flags.fit_proprioception:
+            fit_scale(policy.proprioception_layer, data.proprioception)
         if config.trainer.blind:
             data.pixel_values.zero_()
         final = _clone(flags, config, policy, data, progress)

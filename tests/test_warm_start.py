@@ -68,6 +68,10 @@ def test_what_cannot_be_taught_is_said_in_a_sentence(tmp_path, capsys, overrides
         (("env=gymnasium", "env.id=CartPole-v1"), "env.name=gymnasium has no 'images' and no 'instruction' and no flag of success"),
         (("env.tasks=[reach]", "actor_rollout_ref.model.path=assets/tiny_vla"), "behaviour cloning begins with new weights; leave it out"),
         (("env.tasks=[reach]", "actor_rollout_ref.model.options={depth: 3}"), "unexpected keyword argument 'depth'"),
+        (
+            ("env.tasks=[reach]", "--fit-proprioception", "actor_rollout_ref.model.policy=docs.examples.own_policy:make_policy"),
+            "--fit-proprioception: TwoLayers has no proprioception_layer to fit",
+        ),
         (("env.tasks=[reach]", "--expert", "no_such_module:expert"), "there is no module 'no_such_module'"),
         (("env.tasks=[reach]", "--expert", "json:loads"), "--expert=json:loads: making the expert of 'reach' raised JSONDecodeError"),
         (("env.tasks=[reach]", "--expert", "builtins:str"), "made a str for 'reach': it must be called with the environment"),

@@ -20,6 +20,7 @@ from envs.base import IMAGES, INSTRUCTION, PROPRIOCEPTION, Environment
 from siirl.models.policy import Policy
 
 Expert = Callable[[Environment], NDArray[np.float32]]
+LEAST_DEVIATION = 1e-3  # of a proprioceptive value, a millimetre or milliradian: what never moved must not become noise made large
 
 
 @dataclass(frozen=True)
@@ -81,6 +82,18 @@ class CloningData:
             instruction_ids=torch.from_numpy(np.concatenate(ids)),
             tokens=torch.from_numpy(np.stack(tokens)),
         )
+
+
+@torch.no_grad()
+def fit_scale(layer: nn.Linear, values_NP: torch.Tensor) -> None:
+    """Let a new layer see `values_NP` as if they had mean 0 and deviation 1: W x + b becomes W (x - mean) / deviation + b.
+
+    Fingers move by centimetres and an arm's hand by decimetres, and a fresh layer that reads metres hardly sees them. It goes into
+    the weights, so nothing is computed or saved beside them.
+    """
+    deviation_P, mean_P = values_NP.std(0, correction=0).clamp(min=LEAST_DEVIATION), values_NP.mean(0)
+    layer.weight.div_(deviation_P)
+    layer.bias.sub_(layer.weight @ mean_P)
 
 
 def clone(

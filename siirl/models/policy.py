@@ -50,12 +50,10 @@ class Policy(nn.Module, abc.ABC):
         """
         raise NotImplementedError(f"{type(self).__name__} has no features (feature_size is None).")
 
-    def fit_proprioception(self, values_NP: torch.Tensor) -> None:
-        """Set new weights to the scale of what will be felt, before the first training step; by default they are left as they are.
-
-        Args:
-            values_NP: float32, of the demonstrations that the policy will learn from.
-        """
+    @property
+    def proprioception_layer(self) -> nn.Linear | None:
+        """The layer that reads proprioception, whose new weights a warm start can set to its scale; None: there is no such layer."""
+        return None
 
     def drop_head(self) -> None:
         """Give up the weights that only `forward` needs, for a copy of which nothing but `features` will be asked."""

@@ -24,8 +24,6 @@ from siirl.models.action_tokenizer import ActionTokenizer
 from siirl.models.instruction_tokenizer import PADDING, hash_words
 from siirl.models.policy import Policy
 
-LEAST_DEVIATION = 1e-3  # of a proprioceptive value, a millimetre or milliradian: what never moved must not become noise made large
-
 
 @dataclass(frozen=True)
 class TinyVLAConfig:
@@ -142,20 +140,14 @@ class TinyVLA(Policy):
             features.append(self.proprioception(proprioception))
         return self.trunk(torch.cat(features, dim=-1))
 
-    @torch.no_grad()
-    def fit_proprioception(self, values_NP: torch.Tensor) -> None:
-        """Let the first layer see `values_NP` as if they had mean 0 and deviation 1: W x + b becomes W (x - mean) / deviation + b.
-
-        Fingers move by centimetres and an arm's hand by decimetres, and a fresh layer that reads metres hardly sees them. It goes into
-        the weights, so nothing is computed or saved beside them.
-        """
+    @property
+    def proprioception_layer(self) -> nn.Linear | None:
+        """See `Policy.proprioception_layer`."""
         if not self.config.proprioception_size:
-            return
+            return None
         layer = self.proprioception[0]
         assert isinstance(layer, nn.Linear)
-        deviation_P, mean_P = values_NP.std(0, correction=0).clamp(min=LEAST_DEVIATION), values_NP.mean(0)
-        layer.weight.div_(deviation_P)
-        layer.bias.sub_(layer.weight @ mean_P)
+        return layer
 
     def drop_head(self) -> None:
         """See `Policy.drop_head`."""

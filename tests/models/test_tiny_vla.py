@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from envs.base import IMAGES, PROPRIOCEPTION, EnvSpec
+from siirl.engine.behaviour_cloning import fit_scale
 from siirl.models import ActionTokenizer, Policy, TinyVLA, TinyVLAConfig
 
 TOKENIZER = ActionTokenizer(bins=16, low=(-1.0,) * 4, high=(1.0,) * 4)
@@ -65,18 +66,14 @@ def test_words_are_hashed_the_same_everywhere():
     assert vla().tokenize_instruction("Open the DRAWER!")[:4].tolist() == [279, 438, 383, 0]
 
 
-def test_first_layer_sees_fitted_proprioception_at_mean_0_and_deviation_1():
-    policy = vla()
-    layer = policy.proprioception[0]
+def test_a_new_layer_sees_fitted_proprioception_at_mean_0_and_deviation_1():
+    layer = vla().proprioception_layer
     weight, bias = layer.weight.detach().clone(), layer.bias.detach().clone()
     felt = torch.tensor([[1.0, 0.02, 5.0, 0.0], [3.0, 0.04, 5.0, 0.0]])  # deviations 1 and 0.01; the last two never move
-    policy.fit_proprioception(felt)
+    fit_scale(layer, felt)
     standardised = torch.tensor([[-1.0, -1.0, 0.0, 0.0], [1.0, 1.0, 0.0, 0.0]])
     assert torch.allclose(layer(felt), standardised @ weight.T + bias, atol=1e-3)
 
 
-def test_policy_without_proprioception_has_nothing_to_fit():
-    policy = vla(proprioception_size=0)
-    before = [parameter.detach().clone() for parameter in policy.parameters()]
-    policy.fit_proprioception(torch.zeros(2, 0))
-    assert all(torch.equal(*pair) for pair in zip(before, policy.parameters(), strict=True))
+def test_policy_without_proprioception_has_no_layer_to_fit():
+    assert vla(proprioception_size=0).proprioception_layer is None
