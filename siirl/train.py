@@ -4,6 +4,7 @@ Everything that can be refused is refused before a process starts, all reasons t
 Exit status: 0 done, 1 the run failed, 2 the configuration cannot work, 130 interrupted. Left out: the run itself (siirl.dag_worker).
 """
 
+import os
 import sys
 from collections.abc import Sequence
 
@@ -14,6 +15,7 @@ from siirl.params.ending import FAILED, INTERRUPTED, REFUSED, end, end_on_signal
 from siirl.params.help import help_text
 from siirl.params.parser import parse, to_yaml
 from siirl.params.problems import REFUSALS
+from siirl.params.threads import short_waits
 
 USAGE = "python -m siirl.train [group=option ...] [key=value ...]: train a policy; without arguments, the demo job"
 
@@ -72,6 +74,7 @@ def _train(config: SiiRLArguments, *, start: bool) -> None:
 def command() -> None:
     """The command as a process of its own, which signals may end."""
     end_on_signals()
+    os.environ.update(short_waits())
     sys.exit(main())
 
 

@@ -27,6 +27,7 @@ from siirl.params import SiiRLArguments, sizes
 from siirl.params.first_look import describe_env
 from siirl.params.machine import device_slots
 from siirl.params.ray_address import resolve_address
+from siirl.params.threads import short_waits
 
 MEAN_RETURN = "val/all/return"  # every evaluation has it
 
@@ -113,7 +114,8 @@ def gpus_of_a_rank() -> int:
 def cluster_settings(config: SiiRLArguments, *, gpus_per_rank: int) -> ClusterSettings:
     """Where `cluster` says that processes run; each with one OpenMP thread, because they share the cores."""
     address = None if config.cluster.address is None else resolve_address(config.cluster.address)
-    return ClusterSettings(address=address, env_vars={"OMP_NUM_THREADS": "1"}, gpus_per_rank=gpus_per_rank, ranks=sizes.ranks(config))
+    env_vars = {"OMP_NUM_THREADS": "1", **short_waits()}
+    return ClusterSettings(address=address, env_vars=env_vars, gpus_per_rank=gpus_per_rank, ranks=sizes.ranks(config))
 
 
 def show_summary(run_folder: Path, *, report: Path, evaluated: Sequence[dict[str, Reduced]]) -> None:

@@ -1,0 +1,28 @@
+"""The threads of a run wait shortly for each other, which has to be said before torch is there."""
+
+import subprocess
+import sys
+
+import pytest
+
+from siirl.dag_worker.launch import cluster_settings
+from siirl.params import SiiRLArguments
+from siirl.params.threads import SPIN_COUNT
+
+TELL = """
+import os, sys
+import siirl.train
+assert "torch" not in sys.modules, "too late to say how its threads wait"
+siirl.train.main = lambda: print(os.environ["GOMP_SPINCOUNT"]) or 0
+siirl.train.command()
+"""
+
+
+@pytest.mark.parametrize(("users", "told"), [({}, "2000"), ({SPIN_COUNT: "7"}, "7")])
+def test_command_says_it_before_torch_is_imported_and_leaves_the_users_choice(users, told, monkeypatch):
+    monkeypatch.delenv(SPIN_COUNT, raising=False)
+    for name, value in users.items():
+        monkeypatch.setenv(name, value)
+    said = subprocess.run([sys.executable, "-c", TELL], check=True, capture_output=True, text=True)
+    assert said.stdout.strip() == told
+    assert cluster_settings(SiiRLArguments(), gpus_per_rank=0).env_vars[SPIN_COUNT] == told
