@@ -26,7 +26,11 @@ STUDIES = {
         common=("env=math", "env.tasks=[sums-1]", "env.kwargs.heldout_share=0", "data.train_batch_size=16"),
         arms={"grpo": Arm((*GRPO, "actor_rollout_ref.actor.ppo_mini_batch_size=16"))},
         shipped=TINY_LM,
-        warm_start=("env.tasks=[sums-1]",),
+        warm_start=(
+            "env.tasks=[sums-1]",
+            f"actor_rollout_ref.model.path={TINY_LM}",
+            *"--updates 14 --learning-rate 5e-4 --batch-rows 32".split(),
+        ),
         held_out=False,
         steps=200,
     ),
