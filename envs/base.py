@@ -9,7 +9,7 @@ is no business of an environment, and `terminated` and `truncated` are two ideas
 """
 
 import abc
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -49,6 +49,9 @@ class EnvSpec:
     """Whether seed and actions fix the episode; a real robot says False, and its lost episodes are not replayed."""
     num_agents: int = 1
     """Agents that act; with more than one, `step` takes a list of actions and returns one entry an agent."""
+    check_row: Callable[[Any], object] | None = None
+    """Raises ValueError for a row of the prompt columns (`envs.prompt_files.PromptRow`) that `reset(options={"row": …})` would refuse; None
+    where no row is known to be refused. It is pickled, so it is a function of a module."""
     notice: str = ""
     """What whoever reads a number of this environment must know; metric files, videos and reports carry it. Nothing by default."""
 

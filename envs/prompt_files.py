@@ -106,6 +106,10 @@ class PromptFile(abc.ABC):
         """`data_source` of every row, in order."""
 
     @abc.abstractmethod
+    def place(self, row: int) -> str:
+        """Where a row stands in the file, for messages."""
+
+    @abc.abstractmethod
     def rows(self, start: int, stop: int) -> list[PromptRow]:
         """Rows `start` to `stop` (exclusive), read from disk now.
 
@@ -183,10 +187,14 @@ class ParquetPrompts(PromptFile):
     def data_sources(self) -> list[str]:
         """See `PromptFile.data_sources`."""
         values = self._file.read(columns=["data_source"])["data_source"].to_pylist()
-        return [_of_row(_source, {"data_source": value}, path=self.path, place=f"row {row}") for row, value in enumerate(values)]
+        return [_of_row(_source, {"data_source": value}, path=self.path, place=self.place(row)) for row, value in enumerate(values)]
+
+    def place(self, row: int) -> str:
+        """See `PromptFile.place`; rows are counted from 0."""
+        return f"row {row}"
 
     def rows(self, start: int, stop: int) -> list[PromptRow]:
-        """See `PromptFile.rows`; rows are counted from 0."""
+        """See `PromptFile.rows`."""
         groups = [group for group, first in enumerate(self._starts[:-1]) if first < stop and start < self._starts[group + 1]]
         if not groups:
             return []
@@ -219,7 +227,7 @@ class ParquetPrompts(PromptFile):
 
     def _read(self, table: pyarrow.Table | pyarrow.RecordBatch, numbers: Sequence[int]) -> list[PromptRow]:
         named = zip(numbers, table.to_pylist(), strict=True)
-        return [_of_row(PromptRow.of, entry, path=self.path, place=f"row {number}") for number, entry in named]
+        return [_of_row(PromptRow.of, entry, path=self.path, place=self.place(number)) for number, entry in named]
 
 
 class JsonLinesPrompts(PromptFile):
@@ -251,8 +259,12 @@ class JsonLinesPrompts(PromptFile):
             return [GSM8K_SOURCE] * len(self)
         return [self._read(_source, entry, row) for row, entry in enumerate(self._objects(range(len(self))))]
 
+    def place(self, row: int) -> str:
+        """See `PromptFile.place`; lines are counted from 1, blank ones among them."""
+        return f"line {self._numbers[row]}"
+
     def rows(self, start: int, stop: int) -> list[PromptRow]:
-        """See `PromptFile.rows`; errors name the line, counted from 1."""
+        """See `PromptFile.rows`."""
         return list(self.select(range(len(self))[start:stop]))
 
     def select(self, rows: Sequence[int]) -> Iterator[PromptRow]:
@@ -262,13 +274,13 @@ class JsonLinesPrompts(PromptFile):
             yield self._read(read, entry, row)
 
     def _read(self, read: Any, entry: Mapping[str, Any], row: int) -> Any:
-        return _of_row(read, entry, path=self.path, place=f"line {self._numbers[row]}")
+        return _of_row(read, entry, path=self.path, place=self.place(row))
 
     def _objects(self, rows: Sequence[int]) -> Iterator[dict[str, Any]]:
         with self.path.open("rb") as stream:
             for row in rows:
                 stream.seek(self._positions[row])
-                yield _json_object(stream.readline(), path=self.path, place=f"line {self._numbers[row]}")
+                yield _json_object(stream.readline(), path=self.path, place=self.place(row))
 
     def _gsm8k_row(self, entry: Mapping[str, Any]) -> PromptRow:
         for name in GSM8K_COLUMNS:

@@ -10,7 +10,7 @@
 What cannot be scored raises `envs.base.EpisodeFailed`. Left out: tokens, chat templates and budgets in tokens, which belong to the rollout.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, TypedDict, get_args
 
 import gymnasium
@@ -94,6 +94,7 @@ def text_spec(
     max_action_characters: int,
     num_agents: int = 1,
     replayable: bool = True,
+    check_row: Callable[[Any], object] | None = None,
 ) -> EnvSpec:
     """The spec of a text environment: nothing to render, success is reported, one environment step a turn of the model.
 
@@ -104,6 +105,7 @@ def text_spec(
         max_action_characters: Longest text that `step` takes; longer ones are refused.
         num_agents: Models that answer at once.
         replayable: Whether seed and texts fix the episode; False where tools reach into the world.
+        check_row: Raises ValueError for a row that `reset(options={"row": …})` would refuse.
     """
     return EnvSpec(
         name=name,
@@ -114,6 +116,7 @@ def text_spec(
         renders=False,
         replayable=replayable,
         num_agents=num_agents,
+        check_row=check_row,
     )
 
 

@@ -83,6 +83,7 @@ class MathEnv(Environment):
             max_turns=1,
             max_action_characters=max_action_characters,
             num_agents=num_agents,
+            check_row=check_row,
         )
         self._row: PromptRow | None = None
 

@@ -79,7 +79,8 @@ class FileQuestions:
         try:
             return check_row(row)
         except ValueError as error:
-            raise ValueError(f"{self._files[file]}, row {row_number}: {error}. Correct the row, or take it out.") from error
+            place = _open(self._files[file], self._fingerprints[file]).place(row_number)
+            raise ValueError(f"{self._files[file]}, {place}: {error}. Correct the row, or take it out.") from error
 
 
 def check_row(row: PromptRow) -> PromptRow:

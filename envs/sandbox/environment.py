@@ -94,7 +94,13 @@ class SandboxEnv(Environment):
         )
         self._reward, self._split = reward, split
         self._sandbox = make_sandbox(isolation, url=url, packages=tuple(packages), limits=Limits.of(limits))
-        self.spec = text_spec(name="sandbox", tasks=self._source.tasks, max_turns=1, max_action_characters=max_action_characters)
+        self.spec = text_spec(
+            name="sandbox",
+            tasks=self._source.tasks,
+            max_turns=1,
+            max_action_characters=max_action_characters,
+            check_row=Problem.of,
+        )
         self._problem: Problem | None = None
 
     async def reset(self, *, seed: int | None = None, options: Mapping[str, Any] | None = None) -> tuple[TextObservation, Info]:

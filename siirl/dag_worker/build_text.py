@@ -68,6 +68,8 @@ def build_text(
     engine = make_engine(config, module=model, scorer=text_scorer, ranks=ranks, device=device, trained=True, units=units_of(model))
     actor = make_actor(config, engine=engine, horizon=config.data.max_response_length)
     critic = make_text_critic(config, ranks=ranks, device=device) if with_critic else None
+    for learner in (actor, *([] if critic is None else [critic])):
+        learner.rows_per_mini_batch *= pool.spec.num_agents  # mini-batches count prompts, and every agent makes a row of its own
     files = RolloutFiles(
         run_folder / ROLLOUTS_FOLDER, count=config.trainer.save_rollouts, rank=ranks.rank, num_ranks=ranks.size, first_step=first_step
     )
@@ -209,7 +211,8 @@ def make_loader(config: SiiRLArguments, *, spec: EnvSpec, tokenizer: ChatTokeniz
     """Prompts from files where there are some, else questions that the environment makes up from a seed."""
     data = config.data
     if data.train_files:
-        return PromptLoader.of(data, encode=tokenizer.encode_prompt, rank=ranks.rank, ranks=ranks.size, gather=ranks.gather_objects)
+        place: dict[str, Any] = {"rank": ranks.rank, "ranks": ranks.size, "gather": ranks.gather_objects}
+        return PromptLoader.of(data, encode=tokenizer.encode_prompt, check=spec.check_row, **place)
     return TaskLoader(tasks=spec.tasks, prompts_per_step=data.train_batch_size, seed=data.seed, rank=ranks.rank, ranks=ranks.size)
 
 

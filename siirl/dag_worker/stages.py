@@ -31,7 +31,7 @@ from siirl.params import SiiRLArguments
 PROMPT_COLUMNS = ("index", "task_name", "task_id", "trial_id", "seed")
 EPISODE_COLUMNS = (
     *("uid", "responses", "response_mask", "rollout_log_probs", "policy_version"),
-    *("finish_step", "complete", "truncated", "env_return", "instruction_ids"),
+    *("finish_step", "complete", "truncated", "env_return"),
 )
 
 

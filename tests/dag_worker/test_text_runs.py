@@ -96,6 +96,28 @@ def test_a_run_ends_after_its_passes_over_the_files(tmp_path):
     assert [event.metrics["data/epoch"] for event in events] == pytest.approx([0.4, 0.8, 1.2, 1.6, 2.0])
 
 
+WORKFLOW = """
+nodes:
+  - {node_id: prompts, node_type: DATA_LOAD}
+  - {node_id: rollout_actor, node_type: MODEL_INFERENCE, node_role: ROLLOUT, dependencies: [prompts]}
+  - {node_id: reward, node_type: COMPUTE, node_role: REWARD, dependencies: [rollout_actor]}
+  - {node_id: advantages, node_type: COMPUTE, node_role: ADVANTAGE, dependencies: [reward]}
+  - {node_id: actor_train, node_type: MODEL_TRAIN, node_role: ACTOR, dependencies: [advantages]}
+  - {node_id: sync_weights, node_type: BARRIER_SYNC, node_role: ROLLOUT, dependencies: [actor_train]}
+"""
+
+
+def test_a_graph_of_ones_own_begins_with_the_prompts_of_files(tmp_path):
+    rows = [{"question": f"What is {n} plus {n}?", "answer": f"It is #### {n + n}"} for n in range(8)]
+    (tmp_path / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (tmp_path / "own.yaml").write_text(WORKFLOW)
+    files = (f"data.train_files=[{tmp_path / 'train.jsonl'}]", "data.heldout_share=0", f"dag.workflow_file={tmp_path / 'own.yaml'}")
+    events = train(tmp_path / "run", "pipeline=grpo", "trainer.total_steps=2", *files)
+    assert [event.metrics["data/epoch"] for event in events] == [0.5, 1.0]
+    asked = [line["prompt"][-1]["content"] for line in read_rollouts(tmp_path / "run" / "rollouts", kind="train")]
+    assert len(set(asked)) == 8  # an epoch, over two steps
+
+
 def test_a_checkpoint_is_a_folder_that_transformers_reads(tmp_path):
     from transformers import AutoModelForCausalLM
 

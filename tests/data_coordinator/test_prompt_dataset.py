@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import re
 import subprocess
 import sys
 from collections import Counter
@@ -17,6 +18,7 @@ from pyarrow import parquet
 
 from envs.math.sources import FileQuestions
 from envs.prompt_files import PromptRow, write_prompts
+from envs.registry import env_spec
 from envs.text import message
 from siirl.data_coordinator.prompts import PartitionedRLHFDataset, PromptLoader, build_index, check_lengths, open_prompt_files
 from siirl.data_coordinator.prompts.dataset import Prompts, task_name
@@ -62,6 +64,28 @@ def loader(*train, **options) -> PromptLoader:
 def written(tmp_path, content, name="train.jsonl"):
     write_prompts(tmp_path / name, content)
     return tmp_path / name
+
+
+def loader_for(env: str, path: Path) -> PromptLoader:
+    return PromptLoader.of(arguments(path), encode=encode, check=env_spec(env).check_row)
+
+
+@pytest.mark.parametrize(
+    ("env", "bad", "told"),
+    [
+        ("math", {"style": "model"}, "reward_model.style 'model' is not graded here"),
+        ("tools", {"style": "countdown", "ground_truth": "24"}, "countdown"),
+        ("sandbox", {"ground_truth": "not tests"}, "reward_model.ground_truth must be the tests as JSON"),
+    ],
+)
+@pytest.mark.parametrize(("name", "place"), [("train.jsonl", "line 2"), ("train.parquet", "row 1")])
+def test_a_row_that_the_environment_cannot_ask_is_refused_with_its_place(tmp_path, env, bad, told, name, place):
+    tests = json.dumps({"inputs": ["1", "2"], "outputs": ["1", "2"]})
+    right = row("right", truth=tests if env == "sandbox" else "1")
+    path = written(tmp_path, [right, dataclasses.replace(right, **bad)], name=name)
+    with pytest.raises(ConfigError, match=f"{re.escape(str(path))}, {place}: .*{re.escape(told)}.*Correct the row, or take it out"):
+        loader_for(env, path)
+    assert len(loader_for(env, written(tmp_path, [right], name=f"right_{name}")).draw(1)) == 1
 
 
 # The stream

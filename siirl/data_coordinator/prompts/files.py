@@ -4,13 +4,16 @@ Pickled by its paths, so that a process which reads ahead opens the files itself
 """
 
 import bisect
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
 from envs.prompt_files import PromptFile, PromptRow, open_prompts
 from siirl.errors import ConfigError, MissingAssetError
+
+CheckRow = Callable[[PromptRow], object]
+"""Raises ValueError for a row that the environment cannot ask: `EnvSpec.check_row`."""
 
 
 class PromptFiles:
@@ -35,8 +38,12 @@ class PromptFiles:
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__init__(**state)  # type: ignore[misc]
 
-    def read(self, rows: Sequence[int]) -> Iterator[PromptRow]:
+    def read(self, rows: Sequence[int], *, check: CheckRow | None = None) -> Iterator[PromptRow]:
         """The rows with these ascending numbers, each file in one pass.
+
+        Args:
+            rows: Numbers of rows.
+            check: What the environment asks of a row beyond its columns.
 
         Raises:
             ConfigError: A row that is wrong (a ground truth that is None, for example), with file, row and remedy.
@@ -45,7 +52,7 @@ class PromptFiles:
             first, end = self._starts[number], self._starts[number + 1]
             wanted = rows[bisect.bisect_left(rows, first) : bisect.bisect_left(rows, end)]
             if len(wanted):
-                yield from _checked(file, [int(row) - first for row in wanted])
+                yield from _checked(file, [int(row) - first for row in wanted], check)
 
 
 def open_prompt_files(names: Sequence[str], *, key: str) -> PromptFiles:
@@ -73,8 +80,20 @@ def _open(path: Path) -> PromptFile:
         raise ConfigError(str(error)) from error
 
 
-def _checked(file: PromptFile, rows: Sequence[int]) -> Iterator[PromptRow]:
+def _checked(file: PromptFile, rows: Sequence[int], check: CheckRow | None) -> Iterator[PromptRow]:
     try:
-        yield from file.select(rows)
+        for number, row in zip(rows, file.select(rows), strict=True):
+            if check is not None:
+                _check(row, check, file, number)
+            yield row
+    except ConfigError:
+        raise
     except ValueError as error:
         raise ConfigError(str(error)) from error
+
+
+def _check(row: PromptRow, check: CheckRow, file: PromptFile, number: int) -> None:
+    try:
+        check(row)
+    except ValueError as error:
+        raise ConfigError(f"{file.path}, {file.place(number)}: {error}. Correct the row, or take it out.") from error

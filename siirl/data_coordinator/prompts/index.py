@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from envs.prompt_files import PromptRow
 from envs.text import Message
-from siirl.data_coordinator.prompts.files import PromptFiles
+from siirl.data_coordinator.prompts.files import CheckRow, PromptFiles
 from siirl.data_coordinator.prompts.processes import in_order
 from siirl.errors import ConfigError
 
@@ -59,15 +59,15 @@ class _Part:
 class _Parts:
     """The stretches of rows that this rank looks at, each read when it is asked for."""
 
-    def __init__(self, files: PromptFiles, encode: Encode, stretches: Sequence[range]) -> None:
-        self.files, self.encode, self.stretches = files, encode, stretches
+    def __init__(self, files: PromptFiles, encode: Encode, check: CheckRow | None, stretches: Sequence[range]) -> None:
+        self.files, self.encode, self.check, self.stretches = files, encode, check, stretches
 
     def __len__(self) -> int:
         return len(self.stretches)
 
     def __getitem__(self, number: int) -> _Part:
         try:
-            return _look_at(self.files.read(self.stretches[number]), self.encode)
+            return _look_at(self.files.read(self.stretches[number], check=self.check), self.encode)
         except ConfigError as error:
             return _Part([], [], [], error=str(error))
 
@@ -76,6 +76,7 @@ def build_index(
     files: PromptFiles,
     *,
     encode: Encode,
+    check: CheckRow | None = None,
     rank: int = 0,
     ranks: int = 1,
     gather: Gather = lambda thing: [thing],
@@ -86,6 +87,7 @@ def build_index(
     Args:
         files: The files; every rank has the same.
         encode: Chat messages to tokens; must be picklable where there are worker processes.
+        check: What the environment asks of a row; likewise.
         rank: This rank.
         ranks: How many there are.
         gather: Brings every rank's numbers together.
@@ -96,7 +98,7 @@ def build_index(
     """
     begin, end = rank * len(files) // ranks, (rank + 1) * len(files) // ranks
     stretches = [range(first, min(first + ROWS_PER_PART, end)) for first in range(begin, end, ROWS_PER_PART)]
-    found = _joined(in_order(_Parts(files, encode, stretches), num_workers=num_workers))
+    found = _joined(in_order(_Parts(files, encode, check, stretches), num_workers=num_workers))
     parts: list[_Part] = gather(found)
     for part in parts:
         if part.error is not None:

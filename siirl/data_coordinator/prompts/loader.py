@@ -14,7 +14,7 @@ import numpy as np
 
 from siirl.data_coordinator.loader import FIRST_TRAINING_SEED, LOADER_COLUMNS
 from siirl.data_coordinator.prompts.dataset import PartitionedRLHFDataset, Prompts, PromptTask
-from siirl.data_coordinator.prompts.files import open_prompt_files
+from siirl.data_coordinator.prompts.files import CheckRow, open_prompt_files
 from siirl.data_coordinator.prompts.index import Encode, Gather, build_index
 from siirl.data_coordinator.prompts.processes import in_batches
 from siirl.data_coordinator.prompts.split import counts_of, split_prompts, told
@@ -65,13 +65,21 @@ class PromptLoader:
 
     @classmethod
     def of(
-        cls, data: DataArguments, *, encode: Encode, rank: int = 0, ranks: int = 1, gather: Gather = lambda thing: [thing]
+        cls,
+        data: DataArguments,
+        *,
+        encode: Encode,
+        check: CheckRow | None = None,
+        rank: int = 0,
+        ranks: int = 1,
+        gather: Gather = lambda thing: [thing],
     ) -> "PromptLoader":
         """The loader of a job: opens the files, looks through them with the other ranks, and says what it found; every rank calls it.
 
         Args:
             data: The `data` group.
             encode: Chat messages to the tokens of a prompt.
+            check: What the environment asks of a row (`EnvSpec.check_row`).
             rank: This rank.
             ranks: How many there are.
             gather: Brings every rank's object together.
@@ -80,7 +88,8 @@ class PromptLoader:
             ConfigError: Files, rows or lengths that cannot work, on every rank alike.
             MissingAssetError: A file that is not there.
         """
-        shared: dict[str, Any] = {"encode": encode, "rank": rank, "ranks": ranks, "gather": gather, "num_workers": data.num_loader_workers}
+        shared: dict[str, Any] = {"encode": encode, "check": check, "rank": rank, "ranks": ranks, "gather": gather}
+        shared["num_workers"] = data.num_loader_workers
         files = open_prompt_files(data.train_files, key="data.train_files")
         index = build_index(files, **shared)
         heldout_files, heldout_index = files, index

@@ -93,9 +93,13 @@ class TextWorkflow(RolloutWorkflow):
 
         Raises:
             SimulationFailed: The pool could not simulate it, also not by replay; its answer cannot be graded; its prompt is too long.
+            ConfigError: The environment refuses the prompt.
         """
         async with self.pool.slot() as slot:
-            observation, opening = await slot.reset(seed=data.seed, options=_reset_options(data))
+            try:
+                observation, opening = await slot.reset(seed=data.seed, options=_reset_options(data))
+            except ValueError as error:
+                raise ConfigError(f"env.name={self.pool.spec.name} refuses a prompt of {data.task!r}: {error}") from error
             dialogues = [self._open(messages, data) for messages in self._messages(observation)]
             truncated = terminated = False
             while not (terminated or truncated):
