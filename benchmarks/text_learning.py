@@ -23,16 +23,15 @@ STUDIES = {
         steps=500,
     ),
     "one_digit": Study(
-        common=("env=math", "env.tasks=[sums-1]", "env.kwargs.heldout_share=0", "data.train_batch_size=16"),
-        arms={"grpo": Arm((*GRPO, "actor_rollout_ref.actor.ppo_mini_batch_size=16"))},
+        common=("env=math", "env.tasks=[sums-1]", "env.kwargs.heldout_share=0", "actor_rollout_ref.actor.optim.lr=4e-4"),
+        arms={"grpo": Arm(GRPO)},
         shipped=TINY_LM,
         warm_start=(
-            "env.tasks=[sums-1]",
-            f"actor_rollout_ref.model.path={TINY_LM}",
-            *"--updates 14 --learning-rate 5e-4 --batch-rows 32".split(),
+            *("env.tasks=[sums-1]", f"actor_rollout_ref.model.path={TINY_LM}"),
+            *("--updates=14", "--learning-rate=5e-4", "--batch-rows=32"),
         ),
         held_out=False,
-        steps=200,
+        steps=180,
     ),
     "engines": Study(
         common=("env=math", *GRPO),
