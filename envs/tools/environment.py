@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from envs.base import Environment, Info, StepResult
 from envs.math.environment import HELDOUT_SHARE, asked_row, grade_info, question_source
 from envs.math.grading import Grader
+from envs.math.sources import check_row
 from envs.prompt_files import PromptRow
 from envs.text import (
     GROUND_TRUTH,
@@ -34,7 +35,7 @@ from envs.text import (
 from envs.tools.budget import Budget
 from envs.tools.calls import MalformedCall, ToolCall, ToolDescription, announcement, read_calls
 from envs.tools.sources import make_toolsets
-from envs.tools.toolset import ToolError, Toolset
+from envs.tools.toolset import ToolError, Toolset, ToolsMissing
 
 TOOL_CALL, OUT_OF_TURNS = "tool call", "out of turns"
 CALCULATOR = "envs.tools.arithmetic:calculator"
@@ -110,12 +111,17 @@ class ToolEnv(Environment):
             max_turns=max_turns,
             max_action_characters=MAX_ACTION_CHARACTERS,
             replayable=all(toolset.replayable for toolset in self._toolsets),
+            check_row=check_row,
         )
         self._row: PromptRow | None = None
         self._turns = 0
 
     async def reset(self, *, seed: int | None = None, options: Mapping[str, Any] | None = None) -> tuple[TextObservation, Info]:
-        """See `Environment.reset`; options are `task`, `split` and `row`."""
+        """See `Environment.reset`; options are `task`, `split` and `row`.
+
+        Raises:
+            ToolsMissing: The tools themselves are not there.
+        """
         row = asked_row(options, seed=seed, env=self, source=self._source, split=self._split)
         self._row = None
         await self._gather_tools()
@@ -131,8 +137,8 @@ class ToolEnv(Environment):
 
         Raises:
             ValueError: No text.
-            RuntimeError: No question is open, or the tools themselves are not there.
-            GradingFailed: The final answer could not be graded.
+            RuntimeError: No question is open.
+            EpisodeFailed: The tools themselves are not there (`ToolsMissing`), or the final answer could not be graded (`GradingFailed`).
         """
         text = checked_text(action, space=cast(ModelText, self.spec.action_space))
         if self._row is None:
@@ -146,7 +152,11 @@ class ToolEnv(Environment):
             return await self._graded(self._row, text)
         if self._turns == self.spec.max_episode_steps:
             return self._cut_short(OUT_OF_TURNS)
-        return await self._called(self._row, calls)
+        try:
+            return await self._called(self._row, calls)
+        except ToolsMissing:
+            self._row = None  # the episode is over
+            raise
 
     def render(self) -> NDArray[Any]:
         """Raises RuntimeError: there is nothing to see."""

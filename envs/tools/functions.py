@@ -16,8 +16,8 @@ import pydantic
 
 from envs.tools.calls import ToolDescription
 from envs.tools.signatures import function_and_model
-from envs.tools.toolset import ToolError, Toolset
-from envs.worker_pool import WorkerKilled, WorkerPool, WorkerRaised, WorkerSettings, lease, release
+from envs.tools.toolset import ToolError, Toolset, ToolsMissing
+from envs.worker_pool import WorkerKilled, WorkerPool, WorkerRaised, WorkerSettings, WorkerUnavailable, lease, release
 
 
 class FunctionTools(Toolset):
@@ -65,6 +65,8 @@ class FunctionTools(Toolset):
             raise ToolError(str(error)) from error
         except WorkerKilled as error:
             raise ToolError(f"it was stopped: {error}") from error
+        except WorkerUnavailable as error:
+            raise ToolsMissing(str(error)) from error
         return result if isinstance(result, str) else json.dumps(result)
 
     async def close(self) -> None:

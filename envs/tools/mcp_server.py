@@ -1,13 +1,14 @@
 """The tools of an MCP server (https://modelcontextprotocol.io), which this module starts and talks to over its standard streams.
 
 With `fresh` (the default) every episode that calls a tool has a server process of its own, so that no episode sees what another one left.
-A server that dies or hangs in mid-call is replaced at the next call, and the model is told; one that does not start at all is a fault of
-the environment. Tools that want something of the user (sampling, elicitation) are refused by the client. Left out: servers over HTTP.
+A server that dies or hangs in mid-call is replaced at the next call, and the model is told. One that does not start, first or again, costs
+its episode (`ToolsMissing`), with the end of what it wrote to its standard error. Tools that want something of the user (sampling,
+elicitation) are refused by the client. Left out: servers over HTTP.
 """
 
 import asyncio
-import os
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import asynccontextmanager
 from typing import Any
 
 from mcp import Client, MCPError, StdioServerParameters, stdio_client
@@ -15,7 +16,8 @@ from mcp_types import CONNECTION_CLOSED, CallToolResult, TextContent
 from pydantic import ValidationError
 
 from envs.tools.calls import ToolDescription
-from envs.tools.toolset import ToolError, Toolset
+from envs.tools.error_stream import ErrorStream
+from envs.tools.toolset import ToolError, Toolset, ToolsMissing
 
 MAX_PAGES = 100  # of a server's list of tools
 
@@ -31,7 +33,7 @@ class MCPTools(Toolset):
         env: Mapping[str, str] | None = None,
         cwd: str | None = None,
         deadline_s: float = 10.0,
-        start_deadline_s: float = 60.0,
+        start_deadline_s: float = 40.0,
         fresh: bool = True,
         replayable: bool = False,
     ) -> None:
@@ -43,7 +45,8 @@ class MCPTools(Toolset):
             env: Further environment variables.
             cwd: Where it runs.
             deadline_s: Seconds that a call may take.
-            start_deadline_s: Seconds until the server has told its tools.
+            start_deadline_s: Seconds until the server has told its tools; with a call's below env.deadline_s (60), after which all
+                environments of a server would be replaced.
             fresh: Whether each episode has its own process; False for servers that keep no state, which saves their start.
             replayable: Whether the same calls get the same answers, so that an interrupted episode may be repeated.
         """
@@ -61,12 +64,14 @@ class MCPTools(Toolset):
     async def descriptions(self) -> Sequence[ToolDescription]:
         """See `Toolset.descriptions`; asks the server once."""
         if self._descriptions is None:
+            deadline = asyncio.get_running_loop().time() + self._start_deadline_s
             connection = await self._connected()
             try:
-                self._descriptions = await asyncio.wait_for(connection.list_tools(), self._start_deadline_s)
+                async with asyncio.timeout_at(deadline):
+                    self._descriptions = await connection.list_tools()
             except (MCPError, TimeoutError, ValidationError) as error:
                 self._drop()
-                raise RuntimeError(f"The MCP server {self._shown!r} did not tell its tools: {type(error).__name__}: {error}.") from error
+                raise ToolsMissing(self._complaint("did not tell its tools", error, connection)) from error
         return self._descriptions
 
     async def call(self, name: str, arguments: Mapping[str, Any]) -> str:
@@ -110,11 +115,18 @@ class MCPTools(Toolset):
             connection = _Connection(self._parameters)
             try:
                 await connection.open(deadline_s=self._start_deadline_s)
+                self._connection = connection
             except (OSError, MCPError, TimeoutError, ValidationError, RuntimeError, ExceptionGroup) as error:
-                self._end(connection)
-                raise RuntimeError(f"The MCP server {self._shown!r} did not start: {_first_cause(error)}.") from error
-            self._connection = connection
+                raise ToolsMissing(self._complaint("did not start", error, connection)) from error
+            finally:
+                if self._connection is None:  # also where whoever asked was cancelled
+                    self._end(connection)
         return self._connection
+
+    def _complaint(self, what: str, error: BaseException, connection: "_Connection") -> str:
+        said = connection.errors.tail()
+        told = f"The end of its standard error:\n{said}" if said else "It wrote nothing to its standard error."
+        return f"The MCP server {self._shown!r} {what}: {_first_cause(error)}. {told}"
 
     def _drop(self) -> None:
         """Forget the connection, and end its server in the background: a server that hangs is given seconds to go."""
@@ -133,6 +145,7 @@ class _Connection:
 
     def __init__(self, parameters: StdioServerParameters) -> None:
         self._parameters = parameters
+        self.errors = ErrorStream()  # until `close`
         self._closing = asyncio.Event()
         self._ready: asyncio.Future[Client] = asyncio.get_running_loop().create_future()
         self._task: asyncio.Task[None] | None = None
@@ -169,17 +182,25 @@ class _Connection:
     async def close(self) -> None:
         """End the server; waits until it is gone."""
         self._closing.set()
-        if self._task is None:
-            return
-        if not self._ready.done():
-            self._task.cancel()  # it has not come so far as to look at `_closing`
-        await asyncio.gather(self._task, return_exceptions=True)
+        try:
+            if self._task is None:
+                return
+            if not self._ready.done():
+                self._task.cancel()  # it has not come so far as to look at `_closing`
+            await asyncio.gather(self._task, return_exceptions=True)
+        finally:
+            self.errors.close()
 
     async def _live(self) -> None:
-        with open(os.devnull, "w") as nowhere:
-            async with Client(stdio_client(self._parameters, errlog=nowhere)) as client:
-                self._ready.set_result(client)
-                await self._closing.wait()
+        async with Client(self._transport()) as client:
+            self._ready.set_result(client)
+            await self._closing.wait()
+
+    @asynccontextmanager
+    async def _transport(self) -> AsyncGenerator[Any, None]:
+        async with stdio_client(self._parameters, errlog=self.errors.write_end) as streams:
+            self.errors.write_end.close()  # the server has its own by now
+            yield streams
 
 
 def _text(result: CallToolResult) -> str:
@@ -189,4 +210,4 @@ def _text(result: CallToolResult) -> str:
 def _first_cause(error: BaseException) -> str:
     while isinstance(error, ExceptionGroup):
         error = error.exceptions[0]
-    return f"{type(error).__name__}: {error}"
+    return f"{type(error).__name__}: {error}".rstrip(": .")

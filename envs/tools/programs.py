@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from envs.tools.calls import ToolDescription
-from envs.tools.toolset import ToolError, Toolset
+from envs.tools.toolset import ToolError, Toolset, ToolsMissing
 
 PARAMETERS = {
     "type": "object",
@@ -47,7 +47,10 @@ class ProgramTool(Toolset):
         program = arguments.get("program")
         if not isinstance(program, str) or len(arguments) != 1:
             raise ToolError("wrong arguments: it takes one, program, which must be text")
-        return await self._runner.run_program(program)
+        try:
+            return await self._runner.run_program(program)
+        except RuntimeError as error:
+            raise ToolsMissing(f"Tool {name!r} could not run a program: {error}") from error
 
     async def close(self) -> None:
         """See `Toolset.close`."""

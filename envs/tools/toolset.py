@@ -1,17 +1,27 @@
 """What `ToolEnv` asks of whoever brings tools: descriptions, calls that answer with text, and a fresh start with each episode.
 
-A tool that fails says so with `ToolError`, whose text the model reads. Anything else that is raised is a fault of the environment.
+A tool that fails says so with `ToolError`, whose text the model reads. Tools that are not there at all say so with `ToolsMissing`: the
+episode is counted as failed. Anything else that is raised is a fault of the environment.
 """
 
 import abc
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from envs.base import EpisodeFailed
 from envs.tools.calls import ToolDescription
 
 
 class ToolError(RuntimeError):
     """A call failed, and the model is told so: wrong arguments, an exception in the tool, a deadline, a server that died."""
+
+
+class ToolsMissing(EpisodeFailed):
+    """The tools themselves cannot be had, by no fault of the model: a server that does not start, a sandbox that breaks down.
+
+    It costs the episode that needed them and no other. The next one tries again, so tools that never come stop the run by the number of
+    episodes that failed, with this message.
+    """
 
 
 class Toolset(abc.ABC):
@@ -25,7 +35,7 @@ class Toolset(abc.ABC):
         """The tools; the same ones for the whole life of this object.
 
         Raises:
-            RuntimeError: They cannot be had.
+            ToolsMissing: They cannot be had.
         """
 
     @abc.abstractmethod
@@ -34,7 +44,7 @@ class Toolset(abc.ABC):
 
         Raises:
             ToolError: The call failed; the model is told.
-            RuntimeError: The tools themselves are not there.
+            ToolsMissing: The tools themselves are not there.
         """
 
     async def start_episode(self) -> None:  # noqa: B027  (optional: most tools keep nothing)

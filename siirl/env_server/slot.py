@@ -1,7 +1,8 @@
 """Slot: one environment of the pool, as the coroutine of an episode sees it. It outlives the servers that it runs on.
 
 Every call is recorded. If the server fails, the slot waits for the next one, repeats the recorded calls there, checks that they come
-out the same, and then makes the call that failed. No policy is asked again.
+out the same, and then makes the call that failed. No policy is asked again. An episode that cannot be repeated is given up, unless it
+failed at its reset: then nothing has happened in it, and it starts anew.
 """
 
 import logging
@@ -17,6 +18,8 @@ from siirl.env_server.tally import Tally
 from siirl.errors import SimulationFailed
 
 logger = logging.getLogger(__name__)
+
+UNREPLAYABLE = "its server failed, and the environment's spec says replayable=False"
 
 
 class Slot:
@@ -96,11 +99,11 @@ class Slot:
     async def _catch_up(self, episode: EpisodeRecord) -> int:
         """Bring the running server's environment to where the episode is; returns the server's generation."""
         generation = await self.station.start()
-        if episode.generation is None or episode.generation == generation:
+        if not episode.calls or episode.generation == generation:
             episode.generation = generation
             return generation
         if not self._spec.replayable:
-            self._give_up(episode, "its server failed, and the environment's spec says replayable=False")
+            self._give_up(episode, UNREPLAYABLE)
         self._tally.replays += 1
         for number, call in enumerate(episode.calls):
             await self._repeat(episode, number, call, generation)
@@ -137,10 +140,12 @@ class Slot:
             episode.faults += 1
         if episode.faults > self._max_replays:
             self._give_up(episode, f"its server failed {episode.faults} times, and env.max_replays is {self._max_replays}. Last: {fault}")
+        if episode.calls and not self._spec.replayable:
+            self._give_up(episode, f"{UNREPLAYABLE}. Last: {fault}")
         logger.warning(
-            "Episode with seed %d is replayed after %d chunks (%s).",
+            "Episode with seed %d %s (%s).",
             episode.seed,
-            episode.num_chunks,
+            f"is replayed after {episode.num_chunks} chunks" if episode.calls else "is started anew",
             f"failure {episode.faults}, {self._max_replays} allowed" if fault.charged else "another episode's failure",
         )
 

@@ -17,7 +17,7 @@ import gymnasium
 import numpy as np
 from numpy.typing import NDArray
 
-from envs.base import INSTRUCTION, PROPRIOCEPTION, Environment, EnvSpec, FrameBuffer, FrameRequest, StepResult
+from envs.base import INSTRUCTION, PROPRIOCEPTION, Environment, EnvSpec, EpisodeFailed, FrameBuffer, FrameRequest, StepResult
 
 
 class WalkEnv(Environment):
@@ -94,6 +94,8 @@ class FaultyEnv(WalkEnv):
         match self._fault:
             case "raise":
                 raise RuntimeError("the simulation diverged")
+            case "give_up":
+                raise EpisodeFailed("its gripper is stuck")
             case "die":
                 os.kill(os.getpid(), signal.SIGKILL)
             case "hang":
@@ -117,6 +119,16 @@ class FaultyEnv(WalkEnv):
             case "wrong_dtype":
                 observation = {**observation, PROPRIOCEPTION: np.zeros(2, np.float64)}
         return observation, reward, terminated, truncated, info
+
+
+class FaultyStartEnv(FaultyEnv):
+    """Raises in the reset of the episode with seed `faulty_seed`, `times` times in all processes together."""
+
+    async def reset(self, *, seed: int | None = None, options: Mapping[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        if seed == self._faulty_seed and len(list(self._ledger.iterdir())) < self._times:
+            (self._ledger / f"{time.time_ns()}").touch()
+            raise RuntimeError("the simulator is not there")
+        return await super().reset(seed=seed, options=options)
 
 
 class Unreadable:

@@ -172,15 +172,65 @@ def test_a_slot_can_be_used_again_after_a_failure(tmp_path):
     assert said[-1][3]
 
 
-def test_what_cannot_be_replayed_fails_at_once(tmp_path):
+def test_what_cannot_be_replayed_fails_at_once_and_says_why(tmp_path, caplog):
     async def episode():
         kwargs = {"fault": "raise", "ledger": str(tmp_path), "replayable": False}
         async with local_pool("probe_envs:FaultyEnv", kwargs) as pool:
             return (await run_episodes(pool, [1]))[0], pool.stats()
 
     said, stats = asyncio.run(episode())
-    assert isinstance(said, SimulationFailed) and "replayable=False" in str(said)
+    assert isinstance(said, SimulationFailed)
+    assert "replayable=False. Last: raised: server 1 of 2 (probe_envs:FaultyEnv): step_chunk raised RuntimeError: the sim" in str(said)
     assert (stats["env/replays"], stats["env/failures"]) == (0, 1)
+    assert not any("is replayed" in record.message for record in caplog.records)
+
+
+def test_an_episode_that_ends_itself_takes_no_other_with_it_though_none_can_be_replayed(tmp_path):
+    """Seed 1 fails in its third chunk of four; the others are in the middle of theirs, on the same server."""
+
+    async def episodes():
+        kwargs = {"fault": "give_up", "ledger": str(tmp_path), "replayable": False}
+        async with local_pool("probe_envs:FaultyEnv", kwargs, num_servers=1, envs_per_server=4) as pool:
+            return await run_episodes(pool, range(4)), pool.stats()
+
+    async def calm():
+        async with local_pool(num_servers=1, envs_per_server=4) as pool:
+            return await run_episodes(pool, range(4))
+
+    (first, failed, *others), stats = asyncio.run(episodes())
+    assert isinstance(failed, SimulationFailed) and "could not be simulated: EpisodeFailed: its gripper is stuck." in str(failed)
+    wanted = asyncio.run(calm())
+    assert [first, *others] == [wanted[0], *wanted[2:]]
+    assert (stats["env/replays"], stats["env/failures"]) == (0, 1)
+
+
+@pytest.mark.parametrize("replayable", [True, False])
+def test_an_episode_that_failed_at_its_reset_is_started_anew(replayable, tmp_path, caplog):
+    """Nothing has happened in it, so there is nothing to replay."""
+
+    async def episode(times):
+        kwargs = {"fault": "none", "ledger": str(tmp_path), "times": times, "replayable": replayable}
+        async with local_pool("probe_envs:FaultyStartEnv", kwargs, num_servers=1) as pool:
+            return (await run_episodes(pool, [1]))[0], pool.stats()
+
+    calm, _ = asyncio.run(episode(0))
+    said, stats = asyncio.run(episode(2))
+    assert said == calm
+    assert (stats["env/replays"], stats["env/failures"]) == (0, 0)
+    (first, second) = [record.message for record in caplog.records if record.name.endswith("slot")]
+    assert first == "Episode with seed 1 is started anew (failure 1, 2 allowed)."
+    assert second == "Episode with seed 1 is started anew (failure 2, 2 allowed)."
+
+
+def test_a_reset_that_fails_too_often_is_given_up_with_its_reason(tmp_path):
+    async def episode():
+        kwargs = {"fault": "none", "ledger": str(tmp_path), "times": 99, "replayable": False}
+        async with local_pool("probe_envs:FaultyStartEnv", kwargs, num_servers=1, max_replays=1) as pool:
+            return (await run_episodes(pool, [1]))[0]
+
+    said = asyncio.run(episode())
+    assert isinstance(said, SimulationFailed)
+    assert "failed 2 times, and env.max_replays is 1. Last: raised:" in str(said) and "the simulator is not there" in str(said)
 
 
 def test_a_replay_that_takes_another_course_is_told(tmp_path, caplog):

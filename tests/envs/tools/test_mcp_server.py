@@ -1,19 +1,22 @@
-"""Tools of a real MCP server process over its standard streams, also one that dies, hangs and talks nonsense."""
+"""Tools of a real MCP server process over its standard streams, also one that dies, hangs, talks nonsense and complains at length."""
 
 import asyncio
+import os
 import sys
+from pathlib import Path
 
 import pytest
 
+from envs.tools.error_stream import KEPT_BYTES, ErrorStream
 from envs.tools.mcp_server import MCPTools
-from envs.tools.toolset import ToolError
+from envs.tools.toolset import ToolError, ToolsMissing
 
 
 def with_tools(play, server, **settings):
     """Run `play(tools)`, and close the tools."""
 
     async def run():
-        tools = MCPTools(**server, start_deadline_s=250.0, **{"deadline_s": 60.0} | settings)
+        tools = MCPTools(**server, **{"deadline_s": 60.0, "start_deadline_s": 250.0} | settings)
         try:
             return await play(tools)
         finally:
@@ -74,25 +77,110 @@ def test_episodes_share_nothing_unless_asked_to(notes_server, fresh, answers):
     assert with_tools(play, notes_server, fresh=fresh) == answers
 
 
+def complaint(command, **settings):
+    """Why a server that does not start cannot be had."""
+
+    async def play(tools):
+        with pytest.raises(ToolsMissing) as caught:
+            await tools.call("any", {})
+        return str(caught.value)
+
+    return with_tools(play, {"command": command[0], "args": command[1:]}, **settings)
+
+
 @pytest.mark.parametrize(
-    ("command", "sentence"),
+    ("command", "words"),
     [
-        (["no-such-command"], "'no-such-command' did not start: FileNotFoundError"),
-        ([sys.executable, "-c", "1"], "did not start: .*Connection closed"),
-        ([sys.executable, "-c", "import time; time.sleep(100)"], r"did not start: TimeoutError: no word from it within 1 s"),
+        (["no-such-command"], "'no-such-command' did not start: FileNotFoundError: [Errno 2] No such file or directory: 'no-such-command'"),
+        (["false"], "'false' did not start: MCPError: Connection closed. It wrote nothing to its standard error."),
+        ([sys.executable, "-S", "-c", "import no_such_module"], "ModuleNotFoundError: No module named 'no_such_module'"),
     ],
 )
-def test_server_that_does_not_start_is_a_fault_of_the_environment(command, sentence):
-    async def play():
-        tools = MCPTools(command=command[0], args=command[1:], start_deadline_s=1.0)
-        try:
-            await tools.call("any", {})
-        finally:
-            await tools.close()
+def test_server_that_does_not_start_costs_an_episode_and_says_why(command, words):
+    assert words in complaint(command)
 
-    with pytest.raises(RuntimeError, match=sentence) as caught:
-        asyncio.run(play())
-    assert not isinstance(caught.value, ToolError)
+
+def test_server_that_is_silent_is_waited_for_until_its_deadline():
+    program = "import sys, time; print('loading a large index', file=sys.stderr, flush=True); time.sleep(100)"
+    told = complaint([sys.executable, "-S", "-c", program], start_deadline_s=5.0)
+    assert "did not start: TimeoutError: no word from it within 5 s. " in told
+    assert told.endswith("The end of its standard error:\nloading a large index")
+
+
+def test_server_that_dies_when_asked_for_its_tools_is_told_with_its_last_words(plain_server, tmp_path):
+    path = tmp_path / "short_lived.py"
+    source = Path(plain_server["args"][-1]).read_text()
+    path.write_text(
+        source.replace('if method == "tools/list":', 'if method == "tools/list":\n        raise LookupError("the list is gone")')
+    )
+
+    async def play(tools):
+        with pytest.raises(ToolsMissing) as caught:
+            await tools.descriptions()
+        return str(caught.value)
+
+    told = with_tools(play, {"command": sys.executable, "args": ["-S", str(path)]})
+    assert "short_lived.py' did not tell its tools: MCPError: Connection closed. The end of its standard error:" in told
+    assert told.endswith("LookupError: the list is gone")
+
+
+def test_server_that_writes_megabytes_to_its_standard_error_goes_on(plain_server):
+    async def play(tools):
+        return [await told(tools, "flood") for _ in range(2)]
+
+    assert with_tools(play, plain_server) == ["hello", "hello"]
+
+
+def test_of_megabytes_on_standard_error_the_end_is_told():
+    program = "import sys; sys.stderr.write('x' * 8_000_000); raise LookupError('in the end')"
+    told = complaint([sys.executable, "-S", "-c", program])
+    assert told.endswith("LookupError: in the end")
+    assert len(told.partition("The end of its standard error:\n")[2]) == 1 + KEPT_BYTES - 1  # a sign of the cut, and no line break
+
+
+def test_server_whose_start_is_cancelled_is_ended(tmp_path):
+    program = f"import os, time; open('{tmp_path}/' + str(os.getpid()), 'w'); time.sleep(600)"
+
+    async def play(tools):
+        starting = asyncio.create_task(tools.descriptions())
+        while not (found := list(tmp_path.iterdir())):
+            await asyncio.sleep(0.05)
+        starting.cancel()
+        await asyncio.gather(starting, return_exceptions=True)
+        await tools.close()
+        return Path("/proc", found[0].name).exists()
+
+    assert not with_tools(play, {"command": sys.executable, "args": ["-S", "-c", program]})
+
+
+def test_of_an_error_stream_the_end_is_kept_also_after_it_was_closed():
+    async def kept(*parts):
+        stream = ErrorStream()
+        found = [stream.tail()]
+        for part in parts:
+            stream.write_end.write(part)
+            stream.write_end.flush()
+            await asyncio.sleep(0)
+            found.append(stream.tail())
+        stream.close()
+        stream.close()
+        return [*found, stream.tail()]
+
+    assert asyncio.run(kept("a\n", "b\n")) == ["", "a", "a\nb", "a\nb"]
+    assert asyncio.run(kept("x" * 1999, "yz")) == ["", "x" * 1999, "…" + "x" * 1998 + "yz", "…" + "x" * 1998 + "yz"]
+
+
+def test_servers_that_do_not_start_leave_no_descriptor_open():
+    async def opened():
+        tools = MCPTools(command="no-such-command")
+        before = len(os.listdir("/proc/self/fd"))
+        for _ in range(5):
+            with pytest.raises(ToolsMissing):
+                await tools.call("any", {})
+        await tools.close()
+        return len(os.listdir("/proc/self/fd")) - before
+
+    assert asyncio.run(opened()) == 0
 
 
 def test_deadline_that_is_none_is_refused():

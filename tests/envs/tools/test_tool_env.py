@@ -3,6 +3,8 @@
 import asyncio
 import json
 import re
+import shutil
+import sys
 
 import pytest
 
@@ -12,6 +14,7 @@ from envs.tools.calls import ToolCall, write_call
 from envs.tools.environment import ToolEnv
 from envs.worker_pool import WorkerSettings, lease, release
 from siirl.env_server.pool import EnvPool
+from siirl.errors import SimulationFailed
 
 CALCULATOR = "envs.tools.arithmetic:calculator"
 DEADLINE_S = 60.0  # of tools that do not hang: a busy machine may take its time
@@ -186,10 +189,39 @@ def test_tools_of_an_mcp_server_are_called_from_an_episode(notes_server):
     assert final[2]
 
 
-def test_mcp_server_that_is_not_there_is_a_fault_and_no_wrong_answer():
-    with pytest.raises(RuntimeError, match="'no-such-server' did not start") as caught:
+def test_mcp_server_that_is_not_there_fails_the_episode_and_is_no_wrong_answer():
+    with pytest.raises(EpisodeFailed, match="'no-such-server' did not start"):
         play(make(tools=[{"mcp": {"command": "no-such-server"}}]))
-    assert not isinstance(caught.value, EpisodeFailed)
+
+
+def test_mcp_server_that_does_not_come_back_costs_its_episode_and_no_other(plain_server, tmp_path):
+    """Four episodes on one environment server. The tool server of one dies, and none starts any more: three have theirs already."""
+    mcp = plain_server | {"args": [*plain_server["args"], str(tmp_path)], "deadline_s": 60.0, "start_deadline_s": 250.0}
+    arguments = {"tasks": ["sums-6"], "tools": [{"mcp": mcp}]}
+    all_have_called = asyncio.Barrier(4)
+
+    async def episode(pool, number):
+        async with pool.slot() as slot:
+            await slot.reset(seed=number)
+            heard = [await slot.step_chunk([write_call(ToolCall("greet", {}))])]
+            await all_have_called.wait()
+            heard.append(await slot.step_chunk([write_call(ToolCall("die" if number == 1 else "greet", {}))]))
+            heard.append(await slot.step_chunk([write_call(ToolCall("greet", {}))]))
+            return [said(result) for result in heard]
+
+    async def run():
+        async with EnvPool("tools", arguments, num_servers=1, envs_per_server=4, cluster="local", deadline_s=280.0) as pool:
+            outcomes = await asyncio.gather(*(episode(pool, number) for number in range(4)), return_exceptions=True)
+            return outcomes, pool.stats()
+
+    (*fine, last), stats = asyncio.run(run())
+    failed = fine.pop(1)
+    assert [*fine, last] == [[["hello"]] * 3] * 3
+    assert isinstance(failed, SimulationFailed)
+    assert re.search(r"ToolsMissing: The MCP server '.*plain_server\.py .*' did not start: MCPError: Connection closed", str(failed))
+    assert "the disk is gone" in str(failed)
+    assert stats["env/failures"] == 1
+    assert len(list(tmp_path.glob("start-*"))) == 4
 
 
 def test_runner_of_programs_is_named_by_its_factory(monkeypatch, tmp_path):
@@ -202,6 +234,31 @@ def test_runner_of_programs_is_named_by_its_factory(monkeypatch, tmp_path):
     _, called, wrong = play(env, write_call(ToolCall("python", {"program": "print(1)"})), write_call(ToolCall("python", {"code": "1"})))
     assert said(called) == ["print(1)!"]
     assert said(wrong) == ["Error: wrong arguments: it takes one, program, which must be text."]
+
+
+def test_runner_that_cannot_run_programs_fails_the_episode(monkeypatch, tmp_path):
+    (tmp_path / "tests_envs_broken.py").write_text(
+        "class Broken:\n    async def run_program(self, program): raise RuntimeError('no sandbox at port 1')\n    def close(self): pass\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    env = make(tools=[{"program": "tests_envs_broken:Broken"}])
+
+    async def episode():
+        await env.reset(seed=0)
+        with pytest.raises(EpisodeFailed, match="Tool 'python' could not run a program: no sandbox at port 1"):
+            await env.step(write_call(ToolCall("python", {"program": "print(1)"})))
+        with pytest.raises(RuntimeError, match="call reset before step"):
+            await env.step("#### 1")
+        await env.close()
+
+    asyncio.run(episode())
+
+
+def test_functions_without_a_process_to_run_in_fail_the_episode(monkeypatch):
+    env = make(tool_deadline_s=62.0)  # workers of its own
+    monkeypatch.setattr(sys, "executable", shutil.which("false"))
+    with pytest.raises(EpisodeFailed, match=r"No process for .* could be started: it ended with status 1"):
+        play(env, compute("1+1"))
 
 
 @pytest.mark.parametrize(

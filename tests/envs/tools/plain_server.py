@@ -1,0 +1,57 @@
+"""An MCP server without the `mcp` package, which starts in a tenth of its time: the handshake, a tool that answers and one that dies.
+
+    python plain_server.py [FOLDER]
+
+With a folder it notes each of its starts there, and refuses to start while the folder holds a file `broken`, with words on standard error.
+"""
+
+import json
+import os
+import sys
+from pathlib import Path
+
+TOOLS = {
+    "greet": "Say hello.",
+    "die": "End this server, and let none start again in its folder.",
+    "flood": "Write 8 MB to standard error, and then say hello.",
+}
+
+
+def answer(method: str, tool: str, folder: Path | None) -> object:
+    """The result of a request; None for one that this server does not know."""
+    if method == "initialize":
+        return {"protocolVersion": "2025-06-18", "capabilities": {"tools": {}}, "serverInfo": {"name": "plain", "version": "1"}}
+    if method == "tools/list":
+        schema = {"type": "object", "properties": {}}
+        return {"tools": [{"name": name, "description": told, "inputSchema": schema} for name, told in TOOLS.items()]}
+    if method != "tools/call":
+        return None
+    if tool == "die":
+        assert folder is not None
+        (folder / "broken").touch()
+        os._exit(1)
+    if tool == "flood":
+        for _ in range(1000):
+            sys.stderr.write("x" * 7999 + "\n")
+        sys.stderr.write("the last line\n")
+        sys.stderr.flush()
+    return {"content": [{"type": "text", "text": "hello"}]}
+
+
+def main(folder: Path | None) -> None:
+    """Answer requests until standard input ends."""
+    if folder is not None:
+        if (folder / "broken").exists():
+            raise SystemExit(f"no server in {folder.name}: the disk is gone")
+        (folder / f"start-{os.getpid()}").touch()
+    for line in sys.stdin:
+        request = json.loads(line)
+        if "id" not in request:
+            continue
+        result = answer(request["method"], request.get("params", {}).get("name", ""), folder)
+        outcome = {"error": {"code": -32601, "message": "Method not found"}} if result is None else {"result": result}
+        print(json.dumps({"jsonrpc": "2.0", "id": request["id"], **outcome}), flush=True)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]) if len(sys.argv) > 1 else None)
