@@ -103,7 +103,7 @@ class Slot:
             episode.generation = generation
             return generation
         if not self._spec.replayable:
-            self._give_up(episode, UNREPLAYABLE)
+            self._give_up(episode, f"{UNREPLAYABLE}. Last: {self.station.last_fault}")
         self._tally.replays += 1
         for number, call in enumerate(episode.calls):
             await self._repeat(episode, number, call, generation)

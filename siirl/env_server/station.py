@@ -49,6 +49,7 @@ class Station:
         self.name = name
         self.generation = 0
         self.num_lent = 0  # slots in use, counted by the pool
+        self.last_fault = ""  # why a server was replaced here last
         self._busy_s = 0.0
         self._make_host, self._deadline_s, self._start_deadline_s = make_host, deadline_s, start_deadline_s
         self._batch_size = (num_envs + 1) // 2
@@ -100,6 +101,7 @@ class Station:
         if self._host is None or generation != self.generation:
             return
         logger.warning("Environment server %s is replaced: %s (%s).", self.name, kind, detail)
+        self.last_fault = f"{kind}: server {self.name}: {detail}"
         if culprits is None:
             culprits = {waiting.request.env for call in self._calls for waiting in call.waiting}
             self._suspects |= culprits

@@ -185,6 +185,18 @@ def test_what_cannot_be_replayed_fails_at_once_and_says_why(tmp_path, caplog):
     assert not any("is replayed" in record.message for record in caplog.records)
 
 
+def test_an_episode_between_two_calls_is_told_why_its_server_was_replaced(tmp_path):
+    async def episodes():
+        kwargs = {"fault": "raise", "ledger": str(tmp_path), "replayable": False}
+        async with local_pool("probe_envs:FaultyEnv", kwargs, num_servers=1, envs_per_server=2) as pool, pool.slot() as bystander:
+            await bystander.reset(seed=2)
+            await run_episodes(pool, [1])
+            await bystander.step_chunk([np.zeros(1, np.float32)])
+
+    with pytest.raises(SimulationFailed, match="replayable=False. Last: raised: server 1 of 1 .*the simulation diverged"):
+        asyncio.run(episodes())
+
+
 def test_an_episode_that_ends_itself_takes_no_other_with_it_though_none_can_be_replayed(tmp_path):
     """Seed 1 fails in its third chunk of four; the others are in the middle of theirs, on the same server."""
 
