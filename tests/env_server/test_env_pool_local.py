@@ -193,7 +193,7 @@ def test_an_episode_between_two_calls_is_told_why_its_server_was_replaced(tmp_pa
             await run_episodes(pool, [1])
             await bystander.step_chunk([np.zeros(1, np.float32)])
 
-    with pytest.raises(SimulationFailed, match="replayable=False. Last: raised: server 1 of 1 .*the simulation diverged"):
+    with pytest.raises(SimulationFailed, match=r"replayable=False\. Last: raised: server 1 of 1 .*the simulation diverged"):
         asyncio.run(episodes())
 
 
