@@ -2,15 +2,14 @@
 
     python -m docs.examples.own_text_training
 
-An episode of this script's own workflow is a whole group: eight answers to one question. Groups in which all are right or all are wrong
-teach nothing, so they are not accepted, and `prepare_batch` plays further ones for them.
+An episode of this script's own workflow is a whole group: eight answers to one question. A group in which all are right or all are wrong
+teaches nothing: the workflow throws it away, and `prepare_batch` plays another one for it.
 """
 
 # B rollout, T token
 
 import asyncio
 import itertools
-from collections.abc import Sequence
 
 import torch
 
@@ -34,25 +33,21 @@ from siirl.params import ActorArguments, OptimizerArguments
 MODEL, TASK, ANSWERS = "assets/tiny_lm", "sums-2", 8
 
 
-class Group(RolloutWorkflow):
-    """`ANSWERS` answers to question number `data`."""
+class MixedGroup(RolloutWorkflow):
+    """`ANSWERS` answers to question number `data`; None, which stands for "rejected", where all of them get the same reward."""
 
     def __init__(self, one: TextWorkflow) -> None:
         self.one = one
 
-    async def arun_episode(self, engine: TextEngine, data: int) -> list[Trajectory]:
+    async def arun_episode(self, engine: TextEngine, data: int) -> list[Trajectory] | None:
         seed = training_seed(run_seed=0, number=data)
         requests = [
             EpisodeRequest(uid=f"{data}-{i}", group_id=data, task=TASK, task_id=0, trial_id=data, seed=seed, policy_seed=(0, data, i))
             for i in range(ANSWERS)
         ]
-        episodes = await asyncio.gather(*(self.one.arun_episode(engine, request) for request in requests))
-        return list(itertools.chain(*episodes))
-
-
-def is_mixed(group: Sequence[Trajectory]) -> bool:
-    """Whether some answers of a group are right and some are wrong."""
-    return len({trajectory.row["env_return"] for trajectory in group}) > 1
+        answers = await asyncio.gather(*(self.one.arun_episode(engine, request) for request in requests))
+        group = list(itertools.chain(*answers))
+        return group if len({trajectory.row["env_return"] for trajectory in group}) > 1 else None
 
 
 def main(steps: int = 40, questions: int = 16) -> None:
@@ -66,11 +61,11 @@ def main(steps: int = 40, questions: int = 16) -> None:
         module=model, scorer=text_scorer, ranks=OneProcess(), optim=optimizer, total_steps=None, micro_batch_size=64, temperature=1.0
     ).initialize()
     actor = Actor(engine=engine, config=ActorArguments(ppo_mini_batch_size=questions), rollouts_per_prompt=ANSWERS, seed=0)
-    workflow = Group(TextWorkflow(pool=pool, tokenizer=tokenizer, max_prompt_length=16, max_response_length=8))
+    workflow = MixedGroup(TextWorkflow(pool=pool, tokenizer=tokenizer, max_prompt_length=16, max_response_length=8))
     numbers = itertools.count()
     with InferenceEngine(acting, pool=pool) as inference:
         for step in range(1, steps + 1):
-            result = inference.prepare_batch(numbers, workflow, count=questions, should_accept=is_mixed)
+            result = inference.prepare_batch(numbers, workflow, count=questions)
             if not result.trajectories:
                 raise SystemExit(f"Of {len(result.rejected)} groups each was all right or all wrong: there is nothing to learn here.")
             batch = Samples2Dict([Sample(trajectory.row) for trajectory in result.trajectories])

@@ -68,7 +68,8 @@ def build_text(
     engine = make_engine(config, module=model, scorer=text_scorer, ranks=ranks, device=device, trained=True, units=units_of(model))
     actor = make_actor(config, engine=engine, horizon=config.data.max_response_length)
     critic = make_text_critic(config, ranks=ranks, device=device) if with_critic else None
-    for learner in (actor, *([] if critic is None else [critic])):
+    learners: tuple[Actor | Critic, ...] = (actor,) if critic is None else (actor, critic)
+    for learner in learners:
         learner.rows_per_mini_batch *= pool.spec.num_agents  # mini-batches count prompts, and every agent makes a row of its own
     files = RolloutFiles(
         run_folder / ROLLOUTS_FOLDER, count=config.trainer.save_rollouts, rank=ranks.rank, num_ranks=ranks.size, first_step=first_step
@@ -131,6 +132,7 @@ def make_language_model(config: SiiRLArguments, *, path: str | None = None) -> L
         trust_remote_code=model.trust_remote_code,
         gradient_checkpointing=model.gradient_checkpointing and path is None,
         lora=model.lora if path is None else None,
+        seed=config.trainer.seed,
     )
 
 

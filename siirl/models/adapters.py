@@ -15,8 +15,13 @@ from siirl.params.model_args import LoraArguments
 ADAPTER = "default"  # peft's name of the one adapter
 
 
-def add_adapters(causal_lm: nn.Module, lora: LoraArguments) -> None:
+def add_adapters(causal_lm: nn.Module, lora: LoraArguments, *, seed: int = 0) -> None:
     """Put adapters into a model; nothing else of it is trained from then on.
+
+    Args:
+        causal_lm: Changed in place.
+        lora: Which adapters.
+        seed: Of their first matrices (A, section 4.1 of the paper); the second ones are zeros.
 
     Raises:
         ConfigError: `target_modules` that the model does not have.
@@ -26,7 +31,9 @@ def add_adapters(causal_lm: nn.Module, lora: LoraArguments) -> None:
     targets = "all-linear" if lora.target_modules is None else list(lora.target_modules)
     settings = LoraConfig(r=lora.rank, lora_alpha=lora.alpha, target_modules=targets, lora_dropout=lora.dropout, bias="none")  # type: ignore[arg-type]
     try:
-        inject_adapter_in_model(settings, causal_lm, adapter_name=ADAPTER)
+        with torch.random.fork_rng(devices=[]):  # peft draws from torch's own generator, which belongs to nobody
+            torch.manual_seed(seed)
+            inject_adapter_in_model(settings, causal_lm, adapter_name=ADAPTER)
     except ValueError as error:
         names = sorted({name.rpartition(".")[2] for name, part in causal_lm.named_modules() if isinstance(part, nn.Linear)})
         raise ConfigError(

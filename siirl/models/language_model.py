@@ -169,6 +169,7 @@ def load_language_model(
     trust_remote_code: bool = False,
     gradient_checkpointing: bool = False,
     lora: LoraArguments | None = None,
+    seed: int = 0,
 ) -> LanguageModel:
     """Load a causal language model, in evaluation mode on the CPU.
 
@@ -178,6 +179,7 @@ def load_language_model(
         trust_remote_code: Run code that comes with the model.
         gradient_checkpointing: Compute a block's activations again in the backward pass instead of keeping them.
         lora: Train adapters of this rank; None or rank 0: all weights. A checkpoint that has adapters already keeps its own.
+        seed: Of new adapters.
 
     Raises:
         MissingAssetError: No such folder or hub id, or weights are missing in it.
@@ -193,7 +195,7 @@ def load_language_model(
         causal_lm = read_causal_lm(source, config, dtype=dtype, trust_remote_code=trust_remote_code)
         lora = lora if lora is not None and lora.rank > 0 else None
         if lora is not None:
-            add_adapters(causal_lm, lora)
+            add_adapters(causal_lm, lora, seed=seed)
     model = LanguageModel(causal_lm.eval(), lora=lora).eval()
     _try_out(model, source)
     model.shares_prompts = _heeds_masks(model)

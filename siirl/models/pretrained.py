@@ -14,7 +14,9 @@ import torch
 
 from siirl.errors import CheckpointError, ConfigError, MissingAssetError
 from siirl.models.adapters import add_adapters
+from siirl.models.hub import find_on_hub
 from siirl.models.loader import CONFIG_FILE, WEIGHTS_FILE, load_weights
+from siirl.params.files import LANGUAGE_MODEL_FOLDER
 from siirl.params.model_args import LoraArguments
 from siirl.params.paths import find
 
@@ -23,24 +25,25 @@ ADAPTER_FILE = "lora.json"
 """Beside weights with adapters that are not merged: what they are."""
 
 
-def source_of(path: str | Path) -> str:
-    """The folder that `path` names, or else the hub id that it is.
+def source_of(path: str | Path, *, place: str = KEY) -> str:
+    """The folder that `path` names, or else the hub id that it is; see `find_on_hub` for where the hub cannot be asked.
 
     Raises:
-        MissingAssetError: A path to a folder that is not there.
+        ConfigError: No name that a model on the hub could have.
+        MissingAssetError: A path to a folder that is not there, or a hub id that is not to be had.
     """
     folder = find(str(path))
     if folder.is_dir():
         return str(folder)
     if folder.exists():
-        raise MissingAssetError(f"{KEY}={path} is a file; give the folder that holds config.json and model.safetensors.")
+        raise MissingAssetError(f"{place}={path} is a file; give the folder that holds config.json and model.safetensors.")
     name = str(path)
     if name.startswith((".", "/", "~", "assets/")) or name.count("/") > 1:
         raise MissingAssetError(
-            f"{KEY}={path}: there is no such folder. Give a folder with config.json, model.safetensors and a tokenizer, a hub id "
+            f"{place}={path}: there is no such folder. Give {LANGUAGE_MODEL_FOLDER}, a hub id "
             "(for example Qwen/Qwen2.5-0.5B-Instruct), or assets/tiny_lm; `python -m siirl.warm_start env=math --output FOLDER` makes one."
         )
-    return name
+    return find_on_hub(name, place=place)
 
 
 def read_config(source: str, *, trust_remote_code: bool) -> Any:

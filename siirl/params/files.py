@@ -17,14 +17,18 @@ BUILT_IN_ENCODERS = ("random", "pixels")  # baselines without weights
 NEWEST_CHECKPOINT = "checkpoints/latest"  # in a run folder: the pointer that siirl.dag_worker.checkpoint keeps
 KEPT_CHECKPOINTS = 3  # of a run: one to resume from, and two should it have learnt something wrong
 HEADER_LENGTH = 8  # bytes of a safetensors file that hold the length of its header
+LANGUAGE_MODEL_FOLDER = "a folder with config.json, model.safetensors and a tokenizer"
+OWN_START = "null for the policy's own weights at the start"  # actor_rollout_ref.ref.path
 
 
 def file_problems(config: SiiRLArguments) -> list[SiirlError]:
     """What is missing, or not whole."""
-    model, actor = config.actor_rollout_ref.model, config.actor_rollout_ref
-    problems = list(_policy_folder(model.path, place="actor_rollout_ref.model.path", language=model.policy == LANGUAGE_MODEL))
+    model, reference = config.actor_rollout_ref.model, config.actor_rollout_ref.ref
+    look = _language_model_folder if model.policy == LANGUAGE_MODEL else _policy_folder
+    new = "take model=tiny_lm" if model.policy == LANGUAGE_MODEL else "null for new weights"
+    problems = list(look(model.path, place="actor_rollout_ref.model.path", otherwise=new))
     if sizes.needs_reference(config):
-        problems += _policy_folder(actor.ref.path, place="actor_rollout_ref.ref.path", language=model.policy == LANGUAGE_MODEL)
+        problems += look(reference.path, place="actor_rollout_ref.ref.path", otherwise=OWN_START)
     if sizes.needs_video(config) and config.reward.encoder is not None:
         problems += _encoder(config.reward.encoder)
         problems += _demonstrations(config.reward.demonstrations)
@@ -68,13 +72,22 @@ def parameters_in(path: str) -> int:
     return sum(check_safetensors(file) for file in sorted(find(path).glob("*.safetensors")))
 
 
-def _policy_folder(path: str | None, *, place: str, language: bool) -> Iterator[SiirlError]:
+def _policy_folder(path: str | None, *, place: str, otherwise: str) -> Iterator[SiirlError]:
+    remedy = f"give a folder with config.json and model.safetensors, {otherwise}, or make one: python -m siirl.warm_start"
+    return _model_folder(path, place=place, remedy=remedy)
+
+
+def _language_model_folder(path: str | None, *, place: str, otherwise: str) -> Iterator[SiirlError]:
+    if path is not None and not find(path).is_dir() and may_be_hub_id(path):
+        return iter(())  # siirl.models.hub asks for it
+    remedy = f"give {LANGUAGE_MODEL_FOLDER}, a hub id (organisation/model), or {otherwise}"
+    return _model_folder(path, place=place, remedy=remedy)
+
+
+def _model_folder(path: str | None, *, place: str, remedy: str) -> Iterator[SiirlError]:
     if path is None:
         return
     folder = find(path)
-    if language and not folder.is_dir() and _may_be_hub_id(path):
-        return  # transformers looks for it: in its cache, then on the hub
-    remedy = "give a folder with config.json and model.safetensors, null for new weights, or make one: python -m siirl.warm_start"
     if not folder.is_dir():
         yield MissingAssetError(f"{place}={path}: there is no folder {folder}; {remedy}.")
         return
@@ -106,12 +119,12 @@ def _encoder(encoder: str) -> Iterator[SiirlError]:
         yield from _whole(weights, place="reward.encoder")
     elif path.is_dir() and not (path / "config.json").is_file():
         yield MissingAssetError(f"reward.encoder={encoder}: there is no config.json in {path}, so it is no folder of an encoder.")
-    elif not path.exists() and not _may_be_hub_id(encoder):
+    elif not path.exists() and not may_be_hub_id(encoder):
         known = ", ".join([*SHIPPED_ENCODERS, *BUILT_IN_ENCODERS])
         yield MissingAssetError(f"reward.encoder={encoder}: no such file or folder. Known: {known}; or a folder, a .pt file, a hub id.")
 
 
-def _may_be_hub_id(name: str) -> bool:
+def may_be_hub_id(name: str) -> bool:
     """`organisation/model`, which only the hub can tell whether it exists."""
     return name.count("/") == 1 and not name.startswith((".", "/", "~", "assets/")) and not name.endswith(".pt")
 

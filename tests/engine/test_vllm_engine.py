@@ -75,6 +75,31 @@ def test_samples_of_one_prompt_differ_by_their_seeds(engine):
     assert first.tokens.tolist() == again.tokens.tolist() != second.tokens.tolist()
 
 
+@needs_vllm
+def test_top_k_of_one_is_greedy(engine, monkeypatch):
+    (greedy,) = ask(engine, request("a", "17+25=", tokens=8, greedy=True))
+    (free,) = ask(engine, request("a", "17+25=", tokens=8))
+    monkeypatch.setattr(engine, "top_k", 1)
+    (sampled,) = ask(engine, request("a", "17+25=", tokens=8))
+    assert sampled.tokens.tolist() == greedy.tokens.tolist() != free.tokens.tolist()
+    np.testing.assert_allclose(sampled.log_probs, greedy.log_probs, atol=1e-5)  # of the whole distribution: not 0
+
+
+@needs_vllm
+def test_top_p_never_draws_outside_of_the_nucleus(engine, monkeypatch):
+    with torch.no_grad():
+        logits = engine.model.causal_lm(input_ids=torch.tensor([[5]])).logits[0, -1]
+    probabilities = (logits / TEMPERATURE).softmax(-1)
+    ordered = probabilities.sort(descending=True)
+    likely = set(ordered.indices[: int((ordered.values.cumsum(0) < 0.5).sum()) + 1].tolist())
+    draws = [request(str(i), (5,), tokens=1) for i in range(100)]
+    assert not {int(answer.tokens[0]) for answer in ask(engine, *draws)} <= likely  # the fixture's nucleus reaches 0.9
+    monkeypatch.setattr(engine, "top_p", 0.5)
+    answers = ask(engine, *draws)
+    assert {int(answer.tokens[0]) for answer in answers} <= likely
+    np.testing.assert_allclose(answers[0].log_probs, probabilities[answers[0].tokens].log(), atol=1e-5)  # of the whole distribution
+
+
 @pytest.fixture
 def endless(monkeypatch):
     """No token ends a continuation, unless a test says so."""

@@ -34,6 +34,20 @@ def test_new_adapters_change_nothing():
     torch.testing.assert_close(adapted(moved=False)(IDS, ORDER), LanguageModel(tiny_causal_lm("tied"))(IDS, ORDER), rtol=0, atol=0)
 
 
+def test_a_seed_fixes_new_adapters_whatever_was_drawn_before():
+    def first_matrices(seed):
+        torch.randn(7)  # somebody else's
+        causal_lm = tiny_causal_lm("tied")
+        before = torch.random.get_rng_state()
+        add_adapters(causal_lm, LORA, seed=seed)
+        assert torch.equal(torch.random.get_rng_state(), before)
+        return torch.cat([weight.flatten() for name, weight in causal_lm.named_parameters() if ".lora_A." in name])
+
+    one, again, other = (first_matrices(seed) for seed in (1, 1, 2))
+    assert torch.equal(one, again)
+    assert not torch.equal(one, other)
+
+
 def test_only_adapters_are_trained():
     trained = [name for name, weight in adapted().named_parameters() if weight.requires_grad]
     assert trained

@@ -60,6 +60,31 @@ def test_a_missing_policy_folder_is_refused_with_the_remedy() -> None:
     assert "siirl.warm_start" in found[0]
 
 
+TEXT = ("env=math", "model=causal_lm")
+IN_ITS_PLACE = "give a folder with config.json, model.safetensors and a tokenizer, a hub id (organisation/model), or "
+
+
+def test_a_language_model_is_never_new_and_its_remedy_says_what_else_there_is() -> None:
+    (found,) = problems(*TEXT, "actor_rollout_ref.model.path=no/such/folder")
+    assert found.startswith("actor_rollout_ref.model.path=no/such/folder: there is no folder no/such/folder; ")
+    assert found.endswith(f"{IN_ITS_PLACE}take model=tiny_lm.")
+    assert "null" not in found
+
+
+def test_the_remedy_of_a_reference_is_the_policys_own_start() -> None:
+    use_kl = ("actor_rollout_ref.actor.use_kl_loss=true", "actor_rollout_ref.ref.path=no/such/folder")
+    (text,) = problems("env=math", *use_kl)
+    (robots,) = problems(*use_kl)
+    assert text.endswith(f"{IN_ITS_PLACE}null for the policy's own weights at the start.")
+    assert "or null" not in robots
+    assert "null for the policy's own weights at the start, or make one: python -m siirl.warm_start." in robots
+
+
+def test_what_may_be_a_hub_id_is_left_to_the_hub_by_language_models_alone() -> None:
+    assert problems(*TEXT, "actor_rollout_ref.model.path=outputs/model") == []
+    assert len(problems("actor_rollout_ref.model.path=outputs/model")) == 1
+
+
 @pytest.mark.parametrize("name", ["config.json", "model.safetensors"])
 def test_a_policy_folder_without_one_of_its_files_is_refused(weights: Path, name: str) -> None:
     (weights / name).unlink()

@@ -10,6 +10,9 @@ from siirl.params.parser import known_keys
 READ_IN_PARAMS = {
     "actor_rollout_ref.actor.strategy": "checks.py",  # one of its two values is refused in this version
     "actor_rollout_ref.rollout.name": "checks.py",  # likewise all but one
+    "custom_reward_function.path": "reward_args.py",  # these three become the parts of a reward, which alone are passed on
+    "custom_reward_function.name": "reward_args.py",
+    "reward.functions": "reward_args.py",
     "env.kwargs": "env_args.py",
     "trainer.threads_per_rank": "sizes.py",
     "trainer.output_dir": "run_folder.py",
@@ -38,8 +41,7 @@ def test_every_key_is_read_or_refused(repository: Path) -> None:
     unread = [
         place
         for place, key in known_keys({}).items()
-        if not key.metadata["text_only"]  # refused for robots, read by text jobs
-        and not key.metadata["derived"]  # an old name, translated
+        if not key.metadata["derived"]  # an old name, translated
         and place not in READ_IN_PARAMS
         and not (place.startswith("env.") and place.split(".")[1] not in POOL_KEYS)  # handed to the constructor
         and not is_read(place, code)

@@ -1,9 +1,13 @@
-"""Programs that try to get out. Each says `through` if it did; what it did to the outside is looked at from the outside."""
+"""Programs that try to get out. Each says `through` if it did; what it did to the outside is looked at from the outside.
+
+That each would say so is tried out, too: the harmless ones are run where there are no walls, the others' form is.
+"""
 
 import os
 import socket
 import subprocess
 import sys
+import textwrap
 from contextlib import ExitStack
 
 import pytest
@@ -19,10 +23,31 @@ def call(x86, arm, *arguments):
     result = kernel.syscall(x86 if machine == "x86_64" else arm, *arguments)
     if result < 0:
         raise OSError(ctypes.get_errno(), "refused")
+
+def opened(*paths):
+    """Those that can be opened."""
+    return [path for path in paths if works(os.open, path, os.O_RDONLY)]
+
+def descriptors():
+    """Those that the program did not open: input, output and errors are its own, and the pipe of results."""
+    return [number for number in range(4, 1024) if works(os.fstat, number)]
+
+SHELLS = ("/bin/sh", "/usr/bin/sh", "/bin/bash", "/usr/bin/bash", "/bin/busybox")
+
+def works(function, *arguments):
+    try:
+        function(*arguments)
+    except OSError:
+        return False
+    return True
+
+def within():
+    assert (os.getppid(), os.getuid()) == (1, 65534), "not within a sandbox"
     return True
 '''
-# The last expression of each is what it got; nothing, or an error of the operating system, is a wall that held.
-ESCAPES = {
+# Each is an expression that a wall makes end in an error of the operating system. One that comes back got through, whatever it returned:
+# most calls that change the world return None.
+ACTS = {
     # the network and other sockets
     "connect to a server on this machine": "socket.create_connection(('127.0.0.1', PORT), 2)",
     "connect over IPv6": "socket.create_connection(('::1', PORT), 2)",
@@ -41,9 +66,6 @@ ESCAPES = {
     "climb out of the root": "open('/tmp/' + '../' * 30 + SECRET).read()",
     "hard-link a file of the system": "os.link(os.__file__, '/tmp/link') or open('/tmp/link', 'r+')",
     "open by handle": "call(304, 265, -100, 0, 0)",
-    "see installed packages": "[folder for folder in PACKAGES if os.path.isdir(folder) and os.listdir(folder)]",
-    "see anything but what is needed": "set(os.listdir('/')) - {'tmp', 'dev', 'usr', 'lib', 'lib64', 'lib32', PREFIX.split('/')[1]}",
-    "see a folder of the checkout": "os.path.exists(CHECKOUT)",
     # writing
     "write to the root": "open('/file', 'w')",
     "write to /dev": "open('/dev/file', 'w')",
@@ -52,28 +74,21 @@ ESCAPES = {
     "replace the interpreter": "os.rename(sys.executable, '/tmp/python')",
     "make writable": "os.chmod(os.__file__, 0o777)",
     "make a device": "call(133, -1, b'/tmp/device', 0o60600, 0x800)",
-    "open a disk or the memory": "[os.open(d, 0) for d in ('/dev/vda', '/dev/sda', '/dev/mem', '/dev/kmsg', '/dev/fuse', '/dev/kvm')]",
     # other processes
     "kill a process outside": "os.kill(VICTIM, 9)",
-    "kill the keeper": "os.getppid() == 1 and (os.kill(1, 9) or os.kill(1, 0))",
-    "stop the keeper": "os.kill(os.getppid(), 19) and False",
-    "kill everybody": "os.getppid() == 1 and os.kill(-1, 15) and False",  # the first term keeps the machine safe, were there a hole
     "trace the keeper": "call(101, 117, 16, os.getppid(), 0, 0)",
     "read the keeper's memory": "call(310, 270, os.getppid(), 0, 0, 0, 0, 0)",
     "write into the keeper's memory": "call(311, 271, os.getppid(), 0, 0, 0, 0, 0)",
     "take a descriptor of the keeper": "call(438, 438, os.pidfd_open(1), 1, 0)",
     "compare processes": "call(312, 272, 1, 1, 0, 0, 0)",
-    "change the keeper's limits": "__import__('resource').prlimit(1, 7, (0, 0)) and False",
+    "change the keeper's limits": "__import__('resource').prlimit(1, 7, (0, 0))",
     # /proc and /sys
     "read the environment of process 1": "open('/proc/1/environ').read()",
     "read its own memory": "open('/proc/self/mem', 'rb')",
     "write a setting of the kernel": "open('/proc/sys/kernel/core_pattern', 'w')",
     "list /sys": "os.listdir('/sys')",
-    "find inherited descriptors": "[fd for fd in range(4, 1024) if not os.fstat(fd)] or DESCRIPTORS()",
-    "find an environment variable": "set(os.environ) - {'HOME', 'TMPDIR', 'LANG', 'PYTHONHASHSEED', 'PWD', 'LC_CTYPE'}",
     # privileges and namespaces
-    "become root": "os.setuid(0) or os.getuid() == 0",
-    "be root already": "0 in os.getresuid() + os.getresgid() or os.getgroups()",
+    "become root": "os.setuid(0)",
     "make a user namespace": "call(272, 97, 0x10000000)",
     "clone into a user namespace": "call(56, 220, 0x10000011, 0, 0, 0, 0)",
     "clone into a user namespace the new way": "call(435, 435, ctypes.create_string_buffer((0x10000000).to_bytes(8, 'little'), 88), 88)",
@@ -102,22 +117,38 @@ ESCAPES = {
     "make a message queue": "call(240, 180, b'x', 0o102, 0o600, 0)",
     "make System V semaphores": "call(64, 190, 0, 1, 0o1600)",
     # limits
-    "raise the limit on memory": "__import__('resource').setrlimit(9, (2**30, 2**30)) or True",
-    "raise the limit on processor time": "__import__('resource').setrlimit(0, (100, 100)) or True",
+    "raise the limit on memory": "__import__('resource').setrlimit(9, (2**30, 2**30))",
+    "raise the limit on processor time": "__import__('resource').setrlimit(0, (100, 100))",
     # ways to start something else
-    "start a shell": "[os.execv(shell, ['sh', '-c', 'echo through']) for shell in ('/bin/sh', '/usr/bin/sh', '/bin/bash')]",
     "type into the terminal": "__import__('fcntl').ioctl(0, 0x5412, b'x')",
-    # our own code
+}
+# Each is an expression that finds something; nothing found is a wall that held.
+FINDINGS = {
+    "see installed packages": "[folder for folder in PACKAGES if os.path.isdir(folder) and os.listdir(folder)]",
+    "see anything but what is needed": "set(os.listdir('/')) - {'tmp', 'dev', 'usr', 'lib', 'lib64', 'lib32', PREFIX.split('/')[1]}",
+    "see a folder of the checkout": "[CHECKOUT] if os.path.exists(CHECKOUT) else []",
+    "find inherited descriptors": "descriptors()",
+    "find an environment variable": "set(os.environ) - {'HOME', 'TMPDIR', 'LANG', 'PYTHONHASHSEED', 'PWD', 'LC_CTYPE'}",
+    "be root already": "[number for number in (*os.getresuid(), *os.getresgid()) if number == 0] + os.getgroups()",
+    "open a disk or the memory": "opened('/dev/vda', '/dev/sda', '/dev/mem', '/dev/kmsg', '/dev/fuse', '/dev/kvm')",
+    "start a shell": "[shell for shell in SHELLS if works(os.execv, shell, ['sh', '-c', 'echo through'])]",
     "import the grader": "[n for n in ('envs', 'siirl', 'gymnasium', 'pip') if __import__('importlib.util').util.find_spec(n)]",
 }
+# Signals to the first process of a namespace may be sent, and the kernel drops them: that the keeper lives on, and so answers, is the wall.
+# Besides, there is nobody. `within` keeps the machine safe, were there a hole.
+BLOWS = {
+    "kill the keeper": "within() and os.kill(1, 9)",
+    "stop the keeper": "within() and os.kill(1, 19)",
+    "kill everybody": "within() and os.kill(-1, 15)",
+}
+ATTEMPTS = {**ACTS, **FINDINGS, **BLOWS}
 
 
 @pytest.fixture(scope="module")
 def outside(tmp_path_factory, repository):
-    """Things that a program must not reach: a server, a file, a process."""
+    """Things that a program must not reach: servers on a port and on a socket file, a file, a process."""
     with ExitStack() as stack:
         server = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
-        server.settimeout(0.05)
         folder = tmp_path_factory.mktemp("outside")
         os.chmod(folder, 0o755)
         (folder / "secret").write_text("secret")
@@ -136,40 +167,126 @@ def outside(tmp_path_factory, repository):
             "PREFIX": sys.base_prefix,
             "PACKAGES": [path for path in (*sys.path, f"{sys.base_prefix}/lib/python3.11/site-packages") if path.endswith("-packages")],
         }
-        yield names, server, victim
+        yield names, (server, unix), victim
 
 
-def attempt(code, names):
+def attempt(name, names):
     """A program that makes an attempt and says what became of it."""
+    if name in ACTS:
+        return program(f"{ACTS[name]}\nthrough = True", names)
+    if name in FINDINGS:
+        return program(f"through = bool({FINDINGS[name]})", names)
+    return program(
+        f"""
+try:
+    {BLOWS[name]}
+except ProcessLookupError:
+    pass
+through = False""",
+        names,
+    )
+
+
+def program(statements, names):
+    """What sets `through`, with what it may use."""
     given = "".join(f"{name} = {value!r}\n" for name, value in names.items())
     return f"""{PRELUDE}{given}
-def DESCRIPTORS():
-    found = []
-    for descriptor in range(4, 1024):
-        try:
-            os.fstat(descriptor)
-            found.append(descriptor)
-        except OSError:
-            pass
-    return found
-
 try:
-    through = {code}
-except (OSError, ImportError, MemoryError, ValueError) as error:
+{textwrap.indent(statements, "    ")}
+except (OSError, ImportError, MemoryError, ValueError):
     through = False
-print("through" if through not in (False, 0, None, set(), [], ()) else "held", flush=True)
+print("through" if through else "held", flush=True)
 """
 
 
-@pytest.mark.parametrize("name", ESCAPES)
+def unvisited(listener):
+    """Whether nobody has connected since it was asked last."""
+    listener.setblocking(False)
+    try:
+        listener.accept()[0].close()
+    except BlockingIOError:
+        return True
+    return False
+
+
+@pytest.mark.parametrize("name", ATTEMPTS)
 def test_attempt_to_get_out_is_held(small, seven, outside, name):
-    names, server, victim = outside
-    (execution,) = executions(small, attempt(ESCAPES[name], names))
+    names, listeners, victim = outside
+    (execution,) = executions(small, attempt(name, names))
     assert (execution.output, execution.exit_status) == (b"held\n", 0), execution
-    with pytest.raises(TimeoutError):
-        server.accept()
+    assert all(unvisited(listener) for listener in listeners)
     assert victim.poll() is None
     assert verdict(small, seven, RIGHT).success  # the service goes on
+
+
+# Without walls the same programs do say `through`. Left out are those that would change this machine, and those that a host or a container
+# may forbid by itself (namespaces, counters, personalities).
+HARMLESS = (
+    *("connect to a server on this machine", "send a datagram", "connect to a unix socket", "talk to the kernel (netlink)"),
+    *("read a secret", "read /etc/passwd", "read the checkout", "climb out of the root", "read its own memory", "list /sys"),
+    *("raise the limit on memory", "raise the limit on processor time", "make a file in memory"),
+    *FINDINGS,
+)
+NOT_EVERYWHERE = ("be root already", "open a disk or the memory")  # by user and by machine
+
+
+def said_without_walls(program_text, **options):
+    command = [sys.executable, "-c", program_text]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=True, **options).stdout
+
+
+@pytest.mark.parametrize("name", [name for name in HARMLESS if name not in NOT_EVERYWHERE])
+def test_a_harmless_attempt_gets_through_where_there_are_no_walls(outside, name):
+    names, listeners, _ = outside
+    reading, writing = os.pipe()
+    try:
+        assert said_without_walls(attempt(name, names), pass_fds=[writing]) == "through\n"
+    finally:
+        os.close(reading)
+        os.close(writing)
+    for listener in listeners:
+        unvisited(listener)  # takes the connection away
+
+
+@pytest.mark.parametrize(("name", "visited"), [("connect to a server on this machine", 0), ("connect to a unix socket", 1)])
+def test_a_connection_that_got_through_is_seen_from_the_outside(outside, name, visited):
+    names, listeners, _ = outside
+    assert said_without_walls(attempt(name, names)) == "through\n"
+    assert [not unvisited(listener) for listener in listeners] == [number == visited for number in range(2)]
+
+
+def test_a_kill_that_got_through_is_seen_from_the_outside():
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as victim:
+        assert said_without_walls(attempt("kill a process outside", {"VICTIM": victim.pid})) == "through\n"
+        assert victim.wait(timeout=60) == -9
+
+
+@pytest.mark.parametrize("returned", ["None", "False", "0", "[]", "b''"])
+def test_a_call_that_comes_back_got_through_whatever_it_returned(returned, monkeypatch):
+    """As os.rename, os.chmod, os.chroot, clock_settime, sethostname and connect do, whose None says that they worked."""
+    monkeypatch.setitem(ACTS, "act", returned)
+    assert said_without_walls(attempt("act", {})) == "through\n"
+
+
+@pytest.mark.parametrize(
+    ("kind", "code", "said"),
+    [
+        (ACTS, "os.stat('/no/such/file')", "held"),
+        (FINDINGS, "[]", "held"),
+        (FINDINGS, "[0]", "through"),
+        (FINDINGS, "open('/no/such/file')", "held"),
+    ],
+)
+def test_a_wall_is_an_error_of_the_system_or_nothing_found(kind, code, said, monkeypatch):
+    monkeypatch.setitem(kind, "attempt", code)
+    assert said_without_walls(attempt("attempt", {})) == f"{said}\n"
+
+
+@pytest.mark.parametrize("name", BLOWS)
+def test_a_blow_is_not_dealt_outside_of_a_sandbox(name):
+    with pytest.raises(subprocess.CalledProcessError) as ended:
+        said_without_walls(attempt(name, {}))
+    assert "AssertionError: not within a sandbox" in ended.value.stderr
 
 
 def test_call_of_another_architecture_is_killed(small):

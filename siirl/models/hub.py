@@ -1,0 +1,89 @@
+"""Asks the Hugging Face hub once, briefly, whether it has a model, before anything is downloaded or missed.
+
+`from_pretrained` asks for every file by itself, and where the hub cannot be reached it tries each of them six times over (huggingface_hub,
+`http_backoff`): a mistyped folder takes minutes that way, and so does a model that lies in the cache. Here one question is asked, without
+a second try, and what follows from the answer is decided. Left out: downloading, which is transformers' part.
+"""
+
+import functools
+import logging
+from pathlib import Path
+
+from siirl.errors import ConfigError, MissingAssetError
+from siirl.params.files import LANGUAGE_MODEL_FOLDER
+
+logger = logging.getLogger(__name__)
+
+CONFIG_FILE = "config.json"
+FOLDER = f"Give {LANGUAGE_MODEL_FOLDER}"
+REMEDY = f"{FOLDER}, or another hub id."
+PATIENCE_S = 5.0  # the hub answers within a second; who waits longer has no use for a download of gigabytes either
+
+
+@functools.cache
+def find_on_hub(name: str, *, place: str, endpoint: str | None = None) -> str:
+    """What `from_pretrained` is to be given for a name that is no folder.
+
+    Args:
+        name: A hub id, or what was meant to be a folder.
+        place: The configuration key, for messages.
+        endpoint: The hub's address; None: that of HF_ENDPOINT, or huggingface.co.
+
+    Returns:
+        `name` where the hub has such a model; where it cannot be asked, the folder of its copy in the hub's cache.
+
+    Raises:
+        ConfigError: No name that a model on the hub could have.
+        MissingAssetError: The hub has none, or gives it to others alone, or cannot be asked and there is no copy.
+    """
+    from huggingface_hub import get_hf_file_metadata, hf_hub_url
+    from huggingface_hub.errors import (
+        GatedRepoError,
+        HfHubHTTPError,
+        HFValidationError,
+        HTTPError,  # of the library that it asks with; what is raised where there is no answer
+        OfflineModeIsEnabled,
+        RemoteEntryNotFoundError,
+        RepositoryNotFoundError,
+    )
+    from huggingface_hub.utils import validate_repo_id
+
+    missing = f"{place}={name}: there is no folder {name} here, and"
+    try:
+        validate_repo_id(name)
+        get_hf_file_metadata(hf_hub_url(name, CONFIG_FILE, endpoint=endpoint), timeout=PATIENCE_S, endpoint=endpoint)
+    except HFValidationError as error:
+        raise ConfigError(f"{missing} no model on the hub can have that name. {REMEDY}") from error
+    except GatedRepoError as error:
+        raise MissingAssetError(
+            f"{place}={name}: its owners let those alone have it who asked them: do so at https://huggingface.co/{name}, then "
+            "`hf auth login`."
+        ) from error
+    except RepositoryNotFoundError as error:
+        raise MissingAssetError(
+            f"{missing} the hub has no such model, unless it is a private one (then `hf auth login`). {REMEDY}"
+        ) from error
+    except RemoteEntryNotFoundError as error:
+        raise MissingAssetError(f"{place}={name} is on the hub, but has no {CONFIG_FILE}, so it is no model. {REMEDY}") from error
+    except OfflineModeIsEnabled as error:
+        return _cached(name, otherwise=f"{missing} the hub is not asked: HF_HUB_OFFLINE is set. {FOLDER}, or unset it.", error=error)
+    except HfHubHTTPError as error:
+        reason = f"the hub answered with status {error.response.status_code}"
+        return _cached(name, otherwise=f"{missing} {reason}. {FOLDER}, or try again.", error=error, reason=reason)
+    except HTTPError as error:
+        reason = f"the hub could not be reached ({str(error) or type(error).__name__})"
+        return _cached(name, otherwise=f"{missing} {reason}. {FOLDER}, or try again.", error=error, reason=reason)
+    return name
+
+
+def _cached(name: str, *, otherwise: str, error: Exception, reason: str | None = None) -> str:
+    """The folder of a model in the hub's cache; with a `reason` to be told, unless offline was asked for."""
+    from huggingface_hub import try_to_load_from_cache
+
+    config = try_to_load_from_cache(name, CONFIG_FILE)
+    if not isinstance(config, str):
+        raise MissingAssetError(otherwise) from error
+    folder = Path(config).parent
+    if reason is not None:
+        logger.warning("%s: %s, so its copy in %s is taken.", name, reason, folder)
+    return str(folder)
