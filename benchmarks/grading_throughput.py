@@ -1,6 +1,6 @@
 """How many answers a second MathEnv grades, and at what cost in processor time: plain numbers, and LaTeX through worker processes.
 
-    python -m benchmarks.grading_throughput                # 1 and 2 workers
+    python -m benchmarks.grading_throughput                # 1 and 2 workers; writes benchmarks/results/grading_throughput.json
     python -m benchmarks.grading_throughput --workers 4
 
 Answers differ from each other, so that no cache of math-verify helps. Rates by the clock depend on what else the machine does; answers a
@@ -11,13 +11,16 @@ import argparse
 import asyncio
 import json
 import os
+import sys
 import time
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from benchmarks.machine import describe_machine
 from envs.math.grading import Grader
 
+RESULTS = Path(__file__).parent / "results"
 CASES = {
     "plain numbers": [(str(n), f"so\n#### {n + n % 2}") for n in range(20_000)],
     "fractions in LaTeX": [(f"\\frac{{{n}}}{{7}}", f"\\boxed{{\\frac{{{2 * n}}}{{14}}}}") for n in range(1, 1001)],
@@ -29,9 +32,15 @@ def main() -> None:
     """Measure each kind with each number of workers, and print one JSON object."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--workers", type=int, nargs="+", default=[1, 2])
-    arguments = parser.parse_args()
-    rates = [asyncio.run(measure(name, pairs, workers=workers)) for workers in arguments.workers for name, pairs in CASES.items()]
-    print(json.dumps({"machine": describe_machine(), "rates": rates}, indent=2))
+    parser.add_argument("--output", type=Path, default=RESULTS / "grading_throughput.json")
+    flags = parser.parse_args()
+    rates = []
+    for workers in flags.workers:
+        for name, pairs in CASES.items():
+            rates.append(asyncio.run(measure(name, pairs, workers=workers)))
+            print(rates[-1], flush=True)
+    command = " ".join(["python -m benchmarks.grading_throughput", *sys.argv[1:]])
+    flags.output.write_text(json.dumps({"command": command, "machine": describe_machine(), "rates": rates}, indent=1) + "\n")
 
 
 async def measure(name: str, pairs: Sequence[tuple[str, str]], *, workers: int) -> dict[str, Any]:

@@ -81,6 +81,8 @@ class Plan:
     envs_per_server: int
     prompts: int
     group_size: int
+    agents: int
+    """Of an episode; each makes a trajectory."""
     mini_batches: int
     trajectories_per_mini_batch: int
     micro_batches: int
@@ -114,7 +116,7 @@ class Plan:
     @property
     def trajectories(self) -> int:
         """Of a step, over all ranks."""
-        return self.prompts * self.group_size
+        return self.prompts * self.group_size * self.agents
 
     @property
     def optimiser_steps(self) -> int:
@@ -168,9 +170,10 @@ def make_plan(
         envs_per_server=config.env.envs_per_server,
         prompts=config.data.train_batch_size,
         group_size=config.actor_rollout_ref.rollout.n,
+        agents=env_spec.num_agents,
         mini_batches=sizes.mini_batches(config),
-        trajectories_per_mini_batch=sizes.trajectories_per_mini_batch(config),
-        micro_batches=sizes.micro_batches_per_mini_batch(config),
+        trajectories_per_mini_batch=sizes.trajectories_per_mini_batch(config) * env_spec.num_agents,
+        micro_batches=sizes.micro_batches_per_mini_batch(config, agents=env_spec.num_agents),
         micro_batch_size=actor.micro_batch_size,
         micro_batch_tokens=actor.micro_batch_tokens,
         epochs=actor.ppo_epochs,
@@ -206,7 +209,7 @@ def render(plan: Plan) -> str:
         ("ranks", f"{plan.ranks} ({'one process, cluster=local' if plan.cluster == 'local' else f'Ray actors, cluster={plan.cluster}'})"),
         ("tasks", f"{plan.env}: {', '.join(plan.tasks) if plan.file_epochs is None else 'questions of data.train_files'}"),
         ("environments", f"{_count(plan.num_servers, 'server')} x {plan.envs_per_server} = {plan.num_servers * plan.envs_per_server}"),
-        ("a step", f"{_count(plan.prompts, 'prompt')} x {_count(plan.group_size, 'rollout')} = {plan.trajectories} trajectories"),
+        ("a step", _render_step(plan)),
         ("update", _render_update(plan)),
         ("loss", plan.loss),
         *([("critic", plan.critic)] if plan.critic is not None else []),
@@ -223,6 +226,12 @@ def render(plan: Plan) -> str:
             "lower env.num_servers, env.envs_per_server or the number of env.tasks."
         )
     return f"Plan\n{text}"
+
+
+def _render_step(plan: Plan) -> str:
+    factors = [_count(plan.prompts, "prompt"), _count(plan.group_size, "rollout")]
+    factors += [_count(plan.agents, "agent")] if plan.agents > 1 else []
+    return f"{' x '.join(factors)} = {plan.trajectories} trajectories"
 
 
 def _render_update(plan: Plan) -> str:

@@ -56,9 +56,9 @@ def optimiser_steps_per_step(config: SiiRLArguments) -> int:
     return mini_batches(config) * config.actor_rollout_ref.actor.ppo_epochs
 
 
-def micro_batches_per_mini_batch(config: SiiRLArguments) -> int:
-    """Forward and backward passes of a rank for one optimiser step."""
-    on_a_rank = -(-trajectories_per_mini_batch(config) // ranks(config))
+def micro_batches_per_mini_batch(config: SiiRLArguments, *, agents: int) -> int:
+    """Forward and backward passes of a rank for one optimiser step; each of an episode's `agents` makes a trajectory."""
+    on_a_rank = -(-trajectories_per_mini_batch(config) * agents // ranks(config))
     return -(-on_a_rank // config.actor_rollout_ref.actor.micro_batch_size)
 
 

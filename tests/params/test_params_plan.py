@@ -50,9 +50,9 @@ def graph() -> TaskGraph:
     return pipeline.build()
 
 
-def plan_of(overrides: Sequence[str] = (), *, job_graph: TaskGraph | None = None) -> Plan:
+def plan_of(overrides: Sequence[str] = (), *, job_graph: TaskGraph | None = None, spec: EnvSpec = SPEC) -> Plan:
     return make_plan(
-        parse_config([*JOB, *overrides]), job_graph or graph(), SPEC, free_memory_bytes=64e9, cores=2, loss="vanilla, token-mean"
+        parse_config([*JOB, *overrides]), job_graph or graph(), spec, free_memory_bytes=64e9, cores=2, loss="vanilla, token-mean"
     )
 
 
@@ -65,6 +65,12 @@ def test_an_update_is_cut_into_mini_batches_and_micro_batches() -> None:
     plan = plan_of()
     assert (plan.mini_batches, plan.trajectories_per_mini_batch, plan.optimiser_steps) == (4, 24, 4)
     assert plan.micro_batches == 3  # 24 trajectories, 10 at a time
+
+
+def test_each_agent_of_an_episode_makes_a_trajectory() -> None:
+    plan = plan_of(spec=dataclasses.replace(SPEC, num_agents=2))
+    assert (plan.trajectories, plan.trajectories_per_mini_batch, plan.micro_batches) == (192, 48, 5)
+    assert "12 prompts x 8 rollouts x 2 agents = 192 trajectories" in render(plan)
 
 
 def test_two_ranks_share_a_mini_batch() -> None:

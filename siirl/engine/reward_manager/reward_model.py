@@ -17,6 +17,7 @@ from siirl.engine.reward_manager.embodied import EpisodeOutcomes
 from siirl.engine.reward_manager.text import MODEL_COLUMNS, PartScores, column_of
 from siirl.engine.sharding import repeated_blocks, shard
 from siirl.errors import CheckpointError, ConfigError, MissingAssetError
+from siirl.models.hub import find_on_hub
 from siirl.params import RewardModelArguments, SiiRLArguments
 from siirl.params.paths import find
 from siirl.params.reward_args import reward_parts
@@ -126,7 +127,7 @@ def load_reward_model(settings: RewardModelArguments, *, device: torch.device, r
     folder = find(settings.path)
     if not folder.is_dir() and settings.path.startswith((".", "/", "~")):
         raise MissingAssetError(f"{KEY}={settings.path}: there is no such folder. Give a folder with config.json and weights, or a hub id.")
-    source = str(folder) if folder.is_dir() else settings.path
+    source = str(folder) if folder.is_dir() else find_on_hub(settings.path, place=KEY)
     options = {"trust_remote_code": settings.trust_remote_code}
     try:
         tokenizer = AutoTokenizer.from_pretrained(source, **options)
