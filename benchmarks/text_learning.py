@@ -1,6 +1,6 @@
 """Does a language model get better at what can be checked?
 
-    python -m benchmarks.text_learning two_digits --seeds 1 2 3     # GRPO, PPO and DAPO, four to six minutes each
+    python -m benchmarks.text_learning two_digits --seeds 1 2 3     # GRPO, PPO and DAPO, four to seven minutes each
     python -m benchmarks.text_learning one_digit                    # the quick check; its hundred pairs are all there is
     python -m benchmarks.text_learning engines --seeds 1            # the same steps with hf and with vllm
     python -m benchmarks.text_learning tools --seeds 1
