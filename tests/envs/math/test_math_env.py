@@ -158,7 +158,7 @@ def test_split_of_a_file_without_rows_is_told(tmp_path):
 
 def test_row_of_a_file_that_nobody_grades_is_told_with_its_place(tmp_path):
     file = file_of(tmp_path / "rows.jsonl", count=1, style="model")
-    with pytest.raises(ValueError, match=r"rows\.jsonl, row 0: .*'model' is not graded here.*Correct the row"):
+    with pytest.raises(ValueError, match=r"rows\.jsonl, line 1: .*'model' is not graded here.*Correct the row"):
         play(MathEnv(files=file, heldout_share=0.0))
 
 
