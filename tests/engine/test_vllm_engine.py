@@ -29,7 +29,7 @@ def make_engine(name: str, *, model=None, **options):
 
     # Heads of 32 entries are the smallest that vLLM has on a CPU; the head is tied to the embedding, as small models have it.
     model = model or language_model("Qwen3", heads=2, head_dim=32, tie_word_embeddings=True)
-    settings = {"temperature": TEMPERATURE, "top_p": 0.9, "max_running": 8, "lockstep": False, "kv_cache_gib": 0.05, **options}
+    settings = {"temperature": TEMPERATURE, "top_p": 0.9, "max_running": 32, "lockstep": False, "kv_cache_gib": 0.05, **options}
     return getattr(vllm_engine, name)(model=model, tokenizer=tokenizer(), **settings)
 
 
@@ -73,6 +73,15 @@ def test_log_probs_of_greedy_requests_too(engine):
 def test_samples_of_one_prompt_differ_by_their_seeds(engine):
     first, second, again = ask(engine, *(request("a", "x", tokens=20, seed=seed) for seed in ((1,), (2,), (1,))))
     assert first.tokens.tolist() == again.tokens.tolist() != second.tokens.tolist()
+
+
+@needs_vllm
+def test_prompts_that_do_not_fit_into_a_pass_together_are_answered_as_they_are_alone(engine):
+    """32 prompts of 100 tokens are more than the 2048 of a pass."""
+    asked = [request(str(i), f"{i:02d}" + "x" * 98, tokens=4, seed=(i,)) for i in range(32)]
+    together = [answer.tokens.tolist() for answer in ask(engine, *asked)]
+    alone = [ask(engine, one)[0].tokens.tolist() for one in asked[15:25]]
+    assert together[15:25] == alone
 
 
 @needs_vllm

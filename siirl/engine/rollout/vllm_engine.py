@@ -50,6 +50,7 @@ PROBE_TOKENS = 16
 PROBE_TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 3e-2}
 """Mean difference of log-probs between two programs with the same weights (DESIGN, invariant 6); measured 5e-7 and 6e-3."""
 GIB = 1 << 30
+BATCHED_TOKENS = 2048  # of a pass, vLLM's own choice for a CPU; more where one prompt may be longer
 
 
 class Continuation:
@@ -127,7 +128,7 @@ class VLLMBase(Announced, abc.ABC):
             "max_model_len": -1,  # the model's own length, or what fits into the memory for keys and values
             "max_num_seqs": max_running,
             "kv_cache_memory_bytes": int(kv_cache_gib * GIB),
-            "enforce_eager": weight.device.type == "cpu",  # compiling for a CPU takes minutes and gains little
+            **(self._on_cpu() if weight.device.type == "cpu" else {"enforce_eager": False}),
             "tensor_parallel_size": num_gpus,
             "logprobs_mode": "raw_logprobs",
             "generation_config": "vllm",  # the folder's own would change the sampling of every request
@@ -139,6 +140,13 @@ class VLLMBase(Announced, abc.ABC):
             tokenizer.save(folder)
             self._start({"model": folder, "tokenizer": folder, **settings})
         self._on_workers("siirl_scale_logits", 1.0 / temperature)
+
+    def _on_cpu(self) -> dict[str, Any]:
+        """Compiling for a CPU takes minutes and gains little.
+
+        And each prompt is read at once: where one is read in parts, vLLM 0.32 winds the request's own generator back, which a CPU's cannot.
+        """
+        return {"enforce_eager": True, "enable_chunked_prefill": False, "max_num_batched_tokens": max(BATCHED_TOKENS, self.longest)}
 
     # ActingWeights
 
