@@ -12,6 +12,7 @@ import argparse
 import asyncio
 import json
 import statistics
+import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -136,7 +137,9 @@ def main() -> None:
     rows = [row for size in flags.sizes for row in measure(size, flags)]
     if flags.output is not None:
         settings = {name: value for name, value in vars(flags).items() if name != "output"}
-        flags.output.write_text(json.dumps({"machine": describe_machine(), "settings": settings, "rows": rows}, indent=1) + "\n")
+        command = " ".join(["python -m benchmarks.text_engines", *sys.argv[1:]])
+        result = {"command": command, "machine": describe_machine(), "settings": settings, "rows": rows}
+        flags.output.write_text(json.dumps(result, indent=1) + "\n")
 
 
 if __name__ == "__main__":
