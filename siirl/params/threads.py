@@ -9,7 +9,7 @@ two runs at once, and 0.75 s with short waits. Alone, both are equally fast.
 import os
 
 SPIN_COUNT = "GOMP_SPINCOUNT"
-SHORT_WAIT = "2000"  # microseconds
+SHORT_WAIT = "2000"  # turns, a few microseconds
 
 
 def short_waits() -> dict[str, str]:
