@@ -86,8 +86,6 @@ def _checked(file: PromptFile, rows: Sequence[int], check: CheckRow | None) -> I
             if check is not None:
                 _check(row, check, file, number)
             yield row
-    except ConfigError:
-        raise
     except ValueError as error:
         raise ConfigError(str(error)) from error
 
@@ -96,4 +94,4 @@ def _check(row: PromptRow, check: CheckRow, file: PromptFile, number: int) -> No
     try:
         check(row)
     except ValueError as error:
-        raise ConfigError(f"{file.path}, {file.place(number)}: {error}. Correct the row, or take it out.") from error
+        raise ValueError(f"{file.path}, {file.place(number)}: {error}. Correct the row, or take it out.") from error
