@@ -113,7 +113,14 @@ def _parser() -> argparse.ArgumentParser:
         prog="python -m siirl.warm_start", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
     )
     parser.add_argument("--output", required=True, type=Path, help="policy folder to write")
-    parser.add_argument("--demonstrations", type=whole_number, default=2, help="successful expert episodes of each task")
+    parser.add_argument(
+        "--demonstrations",
+        action="append",
+        type=demonstrations_wanted,
+        default=[],
+        metavar="[TASK=]N",
+        help="successful expert episodes of each task (2), or of one; may be repeated",
+    )
     parser.add_argument("--noise", type=number, default=0.3, help="deviation of the noise on the expert's actions; shows how to recover")
     parser.add_argument("--updates", type=whole_number, help="optimiser steps, at most; more give a better start (robots 300, text 700)")
     parser.add_argument("--batch-rows", type=whole_number, help="observations or questions of an optimiser step (128)")
@@ -136,6 +143,12 @@ def whole_number(text: str) -> int:
     if not 1 <= value <= 1_000_000:
         raise argparse.ArgumentTypeError(f"{text} must be at least 1 and at most 1000000")
     return value
+
+
+def demonstrations_wanted(text: str) -> tuple[str | None, int]:
+    """`N` of each task, or `TASK=N` of one."""
+    task, _, count = text.rpartition("=")
+    return task or None, whole_number(count)
 
 
 def number(text: str) -> float:
@@ -203,6 +216,18 @@ def make_experts(reference: str, tasks: Sequence[str]) -> dict[str, Expert]:
     return experts
 
 
+def demonstrations_of_each(flags: Sequence[tuple[str | None, int]], tasks: Sequence[str]) -> dict[str, int]:
+    """How many demonstrations each task gets: what was said of it, else what was said of all, else two.
+
+    Raises:
+        ConfigError: A flag names a task that is not learned.
+    """
+    said = dict(flags)
+    if unknown := sorted(task for task in said if task is not None and task not in tasks):
+        raise ConfigError(f"--demonstrations {unknown[0]}={said[unknown[0]]}: the tasks (env.tasks) are {', '.join(tasks)}.")
+    return {task: said.get(task, said.get(None, 2)) for task in tasks}
+
+
 def _collect(
     flags: argparse.Namespace,
     config: SiiRLArguments,
@@ -212,20 +237,21 @@ def _collect(
     *,
     first_seed: int,
 ) -> list[Demonstration]:
-    bar = progress.add_task("demonstrations", total=flags.demonstrations * len(experts))
+    wanted = demonstrations_of_each(flags.demonstrations, list(experts))
+    bar = progress.add_task("demonstrations", total=sum(wanted.values()))
     generator = np.random.default_rng(config.trainer.seed)
     demonstrations: list[Demonstration] = []
     for task, scripted in experts.items():
-        attempts = range(first_seed, first_seed + 10 * flags.demonstrations)
+        attempts = range(first_seed, first_seed + 10 * wanted[task])
         found: list[Demonstration] = []
         for seed in attempts:
-            if len(found) == flags.demonstrations:
+            if len(found) == wanted[task]:
                 break
             demonstration = collect_demonstration(environment, scripted, task=task, seed=seed, noise=flags.noise, generator=generator)
             if demonstration is not None:
                 found.append(demonstration)
                 progress.advance(bar)
-        if len(found) < flags.demonstrations:
+        if len(found) < wanted[task]:
             raise ConfigError(f"The expert of {task!r} succeeded in {len(found)} of {len(attempts)} episodes: lower --noise={flags.noise}.")
         demonstrations += found
     return demonstrations

@@ -9,7 +9,7 @@ from siirl.engine.reward_manager.embodied import load_demonstration_clips
 from siirl.models import load_policy
 from siirl.models.chat import load_chat_tokenizer
 from siirl.models.language_model import load_language_model
-from siirl.warm_start import main
+from siirl.warm_start import demonstrations_of_each, main
 
 SMALL = "actor_rollout_ref.model.options={width: 32, layers: 1, heads: 1, feed_forward: 32}"
 SHORT = ("--updates", "2", "--batch-rows", "4")
@@ -102,7 +102,27 @@ def test_a_place_that_cannot_be_written_is_refused_before_the_work(tmp_path, cap
 
 
 @pytest.mark.parametrize(
-    "flag", ["--demonstrations=0", "--updates=-1", "--batch-rows=0", "--noise=nan", "--learning-rate=-1", "--stop-at=x"]
+    ("flags", "counts"),
+    [
+        ([], {"a": 2, "b": 2}),
+        ([(None, 5)], {"a": 5, "b": 5}),
+        ([("b", 4)], {"a": 2, "b": 4}),
+        ([("b", 4), (None, 3), (None, 1)], {"a": 1, "b": 4}),  # what is said last counts
+    ],
+)
+def test_each_task_gets_the_demonstrations_that_were_asked_for_it(flags, counts):
+    assert demonstrations_of_each(flags, ["a", "b"]) == counts
+
+
+def test_demonstrations_of_a_task_that_is_not_learned_are_refused(tmp_path, capsys):
+    assert main(["--output", str(tmp_path / "out"), *ROBOT, "--demonstrations", "door-open=3"]) == 2
+    assert "--demonstrations door-open=3: the tasks (env.tasks) are handle-press." in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    "flag",
+    ["--demonstrations=0", "--demonstrations=a=0", "--updates=-1", "--batch-rows=0", "--noise=nan", "--learning-rate=-1", "--stop-at=x"],
 )
 def test_a_number_out_of_range_is_refused(tmp_path, capsys, flag):
     with pytest.raises(SystemExit, match="2"):

@@ -20,6 +20,7 @@ from envs.libero.arm_control import ArmControl
 from envs.libero.assets import HOW_TO, Assets
 from envs.libero.folders import import_libero
 from envs.libero.initial_states import read_initial_states
+from envs.libero.overlaps import part_objects
 from envs.libero.suites import SETTLE_STEPS, LiberoTask
 
 # MuJoCo would write its warnings to MUJOCO_LOG.TXT in the working folder; those that matter are counted in `data.warning` and raised.
@@ -54,6 +55,7 @@ class TaskSimulator:
             RuntimeError: A package is missing.
         """
         self.task = task
+        self._stand_in = assets.stand_in
         self.states = read_initial_states(task.initial_states)
         libero = import_libero()
         _use(assets)
@@ -94,6 +96,8 @@ class TaskSimulator:
             raise ValueError(f"LIBERO task {self.task.name!r} has no initial state {number}: it has {len(self.states)}, numbered from 0.")
         if number not in self._settled:
             self.set_state(self.states[number])
+            if self._stand_in and part_objects(self.model, self.data):
+                self._recall(self._made)
             for _ in range(SETTLE_STEPS):
                 self._advance(WAIT)
             self._settled[number] = self._snapshot()
