@@ -50,7 +50,7 @@ def test_things_are_parted_level_and_nothing_else_moves(places):
     overlap = max(0.04 - np.hypot(x1 - x2, y1 - y2) for i, (x1, y1) in enumerate(places) for x2, y2 in places[:i])
     assert moved == (overlap > TOUCHING_M)
     free = data.qpos[1:].reshape(-1, 7)
-    assert all(np.hypot(*(free[i, :2] - free[j, :2])) > 0.039 - 1e-6 for i in range(len(free)) for j in range(i))
+    assert all(np.hypot(*(free[i, :2] - free[j, :2])) > 0.04 - TOUCHING_M - 1e-9 for i in range(len(free)) for j in range(i))
     assert data.qpos[0] == begun[0]
     assert np.array_equal(free[:, 2:], begun[1:].reshape(-1, 7)[:, 2:])
     assert (data.qvel == 0.25).all()
