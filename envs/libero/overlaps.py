@@ -10,8 +10,8 @@ from typing import Any
 import mujoco
 import numpy as np
 
-TOUCHING_M = 0.0002  # what is deeper makes a bowl stand tilted against a plate, or flies off
-GAP_M = 0.0005  # what is moved is moved this much too far, or rounding would ask for another pass
+TOUCHING_M = 0.0001  # what is deeper makes a bowl stand tilted against a plate, or flies off
+GAP_M = 0.002  # room to fall and come to rest beside one another
 LEVEL = 0.7  # level part of a normal above which a thing stands in a fixture's side, and not on it
 PASSES = 50  # of pushing; what stands close may be pushed into the next one
 

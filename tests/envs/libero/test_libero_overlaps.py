@@ -32,25 +32,37 @@ def test_state_without_overlap_is_what_its_file_says(make_simulator):
     assert np.array_equal(simulator.data.qpos, before)
 
 
-@settings(max_examples=40, deadline=None)
-@given(places=st.lists(st.tuples(PLACES, PLACES), min_size=2, max_size=4, unique_by=lambda place: (round(place[0], 3), round(place[1], 3))))
-def test_things_are_parted_level_and_nothing_else_moves(places):
+CAN = '<body pos="{} {} {}"><freejoint/><geom type="cylinder" size="0.02 0.03"/></body>'
+
+
+def scene(*bodies):
     import mujoco
 
+    model = mujoco.MjModel.from_xml_string(f"<mujoco><worldbody>{''.join(bodies)}</worldbody></mujoco>")
+    return model, mujoco.MjData(model)
+
+
+@settings(max_examples=40, deadline=None)
+@given(places=st.lists(st.tuples(PLACES, PLACES), min_size=2, max_size=4, unique_by=lambda place: (round(place[0], 3), round(place[1], 3))))
+def test_things_are_parted_level_and_nothing_else_changes(places):
     from envs.libero.overlaps import TOUCHING_M, part_objects
 
-    can = '<body pos="{} {} {}"><freejoint/><geom type="cylinder" size="0.02 0.03"/></body>'
-    cans = "".join(can.format(x, y, 0.03 + 0.001 * i) for i, (x, y) in enumerate(places))
-    wall = '<body pos="0 0 0.03"><joint type="hinge"/><geom type="box" size="0.05 0.001 0.03"/></body>'  # not free: stays
-    model = mujoco.MjModel.from_xml_string(f"<mujoco><worldbody>{wall}{cans}</worldbody></mujoco>")
-    data = mujoco.MjData(model)
+    model, data = scene(*(CAN.format(x, y, 0.03 + 0.001 * i) for i, (x, y) in enumerate(places)))
     data.qvel[:] = 0.25
-    begun = data.qpos.copy()
-    moved = part_objects(model, data)
+    begun = data.qpos.copy().reshape(-1, 7)
     overlap = max(0.04 - np.hypot(x1 - x2, y1 - y2) for i, (x1, y1) in enumerate(places) for x2, y2 in places[:i])
-    assert moved == (overlap > TOUCHING_M)
-    free = data.qpos[1:].reshape(-1, 7)
-    assert all(np.hypot(*(free[i, :2] - free[j, :2])) > 0.04 - TOUCHING_M - 1e-9 for i in range(len(free)) for j in range(i))
-    assert data.qpos[0] == begun[0]
-    assert np.array_equal(free[:, 2:], begun[1:].reshape(-1, 7)[:, 2:])
+    assert part_objects(model, data) == (overlap > TOUCHING_M)
+    now = data.qpos.reshape(-1, 7)
+    assert all(np.hypot(*(now[i, :2] - now[j, :2])) > 0.04 - TOUCHING_M - 1e-9 for i in range(len(now)) for j in range(i))
+    assert np.array_equal(now[:, 2:], begun[:, 2:])
     assert (data.qvel == 0.25).all()
+
+
+def test_thing_in_a_fixtures_side_leaves_by_that_side_and_one_sunk_into_its_top_stays():
+    from envs.libero.overlaps import GAP_M, part_objects
+
+    drawer = '<body pos="0 0 0.03"><joint type="slide" axis="1 0 0"/><geom type="box" size="0.1 0.1 0.03"/></body>'
+    model, data = scene(drawer, CAN.format(0.115, 0.0, 0.03), CAN.format(0.0, 0.0, 0.087))
+    begun = data.qpos.copy()
+    assert part_objects(model, data)
+    assert np.allclose(data.qpos - begun, [0, 0.005 + GAP_M] + [0] * 13, atol=1e-4)  # of the drawer 1, of each can 7
