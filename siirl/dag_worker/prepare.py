@@ -35,8 +35,9 @@ from siirl.params.critic_sizes import describe_critic
 from siirl.params.domain_checks import is_text
 from siirl.params.files import find_resume, parameters_in
 from siirl.params.machine import free_memory_bytes, machine_problems, total_memory_bytes
+from siirl.params.memory import episodes_of_training, simulation_problems
 from siirl.params.paths import find
-from siirl.params.plan import Plan, make_plan, memory_problems
+from siirl.params.plan import Plan, make_plan
 from siirl.params.problems import refuse
 from siirl.params.references import MISTAKES, check_call, is_reference, load_reference, tell
 
@@ -84,7 +85,7 @@ def prepare(config: SiiRLArguments, spec: EnvSpec) -> Job:
     critic = describe_critic(config) if needs_critic(graph) else None
     cores = len(os.sched_getaffinity(0))
     plan = make_plan(config, graph, spec, free_memory_bytes=free_memory_bytes(), cores=cores, loss=loss, critic=critic, begins=begins)
-    refuse(memory_problems(plan, total_memory_bytes=total_memory_bytes()))
+    refuse(simulation_problems(config, spec, episodes_of_training(config, spec), total_memory_bytes=total_memory_bytes()))
     return Job(graph=graph, plan=plan, warnings=tuple(warnings))
 
 

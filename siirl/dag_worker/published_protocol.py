@@ -65,19 +65,20 @@ def asked_for(config: SiiRLArguments) -> bool:
     return config.env.name == "libero" and config.env.states == "all"
 
 
-def identity(config: SiiRLArguments, weights: Path, *, notice: str) -> dict[str, Any]:
+def identity(config: SiiRLArguments, weights: Sequence[Path], *, notice: str) -> dict[str, Any]:
     """What two halves of one evaluation must have in common.
 
     Args:
         config: Of the evaluation.
-        weights: The policy's weights; their digest counts and not their place.
+        weights: The files of the policy's weights; their digest counts and not their place.
         notice: `EnvSpec.notice`, which says whether assets are stand-ins.
     """
     env = config.env
     digest = hashlib.sha256()
-    with weights.open("rb") as file:
-        while block := file.read(1 << 20):
-            digest.update(block)
+    for part in weights:
+        with part.open("rb") as file:
+            while block := file.read(1 << 20):
+                digest.update(block)
     return {
         "weights": digest.hexdigest()[:16],
         "image_size": env.image_size,

@@ -1,5 +1,7 @@
 """Policy folders: `config.json` and `model.safetensors`, written and read, and the one place that turns a name into a policy.
 
+Weights in several files with `model.safetensors.index.json`, as Hugging Face cuts large ones, are read as well, and never written.
+
 OpenVLA and OpenVLA-OFT checkpoints come with LIBERO; language models are `siirl.models.language_model`'s.
 """
 
@@ -16,9 +18,10 @@ from envs.base import EnvSpec
 from siirl.errors import CheckpointError, ConfigError, MissingAssetError, UnknownNameError
 from siirl.models.policy import Policy
 from siirl.models.tiny_vla import TinyVLA, TinyVLAConfig
+from siirl.params.files import WHOLE_FILE, weight_files
 from siirl.params.references import load_reference
 
-WEIGHTS_FILE, CONFIG_FILE = "model.safetensors", "config.json"
+WEIGHTS_FILE, CONFIG_FILE = WHOLE_FILE, "config.json"
 POLICIES = {"tiny_vla": TinyVLA}
 
 
@@ -50,11 +53,11 @@ def load_policy(folder: str | Path) -> TinyVLA:
 
     Raises:
         MissingAssetError: The folder or one of its two files is not there.
-        CheckpointError: A truncated file, or weights of another model.
+        CheckpointError: A truncated file, one of several that is not there, or weights of another model.
     """
     folder = Path(folder)
-    for name in (CONFIG_FILE, WEIGHTS_FILE):
-        if not (folder / name).is_file():
+    for name, there in ((CONFIG_FILE, (folder / CONFIG_FILE).is_file()), (WEIGHTS_FILE, bool(weight_files(folder)))):
+        if not there:
             raise MissingAssetError(
                 f"No {name} in the policy folder {folder}. Give actor_rollout_ref.model.path= a folder with {CONFIG_FILE} and "
                 f"{WEIGHTS_FILE}, or make one: python -m siirl.warm_start."
@@ -66,21 +69,22 @@ def load_policy(folder: str | Path) -> TinyVLA:
         policy = TinyVLA(TinyVLAConfig.from_json(description["config"]))
     except (json.JSONDecodeError, KeyError, TypeError) as error:
         raise CheckpointError(f"{folder / CONFIG_FILE} does not describe a policy of siirl: {error!r}.") from error
-    load_weights(policy, folder / WEIGHTS_FILE)
+    load_weights(policy, folder)
     return policy
 
 
-def load_weights(module: nn.Module, file: Path) -> None:
-    """Read a safetensors file into `module`; every name and shape must fit, else CheckpointError says which does not.
+def load_weights(module: nn.Module, place: Path) -> None:
+    """Read weights into `module`; every name and shape must fit, else CheckpointError says which does not.
 
     A weight with two names (tied) may be there under one of them.
+
+    Args:
+        module: What gets them.
+        place: A safetensors file, or a folder with one or with several (see `weight_files`).
     """
-    try:
-        tensors = load_file(file)
-    except safetensors.SafetensorError as error:
-        raise CheckpointError(
-            f"{file} ({file.stat().st_size} bytes) is not a whole safetensors file: {error}. Copy or make it again."
-        ) from error
+    tensors: dict[str, torch.Tensor] = {}
+    for file in weight_files(place) if place.is_dir() else [place]:
+        tensors |= _read(file)
     expected = module.state_dict(keep_vars=True)
     there = {id(weight) for name, weight in expected.items() if name in tensors}
     wrong = [f"missing {name}" for name, weight in expected.items() if id(weight) not in there]
@@ -92,9 +96,18 @@ def load_weights(module: nn.Module, file: Path) -> None:
     ]
     if wrong:
         raise CheckpointError(
-            f"{file} holds another model than {type(module).__name__}: {'; '.join(sorted(wrong)[:5])} ({len(wrong)} in all)."
+            f"{place} holds another model than {type(module).__name__}: {'; '.join(sorted(wrong)[:5])} ({len(wrong)} in all)."
         )
     module.load_state_dict(tensors, strict=False)
+
+
+def _read(file: Path) -> dict[str, torch.Tensor]:
+    try:
+        return load_file(file)
+    except safetensors.SafetensorError as error:
+        raise CheckpointError(
+            f"{file} ({file.stat().st_size} bytes) is not a whole safetensors file: {error}. Copy or make it again."
+        ) from error
 
 
 def build_policy(name: str, *, path: str | None, spec: EnvSpec, seed: int, options: dict[str, Any]) -> Policy:

@@ -48,6 +48,9 @@ BOUNDS = ("actor_rollout_ref.actor.clip_ratio_low", "actor_rollout_ref.actor.cli
 LOSSES_WITH_OWN_BOUNDS = ("cispo", "gmpo", "gpg", "gspo", "gspo_token", "kl_cov", "sapo")
 """Their clip bounds, if they have any, are of another size than PPO's: a pipeline's for PPO give way; the plan shows theirs."""
 
+SUITE, TASKS = "env.suite", "env.tasks"
+"""Tasks are of a suite: whoever names a suite and no tasks means all of its tasks, not those that stood beside another one."""
+
 EXPLANATIONS = {MODEL_TYPE: "nothing: env= says what kind of job it is"}
 
 
@@ -76,4 +79,5 @@ def translate(assignments: Iterable[Assignment]) -> tuple[list[Assignment], list
         notices.append(f"{assignment.key}={value} ({assignment.source}) is read as {meaning}.")
     own_bounds = [assignment for assignment in translated if assignment.key == LOSS and assignment.value in LOSSES_WITH_OWN_BOUNDS]
     implied = [Assignment(key, None, assignment.source) for assignment in own_bounds for key in BOUNDS]
+    implied += [Assignment(TASKS, None, assignment.source) for assignment in translated if assignment.key == SUITE]
     return [*implied, *translated], list(dict.fromkeys(notices))

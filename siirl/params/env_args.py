@@ -15,7 +15,9 @@ class EnvArguments:
     """The environment and its servers."""
 
     name: str = option("mujoco", "Name in envs.registry.ENVS, or `module:Class` of your own.", why="runs from packages alone")
-    tasks: tuple[str, ...] | None = option(None, "Tasks to train and evaluate on; null: the environment's own.")
+    tasks: tuple[str, ...] | None = option(
+        None, "Tasks to train and evaluate on; null, or env.suite= without them: the environment's own, all of its suite."
+    )
     id: str | None = option(None, "Gymnasium id, for env=gymnasium.")
     suite: str | None = option(None, "Suite of tasks, for env=libero: spatial, object, goal, 10, 90, or several: spatial+goal.")
     assets: str | None = option(None, "Meshes and textures, for env=libero: a folder, `auto` or `stand_in`.")

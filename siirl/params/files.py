@@ -16,6 +16,8 @@ SHIPPED_ENCODERS = {"tiny": "assets/vjepa_tiny"}
 BUILT_IN_ENCODERS = ("random", "pixels")  # baselines without weights
 NEWEST_CHECKPOINT = "checkpoints/latest"  # in a run folder: the pointer that siirl.dag_worker.checkpoint keeps
 KEPT_CHECKPOINTS = 3  # of a run: one to resume from, and two should it have learnt something wrong
+WHOLE_FILE = "model.safetensors"
+INDEX_FILE = f"{WHOLE_FILE}.index.json"  # of weights in several files: which of them holds which (Hugging Face's layout)
 HEADER_LENGTH = 8  # bytes of a safetensors file that hold the length of its header
 LANGUAGE_MODEL_FOLDER = "a folder with config.json, model.safetensors and a tokenizer"
 OWN_START = "null for the policy's own weights at the start"  # actor_rollout_ref.ref.path
@@ -67,9 +69,42 @@ def check_safetensors(file: Path) -> int:
     return parameters
 
 
+def weight_files(folder: Path) -> list[Path]:
+    """The files with a model's weights in `folder`: the one, or else those that its index names, or else all there are.
+
+    Which one wins where there are both is as in transformers.
+
+    Raises:
+        CheckpointError: An index that cannot be read, or names a file that is not there.
+    """
+    if (folder / WHOLE_FILE).is_file():
+        return [folder / WHOLE_FILE]
+    if not (folder / INDEX_FILE).is_file():
+        return sorted(folder.glob("*.safetensors"))
+    names = _named_by(folder / INDEX_FILE)
+    missing = [name for name in names if not (folder / name).is_file()]
+    if missing:
+        more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
+        raise CheckpointError(
+            f"{folder} lacks {missing[0]}{more}: {INDEX_FILE} names {len(names)} files that hold the weights together. Copy or download "
+            "what is missing."
+        )
+    return [folder / name for name in names]
+
+
+def _named_by(index: Path) -> list[str]:
+    try:
+        names = sorted(set(json.loads(index.read_text())["weight_map"].values()))
+        if not names or any(Path(name).name != name for name in names):  # each lies beside the index
+            raise ValueError("it names no files of its folder")
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise CheckpointError(f"{index} does not say which files hold the weights ({error!r}). Copy or download it again.") from error
+    return names
+
+
 def parameters_in(path: str) -> int:
     """Parameters of the weights in a policy folder; 0 where there are none."""
-    return sum(check_safetensors(file) for file in sorted(find(path).glob("*.safetensors")))
+    return sum(check_safetensors(file) for file in weight_files(find(path)))
 
 
 def _policy_folder(path: str | None, *, place: str, otherwise: str) -> Iterator[SiirlError]:
@@ -91,7 +126,11 @@ def _model_folder(path: str | None, *, place: str, remedy: str) -> Iterator[Siir
     if not folder.is_dir():
         yield MissingAssetError(f"{place}={path}: there is no folder {folder}; {remedy}.")
         return
-    weights = sorted(folder.glob("*.safetensors"))
+    try:
+        weights = weight_files(folder)
+    except CheckpointError as error:
+        yield CheckpointError(f"{place}: {error}")
+        return
     if not (folder / "config.json").is_file() or not weights:
         missing = "config.json" if weights else "*.safetensors"
         yield MissingAssetError(f"{place}={path}: there is no {missing} in {folder}; {remedy}.")

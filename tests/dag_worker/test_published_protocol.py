@@ -10,6 +10,7 @@ from envs.libero.suites import choose_tasks
 from siirl.dag_worker.jsonl import read_rows
 from siirl.dag_worker.published_protocol import (
     PublishedEpisode,
+    identity,
     protocol_tables,
     rates,
     read_episodes,
@@ -74,6 +75,16 @@ def test_interrupted_evaluation_plays_only_what_is_missing(tmp_path: Path) -> No
     assert [(request.task_id, request.seed) for request in player.requests] == [(0, 3), (1, 0), (1, 1), (1, 2), (1, 3)]
     assert sorted(again.read_text().splitlines()) == sorted(lines)
     assert len({episode.key for episode in episodes}) == 8
+
+
+def test_policy_is_another_one_where_any_file_of_its_weights_is(tmp_path: Path) -> None:
+    """SHA-256 of `abc` begins with ba7816bf (FIPS 180-4, example 1), however the three bytes are spread over files."""
+    config, files = parse_config(["env=libero"]), [tmp_path / "1", tmp_path / "2"]
+    files[0].write_text("a")
+    files[1].write_text("bc")
+    assert identity(config, files, notice="")["weights"] == "ba7816bf8f01cfea"
+    files[1].write_text("bd")
+    assert identity(config, files, notice="")["weights"] != "ba7816bf8f01cfea"
 
 
 def test_episode_is_written_when_it_is_over_and_not_when_its_task_is(tmp_path: Path) -> None:

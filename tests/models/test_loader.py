@@ -5,6 +5,8 @@ import json
 import gymnasium
 import pytest
 import torch
+from huggingface_hub import save_torch_state_dict
+from safetensors.torch import load_file
 
 from envs.base import PROPRIOCEPTION, EnvSpec
 from siirl.errors import CheckpointError, ConfigError, MissingAssetError, UnknownNameError
@@ -43,6 +45,34 @@ def test_a_truncated_weight_file_is_named_with_its_size(folder):
     weights.write_bytes(weights.read_bytes()[:1000])
     with pytest.raises(CheckpointError, match=r"model\.safetensors \(1000 bytes\) is not a whole"):
         load_policy(folder)
+
+
+@pytest.fixture
+def shards(folder):
+    """The same policy in files of at most 20 kB, as Hugging Face's own function cuts it."""
+    save_torch_state_dict(load_file(folder / "model.safetensors"), folder, max_shard_size=20_000)  # in place of the whole file
+    assert not (folder / "model.safetensors").exists()
+    assert len(list(folder.glob("model-*-of-*.safetensors"))) > 1
+    return folder
+
+
+def test_weights_in_several_files_read_as_from_one(folder, tmp_path):
+    whole = load_policy(folder)
+    (tmp_path / "cut").mkdir()
+    save_torch_state_dict(whole.state_dict(), tmp_path / "cut", max_shard_size=20_000)
+    (tmp_path / "cut" / "config.json").write_bytes((folder / "config.json").read_bytes())
+    read = load_policy(tmp_path / "cut")
+    assert all(torch.equal(a, b) for a, b in zip(whole.parameters(), read.parameters(), strict=True))
+
+
+def test_a_file_of_several_that_is_missing_or_truncated_is_named(shards):
+    last = sorted(shards.glob("model-*-of-*.safetensors"))[-1]
+    last.write_bytes(last.read_bytes()[:100])
+    with pytest.raises(CheckpointError, match=rf"{last.name} \(100 bytes\) is not a whole"):
+        load_policy(shards)
+    last.unlink()
+    with pytest.raises(CheckpointError, match=rf"lacks {last.name}: model\.safetensors\.index\.json names"):
+        load_policy(shards)
 
 
 def test_weights_of_another_model_name_what_does_not_fit(folder):

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from envs.mujoco import DEFAULT_TASKS, MetaWorldEnv
-from siirl.params.parser import parse_config
+from siirl.params.parser import parse_config, to_yaml
 
 
 def test_the_class_and_the_config_of_mujoco_have_the_same_defaults() -> None:
@@ -35,3 +35,43 @@ def test_a_shipped_model_is_asked_as_it_was_taught_and_others_as_the_environment
     assert (shipped.kwargs, tuple(shipped.tasks or ())) == (taught, tasks)
     assert other.kwargs == {}
     assert set(tasks) <= set(other.tasks or ())
+
+
+FIVE = ("0", "1", "4", "7", "9")  # of suite object, on which the shipped policy was cloned
+
+
+@pytest.mark.parametrize(
+    ("words", "suite", "tasks"),
+    [
+        ((), "object", FIVE),
+        (("env.suite=goal",), "goal", None),  # all of them
+        (("env.suite=object",), "object", None),
+        (("env.suite=goal", "env.tasks=[7]"), "goal", ("7",)),
+        (("env.tasks=[7]", "env.suite=goal"), "goal", ("7",)),
+        (("env.tasks=[7]",), "object", ("7",)),
+    ],
+)
+def test_a_suite_that_is_named_without_tasks_means_all_of_its_tasks(
+    words: tuple[str, ...], suite: str, tasks: tuple[str, ...] | None
+) -> None:
+    env = parse_config(["env=libero", *words]).env
+    assert (env.suite, env.tasks) == (suite, tasks)
+
+
+def test_the_tasks_of_a_file_are_those_of_its_suite_and_not_of_another_one(tmp_path: Path) -> None:
+    """As the config.yaml of a run has both, and the command line names another suite."""
+    file = tmp_path / "config.yaml"
+    file.write_text("env: libero\nenv.suite: spatial\nenv.tasks: ['3']\n")
+    assert parse_config(config_file=file).env.tasks == ("3",)
+    assert parse_config(["env.suite=goal"], config_file=file).env.tasks is None
+    assert parse_config(["env.suite=goal", "env.tasks=[7]"], config_file=file).env.tasks == ("7",)
+    file.write_text("env: libero\nenv.suite: spatial\n")
+    assert parse_config(config_file=file).env.tasks is None
+
+
+def test_what_was_read_is_read_again_as_the_same(tmp_path: Path) -> None:
+    file = tmp_path / "config.yaml"
+    for words in (["env=libero"], ["env=libero", "env.suite=90"]):
+        config = parse_config(words)
+        file.write_text(to_yaml(config))
+        assert parse_config(config_file=file).env == config.env

@@ -5,13 +5,16 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from huggingface_hub import save_torch_state_dict
 from safetensors.numpy import save_file
+from safetensors.torch import load_file
 
 from siirl.errors import CheckpointError, ConfigError, MissingAssetError
-from siirl.params.files import check_safetensors, file_problems, find_resume, parameters_in
+from siirl.params.files import check_safetensors, file_problems, find_resume, parameters_in, weight_files
 from siirl.params.parser import parse_config
 from siirl.params.paths import asset_path, config_dir, find
 
+TEXT = ("env=math", "model=causal_lm")
 GRPO = ["pipeline=grpo", "actor_rollout_ref.model.path=null"]  # needs no file at all
 
 
@@ -33,6 +36,52 @@ def test_a_whole_file_has_its_parameters_counted(weights: Path) -> None:
     assert check_safetensors(weights / "model.safetensors") == 17
     assert parameters_in(str(weights)) == 17
     assert problems(f"actor_rollout_ref.model.path={weights}") == []
+
+
+@pytest.fixture
+def shards(weights: Path) -> Path:
+    """The same 17 parameters in two files, with the index that Hugging Face's own function writes."""
+    tensors = load_file(weights / "model.safetensors")
+    (weights / "model.safetensors").unlink()
+    save_torch_state_dict(tensors, weights, max_shard_size=48)  # the 3 x 4 numbers alone
+    return weights
+
+
+def test_weights_in_several_files_are_counted_together(shards: Path) -> None:
+    names = [file.name for file in weight_files(shards)]
+    assert names == ["model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"]
+    assert parameters_in(str(shards)) == 17
+    assert problems(f"actor_rollout_ref.model.path={shards}") == []
+
+
+@pytest.mark.parametrize("model", [(), TEXT])
+def test_one_of_several_files_that_is_missing_or_truncated_is_named(shards: Path, model: tuple[str, ...]) -> None:
+    second = shards / "model-00002-of-00002.safetensors"
+    second.write_bytes(second.read_bytes()[:-1])
+    (truncated,) = problems(*model, f"actor_rollout_ref.model.path={shards}")
+    assert truncated.startswith(f"actor_rollout_ref.model.path: {second} (")
+    assert "is not a whole safetensors file" in truncated
+    second.unlink()
+    (missing,) = problems(*model, f"actor_rollout_ref.model.path={shards}")
+    assert missing == (
+        f"actor_rollout_ref.model.path: {shards} lacks {second.name}: model.safetensors.index.json names 2 files that hold the weights "
+        "together. Copy or download what is missing."
+    )
+
+
+@pytest.mark.parametrize("index", ["", "[]", '{"weight_map": {}}', '{"weight_map": {"a": "../a.safetensors"}}', '{"weight_map": {"a": 1}}'])
+def test_an_index_that_names_no_files_of_its_folder_is_refused(shards: Path, index: str) -> None:
+    file = shards / "model.safetensors.index.json"
+    file.write_text(index)
+    (found,) = problems(f"actor_rollout_ref.model.path={shards}")
+    assert found.startswith(f"actor_rollout_ref.model.path: {file} does not say which files hold the weights (")
+
+
+def test_a_whole_file_is_taken_and_not_what_lies_beside_it(weights: Path) -> None:
+    """As a checkpoint has the moments of Adam beside the weights; transformers takes the whole file before an index, too."""
+    save_file({"moment": np.zeros(9, np.float32)}, weights / "optimizer.safetensors")
+    (weights / "model.safetensors.index.json").write_text('{"weight_map": {"a": "optimizer.safetensors"}}')
+    assert parameters_in(str(weights)) == 17
 
 
 @pytest.mark.parametrize("kept", [0, 4, 20, -1])
@@ -60,7 +109,6 @@ def test_a_missing_policy_folder_is_refused_with_the_remedy() -> None:
     assert "siirl.warm_start" in found[0]
 
 
-TEXT = ("env=math", "model=causal_lm")
 IN_ITS_PLACE = "give a folder with config.json, model.safetensors and a tokenizer, a hub id (organisation/model), or "
 
 

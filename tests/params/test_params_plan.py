@@ -12,7 +12,7 @@ from siirl.execution.dag import NodeRole, NodeType, Pipeline, TaskGraph
 from siirl.execution.dag.unused import skip_unused
 from siirl.params import sizes
 from siirl.params.parser import parse_config
-from siirl.params.plan import Plan, image_bytes_per_trajectory, make_plan, memory_problems, render
+from siirl.params.plan import Plan, make_plan, render
 
 SPEC = EnvSpec(
     name="mujoco",
@@ -99,10 +99,6 @@ def test_an_evaluation_has_episodes_of_every_task() -> None:
     assert plan_of().val_episodes == 60
 
 
-def test_a_trajectory_keeps_one_image_a_chunk() -> None:
-    assert image_bytes_per_trajectory(parse_config(JOB), SPEC) == 13 * 64 * 64 * 3  # 100 steps in chunks of 8
-
-
 def test_memory_counts_simulators_by_server_and_task() -> None:
     few, many = plan_of(["env.num_servers=2"]), plan_of(["env.num_servers=4"])
     assert dict(many.memory_parts)["environments"] == 2 * dict(few.memory_parts)["environments"]
@@ -149,19 +145,6 @@ def test_disk_counts_no_more_videos_than_there_are_episodes() -> None:
         )
 
 
-def test_environments_and_images_that_take_far_more_than_all_memory_are_refused() -> None:
-    """8 environments of 2 tasks at 90 MB and 2 servers at 400 MB are 2.24 GB; half as much again is given to the estimate."""
-    plan = plan_of()
-    images = 96 * 13 * 64 * 64 * 3
-    assert plan.simulation_bytes == pytest.approx(8 * 2 * 90e6 + 2 * 400e6 + images)
-    assert memory_problems(plan, total_memory_bytes=plan.simulation_bytes / 1.4) == []
-    (problem,) = memory_problems(plan, total_memory_bytes=plan.simulation_bytes / 1.6)
-    assert "= 2 x 4 environments with 2 tasks each" in str(problem)
-    assert "12 x 8 trajectories, take about 2.3 GB, and this machine has 1.4 GB of memory" in str(problem)
-    elsewhere = dataclasses.replace(plan, cluster="10.0.0.1:6379")
-    assert memory_problems(elsewhere, total_memory_bytes=1.0) == []
-
-
 def test_time_is_bounded_by_max_minutes_and_not_made_up_for_other_environments() -> None:
     long = plan_of(["trainer.total_steps=100000", "trainer.max_minutes=6", "trainer.val_episodes=0"])
     assert long.minutes == pytest.approx(6.0)
@@ -183,6 +166,11 @@ def test_every_number_is_in_the_text() -> None:
         "estimated",
     ):
         assert part in text
+
+
+def test_of_many_tasks_ten_are_named_and_all_are_counted() -> None:
+    many = dataclasses.replace(SPEC, tasks=tuple(f"t{number}" for number in range(90)))
+    assert "  mujoco: t0, t1, t2, t3, t4, t5, t6, t7, t8, t9 and 80 more, 90 tasks in all\n" in render(plan_of(spec=many))
 
 
 def test_a_run_without_steps_says_what_ends_it() -> None:

@@ -1,0 +1,122 @@
+"""Memory: what is counted, and what is refused where it is far more than a machine has."""
+
+import dataclasses
+from collections.abc import Sequence
+
+import gymnasium
+import numpy as np
+import pytest
+
+from envs.base import IMAGES, EnvSpec
+from siirl.params import SiiRLArguments
+from siirl.params.memory import (
+    HeldEpisodes,
+    episodes_at_once,
+    episodes_of_evaluation,
+    episodes_of_training,
+    evaluation_memory,
+    image_bytes_per_trajectory,
+    shortage,
+    simulation_problems,
+)
+from siirl.params.parser import parse_config
+
+SPEC = EnvSpec(
+    name="mujoco",
+    tasks=("a", "b"),
+    observation_space=gymnasium.spaces.Dict({IMAGES: gymnasium.spaces.Box(0, 255, (1, 64, 64, 3), np.uint8)}),
+    action_space=gymnasium.spaces.Box(-1, 1, (4,), np.float32),
+    max_episode_steps=100,
+)
+STAND_INS = dataclasses.replace(SPEC, name="libero (stand-in assets)", tasks=tuple(map(str, range(90))))
+JOB = (
+    "actor_rollout_ref.model.path=null",
+    "data.train_batch_size=12",
+    "actor_rollout_ref.rollout.n=8",
+    "env.num_servers=2",
+    "env.envs_per_server=4",
+    "trainer.val_episodes=30",
+)
+IMAGE_BYTES = 13 * 64 * 64 * 3  # of a trajectory: 100 steps in chunks of 8
+
+
+def job(*overrides: str) -> SiiRLArguments:
+    return parse_config([*JOB, *overrides])
+
+
+def refusals(overrides: Sequence[str], spec: EnvSpec, *, total_memory_bytes: float) -> list[str]:
+    """What training says."""
+    config = job(*overrides)
+    found = simulation_problems(config, spec, episodes_of_training(config, spec), total_memory_bytes=total_memory_bytes)
+    return [str(problem) for problem in found]
+
+
+def test_a_trajectory_keeps_one_image_a_chunk() -> None:
+    assert image_bytes_per_trajectory(job(), SPEC) == IMAGE_BYTES
+
+
+def test_environments_and_images_that_take_far_more_than_all_memory_are_refused() -> None:
+    """8 environments of 2 tasks at 90 MB and 2 servers at 400 MB are 2.24 GB; half as much again is given to the estimate."""
+    needed = 8 * 2 * 90e6 + 2 * 400e6 + 96 * IMAGE_BYTES
+    assert refusals([], SPEC, total_memory_bytes=needed / 1.4) == []
+    (problem,) = refusals([], SPEC, total_memory_bytes=needed / 1.6)
+    assert "= 2 x 4 environments with 2 tasks each take about 2.2 GB" in problem
+    assert "12 x 8 trajectories 15 MB, and this machine has 1.4 GB of memory: lower env.num_servers or env.envs_per_server, " in problem
+    assert refusals(["cluster.address=10.0.0.1:6379"], SPEC, total_memory_bytes=1.0) == []
+
+
+@pytest.mark.parametrize(
+    ("overrides", "spec", "held", "remedy"),
+    [
+        ((), SPEC, 96, "12 x 8 trajectories"),
+        (("trainer.val_episodes=49",), SPEC, 98, "trainer.val_episodes x tasks = 49 x 2 held-out episodes"),
+        (("trainer.val_samples=2",), SPEC, 120, "trainer.val_episodes x tasks x trainer.val_samples = 30 x 2 x 2 held-out episodes"),
+    ],
+)
+def test_training_holds_the_images_of_a_step_or_of_an_evaluation(overrides: tuple[str, ...], spec: EnvSpec, held: int, remedy: str) -> None:
+    found = episodes_of_training(job(*overrides), spec)
+    assert found.count == held
+    assert remedy in found.told
+
+
+def test_an_evaluation_holds_all_of_its_episodes_and_the_published_protocol_those_that_run() -> None:
+    config = job("trainer.val_samples=2")
+    assert episodes_of_evaluation(config, SPEC).count == 120
+    assert episodes_of_evaluation(config, SPEC, sampled=False).count == 60  # the most likely actions are the same twice
+    assert episodes_at_once(config).count == 8
+
+
+@pytest.mark.parametrize(
+    ("overrides", "spec", "remedy"),
+    [
+        ((), SPEC, ": lower env.num_servers or env.envs_per_server, name fewer env.tasks, or give cluster.address="),
+        ((), STAND_INS, "name fewer env.tasks, keep the simulators of fewer of them ('env.kwargs={kept_simulators: 1}'), or"),
+        (("env.kwargs={kept_simulators: 1}",), STAND_INS, ": lower env.num_servers or env.envs_per_server, or give cluster.address="),
+        (("env.num_servers=1", "trainer.val_episodes=800000"), SPEC, ": lower trainer.val_episodes, or give cluster.address="),
+    ],
+)
+def test_the_remedy_is_for_what_takes_most(overrides: tuple[str, ...], spec: EnvSpec, remedy: str) -> None:
+    (problem,) = refusals(overrides, spec, total_memory_bytes=1e8)
+    assert remedy in problem
+
+
+def test_the_ninety_tasks_of_a_suite_are_refused_on_a_laptop_and_fit_where_one_simulator_is_kept() -> None:
+    """Two servers at 440 MB with four environments of 90 tasks at 120 MB are 87.3 GB, and of one task 1.8 GB."""
+    (problem,) = refusals([], STAND_INS, total_memory_bytes=16e9)
+    assert "2 x 4 environments with 90 tasks each take about 87.3 GB" in problem
+    assert refusals(["env.kwargs={kept_simulators: 1}"], STAND_INS, total_memory_bytes=16e9) == []
+
+
+def test_an_evaluation_holds_weights_once() -> None:
+    """2.2 million parameters in float32 without gradient and moments."""
+    parts = dict(evaluation_memory(job(), SPEC, HeldEpisodes(5, "5 episodes", "play fewer")))
+    assert parts["policy"] == 4 * 2_200_000
+    assert parts["images"] == 5 * IMAGE_BYTES
+
+
+def test_more_than_is_free_is_said() -> None:
+    parts = (("environments", 2e9), ("workers", 1e9))
+    assert shortage(parts, free_memory_bytes=3e9) is None
+    sentence = shortage(parts, free_memory_bytes=2.9e9)
+    assert sentence is not None
+    assert sentence.startswith("3.0 GB is more than the 2.9 GB of memory that are free: lower env.num_servers")
