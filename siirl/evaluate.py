@@ -24,10 +24,11 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
+from envs.base import EnvSpec
 from siirl.dag_worker.build import build_evaluation
 from siirl.dag_worker.build_text import build_text_evaluation
 from siirl.dag_worker.checkpoint import read_manifest, resolve_checkpoint
-from siirl.dag_worker.console import success_table
+from siirl.dag_worker.console import score_table, success_table
 from siirl.dag_worker.launch import places_to_look, session
 from siirl.dag_worker.metrics import Reduced, reduce_metrics
 from siirl.dag_worker.prepare import check_policy
@@ -46,26 +47,37 @@ from siirl.dag_worker.published_protocol import (
     suite_words,
 )
 from siirl.dag_worker.rank import Evaluation
-from siirl.dag_worker.statistics import SuccessInterval, all_last, evaluations
+from siirl.dag_worker.statistics import MeanInterval, SuccessInterval, all_last, evaluations, mean_scores
 from siirl.engine.collectives import OneProcess
 from siirl.engine.rollout.workflow import EpisodeRequest
 from siirl.errors import CheckpointError, ConfigError, SiirlError, UnknownNameError
-from siirl.models.loader import WEIGHTS_FILE
 from siirl.params import SiiRLArguments
 from siirl.params.domain_checks import is_text
 from siirl.params.ending import FAILED, INTERRUPTED, REFUSED, end_on_signals, end_without_reader
+from siirl.params.files import weight_files
 from siirl.params.first_look import describe_env, first_look
-from siirl.params.machine import machine_problems
+from siirl.params.grading import rate_by_grade
+from siirl.params.machine import free_memory_bytes, machine_problems, total_memory_bytes
+from siirl.params.memory import (
+    HeldEpisodes,
+    episodes_at_once,
+    episodes_of_evaluation,
+    evaluation_memory,
+    shortage,
+    simulation_problems,
+)
 from siirl.params.parser import parse_config
 from siirl.params.problems import REFUSALS, refuse
+from siirl.params.reward_args import reward_parts
 from siirl.params.run_folder import CONFIG_FILE, run_folder
 
 RESULT_FILE = "evaluation.json"
 ACTIONS = {"sampled": (False,), "argmax": (True,), "both": (False, True)}
-# What a run's own configuration may have and an evaluation has no use for: rewards, and ranks beside this process.
-NOTHING_IS_TRAINED = ("reward.name=return", "reward.demonstrations=null", "trainer.nnodes=1", "trainer.n_gpus_per_node=1")
+# What a run's own configuration may have and an evaluation has no use for: demonstrations, and ranks beside this process.
+NOTHING_IS_TRAINED = ("reward.demonstrations=null", "trainer.nnodes=1", "trainer.n_gpus_per_node=1")
 Success = dict[str, SuccessInterval]
 Returns = dict[str, float]
+Scores = dict[str, MeanInterval]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -119,21 +131,22 @@ def evaluate(checkpoint: Path, overrides: Sequence[str], *, kinds: Sequence[bool
         given.append("pipeline=grpo")  # nothing is trained; this one goes with every environment
     given += suite_words(overrides)
     config = parse_config([*given, *overrides], config_file=config_file)
+    rate_by_grade(config)
     if config.trainer.val_episodes == 0:
         raise ConfigError("trainer.val_episodes=0: an evaluation has at least one episode of each task; the default is 20.")
     spec = first_look(config)
-    refuse(machine_problems(config))
-    if not is_text(spec):
-        check_policy(config, spec)
     published = asked_for(config)
     if published:  # task after task: the simulators of 40 tasks in each of four environments would be 20 GB and more
         config.env.kwargs = {"kept_simulators": 1} | config.env.kwargs
+    check_machine(config, spec, episodes_at_once(config) if published else episodes_of_evaluation(config, spec, sampled=False in kinds))
+    if not is_text(spec):
+        check_policy(config, spec)
     if resume is not None and not published:
         raise ConfigError(f"resume={resume} goes on with an evaluation by a published protocol: env=libero env.states=all.")
     with run_folder(config, needed_bytes=10_000_000) as folder:
         description = {"checkpoint": str(checkpoint), "policy_folder": str(policy_folder), "notice": spec.notice, **sampling_of(config)}
         if published:
-            weights = policy_folder / WEIGHTS_FILE
+            weights = weight_files(policy_folder)
             results, tables = by_protocol(config, folder, kinds=kinds, weights=weights, notice=spec.notice, resume=resume)
         else:
             results, tables = on_held_out(config, folder, kinds=kinds)
@@ -143,6 +156,20 @@ def evaluate(checkpoint: Path, overrides: Sequence[str], *, kinds: Sequence[bool
         if spec.notice:
             console.print(spec.notice, style="bold")
         console.print(f"results     {folder / RESULT_FILE}", *places_to_look(folder), sep="\n", soft_wrap=True)
+
+
+def check_machine(config: SiiRLArguments, spec: EnvSpec, held: HeldEpisodes) -> None:
+    """Refuse what this machine lacks, as for training; more memory than is free now is a warning.
+
+    Args:
+        config: Of the evaluation.
+        spec: Of its environment.
+        held: Episodes whose images are in memory at the same time.
+    """
+    refuse([*machine_problems(config), *simulation_problems(config, spec, held, total_memory_bytes=total_memory_bytes())])
+    lacking = shortage(evaluation_memory(config, spec, held), free_memory_bytes=free_memory_bytes())
+    if lacking is not None:
+        print(f"Warning: {lacking}", file=sys.stderr)
 
 
 def quoted(path: Path) -> str:
@@ -160,16 +187,26 @@ def sampling_of(config: SiiRLArguments) -> dict[str, Any]:
 
 
 def on_held_out(config: SiiRLArguments, folder: Path, *, kinds: Sequence[bool]) -> tuple[dict[str, Any], list[Table]]:
-    """Success and mean returns on episodes that training never sees, as plain data and as a table."""
-    success, returns = run(config, folder, kinds=kinds)
+    """Success, mean returns and rewards on episodes that training never sees, as plain data and as tables of what there is."""
+    success, returns, scores = run(config, folder, kinds=kinds)
     trainer = config.trainer
     seeds = f"seeds {trainer.val_seed_offset} to {trainer.val_seed_offset + trainer.val_episodes - 1}"
-    plain = {kind: {task: vars(interval) for task, interval in rates.items()} for kind, rates in success.items()}
+    results: dict[str, Any] = {"success": plain(success), "return": returns}
+    tables = []
     if any(success.values()):
-        table = success_table(f"success on held-out episodes, {seeds}, 95 % intervals", success)
-    else:
-        table = return_table(f"mean return of {trainer.val_episodes} held-out episodes of each task, {seeds}", returns)
-    return {"success": plain, "return": returns}, [table]
+        tables.append(success_table(f"success on held-out episodes, {seeds}, 95 % intervals", success))
+    if any(scores.values()):
+        results["reward"] = plain(scores)
+        parts = " + ".join(part.label for part in reward_parts(config.reward, config.custom_reward_function))
+        tables.append(score_table(f"mean reward ({parts}) of held-out episodes, also of those without a grade, 95 % intervals", scores))
+    if not tables:
+        tables.append(return_table(f"mean return of {trainer.val_episodes} held-out episodes of each task, {seeds}", returns))
+    return results, tables
+
+
+def plain(measured: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Intervals as plain data."""
+    return {kind: {task: vars(interval) for task, interval in found.items()} for kind, found in measured.items()}
 
 
 def return_table(title: str, columns: Mapping[str, Returns]) -> Table:
@@ -181,7 +218,7 @@ def return_table(title: str, columns: Mapping[str, Returns]) -> Table:
 
 
 def by_protocol(
-    config: SiiRLArguments, folder: Path, *, kinds: Sequence[bool], weights: Path, notice: str, resume: Path | None
+    config: SiiRLArguments, folder: Path, *, kinds: Sequence[bool], weights: Sequence[Path], notice: str, resume: Path | None
 ) -> tuple[dict[str, Any], list[Table]]:
     """Success by LIBERO's published protocol, as plain data and as the tables that papers print."""
     tasks, names = chosen_tasks(config), ["argmax" if greedy else "sampled" for greedy in kinds]
@@ -233,16 +270,16 @@ def started(config: SiiRLArguments, folder: Path, build: Callable[..., Evaluatio
     with ExitStack() as stack:
         stack.enter_context(session(config))
         evaluation = build(config=config, run_folder=folder, ranks=OneProcess())
-        stack.callback(evaluation.rollout.close)
-        stack.callback(evaluation.shown.close)
+        stack.callback(evaluation.close)
         evaluation.rollout.start()
         yield evaluation
 
 
-def run(config: SiiRLArguments, folder: Path, *, kinds: Sequence[bool]) -> tuple[dict[str, Success], dict[str, Returns]]:
-    """Start environments, evaluate, end them; success and mean return of each task, for each way of acting."""
+def run(config: SiiRLArguments, folder: Path, *, kinds: Sequence[bool]) -> tuple[dict[str, Success], dict[str, Returns], dict[str, Scores]]:
+    """Start environments, evaluate, end them; success, mean return and mean reward of each task, for each way of acting."""
     success: dict[str, Success] = {}
     returns: dict[str, Returns] = {}
+    scores: dict[str, Scores] = {}
     build = build_text_evaluation if is_text(describe_env(config)) else build_evaluation
     with started(config, folder, build) as evaluation:
         tasks = evaluation.rollout.pool.spec.tasks
@@ -256,9 +293,10 @@ def run(config: SiiRLArguments, folder: Path, *, kinds: Sequence[bool]) -> tuple
             reduced = reduce_metrics([metrics])
             success[kind] = evaluations(reduced, kind="argmax_" if greedy else "")
             returns[kind] = mean_returns(reduced, kind="argmax_" if greedy else "")
+            scores[kind] = mean_scores(reduced, kind="argmax_" if greedy else "")
             if samples > 1:
                 success[f"any of {samples}"] = evaluations(reduced, kind="any_")
-    return success, returns
+    return success, returns, scores
 
 
 def mean_returns(metrics: Mapping[str, Reduced], *, kind: str) -> Returns:

@@ -49,6 +49,18 @@ def test_success_before_and_after_with_intervals(report: Path) -> None:
     assert "+80.0 points, intervals are apart" in page
 
 
+def test_an_evaluation_by_the_reward_alone_is_one(tmp_path: Path) -> None:
+    """Rewards 0 and 1 twice each, then 1 four times: mean 0.5, s = sqrt(1/3), 3.18245 * 0.57735 / 2 = 0.9187; no spread afterwards."""
+    with MetricWriters([], RunDescription(tmp_path, total_steps=1)) as writers:
+        before = {"val/all/mean_score": 0.5, "val/all/score_std": 3**-0.5, "val/all/scored_episodes": 4.0}
+        writers.write(step=0, metrics=before)
+        writers.write(step=1, metrics=before | {"val/all/mean_score": 1.0, "val/all/score_std": 0.0})
+    page = write_report(tmp_path).read_text()
+    assert "<td>all</td><td>0.5 [-0.419, 1.42] (n=4)</td><td>1 (n=4)</td><td>+0.5</td>" in page
+    assert "Success on held-out episodes" not in page
+    assert "had no evaluation" not in page
+
+
 def test_the_page_refers_only_to_videos_that_are_there(report: Path) -> None:
     links = Links()
     links.feed(report.read_text())

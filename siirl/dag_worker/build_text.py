@@ -30,6 +30,7 @@ from siirl.engine.actor.text_scorer import text_scorer
 from siirl.engine.collectives import Collectives
 from siirl.engine.critic.critic import Critic
 from siirl.engine.critic.text_value_scorer import every_own_token, text_value_scorer, without_head
+from siirl.engine.reward_manager import RewardManager
 from siirl.engine.reward_manager.reward_model import make_reward_model
 from siirl.engine.reward_manager.text import make_text_reward_manager, text_columns
 from siirl.engine.rollout.generation import TextEngine
@@ -86,7 +87,7 @@ def build_text(
         critic=critic,
         loader=loader,
     )
-    validator = make_text_validator(config, rollout=rollout, ranks=ranks, files=files, loader=loader)
+    validator = make_text_validator(config, rollout=rollout, ranks=ranks, files=files, loader=loader, reward=context.reward)
     checkpoints = CheckpointManager(
         folder=run_folder / "checkpoints",
         engines={"actor": engine, **({} if critic is None else {"critic": critic.engine})},
@@ -97,13 +98,17 @@ def build_text(
 
 
 def build_text_evaluation(*, config: SiiRLArguments, run_folder: Path, ranks: Collectives) -> Evaluation:
-    """What evaluates the model of a folder."""
+    """What evaluates the model of a folder; the job's own reward is made only where the environment may leave rows without a grade."""
     pool, tokenizer = make_pool(config, ranks), make_tokenizer(config)
     engine, _ = make_text_engine(config, model=make_language_model(config), tokenizer=tokenizer, at_once=pool.num_slots)
     rollout = make_text_rollout(config, engine=engine, pool=pool, tokenizer=tokenizer)
     files = RolloutFiles(run_folder / ROLLOUTS_FOLDER, count=config.trainer.save_rollouts)
     loader = make_loader(config, spec=pool.spec, tokenizer=tokenizer, ranks=ranks)
-    return Evaluation(rollout, make_text_validator(config, rollout=rollout, ranks=ranks, files=files, loader=loader), files)
+    reward: RewardManager | None = None
+    if pool.spec.leaves_ungraded:
+        reward = make_text_reward_manager(config, reward_model=make_reward_model(config, device=torch.device("cpu"), ranks=ranks))
+    validator = make_text_validator(config, rollout=rollout, ranks=ranks, files=files, loader=loader, reward=reward)
+    return Evaluation(rollout, validator, files, reward=reward)
 
 
 def _describe(model: LanguageModel, tokenizer: ChatTokenizer, checkpoint: Path) -> None:
@@ -151,7 +156,12 @@ def make_text_engine(
     if settings.name == "hf":
         return HFEngine(**arguments), model
     engine_class = AsyncVLLMEngine if settings.mode == "async" else VLLMEngine
-    engine = engine_class(**arguments, kv_cache_gib=settings.kv_cache_gib, num_gpus=settings.tensor_model_parallel_size)
+    engine = engine_class(
+        **arguments,
+        kv_cache_gib=settings.kv_cache_gib,
+        num_gpus=settings.tensor_model_parallel_size,
+        longest_text=config.data.max_prompt_length + config.data.max_response_length,
+    )
     return engine, engine
 
 
@@ -213,9 +223,15 @@ def make_loader(config: SiiRLArguments, *, spec: EnvSpec, tokenizer: ChatTokeniz
 
 
 def make_text_validator(
-    config: SiiRLArguments, *, rollout: TextRollout, ranks: Collectives, files: RolloutFiles, loader: TaskLoader | PromptLoader
+    config: SiiRLArguments,
+    *,
+    rollout: TextRollout,
+    ranks: Collectives,
+    files: RolloutFiles,
+    loader: TaskLoader | PromptLoader,
+    reward: RewardManager | None,
 ) -> Validator:
-    """Evaluation on held-out questions, with the most likely answers and with sampled ones."""
+    """Evaluation on held-out questions, with the most likely answers and with sampled ones; `reward` scores where grades may be missing."""
     trainer, spec = config.trainer, rollout.pool.spec
     prompts: Sequence[EpisodeTask] | None = None
     if isinstance(loader, PromptLoader) and trainer.val_episodes > 0:
@@ -233,4 +249,6 @@ def make_text_validator(
         options={} if prompts is not None else HELD_OUT,
         samples=trainer.val_samples,
         kinds=GREEDY_AND_SAMPLED,
+        reward=reward if spec.leaves_ungraded else None,
+        max_unscored_share=config.reward.max_failed_share,
     )

@@ -5,13 +5,14 @@ Left out: every other metric, which metrics.jsonl and TensorBoard have.
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
 from siirl.dag_worker.metrics import Reduced
 from siirl.dag_worker.progress import Progress
-from siirl.dag_worker.statistics import SuccessInterval, all_last, evaluations
+from siirl.dag_worker.statistics import MeanInterval, SuccessInterval, all_last, evaluations, mean_scores
 
 _HEADER_EVERY = 20  # rows: about one screen
 _STAGES_SHOWN = 5
@@ -129,17 +130,31 @@ def stage_line(metrics: Mapping[str, Reduced]) -> str:
 
 
 def evaluation_line(metrics: Mapping[str, Reduced]) -> str:
-    """Held-out success of all tasks together, or of the only one; mean return where success is not reported; empty without evaluation."""
-    rates, mean_return = evaluations(metrics), metrics.get("val/all/return")
-    if rates:
-        return f"held out, {list(rates)[-1]}: {list(rates.values())[-1]}"
-    return f"held out, all: mean return {mean_return:.1f}" if isinstance(mean_return, float) else ""
+    """Held-out success of all tasks together, or of the only one, and the job's reward where some have no grade; empty without evaluation.
+
+    Mean return where success is not reported.
+    """
+    rates, scores, mean_return = evaluations(metrics), mean_scores(metrics), metrics.get("val/all/return")
+    parts = [f"held out, {name}: {rate}" for name, rate in list(rates.items())[-1:]]
+    parts += [f"held out, {name}: mean reward {score}" for name, score in list(scores.items())[-1:]]
+    if not parts and isinstance(mean_return, float):
+        parts = [f"held out, all: mean return {mean_return:.1f}"]
+    return "; ".join(parts)
 
 
 def success_table(title: str, columns: Mapping[str, Mapping[str, SuccessInterval]]) -> Table:
     """Success with 95 % intervals, one row a task and one column a measurement, for example {"before": {...}, "after": {...}}."""
+    return _interval_table(title, columns)
+
+
+def score_table(title: str, columns: Mapping[str, Mapping[str, MeanInterval]]) -> Table:
+    """The same of the job's own reward."""
+    return _interval_table(title, columns)
+
+
+def _interval_table(title: str, columns: Mapping[str, Mapping[str, Any]]) -> Table:
     table = Table("task", *columns, title=title, title_justify="left")
-    tasks = dict.fromkeys(task for rates in columns.values() for task in rates)
+    tasks = dict.fromkeys(task for measured in columns.values() for task in measured)
     for task in sorted(tasks, key=all_last):
-        table.add_row(task, *(str(rates.get(task, "-")) for rates in columns.values()))
+        table.add_row(task, *(str(measured.get(task, "-")) for measured in columns.values()))
     return table

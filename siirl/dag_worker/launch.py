@@ -9,7 +9,7 @@ from typing import Any
 from rich.console import Console
 
 from siirl.dag_worker.checkpoint import read_manifest, resolve_checkpoint
-from siirl.dag_worker.console import success_table
+from siirl.dag_worker.console import score_table, success_table
 from siirl.dag_worker.dagworker import DAGWorker
 from siirl.dag_worker.events import Activity, Event
 from siirl.dag_worker.metric_writers import MetricWriters, RunDescription
@@ -17,7 +17,7 @@ from siirl.dag_worker.metrics import Reduced
 from siirl.dag_worker.recorder import VIDEOS_FOLDER
 from siirl.dag_worker.report_page import write_report
 from siirl.dag_worker.rollout_files import ROLLOUTS_FOLDER
-from siirl.dag_worker.statistics import SuccessInterval, evaluations
+from siirl.dag_worker.statistics import SuccessInterval, evaluations, mean_scores
 from siirl.data_coordinator.redistribution import Redistribution
 from siirl.execution.dag import TaskGraph
 from siirl.execution.scheduler.launch import ClusterSettings, ray_session, run_local, run_on_ray
@@ -30,6 +30,7 @@ from siirl.params.ray_address import resolve_address
 from siirl.params.threads import short_waits
 
 MEAN_RETURN = "val/all/return"  # every evaluation has it in which the environment could grade an episode
+MEAN_SCORE = "val/all/mean_score"  # and this one where it may leave some without a grade, which the job's own reward scores
 
 
 def run(config: SiiRLArguments, graph: TaskGraph, run_folder: Path) -> None:
@@ -58,7 +59,7 @@ def run(config: SiiRLArguments, graph: TaskGraph, run_folder: Path) -> None:
                 writers.activity(event.text)
                 continue
             writers.write(step=event.step, metrics=event.metrics)
-            if MEAN_RETURN in event.metrics:
+            if {MEAN_RETURN, MEAN_SCORE} & event.metrics.keys():
                 evaluated.append(event.metrics)
     show_summary(run_folder, report=write_report(run_folder), evaluated=evaluated)
 
@@ -122,11 +123,15 @@ def show_summary(run_folder: Path, *, report: Path, evaluated: Sequence[dict[str
     """The first and the last evaluation beside each other, on the same held-out episodes, and where to look."""
     console = Console()
     if len(evaluated) > 1:
-        columns = {when: evaluations(metrics) for when, metrics in (("before", evaluated[0]), ("after", evaluated[-1]))}
+        ends = {"before": evaluated[0], "after": evaluated[-1]}
+        columns = {when: evaluations(metrics) for when, metrics in ends.items()}
+        scores = {when: mean_scores(metrics) for when, metrics in ends.items()}
         if columns["after"]:
             console.print(success_table("success on the same held-out episodes before and after, 95 % intervals", columns))
             console.print(gain(columns["before"], columns["after"]), highlight=False)
-        else:
+        if scores["after"]:
+            console.print(score_table("mean reward of the same held-out episodes before and after, 95 % intervals", scores))
+        if not columns["after"] and not scores["after"]:
             console.print(
                 f"mean return on held-out episodes: {evaluated[0][MEAN_RETURN]:.1f} before, {evaluated[-1][MEAN_RETURN]:.1f} after"
             )

@@ -1,5 +1,6 @@
 """What a DAGWorker holds beside its graph, and the parts that are made alike for robots (`build`) and for text (`build_text`)."""
 
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -76,6 +77,15 @@ class Evaluation:
     rollout: Rollout
     validator: Validator
     shown: Closing
+    reward: Closing | None = None
+    """What scores episodes that the environment may leave without a grade."""
+
+    def close(self) -> None:
+        """End environments, files and reward functions; safe to call twice."""
+        with ExitStack() as stack:  # what one of them raises does not keep the others open
+            for part in (self.rollout, self.shown, self.reward):
+                if part is not None:
+                    stack.callback(part.close)
 
 
 def make_pool(config: SiiRLArguments, ranks: Collectives) -> EnvPool:

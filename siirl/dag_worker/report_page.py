@@ -4,10 +4,11 @@ It is made of what every run leaves in its folder (metrics.jsonl, videos/, rollo
 time. The videos stay where they are and are linked; everything else is in the file, of the rollouts the newest.
 """
 
+import functools
 import html
 import io
 import urllib.parse
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ from siirl.dag_worker.metric_writers import METRICS_FILE
 from siirl.dag_worker.recorder import VIDEOS_FOLDER, read_index
 from siirl.dag_worker.rollout_files import ROLLOUTS_FOLDER, read_rollouts, steps_of
 from siirl.dag_worker.rollout_view import chat, footnote, headline, newest_failures_first, outcome
-from siirl.dag_worker.statistics import SuccessInterval, all_last, evaluations
+from siirl.dag_worker.statistics import all_last, evaluations, mean_scores
 from siirl.errors import MissingAssetError
 from siirl.params.run_folder import CONFIG_FILE, PLAN_FILE
 
@@ -45,6 +46,7 @@ class Panel:
 PANELS = (
     Panel("Success of training episodes", {"rollout/success_rate": "all episodes"}, percent=True),
     Panel("Reward", {"reward/mean_score": "mean"}),
+    Panel("Reward of held-out episodes", {"val/all/mean_score": "sampled actions", "val/all/argmax_mean_score": "most probable actions"}),
     Panel("Response, tokens", {"rollout/avg_response_length": "tokens"}),
     Panel("Truncated", {"rollout/truncated_share": "episodes"}, percent=True),
     Panel("Clusters of successes", {"reward/clusters": "clusters"}),
@@ -90,35 +92,31 @@ def _notice(rows: Sequence[Row]) -> str:
 
 
 def _success(rows: Sequence[Row]) -> str:
-    """Tables of the first and the last evaluation, with 95 % intervals."""
-    tables = [_success_table(rows, kind=kind, actions=actions) for kind, actions in KINDS_OF_EVALUATION]
-    if not any(tables):
+    """Tables of the first and the last evaluation, with 95 % intervals: success, and the job's reward where some have no grade."""
+    tables = [_table(rows, read=functools.partial(evaluations, kind=kind), actions=actions) for kind, actions in KINDS_OF_EVALUATION]
+    rewards = [_table(rows, read=functools.partial(mean_scores, kind=kind), actions=actions) for kind, actions in KINDS_OF_EVALUATION]
+    if not any(tables + rewards):
         return "<p>This run had no evaluation.</p>"
-    note = "<p class=note>Held-out seeds, the same in both columns; 95 % Wilson intervals; successes of episodes in brackets.</p>"
-    return "<h2>Success on held-out episodes</h2>" + "".join(tables) + note
+    note = "<p class=note>Held-out seeds, the same in both columns; 95 % {} intervals; {} in brackets.</p>"
+    success = "<h2>Success on held-out episodes</h2>" + "".join(tables) + note.format("Wilson", "successes of episodes")
+    reward = (
+        "<h2>Mean reward of held-out episodes</h2>" + "".join(rewards) + note.format("Student", "episodes, also those without a grade,")
+    )
+    return (success if any(tables) else "") + (reward if any(rewards) else "")
 
 
-def _success_table(rows: Sequence[Row], *, kind: str, actions: str) -> str:
-    evaluated = [(row["step"], rates) for row in rows if (rates := evaluations(row, kind=kind))]
+def _table(rows: Sequence[Row], *, read: Callable[[Row], Mapping[str, Any]], actions: str) -> str:
+    evaluated = [(row["step"], measured) for row in rows if (measured := read(row))]
     if not evaluated:
         return ""
     (first, before), (last, after) = evaluated[0], evaluated[-1]
     body = []
-    for task in sorted(before | after, key=all_last):
-        cells = [html.escape(task), *(_cell(rates.get(task)) for rates in (before, after)), _change(before.get(task), after.get(task))]
+    for task in sorted({**before, **after}, key=all_last):
+        change = after[task].change_since(before[task]) if task in before and task in after else ""
+        cells = [html.escape(task), *(str(found.get(task, "")) for found in (before, after)), change]
         body.append(f"<tr{' class=all' if task == 'all' else ''}>" + "".join(f"<td>{cell}</td>" for cell in cells) + "</tr>")
     head = f"<tr><th>task, {actions}</th><th>step {first}</th><th>step {last}</th><th>change</th></tr>"
     return f"<table>{head}{''.join(body)}</table>"
-
-
-def _cell(interval: SuccessInterval | None) -> str:
-    return "" if interval is None else str(interval)
-
-
-def _change(before: SuccessInterval | None, after: SuccessInterval | None) -> str:
-    if before is None or after is None or not before.episodes or not after.episodes:
-        return ""
-    return f"{100 * (after.rate - before.rate):+.1f} points, intervals {'overlap' if before.overlaps(after) else 'are apart'}"
 
 
 def _curves(rows: Sequence[Row]) -> str:

@@ -1,7 +1,7 @@
-"""Success rates with their uncertainty: counts, the Wilson score interval, and pass@k. Pure numbers, no torch.
+"""Success rates and mean rewards with their uncertainty: counts, the Wilson score interval, Student's, and pass@k. Pure numbers, no torch.
 
-Left out: intervals of means (curves show every seed instead), and tests between two rates; two intervals that do not overlap are
-the stricter statement.
+Left out: intervals over the seeds of a run (curves show every seed instead), and tests between two rates; two intervals that do not
+overlap are the stricter statement.
 """
 
 import math
@@ -31,6 +31,12 @@ class SuccessInterval:
     def overlaps(self, other: "SuccessInterval") -> bool:
         """Whether the two intervals share a point."""
         return self.low <= other.high and other.low <= self.high
+
+    def change_since(self, before: "SuccessInterval") -> str:
+        """For example `+32.0 points, intervals are apart`; nothing where one of them has no episodes."""
+        if not before.episodes or not self.episodes:
+            return ""
+        return f"{100 * (self.rate - before.rate):+.1f} points, intervals {'overlap' if self.overlaps(before) else 'are apart'}"
 
 
 def success_interval(successes: int, episodes: int) -> SuccessInterval:
@@ -79,6 +85,64 @@ def evaluations(metrics: Mapping[str, Any], *, kind: str = "") -> dict[str, Succ
     tasks = [name[len("val/") : -len(suffix)] for name in metrics if name.startswith("val/") and name.endswith(suffix)]
     counts = {task: (metrics[f"val/{task}/{kind}successes"], metrics[f"val/{task}{suffix}"]) for task in sorted(tasks, key=all_last)}
     return {task: success_interval(round(successes), round(episodes)) for task, (successes, episodes) in counts.items()}
+
+
+@dataclass(frozen=True)
+class MeanInterval:
+    """Mean reward of `episodes`, and its 95 % interval from `low` to `high`; None where nothing is known of the spread."""
+
+    mean: float
+    episodes: int
+    low: float | None
+    high: float | None
+
+    def __str__(self) -> str:
+        """For example `0.512 [0.431, 0.593] (n=100)`."""
+        interval = "" if self.low is None else f" [{self.low:.3g}, {self.high:.3g}]"
+        return f"{self.mean:.3g}{interval} (n={self.episodes})"
+
+    def change_since(self, before: "MeanInterval") -> str:
+        """For example `+0.12, intervals overlap`; without intervals the difference alone."""
+        if self.low is None or self.high is None or before.low is None or before.high is None:
+            return f"{self.mean - before.mean:+.3g}"
+        together = self.low <= before.high and before.low <= self.high
+        return f"{self.mean - before.mean:+.3g}, intervals {'overlap' if together else 'are apart'}"
+
+
+def mean_interval(*, mean: float, std: float | None, episodes: int) -> MeanInterval:
+    """Student's interval at 95 %, mean -+ t(0.975, n - 1) s / sqrt(n) (Student 1908, Biometrika 6:1).
+
+    Right for many episodes whatever their rewards, for few ones where these are about normal. Rewards that are all alike, or a single one,
+    say nothing of how far others would be off: they have no interval, rather than one of no width.
+
+    Args:
+        mean: Of the rewards.
+        std: Their standard deviation, with n - 1 below the fraction; None of a single one.
+        episodes: n, at least 1.
+    """
+    if not std or episodes < 2:
+        return MeanInterval(mean=mean, episodes=episodes, low=None, high=None)
+    from scipy.special import stdtrit  # here, because most runs have success rates and no use for it
+
+    half = float(stdtrit(episodes - 1, 0.975)) * std / math.sqrt(episodes)
+    return MeanInterval(mean=mean, episodes=episodes, low=mean - half, high=mean + half)
+
+
+def mean_scores(metrics: Mapping[str, Any], *, kind: str = "") -> dict[str, MeanInterval]:
+    """The job's own reward of each evaluated task, from the metrics `val/<task>/mean_score` and so on; `all` comes last.
+
+    Empty where the environment grades every episode. `kind="argmax_"` reads those of the most probable actions.
+    """
+    suffix = f"/{kind}mean_score"
+    tasks = [name[len("val/") : -len(suffix)] for name in metrics if name.startswith("val/") and name.endswith(suffix)]
+    return {
+        task: mean_interval(
+            mean=metrics[f"val/{task}{suffix}"],
+            std=metrics.get(f"val/{task}/{kind}score_std"),
+            episodes=round(metrics[f"val/{task}/{kind}scored_episodes"]),
+        )
+        for task in sorted(tasks, key=all_last)
+    }
 
 
 def all_last(task: str) -> tuple[bool, str]:

@@ -6,24 +6,34 @@ metrics of the step.
 
 With several samples a prompt, the interval of `success_rate` is one for these prompts (it is then rather too wide: answers to one prompt
 vary less than answers to different ones). Whoever wants to know about prompts not asked takes one sample of more prompts.
+
+Rows that the environment cannot grade have no success. Where it leaves some, the job's own reward says what it thinks of the episodes, of
+all of them: what training climbs (`reward/mean_score`), on prompts that it never sees.
 """
 
+import itertools
+import statistics
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from siirl.dag_worker.domain import share_of
 from siirl.dag_worker.metrics import Value, Weighted
+from siirl.dag_worker.no_rows import with_columns_of_all
+from siirl.dag_worker.outcomes import check_reward_failures, score_rows
 from siirl.dag_worker.record import Recorder
 from siirl.dag_worker.statistics import pass_at_k
 from siirl.data_coordinator.loader import EpisodeTask, evaluation_tasks
 from siirl.data_coordinator.prompts.dataset import task_name
 from siirl.engine.collectives import Collectives
+from siirl.engine.reward_manager import RewardManager
+from siirl.engine.rollout.executor import RolloutResult
 from siirl.engine.rollout.failures import check_failures
 from siirl.engine.rollout.rollout import Rollout, reset_options
 from siirl.engine.rollout.workflow import EpisodeRequest, Trajectory
 
 ALL_TASKS = "all"
+Thing = TypeVar("Thing")
 
 
 class Outcome(NamedTuple):
@@ -53,6 +63,8 @@ class Validator:
         options: For every episode's reset, for example `{"split": "heldout"}` where the environment asks different questions then.
         samples: Sampled episodes of each prompt; most likely actions need no more than one.
         kinds: The evaluations of a training run: sampled actions (False), the most likely ones (True), or both.
+        reward: Scores the episodes where the environment may not grade them; None: it grades them all. Closed by whoever made it.
+        max_unscored_share: Share of an evaluation's episodes, over all ranks, that the reward may fail to score.
     """
 
     def __init__(
@@ -70,11 +82,14 @@ class Validator:
         options: Mapping[str, Any] | None = None,
         samples: int = 1,
         kinds: Sequence[bool] = (False,),
+        reward: RewardManager | None = None,
+        max_unscored_share: float = 0.0,
     ) -> None:
         self.rollout, self.ranks, self.recorder = rollout, ranks, recorder
         self.tasks, self.episodes, self.first_seed, self.record = tuple(tasks), episodes, first_seed, record
         self.max_failed_share, self.prompts, self.options = max_failed_share, prompts, dict(options or {})
         self.samples, self.kinds = samples, tuple(kinds)
+        self.reward, self.max_unscored_share = reward, max_unscored_share
 
     def evaluate(
         self,
@@ -89,13 +104,26 @@ class Validator:
         result, _ = self.rollout.generate(requests, embed=False, on_done=on_done)
         check_failures(result.failed, episodes=len(requests), max_failed_share=self.max_failed_share, ranks=self.ranks)
         self.recorder.keep(result.trajectories, kind="val", step=step)
-        self.recorder.write({})
+        rewards = {} if self.reward is None else self._rewards(result, self.reward)
+        self.recorder.write(rewards)
         outcomes = [_outcome(trajectory) for trajectory in result.trajectories]
         metrics = evaluation_metrics(outcomes, greedy=greedy, reports_success=self.rollout.pool.spec.reports_success)
         if self.samples > 1 and not greedy and self.rollout.pool.spec.reports_success:
             graded = [outcome for outcome in outcomes if outcome.graded]
             metrics |= pass_at_k_metrics(graded, samples=self.samples * self.rollout.pool.spec.num_agents)
+        if self.reward is not None:
+            scores = [(trajectory.row["task_name"], rewards.get(trajectory.row["uid"])) for trajectory in result.trajectories]
+            metrics |= score_metrics(list(itertools.chain(*self.ranks.gather_objects(scores))), greedy=greedy)
         return {**metrics, "env/failed_episodes": float(len(result.failed))}
+
+    def _rewards(self, result: RolloutResult, reward: RewardManager) -> Mapping[str, float]:
+        """Rewards of all ranks' episodes by uid, without those that could not be scored; every rank calls it."""
+        if not any(self.ranks.gather_objects(len(result.trajectories))):
+            return {}
+        rows = with_columns_of_all(result.batch(), ranks=self.ranks)
+        scores = score_rows(rows, reward=reward, ranks=self.ranks)
+        check_reward_failures(scores.failed, rows=len(rows), max_failed_share=self.max_unscored_share, ranks=self.ranks)
+        return scores.reward_by_uid
 
     def _requests(self, *, step: int, greedy: bool, recorded: int) -> list[EpisodeRequest]:
         """This rank's episodes: tasks in turn, so that the recorded ones show different tasks."""
@@ -128,7 +156,7 @@ class Validator:
 def evaluation_metrics(outcomes: Sequence[Outcome], *, greedy: bool, reports_success: bool) -> dict[str, Value]:
     """Counts by task and over all tasks, or only returns where there is no flag of success; what could not be graded is just counted."""
     metrics: dict[str, Value] = {}
-    for task, all_found in _by_task(outcomes).items():
+    for task, all_found in _by_task(outcomes, task=_task).items():
         prefix = f"val/{task}/{'argmax_' if greedy else ''}"
         found = [outcome for outcome in all_found if outcome.graded]
         if len(found) < len(all_found):
@@ -150,7 +178,7 @@ def pass_at_k_metrics(outcomes: Sequence[Outcome], *, samples: int) -> dict[str,
     A prompt of which some episodes could not be simulated still counts for the k that it has enough of.
     """
     metrics: dict[str, Value] = {}
-    for task, found in _by_task(outcomes).items():
+    for task, found in _by_task(outcomes, task=_task).items():
         drawn = Counter(outcome.prompt for outcome in found)
         right = Counter(outcome.prompt for outcome in found if outcome.success)
         for k in _ks(samples):
@@ -162,17 +190,42 @@ def pass_at_k_metrics(outcomes: Sequence[Outcome], *, samples: int) -> dict[str,
     return metrics
 
 
+def score_metrics(scores: Sequence[tuple[str, float | None]], *, greedy: bool) -> dict[str, Value]:
+    """Mean and spread of the job's reward by task and over all tasks.
+
+    Args:
+        scores: Of all ranks' episodes, so that the numbers are the same on every rank: the task, and the reward or None where it failed.
+        greedy: Whether the actions were the most likely ones.
+    """
+    metrics: dict[str, Value] = {}
+    for task, found in _by_task(scores, task=lambda score: score[0]).items():
+        prefix = f"val/{task}/{'argmax_' if greedy else ''}"
+        known = [reward for _, reward in found if reward is not None]
+        metrics[f"{prefix}scored_episodes"] = float(len(known))
+        if len(known) < len(found):
+            metrics[f"{prefix}unscored_episodes"] = float(len(found) - len(known))
+        if known:
+            metrics[f"{prefix}mean_score"] = statistics.fmean(known)
+        if len(known) > 1:
+            metrics[f"{prefix}score_std"] = statistics.stdev(known)
+    return metrics
+
+
 def _ks(samples: int) -> list[int]:
     powers = [2**power for power in range(1, samples.bit_length()) if 2**power < samples]
     return [*powers, samples]
 
 
-def _by_task(outcomes: Sequence[Outcome]) -> dict[str, list[Outcome]]:
-    by_task: dict[str, list[Outcome]] = defaultdict(list)
-    for outcome in outcomes:
-        by_task[task_name(outcome.task)].append(outcome)
-        by_task[ALL_TASKS].append(outcome)
+def _by_task(things: Sequence[Thing], *, task: Callable[[Thing], str]) -> dict[str, list[Thing]]:
+    by_task: dict[str, list[Thing]] = defaultdict(list)
+    for thing in things:
+        by_task[task_name(task(thing))].append(thing)
+        by_task[ALL_TASKS].append(thing)
     return by_task
+
+
+def _task(outcome: Outcome) -> str:
+    return outcome.task
 
 
 def _outcome(trajectory: Trajectory) -> Outcome:

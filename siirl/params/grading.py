@@ -36,6 +36,16 @@ def ask_ungraded_rows(config: SiiRLArguments) -> None:
         config.env.kwargs = {**kwargs, UNGRADED: True}
 
 
+def rate_by_grade(config: SiiRLArguments) -> None:
+    """Leave the reward out of an evaluation (`reward.name=return` asks nobody), unless rows without a grade are asked: it rates them.
+
+    What the evaluated run was rewarded by may need what is not there any more, such as demonstrations or another model.
+    """
+    ask_ungraded_rows(config)
+    if not config.env.kwargs.get(UNGRADED):
+        config.reward.name = "return"
+
+
 def grading_problems(config: SiiRLArguments, spec: EnvSpec) -> Iterator[SiirlError]:
     """What would go by a grade where rows may have none."""
     if not spec.leaves_ungraded:

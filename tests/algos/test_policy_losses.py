@@ -167,6 +167,24 @@ def test_a_loss_of_another_shape_than_the_mask_is_refused(registry):
         policy_loss(name="mine", available={"log_probs_BT": torch.ones(2, 3), "mask_BT": torch.ones(2, 3)})
 
 
+@pytest.mark.parametrize(
+    ("loss", "metric", "told"),
+    [
+        (torch.nan, 0.0, r"^policy loss 'mine' is nan in row 1, place \[0\] \(1 such rows of 2\)"),
+        (0.0, torch.inf, r"^metric 'drift' of policy loss 'mine' is inf in row 1, place \[0\]"),
+    ],
+)
+def test_a_loss_or_a_metric_that_is_not_finite_is_refused_by_its_name(registry, loss, metric, told):
+    @register_policy_loss("mine")
+    def my_loss(*, log_probs_BT):
+        results = [torch.tensor([[0.0, torch.nan], [value, 0.0]]) for value in (loss, metric)]  # the first row's NaN is masked
+        return PolicyLoss(loss_BT=log_probs_BT + results[0], metrics_BT={"drift": results[1]})
+
+    mask_BT = torch.tensor([[1.0, 0.0], [1.0, 1.0]])
+    with pytest.raises(TensorError, match=told):
+        policy_loss(name="mine", available={"log_probs_BT": torch.zeros(2, 2), "mask_BT": mask_BT})
+
+
 def test_a_name_is_taken_once(registry):
     with pytest.raises(ConfigError, match="'gspo' is already gspo_policy_loss"):
         register_policy_loss("gspo")(lambda *, log_probs_BT: None)

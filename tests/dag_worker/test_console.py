@@ -130,6 +130,13 @@ def test_the_return_stands_for_a_success_that_nobody_reports() -> None:
     assert evaluation_line({"rollout/return": -862.46}) == ""
 
 
+def test_the_reward_stands_beside_the_success_where_some_have_no_grade_and_alone_where_all_have_none() -> None:
+    scores = {"val/all/mean_score": 0.25, "val/all/scored_episodes": 8.0, "val/judged/mean_score": 0.5, "val/judged/scored_episodes": 4.0}
+    graded = {"val/all/successes": 1.0, "val/all/episodes": 1.0, "val/all/return": 1.0}
+    assert evaluation_line(scores) == "held out, all: mean reward 0.25 (n=8)"
+    assert evaluation_line(scores | graded) == "held out, all: 100.0 % [20.7, 100.0] (1/1); held out, all: mean reward 0.25 (n=8)"
+
+
 def test_the_table_has_a_row_a_task_with_all_last() -> None:
     console = log_file()
     rates = {"all": success_interval(1, 2), "push": success_interval(1, 2)}

@@ -39,3 +39,14 @@ def test_a_run_closes_with_success_before_and_after_and_where_to_look(tmp_path: 
     ):
         assert part in told
     assert "rollouts" not in told
+
+
+def test_a_run_without_grades_closes_with_its_reward_before_and_after(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    evaluated = [{"val/all/mean_score": mean, "val/all/scored_episodes": 4.0} for mean in (0.25, 0.75)]
+    show_summary(tmp_path, report=tmp_path / "report.html", evaluated=evaluated)
+    told = " ".join(capsys.readouterr().out.split())
+    assert "mean reward of the same held-out episodes before and after, 95 % intervals" in told
+    assert "0.25 (n=4)" in told
+    assert "0.75 (n=4)" in told
+    assert "success" not in told
+    assert "mean return" not in told

@@ -3,14 +3,16 @@
 import itertools
 import json
 
+import numpy as np
 import pytest
 from scripted_text import ByteTokenizer, ScriptedEngine
 
 from siirl.dag_worker.statistics import pass_at_k
-from siirl.dag_worker.validator import Outcome, Validator, evaluation_metrics, pass_at_k_metrics
+from siirl.dag_worker.validator import Outcome, Validator, evaluation_metrics, pass_at_k_metrics, score_metrics
 from siirl.data_coordinator.loader import EpisodeTask
 from siirl.data_coordinator.prompts.dataset import PromptTask
 from siirl.engine.collectives import OneProcess
+from siirl.engine.reward_manager import EpisodeOutcomes, Memoryless, RewardScores
 from siirl.engine.rollout.text_rollout import TextRollout
 from siirl.engine.rollout.text_workflow import TextWorkflow
 from siirl.env_server.pool import EnvPool
@@ -27,7 +29,20 @@ class Kept:
         self.trajectories += [(kind, step, trajectory) for trajectory in trajectories]
 
     def write(self, rewards):
-        pass
+        self.rewards = dict(rewards)
+
+
+class Length(Memoryless):
+    """A reward that counts the tokens of the answer, and cannot score the prompt `fails_on`."""
+
+    ranks_failures, looks_at_all_ranks = True, False
+
+    def __init__(self, fails_on=None):
+        self.fails_on = fails_on
+
+    def score(self, outcomes: EpisodeOutcomes) -> RewardScores:
+        failed = {row: "no judge" for row, index in enumerate(outcomes.index_B) if index == self.fails_on}
+        return RewardScores(outcomes.response_length_B.astype(np.float32), failed=failed)
 
 
 @pytest.fixture
@@ -35,8 +50,8 @@ def make():
     """Validators of `script` over one-digit sums, closed in the end."""
     rollouts = []
 
-    def make(script, *, max_prompt_length=50, **settings):
-        pool = EnvPool("math", {"tasks": ["sums-1"]}, 1, 4, cluster="local", deadline_s=60)
+    def make(script, *, max_prompt_length=50, env=None, **settings):
+        pool = EnvPool("math", {"tasks": ["sums-1"]} | (env or {}), 1, 4, cluster="local", deadline_s=60)
         workflow = TextWorkflow(pool=pool, tokenizer=ByteTokenizer(), max_prompt_length=max_prompt_length, max_response_length=50)
         rollouts.append(TextRollout(engine=ScriptedEngine(script), pool=pool, workflow=workflow))
         rollouts[-1].start()
@@ -121,6 +136,57 @@ def test_too_many_failed_episodes_stop_the_run(make):
 def test_an_empty_share_of_a_rank_is_evaluated_to_nothing(make):
     metrics = make(right, prompts=list[EpisodeTask]()).evaluate(step=0)
     assert metrics == {"env/failed_episodes": 0.0}
+
+
+JUDGED = {"data_source": "judged", "reward_model": {"style": "model", "ground_truth": None}}
+GRADED = {"data_source": "sums", "reward_model": {"style": "whole", "ground_truth": "2"}}
+
+
+def prompts_of(*rows):
+    """A prompt of a file for each row: what is 1+1?"""
+    asked = [row | {"prompt": [{"role": "user", "content": "1+1="}]} for row in rows]
+    return [
+        PromptTask(task=row["data_source"], task_id=0, trial_id=i, seed=i, group_id=i, prompt_row=json.dumps(row))
+        for i, row in enumerate(asked)
+    ]
+
+
+def by_number(request):
+    """`2` to the first prompt, `22` to the second, and so on; each ends with a stop token."""
+    return "2" * (request.seed[1] + 1)
+
+
+def test_rows_without_a_grade_are_rated_by_the_reward_and_have_no_success(make):
+    """Answers of 2, 3 and 4 tokens, the last to a row that is graded (`222` is not 2)."""
+    validator = make(by_number, prompts=prompts_of(JUDGED, JUDGED, GRADED), env={"ungraded": True}, reward=Length())
+    metrics = validator.evaluate(step=0)
+    assert (metrics["val/judged/mean_score"], metrics["val/sums/mean_score"], metrics["val/all/mean_score"]) == (2.5, 4.0, 3.0)
+    assert (metrics["val/all/score_std"], metrics["val/all/scored_episodes"]) == (1.0, 3.0)
+    assert (metrics["val/judged/ungraded_episodes"], metrics["val/all/episodes"]) == (2.0, 1.0)
+    assert "val/judged/success_rate" not in metrics
+    assert "val/sums/score_std" not in metrics  # of one episode
+    assert sorted(validator.recorder.rewards.values()) == [2.0, 3.0, 4.0]
+
+
+def test_an_episode_that_the_reward_cannot_score_is_counted_and_in_no_mean(make):
+    asked = {"prompts": prompts_of(JUDGED, JUDGED), "env": {"ungraded": True}, "reward": Length(fails_on=1)}
+    metrics = make(by_number, **asked, max_unscored_share=0.5).evaluate(step=0, greedy=True)
+    assert (metrics["val/judged/argmax_mean_score"], metrics["val/judged/argmax_scored_episodes"]) == (2.0, 1.0)
+    assert metrics["val/judged/argmax_unscored_episodes"] == 1.0
+    with pytest.raises(TooManyFailures, match=r"1 of 2 samples could not be scored, .*reward\.max_failed_share=0\.4.* no judge"):
+        make(by_number, **asked, max_unscored_share=0.4).evaluate(step=0)
+
+
+def test_an_empty_share_of_a_rank_is_scored_to_nothing(make):
+    metrics = make(right, prompts=list[EpisodeTask](), env={"ungraded": True}, reward=Length()).evaluate(step=0)
+    assert metrics == {"env/failed_episodes": 0.0}
+
+
+def test_where_no_episode_could_be_scored_there_is_no_mean():
+    assert score_metrics([("a/b", None)], greedy=False) == {
+        **{"val/a_b/scored_episodes": 0.0, "val/a_b/unscored_episodes": 1.0},
+        **{"val/all/scored_episodes": 0.0, "val/all/unscored_episodes": 1.0},
+    }
 
 
 def outcomes(**successes):

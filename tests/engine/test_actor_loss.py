@@ -154,6 +154,27 @@ def test_a_loss_of_ones_own_gets_the_bound_that_it_asks_for(registries):
     assert seen == [0.28]
 
 
+def test_an_update_with_a_metric_that_is_nan_names_it_and_its_loss(registries):
+    @register_own_loss("measured")
+    def measured_loss(*, log_probs_BT, advantages_BT):
+        return PolicyLoss(loss_BT=-advantages_BT * log_probs_BT, metrics_BT={"drift": torch.full_like(log_probs_BT, torch.nan)})
+
+    with pytest.raises(TensorError, match="metric 'drift' of policy loss 'measured' is nan in row 0"):
+        make_actor(make_engine(), loss="measured").update(trajectories(2))
+
+
+def test_log_probs_that_are_nan_are_not_put_down_to_the_loss(registries):
+    @register_own_loss("plain")
+    def plain_loss(*, log_probs_BT, advantages_BT):
+        return PolicyLoss(loss_BT=-advantages_BT * log_probs_BT)
+
+    engine = make_engine()
+    with torch.no_grad():
+        engine.module.head.weight.fill_(torch.nan)
+    with pytest.raises(TensorError, match=r"^log_probs is nan"):
+        make_actor(engine, loss="plain").update(trajectories(2))
+
+
 def test_a_selection_sees_the_policy_as_it_is_before_the_step():
     """With old log-probs far away every token is clipped, and Clip-Cov has no candidate; on policy it has."""
     batch, engine = trajectories(6), make_engine()

@@ -42,6 +42,15 @@ def one_update(ranks, kind, share, **options):
     return {"gradient": engine.gradients[0], "weights": weights(engine), "log_probs": log_probs_BT}
 
 
+def held_to_a_reference(ranks, share):
+    """What a reference of other weights says of own rows, and the gradient of an update with a KL to it."""
+    reference = make_actor(engine_of(ranks, "tied", module=tiny_model("tied", seed=1), optim=None))
+    engine, batch = engine_of(ranks, "tied"), own_rows(ranks, share)
+    batch["ref_log_prob"] = reference.compute_log_prob(batch).log_probs_BT
+    metrics = make_actor(engine, **TERMS, use_kl_loss=True, kl_loss_coef=0.5).update(batch)
+    return {"gradient": engine.gradients[0], "reference": batch["ref_log_prob"], "kl": metrics["actor/kl_loss"]}
+
+
 def recomputing():
     model = tiny_model("tied")
     recompute_activations(model)
@@ -89,6 +98,7 @@ def on_two_ranks(ranks, folder):
     cases = {(kind, share): one_update(ranks, kind, SHARES[share]) for kind in KINDS for share in SHARES}
     return {
         "updates": cases,
+        "reference": {share: held_to_a_reference(ranks, SHARES[share]) for share in SHARES},
         "by tokens": one_update(ranks, "tied", 5, micro_batch_tokens=10),
         "recomputed": one_update(ranks, "tied", 5, module=recomputing()),
         "bfloat16": one_update(ranks, "tied", 3, compute_dtype=torch.bfloat16),
@@ -127,6 +137,18 @@ def test_two_ranks_have_the_gradient_and_the_scores_of_one(alone, two_ranks, kin
         assert largest_difference(alone[kind]["weights"], update["weights"]) < 1e-5
     scores = torch.cat([rank["updates"][kind, share]["log_probs"] for rank in two_ranks])
     torch.testing.assert_close(scores, alone[kind]["log_probs"], rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("share", SHARES)
+def test_two_ranks_have_the_reference_and_the_gradient_of_a_kl_of_one(alone, two_ranks, share):
+    expected = held_to_a_reference(OneProcess(), None)
+    plainly_BT = text_scorer(tiny_model("tied", seed=1), text_rows(), 1.3).log_probs_BT.detach()  # 1.3: the engine's temperature
+    found = [rank["reference"][share] for rank in two_ranks]
+    torch.testing.assert_close(torch.cat([rank["reference"] for rank in found]), plainly_BT, rtol=0, atol=1e-5)
+    for rank in found:
+        assert largest_difference(expected["gradient"], rank["gradient"]) < 1e-5
+        assert rank["kl"] == pytest.approx(expected["kl"], rel=1e-5)
+    assert largest_difference(alone["tied"]["gradient"], expected["gradient"]) > 0.1  # the KL pulls
 
 
 @pytest.mark.parametrize("way", ["by tokens", "recomputed"])

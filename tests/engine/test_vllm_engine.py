@@ -255,8 +255,11 @@ def test_in_bfloat16_log_probs_are_those_of_training_in_the_mean_and_a_sync_is_p
 @needs_vllm
 @pytest.mark.slow  # another process imports vLLM and starts it: 15 s
 def test_vllm_in_a_process_of_its_own_agrees_takes_weights_and_is_interrupted(endless):
-    engine = make_engine("AsyncVLLMEngine")
+    engine = make_engine("AsyncVLLMEngine", longest_text=110)
     try:
+        assert engine.longest == 110  # of the model's 128
+        with pytest.raises(ConfigError, match="ends at 110"):
+            ask(engine, request("a", "x" * 10, tokens=101))
         assert gap(engine, *REQUESTS) < 1e-5
         train(engine.model, seed=1)
         WeightSync(trained=Trained(engine.model), acting=engine, engine=engine, ranks=OneProcess()).sync()

@@ -6,9 +6,12 @@ from statistics import mean
 
 import pyarrow
 import pytest
+import torch
 from pyarrow import parquet
 
 from siirl.dag_worker.rollout_files import read_rollouts
+from siirl.evaluate import main as evaluate
+from siirl.params.paths import find
 from siirl.report import main as report
 from siirl.train import FAILED, main
 
@@ -18,6 +21,7 @@ JOB = (
     "trainer.total_steps=1", "trainer.max_minutes=null", "trainer.deterministic=true", "trainer.threads_per_rank=1",
     "trainer.val_episodes=4", "trainer.val_before_train=true", "trainer.save_rollouts=64", "data.heldout_share=0.5",
 )  # fmt: skip
+KINDS = ("argmax", "sampled")
 REWARDS = """
 def even(data_source, solution_str, ground_truth, extra_info):
     assert (ground_truth is None) == (data_source == "judged")
@@ -74,7 +78,15 @@ def test_with_one_they_are_trained_on_and_no_success_is_made_up(files, tmp_path:
     assert step["rollout/return"] == mean(row["env_return"] for row in graded)
     assert "rollout/judged/success_rate" not in step
     assert (before["val/all/episodes"], before["val/sums/episodes"], before["val/judged/ungraded_episodes"]) == (4.0, 4.0, 4.0)
-    assert not [name for name in (*before, *step) if name.startswith("val/judged/") and "ungraded" not in name]
+    of_reward = ("ungraded_episodes", "scored_episodes", "mean_score", "score_std")
+    assert not [name for name in (*before, *step) if name.startswith("val/judged/") and not name.endswith(of_reward)]
+    # The reward rates what nobody can grade, and the others beside it.
+    held_out = list(read_rollouts(folder / "rollouts", kind="val", step=1))
+    for source in ("judged", "sums", "all"):
+        greedy, sampled = ([row["reward"] for row in held_out if kind in row["uid"] and source in ("all", row["task"])] for kind in KINDS)
+        assert step[f"val/{source}/mean_score"] == pytest.approx(mean(sampled))
+        assert step[f"val/{source}/argmax_mean_score"] == pytest.approx(mean(greedy))
+        assert step[f"val/{source}/scored_episodes"] == len(sampled) == (8 if source == "all" else 4)
     # The terminal says of such a rollout that it is not graded, and does not count it among the failures.
     assert report([str(folder), "--rollouts", "--kind", "train", "--count", "64"]) == 0
     assert capsys.readouterr().out.count(": ungraded, reward ") == len(judged)
@@ -85,9 +97,48 @@ def test_with_one_they_are_trained_on_and_no_success_is_made_up(files, tmp_path:
 def test_where_none_can_be_graded_a_run_has_no_success_at_all(files, tmp_path: Path, capsys) -> None:
     parquet.write_table(pyarrow.Table.from_pylist([row for row in rows() if row["data_source"] == "judged"]), tmp_path / "rows.parquet")
     assert main([*JOB, *files, *own_reward(tmp_path)]) == 0
-    assert "held-out episodes" not in capsys.readouterr().out
+    said = " ".join(capsys.readouterr().out.split())
+    assert "held out, all: mean reward " in said
+    assert "mean reward of the same held-out episodes before and after, 95 % intervals" in said
+    assert "success on the same held-out episodes" not in said
     (folder,) = (tmp_path / "out").glob("*/*")
     step = json.loads((folder / "metrics.jsonl").read_text().splitlines()[-1])
     assert step["rollout/ungraded_episodes"] == 8 * 4
     assert not [name for name in step if "success" in name or name.endswith("return")]
-    assert (folder / "report.html").is_file()
+    assert "<h2>Mean reward of held-out episodes</h2>" in (page := (folder / "report.html").read_text())
+    assert "<h2>Success on held-out episodes</h2>" not in page
+
+
+def reward_model(tmp_path: Path) -> list[str]:
+    """A sequence classifier of a few hundred random weights, which tells answers apart all the same."""
+    from transformers import AutoTokenizer, Qwen2Config, Qwen2ForSequenceClassification
+
+    tokenizer = AutoTokenizer.from_pretrained(str(find("assets/tiny_lm")))
+    sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 1}
+    torch.manual_seed(0)
+    model = Qwen2ForSequenceClassification(Qwen2Config(vocab_size=len(tokenizer), num_labels=1, pad_token_id=256, **sizes))
+    model.save_pretrained(tmp_path / "judge")
+    tokenizer.save_pretrained(tmp_path / "judge")
+    return ["reward.name=model", f"reward_model.path={tmp_path / 'judge'}"]
+
+
+@pytest.mark.parametrize(("reward", "name"), [(own_reward, "even"), (reward_model, "model")])
+def test_an_evaluation_of_a_run_tells_the_reward_that_its_own_validation_told(files, tmp_path: Path, capsys, reward, name: str) -> None:
+    """The run's folder says how it was rewarded; the weights and the questions are those of its last step."""
+    parquet.write_table(pyarrow.Table.from_pylist([row for row in rows() if row["data_source"] == "judged"]), tmp_path / "rows.parquet")
+    assert main([*JOB, *files, *reward(tmp_path)]) == 0
+    (folder,) = (tmp_path / "out").glob("*/*")
+    step = json.loads((folder / "metrics.jsonl").read_text().splitlines()[-1])
+    capsys.readouterr()
+    assert evaluate((f"checkpoint={folder}", f"trainer.output_dir={tmp_path / 'evaluations'}")) == 0
+    (file,) = (tmp_path / "evaluations").glob("evaluation/*/evaluation.json")
+    found = json.loads(file.read_text())
+    assert (found["success"], found["return"]) == ({"sampled": {}, "argmax": {}}, {"sampled": {}, "argmax": {}})
+    for source in ("judged", "all"):
+        for kind, prefix in (("sampled", ""), ("argmax", "argmax_")):
+            assert found["reward"][kind][source]["mean"] == pytest.approx(step[f"val/{source}/{prefix}mean_score"], abs=1e-6)
+            assert found["reward"][kind][source]["episodes"] == 4
+    said = " ".join(capsys.readouterr().out.split())
+    assert f"mean reward ({name}) of held-out episodes, also of those without a grade, 95 % intervals" in said
+    assert said.count("(n=4)") == 4
+    assert "mean return" not in said

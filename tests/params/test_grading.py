@@ -4,7 +4,7 @@ import pytest
 
 from envs.registry import env_spec
 from siirl.params.first_look import first_look
-from siirl.params.grading import ask_ungraded_rows, grade_of_every_row
+from siirl.params.grading import ask_ungraded_rows, grade_of_every_row, rate_by_grade
 from siirl.params.parser import parse_config
 from siirl.params.problems import REFUSALS
 
@@ -55,6 +55,23 @@ def test_rows_without_a_grade_are_asked_where_files_and_reward_are_the_users_own
     ask_ungraded_rows(config)
     assert {name: value for name, value in config.env.kwargs.items() if name in ("files", "ungraded")} == kwargs
     assert given == {name: value for name, value in kwargs.items() if name == "files" or value is False}
+
+
+@pytest.mark.parametrize(
+    ("words", "name"),
+    [
+        (["env=math", FILES, "reward.name=model"], "model"),
+        (["env=math", "env.kwargs={ungraded: true}", "reward.name=model"], "model"),  # as a run's own configuration says it
+        (["env=math", "reward.name=model"], "return"),
+        (["env=math", FILES], "return"),
+        (["env=mujoco", "reward.name=srpo"], "return"),
+    ],
+    ids=["files", "a run's configuration", "made-up questions", "graded rows", "robots"],
+)
+def test_an_evaluation_asks_a_reward_only_where_rows_may_have_no_grade(words, name):
+    config = parse_config(["pipeline=grpo", *words])
+    rate_by_grade(config)
+    assert config.reward.name == name
 
 
 @pytest.mark.parametrize(

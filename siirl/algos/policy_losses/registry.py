@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from siirl.algos.call import call_by_name, check_arguments, same_definition
-from siirl.algos.checks import require_same_shape
+from siirl.algos.checks import as_bool_mask, require_finite, require_same_shape
 from siirl.errors import ConfigError, UnknownNameError
 
 
@@ -108,11 +108,13 @@ def policy_loss(*, name: str, available: Mapping[str, Any]) -> PolicyLoss:
     Raises:
         UnknownNameError: No such loss.
         ConfigError: The loss needs something that is not available.
-        TensorError: Inputs of different shapes, or not finite where the mask is on.
+        TensorError: Inputs or results of different shapes, or not finite where the mask is on; of a result with the name of the loss.
     """
     function = _function(name)
     result: PolicyLoss = call_by_name(function, available, kind="Policy loss")
     require_same_shape(response_mask=available["mask_BT"], loss=result.loss_BT, **result.metrics_BT)
+    metrics = {f"metric {metric!r} of policy loss {name!r}": value_BT.detach() for metric, value_BT in result.metrics_BT.items()}
+    require_finite(mask=as_bool_mask(available["mask_BT"]), **{f"policy loss {name!r}": result.loss_BT.detach()}, **metrics)
     weights_BT = available.get("importance_weights_BT")
     if weights_BT is None or "importance_weights_BT" in inspect.signature(function).parameters:
         return result

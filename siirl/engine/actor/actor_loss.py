@@ -148,6 +148,8 @@ class ActorLoss:
             kept_BT = as_bool_mask(rows["response_mask"])
             log_probs_BT = scores.log_probs_BT
             old_BT = log_probs_BT.detach() if old_column is None else rows[old_column].to(log_probs_BT.dtype)
+            # First: bad log-probs are the model's, and not what a loss of the user's own makes of them.
+            log_ratio_BT = log_ratio(log_probs_BT=log_probs_BT.detach(), old_log_probs_BT=old_BT, mask_BT=kept_BT)
             available = self._arguments(rows, log_probs_BT, old_BT, kept_BT)
             result = policy_loss(name=self.name, available=available)
             tokens_BT = {"entropy": scores.entropy_BT, **result.metrics_BT}
@@ -159,7 +161,6 @@ class ActorLoss:
                     log_probs_BT=log_probs_BT, ref_log_probs_BT=rows["ref_log_prob"], mask_BT=kept_BT, name=self.config.kl_loss_type
                 )
                 loss_BT = loss_BT + self.config.kl_loss_coef * tokens_BT["kl_loss"]
-            log_ratio_BT = log_ratio(log_probs_BT=log_probs_BT.detach(), old_log_probs_BT=old_BT, mask_BT=kept_BT)
             maxima = {"actor/ratio_max": log_ratio_BT.max().exp()}
             sums = {f"actor/{name}": masked_sum(value.detach(), kept_BT) for name, value in tokens_BT.items()}
             if gap and "rollout_log_probs" in rows:

@@ -64,7 +64,7 @@ class Admission:
 
 
 def check_length(request: GenerationRequest, *, longest: int) -> None:
-    """Refuse what the model cannot continue.
+    """Refuse what the engine cannot continue.
 
     Raises:
         ConfigError: No prompt, nothing to generate, or more than `longest` tokens in all.
@@ -74,6 +74,6 @@ def check_length(request: GenerationRequest, *, longest: int) -> None:
         raise ConfigError(f"Episode {request.uid} asks for {new} tokens after a prompt of {prompt}: both must be at least 1.")
     if prompt + new > longest:
         raise ConfigError(
-            f"Episode {request.uid} asks for {new} tokens after a prompt of {prompt}, and the model ends at {longest}: "
-            "make data.max_prompt_length or data.max_response_length smaller."
+            f"Episode {request.uid} asks for {new} tokens after a prompt of {prompt}, and the engine ends at {longest}: the model's length "
+            "or, with vLLM, data.max_prompt_length + data.max_response_length where that is less. Ask for less, or change these."
         )

@@ -29,9 +29,10 @@ from siirl.engine.checksum import checksum
 from siirl.engine.rollout.admission import NOTHING, Job, check_length
 from siirl.engine.rollout.generation import FinishReason, GenerationRequest, GenerationResponse
 from siirl.engine.rollout.turn_taking import Announced, TurnTaking
+from siirl.engine.rollout.vllm_settings import PROBE_TOKENS, PROBE_TOLERANCE, engine_settings, start_errors
 from siirl.engine.tensor_files import write_tensors
 from siirl.engine.weight_sync import Evidence
-from siirl.errors import ConfigError, RunFailed
+from siirl.errors import ConfigError
 from siirl.models.chat import ChatTokenizer
 from siirl.models.language_model import LanguageModel
 from siirl.params.packages import require_vllm
@@ -45,12 +46,6 @@ ENVIRONMENT = {
     "VLLM_NO_USAGE_STATS": "1",
     "VLLM_DO_NOT_TRACK": "1",
 }
-EXTENSION = "siirl.engine.rollout.vllm_worker.WorkerExtension"
-PROBE_TOKENS = 16
-PROBE_TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 3e-2}
-"""Mean difference of log-probs between two programs with the same weights (DESIGN, invariant 6); measured 5e-7 and 6e-3."""
-GIB = 1 << 30
-BATCHED_TOKENS = 2048  # of a pass, vLLM's own choice for a CPU; more where one prompt may be longer
 
 
 class Continuation:
@@ -92,6 +87,7 @@ class VLLMBase(Announced, abc.ABC):
         compute_dtype: Type of vLLM's weights and passes; None is the module's own.
         kv_cache_gib: Memory for keys and values.
         num_gpus: Of one engine (tensor parallelism).
+        longest_text: Tokens of the longest prompt and its continuation together; None: as many as the model takes, and memory for them.
 
     Raises:
         ConfigError: vLLM is not installed.
@@ -111,42 +107,31 @@ class VLLMBase(Announced, abc.ABC):
         compute_dtype: torch.dtype | None = None,
         kv_cache_gib: float = 1.0,
         num_gpus: int = 1,
+        longest_text: int | None = None,
     ) -> None:
         super().__init__(lockstep=lockstep)
         require_vllm()
         self.model, self.tokenizer = model, tokenizer
         self.temperature, self.top_p, self.top_k = temperature, top_p, top_k
-        self.longest = model.max_length
         weight = next(model.parameters())
-        self.dtype = compute_dtype or weight.dtype
+        self.longest, self.dtype = model.max_length, compute_dtype or weight.dtype
         self.skeleton = weightless_copy(model)
         self.running: dict[str, Continuation] = {}
         self.requests = 0
-        settings = {
-            "dtype": str(self.dtype).removeprefix("torch."),
-            "hf_overrides": {"head_dtype": "float32"},  # logits as training makes them (siirl.algos.products)
-            "max_model_len": -1,  # the model's own length, or what fits into the memory for keys and values
-            "max_num_seqs": max_running,
-            "kv_cache_memory_bytes": int(kv_cache_gib * GIB),
-            **(self._on_cpu() if weight.device.type == "cpu" else {"enforce_eager": False}),
-            "tensor_parallel_size": num_gpus,
-            "logprobs_mode": "raw_logprobs",
-            "generation_config": "vllm",  # the folder's own would change the sampling of every request
-            "worker_extension_cls": EXTENSION,
-            "disable_log_stats": True,
-        }
+        settings = engine_settings(
+            dtype=self.dtype,
+            model_length=self.longest,
+            longest_text=longest_text,
+            max_running=max_running,
+            kv_cache_gib=kv_cache_gib,
+            num_gpus=num_gpus,
+            on_cpu=weight.device.type == "cpu",
+        )
         with tempfile.TemporaryDirectory(prefix="siirl-vllm-") as folder, _undisturbed():
             model.save(folder)
             tokenizer.save(folder)
             self._start({"model": folder, "tokenizer": folder, **settings})
         self._on_workers("siirl_scale_logits", 1.0 / temperature)
-
-    def _on_cpu(self) -> dict[str, Any]:
-        """Compiling for a CPU takes minutes and gains little.
-
-        And each prompt is read at once: where one is read in parts, vLLM 0.32 winds the request's own generator back, which a CPU's cannot.
-        """
-        return {"enforce_eager": True, "enable_chunked_prefill": False, "max_num_batched_tokens": max(BATCHED_TOKENS, self.longest)}
 
     # ActingWeights
 
@@ -235,7 +220,7 @@ class VLLMEngine(TurnTaking, VLLMBase):
 
         if settings["enforce_eager"]:
             torch.compiler.set_stance("force_eager")  # parts of its sampler are compiled all the same, for ten seconds each
-        with _start_errors():
+        with start_errors(settings):
             self.vllm = LLMEngine.from_engine_args(EngineArgs(**settings, distributed_executor_backend="uni"))
         self.longest = self.vllm.model_config.max_model_len
 
@@ -321,7 +306,7 @@ class AsyncVLLMEngine(VLLMBase):
         async def start() -> Any:
             return AsyncLLM.from_engine_args(AsyncEngineArgs(**settings))
 
-        with _start_errors():
+        with start_errors(settings):
             self.vllm = self._wait(start())
         self.longest = self.vllm.model_config.max_model_len
 
@@ -393,15 +378,6 @@ def weightless_copy(model: LanguageModel) -> Any:
         owner, _, leaf = name.rpartition(".")
         copy.get_submodule(owner).register_buffer(leaf, buffer.detach().clone(), persistent=False)
     return copy
-
-
-@contextlib.contextmanager
-def _start_errors() -> Iterator[None]:
-    """What vLLM raises when it cannot start, as an error of ours: its last line says why."""
-    try:
-        yield
-    except (RuntimeError, ValueError) as error:
-        raise RunFailed(f"vLLM does not start: {str(error).strip().splitlines()[-1] if str(error).strip() else error!r}") from error
 
 
 @contextlib.contextmanager

@@ -1,0 +1,60 @@
+"""What vLLM is asked to make room for: the texts of the run, whatever the model could hold."""
+
+import pytest
+import torch
+
+from siirl.engine.rollout.vllm_settings import engine_settings, start_errors, text_length
+from siirl.errors import RunFailed
+from siirl.models.language_model import NO_LIMIT
+
+LONG = 131_072
+
+
+def settings(**options):
+    job = {"dtype": torch.bfloat16, "model_length": LONG, "longest_text": 1536, "max_running": 64, "kv_cache_gib": 0.5, "num_gpus": 1}
+    return engine_settings(**{**job, "on_cpu": True, **options})
+
+
+@pytest.mark.parametrize(
+    ("model_length", "longest_text", "expected"),
+    [
+        (LONG, 1536, 1536),
+        (NO_LIMIT, 1536, 1536),
+        (1024, 1536, 1024),
+        (1024, 2, 17),  # the probe's sixteen, and one that is generated
+        (8, 2, 8),
+        (LONG, None, LONG),
+    ],
+    ids=["long model", "model that names no end", "short model", "texts shorter than the probe", "model shorter than the probe", "unknown"],
+)
+def test_room_is_made_for_what_the_run_can_ask_for(model_length, longest_text, expected):
+    assert text_length(model_length=model_length, longest_text=longest_text) == expected
+
+
+@pytest.mark.parametrize(
+    ("options", "tokens"),
+    [({}, 2048), ({"longest_text": 6144}, 6144), ({"max_running": 3000}, 3000), ({"model_length": 4096, "longest_text": None}, 4096)],
+    ids=["vLLM's own", "a long text", "many requests", "unknown texts"],
+)
+def test_a_pass_on_a_cpu_holds_the_longest_text_and_a_token_of_everyone(options, tokens):
+    asked = settings(**options)
+    assert (asked["max_num_batched_tokens"], asked["enable_chunked_prefill"], asked["enforce_eager"]) == (tokens, False, True)
+
+
+def test_a_gpu_reads_long_prompts_in_parts():
+    asked = settings(on_cpu=False, longest_text=6144)
+    assert asked["max_model_len"] == 6144
+    assert not {"max_num_batched_tokens", "enable_chunked_prefill"} & asked.keys()
+
+
+def test_without_the_texts_of_a_run_vllm_takes_what_fits():
+    assert (settings()["max_model_len"], settings(longest_text=None)["max_model_len"]) == (1536, -1)
+
+
+def test_what_vllm_says_is_told_with_the_keys_of_the_run():
+    with pytest.raises(RunFailed) as failed, start_errors(settings(kv_cache_gib=0.25)):
+        raise ValueError("of several lines\nTo serve one request 0.5 GiB KV cache is needed.")
+    assert str(failed.value) == (
+        "vLLM does not start: To serve one request 0.5 GiB KV cache is needed. (Here max_model_len=1536 is data.max_prompt_length + "
+        "data.max_response_length, and its memory for keys and values is actor_rollout_ref.rollout.kv_cache_gib=0.25.)"
+    )
