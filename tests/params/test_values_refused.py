@@ -86,7 +86,7 @@ def test_a_size_of_the_policy_that_cannot_be_is_refused(option: str, capsys: pyt
 def test_far_more_simulators_than_memory_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
     message = refused((*GYM, "env.num_servers=100000"), capsys)
     assert "and this machine has" in message
-    assert "lower the larger of them" in message
+    assert "lower env.num_servers or env.envs_per_server" in message
 
 
 @pytest.mark.parametrize("content", [b"not numpy", b"PK\x03\x04 cut off"])
