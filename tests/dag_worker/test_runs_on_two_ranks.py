@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch import multiprocessing
 
 from siirl.dag_worker.dagworker import DAGWorker
 from siirl.dag_worker.events import StepDone
 from siirl.dag_worker.prepare import load_graph
 from siirl.params.parser import parse_config
+from tests.engine.ranks_at_work import work_on_ranks
 
 RANKS, LIMIT_S = 2, 240
 SMALL = (
@@ -52,16 +52,7 @@ def work(rank: int, folder: str) -> None:
 @pytest.fixture(scope="module")
 def reports():
     with tempfile.TemporaryDirectory() as folder:
-        context = multiprocessing.get_context("spawn")
-        processes = [context.Process(target=work, args=(rank, folder)) for rank in range(RANKS)]
-        for process in processes:
-            process.start()
-        for process in processes:
-            process.join(LIMIT_S)
-        for process in processes:
-            if process.is_alive():
-                process.kill()
-                process.join()
+        processes = work_on_ranks(work, (folder,), ranks=RANKS, limit_s=LIMIT_S)
         assert [process.exitcode for process in processes] == [0] * RANKS
         return [torch.load(Path(folder) / f"reported_{rank}") for rank in range(RANKS)]
 

@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 import torch
 from one_process import run
-from torch import multiprocessing
 
 from siirl.dag_worker.dagworker import DAGWorker
 from siirl.dag_worker.events import StepDone
 from siirl.dag_worker.prepare import load_graph
 from siirl.dag_worker.rollout_files import read_rollouts
 from siirl.params.parser import parse_config
+from tests.engine.ranks_at_work import work_on_ranks
 
 RANKS, LIMIT_S = 2, 240
 JOB = (
@@ -69,16 +69,7 @@ def folder():
 
 @pytest.fixture(scope="module")
 def reports(folder: Path):
-    context = multiprocessing.get_context("spawn")
-    processes = [context.Process(target=work, args=(rank, str(folder))) for rank in range(RANKS)]
-    for process in processes:
-        process.start()
-    for process in processes:
-        process.join(LIMIT_S)
-    for process in processes:
-        if process.is_alive():
-            process.kill()
-            process.join()
+    processes = work_on_ranks(work, (str(folder),), ranks=RANKS, limit_s=LIMIT_S)
     assert [process.exitcode for process in processes] == [0] * RANKS
     return [torch.load(folder / f"reported_{rank}") for rank in range(RANKS)]
 

@@ -17,19 +17,25 @@ LIMIT_S = 120  # several times what the slowest of these tests takes on two busy
 def run_on_ranks(function: Callable[..., Any], *arguments: Any, ranks: int = 2) -> list[Any]:
     """`function(collectives, *arguments)` on every rank, at the same time; results in rank order. Raises what a rank raised."""
     with tempfile.TemporaryDirectory() as folder:
-        context = multiprocessing.get_context("spawn")
-        processes = [context.Process(target=_work, args=(rank, ranks, folder, function, arguments)) for rank in range(ranks)]
-        for process in processes:
-            process.start()
-        for process in processes:
-            process.join(LIMIT_S)
-        for process in processes:
-            if process.is_alive():
-                process.kill()
-                process.join()
+        processes = work_on_ranks(_work, (ranks, folder, function, arguments), ranks=ranks)
         results = [pickle.loads(_result(folder, rank).read_bytes()) if _result(folder, rank).exists() else None for rank in range(ranks)]
     assert all(process.exitcode == 0 for process in processes), f"exit codes {[process.exitcode for process in processes]}"
     return results
+
+
+def work_on_ranks(work: Callable[..., None], arguments: tuple[Any, ...], *, ranks: int, limit_s: float = LIMIT_S) -> list[Any]:
+    """`work(rank, *arguments)` in a process for each rank; returns the processes when all have ended, killed after `limit_s` each."""
+    context = multiprocessing.get_context("spawn")
+    processes = [context.Process(target=work, args=(rank, *arguments)) for rank in range(ranks)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(limit_s)
+    for process in processes:
+        if process.is_alive():
+            process.kill()
+            process.join()
+    return processes
 
 
 def _result(folder: str, rank: int) -> Path:

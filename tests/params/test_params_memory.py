@@ -3,11 +3,9 @@
 import dataclasses
 from collections.abc import Sequence
 
-import gymnasium
-import numpy as np
 import pytest
 
-from envs.base import IMAGES, EnvSpec
+from envs.base import EnvSpec
 from siirl.params import SiiRLArguments
 from siirl.params.memory import (
     HeldEpisodes,
@@ -20,14 +18,8 @@ from siirl.params.memory import (
     simulation_problems,
 )
 from siirl.params.parser import parse_config
+from tests.params.camera_spec import SPEC
 
-SPEC = EnvSpec(
-    name="mujoco",
-    tasks=("a", "b"),
-    observation_space=gymnasium.spaces.Dict({IMAGES: gymnasium.spaces.Box(0, 255, (1, 64, 64, 3), np.uint8)}),
-    action_space=gymnasium.spaces.Box(-1, 1, (4,), np.float32),
-    max_episode_steps=100,
-)
 STAND_INS = dataclasses.replace(SPEC, name="libero (stand-in assets)", tasks=tuple(map(str, range(90))))
 JOB = (
     "actor_rollout_ref.model.path=null",

@@ -3,24 +3,16 @@
 import dataclasses
 from collections.abc import Sequence
 
-import gymnasium
-import numpy as np
 import pytest
 
-from envs.base import IMAGES, EnvSpec
+from envs.base import EnvSpec
 from siirl.execution.dag import NodeRole, NodeType, Pipeline, TaskGraph
 from siirl.execution.dag.unused import skip_unused
 from siirl.params import sizes
 from siirl.params.parser import parse_config
 from siirl.params.plan import Plan, make_plan, render
+from tests.params.camera_spec import SPEC
 
-SPEC = EnvSpec(
-    name="mujoco",
-    tasks=("a", "b"),
-    observation_space=gymnasium.spaces.Dict({IMAGES: gymnasium.spaces.Box(0, 255, (1, 64, 64, 3), np.uint8)}),
-    action_space=gymnasium.spaces.Box(-1, 1, (4,), np.float32),
-    max_episode_steps=100,
-)
 JOB = [
     "actor_rollout_ref.model.path=null",
     "data.train_batch_size=12",
