@@ -43,8 +43,9 @@ def main() -> None:
             key = f"{task.suite}/{task.number}"
             before = kept["tasks"].get(key, {})
             if flags.again or len(before.get("steps", ())) + before.get("diverged", 0) < flags.episodes:
-                kept["tasks"][key] = {"name": task.name, "assets": assets.label, **episodes(task, assets, flags.episodes)}
                 kept["machine"] = describe_machine()
+                told = {"name": task.name, "assets": assets.label, "revision": kept["machine"]["revision"]}
+                kept["tasks"][key] = {**told, **episodes(task, assets, flags.episodes)}
                 flags.result.write_text(json.dumps(kept, indent=1) + "\n")
                 print(row(key, kept["tasks"][key]), flush=True)
     else:

@@ -47,17 +47,23 @@ def pursue_goal(simulator: "TaskSimulator") -> Iterator[Action]:
     parts = {name: region.parent_name for name, region in simulator.env.object_sites_dict.items()}
     goal, attempt = in_order(simulator.env.parsed_problem["goal_state"], parts), 0
     while True:
-        for predicate in goal:
-            if not simulator.env._eval_predicate(predicate):
+        for place, predicate in enumerate(goal):
+            if not simulator.env._eval_predicate(predicate) and is_time(simulator, predicate, before=goal[:place]):
                 yield from _fulfil(simulator, predicate, attempt)
         yield from hold(OPEN, WAIT_STEPS)
         attempt += 1
 
 
+def is_time(simulator: "TaskSimulator", predicate: Sequence[str], *, before: Sequence[Sequence[str]]) -> bool:
+    """What is closed stays open until all that comes before has been done: a second attempt needs it open."""
+    return predicate[0] != "close" or all(simulator.env._eval_predicate(other) for other in before)
+
+
 def in_order(goal: Sequence[Sequence[str]], parts: Mapping[str, str | None]) -> list[Sequence[str]]:
     """A goal's predicates (verb, thing) or (verb, thing, target) as they can be fulfilled one after the other.
 
-    What is opened or turned comes first and what is closed last; a thing is in its place before others are put in or on it.
+    What is closed comes first, where an open drawer above it would be in the way, or last, where something is put in; what is opened or
+    turned comes before all placements; a thing is in its place before others are put in or on it.
 
     Args:
         goal: In any order.
@@ -67,9 +73,11 @@ def in_order(goal: Sequence[Sequence[str]], parts: Mapping[str, str | None]) -> 
     place_of = {thing: place for place, (_, thing, _) in enumerate(placements)}
     under = [parts.get(target) or target for _, _, target in placements]
     order = TopologicalSorter({place: [place_of[thing]] if thing in place_of else [] for place, thing in enumerate(under)}).static_order()
+    filled = {*under, *(target for _, _, target in placements)}
+    shut = [predicate for predicate in goal if predicate[0] == "close" and predicate[1] not in filled]
     before = [predicate for predicate in goal if len(predicate) == 2 and predicate[0] != "close"]
-    after = [predicate for predicate in goal if predicate[0] == "close"]
-    return [*before, *(placements[place] for place in order), *after]
+    after = [predicate for predicate in goal if predicate[0] == "close" and predicate[1] in filled]
+    return [*shut, *before, *(placements[place] for place in order), *after]
 
 
 def _fulfil(simulator: "TaskSimulator", predicate: Sequence[str], attempt: int) -> Iterator[Action]:

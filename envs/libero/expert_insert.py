@@ -11,14 +11,13 @@ import numpy as np
 
 from envs.libero.expert_grasps import PALM_HALF_M, Grasp, by_handle
 from envs.libero.expert_motion import CLOSED, OPEN, PASSED_M, Motion, hold, move, pointing_down, turned
-from envs.libero.expert_skills import APPROACH_M, DROP_M, RELEASE_STEPS, SKIM_M, above, retreat, take
+from envs.libero.expert_skills import APPROACH_M, DROP_M, PUSH_LIMIT, RELEASE_STEPS, SKIM_M, above, retreat, take
 from envs.libero.scene import Extent, Vector, boxes, gripper_pose, is_region, object_body, region_parent
 from envs.libero.simulator import UNSEEN_GROUP, TaskSimulator
 
 MARGIN_M = 0.004  # between the palm and the roof's edge; more leaves a mug outside of a microwave's region
 SAME_LEVEL_M = 0.01
 BACK_M = 0.05  # from the handle, before the fingers are closed
-PUSH_LIMIT = 25  # steps
 CLEAR_M = 0.03  # between the thing and the roof's edge when it is lowered in front of it
 
 
@@ -67,7 +66,7 @@ def insert(simulator: TaskSimulator, name: str, place: Cave) -> Motion:
     turn = float(np.arctan2(np.cross(held.away, place.outwards)[2], held.away @ place.outwards))
     starts = [held.grasp.yaw + half_turns * np.pi for half_turns in (-1, 0, 1)]  # the same to the fingers
     yaw = min(starts, key=lambda start: max(abs(start), abs(start + turn)))  # the one that keeps the wrist near its middle
-    yield from take(simulator, Grasp(held.grasp.point, yaw))
+    yield from take(simulator, Grasp(held.grasp.point, yaw), body)
     stop = place.middle + place.outwards * (place.edge + PALM_HALF_M + MARGIN_M - place.middle @ place.outwards)
     before = stop + place.outwards * (held.depth + CLEAR_M)
     rotation, resting = pointing_down(yaw + turn), Extent(simulator, body).bottom

@@ -30,6 +30,13 @@ def pointing_down(yaw: float) -> Vector:
     return turned(yaw) @ DOWN
 
 
+def leaning(opening: Vector, angle: float) -> Vector:
+    """The hand's rotation [3, 3], fingers down and by `angle` forwards against the level direction `opening`, across which they close."""
+    forwards = np.array([0.0, 0.0, -np.cos(angle)]) - np.sin(angle) * opening
+    across = np.cross([0.0, 0.0, 1.0], opening)
+    return np.column_stack([across, np.cross(forwards, across), forwards])
+
+
 def turned(yaw: float) -> Vector:
     """The rotation [3, 3] by `yaw` about the vertical."""
     cosine, sine = np.cos(yaw), np.sin(yaw)

@@ -2,9 +2,10 @@
 
 A few of the benchmark's 6,500 states do: bowl and plate of spatial tasks 0 and 2 overlap by 6 to 8 mm with the benchmark's own shapes too.
 Contacts as stiff as theirs then throw things off the table at metres a second. Stand-ins are put beside one another instead, so that
-every state settles; with the benchmark's assets a state is what its file says.
+every state settles; with the benchmark's assets a state is what its file says. What lies on another thing stays there.
 """
 
+from collections.abc import Collection
 from typing import Any
 
 import mujoco
@@ -12,12 +13,13 @@ import numpy as np
 
 TOUCHING_M = 0.0001  # what is deeper makes a bowl stand tilted against a plate, or flies off
 GAP_M = 0.002  # room to fall and come to rest beside one another
-LEVEL = 0.7  # level part of a normal above which a thing stands in a fixture's side, and not on it
+LEVEL = 0.7  # level part of a normal above which a thing stands in another's side, and not on it
+SUNK = 0.5  # share of the height from one thing's bottom to the other's: what lies on a thing is sunk into it by less
 PASSES = 50  # of pushing; what stands close may be pushed into the next one
 
 
 def part_objects(model: mujoco.MjModel, data: mujoco.MjData) -> bool:
-    """Move free bodies that overlap with one another or stand in a fixture's side apart, level; returns whether any was moved.
+    """Move free bodies that overlap with one another side by side or stand in a fixture's side apart, level; returns whether any was moved.
 
     Two free bodies give way along the line between their origins, half each; a fixture stays, and what stands in it leaves by its side.
     Positions, contacts and what follows from positions are those of the new state afterwards; velocities stay.
@@ -26,22 +28,46 @@ def part_objects(model: mujoco.MjModel, data: mujoco.MjData) -> bool:
     moved = False
     for _ in range(PASSES):
         mujoco.mj_fwdPosition(model, data)
-        deepest: dict[tuple[int, int], Any] = {}
-        for contact in data.contact:
-            pair = _pair(model, contact)
-            level = all(body in places for body in pair) or np.hypot(*contact.frame[:2]) > LEVEL
-            if level and any(body in places for body in pair) and contact.dist < -TOUCHING_M:
-                deepest[pair] = min(deepest.get(pair, contact), contact, key=lambda found: found.dist)
-        if not deepest:
+        overlaps = _overlaps(model, data, places.keys())
+        if not overlaps:
             break
         moved = True
-        for pair, contact in deepest.items():
+        for pair, contact in overlaps.items():
             free = [body for body in pair if body in places]
             away = data.xpos[pair[1], :2] - data.xpos[pair[0], :2] if len(free) == 2 else contact.frame[:2]
+            if not away.any():
+                away = np.array([1.0, 0.0])  # in the same place, so that any way will do
             push = away / np.linalg.norm(away) * (GAP_M - contact.dist) / len(free)
             for body in free:
                 data.qpos[places[body] : places[body] + 2] += push if body == pair[1] else -push
     return moved
+
+
+def _overlaps(model: mujoco.MjModel, data: mujoco.MjData, free: Collection[int]) -> dict[tuple[int, int], Any]:
+    """The deepest contact of each pair of bodies that are to be parted."""
+    deepest: dict[tuple[int, int], Any] = {}
+    stacked: set[frozenset[int]] = set()
+    for contact in data.contact:
+        pair, level = _pair(model, contact), np.hypot(*contact.frame[:2]) > LEVEL
+        both = all(body in free for body in pair)
+        if both and not level and _lies_on(model, data, pair, contact):
+            stacked.add(frozenset(pair))
+        if (both or level) and any(body in free for body in pair) and contact.dist < -TOUCHING_M:
+            deepest[pair] = min(deepest.get(pair, contact), contact, key=lambda found: found.dist)
+    return {pair: contact for pair, contact in deepest.items() if frozenset(pair) not in stacked}
+
+
+def _lies_on(model: mujoco.MjModel, data: mujoco.MjData, pair: tuple[int, int], contact: Any) -> bool:
+    """Whether the one body lies on the other at this steep contact; far enough in a thing's side, a contact is steep as well."""
+    first, second = (_lowest(model, data, body) for body in pair)
+    return bool(abs(first - second) * SUNK > max(-contact.dist, TOUCHING_M))
+
+
+def _lowest(model: mujoco.MjModel, data: mujoco.MjData, body: int) -> float:
+    """Height of the lowest point, in metres, of a body with all that hangs on it, by the boxes around its shapes."""
+    shapes = model.body_rootid[model.geom_bodyid] == body
+    upward, boxes = data.geom_xmat[shapes, 6:], model.geom_aabb[shapes]  # how much higher a step along a shape's own axes leads
+    return float(np.min(data.geom_xpos[shapes, 2] + np.sum(upward * boxes[:, :3] - np.abs(upward) * boxes[:, 3:], axis=1)))
 
 
 def _pair(model: mujoco.MjModel, contact: Any) -> tuple[int, int]:

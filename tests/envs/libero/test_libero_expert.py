@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from envs.libero.environment import LiberoEnv
-from envs.libero.expert import expert, in_order, play
+from envs.libero.expert import expert, in_order, is_time, play
 
 
 @pytest.fixture(scope="module")
@@ -32,18 +32,38 @@ def test_drawer_is_opened_before_and_closed_after_something_is_put_in():
     assert in_order([close, put, turn], {"drawer_region": "cabinet"}) == [turn, put, close]
 
 
+def test_drawer_that_stays_empty_is_closed_before_one_above_it_is_opened():
+    close, pull = ("close", "cabinet_bottom_region"), ("open", "cabinet_top_region")
+    assert in_order([pull, close], {}) == [close, pull]
+
+
 @pytest.mark.parametrize(
     ("suite", "number", "limit"),
     [
         ("object", 1, 150),  # a flat box that stands close to others: taken where the hand has room
         ("goal", 7, 100),  # a knob is turned
         ("goal", 0, 150),  # a drawer is pulled open
+        ("90", 22, 150),  # the lowest drawer is pushed shut, below the handles of two others
+        ("10", 1, 300),  # a packet behind a carton, which the hand passes over
+        ("10", 8, 350),  # two pots on one stove
+        ("goal", 3, 250),  # a bowl that stands below the drawer that is opened for it
     ],
 )
 def test_goal_is_reached_from_a_training_state(make_simulator, suite, number, limit):
     steps = play(make_simulator(suite, number), state=0)
     assert steps is not None
     assert steps < limit
+
+
+def test_drawer_is_not_closed_before_its_bowl_is_in_it(make_simulator):
+    """So that a bowl that slipped from the fingers can be put in with the next attempt."""
+    simulator = make_simulator("10", 3)
+    simulator.reset(0)
+    close, put = in_order(simulator.env.parsed_problem["goal_state"], {})[::-1]
+    assert (close[0], put[0]) == ("close", "in")
+    assert not is_time(simulator, close, before=[put])
+    assert is_time(simulator, put, before=[])
+    assert is_time(simulator, close, before=[])
 
 
 def test_policy_begins_a_new_plan_with_each_episode(stand_ins):
@@ -149,3 +169,57 @@ def test_plate_is_drawn_over_the_table_and_a_bowl_is_not(make_simulator):
     assert slides(simulator, plate, place)
     assert not slides(simulator, "akita_black_bowl_1", place)
     assert not slides(simulator, plate, "flat_stove_1_cook_region")
+
+
+def test_hand_on_its_way_to_a_packet_meets_the_carton_beside_it_and_to_another_packet_nothing(make_simulator, modules):
+    from envs.libero.expert_ways import around_hand, highest_met
+
+    grasps, _, scene = modules
+    simulator = make_simulator("10", 1)
+    simulator.reset(0)
+    hand, _ = scene.gripper_pose(simulator)
+
+    def met(name):
+        body = scene.object_body(simulator, name)
+        grasp = grasps.grasps(simulator, body)[0]
+        others = [other for other in simulator.env.obj_body_id.values() if other != body]
+        return highest_met(simulator, around_hand(simulator), hand, grasp.point + np.array([0, 0, 0.1]), yaw=grasp.yaw, bodies=others)
+
+    assert met("cream_cheese_1") == pytest.approx(scene.Extent(simulator, scene.object_body(simulator, "milk_1")).top)
+    assert met("butter_1") is None
+
+
+def test_second_pot_has_its_place_beside_the_first_and_the_first_in_the_middle(make_simulator, modules):
+    import mujoco
+
+    from envs.libero.expert_ways import free_place
+
+    _, _, scene = modules
+    simulator = make_simulator("10", 8)
+    simulator.reset(0)
+    data = simulator.data
+    middle = data.site("flat_stove_1_cook_region").xpos[:2].copy()
+    first, second = (simulator.env.objects_dict[name].joints[0] for name in ("moka_pot_1", "moka_pot_2"))
+    hand, _ = scene.gripper_pose(simulator)
+    data.joint(second).qpos[:3] = hand - [0.0, 0.085, 0.056]  # held by its handle, which is 8.5 cm from its axis
+    data.joint(second).qpos[3:] = [1.0, 0.0, 0.0, 0.0]
+    body = scene.object_body(simulator, "moka_pot_2")
+
+    def place():
+        mujoco.mj_forward(simulator.model, data)
+        return free_place(simulator, body, "flat_stove_1_cook_region", "flat_stove_1", surface=0.93, yaw=0.0)
+
+    assert place() == pytest.approx(middle)
+    data.joint(first).qpos[:3] = [*middle, 0.99]
+    found = place()
+    assert np.linalg.norm(found - middle) > 2 * 0.0405  # the pots' radius
+    assert np.abs(found - middle).max() == pytest.approx(0.85 * 0.075)  # and within the region, which is 15 cm square
+
+
+def test_hand_that_leans_has_its_palm_behind_its_fingers(modules):
+    _, motion, _ = modules
+    opening, half = np.array([0.0, 1.0, 0.0]), np.sqrt(0.5)
+    closing, _, forwards = motion.leaning(opening, np.pi / 4).T
+    assert forwards == pytest.approx([0.0, -half, -half])  # down and towards the drawer that opens along +y
+    assert abs(closing @ [1.0, 0.0, 0.0]) == pytest.approx(1.0)
+    assert motion.leaning(opening, 0.0)[:, 2] == pytest.approx([0.0, 0.0, -1.0])

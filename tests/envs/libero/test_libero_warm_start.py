@@ -7,10 +7,12 @@ import pytest
 from envs.libero.environment import LiberoEnv
 from envs.libero.initial_states import STATES, held_out, state_number
 from envs.libero.suites import STEP_LIMITS, choose_tasks
+from siirl.dag_worker.warm_starts import EXPERTS
 from siirl.models.instruction_tokenizer import PADDING, hash_words
 from siirl.models.tiny_vla import TinyVLAConfig
+from siirl.params.files import cloned_tasks
+from siirl.params.first_look import describe_env
 from siirl.params.parser import parse_config
-from siirl.warm_start import EXPERTS
 
 
 def test_demonstrations_start_from_states_that_are_not_held_out() -> None:
@@ -33,6 +35,12 @@ def test_shipped_weights_were_made_before_the_option_and_still_load(repository: 
     from siirl.models import load_policy
 
     assert load_policy(repository / "assets" / "tiny_vla").config.instruction_length == 16
+
+
+@pytest.mark.filterwarnings("ignore::envs.libero.assets.StandInWarning")
+def test_shipped_weights_say_which_tasks_they_were_cloned_on() -> None:
+    config = parse_config(["env=libero", "env.assets=stand_in"])
+    assert cloned_tasks("assets/tiny_vla_libero") == describe_env(config).tasks
 
 
 def test_shipped_weights_feel_fingers_that_move_by_a_centimetre(repository: Path) -> None:
