@@ -5,11 +5,12 @@ import json
 import pytest
 import torch
 
+from siirl.dag_worker.warm_starts import demonstrations_of_each
 from siirl.engine.reward_manager.embodied import load_demonstration_clips
 from siirl.models import load_policy
 from siirl.models.chat import load_chat_tokenizer
 from siirl.models.language_model import load_language_model
-from siirl.warm_start import demonstrations_of_each, main
+from siirl.warm_start import main
 
 SMALL = "actor_rollout_ref.model.options={width: 32, layers: 1, heads: 1, feed_forward: 32}"
 SHORT = ("--updates", "2", "--batch-rows", "4")
@@ -28,7 +29,7 @@ def test_a_robots_policy_is_cloned_alike_from_the_same_seed_and_otherwise_from_a
     assert not all(torch.equal(one[name], other[name]) for name in one)
     notes = json.loads((tmp_path / "one" / "config.json").read_text())["notes"]
     assert notes["command"].startswith("python -m siirl.warm_start --output ")
-    assert notes["demonstrations"] == 1
+    assert (notes["tasks"], notes["demonstrations"]) == (["handle-press"], 1)
     assert 12 <= notes["observations"] <= 120
     (demonstrations,) = load_demonstration_clips(str(clips)).items()
     assert demonstrations[0] == "handle-press"
@@ -83,6 +84,16 @@ def test_what_cannot_be_cloned_is_said_before_a_demonstration_is_collected(tmp_p
     captured = capsys.readouterr()
     assert told in captured.err
     assert captured.err.startswith("siirl: ")
+    assert not (tmp_path / "out").exists()
+
+
+def test_simulators_that_need_far_more_memory_than_there_is_are_refused(tmp_path, capsys, monkeypatch):
+    """One environment of two tasks at 90 MB and a process at 400 MB, whatever a training run would have."""
+    monkeypatch.setattr("siirl.params.machine.total_memory_bytes", lambda: 300_000_000)
+    assert main(["--output", str(tmp_path / "out"), "env.tasks=[reach,handle-press]", "env.num_servers=64"]) == 2
+    told = capsys.readouterr().err
+    assert "= 1 x 1 environments with 2 tasks each take about 580 MB" in told
+    assert told.endswith("this machine has 300 MB of memory: name fewer env.tasks.\n")
     assert not (tmp_path / "out").exists()
 
 

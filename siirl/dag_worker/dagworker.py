@@ -76,7 +76,7 @@ class DAGWorker:
         self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         self.text = is_text(describe_env(config))
         if self.device.type == "cpu":
-            torch.set_num_threads(sizes.threads_of_rank(config, text=self.text, cores=len(os.sched_getaffinity(0))))
+            torch.set_num_threads(sizes.threads_of_rank(config, cores=len(os.sched_getaffinity(0))))
         torch.use_deterministic_algorithms(config.trainer.deterministic)
         self.ranks = join(rank=rank, world_size=world_size, init_method=init_method, device=self.device, backend=backend)
         self.redistribution: Redistribution = StayOnRank() if connect is None else connect(rank)

@@ -167,7 +167,7 @@ METRICS: dict[str, Metric] = {
     "val/<task>/argmax_ungraded_episodes": Metric(_SUM, "the same, most probable actions"),
     "val/<task>/argmax_episodes": Metric(_SUM, "episodes, most probable actions"),
     "val/<task>/argmax_return": Metric(_MEAN, "sum of the environment's rewards an episode, most probable actions"),
-    # The job's own reward of held-out episodes, where the environment may leave some without a grade; over all ranks already.
+    # The job's own reward of the held-out episodes that the environment leaves without a grade; over all ranks already.
     "val/<task>/mean_score": Metric(_LAST, "reward of an episode, without the penalty on long responses, sampled actions"),
     "val/<task>/score_std": Metric(_LAST, "standard deviation of the rewards, where there are two"),
     "val/<task>/scored_episodes": Metric(_LAST, "episodes that the reward scored"),

@@ -85,7 +85,7 @@ def prepare(config: SiiRLArguments, spec: EnvSpec) -> Job:
     critic = describe_critic(config) if needs_critic(graph) else None
     cores = len(os.sched_getaffinity(0))
     plan = make_plan(config, graph, spec, free_memory_bytes=free_memory_bytes(), cores=cores, loss=loss, critic=critic, begins=begins)
-    refuse(simulation_problems(config, spec, episodes_of_training(config, spec), total_memory_bytes=total_memory_bytes()))
+    refuse(simulation_problems(config, spec, episodes_of_training(config), total_memory_bytes=total_memory_bytes()))
     return Job(graph=graph, plan=plan, warnings=tuple(warnings))
 
 

@@ -78,7 +78,7 @@ class Evaluation:
     validator: Validator
     shown: Closing
     reward: Closing | None = None
-    """What scores episodes that the environment may leave without a grade."""
+    """What scores episodes that the environment leaves without a grade."""
 
     def close(self) -> None:
         """End environments, files and reward functions; safe to call twice."""

@@ -33,7 +33,8 @@ _WAITING = 8  # episodes in memory: at 30 frames of 256 x 256 about 50 MB
 _SMALLEST_SIDE = 256  # pixels; smaller frames are enlarged, so that the text can be read
 _FONT = ImageFont.load_default(size=14)
 _MARGIN, _LINE = 6, 20
-_NOTICE_COLOUR = (240, 180, 60)
+_MOST_LINES = 5  # of an instruction or notice: the longest of LIBERO take 3 at 256 pixels
+_TEXT_COLOUR, _NOTICE_COLOUR = (255, 255, 255), (240, 180, 60)
 _COLOURS = {"success": (60, 190, 90), "fail": (230, 70, 60), "unscored": (150, 150, 150)}
 
 
@@ -155,7 +156,7 @@ def _check(frames: Frames, sample: VideoSample) -> None:
 
 
 def annotate(frames: Frames, sample: VideoSample) -> NDArray[np.uint8]:
-    """The frames, enlarged if small, below a strip with instruction, environment step, reward and outcome; uint8 [N, H, W, 3]."""
+    """The frames, enlarged if small, below a strip with environment step, reward, outcome and instruction; uint8 [N, H, W, 3]."""
     height, width = frames.images.shape[1:3]
     scale = max(1, -(-_SMALLEST_SIDE // min(height, width)))
     height, width = height * scale // 2 * 2, width * scale // 2 * 2  # even: the codec stores colours at half the size
@@ -164,26 +165,37 @@ def annotate(frames: Frames, sample: VideoSample) -> NDArray[np.uint8]:
     for image_HWC, step, canvas_HWC in zip(frames.images, frames.steps, canvas_NHWC, strict=True):
         canvas_HWC[strip.height :] = np.asarray(Image.fromarray(image_HWC).resize((width, height), Image.Resampling.BICUBIC))
         labelled = strip.copy()
-        ImageDraw.Draw(labelled).text((_MARGIN, _MARGIN + _LINE), f"step {step}", font=_FONT, fill="white")
+        ImageDraw.Draw(labelled).text((_MARGIN, _MARGIN), f"step {step}", font=_FONT, fill="white")
         canvas_HWC[: strip.height] = np.asarray(labelled)
     return canvas_NHWC
 
 
 def _strip(width: int, sample: VideoSample) -> Image.Image:
-    """What is the same in every frame, with room for the step in the second line."""
-    lines = 3 if sample.notice else 2
-    strip = Image.new("RGB", (width, 2 * _MARGIN + lines * _LINE), (25, 25, 30))
+    """What is the same in every frame, with room for the step in the first line."""
+    said = [(line, _TEXT_COLOUR) for line in _wrapped(sample.instruction or sample.task, width - 2 * _MARGIN)]
+    said += [(line, _NOTICE_COLOUR) for line in _wrapped(sample.notice, width - 2 * _MARGIN)]
+    strip = Image.new("RGB", (width, 2 * _MARGIN + (1 + len(said)) * _LINE), (25, 25, 30))
     draw, colour = ImageDraw.Draw(strip), _COLOURS[sample.outcome]
     draw.rectangle((0, strip.height - 3, width, strip.height), fill=colour)
-    draw.text((_MARGIN, _MARGIN), _shortened(sample.instruction or sample.task, width - 2 * _MARGIN), font=_FONT, fill="white")
     outcome = {"success": "success", "fail": "failure", "unscored": ""}[sample.outcome]
-    draw.text((width - _MARGIN, _MARGIN + _LINE), outcome, font=_FONT, fill=colour, anchor="ra")
+    draw.text((width - _MARGIN, _MARGIN), outcome, font=_FONT, fill=colour, anchor="ra")
     if sample.reward is not None:
-        draw.text((width / 2, _MARGIN + _LINE), f"reward {sample.reward:.2f}", font=_FONT, fill="white", anchor="ma")
-    if sample.notice:
-        notice = _shortened(sample.notice, width - 2 * _MARGIN)
-        draw.text((_MARGIN, _MARGIN + 2 * _LINE - 2), notice, font=_FONT, fill=_NOTICE_COLOUR)
+        draw.text((width / 2, _MARGIN), f"reward {sample.reward:.2f}", font=_FONT, fill="white", anchor="ma")
+    for line, (text, fill) in enumerate(said, start=1):
+        draw.text((_MARGIN, _MARGIN + line * _LINE - 2), text, font=_FONT, fill=fill)
     return strip
+
+
+def _wrapped(text: str, width: float) -> list[str]:
+    """The text in lines of at most `width` pixels; what needs more than `_MOST_LINES` ends with an ellipsis."""
+    lines: list[str] = []
+    for word in text.split():
+        longer = f"{lines[-1]} {word}" if lines else word
+        if lines and (_FONT.getlength(longer) <= width or len(lines) == _MOST_LINES):
+            lines[-1] = longer
+        else:
+            lines.append(word)
+    return [_shortened(line, width) for line in lines]
 
 
 def _shortened(text: str, width: float) -> str:
@@ -214,6 +226,6 @@ def write_video(file: Path, images_NHWC: NDArray[np.uint8], *, frames_per_second
 
 
 def read_index(folder: Path) -> list[dict[str, Any]]:
-    """The rows of all ranks' indices below `folder`, by step; `video` is relative to `folder`."""
+    """The rows of all ranks' indices below `folder`, by step and uid; `video` is relative to `folder`."""
     rows = [row for file in sorted(folder.glob(_INDEX.format(rank="*"))) for row in read_rows(file)]
-    return sorted(rows, key=lambda row: row["step"])
+    return sorted(rows, key=lambda row: (row["step"], row["uid"]))  # those of an evaluation are written as they end

@@ -99,9 +99,7 @@ def _success(rows: Sequence[Row]) -> str:
         return "<p>This run had no evaluation.</p>"
     note = "<p class=note>Held-out seeds, the same in both columns; 95 % {} intervals; {} in brackets.</p>"
     success = "<h2>Success on held-out episodes</h2>" + "".join(tables) + note.format("Wilson", "successes of episodes")
-    reward = (
-        "<h2>Mean reward of held-out episodes</h2>" + "".join(rewards) + note.format("Student", "episodes, also those without a grade,")
-    )
+    reward = "<h2>Mean reward of held-out episodes</h2>" + "".join(rewards) + note.format("Student", "episodes without a grade")
     return (success if any(tables) else "") + (reward if any(rewards) else "")
 
 

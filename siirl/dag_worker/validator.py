@@ -7,8 +7,10 @@ metrics of the step.
 With several samples a prompt, the interval of `success_rate` is one for these prompts (it is then rather too wide: answers to one prompt
 vary less than answers to different ones). Whoever wants to know about prompts not asked takes one sample of more prompts.
 
-Rows that the environment cannot grade have no success. Where it leaves some, the job's own reward says what it thinks of the episodes, of
-all of them: what training climbs (`reward/mean_score`), on prompts that it never sees.
+Rows that the environment cannot grade have no success. The job's own reward says what it thinks of these episodes, and of no others.
+
+What an episode saw is let go as soon as it is over: the pictures in memory are those of the episodes that run, and of the few videos that
+wait to be written.
 """
 
 import itertools
@@ -27,10 +29,11 @@ from siirl.data_coordinator.loader import EpisodeTask, evaluation_tasks
 from siirl.data_coordinator.prompts.dataset import task_name
 from siirl.engine.collectives import Collectives
 from siirl.engine.reward_manager import RewardManager
-from siirl.engine.rollout.executor import RolloutResult
+from siirl.engine.rollout.executor import RolloutResult, run_episode
 from siirl.engine.rollout.failures import check_failures
 from siirl.engine.rollout.rollout import Rollout, reset_options
-from siirl.engine.rollout.workflow import EpisodeRequest, Trajectory
+from siirl.engine.rollout.workflow import RECORDER_STREAM, EpisodeRequest, RolloutWorkflow, Trajectory
+from siirl.errors import SimulationFailed
 
 ALL_TASKS = "all"
 Thing = TypeVar("Thing")
@@ -63,7 +66,7 @@ class Validator:
         options: For every episode's reset, for example `{"split": "heldout"}` where the environment asks different questions then.
         samples: Sampled episodes of each prompt; most likely actions need no more than one.
         kinds: The evaluations of a training run: sampled actions (False), the most likely ones (True), or both.
-        reward: Scores the episodes where the environment may not grade them; None: it grades them all. Closed by whoever made it.
+        reward: Scores the episodes that the environment does not grade; None: it grades them all. Closed by whoever made it.
         max_unscored_share: Share of an evaluation's episodes, over all ranks, that the reward may fail to score.
     """
 
@@ -101,10 +104,12 @@ class Validator:
     ) -> dict[str, Value]:
         """Run this rank's share of the episodes, with videos of some unless `record` is false; `val/<task>/…` of that share."""
         requests = self._requests(step=step, greedy=greedy, recorded=share_of(self.record, self.ranks) if record else 0)
-        result, _ = self.rollout.generate(requests, embed=False, on_done=on_done)
+        light = _WithoutPictures(self.rollout.workflow, show=lambda trajectory: self._show(trajectory, step=step))
+        result, _ = self.rollout.generate(requests, embed=False, workflow=light, on_done=on_done)
         check_failures(result.failed, episodes=len(requests), max_failed_share=self.max_failed_share, ranks=self.ranks)
         self.recorder.keep(result.trajectories, kind="val", step=step)
-        rewards = {} if self.reward is None else self._rewards(result, self.reward)
+        ungraded = [trajectory for trajectory in result.trajectories if not _outcome(trajectory).graded]
+        rewards = {} if self.reward is None else self._rewards(RolloutResult(ungraded), self.reward)
         self.recorder.write(rewards)
         outcomes = [_outcome(trajectory) for trajectory in result.trajectories]
         metrics = evaluation_metrics(outcomes, greedy=greedy, reports_success=self.rollout.pool.spec.reports_success)
@@ -112,9 +117,14 @@ class Validator:
             graded = [outcome for outcome in outcomes if outcome.graded]
             metrics |= pass_at_k_metrics(graded, samples=self.samples * self.rollout.pool.spec.num_agents)
         if self.reward is not None:
-            scores = [(trajectory.row["task_name"], rewards.get(trajectory.row["uid"])) for trajectory in result.trajectories]
+            scores = [(trajectory.row["task_name"], rewards.get(trajectory.row["uid"])) for trajectory in ungraded]
             metrics |= score_metrics(list(itertools.chain(*self.ranks.gather_objects(scores))), greedy=greedy)
         return {**metrics, "env/failed_episodes": float(len(result.failed))}
+
+    def _show(self, trajectory: Trajectory, *, step: int) -> None:
+        """Have the video of an episode made; no reward will stand in it, because what brings pictures is graded by the environment."""
+        self.recorder.keep([trajectory], kind="val", step=step)
+        self.recorder.write({})
 
     def _rewards(self, result: RolloutResult, reward: RewardManager) -> Mapping[str, float]:
         """Rewards of all ranks' episodes by uid, without those that could not be scored; every rank calls it."""
@@ -151,6 +161,25 @@ class Validator:
         return evaluation_tasks(
             tasks=self.tasks, episodes_per_task=self.episodes, seed_offset=self.first_seed, rank=self.ranks.rank, ranks=self.ranks.size
         )
+
+
+class _WithoutPictures(RolloutWorkflow):
+    """A workflow whose trajectories have no pictures when it returns them: `show` was given those with a video's frames before."""
+
+    def __init__(self, workflow: RolloutWorkflow, *, show: Callable[[Trajectory], None]) -> None:
+        self._workflow, self._show = workflow, show
+
+    async def arun_episode(self, engine: Any, data: EpisodeRequest) -> Sequence[Trajectory]:
+        """See `RolloutWorkflow.arun_episode`."""
+        outcome = await run_episode(self._workflow, engine, data)
+        if isinstance(outcome, SimulationFailed):
+            raise outcome
+        for trajectory in outcome:
+            trajectory.row.pop("pixel_values", None)
+            if RECORDER_STREAM in trajectory.frames:
+                self._show(trajectory)
+            trajectory.frames = {}
+        return outcome
 
 
 def evaluation_metrics(outcomes: Sequence[Outcome], *, greedy: bool, reports_success: bool) -> dict[str, Value]:

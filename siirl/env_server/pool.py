@@ -14,6 +14,7 @@ scored because a simulator broke. Use from one event loop.
 
 import asyncio
 import functools
+from collections import deque
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from types import TracebackType
@@ -78,12 +79,13 @@ class EnvPool:
             for index in range(num_servers)
         ]
         self._tally = Tally()
-        self._free = [
-            Slot(station=station, env=env, spec=self.spec, max_replays=max_replays, tally=self._tally)
+        self._free = {
+            station: deque(
+                Slot(station=station, env=env, spec=self.spec, max_replays=max_replays, tally=self._tally) for env in range(envs_per_server)
+            )
             for station in self._stations
-            for env in range(envs_per_server)
-        ]
-        self._num_slots = len(self._free)
+        }
+        self._num_slots = num_servers * envs_per_server
         self._permits = asyncio.Semaphore(self._num_slots)
 
     @property
@@ -127,15 +129,16 @@ class EnvPool:
     async def slot(self) -> "AsyncIterator[Slot]":
         """Lend an environment; waits until one is free."""
         async with self._permits:
-            lent = min(self._free, key=lambda slot: slot.station.num_lent)  # few episodes spread over all servers
-            self._free.remove(lent)
-            lent.station.num_lent += 1
+            # Few episodes spread over all servers.
+            station = min((station for station, slots in self._free.items() if slots), key=lambda station: station.num_lent)
+            lent = self._free[station].popleft()
+            station.num_lent += 1
             try:
                 yield lent
             finally:
                 lent.end_episode()
-                lent.station.num_lent -= 1
-                self._free.append(lent)
+                station.num_lent -= 1
+                self._free[station].append(lent)
 
     def stats(self) -> dict[str, float]:
         """Counts and rates since the last call, or since `start`."""

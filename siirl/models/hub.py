@@ -76,12 +76,17 @@ def find_on_hub(name: str, *, place: str, endpoint: str | None = None) -> str:
 
 def _cached(name: str, *, otherwise: str, error: Exception, reason: str | None = None) -> str:
     """The folder of a model in the hub's cache; with a `reason` to be told, unless offline was asked for."""
-    from huggingface_hub import try_to_load_from_cache
-
-    config = try_to_load_from_cache(name, CONFIG_FILE)
-    if not isinstance(config, str):
+    folder = cached_folder(name)
+    if folder is None:
         raise MissingAssetError(otherwise) from error
-    folder = Path(config).parent
     if reason is not None:
         logger.warning("%s: %s, so its copy in %s is taken.", name, reason, folder)
     return str(folder)
+
+
+def cached_folder(name: str) -> Path | None:
+    """The folder of a model in the hub's cache; None where it has no copy."""
+    from huggingface_hub import try_to_load_from_cache
+
+    config = try_to_load_from_cache(name, CONFIG_FILE)
+    return Path(config).parent if isinstance(config, str) else None

@@ -14,9 +14,9 @@ import torch
 
 from siirl.errors import CheckpointError, ConfigError, MissingAssetError
 from siirl.models.adapters import add_adapters
-from siirl.models.hub import find_on_hub
+from siirl.models.hub import cached_folder, find_on_hub
 from siirl.models.loader import CONFIG_FILE, WEIGHTS_FILE, load_weights
-from siirl.params.files import LANGUAGE_MODEL_FOLDER
+from siirl.params.files import LANGUAGE_MODEL_FOLDER, check_safetensors, weight_files
 from siirl.params.model_args import LoraArguments
 from siirl.params.paths import find
 
@@ -92,7 +92,7 @@ def read_causal_lm(source: str, config: Any, *, dtype: torch.dtype, trust_remote
                 source, config=config, dtype=dtype, trust_remote_code=trust_remote_code, output_loading_info=True
             )
     except safetensors.SafetensorError as error:
-        raise CheckpointError(f"{source} has a weight file that is not whole: {error}. Copy or download it again.") from error
+        raise CheckpointError(f"{KEY}={source}: {_first_cut(source) or f'a weight file is not whole: {error}.'}") from error
     except OSError as error:
         raise MissingAssetError(f"{KEY}={source} has no weights that can be read: {first_line(error)}") from error
     except RuntimeError as error:
@@ -105,6 +105,18 @@ def read_causal_lm(source: str, config: Any, *, dtype: torch.dtype, trust_remote
             "Take the whole checkpoint, or a config.json that fits it."
         )
     return causal_lm
+
+
+def _first_cut(source: str) -> str | None:
+    """Which weight file of a folder, or of a model in the hub's cache, is not whole, and what helps; None where all look whole."""
+    folder = Path(source) if Path(source).is_dir() else cached_folder(source)
+    for file in [] if folder is None else weight_files(folder):
+        try:
+            check_safetensors(file)
+        except CheckpointError as error:
+            blob = file.resolve()  # the cache keeps contents elsewhere, and links them anew as long as they are there
+            return f"{error} It is in the hub's cache: delete {blob}, and it is downloaded again." if file.is_symlink() else str(error)
+    return None
 
 
 def stored_adapters(source: str) -> LoraArguments | None:

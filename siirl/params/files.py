@@ -107,6 +107,15 @@ def parameters_in(path: str) -> int:
     return sum(check_safetensors(file) for file in weight_files(find(path)))
 
 
+def cloned_tasks(path: str) -> tuple[str, ...]:
+    """Tasks whose demonstrations the weights in a policy folder were cloned from; none where its config.json does not say."""
+    try:
+        tasks = json.loads((find(path) / "config.json").read_text())["notes"]["tasks"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return ()  # a language model, a checkpoint of a run, a user's own policy
+    return tuple(map(str, tasks)) if isinstance(tasks, list) else ()
+
+
 def _policy_folder(path: str | None, *, place: str, otherwise: str) -> Iterator[SiirlError]:
     remedy = f"give a folder with config.json and model.safetensors, {otherwise}, or make one: python -m siirl.warm_start"
     return _model_folder(path, place=place, remedy=remedy)

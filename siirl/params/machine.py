@@ -10,13 +10,30 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+from envs.base import EnvSpec
 from siirl.errors import ConfigError, MissingAssetError, SiirlError
+from siirl.params.memory import episodes_at_once, evaluation_memory, shortage, simulation_problems
+from siirl.params.problems import refuse
 from siirl.params.ray_address import address_problems
 from siirl.params.training_args import SiiRLArguments
 
 DRAWING_ENVS = ("mujoco", "libero")
 OPENGL_PROBE = "from envs.offscreen import make_context; make_context(8)"
 OPENGL_TIMEOUT_S = 60
+
+
+def check_machine(config: SiiRLArguments, spec: EnvSpec) -> None:
+    """Refuse what this machine lacks for episodes that are played and not trained on; more memory than is free now is a warning.
+
+    Raises:
+        ConfigError: Far more memory than there is, or a cluster that does not answer.
+        MissingAssetError: No OpenGL.
+    """
+    held = episodes_at_once(config)
+    refuse([*machine_problems(config), *simulation_problems(config, spec, held, total_memory_bytes=total_memory_bytes())])
+    lacking = shortage(evaluation_memory(config, spec), free_memory_bytes=free_memory_bytes())
+    if lacking is not None:
+        print(f"Warning: {lacking}", file=sys.stderr)
 
 
 def machine_problems(config: SiiRLArguments) -> list[SiirlError]:

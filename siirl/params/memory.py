@@ -1,6 +1,6 @@
 """Memory that a job takes, estimated: simulators, images, workers, weights; and what of it does not fit into this machine.
 
-The plan of a training run and an evaluation both ask here, so that the same simulators are refused by both.
+The plan of a training run, an evaluation and a warm start all ask here, so that the same simulators are refused by each.
 """
 
 import math
@@ -64,25 +64,15 @@ def episodes_of_step(config: SiiRLArguments) -> HeldEpisodes:
     return HeldEpisodes(prompts * group_size, f"{keys} = {prompts} x {group_size} trajectories", "lower one of these two")
 
 
-def episodes_of_evaluation(config: SiiRLArguments, env_spec: EnvSpec, *, sampled: bool = True) -> HeldEpisodes:
-    """All held-out episodes of one evaluation by one way of acting: they are looked at together when the last one is over."""
-    episodes, tasks = config.trainer.val_episodes, len(env_spec.tasks)
-    samples = config.trainer.val_samples if sampled else 1
-    keys, values = "trainer.val_episodes x tasks", f"{episodes} x {tasks}"
-    if samples > 1:
-        keys, values = f"{keys} x trainer.val_samples", f"{values} x {samples}"
-    return HeldEpisodes(episodes * tasks * samples, f"{keys} = {values} held-out episodes", "lower trainer.val_episodes")
-
-
 def episodes_at_once(config: SiiRLArguments) -> HeldEpisodes:
-    """Those that are being played, where each is let go when it is over."""
+    """Those that are being played, where each is let go when it is over, as in an evaluation."""
     count = sizes.slots(config)
     return HeldEpisodes(count, f"{counted(count, 'episode')} at the same time", "lower env.num_servers or env.envs_per_server")
 
 
-def episodes_of_training(config: SiiRLArguments, env_spec: EnvSpec) -> HeldEpisodes:
+def episodes_of_training(config: SiiRLArguments) -> HeldEpisodes:
     """Those of a step or of an evaluation, whichever are more: the one is over when the other begins."""
-    return max(episodes_of_step(config), episodes_of_evaluation(config, env_spec), key=lambda held: held.count)
+    return max(episodes_of_step(config), episodes_at_once(config), key=lambda held: held.count)
 
 
 def image_bytes_per_trajectory(config: SiiRLArguments, env_spec: EnvSpec) -> float:
@@ -101,16 +91,16 @@ def training_memory(config: SiiRLArguments, env_spec: EnvSpec, *, models: int) -
     return (
         *_processes(config, env_spec),
         ("policy, critic and Adam" if models > 1 else "policy and Adam", trained + reference),
-        ("images", episodes_of_training(config, env_spec).count * image_bytes_per_trajectory(config, env_spec)),
+        ("images", episodes_of_training(config).count * image_bytes_per_trajectory(config, env_spec)),
     )
 
 
-def evaluation_memory(config: SiiRLArguments, env_spec: EnvSpec, held: HeldEpisodes) -> Parts:
-    """What an evaluation takes that keeps the images of `held`."""
+def evaluation_memory(config: SiiRLArguments, env_spec: EnvSpec) -> Parts:
+    """What an evaluation takes, or a warm start (of which the demonstrations are not counted)."""
     return (
         *_processes(config, env_spec),
         ("policy", BYTES_PER_PARAMETER * policy_parameters(config)),
-        ("images", held.count * image_bytes_per_trajectory(config, env_spec)),
+        ("images", episodes_at_once(config).count * image_bytes_per_trajectory(config, env_spec)),
     )
 
 
@@ -125,12 +115,13 @@ def simulation_problems(config: SiiRLArguments, env_spec: EnvSpec, held: HeldEpi
     tasks, kept = counted(len(env_spec.tasks), "task"), _simulators(config, env_spec)
     tasks += f" ({kept} of them kept)" if kept < len(env_spec.tasks) else ""
     of_images = f", the images of {held.told} {size_text(images)}" if images else ""
-    remedy = held.remedy if images > environments else _fewer_simulators(config, env_spec)
+    remedies = [held.remedy] if images > environments else _fewer_simulators(config, env_spec)
+    remedies += ["or give cluster.address= of a larger cluster"] if config.cluster.mode == "ray" else []
     return [
         ConfigError(
             f"env.num_servers x env.envs_per_server = {sizes.servers(config)} x {config.env.envs_per_server} environments with {tasks} "
             f"each take about {size_text(environments)}{of_images}, and this machine has {size_text(total_memory_bytes)} of memory: "
-            f"{remedy}, or give cluster.address= of a larger cluster."
+            f"{', '.join(remedies)}."
         )
     ]
 
@@ -186,9 +177,11 @@ def _simulators(config: SiiRLArguments, env_spec: EnvSpec) -> int:
     return min(tasks, config.env.kwargs.get("kept_simulators") or tasks)
 
 
-def _fewer_simulators(config: SiiRLArguments, env_spec: EnvSpec) -> str:
-    sized, remedy = ENV_BYTES.get(env_spec.name, OTHER_ENV_BYTES), "lower env.num_servers or env.envs_per_server"
-    if _simulators(config, env_spec) == 1 or not sized.task:
-        return remedy
-    remedy += ", name fewer env.tasks"
-    return f"{remedy}, keep the simulators of fewer of them ('env.kwargs={{kept_simulators: 1}}')" if sized.bounded else remedy
+def _fewer_simulators(config: SiiRLArguments, env_spec: EnvSpec) -> list[str]:
+    sized, remedies = ENV_BYTES.get(env_spec.name, OTHER_ENV_BYTES), list[str]()
+    if _simulators(config, env_spec) > 1 and sized.task:
+        remedies += ["name fewer env.tasks"]
+        remedies += ["keep the simulators of fewer of them ('env.kwargs={kept_simulators: 1}')"] if sized.bounded else []
+    if sizes.slots(config) > 1 or not remedies:
+        remedies.insert(0, "lower env.num_servers or env.envs_per_server")
+    return remedies

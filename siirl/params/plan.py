@@ -4,12 +4,13 @@ Left out: checking (`siirl.params.checks`); a plan is made of a configuration th
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from envs.base import EnvSpec
 from siirl.params import sizes
-from siirl.params.files import KEPT_CHECKPOINTS
+from siirl.params.files import KEPT_CHECKPOINTS, cloned_tasks
 from siirl.params.memory import counted, policy_parameters, shortage, size_text, total, training_memory
 from siirl.params.training_args import SiiRLArguments, TrainingArguments
 
@@ -78,6 +79,8 @@ class Plan:
     """The critic's update; None where the graph has no critic."""
     begins: str | None
     """Where a resumed run goes on, in words; None for a new one."""
+    start: str | None
+    """What the first weights know, in words, where their folder says so and tasks of the run are not among it."""
     steps: int | None
     max_minutes: float | None
     file_epochs: int | None
@@ -159,6 +162,7 @@ def make_plan(
         loss=loss,
         critic=critic,
         begins=begins,
+        start=_start(config, env_spec),
         steps=trainer.total_steps,
         max_minutes=trainer.max_minutes,
         file_epochs=trainer.total_epochs if config.data.train_files else None,
@@ -178,7 +182,7 @@ def render(plan: Plan) -> str:
         ("pipeline", f"{plan.pipeline}: {' -> '.join(plan.nodes)}"),
         *(("skipped", f"{node}: {reason}") for node, reason in plan.skipped),
         ("ranks", f"{plan.ranks} ({'one process, cluster=local' if plan.cluster == 'local' else f'Ray actors, cluster={plan.cluster}'})"),
-        ("tasks", f"{plan.env}: {_render_tasks(plan)}"),
+        ("tasks", f"{plan.env}: {'questions of data.train_files' if plan.file_epochs is not None else _listed(plan.tasks)}"),
         ("environments", f"{counted(plan.num_servers, 'server')} x {plan.envs_per_server} = {plan.num_servers * plan.envs_per_server}"),
         ("a step", _render_step(plan)),
         ("update", _render_update(plan)),
@@ -186,6 +190,7 @@ def render(plan: Plan) -> str:
         *([("critic", plan.critic)] if plan.critic is not None else []),
         *([("grades", UNGRADED_ROWS)] if plan.ungraded else []),
         *([("begins", plan.begins)] if plan.begins is not None else []),
+        *([("start", plan.start)] if plan.start is not None else []),
         ("length", _render_length(plan)),
         ("memory", f"about {size_text(plan.memory_bytes)}, estimated ({_render_memory(plan)})"),
         ("disk", f"about {size_text(plan.disk_bytes)} for checkpoints, videos and logs, estimated"),
@@ -197,12 +202,10 @@ def render(plan: Plan) -> str:
     return f"Plan\n{text}" if lacking is None else f"Plan\n{text}\n  WARNING: {lacking}"
 
 
-def _render_tasks(plan: Plan) -> str:
-    if plan.file_epochs is not None:
-        return "questions of data.train_files"
-    left_out = len(plan.tasks) - LISTED_TASKS
-    listed = ", ".join(plan.tasks[:LISTED_TASKS])
-    return listed if left_out <= 0 else f"{listed} and {left_out} more, {len(plan.tasks)} tasks in all"
+def _listed(tasks: Sequence[str]) -> str:
+    left_out = len(tasks) - LISTED_TASKS
+    listed = ", ".join(tasks[:LISTED_TASKS])
+    return listed if left_out <= 0 else f"{listed} and {left_out} more, {len(tasks)} tasks in all"
 
 
 def _render_step(plan: Plan) -> str:
@@ -242,6 +245,17 @@ def _render_time(plan: Plan) -> str:
         if plan.minutes >= 1
         else "under a minute, estimated"
     )
+
+
+def _start(config: SiiRLArguments, env_spec: EnvSpec) -> str | None:
+    path = config.actor_rollout_ref.model.path
+    known = () if path is None or config.trainer.resume is not None else cloned_tasks(path)
+    others = [task for task in env_spec.tasks if task not in known]
+    if not known or not others:
+        return None
+    said = f"{path} was cloned on demonstrations of {_listed(known)}"
+    unseen = "none of this run's tasks" if len(others) == len(env_spec.tasks) else f"not of {_listed(others)}"
+    return f"WARNING: {said}, {unseen}: expect hardly any success there, or make weights for them with python -m siirl.warm_start"
 
 
 def _disk(config: SiiRLArguments, *, models: int, val_episodes: int) -> float:

@@ -13,11 +13,11 @@ def ranks(config: SiiRLArguments) -> int:
     return config.trainer.nnodes * config.trainer.n_gpus_per_node
 
 
-def threads_of_rank(config: SiiRLArguments, *, text: bool, cores: int) -> int:
+def threads_of_rank(config: SiiRLArguments, *, cores: int) -> int:
     """Threads of a rank that computes on a CPU with `cores` cores; all ranks are taken to be on this machine."""
     if config.trainer.threads_per_rank is not None:
         return config.trainer.threads_per_rank
-    return max(1, cores // ranks(config)) if text else 1
+    return max(1, cores // ranks(config))
 
 
 def servers_of_rank(config: SiiRLArguments, rank: int) -> int:

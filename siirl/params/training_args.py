@@ -25,8 +25,8 @@ class TrainingArguments:
     n_gpus_per_node: int = option(1, "Ranks on a machine: GPUs, or CPU processes where there is none.", minimum=1)
     threads_per_rank: int | None = option(
         None,
-        "Processor threads of a rank that computes on a CPU; null: 1 for robots, whose simulators share the cores, and for text the "
-        "machine's cores divided by the ranks.",
+        "Processor threads of a rank that computes on a CPU; null: the machine's cores divided by the ranks. While simulators run, which "
+        "share the cores, a robots' policy acts on one.",
         why="two ranks' threads on contended cores collapse",
         minimum=1,
     )

@@ -126,6 +126,14 @@ def test_more_videos_than_may_wait_are_all_written(tmp_path: Path) -> None:
     assert len(read_index(tmp_path)) == 12
 
 
+@pytest.mark.parametrize(("words", "lines"), [(1, 1), (6, 1), (12, 2), (200, 5)])
+def test_instruction_of_many_words_takes_more_lines_up_to_five(words: int, lines: int) -> None:
+    """`open ` is 37 pixels wide in the strip's font, and a line 244."""
+    many = VideoSample(uid="a", task="t", instruction="open " * words, kind="val", step=0, seed=0, success=None)
+    pictures = annotate(Frames(np.zeros((1, 256, 256, 3), np.uint8), (0,)), many)
+    assert pictures.shape[1] - 256 == 12 + 20 * (1 + lines)  # the first line is the step's
+
+
 def test_odd_sizes_and_long_instructions_fit() -> None:
     long = VideoSample(uid="a", task="t", instruction="open " * 50, kind="val", step=0, seed=0, success=None)
     pictures = annotate(Frames(np.zeros((1, 301, 257, 3), np.uint8), (0,)), long)

@@ -2,11 +2,13 @@
 
 import itertools
 import json
+import weakref
 
 import numpy as np
 import pytest
 from scripted_text import ByteTokenizer, ScriptedEngine
 
+from envs.base import Frames
 from siirl.dag_worker.statistics import pass_at_k
 from siirl.dag_worker.validator import Outcome, Validator, evaluation_metrics, pass_at_k_metrics, score_metrics
 from siirl.data_coordinator.loader import EpisodeTask
@@ -15,6 +17,7 @@ from siirl.engine.collectives import OneProcess
 from siirl.engine.reward_manager import EpisodeOutcomes, Memoryless, RewardScores
 from siirl.engine.rollout.text_rollout import TextRollout
 from siirl.engine.rollout.text_workflow import TextWorkflow
+from siirl.engine.rollout.workflow import RECORDER_STREAM, RolloutWorkflow, Trajectory
 from siirl.env_server.pool import EnvPool
 from siirl.errors import TooManyFailures
 
@@ -38,9 +41,10 @@ class Length(Memoryless):
     ranks_failures, looks_at_all_ranks = True, False
 
     def __init__(self, fails_on=None):
-        self.fails_on = fails_on
+        self.fails_on, self.asked = fails_on, []
 
     def score(self, outcomes: EpisodeOutcomes) -> RewardScores:
+        self.asked += outcomes.index_B.tolist()
         failed = {row: "no judge" for row, index in enumerate(outcomes.index_B) if index == self.fails_on}
         return RewardScores(outcomes.response_length_B.astype(np.float32), failed=failed)
 
@@ -121,6 +125,46 @@ def test_several_samples_of_a_prompt_draw_apart_and_give_pass_at_k(make):
     assert (metrics["val/all/any_successes"], metrics["val/all/any_episodes"]) == (5.0, 5.0)
 
 
+class Filmed(RolloutWorkflow):
+    """Episodes with a picture in their row and one for a video; `most` is how many of each there were when one began."""
+
+    def __init__(self, pool):
+        self.pool, self.pictures, self.frames, self.most = pool, [], [], (0, 0)
+
+    async def arun_episode(self, engine, data):
+        async with self.pool.slot() as slot:
+            await slot.reset(seed=data.seed, options={"task": data.task})
+            there = [sum(array() is not None for array in arrays) for arrays in (self.pictures, self.frames)]
+            self.most = tuple(map(max, zip(self.most, there, strict=True)))
+            picture, frame = np.zeros((1, 8, 8, 3), np.uint8), np.zeros((1, 8, 8, 3), np.uint8)
+            self.pictures.append(weakref.ref(picture))
+            self.frames.append(weakref.ref(frame))
+            row = {"uid": data.uid, "index": data.group_id, "task_name": data.task, "complete": True, "env_return": 1.0}
+            film = {RECORDER_STREAM: Frames(frame, (0,))} if data.record else {}
+        return Trajectory(row=row | {"pixel_values": picture}, frames=film)
+
+
+class Shown(Kept):
+    """A recorder that keeps nothing longer than it is told to, and remembers whose video it was asked for."""
+
+    def __init__(self):
+        super().__init__()
+        self.uids = []
+
+    def write(self, rewards):
+        self.uids += [trajectory.row["uid"] for _, _, trajectory in self.trajectories if trajectory.frames]
+        self.trajectories = []
+
+
+def test_pictures_of_episodes_that_are_over_are_let_go_and_each_video_is_made_once(make):
+    """Twenty episodes on four environments, the first twelve with a video."""
+    validator = make(right, episodes=20, record=12)
+    validator.rollout.workflow, validator.recorder = Filmed(validator.rollout.pool), Shown()
+    assert validator.evaluate(step=0)["val/all/successes"] == 20.0
+    assert max(validator.rollout.workflow.most) <= 4
+    assert sorted(validator.recorder.uids) == [f"val-000000-sampled-{number:06d}" for number in range(12)]
+
+
 def test_prompts_of_files_are_asked_by_their_row(make):
     row = {"data_source": "a/b", "prompt": [{"role": "user", "content": "1+1="}], "reward_model": {"style": "whole", "ground_truth": "2"}}
     prompts = [PromptTask(task="a_b", task_id=0, trial_id=9, seed=0, group_id=0, prompt_row=json.dumps(row))]
@@ -156,16 +200,25 @@ def by_number(request):
     return "2" * (request.seed[1] + 1)
 
 
-def test_rows_without_a_grade_are_rated_by_the_reward_and_have_no_success(make):
+def test_rows_without_a_grade_alone_are_rated_by_the_reward_and_have_no_success(make):
     """Answers of 2, 3 and 4 tokens, the last to a row that is graded (`222` is not 2)."""
-    validator = make(by_number, prompts=prompts_of(JUDGED, JUDGED, GRADED), env={"ungraded": True}, reward=Length())
+    reward = Length()
+    validator = make(by_number, prompts=prompts_of(JUDGED, JUDGED, GRADED), env={"ungraded": True}, reward=reward)
     metrics = validator.evaluate(step=0)
-    assert (metrics["val/judged/mean_score"], metrics["val/sums/mean_score"], metrics["val/all/mean_score"]) == (2.5, 4.0, 3.0)
-    assert (metrics["val/all/score_std"], metrics["val/all/scored_episodes"]) == (1.0, 3.0)
+    assert sorted(reward.asked) == [0, 1]
+    assert (metrics["val/judged/mean_score"], metrics["val/all/mean_score"]) == (2.5, 2.5)
+    assert (metrics["val/all/score_std"], metrics["val/all/scored_episodes"]) == (pytest.approx(0.5**0.5), 2.0)
     assert (metrics["val/judged/ungraded_episodes"], metrics["val/all/episodes"]) == (2.0, 1.0)
     assert "val/judged/success_rate" not in metrics
-    assert "val/sums/score_std" not in metrics  # of one episode
-    assert sorted(validator.recorder.rewards.values()) == [2.0, 3.0, 4.0]
+    assert "val/sums/scored_episodes" not in metrics
+    assert sorted(validator.recorder.rewards.values()) == [2.0, 3.0]
+
+
+def test_where_every_held_out_row_has_a_grade_the_reward_is_asked_nothing(make):
+    reward = Length()
+    metrics = make(by_number, prompts=prompts_of(GRADED), env={"ungraded": True}, reward=reward).evaluate(step=0)
+    assert (reward.asked, metrics["val/all/episodes"]) == ([], 1.0)
+    assert not [name for name in metrics if "score" in name]
 
 
 def test_an_episode_that_the_reward_cannot_score_is_counted_and_in_no_mean(make):

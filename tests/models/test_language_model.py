@@ -162,8 +162,24 @@ def test_a_folder_without_config_or_weights_is_told(saved):
 def test_a_truncated_weight_file_is_told(saved):
     whole = (saved / "model.safetensors").read_bytes()
     (saved / "model.safetensors").write_bytes(whole[: len(whole) // 2])
-    with pytest.raises(CheckpointError, match="not whole"):
+    with pytest.raises(CheckpointError, match=r"path=.*model\.safetensors \(\d+ bytes\) is not a whole safetensors file: .* again\.$"):
         load_language_model(saved)
+
+
+def test_a_cut_file_of_several_in_the_hubs_cache_is_named_and_what_is_to_be_deleted(tmp_path):
+    """The cache holds contents under their hash, and links to them under their names."""
+    blobs, snapshot = tmp_path / "models--org--model" / "blobs", tmp_path / "models--org--model" / "snapshots" / "0123"
+    blobs.mkdir(parents=True)
+    tiny_causal_lm("tied").save_pretrained(snapshot, max_shard_size="4KB")
+    for number, file in enumerate(sorted(snapshot.iterdir())):
+        file.rename(blobs / str(number))
+        file.symlink_to(blobs / str(number))
+    *_, last = sorted(snapshot.glob("model-*.safetensors"))
+    last.resolve().write_bytes(last.read_bytes()[:-1])
+    with pytest.raises(CheckpointError) as refused:
+        load_language_model(snapshot)
+    assert f"{last} (" in str(refused.value)
+    assert f"delete {last.resolve()}, and it is downloaded again" in str(refused.value)
 
 
 def test_missing_weights_are_not_drawn_at_random(saved):

@@ -296,9 +296,9 @@ def test_choices_agree_with_the_registries() -> None:
 
 
 def test_held_out_seeds_end_where_those_of_demonstrations_and_of_training_begin() -> None:
-    from siirl import warm_start
+    from siirl.dag_worker import warm_starts
     from siirl.data_coordinator.loader import FIRST_TRAINING_SEED
     from siirl.params import checks
 
-    of_demonstrations = {warm_start.OTHER_FIRST_SEED, *(first for _, first in warm_start.EXPERTS.values())}
+    of_demonstrations = {warm_starts.OTHER_FIRST_SEED, *(first for _, first in warm_starts.EXPERTS.values())}
     assert checks.FIRST_DEMONSTRATION_SEED == min(of_demonstrations) < FIRST_TRAINING_SEED

@@ -8,9 +8,7 @@ import pytest
 from envs.base import EnvSpec
 from siirl.params import SiiRLArguments
 from siirl.params.memory import (
-    HeldEpisodes,
     episodes_at_once,
-    episodes_of_evaluation,
     episodes_of_training,
     evaluation_memory,
     image_bytes_per_trajectory,
@@ -39,7 +37,7 @@ def job(*overrides: str) -> SiiRLArguments:
 def refusals(overrides: Sequence[str], spec: EnvSpec, *, total_memory_bytes: float) -> list[str]:
     """What training says."""
     config = job(*overrides)
-    found = simulation_problems(config, spec, episodes_of_training(config, spec), total_memory_bytes=total_memory_bytes)
+    found = simulation_problems(config, spec, episodes_of_training(config), total_memory_bytes=total_memory_bytes)
     return [str(problem) for problem in found]
 
 
@@ -58,24 +56,23 @@ def test_environments_and_images_that_take_far_more_than_all_memory_are_refused(
 
 
 @pytest.mark.parametrize(
-    ("overrides", "spec", "held", "remedy"),
+    ("overrides", "held", "told"),
     [
-        ((), SPEC, 96, "12 x 8 trajectories"),
-        (("trainer.val_episodes=49",), SPEC, 98, "trainer.val_episodes x tasks = 49 x 2 held-out episodes"),
-        (("trainer.val_samples=2",), SPEC, 120, "trainer.val_episodes x tasks x trainer.val_samples = 30 x 2 x 2 held-out episodes"),
+        ((), 96, "12 x 8 trajectories"),
+        (("trainer.val_episodes=4900", "trainer.val_samples=2"), 96, "12 x 8 trajectories"),
+        (("env.envs_per_server=50",), 100, "100 episodes at the same time"),
     ],
 )
-def test_training_holds_the_images_of_a_step_or_of_an_evaluation(overrides: tuple[str, ...], spec: EnvSpec, held: int, remedy: str) -> None:
-    found = episodes_of_training(job(*overrides), spec)
+def test_training_holds_the_images_of_a_step_or_of_the_episodes_of_an_evaluation_that_run(
+    overrides: tuple[str, ...], held: int, told: str
+) -> None:
+    found = episodes_of_training(job(*overrides))
     assert found.count == held
-    assert remedy in found.told
+    assert told in found.told
 
 
-def test_an_evaluation_holds_all_of_its_episodes_and_the_published_protocol_those_that_run() -> None:
-    config = job("trainer.val_samples=2")
-    assert episodes_of_evaluation(config, SPEC).count == 120
-    assert episodes_of_evaluation(config, SPEC, sampled=False).count == 60  # the most likely actions are the same twice
-    assert episodes_at_once(config).count == 8
+def test_an_evaluation_holds_the_episodes_that_run_however_many_there_are() -> None:
+    assert episodes_at_once(job("trainer.val_episodes=1000")).count == 8
 
 
 @pytest.mark.parametrize(
@@ -84,7 +81,8 @@ def test_an_evaluation_holds_all_of_its_episodes_and_the_published_protocol_thos
         ((), SPEC, ": lower env.num_servers or env.envs_per_server, name fewer env.tasks, or give cluster.address="),
         ((), STAND_INS, "name fewer env.tasks, keep the simulators of fewer of them ('env.kwargs={kept_simulators: 1}'), or"),
         (("env.kwargs={kept_simulators: 1}",), STAND_INS, ": lower env.num_servers or env.envs_per_server, or give cluster.address="),
-        (("env.num_servers=1", "trainer.val_episodes=800000"), SPEC, ": lower trainer.val_episodes, or give cluster.address="),
+        (("env.num_servers=1", "actor_rollout_ref.rollout.n=10000"), SPEC, ": lower one of these two, or give cluster.address="),
+        (("env.num_servers=1", "env.envs_per_server=1", "cluster=local"), SPEC, "of memory: name fewer env.tasks."),
     ],
 )
 def test_the_remedy_is_for_what_takes_most(overrides: tuple[str, ...], spec: EnvSpec, remedy: str) -> None:
@@ -101,9 +99,9 @@ def test_the_ninety_tasks_of_a_suite_are_refused_on_a_laptop_and_fit_where_one_s
 
 def test_an_evaluation_holds_weights_once() -> None:
     """2.2 million parameters in float32 without gradient and moments."""
-    parts = dict(evaluation_memory(job(), SPEC, HeldEpisodes(5, "5 episodes", "play fewer")))
+    parts = dict(evaluation_memory(job(), SPEC))
     assert parts["policy"] == 4 * 2_200_000
-    assert parts["images"] == 5 * IMAGE_BYTES
+    assert parts["images"] == 8 * IMAGE_BYTES
 
 
 def test_more_than_is_free_is_said() -> None:

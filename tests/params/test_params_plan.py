@@ -1,7 +1,9 @@
 """The plan: numbers that can be checked by hand."""
 
 import dataclasses
+import json
 from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 
@@ -107,6 +109,32 @@ def test_memory_counts_simulators_by_server_and_task() -> None:
 def test_memory_of_simulators_depends_on_their_assets_and_on_how_many_are_kept(name: str, overrides: list[str], expected: float) -> None:
     plan = plan_of(overrides, spec=dataclasses.replace(SPEC, name=name))
     assert dict(plan.memory_parts)["environments"] == pytest.approx(expected)
+
+
+def start_of(tasks: object, folder: Path, *overrides: str) -> str | None:
+    """What the plan of a run on tasks a and b says of weights whose config.json names `tasks`."""
+    (folder / "config.json").write_text(json.dumps({"notes": {"tasks": tasks}}))
+    return plan_of([f"actor_rollout_ref.model.path={folder}", *overrides]).start
+
+
+@pytest.mark.parametrize(
+    ("known", "told"),
+    [
+        (["c", "d"], "was cloned on demonstrations of c, d, none of this run's tasks: expect hardly any success there"),
+        (["a", "c"], "was cloned on demonstrations of a, c, not of b: expect hardly any success there"),
+    ],
+)
+def test_tasks_that_the_start_was_never_cloned_on_are_said(tmp_path: Path, known: list[str], told: str) -> None:
+    said = start_of(known, tmp_path)
+    assert said is not None
+    assert f"WARNING: {tmp_path} {told}" in said
+    assert f"  start         {said}\n" in render(dataclasses.replace(plan_of(), start=said))
+
+
+def test_nothing_is_said_of_a_start_that_knows_all_tasks_or_does_not_say_which_or_of_a_run_that_goes_on(tmp_path: Path) -> None:
+    assert [start_of(tasks, tmp_path) for tasks in (["b", "a"], [], None, "a")] == [None] * 4
+    assert start_of(["c"], tmp_path, f"trainer.resume={tmp_path}") is None
+    assert "  start  " not in render(plan_of())
 
 
 def test_disk_counts_the_checkpoints_that_stay_and_the_one_being_written() -> None:

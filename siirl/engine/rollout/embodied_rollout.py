@@ -6,7 +6,8 @@ Videos are embedded here, because here the frames are; training batches never ca
 # D channel of the video embedding
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -16,7 +17,7 @@ from siirl.engine.rollout.embodied_engine import EmbodiedEngine
 from siirl.engine.rollout.embodied_workflow import EmbodiedWorkflow
 from siirl.engine.rollout.executor import RolloutResult
 from siirl.engine.rollout.rollout import Rollout
-from siirl.engine.rollout.workflow import ENCODER_STREAM, RECORDER_STREAM, EpisodeRequest
+from siirl.engine.rollout.workflow import ENCODER_STREAM, RECORDER_STREAM, EpisodeRequest, RolloutWorkflow
 from siirl.env_server.pool import EnvPool
 from siirl.models.policy import Policy
 from vjepa.encoders import VideoEncoder
@@ -70,11 +71,13 @@ class EmbodiedRollout(Rollout):
         requests: Sequence[EpisodeRequest],
         *,
         embed: bool = False,
+        workflow: RolloutWorkflow | None = None,
         on_done: Callable[[EpisodeRequest], None] = lambda request: None,
     ) -> tuple[RolloutResult, dict[str, float]]:
         """Run all episodes; with `embed`, each row gets its `video_embedding` where there is an encoder. See `Rollout.generate`."""
         self.workflow.streams = self.recorder_stream | (self.encoder_stream if embed else {})
-        result, stats = super().generate(requests, embed=embed, on_done=on_done)
+        with one_thread():
+            result, stats = super().generate(requests, embed=embed, workflow=workflow, on_done=on_done)
         if embed and self.encoder is not None and result.trajectories:
             begin = time.perf_counter()
             embeddings_BD = self.encoder.encode([trajectory.frames[ENCODER_STREAM].images for trajectory in result.trajectories])
@@ -82,3 +85,14 @@ class EmbodiedRollout(Rollout):
                 trajectory.row["video_embedding"] = embedding_D
             stats["encode_s"] = time.perf_counter() - begin
         return result, stats
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """PyTorch on one thread: simulators have the other cores. Videos are embedded, and weights trained, when simulators rest."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)

@@ -47,6 +47,7 @@ class Rollout:
         requests: Sequence[EpisodeRequest],
         *,
         embed: bool = False,
+        workflow: RolloutWorkflow | None = None,
         on_done: Callable[[EpisodeRequest], None] = lambda request: None,
     ) -> tuple[RolloutResult, dict[str, float]]:
         """Run all episodes.
@@ -54,6 +55,7 @@ class Rollout:
         Args:
             requests: The episodes.
             embed: Whether rows get what a reward compares episodes by; only videos are embedded.
+            workflow: How they run, where that is not this rollout's own alone: one around it.
             on_done: Called with each request when its episode is over.
 
         Returns:
@@ -62,7 +64,7 @@ class Rollout:
         """
         begin = time.perf_counter()
         self.pool.stats()  # counts from here on, not since the last rollout
-        result = self.inference.rollout_batch(requests, self.workflow, on_done=on_done)
+        result = self.inference.rollout_batch(requests, workflow or self.workflow, on_done=on_done)
         seconds = time.perf_counter() - begin
         stats = {f"policy_{name}": value for name, value in self.engine.take_stats().items()}
         return result, {"seconds": seconds, **stats, **self.pool.stats()}
