@@ -15,7 +15,7 @@ LOW_BASE_TASKS = "env.tasks=[drawer-open,door-open,window-open]"
 STUDIES = {
     "main": Study(
         common=(),
-        steps=170,
+        steps=190,
         arms={
             "srpo": Arm(()),
             "success": Arm(("reward=success",)),
