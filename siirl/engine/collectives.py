@@ -8,10 +8,12 @@ rank waits for one that left.
 # B row
 
 import datetime
+import gc
 from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import distributed
+from torch.distributed.tensor.debug import _clear_sharding_prop_cache
 
 from siirl.algos.ranks import OneRank, Ranks
 from siirl.errors import InvariantError, SiirlError
@@ -72,7 +74,7 @@ class GroupOfProcesses:
 
     def __init__(self, *, device: torch.device | str = "cpu", group: distributed.ProcessGroup | None = None) -> None:
         self.device = torch.device(device)
-        self.group = group if group is not None else distributed.group.WORLD
+        self.group: distributed.ProcessGroup | None = group if group is not None else distributed.group.WORLD
         self.rank = distributed.get_rank(self.group)
         self.size = distributed.get_world_size(self.group)
 
@@ -145,6 +147,13 @@ def join(
 
 
 def leave(ranks: OneProcess | GroupOfProcesses) -> None:
-    """End this process's part of torch.distributed, if it has one."""
+    """End this process's part of torch.distributed, if it has one, and the threads that serve it.
+
+    A group ends its threads when nothing refers to it any more. One that lived until the interpreter ends could abort the process:
+    a thread that still wants the GIL then, to free the last message, is made to exit in the middle of a destructor.
+    """
     if isinstance(ranks, GroupOfProcesses):
         distributed.destroy_process_group(ranks.group)
+        ranks.group = None
+        _clear_sharding_prop_cache()  # FSDP2's rules for operations; their keys hold the mesh, which holds the group
+        gc.collect()  # and so do the tracebacks of errors that somebody kept
