@@ -1,6 +1,6 @@
 """Does a language model get better at what can be checked?
 
-    python -m benchmarks.text_learning two_digits --seeds 1 2 3     # GRPO, PPO and DAPO, four to five minutes each
+    python -m benchmarks.text_learning two_digits --seeds 1 2 3     # GRPO, PPO and DAPO, three to five minutes each
     python -m benchmarks.text_learning one_digit                    # the quick check; its hundred pairs are all there is
     python -m benchmarks.text_learning engines --seeds 1            # the same steps with hf and with vllm
     python -m benchmarks.text_learning tools --seeds 1
@@ -20,7 +20,7 @@ STUDIES = {
         common=("env=math",),
         arms={"grpo": Arm(GRPO), "ppo": Arm(("pipeline=ppo",)), "dapo": Arm(("pipeline=dapo",))},
         shipped=TINY_LM,
-        steps=350,
+        steps=500,
     ),
     "one_digit": Study(
         common=("env=math", "env.tasks=[sums-1]", "env.kwargs.heldout_share=0", "actor_rollout_ref.actor.optim.lr=4e-4"),
