@@ -53,31 +53,42 @@ class Quantiles:
         return np.where(self.mask, 0.5 * (values + 1) * (self.high - self.low + SMALLEST_RANGE) + self.low, values)
 
 
-def read_statistics(checkpoint: Path, *, suite: str) -> tuple[Quantiles, Quantiles | None]:
-    """Quantiles of actions and, where the checkpoint uses it, of proprioception.
+def read_statistics(checkpoint: Path, *, data: str | None = None) -> tuple[Quantiles, Quantiles | None]:
+    """Quantiles of actions and, where the checkpoint has them, of proprioception.
 
     Args:
-        checkpoint: The folder of the checkpoint, with `dataset_statistics.json`.
-        suite: `spatial`, `object`, `goal` or `10`; the data sets are named `libero_spatial_no_noops` or `libero_spatial`.
+        checkpoint: The folder of the checkpoint, with `dataset_statistics.json`, or else `norm_stats` in its `config.json`.
+        data: The data set, or the suite that it shows: `spatial` is `libero_spatial_no_noops` or `libero_spatial`. None: the only one.
 
     Raises:
-        ValueError: There is no such file, or it does not know the suite.
+        ValueError: There is no such file, or it does not know the data set.
     """
-    path = checkpoint / STATISTICS_FILE
-    if not path.is_file():
-        raise ValueError(f"The checkpoint {checkpoint} has no {STATISTICS_FILE}: without it actions cannot be un-normalised.")
-    try:
-        statistics = json.loads(path.read_text())
-    except json.JSONDecodeError as error:
-        raise ValueError(f"{path} is damaged ({error}): download the checkpoint's file again.") from error
-    names = (f"libero_{suite}_no_noops", f"libero_{suite}")
-    name = next((name for name in names if name in statistics), None)
-    if name is None:
+    path, statistics = _statistics(checkpoint)
+    names = (data, f"libero_{data}_no_noops", f"libero_{data}") if data is not None else tuple(statistics)
+    known = [name for name in names if name in statistics]
+    if not known:
         raise ValueError(
-            f"{path} knows {', '.join(sorted(statistics))}, and none of {', '.join(names)}: was it trained on suite {suite!r}?"
+            f"{path} knows {', '.join(sorted(statistics))}, and none of {', '.join(map(str, names))}: was it trained on {data!r}?"
         )
-    proprioception = statistics[name].get("proprio")
-    return _quantiles(statistics[name]["action"]), None if proprioception is None else _quantiles(proprioception)
+    if data is None and len(known) > 1:
+        raise ValueError(f"{path} knows several data sets, {', '.join(sorted(statistics))}: name the one whose ranges count.")
+    chosen = statistics[known[0]]
+    return _quantiles(chosen["action"]), _quantiles(chosen["proprio"]) if "proprio" in chosen else None
+
+
+def _statistics(checkpoint: Path) -> tuple[Path, dict[str, Any]]:
+    """The file that has them, and data set to statistics."""
+    for path, inside in ((checkpoint / STATISTICS_FILE, None), (checkpoint / "config.json", "norm_stats")):
+        if not path.is_file():
+            continue
+        try:
+            content = json.loads(path.read_text())
+        except json.JSONDecodeError as error:
+            raise ValueError(f"{path} is damaged ({error}): download the checkpoint's file again.") from error
+        statistics = content if inside is None else content.get(inside)
+        if statistics:
+            return path, statistics
+    raise ValueError(f"The checkpoint {checkpoint} has no {STATISTICS_FILE}: without it actions cannot be un-normalised.")
 
 
 def policy_image(upright: NDArray[np.uint8]) -> NDArray[np.uint8]:
@@ -95,6 +106,13 @@ def environment_actions(normalised: NDArray[Any], *, quantiles: Quantiles) -> ND
     actions = quantiles.unnormalise(np.asarray(normalised, np.float64))
     actions[:, -1] = -np.sign(2 * actions[:, -1] - 1)  # 0 closed, 1 open, to +1 closed, -1 open
     return np.clip(actions, -1.0, 1.0).astype(np.float32)
+
+
+def normalised_actions(actions: NDArray[Any], *, quantiles: Quantiles) -> NDArray[np.float64]:
+    """Actions of `env=libero` [N, 7] as the network is trained to put them out: the inverse of `environment_actions`."""
+    theirs = np.array(actions, np.float64)
+    theirs[:, -1] = (1 - theirs[:, -1]) / 2
+    return quantiles.normalise(theirs)
 
 
 def action_tokens(normalised: NDArray[Any], *, vocabulary: int = LLAMA_VOCABULARY) -> NDArray[np.int64]:

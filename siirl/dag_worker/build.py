@@ -34,7 +34,7 @@ from siirl.engine.rollout.embodied_rollout import EmbodiedRollout, RolloutSettin
 from siirl.engine.weight_sync import WeightSync
 from siirl.env_server.pool import EnvPool
 from siirl.errors import ConfigError
-from siirl.models.loader import build_policy, describe_policy
+from siirl.models.loader import build_policy
 from siirl.models.policy import Policy
 from siirl.params import SiiRLArguments, sizes
 from siirl.params.paths import find
@@ -89,7 +89,7 @@ def build_embodied(
         folder=run_folder / "checkpoints",
         engines={"actor": actor.engine, **({} if critic is None else {"critic": critic.engine})},
         ranks=ranks,
-        export=lambda folder: describe_policy(policy, folder / "actor"),
+        export=lambda folder: policy.describe(folder / "actor", notes={}),
     )
     return Rank(context, rollout, loader, validator, videos, checkpoints)
 

@@ -42,7 +42,7 @@ from siirl.params.problems import refuse
 from siirl.params.references import MISTAKES, check_call, is_reference, load_reference, tell
 
 POLICY = "actor_rollout_ref.model.policy"
-BUILT_TWICE = 100_000_000  # parameters: up to here a policy of the user's own is built before the start as well, for a second at most
+BUILT_TWICE = 100_000_000  # parameters: up to here a policy is built whole before the start as well, for a second at most
 LOADED_TWICE_BYTES = 4 * BUILT_TWICE  # as much for the weights of a video encoder
 
 
@@ -125,7 +125,8 @@ def load_graph(config: SiiRLArguments) -> TaskGraph:
 def check_policy(config: SiiRLArguments, spec: EnvSpec, *, with_critic: bool = False) -> None:
     """Build the policy once, here, so that what cannot be built, or fits neither weights nor environment, starts no process.
 
-    One of the user's own whose weights are large is not built twice: its reference is imported and its signature compared.
+    Large weights are not read twice: of an OpenVLA names and shapes are compared, of a policy of the user's own whose weights are large
+    the reference is imported and its signature compared.
 
     Raises:
         ConfigError: A policy that does not fit the environment, options that it does not take, or code of the user's that raises.
@@ -133,15 +134,16 @@ def check_policy(config: SiiRLArguments, spec: EnvSpec, *, with_critic: bool = F
     """
     model = config.actor_rollout_ref.model
     own, path = is_reference(model.policy), None if model.path is None else str(find(model.path))
+    large = path is not None and parameters_in(path) > BUILT_TWICE
     place = f"{POLICY}={model.policy}"
     if own:
         make = load_reference(model.policy, place=POLICY)
         check_call(make, (spec, path), model.options, place=place, call="(spec, path, **options)")
-        if path is not None and parameters_in(path) > BUILT_TWICE:
+        if large:
             return
     place += f" actor_rollout_ref.model.options={as_text(model.options)}"
     try:
-        policy = build_policy(model.policy, path=path, spec=spec, seed=config.trainer.seed, options=model.options)
+        policy = build_policy(model.policy, path=path, spec=spec, seed=config.trainer.seed, options=model.options, weights=not large)
         if path is not None:
             check_options(policy, spec, options=model.options, path=path)
         check_actions(policy.action_tokenizer, spec, place=place)

@@ -75,10 +75,16 @@ class CloningData:
             padded = np.concatenate([demonstration.actions, np.repeat(demonstration.actions[-1:], policy.chunk_length - 1, axis=0)])
             for step in range(len(demonstration.actions)):
                 tokens.append(policy.action_tokenizer.encode(padded[step : step + policy.chunk_length]))
+        seen = [
+            policy.prepare(images=images, proprioception=state)
+            for demonstration in demonstrations
+            for images, state in zip(demonstration.pixel_values, demonstration.proprioception, strict=True)
+        ]
+        pixel_values, proprioception = (np.stack(part) for part in zip(*seen, strict=True))
         ids = [np.repeat(policy.tokenize_instruction(d.instruction)[None], len(d.actions), axis=0) for d in demonstrations]
         return cls(
-            pixel_values=torch.from_numpy(np.concatenate([d.pixel_values for d in demonstrations])),
-            proprioception=torch.from_numpy(np.concatenate([d.proprioception for d in demonstrations])),
+            pixel_values=torch.from_numpy(pixel_values),
+            proprioception=torch.from_numpy(proprioception),
             instruction_ids=torch.from_numpy(np.concatenate(ids)),
             tokens=torch.from_numpy(np.stack(tokens)),
         )

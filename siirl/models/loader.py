@@ -1,28 +1,23 @@
 """Policy folders: `config.json` and `model.safetensors`, written and read, and the one place that turns a name into a policy.
 
-Weights in several files with `model.safetensors.index.json`, as Hugging Face cuts large ones, are read as well, and never written.
-
-OpenVLA and OpenVLA-OFT checkpoints come with LIBERO; language models are `siirl.models.language_model`'s.
+Language models are `siirl.models.language_model`'s.
 """
 
 import json
 from pathlib import Path
 from typing import Any
 
-import safetensors
 import torch
-from safetensors.torch import load_file, save_file
-from torch import nn
+from safetensors.torch import save_file
 
 from envs.base import EnvSpec
 from siirl.errors import CheckpointError, ConfigError, MissingAssetError, UnknownNameError
 from siirl.models.policy import Policy
-from siirl.models.tiny_vla import TinyVLA, TinyVLAConfig
-from siirl.params.files import WHOLE_FILE, weight_files
+from siirl.models.tiny_vla import TINY_VLA, TinyVLA, TinyVLAConfig
+from siirl.models.weights import CONFIG_FILE, WEIGHTS_FILE, load_weights
+from siirl.params.domain_checks import OPENVLA_OFT, VLA_POLICIES
+from siirl.params.files import weight_files
 from siirl.params.references import load_reference
-
-WEIGHTS_FILE, CONFIG_FILE = WHOLE_FILE, "config.json"
-POLICIES = {"tiny_vla": TinyVLA}
 
 
 def save_policy(policy: Policy, folder: str | Path, *, notes: dict[str, Any] | None = None, dtype: torch.dtype | None = None) -> None:
@@ -31,21 +26,14 @@ def save_policy(policy: Policy, folder: str | Path, *, notes: dict[str, Any] | N
     Args:
         policy: What is saved.
         folder: Made if it is not there.
-        notes: Go into config.json, for example the command that made the weights.
+        notes: For who reads the folder, for example the command that made the weights.
         dtype: Of the file; by default that of the weights.
     """
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    describe_policy(policy, folder, notes=notes)
+    policy.describe(folder, notes=notes or {})
     tensors = {name: tensor.detach().to("cpu", dtype or tensor.dtype).contiguous() for name, tensor in policy.state_dict().items()}
     save_file(tensors, folder / WEIGHTS_FILE)
-
-
-def describe_policy(policy: nn.Module, folder: Path, *, notes: dict[str, Any] | None = None) -> None:
-    """Write the config.json that makes a policy folder of one with weights; a user's own class describes itself, or is not described."""
-    if isinstance(policy, TinyVLA):
-        description = {"policy": "tiny_vla", "config": policy.config.to_json(), "notes": notes or {}}
-        (folder / CONFIG_FILE).write_text(json.dumps(description, indent=1) + "\n")
 
 
 def load_policy(folder: str | Path) -> TinyVLA:
@@ -64,8 +52,10 @@ def load_policy(folder: str | Path) -> TinyVLA:
             )
     try:
         description = json.loads((folder / CONFIG_FILE).read_text())
-        if description["policy"] not in POLICIES:
-            raise UnknownNameError.of(kind=f"policy class in {folder / CONFIG_FILE}", name=description["policy"], known=POLICIES)
+        if description.get("model_type") == "openvla":
+            raise ConfigError(f"{folder} holds an OpenVLA: take model={OPENVLA_OFT}.")
+        if description["policy"] != TINY_VLA:
+            raise UnknownNameError.of(kind=f"policy class in {folder / CONFIG_FILE}", name=description["policy"], known=[TINY_VLA])
         policy = TinyVLA(TinyVLAConfig.from_json(description["config"]))
     except (json.JSONDecodeError, KeyError, TypeError) as error:
         raise CheckpointError(f"{folder / CONFIG_FILE} does not describe a policy of siirl: {error!r}.") from error
@@ -73,51 +63,15 @@ def load_policy(folder: str | Path) -> TinyVLA:
     return policy
 
 
-def load_weights(module: nn.Module, place: Path) -> None:
-    """Read weights into `module`; every name and shape must fit, else CheckpointError says which does not.
-
-    A weight with two names (tied) may be there under one of them.
-
-    Args:
-        module: What gets them.
-        place: A safetensors file, or a folder with one or with several (see `weight_files`).
-    """
-    tensors: dict[str, torch.Tensor] = {}
-    for file in weight_files(place) if place.is_dir() else [place]:
-        tensors |= _read(file)
-    expected = module.state_dict(keep_vars=True)
-    there = {id(weight) for name, weight in expected.items() if name in tensors}
-    wrong = [f"missing {name}" for name, weight in expected.items() if id(weight) not in there]
-    wrong += [f"unexpected {name}" for name in tensors.keys() - expected.keys()]
-    wrong += [
-        f"{name} is {tuple(tensors[name].shape)}, expected {tuple(expected[name].shape)}"
-        for name in expected.keys() & tensors.keys()
-        if tensors[name].shape != expected[name].shape
-    ]
-    if wrong:
-        raise CheckpointError(
-            f"{place} holds another model than {type(module).__name__}: {'; '.join(sorted(wrong)[:5])} ({len(wrong)} in all)."
-        )
-    module.load_state_dict(tensors, strict=False)
-
-
-def _read(file: Path) -> dict[str, torch.Tensor]:
-    try:
-        return load_file(file)
-    except safetensors.SafetensorError as error:
-        raise CheckpointError(
-            f"{file} ({file.stat().st_size} bytes) is not a whole safetensors file: {error}. Copy or make it again."
-        ) from error
-
-
-def build_policy(name: str, *, path: str | None, spec: EnvSpec, seed: int, options: dict[str, Any]) -> Policy:
+def build_policy(name: str, *, path: str | None, spec: EnvSpec, seed: int, options: dict[str, Any], weights: bool = True) -> Policy:
     """The policy of a job: a folder's where `path` is given, else a new one for the environment.
 
     Args:
-        name: A key of POLICIES, or `module:name` of a user's own: called with (spec, path, **options), returns a `Policy`.
+        name: One of VLA_POLICIES, or `module:name` of a user's own: called with (spec, path, **options), returns a `Policy`.
         path: Policy folder, or None for random weights drawn from `seed`.
         spec: The environment that the policy must fit.
         options: Keyword arguments for the policy's configuration.
+        weights: False leaves those of a published policy, of which there are gigabytes, unread.
 
     Raises:
         ConfigError: A policy that does not fit the environment.
@@ -128,8 +82,14 @@ def build_policy(name: str, *, path: str | None, spec: EnvSpec, seed: int, optio
         if not isinstance(own, Policy):
             raise ConfigError(f"actor_rollout_ref.model.policy={name} made a {type(own).__name__}; it must be a siirl.models.Policy.")
         return own
-    if name not in POLICIES:
-        raise UnknownNameError.of(kind="policy (actor_rollout_ref.model.policy)", name=name, known=[*POLICIES, "module:name"])
+    if name not in VLA_POLICIES:
+        raise UnknownNameError.of(kind="policy (actor_rollout_ref.model.policy)", name=name, known=[*VLA_POLICIES, "module:name"])
+    if name == OPENVLA_OFT:
+        from siirl.models.openvla_checkpoint import load_openvla_oft  # imports transformers
+
+        if path is None:
+            raise ConfigError(f"model={OPENVLA_OFT} has no weights of its own: give actor_rollout_ref.model.path= a checkpoint's folder.")
+        return load_openvla_oft(path, spec, **options, weights=weights)
     wanted = TinyVLAConfig.for_env(spec, **options)
     if path is None:
         return TinyVLA(wanted)

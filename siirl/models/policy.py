@@ -7,6 +7,9 @@ logits, so the same engine samples them and the same scorer computes their log-p
 # N observation, T = K*A token of a chunk (K actions of A dimensions), V bin, D feature
 
 import abc
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -28,6 +31,17 @@ class Policy(nn.Module, abc.ABC):
     @abc.abstractmethod
     def tokenize_instruction(self, text: str) -> NDArray[np.int64]:
         """Token ids of an instruction, int64 [L], always of the same length."""
+
+    def prepare(
+        self, *, images: NDArray[np.uint8] | None, proprioception: NDArray[np.float32] | None
+    ) -> tuple[NDArray[np.uint8] | None, NDArray[np.float32] | None]:
+        """What `forward` is given of one observation, and what a trajectory keeps of it; as it is, by default.
+
+        Args:
+            images: [cameras, height, width, 3], or None for an environment without.
+            proprioception: [P], or None.
+        """
+        return images, proprioception
 
     @abc.abstractmethod
     def forward(
@@ -58,3 +72,11 @@ class Policy(nn.Module, abc.ABC):
     def drop_head(self) -> None:
         """Give up the weights that only `forward` needs, for a copy of which nothing but `features` will be asked."""
         raise NotImplementedError(f"{type(self).__name__} has no features (feature_size is None).")
+
+    def describe(self, folder: Path, *, notes: Mapping[str, Any]) -> None:
+        """Write into `folder`, where the weights are, what is needed beside them to read this policy again.
+
+        Args:
+            folder: Is there.
+            notes: For who reads the folder, for example the command that made the weights.
+        """

@@ -15,7 +15,7 @@ import torch
 from siirl.errors import CheckpointError, ConfigError, MissingAssetError
 from siirl.models.adapters import add_adapters
 from siirl.models.hub import cached_folder, find_on_hub
-from siirl.models.loader import CONFIG_FILE, WEIGHTS_FILE, load_weights
+from siirl.models.weights import CONFIG_FILE, WEIGHTS_FILE, load_weights
 from siirl.params.files import LANGUAGE_MODEL_FOLDER, check_safetensors, weight_files
 from siirl.params.model_args import LoraArguments
 from siirl.params.paths import find

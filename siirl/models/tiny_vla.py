@@ -10,7 +10,10 @@ training must give the same log-probs.
 # N observation, C camera, T token of a chunk, V bin, P proprioception value, L instruction word, D feature
 
 import dataclasses
+import json
+from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import gymnasium
@@ -23,6 +26,9 @@ from envs.base import IMAGES, PROPRIOCEPTION, EnvSpec
 from siirl.models.action_tokenizer import ActionTokenizer
 from siirl.models.instruction_tokenizer import PADDING, hash_words
 from siirl.models.policy import Policy
+from siirl.models.weights import CONFIG_FILE
+
+TINY_VLA = "tiny_vla"
 
 
 @dataclass(frozen=True)
@@ -35,12 +41,13 @@ class TinyVLAConfig:
     """(cameras, height, width); None for an environment without images."""
     proprioception_size: int = 0
     width: int = 256
-    instruction_length: int = 16
+    instruction_length: int = 24
+    """Words; the longest instruction of LIBERO has 19."""
     instruction_buckets: int = 512
 
     @classmethod
     def for_env(
-        cls, spec: EnvSpec, *, bins: int = 16, chunk_length: int = 8, width: int = 256, instruction_length: int = 16
+        cls, spec: EnvSpec, *, bins: int = 16, chunk_length: int = 8, width: int = 256, instruction_length: int = 24
     ) -> "TinyVLAConfig":
         """The configuration that fits an environment's observations and actions.
 
@@ -152,6 +159,11 @@ class TinyVLA(Policy):
     def drop_head(self) -> None:
         """See `Policy.drop_head`."""
         del self.head
+
+    def describe(self, folder: Path, *, notes: Mapping[str, Any]) -> None:
+        """See `Policy.describe`; `notes` go into config.json."""
+        description = {"policy": TINY_VLA, "config": self.config.to_json(), "notes": dict(notes)}
+        (folder / CONFIG_FILE).write_text(json.dumps(description, indent=1) + "\n")
 
 
 class ConvEncoder(nn.Module):

@@ -18,7 +18,7 @@ from siirl.params.critic_checks import (
     overlong_problems,
     sampling_problems,
 )
-from siirl.params.domain_checks import LANGUAGE_MODEL, domain_problems, is_text, observation_parts
+from siirl.params.domain_checks import LANGUAGE_MODEL, VLA_POLICIES, domain_problems, is_text, observation_parts
 from siirl.params.model_args import FALLING_SCHEDULES
 from siirl.params.references import check_reference, is_reference
 from siirl.params.reward_args import REWARDS, VIDEO_REWARDS
@@ -38,7 +38,7 @@ ESTIMATOR_KEYS = {
 """Keys of algorithm.* that some estimators read and the others would ignore."""
 SPREAD_PIPELINES = ("dapo", "embodied_srpo")  # one's filter reads algorithm.min_group_spread, the other sets it for its own estimator
 KL_WITHOUT_GRADIENT = ("k1",)
-POLICIES = ("tiny_vla", LANGUAGE_MODEL)
+POLICIES = (*VLA_POLICIES, LANGUAGE_MODEL)
 
 FIRST_DEMONSTRATION_SEED = 900_000  # as siirl.warm_start collects them; training's begin at 1,000,000 (siirl.data_coordinator.loader)
 ACTOR = "actor_rollout_ref.actor"

@@ -53,7 +53,9 @@ class LoraArguments:
 class ModelArguments:
     """The policy's class and weights."""
 
-    policy: str = option("tiny_vla", "Policy class: tiny_vla, causal_lm, or `module:name` of your own.", why="ships with the repository")
+    policy: str = option(
+        "tiny_vla", "Policy class: tiny_vla, openvla_oft, causal_lm, or `module:name` of your own.", why="ships with the repository"
+    )
     path: str | None = option(None, "Policy folder (config.json, model.safetensors); null: new weights.", why="env= chooses what fits it")
     options: dict[str, Any] = field(
         default_factory=dict, metadata=described("Keyword arguments of the policy class, for example {bins: 64, chunk_length: 8}.")

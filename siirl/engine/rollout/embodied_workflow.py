@@ -58,11 +58,15 @@ class EmbodiedWorkflow(RolloutWorkflow):
 
     def _request(self, observation: Mapping[str, Any], data: EpisodeRequest, generator: np.random.Generator) -> ActRequest:
         images, proprioception = observation.get(IMAGES), observation.get(PROPRIOCEPTION)
+        images, proprioception = self.policy.prepare(
+            images=np.zeros_like(images) if self.blind and images is not None else images,
+            proprioception=None if proprioception is None else np.asarray(proprioception, np.float32).reshape(-1),
+        )
         tokens = self.policy.chunk_length * self.policy.action_tokenizer.dimensions
         return ActRequest(
             uid=data.uid,
-            pixel_values=np.zeros_like(images) if self.blind and images is not None else images,
-            proprioception=None if proprioception is None else np.asarray(proprioception, np.float32).reshape(-1),
+            pixel_values=images,
+            proprioception=proprioception,
             instruction_ids=self.policy.tokenize_instruction(observation.get(INSTRUCTION, "")),
             uniforms=None if data.greedy else generator.random(tokens, dtype=np.float32),
         )

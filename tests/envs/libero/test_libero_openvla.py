@@ -14,6 +14,7 @@ from envs.libero.openvla import (
     action_values,
     cropped_image,
     environment_actions,
+    normalised_actions,
     policy_image,
     published_image,
     read_statistics,
@@ -61,6 +62,15 @@ def test_actions_are_un_normalised_by_the_quantiles():
     assert action[:6] == pytest.approx([-0.5, 0.5, 0.0, 0.25, 0.0, 0.0], abs=1e-6)
 
 
+@settings(derandomize=True, deadline=None)
+@given(motion=st.lists(st.floats(-0.5, 0.5), min_size=6, max_size=6), fingers=st.sampled_from([-1.0, 1.0]))
+def test_actions_of_the_environment_come_back_from_what_the_network_learns(motion, fingers):
+    action = np.array([[*motion, fingers]])
+    assert environment_actions(normalised_actions(action, quantiles=SIX_AND_GRIPPER), quantiles=SIX_AND_GRIPPER) == pytest.approx(
+        action, abs=1e-6
+    )
+
+
 @pytest.mark.parametrize(("theirs", "ours"), [(1.0, -1.0), (0.9, -1.0), (0.1, 1.0), (0.0, 1.0)])
 def test_their_open_gripper_is_one_and_ours_minus_one(theirs, ours):
     [action] = environment_actions(np.array([[0, 0, 0, 0, 0, 0, theirs]]), quantiles=SIX_AND_GRIPPER)
@@ -97,22 +107,30 @@ def test_statistics_of_a_checkpoint_are_read_by_suite(tmp_path):
     proprioception = {"q01": [0.0] * 8, "q99": [2.0] * 8}
     content = {"libero_goal_no_noops": {"action": action, "proprio": proprioception}, "libero_object": {"action": action}}
     (tmp_path / openvla.STATISTICS_FILE).write_text(json.dumps(content))
-    actions, felt = read_statistics(tmp_path, suite="goal")
+    actions, felt = read_statistics(tmp_path, data="goal")
     assert (actions.mask.tolist(), felt.high.tolist()) == ([True] * 6 + [False], [2.0] * 8)
-    assert read_statistics(tmp_path, suite="object")[1] is None
-    with pytest.raises(ValueError, match=r"knows libero_goal_no_noops, libero_object, and none of libero_10_no_noops"):
-        read_statistics(tmp_path, suite="10")
+    assert read_statistics(tmp_path, data="object")[1] is None
+    with pytest.raises(ValueError, match=r"knows several data sets, libero_goal_no_noops, libero_object: name the one"):
+        read_statistics(tmp_path)
+    with pytest.raises(ValueError, match=r"knows libero_goal_no_noops, libero_object, and none of 10, libero_10_no_noops"):
+        read_statistics(tmp_path, data="10")
+
+
+def test_statistics_may_lie_in_the_configuration(tmp_path):
+    action = {"q01": [0.0] * 7, "q99": [1.0] * 7}
+    (tmp_path / "config.json").write_text(json.dumps({"norm_stats": {"bridge_orig": {"action": action}}}))
+    assert read_statistics(tmp_path)[0].high.tolist() == [1.0] * 7
 
 
 def test_checkpoint_without_statistics_is_refused(tmp_path):
     with pytest.raises(ValueError, match=r"has no dataset_statistics\.json"):
-        read_statistics(tmp_path, suite="goal")
+        read_statistics(tmp_path, data="goal")
 
 
 def test_damaged_statistics_are_named(tmp_path):
     (tmp_path / openvla.STATISTICS_FILE).write_text('{"libero_goal": ')
     with pytest.raises(ValueError, match=r"dataset_statistics\.json is damaged \(Expecting value: line 1 column 17"):
-        read_statistics(tmp_path, suite="goal")
+        read_statistics(tmp_path, data="goal")
 
 
 def test_question_has_the_instruction_in_small_letters():

@@ -31,7 +31,7 @@ def test_configured_policy_reads_the_longest_instruction_to_its_last_word() -> N
     assert (ids != PADDING).sum() == len(longest.split()) == 19
 
 
-def test_shipped_weights_were_made_before_the_option_and_still_load(repository: Path) -> None:
+def test_shipped_weights_of_fewer_words_still_load(repository: Path) -> None:
     from siirl.models import load_policy
 
     assert load_policy(repository / "assets" / "tiny_vla").config.instruction_length == 16

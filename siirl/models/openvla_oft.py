@@ -1,0 +1,231 @@
+"""OpenVLA-OFT: a 7B vision-language-action policy that decodes a chunk of action tokens in one pass (https://arxiv.org/abs/2502.19645).
+
+Checkpoints are read by `siirl.models.openvla_checkpoint`.
+
+What the language model reads: <s>, the patches of the images, proprioception, the question, one empty place for each token of the
+chunk, </s>. Everybody looks at everybody. The logits of a token stand at the place before it (github.com/moojink/openvla-oft,
+prismatic/extern/hf/modeling_prismatic.py, MIT, and its fork of transformers, in which attention is not causal). What the images, numbers
+and tokens mean is in `envs.libero.openvla`.
+"""
+
+# N observation, I image, V place of vision (and proprioception), L place of the question, T token of a chunk, S = V+L+T+1 place, D feature
+
+import itertools
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from tokenizers import Tokenizer
+from torch import nn
+from torch.nn import functional
+from transformers import AutoModelForCausalLM, LlamaConfig
+
+from envs.libero.openvla import (
+    CHUNK_LENGTH,
+    IMAGE_SIZE,
+    STATISTICS_FILE,
+    Quantiles,
+    action_tokens,
+    action_values,
+    environment_actions,
+    normalised_actions,
+    policy_image,
+    prompt,
+)
+from siirl.errors import ConfigError
+from siirl.models.action_tokenizer import ActionTokenizer
+from siirl.models.language_model import recompute_activations
+from siirl.models.openvla_vision import VisionBackbone, encoder_shape
+from siirl.models.policy import Policy
+from siirl.models.weights import CONFIG_FILE
+
+TOKENIZER_FILE, PREPROCESSOR_FILE = "tokenizer.json", "preprocessor_config.json"
+COPIED_FILES = (
+    *(CONFIG_FILE, TOKENIZER_FILE, PREPROCESSOR_FILE, STATISTICS_FILE),
+    *("tokenizer.model", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "generation_config.json"),
+)
+"""What a checkpoint has beside weights: written again beside the trained ones."""
+START, STOP, BLANK = 1, 2, 29_871  # Llama's <s> and </s>, and the blank behind "Out:" that training put there
+
+
+@dataclass(frozen=True)
+class OpenVLATokenizer(ActionTokenizer):
+    """Actions of `env=libero` as the checkpoint's tokens, counted from the first of its 256."""
+
+    quantiles: Quantiles
+    vocabulary: int
+    """Of the tokenizer, at whose end the action tokens are."""
+
+    def decode(self, tokens: NDArray[np.int64]) -> NDArray[Any]:
+        """Tokens [K*A] to actions, float32 [K, A]."""
+        values = action_values(tokens + (self.vocabulary - self.bins), vocabulary=self.vocabulary)
+        return environment_actions(values.reshape(-1, self.dimensions), quantiles=self.quantiles)
+
+    def encode(self, actions: NDArray[Any]) -> NDArray[np.int64]:
+        """Actions [K, A] to tokens, int64 [K*A]."""
+        values = normalised_actions(actions, quantiles=self.quantiles)
+        return (action_tokens(values, vocabulary=self.vocabulary) - (self.vocabulary - self.bins)).reshape(-1)
+
+
+class OpenVLAOFT(Policy):
+    """The policy; see `Policy` for the contract, and `siirl.models.openvla_checkpoint` for how one is made.
+
+    Args:
+        config: The checkpoint's config.json.
+        preprocessor: Its preprocessor_config.json.
+        tokenizer: Of the question.
+        action_tokenizer: Of the actions.
+        proprioception: Quantiles of the robot's own state, for a checkpoint that reads it.
+        images: How many of the environment's images are read, from the first on.
+        question_length: Tokens that every question is padded to.
+        recompute: Keep no more than the input of each block for the backward pass.
+        folder: Where the files beside the weights are.
+    """
+
+    def __init__(
+        self,
+        config: Mapping[str, Any],
+        *,
+        preprocessor: Mapping[str, Any],
+        tokenizer: Tokenizer,
+        action_tokenizer: OpenVLATokenizer,
+        proprioception: Quantiles | None,
+        images: int,
+        question_length: int,
+        recompute: bool,
+        folder: Path,
+    ) -> None:
+        super().__init__()
+        self.action_tokenizer: ActionTokenizer = action_tokenizer
+        self.tokenizer, self.folder = tokenizer, folder
+        self.images, self.question_length, self.padding = images, question_length, int(config["pad_token_id"])
+        self.chunk_length = CHUNK_LENGTH
+        self.first_action = action_tokenizer.vocabulary - action_tokenizer.bins
+        llama = LlamaConfig(**config["text_config"])
+        width = llama.hidden_size
+        self.feature_size = width
+        self.vision_backbone = VisionBackbone(
+            [encoder_shape(name) for name in config["timm_model_ids"]],
+            means=preprocessor["means"],
+            stds=preprocessor["stds"],
+            image_size=IMAGE_SIZE,
+            recompute=recompute,
+        )
+        seen = self.vision_backbone.width
+        self.projector = Perceptrons((seen, 4 * seen, width, width) if len(config["timm_model_ids"]) > 1 else (seen, width, width))
+        self.quantiles = proprioception
+        self.proprio_projector = None if proprioception is None else Perceptrons((len(proprioception.low), width, width))
+        self.language_model = AutoModelForCausalLM.from_config(llama, attn_implementation="sdpa", dtype=torch.float32)
+        if recompute:
+            recompute_activations(self.language_model)
+
+    def prepare(
+        self, *, images: NDArray[np.uint8] | None, proprioception: NDArray[np.float32] | None
+    ) -> tuple[NDArray[np.uint8] | None, NDArray[np.float32] | None]:
+        """Images [I, 224, 224, 3] and quantiles in [-1, 1], as the checkpoint saw them in training; see `Policy.prepare`."""
+        assert images is not None, "checked when the policy was made"
+        seen = np.stack([policy_image(image) for image in images[: self.images]])
+        if self.quantiles is None or proprioception is None:
+            return seen, None
+        return seen, self.quantiles.normalise(proprioception).astype(np.float32)
+
+    def tokenize_instruction(self, text: str) -> NDArray[np.int64]:
+        """The question's tokens, int64 [L], from <s> to the blank behind "Out:", padded at the end.
+
+        Raises:
+            ConfigError: A question that is longer than L.
+        """
+        ids = self.tokenizer.encode(prompt(text)).ids
+        ids = [*([] if ids[0] == START else [START]), *ids, *([] if ids[-1] == BLANK else [BLANK])]
+        if len(ids) > self.question_length:
+            raise ConfigError(
+                f"The instruction {text!r} makes a question of {len(ids)} tokens: give "
+                f"actor_rollout_ref.model.options.question_length={len(ids)} or more."
+            )
+        return np.array(ids + [self.padding] * (self.question_length - len(ids)), np.int64)
+
+    def forward(
+        self, *, pixel_values: torch.Tensor | None, proprioception: torch.Tensor | None, instruction_ids: torch.Tensor
+    ) -> torch.Tensor:
+        """Logits [N, T, 256] of the action tokens; see `Policy.forward`."""
+        hidden_NTD = self._hidden(pixel_values, proprioception, instruction_ids)
+        rows = slice(self.first_action, self.first_action + self.action_tokenizer.bins)
+        return functional.linear(hidden_NTD, self.language_model.lm_head.weight[rows])
+
+    def features(
+        self, *, pixel_values: torch.Tensor | None, proprioception: torch.Tensor | None, instruction_ids: torch.Tensor
+    ) -> torch.Tensor:
+        """The last hidden state before the chunk's first token, [N, D]; see `Policy.features`."""
+        return self._hidden(pixel_values, proprioception, instruction_ids)[:, 0]
+
+    def drop_head(self) -> None:
+        """See `Policy.drop_head`."""
+        del self.language_model.lm_head
+
+    def describe(self, folder: Path, *, notes: Mapping[str, Any]) -> None:
+        """The checkpoint's own files beside its weights; `notes` have no place in them."""
+        for name in COPIED_FILES:
+            if (self.folder / name).is_file():
+                shutil.copyfile(self.folder / name, folder / name)
+
+    def _hidden(
+        self, pixel_values: torch.Tensor | None, proprioception: torch.Tensor | None, instruction_ids: torch.Tensor
+    ) -> torch.Tensor:
+        """The language model's last hidden states [N, T, D], each at the place before its token."""
+        assert pixel_values is not None, "checked when the policy was made"
+        ids_NL = instruction_ids[:, : int((instruction_ids != self.padding).sum(1).max())]
+        words_NLD = self.language_model.get_input_embeddings()(ids_NL)
+        seen_NVD = self._seen(pixel_values, proprioception).to(words_NLD.dtype)
+        tokens = self.chunk_length * self.action_tokenizer.dimensions
+        empty_NTD = words_NLD.new_zeros(len(ids_NL), tokens, words_NLD.shape[-1])
+        stop_N1D = self.language_model.get_input_embeddings()(torch.full_like(ids_NL[:, :1], STOP))
+        embeddings_NSD = torch.cat([words_NLD[:, :1], seen_NVD, words_NLD[:, 1:], empty_NTD, stop_N1D], dim=1)
+
+        # A short question's padding lies between it and the chunk: nobody looks there, and positions are counted as if it were not.
+        there_NL = ids_NL != self.padding
+        before, after = seen_NVD.shape[1] + 1, tokens + 1
+        there_NS = functional.pad(functional.pad(there_NL[:, 1:], (before, 0), value=True), (0, after), value=True)
+        output = self.language_model.model(
+            inputs_embeds=embeddings_NSD,
+            attention_mask=there_NS[:, None, None].expand(-1, 1, there_NS.shape[1], -1),
+            position_ids=there_NS.cumsum(1) - 1,
+            use_cache=False,
+        ).last_hidden_state
+        last_word_N = seen_NVD.shape[1] + there_NL.sum(1) - 1
+        first_N1D = output[torch.arange(len(output), device=output.device), last_word_N][:, None]
+        return torch.cat([first_N1D, output[:, -after:-2]], dim=1)
+
+    def _seen(self, pixel_values: torch.Tensor, proprioception: torch.Tensor | None) -> torch.Tensor:
+        """The patches of all images, and behind them proprioception where the checkpoint reads it: [N, V, D]."""
+        seen_NVD = self.projector(self.vision_backbone(pixel_values.flatten(0, 1))).unflatten(0, (len(pixel_values), -1)).flatten(1, 2)
+        if self.proprio_projector is None:
+            return seen_NVD
+        assert proprioception is not None, "checked when the policy was made"
+        state_ND = self.proprio_projector(proprioception.to(self.proprio_projector.first_type()))
+        return torch.cat([seen_NVD, state_ND[:, None]], dim=1)
+
+
+class Perceptrons(nn.Module):
+    """Linear layers `fc1`, `fc2`, … of the given widths, with a GELU between two."""
+
+    def __init__(self, widths: Sequence[int]) -> None:
+        super().__init__()
+        for number, (inputs, outputs) in enumerate(itertools.pairwise(widths), start=1):
+            self.add_module(f"fc{number}", nn.Linear(inputs, outputs))
+
+    def first_type(self) -> torch.dtype:
+        """Of the weights."""
+        return next(self.parameters()).dtype
+
+    def forward(self, values: torch.Tensor) -> torch.Tensor:
+        """[..., first width] to [..., last width]."""
+        first, *others = self.children()
+        values = first(values)
+        for layer in others:
+            values = layer(functional.gelu(values))
+        return values
