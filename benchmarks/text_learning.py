@@ -31,7 +31,7 @@ STUDIES = {
             *("--updates=14", "--learning-rate=5e-4", "--batch-rows=32"),
         ),
         held_out=False,
-        steps=180,
+        steps=240,
     ),
     "engines": Study(
         common=("env=math", *GRPO),
