@@ -37,6 +37,7 @@ from siirl.errors import ConfigError
 from siirl.models.loader import build_policy
 from siirl.models.policy import Policy
 from siirl.params import SiiRLArguments, sizes
+from siirl.params.files import learnt_tasks
 from siirl.params.paths import find
 from vjepa.encoders import VideoEncoder, load_video_encoder
 
@@ -89,9 +90,15 @@ def build_embodied(
         folder=run_folder / "checkpoints",
         engines={"actor": actor.engine, **({} if critic is None else {"critic": critic.engine})},
         ranks=ranks,
-        export=lambda folder: policy.describe(folder / "actor", notes={}),
+        export=lambda folder: policy.describe(folder / "actor", notes={"tasks": tasks_learnt_by(config, pool.spec)}),
     )
     return Rank(context, rollout, loader, validator, videos, checkpoints)
+
+
+def tasks_learnt_by(config: SiiRLArguments, spec: EnvSpec) -> list[str]:
+    """The tasks of the run's start, and its own."""
+    path = config.actor_rollout_ref.model.path
+    return list(dict.fromkeys((*(() if path is None else learnt_tasks(path)), *spec.tasks)))
 
 
 def measure_of(spec: EnvSpec) -> Measure:

@@ -107,12 +107,12 @@ def parameters_in(path: str) -> int:
     return sum(check_safetensors(file) for file in weight_files(find(path)))
 
 
-def cloned_tasks(path: str) -> tuple[str, ...]:
-    """Tasks whose demonstrations the weights in a policy folder were cloned from; none where its config.json does not say."""
+def learnt_tasks(path: str) -> tuple[str, ...]:
+    """Tasks that the weights in a policy folder learnt, by cloning or in a run of ours; none where its config.json does not say."""
     try:
         tasks = json.loads((find(path) / "config.json").read_text())["notes"]["tasks"]
     except (OSError, ValueError, KeyError, TypeError):
-        return ()  # a language model, a checkpoint of a run, a user's own policy
+        return ()  # a language model, an OpenVLA, a user's own policy
     return tuple(map(str, tasks)) if isinstance(tasks, list) else ()
 
 

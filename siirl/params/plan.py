@@ -10,7 +10,7 @@ from typing import Protocol
 
 from envs.base import EnvSpec
 from siirl.params import sizes
-from siirl.params.files import KEPT_CHECKPOINTS, cloned_tasks
+from siirl.params.files import KEPT_CHECKPOINTS, learnt_tasks
 from siirl.params.memory import counted, policy_parameters, shortage, size_text, total, training_memory
 from siirl.params.training_args import SiiRLArguments, TrainingArguments
 
@@ -249,11 +249,11 @@ def _render_time(plan: Plan) -> str:
 
 def _start(config: SiiRLArguments, env_spec: EnvSpec) -> str | None:
     path = config.actor_rollout_ref.model.path
-    known = () if path is None or config.trainer.resume is not None else cloned_tasks(path)
+    known = () if path is None or config.trainer.resume is not None else learnt_tasks(path)
     others = [task for task in env_spec.tasks if task not in known]
     if not known or not others:
         return None
-    said = f"{path} was cloned on demonstrations of {_listed(known)}"
+    said = f"{path} has learnt {_listed(known)}"
     unseen = "none of this run's tasks" if len(others) == len(env_spec.tasks) else f"not of {_listed(others)}"
     return f"WARNING: {said}, {unseen}: expect hardly any success there, or make weights for them with python -m siirl.warm_start"
 

@@ -12,6 +12,7 @@ from siirl.dag_worker.events import StepDone
 from siirl.errors import ConfigError, InvariantError
 from siirl.models import load_policy
 from siirl.models.loader import build_policy, save_policy
+from siirl.params.files import learnt_tasks
 
 SMALL = (
     "pipeline=grpo", "env=gymnasium", "env.id=CartPole-v1", "cluster=local", "data.train_batch_size=2", "actor_rollout_ref.rollout.n=3",
@@ -70,6 +71,17 @@ def test_a_checkpoint_is_a_policy_folder_that_says_what_it_is(tmp_path):
     train(tmp_path / "run", "trainer.total_steps=1")
     folder = tmp_path / "run" / "checkpoints" / "step_00000001" / "actor"
     assert json.loads((folder / "config.json").read_text())["policy"] == "tiny_vla"
+    assert learnt_tasks(str(folder)) == env_spec("gymnasium", id="CartPole-v1").tasks
+
+
+def test_a_checkpoint_has_learnt_the_tasks_of_its_start_as_well(tmp_path):
+    train(tmp_path / "run", "trainer.total_steps=1")
+    start = tmp_path / "run" / "checkpoints" / "step_00000001" / "actor"
+    description = json.loads((start / "config.json").read_text())
+    (start / "config.json").write_text(json.dumps(description | {"notes": {"tasks": ["another"]}}))
+    train(tmp_path / "further", "trainer.total_steps=1", f"actor_rollout_ref.model.path={start}")
+    exported = tmp_path / "further" / "checkpoints" / "step_00000001" / "actor"
+    assert learnt_tasks(str(exported)) == ("another", *env_spec("gymnasium", id="CartPole-v1").tasks)
 
 
 def test_evaluation_is_the_same_every_time_and_not_on_training_seeds(tmp_path):

@@ -120,11 +120,11 @@ def start_of(tasks: object, folder: Path, *overrides: str) -> str | None:
 @pytest.mark.parametrize(
     ("known", "told"),
     [
-        (["c", "d"], "was cloned on demonstrations of c, d, none of this run's tasks: expect hardly any success there"),
-        (["a", "c"], "was cloned on demonstrations of a, c, not of b: expect hardly any success there"),
+        (["c", "d"], "has learnt c, d, none of this run's tasks: expect hardly any success there"),
+        (["a", "c"], "has learnt a, c, not of b: expect hardly any success there"),
     ],
 )
-def test_tasks_that_the_start_was_never_cloned_on_are_said(tmp_path: Path, known: list[str], told: str) -> None:
+def test_tasks_that_the_start_has_not_learnt_are_said(tmp_path: Path, known: list[str], told: str) -> None:
     said = start_of(known, tmp_path)
     assert said is not None
     assert f"WARNING: {tmp_path} {told}" in said

@@ -10,7 +10,7 @@ from envs.libero.suites import STEP_LIMITS, choose_tasks
 from siirl.dag_worker.warm_starts import EXPERTS
 from siirl.models.instruction_tokenizer import PADDING, hash_words
 from siirl.models.tiny_vla import TinyVLAConfig
-from siirl.params.files import cloned_tasks
+from siirl.params.files import learnt_tasks
 from siirl.params.first_look import describe_env
 from siirl.params.parser import parse_config
 
@@ -40,7 +40,7 @@ def test_shipped_weights_of_fewer_words_still_load(repository: Path) -> None:
 @pytest.mark.filterwarnings("ignore::envs.libero.assets.StandInWarning")
 def test_shipped_weights_say_which_tasks_they_were_cloned_on() -> None:
     config = parse_config(["env=libero", "env.assets=stand_in"])
-    assert cloned_tasks("assets/tiny_vla_libero") == describe_env(config).tasks
+    assert learnt_tasks("assets/tiny_vla_libero") == describe_env(config).tasks
 
 
 def test_shipped_weights_feel_fingers_that_move_by_a_centimetre(repository: Path) -> None:
