@@ -25,8 +25,8 @@ LOSS_AGGREGATIONS = ("token-mean", "seq-mean-token-sum", "seq-mean-token-mean", 
 IMPORTANCE_LEVELS, IMPORTANCE_BOUNDS = ("token", "sequence", "geometric"), ("truncate", "mask")
 FLAT_SCHEDULES, FALLING_SCHEDULES = ("constant", "constant_with_warmup"), ("cosine_with_warmup", "linear_with_warmup")
 NO_HUB_CODE = "a policy of one's own is named by actor_rollout_ref.model.policy=module:name"
-NO_ADAPTERS = "a VLA policy is small enough to be trained whole"
-NO_RECOMPUTING = "a VLA policy's activations are small"
+NO_ADAPTERS = "a VLA policy is trained whole"
+NO_RECOMPUTING = "of model=openvla_oft it is actor_rollout_ref.model.options.recompute, and a tiny policy's activations are small"
 FIXED_LENGTHS = "the rows of robots are counted by micro_batch_size"
 NO_LM_ENGINE = "robots act through the training module itself"
 
