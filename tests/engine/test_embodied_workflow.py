@@ -11,6 +11,7 @@ from siirl.engine.rollout.embodied_engine import ActResponse
 from siirl.engine.rollout.embodied_workflow import EmbodiedWorkflow
 from siirl.engine.rollout.workflow import EpisodeRequest
 from siirl.models.action_tokenizer import ActionTokenizer
+from siirl.models.policy import Policy
 
 
 class ScriptedPool:
@@ -33,7 +34,7 @@ class ScriptedPool:
         return {PROPRIOCEPTION: np.zeros(1)}, reward, terminated, False, {"executed": executed, "success": terminated}
 
 
-class StillPolicy:
+class StillPolicy(Policy):
     """Two actions of two dimensions from each observation."""
 
     chunk_length = 2
@@ -41,6 +42,9 @@ class StillPolicy:
 
     def tokenize_instruction(self, text):
         return np.zeros(1, np.int64)
+
+    def forward(self, **observation):
+        raise AssertionError("the engine answers")
 
 
 class StillEngine:
