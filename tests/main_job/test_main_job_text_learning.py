@@ -11,7 +11,8 @@ STEPS = 60
 RISE = 0.08  # of the mean success of ten steps: 160 groups of which each deviates by about 0.25, so three deviations of a difference
 
 
-@pytest.mark.slow  # sixty training steps of 128 episodes each: several minutes
+@pytest.mark.slow  # sixty training steps of 128 episodes each: four (tools) to eight minutes (sandbox) of two idle cores
+@pytest.mark.timeout(3600)
 @pytest.mark.parametrize("env", ["tools", "sandbox"])
 def test_success_rises_from_the_shipped_weights(tmp_path: Path, env: str) -> None:
     command = [sys.executable, "-m", "siirl.train", "pipeline=grpo", f"env={env}", "cluster=local", f"trainer.total_steps={STEPS}"]
