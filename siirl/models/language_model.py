@@ -146,7 +146,7 @@ class LanguageModel(nn.Module):
         """
         weights = {name: _whole(tensor).detach().to("cpu", dtype) for name, tensor in self.exported_weights(state).items()}
         try:
-            with quiet_transformers():
+            with quiet_transformers(), _writing_on_every_rank(self.causal_lm):
                 self.causal_lm.save_pretrained(folder, state_dict=weights)
         except safetensors.SafetensorError as error:
             raise OSError(f"{folder} could not be written: {error}") from error
@@ -160,6 +160,19 @@ class LanguageModel(nn.Module):
         self.causal_lm.generation_config.save_pretrained(folder)
         if self.lora is not None:
             (Path(folder) / ADAPTER_FILE).write_text(json.dumps(vars(self.lora), indent=1) + "\n")
+
+
+@contextlib.contextmanager
+def _writing_on_every_rank(causal_lm: Any) -> Iterator[None]:
+    """In this context `save_pretrained` writes wherever it is called: transformers 5.19 does so on rank 0 of a process group alone.
+
+    Each rank has a vLLM of its own, which reads a folder of its own.
+    """
+    causal_lm.should_save_on_this_rank = lambda is_main_process: is_main_process
+    try:
+        yield
+    finally:
+        del causal_lm.should_save_on_this_rank
 
 
 def load_language_model(

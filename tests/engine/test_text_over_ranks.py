@@ -80,15 +80,15 @@ def too_small_a_budget(ranks):
 
 
 def export(ranks, folder):
-    """Whole weights saved by rank 0 for transformers, and a checkpoint; the copy that would act has the trained weights' scores."""
+    """Whole weights saved by each rank for its vLLM, and a checkpoint; the copy that would act has the trained weights' scores."""
     module = tiny_model("tied")
     acting = copy.deepcopy(module)
     engine = engine_of(ranks, "tied", module=module)
     make_actor(engine).update(own_rows(ranks, 3))
     state = engine.rollout_state()
     engine.save(Path(folder) / "checkpoint")
+    module.save(Path(folder) / f"exported by rank {ranks.rank}", state=state)
     if ranks.rank == 0:
-        module.save(Path(folder) / "exported", state=state)
         module.describe(Path(folder) / "checkpoint")
     acting.load_state_dict(state)
     return text_scorer(acting, text_rows(), 1.0).log_probs_BT.detach()
@@ -184,7 +184,7 @@ def test_a_row_over_the_budget_of_one_rank_stops_both(two_ranks):
     assert two_ranks[0]["budget"].startswith("InvariantError: Rank 1 failed, so all stop: ConfigError: A row of 9 tokens")
 
 
-@pytest.mark.parametrize("name", ["exported", "checkpoint"])
+@pytest.mark.parametrize("name", ["exported by rank 0", "exported by rank 1", "checkpoint"])
 def test_what_two_ranks_save_is_a_model_for_everybody(two_ranks, folder, name):
     from transformers import AutoModelForCausalLM
 

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from pydantic import BaseModel
 
 from siirl.engine.rollout.vllm_settings import engine_settings, start_errors, text_length
 from siirl.errors import RunFailed
@@ -58,3 +59,11 @@ def test_what_vllm_says_is_told_with_the_keys_of_the_run():
         "vLLM does not start: To serve one request 0.5 GiB KV cache is needed. (Here max_model_len=1536 is data.max_prompt_length + "
         "data.max_response_length, and its memory for keys and values is actor_rollout_ref.rollout.kv_cache_gib=0.25.)"
     )
+
+
+def test_of_what_pydantic_says_the_message_is_told_and_not_where_to_read_on():
+    class Settings(BaseModel):
+        length: int
+
+    with pytest.raises(RunFailed, match=r"vLLM does not start: Input should be a valid integer, .* \(Here"), start_errors(settings()):
+        Settings(length="many")

@@ -1,5 +1,6 @@
 """The user's own commands for language models, through Ray: one rank and two make the same step of the same answers."""
 
+import importlib.util
 import json
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,16 @@ def step(folder: Path) -> dict[str, Any]:
 
 def answers(folder: Path) -> dict[str, list[int]]:
     return {line["uid"]: line["turns"][0]["tokens"] for line in read_rollouts(folder / "rollouts", kind="train")}
+
+
+@pytest.mark.slow  # a run through Ray with two vLLMs, each in a process of its own: a minute
+@pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="vLLM is not installed: make vllm")
+def test_each_of_two_ranks_has_a_vllm_of_its_own(start_run) -> None:
+    vllm = ("rollout=vllm", "actor_rollout_ref.rollout.mode=async", "actor_rollout_ref.rollout.kv_cache_gib=0.05")
+    folder = finished(start_run(*JOB, *vllm, "pipeline=grpo", "trainer.experiment_name=two", "trainer.n_gpus_per_node=2"), "two")
+    assert len(answers(folder)) == 32
+    assert step(folder)["actor/updates"] == 1.0
+    assert step(folder)["rollout/log_prob_gap"] < 1e-3
 
 
 @pytest.mark.slow  # two whole runs through Ray; dapo draws further prompts by the number of ranks

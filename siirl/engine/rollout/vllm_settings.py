@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
+from pydantic import ValidationError
 
 from siirl.errors import RunFailed
 
@@ -79,8 +80,15 @@ def start_errors(settings: dict[str, Any]) -> Iterator[None]:
     try:
         yield
     except (RuntimeError, ValueError) as error:
-        reason = str(error).strip().splitlines()[-1] if str(error).strip() else repr(error)
+        reason = _reason(error)
         length, memory = settings["max_model_len"], settings["kv_cache_memory_bytes"] / GIB
         asked = "" if length == WHAT_FITS else f"max_model_len={length} is data.max_prompt_length + data.max_response_length, and "
         memory_of = f"its memory for keys and values is actor_rollout_ref.rollout.kv_cache_gib={memory:g}"
         raise RunFailed(f"vLLM does not start: {reason} (Here {asked}{memory_of}.)") from error
+
+
+def _reason(error: RuntimeError | ValueError) -> str:
+    """One line: the last, but of what pydantic says of settings the first of its message, behind which it explains itself."""
+    if isinstance(error, ValidationError):
+        return str(error.errors()[0]["msg"]).splitlines()[0]
+    return str(error).strip().splitlines()[-1] if str(error).strip() else repr(error)
