@@ -72,7 +72,7 @@ def load_openvla_oft(
         policy = OpenVLAOFT(
             config,
             preprocessor=preprocessor,
-            tokenizer=Tokenizer.from_file(str(folder / TOKENIZER_FILE)),
+            tokenizer=_tokenizer(folder),
             action_tokenizer=OpenVLATokenizer(
                 bins=BINS,
                 low=(-1.0,) * ACTION_SIZE,
@@ -116,12 +116,22 @@ def _described(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
         if missing:
             raise CheckpointError(f"{folder / name} does not describe an OpenVLA: there is no {', '.join(missing)} in it.")
         contents.append(content)
-    if not (folder / TOKENIZER_FILE).is_file():
-        raise MissingAssetError(f"No {TOKENIZER_FILE} in {folder}: without it no question can be asked.")
     config, preprocessor = contents
+    if "vocab_size" not in config["text_config"]:
+        raise CheckpointError(f"{folder / CONFIG_FILE} does not describe an OpenVLA: there is no vocab_size in its text_config.")
     if set(config["image_sizes"]) != {IMAGE_SIZE}:
         raise CheckpointError(f"{folder} sees images of {config['image_sizes']} pixels; only {IMAGE_SIZE} is known here.")
     return config, preprocessor
+
+
+def _tokenizer(folder: Path) -> Tokenizer:
+    file = folder / TOKENIZER_FILE
+    if not file.is_file():
+        raise MissingAssetError(f"No {TOKENIZER_FILE} in {folder}: without it no question can be asked.")
+    try:
+        return Tokenizer.from_file(str(file))
+    except Exception as error:  # the library knows no other
+        raise CheckpointError(f"{file} is damaged ({error}): download it again.") from error
 
 
 def _projector_of_state(folder: Path) -> dict[str, torch.Tensor]:

@@ -211,6 +211,18 @@ def test_damaged_files_are_named(folder):
         policy_of(folder)
 
 
+def test_damaged_tokenizer_and_a_language_model_without_vocabulary_are_named(folder):
+    config = CONFIG | {"text_config": {"model_type": "llama"}}
+    whole = (folder / "tokenizer.json").read_text()
+    (folder / "tokenizer.json").write_text(whole[:100])
+    with pytest.raises(CheckpointError, match=r"tokenizer\.json is damaged"):
+        policy_of(folder)
+    (folder / "tokenizer.json").write_text(whole)
+    (folder / "config.json").write_text(json.dumps(config))
+    with pytest.raises(CheckpointError, match="no vocab_size in its text_config"):
+        policy_of(folder)
+
+
 def test_cut_projector_of_proprioception_is_named(folder):
     file = folder / "proprio_projector--50_checkpoint.pt"
     file.write_bytes(file.read_bytes()[:200])
