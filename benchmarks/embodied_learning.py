@@ -11,7 +11,7 @@ All arms of a study train for as many steps. How one is run and measured is told
 from benchmarks.learning_studies import Arm, Study, run_studies
 
 CLIPS = "{folder}/demonstrations.npz"  # beside a study's warm start
-LOW_BASE_TASKS = "env.tasks=[drawer-open,door-open,window-open]"
+CLONED_TASKS = "env.tasks=[drawer-open,door-open,window-open]"  # door-open is not trained: that policy solves it in 22 % of episodes
 STUDIES = {
     "main": Study(
         common=(),
@@ -23,15 +23,15 @@ STUDIES = {
         },
     ),
     "low_base": Study(
-        common=(LOW_BASE_TASKS,),
-        steps=130,
+        common=("env.tasks=[drawer-open,window-open]",),
+        steps=100,
         arms={
             "srpo": Arm(()),
             "srpo_demonstrations": Arm((f"reward.demonstrations={CLIPS}",)),
             "success": Arm(("reward=success",)),
             "oracle": Arm(("reward=oracle",)),
         },
-        warm_start=("--updates", "150", "--clips", CLIPS, LOW_BASE_TASKS),
+        warm_start=("--updates", "175", "--clips", CLIPS, CLONED_TASKS),  # with 150 it solves none of 120 episodes
     ),
 }
 
