@@ -11,7 +11,7 @@ import json
 import shlex
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -91,7 +91,7 @@ def run_arm(study: Study, name: str, *, seed: int, flags: argparse.Namespace) ->
         "minutes": sum(row["time/step_s"] for row in trained) / 60,
         "curve": [[row["step"], row["rollout/success_rate"]] for row in trained],
         "rank_correlation": [row.get("reward/oracle_rank_correlation") for row in trained],
-        **(measured(study, name, start, runs[-1], overrides, flags) if study.held_out else of_training(trained)),
+        **(measured(study, name, start, runs[-1], flags) if study.held_out else of_training(trained)),
     }
     result_file.write_text(json.dumps(result, indent=1) + "\n")
 
@@ -112,11 +112,11 @@ def training_steps(runs: list[Path]) -> list[dict[str, Any]]:
     return [by_step[step] for step in sorted(by_step)]
 
 
-def measured(study: Study, name: str, start: str, run: Path, overrides: list[str], flags: argparse.Namespace) -> dict[str, Any]:
-    """Success on the test seeds before and after an arm, whose run is beside what is measured of it."""
+def measured(study: Study, name: str, start: str, run: Path, flags: argparse.Namespace) -> dict[str, Any]:
+    """Success on the test seeds before and after an arm, whose run is beside what is measured of it, by its own configuration."""
     return {
         "before": measure_start(start, study.arms[name], name, common=study.common, flags=flags),
-        "after": measure(str(run), overrides, folder=run.parent.parent / "after", flags=flags),
+        "after": measure(str(run), (), folder=run.parent.parent / "after", flags=flags),
     }
 
 
@@ -172,7 +172,7 @@ def measure_start(start: str, arm: Arm, name: str, *, common: tuple[str, ...], f
     return json.loads(kept.read_text())
 
 
-def measure(checkpoint: str, overrides: list[str], *, folder: Path, flags: argparse.Namespace) -> dict[str, Any]:
+def measure(checkpoint: str, overrides: Sequence[str], *, folder: Path, flags: argparse.Namespace) -> dict[str, Any]:
     """Success on the test seeds by way of acting and task."""
     command = [sys.executable, "-m", "siirl.evaluate", f"checkpoint={checkpoint}", *overrides]
     command += [f"trainer.val_seed_offset={FIRST_TEST_SEED}", f"trainer.val_episodes={flags.episodes}", "trainer.record_val_episodes=0"]

@@ -16,11 +16,10 @@ from siirl.dag_worker.build_critic import make_critic
 from siirl.dag_worker.checkpoint import CheckpointManager
 from siirl.dag_worker.context import StageContext
 from siirl.dag_worker.domain import EpisodeDomain, Measure, return_rollout_metrics, rollout_metrics
-from siirl.dag_worker.rank import Evaluation, Rank, compute_dtype, make_actor, make_engine, make_kl_controller, make_pool
+from siirl.dag_worker.rank import Evaluation, Rank, compute_dtype, make_actor, make_engine, make_kl_controller, make_pool, make_task_loader
 from siirl.dag_worker.record import EpisodeRecorder
 from siirl.dag_worker.recorder import VIDEOS_FOLDER, VideoRecorder
 from siirl.dag_worker.validator import Validator
-from siirl.data_coordinator.loader import TaskLoader
 from siirl.data_coordinator.redistribution import Redistribution
 from siirl.engine.actor.actor import Actor
 from siirl.engine.actor.embodied_scorer import embodied_scorer
@@ -63,14 +62,7 @@ def build_embodied(
     critic = make_embodied_critic(config, ranks=ranks, device=device, spec=pool.spec) if with_critic else None
     videos = VideoRecorder(run_folder / VIDEOS_FOLDER, first_step=first_step, rank=ranks.rank)
     recorder = EpisodeRecorder(videos=videos, reports_success=pool.spec.reports_success, notice=pool.spec.notice)
-    loader = TaskLoader(
-        tasks=pool.spec.tasks,
-        weights=config.data.task_weights,
-        prompts_per_step=config.data.train_batch_size,
-        seed=config.data.seed,
-        rank=ranks.rank,
-        ranks=ranks.size,
-    )
+    loader = make_task_loader(config, tasks=pool.spec.tasks, ranks=ranks)
     context = StageContext(
         config=config,
         run_folder=run_folder,

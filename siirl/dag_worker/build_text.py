@@ -17,7 +17,7 @@ from siirl.dag_worker.build_critic import make_critic
 from siirl.dag_worker.checkpoint import CheckpointManager
 from siirl.dag_worker.context import StageContext
 from siirl.dag_worker.domain import EpisodeDomain, text_rollout_metrics
-from siirl.dag_worker.rank import Evaluation, Rank, compute_dtype, make_actor, make_engine, make_kl_controller, make_pool
+from siirl.dag_worker.rank import Evaluation, Rank, compute_dtype, make_actor, make_engine, make_kl_controller, make_pool, make_task_loader
 from siirl.dag_worker.rollout_files import ROLLOUTS_FOLDER, RolloutFiles
 from siirl.dag_worker.validator import Validator
 from siirl.data_coordinator.loader import EpisodeTask, TaskLoader
@@ -218,8 +218,7 @@ def make_loader(config: SiiRLArguments, *, spec: EnvSpec, tokenizer: ChatTokeniz
     if data.train_files:
         place: dict[str, Any] = {"rank": ranks.rank, "ranks": ranks.size, "gather": ranks.gather_objects}
         return PromptLoader.of(data, encode=tokenizer.encode_prompt, check=spec.check_row, **place)
-    stream: dict[str, Any] = {"weights": data.task_weights, "prompts_per_step": data.train_batch_size, "seed": data.seed}
-    return TaskLoader(tasks=spec.tasks, **stream, rank=ranks.rank, ranks=ranks.size)
+    return make_task_loader(config, tasks=spec.tasks, ranks=ranks)
 
 
 def make_text_validator(

@@ -1,5 +1,6 @@
 """What a DAGWorker holds beside its graph, and the parts that are made alike for robots (`build`) and for text (`build_text`)."""
 
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Protocol
@@ -12,7 +13,8 @@ from siirl.algos.log_probs import TokenScores
 from siirl.dag_worker.checkpoint import CheckpointManager
 from siirl.dag_worker.context import StageContext
 from siirl.dag_worker.validator import Validator
-from siirl.data_coordinator.loader import Loader
+from siirl.data_coordinator.learnable import LearnableTaskLoader
+from siirl.data_coordinator.loader import Loader, TaskLoader
 from siirl.engine.actor.actor import Actor
 from siirl.engine.collectives import Collectives
 from siirl.engine.micro_batches import Units
@@ -99,6 +101,20 @@ def make_pool(config: SiiRLArguments, ranks: Collectives) -> EnvPool:
         cluster=config.cluster.mode,
         deadline_s=env.deadline_s,
         max_replays=env.max_replays,
+    )
+
+
+def make_task_loader(config: SiiRLArguments, *, tasks: Sequence[str], ranks: Collectives) -> TaskLoader:
+    """The stream of training prompts that an environment makes up from seeds."""
+    data = config.data
+    loader = LearnableTaskLoader if data.task_sampling == LearnableTaskLoader.sampling else TaskLoader
+    return loader(
+        tasks=tasks,
+        weights=data.task_weights,
+        prompts_per_step=data.train_batch_size,
+        seed=data.seed,
+        rank=ranks.rank,
+        ranks=ranks.size,
     )
 
 

@@ -6,6 +6,7 @@ business of the objects in `context`; there is no switch on the domain here.
 
 # B trajectory of this rank, T token
 
+from collections import Counter
 from collections.abc import Mapping
 
 import numpy as np
@@ -20,7 +21,8 @@ from siirl.dag_worker.context import StageContext
 from siirl.dag_worker.metrics import Value, Weighted
 from siirl.dag_worker.no_rows import with_columns_of_all, with_columns_of_prompts
 from siirl.dag_worker.outcomes import check_reward_failures, score_rows
-from siirl.data_coordinator.protocol.batch import select_rows
+from siirl.data_coordinator.learnable import LearnableTaskLoader
+from siirl.data_coordinator.protocol.batch import select_rows, texts
 from siirl.data_coordinator.redistribution import accepted_rows
 from siirl.data_coordinator.sample import Sample, Samples2Dict
 from siirl.engine.actor.actor_loss import LARGEST_GAP, MEAN_GAP
@@ -48,7 +50,17 @@ def generate(*, batch: TensorDict, context: StageContext) -> NodeOutput:
     """Roll out every prompt `rollout.n` times; a row for every episode that could be simulated."""
     output = context.domain.roll_out(batch, step=context.step)
     rows = with_columns_of_all(output.batch, ranks=context.ranks)
+    if isinstance(context.loader, LearnableTaskLoader):
+        context.loader.observe(context.ranks.gather_objects(outcomes_by_task(rows)))
     return NodeOutput(batch=with_columns_of_prompts(rows, prompts=batch), metrics=output.metrics)
+
+
+def outcomes_by_task(batch: TensorDict) -> dict[str, tuple[int, int]]:
+    """Successes and graded trajectories of each task."""
+    graded_B = batch.get("graded", torch.ones(len(batch), dtype=torch.bool))
+    rows = [row for row in zip(texts(batch, "task_name"), batch["complete"].tolist(), graded_B.tolist(), strict=True) if row[2]]
+    successes, episodes = Counter(task for task, complete, _ in rows if complete), Counter(task for task, _, _ in rows)
+    return {task: (successes[task], count) for task, count in episodes.items()}
 
 
 @columns(requires=PROMPT_COLUMNS, provides=["reward_baselines"])

@@ -82,6 +82,9 @@ class TaskLoader:
         ConfigError: No tasks, one twice, fewer prompts than ranks, or a rank out of range.
     """
 
+    sampling = "even"
+    """As `data.task_sampling` says it."""
+
     def __init__(
         self, *, tasks: Sequence[str], weights: Sequence[int] = (), prompts_per_step: int, seed: int, rank: int = 0, ranks: int = 1
     ) -> None:
@@ -106,7 +109,7 @@ class TaskLoader:
     def draw(self, count: int) -> list[EpisodeTask]:
         """This rank's share of the next `count` prompts; all ranks must ask for the same count (a refill, for example)."""
         first, self.position = self.position, self.position + count
-        return [self.prompt(number) for number in range(first + self.rank, first + count, self.ranks)]
+        return [self._prompt(number) for number in range(first + self.rank, first + count, self.ranks)]
 
     def metrics(self) -> dict[str, float]:
         """Nothing to tell: start states are drawn without end."""
@@ -116,28 +119,20 @@ class TaskLoader:
         """0: start states are drawn without end."""
         return 0.0
 
-    def prompt(self, number: int) -> EpisodeTask:
-        """Prompt `number` of the stream, whoever takes it."""
-        passes, place = divmod(number, len(self._pass))
-        order = self._pass[np.random.default_rng([self.seed, passes]).permutation(len(self._pass))]
-        task_id = int(order[place])
-        trial_id = passes * self.weights[task_id] + int((order[:place] == task_id).sum())
-        seed = training_seed(run_seed=self.seed, number=number)
-        return EpisodeTask(task=self.tasks[task_id], task_id=task_id, trial_id=trial_id, seed=seed, group_id=number)
-
     def state_dict(self) -> dict[str, Any]:
         """The global state: the same on every rank."""
-        return {"position": self.position, "seed": self.seed, "tasks": list(self.tasks), "weights": list(self.weights)}
+        own = {"seed": self.seed, "tasks": list(self.tasks), "weights": list(self.weights), "task_sampling": self.sampling}
+        return {"position": self.position, **own}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on where `state` was taken, also at another number of ranks or prompts a step.
 
         Raises:
-            CheckpointError: It belongs to a stream of other tasks or weights, or of another seed.
+            CheckpointError: It belongs to a stream of other tasks, weights or sampling, or of another seed.
         """
         own = self.state_dict()
-        saved = {"weights": [1] * len(state["tasks"]), **state}  # checkpoints of before there were weights
-        for name in ("seed", "tasks", "weights"):
+        saved = {"weights": [1] * len(state["tasks"]), "task_sampling": "even", **state}  # checkpoints of before there were these
+        for name in ("seed", "tasks", "weights", "task_sampling"):
             if saved[name] != own[name]:
                 raise CheckpointError(
                     f"The checkpoint's data stream has {name}={saved[name]!r}, and this run has {own[name]!r}. "
@@ -147,6 +142,18 @@ class TaskLoader:
 
     def close(self) -> None:
         """Nothing reads ahead."""
+
+    def _prompt(self, number: int) -> EpisodeTask:
+        """Prompt `number` of the stream, whoever takes it."""
+        passes, place = divmod(number, len(self._pass))
+        order = self._pass[np.random.default_rng([self.seed, passes]).permutation(len(self._pass))]
+        task_id = int(order[place])
+        trial_id = passes * self.weights[task_id] + int((order[:place] == task_id).sum())
+        return self._episode(task_id=task_id, trial_id=trial_id, number=number)
+
+    def _episode(self, *, task_id: int, trial_id: int, number: int) -> EpisodeTask:
+        seed = training_seed(run_seed=self.seed, number=number)
+        return EpisodeTask(task=self.tasks[task_id], task_id=task_id, trial_id=trial_id, seed=seed, group_id=number)
 
 
 def training_seed(*, run_seed: int, number: int) -> int:

@@ -54,7 +54,7 @@ def config_problems(config: SiiRLArguments) -> list[SiirlError]:
 def environment_problems(config: SiiRLArguments, spec: EnvSpec) -> list[SiirlError]:
     """What does not fit the environment's spec."""
     problems = [] if is_text(spec) else [*_reward_of(config, spec), *_tasks_of(config, spec)]
-    problems += _task_weights(config, spec)
+    problems += _task_shares(config, spec)
     return [*problems, *domain_problems(config, spec), *overlong_problems(config, text=is_text(spec))]
 
 
@@ -257,8 +257,18 @@ def _tasks_of(config: SiiRLArguments, spec: EnvSpec) -> Iterator[SiirlError]:
         )
 
 
-def _task_weights(config: SiiRLArguments, spec: EnvSpec) -> Iterator[SiirlError]:
+def _task_shares(config: SiiRLArguments, spec: EnvSpec) -> Iterator[SiirlError]:
     weights, tasks = config.data.task_weights, spec.tasks
+    if config.data.task_sampling == "learnable":
+        why_not = None
+        if config.data.train_files:
+            why_not = "data.train_files has prompts"
+        elif not spec.reports_success:
+            why_not = f"env={config.env.name} says of no episode whether it succeeded"
+        elif len(tasks) == 1:
+            why_not = f"env={config.env.name} has one task"
+        if why_not is not None:
+            yield ConfigError(f"data.task_sampling=learnable shares prompts among tasks by their success, and {why_not}: leave it out.")
     if weights and config.data.train_files:
         yield ConfigError("data.task_weights is for the tasks of an environment, and data.train_files has prompts: leave one of them out.")
     elif weights and (len(weights) != len(tasks) or min(weights) < 0 or max(weights) == 0):

@@ -27,6 +27,13 @@ class DataArguments:
         "Prompts of each task, in the order of env.tasks, in a pass over them; 0 leaves a task to evaluations. Empty: one of each.",
         why="a step is balanced over tasks",
     )
+    task_sampling: str = option(
+        "even",
+        "`even`: as many prompts of each task as task_weights says. `learnable`: more of tasks that succeed now and then, fewer of those "
+        "that always or never do.",
+        why="every task has as many episodes then, whatever is compared",
+        choices=("even", "learnable"),
+    )
     max_prompt_length: int = option(2048, "Longest prompt in tokens.", why="the architecture guide's", minimum=1, text_only=NO_PROMPT)
     max_response_length: int = option(4096, "Longest response in tokens.", why="the architecture guide's", minimum=1, text_only=NO_PROMPT)
     overlong_prompts: str = option(

@@ -58,6 +58,7 @@ class Plan:
     """Nodes that do not run, with the reason."""
     env: str
     tasks: tuple[str, ...]
+    task_sampling: str
     ranks: int
     cluster: str
     num_servers: int
@@ -146,6 +147,7 @@ def make_plan(
         skipped=tuple((node_id, reason) for node_id, reason in nodes.items() if reason is not None),
         env=config.env.name,
         tasks=env_spec.tasks,
+        task_sampling=config.data.task_sampling,
         ranks=sizes.ranks(config),
         cluster=config.cluster.address or config.cluster.mode,
         num_servers=sizes.servers(config),
@@ -182,7 +184,7 @@ def render(plan: Plan) -> str:
         ("pipeline", f"{plan.pipeline}: {' -> '.join(plan.nodes)}"),
         *(("skipped", f"{node}: {reason}") for node, reason in plan.skipped),
         ("ranks", f"{plan.ranks} ({'one process, cluster=local' if plan.cluster == 'local' else f'Ray actors, cluster={plan.cluster}'})"),
-        ("tasks", f"{plan.env}: {'questions of data.train_files' if plan.file_epochs is not None else _listed(plan.tasks)}"),
+        ("tasks", f"{plan.env}: {_render_tasks(plan)}"),
         ("environments", f"{counted(plan.num_servers, 'server')} x {plan.envs_per_server} = {plan.num_servers * plan.envs_per_server}"),
         ("a step", _render_step(plan)),
         ("update", _render_update(plan)),
@@ -200,6 +202,12 @@ def render(plan: Plan) -> str:
     text = "\n".join(f"  {name:<{width}}  {value}" for name, value in lines)
     lacking = shortage(plan.memory_parts, free_memory_bytes=plan.free_memory_bytes)
     return f"Plan\n{text}" if lacking is None else f"Plan\n{text}\n  WARNING: {lacking}"
+
+
+def _render_tasks(plan: Plan) -> str:
+    if plan.file_epochs is not None:
+        return "questions of data.train_files"
+    return _listed(plan.tasks) + ("; more prompts where most is to be learnt" if plan.task_sampling == "learnable" else "")
 
 
 def _listed(tasks: Sequence[str]) -> str:

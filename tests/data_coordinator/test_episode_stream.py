@@ -57,7 +57,8 @@ def test_group_ids_and_seeds_never_repeat():
 
 
 def test_order_of_tasks_changes_from_pass_to_pass():
-    orders = {tuple(loader().prompt(3 * number + place).task_id for place in range(3)) for number in range(30)}
+    stream = loader(prompts_per_step=3)
+    orders = {tuple(task.task_id for task in stream.next_step()) for _ in range(30)}
     assert len(orders) == 6
 
 

@@ -228,6 +228,21 @@ def test_weights_of_tasks_are_whole_numbers_one_for_each(overrides: list[str], e
     assert [part in problem for part, problem in zip(expected, found, strict=True)] == [True] * len(expected)
 
 
+@pytest.mark.parametrize(
+    ("env", "overrides", "expected"),
+    [
+        (spec(), [], None),
+        (spec(tasks=("only",)), [], "has one task"),
+        (spec(success=False), ["pipeline=grpo", "reward=return"], "says of no episode whether it succeeded"),
+        (TEXT, ["pipeline=grpo", "env=math", "data.train_files=[a.jsonl]"], "data.train_files has prompts"),
+    ],
+)
+def test_prompts_follow_success_where_tasks_differ_in_it(env: EnvSpec, overrides: list[str], expected: str | None) -> None:
+    found = [problem for problem in environment(env, *overrides, "data.task_sampling=learnable") if "task_sampling" in problem]
+    assert len(found) == (expected is not None)
+    assert expected is None or found[0].endswith(f"and {expected}: leave it out.") or expected in found[0]
+
+
 def test_one_task_needs_no_instruction() -> None:
     assert environment(spec(instruction=False, tasks=("only",))) == []
 

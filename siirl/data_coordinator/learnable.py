@@ -1,0 +1,90 @@
+"""Training prompts of the tasks where most is to be learnt: those that the policy neither always solves nor never.
+
+A group of rollouts that all succeed, or all fail, has no advantage under a 0/1 reward. Where a task succeeds with probability p, the
+variance of its outcome is p (1 - p), which is the expected size of what can be learnt there (Rutherford et al. 2024,
+https://arxiv.org/abs/2408.15099, who call it learnability). Here it shares out a step's prompts: of a task that is at 95 % there are a
+fifth as many as of one at 50 %. A part of the prompts goes to all tasks alike, so that one that falls back is noticed.
+
+Left out: single start states that are hard. What is drawn of a task comes from the same stream of seeds as without this.
+"""
+
+# T task
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from siirl.data_coordinator.loader import EpisodeTask, TaskLoader
+
+ALIKE = 0.25  # of the prompts are shared out by weights alone
+REMEMBERED = 0.8  # of what was seen counts one step later: about the last five steps, some hundred episodes of a laptop's job
+
+Outcomes = Mapping[str, tuple[int, int]]
+"""Of each task: successes and episodes."""
+
+
+class LearnableTaskLoader(TaskLoader):
+    """`TaskLoader` whose tasks have more prompts, the more can be learnt of them; takes the same arguments.
+
+    Every rank must `observe` the same outcomes, those of all ranks, at the same places between its draws: then all draw the same stream.
+    """
+
+    sampling = "learnable"
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self._drawn_T = np.zeros(len(self.tasks), np.int64)
+        self._successes_T, self._episodes_T = np.zeros(len(self.tasks)), np.zeros(len(self.tasks))
+
+    def observe(self, outcomes: Sequence[Outcomes]) -> None:
+        """What a rollout has shown, rank by rank; later draws follow it."""
+        self._successes_T *= REMEMBERED
+        self._episodes_T *= REMEMBERED
+        for of_rank in outcomes:
+            for task, (successes, episodes) in of_rank.items():
+                place = self.tasks.index(task)
+                self._successes_T[place] += successes
+                self._episodes_T[place] += episodes
+
+    def shares(self) -> NDArray[np.float64]:
+        """Expected share of the next prompts, by task; they add to one. A task of weight 0 has none."""
+        success_T = (self._successes_T + 1) / (self._episodes_T + 2)  # a task that was never seen is at a half
+        weight_T = np.asarray(self.weights, np.float64)
+        learnable_T = weight_T * success_T * (1 - success_T)
+        return ALIKE * weight_T / weight_T.sum() + (1 - ALIKE) * learnable_T / learnable_T.sum()
+
+    def draw(self, count: int) -> list[EpisodeTask]:
+        """See `TaskLoader.draw`. Each task has its share of `count` prompts, rounded up or down at random."""
+        first, self.position = self.position, self.position + count
+        random = np.random.default_rng([self.seed, first])
+        places = (random.random() + np.arange(count)) / count
+        chosen = np.minimum(np.searchsorted(np.cumsum(self.shares()), places, side="right"), self._last_task)
+        prompts = [self._take(int(task), number) for number, task in enumerate(random.permutation(chosen), start=first)]
+        return prompts[self.rank :: self.ranks]
+
+    def metrics(self) -> dict[str, float]:
+        """Expected share of the prompts, by task."""
+        return {f"data/{task}/share": float(share) for task, share in zip(self.tasks, self.shares(), strict=True)}
+
+    def state_dict(self) -> dict[str, Any]:
+        """See `TaskLoader.state_dict`; and what was seen of the tasks."""
+        seen = {"drawn": self._drawn_T, "successes": self._successes_T, "episodes": self._episodes_T}
+        return {**super().state_dict(), **{name: values.tolist() for name, values in seen.items()}}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """See `TaskLoader.load_state_dict`."""
+        super().load_state_dict(state)
+        self._drawn_T = np.array(state["drawn"], np.int64)
+        self._successes_T, self._episodes_T = np.array(state["successes"]), np.array(state["episodes"])
+
+    @property
+    def _last_task(self) -> int:
+        """The last task that may be drawn: rounding can leave the sum of the shares a little below one."""
+        return int(np.flatnonzero(self.weights)[-1])
+
+    def _take(self, task_id: int, number: int) -> EpisodeTask:
+        trial = int(self._drawn_T[task_id])
+        self._drawn_T[task_id] += 1
+        return self._episode(task_id=task_id, trial_id=trial, number=number)
