@@ -53,7 +53,8 @@ class LearnableTaskLoader(TaskLoader):
         success_T = (self._successes_T + 1) / (self._episodes_T + 2)  # a task that was never seen is at a half
         weight_T = np.asarray(self.weights, np.float64)
         learnable_T = weight_T * success_T * (1 - success_T)
-        return ALIKE * weight_T / weight_T.sum() + (1 - ALIKE) * learnable_T / learnable_T.sum()
+        shares_T: NDArray[np.float64] = ALIKE * weight_T / weight_T.sum() + (1 - ALIKE) * learnable_T / learnable_T.sum()
+        return shares_T
 
     def draw(self, count: int) -> list[EpisodeTask]:
         """See `TaskLoader.draw`. Each task has its share of `count` prompts, rounded up or down at random."""
