@@ -120,7 +120,7 @@ METRICS: dict[str, Metric] = {
     "data/bytes": Metric(_SUM, "size of the training batch"),
     "data/bytes_max_process": Metric(_MAX, "size of the largest rank's batch"),
     "data/epoch": Metric(_LAST, "passes over the training prompts so far"),
-    "data/<task>/share": Metric(_LAST, "expected share of the next step's prompts that are of this task (data.task_sampling=learnable)"),
+    "data/<task>/share": Metric(_LAST, "expected share of the step's prompts that are of this task (data.task_sampling=learnable)"),
     "data/prompts": Metric(_LAST, "prompts that are trained on"),
     "data/prompts_too_long": Metric(_LAST, "training prompts of more than data.max_prompt_length tokens, left out or cut"),
     "data/heldout_prompts_too_long": Metric(_LAST, "held-out prompts of more than data.max_prompt_length tokens, left out or cut"),
