@@ -19,7 +19,7 @@ from benchmarks.learning_studies import Arm, Study, run_studies
 STUDIES = {
     "main": Study(
         common=("env=libero", "env.assets=stand_in"),
-        steps=40,
+        steps=80,
         arms={"srpo": Arm(()), "success": Arm(("reward=success",))},
         shipped="assets/tiny_vla_libero",
     ),
