@@ -185,7 +185,7 @@ def ray() -> str:
     from siirl.execution.scheduler.launch import ClusterSettings, ray_session
 
     begin = time.monotonic()
-    with ray_session(ClusterSettings(address=None, env_vars={}, gpus_per_rank=0)):
+    with ray_session(ClusterSettings(address=None, env_vars={})):
         seconds = time.monotonic() - begin
     return f"starts in {seconds:.0f} s"
 

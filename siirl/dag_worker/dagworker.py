@@ -7,6 +7,7 @@ event, so that the worker is the same in a Ray actor and in a debugger.
 
 import gc
 import os
+import socket
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
@@ -48,6 +49,9 @@ class DAGWorker:
         backend: Of torch.distributed.
         run_folder: Where the run writes.
         connect: Called with this rank where ranks share rows: its end of the DataCoordinator. None where there is one rank.
+
+    Raises:
+        ConfigError: The run folder is on another machine only.
     """
 
     # The documents' names: a graph may say `siirl.dag_worker.dagworker:DAGWorker.generate`.
@@ -72,6 +76,11 @@ class DAGWorker:
         run_folder: Path,
         connect: Callable[[int], Redistribution] | None = None,
     ) -> None:
+        if not run_folder.is_dir():
+            raise ConfigError(
+                f"Rank {rank} runs on {socket.gethostname()}, which does not have {run_folder}: with several machines trainer.output_dir= "
+                "has to be in a folder that they share, for recordings and checkpoints."
+            )
         self.config, self.taskgraph, self.run_folder = config, graph, run_folder
         self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         self.text = is_text(describe_env(config))

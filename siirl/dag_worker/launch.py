@@ -1,11 +1,13 @@
 """From a checked job to its end: workers started, their events shown and written down, and the summary that closes a run."""
 
+import dataclasses
 import functools
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, closing, nullcontext
 from pathlib import Path
 from typing import Any
 
+import torch
 from rich.console import Console
 
 from siirl.dag_worker.checkpoint import read_manifest, resolve_checkpoint
@@ -21,9 +23,10 @@ from siirl.dag_worker.statistics import SuccessInterval, evaluations, mean_score
 from siirl.data_coordinator.redistribution import Redistribution
 from siirl.execution.dag import TaskGraph
 from siirl.execution.scheduler.launch import ClusterSettings, ray_session, run_local, run_on_ray
+from siirl.execution.scheduler.placement import Layout, machines, require_machines
 from siirl.execution.scheduler.process_group_manager import ProcessGroupManager
 from siirl.execution.scheduler.task_scheduler import TaskScheduler
-from siirl.params import SiiRLArguments, sizes
+from siirl.params import SiiRLArguments
 from siirl.params.first_look import describe_env
 from siirl.params.machine import device_slots
 from siirl.params.ray_address import resolve_address
@@ -52,9 +55,10 @@ def run(config: SiiRLArguments, graph: TaskGraph, run_folder: Path) -> None:
     )
     evaluated: list[dict[str, Reduced]] = []
     with ExitStack() as stack:
-        stack.enter_context(session(config, gpus_per_rank=gpus_of_a_rank()))  # first: where the cluster refuses, nothing has been written
+        stack.enter_context(session(config))  # first: where the cluster refuses, nothing has been written
+        layout = layout_of(config)
         writers = stack.enter_context(MetricWriters(config.trainer.logger, description))
-        for event in stack.enter_context(closing(start(config, graph, run_folder))):
+        for event in stack.enter_context(closing(start(config, graph, run_folder, layout))):
             if isinstance(event, Activity):
                 writers.activity(event.text)
                 continue
@@ -70,26 +74,42 @@ def first_step(config: SiiRLArguments) -> int:
     return 0 if resume is None else int(read_manifest(resolve_checkpoint(Path(resume)))["step"]) + 1
 
 
-def session(config: SiiRLArguments, *, gpus_per_rank: int = 0) -> AbstractContextManager[None]:
+def session(config: SiiRLArguments) -> AbstractContextManager[None]:
     """The connection to Ray that `cluster` asks for; nothing for cluster=local."""
-    return nullcontext() if config.cluster.mode == "local" else ray_session(cluster_settings(config, gpus_per_rank=gpus_per_rank))
+    return nullcontext() if config.cluster.mode == "local" else ray_session(cluster_settings(config))
 
 
-def start(config: SiiRLArguments, graph: TaskGraph, run_folder: Path) -> Generator[Event, None, None]:
+def layout_of(config: SiiRLArguments) -> Layout:
+    """Machines, ranks and GPUs of the job. Within `session`: what machines a cluster has, only the cluster knows.
+
+    Raises:
+        ConfigError: It has too few.
+    """
+    ranks = Layout(nodes=config.trainer.nnodes, ranks_per_node=config.trainer.n_gpus_per_node)
+    if config.cluster.mode == "local":
+        return ranks
+    there = machines()
+    if config.cluster.address is None:
+        on_gpus = device_slots()[1] == "GPU"
+    else:  # this machine may be one without GPUs; its torch is the cluster's
+        on_gpus = torch.version.cuda is not None and any(machine.gpus for machine in there)
+    layout = dataclasses.replace(ranks, gpus_per_rank=int(on_gpus))
+    require_machines(layout, there)
+    return layout
+
+
+def start(config: SiiRLArguments, graph: TaskGraph, run_folder: Path, layout: Layout) -> Generator[Event, None, None]:
     """Start the ranks, within `session`, and yield what rank 0 tells."""
-    ranks = sizes.ranks(config)
-    scheduled = TaskScheduler(config.trainer.nnodes, config.trainer.n_gpus_per_node).schedule_and_assign_tasks([graph])
-    groups = ProcessGroupManager(
-        ranks, scheduled, device_type="cuda" if gpus_of_a_rank() else "cpu", backend_threshold=config.dag.backend_threshold
-    )
+    scheduled = TaskScheduler(layout.nodes, layout.ranks_per_node).schedule_and_assign_tasks([graph])
+    device_type = "cuda" if layout.gpus_per_rank else "cpu"
+    groups = ProcessGroupManager(layout.ranks, scheduled, device_type=device_type, backend_threshold=config.dag.backend_threshold)
     make = functools.partial(
-        DAGWorker, config=config, graph=graph, world_size=ranks, backend=groups.world.backend, run_folder=run_folder.absolute()
+        DAGWorker, config=config, graph=graph, world_size=layout.ranks, backend=groups.world.backend, run_folder=run_folder.absolute()
     )
     if config.cluster.mode == "local":
         yield from run_local(make)
         return
-    settings = cluster_settings(config, gpus_per_rank=gpus_of_a_rank())
-    yield from run_on_ray(functools.partial(make, connect=_coordinator_for(ranks)), world_size=ranks, settings=settings)
+    yield from run_on_ray(functools.partial(make, connect=_coordinator_for(layout.ranks)), layout=layout)
 
 
 def _coordinator_for(ranks: int) -> Callable[[int], Redistribution] | None:
@@ -107,16 +127,10 @@ def _connect(redistribution: Callable[..., Redistribution], coordinator: Any, ra
     return redistribution(coordinator, rank=rank, ranks=ranks)
 
 
-def gpus_of_a_rank() -> int:
-    """1 where ranks compute on GPUs, 0 where a rank is a CPU process."""
-    return int(device_slots()[1] == "GPU")
-
-
-def cluster_settings(config: SiiRLArguments, *, gpus_per_rank: int) -> ClusterSettings:
+def cluster_settings(config: SiiRLArguments) -> ClusterSettings:
     """Where `cluster` says that processes run; each with one OpenMP thread, because they share the cores."""
     address = None if config.cluster.address is None else resolve_address(config.cluster.address)
-    env_vars = {"OMP_NUM_THREADS": "1", **short_waits()}
-    return ClusterSettings(address=address, env_vars=env_vars, gpus_per_rank=gpus_per_rank, ranks=sizes.ranks(config))
+    return ClusterSettings(address=address, env_vars={"OMP_NUM_THREADS": "1", **short_waits()})
 
 
 def show_summary(run_folder: Path, *, report: Path, evaluated: Sequence[dict[str, Reduced]]) -> None:

@@ -16,9 +16,10 @@ from siirl.data_coordinator.sample_info import SampleInfo
 from siirl.engine.collectives import join, leave
 from siirl.execution.dag import Node, NodeType
 from siirl.execution.scheduler.launch import ClusterSettings, ray_session, run_on_ray
+from siirl.execution.scheduler.placement import Layout
 
 LENGTHS = ((1, 6, 2, 6), (1, 2, 2, 1))  # tokens of the rows of each rank; those longer than 3 are rejected
-SETTINGS = ClusterSettings(address=None, env_vars={"OMP_NUM_THREADS": "1"}, gpus_per_rank=0, ranks=2)
+SETTINGS = ClusterSettings(address=None, env_vars={"OMP_NUM_THREADS": "1"})
 
 
 def short(info: SampleInfo) -> bool:
@@ -64,7 +65,7 @@ def test_each_rank_drops_what_the_filter_rejects_and_the_rest_is_shared_by_token
     """Left are rows of 1 and 2 tokens on rank 0, and of 1, 2, 2 and 1 on rank 1: 9 tokens, so the best shares are 4 and 5."""
     with ray_session(SETTINGS):
         ((first, first_metrics), (second, second_metrics)) = next(
-            iter(run_on_ray(functools.partial(make, coordinator=start_coordinator()), world_size=2, settings=SETTINGS))
+            iter(run_on_ray(functools.partial(make, coordinator=start_coordinator()), layout=Layout(ranks_per_node=2)))
         )
     assert first | second == {"0-0": 1, "0-2": 2, "1-0": 1, "1-1": 2, "1-2": 2, "1-3": 1}
     assert len(first) + len(second) == 6  # none twice

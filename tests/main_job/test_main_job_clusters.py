@@ -9,14 +9,15 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from pathlib import Path
 
 import pytest
 from real_run import RAY_AGENTS, START_S, descendants_of, living_processes
 
 from siirl.errors import ConfigError
-from siirl.execution.scheduler.launch import ClusterSettings, ray_session
+from siirl.execution.scheduler.launch import ClusterSettings, ray_session, run_on_ray
+from siirl.execution.scheduler.placement import Layout, Machine, machines, require_machines
 from siirl.params.ray_address import address_problems, resolve_address
 
 REFUSED = 2
@@ -180,9 +181,54 @@ def test_a_cluster_that_is_there_is_used_and_stays(cluster: str, ray_home: Path,
         time.sleep(0.1)
 
 
-@pytest.mark.slow  # a cluster
-def test_more_ranks_than_the_cluster_has_gpus_is_refused(cluster: str, ray_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def second_machine(cluster: str, ray_home: Path) -> str:
+    """Address of a second machine of the cluster, as far as Ray can tell: a raylet of its own, at another address of the loopback."""
+    address = "127.0.0.2"
+    words = ["start", f"--address={cluster}", f"--node-ip-address={address}", "--num-cpus=2", "--disable-usage-stats"]
+    environment = os.environ | {"RAY_TMPDIR": str(ray_home), "RAY_AUTH_MODE": "token"}
+    subprocess.run([RAY, *words], env=environment, check=True, capture_output=True, timeout=START_S)
+    return address
+
+
+def test_ranks_share_machines_in_order_and_the_first_is_beside_the_command(
+    cluster: str, second_machine: str, ray_home: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """And each works in the command's folder, so that relative paths mean the same, although Ray's processes began in another."""
+
+    class Whereabouts:  # in here, so that Ray sends it to processes which cannot import this module
+        def __init__(self, *, rank: int, init_method: str) -> None:
+            self.file = Path(f"rank_{rank}")
+
+        def run(self) -> Iterator[None]:
+            import ray
+
+            self.file.write_text(ray.util.get_node_ip_address())
+            yield
+
     monkeypatch.setenv("RAY_TMPDIR", str(ray_home))
-    settings = ClusterSettings(address=cluster, env_vars={}, gpus_per_rank=1, ranks=2)
-    with pytest.raises(ConfigError, match="2 ranks need a GPU each, and the Ray cluster has 0"), ray_session(settings):
-        pass
+    monkeypatch.chdir(tmp_path)
+    with ray_session(ClusterSettings(address=cluster, env_vars={})):
+        [here] = {machine.address for machine in machines()} - {second_machine}
+        assert list(run_on_ray(Whereabouts, layout=Layout(nodes=2, ranks_per_node=2))) == [None]
+        placed = [Path(f"rank_{rank}").read_text() for rank in range(4)]
+        assert placed == [here, here, second_machine, second_machine]
+        with pytest.raises(ConfigError, match=r"asks for 3 machine\(s\), and the Ray cluster has 2 \(its GPUs: .* with 0, .* with 0\)"):
+            require_machines(Layout(nodes=3), machines())
+
+
+@pytest.mark.parametrize(
+    ("layout", "refused"),
+    [
+        (Layout(nodes=2, ranks_per_node=4, gpus_per_rank=1), False),
+        (Layout(nodes=1, ranks_per_node=8, gpus_per_rank=1), False),
+        (Layout(nodes=3, ranks_per_node=100), False),  # ranks on CPUs
+        (Layout(nodes=2, ranks_per_node=5, gpus_per_rank=1), True),  # although there are twelve GPUs
+        (Layout(nodes=1, ranks_per_node=9, gpus_per_rank=1), True),
+        (Layout(nodes=4, ranks_per_node=1), True),
+    ],
+)
+def test_machines_are_asked_for_that_the_cluster_has(layout: Layout, refused: bool) -> None:
+    there = [Machine("a", "10.0.0.1", 0), Machine("b", "10.0.0.2", 4), Machine("c", "10.0.0.3", 8)]
+    with pytest.raises(ConfigError, match=r"its GPUs: 10.0.0.1 with 0, 10.0.0.2 with 4") if refused else nullcontext():
+        require_machines(layout, there)

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from siirl.errors import ConfigError, InvariantError, RunFailed, SiirlError
+from siirl.execution.scheduler.placement import Layout, Placement
 
 logger = logging.getLogger(__name__)
 
@@ -23,6 +24,8 @@ logger = logging.getLogger(__name__)
 AS_A_JOB = {"RAY_worker_niceness": "0"}
 # What answers at an address and is no Ray is given up after 20 seconds instead of minutes.
 TO_CONNECT = {"RAY_NUM_REDIS_GET_RETRIES": "2", "RAY_py_gcs_connect_timeout_s": "5"}
+
+WORKING_FOLDER = "SIIRL_WORKING_FOLDER"
 
 # Ray gives its own processes 30 seconds to come up (a constant in ray/_private/node.py of 2.60): too few on a machine that is busy.
 TIMED_OUT, STARTS = "timed out during startup", 3
@@ -39,8 +42,6 @@ class ClusterSettings:
     """HOST:PORT of a running Ray cluster, which stays when the run ends; None for one on this machine that ends with the run."""
     env_vars: Mapping[str, str]
     """Environment variables of every process."""
-    gpus_per_rank: int
-    ranks: int = 1
 
 
 def run_local(make: Make) -> Iterator[Any]:
@@ -53,7 +54,7 @@ def ray_session(settings: ClusterSettings) -> Iterator[None]:
     """Connect to a cluster, or start one, and leave or end it again, whatever happens.
 
     Raises:
-        ConfigError: There is no cluster at the address, one with another version of Ray or Python, or one with too few GPUs.
+        ConfigError: There is no cluster at the address, or one with another version of Ray or Python.
         RunFailed: Ray does not start on this machine.
     """
     for name, value in (AS_A_JOB if settings.address is None else AS_A_JOB | TO_CONNECT | _credentials()).items():
@@ -68,7 +69,6 @@ def ray_session(settings: ClusterSettings) -> Iterator[None]:
     except Exception as error:  # Ray raises just that where its own processes do not come up in time
         raise _no_session(settings, error) from error
     try:
-        _require_gpus(settings, there=int(ray.cluster_resources().get("GPU", 0)))  # type: ignore[no-untyped-call]
         yield
     finally:
         ray.shutdown()
@@ -85,7 +85,7 @@ def _init(settings: ClusterSettings, *, starts: int) -> None:
             include_dashboard=False,
             log_to_driver=True,
             logging_level=logging.WARNING,
-            runtime_env={"env_vars": dict(settings.env_vars)},
+            runtime_env=_runtime_env(settings),
         )
     except Exception as error:
         if starts == 1 or TIMED_OUT not in str(error):
@@ -95,6 +95,23 @@ def _init(settings: ClusterSettings, *, starts: int) -> None:
             with suppress(ProcessLookupError):  # it ended meanwhile
                 os.kill(pid, signal.SIGKILL)
         _init(settings, starts=starts - 1)
+
+
+def _runtime_env(settings: ClusterSettings) -> dict[str, Any]:
+    """What each process of the job has. Those of a cluster that is there begin in a folder of its own, which is not the command's."""
+    if settings.address is None:
+        return {"env_vars": dict(settings.env_vars)}
+    hook = f"{__name__}.{work_where_the_command_does.__name__}"
+    return {"env_vars": {**settings.env_vars, WORKING_FOLDER: os.getcwd()}, "worker_process_setup_hook": hook}
+
+
+def work_where_the_command_does() -> None:
+    """Ray calls this in each process: the configuration's relative paths mean there what they mean to who typed the command.
+
+    A machine that has no such folder may still serve environments, which need none.
+    """
+    with suppress(FileNotFoundError):
+        os.chdir(os.environ[WORKING_FOLDER])
 
 
 def _children() -> set[int]:
@@ -109,15 +126,6 @@ def _children() -> set[int]:
 def _credentials() -> dict[str, str]:
     """Ray 2.60 shows its token only where it is told to; a cluster that asks for none takes it all the same."""
     return {"RAY_AUTH_MODE": "token"} if (Path.home() / ".ray" / "auth_token").is_file() else {}
-
-
-def _require_gpus(settings: ClusterSettings, *, there: int) -> None:
-    """Ranks that no GPU is left for would wait for ever."""
-    if settings.ranks * settings.gpus_per_rank > there:
-        raise ConfigError(
-            f"trainer.nnodes x trainer.n_gpus_per_node = {settings.ranks} ranks need a GPU each, and the Ray cluster has {there}: "
-            f"make it at most {there}, or add machines to the cluster."
-        )
 
 
 def _no_session(settings: ClusterSettings, error: Exception) -> SiirlError:
@@ -140,21 +148,25 @@ def _own_signal_handlers() -> Iterator[None]:
             signal.signal(signal.SIGTERM, handler)
 
 
-def run_on_ray(make: Make, *, world_size: int, settings: ClusterSettings) -> Iterator[Any]:
+def run_on_ray(make: Make, *, layout: Layout) -> Iterator[Any]:
     """Run every rank as a Ray actor; yield what rank 0 reports, and raise what any rank raises.
 
     Call it within `ray_session`. Leaving the iterator early ends all ranks.
     """
     import ray
 
-    actors = [_actor_class(settings).remote(make, rank) for rank in range(world_size)]
+    placement = Placement(layout)
+    actors: list[Any] = []
     try:
-        init_method = ray.get(actors[0].meeting_point.remote()) if world_size > 1 else ""
+        for rank in range(layout.ranks):
+            actors.append(_actor_class(layout).options(scheduling_strategy=placement.of_rank(rank)).remote(make, rank))
+        init_method = ray.get(actors[0].meeting_point.remote()) if layout.ranks > 1 else ""
         streams = [actor.run.remote(init_method) for actor in actors]
         yield from _merge(streams)
     finally:
         for actor in actors:
             ray.kill(actor)
+        placement.release()
 
 
 def _merge(streams: list[Any]) -> Iterator[Any]:
@@ -178,11 +190,11 @@ def _merge(streams: list[Any]) -> Iterator[Any]:
                 yield item
 
 
-def _actor_class(settings: ClusterSettings) -> Any:
+def _actor_class(layout: Layout) -> Any:
     import ray
 
     # No CPU is asked for: on a laptop there are fewer than processes, and simulators and ranks take turns.
-    return ray.remote(num_cpus=0, num_gpus=settings.gpus_per_rank, max_restarts=0)(_Rank)
+    return ray.remote(num_cpus=0, num_gpus=layout.gpus_per_rank, max_restarts=0)(_Rank)
 
 
 class _Rank:

@@ -1,0 +1,106 @@
+"""Which machine of a Ray cluster each rank runs on: `nodes` different ones, as many ranks on each, and rank 0 beside the command.
+
+Without this Ray puts actors that ask for no CPU anywhere: of a job for two machines both ranks ran on one. All machines are reserved
+together or not at all, so that two jobs never hold half of the GPUs each and wait for the other half.
+"""
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from siirl.errors import ConfigError
+
+logger = logging.getLogger(__name__)
+
+# A bundle has to ask for something. Ranks on CPUs reserve none, because on a laptop there are fewer than processes.
+SOMETHING: Mapping[str, float] = {"memory": 1}  # byte
+A_SHARE = 0.001  # of the one `node:ADDRESS` that each machine has for this purpose: to be named
+TELL_AFTER_S = 10
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How many machines, and what on each."""
+
+    nodes: int = 1
+    ranks_per_node: int = 1
+    gpus_per_rank: int = 0
+
+    @property
+    def ranks(self) -> int:
+        """How many ranks on all machines."""
+        return self.nodes * self.ranks_per_node
+
+    @property
+    def gpus_per_node(self) -> int:
+        """GPUs that a machine has to have."""
+        return self.ranks_per_node * self.gpus_per_rank
+
+
+class Machine(NamedTuple):
+    """A machine of a Ray cluster."""
+
+    node_id: str
+    address: str
+    gpus: int
+    """Held or not."""
+
+
+class Placement:
+    """Machines of the connected cluster that are reserved for the ranks of a job, until `release` or the end of this process.
+
+    Waits for machines that others hold, and says so.
+    """
+
+    def __init__(self, layout: Layout) -> None:
+        import ray
+        from ray.util import placement_group
+
+        bundles = [dict(SOMETHING) | ({"GPU": layout.gpus_per_node} if layout.gpus_per_node else {}) for _ in range(layout.nodes)]
+        [here] = [machine for machine in machines() if machine.node_id == ray.get_runtime_context().get_node_id()]
+        if here.gpus >= layout.gpus_per_node:
+            bundles[0][f"node:{here.address}"] = A_SHARE
+        self.layout = layout
+        self._group: Any = placement_group(bundles, strategy="STRICT_SPREAD")
+        if not self._group.wait(TELL_AFTER_S):
+            wanted = f"{layout.gpus_per_node} free GPUs" if layout.gpus_per_node else "free memory"
+            logger.warning("Waiting for %d machine(s) with %s each, which others hold (`ray status` shows it).", layout.nodes, wanted)
+            while not self._group.wait(TELL_AFTER_S):
+                pass
+
+    def of_rank(self, rank: int) -> Any:
+        """The `scheduling_strategy` of a rank's actor; neighbouring ranks share a machine."""
+        from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+        return PlacementGroupSchedulingStrategy(self._group, placement_group_bundle_index=rank // self.layout.ranks_per_node)
+
+    def release(self) -> None:
+        """Give the machines back; actors that still run there are ended."""
+        from ray.util import remove_placement_group
+
+        remove_placement_group(self._group)
+
+
+def require_machines(layout: Layout, there: Sequence[Machine]) -> None:
+    """Refuse a job that would wait for ever.
+
+    Raises:
+        ConfigError: Fewer than `layout.nodes` of those that are there have enough GPUs.
+    """
+    fitting = sum(machine.gpus >= layout.gpus_per_node for machine in there)
+    if fitting < layout.nodes:
+        each = f" with {layout.gpus_per_node} GPUs, one for each rank" if layout.gpus_per_node else ""
+        has = ", ".join(f"{machine.address} with {machine.gpus}" for machine in sorted(there, key=lambda machine: machine.address))
+        raise ConfigError(
+            f"trainer.nnodes={layout.nodes} with trainer.n_gpus_per_node={layout.ranks_per_node} asks for {layout.nodes} machine(s){each}, "
+            f"and the Ray cluster has {fitting} (its GPUs: {has}): change one of the two, or add machines to the cluster."
+        )
+
+
+def machines() -> list[Machine]:
+    """What the connected cluster has."""
+    import ray
+
+    nodes: list[dict[str, Any]] = ray.nodes()  # type: ignore[no-untyped-call]
+    return [Machine(node["NodeID"], node["NodeManagerAddress"], int(node["Resources"].get("GPU", 0))) for node in nodes if node["Alive"]]
