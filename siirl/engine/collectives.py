@@ -16,6 +16,7 @@ from torch import distributed
 from torch.distributed.tensor.debug import _clear_sharding_prop_cache
 
 from siirl.algos.ranks import OneRank, Ranks
+from siirl.engine.network import listen_towards
 from siirl.errors import InvariantError, SiirlError
 
 Thing = TypeVar("Thing")
@@ -142,6 +143,7 @@ def join(
     """
     if world_size == 1:
         return OneProcess()
+    listen_towards(init_method)
     distributed.init_process_group(backend, init_method=init_method, rank=rank, world_size=world_size, timeout=TIMEOUT)
     return GroupOfProcesses(device=device)
 

@@ -1,0 +1,68 @@
+"""The network that ranks speak over, from this machine's own interfaces."""
+
+import os
+import socket
+
+import psutil
+import pytest
+
+from siirl.engine.collectives import join, leave
+from siirl.engine.network import GLOO_INTERFACE, interface_of, listen_towards, own_address_towards
+from tests.engine.ranks_at_work import work_on_ranks
+
+# What ranks of several machines may meet over: this machine's own addresses.
+ADDRESSES = {
+    name: address.address
+    for name, addresses in psutil.net_if_addrs().items()
+    for address in addresses
+    if address.family == socket.AF_INET and psutil.net_if_stats()[name].isup
+}
+
+
+@pytest.fixture(autouse=True)
+def untold(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody has named an interface; what a test causes to be named is forgotten."""
+    monkeypatch.setenv(GLOO_INTERFACE, "")
+    monkeypatch.delenv(GLOO_INTERFACE)
+
+
+def free_port(address: str) -> int:
+    with socket.socket() as listener:
+        listener.bind((address, 0))
+        return listener.getsockname()[1]
+
+
+@pytest.mark.parametrize("interface", ADDRESSES)
+def test_the_network_of_the_meeting_point_is_listened_on(interface):
+    address = ADDRESSES[interface]
+    assert own_address_towards(address, 29500) == address
+    listen_towards(f"tcp://{address}:29500")
+    assert os.environ[GLOO_INTERFACE] == interface
+
+
+def test_what_the_user_names_stays(monkeypatch):
+    monkeypatch.setenv(GLOO_INTERFACE, "mine")
+    listen_towards("tcp://127.0.0.1:29500")
+    assert os.environ[GLOO_INTERFACE] == "mine"
+
+
+def test_nothing_is_named_for_ranks_that_meet_in_a_file():
+    listen_towards("file:///tmp/rendezvous")
+    assert GLOO_INTERFACE not in os.environ
+
+
+def test_an_address_of_another_machine_has_no_interface_here():
+    assert interface_of("203.0.113.7") is None  # RFC 5737: of nobody
+
+
+def meets(rank, place):
+    ranks = join(rank=rank, world_size=2, init_method=place)
+    assert ranks.gather_objects(os.environ[GLOO_INTERFACE]) == [next(name for name in ADDRESSES if ADDRESSES[name] in place)] * 2
+    leave(ranks)
+
+
+@pytest.mark.parametrize("interface", ADDRESSES)
+def test_ranks_meet_and_speak_over_it(interface):
+    address = ADDRESSES[interface]
+    processes = work_on_ranks(meets, (f"tcp://{address}:{free_port(address)}",), ranks=2)
+    assert [process.exitcode for process in processes] == [0, 0]
