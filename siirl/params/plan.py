@@ -60,6 +60,7 @@ class Plan:
     tasks: tuple[str, ...]
     task_sampling: str
     ranks: int
+    machines: int
     cluster: str
     num_servers: int
     envs_per_server: int
@@ -149,6 +150,7 @@ def make_plan(
         tasks=env_spec.tasks,
         task_sampling=config.data.task_sampling,
         ranks=sizes.ranks(config),
+        machines=config.trainer.nnodes,
         cluster=config.cluster.address or config.cluster.mode,
         num_servers=sizes.servers(config),
         envs_per_server=config.env.envs_per_server,
@@ -183,7 +185,7 @@ def render(plan: Plan) -> str:
     lines = [
         ("pipeline", f"{plan.pipeline}: {' -> '.join(plan.nodes)}"),
         *(("skipped", f"{node}: {reason}") for node, reason in plan.skipped),
-        ("ranks", f"{plan.ranks} ({'one process, cluster=local' if plan.cluster == 'local' else f'Ray actors, cluster={plan.cluster}'})"),
+        ("ranks", _render_ranks(plan)),
         ("tasks", f"{plan.env}: {_render_tasks(plan)}"),
         ("environments", f"{counted(plan.num_servers, 'server')} x {plan.envs_per_server} = {plan.num_servers * plan.envs_per_server}"),
         ("a step", _render_step(plan)),
@@ -214,6 +216,11 @@ def _listed(tasks: Sequence[str]) -> str:
     left_out = len(tasks) - LISTED_TASKS
     listed = ", ".join(tasks[:LISTED_TASKS])
     return listed if left_out <= 0 else f"{listed} and {left_out} more, {len(tasks)} tasks in all"
+
+
+def _render_ranks(plan: Plan) -> str:
+    machines = f" on {plan.machines} machines" if plan.machines > 1 else ""
+    return f"{plan.ranks}{machines} ({'one process, cluster=local' if plan.cluster == 'local' else f'Ray actors, cluster={plan.cluster}'})"
 
 
 def _render_step(plan: Plan) -> str:

@@ -14,10 +14,10 @@ def ranks(config: SiiRLArguments) -> int:
 
 
 def threads_of_rank(config: SiiRLArguments, *, cores: int) -> int:
-    """Threads of a rank that computes on a CPU with `cores` cores; all ranks are taken to be on this machine."""
+    """Threads of a rank that computes on a CPU with `cores` cores, which it shares with the other ranks of its machine."""
     if config.trainer.threads_per_rank is not None:
         return config.trainer.threads_per_rank
-    return max(1, cores // ranks(config))
+    return max(1, cores // config.trainer.n_gpus_per_node)
 
 
 def servers_of_rank(config: SiiRLArguments, rank: int) -> int:

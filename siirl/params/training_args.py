@@ -21,11 +21,11 @@ NO_EPOCHS = "start states are drawn without end; bound the run by trainer.total_
 class TrainingArguments:
     """The run."""
 
-    nnodes: int = option(1, "Machines.", minimum=1)
+    nnodes: int = option(1, "Machines of a Ray cluster (docs/clusters.md), n_gpus_per_node ranks on each.", minimum=1)
     n_gpus_per_node: int = option(1, "Ranks on a machine: GPUs, or CPU processes where there is none.", minimum=1)
     threads_per_rank: int | None = option(
         None,
-        "Processor threads of a rank that computes on a CPU; null: the machine's cores divided by the ranks. While simulators run, which "
+        "Processor threads of a rank that computes on a CPU; null: the machine's cores divided by its ranks. While simulators run, which "
         "share the cores, a robots' policy acts on one.",
         why="two ranks' threads on contended cores collapse",
         minimum=1,

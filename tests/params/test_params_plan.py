@@ -71,6 +71,13 @@ def test_two_ranks_share_a_mini_batch() -> None:
     assert plan_of(["trainer.n_gpus_per_node=2"]).micro_batches == 2  # 12 on each rank, 10 at a time
 
 
+def test_ranks_are_told_by_their_machines_and_share_the_cores_of_theirs() -> None:
+    words = ["trainer.nnodes=2", "trainer.n_gpus_per_node=3", "cluster.address=10.0.0.1:6379", "env.num_servers=6"]
+    assert "6 on 2 machines (Ray actors, cluster=10.0.0.1:6379)" in render(plan_of(words))
+    config = parse_config([*JOB, *words])
+    assert [sizes.threads_of_rank(config, cores=cores) for cores in (1, 6, 8)] == [1, 2, 2]
+
+
 def test_epochs_repeat_the_optimiser_steps() -> None:
     assert plan_of(["actor_rollout_ref.actor.ppo_epochs=2"]).optimiser_steps == 8
 
