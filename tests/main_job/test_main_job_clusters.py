@@ -8,7 +8,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext, suppress
 from pathlib import Path
 
@@ -16,12 +17,14 @@ import pytest
 from real_run import RAY_AGENTS, START_S, descendants_of, living_processes
 
 from siirl.errors import ConfigError
+from siirl.execution.scheduler import placement
 from siirl.execution.scheduler.launch import ClusterSettings, ray_session, run_on_ray
 from siirl.execution.scheduler.placement import Layout, Machine, machines, require_machines
 from siirl.params.ray_address import address_problems, resolve_address
 
 REFUSED = 2
 RAY = Path(sys.executable).parent / "ray"
+FOUR = "actor_rollout_ref.rollout.n=4"  # which two ranks can share
 SHORT = ("trainer.total_steps=2",)
 OF_A_RUN = ("ray::_Rank", "ray::EnvServerActor")
 
@@ -44,11 +47,14 @@ def ray_home() -> Iterator[Path]:
 
 @pytest.fixture
 def cluster(ray_home: Path) -> Iterator[str]:
-    """Address of a cluster of somebody else, started by `ray start --head` and ended with the test; other Rays of this machine stay."""
+    """Address of a cluster of somebody else, started by `ray start --head` and ended with the test; other Rays of this machine stay.
+
+    It believes that it has two GPUs, which torch's build for CPUs does not use.
+    """
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         port = listener.getsockname()[1]
-    words = ["start", "--head", f"--port={port}", "--num-cpus=2", "--include-dashboard=false", "--disable-usage-stats"]
+    words = ["start", "--head", f"--port={port}", "--num-cpus=2", "--num-gpus=2", "--include-dashboard=false", "--disable-usage-stats"]
     environment = os.environ | {"RAY_TMPDIR": str(ray_home)}
     subprocess.run([RAY, *words], env=environment, check=True, capture_output=True, timeout=START_S)
     yield f"127.0.0.1:{port}"
@@ -185,36 +191,72 @@ def test_a_cluster_that_is_there_is_used_and_stays(cluster: str, ray_home: Path,
 def second_machine(cluster: str, ray_home: Path) -> str:
     """Address of a second machine of the cluster, as far as Ray can tell: a raylet of its own, at another address of the loopback."""
     address = "127.0.0.2"
-    words = ["start", f"--address={cluster}", f"--node-ip-address={address}", "--num-cpus=2", "--disable-usage-stats"]
+    words = ["start", f"--address={cluster}", f"--node-ip-address={address}", "--num-cpus=2", "--num-gpus=2", "--disable-usage-stats"]
     environment = os.environ | {"RAY_TMPDIR": str(ray_home), "RAY_AUTH_MODE": "token"}
     subprocess.run([RAY, *words], env=environment, check=True, capture_output=True, timeout=START_S)
     return address
 
 
-def test_ranks_share_machines_in_order_and_the_first_is_beside_the_command(
-    cluster: str, second_machine: str, ray_home: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    """And each works in the command's folder, so that relative paths mean the same, although Ray's processes began in another."""
+@pytest.fixture
+def two_machines(cluster: str, second_machine: str, ray_home: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[list[str]]:
+    """Their addresses, this process's own first, in a session; and an empty working folder."""
+    monkeypatch.setenv("RAY_TMPDIR", str(ray_home))
+    monkeypatch.chdir(tmp_path)
+    with ray_session(ClusterSettings(address=cluster, env_vars={})):
+        [here] = {machine.address for machine in machines()} - {second_machine}
+        yield [here, second_machine]
 
-    class Whereabouts:  # in here, so that Ray sends it to processes which cannot import this module
+
+def whereabouts(layout: Layout) -> list[tuple[str, str]]:
+    """Runs ranks that write down where they are, in their working folder, which has to be this process's: machine and GPUs of each."""
+
+    class Rank:  # in here, so that Ray sends it to processes which cannot import this module
         def __init__(self, *, rank: int, init_method: str) -> None:
             self.file = Path(f"rank_{rank}")
 
         def run(self) -> Iterator[None]:
             import ray
 
-            self.file.write_text(ray.util.get_node_ip_address())
+            self.file.write_text(f"{ray.util.get_node_ip_address()} {os.environ.get('CUDA_VISIBLE_DEVICES', '')}")
             yield
 
-    monkeypatch.setenv("RAY_TMPDIR", str(ray_home))
-    monkeypatch.chdir(tmp_path)
-    with ray_session(ClusterSettings(address=cluster, env_vars={})):
-        [here] = {machine.address for machine in machines()} - {second_machine}
-        assert list(run_on_ray(Whereabouts, layout=Layout(nodes=2, ranks_per_node=2))) == [None]
-        placed = [Path(f"rank_{rank}").read_text() for rank in range(4)]
-        assert placed == [here, here, second_machine, second_machine]
-        with pytest.raises(ConfigError, match=r"asks for 3 machine\(s\), and the Ray cluster has 2 \(its GPUs: .* with 0, .* with 0\)"):
-            require_machines(Layout(nodes=3), machines())
+    assert list(run_on_ray(Rank, layout=layout)) == [None]
+    return [tuple(Path(f"rank_{rank}").read_text().split(" ")) for rank in range(layout.ranks)]
+
+
+def test_ranks_share_machines_in_order_and_the_first_is_beside_the_command(
+    two_machines: list[str], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """With and without GPUs; GPUs that others hold are waited for, and that is said."""
+    here, there = two_machines
+    assert [machine for machine, _ in whereabouts(Layout(nodes=2, ranks_per_node=2))] == [here, here, there, there]
+    on_gpus = Layout(nodes=2, ranks_per_node=2, gpus_per_rank=1)
+    monkeypatch.setattr(placement, "TELL_AFTER_S", 0.5)
+    held = placement.Placement(Layout(ranks_per_node=1, gpus_per_rank=1))
+    with ThreadPoolExecutor() as pool:
+        ours = pool.submit(whereabouts, on_gpus)
+        wait_until(lambda: "Waiting for 2 machine(s) with 2 free GPUs each, which others hold" in caplog.text)
+        held.release()
+        placed = ours.result()
+    assert [machine for machine, _ in placed] == [here, here, there, there]
+    assert [sorted(gpus for machine, gpus in placed if machine == each) for each in (here, there)] == [["0", "1"], ["0", "1"]]
+    with pytest.raises(ConfigError, match=r"asks for 3 machine\(s\), and the Ray cluster has 2 \(its GPUs: .* with 2, .* with 2\)"):
+        require_machines(Layout(nodes=3), machines())
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+
+
+@pytest.mark.slow  # a cluster and a run
+def test_a_cluster_with_too_few_machines_is_refused_and_nothing_is_left(cluster: str, ray_home: Path, start_run) -> None:
+    run = start_run(*SHORT, f"cluster.address={cluster}", "trainer.nnodes=2", FOUR, environment={"RAY_TMPDIR": str(ray_home)})
+    assert run.wait() == REFUSED, run.text
+    assert "trainer.nnodes=2 with trainer.n_gpus_per_node=1 asks for 2 machine(s), and the Ray cluster has 1" in run.text
+    assert not run.outputs.exists()
 
 
 @pytest.mark.parametrize(
