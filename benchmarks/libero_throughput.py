@@ -18,6 +18,7 @@ import sys
 import time
 import warnings
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,7 @@ from benchmarks.throughput_envs import finished
 from envs.libero.assets import StandInWarning
 from envs.libero.suites import choose_tasks
 from siirl.engine.rollout.workflow import EpisodeRequest
+from siirl.execution.scheduler.launch import ClusterSettings, ray_session
 from siirl.models import load_policy
 from siirl.params.paths import find
 
@@ -72,16 +74,17 @@ def main() -> None:
     requests = make_requests(task.name, prompts=flags.prompts, rollouts=flags.rollouts)
     policy = load_policy(find(flags.policy)).eval()
     starts = seconds_per_reset(env_kwargs)
-    contenders = make_contenders(policy, env_kwargs, instructions={task.name: task.instruction}, flags=flags)
-    try:
+    with ExitStack() as stack:
+        if flags.cluster == "ray":
+            stack.enter_context(ray_session(ClusterSettings(address=None, env_vars={"OMP_NUM_THREADS": "1"})))  # as a run has it
+        contenders = make_contenders(policy, env_kwargs, instructions={task.name: task.instruction}, flags=flags)
+        for contender in contenders.values():
+            stack.callback(contender.close)
         measured = measure(contenders, requests, rounds=flags.rounds)
         measured["memory_mb"] = {name: round(contender.simulator_bytes() / 1e6) for name, contender in contenders.items()}
         pool = contenders["ours"]
         assert isinstance(pool, Pool)
         measured["time_shares"] = time_shares(pool, env_kwargs)
-    finally:
-        for contender in contenders.values():
-            contender.close()
     ratios = summarise_ratios(measured["episodes_per_minute"], PAIRS)
     settings = {name: value for name, value in vars(flags).items() if name != "result"}
     result = {"command": " ".join(["python -m benchmarks.libero_throughput", *sys.argv[1:]]), "machine": describe_machine()}

@@ -1,4 +1,4 @@
-"""PPO, DAPO and ReMax on two real ranks: they take the same decisions, report the same numbers, and act with the same weights."""
+"""PPO, DAPO and ReMax on two real ranks, and prompts that follow success: they take the same decisions and report the same numbers."""
 
 import tempfile
 from pathlib import Path
@@ -20,20 +20,26 @@ SMALL = (
     "trainer.max_minutes=null", "trainer.save_freq=-1", "trainer.n_gpus_per_node=2",
     "actor_rollout_ref.model.options={chunk_length: 1, width: 16}",
 )  # fmt: skip
+SUMS = (
+    "env=math", "env.tasks=[sums-1,sums-2]", "cluster=local", "data.train_batch_size=8", "data.max_response_length=6",
+    "actor_rollout_ref.rollout.n=4", "actor_rollout_ref.actor.ppo_mini_batch_size=4", "env.num_servers=2", "env.envs_per_server=16",
+    "trainer.val_episodes=0", "trainer.total_steps=3", "trainer.max_minutes=null", "trainer.save_freq=-1", "trainer.n_gpus_per_node=2",
+)  # fmt: skip
 CASES = {
-    "ppo": ("pipeline=ppo", "trainer.critic_warmup=1"),
-    "dapo": ("pipeline=dapo", "env.max_episode_steps=11"),
-    "dapo without a group": ("pipeline=dapo", "env.max_episode_steps=8", "algorithm.filter.max_refills=1"),
-    "remax": ("pipeline=remax", "actor_rollout_ref.rollout.n=2"),
+    "ppo": (*SMALL, "pipeline=ppo", "trainer.critic_warmup=1"),
+    "dapo": (*SMALL, "pipeline=dapo", "env.max_episode_steps=11"),
+    "dapo without a group": (*SMALL, "pipeline=dapo", "env.max_episode_steps=8", "algorithm.filter.max_refills=1"),
+    "remax": (*SMALL, "pipeline=remax", "actor_rollout_ref.rollout.n=2"),
+    "learnable": (*SUMS, "pipeline=grpo", "data.task_sampling=learnable"),
 }
 
 
 def work(rank: int, folder: str) -> None:
     """One rank's walk through every case; what it reported is left in a file."""
     torch.set_num_threads(1)
-    reported = {}
+    reported, streams = {}, {}
     for number, (name, overrides) in enumerate(CASES.items()):
-        config = parse_config([*SMALL, *overrides])
+        config = parse_config(overrides)
         run_folder = Path(folder) / str(number)
         run_folder.mkdir(exist_ok=True)
         worker = DAGWorker(
@@ -45,25 +51,32 @@ def work(rank: int, folder: str) -> None:
             backend="gloo",
             run_folder=run_folder,
         )
-        reported[name] = [event.metrics for event in worker.run() if isinstance(event, StepDone)]
-    torch.save(reported, Path(folder) / f"reported_{rank}")
+        steps = [(event.metrics, worker.parts.loader.state_dict()) for event in worker.run() if isinstance(event, StepDone)]
+        reported[name], streams[name] = [metrics for metrics, _ in steps], [stream for _, stream in steps]
+    torch.save((reported, streams), Path(folder) / f"reported_{rank}")
 
 
 @pytest.fixture(scope="module")
-def reports():
+def walks():
+    """Of each rank: metrics by case and step, and where its stream of prompts was after each step."""
     with tempfile.TemporaryDirectory() as folder:
         processes = work_on_ranks(work, (folder,), ranks=RANKS, limit_s=LIMIT_S)
         assert [process.exitcode for process in processes] == [0] * RANKS
         return [torch.load(Path(folder) / f"reported_{rank}") for rank in range(RANKS)]
 
 
-pytestmark = pytest.mark.slow  # two processes that each import everything and take eight training steps: half a minute
+@pytest.fixture
+def reports(walks):
+    return [reported for reported, _ in walks]
+
+
+pytestmark = pytest.mark.slow  # two processes that each import everything and take eleven training steps: half a minute
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_ranks_report_the_same(reports, name):
     assert reports[0][name] == reports[1][name]
-    assert len(reports[0][name]) == 2
+    assert len(reports[0][name]) == (3 if name == "learnable" else 2)
 
 
 def test_the_actor_waits_for_the_critic_on_both(reports):
@@ -85,3 +98,13 @@ def test_no_rank_waits_where_nothing_is_left(reports):
 
 def test_greedy_baselines_of_both_ranks_count(reports):
     assert all(step["reward/baseline"] > 8 and step["rollout/episodes"] == 8.0 for step in reports[0]["remax"])
+
+
+def test_prompts_follow_the_success_of_both_ranks_and_both_draw_the_same_stream(walks):
+    (reports, one), (_, other) = walks
+    assert one["learnable"] == other["learnable"]
+    drawn, episodes = zip(*((sum(state["drawn"]), sum(state["episodes"])) for state in one["learnable"]), strict=True)
+    assert drawn == (8, 16, 24)
+    assert episodes == pytest.approx((32, 32 * 1.8, 32 * (1 + 0.8 * 1.8)))  # of both ranks; those of earlier steps fade
+    first, *_, last = [step["data/sums-1/share"] for step in reports["learnable"]]
+    assert first == 0.5 != last
