@@ -24,7 +24,9 @@ from siirl.engine.rollout.executor import rollout_batch
 from siirl.engine.rollout.workflow import EpisodeRequest
 from siirl.env_server.pool import EnvPool
 
+REUSED = "libero"
 REBUILT = "benchmarks.libero_contenders:RebuiltLiberoEnv"
+AS_PUBLISHED = "benchmarks.libero_contenders:AsPublishedLiberoEnv"
 
 
 class Outcome(NamedTuple):
@@ -41,6 +43,26 @@ class RebuiltLiberoEnv(LiberoEnv):
     async def reset(self, *, seed: int | None = None, options: Mapping[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         await self.close()
         return await super().reset(seed=seed, options=options)
+
+
+class RobosuiteStep:
+    """robosuite's own step in the place of `envs.libero.arm_control.ArmControl`: the same positions to the last bit (a test there)."""
+
+    def __init__(self, env: Any) -> None:
+        self._env = env
+
+    def advance(self, action: Any, substeps: int) -> None:
+        """One action, and what robosuite records for observables."""
+        self._env.step(action)
+
+
+class AsPublishedLiberoEnv(RebuiltLiberoEnv):
+    """Rebuilt, and stepped as the packages of LIBERO and robosuite step it."""
+
+    def _make_simulator(self, task: str) -> Any:
+        simulator = super()._make_simulator(task)
+        simulator._arm = RobosuiteStep(simulator.env)  # type: ignore[assignment]
+        return simulator
 
 
 class RestingEnv(PlainEnv):
@@ -90,8 +112,8 @@ class Lockstep(Contender):
         env_kwargs: Of `LiberoEnv`.
         instructions: By task.
         num_envs: Processes.
+        env_name: `REUSED`, `REBUILT` or `AS_PUBLISHED`.
         chunk: Actions of one call: 1, or the policy's chunk, after which one image is drawn.
-        rebuild: Simulators are built anew for each episode.
         sparing: The policy is not asked for episodes that have ended.
     """
 
@@ -102,13 +124,13 @@ class Lockstep(Contender):
         *,
         instructions: Mapping[str, str],
         num_envs: int,
+        env_name: str,
         chunk: int,
-        rebuild: bool,
         sparing: bool,
     ) -> None:
         self._policy, self._instructions, self._num_envs, self._chunk, self._sparing = policy, instructions, num_envs, chunk, sparing
         self._engine = EmbodiedEngine(policy=policy, temperature=1.0, lockstep=False, batch_rows=num_envs)
-        one = functools.partial(RestingEnv, REBUILT if rebuild else "libero", dict(env_kwargs), chunk=chunk)
+        one = functools.partial(RestingEnv, env_name, dict(env_kwargs), chunk=chunk)
         self._envs = gymnasium.vector.AsyncVectorEnv([functools.partial(one, index=index) for index in range(num_envs)], context="spawn")
 
     def run(self, requests: Sequence[EpisodeRequest]) -> Outcome:

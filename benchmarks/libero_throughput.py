@@ -3,11 +3,12 @@
     python -m benchmarks.libero_throughput
     python -m benchmarks.libero_throughput --prompts 1 --rollouts 2 --rounds 1 --max-episode-steps 24      # a quick look
 
-(a) lockstep: a process an environment, every action stepped and rendered, simulators rebuilt for each episode, the policy also asked for
-episodes that have ended. (b) gymnasium's AsyncVectorEnv, simulators reused, ended episodes spared. (b') the same with eight actions and
-one image a call. (ours) the pool on Ray. Same task, episodes, random numbers, image size, render settings, number of environments, and
-one policy thread; contenders take turns in rounds, and every ratio is taken within a round. Two controls: all contenders end up with the
-same steps and successes, and (a) with simulators reused says what rebuilding costs.
+(a) lockstep: a process an environment, every action stepped by robosuite's own loop and rendered, simulators rebuilt for each episode, the
+policy also asked for episodes that have ended. (b) gymnasium's AsyncVectorEnv over siirl's environment: its physics step, simulators
+reused, ended episodes spared. (b') the same with eight actions and one image a call. (ours) the pool on Ray. Same task, episodes, random
+numbers, image size, render settings, number of environments, and one policy thread; contenders take turns in rounds, and every ratio is
+taken within a round. Two controls: all contenders end up with the same steps and successes; and (a) is taken apart, with our physics
+step, and with simulators reused as well.
 """
 
 import argparse
@@ -25,7 +26,7 @@ from typing import Any
 import torch
 
 from benchmarks.env_throughput import summarise_ratios
-from benchmarks.libero_contenders import Contender, Lockstep, Pool, seconds_per_reset, timed_environment
+from benchmarks.libero_contenders import AS_PUBLISHED, REBUILT, REUSED, Contender, Lockstep, Pool, seconds_per_reset, timed_environment
 from benchmarks.machine import describe_machine
 from benchmarks.throughput_envs import finished
 from envs.libero.assets import StandInWarning
@@ -41,7 +42,8 @@ PAIRS = {
     "ours against (a), the lockstep way (aim 4)": ("ours", "a"),
     "ours against (b), AsyncVectorEnv (aim 3)": ("ours", "b"),
     "ours against (b'), AsyncVectorEnv with our trick (aim 1.3)": ("ours", "b_chunk"),
-    "cause: simulators reused": ("a_reused", "a"),
+    "cause: dynamics computed once a physics step": ("a_our_step", "a"),
+    "cause: simulators reused": ("a_reused", "a_our_step"),
     "cause: the policy is not asked for ended episodes": ("b", "a_reused"),
     "cause: one call and one image for eight actions": ("b_chunk", "b"),
     "cause: no barrier, slots refilled, fewer processes": ("ours", "b_chunk"),
@@ -119,10 +121,11 @@ def make_contenders(
         raise SystemExit(f"--prompts x --rollouts must be a multiple of the {num_envs} environments: lockstep loops run full batches.")
     lockstep = functools.partial(Lockstep, policy, env_kwargs, instructions=instructions, num_envs=num_envs)
     return {
-        "a": lockstep(chunk=1, rebuild=True, sparing=False),
-        "a_reused": lockstep(chunk=1, rebuild=False, sparing=False),
-        "b": lockstep(chunk=1, rebuild=False, sparing=True),
-        "b_chunk": lockstep(chunk=policy.chunk_length, rebuild=False, sparing=True),
+        "a": lockstep(env_name=AS_PUBLISHED, chunk=1, sparing=False),
+        "a_our_step": lockstep(env_name=REBUILT, chunk=1, sparing=False),
+        "a_reused": lockstep(env_name=REUSED, chunk=1, sparing=False),
+        "b": lockstep(env_name=REUSED, chunk=1, sparing=True),
+        "b_chunk": lockstep(env_name=REUSED, chunk=policy.chunk_length, sparing=True),
         "ours": Pool(policy, env_kwargs, num_servers=flags.num_servers, envs_per_server=flags.envs_per_server, cluster=flags.cluster),
     }
 
