@@ -1,6 +1,8 @@
 """Two runs at once, and Ray clusters: one that is there already, and addresses where none is."""
 
+import json
 import os
+import re
 import shutil
 import signal
 import socket
@@ -8,8 +10,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator
 from contextlib import nullcontext, suppress
 from pathlib import Path
 
@@ -17,9 +18,7 @@ import pytest
 from real_run import RAY_AGENTS, START_S, descendants_of, living_processes
 
 from siirl.errors import ConfigError
-from siirl.execution.scheduler import placement
-from siirl.execution.scheduler.launch import ClusterSettings, ray_session, run_on_ray
-from siirl.execution.scheduler.placement import Layout, Machine, machines, require_machines
+from siirl.execution.scheduler.placement import Layout, Machine, require_machines
 from siirl.params.ray_address import address_problems, resolve_address
 
 REFUSED = 2
@@ -197,58 +196,23 @@ def second_machine(cluster: str, ray_home: Path) -> str:
     return address
 
 
-@pytest.fixture
-def two_machines(cluster: str, second_machine: str, ray_home: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[list[str]]:
-    """Their addresses, this process's own first, in a session; and an empty working folder."""
-    monkeypatch.setenv("RAY_TMPDIR", str(ray_home))
-    monkeypatch.chdir(tmp_path)
-    with ray_session(ClusterSettings(address=cluster, env_vars={})):
-        [here] = {machine.address for machine in machines()} - {second_machine}
-        yield [here, second_machine]
-
-
-def whereabouts(layout: Layout) -> list[tuple[str, str]]:
-    """Runs ranks that write down where they are, in their working folder, which has to be this process's: machine and GPUs of each."""
-
-    class Rank:  # in here, so that Ray sends it to processes which cannot import this module
-        def __init__(self, *, rank: int, init_method: str) -> None:
-            self.file = Path(f"rank_{rank}")
-
-        def run(self) -> Iterator[None]:
-            import ray
-
-            self.file.write_text(f"{ray.util.get_node_ip_address()} {os.environ.get('CUDA_VISIBLE_DEVICES', '')}")
-            yield
-
-    assert list(run_on_ray(Rank, layout=layout)) == [None]
-    return [tuple(Path(f"rank_{rank}").read_text().split(" ")) for rank in range(layout.ranks)]
-
-
 def test_ranks_share_machines_in_order_and_the_first_is_beside_the_command(
-    two_machines: list[str], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    cluster: str, second_machine: str, ray_home: Path, tmp_path: Path
 ) -> None:
-    """With and without GPUs; GPUs that others hold are waited for, and that is said."""
-    here, there = two_machines
-    assert [machine for machine, _ in whereabouts(Layout(nodes=2, ranks_per_node=2))] == [here, here, there, there]
-    on_gpus = Layout(nodes=2, ranks_per_node=2, gpus_per_rank=1)
-    monkeypatch.setattr(placement, "TELL_AFTER_S", 0.5)
-    held = placement.Placement(Layout(ranks_per_node=1, gpus_per_rank=1))
-    with ThreadPoolExecutor() as pool:
-        ours = pool.submit(whereabouts, on_gpus)
-        wait_until(lambda: "Waiting for 2 machine(s) with 2 free GPUs each, which others hold" in caplog.text)
-        held.release()
-        placed = ours.result()
-    assert [machine for machine, _ in placed] == [here, here, there, there]
-    assert [sorted(gpus for machine, gpus in placed if machine == each) for each in (here, there)] == [["0", "1"], ["0", "1"]]
-    with pytest.raises(ConfigError, match=r"asks for 3 machine\(s\), and the Ray cluster has 2 \(its GPUs: .* with 2, .* with 2\)"):
-        require_machines(Layout(nodes=3), machines())
-
-
-def wait_until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
+    """With and without GPUs, and in the command's folder; GPUs that others hold are waited for, and that is said."""
+    command = [sys.executable, str(Path(__file__).with_name("placed_ranks.py")), cluster]
+    environment = os.environ | {"RAY_TMPDIR": str(ray_home)}
+    process = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=START_S, check=False)
+    assert process.returncode == 0, process.stderr
+    saw = json.loads(process.stdout.splitlines()[-1])
+    machine_of_each = [saw["here"], saw["here"], second_machine, second_machine]
+    for ranks in ("on_cpus", "on_gpus"):
+        assert [machine for machine, _ in saw[ranks]] == machine_of_each
+    gpus = [gpu for _, gpu in saw["on_gpus"]]
+    assert [sorted(gpus[:2]), sorted(gpus[2:])] == [["0", "1"], ["0", "1"]]
+    assert not saw["placed_meanwhile"]
+    assert "Waiting for 2 machine(s) with 2 free GPUs each, which others hold" in process.stderr
+    assert re.search(r"asks for 3 machine\(s\), and the Ray cluster has 2 \(its GPUs: .* with 2, .* with 2\)", saw["refused"])
 
 
 @pytest.mark.slow  # a cluster and a run
