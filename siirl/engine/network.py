@@ -1,7 +1,7 @@
 """Which network the ranks of several machines speak over.
 
 Gloo listens where the machine's own name leads, and on Debian and Ubuntu that is the machine alone (/etc/hosts: 127.0.1.1): ranks elsewhere
-wait for two hours and are refused. The network over which a rank reaches the meeting point is one that all ranks are on.
+try that address on their own machine and are refused. The network over which a rank reaches the meeting point is one that all ranks are on.
 """
 
 import os
