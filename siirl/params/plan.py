@@ -10,15 +10,10 @@ from typing import Protocol
 
 from envs.base import EnvSpec
 from siirl.params import sizes
+from siirl.params.duration import estimated_minutes
 from siirl.params.files import KEPT_CHECKPOINTS, learnt_tasks
 from siirl.params.memory import counted, policy_parameters, shortage, size_text, total, training_memory
 from siirl.params.training_args import SiiRLArguments, TrainingArguments
-
-# Measured with env=mujoco, 64x64 images, render_quality=fast, one core of a shared two-core machine (November 2026).
-MEASURED_ENV = "mujoco"
-CORE_SECONDS_PER_ENV_STEP = 1.25e-3  # physics, resets, and an image every eighth step
-MEAN_EPISODE_SHARE = 0.6  # of the step limit: successes end early
-CORE_SECONDS_PER_UPDATED_TRAJECTORY = 5e-3  # forward and backward of the tiny policy, one epoch
 
 CHECKPOINT_BYTES_PER_PARAMETER = 12  # weight and Adam's moments
 VIDEO_BYTES = 300e3  # some seconds of 256x256 mp4
@@ -96,7 +91,7 @@ class Plan:
     ungraded: bool
     """Whether rows are asked that the environment cannot grade."""
     minutes: float | None
-    """Estimated training and evaluation time; None where nothing was measured for the environment."""
+    """Estimated training and evaluation time; None where nothing was measured that is like it."""
 
     @property
     def memory_bytes(self) -> float:
@@ -176,7 +171,7 @@ def make_plan(
         free_memory_bytes=free_memory_bytes,
         disk_bytes=_disk(config, models=models, val_episodes=val_episodes),
         ungraded=env_spec.leaves_ungraded,
-        minutes=_minutes(config, env_spec, cores=cores, val_episodes=val_episodes * (evaluations or 0)),
+        minutes=estimated_minutes(config, env_spec, cores=cores, val_episodes=val_episodes * (evaluations or 0)),
     )
 
 
@@ -254,7 +249,7 @@ def _render_memory(plan: Plan) -> str:
 
 def _render_time(plan: Plan) -> str:
     if plan.minutes is None:
-        return f"no estimate: nothing was measured for env={plan.env}"
+        return f"no estimate: nothing was measured of env={plan.env} with a model like this; the first step will tell"
     return (
         f"about {plan.minutes:.0f} minutes, estimated from measurements on one machine"
         if plan.minutes >= 1
@@ -299,16 +294,3 @@ def _evaluations(config: SiiRLArguments) -> int | None:
         return 0
     between = (trainer.total_steps - 1) // trainer.test_freq if trainer.test_freq > 0 else 0
     return int(trainer.val_before_train) + between + 1
-
-
-def _minutes(config: SiiRLArguments, env_spec: EnvSpec, *, cores: int, val_episodes: int) -> float | None:
-    trainer = config.trainer
-    if config.env.name != MEASURED_ENV or trainer.total_steps is None:
-        return None if trainer.total_steps is not None else trainer.max_minutes
-    used_cores = min(cores, sizes.slots(config))
-    seconds_per_episode = MEAN_EPISODE_SHARE * env_spec.max_episode_steps * CORE_SECONDS_PER_ENV_STEP / used_cores
-    epochs = config.actor_rollout_ref.actor.ppo_epochs
-    update = epochs * CORE_SECONDS_PER_UPDATED_TRAJECTORY / min(cores, sizes.ranks(config))
-    training = trainer.total_steps * sizes.trajectories_per_step(config) * (seconds_per_episode + update) / 60
-    bounded = training if trainer.max_minutes is None else min(training, trainer.max_minutes)
-    return bounded + val_episodes * seconds_per_episode / 60

@@ -5,7 +5,9 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
 from envs.base import EnvSpec
 from siirl.execution.dag import NodeRole, NodeType, Pipeline, TaskGraph
@@ -176,6 +178,16 @@ def test_time_is_bounded_by_max_minutes_and_not_made_up_for_other_environments()
     long = plan_of(["trainer.total_steps=100000", "trainer.max_minutes=6", "trainer.val_episodes=0"])
     assert long.minutes == pytest.approx(6.0)
     assert "no estimate" in render(plan_of(["env=gymnasium", "env.id=CartPole-v1"]))
+
+
+def test_time_of_small_policies_is_by_environment_and_not_made_up_for_large_ones(tmp_path: Path) -> None:
+    """An episode of LIBERO takes four times as long as one of Meta-World with as many steps, and its share of a limit is lower."""
+    meta_world, libero = (plan_of(words).minutes for words in ([], ["env=libero", "actor_rollout_ref.model.path=null"]))
+    assert meta_world is not None and libero is not None and 2 < libero / meta_world < 5
+    large = tmp_path / "large"
+    large.mkdir()
+    save_file({"weight": np.zeros(6_000_000, np.float16)}, large / "model.safetensors")
+    assert "no estimate" in render(plan_of([f"actor_rollout_ref.model.path={large}"]))
 
 
 def test_every_number_is_in_the_text() -> None:
