@@ -18,7 +18,7 @@ class Cost:
     """Seconds on a shared two-core machine (November 2026)."""
 
     step: float
-    """Of a core, for a step of an environment (of a text one, a turn): its share of resets and images, and the policy's acting, included."""
+    """Of a core, for an environment's step (a turn, of text), with its share of resets, images and the policy's acting."""
     limit_share: float
     """How many steps a mean episode has, of the most that it may have."""
     update: float
