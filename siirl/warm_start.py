@@ -34,6 +34,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         check_places(flags)
         config = parse_config(["actor_rollout_ref.model.path=null", *flags.overrides, *ALONE])
+        if config.actor_rollout_ref.model.lora.rank > 0:
+            raise ConfigError("actor_rollout_ref.model.lora.rank: a warm start trains all weights. Leave it out, and train with it.")
         from siirl.dag_worker.warm_starts import warm_start  # slow: it needs torch, and Ctrl-C is to be heard meanwhile
 
         warm_start(flags, config, command="python -m siirl.warm_start " + shlex.join(sys.argv[1:] if arguments is None else arguments))

@@ -23,6 +23,7 @@ from siirl.dag_worker.validator import Validator
 from siirl.data_coordinator.redistribution import Redistribution
 from siirl.engine.actor.actor import Actor
 from siirl.engine.actor.embodied_scorer import embodied_scorer
+from siirl.engine.actor.reference import Reference, WithoutAdapter
 from siirl.engine.collectives import Collectives
 from siirl.engine.critic.critic import Critic
 from siirl.engine.critic.embodied_value_scorer import embodied_value_scorer, first_token_of_each_chunk
@@ -53,7 +54,7 @@ def build_embodied(
 ) -> Rank:
     """Everything of one rank of an embodied job; `with_critic` where a node of its graph has one."""
     pool = make_pool(config, ranks)
-    policy = make_policy(config, pool.spec).to(device)
+    policy = make_trained_policy(config, pool.spec).to(device)
     acting = policy if ranks.size == 1 else copy.deepcopy(policy).eval()
     encoder = make_encoder(config)
     rollout = make_rollout(config, pool=pool, acting=acting, encoder=encoder)
@@ -69,7 +70,7 @@ def build_embodied(
         ranks=ranks,
         domain=EpisodeDomain(config=config, rollout=rollout, recorder=recorder, ranks=ranks, measure=measure_of(pool.spec)),
         actor=actor,
-        reference=make_reference(config, ranks=ranks, device=device, spec=pool.spec),
+        reference=make_reference(config, actor=actor, policy=policy, ranks=ranks, device=device, spec=pool.spec),
         reward=make_reward_manager(config.reward, demonstrations=demonstration_embeddings(config, encoder), tasks=pool.spec.tasks),
         weights=WeightSync(trained=actor.engine, acting=acting, engine=rollout.engine, ranks=ranks),
         redistribution=redistribution,
@@ -82,9 +83,15 @@ def build_embodied(
         folder=run_folder / "checkpoints",
         engines={"actor": actor.engine, **({} if critic is None else {"critic": critic.engine})},
         ranks=ranks,
-        export=lambda folder: policy.describe(folder / "actor", notes={"tasks": tasks_learnt_by(config, pool.spec)}),
+        export=lambda checkpoint: _describe(policy, checkpoint, tasks=tasks_learnt_by(config, pool.spec)),
     )
     return Rank(context, rollout, loader, validator, videos, checkpoints)
+
+
+def _describe(policy: Policy, checkpoint: Path, *, tasks: list[str]) -> None:
+    """Write beside the saved weights what makes a policy of them."""
+    policy.describe(checkpoint / "actor", notes={"tasks": tasks})
+    policy.describe_adapters(checkpoint / "actor")
 
 
 def tasks_learnt_by(config: SiiRLArguments, spec: EnvSpec) -> list[str]:
@@ -132,6 +139,14 @@ def make_policy(config: SiiRLArguments, spec: EnvSpec, *, path: str | None = Non
     )
 
 
+def make_trained_policy(config: SiiRLArguments, spec: EnvSpec) -> Policy:
+    """The policy of the job, with the adapters that are trained in its place where some are wanted."""
+    policy, lora = make_policy(config, spec), config.actor_rollout_ref.model.lora
+    if lora.rank > 0:
+        policy.adapt(lora, seed=config.trainer.seed)
+    return policy
+
+
 def make_rollout(config: SiiRLArguments, *, pool: EnvPool, acting: Policy, encoder: VideoEncoder | None) -> EmbodiedRollout:
     """Simulators, the policy that acts, and the video encoder."""
     settings = RolloutSettings(
@@ -167,12 +182,17 @@ def make_embodied_critic(config: SiiRLArguments, *, ranks: Collectives, device: 
     )
 
 
-def make_reference(config: SiiRLArguments, *, ranks: Collectives, device: torch.device, spec: EnvSpec) -> Actor | None:
-    """The policy that KL is measured against; None, and no memory taken, where no KL has a weight."""
+def make_reference(
+    config: SiiRLArguments, *, actor: Actor, policy: Policy, ranks: Collectives, device: torch.device, spec: EnvSpec
+) -> Reference | None:
+    """The policy that KL is measured against; None where no KL has a weight, and the policy below its adapters where it has some."""
     if not sizes.needs_reference(config):
         return None
-    policy = make_policy(config, spec, path=config.actor_rollout_ref.ref.path)
-    engine = make_engine(config, module=policy, scorer=embodied_scorer, ranks=ranks, device=device, trained=False)
+    path = config.actor_rollout_ref.ref.path
+    if path is None and policy.lora is not None:
+        return WithoutAdapter(actor, policy)
+    other = make_policy(config, spec, path=path)
+    engine = make_engine(config, module=other, scorer=embodied_scorer, ranks=ranks, device=device, trained=False)
     return make_actor(config, engine=engine, horizon=1)
 
 

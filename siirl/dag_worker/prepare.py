@@ -71,7 +71,7 @@ def prepare(config: SiiRLArguments, spec: EnvSpec) -> Job:
     if is_text(spec):
         check_text(config)
     else:
-        check_policy(config, spec, with_critic=needs_critic(graph))
+        check_policy(config, spec, with_critic=needs_critic(graph), with_adapters=config.actor_rollout_ref.model.lora.rank > 0)
         check_reward(config)
         check_encoder(config)
         check_demonstrations(config, spec)
@@ -122,7 +122,7 @@ def load_graph(config: SiiRLArguments) -> TaskGraph:
     return graph
 
 
-def check_policy(config: SiiRLArguments, spec: EnvSpec, *, with_critic: bool = False) -> None:
+def check_policy(config: SiiRLArguments, spec: EnvSpec, *, with_critic: bool = False, with_adapters: bool = False) -> None:
     """Build the policy once, here, so that what cannot be built, or fits neither weights nor environment, starts no process.
 
     Large weights are not read twice: of an OpenVLA names and shapes are compared, of a policy of the user's own whose weights are large
@@ -149,6 +149,8 @@ def check_policy(config: SiiRLArguments, spec: EnvSpec, *, with_critic: bool = F
         check_actions(policy.action_tokenizer, spec, place=place)
         if with_critic:
             PolicyFeatures(policy)  # refuses one without features
+        if with_adapters and model.lora.target_modules is not None:  # all layers, the default, every policy has
+            policy.adapt(model.lora, seed=config.trainer.seed)
     except SiirlError:
         raise
     except MISTAKES as error:

@@ -3,24 +3,76 @@
 peft is imported only where an adapter is asked for: that takes many seconds.
 """
 
-from collections.abc import Iterable, Mapping
+import contextlib
+import functools
+import json
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
-from siirl.errors import ConfigError
+from siirl.errors import CheckpointError, ConfigError
 from siirl.params.model_args import LoraArguments
 
 ADAPTER = "default"  # peft's name of the one adapter
+ADAPTER_FILE = "lora.json"
+"""Beside weights with adapters that are not merged: what they are."""
 
 
-def add_adapters(causal_lm: nn.Module, lora: LoraArguments, *, seed: int = 0) -> None:
+class Adaptable(nn.Module):
+    """A model that can be given adapters. Below them it stays what it was: the reference of a KL, without a second copy in memory."""
+
+    lora: LoraArguments | None = None
+    """The adapters that it has been given."""
+
+    @functools.cached_property
+    def adapted(self) -> tuple[str, ...]:
+        """Names of the layers that have an adapter."""
+        if self.lora is None:
+            return ()
+        from peft.tuners.lora import LoraLayer
+
+        return tuple(name for name, part in self.named_modules() if isinstance(part, LoraLayer))
+
+    @contextlib.contextmanager
+    def without_adapter(self) -> Iterator[None]:
+        """In this context the model is the one that the adapters were put into.
+
+        Raises:
+            ConfigError: The model has no adapter, and so no other self.
+        """
+        if self.lora is None:
+            raise ConfigError("This model has no LoRA adapter to do without: set actor_rollout_ref.model.lora.rank.")
+        self._scale_adapters(0.0)
+        try:
+            yield
+        finally:
+            self._scale_adapters(1.0)
+
+    def describe_adapters(self, folder: str | Path) -> None:
+        """Write beside weights with adapters what these are; nothing for a model that has none."""
+        if self.lora is not None:
+            (Path(folder) / ADAPTER_FILE).write_text(json.dumps(vars(self.lora), indent=1) + "\n")
+
+    def _scale_adapters(self, factor: float) -> None:
+        """Multiply what adapters add: 1 as they were made, 0 as if there were none.
+
+        peft's own switch also freezes the adapters, which an optimiser and FSDP2 have laid hands on by then.
+        """
+        for name in self.adapted:
+            layer: Any = self.get_submodule(name)
+            layer.set_scale(ADAPTER, factor)
+
+
+def add_adapters(model: nn.Module, lora: LoraArguments, *, layers: Sequence[str] | None = None, seed: int = 0) -> None:
     """Put adapters into a model; nothing else of it is trained from then on.
 
     Args:
-        causal_lm: Changed in place.
+        model: Changed in place.
         lora: Which adapters.
+        layers: Those of a model without `target_modules`; None: all linear layers but the head, for a model of transformers.
         seed: Of their first matrices (A, section 4.1 of the paper); the second ones are zeros.
 
     Raises:
@@ -28,47 +80,50 @@ def add_adapters(causal_lm: nn.Module, lora: LoraArguments, *, seed: int = 0) ->
     """
     from peft import LoraConfig, inject_adapter_in_model
 
-    targets = "all-linear" if lora.target_modules is None else list(lora.target_modules)
+    chosen = layers if lora.target_modules is None else lora.target_modules
+    targets = "all-linear" if chosen is None else list(chosen)
     settings = LoraConfig(r=lora.rank, lora_alpha=lora.alpha, target_modules=targets, lora_dropout=lora.dropout, bias="none")  # type: ignore[arg-type]
     try:
         with torch.random.fork_rng(devices=[]):  # peft draws from torch's own generator, which belongs to nobody
             torch.manual_seed(seed)
-            inject_adapter_in_model(settings, causal_lm, adapter_name=ADAPTER)
+            inject_adapter_in_model(settings, model, adapter_name=ADAPTER)
     except ValueError as error:
-        names = sorted({name.rpartition(".")[2] for name, part in causal_lm.named_modules() if isinstance(part, nn.Linear)})
+        names = sorted({name.rpartition(".")[2] for name, part in model.named_modules() if isinstance(part, nn.Linear)})
         raise ConfigError(
             f"actor_rollout_ref.model.lora.target_modules={targets} cannot be adapted ({error}). The model's linear layers: "
             f"{', '.join(names)}."
         ) from error
 
 
-def adapted_names(module: nn.Module) -> list[str]:
-    """Names of the layers of `module` that have an adapter."""
-    from peft.tuners.lora import LoraLayer
+def stored_adapters(folder: str | Path) -> LoraArguments | None:
+    """What adapters the weights of a checkpoint's folder have beside them, not merged."""
+    file = Path(folder) / ADAPTER_FILE
+    if not file.is_file():
+        return None
+    try:
+        return LoraArguments(**json.loads(file.read_text()))
+    except (json.JSONDecodeError, TypeError) as error:
+        raise CheckpointError(f"{file} does not describe LoRA adapters: {error}.") from error
 
-    return [name for name, part in module.named_modules() if isinstance(part, LoraLayer)]
+
+def name_without_adapters(name: str) -> str | None:
+    """Under which name a model without adapters has this weight; None for those of an adapter."""
+    return None if ".lora_" in name else name.replace(".base_layer.", ".")
 
 
-def scale_adapters(module: nn.Module, names: Iterable[str], factor: float) -> None:
-    """Multiply what adapters add: 1 as they were made, 0 as if there were none.
+def merged(state: Mapping[str, torch.Tensor], lora: LoraArguments, *, transposed: Collection[str] = ()) -> dict[str, torch.Tensor]:
+    """Weights without adapters, which are added to what they adapt: `W + B A alpha / rank`, in float32 (section 4.1 of the paper).
 
-    peft's own switch also freezes the adapters, which an optimiser and FSDP2 have laid hands on by then.
+    Args:
+        state: Whole tensors under the names of a model with adapters.
+        lora: What the adapters are.
+        transposed: Layers whose weight is [in, out].
     """
-    for name in names:
-        layer: Any = module.get_submodule(name)
-        layer.set_scale(ADAPTER, factor)
-
-
-def merged(module: nn.Module, names: Iterable[str], state: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """The weights in `state` (whole tensors, under the names of `module`) without adapters, which are added to what they adapt.
-
-    `W + B A alpha / rank`, in float32 (section 4.1 of the paper).
-    """
-    weights = {name.replace(".base_layer.", "."): tensor for name, tensor in state.items() if ".lora_" not in name}
-    for name in names:
-        layer: Any = module.get_submodule(name)
-        down, up = (state[f"{name}.{matrix}.{ADAPTER}.weight"].float() for matrix in ("lora_A", "lora_B"))
-        change = (up @ down) * (layer.lora_alpha[ADAPTER] / layer.r[ADAPTER])
-        weight = weights[f"{name}.weight"]
-        weights[f"{name}.weight"] = (weight.float() + (change.T if layer.fan_in_fan_out else change)).to(weight.dtype)
+    weights = {plain: tensor for name, tensor in state.items() if (plain := name_without_adapters(name)) is not None}
+    first = f".lora_A.{ADAPTER}.weight"
+    for layer in [name.removesuffix(first) for name in state if name.endswith(first)]:
+        down, up = (state[f"{layer}.{matrix}.{ADAPTER}.weight"].float() for matrix in ("lora_A", "lora_B"))
+        change = (up @ down) * (lora.alpha / lora.rank)
+        weight = weights[f"{layer}.weight"]
+        weights[f"{layer}.weight"] = (weight.float() + (change.T if layer in transposed else change)).to(weight.dtype)
     return weights

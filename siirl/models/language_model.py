@@ -13,7 +13,6 @@ Below LoRA adapters lies the frozen model, which is the reference policy (`witho
 import contextlib
 import functools
 import inspect
-import json
 import types
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -26,15 +25,13 @@ from torch.distributed.tensor import DTensor
 from torch.utils.checkpoint import checkpoint
 
 from siirl.errors import ConfigError, InvariantError
-from siirl.models.adapters import adapted_names, add_adapters, merged, scale_adapters
+from siirl.models.adapters import Adaptable, add_adapters, merged, stored_adapters
 from siirl.models.pretrained import (
-    ADAPTER_FILE,
     quiet_transformers,
     read_adapted,
     read_causal_lm,
     read_config,
     source_of,
-    stored_adapters,
 )
 from siirl.params.model_args import LoraArguments
 
@@ -44,7 +41,7 @@ TOLERANCE = {torch.float32: 1e-3, torch.float64: 1e-6}
 ROUGH_TOLERANCE = 0.1  # in 16 bits, where rounding moves a hidden state by percents; what leaks moves it by its own size
 
 
-class LanguageModel(nn.Module):
+class LanguageModel(Adaptable):
     """A causal language model without its head.
 
     Args:
@@ -65,7 +62,6 @@ class LanguageModel(nn.Module):
         self.config = causal_lm.config
         self.lora = lora
         self.shares_prompts = False
-        self._adapted = [] if lora is None else adapted_names(self)
 
     @functools.cached_property
     def max_length(self) -> int:
@@ -109,28 +105,17 @@ class LanguageModel(nn.Module):
         bias = self.causal_lm.get_output_embeddings().bias
         return None if bias is None else _whole(bias)
 
-    @contextlib.contextmanager
-    def without_adapter(self) -> Iterator[None]:
-        """In this context the model is the one that the adapters were put into: the reference of a policy that trains by LoRA.
-
-        Raises:
-            ConfigError: The model has no adapter, and so no other self.
-        """
-        if self.lora is None:
-            raise ConfigError("This model has no LoRA adapter to do without: set actor_rollout_ref.model.lora.rank.")
-        scale_adapters(self, self._adapted, 0.0)
-        try:
-            yield
-        finally:
-            scale_adapters(self, self._adapted, 1.0)
-
     def exported_weights(self, state: Mapping[str, torch.Tensor] | None = None) -> dict[str, torch.Tensor]:
         """Weights under the names that `from_pretrained` and vLLM know, adapters merged into what they adapt.
 
         Args:
             state: Whole tensors under this module's names, as `TrainEngine.rollout_state` returns them; by default its own.
         """
-        return merged(self, self._adapted, self.state_dict() if state is None else state)
+        state = self.state_dict() if state is None else state
+        if self.lora is None:
+            return dict(state)
+        layers: dict[str, Any] = {name: self.get_submodule(name) for name in self.adapted}
+        return merged(state, self.lora, transposed=[name for name, layer in layers.items() if layer.fan_in_fan_out])
 
     def save(self, folder: str | Path, *, state: Mapping[str, torch.Tensor] | None = None, dtype: torch.dtype | None = None) -> None:
         """Write a folder that transformers' from_pretrained and vLLM read: weights (adapters merged), config.json, generation_config.json.
@@ -158,8 +143,7 @@ class LanguageModel(nn.Module):
         """
         self.config.save_pretrained(folder)
         self.causal_lm.generation_config.save_pretrained(folder)
-        if self.lora is not None:
-            (Path(folder) / ADAPTER_FILE).write_text(json.dumps(vars(self.lora), indent=1) + "\n")
+        self.describe_adapters(folder)
 
 
 @contextlib.contextmanager

@@ -87,6 +87,8 @@ class OpenVLAOFT(Policy):
         folder: Where the files beside the weights are.
     """
 
+    read_past = ("language_model.lm_head",)
+
     def __init__(
         self,
         config: Mapping[str, Any],

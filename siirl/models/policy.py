@@ -16,10 +16,13 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
+from siirl.errors import ConfigError
 from siirl.models.action_tokenizer import ActionTokenizer
+from siirl.models.adapters import Adaptable, add_adapters
+from siirl.params.model_args import LoraArguments
 
 
-class Policy(nn.Module, abc.ABC):
+class Policy(Adaptable, abc.ABC):
     """A VLA policy. A user's own is named by `actor_rollout_ref.model.policy=module:name`, which is called with (spec, path, **options)."""
 
     action_tokenizer: ActionTokenizer
@@ -27,6 +30,8 @@ class Policy(nn.Module, abc.ABC):
     """K, the number of actions decoded from one observation."""
     feature_size: int | None = None
     """D of `features`; None for a policy that no critic can stand on."""
+    read_past: tuple[str, ...] = ()
+    """Names of linear layers whose weights `forward` reads past the layer, so that an adapter in them would do nothing."""
 
     @abc.abstractmethod
     def tokenize_instruction(self, text: str) -> NDArray[np.int64]:
@@ -63,6 +68,19 @@ class Policy(nn.Module, abc.ABC):
         Arguments are those of `forward`. A policy that has them sets `feature_size` and writes `drop_head` as well.
         """
         raise NotImplementedError(f"{type(self).__name__} has no features (feature_size is None).")
+
+    def adapt(self, lora: LoraArguments, *, seed: int) -> None:
+        """Put adapters into all linear layers, or those of `lora.target_modules`; nothing else is trained from then on.
+
+        Raises:
+            ConfigError: Layers that the policy does not have, or that it reads past.
+        """
+        layers = [name for name, part in self.named_modules() if isinstance(part, nn.Linear) and name not in self.read_past]
+        add_adapters(self, lora, layers=layers, seed=seed)
+        self.lora = lora
+        useless = sorted(set(self.adapted) & set(self.read_past))
+        if useless:
+            raise ConfigError(f"actor_rollout_ref.model.lora.target_modules: an adapter in {', '.join(useless)} would do nothing.")
 
     @property
     def proprioception_layer(self) -> nn.Linear | None:

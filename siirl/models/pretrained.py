@@ -4,7 +4,6 @@ Left out: what training adds to a model (`siirl.models.language_model`).
 """
 
 import contextlib
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -21,8 +20,6 @@ from siirl.params.model_args import LoraArguments
 from siirl.params.paths import find
 
 KEY = "actor_rollout_ref.model.path"
-ADAPTER_FILE = "lora.json"
-"""Beside weights with adapters that are not merged: what they are."""
 
 
 def source_of(path: str | Path, *, place: str = KEY) -> str:
@@ -117,17 +114,6 @@ def _first_cut(source: str) -> str | None:
             blob = file.resolve()  # the cache keeps contents elsewhere, and links them anew as long as they are there
             return f"{error} It is in the hub's cache: delete {blob}, and it is downloaded again." if file.is_symlink() else str(error)
     return None
-
-
-def stored_adapters(source: str) -> LoraArguments | None:
-    """What adapters the weights of a checkpoint's folder have beside them, not merged."""
-    file = Path(source) / ADAPTER_FILE
-    if not file.is_file():
-        return None
-    try:
-        return LoraArguments(**json.loads(file.read_text()))
-    except (json.JSONDecodeError, TypeError) as error:
-        raise CheckpointError(f"{file} does not describe LoRA adapters: {error}.") from error
 
 
 def read_adapted(source: str, config: Any, lora: LoraArguments, *, dtype: torch.dtype) -> Any:

@@ -13,6 +13,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 from siirl.errors import CheckpointError
+from siirl.models.adapters import merged, name_without_adapters, stored_adapters
 from siirl.params.files import WHOLE_FILE, weight_files
 
 WEIGHTS_FILE, CONFIG_FILE = WHOLE_FILE, "config.json"
@@ -30,7 +31,8 @@ def load_weights(
 
     Args:
         module: What gets them, in its own type; weights of the meta device are replaced.
-        place: A safetensors file, or a folder with one or with several (see `siirl.params.files.weight_files`).
+        place: A safetensors file, or a folder with one or with several (see `siirl.params.files.weight_files`); of a checkpoint with
+            adapters the folder is read, and they are merged.
         left_out: Names in the files that the module has no use for.
         further: Weights from elsewhere.
         weights: False compares names and shapes, and reads no more than the files' headers.
@@ -38,7 +40,7 @@ def load_weights(
     Raises:
         CheckpointError: A file that is not whole, or weights of another model.
     """
-    further = further or {}
+    further, lora = further or {}, stored_adapters(place)
     shapes = {name: shape for name, shape in stored_shapes(place).items() if not left_out(name)}
     require_fitting(module, shapes | {name: tuple(tensor.shape) for name, tensor in further.items()}, place=place)
     if not weights:
@@ -46,16 +48,18 @@ def load_weights(
     _put(module, further)
     for file in _files(place):
         with _whole(file):
-            tensors = load_file(file)
+            tensors = load_file(file) if lora is None else merged(load_file(file), lora)
         _put(module, {name: tensor for name, tensor in tensors.items() if name in shapes})
 
 
 def stored_shapes(place: Path) -> dict[str, tuple[int, ...]]:
-    """Name to shape of the weights in a file or a folder; only the files' headers are read."""
+    """Name to shape of the weights in a file or a folder, of one with adapters as they are merged; only the files' headers are read."""
     shapes: dict[str, tuple[int, ...]] = {}
+    adapted = stored_adapters(place) is not None
     for file in _files(place):
         with _whole(file), safetensors.safe_open(file, framework="pt") as stored:
-            shapes |= {name: tuple(stored.get_slice(name).get_shape()) for name in stored.keys()}
+            names = {name: name_without_adapters(name) if adapted else name for name in stored.keys()}
+            shapes |= {plain: tuple(stored.get_slice(name).get_shape()) for name, plain in names.items() if plain is not None}
     return shapes
 
 

@@ -86,11 +86,12 @@ def image_bytes_per_trajectory(config: SiiRLArguments, env_spec: EnvSpec) -> flo
 
 def training_memory(config: SiiRLArguments, env_spec: EnvSpec, *, models: int) -> Parts:
     """What a training run takes; `models` is 2 where there is a critic."""
-    reference = BYTES_PER_PARAMETER * policy_parameters(config) if sizes.needs_reference(config) else 0
-    trained = models * BYTES_PER_TRAINED_PARAMETER * policy_parameters(config)
+    adapters, has_own_reference = config.actor_rollout_ref.model.lora.rank > 0, config.actor_rollout_ref.ref.path is not None
+    frozen = int(adapters) + int(sizes.needs_reference(config) and (has_own_reference or not adapters))
+    weights = frozen * BYTES_PER_PARAMETER + (models - adapters) * BYTES_PER_TRAINED_PARAMETER  # of adapters: hardly anything
     return (
         *_processes(config, env_spec),
-        ("policy, critic and Adam" if models > 1 else "policy and Adam", trained + reference),
+        ("policy, critic and Adam" if models > 1 else "policy and Adam", weights * policy_parameters(config)),
         ("images", episodes_of_training(config).count * image_bytes_per_trajectory(config, env_spec)),
     )
 

@@ -25,7 +25,6 @@ LOSS_AGGREGATIONS = ("token-mean", "seq-mean-token-sum", "seq-mean-token-mean", 
 IMPORTANCE_LEVELS, IMPORTANCE_BOUNDS = ("token", "sequence", "geometric"), ("truncate", "mask")
 FLAT_SCHEDULES, FALLING_SCHEDULES = ("constant", "constant_with_warmup"), ("cosine_with_warmup", "linear_with_warmup")
 NO_HUB_CODE = "a policy of one's own is named by actor_rollout_ref.model.policy=module:name"
-NO_ADAPTERS = "a VLA policy is trained whole"
 NO_RECOMPUTING = "of model=openvla_oft it is actor_rollout_ref.model.options.recompute, and a tiny policy's activations are small"
 FIXED_LENGTHS = "the rows of robots are counted by micro_batch_size"
 NO_LM_ENGINE = "robots act through the training module itself"
@@ -35,17 +34,16 @@ NO_LM_ENGINE = "robots act through the training module itself"
 class LoraArguments:
     """Adapters of low rank, which are trained instead of the weights (Hu et al. 2021); the model below them is the KL's reference."""
 
-    rank: int = option(0, "Rank of the adapters; 0: none, all weights are trained.", minimum=0, text_only=NO_ADAPTERS)
-    alpha: float = option(32.0, "What the adapters add is scaled by alpha / rank.", why="peft's usual", above=0, text_only=NO_ADAPTERS)
+    rank: int = option(0, "Rank of the adapters; 0: none, all weights are trained.", minimum=0)
+    alpha: float = option(32.0, "What the adapters add is scaled by alpha / rank.", why="peft's usual", above=0)
     target_modules: tuple[str, ...] | None = option(
-        None, "Names of the linear layers that get one; null: all but the head.", why="QLoRA, section 4", text_only=NO_ADAPTERS
+        None, "Names of the linear layers that get one; null: all but a language model's head.", why="QLoRA, section 4"
     )
     dropout: float = option(
         0.0,
         "Must be 0: with dropout the ratio of an unchanged policy to itself would not be 1.",
         minimum=0,
         maximum=0,
-        text_only=NO_ADAPTERS,
     )
 
 

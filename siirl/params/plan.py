@@ -12,10 +12,10 @@ from envs.base import EnvSpec
 from siirl.params import sizes
 from siirl.params.duration import estimated_minutes
 from siirl.params.files import KEPT_CHECKPOINTS, learnt_tasks
-from siirl.params.memory import counted, policy_parameters, shortage, size_text, total, training_memory
+from siirl.params.memory import BYTES_PER_PARAMETER, counted, policy_parameters, shortage, size_text, total, training_memory
 from siirl.params.training_args import SiiRLArguments, TrainingArguments
 
-CHECKPOINT_BYTES_PER_PARAMETER = 12  # weight and Adam's moments
+MOMENTS_BYTES_PER_PARAMETER = 8  # Adam's, in a checkpoint beside the weight
 VIDEO_BYTES = 300e3  # some seconds of 256x256 mp4
 LOG_BYTES = 20e6
 LISTED_TASKS = 10  # of more, for example the 90 of a suite of LIBERO, the plan names these and counts the others
@@ -276,7 +276,9 @@ def _disk(config: SiiRLArguments, *, models: int, val_episodes: int) -> float:
     evaluations = min(_evaluations(config) or 1, steps + 2)  # each after a step, but for the one before and the one at the end
     of_a_step = min(trainer.record_episodes, sizes.trajectories_per_step(config))  # a large number means all of them
     videos = steps * of_a_step + evaluations * min(trainer.record_val_episodes, val_episodes)
-    return checkpoints * models * parameters * CHECKPOINT_BYTES_PER_PARAMETER + videos * VIDEO_BYTES + LOG_BYTES
+    trained = models - int(config.actor_rollout_ref.model.lora.rank > 0)
+    weights = models * BYTES_PER_PARAMETER + trained * MOMENTS_BYTES_PER_PARAMETER
+    return checkpoints * parameters * weights + videos * VIDEO_BYTES + LOG_BYTES
 
 
 def _steps_at_most(trainer: TrainingArguments) -> int:

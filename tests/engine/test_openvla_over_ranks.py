@@ -1,4 +1,4 @@
-"""OpenVLA-OFT on FSDP2: with two ranks its gradient is that of one, up to float32's rounding."""
+"""OpenVLA-OFT on FSDP2, trained whole and by adapters: with two ranks its gradient is that of one, up to float32's rounding."""
 
 import pytest
 import torch
@@ -10,6 +10,7 @@ from envs.registry import env_spec
 from siirl.engine.collectives import OneProcess
 from siirl.models import openvla_vision
 from siirl.models.loader import build_policy
+from siirl.params.model_args import LoraArguments
 from tests.models.tiny_openvla import ENCODERS, know_tiny_encoders, write_checkpoint
 
 ROWS, CHUNKS, TOKENS = 3, 2, 56
@@ -37,11 +38,13 @@ def trajectories(policy):
     return batch
 
 
-def update(ranks, folder):
+def update(ranks, folder, lora=None):
     """The whole gradient of one update, and its metrics."""
     openvla_vision.ENCODERS.update(ENCODERS)  # of a process of its own, which ends with the test
     spec = env_spec("libero", assets="stand_in", camera="agentview")
     policy = build_policy("openvla_oft", path=folder, spec=spec, seed=0, options={})
+    if lora is not None:
+        policy.adapt(lora, seed=0)
     engine = make_engine(ranks, module=policy, micro_batch_size=1)
     batch = trajectories(policy)
     metrics = make_actor(engine).update(batch[:1] if ranks.rank == 0 and ranks.size == 2 else batch[1:] if ranks.size == 2 else batch)
@@ -49,11 +52,13 @@ def update(ranks, folder):
 
 
 @pytest.mark.filterwarnings("ignore::envs.libero.assets.StandInWarning")
-def test_gradient_of_two_ranks_is_that_of_one(monkeypatch, tmp_path):
+@pytest.mark.parametrize("lora", [None, pytest.param(LoraArguments(rank=2), marks=pytest.mark.slow)])  # slow: each process imports peft
+def test_gradient_of_two_ranks_is_that_of_one(monkeypatch, tmp_path, lora):
     folder = str(write_checkpoint(tmp_path, state=True))
     know_tiny_encoders(monkeypatch)
-    alone = update(OneProcess(), folder)
+    alone = update(OneProcess(), folder, lora)
     assert alone["norm"] > 0
-    for together in run_on_ranks(update, folder):
+    assert lora is None or all(".lora_" in name for name in alone["gradient"])
+    for together in run_on_ranks(update, folder, lora):
         assert largest_difference(together["gradient"], alone["gradient"]) < TOLERANCE
         assert together["norm"] == pytest.approx(alone["norm"], rel=TOLERANCE)

@@ -120,6 +120,18 @@ def test_memory_of_simulators_depends_on_their_assets_and_on_how_many_are_kept(n
     assert dict(plan.memory_parts)["environments"] == pytest.approx(expected)
 
 
+def test_memory_of_adapters_is_that_of_the_policy_below_them_and_of_a_reference_it_takes_none() -> None:
+    """4 bytes a weight that is kept, 16 with gradient and Adam's moments; a reference of its own weights is another 4."""
+
+    def bytes_of(*overrides: str) -> float:
+        return dict(plan_of(overrides).memory_parts)["policy and Adam"] / 2_200_000
+
+    adapters, kl = "actor_rollout_ref.model.lora.rank=8", "actor_rollout_ref.actor.use_kl_loss=true"
+    assert [bytes_of(), bytes_of(kl), bytes_of(adapters), bytes_of(adapters, kl)] == [16, 20, 4, 4]
+    assert bytes_of(adapters, kl, "actor_rollout_ref.ref.path=other") == 8
+    assert plan_of(NO_VIDEOS).disk_bytes > plan_of([*NO_VIDEOS, adapters]).disk_bytes
+
+
 def start_of(tasks: object, folder: Path, *overrides: str) -> str | None:
     """What the plan of a run on tasks a and b says of weights whose config.json names `tasks`."""
     (folder / "config.json").write_text(json.dumps({"notes": {"tasks": tasks}}))

@@ -6,7 +6,7 @@ from tensordict import TensorDict
 
 from siirl.algos.log_probs import TokenScores
 from siirl.engine.actor.actor import Actor
-from siirl.models.language_model import LanguageModel
+from siirl.models.adapters import Adaptable
 
 
 class Reference(Protocol):
@@ -24,7 +24,7 @@ class WithoutAdapter:
         model: Its engine's module.
     """
 
-    def __init__(self, actor: Actor, model: LanguageModel) -> None:
+    def __init__(self, actor: Actor, model: Adaptable) -> None:
         self.actor, self.model = actor, model
 
     def compute_log_prob(self, batch: TensorDict) -> TokenScores:

@@ -1,0 +1,96 @@
+"""LoRA in VLA policies: adapters alone train, the policy below is the reference, a checkpoint is read merged. Slow: it imports peft."""
+
+import copy
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from envs.registry import env_spec
+from siirl.errors import ConfigError
+from siirl.models.loader import build_policy
+from siirl.params.model_args import LoraArguments
+from tests.models.tiny_openvla import know_tiny_encoders, write_checkpoint
+
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore::envs.libero.assets.StandInWarning")]
+LORA = LoraArguments(rank=2, alpha=6.0)
+
+
+def policy_in(name, folder):
+    options = {"images": 2} if name == "openvla_oft" else {"instruction_length": 24}
+    path = None if folder is None else str(folder)
+    return build_policy(name, path=path, spec=env_spec("libero", assets="stand_in", image_size=64), seed=0, options=options).eval()
+
+
+@pytest.fixture(params=["tiny_vla", "openvla_oft"])
+def start(request, monkeypatch, tmp_path):
+    """Its name, and a policy without adapters."""
+    know_tiny_encoders(monkeypatch)
+    folder = None if request.param == "tiny_vla" else write_checkpoint(tmp_path / "start", state=True)
+    return request.param, policy_in(request.param, folder)
+
+
+def adapted(policy, lora=LORA):
+    """A copy with adapters that change what it says (peft starts them at no change)."""
+    policy = copy.deepcopy(policy)
+    policy.adapt(lora, seed=0)
+    generator = torch.Generator().manual_seed(2)
+    with torch.no_grad():
+        for name, weight in policy.named_parameters():
+            if ".lora_" in name:
+                weight.copy_(0.3 * torch.randn(weight.shape, generator=generator))
+    return policy
+
+
+def says(policy):
+    generator = torch.Generator().manual_seed(1)
+    size = 224 if hasattr(policy, "vision_backbone") else 64
+    with torch.no_grad():
+        return policy(
+            pixel_values=torch.randint(256, (2, 2, size, size, 3), generator=generator, dtype=torch.uint8),
+            proprioception=2 * torch.rand(2, 8, generator=generator) - 1,
+            instruction_ids=torch.stack([torch.from_numpy(policy.tokenize_instruction(text)) for text in ("open drawer", "pick up bowl")]),
+        )
+
+
+def test_new_adapters_change_nothing_and_are_all_that_is_trained(start):
+    _, policy = start
+    other = copy.deepcopy(policy)
+    other.adapt(LORA, seed=0)
+    torch.testing.assert_close(says(other), says(policy), rtol=0, atol=0)
+    assert {name for name, weight in other.named_parameters() if weight.requires_grad} == {
+        name for name, _ in other.named_parameters() if ".lora_" in name
+    }
+
+
+def test_below_its_adapters_it_is_what_it_was(start):
+    _, policy = start
+    other = adapted(policy)
+    moved = says(other)
+    assert float((moved - says(policy)).abs().max()) > 0.01
+    with other.without_adapter():
+        torch.testing.assert_close(says(other), says(policy), rtol=0, atol=0)
+    torch.testing.assert_close(says(other), moved, rtol=0, atol=0)
+
+
+def test_a_checkpoint_is_read_as_a_plain_policy_that_says_the_same(start, tmp_path):
+    name, policy = start
+    other, checkpoint = adapted(policy), tmp_path / "checkpoint"
+    checkpoint.mkdir()
+    save_file({name: weight.contiguous() for name, weight in other.state_dict().items()}, checkpoint / "model.safetensors")
+    other.describe(checkpoint, notes={})
+    other.describe_adapters(checkpoint)
+    plain = policy_in(name, checkpoint)
+    assert plain.lora is None
+    assert list(plain.state_dict()) == list(policy.state_dict())
+    logits = says(other)
+    torch.testing.assert_close(says(plain), logits, rtol=1e-4, atol=1e-5 * float(logits.abs().max()))
+
+
+def test_layers_that_are_not_there_or_read_past_are_refused(start):
+    name, policy = start
+    with pytest.raises(ConfigError, match=r"target_modules=\['queries'\] cannot be adapted"):
+        adapted(policy, LoraArguments(rank=2, target_modules=("queries",)))
+    if name == "openvla_oft":
+        with pytest.raises(ConfigError, match=r"an adapter in language_model\.lm_head would do nothing"):
+            adapted(policy, LoraArguments(rank=2, target_modules=("lm_head", "q_proj")))
