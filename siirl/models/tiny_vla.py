@@ -47,13 +47,15 @@ class TinyVLAConfig:
 
     @classmethod
     def for_env(
-        cls, spec: EnvSpec, *, bins: int = 16, chunk_length: int = 8, width: int = 256, instruction_length: int = 24
+        cls, spec: EnvSpec, *, bins: int = 17, chunk_length: int = 8, width: int = 256, instruction_length: int = 24
     ) -> "TinyVLAConfig":
         """The configuration that fits an environment's observations and actions.
 
-        Sixteen bins and not OpenVLA's 256: what a policy tries out is a few bins wide, and tries of a few 64ths of the range hardly
+        Seventeen bins and not OpenVLA's 256: what a policy tries out is a few bins wide, and tries of a few 64ths of the range hardly
         change how an episode ends. In single tuning runs, from unlike warm starts, 16 bins learnt where 64 stood still; a comparison
-        from like starts has not been made.
+        from like starts has not been made. An odd number, so that zero, which robots are told most, can be said: cloned on LIBERO's
+        expert alike (600 updates, one run each), sampled actions succeeded in 31 of 100 episodes with 16 bins and in 41 with 17, most
+        likely ones in 16 and 34.
 
         Raises:
             ValueError: An observation space without images and without proprioception, or a size that cannot be.
