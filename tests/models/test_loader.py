@@ -79,7 +79,7 @@ def test_weights_of_another_model_name_what_does_not_fit(folder):
     description = json.loads((folder / "config.json").read_text())
     description["config"]["width"] = 32
     (folder / "config.json").write_text(json.dumps(description))
-    with pytest.raises(CheckpointError, match=r"head\.weight is \(256, 32\), expected \(256, 64\)"):
+    with pytest.raises(CheckpointError, match=r"head\.weight is \(272, 32\), expected \(272, 64\)"):
         load_policy(folder)
 
 
