@@ -12,6 +12,7 @@ from siirl.engine.collectives import OneProcess
 from siirl.models.adapters import add_adapters
 from siirl.models.language_model import LanguageModel
 from siirl.params.model_args import LoraArguments
+from tests.models.tiny_models import move_adapters
 
 pytestmark = pytest.mark.slow
 LORA = LoraArguments(rank=2, alpha=4.0)
@@ -20,11 +21,7 @@ LORA = LoraArguments(rank=2, alpha=4.0)
 def adapted():
     causal_lm = tiny_model().causal_lm
     add_adapters(causal_lm, LORA)
-    generator = torch.Generator().manual_seed(3)
-    with torch.no_grad():
-        for name, weight in causal_lm.named_parameters():
-            if ".lora_" in name:
-                weight.copy_(0.1 * torch.randn(weight.shape, generator=generator))
+    move_adapters(causal_lm, by=0.1, seed=3)
     return LanguageModel(causal_lm, lora=LORA)
 
 

@@ -5,6 +5,7 @@ import copy
 import pytest
 import torch
 from safetensors.torch import save_file
+from tiny_models import move_adapters
 
 from envs.registry import env_spec
 from siirl.errors import ConfigError
@@ -34,11 +35,7 @@ def adapted(policy, lora=LORA):
     """A copy with adapters that change what it says (peft starts them at no change)."""
     policy = copy.deepcopy(policy)
     policy.adapt(lora, seed=0)
-    generator = torch.Generator().manual_seed(2)
-    with torch.no_grad():
-        for name, weight in policy.named_parameters():
-            if ".lora_" in name:
-                weight.copy_(0.3 * torch.randn(weight.shape, generator=generator))
+    move_adapters(policy)
     return policy
 
 

@@ -4,7 +4,7 @@ import copy
 
 import pytest
 import torch
-from tiny_models import tiny_causal_lm
+from tiny_models import move_adapters, tiny_causal_lm
 
 from siirl.errors import CheckpointError, ConfigError
 from siirl.models.adapters import add_adapters
@@ -22,11 +22,7 @@ def adapted(kind="tied", lora=LORA, *, moved=True):
     add_adapters(causal_lm, lora)
     model = LanguageModel(causal_lm, lora=lora)
     if moved:
-        generator = torch.Generator().manual_seed(2)
-        with torch.no_grad():
-            for name, weight in model.named_parameters():
-                if ".lora_" in name:
-                    weight.copy_(0.3 * torch.randn(weight.shape, generator=generator))
+        move_adapters(model)
     return model
 
 

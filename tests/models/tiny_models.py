@@ -38,3 +38,12 @@ def tiny_causal_lm(kind: str, *, seed: int = 0, dtype: torch.dtype = torch.float
             for weight in model.parameters():
                 weight.add_(0.3 * torch.randn_like(weight))
     return model
+
+
+def move_adapters(model, *, by=0.3, seed=2):
+    """Draw a model's LoRA adapters, so that they change what it says: peft starts them at no change."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            if ".lora_" in name:
+                weight.copy_(by * torch.randn(weight.shape, generator=generator))
