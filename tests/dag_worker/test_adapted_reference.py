@@ -1,0 +1,39 @@
+"""What a robots' job measures its KL against: the policy below its adapters, or a policy of its own."""
+
+import torch
+
+from envs.registry import env_spec
+from siirl.dag_worker.build import make_policy, make_reference
+from siirl.engine.actor.reference import WithoutAdapter
+from siirl.engine.collectives import OneProcess
+from siirl.models import save_policy
+from siirl.params.parser import parse_config
+
+CARTPOLE = ("env=gymnasium", "env.id=CartPole-v1", "pipeline=grpo", "actor_rollout_ref.model.options={width: 16}")
+KL, ADAPTERS = "actor_rollout_ref.actor.use_kl_loss=true", "actor_rollout_ref.model.lora.rank=2"
+
+
+def reference_of(*words):
+    """The reference of a job, and its policy, which only says that it has adapters: to make real ones takes fifteen seconds of imports."""
+    config, spec = parse_config([*CARTPOLE, *words]), env_spec("gymnasium", id="CartPole-v1")
+    policy, lora = make_policy(config, spec), config.actor_rollout_ref.model.lora
+    policy.lora = lora if lora.rank > 0 else None
+    return make_reference(config, actor=None, policy=policy, ranks=OneProcess(), device=torch.device("cpu"), spec=spec), policy
+
+
+def test_the_policy_below_its_adapters_is_the_reference():
+    reference, policy = reference_of(KL, ADAPTERS)
+    assert isinstance(reference, WithoutAdapter)
+    assert reference.model is policy
+
+
+def test_without_adapters_it_is_a_policy_of_its_own_and_without_a_kl_there_is_none():
+    reference, policy = reference_of(KL)
+    assert reference.engine.module is not policy
+    assert reference_of(ADAPTERS)[0] is None
+
+
+def test_another_policy_that_is_named_is_taken_with_adapters_too(tmp_path):
+    save_policy(reference_of()[1], tmp_path)
+    reference, policy = reference_of(KL, ADAPTERS, f"actor_rollout_ref.ref.path={tmp_path}")
+    assert reference.engine.module is not policy
