@@ -1,6 +1,7 @@
 """Does SRPO from the shipped warm start learn LIBERO's tasks, and more than the 0/1 reward teaches?
 
     python -m benchmarks.libero_learning main --seeds 1 --episodes 20
+    python -m benchmarks.libero_learning long --seeds 1 --episodes 20    # twice the steps
 
 Five tasks of libero_object on stand-ins, so the numbers are not LIBERO scores. SRPO and the 0/1 reward train for as many steps, and so for
 as many episodes. Environment steps of the two are close and not equal, because an episode ends at its success; each arm's result has its
@@ -14,16 +15,17 @@ twenty episodes are two of sampled actions from each. The most likely actions gi
 episodes their intervals are narrower than what was seen allows: judge by sampled actions.
 """
 
+from dataclasses import replace
+
 from benchmarks.learning_studies import Arm, Study, run_studies
 
-STUDIES = {
-    "main": Study(
-        common=("env=libero", "env.assets=stand_in"),
-        steps=80,
-        arms={"srpo": Arm(()), "success": Arm(("reward=success",))},
-        shipped="assets/tiny_vla_libero",
-    ),
-}
+MAIN = Study(
+    common=("env=libero", "env.assets=stand_in"),
+    steps=80,
+    arms={"srpo": Arm(()), "success": Arm(("reward=success",))},
+    shipped="assets/tiny_vla_libero",
+)
+STUDIES = {"main": MAIN, "long": replace(MAIN, steps=160)}
 
 if __name__ == "__main__":
     run_studies(STUDIES, name="libero_learning", description=__doc__)
