@@ -26,6 +26,7 @@ from siirl.env_server.pool import EnvPool
 
 REUSED = "libero"
 REBUILT = "benchmarks.libero_contenders:RebuiltLiberoEnv"
+PUBLISHED_STEP = "benchmarks.libero_contenders:PublishedStepLiberoEnv"
 AS_PUBLISHED = "benchmarks.libero_contenders:AsPublishedLiberoEnv"
 
 
@@ -56,13 +57,17 @@ class RobosuiteStep:
         self._env.step(action)
 
 
-class AsPublishedLiberoEnv(RebuiltLiberoEnv):
-    """Rebuilt, and stepped as the packages of LIBERO and robosuite step it."""
+class PublishedStepLiberoEnv(LiberoEnv):
+    """Stepped as the packages of LIBERO and robosuite step it; simulators and settled starts are kept as in siirl, which they do not do."""
 
     def _make_simulator(self, task: str) -> Any:
         simulator = super()._make_simulator(task)
         simulator._arm = RobosuiteStep(simulator.env)  # type: ignore[assignment]
         return simulator
+
+
+class AsPublishedLiberoEnv(PublishedStepLiberoEnv, RebuiltLiberoEnv):
+    """Stepped as the packages step it, and rebuilt."""
 
 
 class RestingEnv(PlainEnv):
@@ -112,7 +117,7 @@ class Lockstep(Contender):
         env_kwargs: Of `LiberoEnv`.
         instructions: By task.
         num_envs: Processes.
-        env_name: `REUSED`, `REBUILT` or `AS_PUBLISHED`.
+        env_name: `REUSED`, `REBUILT`, `PUBLISHED_STEP` or `AS_PUBLISHED`.
         chunk: Actions of one call: 1, or the policy's chunk, after which one image is drawn.
         sparing: The policy is not asked for episodes that have ended.
     """
