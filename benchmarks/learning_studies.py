@@ -9,6 +9,7 @@ off goes on from its last checkpoint.
 import argparse
 import json
 import shlex
+import shutil
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -49,6 +50,8 @@ class Study:
     """Weights that it starts from."""
     warm_start: tuple[str, ...] = ()
     """What differs in the making of the warm start from the shipped weights; none: those themselves."""
+    goes_on_from: str = ""
+    """Another study: each arm goes on from the last checkpoint of its arm of that name and seed, and counts what that took."""
     held_out: bool = True
     """False: all exercises are trained on, and training's own samples are measured: the first step's, and the last `LAST` steps'."""
 
@@ -77,6 +80,8 @@ def run_arm(study: Study, name: str, *, seed: int, flags: argparse.Namespace) ->
     if result_file.is_file():
         return
     start = warm_start(study, name, flags)
+    if study.goes_on_from:
+        adopt_runs(study, name, seed=seed, flags=flags)
     overrides = [word.format(folder=start) for word in (*study.common, *study.arms[name].overrides)]
     folder = arm_folder(flags, name, seed)
     runs = train(folder, [*overrides, f"trainer.seed={seed}", f"trainer.total_steps={flags.steps}", f"{MODEL}={start}"])
@@ -94,6 +99,15 @@ def run_arm(study: Study, name: str, *, seed: int, flags: argparse.Namespace) ->
         **(measured(study, name, start, runs[-1], flags) if study.held_out else of_training(trained)),
     }
     result_file.write_text(json.dumps(result, indent=1) + "\n")
+
+
+def adopt_runs(study: Study, name: str, *, seed: int, flags: argparse.Namespace) -> None:
+    """Give an arm the training runs of the study that it goes on from, which has to be finished."""
+    first, runs = (folder / "train" for folder in (arm_folder(flags, name, seed, study=study.goes_on_from), arm_folder(flags, name, seed)))
+    if not (first.parent / "result.json").is_file():
+        raise SystemExit(f"{flags.study} goes on from {study.goes_on_from}, whose {name} of seed {seed} has not been run.")
+    if not runs.is_dir():
+        shutil.copytree(first, runs, symlinks=True)
 
 
 def train(folder: Path, overrides: list[str]) -> list[Path]:
@@ -180,9 +194,9 @@ def measure(checkpoint: str, overrides: Sequence[str], *, folder: Path, flags: a
     return json.loads((max((folder / "evaluation").iterdir()) / "evaluation.json").read_text())["success"]
 
 
-def arm_folder(flags: argparse.Namespace, name: str, seed: int) -> Path:
+def arm_folder(flags: argparse.Namespace, name: str, seed: int, *, study: str = "") -> Path:
     """Where an arm of a seed keeps its runs and its result."""
-    folder = flags.work / flags.study / f"{name}_seed{seed}"
+    folder = flags.work / (study or flags.study) / f"{name}_seed{seed}"
     folder.mkdir(parents=True, exist_ok=True)
     return folder
 

@@ -1,7 +1,7 @@
 """Does SRPO from the shipped warm start learn LIBERO's tasks, and more than the 0/1 reward teaches?
 
     python -m benchmarks.libero_learning main --seeds 1 --episodes 20
-    python -m benchmarks.libero_learning long --seeds 1 --episodes 20    # twice the steps
+    python -m benchmarks.libero_learning longer --seeds 1 --episodes 20    # goes on from there, at half the rate and falling
 
 Five tasks of libero_object on stand-ins, so the numbers are not LIBERO scores. SRPO and the 0/1 reward train for as many steps, and so for
 as many episodes. Environment steps of the two are close and not equal, because an episode ends at its success; each arm's result has its
@@ -25,7 +25,10 @@ MAIN = Study(
     arms={"srpo": Arm(()), "success": Arm(("reward=success",))},
     shipped="assets/tiny_vla_libero",
 )
-STUDIES = {"main": MAIN, "long": replace(MAIN, steps=160)}
+STUDIES = {
+    "main": MAIN,
+    "longer": replace(MAIN, steps=160, goes_on_from="main", common=(*MAIN.common, "actor_rollout_ref.actor.optim.lr=1e-4")),
+}
 
 if __name__ == "__main__":
     run_studies(STUDIES, name="libero_learning", description=__doc__)
