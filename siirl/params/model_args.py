@@ -120,7 +120,9 @@ class ActorArguments:
     clip_ratio_c: float | None = option(
         3.0, "Dual clip: bound of the ratio at negative advantages; null: none.", why="Ye et al. 2020", above=1
     )
-    entropy_coef: float = option(0.0, "Weight of the entropy bonus.", why="binned actions grow noisy by themselves", minimum=0)
+    entropy_coef: float = option(
+        0.0, "Weight of the entropy bonus; below 0 entropy costs, and samples near the mode.", why="binned actions grow noisy by themselves"
+    )
     ppo_epochs: int = option(1, "Passes over the samples of a step.", why="the architecture guide's", minimum=1)
     ppo_mini_batch_size: int = option(
         256,
