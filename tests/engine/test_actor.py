@@ -105,12 +105,13 @@ def test_good_tokens_become_likelier_and_bad_ones_rarer():
     assert float(gain.sum()) > 1.0
 
 
-def test_an_entropy_bonus_raises_entropy():
+@pytest.mark.parametrize("direction", [1.0, -1.0])
+def test_an_entropy_bonus_raises_entropy_and_a_cost_lowers_it(direction):
     batch, engine = trajectories(6), make_engine()
     batch["advantages"].zero_()
-    actor = make_actor(engine, entropy_coef=1.0)
+    actor = make_actor(engine, entropy_coef=direction)
     entropies = [actor.update(batch)["actor/entropy"] for _ in range(10)]
-    assert entropies[-1] > entropies[0] + 0.01
+    assert direction * (entropies[-1] - entropies[0]) > 0.01
 
 
 def test_epochs_and_mini_batches_are_optimiser_steps():
