@@ -121,7 +121,7 @@ class ActorArguments:
         3.0, "Dual clip: bound of the ratio at negative advantages; null: none.", why="Ye et al. 2020", above=1
     )
     entropy_coef: float = option(
-        0.0, "Weight of the entropy bonus; below 0 entropy costs, and samples near the mode.", why="binned actions grow noisy by themselves"
+        0.0, "Weight of the entropy bonus; below 0 it is a cost, which sharpens the policy.", why="binned actions grow noisy by themselves"
     )
     ppo_epochs: int = option(1, "Passes over the samples of a step.", why="the architecture guide's", minimum=1)
     ppo_mini_batch_size: int = option(
