@@ -20,12 +20,13 @@ from numpy.typing import NDArray
 
 from envs.base import IMAGES, INSTRUCTION, PROPRIOCEPTION, FrameRequest
 from envs.metaworld_simulator import TaskSimulator
-from envs.mujoco import ACTION_SIZE, MetaWorldEnv, expert
+from envs.mujoco import ACTION_SIZE, DEFAULT_TASKS, MetaWorldEnv, expert
 
 CLIP_TASKS = (
     "drawer-open", "door-open", "button-press", "push", "reach", "window-open",
     "faucet-open", "drawer-close", "handle-press", "plate-slide", "pick-place", "coffee-button",
 )  # fmt: skip
+CLONED_TASKS = (*DEFAULT_TASKS, "window-open")  # that assets/tiny_vla has seen
 FRAMES = FrameRequest(every=8, size=64)  # the stream that a training run asks for
 MAX_STEPS = 120  # the environment's default limit
 

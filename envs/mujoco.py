@@ -26,7 +26,7 @@ from envs.simulator_episode import SimulatorEnv
 if TYPE_CHECKING:  # these import MuJoCo, which looks for OpenGL at once
     from envs.metaworld_simulator import TaskSimulator
 
-DEFAULT_TASKS = ("drawer-open", "button-press", "window-open", "button-press-topdown")  # as configs/env/mujoco.yaml
+DEFAULT_TASKS = ("drawer-open", "button-press", "button-press-topdown")  # as configs/env/mujoco.yaml
 ACTION_SIZE = 4  # gripper displacement in x, y, z (1 is a centimetre a step) and finger effort (1 closes)
 METAWORLD_LIMIT = 500  # Meta-World refuses further steps
 CAMERAS = ("table", "topview", "corner", "corner2", "corner3", "corner4", "behindGripper", "gripperPOV")
