@@ -9,7 +9,7 @@ An instance belongs to one thread, because its OpenGL context does.
 """
 
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, get_args
 
@@ -124,6 +124,9 @@ class MetaWorldEnv(SimulatorEnv["TaskSimulator"]):
             ) from missing
         return TaskSimulator(task)
 
+    def _scene(self, task: str) -> Hashable:
+        return type(self), task, self._cameras, self._quality
+
     def _make_renderer(self, simulator: "TaskSimulator", context: Any) -> "_OneCamera":
         return _OneCamera(simulator.model, context, name=self._cameras[0], quality=self._quality, size=self._image_size)
 
@@ -135,9 +138,9 @@ class _OneCamera:
         self._renderer = SceneRenderer(model=model, context=context, camera=_camera(model, name), quality=quality, size=size)
         self.close = self._renderer.close
 
-    def render(self, data: Any, size: int, camera: str) -> NDArray[np.uint8]:
-        """The scene now: uint8 [size, size, 3]."""
-        return self._renderer.render(data, size)
+    def render(self, simulator: "TaskSimulator", size: int, camera: str) -> NDArray[np.uint8]:
+        """The simulator's scene now: uint8 [size, size, 3]."""
+        return self._renderer.render(simulator.data, size)
 
 
 def expert(task: str) -> Callable[[MetaWorldEnv], NDArray[np.float32]]:

@@ -1,16 +1,18 @@
 """Episodes of MuJoCo simulators, the part that Meta-World and LIBERO share: chunks of actions, images, frame streams, and what is kept.
 
-A simulator is built when its task is first asked for and reused; so is its renderer, and all renderers share one OpenGL context. Images
-are drawn for the observation after the last action of a chunk and for the frames that a stream asks for, and at no other step. An episode
-ends at the simulator's success or at the task's limit of steps; the reward is 1 at success and 0 before.
+A simulator is built when its task is first asked for and reused; its renderer it has in common with the other environments of the thread.
+Images are drawn for the observation after the last action of a chunk and for the frames that a stream asks for, and at no other step. An
+episode ends at the simulator's success or at the task's limit of steps; the reward is 1 at success and 0 before.
 
 Left out: what a task is, how an episode starts, and which camera looks at it. An instance belongs to one thread, because its OpenGL
 context does.
 """
 
 import abc
+import ctypes
+import functools
 import gc
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from typing import Any, Generic, Protocol, TypeVar
 
 import numpy as np
@@ -18,7 +20,7 @@ from numpy.typing import NDArray
 
 from envs.arguments import checked_action
 from envs.base import IMAGES, INSTRUCTION, PROPRIOCEPTION, Environment, FrameBuffer, FrameRequest, Info, StepResult
-from envs.offscreen import make_context
+from envs.shared_renderers import Renderer, SharedRenderers, renderers_of_thread
 
 
 class Simulator(Protocol):
@@ -33,16 +35,6 @@ class Simulator(Protocol):
     @property
     def proprioception(self) -> NDArray[np.float32]:
         """What the robot feels, float32 [P]."""
-
-
-class Renderer(Protocol):
-    """Draws one task's scene."""
-
-    def render(self, data: Any, size: int, camera: str) -> NDArray[np.uint8]:
-        """The scene now as `camera` sees it: uint8 [size, size, 3]."""
-
-    def close(self) -> None:
-        """Free what it took in the OpenGL context."""
 
 
 AnySimulator = TypeVar("AnySimulator", bound=Simulator)
@@ -60,8 +52,8 @@ class SimulatorEnv(Environment, Generic[AnySimulator]):
     def __init__(self, *, image_size: int, cameras: Sequence[str], kept_simulators: int | None = None) -> None:
         self._image_size, self._cameras, self._kept = image_size, tuple(cameras), kept_simulators
         self._simulators: dict[str, AnySimulator] = {}
-        self._renderers: dict[str, Renderer] = {}
-        self._gl: Any = None
+        self._renderers: dict[str, Renderer] = {}  # by task, and all of `_shared`, which is that of the thread that draws
+        self._shared: SharedRenderers | None = None
         self._task: str | None = None
         self._streams: dict[str, FrameRequest] = {}
         self._step, self._ended = 0, True
@@ -73,6 +65,10 @@ class SimulatorEnv(Environment, Generic[AnySimulator]):
     @abc.abstractmethod
     def _make_renderer(self, simulator: AnySimulator, context: Any) -> Renderer:
         """Upload a simulator's scene into the OpenGL context."""
+
+    @abc.abstractmethod
+    def _scene(self, task: str) -> Hashable:
+        """What the pictures of a task depend on beside the simulator's state: environments in which it is the same share a renderer."""
 
     @abc.abstractmethod
     def _instruction(self, task: str) -> str:
@@ -118,12 +114,9 @@ class SimulatorEnv(Environment, Generic[AnySimulator]):
 
     async def close(self) -> None:
         """Free renderers and simulators; a later reset builds them anew."""
-        for renderer in self._renderers.values():
-            renderer.close()
-        if self._gl is not None:
-            self._gl.free()
-        self._renderers, self._simulators, self._gl = {}, {}, None
-        self._task, self._ended = None, True
+        for task in list(self._renderers):
+            self._give_back_renderer(task)
+        self._simulators, self._task, self._ended = {}, None, True
 
     def _simulator(self, task: str) -> AnySimulator:
         """The task's simulator, built if it is not there."""
@@ -133,16 +126,22 @@ class SimulatorEnv(Environment, Generic[AnySimulator]):
             if len(self._simulators) == self._kept:
                 self._drop(next(iter(self._simulators)))
             self._simulators[task] = self._make_simulator(task)
+            return_freed_memory()
         return self._simulators[task]
 
     def _drop(self, task: str) -> None:
         """Give a simulator's memory back."""
         if task in self._renderers:
-            self._renderers.pop(task).close()
+            self._give_back_renderer(task)
         del self._simulators[task]
         if self._task == task:
             self._task = None
         gc.collect()  # simulators refer to themselves in circles, and Python cannot see how large they are
+
+    def _give_back_renderer(self, task: str) -> None:
+        assert self._shared is not None
+        del self._renderers[task]
+        self._shared.give_back(self._scene(task))
 
     def _running(self) -> AnySimulator:
         """The running episode's simulator."""
@@ -164,9 +163,11 @@ class SimulatorEnv(Environment, Generic[AnySimulator]):
         simulator = self._running()
         assert self._task is not None
         if self._task not in self._renderers:
-            self._gl = self._gl or make_context(size)
-            self._renderers[self._task] = self._make_renderer(simulator, self._gl)
-        return self._renderers[self._task].render(simulator.data, size, camera)
+            self._shared = self._shared or renderers_of_thread()
+            make = functools.partial(self._make_renderer, simulator)
+            self._renderers[self._task] = self._shared.take(self._scene(self._task), make, size=size)
+            return_freed_memory()
+        return self._renderers[self._task].render(simulator, size, camera)
 
     def _add_frames(self, frames: FrameBuffer, images: dict[str, NDArray[np.uint8]]) -> None:
         """Frames that are due after this step; the observation's images, where there are some, serve streams of their size."""
@@ -190,3 +191,10 @@ class SimulatorEnv(Environment, Generic[AnySimulator]):
         assert self._task is not None
         info: Info = {"task": self._task, "success": success, **self._facts(self._task)}
         return info | {"frames": frames.take()} if self._streams else info
+
+
+def return_freed_memory() -> None:
+    """Give the system what building a simulator has freed: glibc keeps it, as much as the simulator itself takes. Elsewhere: nothing."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)

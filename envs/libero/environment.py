@@ -11,7 +11,7 @@ published checkpoints put out.
 An instance belongs to one thread, because its OpenGL context does.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
@@ -65,7 +65,7 @@ class LiberoEnv(SimulatorEnv["TaskSimulator"]):
             states: `split` keeps every fifth initial state for evaluation (seeds below 1,000,000); `all` is the published protocol:
                 seed k starts from state k modulo 50.
             render_quality: `fast` (see `envs.offscreen`) or `full`. They look different: train and evaluate with the same.
-            kept_simulators: Simulators that are kept for later episodes, of 100 MB and more each; by default all. 1 is enough where tasks
+            kept_simulators: Simulators that are kept for later episodes, of 50 MB and more each; by default all. 1 is enough where tasks
                 are played one after the other.
 
         Raises:
@@ -156,6 +156,9 @@ class LiberoEnv(SimulatorEnv["TaskSimulator"]):
         simulator = TaskSimulator(self._tasks[task], self._assets)
         check_physics_once(simulator)
         return simulator
+
+    def _scene(self, task: str) -> Hashable:
+        return type(self), task, self._assets, self._quality
 
     def _make_renderer(self, simulator: "TaskSimulator", context: Any) -> SceneCameras:
         return SceneCameras(model=simulator.model, context=context, quality=self._quality, size=self._image_size)

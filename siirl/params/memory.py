@@ -29,21 +29,23 @@ class EnvBytes:
     """Memory of environments."""
 
     server: float
-    """A process: interpreter, simulator, OpenGL, Ray's worker."""
-    task: float
-    """One more task in one environment, with its renderer."""
+    """A process: interpreter, the simulator's library, OpenGL, Ray's worker."""
+    scene: float
+    """A task's meshes and textures for pictures, which the environments of a server have in common."""
+    simulator: float
+    """A task's simulator in one environment."""
     bounded: bool = False
     """Whether `env.kwargs.kept_simulators` says of how many tasks an environment keeps its simulator."""
 
 
 ENV_BYTES = {
-    "mujoco": EnvBytes(server=400e6, task=90e6),  # 24 tasks in environments took 2.5 GB, 72 took 6.3 GB
-    # With the benchmark's meshes and textures 0.5 to 1.1 GB by suite, images of 128 pixels; with stand-ins 100 to 140 MB.
-    "libero": EnvBytes(server=500e6, task=750e6, bounded=True),
-    "libero (stand-in assets)": EnvBytes(server=440e6, task=120e6, bounded=True),
+    "mujoco": EnvBytes(server=230e6, scene=60e6, simulator=25e6),  # with four tasks 0.96 GB of one environment a server, 1.85 GB of six
+    # Three tasks of object, images of 128 pixels, placeholders for 17 files of the benchmark's: 5.4 GB of one, 6.6 GB of two.
+    "libero": EnvBytes(server=300e6, scene=700e6, simulator=150e6, bounded=True),
+    "libero (stand-in assets)": EnvBytes(server=300e6, scene=50e6, simulator=50e6, bounded=True),  # five tasks: 1.53 GB of one, 2.0 of two
 }
-"""By `EnvSpec.name`."""
-OTHER_ENV_BYTES = EnvBytes(server=200e6, task=0.0)  # interpreter and Gymnasium; what another simulator adds is not known
+"""By `EnvSpec.name`; measured on two servers, the memory that no other process has (November 2026)."""
+OTHER_ENV_BYTES = EnvBytes(server=200e6, scene=0.0, simulator=0.0)  # interpreter and Gymnasium; what another simulator adds is not known
 
 
 @dataclass(frozen=True)
@@ -168,8 +170,9 @@ def _processes(config: SiiRLArguments, env_spec: EnvSpec) -> Parts:
 
 
 def _environments(config: SiiRLArguments, env_spec: EnvSpec) -> float:
-    sized = ENV_BYTES.get(env_spec.name, OTHER_ENV_BYTES)
-    return sizes.servers(config) * sized.server + sizes.slots(config) * _simulators(config, env_spec) * sized.task
+    sized, simulators = ENV_BYTES.get(env_spec.name, OTHER_ENV_BYTES), _simulators(config, env_spec)
+    scenes = min(len(env_spec.tasks), simulators * config.env.envs_per_server)
+    return sizes.servers(config) * (sized.server + scenes * sized.scene) + sizes.slots(config) * simulators * sized.simulator
 
 
 def _simulators(config: SiiRLArguments, env_spec: EnvSpec) -> int:
@@ -180,7 +183,7 @@ def _simulators(config: SiiRLArguments, env_spec: EnvSpec) -> int:
 
 def _fewer_simulators(config: SiiRLArguments, env_spec: EnvSpec) -> list[str]:
     sized, remedies = ENV_BYTES.get(env_spec.name, OTHER_ENV_BYTES), list[str]()
-    if _simulators(config, env_spec) > 1 and sized.task:
+    if _simulators(config, env_spec) > 1 and sized.simulator:
         remedies += ["name fewer env.tasks"]
         remedies += ["keep the simulators of fewer of them ('env.kwargs={kept_simulators: 1}')"] if sized.bounded else []
     if sizes.slots(config) > 1 or not remedies:

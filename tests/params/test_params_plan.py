@@ -110,9 +110,10 @@ def test_memory_counts_simulators_by_server_and_task() -> None:
 @pytest.mark.parametrize(
     ("name", "overrides", "expected"),
     [
-        ("libero (stand-in assets)", [], 2 * 440e6 + 16 * 120e6),  # 2 servers, 8 environments of 2 tasks
-        ("libero", [], 2 * 500e6 + 16 * 750e6),
-        ("libero", ["env.kwargs={kept_simulators: 1}"], 2 * 500e6 + 8 * 750e6),
+        ("libero (stand-in assets)", [], 2 * (300e6 + 2 * 50e6) + 16 * 50e6),  # 2 servers, 8 environments of 2 tasks
+        ("libero", [], 2 * (300e6 + 2 * 700e6) + 16 * 150e6),
+        ("libero", ["env.kwargs={kept_simulators: 1}"], 2 * (300e6 + 2 * 700e6) + 8 * 150e6),  # on a server both tasks may be drawn
+        ("libero", ["env.kwargs={kept_simulators: 1}", "env.num_servers=8", "env.envs_per_server=1"], 8 * (300e6 + 700e6 + 150e6)),
     ],
 )
 def test_memory_of_simulators_depends_on_their_assets_and_on_how_many_are_kept(name: str, overrides: list[str], expected: float) -> None:

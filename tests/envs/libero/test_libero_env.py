@@ -15,7 +15,7 @@ from envs.base import IMAGES, INSTRUCTION, PROPRIOCEPTION, FrameRequest
 from envs.libero.environment import LiberoEnv
 from envs.libero.initial_states import FIRST_TRAINING_SEED
 from envs.libero.suites import STEP_LIMITS, choose_tasks, suite_tasks
-from tests.envs.libero.placing import JOINT_VALUES
+from tests.envs.libero.placing import JOINT_VALUES, fulfil_goal
 
 STILL = np.array([0, 0, 0, 0, 0, 0, -1], np.float32)
 STOVE = "turn_on_the_stove"
@@ -153,6 +153,26 @@ def test_simulator_that_is_not_kept_is_let_go_with_its_memory(stand_ins):
     [(after, _)] = play(made, options={"task": STOVE})
     assert np.array_equal(before[IMAGES], after[IMAGES])
     asyncio.run(made.close())
+
+
+def test_environments_of_a_task_draw_with_one_renderer_and_each_stove_glows_by_itself(stand_ins):
+    lit, dark = (LiberoEnv(suite="goal", tasks=[7], assets="stand_in", image_size=64) for _ in range(2))
+    for made in (lit, dark):
+        play(made, options={"init_state": 0})
+    off = dark.render()
+    assert np.array_equal(lit.render(), off)
+    assert fulfil_goal(lit.simulator)
+    asyncio.run(lit.step(np.zeros(7, np.float32)))
+    on = lit.render()
+    assert np.array_equal(dark.render(), off)
+    assert np.array_equal(lit.render(), on)
+    assert lit._renderers[STOVE] is dark._renderers[STOVE]
+    glow = lit.simulator.model.site_rgba != dark.simulator.model.site_rgba
+    assert glow.any()
+    asyncio.run(dark.close())
+    lit.simulator.model.site_rgba[:] = np.where(glow, 0.0, lit.simulator.model.site_rgba)
+    assert not np.array_equal(lit.render(), on)  # so the glow is in the picture
+    asyncio.run(lit.close())
 
 
 def test_close_frees_and_a_later_reset_builds_anew(short_env):
