@@ -126,7 +126,7 @@ class SimulatorEnv(Environment, Generic[AnySimulator]):
             if len(self._simulators) == self._kept:
                 self._drop(next(iter(self._simulators)))
             self._simulators[task] = self._make_simulator(task)
-            return_freed_memory()
+            _return_freed_memory()
         return self._simulators[task]
 
     def _drop(self, task: str) -> None:
@@ -166,7 +166,7 @@ class SimulatorEnv(Environment, Generic[AnySimulator]):
             self._shared = self._shared or renderers_of_thread()
             make = functools.partial(self._make_renderer, simulator)
             self._renderers[self._task] = self._shared.take(self._scene(self._task), make, size=size)
-            return_freed_memory()
+            _return_freed_memory()
         return self._renderers[self._task].render(simulator, size, camera)
 
     def _add_frames(self, frames: FrameBuffer, images: dict[str, NDArray[np.uint8]]) -> None:
@@ -193,7 +193,7 @@ class SimulatorEnv(Environment, Generic[AnySimulator]):
         return info | {"frames": frames.take()} if self._streams else info
 
 
-def return_freed_memory() -> None:
+def _return_freed_memory() -> None:
     """Give the system what building a simulator has freed: glibc keeps it, as much as the simulator itself takes. Elsewhere: nothing."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:

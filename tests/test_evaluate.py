@@ -77,7 +77,7 @@ def test_a_run_with_many_ranks_and_demonstrations_is_evaluated_by_one_process_wi
         ),
         (
             ("checkpoint=assets/tiny_vla_libero", "env=libero", "env.assets=stand_in", "env.suite=90", "env.num_servers=100000"),
-            "= 100000 x 2 environments with 90 tasks (1 of them kept) each take about 68000.0 GB",  # 100,000 x (440 + 2 x 120) MB
+            "= 100000 x 2 environments with 90 tasks (1 of them kept) each take about 50000.0 GB",  # 100,000 x (440 + 2 x 120) MB
         ),
         (("checkpoint=assets/tiny_vla", *CARTPOLE), "The policy in assets/tiny_vla has image_shape=(1, 64, 64)"),
         (("checkpoint=assets/tiny_vla", *CARTPOLE, "resume=no/where"), "The policy in assets/tiny_vla has image_shape"),

@@ -73,7 +73,7 @@ def test_the_shipped_environment_fits_its_jobs(overrides: list[str]) -> None:
         ),
         (["actor_rollout_ref.actor.ppo_mini_batch_size=5"], "ppo_mini_batch_size=5 does not divide data.train_batch_size=12"),
         (["actor_rollout_ref.actor.ppo_mini_batch_size=24"], "make it 12, or another divisor"),
-        (["trainer.val_seed_offset=899970"], "takes seeds up to 900044, and those from 900000 on are the demonstrations' and training's"),
+        (["trainer.val_seed_offset=899970"], "takes seeds up to 900069, and those from 900000 on are the demonstrations' and training's"),
         (["trainer.val_episodes=900001"], "trainer.val_episodes=900001: a task has 900000 held-out seeds"),
         (["reward.encoder=null"], "compares videos: take reward.encoder=tiny"),
         (["pipeline=grpo", "reward.demonstrations=clips"], "reward.name=success looks at none"),
