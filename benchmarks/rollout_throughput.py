@@ -138,8 +138,8 @@ def rollouts_section(flags: argparse.Namespace, env_kwargs: Mapping[str, Any]) -
     """Measure all in turns; the first turns of each, which build simulators, are not counted."""
     torch.set_num_threads(1)
     policy = load_policy(flags.policy).eval()
-    num_slots = flags.num_servers * flags.rollout_envs_per_server
-    pool = functools.partial(PoolRollout, policy, env_kwargs, num_servers=flags.num_servers, envs_per_server=flags.rollout_envs_per_server)
+    num_slots = flags.num_servers * flags.envs_per_server
+    pool = functools.partial(PoolRollout, policy, env_kwargs, num_servers=flags.num_servers, envs_per_server=flags.envs_per_server)
     contenders = {
         "lockstep_plain": LockstepRollout(policy, env_kwargs, num_envs=num_slots, sparing=False),
         "lockstep_sparing": LockstepRollout(policy, env_kwargs, num_envs=num_slots, sparing=True),
