@@ -26,7 +26,7 @@ CLIP_TASKS = (
     "drawer-open", "door-open", "button-press", "push", "reach", "window-open",
     "faucet-open", "drawer-close", "handle-press", "plate-slide", "pick-place", "coffee-button",
 )  # fmt: skip
-CLONED_TASKS = (*DEFAULT_TASKS, "window-open")  # that assets/tiny_vla has seen
+WARM_START_TASKS = (*DEFAULT_TASKS, "window-open")  # that assets/tiny_vla has seen
 FRAMES = FrameRequest(every=8, size=64)  # the stream that a training run asks for
 MAX_STEPS = 120  # the environment's default limit
 

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from scipy.linalg import cho_factor, cho_solve
 from scipy.spatial.distance import cdist
 
-from benchmarks.collect_clips import CLONED_TASKS, Clip, load_clips, roll_out, save_clips
+from benchmarks.collect_clips import WARM_START_TASKS, Clip, load_clips, roll_out, save_clips
 from benchmarks.machine import describe_machine
 from benchmarks.reward_progress import pixels
 from envs.mujoco import MetaWorldEnv
@@ -78,9 +78,9 @@ async def collect_scenes(*, folder: Path, first_seed: int, scenes: int, rollouts
     """`rollouts` episodes of the policy from each of `scenes` initial states of each task."""
     from siirl.models.loader import load_policy
 
-    env, policy = MetaWorldEnv(CLONED_TASKS), load_policy(folder).eval()
+    env, policy = MetaWorldEnv(WARM_START_TASKS), load_policy(folder).eval()
     clips, ends, starts = [], [], []
-    for task in CLONED_TASKS:
+    for task in WARM_START_TASKS:
         for seed in range(first_seed, first_seed + scenes):
             await env.reset(seed=seed, options={"task": task})
             starts += [env.state[OBJECT]] * rollouts
@@ -144,7 +144,7 @@ def ranking(distance_N: NDArray[np.float64], episodes: Episodes, target_N: NDArr
     result: dict[str, Any] = {}
     for kind in ("task", "scene"):
         values = {}
-        for task in CLONED_TASKS:
+        for task in WARM_START_TASKS:
             failed = (episodes.tasks == task) & ~episodes.success
             if kind == "task":
                 values[task] = rank_correlation(distance_N[failed], target_N[failed])
@@ -157,7 +157,7 @@ def ranking(distance_N: NDArray[np.float64], episodes: Episodes, target_N: NDArr
 def spread(episodes: Episodes) -> dict[str, Any]:
     """What there is to rank, by task, in metres: the oracle's distance among failures, and its deviation within scenes."""
     facts = {}
-    for task in CLONED_TASKS:
+    for task in WARM_START_TASKS:
         failed = (episodes.tasks == task) & ~episodes.success
         left, scenes = episodes.left[failed], episodes.scenes[failed]
         deviations = [left[scenes == scene].std() for scene in np.unique(scenes) if (scenes == scene).sum() > 1]

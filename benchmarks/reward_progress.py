@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from benchmarks.collect_clips import CLONED_TASKS, FAILING_KINDS, Clip, collect, collect_policy, load_clips, save_clips
+from benchmarks.collect_clips import FAILING_KINDS, WARM_START_TASKS, Clip, collect, collect_policy, load_clips, save_clips
 from benchmarks.machine import describe_machine
 from benchmarks.progress_picture import draw
 from vjepa.clips import prepare
@@ -68,11 +68,11 @@ def gather(*, folder: Path, policy: Path | None, experts: int, failures: int, ep
         return list(load_clips(file))
 
     held_out = {"expert": experts, **dict.fromkeys(FAILING_KINDS, failures)}
-    references = clips("references", lambda: collect(tasks=CLONED_TASKS, counts={"expert": 2 * experts}, first_seed=REFERENCE_SEED))
-    mixed = clips("held_out", lambda: collect(tasks=CLONED_TASKS, counts=held_out, first_seed=HELD_OUT_SEED))
+    references = clips("references", lambda: collect(tasks=WARM_START_TASKS, counts={"expert": 2 * experts}, first_seed=REFERENCE_SEED))
+    mixed = clips("held_out", lambda: collect(tasks=WARM_START_TASKS, counts=held_out, first_seed=HELD_OUT_SEED))
     own: list[Clip] = []
     if policy is not None:
-        own = clips("policy", lambda: collect_policy(folder=policy, tasks=CLONED_TASKS, count=episodes, first_seed=POLICY_SEED))
+        own = clips("policy", lambda: collect_policy(folder=policy, tasks=WARM_START_TASKS, count=episodes, first_seed=POLICY_SEED))
     return Material(
         references=[clip for clip in references if clip.success],
         experts=[clip for clip in mixed if clip.kind == "expert" and clip.success],

@@ -119,7 +119,7 @@ class NullEnv(Environment):
 
 
 class RebuiltMetaWorldEnv(MetaWorldEnv):
-    """Builds its simulator anew for every episode, as many systems do."""
+    """Builds its simulator anew for every episode, as many systems do. The renderer stays as long as others of the server hold it."""
 
     async def reset(self, *, seed: int | None = None, options: Mapping[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         await self.close()

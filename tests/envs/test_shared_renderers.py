@@ -6,6 +6,7 @@ from collections import Counter
 
 import hypothesis.strategies as st
 import numpy as np
+import psutil
 import pytest
 from hypothesis import given
 
@@ -95,3 +96,21 @@ def test_what_could_not_be_made_is_not_held(broken, monkeypatch):
     renderer = shared.take("kitchen", CountedRenderer, size=8)
     shared.give_back("kitchen")
     assert renderer.freed
+
+
+def test_what_building_a_simulator_has_freed_goes_back_to_the_system(monkeypatch):
+    """As building does: many blocks are freed below one that stays, and glibc alone keeps them."""
+    built = MetaWorldEnv._make_simulator
+    process, seen = psutil.Process(), []
+
+    def wasteful(self, task):
+        blocks = [bytearray(60_000) for _ in range(2000)]
+        simulator = built(self, task)
+        kept = blocks.pop()
+        blocks.clear()
+        seen.append(process.memory_info().rss)
+        return simulator, kept
+
+    monkeypatch.setattr(MetaWorldEnv, "_make_simulator", wasteful)
+    MetaWorldEnv(["push"])._simulator("push")
+    assert process.memory_info().rss < seen[0] - 60e6
