@@ -1,10 +1,8 @@
 """Trajectory reward: a failure is worth more the closer its video came to the successes of its task.
 
-Two modes. `srpo` is the paper's: success 1, failure alpha * sigmoid(-z), z the standardised distance to the nearest cluster
-centre of successes (SRPO, "Self-Referential Policy Optimization for Vision-Language-Action Models", arXiv 2511.15605).
-`srpo_released` is what siiRL published: 0.6 * sigmoid(10 * (0.5 - minmax distance)). Its flaw: the minimum and maximum are those
-of the batch, so the best failure of a batch always gets 0.596 however bad it is, and the same trajectory gets another reward
-in other company. It is here for comparison.
+The form is the paper's: success 1, failure alpha * sigmoid(-z), z the standardised distance to the nearest cluster centre of
+successes (SRPO, "Self-Referential Policy Optimization for Vision-Language-Action Models", arXiv 2511.15605). siiRL's published
+form, which differs, is in `vjepa.released_reward`.
 
 References are the successes in the rows handed in (a caller with several ranks hands in all of them), a bounded bank of earlier
 successes, and demonstrations. Mean and spread of z come from a window of the task's earlier failures, measured against
@@ -28,8 +26,6 @@ logger = logging.getLogger(__name__)
 
 Array = NDArray[Any]
 
-MODES = ("srpo", "srpo_released")
-RELEASED_CEILING, RELEASED_STEEPNESS, RELEASED_OFFSET = 0.6, 10.0, 0.5  # siiRL's released reward manager
 SPREAD_FLOOR = 1e-3  # of the mean distance: failures closer together than this are not told apart by float noise
 QUANTILES = (0.0, 0.25, 0.5, 0.75, 1.0)  # of the failures' rewards, as a coarse histogram
 
@@ -38,9 +34,8 @@ QUANTILES = (0.0, 0.25, 0.5, 0.75, 1.0)  # of the failures' rewards, as a coarse
 class TrajectoryRewardConfig:
     """Settings of the trajectory reward."""
 
-    mode: str = "srpo"
     alpha: float = 0.8
-    """Ceiling of a failure's reward in mode `srpo`; 0.8 in the paper."""
+    """Ceiling of a failure's reward; 0.8 in the paper."""
     min_samples: int = 2
     """DBSCAN's: points, itself included, within the radius of a core point; 2 as siiRL released."""
     eps_scale: float = 2.0
@@ -53,8 +48,6 @@ class TrajectoryRewardConfig:
     """With fewer failures in the window, those of the step are counted too: a spread of fewer says little."""
 
     def __post_init__(self) -> None:
-        if self.mode not in MODES:
-            raise ValueError(f"Unknown reward mode {self.mode!r}. Known: {', '.join(MODES)}.")
         if not 0.0 < self.alpha <= 1.0:
             raise ValueError(f"alpha must be in (0, 1], so that no failure is worth more than a success; got {self.alpha}.")
         if self.eps_scale <= 0.0:
@@ -84,13 +77,6 @@ def srpo_failure_reward(*, z: NDArray[np.float64], alpha: float) -> NDArray[np.f
     return alpha * expit(-z)
 
 
-def released_failure_reward(*, distance: NDArray[np.float64]) -> NDArray[np.float64]:
-    """0.6 * sigmoid(10 * (0.5 - d)), d the distance scaled to 0 for the batch's best failure and 1 for its worst (siiRL's release)."""
-    spread = distance.max() - distance.min()
-    scaled = (distance - distance.min()) / spread if spread > 0 else np.full_like(distance, RELEASED_OFFSET)
-    return RELEASED_CEILING * expit(RELEASED_STEEPNESS * (RELEASED_OFFSET - scaled))
-
-
 def standardise(*, distance: NDArray[np.float64], window: NDArray[np.float64]) -> NDArray[np.float64]:
     """z of each distance by mean and deviation of the window; 0 where the window has neither."""
     mean, spread = window.mean(), max(window.std(), SPREAD_FLOOR * window.mean())
@@ -108,7 +94,7 @@ class TrajectoryReward:
             demonstrations: Embeddings [N, D] of successful demonstrations for each task; always references, never forgotten.
         """
         self.config = config
-        self.demonstrations = {task: _finite(rows, what=f"demonstrations of {task!r}") for task, rows in (demonstrations or {}).items()}
+        self.demonstrations = {task: finite_rows(rows, what=f"demonstrations of {task!r}") for task, rows in (demonstrations or {}).items()}
         self.bank: dict[str, NDArray[np.float32]] = {}
         self.failures: dict[str, NDArray[np.float32]] = {}
 
@@ -125,9 +111,10 @@ class TrajectoryReward:
             ValueError: An embedding that is not finite or of another size than before, columns of different lengths, or a
                 group with two tasks.
         """
-        embeddings_BD = _finite(embeddings_BD, what="embeddings", tasks=tasks_B)
+        embeddings_BD = finite_rows(embeddings_BD, what="embeddings", tasks=tasks_B)
         success_B, group_B = np.asarray(success_B, dtype=bool), np.asarray(group_B)
-        self._check(embeddings_BD, success_B, tasks_B, group_B)
+        check_rows(embeddings_BD=embeddings_BD, success_B=success_B, tasks_B=tasks_B, group_B=group_B)
+        self._check_channels(embeddings_BD)
         task_B = np.asarray(tasks_B, dtype=str)
         reward_B = success_B.astype(np.float64)
         distance_B, z_B = np.full(len(success_B), np.nan), np.full(len(success_B), np.nan)
@@ -144,7 +131,7 @@ class TrajectoryReward:
             if failed_B.any():
                 window = self._window(task, embeddings_BD[failed_B], clusters[task])
                 z_B[rows_B] = standardise(distance=distance_B[rows_B], window=window)
-                reward_B[failed_B] = self._failure_reward(distance=distance_B[failed_B], z=z_B[failed_B])
+                reward_B[failed_B] = srpo_failure_reward(z=z_B[failed_B], alpha=self.config.alpha)
         for task in sorted(set(tasks_B)):
             self._remember(self.bank, task, embeddings_BD[(task_B == task) & success_B], limit=self.config.bank_size)
             self._remember(self.failures, task, embeddings_BD[(task_B == task) & ~success_B], limit=self.config.window)
@@ -159,7 +146,7 @@ class TrajectoryReward:
 
     def remember_successes(self, *, task: str, embeddings_ND: Array) -> None:
         """Take in successes that no call of `score` will see, for example those of groups that a filter dropped."""
-        self._remember(self.bank, task, _finite(embeddings_ND, what=f"successes of {task!r}"), limit=self.config.bank_size)
+        self._remember(self.bank, task, finite_rows(embeddings_ND, what=f"successes of {task!r}"), limit=self.config.bank_size)
 
     def references(self, task: str, successes_ND: NDArray[np.float32]) -> NDArray[np.float32]:
         """What success of `task` looks like: demonstrations, the bank, and the successes of this step [N, D]."""
@@ -180,7 +167,7 @@ class TrajectoryReward:
             raise ValueError(f"A trajectory reward's state has {sorted(self._memories())}; got {sorted(state)}.")
         for name, memory in self._memories().items():
             memory.clear()
-            memory.update({task: _finite(rows, what=f"{name} of {task!r}").copy() for task, rows in state[name].items()})
+            memory.update({task: finite_rows(rows, what=f"{name} of {task!r}").copy() for task, rows in state[name].items()})
 
     def _memories(self) -> dict[str, dict[str, NDArray[np.float32]]]:
         return {"bank": self.bank, "failures": self.failures}
@@ -191,15 +178,7 @@ class TrajectoryReward:
         counted = remembered if len(remembered) >= self.config.min_window else np.concatenate((remembered, failures_ND))
         return nearest_centre_distance(embeddings_BD=counted[canonical_order(counted)], clusters=clusters)
 
-    def _failure_reward(self, *, distance: NDArray[np.float64], z: NDArray[np.float64]) -> NDArray[np.float64]:
-        if self.config.mode == "srpo_released":
-            return released_failure_reward(distance=distance)
-        return srpo_failure_reward(z=z, alpha=self.config.alpha)
-
-    def _check(self, embeddings_BD: Array, success_B: Array, tasks_B: Sequence[str], group_B: Array) -> None:
-        lengths = {"embeddings": len(embeddings_BD), "success": len(success_B), "tasks": len(tasks_B), "groups": len(group_B)}
-        if len(set(lengths.values())) > 1:
-            raise ValueError(f"Every trajectory needs an embedding, a success flag, a task and a group; got {lengths}.")
+    def _check_channels(self, embeddings_BD: Array) -> None:
         for name, memory in {**self._memories(), "demonstrations": self.demonstrations}.items():
             for task, rows in memory.items():
                 if rows.shape[1] != embeddings_BD.shape[1]:
@@ -207,10 +186,6 @@ class TrajectoryReward:
                         f"Embeddings have {embeddings_BD.shape[1]} channels, the {name} of {task!r} {rows.shape[1]}: they come from "
                         f"another encoder. Use that one, or start without its memory."
                     )
-        task_of: dict[int, str] = {}
-        for group, task in zip(group_B.tolist(), tasks_B, strict=True):
-            if task_of.setdefault(group, task) != task:
-                raise ValueError(f"Group {group} has the tasks {task_of[group]!r} and {task!r}; a group is one prompt of one task.")
 
     @staticmethod
     def _remember(memory: dict[str, NDArray[np.float32]], task: str, rows_ND: NDArray[np.float32], *, limit: int) -> None:
@@ -221,6 +196,17 @@ class TrajectoryReward:
         if len(rows_ND) > limit:
             rows_ND = rows_ND[np.linspace(0, len(rows_ND) - 1, limit).round().astype(np.int64)]
         memory[task] = np.concatenate((memory.get(task, rows_ND[:0]), rows_ND))[-limit:]
+
+
+def check_rows(*, embeddings_BD: Array, success_B: Array, tasks_B: Sequence[str], group_B: Array) -> None:
+    """Raise ValueError where the columns of a step differ in length, or a group has two tasks."""
+    lengths = {"embeddings": len(embeddings_BD), "success": len(success_B), "tasks": len(tasks_B), "groups": len(group_B)}
+    if len(set(lengths.values())) > 1:
+        raise ValueError(f"Every trajectory needs an embedding, a success flag, a task and a group; got {lengths}.")
+    task_of: dict[int, str] = {}
+    for group, task in zip(group_B.tolist(), tasks_B, strict=True):
+        if task_of.setdefault(group, task) != task:
+            raise ValueError(f"Group {group} has the tasks {task_of[group]!r} and {task!r}; a group is one prompt of one task.")
 
 
 def reward_metrics(
@@ -264,7 +250,7 @@ def cluster_metrics(clusters: Mapping[str, Clusters]) -> dict[str, float]:
     return metrics
 
 
-def _finite(rows: Array, *, what: str, tasks: Sequence[str] | None = None) -> NDArray[np.float32]:
+def finite_rows(rows: Array, *, what: str, tasks: Sequence[str] | None = None) -> NDArray[np.float32]:
     """`rows` as float32 [B, D]; refuses other shapes and values that are not finite, naming the row."""
     rows = np.asarray(rows, dtype=np.float32)
     if rows.ndim != 2:

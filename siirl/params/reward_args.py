@@ -20,12 +20,13 @@ PART_KEYS = ("name", "path", "weight", "data_sources", "batched")
 
 @dataclass
 class RewardArguments:
-    """The trajectory reward; keys after `name` are read by srpo and srpo_released (vjepa.reward says more)."""
+    """The trajectory reward; `vjepa.reward` explains the keys that srpo reads, `vjepa.released_reward` why srpo_released reads few."""
 
     name: str = option(
         "success",
-        "success (0/1), return (sum of rewards), srpo (distance of the video to successes), srpo_released (siiRL's form, for comparison), "
-        "oracle (true distance, for comparison), model (reward_model.path, for text), or `module:name`, which makes a manager.",
+        "success (0/1), return (sum of rewards), srpo (distance of the video to successes), srpo_released (as siiRL published it, with "
+        "its flaws, for comparison), oracle (true distance, for comparison), model (reward_model.path, for text), or `module:name`, "
+        "which makes a manager.",
         why="pipeline=embodied_srpo sets srpo",
     )
     alpha: float = option(0.8, "Ceiling of a failure's reward.", why="SRPO", above=0, maximum=1)

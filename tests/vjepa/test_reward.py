@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.special import expit
 
-from vjepa.reward import RewardOutput, TrajectoryReward, TrajectoryRewardConfig, released_failure_reward, srpo_failure_reward, standardise
+from vjepa.reward import RewardOutput, TrajectoryReward, TrajectoryRewardConfig, srpo_failure_reward, standardise
 
 CONFIG = TrajectoryRewardConfig()
 
@@ -28,24 +28,6 @@ def test_success_is_worth_one_and_failures_fall_with_distance() -> None:
     expected = [1.0, *(0.8 * expit(np.array([1.5**0.5, 0.0, -(1.5**0.5)])))]
     np.testing.assert_allclose(output.reward_B, expected, rtol=1e-6)
     assert output.reward_B.dtype == np.float32
-
-
-def test_the_released_form_gives_the_best_failure_of_a_batch_the_same_however_bad_it_is() -> None:
-    near = released_failure_reward(distance=np.array([1.0, 2.0]))
-    far = released_failure_reward(distance=np.array([1000.0, 2000.0]))
-    np.testing.assert_allclose(near, 0.6 * expit(np.array([5.0, -5.0])))
-    np.testing.assert_array_equal(near, far)
-
-
-def test_the_released_form_calls_equal_failures_average() -> None:
-    assert released_failure_reward(distance=np.array([2.0, 2.0])).tolist() == [0.3, 0.3]
-
-
-def test_both_modes_rank_failures_alike() -> None:
-    rows = [0.0, 5.0, 1.0, 3.0], [True, False, False, False]
-    paper = score(TrajectoryReward(CONFIG), *rows).reward_B
-    released = score(TrajectoryReward(TrajectoryRewardConfig(mode="srpo_released")), *rows).reward_B
-    assert np.argsort(paper).tolist() == np.argsort(released).tolist() == [1, 3, 2, 0]
 
 
 def test_a_failure_gets_the_same_reward_whatever_its_company_once_the_window_is_full() -> None:
@@ -155,9 +137,9 @@ def test_columns_of_different_lengths_are_refused() -> None:
 
 @pytest.mark.parametrize(
     ("setting", "message"),
-    [({"mode": "srpoo"}, "Known: srpo"), ({"alpha": 1.5}, "alpha"), ({"eps_scale": 0.0}, "eps_scale"), ({"window": -1}, "window")],
+    [({"alpha": 1.5}, "alpha"), ({"eps_scale": 0.0}, "eps_scale"), ({"window": -1}, "window")],
 )
-def test_impossible_settings_are_refused(setting: dict[str, float | str], message: str) -> None:
+def test_impossible_settings_are_refused(setting: dict[str, float], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         TrajectoryRewardConfig(**setting)  # type: ignore[arg-type]
 
@@ -185,8 +167,6 @@ def test_reward_falls_with_distance_and_stays_below_alpha(distances: list[float]
     distance = np.sort(np.abs(distances))
     rewards = srpo_failure_reward(z=standardise(distance=distance, window=distance), alpha=alpha)
     assert (np.diff(rewards) <= 0).all() and (rewards >= 0).all() and (rewards <= alpha).all()
-    released = released_failure_reward(distance=distance)
-    assert (np.diff(released) <= 0).all() and (released >= 0).all() and (released <= 0.6).all()
 
 
 def _random_step(seed: int) -> dict[str, object]:

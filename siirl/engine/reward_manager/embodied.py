@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 
 from siirl.errors import ConfigError, MissingAssetError, UnknownNameError
 from siirl.params import RewardArguments
-from vjepa.reward import TrajectoryReward, TrajectoryRewardConfig
+from vjepa.released_reward import score_as_released
+from vjepa.reward import RewardOutput, TrajectoryReward, TrajectoryRewardConfig
 
 
 @dataclass(frozen=True)
@@ -170,17 +171,17 @@ class VideoReward:
             self.reward.remember_successes(task=task, embeddings_ND=embedding_BD[(task_B == task) & dropped.complete_B])
 
     def _score(self, outcomes: EpisodeOutcomes, embedding_BD: NDArray[np.float32] | None) -> RewardScores:
-        if embedding_BD is None:
-            raise ConfigError("reward.name=srpo needs the column video_embedding, which the rollout provides when a video encoder is set.")
-        output = self.reward.score(
-            embeddings_BD=embedding_BD, success_B=outcomes.complete_B, tasks_B=outcomes.task_name_B, group_B=outcomes.index_B
-        )
-        metrics = dict(output.metrics)
-        told_B = ~outcomes.complete_B & output.defined_B
-        if outcomes.oracle_distance_B is not None:
-            task_B, distance_B = np.array(outcomes.task_name_B), outcomes.oracle_distance_B
-            metrics |= _agreement_with_oracle(output.reward_B[told_B], distance_B[told_B], task_B[told_B])
-        return RewardScores(output.reward_B, metrics)
+        return _beside_the_oracle(self.reward.score(**_video_columns(outcomes, embedding_BD)), outcomes)
+
+
+class ReleasedVideoReward(Memoryless):
+    """The form that siiRL published, for comparison (`vjepa.released_reward`): it depends on the step's episodes alone."""
+
+    ranks_failures = True
+
+    def score(self, outcomes: EpisodeOutcomes) -> RewardScores:
+        """See RewardManager."""
+        return _beside_the_oracle(score_as_released(**_video_columns(outcomes, outcomes.video_embedding_BD)), outcomes)
 
 
 class OracleReward(VideoReward):
@@ -224,8 +225,9 @@ def make_reward_manager(
         return ReturnReward()
     if config.name not in REWARD_MANAGERS:
         raise UnknownNameError.of(kind="reward (reward.name)", name=config.name, known=[*REWARD_MANAGERS, "module:name"])
+    if config.name == "srpo_released":
+        return ReleasedVideoReward()
     settings = TrajectoryRewardConfig(
-        mode="srpo_released" if config.name == "srpo_released" else "srpo",
         alpha=config.alpha,
         min_samples=config.min_samples,
         eps_scale=config.eps_scale,
@@ -268,6 +270,28 @@ def load_demonstration_clips(file: str) -> dict[str, list[NDArray[np.uint8]]]:
     for key in sorted(archive.files):
         clips.setdefault(key.rsplit("/", 1)[0], []).append(archive[key])
     return clips
+
+
+def _video_columns(outcomes: EpisodeOutcomes, embedding_BD: NDArray[np.float32] | None) -> dict[str, Any]:
+    """The columns that a trajectory reward scores."""
+    if embedding_BD is None:
+        raise ConfigError("reward.name=srpo needs the column video_embedding, which the rollout provides when a video encoder is set.")
+    return {
+        "embeddings_BD": embedding_BD,
+        "success_B": outcomes.complete_B,
+        "tasks_B": outcomes.task_name_B,
+        "group_B": outcomes.index_B,
+    }
+
+
+def _beside_the_oracle(output: RewardOutput, outcomes: EpisodeOutcomes) -> RewardScores:
+    """The rewards with their metrics; where the environment reports the true distance, their rank correlation with it too."""
+    metrics = dict(output.metrics)
+    if outcomes.oracle_distance_B is not None:
+        ranked_B = ~outcomes.complete_B & output.defined_B
+        task_B, distance_B = np.array(outcomes.task_name_B), outcomes.oracle_distance_B
+        metrics |= _agreement_with_oracle(output.reward_B[ranked_B], distance_B[ranked_B], task_B[ranked_B])
+    return RewardScores(output.reward_B, metrics)
 
 
 def _agreement_with_oracle(reward_B: NDArray[np.floating], distance_B: NDArray[np.floating], task_B: NDArray[np.str_]) -> dict[str, float]:
