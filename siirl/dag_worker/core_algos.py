@@ -4,6 +4,7 @@ Where a result differs from the documents' listings on purpose:
 - a group of one has advantage 0, not its raw score; equal rewards have advantage 0 whatever the rounding (GRPO and all of its kind);
 - a reward at a token that the mask leaves out is an error, where the listing loses it (GAE);
 - `compute_policy_loss_cpgd` takes the log-ratio where the listing takes the log-prob: a constant apart, with the same gradient;
+- `compute_policy_loss_kl_cov` takes 2e-3 of the tokens by default, the paper's share for 7B, where siiRL takes 2e-4;
 - `agg_loss` leaves rows without any token out of the mean, and divides seq-mean-token-sum-norm by rows and length;
 - NaN, infinity and shapes that do not fit are errors; a log-ratio is held within +-80 so that no ratio is infinite;
 - `apply_kl_penalty` returns a copy with the column `token_level_rewards` and leaves the batch that it got as it was.
@@ -11,7 +12,7 @@ Where a result differs from the documents' listings on purpose:
 
 # B row, T token
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -41,6 +42,7 @@ from siirl.algos.masked import masked_mean, masked_sum, masked_var, masked_white
 from siirl.algos.policy_losses import (
     NATIVE_AGGREGATION,
     OWN_BOUNDS,
+    POLICY_LOSSES,
     SELECTIONS,
     PolicyLoss,
     gspo_policy_loss,
@@ -49,9 +51,10 @@ from siirl.algos.policy_losses import (
     vanilla_policy_loss,
 )
 from siirl.algos.policy_losses import register_policy_loss as register_token_loss
+from siirl.algos.policy_losses.registry import loss_options
 from siirl.algos.ranks import ALONE
 from siirl.algos.value_loss import clipped_value_loss
-from siirl.errors import ConfigError
+from siirl.errors import ConfigError, UnknownNameError
 from siirl.execution.scheduler.enums import AdvantageEstimator
 
 __all__ = [
@@ -102,6 +105,7 @@ ADV_ESTIMATOR_REGISTRY = ADVANTAGES
 POLICY_LOSS_REGISTRY: dict[str, PolicyLossFn] = {}
 
 _LOSS_ARGUMENTS = ("old_log_prob", "log_prob", "advantages", "response_mask", "loss_agg_mode", "config", "rollout_is_weights")
+LOSS_MODE = "loss_mode"  # verl's `policy_loss` holds the loss's name too
 _SCALARS = ("pg_clipfrac", "ppo_kl", "pg_clipfrac_lower")  # the order in which the documents' losses return them
 
 
@@ -254,6 +258,25 @@ def _bounds(name: str, config: Any) -> dict[str, Any]:
     return {**fallback, **{key: value for key, value in set_bounds.items() if value is not None}}
 
 
+def _options(name: str, config: Any) -> dict[str, Any]:
+    """The loss's options that `config.policy_loss` sets, an object or a mapping; None there means the default of the loss.
+
+    One `policy_loss` serves several losses, so a key that another loss reads is let through.
+
+    Raises:
+        UnknownNameError: No policy loss has such an option.
+    """
+    given = getattr(config, "policy_loss", None)  # only the losses that have options ask for it
+    if given is None:
+        return {}
+    values = dict(given) if isinstance(given, Mapping) else vars(given)
+    known = {option for loss in POLICY_LOSSES for option in loss_options(loss)}
+    for option in values:
+        if option not in known | {LOSS_MODE}:
+            raise UnknownNameError.of(kind="key of config.policy_loss", name=option, known=known)
+    return {option: values[option] for option in loss_options(name) if values.get(option) is not None}
+
+
 def _of_the_documents(name: str) -> PolicyLossFn:
     """`siirl.algos`' policy loss `name` in the documents' form; the rows that it is given are the whole batch."""
 
@@ -272,13 +295,18 @@ def _of_the_documents(name: str) -> PolicyLossFn:
             "advantages_BT": advantages,
             "mask_BT": response_mask,
             **_bounds(name, config),
+            **_options(name, config),
         }
         if name in SELECTIONS:
             alone = {"place_B": torch.arange(len(log_prob)), "generator": torch.Generator(), "ranks": ALONE}
             available["selected_BT"] = select_tokens(name=name, available={**available, "log_probs_BT": log_prob.detach(), **alone})
         return _scalars(policy_loss(name=name, available=available), response_mask, loss_agg_mode, rollout_is_weights)
 
-    compute_policy_loss.__doc__ = f"The loss {name!r} of siirl.algos: (pg_loss, pg_clipfrac, ppo_kl, pg_clipfrac_lower)."
+    options = ", ".join(f"{option}={value}" for option, value in loss_options(name).items())
+    compute_policy_loss.__doc__ = (
+        f"The loss {name!r} of siirl.algos: (pg_loss, pg_clipfrac, ppo_kl, pg_clipfrac_lower). `config` has the clip_ratio keys of the "
+        f"actor; `config.policy_loss` sets its options ({options or 'none'})."
+    )
     return compute_policy_loss
 
 

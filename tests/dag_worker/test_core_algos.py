@@ -28,9 +28,10 @@ from siirl.dag_worker.core_algos import (
     kl_penalty,
     masked_mean,
 )
-from siirl.errors import ConfigError, TensorError
+from siirl.errors import ConfigError, TensorError, UnknownNameError
 
 CONFIG = SimpleNamespace(clip_ratio=0.2, clip_ratio_low=None, clip_ratio_high=0.28, clip_ratio_c=3.0)
+ONES_12 = torch.ones(1, 2)
 LOSS_ARGUMENTS = ["old_log_prob", "log_prob", "advantages", "response_mask", "loss_agg_mode", "config", "rollout_is_weights"]
 
 
@@ -151,6 +152,37 @@ def test_a_bound_of_the_config_wins_over_the_losss_own_and_clip_ratio_does_not()
     own, set_ = SimpleNamespace(clip_ratio=0.2, clip_ratio_low=None, clip_ratio_high=None), CONFIG
     losses = [compute_policy_loss_cispo(old, log_prob, advantages, mask, config=config)[0].item() for config in (None, own, set_)]
     assert losses == pytest.approx([-5.0 * 2.0, -5.0 * 2.0, -1.28 * 2.0])  # minus clipped ratio times log-prob
+
+
+def covariance_loss(name, **options):
+    """The loss of two tokens with log-ratios 0.1 and -0.3 and advantages 1 and 2, under `config.policy_loss` of these options."""
+    config = SimpleNamespace(clip_ratio=0.2, clip_ratio_low=None, clip_ratio_high=None, policy_loss=SimpleNamespace(**options))
+    loss, *_ = getattr(core_algos, name)(torch.zeros(1, 2), torch.tensor([[0.1, -0.3]]), torch.tensor([[1.0, 2.0]]), ONES_12, config=config)
+    return float(loss)
+
+
+def test_kl_cov_reads_its_share_and_coefficient_from_policy_loss():
+    plain = -(math.exp(0.1) + 2 * math.exp(-0.3)) / 2
+    found = covariance_loss("compute_policy_loss_kl_cov", kl_cov_ratio=1.0, ppo_kl_coef=0.5)
+    assert found == pytest.approx(plain + 0.5 * (0.1 + 0.3) / 2)
+    # one token of the two by default: their covariances are equal, -0.1, so the first
+    assert covariance_loss("compute_policy_loss_kl_cov", kl_cov_ratio=None) == pytest.approx(plain + 0.1 / 2)
+
+
+def test_clip_cov_reads_its_share_and_bounds_from_policy_loss():
+    clipped = -(math.exp(0.1) + 2 * math.exp(-0.3)) / 2  # neither ratio is outside of the clip for these advantages
+    assert covariance_loss("compute_policy_loss_clip_cov") == pytest.approx(clipped)  # -0.1 is not above 1
+    assert covariance_loss("compute_policy_loss_clip_cov", clip_cov_lb=-1.0, clip_cov_ratio=1.0) == 0.0
+    assert covariance_loss("compute_policy_loss_clip_cov", clip_cov_lb=-1.0, clip_cov_ub=-0.2) == pytest.approx(clipped)
+
+
+def test_an_unknown_key_of_policy_loss_is_refused_and_another_losss_key_is_not():
+    with pytest.raises(UnknownNameError, match=r"kl_cov_share.*kl_cov_ratio"):
+        covariance_loss("compute_policy_loss_kl_cov", kl_cov_share=0.5)
+    mapping = SimpleNamespace(**vars(CONFIG), policy_loss={"loss_mode": "kl_cov", "clip_cov_ratio": 0.1, "ppo_kl_coef": 0.0})
+    arguments = torch.zeros(1, 2), torch.tensor([[0.1, -0.3]]), torch.tensor([[1.0, 2.0]]), ONES_12
+    loss, *_ = core_algos.compute_policy_loss_kl_cov(*arguments, config=mapping)
+    assert float(loss) == pytest.approx(-(math.exp(0.1) + 2 * math.exp(-0.3)) / 2)
 
 
 def test_importance_weights_multiply_the_token_losses():
