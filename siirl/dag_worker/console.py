@@ -12,12 +12,12 @@ from rich.table import Table
 
 from siirl.dag_worker.metrics import Reduced
 from siirl.dag_worker.progress import Progress
+from siirl.dag_worker.sentinels import dropped_trajectories
 from siirl.dag_worker.statistics import MeanInterval, SuccessInterval, all_last, evaluations, mean_scores
 
 _HEADER_EVERY = 20  # rows: about one screen
 _STAGES_SHOWN = 5
 _STEP_WIDTH = 10
-_DROPPED = "sampling/dropped_"
 
 
 @dataclass(frozen=True)
@@ -115,8 +115,8 @@ def no_update_line(metrics: Mapping[str, Reduced]) -> str:
         return "no update of the policy yet: the critic warms up (trainer.critic_warmup)"
     if metrics.get("actor/skipped_updates"):
         return "no update of the policy: its gradients were not finite"
-    dropped = {name.removeprefix(_DROPPED).replace("_", " "): value for name, value in metrics.items() if name.startswith(_DROPPED)}
-    reasons = ", ".join(f"{value:.0f} dropped: {reason}" for reason, value in dropped.items() if isinstance(value, float) and value > 0)
+    dropped = dropped_trajectories(metrics)
+    reasons = ", ".join(f"{count:.0f} dropped: {reason.replace('_', ' ')}" for reason, count in dropped.items())
     return "no update of the policy: the rewards tell no rollouts apart" + (f" ({reasons})" if reasons else "")
 
 

@@ -19,6 +19,7 @@ from siirl.dag_worker.metrics import Reduced
 from siirl.dag_worker.recorder import VIDEOS_FOLDER
 from siirl.dag_worker.report_page import write_report
 from siirl.dag_worker.rollout_files import ROLLOUTS_FOLDER
+from siirl.dag_worker.sentinels import Sentinels
 from siirl.dag_worker.statistics import SuccessInterval, evaluations, mean_scores
 from siirl.data_coordinator.redistribution import Redistribution
 from siirl.execution.dag import TaskGraph
@@ -54,6 +55,7 @@ def run(config: SiiRLArguments, graph: TaskGraph, run_folder: Path) -> None:
         notice=describe_env(config).notice,
     )
     evaluated: list[dict[str, Reduced]] = []
+    sentinels = Sentinels()
     with ExitStack() as stack:
         stack.enter_context(session(config))  # first: where the cluster refuses, nothing has been written
         layout = layout_of(config)
@@ -63,6 +65,8 @@ def run(config: SiiRLArguments, graph: TaskGraph, run_folder: Path) -> None:
                 writers.activity(event.text)
                 continue
             writers.write(step=event.step, metrics=event.metrics)
+            for warning in sentinels.look(event.metrics) if event.step > 0 else ():
+                writers.warn(warning)
             if {MEAN_RETURN, MEAN_SCORE} & event.metrics.keys():
                 evaluated.append(event.metrics)
     show_summary(run_folder, report=write_report(run_folder), evaluated=evaluated)

@@ -20,6 +20,7 @@ from siirl.dag_worker.metrics import Reduced
 from siirl.errors import ConfigError, UnknownNameError
 
 METRICS_FILE = "metrics.jsonl"
+WARNINGS_FILE = "warnings.txt"
 TENSORBOARD_FOLDER = "tensorboard"
 
 
@@ -155,6 +156,7 @@ class MetricWriters:
 
     def __init__(self, names: Sequence[str], run: RunDescription) -> None:
         check_loggers(names)
+        self._folder = run.folder
         self._writers: list[MetricWriter] = []
         with contextlib.ExitStack() as opened:  # a writer that cannot open takes back those before it
             for name in sorted({"jsonl", *names}):
@@ -180,10 +182,14 @@ class MetricWriters:
         for console in self._consoles():
             console.progress.activity(text)
 
-    def note(self, text: str) -> None:
-        """Tell the user a sentence, above the progress bar."""
+    def warn(self, text: str) -> None:
+        """Show a warning above the progress bar, or on stderr without a console, and keep it in the run folder."""
+        with (self._folder / WARNINGS_FILE).open("a") as file:
+            file.write(text + "\n")
         for console in self._consoles():
-            console.progress.print(text)
+            console.progress.print(f"Warning: {text}")
+        if not self._consoles():
+            print(f"Warning: {text}", file=sys.stderr)
 
     def _consoles(self) -> list[ConsoleWriter]:
         return [writer for writer in self._writers if isinstance(writer, ConsoleWriter)]

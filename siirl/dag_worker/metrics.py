@@ -80,6 +80,7 @@ METRICS: dict[str, Metric] = {
     "actor/grad_norm": Metric(_LAST, "norm of the whole gradient before clipping"),
     "actor/lr": Metric(_LAST, "learning rate"),
     "actor/skipped_updates": Metric(_LAST, "optimiser steps that were skipped because their gradient was not finite"),
+    "actor/weights_unchanged": Metric(_LAST, "1 where updates were applied and the acting weights are the same as before, else 0"),
     "actor/updates": Metric(_LAST, "optimiser steps of this step; 0 where nothing could be learnt"),
     # The critic's update: global already, too.
     "critic/vf_loss": Metric(_LAST, "value loss; with critic.normalize_returns in deviations of the returns, squared"),
@@ -125,6 +126,7 @@ METRICS: dict[str, Metric] = {
     "data/prompts_too_long": Metric(_LAST, "training prompts of more than data.max_prompt_length tokens, left out or cut"),
     "data/heldout_prompts_too_long": Metric(_LAST, "held-out prompts of more than data.max_prompt_length tokens, left out or cut"),
     "data/prompts_also_held_out": Metric(_LAST, "prompts of the training files that are in the validation files, and so left out"),
+    "data/prompts_nearly_held_out": Metric(_LAST, "training prompts that differ from a held-out one in case or blanks alone"),
     "data/imbalance": Metric(_LAST, "largest share of a rank over the mean share, in tokens"),
     # The reward.
     "reward/mean_score": Metric(_MEAN, "trajectory reward"),

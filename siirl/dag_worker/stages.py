@@ -235,7 +235,7 @@ def train_actor(*, batch: TensorDict, context: StageContext) -> NodeOutput:
 def sync_weights(*, batch: TensorDict, context: StageContext) -> NodeOutput:
     """Give the new weights to the rollout engine, and prove that it has them."""
     context.weights.sync()
-    return NodeOutput(batch=batch)
+    return NodeOutput(batch=batch, metrics={"actor/weights_unchanged": float(context.weights.unchanged)})
 
 
 def require_agreement(metrics: Mapping[str, float], config: SiiRLArguments) -> None:

@@ -94,6 +94,9 @@ class WeightSync:
         self.trained, self.engine, self.ranks = trained, engine, ranks
         self.acting: ActingWeights = ActingModule(acting, trained=trained.module) if isinstance(acting, nn.Module) else acting
         self.version = 0
+        self.unchanged = False
+        """Whether the last sync followed optimiser steps that left the trained weights as they were."""
+        self._given: list[float] = []
 
     def sync(self) -> None:
         """Give the present weights to what acts; they are a new version if an optimiser step was taken since the last call.
@@ -119,5 +122,7 @@ class WeightSync:
                 f"After a weight sync the ranks found (trained, acting) {found}: what acts is not what is trained. "
                 "Report this with the run's config; the last checkpoint is whole."
             )
-        self.version = version
+        given = [piece.trained for piece in exact[0]]
+        self.unchanged = bool(given) and version > self.version and given == self._given
+        self._given, self.version = given, version
         self.engine.update_weights(version)

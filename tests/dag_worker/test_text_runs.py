@@ -55,6 +55,13 @@ def test_prompts_follow_what_can_be_learnt_and_a_resumed_run_follows_the_same(tm
     assert all(torch.equal(one[name], other[name]) for name in one)
 
 
+def test_updates_too_small_for_the_weights_are_seen(tmp_path):
+    sound = train(tmp_path / "sound", "pipeline=grpo", "trainer.total_steps=1")
+    small = train(tmp_path / "small", "pipeline=grpo", "trainer.total_steps=1", "actor_rollout_ref.actor.optim.lr=1e-30")
+    found = [(event.metrics["actor/updates"] > 0, event.metrics["actor/weights_unchanged"]) for event in (*sound, *small)]
+    assert found == [(True, 0.0), (True, 1.0)]
+
+
 def test_acting_and_training_agree_on_log_probs(tmp_path):
     events = train(tmp_path / "run", "pipeline=grpo", "trainer.total_steps=1")
     assert 0 < events[0].metrics["rollout/log_prob_gap_mean"] <= events[0].metrics["rollout/log_prob_gap"] < 1e-4

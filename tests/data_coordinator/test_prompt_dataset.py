@@ -255,6 +255,7 @@ def test_prompts_over_length_are_left_out_and_counted(uneven):
         "data/prompts_too_long": 2.0,
         "data/heldout_prompts_too_long": 0.0,
         "data/prompts_also_held_out": 0.0,
+        "data/prompts_nearly_held_out": 0.0,
         "data/epoch": 1.0,
     }
 
@@ -303,6 +304,13 @@ def test_a_question_of_the_validation_files_is_not_trained_on(tmp_path):
     assert stream.metrics()["data/prompts_also_held_out"] == 1.0
     assert [json.loads(prompt.prompt_row)["prompt"][0]["content"] for prompt in stream.draw(1)] == ["asked once"]
     assert len(stream.evaluation_prompts(prompts_per_source=10)) == 2
+
+
+def test_training_prompts_that_differ_from_a_held_out_one_in_case_or_blanks_are_counted(tmp_path):
+    train = written(tmp_path, [row("How  many Eggs?"), row("How many legs?"), row("3-2"), row("how many eggs?")])
+    val = written(tmp_path, [row("how many eggs?"), row("3+2")], name="val.jsonl")
+    counts = loader(train, val=[val]).metrics()
+    assert (counts["data/prompts_also_held_out"], counts["data/prompts_nearly_held_out"]) == (1.0, 1.0)
 
 
 def test_nothing_left_to_train_on_is_refused(tmp_path):

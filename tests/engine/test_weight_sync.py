@@ -47,6 +47,19 @@ def test_the_trained_module_itself_needs_no_copy():
     assert sync.version == engine.version == 1
 
 
+def test_a_sync_says_whether_optimiser_steps_left_the_weights_as_they_were():
+    trained = Trained(linear(0), steps=0)
+    sync = WeightSync(trained=trained, acting=linear(1), engine=Acting(), ranks=OneProcess())
+    found = []
+    for steps, change in [(0, 0.0), (1, 0.0), (2, 0.5), (2, 0.0)]:
+        trained.steps = steps
+        with torch.no_grad():
+            trained.module.bias += change
+        sync.sync()
+        found.append(sync.unchanged)
+    assert found == [False, True, False, False]
+
+
 def test_weights_that_do_not_arrive_stop_the_run():
     class Deaf(nn.Linear):
         def load_state_dict(self, state, **options):

@@ -8,6 +8,7 @@ for all. Whatever is wrong with a row is found here, not hours later, and stops 
 
 import hashlib
 import sys
+import unicodedata
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -31,12 +32,14 @@ ROWS_PER_PART = 4096  # what a process is given at a time: a second or so of tok
 
 @dataclass(frozen=True)
 class PromptIndex:
-    """Of every row; the same on every rank. 16 bytes a row."""
+    """Of every row; the same on every rank. 24 bytes a row."""
 
     length_N: NDArray[np.int32]
     """Tokens of the prompt, with the chat template."""
     question_N: NDArray[np.uint64]
     """First eight bytes of a hash of the prompt: the same question has the same number in every file."""
+    wording_N: NDArray[np.uint64]
+    """Likewise, but questions that differ in case or blanks alone share it."""
     source_N: NDArray[np.int32]
     """Position in `sources`."""
     sources: tuple[str, ...]
@@ -52,6 +55,7 @@ class _Part:
 
     lengths: list[int]
     questions: list[int]
+    wordings: list[int]
     sources: list[str]
     error: str | None = None
 
@@ -69,7 +73,7 @@ class _Parts:
         try:
             return _look_at(self.files.read(self.stretches[number], check=self.check), self.encode)
         except ConfigError as error:
-            return _Part([], [], [], error=str(error))
+            return _Part([], [], [], [], error=str(error))
 
 
 def build_index(
@@ -108,6 +112,7 @@ def build_index(
     return PromptIndex(
         length_N=np.array([length for part in parts for length in part.lengths], np.int32),
         question_N=np.array([question for part in parts for question in part.questions], np.uint64),
+        wording_N=np.array([wording for part in parts for wording in part.wordings], np.uint64),
         source_N=np.array([position[source] for part in parts for source in part.sources], np.int32),
         sources=sources,
     )
@@ -115,26 +120,37 @@ def build_index(
 
 def question_number(row: PromptRow) -> int:
     """Which question it is. The formula of `envs.math.sources` and `envs.math.generators.held_out`, so that both hold out the same ones."""
-    key = "\n".join(f"{entry['role']}: {entry['content']}" for entry in row.prompt)
-    return int.from_bytes(hashlib.sha256(key.encode("utf-8", "surrogatepass")).digest()[:8], "big")
+    return _number_of("\n".join(f"{entry['role']}: {entry['content']}" for entry in row.prompt))
+
+
+def wording_number(row: PromptRow) -> int:
+    """Which question it is but for case, runs of blanks and Unicode's forms of a letter."""
+    text = unicodedata.normalize("NFKC", "\n".join(str(entry["content"]) for entry in row.prompt))
+    return _number_of(" ".join(text.casefold().split()))
+
+
+def _number_of(text: str) -> int:
+    return int.from_bytes(hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest()[:8], "big")
 
 
 def _look_at(rows: Iterable[PromptRow], encode: Encode) -> _Part:
-    part = _Part([], [], [])
+    part = _Part([], [], [], [])
     for row in rows:
         part.lengths.append(len(encode(row.prompt)))
         part.questions.append(question_number(row))
+        part.wordings.append(wording_number(row))
         part.sources.append(sys.intern(row.data_source))  # one of few names, held once
     return part
 
 
 def _joined(parts: Iterable[_Part]) -> _Part:
     """All parts in one, up to the first that has an error."""
-    whole = _Part([], [], [])
+    whole = _Part([], [], [], [])
     for part in parts:
         if part.error is not None:
             return part
         whole.lengths.extend(part.lengths)
         whole.questions.extend(part.questions)
+        whole.wordings.extend(part.wordings)
         whole.sources.extend(part.sources)
     return whole

@@ -24,6 +24,8 @@ class PromptSplit:
     too_long_heldout: int
     also_held_out: int
     """Rows of the training files whose question is in the validation files, too: not trained on."""
+    nearly_held_out: int = 0
+    """Rows that are trained on, and differ from a held-out one in case or blanks alone."""
 
 
 def split_prompts(
@@ -50,12 +52,14 @@ def split_prompts(
     train_rows = np.flatnonzero(~held_N & (~long_N | keeps_long))
     if not len(train_rows):
         raise ConfigError(_nothing_left(train, held_N, max_prompt_length))
+    heldout_rows = np.flatnonzero(candidates_M & (~long_M | keeps_long))
     return PromptSplit(
         train_rows=train_rows,
-        heldout_rows=np.flatnonzero(candidates_M & (~long_M | keeps_long)),
+        heldout_rows=heldout_rows,
         too_long=int((long_N & ~held_N).sum()),
         too_long_heldout=int((long_M & candidates_M).sum()),
         also_held_out=0 if validation is None else int(held_N.sum()),
+        nearly_held_out=int(np.isin(train.wording_N[train_rows], source.wording_N[heldout_rows]).sum()),
     )
 
 
@@ -94,6 +98,7 @@ def counts_of(split: PromptSplit) -> Mapping[str, float]:
         "data/prompts_too_long": float(split.too_long),
         "data/heldout_prompts_too_long": float(split.too_long_heldout),
         "data/prompts_also_held_out": float(split.also_held_out),
+        "data/prompts_nearly_held_out": float(split.nearly_held_out),
     }
 
 
