@@ -11,7 +11,7 @@ class _Exchange:
     """Where threads lay down what they bring, and pick up what all brought."""
 
     def __init__(self, size: int) -> None:
-        self.barrier, self.things = threading.Barrier(size, timeout=30), [None] * size
+        self.barrier, self.things = threading.Barrier(size), [None] * size
 
     def all(self, rank: int, thing: Any) -> list[Any]:
         self.things[rank] = thing

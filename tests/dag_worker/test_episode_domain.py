@@ -30,7 +30,7 @@ def make(tmp_path):
         config = SiiRLArguments()
         config.actor_rollout_ref.rollout.n = 4
         config.env.max_failed_share = max_failed_share
-        pool = EnvPool(env, {"tasks": ["sums-1"]}, 1, 8, cluster="local", deadline_s=60)
+        pool = EnvPool(env, {"tasks": ["sums-1"]}, 1, 8, cluster="local", deadline_s=600)
         workflow = TextWorkflow(pool=pool, tokenizer=ByteTokenizer(), max_prompt_length=max_prompt_length, max_response_length=20)
         rollouts.append(TextRollout(engine=ScriptedEngine(script), pool=pool, workflow=workflow))
         rollouts[-1].start()

@@ -12,7 +12,7 @@ from siirl.dag_worker.prepare import load_graph
 from siirl.params.parser import parse_config
 from tests.engine.ranks_at_work import work_on_ranks
 
-RANKS, LIMIT_S = 2, 240
+RANKS = 2
 SMALL = (
     "env=gymnasium", "env.id=CartPole-v1", "cluster=local", "data.train_batch_size=4", "actor_rollout_ref.rollout.n=3",
     "actor_rollout_ref.actor.ppo_mini_batch_size=2", "actor_rollout_ref.actor.ppo_epochs=1", "actor_rollout_ref.actor.optim.lr=1e-2",
@@ -60,7 +60,7 @@ def work(rank: int, folder: str) -> None:
 def walks():
     """Of each rank: metrics by case and step, and where its stream of prompts was after each step."""
     with tempfile.TemporaryDirectory() as folder:
-        processes = work_on_ranks(work, (folder,), ranks=RANKS, limit_s=LIMIT_S)
+        processes = work_on_ranks(work, (folder,), ranks=RANKS)
         assert [process.exitcode for process in processes] == [0] * RANKS
         return [torch.load(Path(folder) / f"reported_{rank}") for rank in range(RANKS)]
 

@@ -16,7 +16,7 @@ from siirl.dag_worker.rollout_files import read_rollouts
 from siirl.params.parser import parse_config
 from tests.engine.ranks_at_work import work_on_ranks
 
-RANKS, LIMIT_S = 2, 240
+RANKS = 2
 JOB = (
     "env=math", "pipeline=grpo", "cluster=local", "data.train_batch_size=8", "data.max_response_length=6", "actor_rollout_ref.rollout.n=4",
     "actor_rollout_ref.actor.ppo_mini_batch_size=8", "actor_rollout_ref.actor.optim.warmup_steps=0", "env.num_servers=2",
@@ -69,7 +69,7 @@ def folder():
 
 @pytest.fixture(scope="module")
 def reports(folder: Path):
-    processes = work_on_ranks(work, (str(folder),), ranks=RANKS, limit_s=LIMIT_S)
+    processes = work_on_ranks(work, (str(folder),), ranks=RANKS)
     assert [process.exitcode for process in processes] == [0] * RANKS
     return [torch.load(folder / f"reported_{rank}") for rank in range(RANKS)]
 

@@ -55,7 +55,7 @@ def make():
     rollouts = []
 
     def make(script, *, max_prompt_length=50, env=None, **settings):
-        pool = EnvPool("math", {"tasks": ["sums-1"]} | (env or {}), 1, 4, cluster="local", deadline_s=60)
+        pool = EnvPool("math", {"tasks": ["sums-1"]} | (env or {}), 1, 4, cluster="local", deadline_s=600)
         workflow = TextWorkflow(pool=pool, tokenizer=ByteTokenizer(), max_prompt_length=max_prompt_length, max_response_length=50)
         rollouts.append(TextRollout(engine=ScriptedEngine(script), pool=pool, workflow=workflow))
         rollouts[-1].start()

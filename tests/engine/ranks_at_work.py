@@ -11,8 +11,6 @@ from torch import multiprocessing
 
 from siirl.engine.collectives import GroupOfProcesses, join, leave
 
-LIMIT_S = 120  # several times what the slowest of these tests takes on two busy cores
-
 
 def run_on_ranks(function: Callable[..., Any], *arguments: Any, ranks: int = 2) -> list[Any]:
     """`function(collectives, *arguments)` on every rank, at the same time; results in rank order. Raises what a rank raised."""
@@ -23,18 +21,14 @@ def run_on_ranks(function: Callable[..., Any], *arguments: Any, ranks: int = 2) 
     return results
 
 
-def work_on_ranks(work: Callable[..., None], arguments: tuple[Any, ...], *, ranks: int, limit_s: float = LIMIT_S) -> list[Any]:
-    """`work(rank, *arguments)` in a process for each rank; returns the processes when all have ended, killed after `limit_s` each."""
+def work_on_ranks(work: Callable[..., None], arguments: tuple[Any, ...], *, ranks: int) -> list[Any]:
+    """`work(rank, *arguments)` in a process for each rank, which ends with this one; returns the processes when all have ended."""
     context = multiprocessing.get_context("spawn")
-    processes = [context.Process(target=work, args=(rank, *arguments)) for rank in range(ranks)]
+    processes = [context.Process(target=work, args=(rank, *arguments), daemon=True) for rank in range(ranks)]
     for process in processes:
         process.start()
     for process in processes:
-        process.join(limit_s)
-    for process in processes:
-        if process.is_alive():
-            process.kill()
-            process.join()
+        process.join()
     return processes
 
 

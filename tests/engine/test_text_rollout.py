@@ -37,7 +37,7 @@ def make(model):
 
     def make(*, env, max_response_length, lockstep=False, slots=4):
         language_model, tokenizer = model
-        pool = EnvPool(env, {}, 1, slots, cluster="local", deadline_s=60)
+        pool = EnvPool(env, {}, 1, slots, cluster="local", deadline_s=600)
         engine = HFEngine(model=language_model, tokenizer=tokenizer, temperature=TEMPERATURE, max_running=8, lockstep=lockstep)
         workflow = TextWorkflow(pool=pool, tokenizer=tokenizer, max_prompt_length=32, max_response_length=max_response_length)
         rollouts.append(TextRollout(engine=engine, pool=pool, workflow=workflow))

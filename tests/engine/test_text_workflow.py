@@ -25,13 +25,13 @@ ROW = {
     "extra_info": {"page": 7},
 }
 CALL = write_call(ToolCall("calculator", {"expression": "2+3"}))
-TOOL_ARGUMENTS = {"announce": False, "tool_deadline_s": 60.0}
+TOOL_ARGUMENTS = {"announce": False, "tool_deadline_s": 600.0}
 
 
 @pytest.fixture(scope="module", autouse=True)
 def workers_that_outlive_one_environment():
     """A lease on the workers of tools: else each test would start and end its own."""
-    pool = lease(WorkerSettings(target="envs.tools.signatures:call_function", num_workers=2, deadline_s=60.0))
+    pool = lease(WorkerSettings(target="envs.tools.signatures:call_function", num_workers=2, deadline_s=600))
     yield
     release(pool)
 
@@ -49,7 +49,7 @@ def play(script, *, env="math", arguments=None, requests=None, interrupting=None
     lengths = {"max_prompt_length": 600, "max_response_length": 400}
 
     async def episodes():
-        async with EnvPool(env, arguments or {}, 1, 4, cluster="local", deadline_s=60) as pool:
+        async with EnvPool(env, arguments or {}, 1, 4, cluster="local", deadline_s=600) as pool:
             workflow = TextWorkflow(pool=pool, tokenizer=ByteTokenizer(), **lengths | settings)
             running = asyncio.ensure_future(rollout_batch(workflow, engine, requests or [request()]))
             if interrupting:
@@ -319,7 +319,7 @@ def test_whatever_is_said_and_interrupted_the_row_is_what_the_engine_generated(s
     engine = ScriptedEngine(script, pause=1)
 
     async def episode():
-        async with EnvPool("scripted_text:ThreeTurnsEnv", {}, 1, 1, cluster="local", deadline_s=60) as pool:
+        async with EnvPool("scripted_text:ThreeTurnsEnv", {}, 1, 1, cluster="local", deadline_s=600) as pool:
             workflow = TextWorkflow(pool=pool, tokenizer=ByteTokenizer(), max_prompt_length=50, max_response_length=budget)
             data = EpisodeRequest(uid="u", group_id=0, task="more", task_id=0, trial_id=0, seed=0, policy_seed=(1, 2))
             running = asyncio.ensure_future(workflow.arun_episode(engine, data))

@@ -39,7 +39,7 @@ def test_advantages_of_the_example_by_hand(example):
 @pytest.mark.slow
 def test_the_example_learns_to_balance_the_pole(example):
     torch.set_num_threads(1)
-    envs = PoolVectorEnv(EnvPool("gymnasium", {"id": "CartPole-v1"}, 2, 4, cluster="local", deadline_s=60.0))
+    envs = PoolVectorEnv(EnvPool("gymnasium", {"id": "CartPole-v1"}, 2, 4, cluster="local", deadline_s=600))
     settings = example.Settings(total_steps=12_288, learning_rate=1e-3)
     returns = example.train(envs, settings, lambda steps, mean_return, steps_per_s: None)
     envs.close()

@@ -61,8 +61,7 @@ def echo_server(host: str = "127.0.0.1", **options: float) -> Iterator[tuple[Add
     thread = threading.Thread(target=serve, daemon=True)
     thread.start()
     yield address, got
-    thread.join(timeout=10)
-    assert not thread.is_alive()
+    thread.join()
 
 
 @contextmanager
@@ -78,8 +77,7 @@ def fake_server(behave: Callable[[socket.socket], None]) -> Iterator[Address]:
         thread = threading.Thread(target=serve, daemon=True)
         thread.start()
         yield listener.getsockname()
-        thread.join(timeout=10)
-        assert not thread.is_alive()
+        thread.join()
 
 
 def connected_pair() -> tuple[socket.socket, socket.socket]:
@@ -96,7 +94,7 @@ class Inbox:
         self.end = ClientEnd(on_message=lambda message: self._come.put_nowait(bytes(message)), on_lost=self._come.put_nowait)
 
     async def next(self) -> bytes | ConnectionError:
-        return await asyncio.wait_for(self._come.get(), timeout=10)
+        return await self._come.get()
 
     @property
     def is_empty(self) -> bool:
@@ -157,7 +155,7 @@ def test_strangers_who_are_silent_or_leave_keep_nobody_waiting(run):
 
 def test_a_silent_stranger_is_sent_away_after_the_deadline(run):
     with echo_server(deadline_s=0.05) as (address, _):
-        with socket.create_connection(address, timeout=10) as stranger:
+        with socket.create_connection(address) as stranger:
             assert len(stranger.recv(1000)) == 32  # the server's number
             assert stranger.recv(1000) == b""
         assert run(echoed(address, [b"hello"]))[0] == b"hello"
@@ -209,7 +207,7 @@ def test_what_a_pool_said_to_one_server_opens_no_other(run):
         run(introduce())
     assert len(recorded) == 64
     with echo_server() as (address, got):
-        with socket.create_connection(address, timeout=10) as thief:
+        with socket.create_connection(address) as thief:
             thief.sendall(recorded + HEADER.pack(5) + b"hello")
             with suppress(ConnectionResetError):  # what was not read is refused with a reset
                 while thief.recv(1000):

@@ -8,6 +8,7 @@ import sys
 import numpy as np
 import pytest
 from probe_envs import WalkEnv
+from virtual_time import run_in_virtual_time
 
 from envs.base import FrameRequest
 from siirl.env_server.pool import EnvPool
@@ -17,7 +18,7 @@ WALK = "probe_envs:WalkEnv"
 
 
 def local_pool(name=WALK, kwargs=None, num_servers=2, envs_per_server=1, **changes):
-    return EnvPool(name, kwargs or {}, num_servers, envs_per_server, **{"cluster": "local", "deadline_s": 5.0, **changes})
+    return EnvPool(name, kwargs or {}, num_servers, envs_per_server, **{"cluster": "local", "deadline_s": 600.0, **changes})
 
 
 async def run_episode(pool, seed, *, chunk=4, options=None):
@@ -126,8 +127,8 @@ def test_after_a_fault_the_episode_ends_as_without_it(fault, tmp_path):
         async with local_pool("probe_envs:FaultyEnv", kwargs, deadline_s=0.3) as pool:
             return await run_episodes(pool, range(4)), pool.stats()
 
-    wanted, calm = asyncio.run(episodes(0))
-    got, stats = asyncio.run(episodes(2))
+    wanted, calm = run_in_virtual_time(episodes(0))
+    got, stats = run_in_virtual_time(episodes(2))
     assert got == wanted
     assert (calm["env/replays"], stats["env/replays"], stats["env/failures"]) == (0, 2, 0)
     assert stats["env/steps"] == calm["env/steps"] == sum(entry[-1] for episode in wanted for entry in episode[1:])

@@ -14,7 +14,7 @@ from siirl.errors import ConfigError, UnknownNameError
 
 def make_envs(name="probe_envs:WalkEnv", kwargs=None, num_envs=3, **options):
     options.setdefault("observation_entry", "proprioception")
-    return PoolVectorEnv(EnvPool(name, kwargs or {}, num_envs, 1, cluster="local", deadline_s=30.0), **options)
+    return PoolVectorEnv(EnvPool(name, kwargs or {}, num_envs, 1, cluster="local", deadline_s=600.0), **options)
 
 
 def cartpole(num_envs=3, **options):

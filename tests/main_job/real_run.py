@@ -28,7 +28,7 @@ CARTPOLE = ("env=gymnasium", "env.id=CartPole-v1")
 # ray/_private/utils.py), 2 s after they found the raylet gone; 62 s were measured. They hold no simulator and no port that a run needs.
 RAY_AGENTS = ("ray::DashboardAgent", "ray::RuntimeEnvAgent")
 AGENTS_END_WITHIN_S = 120.0
-START_S = 400.0  # until something is seen of a run: ten times what it takes on two idle cores
+START_S = 1500.0  # until something is seen of a run, which takes 40 s on two idle cores; for hangs alone
 
 
 class RealRun:
@@ -81,7 +81,7 @@ class RealRun:
         """Exit status of the command."""
         return self.process.wait(timeout=timeout_s)
 
-    def seconds_until_gone(self, *, timeout_s: float = 60.0, but: Sequence[str] = ()) -> float:
+    def seconds_until_gone(self, *, timeout_s: float = 600.0, but: Sequence[str] = ()) -> float:
         """How long it takes until no process of the run lives, but those of the titles `but`."""
         begin = time.monotonic()
         while left := {pid: title for pid, title in self.processes().items() if title not in but}:

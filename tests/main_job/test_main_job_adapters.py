@@ -21,7 +21,6 @@ def files_of(checkpoint):
 
 
 @pytest.mark.slow  # two runs that import peft, for each number of ranks
-@pytest.mark.timeout(900)
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_adapters_train_go_on_and_are_read_as_a_plain_policy(start_run, ranks):
     words = (*JOB, f"trainer.n_gpus_per_node={ranks}", f"env.num_servers={ranks}", "actor_rollout_ref.rollout.n=4")

@@ -15,7 +15,7 @@ from contextlib import nullcontext, suppress
 from pathlib import Path
 
 import pytest
-from real_run import RAY_AGENTS, START_S, descendants_of, living_processes
+from real_run import RAY_AGENTS, descendants_of, living_processes
 
 from siirl.errors import ConfigError
 from siirl.execution.scheduler.placement import Layout, Machine, require_machines
@@ -55,7 +55,7 @@ def cluster(ray_home: Path) -> Iterator[str]:
         port = listener.getsockname()[1]
     words = ["start", "--head", f"--port={port}", "--num-cpus=2", "--num-gpus=2", "--include-dashboard=false", "--disable-usage-stats"]
     environment = os.environ | {"RAY_TMPDIR": str(ray_home)}
-    subprocess.run([RAY, *words], env=environment, check=True, capture_output=True, timeout=START_S)
+    subprocess.run([RAY, *words], env=environment, check=True, capture_output=True)
     yield f"127.0.0.1:{port}"
     servers = {pid for pid, title in living_processes() if str(ray_home) in title}
     for pid in servers | descendants_of(servers):  # workers and agents do not name the folder; the raylet is their parent
@@ -179,7 +179,7 @@ def test_a_cluster_that_is_there_is_used_and_stays(cluster: str, ray_home: Path,
     assert not any("gcs_server" in title for title in own_titles)  # it started no Ray of its own
     assert before == servers_of(ray_home)
     with_token = os.environ | {"RAY_AUTH_MODE": "token"}
-    subprocess.run([RAY, "status", f"--address={cluster}"], env=with_token, check=True, capture_output=True, timeout=START_S)
+    subprocess.run([RAY, "status", f"--address={cluster}"], env=with_token, check=True, capture_output=True)
     deadline = time.monotonic() + 60
     while left := [title for pid, title in living_processes() if title.startswith(OF_A_RUN) and pid in descendants_of(before)]:
         assert time.monotonic() < deadline, left
@@ -192,7 +192,7 @@ def second_machine(cluster: str, ray_home: Path) -> str:
     address = "127.0.0.2"
     words = ["start", f"--address={cluster}", f"--node-ip-address={address}", "--num-cpus=2", "--num-gpus=2", "--disable-usage-stats"]
     environment = os.environ | {"RAY_TMPDIR": str(ray_home), "RAY_AUTH_MODE": "token"}
-    subprocess.run([RAY, *words], env=environment, check=True, capture_output=True, timeout=START_S)
+    subprocess.run([RAY, *words], env=environment, check=True, capture_output=True)
     return address
 
 
@@ -202,7 +202,7 @@ def test_ranks_share_machines_in_order_and_the_first_is_beside_the_command(
     """With and without GPUs, and in the command's folder; GPUs that others hold are waited for, and that is said."""
     command = [sys.executable, str(Path(__file__).with_name("placed_ranks.py")), cluster]
     environment = os.environ | {"RAY_TMPDIR": str(ray_home)}
-    process = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=START_S, check=False)
+    process = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert process.returncode == 0, process.stderr
     saw = json.loads(process.stdout.splitlines()[-1])
     machine_of_each = [saw["here"], saw["here"], second_machine, second_machine]

@@ -43,7 +43,6 @@ def built(stand_ins):
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
 @each_task
 def test_first_state_settles_and_the_goal_can_be_reached(task, built):
     simulator = built(task)
@@ -53,7 +52,6 @@ def test_first_state_settles_and_the_goal_can_be_reached(task, built):
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
 @each_task
 def test_drawn_states_settle(task, built):
     drawn = random.Random(task.name).sample(range(1, STATES), DRAWN)

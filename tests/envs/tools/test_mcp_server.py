@@ -175,13 +175,13 @@ def test_a_process_never_waits_for_its_standard_error_to_be_read():
     program = "import sys; sys.stderr.write('x' * 8_000_000 + 'the end')"
     streams = [ErrorStream() for _ in range(3)]
     for stream in streams:
-        subprocess.run([sys.executable, "-S", "-c", program], stderr=stream.write_end, timeout=120, check=True)  # no event loop anywhere
+        subprocess.run([sys.executable, "-S", "-c", program], stderr=stream.write_end, check=True)  # no event loop anywhere
         assert stream.tail() == "…" + "x" * (KEPT_BYTES - len("the end")) + "the end"
     assert len(reading_threads()) == 1
     for stream in streams:
         stream.close()
     for thread in reading_threads():
-        thread.join(timeout=60)
+        thread.join()
     assert reading_threads() == []
 
 
