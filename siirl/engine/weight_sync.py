@@ -6,7 +6,6 @@ whole copy for acting, which is filled here. An engine with weights of its own (
 """
 
 import copy
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -29,7 +28,7 @@ class Evidence:
     trained: float
     acting: float
     tolerance: float = 0.0
-    """Largest difference: none where the same numbers are added up, rounding where two programs compute the same."""
+    """Largest difference: none between checksums, rounding where two programs compute the same."""
 
     @property
     def agrees(self) -> bool:
@@ -108,13 +107,13 @@ class WeightSync:
 
     def receive_weights(self, state: Mapping[str, torch.Tensor], version: int) -> None:
         """See `siirl.engine.train_engine.WeightReceiver`; the version is the number of optimiser steps."""
-        evidence = self.acting.take_weights(state)
-        everywhere = self.ranks.gather_objects(evidence)
-        if not all(math.isfinite(piece.trained) for pieces in everywhere for piece in pieces):
+        finite = all(bool(tensor.isfinite().all()) for tensor in state.values())
+        if not all(self.ranks.gather_objects(finite)):
             raise InvariantError(
                 f"The policy's weights are not finite after {version} updates. Before the first update: look at the weights that the run "
                 "starts from (actor_rollout_ref.model.path, or the policy's own); later: lower actor_rollout_ref.actor.optim.lr."
             )
+        everywhere = self.ranks.gather_objects(self.acting.take_weights(state))
         exact = [[piece for piece in pieces if piece.tolerance == 0.0] for pieces in everywhere]
         if any(not piece.agrees for pieces in everywhere for piece in pieces) or any(pieces != exact[0] for pieces in exact):
             found = [[(piece.trained, piece.acting) for piece in pieces] for pieces in everywhere]

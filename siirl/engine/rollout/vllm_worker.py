@@ -26,7 +26,7 @@ class WorkerExtension:
         """
         self.model_runner.get_model().logits_processor.scale *= factor
 
-    def siirl_load_weights(self, file: str) -> float:
+    def siirl_load_weights(self, file: str) -> int:
         """Replace all weights; returns the checksum of what was read.
 
         vLLM 0.32 packs the matrices of linear layers for the CPU. `reload_weights` undoes and redoes that, except for a head that is tied
