@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from siirl.dag_worker.metrics import Reduced
@@ -122,7 +123,8 @@ def no_update_line(metrics: Mapping[str, Reduced]) -> str:
 
 def stage_line(metrics: Mapping[str, Reduced]) -> str:
     """Seconds of the slowest stages, longest first; empty without `time/<node>_s`."""
-    seconds = {name[len("time/") : -len("_s")]: value for name, value in metrics.items() if name.startswith("time/")}
+    stages = [name for name in metrics if name.startswith("time/") and name.endswith("_s")]
+    seconds = {name[len("time/") : -len("_s")]: metrics[name] for name in stages}
     total = seconds.pop("step", None)
     slowest = sorted(((value, stage) for stage, value in seconds.items() if isinstance(value, float)), reverse=True)[:_STAGES_SHOWN]
     parts = [f"{stage} {value:.2g}" for value, stage in slowest]
@@ -156,5 +158,5 @@ def _interval_table(title: str, columns: Mapping[str, Mapping[str, Any]]) -> Tab
     table = Table("task", *columns, title=title, title_justify="left")
     tasks = dict.fromkeys(task for measured in columns.values() for task in measured)
     for task in sorted(tasks, key=all_last):
-        table.add_row(task, *(str(measured.get(task, "-")) for measured in columns.values()))
+        table.add_row(escape(task), *(str(measured.get(task, "-")) for measured in columns.values()))
     return table

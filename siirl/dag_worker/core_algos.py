@@ -166,7 +166,7 @@ def _per_token(function: PolicyLossFn) -> Callable[..., PolicyLoss]:
         metrics = dict(zip(_SCALARS, shares, strict=True))
         return PolicyLoss(
             loss_BT=shares_BT * scalar,
-            metrics_BT={name: torch.as_tensor(value).detach().float().expand(kept_BT.shape) for name, value in metrics.items()},
+            metrics_BT=metrics,
         )
 
     loss.__module__, loss.__qualname__ = function.__module__, function.__qualname__

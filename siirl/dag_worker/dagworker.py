@@ -89,7 +89,7 @@ class DAGWorker:
         torch.use_deterministic_algorithms(config.trainer.deterministic)
         self.ranks = join(rank=rank, world_size=world_size, init_method=init_method, device=self.device, backend=backend)
         self.redistribution: Redistribution = StayOnRank() if connect is None else connect(rank)
-        self.metrics = MetricWorker(gather=self.ranks.gather_objects)
+        self.metrics = MetricWorker(gather=self.ranks.gather_objects, warns=rank == 0)
         self.global_steps = 0
         self.parts: Rank | None = None
 
@@ -208,7 +208,8 @@ class DAGWorker:
         )
         if self.config.dag.enable_perf and self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
-        self.metrics.record({**output.metrics, f"time/{node.node_id}_s": time.perf_counter() - started})
+        self.metrics.record(output.metrics)
+        self.metrics.record({f"time/{node.node_id}_s": time.perf_counter() - started})
         return output
 
     def _prompts(self, more: int = 0) -> TensorDict:

@@ -1,11 +1,16 @@
 """MetricWorker: what the stages of one rank record during a step, and the step's metrics over all ranks.
 
-Plain Python: the exchange between ranks is a function that is handed in, for example torch.distributed's all_gather_object.
+The exchange between ranks is a function that is handed in, for example torch.distributed's all_gather_object.
 """
 
-from collections.abc import Callable, Mapping
+import logging
+from collections.abc import Callable
+from typing import Any
 
-from siirl.dag_worker.metrics import Reduced, Value, check_value, merge_rounds, reduce_metrics
+from siirl.dag_worker.metric_values import plain_record
+from siirl.dag_worker.metrics import Reduced, Value, complaints, merge_rounds, reduce_metrics
+
+logger = logging.getLogger(__name__)
 
 Record = dict[str, Value]
 Gather = Callable[[list[Record]], list[list[Record]]]
@@ -17,28 +22,32 @@ def only_rank(records: list[Record]) -> list[list[Record]]:
 
 
 class MetricWorker:
-    """Collects the metrics of one step.
+    """Collects the metrics of one step. Metrics of any name and value are taken: a curve is not worth a run.
 
     Args:
         gather: Takes the records of this rank and returns those of all ranks, in order of rank; every rank calls it once a step.
+        warns: Whether this rank warns, once a name, of what is odd about a metric of any rank.
     """
 
-    def __init__(self, *, gather: Gather = only_rank) -> None:
-        self._gather = gather
+    def __init__(self, *, gather: Gather = only_rank, warns: bool = True) -> None:
+        self._gather, self._warns = gather, warns
         self._records: list[Record] = []
+        self._warned: set[str] = set()
 
-    def record(self, metrics: Mapping[str, Value]) -> None:
-        """Keep `metrics` for the end of the step; refused here, where the stage that made them is on the stack.
-
-        Raises:
-            UnknownNameError: A name that is not declared.
-            TypeError: A value of another kind than its reduction takes.
-        """
-        for name, value in metrics.items():
-            check_value(name, value)
-        self._records.append(dict(metrics))
+    def record(self, metrics: Any) -> None:
+        """Keep `metrics`, a mapping from names to numbers, for the end of the step."""
+        self._records.append(plain_record(metrics))
 
     def reduce(self) -> dict[str, Reduced]:
         """The metrics of the step over all ranks, the same on every rank; the next step starts empty."""
-        records, self._records = merge_rounds(self._records), []
-        return reduce_metrics(record for rank in self._gather(records) for record in rank)
+        mine, self._records = merge_rounds(self._records), []
+        records = [record for rank in self._gather(mine) for record in rank]
+        if self._warns:
+            self._warn(complaints(records))
+        return reduce_metrics(records)
+
+    def _warn(self, sentences: dict[str, str]) -> None:
+        for name, sentence in sentences.items():
+            if name not in self._warned:
+                logger.warning(sentence)
+        self._warned |= sentences.keys()

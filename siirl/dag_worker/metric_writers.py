@@ -5,6 +5,7 @@ One process of a run writes. Each writer takes the reduced metrics of a step; a 
 
 import contextlib
 import importlib.util
+import math
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -21,7 +22,12 @@ from siirl.errors import ConfigError, UnknownNameError
 
 METRICS_FILE = "metrics.jsonl"
 WARNINGS_FILE = "warnings.txt"
+ROW_KEYS = ("step", "time", "notice")
+"""What a line of metrics.jsonl has beside the metrics; a metric of such a name is written as `metric/<name>`."""
 TENSORBOARD_FOLDER = "tensorboard"
+
+LARGEST_BIN = 5e19
+"""Where TensorBoard's bins end, about; it refuses a histogram with nothing in them."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +64,8 @@ class JsonlWriter:
 
     def write(self, *, step: int, metrics: Mapping[str, Reduced]) -> None:
         """Append one line."""
-        values = {name: quantiles(value) if isinstance(value, list) else value for name, value in metrics.items()}
+        named = {f"metric/{name}" if name in ROW_KEYS else name: value for name, value in metrics.items()}
+        values = {name: quantiles(value) if isinstance(value, list) else value for name, value in named.items()}
         self._file.append({"step": step, "time": round(time.time(), 3), **self._notice, **values})
 
     def close(self) -> None:
@@ -82,8 +89,8 @@ class TensorBoardWriter:
         for name, value in metrics.items():
             if not isinstance(value, list):
                 self._events.add_scalar(name, value, step)
-            elif value:
-                self._events.add_histogram(name, np.asarray(value), step)
+            elif finite := _finite(value):
+                self._events.add_histogram(name, np.clip(finite, -LARGEST_BIN, LARGEST_BIN), step)
         self._events.flush()
 
     def close(self) -> None:
@@ -114,9 +121,10 @@ class WandbWriter:
             ) from error
 
     def write(self, *, step: int, metrics: Mapping[str, Reduced]) -> None:
-        """Send the step; empty distributions are left out."""
-        values = {name: self._histogram(value) if isinstance(value, list) else value for name, value in metrics.items() if value != []}
-        self._run.log(values, step=step)
+        """Send the step; distributions without a finite value are left out."""
+        numbers = {name: value for name, value in metrics.items() if not isinstance(value, list)}
+        lists = {name: _finite(value) for name, value in metrics.items() if isinstance(value, list)}
+        self._run.log(numbers | {name: self._histogram(value) for name, value in lists.items() if value}, step=step)
 
     def close(self) -> None:
         """Finish the upload."""
@@ -199,9 +207,15 @@ class MetricWriters:
         self._open.close()
 
 
+def _finite(values: Sequence[float]) -> list[float]:
+    """Those that have a place in a histogram."""
+    return [value for value in values if math.isfinite(value)]
+
+
 def quantiles(values: Sequence[float]) -> dict[str, float | int]:
     """Count, smallest, quartiles and largest of `values`."""
     if not values:
         return {"count": 0}
-    points = np.quantile(np.asarray(values, dtype=np.float64), [0.0, 0.25, 0.5, 0.75, 1.0])
+    with np.errstate(invalid="ignore", over="ignore"):  # between two infinities lies NaN
+        points = np.quantile(np.asarray(values, dtype=np.float64), [0.0, 0.25, 0.5, 0.75, 1.0])
     return {"count": len(values), **{name: float(point) for name, point in zip(("min", "p25", "p50", "p75", "max"), points, strict=True)}}

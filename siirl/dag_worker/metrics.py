@@ -1,7 +1,8 @@
 """Every metric of a run: its name `area/name`, what it means, and how the values of several ranks become one.
 
-A name that is not declared in `METRICS` is refused, so that no reduction is ever guessed from a name. `reduce_metrics` is pure;
-`siirl.dag_worker.metric_worker` calls it, and `siirl.dag_worker.metric_writers` shows the result.
+No reduction is guessed from a name. A name that is not declared in `METRICS`, a node's of the user's own, becomes its mean over ranks. No
+metric ends a run: `reduce_metrics` takes every value that `siirl.dag_worker.metric_values` makes, and `complaints` says what is odd about
+them. Both are pure; `siirl.dag_worker.metric_worker` calls them, and `siirl.dag_worker.metric_writers` shows the result.
 """
 
 import enum
@@ -23,7 +24,13 @@ class Weighted(NamedTuple):
     weight: float
 
 
-Value = float | Weighted | Sequence[float]
+class Unusable(NamedTuple):
+    """Stands for a recorded value that is no number, and says what it was; it travels, so that rank 0 can name it."""
+
+    what: str
+
+
+Value = float | Weighted | Sequence[float] | Unusable
 """What a rank records: a number, a weighted mean (reduction `MEAN`), or all values of a distribution (`DISTRIBUTION`)."""
 Reduced = float | list[float]
 
@@ -40,7 +47,7 @@ class Reduction(enum.Enum):
     MEAN = "mean over all things"
     """Means, recorded as `Weighted`; weight 0 everywhere leaves the metric out."""
     RANK_MEAN = "mean over ranks"
-    """Shares that each rank has for itself, such as how busy its simulators are."""
+    """Shares that each rank has for itself, such as how busy its simulators are; and what nobody has declared."""
     MAX = "maximum"
     """Gaps and peaks."""
     MIN = "minimum"
@@ -206,12 +213,18 @@ def declaration(name: str) -> Metric:
     Raises:
         UnknownNameError: No declaration fits.
     """
+    found = find_declaration(name)
+    if found is not None:
+        return found
+    raise UnknownNameError.of(kind="metric (declare it with siirl.dag_worker.metrics.register_metric)", name=name, known=METRICS)
+
+
+def find_declaration(name: str) -> Metric | None:
+    """As `declaration`; None where none fits."""
     if name in METRICS:
         return METRICS[name]
-    for declared, metric in METRICS.items():
-        if "<" in declared and _pattern(declared).fullmatch(name):
-            return metric
-    raise UnknownNameError.of(kind="metric (declare it with siirl.dag_worker.metrics.register_metric)", name=name, known=METRICS)
+    fitting = (metric for declared, metric in METRICS.items() if "<" in declared and _pattern(declared).fullmatch(name))
+    return next(fitting, None)
 
 
 @functools.cache
@@ -222,67 +235,139 @@ def _pattern(declared: str) -> re.Pattern[str]:
 def reduce_metrics(records: Iterable[Mapping[str, Value]]) -> dict[str, Reduced]:
     """One value a name, from what all ranks recorded in a step; not every record has every name.
 
-    Raises:
-        UnknownNameError: A name that is not declared.
-        TypeError: A value of another kind than its reduction takes.
+    A value of another kind than its reduction takes counts as what it is nearest to (`_fitted`); one that is no number is left out.
     """
-    values: dict[str, list[Value]] = {}
-    reductions: dict[str, Reduction] = {}
-    for record in records:
-        for name, value in record.items():
-            reductions[name] = check_value(name, value)
-            values.setdefault(name, []).append(value)
-    reduced = {name: _REDUCE[reduction](values[name]) for name, reduction in reductions.items()}
+    reduced: dict[str, Reduced | None] = {}
+    for name, values in _by_name(records).items():
+        reduction = reduction_of(name, values)
+        fitted = [value for value in (_fitted(value, reduction) for value in values) if value is not None]
+        reduced[name] = _REDUCE[reduction](fitted) if fitted else None
     return {name: value for name, value in reduced.items() if value is not None}
 
 
+def complaints(records: Iterable[Mapping[str, Value]]) -> dict[str, str]:
+    """What is odd about the metrics of a step, one sentence a name: not declared, no number, or of another kind than declared."""
+    found: dict[str, str] = {}
+    for name, values in _by_name(records).items():
+        declared = find_declaration(name)
+        sentences = (_complaint(name, value, declared) for value in values)
+        sentence = next((sentence for sentence in sentences if sentence is not None), None)
+        if sentence is not None:
+            found[name] = sentence
+    return found
+
+
 def merge_rounds(records: Iterable[Mapping[str, Value]]) -> list[dict[str, Value]]:
-    """The records of one rank and step, with its rates and durations of several rounds made one each."""
-    rest: list[dict[str, Value]] = []
-    several: dict[str, list[Any]] = {}
+    """The records of one rank and step, with its rates, durations and shares of several rounds made one each."""
+    records = list(records)
+    several: dict[str, Any] = {}
+    for name, values in _by_name(records).items():
+        reduction = reduction_of(name, values)
+        if reduction in _MERGE and all(isinstance(value, numbers.Real) for value in values):
+            several[name] = _MERGE[reduction](values)
+    rest = [{name: value for name, value in record.items() if name not in several} for record in records]
+    return [*rest, several]
+
+
+def reduction_of(name: str, values: Iterable[Value]) -> Reduction:
+    """How these values become one: as declared; else all of them where one is a list, and otherwise their mean."""
+    declared = find_declaration(name)
+    if declared is not None:
+        return declared.reduction
+    kinds = {_kind(value) for value in values}
+    return next((reduction for reduction in (Reduction.DISTRIBUTION, Reduction.MEAN) if reduction in kinds), Reduction.RANK_MEAN)
+
+
+def _by_name(records: Iterable[Mapping[str, Value]]) -> dict[str, list[Value]]:
+    values: dict[str, list[Value]] = {}
     for record in records:
-        merged = {name: value for name, value in record.items() if check_value(name, value) in _MERGE}
-        rest.append({name: value for name, value in record.items() if name not in merged})
-        for name, value in merged.items():
-            several.setdefault(name, []).append(value)
-    return [*rest, {name: _MERGE[declaration(name).reduction](values) for name, values in several.items()}]
+        for name, value in record.items():
+            values.setdefault(name, []).append(value)
+    return values
 
 
-def check_value(name: str, value: Value) -> Reduction:
-    """The reduction of `name`, if `value` is of the kind that it takes.
+def _kind(value: Value) -> Reduction | None:
+    """The reduction that takes such a value; RANK_MEAN stands for all that take a number, None is for what is none."""
+    if isinstance(value, Weighted):
+        return Reduction.MEAN
+    if isinstance(value, Unusable):
+        return None
+    return Reduction.RANK_MEAN if isinstance(value, numbers.Real) else Reduction.DISTRIBUTION
 
-    Raises:
-        UnknownNameError: A name that is not declared.
-        TypeError: A value of another kind.
+
+def _complaint(name: str, value: Value, declared: Metric | None) -> str | None:
+    if isinstance(value, Unusable):
+        return f"Metric {name!r:.100} is left out: a number or a list of numbers can be logged, and this is {value.what}."
+    if declared is None:
+        return (
+            f"Metric {name!r:.100} is not declared: its mean over ranks is logged, of a list all values. "
+            "siirl.dag_worker.metrics.register_metric declares another reduction."
+        )
+    takes = declared.reduction if declared.reduction in _WANTED else Reduction.RANK_MEAN
+    if _kind(value) is takes:
+        return None
+    counted = _COUNTED[takes]
+    return f"Metric {name!r:.100} ({declared.reduction.value}) takes {_WANTED[takes]}; got {value!r:.80}, which counts as {counted}."
+
+
+def _fitted(value: Value, reduction: Reduction) -> Any:
+    """`value` in the form that the reduction takes; None where nothing of it can be used.
+
+    A number for a weighted mean has weight 1; of a list for a number the mean counts; a number is a distribution of one.
     """
-    reduction = declaration(name).reduction
+    if isinstance(value, Unusable):
+        return None
+    if isinstance(value, Weighted):
+        return value if reduction is Reduction.MEAN else _fitted(value.value, reduction)
+    values = [*value] if isinstance(value, Sequence) else [value]
+    if reduction is Reduction.DISTRIBUTION:
+        return values
+    mean = Weighted(_sum(values) / max(len(values), 1), len(values))
     if reduction is Reduction.MEAN:
-        fits, wanted = isinstance(value, Weighted), "Weighted(mean, number of things), so that ranks with unequal shares add up right"
-    elif reduction is Reduction.DISTRIBUTION:
-        fits, wanted = isinstance(value, list | tuple) and not isinstance(value, Weighted), "a list of numbers"
-    else:
-        fits, wanted = isinstance(value, numbers.Real), "a number"
-    if not fits:
-        raise TypeError(f"Metric {name!r} ({reduction.value}) takes {wanted}; got {value!r}.")
-    return reduction
+        return mean
+    return mean.value if values else None
+
+
+def _sum(values: Iterable[float]) -> float:
+    """Exact where it is finite; `math.fsum` refuses infinities of both signs and sums that no float can hold."""
+    values = list(values)
+    return math.fsum(values) if abs(sum(map(abs, values))) < math.inf else float(sum(values))
 
 
 def _weighted_mean(values: Sequence[Any]) -> float | None:
-    total = math.fsum(value.weight for value in values)
-    return math.fsum(value.value * value.weight for value in values if value.weight) / total if total else None
+    total = _sum(value.weight for value in values)
+    return _sum(value.value * value.weight for value in values if value.weight) / total if total else None
 
+
+def _mean(values: Sequence[Any]) -> float:
+    return _sum(values) / len(values)
+
+
+_WANTED = {
+    Reduction.MEAN: "Weighted(mean, number of things), so that ranks with unequal shares add up right",
+    Reduction.DISTRIBUTION: "a list of numbers",
+    Reduction.RANK_MEAN: "a number",
+}
+
+_COUNTED = {
+    Reduction.MEAN: "one thing a rank, or as the things of the list",
+    Reduction.DISTRIBUTION: "one value",
+    Reduction.RANK_MEAN: "its mean",
+}
+"""What a value of another kind is taken for, by the reduction that takes it."""
 
 _MERGE: dict[Reduction, Callable[[Sequence[Any]], float]] = {
-    Reduction.RATE: lambda values: math.fsum(values) / len(values),
-    Reduction.DURATION: lambda values: float(math.fsum(values)),
+    Reduction.RATE: _mean,
+    Reduction.RANK_MEAN: _mean,
+    Reduction.DURATION: _sum,
 }
 
 _REDUCE: dict[Reduction, Callable[[Sequence[Any]], Reduced | None]] = {
-    Reduction.SUM: lambda values: float(math.fsum(values)),
-    Reduction.RATE: lambda values: float(math.fsum(values)),
+    Reduction.SUM: _sum,
+    Reduction.RATE: _sum,
     Reduction.DURATION: lambda values: float(max(values)),
     Reduction.MEAN: _weighted_mean,
-    Reduction.RANK_MEAN: lambda values: math.fsum(values) / len(values),
+    Reduction.RANK_MEAN: _mean,
     Reduction.MAX: lambda values: float(max(values)),
     Reduction.MIN: lambda values: float(min(values)),
     Reduction.LAST: lambda values: float(values[-1]),

@@ -139,7 +139,9 @@ def _evaluation_figure(rows: Sequence[Row]) -> str:
         steps = [step for step, rates in evaluated if task in rates]
         intervals = [rates[task] for _, rates in evaluated if task in rates]
         strong = task == "all" or len(tasks) == 1
-        line = axes.plot(steps, [100 * i.rate for i in intervals], marker="o", markersize=3, linewidth=2.2 if strong else 0.8, label=task)
+        line = axes.plot(
+            steps, [100 * i.rate for i in intervals], marker="o", markersize=3, linewidth=2.2 if strong else 0.8, label=_as_it_is(task)
+        )
         if strong:
             low, high = [100 * i.low for i in intervals], [100 * i.high for i in intervals]
             axes.fill_between(steps, low, high, alpha=0.2, color=line[0].get_color())
@@ -162,13 +164,23 @@ def _figure(panel: Panel, rows: Sequence[Row]) -> str:
 def _time_figure(rows: Sequence[Row]) -> str:
     """Seconds of every stage, stacked."""
     trained = [row for row in rows if row["step"] > 0]
-    names = [name for name in dict.fromkeys(name for row in trained for name in row) if name.startswith("time/") and name != "time/step_s"]
+    stages = dict.fromkeys(name for row in trained for name in row if name.startswith("time/") and name.endswith("_s"))
+    names = [name for name in stages if name != "time/step_s"]
     if not names:
         return ""
     figure, axes = _axes("Seconds a stage", percent=False)
-    labels = [name.removeprefix("time/").removesuffix("_s") for name in names]
-    axes.stackplot([row["step"] for row in trained], [[row.get(name) or 0.0 for row in trained] for name in names], labels=labels)
+    labels = [_as_it_is(name.removeprefix("time/").removesuffix("_s")) for name in names]
+    axes.stackplot([row["step"] for row in trained], [[_seconds(row.get(name)) for row in trained] for name in names], labels=labels)
     return _svg(figure, axes)
+
+
+def _seconds(value: Any) -> float:
+    return float(value) if isinstance(value, int | float) else 0.0  # a row may lack a stage
+
+
+def _as_it_is(name: str) -> str:
+    """A name as matplotlib shows it letter by letter: it takes what stands between two dollars for a formula."""
+    return name.replace("$", r"\$")
 
 
 def _axes(title: str, *, percent: bool) -> tuple[Figure, Axes]:

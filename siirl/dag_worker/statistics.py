@@ -83,8 +83,14 @@ def evaluations(metrics: Mapping[str, Any], *, kind: str = "") -> dict[str, Succ
     """
     suffix = f"/{kind}episodes"
     tasks = [name[len("val/") : -len(suffix)] for name in metrics if name.startswith("val/") and name.endswith(suffix)]
-    counts = {task: (metrics[f"val/{task}/{kind}successes"], metrics[f"val/{task}{suffix}"]) for task in sorted(tasks, key=all_last)}
-    return {task: success_interval(round(successes), round(episodes)) for task, (successes, episodes) in counts.items()}
+    found = {task: (metrics.get(f"val/{task}/{kind}successes"), metrics[f"val/{task}{suffix}"]) for task in sorted(tasks, key=all_last)}
+    counted: dict[str, tuple[Any, Any]] = {task: counts for task, counts in found.items() if _are_counts(*counts)}
+    return {task: success_interval(round(successes), round(episodes)) for task, (successes, episodes) in counted.items()}
+
+
+def _are_counts(successes: Any, episodes: Any) -> bool:
+    """Whether an evaluation has counted these: a node of the user's own may log a name like it."""
+    return isinstance(successes, int | float) and isinstance(episodes, int | float) and 0 <= successes <= episodes < math.inf
 
 
 @dataclass(frozen=True)
@@ -133,13 +139,14 @@ def mean_scores(metrics: Mapping[str, Any], *, kind: str = "") -> dict[str, Mean
 
     Empty where the environment grades every episode. `kind="argmax_"` reads those of the most probable actions.
     """
-    suffix = f"/{kind}mean_score"
+    suffix, counted = f"/{kind}mean_score", f"/{kind}scored_episodes"
     tasks = [name[len("val/") : -len(suffix)] for name in metrics if name.startswith("val/") and name.endswith(suffix)]
+    tasks = [task for task in tasks if f"val/{task}{counted}" in metrics]
     return {
         task: mean_interval(
             mean=metrics[f"val/{task}{suffix}"],
             std=metrics.get(f"val/{task}/{kind}score_std"),
-            episodes=round(metrics[f"val/{task}/{kind}scored_episodes"]),
+            episodes=round(metrics[f"val/{task}{counted}"]),
         )
         for task in sorted(tasks, key=all_last)
     }

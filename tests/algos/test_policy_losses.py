@@ -167,22 +167,43 @@ def test_a_loss_of_another_shape_than_the_mask_is_refused(registry):
         policy_loss(name="mine", available={"log_probs_BT": torch.ones(2, 3), "mask_BT": torch.ones(2, 3)})
 
 
-@pytest.mark.parametrize(
-    ("loss", "metric", "told"),
-    [
-        (torch.nan, 0.0, r"^policy loss 'mine' is nan in row 1, place \[0\] \(1 such rows of 2\)"),
-        (0.0, torch.inf, r"^metric 'drift' of policy loss 'mine' is inf in row 1, place \[0\]"),
-    ],
-)
-def test_a_loss_or_a_metric_that_is_not_finite_is_refused_by_its_name(registry, loss, metric, told):
+def test_a_loss_that_is_not_finite_is_refused_by_its_name(registry):
     @register_policy_loss("mine")
     def my_loss(*, log_probs_BT):
-        results = [torch.tensor([[0.0, torch.nan], [value, 0.0]]) for value in (loss, metric)]  # the first row's NaN is masked
-        return PolicyLoss(loss_BT=log_probs_BT + results[0], metrics_BT={"drift": results[1]})
+        return PolicyLoss(loss_BT=log_probs_BT + torch.tensor([[0.0, torch.nan], [torch.nan, 0.0]]))  # the first row's NaN is masked
 
     mask_BT = torch.tensor([[1.0, 0.0], [1.0, 1.0]])
-    with pytest.raises(TensorError, match=told):
+    with pytest.raises(TensorError, match=r"^policy loss 'mine' is nan in row 1, place \[0\] \(1 such rows of 2\)"):
         policy_loss(name="mine", available={"log_probs_BT": torch.zeros(2, 2), "mask_BT": mask_BT})
+
+
+@pytest.mark.parametrize(
+    ("metric", "at_each_token"),
+    [
+        (torch.tensor([[1.0, 2.0], [3.0, torch.inf]]), [[1.0, 2.0], [3.0, torch.inf]]),
+        (2, [[2.0, 2.0], [2.0, 2.0]]),
+        (torch.tensor(2.0, dtype=torch.bfloat16), [[2.0, 2.0], [2.0, 2.0]]),
+        (torch.tensor([1, 2, 3]), [[2.0, 2.0], [2.0, 2.0]]),
+        ([1.0, 3.0], [[2.0, 2.0], [2.0, 2.0]]),
+    ],
+)
+def test_a_metric_of_a_loss_is_taken_in_any_shape(registry, metric, at_each_token):
+    @register_policy_loss("mine")
+    def my_loss(*, log_probs_BT):
+        return PolicyLoss(loss_BT=log_probs_BT, metrics_BT={"drift": metric})
+
+    result = policy_loss(name="mine", available={"log_probs_BT": torch.zeros(2, 2), "mask_BT": torch.ones(2, 2)})
+    assert result.metrics_BT["drift"].tolist() == at_each_token
+
+
+@pytest.mark.parametrize("metric", ["high", None, {}, [1.0, "b"]])
+def test_a_metric_of_a_loss_that_is_no_number_is_nan(registry, metric):
+    @register_policy_loss("mine")
+    def my_loss(*, log_probs_BT):
+        return PolicyLoss(loss_BT=log_probs_BT, metrics_BT={"drift": metric})
+
+    result = policy_loss(name="mine", available={"log_probs_BT": torch.zeros(1, 1), "mask_BT": torch.ones(1, 1)})
+    assert result.metrics_BT["drift"].isnan().all()
 
 
 def test_a_name_is_taken_once(registry):

@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import math
 import os
 import struct
 import subprocess
@@ -15,6 +16,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from siirl.dag_worker.jsonl import JsonlFile, read_rows
 from siirl.dag_worker.metric_writers import METRICS_FILE, TENSORBOARD_FOLDER, MetricWriters, RunDescription, check_loggers
+from siirl.dag_worker.report_page import write_report
 from siirl.errors import ConfigError, UnknownNameError
 
 needs_wandb = pytest.mark.skipif(importlib.util.find_spec("wandb") is None, reason="wandb is optional and not installed")
@@ -49,6 +51,25 @@ def test_tensorboard_has_scalars_and_histograms(tmp_path: Path) -> None:
     events = EventAccumulator(str(tmp_path / TENSORBOARD_FOLDER)).Reload()
     assert [(event.step, event.value) for event in events.Scalars("actor/lr")] == [(1, 0.5), (2, 0.25)]
     assert [event.step for event in events.Histograms("reward/score")] == [1]
+
+
+HOSTILE_NAMES = (
+    *("step", "time", "notice", "", "//", "a b/c d", "größe/日本", "x" * 5000, "new\nline", "a\0b", "<img src=x onerror=alert(1)>"),
+    *("time/x", "time/$a_$b_s", "time/[/red]_s", "val/[/x]/episodes", "val/[/x]/successes", "val/y/episodes", "val/z/mean_score"),
+    *("val/w/successes", "val/w/episodes", "sampling/dropped_[/b]"),
+)
+
+
+def test_every_writer_and_the_report_cope_with_any_name_and_value(tmp_path: Path) -> None:
+    numbers = dict.fromkeys(HOSTILE_NAMES, 2.5) | {"val/w/episodes": 1.0}  # fewer episodes than successes
+    lists = {"l/nan": [math.nan, 1.0, math.inf, -math.inf], "l/only_nan": [math.nan], "l/large": [1e308, -1e308], "time/l_s": [1.0]}
+    with MetricWriters(["console", "tensorboard"], RunDescription(tmp_path, total_steps=1)) as writers:
+        writers.write(step=1, metrics=numbers | lists)
+    (row,) = read_rows(tmp_path / METRICS_FILE)
+    assert (row["step"], row["metric/step"], row["metric/time"], row["größe/日本"]) == (1, 2.5, 2.5, 2.5)
+    assert row["l/nan"]["count"] == 4
+    assert "time/$a_$b" not in write_report(tmp_path).read_text()  # the area is left out, the dollars stay
+    assert "$a_$b" in write_report(tmp_path).read_text()
 
 
 def test_a_resumed_run_drops_the_steps_that_it_does_again(tmp_path: Path) -> None:

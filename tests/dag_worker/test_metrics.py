@@ -1,6 +1,7 @@
-"""Metrics: declared names, and reductions over ranks that can be checked by hand."""
+"""Metrics: declared names and others, and reductions over ranks that can be checked by hand."""
 
 import math
+import re
 from collections.abc import Iterator
 
 import pytest
@@ -9,7 +10,16 @@ from hypothesis import strategies as st
 
 from siirl.dag_worker import metrics
 from siirl.dag_worker.metric_worker import MetricWorker, Record
-from siirl.dag_worker.metrics import METRICS, Reduction, Weighted, declaration, reduce_metrics, register_metric
+from siirl.dag_worker.metrics import (
+    METRICS,
+    Reduction,
+    Unusable,
+    Weighted,
+    complaints,
+    declaration,
+    reduce_metrics,
+    register_metric,
+)
 from siirl.errors import ConfigError, UnknownNameError
 
 NUMBERS = st.floats(-1e6, 1e6)
@@ -74,19 +84,54 @@ def test_the_mean_does_not_depend_on_how_ranks_share_the_values(shares: list[lis
     assert reduce_metrics(ranks) == expected
 
 
-def test_an_unknown_metric_is_refused_with_the_nearest_name() -> None:
-    with pytest.raises(UnknownNameError, match=r"'reward/mean_scores/x'.*register_metric|register_metric.*'reward/mean_scores/x'"):
-        reduce_metrics([{"reward/mean_scores/x": 1.0}])
+def test_a_metric_that_nobody_declared_is_its_mean_over_ranks() -> None:
+    assert reduce_metrics([{"own": 1.0}, {"own": 4.0}, {}]) == {"own": 2.5}
 
 
-def test_a_plain_number_is_no_mean() -> None:
-    with pytest.raises(TypeError, match="takes Weighted"):
-        reduce_metrics([{"reward/mean_score": 1.0}])
+def test_an_undeclared_list_has_all_values_and_an_undeclared_weighted_mean_its_weights() -> None:
+    assert reduce_metrics([{"own": [1.0, 2.0]}, {"own": 4.0}]) == {"own": [1.0, 2.0, 4.0]}
+    assert reduce_metrics([{"own": Weighted(1.0, 3)}, {"own": 5.0}]) == {"own": 2.0}  # (3 x 1 + 5) / 4
 
 
-def test_the_second_record_is_checked_as_well() -> None:
-    with pytest.raises(TypeError, match="'env/steps'"):
-        reduce_metrics([{"env/steps": 1.0}, {"env/steps": [1.0]}])
+@pytest.mark.odd_metrics
+def test_rounds_of_a_rank_count_as_one_in_a_mean_over_ranks() -> None:
+    worker = MetricWorker(gather=lambda own: [own, [{"env/busy_share": 0.0, "own": 0.0}]])
+    for share in (0.5, 1.0):
+        worker.record({"env/busy_share": share, "own": share})
+    assert worker.reduce() == {"env/busy_share": 0.375, "own": 0.375}  # (0.75 + 0) / 2
+
+
+def test_a_value_of_another_kind_counts_as_what_it_is_nearest_to() -> None:
+    ranks: list[Record] = [
+        {"reward/mean_score": 1.0, "reward/score": 0.5, "env/steps": [1.0, 3.0], "actor/lr": Weighted(0.1, 7)},
+        {"reward/mean_score": [2.0, 6.0], "reward/score": [1.0], "env/steps": []},
+    ]
+    # (1 + 2 + 6) / 3; a distribution of one; the mean of the list; the mean alone
+    assert reduce_metrics(ranks) == {"reward/mean_score": 3.0, "reward/score": [0.5, 1.0], "env/steps": 2.0, "actor/lr": 0.1}
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "sentence"),
+    [
+        ("own", 1.0, "Metric 'own' is not declared: its mean over ranks is logged"),
+        ("reward/mean_score", 1.0, "takes Weighted.* counts as one thing a rank"),
+        ("env/steps", [1.0], "takes a number; got .* counts as its mean"),
+        ("reward/score", 1.0, "takes a list of numbers; got 1.0, which counts as one value"),
+        ("actor/lr", Unusable("a dict"), "Metric 'actor/lr' is left out: .* this is a dict"),
+    ],
+)
+def test_what_is_odd_about_a_metric_is_said(name: str, value: metrics.Value, sentence: str) -> None:
+    assert re.search(sentence, complaints([{"env/episodes": 1.0}, {name: value}])[name])
+
+
+def test_a_value_that_is_no_number_is_left_out() -> None:
+    assert reduce_metrics([{"env/steps": Unusable("None"), "own": Unusable("None")}, {"env/steps": 2.0}]) == {"env/steps": 2.0}
+
+
+def test_infinities_and_nan_are_logged_as_they_are() -> None:
+    reduced = reduce_metrics([{"own": math.inf, "env/steps": 1e308, "other": math.nan}, {"own": -math.inf, "env/steps": 1e308}])
+    assert math.isnan(float(reduced["own"])) and math.isnan(float(reduced["other"]))  # type: ignore[arg-type]
+    assert reduced["env/steps"] == math.inf
 
 
 def test_a_name_in_angle_brackets_stands_for_one_part() -> None:
@@ -120,6 +165,17 @@ def test_the_worker_reduces_over_all_ranks_and_starts_anew() -> None:
     assert worker.reduce() == {"env/steps": 5.0}
 
 
-def test_the_worker_refuses_an_unknown_name_where_it_is_recorded() -> None:
-    with pytest.raises(UnknownNameError):
-        MetricWorker().record({"nonsense": 1.0})
+@pytest.mark.odd_metrics
+def test_the_worker_warns_once_a_name_of_what_any_rank_records(caplog: pytest.LogCaptureFixture) -> None:
+    other_rank: list[Record] = [{"theirs": Unusable("a dict")}]
+    worker = MetricWorker(gather=lambda own: [own, other_rank])
+    for _ in range(3):
+        worker.record({"mine": 1.0})
+        assert worker.reduce() == {"mine": 1.0}
+    assert [record.message.split(" is ")[0] for record in caplog.records] == ["Metric 'mine'", "Metric 'theirs'"]
+
+
+def test_the_other_ranks_do_not_warn(caplog: pytest.LogCaptureFixture) -> None:
+    worker = MetricWorker(warns=False)
+    worker.record({"mine": 1.0})
+    assert (worker.reduce(), caplog.records) == ({"mine": 1.0}, [])

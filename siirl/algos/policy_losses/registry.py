@@ -108,18 +108,30 @@ def policy_loss(*, name: str, available: Mapping[str, Any]) -> PolicyLoss:
     Raises:
         UnknownNameError: No such loss.
         ConfigError: The loss needs something that is not available.
-        TensorError: Inputs or results of different shapes, or not finite where the mask is on; of a result with the name of the loss.
+        TensorError: Inputs or a loss of different shapes, or not finite where the mask is on; of a result with the name of the loss. No
+            metric is refused.
     """
     function = _function(name)
-    result: PolicyLoss = call_by_name(function, available, kind="Policy loss")
-    require_same_shape(response_mask=available["mask_BT"], loss=result.loss_BT, **result.metrics_BT)
-    metrics = {f"metric {metric!r} of policy loss {name!r}": value_BT.detach() for metric, value_BT in result.metrics_BT.items()}
-    require_finite(mask=as_bool_mask(available["mask_BT"]), **{f"policy loss {name!r}": result.loss_BT.detach()}, **metrics)
+    returned: PolicyLoss = call_by_name(function, available, kind="Policy loss")
+    mask_BT = available["mask_BT"]
+    require_same_shape(response_mask=mask_BT, loss=returned.loss_BT)
+    require_finite(mask=as_bool_mask(mask_BT), **{f"policy loss {name!r}": returned.loss_BT.detach()})
+    metrics_BT = {metric: at_each_token(value, mask_BT=mask_BT) for metric, value in returned.metrics_BT.items()}
+    result = PolicyLoss(loss_BT=returned.loss_BT, metrics_BT=metrics_BT)
     weights_BT = available.get("importance_weights_BT")
     if weights_BT is None or "importance_weights_BT" in inspect.signature(function).parameters:
         return result
     require_same_shape(loss=result.loss_BT, importance_weights=weights_BT)
     return PolicyLoss(loss_BT=result.loss_BT * weights_BT, metrics_BT=result.metrics_BT)
+
+
+def at_each_token(value: Any, *, mask_BT: torch.Tensor) -> torch.Tensor:
+    """A metric of a loss as [B, T]: a number, or the mean of values of another shape, at every token; NaN where it is no number."""
+    try:
+        value_BT = torch.as_tensor(value, device=mask_BT.device).detach()
+    except (RuntimeError, TypeError, ValueError):
+        value_BT = torch.tensor(torch.nan, device=mask_BT.device)
+    return value_BT if value_BT.shape == mask_BT.shape else value_BT.float().mean().expand(mask_BT.shape)
 
 
 def select_tokens(*, name: str, available: Mapping[str, Any]) -> torch.Tensor:

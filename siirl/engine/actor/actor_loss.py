@@ -18,7 +18,6 @@ from siirl.algos.checks import as_bool_mask, require_finite, require_same_shape
 from siirl.algos.importance import check_importance, importance_weights
 from siirl.algos.kl import KL_NAMES, kl_estimate
 from siirl.algos.log_probs import TokenScores
-from siirl.algos.masked import masked_sum
 from siirl.algos.policy_losses import (
     NATIVE_AGGREGATION,
     OWN_BOUNDS,
@@ -162,7 +161,7 @@ class ActorLoss:
                 )
                 loss_BT = loss_BT + self.config.kl_loss_coef * tokens_BT["kl_loss"]
             maxima = {"actor/ratio_max": log_ratio_BT.max().exp()}
-            sums = {f"actor/{name}": masked_sum(value.detach(), kept_BT) for name, value in tokens_BT.items()}
+            sums = {f"actor/{name}": torch.where(kept_BT, value.detach(), 0.0).sum() for name, value in tokens_BT.items()}
             if gap and "rollout_log_probs" in rows:
                 gap_BT, compared_BT = _log_prob_gap(log_probs_BT, rows, kept_BT, version)
                 maxima[LARGEST_GAP] = gap_BT.max()

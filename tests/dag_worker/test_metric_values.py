@@ -1,0 +1,113 @@
+"""What a node may log: numbers of Python, numpy and torch, and lists of them; everything else is named and left out."""
+
+import math
+from decimal import Decimal
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from siirl.dag_worker.metric_values import plain, plain_record
+from siirl.dag_worker.metric_worker import MetricWorker
+from siirl.dag_worker.metrics import Unusable, Weighted
+
+
+@pytest.mark.parametrize(
+    "number",
+    [
+        *(2, 2.0, True + 1, Fraction(2), Decimal(2)),
+        *(np.float64(2), np.float32(2), np.float16(2), np.longdouble(2), np.int8(2), np.uint64(2), np.array(2)),
+        *(torch.tensor(2), torch.tensor(2.0, dtype=torch.bfloat16), torch.tensor(2.0, requires_grad=True)),
+        *(torch.nn.Parameter(torch.tensor(2.0)), torch.tensor([2.0]).sum()),
+    ],
+)
+def test_a_number_of_any_library_is_taken(number: Any) -> None:
+    assert (plain(number), type(plain(number))) == (2.0, float)
+
+
+@pytest.mark.parametrize("truth", [True, np.True_, torch.tensor(True)])
+def test_true_is_one(truth: Any) -> None:
+    assert plain(truth) == 1.0
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_a_number_on_a_gpu_is_taken() -> None:
+    assert plain(torch.tensor(2.0, device="cuda")) == 2.0
+    assert plain(torch.tensor([2.0, 3.0], device="cuda")) == [2.0, 3.0]
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        *([1, 2.5], (1, np.float32(2.5)), [torch.tensor(1), 2.5], np.array([1, 2.5])),
+        *(torch.tensor([1, 2.5]), torch.tensor([1, 2.5], dtype=torch.bfloat16, requires_grad=True)),
+    ],
+)
+def test_a_list_of_numbers_is_a_distribution(values: Any) -> None:
+    assert plain(values) == [1.0, 2.5]
+
+
+def test_a_weighted_mean_may_be_of_any_numbers() -> None:
+    assert plain(Weighted(np.float32(0.5), torch.tensor(3))) == Weighted(0.5, 3.0)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("value", "named"),
+    [
+        ("0.5", "'0.5' of type str"),
+        (None, "None"),
+        ({"a": 1}, "of type dict"),
+        (1j, "1j of type complex"),
+        (np.str_("a"), "of type str_"),
+        (torch.zeros(2, 3), r"a Tensor of shape [2, 3] and torch.float32"),
+        (torch.zeros((), device="meta"), "a Tensor of shape []"),
+        ([1.0, "b"], "a list with 'b' of type str"),
+        (Weighted("a", 1), "of type Weighted"),  # type: ignore[arg-type]
+        (torch.zeros, "of type builtin_function_or_method"),
+    ],
+)
+def test_what_is_no_number_says_what_it_is(value: Any, named: str) -> None:
+    found = plain(value)
+    assert isinstance(found, Unusable)
+    assert named in found.what
+
+
+def test_a_number_that_no_float_holds_is_infinite() -> None:
+    assert (plain(10**5000), plain(-(10**400))) == (math.inf, -math.inf)
+
+
+ANYTHING = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text() | st.binary() | st.complex_numbers() | st.decimals(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3) | st.tuples(inner, inner),
+    max_leaves=5,
+)
+NAMES = st.text() | st.sampled_from(["reward/mean_score", "reward/score", "env/steps", "time/a_s", "actor/lr", "env/steps_per_s"])
+
+
+@pytest.mark.odd_metrics
+@given(st.lists(st.dictionaries(NAMES, ANYTHING, max_size=3) | ANYTHING, max_size=4))
+def test_no_metric_ends_a_run(recorded: list[Any]) -> None:
+    worker = MetricWorker()
+    for metrics in recorded:
+        worker.record(metrics)
+    reduced = worker.reduce()
+    assert all(isinstance(value, float | list) for value in reduced.values())
+
+
+def test_names_that_are_no_text_become_text() -> None:
+    assert plain_record({3: 1, "\ud800": 2}) == {"3": 1.0, "?": 2.0}
+
+
+@pytest.mark.odd_metrics
+def test_metrics_that_are_no_mapping_are_named(caplog: pytest.LogCaptureFixture) -> None:
+    worker = MetricWorker()
+    worker.record([1.0])
+    worker.record(None)
+    assert worker.reduce() == {}
+    assert [record.message for record in caplog.records] == [
+        "Metric 'metrics of a node' is left out: a number or a list of numbers can be logged, and this is of type list."
+    ]
