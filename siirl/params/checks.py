@@ -135,7 +135,8 @@ def _algorithm(config: SiiRLArguments) -> Iterator[SiirlError]:
                 f"algorithm.{name}={value} is read by {' and '.join(readers)}, not by {algorithm.adv_estimator}: leave it out."
             )
     spread, shipped = algorithm.min_group_spread, SiiRLArguments().algorithm.min_group_spread
-    if spread != shipped and algorithm.adv_estimator not in GROUP_ESTIMATORS and config.dag.pipeline not in SPREAD_PIPELINES:
+    may_filter = config.dag.own_graph or config.dag.pipeline in SPREAD_PIPELINES
+    if spread != shipped and algorithm.adv_estimator not in GROUP_ESTIMATORS and not may_filter:
         yield ConfigError(f"algorithm.min_group_spread={spread} is of groups, which {algorithm.adv_estimator} does not have: leave it out.")
 
 
@@ -236,10 +237,11 @@ def _reward(config: SiiRLArguments) -> Iterator[SiirlError]:
 
 
 def _reward_of(config: SiiRLArguments, spec: EnvSpec) -> Iterator[SiirlError]:
-    srpo, name = config.dag.pipeline == "embodied_srpo", config.reward.name
+    srpo, name = config.dag.shipped_graph == "embodied_srpo", config.reward.name
     cause = "pipeline=embodied_srpo" if srpo else f"reward.name={name}"
     env = f"env={config.env.name}" + (f" env.id={config.env.id}" if config.env.id else "")
-    remedy = f"take pipeline=grpo reward={'success' if spec.reports_success else 'return'}"
+    other_graph = "" if config.dag.own_graph else "pipeline=grpo "
+    remedy = f"take {other_graph}reward={'success' if spec.reports_success else 'return'}"
     if not spec.renders and sizes.needs_video(config):
         own = ", or reward.encoder=null" if is_reference(name) else ""
         yield ConfigError(f"{cause} looks at videos, and {env} cannot be rendered: {remedy}{own}.")
@@ -287,7 +289,7 @@ def _warnings(config: SiiRLArguments) -> Iterator[str]:
     if actor.use_kl_loss and actor.kl_loss_type in KL_WITHOUT_GRADIENT:
         yield f"{ACTOR}.kl_loss_type={actor.kl_loss_type} has, as a loss, a gradient of mean zero and only adds noise. Take k3, or k1+."
     algorithm = config.algorithm
-    if config.dag.pipeline == "embodied_srpo" and algorithm.adv_estimator in set(ESTIMATORS) - set(GROUP_ESTIMATORS):
+    if config.dag.shipped_graph == "embodied_srpo" and algorithm.adv_estimator in set(ESTIMATORS) - set(GROUP_ESTIMATORS):
         yield f"algorithm.min_group_spread={algorithm.min_group_spread} is not read: {algorithm.adv_estimator} compares no groups."
     if config.env.num_servers < sizes.ranks(config):
         yield f"env.num_servers={config.env.num_servers} is less than one for each of {sizes.ranks(config)} ranks: each gets one."

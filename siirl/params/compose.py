@@ -54,8 +54,8 @@ def check_choice(group: str, option: str | None, *, source: str) -> None:
 
 
 def compose_groups(choices: Mapping[str, str | None]) -> DictConfig:
-    """train.yaml with these options of its groups."""
-    return _compose(PRIMARY, tuple(f"{group}={'null' if option is None else option}" for group, option in choices.items()))
+    """train.yaml with these options of its groups; None leaves a group out."""
+    return _compose(PRIMARY, tuple(f"~{group}" if option is None else f"{group}={option}" for group, option in choices.items()))
 
 
 def load_option(group: str, option: str) -> DictConfig:

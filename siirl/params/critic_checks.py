@@ -62,13 +62,9 @@ def overlong_notices(config: SiiRLArguments, *, text: bool) -> list[str]:
     ]
 
 
-def _own_graph(config: SiiRLArguments) -> bool:
-    return config.dag.custom_pipeline_fn is not None or config.dag.workflow_file is not None
-
-
 def _estimator(config: SiiRLArguments, built_in: Collection[str]) -> Iterator[SiirlError]:
     estimator, pipeline = config.algorithm.adv_estimator, config.dag.pipeline
-    if _own_graph(config):
+    if config.dag.own_graph:
         return
     wanted = PIPELINE_OF.get(estimator)
     if wanted is not None and pipeline != wanted:
@@ -85,7 +81,7 @@ def _estimator(config: SiiRLArguments, built_in: Collection[str]) -> Iterator[Si
 
 
 def _critic_keys(config: SiiRLArguments) -> Iterator[SiirlError]:
-    if _own_graph(config) or config.dag.pipeline == PIPELINE_OF["gae"]:
+    if config.dag.own_graph or config.dag.pipeline == PIPELINE_OF["gae"]:
         return
     reason = f"and pipeline={config.dag.pipeline} has none: take pipeline=ppo, or leave it out."
     if config.trainer.critic_warmup:
@@ -115,7 +111,7 @@ def _critic_sizes(config: SiiRLArguments) -> Iterator[SiirlError]:
 
 
 def _sampling(config: SiiRLArguments) -> Iterator[SiirlError]:
-    if _own_graph(config) or config.dag.pipeline == "dapo":
+    if config.dag.own_graph or config.dag.pipeline == "dapo":
         return
     default, given = SiiRLArguments().algorithm.filter, config.algorithm.filter
     for name in ("metric", "max_refills"):

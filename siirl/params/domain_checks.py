@@ -46,7 +46,7 @@ def domain_problems(config: SiiRLArguments, spec: EnvSpec) -> list[SiirlError]:
 
 def _of_text(config: SiiRLArguments, spec: EnvSpec) -> Iterator[SiirlError]:
     env, model, rollout = f"env={config.env.name}", config.actor_rollout_ref.model, config.actor_rollout_ref.rollout
-    if config.dag.pipeline == SRPO:
+    if config.dag.shipped_graph == SRPO:
         yield ConfigError(
             f"pipeline={SRPO} rewards videos of episodes, and {env} is text, which has none: take pipeline=grpo, ppo or dapo."
         )

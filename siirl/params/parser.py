@@ -7,6 +7,7 @@ Left out: whether values fit each other and the machine (`siirl.params.checks`);
 
 import functools
 import logging
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -32,6 +33,8 @@ logger = logging.getLogger(__name__)
 COMMAND_LINE = "command line"
 USER_GROUPS = "user_groups"
 TRAIN_FILES = "data.train_files"
+OWN_GRAPHS = ("dag.workflow_file", "dag.custom_pipeline_fn")
+NAMED_BY_PIPELINE = "${dag.pipeline}"  # trainer.experiment_name in configs/train.yaml
 ROOT_NAMES = frozenset(field.name for field, _ in fields_of(SiiRLArguments))
 
 
@@ -68,8 +71,7 @@ def parse(overrides: Sequence[str] = (), *, config_file: str | Path | None = Non
     assignments, notices = translate(leaf for assignment in given for leaf in _leaves(assignment, known_keys({})))
     notices += _choose_environment_of_files(assignments)
     chosen = [assignment for assignment in assignments if _chooses_group(assignment)]
-    tree = OmegaConf.merge(OmegaConf.create(asdict(SiiRLArguments())), compose.compose_groups(_choices(chosen)))
-    assert isinstance(tree, DictConfig)
+    tree = _defaults(_choices(chosen), own_graph=_own_graph(assignments))
 
     keys = [assignment for assignment in assignments if not _chooses_group(assignment)]
     user_groups = _add_user_groups(tree, keys)
@@ -185,6 +187,29 @@ def _choices(chosen: Iterable[Assignment]) -> dict[str, str | None]:
     return {group: assignment.value for group, assignment in choices.items()}
 
 
+def _own_graph(assignments: Iterable[Assignment]) -> str | None:
+    """What names a graph of the user's own; None where nothing does."""
+    named = {assignment.key: assignment.value for assignment in assignments if assignment.key in OWN_GRAPHS}
+    return next((str(value) for value in named.values() if value), None)
+
+
+def _defaults(choices: Mapping[str, str | None], *, own_graph: str | None) -> DictConfig:
+    """The dataclasses' defaults, and over them the groups'. A graph of the user's own has no pipeline's, unless one is chosen."""
+    without_pipeline = own_graph is not None and "pipeline" not in choices
+    groups = compose.compose_groups({**choices, "pipeline": None} if without_pipeline else choices)
+    tree = OmegaConf.merge(OmegaConf.create(asdict(SiiRLArguments())), groups)
+    assert isinstance(tree, DictConfig)
+    written = _at(OmegaConf.to_container(tree, resolve=False), "trainer.experiment_name")
+    if own_graph is not None and written == NAMED_BY_PIPELINE:
+        tree.trainer.experiment_name = "".join(sign if sign.isalnum() or sign in "-_" else "_" for sign in _last_name(own_graph))
+    return tree
+
+
+def _last_name(own_graph: str) -> str:
+    """The stem of a file, or the function of a reference: the folder of runs of this graph."""
+    return Path(own_graph).stem if own_graph.endswith((".yaml", ".yml")) else re.split(r"[.:/]", own_graph)[-1]
+
+
 def _choose_again(tree: DictConfig, chosen: Iterable[Assignment]) -> None:
     """Groups chosen on the command line win over the file's keys."""
     for assignment in chosen:
@@ -242,7 +267,7 @@ def _to_arguments(tree: DictConfig, user_groups: Mapping[str, type], sources: Ma
     refuse(problems)
     for name, arguments in own.items():
         setattr(config, name, arguments)
-    config.algorithm.workflow_type = WORKFLOW_TYPES.get(config.dag.pipeline, "DEFAULT")
+    config.algorithm.workflow_type = WORKFLOW_TYPES.get(str(config.dag.pipeline), "DEFAULT")
     config.actor_rollout_ref.model.model_type = "embodied"
     return config
 

@@ -138,7 +138,7 @@ def make_plan(
     evaluations = _evaluations(config)
     nodes = {node_id: graph.get_node(node_id).skip_reason for node_id in graph.get_topological_sort()}
     return Plan(
-        pipeline=config.dag.custom_pipeline_fn or config.dag.workflow_file or config.dag.pipeline,
+        pipeline=_graph_name(config),
         nodes=tuple(node_id for node_id, reason in nodes.items() if reason is None),
         skipped=tuple((node_id, reason) for node_id, reason in nodes.items() if reason is not None),
         env=config.env.name,
@@ -199,6 +199,11 @@ def render(plan: Plan) -> str:
     text = "\n".join(f"  {name:<{width}}  {value}" for name, value in lines)
     lacking = shortage(plan.memory_parts, free_memory_bytes=plan.free_memory_bytes)
     return f"Plan\n{text}" if lacking is None else f"Plan\n{text}\n  WARNING: {lacking}"
+
+
+def _graph_name(config: SiiRLArguments) -> str:
+    own, pipeline = config.dag.own_graph, config.dag.pipeline
+    return str(pipeline) if own is None else own if pipeline is None else f"{own} (defaults of pipeline={pipeline})"
 
 
 def _render_tasks(plan: Plan) -> str:

@@ -2,6 +2,7 @@
 
 import pickle
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -23,6 +24,37 @@ def test_no_arguments_give_the_demo_job() -> None:
     config = parse_config()
     assert (config.dag.pipeline, config.env.name, config.reward.name, config.cluster.mode) == ("embodied_srpo", "mujoco", "srpo", "ray")
     assert config.trainer.total_steps is not None
+
+
+@pytest.mark.parametrize(
+    ("graph", "name"),
+    [
+        ("dag.workflow_file=my/own graph.yaml", "own_graph"),
+        ("dag.custom_pipeline_fn=my_package.graphs:mine", "mine"),
+        ("dag.custom_pipeline_fn=my_package.graphs.mine", "mine"),
+    ],
+)
+def test_a_graph_of_ones_own_has_the_keys_own_defaults_and_names_the_run(graph: str, name: str) -> None:
+    config, schema = parse_config(["env=mujoco", graph]), SiiRLArguments()
+    assert (config.dag.pipeline, config.dag.shipped_graph, config.trainer.experiment_name) == (None, None, name)
+    assert config.algorithm == replace(schema.algorithm, workflow_type="DEFAULT")
+    assert config.reward == schema.reward
+    assert config.actor_rollout_ref.actor.clip_ratio_high is None
+    assert parse_config([graph, "trainer.experiment_name=other"]).trainer.experiment_name == "other"
+
+
+def test_a_pipeline_beside_a_graph_of_ones_own_gives_its_defaults() -> None:
+    config = parse_config(["pipeline=dapo", "env=math", "dag.workflow_file=own.yaml"])
+    assert (config.dag.pipeline, config.dag.shipped_graph, config.algorithm.overlong.penalty) == ("dapo", None, 1.0)
+
+
+def test_a_graph_that_is_taken_back_leaves_the_demo_job() -> None:
+    assert parse_config(["dag.workflow_file=own.yaml", "dag.workflow_file=null"]) == parse_config()
+
+
+@pytest.mark.parametrize("group", ["reward", "experiment"])
+def test_an_optional_group_may_be_left_out(group: str) -> None:
+    assert parse_config([f"{group}=null"]) == parse_config()
 
 
 def test_a_key_of_the_command_line_wins_over_the_groups() -> None:

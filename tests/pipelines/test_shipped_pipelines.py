@@ -147,6 +147,11 @@ def test_a_function_and_a_file_at_once_are_refused():
         load_pipeline(pipeline="grpo", custom_pipeline_fn="a:b", workflow_file="c.yaml")
 
 
+def test_no_graph_at_all_is_refused_with_the_ways_to_name_one():
+    with pytest.raises(ConfigError, match=r"dag.pipeline=null.*choose pipeline=NAME \(embodied_srpo, grpo.*dag.workflow_file"):
+        load_pipeline(pipeline=None)
+
+
 def test_pipeline_from_a_file(tmp_path):
     path = tmp_path / "mine.yaml"
     path.write_text("nodes: [{node_id: rollout_actor, node_type: MODEL_INFERENCE, node_role: ROLLOUT}]")

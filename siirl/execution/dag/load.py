@@ -8,11 +8,11 @@ from siirl.execution.dag.task_graph import TaskGraph
 from siirl.execution.dag.workflow_file import load_workflow_file
 
 
-def load_pipeline(*, pipeline: str, custom_pipeline_fn: str | None = None, workflow_file: str | None = None) -> TaskGraph:
+def load_pipeline(*, pipeline: str | None, custom_pipeline_fn: str | None = None, workflow_file: str | None = None) -> TaskGraph:
     """Build and check the graph of a job.
 
     Args:
-        pipeline: Name of a built-in one; used where the others are not given.
+        pipeline: Name of a built-in one; used where the others are not given, and needed there.
         custom_pipeline_fn: `module:function` that returns a TaskGraph (`dag.custom_pipeline_fn`).
         workflow_file: Path of a YAML file (`dag.workflow_file`).
 
@@ -27,6 +27,11 @@ def load_pipeline(*, pipeline: str, custom_pipeline_fn: str | None = None, workf
         return load_workflow_file(workflow_file)
     if custom_pipeline_fn:
         return _custom(custom_pipeline_fn)
+    if pipeline is None:
+        raise ConfigError(
+            f"dag.pipeline=null, and no graph of your own is named: choose pipeline=NAME ({', '.join(PIPELINES)}), or give "
+            "dag.workflow_file=FILE.yaml or dag.custom_pipeline_fn=module:function."
+        )
     if pipeline not in PIPELINES:
         raise UnknownNameError.of(kind="pipeline", name=pipeline, known=PIPELINES)
     return PIPELINES[pipeline]()
