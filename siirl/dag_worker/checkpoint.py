@@ -12,7 +12,7 @@ of ranks: tensors are whole, moments go by the names of their weights, and `stat
 and digests are checked before anything is read, and reading runs no code from the file.
 """
 
-import hashlib
+import functools
 import io
 import json
 import os
@@ -22,6 +22,7 @@ import shutil
 import stat
 import tempfile
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,15 +30,22 @@ from typing import Any
 import numpy as np
 import torch
 
+from siirl.dag_worker.manifest import (
+    FORMAT,
+    LATEST,
+    MANIFEST,
+    STATE_FILE,
+    TAKE_EARLIER,
+    fingerprint,
+    read_manifest,
+    resolve_checkpoint,
+)
+from siirl.dag_worker.unfinished import POINTER, remove_unfinished, unfinished_folder
 from siirl.engine.collectives import Collectives, fail_together
 from siirl.engine.train_engine import TrainEngine
 from siirl.errors import CheckpointError
 from siirl.params.files import KEPT_CHECKPOINTS
 
-LATEST, MANIFEST, STATE_FILE = "latest", "manifest.json", "state.pt"
-FORMAT = "siirl-checkpoint-1"
-UNFINISHED = ".unfinished-"
-TAKE_EARLIER = "Choose an earlier checkpoint."
 FOLDER_NAME = re.compile(r"step_(\d{8,})(?:-(\d+))?")
 
 # Classes that numpy arrays and their types are made of; everything else that is not plain data is refused.
@@ -48,6 +56,13 @@ _NUMPY_GLOBALS: list[Any] = [
     np.dtype,
     *(type(np.dtype(kind)) for kind in ("bool", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f2", "f4", "f8", "U")),
 ]
+
+
+# What torch's reader raises for bytes that it did not write: it takes them for a zip file, then for a program of its unpickler.
+UNREADABLE = (
+    *(ArithmeticError, AssertionError, AttributeError, EOFError, LookupError, MemoryError, OSError),
+    *(pickle.UnpicklingError, RuntimeError, TypeError, ValueError),
+)
 
 
 @dataclass(frozen=True)
@@ -99,15 +114,17 @@ class CheckpointManager:
         Raises:
             CheckpointError: It could not be written (disk full, state that could not be read again). Earlier ones are untouched.
         """
-        unfinished = self.ranks.broadcast_object(self._on_rank_0(self._begin))
-        for name, engine in self.engines.items():
-            failure: CheckpointError | None = None
-            try:
-                engine.save(unfinished / name)
-            except OSError as error:
-                failure = self._not_written(error)
-            self._discard_on(failure, unfinished)
-        return self.ranks.broadcast_object(self._on_rank_0(lambda: self._finish(unfinished, step, state), unfinished))
+        with ExitStack() as stack:
+            begin = functools.partial(stack.enter_context, unfinished_folder(self.folder))
+            unfinished = self.ranks.broadcast_object(self._on_rank_0(begin))
+            for name, engine in self.engines.items():
+                failure: CheckpointError | None = None
+                try:
+                    engine.save(unfinished / name)
+                except OSError as error:
+                    failure = self._not_written(error)
+                fail_together(self.ranks, failure)
+            return self.ranks.broadcast_object(self._on_rank_0(lambda: self._finish(unfinished, step, state)))
 
     def load(self, checkpoint: Path | None = None) -> Checkpoint:
         """Put weights and moments of a checkpoint into the engines, and return the rest of it.
@@ -129,7 +146,7 @@ class CheckpointManager:
             self._on_rank_0(lambda: resolve_checkpoint(self.folder) if (self.folder / LATEST).exists() else None)
         )
 
-    def _on_rank_0(self, action: Callable[[], Any], unfinished: Path | None = None) -> Any:
+    def _on_rank_0(self, action: Callable[[], Any]) -> Any:
         """Result of `action` on rank 0 and None elsewhere; if it fails, all ranks raise."""
         failure: CheckpointError | None = None
         result = None
@@ -140,36 +157,28 @@ class CheckpointManager:
                 failure = self._not_written(error)
             except CheckpointError as error:
                 failure = error
-        self._discard_on(failure, unfinished)
+        fail_together(self.ranks, failure)
         return result
 
-    def _discard_on(self, failure: CheckpointError | None, unfinished: Path | None) -> None:
-        if failure is not None and unfinished is not None:
-            shutil.rmtree(unfinished, ignore_errors=True)
-        fail_together(self.ranks, failure)
-
     def _not_written(self, error: OSError) -> CheckpointError:
-        pointer = self.folder / LATEST
-        newest = f"{self.folder / pointer.read_text().strip()} is still whole" if pointer.is_file() else "there is no earlier one"
+        newest = "there is no earlier one"
+        if (self.folder / LATEST).is_file():
+            newest = f"{self.folder / (self.folder / LATEST).read_text(errors='replace').strip()} is still whole"
         return CheckpointError(
             f"No checkpoint could be written to {self.folder}: {error}. Make room or choose another trainer.output_dir; {newest}."
         )
 
     def _prepare(self) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
-        for rest in self.folder.glob(f"{UNFINISHED}*"):
-            shutil.rmtree(rest, ignore_errors=True)  # a crash left it
+        remove_unfinished(self.folder)
         tempfile.TemporaryFile(dir=self.folder).close()
-
-    def _begin(self) -> Path:
-        return Path(tempfile.mkdtemp(prefix=UNFINISHED, dir=self.folder))
 
     def _finish(self, unfinished: Path, step: int, state: dict[str, Any]) -> Path:
         _write_state(unfinished / STATE_FILE, state)
         self.export(unfinished)
         for name in self.engines:
             let_others_read(unfinished / name)
-        files = {str(path.relative_to(unfinished)): _fingerprint(path) for path in sorted(unfinished.rglob("*")) if path.is_file()}
+        files = {str(path.relative_to(unfinished)): fingerprint(path) for path in sorted(unfinished.rglob("*")) if path.is_file()}
         manifest = {"format": FORMAT, "step": step, "engines": sorted(self.engines), "torch": torch.__version__, "files": files}
         (unfinished / MANIFEST).write_text(json.dumps(manifest, indent=1) + "\n")
         for path in [*unfinished.rglob("*"), unfinished]:
@@ -183,7 +192,7 @@ class CheckpointManager:
         return final
 
     def _point_to(self, final: Path) -> None:
-        pointer = self.folder / f"{UNFINISHED}{LATEST}"
+        pointer = self.folder / POINTER
         pointer.write_text(final.name + "\n")
         _flush(pointer)
         pointer.replace(self.folder / LATEST)
@@ -206,54 +215,6 @@ class CheckpointManager:
                 "Choose the checkpoint or the pipeline to fit."
             )
         return Checkpoint(folder=folder, step=manifest["step"], state=_read_state(folder / STATE_FILE))
-
-
-def resolve_checkpoint(path: Path) -> Path:
-    """The folder of a checkpoint, from itself, from the folder of checkpoints, or from the run folder that holds that.
-
-    Raises:
-        CheckpointError: None of these.
-    """
-    for folder in (path, path / "checkpoints"):
-        if (folder / LATEST).is_file():
-            path = folder / (folder / LATEST).read_text().strip()
-            break
-    if not (path / MANIFEST).is_file():
-        found = ", ".join(sorted(entry.name for entry in path.iterdir())[:10]) if path.is_dir() else "no such folder"
-        raise CheckpointError(
-            f"{path} is no checkpoint. Expected: the folder of a run (outputs/<name>/<time>) that has saved one, or one below its "
-            f"checkpoints/, with a {MANIFEST} in it. Found: {found or 'an empty folder'}."
-        )
-    return path
-
-
-def read_manifest(folder: Path) -> dict[str, Any]:
-    """The manifest of a checkpoint, when all files that it names are whole.
-
-    Raises:
-        CheckpointError: A foreign folder, or a file that is missing, truncated or changed.
-    """
-    file = folder / MANIFEST
-    try:
-        manifest = json.loads(file.read_text())
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise CheckpointError(f"{file} is damaged. Expected: JSON. Found: {error}. {TAKE_EARLIER}") from error
-    if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
-        found = manifest.get("format") if isinstance(manifest, dict) else type(manifest).__name__
-        raise CheckpointError(f"{file} was not written by this program. Expected format: {FORMAT}. Found: {found}.")
-    for name, expected in manifest["files"].items():
-        path = folder / name
-        size = path.stat().st_size if path.is_file() else None
-        if size != expected["bytes"]:
-            found = "no such file" if size is None else f"{size} bytes, so it was truncated or replaced"
-            raise CheckpointError(f"{path} is not what was saved. Expected: {expected['bytes']} bytes. Found: {found}. {TAKE_EARLIER}")
-        fingerprint = _fingerprint(path)
-        if fingerprint != expected:
-            raise CheckpointError(
-                f"{path} was changed after it was saved. Expected SHA-256: {expected['sha256']}. Found: {fingerprint['sha256']}. "
-                f"{TAKE_EARLIER}"
-            )
-    return manifest
 
 
 def _write_state(file: Path, state: dict[str, Any]) -> None:
@@ -281,15 +242,12 @@ def _require_plain(thing: Any, place: str) -> None:
 def _read_state(file: Path) -> dict[str, Any]:
     try:
         with torch.serialization.safe_globals(_NUMPY_GLOBALS):
-            state: dict[str, Any] = torch.load(file, map_location="cpu", weights_only=True)
-    except (pickle.UnpicklingError, RuntimeError, EOFError) as error:
+            state = torch.load(file, map_location="cpu", weights_only=True)
+    except UNREADABLE as error:
         raise CheckpointError(f"{file} cannot be read. Expected: plain data. Found: {error}. {TAKE_EARLIER}") from error
+    if not isinstance(state, dict):
+        raise CheckpointError(f"{file} cannot be read. Expected: a dict. Found: {type(state).__name__}. {TAKE_EARLIER}")
     return state
-
-
-def _fingerprint(path: Path) -> dict[str, Any]:
-    with path.open("rb") as stream:
-        return {"bytes": path.stat().st_size, "sha256": hashlib.file_digest(stream, "sha256").hexdigest()}
 
 
 def let_others_read(folder: Path) -> None:

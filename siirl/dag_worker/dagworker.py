@@ -29,12 +29,13 @@ from siirl.data_coordinator.protocol.batch import concat, shallow_copy
 from siirl.data_coordinator.redistribution import Redistribution, StayOnRank
 from siirl.data_coordinator.sample import Sample, Samples2Dict
 from siirl.engine.collectives import join, leave
-from siirl.errors import ConfigError
+from siirl.errors import CheckpointError, ConfigError, SiirlError
 from siirl.execution.dag import Node, NodeOutput, NodeType, TaskGraph
 from siirl.params import SiiRLArguments, sizes
 from siirl.params.build import as_text
 from siirl.params.domain_checks import is_text
 from siirl.params.first_look import describe_env
+from siirl.params.references import tell
 
 
 class DAGWorker:
@@ -118,7 +119,7 @@ class DAGWorker:
         )
         if resume is not None:
             checkpoint = self.parts.checkpoints.load(resume)
-            self.parts.load_state(checkpoint.state)
+            load_state(self.parts, checkpoint.state, folder=checkpoint.folder)
             self.global_steps = checkpoint.step
         self.parts.rollout.start()
         self.parts.context.weights.sync()
@@ -252,6 +253,23 @@ class DAGWorker:
             return nullcontext()
         folder = self.run_folder / "profile"
         return torch.profiler.profile(on_trace_ready=torch.profiler.tensorboard_trace_handler(str(folder)))
+
+
+def load_state(parts: Rank, state: dict[str, Any], *, folder: Path) -> None:
+    """Hand the owners in a rank what they saved.
+
+    Raises:
+        CheckpointError: It is not what these owners save: of another job, or of another version of siirl.
+    """
+    try:
+        parts.load_state(state)
+    except SiirlError:
+        raise
+    except (LookupError, TypeError, ValueError, AttributeError, RuntimeError) as error:
+        raise CheckpointError(
+            f"{folder} holds a state that this job cannot go on from ({tell(error)}). Resume with the configuration and the version that "
+            "saved it, or begin anew with its weights: actor_rollout_ref.model.path=<checkpoint>/actor."
+        ) from error
 
 
 def _together(kept: Any, new: Any) -> Any:

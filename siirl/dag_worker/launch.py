@@ -21,6 +21,7 @@ from siirl.dag_worker.report_page import write_report
 from siirl.dag_worker.rollout_files import ROLLOUTS_FOLDER
 from siirl.dag_worker.sentinels import Sentinels
 from siirl.dag_worker.statistics import SuccessInterval, evaluations, mean_scores
+from siirl.dag_worker.unfinished import remove_unfinished
 from siirl.data_coordinator.redistribution import Redistribution
 from siirl.execution.dag import TaskGraph
 from siirl.execution.scheduler.launch import ClusterSettings, ray_session, run_local, run_on_ray
@@ -56,6 +57,7 @@ def run(config: SiiRLArguments, graph: TaskGraph, run_folder: Path) -> None:
     )
     evaluated: list[dict[str, Reduced]] = []
     sentinels = Sentinels()
+    remove_rests(config, run_folder)
     with ExitStack() as stack:
         stack.enter_context(session(config))  # first: where the cluster refuses, nothing has been written
         layout = layout_of(config)
@@ -76,6 +78,15 @@ def first_step(config: SiiRLArguments) -> int:
     """0, which is the evaluation before training, or the step after the checkpoint that the run goes on from."""
     resume = config.trainer.resume
     return 0 if resume is None else int(read_manifest(resolve_checkpoint(Path(resume)))["step"]) + 1
+
+
+def remove_rests(config: SiiRLArguments, run_folder: Path) -> None:
+    """Remove what killed writers of this experiment, and of the run that this one goes on from, have left unfinished."""
+    folders = {*run_folder.parent.glob("*/checkpoints")}
+    if config.trainer.resume is not None:
+        folders.add(resolve_checkpoint(Path(config.trainer.resume)).parent)
+    for folder in folders:
+        remove_unfinished(folder)
 
 
 def session(config: SiiRLArguments) -> AbstractContextManager[None]:

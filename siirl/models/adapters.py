@@ -6,6 +6,7 @@ peft is imported only where an adapter is asked for: that takes many seconds.
 import contextlib
 import functools
 import json
+import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ import torch
 from torch import nn
 
 from siirl.errors import CheckpointError, ConfigError
+from siirl.params.documents import is_count, read_object
 from siirl.params.model_args import LoraArguments
 
 ADAPTER = "default"  # peft's name of the one adapter
@@ -100,10 +102,17 @@ def stored_adapters(folder: str | Path) -> LoraArguments | None:
     file = Path(folder) / ADAPTER_FILE
     if not file.is_file():
         return None
+    content = read_object(file, remedy="Copy the checkpoint again.")
     try:
-        return LoraArguments(**json.loads(file.read_text()))
-    except (json.JSONDecodeError, TypeError) as error:
+        lora = LoraArguments(**content)
+    except TypeError as error:
         raise CheckpointError(f"{file} does not describe LoRA adapters: {error}.") from error
+    names = lora.target_modules
+    if not is_count(lora.rank, least=1) or type(lora.alpha) not in (int, float) or not math.isfinite(lora.alpha):
+        raise CheckpointError(f"{file} does not describe LoRA adapters: rank={lora.rank!r}, alpha={lora.alpha!r}.")
+    if names is not None and not (isinstance(names, list) and all(isinstance(name, str) for name in names)):
+        raise CheckpointError(f"{file} does not describe LoRA adapters: target_modules={names!r} are no names.")
+    return lora
 
 
 def name_without_adapters(name: str) -> str | None:

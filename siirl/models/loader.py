@@ -3,7 +3,6 @@
 Language models are `siirl.models.language_model`'s.
 """
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ from siirl.errors import CheckpointError, ConfigError, MissingAssetError, Unknow
 from siirl.models.policy import Policy
 from siirl.models.tiny_vla import TINY_VLA, TinyVLA, TinyVLAConfig
 from siirl.models.weights import CONFIG_FILE, WEIGHTS_FILE, load_weights
+from siirl.params.documents import read_object
 from siirl.params.domain_checks import OPENVLA_OFT, VLA_POLICIES
 from siirl.params.files import weight_files
 from siirl.params.references import load_reference
@@ -50,15 +50,19 @@ def load_policy(folder: str | Path) -> TinyVLA:
                 f"No {name} in the policy folder {folder}. Give actor_rollout_ref.model.path= a folder with {CONFIG_FILE} and "
                 f"{WEIGHTS_FILE}, or make one: python -m siirl.warm_start."
             )
+    description = read_object(folder / CONFIG_FILE, remedy="Copy or make the folder again.")
+    if description.get("model_type") == "openvla":
+        raise ConfigError(f"{folder} holds an OpenVLA: take model={OPENVLA_OFT}.")
+    if isinstance(description.get("policy"), str) and description["policy"] != TINY_VLA:
+        raise UnknownNameError.of(kind=f"policy class in {folder / CONFIG_FILE}", name=description["policy"], known=[TINY_VLA])
     try:
-        description = json.loads((folder / CONFIG_FILE).read_text())
-        if description.get("model_type") == "openvla":
-            raise ConfigError(f"{folder} holds an OpenVLA: take model={OPENVLA_OFT}.")
-        if description["policy"] != TINY_VLA:
-            raise UnknownNameError.of(kind=f"policy class in {folder / CONFIG_FILE}", name=description["policy"], known=[TINY_VLA])
-        policy = TinyVLA(TinyVLAConfig.from_json(description["config"]))
-    except (json.JSONDecodeError, KeyError, TypeError) as error:
+        config = TinyVLAConfig.from_json(description["config"])
+        with torch.device("meta"):  # sizes that nobody has memory for are compared with those of the weights first
+            planned = TinyVLA(config)
+    except (ArithmeticError, LookupError, RuntimeError, TypeError, ValueError) as error:
         raise CheckpointError(f"{folder / CONFIG_FILE} does not describe a policy of siirl: {error!r}.") from error
+    load_weights(planned, folder, weights=False)
+    policy = TinyVLA(config)
     load_weights(policy, folder)
     return policy
 

@@ -7,7 +7,6 @@ fine-tunes such): one with a regression head has no distribution to draw from an
 after the other, has the same files, and is not what is run here.
 """
 
-import json
 import pickle
 from pathlib import Path
 from typing import Any
@@ -23,6 +22,7 @@ from envs.libero.openvla import ACTION_SIZE, BINS, IMAGE_SIZE, Quantiles, read_s
 from siirl.errors import CheckpointError, ConfigError, MissingAssetError
 from siirl.models.openvla_oft import PREPROCESSOR_FILE, TOKENIZER_FILE, OpenVLAOFT, OpenVLATokenizer
 from siirl.models.weights import CONFIG_FILE, load_weights, stored_shapes
+from siirl.params.documents import read_object
 
 CONFIG_KEYS = ("timm_model_ids", "image_sizes", "text_config", "pad_token_id", "pad_to_multiple_of")
 VISION, FREQUENCIES = "vision_backbone.", "rotary_emb.inv_freq"
@@ -108,19 +108,17 @@ def _described(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     for name, keys in ((CONFIG_FILE, CONFIG_KEYS), (PREPROCESSOR_FILE, ("means", "stds"))):
         if not (folder / name).is_file():
             raise MissingAssetError(f"No {name} in {folder}. Give actor_rollout_ref.model.path= the whole folder of an OpenVLA-OFT.")
-        try:
-            content = json.loads((folder / name).read_text())
-            missing = [key for key in keys if key not in content]
-        except (json.JSONDecodeError, TypeError) as error:
-            raise CheckpointError(f"{folder / name} is damaged ({error}): download it again.") from error
+        content = read_object(folder / name, remedy="Download it again.")
+        missing = [key for key in keys if key not in content]
         if missing:
             raise CheckpointError(f"{folder / name} does not describe an OpenVLA: there is no {', '.join(missing)} in it.")
         contents.append(content)
     config, preprocessor = contents
-    if "vocab_size" not in config["text_config"]:
+    if not isinstance(config["text_config"], dict) or "vocab_size" not in config["text_config"]:
         raise CheckpointError(f"{folder / CONFIG_FILE} does not describe an OpenVLA: there is no vocab_size in its text_config.")
-    if set(config["image_sizes"]) != {IMAGE_SIZE}:
-        raise CheckpointError(f"{folder} sees images of {config['image_sizes']} pixels; only {IMAGE_SIZE} is known here.")
+    sizes = config["image_sizes"]
+    if not isinstance(sizes, list) or not sizes or any(size != IMAGE_SIZE for size in sizes):
+        raise CheckpointError(f"{folder} sees images of {sizes} pixels; only {IMAGE_SIZE} is known here.")
     return config, preprocessor
 
 

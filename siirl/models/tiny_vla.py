@@ -11,6 +11,7 @@ training must give the same log-probs.
 
 import dataclasses
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,8 +28,13 @@ from siirl.models.action_tokenizer import ActionTokenizer
 from siirl.models.instruction_tokenizer import PADDING, hash_words
 from siirl.models.policy import Policy
 from siirl.models.weights import CONFIG_FILE
+from siirl.params.documents import is_count
 
 TINY_VLA = "tiny_vla"
+
+
+NO_COUNTS = ("action_tokenizer", "image_shape", "low", "high")  # of the values in config.json
+LEAST = {"bins": 2, "proprioception_size": 0}  # of the counts; of the others it is 1
 
 
 @dataclass(frozen=True)
@@ -89,11 +95,18 @@ class TinyVLAConfig:
 
     @classmethod
     def from_json(cls, values: dict) -> "TinyVLAConfig":
-        """The inverse of `to_json`; raises TypeError or KeyError for values of another model."""
-        tokenizer = values["action_tokenizer"]
-        tokenizer = ActionTokenizer(bins=tokenizer["bins"], low=tuple(tokenizer["low"]), high=tuple(tokenizer["high"]))
-        shape = values["image_shape"]
-        return cls(**{**values, "action_tokenizer": tokenizer, "image_shape": tuple(shape) if shape else None})
+        """The inverse of `to_json`; raises KeyError, TypeError or ValueError for values of another model, or of none."""
+        tokenizer, shape = values["action_tokenizer"], values["image_shape"]
+        low, high = tuple(tokenizer["low"]), tuple(tokenizer["high"])
+        if len(low) != len(high) or not all(type(bound) in (int, float) and math.isfinite(bound) for bound in (*low, *high)):
+            raise ValueError(f"low={low} and high={high} must be as many finite numbers.")
+        counts = {**tokenizer, **values, **{f"image_shape[{place}]": size for place, size in enumerate(shape or ())}}
+        for name, size in counts.items():
+            least = LEAST.get(name, 1)
+            if name not in NO_COUNTS and not is_count(size, least=least):
+                raise ValueError(f"{name}={size!r} must be a whole number of at least {least}.")
+        bounds = ActionTokenizer(bins=tokenizer["bins"], low=low, high=high)
+        return cls(**{**values, "action_tokenizer": bounds, "image_shape": tuple(shape) if shape else None})
 
 
 def _shape(space: gymnasium.Space[Any]) -> Any:

@@ -86,7 +86,7 @@ def load_file(path: Path) -> DictConfig:
         raise MissingAssetError(f"--config {path}: there is no such file.")
     try:
         loaded = OmegaConf.load(path)
-    except (OmegaConfBaseException, yaml.YAMLError, OSError, ValueError) as error:
+    except (OmegaConfBaseException, yaml.YAMLError, OSError, RecursionError, ValueError) as error:
         raise ConfigError(f"--config {path} cannot be read: {error}") from error
     if not isinstance(loaded, DictConfig):
         raise ConfigError(f"--config {path} must hold keys (trainer: ...), not a list.")

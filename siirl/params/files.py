@@ -8,6 +8,7 @@ from pathlib import Path
 
 from siirl.errors import CheckpointError, ConfigError, MissingAssetError, SiirlError
 from siirl.params import sizes
+from siirl.params.documents import is_name, read_json
 from siirl.params.domain_checks import LANGUAGE_MODEL
 from siirl.params.paths import find
 from siirl.params.training_args import SiiRLArguments
@@ -62,7 +63,7 @@ def check_safetensors(file: Path) -> int:
             tensors = [entry for name, entry in header.items() if name != "__metadata__"]
             expected = HEADER_LENGTH + length + max((entry["data_offsets"][1] for entry in tensors), default=0)
             parameters = sum(prod(entry["shape"]) for entry in tensors)
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+        except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
             raise CheckpointError(f"{refusal}: its header cannot be read ({error!r}). Copy or make it again.") from error
     if size != expected:
         raise CheckpointError(f"{refusal}: its header announces {expected} bytes. Copy or make it again.")
@@ -93,9 +94,10 @@ def weight_files(folder: Path) -> list[Path]:
 
 
 def _named_by(index: Path) -> list[str]:
+    content = read_json(index, remedy="Copy or download it again.")
     try:
-        names = sorted(set(json.loads(index.read_text())["weight_map"].values()))
-        if not names or any(Path(name).name != name for name in names):  # each lies beside the index
+        names = sorted(set(content["weight_map"].values()))
+        if not names or not all(map(is_name, names)):  # each lies beside the index
             raise ValueError("it names no files of its folder")
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise CheckpointError(f"{index} does not say which files hold the weights ({error!r}). Copy or download it again.") from error
@@ -110,8 +112,8 @@ def parameters_in(path: str) -> int:
 def learnt_tasks(path: str) -> tuple[str, ...]:
     """Tasks that the weights in a policy folder learnt, by cloning or in a run of ours; none where its config.json does not say."""
     try:
-        tasks = json.loads((find(path) / "config.json").read_text())["notes"]["tasks"]
-    except (OSError, ValueError, KeyError, TypeError):
+        tasks = read_json(find(path) / "config.json", remedy="")["notes"]["tasks"]
+    except (CheckpointError, LookupError, TypeError):
         return ()  # a language model, an OpenVLA, a user's own policy
     return tuple(map(str, tasks)) if isinstance(tasks, list) else ()
 

@@ -85,7 +85,8 @@ def way_on(folder: Path) -> str:
     pointer = folder / NEWEST_CHECKPOINT
     if not pointer.is_file():
         return f"There is no checkpoint yet (trainer.save_freq); what there is: {folder}"
-    return f"The last checkpoint is {pointer.parent / pointer.read_text().strip()}\nGo on with trainer.resume={folder}"
+    name = pointer.read_text(errors="replace").strip()  # a run's last words do not fail where its disk does
+    return f"The last checkpoint is {pointer.parent / name}\nGo on with trainer.resume={folder}"
 
 
 def _as_failure(error: BaseException, place: str) -> BaseException:

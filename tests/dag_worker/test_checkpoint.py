@@ -13,6 +13,7 @@ from tiny_training import TinyPolicy, largest_difference, make_actor, make_engin
 from torch import multiprocessing
 
 from siirl.dag_worker.checkpoint import CheckpointManager, resolve_checkpoint
+from siirl.dag_worker.manifest import fingerprint
 from siirl.engine.collectives import OneProcess
 from siirl.errors import CheckpointError
 from siirl.params import OptimizerArguments
@@ -254,7 +255,7 @@ def test_a_state_that_would_run_code_is_not_read(tmp_path):
     checkpoint = job.save()
     torch.save({"actor": os.system}, checkpoint / "state.pt")
     manifest = json.loads((checkpoint / "manifest.json").read_text())
-    manifest["files"].pop("state.pt")
+    manifest["files"]["state.pt"] = fingerprint(checkpoint / "state.pt")
     (checkpoint / "manifest.json").write_text(json.dumps(manifest))
     with pytest.raises(CheckpointError, match=r"state.pt cannot be read. Expected: plain data"):
         job.resume()

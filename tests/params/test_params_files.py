@@ -74,7 +74,8 @@ def test_an_index_that_names_no_files_of_its_folder_is_refused(shards: Path, ind
     file = shards / "model.safetensors.index.json"
     file.write_text(index)
     (found,) = problems(f"actor_rollout_ref.model.path={shards}")
-    assert found.startswith(f"actor_rollout_ref.model.path: {file} does not say which files hold the weights (")
+    said = "does not say which files hold the weights (" if index else "is damaged. Expected: JSON."
+    assert found.startswith(f"actor_rollout_ref.model.path: {file} {said}")
 
 
 def test_a_whole_file_is_taken_and_not_what_lies_beside_it(weights: Path) -> None:

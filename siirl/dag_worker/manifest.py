@@ -1,0 +1,112 @@
+"""Finds a checkpoint and compares its files with its manifest, before anything of them is used.
+
+The manifest may be damaged as any file may. What it says is taken only where it has the types of a manifest, and no name in it
+leads out of its folder.
+"""
+
+import hashlib
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from siirl.errors import CheckpointError
+from siirl.params.documents import is_count, is_name, read_object, read_text
+
+LATEST, MANIFEST, STATE_FILE = "latest", "manifest.json", "state.pt"
+FORMAT = "siirl-checkpoint-1"
+TAKE_EARLIER = "Choose an earlier checkpoint."
+
+
+def resolve_checkpoint(path: Path) -> Path:
+    """The folder of a checkpoint, from itself, from the folder of checkpoints, or from the run folder that holds that.
+
+    Raises:
+        CheckpointError: None of these, or a damaged pointer to the newest.
+    """
+    for folder in (path, path / "checkpoints"):
+        if (folder / LATEST).is_file():
+            path = folder / _newest(folder / LATEST)
+            break
+    if not (path / MANIFEST).is_file():
+        found = ", ".join(sorted(entry.name for entry in path.iterdir())[:10]) if path.is_dir() else "no such folder"
+        raise CheckpointError(
+            f"{path} is no checkpoint. Expected: the folder of a run (outputs/<name>/<time>) that has saved one, or one below its "
+            f"checkpoints/, with a {MANIFEST} in it. Found: {found or 'an empty folder'}."
+        )
+    return path
+
+
+def read_manifest(folder: Path) -> dict[str, Any]:
+    """The manifest of a checkpoint, when all files that it names are whole.
+
+    Returns:
+        `step` (a whole number), `engines` (names), `files` (a name below `folder` to `bytes` and `sha256`), and what else it holds.
+
+    Raises:
+        CheckpointError: A foreign folder, a damaged manifest, or a file that is missing, truncated or changed.
+    """
+    file = folder / MANIFEST
+    manifest = read_object(file, remedy=TAKE_EARLIER)
+    if manifest.get("format") != FORMAT:
+        found = str(manifest.get("format"))[:50]
+        raise CheckpointError(f"{file} was not written by this program. Expected format: {FORMAT}. Found: {found}.")
+    wrong = _what_is_wrong(manifest)
+    if wrong:
+        raise CheckpointError(f"{file} is damaged. Expected: {wrong}. {TAKE_EARLIER}")
+    for name, expected in manifest["files"].items():
+        try:
+            _compare(folder / name, expected)
+        except OSError as error:
+            raise CheckpointError(f"{folder / name} cannot be read: {error.strerror}. {TAKE_EARLIER}") from error
+    return manifest
+
+
+def fingerprint(path: Path) -> dict[str, Any]:
+    """Size and SHA-256 of a file, as the manifest has them."""
+    with path.open("rb") as stream:
+        return {"bytes": path.stat().st_size, "sha256": hashlib.file_digest(stream, "sha256").hexdigest()}
+
+
+def _newest(pointer: Path) -> str:
+    """The name that the pointer holds."""
+    name = read_text(pointer, remedy="Name one of the folders beside it instead.").strip()
+    if not is_name(name):
+        raise CheckpointError(
+            f"{pointer} is damaged. Expected: the name of a folder beside it. Found: {name[:50]!r}. Name one of these folders instead."
+        )
+    return name
+
+
+def _what_is_wrong(manifest: dict[str, Any]) -> str | None:
+    """What was expected where a value is not what a manifest has; None where all are."""
+    engines, files = manifest.get("engines"), manifest.get("files")
+    if not is_count(manifest.get("step")):
+        return "step to be the number of a training step"
+    if not isinstance(engines, list) or not all(isinstance(name, str) for name in engines):
+        return "engines to be a list of names"
+    if not isinstance(files, dict) or not all(_inside(name) for name in files):
+        return "files to be names of files in its folder"
+    if not all(_is_fingerprint(value) for value in files.values()):
+        return "bytes and sha256 of every file"
+    missing = {STATE_FILE, *(f"{name}/model.safetensors" for name in engines)} - files.keys()
+    return f"{min(missing)} among its files" if missing else None
+
+
+def _inside(name: str) -> bool:
+    path = PurePosixPath(name)
+    return name.isprintable() and name != "" and not path.is_absolute() and ".." not in path.parts
+
+
+def _is_fingerprint(value: Any) -> bool:
+    return isinstance(value, dict) and is_count(value.get("bytes")) and isinstance(value.get("sha256"), str)
+
+
+def _compare(path: Path, expected: dict[str, Any]) -> None:
+    size = path.stat().st_size if path.is_file() else None
+    if size != expected["bytes"]:
+        found = "no such file" if size is None else f"{size} bytes, so it was truncated or replaced"
+        raise CheckpointError(f"{path} is not what was saved. Expected: {expected['bytes']} bytes. Found: {found}. {TAKE_EARLIER}")
+    digest = fingerprint(path)["sha256"]
+    if digest != expected["sha256"]:
+        raise CheckpointError(
+            f"{path} was changed after it was saved. Expected SHA-256: {expected['sha256']}. Found: {digest}. {TAKE_EARLIER}"
+        )

@@ -1,0 +1,57 @@
+"""Text and JSON of files that a crash, a copy or another program may have damaged: read whole, or refused with the file's name."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from siirl.errors import CheckpointError
+
+
+def read_text(file: Path, *, remedy: str) -> str:
+    """The text of a file.
+
+    Raises:
+        CheckpointError: It cannot be read, is a folder, or holds bytes that are no UTF-8.
+    """
+    try:
+        return file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise CheckpointError(f"{file} is damaged. Expected: text. Found: {error}. {remedy}") from error
+
+
+def read_json(file: Path, *, remedy: str) -> Any:
+    """What a file of JSON holds, of whatever type.
+
+    Raises:
+        CheckpointError: Bytes that are no text, text that is no JSON, or JSON that Python does not read: too deep, or with a number of
+            too many digits.
+    """
+    text = read_text(file, remedy=remedy)
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise CheckpointError(f"{file} is damaged. Expected: JSON. Found: {error}. {remedy}") from error
+
+
+def read_object(file: Path, *, remedy: str) -> dict[str, Any]:
+    """The JSON object that a file holds.
+
+    Raises:
+        CheckpointError: As `read_json`, and for JSON of another type.
+    """
+    found = read_json(file, remedy=remedy)
+    if not isinstance(found, dict):
+        raise CheckpointError(f"{file} is damaged. Expected: a JSON object. Found: {type(found).__name__}. {remedy}")
+    return found
+
+
+def is_count(value: Any, *, least: int = 0) -> bool:
+    """Whether a value of JSON is a whole number from `least` on; True and False are none."""
+    return type(value) is int and value >= least
+
+
+def is_name(value: Any) -> bool:
+    """Whether a value names an entry of a folder, and nothing outside of it."""
+    return (
+        isinstance(value, str) and value.isprintable() and value not in ("", ".", "..") and "/" not in value and len(value.encode()) <= 255
+    )
