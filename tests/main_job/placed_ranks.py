@@ -14,7 +14,8 @@ from pathlib import Path
 from siirl.errors import ConfigError
 from siirl.execution.scheduler import placement
 from siirl.execution.scheduler.launch import ClusterSettings, ray_session, run_on_ray
-from siirl.execution.scheduler.placement import Layout, Placement, machines, require_machines
+from siirl.execution.scheduler.placement import Layout, Placement, machines, require_machines, servers_of_cluster
+from siirl.execution.scheduler.vitals import Vitals
 
 HELD_S = 2.0
 
@@ -45,7 +46,7 @@ def main(address: str) -> None:
     placement.TELL_AFTER_S = HELD_S / 4
     with ray_session(ClusterSettings(address=address, env_vars={})):
         on_cpus = whereabouts(Layout(nodes=2, ranks_per_node=2))
-        held = Placement(Layout(ranks_per_node=1, gpus_per_rank=1))
+        held = Placement(Layout(ranks_per_node=1, gpus_per_rank=1), Vitals(servers_of_cluster()))
         with ThreadPoolExecutor() as pool:
             waiting = pool.submit(whereabouts, Layout(nodes=2, ranks_per_node=2, gpus_per_rank=1))
             time.sleep(HELD_S)

@@ -14,8 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from siirl.errors import ConfigError, InvariantError, RunFailed, SiirlError
-from siirl.execution.scheduler.placement import Layout, Placement
+from siirl.errors import ConfigError, RunFailed, SiirlError
+from siirl.execution.scheduler.placement import Layout, Placement, servers_of_cluster
+from siirl.execution.scheduler.vitals import EVERY_S, Vitals
 
 logger = logging.getLogger(__name__)
 
@@ -55,7 +56,7 @@ def ray_session(settings: ClusterSettings) -> Iterator[None]:
 
     Raises:
         ConfigError: There is no cluster at the address, or one with another version of Ray or Python.
-        RunFailed: Ray does not start on this machine.
+        RunFailed: Ray does not start on this machine, or fails later.
     """
     for name, value in (AS_A_JOB if settings.address is None else AS_A_JOB | TO_CONNECT | _credentials()).items():
         os.environ.setdefault(name, value)
@@ -68,10 +69,22 @@ def ray_session(settings: ClusterSettings) -> Iterator[None]:
         raise KeyboardInterrupt from error
     except Exception as error:  # Ray raises just that where its own processes do not come up in time
         raise _no_session(settings, error) from error
+    from ray.exceptions import RayError
+
+    vitals = Vitals(servers_of_cluster())
     try:
         yield
+    except RayError as error:
+        vitals.explain()
+        raise RunFailed(f"Ray failed: {in_a_line(error)}") from error
     finally:
         ray.shutdown()
+
+
+def in_a_line(error: BaseException) -> str:
+    """What Ray says of an error, which it does over many lines, without the list of what else it could have been."""
+    said, _, _ = " ".join(str(error).split()).partition(" Some common causes include")
+    return said.rpartition("The actor is dead because ")[2]
 
 
 def _init(settings: ClusterSettings, *, starts: int) -> None:
@@ -155,28 +168,47 @@ def run_on_ray(make: Make, *, layout: Layout) -> Iterator[Any]:
     """
     import ray
 
-    placement = Placement(layout)
+    vitals = Vitals(servers_of_cluster())
+    placement = Placement(layout, vitals)
     actors: list[Any] = []
     try:
         for rank in range(layout.ranks):
             actors.append(_actor_class(layout).options(scheduling_strategy=placement.of_rank(rank)).remote(make, rank))
-        init_method = ray.get(actors[0].meeting_point.remote()) if layout.ranks > 1 else ""
+        init_method = _meeting_point(actors[0], vitals) if layout.ranks > 1 else ""
         streams = [actor.run.remote(init_method) for actor in actors]
-        yield from _merge(streams)
+        yield from _merge(streams, vitals)
     finally:
         for actor in actors:
             ray.kill(actor)
-        placement.release()
+        if not vitals.lost:  # otherwise Ray would wait for an answer until its C++ ends this process
+            placement.release()
 
 
-def _merge(streams: list[Any]) -> Iterator[Any]:
+def _meeting_point(first: Any, vitals: Vitals) -> str:
+    import ray
+    from ray.exceptions import RayActorError
+
+    answer = first.meeting_point.remote()
+    while not ray.wait([answer], timeout=EVERY_S)[0]:
+        vitals.check()
+    try:
+        place: str = ray.get(answer)
+    except RayActorError as error:
+        raise _died(0, error, vitals) from error
+    return place
+
+
+def _merge(streams: list[Any], vitals: Vitals) -> Iterator[Any]:
     """What the first stream yields, until all have ended; an error of any of them is raised as it was there."""
     import ray
     from ray.exceptions import RayActorError, RayTaskError
 
     first, running = streams[0], list(streams)
     while running:
-        ready: list[Any] = ray.wait(running, num_returns=1)[0]
+        ready: list[Any] = ray.wait(running, num_returns=1, timeout=EVERY_S)[0]
+        vitals.check()
+        if not ready:
+            continue
         try:
             item = ray.get(next(ready[0]))
         except StopIteration:
@@ -184,10 +216,16 @@ def _merge(streams: list[Any]) -> Iterator[Any]:
         except RayTaskError as error:
             raise error.cause from error
         except RayActorError as error:
-            raise InvariantError(f"The process of rank {streams.index(ready[0])} died: {error}") from error
+            raise _died(streams.index(ready[0]), error, vitals) from error
         else:
             if ready[0] is first:
                 yield item
+
+
+def _died(rank: int, error: Exception, vitals: Vitals) -> RunFailed:
+    """A rank's process is gone: by itself, or because what it was connected to is."""
+    vitals.explain()
+    return RunFailed(f"The process of rank {rank} died: {in_a_line(error)}")
 
 
 def _actor_class(layout: Layout) -> Any:

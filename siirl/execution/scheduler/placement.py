@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from siirl.errors import ConfigError
+from siirl.execution.scheduler.vitals import Server, Vitals
 
 logger = logging.getLogger(__name__)
 
@@ -17,6 +18,10 @@ logger = logging.getLogger(__name__)
 SOMETHING: Mapping[str, float] = {"memory": 1}  # byte
 A_SHARE = 0.001  # of the one `node:ADDRESS` that each machine has for this purpose: to be named
 TELL_AFTER_S = 10
+
+# A raylet that is gone does not come back. A GCS may be started again where an administrator has given it a memory of its own; Ray's
+# workers wait a minute for that, and are then ended by Ray's C++.
+RAYLET_PATIENCE_S, GCS_PATIENCE_S = 2.0, 30.0
 
 
 @dataclass(frozen=True)
@@ -51,9 +56,12 @@ class Placement:
     """Machines of the connected cluster that are reserved for the ranks of a job, until `release` or the end of this process.
 
     Waits for machines that others hold, and says so.
+
+    Raises:
+        RunFailed: The cluster died meanwhile.
     """
 
-    def __init__(self, layout: Layout) -> None:
+    def __init__(self, layout: Layout, vitals: Vitals) -> None:
         import ray
         from ray.util import placement_group
 
@@ -67,7 +75,7 @@ class Placement:
             wanted = f"{layout.gpus_per_node} free GPUs" if layout.gpus_per_node else "free memory"
             logger.warning("Waiting for %d machine(s) with %s each, which others hold (`ray status` shows it).", layout.nodes, wanted)
             while not self._group.wait(TELL_AFTER_S):
-                pass
+                vitals.check()
 
     def of_rank(self, rank: int) -> Any:
         """The `scheduling_strategy` of a rank's actor; neighbouring ranks share a machine."""
@@ -104,3 +112,17 @@ def machines() -> list[Machine]:
 
     nodes: list[dict[str, Any]] = ray.nodes()  # type: ignore[no-untyped-call]
     return [Machine(node["NodeID"], node["NodeManagerAddress"], int(node["Resources"].get("GPU", 0))) for node in nodes if node["Alive"]]
+
+
+def servers_of_cluster() -> list[Server]:
+    """The connected cluster's GCS, and the raylet of this machine, through which this process is connected."""
+    import ray
+
+    here = ray.get_runtime_context()
+    host, _, port = here.gcs_address.rpartition(":")
+    nodes: list[dict[str, Any]] = ray.nodes()  # type: ignore[no-untyped-call]
+    [raylet] = [node for node in nodes if node["NodeID"] == here.get_node_id()]
+    return [
+        Server("Ray's raylet on this machine", raylet["NodeManagerAddress"], raylet["NodeManagerPort"], RAYLET_PATIENCE_S),
+        Server("Ray's GCS", host.strip("[]"), int(port), GCS_PATIENCE_S),
+    ]

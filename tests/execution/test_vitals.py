@@ -1,0 +1,55 @@
+"""A server that listens lives; one that does not is missed after its patience, and the sentence names it."""
+
+import socket
+
+import pytest
+
+from siirl.errors import RunFailed
+from siirl.execution.scheduler.launch import in_a_line
+from siirl.execution.scheduler.vitals import Server, Vitals
+
+
+def server(listener: socket.socket, *, patience_s: float) -> Server:
+    return Server("Ray's GCS", "127.0.0.1", listener.getsockname()[1], patience_s)
+
+
+def test_a_server_that_listens_is_not_missed() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        vitals = Vitals([server(listener, patience_s=0.0)])
+        vitals.check()
+        vitals.explain()
+    assert not vitals.lost
+
+
+def test_a_server_that_is_gone_is_missed_by_name() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        vitals = Vitals([server(listener, patience_s=0.0)])
+        port = listener.getsockname()[1]
+    with pytest.raises(RunFailed, match=rf"Ray's GCS \(127\.0\.0\.1:{port}\) died.*Connection refused"):
+        vitals.check()
+    assert vitals.lost
+
+
+def test_a_server_that_is_silent_may_come_back_within_its_patience() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        vitals = Vitals([server(listener, patience_s=1000.0)])
+        address = listener.getsockname()
+    vitals.check()
+    with socket.create_server(address):
+        vitals.explain()
+    assert not vitals.lost
+
+
+def test_an_explanation_waits_until_the_patience_is_over() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        vitals = Vitals([server(listener, patience_s=0.5)])
+    with pytest.raises(RunFailed):
+        vitals.explain()
+
+
+def test_what_ray_says_over_many_lines_becomes_one_without_its_guesses() -> None:
+    said = (
+        "The actor died.\n\tpid: 7\nThe actor is dead because its worker process has died. End of file. Some common causes include: (1) ..."
+    )
+    assert in_a_line(ValueError(said)) == "its worker process has died. End of file."
+    assert in_a_line(ValueError("GCS\n is away")) == "GCS is away"
