@@ -7,7 +7,8 @@ capabilities, and may make the system calls of `seccomp`.
 
 A service that runs as root starts bubblewrap as the user nobody: limits on processes do not bind root, and files that only root can read
 stay closed even if a wall fell. An interpreter that nobody cannot reach (below /root) is bound, in a mount namespace that only we
-see, to a place that it can.
+see, to a place that it can. In a user namespace with a single user (`unshare -Ur`, some containers) there is no nobody: bubblewrap
+runs as that user, as it does for an unprivileged one, and `local` watches the number of processes.
 """
 
 import contextlib
@@ -97,7 +98,7 @@ class Bubblewrap:
         sources |= {path: Path("/packages") / path.name for path in _package_files(packages)}
         self._environment = ENVIRONMENT | ({"PYTHONPATH": "/packages"} if packages else {})
         enter, places = [], {path: str(path) for path in sources}
-        if os.geteuid() == 0:
+        if os.geteuid() == 0 and _has_nobody():
             stage = _staged(tuple(map(str, sources)))
             enter, places = stage.enter, {path: stage.place(number) for number, path in enumerate(sources)}
         binds = [option for path, inside in sources.items() for option in ("--ro-bind", places[path], str(inside))]
@@ -132,6 +133,18 @@ def _walls(binds: Sequence[str], limits: Limits) -> list[str]:
     for device in DEVICES:
         options += ["--dev-bind", f"/dev/{device}", f"/dev/{device}"]
     return [*options, "--size", str(limits.tmp_bytes), "--tmpfs", "/tmp", "--remount-ro", "/", "--chdir", "/tmp"]
+
+
+def _has_nobody() -> bool:
+    """Whether this process's user namespace maps the user and group nobody, and lets root become them."""
+    maps = [Path(f"/proc/self/{name}").read_text() for name in ("uid_map", "gid_map")]
+    may_leave_groups = Path("/proc/self/setgroups").read_text().strip() == "allow"
+    return may_leave_groups and all(map(_maps_nobody, maps))
+
+
+def _maps_nobody(id_map: str) -> bool:
+    ranges = [map(int, line.split()) for line in id_map.splitlines()]  # first inside, first outside, count
+    return any(first <= NOBODY < first + count for first, _, count in ranges)
 
 
 def _interpreter() -> Path:

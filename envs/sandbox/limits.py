@@ -65,6 +65,7 @@ class Ending(enum.Enum):
     OUTPUT = "too much output"
     FILES = "too many files"
     MEMORY = "out of memory"
+    PROCESSES = "too many processes"
     KILLED = "its sandbox broke down"
 
 

@@ -1,7 +1,8 @@
 """A sandbox on this machine: one for each program, with a process for each of its tests; read and watched from outside.
 
-What is measured by the program's keeper inside (`runner`) is held against the clock and the memory that are seen from here: when either
-is used up, the sandbox is killed, and with process 1 of its namespace everything in it.
+What is measured by the program's keeper inside (`runner`) is held against the clock, the memory and the number of processes that are seen
+from here: when one is used up, the sandbox is killed, and with process 1 of its namespace everything in it. The kernel itself bounds
+the processes of every user but the machine's root.
 """
 
 import asyncio
@@ -24,7 +25,8 @@ BOOTSTRAP = (
 )
 START_S = 40.0  # a start takes 20 ms; a machine that is two thousand times slower is broken
 GRACE_S = 10.0  # for the keeper to report what it has ended itself; it does so at once unless the machine is busy
-LOOK_EVERY_S = 0.05  # at the memory; a program touches about 50 MiB in that time
+LOOK_EVERY_S = 0.05  # at memory and processes; a program touches about 50 MiB in that time
+OWN_TASKS = 3  # bubblewrap, its child while it builds the walls, keeper
 OVERHEAD_BYTES = 24 * MEBIBYTE  # of keeper and bubblewrap
 MESSAGE_BYTES = 4000  # of what bubblewrap says when it fails
 
@@ -57,7 +59,7 @@ class LocalSandbox:
                     if execution is None:
                         return
                     yield execution
-                    if execution.ending in (Ending.KILLED, Ending.MEMORY):
+                    if execution.ending in (Ending.KILLED, Ending.MEMORY, Ending.PROCESSES):
                         return
             finally:
                 await running.end()
@@ -79,22 +81,20 @@ class _Running:
         assert process.stdin is not None and process.stdout is not None and process.stderr is not None
         self._process, self._limits = process, limits
         self._input, self._output, self._errors = process.stdin, process.stdout, process.stderr
-        self._over_memory = False
+        self._excess: Ending | None = None
         self._deadline = 0.0
         self._tasks: list[asyncio.Task[None]] = []
 
     async def begin(self, message: bytes) -> None:
         """Send the job and wait for the keeper's word that the walls stand."""
-        self._tasks = [asyncio.create_task(self._send(message)), asyncio.create_task(self._watch_memory())]
+        self._tasks = [asyncio.create_task(self._send(message)), asyncio.create_task(self._watch())]
         try:
             async with asyncio.timeout(START_S):
                 ready = await self._output.read(1)
-        except TimeoutError:
-            ready = b""
+        except TimeoutError as late:
+            raise SandboxFailed(await self._complaint(f"did not start within {START_S:g} s")) from late
         if ready != READY:
-            self._kill()
-            said = (await self._errors.read(MESSAGE_BYTES)).decode(errors="replace").strip()
-            raise SandboxFailed(f"The sandbox did not start within {START_S:g} s: {said or 'it said nothing'}.")
+            raise SandboxFailed(await self._complaint("did not start"))
         self._deadline = asyncio.get_running_loop().time() + self._limits.total_s + GRACE_S
 
     async def next(self) -> Execution | None:
@@ -106,8 +106,8 @@ class _Running:
         except (TimeoutError, ValueError):
             return Execution(Ending.KILLED)
         except asyncio.IncompleteReadError as end:
-            if self._over_memory:
-                return Execution(Ending.MEMORY)
+            if self._excess is not None:
+                return Execution(self._excess)
             return Execution(Ending.KILLED) if end.partial else None
 
     async def end(self) -> None:
@@ -134,14 +134,16 @@ class _Running:
             await self._input.drain()
             self._input.close()
 
-    async def _watch_memory(self) -> None:
-        bound = self._limits.memory_bytes + OVERHEAD_BYTES
-        while True:
+    async def _complaint(self, what: str) -> str:
+        self._kill()
+        said = (await self._errors.read(MESSAGE_BYTES)).decode(errors="replace").strip()
+        return f"The sandbox {what}: {said.rstrip('.') or 'it said nothing'}."
+
+    async def _watch(self) -> None:
+        while self._excess is None:
             await asyncio.sleep(LOOK_EVERY_S)
-            if sum(map(resident_bytes, process_tree(self._process.pid))) > bound:
-                self._over_memory = True
-                self._kill()
-                return
+            self._excess = _excess(self._process.pid, self._limits)
+        self._kill()
 
     def _kill(self) -> None:
         if self._process.returncode is not None:
@@ -151,13 +153,33 @@ class _Running:
                 os.kill(pid, signal.SIGKILL)
 
 
+def _excess(pid: int, limits: Limits) -> Ending | None:
+    """The limit that a process and its descendants exceed together; no more of them are counted than that takes."""
+    tasks = memory_bytes = 0
+    for process in process_tree(pid):
+        tasks += len(_tasks(process))
+        memory_bytes += resident_bytes(process)
+        if tasks > limits.processes + OWN_TASKS:
+            return Ending.PROCESSES
+    return Ending.MEMORY if memory_bytes > limits.memory_bytes + OVERHEAD_BYTES else None
+
+
 def process_tree(pid: int) -> Iterator[int]:
     """A process and all its descendants."""
-    yield pid
-    with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it has ended
-        for thread in Path(f"/proc/{pid}/task").iterdir():
-            for child in (thread / "children").read_text().split():
-                yield from process_tree(int(child))
+    waiting = [pid]
+    while waiting:
+        yield (process := waiting.pop())
+        for task in _tasks(process):
+            with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+                waiting += map(int, (task / "children").read_text().split())
+
+
+def _tasks(pid: int) -> list[Path]:
+    """The threads of a process; none if it has ended."""
+    try:
+        return list(Path(f"/proc/{pid}/task").iterdir())
+    except (FileNotFoundError, ProcessLookupError):
+        return []
 
 
 def resident_bytes(pid: int) -> int:

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from trials import SMALL, executions, sandboxed_processes
 
-from envs.sandbox import environment, isolation
+from envs.sandbox import environment, isolation, local
 from envs.sandbox.environment import make_sandbox
 from envs.sandbox.isolation import Bubblewrap, NoIsolation
 from envs.sandbox.limits import Ending, Job, Limits, SandboxFailed
@@ -280,8 +280,29 @@ def test_sandbox_that_does_not_start_is_no_verdict(small):
             with super().launch() as launch:
                 yield launch._replace(command=["sh", "-c", "echo no walls today >&2; exit 1"])
 
-    with pytest.raises(SandboxFailed, match="no walls today"):
+    with pytest.raises(SandboxFailed, match=r"^The sandbox did not start: no walls today\.$"):
         executions(LocalSandbox(Broken(), SMALL), "print(1)")
+
+
+def test_sandbox_that_is_silent_is_told_with_its_deadline(monkeypatch):
+    class Silent(NoIsolation):
+        @contextlib.contextmanager
+        def launch(self):
+            with super().launch() as launch:
+                yield launch._replace(command=["sh", "-c", "echo building >&2; exec sleep 100"])
+
+    monkeypatch.setattr(local, "START_S", 0.5)
+    with pytest.raises(SandboxFailed, match=r"^The sandbox did not start within 0\.5 s: building\.$"):
+        executions(LocalSandbox(Silent(), SMALL), "print(1)")
+
+
+def test_processes_above_the_limit_end_a_program_that_the_kernel_does_not_bound():
+    """Without walls no kernel counts: 8 processes are the limit, and 20 are ended within their minute."""
+    program = "import os, time\nfor _ in range(20):\n    if os.fork() == 0: break\ntime.sleep(60)"
+    sandbox = make_sandbox("none", limits=replace(SMALL, wall_s=50.0, total_s=55.0))
+    (execution,) = executions(sandbox, program)
+    assert execution.ending is Ending.PROCESSES
+    assert sandboxed_processes() == set()
 
 
 @pytest.mark.parametrize(
