@@ -2,13 +2,16 @@
 
 With `fresh` (the default) every episode that calls a tool has a server process of its own, so that no episode sees what another one left.
 A server that dies or hangs in mid-call is replaced at the next call, and the model is told. One that does not start, first or again, costs
-its episode (`ToolsMissing`), with the end of what it wrote to its standard error. Tools that want something of the user (sampling,
+its episode (`ToolsMissing`), with the end of what it wrote to its standard error. What it started ends with it (`supervisor`), and what it
+writes besides MCP is left out (`garbage`). Tools that want something of the user (sampling,
 elicitation) are refused by the client. Left out: servers over HTTP.
 """
 
 import asyncio
+import sys
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 from mcp import Client, MCPError, StdioServerParameters, stdio_client
@@ -17,8 +20,10 @@ from pydantic import ValidationError
 
 from envs.tools.calls import ToolDescription
 from envs.tools.error_stream import ErrorStream
+from envs.tools.garbage import GarbageCount
 from envs.tools.toolset import ToolError, Toolset, ToolsMissing
 
+SUPERVISOR = (sys.executable, "-I", "-S", str(Path(__file__).with_name("supervisor.py")))
 MAX_PAGES = 100  # of a server's list of tools
 
 
@@ -53,7 +58,10 @@ class MCPTools(Toolset):
         if deadline_s <= 0 or start_deadline_s <= 0:
             raise ValueError(f"The deadlines of {command!r} must be positive, got {deadline_s} and {start_deadline_s}.")
         self.replayable = replayable
-        self._parameters = StdioServerParameters(command=command, args=list(args), env=dict(env or {}), cwd=cwd)
+        supervisor, *supervised = [*SUPERVISOR, command, *args]
+        self._parameters = StdioServerParameters(
+            command=supervisor, args=supervised, env=dict(env or {}), cwd=cwd, encoding_error_handler="replace"
+        )
         self._shown = " ".join([command, *args])
         self._deadline_s, self._start_deadline_s, self._fresh = deadline_s, start_deadline_s, fresh
         self._connection: _Connection | None = None
@@ -112,7 +120,7 @@ class MCPTools(Toolset):
         if self._connection is not None and not self._connection.is_open():
             self._drop()
         if self._connection is None:
-            connection = _Connection(self._parameters)
+            connection = _Connection(self._parameters, GarbageCount(self._shown))
             try:
                 await connection.open(deadline_s=self._start_deadline_s)
                 self._connection = connection
@@ -126,7 +134,7 @@ class MCPTools(Toolset):
     def _complaint(self, what: str, error: BaseException, connection: "_Connection") -> str:
         said = connection.errors.tail()
         told = f"The end of its standard error:\n{said}" if said else "It wrote nothing to its standard error."
-        return f"The MCP server {self._shown!r} {what}: {_first_cause(error)}. {told}"
+        return f"The MCP server {self._shown!r} {what}: {_first_cause(error)}.{connection.garbage.sentence()} {told}"
 
     def _drop(self) -> None:
         """Forget the connection, and end its server in the background: a server that hangs is given seconds to go."""
@@ -143,8 +151,8 @@ class MCPTools(Toolset):
 class _Connection:
     """A server and its client, in a task of their own: what the client enters must be left by the same task."""
 
-    def __init__(self, parameters: StdioServerParameters) -> None:
-        self._parameters = parameters
+    def __init__(self, parameters: StdioServerParameters, garbage: GarbageCount) -> None:
+        self._parameters, self.garbage = parameters, garbage
         self.errors = ErrorStream()  # until `close`
         self._closing = asyncio.Event()
         self._ready: asyncio.Future[Client] = asyncio.get_running_loop().create_future()
@@ -192,6 +200,7 @@ class _Connection:
             self.errors.close()
 
     async def _live(self) -> None:
+        self.garbage.watch()
         async with Client(self._transport()) as client:
             self._ready.set_result(client)
             await self._closing.wait()

@@ -1,7 +1,9 @@
 """The sandbox in a user namespace with a single user, as rootless containers and `unshare -Ur` make: used, and no weaker."""
 
+import os
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -42,7 +44,10 @@ def test_a_namespace_with_a_single_user_is_used(namespace, repository):
 @pytest.mark.slow
 def test_nothing_gets_out_in_a_namespace_with_a_single_user(namespace, repository):
     files = [str(Path(__file__).with_name(f"test_sandbox_{name}.py")) for name in ("escapes", "abuses")]
-    ended = run_in(namespace, "-m", "pytest", "-q", "-p", "no:cacheprovider", *files, repository=repository)
+    with tempfile.TemporaryDirectory() as folder:  # pytest's own is closed to nobody
+        os.chmod(folder, 0o777)
+        options = ("-q", "-p", "no:cacheprovider", f"--basetemp={folder}/base")
+        ended = run_in(namespace, "-m", "pytest", *options, *files, repository=repository)
     assert ended.returncode == 0, ended.stdout[-4000:]
 
 

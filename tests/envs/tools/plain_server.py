@@ -7,14 +7,23 @@ With a folder it notes each of its starts there, and refuses to start while the 
 
 import json
 import os
+import signal
+import subprocess
 import sys
+import time
 from pathlib import Path
 
 TOOLS = {
     "greet": "Say hello.",
     "die": "End this server, and let none start again in its folder.",
     "flood": "Write 8 MB to standard error, and then say hello.",
+    "chatter": "Write three lines that are no MCP to standard output, and then say hello.",
+    "detach": "Start a process that leaves this session and its parent, and tell its number.",
+    "stay": "As `detach`, and take no notice of signals and of the end of standard input from now on.",
 }
+CHATTER = b'loading\n{"progress": 1}\n\xff\xfe\n'
+# Prints the number of its grandchild, which lives in a session of its own, and ends; -3 is DEVNULL.
+DETACHED = "import subprocess; print(subprocess.Popen(['sleep', '600'], start_new_session=True, stdout=-3, stderr=-3).pid)"
 
 
 def answer(method: str, tool: str, folder: Path | None) -> object:
@@ -35,6 +44,14 @@ def answer(method: str, tool: str, folder: Path | None) -> object:
             sys.stderr.write("x" * 7999 + "\n")
         sys.stderr.write("the last line\n")
         sys.stderr.flush()
+    if tool == "chatter":
+        sys.stdout.buffer.write(CHATTER)
+        sys.stdout.flush()
+    if tool == "stay":
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    if tool in ("detach", "stay"):
+        started = subprocess.run([sys.executable, "-S", "-c", DETACHED], capture_output=True, text=True, start_new_session=True)
+        return {"content": [{"type": "text", "text": started.stdout.strip()}]}
     return {"content": [{"type": "text", "text": "hello"}]}
 
 
@@ -51,6 +68,8 @@ def main(folder: Path | None) -> None:
         result = answer(request["method"], request.get("params", {}).get("name", ""), folder)
         outcome = {"error": {"code": -32601, "message": "Method not found"}} if result is None else {"result": result}
         print(json.dumps({"jsonrpc": "2.0", "id": request["id"], **outcome}), flush=True)
+    if signal.getsignal(signal.SIGTERM) is signal.SIG_IGN:
+        time.sleep(600)
 
 
 if __name__ == "__main__":

@@ -2,9 +2,12 @@
 
 import asyncio
 import os
+import shutil
+import signal
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -93,7 +96,7 @@ def complaint(command, **settings):
 @pytest.mark.parametrize(
     ("command", "words"),
     [
-        (["no-such-command"], "'no-such-command' did not start: FileNotFoundError: [Errno 2] No such file or directory: 'no-such-command'"),
+        (["no-such-command"], "standard error:\n[Errno 2] No such file or directory: 'no-such-command'"),
         (["false"], "'false' did not start: MCPError: Connection closed. It wrote nothing to its standard error."),
         ([sys.executable, "-S", "-c", "import no_such_module"], "ModuleNotFoundError: No module named 'no_such_module'"),
     ],
@@ -138,6 +141,69 @@ def test_of_megabytes_on_standard_error_the_end_is_told():
     told = complaint([sys.executable, "-S", "-c", program])
     assert told.endswith("LookupError: in the end")
     assert len(told.partition("The end of its standard error:\n")[2]) == 1 + KEPT_BYTES - 1  # a sign of the cut, and no line break
+
+
+@pytest.mark.parametrize("tool", ["detach", "stay"])
+def test_process_that_left_its_session_ends_with_its_server(plain_server, tool):
+    async def play(tools):
+        return int(await tools.call(tool, {}))
+
+    assert not is_alive(with_tools(play, plain_server))
+
+
+def test_process_that_left_its_session_ends_with_the_process_that_hosts_the_server(plain_server):
+    """The host is killed, and can tidy up nothing; the supervisor sees its end, a moment later."""
+    program = (
+        "import asyncio, os, signal, sys\nfrom envs.tools.mcp_server import MCPTools\n"
+        f"tools = MCPTools(**{plain_server!r}, deadline_s=60.0, start_deadline_s=250.0)\n"
+        "async def play():\n    print(await tools.call('stay', {}), flush=True)\n    os.kill(os.getpid(), signal.SIGKILL)\n"
+        "asyncio.run(play())"
+    )
+    host = subprocess.run([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True, timeout=280)
+    assert host.returncode == -signal.SIGKILL
+    until = time.monotonic() + 60
+    while is_alive(int(host.stdout)) and time.monotonic() < until:
+        time.sleep(0.05)
+    assert not is_alive(int(host.stdout))
+
+
+def is_alive(pid):
+    """Whether there is a process with this number; a zombie has ended."""
+    try:
+        return "State:\tZ" not in Path(f"/proc/{pid}/status").read_text()
+    except FileNotFoundError:
+        return False
+
+
+def test_lines_that_are_no_mcp_cost_one_warning_for_each_server(plain_server, tmp_path, caplog):
+    path = shutil.copy(plain_server["args"][-1], tmp_path / "chatty.py")  # a server that no other test has warned of
+
+    async def play(tools):
+        return [await told(tools, "chatter") for _ in range(2)]
+
+    for _ in range(2):
+        assert with_tools(play, {"command": sys.executable, "args": ["-S", str(path)]}) == ["hello", "hello"]
+    (warning,) = caplog.records
+    assert warning.levelname == "WARNING" and warning.exc_info is None
+    assert "chatty.py' writes to its standard output what is no MCP, first: 'loading'." in warning.getMessage()
+
+
+def test_notification_that_is_no_mcp_is_one_of_these_lines(plain_server, tmp_path, caplog):
+    source = Path(plain_server["args"][-1]).read_text()
+    notification = '{"jsonrpc": "2.0", "method": "notifications/progress", "params": {}}'
+    (tmp_path / "odd.py").write_text(source.replace("CHATTER = b'loading", f"CHATTER = b'{notification}"))
+
+    async def play(tools):
+        return await told(tools, "chatter")
+
+    assert with_tools(play, {"command": sys.executable, "args": ["-S", str(tmp_path / "odd.py")]}) == "hello"
+    assert len(caplog.records) == 1 and caplog.records[0].exc_info is None
+
+
+def test_server_that_writes_something_else_and_dies_is_told_with_the_number_of_lines(tmp_path):
+    told = complaint([sys.executable, "-S", "-c", "print('one'); print('two'); raise SystemExit('no licence')"])
+    assert "It wrote 2 lines to its standard output that are no MCP." in told
+    assert told.endswith("The end of its standard error:\nno licence")
 
 
 def test_server_whose_start_is_cancelled_is_ended(tmp_path):
