@@ -52,9 +52,12 @@ class RobosuiteStep:
     def __init__(self, env: Any) -> None:
         self._env = env
 
-    def advance(self, action: Any, substeps: int) -> None:
-        """One action, and what robosuite records for observables."""
+    def command(self, action: Any) -> None:
+        """One action whole, and what robosuite records for observables."""
         self._env.step(action)
+
+    def run(self, physics_steps: int) -> None:
+        """Nothing: `command` has made all physics steps."""
 
 
 class PublishedStepLiberoEnv(LiberoEnv):

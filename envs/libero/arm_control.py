@@ -57,28 +57,35 @@ class ArmControl:
         self._hand_position, self._hand_rotation = data.site_xpos[self._site], data.site_xmat[self._site].reshape(3, 3)
         self._moves, self._turns = np.empty((3, model.nv)), np.empty((3, model.nv))
         self._masses = np.empty((model.nv, model.nv))
+        self._goal: NDArray[Any] | None = None  # of an action that was not begun yet
+        self._closing = np.zeros(2)
         # In the order of columns that robosuite's indexing gives them: products of matrices round as their order in memory has it.
         joints = len(controller.qvel_index)
         self._matrices = [np.empty((rows, joints), order="F") for rows in (3, 3, 6, joints)]
 
-    def advance(self, action: NDArray[Any], physics_steps: int) -> None:
-        """Apply an action [7] for some physics steps.
+    def command(self, action: NDArray[Any]) -> None:
+        """Take up an action [7]: a goal for the hand from where it is at the next physics step, and a direction for the fingers."""
+        self._goal = action[:POSE]
+        self._closing = np.array([-1.0, 1.0]) * self._gripper.speed * np.sign(action[POSE:])  # as its `format_action`
+
+    def run(self, physics_steps: int) -> None:
+        """Follow the action for some physics steps.
 
         Raises:
             LinAlgError: The state is not finite.
         """
         model, data, controller, gripper = self._model, self._data, self._controller, self._gripper
-        closing = np.array([-1.0, 1.0]) * gripper.speed * np.sign(action[POSE:])  # as its `format_action`
-        for step in range(physics_steps):
+        for _ in range(physics_steps):
             mujoco.mj_step1(model, data)  # positions and velocities
             self._solve()
             if controller.new_update:  # not in the first step after a reset: the controller then has the arm's home pose in mind
                 self._solve()
                 self._look()
-            if step == 0:
-                controller.set_goal(action[:POSE])
+            if self._goal is not None:
+                controller.set_goal(self._goal)
+                self._goal = None
             data.ctrl[self._motors] = _bounded(self._torques(), self._lowest, self._highest)
-            gripper.current_action = _bounded(gripper.current_action + closing, -1.0, 1.0)
+            gripper.current_action = _bounded(gripper.current_action + self._closing, -1.0, 1.0)
             data.ctrl[self._finger_motors] = self._finger_middle + self._finger_half * gripper.current_action
             mujoco.mj_step2(model, data)  # torques, accelerations, and on
 

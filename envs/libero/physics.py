@@ -101,10 +101,10 @@ def arm_motion(simulator: TaskSimulator) -> NDArray[np.float64]:
     state = simulator.states[0].copy()
     state[1 + np.array(simulator.robot._ref_joint_pos_indexes)] = simulator.robot.init_qpos
     simulator.set_state(state)
-    start = simulator.proprioception[:3].astype(np.float64)
+    start = simulator.data.site_xpos[simulator.robot.eef_site_id].copy()
     for _ in range(MOTION_STEPS):
         simulator.step(MOTION)
-    return np.asarray(simulator.proprioception[:3] - start)
+    return np.asarray(simulator.data.site_xpos[simulator.robot.eef_site_id] - start)
 
 
 def _drop_scene() -> str:

@@ -1,7 +1,8 @@
 """Images of a LIBERO scene: two cameras from one renderer, drawn upright.
 
 LIBERO's own images are upside down (OpenGL's first row is the lowest), and the published policies turn them by 180 degrees, which leaves
-left and right exchanged; `envs.libero.openvla` makes such images from ours.
+left and right exchanged; `envs.libero.openvla` makes such images from ours. Images show the scene at the sensors' last reading
+(`envs.libero.observation`), as LIBERO's do; with render quality `full` they are equal to LIBERO's to the last bit (a test).
 """
 
 from typing import TYPE_CHECKING, Any
@@ -27,14 +28,21 @@ class SceneCameras:
 
         self._camera = mujoco.MjvCamera()
         self._camera.type = mujoco.mjtCamera.mjCAMERA_FIXED
+        self._data = mujoco.MjData(model)  # poses that are drawn
         self._ids = {name: mujoco.mj_name2id(model, mujoco.mjtObj.mjOBJ_CAMERA, theirs) for name, theirs in CAMERAS.items()}
         self._renderer = _LampRenderer(model=model, context=context, camera=self._camera, quality=quality, size=size)
 
     def render(self, simulator: "TaskSimulator", size: int, camera: str) -> NDArray[np.uint8]:
-        """The simulator's scene now as `camera` sees it: uint8 [size, size, 3]."""
+        """The scene of the simulator's last sample as `camera` sees it: uint8 [size, size, 3]."""
+        import mujoco
+
+        sample = simulator.sample
+        self._data.qpos[:] = sample.positions
+        for poses in (mujoco.mj_kinematics, mujoco.mj_comPos, mujoco.mj_camlight):
+            poses(simulator.model, self._data)
         self._camera.fixedcamid = self._ids[camera]
-        self._renderer.show_lamps(simulator.model)
-        return self._renderer.render(simulator.data, size)
+        self._renderer.show_lamps(sample.lamps)
+        return self._renderer.render(self._data, size)
 
     def close(self) -> None:
         """Free what the model took in the OpenGL context."""
@@ -44,5 +52,5 @@ class SceneCameras:
 class _LampRenderer(SceneRenderer):
     """A renderer draws from its own copy of the model; a stove that glows changes the simulator's."""
 
-    def show_lamps(self, model: Any) -> None:
-        self._model.site_rgba[:] = model.site_rgba
+    def show_lamps(self, colours: NDArray[np.float32]) -> None:
+        self._model.site_rgba[:] = colours

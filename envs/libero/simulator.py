@@ -4,8 +4,8 @@ Physics, controller and predicates are LIBERO's and robosuite's own. What is lef
 of an action and nobody reads (some forty observables), and robosuite's renderer; what they compute more than once is computed once
 (`envs.libero.arm_control`). The same initial state and actions give what LIBERO's own environment gives (a test).
 
-Fixtures have no place in an initial state. LIBERO draws it anew, within about 2 cm, at each of its resets, from NumPy's global generator;
-here it is drawn once a simulator, from seed 0 as in the published evaluation's first episode, so that episodes can be repeated.
+Fixtures have no place in an initial state. Initial state i has them where episode i of the published evaluation has them
+(`envs.libero.placements`), so that task and number of the state fix an episode's start.
 """
 
 import importlib
@@ -20,7 +20,9 @@ from envs.libero.arm_control import ArmControl
 from envs.libero.assets import HOW_TO, Assets
 from envs.libero.folders import import_libero
 from envs.libero.initial_states import read_initial_states
+from envs.libero.observation import SAMPLED_STEP, Sample, Sensors
 from envs.libero.overlaps import part_objects
+from envs.libero.placements import draw_placements, published_seed
 from envs.libero.suites import SETTLE_STEPS, LiberoTask
 
 # MuJoCo would write its warnings to MUJOCO_LOG.TXT in the working folder; those that matter are counted in `data.warning` and raised.
@@ -28,7 +30,6 @@ mujoco.set_mju_user_warning(lambda message: None)
 
 ACTION_SIZE = 7
 WAIT = np.array([0.0, 0.0, 0.0, 0.0, 0.0, 0.0, -1.0])  # no motion, gripper open: the published protocol's action while things settle
-PLACEMENT_SEED = 0
 COLLISION_GROUP, UNSEEN_GROUP = 0, 5  # robosuite draws group 1 only; MuJoCo draws 0 to 2
 DIVERGENCE = (mujoco.mjtWarning.mjWARN_BADQPOS, mujoco.mjtWarning.mjWARN_BADQVEL, mujoco.mjtWarning.mjWARN_BADQACC)
 STATE = mujoco.mjtState.mjSTATE_INTEGRATION  # all that the next step depends on, the solver's warm start included
@@ -42,6 +43,8 @@ class Start(NamedTuple):
     """What robosuite's arm controller remembers: goals, and the poses that it saw last."""
     gripper: NDArray[np.float64]
     """Where robosuite's gripper has got to on its way between open and closed."""
+    sample: Sample
+    """The last reading of the sensors."""
 
 
 class TaskSimulator:
@@ -59,15 +62,11 @@ class TaskSimulator:
         self.states = read_initial_states(task.initial_states)
         libero = import_libero()
         _use(assets)
-        before = np.random.get_state()
-        try:
-            np.random.seed(PLACEMENT_SEED)
+        with published_seed():
             control = libero.env_wrapper.ControlEnv(
                 bddl_file_name=str(task.definition), use_camera_obs=False, has_offscreen_renderer=False, hard_reset=False, ignore_done=True
             )
             control.reset()
-        finally:
-            np.random.set_state(before)
         self.env: Any = control.env
         self.robot: Any = self.env.robots[0]
         self.model: mujoco.MjModel = self.env.sim.model._model
@@ -80,10 +79,13 @@ class TaskSimulator:
                 f"(time, {self.model.nq} positions, {self.model.nv} velocities): the assets in {assets.folder} are not those of hf-libero "
                 f"0.1.4, or another version of it is installed. {HOW_TO}"
             )
-        self._arm = ArmControl(self.robot, self.model, self.data)
+        self._arm, self._sensors = ArmControl(self.robot, self.model, self.data), Sensors(self.robot, self.model, self.data)
         self._substeps = int(self.env.control_timestep / self.env.model_timestep)
+        self._sample = self._sensors.read(self.data.qpos.copy())
         self._settled: dict[int, Start] = {}
         self._made = self._snapshot()
+        self._placements = draw_placements(self.env, len(self.states))
+        self._place(0)
 
     def reset(self, number: int) -> None:
         """Start from initial state `number` after the benchmark's settling; kept, so that the next episode from it starts at once.
@@ -94,6 +96,7 @@ class TaskSimulator:
         """
         if not 0 <= number < len(self.states):
             raise ValueError(f"LIBERO task {self.task.name!r} has no initial state {number}: it has {len(self.states)}, numbered from 0.")
+        self._place(number)
         if number not in self._settled:
             self.set_state(self.states[number])
             if self._stand_in and part_objects(self.model, self.data):
@@ -102,6 +105,10 @@ class TaskSimulator:
                 self._advance(WAIT)
             self._settled[number] = self._snapshot()
         self._restore(self._settled[number])
+
+    def _place(self, number: int) -> None:
+        """Put the fixtures where they stand with initial state `number`; what is computed from their poses is not computed anew."""
+        self.model.body_pos[:], self.model.body_quat[:] = self._placements[number]
 
     def set_state(self, state: NDArray[np.float64]) -> None:
         """Put the simulator into a state [1 + positions + velocities] as the benchmark's files have it, without settling.
@@ -132,16 +139,23 @@ class TaskSimulator:
     @property
     def proprioception(self) -> NDArray[np.float32]:
         """What the robot feels, float32 [8]: gripper position (3, metres), axis times angle (3, radians), fingers (2, metres)."""
-        quaternion = np.roll(self.data.xquat[self.model.body(self.robot.robot_model.eef_name).id], -1)  # to x y z w
-        position = self.data.site_xpos[self.robot.eef_site_id]
-        fingers = self.data.qpos[self.robot._ref_gripper_joint_pos_indexes]
-        return np.concatenate([position, _axis_angle(quaternion), fingers]).astype(np.float32)
+        return self._sample.felt.copy()
+
+    @property
+    def sample(self) -> Sample:
+        """The last reading of the sensors, which the images show too."""
+        return self._sample
 
     def _advance(self, action: NDArray[Any]) -> None:
-        """One control step: robosuite's `step` without its observables."""
+        """One control step: robosuite's `step` without most of its observables."""
         self._check()
         try:
-            self._arm.advance(action, self._substeps)
+            self._arm.command(action)
+            self._arm.run(SAMPLED_STEP - 1)
+            positions = self.data.qpos.copy()
+            self._arm.run(1)
+            self._sample = self._sensors.read(positions)
+            self._arm.run(self._substeps - SAMPLED_STEP)
         except np.linalg.LinAlgError as error:  # the controller inverts matrices that are no numbers any more
             raise EpisodeFailed(f"The simulation of LIBERO task {self.task.name!r} diverged ({error}).") from error
         self.env._post_process()  # whether a stove glows
@@ -151,13 +165,14 @@ class TaskSimulator:
         state = np.empty(mujoco.mj_stateSize(self.model, STATE))
         mujoco.mj_getState(self.model, self.data, state, STATE)
         controller = {name: _own(value) for name, value in vars(self.robot.controller).items() if _is_memory(value)}
-        return Start(state, controller, np.array(self.robot.gripper.current_action, np.float64))
+        return Start(state, controller, np.array(self.robot.gripper.current_action, np.float64), self._sample)
 
     def _restore(self, start: Start) -> None:
         mujoco.mj_resetData(self.model, self.data)
         mujoco.mj_setState(self.model, self.data, start.state, STATE)
         self._recall(start)
         mujoco.mj_setState(self.model, self.data, start.state, STATE)  # the forward pass has moved the solver's warm start
+        self._sample = start.sample
 
     def _recall(self, start: Start) -> None:
         """Compute what follows from the positions, and give controller and gripper their memory of `start`."""
@@ -166,6 +181,7 @@ class TaskSimulator:
         self.robot.gripper.current_action = start.gripper.copy()
         self.env._post_process()
         self._check()
+        self._sample = self._sensors.read(self.data.qpos.copy())
 
     def _check(self) -> None:
         diverged = [warning.name for warning in DIVERGENCE if self.data.warning[warning].number]
@@ -185,12 +201,3 @@ def _is_memory(value: Any) -> bool:
 
 def _own(value: Any) -> Any:
     return value.copy() if isinstance(value, np.ndarray) else value
-
-
-def _axis_angle(quaternion: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Axis times angle in [0, 2 pi) of a quaternion x y z w, as robosuite and the published evaluation compute it."""
-    real = float(np.clip(quaternion[3], -1.0, 1.0))
-    sine = np.sqrt(1.0 - real * real)
-    if np.isclose(sine, 0.0):
-        return np.zeros(3)
-    return np.asarray(quaternion[:3] * 2.0 * np.arccos(real) / sine)

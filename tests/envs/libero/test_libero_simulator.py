@@ -1,12 +1,11 @@
 """One task's simulator: LIBERO's own physics, episodes that depend on nothing before them, and simulations that fail."""
 
-import importlib
-
 import numpy as np
 import pytest
 
 from envs.base import EpisodeFailed
 from envs.libero.suites import LiberoTask, suite_tasks
+from tests.envs.libero.official_loop import OfficialLoop
 from tests.envs.libero.placing import object_speed
 
 UP = np.array([0.0, 0.0, 0.5, 0.0, 0.0, 0.0, -1.0])
@@ -23,29 +22,16 @@ def actions(count, *, seed=0):
 
 
 @pytest.mark.parametrize(("suite", "number"), [("object", 4), ("goal", 7)])  # a floor; a table with drawers, a knob and twice the contacts
-def test_physics_and_proprioception_are_liberos_own(make_simulator, suite, number):
-    simulator = make_simulator(suite, number)
-    libero = importlib.import_module("libero.libero.envs")
-    control = libero.env_wrapper.ControlEnv(
-        bddl_file_name=str(simulator.task.definition), use_camera_obs=False, has_offscreen_renderer=False, hard_reset=False
-    )
-    np.random.seed(0)
-    control.reset()
-    control.set_init_state(simulator.states[3])
-    for _ in range(10):
-        control.step([0, 0, 0, 0, 0, 0, -1])
-    simulator.reset(3)
-    assert np.array_equal(control.sim.data.qpos, simulator.data.qpos)
+def test_physics_and_proprioception_are_liberos_own_under_random_actions(make_simulator, stand_ins, suite, number):
+    simulator, loop = make_simulator(suite, number), OfficialLoop(suite_tasks(suite)[number], stand_ins)
+    loop.begin()
+    simulator.reset(0)
     for action in actions(20) + DOWN:
-        control.step(action)
+        loop.step(action)
         simulator.step(action)
-    assert np.array_equal(control.sim.data.qpos, simulator.data.qpos)
-    control._update_observables(force=True)  # robosuite takes them up to a control step earlier
-    observation = control.env._get_observations()
-    transforms = importlib.import_module("robosuite.utils.transform_utils")
-    theirs = [observation["robot0_eef_pos"], transforms.quat2axisangle(observation["robot0_eef_quat"]), observation["robot0_gripper_qpos"]]
-    assert simulator.proprioception == pytest.approx(np.concatenate(theirs), abs=1e-6)
-    control.close()
+        assert np.array_equal(loop.data.qpos, simulator.data.qpos)
+        assert np.array_equal(loop.proprioception, simulator.proprioception)
+    loop.close()
 
 
 def test_arm_with_another_controller_is_refused(simulator, monkeypatch):
