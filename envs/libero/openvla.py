@@ -9,10 +9,10 @@ experiments/robot/openvla_utils.py, experiments/robot/robot_utils.py, prismatic/
 - Actions: six numbers in [-1, 1] by the quantiles, and the fingers from 0 (closed) to 1 (open). The benchmark wants -1 open, +1 closed.
 - Tokens: 256 edges from -1 to 1, the bins counted down from the end of the vocabulary (of 32,000 for Llama 2). Chunks of 8 actions.
 
-Left out: the networks (siirl.models). NumPy and Pillow take TensorFlow's place; their Lanczos filters differ by rounding.
+Left out: the networks (siirl.models), and TensorFlow, which prepares images there. `envs.libero.tensorflow_images` computes what it
+computes: the image that a checkpoint is given differs in about one value of a thousand, by one grey level (a test).
 """
 
-import io
 import json
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,12 +20,10 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image
+
+from envs.libero.tensorflow_images import cropped_image, resized_image, stored_image
 
 IMAGE_SIZE = 224
-CROP_AREA = 0.9
-BACK_TO_LEVELS = 255.5 / 255  # then cut off: tf.image.convert_image_dtype goes from [0, 1] to levels by 255.5, and does not round
-JPEG_QUALITY = 95  # TensorFlow's default
 CHUNK_LENGTH = 8
 ACTION_SIZE = 7
 BINS = 256
@@ -93,7 +91,7 @@ def _statistics(checkpoint: Path) -> tuple[Path, dict[str, Any]]:
 
 def policy_image(upright: NDArray[np.uint8]) -> NDArray[np.uint8]:
     """Our image [size, size, 3] as the checkpoints want it: uint8 [224, 224, 3]."""
-    return cropped_image(_resize(published_image(upright)))
+    return cropped_image(resized_image(stored_image(published_image(upright)), IMAGE_SIZE))
 
 
 def published_image(upright: NDArray[np.uint8]) -> NDArray[np.uint8]:
@@ -139,23 +137,3 @@ def _quantiles(statistics: dict[str, Any]) -> Quantiles:
 
 def _edges() -> NDArray[np.float64]:
     return np.linspace(-1.0, 1.0, BINS)
-
-
-def _resize(image: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    """Through JPEG, as the data were stored, and by a Lanczos filter."""
-    stored = io.BytesIO()
-    Image.fromarray(image).save(stored, "JPEG", quality=JPEG_QUALITY, subsampling="4:2:0")
-    return np.asarray(Image.open(stored).resize((IMAGE_SIZE, IMAGE_SIZE), Image.Resampling.LANCZOS))
-
-
-def cropped_image(image: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    """The middle `CROP_AREA` of a square image, enlarged to its old size with the corners of crop and image on each other."""
-    size = image.shape[0]
-    share = np.sqrt(CROP_AREA)
-    places = ((1 - share) / 2 + share * np.linspace(0.0, 1.0, size)) * (size - 1)
-    low = np.minimum(places.astype(int), size - 2)
-    weight = (places - low)[:, None]
-    values = image.astype(np.float64)
-    rows = values[low] * (1 - weight[..., None]) + values[low + 1] * weight[..., None]
-    middle = rows[:, low] * (1 - weight) + rows[:, low + 1] * weight
-    return np.asarray(middle * BACK_TO_LEVELS, np.uint8)

@@ -12,7 +12,6 @@ from envs.libero.openvla import (
     Quantiles,
     action_tokens,
     action_values,
-    cropped_image,
     environment_actions,
     normalised_actions,
     policy_image,
@@ -27,27 +26,6 @@ def test_image_is_liberos_turned_by_180_degrees():
     upright = np.arange(12, dtype=np.uint8).reshape(2, 2, 3)
     liberos = upright[::-1]  # OpenGL's first row is the lowest
     assert np.array_equal(published_image(upright), liberos[::-1, ::-1])
-
-
-def test_crop_keeps_the_middle_and_drops_the_border():
-    image = np.zeros((224, 224, 3), np.uint8)
-    image[:5], image[-5:], image[:, :5], image[:, -5:] = 255, 255, 255, 255  # the crop takes 5.7 pixels off each side
-    assert cropped_image(image).max() == 0
-
-
-def test_crop_is_centred():
-    image = np.zeros((224, 224, 3), np.uint8)
-    image[111:113, 111:113] = 255
-    seen = cropped_image(image)
-    assert np.array_equal(seen, seen[::-1, ::-1])
-    assert seen[111:113, 111:113].min() > 200
-
-
-def test_levels_of_the_crop_are_cut_off_and_not_rounded():
-    image = np.zeros((224, 224, 3), np.uint8)
-    image[:, 112:] = 1
-    # Column 112 of the crop lies half a crop's pixel, 0.949 / 2, right of the middle at 111.5: 0.97 of the way to the level 1.
-    assert cropped_image(image)[0, 110:115, 0].tolist() == [0, 0, 0, 1, 1]
 
 
 @pytest.mark.parametrize("size", [64, 128, 224, 256])
