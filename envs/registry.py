@@ -5,11 +5,12 @@ Left out: configuration. What `make_env` is given beside the name goes to the co
 
 import importlib
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 from envs.arguments import nearest
 from envs.base import Environment, EnvSpec
+from envs.spec_process import SHIPPED, spec_of_own
 
 ENVS: dict[str, str] = {
     "mujoco": "envs.mujoco:MetaWorldEnv",
@@ -91,5 +92,22 @@ def make_env(name: str, **kwargs: Any) -> Environment:
 
 
 def env_spec(name: str, **kwargs: Any) -> EnvSpec:
-    """The spec of what `make_env` would make. Simulators are built at the first reset, so this is cheap and needs no display library."""
+    """The spec of what `make_env` would make. Simulators are built at the first reset, so this is cheap and needs no display library.
+
+    A class of the user's own is made in a process of its own (`envs.spec_process`).
+
+    Raises:
+        ValueError: As `make_env`.
+        SpecUnknown: A class of the user's own that cannot be made.
+    """
+    reference = ENVS.get(name, name)
+    if _is_own(reference, kwargs):
+        return spec_of_own(name, reference=reference, kwargs=kwargs)
     return make_env(name, **kwargs).spec
+
+
+def _is_own(reference: str, kwargs: Mapping[str, Any]) -> bool:
+    """Whether a constructor is the user's; one in the script that runs is no module that another process could import."""
+    if reference.startswith(SHIPPED):
+        return ":" in str(kwargs.get("id", ""))  # `module:id`, which Gymnasium imports
+    return ":" in reference and not reference.startswith("__main__:")

@@ -56,6 +56,8 @@ class WorkerSettings:
     """Address space of a process in MiB; 0: no limit."""
     start_deadline_s: float = 180.0
     """Seconds for the interpreter and the imports: a cold disk, many processes at once."""
+    shows_errors: bool = False
+    """Whether standard error is this process's; else it goes nowhere, as standard output does."""
 
     def __post_init__(self) -> None:
         if self.num_workers < 1 or self.deadline_s <= 0 or self.start_deadline_s <= 0 or self.cpu_s < 0 or self.memory_mib < 0:
@@ -83,9 +85,12 @@ class WorkerPool:
             WorkerKilled: The process died or was killed.
             WorkerUnavailable: The function cannot be imported, or no process started.
         """
-        line = json.dumps(argument).encode() + b"\n"
         wall_s = self.settings.deadline_s if deadline_s is None else deadline_s
-        return await asyncio.wrap_future(self._threads.submit(self._call, line, wall_s))
+        return await asyncio.wrap_future(self._threads.submit(self._call, argument, wall_s))
+
+    def call_blocking(self, argument: Any) -> Any:
+        """As `call`, for a caller without an event loop; it waits in the calling thread."""
+        return self._call(argument, self.settings.deadline_s)
 
     def close(self) -> None:
         """Kill the processes; calls that run fail with `WorkerKilled`. May be called twice."""
@@ -100,7 +105,8 @@ class WorkerPool:
             worker.tidy_up()
         self._threads.shutdown(wait=False)
 
-    def _call(self, line: bytes, deadline_s: float) -> Any:
+    def _call(self, argument: Any, deadline_s: float) -> Any:
+        line = json.dumps(argument).encode() + b"\n"
         worker = self._take()
         try:
             answer = worker.exchange(line, deadline_s=deadline_s)
@@ -161,7 +167,7 @@ class _Worker:
             [sys.executable, *command],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
+            stderr=None if settings.shows_errors else subprocess.DEVNULL,
             env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
             start_new_session=True,
             bufsize=0,

@@ -2,6 +2,7 @@
 
 from envs.base import EnvSpec
 from envs.registry import env_spec
+from envs.spec_process import SpecUnknown
 from siirl.errors import ConfigError, MissingAssetError, SiirlError
 from siirl.params.build import as_text
 from siirl.params.checks import config_problems, environment_problems
@@ -48,7 +49,7 @@ def describe_env(config: SiiRLArguments) -> EnvSpec:
     """
     try:
         return env_spec(config.env.name, **config.env.constructor_kwargs())
-    except ValueError as error:
+    except (ValueError, SpecUnknown) as error:
         raise ConfigError(f"env.name={config.env.name}: {error}") from error
     except MISTAKES as error:
         if is_reference(config.env.name):

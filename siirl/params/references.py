@@ -3,10 +3,10 @@
 import importlib
 import importlib.util
 import inspect
-import traceback
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from envs.mistakes import tell
 from siirl.errors import ConfigError
 
 # What a mistake in somebody's code raises: the standard exceptions, by their bases.
@@ -81,11 +81,3 @@ def check_call(function: Callable[..., Any], arguments: Sequence[Any], options: 
         signature.bind(*arguments, **options)
     except TypeError as error:
         raise ConfigError(f"{place} is called with {call}, which its signature {signature} does not take: {error}.") from error
-
-
-def tell(error: BaseException) -> str:
-    """An exception of somebody's code in one line, with the line of code that raised it."""
-    if isinstance(error, SyntaxError):
-        return f"SyntaxError: {error}"  # says where by itself
-    last = traceback.extract_tb(error.__traceback__)[-1]
-    return f"{type(error).__name__}: {error} ({last.filename}, line {last.lineno})"

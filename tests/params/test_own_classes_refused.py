@@ -1,10 +1,13 @@
 """Classes of the user's own that do not import, fit or build: refused with the place and the line of code, before any process starts."""
 
 import itertools
+import time
 from pathlib import Path
 
 import pytest
 
+from envs import spec_process
+from envs.registry import env_spec
 from siirl.train import REFUSED, main
 
 GYM = ("--plan", "pipeline=grpo", "env=gymnasium", "env.id=CartPole-v1")
@@ -33,6 +36,13 @@ class Env(Environment):
     async def reset(self, **arguments): ...
     async def step(self, action): ...
     def render(self): ...
+"""
+HOSTILE_ENV = """
+import ctypes, dataclasses, os, signal
+from tests.main_job.bad_envs import StillEnv
+still = StillEnv()
+class Env(StillEnv):
+    def __init__(self):
 """
 NUMBERS = itertools.count()
 
@@ -121,3 +131,76 @@ def test_an_environment_that_cannot_be_made_is_refused(module, text: str, expect
     name = module(text)
     assert main([*CUSTOM, f"env.name={name}:Env"]) == REFUSED
     assert expected in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("constructor", "expected"),
+    [
+        ("os._exit(0)", "it ended with status 0"),
+        ("os._exit(3)", "it ended with status 3"),
+        ("raise SystemExit(4)", "it ended with status 4"),
+        ("raise KeyboardInterrupt", "it was ended by SIGINT"),
+        ("os.kill(os.getpid(), signal.SIGSEGV)", "it was ended by SIGSEGV"),
+        ("ctypes.string_at(0)", "it was ended by SIGSEGV"),
+        ("self.spec = 7", "has int for its spec; it must be an envs.base.EnvSpec"),
+        ("self.spec = still.spec; self.spec = dataclasses.replace(self.spec, check_row=lambda row: None)", "raised"),
+        ("raise type('Odd', (Exception,), {})('no base of ours')", "making it raised Odd: no base of ours ("),
+    ],
+)
+def test_an_environment_that_ends_its_process_is_refused(module, constructor: str, expected: str, capsys) -> None:
+    name = module(f"{HOSTILE_ENV}        {constructor}\n")
+    assert main([*CUSTOM, f"env.name={name}:Env"]) == REFUSED
+    message = capsys.readouterr().err
+    assert f"env.name={name}:Env: " in message
+    assert expected in message
+
+
+def test_an_environment_that_hangs_is_refused_and_ended(module, tmp_path: Path, capsys, monkeypatch) -> None:
+    """The deadline is that of imports from a cold disk; 20 s are for this test."""
+    monkeypatch.setattr(spec_process, "DEADLINE_S", 20.0)
+    name = module(f"{HOSTILE_ENV}        open('{tmp_path}/pid', 'w').write(str(os.getpid()))\n        signal.pause()\n")
+    assert main([*CUSTOM, f"env.name={name}:Env"]) == REFUSED
+    assert "went wrong: no answer within 20 s. Try it by itself with envs.checker.check_env" in capsys.readouterr().err
+    assert not Path("/proc", (tmp_path / "pid").read_text()).exists()
+
+
+def test_an_environment_that_prints_and_leaves_a_child_is_described(module, tmp_path: Path, capfd) -> None:
+    name = module(
+        f"""{HOSTILE_ENV}
+        print('{{"result": "garbage"}}' * 1000, flush=True)
+        if os.fork() == 0:
+            open('{tmp_path}/pid', 'w').write(str(os.getpid()))
+            signal.pause()
+        while not os.path.exists('{tmp_path}/pid') or not open('{tmp_path}/pid').read():
+            pass
+        self.spec = still.spec
+"""
+    )
+    assert env_spec(f"{name}:Env").tasks == ("wait",)
+    assert "garbage" not in capfd.readouterr().out
+    child, until = int((tmp_path / "pid").read_text()), time.monotonic() + 60
+    while is_alive(child) and time.monotonic() < until:  # a killed process ends when it is scheduled
+        time.sleep(0.05)
+    assert not is_alive(child)
+
+
+def is_alive(pid: int) -> bool:
+    """Whether there is a process with this number; a zombie has ended."""
+    try:
+        return "State:\tZ" not in Path(f"/proc/{pid}/status").read_text()
+    except FileNotFoundError:
+        return False
+
+
+def test_a_module_that_ends_the_process_when_it_is_imported_is_refused(module, capsys) -> None:
+    name = module("import os\nos._exit(5)\n")
+    assert main([*CUSTOM, f"env.name={name}:Env"]) == REFUSED
+    assert "it ended with status 5" in capsys.readouterr().err
+
+
+def test_an_environment_is_asked_once(module, tmp_path: Path) -> None:
+    """A command checks, plans and starts; a spec is no object that these share."""
+    name = module(f"{HOSTILE_ENV}        open('{tmp_path}/asked', 'a').write('x')\n        self.spec = still.spec\n")
+    first, second = (env_spec(f"{name}:Env") for _ in range(2))
+    assert first == second and first.action_space is not second.action_space
+    assert (tmp_path / "asked").read_text() == "x"

@@ -1,0 +1,11 @@
+"""How a mistake in a user's code is shown: in one line."""
+
+import traceback
+
+
+def tell(error: BaseException) -> str:
+    """An exception of a user's code in one line, with the line of code that raised it."""
+    if isinstance(error, SyntaxError):
+        return f"SyntaxError: {error}"  # says where by itself
+    last = traceback.extract_tb(error.__traceback__)[-1]
+    return f"{type(error).__name__}: {error} ({last.filename}, line {last.lineno})"
