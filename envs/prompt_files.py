@@ -308,7 +308,7 @@ def _of_row(read: Any, entry: Mapping[str, Any], *, path: Path, place: str) -> A
 def _json_object(line: bytes, *, path: Path, place: str) -> dict[str, Any]:
     try:
         entry = json.loads(line)
-    except ValueError as error:  # broken JSON, or not UTF-8
+    except (ValueError, RecursionError) as error:  # broken JSON, not UTF-8, or a thousand lists in each other
         raise ValueError(f"{path}, {place}: not JSON ({error}). One JSON object a line is expected.") from error
     if not isinstance(entry, dict):
         raise ValueError(f"{path}, {place}: a JSON object is expected, got {shortened(entry)}.")

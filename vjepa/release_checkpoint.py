@@ -7,6 +7,7 @@ Left out: the predictor and V-JEPA 2-AC.
 """
 
 import pickle
+import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -120,10 +121,21 @@ def _read(path: Path) -> Any:
     if not path.is_file():
         raise FileNotFoundError(f"No V-JEPA 2 weights at {path}; the release is at https://github.com/facebookresearch/vjepa2.")
     try:
+        _check_stored(path)
         return torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-    except (RuntimeError, EOFError, pickle.UnpicklingError, ValueError) as error:
+    except (RuntimeError, EOFError, pickle.UnpicklingError, ValueError, zipfile.BadZipFile) as error:
         reason = str(error).splitlines()[0]
         raise ValueError(f"{path} cannot be read ({reason}): it is truncated or no PyTorch weight file. Fetch it again.") from error
+
+
+def _check_stored(path: Path) -> None:
+    """Refuse an archive that unpacks to more than its own size: `torch.save` compresses nothing, and a small file could fill the memory."""
+    if not zipfile.is_zipfile(path):
+        return
+    with zipfile.ZipFile(path) as archive:
+        unpacked = sum(entry.file_size for entry in archive.infolist())
+    if unpacked > path.stat().st_size:
+        raise ValueError(f"its {path.stat().st_size} bytes would unpack to {unpacked}")
 
 
 def _bare(name: str) -> str:

@@ -1,24 +1,27 @@
 """The benchmark's 50 initial states of a task: read from its package without torch, and divided between training and evaluation.
 
-The files are written by `torch.save`: a zip archive with one pickle of a NumPy array. Only arrays are unpickled, so a file cannot run code.
+The files are written by `torch.save`: a zip archive with one pickle of a NumPy array. Only arrays are unpickled, so a file cannot run code,
+and within a bound, so a small file cannot fill the memory.
 """
 
 import io
 import pickle
-import zipfile
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
+from envs.archives import MEBIBYTE, read_entry
+
 States = Literal["split", "all"]
 STATES = 50  # of each task
 HELD_OUT_EVERY = 5  # states 4, 9, ..., 49 are for evaluation
+MOST_BYTES = 16 * MEBIBYTE  # of a file's content and of its array; the benchmark's largest takes 50 kB
 FIRST_TRAINING_SEED = 1_000_000  # the platform's rule: evaluation seeds lie below
 NO_PICKLE = (  # what unpickling damaged bytes raises, as Python's documentation warns and as was tried
     *(pickle.UnpicklingError, EOFError, AttributeError, ImportError),
-    *(LookupError, OverflowError, TypeError, ValueError),
+    *(LookupError, MemoryError, OverflowError, TypeError, ValueError),
 )
 _ARRAY_PARTS = {  # all that an array's pickle may name; NumPy moved its modules in version 2
     ("numpy.core.multiarray", "_reconstruct"),
@@ -36,13 +39,13 @@ def read_initial_states(path: Path) -> NDArray[np.float64]:
         ValueError: The file is missing, damaged or holds something else.
     """
     try:
-        with zipfile.ZipFile(path) as archive:
-            name = next(name for name in archive.namelist() if name.endswith("/data.pkl"))
-            states = _ArrayUnpickler(io.BytesIO(archive.read(name))).load()
-    except (OSError, zipfile.BadZipFile, StopIteration, *NO_PICKLE) as error:
+        states = _ArrayUnpickler(io.BytesIO(read_entry(path, ending="/data.pkl", most_bytes=MOST_BYTES))).load()
+    except NO_PICKLE as error:
         raise ValueError(f"The initial states {path} cannot be read ({error}); install hf-libero==0.1.4 anew.") from error
     if not (isinstance(states, np.ndarray) and states.ndim == 2 and states.dtype.kind == "f"):
         raise ValueError(f"{path} does not hold an array of initial states, but {type(states).__name__}.")
+    if states.nbytes > MOST_BYTES:
+        raise ValueError(f"The initial states {path} are an array of {states.nbytes} bytes; at most {MOST_BYTES} are taken.")
     if not np.isfinite(states).all():
         raise ValueError(f"The initial states {path} are not finite; install hf-libero==0.1.4 anew.")
     return states.astype(np.float64)

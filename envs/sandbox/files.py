@@ -25,6 +25,7 @@ from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 
+from envs.archives import MEBIBYTE
 from envs.prompt_files import PromptRow, open_prompts
 from envs.sandbox.generator import INSTRUCTION, held_out
 from envs.sandbox.problems import STYLE, Problem, encoded_tests
@@ -33,6 +34,7 @@ from envs.text import message, shortened
 logger = logging.getLogger(__name__)
 
 APPS_COLUMNS = ("question", "input_output")
+MOST_TEST_BYTES = 256 * MEBIBYTE  # of one problem, unpacked: more than its sandbox has memory for
 LIVE_COLUMNS = ("question_content", "public_test_cases", "private_test_cases")
 TEXT_FORM = "The program reads from standard input and prints to standard output."
 
@@ -150,7 +152,7 @@ def _row(convert: Callable[[Mapping[str, Any]], PromptRow], line: bytes, *, plac
 def _object(line: bytes, *, place: str) -> dict[str, Any]:
     try:
         found = json.loads(line)
-    except ValueError as error:  # broken JSON, or not UTF-8
+    except (ValueError, RecursionError) as error:  # broken JSON, not UTF-8, or a thousand lists in each other
         raise ValueError(f"{place}: not JSON ({error}). One JSON object a line is expected.") from error
     if not isinstance(found, dict):
         raise ValueError(f"{place}: a JSON object is expected, got {shortened(found)}.")
@@ -213,13 +215,21 @@ def _private_cases(text: str) -> list[dict[str, Any]]:
         found = json.loads(text)
     except ValueError:
         try:
-            found = _TextUnpickler(io.BytesIO(zlib.decompress(base64.b64decode(text, validate=True)))).load()
+            found = _TextUnpickler(io.BytesIO(_unpacked(base64.b64decode(text, validate=True)))).load()
         except (binascii.Error, zlib.error, pickle.UnpicklingError, EOFError) as error:
             raise ValueError(f"private_test_cases are neither JSON nor a compressed, pickled text ({error})") from error
     found = json.loads(found) if isinstance(found, str) else found
     if not isinstance(found, list):
         raise ValueError(f"private_test_cases must be a list, got {shortened(found)}")
     return found
+
+
+def _unpacked(packed: bytes) -> bytes:
+    stream = zlib.decompressobj()
+    content = stream.decompress(packed, MOST_TEST_BYTES)
+    if not stream.eof:
+        raise ValueError(f"private_test_cases are cut off, or unpack to more than {MOST_TEST_BYTES} bytes")
+    return content
 
 
 def _key(row: PromptRow) -> str:

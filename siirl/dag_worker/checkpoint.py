@@ -30,6 +30,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from envs.archives import check_stored
 from siirl.dag_worker.manifest import (
     FORMAT,
     LATEST,
@@ -241,6 +242,7 @@ def _require_plain(thing: Any, place: str) -> None:
 
 def _read_state(file: Path) -> dict[str, Any]:
     try:
+        check_stored(file)
         with torch.serialization.safe_globals(_NUMPY_GLOBALS):
             state = torch.load(file, map_location="cpu", weights_only=True)
     except UNREADABLE as error:

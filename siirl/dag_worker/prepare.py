@@ -2,7 +2,6 @@
 
 import importlib.util
 import os
-import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from envs.archives import DAMAGE
 from envs.base import EnvSpec
 from siirl.algos import ADVANTAGES, POLICY_LOSSES
 from siirl.dag_worker.build import make_encoder
@@ -245,7 +245,7 @@ def check_demonstrations(config: SiiRLArguments, spec: EnvSpec) -> None:
     place = f"reward.demonstrations={file}"
     try:
         tasks = load_demonstration_clips(str(find(file)))
-    except (AttributeError, EOFError, OSError, ValueError, zipfile.BadZipFile) as error:
+    except (AttributeError, MemoryError, ValueError, *DAMAGE) as error:
         raise ConfigError(f"{place} holds no clips ({error}): make some with python -m siirl.warm_start --clips FILE.") from error
     if not tasks.keys() & set(spec.tasks):
         raise ConfigError(

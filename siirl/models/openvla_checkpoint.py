@@ -17,6 +17,7 @@ import torch
 from accelerate import init_empty_weights
 from tokenizers import Tokenizer
 
+from envs.archives import check_stored
 from envs.base import IMAGES, PROPRIOCEPTION, EnvSpec
 from envs.libero.openvla import ACTION_SIZE, BINS, IMAGE_SIZE, Quantiles, read_statistics
 from siirl.errors import CheckpointError, ConfigError, MissingAssetError
@@ -140,8 +141,9 @@ def _projector_of_state(folder: Path) -> dict[str, torch.Tensor]:
     if len(files) > 1:
         raise CheckpointError(f"{folder} has several projectors of proprioception, {', '.join(file.name for file in files)}: leave one.")
     try:
+        check_stored(files[0])
         tensors = torch.load(files[0], map_location="cpu", weights_only=True)
-    except (RuntimeError, EOFError, pickle.UnpicklingError) as error:
+    except (RuntimeError, EOFError, ValueError, pickle.UnpicklingError) as error:
         raise CheckpointError(f"{files[0]} cannot be read ({error}). Copy or download it again.") from error
     return {f"{STATE_PROJECTOR}{name.removeprefix('module.')}": tensor for name, tensor in tensors.items()}
 

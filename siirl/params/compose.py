@@ -15,6 +15,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from siirl.errors import ConfigError, MissingAssetError, UnknownNameError
 from siirl.params.paths import config_dir
+from siirl.params.yaml_text import check_expansion
 
 PRIMARY = "train"
 OPTIONAL_GROUPS = frozenset({"reward", "experiment"})  # null by default: pipeline= and env= choose
@@ -85,6 +86,7 @@ def load_file(path: Path) -> DictConfig:
     if not path.is_file():
         raise MissingAssetError(f"--config {path}: there is no such file.")
     try:
+        check_expansion(path.read_text(encoding="utf-8"))
         loaded = OmegaConf.load(path)
     except (OmegaConfBaseException, yaml.YAMLError, OSError, RecursionError, ValueError) as error:
         raise ConfigError(f"--config {path} cannot be read: {error}") from error

@@ -19,6 +19,7 @@ NEWEST_CHECKPOINT = "checkpoints/latest"  # in a run folder: the pointer that si
 KEPT_CHECKPOINTS = 3  # of a run: one to resume from, and two should it have learnt something wrong
 WHOLE_FILE = "model.safetensors"
 INDEX_FILE = f"{WHOLE_FILE}.index.json"  # of weights in several files: which of them holds which (Hugging Face's layout)
+MOST_HEADER_BYTES = 100_000_000  # the safetensors library reads no longer header either
 HEADER_LENGTH = 8  # bytes of a safetensors file that hold the length of its header
 LANGUAGE_MODEL_FOLDER = "a folder with config.json, model.safetensors and a tokenizer"
 OWN_START = "null for the policy's own weights at the start"  # actor_rollout_ref.ref.path
@@ -56,7 +57,7 @@ def check_safetensors(file: Path) -> int:
         if len(start) < HEADER_LENGTH:
             raise CheckpointError(f"{refusal}: it ends within its first {HEADER_LENGTH} bytes. Copy or make it again.")
         (length,) = struct.unpack("<Q", start)
-        if length > size - HEADER_LENGTH:
+        if length > min(size - HEADER_LENGTH, MOST_HEADER_BYTES):
             raise CheckpointError(f"{refusal}: its header alone would take {length} bytes. Copy or make it again.")
         try:
             header = json.loads(stream.read(length))

@@ -151,6 +151,7 @@ def test_foreign_columns_are_told_with_the_two_forms(tmp_path, name):
         ("rows.parquet", b"PAR1 broken", r"rows\.parquet is no readable parquet file"),
         ("rows.jsonl", b"{broken", r"rows\.jsonl, line 1: not JSON"),
         ("rows.jsonl", b'"\xff\xfe"', r"rows\.jsonl, line 1: not JSON"),
+        ("rows.jsonl", b"[" * 200_000, r"rows\.jsonl, line 1: not JSON"),
         ("rows.jsonl", b"[1, 2]", r"line 1: a JSON object is expected, got \[1, 2\]"),
         ("rows.csv", b"a,b", r"read from a \.parquet file, or a \.jsonl file.*rows\.csv ends in \.csv"),
     ],

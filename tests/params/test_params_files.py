@@ -95,6 +95,16 @@ def test_a_truncated_file_is_refused_with_its_size(weights: Path, kept: int) -> 
     assert str(file) in problems(f"actor_rollout_ref.model.path={weights}")[0]
 
 
+def test_a_header_of_gigabytes_is_refused_before_it_is_read(tmp_path: Path) -> None:
+    """A file with a hole, of which nothing lies on the disk; the safetensors library reads headers up to 100 MB."""
+    file = tmp_path / "model.safetensors"
+    with file.open("wb") as stream:
+        stream.write(struct.pack("<Q", 5 * 10**9))
+        stream.truncate(6 * 10**9)
+    with pytest.raises(CheckpointError, match="its header alone would take 5000000000 bytes"):
+        check_safetensors(file)
+
+
 @pytest.mark.parametrize("content", [struct.pack("<Q", 3) + b"abc", struct.pack("<Q", 2) + b"[]", struct.pack("<Q", 7) + b'{"a":1}'])
 def test_a_file_with_another_header_is_refused(tmp_path: Path, content: bytes) -> None:
     file = tmp_path / "model.safetensors"

@@ -8,11 +8,13 @@ whatever the number of ranks. Episodes that failed to simulate never get here.
 
 import importlib
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
 
+from envs.archives import MEBIBYTE, check_archive
 from siirl.errors import ConfigError, MissingAssetError, UnknownNameError
 from siirl.params import RewardArguments
 from vjepa.released_reward import score_as_released
@@ -204,6 +206,7 @@ class OracleReward(VideoReward):
 
 FEWEST_TO_RANK = 5  # of a task's failures: the rank correlation of three or four is +-1 by chance every few times
 
+MOST_CLIP_BYTES = 512 * MEBIBYTE  # in memory: 1000 clips of 40 frames of 64 x 64 pixels take 490 MB
 REWARD_MANAGERS = ("success", "return", "srpo", "srpo_released", "oracle")
 
 
@@ -259,13 +262,14 @@ def load_demonstration_clips(file: str) -> dict[str, list[NDArray[np.uint8]]]:
 
     Raises:
         MissingAssetError: There is no such file.
+        ValueError: It is no npz, or unpacks to more than `MOST_CLIP_BYTES`.
     """
-    try:
-        archive = np.load(file)
-    except FileNotFoundError as error:
+    if not Path(file).is_file():
         raise MissingAssetError(
             f"reward.demonstrations={file} does not exist. Make it: python -m siirl.warm_start --clips FILE, or set it to null."
-        ) from error
+        )
+    check_archive(Path(file), most_bytes=MOST_CLIP_BYTES)
+    archive = np.load(file)
     clips: dict[str, list[NDArray[np.uint8]]] = {}
     for key in sorted(archive.files):
         clips.setdefault(key.rsplit("/", 1)[0], []).append(archive[key])

@@ -20,6 +20,7 @@ from siirl.errors import ConfigError, UnknownNameError
 from siirl.execution.dag.node import NodeRole, NodeType
 from siirl.execution.dag.pipeline import NodeOptions, Pipeline
 from siirl.execution.dag.task_graph import TaskGraph
+from siirl.params.yaml_text import check_expansion
 
 _STAGES = "siirl.dag_worker.stages"
 
@@ -91,11 +92,15 @@ def default_stage(*, node_type: NodeType, node_role: NodeRole, only_forward_comp
 
 def _read(path: Path) -> Mapping[str, Any]:
     try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+        text = path.read_text(encoding="utf-8")
+        check_expansion(text)
+        content = yaml.safe_load(text)
     except OSError as error:
         raise ConfigError(f"dag.workflow_file={path} cannot be read: {error.strerror}.") from error
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path} is not YAML: {error}") from error
+    except ValueError as error:
+        raise ConfigError(f"{path} is refused: {error}.") from error
     if not isinstance(content, dict):
         raise ConfigError(f"{path} must hold a mapping with the key 'nodes', and holds {type(content).__name__}.")
     return content

@@ -81,3 +81,10 @@ def test_training_and_evaluation_never_start_from_the_same_state(training, evalu
     one, other = (state_number(seed, count=count, states="split") for seed in (training, evaluation))
     assert one != other
     assert 0 <= one < count and 0 <= other < count
+
+
+def test_states_above_the_bound_are_refused_before_they_are_looked_at(tmp_path):
+    """A pickle of a hundred bytes that asks for an array of 80 GB, which the system would hand out page by page."""
+    huge = b"cnumpy\nndarray\n((I100000\nI100000\nttR."
+    with pytest.raises(ValueError, match=r"are an array of 80000000000 bytes; at most 16777216 are taken|cannot be read"):
+        read_initial_states(saved(tmp_path / "states", huge))

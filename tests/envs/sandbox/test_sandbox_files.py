@@ -38,6 +38,10 @@ def packed(value):
     return base64.b64encode(zlib.compress(pickle.dumps(value))).decode()
 
 
+BOMB = base64.b64encode(zlib.compress(bytes(300 * 2**20), 1)).decode()  # a megabyte for 300
+CUT_OFF = base64.b64encode(zlib.compress(bytes(1000))[:-2]).decode()
+
+
 def write(path, *rows):
     path.write_text("".join((row if isinstance(row, str) else json.dumps(row)) + "\n" for row in rows))
     return str(path)
@@ -103,6 +107,8 @@ def test_problems_that_cannot_be_judged_are_left_out_and_counted(tmp_path):
         ([APPS | {"input_output": ""}], "no problem that can be judged"),
         ([LIVE | {"private_test_cases": "!"}], "line 1: private_test_cases are neither JSON nor"),
         ([LIVE | {"private_test_cases": "{}"}], "line 1: private_test_cases must be a list"),
+        ([LIVE | {"private_test_cases": BOMB}], "line 1: private_test_cases are cut off, or unpack to more than 268435456 bytes"),
+        ([LIVE | {"private_test_cases": CUT_OFF}], "line 1: private_test_cases are cut off, or unpack to more than"),
     ],
 )
 def test_file_that_cannot_be_read_is_told(tmp_path, rows, sentence):

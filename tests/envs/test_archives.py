@@ -1,0 +1,101 @@
+"""Archives from elsewhere: bounded before they are unpacked, each tried with a real bomb of 600 MB."""
+
+import json
+import resource
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from envs.archives import check_archive, check_stored, read_entry
+
+MEGABYTE = 10**6
+BOMB_BYTES = 600 * MEGABYTE
+LEAST_EFFECT = 100 * MEGABYTE  # what may come on top of the process without the file
+READERS = {
+    "initial states": ("envs.libero.initial_states", "read_initial_states(Path(file))"),
+    "demonstrations": ("siirl.engine.reward_manager.embodied", "load_demonstration_clips(file)"),
+    "a checkpoint's state": ("siirl.dag_worker.checkpoint", "_read_state(Path(file))"),
+    "a projector of proprioception": ("siirl.models.openvla_checkpoint", "_projector_of_state(Path(file).parent)"),
+    "weights of V-JEPA 2": ("vjepa.release_checkpoint", "_read(Path(file))"),
+}
+PROGRAM = """
+import json, resource, sys
+from pathlib import Path
+from {module} import *
+from {module} import {function}
+file, before = sys.argv[1], resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+try:
+    {call}
+    refusal = "none"
+except (ValueError, RuntimeError) as error:
+    refusal = str(error)
+print(json.dumps([refusal, 1024 * (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)]))
+"""
+
+
+def bomb(path: Path, *, size: int = BOMB_BYTES, name: str = "archive/data.pkl") -> Path:
+    """A zip archive of 600 kB with so many zeros, which is no pickle either."""
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive, archive.open(name, "w") as entry:
+        for _ in range(size // MEGABYTE):
+            entry.write(bytes(MEGABYTE))
+    return path
+
+
+@pytest.fixture(scope="module")
+def bombs(tmp_path_factory) -> Path:
+    """A bomb under a name that each reader would look for."""
+    return bomb(tmp_path_factory.mktemp("bombs") / "proprio_projector--1_checkpoint.pt")
+
+
+def bound_memory() -> None:
+    """A reader that unpacks all the same ends itself, and not the machine."""
+    resource.setrlimit(resource.RLIMIT_DATA, (6_000 * MEGABYTE, 6_000 * MEGABYTE))
+
+
+@pytest.mark.parametrize("what", READERS)
+def test_a_small_file_that_unpacks_to_600_megabytes_is_refused_without_the_memory(what, bombs, repository):
+    module, call = READERS[what]
+    program = PROGRAM.format(module=module, function=call.partition("(")[0], call=call)
+    command = [sys.executable, "-c", program, str(bombs)]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=280, cwd=repository, preexec_fn=bound_memory)
+    assert ended.returncode == 0, ended.stderr
+    refusal, more = json.loads(ended.stdout)
+    assert "would unpack to" in refusal
+    assert more < LEAST_EFFECT
+
+
+def test_the_sum_of_all_entries_counts(tmp_path):
+    with zipfile.ZipFile(tmp_path / "two.zip", "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("a", bytes(600_000))
+        archive.writestr("b", bytes(600_000))
+    check_archive(tmp_path / "two.zip", most_bytes=1_200_000)
+    with pytest.raises(ValueError, match=r"two\.zip \(0\.0 MiB\) would unpack to 1\.1 MiB, and at most 1\.0 MiB are taken"):
+        check_archive(tmp_path / "two.zip", most_bytes=2**20)
+
+
+def test_an_archive_that_lies_about_its_size_gives_no_more_than_it_says(tmp_path):
+    """The directory says 10 bytes, and the entry has a million: reading ends there, and the checksum does not fit."""
+    path = bomb(tmp_path / "lie.zip", size=MEGABYTE)
+    content = path.read_bytes()
+    path.write_bytes(content.replace(MEGABYTE.to_bytes(4, "little"), (10).to_bytes(4, "little")))
+    with pytest.raises(ValueError, match="no readable zip archive"):
+        read_entry(path, ending="/data.pkl", most_bytes=1000)
+
+
+@pytest.mark.parametrize("damage", [slice(0, 0), slice(0, 40), slice(20, None)])
+def test_damage_of_any_kind_is_a_value_error(tmp_path, damage):
+    path = bomb(tmp_path / "damaged.zip", size=MEGABYTE)
+    path.write_bytes(path.read_bytes()[damage])
+    with pytest.raises(ValueError, match="no readable zip archive"):
+        read_entry(path, ending="/data.pkl", most_bytes=2 * MEGABYTE)
+
+
+def test_what_is_stored_as_it_is_passes(tmp_path):
+    with zipfile.ZipFile(tmp_path / "stored.pt", "w") as archive:
+        archive.writestr("archive/data.pkl", bytes(100_000))
+    check_stored(tmp_path / "stored.pt")
+    (tmp_path / "old.pt").write_bytes(b"\x80\x02 of PyTorch before 1.6")
+    check_stored(tmp_path / "old.pt")
