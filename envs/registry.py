@@ -43,6 +43,12 @@ def register_env(name: str) -> Callable[[EnvironmentClass], EnvironmentClass]:
     return register
 
 
+def portable_name(name: str) -> str:
+    """A name that other processes understand, which have not imported what this one has: a shipped one, or `module:Class`."""
+    reference = ENVS.get(name, name)
+    return name if reference.startswith(SHIPPED) else reference
+
+
 def env_class(name: str) -> type[Environment]:
     """The class registered as `name`, or named by `module:Class`; imports its module and makes nothing.
 

@@ -30,6 +30,7 @@ from siirl.errors import ConfigError, MissingAssetError, SiirlError, UnknownName
 from siirl.params.ending import FAILED, INTERRUPTED, REFUSED, end, end_on_signals, end_without_reader
 from siirl.params.env_args import LARGEST_PICTURE
 from siirl.params.parser import parse_config
+from siirl.params.plug_ins import import_user_modules
 from siirl.params.problems import REFUSALS
 from siirl.params.run_folder import CONFIG_FILE
 
@@ -111,6 +112,7 @@ def replay(folder: Path, row: Row, overrides: Sequence[str], frames: FrameReques
     """Play one episode and write its video; 0 where it ends as it was recorded."""
     actions = actions_of(folder, row)
     config = parse_config(overrides, config_file=folder / CONFIG_FILE)
+    import_user_modules(config)
     environment = make_env(config.env.name, **config.env.constructor_kwargs())
     film, outcome = asyncio.run(play(environment, row, actions, frames))
     file = output or folder / f"replay_{row['uid'].replace('/', '_')}.mp4"

@@ -50,6 +50,25 @@ AGGREGATIONS: dict[str, Aggregation] = {
 }
 
 
+def register_aggregation(name: str) -> Callable[[Aggregation], Aggregation]:
+    """Registers an aggregation: `register_aggregation("mine")(Aggregation(...))`.
+
+    Raises:
+        ConfigError: The name is taken, or it is no `Aggregation`.
+    """
+
+    def register(aggregation: Aggregation) -> Aggregation:
+        if not isinstance(aggregation, Aggregation):
+            raise ConfigError(
+                f"{aggregation!r:.80} is of type {type(aggregation).__name__}; an aggregation is a siirl.algos.aggregation.Aggregation."
+            )
+        if AGGREGATIONS.setdefault(name, aggregation) != aggregation:
+            raise ConfigError(f"Aggregation {name!r} is taken: choose another name.")
+        return aggregation
+
+    return register
+
+
 def _aggregation(mode: str) -> Aggregation:
     if mode not in AGGREGATIONS:
         raise UnknownNameError.of(kind="loss_agg_mode", name=mode, known=AGGREGATIONS)

@@ -5,14 +5,35 @@ is registered, not in the middle of a run.
 """
 
 import inspect
-from collections.abc import Callable, Collection, Mapping
-from typing import Any
+from collections.abc import Callable, Collection, Mapping, MutableMapping
+from typing import Any, TypeVar
 
 from siirl.errors import ConfigError
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+def register_in(registry: MutableMapping[str, Function], name: str, *, kind: str, known: Collection[str]) -> Callable[[Function], Function]:
+    """Decorator that registers a function which is called by name with what it asks for among `known`.
+
+    Raises:
+        ConfigError: The name is taken by another function, or the function requires an argument that is not known.
+    """
+
+    def decorator(function: Function) -> Function:
+        if name in registry and not same_definition(registry[name], function):
+            raise ConfigError(f"{kind[0].upper()}{kind[1:]} {name!r} is already {registry[name].__qualname__}: choose another name.")
+        check_arguments(function, known=known, kind=kind)
+        registry[name] = function
+        return function
+
+    return decorator
 
 
 def check_arguments(function: Callable[..., Any], *, known: Collection[str], kind: str) -> None:
     """Raise ConfigError if `function` requires an argument that is not `known`; arguments with defaults may be called anything."""
+    if not callable(function):
+        raise ConfigError(f"{function!r:.80} is of type {type(function).__name__} and cannot be called; a {kind} is a function.")
     for name, parameter in inspect.signature(function).parameters.items():
         if parameter.kind in (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL):
             continue

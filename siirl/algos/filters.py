@@ -7,14 +7,15 @@ would throw away the very groups that the reward exists for, hence `srpo_keep`.
 
 # B sample
 
-from collections.abc import Collection, Hashable, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 
+from siirl.algos.call import call_by_name, register_in
 from siirl.algos.checks import as_bool_mask, require_axes, require_same_shape
 from siirl.algos.groups import distinguishable, group_statistics
-from siirl.errors import ConfigError, TensorError
+from siirl.errors import ConfigError, TensorError, UnknownNameError
 
 
 def zero_variance_keep(*, values_B: torch.Tensor, group_B: torch.Tensor, min_spread: float = 0.0) -> torch.Tensor:
@@ -56,6 +57,63 @@ def truncation_keep(*, truncated_B: torch.Tensor) -> torch.Tensor:
     """
     require_axes(1, truncated=truncated_B)
     return ~as_bool_mask(truncated_B, name="truncated")
+
+
+FILTER_ARGUMENTS = {
+    "group_B": "int64, the prompt that a trajectory answers; like all columns, of the trajectories of all ranks",
+    "success_B": "bool, the environment's own flag",
+    "truncated_B": "bool, cut at the limit of steps or tokens",
+    "return_B": "sum of the environment's rewards",
+    "length_B": "int64, tokens that the policy chose",
+    "task_B": "list of names",
+    "values_B": "what algorithm.filter.metric measures; in pipeline=dapo, whose reward comes before the filter",
+    "min_spread": "algorithm.min_group_spread",
+    "low": "algorithm.filter.success_low",
+    "high": "algorithm.filter.success_high",
+}
+
+FILTERS: dict[str, Callable[..., torch.Tensor]] = {
+    "zero_variance": zero_variance_keep,
+    "success_band": success_band_keep,
+    "truncation": truncation_keep,
+}
+"""What `algorithm.filter.name` names: rules, called by name with what they ask for, that return a bool for each trajectory."""
+
+MEASURES: dict[str, Callable[..., torch.Tensor]] = {
+    "score": lambda batch: batch["token_level_scores"].sum(-1),
+    "reward": lambda batch: batch["token_level_rewards"].sum(-1),
+    "success": lambda batch: batch["complete"].float(),
+}
+"""What `algorithm.filter.metric` names: from a batch to one number a trajectory."""
+
+
+def register_filter(name: str) -> Callable[[Callable[..., torch.Tensor]], Callable[..., torch.Tensor]]:
+    """Decorator that registers a rule of filters; it asks for what it needs of `FILTER_ARGUMENTS`.
+
+    Raises:
+        ConfigError: The name is taken by another function, or the function requires an argument that it is not given.
+    """
+    return register_in(FILTERS, name, kind="filter", known=FILTER_ARGUMENTS)
+
+
+def register_filter_metric(name: str) -> Callable[[Callable[..., torch.Tensor]], Callable[..., torch.Tensor]]:
+    """Decorator that registers a measure of trajectories; it is called with `batch`. Errors are `register_filter`'s."""
+    return register_in(MEASURES, name, kind="metric of a filter", known=("batch",))
+
+
+def keep_by_name(name: str, available: Mapping[str, object]) -> torch.Tensor:
+    """The trajectories that the rule `name` keeps, bool [B].
+
+    Raises:
+        UnknownNameError: No such rule.
+        ConfigError: It needs something that is not available.
+        TensorError: It returned another shape, or something else than 0 and 1.
+    """
+    if name not in FILTERS:
+        raise UnknownNameError.of(kind="filter (algorithm.filter.name)", name=name, known=FILTERS)
+    keep_B = torch.as_tensor(call_by_name(FILTERS[name], available, kind="Filter"))
+    require_same_shape(group=torch.as_tensor(available["group_B"]), **{f"filter {name!r}": keep_B})
+    return as_bool_mask(keep_B, name=f"filter {name!r}")
 
 
 @dataclass(frozen=True)

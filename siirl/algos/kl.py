@@ -18,27 +18,32 @@ from typing import Any
 
 import torch
 
+from siirl.algos.call import call_by_name, register_in
 from siirl.algos.checks import as_bool_mask, require_finite, require_same_shape
 from siirl.algos.ratios import log_ratio
 from siirl.errors import ConfigError, TensorError, UnknownNameError
 
 
-def _k1(r: torch.Tensor) -> torch.Tensor:
-    return r
+def _k1(log_ratio_BT: torch.Tensor) -> torch.Tensor:
+    return log_ratio_BT
 
 
-def _k2(r: torch.Tensor) -> torch.Tensor:
-    return 0.5 * r.square()
+def _k2(log_ratio_BT: torch.Tensor) -> torch.Tensor:
+    return 0.5 * log_ratio_BT.square()
 
 
-def _k3(r: torch.Tensor) -> torch.Tensor:
-    return torch.expm1(-r) + r
+def _k3(log_ratio_BT: torch.Tensor) -> torch.Tensor:
+    return torch.expm1(-log_ratio_BT) + log_ratio_BT
 
 
-KL_ESTIMATORS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+def _abs(log_ratio_BT: torch.Tensor) -> torch.Tensor:
+    return log_ratio_BT.abs()
+
+
+KL_ESTIMATORS: dict[str, Callable[..., torch.Tensor]] = {
     "k1": _k1,
     "kl": _k1,
-    "abs": torch.abs,
+    "abs": _abs,
     "k2": _k2,
     "mse": _k2,
     "k3": _k3,
@@ -47,8 +52,28 @@ KL_ESTIMATORS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 
 KL_NAMES = tuple(KL_ESTIMATORS) + tuple(f"{name}+" for name in KL_ESTIMATORS)
 
+KL_ARGUMENTS = {
+    "log_ratio_BT": "r, kept from overflowing; 0 where the mask is 0",
+    "log_probs_BT": "log-probs of the policy that chose the tokens",
+    "ref_log_probs_BT": "log-probs of the reference policy",
+}
+
 # As a *loss* these have a gradient whose mean is zero; a job that asks for one should be told so.
 KL_WITHOUT_GRADIENT = frozenset({"k1", "kl"})
+
+
+def register_kl_estimator(name: str) -> Callable[[Callable[..., torch.Tensor]], Callable[..., torch.Tensor]]:
+    """Decorator that registers an estimator: called by name with what it asks for of `KL_ARGUMENTS`, it returns the KL of each token.
+
+    Raises:
+        ConfigError: The name is taken by another function, or the function requires an argument that it is not given.
+    """
+    return register_in(KL_ESTIMATORS, name, kind="KL estimator", known=KL_ARGUMENTS)
+
+
+def is_kl_estimator(name: str) -> bool:
+    """Whether there is an estimator of this name, with or without a straight-through gradient."""
+    return name.removesuffix("+") in KL_ESTIMATORS
 
 
 def kl_estimate(*, log_probs_BT: torch.Tensor, ref_log_probs_BT: torch.Tensor, mask_BT: torch.Tensor, name: str) -> torch.Tensor:
@@ -58,19 +83,23 @@ def kl_estimate(*, log_probs_BT: torch.Tensor, ref_log_probs_BT: torch.Tensor, m
         log_probs_BT: Of the policy that chose the tokens.
         ref_log_probs_BT: Of the reference policy, at the same temperature.
         mask_BT: 1 at the tokens that count.
-        name: One of `KL_NAMES`.
+        name: One of `KL_NAMES`, or a registered one, with or without '+'.
 
     Raises:
         UnknownNameError: No such estimator.
         TensorError: Shapes that differ, or numbers that are not finite where the mask is on.
     """
-    if name not in KL_NAMES:
-        raise UnknownNameError.of(kind="KL estimator", name=name, known=KL_NAMES)
+    if not is_kl_estimator(name):
+        raise UnknownNameError.of(kind="KL estimator", name=name, known=KL_ESTIMATORS)
     require_same_shape(log_probs=log_probs_BT, ref_log_prob=ref_log_probs_BT, response_mask=mask_BT)
     kept_BT = as_bool_mask(mask_BT)
     require_finite(mask=kept_BT, log_probs=log_probs_BT.detach(), ref_log_prob=ref_log_probs_BT)
     r_BT = log_ratio(log_probs_BT=log_probs_BT, old_log_probs_BT=ref_log_probs_BT, mask_BT=kept_BT)
-    value_BT = KL_ESTIMATORS[name.removesuffix("+")](r_BT)
+    available = {"log_ratio_BT": r_BT, "log_probs_BT": log_probs_BT, "ref_log_probs_BT": ref_log_probs_BT}
+    value_BT = call_by_name(KL_ESTIMATORS[name.removesuffix("+")], available, kind="KL estimator")
+    require_same_shape(response_mask=mask_BT, **{f"KL estimate {name!r}": value_BT})
+    value_BT = torch.where(kept_BT, value_BT, torch.zeros_like(value_BT))
+    require_finite(**{f"KL estimate {name!r}": value_BT.detach()})
     if not name.endswith("+"):
         return value_BT
     gradient_BT = _k2(r_BT)

@@ -33,7 +33,7 @@ from siirl.algos.advantages import (
     compute_rloo_outcome_advantage,
     register_adv_est,
 )
-from siirl.algos.aggregation import aggregate_loss, aggregation_weight
+from siirl.algos.aggregation import AGGREGATIONS, aggregate_loss, aggregation_weight
 from siirl.algos.call import call_by_name, check_arguments, same_definition
 from siirl.algos.checks import as_bool_mask, require_same_shape
 from siirl.algos.kl import AdaptiveKLController, FixedKLController, kl_estimate
@@ -159,9 +159,10 @@ def _per_token(function: PolicyLossFn) -> Callable[..., PolicyLoss]:
             "rollout_is_weights": importance_weights_BT,
         }
         scalar, *shares = call_by_name(function, available, kind="Policy loss")
-        if loss_agg_mode.startswith("seq-mean-token-sum"):
-            shares_BT = shares_BT / kept_BT.sum(-1, keepdim=True).clamp(min=1)
-        if loss_agg_mode == "seq-mean-token-sum-norm":
+        aggregation = AGGREGATIONS[loss_agg_mode]
+        total, weight = aggregation.rows_B(shares_BT, kept_BT).sum(), aggregation_weight(mask_BT=mask_BT, mode=loss_agg_mode)
+        shares_BT = shares_BT * torch.where(total > 0, weight / total, total)
+        if aggregation.needs_horizon:
             shares_BT = shares_BT * kept_BT.shape[-1]  # what agg_loss divided by
         metrics = dict(zip(_SCALARS, shares, strict=True))
         return PolicyLoss(

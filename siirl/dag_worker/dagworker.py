@@ -24,7 +24,9 @@ from siirl.dag_worker.build_text import build_text
 from siirl.dag_worker.checkpoint import read_manifest, resolve_checkpoint
 from siirl.dag_worker.events import Activity, Event, StepDone
 from siirl.dag_worker.metric_worker import MetricWorker
+from siirl.dag_worker.plug_ins import load_plug_ins
 from siirl.dag_worker.rank import Rank
+from siirl.dag_worker.reward_columns import place_rewards
 from siirl.data_coordinator.protocol.batch import concat, shallow_copy
 from siirl.data_coordinator.redistribution import Redistribution, StayOnRank
 from siirl.data_coordinator.sample import Sample, Samples2Dict
@@ -82,6 +84,7 @@ class DAGWorker:
                 f"Rank {rank} runs on {socket.gethostname()}, which does not have {run_folder}: with several machines trainer.output_dir= "
                 "has to be in a folder that they share, for recordings and checkpoints."
             )
+        load_plug_ins(config, graph)
         self.config, self.taskgraph, self.run_folder = config, graph, run_folder
         self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         self.text = is_text(describe_env(config))
@@ -209,6 +212,7 @@ class DAGWorker:
         )
         if self.config.dag.enable_perf and self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
+        place_rewards(output.batch, before=batch)
         self.metrics.record(output.metrics)
         self.metrics.record({f"time/{node.node_id}_s": time.perf_counter() - started})
         return output

@@ -15,6 +15,7 @@ from typing import Protocol
 
 import numpy as np
 
+from siirl.algos.call import register_in
 from siirl.dag_worker.console import ConsoleWriter
 from siirl.dag_worker.jsonl import JsonlFile
 from siirl.dag_worker.metrics import Reduced
@@ -135,12 +136,21 @@ def _console(run: RunDescription) -> ConsoleWriter:
     return ConsoleWriter(total_steps=run.total_steps, limit_s=run.limit_s, first_step=max(1, run.first_step))
 
 
-WRITERS: dict[str, Callable[[RunDescription], MetricWriter]] = {
+WRITERS: dict[str, Callable[..., MetricWriter]] = {
     "console": _console,
     "jsonl": JsonlWriter,
     "tensorboard": TensorBoardWriter,
     "wandb": WandbWriter,
 }
+
+
+def register_writer(name: str) -> Callable[[Callable[..., MetricWriter]], Callable[..., MetricWriter]]:
+    """Decorator that registers a writer for `trainer.logger`: called with `run`, a RunDescription, it makes a MetricWriter.
+
+    Raises:
+        ConfigError: The name is taken by another, or it requires another argument.
+    """
+    return register_in(WRITERS, name, kind="metric writer", known=("run",))
 
 
 def check_loggers(names: Sequence[str]) -> None:
@@ -168,7 +178,7 @@ class MetricWriters:
         self._writers: list[MetricWriter] = []
         with contextlib.ExitStack() as opened:  # a writer that cannot open takes back those before it
             for name in sorted({"jsonl", *names}):
-                self._writers.append(WRITERS[name](run))
+                self._writers.append(WRITERS[name](run=run))
                 opened.callback(self._writers[-1].close)
             self._open = opened.pop_all()
 

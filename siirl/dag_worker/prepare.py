@@ -11,12 +11,12 @@ import numpy as np
 
 from envs.archives import DAMAGE
 from envs.base import EnvSpec
-from siirl.algos import ADVANTAGES, POLICY_LOSSES
 from siirl.dag_worker.build import make_encoder
 from siirl.dag_worker.build_critic import needs_critic
 from siirl.dag_worker.check_text import check_text
 from siirl.dag_worker.checkpoint import read_manifest, resolve_checkpoint
 from siirl.dag_worker.metric_writers import check_loggers
+from siirl.dag_worker.plug_ins import load_plug_ins
 from siirl.engine.actor.actor_loss import ActorLoss
 from siirl.engine.critic.value_model import PolicyFeatures
 from siirl.engine.reward_manager.embodied import load_demonstration_clips
@@ -30,7 +30,7 @@ from siirl.models.policy import Policy
 from siirl.models.tiny_vla import TinyVLA, TinyVLAConfig
 from siirl.params import SiiRLArguments, sizes
 from siirl.params.build import as_text
-from siirl.params.checks import name_problems, warnings_of
+from siirl.params.checks import warnings_of
 from siirl.params.critic_sizes import describe_critic
 from siirl.params.domain_checks import is_text
 from siirl.params.files import find_resume, parameters_in
@@ -66,7 +66,8 @@ def prepare(config: SiiRLArguments, spec: EnvSpec) -> Job:
         CheckpointError: Weights of another model, or a checkpoint that is not whole.
     """
     graph = load_graph(config)
-    refuse([*name_problems(config, advantages=ADVANTAGES, losses=POLICY_LOSSES), *machine_problems(config)])
+    load_plug_ins(config, graph)
+    refuse(machine_problems(config))
     check_loggers(config.trainer.logger)
     if is_text(spec):
         check_text(config)

@@ -8,6 +8,7 @@ from typing import Protocol
 import torch
 from torch import nn
 
+from envs.registry import portable_name
 from siirl.algos.kl import AdaptiveKLController, FixedKLController
 from siirl.algos.log_probs import TokenScores
 from siirl.dag_worker.checkpoint import CheckpointManager
@@ -94,7 +95,7 @@ def make_pool(config: SiiRLArguments, ranks: Collectives) -> EnvPool:
     """This rank's share of the simulators; at least one server a rank."""
     env = config.env
     return EnvPool(
-        env.name,
+        portable_name(env.name),
         env.constructor_kwargs(),
         num_servers=max(1, env.num_servers // ranks.size + (ranks.rank < env.num_servers % ranks.size)),
         envs_per_server=env.envs_per_server,

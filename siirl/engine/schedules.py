@@ -6,6 +6,7 @@ There is no scheduler object: the number of the step is all that a checkpoint ha
 import math
 from collections.abc import Callable
 
+from siirl.algos.call import register_in
 from siirl.errors import ConfigError, UnknownNameError
 
 
@@ -22,13 +23,25 @@ def _cosine(progress: float) -> float:
 
 
 # Name -> factor after warm-up, from the progress (0 to 1) through the rest of the run.
-SCHEDULES: dict[str, Callable[[float], float]] = {
+SCHEDULES: dict[str, Callable[..., float]] = {
     "constant": _flat,
     "constant_with_warmup": _flat,
     "linear": _linear,
     "linear_with_warmup": _linear,
     "cosine_with_warmup": _cosine,
 }
+
+SCHEDULE_ARGUMENTS = {"progress": "0 to 1, through the rest of the run after warm-up"}
+
+
+def register_schedule(name: str) -> Callable[[Callable[..., float]], Callable[..., float]]:
+    """Decorator that registers a schedule: called with `progress`, it returns the factor of the learning rate.
+
+    Raises:
+        ConfigError: The name is taken by another function, or the function requires another argument.
+    """
+    return register_in(SCHEDULES, name, kind="learning-rate schedule", known=SCHEDULE_ARGUMENTS)
+
 
 WITHOUT_WARMUP = ("constant", "linear")
 
@@ -67,4 +80,4 @@ def learning_rate_factor(*, scheduler: str, step: int, warmup: int, total_steps:
         return 1.0
     if total_steps is None:
         raise ConfigError(f"optim.scheduler={scheduler} needs to know the end: set trainer.total_steps, or take constant_with_warmup.")
-    return factor(min(1.0, (step - warmup) / max(1, total_steps - warmup)))
+    return float(factor(progress=min(1.0, (step - warmup) / max(1, total_steps - warmup))))

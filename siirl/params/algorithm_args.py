@@ -6,7 +6,11 @@ from siirl.params.fields import option
 
 ADV_WHITENINGS = ("unbiased", "biased", "mean", "none")  # siirl.algos.advantages says what each does
 CPGD_WEIGHTS = ("STD_weight", "clip_filter_like_weight", "naive")
+FILTERS = ("zero_variance", "success_band", "truncation")
 FILTER_METRICS = ("score", "reward", "success")
+# Advantages relative to the other rollouts of a prompt.
+GROUP_ESTIMATORS = ("grpo", "dr_grpo", "rloo", "opo", "grpo_passk", "gpg", "cpgd", "reinforce_plus_plus_baseline")
+ESTIMATORS = (*GROUP_ESTIMATORS, "gae", "reinforce_plus_plus", "remax")
 KL_ESTIMATORS = ("k1", "k2", "k3", "abs", "k1+", "k2+", "k3+", "abs+")  # '+': straight-through gradient
 
 
@@ -27,11 +31,19 @@ class FilterArguments:
     success_low: float = option(0.0, "Drop groups with a smaller share of successes.", why="0: no band", minimum=0, maximum=1)
     success_high: float = option(1.0, "Drop groups with a larger share of successes.", why="1: no band", minimum=0, maximum=1)
     drop_truncated: bool = option(False, "Drop trajectories that ran into the step limit.", why="their failure is what the reward ranks")
+    name: str | None = option(
+        None,
+        "Rule by which the filter of pipeline=dapo and of pipeline=embodied_srpo keeps trajectories, in place of its own; null: its own.",
+        why="docs/algorithms.md says what each keeps",
+        choices=FILTERS,
+        plug_in=True,
+    )
     metric: str = option(
         "score",
         "What pipeline=dapo compares within a group: `score` (the reward before penalties), `reward` (after them) or `success`.",
         why="DAPO compares right and wrong; a penalty for length would keep groups that are all right",
         choices=FILTER_METRICS,
+        plug_in=True,
     )
     max_refills: int = option(
         4,
@@ -58,7 +70,7 @@ class OverlongArguments:
 class AlgorithmArguments:
     """Advantages and KL control."""
 
-    adv_estimator: str = option("grpo", "Advantage estimator, a name in siirl.algos.ADVANTAGES.", why="the architecture guide's")
+    adv_estimator: str = option("grpo", "Advantage estimator.", why="the architecture guide's", choices=ESTIMATORS, plug_in=True)
     workflow_type: str = option("", "Old name for pipeline=: DEFAULT, DAPO or EMBODIED.", derived=True)
     gamma: float = option(
         1.0, "Discount of gae and reinforce_plus_plus.", why="episodes are short and end at success", minimum=0, maximum=1
@@ -74,7 +86,9 @@ class AlgorithmArguments:
     )
     pass_k: int | None = option(None, "k of grpo_passk; null: the whole group.", why="arXiv 2503.19595", minimum=2)
     weight_factor_in_cpgd: str = option("STD_weight", "How cpgd weighs groups.", why="siiRL's", choices=CPGD_WEIGHTS)
-    kl_penalty: str = option("k1", "Estimator of the KL in the reward.", why="unbiased; a reward needs no gradient", choices=KL_ESTIMATORS)
+    kl_penalty: str = option(
+        "k1", "Estimator of the KL in the reward.", why="unbiased; a reward needs no gradient", choices=KL_ESTIMATORS, plug_in=True
+    )
     min_group_spread: float = option(
         1e-6,
         "A group whose rewards differ by less carries no advantage.",

@@ -9,6 +9,7 @@ from collections.abc import Collection, Iterator
 from envs.base import IMAGES, INSTRUCTION, EnvSpec
 from siirl.errors import ConfigError, SiirlError, UnknownNameError
 from siirl.params import sizes
+from siirl.params.algorithm_args import ESTIMATORS, GROUP_ESTIMATORS
 from siirl.params.build import as_text
 from siirl.params.critic_checks import (
     PIPELINE_OF,
@@ -19,14 +20,12 @@ from siirl.params.critic_checks import (
     sampling_problems,
 )
 from siirl.params.domain_checks import LANGUAGE_MODEL, VLA_POLICIES, domain_problems, is_text, observation_parts
-from siirl.params.model_args import FALLING_SCHEDULES
+from siirl.params.model_args import FLAT_SCHEDULES
+from siirl.params.plug_ins import plug_in_problems
 from siirl.params.references import check_reference, is_reference
 from siirl.params.reward_args import REWARDS, VIDEO_REWARDS
-from siirl.params.training_args import LOGGERS, SiiRLArguments
+from siirl.params.training_args import SiiRLArguments
 
-# Advantages relative to the other rollouts of a prompt.
-GROUP_ESTIMATORS = ("grpo", "dr_grpo", "rloo", "opo", "grpo_passk", "gpg", "cpgd", "reinforce_plus_plus_baseline")
-ESTIMATORS = (*GROUP_ESTIMATORS, "gae", "reinforce_plus_plus", "remax")
 ESTIMATOR_KEYS = {
     "gamma": ("gae", "reinforce_plus_plus"),
     "lam": ("gae",),
@@ -56,15 +55,6 @@ def environment_problems(config: SiiRLArguments, spec: EnvSpec) -> list[SiirlErr
     problems = [] if is_text(spec) else [*_reward_of(config, spec), *_tasks_of(config, spec)]
     problems += _task_shares(config, spec)
     return [*problems, *domain_problems(config, spec), *overlong_problems(config, text=is_text(spec))]
-
-
-def name_problems(config: SiiRLArguments, *, advantages: Collection[str], losses: Collection[str]) -> list[SiirlError]:
-    """Names that no registry knows; asked when the user's own modules have been imported, which may have registered some."""
-    asked = (
-        ("algorithm.adv_estimator", config.algorithm.adv_estimator, advantages),
-        (f"{ACTOR}.loss", config.actor_rollout_ref.actor.loss, losses),
-    )
-    return [UnknownNameError.of(kind=place, name=name, known=known) for place, name, known in asked if name not in known]
 
 
 def warnings_of(config: SiiRLArguments, spec: EnvSpec) -> list[str]:
@@ -166,7 +156,7 @@ def _schedules_without_end(config: SiiRLArguments) -> Iterator[SiirlError]:
     if config.dag.pipeline == PIPELINE_OF["gae"]:
         optimisers.append(("critic.optim", config.critic.optim))
     for place, optim in optimisers:
-        if optim.scheduler in FALLING_SCHEDULES:
+        if optim.scheduler not in FLAT_SCHEDULES:
             yield ConfigError(
                 f"{place}.scheduler={optim.scheduler} falls towards the run's last step, which trainer.total_steps=null leaves open: "
                 f"set trainer.total_steps, or {place}.scheduler=constant_with_warmup."
@@ -186,9 +176,7 @@ def _names(config: SiiRLArguments) -> Iterator[SiirlError]:
     for place, name, known in named:
         if name not in known:
             yield from _reference(name, place=place, known=known)
-    for name in config.trainer.logger:
-        if name not in LOGGERS:
-            yield UnknownNameError.of(kind="trainer.logger", name=name, known=LOGGERS)
+    yield from plug_in_problems(config)
     if not config.env.name:
         yield ConfigError("env=custom needs your class: env.name=my_module:MyEnv, a subclass of envs.base.Environment.")
     if config.env.name == "gymnasium" and not config.env.id:

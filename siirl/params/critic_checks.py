@@ -113,6 +113,11 @@ def _critic_sizes(config: SiiRLArguments) -> Iterator[SiirlError]:
 def _sampling(config: SiiRLArguments) -> Iterator[SiirlError]:
     if config.dag.own_graph or config.dag.pipeline == "dapo":
         return
+    if config.algorithm.filter.name is not None and config.dag.pipeline != "embodied_srpo":
+        yield ConfigError(
+            f"algorithm.filter.name={config.algorithm.filter.name} is the rule of a filter, and pipeline={config.dag.pipeline} has none: "
+            "take pipeline=dapo, or leave it out."
+        )
     default, given = SiiRLArguments().algorithm.filter, config.algorithm.filter
     for name in ("metric", "max_refills"):
         value = getattr(given, name)

@@ -19,6 +19,7 @@ def described(
     maximum: float | None = None,
     text_only: str = "",
     derived: bool = False,
+    plug_in: bool = False,
 ) -> dict[str, Any]:
     """Metadata of a key.
 
@@ -30,6 +31,8 @@ def described(
         above: The value must be larger than this.
         maximum: Largest value.
         text_only: For a key that only text jobs read: why an embodied job has no use for it.
+        plug_in: Whether a value may also be `module:name`, or a name that a module of the user's own registers (siirl.params.plug_ins
+            says when each is looked up); `choices` are the shipped names.
         derived: Set by the parser from other keys; an input for old names only, and not printed.
     """
     return {
@@ -41,6 +44,7 @@ def described(
         "maximum": maximum,
         "text_only": text_only,
         "derived": derived,
+        "plug_in": plug_in,
     }
 
 

@@ -9,6 +9,7 @@ from siirl.params.checks import config_problems, environment_problems
 from siirl.params.files import file_problems
 from siirl.params.grading import ask_ungraded_rows
 from siirl.params.machine import device_problems
+from siirl.params.plug_ins import import_user_modules
 from siirl.params.problems import refuse
 from siirl.params.references import MISTAKES, is_reference, tell
 from siirl.params.training_args import SiiRLArguments
@@ -41,12 +42,13 @@ def first_look(config: SiiRLArguments) -> EnvSpec:
 
 
 def describe_env(config: SiiRLArguments) -> EnvSpec:
-    """The spec of the environment that `env` describes.
+    """The spec of the environment that `env` describes; `user_modules`, which may register it, are imported first.
 
     Raises:
-        ConfigError: It does not exist, or refuses its arguments.
+        ConfigError: It does not exist, or refuses its arguments; or a module that cannot be imported.
         MissingAssetError: It lacks a package or a library.
     """
+    import_user_modules(config)
     try:
         return env_spec(config.env.name, **config.env.constructor_kwargs())
     except (ValueError, SpecUnknown) as error:

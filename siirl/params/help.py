@@ -61,7 +61,8 @@ def _key(key: Key) -> str:
     metadata = key.metadata
     parts = [f"{type_name(key.hint)}.", metadata.get("help", "")]
     if metadata.get("choices"):
-        parts.append(f"One of {', '.join(metadata['choices'])}.")
+        own = ", a name that user_modules register, or module:name" if metadata.get("plug_in") else ""
+        parts.append(f"One of {', '.join(metadata['choices'])}{own}.")
     if not metadata.get("derived"):
         parts.append(f"Default {as_text(key.default)}" + (f": {metadata['why']}." if metadata.get("why") else "."))
     if metadata.get("text_only"):

@@ -21,6 +21,7 @@ __all__ = [
     "RolloutArguments",
 ]
 
+POLICY_LOSSES = (*("vanilla", "decoupled", "gspo", "gspo_token", "gmpo", "gpg", "cpgd", "cispo", "sapo", "clip_cov", "kl_cov"),)
 LOSS_AGGREGATIONS = ("token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm")
 IMPORTANCE_LEVELS, IMPORTANCE_BOUNDS = ("token", "sequence", "geometric"), ("truncate", "mask")
 FLAT_SCHEDULES, FALLING_SCHEDULES = ("constant", "constant_with_warmup"), ("cosine_with_warmup", "linear_with_warmup")
@@ -82,7 +83,11 @@ class OptimizerArguments:
     lr: float = option(1e-6, "Learning rate after warm-up.", why="the architecture guide's, for 7B models; model= sets what fits", above=0)
     weight_decay: float = option(0.01, "Decay of AdamW.", why="the architecture guide's", minimum=0)
     scheduler: str = option(
-        "cosine_with_warmup", "Schedule of the learning rate.", why="the architecture guide's", choices=FLAT_SCHEDULES + FALLING_SCHEDULES
+        "cosine_with_warmup",
+        "Schedule of the learning rate; of your own: from the progress after warm-up, 0 to 1, to a factor.",
+        why="the architecture guide's",
+        choices=FLAT_SCHEDULES + FALLING_SCHEDULES,
+        plug_in=True,
     )
     warmup_ratio: float = option(0.1, "Share of all optimiser steps that warm up.", why="the architecture guide's", minimum=0, maximum=1)
     warmup_steps: int | None = option(None, "Optimiser steps that warm up; null: by warmup_ratio.", minimum=0)
@@ -107,8 +112,10 @@ class ActorArguments:
     """The policy's update."""
 
     strategy: str = option("fsdp", "How weights are spread over ranks.", why="FSDP2; one rank is left plain", choices=("fsdp", "megatron"))
-    loss: str = option("vanilla", "Policy loss, a name in siirl.algos.POLICY_LOSSES.", why="PPO's clipped ratio")
-    loss_agg_mode: str | None = option(None, "How token losses become one; null: as the loss is defined.", choices=LOSS_AGGREGATIONS)
+    loss: str = option("vanilla", "Policy loss.", why="PPO's clipped ratio", choices=POLICY_LOSSES, plug_in=True)
+    loss_agg_mode: str | None = option(
+        None, "How token losses become one; null: as the loss is defined.", choices=LOSS_AGGREGATIONS, plug_in=True
+    )
     loss_options: dict[str, Any] = field(
         default_factory=dict,
         metadata=described("Options that only this loss has, for example {tau_neg: 1.05}; docs/algorithms.md lists them."),
@@ -141,7 +148,9 @@ class ActorArguments:
     max_grad_norm: float | None = option(1.0, "Clip the gradient to this norm; null: do not.", why="the architecture guide's", above=0)
     use_kl_loss: bool = option(False, "Add the KL to the reference policy to the loss.", why="DAPO and SRPO train without")
     kl_loss_coef: float = option(0.001, "Weight of the KL in the loss.", why="DeepSeekMath uses 0.04, the field less", minimum=0)
-    kl_loss_type: str = option("k3", "Estimator of the KL in the loss.", why="k1 has no useful gradient there", choices=KL_ESTIMATORS)
+    kl_loss_type: str = option(
+        "k3", "Estimator of the KL in the loss.", why="k1 has no useful gradient there", choices=KL_ESTIMATORS, plug_in=True
+    )
     optim: OptimizerArguments = field(default_factory=OptimizerArguments)
 
 

@@ -54,7 +54,9 @@ class TrainingArguments:
     )
     project_name: str = option("siirl", "Heading of reports and dashboards.")
     experiment_name: str = option("run", "Folder of the run in output_dir.")
-    logger: tuple[str, ...] = option(("console", "tensorboard"), f"Beside metrics.jsonl: {', '.join(LOGGERS)}.")
+    logger: tuple[str, ...] = option(
+        ("console", "tensorboard"), "What shows the metrics, beside metrics.jsonl.", choices=LOGGERS, plug_in=True
+    )
     resume: str | None = option(None, "Go on from a run folder or a checkpoint; `auto`: the newest run of this experiment_name.")
     output_dir: str = option("outputs", "Folder of all runs.", why="nothing is written elsewhere")
     seed: int = option(0, "Fixes weights, tasks, actions and start states.", minimum=0, maximum=2**32 - 1)
@@ -87,6 +89,9 @@ class SiiRLArguments:
     dag: DagArguments = field(default_factory=DagArguments)
     cluster: ClusterArguments = field(default_factory=ClusterArguments)
     profiler: ProfilerArguments = field(default_factory=ProfilerArguments)
+    user_modules: tuple[str, ...] = option(
+        (), "Modules of your own, which are imported before names are looked up, in every process: what they register is then known."
+    )
     user_groups: dict[str, str] = field(
         default_factory=dict, metadata=described("Groups of your own: {name: module:Dataclass}; config.<name> then holds an instance.")
     )

@@ -9,9 +9,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from siirl.algos.call import call_by_name, check_arguments, same_definition
+from siirl.algos.call import call_by_name, register_in
 from siirl.algos.checks import require_finite, require_same_shape
-from siirl.errors import ConfigError, UnknownNameError
+from siirl.errors import UnknownNameError
 
 Estimator = Callable[..., tuple[torch.Tensor, torch.Tensor]]
 Index = torch.Tensor | NDArray[np.generic]
@@ -43,15 +43,7 @@ def register_adv_est(name_or_enum: Any) -> Callable[[Estimator], Estimator]:
         ConfigError: The name is taken by another function, or the function requires an argument that no estimator is given.
     """
     name = str(getattr(name_or_enum, "value", name_or_enum))
-
-    def decorator(function: Estimator) -> Estimator:
-        if name in ADVANTAGES and not same_definition(ADVANTAGES[name], function):
-            raise ConfigError(f"Advantage estimator {name!r} is already {ADVANTAGES[name].__qualname__}: choose another name.")
-        check_arguments(function, known=ESTIMATOR_ARGUMENTS, kind="advantage estimator")
-        ADVANTAGES[name] = function
-        return function
-
-    return decorator
+    return register_in(ADVANTAGES, name, kind="advantage estimator", known=ESTIMATOR_ARGUMENTS)
 
 
 def estimate_advantages(*, name: str, available: Mapping[str, Any]) -> tuple[torch.Tensor, torch.Tensor]:

@@ -16,7 +16,7 @@ from tensordict import TensorDict
 from siirl.algos.aggregation import AGGREGATIONS, aggregate_loss, aggregation_weight
 from siirl.algos.checks import as_bool_mask, require_finite, require_same_shape
 from siirl.algos.importance import check_importance, importance_weights
-from siirl.algos.kl import KL_NAMES, kl_estimate
+from siirl.algos.kl import KL_ESTIMATORS, is_kl_estimator, kl_estimate
 from siirl.algos.log_probs import TokenScores
 from siirl.algos.policy_losses import (
     NATIVE_AGGREGATION,
@@ -67,8 +67,8 @@ class ActorLoss:
             raise UnknownNameError.of(kind="loss_agg_mode", name=self.aggregation, known=AGGREGATIONS)
         if AGGREGATIONS[self.aggregation].needs_horizon and horizon is None:
             raise ConfigError(f"loss_agg_mode={self.aggregation} divides by the longest possible response: give the Actor its horizon.")
-        if config.use_kl_loss and config.kl_loss_type not in KL_NAMES:
-            raise UnknownNameError.of(kind="KL estimator (kl_loss_type)", name=config.kl_loss_type, known=KL_NAMES)
+        if config.use_kl_loss and not is_kl_estimator(config.kl_loss_type):
+            raise UnknownNameError.of(kind="KL estimator (kl_loss_type)", name=config.kl_loss_type, known=KL_ESTIMATORS)
         self.weighted = config.importance.level is not None
         if config.importance.level is not None:
             check_importance(

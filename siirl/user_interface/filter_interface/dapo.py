@@ -11,23 +11,16 @@ older policy. All of it is decided over the groups of all ranks, and nothing is 
 # B trajectory, G group
 
 import math
-from collections.abc import Callable
 
 import torch
 from tensordict import TensorDict
 
-from siirl.algos.filters import success_band_keep, truncation_keep, zero_variance_keep
+from siirl.algos.filters import MEASURES, keep_by_name, success_band_keep, truncation_keep, zero_variance_keep
 from siirl.dag_worker.context import StageContext
 from siirl.dag_worker.metrics import Value
 from siirl.data_coordinator.protocol.batch import select_rows
 from siirl.execution.dag import NodeOutput, columns
-
-MEASURES: dict[str, Callable[[TensorDict], torch.Tensor]] = {
-    "score": lambda batch: batch["token_level_scores"].sum(-1),
-    "reward": lambda batch: batch["token_level_rewards"].sum(-1),
-    "success": lambda batch: batch["complete"].float(),
-}
-"""What `algorithm.filter.metric` names: one number a trajectory."""
+from siirl.user_interface.filter_interface.columns import filter_columns
 
 
 @columns(requires=["index", "complete", "truncated", "token_level_scores", "token_level_rewards"], provides=[])
@@ -72,7 +65,9 @@ def prompts_to_draw(*, missing: int, kept: int, drawn: int, most: int, ranks: in
 def _keep(batch: TensorDict, context: StageContext, group_B: torch.Tensor) -> torch.Tensor:
     """Bool [B] over the trajectories of all ranks: those of groups that teach something."""
     settings, ranks = context.config.algorithm.filter, context.ranks
-    value_B, _ = ranks.gather_rows(MEASURES[settings.metric](batch))
+    value_B, _ = ranks.gather_rows(MEASURES[settings.metric](batch=batch))
+    if settings.name is not None:
+        return keep_by_name(settings.name, {**filter_columns(batch, context, group_B), "values_B": value_B})
     success_B, _ = ranks.gather_rows(batch["complete"])
     truncated_B, _ = ranks.gather_rows(batch["truncated"])
     keep_B = truncation_keep(truncated_B=truncated_B) if settings.drop_truncated else torch.ones_like(truncated_B, dtype=torch.bool)

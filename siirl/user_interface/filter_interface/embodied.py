@@ -9,17 +9,20 @@ outcomes only and comes before the reward, so it never drops an all-failure grou
 import torch
 from tensordict import TensorDict
 
-from siirl.algos.filters import srpo_keep
+from siirl.algos.filters import keep_by_name, srpo_keep
 from siirl.dag_worker.context import StageContext
 from siirl.dag_worker.outcomes import gather_outcomes
 from siirl.data_coordinator.protocol.batch import select_rows, texts
 from siirl.execution.dag import NodeOutput, columns
+from siirl.user_interface.filter_interface.columns import filter_columns
 
 
 @columns(requires=["index", "task_name", "complete", "truncated"], provides=[])
 def embodied_local_rank_sampling(*, batch: TensorDict, context: StageContext) -> NodeOutput:
     """Drop this rank's rows that teach nothing; which ones is decided over all ranks' rows."""
     settings, ranks = context.config.algorithm.filter, context.ranks
+    if settings.name is not None:
+        return _by_own_rule(settings.name, batch, context)
     success_B, mine = ranks.gather_rows(batch["complete"])
     group_B, _ = ranks.gather_rows(batch["index"])
     task_B = [name for part in ranks.gather_objects(texts(batch, "task_name") if len(batch) else []) for name in part]
@@ -41,4 +44,14 @@ def embodied_local_rank_sampling(*, batch: TensorDict, context: StageContext) ->
     metrics: dict[str, float] = {"sampling/kept": float(len(kept))}
     # The counts are over all ranks; each rank reports its share, so that the sum over ranks is the count.
     metrics |= {f"sampling/dropped_{reason}": count * share for reason, count in outcome.dropped.items()}
+    return NodeOutput(batch=kept, metrics=metrics)
+
+
+def _by_own_rule(name: str, batch: TensorDict, context: StageContext) -> NodeOutput:
+    """The rule of `algorithm.filter.name` in place of SRPO's; what is dropped may still serve the reward as a reference."""
+    group_B, mine = context.ranks.gather_rows(batch["index"])
+    keep_B = keep_by_name(name, filter_columns(batch, context, group_B))[mine]
+    kept, dropped = select_rows(batch, keep_B), select_rows(batch, ~keep_B)
+    context.reward.remember(gather_outcomes(dropped, ranks=context.ranks))
+    metrics = {"sampling/kept": float(len(kept)), "sampling/dropped_by_filter": float(len(dropped))}
     return NodeOutput(batch=kept, metrics=metrics)

@@ -1,0 +1,69 @@
+"""Plug-ins by configuration: which keys take `module:name` or a registered name, and the user's modules that register names.
+
+One mechanism for all of them. A key declared with `plug_in=True` takes one of its `choices`, `module:name`, or a name that a module of
+the user's own registers; `siirl.dag_worker.plug_ins` has the registries. Here stands what needs no torch: references are looked for and
+not imported, and an unknown name is refused at once where no module of the user's own could register it.
+"""
+
+import functools
+import importlib
+import importlib.util
+from collections.abc import Iterator
+from typing import Any
+
+from siirl.errors import ConfigError, SiirlError, UnknownNameError
+from siirl.params.references import MISTAKES, check_reference, is_reference, tell
+from siirl.params.schema import Key, keys_of
+from siirl.params.training_args import SiiRLArguments
+
+PLACE = "user_modules"
+ANY_REFERENCE = "module:name"
+
+
+def plug_ins(config: SiiRLArguments) -> Iterator[tuple[Key, str]]:
+    """The keys that take plug-ins, each with the names that it has."""
+    for key in keys_of(SiiRLArguments):
+        if key.metadata["plug_in"]:
+            value: Any = functools.reduce(getattr, key.place.split("."), config)
+            yield from ((key, name) for name in (value if isinstance(value, tuple) else (value,)) if name is not None)
+
+
+def plug_in_problems(config: SiiRLArguments) -> Iterator[SiirlError]:
+    """References that cannot be found, and names that nothing could have registered."""
+    for key, name in plug_ins(config):
+        if is_reference(name):
+            try:
+                check_reference(name, place=key.place)
+            except ConfigError as error:
+                yield error
+        elif name not in key.metadata["choices"] and not _may_register(config):
+            yield UnknownNameError.of(kind=key.place, name=name, known=[*key.metadata["choices"], ANY_REFERENCE])
+
+
+def import_user_modules(config: SiiRLArguments) -> None:
+    """Import `user_modules`, in their order; every process does so before it looks up a name.
+
+    Raises:
+        ConfigError: No such module, or one that raises while it is imported.
+    """
+    for name in config.user_modules:
+        _import(name)
+
+
+def _import(name: str) -> None:
+    if not name or not all(part.isidentifier() for part in name.split(".")):
+        raise ConfigError(f"{PLACE}={name} is no module: write its dotted name, for example {PLACE}=[my_package.registrations].")
+    try:
+        if importlib.util.find_spec(name) is None:
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+        importlib.import_module(name)
+    except (*MISTAKES, SystemExit) as error:
+        if isinstance(error, ModuleNotFoundError) and f"{name}.".startswith(f"{error.name}."):
+            raise ConfigError(f"{PLACE}={name}: there is no module {error.name!r}. Install it, or put its folder on PYTHONPATH.") from error
+        raise ConfigError(f"{PLACE}={name}: importing it raised {tell(error)}. Mend the module, or leave it out.") from error
+
+
+def _may_register(config: SiiRLArguments) -> bool:
+    """Whether the configuration names code of the user's own, which may register names when it is imported."""
+    named = (config.env.name, config.reward.name, config.actor_rollout_ref.model.policy, *(name for _, name in plug_ins(config)))
+    return bool(config.user_modules or config.user_groups or config.dag.own_graph) or any(map(is_reference, named))
