@@ -116,7 +116,7 @@ def policy_loss(*, name: str, available: Mapping[str, Any]) -> PolicyLoss:
     mask_BT = available["mask_BT"]
     require_same_shape(response_mask=mask_BT, loss=returned.loss_BT)
     require_finite(mask=as_bool_mask(mask_BT), **{f"policy loss {name!r}": returned.loss_BT.detach()})
-    metrics_BT = {metric: at_each_token(value, mask_BT=mask_BT) for metric, value in returned.metrics_BT.items()}
+    metrics_BT = {metric: _at_each_token(value, mask_BT=mask_BT) for metric, value in returned.metrics_BT.items()}
     result = PolicyLoss(loss_BT=returned.loss_BT, metrics_BT=metrics_BT)
     weights_BT = available.get("importance_weights_BT")
     if weights_BT is None or "importance_weights_BT" in inspect.signature(function).parameters:
@@ -125,7 +125,7 @@ def policy_loss(*, name: str, available: Mapping[str, Any]) -> PolicyLoss:
     return PolicyLoss(loss_BT=result.loss_BT * weights_BT, metrics_BT=result.metrics_BT)
 
 
-def at_each_token(value: Any, *, mask_BT: torch.Tensor) -> torch.Tensor:
+def _at_each_token(value: Any, *, mask_BT: torch.Tensor) -> torch.Tensor:
     """A metric of a loss as [B, T]: a number, or the mean of values of another shape, at every token; NaN where it is no number."""
     try:
         value_BT = torch.as_tensor(value, device=mask_BT.device).detach()
