@@ -77,6 +77,13 @@ def test_robots_are_told_that_length_costs_them_nothing():
     assert overlong_notices(parse_config([MUJOCO, "pipeline=grpo"]), text=False) == []
 
 
+@pytest.mark.parametrize("pipeline", ["grpo", "ppo", "remax"])
+def test_a_rule_of_filters_is_refused_where_no_filter_reads_it(pipeline):
+    (found,) = problems(f"pipeline={pipeline}", "algorithm.filter.name=zero_variance")
+    assert found.startswith(f"algorithm.filter.name=zero_variance is the rule of a filter, and pipeline={pipeline} has none")
+    assert [problems(f"pipeline={name}", "algorithm.filter.name=truncation") for name in ("dapo", "embodied_srpo")] == [[], []]
+
+
 def test_a_graph_of_ones_own_may_provide_anything():
     own = "dag.custom_pipeline_fn=my_graphs:mine"
     assert problems(own, "algorithm.adv_estimator=gae", "trainer.critic_warmup=3", "algorithm.filter.max_refills=1") == []

@@ -191,9 +191,9 @@ def test_values_out_of_bounds_are_refused(override: str, bound: str) -> None:
 
 
 def test_an_unknown_choice_is_answered_with_the_known_ones() -> None:
-    message = refusal("actor_rollout_ref.actor.optim.scheduler=cosine")
-    assert "cosine_with_warmup" in message
-    assert "actor_rollout_ref.actor.optim.scheduler" in message
+    message = refusal("data.task_sampling=learned")
+    assert "learnable" in message
+    assert "data.task_sampling" in message
 
 
 def test_everything_that_is_wrong_is_told_at_once() -> None:

@@ -18,6 +18,7 @@ READ_IN_PARAMS = {
     "trainer.output_dir": "run_folder.py",
     "trainer.experiment_name": "run_folder.py",
     "user_groups": "parser.py",
+    "user_modules": "plug_ins.py",
 }
 # Names that stand for many things in the code: there the group must stand before them, as in `cluster.mode`.
 COMMON_NAMES = frozenset(

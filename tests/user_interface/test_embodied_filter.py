@@ -4,6 +4,7 @@ from types import SimpleNamespace
 
 import numpy as np
 
+from siirl.algos.filters import FILTERS
 from siirl.data_coordinator.protocol.batch import texts
 from siirl.data_coordinator.sample import Sample, Samples2Dict
 from siirl.engine.collectives import OneProcess
@@ -79,3 +80,22 @@ def test_truncated_episodes_go_only_when_asked_for():
 def test_a_success_band_narrows_what_stays():
     output = embodied_local_rank_sampling(batch=batch_of("sf", "ff"), context=context("srpo", success_low=0.6))
     assert kept(output) == ["002", "003"]
+
+
+def test_a_named_rule_takes_the_place_of_the_filters_own():
+    output = embodied_local_rank_sampling(batch=batch_of("ss", "ff", "sf"), context=context("success", name="truncation"))
+    assert kept(output) == ["000", "001", "004"]  # a failure is truncated here; lone rollouts and groups without signal stay
+    assert output.metrics == {"sampling/kept": 3.0, "sampling/dropped_by_filter": 3.0}
+
+
+def test_a_rule_of_ones_own_sees_the_trajectories_of_all_ranks(monkeypatch):
+    seen = {}
+
+    def keep_long_ones(group_B, task_B, length_B, return_B, low):
+        seen.update(group=group_B.tolist(), task=set(task_B), length=length_B.tolist(), returns=return_B.tolist(), low=low)
+        return length_B > 4
+
+    monkeypatch.setitem(FILTERS, "my_module:keep_long_ones", keep_long_ones)
+    output = embodied_local_rank_sampling(batch=batch_of("sf"), context=context("success", name="my_module:keep_long_ones"))
+    assert kept(output) == []
+    assert seen == {"group": [0, 0], "task": {"door-open"}, "length": [4, 4], "returns": [1.0, 0.0], "low": 0.0}

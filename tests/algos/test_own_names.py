@@ -1,0 +1,74 @@
+"""KL estimators, filters, aggregations and schedules of the user's own: what they are given, and what of their results is refused."""
+
+import pytest
+import torch
+
+from siirl.algos.aggregation import AGGREGATIONS, Aggregation, register_aggregation
+from siirl.algos.filters import FILTERS, keep_by_name, register_filter
+from siirl.algos.kl import KL_ESTIMATORS, kl_estimate, register_kl_estimator
+from siirl.errors import ConfigError, TensorError, UnknownNameError
+
+KL_INPUTS = {
+    "log_probs_BT": torch.tensor([[-1.0, -2.0]]),
+    "ref_log_probs_BT": torch.tensor([[-1.5, -9.0]]),
+    "mask_BT": torch.tensor([[1, 0]]),
+}
+
+
+@pytest.fixture(autouse=True)
+def registries(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a test registers is forgotten."""
+    for registry in (KL_ESTIMATORS, FILTERS, AGGREGATIONS):
+        for name in ("mine", "other"):
+            monkeypatch.setitem(registry, name, None)  # restored to its absence
+            del registry[name]
+
+
+def test_a_kl_estimator_is_given_what_it_asks_for_and_is_0_where_the_mask_is() -> None:
+    register_kl_estimator("mine")(lambda log_probs_BT, ref_log_probs_BT: log_probs_BT - ref_log_probs_BT + 1.0)
+    assert kl_estimate(**KL_INPUTS, name="mine").tolist() == [[1.5, 0.0]]
+
+
+def test_a_kl_estimator_of_ones_own_may_be_straight_through() -> None:
+    register_kl_estimator("mine")(lambda log_ratio_BT: log_ratio_BT + 7.0)
+    log_probs = KL_INPUTS["log_probs_BT"].clone().requires_grad_()
+    kl_BT = kl_estimate(**{**KL_INPUTS, "log_probs_BT": log_probs}, name="mine+")
+    kl_BT.sum().backward()
+    assert kl_BT.tolist() == [[7.5, 0.0]]
+    assert log_probs.grad is not None
+    assert log_probs.grad.tolist() == [[0.5, 0.0]]  # that of k2: the log-ratio
+
+
+@pytest.mark.parametrize(
+    ("result", "told"), [(torch.zeros(2, 2), r"has shape \[2, 2\]"), (torch.full((1, 2), torch.nan), "KL estimate 'mine' is nan in row 0")]
+)
+def test_a_kl_estimate_that_cannot_be_is_refused_by_its_name(result: torch.Tensor, told: str) -> None:
+    register_kl_estimator("mine")(lambda log_ratio_BT: result)
+    with pytest.raises(TensorError, match=told):
+        kl_estimate(**KL_INPUTS, name="mine")
+
+
+def test_a_filter_is_given_what_it_asks_for() -> None:
+    register_filter("mine")(lambda group_B, low: group_B > low)
+    assert keep_by_name("mine", {"group_B": torch.tensor([0, 1]), "low": 0.5}).tolist() == [False, True]
+
+
+@pytest.mark.parametrize(("keep", "told"), [([True], r"has shape \[1\]"), ([0.5, 1.0], "filter 'mine'")])
+def test_what_a_filter_keeps_must_be_a_bool_for_each_trajectory(keep: list[float], told: str) -> None:
+    register_filter("mine")(lambda group_B: keep)
+    with pytest.raises(TensorError, match=told):
+        keep_by_name("mine", {"group_B": torch.tensor([0, 1])})
+
+
+def test_an_unknown_filter_is_answered_with_the_known_ones() -> None:
+    with pytest.raises(UnknownNameError, match=r"'zero_varience'. Did you mean 'zero_variance'\?"):
+        keep_by_name("zero_varience", {})
+
+
+def test_a_name_is_taken_once() -> None:
+    register_aggregation("mine")(AGGREGATIONS["token-mean"])
+    register_aggregation("mine")(AGGREGATIONS["token-mean"])  # its module was imported twice
+    with pytest.raises(ConfigError, match="Aggregation 'mine' is taken"):
+        register_aggregation("mine")(Aggregation(rows_B=lambda loss_BT, kept_BT: loss_BT.sum(-1), per_token=True))
+    with pytest.raises(ConfigError, match="Filter 'zero_variance' is already zero_variance_keep"):
+        register_filter("zero_variance")(lambda group_B: group_B > 0)
