@@ -107,7 +107,7 @@ def test_a_checkpoint_with_adapters_goes_on_with_them(tmp_path):
     with other.without_adapter():
         torch.testing.assert_close(other(IDS, ORDER), LanguageModel(tiny_causal_lm("tied"))(IDS, ORDER), rtol=0, atol=0)
     (tmp_path / "lora.json").write_text("{}}")
-    with pytest.raises(CheckpointError, match="lora.json"):
+    with pytest.raises(CheckpointError, match=r"lora\.json"):
         load_language_model(tmp_path)
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from envs.registry import env_spec
-from siirl.dag_worker.checkpoint import FORMAT
+from siirl.dag_worker.manifest import FORMAT, fingerprint
 from siirl.models.loader import build_policy, save_policy
 from siirl.train import REFUSED, main
 
@@ -133,12 +133,17 @@ def test_a_folder_that_is_no_checkpoint_is_refused(tmp_path: Path, capsys: pytes
 
 @pytest.fixture
 def three_steps(tmp_path: Path) -> Path:
-    """A run with a checkpoint after three steps; what is in it matters to nobody here."""
+    """A run with a checkpoint after three steps, whose files are empty."""
     folder = tmp_path / "run"
-    (folder / "checkpoints" / "step_00000003").mkdir(parents=True)
+    checkpoint = folder / "checkpoints" / "step_00000003"
+    (checkpoint / "actor").mkdir(parents=True)
     (folder / "checkpoints" / "latest").write_text("step_00000003\n")
-    manifest = {"format": FORMAT, "step": 3, "engines": ["actor"], "files": {}}
-    (folder / "checkpoints" / "step_00000003" / "manifest.json").write_text(json.dumps(manifest))
+    names = ("state.pt", "actor/model.safetensors")
+    for name in names:
+        (checkpoint / name).touch()
+    files = {name: fingerprint(checkpoint / name) for name in names}
+    manifest = {"format": FORMAT, "step": 3, "engines": ["actor"], "files": files}
+    (checkpoint / "manifest.json").write_text(json.dumps(manifest))
     return folder
 
 
