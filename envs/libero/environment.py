@@ -1,8 +1,9 @@
 """LIBERO's tasks as language-conditioned environments: two camera images, proprioception and instruction in, motion out.
 
 One instance serves any of its tasks in any order: a simulator is built when its task is first asked for (a few seconds) and reused between
-episodes. An episode starts from one of the benchmark's 50 initial states after its ten settling steps, and ends at success or at the
-published step limit. The reward is 1 at success and 0 before. Poses of objects are in no observation.
+episodes. An episode starts from one of the benchmark's 50 initial states after its ten settling steps, with fixtures where the published
+evaluation's episode of that state has them, and ends at success or at the published step limit. The reward is 1 at success and 0 before.
+Poses of objects are in no observation.
 
 An action is the benchmark's: seven numbers in [-1, 1], for the gripper's motion in x, y, z (1 asks for 5 cm), its rotation about x, y, z
 (1 asks for 0.5 rad), and the fingers, +1 to close and -1 to open. Nothing else is accepted here; `envs.libero.openvla` converts what
@@ -63,7 +64,7 @@ class LiberoEnv(SimulatorEnv["TaskSimulator"]):
             camera: `both`, `agentview` or `wrist`.
             max_episode_steps: Steps after which an episode is truncated; by default what the published protocol gives each suite.
             states: `split` keeps every fifth initial state for evaluation (seeds below 1,000,000); `all` is the published protocol:
-                seed k starts from state k modulo 50.
+                seed k starts from state k modulo 50, and in seeds 0 to 49 the environment is LIBERO's own in the published loop.
             render_quality: `fast` (see `envs.offscreen`) or `full`. They look different: train and evaluate with the same.
             kept_simulators: Simulators that are kept for later episodes, of 50 MB and more each; by default all. 1 is enough where tasks
                 are played one after the other.

@@ -19,7 +19,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 PUBLISHED_SEED = 0
-PLACEMENTS = "fixtures stand where the official loop draws them: env.seed(0), then one reset an episode, draw i for initial state i"
 
 
 class Placement(NamedTuple):

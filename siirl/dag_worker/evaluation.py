@@ -28,6 +28,7 @@ from siirl.dag_worker.published_protocol import (
     STATES,
     asked_for,
     chosen_tasks,
+    conditions,
     identity,
     played_sentence,
     protocol_tables,
@@ -167,13 +168,14 @@ def by_protocol(
             on_done=functools.partial(_advance, progress),
         )
     limit = config.env.max_episode_steps
-    tables = [table for kind in names for table in protocol_tables(episodes, tasks, kind=kind, notice=notice, max_episode_steps=limit)]
+    below = conditions(config, notice=notice)
+    tables = [table for kind in names for table in protocol_tables(episodes, tasks, kind=kind, conditions=below, max_episode_steps=limit)]
     played = {kind: played_sentence(episodes, kind=kind, max_episode_steps=limit) for kind in names}
     plain = {
         kind: {suite: {task: vars(interval) for task, interval in rows.items()} for suite, rows in rates(episodes, kind=kind).items()}
         for kind in names
     }
-    return {"success": plain, "played": played, "episodes_per_task": STATES}, tables
+    return {"success": plain, "played": played, "episodes_per_task": STATES, "conditions": below}, tables
 
 
 def locate(checkpoint: Path) -> tuple[Path, Path | None]:

@@ -2,7 +2,8 @@
 
 Papers report the share of successes over 10 tasks x 50 initial states a suite, and the mean over suites (OpenVLA-OFT,
 https://arxiv.org/abs/2502.19645, table 1; LIBERO, https://arxiv.org/abs/2306.03310). Rates come with counts and 95 % intervals here.
-`env.states=all` asks for it: training may have started from the same states then, and the table says so.
+`env.states=all` asks for it: training may have started from the same states then, and the table says so. It also says where fixtures
+stand: in the episode of state i where the official evaluation's episode i has them (`envs.libero.placements`).
 
 An episode is a line of `episodes.jsonl` in the run folder as soon as it is over. An evaluation that was interrupted goes on from that
 file, if policy, environment and way of acting are the same; episodes that could not be simulated are in no line, and are tried again then.
@@ -18,7 +19,7 @@ from typing import Any
 
 from rich.table import Table
 
-from envs.libero.initial_states import STATES
+from envs.libero.initial_states import PLACEMENTS, STATES
 from envs.libero.suites import LiberoTask, choose_tasks, suite_tasks
 from siirl.dag_worker.jsonl import JsonlFile, read_rows
 from siirl.dag_worker.statistics import SuccessInterval, success_interval
@@ -31,6 +32,7 @@ from siirl.params import SiiRLArguments
 
 EPISODES_FILE = "episodes.jsonl"
 PHYSICS = ("mujoco", "robosuite", "hf-libero")  # the same policy scores differently with other versions
+OFFICIAL_IMAGES = (256, "full")  # pixels in openvla-oft's run_libero_eval.py; robosuite's renderer leaves nothing out
 SUITE_TITLES = {"spatial": "Spatial", "object": "Object", "goal": "Goal", "10": "Long", "90": "90"}
 
 
@@ -88,8 +90,16 @@ def identity(config: SiiRLArguments, weights: Sequence[Path], *, notice: str) ->
         "temperature": config.actor_rollout_ref.rollout.temperature,
         "first_seed": config.trainer.val_seed_offset,
         "notice": notice,
+        "placements": PLACEMENTS,
         **{package: version(package) for package in PHYSICS},
     }
+
+
+def conditions(config: SiiRLArguments, *, notice: str) -> str:
+    """What stands below each table: placements, images that are not the official ones, and the environment's notice."""
+    drawn = (config.env.image_size, config.env.render_quality)
+    images = "" if drawn == OFFICIAL_IMAGES else "images of {} pixels, {}; the official ones have {}, {}".format(*drawn, *OFFICIAL_IMAGES)
+    return "; ".join(filter(None, (PLACEMENTS, images, notice)))
 
 
 def read_episodes(file: Path, *, expected: Mapping[str, Any]) -> list[PublishedEpisode]:
@@ -198,9 +208,9 @@ def suite_mean(of_suites: Mapping[str, Mapping[str, SuccessInterval]]) -> float:
 
 
 def protocol_tables(
-    episodes: Sequence[PublishedEpisode], tasks: Sequence[LiberoTask], *, kind: str, notice: str, max_episode_steps: int | None = None
+    episodes: Sequence[PublishedEpisode], tasks: Sequence[LiberoTask], *, kind: str, conditions: str, max_episode_steps: int | None = None
 ) -> list[Table]:
-    """A table of tasks, and one with a column a suite; `max_episode_steps` where it takes the place of the published limits."""
+    """A table of tasks, and one with a column a suite, `conditions` below each; `max_episode_steps` where it replaces the limits."""
     of_suites = rates(episodes, kind=kind)
     played = f"{kind} actions, {played_sentence(episodes, kind=kind, max_episode_steps=max_episode_steps)}"
     title = f"LIBERO by task, {played}; training may have started from the same states (env.states=all)"
@@ -213,7 +223,7 @@ def protocol_tables(
     if named:
         by_suite.add_row(*(str(interval) for interval in named.values()), f"{100 * suite_mean(of_suites):.1f} %")
     for table in (by_task, by_suite):
-        table.caption = notice or None
+        table.caption = conditions
     return [by_task, by_suite]
 
 

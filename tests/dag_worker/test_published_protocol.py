@@ -10,6 +10,7 @@ from envs.libero.suites import choose_tasks
 from siirl.dag_worker.jsonl import read_rows
 from siirl.dag_worker.published_protocol import (
     PublishedEpisode,
+    conditions,
     identity,
     protocol_tables,
     rates,
@@ -100,6 +101,19 @@ def test_other_policy_is_not_mixed_in(tmp_path: Path) -> None:
         read_episodes(tmp_path / "episodes.jsonl", expected=DESCRIPTION | {"weights": "xyz"})
 
 
+def test_episodes_with_other_placements_are_not_mixed_in(tmp_path: Path) -> None:
+    """Files from before fixtures stood where the official loop has them do not say so."""
+    (tmp_path / "weights").write_text("abc")
+    description = identity(parse_config(["env=libero"]), [tmp_path / "weights"], notice="")
+    file = tmp_path / "episodes.jsonl"
+    with InferenceEngine(NoPolicy()) as inference:
+        rollout = SimpleNamespace(workflow=Player(), inference=inference)
+        earlier = {name: value for name, value in description.items() if name != "placements"}
+        run_protocol(rollout=rollout, tasks=TASKS, kinds=["argmax"], seed=0, file=file, description=earlier, states=1)
+    with pytest.raises(CheckpointError, match="was evaluated with placements=None, and this evaluation has 'fixtures of initial state i"):
+        read_episodes(file, expected=description)
+
+
 def test_failed_simulation_is_in_no_line_and_too_many_stop(tmp_path: Path) -> None:
     file = tmp_path / "episodes.jsonl"
     assert len(played(Player(broken=(2,)), file, max_failed_share=0.5)) == 6
@@ -129,12 +143,19 @@ def test_table_says_whether_it_is_the_whole_protocol(tasks: int, states: int, li
     console = Console(width=200, record=True)
     episodes = [PublishedEpisode("object", task, state, "argmax", True, 10) for task in range(tasks) for state in range(states)]
     episodes += [PublishedEpisode("object", task, state, "sampled", True, 10) for task in range(10) for state in range(50)]
-    for table in protocol_tables(episodes, TASKS, kind="argmax", notice="stand-in assets", max_episode_steps=limit):
+    for table in protocol_tables(episodes, TASKS, kind="argmax", conditions="stand-in assets", max_episode_steps=limit):
         console.print(table)
     text = " ".join(console.export_text().split())  # titles are broken to the width of their tables
     assert f"LIBERO by task, {sentence}" in text
     assert f"LIBERO by suite, {sentence.partition(';')[0]}" in text
     assert text.count("stand-in assets") == 2
+
+
+def test_tables_say_where_fixtures_stand_and_how_images_differ_from_the_official_ones() -> None:
+    placed = "fixtures of initial state i stand where the official loop (env.seed(0), one reset an episode) has them in episode i"
+    fast = parse_config(["env=libero", "env.image_size=128", "env.render_quality=fast"])
+    assert conditions(fast, notice="stand-ins") == f"{placed}; images of 128 pixels, fast; the official ones have 256, full; stand-ins"
+    assert conditions(parse_config(["env=libero", "env.image_size=256", "env.render_quality=full"]), notice="") == placed
 
 
 @pytest.mark.parametrize(
