@@ -64,9 +64,10 @@ class ArmControl:
         self._matrices = [np.empty((rows, joints), order="F") for rows in (3, 3, 6, joints)]
 
     def command(self, action: NDArray[Any]) -> None:
-        """Take up an action [7]: a goal for the hand from where it is at the next physics step, and a direction for the fingers."""
+        """Take up an action [7]: a motion from the hand's place at the next physics step, and fingers."""
         self._goal = action[:POSE]
-        self._closing = np.array([-1.0, 1.0]) * self._gripper.speed * np.sign(action[POSE:])  # as its `format_action`
+        # As the gripper's `format_action`.
+        self._closing = np.array([-1.0, 1.0]) * self._gripper.speed * np.sign(action[POSE:])
 
     def run(self, physics_steps: int) -> None:
         """Follow the action for some physics steps.

@@ -1,8 +1,9 @@
-"""What LIBERO's observations show: robosuite asks its sensors once an action, before the last of its physics steps.
+"""What LIBERO's observations show: robosuite reads its sensors before an action's last physics step.
 
-robosuite 1.4.0 samples at the first physics step of a sensor's period. Reset and initial state both count as a step of 2 ms, so the
-period of 50 ms begins anew after the 23rd of an action's 25 steps, and the sample is taken after the 24th, in every action alike. Fingers
-are read as they are then. Poses, and so the images, are those that MuJoCo computed at the beginning of that step.
+robosuite 1.4.0 samples at the first physics step of a sensor's period of 50 ms. Reset and initial
+state count as a step of 2 ms each, so that the period begins anew after the 23rd of an action's 25
+steps and the sample is taken after the 24th, in every action alike. Fingers are read as they are
+then. Poses, and so the images, are those that MuJoCo computed at the beginning of that step.
 """
 
 import importlib
@@ -38,8 +39,9 @@ class Sensors:
         self._transforms: Any = importlib.import_module("robosuite.utils.transform_utils")
 
     def read(self, positions: NDArray[np.float64]) -> Sample:
-        """Read them now; `positions` are those that the poses in the simulator's data were computed from."""
+        """Read them now; the poses in the simulator's data were computed from `positions`."""
         place = self._data.site_xpos[self._site]
-        turn = self._transforms.quat2axisangle(np.roll(self._data.xquat[self._hand], -1))  # to x y z w
+        quaternion = np.roll(self._data.xquat[self._hand], -1)  # to x y z w
+        turn = self._transforms.quat2axisangle(quaternion)
         felt = np.concatenate([place, turn, self._data.qpos[self._fingers]]).astype(np.float32)
         return Sample(positions, felt, self._model.site_rgba.copy())

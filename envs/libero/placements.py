@@ -1,11 +1,14 @@
-"""Where the fixtures of a task stand in episode i of the published evaluation: LIBERO's own draws, without its resets.
+"""Where fixtures stand in episode i of the published evaluation: LIBERO's draws without its resets.
 
-An initial state has no place for cabinets, stoves and other fixtures. LIBERO draws it within about 2 cm at each reset, from NumPy's
-global generator. The published loop (github.com/moojink/openvla-oft, experiments/robot/libero/run_libero_eval.py, MIT) makes a task's
-environment once, calls `env.seed(0)`, and then resets once an episode, so that episode i has draw i. A draw depends on all before it.
+An initial state has no place for cabinets, stoves and other fixtures. LIBERO draws it within about
+2 cm at each reset, from NumPy's global generator. The published loop (run_libero_eval.py in
+experiments/robot/libero of github.com/moojink/openvla-oft, MIT) makes a task's environment once,
+calls `env.seed(0)`, and then resets once an episode, so that episode i has draw i. A draw depends
+on all before it.
 
-A reset of LIBERO's takes 0.4 s, because it loads the model anew; what it takes from the generator takes 1 ms here. Nothing is left out of
-that: the noise of the arm's pose, of scale 0; the joints of drawers and doors; and all objects, whose places the initial state replaces.
+A reset of LIBERO's takes 0.4 s, because it loads the model anew; what it takes from the generator
+takes 1 ms here. All of that is drawn: the noise of the arm's pose, of scale 0; the joints of
+drawers and doors; and all objects, whose places the initial state replaces.
 """
 
 import contextlib
@@ -45,7 +48,8 @@ def draw_placements(env: Any, count: int) -> list[Placement]:
     """Placements of the first `count` episodes.
 
     Args:
-        env: LIBERO's task, built and never loaded again. Its positions and joints are no episode's afterwards.
+        env: LIBERO's task, built and never loaded again; it needs a reset and an initial state
+            afterwards.
         count: Of episodes.
     """
     with published_seed():
@@ -55,7 +59,8 @@ def draw_placements(env: Any, count: int) -> list[Placement]:
 def _episodes(env: Any) -> Iterator[Placement]:
     errors: Any = importlib.import_module("robosuite.utils.errors")
     once = list(env.object_property_initializers)
-    # LIBERO adds these samplers again whenever it loads the model, and asks all of them. The first reset loads it a second time.
+    # LIBERO adds these samplers again whenever it loads the model, and asks all of them. The first
+    # reset loads it a second time.
     for loads in itertools.count(2):
         try:
             yield _draw(env, once * loads)
@@ -65,10 +70,10 @@ def _episodes(env: Any) -> Iterator[Placement]:
 
 def _draw(env: Any, joint_samplers: list[Any]) -> Placement:
     """What LIBERO's `_reset_internal` draws, in its order."""
-    model, data = env.sim.model._model, env.sim.data._data
-    fixtures = {name: model.body(fixture.root_body).id for name, fixture in env.fixtures_dict.items()}
-    bodies = list(fixtures.values())
-    model.body_pos[bodies], model.body_quat[bodies] = 0.0, (1.0, 0.0, 0.0, 0.0)  # as loaded: samplers read places in drawers from them
+    model, data, fixtures = env.sim.model._model, env.sim.data._data, env.fixtures_dict
+    bodies = {name: model.body(fixture.root_body).id for name, fixture in fixtures.items()}
+    # As loaded: samplers of objects in drawers read the drawers' places.
+    model.body_pos[[*bodies.values()]], model.body_quat[[*bodies.values()]] = 0.0, (1, 0, 0, 0)
     mujoco.mj_resetData(model, data)
     np.random.randn(len(env.robots[0].init_qpos))
     for sampler in joint_samplers:
@@ -77,6 +82,6 @@ def _draw(env: Any, joint_samplers: list[Any]) -> Placement:
     placed = env.placement_initializer.sample()
     placed = env.conditional_placement_initializer.sample(env.sim, placed)
     placed = env.conditional_placement_on_objects_initializer.sample(placed)
-    for name in fixtures.keys() & placed.keys():
-        model.body_pos[fixtures[name]], model.body_quat[fixtures[name]], _ = placed[name]
+    for name in bodies.keys() & placed.keys():
+        model.body_pos[bodies[name]], model.body_quat[bodies[name]], _ = placed[name]
     return Placement(model.body_pos.copy(), model.body_quat.copy())

@@ -4,8 +4,8 @@ Physics, controller and predicates are LIBERO's and robosuite's own. What is lef
 of an action and nobody reads (some forty observables), and robosuite's renderer; what they compute more than once is computed once
 (`envs.libero.arm_control`). The same initial state and actions give what LIBERO's own environment gives (a test).
 
-Fixtures have no place in an initial state. Initial state i has them where episode i of the published evaluation has them
-(`envs.libero.placements`), so that task and number of the state fix an episode's start.
+Fixtures have no place in an initial state. Initial state i has them where episode i of the published
+evaluation has them (`envs.libero.placements`), so that task and number of the state fix a start.
 """
 
 import importlib
@@ -79,7 +79,8 @@ class TaskSimulator:
                 f"(time, {self.model.nq} positions, {self.model.nv} velocities): the assets in {assets.folder} are not those of hf-libero "
                 f"0.1.4, or another version of it is installed. {HOW_TO}"
             )
-        self._arm, self._sensors = ArmControl(self.robot, self.model, self.data), Sensors(self.robot, self.model, self.data)
+        self._arm = ArmControl(self.robot, self.model, self.data)
+        self._sensors = Sensors(self.robot, self.model, self.data)
         self._substeps = int(self.env.control_timestep / self.env.model_timestep)
         self._sample = self._sensors.read(self.data.qpos.copy())
         self._settled: dict[int, Start] = {}
@@ -107,7 +108,7 @@ class TaskSimulator:
         self._restore(self._settled[number])
 
     def _place(self, number: int) -> None:
-        """Put the fixtures where they stand with initial state `number`; what is computed from their poses is not computed anew."""
+        """Put fixtures where they stand with initial state `number`, before a forward pass."""
         self.model.body_pos[:], self.model.body_quat[:] = self._placements[number]
 
     def set_state(self, state: NDArray[np.float64]) -> None:
@@ -165,7 +166,8 @@ class TaskSimulator:
         state = np.empty(mujoco.mj_stateSize(self.model, STATE))
         mujoco.mj_getState(self.model, self.data, state, STATE)
         controller = {name: _own(value) for name, value in vars(self.robot.controller).items() if _is_memory(value)}
-        return Start(state, controller, np.array(self.robot.gripper.current_action, np.float64), self._sample)
+        gripper = np.array(self.robot.gripper.current_action, np.float64)
+        return Start(state, controller, gripper, self._sample)
 
     def _restore(self, start: Start) -> None:
         mujoco.mj_resetData(self.model, self.data)

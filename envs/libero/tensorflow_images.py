@@ -1,10 +1,12 @@
-"""What TensorFlow makes of an image on its way to a checkpoint: JPEG as it decodes it, its Lanczos filter, its crop. NumPy and Pillow only.
+"""Images as TensorFlow prepares them for a checkpoint: JPEG, Lanczos filter and crop, without it.
 
-TensorFlow decodes JPEG with the fast inverse cosine transform, which is 0.8 to 1.05 grey levels in the mean from the accurate one that
-Pillow takes (six images of 256 pixels, TensorFlow 2.21; up to 17). Pillow takes the fast one in its draft mode, where it leaves out the
-smooth enlargement of colours; that, and the way from YCbCr to RGB, are libjpeg's formulas (jdsample.c, h2v2_fancy_upsample; jdcolor.c,
-ycc_rgb_convert). On those images the decoded JPEG is TensorFlow's to the last bit; after filter and crop one value of a thousand differs,
-by one level, because TensorFlow sums in float32. Left out: grey images, and JPEG with other subsampling than 4:2:0.
+TensorFlow decodes JPEG with the fast inverse cosine transform. It differs from the accurate one,
+which Pillow takes, by 0.8 to 1.05 grey levels in the mean and 17 at most (six images of 256 pixels,
+TensorFlow 2.21). Pillow takes the fast one in its draft mode, where it leaves out the smooth
+enlargement of colours; that, and the way from YCbCr to RGB, are libjpeg's formulas (jdsample.c,
+h2v2_fancy_upsample; jdcolor.c, ycc_rgb_convert). On those images the decoded JPEG is TensorFlow's to
+the last bit. After filter and crop one value of a thousand differs, by one level, because TensorFlow
+sums in float32. Left out: grey images, and JPEG with other subsampling than 4:2:0.
 """
 
 import functools
@@ -15,7 +17,8 @@ from numpy.typing import NDArray
 from PIL import Image
 
 CROP_AREA = 0.9
-BACK_TO_LEVELS = 255.5 / 255  # then cut off: tf.image.convert_image_dtype goes from [0, 1] to levels by 255.5, and does not round
+# tf.image.convert_image_dtype goes from [0, 1] to levels by 255.5, and cuts off.
+BACK_TO_LEVELS = 255.5 / 255
 JPEG_QUALITY = 95  # TensorFlow's default
 LOBES = 3  # of `lanczos3`
 FULL_SCALE, DRAFT = 1, 1  # Pillow's configuration of its JPEG decoder
@@ -31,16 +34,17 @@ def stored_image(image: NDArray[np.uint8]) -> NDArray[np.uint8]:
         stored.decoderconfig = (FULL_SCALE, DRAFT)
         planes = np.asarray(stored).astype(np.int32)
     brightness = planes[..., 0]
-    blueness, redness = (_enlarged(planes[::2, ::2, plane], brightness.shape) - 128 for plane in (1, 2))
+    bluish, reddish = (_enlarged(planes[::2, ::2, k], brightness.shape) - 128 for k in (1, 2))
     half = 1 << (FIXED_POINT - 1)
-    red = brightness + ((_fixed(1.402) * redness + half) >> FIXED_POINT)
-    green = brightness + ((half - _fixed(0.34414) * blueness - _fixed(0.71414) * redness) >> FIXED_POINT)
-    blue = brightness + ((_fixed(1.772) * blueness + half) >> FIXED_POINT)
+    red = brightness + ((half + _fixed(1.402) * reddish) >> FIXED_POINT)
+    less_green = _fixed(0.34414) * bluish + _fixed(0.71414) * reddish
+    green = brightness + ((half - less_green) >> FIXED_POINT)
+    blue = brightness + ((half + _fixed(1.772) * bluish) >> FIXED_POINT)
     return np.clip(np.stack([red, green, blue], axis=-1), 0, 255).astype(np.uint8)
 
 
 def resized_image(image: NDArray[np.uint8], size: int) -> NDArray[np.uint8]:
-    """A square image [S, S, 3] by `tf.image.resize(method="lanczos3", antialias=True)`, rounded: [size, size, 3]."""
+    """A square image [S, S, 3] by TensorFlow's `lanczos3` with antialias, rounded: [size, size, 3]."""
     weights = _lanczos(image.shape[0], size)
     rows = np.tensordot(weights, image.astype(np.float64), axes=1)
     both = np.tensordot(weights, rows.swapaxes(0, 1), axes=1).swapaxes(0, 1)
@@ -48,7 +52,7 @@ def resized_image(image: NDArray[np.uint8], size: int) -> NDArray[np.uint8]:
 
 
 def cropped_image(image: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    """The middle `CROP_AREA` of a square image, enlarged to its old size with the corners of crop and image on each other."""
+    """The middle `CROP_AREA` of a square image at the image's size; their corners coincide."""
     size = image.shape[0]
     share = np.sqrt(CROP_AREA)
     places = ((1 - share) / 2 + share * np.linspace(0.0, 1.0, size)) * (size - 1)
@@ -65,7 +69,10 @@ def _fixed(value: float) -> int:
 
 
 def _enlarged(plane: NDArray[np.int32], shape: tuple[int, ...]) -> NDArray[np.int32]:
-    """A colour at twice its size, cut to `shape`: each new value has three quarters of the nearest old one, one of the next, both ways."""
+    """A colour at twice its size, cut to `shape`.
+
+    Both ways a new value is three quarters of the nearest old one and one quarter of the next.
+    """
     both = _between(_between(plane).T).T
     both[:, 0::2] = (both[:, 0::2] + 8) >> 4
     both[:, 1::2] = (both[:, 1::2] + 7) >> 4
@@ -75,12 +82,13 @@ def _enlarged(plane: NDArray[np.int32], shape: tuple[int, ...]) -> NDArray[np.in
 def _between(plane: NDArray[np.int32]) -> NDArray[np.int32]:
     """Four times the values at twice as many rows."""
     framed = np.pad(plane, ((1, 1), (0, 0)), mode="edge")
-    return np.stack([3 * plane + framed[:-2], 3 * plane + framed[2:]], axis=1).reshape(-1, plane.shape[1])
+    pairs = np.stack([3 * plane + framed[:-2], 3 * plane + framed[2:]], axis=1)
+    return pairs.reshape(-1, plane.shape[1])
 
 
 @functools.cache
 def _lanczos(old: int, new: int) -> NDArray[np.float64]:
-    """Weights [new, old] of the old pixels in each new one; where an image gets smaller the filter gets wider."""
+    """Weights [new, old] of old pixels in each new one; the filter widens as an image shrinks."""
     scale = old / new
     away = (np.arange(old) + 0.5 - (np.arange(new)[:, None] + 0.5) * scale) / max(scale, 1.0)
     weights = np.where(np.abs(away) < LOBES, np.sinc(away) * np.sinc(away / LOBES), 0.0)

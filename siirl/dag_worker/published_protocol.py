@@ -2,8 +2,9 @@
 
 Papers report the share of successes over 10 tasks x 50 initial states a suite, and the mean over suites (OpenVLA-OFT,
 https://arxiv.org/abs/2502.19645, table 1; LIBERO, https://arxiv.org/abs/2306.03310). Rates come with counts and 95 % intervals here.
-`env.states=all` asks for it: training may have started from the same states then, and the table says so. It also says where fixtures
-stand: in the episode of state i where the official evaluation's episode i has them (`envs.libero.placements`).
+`env.states=all` asks for it: training may have started from the same states then, and the table says so.
+It also says that fixtures stand in the episode of state i where the official evaluation's episode i
+has them (`envs.libero.placements`), and how images differ from the official ones.
 
 An episode is a line of `episodes.jsonl` in the run folder as soon as it is over. An evaluation that was interrupted goes on from that
 file, if policy, environment and way of acting are the same; episodes that could not be simulated are in no line, and are tried again then.
@@ -32,7 +33,8 @@ from siirl.params import SiiRLArguments
 
 EPISODES_FILE = "episodes.jsonl"
 PHYSICS = ("mujoco", "robosuite", "hf-libero")  # the same policy scores differently with other versions
-OFFICIAL_IMAGES = (256, "full")  # pixels in openvla-oft's run_libero_eval.py; robosuite's renderer leaves nothing out
+# Pixels in openvla-oft's run_libero_eval.py; robosuite's renderer leaves nothing out.
+OFFICIAL_IMAGES = (256, "full")
 SUITE_TITLES = {"spatial": "Spatial", "object": "Object", "goal": "Goal", "10": "Long", "90": "90"}
 
 
@@ -96,9 +98,10 @@ def identity(config: SiiRLArguments, weights: Sequence[Path], *, notice: str) ->
 
 
 def conditions(config: SiiRLArguments, *, notice: str) -> str:
-    """What stands below each table: placements, images that are not the official ones, and the environment's notice."""
+    """What stands below each table: placements, images unlike the official ones, and `notice`."""
     drawn = (config.env.image_size, config.env.render_quality)
-    images = "" if drawn == OFFICIAL_IMAGES else "images of {} pixels, {}; the official ones have {}, {}".format(*drawn, *OFFICIAL_IMAGES)
+    sentence = "images of {} pixels, {}; the official ones have {}, {}"
+    images = "" if drawn == OFFICIAL_IMAGES else sentence.format(*drawn, *OFFICIAL_IMAGES)
     return "; ".join(filter(None, (PLACEMENTS, images, notice)))
 
 
@@ -210,7 +213,15 @@ def suite_mean(of_suites: Mapping[str, Mapping[str, SuccessInterval]]) -> float:
 def protocol_tables(
     episodes: Sequence[PublishedEpisode], tasks: Sequence[LiberoTask], *, kind: str, conditions: str, max_episode_steps: int | None = None
 ) -> list[Table]:
-    """A table of tasks, and one with a column a suite, `conditions` below each; `max_episode_steps` where it replaces the limits."""
+    """A table of tasks, and one with a column a suite.
+
+    Args:
+        episodes: Those that were played.
+        tasks: All that belong into the table.
+        kind: `sampled` or `argmax`.
+        conditions: A caption for both.
+        max_episode_steps: Where it takes the place of the published limits.
+    """
     of_suites = rates(episodes, kind=kind)
     played = f"{kind} actions, {played_sentence(episodes, kind=kind, max_episode_steps=max_episode_steps)}"
     title = f"LIBERO by task, {played}; training may have started from the same states (env.states=all)"

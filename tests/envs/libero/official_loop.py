@@ -1,7 +1,8 @@
-"""The published evaluation's loop around LIBERO's own environment: what `env=libero` is compared with, step by step.
+"""The published evaluation's loop around LIBERO's own environment, with which ours is compared.
 
-From github.com/moojink/openvla-oft, experiments/robot/libero/run_libero_eval.py and libero_utils.py (MIT), in words of our own: the
-environment of a task is made once and seeded with 0; an episode is a reset, an initial state and ten waiting steps; success is `done`.
+Written after run_libero_eval.py and libero_utils.py in experiments/robot/libero of
+github.com/moojink/openvla-oft (MIT): the environment of a task is made once and seeded with 0; an
+episode is a reset, an initial state and ten waiting steps; success is `done`.
 """
 
 import warnings
@@ -16,7 +17,7 @@ WAITING = [0, 0, 0, 0, 0, 0, -1]
 
 
 class OfficialLoop:
-    """One task, episode by episode; `image_size` None leaves images out, which changes nothing else."""
+    """One task, episode by episode; `image_size` None leaves out images and nothing else."""
 
     def __init__(self, task, assets, *, image_size=None):
         environments = import_libero()
@@ -24,10 +25,13 @@ class OfficialLoop:
 
         _use(assets)
         self._states = read_initial_states(task.initial_states)
-        cameras = {"use_camera_obs": False} if image_size is None else {"camera_heights": image_size, "camera_widths": image_size}
+        cameras = {"use_camera_obs": False}
+        if image_size is not None:
+            cameras = {"camera_heights": image_size, "camera_widths": image_size}
+        definition = str(task.definition)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            self._env = environments.OffScreenRenderEnv(bddl_file_name=str(task.definition), **cameras)
+            self._env = environments.OffScreenRenderEnv(bddl_file_name=definition, **cameras)
         self._env.seed(0)
         self._episode = -1
         self.observation = None
@@ -59,13 +63,15 @@ class OfficialLoop:
         from robosuite.utils.transform_utils import quat2axisangle
 
         seen = self.observation
-        parts = [seen["robot0_eef_pos"], quat2axisangle(seen["robot0_eef_quat"]), seen["robot0_gripper_qpos"]]
+        turn = quat2axisangle(seen["robot0_eef_quat"])
+        parts = [seen["robot0_eef_pos"], turn, seen["robot0_gripper_qpos"]]
         return np.concatenate(parts).astype(np.float32)
 
     @property
     def images(self):
         """Agent view and wrist, turned upright, uint8 [2, size, size, 3]."""
-        return np.stack([self.observation[f"{camera}_image"][::-1] for camera in ("agentview", "robot0_eye_in_hand")])
+        names = ("agentview_image", "robot0_eye_in_hand_image")
+        return np.stack([self.observation[name][::-1] for name in names])
 
     def close(self):
         self._env.close()

@@ -1,8 +1,9 @@
-"""Writes tensorflow_images.npz: what TensorFlow makes of a picture. Needs TensorFlow, which the project does not.
+"""Writes tensorflow_images.npz: what TensorFlow makes of a picture. Run by hand.
 
     pip install tensorflow-cpu==2.21.0 && python tests/envs/libero/tensorflow_reference.py
 
-The operations are those of github.com/moojink/openvla-oft, experiments/robot/openvla_utils.py (MIT), with smaller sizes.
+The project itself does not need TensorFlow. The operations are those of openvla_utils.py in
+experiments/robot of github.com/moojink/openvla-oft (MIT), at smaller sizes.
 """
 
 from pathlib import Path
@@ -20,7 +21,9 @@ filtered = tf.image.resize(stored, (RESIZED, RESIZED), method="lanczos3", antial
 resized = tf.cast(tf.clip_by_value(tf.round(filtered), 0, 255), tf.uint8)
 side = float(np.sqrt(0.9))
 box = [[(1 - side) / 2, (1 - side) / 2, (1 + side) / 2, (1 + side) / 2]]
-crop = tf.image.crop_and_resize(tf.image.convert_image_dtype(resized, tf.float32)[None], box, [0], (RESIZED, RESIZED))[0]
+shares = tf.image.convert_image_dtype(resized, tf.float32)
+[crop] = tf.image.crop_and_resize(shares[None], box, [0], (RESIZED, RESIZED))
 cropped = tf.image.convert_image_dtype(tf.clip_by_value(crop, 0, 1), tf.uint8, saturate=True)
-arrays = {"picture": picture, "stored": stored.numpy(), "resized": resized.numpy(), "cropped": cropped.numpy()}
-np.savez_compressed(Path(__file__).with_name("tensorflow_images.npz"), **arrays)
+tensors = {"stored": stored, "resized": resized, "cropped": cropped}
+arrays = {name: tensor.numpy() for name, tensor in tensors.items()}
+np.savez_compressed(Path(__file__).with_name("tensorflow_images.npz"), picture=picture, **arrays)

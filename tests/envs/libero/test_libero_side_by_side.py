@@ -1,4 +1,4 @@
-"""`env=libero` beside LIBERO's own environment in the published evaluation's loop: equal to the last bit, episode by episode."""
+"""`env=libero` beside LIBERO's own environment in the published loop: equal to the last bit."""
 
 import asyncio
 
@@ -13,8 +13,11 @@ from tests.envs.libero.official_loop import OfficialLoop
 
 EPISODES = 3
 PLAYED = ["object/1", "goal/7", "spatial/3"]
-PLAYED_SLOWLY = ["object/6", "goal/0", "goal/1", "spatial/1", "spatial/7", "10/5", "10/3"]  # the last begins with an open drawer
-EVERY_TASK = [f"{task.suite}/{task.number}" for task in choose_tasks("spatial+object+goal+10", None)]
+# The last one begins with an open drawer.
+PLAYED_SLOWLY = ["object/6", "goal/0", "goal/1", "spatial/1", "spatial/7", "10/5", "10/3"]
+SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in PLAYED_SLOWLY]
+FOUR_SUITES = choose_tasks("spatial+object+goal+10", None)
+EVERY_TASK = [f"{task.suite}/{task.number}" for task in FOUR_SUITES]
 SIZE = 32
 CHUNK = 8
 
@@ -47,7 +50,7 @@ def assert_equal(simulator, loop):
 
 
 def test_cabinet_stands_where_each_official_episode_has_it(make_simulator):
-    """Read off OffScreenRenderEnv of hf-libero 0.1.4 after `env.seed(0)` and one, two and three resets."""
+    """Read off hf-libero 0.1.4's OffScreenRenderEnv after `env.seed(0)` and one to three resets."""
     simulator = make_simulator("goal", 0)
     cabinet = simulator.model.body("wooden_cabinet_1_main").id
     places = {}
@@ -57,7 +60,7 @@ def test_cabinet_stands_where_each_official_episode_has_it(make_simulator):
     assert places == {0: [0.0396, -0.2340], 1: [0.0226, -0.2437], 2: [0.0259, -0.2476]}
 
 
-@pytest.mark.parametrize("name", [*PLAYED, *(pytest.param(name, marks=pytest.mark.slow) for name in PLAYED_SLOWLY)])
+@pytest.mark.parametrize("name", [*PLAYED, *SLOW])
 def test_expert_succeeds_on_both_sides_at_the_same_step(name, make_simulator, official):
     simulator, loop = make_simulator(*split(name)), official(*split(name))
     for episode in range(EPISODES):
@@ -96,15 +99,17 @@ def expert_actions(simulator, state):
 
 @pytest.mark.filterwarnings("ignore::envs.libero.assets.StandInWarning")
 def test_published_episode_through_the_pool_is_the_official_one(make_simulator, official):
-    """Images too, where the renderer leaves nothing out; the pool begins the second episode first."""
+    """Images too, where the renderer leaves nothing out; the second episode is played first."""
     suite, number = "goal", 7  # a stove that glows when it is on
     loop = official(suite, number, image_size=SIZE)
     actions = expert_actions(make_simulator(suite, number), 1)
     chunks = [actions[begin : begin + CHUNK] for begin in range(0, len(actions), CHUNK)]
-    arguments = {"suite": suite, "tasks": [number], "assets": "stand_in", "image_size": SIZE, "states": "all", "render_quality": "full"}
+    arguments = {"suite": suite, "tasks": [number], "assets": "stand_in", "states": "all"}
+    arguments |= {"image_size": SIZE, "render_quality": "full"}
+    servers = {"num_servers": 1, "cluster": "local", "deadline_s": 600.0}
 
     async def play():
-        async with EnvPool("libero", arguments, num_servers=1, cluster="local", deadline_s=300.0) as pool, pool.slot() as slot:
+        async with EnvPool("libero", arguments, **servers) as pool, pool.slot() as slot:
             second, _ = await slot.reset(seed=1)
             results = [await slot.step_chunk(chunk) for chunk in chunks]
             first, _ = await slot.reset(seed=0)

@@ -1,4 +1,4 @@
-"""Images as TensorFlow stores, resizes and crops them, beside what it made of one picture (tensorflow_reference.py)."""
+"""Images as TensorFlow prepares them, beside its own of one picture (tensorflow_reference.py)."""
 
 from pathlib import Path
 
@@ -39,7 +39,8 @@ def test_cropped_image_is_tensorflows_but_for_rounding(made):
 
 
 def test_whole_way_is_tensorflows_but_for_rounding(made):
-    mean, largest = levels(cropped_image(resized_image(stored_image(made["picture"]), 32)), made["cropped"])
+    ours = cropped_image(resized_image(stored_image(made["picture"]), 32))
+    mean, largest = levels(ours, made["cropped"])
     assert mean < 0.004
     assert largest <= 1
 
@@ -57,7 +58,8 @@ def test_grey_image_of_any_size_comes_back_from_its_jpeg(level, height, width):
 
 def test_crop_keeps_the_middle_and_drops_the_border():
     image = np.zeros((224, 224, 3), np.uint8)
-    image[:5], image[-5:], image[:, :5], image[:, -5:] = 255, 255, 255, 255  # the crop takes 5.7 pixels off each side
+    # The crop takes 5.7 pixels off each side.
+    image[:5], image[-5:], image[:, :5], image[:, -5:] = 255, 255, 255, 255
     assert cropped_image(image).max() == 0
 
 
@@ -72,5 +74,6 @@ def test_crop_is_centred():
 def test_levels_of_the_crop_are_cut_off_and_not_rounded():
     image = np.zeros((224, 224, 3), np.uint8)
     image[:, 112:] = 1
-    # Column 112 of the crop lies half a crop's pixel, 0.949 / 2, right of the middle at 111.5: 0.97 of the way to the level 1.
+    # Column 112 of the crop lies half a crop's pixel, 0.949 / 2, right of the middle at 111.5:
+    # 0.97 of the way to the level 1.
     assert cropped_image(image)[0, 110:115, 0].tolist() == [0, 0, 0, 1, 1]
