@@ -56,24 +56,42 @@ def draw_placements(env: Any, count: int) -> list[Placement]:
         return list(itertools.islice(_episodes(env), count))
 
 
+class LoadedFixture(NamedTuple):
+    """A fixture as a freshly loaded model has it."""
+
+    body: int
+    """MuJoCo's number of its root body."""
+    position: tuple[float, ...]
+    rotation: tuple[float, ...]
+
+    @classmethod
+    def of(cls, model: mujoco.MjModel, fixture: Any) -> "LoadedFixture":
+        """Read its pose from its file, because the model has been reset since it was loaded."""
+        root = fixture.get_obj()
+        position, rotation = root.get("pos", "0 0 0"), root.get("quat", "1 0 0 0")
+        body = model.body(fixture.root_body).id
+        return cls(body, tuple(map(float, position.split())), tuple(map(float, rotation.split())))
+
+
 def _episodes(env: Any) -> Iterator[Placement]:
     errors: Any = importlib.import_module("robosuite.utils.errors")
+    model = env.sim.model._model
+    fixtures = {name: LoadedFixture.of(model, one) for name, one in env.fixtures_dict.items()}
     once = list(env.object_property_initializers)
     # LIBERO adds these samplers again whenever it loads the model, and asks all of them. The first
     # reset loads it a second time.
     for loads in itertools.count(2):
         try:
-            yield _draw(env, once * loads)
+            yield _draw(env, fixtures, once * loads)
         except errors.RandomizationError:  # no room for an object: LIBERO resets once more
             continue
 
 
-def _draw(env: Any, joint_samplers: list[Any]) -> Placement:
+def _draw(env: Any, fixtures: dict[str, LoadedFixture], joint_samplers: list[Any]) -> Placement:
     """What LIBERO's `_reset_internal` draws, in its order."""
-    model, data, fixtures = env.sim.model._model, env.sim.data._data, env.fixtures_dict
-    bodies = {name: model.body(fixture.root_body).id for name, fixture in fixtures.items()}
-    # As loaded: samplers of objects in drawers read the drawers' places.
-    model.body_pos[[*bodies.values()]], model.body_quat[[*bodies.values()]] = 0.0, (1, 0, 0, 0)
+    model, data = env.sim.model._model, env.sim.data._data
+    for body, position, rotation in fixtures.values():  # samplers of objects in drawers read them
+        model.body_pos[body], model.body_quat[body] = position, rotation
     mujoco.mj_resetData(model, data)
     np.random.randn(len(env.robots[0].init_qpos))
     for sampler in joint_samplers:
@@ -82,6 +100,7 @@ def _draw(env: Any, joint_samplers: list[Any]) -> Placement:
     placed = env.placement_initializer.sample()
     placed = env.conditional_placement_initializer.sample(env.sim, placed)
     placed = env.conditional_placement_on_objects_initializer.sample(placed)
-    for name in bodies.keys() & placed.keys():
-        model.body_pos[bodies[name]], model.body_quat[bodies[name]], _ = placed[name]
+    for name in fixtures.keys() & placed.keys():
+        body = fixtures[name].body
+        model.body_pos[body], model.body_quat[body], _ = placed[name]
     return Placement(model.body_pos.copy(), model.body_quat.copy())

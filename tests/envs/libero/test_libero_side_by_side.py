@@ -1,6 +1,8 @@
 """`env=libero` beside LIBERO's own environment in the published loop: equal to the last bit."""
 
 import asyncio
+import xml.etree.ElementTree as ET
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -58,6 +60,18 @@ def test_cabinet_stands_where_each_official_episode_has_it(make_simulator):
         simulator.reset(state)
         places[state] = simulator.model.body_pos[cabinet, :2].round(4).tolist()
     assert places == {0: [0.0396, -0.2340], 1: [0.0226, -0.2437], 2: [0.0259, -0.2476]}
+
+
+def test_fixture_is_loaded_where_its_file_has_it(make_simulator):
+    """LIBERO's slide_cabinet.xml: 12.5 cm up, unlike any of the 130 tasks' fixtures."""
+    from envs.libero.placements import LoadedFixture
+
+    root = ET.fromstring('<body name="object" pos="0 0 .125"/>')
+    fixture = SimpleNamespace(root_body="wooden_cabinet_1_main", get_obj=lambda: root)
+    model = make_simulator("goal", 0).model
+    loaded = LoadedFixture.of(model, fixture)
+    cabinet = model.body("wooden_cabinet_1_main").id
+    assert loaded == (cabinet, (0.0, 0.0, 0.125), (1.0, 0.0, 0.0, 0.0))
 
 
 @pytest.mark.parametrize("name", [*PLAYED, *SLOW])
