@@ -16,7 +16,8 @@ from torch import distributed
 from torch.distributed.tensor.debug import _clear_sharding_prop_cache
 
 from siirl.algos.ranks import OneRank, Ranks
-from siirl.engine.network import listen_towards
+from siirl.engine.doors import admit_ranks_only, open_sockets
+from siirl.engine.network import listen_towards, meet
 from siirl.errors import InvariantError, SiirlError
 
 Thing = TypeVar("Thing")
@@ -137,14 +138,19 @@ def join(
     Args:
         rank: Number of this process.
         world_size: Number of processes.
-        init_method: Where they meet: `tcp://host:port`, or `file:///path` on a file system that all see.
+        init_method: Where they meet: `tcp://host:port`, or `file:///path` in a private folder where they share a machine.
         device: `cpu`, or this rank's `cuda:i`.
         backend: `siirl.execution.scheduler.process_group_manager.choose_backend` says which.
     """
     if world_size == 1:
         return OneProcess()
     listen_towards(init_method)
-    distributed.init_process_group(backend, init_method=init_method, rank=rank, world_size=world_size, timeout=TIMEOUT)
+    before = open_sockets()
+    store = meet(init_method, rank=rank, world_size=world_size, timeout=TIMEOUT)
+    if "nccl" in backend:
+        before = open_sockets()  # the store stays open: NCCL's threads connect to it again
+    distributed.init_process_group(backend, store=store, rank=rank, world_size=world_size, timeout=TIMEOUT)
+    admit_ranks_only(store, rank=rank, ranks=world_size, before=before)
     return GroupOfProcesses(device=device)
 
 

@@ -2,12 +2,22 @@
 
 import os
 import socket
+from urllib.parse import urlsplit
 
 import psutil
 import pytest
 
 from siirl.engine.collectives import join, leave
-from siirl.engine.network import GLOO_INTERFACE, interface_of, listen_towards, own_address_towards
+from siirl.engine.network import (
+    GLOO_INTERFACE,
+    NCCL_ANSWERS,
+    NCCL_INTERFACE,
+    interface_of,
+    listen_towards,
+    on_loopback,
+    own_address_towards,
+)
+from tests.engine.knocking import takes_connections
 from tests.engine.ranks_at_work import work_on_ranks
 
 # What ranks of several machines may meet over: this machine's own addresses.
@@ -22,8 +32,9 @@ ADDRESSES = {
 @pytest.fixture(autouse=True)
 def untold(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody has named an interface; what a test causes to be named is forgotten."""
-    monkeypatch.setenv(GLOO_INTERFACE, "")
-    monkeypatch.delenv(GLOO_INTERFACE)
+    for variable in (GLOO_INTERFACE, NCCL_INTERFACE, NCCL_ANSWERS):
+        monkeypatch.setenv(variable, "")
+        monkeypatch.delenv(variable)
 
 
 def free_port(address: str) -> int:
@@ -46,9 +57,16 @@ def test_what_the_user_names_stays(monkeypatch):
     assert os.environ[GLOO_INTERFACE] == "mine"
 
 
-def test_nothing_is_named_for_ranks_that_meet_in_a_file():
+def test_ranks_that_meet_in_a_file_listen_on_the_loopback():
     listen_towards("file:///tmp/rendezvous")
-    assert GLOO_INTERFACE not in os.environ
+    assert (os.environ[GLOO_INTERFACE], os.environ[NCCL_INTERFACE]) == ("lo", "lo")
+
+
+def test_an_engine_of_one_machine_starts_on_the_loopback_whatever_the_ranks_speak_over(monkeypatch):
+    monkeypatch.setenv(GLOO_INTERFACE, "mine")
+    with on_loopback():
+        assert os.environ[GLOO_INTERFACE] == "lo"
+    assert os.environ[GLOO_INTERFACE] == "mine"
 
 
 def test_an_address_of_another_machine_has_no_interface_here():
@@ -57,6 +75,10 @@ def test_an_address_of_another_machine_has_no_interface_here():
 
 def meets(rank, place):
     ranks = join(rank=rank, world_size=2, init_method=place)
+    opened = [each.laddr for each in psutil.Process().net_connections("tcp") if each.status == psutil.CONN_LISTEN]
+    assert {address.ip for address in opened} == {urlsplit(place).hostname}
+    assert len(opened) == (2 if rank == 0 else 1)  # gloo's, and the store's
+    assert not takes_connections((urlsplit(place).hostname, urlsplit(place).port))  # both ranks are there
     assert ranks.gather_objects(os.environ[GLOO_INTERFACE]) == [next(name for name in ADDRESSES if ADDRESSES[name] in place)] * 2
     leave(ranks)
 

@@ -6,6 +6,7 @@ import subprocess
 import sys
 
 import numpy as np
+import psutil
 import pytest
 import torch
 from tiny_language_models import language_model, request, scored, tokenizer
@@ -17,6 +18,7 @@ from siirl.engine.weight_sync import WeightSync
 from siirl.errors import ConfigError, InvariantError
 from siirl.models.language_model import load_language_model
 from siirl.params import packages
+from tests.engine.knocking import ports_of
 
 needs_vllm = pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="vLLM is not installed: make vllm")
 TEMPERATURE = 1.3
@@ -57,6 +59,11 @@ def gap(engine, *requests: GenerationRequest) -> float:
 
 
 REQUESTS = [request(str(i), prompt, tokens=8) for i, prompt in enumerate(("1+2=", "what is 3 times 4?", "x"))]
+
+
+@needs_vllm
+def test_ports_of_an_engine_are_on_the_loopback_and_take_nobody(engine):
+    assert ports_of(psutil.Process()) == {("127.0.0.1", False)}
 
 
 @needs_vllm
@@ -258,6 +265,7 @@ def test_vllm_in_a_process_of_its_own_agrees_takes_weights_and_is_interrupted(en
     engine = make_engine("AsyncVLLMEngine", longest_text=110)
     try:
         assert engine.longest == 110  # of the model's 128
+        assert ports_of(*psutil.Process().children(recursive=True)) == {("127.0.0.1", False)}
         with pytest.raises(ConfigError, match="ends at 110"):
             ask(engine, request("a", "x" * 10, tokens=101))
         assert gap(engine, *REQUESTS) < 1e-5

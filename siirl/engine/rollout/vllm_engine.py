@@ -26,10 +26,12 @@ import numpy as np
 import torch
 
 from siirl.engine.checksum import checksum
+from siirl.engine.doors import shut_afterwards
+from siirl.engine.network import on_loopback
 from siirl.engine.rollout.admission import NOTHING, Job, check_length
 from siirl.engine.rollout.generation import FinishReason, GenerationRequest, GenerationResponse
 from siirl.engine.rollout.turn_taking import Announced, TurnTaking
-from siirl.engine.rollout.vllm_settings import PROBE_TOKENS, PROBE_TOLERANCE, engine_settings, start_errors
+from siirl.engine.rollout.vllm_settings import ENVIRONMENT, PROBE_TOKENS, PROBE_TOLERANCE, engine_settings, start_errors
 from siirl.engine.tensor_files import write_tensors
 from siirl.engine.weight_sync import Evidence
 from siirl.errors import ConfigError
@@ -38,14 +40,6 @@ from siirl.models.language_model import LanguageModel
 from siirl.params.packages import require_vllm
 
 Result = TypeVar("Result")
-
-# Read by vLLM and torch when they are imported. Without them vLLM binds threads to cores that others use, logs, and reports home.
-ENVIRONMENT = {
-    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-    "VLLM_LOGGING_LEVEL": "ERROR",
-    "VLLM_NO_USAGE_STATS": "1",
-    "VLLM_DO_NOT_TRACK": "1",
-}
 
 
 class Continuation:
@@ -127,7 +121,7 @@ class VLLMBase(Announced, abc.ABC):
             num_gpus=num_gpus,
             on_cpu=weight.device.type == "cpu",
         )
-        with tempfile.TemporaryDirectory(prefix="siirl-vllm-") as folder, _undisturbed():
+        with tempfile.TemporaryDirectory(prefix="siirl-vllm-") as folder, _undisturbed(), on_loopback():
             model.save(folder)
             tokenizer.save(folder)
             self._start({"model": folder, "tokenizer": folder, **settings})
@@ -220,7 +214,7 @@ class VLLMEngine(TurnTaking, VLLMBase):
 
         if settings["enforce_eager"]:
             torch.compiler.set_stance("force_eager")  # parts of its sampler are compiled all the same, for ten seconds each
-        with start_errors(settings):
+        with start_errors(settings), shut_afterwards():
             self.vllm = LLMEngine.from_engine_args(EngineArgs(**settings, distributed_executor_backend="uni"))
         self.longest = self.vllm.model_config.max_model_len
 
@@ -308,6 +302,8 @@ class AsyncVLLMEngine(VLLMBase):
 
         with start_errors(settings):
             self.vllm = self._wait(start())
+        if settings["tensor_parallel_size"] == 1:  # else its workers connect to each other as they like
+            self._on_workers("siirl_shut_ports")
         self.longest = self.vllm.model_config.max_model_len
 
     async def agenerate(self, request: GenerationRequest) -> GenerationResponse:

@@ -1,15 +1,29 @@
 """What vLLM is started with: arguments of its engine that follow from the job, and what it says when it cannot start."""
 
 import contextlib
+import os
 from collections.abc import Iterator
 from typing import Any
 
 import torch
 from pydantic import ValidationError
 
+from siirl.engine.network import LOOPBACK
 from siirl.errors import RunFailed
+from siirl.execution.scheduler.private_session import PRIVATE_FOLDER
 
 EXTENSION = "siirl.engine.rollout.vllm_worker.WorkerExtension"
+# Read by vLLM and torch when they are imported. Without them vLLM binds threads to cores that others use, logs, and reports home.
+ENVIRONMENT = {
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    "VLLM_LOGGING_LEVEL": "ERROR",
+    "VLLM_NO_USAGE_STATS": "1",
+    "VLLM_DO_NOT_TRACK": "1",
+    # An engine's processes share a machine. Left alone, they listen where its name leads.
+    "VLLM_HOST_IP": LOOPBACK,
+    # And their sockets lie in /tmp, shut by the user's umask alone.
+    **({"VLLM_RPC_BASE_PATH": os.environ[PRIVATE_FOLDER]} if PRIVATE_FOLDER in os.environ else {}),
+}
 PROBE_TOKENS = 16  # of the text by which new weights are proved
 PROBE_TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 3e-2}
 """Mean difference of log-probs between two programs with the same weights (DESIGN, invariant 6); measured 5e-7 and 6e-3."""

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from siirl.engine.checksum import checksum
+from siirl.engine.doors import shut_all
 from siirl.engine.tensor_files import read_tensors
 
 
@@ -15,6 +16,10 @@ class WorkerExtension:
     """Methods that are called on every worker by `collective_rpc`."""
 
     model_runner: Any
+
+    def siirl_shut_ports(self) -> None:
+        """Turn deaf the ports of this process, a worker of vLLM's own: gloo's, and those of torch's stores."""
+        shut_all()
 
     def siirl_scale_logits(self, factor: float) -> None:
         """Multiply the model's logits, so that what vLLM takes for temperature 1 is ours.

@@ -7,15 +7,23 @@ for it for ever, are ended too. `local` runs the one rank in this process, for a
 import logging
 import os
 import signal
+import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from siirl.errors import ConfigError, RunFailed, SiirlError
 from siirl.execution.scheduler.placement import Layout, Placement, servers_of_cluster
+from siirl.execution.scheduler.private_session import (
+    PRIVATE_FOLDER,
+    SESSION,
+    keep_token_private,
+    private_environment,
+    private_folder,
+)
 from siirl.execution.scheduler.vitals import EVERY_S, Vitals
 
 logger = logging.getLogger(__name__)
@@ -58,13 +66,21 @@ def ray_session(settings: ClusterSettings) -> Iterator[None]:
         ConfigError: There is no cluster at the address, or one with another version of Ray or Python.
         RunFailed: Ray does not start on this machine, or fails later.
     """
-    for name, value in (AS_A_JOB if settings.address is None else AS_A_JOB | TO_CONNECT | _credentials()).items():
+    keep_token_private()
+    for name, value in (AS_A_JOB | (private_environment() if settings.address is None else TO_CONNECT | _credentials())).items():
         os.environ.setdefault(name, value)
+    with private_folder() if settings.address is None else nullcontext() as folder, _connected(settings, folder):
+        yield
+
+
+@contextmanager
+def _connected(settings: ClusterSettings, folder: Path | None) -> Iterator[None]:
+    """`ray_session` without what has to be there before Ray is imported."""
     import ray
 
     try:
         with _own_signal_handlers():
-            _init(settings, starts=1 if settings.address else STARTS)
+            _init(settings, folder, starts=1 if settings.address else STARTS)
     except SystemExit as error:  # Ray's answer to a SIGTERM while it starts
         raise KeyboardInterrupt from error
     except Exception as error:  # Ray raises just that where its own processes do not come up in time
@@ -87,8 +103,8 @@ def in_a_line(error: BaseException) -> str:
     return said.rpartition("The actor is dead because ")[2]
 
 
-def _init(settings: ClusterSettings, *, starts: int) -> None:
-    """Connect, or start a cluster; one that did not come up in time is ended and started anew."""
+def _init(settings: ClusterSettings, folder: Path | None, *, starts: int) -> None:
+    """Connect, or start a cluster in `folder`; one that did not come up in time is ended and started anew."""
     import ray
 
     before = _children()
@@ -98,7 +114,8 @@ def _init(settings: ClusterSettings, *, starts: int) -> None:
             include_dashboard=False,
             log_to_driver=True,
             logging_level=logging.WARNING,
-            runtime_env=_runtime_env(settings),
+            runtime_env=_runtime_env(settings, folder),
+            _temp_dir=None if folder is None else str(folder / SESSION),
         )
     except Exception as error:
         if starts == 1 or TIMED_OUT not in str(error):
@@ -107,13 +124,13 @@ def _init(settings: ClusterSettings, *, starts: int) -> None:
         for pid in _children() - before:
             with suppress(ProcessLookupError):  # it ended meanwhile
                 os.kill(pid, signal.SIGKILL)
-        _init(settings, starts=starts - 1)
+        _init(settings, folder, starts=starts - 1)
 
 
-def _runtime_env(settings: ClusterSettings) -> dict[str, Any]:
+def _runtime_env(settings: ClusterSettings, folder: Path | None) -> dict[str, Any]:
     """What each process of the job has. Those of a cluster that is there begin in a folder of its own, which is not the command's."""
-    if settings.address is None:
-        return {"env_vars": dict(settings.env_vars)}
+    if folder is not None:
+        return {"env_vars": {**settings.env_vars, PRIVATE_FOLDER: str(folder)}}
     hook = f"{__name__}.{work_where_the_command_does.__name__}"
     return {"env_vars": {**settings.env_vars, WORKING_FOLDER: os.getcwd()}, "worker_process_setup_hook": hook}
 
@@ -174,7 +191,7 @@ def run_on_ray(make: Make, *, layout: Layout) -> Iterator[Any]:
     try:
         for rank in range(layout.ranks):
             actors.append(_actor_class(layout).options(scheduling_strategy=placement.of_rank(rank)).remote(make, rank))
-        init_method = _meeting_point(actors[0], vitals) if layout.ranks > 1 else ""
+        init_method = _meeting_point(actors[0], layout, vitals) if layout.ranks > 1 else ""
         streams = [actor.run.remote(init_method) for actor in actors]
         yield from _merge(streams, vitals)
     finally:
@@ -184,11 +201,11 @@ def run_on_ray(make: Make, *, layout: Layout) -> Iterator[Any]:
             placement.release()
 
 
-def _meeting_point(first: Any, vitals: Vitals) -> str:
+def _meeting_point(first: Any, layout: Layout, vitals: Vitals) -> str:
     import ray
     from ray.exceptions import RayActorError
 
-    answer = first.meeting_point.remote()
+    answer = first.meeting_point.remote(layout.nodes)
     while not ray.wait([answer], timeout=EVERY_S)[0]:
         vitals.check()
     try:
@@ -240,18 +257,26 @@ class _Rank:
 
     def __init__(self, make: Make, rank: int) -> None:
         self.make, self.rank = make, rank
+        self.meeting: tempfile.TemporaryDirectory[str] | None = None
 
-    def meeting_point(self) -> str:
-        """Where the ranks meet for torch.distributed: a free port of this machine."""
+    def meeting_point(self, nodes: int) -> str:
+        """Where the ranks meet for torch.distributed: in a folder that only they may enter, or at a free port of this machine."""
         import socket
 
         from ray.util import get_node_ip_address
 
+        if nodes == 1:
+            self.meeting = tempfile.TemporaryDirectory(prefix="siirl-meeting-", dir=os.environ.get(PRIVATE_FOLDER))
+            return f"file://{self.meeting.name}/ranks"
         node_ip_address: Callable[[], str] = get_node_ip_address
         with socket.socket() as listener:
-            listener.bind(("", 0))
+            listener.bind((node_ip_address(), 0))
             return f"tcp://{node_ip_address()}:{listener.getsockname()[1]}"
 
     def run(self, init_method: str) -> Iterator[Any]:
         """Make the worker and hand on what it reports."""
-        yield from self.make(rank=self.rank, init_method=init_method).run()
+        try:
+            yield from self.make(rank=self.rank, init_method=init_method).run()
+        finally:
+            if self.meeting is not None:
+                self.meeting.cleanup()

@@ -1,0 +1,103 @@
+"""Keeps other users of this machine out of a Ray that a run starts for itself: address, token, folder.
+
+Left alone, Ray 2.60 listens on all interfaces, and its session below /tmp/ray is writable for
+everybody. Here it listens on the loopback only, asks for a token that only this run knows, and
+keeps its session in a folder that only this user may enter. A cluster that is there already is its
+administrator's (docs/clusters.md).
+"""
+
+import fcntl
+import logging
+import os
+import secrets
+import shutil
+import stat
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+logger = logging.getLogger(__name__)
+
+PRIVATE_FOLDER = "SIIRL_PRIVATE_FOLDER"
+"""Environment variable of a run's processes: the folder of its Ray, for whatever else has to be private."""
+
+PREFIX = "siirl-ray-"
+SESSION = "r"  # each of Ray's processes opens this folder to everybody (0777); the one around it stays shut
+# Longest path of a socket (unix(7)), less Ray's names in the folder and the names of the two folders.
+LONGEST_PLACE = 107 - len("/session_2026-01-01_00-00-00_000000_1234567/sockets/plasma_store") - len(f"/{PREFIX}12345678/{SESSION}")
+
+
+def private_environment() -> dict[str, str]:
+    """Environment variables of a private Ray, which it reads when it is imported."""
+    return {
+        # Ray's switch for "one machine only", named after the systems where that is the default:
+        # listen at 127.0.0.1.
+        "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
+        # The autoscaler serves its metrics without asking for the token. No port has this number,
+        # and Ray goes on without.
+        "AUTOSCALER_METRIC_PORT": "-1",
+        "RAY_AUTH_MODE": "token",
+        "RAY_AUTH_TOKEN": secrets.token_hex(32),
+    }
+
+
+@contextmanager
+def private_folder() -> Iterator[Path]:
+    """A new folder of mode 0700, deleted at the end, and with it what killed runs have left."""
+    place = _place()
+    _delete_abandoned(place)
+    folder, lock = _new_locked(place)
+    try:
+        yield folder
+    finally:
+        # What a dying process still writes is left to the next start.
+        shutil.rmtree(folder, ignore_errors=True)
+        os.close(lock)
+
+
+def keep_token_private() -> None:
+    """Take the rights of others from ~/.ray/auth_token, which Ray 2.60 writes with mode 0644."""
+    token = Path.home() / ".ray" / "auth_token"
+    if not token.is_file() or token.stat().st_uid != os.getuid():
+        return
+    mode = stat.S_IMODE(token.stat().st_mode)
+    if mode & 0o077:
+        token.chmod(0o600)
+        logger.warning(
+            "%s had mode %o, so that other users of this machine could read Ray's token; it has 600 now. Replace the token "
+            "if that matters: delete the file, `umask 077; ray get-auth-token --generate`, and start the cluster again.",
+            token,
+            mode,
+        )
+
+
+def _place() -> Path:
+    """Where Ray keeps sessions by its own rules, if the paths of its sockets fit."""
+    wanted = os.environ.get("RAY_TMPDIR") or tempfile.gettempdir()
+    return Path(wanted if len(os.fsencode(wanted)) <= LONGEST_PLACE else "/tmp")
+
+
+def _new_locked(place: Path) -> tuple[Path, int]:
+    """A new folder, and the descriptor that holds its lock as long as this process lives."""
+    while True:
+        folder = Path(tempfile.mkdtemp(prefix=PREFIX, dir=place))
+        lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if folder.is_dir():
+            return folder, lock
+        os.close(lock)  # another start took it for abandoned before it was locked
+
+
+def _delete_abandoned(place: Path) -> None:
+    """Delete this user's folders whose process has ended: nobody holds their lock."""
+    for folder in place.glob(f"{PREFIX}????????"):
+        with suppress(OSError):  # another user's, or another start deletes it
+            if folder.lstat().st_uid != os.getuid():
+                continue
+            lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(folder, ignore_errors=True)
+            finally:
+                os.close(lock)

@@ -1,0 +1,63 @@
+"""Ports of libraries that ask nobody for a secret: shut when ranks have connected, and looked through."""
+
+import contextlib
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import psutil
+import pytest
+from torch import distributed
+
+from siirl.engine.doors import admit_ranks_only, open_sockets, shut_afterwards
+from siirl.engine.network import LOOPBACK
+from siirl.errors import InvariantError
+from tests.engine.knocking import ports_of, takes_connections
+from tests.engine.ranks_at_work import run_on_ranks
+
+STRANGER = (
+    "import socket, sys; s = socket.create_connection(('127.0.0.1', int(sys.argv[1]))); print(s.getsockname()[1], flush=True); input()"
+)
+
+
+@contextlib.contextmanager
+def stranger(port: int) -> Iterator[str]:
+    """Another process that is connected to a port; yields its end."""
+    process = subprocess.Popen([sys.executable, "-c", STRANGER, str(port)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    with process:
+        yield f"{LOOPBACK}:{process.stdout.readline().strip()}"
+        process.communicate("\n")
+
+
+def test_a_port_that_was_shut_takes_nobody_and_its_connections_live() -> None:
+    with socket.create_server((LOOPBACK, 0)) as older, contextlib.ExitStack() as stack:
+        with shut_afterwards():
+            listener = stack.enter_context(socket.create_server((LOOPBACK, 0)))
+            near = stack.enter_context(socket.create_connection(listener.getsockname()))
+            far = stack.enter_context(listener.accept()[0])
+        assert not takes_connections(listener.getsockname())
+        assert takes_connections(older.getsockname())
+        near.sendall(b"still there")
+        assert far.recv(100) == b"still there"
+
+
+def test_a_stranger_among_the_connections_ends_the_run() -> None:
+    before = open_sockets()
+    with socket.create_server((LOOPBACK, 0)) as listener, socket.create_connection(listener.getsockname()), listener.accept()[0]:
+        admit_ranks_only(distributed.HashStore(), rank=0, ranks=1, before=before)
+    with (
+        socket.create_server((LOOPBACK, 0)) as listener,
+        stranger(listener.getsockname()[1]) as end,
+        listener.accept()[0],
+        pytest.raises(InvariantError, match=f"A connection to rank 0 from {end} is not a rank's"),
+    ):
+        admit_ranks_only(distributed.HashStore(), rank=0, ranks=1, before=before)
+
+
+def what_is_open(ranks) -> set[tuple[str, bool]]:
+    return ports_of(psutil.Process())
+
+
+def test_ranks_of_one_machine_listen_on_the_loopback_and_take_nobody_once_they_have_met() -> None:
+    assert run_on_ranks(what_is_open) == [{(LOOPBACK, False)}] * 2  # gloo's port of each rank; the meeting was in a file
