@@ -14,7 +14,7 @@ SHELL := /bin/bash
 .SHELLFLAGS := -e -u -o pipefail -c
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup vllm demo test test-slow lint system clean
+.PHONY: help setup vllm demo test test-slow lint system browser clean
 
 VENV    := .venv
 BIN     := $(VENV)/bin
@@ -28,6 +28,9 @@ RUNTIME := $(VENV)/.runtime-$(TORCH_BUILD)-$(call digest,requirements.lock)
 VLLM    := $(VENV)/.vllm-$(call digest,requirements.lock requirements-vllm.lock)
 TESTING := $(VENV)/.testing-$(call digest,requirements.lock requirements-test.lock)
 
+# The tests look at report.html in this browser.
+BROWSER := chromium
+BROWSES := command -v $(BROWSER) chromium-browser google-chrome > /dev/null
 SYSTEM_PACKAGES := libegl1 libopengl0 libgl1-mesa-dri libosmesa6 bubblewrap
 DRAWS := $(BIN)/python -c 'from envs.offscreen import make_context; make_context(8)' 2> /dev/null
 BOXES := command -v bwrap > /dev/null
@@ -55,7 +58,7 @@ vllm: $(VLLM)
 demo: setup system
 	$(BIN)/python -m siirl.train pipeline=embodied_srpo env=mujoco
 
-test: lint $(VLLM)
+test: lint browser $(VLLM)
 	$(BIN)/python -m pytest -q -n $(JOBS) --dist loadfile -m 'not slow'
 
 test-slow: setup system $(TESTING) $(VLLM)
@@ -104,6 +107,9 @@ system: setup
 	@{ $(DRAWS) && $(BOXES); } || $(call install,$(SYSTEM_PACKAGES)) || $(DRAWS) || { echo "MuJoCo cannot draw: no OpenGL here. Type: sudo apt-get install -y $(SYSTEM_PACKAGES)   and start again." >&2; exit 1; }
 	@$(BOXES) || echo "Bubblewrap is not installed: env=sandbox will not start here. To have it: sudo apt-get install -y bubblewrap"
 	@$(DRAWS) || { echo "MuJoCo cannot draw, although $(SYSTEM_PACKAGES) are installed; what it says:" >&2; $(subst 2> /dev/null,,$(DRAWS)); }
+
+browser:
+	@$(BROWSES) || $(call install,$(BROWSER)) || echo "No browser: the test that opens report.html is skipped. To have it: sudo apt-get install -y $(BROWSER)"
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

@@ -1,0 +1,49 @@
+"""The folder of a run in which all that others write tries to be part of the page."""
+
+import json
+from pathlib import Path
+
+# What a browser would run if a page held it as it is; each says so in the title.
+HOSTILE = (
+    "<img src=x onerror=\"document.title='owned'\">",
+    "\"><script>document.title='owned'</script>",
+    "' onmouseover='document.title=1' autofocus onfocus='document.title=`owned`' x='",
+    "</title></pre></style></svg><script>document.title='owned'</script>",
+    "<svg onload=document.title='owned'>",
+    "javascript:document.title='owned'",
+    "{{ 7 * 7 }}{% raw %}<!-- <script> ]]> &lt;b&gt; $\\frac{",
+    "\u2028\u202e\x00\x1b[31m\ud800 Ω 火",
+)
+
+
+def write_hostile_run(folder: Path, *texts: str) -> None:
+    """Write what a run leaves below `folder`, with each of `texts` wherever a text can come from outside."""
+    metrics = []
+    for step in (0, 1):
+        for text in texts:
+            row = {"step": step, "notice": text, "reward/mean_score": text, "val/all/mean_score": 0.5, "val/all/scored_episodes": 4.0}
+            row |= {f"val/{text}/successes": 1.0, f"val/{text}/episodes": 4.0, f"val/{text}/argmax_episodes": 0.5, f"time/{text}_s": 1.0}
+            row |= {f"val/{text}/argmax_successes": 0.0, f"val/{text}/argmax_episodes": 4.0, "rollout/entropy": 0.1 * step, text: text}
+            metrics.append(row)
+    write_lines(folder / "metrics.jsonl", metrics)
+    video = {"step": 1, "reward": 0.5, "seed": 1}
+    hostile = ("uid", "task", "kind", "outcome", "instruction", "video")
+    videos = [video | dict.fromkeys(hostile, text) | {"reward": text, "seed": text} for text in texts]
+    write_lines(folder / "videos" / "index.jsonl", videos)
+    rollout = {"step": 1, "reward": 0.0, "env_return": 1.0, "success": False, "truncated": False, "policy_version": 0}
+    hostile = ("uid", "task", "kind", "verdict", "ground_truth")
+    said = [
+        rollout
+        | dict.fromkeys(hostile, text)
+        | {"prompt": [{"role": "user", "content": text}], "turns": [{"role": text, "content": text}], "reward_parts": {text: 1.0, "b": 2.0}}
+        for text in texts
+    ]
+    write_lines(folder / "rollouts" / "train" / "step_000001.jsonl", said)
+    for name in ("config.yaml", "plan.txt"):
+        (folder / name).write_text("\n".join(texts), errors="replace")
+
+
+def write_lines(file: Path, rows: list[dict]) -> None:
+    """One JSON object a line."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))

@@ -1,0 +1,105 @@
+"""report.html shows what others wrote, and is nothing of it: by a parser, and in a browser."""
+
+import contextlib
+import html.parser
+import os
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from siirl.dag_worker.report_page import write_report
+from tests.hostile_run import HOSTILE, write_hostile_run
+
+BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+# Of the template and of matplotlib's diagrams. `#` is what a diagram refers to in itself.
+TAGS = {
+    *("html", "head", "meta", "title", "style", "body", "h1", "h2", "small", "p", "b", "pre", "code", "a"),
+    *("div", "figure", "figcaption", "video", "details", "summary", "table", "tbody", "tr", "th", "td"),
+    *("svg", "defs", "g", "path", "use", "clippath", "rect", "text", "metadata", "rdf:rdf", "cc:work"),
+    *("cc:agent", "dc:type", "dc:date", "dc:format", "dc:creator", "dc:title"),
+}
+LINK = re.compile(r"#[\w-]+|videos/[A-Za-z0-9_.~/%-]*|http://(www\.w3\.org|purl\.org|creativecommons\.org|matplotlib\.org)[\w./#-]*")
+LIMIT_S = 300  # for a hang; a second on an idle machine
+
+
+class Page(html.parser.HTMLParser):
+    """What a page is made of."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.tags: set[str] = set()
+        self.attributes: list[tuple[str, str]] = []
+        self.text = ""
+        self.feed(page)
+        self.close()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.add(tag)
+        self.attributes += [(name, value or "") for name, value in attrs]
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+
+def check(page: Page) -> None:
+    """Nothing but the page's own elements, no attribute that runs something, no link that leads elsewhere."""
+    assert page.tags <= TAGS, page.tags - TAGS
+    assert not [name for name, _ in page.attributes if name.startswith("on") or name in ("srcdoc", "formaction", "action", "autofocus")]
+    links = [value for name, value in page.attributes if name.rpartition(":")[2] in ("href", "src")]
+    assert not [link for link in links if not LINK.fullmatch(link)]
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(text=st.one_of(st.text(min_size=1), st.lists(st.sampled_from([*HOSTILE, *"<>\"'&`=/ $\n"]), min_size=1).map("".join)))
+def test_whatever_is_written_into_a_run_stays_text(tmp_path: Path, text: str) -> None:
+    with contextlib.suppress(FileNotFoundError):
+        shutil.rmtree(tmp_path / "run")
+    write_hostile_run(tmp_path / "run", text)
+    check(Page(write_report(tmp_path / "run").read_text()))
+
+
+def test_hostile_texts_are_shown_as_they_are(tmp_path: Path) -> None:
+    write_hostile_run(tmp_path, *HOSTILE)
+    page = Page(write_report(tmp_path).read_text())
+    check(page)
+    for text in HOSTILE[:-1]:  # the last holds what no file can
+        assert page.text.count(text) >= 10, text
+
+
+def test_a_page_says_that_nothing_in_it_may_run(tmp_path: Path) -> None:
+    write_hostile_run(tmp_path, "push")
+    (policy,) = [value for name, value in Page(write_report(tmp_path).read_text()).attributes if value.startswith("default-src")]
+    assert policy.startswith("default-src 'none'; ")
+    assert "script-src" not in policy
+
+
+def shown_by_a_browser(page: Path, home: Path) -> str:
+    """The page's elements after everything in it had its chance to run."""
+    quiet = ("--disable-background-networking", "--disable-component-update", "--disable-sync", "--disable-quic", "--no-first-run")
+    headless = ("--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", f"--user-data-dir={home}")
+    command = [BROWSER, *headless, *quiet, "--virtual-time-budget=2000", "--dump-dom", page.as_uri()]
+    done = subprocess.run(command, env=os.environ | {"HOME": str(home)}, capture_output=True, text=True, timeout=LIMIT_S, check=True)
+    return done.stdout
+
+
+@pytest.mark.skipif(BROWSER is None, reason="no Chromium here: apt-get install chromium")
+def test_a_browser_runs_nothing_of_a_hostile_run(tmp_path: Path) -> None:
+    """As it is, and without the page's policy: the escaping alone has to hold."""
+    folder = tmp_path / "run"
+    write_hostile_run(folder, *HOSTILE)
+    report = write_report(folder)
+    bare = report.with_name("bare.html")
+    bare.write_text(re.sub(r"<meta http-equiv[^>]*>", "", report.read_text()))
+    control = report.with_name("control.html")  # that this browser would run it
+    control.write_text(f"<!doctype html><title>control</title>{HOSTILE[0]}")
+    for page in (report, bare):
+        shown = shown_by_a_browser(page, tmp_path / page.stem)
+        assert f"<title>{folder}</title>" in shown
+        check(Page(shown))
+        assert all(Page(shown).text.count(text) >= 10 for text in HOSTILE[:-1])
+    assert "<title>owned</title>" in shown_by_a_browser(control, tmp_path / "control")
