@@ -31,6 +31,9 @@ CHUNK_BYTES = 1 << 16
 class WorkerKilled(RuntimeError):
     """The process died in mid-call, or was killed at its deadline."""
 
+    over_limit = False
+    """Whether it used more processor time than its settings allow, which is the call's own doing."""
+
 
 class WorkerRaised(RuntimeError):
     """The function raised; the message has type and text of its exception."""
@@ -229,22 +232,24 @@ class _Worker:
         except BlockingIOError:
             return line
         except BrokenPipeError as error:
-            raise WorkerKilled(self._how_it_ended()) from error
+            raise self._how_it_ended() from error
 
     def _read(self) -> bytes:
         chunk = os.read(self._output, CHUNK_BYTES)
         if not chunk:
-            raise WorkerKilled(self._how_it_ended())
+            raise self._how_it_ended()
         return chunk
 
-    def _how_it_ended(self) -> str:
+    def _how_it_ended(self) -> WorkerKilled:
         try:
             status = self._process.wait(timeout=1.0)
         except subprocess.TimeoutExpired:
-            return "it closed its output"
+            return WorkerKilled("it closed its output")
         if status == -signal.SIGXCPU:
-            return f"it used more than {self._settings.cpu_s:g} s of processor time"
-        return f"it was ended by {signal.Signals(-status).name}" if status < 0 else f"it ended with status {status}"
+            killed = WorkerKilled(f"it used more than {self._settings.cpu_s:g} s of processor time")
+            killed.over_limit = True
+            return killed
+        return WorkerKilled(f"it was ended by {signal.Signals(-status).name}" if status < 0 else f"it ended with status {status}")
 
 
 _LEASED: dict[WorkerSettings, tuple[WorkerPool, int]] = {}  # one server hosts many environments, which share these few processes

@@ -1,24 +1,87 @@
-r"""The final answer in a model's text, and the answers that are compared without an algebra system: numbers.
+r"""The final answer in a model's text: where it is marked, and whether the words around the mark take it back.
 
-A final answer is marked: `#### x`, `\boxed{x}` or `Answer: x`. Of several marks the last one counts, as a text that corrects itself means
-it. Numbers are integers, decimals and fractions in ASCII digits, with thousands separators, a currency sign, or a unit in words after
-them. Whatever else stands there goes to `envs.math.verification`.
+An answer is marked by `#### x`, `\boxed{x}` (also `\fbox`, `\boxed x`), `<answer>x</answer>`, `Answer: x` or `the answer is x`, in any
+case and dress; a line mark at the end of its line speaks of the next line. Of several marks the last one counts, as a text that corrects
+itself means it. A mark is spoilt, which makes the answer wrong, where its own sentence holds another answer or a doubt (`3 or
+\boxed{4}`), or a later sentence takes it back (`Wait, that is wrong.`). A text without a mark has no answer.
 
-Everything here takes time linear in the text, which may be megabytes of anything.
+What the marked words say is the business of `envs.math.statements`. Everything here takes time linear in the text, which may be
+megabytes of anything.
 """
 
 import re
-from fractions import Fraction
+from collections import deque
 from typing import NamedTuple
 
+from envs.math.quantities import is_unit, plain, read_quantity
+from envs.math.statements import MARKUP, introduces, undressed
+from envs.math.vocabulary import (
+    ALTERNATIVES,
+    COMPARISONS,
+    DATES,
+    HEDGES,
+    NUMERALS,
+    OPERATIONS,
+    PREFACES,
+    QUANTIFIERS,
+    words,
+)
+
 MAX_ANSWER_CHARACTERS = 1000  # of a final answer; what a proof assistant would need more for is no final answer
-BOX = r"\boxed{"
-LINE_MARKS = re.compile(r"####|\banswer[ \t*]{0,8}:", re.IGNORECASE)
-NUMBER = re.compile(r"([+-]?)(?:\\?\$)?([0-9]{1,3}(?:,[0-9]{3})+|[0-9]+)?(\.[0-9]+)?(?:/([0-9]+))?")
-UNIT = re.compile(r" +(?P<words>[A-Za-z]{2,}(?: [A-Za-z]+)*)$")
-NO_UNITS = frozenset(("pi", "and", "or", "to", "by", "plus", "minus", "times", "over", "percent"))
-NO_UNITS |= frozenset(("dozen", "hundred", "thousand", "million", "billion", "trillion"))
-NEAR = Fraction(1, 10**5)  # math-verify rounds to six decimals: numbers further apart than this differ for it as well
+MAX_MARKS = 8  # of the last marks, one that marks an answer is sought
+SURROUNDINGS = 2000  # characters after an answer that may take it back
+MARK = re.compile(
+    r"""
+    (?P<hash>\#\#\#\#+)
+    | (?P<box>\\[fb]?box(?:ed)?(?![a-z]))
+    | (?P<tag><answer>)
+    | (?P<heading>^[\#*_ \t]{0,8}(?:final[ ])?answer[*_ \t]{0,8}$)
+    | (?P<colon>(?<![A-Za-z])ans(?:wer)?[ \t*_]{0,8}(?:\([^()\n]{1,40}\)|[ ](?:to|in|of|for)\b[^\n.:?!=]{1,80})?[ \t*_]{0,8}[:=])
+    | (?P<phrase>(?<![A-Za-z])answers?(?:,?[ ](?:to|of|for|in|then|thus|therefore)\b[^\n.:?!=]{0,80}?)?(?:[ ](?:we|i)[ ][a-z]+)?
+      (?:,?[ ](?:is|are|equals|comes[ ]to|(?:would|should|will|must)[ ]be)\b|'s\b):?)
+    """,
+    re.IGNORECASE | re.MULTILINE | re.VERBOSE,
+)
+SENTENCE_END = re.compile(
+    r"(?<!\bMr)(?<!\bMrs)(?<!\bMs)(?<!\bDr)(?<!\bSt)(?<!\bRs)(?<!\bNo)[.!?](?:[\"')*\]`$_]|\\[)\]])*\s+(?=[A-Z]|\Z)|\n"
+)
+BLOCKS = {"```": "```", "$$": "$$", "\\[": "\\]"}
+BULLET = re.compile(r"[-*\u2022] +(?=\S)")
+REMARK = re.compile(
+    r"(?:absolutely |definitely |indeed |now )?(?:correct|right|good|fine|helpful|useful|clear|reasonable|valid|consistent|"
+    r"verified|confirmed|below|above|shown|given|as follows|found|obtained|what)\b",
+    re.IGNORECASE,
+)
+WORDS = re.compile(r"[A-Za-z]+(?:['\u2019][A-Za-z]+)*")
+CLOSERS = re.compile(r"(?:[\s$*_`}\])]|\\[)\]]|\\[,;:! ])*")
+GOES_ON = re.compile(r"\s*(?:=|\\approx|\\equiv|\u2248|\((?!as |which ))|,? +(?:or|i\.e\.) ")
+PART_OF = re.compile(
+    r"(?:[0-9.<>~^_+\u2212\u2013-]|[0-9)}] ?[-+*/] "
+    r"|\\(?:cdot|times|neg|div|pm|sqrt|approx|sim|[lg]eq?|neq?)\s*\{?|\\(?:sqrt|[dt]?frac)[^$\n]{0,200}\{)\$?$"
+)
+OPERATED = re.compile(
+    r"\s*(?:\.[0-9]|[\^!/+<>?~_&|]|[*](?!\*)|-(?! ?[A-Za-z])|[,;:]?\s*(?:(?:and|to)\s+)?[-+$]*[0-9]"
+    r"|\\(?:times|cdot|div|pm|le|ge|leq|geq|neq?|pi|sqrt|[dt]?frac|[fb]?box(?:ed)?)(?![a-z]))"
+)
+BEFORE_HEDGES = words(
+    """
+    or maybe perhaps possibly not don't dont doesn't isn't isnt either if unless might may could
+    whether nor neither doubt never cannot wrong incorrect false suppose assume assuming nobody
+    hardly
+    """
+)
+RETRACTING = words(
+    "or no nope not wait actually maybe perhaps possibly sorry oops correction alternatively hmm hm unless scratch ignore "
+    "disregard but however although though rather edit never"
+)
+RETRACTION = re.compile(
+    r"(?:\b(?:is|was|be|are|am|looks|seems)(?:n't)?|['\u2019]s) (?:\w+ )?"
+    r"(?:wrong|incorrect|not (?:right|correct|sure|certain)|mistaken|false|unsure|uncertain|a mistake)\b"
+    r"|\b(?:not|n't) (?:\w+ )?(?:sure|certain|confident|right|correct)\b|\bi (?:\w+ )?guess"
+    r"|\b(?:should|could|might|may) (?:\w+ )?(?:be|have been) (?!(?:correct|right|clear|fine|enough|helpful)\b)"
+    r"|\bmade (?:a|an) (?:mistake|error)|\bsecond thoughts?\b|\blet me (?:re|correct|fix|try)",
+    re.IGNORECASE,
+)
 
 
 class MarkedAnswer(NamedTuple):
@@ -28,71 +91,184 @@ class MarkedAnswer(NamedTuple):
     """Without the mark and what surrounds it."""
     position: int
     """Where in the text the mark begins."""
+    spoilt: bool = False
+    """Whether the text around it holds another answer, a doubt or a retraction."""
 
 
-def marked_answer(text: str) -> MarkedAnswer | None:
+def marked_answer(text: str, *, question: str = "") -> MarkedAnswer | None:
     """The last marked answer of `text`, or None where nothing is marked. An empty mark gives an empty answer."""
-    box = _last_box(text)
-    line = _last_line_mark(text)
-    if box is not None and (line is None or line.position < box.position + len(BOX) + len(box.text)):
-        return box
-    return line
-
-
-def plain_number(text: str) -> Fraction | None:
-    """The number that `text` is, or None if it is not a plain number.
-
-    >>> plain_number("$1,080 dollars")
-    Fraction(1080, 1)
-    """
-    if len(text) > MAX_ANSWER_CHARACTERS:
-        return None
-    text = text.strip().strip("$").strip()
-    unit = UNIT.search(text)
-    if unit is not None and not NO_UNITS & set(unit["words"].lower().split()):
-        text = text[: unit.start()]
-    match = NUMBER.fullmatch(text)
-    if match is None or not (match[2] or match[3]):
-        return None
-    sign, whole, decimals, denominator = match.groups()
-    if denominator is not None and int(denominator) == 0:
-        return None
-    number = Fraction((whole or "0").replace(",", "") + (decimals or ""))
-    number = number / int(denominator) if denominator is not None else number
-    return -number if sign == "-" else number
-
-
-def equal_numbers(truth: Fraction, answer: Fraction) -> bool | None:
-    """Whether two numbers agree; None where they are so near that rounding decides, which is left to the algebra system."""
-    if truth == answer:
-        return True
-    if truth.denominator == answer.denominator == 1 or abs(truth - answer) > NEAR * max(Fraction(1), abs(truth)):
-        return False
+    marks = deque(MARK.finditer(text), maxlen=MAX_MARKS)
+    while marks:
+        mark = marks.pop()
+        if mark["phrase"] and REMARK.match(text, _after_spaces(text, mark.end())):
+            continue  # "the answer is correct" speaks of an answer
+        box = _box_around(text, marks, mark)
+        if box is not None:
+            mark = box
+            marks = deque(earlier for earlier in marks if earlier.start() < box.start())
+        return _boxed(text, mark, marks, question=question) if mark["box"] else _lined(text, mark)
     return None
 
 
-def _last_box(text: str) -> MarkedAnswer | None:
-    start = text.rfind(BOX)
-    if start < 0:
+def _after_spaces(text: str, start: int) -> int:
+    end = start
+    while end < len(text) and end < start + 20 and text[end] in " \t*_:":
+        end += 1
+    return end
+
+
+def _box_around(text: str, marks: deque[re.Match[str]], mark: re.Match[str]) -> re.Match[str] | None:
+    """The box of `marks` whose content holds `mark`."""
+    if mark["box"]:
         return None
-    first, depth = start + len(BOX), 1
+    for box in reversed(marks):
+        if box["box"]:
+            _, end = _content(text, box.end())
+            return box if mark.start() < end else None
+    return None
+
+
+def _content(text: str, start: int) -> tuple[str, int]:
+    r"""What is in the box whose command ends at `start`, and where the box ends."""
+    opening = re.compile(r"[ \t]{0,8}\{").match(text, start)
+    if opening is None:
+        bare = re.compile(r"[ \t]*(\\[dt]?frac *\{[^{}]*\} *\{[^{}]*\}|(?:\\?\$)?[^\s{}$]{0,1000})").match(text, start)
+        assert bare is not None  # it may be empty
+        return bare[1].rstrip(".,;:"), bare.start(1) + len(bare[1].rstrip(".,;:"))
+    first, depth = opening.end(), 1
     inside = text[first : first + 2 * MAX_ANSWER_CHARACTERS]  # a longer one is too long wherever it ends
     for brace in re.finditer(r"\\?[{}]", inside):
         depth += {"{": 1, "}": -1}.get(brace[0], 0)  # an escaped brace is a character
         if depth == 0:
-            return MarkedAnswer(inside[: brace.start()].strip(), start)
-    return MarkedAnswer(inside.partition("\n")[0].strip(), start)  # never closed: the rest of its line
+            return inside[: brace.start()].strip(), first + brace.end()
+    line = inside.partition("\n")[0]  # never closed: the rest of its line
+    return line.strip(), first + len(line)
 
 
-def _last_line_mark(text: str) -> MarkedAnswer | None:
+def _boxed(text: str, mark: re.Match[str], marks: deque[re.Match[str]], *, question: str) -> MarkedAnswer:
+    content, end = _content(text, mark.end())
+    marks = deque(earlier for earlier in marks if not (earlier["box"] and _content(text, earlier.end())[1] >= end))
+    after = MARKUP.sub(" ", text[end : end + SURROUNDINGS])
+    attached = re.match(r"[A-Za-z]+", after)
+    after = after[CLOSERS.match(after).end() :] if after[:1] not in "^_" else after  # type: ignore[union-attr]
+    sentence, rest = _first_sentence(after)
+    sentence = sentence.partition("</answer>")[0]
+    if attached is not None and not is_unit(attached[0]):
+        return MarkedAnswer(f"{content}{attached[0]}", mark.start(), True)
+    begin = _sentence_begin(text, mark.start())
+    inner = [earlier for earlier in marks if earlier.start() >= begin]
+    spoilt = _hedged_before(text[begin : inner[0].start() if inner else mark.start()]) or _taken_back(rest, content)
+    if inner and not inner[-1]["box"]:
+        between = text[inner[-1].end() : mark.start()]
+        if undressed(between) and not introduces(between.replace("\\(", " "), question=question):
+            content = f"{between} {content}".replace("$", " ")
+    elif inner:
+        spoilt = spoilt or undressed(_content(text, inner[-1].end())[0]) != undressed(content)
+    elif PART_OF.search(text, begin, mark.start()):
+        spoilt = True
+    if GOES_ON.match(sentence):
+        return MarkedAnswer(f"{content} {sentence}".strip(), mark.start(), spoilt)
+    return MarkedAnswer(content.strip(), mark.start(), spoilt or _spoils(sentence))
+
+
+def _spoils(sentence: str) -> bool:
+    """Whether the rest of the sentence after a box changes the answer, makes it doubtful or adds another."""
+    if OPERATED.match(sentence) and not re.match(r"\^ ?\{? ?\\circ|/ ?[A-Za-z]", sentence):
+        return True
+    said = [word.lower() for word in WORDS.findall(plain(sentence)) if word not in DATES]
+    if (HEDGES | ALTERNATIVES) & set(said) - {"then", "while", "also", "besides"}:
+        return True
+    compares_in_times = said[:1] == ["times"] and said[1:2] in ([], ["the"], ["as"], ["a"])
+    if (NUMERALS | OPERATIONS) & set(said[:1]) and not compares_in_times:
+        return True
+    if said[:1] != ["which"] and (COMPARISONS - QUANTIFIERS - {"than"}) & set(said[:3]):
+        return True
+    compared = re.match(r"[A-Za-z]+ than (\w+)", sentence)
+    if compared is None or said[0] not in QUANTIFIERS:
+        return False
+    return not compared[1].istitle() or compared[1].lower() in PREFACES
+
+
+def _lined(text: str, mark: re.Match[str]) -> MarkedAnswer:
+    if mark["tag"]:
+        inside = text[mark.end() : mark.end() + 4 * MAX_ANSWER_CHARACTERS]
+        statement, closing, rest = inside.partition("</answer>")
+        if not closing:
+            statement, _, rest = inside.strip().partition("\n")
+        statement = statement.strip()
+    else:
+        statement, rest = _after_line_mark(text, mark.end())
+        if mark["phrase"]:
+            statement = re.sub(r"(?<=[0-9])!$", "", statement)  # an exclamation, not a factorial
+    spoilt = _hedged_before(text[_sentence_begin(text, mark.start()) : mark.start()])
+    return MarkedAnswer(_undressed_line(statement), mark.start(), spoilt or _taken_back(rest, statement))
+
+
+def _after_line_mark(text: str, end: int) -> tuple[str, str]:
+    """The sentence after a line mark, and a part of what follows it."""
+    begin = end
+    line_end = text.find("\n", begin)
+    line = text[begin : line_end if line_end >= 0 else len(text)]
+    if not line.strip(" \t*_:}\r"):
+        ahead = re.compile(r"[\s*_:}]*").match(text, end)
+        assert ahead is not None
+        begin = max(ahead.end(), end)
+        bullet = BULLET.match(text, begin)
+        begin = bullet.end() if bullet is not None else begin
+    following = text[begin : begin + MAX_ANSWER_CHARACTERS + SURROUNDINGS].lstrip(" \t*_:}")
+    for opening, closing in BLOCKS.items():
+        block, closed, rest = following.removeprefix(opening).partition(closing)
+        if following.startswith(opening) and closed and "\n" in block:
+            body = block.partition("\n")[2] if opening == "```" else block
+            return " ".join(body.split()), rest
+    return _first_sentence(following)
+
+
+def _first_sentence(text: str) -> tuple[str, str]:
+    end = SENTENCE_END.search(text)
+    if end is None:
+        return text.strip(), ""
+    return text[: end.start() + 1].strip(), text[end.end() :]
+
+
+def _sentence_begin(text: str, position: int) -> int:
+    """Where the sentence (or line) of `position` begins; at most some words before."""
+    window = text[max(0, position - 200) : position]
     last = None
-    for last in LINE_MARKS.finditer(text):
+    for last in SENTENCE_END.finditer(window):
         pass
-    if last is None:
-        return None
-    answer = text[last.end() :].lstrip(" \t*").partition("\n")[0].strip()
-    return MarkedAnswer(_without_sentence_marks(answer), last.start())
+    return position - len(window) + (last.end() if last is not None else 0)
 
 
-def _without_sentence_marks(answer: str) -> str:
-    return answer.rstrip("*").rstrip().removesuffix(".").strip()
+def _hedged_before(sentence: str) -> bool:
+    """Whether the words directly before a mark make it doubtful."""
+    clause = plain(sentence).rpartition(",")[2]
+    said = [word.lower().replace("\u2019", "'") for word in WORDS.findall(clause)][-3:]
+    return bool(BEFORE_HEDGES & set(said)) and "equivalently" not in said
+
+
+def _taken_back(rest: str, answer: str) -> bool:
+    """Whether a sentence after the answer takes it back, or the next line is another number."""
+    sentences = [sentence for sentence in re.split(r"(?<=[.!?])\s+|\n+", rest[:SURROUNDINGS]) if sentence.strip()]
+    for number, sentence in enumerate(sentences):
+        first = WORDS.search(sentence)
+        if first is not None and first[0].lower() in RETRACTING and not sentence[: first.start()].strip(" (*_-\u2014.,;"):
+            return True
+        if RETRACTION.search(sentence):
+            return True
+        if number == 0 and (other := read_quantity(undressed(sentence))) is not None:
+            said = read_quantity(undressed(answer))
+            return said is not None and said.value != other.value
+    return False
+
+
+def _undressed_line(answer: str) -> str:
+    """`answer` without the ends of dress that began before its mark, and without the sign that ends its sentence."""
+    answer = answer.strip()
+    answer = answer if answer.endswith("..") else answer.removesuffix(".").rstrip()
+    for sign in ("***", "**", "*", "__", "_", "`"):
+        if answer.endswith(sign) and answer.count(sign) % 2:
+            answer = answer.removesuffix(sign).rstrip()
+    if answer.endswith("}") and answer.count("}") > answer.count("{"):
+        answer = answer.removesuffix("}").rstrip()
+    return answer if answer.endswith("..") else answer.removesuffix(".").rstrip()

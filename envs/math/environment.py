@@ -184,7 +184,8 @@ async def grade_info(text: str, row: PromptRow, *, grader: Grader, format_reward
     """
     if not can_grade(row):
         return ungraded_info()
-    grade = await grader.grade(text, truth=check_truth(row.ground_truth, style=row.style), style=row.style)
+    question = "\n".join(entry["content"] for entry in row.prompt)
+    grade = await grader.grade(text, truth=check_truth(row.ground_truth, style=row.style), style=row.style, question=question)
     parts = {"correct": 1.0 if grade.correct else 0.0}
     if format_reward:
         parts["format"] = format_reward if grade.answer is not None else 0.0

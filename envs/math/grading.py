@@ -1,20 +1,25 @@
 r"""A model's text held against the truth: right, wrong with a reason, or not known, which is a failure and never a score.
 
-Plain numbers are compared here; everything else goes to math-verify in worker processes that are killed when they take too long.
+Numbers are compared in `envs.math.agreement`; other mathematics goes to math-verify in worker processes that are killed when they take
+too long. An answer that is too much for them (a tower of powers, `10!!!`) is wrong where the truth alone can be compared, because
+the fault is the answer's then. Where the truth cannot be compared either, the grader is at fault: `GradingFailed`.
 `STYLES` names the ways to grade, which a row of a file chooses by `reward_model.style`:
 
-- `rule`: the last of `#### x`, `\boxed{x}`, `Answer: x`; an unmarked text has no answer.
+- `rule`: the last marked answer (`envs.math.answers`): `#### x`, `\boxed{x}`, `Answer: x`, `the answer is x`, `<answer>x</answer>`; an
+  unmarked text has no answer.
 - `whole`: the whole text is the answer, as in `12+34=` and `46`.
 - `countdown`: the (marked or whole) answer is an expression with the given numbers, each used at most once, that makes the target;
   the ground truth is `{"numbers": […], "target": …}` in JSON.
 """
 
+import contextlib
 import json
 from collections import Counter
 from typing import NamedTuple
 
 from envs.base import EpisodeFailed
-from envs.math.answers import MAX_ANSWER_CHARACTERS, equal_numbers, marked_answer, plain_number
+from envs.math.agreement import Comparison, agreement
+from envs.math.answers import MAX_ANSWER_CHARACTERS, MarkedAnswer, marked_answer
 from envs.math.expressions import NoExpression, compute
 from envs.prompt_files import require_truth
 from envs.text import shortened
@@ -22,13 +27,14 @@ from envs.worker_pool import WorkerKilled, WorkerPool, WorkerRaised, WorkerSetti
 
 STYLES = ("rule", "whole", "countdown")
 CORRECT, WRONG, NO_ANSWER, TOO_LONG = "correct", "wrong", "no answer", "answer too long"
+TOO_HARD = "answer too hard to compare"
 # Processor time is the limit, because a busy machine must not turn answers into failures; wall time is for a process that sleeps.
 WALL_PER_CPU_SECOND = 60
 MEMORY_MIB = 1024  # math-verify and sympy take 400 MiB of address space; an expression that needs more is killed early
 
 
 class GradingFailed(EpisodeFailed):
-    """Nobody knows whether the answer is right: the grader was killed, or raised."""
+    """Whether the answer is right is not known: the grader fails on the truth itself."""
 
 
 class Grade(NamedTuple):
@@ -36,7 +42,7 @@ class Grade(NamedTuple):
 
     correct: bool
     verdict: str
-    """`CORRECT`, `WRONG`, `NO_ANSWER`, `TOO_LONG`, or for countdown what is wrong with the expression."""
+    """`CORRECT`, `WRONG`, `NO_ANSWER`, `TOO_LONG`, `TOO_HARD`, or for countdown what is wrong with the expression."""
     answer: str | None
     """The final answer that was read, cut for the records; None where there is none."""
 
@@ -57,25 +63,26 @@ class Grader:
         )
         self._workers: WorkerPool | None = None
 
-    async def grade(self, text: str, *, truth: str, style: str) -> Grade:
-        """Grade one text; takes any text, of any length.
+    async def grade(self, text: str, *, truth: str, style: str, question: str = "") -> Grade:
+        """Grade one text; takes any text, of any length. Words of `question` may stand after a number: `18 duck eggs`.
 
         Raises:
-            GradingFailed: The comparison took too long, too much memory, or raised.
+            GradingFailed: The comparison took too long, too much memory, or raised, with the truth alone as well.
             WorkerUnavailable: math-verify cannot be imported or started.
         """
         if style == "countdown":
             return _grade_countdown(text, truth=truth)
-        marked = marked_answer(text) if style == "rule" else None
-        answer = text.strip() if style == "whole" else marked.text if marked is not None else ""
-        if not answer:
+        marked = MarkedAnswer(text.strip(), 0) if style == "whole" else marked_answer(text, question=question)
+        if marked is None or not marked.text:
             return Grade(False, NO_ANSWER, None)
+        answer = marked.text
         if len(answer) > MAX_ANSWER_CHARACTERS:
             return Grade(False, TOO_LONG, _cut(answer))
-        correct = _compare_numbers(truth, answer)
-        if correct is None:
-            correct = await self._compare_mathematics(truth, answer)
-        return Grade(correct, CORRECT if correct else WRONG, _cut(answer))
+        agrees = not marked.spoilt and agreement(truth, answer, question=question)
+        verdict = agrees if isinstance(agrees, bool) else await self._all_hold(agrees)
+        if verdict is None:
+            return Grade(False, TOO_HARD, _cut(answer))
+        return Grade(verdict, CORRECT if verdict else WRONG, _cut(answer))
 
     def close(self) -> None:
         """Give the workers back; may be called twice."""
@@ -83,13 +90,49 @@ class Grader:
             release(self._workers)
             self._workers = None
 
-    async def _compare_mathematics(self, truth: str, answer: str) -> bool:
+    async def _all_hold(self, comparisons: tuple[Comparison, ...]) -> bool | None:
+        """Whether math-verify finds every pair equal; None where an answer is too hard for it."""
+        for comparison in comparisons:
+            holds = await self._holds(comparison)
+            if not holds:
+                return holds
+        return True
+
+    async def _holds(self, comparison: Comparison) -> bool | None:
+        try:
+            return await self._compare(comparison)
+        except WorkerRaised:
+            pass
+        except WorkerKilled as first:
+            if not first.over_limit:
+                return await self._holds_in_another_process(comparison)
+        await self._require_comparable(comparison)
+        return None
+
+    async def _holds_in_another_process(self, comparison: Comparison) -> bool | None:
+        """The second try where a process died that was within its limits, which may have had any reason."""
+        try:
+            return await self._compare(comparison)
+        except (WorkerKilled, WorkerRaised):
+            await self._require_comparable(comparison)
+            return None
+
+    async def _require_comparable(self, comparison: Comparison) -> None:
+        """Raise `GradingFailed` where the truth can be compared neither with itself nor with 0."""
+        truth = comparison.truth
+        try:
+            await self._compare(Comparison(truth, truth))
+            with contextlib.suppress(WorkerRaised):  # 0 may be of another kind than the truth
+                await self._compare(Comparison(truth, "0"))
+        except (WorkerKilled, WorkerRaised) as error:
+            answer = shortened(comparison.answer)
+            message = f"The answer {answer} could not be compared with {shortened(truth)}: {error}."
+            raise GradingFailed(message) from error
+
+    async def _compare(self, comparison: Comparison) -> bool:
         if self._workers is None:
             self._workers = lease(self._settings)
-        try:
-            return bool(await self._workers.call({"truth": truth, "answer": answer}))
-        except (WorkerKilled, WorkerRaised) as error:
-            raise GradingFailed(f"The answer {shortened(answer)} could not be compared with {shortened(truth)}: {error}.") from error
+        return bool(await self._workers.call(comparison._asdict()))
 
 
 def check_truth(truth: str | None, *, style: str) -> str:
@@ -104,15 +147,6 @@ def check_truth(truth: str | None, *, style: str) -> str:
     if style == "countdown":
         _countdown(truth)
     return truth
-
-
-def _compare_numbers(truth: str, answer: str) -> bool | None:
-    if truth.strip() == answer:
-        return True
-    numbers = plain_number(truth), plain_number(answer)
-    if numbers[0] is None or numbers[1] is None:
-        return None
-    return equal_numbers(numbers[0], numbers[1])
 
 
 def _grade_countdown(text: str, *, truth: str) -> Grade:

@@ -1,13 +1,13 @@
-r"""The last marked answer of a text, and numbers that are compared without an algebra system."""
+r"""The last marked answer of a text, and what around a mark takes it back."""
 
 import time
-from fractions import Fraction
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from envs.math.answers import equal_numbers, marked_answer, plain_number
+from envs.math.answers import marked_answer
+from envs.math.statements import read_statement
 
 
 @pytest.mark.parametrize(
@@ -18,7 +18,21 @@ from envs.math.answers import equal_numbers, marked_answer, plain_number
         ("#### 46.", "46"),
         ("####46", "46"),
         ("so \\boxed{46}, as was asked", "46"),
-        ("\\boxed{1} or rather \\boxed{\\frac{1}{2}}", "\\frac{1}{2}"),
+        ("\\boxed{1}. Rather \\boxed{\\frac{1}{2}}", "\\frac{1}{2}"),
+        ("\\boxed 46", "46"),
+        ("\\boxed 46.", "46"),
+        ("\\fbox{46}", "46"),
+        ("#### \n46", "46"),
+        ("Answer:\n46", "46"),
+        ("Answer:\n\\[\n46\n\\]", "46"),
+        ("**Final Answer**\n\n46", "46"),
+        ("The answer is 46.", "46"),
+        ("So the answer to the question is: 46 apples.", "46 apples"),
+        ("The final answer is $46$. I hope it is correct.", "$46$"),
+        ("#### 46\nThis answer is correct.", "46"),
+        ("<answer>46</answer>", "46"),
+        ("<answer>\n46\n</answer>", "46"),
+        ("The answer is 9 + 9 = \\boxed{18}.", "9 + 9 =  18"),
         ("\\boxed{\\{1, 2\\}}", "\\{1, 2\\}"),
         ("\\boxed{46", "46"),
         ("\\boxed{\\frac{1}{2}\nand more", "\\frac{1}{2}"),
@@ -38,7 +52,7 @@ def test_last_mark_counts(text, answer):
     assert marked_answer(text).text == answer
 
 
-@pytest.mark.parametrize("text", ["", "46", "the result is 46", "### 46", "answering 46", "\\boxed 46"])
+@pytest.mark.parametrize("text", ["", "46", "the result is 46", "### 46", "answering 46", "So she sold 46."])
 def test_text_without_a_mark_has_no_answer(text):
     assert marked_answer(text) is None
 
@@ -50,54 +64,45 @@ def test_a_number_that_is_marked_last_is_found_after_any_text(text, number, mark
 
 
 @pytest.mark.parametrize(
-    ("text", "number"),
+    "text",
     [
-        ("46", 46),
-        (" -46 ", -46),
-        ("+46", 46),
-        ("046", 46),
-        ("1,080", 1080),
-        ("1,234,567.5", Fraction(2469135, 2)),
-        (".5", Fraction(1, 2)),
-        ("-0.25", Fraction(-1, 4)),
-        ("3/4", Fraction(3, 4)),
-        ("$12", 12),
-        ("\\$12.50", Fraction(25, 2)),
-        ("$46$", 46),
-        ("46 clips", 46),
-        ("12 dollars per hour", 12),
+        "\\boxed{3} or \\boxed{4}",
+        "\\boxed{3}, \\boxed{4}",
+        "\\boxed{4} is wrong",
+        "\\boxed{4} squared",
+        "\\boxed{4}^2",
+        "-\\boxed{4}",
+        "3 or \\boxed{4}",
+        "maybe \\boxed{4}",
+        "\\sqrt{\\boxed{4}}",
+        "I don't think the answer is 4",
+        "x = 3 or #### 4",
+        "#### 4\nWait, that is wrong.",
+        "#### 4\nor 5",
+        "#### 4\n5",
+        "<answer>4</answer>\nActually 5",
+        "The wrong answer is 4.",
     ],
 )
-def test_plain_number_is_read_exactly(text, number):
-    assert plain_number(text) == number
+def test_doubt_alternative_or_retraction_around_a_mark_spoils_it(text):
+    assert marked_answer(text).spoilt
 
 
 @pytest.mark.parametrize(
     "text",
     [
-        *("", "$", "-", ".", "x", "4 x", "2 pi", "2 million", "46 or 47", "46, 47", "1,08", "12,34", "1/0", "4%", "0x1f", "1e3", "1_000"),
-        *("nan", "inf", "\\frac{1}{2}", "9^9", "1" * 1001, "\u0664\u0662", "\uff14\uff12"),
+        "so \\boxed{4}, as was asked",
+        "Thus Ann has \\boxed{4} more apples than Ben.",
+        "\\boxed{3}. Wait, that is wrong. \\boxed{4}",
+        "If x = 2, the answer is 4.",
+        "Answer: 4\n\nExplanation: 2 + 2 = 4.",
+        "#### 4\nThis answer is correct.",
+        "The answer is 4. I hope it is correct.",
+        "\\boxed{4}<|im_end|>",
     ],
 )
-def test_what_is_no_plain_number_is_left_to_the_algebra_system(text):
-    assert plain_number(text) is None
-
-
-@pytest.mark.parametrize(
-    ("truth", "answer", "verdict"),
-    [
-        ("46", "46", True),
-        ("46", "46.0", True),
-        ("1/2", "0.5", True),
-        ("46", "47", False),
-        ("0.1", "0.2", False),
-        ("1/3", "0.3", False),
-        ("1/3", "0.333333", None),
-        ("1000000", "1000000.5", None),
-    ],
-)
-def test_numbers_agree_exactly_or_differ_clearly_or_are_left_open(truth, answer, verdict):
-    assert equal_numbers(plain_number(truth), plain_number(answer)) is verdict
+def test_words_that_change_nothing_do_not_spoil_a_mark(text):
+    assert not marked_answer(text).spoilt
 
 
 @pytest.mark.parametrize(
@@ -112,12 +117,31 @@ def test_numbers_agree_exactly_or_differ_clearly_or_are_left_open(truth, answer,
         "####" * 1_000_000,
         " " * 4_000_000 + "x",
         "aa " * 1_000_000 + "1",
+        "answer to " * 400_000,
+        "<answer>" * 400_000,
+        "\\boxed{1} or " * 300_000,
+        "#### 1\n" * 500_000,
         "\u202e\ud800\x00\u200b" * 1_000_000,
     ],
-    ids=["digits", "boxes", "open braces", "closed braces", "spaces", "answers", "hashes", "blank", "words", "unicode"],
+    ids=[
+        "digits",
+        "boxes",
+        "open braces",
+        "closed braces",
+        "spaces",
+        "answers",
+        "hashes",
+        "blank",
+        "words",
+        "phrases",
+        "tags",
+        "many boxes",
+        "many lines",
+        "unicode",
+    ],
 )
 def test_megabytes_of_anything_take_linear_time(text):
     began = time.process_time()
     marked = marked_answer(text)
-    plain_number(marked.text if marked else text)
+    read_statement(marked.text[:1000] if marked else text[:1000])
     assert time.process_time() - began < 5

@@ -20,6 +20,9 @@ ROW = {
 }
 
 
+UNGRADABLE = ROW | {"reward_model": {"style": "rule", "ground_truth": "9^{9^{9^9}}"}}  # not even against itself
+
+
 def play(env, *texts, seed=0, options=None):
     """Reset, one step a text, close; all results."""
 
@@ -217,9 +220,9 @@ def test_grading_that_fails_ends_the_episode_without_a_reward():
     env = MathEnv(grading_cpu_s=1.0)
 
     async def episode():
-        await env.reset(seed=0, options={"row": ROW})
+        await env.reset(seed=0, options={"row": UNGRADABLE})
         with pytest.raises(GradingFailed):
-            await env.step("\\boxed{9^{9^{9^9}}}")
+            await env.step("\\boxed{1}")
         with pytest.raises(RuntimeError, match="call reset"):
             await env.step("\\boxed{1}")
         await env.reset(seed=0, options={"row": ROW})
@@ -230,14 +233,28 @@ def test_grading_that_fails_ends_the_episode_without_a_reward():
     assert asyncio.run(episode())[1] == 0.0
 
 
+def test_tower_of_powers_is_a_wrong_answer_and_no_failure():
+    step = play(MathEnv(grading_cpu_s=1.0), "\\boxed{9^{9^{9^9}}}", options={"row": ROW})[1]
+    assert (step[1], step[4]["success"], step[4]["verdict"]) == (0.0, False, "answer too hard to compare")
+
+
+def test_words_of_the_question_may_stand_after_the_number():
+    asked_for_clips = ROW | {
+        "prompt": [{"role": "user", "content": "How many clips did Natalia sell altogether on the market?"}],
+        "reward_model": {"style": "rule", "ground_truth": "72"},
+    }
+    assert play(MathEnv(), "#### 72 clips on the market", options={"row": asked_for_clips})[1][1] == 1.0
+    assert play(MathEnv(), "#### 72 clips in a museum", options={"row": asked_for_clips})[1][1] == 0.0
+
+
 async def episodes_behind_a_server(count, *, failing):
     """Outcomes of episodes of sums, and of the rows whose seeds are in `failing`, which nobody can grade; statistics of the pool."""
     async with EnvPool("math", {"grading_cpu_s": 1.0}, num_servers=1, envs_per_server=8, cluster="local", deadline_s=120.0) as pool:
 
         async def episode(seed):
             async with pool.slot() as slot:
-                observation, _ = await slot.reset(seed=seed, options={"row": ROW} if seed in failing else {})
-                text = "\\boxed{9^{9^{9^9}}}" if seed in failing else solve(observation["messages"][0]["content"])
+                observation, _ = await slot.reset(seed=seed, options={"row": UNGRADABLE} if seed in failing else {})
+                text = "\\boxed{1}" if seed in failing else solve(observation["messages"][0]["content"])
                 return await slot.step_chunk([text])
 
         outcomes = await asyncio.gather(*map(episode, range(count)), return_exceptions=True)

@@ -1,0 +1,162 @@
+"""How often right answers are accepted and wrong ones as well, in many styles: our grader, math-verify, and the last number.
+
+    python -m benchmarks.grading_accuracy      # writes benchmarks/results/grading_accuracy.{json,md}
+
+The styles are those of `tests/envs/math/answer_styles.jsonl`, one JSON object a line:
+
+| key | meaning |
+|---|---|
+| reference | the true answer, as a data set has it |
+| text | what a model writes, with everything around the answer |
+| right | whether a careful reader takes the text for the reference |
+| style | a short name of the form |
+| source | the data set or convention that the form comes from |
+| half | `tuning`: seen while the rule was made; `held_out`: written after the rule was fixed |
+| question | optional; the question, which only our grader is given |
+
+- `siirl`: `envs.math.grading`, style `rule`, with the settings of `env=math`.
+- `math-verify`: `verify(parse(reference), parse(text))` as its documentation has it, the reference in dollar signs where that
+  reads.
+- `last number`: the last number of the text is the reference; for references that are no numbers, the text ends with it.
+
+Control: the same texts against a reference that none of them means. Every acceptance there is a fault of the scorer.
+"""
+
+import argparse
+import asyncio
+import json
+import logging
+import re
+import sys
+from collections.abc import Callable
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from math_verify import parse, verify
+
+from benchmarks.machine import describe_machine
+from envs.math.grading import Grader, GradingFailed
+from siirl.dag_worker.statistics import success_interval
+
+STYLES = Path(__file__).parents[1] / "tests" / "envs" / "math" / "answer_styles.jsonl"
+RESULTS = Path(__file__).parent / "results"
+HALVES = ("tuning", "held_out")
+NOBODYS = "7919"  # the thousandth prime
+NUMBER = re.compile(r"-?[0-9][0-9,]*(?:\.[0-9]+)?")
+Case = dict[str, Any]
+Verdict = bool | None
+"""None: the scorer failed."""
+
+
+def main() -> None:
+    """Score every case with every scorer, and write the tables."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--styles", type=Path, default=STYLES)
+    parser.add_argument("--output", type=Path, default=RESULTS / "grading_accuracy.json")
+    flags = parser.parse_args()
+    logging.disable(logging.WARNING)  # of math-verify, on every text without an answer
+    cases = [json.loads(line) for line in flags.styles.read_text().splitlines()]
+    scored = {name: score(cases) for name, score in SCORERS.items()}
+    against_nobody = [case | {"reference": NOBODYS} for case in cases]
+    results = {
+        "command": " ".join(["python -m benchmarks.grading_accuracy", *sys.argv[1:]]),
+        "machine": describe_machine(),
+        "math_verify": version("math-verify"),
+        "halves": {half: table(cases, scored, half=half) for half in HALVES if any(case["half"] == half for case in cases)},
+        "control": {name: sum(map(bool, score(against_nobody))) for name, score in SCORERS.items()},
+        "missed": missed(cases, scored),
+    }
+    flags.output.write_text(json.dumps(results, indent=1, ensure_ascii=False) + "\n")
+    tables = markdown(results, cases=len(cases))
+    flags.output.with_suffix(".md").write_text(tables)
+    print(tables)
+
+
+def score_ours(cases: list[Case]) -> list[Verdict]:
+    """Our grader, all cases at once."""
+    return asyncio.run(_score_ours(cases))
+
+
+async def _score_ours(cases: list[Case]) -> list[Verdict]:
+    grader = Grader(num_workers=2, cpu_s=5.0)
+
+    async def score(case: Case) -> Verdict:
+        question = case.get("question", "")
+        try:
+            return (await grader.grade(case["text"], truth=case["reference"], style="rule", question=question)).correct
+        except GradingFailed:
+            return None
+
+    verdicts = await asyncio.gather(*map(score, cases))
+    grader.close()
+    return verdicts
+
+
+def score_math_verify(cases: list[Case]) -> list[Verdict]:
+    """math-verify with its own limits of time."""
+    return [bool(verify(parse(f"${case['reference']}$") or parse(case["reference"]), parse(case["text"]))) for case in cases]
+
+
+def score_last_number(cases: list[Case]) -> list[Verdict]:
+    """The plainest scorer."""
+    return [_ends_in(case["text"], case["reference"]) for case in cases]
+
+
+def _ends_in(text: str, reference: str) -> bool:
+    if not NUMBER.fullmatch(reference):
+        return text.rstrip(" .$}").endswith(reference.rstrip("}"))
+    numbers = NUMBER.findall(text)
+    return bool(numbers) and float(numbers[-1].replace(",", "")) == float(reference.replace(",", ""))
+
+
+SCORERS: dict[str, Callable[[list[Case]], list[Verdict]]] = {
+    "siirl": score_ours,
+    "math-verify": score_math_verify,
+    "last number": score_last_number,
+}
+
+
+def table(cases: list[Case], scored: dict[str, list[Verdict]], *, half: str) -> dict[str, Any]:
+    """Of each scorer: how many right and wrong cases of `half` it accepts, with Wilson's interval at 95 %, and how often it failed."""
+    rows = {}
+    for name, verdicts in scored.items():
+        of_half = [(case["right"], verdict) for case, verdict in zip(cases, verdicts, strict=True) if case["half"] == half]
+        right = [verdict for is_right, verdict in of_half if is_right]
+        wrong = [verdict for is_right, verdict in of_half if not is_right]
+        failed = sum(verdict is None for _, verdict in of_half)
+        rows[name] = {"right": _share(right), "wrong": _share(wrong), "failed": failed}
+    return rows
+
+
+def _share(verdicts: list[Verdict]) -> dict[str, Any]:
+    accepted, total = sum(map(bool, verdicts)), len(verdicts)
+    interval = success_interval(accepted, total)
+    return {"accepted": accepted, "of": total, "low": round(interval.low, 4), "high": round(interval.high, 4)}
+
+
+def missed(cases: list[Case], scored: dict[str, list[Verdict]]) -> list[Case]:
+    """The cases that our grader gets wrong."""
+    return [case for case, verdict in zip(cases, scored["siirl"], strict=True) if verdict is not case["right"]]
+
+
+def markdown(results: dict[str, Any], *, cases: int) -> str:
+    """The tables, for readers."""
+    lines = [f"# {results['command']}", "", f"math-verify {results['math_verify']}; Wilson intervals at 95 %."]
+    for half, rows in results["halves"].items():
+        lines += ["", f"## {half}", "", "| scorer | right accepted | wrong accepted | failed |", "|---|---|---|---|"]
+        lines += [f"| {name} | {_cell(row['right'])} | {_cell(row['wrong'])} | {row['failed']} |" for name, row in rows.items()]
+    lines += ["", f"## Control: accepted of {cases} texts that do not mean the reference", "", "| scorer | accepted |", "|---|---|"]
+    lines += [f"| {name} | {count} |" for name, count in results["control"].items()]
+    return "\n".join(lines) + "\n"
+
+
+def _cell(share: dict[str, Any]) -> str:
+    if not share["of"]:
+        return "none"
+    percent = 100 * share["accepted"] / share["of"]
+    return f"{share['accepted']} of {share['of']}, {percent:.1f} % ({100 * share['low']:.1f} to {100 * share['high']:.1f})"
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,288 @@
+r"""A number with a unit, read from a piece of an answer: `1,080`, `$18.00`, `2\frac{1}{2}\text{ cm}`, `18 apples per day`.
+
+After the number only words that are known to leave it alone are allowed (`envs.math.vocabulary`), and words of the question; with
+anything else the text is no quantity. A percent sign is a unit: `50%` and `50 percent` are 50, and not 0.5, as in the normalisation of
+Hendrycks et al. (MATH, 2021, `strip_string`), which removes it. A scale is a part of the number: `3 million` is 3000000.
+
+Left out: expressions, which go to `envs.math.verification`.
+"""
+
+import functools
+import re
+from fractions import Fraction
+from typing import NamedTuple
+
+from envs.math.vocabulary import (
+    AMBIGUOUS,
+    CARDINALS,
+    CASED,
+    CHANGING,
+    CLOSINGS,
+    COUNTED,
+    DATES,
+    LENGTHS,
+    LINKS,
+    QUANTIFIERS,
+    SCALES,
+    SHORT,
+    SUBSTANCES,
+    UNITS,
+    is_counted,
+)
+
+SIMPLE = re.compile(r"-?[0-9]{1,30}")
+NUMBER = re.compile(
+    r"""
+    (?P<sign>[-+]?)\ ?(?:(?P<currency>US\$|USD|EUR|GBP|Rs\.?|[$€£¥₹])\ ?(?P<inner_sign>-?))?
+    (?:
+      (?P<mixed>[0-9]{1,9})(?:\ and)?\ (?P<top>[0-9]{1,9})/(?P<bottom>[0-9]{1,9})
+    | (?P<european>[0-9]{1,3}(?:\.[0-9]{3})+,[0-9]{1,2} | [0-9]+,(?:[0-9]{1,2}|[0-9]{4,}) | 0,[0-9]+)(?![0-9,])
+    | (?P<whole>[0-9]{1,3}(?:,[0-9]{3})+(?![0-9]) | [0-9]+)?(?P<decimals>\.[0-9]+)?
+      (?:\ ?/\ ?(?P<denominator>[0-9]+) | [eE](?P<e>[-+]?[0-9]{1,2})(?![0-9A-Za-z])
+        | \ ?[*x]\ ?10\^\{?(?P<power>[-+]?[0-9]{1,2})\}?)?
+    )
+    """,
+    re.VERBOSE,
+)
+TIE = re.compile(r"(?<=[\w}${])~(?=[\w\\{$])")
+GROUPING = re.compile(r"(?<=[0-9])(?:\{,\}|,\\!|\\[,;:! ]|['\u2019\u00a0\u2007\u2009\u202f])(?=[0-9]{3}(?![0-9]))")
+SPACED_GROUPS = re.compile(r"(?<![0-9.,/])[0-9]{1,3}(?: [0-9]{3})+(?![0-9/]|\.[0-9]{4})")
+DRESS = re.compile(
+    r"\\(?:text|textbf|textit|textrm|textnormal|mathrm|mathbf|mathit|mathsf|mbox|hbox|operatorname|boldsymbol|bf|rm|unit|boxed|fbox)"
+    r" ?\{([^{}]*)\}"
+)
+REPEATING = re.compile(r"([0-9]{0,30})\.([0-9]{0,30})\\(?:overline|bar) ?\{([0-9]{1,30})\}")
+FRACTION = re.compile(r"\\[dtc]?frac *(?:\{ *(-?[0-9]+) *\} *\{ *([0-9]+) *\}|([0-9]) *([0-9]))")
+PLAIN = (
+    (re.compile(r"[\u2010-\u2013\u2212\ufe63]"), "-"),
+    (
+        re.compile(r"\\[,;:! ]|\\q?quad(?![a-z])|\\(?:left|right|displaystyle)(?![a-z])|[\u00a0\u2000-\u200a\u202f\u3000]"),
+        " ",
+    ),
+    (re.compile(r"\{,\}"), ","),
+    (re.compile(r"\\%"), "%"),
+    (re.compile(r"\\\$|\\dollar"), "$"),
+    (re.compile(r"\\pounds|\\textsterling"), "£"),
+    (re.compile(r"\\euro|\\texteuro"), "€"),
+    (
+        re.compile(r"\^ ?\{? ?\\(?:circ|degree)(?![a-z]) ?\}?|\\(?:degree|textdegree)(?![a-z])|º"),
+        "°",
+    ),
+    (re.compile(r"\\(?:times|cdot)(?![a-z])|[\u00d7\u00b7]"), "*"),
+    (re.compile(r"²"), "^2"),
+    (re.compile(r"³"), "^3"),
+    (re.compile(r"\bper cent\b"), "%"),
+)
+FRACTIONS = ("1/2", "1/3", "2/3", "1/4", "3/4", "1/5", "1/6", "1/8", "3/8", "5/8", "7/8")
+VULGAR = dict(zip("½⅓⅔¼¾⅕⅙⅛⅜⅝⅞", FRACTIONS, strict=True))
+TOKEN = re.compile(r"o'clock|[A-Za-z]+(?:['\u2019][a-z]{1,2})?|°[CF]?|US\$|[%$€£¥₹¢/]|\^ ?\{? ?[23] ?\}?|\S")
+WORD = re.compile(r"[A-Za-z]+")
+NUMBER_WORDS = re.compile(rf"(?:(?:{'|'.join((*CARDINALS, *SCALES))}|and)(?:[ -]+|$|(?=[^A-Za-z])))+", re.IGNORECASE)
+SIGN_WORDS = re.compile(r"(?:negative|minus) +(?=\S)", re.IGNORECASE)
+ENDING = re.compile(r"(?:ies|es|ing|ed|s|e|y)$")
+
+
+class Quantity(NamedTuple):
+    """A number and what it counts or measures."""
+
+    value: Fraction
+    units: tuple[str, ...] = ()
+    """Names of its known units in order, as in (mile, hour); () where it has none, or only things that are counted."""
+    places: int = 0
+    """Decimal places that were written."""
+
+
+def read_quantity(text: str, *, question: str = "") -> Quantity | None:
+    """The quantity that the whole of `text` is, or None; words of `question` are allowed after the number.
+
+    >>> read_quantity("$1,080 per month").value
+    Fraction(1080, 1)
+    >>> read_quantity("3 maybe four") is None
+    True
+    """
+    if SIMPLE.fullmatch(text):
+        return Quantity(Fraction(int(text)))
+    text = plain(text)
+    signed = SIGN_WORDS.match(text)
+    if signed is not None:
+        text = f"-{text[signed.end() :]}"
+    number, currency, places, tail = _number(text)
+    if number is None:
+        return None
+    while (scale := WORD.match(tail.lstrip(" -"))) is not None and scale[0].lower() in SCALES:
+        number, tail = number * SCALES[scale[0].lower()], tail.lstrip(" -")[scale.end() :]
+    units = _units(tail, question=question)
+    if units is None:
+        return None
+    return Quantity(number, tuple(dict.fromkeys((*currency, *units))), places)
+
+
+def plain(text: str) -> str:
+    r"""`text` in plain characters: no LaTeX spacing, dressing or numeric fractions, one kind of minus and of thousands separator."""
+    if text.isascii() and not set(text) & set("\\{$~' "):
+        return text
+    text = GROUPING.sub(",", TIE.sub(" ", text))
+    for _ in range(3):
+        text = DRESS.sub(r" \1 ", text)
+    text = REPEATING.sub(_fraction, text)
+    text = FRACTION.sub(lambda match: f" {match[1] or match[3]}/{match[2] or match[4]}", text)
+    for pattern, replacement in PLAIN:
+        text = pattern.sub(replacement, text)
+    for character in VULGAR.keys() & set(text):
+        text = text.replace(character, f" {VULGAR[character]}")
+    text = " ".join(text.split())
+    return SPACED_GROUPS.sub(lambda match: match[0].replace(" ", ","), text)
+
+
+def is_unit(text: str, *, question: str = "") -> bool:
+    """Whether `text` is known to leave a number before it alone."""
+    one = read_quantity(f"1 {text.strip()}", question=question) if text.strip() else None
+    return one is not None and one.value == 1 and not text.strip()[0].isdigit()
+
+
+def same_units(first: Quantity, second: Quantity) -> bool:
+    """Whether the units do not contradict: equal, or one leaves out what the other says."""
+    return all(a == b for a, b in zip(first.units, second.units, strict=False))
+
+
+def words_of(question: str) -> frozenset[str]:
+    """The words of `question` by their stems, those that change a number left out."""
+    return _words_of(question[:20_000])
+
+
+def _fraction(decimal: re.Match[str]) -> str:
+    r"""`0.1\overline{6}` as a fraction, 1/6."""
+    fixed, period = decimal[1] + decimal[2], decimal[3]
+    number = Fraction(int(fixed + period) - int(fixed or 0), 10 ** len(decimal[2]) * (10 ** len(period) - 1))
+    return f"{number.numerator}/{number.denominator}"
+
+
+@functools.lru_cache(maxsize=256)
+def _words_of(question: str) -> frozenset[str]:
+    words = {word.lower() for word in WORD.findall(question)}
+    return frozenset(stem(word) for word in words if len(word) > 1 and word not in CHANGING)
+
+
+def stem(word: str) -> str:
+    """`word` (lower case) without its ending, so that plural and singular, past and present agree."""
+    return ENDING.sub("", word) if len(word) > 3 else word
+
+
+def _number(text: str) -> tuple[Fraction | None, tuple[str, ...], int, str]:
+    """Number, currency before it, decimal places, and what follows; the number is None where the text does not begin with one."""
+    match = NUMBER.match(text)
+    if match is None or not (match["mixed"] or match["european"] or match["whole"] or match["decimals"]):
+        return _number_in_words(text)
+    number = _value(match)
+    if number is not None and "-" in (match["sign"], match["inner_sign"]):
+        number = -number
+    currency = (UNITS[match["currency"].rstrip(".").lower()],) if match["currency"] and match["currency"] != "US$" else ()
+    return number, currency, len(match["decimals"] or " ") - 1, text[match.end() :]
+
+
+def _value(match: re.Match[str]) -> Fraction | None:
+    if match["mixed"]:
+        top, bottom = int(match["top"]), int(match["bottom"])
+        return Fraction(match["mixed"]) + Fraction(top, bottom) if top < bottom else None
+    if match["european"]:
+        return Fraction(match["european"].replace(".", "").replace(",", "."))
+    number = Fraction((match["whole"] or "0").replace(",", "") + (match["decimals"] or ""))
+    if match["denominator"] is not None:
+        return number / int(match["denominator"]) if int(match["denominator"]) else None
+    return number * Fraction(10) ** int(match["e"] or match["power"] or 0)
+
+
+def _number_in_words(text: str) -> tuple[Fraction | None, tuple[str, ...], int, str]:
+    negative, body = text.startswith("-"), text.removeprefix("-")
+    match = NUMBER_WORDS.match(body)
+    if match is None:
+        return None, (), 0, text
+    number = _cardinal(match[0].lower().replace("-", " ").split())
+    return (
+        None if number is None else Fraction(-number if negative else number),
+        (),
+        0,
+        body[match.end() :],
+    )
+
+
+def _cardinal(words: list[str]) -> int | None:
+    """The value of a cardinal in words, or None: `one hundred and five` is one, `three four` is none."""
+    total, current, last = 0, 0, 1000
+    for word in words:
+        if word == "and":
+            if current < 100 and not total:
+                return None
+        elif word in SCALES and current:
+            current *= SCALES[word]
+            if SCALES[word] >= 1000:
+                total, current = total + current, 0
+            last = 1000
+        elif word in CARDINALS and (CARDINALS[word] < 10 <= last if last < 1000 else True) and last != 10:
+            current, last = current + CARDINALS[word], CARDINALS[word]
+        else:
+            return None
+    return None if words[-1] == "and" else total + current
+
+
+def _units(tail: str, *, question: str) -> tuple[str, ...] | None:
+    """The known units in what follows a number; None where something is not known to leave the number alone."""
+    if not tail:
+        return ()
+    spaced = tail[0] == " "
+    tail = re.sub(r"(?<=[A-Za-z])-(?=[A-Za-z])|^ ?-(?=[A-Za-z])", " ", tail)
+    tokens = TOKEN.findall(re.sub(r"(?<=[A-Za-z])\.(?= |$|/)", "", tail))
+    units, unlisted = list[str](), 0
+    for number, token in enumerate(tokens):
+        before, after = tokens[:number], tokens[number + 1 :]
+        unit = _unit(token, before=before, after=after, spaced=spaced)
+        if unit is not None:
+            units.append(unit)
+        elif not _leaves_alone(token, before=before, after=after, units=units, question=question):
+            return None
+        unlisted += unit is None and token.lower() not in COUNTED and is_counted(token.lower())
+    if unlisted > 2 or (tokens[-1].lower() in LINKS - CLOSINGS and "inch" not in units):
+        return None
+    return tuple(units)
+
+
+def _unit(token: str, *, before: list[str], after: list[str], spaced: bool) -> str | None:
+    if token in SHORT:
+        follows = before[-1:] in (["/"], ["per"])
+        alone = not before and spaced and after[:1] in ([], ["/"], ["per"], ["^2"], ["^3"], ["."])
+        return UNITS[token] if follows or alone else None
+    if token in CASED:
+        return UNITS[token]
+    return UNITS.get(token.lower()) if token.lower() not in SHORT else None
+
+
+def _leaves_alone(token: str, *, before: list[str], after: list[str], units: list[str], question: str) -> bool:
+    word = token.lower()
+    if token in DATES:
+        return bool(before)
+    if token[0] == "^":
+        return bool(units) and units[-1] in LENGTHS
+    if token == "/":
+        return bool(before and after)
+    if word == "times":
+        return not before and not after
+    if word in QUANTIFIERS:
+        return _counts(after[:2]) if after else _asks(question, word)
+    if word in AMBIGUOUS and _asks(question, word):
+        return True
+    if word in CHANGING or not token.isascii():
+        return False
+    if word in LINKS or word in CLOSINGS or word in SUBSTANCES or is_counted(word):
+        return True
+    if len(word) < 2 or not word.isalpha():
+        return False
+    return stem(word) in words_of(question) or (len(word) > 2 and not units and _counts(after[:1]))
+
+
+def _asks(question: str, word: str) -> bool:
+    return re.search(rf"\b{word}\b", question, re.IGNORECASE) is not None
+
+
+def _counts(words: list[str]) -> bool:
+    """Whether one of the words is what is counted, so that those before it describe it: `18 shiny apples`."""
+    return any(is_counted(word.lower()) or word.lower() in UNITS for word in words) and not CHANGING & {word.lower() for word in words}

@@ -1,0 +1,286 @@
+r"""What a final statement says: `= 18`, `x = 18`, `9 + 9 = 18`, `18 (18 apples)`, `Natalia sold 72 clips`, `**(B)** 18`.
+
+A statement is a number of parts that all say the answer: a value and its restatements. It is right only if every part is, so that a
+second value is a contradiction and not a second chance. What introduces the value may be a label (`x =`, `Total:`) or a sentence of
+ordinary words and words of the question (`envs.math.vocabulary`).
+
+Left out: where in a text the statement stands (`envs.math.answers`), and what is right (`envs.math.grading`).
+"""
+
+import re
+from typing import NamedTuple
+
+from envs.math.quantities import Quantity, is_unit, plain, read_quantity, stem, words_of
+from envs.math.vocabulary import (
+    CHANGING,
+    HEDGES,
+    LINKS,
+    ORDINARY_VERBS,
+    PREFACES,
+    SHORT,
+    UNITS,
+    is_counted,
+)
+
+MAX_PARTS = 6
+MARKUP = re.compile(
+    r"<\|[^|>]{1,40}\|>|</?(?:s|eos|answer|b|strong|em|i|p|span|div|br|center|code)(?: [^<>]{0,40})? ?/?>|\\n(?![a-z])",
+    re.IGNORECASE,
+)
+PAIRS = (
+    *(
+        ("$$", "$$"),
+        ("$", "$"),
+        ("\\(", "\\)"),
+        ("\\[", "\\]"),
+        ("**", "**"),
+        ("__", "__"),
+        ("*", "*"),
+        ("_", "_"),
+        ("```", "```"),
+    ),
+    *(
+        ("`", "`"),
+        ('"', '"'),
+        ("'", "'"),
+        ("\u201c", "\u201d"),
+        ("\u2018", "\u2019"),
+        ("\u00ab", "\u00bb"),
+    ),
+)
+WRAPPED = re.compile(
+    r"(?:\\left)?\(([^()]*?)(?:\\right)?\)|\{([^{}]*)\}|\[([^\[\],]*)\]|\\(?:boxed|fbox|text|mathbf|textbf|mathrm) ?\{([^{}]*)\}"
+)
+LEADING = re.compile(r"(?:(?:->|=>|[:=,\u21d2\u2192]|\\(?:implies|Rightarrow|therefore)(?![a-z])|\u2234|##+(?= ))\s*)+")
+TRAILING = ".,;: \t\r\n\\\u2713\u2714\u2705\u2611\ufe0f\u3002"
+OPTION = re.compile(r"(?:\\(?:text|textbf|mathrm|mathbf) ?\{)?(?:\(([A-J])\)|([A-J])[).:](?=[ \\}$]))\s*\}?\s*(?=\S)")
+SAME = re.compile(
+    r",? *\((?:or|i\.e\.,?|that is,?|which is|which equals|equivalently|=)? *(?P<inner>[^()]*)\)$"
+    r"|(?:,? +\\?(?:or|i\.e\.,?|that is,?|which is|which equals|aka|or equivalently|equivalently),? +)(?P<other>.*)$",
+    re.IGNORECASE | re.DOTALL,
+)
+BECAUSE = re.compile(r",? +(?:because|since)\b.*$", re.IGNORECASE | re.DOTALL)
+REMARK = re.compile(r"(?:, +(?:which|as|so)\b| - |\s?\u2014\s?)[^0-9]*$", re.IGNORECASE)
+EQUALS = re.compile(r"(?<![<>!:=\\])=(?![=<>])|\\equiv(?![a-z])")
+APPROXIMATELY = re.compile(r"\\approx(?:eq)?(?![a-z])|\\simeq(?![a-z])|[\u2248\u2245]|\bapproximately\b", re.IGNORECASE)
+LABEL = re.compile(r"[^0-9<>!?~\u2260\u2264\u2265\u00b1]*")
+WORDS = re.compile(r"[A-Za-z]+(?:['\u2019][A-Za-z]+)*")
+FIRST_NUMBER = re.compile(r"(?<![\w.,^_])(?:[-+](?=\S))?(?:(?:US|\\)?\$|[\u20ac\u00a3\u00a5\u20b9]|USD |EUR |GBP )? ?-?\.?[0-9]")
+ARGUMENTS = re.compile(r"(?<=[A-Za-z])(?:_ ?\{?[0-9A-Za-z]+\}?|\([^()]*\)|'+)")
+
+
+class Rounded(NamedTuple):
+    r"""A part that is said to be approximate, `\approx 3.14`: right where it is the answer rounded to its own places."""
+
+    quantity: Quantity
+
+
+Part = Quantity | Rounded | str
+"""A str is an expression, which an algebra system reads."""
+
+
+def read_statement(text: str, *, question: str = "") -> tuple[Part, ...]:
+    """The parts of a statement about a number, all of which must be the answer; () where it says something else as well."""
+    parts = _parts(text, question=question, left=MAX_PARTS)
+    return parts if len(parts) <= MAX_PARTS else ()
+
+
+def undressed(text: str) -> str:
+    """`text` without markup, quotes, mathematics signs and brackets around the whole of it, and without signs that end a sentence."""
+    before = None
+    text = MARKUP.sub(" ", text) if "<" in text or "\\n" in text else text
+    while text != before:
+        before = text
+        text = text.strip()
+        text = text.rstrip(TRAILING).strip() if not text.endswith(("..", "\u2026")) else text
+        for start, end in PAIRS:
+            inside = text[len(start) : len(text) - len(end)]
+            if text.startswith(start) and text.endswith(end) and len(text) > len(start + end) and start not in inside and end not in inside:
+                text = inside
+        leading = LEADING.match(text)
+        text = text[leading.end() :] if leading is not None else text
+    return text
+
+
+def without_label(text: str) -> str:
+    """`text` without an introduction such as `x =` or `The answer is`, for answers that are no numbers."""
+    text = undressed(text)
+    introduction = re.match(
+        r"(?:(?:so|thus|therefore|hence),? +)?(?:(?:the +)?(?:final +|correct +)?answer|it|this|option|choice)(?: *[:=]| +is:?| *$)\s*",
+        text,
+        re.IGNORECASE,
+    )
+    return undressed(text[introduction.end() :]) if introduction is not None else text
+
+
+def _parts(text: str, *, question: str, left: int) -> tuple[Part, ...]:
+    """Each step takes something away, so the depth is bounded by the text; `left` bounds it by a small number."""
+    text = undressed(text)
+    if not text or not left:
+        return ()
+    quantity = read_quantity(text, question=question)
+    if quantity is not None:
+        return (quantity,)
+    for step in (
+        _unwrapped,
+        _optioned,
+        _explained,
+        _restated,
+        _approximated,
+        _introduced,
+        _equated,
+    ):
+        parts = step(text, question=question, left=left - 1)
+        if parts is not None:
+            return parts
+    return (text,)
+
+
+def _unwrapped(text: str, *, question: str, left: int) -> tuple[Part, ...] | None:
+    whole = WRAPPED.fullmatch(text)
+    if whole is None:
+        return None
+    return _parts(next(group for group in whole.groups() if group is not None), question=question, left=left)
+
+
+def _optioned(text: str, *, question: str, left: int) -> tuple[Part, ...] | None:
+    """`(B) 18`, as multiple-choice competitions have it."""
+    option = OPTION.match(text)
+    return None if option is None else _parts(text[option.end() :], question=question, left=left)
+
+
+def _explained(text: str, *, question: str, left: int) -> tuple[Part, ...] | None:
+    """`18, because 9 and 9 make 18`, `18, as required`."""
+    reason, remark = BECAUSE.search(text), REMARK.search(text)
+    clause = reason or remark
+    if clause is None:
+        return None
+    hedges = HEDGES if clause is reason else CHANGING
+    if hedges & {word.lower() for word in WORDS.findall(clause[0])}:
+        return () if clause is reason else None
+    return _parts(text[: clause.start()], question=question, left=left)
+
+
+def _restated(text: str, *, question: str, left: int) -> tuple[Part, ...] | None:
+    r"""`18 (18 apples)`, `\frac{1}{2} or 0.5`."""
+    text = plain(text) if "\\text" in text else text
+    same = SAME.search(text)
+    if same is None or not text[: same.start()].strip():
+        return None
+    if same["inner"] is not None and text[same.start()] == "(" and text[same.start() - 1] not in " $*":
+        return None  # 3(4) is a product, f(4) a function
+    again = same["inner"] if same["inner"] is not None else same["other"]
+    first = _parts(text[: same.start()], question=question, left=left)
+    if same["inner"] is not None and (is_unit(again, question=question) or _is_comment(again, question=question)):
+        return first
+    second = _parts(again, question=question, left=left)
+    return (*first, *second) if first and second else ()
+
+
+def _approximated(text: str, *, question: str, left: int) -> tuple[Part, ...] | None:
+    r"""`\frac{22}{7} \approx 3.14`, `\approx 3.14`."""
+    sign = APPROXIMATELY.search(text)
+    if sign is None:
+        return None
+    rounded = read_quantity(undressed(text[sign.end() :]), question=question)
+    before = text[: sign.start()].strip()
+    if rounded is None or rounded.places == 0:
+        return ()
+    if not before or LABEL.fullmatch(before):
+        harmless = not before or introduces(before, question=question)
+        return (Rounded(rounded),) if harmless else ()
+    exact = _parts(before, question=question, left=left)
+    return (*exact, Rounded(rounded)) if exact else ()
+
+
+def _equated(text: str, *, question: str, left: int) -> tuple[Part, ...] | None:
+    """`x = 18`, `9 + 9 = 18`, `18 = x`: every side that is not a label must be right."""
+    sides = EQUALS.split(text)
+    if len(sides) == 1:
+        return None
+    values = [side for side in sides if not _is_label(side, question=question)]
+    if not values or not all(side.strip() for side in sides):
+        return ()
+    parts = [_parts(_without_units(side), question=question, left=left) for side in values]
+    return tuple(part for side in parts for part in side) if all(parts) else ()
+
+
+def _introduced(text: str, *, question: str, left: int) -> tuple[Part, ...] | None:
+    """`Natalia sold 72 clips`, `Total: 18`, `the answer is 18`."""
+    text = plain(text)
+    first = FIRST_NUMBER.search(text)
+    if first is None:
+        return _introduced_in_words(text, question=question)
+    introduction = text[: first.start()]
+    ends = introduction[-1:] in (" ", ":", "=") and introduction.count("(") == introduction.count(")")
+    if not ends or not WORDS.search(introduction) or not introduces(introduction, question=question):
+        return None
+    quantity = read_quantity(undressed(text[first.start() :]), question=question)
+    if quantity is not None:
+        return (quantity,)
+    rest = undressed(text[first.start() :])
+    return _parts(rest, question=question, left=left) if SAME.search(rest) or EQUALS.search(rest) else None
+
+
+def _introduced_in_words(text: str, *, question: str) -> tuple[Part, ...] | None:
+    """`There are eighteen apples`."""
+    words = list(WORDS.finditer(text))
+    for word in words[1:]:
+        quantity = read_quantity(text[word.start() :], question=question)
+        if quantity is not None:
+            return (quantity,) if introduces(text[: word.start()], question=question) else ()
+    return None
+
+
+def _is_comment(text: str, *, question: str) -> bool:
+    """Whether `text` holds no value: `the number of apples`."""
+    return not re.search(r"[0-9]", text) and len(WORDS.findall(text)) > 1 and introduces(text, question=question)
+
+
+def introduces(text: str, *, question: str) -> bool:
+    """Whether `text` only introduces the number that follows it: a label, or the words of a plain sentence."""
+    text = plain(text).replace("**", " ").replace("`", " ").replace("$", " ")
+    if re.search(r"[^A-Za-z\s:=,.'\u2019\"()*_|-]", text) or re.search(r"[A-Za-z0-9)]\s*-\s*$", text):
+        return False
+    return all(_introduces(word, question=question) for word in WORDS.findall(text))
+
+
+def _introduces(word: str, *, question: str) -> bool:
+    lower = word.lower()
+    if lower in CHANGING:
+        return False
+    known = lower in PREFACES or lower in ORDINARY_VERBS or lower in LINKS or is_counted(lower)
+    named = len(word) == 1 or _is_name(word) or (lower in UNITS and lower not in SHORT)
+    return known or named or stem(lower.partition("'")[0]) in words_of(question)
+
+
+def _is_name(word: str) -> bool:
+    return word[0].isupper() and not (word.isupper() and len(word) > 3)
+
+
+def _is_label(side: str, *, question: str) -> bool:
+    r"""Whether a side of an equation names what is equal: `x`, `f(3)`, `a + b`, `\angle ABC`, `Total cost`."""
+    side = undressed(ARGUMENTS.sub("", undressed(side)))
+    if not re.search(r"[A-Za-z]", side) or not LABEL.fullmatch(side):
+        return False
+    if read_quantity(side) is not None:
+        return False
+    words = WORDS.findall(plain(re.sub(r"\\[A-Za-z]+", lambda match: " " if match[0] not in NAMING else match[0], side)))
+    mathematics = re.search(
+        r"\\(?:sqrt|d?frac|pi|log|ln|sin|cos|tan|binom|infty|pm|neq?|not|le|ge|in)(?![A-Za-z])",
+        side,
+    )
+    return mathematics is None and all(_introduces(word, question=question) or word.isupper() or len(word) <= 2 for word in words)
+
+
+NAMING = ("\\text", "\\mathrm", "\\textbf", "\\mathbf", "\\textit", "\\operatorname", "\\mbox")
+
+
+def _without_units(side: str) -> str:
+    """`9 eggs * $2` as `9 * $2`, where nothing but units stands beside the numbers."""
+    if not re.search(r"[-+*/\u00d7\u00f7]|\\(?:times|cdot|div)", side):
+        return side
+    words = [word for word in WORDS.findall(re.sub(r"\\[A-Za-z]+", " ", side)) if len(word) > 1]
+    if not words or not all(word.lower() in UNITS or is_counted(word.lower()) for word in words):
+        return side
+    return " ".join(re.sub(rf"(?<![A-Za-z\\])(?:{'|'.join(words)})(?![A-Za-z])|/ ?(?:{'|'.join(words)})", " ", side).split())
