@@ -1,8 +1,9 @@
-r"""Whether an answer agrees with the truth: decided here for numbers and texts, and handed on as expressions to compare otherwise.
+r"""Whether an answer agrees with the truth: numbers and texts here, expressions by an algebra system.
 
-A truth that is a number, with or without a unit, wants a statement all of whose parts are that number (`envs.math.statements`).
-Units must not contradict: `18` and `18 dollars` agree, `18 dollars` and `18 euros` do not. Any other truth wants the same text, or
-mathematics that an algebra system finds equal. Prose is never handed on, because algebra systems read past words.
+A truth that is a number, with or without a unit, wants a statement all of whose parts are that
+number (`envs.math.statements`). Units must not contradict: `18` and `18 dollars` agree, `18
+dollars` and `18 euros` do not. Any other truth wants the same text, or mathematics that an algebra
+system finds equal. Prose is never handed on, because algebra systems read past words.
 """
 
 import re

@@ -1,12 +1,14 @@
-r"""The final answer in a model's text: where it is marked, and whether the words around the mark take it back.
+r"""The final answer in a model's text: where it is marked, and what around the mark takes it back.
 
-An answer is marked by `#### x`, `\boxed{x}` (also `\fbox`, `\boxed x`), `<answer>x</answer>`, `Answer: x` or `the answer is x`, in any
-case and dress; a line mark at the end of its line speaks of the next line. Of several marks the last one counts, as a text that corrects
-itself means it. A mark is spoilt, which makes the answer wrong, where its own sentence holds another answer or a doubt (`3 or
-\boxed{4}`), or a later sentence takes it back (`Wait, that is wrong.`). A text without a mark has no answer.
+An answer is marked by `#### x`, `\boxed{x}` (also `\fbox`, `\boxed x`), `<answer>x</answer>`,
+`Answer: x` or `the answer is x`, in any case and dress; a line mark at the end of its line speaks
+of the next line. Of several marks the last one counts, as a text that corrects itself means it. A
+mark is spoilt, which makes the answer wrong, where its own sentence holds another answer or a doubt
+(`3 or \boxed{4}`), or a later sentence takes it back (`Wait, that is wrong.`). A text without a
+mark has no answer.
 
-What the marked words say is the business of `envs.math.statements`. Everything here takes time linear in the text, which may be
-megabytes of anything.
+What the marked words say is the business of `envs.math.statements`. Everything here takes time
+linear in the text, which may be megabytes of anything.
 """
 
 import re

@@ -1,8 +1,9 @@
-r"""A number with a unit, read from a piece of an answer: `1,080`, `$18.00`, `2\frac{1}{2}\text{ cm}`, `18 apples per day`.
+r"""A number with a unit, read from a piece of an answer: `1,080`, `$18.00`, `18 apples per day`.
 
-After the number only words that are known to leave it alone are allowed (`envs.math.vocabulary`), and words of the question; with
-anything else the text is no quantity. A percent sign is a unit: `50%` and `50 percent` are 50, and not 0.5, as in the normalisation of
-Hendrycks et al. (MATH, 2021, `strip_string`), which removes it. A scale is a part of the number: `3 million` is 3000000.
+After the number only words that are known to leave it alone are allowed (`envs.math.vocabulary`),
+and words of the question; with anything else the text is no quantity. A percent sign is a unit:
+`50%` and `50 percent` are 50, and not 0.5, as in the normalisation of Hendrycks et al. (MATH, 2021,
+`strip_string`), which removes it. A scale is a part of the number: `3 million` is 3000000.
 
 Left out: expressions, which go to `envs.math.verification`.
 """

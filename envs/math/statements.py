@@ -1,10 +1,12 @@
-r"""What a final statement says: `= 18`, `x = 18`, `9 + 9 = 18`, `18 (18 apples)`, `Natalia sold 72 clips`, `**(B)** 18`.
+r"""What a final statement says: `x = 18`, `9 + 9 = 18`, `18 (18 apples)`, `Natalia sold 72 clips`.
 
-A statement is a number of parts that all say the answer: a value and its restatements. It is right only if every part is, so that a
-second value is a contradiction and not a second chance. What introduces the value may be a label (`x =`, `Total:`) or a sentence of
-ordinary words and words of the question (`envs.math.vocabulary`).
+A statement is a number of parts that all say the answer: a value and its restatements. It is right
+only if every part is, so that a second value is a contradiction and not a second chance. What
+introduces the value may be a label (`x =`, `Total:`) or a sentence of ordinary words and words of
+the question (`envs.math.vocabulary`).
 
-Left out: where in a text the statement stands (`envs.math.answers`), and what is right (`envs.math.grading`).
+Left out: where in a text the statement stands (`envs.math.answers`), and what is right
+(`envs.math.grading`).
 """
 
 import re

@@ -1,11 +1,13 @@
 r"""The words that may stand beside a number in an answer, and those that may not.
 
-A number is left alone by a unit (`UNITS`, `COUNTED`), by a word that only places it (`LINKS`), and by the words of the question.
-`CHANGING` words give another number, make it doubtful or take it back; they are never harmless, in the question or out of it.
-A word that stands nowhere here is not known, so it spoils the answer. The one open class is the plural noun: `is_plural_noun`.
+A number is left alone by a unit (`UNITS`, `COUNTED`), by a word that only places it (`LINKS`), and
+by the words of the question. `CHANGING` words give another number, make it doubtful or take it
+back; they are never harmless, in the question or out of it. A word that stands nowhere here is not
+known, so it spoils the answer. The one open class is the plural noun: `is_plural_noun`.
 
-Sources: units of the SI brochure (9th edition, tables 2, 4 and 8) and of NIST Handbook 44, appendix C; counted things by their
-frequency after "How many" in GSM8K's training questions; number words as in Merriam-Webster's table of numbers.
+Sources: units of the SI brochure (9th edition, tables 2, 4 and 8) and of NIST Handbook 44, appendix
+C; counted things by their frequency after "How many" in GSM8K's training questions; number words as
+in Merriam-Webster's table of numbers.
 """
 
 
