@@ -11,7 +11,7 @@ from fractions import Fraction
 from typing import NamedTuple
 
 from envs.math.expressions import NoExpression, compute
-from envs.math.quantities import DRESS, Quantity, is_unit, plain, read_quantity, same_units
+from envs.math.quantities import DRESS, SIMPLE, Quantity, is_unit, plain, read_quantity, same_units
 from envs.math.statements import (
     APPROXIMATELY,
     Part,
@@ -57,6 +57,8 @@ class Comparison(NamedTuple):
 
 def agreement(truth: str, answer: str, *, question: str = "") -> bool | tuple[Comparison, ...]:
     """Whether `answer` is `truth`, or the comparisons that all have to hold for it."""
+    if SIMPLE.fullmatch(truth) and SIMPLE.fullmatch(answer):
+        return int(truth) == int(answer)
     if _same_text(truth, answer):
         return True
     number = truth_quantity(truth)
@@ -181,6 +183,8 @@ def is_mathematics(text: str, *, truth: str) -> bool:
     if not all(character.isascii() or character in SIGNS or character in truth for character in text):
         return False
     known = {word.lower() for word in LETTERS.findall(truth)}
+    if any(re.search(r"[A-Za-z]", match[1]) and match[1].strip() not in truth for match in DRESS.finditer(text)):
+        return False
     letters = set(COMMAND.sub(" ", truth))
     words = [word for word in LETTERS.findall(COMMAND.sub(" ", text)) if word.lower() not in known and word not in FUNCTIONS]
     return all(_is_product(word, letters) for word in words)

@@ -38,7 +38,7 @@ MARK = re.compile(
     | (?P<box>\\[fb]?box(?:ed)?(?![a-z]))
     | (?P<tag><answer>)
     | (?P<heading>^[\#*_ \t]{0,8}(?:final[ ])?answer[*_ \t]{0,8}$)
-    | (?P<colon>(?<![A-Za-z])ans(?:wer)?[ \t*_]{0,8}(?:\([^()\n]{1,40}\)|[ ](?:to|in|of|for)\b[^\n.:?!=]{1,80})?[ \t*_]{0,8}[:=])
+    | (?P<colon>(?<![A-Za-z])ans(?:wer)?[ \t*_]{0,8}(?:\([^()\n]{1,40}\)|[ ](?:to|in|of|for)\b[^\n.:?!=]{1,80})?[ \t*_}]{0,8}[:=\u2192])
     | (?P<phrase>(?<![A-Za-z])answers?(?:,?[ ](?:to|of|for|in|then|thus|therefore)\b[^\n.:?!=]{0,80}?)?(?:[ ](?:we|i)[ ][a-z]+)?
       (?:,?[ ](?:is|are|equals|comes[ ]to|(?:would|should|will|must)[ ]be)\b|'s\b):?)
     """,
@@ -81,6 +81,7 @@ RETRACTION = re.compile(
     r"(?:wrong|incorrect|not (?:right|correct|sure|certain)|mistaken|false|unsure|uncertain|a mistake)\b"
     r"|\b(?:not|n't) (?:\w+ )?(?:sure|certain|confident|right|correct)\b|\bi (?:\w+ )?guess"
     r"|\b(?:should|could|might|may) (?:\w+ )?(?:be|have been) (?!(?:correct|right|clear|fine|enough|helpful)\b)"
+    r"|\balso possible\b|\banother (?:possible )?answer\b"
     r"|\bmade (?:a|an) (?:mistake|error)|\bsecond thoughts?\b|\blet me (?:re|correct|fix|try)",
     re.IGNORECASE,
 )
@@ -150,7 +151,7 @@ def _content(text: str, start: int) -> tuple[str, int]:
 def _boxed(text: str, mark: re.Match[str], marks: deque[re.Match[str]], *, question: str) -> MarkedAnswer:
     content, end = _content(text, mark.end())
     marks = deque(earlier for earlier in marks if not (earlier["box"] and _content(text, earlier.end())[1] >= end))
-    after = MARKUP.sub(" ", text[end : end + SURROUNDINGS])
+    after = MARKUP.sub(" ", text[end : end + SURROUNDINGS]).replace("</s>", " ")
     attached = re.match(r"[A-Za-z]+", after)
     after = after[CLOSERS.match(after).end() :] if after[:1] not in "^_" else after  # type: ignore[union-attr]
     sentence, rest = _first_sentence(after)
@@ -244,6 +245,8 @@ def _sentence_begin(text: str, position: int) -> int:
 
 def _hedged_before(sentence: str) -> bool:
     """Whether the words directly before a mark make it doubtful."""
+    if not sentence.strip():
+        return False
     clause = plain(sentence).rpartition(",")[2]
     said = [word.lower().replace("\u2019", "'") for word in WORDS.findall(clause)][-3:]
     return bool(BEFORE_HEDGES & set(said)) and "equivalently" not in said
@@ -251,6 +254,8 @@ def _hedged_before(sentence: str) -> bool:
 
 def _taken_back(rest: str, answer: str) -> bool:
     """Whether a sentence after the answer takes it back, or the next line is another number."""
+    if not rest.strip():
+        return False
     sentences = [sentence for sentence in re.split(r"(?<=[.!?])\s+|\n+", rest[:SURROUNDINGS]) if sentence.strip()]
     for number, sentence in enumerate(sentences):
         first = WORDS.search(sentence)

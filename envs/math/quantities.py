@@ -76,7 +76,7 @@ PLAIN = (
 )
 FRACTIONS = ("1/2", "1/3", "2/3", "1/4", "3/4", "1/5", "1/6", "1/8", "3/8", "5/8", "7/8")
 VULGAR = dict(zip("½⅓⅔¼¾⅕⅙⅛⅜⅝⅞", FRACTIONS, strict=True))
-TOKEN = re.compile(r"o'clock|[A-Za-z]+(?:['\u2019][a-z]{1,2})?|°[CF]?|US\$|[%$€£¥₹¢/]|\^ ?\{? ?[23] ?\}?|\S")
+TOKEN = re.compile(r"o'clock|[A-Za-z]+(?:['\u2019][a-z]{0,2})?|°[CF]?|US\$|[%$€£¥₹¢/]|\^ ?\{? ?[23] ?\}?|\S")
 WORD = re.compile(r"[A-Za-z]+")
 NUMBER_WORDS = re.compile(rf"(?:(?:{'|'.join((*CARDINALS, *SCALES))}|and)(?:[ -]+|$|(?=[^A-Za-z])))+", re.IGNORECASE)
 SIGN_WORDS = re.compile(r"(?:negative|minus) +(?=\S)", re.IGNORECASE)
@@ -258,13 +258,13 @@ def _unit(token: str, *, before: list[str], after: list[str], spaced: bool) -> s
 
 
 def _leaves_alone(token: str, *, before: list[str], after: list[str], units: list[str], question: str) -> bool:
-    word = token.lower()
+    word = token.lower().rstrip("'\u2019")
     if token in DATES:
         return bool(before)
     if token[0] == "^":
         return bool(units) and units[-1] in LENGTHS
     if token == "/":
-        return bool(before and after)
+        return bool(after)
     if word == "times":
         return not before and not after
     if word in QUANTIFIERS:

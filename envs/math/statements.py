@@ -26,7 +26,7 @@ from envs.math.vocabulary import (
 
 MAX_PARTS = 6
 MARKUP = re.compile(
-    r"<\|[^|>]{1,40}\|>|</?(?:s|eos|answer|b|strong|em|i|p|span|div|br|center|code)(?: [^<>]{0,40})? ?/?>|\\n(?![a-z])",
+    r"<\|[^|>]{1,40}\|>|</?(?:eos|answer|b|strong|em|i|p|span|div|br|center|code)(?: [^<>]{0,40})? ?/?>|\\n(?![a-z])",
     re.IGNORECASE,
 )
 PAIRS = (
@@ -61,7 +61,7 @@ SAME = re.compile(
     r"|(?:,? +\\?(?:or|i\.e\.,?|that is,?|which is|which equals|aka|or equivalently|equivalently),? +)(?P<other>.*)$",
     re.IGNORECASE | re.DOTALL,
 )
-BECAUSE = re.compile(r",? +(?:because|since)\b.*$", re.IGNORECASE | re.DOTALL)
+BECAUSE = re.compile(r",? +\(?(?:because|since)\b.*$", re.IGNORECASE | re.DOTALL)
 REMARK = re.compile(r"(?:, +(?:which|as|so)\b| - |\s?\u2014\s?)[^0-9]*$", re.IGNORECASE)
 EQUALS = re.compile(r"(?<![<>!:=\\])=(?![=<>])|\\equiv(?![a-z])")
 APPROXIMATELY = re.compile(r"\\approx(?:eq)?(?![a-z])|\\simeq(?![a-z])|[\u2248\u2245]|\bapproximately\b", re.IGNORECASE)
@@ -91,6 +91,7 @@ def undressed(text: str) -> str:
     """`text` without markup, quotes, mathematics signs and brackets around the whole of it, and without signs that end a sentence."""
     before = None
     text = MARKUP.sub(" ", text) if "<" in text or "\\n" in text else text
+    text = text.removesuffix("</s>") if "<s>" not in text else text  # the end of a sequence, not of struck words
     while text != before:
         before = text
         text = text.strip()
@@ -209,7 +210,7 @@ def _equated(text: str, *, question: str, left: int) -> tuple[Part, ...] | None:
 
 def _introduced(text: str, *, question: str, left: int) -> tuple[Part, ...] | None:
     """`Natalia sold 72 clips`, `Total: 18`, `the answer is 18`."""
-    text = plain(text)
+    text = plain(text).replace("**", "")
     first = FIRST_NUMBER.search(text)
     if first is None:
         return _introduced_in_words(text, question=question)

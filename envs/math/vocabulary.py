@@ -138,7 +138,7 @@ LINKS = words("of per a an the in for on at from to by with and each every")
 """They need a further word after them; `and` and `to` never join two numbers, as one number is all that an answer holds."""
 CLOSINGS = words(
     """
-    total altogether all overall left remaining each apiece together combined old tall long wide
+    total altogether all overall left remaining each apiece daily weekly monthly yearly together combined old tall long wide
     deep high away apart square squared sq cubic whole full different distinct possible new red
     blue green yellow white black pink purple brown large small big little long clock age time
     speed area volume length width height cost price change now today tomorrow week day year
@@ -249,13 +249,13 @@ HEDGES = (ALTERNATIVES | DOUBTS | NEGATIONS | RETRACTIONS) - words(
 """Words that make an answer doubtful wherever they stand in its sentence."""
 AMBIGUOUS = words("quarters cubes squares roots scores couples")
 """Changing words that are things where the question speaks of them: coins, blocks, plants."""
-QUANTIFIERS = words("more fewer less additional extra")
+QUANTIFIERS = words("more fewer additional extra")
 """Changing words that leave a number alone directly before what is counted: `5 more dollars`, but not `5 less than`;
 at the end only where the question has them."""
 
 NO_NOUNS = words(
     """
-    this thus plus minus as is was has does yes less unless perhaps always sometimes besides
+    tops this thus plus minus as is was has does yes less unless perhaps always sometimes besides
     towards afterwards nevertheless nonetheless versus us his hers its ours yours theirs whereas
     across equals means says looks gets goes lets seems sounds feels happens makes becomes works
     others else indeed results ends begins varies differs
