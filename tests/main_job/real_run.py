@@ -9,8 +9,12 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+
+from benchmarks.processes import RAY_AGENTS, descendants_of, living_processes, processes_of_session
+
+__all__ = ["RAY_AGENTS", "RealRun", "descendants_of", "living_processes"]
 
 SMALL_JOB = (
     *("data.train_batch_size=2", "actor_rollout_ref.rollout.n=3"),
@@ -24,9 +28,6 @@ SMALL_JOB = (
     "actor_rollout_ref.model.options={chunk_length: 4, width: 16}",
 )
 CARTPOLE = ("env=gymnasium", "env.id=CartPole-v1")
-# After the command was killed, Ray 2.60's two agents wait 60 s for a word of the GCS that died with it (publish_error_to_driver in
-# ray/_private/utils.py), 2 s after they found the raylet gone; 62 s were measured. They hold no simulator and no port that a run needs.
-RAY_AGENTS = ("ray::DashboardAgent", "ray::RuntimeEnvAgent")
 AGENTS_END_WITHIN_S = 120.0
 START_S = 1500.0  # until something is seen of a run, which takes 40 s on two idle cores; for hangs alone
 
@@ -67,7 +68,7 @@ class RealRun:
 
     def processes(self) -> dict[int, str]:
         """Title by number of every process of this run that lives."""
-        return {pid: title for pid, title in living_processes() if _session_of(pid) == self.process.pid}
+        return processes_of_session(self.process.pid)
 
     def wait_until(self, happened: Callable[[], bool], *, timeout_s: float = START_S) -> None:
         """Wait for something; AssertionError with the run's text where it does not come, or the run ends before."""
@@ -101,44 +102,3 @@ class RealRun:
             except ProcessLookupError:
                 continue
         self.process.wait()
-
-
-def living_processes() -> list[tuple[int, str]]:
-    """Number and title of every process of this machine that is no zombie."""
-    found = []
-    for folder in Path("/proc").iterdir():
-        if not folder.name.isdecimal():
-            continue
-        try:
-            state = _after_name(folder)[0]
-            title = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
-        except (FileNotFoundError, ProcessLookupError):
-            continue  # it ended meanwhile
-        if state != "Z":
-            found.append((int(folder.name), title))
-    return found
-
-
-def descendants_of(pids: Collection[int]) -> set[int]:
-    """Numbers of the living processes that these have started, or that those have started."""
-    parents = {pid: _entry_of(pid, 1) for pid, _ in living_processes()}
-    found: set[int] = set()
-    while new := {pid for pid, parent in parents.items() if parent in {*pids, *found}} - found:
-        found |= new
-    return found
-
-
-def _session_of(pid: int) -> int | None:
-    return _entry_of(pid, 3)
-
-
-def _entry_of(pid: int, entry: int) -> int | None:
-    try:
-        return int(_after_name(Path(f"/proc/{pid}"))[entry])
-    except (FileNotFoundError, ProcessLookupError):
-        return None
-
-
-def _after_name(folder: Path) -> list[str]:
-    """Fields of /proc/<pid>/stat behind the name, which may hold anything: state, parent, group, session, ..."""
-    return (folder / "stat").read_text().rpartition(")")[2].split()
