@@ -85,14 +85,17 @@ def _connected(settings: ClusterSettings, folder: Path | None) -> Iterator[None]
         raise KeyboardInterrupt from error
     except Exception as error:  # Ray raises just that where its own processes do not come up in time
         raise _no_session(settings, error) from error
-    from ray.exceptions import RayError
+    from ray.exceptions import RayError, RayTaskError
 
     vitals = Vitals(servers_of_cluster())
     try:
         yield
     except RayError as error:
         vitals.explain()
-        raise RunFailed(f"Ray failed: {in_a_line(error)}") from error
+        cause = error.cause if isinstance(error, RayTaskError) else error
+        if not isinstance(cause, RayError):
+            raise cause from error
+        raise RunFailed(f"Ray failed: {in_a_line(cause)}") from error
     finally:
         ray.shutdown()
 
