@@ -20,7 +20,11 @@ import pickle
 import re
 import shutil
 import stat
+import struct
+import tarfile
 import tempfile
+import zipfile
+import zlib
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -59,10 +63,11 @@ _NUMPY_GLOBALS: list[Any] = [
 ]
 
 
-# What torch's reader raises for bytes that it did not write: it takes them for a zip file, then for a program of its unpickler.
+# What torch's reader raises for bytes that it did not write: it takes them for a zip file, a tar file, then a program of its unpickler.
 UNREADABLE = (
     *(ArithmeticError, AssertionError, AttributeError, EOFError, LookupError, MemoryError, OSError),
     *(pickle.UnpicklingError, RuntimeError, TypeError, ValueError),
+    *(struct.error, tarfile.TarError, zipfile.BadZipFile, zlib.error),
 )
 
 
