@@ -251,6 +251,8 @@ async def _must_raise(call: Coroutine[Any, Any, Any], kind: type[Exception], wha
     outcome: Any = (await asyncio.gather(call, return_exceptions=True))[0]
     if isinstance(outcome, kind):
         return
+    if isinstance(outcome, KeyboardInterrupt):
+        raise outcome
     if isinstance(outcome, BaseException):
         raise AssertionError(f"check_env: {what} must raise {kind.__name__}, but raised {outcome!r}.") from outcome
     _fail(f"{what} must raise {kind.__name__}, but was accepted")

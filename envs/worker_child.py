@@ -50,6 +50,8 @@ def _own_streams() -> tuple[BinaryIO, BinaryIO]:
 
 async def _answer(function: Callable[[Any], Any], argument: Any) -> dict[str, Any]:
     outcome: Any = (await asyncio.gather(_call(function, argument), return_exceptions=True))[0]
+    if isinstance(outcome, KeyboardInterrupt):
+        raise outcome
     if isinstance(outcome, BaseException):
         return {"raised": f"{type(outcome).__name__}: {outcome}"[:2000]}
     return {"result": outcome}

@@ -7,6 +7,8 @@ import of siirl looks where each would be imported from, without importing it, a
 import importlib.util
 from pathlib import Path
 
+from siirl import interrupts
+
 COMPANIONS = ("envs", "vjepa", "pipelines")
 
 
@@ -24,4 +26,6 @@ def check_companions() -> None:
             )
 
 
+if interrupts.is_command():  # a signal must not meet a command unprepared while it imports what it needs, for seconds
+    interrupts.listen()
 check_companions()

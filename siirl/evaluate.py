@@ -16,15 +16,16 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from siirl import interrupts
 from siirl.errors import ConfigError, SiirlError, UnknownNameError
-from siirl.params.ending import FAILED, INTERRUPTED, REFUSED, end_on_signals, end_without_reader
+from siirl.params.ending import FAILED, REFUSED, end_without_reader, interrupted
 from siirl.params.problems import REFUSALS
 
 ACTIONS = {"sampled": (False,), "argmax": (True,), "both": (False, True)}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command; returns its exit status: 0 done, 1 failed, 2 refused, 130 interrupted."""
+    """Run the command; returns its exit status: 0 done, 1 failed, 2 refused, 130, 143 or 129 interrupted."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     if {"--help", "-h"} & set(words):
         print(__doc__)
@@ -48,8 +49,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _end(REFUSED, str(error))
     except SiirlError as error:
         return _end(FAILED, f"the evaluation failed: {error}")
-    except KeyboardInterrupt:
-        return _end(INTERRUPTED, "interrupted")
+    except KeyboardInterrupt as interrupt:
+        return _end(interrupted(interrupt), "interrupted")
     except BrokenPipeError:
         return end_without_reader()
     return 0
@@ -69,7 +70,7 @@ def _take(words: list[str], key: str, *, default: Any) -> tuple[str | None, list
 
 def command() -> None:
     """The command as a process of its own, which signals may end."""
-    end_on_signals()
+    interrupts.listen()
     sys.exit(main())
 
 

@@ -25,9 +25,10 @@ from rich.table import Table
 
 from envs.base import Environment, FrameBuffer, FrameRequest, Frames
 from envs.registry import make_env
+from siirl import interrupts
 from siirl.dag_worker.recorder import VIDEOS_FOLDER, VideoSample, annotate, read_index, write_video
 from siirl.errors import ConfigError, MissingAssetError, SiirlError, UnknownNameError
-from siirl.params.ending import FAILED, INTERRUPTED, REFUSED, end, end_on_signals, end_without_reader
+from siirl.params.ending import FAILED, REFUSED, end, end_without_reader, interrupted
 from siirl.params.env_args import LARGEST_PICTURE
 from siirl.params.parser import parse_config
 from siirl.params.plug_ins import import_user_modules
@@ -68,7 +69,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (SiirlError, OSError, ValueError, RuntimeError) as error:
         return end(FAILED, f"the replay failed: {error}", error)
     except KeyboardInterrupt as interrupt:
-        return end(INTERRUPTED, "interrupted", interrupt)
+        return end(interrupted(interrupt), "interrupted", interrupt)
 
 
 def check_frames(flags: argparse.Namespace) -> None:
@@ -171,7 +172,7 @@ def _find(rows: Sequence[Row], uid: str) -> Row:
 
 def command() -> None:
     """The command as a process of its own, which signals may end."""
-    end_on_signals()
+    interrupts.listen()
     sys.exit(main())
 
 

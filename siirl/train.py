@@ -1,17 +1,19 @@
 """`python -m siirl.train [group=option ...] [key=value ...]`: read, check, print the plan, run. `--help` lists what there is.
 
 Everything that can be refused is refused before a process starts, all reasons together where they are known together.
-Exit status: 0 done, 1 the run failed, 2 the configuration cannot work, 130 interrupted. Left out: the run itself (siirl.dag_worker).
+Exit status: 0 done, 1 the run failed, 2 the configuration cannot work, 128 + the signal's number where it was interrupted: 130 by Ctrl-C,
+143 by SIGTERM, 129 by SIGHUP (siirl.interrupts). Left out: the run itself (siirl.dag_worker).
 """
 
 import os
 import sys
 from collections.abc import Sequence
 
+from siirl import interrupts
 from siirl.errors import SiirlError
 from siirl.params import SiiRLArguments
 from siirl.params.command_line import Action, CommandLine, read_command_line
-from siirl.params.ending import FAILED, INTERRUPTED, REFUSED, end, end_on_signals, end_without_reader
+from siirl.params.ending import FAILED, REFUSED, end, end_without_reader, interrupted
 from siirl.params.help import help_text
 from siirl.params.parser import parse, to_yaml
 from siirl.params.problems import REFUSALS
@@ -29,7 +31,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except SiirlError as error:
         return end(FAILED, f"the run failed: {error}", error)
     except KeyboardInterrupt as interrupt:
-        return end(INTERRUPTED, "interrupted", interrupt)
+        return end(interrupted(interrupt), "interrupted", interrupt)
     except BrokenPipeError:
         return end_without_reader()
     return 0
@@ -73,7 +75,7 @@ def _train(config: SiiRLArguments, *, start: bool) -> None:
 
 def command() -> None:
     """The command as a process of its own, which signals may end."""
-    end_on_signals()
+    interrupts.listen()
     os.environ.update(short_waits())
     sys.exit(main())
 

@@ -16,8 +16,9 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
+from siirl import interrupts
 from siirl.errors import ConfigError, SiirlError
-from siirl.params.ending import FAILED, INTERRUPTED, REFUSED, end, end_on_signals
+from siirl.params.ending import FAILED, REFUSED, end, interrupted
 from siirl.params.parser import parse_config
 from siirl.params.problems import REFUSALS
 
@@ -29,7 +30,7 @@ ALONE = (
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command; returns its exit status: 0 done, 1 failed, 2 refused, 130 interrupted."""
+    """Run the command; returns its exit status: 0 done, 1 failed, 2 refused, 130, 143 or 129 interrupted."""
     flags = _parser().parse_intermixed_args(arguments)
     try:
         check_places(flags)
@@ -44,7 +45,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (SiirlError, OSError) as error:
         return end(FAILED, f"the warm start failed: {error}", error)
     except KeyboardInterrupt as interrupt:
-        return end(INTERRUPTED, "interrupted", interrupt)
+        return end(interrupted(interrupt), "interrupted", interrupt)
     return 0
 
 
@@ -119,7 +120,7 @@ def number(text: str) -> float:
 
 def command() -> None:
     """The command as a process of its own, which signals may end."""
-    end_on_signals()
+    interrupts.listen()
     sys.exit(main())
 
 

@@ -36,6 +36,7 @@ import torch
 
 from envs.archives import check_stored
 from siirl.dag_worker.manifest import (
+    EVALUATION_DUE,
     FORMAT,
     LATEST,
     MANIFEST,
@@ -78,6 +79,8 @@ class Checkpoint:
     folder: Path
     step: int
     state: dict[str, Any]
+    evaluation_due: bool = False
+    """Whether a run that goes on from here begins with the evaluation of the step."""
 
 
 class CheckpointManager:
@@ -106,13 +109,14 @@ class CheckpointManager:
         self.folder, self.engines, self.ranks, self.keep, self.export = folder, engines, ranks, keep, export
         self._on_rank_0(self._prepare)
 
-    def save(self, *, step: int, state: dict[str, Any]) -> Path:
+    def save(self, *, step: int, state: dict[str, Any], evaluation_due: bool = False) -> Path:
         """Write a checkpoint and make it the newest.
 
         Args:
             step: Number of the training step after which it is taken.
             state: Whatever else the next step depends on: numbers, strings, tensors and numpy arrays in dicts, lists and tuples. It must
                 be the same on every rank; what differs, its owner gathers first.
+            evaluation_due: See `Checkpoint`.
 
         Returns:
             The folder of the checkpoint.
@@ -130,7 +134,7 @@ class CheckpointManager:
                 except OSError as error:
                     failure = self._not_written(error)
                 fail_together(self.ranks, failure)
-            return self.ranks.broadcast_object(self._on_rank_0(lambda: self._finish(unfinished, step, state)))
+            return self.ranks.broadcast_object(self._on_rank_0(lambda: self._finish(unfinished, step, state, evaluation_due)))
 
     def load(self, checkpoint: Path | None = None) -> Checkpoint:
         """Put weights and moments of a checkpoint into the engines, and return the rest of it.
@@ -179,13 +183,14 @@ class CheckpointManager:
         remove_unfinished(self.folder)
         tempfile.TemporaryFile(dir=self.folder).close()
 
-    def _finish(self, unfinished: Path, step: int, state: dict[str, Any]) -> Path:
+    def _finish(self, unfinished: Path, step: int, state: dict[str, Any], evaluation_due: bool) -> Path:
         _write_state(unfinished / STATE_FILE, state)
         self.export(unfinished)
         for name in self.engines:
             let_others_read(unfinished / name)
         files = {str(path.relative_to(unfinished)): fingerprint(path) for path in sorted(unfinished.rglob("*")) if path.is_file()}
-        manifest = {"format": FORMAT, "step": step, "engines": sorted(self.engines), "torch": torch.__version__, "files": files}
+        engines, told = sorted(self.engines), {EVALUATION_DUE: True} if evaluation_due else {}
+        manifest = {"format": FORMAT, "step": step, **told, "engines": engines, "torch": torch.__version__, "files": files}
         (unfinished / MANIFEST).write_text(json.dumps(manifest, indent=1) + "\n")
         for path in [*unfinished.rglob("*"), unfinished]:
             _flush(path)
@@ -220,7 +225,8 @@ class CheckpointManager:
                 f"{folder} holds another job: expected the engines {sorted(self.engines)}, found {manifest['engines']}. "
                 "Choose the checkpoint or the pipeline to fit."
             )
-        return Checkpoint(folder=folder, step=manifest["step"], state=_read_state(folder / STATE_FILE))
+        state = _read_state(folder / STATE_FILE)
+        return Checkpoint(folder=folder, step=manifest["step"], state=state, evaluation_due=manifest.get(EVALUATION_DUE, False))
 
 
 def _write_state(file: Path, state: dict[str, Any]) -> None:

@@ -5,8 +5,11 @@ The loop is short on purpose: load prompts, run the graph's nodes in order, save
 event, so that the worker is the same in a Ray actor and in a debugger.
 """
 
+import copy
+import functools
 import gc
 import os
+import signal
 import socket
 import time
 from collections.abc import Callable, Iterator
@@ -22,7 +25,7 @@ from siirl.dag_worker.build import build_embodied
 from siirl.dag_worker.build_critic import needs_critic
 from siirl.dag_worker.build_text import build_text
 from siirl.dag_worker.checkpoint import read_manifest, resolve_checkpoint
-from siirl.dag_worker.events import Activity, Event, StepDone
+from siirl.dag_worker.events import Activity, Ended, Event, Ready, StepDone
 from siirl.dag_worker.metric_worker import MetricWorker
 from siirl.dag_worker.plug_ins import load_plug_ins
 from siirl.dag_worker.rank import Rank
@@ -33,6 +36,8 @@ from siirl.data_coordinator.sample import Sample, Samples2Dict
 from siirl.engine.collectives import join, leave
 from siirl.errors import CheckpointError, ConfigError, SiirlError
 from siirl.execution.dag import Node, NodeOutput, NodeType, TaskGraph
+from siirl.interrupts import STOP, Interrupted
+from siirl.occupation import OCCUPATION
 from siirl.params import SiiRLArguments, sizes
 from siirl.params.build import as_text
 from siirl.params.domain_checks import is_text
@@ -96,12 +101,17 @@ class DAGWorker:
         self.metrics = MetricWorker(gather=self.ranks.gather_objects, warns=rank == 0)
         self.global_steps = 0
         self.parts: Rank | None = None
+        self._before: dict[str, Any] | None = None  # state before the step whose weights have not changed yet
+        self._saved: int | None = None  # the newest step of which there is a checkpoint
+        self._evaluation_due = False
 
     def run(self) -> Iterator[Event]:
         """The whole job; simulators and process group are ended whatever happens."""
         try:
             yield Activity("starting simulators and loading the policy")
-            self.init_graph()
+            with OCCUPATION.doing("starts simulators and loads the policy"):
+                self.init_graph()
+            yield Ready()
             yield from self.execute_task_graph()
         finally:
             self.close()
@@ -123,20 +133,32 @@ class DAGWorker:
         if resume is not None:
             checkpoint = self.parts.checkpoints.load(resume)
             load_state(self.parts, checkpoint.state, folder=checkpoint.folder)
-            self.global_steps = checkpoint.step
+            self.global_steps = self._saved = checkpoint.step
+            self._evaluation_due = checkpoint.evaluation_due
         self.parts.rollout.start()
         self.parts.context.weights.sync()
         gc.collect()
         gc.freeze()  # what was made stays to the end; looking through it took a sixth of a profiled step of short answers
 
     def execute_task_graph(self) -> Iterator[Event]:
-        """Evaluate, train, evaluate; yields metrics as they come.
+        """Evaluate, train, evaluate; yields metrics as they come. A request to end (siirl.interrupts) ends it with a checkpoint.
 
         Raises:
             ConfigError: A run that goes on after its last step; how many there are in a number of epochs, only the loader knows.
         """
+        try:
+            yield from self._steps()
+        except Interrupted:
+            yield Activity("saving before the end")
+            yield Ended(self._save_what_is_trained())
+
+    def _steps(self) -> Iterator[Event]:
         trainer, begin = self.config.trainer, time.monotonic()
-        if self.global_steps > 0 and self._is_last(begin):
+        if self._evaluation_due:
+            yield from self._evaluate()
+            yield StepDone(self.global_steps, self.metrics.reduce())
+            self._save()
+        elif self.global_steps > 0 and self._is_last(begin):
             raise ConfigError(
                 f"trainer.resume={trainer.resume}: after step {self.global_steps} none is left: raise trainer.total_steps="
                 f"{as_text(trainer.total_steps)} or trainer.total_epochs={trainer.total_epochs}."
@@ -150,14 +172,22 @@ class DAGWorker:
             with self._profiled():
                 self._run_training_step()
             last = self._is_last(begin)
-            if last or (trainer.test_freq > 0 and self.global_steps % trainer.test_freq == 0):
-                yield from self._evaluate()
+            due = last or (trainer.test_freq > 0 and self.global_steps % trainer.test_freq == 0)
+            self._evaluation_due = due and trainer.val_episodes > 0
+            try:
+                if self._evaluation_due:
+                    self._heed_request()
+                    yield from self._evaluate()
+            except Interrupted:
+                yield StepDone(self.global_steps, self.metrics.reduce())
+                raise
             yield StepDone(self.global_steps, self.metrics.reduce())
             if last or (trainer.save_freq > 0 and self.global_steps % trainer.save_freq == 0):
                 self._save()
 
     def close(self) -> None:
         """End environments, graders, files and the process group; safe to call twice."""
+        STOP.hold(False)
         if self.parts is not None:
             self.parts.rollout.close()
             self.parts.shown.close()
@@ -169,6 +199,7 @@ class DAGWorker:
 
     def _run_training_step(self) -> None:
         assert self.parts is not None
+        self._before = copy.deepcopy(self.parts.state())
         context = self.parts.context
         context.step = self.global_steps
         context.round, context.drawn_prompts = 0, self.config.data.train_batch_size
@@ -181,6 +212,8 @@ class DAGWorker:
             batch = self._run_node(node, batch)
         context.redistribution.acknowledge()
         context.domain.rewarded({})
+        self._before = None
+        STOP.hold(False)
         self.metrics.record({"time/step_s": time.perf_counter() - begin, "policy/version": float(context.weights.version)})
 
     def _run_node(self, node: Node, batch: Any) -> Any:
@@ -200,16 +233,22 @@ class DAGWorker:
 
     def _call_node(self, node: Node, batch: Any) -> NodeOutput:
         assert self.parts is not None
+        if self._before is not None:
+            self._heed_request()
+        if node.node_type is NodeType.MODEL_TRAIN:  # weights change from here on: the step is finished, whatever is requested
+            self._before = None
+            STOP.hold(True)
         started = time.perf_counter()
-        output = self.taskgraph.run_node(
-            node.node_id,
-            batch=batch,
-            copy=shallow_copy,
-            config=self.config,
-            context=self.parts.context,
-            process_group=self.ranks.group,
-            agent_group=node.agent_group,
-        )
+        with OCCUPATION.doing(f"computes node {node.node_id} of step {self.global_steps}"):
+            output = self.taskgraph.run_node(
+                node.node_id,
+                batch=batch,
+                copy=shallow_copy,
+                config=self.config,
+                context=self.parts.context,
+                process_group=self.ranks.group,
+                agent_group=node.agent_group,
+            )
         if self.config.dag.enable_perf and self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
         place_rewards(output.batch, before=batch)
@@ -227,17 +266,37 @@ class DAGWorker:
 
     def _evaluate(self) -> Iterator[Event]:
         assert self.parts is not None
-        if self.config.trainer.val_episodes == 0:
-            return
         yield Activity("evaluating on held-out episodes")
         begin = time.perf_counter()
-        for greedy in self.parts.validator.kinds:
-            self.metrics.record(self.parts.validator.evaluate(step=self.global_steps, greedy=greedy, record=not greedy))
+        evaluate = functools.partial(self.parts.validator.evaluate, step=self.global_steps)
+        with OCCUPATION.doing(f"evaluates step {self.global_steps}"):
+            found = [evaluate(greedy=greedy, record=not greedy) for greedy in self.parts.validator.kinds]
+        for metrics in found:
+            self.metrics.record(metrics)
         self.metrics.record({"time/evaluation_s": time.perf_counter() - begin})
+        self._evaluation_due = False
 
     def _save(self) -> None:
         assert self.parts is not None
-        self.parts.checkpoints.save(step=self.global_steps, state=self.parts.state())
+        with OCCUPATION.doing(f"saves step {self.global_steps}"):
+            self.parts.checkpoints.save(step=self.global_steps, state=self.parts.state())
+        self._saved = self.global_steps
+
+    def _heed_request(self) -> None:
+        """Raise Interrupted, on all ranks alike, where rank 0 has been asked to end; not while a step changes weights."""
+        if self.ranks.broadcast_object(STOP.requested):
+            raise Interrupted(STOP.number or signal.SIGTERM)
+
+    def _save_what_is_trained(self) -> int:
+        """Write a checkpoint unless there is one of it; returns its step. A step whose weights have not changed yet is done again."""
+        assert self.parts is not None
+        if self._before is not None:
+            step, state = self.global_steps - 1, self._before
+        else:
+            step, state = self.global_steps, self.parts.state()
+        if step not in (0, self._saved):
+            self.parts.checkpoints.save(step=step, state=state, evaluation_due=self._evaluation_due)
+        return step
 
     def _is_last(self, begin: float) -> bool:
         """Whether the run is over; decided by rank 0's clock, so that no rank waits for one that left."""

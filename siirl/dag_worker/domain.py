@@ -75,7 +75,7 @@ class EpisodeDomain:
         if greedy:
             requests = [dataclasses.replace(request, uid=f"{request.uid}-greedy", greedy=True) for request in requests]
         result, stats = self.rollout.generate(requests, embed=True)
-        check_failures(result.failed, episodes=len(requests), max_failed_share=self.config.env.max_failed_share, ranks=self.ranks)
+        check_failures(result, episodes=len(requests), max_failed_share=self.config.env.max_failed_share, ranks=self.ranks)
         self.recorder.keep(result.trajectories, kind="train", step=step)
         return NodeOutput(batch=result.batch(), metrics=self.measure(result, stats))
 

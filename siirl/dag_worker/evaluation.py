@@ -15,6 +15,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
+from siirl import interrupts
 from siirl.dag_worker.build import build_evaluation
 from siirl.dag_worker.build_text import build_text_evaluation
 from siirl.dag_worker.checkpoint import read_manifest, resolve_checkpoint
@@ -87,7 +88,10 @@ def evaluate(checkpoint: Path, overrides: Sequence[str], *, kinds: Sequence[bool
         check_policy(config, spec)
     if resume is not None and not published:
         raise ConfigError(f"resume={resume} goes on with an evaluation by a published protocol: env=libero env.states=all.")
-    with run_folder(config, needed_bytes=10_000_000) as folder:
+    with (
+        run_folder(config, needed_bytes=10_000_000, tell=lambda folder: "") as folder,
+        interrupts.first_finish(config.trainer.grace_s),
+    ):
         description = {"checkpoint": str(checkpoint), "policy_folder": str(policy_folder), "notice": spec.notice, **sampling_of(config)}
         if published:
             weights = weight_files(policy_folder)

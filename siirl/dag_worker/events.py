@@ -20,4 +20,16 @@ class StepDone:
     metrics: dict[str, Reduced]
 
 
-Event = Activity | StepDone
+@dataclass(frozen=True)
+class Ready:
+    """Everything is up; from here on the worker ends in peace when it is asked to (siirl.interrupts)."""
+
+
+@dataclass(frozen=True)
+class Ended:
+    """The worker was asked to end before its time, and has; the run can go on after `step`."""
+
+    step: int
+
+
+Event = Activity | StepDone | Ready | Ended

@@ -2,6 +2,8 @@
 
 import dataclasses
 import functools
+import os
+import signal
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, closing, nullcontext
 from pathlib import Path
@@ -10,10 +12,11 @@ from typing import Any
 import torch
 from rich.console import Console
 
+from siirl import interrupts, stacks
 from siirl.dag_worker.checkpoint import read_manifest, resolve_checkpoint
 from siirl.dag_worker.console import score_table, success_table
 from siirl.dag_worker.dagworker import DAGWorker
-from siirl.dag_worker.events import Activity, Event
+from siirl.dag_worker.events import Activity, Ended, Event, Ready
 from siirl.dag_worker.metric_writers import MetricWriters, RunDescription
 from siirl.dag_worker.metrics import Reduced
 from siirl.dag_worker.recorder import VIDEOS_FOLDER
@@ -28,6 +31,8 @@ from siirl.execution.scheduler.launch import ClusterSettings, ray_session, run_l
 from siirl.execution.scheduler.placement import Layout, machines, require_machines
 from siirl.execution.scheduler.process_group_manager import ProcessGroupManager
 from siirl.execution.scheduler.task_scheduler import TaskScheduler
+from siirl.execution.scheduler.watchdog import OwnWatch
+from siirl.interrupts import STOP, Interrupted
 from siirl.params import SiiRLArguments
 from siirl.params.first_look import describe_env
 from siirl.params.machine import device_slots
@@ -39,12 +44,15 @@ MEAN_SCORE = "val/all/mean_score"  # and this one where it may leave some withou
 
 
 def run(config: SiiRLArguments, graph: TaskGraph, run_folder: Path) -> None:
-    """Train to the end, and close with what became of the policy. Ctrl-C ends every process; the last checkpoint stays.
+    """Train to the end, and close with what became of the policy.
 
     Args:
         config: The job, checked.
         graph: Its graph, checked.
         run_folder: Where everything is written.
+
+    Raises:
+        Interrupted: The run was asked to end, and can go on from a checkpoint of what it had trained.
     """
     description = RunDescription(
         folder=run_folder,
@@ -56,21 +64,30 @@ def run(config: SiiRLArguments, graph: TaskGraph, run_folder: Path) -> None:
         notice=describe_env(config).notice,
     )
     evaluated: list[dict[str, Reduced]] = []
-    sentinels = Sentinels()
+    sentinels, ended = Sentinels(), False
     remove_rests(config, run_folder)
     with ExitStack() as stack:
+        stacks_folder = stack.enter_context(stacks.folder_of(run_folder))
         stack.enter_context(session(config))  # first: where the cluster refuses, nothing has been written
         layout = layout_of(config)
         writers = stack.enter_context(MetricWriters(config.trainer.logger, description))
-        for event in stack.enter_context(closing(start(config, graph, run_folder, layout))):
+        for event in stack.enter_context(closing(start(config, graph, run_folder, layout, stacks_folder))):
             if isinstance(event, Activity):
                 writers.activity(event.text)
+                continue
+            if isinstance(event, Ready):
+                stack.enter_context(interrupts.first_finish(config.trainer.grace_s))
+                continue
+            if isinstance(event, Ended):
+                ended = True
                 continue
             writers.write(step=event.step, metrics=event.metrics)
             for warning in sentinels.look(event.metrics) if event.step > 0 else ():
                 writers.warn(warning)
             if {MEAN_RETURN, MEAN_SCORE} & event.metrics.keys():
                 evaluated.append(event.metrics)
+    if ended:
+        raise Interrupted(STOP.number or signal.SIGTERM)
     show_summary(run_folder, report=write_report(run_folder), evaluated=evaluated)
 
 
@@ -113,7 +130,7 @@ def layout_of(config: SiiRLArguments) -> Layout:
     return layout
 
 
-def start(config: SiiRLArguments, graph: TaskGraph, run_folder: Path, layout: Layout) -> Generator[Event, None, None]:
+def start(config: SiiRLArguments, graph: TaskGraph, run_folder: Path, layout: Layout, stacks_folder: Path) -> Generator[Event, None, None]:
     """Start the ranks, within `session`, and yield what rank 0 tells."""
     scheduled = TaskScheduler(layout.nodes, layout.ranks_per_node).schedule_and_assign_tasks([graph])
     device_type = "cuda" if layout.gpus_per_rank else "cpu"
@@ -121,10 +138,13 @@ def start(config: SiiRLArguments, graph: TaskGraph, run_folder: Path, layout: La
     make = functools.partial(
         DAGWorker, config=config, graph=graph, world_size=layout.ranks, backend=groups.world.backend, run_folder=run_folder.absolute()
     )
+    hang_s = None if config.trainer.hang_minutes is None else 60 * config.trainer.hang_minutes
     if config.cluster.mode == "local":
-        yield from run_local(make)
+        with OwnWatch(limit_s=hang_s, folder=stacks_folder):
+            yield from run_local(make)
         return
-    yield from run_on_ray(functools.partial(make, connect=_coordinator_for(layout.ranks)), layout=layout)
+    make = functools.partial(make, connect=_coordinator_for(layout.ranks))
+    yield from run_on_ray(make, layout=layout, hang_s=hang_s, stacks_folder=stacks_folder)
 
 
 def _coordinator_for(ranks: int) -> Callable[[int], Redistribution] | None:
@@ -145,7 +165,8 @@ def _connect(redistribution: Callable[..., Redistribution], coordinator: Any, ra
 def cluster_settings(config: SiiRLArguments) -> ClusterSettings:
     """Where `cluster` says that processes run; each with one OpenMP thread, because they share the cores."""
     address = None if config.cluster.address is None else resolve_address(config.cluster.address)
-    return ClusterSettings(address=address, env_vars={"OMP_NUM_THREADS": "1", **short_waits()})
+    told = {name: os.environ[name] for name in (stacks.VARIABLE,) if name in os.environ}
+    return ClusterSettings(address=address, env_vars={"OMP_NUM_THREADS": "1", **short_waits(), **told})
 
 
 def show_summary(run_folder: Path, *, report: Path, evaluated: Sequence[dict[str, Reduced]]) -> None:

@@ -13,6 +13,7 @@ from siirl.params.documents import is_count, is_name, read_object, read_text
 
 LATEST, MANIFEST, STATE_FILE = "latest", "manifest.json", "state.pt"
 FORMAT = "siirl-checkpoint-1"
+EVALUATION_DUE = "evaluation_due"  # the run was interrupted before the evaluation of the step was over
 TAKE_EARLIER = "Choose an earlier checkpoint."
 
 
@@ -79,6 +80,8 @@ def _newest(pointer: Path) -> str:
 def _what_is_wrong(manifest: dict[str, Any]) -> str | None:
     """What was expected where a value is not what a manifest has; None where all are."""
     engines, files = manifest.get("engines"), manifest.get("files")
+    if not isinstance(manifest.get(EVALUATION_DUE, False), bool):
+        return f"{EVALUATION_DUE} to be true or false"
     if not is_count(manifest.get("step")):
         return "step to be the number of a training step"
     if not isinstance(engines, list) or not all(isinstance(name, str) for name in engines):

@@ -14,7 +14,7 @@ from envs.base import EnvSpec
 from siirl.dag_worker.build import make_encoder
 from siirl.dag_worker.build_critic import needs_critic
 from siirl.dag_worker.check_text import check_text
-from siirl.dag_worker.checkpoint import read_manifest, resolve_checkpoint
+from siirl.dag_worker.manifest import EVALUATION_DUE, read_manifest, resolve_checkpoint
 from siirl.dag_worker.metric_writers import check_loggers
 from siirl.dag_worker.plug_ins import load_plug_ins
 from siirl.engine.actor.actor_loss import ActorLoss
@@ -105,8 +105,9 @@ def check_resume(config: SiiRLArguments) -> str | None:
     config.trainer.resume = None if folder is None else str(folder)
     if folder is None:
         return None if wanted is None else f"anew: trainer.resume={wanted} finds no checkpoint of {config.trainer.experiment_name}"
-    step = int(read_manifest(resolve_checkpoint(folder))["step"])
-    if total is not None and step >= total:
+    manifest = read_manifest(resolve_checkpoint(folder))
+    step = int(manifest["step"])
+    if total is not None and step >= total and not manifest.get(EVALUATION_DUE, False):
         raise ConfigError(
             f"trainer.resume={wanted}: {folder} has done {step} steps, and trainer.total_steps={total}, so that none is left: raise "
             f"trainer.total_steps, or measure the policy: python -m siirl.evaluate checkpoint={folder}"

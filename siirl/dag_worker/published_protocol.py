@@ -169,7 +169,7 @@ def run_protocol(
                 requests = [_request(task, task_id, state, kind=kind, seed=seed) for state in missing]
                 kept = _KeptAtOnce(rollout.workflow, task=task, kind=kind, keep=keep)
                 result = rollout.inference.rollout_batch(requests, kept, on_done=on_done)
-                check_failures(result.failed, episodes=len(requests), max_failed_share=max_failed_share, ranks=OneProcess())
+                check_failures(result, episodes=len(requests), max_failed_share=max_failed_share, ranks=OneProcess())
     finally:
         rows.close()
     return episodes

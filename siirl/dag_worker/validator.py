@@ -106,7 +106,7 @@ class Validator:
         requests = self._requests(step=step, greedy=greedy, recorded=share_of(self.record, self.ranks) if record else 0)
         light = _WithoutPictures(self.rollout.workflow, show=lambda trajectory: self._show(trajectory, step=step))
         result, _ = self.rollout.generate(requests, embed=False, workflow=light, on_done=on_done)
-        check_failures(result.failed, episodes=len(requests), max_failed_share=self.max_failed_share, ranks=self.ranks)
+        check_failures(result, episodes=len(requests), max_failed_share=self.max_failed_share, ranks=self.ranks)
         self.recorder.keep(result.trajectories, kind="val", step=step)
         ungraded = [trajectory for trajectory in result.trajectories if not _outcome(trajectory).graded]
         rewards = {} if self.reward is None else self._rewards(RolloutResult(ungraded), self.reward)

@@ -17,8 +17,9 @@ from siirl.data_coordinator.protocol.batch import check_unique_uids, select_rows
 from siirl.data_coordinator.queues import Leftover, PartitionRequest, QueueKey
 from siirl.data_coordinator.sample import Dict2Samples, Sample, Samples2Dict
 from siirl.errors import InvariantError
+from siirl.occupation import OCCUPATION
 
-DEFAULT_TIMEOUT_S = 1800.0  # a rank that is this late has died; the message names it
+DEFAULT_TIMEOUT_S = 86_400.0  # another rank's rollout may be long; one that hangs is noticed by the watchdog
 
 
 class RayRedistribution:
@@ -60,7 +61,8 @@ class RayRedistribution:
         self._nodes.add(node)
         own = {sample.uid: sample for sample in Dict2Samples(batch)}
         self._put(key, list(own.values()))
-        lease: Lease = ray.get(self.coordinator.get_partition.remote(key, self.request, self.rank, None, self.timeout_s))
+        with OCCUPATION.doing("waits for the rows of the other ranks", waiting=True):
+            lease: Lease = ray.get(self.coordinator.get_partition.remote(key, self.request, self.rank, None, self.timeout_s))
         self._leases.append(lease)
         fetched = self._fetch(lease, own)
         return Samples2Dict(fetched) if fetched else select_rows(batch, [])

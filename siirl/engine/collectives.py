@@ -9,6 +9,7 @@ rank waits for one that left.
 
 import datetime
 import gc
+from contextlib import AbstractContextManager
 from typing import Any, Protocol, TypeVar
 
 import torch
@@ -19,11 +20,13 @@ from siirl.algos.ranks import OneRank, Ranks
 from siirl.engine.doors import admit_ranks_only, open_sockets
 from siirl.engine.network import listen_towards, meet
 from siirl.errors import InvariantError, SiirlError
+from siirl.occupation import OCCUPATION
 
 Thing = TypeVar("Thing")
 
-# A rank may wait for another's slowest rollout; a rank that is gone is noticed by its launcher, not by this limit.
-TIMEOUT = datetime.timedelta(hours=2)
+# A rank may wait for another's slowest rollout. One that is gone is noticed by its launcher, one that hangs by the watchdog
+# (siirl.execution.scheduler.watchdog), whose limit is 20 hours at most; this one speaks only where neither watches.
+TIMEOUT = datetime.timedelta(hours=24)
 
 
 class Collectives(Ranks, Protocol):
@@ -94,7 +97,8 @@ class GroupOfProcesses:
         padded = torch.zeros((max(counts), *rows.shape[1:]), dtype=rows.dtype, device=self.device)
         padded[: len(rows)] = rows.detach()
         parts = [torch.empty_like(padded) for _ in counts]
-        distributed.all_gather(parts, padded, group=self.group)
+        with _waiting("gather_rows"):
+            distributed.all_gather(parts, padded, group=self.group)
         start = sum(counts[: self.rank])
         gathered = torch.cat([part[:count] for part, count in zip(parts, counts, strict=True)])
         return gathered.to(rows.device), slice(start, start + len(rows))
@@ -102,19 +106,26 @@ class GroupOfProcesses:
     def gather_objects(self, thing: Thing) -> list[Thing]:
         """See Collectives."""
         things: list[Any] = [None] * self.size
-        distributed.all_gather_object(things, thing, group=self.group)
+        with _waiting("gather_objects"):
+            distributed.all_gather_object(things, thing, group=self.group)
         return things
 
     def broadcast_object(self, thing: Thing) -> Thing:
         """See Collectives."""
         things = [thing if self.rank == 0 else None]
-        distributed.broadcast_object_list(things, group=self.group, group_src=0)
+        with _waiting("broadcast_object"):
+            distributed.broadcast_object_list(things, group=self.group, group_src=0)
         return things[0]  # type: ignore[return-value]
 
     def _reduced(self, tensor: torch.Tensor, operation: distributed.ReduceOp.RedOpType) -> torch.Tensor:
         result = tensor.detach().to(self.device, copy=True)
-        distributed.all_reduce(result, op=operation, group=self.group)
+        with _waiting("all_reduce"):
+            distributed.all_reduce(result, op=operation, group=self.group)
         return result.to(tensor.device)
+
+
+def _waiting(call: str) -> AbstractContextManager[None]:
+    return OCCUPATION.doing(f"waits for the other ranks in {call}", waiting=True)
 
 
 def fail_together(ranks: Collectives, error: SiirlError | None) -> None:

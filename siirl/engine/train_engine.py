@@ -34,6 +34,7 @@ from siirl.engine.schedules import learning_rate_factor, warmup_length
 from siirl.engine.sharding import full_tensor, measure_reduction, repeated_blocks, shard, spread_like
 from siirl.engine.tensor_files import read_tensors, require_fitting, write_tensors
 from siirl.errors import CheckpointError, ConfigError, InvariantError, TensorError
+from siirl.occupation import OCCUPATION
 from siirl.params import OptimizerArguments
 
 # One gradient that overflowed is bad luck, three in a row are a broken model.
@@ -289,6 +290,7 @@ class TrainEngine(Generic[Scores]):
             fail_together(self.ranks, failure)
         number = max(1, int(self.ranks.maximum(torch.tensor(len(parts)))))
         for rows in parts:
+            OCCUPATION.got_on()
             yield take_rows(batch, rows).to(self.device), rows
         for _ in range(number - len(parts)):
             yield (batch[:1] if len(batch) else _row_of_zeros(batch)).to(self.device), ()

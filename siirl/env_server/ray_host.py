@@ -29,6 +29,7 @@ from ray import cloudpickle
 from ray.exceptions import ActorHandleNotFoundError
 from ray.util import get_node_ip_address
 
+from siirl import stacks
 from siirl.env_server import connection
 from siirl.env_server.connection import Address, ClientEnd
 from siirl.env_server.server import Answers, EnvServer, Raised, Request
@@ -53,6 +54,7 @@ class EnvServerActor:
         self._loop = asyncio.new_event_loop()
         self._server = EnvServer(env_name=env_name, env_kwargs=env_kwargs, num_envs=num_envs)
         self._secret = secret
+        stacks.register("environment_server")
 
     def open(self) -> Raised | Address:
         """Make the environments (see `EnvServer.open`); returns where `serve` will listen."""

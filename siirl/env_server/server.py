@@ -68,13 +68,12 @@ class EnvServer:
     async def open(self) -> Raised | None:
         """Make the environments; returns what went wrong, or None."""
         (outcome,) = await asyncio.gather(self._make(), return_exceptions=True)
-        return Raised.of(outcome) if isinstance(outcome, BaseException) else None
+        return _as_answer(outcome)
 
     async def handle(self, requests: Sequence[Request]) -> Answers:
         """Carry out `requests`, of one environment or of several; environments that wait for something else overlap."""
         outcomes = await asyncio.gather(*map(self._carry_out, requests), return_exceptions=True)
-        values = [Raised.of(outcome) if isinstance(outcome, BaseException) else outcome for outcome in outcomes]
-        return Answers(values, self._clock.take())
+        return Answers([_as_answer(outcome) for outcome in outcomes], self._clock.take())
 
     async def close(self) -> None:
         """Close every environment; one that raises does not keep the others open."""
@@ -89,6 +88,13 @@ class EnvServer:
         async with hosted.turn:
             with self._clock:
                 return await hosted.carry_out(request)
+
+
+def _as_answer(outcome: Any) -> Any:
+    """What an environment raised becomes an answer. An interrupt is nobody's fault, and ends the process that it was meant for."""
+    if isinstance(outcome, KeyboardInterrupt):
+        raise outcome
+    return Raised.of(outcome) if isinstance(outcome, BaseException) else outcome
 
 
 class _HostedEnvironment:

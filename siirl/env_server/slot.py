@@ -16,6 +16,7 @@ from siirl.env_server.server import Request
 from siirl.env_server.station import ServerFault, Station
 from siirl.env_server.tally import Tally
 from siirl.errors import SimulationFailed
+from siirl.occupation import OCCUPATION
 
 logger = logging.getLogger(__name__)
 
@@ -92,6 +93,7 @@ class Slot:
             except ValueError:
                 self._episode = None  # part of a refused chunk may have been executed: nobody knows where the episode is
                 raise
+        OCCUPATION.got_on()
         if method != "frames":
             episode.add(method, arguments, result)
         return result

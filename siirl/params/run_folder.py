@@ -1,6 +1,7 @@
 """The folder of one run, `<output_dir>/<experiment_name>/<time>/`: made when everything else has been checked, and tried out at once."""
 
 import errno
+import functools
 import os
 import shutil
 from collections.abc import Callable, Iterator
@@ -8,6 +9,7 @@ from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
 
+from siirl import interrupts, stacks
 from siirl.errors import ConfigError, RunFailed
 from siirl.params.files import NEWEST_CHECKPOINT
 from siirl.params.parser import to_yaml
@@ -31,6 +33,7 @@ def run_folder(
     needed_bytes: int,
     now: Callable[[], datetime] = datetime.now,
     measure_free: Callable[[Path], int] = free_bytes,
+    tell: Callable[[Path], str] | None = None,
 ) -> Iterator[Path]:
     """Make the folder with the resolved configuration in it; take it back if the run ends before it has written anything.
 
@@ -41,6 +44,7 @@ def run_folder(
         needed_bytes: What the run will write, as the plan estimates.
         now: The time that names the folder.
         measure_free: Free space on the disk of a folder.
+        tell: What to say of the folder where the run ends early; None: `way_on`.
 
     Raises:
         ConfigError: The place cannot be written, or is too full.
@@ -67,22 +71,35 @@ def run_folder(
     except ConfigError:
         _take_back(folder, made)
         raise
+    leave = functools.partial(_leave, folder, made, tell or functools.partial(way_on, before=config.trainer.resume))
     try:
-        yield folder
+        with interrupts.last_words(leave):
+            yield folder
     except BaseException as error:
-        if {entry.name for entry in folder.iterdir()} <= {CONFIG_FILE, PLAN_FILE}:
-            _take_back(folder, made)
+        note = leave()
+        if not folder.exists():
             raise
         failure = _as_failure(error, place)
-        failure.add_note(way_on(folder))
+        failure.add_note(note)
         if failure is error:
             raise
         raise failure from error
 
 
-def way_on(folder: Path) -> str:
-    """What a run that ended early has left, and how to go on from it."""
+def _leave(folder: Path, made: list[Path], tell: Callable[[Path], str]) -> str:
+    """Take back a folder in which nothing has been written; what to say of another."""
+    stacks.remove_empty(folder / stacks.FOLDER)
+    if {entry.name for entry in folder.iterdir()} <= {CONFIG_FILE, PLAN_FILE}:
+        _take_back(folder, made)
+        return ""
+    return tell(folder)
+
+
+def way_on(folder: Path, before: str | None = None) -> str:
+    """What a run that ended early has left, and how to go on from it, or from `before`, which it had gone on from itself."""
     pointer = folder / NEWEST_CHECKPOINT
+    if not pointer.is_file() and before is not None:
+        return f"There is no newer checkpoint than before\nGo on with trainer.resume={before}"
     if not pointer.is_file():
         return f"There is no checkpoint yet (trainer.save_freq); what there is: {folder}"
     name = pointer.read_text(errors="replace").strip()  # a run's last words do not fail where its disk does

@@ -58,6 +58,21 @@ class TrainingArguments:
         ("console", "tensorboard"), "What shows the metrics, beside metrics.jsonl.", choices=LOGGERS, plug_in=True
     )
     resume: str | None = option(None, "Go on from a run folder or a checkpoint; `auto`: the newest run of this experiment_name.")
+    grace_s: float = option(
+        25.0,
+        "Seconds in which a run ends after SIGTERM, SIGHUP or Ctrl-C, with a checkpoint of what it has trained; a second one ends it at "
+        "once.",
+        why="Kubernetes and Slurm kill after 30 (terminationGracePeriodSeconds, KillWait)",
+        above=0,
+        maximum=86_400,
+    )
+    hang_minutes: float | None = option(
+        30.0,
+        "Minutes without any progress, of a node, an episode or a micro-batch, after which the run ends with stack traces; null: never.",
+        why="a 7B policy of 15 GB loads in 25 from a disk of 10 MB/s; torch's own limit for gloo, too",
+        above=0,
+        maximum=1200,
+    )
     output_dir: str = option("outputs", "Folder of all runs.", why="nothing is written elsewhere")
     seed: int = option(0, "Fixes weights, tasks, actions and start states.", minimum=0, maximum=2**32 - 1)
     deterministic: bool = option(False, "Same run, same numbers, bit for bit on CPU.", why="waiting for a fixed order costs speed")

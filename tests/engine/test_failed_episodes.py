@@ -4,17 +4,19 @@ import pytest
 from ranks_at_work import run_on_ranks
 
 from siirl.engine.collectives import OneProcess
+from siirl.engine.rollout.executor import RolloutResult
 from siirl.engine.rollout.failures import check_failures
 from siirl.engine.rollout.workflow import EpisodeRequest
 from siirl.errors import SimulationFailed, TooManyFailures
+from siirl.interrupts import Interrupted
 
 SHARE = 0.05
 
 
 def failed(count):
-    """`count` failed episodes, with the seeds from 0 on."""
+    """A rollout with `count` failed episodes, with the seeds from 0 on."""
     requests = [EpisodeRequest(uid=str(i), group_id=0, task="push", task_id=0, trial_id=0, seed=i, policy_seed=(i,)) for i in range(count)]
-    return [(request, SimulationFailed("the server died three times")) for request in requests]
+    return RolloutResult(failed=[(request, SimulationFailed("the server died three times")) for request in requests])
 
 
 def words_of(ranks, failures_by_rank):
@@ -38,7 +40,7 @@ def test_exactly_the_share_goes_on_and_one_more_stops():
 
 
 def test_a_step_without_episodes_goes_on():
-    check_failures([], episodes=0, max_failed_share=0.0, ranks=OneProcess())
+    check_failures(RolloutResult(), episodes=0, max_failed_share=0.0, ranks=OneProcess())
 
 
 def test_two_ranks_judge_their_episodes_together_and_in_the_same_words():
@@ -47,3 +49,14 @@ def test_two_ranks_judge_their_episodes_together_and_in_the_same_words():
     assert first == second
     assert first[0] is None
     assert first[1].startswith("2 of 20 episodes could not be simulated")
+
+
+def number_of_the_interrupt(ranks):
+    """Of the signal that ends this rank, of which only rank 1 has heard."""
+    with pytest.raises(Interrupted) as caught:
+        check_failures(RolloutResult(broken_off=15 * ranks.rank), episodes=10, max_failed_share=SHARE, ranks=ranks)
+    return caught.value.number
+
+
+def test_a_rank_that_broke_off_ends_the_step_on_every_rank():
+    assert run_on_ranks(number_of_the_interrupt) == [15, 15]

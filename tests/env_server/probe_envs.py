@@ -154,3 +154,11 @@ class UnbuildableEnv(WalkEnv):
         super().__init__()
         if home not in (os.getpid(), os.getppid()):
             raise ImportError("libsimulator.so: cannot open shared object file")
+
+
+class InterruptedEnv(WalkEnv):
+    """Ctrl-C comes in its reset, where Python's own handler raises."""
+
+    async def reset(self, *, seed: int | None = None, options: Mapping[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        signal.raise_signal(signal.SIGINT)
+        return await super().reset(seed=seed, options=options)

@@ -12,6 +12,7 @@ from virtual_time import run_in_virtual_time
 
 from envs.base import FrameRequest
 from siirl.env_server.pool import EnvPool
+from siirl.env_server.server import EnvServer, Request
 from siirl.errors import ConfigError, SimulationFailed
 
 WALK = "probe_envs:WalkEnv"
@@ -361,3 +362,15 @@ def test_ray_is_not_imported_for_a_local_pool():
         [sys.executable, "-c", program], env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, check=True
     )
     assert done.stdout.split() == ["False", "False"]
+
+
+def test_an_interrupt_is_never_an_answer():
+    loop = asyncio.new_event_loop()
+    server = EnvServer(env_name="probe_envs:InterruptedEnv", env_kwargs={}, num_envs=1)
+    loop.run_until_complete(server.open())
+    handling = loop.create_task(server.handle([Request(0, "reset", (7, {}))]))
+    with pytest.raises(KeyboardInterrupt):
+        loop.run_until_complete(handling)
+    with pytest.raises(KeyboardInterrupt):  # and not a fault of the environment, for the loop that runs on to close it
+        loop.run_until_complete(handling)
+    loop.close()

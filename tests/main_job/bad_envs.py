@@ -1,6 +1,7 @@
 """Environments of a user's own that go wrong when they are stepped; the spec says nothing of it."""
 
 import os
+import time
 from typing import Any
 
 import gymnasium
@@ -78,3 +79,17 @@ class RefusingEnv(StillEnv):
     async def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
         """See StillEnv."""
         raise ValueError("The states of task 'wait' do not fit its model: take both from one release.")
+
+
+class StuckEnv(StillEnv):
+    """Blocks its process for ever in the seventh reset there: the second step of the small job in one process."""
+
+    resets = 0
+
+    async def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        """See StillEnv."""
+        StuckEnv.resets += 1
+        if StuckEnv.resets == 7:
+            print("stuck", flush=True)
+            time.sleep(1e6)
+        return await super().reset(seed=seed, options=options)

@@ -47,3 +47,28 @@ def test_killed_and_resumed_equals_uninterrupted(start_run, cluster: tuple[str, 
     assert resumed.wait() == 0, resumed.text
     (resumed_folder,) = resumed.outputs.glob("resumed/*")
     assert last_step(resumed, resumed_folder) == last_step(whole, whole_folder)
+
+
+@pytest.mark.parametrize(
+    "evaluations", [("trainer.val_episodes=0",), ("trainer.val_episodes=2", "trainer.test_freq=1")], ids=["", "tested"]
+)
+def test_the_same_command_line_after_a_sigterm_ends_as_if_there_had_been_none(start_run, evaluations: tuple[str, ...]) -> None:
+    """As Slurm and Kubernetes start a job again. Where every step is tested, the signal may come in an evaluation, which is done again."""
+    command = (*JOB, "cluster=local", "trainer.resume=auto", "trainer.save_freq=100", *evaluations)
+    whole = start_run(*command)
+    assert whole.wait() == 0, whole.text
+    (whole_folder,) = whole.folders
+
+    command += ("trainer.experiment_name=again",)
+    first = start_run(*command)
+    first.wait_until(lambda: any(file.read_text() for file in first.outputs.glob("again/*/metrics.jsonl")))
+    first.process.send_signal(signal.SIGTERM)
+    assert first.wait() == 143, first.text
+    (first_folder,) = first.outputs.glob("again/*")
+    assert (first_folder / "checkpoints" / "latest").is_file()
+    assert not (first_folder / "checkpoints" / "step_00000030").exists()  # it was in the middle
+
+    second = start_run(*command)
+    assert second.wait() == 0, second.text
+    (second_folder,) = {*second.outputs.glob("again/*")} - {first_folder}
+    assert last_step(second, second_folder) == last_step(whole, whole_folder)

@@ -1,58 +1,142 @@
-"""Ctrl-C and SIGTERM on a real run: every process ends within seconds, the last checkpoint stays, and the user is told of it."""
+"""Signals to a real run: it saves what it has trained, says how to go on, and leaves no process; a second signal ends it at once."""
 
+import json
 import os
+import random
 import signal
+import time
+from pathlib import Path
 
 import pytest
 from real_run import AGENTS_END_WITHIN_S, RAY_AGENTS, RealRun
 
 from siirl.dag_worker.checkpoint import read_manifest, resolve_checkpoint
 
-ENDLESS = ("trainer.total_steps=100000",)
+ENDLESS = ("trainer.total_steps=100000", "trainer.save_freq=100000")
 ENDS_WITHIN_S = 60.0  # three seconds on an idle machine; tests share two cores with others
-INTERRUPTED = 130
+STATUS = {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGHUP: 129}
+APART_S = 1.2  # two signals within a second are one wish
+HERE = Path(__file__).parent
+OWN_ENVS = {"PYTHONPATH": os.pathsep.join([str(HERE), os.environ["PYTHONPATH"]])}
+STUCK = ("env=custom", "reward=return", "env.name=bad_envs:StuckEnv", "cluster=local", *ENDLESS)
 
 
-def in_training(start_run, *words: str) -> RealRun:
-    """A run that has written a checkpoint."""
-    run = start_run(*ENDLESS, *words)
-    run.wait_until(lambda: any(run.outputs.glob("*/*/checkpoints/latest")))
+def steps(folder: Path) -> list[int]:
+    """The steps in the metrics of a run folder."""
+    file = folder / "metrics.jsonl"
+    return [json.loads(line)["step"] for line in file.read_text().splitlines()] if file.is_file() else []
+
+
+def in_training(start_run, *words: str, **arguments) -> RealRun:
+    """A run that has done a step, and saved nothing."""
+    run = start_run(*ENDLESS, *words, **arguments)
+    run.wait_until(lambda: bool(run.folders) and steps(run.folders[0]) != [])
     return run
 
 
-def check_ended_in_peace(run: RealRun) -> None:
-    assert run.wait(timeout_s=ENDS_WITHIN_S) == INTERRUPTED, run.text
+def check_ended_in_peace(run: RealRun, number: signal.Signals) -> None:
+    """Every step that it has trained is in the checkpoint that it names."""
+    assert run.wait(timeout_s=ENDS_WITHIN_S) == STATUS[number], run.text
     assert run.seconds_until_gone(timeout_s=ENDS_WITHIN_S) < ENDS_WITHIN_S
     folder = run.folders[0]
     newest = resolve_checkpoint(folder)
-    read_manifest(newest)
+    assert read_manifest(newest)["step"] == steps(folder)[-1]
     assert f"siirl: interrupted\nThe last checkpoint is {newest}\nGo on with trainer.resume={folder}" in run.text
     assert "Traceback" not in run.text
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_run_in_one_process_ends_and_keeps_its_checkpoint(start_run, number: signal.Signals) -> None:
+@pytest.mark.parametrize("number", STATUS)
+def test_a_run_in_one_process_saves_what_it_has_trained(start_run, number: signal.Signals) -> None:
     run = in_training(start_run, "cluster=local")
     run.process.send_signal(number)
-    check_ended_in_peace(run)
+    check_ended_in_peace(run, number)
 
 
 @pytest.mark.slow  # Ray takes ten seconds to start
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_run_on_ray_ends_with_all_its_processes(start_run, number: signal.Signals) -> None:
-    run = in_training(start_run, "cluster=ray")
+@pytest.mark.parametrize("number", STATUS)
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_run_on_ray_saves_what_it_has_trained_and_ends_with_all_its_processes(start_run, number: signal.Signals, ranks: int) -> None:
+    run = in_training(start_run, "cluster=ray", f"trainer.n_gpus_per_node={ranks}", "actor_rollout_ref.rollout.n=4")
     titles = " ".join(run.processes().values())
     assert "ray::_Rank" in titles and "ray::EnvServerActor" in titles  # those that must end
     run.process.send_signal(number)
-    check_ended_in_peace(run)
+    check_ended_in_peace(run, number)
 
 
 @pytest.mark.slow  # Ray takes ten seconds to start
-def test_ctrl_c_in_a_terminal_reaches_all_processes_at_once_and_may_come_twice(start_run) -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP])
+def test_a_terminal_signals_all_processes_at_once_and_may_do_so_twice(start_run, number: signal.Signals) -> None:
     run = in_training(start_run, "cluster=ray")
-    run.signal_terminal(signal.SIGINT)
-    run.signal_terminal(signal.SIGINT)
-    check_ended_in_peace(run)
+    run.signal_terminal(number)
+    run.signal_terminal(number)
+    check_ended_in_peace(run, number)
+
+
+def test_a_second_signal_ends_a_run_at_once(start_run) -> None:
+    """The environment blocks the process: nothing in it can end in peace."""
+    run = start_run(*STUCK, environment=OWN_ENVS)
+    run.wait_until(lambda: "stuck\n" in run.text)
+    run.process.send_signal(signal.SIGTERM)
+    run.wait_until(lambda: "siirl: SIGTERM ends this within trainer.grace_s=25 s; a second one at once\n" in run.text)
+    time.sleep(APART_S)
+    run.process.send_signal(signal.SIGINT)
+    assert run.wait(timeout_s=ENDS_WITHIN_S) == 130, run.text
+    run.seconds_until_gone(timeout_s=ENDS_WITHIN_S)
+    assert run.text.endswith(f"siirl: interrupted\nThere is no checkpoint yet (trainer.save_freq); what there is: {run.folders[0]}\n")
+
+
+def test_a_run_that_is_not_ready_within_its_grace_ends_all_the_same(start_run) -> None:
+    run = start_run(*STUCK, "trainer.grace_s=2", "trainer.save_freq=1", environment=OWN_ENVS)
+    run.wait_until(lambda: "stuck\n" in run.text)
+    run.process.send_signal(signal.SIGTERM)
+    assert run.wait(timeout_s=ENDS_WITHIN_S) == 143, run.text
+    run.seconds_until_gone(timeout_s=ENDS_WITHIN_S)
+    folder = run.folders[0]
+    assert run.text.endswith(
+        "siirl: interrupted, and not ready to end in time: raise trainer.grace_s\n"
+        f"The last checkpoint is {folder}/checkpoints/step_00000001\nGo on with trainer.resume={folder}\n"
+    )
+
+
+def check_start_up(start_run, number: signal.Signals, delay_s: float, cluster: str) -> None:
+    """A signal some time after the command can hear it: a sentence, the status, and nothing left."""
+    run = start_run(*ENDLESS, f"cluster={cluster}")
+    run.wait_until(lambda: hears_signals(run.process.pid))
+    time.sleep(delay_s)
+    run.process.send_signal(number)
+    assert run.wait(timeout_s=ENDS_WITHIN_S) == STATUS[number], (delay_s, run.text)
+    run.seconds_until_gone(timeout_s=ENDS_WITHIN_S)
+    assert "siirl: interrupted\n" in run.text, (delay_s, run.text)
+    assert "Traceback" not in run.text and "Fatal Python error" not in run.text, (delay_s, run.text)
+    assert all(steps(folder) for folder in run.folders), (delay_s, run.text)  # one in which nothing was written is taken back
+
+
+def hears_signals(pid: int) -> bool:
+    """Whether a process has a handler for SIGTERM."""
+    try:
+        status = Path(f"/proc/{pid}/status").read_text()
+    except FileNotFoundError:
+        return False
+    caught = next(int(line.split()[1], 16) for line in status.splitlines() if line.startswith("SigCgt:"))
+    return bool(caught >> (signal.SIGTERM - 1) & 1)
+
+
+def start_ups(trials: int, *, seed: int, latest_s: float) -> list[tuple[signal.Signals, float]]:
+    """Signals at random times, denser at the beginning."""
+    draw = random.Random(seed)
+    return [(draw.choice(list(STATUS)), latest_s * draw.random() ** 2) for _ in range(trials)]
+
+
+@pytest.mark.parametrize(("number", "delay_s"), [(signal.SIGTERM, 0.0), (signal.SIGINT, 0.3), (signal.SIGHUP, 2.0)])
+def test_a_signal_while_a_run_starts_ends_it_with_a_word(start_run, number: signal.Signals, delay_s: float) -> None:
+    check_start_up(start_run, number, delay_s, "local")
+
+
+@pytest.mark.slow  # twenty starts, half of them of Ray
+@pytest.mark.parametrize("cluster", ["local", "ray"])
+def test_signals_at_any_time_of_the_start_end_a_run_with_a_word(start_run, cluster: str) -> None:
+    for number, delay_s in start_ups(10, seed=20, latest_s=8.0 if cluster == "local" else 20.0):
+        check_start_up(start_run, number, delay_s, cluster)
 
 
 @pytest.mark.slow  # Ray takes ten seconds to start
@@ -60,14 +144,15 @@ def test_ctrl_c_while_ray_starts_leaves_nothing(start_run) -> None:
     run = start_run(*ENDLESS, "cluster=ray")
     run.wait_until(lambda: any("gcs_server" in title for title in run.processes().values()))
     run.process.send_signal(signal.SIGINT)
-    assert run.wait(timeout_s=ENDS_WITHIN_S) == INTERRUPTED, run.text
+    assert run.wait(timeout_s=ENDS_WITHIN_S) == 130, run.text
     assert run.seconds_until_gone(timeout_s=ENDS_WITHIN_S) < ENDS_WITHIN_S
     assert run.folders == []
 
 
 @pytest.mark.slow  # Ray takes ten seconds to start, and its agents a minute to end
 def test_a_command_that_is_killed_leaves_no_process(start_run) -> None:
-    run = in_training(start_run, "cluster=ray")
+    run = in_training(start_run, "cluster=ray", "trainer.save_freq=1")
+    run.wait_until(lambda: run.checkpoints() != [])
     os.kill(run.process.pid, signal.SIGKILL)
     run.process.wait()
     run.seconds_until_gone(timeout_s=ENDS_WITHIN_S, but=RAY_AGENTS)

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from siirl.engine.rollout.counts import EngineCounts
 from siirl.engine.rollout.sampling import Sampling, draw
 from siirl.models.policy import Policy
+from siirl.occupation import OCCUPATION
 
 # A pass mostly reads weights: six rows of the tiny policy take three times as long as one. With a third of the running episodes waiting,
 # the simulators still have the others to work on.
@@ -159,6 +160,7 @@ class EmbodiedEngine:
         self.counts.busy_s += time.perf_counter() - begin
         self.counts.calls += len(requests)
         self.counts.forward_passes += 1
+        OCCUPATION.got_on()
         return [ActResponse(tokens[i], log_probs[i], self.policy_version) for i in range(len(requests))]
 
     def _tensor(self, arrays: Sequence[NDArray[Any]]) -> torch.Tensor:

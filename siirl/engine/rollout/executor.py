@@ -30,6 +30,8 @@ class RolloutResult:
     """Episodes that could not be simulated, with the reason."""
     rejected: list[Any] = field(default_factory=list)
     """Episodes for which the workflow, or whoever asked, had no use."""
+    broken_off: int = 0
+    """Number of the signal that broke the episodes off (siirl.interrupts): nothing else is known then. 0: none."""
 
     def batch(self) -> TensorDict:
         """The finished episodes' rows as a batch, padded; for training."""

@@ -5,30 +5,31 @@ ten episodes a rank one failure would already be more than 5 %.
 """
 
 import itertools
-from collections.abc import Sequence
-from typing import TypeVar
 
 from siirl.engine.collectives import Collectives
-from siirl.engine.rollout.workflow import EpisodeRequest
-from siirl.errors import SimulationFailed, TooManyFailures
+from siirl.engine.rollout.executor import RolloutResult
+from siirl.errors import TooManyFailures
+from siirl.interrupts import Interrupted
 
-Failure = TypeVar("Failure", bound=tuple[EpisodeRequest, SimulationFailed])
 
-
-def check_failures(failed: Sequence[Failure], *, episodes: int, max_failed_share: float, ranks: Collectives) -> None:
-    """Go on if at most `max_failed_share` of the episodes of all ranks failed to simulate.
+def check_failures(result: RolloutResult, *, episodes: int, max_failed_share: float, ranks: Collectives) -> None:
+    """Go on if at most `max_failed_share` of the episodes of all ranks failed to simulate, and no rank has broken off.
 
     Args:
-        failed: This rank's failed episodes, with the reason.
+        result: This rank's.
         episodes: This rank's episodes, finished and failed.
         max_failed_share: `env.max_failed_share`.
         ranks: The processes that share the step; each of them calls this.
 
     Raises:
         TooManyFailures: More failed; with the same words on every rank.
+        Interrupted: A rank was asked to end; every rank raises it.
     """
+    failed = result.failed
     first = [f"{request.task!r} with seed {request.seed}: {reason}" for request, reason in failed[:1]]
-    counts, totals, firsts = zip(*ranks.gather_objects((len(failed), episodes, first)), strict=True)
+    counts, totals, firsts, broken_off = zip(*ranks.gather_objects((len(failed), episodes, first, result.broken_off)), strict=True)
+    if any(broken_off):
+        raise Interrupted(max(broken_off))
     if sum(counts) <= max_failed_share * sum(totals):
         return
     error = TooManyFailures(

@@ -28,6 +28,7 @@ from siirl.engine.rollout.stop_strings import longest_in_tokens, says_stop
 from siirl.engine.rollout.turn_taking import TurnTaking
 from siirl.models.chat import ChatTokenizer
 from siirl.models.language_model import LanguageModel
+from siirl.occupation import OCCUPATION
 
 # A prefill costs about a pass of decoding, whatever its size: joining one by one would halve the speed. So joiners wait until they are
 # this share of the running rows, or until they have waited for this many passes.
@@ -191,6 +192,7 @@ class HFEngine(TurnTaking):
 
     def _hidden(self, input_ids: torch.Tensor, position_ids: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
         self.counts.forward_passes += 1
+        OCCUPATION.got_on()
         with self._precision():
             return self.model.causal_lm.base_model(
                 input_ids=input_ids, position_ids=position_ids, attention_mask=mask, past_key_values=self.cache, use_cache=True

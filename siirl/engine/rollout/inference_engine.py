@@ -26,6 +26,7 @@ from siirl.engine.rollout.generation import GenerationRequest, GenerationRespons
 from siirl.engine.rollout.workflow import RolloutWorkflow, Trajectory
 from siirl.env_server.pool import EnvPool
 from siirl.errors import ConfigError, SimulationFailed
+from siirl.interrupts import STOP
 
 Result = TypeVar("Result")
 Accept = Callable[[Sequence[Trajectory]], bool]
@@ -170,7 +171,10 @@ class InferenceEngine:
         should_accept: Accept | None = None,
         on_done: Callable[[Any], None] = lambda data: None,
     ) -> RolloutResult:
-        """Run an episode for each entry of `data`, and return when all are over; rejected ones are not made up for."""
+        """Run an episode for each entry of `data`, and return when all are over; rejected ones are not made up for.
+
+        Where the process is asked to end, the episodes are broken off, and the result says only that.
+        """
         self.engine.expect(episodes=len(data) * self.agents, at_once=self.at_once * self.agents)
 
         def done(entry: Any) -> None:
@@ -178,7 +182,8 @@ class InferenceEngine:
             on_done(entry)
 
         accepting = _Accepting(workflow, should_accept)
-        return self._to_the_end(rollout_batch(accepting, self.engine, data, at_once=self.at_once, on_done=done))
+        rollout = rollout_batch(accepting, self.engine, data, at_once=self.at_once, on_done=done)
+        return self._to_the_end(rollout) or RolloutResult(broken_off=STOP.number or 0)
 
     def prepare_batch(
         self,
@@ -253,11 +258,25 @@ class InferenceEngine:
         if tasks:
             self.loop.run_until_complete(asyncio.wait(tasks))
 
-    def _to_the_end(self, rollout: Coroutine[Any, Any, Result]) -> Result:
-        """Run to the end; where Ctrl-C comes between, end the episodes first: each would complain when its environment is closed."""
+    def _to_the_end(self, rollout: Coroutine[Any, Any, Result]) -> Result | None:
+        """Run to the end, or until `STOP`, then return None.
+
+        Ctrl-C raises in a script. The episodes are ended first then: each would complain when its environment is closed.
+        """
         task = self.loop.create_task(rollout)
+
+        def break_off() -> None:
+            if STOP.requested:
+                task.cancel()
+
         try:
-            return self.loop.run_until_complete(task)
+            with STOP.waking(lambda: self.loop.call_soon_threadsafe(break_off)):
+                break_off()  # asked before
+                return self.loop.run_until_complete(task)
+        except asyncio.CancelledError:
+            if not STOP.requested:
+                raise
+            return None
         finally:
             task.cancel()
             while not task.done():

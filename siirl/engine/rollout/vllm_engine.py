@@ -37,6 +37,7 @@ from siirl.engine.weight_sync import Evidence
 from siirl.errors import ConfigError
 from siirl.models.chat import ChatTokenizer
 from siirl.models.language_model import LanguageModel
+from siirl.occupation import OCCUPATION
 from siirl.params.packages import require_vllm
 
 Result = TypeVar("Result")
@@ -247,6 +248,7 @@ class VLLMEngine(TurnTaking, VLLMBase):
         for output in self.vllm.step() if self.running else []:
             self._take(output)
         self.counts.forward_passes += 1
+        OCCUPATION.got_on()
         return bool(self.running)
 
     def _take(self, output: Any) -> None:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from siirl.errors import ConfigError, RunFailed, SiirlError
 from siirl.execution.scheduler.placement import Layout, Placement, servers_of_cluster
@@ -24,7 +24,10 @@ from siirl.execution.scheduler.private_session import (
     private_environment,
     private_folder,
 )
-from siirl.execution.scheduler.vitals import EVERY_S, Vitals
+from siirl.execution.scheduler.vitals import Vitals
+
+if TYPE_CHECKING:
+    from siirl.execution.scheduler.messages import Supervision
 
 logger = logging.getLogger(__name__)
 
@@ -35,6 +38,7 @@ AS_A_JOB = {"RAY_worker_niceness": "0"}
 TO_CONNECT = {"RAY_NUM_REDIS_GET_RETRIES": "2", "RAY_py_gcs_connect_timeout_s": "5"}
 
 WORKING_FOLDER = "SIIRL_WORKING_FOLDER"
+LOOK_EVERY_S = 0.5  # after the ranks, while they report nothing
 
 # Ray gives its own processes 30 seconds to come up (a constant in ray/_private/node.py of 2.60): too few on a machine that is busy.
 TIMED_OUT, STARTS = "timed out during startup", 3
@@ -181,52 +185,62 @@ def _own_signal_handlers() -> Iterator[None]:
             signal.signal(signal.SIGTERM, handler)
 
 
-def run_on_ray(make: Make, *, layout: Layout) -> Iterator[Any]:
+def run_on_ray(make: Make, *, layout: Layout, hang_s: float | None = None, stacks_folder: Path = Path()) -> Iterator[Any]:
     """Run every rank as a Ray actor; yield what rank 0 reports, and raise what any rank raises.
 
     Call it within `ray_session`. Leaving the iterator early ends all ranks.
+
+    Args:
+        make: Makes the worker of a rank.
+        layout: Where ranks are.
+        hang_s: For how long a rank may not get on (`siirl.execution.scheduler.watchdog`); None: for ever.
+        stacks_folder: For their stack traces then.
     """
     import ray
 
-    vitals = Vitals(servers_of_cluster())
+    from siirl.execution.scheduler.messages import Supervision, post_of_run
+
+    vitals, post = Vitals(servers_of_cluster()), post_of_run()
     placement = Placement(layout, vitals)
+    supervision = Supervision(vitals, post=post, ranks=layout.ranks, limit_s=hang_s, folder=stacks_folder)
     actors: list[Any] = []
     try:
         for rank in range(layout.ranks):
-            actors.append(_actor_class(layout).options(scheduling_strategy=placement.of_rank(rank)).remote(make, rank))
-        init_method = _meeting_point(actors[0], layout, vitals) if layout.ranks > 1 else ""
+            actors.append(_actor_class(layout).options(scheduling_strategy=placement.of_rank(rank)).remote(make, rank, post))
+        init_method = _meeting_point(actors[0], layout, supervision) if layout.ranks > 1 else ""
         streams = [actor.run.remote(init_method) for actor in actors]
-        yield from _merge(streams, vitals)
+        yield from _merge(streams, supervision)
     finally:
         for actor in actors:
             ray.kill(actor)
         if not vitals.lost:  # otherwise Ray would wait for an answer until its C++ ends this process
             placement.release()
+            supervision.close()
 
 
-def _meeting_point(first: Any, layout: Layout, vitals: Vitals) -> str:
+def _meeting_point(first: Any, layout: Layout, supervision: "Supervision") -> str:
     import ray
     from ray.exceptions import RayActorError
 
     answer = first.meeting_point.remote(layout.nodes)
-    while not ray.wait([answer], timeout=EVERY_S)[0]:
-        vitals.check()
+    while not ray.wait([answer], timeout=LOOK_EVERY_S)[0]:
+        supervision.check()
     try:
         place: str = ray.get(answer)
     except RayActorError as error:
-        raise _died(0, error, vitals) from error
+        raise _died(0, error, supervision.vitals) from error
     return place
 
 
-def _merge(streams: list[Any], vitals: Vitals) -> Iterator[Any]:
+def _merge(streams: list[Any], supervision: "Supervision") -> Iterator[Any]:
     """What the first stream yields, until all have ended; an error of any of them is raised as it was there."""
     import ray
     from ray.exceptions import RayActorError, RayTaskError
 
     first, running = streams[0], list(streams)
     while running:
-        ready: list[Any] = ray.wait(running, num_returns=1, timeout=EVERY_S)[0]
-        vitals.check()
+        ready: list[Any] = ray.wait(running, num_returns=1, timeout=LOOK_EVERY_S)[0]
+        supervision.check()
         if not ready:
             continue
         try:
@@ -236,7 +250,7 @@ def _merge(streams: list[Any], vitals: Vitals) -> Iterator[Any]:
         except RayTaskError as error:
             raise error.cause from error
         except RayActorError as error:
-            raise _died(streams.index(ready[0]), error, vitals) from error
+            raise _died(streams.index(ready[0]), error, supervision.vitals) from error
         else:
             if ready[0] is first:
                 yield item
@@ -258,8 +272,11 @@ def _actor_class(layout: Layout) -> Any:
 class _Rank:
     """One rank in its own process."""
 
-    def __init__(self, make: Make, rank: int) -> None:
+    def __init__(self, make: Make, rank: int, post: str) -> None:
+        from siirl.execution.scheduler.messages import Correspondent
+
         self.make, self.rank = make, rank
+        self.correspondent = Correspondent(post, rank)
         self.meeting: tempfile.TemporaryDirectory[str] | None = None
 
     def meeting_point(self, nodes: int) -> str:

@@ -1,0 +1,108 @@
+"""What the command and its ranks on Ray tell each other beside results: what each is doing, requests to end, requests for stack traces.
+
+They go through the key-value store that Ray's head has for its own use: no further process, no further port, and a rank speaks from a
+thread of its own while it computes. Each side looks every `EVERY_S`.
+"""
+
+import dataclasses
+import json
+import threading
+import time
+import uuid
+from pathlib import Path
+
+import ray
+from ray.exceptions import RpcError
+from ray.experimental import internal_kv
+
+from siirl import stacks
+from siirl.errors import RunFailed
+from siirl.execution.scheduler.watchdog import WRITTEN_WITHIN_S, Judge, hang_sentence
+from siirl.execution.scheduler.vitals import Vitals
+from siirl.interrupts import STOP
+from siirl.occupation import OCCUPATION, Snapshot
+
+EVERY_S = 0.5
+END, STACKS = "end", "stacks"
+
+
+def post_of_run() -> str:
+    """A name under which the messages of one run stand."""
+    return f"siirl/{uuid.uuid4().hex}/"
+
+
+def _read(key: str) -> str | None:
+    found: bytes | None = internal_kv._internal_kv_get(key)
+    return None if found is None else found.decode()
+
+
+class Correspondent:
+    """A rank's end: a thread that says what the rank does, and hears what the command wants."""
+
+    def __init__(self, post: str, rank: int) -> None:
+        self._post, self._rank = post, rank
+        stacks.register(f"rank_{rank}")
+        threading.Thread(target=self._correspond, name="siirl-correspondent", daemon=True).start()
+
+    def _correspond(self) -> None:
+        shown = False
+        while ray.is_initialized():
+            try:
+                words = json.dumps(dataclasses.asdict(OCCUPATION.snapshot()))
+                internal_kv._internal_kv_put(f"{self._post}{self._rank}", words)
+                number, folder = _read(self._post + END), _read(self._post + STACKS)
+            except RpcError:
+                return  # Ray's head is gone, and this process goes with it
+            if number is not None and STOP.number is None:
+                STOP.request(int(number))
+            if folder is not None and not shown:
+                shown = True
+                stacks.write_here(Path(folder))
+            time.sleep(EVERY_S)
+
+
+class Supervision:
+    """The command's end: hands requests to end on, and raises where the ranks hang or Ray has died.
+
+    Args:
+        vitals: Of the cluster.
+        post: See `post_of_run`.
+        ranks: How many there are.
+        limit_s: See `Judge`.
+        folder: Of stack traces.
+    """
+
+    def __init__(self, vitals: Vitals, *, post: str, ranks: int, limit_s: float | None, folder: Path) -> None:
+        self.vitals = vitals
+        self._post, self._ranks, self._limit_s, self._folder = post, ranks, limit_s, folder
+        self._judge = Judge(ranks=ranks, limit_s=limit_s)
+        self._asked = False
+
+    def check(self) -> None:
+        """Do all that once; cheap, to be called often.
+
+        Raises:
+            RunFailed: The ranks hang, or a process of Ray's has died.
+        """
+        self.vitals.check()
+        try:
+            if STOP.requested and not self._asked:
+                internal_kv._internal_kv_put(self._post + END, str(STOP.number))
+                self._asked = True
+            said = [(rank, _read(f"{self._post}{rank}")) for rank in range(self._ranks)]
+        except RpcError as error:
+            self.vitals.explain()
+            raise RunFailed(f"Ray's head does not answer any more, and the ranks are lost: {error}") from error
+        verdict = self._judge.look({rank: Snapshot(**json.loads(words)) for rank, words in said if words is not None})
+        if verdict is None:
+            return
+        assert self._limit_s is not None
+        internal_kv._internal_kv_put(self._post + STACKS, str(self._folder))
+        stacks.write_here(self._folder)
+        time.sleep(WRITTEN_WITHIN_S)
+        raise RunFailed(hang_sentence(verdict, limit_s=self._limit_s, folder=self._folder))
+
+    def close(self) -> None:
+        """Take the messages away: a cluster that stays needs them no more."""
+        if ray.is_initialized():
+            internal_kv._internal_kv_del(self._post, del_by_prefix=True)

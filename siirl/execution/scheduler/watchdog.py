@@ -1,0 +1,109 @@
+"""Whether a run hangs: judged from what its ranks say they do, by a process or a thread that takes no part in the work.
+
+A rank that computes must get on within the limit. One that waits for the others may wait as long as any of them gets on: another rank's
+rollout can be much longer. Time is taken where the judge is, from one change of a rank to the next; so clocks of other machines do not
+matter, and a rank that is stopped, or cannot speak, is one that does not get on.
+"""
+
+import faulthandler
+import os
+import threading
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TextIO
+
+from siirl import stacks
+from siirl.interrupts import end_at_once
+from siirl.occupation import OCCUPATION, Snapshot
+
+FAILED = 1
+LOOK_EVERY_S = 1.0
+WRITTEN_WITHIN_S = 2.0  # stack traces are a few milliseconds' work, also of a process that has to be continued
+
+
+class Judge:
+    """Looks at the ranks now and then.
+
+    Args:
+        ranks: How many there are; one that never spoke is judged as well.
+        limit_s: For how long a rank may not get on; None: for ever.
+        clock: Seconds that only grow.
+    """
+
+    def __init__(self, *, ranks: int, limit_s: float | None, clock: Callable[[], float] = time.monotonic) -> None:
+        self._limit_s, self._clock = limit_s, clock
+        begin = Snapshot(text="starting its process", waiting=False, changes=-1, since=time.time())
+        self._seen = {rank: (begin, clock()) for rank in range(ranks)}
+
+    def look(self, said: Mapping[int, Snapshot]) -> str | None:
+        """Why the run hangs, or None.
+
+        Args:
+            said: The newest word of each rank that has spoken.
+        """
+        now = self._clock()
+        for rank, snapshot in said.items():
+            if snapshot.changes != self._seen[rank][0].changes:
+                self._seen[rank] = (snapshot, now)
+        if self._limit_s is None:
+            return None
+        late = {rank for rank, (_, at) in self._seen.items() if now - at > self._limit_s}
+        if len(late) < len(self._seen) and all(self._seen[rank][0].waiting for rank in late):
+            return None
+        return "; ".join(self._sentence(rank, now) for rank in sorted(self._seen))
+
+    def _sentence(self, rank: int, now: float) -> str:
+        snapshot, at = self._seen[rank]
+        since = time.strftime("%H:%M:%S", time.localtime(snapshot.since))
+        return f"rank {rank}: {snapshot.text}, since {since} ({_duration(now - at)})"
+
+
+def _duration(seconds: float) -> str:
+    return f"{seconds / 60:.0f} min" if seconds >= 120 else f"{seconds:.0f} s"
+
+
+def hang_sentence(verdict: str, *, limit_s: float, folder: Path) -> str:
+    """The judge's verdict with the remedy."""
+    return (
+        f"Nothing has got on for trainer.hang_minutes={limit_s / 60:g}. {verdict}. Stack traces: {folder}. If something takes that long "
+        "in good order, raise trainer.hang_minutes."
+    )
+
+
+class OwnWatch:
+    """Watches the only rank from a thread of its process, and ends the process where it hangs.
+
+    Code that holds the interpreter's lock lets no thread run. A timer in C, which is set anew at every look, ends the process then, with
+    its stack traces alone.
+    """
+
+    def __init__(self, *, limit_s: float | None, folder: Path) -> None:
+        self._limit_s, self._folder, self._over = limit_s, folder, threading.Event()
+        self._every_s = min(LOOK_EVERY_S, (limit_s or LOOK_EVERY_S) / 4)
+        self._file: TextIO | None = None
+
+    def __enter__(self) -> None:
+        stacks.register("rank_0")
+        if self._limit_s is not None:
+            self._file = (self._folder / f"rank_0-without-lock-{os.getpid()}.txt").open("w")
+            self._thread = threading.Thread(target=self._watch, args=(self._limit_s,), name="siirl-watchdog", daemon=True)
+            self._thread.start()
+
+    def __exit__(self, *exception: object) -> None:
+        self._over.set()
+        if self._file is not None:
+            self._thread.join()
+            faulthandler.cancel_dump_traceback_later()
+            self._file.close()
+
+    def _watch(self, limit_s: float) -> None:
+        judge = Judge(ranks=1, limit_s=limit_s)
+        assert self._file is not None
+        while not self._over.wait(self._every_s):
+            faulthandler.dump_traceback_later(limit_s + 10 * LOOK_EVERY_S, exit=True, file=self._file)
+            verdict = judge.look({0: OCCUPATION.snapshot()})
+            if verdict is not None:
+                stacks.write_here(self._folder)
+                sentence = hang_sentence(verdict, limit_s=limit_s, folder=self._folder)
+                end_at_once(FAILED, f"the run failed: {sentence}")

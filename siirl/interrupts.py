@@ -1,0 +1,231 @@
+"""SIGINT, SIGTERM and SIGHUP: what they do to a command, whatever it is doing at that moment.
+
+No exception is raised where the program happens to be: not in an import, in asyncio, in a destructor or in a callback of C code. A thread
+hears the signal, also while the main thread waits in C.
+
+- Usually the command ends at once: a sentence, no process left, exit status 128 + the signal's number (130, 143, 129), as a shell has it.
+- Within `first_finish(grace_s)` the first signal is a request (`STOP`). Whoever can end in peace looks at it: a run saves what it has
+  trained (siirl.dag_worker.dagworker). A second signal, or the end of the grace, ends the command at once.
+
+Signals within `SAME_WISH_S` are one: a terminal signals a whole group, and `srun`, `make` and `docker` hand theirs on beside it. Left out:
+what a signal does in the first hundredths of a second, before Python has read a line of this; and libraries, which hear nothing here.
+"""
+
+import math
+import os
+import select
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from types import FrameType
+from typing import NoReturn
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+SAME_WISH_S = 1.0
+FLUSH_S = 1.0  # whoever reads the output may have stopped reading
+SHOW_CURSOR = b"\x1b[?25h"  # a progress bar hides it
+
+
+class Interrupted(KeyboardInterrupt):
+    """The command was asked to end, and has. Like its base no `Exception`: nobody's handler takes it for a fault."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(f"interrupted by {signal.Signals(number).name}")
+        self.number = number
+
+
+class Stop:
+    """A request to end, for those who can end in peace. Threads may ask and look."""
+
+    def __init__(self) -> None:
+        self.number: int | None = None
+        """Of the signal that asked."""
+        self._held = False
+        self._wakers: list[Callable[[], object]] = []
+        self._lock = threading.Lock()
+
+    @property
+    def requested(self) -> bool:
+        """Whether to end now."""
+        return self.number is not None and not self._held
+
+    def request(self, number: int) -> None:
+        """Ask, and wake those who wait for something else."""
+        with self._lock:
+            self.number = number
+            for wake in self._wakers:
+                wake()
+
+    def hold(self, held: bool) -> None:
+        """While held, a request waits: what has begun must be finished."""
+        self._held = held
+
+    @contextmanager
+    def waking(self, wake: Callable[[], object]) -> Iterator[None]:
+        """Have `wake` called, from another thread, when a request comes meanwhile."""
+        with self._lock:
+            self._wakers.append(wake)
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._wakers.remove(wake)
+
+
+STOP = Stop()
+"""This process's own."""
+
+
+class _Listener:
+    """The thread that hears the signals of this process."""
+
+    def __init__(self) -> None:
+        self._reader, self._writer = os.pipe()
+        os.set_blocking(self._writer, False)
+        self.grace_s: float | None = None  # how long a request may take; None: no time at all
+        signal.set_wakeup_fd(self._writer, warn_on_full_buffer=False)
+        for number in SIGNALS:
+            # What nohup has ignored stays so; a shell has SIGINT ignored where it starts a command in the background.
+            if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:
+                signal.signal(number, _heard_elsewhere)
+        os.register_at_fork(after_in_child=_hear_nothing)
+        threading.Thread(target=self._listen, name="siirl-signals", daemon=True).start()
+
+    def _listen(self) -> None:
+        asked_at, until = -math.inf, math.inf
+        while (number := self._next(until)) is not None:
+            now = time.monotonic()
+            if number not in SIGNALS or now - asked_at < SAME_WISH_S:
+                continue
+            grace_s = self.grace_s
+            if grace_s is None or until < math.inf:
+                end_at_once(128 + number, "interrupted")
+            else:
+                asked_at, until = now, now + grace_s
+                _write(f"siirl: {signal.Signals(number).name} ends this within trainer.grace_s={grace_s:g} s; a second one at once\n")
+                STOP.request(number)
+        assert STOP.number is not None
+        end_at_once(128 + STOP.number, "interrupted, and not ready to end in time: raise trainer.grace_s")
+
+    def _next(self, until: float) -> int | None:
+        """Number of the next signal that comes; None where `until` has passed."""
+        left = None if until == math.inf else max(0.0, until - time.monotonic())
+        ready, _, _ = select.select([self._reader], [], [], left)
+        return os.read(self._reader, 1)[0] if ready else None
+
+
+_last_words: list[Callable[[], str]] = []
+_listener: _Listener | None = None
+
+
+def is_command() -> bool:
+    """Whether Python was started as `python -m siirl.…` and is about to find that module."""
+    return sys.argv[:1] == ["-m"] and any(word.startswith("siirl.") for word in sys.orig_argv)
+
+
+def listen() -> None:
+    """Hear signals from now on; for a command, in its main thread. May be called twice."""
+    global _listener
+    if _listener is None:
+        _listener = _Listener()
+
+
+@contextmanager
+def first_finish(grace_s: float) -> Iterator[None]:
+    """The first signal is a request to end within `grace_s`, the configuration's. Changes nothing where nobody listens."""
+    if _listener is None:
+        yield
+        return
+    _listener.grace_s = grace_s
+    try:
+        yield
+    finally:
+        _listener.grace_s = None
+
+
+@contextmanager
+def last_words(words: Callable[[], str]) -> Iterator[None]:
+    """Have `words` called, and shown, where the command ends at once meanwhile; it may also clean up. Called from another thread."""
+    _last_words.append(words)
+    try:
+        yield
+    finally:
+        _last_words.remove(words)
+
+
+def end_at_once(status: int, sentence: str) -> NoReturn:
+    """End this process and all that it has started, without another word from any of them. May be called from any thread."""
+    try:
+        words = [f"siirl: {sentence}", *(word for last in reversed(_last_words) if (word := last()))]
+        _flush()
+        if os.isatty(1):
+            os.write(1, SHOW_CURSOR)
+        _write("\n".join(words) + "\n")
+        silence = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(silence, 1)
+        os.dup2(silence, 2)
+        end_descendants()
+    finally:
+        os._exit(status)
+
+
+def end_descendants() -> None:
+    """Kill what this process has started, and what that has started.
+
+    They are stopped first: the child of a process that was killed in the middle of starting it could not be found any more.
+    """
+    found: set[int] = set()
+    while new := _descendants() - found:
+        found |= new
+        _signal(new, signal.SIGSTOP)
+    _signal(found, signal.SIGKILL)
+
+
+def _signal(pids: set[int], number: signal.Signals) -> None:
+    for pid in pids:
+        with suppress(ProcessLookupError):  # it ended meanwhile
+            os.kill(pid, number)
+
+
+def _descendants() -> set[int]:
+    parents: dict[int, int] = {}
+    for name in os.listdir("/proc"):
+        if not name.isdecimal():
+            continue
+        try:
+            with open(f"/proc/{name}/stat") as stat:
+                state, parent = stat.read().rpartition(")")[2].split()[:2]
+        except (FileNotFoundError, ProcessLookupError):
+            continue  # it ended meanwhile
+        if state != "Z":
+            parents[int(name)] = int(parent)
+    found: set[int] = set()
+    while new := {pid for pid, parent in parents.items() if parent == os.getpid() or parent in found} - found:
+        found |= new
+    return found
+
+
+def _heard_elsewhere(number: int, frame: FrameType | None) -> None:
+    """Python calls this in the main thread, sooner or later; the listener knows by then."""
+
+
+def _hear_nothing() -> None:
+    """A forked child is no command: its signals do what they always did, and must not be heard by its parent."""
+    signal.set_wakeup_fd(-1)
+    for number in SIGNALS:
+        if signal.getsignal(number) == _heard_elsewhere:
+            signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
+
+
+def _flush() -> None:
+    """Write out what was printed; the main thread may hold the stream, so nobody waits for it."""
+    flushing = threading.Thread(target=sys.stdout.flush, daemon=True)
+    flushing.start()
+    flushing.join(FLUSH_S)
+
+
+def _write(text: str) -> None:
+    os.write(2, text.encode())

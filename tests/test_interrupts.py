@@ -1,0 +1,66 @@
+"""A request to end: who is woken, and what is finished before; how one command ends at once is in tests/main_job."""
+
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from siirl.interrupts import Stop
+
+FORKED = """
+import os, signal, time
+from siirl import interrupts
+interrupts.listen()
+child = os.fork()
+if child == 0:
+    time.sleep(60)
+    os._exit(0)
+time.sleep(0.2)
+os.kill(child, signal.SIGTERM)
+print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+time.sleep(0.5)  # in which a signal that was heard would end this process
+"""
+THREADS_AND_CHILDREN = """
+import subprocess, sys, time
+from siirl import interrupts
+interrupts.listen()
+with interrupts.last_words(lambda: "outer"), interrupts.last_words(lambda: "inner"), interrupts.last_words(str):
+    child = subprocess.Popen(["sh", "-c", "sleep 600 & sleep 600"])
+    print(child.pid, flush=True)
+    time.sleep(600)
+"""
+
+
+def test_a_request_that_is_held_waits():
+    stop = Stop()
+    stop.hold(True)
+    stop.request(signal.SIGTERM)
+    assert not stop.requested
+    stop.hold(False)
+    assert stop.requested
+
+
+def test_a_request_wakes_those_who_wait_meanwhile():
+    stop, woken = Stop(), []
+    with stop.waking(lambda: woken.append("first")):
+        stop.request(signal.SIGINT)
+    stop.request(signal.SIGINT)
+    assert woken == ["first"]
+
+
+def test_a_signal_to_a_forked_child_is_not_its_parents():
+    done = subprocess.run([sys.executable, "-c", FORKED], capture_output=True, text=True, timeout=120, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, f"{-signal.SIGTERM}\n", "")
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_command_ends_at_once_with_its_last_words_the_innermost_first_and_with_its_children(number: signal.Signals):
+    program = subprocess.Popen(
+        [sys.executable, "-c", THREADS_AND_CHILDREN], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
+    assert program.stdout is not None
+    program.stdout.readline()
+    program.send_signal(number)
+    _, errors = program.communicate(timeout=120)  # the pipe ends when no child holds it any more
+    assert (program.returncode, errors) == (128 + number, "siirl: interrupted\ninner\nouter\n")
