@@ -22,6 +22,8 @@ class Snapshot:
     """Counts up whenever the process gets on."""
     since: float
     """When it last did, in seconds since 1970, by its own machine's clock."""
+    words: int = 0
+    """Counts up with every snapshot: whoever takes none cannot speak."""
 
 
 class Occupation:
@@ -29,8 +31,8 @@ class Occupation:
 
     def __init__(self, clock: Callable[[], float] = time.time) -> None:
         self._clock = clock
-        self._parts: tuple[tuple[str, bool], ...] = (("starting", False),)
-        self._changes, self._since = 0, clock()
+        self._parts: tuple[tuple[str, bool], ...] = (("starts", False),)
+        self._changes, self._since, self._words = 0, clock(), 0
 
     def got_on(self) -> None:
         """Something is done."""
@@ -52,8 +54,9 @@ class Occupation:
     def snapshot(self) -> Snapshot:
         """As it is now."""
         parts = self._parts
+        self._words += 1
         texts = [text for text, _ in reversed(parts[1:] or parts)]
-        return Snapshot(text=", ".join(texts), waiting=parts[-1][1], changes=self._changes, since=self._since)
+        return Snapshot(text=", ".join(texts), waiting=parts[-1][1], changes=self._changes, since=self._since, words=self._words)
 
 
 OCCUPATION = Occupation()

@@ -134,7 +134,7 @@ class DAGWorker:
             checkpoint = self.parts.checkpoints.load(resume)
             load_state(self.parts, checkpoint.state, folder=checkpoint.folder)
             self.global_steps = self._saved = checkpoint.step
-            self._evaluation_due = checkpoint.evaluation_due
+            self._evaluation_due = checkpoint.evaluation_due and self.config.trainer.val_episodes > 0
         self.parts.rollout.start()
         self.parts.context.weights.sync()
         gc.collect()

@@ -53,43 +53,47 @@ def run_folder(
     parent = Path(config.trainer.output_dir).expanduser() / config.trainer.experiment_name
     made = [folder for folder in (parent, *parent.parents) if not folder.exists()]
     place = f"trainer.output_dir={config.trainer.output_dir}"
+    say = tell or functools.partial(way_on, before=config.trainer.resume)
     folder: Path | None = None
-    try:
-        folder = _make_unique(parent, now().strftime("%Y-%m-%d_%H-%M-%S"))
-        _write_probe(folder / PROBE_FILE)
-        (folder / CONFIG_FILE).write_text(to_yaml(config))
-        free = measure_free(folder)
-        if free < needed_bytes:
-            raise ConfigError(
-                f"{place} has {free / 1e6:.0f} MB free, and the run needs about {needed_bytes / 1e6:.0f} MB: "
-                "free some, choose another folder, or save less often (trainer.save_freq)."
-            )
-    except OSError as error:
-        _take_back(folder, made)
-        remedy = "Free some space" if error.errno == errno.ENOSPC else "Choose another folder"
-        raise ConfigError(f"{place} cannot be written: {error.strerror} ({error.filename or parent}). {remedy}.") from error
-    except ConfigError:
-        _take_back(folder, made)
-        raise
-    leave = functools.partial(_leave, folder, made, tell or functools.partial(way_on, before=config.trainer.resume))
-    try:
-        with interrupts.last_words(leave):
+
+    def leave() -> str:
+        return "" if folder is None or not folder.is_dir() else _leave(folder, made, say)
+
+    with interrupts.last_words(leave):
+        try:
+            folder = _make_unique(parent, now().strftime("%Y-%m-%d_%H-%M-%S"))
+            _write_probe(folder / PROBE_FILE)
+            (folder / CONFIG_FILE).write_text(to_yaml(config))
+            free = measure_free(folder)
+            if free < needed_bytes:
+                raise ConfigError(
+                    f"{place} has {free / 1e6:.0f} MB free, and the run needs about {needed_bytes / 1e6:.0f} MB: "
+                    "free some, choose another folder, or save less often (trainer.save_freq)."
+                )
+        except OSError as error:
+            _take_back(folder, made)
+            remedy = "Free some space" if error.errno == errno.ENOSPC else "Choose another folder"
+            raise ConfigError(f"{place} cannot be written: {error.strerror} ({error.filename or parent}). {remedy}.") from error
+        except ConfigError:
+            _take_back(folder, made)
+            raise
+        try:
             yield folder
-    except BaseException as error:
-        note = leave()
-        if not folder.exists():
-            raise
-        failure = _as_failure(error, place)
-        failure.add_note(note)
-        if failure is error:
-            raise
-        raise failure from error
+        except BaseException as error:
+            note = leave()
+            if not folder.exists():
+                raise
+            failure = _as_failure(error, place)
+            failure.add_note(note)
+            if failure is error:
+                raise
+            raise failure from error
 
 
 def _leave(folder: Path, made: list[Path], tell: Callable[[Path], str]) -> str:
     """Take back a folder in which nothing has been written; what to say of another."""
     stacks.remove_empty(folder / stacks.FOLDER)
-    if {entry.name for entry in folder.iterdir()} <= {CONFIG_FILE, PLAN_FILE}:
+    if {entry.name for entry in folder.iterdir()} <= {CONFIG_FILE, PLAN_FILE, PROBE_FILE}:
         _take_back(folder, made)
         return ""
     return tell(folder)

@@ -1,22 +1,27 @@
 """A whole run in the test's own process: what a DAGWorker reports of it."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from siirl.dag_worker.dagworker import DAGWorker
-from siirl.dag_worker.events import StepDone
+from siirl.dag_worker.events import Event, StepDone
 from siirl.dag_worker.prepare import load_graph
 from siirl.params.parser import parse_config
 
 TIMED = ("time/", "env/steps_per_s", "env/busy", "policy/busy", "policy/calls_per_s", "rollout/tokens_per_s", "memory/")
 
 
-def run(folder: Path, words: Sequence[str]) -> list[StepDone]:
-    """The steps of the job that `words` describe; its run folder is `folder`."""
+def events_of(folder: Path, words: Sequence[str]) -> Iterator[Event]:
+    """What the worker reports of the job that `words` describe, as it happens; its run folder is `folder`."""
     config = parse_config(words)
     folder.mkdir(exist_ok=True)
     worker = DAGWorker(config=config, graph=load_graph(config), rank=0, world_size=1, init_method="", backend="gloo", run_folder=folder)
-    return [event for event in worker.run() if isinstance(event, StepDone)]
+    return worker.run()
+
+
+def run(folder: Path, words: Sequence[str]) -> list[StepDone]:
+    """The steps of the job."""
+    return [event for event in events_of(folder, words) if isinstance(event, StepDone)]
 
 
 def untimed(metrics: dict) -> dict:

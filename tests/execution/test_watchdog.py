@@ -1,6 +1,7 @@
 """When a run hangs: a rank that computes gets on within the limit; one that waits may wait while any other gets on."""
 
 import time
+from typing import NamedTuple
 
 from siirl.execution.scheduler.watchdog import Judge
 from siirl.occupation import Occupation, Snapshot
@@ -18,8 +19,21 @@ class Clock:
         return self.now
 
 
-def says(changes: int, *, waiting: bool = False, text: str = "computes") -> Snapshot:
-    return Snapshot(text=text, waiting=waiting, changes=changes, since=0.0)
+class Word(NamedTuple):
+    """What a rank says."""
+
+    changes: int
+    waiting: bool
+    text: str
+    silent: bool
+
+
+def says(changes: int, *, waiting: bool = False, text: str = "computes", silent: bool = False) -> Word:
+    return Word(changes, waiting, text, silent)
+
+
+def snapshot(word: Word, *, number: int) -> Snapshot:
+    return Snapshot(text=word.text, waiting=word.waiting, changes=word.changes, since=0.0, words=number)
 
 
 def judged(*moments, ranks=2, limit_s=LIMIT_S):
@@ -28,7 +42,8 @@ def judged(*moments, ranks=2, limit_s=LIMIT_S):
     judge = Judge(ranks=ranks, limit_s=limit_s, clock=clock)
     verdicts = []
     for clock.now, *words in moments:
-        verdicts.append(judge.look({rank: word for rank, word in enumerate(words) if word is not None}))
+        said = {rank: word for rank, word in enumerate(words) if word is not None}
+        verdicts.append(judge.look({rank: snapshot(word, number=0 if word.silent else len(verdicts)) for rank, word in said.items()}))
     return verdicts
 
 
@@ -61,7 +76,17 @@ def test_a_rank_that_hangs_is_found_though_the_others_wait_for_it():
 
 
 def test_a_rank_that_never_speaks_hangs():
-    assert "rank 1: starting its process" in judged((0, says(0), None), (50, says(1), None), (61, says(2), None))[-1]
+    assert "lock; last it starts its process, since" in judged((0, says(0), None), (50, says(1), None), (61, says(2), None))[-1]
+
+
+def test_a_rank_that_is_stopped_is_told_as_one_that_does_not_answer():
+    stopped = says(0, waiting=True, text="waits in all_reduce", silent=True)
+    verdict = judged((0, stopped, says(0)), (30, stopped, says(1, waiting=True)), (91, stopped, says(1, waiting=True)))[-1]
+    first, second = verdict.split("; rank 1: ")
+    assert first.startswith(
+        "rank 0: does not answer, so it is stopped or its code holds the interpreter's lock; last it waits in all_reduce"
+    )
+    assert second.startswith("computes")
 
 
 def test_without_a_limit_nothing_hangs():
@@ -74,7 +99,7 @@ def test_an_occupation_is_told_with_what_is_around_it_and_ends_with_its_context(
     with occupation.doing("computes node reward"):
         clock.now = 5.0
         with occupation.doing("waits in all_reduce", waiting=True):
-            assert occupation.snapshot() == Snapshot("waits in all_reduce, computes node reward", True, changes=2, since=5.0)
+            assert occupation.snapshot() == Snapshot("waits in all_reduce, computes node reward", True, changes=2, since=5.0, words=1)
         clock.now = 7.0
         occupation.got_on()
-        assert occupation.snapshot() == Snapshot("computes node reward", False, changes=4, since=7.0)
+        assert occupation.snapshot() == Snapshot("computes node reward", False, changes=4, since=7.0, words=2)

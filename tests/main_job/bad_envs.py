@@ -1,5 +1,6 @@
 """Environments of a user's own that go wrong when they are stepped; the spec says nothing of it."""
 
+import ctypes
 import os
 import time
 from typing import Any
@@ -85,11 +86,18 @@ class StuckEnv(StillEnv):
     """Blocks its process for ever in the seventh reset there: the second step of the small job in one process."""
 
     resets = 0
+    block = staticmethod(time.sleep)
 
     async def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
         """See StillEnv."""
         StuckEnv.resets += 1
         if StuckEnv.resets == 7:
             print("stuck", flush=True)
-            time.sleep(1e6)
+            self.block(1_000_000)
         return await super().reset(seed=seed, options=options)
+
+
+class LockedEnv(StuckEnv):
+    """A StuckEnv that keeps the interpreter's lock, as code in C may."""
+
+    block = staticmethod(ctypes.PyDLL(None).sleep)

@@ -25,6 +25,7 @@ from siirl.execution.scheduler.private_session import (
     private_folder,
 )
 from siirl.execution.scheduler.vitals import Vitals
+from siirl.interrupts import Interrupted
 
 if TYPE_CHECKING:
     from siirl.execution.scheduler.messages import Supervision
@@ -86,7 +87,7 @@ def _connected(settings: ClusterSettings, folder: Path | None) -> Iterator[None]
         with _own_signal_handlers():
             _init(settings, folder, starts=1 if settings.address else STARTS)
     except SystemExit as error:  # Ray's answer to a SIGTERM while it starts
-        raise KeyboardInterrupt from error
+        raise Interrupted(signal.SIGTERM) from error
     except Exception as error:  # Ray raises just that where its own processes do not come up in time
         raise _no_session(settings, error) from error
     from ray.exceptions import RayError, RayTaskError
@@ -176,11 +177,17 @@ def _no_session(settings: ClusterSettings, error: Exception) -> SiirlError:
 
 @contextmanager
 def _own_signal_handlers() -> Iterator[None]:
-    """Keep this process's way to end: ray.init puts a handler of its own in place of the one for SIGTERM."""
+    """Keep this process's way to end: ray.init puts a handler of its own in place of the one for SIGTERM.
+
+    And keep a terminal that closes from ending Ray's processes, which inherit what is blocked here, before the run has saved what it has
+    trained; from a terminal's Ctrl-C Ray keeps them itself.
+    """
     handler = signal.getsignal(signal.SIGTERM)
+    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})
     try:
         yield
     finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
         if handler is not None and threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGTERM, handler)
 

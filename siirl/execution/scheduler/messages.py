@@ -17,8 +17,8 @@ from ray.experimental import internal_kv
 
 from siirl import stacks
 from siirl.errors import RunFailed
-from siirl.execution.scheduler.watchdog import WRITTEN_WITHIN_S, Judge, hang_sentence
 from siirl.execution.scheduler.vitals import Vitals
+from siirl.execution.scheduler.watchdog import WRITTEN_WITHIN_S, Judge, hang_sentence
 from siirl.interrupts import STOP
 from siirl.occupation import OCCUPATION, Snapshot
 

@@ -19,6 +19,8 @@ from siirl.occupation import OCCUPATION, Snapshot
 
 FAILED = 1
 LOOK_EVERY_S = 1.0
+SILENT_S = 10.0  # a rank on a machine that is busy speaks every second or two
+SILENT = "does not answer, so it is stopped or its code holds the interpreter's lock; last it "
 WRITTEN_WITHIN_S = 2.0  # stack traces are a few milliseconds' work, also of a process that has to be continued
 
 
@@ -33,8 +35,9 @@ class Judge:
 
     def __init__(self, *, ranks: int, limit_s: float | None, clock: Callable[[], float] = time.monotonic) -> None:
         self._limit_s, self._clock = limit_s, clock
-        begin = Snapshot(text="starting its process", waiting=False, changes=-1, since=time.time())
+        begin = Snapshot(text="starts its process", waiting=False, changes=-1, since=time.time())
         self._seen = {rank: (begin, clock()) for rank in range(ranks)}
+        self._spoke = {rank: (-1, clock()) for rank in range(ranks)}
 
     def look(self, said: Mapping[int, Snapshot]) -> str | None:
         """Why the run hangs, or None.
@@ -46,6 +49,8 @@ class Judge:
         for rank, snapshot in said.items():
             if snapshot.changes != self._seen[rank][0].changes:
                 self._seen[rank] = (snapshot, now)
+            if snapshot.words != self._spoke[rank][0]:
+                self._spoke[rank] = (snapshot.words, now)
         if self._limit_s is None:
             return None
         late = {rank for rank, (_, at) in self._seen.items() if now - at > self._limit_s}
@@ -56,7 +61,8 @@ class Judge:
     def _sentence(self, rank: int, now: float) -> str:
         snapshot, at = self._seen[rank]
         since = time.strftime("%H:%M:%S", time.localtime(snapshot.since))
-        return f"rank {rank}: {snapshot.text}, since {since} ({_duration(now - at)})"
+        silent = SILENT if now - self._spoke[rank][1] > SILENT_S else ""
+        return f"rank {rank}: {silent}{snapshot.text}, since {since} ({_duration(now - at)})"
 
 
 def _duration(seconds: float) -> str:

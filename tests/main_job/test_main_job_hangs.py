@@ -1,0 +1,60 @@
+"""Runs in which nothing gets on any more: they end with who does what since when, and with the stack traces of their processes."""
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+from real_run import RealRun
+
+FAILED = 1
+HERE = Path(__file__).parent
+OWN_ENVS = {"PYTHONPATH": os.pathsep.join([str(HERE), os.environ["PYTHONPATH"]])}
+ENDLESS = ("trainer.total_steps=100000",)
+ALONE = (*ENDLESS, "env=custom", "reward=return", "cluster=local")
+
+
+def check_ended(run: RealRun, *expected: str) -> dict[str, str]:
+    """The run failed with these words and the way on, and left no process; its stack traces by file name without host and pid."""
+    assert run.wait() == FAILED, run.text
+    run.seconds_until_gone(timeout_s=120.0)
+    for words in expected:
+        assert words in run.text, run.text
+    assert "Traceback" not in run.text
+    return {file.name.partition("-")[0]: file.read_text() for file in (run.folders[0] / "stacks").iterdir()}
+
+
+def test_an_environment_that_blocks_the_only_process_ends_the_run(start_run) -> None:
+    run = start_run(*ALONE, "env.name=bad_envs:StuckEnv", "trainer.hang_minutes=0.5", environment=OWN_ENVS)
+    stacks = check_ended(
+        run,
+        "siirl: the run failed: Nothing has got on for trainer.hang_minutes=0.5. rank 0: computes node rollout_actor of step 2, since ",
+        "/stacks. If something takes that long in good order, raise trainer.hang_minutes.\nThe last checkpoint is ",
+        "/checkpoints/step_00000001\nGo on with trainer.resume=",
+    )
+    assert list(stacks) == ["rank_0"]
+    assert 'bad_envs.py", line' in stacks["rank_0"] and "in reset" in stacks["rank_0"]
+
+
+@pytest.mark.slow  # waits for half a minute, and then for the timer that needs no thread
+def test_code_that_keeps_the_interpreters_lock_ends_with_its_stack_traces(start_run) -> None:
+    run = start_run(*ALONE, "env.name=bad_envs:LockedEnv", "trainer.hang_minutes=0.5", environment=OWN_ENVS)
+    stacks = check_ended(run)
+    assert "Timeout" in stacks["rank_0"] and 'bad_envs.py", line' in stacks["rank_0"]
+
+
+@pytest.mark.slow  # Ray with two ranks, which may take a minute to start
+def test_a_rank_that_is_stopped_ends_the_run_and_is_named(start_run) -> None:
+    words = ("cluster=ray", "trainer.n_gpus_per_node=2", "actor_rollout_ref.rollout.n=4", "trainer.hang_minutes=2")
+    run = start_run(*ENDLESS, *words)
+    run.wait_until(lambda: run.checkpoints() != [])
+    ranks = [pid for pid, title in run.processes().items() if "ray::_Rank" in title]
+    os.kill(ranks[0], signal.SIGSTOP)
+    stacks = check_ended(
+        run,
+        "siirl: the run failed: Nothing has got on for trainer.hang_minutes=2. rank 0: ",
+        "does not answer, so it is stopped or its code holds the interpreter's lock; last it ",
+        "\nGo on with trainer.resume=",
+    )
+    assert stacks.keys() == {"rank_0", "rank_1", "environment_server"}
+    assert all("most recent call first" in text for text in stacks.values())
