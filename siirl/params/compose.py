@@ -7,7 +7,6 @@ import functools
 from collections.abc import Mapping
 from pathlib import Path
 
-import yaml
 from hydra import compose, initialize_config_dir
 from hydra.errors import ConfigCompositionException, HydraException
 from omegaconf import DictConfig, OmegaConf
@@ -15,6 +14,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from siirl.errors import ConfigError, MissingAssetError, UnknownNameError
 from siirl.params.paths import config_dir
+from siirl.params.yaml_files import UNREADABLE, tell_unreadable
 from siirl.params.yaml_text import check_expansion
 
 PRIMARY = "train"
@@ -88,8 +88,10 @@ def load_file(path: Path) -> DictConfig:
     try:
         check_expansion(path.read_text(encoding="utf-8"))
         loaded = OmegaConf.load(path)
-    except (OmegaConfBaseException, yaml.YAMLError, OSError, RecursionError, ValueError) as error:
+    except (OmegaConfBaseException, OSError) as error:
         raise ConfigError(f"--config {path} cannot be read: {error}") from error
+    except UNREADABLE as error:
+        raise ConfigError(f"--config {path} cannot be read: {tell_unreadable(error)}") from error
     if not isinstance(loaded, DictConfig):
         raise ConfigError(f"--config {path} must hold keys (trainer: ...), not a list.")
     return loaded

@@ -82,7 +82,7 @@ def test_options_reach_the_node(tmp_path, monkeypatch):
         ("node: []", "Did you mean 'nodes'"),
         ("[1, 2]", "must hold a mapping"),
         ("nodes: [1", "is not YAML"),
-        ("nodes: [{node_type: COMPUTE}]", "a mapping with a 'node_id'"),
+        ("nodes: [{node_type: COMPUTE}]", "node 1: 'node_id' is missing"),
         ("nodes: [{node_id: a, node_role: REWRD}]", "Did you mean 'REWARD'"),
         ("nodes: [{node_id: a, node_typ: COMPUTE}]", "Did you mean 'node_type'"),
         ("nodes: [{node_id: a, func: 'json:dumpz'}]", "node 'a'"),

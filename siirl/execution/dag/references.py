@@ -13,6 +13,7 @@ from types import ModuleType
 from typing import Any
 
 from siirl.errors import ConfigError, UnknownNameError
+from siirl.params.references import MISTAKES, tell
 
 # What a node's function may ask for by name; `**kwargs` gets everything that the caller has.
 OFFERED = ("batch", "config", "context", "process_group", "agent_group", "node")
@@ -107,8 +108,8 @@ def _import_module(module_name: str, *, reference: str, owner: str) -> ModuleTyp
             _refuse_module(part, parent=module, reference=reference, owner=owner)
         try:
             module = importlib.import_module(".".join(parts[: depth + 1]))
-        except ImportError as error:
-            raise ConfigError(f"The function {reference!r} of {owner} cannot be imported: {error}.") from error
+        except MISTAKES as error:
+            raise ConfigError(f"The function {reference!r} of {owner} cannot be imported: {tell(error)}.") from error
     assert module is not None  # `parts` is never empty
     return module
 

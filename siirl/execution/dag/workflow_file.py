@@ -7,9 +7,11 @@
         dependencies: []
 
 A node without `func` gets the stage of its type and role. `pipeline_id` is the file's name, and `description` is empty, unless given.
+Whatever else the file holds is a ConfigError that names the file and the place in it; `workflow_keys` has the keys and their types.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from enum import Enum
 from pathlib import Path
 from typing import Any, TypeVar
@@ -20,7 +22,8 @@ from siirl.errors import ConfigError, UnknownNameError
 from siirl.execution.dag.node import NodeRole, NodeType
 from siirl.execution.dag.pipeline import NodeOptions, Pipeline
 from siirl.execution.dag.task_graph import TaskGraph
-from siirl.params.yaml_text import check_expansion
+from siirl.execution.dag.workflow_keys import FILE_KEYS, NODE_KEYS, check_values, shown
+from siirl.params.yaml_files import UNREADABLE, read_plain, tell_unreadable
 
 _STAGES = "siirl.dag_worker.stages"
 
@@ -51,9 +54,6 @@ STAGES: dict[NodeType, dict[tuple[NodeRole, bool], str]] = {
 # The guide's workflows run an actor forward as MODEL_INFERENCE with the role ACTOR.
 FORWARD_TYPES = frozenset({NodeType.MODEL_INFERENCE})
 
-FILE_KEYS = frozenset({"pipeline_id", "description", "nodes"})
-NODE_KEYS = frozenset({"node_id", "func", "executable_ref", "dependencies"}) | frozenset(NodeOptions.__annotations__)
-
 Choice = TypeVar("Choice", bound=Enum)
 
 
@@ -65,14 +65,12 @@ def load_workflow_file(path: str | Path) -> TaskGraph:
     """
     path = Path(path)
     content = _read(path)
-    _check_keys(content, known=FILE_KEYS, place=f"{path}")
-    nodes = content.get("nodes")
-    if not isinstance(nodes, list) or not nodes:
-        raise ConfigError(f"{path}: 'nodes' must be a list with at least one node, and is {nodes!r}.")
+    check_values(content, types=FILE_KEYS, required=["nodes"], place=f"{path}")
     pipeline = Pipeline(content.get("pipeline_id", path.stem), content.get("description", ""))
-    for position, entry in enumerate(nodes):
+    for position, entry in enumerate(content["nodes"]):
         _add_node(pipeline, entry, place=f"{path}, node {position + 1}")
-    return pipeline.build()
+    with _told_with(f"{path}"):
+        return pipeline.build()
 
 
 def default_stage(*, node_type: NodeType, node_role: NodeRole, only_forward_compute: bool, place: str) -> str:
@@ -90,50 +88,60 @@ def default_stage(*, node_type: NodeType, node_role: NodeRole, only_forward_comp
     return stage
 
 
-def _read(path: Path) -> Mapping[str, Any]:
+def _read(path: Path) -> Mapping[Any, Any]:
     try:
-        text = path.read_text(encoding="utf-8")
-        check_expansion(text)
-        content = yaml.safe_load(text)
+        content = read_plain(path)
     except OSError as error:
         raise ConfigError(f"dag.workflow_file={path} cannot be read: {error.strerror}.") from error
     except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path} is not YAML: {error}") from error
-    except ValueError as error:
-        raise ConfigError(f"{path} is refused: {error}.") from error
+        raise ConfigError(f"{path} is not YAML: {tell_unreadable(error)}.") from error
+    except UNREADABLE as error:
+        raise ConfigError(f"{path} is refused: {tell_unreadable(error)}.") from error
     if not isinstance(content, dict):
-        raise ConfigError(f"{path} must hold a mapping with the key 'nodes', and holds {type(content).__name__}.")
+        holds = "is empty" if content is None else f"holds {shown(content)}"
+        raise ConfigError(f"{path} must hold a mapping with the key 'nodes', and {holds}.")
     return content
 
 
 def _add_node(pipeline: Pipeline, entry: Any, *, place: str) -> None:
-    if not isinstance(entry, dict) or not isinstance(entry.get("node_id"), str):
-        raise ConfigError(f"{place}: a node is a mapping with a 'node_id', and this is {entry!r}.")
-    place = f"{place} ({entry['node_id']})"
-    _check_keys(entry, known=NODE_KEYS, place=place)
+    if not isinstance(entry, dict):
+        raise ConfigError(f"{place}: a node is a mapping with a 'node_id', and this is {shown(entry)}.")
+    if isinstance(entry.get("node_id"), str):
+        place = f"{place} ({entry['node_id']})"
+    check_values(entry, types=NODE_KEYS, required=["node_id"], place=place)
     options = {key: value for key, value in entry.items() if key in NodeOptions.__annotations__}
     options["node_type"] = _choice(NodeType, entry.get("node_type", NodeType.COMPUTE.value), place=place)
     options["node_role"] = _choice(NodeRole, entry.get("node_role", NodeRole.DEFAULT.value), place=place)
     options["aliases"] = tuple(entry.get("aliases") or ())
-    func = entry.get("func") or entry.get("executable_ref")
+    options["config"] = entry.get("config") or {}
+    func, other = entry.get("func"), entry.get("executable_ref")
+    if func is not None and other is not None:
+        raise ConfigError(f"{place}: 'func' and 'executable_ref' are two names of one key. Give one of them.")
+    func = other if func is None else func
     if func is None:
         func = default_stage(
             node_type=options["node_type"],
             node_role=options["node_role"],
-            only_forward_compute=bool(entry.get("only_forward_compute")),
+            only_forward_compute=entry.get("only_forward_compute", False),
             place=place,
         )
-    pipeline.add_node(entry["node_id"], func, entry.get("dependencies"), **options)
+    with _told_with(place):
+        pipeline.add_node(entry["node_id"], func, entry.get("dependencies"), **options)
 
 
-def _choice(choices: type[Choice], name: Any, *, place: str) -> Choice:
+@contextmanager
+def _told_with(place: str) -> Iterator[None]:
+    """Name the file in what the graph refuses, which knows nodes alone."""
+    try:
+        yield
+    except ConfigError as error:
+        raise type(error)(f"{place}: {error}") from error
+
+
+def _choice(choices: type[Choice], name: str, *, place: str) -> Choice:
     for choice in choices:
         if choice.value == name:
             return choice
-    raise UnknownNameError.of(kind=f"{choices.__name__} in {place}", name=str(name), known=[choice.value for choice in choices])
-
-
-def _check_keys(mapping: Mapping[str, Any], *, known: Iterable[str], place: str) -> None:
-    for key in mapping:
-        if key not in known:
-            raise UnknownNameError.of(kind=f"key in {place}", name=str(key), known=known)
+    raise UnknownNameError.of(
+        kind=f"{choices.__name__} in {place}", name=shown(name).strip("'"), known=[choice.value for choice in choices]
+    )

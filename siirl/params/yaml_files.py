@@ -1,0 +1,53 @@
+"""YAML that a user wrote: plain values out of a file, and the exceptions of a file that is none.
+
+Left out: what the values mean (`siirl.params.compose` for keys, `siirl.execution.dag.workflow_file` for graphs).
+"""
+
+from collections.abc import Hashable
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from siirl.params.yaml_text import check_expansion
+
+# PyYAML checks the text's structure, and leaves scalars to Python: `2026-99-99` and a long integer are ValueErrors, `!!bool maybe` a
+# KeyError, `!!timestamp soon` an AttributeError, `!!int ''` an IndexError, and brackets without end a RecursionError.
+UNREADABLE = (yaml.YAMLError, ValueError, KeyError, AttributeError, IndexError, TypeError, RecursionError)
+
+
+class _UniqueKeys(yaml.SafeLoader):
+    """A safe loader that refuses a key given twice, of which PyYAML would keep the last."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
+        """As SafeLoader does, once the keys of `node` are known to be different; keys of `<<: *merged` may be overwritten."""
+        seen = set()
+        for key, _ in node.value:
+            name = (key.tag, key.value) if isinstance(key, yaml.ScalarNode) else None
+            if name is not None and name in seen:
+                raise yaml.constructor.ConstructorError(None, None, f"the key {key.value!r} is given twice", key.start_mark)
+            seen.add(name)
+        return super().construct_mapping(node, deep)
+
+
+def read_plain(path: Path) -> Any:
+    """Mappings, lists, texts, numbers, dates, booleans and None; no object of any other class is made.
+
+    Raises:
+        OSError: The file cannot be read.
+        UNREADABLE: It holds no YAML, or a key twice.
+    """
+    text = path.read_text(encoding="utf-8")
+    check_expansion(text)
+    return yaml.load(text, Loader=_UniqueKeys)
+
+
+def tell_unreadable(error: BaseException) -> str:
+    """What is wrong with the text, in one sentence without its full stop."""
+    if isinstance(error, RecursionError):
+        return "it is nested too deeply"
+    if isinstance(error, yaml.YAMLError | UnicodeDecodeError):
+        return str(error)
+    if type(error) is ValueError:
+        return str(error)
+    return f"a value cannot be read ({type(error).__name__}: {error})"
