@@ -11,11 +11,10 @@ from collections.abc import Sequence
 
 from siirl import interrupts
 from siirl.errors import SiirlError
-from siirl.params import SiiRLArguments
 from siirl.params.command_line import Action, CommandLine, read_command_line
 from siirl.params.ending import FAILED, REFUSED, end, end_without_reader, interrupted
 from siirl.params.help import help_text
-from siirl.params.parser import parse, to_yaml
+from siirl.params.parser import Parsed, parse, to_yaml
 from siirl.params.problems import REFUSALS
 from siirl.params.threads import short_waits
 
@@ -46,14 +45,15 @@ def _run(command: CommandLine) -> None:
     elif command.action is Action.PRINT_CONFIG:
         print(to_yaml(parsed.config), end="", flush=True)
     else:
-        _train(parsed.config, start=command.action is Action.RUN)
+        _train(parsed, start=command.action is Action.RUN)
 
 
-def _train(config: SiiRLArguments, *, start: bool) -> None:
+def _train(parsed: Parsed, *, start: bool) -> None:
     # Imported step by step: --help and --cfg wait for none of this, and the first refusals not for torch.
     from siirl.params.first_look import first_look
 
-    spec = first_look(config)
+    config = parsed.config
+    spec = first_look(config, named=parsed.named)
     from siirl.dag_worker.prepare import prepare
     from siirl.params.plan import render
 

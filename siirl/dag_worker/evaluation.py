@@ -46,7 +46,7 @@ from siirl.errors import CheckpointError, ConfigError
 from siirl.params import SiiRLArguments
 from siirl.params.domain_checks import is_text
 from siirl.params.files import weight_files
-from siirl.params.first_look import describe_env, first_look
+from siirl.params.first_look import describe_env, look_before_playing
 from siirl.params.grading import rate_by_grade
 from siirl.params.machine import check_machine
 from siirl.params.parser import parse_config
@@ -79,7 +79,7 @@ def evaluate(checkpoint: Path, overrides: Sequence[str], *, kinds: Sequence[bool
     rate_by_grade(config)
     if config.trainer.val_episodes == 0:
         raise ConfigError("trainer.val_episodes=0: an evaluation has at least one episode of each task; the default is 20.")
-    spec = first_look(config)
+    spec = look_before_playing(config)
     published = asked_for(config)
     if published:  # task after task: the simulators of 40 tasks in each of four environments would be 20 GB and more
         config.env.kwargs = {"kept_simulators": 1} | config.env.kwargs

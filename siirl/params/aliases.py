@@ -44,6 +44,7 @@ ALIASES: dict[tuple[str, str], tuple[tuple[str, str], ...]] = {
 """(key, value) of the documents to the assignments that mean the same here."""
 
 LOSS = "actor_rollout_ref.actor.loss"
+CLIP_RATIO = "actor_rollout_ref.actor.clip_ratio"
 BOUNDS = ("actor_rollout_ref.actor.clip_ratio_low", "actor_rollout_ref.actor.clip_ratio_high")
 LOSSES_WITH_OWN_BOUNDS = ("cispo", "gmpo", "gpg", "gspo", "gspo_token", "kl_cov", "sapo")
 """Their clip bounds, if they have any, are of another size than PPO's: a pipeline's for PPO give way; the plan shows theirs."""

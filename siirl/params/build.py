@@ -116,6 +116,8 @@ def _wrong_type(value: Any, hint: Any, default: Any, place: str, source: str) ->
 def _out_of_bounds(value: Any, metadata: Mapping[str, Any], place: str, source: str) -> list[SiirlError]:
     if value is None:
         return []
+    if isinstance(value, str) and value in metadata.get("refused", {}):
+        return [ConfigError(f"{place}={value} ({source}) is not supported: {metadata['refused'][value]}.")]
     if metadata.get("choices") and not metadata.get("plug_in") and value not in metadata["choices"]:
         return [UnknownNameError.of(kind=f"{place} ({source})", name=str(value), known=metadata["choices"])]
     if isinstance(value, bool) or not isinstance(value, int | float):

@@ -1,7 +1,7 @@
-"""What cannot work although every key is right by itself: sizes that do not divide, choices that contradict, keys that nobody would read.
+"""What cannot work although every key is right by itself: sizes that do not divide, choices that contradict.
 
 Each check yields errors that name the value, the place and the remedy; the caller tells them together. Left out: the machine
-(`siirl.params.machine`) and files (`siirl.params.files`).
+(`siirl.params.machine`), files (`siirl.params.files`), and keys that nothing reads (`siirl.params.unread`).
 """
 
 from collections.abc import Collection, Iterator
@@ -17,7 +17,6 @@ from siirl.params.critic_checks import (
     estimator_problems,
     overlong_notices,
     overlong_problems,
-    sampling_problems,
 )
 from siirl.params.domain_checks import LANGUAGE_MODEL, VLA_POLICIES, domain_problems, is_text, observation_parts
 from siirl.params.model_args import FLAT_SCHEDULES
@@ -26,16 +25,6 @@ from siirl.params.references import check_reference, is_reference
 from siirl.params.reward_args import REWARDS, VIDEO_REWARDS
 from siirl.params.training_args import SiiRLArguments
 
-ESTIMATOR_KEYS = {
-    "gamma": ("gae", "reinforce_plus_plus"),
-    "lam": ("gae",),
-    "adv_whitening": ("gae", "reinforce_plus_plus", "reinforce_plus_plus_baseline"),
-    "norm_adv_by_std_in_grpo": ("grpo", "grpo_passk"),
-    "pass_k": ("grpo_passk",),
-    "weight_factor_in_cpgd": ("cpgd",),
-}
-"""Keys of algorithm.* that some estimators read and the others would ignore."""
-SPREAD_PIPELINES = ("dapo", "embodied_srpo")  # one's filter reads algorithm.min_group_spread, the other sets it for its own estimator
 KL_WITHOUT_GRADIENT = ("k1",)
 POLICIES = (*VLA_POLICIES, LANGUAGE_MODEL)
 
@@ -46,14 +35,14 @@ ROLLOUT = "actor_rollout_ref.rollout"
 
 def config_problems(config: SiiRLArguments) -> list[SiirlError]:
     """Everything that the configuration alone tells."""
-    checks = (_ranks, _batches, _evaluation, _algorithm, _reward, _length, _names, _processes, _not_in_this_version)
-    return [*(problem for check in checks for problem in check(config)), *critic_problems(config), *sampling_problems(config)]
+    checks = (_ranks, _batches, _evaluation, _algorithm, _reward, _length, _names, _processes)
+    return [*(problem for check in checks for problem in check(config)), *critic_problems(config)]
 
 
 def environment_problems(config: SiiRLArguments, spec: EnvSpec) -> list[SiirlError]:
     """What does not fit the environment's spec."""
     problems = [] if is_text(spec) else [*_reward_of(config, spec), *_tasks_of(config, spec)]
-    problems += _task_shares(config, spec)
+    problems += [*_blind(config, spec), *_task_shares(config, spec)]
     return [*problems, *domain_problems(config, spec), *overlong_problems(config, text=is_text(spec))]
 
 
@@ -116,29 +105,12 @@ def _algorithm(config: SiiRLArguments) -> Iterator[SiirlError]:
             f"algorithm.pass_k={algorithm.pass_k} is more than {ROLLOUT}.n={group_size}: take at most as many as a group has."
         )
     yield from estimator_problems(config, built_in=ESTIMATORS)
-    if algorithm.adv_estimator not in ESTIMATORS:  # of the user's own, which may read any of them
-        return
-    for name, readers in ESTIMATOR_KEYS.items():
-        value = getattr(algorithm, name)
-        if value != getattr(SiiRLArguments().algorithm, name) and algorithm.adv_estimator not in readers:
-            yield ConfigError(
-                f"algorithm.{name}={value} is read by {' and '.join(readers)}, not by {algorithm.adv_estimator}: leave it out."
-            )
-    spread, shipped = algorithm.min_group_spread, SiiRLArguments().algorithm.min_group_spread
-    may_filter = config.dag.own_graph or config.dag.pipeline in SPREAD_PIPELINES
-    if spread != shipped and algorithm.adv_estimator not in GROUP_ESTIMATORS and not may_filter:
-        yield ConfigError(f"algorithm.min_group_spread={spread} is of groups, which {algorithm.adv_estimator} does not have: leave it out.")
 
 
 def _length(config: SiiRLArguments) -> Iterator[SiirlError]:
     trainer = config.trainer
     if trainer.total_steps is None and trainer.max_minutes is None and not config.data.train_files:
         yield ConfigError("The run has no end: set trainer.total_steps or trainer.max_minutes.")
-    if trainer.total_epochs != SiiRLArguments().trainer.total_epochs and not config.data.train_files:
-        yield ConfigError(
-            f"trainer.total_epochs={trainer.total_epochs} counts passes over data.train_files, and there are none: questions are made up "
-            "without end. Set trainer.total_steps or trainer.max_minutes."
-        )
     if trainer.total_steps is None:
         yield from _schedules_without_end(config)
     for name, value in (("save_freq", trainer.save_freq), ("test_freq", trainer.test_freq)):
@@ -209,19 +181,10 @@ def _processes(config: SiiRLArguments) -> Iterator[SiirlError]:
         yield ConfigError(f"trainer.nnodes={trainer.nnodes} needs a Ray cluster that spans the machines: give cluster.address=HOST:PORT.")
 
 
-def _not_in_this_version(config: SiiRLArguments) -> Iterator[SiirlError]:
-    if config.actor_rollout_ref.actor.strategy == "megatron":
-        yield ConfigError(f"{ACTOR}.strategy=megatron: this version shards by FSDP2. Take fsdp.")
-
-
 def _reward(config: SiiRLArguments) -> Iterator[SiirlError]:
     reward = config.reward
     if reward.name in VIDEO_REWARDS and reward.encoder is None:
         yield ConfigError(f"reward.encoder=null, and reward.name={reward.name} compares videos: take reward.encoder=tiny.")
-    if reward.demonstrations is not None and not sizes.needs_video(config):
-        yield ConfigError(
-            f"reward.demonstrations={reward.demonstrations} are videos, and reward.name={reward.name} looks at none: leave it out."
-        )
 
 
 def _reward_of(config: SiiRLArguments, spec: EnvSpec) -> Iterator[SiirlError]:
@@ -235,8 +198,11 @@ def _reward_of(config: SiiRLArguments, spec: EnvSpec) -> Iterator[SiirlError]:
         yield ConfigError(f"{cause} looks at videos, and {env} cannot be rendered: {remedy}{own}.")
     if not spec.reports_success and (srpo or (name != "return" and not is_reference(name))):
         yield ConfigError(f"{cause} needs the environment's own success flag, and {env} has none: {remedy}.")
+
+
+def _blind(config: SiiRLArguments, spec: EnvSpec) -> Iterator[SiirlError]:
     if config.trainer.blind and IMAGES not in observation_parts(spec):
-        yield ConfigError(f"trainer.blind=true blackens images, and {env} has none in its observations: leave it out.")
+        yield ConfigError(f"trainer.blind=true blackens images, and env={config.env.name} has none in its observations: leave it out.")
 
 
 def _tasks_of(config: SiiRLArguments, spec: EnvSpec) -> Iterator[SiirlError]:

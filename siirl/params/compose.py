@@ -4,8 +4,10 @@
 """
 
 import functools
-from collections.abc import Mapping
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from hydra import compose, initialize_config_dir
 from hydra.errors import ConfigCompositionException, HydraException
@@ -14,7 +16,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from siirl.errors import ConfigError, MissingAssetError, UnknownNameError
 from siirl.params.paths import config_dir
-from siirl.params.yaml_files import UNREADABLE, tell_unreadable
+from siirl.params.yaml_files import UNREADABLE, read_plain, tell_unreadable
 from siirl.params.yaml_text import check_expansion
 
 PRIMARY = "train"
@@ -62,6 +64,26 @@ def compose_groups(choices: Mapping[str, str | None]) -> DictConfig:
 def load_option(group: str, option: str) -> DictConfig:
     """One option alone, at its place in the tree."""
     return _compose(f"{group}/{option}", ())
+
+
+@functools.cache
+def shipped_values() -> Mapping[str, Sequence[Any]]:
+    """By key, the values that options give it, as their files have them: `${other.key}` is not resolved."""
+    values: dict[str, list[Any]] = {}
+    for file in sorted(config_dir().glob("*/*.yaml")):
+        header = re.match(r"# @package (\S+)", file.read_text())
+        package = header.group(1) if header else file.parent.name
+        content = {key: value for key, value in read_plain(file).items() if key != "defaults"}
+        for place, value in _leaves("" if package == "_global_" else package, content):
+            values.setdefault(place, []).append(tuple(value) if isinstance(value, list) else value)
+    return values
+
+
+def _leaves(place: str, value: Any) -> Iterator[tuple[str, Any]]:
+    yield place, value
+    if isinstance(value, Mapping):
+        for name, part in value.items():
+            yield from _leaves(f"{place}.{name}" if place else name, part)
 
 
 @functools.cache

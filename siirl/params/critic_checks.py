@@ -1,4 +1,4 @@
-"""What cannot work of critics, baselines and dynamic sampling although every key is right by itself.
+"""What cannot work of critics, baselines and prices on length although every key is right by itself.
 
 `siirl.params.checks` tells these problems with its own. The pipeline's name stands for its graph here; a graph of the user's own may
 provide any column, so it is trusted until its columns are checked.
@@ -8,9 +8,7 @@ from collections.abc import Collection, Iterator
 
 from siirl.errors import ConfigError, SiirlError
 from siirl.params import sizes
-from siirl.params.build import as_text
 from siirl.params.critic_sizes import critic_update
-from siirl.params.schema import keys_of
 from siirl.params.training_args import SiiRLArguments
 
 PIPELINE_OF = {"gae": "ppo", "remax": "remax"}
@@ -33,13 +31,8 @@ def estimator_problems(config: SiiRLArguments, *, built_in: Collection[str]) -> 
 
 
 def critic_problems(config: SiiRLArguments) -> list[SiirlError]:
-    """Keys of the critic that contradict each other, or that nobody would read."""
-    return [*_critic_keys(config), *_critic_sizes(config)]
-
-
-def sampling_problems(config: SiiRLArguments) -> list[SiirlError]:
-    """Keys of dynamic sampling that nobody would read."""
-    return list(_sampling(config))
+    """Sizes of the critic that do not divide."""
+    return list(_critic_sizes(config))
 
 
 def overlong_problems(config: SiiRLArguments, *, text: bool) -> list[SiirlError]:
@@ -80,18 +73,6 @@ def _estimator(config: SiiRLArguments, built_in: Collection[str]) -> Iterator[Si
         )
 
 
-def _critic_keys(config: SiiRLArguments) -> Iterator[SiirlError]:
-    if config.dag.own_graph or config.dag.pipeline == PIPELINE_OF["gae"]:
-        return
-    reason = f"and pipeline={config.dag.pipeline} has none: take pipeline=ppo, or leave it out."
-    if config.trainer.critic_warmup:
-        yield ConfigError(f"trainer.critic_warmup={config.trainer.critic_warmup} trains a critic alone, {reason}")
-    for key in keys_of(type(config.critic)):
-        value = _value_at(config.critic, key.place)
-        if value != key.default:
-            yield ConfigError(f"critic.{key.place}={as_text(value)} is read where there is a critic, {reason}")
-
-
 def _critic_sizes(config: SiiRLArguments) -> Iterator[SiirlError]:
     batch, mini_batch, ranks = config.data.train_batch_size, critic_update(config).prompts_per_mini_batch, sizes.ranks(config)
     if config.critic.ppo_mini_batch_size is None:
@@ -110,24 +91,6 @@ def _critic_sizes(config: SiiRLArguments) -> Iterator[SiirlError]:
         )
 
 
-def _sampling(config: SiiRLArguments) -> Iterator[SiirlError]:
-    if config.dag.own_graph or config.dag.pipeline == "dapo":
-        return
-    if config.algorithm.filter.name is not None and config.dag.pipeline != "embodied_srpo":
-        yield ConfigError(
-            f"algorithm.filter.name={config.algorithm.filter.name} is the rule of a filter, and pipeline={config.dag.pipeline} has none: "
-            "take pipeline=dapo, or leave it out."
-        )
-    default, given = SiiRLArguments().algorithm.filter, config.algorithm.filter
-    for name in ("metric", "max_refills"):
-        value = getattr(given, name)
-        if value != getattr(default, name):
-            yield ConfigError(
-                f"algorithm.filter.{name}={value} is read by DAPO's dynamic sampling, and pipeline={config.dag.pipeline} has none: "
-                "take pipeline=dapo, or leave it out."
-            )
-
-
 def _overlong(config: SiiRLArguments, *, text: bool) -> Iterator[SiirlError]:
     overlong, longest = config.algorithm.overlong, config.data.max_response_length
     if overlong.buffer is None:
@@ -142,9 +105,3 @@ def _overlong(config: SiiRLArguments, *, text: bool) -> Iterator[SiirlError]:
         yield ConfigError(f"{place} has no effect while algorithm.overlong.penalty=0: set a penalty (DAPO's is 1), or leave it out.")
     elif overlong.buffer > longest:
         yield ConfigError(f"{place} is more than data.max_response_length={longest}: make it smaller, the paper's is a fifth.")
-
-
-def _value_at(holder: object, place: str) -> object:
-    for name in place.split("."):
-        holder = getattr(holder, name)
-    return holder

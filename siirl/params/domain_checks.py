@@ -1,4 +1,4 @@
-"""What fits text and what fits robots: model, engine and reward must be of the environment's domain, and keys of the other are refused.
+"""What fits text and what fits robots: model, engine and reward must be of the environment's domain.
 
 The environment says which domain a job is of: one whose observations are chat messages is text, all others act.
 """
@@ -11,10 +11,8 @@ from envs.base import EnvSpec
 from envs.text import MESSAGES
 from siirl.errors import ConfigError, SiirlError
 from siirl.params import sizes
-from siirl.params.build import as_text
 from siirl.params.grading import grading_problems
 from siirl.params.packages import require_vllm
-from siirl.params.parser import known_keys, value_at
 from siirl.params.references import check_reference
 from siirl.params.training_args import SiiRLArguments
 
@@ -103,9 +101,3 @@ def _of_robots(config: SiiRLArguments) -> Iterator[SiirlError]:
         yield ConfigError(f"{ROLLOUT}.name={rollout.name} generates text, and {env} acts: take rollout={ACTION_ENGINE}.")
     if config.reward.name == REWARD_MODEL:
         yield ConfigError(f"reward.name={REWARD_MODEL} is a classifier of texts, and {env} acts: take reward=success, return or srpo.")
-    for place, key in known_keys({}).items():
-        value = value_at(config, place)
-        if key.metadata["text_only"] and value != key.default:
-            yield ConfigError(
-                f"{place}={as_text(value)} is read by text jobs, and {env} is none: {key.metadata['text_only']}. Leave it out."
-            )

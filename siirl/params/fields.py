@@ -5,7 +5,8 @@ Left out: converting and checking values (`siirl.params.build`).
 """
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 
@@ -14,6 +15,7 @@ def described(
     *,
     why: str = "",
     choices: Sequence[str] = (),
+    refused: Mapping[str, str] = MappingProxyType({}),
     minimum: float | None = None,
     above: float | None = None,
     maximum: float | None = None,
@@ -27,6 +29,7 @@ def described(
         help: What the key does, in one sentence.
         why: Reason or source of the default.
         choices: Names that are known; others are refused with the nearest.
+        refused: Names that documents have and this version does not: what to take instead. They are no choices.
         minimum: Smallest value.
         above: The value must be larger than this.
         maximum: Largest value.
@@ -39,6 +42,7 @@ def described(
         "help": help,
         "why": why,
         "choices": tuple(choices),
+        "refused": refused,
         "minimum": minimum,
         "above": above,
         "maximum": maximum,

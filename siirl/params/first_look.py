@@ -1,11 +1,15 @@
 """The checks that need neither torch nor the graph: most refusals come from here, within a second."""
 
+import functools
+from collections.abc import Callable, Collection, Sequence
+
 from envs.base import EnvSpec
 from envs.registry import env_spec
 from envs.spec_process import SpecUnknown
 from siirl.errors import ConfigError, MissingAssetError, SiirlError
 from siirl.params.build import as_text
 from siirl.params.checks import config_problems, environment_problems
+from siirl.params.domain_checks import is_text
 from siirl.params.files import file_problems
 from siirl.params.grading import ask_ungraded_rows
 from siirl.params.machine import device_problems
@@ -13,22 +17,37 @@ from siirl.params.plug_ins import import_user_modules
 from siirl.params.problems import refuse
 from siirl.params.references import MISTAKES, is_reference, tell
 from siirl.params.training_args import SiiRLArguments
+from siirl.params.unread import unread_in_domain, unread_problems
 
 
-def first_look(config: SiiRLArguments) -> EnvSpec:
-    """Refuse what the configuration, the files that it names and the environment's spec rule out, all of it together.
+def first_look(config: SiiRLArguments, *, named: Collection[str] = ()) -> EnvSpec:
+    """Refuse what the configuration of a training run, the files that it names and the environment's spec rule out, all of it together.
 
     `env.kwargs` is told whether rows without a grade are asked, where it leaves that open (`siirl.params.grading`).
+
+    Args:
+        config: The run's configuration.
+        named: Keys that the command line names (`siirl.params.parser.Parsed.named`).
 
     Returns:
         The environment's spec.
 
     Raises:
-        ConfigError: What cannot work.
+        ConfigError: What cannot work, and keys that nothing reads.
         MissingAssetError: A file or folder that is not there.
         CheckpointError: Weights that are not whole.
     """
-    problems: list[SiirlError] = [*device_problems(config), *config_problems(config), *file_problems(config)]
+    unread = functools.partial(unread_in_domain, config, named=named)
+    return _look(config, unread_problems(config, named=named), of_domain=lambda spec: unread(text=is_text(spec)))
+
+
+def look_before_playing(config: SiiRLArguments) -> EnvSpec:
+    """As `first_look`, for a run's configuration by which episodes are played: what only training reads may stand in it."""
+    return _look(config, [], of_domain=lambda spec: [])
+
+
+def _look(config: SiiRLArguments, unread: Sequence[SiirlError], *, of_domain: Callable[[EnvSpec], Sequence[SiirlError]]) -> EnvSpec:
+    problems: list[SiirlError] = [*device_problems(config), *config_problems(config), *file_problems(config), *unread]
     if not config.env.name or (config.env.name == "gymnasium" and not config.env.id):
         refuse(problems)  # which say so; there is no spec to ask for
     ask_ungraded_rows(config)
@@ -37,7 +56,7 @@ def first_look(config: SiiRLArguments) -> EnvSpec:
     except (ConfigError, MissingAssetError) as error:
         refuse([*problems, error])
         raise
-    refuse([*problems, *environment_problems(config, spec)])
+    refuse([*problems, *environment_problems(config, spec), *of_domain(spec)])
     return spec
 
 

@@ -5,7 +5,6 @@ keys of the command line. Everything that is wrong with names, types and bounds 
 Left out: whether values fit each other and the machine (`siirl.params.checks`); sweeps over several values.
 """
 
-import functools
 import logging
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -21,7 +20,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from siirl.errors import ConfigError, SiirlError
 from siirl.params import compose
-from siirl.params.aliases import WORKFLOW_TYPES, Assignment, translate
+from siirl.params.aliases import BOUNDS, CLIP_RATIO, WORKFLOW_TYPES, Assignment, translate
 from siirl.params.build import as_text, build
 from siirl.params.problems import refuse
 from siirl.params.schema import Key, fields_of, find_key, keys_of, unknown_key
@@ -47,6 +46,8 @@ class Parsed:
     """The user's own groups; `config` has an attribute for each."""
     notices: tuple[str, ...]
     """One sentence for each old name that was translated."""
+    named: frozenset[str]
+    """Keys that the command line names."""
 
 
 def parse_config(overrides: Sequence[str] = (), *, config_file: str | Path | None = None) -> SiiRLArguments:
@@ -79,23 +80,19 @@ def parse(overrides: Sequence[str] = (), *, config_file: str | Path | None = Non
     keys = [leaf for assignment in keys for leaf in _leaves(assignment, known)]
     refuse([_unknown(leaf, known) for leaf in keys if find_key(leaf.key, known) is None])
 
-    _assign(tree, (leaf for leaf in keys if leaf.source != COMMAND_LINE))
+    typed = [leaf for leaf in keys if leaf.source == COMMAND_LINE]
+    _assign(tree, [leaf for leaf in keys if leaf.source != COMMAND_LINE])
     if config_file is not None:
         _choose_again(tree, chosen)
-    _assign(tree, (leaf for leaf in keys if leaf.source == COMMAND_LINE))
+    _assign(tree, typed)
     config = _to_arguments(tree, user_groups, {leaf.key: leaf.source for leaf in keys})
-    return Parsed(config, user_groups, tuple(notices))
+    return Parsed(config, user_groups, tuple(notices), frozenset(leaf.key for leaf in typed))
 
 
 def known_keys(user_groups: Mapping[str, type]) -> dict[str, Key]:
     """All keys by place."""
     keys = [*keys_of(SiiRLArguments), *(key for name, cls in user_groups.items() for key in keys_of(cls, name))]
     return {key.place: key for key in keys}
-
-
-def value_at(config: SiiRLArguments, place: str) -> Any:
-    """The value of a key, by its dotted place."""
-    return functools.reduce(getattr, place.split("."), config)
 
 
 def to_tree(config: SiiRLArguments) -> dict[str, Any]:
@@ -238,12 +235,25 @@ def _unknown(leaf: Assignment, known: Mapping[str, Key]) -> SiirlError:
     return unknown_key(leaf.key, known, source=leaf.source, groups=tuple(compose.options()))
 
 
-def _assign(tree: DictConfig, leaves: Iterable[Assignment]) -> None:
+def _assign(tree: DictConfig, leaves: Sequence[Assignment]) -> None:
+    if any(leaf.key == CLIP_RATIO for leaf in leaves):
+        _clear_the_groups_bound(tree)
     for leaf in leaves:
         try:
             OmegaConf.update(tree, leaf.key, leaf.value, merge=False, force_add=True)
         except (OmegaConfBaseException, TypeError) as error:
             raise ConfigError(f"{leaf.key}={leaf.value} ({leaf.source}) cannot be set: {error}") from error
+
+
+def _clear_the_groups_bound(tree: DictConfig) -> None:
+    """Let `clip_ratio` move both bounds: a pipeline's one bound gives way, and two, which leave it nothing to move, stay.
+
+    Bounds that are given beside it are assigned afterwards.
+    """
+    low, high = (OmegaConf.select(tree, place) for place in BOUNDS)
+    if low is None or high is None:
+        for place in BOUNDS:
+            OmegaConf.update(tree, place, None)
 
 
 def _to_arguments(tree: DictConfig, user_groups: Mapping[str, type], sources: Mapping[str, str]) -> SiiRLArguments:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import difflib
+import functools
 import types
 import typing
 from collections.abc import Iterator, Mapping
@@ -61,6 +62,11 @@ def groups_of(cls: type, place: str = "") -> Iterator[tuple[str, type]]:
     for field, hint in fields_of(cls):
         if dataclasses.is_dataclass(hint):
             yield from groups_of(typing.cast(type, hint), join(place, field.name))
+
+
+def value_of(config: Any, place: str) -> Any:
+    """The value of a key, by its dotted place in an instance."""
+    return functools.reduce(getattr, place.split("."), config)
 
 
 def type_name(hint: Any) -> str:

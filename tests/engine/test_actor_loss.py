@@ -6,7 +6,7 @@ import pytest
 import torch
 from tiny_training import largest_difference, make_actor, make_engine, trajectories
 
-from siirl.algos.policy_losses import NATIVE_AGGREGATION, OWN_BOUNDS, POLICY_LOSSES, PolicyLoss
+from siirl.algos.policy_losses import NATIVE_AGGREGATION, OWN_BOUNDS, POLICY_LOSSES, PolicyLoss, policy_loss
 from siirl.algos.policy_losses import register_policy_loss as register_own_loss
 from siirl.dag_worker.core_algos import POLICY_LOSS_REGISTRY, agg_loss, register_policy_loss
 from siirl.engine.actor.actor_loss import ActorLoss
@@ -34,6 +34,16 @@ def test_a_loss_comes_with_its_own_aggregation_unless_another_is_asked_for():
 def test_what_a_pipeline_sets_for_ppos_ratio_is_not_gspos_bound():
     assert resolved(LOSS + "=vanilla").describe() == "vanilla (clip_ratio_low=0.2, clip_ratio_high=0.28), seq-mean-token-mean"
     assert resolved(LOSS + "=gspo").describe() == "gspo (clip_ratio_low=0.0003, clip_ratio_high=0.0004), seq-mean-token-mean"
+
+
+def test_clip_ratio_alone_bounds_the_ratio_on_both_sides():
+    """Ratios 1.5 and 0.5 with advantages 1 and -1, clipped at 1.1 and 0.9: losses -1.1 and 0.9."""
+    actor = resolved("pipeline=grpo", f"{ACTOR}.clip_ratio=0.1")
+    assert actor.clip == {"clip_ratio_low": 0.1, "clip_ratio_high": 0.1, "clip_ratio_c": 3.0}
+    columns = {"log_probs_BT": torch.tensor([[1.5, 0.5]]).log(), "old_log_probs_BT": torch.zeros(1, 2)}
+    columns |= {"advantages_BT": torch.tensor([[1.0, -1.0]]), "mask_BT": torch.ones(1, 2, dtype=torch.bool)}
+    loss_BT = policy_loss(name="vanilla", available={**columns, **actor.clip}).loss_BT
+    assert loss_BT.tolist() == [[pytest.approx(-1.1), pytest.approx(0.9)]]
 
 
 @pytest.mark.parametrize("order", [1, -1])

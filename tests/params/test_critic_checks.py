@@ -4,17 +4,20 @@ import re
 
 import pytest
 
-from siirl.params.checks import ESTIMATORS
-from siirl.params.critic_checks import critic_problems, estimator_problems, overlong_notices, overlong_problems, sampling_problems
+from siirl.params.algorithm_args import ESTIMATORS
+from siirl.params.critic_checks import critic_problems, estimator_problems, overlong_notices, overlong_problems
 from siirl.params.critic_sizes import critic_steps_per_step, critic_update, describe_critic
-from siirl.params.parser import parse_config
+from siirl.params.parser import parse, parse_config
+from siirl.params.unread import unread_problems
 
 MUJOCO, SMALL = "env=mujoco", ("data.train_batch_size=12", "actor_rollout_ref.rollout.n=8", "actor_rollout_ref.actor.ppo_mini_batch_size=3")
 
 
 def problems(*overrides, text=False):
-    config = parse_config([MUJOCO, *SMALL, *overrides])
-    found = [*estimator_problems(config, built_in=ESTIMATORS), *critic_problems(config), *sampling_problems(config)]
+    parsed = parse([MUJOCO, *SMALL, *overrides])
+    config = parsed.config
+    unread = unread_problems(config, named=parsed.named)
+    found = [*estimator_problems(config, built_in=ESTIMATORS), *critic_problems(config), *unread]
     return [str(problem) for problem in [*found, *overlong_problems(config, text=text)]]
 
 
@@ -32,7 +35,10 @@ def test_a_pipeline_as_it_ships_is_fine(pipeline):
         (["pipeline=ppo", "algorithm.adv_estimator=remax"], "take pipeline=remax"),
         (["pipeline=ppo", "algorithm.adv_estimator=grpo"], "the values of a critic, which algorithm.adv_estimator=grpo does not read"),
         (["pipeline=remax", "algorithm.adv_estimator=rloo"], "reward_baselines, .* which algorithm.adv_estimator=rloo does not read"),
-        (["pipeline=grpo", "trainer.critic_warmup=2"], "trainer.critic_warmup=2 trains a critic alone, and pipeline=grpo has none"),
+        (
+            ["pipeline=grpo", "trainer.critic_warmup=2"],
+            "trainer.critic_warmup=2 is read where there is a critic, and pipeline=grpo has none",
+        ),
         (["pipeline=grpo", "critic.optim.lr=0.1"], "critic.optim.lr=0.1 is read where there is a critic, and pipeline=grpo has none"),
         (
             ["pipeline=ppo", "critic.ppo_mini_batch_size=5"],
@@ -80,7 +86,7 @@ def test_robots_are_told_that_length_costs_them_nothing():
 @pytest.mark.parametrize("pipeline", ["grpo", "ppo", "remax"])
 def test_a_rule_of_filters_is_refused_where_no_filter_reads_it(pipeline):
     (found,) = problems(f"pipeline={pipeline}", "algorithm.filter.name=zero_variance")
-    assert found.startswith(f"algorithm.filter.name=zero_variance is the rule of a filter, and pipeline={pipeline} has none")
+    assert found.startswith("algorithm.filter.name=zero_variance is read by pipeline=dapo and embodied_srpo, which drop groups")
     assert [problems(f"pipeline={name}", "algorithm.filter.name=truncation") for name in ("dapo", "embodied_srpo")] == [[], []]
 
 

@@ -7,6 +7,7 @@ import pytest
 from envs.registry import env_spec
 from siirl.params.checks import config_problems, environment_problems
 from siirl.params.parser import Parsed, known_keys, parse
+from siirl.params.unread import unread_in_domain
 
 GUIDE_10_1 = """
 # algorithm: Algorithm configuration
@@ -108,7 +109,8 @@ def test_its_files_choose_the_environment_and_say_so(guide: Parsed) -> None:
 def test_what_only_text_reads_is_refused_for_a_robot_with_the_reason(guide: Parsed, tmp_path: Path) -> None:
     assert config_problems(guide.config) == []
     config = parse(["env=mujoco"], config_file=tmp_path / "config.yaml").config
-    messages = [str(problem) for problem in environment_problems(config, env_spec("mujoco"))]
+    problems = [*environment_problems(config, env_spec("mujoco")), *unread_in_domain(config, text=False)]
+    messages = [str(problem) for problem in problems]
     refused = {message.split("=")[0] for message in messages}
     assert refused == {
         "data.train_files",

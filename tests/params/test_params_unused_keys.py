@@ -8,8 +8,8 @@ from siirl.params.parser import known_keys
 
 # Read in siirl/params itself, where their only use belongs.
 READ_IN_PARAMS = {
-    "actor_rollout_ref.actor.strategy": "checks.py",  # one of its two values is refused in this version
-    "actor_rollout_ref.rollout.name": "checks.py",  # likewise all but one
+    "actor_rollout_ref.actor.strategy": "model_args.py",  # of the documents' two values one is refused, so there is nothing to choose
+    "actor_rollout_ref.rollout.name": "domain_checks.py",
     "custom_reward_function.path": "reward_args.py",  # these three become the parts of a reward, which alone are passed on
     "custom_reward_function.name": "reward_args.py",
     "reward.functions": "reward_args.py",
