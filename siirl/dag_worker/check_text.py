@@ -8,7 +8,7 @@ from siirl.errors import ConfigError
 from siirl.models.chat import ChatTokenizer
 from siirl.models.hub import find_on_hub
 from siirl.models.language_model import LanguageModel
-from siirl.models.pretrained import source_of
+from siirl.models.pretrained import check_adapters, source_of
 from siirl.params import SiiRLArguments, sizes
 from siirl.params.files import may_be_hub_id, parameters_in
 from siirl.params.paths import find
@@ -33,6 +33,9 @@ def check_text(config: SiiRLArguments) -> None:
     tokenizer = make_tokenizer(config)
     if 0 < parameters_in(path) <= LOADED_TWICE:
         check_fit(config, model=make_language_model(config), tokenizer=tokenizer)
+    elif config.actor_rollout_ref.model.lora.rank > 0:
+        model = config.actor_rollout_ref.model
+        check_adapters(path, model.lora, trust_remote_code=model.trust_remote_code)
     for key, files in (("data.train_files", config.data.train_files), ("data.val_files", config.data.val_files)):
         if files:
             open_prompt_files(files, key=key)

@@ -151,8 +151,8 @@ def check_policy(config: SiiRLArguments, spec: EnvSpec, *, with_critic: bool = F
         check_actions(policy.action_tokenizer, spec, place=place)
         if with_critic:
             PolicyFeatures(policy)  # refuses one without features
-        if with_adapters and model.lora.target_modules is not None:  # all layers, the default, every policy has
-            policy.adapt(model.lora, seed=config.trainer.seed)
+        if with_adapters:
+            policy.check_adapters(model.lora)
     except SiirlError:
         raise
     except MISTAKES as error:

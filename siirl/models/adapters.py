@@ -14,11 +14,13 @@ from typing import Any
 import torch
 from torch import nn
 
-from siirl.errors import CheckpointError, ConfigError
+from siirl.errors import CheckpointError, ConfigError, UnknownNameError
 from siirl.params.documents import is_count, read_object
 from siirl.params.model_args import LoraArguments
 
 ADAPTER = "default"  # peft's name of the one adapter
+PLACE = "actor_rollout_ref.model.lora"
+LONGEST_LIST = 500  # letters of layers' names in a message
 ADAPTER_FILE = "lora.json"
 """Beside weights with adapters that are not merged: what they are."""
 
@@ -78,23 +80,66 @@ def add_adapters(model: nn.Module, lora: LoraArguments, *, layers: Sequence[str]
         seed: Of their first matrices (A, section 4.1 of the paper); the second ones are zeros.
 
     Raises:
-        ConfigError: `target_modules` that the model does not have.
+        ConfigError: Layers or a rank that the model does not have (`adapted_layers`).
     """
     from peft import LoraConfig, inject_adapter_in_model
 
-    chosen = layers if lora.target_modules is None else lora.target_modules
-    targets = "all-linear" if chosen is None else list(chosen)
+    targets = list(adapted_layers(model, lora, layers=layers))
     settings = LoraConfig(r=lora.rank, lora_alpha=lora.alpha, target_modules=targets, lora_dropout=lora.dropout, bias="none")  # type: ignore[arg-type]
-    try:
-        with torch.random.fork_rng(devices=[]):  # peft draws from torch's own generator, which belongs to nobody
-            torch.manual_seed(seed)
-            inject_adapter_in_model(settings, model, adapter_name=ADAPTER)
-    except ValueError as error:
-        names = sorted({name.rpartition(".")[2] for name, part in model.named_modules() if isinstance(part, nn.Linear)})
+    with torch.random.fork_rng(devices=[]):  # peft draws from torch's own generator, which belongs to nobody
+        torch.manual_seed(seed)
+        inject_adapter_in_model(settings, model, adapter_name=ADAPTER)
+
+
+def adapted_layers(model: nn.Module, lora: LoraArguments, *, layers: Sequence[str] | None = None) -> tuple[str, ...]:
+    """Names of the layers that get an adapter; needs no weights (`torch.device("meta")`) and no peft.
+
+    Args:
+        model: As for `add_adapters`, and so are the others.
+        lora: Which adapters.
+        layers: Those without `target_modules`.
+
+    Raises:
+        ConfigError: `target_modules` of which one is no linear layer of the model, or a rank above the smaller side of a layer.
+    """
+    shapes = {name: tuple(part.weight.shape) for name, part in model.named_modules() if _is_linear(part)}
+    sides = {name: min(shape) for name, shape in shapes.items()}
+    if lora.target_modules is not None:
+        chosen = _matching(lora.target_modules, sides)
+    elif layers is not None:
+        chosen = list(layers)
+    else:
+        head: Any = model.get_output_embeddings()  # type: ignore[operator]  # of transformers
+        chosen = [name for name in sides if model.get_submodule(name) is not head]
+    narrow = min(chosen, key=lambda name: sides[name])
+    if lora.rank > sides[narrow]:
+        rows, columns = shapes[narrow]
+        wide = ",".join(name for name in chosen if sides[name] >= lora.rank)
+        other = f", or name wider layers: {PLACE}.target_modules=[{wide}]" if 0 < len(wide) < LONGEST_LIST else ""
         raise ConfigError(
-            f"actor_rollout_ref.model.lora.target_modules={targets} cannot be adapted ({error}). The model's linear layers: "
-            f"{', '.join(names)}."
-        ) from error
+            f"{PLACE}.rank={lora.rank} is more than layer {narrow} of {rows} x {columns} can have: make it at most {sides[narrow]}{other}."
+        )
+    return tuple(chosen)
+
+
+def _is_linear(part: nn.Module) -> bool:
+    return isinstance(part, nn.Linear) or type(part).__name__ == "Conv1D"  # GPT-2's linear layer in transformers
+
+
+def _matching(targets: Sequence[str], layers: Collection[str]) -> list[str]:
+    """Layers whose name, or its end, is one of `targets`."""
+    if not targets:
+        raise ConfigError(f"{PLACE}.target_modules=[] names no layer: name some, or leave it out for all linear layers.")
+    for target in targets:
+        if not any(_ends_with(name, target) for name in layers):
+            known = {name.rpartition(".")[2] for name in layers if not name.rpartition(".")[2].isdigit()} or set(layers)
+            known |= set(layers) if "." in target or target.isdigit() else set()
+            raise UnknownNameError.of(kind=f"linear layer ({PLACE}.target_modules)", name=target, known=known)
+    return [name for name in layers if any(_ends_with(name, target) for target in targets)]
+
+
+def _ends_with(name: str, target: str) -> bool:
+    return name == target or name.endswith(f".{target}")
 
 
 def stored_adapters(folder: str | Path) -> LoraArguments | None:

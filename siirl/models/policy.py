@@ -18,7 +18,7 @@ from torch import nn
 
 from siirl.errors import ConfigError
 from siirl.models.action_tokenizer import ActionTokenizer
-from siirl.models.adapters import Adaptable, add_adapters
+from siirl.models.adapters import Adaptable, adapted_layers, add_adapters
 from siirl.params.model_args import LoraArguments
 
 
@@ -73,14 +73,24 @@ class Policy(Adaptable, abc.ABC):
         """Put adapters into all linear layers, or those of `lora.target_modules`; nothing else is trained from then on.
 
         Raises:
-            ConfigError: Layers that the policy does not have, or that it reads past.
+            ConfigError: Layers that the policy does not have, or that it reads past; a rank above a layer's smaller side.
         """
-        layers = [name for name, part in self.named_modules() if isinstance(part, nn.Linear) and name not in self.read_past]
-        add_adapters(self, lora, layers=layers, seed=seed)
+        self.check_adapters(lora)
+        add_adapters(self, lora, layers=self._linear_layers(), seed=seed)
         self.lora = lora
-        useless = sorted(set(self.adapted) & set(self.read_past))
+
+    def check_adapters(self, lora: LoraArguments) -> None:
+        """Refuse adapters that this policy cannot have, without making them.
+
+        Raises:
+            ConfigError: As `adapt`.
+        """
+        useless = sorted(set(adapted_layers(self, lora, layers=self._linear_layers())) & set(self.read_past))
         if useless:
             raise ConfigError(f"actor_rollout_ref.model.lora.target_modules: an adapter in {', '.join(useless)} would do nothing.")
+
+    def _linear_layers(self) -> list[str]:
+        return [name for name, part in self.named_modules() if isinstance(part, nn.Linear) and name not in self.read_past]
 
     @property
     def proprioception_layer(self) -> nn.Linear | None:

@@ -12,7 +12,7 @@ import safetensors
 import torch
 
 from siirl.errors import CheckpointError, ConfigError, MissingAssetError
-from siirl.models.adapters import add_adapters
+from siirl.models.adapters import adapted_layers, add_adapters
 from siirl.models.hub import cached_folder, find_on_hub
 from siirl.models.weights import CONFIG_FILE, WEIGHTS_FILE, load_weights
 from siirl.params.files import LANGUAGE_MODEL_FOLDER, check_safetensors, weight_files
@@ -124,6 +124,20 @@ def read_adapted(source: str, config: Any, lora: LoraArguments, *, dtype: torch.
     add_adapters(causal_lm, lora)
     load_weights(causal_lm, Path(source) / WEIGHTS_FILE)
     return causal_lm
+
+
+def check_adapters(path: str | Path, lora: LoraArguments, *, trust_remote_code: bool) -> None:
+    """Refuse adapters that a model cannot have, from its config.json alone: no weight is read or made.
+
+    Raises:
+        MissingAssetError: No such folder or hub id.
+        ConfigError: Layers or a rank that the model does not have.
+    """
+    from transformers import AutoModelForCausalLM
+
+    config = read_config(source_of(path), trust_remote_code=trust_remote_code)
+    with torch.device("meta"):
+        adapted_layers(AutoModelForCausalLM.from_config(config, trust_remote_code=trust_remote_code), lora)
 
 
 @contextlib.contextmanager

@@ -86,7 +86,7 @@ def test_a_checkpoint_is_read_as_a_plain_policy_that_says_the_same(start, tmp_pa
 
 def test_layers_that_are_not_there_or_read_past_are_refused(start):
     name, policy = start
-    with pytest.raises(ConfigError, match=r"target_modules=\['queries'\] cannot be adapted"):
+    with pytest.raises(ConfigError, match=r"target_modules\) 'queries'"):
         adapted(policy, LoraArguments(rank=2, target_modules=("queries",)))
     if name == "openvla_oft":
         with pytest.raises(ConfigError, match=r"an adapter in language_model\.lm_head would do nothing"):

@@ -5,10 +5,12 @@ import copy
 import pytest
 import torch
 from tiny_models import move_adapters, tiny_causal_lm
+from torch import nn
 
 from siirl.errors import CheckpointError, ConfigError
-from siirl.models.adapters import add_adapters
+from siirl.models.adapters import adapted_layers, add_adapters
 from siirl.models.language_model import LanguageModel, load_language_model
+from siirl.models.pretrained import check_adapters
 from siirl.params.model_args import LoraArguments
 
 pytestmark = pytest.mark.slow
@@ -117,6 +119,40 @@ def test_loading_with_a_rank_adds_adapters_and_with_none_does_not(tmp_path):
     assert load_language_model(tmp_path, lora=LoraArguments()).lora is None
 
 
-def test_layers_that_are_not_there_are_refused_with_those_that_are():
-    with pytest.raises(ConfigError, match=r"target_modules=\['queries'\] cannot be adapted.*q_proj"):
-        adapted(lora=LoraArguments(rank=2, target_modules=("queries",)))
+@pytest.mark.parametrize(
+    ("targets", "expected"),
+    [
+        (("queries",), r"Unknown linear layer .*target_modules\) 'queries'.* Known: .*q_proj"),
+        (("q_proj", "v_porj"), "'v_porj'. Did you mean 'v_proj'?"),
+        (("embed_tokens",), "'embed_tokens'"),
+        ((), r"target_modules=\[\] names no layer"),
+    ],
+)
+def test_each_layer_that_is_named_must_be_there(targets, expected):
+    with pytest.raises(ConfigError, match=expected):
+        adapted_layers(tiny_causal_lm("tied"), LoraArguments(rank=2, target_modules=targets))
+
+
+def test_layers_are_named_by_the_end_of_their_names():
+    """As in peft: whole parts of the path."""
+    model = nn.ModuleDict({"first": nn.ModuleDict({"q": nn.Linear(8, 4)}), "freq": nn.Linear(8, 8)})
+    assert adapted_layers(model, LoraArguments(rank=2, target_modules=("q",))) == ("first.q",)
+    assert adapted_layers(model, LoraArguments(rank=2, target_modules=("freq", "first.q"))) == ("first.q", "freq")
+
+
+def test_a_rank_above_the_smaller_side_of_a_layer_is_refused_with_both():
+    model = nn.ModuleDict({"narrow": nn.Linear(4, 16), "wide": nn.Linear(16, 16)})
+    assert adapted_layers(model, LoraArguments(rank=4), layers=("narrow", "wide")) == ("narrow", "wide")
+    with pytest.raises(ConfigError, match=r"rank=5 is more than layer narrow of 16 x 4 can have: make it at most 4, or .*=\[wide\]"):
+        adapted_layers(model, LoraArguments(rank=5), layers=("narrow", "wide"))
+    assert adapted_layers(model, LoraArguments(rank=16, target_modules=("wide",))) == ("wide",)
+    with pytest.raises(ConfigError, match=r"rank=17 is more than layer wide of 16 x 16 can have: make it at most 16\."):
+        adapted_layers(model, LoraArguments(rank=17, target_modules=("wide",)))
+
+
+def test_a_large_models_layers_are_checked_without_its_weights(tmp_path):
+    LanguageModel(tiny_causal_lm("tied")).save(tmp_path)
+    (tmp_path / "model.safetensors").unlink()
+    check_adapters(tmp_path, LORA, trust_remote_code=False)
+    with pytest.raises(ConfigError, match=r"rank=4000 is more than layer model\.layers\.0"):
+        check_adapters(tmp_path, LoraArguments(rank=4000), trust_remote_code=False)

@@ -94,6 +94,25 @@ def test_far_more_simulators_than_memory_are_refused(capsys: pytest.CaptureFixtu
     assert "lower env.num_servers or env.envs_per_server" in message
 
 
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (
+            ("actor_rollout_ref.model.lora.target_modules=[haed]",),
+            "Unknown linear layer (actor_rollout_ref.model.lora.target_modules) 'haed'",
+        ),
+        ((), "lora.rank=8 is more than layer proprioception.0 of 256 x 4 can have: make it at most 4, or name wider layers"),
+        (
+            ("env=math", "actor_rollout_ref.model.lora.rank=200"),
+            "lora.rank=200 is more than layer model.layers.0.self_attn.q_proj of 128 x 128",
+        ),
+    ],
+)
+def test_adapters_that_the_model_cannot_have_are_refused(words: tuple[str, ...], expected: str, capsys: pytest.CaptureFixture[str]) -> None:
+    job = ("pipeline=grpo",) if "env=math" in words else GYM
+    assert expected in refused((*job, "actor_rollout_ref.model.lora.rank=8", *words), capsys)
+
+
 @pytest.mark.parametrize("content", [b"not numpy", b"PK\x03\x04 cut off"])
 def test_demonstrations_that_are_no_clips_are_refused(content: bytes, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "clips.npz"
