@@ -1,6 +1,7 @@
 """What a caller hands to an environment, read and checked in one place: seed and options of `reset`, and actions."""
 
 import difflib
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -8,6 +9,8 @@ import numpy as np
 from gymnasium import spaces
 
 from envs.base import EnvSpec, FrameRequest
+
+SHORTEST_DEADLINE_S = 0.001  # not even a process that is there answers within less
 
 
 class ResetOptions(NamedTuple):
@@ -38,6 +41,31 @@ def read_options(options: Mapping[str, Any] | None, *, spec: EnvSpec, further: S
     if frames and not spec.renders:
         raise ValueError(f"Environment {spec.name!r} has no images: ask for no frames (got {', '.join(frames)}).")
     return ResetOptions(task, dict(frames))
+
+
+def checked_tasks(tasks: Sequence[str] | str) -> Sequence[str]:
+    """The tasks that an environment is asked for, as a list.
+
+    Raises:
+        ValueError: None at all, or one twice.
+    """
+    tasks = [tasks] if isinstance(tasks, str) else tasks
+    if not tasks:
+        raise ValueError("tasks must be a list of one or more, got an empty one; null takes the environment's own.")
+    if len(set(tasks)) < len(tasks):
+        raise ValueError(f"tasks has a task twice: {', '.join(tasks)}.")
+    return tasks
+
+
+def checked_deadline(name: str, seconds: float) -> float:
+    """`seconds`, of which something has the time to answer.
+
+    Raises:
+        ValueError: Less than a millisecond, or not finite.
+    """
+    if not SHORTEST_DEADLINE_S <= seconds < math.inf:
+        raise ValueError(f"{name} must be at least {SHORTEST_DEADLINE_S} s and finite, got {seconds}.")
+    return seconds
 
 
 def checked_seed(seed: int | None) -> int | None:

@@ -24,6 +24,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
+from envs.arguments import checked_deadline
+
 MAX_ANSWER_BYTES = 16 << 20
 CHUNK_BYTES = 1 << 16
 
@@ -63,8 +65,9 @@ class WorkerSettings:
     """Whether standard error is this process's; else it goes nowhere, as standard output does."""
 
     def __post_init__(self) -> None:
-        if self.num_workers < 1 or self.deadline_s <= 0 or self.start_deadline_s <= 0 or self.cpu_s < 0 or self.memory_mib < 0:
-            raise ValueError(f"num_workers and the deadlines must be positive, the limits not negative, got {self}.")
+        checked_deadline("deadline_s", min(self.deadline_s, self.start_deadline_s))
+        if self.num_workers < 1 or self.cpu_s < 0 or self.memory_mib < 0:
+            raise ValueError(f"num_workers must be positive, the limits not negative, got {self}.")
 
 
 class WorkerPool:

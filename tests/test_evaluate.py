@@ -72,12 +72,12 @@ def test_a_run_with_many_ranks_and_demonstrations_is_evaluated_by_one_process_wi
         (("checkpoint=assets/tiny_vla", "trainer.val_episodes=0"), "trainer.val_episodes=0: an evaluation has at least one episode"),
         (("checkpoint=assets/tiny_vla", "trainer.val_episode=3"), "Did you mean 'trainer.val_episodes'?"),
         (
-            ("checkpoint=assets/tiny_vla", *CARTPOLE, "env.num_servers=100000"),  # 200 MB each
-            "env.num_servers x env.envs_per_server = 100000 x 8 environments with 1 task each take about 20000.0 GB, and this machine has",
+            ("checkpoint=assets/tiny_vla", "env.envs_per_server=10000"),  # 2 x (230 + 3 x 60) MB, 20,000 x 3 x 25 MB
+            "env.num_servers x env.envs_per_server = 2 x 10000 environments with 3 tasks each take about 1500.8 GB",
         ),
         (
-            ("checkpoint=assets/tiny_vla_libero", "env=libero", "env.assets=stand_in", "env.suite=90", "env.num_servers=100000"),
-            "= 100000 x 2 environments with 90 tasks (1 of them kept) each take about 50000.0 GB",  # 100,000 x (440 + 2 x 120) MB
+            ("checkpoint=assets/tiny_vla_libero", "env=libero", "env.assets=stand_in", "env.suite=90", "env.envs_per_server=10000"),
+            "= 2 x 10000 environments with 90 tasks (1 of them kept) each take about 1009.6 GB",  # 2 x (300 + 90 x 50) MB, 20,000 x 50 MB
         ),
         (("checkpoint=assets/tiny_vla", *CARTPOLE), "The policy in assets/tiny_vla has image_shape=(1, 64, 64)"),
         (("checkpoint=assets/tiny_vla", *CARTPOLE, "resume=no/where"), "The policy in assets/tiny_vla has image_shape"),

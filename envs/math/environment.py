@@ -21,7 +21,7 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from envs.arguments import checked_seed, read_options
+from envs.arguments import checked_seed, checked_tasks, read_options
 from envs.base import Environment, Info, StepResult
 from envs.math.generators import SPLITS
 from envs.math.grading import Grader, check_truth
@@ -141,11 +141,11 @@ def question_source(
     *, tasks: Sequence[str] | None, files: Sequence[str] | str | None, wording: str, heldout_share: float, ungraded: bool = False
 ) -> QuestionSource:
     """Where the questions come from: `files` where there are any, generators else."""
-    tasks = [tasks] if isinstance(tasks, str) else tasks
+    asked = None if tasks is None else checked_tasks(tasks)
     if files:
         files = [files] if isinstance(files, str) else files
-        return FileQuestions(files, tasks=tasks, heldout_share=heldout_share, ungraded=ungraded)
-    return GeneratedQuestions(tasks or DEFAULT_TASKS, wording=wording, heldout_share=heldout_share)
+        return FileQuestions(files, tasks=asked, heldout_share=heldout_share, ungraded=ungraded)
+    return GeneratedQuestions(asked or DEFAULT_TASKS, wording=wording, heldout_share=heldout_share)
 
 
 def asked_row(options: Mapping[str, Any] | None, *, seed: int | None, env: Environment, source: QuestionSource, split: str) -> PromptRow:

@@ -17,6 +17,7 @@ import json
 from collections import Counter
 from typing import NamedTuple
 
+from envs.arguments import checked_deadline
 from envs.base import EpisodeFailed
 from envs.math.agreement import Comparison, agreement
 from envs.math.answers import MAX_ANSWER_CHARACTERS, MarkedAnswer, marked_answer
@@ -52,8 +53,7 @@ class Grader:
 
     def __init__(self, *, num_workers: int, cpu_s: float) -> None:
         """Args: `num_workers` processes at most; `cpu_s` seconds of processor time after which one answer's comparison is given up."""
-        if cpu_s <= 0:
-            raise ValueError(f"grading_cpu_s must be positive, got {cpu_s}.")
+        checked_deadline("grading_cpu_s", cpu_s)
         self._settings = WorkerSettings(
             target="envs.math.verification:equivalent",
             num_workers=num_workers,

@@ -9,7 +9,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NoReturn, Protocol, get_args
 
-from envs.arguments import checked_seed, read_options
+from envs.arguments import checked_seed, checked_tasks, read_options
 from envs.base import Environment, EpisodeFailed, Info, StepResult
 from envs.prompt_files import PromptRow
 from envs.sandbox.files import FileProblems
@@ -87,10 +87,11 @@ class SandboxEnv(Environment):
             raise ValueError(f"env.kwargs.heldout_share must be at least 0 and below 1, got {heldout_share}.")
         if num_tests < 4:
             raise ValueError(f"env.kwargs.num_tests must be at least 4, or chance passes too often; got {num_tests}.")
+        asked = None if tasks is None else checked_tasks(tasks)
         self._source: ProblemSource = (
-            FileProblems([files] if isinstance(files, str) else files, tasks=tasks, heldout_share=heldout_share)
+            FileProblems([files] if isinstance(files, str) else files, tasks=asked, heldout_share=heldout_share)
             if files
-            else GeneratedProblems(tasks or DEFAULT_TASKS, wording=wording, heldout_share=heldout_share, num_tests=num_tests)
+            else GeneratedProblems(asked or DEFAULT_TASKS, wording=wording, heldout_share=heldout_share, num_tests=num_tests)
         )
         self._reward, self._split = reward, split
         self._sandbox = make_sandbox(isolation, url=url, packages=tuple(packages), limits=Limits.of(limits))

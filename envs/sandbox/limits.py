@@ -5,7 +5,7 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, Protocol
 
-from envs.arguments import nearest
+from envs.arguments import SHORTEST_DEADLINE_S, nearest
 
 MEBIBYTE = 2**20
 
@@ -34,7 +34,8 @@ class Limits:
     """What it may print, and what it may return; more ends the program."""
 
     def __post_init__(self) -> None:
-        least = {"memory_bytes": 48 * MEBIBYTE, "open_files": 16}  # with less the interpreter does not start
+        # With less memory and fewer files the interpreter does not start; in less time nothing answers.
+        least = {"memory_bytes": 48 * MEBIBYTE, "open_files": 16, "wall_s": SHORTEST_DEADLINE_S, "total_s": SHORTEST_DEADLINE_S}
         for field in fields(self):
             value, minimum = getattr(self, field.name), least.get(field.name, 0 if field.type is float else 1)
             if isinstance(value, bool) or not isinstance(value, field.type if field.type is int else (int, float)):

@@ -18,6 +18,7 @@ from mcp import Client, MCPError, StdioServerParameters, stdio_client
 from mcp_types import CONNECTION_CLOSED, CallToolResult, TextContent
 from pydantic import ValidationError
 
+from envs.arguments import checked_deadline
 from envs.tools.calls import ToolDescription
 from envs.tools.error_stream import ErrorStream
 from envs.tools.garbage import GarbageCount
@@ -55,8 +56,8 @@ class MCPTools(Toolset):
             fresh: Whether each episode has its own process; False for servers that keep no state, which saves their start.
             replayable: Whether the same calls get the same answers, so that an interrupted episode may be repeated.
         """
-        if deadline_s <= 0 or start_deadline_s <= 0:
-            raise ValueError(f"The deadlines of {command!r} must be positive, got {deadline_s} and {start_deadline_s}.")
+        checked_deadline(f"deadline_s of {command!r}", deadline_s)
+        checked_deadline(f"start_deadline_s of {command!r}", start_deadline_s)
         self.replayable = replayable
         supervisor, *supervised = [*SUPERVISOR, command, *args]
         self._parameters = StdioServerParameters(

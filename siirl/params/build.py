@@ -7,7 +7,7 @@ import dataclasses
 import math
 import types
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from siirl.errors import ConfigError, SiirlError, UnknownNameError
@@ -116,6 +116,8 @@ def _wrong_type(value: Any, hint: Any, default: Any, place: str, source: str) ->
 def _out_of_bounds(value: Any, metadata: Mapping[str, Any], place: str, source: str) -> list[SiirlError]:
     if value is None:
         return []
+    if isinstance(value, list | tuple):
+        return _out_of_list_bounds(value, metadata, place, source)
     if isinstance(value, str) and value in metadata.get("refused", {}):
         return [ConfigError(f"{place}={value} ({source}) is not supported: {metadata['refused'][value]}.")]
     if metadata.get("choices") and not metadata.get("plug_in") and value not in metadata["choices"]:
@@ -129,6 +131,19 @@ def _out_of_bounds(value: Any, metadata: Mapping[str, Any], place: str, source: 
         (f"at most {metadata.get('maximum')}", metadata.get("maximum") is not None and value > metadata["maximum"]),
     )
     return [ConfigError(f"{place}={as_text(value)} ({source}) must be {bound}.") for bound, broken in bounds if broken]
+
+
+def _out_of_list_bounds(values: Sequence[Any], metadata: Mapping[str, Any], place: str, source: str) -> list[SiirlError]:
+    told = f"{place}={as_text(values)} ({source})"
+    repeated = [value for number, value in enumerate(values) if value in values[:number]]
+    problems: list[SiirlError] = []
+    if metadata.get("filled") and not values:
+        problems.append(ConfigError(f"{told} names nothing: give one or more, or leave it out."))
+    if metadata.get("unique") and repeated:
+        problems.append(ConfigError(f"{told} has {as_text(repeated[0])} twice: leave one of them out."))
+    for number, value in enumerate(values):
+        problems.extend(_out_of_bounds(value, metadata, f"{place}[{number}]", source))
+    return problems
 
 
 def as_text(value: Any) -> str:

@@ -12,8 +12,8 @@ NO_PROMPT = "an instruction is no prompt of tokens; episodes are bounded by env.
 class DataArguments:
     """Tasks or prompts of a step."""
 
-    train_files: tuple[str, ...] = option((), "Files with training prompts (parquet or jsonl).", text_only=NO_FILES)
-    val_files: tuple[str, ...] = option((), "Files with held-out prompts.", text_only=NO_FILES)
+    train_files: tuple[str, ...] = option((), "Files with training prompts (parquet or jsonl).", unique=True, text_only=NO_FILES)
+    val_files: tuple[str, ...] = option((), "Files with held-out prompts.", unique=True, text_only=NO_FILES)
     train_batch_size: int = option(
         512,
         "Prompts of a step, over all ranks; for robots a prompt is a task with a start state. Times actor_rollout_ref.rollout.n gives the "

@@ -7,6 +7,7 @@ from siirl.params.fields import described, option
 
 POOL_KEYS = ("name", "num_servers", "envs_per_server", "deadline_s", "max_replays", "max_failed_share", "kwargs")
 RENDER_QUALITIES = ("fast", "full")
+SHORTEST_DEADLINE_S = 0.001  # below it nothing can answer, not even within one process
 LARGEST_PICTURE = 2048  # pixels; no policy and no video needs more, and a slip of the finger would take all memory
 
 
@@ -16,7 +17,10 @@ class EnvArguments:
 
     name: str = option("mujoco", "Name in envs.registry.ENVS, or `module:Class` of your own.", why="runs from packages alone")
     tasks: tuple[str, ...] | None = option(
-        None, "Tasks to train and evaluate on; null, or env.suite= without them: the environment's own, all of its suite."
+        None,
+        "Tasks to train and evaluate on; null, or env.suite= without them: the environment's own, all of its suite.",
+        unique=True,
+        filled=True,
     )
     id: str | None = option(None, "Gymnasium id, for env=gymnasium.")
     suite: str | None = option(None, "Suite of tasks, for env=libero: spatial, object, goal, 10, 90, or several: spatial+goal.")
@@ -27,7 +31,9 @@ class EnvArguments:
     )
     num_servers: int = option(2, "Simulator processes, over all ranks.", why="two cores", minimum=1, maximum=100_000)
     envs_per_server: int = option(1, "Environments in one server.", why="env= knows how heavy they are", minimum=1, maximum=10_000)
-    deadline_s: float = option(60.0, "Seconds after which a silent server is replaced.", why="the first reset builds a simulator", above=0)
+    deadline_s: float = option(
+        60.0, "Seconds after which a silent server is replaced.", why="the first reset builds a simulator", minimum=SHORTEST_DEADLINE_S
+    )
     max_replays: int = option(2, "Replays of an episode whose server failed, before it counts as failed.", why="as the design", minimum=0)
     max_failed_share: float = option(
         0.05, "Share of a step's episodes that may fail to simulate before the run stops.", why="as the design", minimum=0, maximum=1

@@ -19,6 +19,8 @@ def described(
     minimum: float | None = None,
     above: float | None = None,
     maximum: float | None = None,
+    unique: bool = False,
+    filled: bool = False,
     text_only: str = "",
     derived: bool = False,
     plug_in: bool = False,
@@ -32,7 +34,9 @@ def described(
         refused: Names that documents have and this version does not: what to take instead. They are no choices.
         minimum: Smallest value.
         above: The value must be larger than this.
-        maximum: Largest value.
+        maximum: Largest value. Bounds of a list are those of its elements.
+        unique: No element of the list may stand in it twice.
+        filled: The list must have an element.
         text_only: For a key that only text jobs read: why an embodied job has no use for it.
         plug_in: Whether a value may also be `module:name`, or a name that a module of the user's own registers (siirl.params.plug_ins
             says when each is looked up); `choices` are the shipped names.
@@ -46,6 +50,8 @@ def described(
         "minimum": minimum,
         "above": above,
         "maximum": maximum,
+        "unique": unique,
+        "filled": filled,
         "text_only": text_only,
         "derived": derived,
         "plug_in": plug_in,

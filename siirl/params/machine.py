@@ -20,6 +20,8 @@ from siirl.params.training_args import SiiRLArguments
 DRAWING_ENVS = ("mujoco", "libero")
 OPENGL_PROBE = "from envs.offscreen import make_context; make_context(8)"
 OPENGL_TIMEOUT_S = 60
+THREADS_PER_CORE = 4  # threads that compute: more than one on a core only take turns, so four are a slip and not a choice
+PROCESSES_PER_CORE = 8  # processes that wait for each other much of the time; the shipped jobs have at most four on a machine with one core
 
 
 def check_machine(config: SiiRLArguments, spec: EnvSpec) -> None:
@@ -79,6 +81,28 @@ def opengl_problems() -> list[SiirlError]:
         return []
     reason = (probe.stderr.strip().splitlines() or [f"it died with status {probe.returncode}"])[-1]
     return [MissingAssetError(f"MuJoCo cannot draw here: {reason.removeprefix('RuntimeError: ')}")]
+
+
+def process_problems(config: SiiRLArguments, *, cores: int) -> Iterator[SiirlError]:
+    """Far more threads or processes than this machine has cores for, where it is the only one of the run."""
+    if config.cluster.address is not None or config.trainer.nnodes > 1:
+        return  # how many cores the other machines have is not known here
+    ranks, servers, graders = config.trainer.n_gpus_per_node, config.env.num_servers, config.env.kwargs.get("num_graders")
+    of_ranks, of_servers = (ranks, f"trainer.n_gpus_per_node={ranks} ranks"), (servers, f"env.num_servers={servers} servers")
+    asked = (
+        ("trainer.threads_per_rank", config.trainer.threads_per_rank, *of_ranks, THREADS_PER_CORE),
+        ("data.num_loader_workers", config.data.num_loader_workers, *of_ranks, PROCESSES_PER_CORE),
+        ("reward.num_workers", None if config.reward.manager == "naive" else config.reward.num_workers, *of_ranks, PROCESSES_PER_CORE),
+        ("env.num_servers", servers, 1, "", PROCESSES_PER_CORE),
+        ("env.kwargs.num_graders", graders if isinstance(graders, int) else None, *of_servers, PROCESSES_PER_CORE),
+    )
+    for key, value, times, of, per_core in asked:
+        most = max(1, per_core * cores // times)
+        if value is None or value <= most:
+            continue
+        kind = "threads" if per_core == THREADS_PER_CORE else "processes"
+        each = f" for each of {of} makes {value * times} {kind}" if times > 1 else f" asks for as many {kind}"
+        yield ConfigError(f"{key}={value}{each}, and this machine has {cores} core{'s' * (cores != 1)}: make it at most {most}.")
 
 
 def device_problems(config: SiiRLArguments) -> Iterator[SiirlError]:

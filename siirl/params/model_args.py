@@ -38,7 +38,11 @@ class LoraArguments:
     rank: int = option(0, "Rank of the adapters; 0: none, all weights are trained.", minimum=0)
     alpha: float = option(32.0, "What the adapters add is scaled by alpha / rank.", why="peft's usual", above=0)
     target_modules: tuple[str, ...] | None = option(
-        None, "Names of the linear layers that get one; null: all but a language model's head.", why="QLoRA, section 4"
+        None,
+        "Names of the linear layers that get one; null: all but a language model's head.",
+        why="QLoRA, section 4",
+        unique=True,
+        filled=True,
     )
     dropout: float = option(
         0.0,
@@ -187,7 +191,7 @@ class RolloutArguments:
         "How an episode runs, `module:name` of your own siirl.engine.rollout.workflow.RolloutWorkflow; null: siirl's.",
         text_only=NO_LM_ENGINE,
     )
-    stop: tuple[str, ...] = option((), "Texts that end a turn of the model, besides its end token.", text_only=NO_LM_ENGINE)
+    stop: tuple[str, ...] = option((), "Texts that end a turn of the model, besides its end token.", unique=True, text_only=NO_LM_ENGINE)
     mode: str = option("sync", "`sync`: rollouts with the weights of the step.", choices=("sync", "async"), text_only=NO_LM_ENGINE)
     tensor_model_parallel_size: int = option(1, "GPUs of one language-model engine.", minimum=1, text_only=NO_LM_ENGINE)
     kv_cache_gib: float = option(

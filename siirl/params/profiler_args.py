@@ -10,4 +10,6 @@ class ProfilerArguments:
     """torch.profiler on some steps; its traces go to the run folder."""
 
     enable: bool = option(False, "Profile the worker of rank 0.", why="slows a step")
-    steps: tuple[int, ...] = option((2,), "Training steps to profile.", why="the first one still warms up")
+    steps: tuple[int, ...] = option(
+        (2,), "Training steps to profile, from 1 on.", why="the first one still warms up", minimum=1, unique=True, filled=True
+    )

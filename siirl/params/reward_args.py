@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from siirl.errors import ConfigError, UnknownNameError
+from siirl.params.env_args import SHORTEST_DEADLINE_S
 from siirl.params.fields import option
 from siirl.params.references import check_reference, is_reference
 
@@ -70,7 +71,7 @@ class RewardArguments:
         30.0,
         "Seconds of a call of a reward function, after which its process is killed and the sample is dropped.",
         why="a judge over the network answers within; arithmetic takes microseconds",
-        above=0,
+        minimum=SHORTEST_DEADLINE_S,
         text_only=OWN_REWARD,
     )
     max_failed_share: float = option(

@@ -55,7 +55,7 @@ class TrainingArguments:
     project_name: str = option("siirl", "Heading of reports and dashboards.")
     experiment_name: str = option("run", "Folder of the run in output_dir.")
     logger: tuple[str, ...] = option(
-        ("console", "tensorboard"), "What shows the metrics, beside metrics.jsonl.", choices=LOGGERS, plug_in=True
+        ("console", "tensorboard"), "What shows the metrics, beside metrics.jsonl.", choices=LOGGERS, plug_in=True, unique=True
     )
     resume: str | None = option(None, "Go on from a run folder or a checkpoint; `auto`: the newest run of this experiment_name.")
     grace_s: float = option(

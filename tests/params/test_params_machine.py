@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from siirl.params.machine import device_problems, device_slots, free_memory_bytes, opengl_problems
+from siirl.params.machine import device_problems, device_slots, free_memory_bytes, opengl_problems, process_problems
 from siirl.params.parser import parse_config
 
 NO_DRAWING = ["pipeline=grpo", "env=gymnasium", "env.id=CartPole-v1"]
@@ -34,6 +34,38 @@ def test_as_many_ranks_as_devices_are_fine() -> None:
 def test_a_cluster_is_asked_for_its_devices_when_it_is_reached() -> None:
     config = parse_config([*NO_DRAWING, "trainer.n_gpus_per_node=1000", "cluster.address=127.0.0.1:6379"])
     assert list(device_problems(config)) == []
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["env.num_servers=17"], "env.num_servers=17 asks for as many processes, and this machine has 2 cores: make it at most 16."),
+        (
+            ["trainer.threads_per_rank=9"],
+            "threads_per_rank=9 asks for as many threads, and this machine has 2 cores: make it at most 8.",
+        ),
+        (
+            ["trainer.n_gpus_per_node=2", "trainer.threads_per_rank=5"],
+            "=5 for each of trainer.n_gpus_per_node=2 ranks makes 10 threads, and this machine has 2 cores: make it at most 4.",
+        ),
+        (["data.num_loader_workers=64"], "data.num_loader_workers=64 asks for as many processes"),
+        (["reward.manager=parallel", "reward.num_workers=64"], "reward.num_workers=64 asks for as many processes"),
+        (["env.num_servers=2", "env.kwargs.num_graders=9"], "num_graders=9 for each of env.num_servers=2 servers makes 18 processes"),
+    ],
+)
+def test_far_more_threads_or_processes_than_cores_are_refused(words: list[str], expected: str) -> None:
+    (found,) = process_problems(parse_config(["env=math", *words]), cores=2)
+    assert expected in str(found)
+
+
+@pytest.mark.parametrize("env", ["mujoco", "libero", "gymnasium", "custom", "math", "sandbox", "tools"])
+def test_shipped_jobs_fit_on_one_core(env: str) -> None:
+    assert list(process_problems(parse_config([f"env={env}"]), cores=1)) == []
+
+
+@pytest.mark.parametrize("word", ["cluster.address=127.0.0.1:6379", "trainer.nnodes=2"])
+def test_processes_on_other_machines_are_not_counted_by_this_ones_cores(word: str) -> None:
+    assert list(process_problems(parse_config([word, "env.num_servers=1000"]), cores=2)) == []
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")

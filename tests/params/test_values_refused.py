@@ -43,7 +43,26 @@ def refused(words: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> str:
         (("actor_rollout_ref.embodied.recorder_size=50000",), "must be at most 2048"),
         (("trainer.output_dir=",), "trainer.output_dir is empty: name a folder, or leave it out for outputs/."),
         (("trainer.experiment_name=",), "trainer.experiment_name='' is a folder below trainer.output_dir"),
-        (("env.tasks=[]",), "tasks must be a list of one or more Meta-World tasks"),
+        (("env.tasks=[]",), "env.tasks=[] (command line) names nothing: give one or more, or leave it out."),
+        (("env=math", "env.tasks=[sums-2,sums-3,sums-2]"), "env.tasks=[sums-2,sums-3,sums-2] (command line) has sums-2 twice"),
+        (("env=libero", "env.tasks=[0,'0']"), "env.tasks=[0,0] (command line) has 0 twice"),
+        (
+            ("env=libero", "env.assets=stand_in", "env.tasks=[0,pick_up_the_alphabet_soup_and_place_it_in_the_basket]"),
+            "tasks has a task twice: 0, pick_up_the_alphabet_soup",
+        ),
+        (("env=math", "data.train_files=[a.jsonl,a.jsonl]"), "data.train_files=[a.jsonl,a.jsonl] (command line) has a.jsonl twice"),
+        (("trainer.logger=[console,console]",), "trainer.logger=[console,console] (command line) has console twice"),
+        (("env.deadline_s=0.0009",), "env.deadline_s=0.0009 (command line) must be at least 0.001"),
+        (("env=math", "reward.timeout_s=1e-6"), "reward.timeout_s=1e-06 (command line) must be at least 0.001"),
+        (("env=math", "pipeline=grpo", "env.kwargs={grading_cpu_s: 1e-9}"), "grading_cpu_s must be at least 0.001 s and finite, got 1e-09"),
+        (("env=tools", "pipeline=grpo", "env.kwargs={tool_deadline_s: 1e-9}"), "deadline_s must be at least 0.001 s and finite, got 1e-09"),
+        (
+            ("env=sandbox", "env.isolation=none", "pipeline=grpo", "env.kwargs={limits: {wall_s: 1e-9}}"),
+            "limits.wall_s must be at least 0.001, and finite, got 1e-09",
+        ),
+        (("profiler.enable=true", "profiler.steps=[-1]"), "profiler.steps[0]=-1 (command line) must be at least 1."),
+        (("profiler.enable=true", "profiler.steps=[2,2]"), "profiler.steps=[2,2] (command line) has 2 twice"),
+        (("profiler.enable=true", "profiler.steps=[]"), "profiler.steps=[] (command line) names nothing"),
         (("env.tasks=[drawer-open,drawer-open-v3]",), "tasks has a task twice"),
         (("actor_rollout_ref.actor.strategy=megatron",), "strategy=megatron (command line) is not supported: weights are sharded by FSDP2"),
         (
@@ -89,7 +108,7 @@ def test_a_size_of_the_policy_that_cannot_be_is_refused(option: str, capsys: pyt
 
 
 def test_far_more_simulators_than_memory_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    message = refused((*GYM, "env.num_servers=100000"), capsys)
+    message = refused(("env=mujoco", "pipeline=grpo", "env.num_servers=2", "env.envs_per_server=10000"), capsys)
     assert "and this machine has" in message
     assert "lower env.num_servers or env.envs_per_server" in message
 
