@@ -27,6 +27,13 @@ OWN_START = "null for the policy's own weights at the start"  # actor_rollout_re
 
 def file_problems(config: SiiRLArguments) -> list[SiirlError]:
     """What is missing, or not whole."""
+    try:
+        return _file_problems(config)
+    except OSError as error:  # a name that is too long, a folder that must not be read
+        return [ConfigError(f"A path of the configuration cannot be looked at: {error.strerror} ({str(error.filename)[:200]}).")]
+
+
+def _file_problems(config: SiiRLArguments) -> list[SiirlError]:
     model, reference = config.actor_rollout_ref.model, config.actor_rollout_ref.ref
     look = _language_model_folder if model.policy == LANGUAGE_MODEL else _policy_folder
     new = "take model=tiny_lm" if model.policy == LANGUAGE_MODEL else "null for new weights"

@@ -80,7 +80,9 @@ def describe_env(config: SiiRLArguments) -> EnvSpec:
             raise ConfigError(f"env.name={config.env.name}: making it raised {tell(error)}.") from error
         if isinstance(error, RuntimeError | ImportError):
             raise MissingAssetError(f"env.name={config.env.name}: {error}") from error
-        if config.env.name != "gymnasium":
+        if config.env.name != "gymnasium" and not config.env.kwargs:
             raise
-        asked = f"env.id={config.env.id} env.kwargs={as_text(config.env.kwargs)}"
-        raise ConfigError(f"{asked}: making it and taking one step raised {tell(error)}; look at env.kwargs.") from error
+        asked = f"env.id={config.env.id}" if config.env.name == "gymnasium" else f"env.name={config.env.name}"
+        raise ConfigError(
+            f"{asked} env.kwargs={as_text(config.env.kwargs)}: making it and taking one step raised {tell(error)}; look at env.kwargs."
+        ) from error

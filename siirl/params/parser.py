@@ -211,7 +211,10 @@ def _choose_again(tree: DictConfig, chosen: Iterable[Assignment]) -> None:
     """Groups chosen on the command line win over the file's keys."""
     for assignment in chosen:
         if assignment.source == COMMAND_LINE and assignment.value is not None:
-            tree.merge_with(compose.load_option(assignment.key, assignment.value))
+            try:
+                tree.merge_with(compose.load_option(assignment.key, assignment.value))
+            except OmegaConfBaseException as error:  # a list in the file where keys belong
+                raise ConfigError(f"{assignment.key}={assignment.value} cannot be set over the file's keys: {error}") from error
 
 
 def _add_user_groups(tree: DictConfig, keys: Iterable[Assignment]) -> dict[str, type]:
