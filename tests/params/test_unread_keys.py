@@ -35,7 +35,10 @@ ALWAYS_READ = {
     *("reward.functions", "reward.max_failed_share"),
     *(f"trainer.{name}" for name in ("nnodes", "n_gpus_per_node", "threads_per_rank", "total_steps", "max_minutes")),
     *(f"trainer.{name}" for name in ("save_freq", "test_freq", "val_before_train", "val_episodes", "project_name", "experiment_name")),
-    *(f"trainer.{name}" for name in ("logger", "resume", "output_dir", "seed", "deterministic", "save_rollouts", "blind")),
+    *(
+        f"trainer.{name}"
+        for name in ("hang_minutes", "grace_s", "logger", "resume", "output_dir", "seed", "deterministic", "save_rollouts", "blind")
+    ),
     *("dag.pipeline", "dag.workflow_file", "dag.custom_pipeline_fn", "dag.enable_perf", "dag.backend_threshold"),
     *("cluster.mode", "cluster.address", "profiler.enable", "user_groups", "user_modules"),
     *(f"env.{name}" for name in POOL_KEYS),
