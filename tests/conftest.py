@@ -4,6 +4,8 @@ Tests import packages from the checkout (`pythonpath` in pyproject.toml); proces
 """
 
 import os
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -23,6 +25,36 @@ def _prepare_environment() -> None:
 
 
 _prepare_environment()
+
+
+REGISTRIES = (
+    ("envs.registry", "ENVS"),
+    ("siirl.algos.advantages.registry", "ADVANTAGES"),
+    ("siirl.algos.aggregation", "AGGREGATIONS"),
+    ("siirl.algos.filters", "FILTERS"),
+    ("siirl.algos.filters", "MEASURES"),
+    ("siirl.algos.kl", "KL_ESTIMATORS"),
+    ("siirl.algos.policy_losses.registry", "POLICY_LOSSES"),
+    ("siirl.algos.policy_losses.registry", "NATIVE_AGGREGATION"),
+    ("siirl.algos.policy_losses.registry", "OWN_BOUNDS"),
+    ("siirl.algos.policy_losses.registry", "SELECTIONS"),
+    ("siirl.dag_worker.core_algos", "POLICY_LOSS_REGISTRY"),
+    ("siirl.dag_worker.metric_writers", "WRITERS"),
+    ("siirl.engine.schedules", "SCHEDULES"),
+)
+
+
+@pytest.fixture(autouse=True)
+def registries_afterwards_as_before() -> Iterator[None]:
+    """Names that a test registers, or a user's module that it imports, are forgotten."""
+    places = [(sys.modules[module], name) for module, name in REGISTRIES if module in sys.modules]
+    kept = [getattr(module, name).copy() for module, name in places]
+    yield
+    for (module, name), before in zip(places, kept, strict=True):
+        registry = getattr(module, name)
+        if registry != before:
+            registry.clear()
+            registry.update(before)
 
 
 @pytest.fixture(scope="session")

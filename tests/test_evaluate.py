@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from envs.registry import env_spec
+from siirl.dag_worker.manifest import FORMAT, fingerprint
 from siirl.evaluate import main
 from siirl.models.loader import build_policy, save_policy
 
@@ -48,7 +49,10 @@ def test_a_run_with_many_ranks_and_demonstrations_is_evaluated_by_one_process_wi
     checkpoint.mkdir(parents=True)
     (checkpoint.parent / "latest").write_text(checkpoint.name)
     policy.rename(checkpoint / "actor")
-    (checkpoint / "manifest.json").write_text(json.dumps({"format": "siirl-checkpoint-1", "step": 1, "engines": ["actor"], "files": {}}))
+    (checkpoint / "state.pt").touch()
+    files = {name: fingerprint(checkpoint / name) for name in ("state.pt", "actor/model.safetensors")}
+    manifest = {"format": FORMAT, "step": 1, "engines": ["actor"], "files": files}
+    (checkpoint / "manifest.json").write_text(json.dumps(manifest))
     own = {
         **{"pipeline": "grpo", "env": "gymnasium", "env.id": "CartPole-v1", "env.num_servers": 1, "cluster": "local"},
         **{"trainer.n_gpus_per_node": 4096, "data.train_batch_size": 4096, "reward.demonstrations": "gone.npz"},

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from siirl.algos.aggregation import AGGREGATIONS, Aggregation, register_aggregation
-from siirl.algos.filters import FILTERS, keep_by_name, register_filter
-from siirl.algos.kl import KL_ESTIMATORS, kl_estimate, register_kl_estimator
+from siirl.algos.filters import keep_by_name, register_filter
+from siirl.algos.kl import kl_estimate, register_kl_estimator
 from siirl.errors import ConfigError, TensorError, UnknownNameError
 
 KL_INPUTS = {
@@ -13,15 +13,6 @@ KL_INPUTS = {
     "ref_log_probs_BT": torch.tensor([[-1.5, -9.0]]),
     "mask_BT": torch.tensor([[1, 0]]),
 }
-
-
-@pytest.fixture(autouse=True)
-def registries(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a test registers is forgotten."""
-    for registry in (KL_ESTIMATORS, FILTERS, AGGREGATIONS):
-        for name in ("mine", "other"):
-            monkeypatch.setitem(registry, name, None)  # restored to its absence
-            del registry[name]
 
 
 def test_a_kl_estimator_is_given_what_it_asks_for_and_is_0_where_the_mask_is() -> None:

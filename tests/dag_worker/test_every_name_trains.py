@@ -42,6 +42,7 @@ def not_deterministic_afterwards():
 
 def train(folder: Path, *overrides: str, pipeline: str = "grpo") -> tuple[list[dict], torch.Tensor]:
     """Metrics of the steps, and all weights at the end."""
+    folder.mkdir(exist_ok=True)
     config = parse_config([f"pipeline={pipeline}", *SMALL, *overrides])
     assert [str(problem) for problem in config_problems(config)] == []
     worker = DAGWorker(config=config, graph=load_graph(config), rank=0, world_size=1, init_method="", backend="gloo", run_folder=folder)

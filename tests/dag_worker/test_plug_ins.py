@@ -100,15 +100,11 @@ SMALL = (
 
 @pytest.fixture
 def own_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """The module `own_names`; registries and imports are put back."""
+    """The module `own_names`, whose import is forgotten afterwards."""
     (tmp_path / "own_names.py").write_text(OWN_NAMES)
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.chdir(tmp_path)
-    kept = {place: dict(registry.known) for place, registry in REGISTRIES.items()}
     yield tmp_path
-    for place, registry in REGISTRIES.items():
-        for name in set(registry.known) - set(kept[place]):
-            del registry.known[name]  # type: ignore[attr-defined]
     sys.modules.pop("own_names", None)
 
 

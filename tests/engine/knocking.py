@@ -1,6 +1,7 @@
 """Whether somebody could connect to the ports of a process."""
 
 import socket
+from collections.abc import Collection
 from concurrent.futures import ThreadPoolExecutor
 
 import psutil
@@ -8,7 +9,10 @@ import psutil
 NOBODY_ANSWERS_S = 3.0  # a port of this machine takes a connection at once, also when its process does nothing
 
 
-def takes_connections(address: tuple[str, int]) -> bool:
+Address = tuple[str, int]
+
+
+def takes_connections(address: Address) -> bool:
     """Whether somebody could connect there."""
     try:
         socket.create_connection(address, timeout=NOBODY_ANSWERS_S).close()
@@ -17,9 +21,15 @@ def takes_connections(address: tuple[str, int]) -> bool:
     return True
 
 
-def ports_of(*processes: psutil.Process) -> set[tuple[str, bool]]:
-    """Of each port that these processes listen at its address, and whether it takes connections."""
+def ports(*processes: psutil.Process) -> set[Address]:
+    """Address and port at which these processes listen."""
     sockets = [each for process in processes for each in process.net_connections("tcp")]
-    ports = [each.laddr for each in sockets if each.status == psutil.CONN_LISTEN]
-    with ThreadPoolExecutor(max(1, len(ports))) as pool:
-        return {(address.ip, taken) for address, taken in zip(ports, pool.map(takes_connections, ports), strict=True)}
+    return {tuple(each.laddr) for each in sockets if each.status == psutil.CONN_LISTEN}
+
+
+def knocked_at(addresses: Collection[Address]) -> set[tuple[str, bool]]:
+    """The addresses without their ports, each with whether a port takes connections there."""
+    ordered = sorted(addresses)
+    with ThreadPoolExecutor(max(1, len(ordered))) as pool:
+        taken = pool.map(takes_connections, ordered)
+        return {(host, each) for (host, _), each in zip(ordered, taken, strict=True)}

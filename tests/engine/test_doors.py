@@ -13,7 +13,7 @@ from torch import distributed
 from siirl.engine.doors import admit_ranks_only, open_sockets, shut_afterwards
 from siirl.engine.network import LOOPBACK
 from siirl.errors import InvariantError
-from tests.engine.knocking import ports_of, takes_connections
+from tests.engine.knocking import knocked_at, ports, takes_connections
 from tests.engine.ranks_at_work import run_on_ranks
 
 STRANGER = (
@@ -56,7 +56,7 @@ def test_a_stranger_among_the_connections_ends_the_run() -> None:
 
 
 def what_is_open(ranks) -> set[tuple[str, bool]]:
-    return ports_of(psutil.Process())
+    return knocked_at(ports(psutil.Process()))
 
 
 def test_ranks_of_one_machine_listen_on_the_loopback_and_take_nobody_once_they_have_met() -> None:

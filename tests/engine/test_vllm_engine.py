@@ -18,7 +18,7 @@ from siirl.engine.weight_sync import WeightSync
 from siirl.errors import ConfigError, InvariantError
 from siirl.models.language_model import load_language_model
 from siirl.params import packages
-from tests.engine.knocking import ports_of
+from tests.engine.knocking import knocked_at, ports
 
 needs_vllm = pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="vLLM is not installed: make vllm")
 TEMPERATURE = 1.3
@@ -36,7 +36,13 @@ def make_engine(name: str, *, model=None, **options):
 
 
 @pytest.fixture(scope="module")
-def engine():
+def others():
+    """Ports at which other tests of this process listen."""
+    return ports(psutil.Process())
+
+
+@pytest.fixture(scope="module")
+def engine(others):
     made = make_engine("VLLMEngine")
     yield made
     made.close()
@@ -62,8 +68,8 @@ REQUESTS = [request(str(i), prompt, tokens=8) for i, prompt in enumerate(("1+2="
 
 
 @needs_vllm
-def test_ports_of_an_engine_are_on_the_loopback_and_take_nobody(engine):
-    assert ports_of(psutil.Process()) == {("127.0.0.1", False)}
+def test_ports_of_an_engine_are_on_the_loopback_and_take_nobody(others, engine):
+    assert knocked_at(ports(psutil.Process()) - others) == {("127.0.0.1", False)}
 
 
 @needs_vllm
@@ -265,7 +271,7 @@ def test_vllm_in_a_process_of_its_own_agrees_takes_weights_and_is_interrupted(en
     engine = make_engine("AsyncVLLMEngine", longest_text=110)
     try:
         assert engine.longest == 110  # of the model's 128
-        assert ports_of(*psutil.Process().children(recursive=True)) == {("127.0.0.1", False)}
+        assert knocked_at(ports(*psutil.Process().children(recursive=True))) == {("127.0.0.1", False)}
         with pytest.raises(ConfigError, match="ends at 110"):
             ask(engine, request("a", "x" * 10, tokens=101))
         assert gap(engine, *REQUESTS) < 1e-5

@@ -159,19 +159,17 @@ def test_process_that_left_its_session_ends_with_the_process_that_hosts_the_serv
         "async def play():\n    print(await tools.call('stay', {}), flush=True)\n    os.kill(os.getpid(), signal.SIGKILL)\n"
         "asyncio.run(play())"
     )
-    host = subprocess.run([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True, timeout=280)
+    host = subprocess.run([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True)
     assert host.returncode == -signal.SIGKILL
-    until = time.monotonic() + 60
-    while is_alive(int(host.stdout)) and time.monotonic() < until:
+    while is_alive(int(host.stdout)):
         time.sleep(0.05)
-    assert not is_alive(int(host.stdout))
 
 
 def is_alive(pid):
     """Whether there is a process with this number; a zombie has ended."""
     try:
         return "State:\tZ" not in Path(f"/proc/{pid}/status").read_text()
-    except FileNotFoundError:
+    except (FileNotFoundError, ProcessLookupError):
         return False
 
 
@@ -271,5 +269,5 @@ def test_servers_that_do_not_start_leave_no_descriptor_open():
 
 
 def test_deadline_that_is_none_is_refused():
-    with pytest.raises(ValueError, match="deadlines of 'x' must be positive"):
+    with pytest.raises(ValueError, match=r"deadline_s of 'x' must be at least 0\.001 s"):
         MCPTools(command="x", deadline_s=0)
