@@ -17,6 +17,7 @@ from envs.base import EpisodeFailed
 from siirl.env_server.hosts import Host
 from siirl.env_server.server import Answers, Raised, Request
 from siirl.errors import RefusedByEnvironment
+from siirl.execution.scheduler.ray_words import in_a_line
 
 logger = logging.getLogger(__name__)
 
@@ -164,7 +165,7 @@ class Station:
             raise ServerFault("start", f"server {self.name} was not ready after {self._start_deadline_s:g} s", charged=True)
         error = opening.exception()
         if error is not None:
-            raise ServerFault("start", f"server {self.name}: {error}", charged=True) from error
+            raise ServerFault("start", f"server {self.name}: {in_a_line(error)}", charged=True) from error
         raised = opening.result()
         if raised is None:
             return

@@ -24,6 +24,7 @@ from siirl.execution.scheduler.private_session import (
     private_environment,
     private_folder,
 )
+from siirl.execution.scheduler.ray_words import in_a_line
 from siirl.execution.scheduler.vitals import Vitals
 from siirl.interrupts import Interrupted
 
@@ -103,12 +104,6 @@ def _connected(settings: ClusterSettings, folder: Path | None) -> Iterator[None]
         raise RunFailed(f"Ray failed: {in_a_line(cause)}") from error
     finally:
         ray.shutdown()
-
-
-def in_a_line(error: BaseException) -> str:
-    """What Ray says of an error, which it does over many lines, without the list of what else it could have been."""
-    said, _, _ = " ".join(str(error).split()).partition(" Some common causes include")
-    return said.rpartition("The actor is dead because ")[2]
 
 
 def _init(settings: ClusterSettings, folder: Path | None, *, starts: int) -> None:
@@ -282,6 +277,7 @@ class _Rank:
     def __init__(self, make: Make, rank: int, post: str) -> None:
         from siirl.execution.scheduler.messages import Correspondent
 
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)  # Ray's handler raises SystemExit wherever the rank happens to be
         self.make, self.rank = make, rank
         self.correspondent = Correspondent(post, rank)
         self.meeting: tempfile.TemporaryDirectory[str] | None = None
