@@ -11,13 +11,17 @@ The styles are those of `tests/envs/math/answer_styles.jsonl`, one JSON object a
 | right | whether a careful reader takes the text for the reference |
 | style | a short name of the form |
 | source | the data set or convention that the form comes from |
-| half | `tuning`: seen while the rule was made; `held_out`: written after the rule was fixed |
+| half | `tuning`: seen while the rule was made; `held_out`: written after the rule was fixed; any further name is reported apart |
 | question | optional; the question, which only our grader is given |
 
 - `siirl`: `envs.math.grading`, style `rule`, with the settings of `env=math`.
 - `math-verify`: `verify(parse(reference), parse(text))` as its documentation has it, the reference in dollar signs where that
   reads.
 - `last number`: the last number of the text is the reference; for references that are no numbers, the text ends with it.
+
+A held-out half is held out until the rule is changed because of its misses. The figures of the
+first contact stay in `FIRST_CONTACT` and are printed with the table, because those of later runs
+are no longer held out.
 
 Control: the same texts against a reference that none of them means. Every acceptance there is a fault of the scorer.
 """
@@ -41,7 +45,15 @@ from siirl.dag_worker.statistics import success_interval
 
 STYLES = Path(__file__).parents[1] / "tests" / "envs" / "math" / "answer_styles.jsonl"
 RESULTS = Path(__file__).parent / "results"
-HALVES = ("tuning", "held_out")
+FIRST_CONTACT = {
+    "held_out": (
+        "First contact (the rule of commit 39e24a9, before any of these cases was looked at): "
+        "178 of 183 right accepted, 97.3 %, and "
+        "5 of 195 wrong accepted, 2.6 %. As first written, before five copies of tuning cases "
+        "and two debatable labels were taken out: 179 of 184 and 6 of 201. "
+        "The rule was then changed because of these misses, so the table is not held out."
+    ),
+}
 NOBODYS = "7919"  # the thousandth prime
 NUMBER = re.compile(r"-?[0-9][0-9,]*(?:\.[0-9]+)?")
 Case = dict[str, Any]
@@ -63,7 +75,7 @@ def main() -> None:
         "command": " ".join(["python -m benchmarks.grading_accuracy", *sys.argv[1:]]),
         "machine": describe_machine(),
         "math_verify": version("math-verify"),
-        "halves": {half: table(cases, scored, half=half) for half in HALVES if any(case["half"] == half for case in cases)},
+        "halves": {half: table(cases, scored, half=half) for half in dict.fromkeys(case["half"] for case in cases)},
         "control": {name: sum(map(bool, score(against_nobody))) for name, score in SCORERS.items()},
         "missed": missed(cases, scored),
     }
@@ -144,7 +156,8 @@ def markdown(results: dict[str, Any], *, cases: int) -> str:
     """The tables, for readers."""
     lines = [f"# {results['command']}", "", f"math-verify {results['math_verify']}; Wilson intervals at 95 %."]
     for half, rows in results["halves"].items():
-        lines += ["", f"## {half}", "", "| scorer | right accepted | wrong accepted | failed |", "|---|---|---|---|"]
+        lines += ["", f"## {half}", *(["", FIRST_CONTACT[half]] if half in FIRST_CONTACT else [])]
+        lines += ["", "| scorer | right accepted | wrong accepted | failed |", "|---|---|---|---|"]
         lines += [f"| {name} | {_cell(row['right'])} | {_cell(row['wrong'])} | {row['failed']} |" for name, row in rows.items()]
     lines += ["", f"## Control: accepted of {cases} texts that do not mean the reference", "", "| scorer | accepted |", "|---|---|"]
     lines += [f"| {name} | {count} |" for name, count in results["control"].items()]

@@ -11,7 +11,9 @@ from fractions import Fraction
 from typing import NamedTuple
 
 from envs.math.expressions import NoExpression, compute
+from envs.math.notation import NOTATION, as_list, in_latex, numeral
 from envs.math.quantities import DRESS, SIMPLE, Quantity, is_unit, plain, read_quantity, same_units
+from envs.math.questions import asked_base, contradicts
 from envs.math.statements import (
     APPROXIMATELY,
     Part,
@@ -33,19 +35,9 @@ NO_NUMBER = re.compile(
     r"[<>?_'\"@#&|;:~,]|\.\.|\\(?:pm|mp|[lc]?dots|neq?|not|l[et]q?|g[et]q?|in|approx|sim|to|cup|cap|quad)(?![A-Za-z])|[0-9] +[0-9]|\\\{"
 )
 NO_MATHEMATICS = re.compile(r"[?@#\"]|~~")
-SIGNS = frozenset("πθαβγλμσφωΔ∞√÷≤≥≠∩∈±°²³½¼¾⅓⅔∅\u00d7\u00b7\u2212\u2013\u222a\u2216")
 TRAILING_UNIT = re.compile(r"(?:\\[,;: ]|\s)*\\(?:text|mathrm|mbox|textrm)\s*\{([^{}]*)\}\s*(?:\^ ?\{?[23]\}?)?$")
 TIMES = re.compile(r"(?<=[0-9)]) ?x ?(?=[0-9(])")
 CHOICE = re.compile(r"[A-J]")
-
-
-LATEX = (
-    (re.compile(r"√ ?(?:\(([^()]*)\)|([0-9]+|[a-z]))"), r"\\sqrt{\1\2}"),
-    (re.compile(r"π"), r"\\pi "),
-    (re.compile(r"[\u00d7\u00b7]"), r"\\cdot "),
-    (re.compile(r"[\u2212\u2013]"), "-"),
-)
-"""Signs that LaTeX spells."""
 
 
 class Comparison(NamedTuple):
@@ -64,7 +56,13 @@ def agreement(truth: str, answer: str, *, question: str = "") -> bool | tuple[Co
     number = truth_quantity(truth)
     if number is None:
         return _mathematics_agrees(truth, answer)
-    return _number_agrees(truth, number, read_statement(answer, question=question))
+    said = numeral(undressed(answer))
+    if said is not None:
+        return said.base == asked_base(question) and said.digits == truth.strip()
+    parts = read_statement(answer, question=question)
+    if not number.units and any(_contradicts(part, question) for part in parts):
+        return False
+    return _number_agrees(truth, number, parts)
 
 
 def truth_quantity(truth: str) -> Quantity | None:
@@ -108,6 +106,11 @@ def _number_agrees(truth: str, number: Quantity, parts: tuple[Part, ...]) -> boo
     return tuple(open_comparisons) if open_comparisons else True
 
 
+def _contradicts(part: Part, question: str) -> bool:
+    quantity = part.quantity if isinstance(part, Rounded) else part
+    return isinstance(quantity, Quantity) and contradicts(quantity, question)
+
+
 def _part_agrees(number: Quantity, part: Quantity | Rounded, *, alone: bool, percent: bool) -> bool:
     if isinstance(part, Rounded):
         rounding = Fraction(1, 2 * 10**part.quantity.places)
@@ -132,7 +135,7 @@ def _expression_agrees(truth: str, number: Quantity, part: str) -> bool | Compar
     value = number.value
     return Comparison(
         f"\\frac{{{value.numerator}}}{{{value.denominator}}}" if value.denominator > 1 else str(value),
-        _in_latex(expression),
+        in_latex(expression),
     )
 
 
@@ -140,15 +143,18 @@ def _mathematics_agrees(truth: str, answer: str) -> bool | tuple[Comparison, ...
     answer = without_label(answer)
     if _same_text(truth, answer):
         return True
+    wanted, said = numeral(truth), numeral(answer)
+    if wanted is not None and said is not None:
+        return wanted == said
     if CHOICE.fullmatch(_letters(truth)):
         return _same_choice(_letters(truth), answer)
     approximate = APPROXIMATELY.search(answer)
     if approximate is not None and answer[: approximate.start()].strip():
         answer = answer[: approximate.start()]
-    answer = without_units(answer)
+    answer = without_units(as_list(truth, answer))
     if not is_mathematics(answer, truth=truth):
         return False
-    return (Comparison(_in_latex(without_units(undressed(truth))), _in_latex(answer)),)
+    return (Comparison(in_latex(without_units(undressed(truth))), in_latex(answer)),)
 
 
 def _same_choice(letter: str, answer: str) -> bool:
@@ -170,17 +176,11 @@ def without_units(text: str) -> str:
     return text.strip()
 
 
-def _in_latex(text: str) -> str:
-    for sign, command in LATEX:
-        text = sign.sub(command, text)
-    return text
-
-
 def is_mathematics(text: str, *, truth: str) -> bool:
     """Whether `text` holds nothing but mathematics: no words but functions, those of the truth, and products of its letters."""
     if NO_MATHEMATICS.search(text) and not NO_MATHEMATICS.search(truth):
         return False
-    if not all(character.isascii() or character in SIGNS or character in truth for character in text):
+    if not all(character.isascii() or character in NOTATION or character in truth for character in text):
         return False
     known = {word.lower() for word in LETTERS.findall(truth)}
     if any(re.search(r"[A-Za-z]", match[1]) and match[1].strip() not in truth for match in DRESS.finditer(text)):

@@ -36,7 +36,9 @@ MARK = re.compile(
     r"""
     (?P<hash>\#\#\#\#+)
     | (?P<box>\\[fb]?box(?:ed)?(?![a-z]))
-    | (?P<tag><answer>)
+    | (?P<tag><answer>|\[answer\])
+    | (?P<short>^[*_ \t]{0,8}(?-i:A)[*_]{0,2}:)
+    | (?P<dash>^[\#*_ \t]{0,8}(?:final[ ])?answer[ *_]{0,8}[ ][\u2013\u2014-][ ](?=[ *_$\\]{0,8}[-0-9]))
     | (?P<heading>^[\#*_ \t]{0,8}(?:final[ ])?answer[*_ \t]{0,8}$)
     | (?P<colon>(?<![A-Za-z])ans(?:wer)?[ \t*_]{0,8}(?:\([^()\n]{1,40}\)|[ ](?:to|in|of|for)\b[^\n.:?!=]{1,80})?[ \t*_}]{0,8}[:=\u2192])
     | (?P<phrase>(?<![A-Za-z])answers?(?:,?[ ](?:to|of|for|in|then|thus|therefore)\b[^\n.:?!=]{0,80}?)?(?:[ ](?:we|i)[ ][a-z]+)?
@@ -55,6 +57,8 @@ REMARK = re.compile(
     re.IGNORECASE,
 )
 WORDS = re.compile(r"[A-Za-z]+(?:['\u2019][A-Za-z]+)*")
+OPTION_B = re.compile(r"^[*_ \t]{0,8}B[*_]{0,2}:", re.MULTILINE)
+TAG_END = re.compile(r"</answer>|\[/answer\]", re.IGNORECASE)
 CLOSERS = re.compile(r"(?:[\s$*_`}\])]|\\[)\]]|\\[,;:! ])*")
 GOES_ON = re.compile(r"\s*(?:=|\\approx|\\equiv|\u2248|\((?!as |which ))|,? +(?:or|i\.e\.) ")
 PART_OF = re.compile(
@@ -105,6 +109,8 @@ def marked_answer(text: str, *, question: str = "") -> MarkedAnswer | None:
         mark = marks.pop()
         if mark["phrase"] and REMARK.match(text, _after_spaces(text, mark.end())):
             continue  # "the answer is correct" speaks of an answer
+        if mark["short"] and OPTION_B.search(text, mark.end(), mark.end() + SURROUNDINGS):
+            continue  # the first of several options or persons
         box = _box_around(text, marks, mark)
         if box is not None:
             mark = box
@@ -152,10 +158,10 @@ def _boxed(text: str, mark: re.Match[str], marks: deque[re.Match[str]], *, quest
     content, end = _content(text, mark.end())
     marks = deque(earlier for earlier in marks if not (earlier["box"] and _content(text, earlier.end())[1] >= end))
     after = MARKUP.sub(" ", text[end : end + SURROUNDINGS]).replace("</s>", " ")
-    attached = re.match(r"[A-Za-z]+", after)
+    attached = re.match(r"(?:\\?%)?[A-Za-z]+", after)
     after = after[CLOSERS.match(after).end() :] if after[:1] not in "^_" else after  # type: ignore[union-attr]
     sentence, rest = _first_sentence(after)
-    sentence = sentence.partition("</answer>")[0]
+    sentence = TAG_END.split(sentence, maxsplit=1)[0]
     if attached is not None and not is_unit(attached[0]):
         return MarkedAnswer(f"{content}{attached[0]}", mark.start(), True)
     begin = _sentence_begin(text, mark.start())
@@ -195,8 +201,10 @@ def _spoils(sentence: str) -> bool:
 def _lined(text: str, mark: re.Match[str]) -> MarkedAnswer:
     if mark["tag"]:
         inside = text[mark.end() : mark.end() + 4 * MAX_ANSWER_CHARACTERS]
-        statement, closing, rest = inside.partition("</answer>")
-        if not closing:
+        closing = TAG_END.search(inside)
+        if closing is not None:
+            statement, rest = inside[: closing.start()], inside[closing.end() :]
+        else:
             statement, _, rest = inside.strip().partition("\n")
         statement = statement.strip()
     else:
@@ -204,7 +212,8 @@ def _lined(text: str, mark: re.Match[str]) -> MarkedAnswer:
         if mark["phrase"]:
             statement = re.sub(r"(?<=[0-9])!$", "", statement)  # an exclamation, not a factorial
     spoilt = _hedged_before(text[_sentence_begin(text, mark.start()) : mark.start()])
-    return MarkedAnswer(_undressed_line(statement), mark.start(), spoilt or _taken_back(rest, statement))
+    statement = _undressed_line(statement, opened=_opened(text, mark))
+    return MarkedAnswer(statement, mark.start(), spoilt or _taken_back(rest, statement))
 
 
 def _after_line_mark(text: str, end: int) -> tuple[str, str]:
@@ -269,13 +278,22 @@ def _taken_back(rest: str, answer: str) -> bool:
     return False
 
 
-def _undressed_line(answer: str) -> str:
-    """`answer` without the ends of dress that began before its mark, and without the sign that ends its sentence."""
+def _opened(text: str, mark: re.Match[str]) -> str:
+    """What may open a dress of the statement: the line of `mark` so far, and the signs after it."""
+    begin = text.rfind("\n", max(0, mark.start() - SURROUNDINGS), mark.start()) + 1
+    ahead = re.compile(r"[\s*_:}]{0,40}").match(text, mark.end())
+    assert ahead is not None  # it may be empty
+    return text[max(begin, mark.start() - SURROUNDINGS) : ahead.end()]
+
+
+def _undressed_line(answer: str, *, opened: str) -> str:
+    """`answer` without the ends of dress that is in `opened`, and without its full stop."""
     answer = answer.strip()
     answer = answer if answer.endswith("..") else answer.removesuffix(".").rstrip()
     for sign in ("***", "**", "*", "__", "_", "`"):
-        if answer.endswith(sign) and answer.count(sign) % 2:
-            answer = answer.removesuffix(sign).rstrip()
+        run = rf"(?<!{re.escape(sign[0])}){re.escape(sign)}(?!{re.escape(sign[0])})"
+        if sign in opened and len(re.findall(run, answer)) % 2:
+            answer = re.sub(rf"(?<=\S){run}(?=[\s.,;:!?)*_`]|$)", "", answer, count=1).rstrip()
     if answer.endswith("}") and answer.count("}") > answer.count("{"):
         answer = answer.removesuffix("}").rstrip()
     return answer if answer.endswith("..") else answer.removesuffix(".").rstrip()

@@ -91,6 +91,8 @@ class Quantity(NamedTuple):
     """Names of its known units in order, as in (mile, hour); () where it has none, or only things that are counted."""
     places: int = 0
     """Decimal places that were written."""
+    counted: tuple[str, ...] = ()
+    """The first nouns after the number, in lower case: (duck, eggs); () where it has none."""
 
 
 def read_quantity(text: str, *, question: str = "") -> Quantity | None:
@@ -115,7 +117,7 @@ def read_quantity(text: str, *, question: str = "") -> Quantity | None:
     units = _units(tail, question=question)
     if units is None:
         return None
-    return Quantity(number, tuple(dict.fromkeys((*currency, *units))), places)
+    return Quantity(number, tuple(dict.fromkeys((*currency, *units))), places, _counted(tail))
 
 
 def plain(text: str) -> str:
@@ -245,6 +247,17 @@ def _units(tail: str, *, question: str) -> tuple[str, ...] | None:
     if unlisted > 2 or (tokens[-1].lower() in LINKS - CLOSINGS and "inch" not in units):
         return None
     return tuple(units)
+
+
+def _counted(tail: str) -> tuple[str, ...]:
+    """The first group of nouns in what follows a number."""
+    nouns = list[str]()
+    for word in map(str.lower, WORD.findall(tail)):
+        if is_counted(word) or word in UNITS.keys() - SHORT:
+            nouns.append(word)
+        elif nouns or word in LINKS:
+            break
+    return tuple(nouns)
 
 
 def _unit(token: str, *, before: list[str], after: list[str], spaced: bool) -> str | None:

@@ -13,10 +13,12 @@ import re
 from typing import NamedTuple
 
 from envs.math.quantities import Quantity, is_unit, plain, read_quantity, stem, words_of
+from envs.math.questions import PRECISION, precisions
 from envs.math.vocabulary import (
     CHANGING,
     HEDGES,
     LINKS,
+    NUMBERED,
     ORDINARY_VERBS,
     PREFACES,
     SHORT,
@@ -68,6 +70,20 @@ APPROXIMATELY = re.compile(r"\\approx(?:eq)?(?![a-z])|\\simeq(?![a-z])|[\u2248\u
 LABEL = re.compile(r"[^0-9<>!?~\u2260\u2264\u2265\u00b1]*")
 WORDS = re.compile(r"[A-Za-z]+(?:['\u2019][A-Za-z]+)*")
 FIRST_NUMBER = re.compile(r"(?<![\w.,^_])(?:[-+](?=\S))?(?:(?:US|\\)?\$|[\u20ac\u00a3\u00a5\u20b9]|USD |EUR |GBP )? ?-?\.?[0-9]")
+EMPHASISED = (
+    re.compile(
+        r"(?:^|(?<=[A-Za-z:,.=] )|(?<=[(\n]))"
+        r"(\*\*|__|[*_`])(?=\S)([^*_`\n]{1,60})(?<=\S)\1(?=[\s.,;:)!?]|$)"
+    ),
+    re.compile(r"(?<=[0-9] )(\*\*|__|[*_])([A-Za-z ]{1,60})\1(?=[\s.,;:)!?]|$)"),
+)
+"""Markdown around a number, and around the unit after it."""
+ROUNDING = re.compile(
+    r",? *\(?(?:when )?(?:(?:rounded|correct|accurate)(?: off| up| down)? )?to (?:the )?"
+    rf"{PRECISION.pattern}\)?$",
+    re.IGNORECASE,
+)
+ABSOLUTE = re.compile(r"(?:\\left ?)?(?:\||\\lvert) ?\{?([^|{}]*?)\}? ?(?:\\right ?)?(?:\||\\rvert)")
 ARGUMENTS = re.compile(r"(?<=[A-Za-z])(?:_ ?\{?[0-9A-Za-z]+\}?|\([^()]*\)|'+)")
 
 
@@ -83,6 +99,8 @@ Part = Quantity | Rounded | str
 
 def read_statement(text: str, *, question: str = "") -> tuple[Part, ...]:
     """The parts of a statement about a number, all of which must be the answer; () where it says something else as well."""
+    for emphasised in EMPHASISED:
+        text = emphasised.sub(r"\2", text)
     parts = _parts(text, question=question, left=MAX_PARTS)
     return parts if len(parts) <= MAX_PARTS else ()
 
@@ -126,7 +144,9 @@ def _parts(text: str, *, question: str, left: int) -> tuple[Part, ...]:
         return (quantity,)
     for step in (
         _unwrapped,
+        _absolute,
         _optioned,
+        _rounded,
         _explained,
         _restated,
         _approximated,
@@ -146,10 +166,29 @@ def _unwrapped(text: str, *, question: str, left: int) -> tuple[Part, ...] | Non
     return _parts(next(group for group in whole.groups() if group is not None), question=question, left=left)
 
 
+def _absolute(text: str, *, question: str, left: int) -> tuple[Part, ...] | None:
+    """`|-5|`."""
+    whole = ABSOLUTE.fullmatch(text)
+    quantity = read_quantity(whole[1]) if whole is not None else None
+    return None if quantity is None else (quantity._replace(value=abs(quantity.value)),)
+
+
 def _optioned(text: str, *, question: str, left: int) -> tuple[Part, ...] | None:
     """`(B) 18`, as multiple-choice competitions have it."""
     option = OPTION.match(text)
     return None if option is None else _parts(text[option.end() :], question=question, left=left)
+
+
+def _rounded(text: str, *, question: str, left: int) -> tuple[Part, ...] | None:
+    """`3.14 (to two decimal places)`: an approximation, unless the question asks for it."""
+    remark = ROUNDING.search(text)
+    if remark is None or not text[: remark.start()].strip():
+        return None
+    parts = _parts(text[: remark.start()], question=question, left=left)
+    if precisions(remark[0]) <= precisions(question):
+        return parts
+    exact = all(isinstance(part, Quantity) and part.places for part in parts)
+    return tuple(Rounded(part) for part in parts if isinstance(part, Quantity)) if exact else ()
 
 
 def _explained(text: str, *, question: str, left: int) -> tuple[Part, ...] | None:
@@ -220,7 +259,8 @@ def _introduced(text: str, *, question: str, left: int) -> tuple[Part, ...] | No
         return None
     quantity = read_quantity(undressed(text[first.start() :]), question=question)
     if quantity is not None:
-        return (quantity,)
+        names = NUMBERED_BEFORE.search(introduction) and WORDS.search(text, first.end())
+        return () if names else (quantity,)
     rest = undressed(text[first.start() :])
     return _parts(rest, question=question, left=left) if SAME.search(rest) or EQUALS.search(rest) else None
 
@@ -276,6 +316,8 @@ def _is_label(side: str, *, question: str) -> bool:
     return mathematics is None and all(_introduces(word, question=question) or word.isupper() or len(word) <= 2 for word in words)
 
 
+NUMBERED_BEFORE = re.compile(rf"\b(?:{'|'.join(sorted(NUMBERED))}) $", re.IGNORECASE)
+"""`Step 8 shows it` names a step, and says nothing of a number."""
 NAMING = ("\\text", "\\mathrm", "\\textbf", "\\mathbf", "\\textit", "\\operatorname", "\\mbox")
 
 

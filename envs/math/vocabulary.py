@@ -252,6 +252,13 @@ AMBIGUOUS = words("quarters cubes squares roots scores couples")
 QUANTIFIERS = words("more fewer additional extra")
 """Changing words that leave a number alone directly before what is counted: `5 more dollars`, but not `5 less than`;
 at the end only where the question has them."""
+NUMBERED = words(
+    """
+    step part case line equation figure section chapter page problem question exercise example
+    theorem lemma rule method table paragraph
+    """
+)
+"""Singular nouns that a number after them names: `step 8`."""
 
 NO_NOUNS = words(
     """
@@ -259,6 +266,9 @@ NO_NOUNS = words(
     towards afterwards nevertheless nonetheless versus us his hers its ours yours theirs whereas
     across equals means says looks gets goes lets seems sounds feels happens makes becomes works
     others else indeed results ends begins varies differs
+    shows proves gives yields implies follows leads holds fits solves satisfies explains confirms
+    suggests tells requires completes comes brings agrees appears contains concludes states
+    verifies justifies demonstrates establishes
     """
 )
 """Words in -s that are no plural nouns."""

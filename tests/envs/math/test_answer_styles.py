@@ -2,6 +2,7 @@ r"""The committed styles, case by case, and what holds for every hedge and every
 
 import asyncio
 import json
+import re
 from collections import Counter
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from envs.math.grading import Grader
 
 STYLES = [json.loads(line) for line in (Path(__file__).parent / "answer_styles.jsonl").read_text().splitlines()]
 TUNING = [case for case in STYLES if case["half"] == "tuning"]
+HALF = re.compile(r"tuning|held_out(_[0-9]+)?")
 KEYS = {"reference", "text", "right", "style", "source", "half"}
 HEDGES = (
     *("maybe four", "or 4", "is wrong", "if it rains", "or so", "?", "I guess", "but not sure", "wait no", "and 4", "unless wrong"),
@@ -40,7 +42,7 @@ def test_style_is_graded_as_a_careful_reader_would(grader, case):
 
 
 def test_every_case_has_its_fields_and_stands_once():
-    assert all(set(case) - {"question"} == KEYS and case["half"] in ("tuning", "held_out") for case in STYLES)
+    assert all(set(case) - {"question"} == KEYS and HALF.fullmatch(case["half"]) for case in STYLES)
     assert max(Counter((case["reference"], case["text"]) for case in STYLES).values()) == 1
 
 

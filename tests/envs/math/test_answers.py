@@ -44,6 +44,10 @@ from envs.math.statements import read_statement
         ("#### $\\boxed{46}$", "46"),
         ("\\boxed{Answer: 46}", "Answer: 46"),
         ("\\boxed{46} which I repeat:\n#### 47", "47"),
+        ("Answer - 42", "42"),
+        ("**Answer** \u2013 42 apples", "42 apples"),
+        ("Q: What is 40 + 2?\nA: 42", "42"),
+        ("[ANSWER]18[/ANSWER]", "18"),
         ("#### ", ""),
         ("\\boxed{}", ""),
     ],
@@ -52,7 +56,7 @@ def test_last_mark_counts(text, answer):
     assert marked_answer(text).text == answer
 
 
-@pytest.mark.parametrize("text", ["", "46", "the result is 46", "### 46", "answering 46", "So she sold 46."])
+@pytest.mark.parametrize("text", ["", "46", "the result is 46", "### 46", "answering 46", "So she sold 46.", "A: 42\nB: 43", "a: 42"])
 def test_text_without_a_mark_has_no_answer(text):
     assert marked_answer(text) is None
 

@@ -1,0 +1,137 @@
+"""What a question asks for and an answer may contradict: unit, counted thing, rounding, base.
+
+`How many dollars ...?` and `the length in metres` ask for a unit, and `How many apples ...?` for a
+thing. Collective words (`How many animals`) ask for nothing that another noun contradicts. A
+question that asks for none of these contradicts no answer.
+"""
+
+import functools
+import re
+from typing import NamedTuple
+
+from envs.math.quantities import Quantity, stem, words_of
+from envs.math.vocabulary import CARDINALS, ORDINARY_VERBS, SHORT, UNITS, is_counted, words
+
+MONEY = words("dollar cent euro pound yen rupee peso franc")
+KINDS = (
+    MONEY,
+    words("millisecond second minute hour day week month year decade century"),
+    words("millimetre centimetre metre kilometre inch foot yard mile"),
+    words("milligram gram kilogram tonne ounce pound"),
+    words("millilitre litre ounce cup pint quart gallon teaspoon tablespoon"),
+    words("celsius fahrenheit"),
+    words("degree radian"),
+)
+"""Units of one kind contradict each other where they differ."""
+COLLECTIVE = words(
+    """
+    time times people person persons animal animals item items thing things object objects piece
+    pieces fruit fruits coin coins bill bills toy toys flower flowers pet pets member members
+    guest guests passenger passengers way ways unit units
+    """
+)
+"""Nouns that count things which the answer may call by a narrower name."""
+ENDS_OF_A_NOUN = ORDINARY_VERBS | words(
+    """
+    in on at for to from by with that which who there he she they we you it i each per every
+    should would could must might if when after before so left
+    """
+)
+HOW_MANY = re.compile(r"\bhow many((?:\s+[a-z'-]+){1,8})", re.IGNORECASE)
+IN_UNIT = re.compile(
+    r"\bin (?:terms of )?(?:(?:us|full|whole|square|cubic|degrees) )?"
+    r"([a-z]+)(?: and ([a-z]+))?",
+    re.IGNORECASE,
+)
+LAST_SENTENCE = re.compile(r"(?:^|[.!?]\s+)([^\s](?:[^.!?]|[.!?](?=\S))*[.!?]*\s*)$")
+COUNT = rf"(?P<count>[0-9]|{'|'.join(list(CARDINALS)[1:10])})"
+PRECISION = re.compile(
+    rf"\b(?:{COUNT} (?:(?P<places>decimal places?|decimals|d\.?p\b\.?)"
+    r"|significant (?:figures?|digits?)|s\.?f\b\.?)"
+    r"|nearest (?P<nearest>whole number|[a-z]+))",
+    re.IGNORECASE,
+)
+NEAREST = {"whole number": 0, "integer": 0, "tenth": 1, "hundredth": 2, "thousandth": 3}
+BASE = re.compile(r"\bbase[- ]?\$?([0-9]+|[a-z]+)|\b(binary|octal|hexadecimal)\b", re.IGNORECASE)
+BASES = {"binary": 2, "octal": 8, "hexadecimal": 16, "sixteen": 16}
+
+
+class Asked(NamedTuple):
+    """What a question asks for."""
+
+    units: frozenset[str]
+    """Names of units, any of which answers it; empty where it names none."""
+    nouns: frozenset[str]
+    """Stems of the things that it counts; empty where it names none, or a collective."""
+
+
+def contradicts(quantity: Quantity, question: str) -> bool:
+    """Whether `quantity` has another unit or counts another thing than `question` asks for."""
+    if not question or not (quantity.units or quantity.counted):
+        return False
+    asked = _asked(question[:20_000])
+    unit = quantity.units[0] if quantity.units else None
+    kinds = [kind for kind in KINDS if unit in kind and kind & asked.units]
+    if kinds and unit not in asked.units:
+        return True
+    if not asked.nouns:
+        return False
+    if not quantity.counted:
+        return unit in MONEY and not asked.units & MONEY
+    if unit is not None and unit in asked.units:
+        return False
+    stems = [stem(word) for word in quantity.counted]
+    return not asked.nouns & set(stems) and stems[-1] in words_of(question)
+
+
+def precisions(text: str) -> frozenset[tuple[str, int | str]]:
+    """The roundings that `text` names: `two decimal places` and `the nearest hundredth` are one."""
+    return frozenset(map(_precision, PRECISION.finditer(text)))
+
+
+def asked_base(question: str) -> int | None:
+    """The base that `question` names last, or None."""
+    named = [number_of_base(match[1] or match[2]) for match in BASE.finditer(question)]
+    return named[-1] if named else None
+
+
+def number_of_base(name: str) -> int | None:
+    """`2`, `two` and `binary` as 2."""
+    name = name.lower()
+    return int(name) if name.isdecimal() else CARDINALS.get(name, BASES.get(name))
+
+
+def _precision(match: re.Match[str]) -> tuple[str, int | str]:
+    if match["nearest"]:
+        nearest = match["nearest"].lower()
+        return ("places", NEAREST[nearest]) if nearest in NEAREST else ("nearest", nearest)
+    count = number_of_base(match["count"])
+    assert count is not None  # PRECISION knows no other
+    return ("places" if match["places"] else "figures", count)
+
+
+@functools.lru_cache(maxsize=256)
+def _asked(question: str) -> Asked:
+    phrases = [_noun_phrase(match[1]) for match in HOW_MANY.finditer(question)]
+    units = {UNITS[word] for phrase in phrases for word in phrase if _is_unit(word)}
+    last = LAST_SENTENCE.search(question)
+    for match in IN_UNIT.finditer(last[1] if last is not None else ""):
+        units |= {UNITS[word.lower()] for word in match.groups() if word and _is_unit(word.lower())}
+    named = all(phrases) and not any(COLLECTIVE & set(phrase) for phrase in phrases)
+    nouns = {stem(word) for phrase in phrases for word in phrase} if named else set()
+    return Asked(frozenset(units), frozenset(nouns))
+
+
+def _noun_phrase(text: str) -> tuple[str, ...]:
+    """The nouns and units that directly follow `How many`."""
+    nouns = []
+    for word in text.lower().replace("-", " ").split():
+        if word in ENDS_OF_A_NOUN:
+            break
+        if is_counted(word) or _is_unit(word):
+            nouns.append(word)
+    return tuple(nouns)
+
+
+def _is_unit(word: str) -> bool:
+    return word in UNITS and word not in SHORT and word != "second"

@@ -1,0 +1,94 @@
+r"""One mathematics in several notations: signs, lists of roots, numerals with a base, dress and marks."""
+
+import asyncio
+
+import pytest
+
+from envs.math.grading import Grader
+from envs.math.notation import Numeral, as_list, in_latex, numeral
+
+
+@pytest.fixture(scope="module")
+def grader():
+    grader = Grader(num_workers=1, cpu_s=5.0)
+    yield grader
+    grader.close()
+
+
+@pytest.mark.parametrize(
+    ("text", "latex"),
+    [
+        ("x³", "x^{3}"),
+        ("x⁻¹²", "x^{-12}"),
+        ("a₁₀", "a_{10}"),
+        ("2√5", "2\\sqrt{5}"),
+        ("√(x+1)", "\\sqrt{x+1}"),
+        ("√π", "\\sqrt{\\pi }"),
+        ("∛8", "\\sqrt[3]{8}"),
+        ("½", "\\frac{1}{2} "),
+        ("3\u00d74", "3\\cdot 4"),
+        ("\u22125", "-5"),
+        ("(\u2212∞, 3]", "(-\\infty , 3]"),
+    ],
+)
+def test_unicode_mathematics_is_spelled_in_latex(text, latex):
+    assert in_latex(text) == latex
+
+
+@pytest.mark.parametrize(
+    ("truth", "answer", "listed"),
+    [
+        ("2,7", "x = 2 \\text{ or } x = 7", "2,7"),
+        ("2,7", "either 7 or 2", "7,2"),
+        ("1,2,3", "1, 2, and 3", "1,2,3"),
+        ("(1,2),(2,1)", "(1,2) or (2,1)", "(1,2),(2,1)"),
+        ("2,7", "2, 7 or 9", "2, 7 or 9"),
+        ("2,7", "x = 2 or y = 7", "x = 2 or y = 7"),
+        ("2", "2 or 7", "2 or 7"),
+        ("(2,7)", "2 or 7", "2 or 7"),
+    ],
+)
+def test_or_between_as_many_elements_as_the_truth_lists_is_a_list(truth, answer, listed):
+    assert as_list(truth, answer) == listed
+
+
+@pytest.mark.parametrize("text", ["121_3", "121_{3}", "121_{\\text{three}}", "0121₃", "$121_3$"])
+def test_numeral_has_digits_and_a_base(text):
+    assert numeral(text) == Numeral("121", 3)
+
+
+@pytest.mark.parametrize(
+    ("text", "reference", "right"),
+    [
+        ("So, the answer is **75** litres.", "75", True),
+        ("The answer is *12* **apples**.", "12", True),
+        ("**The answer is 75** litres.", "75", True),
+        ("Answer: `7` cm", "7", True),
+        ("The answer is *12*x", "12", False),
+        ("**Answer:** 3 * 4 = 12", "12", True),
+        ("#### 3*", "3", False),
+        ("**Answer: 3**", "3", True),
+        ("\\boxed{3}\\%x", "3", False),
+        ("\\boxed{3}\\%", "3", True),
+        ("\\boxed{|{-5}|}", "5", True),
+        ("\\boxed{|{-5}|}", "-5", False),
+        ("\\boxed{x = 2 \\text{ or } x = 7}", "2,7", True),
+        ("\\boxed{x = 2 \\text{ or } x = 8}", "2,7", False),
+        ("Answer: 2 or 7", "2", False),
+        ("Answer: (\u2212∞, 3]", "(-\\infty,3]", True),
+        ("Answer: x³ + 2x", "x^3+2x", True),
+        ("Answer: x³", "x^2", False),
+        ("Answer: 5²", "25", True),
+        ("Answer: 5²", "5", False),
+        ("Answer: 2√5", "2\\sqrt{5}", True),
+        ("Answer: 3π/4", "\\frac{3\\pi}{4}", True),
+        ("\\boxed{121_4}", "121_3", False),
+        ("\\boxed{121_{3}}", "121_3", True),
+        ("\\boxed{121}", "121_3", True),
+        ("**Answer:**\n\nPart 6 proves it.", "6", False),
+        ("Answer: 6 explains it", "6", False),
+        ("Answer: Step 6", "6", True),
+    ],
+)
+def test_notation_is_graded_as_a_careful_reader_would(grader, text, reference, right):
+    assert asyncio.run(grader.grade(text, truth=reference, style="rule")).correct is right

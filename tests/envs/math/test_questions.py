@@ -1,0 +1,99 @@
+"""What a question asks for, and which answers contradict it."""
+
+import asyncio
+
+import pytest
+
+from envs.math.grading import Grader
+from envs.math.quantities import read_quantity
+from envs.math.questions import asked_base, contradicts, precisions
+
+ORCHARD = "Lea picks 7 plums and 4 oranges a day. How many oranges does she pick in 3 days?"
+
+
+@pytest.mark.parametrize(
+    ("answer", "question"),
+    [
+        ("7 cents", "How many euros does the stamp cost?"),
+        ("40 seconds", "How many minutes does the song last?"),
+        ("9 km", "What is the distance between the towns in miles?"),
+        ("12 plums", ORCHARD),
+        ("$12", ORCHARD),
+        ("3 days", ORCHARD),
+        ("20 hours", "A car needs 4 hours for 200 miles. How many miles does it go in one hour?"),
+    ],
+)
+def test_another_unit_or_thing_than_asked_contradicts_the_question(answer, question):
+    quantity = read_quantity(answer, question=question)
+    assert contradicts(quantity, question)
+
+
+@pytest.mark.parametrize(
+    ("answer", "question"),
+    [
+        ("12", ORCHARD),
+        ("12 oranges", ORCHARD),
+        ("12 juicy oranges", ORCHARD),
+        ("12 oranges a day", ORCHARD),
+        ("40 minutes", "How many minutes does the song last?"),
+        ("40 minutes", "The song lasts an hour less than the film. How long is the song?"),
+        ("60 mph", "How many miles per hour does the train go?"),
+        ("9 miles", "A pool is 5 yards long. How far does Ann swim, in miles?"),
+        ("8 cows", "A farm has 3 brown cows and 5 white cows. How many animals has it?"),
+        ("30 pupils", "Two classes of 15 pupils go by bus. How many people are on it?"),
+        ("3 trips", "How many times does the van make trips?"),
+        ("$7", "He measures in inches. How much does he pay?"),
+        ("£40", "How many pounds did Nora save?"),
+    ],
+)
+def test_what_is_asked_for_or_left_open_does_not_contradict(answer, question):
+    assert not contradicts(read_quantity(answer, question=question), question)
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        ("rounded to two decimal places", "Give e to 2 decimal places."),
+        ("to the nearest hundredth", "Give e to two decimal places."),
+        ("to the nearest metre", "How far, to the nearest metre?"),
+        ("to 3 significant figures", "Use three significant figures."),
+    ],
+)
+def test_one_rounding_has_several_names(first, second):
+    assert precisions(first) == precisions(second) != frozenset()
+
+
+def test_base_that_is_named_last_is_asked_for():
+    assert asked_base("Write the base 6 number 345 in base two.") == 2
+    assert asked_base("Write 9 in binary.") == 2
+    assert asked_base("How many apples?") is None
+
+
+@pytest.fixture(scope="module")
+def grader():
+    grader = Grader(num_workers=1, cpu_s=5.0)
+    yield grader
+    grader.close()
+
+
+def is_right(grader, text, reference, question):
+    return asyncio.run(grader.grade(text, truth=reference, style="rule", question=question)).correct
+
+
+@pytest.mark.parametrize(
+    ("text", "reference", "question", "right"),
+    [
+        ("The answer is 12 plums.", "12", ORCHARD, False),
+        ("The answer is 12 oranges.", "12", ORCHARD, True),
+        ("\\boxed{40\\text{ seconds}}", "40", "How many minutes does the song last?", False),
+        ("\\boxed{40\\text{ seconds}}", "40 seconds", "How many minutes does the song last?", True),
+        ("The answer is 2.72 (rounded to two decimal places).", "2.72", "Give e to 2 decimal places.", True),
+        ("The answer is 2.7, rounded to the nearest tenth.", "2.7", "Give e to the nearest tenth.", True),
+        ("The answer is 3 (to the nearest whole number).", "3", "Round e to the nearest integer.", True),
+        ("The answer is 3 (to the nearest whole number).", "3", "", False),
+        ("\\boxed{121_3}", "121", "Write 16 in base 3.", True),
+        ("\\boxed{121_4}", "121", "Write 16 in base 3.", False),
+    ],
+)
+def test_grade_goes_by_what_the_question_asks_for(grader, text, reference, question, right):
+    assert is_right(grader, text, reference, question) is right
