@@ -13,6 +13,8 @@ The flaws, kept on purpose:
 - a task without success in the batch gives its failures 0, whatever succeeded before;
 - an embedding of zeros, which siiRL's encoder returns where it failed, gets 0 even for a success.
 
+Embeddings are taken as float32, which is what the encoder gives.
+
 Left out: the bank, the window and the demonstrations of `vjepa.reward`. This reward has no memory.
 """
 

@@ -4,6 +4,7 @@ So a user's advantage or loss takes what it needs and ignores the rest, and a na
 is registered, not in the middle of a run.
 """
 
+import functools
 import inspect
 from collections.abc import Callable, Collection, Mapping, MutableMapping
 from typing import Any, TypeVar
@@ -22,7 +23,7 @@ def register_in(registry: MutableMapping[str, Function], name: str, *, kind: str
 
     def decorator(function: Function) -> Function:
         if name in registry and not same_definition(registry[name], function):
-            raise ConfigError(f"{kind[0].upper()}{kind[1:]} {name!r} is already {registry[name].__qualname__}: choose another name.")
+            raise ConfigError(f"{kind[0].upper()}{kind[1:]} {name!r} is already {name_of(registry[name])}: choose another name.")
         check_arguments(function, known=known, kind=kind)
         registry[name] = function
         return function
@@ -38,10 +39,10 @@ def check_arguments(function: Callable[..., Any], *, known: Collection[str], kin
         if parameter.kind in (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL):
             continue
         if parameter.kind is inspect.Parameter.POSITIONAL_ONLY:
-            raise ConfigError(f"Argument {name!r} of {kind} {function.__qualname__} is positional-only; a {kind} is called by name.")
+            raise ConfigError(f"Argument {name!r} of {kind} {name_of(function)} is positional-only; a {kind} is called by name.")
         if parameter.default is inspect.Parameter.empty and name not in known:
             raise ConfigError(
-                f"Argument {name!r} of {kind} {function.__qualname__} is not provided to a {kind}: give it a default. "
+                f"Argument {name!r} of {kind} {name_of(function)} is not provided to a {kind}: give it a default. "
                 f"Provided: {', '.join(sorted(known))}."
             )
 
@@ -58,11 +59,24 @@ def call_by_name(function: Callable[..., Any], available: Mapping[str, Any], *, 
     for name, parameter in parameters.items():
         if parameter.default is inspect.Parameter.empty and name not in available:
             raise ConfigError(
-                f"{kind} {function.__qualname__} needs {name!r}, which this job does not have. It has: {', '.join(sorted(available))}."
+                f"{kind} {name_of(function)} needs {name!r}, which this job does not have. It has: {', '.join(sorted(available))}."
             )
     return function(**{name: available[name] for name in parameters if name in available})
 
 
 def same_definition(one: Callable[..., Any], other: Callable[..., Any]) -> bool:
     """Whether two functions come from the same line of source, as after a module was loaded twice."""
-    return (one.__module__, one.__qualname__) == (other.__module__, other.__qualname__)
+    return definition(one) == definition(other)
+
+
+def name_of(function: Callable[..., Any]) -> str:
+    """Qualified name of a function; of an object that can be called, that of its class."""
+    return definition(function)[1]
+
+
+def definition(function: Callable[..., Any]) -> tuple[str, str]:
+    """Module and qualified name of the code that a call runs."""
+    if isinstance(function, functools.partial):
+        return definition(function.func)
+    code: Any = function if inspect.isroutine(function) or inspect.isclass(function) else type(function)
+    return code.__module__, code.__qualname__

@@ -4,7 +4,9 @@ Where a result differs from the documents' listings on purpose:
 - a group of one has advantage 0, not its raw score; equal rewards have advantage 0 whatever the rounding (GRPO and all of its kind);
 - a reward at a token that the mask leaves out is an error, where the listing loses it (GAE);
 - `compute_policy_loss_cpgd` takes the log-ratio where the listing takes the log-prob: a constant apart, with the same gradient;
-- `compute_policy_loss_kl_cov` takes 2e-3 of the tokens by default, the paper's share for 7B, where siiRL takes 2e-4;
+- `compute_policy_loss_kl_cov` takes 2e-3 of the tokens by default, the paper's share for 7B, where siiRL takes 2e-4, and its `ppo_kl`
+  is the signed mean, where siiRL's is that of the size; `compute_policy_loss_clip_cov` counts the tokens that PPO clips as
+  `pg_clipfrac`, where siiRL counts those that were drawn;
 - `agg_loss` leaves rows without any token out of the mean, and divides seq-mean-token-sum-norm by rows and length;
 - NaN, infinity and shapes that do not fit are errors; a log-ratio is held within +-80 so that no ratio is infinite;
 - `apply_kl_penalty` returns a copy with the column `token_level_rewards` and leaves the batch that it got as it was.
@@ -34,7 +36,7 @@ from siirl.algos.advantages import (
     register_adv_est,
 )
 from siirl.algos.aggregation import AGGREGATIONS, aggregate_loss, aggregation_weight
-from siirl.algos.call import call_by_name, check_arguments, same_definition
+from siirl.algos.call import call_by_name, check_arguments, definition, name_of, same_definition
 from siirl.algos.checks import as_bool_mask, require_same_shape
 from siirl.algos.kl import AdaptiveKLController, FixedKLController, kl_estimate
 from siirl.algos.log_probs import token_scores
@@ -51,7 +53,7 @@ from siirl.algos.policy_losses import (
     vanilla_policy_loss,
 )
 from siirl.algos.policy_losses import register_policy_loss as register_token_loss
-from siirl.algos.policy_losses.registry import loss_options
+from siirl.algos.policy_losses.registry import check_loss_options, loss_options
 from siirl.algos.ranks import ALONE
 from siirl.algos.value_loss import clipped_value_loss
 from siirl.errors import ConfigError, UnknownNameError
@@ -125,7 +127,7 @@ def register_policy_loss(name: str) -> Callable[[PolicyLossFn], PolicyLossFn]:
 
     def decorator(function: PolicyLossFn) -> PolicyLossFn:
         if name in POLICY_LOSS_REGISTRY and not same_definition(POLICY_LOSS_REGISTRY[name], function):
-            raise ConfigError(f"Policy loss {name!r} is already {POLICY_LOSS_REGISTRY[name].__qualname__}: choose another name.")
+            raise ConfigError(f"Policy loss {name!r} is already {name_of(POLICY_LOSS_REGISTRY[name])}: choose another name.")
         check_arguments(function, known=_LOSS_ARGUMENTS, kind="policy loss")
         register_token_loss(name)(_per_token(function))
         POLICY_LOSS_REGISTRY[name] = function
@@ -158,7 +160,12 @@ def _per_token(function: PolicyLossFn) -> Callable[..., PolicyLoss]:
             "config": config,
             "rollout_is_weights": importance_weights_BT,
         }
-        scalar, *shares = call_by_name(function, available, kind="Policy loss")
+        returned = call_by_name(function, available, kind="Policy loss")
+        if not isinstance(returned, tuple | list) or len(returned) != 1 + len(_SCALARS):
+            raise ConfigError(
+                f"Policy loss {name_of(function)} must return (pg_loss, {', '.join(_SCALARS)}), and returned a {type(returned).__name__}."
+            )
+        scalar, *shares = returned
         aggregation = AGGREGATIONS[loss_agg_mode]
         total, weight = aggregation.rows_B(shares_BT, kept_BT).sum(), aggregation_weight(mask_BT=mask_BT, mode=loss_agg_mode)
         shares_BT = shares_BT * torch.where(total > 0, weight / total, total)
@@ -170,7 +177,7 @@ def _per_token(function: PolicyLossFn) -> Callable[..., PolicyLoss]:
             metrics_BT=metrics,
         )
 
-    loss.__module__, loss.__qualname__ = function.__module__, function.__qualname__
+    loss.__module__, loss.__qualname__ = definition(function)
     return loss
 
 
@@ -266,16 +273,19 @@ def _options(name: str, config: Any) -> dict[str, Any]:
 
     Raises:
         UnknownNameError: No policy loss has such an option.
+        ConfigError: A value that the loss does not take.
     """
     given = getattr(config, "policy_loss", None)  # only the losses that have options ask for it
     if given is None:
         return {}
-    values = dict(given) if isinstance(given, Mapping) else vars(given)
+    values = dict(given) if isinstance(given, Mapping) else {key: getattr(given, key) for key in dir(given) if not key.startswith("_")}
     known = {option for loss in POLICY_LOSSES for option in loss_options(loss)}
-    for option in values:
-        if option not in known | {LOSS_MODE}:
+    for option, value in values.items():
+        if option not in known | {LOSS_MODE} and not callable(value):  # a method of the object is no option
             raise UnknownNameError.of(kind="key of config.policy_loss", name=option, known=known)
-    return {option: values[option] for option in loss_options(name) if values.get(option) is not None}
+    options = {option: values[option] for option in loss_options(name) if values.get(option) is not None}
+    check_loss_options(name, options)
+    return options
 
 
 def _of_the_documents(name: str) -> PolicyLossFn:

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from siirl.dag_worker.metrics import Unusable, Value, Weighted
+from siirl.params.references import MISTAKES
 
 NOT_A_MAPPING = "metrics of a node"
 """Name under which a node's metrics are complained of that are no mapping at all."""
@@ -30,7 +31,11 @@ def plain_record(metrics: Any) -> dict[str, Value]:
 
 def plain_name(name: Any) -> str:
     """A name that every file and protocol can hold: text without halves of letters."""
-    return str(name).encode("utf-8", "replace").decode("utf-8")
+    try:
+        text = str(name)
+    except MISTAKES:  # of the name's own class
+        text = f"name of type {type(name).__name__}"
+    return text.encode("utf-8", "replace").decode("utf-8")
 
 
 def plain(value: Any) -> Value:
@@ -41,12 +46,11 @@ def plain(value: Any) -> Value:
     number = _number(value)
     if number is not None:
         return number
-    if isinstance(value, torch.Tensor | np.ndarray) and value.ndim == 1 and not _is_meta(value):
-        value = value.tolist()
-    if not isinstance(value, list | tuple):
+    listed = _items(value) if isinstance(value, torch.Tensor | np.ndarray) and value.ndim == 1 else value
+    if not isinstance(listed, list | tuple):
         return Unusable(_described(value))
-    items = [_number(item) for item in value]
-    wrong = next((item for item, number in zip(value, items, strict=True) if number is None), None)
+    items = [_number(item) for item in listed]
+    wrong = next((item for item, number in zip(listed, items, strict=True) if number is None), None)
     if None in items:
         return Unusable(f"a {type(value).__name__} with {_described(wrong)}")
     return [item for item in items if item is not None]
@@ -54,9 +58,9 @@ def plain(value: Any) -> Value:
 
 def _number(value: Any) -> float | None:
     if isinstance(value, torch.Tensor | np.ndarray):
-        if value.ndim or _is_meta(value):
+        if value.ndim:
             return None
-        value = value.item()
+        value = _items(value)
     if not isinstance(value, numbers.Real | np.bool_ | Decimal):
         return None
     try:
@@ -65,17 +69,23 @@ def _number(value: Any) -> float | None:
         return math.inf if value > 0 else -math.inf  # type: ignore[operator]  # numbers.Real declares `<` alone
     except ValueError:  # Decimal's signalling NaN
         return math.nan
+    except MISTAKES:  # a span of time, or a number of the user's own class
+        return None
 
 
-def _is_meta(value: torch.Tensor | np.ndarray) -> bool:
-    """Whether it is a tensor without values."""
-    return isinstance(value, torch.Tensor) and value.is_meta
+def _items(value: torch.Tensor | np.ndarray) -> Any:
+    """The values as Python's; None of a tensor that has none to read: on meta, fake, sparse, nested or quantised."""
+    try:
+        return value.tolist()
+    except MISTAKES:
+        return None
 
 
 def _described(value: Any) -> str:
     """What a value is, in a sentence."""
     if isinstance(value, torch.Tensor | np.ndarray):
-        return f"a {type(value).__name__} of shape {list(value.shape)} and {value.dtype}"
+        shape = "nested" if isinstance(value, torch.Tensor) and value.is_nested else f"of shape {list(value.shape)}"
+        return f"a {type(value).__name__} {shape} and {value.dtype}"
     if isinstance(value, str | bytes | complex | np.generic):
         return f"{value!r:.{LARGEST_ITEM_SHOWN}} of type {type(value).__name__}"
     return "None" if value is None else f"of type {type(value).__name__}"

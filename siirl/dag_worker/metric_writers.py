@@ -223,9 +223,11 @@ def _finite(values: Sequence[float]) -> list[float]:
 
 
 def quantiles(values: Sequence[float]) -> dict[str, float | int]:
-    """Count, smallest, quartiles and largest of `values`."""
+    """Count, mean, smallest, quartiles and largest of `values`."""
     if not values:
         return {"count": 0}
     with np.errstate(invalid="ignore", over="ignore"):  # between two infinities lies NaN
-        points = np.quantile(np.asarray(values, dtype=np.float64), [0.0, 0.25, 0.5, 0.75, 1.0])
-    return {"count": len(values), **{name: float(point) for name, point in zip(("min", "p25", "p50", "p75", "max"), points, strict=True)}}
+        array = np.asarray(values, dtype=np.float64)
+        points = [array.mean(), *np.quantile(array, [0.0, 0.25, 0.5, 0.75, 1.0])]
+    names = ("mean", "min", "p25", "p50", "p75", "max")
+    return {"count": len(values), **{name: float(point) for name, point in zip(names, points, strict=True)}}

@@ -48,7 +48,7 @@ def load_reference(reference: str, *, place: str) -> Any:
     module, _, name = reference.partition(":")
     try:
         loaded: Any = importlib.import_module(module)
-    except MISTAKES as error:
+    except (*MISTAKES, SystemExit) as error:
         raise ConfigError(f"{place}={reference}: importing {module!r} raised {tell(error)}.") from error
     for part in name.split("."):
         try:

@@ -176,6 +176,28 @@ def test_clip_cov_reads_its_share_and_bounds_from_policy_loss():
     assert covariance_loss("compute_policy_loss_clip_cov", clip_cov_lb=-1.0, clip_cov_ub=-0.2) == pytest.approx(clipped)
 
 
+def test_policy_loss_may_be_a_class_with_defaults_or_slots_and_its_values_are_checked():
+    class Defaults:
+        kl_cov_ratio = 1.0
+        ppo_kl_coef = 0.5
+
+        def describe(self):
+            return "none of the options"
+
+    class Slots:
+        __slots__ = ("kl_cov_ratio", "ppo_kl_coef")
+
+        def __init__(self):
+            self.kl_cov_ratio, self.ppo_kl_coef = 1.0, 0.5
+
+    arguments = torch.zeros(1, 2), torch.tensor([[0.1, -0.3]]), torch.tensor([[1.0, 2.0]]), ONES_12
+    for options in (Defaults(), Slots()):
+        loss, *_ = core_algos.compute_policy_loss_kl_cov(*arguments, config=SimpleNamespace(**vars(CONFIG), policy_loss=options))
+        assert float(loss) == pytest.approx(-(math.exp(0.1) + 2 * math.exp(-0.3)) / 2 + 0.5 * (0.1 + 0.3) / 2)
+    with pytest.raises(ConfigError, match=r"kl_cov_ratio='0.1' .* must be a number"):
+        covariance_loss("compute_policy_loss_kl_cov", kl_cov_ratio="0.1")
+
+
 def test_an_unknown_key_of_policy_loss_is_refused_and_another_losss_key_is_not():
     with pytest.raises(UnknownNameError, match=r"kl_cov_share.*kl_cov_ratio"):
         covariance_loss("compute_policy_loss_kl_cov", kl_cov_share=0.5)

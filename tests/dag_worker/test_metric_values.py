@@ -11,7 +11,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from siirl.dag_worker.metric_values import plain, plain_record
+from siirl.dag_worker.metric_values import plain, plain_name, plain_record
 from siirl.dag_worker.metric_worker import MetricWorker
 from siirl.dag_worker.metrics import Unusable, Weighted
 
@@ -51,14 +51,36 @@ def test_a_list_of_numbers_is_a_distribution(values: Any) -> None:
     assert plain(values) == [1.0, 2.5]
 
 
+def test_a_name_that_cannot_be_written_is_replaced() -> None:
+    assert plain_name(Stubborn(1.0)) == "name of type Stubborn"
+
+
 def test_a_weighted_mean_may_be_of_any_numbers() -> None:
     assert plain(Weighted(np.float32(0.5), torch.tensor(3))) == Weighted(0.5, 3.0)  # type: ignore[arg-type]
+
+
+class Stubborn(float):
+    """A number of the user's own that is of no use as one, nor as a name."""
+
+    def __float__(self) -> float:
+        raise RuntimeError("not now")
+
+    def __str__(self) -> str:
+        raise RuntimeError("not now")
+
+    def __repr__(self) -> str:
+        return "Stubborn()"
 
 
 @pytest.mark.parametrize(
     ("value", "named"),
     [
         ("0.5", "'0.5' of type str"),
+        (np.timedelta64(3, "s"), "of type timedelta64"),
+        pytest.param(Stubborn(1.0), "of type Stubborn", id="stubborn"),
+        (torch.eye(2)[0].to_sparse(), r"a Tensor of shape [2]"),
+        (torch.nested.nested_tensor([torch.ones(2), torch.ones(3)]), "a Tensor nested"),
+        (torch.zeros(2, device="meta"), r"a Tensor of shape [2]"),
         (None, "None"),
         ({"a": 1}, "of type dict"),
         (1j, "1j of type complex"),

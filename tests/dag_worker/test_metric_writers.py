@@ -33,7 +33,7 @@ def test_a_distribution_is_written_as_quantiles(tmp_path: Path) -> None:
     with MetricWriters([], RunDescription(tmp_path, total_steps=1)) as writers:
         writers.write(step=1, metrics={"reward/score": [0.0, 1.0, 2.0, 3.0, 4.0], "reward/failure_score": []})
     (row,) = read_rows(tmp_path / METRICS_FILE)
-    assert row["reward/score"] == {"count": 5, "min": 0.0, "p25": 1.0, "p50": 2.0, "p75": 3.0, "max": 4.0}
+    assert row["reward/score"] == {"count": 5, "mean": 2.0, "min": 0.0, "p25": 1.0, "p50": 2.0, "p75": 3.0, "max": 4.0}
     assert row["reward/failure_score"] == {"count": 0}
 
 

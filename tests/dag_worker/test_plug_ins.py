@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from siirl.algos.policy_losses import NATIVE_AGGREGATION, OWN_BOUNDS, POLICY_LOSSES
+from siirl.algos.advantages import estimate_advantages
+from siirl.algos.policy_losses import NATIVE_AGGREGATION, OWN_BOUNDS, POLICY_LOSSES, policy_loss
 from siirl.dag_worker.jsonl import read_rows
 from siirl.dag_worker.plug_ins import REGISTRIES, load_plug_ins
 from siirl.dag_worker.prepare import load_graph
@@ -111,6 +112,62 @@ def own_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]
 def load(*words: str) -> None:
     config = parse_config([*SMALL, *words])
     load_plug_ins(config, load_graph(config))
+
+
+CALLABLES = """
+import functools
+import sys
+
+class Advantage:
+    def __call__(self, token_level_rewards, response_mask, scale=2.0):
+        advantages = scale * token_level_rewards.sum(-1, keepdim=True) * response_mask
+        return advantages, advantages
+
+as_object = Advantage()
+as_partial = functools.partial(as_object, scale=3.0)
+
+def nothing(token_level_rewards):
+    return None
+
+def one_tensor(old_log_prob, log_prob, advantages, response_mask):
+    return (-advantages * log_prob * response_mask).sum()
+"""
+
+
+@pytest.fixture
+def callables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The modules `own_callables`, and `own_exit`, which ends the process that imports it."""
+    (tmp_path / "own_callables.py").write_text(CALLABLES)
+    (tmp_path / "own_exit.py").write_text("import sys\nsys.exit(3)\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    yield
+    sys.modules.pop("own_callables", None)
+
+
+@pytest.mark.parametrize(("name", "expected"), [("as_object", 2.0), ("as_partial", 3.0)])
+def test_an_object_that_can_be_called_is_a_plug_in(callables: None, name: str, expected: float) -> None:
+    reference = f"own_callables:{name}"
+    for _ in range(2):  # as a second job in the same process does
+        load(f"algorithm.adv_estimator={reference}")
+    ones_11 = torch.ones(1, 1)
+    available = {"token_level_rewards": ones_11, "response_mask": ones_11}
+    advantages_11, _ = estimate_advantages(name=reference, available=available)
+    assert advantages_11.item() == expected
+
+
+def test_a_plug_in_that_returns_something_else_is_named(callables: None) -> None:
+    load("algorithm.adv_estimator=own_callables:nothing", "actor_rollout_ref.actor.loss=own_callables:one_tensor")
+    ones_11 = torch.ones(1, 1)
+    with pytest.raises(ConfigError, match=r"'own_callables:nothing' must return \(advantages, returns\), and returned a NoneType"):
+        estimate_advantages(name="own_callables:nothing", available={"token_level_rewards": ones_11, "response_mask": ones_11})
+    columns = dict.fromkeys(("log_probs_BT", "old_log_probs_BT", "advantages_BT"), ones_11) | {"mask_BT": ones_11 == 1}
+    with pytest.raises(ConfigError, match=r"one_tensor must return \(pg_loss, pg_clipfrac, .*, and returned a Tensor"):
+        policy_loss(name="own_callables:one_tensor", available={**columns, "loss_agg_mode": "token-mean", "config": None})
+
+
+def test_a_module_that_ends_the_process_is_refused_with_the_key(callables: None) -> None:
+    with pytest.raises(ConfigError, match=r"algorithm.adv_estimator=own_exit:x: importing 'own_exit' raised SystemExit: 3"):
+        load("algorithm.adv_estimator=own_exit:x")
 
 
 def test_every_key_that_takes_plug_ins_has_a_registry_and_its_choices_are_in_it() -> None:

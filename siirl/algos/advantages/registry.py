@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from siirl.algos.call import call_by_name, register_in
 from siirl.algos.checks import require_finite, require_same_shape
-from siirl.errors import UnknownNameError
+from siirl.errors import ConfigError, UnknownNameError
 
 Estimator = Callable[..., tuple[torch.Tensor, torch.Tensor]]
 Index = torch.Tensor | NDArray[np.generic]
@@ -56,7 +56,10 @@ def estimate_advantages(*, name: str, available: Mapping[str, Any]) -> tuple[tor
     """
     if name not in ADVANTAGES:
         raise UnknownNameError.of(kind="advantage estimator", name=name, known=ADVANTAGES)
-    advantages_BT, returns_BT = call_by_name(ADVANTAGES[name], available, kind="Advantage estimator")
+    returned = call_by_name(ADVANTAGES[name], available, kind="Advantage estimator")
+    if not isinstance(returned, tuple | list) or len(returned) != 2:
+        raise ConfigError(f"Advantage estimator {name!r} must return (advantages, returns), and returned a {type(returned).__name__}.")
+    advantages_BT, returns_BT = returned
     require_same_shape(response_mask=available["response_mask"], advantages=advantages_BT, returns=returns_BT)
     require_finite(advantages=advantages_BT, returns=returns_BT)
     return advantages_BT, returns_BT

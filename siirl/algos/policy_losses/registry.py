@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from siirl.algos.call import call_by_name, check_arguments, same_definition
+from siirl.algos.call import call_by_name, check_arguments, name_of, same_definition
 from siirl.algos.checks import as_bool_mask, require_finite, require_same_shape
 from siirl.errors import ConfigError, UnknownNameError
 
@@ -88,7 +88,7 @@ def register_policy_loss(
 
     def decorator(function: PolicyLossFunction) -> PolicyLossFunction:
         if name in POLICY_LOSSES and not same_definition(POLICY_LOSSES[name], function):
-            raise ConfigError(f"Policy loss {name!r} is already {POLICY_LOSSES[name].__qualname__}: choose another name.")
+            raise ConfigError(f"Policy loss {name!r} is already {name_of(POLICY_LOSSES[name])}: choose another name.")
         check_arguments(function, known=LOSS_ARGUMENTS, kind="policy loss")
         POLICY_LOSSES[name] = function
         NATIVE_AGGREGATION[name] = aggregation
