@@ -93,6 +93,7 @@ class OwnWatch:
         stacks.register("rank_0")
         if self._limit_s is not None:
             self._file = (self._folder / f"rank_0-without-lock-{os.getpid()}.txt").open("w")
+            self._set_timer(self._limit_s)  # now: the lock may be taken before the thread looks for the first time
             self._thread = threading.Thread(target=self._watch, args=(self._limit_s,), name="siirl-watchdog", daemon=True)
             self._thread.start()
 
@@ -103,11 +104,14 @@ class OwnWatch:
             faulthandler.cancel_dump_traceback_later()
             self._file.close()
 
+    def _set_timer(self, limit_s: float) -> None:
+        assert self._file is not None
+        faulthandler.dump_traceback_later(limit_s + 10 * LOOK_EVERY_S, exit=True, file=self._file)
+
     def _watch(self, limit_s: float) -> None:
         judge = Judge(ranks=1, limit_s=limit_s)
-        assert self._file is not None
         while not self._over.wait(self._every_s):
-            faulthandler.dump_traceback_later(limit_s + 10 * LOOK_EVERY_S, exit=True, file=self._file)
+            self._set_timer(limit_s)
             verdict = judge.look({0: OCCUPATION.snapshot()})
             if verdict is not None:
                 stacks.write_here(self._folder)
