@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from siirl.errors import ConfigError, RunFailed, SiirlError
-from siirl.execution.scheduler.placement import Layout, Placement, servers_of_cluster
+from siirl.execution.scheduler.lookout import LookOut
+from siirl.execution.scheduler.placement import Layout, Placement, servers_of_cluster, this_machine_lives
 from siirl.execution.scheduler.private_session import (
     PRIVATE_FOLDER,
     SESSION,
@@ -95,7 +96,8 @@ def _connected(settings: ClusterSettings, folder: Path | None) -> Iterator[None]
 
     vitals = Vitals(servers_of_cluster())
     try:
-        yield
+        with LookOut(Vitals(vitals.servers), node_lives=this_machine_lives):
+            yield
     except RayError as error:
         vitals.explain()
         cause = error.cause if isinstance(error, RayTaskError) else error

@@ -114,6 +114,15 @@ def machines() -> list[Machine]:
     return [Machine(node["NodeID"], node["NodeManagerAddress"], int(node["Resources"].get("GPU", 0))) for node in nodes if node["Alive"]]
 
 
+def this_machine_lives() -> bool:
+    """Whether the connected cluster counts this machine as alive."""
+    import ray
+
+    here = ray.get_runtime_context().get_node_id()
+    nodes: list[dict[str, Any]] = ray.nodes()  # type: ignore[no-untyped-call]
+    return any(node["NodeID"] == here and node["Alive"] for node in nodes)
+
+
 def servers_of_cluster() -> list[Server]:
     """The connected cluster's GCS, and the raylet of this machine, through which this process is connected."""
     import ray

@@ -37,6 +37,11 @@ class Vitals:
         self._silent_since: dict[str, float] = {}
         self._looked_at = 0.0
 
+    @property
+    def all_answer(self) -> bool:
+        """Whether every server answered at the last look."""
+        return not self._silent_since
+
     def check(self) -> None:
         """Look, if the last look is a while ago; cheap, to be called often.
 

@@ -1,0 +1,63 @@
+"""Ends the command where Ray has died and the main thread cannot say so, because it waits in Ray's C++.
+
+A call of Ray's (to place an actor, to end one) waits for a GCS that is gone until Ray's C++ ends the
+process, after a minute and without a word. Left out: the ordinary way, in which the main thread
+finds out by itself and raises (`siirl.execution.scheduler.vitals`).
+"""
+
+import threading
+from collections.abc import Callable
+
+from siirl.errors import RunFailed
+from siirl.execution.scheduler.vitals import EVERY_S, Vitals
+from siirl.interrupts import end_at_once
+
+FAILED = 1
+MAIN_THREAD_S = 10.0  # to raise and to end its actors by itself
+
+
+class LookOut:
+    """A thread that looks at a cluster from the connection on.
+
+    Args:
+        vitals: Of the cluster, for this thread alone.
+        node_lives: Whether the cluster still counts this machine as one of its own.
+        end: What ends the command: exit status and sentence.
+    """
+
+    def __init__(
+        self,
+        vitals: Vitals,
+        *,
+        node_lives: Callable[[], bool],
+        end: Callable[[int, str], object] = end_at_once,
+    ) -> None:
+        self._vitals, self._node_lives, self._end = vitals, node_lives, end
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="siirl-lookout", daemon=True)
+
+    def __enter__(self) -> None:
+        self._thread.start()
+
+    def __exit__(self, *exception: object) -> None:
+        self._over.set()
+
+    def _watch(self) -> None:
+        while not self._over.wait(EVERY_S):
+            found = self._what_is_lost()
+            if found is not None:
+                if not self._over.wait(MAIN_THREAD_S):
+                    self._end(FAILED, f"the run failed: {found}")
+                return
+
+    def _what_is_lost(self) -> str | None:
+        try:
+            self._vitals.check()
+        except RunFailed as error:
+            return str(error)
+        if self._vitals.all_answer and not self._node_lives():
+            return (
+                "Ray's GCS counts this machine as dead, because its raylet has stopped sending "
+                "heartbeats: it was stopped, or the machine is overloaded."
+            )
+        return None
