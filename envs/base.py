@@ -9,6 +9,8 @@ is no business of an environment, and `terminated` and `truncated` are two ideas
 """
 
 import abc
+import reprlib
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -57,6 +59,56 @@ class EnvSpec:
     meaning, and is left out of every statistic of success and return."""
     notice: str = ""
     """What whoever reads a number of this environment must know; metric files, videos and reports carry it. Nothing by default."""
+
+    def __post_init__(self) -> None:
+        self.check()
+
+    def check(self) -> None:
+        """Raise ValueError for the first field that nobody could work with; `pickle` makes a spec without this."""
+        for name, (is_sound, expected) in _FIELDS.items():
+            value = getattr(self, name)
+            if not is_sound(value):
+                raise ValueError(f"{type(self).__name__}.{name} must be {expected}, got {reprlib.repr(value)}.")
+
+
+def _is_name(value: object) -> bool:
+    return isinstance(value, str) and bool(value.strip())
+
+
+def _are_tasks(value: object) -> bool:
+    return isinstance(value, tuple | list) and len(value) > 0 and all(map(_is_name, value))
+
+
+def _is_count(value: object) -> bool:
+    return isinstance(value, int | np.integer) and not isinstance(value, bool) and 1 <= int(value) <= sys.maxsize
+
+
+def _is_space(value: object) -> bool:
+    return isinstance(value, gymnasium.Space)
+
+
+def _is_flag(value: object) -> bool:
+    return isinstance(value, bool | np.bool_)
+
+
+_SPACE = (_is_space, "a gymnasium.Space")
+_COUNT = (_is_count, "a whole number of at least 1")
+_FLAG = (_is_flag, "True or False")
+_FIELDS: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "name": (_is_name, "a name"),
+    "tasks": (_are_tasks, "a tuple of at least one task's name"),
+    "observation_space": _SPACE,
+    "action_space": _SPACE,
+    "max_episode_steps": _COUNT,
+    "reports_success": _FLAG,
+    "renders": _FLAG,
+    "replayable": _FLAG,
+    "num_agents": _COUNT,
+    "check_row": (lambda value: value is None or callable(value), "a function, or None"),
+    "leaves_ungraded": _FLAG,
+    "notice": (lambda value: isinstance(value, str), "text"),
+}
+"""Of each field of a spec: what it is checked by, and what is expected of it."""
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,12 @@
-"""How a mistake in a user's code is shown: in one line."""
+"""What a mistake in a user's code raises, and how it is shown: in one line."""
 
 import traceback
+
+# What a mistake in somebody's code raises: the standard exceptions, by their bases.
+MISTAKES = (
+    *(ArithmeticError, AssertionError, AttributeError, ImportError, LookupError, NameError),
+    *(OSError, RuntimeError, SyntaxError, TypeError, ValueError),
+)
 
 
 def tell(error: BaseException) -> str:

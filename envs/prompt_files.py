@@ -38,6 +38,8 @@ GSM8K_INSTRUCTION = "Think step by step, and write the final answer as a number 
 READABLE = "a .parquet file, or a .jsonl file with one JSON object a line"
 _TRUTH = "reward_model.ground_truth must be text or a finite number"
 ROWS_AT_ONCE = 512  # decoded at a time where a file is read through: a megabyte or so of text
+MAX_ROW_BYTES = 16 << 20  # of one row or line, unpacked: more text than any model takes
+MAX_GROUP_BYTES = 1 << 30  # of one parquet row group, unpacked, and at most decoded at a time
 
 
 @dataclass(frozen=True)
@@ -180,6 +182,7 @@ class ParquetPrompts(PromptFile):
             self._starts.append(self._starts[-1] + self._file.metadata.row_group(group).num_rows)
         _check_not_empty(len(self), path)
         self._names = [name for name in COLUMNS if name in self._file.schema_arrow.names]
+        self._rows_at_once = [self._check_group(group) for group in range(self._file.num_row_groups)]
         self._kept: dict[int, pyarrow.Table] = {}
 
     def __len__(self) -> int:
@@ -187,7 +190,8 @@ class ParquetPrompts(PromptFile):
 
     def data_sources(self) -> list[str]:
         """See `PromptFile.data_sources`."""
-        values = self._file.read(columns=["data_source"])["data_source"].to_pylist()
+        pieces = (piece for group in range(self._file.num_row_groups) for piece in self._pieces(group, ["data_source"]))
+        values = (value for piece in pieces for value in piece["data_source"].to_pylist())
         return [_of_row(_source, {"data_source": value}, path=self.path, place=self.place(row)) for row, value in enumerate(values)]
 
     def place(self, row: int) -> str:
@@ -196,13 +200,7 @@ class ParquetPrompts(PromptFile):
 
     def rows(self, start: int, stop: int) -> list[PromptRow]:
         """See `PromptFile.rows`."""
-        groups = [group for group, first in enumerate(self._starts[:-1]) if first < stop and start < self._starts[group + 1]]
-        if not groups:
-            return []
-        first = self._starts[groups[0]]
-        begin = max(start - first, 0)
-        table = self._file.read_row_groups(groups, columns=self._names).slice(begin, stop - first - begin)
-        return self._read(table, range(first + begin, first + begin + len(table)))
+        return list(self.select(range(len(self))[start:stop]))
 
     def select(self, rows: Sequence[int]) -> Iterator[PromptRow]:
         """See `PromptFile.select`; row groups without a wanted row are skipped, others are decoded piece by piece."""
@@ -210,7 +208,7 @@ class ParquetPrompts(PromptFile):
         while done < len(rows):
             group = bisect.bisect_right(self._starts, rows[done]) - 1
             first = self._starts[group]
-            for piece in self._file.iter_batches(ROWS_AT_ONCE, row_groups=[group], columns=self._names, use_threads=False):
+            for piece in self._pieces(group, self._names):
                 wanted = rows[done : bisect.bisect_left(rows, first + len(piece), lo=done)]
                 if len(wanted):
                     yield from self._read(piece.take(pyarrow.array([row - first for row in wanted])), wanted)
@@ -223,8 +221,49 @@ class ParquetPrompts(PromptFile):
         """See `PromptFile.row`; the row group stays in memory, in pyarrow's compact form."""
         group = bisect.bisect_right(self._starts, index) - 1
         if group not in self._kept:
-            self._kept[group] = self._file.read_row_group(group, columns=self._names)
+            self._kept[group] = self._whole(group)
         return self._read(self._kept[group].slice(index - self._starts[group], 1), [index])[0]
+
+    def _check_group(self, group: int) -> int:
+        """How many rows of a row group are decoded at a time.
+
+        No value is larger than what its column declares, but many rows may share one value of a dictionary.
+        """
+        described = self._file.metadata.row_group(group)
+        columns = [described.column(number) for number in range(described.num_columns)]
+        declared = [column.total_uncompressed_size for column in columns if column.path_in_schema.split(".")[0] in self._names]
+        if sum(declared) > MAX_GROUP_BYTES:
+            raise self._too_large(group, "declares")
+        return min(max(MAX_GROUP_BYTES // max([1, *declared]), 1), ROWS_AT_ONCE)
+
+    def _pieces(self, group: int, names: list[str]) -> Iterator[pyarrow.RecordBatch]:
+        """A row group piece by piece, each checked before it becomes Python's objects."""
+        first = self._starts[group]
+        for piece in self._file.iter_batches(self._rows_at_once[group], row_groups=[group], columns=names, use_threads=False):
+            if piece.nbytes > MAX_ROW_BYTES:
+                self._check_rows(piece, first)
+            first += len(piece)
+            yield piece
+
+    def _check_rows(self, piece: pyarrow.RecordBatch, first: int) -> None:
+        for number in range(len(piece)):
+            if piece.slice(number, 1).nbytes > MAX_ROW_BYTES:
+                raise _too_long(self.path, self.place(first + number))
+
+    def _whole(self, group: int) -> pyarrow.Table:
+        pieces, size = [], 0
+        for piece in self._pieces(group, self._names):
+            size += piece.nbytes
+            if size > MAX_GROUP_BYTES:
+                raise self._too_large(group, "unpacks to")
+            pieces.append(piece)
+        return pyarrow.Table.from_batches(pieces)
+
+    def _too_large(self, group: int, verb: str) -> ValueError:
+        return ValueError(
+            f"{self.path}, row group {group} (from {self.place(self._starts[group])}) {verb} more than "
+            f"{MAX_GROUP_BYTES >> 20} MiB. Write the file with fewer rows a row group."
+        )
 
     def _read(self, table: pyarrow.Table | pyarrow.RecordBatch, numbers: Sequence[int]) -> list[PromptRow]:
         named = zip(numbers, table.to_pylist(), strict=True)
@@ -240,7 +279,9 @@ class JsonLinesPrompts(PromptFile):
         self._numbers, self._positions = array.array("q"), array.array("q")
         position = 0
         with path.open("rb") as stream:
-            for number, line in enumerate(stream, start=1):
+            for number, line in enumerate(iter(lambda: stream.readline(MAX_ROW_BYTES + 1), b""), start=1):
+                if len(line) > MAX_ROW_BYTES:
+                    raise _too_long(path, f"line {number}")
                 if line.strip():
                     self._numbers.append(number)
                     self._positions.append(position)
@@ -303,6 +344,10 @@ def _of_row(read: Any, entry: Mapping[str, Any], *, path: Path, place: str) -> A
         return read(entry)
     except ValueError as error:
         raise ValueError(f"{path}, {place}: {error}. Correct the row, or take it out.") from error
+
+
+def _too_long(path: Path, place: str) -> ValueError:
+    return ValueError(f"{path}, {place}: more than {MAX_ROW_BYTES >> 20} MiB, the bound of a row. Shorten the row, or take it out.")
 
 
 def _json_object(line: bytes, *, path: Path, place: str) -> dict[str, Any]:

@@ -28,6 +28,7 @@ from envs.arguments import checked_deadline
 
 MAX_ANSWER_BYTES = 16 << 20
 CHUNK_BYTES = 1 << 16
+ANSWERS = ("ready", "unavailable", "raised", "result")  # keys of what `envs.worker_child` sends
 
 
 class WorkerKilled(RuntimeError):
@@ -121,9 +122,9 @@ class WorkerPool:
             self._discard(worker)
             raise
         self._put_back(worker)
-        if "raised" in answer:
-            raise WorkerRaised(answer["raised"])
-        return answer["result"]
+        if "result" in answer:
+            return answer["result"]
+        raise WorkerRaised(str(answer.get("raised", "something else than a result")))
 
     def _take(self) -> "_Worker":
         """A process that waits for work: an idle one, or a new one."""
@@ -191,7 +192,7 @@ class _Worker:
         """Send `line` and return the next answer.
 
         Raises:
-            WorkerKilled: No whole answer in time, too long a one, or the process is gone.
+            WorkerKilled: No whole answer in time, too long a one or something else, or the process is gone.
         """
         end = time.monotonic() + deadline_s
         received = bytearray()
@@ -206,8 +207,7 @@ class _Worker:
                 received += self._read()
             if len(received) > MAX_ANSWER_BYTES:
                 raise WorkerKilled(f"an answer of more than {MAX_ANSWER_BYTES >> 20} MiB")
-        answer: dict[str, Any] = json.loads(received)
-        return answer
+        return _answer(received)
 
     def end(self) -> None:
         """Kill the process and what it started."""
@@ -253,6 +253,17 @@ class _Worker:
             killed.over_limit = True
             return killed
         return WorkerKilled(f"it was ended by {signal.Signals(-status).name}" if status < 0 else f"it ended with status {status}")
+
+
+def _answer(received: bytes | bytearray) -> dict[str, Any]:
+    """What `envs.worker_child` sent; its function may have written to the same pipe."""
+    try:
+        answer = json.loads(received)
+    except (ValueError, RecursionError):
+        answer = None
+    if isinstance(answer, dict) and not answer.keys().isdisjoint(ANSWERS):
+        return answer
+    raise WorkerKilled(f"it answered with something else than a result: {bytes(received[:60])!r}")
 
 
 _LEASED: dict[WorkerSettings, tuple[WorkerPool, int]] = {}  # one server hosts many environments, which share these few processes

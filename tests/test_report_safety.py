@@ -2,6 +2,7 @@
 
 import contextlib
 import html.parser
+import json
 import os
 import re
 import shutil
@@ -103,3 +104,33 @@ def test_a_browser_runs_nothing_of_a_hostile_run(tmp_path: Path) -> None:
         check(Page(shown))
         assert all(Page(shown).text.count(text) >= 10 for text in HOSTILE[:-1])
     assert "<title>owned</title>" in shown_by_a_browser(control, tmp_path / "control")
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        {"outcome": None},
+        {"step": "one"},
+        {"step": None},
+        {"step": True},
+        {"video": "../../../../etc/passwd"},
+        {"video": "/etc/passwd"},
+        {"uid": 7},
+        ["a", "list"],
+    ],
+)
+def test_a_damaged_row_of_the_videos_is_left_out_and_counted(tmp_path: Path, damage: dict | list) -> None:
+    write_hostile_run(tmp_path, "push")
+    index = tmp_path / "videos" / "index.jsonl"
+    damaged = json.loads(index.read_text()) | {"uid": "damaged"} | damage if isinstance(damage, dict) else damage
+    index.write_text(index.read_text() + json.dumps(damaged) + "\n")
+    page = Page(write_report(tmp_path).read_text())
+    assert "1 damaged rows of the index of videos are left out." in page.text
+    assert [value for name, value in page.attributes if name == "src"] == ["videos/push"]
+    assert not [value for _, value in page.attributes if "passwd" in value]
+
+
+def test_a_row_of_the_videos_without_an_outcome_is_left_out(tmp_path: Path) -> None:
+    write_hostile_run(tmp_path, "push")
+    (tmp_path / "videos" / "index.jsonl").write_text('{"step": 1, "uid": "a", "video": "a.mp4"}\n')
+    assert "1 damaged rows" in write_report(tmp_path).read_text()

@@ -15,8 +15,8 @@ from collections import deque
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass
-from pathlib import Path
-from typing import Any
+from pathlib import Path, PurePosixPath
+from typing import Any, NamedTuple
 
 import imageio_ffmpeg
 import numpy as np
@@ -225,7 +225,34 @@ def write_video(file: Path, images_NHWC: NDArray[np.uint8], *, frames_per_second
     unfinished.replace(file)
 
 
-def read_index(folder: Path) -> list[dict[str, Any]]:
-    """The rows of all ranks' indices below `folder`, by step and uid; `video` is relative to `folder`."""
+class VideoIndex(NamedTuple):
+    """What the indices of a folder hold."""
+
+    rows: list[dict[str, Any]]
+    """By step and uid; `video` is relative to the folder and stays inside of it."""
+    damaged: int
+    """Rows that are none of `VideoRecorder`, and are left out."""
+
+
+def read_video_index(folder: Path) -> VideoIndex:
+    """The indices of all ranks below `folder`."""
     rows = [row for file in sorted(folder.glob(_INDEX.format(rank="*"))) for row in read_rows(file)]
-    return sorted(rows, key=lambda row: (row["step"], row["uid"]))  # those of an evaluation are written as they end
+    sound = [row for row in rows if _is_row(row)]
+    by_step = sorted(sound, key=lambda row: (row["step"], row["uid"]))  # those of an evaluation are written as they end
+    return VideoIndex(by_step, len(rows) - len(sound))
+
+
+def read_index(folder: Path) -> list[dict[str, Any]]:
+    """The sound rows of all ranks' indices below `folder`, by step and uid."""
+    return read_video_index(folder).rows
+
+
+def _is_row(row: object) -> bool:
+    if not isinstance(row, dict) or not {"reward", "seed"} <= row.keys():
+        return False
+    texts = all(isinstance(row.get(name), str) for name in ("uid", "task", "kind", "outcome", "video"))
+    return texts and type(row.get("step")) is int and _stays_inside(PurePosixPath(row["video"]))
+
+
+def _stays_inside(video: PurePosixPath) -> bool:
+    return bool(video.parts) and not video.is_absolute() and ".." not in video.parts

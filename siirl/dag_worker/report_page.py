@@ -19,7 +19,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from siirl.dag_worker.jsonl import read_rows
 from siirl.dag_worker.metric_writers import METRICS_FILE
-from siirl.dag_worker.recorder import VIDEOS_FOLDER, read_index
+from siirl.dag_worker.recorder import VIDEOS_FOLDER, read_video_index
 from siirl.dag_worker.report_curves import Row, curves
 from siirl.dag_worker.rollout_files import ROLLOUTS_FOLDER, read_rollouts, steps_of
 from siirl.dag_worker.rollout_view import chat, footnote, headline, newest_failures_first, outcome
@@ -55,7 +55,8 @@ def write_report(folder: Path) -> Path:
     rows = [_numbers(row) for row in read_rows(folder / METRICS_FILE) if "step" in row and isinstance(row["step"], int)]
     if not rows:
         raise MissingAssetError(f"{folder} has no {METRICS_FILE} with a step in it: name the folder of a run, outputs/<name>/<time>.")
-    videos = sorted(read_index(folder / VIDEOS_FOLDER), key=lambda row: (-row["step"], row["outcome"] != "fail"))
+    index = read_video_index(folder / VIDEOS_FOLDER)
+    videos = sorted(index.rows, key=lambda row: (-row["step"], row["outcome"] != "fail"))
     steps = steps_of(folder / ROLLOUTS_FOLDER)
     page = _template().render(
         folder=folder,
@@ -66,6 +67,7 @@ def write_report(folder: Path) -> Path:
         rewards=_tables(rows, mean_scores),
         curves=curves(rows),
         videos=videos,
+        damaged_videos=index.damaged,
         videos_shown=videos[:_VIDEOS_SHOWN],
         step_of_rollouts=steps[-1] if steps else None,
         rollouts=newest_failures_first(read_rollouts(folder / ROLLOUTS_FOLDER, step=steps[-1]))[:_ROLLOUTS_SHOWN] if steps else [],

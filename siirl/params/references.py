@@ -6,14 +6,8 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from envs.mistakes import tell
+from envs.mistakes import MISTAKES, tell
 from siirl.errors import ConfigError
-
-# What a mistake in somebody's code raises: the standard exceptions, by their bases.
-MISTAKES = (
-    *(ArithmeticError, AssertionError, AttributeError, ImportError, LookupError, NameError),
-    *(OSError, RuntimeError, SyntaxError, TypeError, ValueError),
-)
 
 
 def is_reference(name: str) -> bool:

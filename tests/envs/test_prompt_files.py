@@ -1,6 +1,9 @@
 """Prompts from files: both forms, by parts, and an error with file, row and remedy for everything that is wrong."""
 
 import json
+import os
+import subprocess
+import sys
 
 import pyarrow
 import pytest
@@ -8,8 +11,20 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pyarrow import parquet
 
+from envs import prompt_files
 from envs.prompt_files import PromptRow, open_prompts, require_truth, write_prompts
 from envs.text import message
+
+READ_AND_TELL = """
+import pyarrow
+from envs.prompt_files import open_prompts
+try:
+    file = open_prompts('{path}')
+    {read}
+except ValueError as error:
+    print(error)
+print(pyarrow.default_memory_pool().max_memory())
+"""
 
 
 def row(number, **changes):
@@ -187,3 +202,37 @@ def test_wrong_line_of_gsm8k_is_told(tmp_path, entry, sentence):
     path = write(tmp_path / "train.jsonl", [{"question": "How many?", "answer": "#### 1"}, entry])
     with pytest.raises(ValueError, match=sentence):
         open_prompts(path).rows(0, 2)
+
+
+def test_a_long_line_is_refused_before_it_is_read_whole(tmp_path):
+    """3 GB without a newline, which take no room on the disk; 16 MiB of them are read."""
+    path = tmp_path / "rows.jsonl"
+    path.write_text(json.dumps(columns()) + "\n")
+    os.truncate(path, 3 << 30)
+    with pytest.raises(ValueError, match=r"rows\.jsonl, line 2: more than 16 MiB, the bound of a row\. Shorten the row, or take"):
+        open_prompts(path)
+
+
+def test_a_small_parquet_that_unpacks_to_long_rows_is_refused_before_they_are_all_unpacked(tmp_path):
+    """60 equal prompts of 20 MB are one value of a dictionary; 51 of them fit into what is decoded at a time."""
+    path = tmp_path / "rows.parquet"
+    entry = columns(prompt=[message("user", "x" * 20_000_000)], extra_info=None)
+    table = pyarrow.concat_tables([pyarrow.Table.from_pylist([columns(extra_info=None)])] + 60 * [pyarrow.Table.from_pylist([entry])])
+    parquet.write_table(table.combine_chunks(), path, compression="zstd", use_dictionary=True)
+    assert path.stat().st_size < 10_000
+    del table
+    for read in ("file.rows(0, 61)", "file.row(0)", "list(file.select([0, 60]))"):
+        done = subprocess.run(
+            [sys.executable, "-c", READ_AND_TELL.format(path=path, read=read)], capture_output=True, text=True, check=True
+        )
+        message_, peak = done.stdout.splitlines()
+        assert "rows.parquet, row 1: more than 16 MiB, the bound of a row. Shorten the row, or take it out." in message_
+        assert int(peak) < 1100 << 20
+
+
+def test_a_row_group_that_declares_more_than_its_bound_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(prompt_files, "MAX_GROUP_BYTES", 1 << 20)
+    rows = [row(number, extra_info={"text": f"{number}" * 1000}) for number in range(1000)]
+    write_prompts(tmp_path / "rows.parquet", rows)
+    with pytest.raises(ValueError, match=r"row group 0 \(from row 0\) declares more than 1 MiB\. Write the file with fewer rows"):
+        open_prompts(tmp_path / "rows.parquet")

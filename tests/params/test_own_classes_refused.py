@@ -41,9 +41,19 @@ HOSTILE_ENV = """
 import ctypes, dataclasses, os, signal
 from tests.main_job.bad_envs import StillEnv
 still = StillEnv()
+def flood(text):
+    for descriptor in range(3, 30):
+        try:
+            os.write(descriptor, text)
+        except OSError:
+            pass
+    signal.pause()
 class Env(StillEnv):
     def __init__(self):
 """
+CHANGED = "self.spec = dataclasses.replace(still.spec"
+FLOOD = "flood("
+SOMETHING_ELSE = "with something else"
 NUMBERS = itertools.count()
 
 
@@ -144,6 +154,20 @@ def test_an_environment_that_cannot_be_made_is_refused(module, text: str, expect
         ("ctypes.string_at(0)", "it was ended by SIGSEGV"),
         ("self.spec = 7", "has int for its spec; it must be an envs.base.EnvSpec"),
         ("self.spec = still.spec; self.spec = dataclasses.replace(self.spec, check_row=lambda row: None)", "raised"),
+        (f"{CHANGED}, tasks=(1, 2))", "EnvSpec.tasks must be a tuple of at least one task's name, got (1, 2)."),
+        (f"{CHANGED}, tasks=None)", "EnvSpec.tasks must be a tuple of at least one task's name, got None."),
+        (f"{CHANGED}, tasks=())", "EnvSpec.tasks must be a tuple of at least one task's name, got ()."),
+        (f"{CHANGED}, max_episode_steps=-1)", "EnvSpec.max_episode_steps must be a whole number of at least 1, got -1."),
+        (f"{CHANGED}, max_episode_steps=1e300)", "EnvSpec.max_episode_steps must be a whole number of at least 1, got 1e+300."),
+        (f"{CHANGED}, max_episode_steps='ten')", "EnvSpec.max_episode_steps must be a whole number of at least 1, got 'ten'."),
+        (f"{CHANGED}, action_space=2)", "EnvSpec.action_space must be a gymnasium.Space, got 2."),
+        ("self.spec = still.spec; vars(self.spec)['tasks'] = None", "EnvSpec.tasks must be a tuple of at least one"),
+        (f"{FLOOD}b'garbage\\n')", f"{SOMETHING_ELSE} than a result: b'garbage"),
+        (f"{FLOOD}b'7\\n')", SOMETHING_ELSE),
+        (f'{FLOOD}b\'{{"raised": "x"}}\\n\')', f"answered {SOMETHING_ELSE} (x)"),
+        (f"{FLOOD}b'{{\"result\": 7}}\\n')", f"answered {SOMETHING_ELSE} (7)"),
+        (f'{FLOOD}b\'{{"result": {{"spec": "AAAA"}}}}\\n\')', f"answered {SOMETHING_ELSE} (UnpicklingError"),
+        (f'{FLOOD}b\'{{"result": {{"spec": "gARLBy4="}}}}\\n\')', f"answered {SOMETHING_ELSE} (an object of type int)"),
         ("raise type('Odd', (Exception,), {})('no base of ours')", "making it raised Odd: no base of ours ("),
     ],
 )
@@ -155,12 +179,14 @@ def test_an_environment_that_ends_its_process_is_refused(module, constructor: st
     assert expected in message
 
 
-def test_an_environment_that_hangs_is_refused_and_ended(module, tmp_path: Path, capsys, monkeypatch) -> None:
+def test_an_environment_that_hangs_is_refused_and_ended(module, tmp_path: Path, capsys, caplog, monkeypatch) -> None:
     """The deadline is that of imports from a cold disk; 20 s are for this test."""
     monkeypatch.setattr(spec_process, "DEADLINE_S", 20.0)
+    monkeypatch.setattr(spec_process, "PATIENCE_S", 1.0)
     name = module(f"{HOSTILE_ENV}        open('{tmp_path}/pid', 'w').write(str(os.getpid()))\n        signal.pause()\n")
     assert main([*CUSTOM, f"env.name={name}:Env"]) == REFUSED
     assert "went wrong: no answer within 20 s. Try it by itself with envs.checker.check_env" in capsys.readouterr().err
+    assert f"Waiting for the constructor of {name}:Env, for at most 20 s." in caplog.text
     assert not Path("/proc", (tmp_path / "pid").read_text()).exists()
 
 
