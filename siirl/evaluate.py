@@ -18,6 +18,7 @@ from typing import Any
 
 from siirl import interrupts
 from siirl.errors import ConfigError, SiirlError, UnknownNameError
+from siirl.interrupts import leave
 from siirl.params.ending import FAILED, REFUSED, end_without_reader, interrupted
 from siirl.params.problems import REFUSALS
 
@@ -71,7 +72,7 @@ def _take(words: list[str], key: str, *, default: Any) -> tuple[str | None, list
 def command() -> None:
     """The command as a process of its own, which signals may end."""
     interrupts.listen()
-    sys.exit(main())
+    leave(main())
 
 
 if __name__ == "__main__":

@@ -133,6 +133,13 @@ def listen() -> None:
         _listener = _Listener()
 
 
+def leave(status: int) -> NoReturn:
+    """End a command that is done. A signal that comes while Python ends changes nothing any more, its exit status least of all."""
+    for number in SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
+    sys.exit(status)
+
+
 @contextmanager
 def first_finish(grace_s: float) -> Iterator[None]:
     """The first signal is a request to end within `grace_s`, the configuration's. Changes nothing where nobody listens."""

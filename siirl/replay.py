@@ -28,6 +28,7 @@ from envs.registry import make_env
 from siirl import interrupts
 from siirl.dag_worker.recorder import VIDEOS_FOLDER, VideoSample, annotate, read_index, write_video
 from siirl.errors import ConfigError, MissingAssetError, SiirlError, UnknownNameError
+from siirl.interrupts import leave
 from siirl.params.ending import FAILED, REFUSED, end, end_without_reader, interrupted
 from siirl.params.env_args import LARGEST_PICTURE
 from siirl.params.parser import parse_config
@@ -173,7 +174,7 @@ def _find(rows: Sequence[Row], uid: str) -> Row:
 def command() -> None:
     """The command as a process of its own, which signals may end."""
     interrupts.listen()
-    sys.exit(main())
+    leave(main())
 
 
 if __name__ == "__main__":

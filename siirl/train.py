@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 from siirl import interrupts
 from siirl.errors import SiirlError
+from siirl.interrupts import leave
 from siirl.params.command_line import Action, CommandLine, read_command_line
 from siirl.params.ending import FAILED, REFUSED, end, end_without_reader, interrupted
 from siirl.params.help import help_text
@@ -77,7 +78,7 @@ def command() -> None:
     """The command as a process of its own, which signals may end."""
     interrupts.listen()
     os.environ.update(short_waits())
-    sys.exit(main())
+    leave(main())
 
 
 if __name__ == "__main__":

@@ -18,6 +18,7 @@ from pathlib import Path
 
 from siirl import interrupts
 from siirl.errors import ConfigError, SiirlError
+from siirl.interrupts import leave
 from siirl.params.ending import FAILED, REFUSED, end, interrupted
 from siirl.params.parser import parse_config
 from siirl.params.problems import REFUSALS
@@ -121,7 +122,7 @@ def number(text: str) -> float:
 def command() -> None:
     """The command as a process of its own, which signals may end."""
     interrupts.listen()
-    sys.exit(main())
+    leave(main())
 
 
 if __name__ == "__main__":
