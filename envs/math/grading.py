@@ -54,6 +54,8 @@ class Grader:
     def __init__(self, *, num_workers: int, cpu_s: float) -> None:
         """Args: `num_workers` processes at most; `cpu_s` seconds of processor time after which one answer's comparison is given up."""
         checked_deadline("grading_cpu_s", cpu_s)
+        if type(num_workers) is not int:  # env.kwargs may hold any value; True is an int, too
+            raise ValueError(f"num_graders must be a whole number, got {num_workers!r}.")
         self._settings = WorkerSettings(
             target="envs.math.verification:equivalent",
             num_workers=num_workers,

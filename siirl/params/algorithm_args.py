@@ -33,7 +33,8 @@ class FilterArguments:
     drop_truncated: bool = option(False, "Drop trajectories that ran into the step limit.", why="their failure is what the reward ranks")
     name: str | None = option(
         None,
-        "Rule by which the filter of pipeline=dapo and of pipeline=embodied_srpo keeps trajectories, in place of its own; null: its own.",
+        "Rule by which the filter of pipeline=dapo and of pipeline=embodied_srpo keeps trajectories, in place of its own; null: its own. "
+        "zero_variance compares rewards, which embodied_srpo has only after its filter: with pipeline=dapo alone.",
         why="docs/algorithms.md says what each keeps",
         choices=FILTERS,
         plug_in=True,

@@ -104,6 +104,11 @@ def _algorithm(config: SiiRLArguments) -> Iterator[SiirlError]:
         yield ConfigError(
             f"algorithm.pass_k={algorithm.pass_k} is more than {ROLLOUT}.n={group_size}: take at most as many as a group has."
         )
+    if config.dag.shipped_graph == "embodied_srpo" and band.name == "zero_variance":
+        yield ConfigError(
+            "algorithm.filter.name=zero_variance compares the rewards of a group, and pipeline=embodied_srpo filters before it rewards: "
+            "take success_band or truncation, or leave it out, since its own rule drops groups that no reward can tell apart."
+        )
     yield from estimator_problems(config, built_in=ESTIMATORS)
 
 
@@ -113,6 +118,8 @@ def _length(config: SiiRLArguments) -> Iterator[SiirlError]:
         yield ConfigError("The run has no end: set trainer.total_steps or trainer.max_minutes.")
     if trainer.total_steps is None:
         yield from _schedules_without_end(config)
+    else:
+        yield from _beyond_the_end(config, trainer.total_steps)
     for name, value in (("save_freq", trainer.save_freq), ("test_freq", trainer.test_freq)):
         if value == 0:
             yield ConfigError(f"trainer.{name}=0: give a number of steps, or -1 for only at the end.")
@@ -121,6 +128,21 @@ def _length(config: SiiRLArguments) -> Iterator[SiirlError]:
     name = trainer.experiment_name
     if not name.strip(".") or not all(letter.isalnum() or letter in "-_." for letter in name):
         yield ConfigError(f"trainer.experiment_name={name!r} is a folder below trainer.output_dir: use letters, digits, '-', '_' and '.'.")
+
+
+def _beyond_the_end(config: SiiRLArguments, last: int) -> Iterator[SiirlError]:
+    """Steps at which something begins, and which the run does not reach."""
+    profiler, warmup = config.profiler, config.trainer.critic_warmup
+    if profiler.enable and min(profiler.steps) > last:
+        yield ConfigError(
+            f"profiler.steps={as_text(list(profiler.steps))} lie beyond trainer.total_steps={last}: nothing would be profiled; name one of "
+            "the run's steps."
+        )
+    if config.dag.shipped_graph == PIPELINE_OF["gae"] and warmup >= last:
+        yield ConfigError(
+            f"trainer.critic_warmup={warmup} with trainer.total_steps={last} leaves no step that trains the actor: make it at most "
+            f"{last - 1}, or the run longer."
+        )
 
 
 def _schedules_without_end(config: SiiRLArguments) -> Iterator[SiirlError]:

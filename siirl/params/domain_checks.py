@@ -12,6 +12,7 @@ from envs.text import MESSAGES
 from siirl.errors import ConfigError, SiirlError
 from siirl.params import sizes
 from siirl.params.grading import grading_problems
+from siirl.params.key_readers import asks_a_model
 from siirl.params.packages import require_vllm
 from siirl.params.references import check_reference
 from siirl.params.training_args import SiiRLArguments
@@ -70,6 +71,8 @@ def _of_text(config: SiiRLArguments, spec: EnvSpec) -> Iterator[SiirlError]:
     except ConfigError as error:
         yield error
     yield from _of_engine(config)
+    if config.reward_model.path is None and asks_a_model(config):
+        yield ConfigError(f"reward.name={REWARD_MODEL} asks a classifier, and reward_model.path=null: give its folder or a hub id.")
     yield from grading_problems(config, spec)
     if rollout.name not in TEXT_ENGINES:
         yield ConfigError(

@@ -3,6 +3,8 @@
 from dataclasses import dataclass, field
 from typing import Any
 
+from siirl.errors import ConfigError
+from siirl.params.build import as_text
 from siirl.params.fields import described, option
 
 POOL_KEYS = ("name", "num_servers", "envs_per_server", "deadline_s", "max_replays", "max_failed_share", "kwargs")
@@ -47,6 +49,15 @@ class EnvArguments:
     kwargs: dict[str, Any] = field(default_factory=dict, metadata=described("Further arguments of the environment's constructor."))
 
     def constructor_kwargs(self) -> dict[str, Any]:
-        """Keyword arguments for `envs.registry.make_env(self.name, ...)`: what is set, without the pool's keys."""
+        """Keyword arguments for `envs.registry.make_env(self.name, ...)`: what is set, without the pool's keys.
+
+        Raises:
+            ConfigError: A key of the group that `kwargs` gives, too: one of the two would win unseen.
+        """
         given = {key: value for key, value in vars(self).items() if key not in POOL_KEYS and value is not None}
+        for name in given.keys() & self.kwargs.keys():
+            raise ConfigError(
+                f"env.{name}={as_text(given[name])} and env.kwargs.{name}={as_text(self.kwargs[name])} are one argument of the "
+                f"environment, given twice: set env.{name}, and leave it out of env.kwargs."
+            )
         return given | self.kwargs

@@ -71,8 +71,9 @@ def describe_env(config: SiiRLArguments) -> EnvSpec:
         MissingAssetError: It lacks a package or a library.
     """
     import_user_modules(config)
+    kwargs = config.env.constructor_kwargs()
     try:
-        return env_spec(config.env.name, **config.env.constructor_kwargs())
+        return env_spec(config.env.name, **kwargs)
     except (ValueError, SpecUnknown) as error:
         raise ConfigError(f"env.name={config.env.name}: {error}") from error
     except MISTAKES as error:

@@ -6,10 +6,10 @@ Left out: refusing what is set and not read (`siirl.params.unread`).
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from siirl.params import sizes
-from siirl.params.algorithm_args import ESTIMATORS, GROUP_ESTIMATORS
+from siirl.params.algorithm_args import ESTIMATORS, FILTERS, GROUP_ESTIMATORS
 from siirl.params.critic_args import CriticArguments
 from siirl.params.references import is_reference
 from siirl.params.reward_args import TEXT_REWARDS, VIDEO_REWARDS
@@ -64,6 +64,15 @@ def _by_rewards(*names: str) -> Reader:
     )
 
 
+def _by_rules(*names: str) -> Reader:
+    """A pipeline's own filter (name null) reads all keys; a rule of the user's own may."""
+    listed = " or ".join(("null", *names))
+    return Reader(
+        lambda config: config.algorithm.filter.name in (None, *names) or config.algorithm.filter.name not in FILTERS,
+        f"with algorithm.filter.name={listed}, not with {{algorithm.filter.name}}: leave one of the two out.",
+    )
+
+
 def _part_is(fits: Callable[[str], bool]) -> Condition:
     """Whether a part of a text's reward is called so; what is wrong with the parts is said elsewhere."""
 
@@ -90,6 +99,8 @@ def _any(*conditions: Condition) -> Condition:
 ACTOR, ROLLOUT, KL = "actor_rollout_ref.actor", "actor_rollout_ref.rollout", "algorithm.kl_ctrl"
 LORA, EMBODIED = "actor_rollout_ref.model.lora", "actor_rollout_ref.embodied"
 _files = _not(_is("data.train_files", ()))
+asks_a_model = _part_is(lambda name: name == "model")
+"""Whether a part of a text's reward is a classifier's."""
 _functions = _part_is(lambda name: name not in TEXT_REWARDS)
 
 CRITIC = Reader(_in_pipelines("ppo"), "where there is a critic, and pipeline={dag.pipeline} has none: take pipeline=ppo, or leave it out.")
@@ -101,6 +112,7 @@ FILES = Reader(_files, "with prompts from files, and data.train_files is empty: 
 VLLM = Reader(
     _is(f"{ROLLOUT}.name", "vllm"), f"by rollout=vllm, not by {ROLLOUT}.name={{{ROLLOUT}.name}}: take rollout=vllm, or leave it out."
 )
+EVALUATIONS = Reader(_not(_is("trainer.val_episodes", 0)), "by evaluations, which trainer.val_episodes=0 leaves out: leave this out, too.")
 FUNCTIONS = Reader(_functions, "by reward functions, and there are none: give custom_reward_function or reward.functions, or leave it out.")
 
 
@@ -145,6 +157,9 @@ ROWS: tuple[Row, ...] = (
             "by DAPO's dynamic sampling, and pipeline={dag.pipeline} has none: take pipeline=dapo, or leave it out.",
         ),
     ),
+    ("algorithm.filter", ("success_low", "success_high"), _by_rules("success_band")),
+    ("algorithm.filter", ("metric",), _by_rules("zero_variance")),
+    ("algorithm.filter", ("drop_truncated",), _by_rules()),
     ("data", ("val_files", "heldout_share", "num_loader_workers"), FILES),
     (
         "data",
@@ -197,7 +212,7 @@ ROWS: tuple[Row, ...] = (
     (
         "reward_model",
         ("path", "micro_batch_size", "trust_remote_code"),
-        Reader(_part_is(lambda name: name == "model"), "with reward.name=model, and it is {reward.name}: take that, or leave this out."),
+        Reader(asks_a_model, "with reward.name=model, and it is {reward.name}: take that, or leave this out."),
     ),
     (
         "reward",
@@ -224,7 +239,14 @@ ROWS: tuple[Row, ...] = (
     (
         "trainer",
         ("val_seed_offset", "val_samples"),
-        Reader(_not(_is("trainer.val_episodes", 0)), "by evaluations, which trainer.val_episodes=0 leaves out: leave this out, too."),
+        EVALUATIONS,
+    ),
+    ("trainer", ("test_freq",), replace(EVALUATIONS, there=_any(EVALUATIONS.there, _is("trainer.test_freq", -1)))),
+    ("trainer", ("record_val_episodes",), replace(EVALUATIONS, there=_any(EVALUATIONS.there, _is("trainer.record_val_episodes", 0)))),
+    (
+        "dag",
+        ("backend_threshold",),
+        Reader(lambda config: sizes.ranks(config) > 1, "by jobs of several ranks, and this one has one: leave it out."),
     ),
     ("profiler", ("steps",), Reader(_is("profiler.enable", True), "with profiler.enable=true: set it, or leave this out.")),
 )

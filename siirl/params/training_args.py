@@ -14,6 +14,8 @@ from siirl.params.profiler_args import ProfilerArguments
 from siirl.params.reward_args import CustomRewardArguments, RewardArguments
 
 LOGGERS = ("console", "tensorboard", "wandb")
+SHORTEST_GRACE_S = 1.0  # in less, no step ends and no checkpoint is written
+SHORTEST_HANG_MINUTES = 0.05  # three seconds; a healthy run pauses for one, to import a module or to make a simulator
 NO_EPOCHS = "start states are drawn without end; bound the run by trainer.total_steps or trainer.max_minutes"
 
 
@@ -63,14 +65,14 @@ class TrainingArguments:
         "Seconds in which a run ends after SIGTERM, SIGHUP or Ctrl-C, with a checkpoint of what it has trained; a second one ends it at "
         "once.",
         why="Kubernetes and Slurm kill after 30 (terminationGracePeriodSeconds, KillWait)",
-        above=0,
+        minimum=SHORTEST_GRACE_S,
         maximum=86_400,
     )
     hang_minutes: float | None = option(
         30.0,
         "Minutes without any progress, of a node, an episode or a micro-batch, after which the run ends with stack traces; null: never.",
         why="a 7B policy of 15 GB loads in 25 from a disk of 10 MB/s; torch's own limit for gloo, too",
-        above=0,
+        minimum=SHORTEST_HANG_MINUTES,
         maximum=1200,
     )
     output_dir: str = option("outputs", "Folder of all runs.", why="nothing is written elsewhere")

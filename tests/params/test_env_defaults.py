@@ -75,3 +75,11 @@ def test_what_was_read_is_read_again_as_the_same(tmp_path: Path) -> None:
         config = parse_config(words)
         file.write_text(to_yaml(config))
         assert parse_config(config_file=file).env == config.env
+
+
+@pytest.mark.parametrize("words", [("env=tools",), ("env=gymnasium", "env.id=CartPole-v1", "env.kwargs={max_episode_steps: 3}")])
+def test_a_groups_own_arguments_and_those_of_a_runs_file_are_given_once(words: tuple[str, ...], tmp_path: Path) -> None:
+    config = parse_config(words)
+    file = tmp_path / "config.yaml"
+    file.write_text(to_yaml(config))
+    assert parse_config(config_file=file).env.constructor_kwargs() == config.env.constructor_kwargs()

@@ -34,12 +34,12 @@ ALWAYS_READ = {
     *("custom_reward_function.path", "custom_reward_function.name"),
     *("reward.functions", "reward.max_failed_share"),
     *(f"trainer.{name}" for name in ("nnodes", "n_gpus_per_node", "threads_per_rank", "total_steps", "max_minutes")),
-    *(f"trainer.{name}" for name in ("save_freq", "test_freq", "val_before_train", "val_episodes", "project_name", "experiment_name")),
+    *(f"trainer.{name}" for name in ("save_freq", "val_before_train", "val_episodes", "project_name", "experiment_name")),
     *(
         f"trainer.{name}"
         for name in ("hang_minutes", "grace_s", "logger", "resume", "output_dir", "seed", "deterministic", "save_rollouts", "blind")
     ),
-    *("dag.pipeline", "dag.workflow_file", "dag.custom_pipeline_fn", "dag.enable_perf", "dag.backend_threshold"),
+    *("dag.pipeline", "dag.workflow_file", "dag.custom_pipeline_fn", "dag.enable_perf"),
     *("cluster.mode", "cluster.address", "profiler.enable", "user_groups", "user_modules"),
     *(f"env.{name}" for name in POOL_KEYS),
 }
@@ -116,6 +116,26 @@ def test_estimators_are_those_that_siirl_registers() -> None:
         ("pipeline=grpo algorithm.filter.success_low=0.2", "success_low=0.2 is read by pipeline=dapo and embodied_srpo"),
         ("pipeline=grpo algorithm.filter.drop_truncated=true", "drop_truncated=true is read by pipeline=dapo and embodied_srpo"),
         ("trainer.val_episodes=0 trainer.val_samples=4", "trainer.val_samples=4 is read by evaluations, which trainer.val_episodes=0"),
+        ("trainer.val_episodes=0 trainer.test_freq=3", "trainer.test_freq=3 is read by evaluations, which trainer.val_episodes=0"),
+        ("trainer.val_episodes=0 trainer.record_val_episodes=3", "trainer.record_val_episodes=3 is read by evaluations"),
+        ("dag.backend_threshold=2", "dag.backend_threshold=2 is read by jobs of several ranks, and this one has one"),
+        (
+            "pipeline=dapo algorithm.filter.name=truncation algorithm.filter.success_low=0.3",
+            "success_low=0.3 is read with algorithm.filter.name=null or success_band, not with truncation",
+        ),
+        ("pipeline=dapo algorithm.filter.name=truncation algorithm.filter.metric=reward", "metric=reward is read with algorithm.filter"),
+        (
+            "pipeline=dapo algorithm.filter.name=success_band algorithm.filter.metric=reward",
+            "metric=reward is read with algorithm.filter.name=null or zero_variance, not with success_band",
+        ),
+        (
+            "algorithm.filter.name=success_band algorithm.filter.drop_truncated=true",
+            "drop_truncated=true is read with algorithm.filter.name=null, not with success_band",
+        ),
+        *(
+            (f"reward=srpo_released reward.{key}", "by reward.name=srpo")
+            for key in ("alpha=0.2", "bank_size=9", "window=9", "min_window=3", "min_samples=3", "eps_scale=2.5", "demonstrations=a")
+        ),
         ("profiler.steps=[3]", "profiler.steps=[3] is read with profiler.enable=true"),
         ("env=math pipeline=grpo reward.timeout_s=3", "reward.timeout_s=3.0 is read by reward functions, and there are none"),
         (
@@ -165,6 +185,11 @@ def test_a_key_that_nothing_reads_is_refused_with_its_reader(words: str, expecte
         "pipeline=grpo dag.custom_pipeline_fn=mine:graph critic.optim.lr=0.1 algorithm.filter.success_low=0.2",
         "algorithm.adv_estimator=my_own algorithm.gamma=0.9",
         "profiler.enable=true profiler.steps=[3]",
+        "trainer.val_episodes=0 trainer.val_before_train=false trainer.test_freq=-1 trainer.record_val_episodes=0",
+        "pipeline=dapo algorithm.filter.name=success_band algorithm.filter.success_low=0.3",
+        "pipeline=dapo algorithm.filter.name=zero_variance algorithm.filter.metric=reward",
+        "pipeline=dapo algorithm.filter.name=mine:rule algorithm.filter.metric=reward algorithm.filter.success_low=0.3",
+        "trainer.n_gpus_per_node=2 dag.backend_threshold=2",
         "algorithm.gamma=1.0 algorithm.kl_ctrl.kl_coef=0.001",  # the default changes nothing
     ],
 )

@@ -52,6 +52,30 @@ def refused(words: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> str:
         ),
         (("env=math", "data.train_files=[a.jsonl,a.jsonl]"), "data.train_files=[a.jsonl,a.jsonl] (command line) has a.jsonl twice"),
         (("trainer.logger=[console,console]",), "trainer.logger=[console,console] (command line) has console twice"),
+        (("trainer.hang_minutes=1e-9",), "trainer.hang_minutes=1e-09 (command line) must be at least 0.05"),
+        (("trainer.grace_s=1e-9",), "trainer.grace_s=1e-09 (command line) must be at least 1"),
+        ((*GYM, "env.kwargs={id: Pendulum-v1}"), "env.id=CartPole-v1 and env.kwargs.id=Pendulum-v1 are one argument"),
+        (
+            ("env.max_episode_steps=5", "env.kwargs={max_episode_steps: 3}"),
+            "env.max_episode_steps=5 and env.kwargs.max_episode_steps=3 are one argument of the environment, given twice: set env.max_e",
+        ),
+        (("env.tasks=[drawer-open]", "env.kwargs={tasks: [push]}"), "env.tasks=[drawer-open] and env.kwargs.tasks=[push] are one"),
+        (("env=math", "pipeline=grpo", "env.kwargs={num_graders: 1000.0}"), "num_graders must be a whole number, got 1000.0"),
+        (("env=tools", "pipeline=grpo", "env.kwargs={num_graders: 1.5}"), "num_graders must be a whole number, got 1.5"),
+        (("env=math", "pipeline=grpo", "reward.name=model"), "reward.name=model asks a classifier, and reward_model.path=null"),
+        (
+            ("env=mujoco", "algorithm.filter.name=zero_variance"),
+            "algorithm.filter.name=zero_variance compares the rewards of a group, and pipeline=embodied_srpo filters before it rewards: "
+            "take success_band or truncation",
+        ),
+        (
+            ("profiler.enable=true", "profiler.steps=[5,7]", "trainer.total_steps=4"),
+            "profiler.steps=[5,7] lie beyond trainer.total_steps=4",
+        ),
+        (
+            (*GYM[1:], "pipeline=ppo", "trainer.critic_warmup=1000", "trainer.total_steps=3"),
+            "trainer.critic_warmup=1000 with trainer.total_steps=3 leaves no step that trains the actor: make it at most 2",
+        ),
         (("env.deadline_s=0.0009",), "env.deadline_s=0.0009 (command line) must be at least 0.001"),
         (("env=math", "reward.timeout_s=1e-6"), "reward.timeout_s=1e-06 (command line) must be at least 0.001"),
         (("env=math", "pipeline=grpo", "env.kwargs={grading_cpu_s: 1e-9}"), "grading_cpu_s must be at least 0.001 s and finite, got 1e-09"),
