@@ -13,7 +13,7 @@ from typing import NamedTuple
 from envs.math.expressions import NoExpression, compute
 from envs.math.notation import NOTATION, as_list, in_latex, numeral
 from envs.math.quantities import DRESS, SIMPLE, Quantity, is_unit, plain, read_quantity, same_units
-from envs.math.questions import asked_base, contradicts
+from envs.math.questions import asked_base, asks_percentage, contradicts
 from envs.math.statements import (
     APPROXIMATELY,
     Part,
@@ -37,6 +37,8 @@ NO_NUMBER = re.compile(
 NO_MATHEMATICS = re.compile(r"[?@#\"]|~~")
 TRAILING_UNIT = re.compile(r"(?:\\[,;: ]|\s)*\\(?:text|mathrm|mbox|textrm)\s*\{([^{}]*)\}\s*(?:\^ ?\{?[23]\}?)?$")
 TIMES = re.compile(r"(?<=[0-9)]) ?x ?(?=[0-9(])")
+FREE_LETTER = re.compile(r"(?<=[0-9])[abdfghj-z](?![A-Za-z])")
+"""A letter at a number is a variable or a unit that is no known one: `42h`."""
 CHOICE = re.compile(r"[A-J]")
 
 
@@ -62,7 +64,19 @@ def agreement(truth: str, answer: str, *, question: str = "") -> bool | tuple[Co
     parts = read_statement(answer, question=question)
     if not number.units and any(_contradicts(part, question) for part in parts):
         return False
+    if _is_share(number) and not asks_percentage(question) and all(_is_percentage(part) for part in parts):
+        return False
     return _number_agrees(truth, number, parts)
+
+
+def _is_share(number: Quantity) -> bool:
+    """Whether a number may be meant as a share of 1, so that a percent sign would have two readings."""
+    return "%" not in number.units and number.value.denominator > 1 and abs(number.value) < 1
+
+
+def _is_percentage(part: Part) -> bool:
+    quantity = part.quantity if isinstance(part, Rounded) else part
+    return isinstance(quantity, Quantity) and "%" in quantity.units
 
 
 def truth_quantity(truth: str) -> Quantity | None:
@@ -130,7 +144,7 @@ def _expression_agrees(truth: str, number: Quantity, part: str) -> bool | Compar
     except NoExpression:
         pass
     expression = without_units(part)
-    if NO_NUMBER.search(expression) or not is_mathematics(expression, truth=""):
+    if FREE_LETTER.search(COMMAND.sub(" ", expression)) or NO_NUMBER.search(expression) or not is_mathematics(expression, truth=""):
         return False
     value = number.value
     return Comparison(
@@ -160,6 +174,8 @@ def _mathematics_agrees(truth: str, answer: str) -> bool | tuple[Comparison, ...
 def _same_choice(letter: str, answer: str) -> bool:
     """Whether `answer` is the option `letter`, alone or with its text: `(B)`, `B.`, `(B) 18`."""
     answer = " ".join(plain(answer).split()).strip("$ ")
+    answer = re.sub(r"^(?:option|choice) +(?=\(?[A-J]\b)", "", answer, flags=re.IGNORECASE)
+    answer = answer.upper() if re.fullmatch(r"\(?[a-j]\)?", answer) else answer
     option = re.match(r"\(? ?([A-J]) ?(?:\)|[.:)](?= )|$)", answer)
     if option is None or option[1] != letter:
         return False

@@ -7,7 +7,8 @@ mark is spoilt, which makes the answer wrong, where its own sentence holds anoth
 (`3 or \boxed{4}`), or a later sentence takes it back (`Wait, that is wrong.`). A text without a
 mark has no answer.
 
-What the marked words say is the business of `envs.math.statements`. Everything here takes time
+The words before a mark are judged in `envs.math.leads`, and the marked words in
+`envs.math.statements`. Everything here takes time
 linear in the text, which may be megabytes of anything.
 """
 
@@ -15,6 +16,7 @@ import re
 from collections import deque
 from typing import NamedTuple
 
+from envs.math.leads import changes, denies, is_rough, names_another_answer
 from envs.math.quantities import is_unit, plain, read_quantity
 from envs.math.statements import MARKUP, introduces, undressed
 from envs.math.vocabulary import (
@@ -35,9 +37,10 @@ SURROUNDINGS = 2000  # characters after an answer that may take it back
 MARK = re.compile(
     r"""
     (?P<hash>\#\#\#\#+)
-    | (?P<box>\\[fb]?box(?:ed)?(?![a-z]))
+    | (?P<box>\\(?:f|b|frame)?box(?:ed)?(?![a-z]))
     | (?P<tag><answer>|\[answer\])
     | (?P<short>^[*_ \t]{0,8}(?-i:A)[*_]{0,2}:)
+    | (?P<result>^[\#*_ \t]{0,8}(?:final[ ](?:result|solution)|result|solution)[*_]{0,3}:(?=[ *_$]{0,8}[-0-9]))
     | (?P<dash>^[\#*_ \t]{0,8}(?:final[ ])?answer[ *_]{0,8}[ ][\u2013\u2014-][ ](?=[ *_$\\]{0,8}[-0-9]))
     | (?P<heading>^[\#*_ \t]{0,8}(?:final[ ])?answer[*_ \t]{0,8}$)
     | (?P<colon>(?<![A-Za-z])ans(?:wer)?[ \t*_]{0,8}(?:\([^()\n]{1,40}\)|[ ](?:to|in|of|for)\b[^\n.:?!=]{1,80})?[ \t*_}]{0,8}[:=\u2192])
@@ -47,7 +50,7 @@ MARK = re.compile(
     re.IGNORECASE | re.MULTILINE | re.VERBOSE,
 )
 SENTENCE_END = re.compile(
-    r"(?<!\bMr)(?<!\bMrs)(?<!\bMs)(?<!\bDr)(?<!\bSt)(?<!\bRs)(?<!\bNo)[.!?](?:[\"')*\]`$_]|\\[)\]])*\s+(?=[A-Z]|\Z)|\n"
+    r"(?<!\bMr)(?<!\bMrs)(?<!\bMs)(?<!\bDr)(?<!\bSt)(?<!\bRs)(?<!\bNo)[.!?](?:[\"')*\]`$_]|\\[)\]])*\s+(?=[A-Z]|\Z)|\n|</think>"
 )
 BLOCKS = {"```": "```", "$$": "$$", "\\[": "\\]"}
 BULLET = re.compile(r"[-*\u2022] +(?=\S)")
@@ -59,33 +62,34 @@ REMARK = re.compile(
 WORDS = re.compile(r"[A-Za-z]+(?:['\u2019][A-Za-z]+)*")
 OPTION_B = re.compile(r"^[*_ \t]{0,8}B[*_]{0,2}:", re.MULTILINE)
 TAG_END = re.compile(r"</answer>|\[/answer\]", re.IGNORECASE)
-CLOSERS = re.compile(r"(?:[\s$*_`}\])]|\\[)\]]|\\[,;:! ])*")
+CLOSERS = re.compile(r"(?:[ \t\r$*_`}\])]|\\[)\]]|\\[,;:! ]|\n(?!\s*[A-Z]|[ \t]*\n)|\n+(?=[ \t]*(?:\\[)\]]|\$\$|\}|\\end)))*")
+"""What closes the dress of a box, up to the end of its paragraph."""
+WIDTHLESS = re.compile("(?<![0-9])[\u200b\u200c\u200d\u2060\ufeff]|[\u200b\u200c\u200d\u2060\ufeff](?![0-9])")
+FULL_WIDTH = {0xFF10 + digit: str(digit) for digit in range(10)}
+DENIED = re.compile(r",? *\(?(?:and |but )?not +(?P<other>[^\s()]{1,30}?)\)?[.\s$]*$", re.IGNORECASE)
 GOES_ON = re.compile(r"\s*(?:=|\\approx|\\equiv|\u2248|\((?!as |which ))|,? +(?:or|i\.e\.) ")
 PART_OF = re.compile(
     r"(?:[0-9.<>~^_+\u2212\u2013-]|[0-9)}] ?[-+*/] "
     r"|\\(?:cdot|times|neg|div|pm|sqrt|approx|sim|[lg]eq?|neq?)\s*\{?|\\(?:sqrt|[dt]?frac)[^$\n]{0,200}\{)\$?$"
 )
 OPERATED = re.compile(
-    r"\s*(?:\.[0-9]|[\^!/+<>?~_&|]|[*](?!\*)|-(?! ?[A-Za-z])|[,;:]?\s*(?:(?:and|to)\s+)?[-+$]*[0-9]"
-    r"|\\(?:times|cdot|div|pm|le|ge|leq|geq|neq?|pi|sqrt|[dt]?frac|[fb]?box(?:ed)?)(?![a-z]))"
-)
-BEFORE_HEDGES = words(
-    """
-    or maybe perhaps possibly not don't dont doesn't isn't isnt either if unless might may could
-    whether nor neither doubt never cannot wrong incorrect false suppose assume assuming nobody
-    hardly
-    """
+    r"\s*(?:\.[0-9]|\{,\}|\\\\\s*[-+$]*[0-9]|[\^!/+<>?~_&|]|[*](?!\*)|-(?! ?[A-Za-z])|[,;:]?\s*(?:(?:and|to)\s+)?[-+$]*[0-9]"
+    r"|\\(?:times|cdot|div|pm|le|ge|leq|geq|neq?|pi|sqrt|[dt]?frac|(?:f|b|frame)?box(?:ed)?)(?![a-z]))"
 )
 RETRACTING = words(
     "or no nope not wait actually maybe perhaps possibly sorry oops correction alternatively hmm hm unless scratch ignore "
     "disregard but however although though rather edit never"
 )
+NO_FURTHER = re.compile(r"no (?:further|more|other|additional|need|problem|matter|one)\b", re.IGNORECASE)
 RETRACTION = re.compile(
     r"(?:\b(?:is|was|be|are|am|looks|seems)(?:n't)?|['\u2019]s) (?:\w+ )?"
     r"(?:wrong|incorrect|not (?:right|correct|sure|certain)|mistaken|false|unsure|uncertain|a mistake)\b"
     r"|\b(?:not|n't) (?:\w+ )?(?:sure|certain|confident|right|correct)\b|\bi (?:\w+ )?guess"
     r"|\b(?:should|could|might|may) (?:\w+ )?(?:be|have been) (?!(?:correct|right|clear|fine|enough|helpful)\b)"
-    r"|\balso possible\b|\banother (?:possible )?answer\b"
+    r"|\balso possible\b|\banother (?:possible )?answer\b|\b(?:is|was|be|['\u2019]s) "
+    r"too (?:low|high|small|large|big|little|few|many|much)\b"
+    r"|\b(?:other|alternative|second|next|real|true) (?:\w+ )?(?:possibility|guess|candidate|answer|option|choice)(?: is|:| (?:w|c)ould be)"
+    r"|(?:\bis|['\u2019]s) (?:really|actually|in fact|rather|instead)\b[^.\n]{0,15}?[0-9]"
     r"|\bmade (?:a|an) (?:mistake|error)|\bsecond thoughts?\b|\blet me (?:re|correct|fix|try)",
     re.IGNORECASE,
 )
@@ -104,6 +108,8 @@ class MarkedAnswer(NamedTuple):
 
 def marked_answer(text: str, *, question: str = "") -> MarkedAnswer | None:
     """The last marked answer of `text`, or None where nothing is marked. An empty mark gives an empty answer."""
+    if not text.isascii():
+        text = WIDTHLESS.sub("", text).translate(FULL_WIDTH)
     marks = deque(MARK.finditer(text), maxlen=MAX_MARKS)
     while marks:
         mark = marks.pop()
@@ -115,7 +121,7 @@ def marked_answer(text: str, *, question: str = "") -> MarkedAnswer | None:
         if box is not None:
             mark = box
             marks = deque(earlier for earlier in marks if earlier.start() < box.start())
-        return _boxed(text, mark, marks, question=question) if mark["box"] else _lined(text, mark)
+        return _boxed(text, mark, marks, question=question) if mark["box"] else _lined(text, mark, question=question)
     return None
 
 
@@ -165,23 +171,45 @@ def _boxed(text: str, mark: re.Match[str], marks: deque[re.Match[str]], *, quest
     if attached is not None and not is_unit(attached[0]):
         return MarkedAnswer(f"{content}{attached[0]}", mark.start(), True)
     begin = _sentence_begin(text, mark.start())
+    lead = text[begin : mark.start()]
     inner = [earlier for earlier in marks if earlier.start() >= begin]
-    spoilt = _hedged_before(text[begin : inner[0].start() if inner else mark.start()]) or _taken_back(rest, content)
+    spoilt = denies(text[begin : inner[0].start()] if inner else lead) or _taken_back(rest, content)
     if inner and not inner[-1]["box"]:
         between = text[inner[-1].end() : mark.start()]
-        if undressed(between) and not introduces(between.replace("\\(", " "), question=question):
+        opened = between.replace("\\(", " ").replace("\\[", " ")
+        spoilt = spoilt or _leads_elsewhere(text[begin : inner[-1].start()], inner[-1], question=question)
+        if undressed(opened) and not introduces(opened, question=question):
             content = f"{between} {content}".replace("$", " ")
     elif inner:
         spoilt = spoilt or undressed(_content(text, inner[-1].end())[0]) != undressed(content)
-    elif PART_OF.search(text, begin, mark.start()):
+    elif is_rough(lead) and _has_decimals(content):
+        content = f"\\approx {content}"
+    elif PART_OF.search(text, begin, mark.start()) or changes(lead, question=question):
         spoilt = True
     if GOES_ON.match(sentence):
         return MarkedAnswer(f"{content} {sentence}".strip(), mark.start(), spoilt)
     return MarkedAnswer(content.strip(), mark.start(), spoilt or _spoils(sentence))
 
 
+def _has_decimals(content: str) -> bool:
+    quantity = read_quantity(undressed(content))
+    return quantity is not None and quantity.places > 0
+
+
+def _leads_elsewhere(lead: str, mark: re.Match[str], *, question: str) -> bool:
+    """Whether the words before a line mark make another thing of what it marks."""
+    if mark["phrase"]:
+        return names_another_answer(f"{lead} ")
+    return bool(mark["hash"]) and changes(lead, question=question)
+
+
 def _spoils(sentence: str) -> bool:
     """Whether the rest of the sentence after a box changes the answer, makes it doubtful or adds another."""
+    denied = DENIED.match(sentence)
+    if denied is not None and read_quantity(undressed(denied["other"])) is not None:
+        return False
+    if RETRACTION.search(sentence):
+        return True
     if OPERATED.match(sentence) and not re.match(r"\^ ?\{? ?\\circ|/ ?[A-Za-z]", sentence):
         return True
     said = [word.lower() for word in WORDS.findall(plain(sentence)) if word not in DATES]
@@ -198,7 +226,7 @@ def _spoils(sentence: str) -> bool:
     return not compared[1].istitle() or compared[1].lower() in PREFACES
 
 
-def _lined(text: str, mark: re.Match[str]) -> MarkedAnswer:
+def _lined(text: str, mark: re.Match[str], *, question: str) -> MarkedAnswer:
     if mark["tag"]:
         inside = text[mark.end() : mark.end() + 4 * MAX_ANSWER_CHARACTERS]
         closing = TAG_END.search(inside)
@@ -211,7 +239,8 @@ def _lined(text: str, mark: re.Match[str]) -> MarkedAnswer:
         statement, rest = _after_line_mark(text, mark.end())
         if mark["phrase"]:
             statement = re.sub(r"(?<=[0-9])!$", "", statement)  # an exclamation, not a factorial
-    spoilt = _hedged_before(text[_sentence_begin(text, mark.start()) : mark.start()])
+    lead = text[_sentence_begin(text, mark.start()) : mark.start()]
+    spoilt = denies(lead) or _leads_elsewhere(lead, mark, question=question)
     statement = _undressed_line(statement, opened=_opened(text, mark))
     return MarkedAnswer(statement, mark.start(), spoilt or _taken_back(rest, statement))
 
@@ -252,15 +281,6 @@ def _sentence_begin(text: str, position: int) -> int:
     return position - len(window) + (last.end() if last is not None else 0)
 
 
-def _hedged_before(sentence: str) -> bool:
-    """Whether the words directly before a mark make it doubtful."""
-    if not sentence.strip():
-        return False
-    clause = plain(sentence).rpartition(",")[2]
-    said = [word.lower().replace("\u2019", "'") for word in WORDS.findall(clause)][-3:]
-    return bool(BEFORE_HEDGES & set(said)) and "equivalently" not in said
-
-
 def _taken_back(rest: str, answer: str) -> bool:
     """Whether a sentence after the answer takes it back, or the next line is another number."""
     if not rest.strip():
@@ -268,7 +288,7 @@ def _taken_back(rest: str, answer: str) -> bool:
     sentences = [sentence for sentence in re.split(r"(?<=[.!?])\s+|\n+", rest[:SURROUNDINGS]) if sentence.strip()]
     for number, sentence in enumerate(sentences):
         first = WORDS.search(sentence)
-        if first is not None and first[0].lower() in RETRACTING and not sentence[: first.start()].strip(" (*_-\u2014.,;"):
+        if first is not None and _retracts(sentence, first):
             return True
         if RETRACTION.search(sentence):
             return True
@@ -276,6 +296,12 @@ def _taken_back(rest: str, answer: str) -> bool:
             said = read_quantity(undressed(answer))
             return said is not None and said.value != other.value
     return False
+
+
+def _retracts(sentence: str, first: re.Match[str]) -> bool:
+    """Whether the `first` word of a sentence, at its beginning, takes back what was said before."""
+    begins = not sentence[: first.start()].strip(" (*_-\u2014.,;")
+    return begins and first[0].lower() in RETRACTING and not NO_FURTHER.match(sentence, first.start())
 
 
 def _opened(text: str, mark: re.Match[str]) -> str:

@@ -278,6 +278,8 @@ def _leaves_alone(token: str, *, before: list[str], after: list[str], units: lis
         return bool(units) and units[-1] in LENGTHS
     if token == "/":
         return bool(after)
+    if word == "and" and not before:
+        return False  # 18 and change
     if word == "times":
         return not before and not after
     if word in QUANTIFIERS:

@@ -43,6 +43,10 @@ IN_UNIT = re.compile(
     r"([a-z]+)(?: and ([a-z]+))?",
     re.IGNORECASE,
 )
+PERCENTAGE = re.compile(
+    r"\b(?:what|which|how many|as an?|in|the|find)\s+(?:[a-z]+\s+)?per ?cent(?:age)?\b|\bwhat\s+\\?%",
+    re.IGNORECASE,
+)
 LAST_SENTENCE = re.compile(r"(?:^|[.!?]\s+)([^\s](?:[^.!?]|[.!?](?=\S))*[.!?]*\s*)$")
 COUNT = rf"(?P<count>[0-9]|{'|'.join(list(CARDINALS)[1:10])})"
 PRECISION = re.compile(
@@ -82,6 +86,11 @@ def contradicts(quantity: Quantity, question: str) -> bool:
         return False
     stems = [stem(word) for word in quantity.counted]
     return not asked.nouns & set(stems) and stems[-1] in words_of(question)
+
+
+def asks_percentage(question: str) -> bool:
+    """Whether `question` wants its number in percent."""
+    return PERCENTAGE.search(question[:20_000]) is not None
 
 
 def precisions(text: str) -> frozenset[tuple[str, int | str]]:

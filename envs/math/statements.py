@@ -15,7 +15,9 @@ from typing import NamedTuple
 from envs.math.quantities import Quantity, is_unit, plain, read_quantity, stem, words_of
 from envs.math.questions import PRECISION, precisions
 from envs.math.vocabulary import (
+    AMOUNTS,
     CHANGING,
+    COMPUTED,
     HEDGES,
     LINKS,
     NUMBERED,
@@ -64,6 +66,12 @@ SAME = re.compile(
     re.IGNORECASE | re.DOTALL,
 )
 BECAUSE = re.compile(r",? +\(?(?:because|since)\b.*$", re.IGNORECASE | re.DOTALL)
+AFFIRMED = re.compile(
+    r"(?<=[0-9A-Za-z)}$%*]) (?:is (?:the|my|our) (?:final |correct |right )?answer|is correct|(?:- |\u2014 )?final answer|"
+    r"\(final(?: answer)?\)|exactly|as required)$",
+    re.IGNORECASE,
+)
+DENIED = re.compile(r",? +\(?(?:and |but )?not +(?P<other>[^()]+?)\)?$", re.IGNORECASE)
 REMARK = re.compile(r"(?:, +(?:which|as|so)\b| - |\s?\u2014\s?)[^0-9]*$", re.IGNORECASE)
 EQUALS = re.compile(r"(?<![<>!:=\\])=(?![=<>])|\\equiv(?![a-z])")
 APPROXIMATELY = re.compile(r"\\approx(?:eq)?(?![a-z])|\\simeq(?![a-z])|[\u2248\u2245]|\bapproximately\b", re.IGNORECASE)
@@ -147,6 +155,8 @@ def _parts(text: str, *, question: str, left: int) -> tuple[Part, ...]:
         _absolute,
         _optioned,
         _rounded,
+        _affirmed,
+        _contrasted,
         _explained,
         _restated,
         _approximated,
@@ -189,6 +199,22 @@ def _rounded(text: str, *, question: str, left: int) -> tuple[Part, ...] | None:
         return parts
     exact = all(isinstance(part, Quantity) and part.places for part in parts)
     return tuple(Rounded(part) for part in parts if isinstance(part, Quantity)) if exact else ()
+
+
+def _affirmed(text: str, *, question: str, left: int) -> tuple[Part, ...] | None:
+    """`18 is the answer`, `18 (final)`."""
+    remark = AFFIRMED.search(text)
+    return None if remark is None else _parts(text[: remark.start()], question=question, left=left)
+
+
+def _contrasted(text: str, *, question: str, left: int) -> tuple[Part, ...] | None:
+    """`18, not 17`: another number that is denied."""
+    contrast = DENIED.search(text)
+    denied = read_quantity(undressed(contrast["other"]), question=question) if contrast is not None else None
+    if contrast is None or denied is None:
+        return None
+    parts = _parts(text[: contrast.start()], question=question, left=left)
+    return () if any(isinstance(part, Quantity) and part.value == denied.value for part in parts) else parts
 
 
 def _explained(text: str, *, question: str, left: int) -> tuple[Part, ...] | None:
@@ -257,6 +283,8 @@ def _introduced(text: str, *, question: str, left: int) -> tuple[Part, ...] | No
     ends = introduction[-1:] in (" ", ":", "=") and introduction.count("(") == introduction.count(")")
     if not ends or not WORDS.search(introduction) or not introduces(introduction, question=question):
         return None
+    if ASKS_THE_REST.search(question) and PARTED.search(introduction) and not KEPT.search(text):
+        return ()
     quantity = read_quantity(undressed(text[first.start() :]), question=question)
     if quantity is not None:
         names = NUMBERED_BEFORE.search(introduction) and WORDS.search(text, first.end())
@@ -285,10 +313,20 @@ def introduces(text: str, *, question: str) -> bool:
     text = plain(text).replace("**", " ").replace("`", " ").replace("$", " ")
     if re.search(r"[^A-Za-z\s:=,.'\u2019\"()*_|-]", text) or re.search(r"[A-Za-z0-9)]\s*-\s*$", text):
         return False
-    return all(_introduces(word, question=question) for word in WORDS.findall(text))
+    return not names_an_operation(text) and all(is_introducing(word, question=question) for word in WORDS.findall(text))
 
 
-def _introduces(word: str, *, question: str) -> bool:
+def names_an_operation(text: str) -> bool:
+    """Whether `text` ends as `the sum of` does, so that the number after it is not what is said."""
+    match = ENDS_IN_OF.search(text)
+    if match is None:
+        return False
+    article, noun = (match[1] or "").lower(), match[2].lower()
+    return noun not in AMOUNTS and not (noun in COMPUTED and article in ("a", "an"))
+
+
+def is_introducing(word: str, *, question: str) -> bool:
+    """Whether `word` before a number leaves it alone."""
     lower = word.lower()
     if lower in CHANGING:
         return False
@@ -313,11 +351,16 @@ def _is_label(side: str, *, question: str) -> bool:
         r"\\(?:sqrt|d?frac|pi|log|ln|sin|cos|tan|binom|infty|pm|neq?|not|le|ge|in)(?![A-Za-z])",
         side,
     )
-    return mathematics is None and all(_introduces(word, question=question) or word.isupper() or len(word) <= 2 for word in words)
+    return mathematics is None and all(is_introducing(word, question=question) or word.isupper() or len(word) <= 2 for word in words)
 
 
 NUMBERED_BEFORE = re.compile(rf"\b(?:{'|'.join(sorted(NUMBERED))}) $", re.IGNORECASE)
 """`Step 8 shows it` names a step, and says nothing of a number."""
+ASKS_THE_REST = re.compile(r"\b(?:left|remain(?:s|ing)?)\b[^.?!]*\?", re.IGNORECASE)
+PARTED = re.compile(r"\b(?:gave|gives|sold|sells|ate|eats|lost|loses|spent|spends|used|uses)\b", re.IGNORECASE)
+KEPT = re.compile(r"\b(?:left|remain\w*|has|have|had)\b", re.IGNORECASE)
+"""`Tom gave away 18 apples` says nothing of the apples that are left."""
+ENDS_IN_OF = re.compile(r"(?:\b([A-Za-z]+) )?\b([A-Za-z]+) of[\s:$]*$")
 NAMING = ("\\text", "\\mathrm", "\\textbf", "\\mathbf", "\\textit", "\\operatorname", "\\mbox")
 
 

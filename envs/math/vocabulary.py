@@ -143,7 +143,7 @@ CLOSINGS = words(
     blue green yellow white black pink purple brown large small big little long clock age time
     speed area volume length width height cost price change now today tomorrow week day year
     morning evening afternoon night front back other her his their its our my your them it us
-    i.e respectively ago later early late
+    i.e respectively later early late
     """
 )
 """Words around a unit that give no other number: `18 years old`, `18 square feet`, `18 in total`."""
@@ -178,6 +178,16 @@ PREFACES = words(
 )
 """Words before a number that introduce it."""
 
+AMOUNTS = words(
+    """
+    total totals answer value result amount profit cost price speed rate distance time age area
+    volume perimeter length width height angle measure probability score out maximum minimum
+    weight balance size count income salary savings loss change
+    """
+)
+"""Nouns that `of` joins to their own amount: `a total of 72`."""
+COMPUTED = words("sum product difference quotient average mean median")
+"""Nouns that do so after `a` alone: `the sum of 72` wants more numbers."""
 NUMERALS = (
     words(
         """
@@ -186,7 +196,7 @@ NUMERALS = (
     thousandths millionth millionths first twice thrice once double triple quadruple couple
     couples score scores gross few several many some any single none nil nought k infinity
     infinite hundreds thousands millions billions trillions dozens tens ones twos threes fours
-    fives sixes sevens eights nines bn mn
+    fives sixes sevens eights nines bn mn pair pairs twins triplets trios duos
     """
     )
     | frozenset(CARDINALS)
@@ -197,7 +207,8 @@ OPERATIONS = words(
     plus minus times over squared cubed power powers root roots cube cubes factorial factorials
     point raised divided multiplied multiple multiples modulo mod negative negatives positive
     opposite opposites inverse inverses reciprocal reciprocals log logarithm ln exponent pi base
-    decimal repeating recurring
+    decimal repeating recurring squares doubled tripled halved backwards backward reversed swapped
+    flipped inverted remainder
     """
 )
 COMPARISONS = words(
@@ -205,6 +216,7 @@ COMPARISONS = words(
     more less fewer least most under below above exceeding beyond greater smaller larger bigger
     higher lower up short shy nearly almost about around roughly approximately approx circa ish
     near close within between until till maximum minimum than upwards downwards upward downward
+    exceeds exceed exceeded surpasses beats
     off extra additional
     """
 )
@@ -247,7 +259,7 @@ HEDGES = (ALTERNATIVES | DOUBTS | NEGATIONS | RETRACTIONS) - words(
     """
 )
 """Words that make an answer doubtful wherever they stand in its sentence."""
-AMBIGUOUS = words("quarters cubes squares roots scores couples")
+AMBIGUOUS = words("quarters cubes squares roots scores couples pair pairs twins triplets")
 """Changing words that are things where the question speaks of them: coins, blocks, plants."""
 QUANTIFIERS = words("more fewer additional extra")
 """Changing words that leave a number alone directly before what is counted: `5 more dollars`, but not `5 less than`;

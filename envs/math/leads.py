@@ -1,0 +1,171 @@
+r"""The words before a mark: whether what they lead to is the answer, or another thing made of it.
+
+`So Natalia sold \boxed{72}` leads to the answer. `Twice \boxed{36}`, `more than \boxed{72}` and `one
+of 70, \boxed{72}` say another number, or several. The rule is the one for the words after a number:
+only what is known to leave the number alone may stand between it and the verb, or before it where
+the clause has no verb. In front of the verb stands what is asked for, which may be anything (`The
+square root of 9 is \boxed{3}`), unless it denies the whole (`It is false that x is \boxed{3}`).
+
+Left out: what stands after a mark (`envs.math.answers`).
+"""
+
+import re
+
+from envs.math.quantities import plain, read_quantity
+from envs.math.statements import is_introducing, names_an_operation
+from envs.math.vocabulary import (
+    ALTERNATIVES,
+    COMPARISONS,
+    HEDGES,
+    NUMERALS,
+    OPERATIONS,
+    ORDINARY_VERBS,
+    is_plural_noun,
+    words,
+)
+
+WORDS = re.compile(r"[A-Za-z]+(?:['\u2019][A-Za-z]+)*")
+DENYING = words(
+    """
+    or maybe perhaps possibly not don't dont doesn't isn't isnt either if unless might may could
+    whether nor neither doubt never cannot wrong incorrect false suppose assume assuming nobody
+    hardly seems seem appears probably presumably guess guessing
+    """
+)
+RELATIVE = re.compile(
+    r"\b(?:that|which|who) (?:is|are|was|were|has|have|do|does|did|can|could)(?: not|n['\u2019]t)\b",
+    re.IGNORECASE,
+)
+"""`the least number that is not divisible`: denies something of what is asked for."""
+DENIED = re.compile(
+    r"\b(?:impossible|possible|false|untrue|wrong|incorrect|unlikely|doubtful|doubt|deny|denies|denied|"
+    r"reject|disagree|not (?:true|likely|certain|sure|clear|the case)|no way)\b[^.;]{0,40}\bthat\b"
+    r"(?!.*\b(?:so|thus|hence|therefore)\b)",
+    re.IGNORECASE,
+)
+VERBS = ORDINARY_VERBS | words(
+    """
+    get getting obtain obtains obtained obtaining yield yields yielded yielding give giving find
+    finds found finding having conclude concludes see know calculate compute produces produce so
+    thus therefore hence then leaves leave leaving left walk totals earn collect say hold holds
+    requires require becomes evaluates simplifies reduces amounts comes adds
+    """
+)
+RESULT_IN = re.compile(
+    r"\b(?:(?:evaluates?|simplif(?:y|ies)|reduces?|amounts?|comes?|leads?|rounds?|equivalent|add(?:s|ed)?|sums?)"
+    r"(?: up| down| out)? to|(?:results?|resulting) in|arrives? at|(?:given|found) by|left with)$",
+    re.IGNORECASE,
+)
+JOINING = words("and to by with from but than per both against versus into on in at")
+"""Prepositions that join the number to something else, as the last word before it."""
+HARMLESS = words("only just also still another additional extra final required desired us me him her them you")
+FINAL = words("final correct right exact required desired numerical numeric simplified overall")
+"""What an answer may be called in `the ... answer is`."""
+REWORKING = NUMERALS | OPERATIONS | COMPARISONS
+BOUND = re.compile(r"\bat (?:most|least)$", re.IGNORECASE)
+ASKS_A_BOUND = re.compile(r"\b(?:most|least|maxim|minim|small|larg|few|great)", re.IGNORECASE)
+ROUGHLY = re.compile(
+    r"(?:\b(?:about|around|roughly|approximately|approx\.?)|\\approx|\u2248)[\s$]*$",
+    re.IGNORECASE,
+)
+RELATED = re.compile(r"(?:[<>\u2260\u2264\u2265\u2248\u221a~^_+*/|\u00d7\u00b7\u00f7\u2212\u2013-]|[!<>/~]\s?=|\\neq?\s?=)$")
+COMMAND = re.compile(r"\\([A-Za-z]+)\s*$")
+PLACING = words(
+    """
+    implies Rightarrow Longrightarrow rightarrow longrightarrow therefore to iff equiv quad qquad
+    colon displaystyle big Big
+    """
+)
+"""Commands that may stand before the answer."""
+DRESSED = re.compile(
+    r"(?:\\(?:text|textbf|mathbf|mathrm|boldsymbol|bm|underline|color|textcolor|large|Large|huge)"
+    r"(?:\{[a-z]*\})?\s*\{|\\begin\{[a-z*]+\}|(?<![A-Za-z}])[{(]|&|\\\\|\\left\s*\()\s*$"
+)
+NUMBERING = re.compile(r"[#*\s]*[0-9]{1,2}[.)]\s*$")
+
+
+def denies(lead: str) -> bool:
+    """Whether the words directly before a mark make it doubtful, or its sentence denies it."""
+    if not lead.strip():
+        return False
+    if DENIED.search(lead):
+        return True
+    clause = RELATIVE.sub(" ", re.split(r"[,;]", plain(lead))[-1])
+    said = [word.lower().replace("\u2019", "'") for word in WORDS.findall(clause)][-3:]
+    return bool(DENYING & set(said)) and "equivalently" not in said
+
+
+def changes(lead: str, *, question: str) -> bool:
+    """Whether `lead`, the sentence before a marked number, makes another thing of the number than the answer."""
+    if NUMBERING.fullmatch(lead):
+        return False
+    text = _bare(lead)
+    if not text:
+        return False
+    if RELATED.search(text):
+        return True
+    command = COMMAND.search(text)
+    if command is not None:
+        return command[1] not in PLACING
+    if text.endswith("="):
+        return False
+    if text.endswith(":"):
+        return _label_changes(text[:-1])
+    clauses = re.split(r"[,;](?![0-9])|\u2014", text)
+    clause = clauses[-1]
+    if not clause.strip():
+        return len(clauses) > 1 and read_quantity(clauses[-2].rpartition(":")[2].strip()) is not None
+    return _clause_changes(plain(clause).replace("*", " "), question=question)
+
+
+def names_another_answer(lead: str) -> bool:
+    """Whether the words before `answer is` name another than the answer: `the previous`, `twice the`."""
+    said = [word.lower() for word in WORDS.findall(re.split(r"[,;:]", plain(lead))[-1])]
+    places = [number for number, word in enumerate(said) if word in ("the", "a", "an", "my", "our", "your")]
+    if not places:
+        return bool(REWORKING & set(said[-2:]))
+    before, called = said[: places[-1]], said[places[-1] + 1 :]
+    before = before[:-1] if before[-1:] == ["of"] else before
+    return bool(REWORKING & set(before[-1:])) or not set(called) <= FINAL
+
+
+def is_rough(lead: str) -> bool:
+    """Whether `lead` calls the number that follows an approximation."""
+    return ROUGHLY.search(lead) is not None
+
+
+def _bare(text: str) -> str:
+    r"""`text` without what dresses the number at its end: `$`, `\(`, `\text{`, spaces."""
+    before = None
+    while text != before:
+        before = text
+        text = text.rstrip(" \t\r\n$`\"'\u201c").removesuffix("**").removesuffix("\\(").removesuffix("\\[")
+        text = re.sub(r"\\[,;:! ]$|(?<=\s)[*_]{1,3}$|^[*_>#-]{1,3}$", "", DRESSED.sub("", text))
+    return re.sub(r"^\s*[-*\u2022>]\s+", "", text)
+
+
+def _label_changes(label: str) -> bool:
+    said = [word.lower() for word in WORDS.findall(label)]
+    choice = words("one any anything either than about around roughly approximately nearly almost")
+    return said[-2:] == ["at", "least"] or bool((choice | ALTERNATIVES) & set(said[-2:]))
+
+
+def _clause_changes(clause: str, *, question: str) -> bool:
+    if RESULT_IN.search(clause) is not None:
+        return False
+    if BOUND.search(clause) and ASKS_A_BOUND.search(question):
+        return False
+    said = WORDS.findall(clause)
+    last = max((number for number, word in enumerate(said) if word.lower() in VERBS), default=-1)
+    between = said[last + 1 :]
+    if last < 0 and (re.search(r"[0-9)]$", clause) or not said):
+        return True
+    if re.search(r"[0-9)}\]]$", clause):
+        return True
+    if not all(word.lower() in HARMLESS or is_introducing(word, question=question) for word in between):
+        return True
+    if not between:
+        return False
+    final = between[-1].lower()
+    joins = final in JOINING and last + 1 < len(said) and len(between) > (final in ("in", "at", "by", "on", "with"))
+    return joins or is_plural_noun(final) or names_an_operation(clause) or final in HEDGES
