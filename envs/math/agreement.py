@@ -11,7 +11,7 @@ from fractions import Fraction
 from typing import NamedTuple
 
 from envs.math.expressions import NoExpression, compute
-from envs.math.notation import NOTATION, as_list, in_latex, numeral
+from envs.math.notation import NOTATION, as_interval, as_list, in_latex, numeral
 from envs.math.quantities import DRESS, SIMPLE, Quantity, is_unit, plain, read_quantity, same_units
 from envs.math.questions import asked_base, asks_percentage, contradicts
 from envs.math.statements import (
@@ -154,7 +154,9 @@ def _expression_agrees(truth: str, number: Quantity, part: str) -> bool | Compar
 
 
 def _mathematics_agrees(truth: str, answer: str) -> bool | tuple[Comparison, ...]:
-    answer = without_label(answer)
+    answer = as_interval(truth, without_label(answer))
+    if "pmatrix" in truth:
+        answer = answer.replace("{bmatrix}", "{pmatrix}")
     if _same_text(truth, answer):
         return True
     wanted, said = numeral(truth), numeral(answer)

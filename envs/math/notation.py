@@ -49,6 +49,13 @@ ROOT = re.compile(r"(?P<sign>[√∛]) ?(?:\((?P<inner>[^()]*)\)|(?P<single>[0-9
 NOTATION = frozenset(SPELLINGS) | frozenset(RAISED + LOWERED + "√∛" + MINUSES)
 """Characters outside of ASCII that `in_latex` spells."""
 
+INTERVAL = re.compile(r"\s*(?:\\left ?)?[(\[].*,.*(?:\\right ?)?[)\]]\s*", re.DOTALL)
+BELOW = r"(?P<{}><|\\l(?:t|eq?)(?![a-z])|\u2264)"
+ABOVE = r"(?P<{}>>|\\g(?:t|eq?)(?![a-z])|\u2265)"
+RELATION = re.compile(r"[=\u2264\u2265,]|\\(?:[lg](?:t|eq?)|neq?|text|or|and|lor|land)(?![a-z])|[a-z]{2,} ")
+BETWEEN = re.compile(rf"(?P<low>[^<>]+?)\s*{BELOW.format('from')}\s*[a-z]\s*{BELOW.format('to')}\s*(?P<high>[^<>]+)")
+UP_TO = re.compile(rf"[a-z]\s*{BELOW.format('to')}\s*(?P<high>[^<>]+)")
+DOWN_TO = re.compile(rf"[a-z]\s*{ABOVE.format('from')}\s*(?P<low>[^<>]+)")
 JOINT = re.compile(r",?\s+(?:or|and)\s+")
 ROOT_LABEL = re.compile(r"\s*([A-Za-z](?:_\{?[0-9]\}?)?)\s*=")
 NUMERAL = re.compile(r"(?P<digits>[0-9A-Fa-f]+)\s*_\s*\{?\s*(?P<base>[0-9]+|[a-z]+)\s*\}?")
@@ -92,6 +99,25 @@ def as_list(truth: str, answer: str) -> str:
     if len(labels - {""}) > 1:
         return answer
     return ",".join(ROOT_LABEL.sub("", element, count=1).strip() for element in elements)
+
+
+def as_interval(truth: str, answer: str) -> str:
+    r"""`-2 \le x < 7` as `[-2,7)` where `truth` is an interval that no point could be; others unchanged."""
+    if not INTERVAL.fullmatch(truth) or ("[" not in truth and "]" not in truth and "\\infty" not in truth):
+        return answer
+    inequality = next((match for form in (BETWEEN, UP_TO, DOWN_TO) if (match := form.fullmatch(answer.strip(" $")))), None)
+    if inequality is None or RELATION.search("".join(inequality.groupdict().get(end) or "" for end in ("low", "high"))):
+        return answer
+    found = inequality.groupdict()
+    low, high = found.get("low", "-\\infty"), found.get("high", "\\infty")
+    opening = "[" if "from" in found and _includes(found["from"]) else "("
+    closing = "]" if "to" in found and _includes(found["to"]) else ")"
+    return f"{opening}{low.strip()},{high.strip()}{closing}"
+
+
+def _includes(relation: str) -> bool:
+    """Whether an order relation holds of equal numbers."""
+    return "e" in relation or relation in "\u2264\u2265"
 
 
 def _elements(text: str) -> list[str]:

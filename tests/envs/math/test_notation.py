@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from envs.math.grading import Grader
-from envs.math.notation import Numeral, as_list, in_latex, numeral
+from envs.math.notation import Numeral, as_interval, as_list, in_latex, numeral
 
 
 @pytest.fixture(scope="module")
@@ -92,3 +92,24 @@ def test_numeral_has_digits_and_a_base(text):
 )
 def test_notation_is_graded_as_a_careful_reader_would(grader, text, reference, right):
     assert asyncio.run(grader.grade(text, truth=reference, style="rule")).correct is right
+
+
+@pytest.mark.parametrize(
+    ("truth", "answer", "interval"),
+    [
+        ("[-1,5]", "-1 \\leq t \\leq 5", "[-1,5]"),
+        ("(0,5]", "0 < x \\le 5", "(0,5]"),
+        ("(-\\infty,4)", "x < 4", "(-\\infty,4)"),
+        ("[4,\\infty)", "x \u2265 4", "[4,\\infty)"),
+        ("(1,2)", "1 < x < 2", "1 < x < 2"),
+        ("[4,\\infty)", "x > 4 = y", "x > 4 = y"),
+    ],
+)
+def test_an_inequality_is_an_interval_where_the_truth_can_be_no_point(truth, answer, interval):
+    assert as_interval(truth, answer) == interval
+
+
+def test_square_brackets_around_a_matrix_are_as_good_as_round_ones(grader):
+    truth, answer = (f"\\begin{{{kind}}}3\\\\4\\end{{{kind}}}" for kind in ("pmatrix", "bmatrix"))
+    text = f"\\boxed{{{answer}}}"
+    assert asyncio.run(grader.grade(text, truth=truth, style="rule")).correct
