@@ -34,6 +34,7 @@ TINY_VLA = "tiny_vla"
 
 
 NO_COUNTS = ("action_tokenizer", "image_shape", "low", "high")  # of the values in config.json
+MOST_WORDS = 4096  # of an instruction; those of robots' tasks have a dozen
 LEAST = {"bins": 2, "proprioception_size": 0}  # of the counts; of the others it is 1
 
 
@@ -97,6 +98,8 @@ class TinyVLAConfig:
     def from_json(cls, values: dict) -> "TinyVLAConfig":
         """The inverse of `to_json`; raises KeyError, TypeError or ValueError for values of another model, or of none."""
         tokenizer, shape = values["action_tokenizer"], values["image_shape"]
+        if values["instruction_length"] > MOST_WORDS:  # the only size that no weight's shape confirms
+            raise ValueError(f"instruction_length={values['instruction_length']} is more than {MOST_WORDS} words.")
         low, high = tuple(tokenizer["low"]), tuple(tokenizer["high"])
         if len(low) != len(high) or not all(type(bound) in (int, float) and math.isfinite(bound) for bound in (*low, *high)):
             raise ValueError(f"low={low} and high={high} must be as many finite numbers.")

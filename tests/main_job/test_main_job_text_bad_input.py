@@ -165,7 +165,8 @@ def written(file: Path, rows: list[dict[str, Any]]) -> Path:
 )
 def test_files_without_prompts_are_refused(plan, tmp_path: Path, rows, expected: str, key: str, ending: str) -> None:
     file = written(tmp_path / f"prompts.{ending}", rows)
-    status, said = plan(f"data.{key}=[{file}]")
+    sound = written(tmp_path / "sound.jsonl", [row(1)])
+    status, said = plan(*([f"data.train_files=[{sound}]"] if key == "val_files" else []), f"data.{key}=[{file}]")
     assert status == REFUSED
     assert said.startswith(f"siirl: data.{key}: {file} ")
     assert expected in said
