@@ -46,6 +46,16 @@ def test_a_machine_that_the_cluster_has_given_up_is_lost(monkeypatch) -> None:
     assert ended.with_ is not None and "counts this machine as dead" in ended.with_[1]
 
 
+def test_a_gcs_that_takes_connections_and_gives_no_answer_is_lost(monkeypatch) -> None:
+    monkeypatch.setattr(lookout, "MAIN_THREAD_S", 0.1)
+    monkeypatch.setattr(lookout, "SILENT_LOOKS", 2)
+    ended, silent = Ended(), threading.Event()
+    with socket.create_server(("127.0.0.1", 0)) as listener, look_out(listener.getsockname()[1], ended, node_lives=silent.wait):
+        ended.happened.wait()
+    silent.set()
+    assert ended.with_ == (1, "the run failed: Ray's GCS takes connections and gives no answer.")
+
+
 def test_a_session_that_ends_by_itself_is_left_alone() -> None:
     ended = Ended()
     with socket.create_server(("127.0.0.1", 0)) as listener:

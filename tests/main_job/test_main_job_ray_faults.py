@@ -1,7 +1,8 @@
-"""Processes that a run on Ray cannot do without are killed: it ends with a sentence, the line to resume, and no traceback of Ray's."""
+"""A process that a run on Ray needs is killed or stopped: the run ends with a sentence, the line to resume, and no traceback."""
 
 import os
 import signal
+import time
 
 import pytest
 from real_run import RAY_AGENTS, RealRun
@@ -11,9 +12,11 @@ ENDLESS = ("trainer.total_steps=100000", "cluster=ray")
 TWO_RANKS = ("trainer.n_gpus_per_node=2", "env.num_servers=2", "actor_rollout_ref.rollout.n=4")
 
 
-def kill_one(run: RealRun, part: str) -> None:
-    """Kill the first process of the run that has `part` in its title."""
-    os.kill(next(pid for pid, title in sorted(run.processes().items()) if part in title), signal.SIGKILL)
+def signal_one(run: RealRun, part: str, number: int) -> int:
+    """Send a signal to the first process of the run that has `part` in its title; returns its number."""
+    pid = next(pid for pid, title in sorted(run.processes().items()) if part in title)
+    os.kill(pid, number)
+    return pid
 
 
 def check_failed_with(run: RealRun, sentence: str) -> None:
@@ -36,15 +39,49 @@ def check_failed_with(run: RealRun, sentence: str) -> None:
 def test_in_mid_run(start_run, part: str, sentence: str) -> None:
     run = start_run(*ENDLESS)
     run.wait_until(lambda: any(run.outputs.glob("*/*/checkpoints/latest")))
-    kill_one(run, part)
+    signal_one(run, part, signal.SIGKILL)
     check_failed_with(run, sentence)
     assert run.text.rstrip().splitlines()[-1] == f"Go on with trainer.resume={run.folders[0]}"
+
+
+@pytest.mark.slow  # Ray takes ten seconds to start, and a stopped process is waited for half a minute
+@pytest.mark.parametrize(
+    ("part", "sentence"),
+    [
+        ("raylet/raylet ", "Ray's raylet on this machine (process "),
+        ("gcs/gcs_server ", "Ray's GCS (process "),
+        ("ray::_Rank", "A rank's process (process "),
+    ],
+    ids=["raylet", "GCS", "rank"],
+)
+def test_a_process_that_is_stopped_ends_the_run_within_a_minute(start_run, part: str, sentence: str) -> None:
+    run = start_run(*ENDLESS)
+    run.wait_until(lambda: any(run.outputs.glob("*/*/checkpoints/latest")))
+    pid = signal_one(run, part, signal.SIGSTOP)
+    assert run.wait(timeout_s=60.0) == FAILED, run.text
+    assert f"siirl: the run failed: {sentence}{pid}) was stopped (SIGSTOP) for 30 s" in run.text
+    assert f"`kill -CONT {pid}` continues it" in run.text
+    assert "Traceback" not in run.text
+    assert run.text.rstrip().splitlines()[-1] == f"Go on with trainer.resume={run.folders[0]}"
+    run.seconds_until_gone(but=RAY_AGENTS)
+
+
+@pytest.mark.slow  # Ray takes ten seconds to start
+def test_a_raylet_that_is_continued_after_ten_seconds_ends_nothing(start_run) -> None:
+    run = start_run(*ENDLESS)
+    run.wait_until(lambda: any(run.outputs.glob("*/*/checkpoints/latest")))
+    pid = signal_one(run, "raylet/raylet ", signal.SIGSTOP)
+    time.sleep(10)
+    os.kill(pid, signal.SIGCONT)
+    done = run.checkpoints()
+    time.sleep(30)
+    run.wait_until(lambda: run.checkpoints() != done)
 
 
 @pytest.mark.slow  # Ray takes ten seconds to start
 def test_a_rank_before_the_ranks_have_met(start_run) -> None:
     run = start_run(*ENDLESS, *TWO_RANKS)
     run.wait_until(lambda: any("ray::_Rank" in title for title in run.processes().values()))
-    kill_one(run, "ray::_Rank")
+    signal_one(run, "ray::_Rank", signal.SIGKILL)
     check_failed_with(run, "The process of rank ")
     assert "There is no checkpoint yet" in run.text

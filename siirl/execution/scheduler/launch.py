@@ -26,8 +26,9 @@ from siirl.execution.scheduler.private_session import (
     private_folder,
 )
 from siirl.execution.scheduler.ray_words import in_a_line
+from siirl.execution.scheduler.stopped import StoppedWatch
 from siirl.execution.scheduler.vitals import Vitals
-from siirl.interrupts import Interrupted
+from siirl.interrupts import Interrupted, end_at_once
 
 if TYPE_CHECKING:
     from siirl.execution.scheduler.messages import Supervision
@@ -45,6 +46,8 @@ LOOK_EVERY_S = 0.5  # after the ranks, while they report nothing
 
 # Ray gives its own processes 30 seconds to come up (a constant in ray/_private/node.py of 2.60): too few on a machine that is busy.
 TIMED_OUT, STARTS = "timed out during startup", 3
+FAILED = 1
+SHUTDOWN_S = 20.0  # it takes one or two on a quiet machine
 
 Make = Callable[..., Any]
 """Makes the worker of a rank: called with `rank` and `init_method`."""
@@ -76,18 +79,16 @@ def ray_session(settings: ClusterSettings) -> Iterator[None]:
     keep_token_private()
     for name, value in (AS_A_JOB | (private_environment() if settings.address is None else TO_CONNECT | _credentials())).items():
         os.environ.setdefault(name, value)
-    with private_folder() if settings.address is None else nullcontext() as folder, _connected(settings, folder):
+    with private_folder() if settings.address is None else nullcontext() as folder, StoppedWatch(), _connected(settings, folder):
         yield
 
 
 @contextmanager
 def _connected(settings: ClusterSettings, folder: Path | None) -> Iterator[None]:
     """`ray_session` without what has to be there before Ray is imported."""
-    import ray
-
     try:
         with _own_signal_handlers():
-            _init(settings, folder, starts=1 if settings.address else STARTS)
+            started = _init(settings, folder, starts=1 if settings.address else STARTS)
     except SystemExit as error:  # Ray's answer to a SIGTERM while it starts
         raise Interrupted(signal.SIGTERM) from error
     except Exception as error:  # Ray raises just that where its own processes do not come up in time
@@ -105,11 +106,41 @@ def _connected(settings: ClusterSettings, folder: Path | None) -> Iterator[None]
             raise cause from error
         raise RunFailed(f"Ray failed: {in_a_line(cause)}") from error
     finally:
+        _shut_down(started)
+
+
+def _shut_down(started: set[int]) -> None:
+    """Leave Ray, or end the one whose processes these are. Ray 2.60 waits for the raylet's goodbye without end: see `_end_silent_ray`."""
+    import ray
+
+    timer = threading.Timer(SHUTDOWN_S, _end_silent_ray, args=(started,))
+    timer.daemon = True
+    timer.start()
+    try:
         ray.shutdown()
+    finally:
+        timer.cancel()
 
 
-def _init(settings: ClusterSettings, folder: Path | None, *, starts: int) -> None:
-    """Connect, or start a cluster in `folder`; one that did not come up in time is ended and started anew."""
+def _end_silent_ray(started: set[int]) -> None:
+    """Kill an own Ray, so that `ray.shutdown` returns; from a cluster of others the command alone can go."""
+    if not started:
+        end_at_once(FAILED, "the run failed: Ray's raylet on this machine does not answer when the command wants to leave the cluster.")
+    _kill(started)
+
+
+def _kill(pids: set[int]) -> None:
+    for pid in pids:
+        with suppress(ProcessLookupError):  # it ended meanwhile
+            os.kill(pid, signal.SIGKILL)
+
+
+def _init(settings: ClusterSettings, folder: Path | None, *, starts: int) -> set[int]:
+    """Connect, or start a cluster in `folder`; one that did not come up in time is ended and started anew.
+
+    Returns:
+        The processes that were started; none where a cluster was there.
+    """
     import ray
 
     before = _children()
@@ -126,10 +157,9 @@ def _init(settings: ClusterSettings, folder: Path | None, *, starts: int) -> Non
         if starts == 1 or TIMED_OUT not in str(error):
             raise
         logger.warning("Ray did not come up in time; starting it again.")
-        for pid in _children() - before:
-            with suppress(ProcessLookupError):  # it ended meanwhile
-                os.kill(pid, signal.SIGKILL)
-        _init(settings, folder, starts=starts - 1)
+        _kill(_children() - before)
+        return _init(settings, folder, starts=starts - 1)
+    return _children() - before if settings.address is None else set()
 
 
 def _runtime_env(settings: ClusterSettings, folder: Path | None) -> dict[str, Any]:

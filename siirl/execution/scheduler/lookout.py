@@ -9,11 +9,13 @@ import threading
 from collections.abc import Callable
 
 from siirl.errors import RunFailed
+from siirl.execution.scheduler.placement import GCS_PATIENCE_S
 from siirl.execution.scheduler.vitals import EVERY_S, Vitals
 from siirl.interrupts import end_at_once
 
 FAILED = 1
 MAIN_THREAD_S = 10.0  # to raise and to end its actors by itself
+SILENT_LOOKS = round(GCS_PATIENCE_S / EVERY_S)  # counted in looks: a command that was stopped itself has missed no answer
 
 
 class LookOut:
@@ -35,8 +37,11 @@ class LookOut:
         self._vitals, self._node_lives, self._end = vitals, node_lives, end
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="siirl-lookout", daemon=True)
+        self._asks = threading.Thread(target=self._ask, name="siirl-lookout-asks", daemon=True)  # may wait for a silent GCS for ever
+        self._looks_without_answer, self._answer = 0, True
 
     def __enter__(self) -> None:
+        self._asks.start()
         self._thread.start()
 
     def __exit__(self, *exception: object) -> None:
@@ -55,9 +60,21 @@ class LookOut:
             self._vitals.check()
         except RunFailed as error:
             return str(error)
-        if self._vitals.all_answer and not self._node_lives():
+        if not self._vitals.all_answer:
+            self._looks_without_answer = 0  # it takes no connections either, for which `Vitals` has its own patience
+        elif self._asks.is_alive():
+            self._looks_without_answer += 1
+        if self._looks_without_answer > SILENT_LOOKS:
+            return "Ray's GCS takes connections and gives no answer."
+        if not self._answer:
             return (
                 "Ray's GCS counts this machine as dead, because its raylet has stopped sending "
                 "heartbeats: it was stopped, or the machine is overloaded."
             )
         return None
+
+    def _ask(self) -> None:
+        while not self._over.wait(EVERY_S):
+            if self._vitals.all_answer:
+                self._answer = self._node_lives()
+                self._looks_without_answer = 0
