@@ -1,5 +1,6 @@
 """report.html: made from what a run leaves in its folder, and complete in itself."""
 
+import json
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -83,11 +84,43 @@ def test_curves_are_drawn_in_the_page(report: Path) -> None:
 
 
 def test_rows_of_something_else_are_no_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "metrics.jsonl").write_text('{"loss": 1.0}\n[]\n')
+    (tmp_path / "metrics.jsonl").write_text('{"loss": 1.0}\n')
     assert main([str(tmp_path)]) == 1
     assert "name the folder of a run" in capsys.readouterr().err
     assert main([str(tmp_path), "--rollouts", "--count", "0"]) == 1
     assert "--count 0 must be at least 1" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("line", "sentence"),
+    [
+        (b"[]", "is no row but a list"),
+        (b"3", "is no row but a int"),
+        (b"null", "is no row but a NoneType"),
+        (b'{"step": 1', "is not JSON"),
+        (b'{"step": "\xff"}', "is not JSON"),
+        (b"[" * 100_000, "is not JSON"),
+        (b'{"step": ' + b"9" * 5000 + b"}", "is not JSON"),
+    ],
+    ids=["list", "number", "null", "cut off", "not UTF-8", "deep", "long number"],
+)
+def test_a_damaged_line_is_named_in_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str], line: bytes, sentence: str) -> None:
+    file = tmp_path / "metrics.jsonl"
+    file.write_bytes(b'{"step": 1}\n' + line + b'\n{"step": 2}\n')
+    assert main([str(tmp_path)]) == 1
+    (shown,) = capsys.readouterr().err.splitlines()
+    assert shown.startswith(f"siirl: {file}, line 2, {sentence}") and shown.endswith("Mend or delete that line.")
+
+
+def test_values_without_a_place_in_a_diagram_are_left_out(tmp_path: Path) -> None:
+    rows = [
+        {"step": 10**400},
+        {"step": -1},
+        {"step": 1, "notice": ["a"], "reward/mean_score": 10**400},
+        {"step": 2, "reward/mean_score": 0.5},
+    ]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert "Reward" in write_report(tmp_path).read_text()
 
 
 def test_a_folder_that_is_no_run_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

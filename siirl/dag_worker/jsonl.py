@@ -15,20 +15,29 @@ def read_rows(path: Path) -> Iterator[dict[str, Any]]:
     """The rows of `path`; a last line that was cut off by the end of its process is left out.
 
     Raises:
-        ValueError: A broken line that is not the last one.
+        ValueError: A line that is no JSON object, with file, line and remedy.
     """
+    for number, value in read_values(path):
+        if not isinstance(value, dict):
+            raise ValueError(f"{path}, line {number}, is no row but a {type(value).__name__}. Mend or delete that line.")
+        yield value
+
+
+def read_values(path: Path) -> Iterator[tuple[int, Any]]:
+    """As `read_rows`, JSON of any kind: the number of each line, from 1, and its value."""
     if not path.exists():
         return
-    lines = path.read_text().split("\n")
+    lines = path.read_bytes().split(b"\n")
     for number, line in enumerate(lines, start=1):
         if not line:
             continue
         try:
-            yield json.loads(line)
-        except json.JSONDecodeError as error:
+            value = json.loads(line)
+        except (ValueError, RecursionError) as error:  # broken JSON, not UTF-8, a number of 4300 digits, or a thousand lists in each other
             if number == len(lines):
                 return
             raise ValueError(f"{path}, line {number}, is not JSON: {error}. Mend or delete that line.") from error
+        yield number, value
 
 
 class JsonlFile:

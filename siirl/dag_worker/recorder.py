@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFont
 
 from envs.base import Frames
-from siirl.dag_worker.jsonl import JsonlFile, read_rows
+from siirl.dag_worker.jsonl import JsonlFile, read_values
 from siirl.errors import SiirlError
 
 VIDEOS_FOLDER = "videos"
@@ -236,7 +236,7 @@ class VideoIndex(NamedTuple):
 
 def read_video_index(folder: Path) -> VideoIndex:
     """The indices of all ranks below `folder`."""
-    rows = [row for file in sorted(folder.glob(_INDEX.format(rank="*"))) for row in read_rows(file)]
+    rows = [row for file in sorted(folder.glob(_INDEX.format(rank="*"))) for _, row in read_values(file)]
     sound = [row for row in rows if _is_row(row)]
     by_step = sorted(sound, key=lambda row: (row["step"], row["uid"]))  # those of an evaluation are written as they end
     return VideoIndex(by_step, len(rows) - len(sound))

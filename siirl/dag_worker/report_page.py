@@ -30,6 +30,7 @@ from siirl.params.run_folder import CONFIG_FILE, PLAN_FILE
 REPORT_FILE = "report.html"
 TEMPLATE = Path(__file__).with_name("report_page.html")
 
+LAST_STEP, LARGEST = 2**53, 1e308  # of what a diagram has a place for; whole numbers of JSON have no bound
 _VIDEOS_SHOWN = 12
 _ROLLOUTS_SHOWN = 24  # of the newest step; all others with python -m siirl.report RUN --rollouts
 
@@ -51,8 +52,9 @@ def write_report(folder: Path) -> Path:
 
     Raises:
         MissingAssetError: No metrics.jsonl with a row in it: not a run folder, or a run that ended before its first step.
+        ValueError: A damaged line of metrics.jsonl, or of a file of rollouts.
     """
-    rows = [_numbers(row) for row in read_rows(folder / METRICS_FILE) if "step" in row and isinstance(row["step"], int)]
+    rows = [_numbers(row) for row in read_rows(folder / METRICS_FILE) if type(row.get("step")) is int and 0 <= row["step"] <= LAST_STEP]
     if not rows:
         raise MissingAssetError(f"{folder} has no {METRICS_FILE} with a step in it: name the folder of a run, outputs/<name>/<time>.")
     index = read_video_index(folder / VIDEOS_FOLDER)
@@ -87,8 +89,12 @@ def _template() -> Any:
 
 
 def _numbers(row: Row) -> Row:
-    """A row of metrics without what is no number."""
-    return {name: value for name, value in row.items() if isinstance(value, int | float) or name == "notice"}
+    """A row of metrics without what is no number that a diagram has a place for."""
+    return {name: value for name, value in row.items() if (isinstance(value, str) if name == "notice" else _is_number(value))}
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, float) or (isinstance(value, int) and abs(value) <= LARGEST)
 
 
 def _tables(rows: Sequence[Row], read: Callable[..., Mapping[str, Any]]) -> list[Table]:
