@@ -1,7 +1,8 @@
 """Refuses keys that the user set and nothing of the job reads: a key that does nothing is a lie.
 
-Set is a key whose value differs from its default, and which the command line names or to which no shipped group gives this value. So a
-group's defaults are nobody's wish, and the config.yaml of a run, which names every key, is read again. Left out: which key is read when
+Set is a key that the command line names, unless with a default that asks for nothing (null, false, 0, empty); and one in a file whose value
+is neither its default nor what a shipped group gives it. So a group's defaults are nobody's wish, and the config.yaml of a run, which names
+every key, is read again. Left out: which key is read when
 (`siirl.params.key_readers`).
 """
 
@@ -54,9 +55,10 @@ def _of_one_domain(key: Key) -> bool:
 
 def _asked_for(config: SiiRLArguments, named: Collection[str]) -> Iterator[Key]:
     for key in keys_of(SiiRLArguments):
-        if key.metadata["derived"] or value_of(config, key.place) == key.default:
+        value = value_of(config, key.place)
+        if key.metadata["derived"] or (value == key.default and not (value and key.place in named)):
             continue
-        if key.place in named or value_of(config, key.place) not in _shipped(config, key.place):
+        if key.place in named or value not in _shipped(config, key.place):
             yield key
 
 

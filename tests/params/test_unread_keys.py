@@ -100,6 +100,11 @@ def test_estimators_are_those_that_siirl_registers() -> None:
         ("algorithm.kl_ctrl.horizon=5", "kl_ctrl.horizon=5 is read with algorithm.use_kl_in_reward=true"),
         ("algorithm.kl_penalty=k3", "algorithm.kl_penalty=k3 is read with algorithm.use_kl_in_reward=true"),
         ("algorithm.use_kl_in_reward=true algorithm.kl_ctrl.horizon=5", "horizon=5 is read with algorithm.kl_ctrl.type=adaptive"),
+        (
+            f"pipeline=dapo {ACTOR}.clip_ratio=0.2",
+            "clip_ratio=0.2 is read where actor_rollout_ref.actor.clip_ratio_low or clip_ratio_high is",
+        ),
+        ("algorithm.gamma=1.0", "algorithm.gamma=1.0 is read by gae and reinforce_plus_plus, not by dr_grpo: leave it out."),
         (f"{ACTOR}.kl_loss_coef=0.1", "kl_loss_coef=0.1 is read with actor_rollout_ref.actor.use_kl_loss=true"),
         (f"{ACTOR}.kl_loss_type=k2", "kl_loss_type=k2 is read with actor_rollout_ref.actor.use_kl_loss=true"),
         ("actor_rollout_ref.ref.path=x", "actor_rollout_ref.ref.path=x is read where a KL has a weight"),
@@ -190,7 +195,8 @@ def test_a_key_that_nothing_reads_is_refused_with_its_reader(words: str, expecte
         "pipeline=dapo algorithm.filter.name=zero_variance algorithm.filter.metric=reward",
         "pipeline=dapo algorithm.filter.name=mine:rule algorithm.filter.metric=reward algorithm.filter.success_low=0.3",
         "trainer.n_gpus_per_node=2 dag.backend_threshold=2",
-        "algorithm.gamma=1.0 algorithm.kl_ctrl.kl_coef=0.001",  # the default changes nothing
+        # Defaults that ask for nothing.
+        "pipeline=grpo algorithm.filter.drop_truncated=false reward_model.path=null trainer.critic_warmup=0 data.val_files=[]",
     ],
 )
 def test_a_key_that_is_read_is_taken(words: str) -> None:
