@@ -32,7 +32,8 @@ FUNCTIONS = frozenset(FUNCTION_NAMES.split())
 COMMAND = re.compile(r"\\[A-Za-z]+")
 LETTERS = re.compile(r"[A-Za-z]{2,}")
 NO_NUMBER = re.compile(
-    r"[<>?_'\"@#&|;:~,]|\.\.|\\(?:pm|mp|[lc]?dots|neq?|not|l[et]q?|g[et]q?|in|approx|sim|to|cup|cap|quad)(?![A-Za-z])|[0-9] +[0-9]|\\\{"
+    r"[<>?'\"@#&|;:~,]|(?<!\\sum)(?<!\\prod)_|\.\."
+    r"|\\(?:pm|mp|[lc]?dots|neq?|not|l[et]q?|g[et]q?|in|approx|sim|to|cup|cap|quad)(?![A-Za-z])|[0-9] +[0-9]|\\\{"
 )
 NO_MATHEMATICS = re.compile(r"[?@#\"]|~~")
 TRAILING_UNIT = re.compile(r"(?:\\[,;: ]|\s)*\\(?:text|mathrm|mbox|textrm)\s*\{([^{}]*)\}\s*(?:\^ ?\{?[23]\}?)?$")

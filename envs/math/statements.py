@@ -73,7 +73,8 @@ AFFIRMED = re.compile(
 )
 DENIED = re.compile(r",? +\(?(?:and |but )?not +(?P<other>[^()]+?)\)?$", re.IGNORECASE)
 REMARK = re.compile(r"(?:, +(?:which|as|so)\b| - |\s?\u2014\s?)[^0-9]*$", re.IGNORECASE)
-EQUALS = re.compile(r"(?<![<>!:=\\])=(?![=<>])|\\equiv(?![a-z])")
+EQUALS = re.compile(r"(?<![<>!:=\\])(?<!_\{[A-Za-z])(?<!_\{[A-Za-z] )=(?![=<>])|\\equiv(?![a-z])")
+r"""Signs between the sides of an equation; that of `\sum_{n=1}` is none."""
 APPROXIMATELY = re.compile(r"\\approx(?:eq)?(?![a-z])|\\simeq(?![a-z])|[\u2248\u2245]|\bapproximately\b", re.IGNORECASE)
 LABEL = re.compile(r"[^0-9<>!?~\u2260\u2264\u2265\u00b1]*")
 WORDS = re.compile(r"[A-Za-z]+(?:['\u2019][A-Za-z]+)*")

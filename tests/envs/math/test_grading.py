@@ -45,6 +45,8 @@ def grade(grader, text, truth, style="rule"):
         ("B", "\\text{(B)}"),
         ("2\\pi", "2 \\pi"),
         ("46", "forty-six"),
+        ("55", "\\sum_{n=1}^{10} n"),
+        ("24", "\\prod_{k = 1}^{4} k = 24"),
     ],
 )
 @pytest.mark.parametrize("mark", ["so\n#### {}", "so $\\boxed{{{}}}$.", "Answer: {}"])
@@ -59,6 +61,9 @@ def test_same_mathematics_is_correct(grader, truth, answer, mark):
         ("46", "46 or 47"),
         ("46", "46, 47"),
         ("2", "2 \\pi"),
+        ("54", "\\sum_{n=1}^{10} n"),
+        ("54", "\\sum_{n=1}^{10} n = 55"),
+        ("3", "a_{n=1} = 3_4"),
         ("x+1", "x-1"),
         ("\\frac{1}{2}", "\\frac{1}{3}"),
         ("46", "\\frac{46}{"),
