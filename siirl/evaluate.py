@@ -20,6 +20,7 @@ from siirl import interrupts
 from siirl.errors import ConfigError, SiirlError, UnknownNameError
 from siirl.interrupts import leave
 from siirl.params.ending import FAILED, REFUSED, end_without_reader, interrupted
+from siirl.params.printable import printable
 from siirl.params.problems import REFUSALS
 
 ACTIONS = {"sampled": (False,), "argmax": (True,), "both": (False, True)}
@@ -59,7 +60,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _end(status: int, sentence: str) -> int:
     """Tell why it ends; the notes of the run folder are left out, which tell how training goes on."""
-    print(f"siirl: {sentence}", file=sys.stderr)
+    print(printable(f"siirl: {sentence}"), file=sys.stderr)
     return status
 
 

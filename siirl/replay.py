@@ -26,6 +26,7 @@ from rich.table import Table
 from envs.base import Environment, FrameBuffer, FrameRequest, Frames
 from envs.registry import make_env
 from siirl import interrupts
+from siirl.dag_worker.console import cell
 from siirl.dag_worker.recorder import VIDEOS_FOLDER, VideoSample, annotate, read_index, write_video
 from siirl.errors import ConfigError, MissingAssetError, SiirlError, UnknownNameError
 from siirl.interrupts import leave
@@ -33,6 +34,7 @@ from siirl.params.ending import FAILED, REFUSED, end, end_without_reader, interr
 from siirl.params.env_args import LARGEST_PICTURE
 from siirl.params.parser import parse_config
 from siirl.params.plug_ins import import_user_modules
+from siirl.params.printable import printable
 from siirl.params.problems import REFUSALS
 from siirl.params.run_folder import CONFIG_FILE
 
@@ -106,7 +108,7 @@ def show(rows: Sequence[Row]) -> None:
     """A table of the recorded episodes."""
     table = Table("uid", "step", "task", "outcome", "environment steps")
     for row in rows:
-        table.add_row(row["uid"], str(row["step"]), row["task"], row["outcome"], str(row["environment_steps"]))
+        table.add_row(*(cell(str(row[name])) for name in ("uid", "step", "task", "outcome", "environment_steps")))
     Console().print(table)
 
 
@@ -121,7 +123,7 @@ def replay(folder: Path, row: Row, overrides: Sequence[str], frames: FrameReques
     sample = VideoSample(**{name: row[name] for name in VideoSample.__dataclass_fields__ if name in row} | {"success": outcome[0]})
     write_video(file, annotate(film, sample), frames_per_second=FRAMES_PER_SECOND)
     expected = (row["success"], row["environment_steps"])
-    print(f"{row['task']}, seed {row['seed']}: {tell(outcome)}, recorded {tell(expected)}\nvideo  {file}")
+    print(printable(f"{row['task']}, seed {row['seed']}: {tell(outcome)}, recorded {tell(expected)}\nvideo  {file}"))
     if outcome == expected:
         return 0
     print(

@@ -16,6 +16,7 @@ from siirl.params.command_line import Action, CommandLine, read_command_line
 from siirl.params.ending import FAILED, REFUSED, end, end_without_reader, interrupted
 from siirl.params.help import help_text
 from siirl.params.parser import Parsed, parse, to_yaml
+from siirl.params.printable import printable
 from siirl.params.problems import REFUSALS
 from siirl.params.threads import short_waits
 
@@ -40,7 +41,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _run(command: CommandLine) -> None:
     parsed = parse(command.overrides, config_file=command.config_file)
     for notice in parsed.notices:
-        print(f"Note: {notice}", file=sys.stderr)
+        print(printable(f"Note: {notice}"), file=sys.stderr)
     if command.action is Action.HELP:
         print(help_text(usage=USAGE, user_groups=parsed.user_groups), flush=True)
     elif command.action is Action.PRINT_CONFIG:
@@ -60,7 +61,7 @@ def _train(parsed: Parsed, *, start: bool) -> None:
 
     job = prepare(config, spec)
     for warning in job.warnings:
-        print(f"Warning: {warning}", file=sys.stderr)
+        print(printable(f"Warning: {warning}"), file=sys.stderr)
     plan = render(job.plan)
     print(plan, flush=True)
     if not start:

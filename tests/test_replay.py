@@ -13,7 +13,7 @@ from envs.base import PROPRIOCEPTION, Environment, EnvSpec, FrameRequest, Frames
 from siirl.dag_worker.recorder import VIDEOS_FOLDER, VideoRecorder, VideoSample
 from siirl.params.parser import parse_config, to_yaml
 from siirl.params.run_folder import CONFIG_FILE
-from siirl.replay import main
+from siirl.replay import main, show
 
 GOAL = 3.0
 PLACE = gymnasium.spaces.Box(-100.0, 100.0, (1,), np.float32)
@@ -128,3 +128,10 @@ def test_what_cannot_be_played_is_refused_with_the_reason(tmp_path: Path, capsys
     actions.unlink()
     assert main([str(run), "a/b"]) == 2
     assert "There are no actions of episode a/b" in capsys.readouterr().err
+
+
+def test_the_table_of_episodes_cannot_command_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    show([{"uid": "a\x1b[2J[/red]", "step": 1, "task": "push\r", "outcome": "fail\x07", "environment_steps": 3}])
+    shown = capsys.readouterr().out
+    assert not {"\x1b", "\r", "\x07"} & set(shown)
+    assert "[/red]" in shown

@@ -15,6 +15,7 @@ from siirl.dag_worker.metrics import Reduced
 from siirl.dag_worker.progress import Progress
 from siirl.dag_worker.sentinels import dropped_trajectories
 from siirl.dag_worker.statistics import MeanInterval, SuccessInterval, all_last, evaluations, mean_scores
+from siirl.params.printable import printable
 
 _HEADER_EVERY = 20  # rows: about one screen
 _STAGES_SHOWN = 5
@@ -154,9 +155,14 @@ def score_table(title: str, columns: Mapping[str, Mapping[str, MeanInterval]]) -
     return _interval_table(title, columns)
 
 
+def cell(text: str) -> str:
+    """Text of others for a cell of a table."""
+    return escape(printable(text, keep=""))
+
+
 def _interval_table(title: str, columns: Mapping[str, Mapping[str, Any]]) -> Table:
     table = Table("task", *columns, title=title, title_justify="left")
     tasks = dict.fromkeys(task for measured in columns.values() for task in measured)
     for task in sorted(tasks, key=all_last):
-        table.add_row(escape(task), *(str(measured.get(task, "-")) for measured in columns.values()))
+        table.add_row(cell(task), *(str(measured.get(task, "-")) for measured in columns.values()))
     return table

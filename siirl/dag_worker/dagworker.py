@@ -156,7 +156,7 @@ class DAGWorker:
         trainer, begin = self.config.trainer, time.monotonic()
         if self._evaluation_due:
             yield from self._evaluate()
-            yield StepDone(self.global_steps, self.metrics.reduce())
+            yield self._step_done()
             self._save()
         elif self.global_steps > 0 and self._is_last(begin):
             raise ConfigError(
@@ -165,7 +165,7 @@ class DAGWorker:
             )
         if self.global_steps == 0 and trainer.val_before_train and trainer.val_episodes > 0:
             yield from self._evaluate()
-            yield StepDone(0, self.metrics.reduce())
+            yield self._step_done()
         while not self._is_last(begin):
             self.global_steps += 1
             yield Activity(f"step {self.global_steps}")
@@ -179,11 +179,14 @@ class DAGWorker:
                     self._heed_request()
                     yield from self._evaluate()
             except Interrupted:
-                yield StepDone(self.global_steps, self.metrics.reduce())
+                yield self._step_done()
                 raise
-            yield StepDone(self.global_steps, self.metrics.reduce())
+            yield self._step_done()
             if last or (trainer.save_freq > 0 and self.global_steps % trainer.save_freq == 0):
                 self._save()
+
+    def _step_done(self) -> StepDone:
+        return StepDone(self.global_steps, self.metrics.reduce(), self.metrics.take_warnings())
 
     def close(self) -> None:
         """End environments, graders, files and the process group; safe to call twice."""

@@ -14,13 +14,14 @@ from typing import Any
 import torch
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
-from siirl import interrupts
+from siirl import interrupts, stacks
 from siirl.dag_worker.build import build_evaluation
 from siirl.dag_worker.build_text import build_text_evaluation
 from siirl.dag_worker.checkpoint import read_manifest, resolve_checkpoint
-from siirl.dag_worker.console import score_table, success_table
-from siirl.dag_worker.launch import places_to_look, session
+from siirl.dag_worker.console import cell, score_table, success_table
+from siirl.dag_worker.launch import hang_limit_s, places_to_look, session
 from siirl.dag_worker.metrics import Reduced, reduce_metrics
 from siirl.dag_worker.prepare import check_policy
 from siirl.dag_worker.progress import Progress
@@ -43,6 +44,8 @@ from siirl.dag_worker.statistics import MeanInterval, SuccessInterval, all_last,
 from siirl.engine.collectives import OneProcess
 from siirl.engine.rollout.workflow import EpisodeRequest
 from siirl.errors import CheckpointError, ConfigError
+from siirl.execution.scheduler.watchdog import OwnWatch
+from siirl.occupation import OCCUPATION
 from siirl.params import SiiRLArguments
 from siirl.params.domain_checks import is_text
 from siirl.params.files import weight_files
@@ -50,6 +53,7 @@ from siirl.params.first_look import describe_env, look_before_playing
 from siirl.params.grading import rate_by_grade
 from siirl.params.machine import check_machine
 from siirl.params.parser import parse_config
+from siirl.params.printable import printable
 from siirl.params.reward_args import reward_parts
 from siirl.params.run_folder import CONFIG_FILE, run_folder
 
@@ -102,7 +106,7 @@ def evaluate(checkpoint: Path, overrides: Sequence[str], *, kinds: Sequence[bool
         console = Console()
         console.print(*tables, sep="\n")
         if spec.notice:
-            console.print(spec.notice, style="bold")
+            console.print(Text(printable(spec.notice), style="bold"))
         console.print(f"results     {folder / RESULT_FILE}", *places_to_look(folder), sep="\n", soft_wrap=True)
 
 
@@ -147,7 +151,7 @@ def return_table(title: str, columns: Mapping[str, Returns]) -> Table:
     """Mean returns of an environment that reports no success, one row a task and one column a way of acting."""
     table = Table("task", *columns, title=title, title_justify="left")
     for task in sorted(dict.fromkeys(task for returns in columns.values() for task in returns), key=all_last):
-        table.add_row(task, *(f"{returns[task]:.1f}" if task in returns else "-" for returns in columns.values()))
+        table.add_row(cell(task), *(f"{returns[task]:.1f}" if task in returns else "-" for returns in columns.values()))
     return table
 
 
@@ -200,14 +204,18 @@ def locate(checkpoint: Path) -> tuple[Path, Path | None]:
 
 @contextlib.contextmanager
 def started(config: SiiRLArguments, folder: Path, build: Callable[..., Evaluation]) -> Iterator[Evaluation]:
-    """An evaluation with its environments up; they and its files are ended with the context."""
+    """An evaluation with its environments up; they and its files are ended with the context. It may hang for `trainer.hang_minutes`."""
     torch.set_num_threads(1)
     with ExitStack() as stack:
+        traces = stack.enter_context(stacks.folder_of(folder))
         stack.enter_context(session(config))
-        evaluation = build(config=config, run_folder=folder, ranks=OneProcess())
-        stack.callback(evaluation.close)
-        evaluation.rollout.start()
-        yield evaluation
+        stack.enter_context(OwnWatch(limit_s=hang_limit_s(config), folder=traces))
+        with OCCUPATION.doing("starts simulators and loads the policy"):
+            evaluation = build(config=config, run_folder=folder, ranks=OneProcess())
+            stack.callback(evaluation.close)
+            evaluation.rollout.start()
+        with OCCUPATION.doing("evaluates"):
+            yield evaluation
 
 
 def run(config: SiiRLArguments, folder: Path, *, kinds: Sequence[bool]) -> tuple[dict[str, Success], dict[str, Returns], dict[str, Scores]]:

@@ -18,6 +18,8 @@ class StepDone:
 
     step: int
     metrics: dict[str, Reduced]
+    warnings: tuple[str, ...] = ()
+    """Of what is odd about them, each once a run."""
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from rich.console import Console
+from rich.text import Text
 
 from siirl import interrupts, stacks
 from siirl.dag_worker.checkpoint import read_manifest, resolve_checkpoint
@@ -36,6 +37,7 @@ from siirl.interrupts import STOP, Interrupted
 from siirl.params import SiiRLArguments
 from siirl.params.first_look import describe_env
 from siirl.params.machine import device_slots
+from siirl.params.printable import printable
 from siirl.params.ray_address import resolve_address
 from siirl.params.threads import short_waits
 
@@ -82,7 +84,8 @@ def run(config: SiiRLArguments, graph: TaskGraph, run_folder: Path) -> None:
                 ended = True
                 continue
             writers.write(step=event.step, metrics=event.metrics)
-            for warning in sentinels.look(event.metrics) if event.step > 0 else ():
+            signs = sentinels.look(event.metrics) if event.step > 0 else []
+            for warning in (*event.warnings, *signs):
                 writers.warn(warning)
             if {MEAN_RETURN, MEAN_SCORE} & event.metrics.keys():
                 evaluated.append(event.metrics)
@@ -138,13 +141,18 @@ def start(config: SiiRLArguments, graph: TaskGraph, run_folder: Path, layout: La
     make = functools.partial(
         DAGWorker, config=config, graph=graph, world_size=layout.ranks, backend=groups.world.backend, run_folder=run_folder.absolute()
     )
-    hang_s = None if config.trainer.hang_minutes is None else 60 * config.trainer.hang_minutes
+    hang_s = hang_limit_s(config)
     if config.cluster.mode == "local":
-        with OwnWatch(limit_s=hang_s, folder=stacks_folder):
+        with OwnWatch(limit_s=hang_s, folder=stacks_folder, run_folder=run_folder, resume=config.trainer.resume):
             yield from run_local(make)
         return
     make = functools.partial(make, connect=_coordinator_for(layout.ranks))
     yield from run_on_ray(make, layout=layout, hang_s=hang_s, stacks_folder=stacks_folder)
+
+
+def hang_limit_s(config: SiiRLArguments) -> float | None:
+    """`trainer.hang_minutes` in seconds."""
+    return None if config.trainer.hang_minutes is None else 60 * config.trainer.hang_minutes
 
 
 def _coordinator_for(ranks: int) -> Callable[[int], Redistribution] | None:
@@ -178,7 +186,7 @@ def show_summary(run_folder: Path, *, report: Path, evaluated: Sequence[dict[str
         scores = {when: mean_scores(metrics) for when, metrics in ends.items()}
         if columns["after"]:
             console.print(success_table("success on the same held-out episodes before and after, 95 % intervals", columns))
-            console.print(gain(columns["before"], columns["after"]), highlight=False)
+            console.print(Text(printable(gain(columns["before"], columns["after"]))))
         if scores["after"]:
             console.print(score_table("mean reward of the same held-out episodes before and after, 95 % intervals", scores))
         if not columns["after"] and not scores["after"]:

@@ -33,6 +33,7 @@ class MetricWorker:
         self._gather, self._warns = gather, warns
         self._records: list[Record] = []
         self._warned: set[str] = set()
+        self._warnings: list[str] = []
 
     def record(self, metrics: Any) -> None:
         """Keep `metrics`, a mapping from names to numbers, for the end of the step."""
@@ -46,8 +47,14 @@ class MetricWorker:
             self._warn(complaints(records))
         return reduce_metrics(records)
 
+    def take_warnings(self) -> tuple[str, ...]:
+        """The warnings since the last call, for the terminal and the run folder."""
+        warnings, self._warnings = tuple(self._warnings), []
+        return warnings
+
     def _warn(self, sentences: dict[str, str]) -> None:
         for name, sentence in sentences.items():
             if name not in self._warned:
-                logger.warning(sentence)
+                logger.info(sentence)
+                self._warnings.append(sentence)
         self._warned |= sentences.keys()

@@ -20,6 +20,7 @@ from siirl.dag_worker.console import ConsoleWriter
 from siirl.dag_worker.jsonl import JsonlFile
 from siirl.dag_worker.metrics import Reduced
 from siirl.errors import ConfigError, UnknownNameError
+from siirl.params.printable import printable
 
 METRICS_FILE = "metrics.jsonl"
 WARNINGS_FILE = "warnings.txt"
@@ -207,7 +208,7 @@ class MetricWriters:
         for console in self._consoles():
             console.progress.print(f"Warning: {text}")
         if not self._consoles():
-            print(f"Warning: {text}", file=sys.stderr)
+            print(printable(f"Warning: {text}"), file=sys.stderr)
 
     def _consoles(self) -> list[ConsoleWriter]:
         return [writer for writer in self._writers if isinstance(writer, ConsoleWriter)]

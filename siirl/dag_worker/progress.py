@@ -9,9 +9,12 @@ from types import TracebackType
 from typing import Self
 
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, ProgressColumn, Task, TextColumn, TimeElapsedColumn
 from rich.progress import Progress as RichProgress
 from rich.text import Text
+
+from siirl.params.printable import printable
 
 _LINE_EVERY_S = 10.0  # seldom enough for a log file, often enough to see that something happens
 
@@ -79,11 +82,11 @@ class Progress:
     def activity(self, text: str) -> None:
         """Say beside the bar what is going on within the step; nothing where there is no terminal."""
         if self._bar is not None:
-            self._bar.update(self._task, activity=text)
+            self._bar.update(self._task, activity=escape(printable(text, keep="")))
 
     def print(self, line: str) -> None:
-        """Write a line above the bar, as it is: neither wrapped nor coloured."""
-        self.console.print(line, soft_wrap=True, highlight=False, markup=False)
+        """Write a line above the bar, neither wrapped nor coloured."""
+        self.console.print(printable(line), soft_wrap=True, highlight=False, markup=False)
 
     def count(self) -> str:
         """For example `3/40`."""

@@ -6,6 +6,8 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
+from siirl.params.printable import printable
+
 Row = Mapping[str, Any]
 GIST_LENGTH = 40  # characters of the question and of the answer in a headline: both fit a terminal's line
 _STYLES = {"success": "green", "fail": "red", "ungraded": "yellow"}
@@ -53,10 +55,11 @@ def newest_failures_first(rows: Iterable[Row]) -> list[Row]:
 def show(rows: Sequence[Row], console: Console) -> None:
     """Write rollouts to a terminal, each below a line of its own."""
     for row in rows:
-        console.rule(Text(headline(row)), style=_STYLES[outcome(row)], align="left")
+        console.rule(Text(printable(headline(row), keep="")), style=_STYLES[outcome(row)], align="left")
         for role, content in chat(row):
-            console.print(Text.assemble((f"{role}: ", f"bold {_COLOURS.get(role, 'default')}"), content), soft_wrap=True)
-        console.print(Text(footnote(row), style="dim"), soft_wrap=True)
+            speaker = (printable(f"{role}: ", keep=""), f"bold {_COLOURS.get(role, 'default')}")
+            console.print(Text.assemble(speaker, printable(content)), soft_wrap=True)
+        console.print(Text(printable(footnote(row)), style="dim"), soft_wrap=True)
 
 
 def _gist(row: Row) -> str:

@@ -5,13 +5,14 @@ import signal
 import sys
 
 from siirl.interrupts import Interrupted
+from siirl.params.printable import printable
 
 FAILED, REFUSED = 1, 2
 
 
 def end(status: int, sentence: str, error: BaseException) -> int:
     """Tell why the command ends, with the notes that were attached to the error on its way up; returns `status`."""
-    print("\n".join([f"siirl: {sentence}", *getattr(error, "__notes__", ())]), file=sys.stderr)
+    print(printable("\n".join([f"siirl: {sentence}", *getattr(error, "__notes__", ())])), file=sys.stderr)
     return status
 
 

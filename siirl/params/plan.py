@@ -13,6 +13,7 @@ from siirl.params import sizes
 from siirl.params.duration import estimated_minutes
 from siirl.params.files import KEPT_CHECKPOINTS, learnt_tasks
 from siirl.params.memory import BYTES_PER_PARAMETER, counted, policy_parameters, shortage, size_text, total, training_memory
+from siirl.params.printable import printable
 from siirl.params.training_args import SiiRLArguments, TrainingArguments
 
 MOMENTS_BYTES_PER_PARAMETER = 8  # Adam's, in a checkpoint beside the weight
@@ -176,7 +177,7 @@ def make_plan(
 
 
 def render(plan: Plan) -> str:
-    """The plan as text, one subject a line."""
+    """The plan as text for a terminal, one subject a line."""
     lines = [
         ("pipeline", f"{plan.pipeline}: {' -> '.join(plan.nodes)}"),
         *(("skipped", f"{node}: {reason}") for node, reason in plan.skipped),
@@ -196,7 +197,7 @@ def render(plan: Plan) -> str:
         ("time", _render_time(plan)),
     ]
     width = max(len(name) for name, _ in lines)
-    text = "\n".join(f"  {name:<{width}}  {value}" for name, value in lines)
+    text = "\n".join(f"  {name:<{width}}  {printable(value, keep='')}" for name, value in lines)
     lacking = shortage(plan.memory_parts, free_memory_bytes=plan.free_memory_bytes)
     return f"Plan\n{text}" if lacking is None else f"Plan\n{text}\n  WARNING: {lacking}"
 

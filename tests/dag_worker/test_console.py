@@ -184,3 +184,16 @@ def test_a_log_file_gets_a_line_now_and_then_and_at_the_end() -> None:
 
 def test_durations() -> None:
     assert [duration(seconds) for seconds in (None, 42, 725, 3723)] == ["?", "0:42", "12:05", "1:02:03"]
+
+
+def test_names_of_tasks_and_activities_cannot_command_the_terminal() -> None:
+    console = terminal(120)
+    hostile = "push\x1b[2J\nv3 [/red]"
+    with Progress("training", 2, console=console) as progress:
+        progress.activity(hostile)
+        progress.print(f"held out, {hostile}")
+    console.print(success_table("success", {"after": {hostile: success_interval(1, 2)}}))
+    shown = text_of(console)
+    assert "\x1b[2J" not in shown
+    assert "held out, push\\x1b[2J" in shown
+    assert shown.count("push\\x1b[2J\\nv3 [/red]") >= 2  # beside the bar, and in the table

@@ -232,6 +232,8 @@ def command(folder: Path, *words: str) -> list[dict]:
     assert done.returncode == 0, done.stderr + done.stdout
     (run,) = (folder / "outputs" / "dapo").iterdir()
     assert (run / "own.txt").read_text() == "1 3.0\n2 3.0\n"
+    (warning,) = [line for line in (run / "warnings.txt").read_text().splitlines() if "is not declared" in line]
+    assert warning.startswith("Metric 'actor/own' is not declared") and f"Warning: {warning}" in done.stdout + done.stderr
     return list(read_rows(run / "metrics.jsonl"))
 
 

@@ -3,10 +3,12 @@
 import json
 
 import pytest
+from rich.console import Console
 
 from siirl.dag_worker.metric_writers import MetricWriters, RunDescription
 from siirl.dag_worker.report_page import write_report
 from siirl.dag_worker.rollout_files import ALL, ROLLOUTS_FOLDER, RolloutFiles, line_of, read_rollouts, steps_of
+from siirl.dag_worker.rollout_view import show
 from siirl.engine.rollout.workflow import Trajectory
 from siirl.errors import SiirlError
 from siirl.report import main
@@ -155,3 +157,14 @@ def test_page_shows_the_newest_rollouts_with_failures_first(tmp_path):
     assert page.index("&lt;bad&gt;") < page.index("policy version 5, good")
     assert "policy version 5, old" not in page
     assert "75.0 % [30.1, 95.4] (3/4)" in page
+
+
+def test_a_models_words_cannot_command_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    hostile = "\x1b]0;owned\x07"
+    row = {"kind": "train", "task": hostile, "step": 1, "success": False, "verdict": hostile, "reward": 0.0, "env_return": 0.0}
+    row |= {"truncated": False, "policy_version": 0, "uid": hostile, "ground_truth": hostile}
+    row |= {"prompt": [{"role": "user", "content": f"2 + 2?\n{hostile}"}], "turns": [{"role": hostile, "content": hostile}]}
+    show([row], Console())
+    shown = capsys.readouterr().out
+    assert not {"\x1b", "\x07"} & set(shown)
+    assert "user: 2 + 2?\n\\x1b]0;owned\\x07" in shown

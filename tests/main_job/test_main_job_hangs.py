@@ -1,7 +1,8 @@
 """Runs in which nothing gets on any more: they end with who does what since when, and with the stack traces of their processes."""
 
 import os
-import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -41,19 +42,39 @@ def test_an_environment_that_blocks_the_only_process_ends_the_run(start_run) -> 
 
 
 @pytest.mark.slow  # waits for half a minute, and then for the timer that needs no thread
-def test_code_that_keeps_the_interpreters_lock_ends_with_its_stack_traces(start_run) -> None:
+def test_code_that_keeps_the_interpreters_lock_ends_with_a_sentence_and_its_stack_traces(start_run) -> None:
     run = start_run(*ALONE, "env.name=bad_envs:LockedEnv", "trainer.hang_minutes=0.5", environment=OWN_ENVS)
-    stacks = check_ended(run)
+    stacks = check_ended(
+        run,
+        "siirl: the run failed: Nothing has got on for trainer.hang_minutes=0.5. rank 0: does not answer, because its code holds the "
+        "interpreter's lock. Stack traces: ",
+        "\nThe last checkpoint is ",
+    )
+    assert run.text.rstrip().splitlines()[-1] == f"Go on with trainer.resume={run.folders[0]}"
     assert "Timeout" in stacks["rank_0"] and 'bad_envs.py", line' in stacks["rank_0"]
 
 
+@pytest.mark.slow  # a run of one step, and half a minute in which an evaluation hangs
+def test_an_environment_that_blocks_an_evaluation_ends_it(start_run, tmp_path: Path) -> None:
+    run = start_run(
+        "trainer.total_steps=1", "env=custom", "reward=return", "cluster=local", "env.name=bad_envs:StillEnv", environment=OWN_ENVS
+    )
+    assert run.wait() == 0, run.text
+    words = [f"checkpoint={run.folders[0]}", "env.name=bad_envs:StuckEnv", "trainer.val_episodes=8", "trainer.hang_minutes=0.5"]
+    evaluation = subprocess.run(
+        [sys.executable, "-m", "siirl.evaluate", *words], cwd=tmp_path, env=os.environ | OWN_ENVS, capture_output=True, text=True
+    )
+    assert evaluation.returncode == FAILED, evaluation.stderr
+    assert "siirl: the evaluation failed: Nothing has got on for trainer.hang_minutes=0.5. rank 0: evaluates, since " in evaluation.stderr
+    assert "Traceback" not in evaluation.stderr
+    (file,) = (tmp_path / "outputs" / "evaluation").glob("*/stacks/*")
+    assert 'bad_envs.py", line' in file.read_text()
+
+
 @pytest.mark.slow  # Ray with two ranks, which may take a minute to start
-def test_a_rank_that_is_stopped_ends_the_run_and_is_named(start_run) -> None:
+def test_ranks_whose_code_keeps_the_interpreters_lock_end_the_run_and_are_named(start_run) -> None:
     words = ("cluster=ray", "trainer.n_gpus_per_node=2", "actor_rollout_ref.rollout.n=4", "trainer.hang_minutes=2")
-    run = start_run(*ENDLESS, *words)
-    run.wait_until(lambda: run.checkpoints() != [])
-    ranks = [pid for pid, title in run.processes().items() if "ray::_Rank" in title]
-    os.kill(ranks[0], signal.SIGSTOP)
+    run = start_run(*ENDLESS, *words, "algorithm.adv_estimator=locked_advantage:estimate", environment=OWN_ENVS)
     stacks = check_ended(
         run,
         "siirl: the run failed: Nothing has got on for trainer.hang_minutes=2. rank 0: ",
@@ -62,3 +83,4 @@ def test_a_rank_that_is_stopped_ends_the_run_and_is_named(start_run) -> None:
     )
     assert stacks.keys() == {"rank_0", "rank_1", "environment_server"}
     assert all("most recent call first" in text for text in stacks.values())
+    assert 'locked_advantage.py", line' in stacks["rank_0"]

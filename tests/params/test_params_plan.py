@@ -274,3 +274,9 @@ def test_a_kl_without_a_node_for_the_reference_is_refused() -> None:
     job_graph.remove_node("reference")
     with pytest.raises(ValueError, match="no node with the role REFERENCE"):
         skip_unused(job_graph, needs_reference=True, needs_old_log_probs=True)
+
+
+def test_names_of_tasks_cannot_command_the_terminal() -> None:
+    hostile = dataclasses.replace(SPEC, tasks=("push\x1b[2J\nmemory 0",))
+    (line,) = [line for line in render(plan_of(spec=hostile)).splitlines() if "push" in line]
+    assert line.endswith("push\\x1b[2J\\nmemory 0")

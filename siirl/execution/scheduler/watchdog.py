@@ -10,10 +10,12 @@ import os
 import threading
 import time
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TextIO
 
 from siirl import stacks
+from siirl.execution.scheduler.last_word import last_word
 from siirl.interrupts import end_at_once
 from siirl.occupation import OCCUPATION, Snapshot
 
@@ -21,6 +23,7 @@ FAILED = 1
 LOOK_EVERY_S = 1.0
 SILENT_S = 10.0  # a rank on a machine that is busy speaks every second or two
 SILENT = "does not answer, so it is stopped or its code holds the interpreter's lock; last it "
+LOCKED = "rank 0: does not answer, because its code holds the interpreter's lock"
 WRITTEN_WITHIN_S = 2.0  # stack traces are a few milliseconds' work, also of a process that has to be continued
 
 
@@ -80,19 +83,31 @@ def hang_sentence(verdict: str, *, limit_s: float, folder: Path) -> str:
 class OwnWatch:
     """Watches the only rank from a thread of its process, and ends the process where it hangs.
 
-    Code that holds the interpreter's lock lets no thread run. A timer in C, which is set anew at every look, ends the process then, with
-    its stack traces alone.
+    Code that holds the interpreter's lock lets no thread run. A timer in C, which is set anew at every look, ends the process then, and a
+    child process says so (`siirl.execution.scheduler.last_word`).
+
+    Args:
+        limit_s: For how long the rank may not get on; None: for ever.
+        folder: Of stack traces, in the run folder.
+        run_folder: Of a run that can go on from a checkpoint; None for an evaluation.
+        resume: `trainer.resume` of that run.
     """
 
-    def __init__(self, *, limit_s: float | None, folder: Path) -> None:
+    def __init__(self, *, limit_s: float | None, folder: Path, run_folder: Path | None = None, resume: str | None = None) -> None:
         self._limit_s, self._folder, self._over = limit_s, folder, threading.Event()
+        self._run_folder, self._resume = run_folder, resume
+        self._failure = "the evaluation failed" if run_folder is None else "the run failed"
+        self._child = ExitStack()
         self._every_s = min(LOOK_EVERY_S, (limit_s or LOOK_EVERY_S) / 4)
         self._file: TextIO | None = None
 
     def __enter__(self) -> None:
         stacks.register("rank_0")
         if self._limit_s is not None:
-            self._file = (self._folder / f"rank_0-without-lock-{os.getpid()}.txt").open("w")
+            traces = self._folder / f"rank_0-without-lock-{os.getpid()}.txt"
+            self._file = traces.open("w")
+            sentence = f"{self._failure}: {hang_sentence(LOCKED, limit_s=self._limit_s, folder=self._folder)}"
+            self._child.enter_context(last_word(sentence, traces=traces, run_folder=self._run_folder, before=self._resume))
             self._set_timer(self._limit_s)  # now: the lock may be taken before the thread looks for the first time
             self._thread = threading.Thread(target=self._watch, args=(self._limit_s,), name="siirl-watchdog", daemon=True)
             self._thread.start()
@@ -103,6 +118,7 @@ class OwnWatch:
             self._thread.join()
             faulthandler.cancel_dump_traceback_later()
             self._file.close()
+            self._child.close()
 
     def _set_timer(self, limit_s: float) -> None:
         assert self._file is not None
@@ -116,4 +132,4 @@ class OwnWatch:
             if verdict is not None:
                 stacks.write_here(self._folder)
                 sentence = hang_sentence(verdict, limit_s=limit_s, folder=self._folder)
-                end_at_once(FAILED, f"the run failed: {sentence}")
+                end_at_once(FAILED, f"{self._failure}: {sentence}")

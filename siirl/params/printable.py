@@ -1,0 +1,27 @@
+"""Text of others on its way to a terminal: signs that would command it are shown as escapes.
+
+Names of tasks, instructions, outcomes, a model's words and errors of the user's own code are printed. In them an escape sequence could
+colour, move or overwrite what is printed before and after, and half of a surrogate pair cannot be written at all. Left out: files, which
+keep the text as it is.
+"""
+
+import unicodedata
+
+LAYOUT = "\n\t"
+COMMANDING = ("Cc", "Cs", "Zl", "Zp")  # control characters, halves of surrogate pairs, separators of lines and paragraphs
+# Letters are shown in another order than written: what a line says can be hidden so (https://www.unicode.org/reports/tr36/, section 3.1).
+REORDERING = frozenset("\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
+
+
+def printable(text: str, *, keep: str = LAYOUT) -> str:
+    r"""`text` with signs that command a terminal as Python writes them, for example `\x1b`.
+
+    Args:
+        text: Anything.
+        keep: Signs that stay as they are; a text of several lines keeps their ends.
+    """
+    return "".join(sign if sign in keep or not _commands(sign) else sign.encode("unicode_escape").decode() for sign in text)
+
+
+def _commands(sign: str) -> bool:
+    return unicodedata.category(sign) in COMMANDING or sign in REORDERING

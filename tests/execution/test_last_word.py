@@ -1,0 +1,42 @@
+"""A process that a timer ended gets a sentence on stderr from its child, and one that ended otherwise gets none."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+# What the process does within the context, and what its stderr says then. It ends without a word of Python's.
+PROCESS = """
+import os, signal, sys
+from pathlib import Path
+from siirl.execution.scheduler.last_word import last_word
+folder = Path(sys.argv[1])
+with last_word("the run failed: Nothing", traces=folder / "traces", run_folder=folder, before="earlier"):
+    {ends}
+"""
+ENDS = {
+    "by the timer": ("os.write(os.open(folder / 'traces', os.O_WRONLY), b'Timeout'); os._exit(1)", 1),
+    "killed": ("os.kill(os.getpid(), signal.SIGKILL)", -9),
+    "by itself, though its traces were asked for": ("(folder / 'traces').write_text('traces')", 0),
+}
+
+
+def ended(folder: Path, how: str) -> str:
+    (folder / "traces").touch()
+    program, status = ENDS[how]
+    done = subprocess.run([sys.executable, "-c", PROCESS.format(ends=program), folder], env=os.environ, capture_output=True, text=True)
+    assert done.returncode == status, done.stderr
+    return done.stderr
+
+
+def test_a_process_that_the_timer_ended_has_a_sentence_and_the_way_on(tmp_path: Path) -> None:
+    lines = ended(tmp_path, "by the timer").splitlines()
+    assert lines[0] == "siirl: the run failed: Nothing"
+    assert lines[-1] == "Go on with trainer.resume=earlier"
+
+
+@pytest.mark.parametrize("how", ["killed", "by itself, though its traces were asked for"])
+def test_a_process_that_ended_otherwise_has_none(tmp_path: Path, how: str) -> None:
+    assert ended(tmp_path, how) == ""
