@@ -22,6 +22,7 @@ from siirl.errors import ConfigError, SiirlError
 from siirl.params import compose
 from siirl.params.aliases import BOUNDS, CLIP_RATIO, WORKFLOW_TYPES, Assignment, translate
 from siirl.params.build import as_text, build
+from siirl.params.env_args import POOL_KEYS
 from siirl.params.problems import refuse
 from siirl.params.schema import Key, fields_of, find_key, keys_of, unknown_key
 from siirl.params.training_args import SiiRLArguments
@@ -31,6 +32,7 @@ logger = logging.getLogger(__name__)
 
 COMMAND_LINE = "command line"
 USER_GROUPS = "user_groups"
+ENV_KWARGS = "env.kwargs"
 TRAIN_FILES = "data.train_files"
 OWN_GRAPHS = ("dag.workflow_file", "dag.custom_pipeline_fn")
 NAMED_BY_PIPELINE = "${dag.pipeline}"  # trainer.experiment_name in configs/train.yaml
@@ -45,7 +47,7 @@ class Parsed:
     user_groups: Mapping[str, type]
     """The user's own groups; `config` has an attribute for each."""
     notices: tuple[str, ...]
-    """One sentence for each old name that was translated."""
+    """One sentence for each old name or form that was translated."""
     named: frozenset[str]
     """Keys that the command line names."""
 
@@ -81,7 +83,9 @@ def parse(overrides: Sequence[str] = (), *, config_file: str | Path | None = Non
     refuse([_unknown(leaf, known) for leaf in keys if find_key(leaf.key, known) is None])
 
     typed = [leaf for leaf in keys if leaf.source == COMMAND_LINE]
-    _assign(tree, [leaf for leaf in keys if leaf.source != COMMAND_LINE])
+    written, said = _environment_arguments_once([leaf for leaf in keys if leaf.source != COMMAND_LINE])
+    notices += said
+    _assign(tree, written)
     if config_file is not None:
         _choose_again(tree, chosen)
     _assign(tree, typed)
@@ -215,6 +219,26 @@ def _choose_again(tree: DictConfig, chosen: Iterable[Assignment]) -> None:
                 tree.merge_with(compose.load_option(assignment.key, assignment.value))
             except OmegaConfBaseException as error:  # a list in the file where keys belong
                 raise ConfigError(f"{assignment.key}={assignment.value} cannot be set over the file's keys: {error}") from error
+
+
+def _environment_arguments_once(leaves: Sequence[Assignment]) -> tuple[list[Assignment], list[str]]:
+    """The keys of a file in which `env.kwargs` has no argument that `env` has too, and what to say of those that it had.
+
+    A configuration with both is refused (`EnvArguments.constructor_kwargs`). Earlier versions took it, and the environment got the value in
+    `env.kwargs`; the config.yaml of such a run is read as it was meant then.
+    """
+    own = next((leaf for leaf in leaves if leaf.key == ENV_KWARGS and isinstance(leaf.value, Mapping)), None)
+    if own is None:
+        return list(leaves), []
+    given = {leaf.key.removeprefix("env.") for leaf in leaves if leaf.key.startswith("env.") and leaf.value is not None}
+    twice = {name: value for name, value in own.value.items() if name in given - set(POOL_KEYS)}
+    rest = {name: value for name, value in own.value.items() if name not in twice}
+    values = {ENV_KWARGS: rest, **{f"env.{name}": value for name, value in twice.items()}}
+    notices = [
+        f"env.kwargs.{name}={as_text(value)} ({own.source}) is read as env.{name}, which the file has too: the environment got it before."
+        for name, value in twice.items()
+    ]
+    return [Assignment(leaf.key, values.get(leaf.key, leaf.value), leaf.source) for leaf in leaves], notices
 
 
 def _add_user_groups(tree: DictConfig, keys: Iterable[Assignment]) -> dict[str, type]:

@@ -339,3 +339,17 @@ def test_questions_in_files_are_those_of_math_where_no_environment_is_named(tmp_
     again = tmp_path / "again.yaml"
     again.write_text(to_yaml(named.config))
     assert parse(config_file=again).config == named.config
+
+
+def test_a_file_of_an_older_run_with_an_argument_of_the_environment_given_twice_is_read_as_it_was(tmp_path: Path) -> None:
+    """The environment of such a run got the value in env.kwargs."""
+    file = tmp_path / "config.yaml"
+    file.write_text(to_yaml(parse_config(["env=gymnasium", "env.id=CartPole-v1", "env.max_episode_steps=5"])))
+    twice = file.read_text().replace("  kwargs: {}\n", "  kwargs: {max_episode_steps: 3, sutton_barto_reward: true}\n")
+    assert "max_episode_steps: 5" in twice and "max_episode_steps: 3" in twice
+    file.write_text(twice)
+    parsed = parse([], config_file=file)
+    assert parsed.config.env.constructor_kwargs() == {"id": "CartPole-v1", "max_episode_steps": 3, "sutton_barto_reward": True}
+    (notice,) = parsed.notices
+    assert notice.startswith(f"env.kwargs.max_episode_steps=3 ({file}) is read as env.max_episode_steps")
+    assert parse(["env.max_episode_steps=7"], config_file=file).config.env.constructor_kwargs()["max_episode_steps"] == 7
