@@ -15,7 +15,9 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from siirl import interrupts
 from siirl.errors import MissingAssetError
+from siirl.interrupts import leave
 
 LOCK = Path(__file__).resolve().parent.parent / "requirements.lock"
 GIGABYTE = 1e9
@@ -190,5 +192,11 @@ def ray() -> str:
     return f"starts in {seconds:.0f} s"
 
 
+def command() -> None:
+    """The command as a process of its own, which signals may end."""
+    interrupts.listen()
+    leave(main())
+
+
 if __name__ == "__main__":
-    sys.exit(main())
+    command()
