@@ -8,6 +8,7 @@ itself, so that a broken installation can be examined. Left out: a job's own con
 import argparse
 import importlib.metadata
 import importlib.util
+import platform
 import shutil
 import sys
 import time
@@ -60,6 +61,7 @@ def examine(subjects: Sequence[Check]) -> int:
 def checks() -> tuple[Check, ...]:
     """All subjects, the cheap ones first."""
     return (
+        Check("system", system),
         Check("Python", python),
         Check("packages", packages),
         Check("wandb", optional_package("wandb", "wandb"), "trainer.logger=wandb"),
@@ -71,6 +73,14 @@ def checks() -> tuple[Check, ...]:
         Check("memory", memory),
         Check("Ray", ray),
     )
+
+
+def system() -> str:
+    """The operating system and the processor's architecture."""
+    from siirl.params.machine import require_linux
+
+    require_linux()
+    return f"Linux on {platform.machine()}"
 
 
 def python() -> str:
