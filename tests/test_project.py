@@ -152,6 +152,7 @@ def test_a_wheel_says_what_it_is(repository: Path, installed_wheel: Path) -> Non
 
 def test_the_version_stands_in_one_place_and_the_documents_follow_it(repository: Path) -> None:
     assert f"\nversion: {siirl.__version__}\n" in (repository / "CITATION.cff").read_text()
+    assert f"siirl-{siirl.__version__}-py3-none-any.whl" in (repository / "docs" / "installing.md").read_text()
     newest = re.search(r"^## \[(\d+\.\d+\.\d+)\]", (repository / "CHANGELOG.md").read_text(), re.MULTILINE)
     assert newest is not None and newest[1] == siirl.__version__
 
