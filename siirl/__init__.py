@@ -9,6 +9,7 @@ from pathlib import Path
 
 from siirl import interrupts
 
+__version__ = "0.1.0"  # the only place: pyproject.toml reads it here
 COMPANIONS = ("envs", "vjepa", "pipelines")
 
 

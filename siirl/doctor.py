@@ -8,6 +8,7 @@ itself, so that a broken installation can be examined. Left out: a job's own con
 import argparse
 import importlib.metadata
 import importlib.util
+import platform
 import shutil
 import sys
 import time
@@ -15,7 +16,9 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from siirl import interrupts
 from siirl.errors import MissingAssetError
+from siirl.interrupts import leave
 
 LOCK = Path(__file__).resolve().parent.parent / "requirements.lock"
 GIGABYTE = 1e9
@@ -58,6 +61,7 @@ def examine(subjects: Sequence[Check]) -> int:
 def checks() -> tuple[Check, ...]:
     """All subjects, the cheap ones first."""
     return (
+        Check("system", system),
         Check("Python", python),
         Check("packages", packages),
         Check("wandb", optional_package("wandb", "wandb"), "trainer.logger=wandb"),
@@ -69,6 +73,14 @@ def checks() -> tuple[Check, ...]:
         Check("memory", memory),
         Check("Ray", ray),
     )
+
+
+def system() -> str:
+    """The operating system and the processor's architecture."""
+    from siirl.params.machine import require_linux
+
+    require_linux()
+    return f"Linux on {platform.machine()}"
 
 
 def python() -> str:
@@ -190,5 +202,11 @@ def ray() -> str:
     return f"starts in {seconds:.0f} s"
 
 
+def command() -> None:
+    """The command as a process of its own, which signals may end."""
+    interrupts.listen()
+    leave(main())
+
+
 if __name__ == "__main__":
-    sys.exit(main())
+    command()

@@ -122,8 +122,11 @@ _listener: _Listener | None = None
 
 
 def is_command() -> bool:
-    """Whether Python was started as `python -m siirl.…` and is about to find that module."""
-    return sys.argv[:1] == ["-m"] and any(word.startswith("siirl.") for word in sys.orig_argv)
+    """Whether Python was started as the script `siirl`, or as `python -m siirl…` and is about to find that module."""
+    started = sys.argv[0] if sys.argv else ""
+    if os.path.basename(started) == "siirl":
+        return True
+    return started == "-m" and any(word == "siirl" or word.startswith("siirl.") for word in sys.orig_argv)
 
 
 def listen() -> None:

@@ -8,16 +8,17 @@ A run writes report.html at its end; all of this works while it goes on as well.
 """
 
 import argparse
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from rich.console import Console
 
+from siirl import interrupts
 from siirl.dag_worker.report_page import write_report
 from siirl.dag_worker.rollout_files import KINDS, ROLLOUTS_FOLDER, read_rollouts, steps_of
 from siirl.dag_worker.rollout_view import show
 from siirl.errors import ConfigError, MissingAssetError, SiirlError
+from siirl.interrupts import leave
 from siirl.params.ending import FAILED, end, end_without_reader
 
 
@@ -74,5 +75,11 @@ def _listed(steps: Sequence[int]) -> str:
     return ", ".join(numbers if len(numbers) <= 10 else [*numbers[:5], "…", *numbers[-4:]])
 
 
+def command() -> None:
+    """The command as a process of its own, which signals may end."""
+    interrupts.listen()
+    leave(main())
+
+
 if __name__ == "__main__":
-    sys.exit(main())
+    command()

@@ -4,6 +4,7 @@ Tests import packages from the checkout (`pythonpath` in pyproject.toml); proces
 """
 
 import os
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -61,3 +62,14 @@ def registries_afterwards_as_before() -> Iterator[None]:
 def repository() -> Path:
     """Root folder of the checkout."""
     return REPOSITORY
+
+
+@pytest.fixture(scope="session")
+def wheel(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A wheel that was built from this checkout."""
+    folder = tmp_path_factory.mktemp("wheel")
+    build = ["-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation", "--wheel-dir", str(folder), str(repository)]
+    done = subprocess.run([sys.executable, *build], cwd=folder, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    (built,) = folder.glob("siirl-*.whl")
+    return built

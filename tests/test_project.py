@@ -1,6 +1,7 @@
 """The project as a whole: the README tells the truth, imports go one way, names do not clash, a wheel is complete."""
 
 import ast
+import importlib.metadata
 import re
 import shutil
 import subprocess
@@ -14,6 +15,9 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+import envs.libero.folders
+import envs.mujoco
+import siirl
 from siirl.dag_worker.metrics import METRICS, declaration
 
 PACKAGES = ("siirl", "envs", "vjepa", "pipelines")
@@ -106,16 +110,12 @@ def test_every_metric_that_the_code_names_is_declared(repository: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def installed_wheel(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder like site-packages, with nothing but a wheel that was built from this checkout."""
-    folder = tmp_path_factory.mktemp("wheel")
-    build = ["-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation", "--wheel-dir", str(folder), str(repository)]
-    done = run(sys.executable, *build, cwd=folder)
-    assert done.returncode == 0, done.stderr
-    (wheel,) = folder.glob("siirl-*.whl")
+def installed_wheel(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder like site-packages, with nothing but the wheel."""
+    folder = tmp_path_factory.mktemp("site")
     with zipfile.ZipFile(wheel) as archive:
-        archive.extractall(folder / "site")
-    return folder / "site"
+        archive.extractall(folder)
+    return folder
 
 
 def test_a_wheel_finds_its_configs_and_weights(repository: Path, installed_wheel: Path) -> None:
@@ -138,3 +138,50 @@ def test_a_wheel_prints_the_resolved_configuration_anywhere(installed_wheel: Pat
 def test_a_wheel_has_the_four_packages_and_nothing_else_on_top(installed_wheel: Path) -> None:
     tops = {path.name for path in installed_wheel.iterdir() if not path.name.endswith(".dist-info")}
     assert tops == set(PACKAGES)
+
+
+def test_a_wheel_says_what_it_is(repository: Path, installed_wheel: Path) -> None:
+    (metadata,) = importlib.metadata.distributions(path=[str(installed_wheel)])
+    told = metadata.metadata
+    assert metadata.version == siirl.__version__
+    assert (told["License-Expression"], told["License-File"], told["Author"]) == ("Apache-2.0", "LICENSE", "siirl authors")
+    assert set(told.get_all("Provides-Extra") or []) == {"libero", "vllm", "wandb"}
+    assert [(script.name, script.value) for script in metadata.entry_points] == [("siirl", "siirl.commands:script")]
+    assert metadata.read_text("licenses/LICENSE") == (repository / "LICENSE").read_text()
+
+
+def test_the_version_stands_in_one_place_and_the_documents_follow_it(repository: Path) -> None:
+    assert f"\nversion: {siirl.__version__}\n" in (repository / "CITATION.cff").read_text()
+    assert f"siirl-{siirl.__version__}-py3-none-any.whl" in (repository / "docs" / "installing.md").read_text()
+    newest = re.search(r"^## \[(\d+\.\d+\.\d+)\]", (repository / "CHANGELOG.md").read_text(), re.MULTILINE)
+    assert newest is not None and newest[1] == siirl.__version__
+
+
+def test_the_lock_has_what_the_extras_ask_for(repository: Path) -> None:
+    """Except for vLLM and wandb, which are not in it."""
+    extras = tomllib.loads((repository / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    pinned = pins(repository / "requirements.lock")
+    wanted = [Requirement(line) for line in extras["libero"]]
+    assert [str(r) for r in wanted if pinned.get(canonicalize_name(r.name), "") not in r.specifier] == []
+
+
+def test_the_commands_that_install_simulators_name_the_pinned_versions(repository: Path) -> None:
+    pinned = pins(repository / "requirements.lock")
+    for command in (envs.mujoco.INSTALL, envs.libero.folders.INSTALL):
+        assert "pip install --no-deps " in command
+        named = dict(re.findall(r"([a-z-]+)==([0-9.]+)", command))
+        assert named == {name: pinned[name] for name in named} != {}
+        assert command.partition(",")[0] in (repository / "docs" / "installing.md").read_text()
+
+
+def test_links_between_documents_lead_somewhere(repository: Path) -> None:
+    documents = [*repository.glob("*.md"), *(repository / "docs").glob("*.md")]
+    missing = []
+    for document in documents:
+        text = document.read_text()
+        named = [
+            *re.findall(r"\]\(([\w./-]+)\)", text),
+            *re.findall(r"`((?:siirl|envs|vjepa|pipelines|configs|docs|tests)/[\w./-]+)`", text),
+        ]
+        missing += [(document.name, name) for name in named if not any((place / name).exists() for place in (document.parent, repository))]
+    assert missing == []

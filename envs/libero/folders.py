@@ -16,7 +16,8 @@ from typing import Any
 
 from envs.offscreen import choose_backend
 
-INSTALL = "pip install --no-deps -r requirements.lock   (or: pip install --no-deps hf-libero==0.1.4 robosuite==1.4.0 bddl==1.0.1)"
+# Without dependencies: their metadata pins training code and other builds of OpenCV. What they import is siirl's extra `libero`.
+INSTALL = "python -m pip install --no-deps hf-libero==0.1.4 robosuite==1.4.0 bddl==1.0.1, beside siirl[libero]"
 CACHE_VARIABLE = "SIIRL_CACHE"
 
 

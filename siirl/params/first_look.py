@@ -13,7 +13,7 @@ from siirl.params.checks import config_problems, environment_problems
 from siirl.params.domain_checks import is_text
 from siirl.params.files import file_problems
 from siirl.params.grading import ask_ungraded_rows
-from siirl.params.machine import device_problems, process_problems
+from siirl.params.machine import device_problems, process_problems, require_linux
 from siirl.params.plug_ins import import_user_modules
 from siirl.params.problems import refuse
 from siirl.params.references import MISTAKES, is_reference, tell
@@ -48,6 +48,7 @@ def look_before_playing(config: SiiRLArguments) -> EnvSpec:
 
 
 def _look(config: SiiRLArguments, unread: Sequence[SiirlError], *, of_domain: Callable[[EnvSpec], Sequence[SiirlError]]) -> EnvSpec:
+    require_linux()
     cores = len(os.sched_getaffinity(0))
     machine = list(device_problems(config)) or list(process_problems(config, cores=cores))  # ranks that cannot be have no threads
     problems: list[SiirlError] = [*machine, *config_problems(config), *file_problems(config), *unread]

@@ -4,9 +4,9 @@ import inspect
 import textwrap
 from collections.abc import Iterator, Mapping
 
-from siirl.params import compose
 from siirl.params.aliases import ALIASES, EXPLANATIONS
 from siirl.params.build import as_text
+from siirl.params.config_groups import options, summary
 from siirl.params.schema import Key, groups_of, keys_of, type_name
 from siirl.params.training_args import SiiRLArguments
 
@@ -39,10 +39,10 @@ def help_text(*, usage: str, user_groups: Mapping[str, type]) -> str:
 
 def _groups() -> Iterator[str]:
     yield "Groups (group=option)"
-    for group, names in compose.options().items():
+    for group, names in options().items():
         yield f"  {group}="
         for name in names:
-            yield _paragraph(name, compose.summary(group, name), indent=4, column=22)
+            yield _paragraph(name, summary(group, name), indent=4, column=22)
     yield ""
 
 

@@ -38,6 +38,19 @@ def check_machine(config: SiiRLArguments, spec: EnvSpec) -> None:
         print(f"Warning: {lacking}", file=sys.stderr)
 
 
+def require_linux(system: str = sys.platform) -> None:
+    """Refuse a run on a system whose processes siirl cannot count, watch and end.
+
+    Raises:
+        ConfigError: `system`, as `sys.platform` names it, is not Linux.
+    """
+    if system != "linux":
+        raise ConfigError(
+            f"Runs need Linux, and this system is {system}: siirl counts cores by sched_getaffinity and watches processes in /proc. "
+            "docs/installing.md lists the parts that work elsewhere."
+        )
+
+
 def machine_problems(config: SiiRLArguments) -> list[SiirlError]:
     """What this machine lacks beside devices."""
     problems: list[SiirlError] = [*address_problems(config.cluster.address)]

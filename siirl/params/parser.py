@@ -22,6 +22,7 @@ from siirl.errors import ConfigError, SiirlError
 from siirl.params import compose
 from siirl.params.aliases import BOUNDS, CLIP_RATIO, WORKFLOW_TYPES, Assignment, translate
 from siirl.params.build import as_text, build
+from siirl.params.config_groups import options
 from siirl.params.env_args import POOL_KEYS
 from siirl.params.problems import refuse
 from siirl.params.schema import Key, fields_of, find_key, keys_of, unknown_key
@@ -171,7 +172,7 @@ def _choose_environment_of_files(assignments: list[Assignment]) -> list[str]:
 
 
 def _chooses_group(assignment: Assignment) -> bool:
-    return assignment.key in compose.options() and not isinstance(assignment.value, Mapping)
+    return assignment.key in options() and not isinstance(assignment.value, Mapping)
 
 
 def _choices(chosen: Iterable[Assignment]) -> dict[str, str | None]:
@@ -249,7 +250,7 @@ def _add_user_groups(tree: DictConfig, keys: Iterable[Assignment]) -> dict[str, 
             references.update(assignment.value)
         elif assignment.key.startswith(f"{USER_GROUPS}."):
             references[assignment.key.removeprefix(f"{USER_GROUPS}.")] = assignment.value
-    user_groups = load_user_groups(references, taken=ROOT_NAMES | compose.options().keys())
+    user_groups = load_user_groups(references, taken=ROOT_NAMES | options().keys())
     for name, cls in user_groups.items():
         tree[name] = OmegaConf.merge(OmegaConf.create(asdict(cls())), tree.get(name, {}))
     return user_groups
@@ -259,7 +260,7 @@ def _unknown(leaf: Assignment, known: Mapping[str, Key]) -> SiirlError:
     below = [place for place in known if place.startswith(f"{leaf.key}.")]
     if below:
         return ConfigError(f"{leaf.key}={as_text(leaf.value)} ({leaf.source}): {leaf.key} holds keys, such as {below[0]}; set one of them.")
-    return unknown_key(leaf.key, known, source=leaf.source, groups=tuple(compose.options()))
+    return unknown_key(leaf.key, known, source=leaf.source, groups=tuple(options()))
 
 
 def _assign(tree: DictConfig, leaves: Sequence[Assignment]) -> None:

@@ -211,3 +211,10 @@ def test_backend_that_cannot_draw_is_refused_before_mujoco_is_imported(backend, 
     result = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
     assert result.returncode == 1
     assert f"RuntimeError: MUJOCO_GL='{backend}' cannot draw without a window: set it to egl or osmesa" in result.stderr
+
+
+@pytest.mark.parametrize("package", ["metaworld", "mujoco"])
+def test_a_missing_package_is_refused_before_anything_is_built(package: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, package, None)  # Python's own mark of a module that cannot be imported
+    with pytest.raises(RuntimeError, match=rf"^env=mujoco needs the package {package}, which is not installed\. Type: python -m pip"):
+        MetaWorldEnv()

@@ -6,7 +6,7 @@ import pytest
 
 from siirl.errors import ConfigError
 from siirl.params.command_line import Action, read_command_line
-from siirl.params.compose import options, summary
+from siirl.params.config_groups import options, summary
 from siirl.params.help import WIDTH, help_text
 from siirl.params.parser import known_keys
 

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from siirl.params.machine import device_problems, device_slots, free_memory_bytes, opengl_problems, process_problems
+from siirl.errors import ConfigError
+from siirl.params.machine import device_problems, device_slots, free_memory_bytes, opengl_problems, process_problems, require_linux
 from siirl.params.parser import parse_config
 
 NO_DRAWING = ["pipeline=grpo", "env=gymnasium", "env.id=CartPole-v1"]
@@ -91,3 +92,9 @@ def test_a_backend_that_does_not_exist_is_refused(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setenv("MUJOCO_GL", "vulkan")
     (problem,) = opengl_problems()
     assert "MUJOCO_GL='vulkan'" in str(problem)
+
+
+def test_a_system_without_proc_is_refused_by_name() -> None:
+    require_linux("linux")
+    with pytest.raises(ConfigError, match=r"^Runs need Linux, and this system is darwin: .* docs/installing\.md"):
+        require_linux("darwin")

@@ -9,7 +9,7 @@ import pytest
 
 from siirl.errors import ConfigError, MissingAssetError, UnknownNameError
 from siirl.params import SiiRLArguments
-from siirl.params.compose import options
+from siirl.params.config_groups import options
 from siirl.params.parser import parse, parse_config, to_tree, to_yaml
 
 

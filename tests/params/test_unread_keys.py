@@ -7,9 +7,9 @@ import pytest
 
 from siirl.algos import ADVANTAGES, POLICY_LOSSES
 from siirl.engine.actor.actor_loss import is_built_in
-from siirl.params import compose
 from siirl.params.algorithm_args import ESTIMATORS, GROUP_ESTIMATORS
 from siirl.params.aliases import LOSSES_WITH_OWN_BOUNDS
+from siirl.params.config_groups import options
 from siirl.params.env_args import POOL_KEYS
 from siirl.params.key_readers import READERS, ROBOTS_ONLY
 from siirl.params.parser import Parsed, known_keys, parse, to_yaml
@@ -208,9 +208,9 @@ COMBINATIONS = [
     for pipeline, env in itertools.product(("dapo", "embodied_srpo", "grpo", "ppo", "remax"), ("mujoco", "libero", "gymnasium", *TEXT_ENVS))
 ]
 OPTIONS = [
-    *((f"reward={reward}",) for reward in compose.options()["reward"]),
-    *((f"experiment={experiment}",) for experiment in compose.options()["experiment"]),
-    *((f"trainer={trainer}",) for trainer in compose.options()["trainer"] if "text" not in trainer),
+    *((f"reward={reward}",) for reward in options()["reward"]),
+    *((f"experiment={experiment}",) for experiment in options()["experiment"]),
+    *((f"trainer={trainer}",) for trainer in options()["trainer"] if "text" not in trainer),
     *(("env=math", f"rollout={rollout}") for rollout in ("hf", "vllm")),
     ("env=libero", "model=openvla_oft"),
     ("cluster=local",),

@@ -1,0 +1,134 @@
+"""The `siirl` command: `siirl train …` is `python -m siirl.train …`, and so for the other subcommands.
+
+    siirl train pipeline=grpo env=math
+    siirl --version
+
+A subcommand is a line of `SUBCOMMANDS` and a module with `main(argv)` and `command()`, which is imported only when it is asked for.
+Exit status: the subcommand's own; 2 for a line that names none.
+"""
+
+import importlib
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from siirl import __version__, check_companions, interrupts
+from siirl.errors import UnknownNameError
+from siirl.interrupts import leave
+
+
+class Subcommand(NamedTuple):
+    """What `siirl --help` and shell completion know of a subcommand without importing it."""
+
+    module: str
+    summary: str
+    words: tuple[str, ...] = ()
+    """Its flags and its own `key=value` words; a test holds them against the module's parser."""
+    configures: bool = False
+    """Whether it takes the configuration's `group=option` and `key=value` as well."""
+
+
+SUBCOMMANDS: Mapping[str, Subcommand] = {
+    "train": Subcommand(
+        "siirl.train",
+        "train a policy; without arguments, the demo job",
+        ("--help", "--plan", "--cfg", "--config"),
+        configures=True,
+    ),
+    "evaluate": Subcommand(
+        "siirl.evaluate",
+        "success of a policy on held-out episodes, with intervals and videos",
+        ("--help", "checkpoint=", "resume=", "actions=sampled", "actions=argmax", "actions=both"),
+        configures=True,
+    ),
+    "warm-start": Subcommand(
+        "siirl.warm_start",
+        "make a policy to start from: expert demonstrations or right answers, cloned",
+        (
+            *("--help", "--output", "--demonstrations", "--noise", "--updates", "--batch-rows", "--learning-rate", "--stop-at"),
+            *("--fit-proprioception", "--clips", "--expert"),
+        ),
+        configures=True,
+    ),
+    "replay": Subcommand(
+        "siirl.replay",
+        "simulate recorded episodes again and film them",
+        ("--help", "--every", "--size", "--output"),
+        configures=True,
+    ),
+    "report": Subcommand(
+        "siirl.report",
+        "write a run's report.html again, or show its rollouts",
+        ("--help", "--rollouts", "--step", "--kind", "--failures", "--count"),
+    ),
+    "doctor": Subcommand("siirl.doctor", "what this machine has for the jobs, and what it lacks", ("--help",)),
+    "completion": Subcommand("siirl.completion", "print a completion script for bash, zsh or fish", ("--help", "bash", "zsh", "fish")),
+}
+FLAGS = ("--help", "--version")
+
+
+def help_text() -> str:
+    """What `siirl --help` prints."""
+    width = max(map(len, SUBCOMMANDS))
+    lines = [f"  {name:<{width}}  {subcommand.summary}" for name, subcommand in SUBCOMMANDS.items()]
+    return "\n".join(
+        [
+            "siirl SUBCOMMAND ...: reinforcement learning of policies that act",
+            "",
+            *lines,
+            "",
+            "siirl SUBCOMMAND --help tells what a subcommand takes; siirl --version prints the version.",
+        ]
+    )
+
+
+def main(argv: Sequence[str]) -> int:
+    """Answer a line that names no subcommand, and return the exit status."""
+    from siirl.params.ending import REFUSED, end, end_without_reader  # imports envs, which `script` checks first
+
+    first = argv[0] if argv else None
+    if first is None:
+        print(help_text(), file=sys.stderr)
+        return REFUSED
+    try:
+        if first in ("--help", "-h"):
+            print(help_text(), flush=True)
+            return 0
+        if first == "--version":
+            print(f"siirl {__version__}", flush=True)
+            return 0
+    except BrokenPipeError:
+        return end_without_reader()
+    error = _unknown(first)
+    return end(REFUSED, str(error), error)
+
+
+def _unknown(word: str) -> UnknownNameError:
+    if word.startswith("-"):
+        return UnknownNameError.of(kind="flag", name=word, known=FLAGS)
+    if "=" in word:
+        return UnknownNameError(f"{word!r} is no subcommand. Did you mean 'siirl train {word}'? Known: {', '.join(SUBCOMMANDS)}.")
+    return UnknownNameError.of(kind="subcommand", name=word, known=SUBCOMMANDS)
+
+
+def command() -> None:
+    """Run the process's command line; does not return."""
+    interrupts.listen()
+    name, rest = (sys.argv[1] if len(sys.argv) > 1 else ""), sys.argv[2:]
+    if name not in SUBCOMMANDS:
+        leave(main(sys.argv[1:]))
+    sys.argv = [sys.argv[0], *rest]
+    importlib.import_module(SUBCOMMANDS[name].module).command()
+
+
+def script() -> None:
+    """The console script. Python searches a script's own folder for modules; `python -m`, and so this, the working folder.
+
+    Raises:
+        ImportError: The working folder holds another package of the name of one of siirl's.
+    """
+    if not sys.flags.safe_path:
+        sys.path[0] = os.getcwd()
+        check_companions()
+    command()

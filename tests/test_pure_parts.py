@@ -1,0 +1,73 @@
+"""Parts that need no simulator and no cluster import without OpenGL, MuJoCo, Ray and vLLM, and without what only Linux has in `os`."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+IMPORT_ALL = """
+import importlib, os, pkgutil, sys
+
+blocked, names = sys.argv[1].split(","), sys.argv[2].split(",")
+
+class Absent:
+    @staticmethod
+    def find_spec(name, path=None, target=None):
+        if name.partition(".")[0] in blocked:
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+for name in blocked:
+    assert name not in sys.modules
+sys.meta_path.insert(0, Absent)
+for only_linux in ("sched_getaffinity", "memfd_create", "pidfd_open", "eventfd"):
+    if hasattr(os, only_linux):
+        delattr(os, only_linux)
+
+imported = []
+for name in names:
+    package = importlib.import_module(name)
+    imported.append(name)
+    for found in pkgutil.walk_packages(getattr(package, "__path__", []), f"{name}."):
+        importlib.import_module(found.name)
+        imported.append(found.name)
+print(*imported)
+"""
+SIMULATORS_AND_CLUSTERS = ("OpenGL", "glfw", "mujoco", "metaworld", "libero", "robosuite", "ray", "vllm")
+LEARNING = ("torch", "tensordict", "transformers")
+
+
+def imported(*names: str, blocked: tuple[str, ...], cwd: Path) -> list[str]:
+    """What imports, submodules too, in a process in which nobody can import `blocked`."""
+    done = subprocess.run(
+        [sys.executable, "-c", IMPORT_ALL, ",".join(blocked), ",".join(names)], cwd=cwd, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.split()
+
+
+@pytest.mark.parametrize(
+    ("name", "one_of_its_modules"),
+    [
+        ("siirl.algos", "siirl.algos.policy_losses.ppo"),
+        ("siirl.execution.dag", "siirl.execution.dag.task_graph"),
+        ("siirl.params", "siirl.params.parser"),
+        ("siirl.completion", "siirl.completion"),
+        ("envs.base", "envs.base"),
+        ("envs.math", "envs.math.grading"),
+        ("pipelines", "pipelines.grpo"),
+        ("vjepa", "vjepa.reward"),
+    ],
+)
+def test_it_imports_without_simulators_and_clusters(name: str, one_of_its_modules: str, tmp_path: Path) -> None:
+    assert one_of_its_modules in imported(name, blocked=SIMULATORS_AND_CLUSTERS, cwd=tmp_path)
+
+
+def test_what_declares_and_checks_a_job_needs_no_torch_either(tmp_path: Path) -> None:
+    names = ("siirl.execution.dag", "siirl.params", "siirl.completion", "envs.base", "envs.math", "pipelines", "siirl.train")
+    assert "siirl.params.first_look" in imported(*names, blocked=SIMULATORS_AND_CLUSTERS + LEARNING, cwd=tmp_path)
+
+
+def test_a_blocked_package_cannot_be_imported(tmp_path: Path) -> None:
+    with pytest.raises(AssertionError, match="No module named 'ray'"):
+        imported("siirl.env_server.ray_host", blocked=("ray",), cwd=tmp_path)
