@@ -4,6 +4,7 @@ Tests import packages from the checkout (`pythonpath` in pyproject.toml); proces
 """
 
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -25,7 +26,16 @@ def _prepare_environment() -> None:
     os.environ["PYTHONPATH"] = os.pathsep.join([str(REPOSITORY), *([path] if path else [])])
 
 
+def _hear_signals() -> None:
+    """Restore Python's own handling: nohup ignores SIGHUP, and a shell's background jobs ignore SIGINT, for all their children."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is signal.SIG_IGN:
+            signal.signal(number, signal.SIG_DFL)
+
+
 _prepare_environment()
+_hear_signals()
 
 
 REGISTRIES = (

@@ -50,7 +50,7 @@ def test_a_request_wakes_those_who_wait_meanwhile():
 
 
 def test_a_signal_to_a_forked_child_is_not_its_parents():
-    done = subprocess.run([sys.executable, "-c", FORKED], capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run([sys.executable, "-c", FORKED], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (0, f"{-signal.SIGTERM}\n", "")
 
 
@@ -62,5 +62,5 @@ def test_a_command_ends_at_once_with_its_last_words_the_innermost_first_and_with
     assert program.stdout is not None
     program.stdout.readline()
     program.send_signal(number)
-    _, errors = program.communicate(timeout=120)  # the pipe ends when no child holds it any more
+    _, errors = program.communicate()  # the pipe ends when no child holds it any more
     assert (program.returncode, errors) == (128 + number, "siirl: interrupted\ninner\nouter\n")

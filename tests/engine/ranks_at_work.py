@@ -11,6 +11,9 @@ from torch import multiprocessing
 
 from siirl.engine.collectives import GroupOfProcesses, join, leave
 
+RANKS = multiprocessing.get_context("forkserver")
+RANKS.set_forkserver_preload(["siirl.dag_worker.dagworker"])  # forked from a process that has imported torch, which takes seconds
+
 
 def run_on_ranks(function: Callable[..., Any], *arguments: Any, ranks: int = 2) -> list[Any]:
     """`function(collectives, *arguments)` on every rank, at the same time; results in rank order. Raises what a rank raised."""
@@ -23,8 +26,7 @@ def run_on_ranks(function: Callable[..., Any], *arguments: Any, ranks: int = 2) 
 
 def work_on_ranks(work: Callable[..., None], arguments: tuple[Any, ...], *, ranks: int) -> list[Any]:
     """`work(rank, *arguments)` in a process for each rank, which ends with this one; returns the processes when all have ended."""
-    context = multiprocessing.get_context("spawn")
-    processes = [context.Process(target=work, args=(rank, *arguments), daemon=True) for rank in range(ranks)]
+    processes = [RANKS.Process(target=work, args=(rank, *arguments), daemon=True) for rank in range(ranks)]
     for process in processes:
         process.start()
     for process in processes:

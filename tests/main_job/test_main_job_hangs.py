@@ -18,7 +18,7 @@ ALONE = (*ENDLESS, "env=custom", "reward=return", "cluster=local")
 def check_ended(run: RealRun, *expected: str) -> dict[str, str]:
     """The run failed with these words and the way on, and left no process; its stack traces by file name without host and pid."""
     assert run.wait() == FAILED, run.text
-    run.seconds_until_gone(timeout_s=120.0)
+    run.seconds_until_gone()
     for words in expected:
         assert words in run.text, run.text
     assert "Traceback" not in run.text

@@ -148,4 +148,4 @@ def test_megabytes_of_anything_take_linear_time(text):
     began = time.process_time()
     marked = marked_answer(text)
     read_statement(marked.text[:1000] if marked else text[:1000])
-    assert time.process_time() - began < 5
+    assert time.process_time() - began < 60  # seconds if linear, hours if quadratic
