@@ -22,11 +22,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow
+from numpy.typing import NDArray
 from pyarrow import parquet
 
 from envs.arguments import nearest
 from envs.text import Message, checked_messages, message, shortened
+from envs.unpacked_size import BYTES_OF_A_VALUE, text_columns, unpacked_bytes
 
 logger = logging.getLogger(__name__)
 
@@ -39,7 +42,8 @@ READABLE = "a .parquet file, or a .jsonl file with one JSON object a line"
 _TRUTH = "reward_model.ground_truth must be text or a finite number"
 ROWS_AT_ONCE = 512  # decoded at a time where a file is read through: a megabyte or so of text
 MAX_ROW_BYTES = 16 << 20  # of one row or line, unpacked: more text than any model takes
-MAX_GROUP_BYTES = 1 << 30  # of one parquet row group, unpacked, and at most decoded at a time
+MAX_PIECE_BYTES = 64 << 20  # of rows that are unpacked at a time
+MAX_GROUP_BYTES = 1 << 30  # of one parquet row group in pyarrow's compact form, in which a text that recurs stands once
 
 
 @dataclass(frozen=True)
@@ -173,7 +177,7 @@ class ParquetPrompts(PromptFile):
     def __init__(self, path: Path) -> None:
         self.path = path
         try:
-            self._file = parquet.ParquetFile(path)
+            self._file = parquet.ParquetFile(path, read_dictionary=text_columns(parquet.read_metadata(path), COLUMNS))
         except pyarrow.ArrowInvalid as error:
             raise ValueError(f"{path} is no readable parquet file ({error}). Write it anew, or remove it from the list.") from error
         _check_columns(self._file.schema_arrow.names, required=REQUIRED, known=COLUMNS, path=path)
@@ -225,30 +229,29 @@ class ParquetPrompts(PromptFile):
         return self._read(self._kept[group].slice(index - self._starts[group], 1), [index])[0]
 
     def _check_group(self, group: int) -> int:
-        """How many rows of a row group are decoded at a time.
-
-        No value is larger than what its column declares, but many rows may share one value of a dictionary.
-        """
+        """How many rows of a row group are read at a time, in pyarrow's compact form."""
         described = self._file.metadata.row_group(group)
         columns = [described.column(number) for number in range(described.num_columns)]
-        declared = [column.total_uncompressed_size for column in columns if column.path_in_schema.split(".")[0] in self._names]
-        if sum(declared) > MAX_GROUP_BYTES:
+        columns = [column for column in columns if column.path_in_schema.split(".")[0] in self._names]
+        declared = [column.total_uncompressed_size for column in columns]
+        values = sum(column.num_values for column in columns)
+        if sum(declared) + BYTES_OF_A_VALUE * values > MAX_GROUP_BYTES:  # of one text in a dictionary there may be any number of values
             raise self._too_large(group, "declares")
         return min(max(MAX_GROUP_BYTES // max([1, *declared]), 1), ROWS_AT_ONCE)
 
     def _pieces(self, group: int, names: list[str]) -> Iterator[pyarrow.RecordBatch]:
-        """A row group piece by piece, each checked before it becomes Python's objects."""
-        first = self._starts[group]
-        for piece in self._file.iter_batches(self._rows_at_once[group], row_groups=[group], columns=names, use_threads=False):
-            if piece.nbytes > MAX_ROW_BYTES:
-                self._check_rows(piece, first)
-            first += len(piece)
-            yield piece
+        """A row group piece by piece, none larger than `MAX_PIECE_BYTES` when it becomes Python's objects.
 
-    def _check_rows(self, piece: pyarrow.RecordBatch, first: int) -> None:
-        for number in range(len(piece)):
-            if piece.slice(number, 1).nbytes > MAX_ROW_BYTES:
-                raise _too_long(self.path, self.place(first + number))
+        Texts that recur are read as pyarrow's dictionaries, so that many messages of one text are measured before they are unpacked.
+        """
+        first = self._starts[group]
+        for batch in self._file.iter_batches(self._rows_at_once[group], row_groups=[group], columns=names, use_threads=False):
+            sizes = unpacked_bytes(batch)
+            too_long = np.flatnonzero(sizes > MAX_ROW_BYTES)
+            if len(too_long):
+                raise _too_long(self.path, self.place(first + int(too_long[0])))
+            first += len(batch)
+            yield from _cut(batch, sizes)
 
     def _whole(self, group: int) -> pyarrow.Table:
         pieces, size = [], 0
@@ -268,6 +271,16 @@ class ParquetPrompts(PromptFile):
     def _read(self, table: pyarrow.Table | pyarrow.RecordBatch, numbers: Sequence[int]) -> list[PromptRow]:
         named = zip(numbers, table.to_pylist(), strict=True)
         return [_of_row(PromptRow.of, entry, path=self.path, place=self.place(number)) for number, entry in named]
+
+
+def _cut(batch: pyarrow.RecordBatch, sizes: NDArray[np.int64]) -> Iterator[pyarrow.RecordBatch]:
+    """`batch` in pieces of at most `MAX_PIECE_BYTES`, with one row at least; `sizes` are those of its rows."""
+    ends, begin = np.cumsum(sizes), 0
+    while begin < len(batch):
+        before = int(ends[begin - 1]) if begin else 0
+        end = max(int(np.searchsorted(ends, before + MAX_PIECE_BYTES, side="right")), begin + 1)
+        yield batch.slice(begin, end - begin)
+        begin = end
 
 
 class JsonLinesPrompts(PromptFile):

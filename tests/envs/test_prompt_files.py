@@ -230,6 +230,40 @@ def test_a_small_parquet_that_unpacks_to_long_rows_is_refused_before_they_are_al
         assert int(peak) < 1100 << 20
 
 
+def test_many_messages_of_one_text_are_refused_before_they_are_unpacked(tmp_path):
+    """2000 messages of one text of 1 MB are one value of a dictionary: a row of 2 GB in a file of 50 KB."""
+    path = tmp_path / "rows.parquet"
+    places = pyarrow.array([0] * 6000, pyarrow.int32())
+    texts = [pyarrow.DictionaryArray.from_arrays(places, pyarrow.array([text])) for text in ("user", "x" * 1_000_000)]
+    messages = pyarrow.StructArray.from_arrays(texts, ["role", "content"])
+    prompt = pyarrow.ListArray.from_arrays(pyarrow.array([0, 2000, 4000, 6000], pyarrow.int32()), messages)
+    entry = columns(extra_info=None)
+    table = {"data_source": [entry["data_source"]] * 3, "prompt": prompt, "reward_model": [entry["reward_model"]] * 3}
+    parquet.write_table(pyarrow.table(table), path)
+    assert path.stat().st_size < 100_000
+    for read in ("file.rows(0, 3)", "file.row(2)", "list(file.select([1]))"):
+        done = subprocess.run(
+            [sys.executable, "-c", READ_AND_TELL.format(path=path, read=read)], capture_output=True, text=True, check=True
+        )
+        message_, peak = done.stdout.splitlines()
+        assert "rows.parquet, row 0: more than 16 MiB, the bound of a row." in message_
+        assert int(peak) < 300 << 20
+
+
+def test_rows_of_one_text_are_unpacked_a_few_at_a_time(tmp_path):
+    """100 rows of 10 MB each are within their bound, and a gigabyte together."""
+    path = tmp_path / "rows.parquet"
+    entry = columns(prompt=[message("user", "x" * 10_000_000)], extra_info=None)
+    table = pyarrow.Table.from_pylist([entry])
+    parquet.write_table(pyarrow.concat_tables([table] * 100).combine_chunks(), path, compression="zstd")
+    program = "from envs.prompt_files import open_prompts; " + (
+        f"assert sum(len(row.prompt[0]['content']) for row in open_prompts('{path}').select(range(100))) == 10**9; "
+        "print(next(line.split()[1] for line in open('/proc/self/status') if line.startswith('VmHWM')))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert int(done.stdout) < 600_000  # KiB
+
+
 def test_a_row_group_that_declares_more_than_its_bound_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(prompt_files, "MAX_GROUP_BYTES", 1 << 20)
     rows = [row(number, extra_info={"text": f"{number}" * 1000}) for number in range(1000)]
