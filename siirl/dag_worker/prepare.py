@@ -1,6 +1,7 @@
 """From a configuration that has passed `siirl.params.first_look` to a job that can start: graph, names, machine, plan."""
 
 import importlib.util
+import inspect
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,6 +12,7 @@ import numpy as np
 
 from envs.archives import DAMAGE
 from envs.base import EnvSpec
+from siirl.algos.advantages import ADVANTAGES
 from siirl.dag_worker.build import make_encoder
 from siirl.dag_worker.build_critic import needs_critic
 from siirl.dag_worker.check_text import check_text
@@ -21,7 +23,7 @@ from siirl.engine.actor.actor_loss import ActorLoss
 from siirl.engine.critic.value_model import PolicyFeatures
 from siirl.engine.reward_manager.embodied import load_demonstration_clips
 from siirl.errors import CheckpointError, ConfigError, SiirlError
-from siirl.execution.dag import TaskGraph, check_kl_in_reward_order
+from siirl.execution.dag import NodeRole, TaskGraph, check_kl_in_reward_order
 from siirl.execution.dag.load import load_pipeline
 from siirl.execution.dag.unused import skip_unused
 from siirl.models import ActionTokenizer
@@ -67,6 +69,7 @@ def prepare(config: SiiRLArguments, spec: EnvSpec) -> Job:
     """
     graph = load_graph(config)
     load_plug_ins(config, graph)
+    require_configured_columns(config, graph)
     refuse(machine_problems(config))
     check_loggers(config.trainer.logger)
     if is_text(spec):
@@ -122,6 +125,23 @@ def load_graph(config: SiiRLArguments) -> TaskGraph:
     check_kl_in_reward_order(graph, use_kl_in_reward=config.algorithm.use_kl_in_reward)
     skip_unused(graph, needs_reference=sizes.needs_reference(config), needs_old_log_probs=sizes.needs_old_log_probs(config))
     return graph
+
+
+def require_configured_columns(config: SiiRLArguments, graph: TaskGraph) -> None:
+    """Require of the advantage and of the update the columns that the configuration makes them read.
+
+    Raises:
+        ConfigError: No node before them provides one: GAE without a critic's values, a KL in the loss without the reference's log-probs.
+    """
+    parameters = inspect.signature(ADVANTAGES[config.algorithm.adv_estimator]).parameters
+    of_estimator = [name for name, parameter in parameters.items() if parameter.default is parameter.empty]
+    of_loss = ["ref_log_prob"] if config.actor_rollout_ref.actor.use_kl_loss else []
+    for node in graph.get_nodes():
+        if node.node_role is NodeRole.ADVANTAGE:
+            node.require(of_estimator)
+        elif node.node_role is NodeRole.ACTOR and not node.only_forward_compute:
+            node.require(of_loss)
+    graph.check_columns()
 
 
 def check_policy(config: SiiRLArguments, spec: EnvSpec, *, with_critic: bool = False, with_adapters: bool = False) -> None:
