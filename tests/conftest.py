@@ -30,6 +30,7 @@ _prepare_environment()
 REGISTRIES = (
     ("envs.registry", "ENVS"),
     ("siirl.algos.advantages.registry", "ADVANTAGES"),
+    ("siirl.algos.advantages.registry", "REWARD_AT_FINISH"),
     ("siirl.algos.aggregation", "AGGREGATIONS"),
     ("siirl.algos.filters", "FILTERS"),
     ("siirl.algos.filters", "MEASURES"),

@@ -16,14 +16,13 @@ import torch
 from numpy.typing import NDArray
 from tensordict import TensorDict
 
-from siirl.algos.advantages import estimate_advantages
+from siirl.algos.advantages import ESTIMATOR_COLUMNS, ESTIMATOR_SETTINGS, estimate_advantages, reads_reward_at_finish
 from siirl.algos.kl import kl_estimate
 from siirl.algos.trajectories import reward_at_finish
 from siirl.dag_worker.context import StageContext
 from siirl.dag_worker.metrics import Value, Weighted
 from siirl.dag_worker.no_rows import with_columns_of_all, with_columns_of_prompts
 from siirl.dag_worker.outcomes import check_reward_failures, score_rows
-from siirl.data_coordinator.learnable import LearnableTaskLoader
 from siirl.data_coordinator.protocol.batch import select_rows, texts
 from siirl.data_coordinator.redistribution import accepted_rows
 from siirl.data_coordinator.sample import Sample, Samples2Dict
@@ -54,7 +53,7 @@ def generate(*, batch: TensorDict, context: StageContext) -> NodeOutput:
     """Roll out every prompt `rollout.n` times; a row for every episode that could be simulated."""
     output = context.domain.roll_out(batch, step=context.step)
     rows = with_columns_of_all(output.batch, ranks=context.ranks)
-    if isinstance(context.loader, LearnableTaskLoader):
+    if context.loader is not None:
         context.loader.observe(context.ranks.gather_objects(outcomes_by_task(rows)))
     return NodeOutput(batch=with_columns_of_prompts(rows, prompts=batch), metrics=output.metrics)
 
@@ -90,7 +89,7 @@ def greedy_baseline(*, batch: TensorDict, context: StageContext) -> NodeOutput:
 def data_rebalance(*, batch: TensorDict, context: StageContext, node: Node) -> NodeOutput:
     """Share the trajectories that the node's filter accepts evenly among the ranks, by tokens; nothing moves where there is one rank."""
     accepted = batch if node.filter is None else accepted_rows(batch, node.filter)
-    balanced = context.redistribution.redistribute(accepted, node="compute_reward", step=context.step)
+    balanced = context.redistribution.redistribute(accepted, node=node.node_id, step=context.step)
     tokens = float(balanced["response_mask"].sum())
     largest, total = context.ranks.maximum(torch.tensor(tokens)).item(), context.ranks.sum(torch.tensor(tokens)).item()
     size = float(sum(value.numel() * value.element_size() for value in balanced.values() if isinstance(value, torch.Tensor)))
@@ -123,8 +122,7 @@ def compute_reward(*, batch: TensorDict, context: StageContext) -> NodeOutput:
         batch = select_rows(batch, kept)
     reward_B, penalty_B, complete_B = scores.reward_R[kept], scores.penalty_R[kept], batch["complete"].float()
     graded_B = batch.get("graded", torch.ones(len(batch), dtype=torch.bool))
-    # ReMax takes the return of a whole greedy episode off at every token: a reward on the way would have no baseline of its own.
-    on_the_way = float(context.config.algorithm.adv_estimator != "remax")
+    on_the_way = float(not reads_reward_at_finish(context.config.algorithm.adv_estimator))
     batch["token_level_scores"] = token_scores(batch, reward_B=reward_B, env_weight_B=on_the_way * scores.env_weight_R[kept])
     batch["token_level_rewards"] = batch["token_level_scores"]
     metrics: dict[str, Value] = {
@@ -180,27 +178,15 @@ def less_kl(batch: TensorDict, context: StageContext) -> tuple[torch.Tensor, dic
     NodeType.COMPUTE,
     NodeRole.ADVANTAGE,
     requires=["token_level_rewards", "response_mask", "index"],
-    optional=["values", "value_mask", "reward_baselines"],
+    optional=ESTIMATOR_COLUMNS,
     provides=["advantages", "returns"],
 )
 def compute_advantage(*, batch: TensorDict, context: StageContext) -> NodeOutput:
     """Advantages by `algorithm.adv_estimator`; groups are completed with the rows of other ranks."""
     algorithm = context.config.algorithm
-    available = {
-        "token_level_rewards": batch["token_level_rewards"],
-        "response_mask": batch["response_mask"],
-        "index": batch["index"],
-        "gamma": algorithm.gamma,
-        "lam": algorithm.lam,
-        "norm_adv_by_std_in_grpo": algorithm.norm_adv_by_std_in_grpo,
-        "min_group_spread": algorithm.min_group_spread,
-        "pass_k": algorithm.pass_k,
-        "weight_factor_in_cpgd": algorithm.weight_factor_in_cpgd,
-        "adv_whitening": algorithm.adv_whitening,
-        "ranks": context.ranks,
-    }
-    # Of nodes that some pipelines have: the critic's values, and rewards of greedy rollouts.
-    available |= {name: batch[name] for name in ("values", "value_mask", "reward_baselines") if name in batch.keys()}
+    available = {name: batch[name] for name in ESTIMATOR_COLUMNS if name in batch.keys()}
+    available |= {name: getattr(algorithm, name) for name in ESTIMATOR_SETTINGS}
+    available["ranks"] = context.ranks
     batch["advantages"], batch["returns"] = estimate_advantages(name=algorithm.adv_estimator, available=available)
     size_B = batch["advantages"].abs().amax(dim=1) if len(batch) else batch["advantages"].sum(dim=1)
     return NodeOutput(batch=batch, metrics={"advantage/abs_mean": mean_over_rows(size_B)})

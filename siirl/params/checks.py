@@ -18,9 +18,10 @@ from siirl.params.critic_checks import (
     overlong_notices,
     overlong_problems,
 )
-from siirl.params.domain_checks import LANGUAGE_MODEL, VLA_POLICIES, domain_problems, is_text, observation_parts
+from siirl.params.domain_checks import VLA_POLICIES, domain_problems, is_text, observation_parts
 from siirl.params.model_args import FLAT_SCHEDULES
 from siirl.params.plug_ins import plug_in_problems
+from siirl.params.policies import LANGUAGE_MODEL
 from siirl.params.references import check_reference, is_reference
 from siirl.params.reward_args import REWARDS, VIDEO_REWARDS
 from siirl.params.training_args import SiiRLArguments

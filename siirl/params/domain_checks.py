@@ -14,11 +14,11 @@ from siirl.params import sizes
 from siirl.params.grading import grading_problems
 from siirl.params.key_readers import asks_a_model
 from siirl.params.packages import require_vllm
+from siirl.params.policies import LANGUAGE_MODEL
 from siirl.params.references import check_reference
 from siirl.params.training_args import SiiRLArguments
 
 ACTION_ENGINE = "embodied"
-LANGUAGE_MODEL = "causal_lm"  # siirl.models.language_model
 OPENVLA_OFT = "openvla_oft"  # siirl.models.openvla_oft
 VLA_POLICIES = ("tiny_vla", OPENVLA_OFT)
 VLLM = "vllm"

@@ -77,7 +77,7 @@ class ModelArguments:
         text_only=NO_RECOMPUTING,
     )
     lora: LoraArguments = field(default_factory=LoraArguments)
-    model_type: str = option("", "Old name: `embodied`; the environment says it now.", derived=True)
+    model_type: str = option("", "Old name: `embodied` or `text`; env= chooses it now.", derived=True)
 
 
 @dataclass

@@ -286,6 +286,7 @@ def test_derived_keys_are_not_printed_and_are_filled_in() -> None:
     config = parse_config(["pipeline=grpo"])
     assert "workflow_type" not in to_tree(config)["algorithm"]
     assert (config.algorithm.workflow_type, config.actor_rollout_ref.model.model_type) == ("DEFAULT", "embodied")
+    assert parse_config(["env=math", "pipeline=grpo"]).actor_rollout_ref.model.model_type == "text"
 
 
 # Old names

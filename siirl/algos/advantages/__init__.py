@@ -31,13 +31,27 @@ from siirl.algos.advantages.group_relative import (
     rloo_advantage,
 )
 from siirl.algos.advantages.pass_at_k import pass_at_k_advantage
-from siirl.algos.advantages.registry import ADVANTAGES, ESTIMATOR_ARGUMENTS, Estimator, Index, estimate_advantages, register_adv_est
+from siirl.algos.advantages.registry import (
+    ADVANTAGES,
+    ESTIMATOR_ARGUMENTS,
+    ESTIMATOR_COLUMNS,
+    ESTIMATOR_SETTINGS,
+    REWARD_AT_FINISH,
+    Estimator,
+    Index,
+    estimate_advantages,
+    reads_reward_at_finish,
+    register_adv_est,
+)
 from siirl.algos.advantages.token_level import WHITENINGS, discounted_returns, gae_advantage, whiten_advantages
 
 __all__ = [
     "ADVANTAGES",
     "CPGD_WEIGHTS",
     "ESTIMATOR_ARGUMENTS",
+    "ESTIMATOR_COLUMNS",
+    "ESTIMATOR_SETTINGS",
+    "REWARD_AT_FINISH",
     "WHITENINGS",
     "Estimator",
     "Index",
@@ -60,6 +74,7 @@ __all__ = [
     "grpo_advantage",
     "opo_advantage",
     "pass_at_k_advantage",
+    "reads_reward_at_finish",
     "register_adv_est",
     "rloo_advantage",
     "whiten_advantages",
