@@ -3,10 +3,8 @@
 import importlib.util
 import inspect
 import os
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -22,14 +20,12 @@ from siirl.dag_worker.plug_ins import load_plug_ins
 from siirl.engine.actor.actor_loss import ActorLoss
 from siirl.engine.critic.value_model import PolicyFeatures
 from siirl.engine.reward_manager.embodied import load_demonstration_clips
-from siirl.errors import CheckpointError, ConfigError, SiirlError
+from siirl.errors import ConfigError, SiirlError
 from siirl.execution.dag import NodeRole, TaskGraph, check_kl_in_reward_order
 from siirl.execution.dag.load import load_pipeline
 from siirl.execution.dag.unused import skip_unused
 from siirl.models import ActionTokenizer
 from siirl.models.loader import build_policy
-from siirl.models.policy import Policy
-from siirl.models.tiny_vla import TinyVLA, TinyVLAConfig
 from siirl.params import SiiRLArguments, sizes
 from siirl.params.build import as_text
 from siirl.params.checks import warnings_of
@@ -167,7 +163,7 @@ def check_policy(config: SiiRLArguments, spec: EnvSpec, *, with_critic: bool = F
     try:
         policy = build_policy(model.policy, path=path, spec=spec, seed=config.trainer.seed, options=model.options, weights=not large)
         if path is not None:
-            check_options(policy, spec, options=model.options, path=path)
+            policy.check_options(spec, options=model.options, path=path)
         check_actions(policy.action_tokenizer, spec, place=place)
         if with_critic:
             PolicyFeatures(policy)  # refuses one without features
@@ -181,28 +177,6 @@ def check_policy(config: SiiRLArguments, spec: EnvSpec, *, with_critic: bool = F
         if not isinstance(error, ArithmeticError | RuntimeError | TypeError | ValueError):
             raise
         raise ConfigError(f"{place} does not fit env={config.env.name}: {error}") from error
-
-
-def check_options(policy: Policy, spec: EnvSpec, *, options: Mapping[str, Any], path: str) -> None:
-    """Options say how a new policy is made; those of a folder's policy are its own, and others would be read by nobody.
-
-    Raises:
-        CheckpointError: One that the weights do not have.
-    """
-    if not isinstance(policy, TinyVLA):
-        return  # a class of the user's own is given both
-    wanted = TinyVLAConfig.for_env(spec, **options)
-    for name in options:
-        asked, there = _shape_of(wanted, name), _shape_of(policy.config, name)
-        if asked != there:
-            raise CheckpointError(
-                f"actor_rollout_ref.model.options has {name}={asked}, and the weights in {path} were made with {name}={there}: leave it "
-                "out, or begin with new weights: actor_rollout_ref.model.path=null, or a folder that siirl.warm_start makes."
-            )
-
-
-def _shape_of(config: TinyVLAConfig, name: str) -> Any:
-    return config.action_tokenizer.bins if name == "bins" else getattr(config, name)
 
 
 def check_actions(tokenizer: ActionTokenizer, spec: EnvSpec, *, place: str) -> None:

@@ -18,16 +18,15 @@ from siirl.params.critic_checks import (
     overlong_notices,
     overlong_problems,
 )
-from siirl.params.domain_checks import VLA_POLICIES, domain_problems, is_text, observation_parts
+from siirl.params.domain_checks import domain_problems, is_text, observation_parts
 from siirl.params.model_args import FLAT_SCHEDULES
 from siirl.params.plug_ins import plug_in_problems
-from siirl.params.policies import LANGUAGE_MODEL
+from siirl.params.policies import LANGUAGE_MODEL, POLICIES
 from siirl.params.references import check_reference, is_reference
 from siirl.params.reward_args import REWARDS, VIDEO_REWARDS
 from siirl.params.training_args import SiiRLArguments
 
 KL_WITHOUT_GRADIENT = ("k1",)
-POLICIES = (*VLA_POLICIES, LANGUAGE_MODEL)
 
 FIRST_DEMONSTRATION_SEED = 900_000  # as siirl.warm_start collects them; training's begin at 1,000,000 (siirl.data_coordinator.loader)
 ACTOR = "actor_rollout_ref.actor"
@@ -166,7 +165,7 @@ def _schedules_without_end(config: SiiRLArguments) -> Iterator[SiirlError]:
 def _names(config: SiiRLArguments) -> Iterator[SiirlError]:
     named = (
         ("reward.name", config.reward.name, REWARDS),
-        ("actor_rollout_ref.model.policy", config.actor_rollout_ref.model.policy, POLICIES),
+        ("actor_rollout_ref.model.policy", config.actor_rollout_ref.model.policy, (*POLICIES, LANGUAGE_MODEL)),
     )
     for place, name, known in named:
         if name not in known:

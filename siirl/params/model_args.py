@@ -6,6 +6,7 @@ from typing import Any
 from siirl.params.algorithm_args import KL_ESTIMATORS, AlgorithmArguments
 from siirl.params.embodied_args import EmbodiedArguments
 from siirl.params.fields import described, option
+from siirl.params.policies import LANGUAGE_MODEL, POLICIES
 from siirl.params.reward_args import OWN_REWARD
 
 __all__ = [
@@ -57,7 +58,7 @@ class ModelArguments:
     """The policy's class and weights."""
 
     policy: str = option(
-        "tiny_vla", "Policy class: tiny_vla, openvla_oft, causal_lm, or `module:name` of your own.", why="ships with the repository"
+        "tiny_vla", f"Policy: {', '.join((*POLICIES, LANGUAGE_MODEL))}, or `module:name` of your own.", why="ships with the repository"
     )
     path: str | None = option(None, "Policy folder (config.json, model.safetensors); null: new weights.", why="env= chooses what fits it")
     options: dict[str, Any] = field(
