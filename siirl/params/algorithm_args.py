@@ -2,15 +2,13 @@
 
 from dataclasses import dataclass, field
 
+from siirl.params.estimators import ESTIMATORS
 from siirl.params.fields import option
 
 ADV_WHITENINGS = ("unbiased", "biased", "mean", "none")  # siirl.algos.advantages says what each does
 CPGD_WEIGHTS = ("STD_weight", "clip_filter_like_weight", "naive")
 FILTERS = ("zero_variance", "success_band", "truncation")
 FILTER_METRICS = ("score", "reward", "success")
-# Advantages relative to the other rollouts of a prompt.
-GROUP_ESTIMATORS = ("grpo", "dr_grpo", "rloo", "opo", "grpo_passk", "gpg", "cpgd", "reinforce_plus_plus_baseline")
-ESTIMATORS = (*GROUP_ESTIMATORS, "gae", "reinforce_plus_plus", "remax")
 KL_ESTIMATORS = ("k1", "k2", "k3", "abs", "k1+", "k2+", "k3+", "abs+")  # '+': straight-through gradient
 
 
@@ -71,7 +69,7 @@ class OverlongArguments:
 class AlgorithmArguments:
     """Advantages and KL control."""
 
-    adv_estimator: str = option("grpo", "Advantage estimator.", why="the architecture guide's", choices=ESTIMATORS, plug_in=True)
+    adv_estimator: str = option("grpo", "Advantage estimator.", why="the architecture guide's", choices=tuple(ESTIMATORS), plug_in=True)
     workflow_type: str = option("", "Old name for pipeline=: DEFAULT, DAPO or EMBODIED.", derived=True)
     gamma: float = option(
         1.0, "Discount of gae and reinforce_plus_plus.", why="episodes are short and end at success", minimum=0, maximum=1
