@@ -10,7 +10,7 @@ import pytest
 from siirl.errors import ConfigError, MissingAssetError, UnknownNameError
 from siirl.params import SiiRLArguments
 from siirl.params.compose import options
-from siirl.params.parser import parse, parse_config, to_tree, to_yaml
+from siirl.params.parser import known_keys, parse, parse_config, to_tree, to_yaml
 
 
 def refusal(*overrides: str, config_file: Path | None = None) -> str:
@@ -340,3 +340,8 @@ def test_questions_in_files_are_those_of_math_where_no_environment_is_named(tmp_
     again = tmp_path / "again.yaml"
     again.write_text(to_yaml(named.config))
     assert parse(config_file=again).config == named.config
+
+
+def test_no_reason_of_a_default_points_to_a_document_that_no_reader_has() -> None:
+    for place, key in known_keys({}).items():
+        assert not re.search(r"\bguide\b|\bthe design\b", key.metadata["why"]), place
