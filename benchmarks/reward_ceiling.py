@@ -31,7 +31,7 @@ from envs.mujoco import MetaWorldEnv
 from vjepa.clustering import cluster, nearest_centre_distance
 from vjepa.encoders import load_video_encoder
 from vjepa.progress_metrics import grouped_rank_correlation, rank_correlation
-from vjepa.reward import TrajectoryRewardConfig
+from vjepa.reward_settings import TrajectoryRewardConfig
 
 RESULTS = Path(__file__).parent / "results"
 TEST_SEED, TRAINING_SEED = 8_100_000, 2_100_000  # scenes of the failures, and of the episodes that the supervised rows learn from

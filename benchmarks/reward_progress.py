@@ -36,7 +36,8 @@ from vjepa.progress_metrics import (
     separation_auc,
 )
 from vjepa.readout import ReadOut
-from vjepa.reward import TrajectoryReward, TrajectoryRewardConfig
+from vjepa.reward import TrajectoryReward
+from vjepa.reward_settings import TrajectoryRewardConfig
 from vjepa.train_readout import EpisodeIndex, ReadOutConfig, prefixes, train_readout
 from vjepa.train_tiny import Clips
 from vjepa.train_tiny import load_clips as load_training_clips

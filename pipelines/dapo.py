@@ -17,86 +17,23 @@ What is particular to it besides the filter is said in configs/pipeline/dapo.yam
 robots have no length to pay for: they are bounded by environment steps, and running out of them is a failure already.
 """
 
-from siirl.execution.dag import NodeRole, NodeType, Pipeline, TaskGraph
+from siirl.execution.dag import Pipeline, TaskGraph
 
 STAGES = "siirl.dag_worker.stages"
+FILTER = "siirl.user_interface.filter_interface.dapo.dynamic_sampling"
+DOCUMENTS_NAMES = ("dynaminc_sampling",)
 
 
 def dapo_pipeline() -> TaskGraph:
     """Responses, reward, dynamic sampling, group advantage, log-probs, update."""
     pipeline = Pipeline("dapo", "DAPO: decoupled clip and dynamic sampling policy optimisation")
-
-    pipeline.add_node(
-        "rollout_actor",
-        func=f"{STAGES}:generate",
-        node_type=NodeType.MODEL_INFERENCE,
-        node_role=NodeRole.ROLLOUT,
-        provides=["uid", "index", "policy_version", "responses", "response_mask", "rollout_log_probs", "complete", "truncated"],
-    ).add_node(
-        "function_reward",
-        func=f"{STAGES}:compute_reward",
-        deps=["rollout_actor"],
-        node_type=NodeType.COMPUTE,
-        node_role=NodeRole.REWARD,
-        requires=["uid", "index", "responses", "response_mask"],
-        provides=["token_level_scores", "token_level_rewards"],
-    ).add_node(
-        "dynamic_sampling",
-        func="siirl.user_interface.filter_interface.dapo.dynamic_sampling",
-        deps=["function_reward"],
-        node_type=NodeType.COMPUTE,
-        node_role=NodeRole.DYNAMIC_SAMPLING,
-        aliases=("dynaminc_sampling",),  # as the documents spell it elsewhere
-        requires=["index", "complete", "truncated", "token_level_scores", "token_level_rewards"],
-        provides=[],
-    ).add_node(
-        "data_rebalance",
-        func=f"{STAGES}:data_rebalance",
-        deps=["dynamic_sampling"],
-        node_type=NodeType.COMPUTE,
-        requires=["uid", "index", "response_mask"],
-        provides=[],
-    ).add_node(
-        "calculate_advantages",
-        func=f"{STAGES}:compute_advantage",
-        deps=["data_rebalance"],
-        node_type=NodeType.COMPUTE,
-        node_role=NodeRole.ADVANTAGE,
-        requires=["token_level_rewards", "response_mask", "index"],
-        provides=["advantages", "returns"],
-    ).add_node(
-        "actor_old_log_prob",
-        func=f"{STAGES}:compute_old_log_prob",
-        deps=["calculate_advantages"],
-        node_type=NodeType.MODEL_TRAIN,
-        node_role=NodeRole.ACTOR,
-        only_forward_compute=True,
-        requires=["responses", "response_mask", "rollout_log_probs"],
-        provides=["old_log_probs"],
-    ).add_node(
-        "reference_log_prob",
-        func=f"{STAGES}:compute_ref_log_prob",
-        deps=["actor_old_log_prob"],
-        node_type=NodeType.MODEL_TRAIN,
-        node_role=NodeRole.REFERENCE,
-        only_forward_compute=True,
-        requires=["responses", "response_mask"],
-        provides=["ref_log_prob"],
-    ).add_node(
-        "actor_train",
-        func=f"{STAGES}:train_actor",
-        deps=["reference_log_prob"],
-        node_type=NodeType.MODEL_TRAIN,
-        node_role=NodeRole.ACTOR,
-        requires=["responses", "response_mask", "advantages", "rollout_log_probs", "old_log_probs", "ref_log_prob"],
-        provides=[],
-    ).add_node(
-        "sync_weights",
-        func=f"{STAGES}:sync_weights",
-        deps=["actor_train"],
-        node_type=NodeType.BARRIER_SYNC,
-        node_role=NodeRole.ROLLOUT,
-        provides=[],
-    )
-
+    pipeline.add_node("rollout_actor", f"{STAGES}:generate")
+    pipeline.add_node("function_reward", f"{STAGES}:compute_reward", ["rollout_actor"])
+    pipeline.add_node("dynamic_sampling", FILTER, ["function_reward"], aliases=DOCUMENTS_NAMES)
+    pipeline.add_node("data_rebalance", f"{STAGES}:data_rebalance", ["dynamic_sampling"])
+    pipeline.add_node("calculate_advantages", f"{STAGES}:compute_advantage", ["data_rebalance"])
+    pipeline.add_node("actor_old_log_prob", f"{STAGES}:compute_old_log_prob", ["calculate_advantages"])
+    pipeline.add_node("reference_log_prob", f"{STAGES}:compute_ref_log_prob", ["actor_old_log_prob"])
+    pipeline.add_node("actor_train", f"{STAGES}:train_actor", ["reference_log_prob"])
+    pipeline.add_node("sync_weights", f"{STAGES}:sync_weights", ["actor_train"])
     return pipeline.build()

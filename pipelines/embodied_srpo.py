@@ -13,97 +13,26 @@
         give the new weights to the rollout engine                                        sync_weights
 
 The filter comes before the reward, because it only drops groups that no reward can tell apart. Which reward is computed, and how
-the advantage and the loss are, is said in the configuration (`reward`, `algorithm`, `actor_rollout_ref.actor`). Observation columns
-(`pixel_values`, `proprioception`, `instruction_ids`, `video_embedding`) are not listed: they depend on environment, policy and reward.
+the advantage and the loss are, is said in the configuration (`reward`, `algorithm`, `actor_rollout_ref.actor`).
 """
 
-from siirl.execution.dag import NodeRole, NodeType, Pipeline, TaskGraph
+from siirl.execution.dag import Pipeline, TaskGraph
 
 STAGES = "siirl.dag_worker.stages"
-PROMPT_COLUMNS = ["index", "task_name", "task_id", "trial_id", "seed"]
-ROLLOUT_COLUMNS = [
-    *PROMPT_COLUMNS,
-    *("uid", "policy_version", "responses", "response_mask", "rollout_log_probs"),
-    *("finish_step", "complete", "truncated", "env_return"),
-]
+FILTER = "siirl.user_interface.filter_interface.embodied.embodied_local_rank_sampling"
+DOCUMENTS_NAMES = ("dynamic_sampling", "dynaminc_sampling")
 
 
 def embodied_srpo_pipeline() -> TaskGraph:
     """Episodes, filter, balance, trajectory reward, group advantage, log-probs, update."""
     pipeline = Pipeline("embodied_srpo", "SRPO: group-relative policy optimisation on trajectory rewards from videos")
-
-    pipeline.add_node(
-        "rollout_actor",
-        func=f"{STAGES}:generate",
-        node_type=NodeType.MODEL_INFERENCE,
-        node_role=NodeRole.ROLLOUT,
-        requires=PROMPT_COLUMNS,
-        provides=ROLLOUT_COLUMNS,
-    ).add_node(
-        "embodied_sampling",
-        func="siirl.user_interface.filter_interface.embodied.embodied_local_rank_sampling",
-        deps=["rollout_actor"],
-        node_type=NodeType.COMPUTE,
-        node_role=NodeRole.DYNAMIC_SAMPLING,
-        aliases=("dynamic_sampling", "dynaminc_sampling"),  # other spellings in the documents
-        requires=["index", "task_name", "complete", "truncated"],
-        provides=[],
-    ).add_node(
-        "data_rebalance",
-        func=f"{STAGES}:data_rebalance",
-        deps=["embodied_sampling"],
-        node_type=NodeType.COMPUTE,
-        requires=["uid", "index", "response_mask"],
-        provides=[],
-    ).add_node(
-        "compute_reward",
-        func=f"{STAGES}:compute_reward",
-        deps=["data_rebalance"],
-        node_type=NodeType.COMPUTE,
-        node_role=NodeRole.REWARD,
-        requires=["uid", "index", "task_name", "complete", "env_return", "response_mask"],
-        provides=["token_level_scores", "token_level_rewards"],
-    ).add_node(
-        "calculate_advantages",
-        func=f"{STAGES}:compute_advantage",
-        deps=["compute_reward"],
-        node_type=NodeType.COMPUTE,
-        node_role=NodeRole.ADVANTAGE,
-        requires=["token_level_rewards", "response_mask", "index"],
-        provides=["advantages", "returns"],
-    ).add_node(
-        "actor_old_log_prob",
-        func=f"{STAGES}:compute_old_log_prob",
-        deps=["calculate_advantages"],
-        node_type=NodeType.MODEL_TRAIN,
-        node_role=NodeRole.ACTOR,
-        only_forward_compute=True,
-        requires=["responses", "response_mask", "rollout_log_probs"],
-        provides=["old_log_probs"],
-    ).add_node(
-        "reference_log_prob",
-        func=f"{STAGES}:compute_ref_log_prob",
-        deps=["actor_old_log_prob"],
-        node_type=NodeType.MODEL_TRAIN,
-        node_role=NodeRole.REFERENCE,
-        only_forward_compute=True,
-        requires=["responses", "response_mask"],
-        provides=["ref_log_prob"],
-    ).add_node(
-        "actor_train",
-        func=f"{STAGES}:train_actor",
-        deps=["reference_log_prob"],
-        node_type=NodeType.MODEL_TRAIN,
-        node_role=NodeRole.ACTOR,
-        requires=["responses", "response_mask", "advantages", "rollout_log_probs", "old_log_probs", "ref_log_prob"],
-        provides=[],
-    ).add_node(
-        "sync_weights",
-        func=f"{STAGES}:sync_weights",
-        deps=["actor_train"],
-        node_type=NodeType.BARRIER_SYNC,
-        node_role=NodeRole.ROLLOUT,
-        provides=[],
-    )
-
+    pipeline.add_node("rollout_actor", f"{STAGES}:generate")
+    pipeline.add_node("embodied_sampling", FILTER, ["rollout_actor"], aliases=DOCUMENTS_NAMES)
+    pipeline.add_node("data_rebalance", f"{STAGES}:data_rebalance", ["embodied_sampling"])
+    pipeline.add_node("compute_reward", f"{STAGES}:compute_reward", ["data_rebalance"])
+    pipeline.add_node("calculate_advantages", f"{STAGES}:compute_advantage", ["compute_reward"])
+    pipeline.add_node("actor_old_log_prob", f"{STAGES}:compute_old_log_prob", ["calculate_advantages"])
+    pipeline.add_node("reference_log_prob", f"{STAGES}:compute_ref_log_prob", ["actor_old_log_prob"])
+    pipeline.add_node("actor_train", f"{STAGES}:train_actor", ["reference_log_prob"])
+    pipeline.add_node("sync_weights", f"{STAGES}:sync_weights", ["actor_train"])
     return pipeline.build()

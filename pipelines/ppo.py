@@ -15,7 +15,7 @@ where nobody reads them. The first `trainer.critic_warmup` steps leave the actor
 decision is a chunk of actions, or a token.
 """
 
-from siirl.execution.dag import NodeRole, NodeType, Pipeline, TaskGraph
+from siirl.execution.dag import Pipeline, TaskGraph
 
 STAGES = "siirl.dag_worker.stages"
 
@@ -23,79 +23,13 @@ STAGES = "siirl.dag_worker.stages"
 def ppo_pipeline() -> TaskGraph:
     """Responses, log-probs, reward, values, generalised advantages, both updates."""
     pipeline = Pipeline("ppo", "PPO: proximal policy optimisation with a critic")
-
-    pipeline.add_node(
-        "rollout_actor",
-        func=f"{STAGES}:generate",
-        node_type=NodeType.MODEL_INFERENCE,
-        node_role=NodeRole.ROLLOUT,
-        provides=["uid", "index", "policy_version", "responses", "response_mask", "rollout_log_probs"],
-    ).add_node(
-        "actor_old_log_prob",
-        func=f"{STAGES}:compute_old_log_prob",
-        deps=["rollout_actor"],
-        node_type=NodeType.MODEL_TRAIN,
-        node_role=NodeRole.ACTOR,
-        only_forward_compute=True,
-        requires=["responses", "response_mask", "rollout_log_probs"],
-        provides=["old_log_probs"],
-    ).add_node(
-        "reference_log_prob",
-        func=f"{STAGES}:compute_ref_log_prob",
-        deps=["actor_old_log_prob"],
-        node_type=NodeType.MODEL_TRAIN,
-        node_role=NodeRole.REFERENCE,
-        only_forward_compute=True,
-        requires=["responses", "response_mask"],
-        provides=["ref_log_prob"],
-    ).add_node(
-        "function_reward",
-        func=f"{STAGES}:compute_reward",
-        deps=["reference_log_prob"],
-        node_type=NodeType.COMPUTE,
-        node_role=NodeRole.REWARD,
-        requires=["uid", "index", "responses", "response_mask", "old_log_probs", "ref_log_prob"],
-        provides=["token_level_scores", "token_level_rewards"],
-    ).add_node(
-        "compute_value",
-        func=f"{STAGES}:compute_value",
-        deps=["function_reward"],
-        node_type=NodeType.MODEL_TRAIN,
-        node_role=NodeRole.CRITIC,
-        only_forward_compute=True,
-        requires=["responses", "response_mask"],
-        provides=["values", "value_mask"],
-    ).add_node(
-        "calculate_advantages",
-        func=f"{STAGES}:compute_advantage",
-        deps=["compute_value"],
-        node_type=NodeType.COMPUTE,
-        node_role=NodeRole.ADVANTAGE,
-        requires=["token_level_rewards", "response_mask", "index", "values", "value_mask"],
-        provides=["advantages", "returns"],
-    ).add_node(
-        "critic_train",
-        func=f"{STAGES}:train_critic",
-        deps=["calculate_advantages"],
-        node_type=NodeType.MODEL_TRAIN,
-        node_role=NodeRole.CRITIC,
-        requires=["responses", "response_mask", "values", "value_mask", "returns"],
-        provides=[],
-    ).add_node(
-        "actor_train",
-        func=f"{STAGES}:train_actor",
-        deps=["critic_train"],
-        node_type=NodeType.MODEL_TRAIN,
-        node_role=NodeRole.ACTOR,
-        requires=["responses", "response_mask", "advantages", "rollout_log_probs", "old_log_probs", "ref_log_prob"],
-        provides=[],
-    ).add_node(
-        "sync_weights",
-        func=f"{STAGES}:sync_weights",
-        deps=["actor_train"],
-        node_type=NodeType.BARRIER_SYNC,
-        node_role=NodeRole.ROLLOUT,
-        provides=[],
-    )
-
+    pipeline.add_node("rollout_actor", f"{STAGES}:generate")
+    pipeline.add_node("actor_old_log_prob", f"{STAGES}:compute_old_log_prob", ["rollout_actor"])
+    pipeline.add_node("reference_log_prob", f"{STAGES}:compute_ref_log_prob", ["actor_old_log_prob"])
+    pipeline.add_node("function_reward", f"{STAGES}:compute_reward", ["reference_log_prob"])
+    pipeline.add_node("compute_value", f"{STAGES}:compute_value", ["function_reward"])
+    pipeline.add_node("calculate_advantages", f"{STAGES}:compute_advantage", ["compute_value"])
+    pipeline.add_node("critic_train", f"{STAGES}:train_critic", ["calculate_advantages"])
+    pipeline.add_node("actor_train", f"{STAGES}:train_actor", ["critic_train"])
+    pipeline.add_node("sync_weights", f"{STAGES}:sync_weights", ["actor_train"])
     return pipeline.build()

@@ -41,6 +41,7 @@ _hear_signals()
 REGISTRIES = (
     ("envs.registry", "ENVS"),
     ("siirl.algos.advantages.registry", "ADVANTAGES"),
+    ("siirl.algos.advantages.registry", "REWARD_AT_FINISH"),
     ("siirl.algos.aggregation", "AGGREGATIONS"),
     ("siirl.algos.filters", "FILTERS"),
     ("siirl.algos.filters", "MEASURES"),

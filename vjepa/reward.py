@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from scipy.special import expit
 
 from vjepa.clustering import Clusters, canonical_order, cluster, nearest_centre_distance
+from vjepa.reward_settings import TrajectoryRewardConfig
 
 logger = logging.getLogger(__name__)
 
@@ -28,33 +29,6 @@ Array = NDArray[Any]
 
 SPREAD_FLOOR = 1e-3  # of the mean distance: failures closer together than this are not told apart by float noise
 QUANTILES = (0.0, 0.25, 0.5, 0.75, 1.0)  # of the failures' rewards, as a coarse histogram
-
-
-@dataclass(frozen=True)
-class TrajectoryRewardConfig:
-    """Settings of the trajectory reward."""
-
-    alpha: float = 0.8
-    """Ceiling of a failure's reward; 0.8 in the paper."""
-    min_samples: int = 2
-    """DBSCAN's: points, itself included, within the radius of a core point; 2 as siiRL released."""
-    eps_scale: float = 2.0
-    """DBSCAN's radius in medians of the nearest-neighbour distance; see benchmarks/reward_progress.py."""
-    bank_size: int = 64
-    """Successes of earlier steps that are kept for each task, the newest first."""
-    window: int = 256
-    """Failures of earlier steps that are kept for each task to standardise distances."""
-    min_window: int = 8
-    """With fewer failures in the window, those of the step are counted too: a spread of fewer says little."""
-
-    def __post_init__(self) -> None:
-        if not 0.0 < self.alpha <= 1.0:
-            raise ValueError(f"alpha must be in (0, 1], so that no failure is worth more than a success; got {self.alpha}.")
-        if self.eps_scale <= 0.0:
-            raise ValueError(f"eps_scale must be positive; got {self.eps_scale}.")
-        for name, least in (("min_samples", 1), ("bank_size", 0), ("window", 0), ("min_window", 1)):
-            if getattr(self, name) < least:
-                raise ValueError(f"{name} must be at least {least}; got {getattr(self, name)}.")
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from siirl.algos.ranks import Ranks
 from siirl.algos.trajectories import reward_at_finish
 from siirl.dag_worker.context import StageContext
 from siirl.data_coordinator.protocol.batch import select_rows
-from siirl.execution.dag import NodeOutput, NodeRole, NodeType, Pipeline, TaskGraph, columns
+from siirl.execution.dag import NodeOutput, Pipeline, TaskGraph, columns
 
 
 @register_adv_est("median")
@@ -72,13 +72,10 @@ def own_pipeline() -> TaskGraph:
     """Rollouts, filter, reward, advantage, update."""
     own, stages = __name__, "siirl.dag_worker.stages"
     pipeline = Pipeline("own_algorithm", "An algorithm of one's own")
-    for name, function, after, kind, role in (
-        ("rollout_actor", f"{stages}:generate", [], NodeType.MODEL_INFERENCE, NodeRole.ROLLOUT),
-        ("own_filter", f"{own}:keep_varied_groups", ["rollout_actor"], NodeType.COMPUTE, NodeRole.DYNAMIC_SAMPLING),
-        ("own_reward", f"{own}:logarithmic_reward", ["own_filter"], NodeType.COMPUTE, NodeRole.REWARD),
-        ("calculate_advantages", f"{stages}:compute_advantage", ["own_reward"], NodeType.COMPUTE, NodeRole.ADVANTAGE),
-        ("actor_train", f"{stages}:train_actor", ["calculate_advantages"], NodeType.MODEL_TRAIN, NodeRole.ACTOR),
-        ("sync_weights", f"{stages}:sync_weights", ["actor_train"], NodeType.BARRIER_SYNC, NodeRole.ROLLOUT),
-    ):
-        pipeline.add_node(name, func=function, deps=after, node_type=kind, node_role=role)
+    pipeline.add_node("rollout_actor", f"{stages}:generate")
+    pipeline.add_node("own_filter", f"{own}:keep_varied_groups", ["rollout_actor"])
+    pipeline.add_node("own_reward", f"{own}:logarithmic_reward", ["own_filter"])
+    pipeline.add_node("calculate_advantages", f"{stages}:compute_advantage", ["own_reward"])
+    pipeline.add_node("actor_train", f"{stages}:train_actor", ["calculate_advantages"])
+    pipeline.add_node("sync_weights", f"{stages}:sync_weights", ["actor_train"])
     return pipeline.build()

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from envs.arguments import checked_seed, checked_tasks, read_options
 from envs.base import Environment, Info, StepResult
 from envs.math.generators import SPLITS
-from envs.math.grading import Grader, check_truth
+from envs.math.grading import GRADERS, GRADING_CPU_S, Grader, check_truth
 from envs.math.sources import FileQuestions, GeneratedQuestions, QuestionSource, any_row, can_grade, check_row
 from envs.prompt_files import PromptRow
 from envs.text import GRADED, GROUND_TRUTH, REWARD_PARTS, VERDICT, ModelText, TextObservation, checked_text, observe, text_spec
@@ -50,8 +50,8 @@ class MathEnv(Environment):
         num_agents: int = 1,
         ungraded: bool = False,
         format_reward: float = 0.0,
-        num_graders: int = 2,
-        grading_cpu_s: float = 5.0,
+        num_graders: int = GRADERS,
+        grading_cpu_s: float = GRADING_CPU_S,
         max_action_characters: int = MAX_ACTION_CHARACTERS,
     ) -> None:
         """Make the environment; reads the index of `files`, starts nothing.
@@ -66,7 +66,7 @@ class MathEnv(Environment):
             ungraded: Ask rows that cannot be graded, too: `success` of their episodes is None.
             format_reward: Added where an answer was given, right or wrong; reward part `format`.
             num_graders: Worker processes of this process's maths environments together.
-            grading_cpu_s: Processor time after which a comparison is given up; 5 s is math-verify's own.
+            grading_cpu_s: Processor time after which a comparison is given up.
             max_action_characters: Longest text of an agent; longer ones are refused.
 
         Raises:

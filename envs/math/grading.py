@@ -29,6 +29,8 @@ from envs.worker_pool import WorkerKilled, WorkerPool, WorkerRaised, WorkerSetti
 STYLES = ("rule", "whole", "countdown")
 CORRECT, WRONG, NO_ANSWER, TOO_LONG = "correct", "wrong", "no answer", "answer too long"
 TOO_HARD = "answer too hard to compare"
+GRADERS = 2  # as the default env.num_servers: two cores
+GRADING_CPU_S = 5.0  # math-verify's own
 # Processor time is the limit, because a busy machine must not turn answers into failures; wall time is for a process that sleeps.
 WALL_PER_CPU_SECOND = 60
 MEMORY_MIB = 1024  # math-verify and sympy take 400 MiB of address space; an expression that needs more is killed early

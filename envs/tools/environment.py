@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from envs.base import Environment, Info, StepResult
 from envs.math.environment import HELDOUT_SHARE, asked_row, grade_info, opening_info, question_source
-from envs.math.grading import Grader
+from envs.math.grading import GRADERS, GRADING_CPU_S, Grader
 from envs.math.sources import any_row, can_grade, check_row
 from envs.prompt_files import PromptRow
 from envs.text import (
@@ -63,8 +63,8 @@ class ToolEnv(Environment):
         max_tool_characters: int = 4_000,
         tool_deadline_s: float = 10.0,
         format_reward: float = 0.0,
-        num_graders: int = 2,
-        grading_cpu_s: float = 5.0,
+        num_graders: int = GRADERS,
+        grading_cpu_s: float = GRADING_CPU_S,
     ) -> None:
         """Make the environment; imports functions, starts nothing.
 

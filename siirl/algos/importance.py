@@ -25,8 +25,8 @@ def importance_weights(
     rollout_log_probs_BT: torch.Tensor,
     mask_BT: torch.Tensor,
     level: str,
-    bound: str = "truncate",
-    high: float = 2.0,
+    bound: str,
+    high: float,
     low: float = 0.0,
 ) -> torch.Tensor:
     """Weights [B, T] without gradient, 0 where the mask is 0.
@@ -41,7 +41,7 @@ def importance_weights(
         level: One of `LEVELS`.
         bound: `truncate`: `min(w, high)` (V-trace, arXiv 1802.01561, section 4.1; TIS, Yao et al. 2025); `mask`: `w` inside of
             [low, high], else 0 (IcePop, arXiv 2510.18855, section 2.3.2, per token in [0.5, 5]; MIS, Liu et al. 2025, per sequence).
-        high: Largest weight; 2, the field's usual threshold.
+        high: Largest weight.
         low: Smallest weight that `mask` leaves; 0 is none.
 
     Raises:

@@ -20,21 +20,7 @@ from typing import Any
 import torch
 from tensordict import TensorDict
 
-from siirl.algos.advantages import (
-    ADVANTAGES,
-    compute_cpgd_outcome_advantage,
-    compute_dr_grpo_outcome_advantage,
-    compute_gae_advantage_return,
-    compute_gpg_outcome_advantage,
-    compute_grpo_outcome_advantage,
-    compute_grpo_passk_outcome_advantage,
-    compute_opo_outcome_advantage,
-    compute_reinforce_plus_plus_baseline_outcome_advantage,
-    compute_reinforce_plus_plus_outcome_advantage,
-    compute_remax_outcome_advantage,
-    compute_rloo_outcome_advantage,
-    register_adv_est,
-)
+from siirl.algos.advantages import ADVANTAGES, Estimator, register_adv_est
 from siirl.algos.aggregation import AGGREGATIONS, aggregate_loss, aggregation_weight
 from siirl.algos.call import call_by_name, check_arguments, definition, name_of, same_definition
 from siirl.algos.checks import as_bool_mask, require_same_shape
@@ -68,15 +54,8 @@ __all__ = [
     "PolicyLossFn",
     "agg_loss",
     "apply_kl_penalty",
-    "compute_cpgd_outcome_advantage",
-    "compute_dr_grpo_outcome_advantage",
     "compute_entropy_loss",
-    "compute_gae_advantage_return",
-    "compute_gpg_outcome_advantage",
-    "compute_grpo_outcome_advantage",
-    "compute_grpo_passk_outcome_advantage",
     "compute_log_prob_from_logits",
-    "compute_opo_outcome_advantage",
     "compute_policy_loss",
     "compute_policy_loss_cispo",
     "compute_policy_loss_clip_cov",
@@ -87,10 +66,6 @@ __all__ = [
     "compute_policy_loss_kl_cov",
     "compute_policy_loss_sapo",
     "compute_policy_loss_vanilla",
-    "compute_reinforce_plus_plus_baseline_outcome_advantage",
-    "compute_reinforce_plus_plus_outcome_advantage",
-    "compute_remax_outcome_advantage",
-    "compute_rloo_outcome_advantage",
     "compute_value_loss",
     "kl_penalty",
     "masked_mean",
@@ -109,6 +84,14 @@ POLICY_LOSS_REGISTRY: dict[str, PolicyLossFn] = {}
 _LOSS_ARGUMENTS = ("old_log_prob", "log_prob", "advantages", "response_mask", "loss_agg_mode", "config", "rollout_is_weights")
 LOSS_MODE = "loss_mode"  # verl's `policy_loss` holds the loss's name too
 _SCALARS = ("pg_clipfrac", "ppo_kl", "pg_clipfrac_lower")  # the order in which the documents' losses return them
+
+
+def __getattr__(name: str) -> Estimator:
+    """An estimator under the documents' name for it (`compute_grpo_outcome_advantage`), which is that of its function."""
+    for estimator in ADVANTAGES.values():
+        if name_of(estimator) == name:
+            return estimator
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def agg_loss(loss_mat: torch.Tensor, loss_mask: torch.Tensor, loss_agg_mode: str) -> torch.Tensor:

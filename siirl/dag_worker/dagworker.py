@@ -44,6 +44,8 @@ from siirl.params.domain_checks import is_text
 from siirl.params.first_look import describe_env
 from siirl.params.references import tell
 
+OLD_LEFTOVERS = "compute_reward"  # key of all leftover rows in older checkpoints
+
 
 class DAGWorker:
     """Trains one rank's part of a job.
@@ -132,7 +134,7 @@ class DAGWorker:
         )
         if resume is not None:
             checkpoint = self.parts.checkpoints.load(resume)
-            load_state(self.parts, checkpoint.state, folder=checkpoint.folder)
+            load_state(self.parts, checkpoint.state, folder=checkpoint.folder, graph=self.taskgraph)
             self.global_steps = self._saved = checkpoint.step
             self._evaluation_due = checkpoint.evaluation_due and self.config.trainer.val_episodes > 0
         self.parts.rollout.start()
@@ -321,14 +323,14 @@ class DAGWorker:
         return torch.profiler.profile(on_trace_ready=torch.profiler.tensorboard_trace_handler(str(folder)))
 
 
-def load_state(parts: Rank, state: dict[str, Any], *, folder: Path) -> None:
+def load_state(parts: Rank, state: dict[str, Any], *, folder: Path, graph: TaskGraph) -> None:
     """Hand the owners in a rank what they saved.
 
     Raises:
         CheckpointError: It is not what these owners save: of another job, or of another version of siirl.
     """
     try:
-        parts.load_state(state)
+        parts.load_state(_with_leftovers_of_nodes(state, graph))
     except SiirlError:
         raise
     except (LookupError, TypeError, ValueError, AttributeError, RuntimeError) as error:
@@ -336,6 +338,15 @@ def load_state(parts: Rank, state: dict[str, Any], *, folder: Path) -> None:
             f"{folder} holds a state that this job cannot go on from ({tell(error)}). Resume with the configuration and the version that "
             "saved it, or begin anew with its weights: actor_rollout_ref.model.path=<checkpoint>/actor."
         ) from error
+
+
+def _with_leftovers_of_nodes(state: dict[str, Any], graph: TaskGraph) -> dict[str, Any]:
+    """Leftover rows under the id of the node that shares rows; older checkpoints have them under `compute_reward`."""
+    shares = [node.node_id for node in graph.get_nodes() if node.executable is stages.data_rebalance]
+    old = state.get("redistribution", {})
+    if OLD_LEFTOVERS not in old or len(shares) != 1:
+        return state
+    return {**state, "redistribution": {shares[0] if name == OLD_LEFTOVERS else name: rows for name, rows in old.items()}}
 
 
 def _together(kept: Any, new: Any) -> Any:

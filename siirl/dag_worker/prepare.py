@@ -1,16 +1,16 @@
 """From a configuration that has passed `siirl.params.first_look` to a job that can start: graph, names, machine, plan."""
 
 import importlib.util
+import inspect
 import os
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from envs.archives import DAMAGE
 from envs.base import EnvSpec
+from siirl.algos.advantages import ADVANTAGES
 from siirl.dag_worker.build import make_encoder
 from siirl.dag_worker.build_critic import needs_critic
 from siirl.dag_worker.check_text import check_text
@@ -20,14 +20,12 @@ from siirl.dag_worker.plug_ins import load_plug_ins
 from siirl.engine.actor.actor_loss import ActorLoss
 from siirl.engine.critic.value_model import PolicyFeatures
 from siirl.engine.reward_manager.embodied import load_demonstration_clips
-from siirl.errors import CheckpointError, ConfigError, SiirlError
-from siirl.execution.dag import TaskGraph, check_kl_in_reward_order
+from siirl.errors import ConfigError, SiirlError
+from siirl.execution.dag import NodeRole, TaskGraph, check_kl_in_reward_order
 from siirl.execution.dag.load import load_pipeline
 from siirl.execution.dag.unused import skip_unused
 from siirl.models import ActionTokenizer
 from siirl.models.loader import build_policy
-from siirl.models.policy import Policy
-from siirl.models.tiny_vla import TinyVLA, TinyVLAConfig
 from siirl.params import SiiRLArguments, sizes
 from siirl.params.build import as_text
 from siirl.params.checks import warnings_of
@@ -67,6 +65,7 @@ def prepare(config: SiiRLArguments, spec: EnvSpec) -> Job:
     """
     graph = load_graph(config)
     load_plug_ins(config, graph)
+    require_configured_columns(config, graph)
     refuse(machine_problems(config))
     check_loggers(config.trainer.logger)
     if is_text(spec):
@@ -124,6 +123,23 @@ def load_graph(config: SiiRLArguments) -> TaskGraph:
     return graph
 
 
+def require_configured_columns(config: SiiRLArguments, graph: TaskGraph) -> None:
+    """Require of the advantage and of the update the columns that the configuration makes them read.
+
+    Raises:
+        ConfigError: No node before them provides one: GAE without a critic's values, a KL in the loss without the reference's log-probs.
+    """
+    parameters = inspect.signature(ADVANTAGES[config.algorithm.adv_estimator]).parameters
+    of_estimator = [name for name, parameter in parameters.items() if parameter.default is parameter.empty]
+    of_loss = ["ref_log_prob"] if config.actor_rollout_ref.actor.use_kl_loss else []
+    for node in graph.get_nodes():
+        if node.node_role is NodeRole.ADVANTAGE:
+            node.require(of_estimator)
+        elif node.node_role is NodeRole.ACTOR and not node.only_forward_compute:
+            node.require(of_loss)
+    graph.check_columns()
+
+
 def check_policy(config: SiiRLArguments, spec: EnvSpec, *, with_critic: bool = False, with_adapters: bool = False) -> None:
     """Build the policy once, here, so that what cannot be built, or fits neither weights nor environment, starts no process.
 
@@ -147,7 +163,7 @@ def check_policy(config: SiiRLArguments, spec: EnvSpec, *, with_critic: bool = F
     try:
         policy = build_policy(model.policy, path=path, spec=spec, seed=config.trainer.seed, options=model.options, weights=not large)
         if path is not None:
-            check_options(policy, spec, options=model.options, path=path)
+            policy.check_options(spec, options=model.options, path=path)
         check_actions(policy.action_tokenizer, spec, place=place)
         if with_critic:
             PolicyFeatures(policy)  # refuses one without features
@@ -161,28 +177,6 @@ def check_policy(config: SiiRLArguments, spec: EnvSpec, *, with_critic: bool = F
         if not isinstance(error, ArithmeticError | RuntimeError | TypeError | ValueError):
             raise
         raise ConfigError(f"{place} does not fit env={config.env.name}: {error}") from error
-
-
-def check_options(policy: Policy, spec: EnvSpec, *, options: Mapping[str, Any], path: str) -> None:
-    """Options say how a new policy is made; those of a folder's policy are its own, and others would be read by nobody.
-
-    Raises:
-        CheckpointError: One that the weights do not have.
-    """
-    if not isinstance(policy, TinyVLA):
-        return  # a class of the user's own is given both
-    wanted = TinyVLAConfig.for_env(spec, **options)
-    for name in options:
-        asked, there = _shape_of(wanted, name), _shape_of(policy.config, name)
-        if asked != there:
-            raise CheckpointError(
-                f"actor_rollout_ref.model.options has {name}={asked}, and the weights in {path} were made with {name}={there}: leave it "
-                "out, or begin with new weights: actor_rollout_ref.model.path=null, or a folder that siirl.warm_start makes."
-            )
-
-
-def _shape_of(config: TinyVLAConfig, name: str) -> Any:
-    return config.action_tokenizer.bins if name == "bins" else getattr(config, name)
 
 
 def check_actions(tokenizer: ActionTokenizer, spec: EnvSpec, *, place: str) -> None:

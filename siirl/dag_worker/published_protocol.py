@@ -29,7 +29,7 @@ from siirl.engine.rollout.failures import check_failures
 from siirl.engine.rollout.rollout import Rollout
 from siirl.engine.rollout.workflow import EpisodeRequest, RolloutWorkflow, Trajectory
 from siirl.errors import CheckpointError
-from siirl.params import SiiRLArguments
+from siirl.params import EnvArguments, SiiRLArguments
 
 EPISODES_FILE = "episodes.jsonl"
 PHYSICS = ("mujoco", "robosuite", "hf-libero")  # the same policy scores differently with other versions
@@ -134,7 +134,7 @@ def run_protocol(
     description: Mapping[str, Any],
     done: Sequence[PublishedEpisode] = (),
     states: int = STATES,
-    max_failed_share: float = 0.05,
+    max_failed_share: float = EnvArguments.max_failed_share,
     on_done: Callable[[EpisodeRequest], None] = lambda request: None,
 ) -> list[PublishedEpisode]:
     """Play what is missing, task by task, and return all episodes.

@@ -1,7 +1,9 @@
 """The stages that the shipped pipelines are made of: one plain function each, `stage(*, batch, context) -> NodeOutput`.
 
 A stage adds columns or drops rows; the batch that it gets is a shallow copy of its own. What a stage does for robots and for text is the
-business of the objects in `context`; there is no switch on the domain here.
+business of the objects in `context`; there is no switch on the domain here. `@stage` declares type, role and columns; pipelines do not
+repeat them. Not declared: the columns that a domain's own objects make and read (`pixel_values` of the policy, `input_ids` of a language
+model, `video_embedding` of the reward), which depend on environment, policy and reward.
 """
 
 # B trajectory of this rank, T token
@@ -14,30 +16,31 @@ import torch
 from numpy.typing import NDArray
 from tensordict import TensorDict
 
-from siirl.algos.advantages import estimate_advantages
+from siirl.algos.advantages import ESTIMATOR_COLUMNS, ESTIMATOR_SETTINGS, estimate_advantages, reads_reward_at_finish
 from siirl.algos.kl import kl_estimate
 from siirl.algos.trajectories import reward_at_finish
 from siirl.dag_worker.context import StageContext
 from siirl.dag_worker.metrics import Value, Weighted
 from siirl.dag_worker.no_rows import with_columns_of_all, with_columns_of_prompts
 from siirl.dag_worker.outcomes import check_reward_failures, score_rows
-from siirl.data_coordinator.learnable import LearnableTaskLoader
 from siirl.data_coordinator.protocol.batch import select_rows, texts
 from siirl.data_coordinator.redistribution import accepted_rows
 from siirl.data_coordinator.sample import Sample, Samples2Dict
 from siirl.engine.actor.actor_loss import LARGEST_GAP, MEAN_GAP
 from siirl.errors import InvariantError
-from siirl.execution.dag import Node, NodeOutput, columns
+from siirl.execution.dag import Node, NodeOutput, NodeRole, NodeType, stage
 from siirl.params import SiiRLArguments
 
 PROMPT_COLUMNS = ("index", "task_name", "task_id", "trial_id", "seed")
+PROMPT_ROW = "prompt_row"
+"""The row of a file that a prompt was read from."""
 EPISODE_COLUMNS = (
     *("uid", "responses", "response_mask", "rollout_log_probs", "policy_version"),
     *("finish_step", "complete", "truncated", "env_return"),
 )
 
 
-@columns(provides=PROMPT_COLUMNS)
+@stage(NodeType.DATA_LOAD, provides=PROMPT_COLUMNS)
 def load_prompts(*, batch: TensorDict, context: StageContext) -> NodeOutput:
     """This rank's prompts of the step: a graph may begin with it, and is else given them; what the batch held is let go."""
     loader = context.require_loader()
@@ -45,12 +48,12 @@ def load_prompts(*, batch: TensorDict, context: StageContext) -> NodeOutput:
     return NodeOutput(batch=Samples2Dict(prompts), metrics=loader.metrics())
 
 
-@columns(requires=PROMPT_COLUMNS, provides=EPISODE_COLUMNS)
+@stage(NodeType.MODEL_INFERENCE, NodeRole.ROLLOUT, requires=PROMPT_COLUMNS, optional=[PROMPT_ROW], provides=EPISODE_COLUMNS)
 def generate(*, batch: TensorDict, context: StageContext) -> NodeOutput:
     """Roll out every prompt `rollout.n` times; a row for every episode that could be simulated."""
     output = context.domain.roll_out(batch, step=context.step)
     rows = with_columns_of_all(output.batch, ranks=context.ranks)
-    if isinstance(context.loader, LearnableTaskLoader):
+    if context.loader is not None:
         context.loader.observe(context.ranks.gather_objects(outcomes_by_task(rows)))
     return NodeOutput(batch=with_columns_of_prompts(rows, prompts=batch), metrics=output.metrics)
 
@@ -63,7 +66,7 @@ def outcomes_by_task(batch: TensorDict) -> dict[str, tuple[int, int]]:
     return {task: (successes[task], count) for task, count in episodes.items()}
 
 
-@columns(requires=PROMPT_COLUMNS, provides=["reward_baselines"])
+@stage(NodeType.MODEL_INFERENCE, NodeRole.ROLLOUT, requires=PROMPT_COLUMNS, optional=[PROMPT_ROW], provides=["reward_baselines"])
 def greedy_baseline(*, batch: TensorDict, context: StageContext) -> NodeOutput:
     """Reward of the policy's most likely response to each prompt; prompts go on with it, without one they are dropped and counted."""
     output = context.domain.roll_out(batch, step=context.step, greedy=True)
@@ -82,11 +85,11 @@ def greedy_baseline(*, batch: TensorDict, context: StageContext) -> NodeOutput:
     return NodeOutput(batch=prompts, metrics=metrics)
 
 
-@columns(requires=["uid", "response_mask"])
+@stage(NodeType.COMPUTE, requires=["uid", "index", "response_mask"])
 def data_rebalance(*, batch: TensorDict, context: StageContext, node: Node) -> NodeOutput:
     """Share the trajectories that the node's filter accepts evenly among the ranks, by tokens; nothing moves where there is one rank."""
     accepted = batch if node.filter is None else accepted_rows(batch, node.filter)
-    balanced = context.redistribution.redistribute(accepted, node="compute_reward", step=context.step)
+    balanced = context.redistribution.redistribute(accepted, node=node.node_id, step=context.step)
     tokens = float(balanced["response_mask"].sum())
     largest, total = context.ranks.maximum(torch.tensor(tokens)).item(), context.ranks.sum(torch.tensor(tokens)).item()
     size = float(sum(value.numel() * value.element_size() for value in balanced.values() if isinstance(value, torch.Tensor)))
@@ -101,8 +104,11 @@ def data_rebalance(*, batch: TensorDict, context: StageContext, node: Node) -> N
     return NodeOutput(batch=balanced, metrics=metrics)
 
 
-@columns(
+@stage(
+    NodeType.COMPUTE,
+    NodeRole.REWARD,
     requires=["uid", "index", "task_name", "complete", "env_return", "response_mask"],
+    optional=["responses", "graded", "env_rewards", "old_log_probs", "ref_log_prob"],
     provides=["token_level_scores", "token_level_rewards"],
 )
 def compute_reward(*, batch: TensorDict, context: StageContext) -> NodeOutput:
@@ -116,8 +122,7 @@ def compute_reward(*, batch: TensorDict, context: StageContext) -> NodeOutput:
         batch = select_rows(batch, kept)
     reward_B, penalty_B, complete_B = scores.reward_R[kept], scores.penalty_R[kept], batch["complete"].float()
     graded_B = batch.get("graded", torch.ones(len(batch), dtype=torch.bool))
-    # ReMax takes the return of a whole greedy episode off at every token: a reward on the way would have no baseline of its own.
-    on_the_way = float(context.config.algorithm.adv_estimator != "remax")
+    on_the_way = float(not reads_reward_at_finish(context.config.algorithm.adv_estimator))
     batch["token_level_scores"] = token_scores(batch, reward_B=reward_B, env_weight_B=on_the_way * scores.env_weight_R[kept])
     batch["token_level_rewards"] = batch["token_level_scores"]
     metrics: dict[str, Value] = {
@@ -169,45 +174,57 @@ def less_kl(batch: TensorDict, context: StageContext) -> tuple[torch.Tensor, dic
     return batch["token_level_scores"] - coefficient * kl_BT, metrics
 
 
-@columns(requires=["token_level_rewards", "response_mask", "index"], provides=["advantages", "returns"])
+@stage(
+    NodeType.COMPUTE,
+    NodeRole.ADVANTAGE,
+    requires=["token_level_rewards", "response_mask", "index"],
+    optional=ESTIMATOR_COLUMNS,
+    provides=["advantages", "returns"],
+)
 def compute_advantage(*, batch: TensorDict, context: StageContext) -> NodeOutput:
     """Advantages by `algorithm.adv_estimator`; groups are completed with the rows of other ranks."""
     algorithm = context.config.algorithm
-    available = {
-        "token_level_rewards": batch["token_level_rewards"],
-        "response_mask": batch["response_mask"],
-        "index": batch["index"],
-        "gamma": algorithm.gamma,
-        "lam": algorithm.lam,
-        "norm_adv_by_std_in_grpo": algorithm.norm_adv_by_std_in_grpo,
-        "min_group_spread": algorithm.min_group_spread,
-        "pass_k": algorithm.pass_k,
-        "weight_factor_in_cpgd": algorithm.weight_factor_in_cpgd,
-        "adv_whitening": algorithm.adv_whitening,
-        "ranks": context.ranks,
-    }
-    # Of nodes that some pipelines have: the critic's values, and rewards of greedy rollouts.
-    available |= {name: batch[name] for name in ("values", "value_mask", "reward_baselines") if name in batch.keys()}
+    available = {name: batch[name] for name in ESTIMATOR_COLUMNS if name in batch.keys()}
+    available |= {name: getattr(algorithm, name) for name in ESTIMATOR_SETTINGS}
+    available["ranks"] = context.ranks
     batch["advantages"], batch["returns"] = estimate_advantages(name=algorithm.adv_estimator, available=available)
     size_B = batch["advantages"].abs().amax(dim=1) if len(batch) else batch["advantages"].sum(dim=1)
     return NodeOutput(batch=batch, metrics={"advantage/abs_mean": mean_over_rows(size_B)})
 
 
-@columns(requires=["responses", "response_mask", "rollout_log_probs"], provides=["old_log_probs"])
+@stage(
+    NodeType.MODEL_TRAIN,
+    NodeRole.ACTOR,
+    only_forward_compute=True,
+    requires=["responses", "response_mask"],
+    provides=["old_log_probs"],
+)
 def compute_old_log_prob(*, batch: TensorDict, context: StageContext) -> NodeOutput:
     """Log-probs under the weights before the update, for samples whose behaviour policy was another one."""
     batch["old_log_probs"] = context.actor.compute_log_prob(batch).log_probs_BT
     return NodeOutput(batch=batch)
 
 
-@columns(requires=["responses", "response_mask"], provides=["ref_log_prob"])
+@stage(
+    NodeType.MODEL_TRAIN,
+    NodeRole.REFERENCE,
+    only_forward_compute=True,
+    requires=["responses", "response_mask"],
+    provides=["ref_log_prob"],
+)
 def compute_ref_log_prob(*, batch: TensorDict, context: StageContext) -> NodeOutput:
     """Log-probs under the reference policy."""
     batch["ref_log_prob"] = context.require_reference().compute_log_prob(batch).log_probs_BT
     return NodeOutput(batch=batch)
 
 
-@columns(requires=["responses", "response_mask"], provides=["values", "value_mask"])
+@stage(
+    NodeType.MODEL_TRAIN,
+    NodeRole.CRITIC,
+    only_forward_compute=True,
+    requires=["responses", "response_mask"],
+    provides=["values", "value_mask"],
+)
 def compute_value(*, batch: TensorDict, context: StageContext) -> NodeOutput:
     """The critic's values, and which tokens stand for a decision of their own (`siirl.engine.critic`)."""
     values = context.require_critic().compute_values(batch)
@@ -215,13 +232,22 @@ def compute_value(*, batch: TensorDict, context: StageContext) -> NodeOutput:
     return NodeOutput(batch=batch)
 
 
-@columns(requires=["responses", "response_mask", "values", "value_mask", "returns"])
+@stage(
+    NodeType.MODEL_TRAIN,
+    NodeRole.CRITIC,
+    requires=["responses", "response_mask", "values", "value_mask", "returns"],
+)
 def train_critic(*, batch: TensorDict, context: StageContext) -> NodeOutput:
     """The critic's update towards the returns."""
     return NodeOutput(batch=batch, metrics=dict(context.require_critic().update(batch)))
 
 
-@columns(requires=["responses", "response_mask", "advantages", "rollout_log_probs"])
+@stage(
+    NodeType.MODEL_TRAIN,
+    NodeRole.ACTOR,
+    requires=["policy_version", "responses", "response_mask", "advantages", "rollout_log_probs"],
+    optional=["uid", "old_log_probs", "ref_log_prob"],
+)
 def train_actor(*, batch: TensorDict, context: StageContext) -> NodeOutput:
     """The policy update, and the check that the policy which acted is the one that is trained; none while the critic warms up."""
     if context.step <= context.config.trainer.critic_warmup:
@@ -231,7 +257,7 @@ def train_actor(*, batch: TensorDict, context: StageContext) -> NodeOutput:
     return NodeOutput(batch=batch, metrics=metrics)
 
 
-@columns()
+@stage(NodeType.BARRIER_SYNC, NodeRole.ROLLOUT)
 def sync_weights(*, batch: TensorDict, context: StageContext) -> NodeOutput:
     """Give the new weights to the rollout engine, and prove that it has them."""
     context.weights.sync()

@@ -10,19 +10,16 @@ Left out: single start states that are hard. What is drawn of a task comes from 
 
 # T task
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from siirl.data_coordinator.loader import EpisodeTask, TaskLoader
+from siirl.data_coordinator.loader import EpisodeTask, Outcomes, TaskLoader
 
 ALIKE = 0.25  # of the prompts are shared out by weights alone
 REMEMBERED = 0.8  # of what was seen counts one step later: about the last five steps, some hundred episodes of a laptop's job
-
-Outcomes = Mapping[str, tuple[int, int]]
-"""Of each task: successes and episodes."""
 
 
 class LearnableTaskLoader(TaskLoader):
@@ -39,7 +36,7 @@ class LearnableTaskLoader(TaskLoader):
         self._successes_T, self._episodes_T = np.zeros(len(self.tasks)), np.zeros(len(self.tasks))
 
     def observe(self, outcomes: Sequence[Outcomes]) -> None:
-        """What a rollout has shown, rank by rank; later draws follow it."""
+        """See `Loader.observe`; later draws follow what was observed."""
         self._successes_T *= REMEMBERED
         self._episodes_T *= REMEMBERED
         for of_rank in outcomes:

@@ -7,7 +7,7 @@ position, which another number of ranks can take up. Training seeds start at 1,0
 Left out: text prompts from files (`siirl.data_coordinator.prompts`), and running the episodes (siirl.engine.rollout).
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Protocol
 
@@ -20,6 +20,9 @@ LAST_SEED = 2**31 - 1  # what every simulator takes
 
 LOADER_COLUMNS = frozenset({"index", "task_name", "task_id", "trial_id", "seed"})
 """What `EpisodeTask.columns` gives: for `TaskGraph.check_columns(loader_columns=...)`."""
+
+Outcomes = Mapping[str, tuple[int, int]]
+"""Of each task: successes and graded episodes."""
 
 
 @dataclass(frozen=True)
@@ -50,6 +53,9 @@ class Loader(Protocol):
 
     def draw(self, count: int) -> Sequence[EpisodeTask]:
         """This rank's share of the next `count` prompts; all ranks ask for the same count."""
+
+    def observe(self, outcomes: Sequence[Outcomes]) -> None:
+        """Take note of a rollout's outcomes, rank by rank; every rank gets the same."""
 
     def metrics(self) -> dict[str, float]:
         """Where in the data the run is; the same on every rank."""
@@ -110,6 +116,9 @@ class TaskLoader:
         """This rank's share of the next `count` prompts; all ranks must ask for the same count (a refill, for example)."""
         first, self.position = self.position, self.position + count
         return [self._prompt(number) for number in range(first + self.rank, first + count, self.ranks)]
+
+    def observe(self, outcomes: Sequence[Outcomes]) -> None:
+        """Nothing: the stream does not depend on outcomes."""
 
     def metrics(self) -> dict[str, float]:
         """Nothing to tell: start states are drawn without end."""

@@ -35,7 +35,7 @@ from siirl.engine.sharding import full_tensor, measure_reduction, repeated_block
 from siirl.engine.tensor_files import read_tensors, require_fitting, write_tensors
 from siirl.errors import CheckpointError, ConfigError, InvariantError, TensorError
 from siirl.occupation import OCCUPATION
-from siirl.params import OptimizerArguments
+from siirl.params import ActorArguments, OptimizerArguments
 
 # One gradient that overflowed is bad luck, three in a row are a broken model.
 SKIPS_IN_A_ROW = 3
@@ -105,7 +105,7 @@ class TrainEngine(Generic[Scores]):
         optim: OptimizerArguments | None,
         ranks: Collectives | None = None,
         total_steps: int | None = None,
-        micro_batch_size: int = 8,
+        micro_batch_size: int = ActorArguments.micro_batch_size,
         micro_batch_tokens: int | None = None,
         units: Units | None = None,
         temperature: float = 1.0,

@@ -92,6 +92,13 @@ def load_openvla_oft(
     return policy
 
 
+def make_openvla_oft(spec: EnvSpec, path: str | None, *, weights: bool = True, **options: Any) -> OpenVLAOFT:
+    """`load_openvla_oft` as `siirl.params.policies` calls it; ConfigError without a path: there are no new weights of 7B parameters."""
+    if path is None:
+        raise ConfigError("model=openvla_oft has no weights of its own: give actor_rollout_ref.model.path= a checkpoint's folder.")
+    return load_openvla_oft(path, spec, **options, weights=weights)
+
+
 def unused(name: str) -> bool:
     """Whether a checkpoint's weight is one that no pass reads: an encoder's last block and what follows it, an old Llama's frequencies."""
     return name.startswith(VISION) or name.endswith(FREQUENCIES)

@@ -16,6 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
+from envs.base import EnvSpec
 from siirl.errors import ConfigError
 from siirl.models.action_tokenizer import ActionTokenizer
 from siirl.models.adapters import Adaptable, adapted_layers, add_adapters
@@ -91,6 +92,13 @@ class Policy(Adaptable, abc.ABC):
 
     def _linear_layers(self) -> list[str]:
         return [name for name, part in self.named_modules() if isinstance(part, nn.Linear) and name not in self.read_past]
+
+    def check_options(self, spec: EnvSpec, *, options: Mapping[str, Any], path: str) -> None:
+        """Refuse options that the weights in `path` contradict; by default none: the maker was given both.
+
+        Raises:
+            CheckpointError: An option with another value than the weights have.
+        """
 
     @property
     def proprioception_layer(self) -> nn.Linear | None:

@@ -24,11 +24,13 @@ from numpy.typing import NDArray
 from torch import nn
 
 from envs.base import IMAGES, PROPRIOCEPTION, EnvSpec
+from siirl.errors import CheckpointError, ConfigError, MissingAssetError, UnknownNameError
 from siirl.models.action_tokenizer import ActionTokenizer
 from siirl.models.instruction_tokenizer import PADDING, hash_words
 from siirl.models.policy import Policy
-from siirl.models.weights import CONFIG_FILE
-from siirl.params.documents import is_count
+from siirl.models.weights import CONFIG_FILE, WEIGHTS_FILE, load_weights
+from siirl.params.documents import is_count, read_object
+from siirl.params.files import weight_files
 
 TINY_VLA = "tiny_vla"
 
@@ -89,6 +91,10 @@ class TinyVLAConfig:
             width=width,
             instruction_length=instruction_length,
         )
+
+    def option(self, name: str) -> Any:
+        """The value of a keyword argument of `for_env`."""
+        return self.action_tokenizer.bins if name == "bins" else getattr(self, name)
 
     def to_json(self) -> dict:
         """Plain values for config.json."""
@@ -178,6 +184,17 @@ class TinyVLA(Policy):
         """See `Policy.drop_head`."""
         del self.head
 
+    def check_options(self, spec: EnvSpec, *, options: Mapping[str, Any], path: str) -> None:
+        """See `Policy.check_options`: options are of new weights; those in a folder have their own, and others would be read by nobody."""
+        wanted = TinyVLAConfig.for_env(spec, **options)
+        for name in options:
+            asked, there = wanted.option(name), self.config.option(name)
+            if asked != there:
+                raise CheckpointError(
+                    f"actor_rollout_ref.model.options has {name}={asked}, and the weights in {path} were made with {name}={there}: leave "
+                    "it out, or begin with new weights: actor_rollout_ref.model.path=null, or a folder that siirl.warm_start makes."
+                )
+
     def describe(self, folder: Path, *, notes: Mapping[str, Any]) -> None:
         """See `Policy.describe`; `notes` go into config.json."""
         description = {"policy": TINY_VLA, "config": self.config.to_json(), "notes": dict(notes)}
@@ -207,3 +224,56 @@ class ConvEncoder(nn.Module):
         features = self.convolutions(images.to(self.scale_and_shift.weight.dtype) / 127.5 - 1.0)
         scale, shift = self.scale_and_shift(condition_NW)[:, :, None, None].chunk(2, dim=1)
         return self.project(features * (1 + scale) + shift)
+
+
+def load_policy(folder: str | Path) -> TinyVLA:
+    """Read a policy folder.
+
+    Raises:
+        MissingAssetError: The folder or one of its two files is not there.
+        CheckpointError: A truncated file, one of several that is not there, or weights of another model.
+    """
+    folder = Path(folder)
+    for name, there in ((CONFIG_FILE, (folder / CONFIG_FILE).is_file()), (WEIGHTS_FILE, bool(weight_files(folder)))):
+        if not there:
+            raise MissingAssetError(
+                f"No {name} in the policy folder {folder}. Give actor_rollout_ref.model.path= a folder with {CONFIG_FILE} and "
+                f"{WEIGHTS_FILE}, or make one: python -m siirl.warm_start."
+            )
+    description = read_object(folder / CONFIG_FILE, remedy="Copy or make the folder again.")
+    if description.get("model_type") == "openvla":
+        raise ConfigError(f"{folder} holds an OpenVLA: take model=openvla_oft.")
+    if isinstance(description.get("policy"), str) and description["policy"] != TINY_VLA:
+        raise UnknownNameError.of(kind=f"policy class in {folder / CONFIG_FILE}", name=description["policy"], known=[TINY_VLA])
+    try:
+        config = TinyVLAConfig.from_json(description["config"])
+        with torch.device("meta"):  # sizes that nobody has memory for are compared with those of the weights first
+            planned = TinyVLA(config)
+    except (ArithmeticError, LookupError, RuntimeError, TypeError, ValueError) as error:
+        raise CheckpointError(f"{folder / CONFIG_FILE} does not describe a policy of siirl: {error!r}.") from error
+    load_weights(planned, folder, weights=False)
+    policy = TinyVLA(config)
+    load_weights(policy, folder)
+    return policy
+
+
+def make_tiny_vla(spec: EnvSpec, path: str | None, *, weights: bool = True, **options: Any) -> TinyVLA:
+    """The policy of a folder, or a new one for the environment (`siirl.params.policies`); its weights are always read: they are small.
+
+    Raises:
+        ConfigError: A policy that does not fit the environment.
+        ValueError: An option that does not (`TinyVLAConfig.for_env`); TypeError: one that it does not have.
+    """
+    wanted = TinyVLAConfig.for_env(spec, **options)
+    if path is None:
+        return TinyVLA(wanted)
+    policy = load_policy(path)
+    for field in ("image_shape", "proprioception_size"):
+        if getattr(policy.config, field) != getattr(wanted, field):
+            raise ConfigError(
+                f"The policy in {path} has {field}={getattr(policy.config, field)}, but environment {spec.name!r} has "
+                f"{getattr(wanted, field)}: choose another actor_rollout_ref.model.path, or set env.image_size to fit."
+            )
+    if (policy.action_tokenizer.low, policy.action_tokenizer.high) != (wanted.action_tokenizer.low, wanted.action_tokenizer.high):
+        raise ConfigError(f"The policy in {path} acts in {policy.action_tokenizer}, but environment {spec.name!r} in {spec.action_space}.")
+    return policy

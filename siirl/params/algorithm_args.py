@@ -2,15 +2,13 @@
 
 from dataclasses import dataclass, field
 
+from siirl.params.estimators import ESTIMATORS
 from siirl.params.fields import option
 
 ADV_WHITENINGS = ("unbiased", "biased", "mean", "none")  # siirl.algos.advantages says what each does
 CPGD_WEIGHTS = ("STD_weight", "clip_filter_like_weight", "naive")
 FILTERS = ("zero_variance", "success_band", "truncation")
 FILTER_METRICS = ("score", "reward", "success")
-# Advantages relative to the other rollouts of a prompt.
-GROUP_ESTIMATORS = ("grpo", "dr_grpo", "rloo", "opo", "grpo_passk", "gpg", "cpgd", "reinforce_plus_plus_baseline")
-ESTIMATORS = (*GROUP_ESTIMATORS, "gae", "reinforce_plus_plus", "remax")
 KL_ESTIMATORS = ("k1", "k2", "k3", "abs", "k1+", "k2+", "k3+", "abs+")  # '+': straight-through gradient
 
 
@@ -18,8 +16,15 @@ KL_ESTIMATORS = ("k1", "k2", "k3", "abs", "k1+", "k2+", "k3+", "abs+")  # '+': s
 class KLCtrlArguments:
     """Coefficient of the KL penalty in the reward."""
 
-    type: str = option("fixed", "`fixed`, or `adaptive` towards target_kl.", why="the architecture guide's", choices=("fixed", "adaptive"))
-    kl_coef: float = option(0.001, "Coefficient, or its first value where it adapts.", why="the architecture guide's", minimum=0)
+    type: str = option(
+        "fixed", "`fixed`, or `adaptive` towards target_kl.", why="one objective for the whole run", choices=("fixed", "adaptive")
+    )
+    kl_coef: float = option(
+        0.001,
+        "Coefficient, or its first value where it adapts.",
+        why="verl's; a KL of 100 over a response takes 0.1 off its reward",
+        minimum=0,
+    )
     target_kl: float = option(0.1, "KL that an adaptive coefficient aims at.", why="a policy stays recognisable below it", above=0)
     horizon: int = option(10_000, "Samples over which an adaptive coefficient moves.", why="Ziegler et al. 2019, section 2.2", minimum=1)
 
@@ -71,7 +76,9 @@ class OverlongArguments:
 class AlgorithmArguments:
     """Advantages and KL control."""
 
-    adv_estimator: str = option("grpo", "Advantage estimator.", why="the architecture guide's", choices=ESTIMATORS, plug_in=True)
+    adv_estimator: str = option(
+        "grpo", "Advantage estimator.", why="needs neither a critic nor a second rollout", choices=tuple(ESTIMATORS), plug_in=True
+    )
     workflow_type: str = option("", "Old name for pipeline=: DEFAULT, DAPO or EMBODIED.", derived=True)
     gamma: float = option(
         1.0, "Discount of gae and reinforce_plus_plus.", why="episodes are short and end at success", minimum=0, maximum=1

@@ -13,6 +13,9 @@ WORKFLOW_TYPE, MODEL_TYPE = "algorithm.workflow_type", "actor_rollout_ref.model.
 WORKFLOW_TYPES = {"grpo": "DEFAULT", "ppo": "DEFAULT", "dapo": "DAPO", "embodied_srpo": "EMBODIED"}
 """Pipeline to workflow_type; what code that reads the old key gets."""
 
+EMBODIED, TEXT = "embodied", "text"
+"""Values of model_type: of policies that act, and of language models."""
+
 NODE_IDS = {"dynaminc_sampling": "dynamic_sampling"}
 """Node ids of the documents."""
 
@@ -30,7 +33,8 @@ ALIASES: dict[tuple[str, str], tuple[tuple[str, str], ...]] = {
     (WORKFLOW_TYPE, "DEFAULT"): (("pipeline", "grpo"),),
     (WORKFLOW_TYPE, "DAPO"): (("pipeline", "dapo"),),
     (WORKFLOW_TYPE, "EMBODIED"): (("pipeline", "embodied_srpo"),),
-    (MODEL_TYPE, "embodied"): (),
+    (MODEL_TYPE, EMBODIED): (),
+    (MODEL_TYPE, TEXT): (),
     ("algorithm.adv_estimator", "gspo"): (("algorithm.adv_estimator", "grpo"), ("actor_rollout_ref.actor.loss", "gspo")),
     ("algorithm.adv_estimator", "cpgd"): (("algorithm.adv_estimator", "cpgd"), ("actor_rollout_ref.actor.loss", "cpgd")),
     **{

@@ -9,24 +9,24 @@ from collections.abc import Collection, Iterator
 from envs.base import IMAGES, INSTRUCTION, EnvSpec
 from siirl.errors import ConfigError, SiirlError, UnknownNameError
 from siirl.params import sizes
-from siirl.params.algorithm_args import ESTIMATORS, GROUP_ESTIMATORS
 from siirl.params.build import as_text
 from siirl.params.critic_checks import (
-    PIPELINE_OF,
+    WITH_CRITIC,
     critic_problems,
     estimator_problems,
     overlong_notices,
     overlong_problems,
 )
-from siirl.params.domain_checks import LANGUAGE_MODEL, VLA_POLICIES, domain_problems, is_text, observation_parts
+from siirl.params.domain_checks import domain_problems, is_text, observation_parts
+from siirl.params.estimators import ESTIMATORS, GROUP_ESTIMATORS
 from siirl.params.model_args import FLAT_SCHEDULES
 from siirl.params.plug_ins import plug_in_problems
+from siirl.params.policies import LANGUAGE_MODEL, POLICIES
 from siirl.params.references import check_reference, is_reference
 from siirl.params.reward_args import REWARDS, VIDEO_REWARDS
 from siirl.params.training_args import SiiRLArguments
 
 KL_WITHOUT_GRADIENT = ("k1",)
-POLICIES = (*VLA_POLICIES, LANGUAGE_MODEL)
 
 FIRST_DEMONSTRATION_SEED = 900_000  # as siirl.warm_start collects them; training's begin at 1,000,000 (siirl.data_coordinator.loader)
 ACTOR = "actor_rollout_ref.actor"
@@ -138,7 +138,7 @@ def _beyond_the_end(config: SiiRLArguments, last: int) -> Iterator[SiirlError]:
             f"profiler.steps={as_text(list(profiler.steps))} lie beyond trainer.total_steps={last}: nothing would be profiled; name one of "
             "the run's steps."
         )
-    if config.dag.shipped_graph == PIPELINE_OF["gae"] and warmup >= last:
+    if config.dag.shipped_graph == WITH_CRITIC and warmup >= last:
         yield ConfigError(
             f"trainer.critic_warmup={warmup} with trainer.total_steps={last} leaves no step that trains the actor: make it at most "
             f"{last - 1}, or the run longer."
@@ -147,7 +147,7 @@ def _beyond_the_end(config: SiiRLArguments, last: int) -> Iterator[SiirlError]:
 
 def _schedules_without_end(config: SiiRLArguments) -> Iterator[SiirlError]:
     optimisers = [(f"{ACTOR}.optim", config.actor_rollout_ref.actor.optim)]
-    if config.dag.pipeline == PIPELINE_OF["gae"]:
+    if config.dag.pipeline == WITH_CRITIC:
         optimisers.append(("critic.optim", config.critic.optim))
     for place, optim in optimisers:
         if optim.scheduler not in FLAT_SCHEDULES:
@@ -165,7 +165,7 @@ def _schedules_without_end(config: SiiRLArguments) -> Iterator[SiirlError]:
 def _names(config: SiiRLArguments) -> Iterator[SiirlError]:
     named = (
         ("reward.name", config.reward.name, REWARDS),
-        ("actor_rollout_ref.model.policy", config.actor_rollout_ref.model.policy, POLICIES),
+        ("actor_rollout_ref.model.policy", config.actor_rollout_ref.model.policy, (*POLICIES, LANGUAGE_MODEL)),
     )
     for place, name, known in named:
         if name not in known:
@@ -265,7 +265,7 @@ def _warnings(config: SiiRLArguments) -> Iterator[str]:
     if actor.use_kl_loss and actor.kl_loss_type in KL_WITHOUT_GRADIENT:
         yield f"{ACTOR}.kl_loss_type={actor.kl_loss_type} has, as a loss, a gradient of mean zero and only adds noise. Take k3, or k1+."
     algorithm = config.algorithm
-    if config.dag.shipped_graph == "embodied_srpo" and algorithm.adv_estimator in set(ESTIMATORS) - set(GROUP_ESTIMATORS):
+    if config.dag.shipped_graph == "embodied_srpo" and algorithm.adv_estimator in ESTIMATORS.keys() - set(GROUP_ESTIMATORS):
         yield f"algorithm.min_group_spread={algorithm.min_group_spread} is not read: {algorithm.adv_estimator} compares no groups."
     if config.env.num_servers < sizes.ranks(config):
         yield f"env.num_servers={config.env.num_servers} is less than one for each of {sizes.ranks(config)} ranks: each gets one."

@@ -9,14 +9,15 @@ from collections.abc import Collection, Iterator
 from siirl.errors import ConfigError, SiirlError
 from siirl.params import sizes
 from siirl.params.critic_sizes import critic_update
+from siirl.params.estimators import that_take
 from siirl.params.training_args import SiiRLArguments
 
-PIPELINE_OF = {"gae": "ppo", "remax": "remax"}
-"""Estimators that need a column which one shipped pipeline provides."""
-NEEDS = {
-    "gae": "the values of a critic",
-    "remax": "the column reward_baselines, the reward of a greedy rollout of each prompt",
+WITH_CRITIC = "ppo"
+PROVIDED = {
+    "values": (WITH_CRITIC, "the values of a critic"),
+    "reward_baselines": ("remax", "the column reward_baselines, the reward of a greedy rollout of each prompt"),
 }
+"""Columns that one shipped pipeline alone provides: its name, and the column in words."""
 MINI_BATCH = "critic.ppo_mini_batch_size"
 
 
@@ -59,18 +60,19 @@ def _estimator(config: SiiRLArguments, built_in: Collection[str]) -> Iterator[Si
     estimator, pipeline = config.algorithm.adv_estimator, config.dag.pipeline
     if config.dag.own_graph:
         return
-    wanted = PIPELINE_OF.get(estimator)
-    if wanted is not None and pipeline != wanted:
-        yield ConfigError(
-            f"algorithm.adv_estimator={estimator} needs {NEEDS[estimator]}, which pipeline={pipeline} does not provide: take "
-            f"pipeline={wanted}, or name a graph of your own that does by dag.custom_pipeline_fn."
-        )
-    own = next((name for name, needed in PIPELINE_OF.items() if needed == pipeline), None)
-    if own is not None and wanted is None and estimator in built_in:
-        yield ConfigError(
-            f"pipeline={pipeline} provides {NEEDS[own]}, which algorithm.adv_estimator={estimator} does not read: take "
-            f"algorithm.adv_estimator={own}, or pipeline=grpo."
-        )
+    needed = [PROVIDED[column] for column in PROVIDED if estimator in that_take(column)]
+    for wanted, in_words in needed:
+        if pipeline != wanted:
+            yield ConfigError(
+                f"algorithm.adv_estimator={estimator} needs {in_words}, which pipeline={pipeline} does not provide: take "
+                f"pipeline={wanted}, or name a graph of your own that does by dag.custom_pipeline_fn."
+            )
+    for column, (provider, in_words) in PROVIDED.items():
+        if provider == pipeline and not needed and estimator in built_in:
+            yield ConfigError(
+                f"pipeline={pipeline} provides {in_words}, which algorithm.adv_estimator={estimator} does not read: take "
+                f"algorithm.adv_estimator={' or '.join(that_take(column))}, or pipeline=grpo."
+            )
 
 
 def _critic_sizes(config: SiiRLArguments) -> Iterator[SiirlError]:

@@ -18,7 +18,7 @@ class DataArguments:
         512,
         "Prompts of a step, over all ranks; for robots a prompt is a task with a start state. Times actor_rollout_ref.rollout.n gives the "
         "trajectories.",
-        why="the architecture guide's, for eight GPUs; trainer=laptop sets a small one",
+        why="DAPO (arXiv 2503.14476), section 4.1; trainer=laptop sets a small one",
         minimum=1,
         maximum=1_000_000,  # a slip of the finger: nobody simulates as many
     )
@@ -34,8 +34,14 @@ class DataArguments:
         why="every task has as many episodes then, whatever is compared",
         choices=("even", "learnable"),
     )
-    max_prompt_length: int = option(2048, "Longest prompt in tokens.", why="the architecture guide's", minimum=1, text_only=NO_PROMPT)
-    max_response_length: int = option(4096, "Longest response in tokens.", why="the architecture guide's", minimum=1, text_only=NO_PROMPT)
+    max_prompt_length: int = option(2048, "Longest prompt in tokens.", why="about 1500 words of English", minimum=1, text_only=NO_PROMPT)
+    max_response_length: int = option(
+        4096,
+        "Longest response in tokens.",
+        why="room for worked steps; time and memory of a step grow with it",
+        minimum=1,
+        text_only=NO_PROMPT,
+    )
     overlong_prompts: str = option(
         "filter",
         "Prompts of more than max_prompt_length tokens: `filter` leaves them out, `cut` keeps their last tokens. Both are counted.",
@@ -54,7 +60,7 @@ class DataArguments:
     num_loader_workers: int = option(
         0,
         "Processes of a rank that read and tokenize prompts ahead of time; 0: rows are read when they are asked for.",
-        why="a step's rows take milliseconds, a process seconds to start; the guide's 4 pay from 100,000 prompts on",
+        why="a step's rows take milliseconds, a process seconds to start; four pay from 100,000 prompts on",
         minimum=0,
         text_only=NO_FILES,
     )

@@ -14,13 +14,11 @@ from siirl.params import sizes
 from siirl.params.grading import grading_problems
 from siirl.params.key_readers import asks_a_model
 from siirl.params.packages import require_vllm
+from siirl.params.policies import LANGUAGE_MODEL, POLICIES
 from siirl.params.references import check_reference
 from siirl.params.training_args import SiiRLArguments
 
 ACTION_ENGINE = "embodied"
-LANGUAGE_MODEL = "causal_lm"  # siirl.models.language_model
-OPENVLA_OFT = "openvla_oft"  # siirl.models.openvla_oft
-VLA_POLICIES = ("tiny_vla", OPENVLA_OFT)
 VLLM = "vllm"
 TEXT_ENGINES = ("hf", VLLM)
 SRPO = "embodied_srpo"
@@ -97,8 +95,8 @@ def _of_robots(config: SiiRLArguments) -> Iterator[SiirlError]:
     env, model, rollout = f"env={config.env.name}", config.actor_rollout_ref.model, config.actor_rollout_ref.rollout
     if model.policy == LANGUAGE_MODEL:
         yield ConfigError(
-            f"{MODEL}.policy={LANGUAGE_MODEL} writes text, and {env} wants actions: take model=tiny_vla, model={OPENVLA_OFT}, or a "
-            "policy of your own."
+            f"{MODEL}.policy={LANGUAGE_MODEL} writes text, and {env} wants actions: take "
+            f"{', '.join(f'model={name}' for name in POLICIES)}, or a policy of your own."
         )
     if rollout.name != ACTION_ENGINE:
         yield ConfigError(f"{ROLLOUT}.name={rollout.name} generates text, and {env} acts: take rollout={ACTION_ENGINE}.")

@@ -36,9 +36,18 @@ class EnvArguments:
     deadline_s: float = option(
         60.0, "Seconds after which a silent server is replaced.", why="the first reset builds a simulator", minimum=SHORTEST_DEADLINE_S
     )
-    max_replays: int = option(2, "Replays of an episode whose server failed, before it counts as failed.", why="as the design", minimum=0)
+    max_replays: int = option(
+        2,
+        "Replays of an episode whose server failed, before it counts as failed.",
+        why="one that breaks three servers would break a fourth",
+        minimum=0,
+    )
     max_failed_share: float = option(
-        0.05, "Share of a step's episodes that may fail to simulate before the run stops.", why="as the design", minimum=0, maximum=1
+        0.05,
+        "Share of a step's episodes that may fail to simulate before the run stops.",
+        why="a hole in the data that hardly shifts it",
+        minimum=0,
+        maximum=1,
     )
     image_size: int | None = option(None, "Height and width of an observation's images in pixels.", minimum=8, maximum=LARGEST_PICTURE)
     camera: str | None = option(None, "Camera of the observations.")

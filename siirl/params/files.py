@@ -9,8 +9,8 @@ from pathlib import Path
 from siirl.errors import CheckpointError, ConfigError, MissingAssetError, SiirlError
 from siirl.params import sizes
 from siirl.params.documents import is_name, read_json
-from siirl.params.domain_checks import LANGUAGE_MODEL
 from siirl.params.paths import find
+from siirl.params.policies import LANGUAGE_MODEL
 from siirl.params.training_args import SiiRLArguments
 
 SHIPPED_ENCODERS = {"tiny": "assets/vjepa_tiny"}

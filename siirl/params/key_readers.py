@@ -6,11 +6,12 @@ Left out: refusing what is set and not read (`siirl.params.unread`).
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 
 from siirl.params import sizes
-from siirl.params.algorithm_args import ESTIMATORS, FILTERS, GROUP_ESTIMATORS
+from siirl.params.algorithm_args import FILTERS, AlgorithmArguments
 from siirl.params.critic_args import CriticArguments
+from siirl.params.estimators import ESTIMATORS, GROUP_ESTIMATORS, that_take
 from siirl.params.references import is_reference
 from siirl.params.reward_args import TEXT_REWARDS, VIDEO_REWARDS
 from siirl.params.schema import keys_of, value_of
@@ -18,7 +19,8 @@ from siirl.params.training_args import SiiRLArguments
 
 Condition = Callable[[SiiRLArguments], bool]
 
-WITHOUT_GROUPS = sorted(set(ESTIMATORS) - set(GROUP_ESTIMATORS))
+WITHOUT_GROUPS = sorted(ESTIMATORS.keys() - set(GROUP_ESTIMATORS))
+SPREAD = "min_group_spread"  # read by filters as well
 FILTERING = ("dapo", "embodied_srpo")  # pipelines with a node that drops groups
 SPREADS = ("embodied_srpo", "dapo")  # one sets algorithm.min_group_spread for its own estimator, the other's filter reads it
 NOT_FILMED = "a language model is not filmed; its texts are kept by trainer.save_rollouts"
@@ -127,15 +129,14 @@ def _warmup(optim: str) -> tuple[Row, ...]:
 
 
 ROWS: tuple[Row, ...] = (
-    ("algorithm", ("gamma",), _by_estimators("gae", "reinforce_plus_plus")),
-    ("algorithm", ("lam",), _by_estimators("gae")),
-    ("algorithm", ("adv_whitening",), _by_estimators("gae", "reinforce_plus_plus", "reinforce_plus_plus_baseline")),
-    ("algorithm", ("norm_adv_by_std_in_grpo",), _by_estimators("grpo", "grpo_passk")),
-    ("algorithm", ("pass_k",), _by_estimators("grpo_passk")),
-    ("algorithm", ("weight_factor_in_cpgd",), _by_estimators("cpgd")),
+    *(
+        ("algorithm", (setting.name,), _by_estimators(*that_take(setting.name)))
+        for setting in fields(AlgorithmArguments)
+        if that_take(setting.name) and setting.name != SPREAD
+    ),
     (
         "algorithm",
-        ("min_group_spread",),
+        (SPREAD,),
         Reader(
             _any(_in_pipelines(*SPREADS), _not(_is("algorithm.adv_estimator", *WITHOUT_GROUPS))),
             "by estimators that compare the rollouts of a group, not by {algorithm.adv_estimator}: leave it out.",

@@ -20,10 +20,11 @@ from omegaconf.errors import OmegaConfBaseException
 
 from siirl.errors import ConfigError, SiirlError
 from siirl.params import compose
-from siirl.params.aliases import BOUNDS, CLIP_RATIO, WORKFLOW_TYPES, Assignment, translate
+from siirl.params.aliases import BOUNDS, CLIP_RATIO, EMBODIED, TEXT, WORKFLOW_TYPES, Assignment, translate
 from siirl.params.build import as_text, build
 from siirl.params.config_groups import options
 from siirl.params.env_args import POOL_KEYS
+from siirl.params.policies import LANGUAGE_MODEL
 from siirl.params.problems import refuse
 from siirl.params.schema import Key, fields_of, find_key, keys_of, unknown_key
 from siirl.params.training_args import SiiRLArguments
@@ -306,7 +307,8 @@ def _to_arguments(tree: DictConfig, user_groups: Mapping[str, type], sources: Ma
     for name, arguments in own.items():
         setattr(config, name, arguments)
     config.algorithm.workflow_type = WORKFLOW_TYPES.get(str(config.dag.pipeline), "DEFAULT")
-    config.actor_rollout_ref.model.model_type = "embodied"
+    model = config.actor_rollout_ref.model
+    model.model_type = TEXT if model.policy == LANGUAGE_MODEL else EMBODIED
     return config
 
 

@@ -1,5 +1,6 @@
 """How an episode is rewarded."""
 
+import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,6 +10,7 @@ from siirl.errors import ConfigError, UnknownNameError
 from siirl.params.env_args import SHORTEST_DEADLINE_S
 from siirl.params.fields import option
 from siirl.params.references import check_reference, is_reference
+from vjepa.reward_settings import TrajectoryRewardConfig
 
 REWARDS = ("success", "return", "srpo", "srpo_released", "oracle", "model")
 VIDEO_REWARDS = ("srpo", "srpo_released")
@@ -17,6 +19,12 @@ TEXT_REWARDS = ("success", "return", "model")
 MANAGERS = ("naive", "parallel", "dapo")
 OWN_REWARD = "name a trajectory reward by reward.name=module:name"
 PART_KEYS = ("name", "path", "weight", "data_sources", "batched")
+
+
+def _of_vjepa(name: str) -> Any:
+    """A key with the default, help, reason and bounds of the setting `name` of the trajectory reward."""
+    setting = next(field for field in dataclasses.fields(TrajectoryRewardConfig) if field.name == name)
+    return option(setting.default, **setting.metadata)
 
 
 @dataclass
@@ -30,20 +38,18 @@ class RewardArguments:
         "which makes a manager.",
         why="pipeline=embodied_srpo sets srpo",
     )
-    alpha: float = option(0.8, "Ceiling of a failure's reward.", why="SRPO", above=0, maximum=1)
+    alpha: float = _of_vjepa("alpha")
     encoder: str | None = option(
         "tiny",
         "Video encoder: tiny (shipped), a V-JEPA 2 folder or file, a hub id; null: none, for a reward of your own that sees no video.",
         why="runs without a download",
     )
     frame_every: int = option(8, "Environment steps between two frames for the encoder.", why="a chunk boundary: no extra image", minimum=1)
-    bank_size: int = option(64, "Successes of earlier steps kept for each task.", why="a few steps' worth", minimum=0)
-    window: int = option(256, "Failures of earlier steps kept for each task; they standardise distances.", why="a stable spread", minimum=0)
-    min_window: int = option(
-        8, "With fewer failures in the window, the step's count too.", why="the spread of fewer says little", minimum=1
-    )
-    min_samples: int = option(2, "DBSCAN: points within the radius of a core point.", why="siiRL's", minimum=1)
-    eps_scale: float = option(2.0, "DBSCAN: radius in medians of the nearest-neighbour distance.", why="needs no scale", above=0)
+    bank_size: int = _of_vjepa("bank_size")
+    window: int = _of_vjepa("window")
+    min_window: int = _of_vjepa("min_window")
+    min_samples: int = _of_vjepa("min_samples")
+    eps_scale: float = _of_vjepa("eps_scale")
     demonstrations: str | None = option(None, "Clips that serve as successes from the start.", why="own successes alone")
     functions: tuple[dict[str, Any], ...] = option(
         (),

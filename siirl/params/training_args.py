@@ -35,14 +35,18 @@ class TrainingArguments:
     total_epochs: int = option(
         30,
         "Passes over the prompts of data.train_files after which the run ends.",
-        why="the architecture guide's",
+        why="verl's; total_steps or max_minutes usually ends a run before",
         minimum=1,
         text_only=NO_EPOCHS,
     )
     total_steps: int | None = option(None, "Steps after which the run ends; null: until max_minutes, or total_epochs of files.", minimum=1)
     max_minutes: float | None = option(None, "Minutes of training after which no further step starts; null: no bound.", above=0)
-    save_freq: int = option(10, "Steps between two checkpoints; -1: only at the end.", why="the architecture guide's", minimum=-1)
-    test_freq: int = option(5, "Steps between two evaluations; -1: only at the end.", why="the architecture guide's", minimum=-1)
+    save_freq: int = option(
+        10, "Steps between two checkpoints; -1: only at the end.", why="a stopped run loses ten steps at most", minimum=-1
+    )
+    test_freq: int = option(
+        5, "Steps between two evaluations; -1: only at the end.", why="an evaluation takes rollouts, as a step does", minimum=-1
+    )
     val_before_train: bool = option(True, "Evaluate before the first step.", why="a gain needs a before")
     val_episodes: int = option(20, "Held-out episodes of each task in an evaluation; 0: none.", why="+-22 points at 50 %", minimum=0)
     val_seed_offset: int = option(

@@ -6,12 +6,6 @@ import torch
 from ragged import Half
 
 from siirl.algos.advantages import (
-    compute_gae_advantage_return,
-    compute_grpo_outcome_advantage,
-    compute_opo_outcome_advantage,
-    compute_reinforce_plus_plus_baseline_outcome_advantage,
-    compute_reinforce_plus_plus_outcome_advantage,
-    compute_remax_outcome_advantage,
     cpgd_advantage,
     gae_advantage,
     gpg_advantage,
@@ -20,6 +14,14 @@ from siirl.algos.advantages import (
     pass_at_k_advantage,
     rloo_advantage,
     whiten_advantages,
+)
+from siirl.algos.advantages.estimators import (
+    compute_gae_advantage_return,
+    compute_grpo_outcome_advantage,
+    compute_opo_outcome_advantage,
+    compute_reinforce_plus_plus_baseline_outcome_advantage,
+    compute_reinforce_plus_plus_outcome_advantage,
+    compute_remax_outcome_advantage,
 )
 from siirl.errors import ConfigError, TensorError, UnknownNameError
 

@@ -1,13 +1,16 @@
 """What siirl.params says of estimators without importing them, against the estimators."""
 
 import inspect
+import subprocess
+import sys
 
 import pytest
 from estimator_cases import SHIPPED
 
 from siirl.algos.advantages import ADVANTAGES, CPGD_WEIGHTS, WHITENINGS
+from siirl.dag_worker import core_algos
 from siirl.params import algorithm_args
-from siirl.params.algorithm_args import ESTIMATORS, GROUP_ESTIMATORS
+from siirl.params.estimators import ESTIMATORS, GROUP_ESTIMATORS, estimators_in
 from siirl.params.key_readers import READERS
 from siirl.params.parser import parse
 
@@ -16,12 +19,36 @@ def parameters(name: str) -> set[str]:
     return set(inspect.signature(ADVANTAGES[name]).parameters)
 
 
-def test_the_known_estimators_are_those_that_are_registered():
-    assert set(ESTIMATORS) == SHIPPED
+def test_estimators_are_read_from_their_source_with_all_their_arguments():
+    assert {name: frozenset(parameters(name)) for name in SHIPPED} == ESTIMATORS
+
+
+def test_a_new_estimator_is_one_function():
+    source = """
+@register_adv_est("best_of_group", reward_at_finish=True)
+def compute_best_of_group(token_level_rewards, response_mask, index, /, gamma=1.0, *, reward_baselines):
+    return token_level_rewards, token_level_rewards
+
+def not_registered(lam): ...
+"""
+    arguments = {"token_level_rewards", "response_mask", "index", "gamma", "reward_baselines"}
+    assert estimators_in(source) == {"best_of_group": arguments}
+
+
+def test_reading_the_estimators_imports_no_torch():
+    code = "import sys, siirl.params.estimators; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
 def test_estimators_that_need_a_group_are_those_that_take_its_index():
     assert set(GROUP_ESTIMATORS) == {name for name in SHIPPED if "index" in parameters(name)}
+
+
+def test_the_documents_names_are_those_of_the_functions():
+    for name in SHIPPED:
+        assert getattr(core_algos, ADVANTAGES[name].__name__) is ADVANTAGES[name]
+    with pytest.raises(AttributeError, match="has no attribute 'compute_nothing'"):
+        _ = core_algos.compute_nothing
 
 
 @pytest.mark.parametrize("key", ["gamma", "lam", "adv_whitening", "norm_adv_by_std_in_grpo", "pass_k", "weight_factor_in_cpgd"])

@@ -68,7 +68,12 @@ def test_the_weights_are_constants():
     batch = loss_batch(3)
     old_BT = batch.old_log_probs_BT.requires_grad_()
     weights_BT = importance_weights(
-        old_log_probs_BT=old_BT, rollout_log_probs_BT=batch.rollout_log_probs_BT, mask_BT=batch.mask_BT, level="token"
+        old_log_probs_BT=old_BT,
+        rollout_log_probs_BT=batch.rollout_log_probs_BT,
+        mask_BT=batch.mask_BT,
+        level="token",
+        bound="truncate",
+        high=2.0,
     )
     assert not weights_BT.requires_grad
 
@@ -95,6 +100,7 @@ def test_a_long_sequence_does_not_overflow():
         rollout_log_probs_BT=torch.tensor([[-1.0], [1.0]]).expand(2, 1000),
         mask_BT=torch.ones(2, 1000),
         level="sequence",
+        bound="truncate",
         high=2.0,
     )
     assert bool((weights_BT[0] == 2.0).all())
@@ -114,10 +120,12 @@ def test_a_long_sequence_does_not_overflow():
 def test_what_makes_no_sense_is_refused(options, error, message):
     one = torch.zeros(1, 1)
     with pytest.raises(error, match=message):
-        importance_weights(old_log_probs_BT=one, rollout_log_probs_BT=one, mask_BT=one + 1, **options)
+        importance_weights(old_log_probs_BT=one, rollout_log_probs_BT=one, mask_BT=one + 1, **{"bound": "truncate", "high": 2.0, **options})
 
 
 def test_a_behaviour_log_prob_that_is_nan_is_refused():
     one = torch.zeros(1, 1)
     with pytest.raises(TensorError, match="rollout_log_probs is nan in row 0"):
-        importance_weights(old_log_probs_BT=one, rollout_log_probs_BT=one + torch.nan, mask_BT=one + 1, level="token")
+        importance_weights(
+            old_log_probs_BT=one, rollout_log_probs_BT=one + torch.nan, mask_BT=one + 1, level="token", bound="truncate", high=2.0
+        )

@@ -16,6 +16,8 @@ from siirl.dag_worker.checkpoint import CheckpointManager, read_manifest, resolv
 from siirl.dag_worker.dagworker import load_state
 from siirl.engine.collectives import OneProcess
 from siirl.errors import CheckpointError, ConfigError
+from siirl.execution.dag import Node, NodeType, TaskGraph
+from siirl.execution.dag.builtin_pipelines import grpo_pipeline
 from siirl.models.action_tokenizer import ActionTokenizer
 from siirl.models.adapters import stored_adapters
 from siirl.models.loader import load_policy, save_policy
@@ -152,7 +154,19 @@ def test_a_state_of_another_job_is_refused_and_not_a_key_error(state: dict) -> N
             self.epoch = state["loader"]["epoch"]
 
     with pytest.raises(CheckpointError, match=r"holds a state that this job cannot go on from"):
-        load_state(Parts(), state, folder=Path("somewhere"))
+        load_state(Parts(), state, folder=Path("somewhere"), graph=TaskGraph("g"))
+
+
+@pytest.mark.parametrize("name", ["compute_reward", "data_rebalance"])
+def test_leftover_rows_of_an_older_checkpoint_go_to_the_node_that_shares_rows(name: str) -> None:
+    class Parts:
+        def load_state(self, state: dict) -> None:
+            self.leftovers = state["redistribution"]
+
+    parts, graph = Parts(), grpo_pipeline()
+    graph.add_node(Node("data_rebalance", NodeType.COMPUTE, executable_ref="siirl.dag_worker.stages:data_rebalance"))
+    load_state(parts, {"redistribution": {name: ["a row"]}}, folder=Path("somewhere"), graph=graph)
+    assert parts.leftovers == {"data_rebalance": ["a row"]}
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from ranks_at_work import run_on_ranks
 from tensordict import NonTensorStack, TensorDict
 
+from siirl.algos import register_adv_est
 from siirl.dag_worker.stages import compute_reward, load_prompts, token_scores
 from siirl.data_coordinator.loader import TaskLoader
 from siirl.data_coordinator.protocol.batch import texts
@@ -102,6 +103,22 @@ def test_rewards_on_the_way_are_left_out_where_success_alone_is_the_reward():
     rows["env_rewards"] = torch.tensor([[1.0, 3.0, 0.0], [4.0, 0.0, 0.0], [0.0, 0.0, 0.0]])
     output = compute_reward(batch=rows, context=context_)
     assert output.batch["token_level_scores"].tolist() == [[0.0, 1.0, 0.0], [0.0, 0.0, 0.0], [0.0, 0.0, 0.0]]
+
+
+def test_an_estimator_of_a_whole_episodes_baseline_gets_the_whole_reward_at_the_end():
+    @register_adv_est("own_baseline", reward_at_finish=True)
+    def own_baseline(token_level_rewards, response_mask):
+        return token_level_rewards, token_level_rewards
+
+    rows = batch("3", "5", "7")
+    rows["env_rewards"] = torch.tensor([[1.0, 3.0, 0.0], [4.0, 0.0, 0.0], [0.0, 0.0, 0.0]])
+    rows["env_return"] = rows["env_rewards"].sum(1)
+    for name in ("own_baseline", "remax"):
+        context_ = context()
+        context_.reward = TextRewardManager([(RewardPart("return", weight=1.0), EnvironmentPart("return"))], max_failed_share=0.5)
+        context_.config.algorithm.adv_estimator = name
+        output = compute_reward(batch=rows.copy(), context=context_)
+        assert output.batch["token_level_scores"].tolist() == [[0.0, 4.0, 0.0], [4.0, 0.0, 0.0], [0.0, 0.0, 0.0]]
 
 
 @settings(max_examples=40, deadline=None, derandomize=True)

@@ -96,14 +96,30 @@ def test_undeclared_columns_are_measured():
     assert node.provided_columns == {"bonus"}
 
 
-def test_the_nodes_columns_count_before_its_functions():
+def test_the_nodes_columns_are_added_to_its_functions():
     @columns(requires=["a"], provides=["b"])
     def function(batch):
         return batch
 
-    node = compute_node(function, requires=["c"])
-    assert node.required_columns == {"c"}
-    assert node.provided_columns == {"b"}
+    node = compute_node(function, requires=["c"], provides=["d"])
+    assert node.required_columns == {"a", "c"}
+    assert node.provided_columns == {"b", "d"}
+
+
+def test_a_node_declares_the_columns_of_an_undecorated_function():
+    node = compute_node(lambda batch: batch, requires=["c"], provides=["d"])
+    assert (node.required_columns, node.provided_columns) == ({"c"}, {"d"})
+
+
+def test_optional_columns_are_required_where_the_configuration_asks_for_them():
+    @columns(requires=["a"], optional=["values"])
+    def function(batch):
+        return batch
+
+    node = compute_node(function)
+    assert (node.required_columns, node.optional_columns) == ({"a"}, {"values"})
+    node.require(["values", "a column of another function"])
+    assert node.required_columns == {"a", "values"}
 
 
 def test_a_lone_string_is_no_list_of_columns():

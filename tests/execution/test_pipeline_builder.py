@@ -3,7 +3,7 @@
 import pytest
 
 from siirl.errors import ConfigError, UnknownNameError
-from siirl.execution.dag import NodeRole, NodeType, Pipeline, check_kl_in_reward_order
+from siirl.execution.dag import NodeRole, NodeType, Pipeline, check_kl_in_reward_order, stage
 
 
 def passes(batch):
@@ -43,6 +43,31 @@ def test_building_twice_gives_two_graphs():
     first, second = pipeline.build(), pipeline.build()
     first.nodes["a"].skip_reason = "changed"
     assert second.nodes["a"].skip_reason is None
+
+
+# Stages
+
+
+@stage(NodeType.MODEL_TRAIN, NodeRole.REFERENCE, only_forward_compute=True, requires=["responses"], provides=["ref_log_prob"])
+def reference(batch):
+    return batch
+
+
+def test_a_node_has_the_type_and_role_of_its_stage():
+    node = Pipeline("p").add_node("a", reference).build().nodes["a"]
+    assert (node.node_type, node.node_role, node.only_forward_compute) == (NodeType.MODEL_TRAIN, NodeRole.REFERENCE, True)
+    assert (node.required_columns, node.provided_columns) == ({"responses"}, {"ref_log_prob"})
+
+
+def test_a_type_and_a_role_given_at_the_node_take_the_place_of_the_stages():
+    options = {"node_type": NodeType.COMPUTE, "node_role": NodeRole.DEFAULT, "only_forward_compute": False}
+    node = Pipeline("p").add_node("a", reference, **options).build().nodes["a"]
+    assert (node.node_type, node.node_role, node.only_forward_compute) == (NodeType.COMPUTE, NodeRole.DEFAULT, False)
+
+
+def test_a_retried_stage_that_trains_is_refused_when_built():
+    with pytest.raises(ConfigError, match="retry_limit=1 on a MODEL_TRAIN node"):
+        Pipeline("p").add_node("a", reference, retry_limit=1).build()
 
 
 # KL in the reward

@@ -64,6 +64,14 @@ def test_type_and_role_without_stage_need_a_function(tmp_path):
         load(tmp_path, "nodes: [{node_id: filter, node_type: COMPUTE, node_role: DYNAMIC_SAMPLING}]")
 
 
+def test_a_stage_named_by_func_brings_its_type_role_and_columns(tmp_path):
+    text = "nodes: [{node_id: old, func: 'siirl.dag_worker.stages:compute_old_log_prob', requires: [seed]}]"
+    node = load(tmp_path, text).nodes["old"]
+    assert (node.node_type, node.node_role, node.only_forward_compute) == (NodeType.MODEL_TRAIN, NodeRole.ACTOR, True)
+    assert node.required_columns == {"responses", "response_mask", "seed"}
+    assert node.provided_columns == {"old_log_probs"}
+
+
 def test_options_reach_the_node(tmp_path, monkeypatch):
     (tmp_path / "workflow_functions.py").write_text("def passes(batch):\n    return batch\n")
     monkeypatch.syspath_prepend(str(tmp_path))

@@ -4,9 +4,9 @@ import re
 
 import pytest
 
-from siirl.params.algorithm_args import ESTIMATORS
 from siirl.params.critic_checks import critic_problems, estimator_problems, overlong_notices, overlong_problems
 from siirl.params.critic_sizes import critic_steps_per_step, critic_update, describe_critic
+from siirl.params.estimators import ESTIMATORS
 from siirl.params.parser import parse, parse_config
 from siirl.params.unread import unread_problems
 

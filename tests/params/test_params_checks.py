@@ -1,5 +1,6 @@
 """What cannot work although every key is right by itself: each refusal with its value, place and remedy."""
 
+import dataclasses
 from collections.abc import Callable, Sequence
 
 import gymnasium
@@ -12,7 +13,9 @@ from siirl.errors import ConfigError
 from siirl.params.checks import config_problems, environment_problems, warnings_of
 from siirl.params.domain_checks import is_text
 from siirl.params.parser import parse, parse_config
+from siirl.params.reward_args import RewardArguments
 from siirl.params.unread import unread_in_domain, unread_problems
+from vjepa.reward_settings import TrajectoryRewardConfig
 
 Problems = Callable[..., list[str]]
 CONSTANT_RATE = "actor_rollout_ref.actor.optim.scheduler=constant_with_warmup"  # the shipped one falls, and asks for a last step
@@ -319,3 +322,14 @@ def test_held_out_seeds_end_where_those_of_demonstrations_and_of_training_begin(
 
     of_demonstrations = {warm_starts.OTHER_FIRST_SEED, *(first for _, first in warm_starts.EXPERTS.values())}
     assert checks.FIRST_DEMONSTRATION_SEED == min(of_demonstrations) < FIRST_TRAINING_SEED
+
+
+# Settings that another package owns
+
+
+def test_keys_of_the_trajectory_reward_are_vjepas_settings() -> None:
+    keys = {field.name: field for field in dataclasses.fields(RewardArguments)}
+    for setting in dataclasses.fields(TrajectoryRewardConfig):
+        key = keys[setting.name]
+        assert key.default == setting.default
+        assert setting.metadata.items() <= key.metadata.items()

@@ -10,7 +10,7 @@ import pytest
 from siirl.errors import ConfigError, MissingAssetError, UnknownNameError
 from siirl.params import SiiRLArguments
 from siirl.params.config_groups import options
-from siirl.params.parser import parse, parse_config, to_tree, to_yaml
+from siirl.params.parser import known_keys, parse, parse_config, to_tree, to_yaml
 
 
 def refusal(*overrides: str, config_file: Path | None = None) -> str:
@@ -286,6 +286,7 @@ def test_derived_keys_are_not_printed_and_are_filled_in() -> None:
     config = parse_config(["pipeline=grpo"])
     assert "workflow_type" not in to_tree(config)["algorithm"]
     assert (config.algorithm.workflow_type, config.actor_rollout_ref.model.model_type) == ("DEFAULT", "embodied")
+    assert parse_config(["env=math", "pipeline=grpo"]).actor_rollout_ref.model.model_type == "text"
 
 
 # Old names
@@ -353,3 +354,8 @@ def test_a_file_of_an_older_run_with_an_argument_of_the_environment_given_twice_
     (notice,) = parsed.notices
     assert notice.startswith(f"env.kwargs.max_episode_steps=3 ({file}) is read as env.max_episode_steps")
     assert parse(["env.max_episode_steps=7"], config_file=file).config.env.constructor_kwargs()["max_episode_steps"] == 7
+
+
+def test_no_reason_of_a_default_points_to_a_document_that_no_reader_has() -> None:
+    for place, key in known_keys({}).items():
+        assert not re.search(r"\bguide\b|\bthe design\b", key.metadata["why"]), place

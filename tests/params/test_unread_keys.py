@@ -7,10 +7,10 @@ import pytest
 
 from siirl.algos import ADVANTAGES, POLICY_LOSSES
 from siirl.engine.actor.actor_loss import is_built_in
-from siirl.params.algorithm_args import ESTIMATORS, GROUP_ESTIMATORS
 from siirl.params.aliases import LOSSES_WITH_OWN_BOUNDS
 from siirl.params.config_groups import options
 from siirl.params.env_args import POOL_KEYS
+from siirl.params.estimators import ESTIMATORS, GROUP_ESTIMATORS
 from siirl.params.key_readers import READERS, ROBOTS_ONLY
 from siirl.params.parser import Parsed, known_keys, parse, to_yaml
 from siirl.params.unread import unread_in_domain, unread_problems

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from siirl.dag_worker.prepare import require_configured_columns
 from siirl.errors import ConfigError, UnknownNameError
 from siirl.execution.dag import NodeRole, NodeType, Pipeline, TaskGraph, check_kl_in_reward_order
 from siirl.execution.dag.builtin_pipelines import (
@@ -18,6 +19,7 @@ from siirl.execution.dag.builtin_pipelines import (
     remax_pipeline,
 )
 from siirl.execution.dag.load import load_pipeline
+from siirl.params.parser import parse_config
 
 PROMPT_COLUMNS = ["index", "task_name", "task_id", "trial_id", "seed"]
 
@@ -92,19 +94,56 @@ def test_columns_fit_what_the_task_loader_gives(name):
 
 
 @pytest.mark.parametrize("name", sorted(PIPELINES))
-def test_every_node_says_what_it_adds(name):
-    assert all(node.provides is not None for node in PIPELINES[name]().nodes.values())
-
-
-@pytest.mark.parametrize("name", sorted(PIPELINES))
-def test_a_stage_requires_no_more_than_its_node_says(name):
-    """Else the check when the graph is built would miss a column that the stage reads."""
+def test_columns_are_declared_at_the_stages_alone(name):
     for node in PIPELINES[name]().nodes.values():
-        stage = node.copy()
-        stage.requires = stage.provides = None
-        declared = node.required_columns if node.requires is not None else stage.required_columns
-        of_every_rollout = set() if name == "embodied_srpo" else {"task_name", "complete", "env_return"}
-        assert stage.required_columns - of_every_rollout <= declared, node.node_id
+        assert (node.requires, node.provides) == (None, None)
+        assert node.provided_columns is not None
+
+
+STAGES = "siirl.dag_worker.stages"
+DAPO_FILTER = "siirl.user_interface.filter_interface.dapo.dynamic_sampling"
+
+
+def test_grpos_rollout_with_dapos_filter_is_accepted():
+    pipeline = Pipeline("filtered_grpo").add_node("rollout_actor", f"{STAGES}:generate")
+    pipeline.add_node("function_reward", f"{STAGES}:compute_reward", ["rollout_actor"])
+    pipeline.add_node("dynamic_sampling", DAPO_FILTER, ["function_reward"])
+    pipeline.add_node("calculate_advantages", f"{STAGES}:compute_advantage", ["dynamic_sampling"])
+    pipeline.add_node("actor_train", f"{STAGES}:train_actor", ["calculate_advantages"])
+    pipeline.build().check(loader_columns=PROMPT_COLUMNS)
+
+
+def rolls_out(batch):
+    return batch
+
+
+def test_a_rollout_that_lacks_what_the_reward_reads_is_refused_with_who_provides_it():
+    episode = ["uid", "responses", "response_mask", "rollout_log_probs", "policy_version", "env_return"]
+    pipeline = Pipeline("own").add_node("own_rollout", rolls_out, requires=PROMPT_COLUMNS, provides=episode)
+    pipeline.add_node("function_reward", f"{STAGES}:compute_reward", ["own_rollout"])
+    with pytest.raises(
+        UnknownNameError,
+        match=r"required by node 'function_reward'.*'complete'.*'complete' is provided by siirl.dag_worker.stages:generate\.",
+    ):
+        pipeline.build()
+
+
+@pytest.mark.parametrize(
+    ("settings", "node", "column"),
+    [
+        (["algorithm.adv_estimator=gae"], "calculate_advantages", "values"),
+        (["algorithm.adv_estimator=remax"], "calculate_advantages", "reward_baselines"),
+        (["actor_rollout_ref.actor.use_kl_loss=true"], "actor_train", "ref_log_prob"),
+    ],
+)
+def test_columns_that_a_setting_makes_a_stage_read_are_required_before_the_start(settings, node, column):
+    pipeline = Pipeline("own").add_node("rollout_actor", f"{STAGES}:generate")
+    pipeline.add_node("function_reward", f"{STAGES}:compute_reward", ["rollout_actor"])
+    pipeline.add_node("calculate_advantages", f"{STAGES}:compute_advantage", ["function_reward"])
+    pipeline.add_node("actor_train", f"{STAGES}:train_actor", ["calculate_advantages"])
+    config = parse_config(["env=gymnasium", "env.id=CartPole-v1", "pipeline=grpo", *settings])
+    with pytest.raises(UnknownNameError, match=f"required by node '{node}'.*'{column}'"):
+        require_configured_columns(config, pipeline.build())
 
 
 @pytest.mark.parametrize("name", sorted(PIPELINES.keys() - {"ppo"}))
@@ -244,7 +283,6 @@ CRITIC = [
     *COMMON,
     ("critic_train", STAGE + "train_critic", "MODEL_TRAIN", "CRITIC", False),
 ]
-DAPO_FILTER = "siirl.user_interface.filter_interface.dapo.dynamic_sampling"
 REWARD = ("function_reward", STAGE + "compute_reward", "COMPUTE", "REWARD", False)
 GUIDE = {
     "ppo": [ROLLOUT, REWARD, *CRITIC],

@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.special import expit
 
-from vjepa.reward import RewardOutput, TrajectoryReward, TrajectoryRewardConfig, srpo_failure_reward, standardise
+from vjepa.reward import RewardOutput, TrajectoryReward, srpo_failure_reward, standardise
+from vjepa.reward_settings import TrajectoryRewardConfig
 
 CONFIG = TrajectoryRewardConfig()
 
@@ -137,7 +138,12 @@ def test_columns_of_different_lengths_are_refused() -> None:
 
 @pytest.mark.parametrize(
     ("setting", "message"),
-    [({"alpha": 1.5}, "alpha"), ({"eps_scale": 0.0}, "eps_scale"), ({"window": -1}, "window")],
+    [
+        ({"alpha": 1.5}, "alpha must be at most 1"),
+        ({"alpha": float("nan")}, "alpha must be above 0"),
+        ({"eps_scale": 0.0}, "eps_scale must be above 0"),
+        ({"window": -1}, "window must be at least 0"),
+    ],
 )
 def test_impossible_settings_are_refused(setting: dict[str, float], message: str) -> None:
     with pytest.raises(ValueError, match=message):

@@ -268,7 +268,7 @@ def compute_reinforce_plus_plus_outcome_advantage(
     return whiten_advantages(returns_BT, response_mask, how=adv_whitening, ranks=ranks), returns_BT
 
 
-@register_adv_est("remax")
+@register_adv_est("remax", reward_at_finish=True)
 def compute_remax_outcome_advantage(
     token_level_rewards: torch.Tensor, reward_baselines: torch.Tensor, response_mask: torch.Tensor, *, ranks: Ranks = ALONE
 ) -> Result:

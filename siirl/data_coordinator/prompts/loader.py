@@ -7,12 +7,12 @@ one row as for many; with `num_workers`, ahead of time in other processes.
 
 import itertools
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from siirl.data_coordinator.loader import FIRST_TRAINING_SEED, LOADER_COLUMNS
+from siirl.data_coordinator.loader import FIRST_TRAINING_SEED, LOADER_COLUMNS, Outcomes
 from siirl.data_coordinator.prompts.dataset import PartitionedRLHFDataset, Prompts, PromptTask
 from siirl.data_coordinator.prompts.files import CheckRow, has_truth, open_prompt_files
 from siirl.data_coordinator.prompts.index import Encode, Gather, build_index
@@ -123,6 +123,9 @@ class PromptLoader:
         if self._stream is None:
             self._stream = self._read_from(first)
         return [next(self._stream) for _ in self.dataset.own_numbers(first, self.position)]
+
+    def observe(self, outcomes: Sequence[Outcomes]) -> None:
+        """Nothing: the order of the prompts does not depend on outcomes."""
 
     def metrics(self) -> dict[str, float]:
         """Where in the data the run is, and what was left out of it; the same on every rank."""

@@ -7,7 +7,7 @@ whatever the number of ranks. Episodes that failed to simulate never get here.
 # B episode (of all ranks), D channel of the video embedding
 
 import importlib
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
@@ -18,7 +18,8 @@ from envs.archives import MEBIBYTE, check_archive
 from siirl.errors import ConfigError, MissingAssetError, UnknownNameError
 from siirl.params import RewardArguments
 from vjepa.released_reward import score_as_released
-from vjepa.reward import RewardOutput, TrajectoryReward, TrajectoryRewardConfig
+from vjepa.reward import RewardOutput, TrajectoryReward
+from vjepa.reward_settings import TrajectoryRewardConfig
 
 
 @dataclass(frozen=True)
@@ -230,14 +231,7 @@ def make_reward_manager(
         raise UnknownNameError.of(kind="reward (reward.name)", name=config.name, known=[*REWARD_MANAGERS, "module:name"])
     if config.name == "srpo_released":
         return ReleasedVideoReward()
-    settings = TrajectoryRewardConfig(
-        alpha=config.alpha,
-        min_samples=config.min_samples,
-        eps_scale=config.eps_scale,
-        bank_size=config.bank_size,
-        window=config.window,
-        min_window=config.min_window,
-    )
+    settings = TrajectoryRewardConfig(**{setting.name: getattr(config, setting.name) for setting in fields(TrajectoryRewardConfig)})
     if config.name == "oracle":
         goal = np.zeros((1, 1), np.float32)
         return OracleReward(TrajectoryReward(settings, demonstrations=dict.fromkeys(tasks, goal)))

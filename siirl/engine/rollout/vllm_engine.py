@@ -38,6 +38,7 @@ from siirl.errors import ConfigError
 from siirl.models.chat import ChatTokenizer
 from siirl.models.language_model import LanguageModel
 from siirl.occupation import OCCUPATION
+from siirl.params.model_args import RolloutArguments
 from siirl.params.packages import require_vllm
 
 Result = TypeVar("Result")
@@ -100,8 +101,8 @@ class VLLMBase(Announced, abc.ABC):
         top_p: float = 1.0,
         top_k: int | None = None,
         compute_dtype: torch.dtype | None = None,
-        kv_cache_gib: float = 1.0,
-        num_gpus: int = 1,
+        kv_cache_gib: float = RolloutArguments.kv_cache_gib,
+        num_gpus: int = RolloutArguments.tensor_model_parallel_size,
         longest_text: int | None = None,
     ) -> None:
         super().__init__(lockstep=lockstep)

@@ -8,6 +8,7 @@ from siirl.execution.dag.columns import Columns, columns
 from siirl.execution.dag.node import Node, NodeRole, NodeStatus, NodeType
 from siirl.execution.dag.node_output import NodeOutput
 from siirl.execution.dag.pipeline import Pipeline
+from siirl.execution.dag.stage import Stage, stage
 from siirl.execution.dag.task_graph import TaskGraph
 from siirl.execution.dag.task_loader import discover_and_split_parallel_paths
 from siirl.execution.dag.workflow_file import load_workflow_file
@@ -20,9 +21,11 @@ __all__ = [
     "NodeStatus",
     "NodeType",
     "Pipeline",
+    "Stage",
     "TaskGraph",
     "check_kl_in_reward_order",
     "columns",
     "discover_and_split_parallel_paths",
     "load_workflow_file",
+    "stage",
 ]

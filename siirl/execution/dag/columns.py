@@ -1,10 +1,11 @@
-"""The batch columns that a node's function reads and adds, written on the function itself.
+"""The batch columns that a node's function reads and adds, declared once, on the function.
 
     @columns(requires=["responses", "response_mask"], provides=["token_level_rewards"])
     def compute_reward(*, batch, context): ...
 
-A node may say it instead (`Pipeline.add_node(..., requires=, provides=)`), and then the node's word counts. Left out: dtypes and
-shapes, which siirl.data_coordinator.protocol.columns tells.
+`Pipeline.add_node(..., requires=, provides=)` declares them for a function without this decorator, and adds to the declaration of
+one that has it. Left out: dtypes and shapes, which siirl.data_coordinator.protocol.columns gives; a stage's type and role
+(`siirl.execution.dag.stage`).
 """
 
 from collections.abc import Callable, Iterable
@@ -14,33 +15,48 @@ from typing import Any, TypeVar
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 _ATTRIBUTE = "__batch_columns__"
+_PROVIDERS: dict[str, list[str]] = {}
 
 
 @dataclass(frozen=True)
 class Columns:
-    """What a function says of itself; None where it says nothing."""
+    """Columns that a function declares; None where it declares nothing."""
 
     requires: frozenset[str] | None = None
     """Columns that must be in the batch before it runs."""
     provides: frozenset[str] | None = None
     """Columns that are in the batch after it has run."""
+    optional: frozenset[str] = frozenset()
+    """Columns that it reads where the batch has them, or where the configuration asks for what they hold."""
 
 
-def columns(*, requires: Iterable[str] = (), provides: Iterable[str] = ()) -> Callable[[Function], Function]:
-    """Decorate a node's function with the columns that it reads and those that it adds."""
-    declared = Columns(requires=column_set(requires), provides=column_set(provides))
+def columns(*, requires: Iterable[str] = (), provides: Iterable[str] = (), optional: Iterable[str] = ()) -> Callable[[Function], Function]:
+    """Decorate a node's function with the columns that it reads and those that it adds.
+
+    Args:
+        requires: Columns that it always reads.
+        provides: Columns that it adds.
+        optional: Columns that it reads where they are there; no graph is refused for their lack.
+    """
+    declared = Columns(requires=column_set(requires), provides=column_set(provides), optional=column_set(optional))
 
     def declare(function: Function) -> Function:
         setattr(function, _ATTRIBUTE, declared)
+        _remember_provider(function, declared)
         return function
 
     return declare
 
 
 def declared_columns(function: Callable[..., Any]) -> Columns:
-    """What `function` was decorated with, or `Columns()` where it was not."""
+    """The declaration of `function`; `Columns()` where it has none."""
     declared = getattr(function, _ATTRIBUTE, None)
     return declared if isinstance(declared, Columns) else Columns()
+
+
+def providers_of(column: str) -> list[str]:
+    """`module:name` of the decorated functions, among the modules imported so far, that provide `column`."""
+    return sorted(_PROVIDERS.get(column, ()))
 
 
 def column_set(names: Iterable[str]) -> frozenset[str]:
@@ -52,3 +68,13 @@ def column_set(names: Iterable[str]) -> frozenset[str]:
     if isinstance(names, str):
         raise TypeError(f"Columns are a list of names: write [{names!r}] and not {names!r}.")
     return frozenset(names)
+
+
+def _remember_provider(function: Callable[..., Any], declared: Columns) -> None:
+    reference = f"{function.__module__}:{function.__qualname__}"
+    if "<locals>" in reference:  # a graph cannot name it
+        return
+    for column in declared.provides or ():
+        known = _PROVIDERS.setdefault(column, [])
+        if reference not in known:
+            known.append(reference)

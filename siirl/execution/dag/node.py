@@ -81,9 +81,11 @@ class Node:
     retry_limit: int = 0
     """Calls after a ConnectionError or TimeoutError (a remote grader); for COMPUTE and CUSTOM nodes."""
     requires: Iterable[str] | None = None
-    """Columns it reads; None for what its function declares."""
+    """Columns it reads, beside those that its function declares."""
     provides: Iterable[str] | None = None
-    """Columns it adds; None for what its function declares, and unknown until it has run where that is nothing."""
+    """Columns it adds, beside those that its function declares; None where neither declares any: unknown until it has run."""
+    waived: frozenset[str] = frozenset()
+    """Required columns whose provider is skipped; see TaskGraph.skip_node."""
     aliases: tuple[str, ...] = ()
     """Other ids by which dependencies may name it."""
     skip_reason: str | None = None
@@ -124,19 +126,27 @@ class Node:
 
     @property
     def required_columns(self) -> frozenset[str]:
-        """Columns that must be there before it runs: the node's word, else its function's."""
+        """Columns that must be there before it runs: its function's declaration, and what the node adds."""
         if self.skip_reason is not None:
             return frozenset()
-        own = self.requires if self.requires is not None else self._function_columns().requires
-        return frozenset(own or ())
+        return self._together(self.requires, self._function_columns().requires) - self.waived
 
     @property
     def provided_columns(self) -> frozenset[str] | None:
-        """Columns that are there after it has run; None where nobody has said."""
+        """Columns that are there after it has run; None where neither the function nor the node declares any."""
         if self.skip_reason is not None or self.executable_ref is None:
             return frozenset()
-        own = self.provides if self.provides is not None else self._function_columns().provides
-        return None if own is None else frozenset(own)
+        declared = self._function_columns().provides
+        return None if self.provides is None and declared is None else self._together(self.provides, declared)
+
+    @property
+    def optional_columns(self) -> frozenset[str]:
+        """Columns that its function reads where they are there, or where the configuration asks for what they hold."""
+        return frozenset() if self.skip_reason is not None else self._function_columns().optional
+
+    def require(self, names: Iterable[str]) -> None:
+        """Require those of `names` that are optional: the configuration makes its function read them."""
+        self.requires = self._together(self.requires, self.optional_columns & frozenset(names))
 
     def check(self) -> None:
         """Import the functions and compare their signatures with what they get; UnknownNameError or ConfigError where one does not fit."""
@@ -222,6 +232,10 @@ class Node:
                 "Return NodeOutput(batch=..., metrics=...) or the batch."
             )
         return output
+
+    @staticmethod
+    def _together(*parts: Iterable[str] | None) -> frozenset[str]:
+        return frozenset().union(*(part for part in parts if part is not None))
 
     def _function_columns(self) -> Columns:
         """Columns of the function's decorator."""

@@ -1,10 +1,16 @@
-"""Declare a graph node by node: `Pipeline("name").add_node(...).add_node(...).build()`."""
+"""Declare a graph node by node: `Pipeline("name").add_node(...).add_node(...).build()`.
 
+A pipeline of stages is a table of ids, functions and dependencies: type, role and columns are those of the function
+(`siirl.execution.dag.stage`, `siirl.execution.dag.columns`).
+"""
+
+import dataclasses
 from collections.abc import Callable, Iterable
 from typing import Any, Self, TypedDict, Unpack
 
 from siirl.errors import ConfigError, UnknownNameError
 from siirl.execution.dag.node import Node, NodeRole, NodeType
+from siirl.execution.dag.stage import declared_stage
 from siirl.execution.dag.task_graph import TaskGraph
 
 
@@ -30,6 +36,8 @@ class Pipeline:
         self.pipeline_id = pipeline_id
         self.description = description
         self._nodes: dict[str, Node] = {}
+        self._given: dict[str, frozenset[str]] = {}
+        """Options of each node that `add_node` was given."""
 
     def add_node(
         self,
@@ -44,7 +52,8 @@ class Pipeline:
             node_id: Unique in the pipeline; metrics call its time `time/<node_id>_s`.
             func: `module:Class.method`, `module.function` or a callable.
             deps: Ids of the nodes that come before it.
-            options: See `NodeOptions`; `node_type` is COMPUTE by default.
+            options: See `NodeOptions`. Type, role and `only_forward_compute` are by default those that the function declares as a
+                stage, and COMPUTE without role for another function. `requires` and `provides` are added to its columns.
 
         Raises:
             ConfigError: The id is taken, `deps` is a string, or there is no such option.
@@ -59,6 +68,7 @@ class Pipeline:
                 raise UnknownNameError.of(kind=kind, name=name, known=NodeOptions.__annotations__)
         filled: NodeOptions = {"node_type": NodeType.COMPUTE, **options}
         self._nodes[node_id] = Node(node_id=node_id, dependencies=list(deps or ()), executable_ref=func, **filled)
+        self._given[node_id] = frozenset(options)
         return self
 
     def build(self) -> TaskGraph:
@@ -69,6 +79,11 @@ class Pipeline:
         """
         graph = TaskGraph(self.pipeline_id, self.description)
         for node in self._nodes.values():
-            graph.add_node(node.copy())
+            graph.add_node(self._as_declared(node))
         graph.check()
         return graph
+
+    def _as_declared(self, node: Node) -> Node:
+        """A copy of `node` with the options that its function declares as a stage and `add_node` was not given."""
+        stage = dataclasses.asdict(declared_stage(node.executable))
+        return dataclasses.replace(node.copy(), **{name: value for name, value in stage.items() if name not in self._given[node.node_id]})

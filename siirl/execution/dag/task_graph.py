@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from siirl.errors import ConfigError, UnknownNameError
-from siirl.execution.dag.columns import column_set
+from siirl.execution.dag.columns import column_set, providers_of
 from siirl.execution.dag.node import Node, NodeStatus
 from siirl.execution.dag.node_output import NodeOutput
 
@@ -75,7 +75,7 @@ class TaskGraph:
         for node in self.nodes.values():
             if skipped.node_id in self.get_ancestors(node.node_id):
                 still_provided = self._provided_before(node.node_id)
-                node.requires = node.required_columns - (dropped - still_provided)
+                node.waived |= dropped - still_provided
 
     def copy(self) -> "TaskGraph":
         """The same graph with nodes of its own, none of which has run."""
@@ -255,4 +255,8 @@ class TaskGraph:
                 f"Add {elsewhere[0]!r} to the dependencies of {node_id!r} or of a node before it."
             )
         known = self._provided_before(node_id) | (self._loader_columns or frozenset())
-        raise UnknownNameError.of(kind=f"column, required by node {node_id!r} and provided by no node before it:", name=column, known=known)
+        error = UnknownNameError.of(
+            kind=f"column, required by node {node_id!r} and provided by no node before it:", name=column, known=known
+        )
+        providers = providers_of(column)
+        raise UnknownNameError(f"{error} {column!r} is provided by {' and '.join(providers)}.") if providers else error

@@ -6,8 +6,9 @@
         node_role: ROLLOUT
         dependencies: []
 
-A node without `func` gets the stage of its type and role. `pipeline_id` is the file's name, and `description` is empty, unless given.
-Whatever else the file holds is a ConfigError that names the file and the place in it; `workflow_keys` has the keys and their types.
+A node without `func` gets the stage of its type and role; one with a stage as `func` has the type, role and columns of that stage,
+as in `Pipeline.add_node`. `pipeline_id` is the file's name, and `description` is empty, unless given. Whatever else the file holds is
+a ConfigError that names the file and the place in it; `workflow_keys` has the keys and their types.
 """
 
 from collections.abc import Iterator, Mapping
@@ -110,8 +111,10 @@ def _add_node(pipeline: Pipeline, entry: Any, *, place: str) -> None:
         place = f"{place} ({entry['node_id']})"
     check_values(entry, types=NODE_KEYS, required=["node_id"], place=place)
     options = {key: value for key, value in entry.items() if key in NodeOptions.__annotations__}
-    options["node_type"] = _choice(NodeType, entry.get("node_type", NodeType.COMPUTE.value), place=place)
-    options["node_role"] = _choice(NodeRole, entry.get("node_role", NodeRole.DEFAULT.value), place=place)
+    if "node_type" in entry:
+        options["node_type"] = _choice(NodeType, entry["node_type"], place=place)
+    if "node_role" in entry:
+        options["node_role"] = _choice(NodeRole, entry["node_role"], place=place)
     options["aliases"] = tuple(entry.get("aliases") or ())
     options["config"] = entry.get("config") or {}
     func, other = entry.get("func"), entry.get("executable_ref")
@@ -120,8 +123,8 @@ def _add_node(pipeline: Pipeline, entry: Any, *, place: str) -> None:
     func = other if func is None else func
     if func is None:
         func = default_stage(
-            node_type=options["node_type"],
-            node_role=options["node_role"],
+            node_type=options.get("node_type", NodeType.COMPUTE),
+            node_role=options.get("node_role", NodeRole.DEFAULT),
             only_forward_compute=entry.get("only_forward_compute", False),
             place=place,
         )

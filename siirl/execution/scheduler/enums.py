@@ -5,22 +5,11 @@ The registries in siirl.algos decide what exists; these are the names that the d
 
 from enum import StrEnum
 
+from siirl.params.estimators import ESTIMATORS
 
-class AdvantageEstimator(StrEnum):
-    """`algorithm.adv_estimator`."""
-
-    GAE = "gae"
-    GRPO = "grpo"
-    DR_GRPO = "dr_grpo"
-    RLOO = "rloo"
-    REINFORCE_PLUS_PLUS = "reinforce_plus_plus"
-    REINFORCE_PLUS_PLUS_BASELINE = "reinforce_plus_plus_baseline"
-    REMAX = "remax"
-    OPO = "opo"
-    GRPO_PASSK = "grpo_passk"
-    GPG = "gpg"
-    CPGD = "cpgd"
-    GSPO = "gspo"  # the advantage of GRPO with the loss of GSPO
+GSPO = "gspo"  # the advantage of GRPO with the loss of GSPO
+AdvantageEstimator = StrEnum("AdvantageEstimator", {name.upper(): name for name in (*ESTIMATORS, GSPO)})  # type: ignore[misc]
+"""`algorithm.adv_estimator`: a member for each registered estimator."""
 
 
 class WorkflowType(StrEnum):

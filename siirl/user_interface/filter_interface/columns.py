@@ -10,6 +10,9 @@ from tensordict import TensorDict
 from siirl.dag_worker.context import StageContext
 from siirl.data_coordinator.protocol.batch import texts
 
+OF_A_RULE = ("task_name", "env_return", "response_mask")
+"""Columns that a filter reads for a rule of `algorithm.filter.name` alone."""
+
 
 def filter_columns(batch: TensorDict, context: StageContext, group_B: torch.Tensor) -> dict[str, Any]:
     """`siirl.algos.filters.FILTER_ARGUMENTS` but for `values_B`, which only a graph with the reward before the filter has."""

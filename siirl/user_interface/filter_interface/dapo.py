@@ -19,11 +19,16 @@ from siirl.algos.filters import MEASURES, keep_by_name, success_band_keep, trunc
 from siirl.dag_worker.context import StageContext
 from siirl.dag_worker.metrics import Value
 from siirl.data_coordinator.protocol.batch import select_rows
-from siirl.execution.dag import NodeOutput, columns
-from siirl.user_interface.filter_interface.columns import filter_columns
+from siirl.execution.dag import NodeOutput, NodeRole, NodeType, stage
+from siirl.user_interface.filter_interface.columns import OF_A_RULE, filter_columns
 
 
-@columns(requires=["index", "complete", "truncated", "token_level_scores", "token_level_rewards"], provides=[])
+@stage(
+    NodeType.COMPUTE,
+    NodeRole.DYNAMIC_SAMPLING,
+    requires=["index", "complete", "truncated", "token_level_scores", "token_level_rewards"],
+    optional=OF_A_RULE,
+)
 def dynamic_sampling(*, batch: TensorDict, context: StageContext) -> NodeOutput:
     """Drop groups that teach nothing; ask for more prompts where too few are left and another round is allowed."""
     algorithm, wanted = context.config.algorithm, context.config.data.train_batch_size

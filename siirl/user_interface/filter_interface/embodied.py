@@ -13,11 +13,16 @@ from siirl.algos.filters import keep_by_name, srpo_keep
 from siirl.dag_worker.context import StageContext
 from siirl.dag_worker.outcomes import gather_outcomes
 from siirl.data_coordinator.protocol.batch import select_rows, texts
-from siirl.execution.dag import NodeOutput, columns
-from siirl.user_interface.filter_interface.columns import filter_columns
+from siirl.execution.dag import NodeOutput, NodeRole, NodeType, stage
+from siirl.user_interface.filter_interface.columns import OF_A_RULE, filter_columns
 
 
-@columns(requires=["index", "task_name", "complete", "truncated"], provides=[])
+@stage(
+    NodeType.COMPUTE,
+    NodeRole.DYNAMIC_SAMPLING,
+    requires=["uid", "index", "task_name", "complete", "truncated", "env_return"],
+    optional=OF_A_RULE,
+)
 def embodied_local_rank_sampling(*, batch: TensorDict, context: StageContext) -> NodeOutput:
     """Drop this rank's rows that teach nothing; which ones is decided over all ranks' rows."""
     settings, ranks = context.config.algorithm.filter, context.ranks

@@ -1,0 +1,39 @@
+"""siirl's advantage estimators and their arguments, read from the source of their functions, because importing those imports torch.
+
+A new estimator is a function in `siirl/algos/advantages/estimators.py` under `@register_adv_est("name")`: the choices of
+`algorithm.adv_estimator`, the keys that it reads and the columns that it needs follow from there.
+"""
+
+import ast
+from collections.abc import Mapping
+from pathlib import Path
+
+SOURCE = Path(__file__).parent.parent / "algos" / "advantages" / "estimators.py"
+DECORATOR = "register_adv_est"
+
+
+def estimators_in(source: str) -> dict[str, frozenset[str]]:
+    """Arguments of each function of a module that is registered as an estimator, by the name that it is registered under."""
+    found: dict[str, frozenset[str]] = {}
+    for function in ast.parse(source).body:
+        if not isinstance(function, ast.FunctionDef):
+            continue
+        arguments = [*function.args.posonlyargs, *function.args.args, *function.args.kwonlyargs]
+        for decorator in function.decorator_list:
+            if isinstance(decorator, ast.Call) and isinstance(decorator.func, ast.Name) and decorator.func.id == DECORATOR:
+                name = ast.literal_eval(decorator.args[0])
+                found[name] = frozenset(argument.arg for argument in arguments)
+    return found
+
+
+ESTIMATORS: Mapping[str, frozenset[str]] = estimators_in(SOURCE.read_text())
+"""Arguments by name of the estimator."""
+
+
+def that_take(argument: str) -> tuple[str, ...]:
+    """Names of the estimators that ask for `argument`."""
+    return tuple(sorted(name for name, arguments in ESTIMATORS.items() if argument in arguments))
+
+
+GROUP_ESTIMATORS = that_take("index")
+"""Advantages relative to the other rollouts of a prompt."""

@@ -1,0 +1,67 @@
+"""Policies are looked up in one readable dict, and a new one of the house is a function and its line there."""
+
+import subprocess
+import sys
+
+import pytest
+
+from envs.registry import env_spec
+from siirl.errors import CheckpointError, ConfigError, UnknownNameError
+from siirl.models.loader import build_policy, save_policy
+from siirl.params.policies import POLICIES
+from siirl.params.references import load_reference
+
+SPEC = env_spec("gymnasium", id="CartPole-v1")
+HERE = "test_policy_registry"
+
+
+def make_house_policy(spec, path, *, weights=True, width=8):
+    return load_reference(POLICIES["tiny_vla"], place="test")(spec, path, weights=weights, width=width)
+
+
+def make_nothing(spec, path, **options):
+    return "no policy"
+
+
+def build(name, **options):
+    return build_policy(name, path=None, spec=SPEC, seed=0, options=options)
+
+
+def test_looking_at_the_policies_imports_no_torch():
+    code = "import sys, siirl.params.policies; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_every_line_names_a_function(name):
+    assert callable(load_reference(POLICIES[name], place=name))
+
+
+def test_a_line_is_all_that_a_new_policy_of_the_house_needs(monkeypatch):
+    monkeypatch.syspath_prepend(str(__file__).rpartition("/")[0])
+    monkeypatch.setitem(POLICIES, "house", f"{HERE}:make_house_policy")
+    assert build("house", width=16).config.width == 16
+
+
+def test_an_unknown_policy_is_answered_with_the_known_ones():
+    with pytest.raises(UnknownNameError, match=r"Did you mean 'tiny_vla'\? Known: module:name, openvla_oft, tiny_vla"):
+        build("tiny_vlaa")
+
+
+def test_a_function_that_makes_no_policy_is_refused(monkeypatch):
+    monkeypatch.syspath_prepend(str(__file__).rpartition("/")[0])
+    with pytest.raises(ConfigError, match=r"made a str; it must be a siirl\.models\.Policy"):
+        build(f"{HERE}:make_nothing")
+
+
+def test_openvla_has_no_new_weights():
+    with pytest.raises(ConfigError, match="model=openvla_oft has no weights of its own"):
+        build("openvla_oft")
+
+
+def test_a_tiny_vla_refuses_options_that_its_weights_contradict(tmp_path):
+    save_policy(build("tiny_vla", width=8), tmp_path)
+    policy = build_policy("tiny_vla", path=str(tmp_path), spec=SPEC, seed=0, options={})
+    policy.check_options(SPEC, options={"width": 8, "chunk_length": 8}, path=str(tmp_path))
+    with pytest.raises(CheckpointError, match=r"has width=16, and the weights in .* were made with width=8"):
+        policy.check_options(SPEC, options={"width": 16}, path=str(tmp_path))

@@ -1,0 +1,52 @@
+"""Settings of the trajectory reward: defaults, their reasons and bounds, written once. Standard library only.
+
+A configuration that has keys for them takes default, help, reason and bounds from the fields (siirl.params.reward_args does).
+"""
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any
+
+
+def _setting(default: Any, help: str, *, why: str, **bounds: float) -> Any:
+    """A field whose metadata are `help`, `why`, and of the bounds `minimum`, `above` (exclusive) and `maximum` those that there are."""
+    return dataclasses.field(default=default, metadata={"help": help, "why": why, **bounds})
+
+
+@dataclass(frozen=True)
+class TrajectoryRewardConfig:
+    """Settings of the trajectory reward; ValueError for one outside of its bounds."""
+
+    alpha: float = _setting(
+        0.8,
+        "Ceiling of a failure's reward.",
+        why="SRPO (arXiv 2511.15605); at most 1: no failure is worth more than a success",
+        above=0,
+        maximum=1,
+    )
+    min_samples: int = _setting(
+        2, "DBSCAN: points, itself included, within the radius of a core point.", why="as siiRL released", minimum=1
+    )
+    eps_scale: float = _setting(
+        2.0,
+        "DBSCAN: radius in medians of the nearest-neighbour distance.",
+        why="needs no scale; compared in benchmarks/reward_progress.py",
+        above=0,
+    )
+    bank_size: int = _setting(64, "Successes of earlier steps kept for each task, the newest first.", why="a few steps' worth", minimum=0)
+    window: int = _setting(
+        256, "Failures of earlier steps kept for each task; they standardise distances.", why="a stable spread", minimum=0
+    )
+    min_window: int = _setting(
+        8, "With fewer failures in the window, the step's count too.", why="the spread of fewer says little", minimum=1
+    )
+
+    def __post_init__(self) -> None:
+        for field in dataclasses.fields(self):
+            value, bounds = getattr(self, field.name), field.metadata
+            if "above" in bounds and not value > bounds["above"]:
+                raise ValueError(f"{field.name} must be above {bounds['above']}; got {value}.")
+            if "minimum" in bounds and not value >= bounds["minimum"]:
+                raise ValueError(f"{field.name} must be at least {bounds['minimum']}; got {value}.")
+            if "maximum" in bounds and not value <= bounds["maximum"]:
+                raise ValueError(f"{field.name} must be at most {bounds['maximum']}; got {value}.")
