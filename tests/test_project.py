@@ -14,7 +14,7 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from siirl.dag_worker.metrics import METRICS, declaration
+from siirl.reporting.metrics import METRICS, declaration
 
 PACKAGES = ("siirl", "envs", "vjepa", "pipelines")
 

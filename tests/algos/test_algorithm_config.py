@@ -8,8 +8,8 @@ from estimator_cases import SHIPPED
 from siirl.algos.advantages import ADVANTAGES, CPGD_WEIGHTS, WHITENINGS
 from siirl.params import algorithm_args
 from siirl.params.algorithm_args import ESTIMATORS, GROUP_ESTIMATORS
-from siirl.params.key_readers import READERS
 from siirl.params.parser import parse
+from siirl.preflight.key_readers import READERS
 
 
 def parameters(name: str) -> set[str]:

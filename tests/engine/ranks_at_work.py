@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import multiprocessing
 
-from siirl.engine.collectives import GroupOfProcesses, join, leave
+from siirl.engine.training.collectives import GroupOfProcesses, join, leave
 
 
 def run_on_ranks(function: Callable[..., Any], *arguments: Any, ranks: int = 2) -> list[Any]:

@@ -1,7 +1,7 @@
 """The enum of advantage estimators says what siirl ships, and the one name that stands for an advantage and a loss."""
 
 from siirl.execution.scheduler.enums import AdvantageEstimator
-from siirl.params.checks import ESTIMATORS
+from siirl.preflight.config_checks import ESTIMATORS
 
 
 def test_every_shipped_advantage_has_its_name_in_the_enum():

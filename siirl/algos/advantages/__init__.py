@@ -9,6 +9,14 @@ discounted returns). `estimators` spreads them over tokens and ranks, under the 
 their own: `siirl.algos.trajectories` makes mask and token rewards of them.
 """
 
+from siirl.algos.advantages.advantage_registry import (
+    ADVANTAGES,
+    ESTIMATOR_ARGUMENTS,
+    Estimator,
+    Index,
+    estimate_advantages,
+    register_adv_est,
+)
 from siirl.algos.advantages.estimators import (
     compute_cpgd_outcome_advantage,
     compute_dr_grpo_outcome_advantage,
@@ -31,7 +39,6 @@ from siirl.algos.advantages.group_relative import (
     rloo_advantage,
 )
 from siirl.algos.advantages.pass_at_k import pass_at_k_advantage
-from siirl.algos.advantages.registry import ADVANTAGES, ESTIMATOR_ARGUMENTS, Estimator, Index, estimate_advantages, register_adv_est
 from siirl.algos.advantages.token_level import WHITENINGS, discounted_returns, gae_advantage, whiten_advantages
 
 __all__ = [

@@ -4,7 +4,7 @@
     def compute_reward(*, batch, context): ...
 
 A node may say it instead (`Pipeline.add_node(..., requires=, provides=)`), and then the node's word counts. Left out: dtypes and
-shapes, which siirl.data_coordinator.protocol.columns tells.
+shapes, which siirl.data_coordinator.protocol.batch_columns tells.
 """
 
 from collections.abc import Callable, Iterable

@@ -17,10 +17,10 @@ from tensordict import TensorDict
 
 from siirl.algos.filters import MEASURES, keep_by_name, success_band_keep, truncation_keep, zero_variance_keep
 from siirl.dag_worker.context import StageContext
-from siirl.dag_worker.metrics import Value
 from siirl.data_coordinator.protocol.batch import select_rows
 from siirl.execution.dag import NodeOutput, columns
-from siirl.user_interface.filter_interface.columns import filter_columns
+from siirl.reporting.metrics import Value
+from siirl.user_interface.filter_interface.filter_columns import filter_columns
 
 
 @columns(requires=["index", "complete", "truncated", "token_level_scores", "token_level_rewards"], provides=[])

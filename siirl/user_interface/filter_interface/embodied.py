@@ -14,7 +14,7 @@ from siirl.dag_worker.context import StageContext
 from siirl.dag_worker.outcomes import gather_outcomes
 from siirl.data_coordinator.protocol.batch import select_rows, texts
 from siirl.execution.dag import NodeOutput, columns
-from siirl.user_interface.filter_interface.columns import filter_columns
+from siirl.user_interface.filter_interface.filter_columns import filter_columns
 
 
 @columns(requires=["index", "task_name", "complete", "truncated"], provides=[])
