@@ -19,7 +19,7 @@ import torch
 from numpy.typing import NDArray
 
 from envs.base import IMAGES, INSTRUCTION, PROPRIOCEPTION, FrameRequest
-from envs.metaworld_simulator import TaskSimulator
+from envs.metaworld.simulator import TaskSimulator
 from envs.mujoco import ACTION_SIZE, DEFAULT_TASKS, MetaWorldEnv, expert
 
 CLIP_TASKS = (
@@ -185,7 +185,7 @@ async def roll_out(*, policy: Any, env: MetaWorldEnv, task: str, seed: int, samp
 
 async def collect_policy(*, folder: Path, tasks: Sequence[str], count: int, first_seed: int) -> list[Clip]:
     """`count` episodes of every task by the policy in `folder`."""
-    from siirl.models.loader import load_policy  # only here: clips of experts need no policy
+    from siirl.models.policy_loader import load_policy  # only here: clips of experts need no policy
 
     env, policy = MetaWorldEnv(tasks, max_episode_steps=MAX_STEPS), load_policy(folder).eval()
     clips = []

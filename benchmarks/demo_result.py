@@ -5,7 +5,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from benchmarks.machine import describe_machine
+from benchmarks.measured_on import describe_machine
 
 RESULTS = Path(__file__).parent / "results"
 

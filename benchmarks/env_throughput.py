@@ -28,7 +28,7 @@ from typing import Any
 import gymnasium
 import numpy as np
 
-from benchmarks.machine import describe_machine
+from benchmarks.measured_on import describe_machine
 from benchmarks.throughput_envs import PlainEnv, random_chunks
 from envs.mujoco import DEFAULT_TASKS
 from siirl.env_server.pool import EnvPool

@@ -35,7 +35,7 @@ from typing import Any
 
 from benchmarks.fault_jobs import JOBS, LIMIT_S, Command, Job, Reference, References, digests_after_last_step
 from benchmarks.fault_kinds import FAULTS, KILLED, REFUSED, CannotBeMade, Fault, Moment, checkpoints_below
-from benchmarks.machine import describe_machine
+from benchmarks.measured_on import describe_machine
 
 RESULTS = Path(__file__).parent / "results"
 SHARE_ON_RAY = 0.15  # of the trials whose fault exists in both clusters

@@ -39,9 +39,9 @@ from typing import Any
 
 from math_verify import parse, verify
 
-from benchmarks.machine import describe_machine
+from benchmarks.measured_on import describe_machine
 from envs.math.grading import Grader, GradingFailed
-from siirl.dag_worker.statistics import success_interval
+from siirl.reporting.statistics import success_interval
 
 STYLES = Path(__file__).parents[1] / "tests" / "envs" / "math" / "answer_styles.jsonl"
 RESULTS = Path(__file__).parent / "results"

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.machine import describe_machine
+from benchmarks.measured_on import describe_machine
 from envs.math.grading import Grader
 
 RESULTS = Path(__file__).parent / "results"

@@ -17,10 +17,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.machine import describe_machine
+from benchmarks.measured_on import describe_machine
 from benchmarks.plots import learning_curves
-from siirl.dag_worker.statistics import success_interval
 from siirl.params.paths import find
+from siirl.reporting.statistics import success_interval
 
 RESULTS = Path(__file__).parent / "results"
 FIRST_TEST_SEED = 500_000  # tuning used those below

@@ -18,9 +18,10 @@ import psutil
 from benchmarks.throughput_envs import PlainEnv, finished
 from envs.base import IMAGES, PROPRIOCEPTION
 from envs.libero.environment import LiberoEnv
-from siirl.engine.rollout.embodied_engine import ActRequest, EmbodiedEngine
-from siirl.engine.rollout.embodied_workflow import EmbodiedWorkflow
+from siirl.engine.rollout.acting import ActRequest
 from siirl.engine.rollout.executor import rollout_batch
+from siirl.engine.rollout.vla.embodied_engine import EmbodiedEngine
+from siirl.engine.rollout.vla.embodied_workflow import EmbodiedWorkflow
 from siirl.engine.rollout.workflow import EpisodeRequest
 from siirl.env_server.pool import EnvPool
 

@@ -13,10 +13,10 @@ import warnings
 from pathlib import Path
 from typing import Any
 
-from benchmarks.machine import describe_machine
+from benchmarks.measured_on import describe_machine
 from envs.base import EpisodeFailed
 from envs.libero.assets import STAND_IN, StandInWarning, find_assets
-from envs.libero.expert import play
+from envs.libero.expert.script import play
 from envs.libero.folders import import_libero
 from envs.libero.initial_states import FIRST_TRAINING_SEED, STATES, state_number
 from envs.libero.suites import LiberoTask, choose_tasks

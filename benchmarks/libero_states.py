@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.machine import describe_machine
+from benchmarks.measured_on import describe_machine
 from envs.base import EpisodeFailed
 from envs.libero.assets import STAND_IN, Assets, StandInWarning, find_assets
 from envs.libero.folders import import_libero

@@ -38,7 +38,7 @@ from benchmarks.libero_contenders import (
     seconds_per_reset,
     timed_environment,
 )
-from benchmarks.machine import describe_machine
+from benchmarks.measured_on import describe_machine
 from benchmarks.throughput_envs import finished
 from envs.libero.assets import StandInWarning
 from envs.libero.suites import choose_tasks

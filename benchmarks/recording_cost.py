@@ -23,9 +23,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.machine import describe_machine
-from siirl.dag_worker.jsonl import read_rows
-from siirl.dag_worker.metric_writers import METRICS_FILE
+from benchmarks.measured_on import describe_machine
+from siirl.reporting.jsonl import read_rows
+from siirl.reporting.metric_writers import METRICS_FILE
 
 RESULT = Path(__file__).parent / "results" / "recording_cost.json"
 AIM = 0.1

@@ -25,7 +25,7 @@ from scipy.linalg import cho_factor, cho_solve
 from scipy.spatial.distance import cdist
 
 from benchmarks.collect_clips import WARM_START_TASKS, Clip, load_clips, roll_out, save_clips
-from benchmarks.machine import describe_machine
+from benchmarks.measured_on import describe_machine
 from benchmarks.reward_progress import pixels
 from envs.mujoco import MetaWorldEnv
 from vjepa.clustering import cluster, nearest_centre_distance
@@ -76,7 +76,7 @@ class Episodes:
 
 async def collect_scenes(*, folder: Path, first_seed: int, scenes: int, rollouts: int) -> Episodes:
     """`rollouts` episodes of the policy from each of `scenes` initial states of each task."""
-    from siirl.models.loader import load_policy
+    from siirl.models.policy_loader import load_policy
 
     env, policy = MetaWorldEnv(WARM_START_TASKS), load_policy(folder).eval()
     clips, ends, starts = [], [], []

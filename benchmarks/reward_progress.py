@@ -23,7 +23,7 @@ import torch
 from numpy.typing import NDArray
 
 from benchmarks.collect_clips import FAILING_KINDS, WARM_START_TASKS, Clip, collect, collect_policy, load_clips, save_clips
-from benchmarks.machine import describe_machine
+from benchmarks.measured_on import describe_machine
 from benchmarks.progress_picture import draw
 from vjepa.clips import prepare
 from vjepa.encoders import RawPixelEncoder, VideoEncoder, load_video_encoder, random_network, wrap

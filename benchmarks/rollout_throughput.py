@@ -22,10 +22,11 @@ import torch
 from benchmarks.env_throughput import CHUNK, NUM_TASKS, summarise_ratios
 from benchmarks.throughput_envs import WaitingEnv
 from envs.base import IMAGES, PROPRIOCEPTION, FrameRequest
-from envs.metaworld_suite import INSTRUCTIONS
+from envs.metaworld.suite import INSTRUCTIONS
 from envs.registry import env_spec
-from siirl.engine.rollout.embodied_engine import ActRequest, EmbodiedEngine
-from siirl.engine.rollout.embodied_rollout import EmbodiedRollout, RolloutSettings
+from siirl.engine.rollout.acting import ActRequest
+from siirl.engine.rollout.vla.embodied_engine import EmbodiedEngine
+from siirl.engine.rollout.vla.embodied_rollout import EmbodiedRollout, RolloutSettings
 from siirl.engine.rollout.workflow import EpisodeRequest
 from siirl.env_server.pool import EnvPool
 from siirl.models import load_policy

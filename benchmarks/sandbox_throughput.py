@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.env_throughput import markdown, summarise_ratios
-from benchmarks.machine import describe_machine
+from benchmarks.measured_on import describe_machine
 from envs.sandbox.environment import make_sandbox
 from envs.sandbox.generator import GeneratedTask, draw_row
 from envs.sandbox.limits import Limits, Sandbox

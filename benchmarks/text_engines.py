@@ -22,10 +22,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from benchmarks.machine import describe_machine
+from benchmarks.measured_on import describe_machine
 from siirl.engine.rollout.generation import GenerationRequest, TextEngine
-from siirl.engine.rollout.hf_engine import HFEngine
-from siirl.engine.rollout.vllm_engine import VLLMEngine
+from siirl.engine.rollout.hf.hf_engine import HFEngine
+from siirl.engine.rollout.vllm.vllm_engine import VLLMEngine
 from siirl.models.chat import ChatTokenizer
 from siirl.models.language_model import LanguageModel
 from siirl.models.tiny_lm import TinyLMShape, new_tiny_lm, tiny_tokenizer

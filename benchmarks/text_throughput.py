@@ -27,7 +27,7 @@ from typing import Any
 
 import psutil
 
-from benchmarks.machine import describe_machine
+from benchmarks.measured_on import describe_machine
 from siirl.models.tiny_lm import TinyLMShape, new_tiny_lm, tiny_tokenizer
 from siirl.params.paths import asset_path
 

@@ -20,12 +20,12 @@ from numpy.typing import NDArray
 
 from envs.arguments import checked_seed, nearest, read_options
 from envs.base import IMAGES, INSTRUCTION, PROPRIOCEPTION, EnvSpec, Info
-from envs.metaworld_suite import INSTRUCTIONS, VERSION_SUFFIX, task_name
+from envs.metaworld.suite import INSTRUCTIONS, VERSION_SUFFIX, task_name
 from envs.offscreen import RenderQuality, SceneRenderer, choose_backend
 from envs.simulator_episode import SimulatorEnv
 
 if TYPE_CHECKING:  # these import MuJoCo, which looks for OpenGL at once
-    from envs.metaworld_simulator import TaskSimulator
+    from envs.metaworld.simulator import TaskSimulator
 
 # Without dependencies: its metadata pins MuJoCo 3.3.0. It runs on 3.8.1, with which the project's numbers were measured.
 INSTALL = "python -m pip install --no-deps metaworld==3.1.1"
@@ -63,7 +63,7 @@ class MetaWorldEnv(SimulatorEnv["TaskSimulator"]):
         """Cheap: simulators and the OpenGL context are made when they are first needed.
 
         Args:
-            tasks: Names of Meta-World's tasks (`envs.metaworld_suite.INSTRUCTIONS`), with or without `-v3`.
+            tasks: Names of Meta-World's tasks (`envs.metaworld.suite.INSTRUCTIONS`), with or without `-v3`.
             image_size: Height and width of the observation's image in pixels.
             camera: `table` (ours, see `TableCamera`) or one of Meta-World's.
             max_episode_steps: Steps after which an episode is truncated; at most Meta-World's 500.
@@ -123,7 +123,7 @@ class MetaWorldEnv(SimulatorEnv["TaskSimulator"]):
 
     def _make_simulator(self, task: str) -> "TaskSimulator":
         choose_backend()  # before MuJoCo is imported, which reads MUJOCO_GL then
-        from envs.metaworld_simulator import TaskSimulator
+        from envs.metaworld.simulator import TaskSimulator
 
         return TaskSimulator(task)
 

@@ -77,7 +77,7 @@ def checks() -> tuple[Check, ...]:
 
 def system() -> str:
     """The operating system and the processor's architecture."""
-    from siirl.params.machine import require_linux
+    from siirl.preflight.machine import require_linux
 
     require_linux()
     return f"Linux on {platform.machine()}"
@@ -143,8 +143,8 @@ def gpu() -> str:
 
 def weights() -> str:
     """The policy and the encoder of the default job, whole."""
-    from siirl.params.first_look import first_look
     from siirl.params.parser import parse_config
+    from siirl.preflight.first_look import first_look
 
     config = parse_config()
     first_look(config)
@@ -153,8 +153,8 @@ def weights() -> str:
 
 def opengl() -> str:
     """Something is drawn."""
-    from siirl.params.machine import opengl_problems
-    from siirl.params.problems import refuse
+    from siirl.params.refusals import refuse
+    from siirl.preflight.machine import opengl_problems
 
     refuse(opengl_problems())
     return "draws"
@@ -175,10 +175,10 @@ def bubblewrap() -> str:
 
 def memory() -> str:
     """What the default job's plan asks for, against what is free; disk as well."""
-    from siirl.dag_worker.prepare import prepare
-    from siirl.params.first_look import first_look
     from siirl.params.parser import parse_config
-    from siirl.params.run_folder import free_bytes
+    from siirl.preflight.first_look import first_look
+    from siirl.preflight.prepare import prepare
+    from siirl.reporting.run_folder import free_bytes
 
     config = parse_config()
     plan = prepare(config, first_look(config)).plan

@@ -8,7 +8,7 @@ as for `siirl.train`. `actions=sampled|argmax|both` chooses how the policy acts.
 their own, with videos of `trainer.record_val_episodes` episodes.
 
 With `env=libero env.suite=…` it is LIBERO's published protocol, all tasks of the suites from all 50 initial states (`env.tasks=`
-and `env.states=split` ask for less); `resume=FOLDER` goes on with one that was interrupted (siirl.dag_worker.published_protocol).
+and `env.states=split` ask for less); `resume=FOLDER` goes on with one that was interrupted (siirl.jobs.libero_protocol).
 """
 
 import sys
@@ -21,7 +21,7 @@ from siirl.errors import ConfigError, SiirlError, UnknownNameError
 from siirl.interrupts import leave
 from siirl.params.ending import FAILED, REFUSED, end_without_reader, interrupted
 from siirl.params.printable import printable
-from siirl.params.problems import REFUSALS
+from siirl.params.refusals import REFUSALS
 
 ACTIONS = {"sampled": (False,), "argmax": (True,), "both": (False, True)}
 
@@ -44,7 +44,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if actions not in ACTIONS:
             raise UnknownNameError.of(kind="value of actions=", name=str(actions), known=ACTIONS)
         policy, before = Path(checkpoint).expanduser(), None if resume is None else Path(resume).expanduser()
-        from siirl.dag_worker.evaluation import evaluate  # slow: it needs torch, and Ctrl-C is to be heard meanwhile
+        from siirl.jobs.evaluation import evaluate  # slow: it needs torch, and Ctrl-C is to be heard meanwhile
 
         evaluate(policy, words, kinds=ACTIONS[str(actions)], resume=before)
     except REFUSALS as error:

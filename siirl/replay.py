@@ -26,8 +26,6 @@ from rich.table import Table
 from envs.base import Environment, FrameBuffer, FrameRequest, Frames
 from envs.registry import make_env
 from siirl import interrupts
-from siirl.dag_worker.console import cell
-from siirl.dag_worker.recorder import VIDEOS_FOLDER, VideoSample, annotate, read_index, write_video
 from siirl.errors import ConfigError, MissingAssetError, SiirlError, UnknownNameError
 from siirl.interrupts import leave
 from siirl.params.ending import FAILED, REFUSED, end, end_without_reader, interrupted
@@ -35,8 +33,10 @@ from siirl.params.env_args import LARGEST_PICTURE
 from siirl.params.parser import parse_config
 from siirl.params.plug_ins import import_user_modules
 from siirl.params.printable import printable
-from siirl.params.problems import REFUSALS
-from siirl.params.run_folder import CONFIG_FILE
+from siirl.params.refusals import REFUSALS
+from siirl.reporting.console import cell
+from siirl.reporting.recorder import VIDEOS_FOLDER, VideoSample, annotate, read_index, write_video
+from siirl.reporting.run_folder import CONFIG_FILE
 
 STREAM = "replay"
 FRAMES_PER_SECOND = 20

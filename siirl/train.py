@@ -17,7 +17,7 @@ from siirl.params.ending import FAILED, REFUSED, end, end_without_reader, interr
 from siirl.params.help import help_text
 from siirl.params.parser import Parsed, parse, to_yaml
 from siirl.params.printable import printable
-from siirl.params.problems import REFUSALS
+from siirl.params.refusals import REFUSALS
 from siirl.params.threads import short_waits
 
 USAGE = "python -m siirl.train [group=option ...] [key=value ...]: train a policy; without arguments, the demo job"
@@ -52,12 +52,12 @@ def _run(command: CommandLine) -> None:
 
 def _train(parsed: Parsed, *, start: bool) -> None:
     # Imported step by step: --help and --cfg wait for none of this, and the first refusals not for torch.
-    from siirl.params.first_look import first_look
+    from siirl.preflight.first_look import first_look
 
     config = parsed.config
     spec = first_look(config, named=parsed.named)
-    from siirl.dag_worker.prepare import prepare
-    from siirl.params.plan import render
+    from siirl.preflight.plan import render
+    from siirl.preflight.prepare import prepare
 
     job = prepare(config, spec)
     for warning in job.warnings:
@@ -66,8 +66,8 @@ def _train(parsed: Parsed, *, start: bool) -> None:
     print(plan, flush=True)
     if not start:
         return
-    from siirl.dag_worker.launch import run
-    from siirl.params.run_folder import PLAN_FILE, run_folder
+    from siirl.jobs.training_run import run
+    from siirl.reporting.run_folder import PLAN_FILE, run_folder
 
     with run_folder(config, needed_bytes=int(job.plan.disk_bytes)) as folder:
         print(f"  run folder  {folder}", flush=True)

@@ -21,7 +21,7 @@ from siirl.errors import ConfigError, SiirlError
 from siirl.interrupts import leave
 from siirl.params.ending import FAILED, REFUSED, end, interrupted
 from siirl.params.parser import parse_config
-from siirl.params.problems import REFUSALS
+from siirl.params.refusals import REFUSALS
 
 # Demonstrations are collected by one environment, in this process.
 ALONE = (
@@ -38,7 +38,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         config = parse_config(["actor_rollout_ref.model.path=null", *flags.overrides, *ALONE])
         if config.actor_rollout_ref.model.lora.rank > 0:
             raise ConfigError("actor_rollout_ref.model.lora.rank: a warm start trains all weights. Leave it out, and train with it.")
-        from siirl.dag_worker.warm_starts import warm_start  # slow: it needs torch, and Ctrl-C is to be heard meanwhile
+        from siirl.imitation.warm_starts import warm_start  # slow: it needs torch, and Ctrl-C is to be heard meanwhile
 
         warm_start(flags, config, command="python -m siirl.warm_start " + shlex.join(sys.argv[1:] if arguments is None else arguments))
     except REFUSALS as error:

@@ -40,19 +40,19 @@ _hear_signals()
 
 REGISTRIES = (
     ("envs.registry", "ENVS"),
-    ("siirl.algos.advantages.registry", "ADVANTAGES"),
-    ("siirl.algos.advantages.registry", "REWARD_AT_FINISH"),
+    ("siirl.algos.advantages.advantage_registry", "ADVANTAGES"),
+    ("siirl.algos.advantages.advantage_registry", "REWARD_AT_FINISH"),
     ("siirl.algos.aggregation", "AGGREGATIONS"),
     ("siirl.algos.filters", "FILTERS"),
     ("siirl.algos.filters", "MEASURES"),
     ("siirl.algos.kl", "KL_ESTIMATORS"),
-    ("siirl.algos.policy_losses.registry", "POLICY_LOSSES"),
-    ("siirl.algos.policy_losses.registry", "NATIVE_AGGREGATION"),
-    ("siirl.algos.policy_losses.registry", "OWN_BOUNDS"),
-    ("siirl.algos.policy_losses.registry", "SELECTIONS"),
-    ("siirl.dag_worker.core_algos", "POLICY_LOSS_REGISTRY"),
-    ("siirl.dag_worker.metric_writers", "WRITERS"),
-    ("siirl.engine.schedules", "SCHEDULES"),
+    ("siirl.algos.policy_losses.loss_registry", "POLICY_LOSSES"),
+    ("siirl.algos.policy_losses.loss_registry", "NATIVE_AGGREGATION"),
+    ("siirl.algos.policy_losses.loss_registry", "OWN_BOUNDS"),
+    ("siirl.algos.policy_losses.loss_registry", "SELECTIONS"),
+    ("siirl.compat.core_algos", "POLICY_LOSS_REGISTRY"),
+    ("siirl.reporting.metric_writers", "WRITERS"),
+    ("siirl.engine.training.schedules", "SCHEDULES"),
 )
 
 

@@ -9,7 +9,7 @@ import pytest
 from envs.registry import env_spec
 from siirl.dag_worker.manifest import FORMAT, fingerprint
 from siirl.evaluate import main
-from siirl.models.loader import build_policy, save_policy
+from siirl.models.policy_loader import build_policy, save_policy
 
 REFUSED = 2
 CARTPOLE = ("env=gymnasium", "env.id=CartPole-v1", "cluster=local", "env.num_servers=1", "trainer.record_val_episodes=0")

@@ -18,7 +18,7 @@ from packaging.utils import canonicalize_name
 import envs.libero.folders
 import envs.mujoco
 import siirl
-from siirl.dag_worker.metrics import METRICS, declaration
+from siirl.reporting.metrics import METRICS, declaration
 
 PACKAGES = ("siirl", "envs", "vjepa", "pipelines")
 

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from envs.base import PROPRIOCEPTION, Environment, EnvSpec, FrameRequest, Frames, StepResult
-from siirl.dag_worker.recorder import VIDEOS_FOLDER, VideoRecorder, VideoSample
 from siirl.params.parser import parse_config, to_yaml
-from siirl.params.run_folder import CONFIG_FILE
 from siirl.replay import main, show
+from siirl.reporting.recorder import VIDEOS_FOLDER, VideoRecorder, VideoSample
+from siirl.reporting.run_folder import CONFIG_FILE
 
 GOAL = 3.0
 PLACE = gymnasium.spaces.Box(-100.0, 100.0, (1,), np.float32)

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 from envs.base import Frames
-from siirl.dag_worker.metric_writers import MetricWriters, RunDescription
-from siirl.dag_worker.recorder import VIDEOS_FOLDER, VideoRecorder, VideoSample
-from siirl.dag_worker.report_page import write_report
 from siirl.errors import MissingAssetError
 from siirl.report import main
+from siirl.reporting.metric_writers import MetricWriters, RunDescription
+from siirl.reporting.recorder import VIDEOS_FOLDER, VideoRecorder, VideoSample
+from siirl.reporting.report_page import write_report
 
 
 class Links(HTMLParser):

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from siirl.dag_worker.report_page import write_report
+from siirl.reporting.report_page import write_report
 from tests.hostile_run import HOSTILE, write_hostile_run
 
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)

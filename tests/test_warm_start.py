@@ -5,8 +5,8 @@ import json
 import pytest
 import torch
 
-from siirl.dag_worker.warm_starts import demonstrations_of_each
-from siirl.engine.reward_manager.embodied import load_demonstration_clips
+from siirl.engine.reward_manager.embodied_rewards import load_demonstration_clips
+from siirl.imitation.warm_starts import demonstrations_of_each
 from siirl.models import load_policy
 from siirl.models.chat import load_chat_tokenizer
 from siirl.models.language_model import load_language_model
@@ -89,7 +89,7 @@ def test_what_cannot_be_cloned_is_said_before_a_demonstration_is_collected(tmp_p
 
 def test_simulators_that_need_far_more_memory_than_there_is_are_refused(tmp_path, capsys, monkeypatch):
     """A process at 230 MB, and two tasks at 60 MB for pictures and 25 MB for physics, whatever a training run would have."""
-    monkeypatch.setattr("siirl.params.machine.total_memory_bytes", lambda: 200_000_000)
+    monkeypatch.setattr("siirl.preflight.machine.total_memory_bytes", lambda: 200_000_000)
     assert main(["--output", str(tmp_path / "out"), "env.tasks=[reach,handle-press]", "env.num_servers=64"]) == 2
     told = capsys.readouterr().err
     assert "= 1 x 1 environments with 2 tasks each take about 400 MB" in told

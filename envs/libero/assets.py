@@ -14,7 +14,7 @@ from pathlib import Path
 from xml.etree import ElementTree as ET
 
 from envs.libero.folders import cache_folder, package_folder
-from envs.libero.stand_ins import stand_in_files, stand_in_folder
+from envs.libero.stand_in.stand_ins import stand_in_files, stand_in_folder
 
 AUTO, STAND_IN = "auto", "stand_in"
 LABEL = "stand-in"

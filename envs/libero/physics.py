@@ -14,8 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from envs.libero.simulator import TaskSimulator
-from envs.libero.stand_in_geometry import ALONG_Y, Thing, geoms, numbers
-from envs.libero.stand_in_objects import HOPE_OBJECTS, SCANNED_OBJECTS
+from envs.libero.stand_in.geometry import ALONG_Y, Thing, geoms, numbers
+from envs.libero.stand_in.objects import HOPE_OBJECTS, SCANNED_OBJECTS
 
 PINNED = {"mujoco": "3.8.1", "robosuite": "1.4.0", "hf-libero": "0.1.4"}
 TOLERANCE_M = 0.001  # processors differ by 1e-9 m here; a changed contact model by millimetres

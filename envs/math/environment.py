@@ -25,7 +25,7 @@ from envs.arguments import checked_seed, checked_tasks, read_options
 from envs.base import Environment, Info, StepResult
 from envs.math.generators import SPLITS
 from envs.math.grading import GRADERS, GRADING_CPU_S, Grader, check_truth
-from envs.math.sources import FileQuestions, GeneratedQuestions, QuestionSource, any_row, can_grade, check_row
+from envs.math.question_sources import FileQuestions, GeneratedQuestions, QuestionSource, any_row, can_grade, check_row
 from envs.prompt_files import PromptRow
 from envs.text import GRADED, GROUND_TRUTH, REWARD_PARTS, VERDICT, ModelText, TextObservation, checked_text, observe, text_spec
 

@@ -12,12 +12,12 @@ from typing import Any, Literal, NoReturn, Protocol, get_args
 from envs.arguments import checked_seed, checked_tasks, read_options
 from envs.base import Environment, EpisodeFailed, Info, StepResult
 from envs.prompt_files import PromptRow
-from envs.sandbox.files import FileProblems
 from envs.sandbox.generator import SPLITS, WORDINGS, GeneratedTask, draw_row
 from envs.sandbox.isolation import Bubblewrap, NoIsolation
 from envs.sandbox.limits import Limits, Sandbox, SandboxFailed
 from envs.sandbox.local import LocalSandbox
 from envs.sandbox.probe import check_isolation
+from envs.sandbox.problem_files import FileProblems
 from envs.sandbox.problems import Problem
 from envs.sandbox.remote import RemoteSandbox
 from envs.sandbox.scoring import REWARDS, judge, program_of, score
@@ -63,7 +63,7 @@ class SandboxEnv(Environment):
 
         Args:
             tasks: Generators such as `lists-2` (see `envs.sandbox.generator`), or, with `files`, values of `data_source`; all by default.
-            files: Problems to draw from instead of generators (see `envs.sandbox.files`).
+            files: Problems to draw from instead of generators (see `envs.sandbox.problem_files`).
             split: Which problems `reset` takes by default, `train` or `heldout`.
             isolation: `bubblewrap`; `remote` (a service at `url`); or `none`, which protects nothing.
             url: Address of a SandboxFusion service, for `remote`.

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from envs.base import Environment, Info, StepResult
 from envs.math.environment import HELDOUT_SHARE, asked_row, grade_info, opening_info, question_source
 from envs.math.grading import GRADERS, GRADING_CPU_S, Grader
-from envs.math.sources import any_row, can_grade, check_row
+from envs.math.question_sources import any_row, can_grade, check_row
 from envs.prompt_files import PromptRow
 from envs.text import (
     REWARD_PARTS,
@@ -33,7 +33,7 @@ from envs.text import (
 )
 from envs.tools.budget import Budget
 from envs.tools.calls import MalformedCall, ToolCall, ToolDescription, announcement, read_calls
-from envs.tools.sources import make_toolsets
+from envs.tools.named_tools import make_toolsets
 from envs.tools.toolset import ToolError, Toolset, ToolsMissing
 
 TOOL_CALL, OUT_OF_TURNS = "tool call", "out of turns"
@@ -69,7 +69,7 @@ class ToolEnv(Environment):
         """Make the environment; imports functions, starts nothing.
 
         Args:
-            tools: See `envs.tools.sources`: `module:function`, `{"mcp": {…}}`, `{"program": "module:factory", …}`.
+            tools: See `envs.tools.named_tools`: `module:function`, `{"mcp": {…}}`, `{"program": "module:factory", …}`.
             tasks: As for MathEnv.
             files: As for MathEnv.
             split: As for MathEnv.

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 
 import torch
 
-from siirl.algos.checks import as_bool_mask, require_axes, require_finite, require_same_shape
 from siirl.algos.masked import masked_mean, masked_sum
+from siirl.algos.tensor_checks import as_bool_mask, require_axes, require_finite, require_same_shape
 from siirl.errors import ConfigError, TensorError, UnknownNameError
 
 

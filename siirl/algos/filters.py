@@ -13,8 +13,8 @@ from dataclasses import dataclass
 import torch
 
 from siirl.algos.call import call_by_name, register_in
-from siirl.algos.checks import as_bool_mask, require_axes, require_same_shape
 from siirl.algos.groups import distinguishable, group_statistics
+from siirl.algos.tensor_checks import as_bool_mask, require_axes, require_same_shape
 from siirl.errors import ConfigError, TensorError, UnknownNameError
 
 

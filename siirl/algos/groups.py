@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from siirl.algos.checks import require_axes, require_finite, require_same_shape
+from siirl.algos.tensor_checks import require_axes, require_finite, require_same_shape
 from siirl.errors import ConfigError, TensorError
 
 # A reward that is a sum of up to some hundred terms is right to a few units in the last place; 16 of them are "equal".

@@ -10,9 +10,9 @@ could only be counted when all log-probs are known.
 
 import torch
 
-from siirl.algos.checks import as_bool_mask, require_axes, require_finite, require_same_shape
 from siirl.algos.masked import masked_mean, masked_sum
 from siirl.algos.ratios import LOG_RATIO_LIMIT, log_ratio
+from siirl.algos.tensor_checks import as_bool_mask, require_axes, require_finite, require_same_shape
 from siirl.errors import ConfigError, UnknownNameError
 
 LEVELS = ("token", "sequence", "geometric")

@@ -19,8 +19,8 @@ from typing import Any
 import torch
 
 from siirl.algos.call import call_by_name, register_in
-from siirl.algos.checks import as_bool_mask, require_finite, require_same_shape
 from siirl.algos.ratios import log_ratio
+from siirl.algos.tensor_checks import as_bool_mask, require_finite, require_same_shape
 from siirl.errors import ConfigError, TensorError, UnknownNameError
 
 

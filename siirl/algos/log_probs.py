@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from siirl.algos.checks import require_finite
+from siirl.algos.tensor_checks import require_finite
 from siirl.errors import ConfigError, TensorError
 
 CHUNK_ELEMENTS = 1 << 22  # 16 MiB of float32: large enough for speed, small beside any model

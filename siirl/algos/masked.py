@@ -7,8 +7,8 @@ alike; how rows are weighed in a loss is said in `siirl.algos.aggregation`.
 
 import torch
 
-from siirl.algos.checks import as_bool_mask, require_finite, require_same_shape
 from siirl.algos.ranks import ALONE, Ranks
+from siirl.algos.tensor_checks import as_bool_mask, require_finite, require_same_shape
 from siirl.errors import TensorError
 
 Axis = int | tuple[int, ...] | None

@@ -10,7 +10,7 @@ import math
 
 import torch
 
-from siirl.algos.checks import require_counts
+from siirl.algos.tensor_checks import require_counts
 from siirl.errors import ConfigError
 
 

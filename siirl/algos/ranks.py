@@ -1,7 +1,7 @@
 """What a formula needs of the other ranks: sums over all of them, and the rows of all of them.
 
 A group may be spread over ranks and a whitening counts all tokens, so a formula that saw only its own rows would give other
-numbers on two ranks than on one. The formulas ask this interface; `siirl.engine.collectives` has the one with processes behind it.
+numbers on two ranks than on one. The formulas ask this interface; `siirl.engine.training.collectives` has the one with processes behind it.
 """
 
 from typing import Protocol

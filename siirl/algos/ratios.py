@@ -4,7 +4,7 @@
 
 import torch
 
-from siirl.algos.checks import as_bool_mask, require_axes, require_finite, require_same_shape
+from siirl.algos.tensor_checks import as_bool_mask, require_axes, require_finite, require_same_shape
 from siirl.errors import ConfigError
 
 # exp(80) still fits float32. The ratio of a larger log-ratio is held there instead of becoming infinite (inf * 0 is NaN).

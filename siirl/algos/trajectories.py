@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from siirl.algos.advantages import estimate_advantages
-from siirl.algos.checks import as_bool_mask, require_axes, require_finite, require_same_shape
+from siirl.algos.tensor_checks import as_bool_mask, require_axes, require_finite, require_same_shape
 from siirl.errors import ConfigError, TensorError
 
 

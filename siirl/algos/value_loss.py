@@ -4,7 +4,7 @@
 
 import torch
 
-from siirl.algos.checks import as_bool_mask, require_axes, require_finite, require_same_shape
+from siirl.algos.tensor_checks import as_bool_mask, require_axes, require_finite, require_same_shape
 from siirl.errors import ConfigError
 
 

@@ -1,1 +1,1 @@
-"""One worker a rank: walks its graph, stage by stage; metrics, videos, validation and checkpoints of a run."""
+"""One worker a rank: walks its graph, stage by stage; its components, validation and checkpoints."""

@@ -38,6 +38,7 @@ from envs.archives import check_stored
 from siirl.dag_worker.manifest import (
     EVALUATION_DUE,
     FORMAT,
+    KEPT_CHECKPOINTS,
     LATEST,
     MANIFEST,
     STATE_FILE,
@@ -47,10 +48,9 @@ from siirl.dag_worker.manifest import (
     resolve_checkpoint,
 )
 from siirl.dag_worker.unfinished import POINTER, remove_unfinished, unfinished_folder
-from siirl.engine.collectives import Collectives, fail_together
-from siirl.engine.train_engine import TrainEngine
+from siirl.engine.training.collectives import Collectives, fail_together
+from siirl.engine.training.train_engine import TrainEngine
 from siirl.errors import CheckpointError
-from siirl.params.files import KEPT_CHECKPOINTS
 
 FOLDER_NAME = re.compile(r"step_(\d{8,})(?:-(\d+))?")
 

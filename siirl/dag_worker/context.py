@@ -5,14 +5,14 @@ from pathlib import Path
 
 from siirl.algos.kl import FixedKLController
 from siirl.dag_worker.domain import Domain
-from siirl.data_coordinator.loader import Loader
 from siirl.data_coordinator.redistribution import Redistribution
+from siirl.data_coordinator.task_stream import Loader
 from siirl.engine.actor.actor import Actor
 from siirl.engine.actor.reference import Reference
-from siirl.engine.collectives import Collectives
 from siirl.engine.critic.critic import Critic
 from siirl.engine.reward_manager import RewardManager
-from siirl.engine.weight_sync import WeightSync
+from siirl.engine.training.collectives import Collectives
+from siirl.engine.training.weight_sync import WeightSync
 from siirl.errors import ConfigError
 from siirl.params import SiiRLArguments
 

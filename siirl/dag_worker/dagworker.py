@@ -1,8 +1,9 @@
 """DAGWorker: one process's walk through its graph, step after step. There is no central controller in the data path.
 
 The loop is short on purpose: load prompts, run the graph's nodes in order, save, evaluate. What a node does is in
-`siirl.dag_worker.stages`, what it needs is made in `siirl.dag_worker.build`. Everything that the user should see is yielded as an
-event, so that the worker is the same in a Ray actor and in a debugger.
+`siirl.dag_worker.stages`, what it needs is made in `siirl.dag_worker.embodied_components` or
+`text_components`. Everything that the user should see is yielded as an event, so that the worker is the same in a Ray actor and in a
+debugger.
 """
 
 import copy
@@ -21,27 +22,27 @@ import torch
 from tensordict import TensorDict
 
 from siirl.dag_worker import stages
-from siirl.dag_worker.build import build_embodied
-from siirl.dag_worker.build_critic import needs_critic
-from siirl.dag_worker.build_text import build_text
 from siirl.dag_worker.checkpoint import read_manifest, resolve_checkpoint
+from siirl.dag_worker.components import Rank
+from siirl.dag_worker.critic_components import needs_critic
+from siirl.dag_worker.embodied_components import build_embodied
 from siirl.dag_worker.events import Activity, Ended, Event, Ready, StepDone
 from siirl.dag_worker.metric_worker import MetricWorker
-from siirl.dag_worker.plug_ins import load_plug_ins
-from siirl.dag_worker.rank import Rank
+from siirl.dag_worker.registries import load_plug_ins
 from siirl.dag_worker.reward_columns import place_rewards
+from siirl.dag_worker.text_components import build_text
 from siirl.data_coordinator.protocol.batch import concat, shallow_copy
 from siirl.data_coordinator.redistribution import Redistribution, StayOnRank
 from siirl.data_coordinator.sample import Sample, Samples2Dict
-from siirl.engine.collectives import join, leave
+from siirl.engine.training.collectives import join, leave
 from siirl.errors import CheckpointError, ConfigError, SiirlError
 from siirl.execution.dag import Node, NodeOutput, NodeType, TaskGraph
 from siirl.interrupts import STOP, Interrupted
 from siirl.occupation import OCCUPATION
 from siirl.params import SiiRLArguments, sizes
 from siirl.params.build import as_text
-from siirl.params.domain_checks import is_text
-from siirl.params.first_look import describe_env
+from siirl.params.domains import is_text
+from siirl.params.env_spec import describe_env
 from siirl.params.references import tell
 
 OLD_LEFTOVERS = "compute_reward"  # key of all leftover rows in older checkpoints

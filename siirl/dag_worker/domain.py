@@ -13,16 +13,16 @@ from typing import Any, Protocol
 
 from tensordict import TensorDict
 
-from siirl.dag_worker.metrics import Value, Weighted
-from siirl.dag_worker.record import Recorder
 from siirl.data_coordinator.prompts.dataset import task_name
 from siirl.data_coordinator.protocol.batch import texts
-from siirl.engine.collectives import Collectives
 from siirl.engine.rollout.executor import RolloutResult
 from siirl.engine.rollout.failures import check_failures
 from siirl.engine.rollout.rollout import Rollout, requests_for_prompts
+from siirl.engine.training.collectives import Collectives
 from siirl.execution.dag import NodeOutput
 from siirl.params import SiiRLArguments
+from siirl.reporting.finished_episodes import Recorder
+from siirl.reporting.metrics import Value, Weighted
 
 
 class Domain(Protocol):

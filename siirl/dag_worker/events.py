@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from siirl.dag_worker.metrics import Reduced
+from siirl.reporting.metrics import Reduced
 
 
 @dataclass(frozen=True)

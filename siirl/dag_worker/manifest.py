@@ -14,6 +14,7 @@ from siirl.params.documents import is_count, is_name, read_object, read_text
 LATEST, MANIFEST, STATE_FILE = "latest", "manifest.json", "state.pt"
 FORMAT = "siirl-checkpoint-1"
 EVALUATION_DUE = "evaluation_due"  # the run was interrupted before the evaluation of the step was over
+KEPT_CHECKPOINTS = 3  # of a run: one to resume from, and two should it have learnt something wrong
 TAKE_EARLIER = "Choose an earlier checkpoint."
 
 

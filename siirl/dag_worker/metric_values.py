@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from siirl.dag_worker.metrics import Unusable, Value, Weighted
 from siirl.params.references import MISTAKES
+from siirl.reporting.metrics import Unusable, Value, Weighted
 
 NOT_A_MAPPING = "metrics of a node"
 """Name under which a node's metrics are complained of that are no mapping at all."""

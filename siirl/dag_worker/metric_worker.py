@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from siirl.dag_worker.metric_values import plain_record
-from siirl.dag_worker.metrics import Reduced, Value, complaints, merge_rounds, reduce_metrics
+from siirl.reporting.metrics import Reduced, Value, complaints, merge_rounds, reduce_metrics
 
 logger = logging.getLogger(__name__)
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from tensordict import NonTensorStack, TensorDict
 
-from siirl.engine.collectives import Collectives
+from siirl.engine.training.collectives import Collectives
 from siirl.errors import TooManyFailures
 
 Layout = dict[str, tuple[torch.dtype, tuple[int, ...]] | None]

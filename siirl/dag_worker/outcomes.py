@@ -17,9 +17,9 @@ from numpy.typing import NDArray
 from tensordict import TensorDict
 
 from siirl.data_coordinator.protocol.batch import texts
-from siirl.engine.collectives import Collectives
 from siirl.engine.reward_manager import EpisodeOutcomes, RewardManager
-from siirl.engine.reward_manager.text import TEXT_COLUMNS
+from siirl.engine.reward_manager.text_rewards import TEXT_COLUMNS
+from siirl.engine.training.collectives import Collectives
 from siirl.errors import TooManyFailures
 
 ALWAYS, WHERE_THERE = ("index", "complete", "env_return"), ("video_embedding", "oracle_distance")

@@ -12,7 +12,7 @@ import logging
 import torch
 from tensordict import TensorDict
 
-from siirl.algos.checks import as_bool_mask
+from siirl.algos.tensor_checks import as_bool_mask
 from siirl.algos.trajectories import reward_at_finish
 from siirl.errors import TensorError
 

@@ -20,7 +20,6 @@ from siirl.algos.advantages import ESTIMATOR_COLUMNS, ESTIMATOR_SETTINGS, estima
 from siirl.algos.kl import kl_estimate
 from siirl.algos.trajectories import reward_at_finish
 from siirl.dag_worker.context import StageContext
-from siirl.dag_worker.metrics import Value, Weighted
 from siirl.dag_worker.no_rows import with_columns_of_all, with_columns_of_prompts
 from siirl.dag_worker.outcomes import check_reward_failures, score_rows
 from siirl.data_coordinator.protocol.batch import select_rows, texts
@@ -30,6 +29,7 @@ from siirl.engine.actor.actor_loss import LARGEST_GAP, MEAN_GAP
 from siirl.errors import InvariantError
 from siirl.execution.dag import Node, NodeOutput, NodeRole, NodeType, stage
 from siirl.params import SiiRLArguments
+from siirl.reporting.metrics import Value, Weighted
 
 PROMPT_COLUMNS = ("index", "task_name", "task_id", "trial_id", "seed")
 PROMPT_ROW = "prompt_row"
@@ -289,7 +289,7 @@ def log_prob_gap_bound(config: SiiRLArguments) -> float:
     Measured on the shipped model: 5e-7 in float32; in bfloat16 1e-3 to 3e-3 where one module acts and trains, and 9e-3 to 2e-2 where one
     side has weights in bfloat16 (vLLM) and the other casts them as it goes. A temperature of 0.9 for 1.0 makes 3e-2 to 6e-2, a position too
     many 1.9, the weights before a step of lr 2e-4 make 0.4 and of lr 1e-5 1.6e-2. Those before a much smaller step can be told in float32
-    alone; that new weights arrived is proved by their checksum in any case (siirl.engine.weight_sync).
+    alone; that new weights arrived is proved by their checksum in any case (siirl.engine.training.weight_sync).
     """
     rollout, model = config.actor_rollout_ref.rollout, config.actor_rollout_ref.model
     if rollout.max_log_prob_gap is not None:

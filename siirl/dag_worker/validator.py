@@ -1,7 +1,7 @@
 """Evaluation on held-out episodes: successes per task, for sampled actions or for the most likely ones, and pass@k.
 
-Held-out seeds are disjoint from training seeds by construction (`siirl.data_coordinator.loader`), and so are held-out questions; they are
-the same at every evaluation, so that two of them can be compared. Ranks share the prompts; what each records is added up with the other
+Held-out seeds are disjoint from training seeds by construction (`siirl.data_coordinator.task_stream`), and so are held-out questions; they
+are the same at every evaluation, so that two of them can be compared. Ranks share the prompts; what each records is added up with the other
 metrics of the step.
 
 With several samples a prompt, the interval of `success_rate` is one for these prompts (it is then rather too wide: answers to one prompt
@@ -20,20 +20,20 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 from siirl.dag_worker.domain import share_of
-from siirl.dag_worker.metrics import Value, Weighted
 from siirl.dag_worker.no_rows import with_columns_of_all
 from siirl.dag_worker.outcomes import check_reward_failures, score_rows
-from siirl.dag_worker.record import Recorder
-from siirl.dag_worker.statistics import pass_at_k
-from siirl.data_coordinator.loader import EpisodeTask, evaluation_tasks
 from siirl.data_coordinator.prompts.dataset import task_name
-from siirl.engine.collectives import Collectives
+from siirl.data_coordinator.task_stream import EpisodeTask, evaluation_tasks
 from siirl.engine.reward_manager import RewardManager
 from siirl.engine.rollout.executor import RolloutResult, run_episode
 from siirl.engine.rollout.failures import check_failures
 from siirl.engine.rollout.rollout import Rollout, reset_options
 from siirl.engine.rollout.workflow import RECORDER_STREAM, EpisodeRequest, RolloutWorkflow, Trajectory
+from siirl.engine.training.collectives import Collectives
 from siirl.errors import SimulationFailed
+from siirl.reporting.finished_episodes import Recorder
+from siirl.reporting.metrics import Value, Weighted
+from siirl.reporting.statistics import pass_at_k
 
 ALL_TASKS = "all"
 Thing = TypeVar("Thing")

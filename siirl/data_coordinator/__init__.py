@@ -1,4 +1,4 @@
-"""Data between the nodes of a graph: samples, batches, balanced partitions, the coordinator that hands them out, the task loader.
+"""Data between the nodes of a graph: samples, batches, balanced partitions, the coordinator that hands them out, the stream of tasks.
 
 Import from the modules. Only `sample`, `prompts`, `protocol.batch`, `redistribution` and `ray_redistribution` need torch; only
 `ray_edge` and `ray_redistribution` need Ray.

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from siirl.data_coordinator.loader import EpisodeTask, Outcomes, TaskLoader
+from siirl.data_coordinator.task_stream import EpisodeTask, Outcomes, TaskLoader
 
 ALIKE = 0.25  # of the prompts are shared out by weights alone
 REMEMBERED = 0.8  # of what was seen counts one step later: about the last five steps, some hundred episodes of a laptop's job

@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from tensordict import NonTensorStack, TensorDict
 
-from siirl.data_coordinator.protocol.columns import Layout, column
+from siirl.data_coordinator.protocol.batch_columns import Layout, column
 from siirl.data_coordinator.protocol.padding import RAGGED, Extent, row_extents
 from siirl.data_coordinator.sample_info import SampleInfo
 from siirl.errors import InvariantError
@@ -175,7 +175,7 @@ def _stack(name: str, values: Sequence[Any]) -> torch.Tensor:
     if len(shapes) > 1:
         raise InvariantError(
             f"Rows of column {name!r} differ in shape: {sorted(shapes)}. "
-            "If it runs along tokens or chunks, say so with siirl.data_coordinator.protocol.columns.register_column."
+            "If it runs along tokens or chunks, say so with siirl.data_coordinator.protocol.batch_columns.register_column."
         )
     return torch.from_numpy(np.stack(arrays))
 

@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
 from envs.base import EnvSpec, EpisodeFailed, Frames, Info, Observation, StepResult
-from siirl.env_server import checks
-from siirl.env_server.replay import Call, EpisodeRecord, difference, own_actions, sample
+from siirl.env_server import answer_checks
+from siirl.env_server.episode_record import Call, EpisodeRecord, difference, own_actions, sample
 from siirl.env_server.server import Request
 from siirl.env_server.station import ServerFault, Station
 from siirl.env_server.tally import Tally
@@ -129,9 +129,9 @@ class Slot:
         result = await self.station.request(Request(self._env, method, arguments), generation=generation)
         fault = None
         if method == "reset":
-            fault = checks.fault_of_reset(result, spec=self._spec)
+            fault = answer_checks.fault_of_reset(result, spec=self._spec)
         elif method == "step_chunk":
-            fault = checks.fault_of_step(result, spec=self._spec, num_actions=len(arguments[0]))
+            fault = answer_checks.fault_of_step(result, spec=self._spec, num_actions=len(arguments[0]))
         if fault is not None:
             self.station.condemn("garbage", fault, generation=generation, culprits={self._env})
             raise ServerFault("garbage", f"server {self.station.name}: {fault}", charged=True)

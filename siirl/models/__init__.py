@@ -4,8 +4,8 @@ Language models are imported from where they are: `language_model`, `chat`, and 
 """
 
 from siirl.models.action_tokenizer import ActionTokenizer
-from siirl.models.loader import load_policy, save_policy
 from siirl.models.policy import Policy
+from siirl.models.policy_loader import load_policy, save_policy
 from siirl.models.tiny_vla import TinyVLA, TinyVLAConfig
 
 __all__ = ["ActionTokenizer", "Policy", "TinyVLA", "TinyVLAConfig", "load_policy", "save_policy"]

@@ -10,7 +10,7 @@ import logging
 from pathlib import Path
 
 from siirl.errors import ConfigError, MissingAssetError
-from siirl.params.files import LANGUAGE_MODEL_FOLDER
+from siirl.params.weight_files import LANGUAGE_MODEL_FOLDER
 
 logger = logging.getLogger(__name__)
 

@@ -15,9 +15,9 @@ from siirl.errors import CheckpointError, ConfigError, MissingAssetError
 from siirl.models.adapters import adapted_layers, add_adapters
 from siirl.models.hub import cached_folder, find_on_hub
 from siirl.models.weights import CONFIG_FILE, WEIGHTS_FILE, load_weights
-from siirl.params.files import LANGUAGE_MODEL_FOLDER, check_safetensors, weight_files
 from siirl.params.model_args import LoraArguments
 from siirl.params.paths import find
+from siirl.params.weight_files import LANGUAGE_MODEL_FOLDER, check_safetensors, weight_files
 
 KEY = "actor_rollout_ref.model.path"
 

@@ -30,7 +30,7 @@ from siirl.models.instruction_tokenizer import PADDING, hash_words
 from siirl.models.policy import Policy
 from siirl.models.weights import CONFIG_FILE, WEIGHTS_FILE, load_weights
 from siirl.params.documents import is_count, read_object
-from siirl.params.files import weight_files
+from siirl.params.weight_files import weight_files
 
 TINY_VLA = "tiny_vla"
 

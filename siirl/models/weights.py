@@ -14,7 +14,7 @@ from torch import nn
 
 from siirl.errors import CheckpointError
 from siirl.models.adapters import merged, name_without_adapters, stored_adapters
-from siirl.params.files import WHOLE_FILE, weight_files
+from siirl.params.weight_files import WHOLE_FILE, weight_files
 
 WEIGHTS_FILE, CONFIG_FILE = WHOLE_FILE, "config.json"
 
@@ -31,7 +31,7 @@ def load_weights(
 
     Args:
         module: What gets them, in its own type; weights of the meta device are replaced.
-        place: A safetensors file, or a folder with one or with several (see `siirl.params.files.weight_files`); of a checkpoint with
+        place: A safetensors file, or a folder with one or with several (see `siirl.params.weight_files.weight_files`); of a checkpoint with
             adapters the folder is read, and they are merged.
         left_out: Names in the files that the module has no use for.
         further: Weights from elsewhere.

@@ -1,4 +1,4 @@
-"""Typed configuration: dataclasses with help and bounds, the parser that fills them, and the checks that refuse what cannot work.
+"""Typed configuration: dataclasses with help and bounds, and the parser that fills them.
 
 Imports neither torch nor ray, so that `--help` and refusals are quick.
 """

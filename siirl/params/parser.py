@@ -2,7 +2,7 @@
 
 Later wins: defaults of the dataclasses, configs/train.yaml with its groups, the file of `--config`, groups that the command line chooses,
 keys of the command line. Everything that is wrong with names, types and bounds is collected and told at once.
-Left out: whether values fit each other and the machine (`siirl.params.checks`); sweeps over several values.
+Left out: whether values fit each other and the machine (`siirl.preflight.config_checks`); sweeps over several values.
 """
 
 import logging
@@ -25,7 +25,7 @@ from siirl.params.build import as_text, build
 from siirl.params.config_groups import options
 from siirl.params.env_args import POOL_KEYS
 from siirl.params.policies import LANGUAGE_MODEL
-from siirl.params.problems import refuse
+from siirl.params.refusals import refuse
 from siirl.params.schema import Key, fields_of, find_key, keys_of, unknown_key
 from siirl.params.training_args import SiiRLArguments
 from siirl.params.user_groups import load_user_groups

@@ -1,7 +1,7 @@
 """Plug-ins by configuration: which keys take `module:name` or a registered name, and the user's modules that register names.
 
 One mechanism for all of them. A key declared with `plug_in=True` takes one of its `choices`, `module:name`, or a name that a module of
-the user's own registers; `siirl.dag_worker.plug_ins` has the registries. Here stands what needs no torch: references are looked for and
+the user's own registers; `siirl.dag_worker.registries` has the registries. Here stands what needs no torch: references are looked for and
 not imported, and an unknown name is refused at once where no module of the user's own could register it.
 """
 

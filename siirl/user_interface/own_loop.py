@@ -10,20 +10,20 @@ from typing import Any
 
 from siirl.algos.advantages import grpo_advantage, rloo_advantage
 from siirl.algos.log_probs import TokenScores
-from siirl.data_coordinator.loader import TaskLoader, training_seed
 from siirl.data_coordinator.sample import Sample, Samples2Dict
+from siirl.data_coordinator.task_stream import TaskLoader, training_seed
 from siirl.engine.actor.actor import Actor
 from siirl.engine.actor.packing import units_of
 from siirl.engine.actor.text_scorer import text_scorer
-from siirl.engine.collectives import OneProcess
 from siirl.engine.rollout.executor import RolloutResult
 from siirl.engine.rollout.generation import GenerationRequest, GenerationResponse, TextEngine
-from siirl.engine.rollout.hf_engine import HFEngine
+from siirl.engine.rollout.hf.hf_engine import HFEngine
 from siirl.engine.rollout.inference_engine import InferenceEngine
 from siirl.engine.rollout.rollout import requests_for_prompts
 from siirl.engine.rollout.text_workflow import TextWorkflow
 from siirl.engine.rollout.workflow import EpisodeRequest, RolloutWorkflow, Trajectory
-from siirl.engine.train_engine import TrainEngine
+from siirl.engine.training.collectives import OneProcess
+from siirl.engine.training.train_engine import TrainEngine
 from siirl.env_server.pool import EnvPool
 from siirl.models.chat import load_chat_tokenizer
 from siirl.models.language_model import LanguageModel, load_language_model

@@ -8,11 +8,11 @@ import pytest
 from estimator_cases import SHIPPED
 
 from siirl.algos.advantages import ADVANTAGES, CPGD_WEIGHTS, WHITENINGS
-from siirl.dag_worker import core_algos
+from siirl.compat import core_algos
 from siirl.params import algorithm_args
 from siirl.params.estimators import ESTIMATORS, GROUP_ESTIMATORS, estimators_in
-from siirl.params.key_readers import READERS
 from siirl.params.parser import parse
+from siirl.preflight.key_readers import READERS
 
 
 def parameters(name: str) -> set[str]:

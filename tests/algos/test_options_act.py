@@ -15,7 +15,7 @@ from ragged import ragged
 from siirl.algos.advantages import ADVANTAGES, estimate_advantages
 from siirl.algos.importance import importance_weights
 from siirl.algos.policy_losses import POLICY_LOSSES, select_tokens
-from siirl.algos.policy_losses.registry import loss_options
+from siirl.algos.policy_losses.loss_registry import loss_options
 from siirl.params.algorithm_args import AlgorithmArguments
 
 OTHER_VALUES = {

@@ -5,8 +5,8 @@ from pathlib import Path
 
 from siirl.dag_worker.dagworker import DAGWorker
 from siirl.dag_worker.events import Event, StepDone
-from siirl.dag_worker.prepare import load_graph
 from siirl.params.parser import parse_config
+from siirl.preflight.prepare import load_graph
 
 TIMED = ("time/", "env/steps_per_s", "env/busy", "policy/busy", "policy/calls_per_s", "rollout/tokens_per_s", "memory/")
 

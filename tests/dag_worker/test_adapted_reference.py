@@ -3,9 +3,9 @@
 import torch
 
 from envs.registry import env_spec
-from siirl.dag_worker.build import make_policy, make_reference
+from siirl.dag_worker.embodied_components import make_policy, make_reference
 from siirl.engine.actor.reference import WithoutAdapter
-from siirl.engine.collectives import OneProcess
+from siirl.engine.training.collectives import OneProcess
 from siirl.models import save_policy
 from siirl.params.parser import parse_config
 

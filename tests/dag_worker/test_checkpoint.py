@@ -14,7 +14,7 @@ from torch import multiprocessing
 
 from siirl.dag_worker.checkpoint import CheckpointManager, resolve_checkpoint
 from siirl.dag_worker.manifest import fingerprint
-from siirl.engine.collectives import OneProcess
+from siirl.engine.training.collectives import OneProcess
 from siirl.errors import CheckpointError
 from siirl.params import OptimizerArguments
 

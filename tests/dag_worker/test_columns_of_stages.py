@@ -14,10 +14,10 @@ from tensordict import TensorDict
 
 from siirl.dag_worker.dagworker import DAGWorker
 from siirl.dag_worker.events import StepDone
-from siirl.dag_worker.prepare import load_graph
 from siirl.data_coordinator.protocol.batch import shallow_copy
 from siirl.execution.dag import TaskGraph
 from siirl.params.parser import parse_config
+from siirl.preflight.prepare import load_graph
 
 SMALL = (
     "cluster=local", "data.train_batch_size=4", "trainer.val_episodes=0", "trainer.record_episodes=0", "trainer.max_minutes=null",

@@ -9,8 +9,8 @@ import pytest
 import torch
 from tensordict import TensorDict
 
-from siirl.dag_worker import core_algos
-from siirl.dag_worker.core_algos import (
+from siirl.compat import core_algos
+from siirl.compat.core_algos import (
     AdaptiveKLController,
     FixedKLController,
     agg_loss,

@@ -14,17 +14,17 @@ from tiny_training import make_engine
 from siirl.dag_worker import manifest as manifest_of
 from siirl.dag_worker.checkpoint import CheckpointManager, read_manifest, resolve_checkpoint
 from siirl.dag_worker.dagworker import load_state
-from siirl.engine.collectives import OneProcess
+from siirl.engine.training.collectives import OneProcess
 from siirl.errors import CheckpointError, ConfigError
 from siirl.execution.dag import Node, NodeType, TaskGraph
 from siirl.execution.dag.builtin_pipelines import grpo_pipeline
 from siirl.models.action_tokenizer import ActionTokenizer
 from siirl.models.adapters import stored_adapters
-from siirl.models.loader import load_policy, save_policy
+from siirl.models.policy_loader import load_policy, save_policy
 from siirl.models.tiny_vla import TinyVLA, TinyVLAConfig
 from siirl.params.compose import load_file
-from siirl.params.files import check_safetensors, weight_files
-from siirl.params.run_folder import way_on
+from siirl.params.weight_files import check_safetensors, weight_files
+from siirl.params.resume_line import way_on
 
 MANY = settings(max_examples=400, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 

@@ -6,19 +6,19 @@ import pytest
 from scripted_text import ByteTokenizer, ScriptedEngine
 
 from siirl.dag_worker.domain import EpisodeDomain, text_rollout_metrics
-from siirl.dag_worker.metrics import reduce_metrics
-from siirl.dag_worker.rollout_files import ALL, RolloutFiles, read_rollouts
-from siirl.data_coordinator.loader import TaskLoader
 from siirl.data_coordinator.prompts.dataset import PromptTask
 from siirl.data_coordinator.protocol.batch import texts
 from siirl.data_coordinator.sample import Sample, Samples2Dict
-from siirl.engine.collectives import OneProcess
+from siirl.data_coordinator.task_stream import TaskLoader
 from siirl.engine.rollout.executor import RolloutResult
 from siirl.engine.rollout.text_rollout import TextRollout
 from siirl.engine.rollout.text_workflow import TextWorkflow
+from siirl.engine.training.collectives import OneProcess
 from siirl.env_server.pool import EnvPool
 from siirl.errors import TooManyFailures
 from siirl.params import SiiRLArguments
+from siirl.reporting.metrics import reduce_metrics
+from siirl.reporting.rollout_files import ALL, RolloutFiles, read_rollouts
 
 
 @pytest.fixture

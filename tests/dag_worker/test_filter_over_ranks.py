@@ -13,7 +13,7 @@ from siirl.dag_worker.context import StageContext
 from siirl.data_coordinator.ray_edge import start_coordinator
 from siirl.data_coordinator.ray_redistribution import RayRedistribution
 from siirl.data_coordinator.sample_info import SampleInfo
-from siirl.engine.collectives import join, leave
+from siirl.engine.training.collectives import join, leave
 from siirl.execution.dag import Node, NodeType
 from siirl.execution.scheduler.launch import ClusterSettings, ray_session, run_on_ray
 from siirl.execution.scheduler.placement import Layout

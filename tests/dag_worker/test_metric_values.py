@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from siirl.dag_worker.metric_values import plain, plain_name, plain_record
 from siirl.dag_worker.metric_worker import MetricWorker
-from siirl.dag_worker.metrics import Unusable, Weighted
+from siirl.reporting.metrics import Unusable, Weighted
 
 
 @pytest.mark.parametrize(

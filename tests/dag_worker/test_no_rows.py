@@ -7,7 +7,7 @@ from tensordict import NonTensorStack, TensorDict
 
 from siirl.dag_worker.no_rows import with_columns_of_all
 from siirl.dag_worker.outcomes import gather_outcomes
-from siirl.engine.collectives import OneProcess
+from siirl.engine.training.collectives import OneProcess
 from siirl.errors import TooManyFailures
 
 

@@ -8,8 +8,8 @@ import torch
 from one_process import run
 
 from envs.registry import env_spec
-from siirl.engine.reward_manager.embodied import Memoryless, RewardScores
-from siirl.models.loader import build_policy
+from siirl.engine.reward_manager.embodied_rewards import Memoryless, RewardScores
+from siirl.models.policy_loader import build_policy
 from tests.models.tiny_openvla import CONFIG, know_tiny_encoders, write_checkpoint
 
 WORDS = (

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from siirl.dag_worker.jsonl import read_rows
+from siirl.reporting.jsonl import read_rows
 from siirl.train import main
 
 WORKFLOW = """

@@ -11,11 +11,11 @@ import torch
 
 from siirl.algos.advantages import estimate_advantages
 from siirl.algos.policy_losses import NATIVE_AGGREGATION, OWN_BOUNDS, POLICY_LOSSES, policy_loss
-from siirl.dag_worker.jsonl import read_rows
-from siirl.dag_worker.plug_ins import REGISTRIES, load_plug_ins
-from siirl.dag_worker.prepare import load_graph
+from siirl.dag_worker.registries import REGISTRIES, load_plug_ins
 from siirl.errors import ConfigError, UnknownNameError
 from siirl.params.parser import known_keys, parse_config
+from siirl.preflight.prepare import load_graph
+from siirl.reporting.jsonl import read_rows
 
 OWN_NAMES = """
 import torch
@@ -25,8 +25,8 @@ from siirl.algos import PolicyLoss, register_adv_est, register_policy_loss
 from siirl.algos.aggregation import AGGREGATIONS, register_aggregation
 from siirl.algos.filters import register_filter, register_filter_metric
 from siirl.algos.kl import register_kl_estimator
-from siirl.dag_worker.metric_writers import register_writer
-from siirl.engine.schedules import register_schedule
+from siirl.reporting.metric_writers import register_writer
+from siirl.engine.training.schedules import register_schedule
 
 @register_env("own_cartpole")
 class OwnCartPole(GymnasiumEnv):

@@ -11,12 +11,12 @@ from tensordict import NonTensorStack, TensorDict
 
 from siirl.algos import register_adv_est
 from siirl.dag_worker.stages import compute_reward, load_prompts, token_scores
-from siirl.data_coordinator.loader import TaskLoader
 from siirl.data_coordinator.protocol.batch import texts
-from siirl.engine.collectives import OneProcess
+from siirl.data_coordinator.task_stream import TaskLoader
 from siirl.engine.reward_manager import TextRewardManager
-from siirl.engine.reward_manager.embodied import SuccessReward
-from siirl.engine.reward_manager.text import EnvironmentPart, PartScores
+from siirl.engine.reward_manager.embodied_rewards import SuccessReward
+from siirl.engine.reward_manager.text_rewards import EnvironmentPart, PartScores
+from siirl.engine.training.collectives import OneProcess
 from siirl.errors import TooManyFailures
 from siirl.execution.dag import load_workflow_file
 from siirl.params import SiiRLArguments

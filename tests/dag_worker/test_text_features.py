@@ -9,21 +9,21 @@ import torch
 from one_process import run, untimed
 from safetensors.torch import load_file
 
-from siirl.dag_worker.build_text import make_language_model, make_text_reference
+from siirl.dag_worker.components import make_actor, make_engine
 from siirl.dag_worker.dagworker import DAGWorker
 from siirl.dag_worker.events import StepDone
-from siirl.dag_worker.prepare import load_graph
-from siirl.dag_worker.rank import make_actor, make_engine
-from siirl.dag_worker.rollout_files import read_rollouts
+from siirl.dag_worker.text_components import make_language_model, make_text_reference
 from siirl.engine.actor.actor import Actor
 from siirl.engine.actor.reference import WithoutAdapter
 from siirl.engine.actor.text_scorer import text_scorer
-from siirl.engine.collectives import OneProcess
 from siirl.engine.reward_manager.reward_model import load_reward_model
+from siirl.engine.training.collectives import OneProcess
 from siirl.params import RewardModelArguments
 from siirl.params.model_args import LoraArguments
 from siirl.params.parser import parse_config
 from siirl.params.paths import find
+from siirl.preflight.prepare import load_graph
+from siirl.reporting.rollout_files import read_rollouts
 
 SMALL = (
     "env=math", "cluster=local", "data.train_batch_size=4", "data.max_response_length=6", "actor_rollout_ref.rollout.n=4",

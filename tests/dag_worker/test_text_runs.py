@@ -8,9 +8,9 @@ import torch
 from one_process import run, untimed
 
 from siirl.dag_worker.events import StepDone
-from siirl.dag_worker.rollout_files import read_rollouts
 from siirl.models.chat import load_chat_tokenizer
 from siirl.models.language_model import load_language_model
+from siirl.reporting.rollout_files import read_rollouts
 
 EIGHT = ("data.train_batch_size=8", "actor_rollout_ref.actor.ppo_mini_batch_size=8")
 SMALL = (

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from siirl.dag_worker.launch import remove_rests
 from siirl.dag_worker.unfinished import remove_unfinished, unfinished_folder
+from siirl.jobs.training_run import remove_rests
 from siirl.params.parser import parse_config
 
 WRITER = """

@@ -11,9 +11,9 @@ from one_process import run
 
 from siirl.dag_worker.dagworker import DAGWorker
 from siirl.dag_worker.events import StepDone
-from siirl.dag_worker.prepare import load_graph
-from siirl.dag_worker.rollout_files import read_rollouts
 from siirl.params.parser import parse_config
+from siirl.preflight.prepare import load_graph
+from siirl.reporting.rollout_files import read_rollouts
 from tests.engine.ranks_at_work import work_on_ranks
 
 RANKS = 2

@@ -9,17 +9,17 @@ import pytest
 from scripted_text import ByteTokenizer, ScriptedEngine
 
 from envs.base import Frames
-from siirl.dag_worker.statistics import pass_at_k
 from siirl.dag_worker.validator import Outcome, Validator, evaluation_metrics, pass_at_k_metrics, score_metrics
-from siirl.data_coordinator.loader import EpisodeTask
 from siirl.data_coordinator.prompts.dataset import PromptTask
-from siirl.engine.collectives import OneProcess
+from siirl.data_coordinator.task_stream import EpisodeTask
 from siirl.engine.reward_manager import EpisodeOutcomes, Memoryless, RewardScores
 from siirl.engine.rollout.text_rollout import TextRollout
 from siirl.engine.rollout.text_workflow import TextWorkflow
 from siirl.engine.rollout.workflow import RECORDER_STREAM, RolloutWorkflow, Trajectory
+from siirl.engine.training.collectives import OneProcess
 from siirl.env_server.pool import EnvPool
 from siirl.errors import TooManyFailures
+from siirl.reporting.statistics import pass_at_k
 
 
 class Kept:

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from siirl.data_coordinator.loader import FIRST_TRAINING_SEED, LOADER_COLUMNS, EpisodeTask, TaskLoader, evaluation_tasks, training_seed
 from siirl.data_coordinator.sample import Sample, Samples2Dict
+from siirl.data_coordinator.task_stream import FIRST_TRAINING_SEED, LOADER_COLUMNS, EpisodeTask, TaskLoader, evaluation_tasks, training_seed
 from siirl.errors import CheckpointError, ConfigError
 
 TASKS = ("reach-v3", "door-open-v3", "drawer-open-v3")

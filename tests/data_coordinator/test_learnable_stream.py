@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from siirl.data_coordinator.learnable import ALIKE, LearnableTaskLoader
-from siirl.data_coordinator.loader import TaskLoader
+from siirl.data_coordinator.task_stream import TaskLoader
 from siirl.errors import CheckpointError
 
 TASKS = ("reach", "door-open", "drawer-open")

@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyarrow import parquet
 
-from envs.math.sources import FileQuestions
+from envs.math.question_sources import FileQuestions
 from envs.prompt_files import PromptRow, write_prompts
 from envs.registry import env_spec
 from envs.text import message

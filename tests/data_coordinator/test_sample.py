@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tensordict import NonTensorStack, TensorDict
 
-from siirl.data_coordinator.protocol.columns import Column, Layout, register_column
+from siirl.data_coordinator.protocol.batch_columns import Column, Layout, register_column
 from siirl.data_coordinator.sample import Dict2Samples, Sample, Samples2Dict
 from siirl.errors import ConfigError, InvariantError
 

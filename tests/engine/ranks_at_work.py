@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import multiprocessing
 
-from siirl.engine.collectives import GroupOfProcesses, join, leave
+from siirl.engine.training.collectives import GroupOfProcesses, join, leave
 
 RANKS = multiprocessing.get_context("forkserver")
 RANKS.set_forkserver_preload(["siirl.dag_worker.dagworker"])  # forked from a process that has imported torch, which takes seconds

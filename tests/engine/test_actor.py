@@ -6,10 +6,10 @@ from tiny_training import largest_difference, make_actor, make_engine, trajector
 
 from siirl.algos.aggregation import AGGREGATIONS
 from siirl.algos.policy_losses import NATIVE_AGGREGATION, POLICY_LOSSES
-from siirl.dag_worker.core_algos import POLICY_LOSS_REGISTRY, agg_loss, register_policy_loss
-from siirl.dag_worker.metrics import declaration
+from siirl.compat.core_algos import POLICY_LOSS_REGISTRY, agg_loss, register_policy_loss
 from siirl.engine.actor.actor_loss import TIMES_ADVANTAGE
 from siirl.errors import ConfigError, TensorError, UnknownNameError
+from siirl.reporting.metrics import declaration
 
 
 def updated(batch, *, engine=None, on_policy=False, **config):

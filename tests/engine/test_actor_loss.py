@@ -8,7 +8,7 @@ from tiny_training import largest_difference, make_actor, make_engine, trajector
 
 from siirl.algos.policy_losses import NATIVE_AGGREGATION, OWN_BOUNDS, POLICY_LOSSES, PolicyLoss, policy_loss
 from siirl.algos.policy_losses import register_policy_loss as register_own_loss
-from siirl.dag_worker.core_algos import POLICY_LOSS_REGISTRY, agg_loss, register_policy_loss
+from siirl.compat.core_algos import POLICY_LOSS_REGISTRY, agg_loss, register_policy_loss
 from siirl.engine.actor.actor_loss import ActorLoss
 from siirl.errors import ConfigError, TensorError, UnknownNameError
 from siirl.params import ActorArguments

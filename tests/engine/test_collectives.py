@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import nn
 
-from siirl.engine.collectives import join, leave
-from siirl.engine.sharding import shard
+from siirl.engine.training.collectives import join, leave
+from siirl.engine.training.sharding import shard
 from tests.engine.ranks_at_work import work_on_ranks
 
 

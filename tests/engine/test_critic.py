@@ -6,13 +6,13 @@ from tensordict import TensorDict
 from tiny_critic import experience, make_critic
 from tiny_training import TOKENS, largest_difference, trajectories, weights
 
-from siirl.dag_worker.metrics import declaration
-from siirl.engine.collectives import OneProcess
 from siirl.engine.critic.embodied_value_scorer import first_token_of_each_chunk
 from siirl.engine.critic.value_model import PolicyFeatures, ValueModel
+from siirl.engine.training.collectives import OneProcess
 from siirl.errors import ConfigError, TensorError
 from siirl.models.action_tokenizer import ActionTokenizer
 from siirl.models.tiny_vla import TinyVLA, TinyVLAConfig
+from siirl.reporting.metrics import declaration
 
 
 def value_model(**options):

@@ -8,7 +8,7 @@ from ranks_at_work import run_on_ranks
 from tiny_critic import experience, make_critic
 from tiny_training import largest_difference, weights
 
-from siirl.engine.collectives import OneProcess
+from siirl.engine.training.collectives import OneProcess
 from siirl.errors import InvariantError, TensorError
 
 ROWS, MASKED_ROWS = 9, (3, 8)

@@ -10,8 +10,8 @@ import psutil
 import pytest
 from torch import distributed
 
-from siirl.engine.doors import admit_ranks_only, open_sockets, shut_afterwards
-from siirl.engine.network import LOOPBACK
+from siirl.engine.training.doors import admit_ranks_only, open_sockets, shut_afterwards
+from siirl.engine.training.network import LOOPBACK
 from siirl.errors import InvariantError
 from tests.engine.knocking import knocked_at, ports, takes_connections
 from tests.engine.ranks_at_work import run_on_ranks

@@ -7,7 +7,8 @@ import pytest
 import torch
 from torch import nn
 
-from siirl.engine.rollout.embodied_engine import ActRequest, EmbodiedEngine
+from siirl.engine.rollout.acting import ActRequest
+from siirl.engine.rollout.vla.embodied_engine import EmbodiedEngine
 from siirl.models import ActionTokenizer
 
 

@@ -5,10 +5,10 @@ import torch
 
 from envs.base import FrameRequest
 from envs.registry import env_spec
-from siirl.engine.rollout.embodied_rollout import EmbodiedRollout, RolloutSettings
+from siirl.engine.rollout.vla.embodied_rollout import EmbodiedRollout, RolloutSettings
 from siirl.engine.rollout.workflow import EpisodeRequest
 from siirl.env_server.pool import EnvPool
-from siirl.models.loader import build_policy
+from siirl.models.policy_loader import build_policy
 
 CARTPOLE = {"id": "CartPole-v1"}
 SETTINGS = RolloutSettings(

@@ -7,8 +7,8 @@ from types import SimpleNamespace
 import numpy as np
 
 from envs.base import PROPRIOCEPTION
-from siirl.engine.rollout.embodied_engine import ActResponse
-from siirl.engine.rollout.embodied_workflow import EmbodiedWorkflow
+from siirl.engine.rollout.acting import ActResponse
+from siirl.engine.rollout.vla.embodied_workflow import EmbodiedWorkflow
 from siirl.engine.rollout.workflow import EpisodeRequest
 from siirl.models.action_tokenizer import ActionTokenizer
 from siirl.models.policy import Policy

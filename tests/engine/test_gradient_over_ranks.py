@@ -10,9 +10,9 @@ from tiny_training import TinyPolicy, largest_difference, make_actor, make_engin
 from siirl.algos.advantages import ADVANTAGES, estimate_advantages
 from siirl.algos.aggregation import AGGREGATIONS
 from siirl.engine.actor.embodied_scorer import embodied_scorer
-from siirl.engine.collectives import OneProcess
 from siirl.engine.critic.embodied_value_scorer import first_token_of_each_chunk
-from siirl.engine.sharding import measure_reduction, reduction_factor
+from siirl.engine.training.collectives import OneProcess
+from siirl.engine.training.sharding import measure_reduction, reduction_factor
 from siirl.errors import InvariantError, TensorError
 
 ROWS, MASKED_ROWS = 9, (3, 8)

@@ -9,8 +9,8 @@ import torch
 from tiny_language_models import END, language_model, request, scored, tokenizer
 
 from siirl.engine.rollout.generation import GenerationRequest, GenerationResponse
-from siirl.engine.rollout.hf_engine import HFEngine, portions
-from siirl.engine.rollout.key_value_cache import SlotCache, attend
+from siirl.engine.rollout.hf.hf_engine import HFEngine, portions
+from siirl.engine.rollout.hf.key_value_cache import SlotCache, attend
 from siirl.errors import ConfigError
 
 PROMPTS = ("1+2=", "17+25=", "what is 3 times 4?", "x", "abcdefghij" * 4)

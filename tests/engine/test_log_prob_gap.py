@@ -11,10 +11,10 @@ from siirl.dag_worker.stages import log_prob_gap_bound, require_agreement
 from siirl.data_coordinator.sample import Sample, Samples2Dict
 from siirl.engine.actor.actor import Actor
 from siirl.engine.actor.text_scorer import text_scorer
-from siirl.engine.collectives import OneProcess
 from siirl.engine.rollout.generation import GenerationRequest
-from siirl.engine.rollout.hf_engine import HFEngine
-from siirl.engine.train_engine import TrainEngine
+from siirl.engine.rollout.hf.hf_engine import HFEngine
+from siirl.engine.training.collectives import OneProcess
+from siirl.engine.training.train_engine import TrainEngine
 from siirl.errors import InvariantError
 from siirl.models.chat import load_chat_tokenizer
 from siirl.models.language_model import load_language_model

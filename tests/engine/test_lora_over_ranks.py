@@ -8,7 +8,7 @@ from tiny_training import largest_difference, make_actor, make_engine, weights
 
 from siirl.engine.actor.reference import WithoutAdapter
 from siirl.engine.actor.text_scorer import text_scorer
-from siirl.engine.collectives import OneProcess
+from siirl.engine.training.collectives import OneProcess
 from siirl.models.adapters import add_adapters
 from siirl.models.language_model import LanguageModel
 from siirl.params.model_args import LoraArguments

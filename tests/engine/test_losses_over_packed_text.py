@@ -17,7 +17,7 @@ from transformers import AutoModelForCausalLM, Qwen3Config
 
 from siirl.engine.actor.packing import model_width, pack_rows
 from siirl.engine.actor.text_scorer import text_scorer
-from siirl.engine.collectives import OneProcess
+from siirl.engine.training.collectives import OneProcess
 from siirl.models.language_model import LanguageModel
 
 TEMPERATURE = 1.3  # that of `make_engine`

@@ -9,7 +9,7 @@ from loss_cases import OPTIONS, STILL, TOLERANCE, configurations, gradient_norms
 from ranks_at_work import run_on_ranks
 from tiny_training import largest_difference, make_engine, trajectories
 
-from siirl.engine.collectives import OneProcess
+from siirl.engine.training.collectives import OneProcess
 
 ROWS, MASKED_ROWS, SHARE = 9, (3, 8), 2  # rank 0 has the first two rows
 

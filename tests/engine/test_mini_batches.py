@@ -5,7 +5,7 @@ from tensordict import TensorDict
 from tiny_training import trajectories
 
 from siirl.engine.actor.mini_batches import mini_batch_rows
-from siirl.engine.collectives import OneProcess
+from siirl.engine.training.collectives import OneProcess
 
 
 class Seat(OneProcess):

@@ -7,8 +7,8 @@ from urllib.parse import urlsplit
 import psutil
 import pytest
 
-from siirl.engine.collectives import join, leave
-from siirl.engine.network import (
+from siirl.engine.training.collectives import join, leave
+from siirl.engine.training.network import (
     GLOO_INTERFACE,
     NCCL_ANSWERS,
     NCCL_INTERFACE,

@@ -7,9 +7,9 @@ from tensordict import TensorDict
 from tiny_training import largest_difference, make_actor, make_engine
 
 from envs.registry import env_spec
-from siirl.engine.collectives import OneProcess
+from siirl.engine.training.collectives import OneProcess
 from siirl.models import openvla_vision
-from siirl.models.loader import build_policy
+from siirl.models.policy_loader import build_policy
 from siirl.params.model_args import LoraArguments
 from tests.models.tiny_openvla import ENCODERS, know_tiny_encoders, write_checkpoint
 

@@ -11,10 +11,10 @@ from tiny_training import largest_difference, make_engine
 from siirl.engine.actor.packing import NOBODYS, pack_rows, prompt_units
 from siirl.engine.actor.prefix_groups import PrefixGroup, prefix_groups, rows_at_once
 from siirl.engine.actor.text_scorer import text_scorer
-from siirl.engine.batch_loss import LossSum
 from siirl.engine.critic.text_value_scorer import text_value_scorer, without_head
 from siirl.engine.critic.value_model import ValueModel
-from siirl.engine.micro_batches import micro_batch_rows
+from siirl.engine.training.batch_loss import LossSum
+from siirl.engine.training.micro_batches import micro_batch_rows
 
 WIDTH = 16  # of the tiny model
 PROMPTS = (4, 4, 4, 2, 2, 3, 4, 2)

@@ -7,9 +7,9 @@ import pytest
 import torch
 from ranks_at_work import run_on_ranks
 
-from siirl.engine.collectives import OneProcess
 from siirl.engine.reward_manager import EpisodeOutcomes, make_text_reward_manager
 from siirl.engine.reward_manager.reward_model import load_reward_model, make_reward_model
+from siirl.engine.training.collectives import OneProcess
 from siirl.errors import CheckpointError, ConfigError, MissingAssetError
 from siirl.params import RewardArguments, RewardModelArguments, SiiRLArguments
 from siirl.params.paths import find

@@ -2,7 +2,7 @@
 
 import pytest
 
-from siirl.engine.schedules import learning_rate_factor, warmup_length
+from siirl.engine.training.schedules import learning_rate_factor, warmup_length
 from siirl.errors import ConfigError, UnknownNameError
 
 

@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from siirl.engine.supervised import NOTES_FILE, Questions, measure_answers
-from siirl.engine.teaching import lessons_of
+from siirl.imitation.supervised import NOTES_FILE, Questions, measure_answers
+from siirl.imitation.teaching import lessons_of
 from siirl.models.chat import load_chat_tokenizer
 from siirl.models.language_model import load_language_model
 from siirl.params.parser import parse_config

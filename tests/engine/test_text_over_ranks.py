@@ -10,9 +10,9 @@ from tiny_text import text_rows, tiny_model
 from tiny_training import largest_difference, make_actor, make_engine, weights
 
 from siirl.engine.actor.text_scorer import text_scorer
-from siirl.engine.collectives import OneProcess
-from siirl.engine.sharding import repeated_blocks
-from siirl.engine.weight_sync import ActingModule, acting_copy
+from siirl.engine.training.collectives import OneProcess
+from siirl.engine.training.sharding import repeated_blocks
+from siirl.engine.training.weight_sync import ActingModule, acting_copy
 from siirl.errors import ConfigError, InvariantError
 from siirl.models.language_model import LanguageModel, load_language_model, recompute_activations
 

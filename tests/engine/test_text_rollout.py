@@ -8,7 +8,7 @@ import torch
 
 from siirl.data_coordinator.sample import Sample, Samples2Dict
 from siirl.engine.actor.text_scorer import text_scorer
-from siirl.engine.rollout.hf_engine import HFEngine
+from siirl.engine.rollout.hf.hf_engine import HFEngine
 from siirl.engine.rollout.text_rollout import TextRollout
 from siirl.engine.rollout.text_workflow import TextWorkflow
 from siirl.engine.rollout.workflow import EpisodeRequest

@@ -9,7 +9,7 @@ from tiny_text import text_rows, tiny_model
 from tiny_training import largest_difference, make_actor, make_engine
 
 from siirl.engine.actor.text_scorer import text_scorer
-from siirl.engine.micro_batches import micro_batch_rows, rows_in_order, take_rows
+from siirl.engine.training.micro_batches import micro_batch_rows, rows_in_order, take_rows
 from siirl.errors import ConfigError
 
 LENGTHS = (9, 7, 3, 8, 5, 6)  # of the rows of `text_rows`: prompts 5 1 3 7 2 4, responses 4 6 0 1 3 2

@@ -7,10 +7,10 @@ from tiny_training import TinyPolicy, largest_difference, make_actor, make_engin
 from torch import nn
 
 from siirl.algos.log_probs import TokenScores
-from siirl.engine.batch_loss import LossSum
-from siirl.engine.collectives import OneProcess
-from siirl.engine.optimizer import decayed_names
-from siirl.engine.train_engine import SKIPS_IN_A_ROW, TrainEngine
+from siirl.engine.training.batch_loss import LossSum
+from siirl.engine.training.collectives import OneProcess
+from siirl.engine.training.optimizer import decayed_names
+from siirl.engine.training.train_engine import SKIPS_IN_A_ROW, TrainEngine
 from siirl.errors import CheckpointError, ConfigError, InvariantError
 from siirl.params import OptimizerArguments
 

@@ -12,9 +12,9 @@ import torch
 from tiny_language_models import language_model, request, scored, tokenizer
 
 from siirl.algos.products import wide_product
-from siirl.engine.collectives import OneProcess
 from siirl.engine.rollout.generation import GenerationRequest, GenerationResponse
-from siirl.engine.weight_sync import WeightSync
+from siirl.engine.training.collectives import OneProcess
+from siirl.engine.training.weight_sync import WeightSync
 from siirl.errors import ConfigError, InvariantError
 from siirl.models.language_model import load_language_model
 from siirl.params import packages
@@ -27,7 +27,7 @@ TEMPERATURE = 1.3
 def make_engine(name: str, *, model=None, **options):
     import llvmlite.binding  # noqa: F401  (numba's, which vLLM trips over where it finds it)
 
-    from siirl.engine.rollout import vllm_engine
+    from siirl.engine.rollout.vllm import vllm_engine
 
     # Heads of 32 entries are the smallest that vLLM has on a CPU; the head is tied to the embedding, as small models have it.
     model = model or language_model("Qwen3", heads=2, head_dim=32, tie_word_embeddings=True)
@@ -213,7 +213,7 @@ def test_new_weights_act_and_are_proved(engine, endless):
 
 @needs_vllm
 def test_the_head_that_vllm_leaves_stale_is_noticed(engine, monkeypatch):
-    monkeypatch.setattr("siirl.engine.rollout.vllm_worker.pack_tied_head", lambda model: None)
+    monkeypatch.setattr("siirl.engine.rollout.vllm.vllm_worker.pack_tied_head", lambda model: None)
     train(engine.model, seed=2)
     sync = WeightSync(trained=Trained(engine.model), acting=engine, engine=engine, ranks=OneProcess())
     with pytest.raises(InvariantError, match="what acts is not what is trained"):
@@ -301,5 +301,5 @@ def test_without_vllm_the_one_command_is_told(monkeypatch):
 
 
 def test_the_engines_module_imports_no_vllm():
-    code = "import sys, siirl.engine.rollout.vllm_engine; sys.exit('vllm' in sys.modules)"
+    code = "import sys, siirl.engine.rollout.vllm.vllm_engine; sys.exit('vllm' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

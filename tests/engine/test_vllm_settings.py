@@ -4,7 +4,7 @@ import pytest
 import torch
 from pydantic import BaseModel
 
-from siirl.engine.rollout.vllm_settings import engine_settings, start_errors, text_length
+from siirl.engine.rollout.vllm.vllm_settings import engine_settings, start_errors, text_length
 from siirl.errors import RunFailed
 from siirl.models.language_model import NO_LIMIT
 

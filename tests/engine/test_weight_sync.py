@@ -6,8 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from siirl.engine.collectives import OneProcess
-from siirl.engine.weight_sync import WeightSync, checksum
+from siirl.engine.training.collectives import OneProcess
+from siirl.engine.training.weight_sync import WeightSync, checksum
 from siirl.errors import InvariantError
 
 

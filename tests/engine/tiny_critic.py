@@ -9,10 +9,10 @@ from tensordict import TensorDict
 from tiny_training import RecordingEngine, TinyPolicy, make_engine, trajectories
 from torch import nn
 
-from siirl.engine.collectives import Collectives
 from siirl.engine.critic.critic import Critic
 from siirl.engine.critic.embodied_value_scorer import embodied_value_scorer, first_token_of_each_chunk
 from siirl.engine.critic.value_model import ValueModel
+from siirl.engine.training.collectives import Collectives
 
 WIDTH = 6
 

@@ -8,7 +8,7 @@ import pytest
 from probe_envs import WalkEnv
 
 from envs.base import PROPRIOCEPTION
-from siirl.env_server.checks import fault_of_observation, fault_of_reset, fault_of_step
+from siirl.env_server.answer_checks import fault_of_observation, fault_of_reset, fault_of_step
 
 SPEC = WalkEnv().spec
 GOOD = {PROPRIOCEPTION: np.zeros(2, np.float32), "instruction": "walk"}

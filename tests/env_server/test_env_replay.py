@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from siirl.env_server.replay import SAMPLE_SIZE, EpisodeRecord, difference, own_actions, sample
+from siirl.env_server.episode_record import SAMPLE_SIZE, EpisodeRecord, difference, own_actions, sample
 
 
 @given(hnp.arrays(st.sampled_from([np.uint8, np.float32, np.int64]), hnp.array_shapes(max_side=40)))

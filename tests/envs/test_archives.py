@@ -16,7 +16,7 @@ BOMB_BYTES = 600 * MEGABYTE
 LEAST_EFFECT = 100 * MEGABYTE  # what may come on top of the process without the file
 READERS = {
     "initial states": ("envs.libero.initial_states", "read_initial_states(Path(file))"),
-    "demonstrations": ("siirl.engine.reward_manager.embodied", "load_demonstration_clips(file)"),
+    "demonstrations": ("siirl.engine.reward_manager.embodied_rewards", "load_demonstration_clips(file)"),
     "a checkpoint's state": ("siirl.dag_worker.checkpoint", "_read_state(Path(file))"),
     "a projector of proprioception": ("siirl.models.openvla_checkpoint", "_projector_of_state(Path(file).parent)"),
     "weights of V-JEPA 2": ("vjepa.release_checkpoint", "_read(Path(file))"),

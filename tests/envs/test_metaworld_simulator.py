@@ -12,8 +12,8 @@ from metaworld.policies import ENV_POLICY_MAP
 from metaworld.types import Task
 from scipy.stats import spearmanr
 
-from envs.metaworld_simulator import TaskSimulator
-from envs.metaworld_suite import INSTRUCTIONS, VERSION_SUFFIX
+from envs.metaworld.simulator import TaskSimulator
+from envs.metaworld.suite import INSTRUCTIONS, VERSION_SUFFIX
 
 DEFAULT = ("drawer-open", "door-open", "button-press")
 HISTORY = ("basketball", "hammer", "push")  # whose Python objects keep more from one episode to the next than the others'
@@ -94,7 +94,7 @@ def test_no_episode_of_any_task_depends_on_what_ran_before(task):
 
 def test_episode_is_the_same_in_another_process(repository):
     code = (
-        "import hashlib, numpy as np; from envs.metaworld_simulator import TaskSimulator; s = TaskSimulator('door-open'); s.reset(seed=11);"
+        "import hashlib, numpy as np; from envs.metaworld.simulator import TaskSimulator; s = TaskSimulator('door-open'); s.reset(seed=11);"
         "[s.step(np.full(4, 0.3, np.float32)) for _ in range(20)]; print(hashlib.sha256(s.data.qpos.tobytes()).hexdigest())"
     )
     there = subprocess.run([sys.executable, "-c", code], cwd=repository, check=True, capture_output=True, text=True).stdout.strip()

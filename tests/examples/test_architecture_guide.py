@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from siirl.dag_worker.jsonl import read_rows
+from siirl.reporting.jsonl import read_rows
 
 GUIDE = Path(__file__).with_name("architecture_guide_11.rst").read_text()
 PREAMBLE = "import numpy as np\nimport torch\nfrom my_module.scoring import my_scoring_function\n\n"

@@ -14,8 +14,8 @@ from siirl.algos import POLICY_LOSSES, estimate_advantages, policy_loss
 from siirl.algos.ranks import ALONE
 from siirl.dag_worker.dagworker import DAGWorker
 from siirl.dag_worker.events import StepDone
-from siirl.dag_worker.prepare import load_graph
 from siirl.params.parser import parse_config
+from siirl.preflight.prepare import load_graph
 
 SMALL = (
     "cluster=local", "data.train_batch_size=3", "actor_rollout_ref.actor.ppo_mini_batch_size=3", "actor_rollout_ref.actor.ppo_epochs=1",

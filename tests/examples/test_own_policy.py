@@ -2,8 +2,8 @@
 
 from siirl.dag_worker.dagworker import DAGWorker
 from siirl.dag_worker.events import StepDone
-from siirl.dag_worker.prepare import load_graph
 from siirl.params.parser import parse_config
+from siirl.preflight.prepare import load_graph
 
 COMMAND = (
     "pipeline=grpo", "env=gymnasium", "env.id=CartPole-v1", "cluster=local",

@@ -4,7 +4,7 @@ import pytest
 
 from siirl.errors import ConfigError, UnknownNameError
 from siirl.execution.dag import Node, NodeType
-from siirl.execution.dag.references import resolve_function
+from siirl.execution.dag.function_names import resolve_function
 
 MODULE = """
 from siirl.execution.dag import NodeOutput

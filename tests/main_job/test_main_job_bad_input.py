@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from siirl.data_coordinator.loader import training_seed
+from siirl.data_coordinator.task_stream import training_seed
 
 FAILED = 1
 HERE = Path(__file__).parent

@@ -20,7 +20,7 @@ from real_run import RAY_AGENTS, descendants_of, living_processes
 from siirl.errors import ConfigError
 from siirl.execution.scheduler.launch import TIMED_OUT
 from siirl.execution.scheduler.placement import Layout, Machine, require_machines
-from siirl.params.ray_address import address_problems, resolve_address
+from siirl.preflight.ray_address import address_problems, resolve_address
 
 REFUSED = 2
 RAY = Path(sys.executable).parent / "ray"

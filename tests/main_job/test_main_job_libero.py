@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 from real_run import START_S
 
-from siirl.dag_worker.published_protocol import EPISODES_FILE, STATES
-from siirl.dag_worker.recorder import VIDEOS_FOLDER, read_index
-from siirl.dag_worker.report_page import REPORT_FILE
+from siirl.jobs.libero_protocol import EPISODES_FILE, STATES
+from siirl.reporting.recorder import VIDEOS_FOLDER, read_index
+from siirl.reporting.report_page import REPORT_FILE
 
 NOTICE = "stand-in assets: not LIBERO scores"
 STAND_INS = ("env=libero", "env.assets=stand_in")

@@ -5,8 +5,8 @@ from pathlib import Path
 import imageio_ffmpeg
 import pytest
 
-from siirl.dag_worker.recorder import VIDEOS_FOLDER, read_index
 from siirl.replay import main
+from siirl.reporting.recorder import VIDEOS_FOLDER, read_index
 
 JOB = (
     *("env=mujoco", "env.tasks=[drawer-open]", "env.max_episode_steps=20", "reward=success", "actor_rollout_ref.model.path=null"),

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from real_run import RealRun
 
-from siirl.dag_worker.rollout_files import read_rollouts
+from siirl.reporting.rollout_files import read_rollouts
 
 JOB = (
     *("env=math", "data.train_batch_size=8", "data.max_response_length=6", "actor_rollout_ref.actor.ppo_mini_batch_size=8"),

@@ -9,10 +9,10 @@ import pytest
 import torch
 from pyarrow import parquet
 
-from siirl.dag_worker.rollout_files import read_rollouts
 from siirl.evaluate import main as evaluate
 from siirl.params.paths import find
 from siirl.report import main as report
+from siirl.reporting.rollout_files import read_rollouts
 from siirl.train import FAILED, main
 
 JOB = (

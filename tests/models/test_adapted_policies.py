@@ -9,7 +9,7 @@ from tiny_models import move_adapters
 
 from envs.registry import env_spec
 from siirl.errors import ConfigError
-from siirl.models.loader import build_policy
+from siirl.models.policy_loader import build_policy
 from siirl.params.model_args import LoraArguments
 from tests.models.tiny_openvla import know_tiny_encoders, write_checkpoint
 

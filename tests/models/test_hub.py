@@ -14,6 +14,7 @@ ASK = '''
 import json, sys, threading, time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
+
 from siirl.errors import SiirlError
 from siirl.models.hub import find_on_hub
 

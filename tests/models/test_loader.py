@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 from envs.base import PROPRIOCEPTION, EnvSpec
 from siirl.errors import CheckpointError, ConfigError, MissingAssetError, UnknownNameError
 from siirl.models import TinyVLA, TinyVLAConfig, load_policy, save_policy
-from siirl.models.loader import build_policy
+from siirl.models.policy_loader import build_policy
 
 SPEC = EnvSpec(
     name="state",

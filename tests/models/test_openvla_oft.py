@@ -11,10 +11,10 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from envs.base import IMAGES, PROPRIOCEPTION, EnvSpec
 from envs.libero.openvla import policy_image
-from siirl.dag_worker.prepare import check_actions
 from siirl.errors import CheckpointError, ConfigError, MissingAssetError
 from siirl.models import save_policy
-from siirl.models.loader import build_policy, load_policy
+from siirl.models.policy_loader import build_policy, load_policy
+from siirl.preflight.prepare import check_actions
 from tests.models.tiny_openvla import ACTION, CONFIG, STATE, WIDTH, know_tiny_encoders, write_checkpoint
 
 

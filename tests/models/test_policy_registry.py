@@ -7,7 +7,7 @@ import pytest
 
 from envs.registry import env_spec
 from siirl.errors import CheckpointError, ConfigError, UnknownNameError
-from siirl.models.loader import build_policy, save_policy
+from siirl.models.policy_loader import build_policy, save_policy
 from siirl.params.policies import POLICIES
 from siirl.params.references import load_reference
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from envs.base import IMAGES, PROPRIOCEPTION, EnvSpec
-from siirl.engine.behaviour_cloning import fit_scale
+from siirl.imitation.behaviour_cloning import fit_scale
 from siirl.models import ActionTokenizer, Policy, TinyVLA, TinyVLAConfig
 
 TOKENIZER = ActionTokenizer(bins=16, low=(-1.0,) * 4, high=(1.0,) * 4)

@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 
 from envs.registry import env_spec
-from siirl.params.checks import config_problems, environment_problems
 from siirl.params.parser import Parsed, known_keys, parse
-from siirl.params.unread import unread_in_domain
+from siirl.preflight.config_checks import config_problems, environment_problems
+from siirl.preflight.unread import unread_in_domain
 
 GUIDE_10_1 = """
 # algorithm: Algorithm configuration

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from siirl.errors import ConfigError
-from siirl.params.checks import config_problems
-from siirl.params.first_look import describe_env
+from siirl.params.env_spec import describe_env
 from siirl.params.parser import known_keys, parse_config
 from siirl.params.plug_ins import import_user_modules
+from siirl.preflight.config_checks import config_problems
 
 PLUG_IN_KEYS = sorted(place for place, key in known_keys({}).items() if key.metadata["plug_in"])
 JOB = ("pipeline=dapo", "env=math", "actor_rollout_ref.actor.use_kl_loss=true")

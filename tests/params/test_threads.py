@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from siirl.dag_worker.launch import cluster_settings
+from siirl.jobs.training_run import cluster_settings
 from siirl.params import SiiRLArguments
 from siirl.params.threads import SPIN_COUNT
 

@@ -10,7 +10,7 @@ import pytest
 
 from envs.registry import env_spec
 from siirl.dag_worker.manifest import FORMAT, fingerprint
-from siirl.models.loader import build_policy, save_policy
+from siirl.models.policy_loader import build_policy, save_policy
 from siirl.train import REFUSED, main
 
 NO_TORCH = """

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from siirl.dag_worker.prepare import require_configured_columns
 from siirl.errors import ConfigError, UnknownNameError
 from siirl.execution.dag import NodeRole, NodeType, Pipeline, TaskGraph, check_kl_in_reward_order
 from siirl.execution.dag.builtin_pipelines import (
@@ -20,6 +19,7 @@ from siirl.execution.dag.builtin_pipelines import (
 )
 from siirl.execution.dag.load import load_pipeline
 from siirl.params.parser import parse_config
+from siirl.preflight.prepare import require_configured_columns
 
 PROMPT_COLUMNS = ["index", "task_name", "task_id", "trial_id", "seed"]
 

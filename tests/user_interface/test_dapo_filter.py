@@ -8,7 +8,7 @@ import pytest
 import torch
 from tensordict import NonTensorStack, TensorDict
 
-from siirl.engine.collectives import OneProcess
+from siirl.engine.training.collectives import OneProcess
 from siirl.params.parser import parse_config
 from siirl.user_interface.filter_interface.dapo import dynamic_sampling, prompts_to_draw
 

@@ -7,8 +7,8 @@ import numpy as np
 from siirl.algos.filters import FILTERS
 from siirl.data_coordinator.protocol.batch import texts
 from siirl.data_coordinator.sample import Sample, Samples2Dict
-from siirl.engine.collectives import OneProcess
 from siirl.engine.reward_manager import make_reward_manager
+from siirl.engine.training.collectives import OneProcess
 from siirl.params import RewardArguments, SiiRLArguments
 from siirl.user_interface.filter_interface.embodied import embodied_local_rank_sampling
 

@@ -11,16 +11,7 @@ their own: `siirl.algos.trajectories` makes mask and token rewards of them.
 """
 
 from siirl.algos.advantages import estimators as _estimators  # noqa: F401  # registers them
-from siirl.algos.advantages.group_relative import (
-    CPGD_WEIGHTS,
-    cpgd_advantage,
-    gpg_advantage,
-    grpo_advantage,
-    opo_advantage,
-    rloo_advantage,
-)
-from siirl.algos.advantages.pass_at_k import pass_at_k_advantage
-from siirl.algos.advantages.registry import (
+from siirl.algos.advantages.advantage_registry import (
     ADVANTAGES,
     ESTIMATOR_ARGUMENTS,
     ESTIMATOR_COLUMNS,
@@ -32,6 +23,15 @@ from siirl.algos.advantages.registry import (
     reads_reward_at_finish,
     register_adv_est,
 )
+from siirl.algos.advantages.group_relative import (
+    CPGD_WEIGHTS,
+    cpgd_advantage,
+    gpg_advantage,
+    grpo_advantage,
+    opo_advantage,
+    rloo_advantage,
+)
+from siirl.algos.advantages.pass_at_k import pass_at_k_advantage
 from siirl.algos.advantages.token_level import WHITENINGS, discounted_returns, gae_advantage, whiten_advantages
 
 __all__ = [

@@ -9,7 +9,7 @@ is one value, and each of them gets the decision's advantage. A text's tokens ar
 import torch
 
 from siirl.algos.advantages.token_level import gae_advantage, require_rewards_at_kept_tokens
-from siirl.algos.checks import as_bool_mask, require_axes, require_finite, require_same_shape
+from siirl.algos.tensor_checks import as_bool_mask, require_axes, require_finite, require_same_shape
 from siirl.errors import TensorError
 
 

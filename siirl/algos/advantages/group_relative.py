@@ -11,8 +11,8 @@ import math
 
 import torch
 
-from siirl.algos.checks import require_axes, require_counts, require_finite, require_same_shape
 from siirl.algos.groups import GroupStatistics, group_statistics, group_sum
+from siirl.algos.tensor_checks import require_axes, require_counts, require_finite, require_same_shape
 from siirl.errors import ConfigError, UnknownNameError
 
 CPGD_WEIGHTS = ("STD_weight", "clip_filter_like_weight", "naive")

@@ -8,9 +8,9 @@ chose. All of it is exact under padding on either side.
 
 import torch
 
-from siirl.algos.checks import as_bool_mask, require_axes, require_finite, require_same_shape
 from siirl.algos.masked import masked_moments, masked_whiten
 from siirl.algos.ranks import ALONE, Ranks
+from siirl.algos.tensor_checks import as_bool_mask, require_axes, require_finite, require_same_shape
 from siirl.errors import ConfigError, TensorError, UnknownNameError
 
 CACHED_ELEMENTS = 1 << 18  # 1 MiB of float32 for each of the half dozen tensors on the way

@@ -1,17 +1,16 @@
 """Policy losses: a loss per token from new and old log-probs and advantages. How tokens are averaged is `siirl.algos.aggregation`'s.
 
-One file a family, one function a loss, with its formula and source; `registry` says how a loss is called and registered:
-    ppo              vanilla, decoupled
+One file a family, one function a loss, with its formula and source; `loss_registry` says how a loss is called and registered:
+    clipped_ratio    vanilla, decoupled
     sequence_ratio   gspo, gspo_token, gmpo
     policy_gradient  gpg, cpgd, cispo, sapo
     covariance       clip_cov, kl_cov, with the selections that they make over a mini-batch
 The documents' form (four scalars from `old_log_prob, log_prob, ...`) is registered with `siirl.dag_worker.core_algos.register_policy_loss`.
 """
 
+from siirl.algos.policy_losses.clipped_ratio import decoupled_policy_loss, vanilla_policy_loss
 from siirl.algos.policy_losses.covariance import clip_cov_policy_loss, kl_cov_policy_loss, select_clip_cov, select_kl_cov
-from siirl.algos.policy_losses.policy_gradient import cispo_policy_loss, cpgd_policy_loss, gpg_policy_loss, sapo_policy_loss
-from siirl.algos.policy_losses.ppo import decoupled_policy_loss, vanilla_policy_loss
-from siirl.algos.policy_losses.registry import (
+from siirl.algos.policy_losses.loss_registry import (
     LOSS_ARGUMENTS,
     NATIVE_AGGREGATION,
     OWN_BOUNDS,
@@ -23,6 +22,7 @@ from siirl.algos.policy_losses.registry import (
     register_policy_loss,
     select_tokens,
 )
+from siirl.algos.policy_losses.policy_gradient import cispo_policy_loss, cpgd_policy_loss, gpg_policy_loss, sapo_policy_loss
 from siirl.algos.policy_losses.sequence_ratio import gmpo_policy_loss, gspo_policy_loss, gspo_token_policy_loss
 from siirl.algos.ratios import LOG_RATIO_LIMIT, check_clip, log_ratio
 

@@ -12,10 +12,10 @@ chosen in each, which is far more than the share that is asked for. The price he
 
 import torch
 
-from siirl.algos.checks import require_axes, require_same_shape
-from siirl.algos.policy_losses.registry import PolicyLoss, register_policy_loss
+from siirl.algos.policy_losses.loss_registry import PolicyLoss, register_policy_loss
 from siirl.algos.ranks import ALONE, Ranks
 from siirl.algos.ratios import check_clip, checked_columns, clipped_loss, log_ratio
+from siirl.algos.tensor_checks import require_axes, require_same_shape
 from siirl.errors import ConfigError
 
 

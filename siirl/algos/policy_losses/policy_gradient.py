@@ -9,7 +9,7 @@ import math
 
 import torch
 
-from siirl.algos.policy_losses.registry import PolicyLoss, register_policy_loss
+from siirl.algos.policy_losses.loss_registry import PolicyLoss, register_policy_loss
 from siirl.algos.ratios import check_clip, checked_columns, log_ratio
 from siirl.errors import ConfigError
 

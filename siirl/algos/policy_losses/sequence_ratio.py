@@ -10,7 +10,7 @@ Each kept token gets the loss of its row, so that the mean over tokens is the ro
 import torch
 
 from siirl.algos.masked import masked_mean
-from siirl.algos.policy_losses.registry import PolicyLoss, register_policy_loss
+from siirl.algos.policy_losses.loss_registry import PolicyLoss, register_policy_loss
 from siirl.algos.ratios import check_clip, checked_columns, clipped_loss, log_ratio
 
 

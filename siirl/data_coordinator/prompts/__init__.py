@@ -1,13 +1,13 @@
-"""Training prompts from files: `files` (several as one), `index` (what is known of every row), `dataset` and `loader` (the stream).
+"""Training prompts from files: `joined_files` (several as one), `index` (what is known of a row), `dataset`, `prompt_loader` (the stream).
 
 A prompt file is read through once, at the start, by all ranks together: each looks at its share of the rows, and they tell each other
 numbers only (token length, hash of the question, data source). From then on a rank reads the rows that it trains on, when it needs them.
 """
 
 from siirl.data_coordinator.prompts.dataset import PartitionedRLHFDataset, PromptTask
-from siirl.data_coordinator.prompts.files import PromptFiles, open_prompt_files
 from siirl.data_coordinator.prompts.index import PromptIndex, build_index
-from siirl.data_coordinator.prompts.loader import PROMPT_LOADER_COLUMNS, PromptLoader
+from siirl.data_coordinator.prompts.joined_files import PromptFiles, open_prompt_files
+from siirl.data_coordinator.prompts.prompt_loader import PROMPT_LOADER_COLUMNS, PromptLoader
 from siirl.data_coordinator.prompts.split import PromptSplit, check_lengths, split_prompts
 
 __all__ = [

@@ -16,9 +16,9 @@ from numpy.typing import NDArray
 from torch.utils.data import Dataset
 
 from envs.prompt_files import PromptRow
-from siirl.data_coordinator.loader import EpisodeTask, training_seed
-from siirl.data_coordinator.prompts.files import PromptFiles
 from siirl.data_coordinator.prompts.index import PromptIndex, question_number
+from siirl.data_coordinator.prompts.joined_files import PromptFiles
+from siirl.data_coordinator.task_stream import EpisodeTask, training_seed
 from siirl.errors import ConfigError, InvariantError
 
 

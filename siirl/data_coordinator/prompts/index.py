@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 
 from envs.prompt_files import PromptRow
 from envs.text import Message
-from siirl.data_coordinator.prompts.files import CheckRow, PromptFiles, has_truth
-from siirl.data_coordinator.prompts.processes import in_order
+from siirl.data_coordinator.prompts.joined_files import CheckRow, PromptFiles, has_truth
+from siirl.data_coordinator.prompts.read_ahead import in_order
 from siirl.errors import ConfigError
 
 Encode = Callable[[Sequence[Message]], Sequence[int]]
@@ -119,7 +119,10 @@ def build_index(
 
 
 def question_number(row: PromptRow) -> int:
-    """Which question it is. The formula of `envs.math.sources` and `envs.math.generators.held_out`, so that both hold out the same ones."""
+    """Which question it is.
+
+    The formula of `envs.math.question_sources` and `envs.math.generators.held_out`, so that both hold out the same ones.
+    """
     return _number_of("\n".join(f"{entry['role']}: {entry['content']}" for entry in row.prompt))
 
 

@@ -1,4 +1,4 @@
-"""Operations on whole batches: choose rows, join batches of different padding, check ids. What is in a batch: `columns`."""
+"""Operations on whole batches: choose rows, join batches of different padding, check ids. What is in a batch: `batch_columns`."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from tensordict import NonTensorStack, TensorDict
 
-from siirl.data_coordinator.protocol.columns import column
+from siirl.data_coordinator.protocol.batch_columns import column
 from siirl.data_coordinator.protocol.padding import RAGGED, Extent
 from siirl.errors import InvariantError
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from siirl.data_coordinator.protocol.columns import Layout, column
+from siirl.data_coordinator.protocol.batch_columns import Layout, column
 from siirl.errors import InvariantError
 
 Shapes = Mapping[str, tuple[int, ...]]

@@ -16,14 +16,14 @@ from typing import Any
 import torch
 from tensordict import TensorDict
 
-from siirl.algos.checks import require_finite
 from siirl.algos.log_probs import TokenScores
+from siirl.algos.tensor_checks import require_finite
 from siirl.data_coordinator.protocol.batch import without_texts
 from siirl.engine.actor.actor_loss import COMPARED, LARGEST_GAP, MEAN_GAP, SELECTED, ActorLoss
 from siirl.engine.actor.mini_batches import mini_batch_rows, row_places
-from siirl.engine.batch_loss import LossSum
-from siirl.engine.collectives import fail_together
-from siirl.engine.train_engine import TrainEngine, TrainStep
+from siirl.engine.training.batch_loss import LossSum
+from siirl.engine.training.collectives import fail_together
+from siirl.engine.training.train_engine import TrainEngine, TrainStep
 from siirl.errors import ConfigError, TensorError
 from siirl.params import ActorArguments
 

@@ -14,7 +14,6 @@ import torch
 from tensordict import TensorDict
 
 from siirl.algos.aggregation import AGGREGATIONS, aggregate_loss, aggregation_weight
-from siirl.algos.checks import as_bool_mask, require_finite, require_same_shape
 from siirl.algos.importance import check_importance, importance_weights
 from siirl.algos.kl import KL_ESTIMATORS, is_kl_estimator, kl_estimate
 from siirl.algos.log_probs import TokenScores
@@ -30,7 +29,8 @@ from siirl.algos.policy_losses import (
     select_tokens,
 )
 from siirl.algos.ranks import Ranks
-from siirl.engine.batch_loss import LossSum
+from siirl.algos.tensor_checks import as_bool_mask, require_finite, require_same_shape
+from siirl.engine.training.batch_loss import LossSum
 from siirl.errors import ConfigError, UnknownNameError
 from siirl.params import ActorArguments
 

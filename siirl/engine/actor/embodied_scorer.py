@@ -11,8 +11,8 @@ import torch
 from tensordict import TensorDict
 from torch import nn
 
-from siirl.algos.checks import as_bool_mask
 from siirl.algos.log_probs import TokenScores, token_scores
+from siirl.algos.tensor_checks import as_bool_mask
 from siirl.errors import TensorError
 
 CHUNK_COLUMNS = ("pixel_values", "proprioception")
@@ -20,7 +20,7 @@ CHUNK_COLUMNS = ("pixel_values", "proprioception")
 
 
 def embodied_scorer(module: nn.Module, micro_batch: TensorDict, temperature: float) -> TokenScores:
-    """Log-probs and entropy [B, T] of the action tokens of `micro_batch`; see `siirl.engine.train_engine.Scorer`.
+    """Log-probs and entropy [B, T] of the action tokens of `micro_batch`; see `siirl.engine.training.train_engine.Scorer`.
 
     Args:
         module: `siirl.models.policy.Policy`.

@@ -10,7 +10,7 @@ mini-batch and fewer of the next, and the ranks wait for the one with most.
 import torch
 from tensordict import TensorDict
 
-from siirl.engine.collectives import Collectives
+from siirl.engine.training.collectives import Collectives
 
 
 def mini_batch_rows(*, batch: TensorDict, rows: int, ranks: Collectives, generator: torch.Generator) -> list[torch.Tensor]:

@@ -21,10 +21,10 @@ from typing import Any
 import torch
 from tensordict import TensorDict
 
-from siirl.algos.checks import as_bool_mask
+from siirl.algos.tensor_checks import as_bool_mask
 from siirl.data_coordinator.balance import first_fit_decreasing
 from siirl.engine.actor.prefix_groups import PrefixGroup, prefix_groups
-from siirl.engine.micro_batches import Unit, Units
+from siirl.engine.training.micro_batches import Unit, Units
 from siirl.errors import TensorError
 
 COLUMNS = ("input_ids", "attention_mask", "responses", "response_mask")
@@ -154,7 +154,7 @@ def pack_rows(micro_batch: TensorDict, *, width: int, share_prompts: bool) -> Pa
 
 
 def prompt_units(batch: TensorDict, budget: int, *, width: int) -> list[Unit]:
-    """Rows that share their prompt as one unit of a micro-batch; see `siirl.engine.micro_batches.Units`."""
+    """Rows that share their prompt as one unit of a micro-batch; see `siirl.engine.training.micro_batches.Units`."""
     return [Unit(rows=group.rows, tokens=group.tokens) for group in _needed(batch).groups(width=width, most_tokens=budget)]
 
 

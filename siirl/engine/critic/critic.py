@@ -15,14 +15,14 @@ from typing import Any
 import torch
 from tensordict import TensorDict
 
-from siirl.algos.checks import as_bool_mask, require_finite
+from siirl.algos.tensor_checks import as_bool_mask, require_finite
 from siirl.algos.value_loss import clipped_value_loss
 from siirl.data_coordinator.protocol.batch import without_texts
 from siirl.engine.actor.mini_batches import mini_batch_rows
-from siirl.engine.batch_loss import LossSum
-from siirl.engine.collectives import fail_together
 from siirl.engine.critic.value_model import ValueModel
-from siirl.engine.train_engine import TrainEngine, TrainStep
+from siirl.engine.training.batch_loss import LossSum
+from siirl.engine.training.collectives import fail_together
+from siirl.engine.training.train_engine import TrainEngine, TrainStep
 from siirl.errors import ConfigError, TensorError
 
 Metrics = dict[str, float]

@@ -12,12 +12,12 @@ import torch
 from tensordict import TensorDict
 from torch import nn
 
-from siirl.algos.checks import as_bool_mask
+from siirl.algos.tensor_checks import as_bool_mask
 from siirl.engine.actor.embodied_scorer import CHUNK_COLUMNS, number_of_chunks, put_back
 
 
 def embodied_value_scorer(module: nn.Module, micro_batch: TensorDict, temperature: float) -> torch.Tensor:
-    """Values [B, T] at the executed tokens of `micro_batch`, 0 elsewhere; see `siirl.engine.train_engine.Scorer`.
+    """Values [B, T] at the executed tokens of `micro_batch`, 0 elsewhere; see `siirl.engine.training.train_engine.Scorer`.
 
     Args:
         module: `siirl.engine.critic.value_model.ValueModel` on `PolicyFeatures`.

@@ -11,13 +11,13 @@ from typing import Any
 import torch
 from tensordict import TensorDict
 
-from siirl.algos.checks import as_bool_mask
+from siirl.algos.tensor_checks import as_bool_mask
 from siirl.engine.actor.packing import model_width, pack_rows
 from siirl.models.language_model import LanguageModel
 
 
 def text_value_scorer(module: Any, micro_batch: TensorDict, temperature: float) -> torch.Tensor:
-    """Values [B, T] at the policy's own tokens of `micro_batch`, 0 elsewhere; see `siirl.engine.train_engine.Scorer`.
+    """Values [B, T] at the policy's own tokens of `micro_batch`, 0 elsewhere; see `siirl.engine.training.train_engine.Scorer`.
 
     Args:
         module: `siirl.engine.critic.value_model.ValueModel` on a `siirl.models.language_model.LanguageModel`.

@@ -1,6 +1,6 @@
-"""How a finished episode is rewarded: one manager each, chosen by `reward.name`; those of text are in `text`."""
+"""How a finished episode is rewarded: one manager each, chosen by `reward.name`; those of text are in `text_rewards`."""
 
-from siirl.engine.reward_manager.embodied import (
+from siirl.engine.reward_manager.embodied_rewards import (
     REWARD_MANAGERS,
     EpisodeOutcomes,
     Memoryless,
@@ -8,7 +8,7 @@ from siirl.engine.reward_manager.embodied import (
     RewardScores,
     make_reward_manager,
 )
-from siirl.engine.reward_manager.text import TextRewardManager, make_text_reward_manager
+from siirl.engine.reward_manager.text_rewards import TextRewardManager, make_text_reward_manager
 
 __all__ = [
     "REWARD_MANAGERS",

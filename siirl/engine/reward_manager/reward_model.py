@@ -12,10 +12,10 @@ from typing import Any
 import torch
 
 from envs.text import Message
-from siirl.engine.collectives import Collectives
-from siirl.engine.reward_manager.embodied import EpisodeOutcomes
-from siirl.engine.reward_manager.text import MODEL_COLUMNS, PartScores, column_of
-from siirl.engine.sharding import repeated_blocks, shard
+from siirl.engine.reward_manager.embodied_rewards import EpisodeOutcomes
+from siirl.engine.reward_manager.text_rewards import MODEL_COLUMNS, PartScores, column_of
+from siirl.engine.training.collectives import Collectives
+from siirl.engine.training.sharding import repeated_blocks, shard
 from siirl.errors import CheckpointError, ConfigError, MissingAssetError
 from siirl.models.hub import find_on_hub
 from siirl.params import RewardModelArguments, SiiRLArguments

@@ -6,8 +6,8 @@ ten episodes a rank one failure would already be more than 5 %.
 
 import itertools
 
-from siirl.engine.collectives import Collectives
 from siirl.engine.rollout.executor import RolloutResult
+from siirl.engine.training.collectives import Collectives
 from siirl.errors import TooManyFailures
 from siirl.interrupts import Interrupted
 

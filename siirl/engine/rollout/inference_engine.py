@@ -20,7 +20,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, Protocol, Self, TypeVar, cast
 
-from siirl.engine.rollout.embodied_engine import ActRequest, ActResponse, EmbodiedEngine
+from siirl.engine.rollout.acting import ActionEngine, ActRequest, ActResponse
 from siirl.engine.rollout.executor import Outcome, RolloutResult, rollout_batch, run_episode
 from siirl.engine.rollout.generation import GenerationRequest, GenerationResponse, TextEngine
 from siirl.engine.rollout.workflow import RolloutWorkflow, Trajectory
@@ -64,7 +64,7 @@ class InferenceEngine:
     """Runs episodes on an engine.
 
     Args:
-        engine: A TextEngine or an EmbodiedEngine.
+        engine: A TextEngine or an ActionEngine.
         pool: Environments, which `initialize` starts and `destroy` ends; None for workflows that need none.
         at_once: Episodes that run at the same time; by default as many as the pool has slots.
 
@@ -114,8 +114,8 @@ class InferenceEngine:
         return await cast(TextEngine, self.engine).agenerate(request)
 
     async def act(self, request: ActRequest) -> ActResponse:
-        """A chunk of actions for one observation; see `EmbodiedEngine.act`."""
-        return await cast(EmbodiedEngine, self.engine).act(request)
+        """A chunk of actions for one observation; see `ActionEngine.act`."""
+        return await cast(ActionEngine, self.engine).act(request)
 
     def update_weights(self, version: int) -> "Future[None]":
         """The engine's weights are those of `version` now. Episodes in the middle go on with them, and keep the tokens they have.

@@ -78,7 +78,7 @@ def requests_for_prompts(
     Unique ids and policy seeds are made of run seed, step, group and rollout, so they are the same however ranks share the prompts.
 
     Args:
-        prompts: Columns of each prompt (siirl.data_coordinator.loader): `index`, `task_name`, `task_id`, `trial_id`, `seed`, and of a
+        prompts: Columns of each prompt (siirl.data_coordinator.task_stream): `index`, `task_name`, `task_id`, `trial_id`, `seed`, and of a
             prompt from a file `prompt_row`.
         rollouts: Episodes of each prompt.
         run_seed: Seed of the run.

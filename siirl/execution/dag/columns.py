@@ -4,7 +4,7 @@
     def compute_reward(*, batch, context): ...
 
 `Pipeline.add_node(..., requires=, provides=)` declares them for a function without this decorator, and adds to the declaration of
-one that has it. Left out: dtypes and shapes, which siirl.data_coordinator.protocol.columns gives; a stage's type and role
+one that has it. Left out: dtypes and shapes, which siirl.data_coordinator.protocol.batch_columns gives; a stage's type and role
 (`siirl.execution.dag.stage`).
 """
 

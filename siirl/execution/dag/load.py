@@ -2,8 +2,8 @@
 
 from siirl.errors import ConfigError, UnknownNameError
 from siirl.execution.dag.builtin_pipelines import PIPELINES
+from siirl.execution.dag.function_names import resolve_function
 from siirl.execution.dag.pipeline import Pipeline
-from siirl.execution.dag.references import resolve_function
 from siirl.execution.dag.task_graph import TaskGraph
 from siirl.execution.dag.workflow_file import load_workflow_file
 

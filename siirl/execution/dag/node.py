@@ -1,6 +1,6 @@
 """One step of an algorithm: which function, after which others, on which columns of the batch.
 
-A node's function is called by name with what its signature asks for (`references.OFFERED`), on a shallow copy of the batch, so
+A node's function is called by name with what its signature asks for (`function_names.OFFERED`), on a shallow copy of the batch, so
 that assigning `batch["x"]` changes nobody else's batch. Columns are checked at both ends: those required before, those provided
 after. A function that declares none is measured once it has run. Left out: which process runs a node (siirl.execution.scheduler).
 """
@@ -15,8 +15,8 @@ from typing import Any
 
 from siirl.errors import ConfigError, InvariantError
 from siirl.execution.dag.columns import Columns, column_set, declared_columns
+from siirl.execution.dag.function_names import arguments_for, check_signature, describe, resolve_function
 from siirl.execution.dag.node_output import NodeOutput
-from siirl.execution.dag.references import arguments_for, check_signature, describe, resolve_function
 
 
 class NodeType(Enum):

@@ -48,7 +48,7 @@ def wait_and_speak(sentence: str, traces: str, run_folder: str, before: str) -> 
         return
     lines = [f"siirl: {sentence}"]
     if run_folder:
-        from siirl.params.run_folder import way_on  # here, because the waiting process shall be small
+        from siirl.params.resume_line import way_on  # imported late: the waiting process stays small
 
         lines.append(way_on(Path(run_folder), before or None))
     print(*lines, sep="\n", file=sys.stderr)

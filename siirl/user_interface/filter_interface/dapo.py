@@ -17,10 +17,10 @@ from tensordict import TensorDict
 
 from siirl.algos.filters import MEASURES, keep_by_name, success_band_keep, truncation_keep, zero_variance_keep
 from siirl.dag_worker.context import StageContext
-from siirl.dag_worker.metrics import Value
 from siirl.data_coordinator.protocol.batch import select_rows
 from siirl.execution.dag import NodeOutput, NodeRole, NodeType, stage
-from siirl.user_interface.filter_interface.columns import OF_A_RULE, filter_columns
+from siirl.reporting.metrics import Value
+from siirl.user_interface.filter_interface.filter_columns import OF_A_RULE, filter_columns
 
 
 @stage(

@@ -14,7 +14,7 @@ from siirl.dag_worker.context import StageContext
 from siirl.dag_worker.outcomes import gather_outcomes
 from siirl.data_coordinator.protocol.batch import select_rows, texts
 from siirl.execution.dag import NodeOutput, NodeRole, NodeType, stage
-from siirl.user_interface.filter_interface.columns import OF_A_RULE, filter_columns
+from siirl.user_interface.filter_interface.filter_columns import OF_A_RULE, filter_columns
 
 
 @stage(

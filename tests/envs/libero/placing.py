@@ -9,7 +9,7 @@ import itertools
 import mujoco
 import numpy as np
 
-from envs.libero.expert import in_order
+from envs.libero.expert.script import in_order
 from envs.libero.scene import level_heading, object_speed
 from envs.libero.simulator import WAIT
 

@@ -9,7 +9,7 @@ import pytest
 
 from envs.libero.assets import find_assets, missing_files
 from envs.libero.folders import cache_folder
-from envs.libero.stand_ins import ARTICULATED_FIXTURES, FOLDERS, stand_in_files
+from envs.libero.stand_in.stand_ins import ARTICULATED_FIXTURES, FOLDERS, stand_in_files
 from tests.envs.libero.local_hub import local_hub
 
 STUDY = "scenes/libero_study_base_style.xml"

@@ -6,15 +6,16 @@ import numpy as np
 import pytest
 
 from envs.libero.environment import LiberoEnv
-from envs.libero.expert import expert, in_order, is_time, play
+from envs.libero.expert.script import expert, in_order, is_time, play
 
 
 @pytest.fixture(scope="module")
 def modules(make_simulator):
     """The expert's modules, which import MuJoCo and so need LIBERO to be imported first."""
-    from envs.libero import expert_grasps, expert_motion, scene
+    from envs.libero import scene
+    from envs.libero.expert import grasps, motion
 
-    return expert_grasps, expert_motion, scene
+    return grasps, motion, scene
 
 
 def test_lower_one_of_a_stack_has_its_place_first():
@@ -117,7 +118,7 @@ def test_action_keeps_the_direction_of_a_long_way(modules):
 
 
 def test_microwave_is_a_cave_that_opens_to_its_front(make_simulator, modules):
-    from envs.libero.expert_insert import cave
+    from envs.libero.expert.insert import cave
 
     _, _, scene = modules
     simulator = make_simulator("10", 9)
@@ -136,7 +137,7 @@ def test_microwave_is_a_cave_that_opens_to_its_front(make_simulator, modules):
 )
 def test_what_is_open_at_its_top_or_nowhere_is_no_cave(make_simulator, suite, number, region):
     """A basket, and a drawer that is shut."""
-    from envs.libero.expert_insert import cave
+    from envs.libero.expert.insert import cave
 
     simulator = make_simulator(suite, number)
     simulator.reset(0)
@@ -161,7 +162,7 @@ def test_mug_is_held_by_its_handle_and_not_beside_it(make_simulator, modules):
 
 
 def test_plate_is_drawn_over_the_table_and_a_bowl_is_not(make_simulator):
-    from envs.libero.expert_skills import slides
+    from envs.libero.expert.skills import slides
 
     simulator = make_simulator("goal", 5)
     simulator.reset(0)
@@ -172,7 +173,7 @@ def test_plate_is_drawn_over_the_table_and_a_bowl_is_not(make_simulator):
 
 
 def test_hand_on_its_way_to_a_packet_meets_the_carton_beside_it_and_to_another_packet_nothing(make_simulator, modules):
-    from envs.libero.expert_ways import around_hand, highest_met
+    from envs.libero.expert.ways import around_hand, highest_met
 
     grasps, _, scene = modules
     simulator = make_simulator("10", 1)
@@ -192,7 +193,7 @@ def test_hand_on_its_way_to_a_packet_meets_the_carton_beside_it_and_to_another_p
 def test_second_pot_has_its_place_beside_the_first_and_the_first_in_the_middle(make_simulator, modules):
     import mujoco
 
-    from envs.libero.expert_ways import free_place
+    from envs.libero.expert.ways import free_place
 
     _, _, scene = modules
     simulator = make_simulator("10", 8)

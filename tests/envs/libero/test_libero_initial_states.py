@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from envs.libero.initial_states import FIRST_TRAINING_SEED, held_out, read_initial_states, state_number
 from envs.libero.suites import suite_tasks
-from siirl.data_coordinator import loader
+from siirl.data_coordinator import task_stream
 
 
 def saved(path, content):
@@ -72,7 +72,7 @@ def test_published_protocol_takes_the_states_in_order():
 
 
 def test_training_seeds_begin_where_the_platform_says():
-    assert FIRST_TRAINING_SEED == loader.FIRST_TRAINING_SEED
+    assert FIRST_TRAINING_SEED == task_stream.FIRST_TRAINING_SEED
 
 
 @settings(derandomize=True, deadline=None)

@@ -8,10 +8,10 @@ import pytest
 from envs.base import Frames
 from envs.libero.assets import SHORT_NOTICE
 from envs.libero.environment import LiberoEnv
-from siirl.dag_worker.jsonl import read_rows
-from siirl.dag_worker.metric_writers import METRICS_FILE, MetricWriters, RunDescription
-from siirl.dag_worker.recorder import VideoRecorder, VideoSample, annotate, read_index
-from siirl.dag_worker.report_page import write_report
+from siirl.reporting.jsonl import read_rows
+from siirl.reporting.metric_writers import METRICS_FILE, MetricWriters, RunDescription
+from siirl.reporting.recorder import VideoRecorder, VideoSample, annotate, read_index
+from siirl.reporting.report_page import write_report
 
 FRAMES = Frames(np.zeros((2, 64, 64, 3), np.uint8), (0, 8))
 

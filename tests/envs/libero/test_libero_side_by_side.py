@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from envs.base import IMAGES, PROPRIOCEPTION
-from envs.libero.expert import pursue_goal
+from envs.libero.expert.script import pursue_goal
 from envs.libero.suites import choose_tasks, suite_tasks
 from siirl.env_server.pool import EnvPool
 from tests.envs.libero.official_loop import OfficialLoop

@@ -7,12 +7,12 @@ import pytest
 from envs.libero.environment import LiberoEnv
 from envs.libero.initial_states import STATES, held_out, state_number
 from envs.libero.suites import STEP_LIMITS, choose_tasks
-from siirl.dag_worker.warm_starts import EXPERTS
+from siirl.imitation.warm_starts import EXPERTS
 from siirl.models.instruction_tokenizer import PADDING, hash_words
 from siirl.models.tiny_vla import TinyVLAConfig
-from siirl.params.files import learnt_tasks
-from siirl.params.first_look import describe_env
+from siirl.params.env_spec import describe_env
 from siirl.params.parser import parse_config
+from siirl.params.weight_files import learnt_tasks
 
 
 def test_demonstrations_start_from_states_that_are_not_held_out() -> None:

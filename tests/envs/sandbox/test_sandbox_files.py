@@ -10,7 +10,7 @@ import pytest
 from trials import verdict
 
 from envs.prompt_files import PromptRow, write_prompts
-from envs.sandbox.files import FileProblems, read_problems
+from envs.sandbox.problem_files import FileProblems, read_problems
 from envs.sandbox.problems import encoded_tests
 from envs.text import message
 

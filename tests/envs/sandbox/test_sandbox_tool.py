@@ -7,7 +7,7 @@ import pytest
 from envs.base import EpisodeFailed
 from envs.tools.calls import ToolCall, write_call
 from envs.tools.environment import ToolEnv
-from envs.tools.sources import make_toolsets
+from envs.tools.named_tools import make_toolsets
 
 # As `SMALL` of trials.py, by name as in a configuration, with time for a busy machine.
 LIMITS = {"cpu_s": 1, "wall_s": 100.0, "total_s": 100.0, "memory_bytes": 2**26, "processes": 8, "tmp_bytes": 2**22, "files": 64}

@@ -1,0 +1,1 @@
+"""The scripted expert of LIBERO's tasks; `script` has its entry point."""

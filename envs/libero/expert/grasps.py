@@ -1,0 +1,124 @@
+"""Where the scripted expert takes hold of a thing: all grasps from above that its shape allows, the least obstructed first.
+
+A thing that fits between the fingers is held across, a vessel at its rim, another thing by its handle. What stands around it decides among
+the places: the hand and the open fingers are two boxes, and the volume that they would share with other things is the measure.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+
+from envs.libero.expert.motion import nearest_yaw, turned
+from envs.libero.scene import Extent, Vector, boxes, colliding_geoms, level_heading
+from envs.libero.simulator import TaskSimulator
+
+MOUTH_M = 0.072  # what is held across is at most this wide: the fingers open to 8 cm
+FINGER_DEPTH_M = 0.035  # how far below its top a tall thing is held: the palm is 5 cm above the finger tips
+TIP_M = 0.012  # the tips reach this far below the point between them
+FLAT_M = 0.05  # lower things are held at half their height
+RIM_DEPTH_M = 0.012  # how deep the fingers reach over a rim
+WALL_M = 0.002  # half of a vessel's wall
+SLACK_M = 0.006  # between the hand and a thing that it must not touch: as near as a motion comes to its aim
+HANDLE_SHARE = 1.5  # the sides of the narrowest mug are twice as wide as its handle
+SHIFTS = (0.0, 0.5, -0.5, 0.25, -0.25)  # of half the length, along a thing that is held across
+# Half sizes of the open hand, across and along the closing fingers, and its heights above the point between the tips: measured on Panda.
+HAND = (
+    (np.array([0.012, 0.055]), (-TIP_M, 0.05)),  # fingers
+    (np.array([0.035, 0.105]), (0.045, 0.16)),  # palm
+)
+FINGER_HALF_M, PALM_HALF_M = float(HAND[0][0][0]), float(HAND[1][0][0])  # across the closing fingers
+PALM_OVER_M = 0.03  # below a palm that shall stay over a thing: lower, its edge was seen to touch a mug's rim
+
+
+class Grasp(NamedTuple):
+    """A place for the point between the finger tips, and the hand's yaw; at yaw 0 the fingers close along y."""
+
+    point: Vector
+    yaw: float
+
+
+class Hold(NamedTuple):
+    """A grasp across a handle."""
+
+    grasp: Grasp
+    away: Vector
+    """Level direction [3] from the thing to the hand."""
+    depth: float
+    """How far the thing reaches from the hand in the other direction."""
+
+
+def grasps(simulator: TaskSimulator, body: int) -> list[Grasp]:
+    """Grasps of a thing, the least obstructed first; among equals, those in the middle and with little turning first."""
+    candidates = _across(simulator, body) or (_rim(simulator, body) if _hollow(simulator, body) else _handle(simulator, body))
+    around = [other for other in simulator.env.obj_body_id.values() if other != body]
+    return sorted(candidates, key=lambda grasp: round(obstruction(simulator, grasp, around) * 1e6))  # sorted keeps the order of equals
+
+
+def by_handle(simulator: TaskSimulator, body: int) -> Hold | None:
+    """A grasp across a thing's handle, as close to the thing as the fingers fit; None without a handle that stands out."""
+    middle, geoms = simulator.data.subtree_com[body], colliding_geoms(simulator, body)
+    offsets = simulator.data.geom_xpos[geoms][:, :2] - middle[:2]
+    furthest = int(np.argmax(np.linalg.norm(offsets, axis=1)))
+    yaw = float(np.arctan2(offsets[furthest, 1], offsets[furthest, 0]))
+    lows, highs = boxes(simulator, [body], yaw=yaw)
+    low, high = lows[furthest], highs[furthest]
+    width = highs[:, 1] - lows[:, 1]
+    wider = width > HANDLE_SHARE * width[furthest]  # what is as narrow is a part of the handle
+    free_from = float(highs[wider, 0].max(initial=-np.inf)) + FINGER_HALF_M + SLACK_M
+    if width[furthest] > MOUTH_M or free_from > high[0]:
+        return None
+    along = max(free_from, min(low[0] + FINGER_HALF_M, (low[0] + high[0]) / 2))
+    height = max((low[2] + high[2]) / 2, highs[:, 2].max() - PALM_OVER_M, lows[:, 2].min() + TIP_M)
+    point = turned(yaw) @ np.array([along, (low[1] + high[1]) / 2, height])
+    return Hold(Grasp(point, nearest_yaw(yaw)), np.array([np.cos(yaw), np.sin(yaw), 0.0]), along - float(lows[:, 0].min()))
+
+
+def obstruction(simulator: TaskSimulator, grasp: Grasp, bodies: list[int]) -> float:
+    """Volume in cubic metres that the open hand would share with boxes around the shapes of `bodies`."""
+    low, high = boxes(simulator, bodies, yaw=grasp.yaw)
+    point = turned(grasp.yaw).T @ grasp.point
+    volume = 0.0
+    for half, (bottom, top) in HAND:
+        from_low = np.maximum(low, [*(point[:2] - half), point[2] + bottom])
+        to_high = np.minimum(high, [*(point[:2] + half), point[2] + top])
+        volume += float(np.prod(np.clip(to_high - from_low, 0.0, None), axis=1).sum())
+    return volume
+
+
+def _across(simulator: TaskSimulator, body: int) -> list[Grasp]:
+    heading = level_heading(simulator.data.xmat[body].reshape(3, 3))
+    extent = Extent(simulator, body, yaw=heading)
+    middle = (extent.bottom + extent.top) / 2 if extent.size[2] < FLAT_M else 0.0
+    height = max(extent.top - FINGER_DEPTH_M, extent.bottom + TIP_M, middle)
+    found = []
+    for narrow in np.argsort(extent.size[:2], kind="stable"):
+        if extent.size[narrow] > MOUTH_M:
+            continue
+        long = 1 - int(narrow)
+        along = turned(heading)[:2, long] * max(0.0, extent.size[long] / 2 - TIP_M)
+        yaw = nearest_yaw(heading + (np.pi / 2 if narrow == 0 else 0.0))
+        found += [Grasp(np.array([*(extent.centre[:2] + shift * along), height]), yaw) for shift in SHIFTS]
+    return found
+
+
+def _rim(simulator: TaskSimulator, body: int) -> list[Grasp]:
+    """A vessel is held at the side of its rim towards the middle of the table, where the arm reaches best, or at another."""
+    extent, axis = Extent(simulator, body), simulator.data.subtree_com[body][:2]
+    radius = min(extent.size[0], extent.size[1]) / 2 - WALL_M
+    height = max(extent.top - RIM_DEPTH_M, extent.bottom + TIP_M)
+    near = -1.0 if axis[1] > 0 else 1.0
+    sides = [((0.0, near), 0.0), ((0.0, -near), 0.0), ((-1.0, 0.0), np.pi / 2), ((1.0, 0.0), np.pi / 2)]
+    return [Grasp(np.array([axis[0] + x * radius, axis[1] + y * radius, height]), yaw) for (x, y), yaw in sides]
+
+
+def _hollow(simulator: TaskSimulator, body: int) -> bool:
+    """Whether a thing is lower at its middle than at its rim."""
+    middle = simulator.data.subtree_com[body][:2]
+    lows, highs = boxes(simulator, [body])
+    over = np.all((lows[:, :2] < middle) & (middle < highs[:, :2]), axis=1)
+    return bool(highs[over, 2].max(initial=-np.inf) < highs[:, 2].max() - RIM_DEPTH_M)
+
+
+def _handle(simulator: TaskSimulator, body: int) -> list[Grasp]:
+    held = by_handle(simulator, body)
+    return _rim(simulator, body) if held is None else [held.grasp]

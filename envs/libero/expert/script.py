@@ -1,0 +1,114 @@
+"""A scripted expert on true poses, in the benchmark's own actions: it puts things in and on others, opens, closes and turns.
+
+It plans from the colliding shapes of whatever assets are loaded, one predicate of the goal after the other; those that hold already are
+left alone, and what did not work is tried again with another grasp. docs/libero.md says how often it succeeds at which task.
+
+    policy = expert(task_name)
+    action = policy(env)     # float32 [7]; a new plan begins with each episode
+
+MuJoCo is imported when an expert is made, not with this module: it would look for OpenGL too early.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from graphlib import TopologicalSorter
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from envs.libero.environment import LiberoEnv
+from envs.libero.folders import import_libero
+
+if TYPE_CHECKING:
+    from envs.libero.simulator import TaskSimulator
+
+Action = NDArray[np.float32]
+WAIT_STEPS = 20  # with open fingers, until what was let go has come to rest
+
+
+def expert(task: str) -> Callable[[LiberoEnv], Action]:
+    """The expert for a task of the environment; it reads `env.simulator`, which no policy may."""
+    import_libero()
+    plan: Iterator[Action] = iter(())
+
+    def policy(env: LiberoEnv) -> Action:
+        nonlocal plan
+        if env.steps == 0:
+            plan = pursue_goal(env.simulator)
+        return next(plan)
+
+    return policy
+
+
+def pursue_goal(simulator: "TaskSimulator") -> Iterator[Action]:
+    """Actions without end: each predicate of the goal in turn, again and again until the environment sees success."""
+    from envs.libero.expert.motion import OPEN, hold
+
+    parts = {name: region.parent_name for name, region in simulator.env.object_sites_dict.items()}
+    goal, attempt = in_order(simulator.env.parsed_problem["goal_state"], parts), 0
+    while True:
+        for place, predicate in enumerate(goal):
+            if not simulator.env._eval_predicate(predicate) and is_time(simulator, predicate, before=goal[:place]):
+                yield from _fulfil(simulator, predicate, attempt)
+        yield from hold(OPEN, WAIT_STEPS)
+        attempt += 1
+
+
+def is_time(simulator: "TaskSimulator", predicate: Sequence[str], *, before: Sequence[Sequence[str]]) -> bool:
+    """What is closed stays open until all that comes before has been done: a second attempt needs it open."""
+    return predicate[0] != "close" or all(simulator.env._eval_predicate(other) for other in before)
+
+
+def in_order(goal: Sequence[Sequence[str]], parts: Mapping[str, str | None]) -> list[Sequence[str]]:
+    """A goal's predicates (verb, thing) or (verb, thing, target) as they can be fulfilled one after the other.
+
+    What is closed comes first, where an open drawer above it would be in the way, or last, where something is put in; what is opened or
+    turned comes before all placements; a thing is in its place before others are put in or on it.
+
+    Args:
+        goal: In any order.
+        parts: Region to the thing that it is a part of.
+    """
+    placements = [predicate for predicate in goal if len(predicate) == 3]
+    place_of = {thing: place for place, (_, thing, _) in enumerate(placements)}
+    under = [parts.get(target) or target for _, _, target in placements]
+    order = TopologicalSorter({place: [place_of[thing]] if thing in place_of else [] for place, thing in enumerate(under)}).static_order()
+    filled = {*under, *(target for _, _, target in placements)}
+    shut = [predicate for predicate in goal if predicate[0] == "close" and predicate[1] not in filled]
+    before = [predicate for predicate in goal if len(predicate) == 2 and predicate[0] != "close"]
+    after = [predicate for predicate in goal if predicate[0] == "close" and predicate[1] in filled]
+    return [*shut, *before, *(placements[place] for place in order), *after]
+
+
+def _fulfil(simulator: "TaskSimulator", predicate: Sequence[str], attempt: int) -> Iterator[Action]:
+    from envs.libero.expert import skills
+    from envs.libero.expert.insert import cave, insert
+
+    verb, subject, *target = predicate
+    match verb:
+        case "on" if skills.slides(simulator, subject, target[0]):
+            yield from skills.slide(simulator, subject, target[0], attempt=attempt)
+        case "in" if (place := cave(simulator, target[0])) is not None:
+            yield from insert(simulator, subject, place)
+        case "in" | "on":
+            if skills.is_shut(simulator, target[0]):
+                yield from skills.pull_open(simulator, target[0])
+            yield from skills.place(simulator, subject, target[0], attempt=attempt)
+        case "open":
+            yield from skills.pull_open(simulator, subject)
+        case "close":
+            yield from skills.close(simulator, subject)
+        case "turnon" | "turnoff":
+            yield from skills.turn(simulator, subject, on=verb == "turnon")
+        case _:
+            raise ValueError(f"The scripted expert knows no predicate {verb!r}.")
+
+
+def play(simulator: "TaskSimulator", state: int) -> int | None:
+    """Steps to success from an initial state, without any image; None where the step limit came first."""
+    simulator.reset(state)
+    plan = pursue_goal(simulator)
+    for step in range(1, simulator.task.step_limit + 1):
+        if simulator.step(next(plan)):
+            return step
+    return None

@@ -1,0 +1,102 @@
+"""Where the scripted expert's hand can pass, and where in a region there is room: ways over what stands in between, and free places.
+
+The hand, its open fingers and what they hold are boxes. What they would meet on a straight way is passed over: up, across, down. A way that
+meets nothing is left as it is, and so is the middle of a region where nothing stands in the way.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+
+from envs.libero.expert.grasps import HAND
+from envs.libero.expert.motion import PASSED_M, Motion, move, turned
+from envs.libero.scene import Vector, boxes, gripper_pose, object_body, region_half
+from envs.libero.simulator import TaskSimulator
+
+SAMPLES = 16  # of a way: 1 to 4 cm apart, and a packet is 4 cm across
+OVER_M = 0.03  # between what passes and what it passes over: as far as a motion may end from its aim, and a hand that leans a little
+PLACES = (0.0, 0.85, -0.85)  # of a region's half length: its middle and near its edges
+
+
+class Moving(NamedTuple):
+    """Boxes around the hand and what it holds, from the point between the finger tips and along the hand's axes."""
+
+    low: Vector
+    """Lower corners [N, 3]."""
+    high: Vector
+    """Upper corners [N, 3]."""
+
+
+def pass_over(
+    simulator: TaskSimulator, to: Vector, rotation: Vector, fingers: float, *, thing: int, held: bool = False, near: float = PASSED_M
+) -> Motion:
+    """Move to `to`, up and across first where the straight way would knock over something other than `thing`, which may be `held`.
+
+    Fixtures do not count: they stand fast, and from straight above an open drawer keeps the hand from what lies before it.
+    """
+    hand, now = gripper_pose(simulator)
+    moving = around_hand(simulator, held=thing if held else None)
+    others = [body for name in simulator.env.objects_dict if (body := object_body(simulator, name)) != thing]
+    top = highest_met(simulator, moving, hand, to, yaw=hand_yaw(rotation), bodies=others)
+    if top is not None:
+        over = max(top + OVER_M - float(moving.low[:, 2].min()), float(to[2]))
+        yield from move(simulator, np.array([hand[0], hand[1], max(over, hand[2])]), now, fingers, near=PASSED_M)
+        yield from move(simulator, np.array([to[0], to[1], over]), rotation, fingers, near=PASSED_M)
+    yield from move(simulator, to, rotation, fingers, near=near)
+
+
+def around_hand(simulator: TaskSimulator, *, held: int | None = None) -> Moving:
+    """The hand with open fingers, and the body `held` as it hangs between them now."""
+    lows = [np.array([*-half, bottom]) for half, (bottom, _) in HAND]
+    highs = [np.array([*half, top]) for half, (_, top) in HAND]
+    if held is not None:
+        hand, rotation = gripper_pose(simulator)
+        yaw = hand_yaw(rotation)
+        low, high = boxes(simulator, [held], yaw=yaw)
+        point = turned(yaw).T @ hand
+        lows.append(low.min(axis=0) - point)
+        highs.append(high.max(axis=0) - point)
+    return Moving(np.array(lows), np.array(highs))
+
+
+def highest_met(simulator: TaskSimulator, moving: Moving, start: Vector, end: Vector, *, yaw: float, bodies: list[int]) -> float | None:
+    """Height of the highest shape of `bodies` that `moving`, turned by `yaw`, meets on its straight way; None where it meets nothing."""
+    low, high = boxes(simulator, bodies, yaw=yaw)
+    points = [start + share * (end - start) for share in np.linspace(0.0, 1.0, SAMPLES)[1:]]
+    met = np.any([_shared(moving, turned(yaw).T @ point, low, high) > 0 for point in points], axis=0)
+    return float(high[met, 2].max()) if met.any() else None
+
+
+def free_place(simulator: TaskSimulator, thing: int, target: str, parent: str, *, surface: float, yaw: float) -> Vector:
+    """Where [2] in a region of `parent` the hand can set down the `thing` that it holds: the middle, or else far from what is met there."""
+    centre, half = simulator.data.site(target).xpos[:2].copy(), region_half(simulator, target)[:2]
+    own = {thing, object_body(simulator, parent)}
+    low, high = boxes(simulator, [body for body in simulator.env.obj_body_id.values() if body not in own], yaw=yaw)
+    hand, _ = gripper_pose(simulator)
+    moving = around_hand(simulator, held=thing)
+    offset = np.array([*(hand - simulator.data.subtree_com[thing])[:2], -moving.low[-1, 2]])
+
+    def shared(place: Vector) -> Vector:
+        return _shared(moving, turned(yaw).T @ (np.array([*place, surface]) + offset), low, high)
+
+    met = shared(centre) > 0
+    if not met.any():
+        return centre
+    standing = turned(yaw)[:2, :2] @ ((low + high)[met, :2] / 2).mean(axis=0)
+
+    def cost(place: Vector) -> tuple[float, float]:
+        return round(float(shared(place).sum()) * 1e6), -float(np.linalg.norm(place - standing))
+
+    return np.asarray(min((centre + half * (x, y) for x in PLACES for y in PLACES), key=cost))
+
+
+def hand_yaw(rotation: Vector) -> float:
+    """Yaw of a hand's rotation [3, 3] that points down: its fingers close along the first column, which is y at yaw 0."""
+    return float(np.arctan2(-rotation[0, 0], rotation[1, 0]))
+
+
+def _shared(moving: Moving, point: Vector, low: Vector, high: Vector) -> Vector:
+    """Cubic metres [M] that `moving` at `point` shares with each of M boxes, all along the same axes."""
+    from_low = np.maximum(low[:, None], moving.low + point)
+    to_high = np.minimum(high[:, None], moving.high + point)
+    return np.asarray(np.prod(np.clip(to_high - from_low, 0.0, None), axis=2).sum(axis=1))

@@ -1,0 +1,151 @@
+"""One Meta-World task as a simulator that is built once and reset many times: physics and success, no images.
+
+Meta-World's own `reset` leaves traces: bodies and sites stay where the last episode put them in the model, goals and other attributes in
+the Python object, and it moves the hand into place twice. Here every reset first restores what the constructor made, draws object and
+goal from the seed, and moves the hand once; so the seed alone fixes the episode, whatever ran before. Physics, observation and success
+flag are Meta-World's own: the same draw and actions give the same `qpos`, bit for bit, as its environment does (a test).
+"""
+
+import itertools
+from typing import Any, NamedTuple
+
+import mujoco
+import numpy as np
+from gymnasium.utils import seeding
+from metaworld.env_dict import ALL_V3_ENVIRONMENTS
+from numpy.typing import NDArray
+
+from envs.metaworld.speed import lighten
+from envs.metaworld.suite import VERSION_SUFFIX
+
+# MuJoCo would write its warnings to MUJOCO_LOG.TXT in the working folder; those that matter are counted in `data.warning` and raised.
+mujoco.set_mju_user_warning(lambda message: None)
+
+GRIPPER, THING, SECOND_THING = (
+    slice(0, 4),
+    slice(4, 7),
+    slice(11, 14),
+)  # of Meta-World's observation [39]: position, first and second object
+GRIPPER_TASKS = ("reach", "reach-wall")  # the gripper itself is brought to the goal
+TOOL_TASKS = ("stick-pull", "stick-push")  # the first object moves the second one to the goal
+DIVERGENCE = (mujoco.mjtWarning.mjWARN_BADQPOS, mujoco.mjtWarning.mjWARN_BADQVEL, mujoco.mjtWarning.mjWARN_BADQACC)
+STATE = mujoco.mjtState.mjSTATE_INTEGRATION  # all that the next step depends on, the solver's warm start included
+
+
+class Snapshot(NamedTuple):
+    """All that an episode changes in a simulator."""
+
+    state: NDArray[np.float64]
+    body_pos: NDArray[np.float64]
+    site_pos: NDArray[np.float64]
+    attributes: dict[str, Any]
+
+
+class TaskSimulator:
+    """Physics and success flag of one Meta-World task."""
+
+    def __init__(self, task: str) -> None:
+        """Load the model of `task` (canonical name); takes a third of a second."""
+        self.task = task
+        self._env: Any = ALL_V3_ENVIRONMENTS[task + VERSION_SUFFIX]()
+        self._env._partially_observable = False  # the scripted experts read the goal
+        del self._env.sawyer_observation_space  # cached for the partially observable case; computed anew by the next line
+        assert self._env.sawyer_observation_space.shape == (39,)
+        self._env._set_task_called = True
+        self._env.seeded_rand_vec = True
+        lighten(self._env, task=task)
+        self.model: mujoco.MjModel = self._env.model
+        self.data: mujoco.MjData = self._env.data
+        self._made = self._snapshot()
+        self._start: tuple[int, Snapshot] | None = None
+        self._observation: NDArray[np.float64] = np.zeros(39)
+
+    def reset(self, *, seed: int) -> None:
+        """Start the episode that `seed` fixes. The start of the last seed is kept: a group of rollouts comes back to it at once."""
+        if self._start is not None and self._start[0] == seed:
+            self._restore(self._start[1])
+        else:
+            self._draw(seed)
+            self._start = (seed, self._snapshot())
+        self._observation = self._env._get_obs()
+        self._check()
+
+    def step(self, action: NDArray[np.float32]) -> bool:
+        """Apply one action, float32 [4] in [-1, 1]; returns the benchmark's success flag.
+
+        Raises:
+            RuntimeError: The simulation diverged.
+        """
+        self._observation, _, _, _, info = self._env.step(action)
+        self._check()
+        return bool(info["success"])
+
+    @property
+    def state(self) -> NDArray[np.float64]:
+        """Meta-World's own observation [39], with object and goal poses: for experts and oracles only."""
+        return self._observation.copy()
+
+    @property
+    def proprioception(self) -> NDArray[np.float32]:
+        """Gripper position (3, metres) and opening (0 closed, 1 open): float32 [4]."""
+        return self._observation[GRIPPER].astype(np.float32)
+
+    @property
+    def oracle_distance(self) -> float:
+        """The way that is left, in metres: from between the fingers to the object, and from the object to its goal.
+
+        One leg for reaching (fingers to goal), three where a tool moves the object. It falls along the episodes of the scripted
+        experts (a test), and is small but not zero at success, which has a tolerance.
+        """
+        fingers, goal = self._env.tcp_center, np.asarray(self._env._target_pos)
+        if self.task in GRIPPER_TASKS:
+            places = [fingers, goal]
+        elif self.task in TOOL_TASKS:
+            places = [fingers, self._observation[THING], self._observation[SECOND_THING], goal]
+        else:
+            places = [fingers, self._observation[THING], goal]
+        return float(sum(np.linalg.norm(there - here) for here, there in itertools.pairwise(places)))
+
+    def _draw(self, seed: int) -> None:
+        """Meta-World's reset, which places everything twice (the first time moves bodies in the model), with the hand moved once."""
+        env = self._env
+        self._restore(self._made)
+        env.np_random = seeding.np_random(seed)[0]
+        env._freeze_rand_vec = False
+        env._reset_hand = self._hand_stays
+        env.reset_model()
+        del env._reset_hand
+        env._freeze_rand_vec = True  # the second placement uses the first one's draw
+        mujoco.mj_resetData(self.model, self.data)
+        env.reset_model()
+        mujoco.mj_forward(self.model, self.data)  # bodies have moved since Meta-World's last forward pass: images would lag behind
+
+    def _hand_stays(self) -> None:
+        self._env.init_tcp = self._env.tcp_center
+
+    def _snapshot(self) -> Snapshot:
+        state = np.empty(mujoco.mj_stateSize(self.model, STATE))
+        mujoco.mj_getState(self.model, self.data, state, STATE)
+        return Snapshot(state, self.model.body_pos.copy(), self.model.site_pos.copy(), _own_copies(vars(self._env)))
+
+    def _restore(self, snapshot: Snapshot) -> None:
+        vars(self._env).clear()
+        vars(self._env).update(_own_copies(snapshot.attributes))
+        self.model.body_pos[:], self.model.site_pos[:] = snapshot.body_pos, snapshot.site_pos
+        mujoco.mj_resetData(self.model, self.data)
+        mujoco.mj_setState(self.model, self.data, snapshot.state, STATE)
+        mujoco.mj_forward(self.model, self.data)
+
+    def _check(self) -> None:
+        diverged = [warning.name for warning in DIVERGENCE if self.data.warning[warning].number]
+        if diverged or not np.isfinite(self._observation).all():
+            raise RuntimeError(f"The simulation of Meta-World task {self.task!r} diverged ({', '.join(diverged) or 'not finite'}).")
+
+
+def _own_copies(attributes: dict[str, Any]) -> dict[str, Any]:
+    """Copies of the arrays that an episode may change in place; views into MuJoCo's memory stay views."""
+    return {name: _own_copy(value) for name, value in attributes.items()}
+
+
+def _own_copy(value: Any) -> Any:
+    return value.copy() if isinstance(value, (list, dict)) or (isinstance(value, np.ndarray) and value.base is None) else value

@@ -1,0 +1,190 @@
+"""How a policy loss is called: by name, with what its signature asks for among `LOSS_ARGUMENTS`; it returns a `PolicyLoss`.
+
+Whatever else its signature names has a default and is an option of this loss alone (`actor_rollout_ref.actor.loss_options`). A loss
+that treats some tokens differently, chosen among *all* tokens of a mini-batch, brings a selection: it is called once, before the first
+micro-batch, with `SELECTION_ARGUMENTS`, and what it chose comes back to the loss as `selected_BT`, whatever the cut.
+"""
+
+# B row (trajectory), T token
+
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from siirl.algos.call import call_by_name, check_arguments, name_of, same_definition
+from siirl.algos.tensor_checks import as_bool_mask, require_finite, require_same_shape
+from siirl.errors import ConfigError, UnknownNameError
+
+
+@dataclass(frozen=True)
+class PolicyLoss:
+    """What a policy loss returns."""
+
+    loss_BT: torch.Tensor
+    """Loss per token, with gradient; 0 where the mask is 0."""
+    metrics_BT: dict[str, torch.Tensor] = field(default_factory=dict)
+    """Numbers per token that are averaged over the kept tokens of all ranks and logged as `actor/<name>`."""
+
+
+PolicyLossFunction = Callable[..., PolicyLoss]
+Selection = Callable[..., torch.Tensor]
+
+POLICY_LOSSES: dict[str, PolicyLossFunction] = {}
+
+# The aggregation that a loss is defined with; `loss_agg_mode` overrides it.
+NATIVE_AGGREGATION: dict[str, str] = {}
+
+# Losses whose bounds are of another size than PPO's, or that have none: the actor's clip_ratio is not theirs.
+OWN_BOUNDS: set[str] = set()
+
+# Which tokens of a mini-batch a loss treats differently: bool [B, T].
+SELECTIONS: dict[str, Selection] = {}
+
+_BOTH = {
+    "old_log_probs_BT": "log-probs of the policy that the ratio is taken against",
+    "advantages_BT": "advantages",
+    "mask_BT": "1 at the tokens that the policy chose",
+    "clip_ratio_low": "the ratio is clipped at 1 - clip_ratio_low",
+    "clip_ratio_high": "the ratio is clipped at 1 + clip_ratio_high",
+}
+
+LOSS_ARGUMENTS = {
+    **_BOTH,
+    "log_probs_BT": "log-probs of the policy that is trained, with gradient",
+    "rollout_log_probs_BT": "log-probs of the policy that acted",
+    "importance_weights_BT": "weights that correct for another behaviour policy; a loss that does not ask for them is multiplied by them",
+    "selected_BT": "bool, the tokens that the loss's selection chose over the whole mini-batch",
+    "clip_ratio_c": "bound of the dual clip",
+    "loss_agg_mode": "name of the aggregation",
+    "config": "the actor's whole config, for losses with keys of their own",
+}
+
+SELECTION_ARGUMENTS = {
+    **_BOTH,
+    "log_probs_BT": "log-probs of the policy that is trained, as they are before the mini-batch's step, without gradient",
+    "place_B": "int64, place of each row among the rows of all ranks, the same however they are spread",
+    "generator": "torch.Generator in the same state on every rank",
+    "ranks": "siirl.algos.ranks.Ranks: sums and rows of all ranks",
+}
+
+
+def register_policy_loss(
+    name: str, *, aggregation: str = "token-mean", own_bounds: bool = False, selection: Selection | None = None
+) -> Callable[[PolicyLossFunction], PolicyLossFunction]:
+    """Decorator that registers a policy loss.
+
+    Args:
+        name: What `actor_rollout_ref.actor.loss` says.
+        aggregation: The one that the loss is defined with.
+        own_bounds: The loss's clip bounds, if it has any, are the defaults of its signature, not the actor's clip_ratio.
+        selection: Chooses tokens over a whole mini-batch.
+
+    Raises:
+        ConfigError: The name is taken by another function, or a function requires an argument that it is not given.
+    """
+
+    def decorator(function: PolicyLossFunction) -> PolicyLossFunction:
+        if name in POLICY_LOSSES and not same_definition(POLICY_LOSSES[name], function):
+            raise ConfigError(f"Policy loss {name!r} is already {name_of(POLICY_LOSSES[name])}: choose another name.")
+        check_arguments(function, known=LOSS_ARGUMENTS, kind="policy loss")
+        POLICY_LOSSES[name] = function
+        NATIVE_AGGREGATION[name] = aggregation
+        if own_bounds:
+            OWN_BOUNDS.add(name)
+        if selection is not None:
+            check_arguments(selection, known=SELECTION_ARGUMENTS, kind="selection of a policy loss")
+            SELECTIONS[name] = selection
+        return function
+
+    return decorator
+
+
+def policy_loss(*, name: str, available: Mapping[str, Any]) -> PolicyLoss:
+    """The loss `name` from what is `available` of `LOSS_ARGUMENTS` and of its options, times importance weights where there are any.
+
+    Raises:
+        UnknownNameError: No such loss.
+        ConfigError: The loss needs something that is not available.
+        TensorError: Inputs or a loss of different shapes, or not finite where the mask is on; of a result with the name of the loss. No
+            metric is refused.
+    """
+    function = _function(name)
+    returned: PolicyLoss = call_by_name(function, available, kind="Policy loss")
+    mask_BT = available["mask_BT"]
+    require_same_shape(response_mask=mask_BT, loss=returned.loss_BT)
+    require_finite(mask=as_bool_mask(mask_BT), **{f"policy loss {name!r}": returned.loss_BT.detach()})
+    metrics_BT = {metric: _at_each_token(value, mask_BT=mask_BT) for metric, value in returned.metrics_BT.items()}
+    result = PolicyLoss(loss_BT=returned.loss_BT, metrics_BT=metrics_BT)
+    weights_BT = available.get("importance_weights_BT")
+    if weights_BT is None or "importance_weights_BT" in inspect.signature(function).parameters:
+        return result
+    require_same_shape(loss=result.loss_BT, importance_weights=weights_BT)
+    return PolicyLoss(loss_BT=result.loss_BT * weights_BT, metrics_BT=result.metrics_BT)
+
+
+def _at_each_token(value: Any, *, mask_BT: torch.Tensor) -> torch.Tensor:
+    """A metric of a loss as [B, T]: a number, or the mean of values of another shape, at every token; NaN where it is no number."""
+    try:
+        value_BT = torch.as_tensor(value, device=mask_BT.device).detach()
+    except (RuntimeError, TypeError, ValueError):
+        value_BT = torch.tensor(torch.nan, device=mask_BT.device)
+    return value_BT if value_BT.shape == mask_BT.shape else value_BT.float().mean().expand(mask_BT.shape)
+
+
+def select_tokens(*, name: str, available: Mapping[str, Any]) -> torch.Tensor:
+    """The tokens that the loss `name` treats differently, bool [B, T]; every rank calls it.
+
+    Args:
+        name: A loss in `SELECTIONS`.
+        available: What there is of `SELECTION_ARGUMENTS`, and options.
+    """
+    selected_BT: torch.Tensor = call_by_name(SELECTIONS[name], available, kind="Selection")
+    require_same_shape(response_mask=available["mask_BT"], selected=selected_BT)
+    return selected_BT
+
+
+def loss_options(name: str) -> dict[str, Any]:
+    """The options of a loss and of its selection, with their defaults."""
+    functions = [(_function(name), LOSS_ARGUMENTS), (SELECTIONS.get(name), SELECTION_ARGUMENTS)]
+    parameters = [
+        parameter
+        for function, given in functions
+        if function is not None
+        for parameter in inspect.signature(function).parameters.values()
+        if parameter.name not in given and parameter.default is not inspect.Parameter.empty
+    ]
+    return {parameter.name: parameter.default for parameter in parameters}
+
+
+def check_loss_options(name: str, options: Mapping[str, Any]) -> None:
+    """Refuse options that the loss does not have, and values that it does not take: it is tried on one token.
+
+    Raises:
+        UnknownNameError: No such loss, or no such option.
+        ConfigError: A value that the loss refuses.
+    """
+    known = loss_options(name)
+    for option, value in options.items():
+        if option not in known:
+            raise UnknownNameError.of(kind=f"option of the policy loss {name} (loss_options)", name=option, known=known)
+        numeric = isinstance(known[option], int | float) and not isinstance(known[option], bool)
+        if numeric and (isinstance(value, bool) or not isinstance(value, int | float)):
+            raise ConfigError(f"loss_options.{option}={value!r} of the policy loss {name} must be a number, such as {known[option]}.")
+    if not options:
+        return
+    zero_11 = torch.zeros(1, 1)
+    columns = ("log_probs_BT", "old_log_probs_BT", "rollout_log_probs_BT", "advantages_BT")
+    one_token = dict.fromkeys(columns, zero_11) | {"mask_BT": zero_11 == 0, "selected_BT": zero_11 == 0}
+    if name in SELECTIONS:
+        alone = {"place_B": torch.zeros(1, dtype=torch.int64), "generator": torch.Generator()}
+        select_tokens(name=name, available={**one_token, **alone, **options})
+    policy_loss(name=name, available={**one_token, "loss_agg_mode": NATIVE_AGGREGATION[name], "config": None, **options})
+
+
+def _function(name: str) -> PolicyLossFunction:
+    if name not in POLICY_LOSSES:
+        raise UnknownNameError.of(kind="policy loss", name=name, known=POLICY_LOSSES)
+    return POLICY_LOSSES[name]

@@ -1,0 +1,384 @@
+"""The user's documents' names, with their argument lists, over `siirl.algos`. New code calls `siirl.algos` itself.
+
+Where a result differs from the documents' listings on purpose:
+- a group of one has advantage 0, not its raw score; equal rewards have advantage 0 whatever the rounding (GRPO and all of its kind);
+- a reward at a token that the mask leaves out is an error, where the listing loses it (GAE);
+- `compute_policy_loss_cpgd` takes the log-ratio where the listing takes the log-prob: a constant apart, with the same gradient;
+- `compute_policy_loss_kl_cov` takes 2e-3 of the tokens by default, the paper's share for 7B, where siiRL takes 2e-4, and its `ppo_kl`
+  is the signed mean, where siiRL's is that of the size; `compute_policy_loss_clip_cov` counts the tokens that PPO clips as
+  `pg_clipfrac`, where siiRL counts those that were drawn;
+- `agg_loss` leaves rows without any token out of the mean, and divides seq-mean-token-sum-norm by rows and length;
+- NaN, infinity and shapes that do not fit are errors; a log-ratio is held within +-80 so that no ratio is infinite;
+- `apply_kl_penalty` returns a copy with the column `token_level_rewards` and leaves the batch that it got as it was.
+"""
+
+# B row, T token
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from tensordict import TensorDict
+
+from siirl.algos.advantages import ADVANTAGES, Estimator, register_adv_est
+from siirl.algos.aggregation import AGGREGATIONS, aggregate_loss, aggregation_weight
+from siirl.algos.call import call_by_name, check_arguments, definition, name_of, same_definition
+from siirl.algos.kl import AdaptiveKLController, FixedKLController, kl_estimate
+from siirl.algos.log_probs import token_scores
+from siirl.algos.masked import masked_mean, masked_sum, masked_var, masked_whiten
+from siirl.algos.policy_losses import (
+    NATIVE_AGGREGATION,
+    OWN_BOUNDS,
+    POLICY_LOSSES,
+    SELECTIONS,
+    PolicyLoss,
+    gspo_policy_loss,
+    policy_loss,
+    select_tokens,
+    vanilla_policy_loss,
+)
+from siirl.algos.policy_losses import register_policy_loss as register_token_loss
+from siirl.algos.policy_losses.loss_registry import check_loss_options, loss_options
+from siirl.algos.ranks import ALONE
+from siirl.algos.tensor_checks import as_bool_mask, require_same_shape
+from siirl.algos.value_loss import clipped_value_loss
+from siirl.errors import ConfigError, UnknownNameError
+from siirl.execution.scheduler.enums import AdvantageEstimator
+
+__all__ = [
+    "ADV_ESTIMATOR_REGISTRY",
+    "POLICY_LOSS_REGISTRY",
+    "AdaptiveKLController",
+    "AdvantageEstimator",
+    "FixedKLController",
+    "PolicyLossFn",
+    "agg_loss",
+    "apply_kl_penalty",
+    "compute_entropy_loss",
+    "compute_log_prob_from_logits",
+    "compute_policy_loss",
+    "compute_policy_loss_cispo",
+    "compute_policy_loss_clip_cov",
+    "compute_policy_loss_cpgd",
+    "compute_policy_loss_geo_mean",
+    "compute_policy_loss_gpg",
+    "compute_policy_loss_gspo",
+    "compute_policy_loss_kl_cov",
+    "compute_policy_loss_sapo",
+    "compute_policy_loss_vanilla",
+    "compute_value_loss",
+    "kl_penalty",
+    "masked_mean",
+    "masked_sum",
+    "masked_var",
+    "masked_whiten",
+    "register_adv_est",
+    "register_policy_loss",
+]
+
+PolicyLossFn = Callable[..., tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]]
+
+ADV_ESTIMATOR_REGISTRY = ADVANTAGES
+POLICY_LOSS_REGISTRY: dict[str, PolicyLossFn] = {}
+
+_LOSS_ARGUMENTS = ("old_log_prob", "log_prob", "advantages", "response_mask", "loss_agg_mode", "config", "rollout_is_weights")
+LOSS_MODE = "loss_mode"  # verl's `policy_loss` holds the loss's name too
+_SCALARS = ("pg_clipfrac", "ppo_kl", "pg_clipfrac_lower")  # the order in which the documents' losses return them
+
+
+def __getattr__(name: str) -> Estimator:
+    """An estimator under the documents' name for it (`compute_grpo_outcome_advantage`), which is that of its function."""
+    for estimator in ADVANTAGES.values():
+        if name_of(estimator) == name:
+            return estimator
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def agg_loss(loss_mat: torch.Tensor, loss_mask: torch.Tensor, loss_agg_mode: str) -> torch.Tensor:
+    """Loss [B, T] to one number, taking these rows for the whole batch; `siirl.algos.aggregate_loss` takes a part of one."""
+    weight = aggregation_weight(mask_BT=loss_mask, mode=loss_agg_mode).clamp(min=1)
+    return aggregate_loss(loss_BT=loss_mat, mask_BT=loss_mask, mode=loss_agg_mode, denominator=weight, horizon=loss_mask.shape[-1])
+
+
+def register_policy_loss(name: str) -> Callable[[PolicyLossFn], PolicyLossFn]:
+    """Register a policy loss of the documents' form, which is then chosen by `actor_rollout_ref.actor.loss=name`.
+
+    The function takes `(old_log_prob, log_prob, advantages, response_mask, loss_agg_mode, config, rollout_is_weights)` and returns
+    `(pg_loss, pg_clipfrac, ppo_kl, pg_clipfrac_lower)`. If it aggregates with `agg_loss` and the mode that it is given, its gradient does
+    not depend on how the batch was cut: the mean over a micro-batch is turned back into a sum, which is divided by the whole batch.
+    """
+
+    def decorator(function: PolicyLossFn) -> PolicyLossFn:
+        if name in POLICY_LOSS_REGISTRY and not same_definition(POLICY_LOSS_REGISTRY[name], function):
+            raise ConfigError(f"Policy loss {name!r} is already {name_of(POLICY_LOSS_REGISTRY[name])}: choose another name.")
+        check_arguments(function, known=_LOSS_ARGUMENTS, kind="policy loss")
+        register_token_loss(name)(_per_token(function))
+        POLICY_LOSS_REGISTRY[name] = function
+        return function
+
+    return decorator
+
+
+def _per_token(function: PolicyLossFn) -> Callable[..., PolicyLoss]:
+    """The documents' form as a loss per token: tokens get equal shares, chosen such that aggregating them gives the scalar's sum."""
+
+    def loss(
+        *,
+        log_probs_BT: torch.Tensor,
+        old_log_probs_BT: torch.Tensor,
+        advantages_BT: torch.Tensor,
+        mask_BT: torch.Tensor,
+        loss_agg_mode: str,
+        config: Any,
+        importance_weights_BT: torch.Tensor | None = None,
+    ) -> PolicyLoss:
+        kept_BT = as_bool_mask(mask_BT)
+        shares_BT = kept_BT.to(log_probs_BT.dtype)
+        available = {
+            "old_log_prob": old_log_probs_BT,
+            "log_prob": log_probs_BT,
+            "advantages": advantages_BT,
+            "response_mask": shares_BT,
+            "loss_agg_mode": loss_agg_mode,
+            "config": config,
+            "rollout_is_weights": importance_weights_BT,
+        }
+        returned = call_by_name(function, available, kind="Policy loss")
+        if not isinstance(returned, tuple | list) or len(returned) != 1 + len(_SCALARS):
+            raise ConfigError(
+                f"Policy loss {name_of(function)} must return (pg_loss, {', '.join(_SCALARS)}), and returned a {type(returned).__name__}."
+            )
+        scalar, *shares = returned
+        aggregation = AGGREGATIONS[loss_agg_mode]
+        total, weight = aggregation.rows_B(shares_BT, kept_BT).sum(), aggregation_weight(mask_BT=mask_BT, mode=loss_agg_mode)
+        shares_BT = shares_BT * torch.where(total > 0, weight / total, total)
+        if aggregation.needs_horizon:
+            shares_BT = shares_BT * kept_BT.shape[-1]  # what agg_loss divided by
+        metrics = dict(zip(_SCALARS, shares, strict=True))
+        return PolicyLoss(
+            loss_BT=shares_BT * scalar,
+            metrics_BT=metrics,
+        )
+
+    loss.__module__, loss.__qualname__ = definition(function)
+    return loss
+
+
+def _scalars(
+    result: PolicyLoss, mask: torch.Tensor, mode: str, weights: torch.Tensor | None
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    loss_BT = result.loss_BT if weights is None else result.loss_BT * weights
+    zero = torch.zeros((), device=mask.device)
+    shares = [masked_mean(result.metrics_BT[name], mask) if name in result.metrics_BT else zero for name in _SCALARS]
+    return agg_loss(loss_BT, mask, mode), shares[0], shares[1], shares[2]
+
+
+def compute_policy_loss_vanilla(
+    old_log_prob: torch.Tensor,
+    log_prob: torch.Tensor,
+    advantages: torch.Tensor,
+    response_mask: torch.Tensor,
+    loss_agg_mode: str = "token-mean",
+    config: Any = None,
+    rollout_is_weights: torch.Tensor | None = None,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """PPO's loss with dual clip: (pg_loss, pg_clipfrac, ppo_kl, pg_clipfrac_lower). `config` has the clip_ratio keys of the actor."""
+    if config is None:
+        raise ConfigError("compute_policy_loss_vanilla reads clip_ratio, clip_ratio_low, clip_ratio_high and clip_ratio_c from config.")
+    result = vanilla_policy_loss(
+        log_probs_BT=log_prob,
+        old_log_probs_BT=old_log_prob,
+        advantages_BT=advantages,
+        mask_BT=response_mask,
+        clip_ratio_low=config.clip_ratio_low or config.clip_ratio,
+        clip_ratio_high=config.clip_ratio_high or config.clip_ratio,
+        clip_ratio_c=config.clip_ratio_c,
+    )
+    return _scalars(result, response_mask, loss_agg_mode, rollout_is_weights)
+
+
+def compute_policy_loss(
+    old_log_prob: torch.Tensor,
+    log_prob: torch.Tensor,
+    advantages: torch.Tensor,
+    response_mask: torch.Tensor,
+    cliprange: float,
+    loss_agg_mode: str = "token-mean",
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """PPO's loss as the guide's actor calls it (section 7.3): one clip range, and the dual clip at 3."""
+    result = vanilla_policy_loss(
+        log_probs_BT=log_prob,
+        old_log_probs_BT=old_log_prob,
+        advantages_BT=advantages,
+        mask_BT=response_mask,
+        clip_ratio_low=cliprange,
+        clip_ratio_high=cliprange,
+    )
+    return _scalars(result, response_mask, loss_agg_mode, None)
+
+
+def compute_policy_loss_gspo(
+    old_log_prob: torch.Tensor,
+    log_prob: torch.Tensor,
+    advantages: torch.Tensor,
+    response_mask: torch.Tensor,
+    loss_agg_mode: str = "seq-mean-token-mean",
+    config: Any = None,
+    rollout_is_weights: torch.Tensor | None = None,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """GSPO's loss: (pg_loss, pg_clipfrac, ppo_kl, 0); there is no dual clip. `config` has the clip_ratio keys of the actor."""
+    if config is None:
+        raise ConfigError("compute_policy_loss_gspo reads clip_ratio, clip_ratio_low and clip_ratio_high from config.")
+    result = gspo_policy_loss(
+        log_probs_BT=log_prob,
+        old_log_probs_BT=old_log_prob,
+        advantages_BT=advantages,
+        mask_BT=response_mask,
+        clip_ratio_low=config.clip_ratio_low or config.clip_ratio,
+        clip_ratio_high=config.clip_ratio_high or config.clip_ratio,
+    )
+    return _scalars(result, response_mask, loss_agg_mode, rollout_is_weights)
+
+
+def _bounds(name: str, config: Any) -> dict[str, Any]:
+    """The clip bounds that `config` sets; without one, or for a loss with bounds of its own that it leaves at None, the loss's."""
+    if config is None:
+        return {}
+    set_bounds = {"clip_ratio_low": config.clip_ratio_low, "clip_ratio_high": config.clip_ratio_high}
+    fallback = {} if name in OWN_BOUNDS else dict.fromkeys(set_bounds, config.clip_ratio)
+    return {**fallback, **{key: value for key, value in set_bounds.items() if value is not None}}
+
+
+def _options(name: str, config: Any) -> dict[str, Any]:
+    """The loss's options that `config.policy_loss` sets, an object or a mapping; None there means the default of the loss.
+
+    One `policy_loss` serves several losses, so a key that another loss reads is let through.
+
+    Raises:
+        UnknownNameError: No policy loss has such an option.
+        ConfigError: A value that the loss does not take.
+    """
+    given = getattr(config, "policy_loss", None)  # only the losses that have options ask for it
+    if given is None:
+        return {}
+    values = dict(given) if isinstance(given, Mapping) else {key: getattr(given, key) for key in dir(given) if not key.startswith("_")}
+    known = {option for loss in POLICY_LOSSES for option in loss_options(loss)}
+    for option, value in values.items():
+        if option not in known | {LOSS_MODE} and not callable(value):  # a method of the object is no option
+            raise UnknownNameError.of(kind="key of config.policy_loss", name=option, known=known)
+    options = {option: values[option] for option in loss_options(name) if values.get(option) is not None}
+    check_loss_options(name, options)
+    return options
+
+
+def _of_the_documents(name: str) -> PolicyLossFn:
+    """`siirl.algos`' policy loss `name` in the documents' form; the rows that it is given are the whole batch."""
+
+    def compute_policy_loss(
+        old_log_prob: torch.Tensor,
+        log_prob: torch.Tensor,
+        advantages: torch.Tensor,
+        response_mask: torch.Tensor,
+        loss_agg_mode: str = NATIVE_AGGREGATION[name],
+        config: Any = None,
+        rollout_is_weights: torch.Tensor | None = None,
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+        available = {
+            "log_probs_BT": log_prob,
+            "old_log_probs_BT": old_log_prob,
+            "advantages_BT": advantages,
+            "mask_BT": response_mask,
+            **_bounds(name, config),
+            **_options(name, config),
+        }
+        if name in SELECTIONS:
+            alone = {"place_B": torch.arange(len(log_prob)), "generator": torch.Generator(), "ranks": ALONE}
+            available["selected_BT"] = select_tokens(name=name, available={**available, "log_probs_BT": log_prob.detach(), **alone})
+        return _scalars(policy_loss(name=name, available=available), response_mask, loss_agg_mode, rollout_is_weights)
+
+    options = ", ".join(f"{option}={value}" for option, value in loss_options(name).items())
+    compute_policy_loss.__doc__ = (
+        f"The loss {name!r} of siirl.algos: (pg_loss, pg_clipfrac, ppo_kl, pg_clipfrac_lower). `config` has the clip_ratio keys of the "
+        f"actor; `config.policy_loss` sets its options ({options or 'none'})."
+    )
+    return compute_policy_loss
+
+
+compute_policy_loss_cispo = _of_the_documents("cispo")
+compute_policy_loss_clip_cov = _of_the_documents("clip_cov")
+compute_policy_loss_cpgd = _of_the_documents("cpgd")
+compute_policy_loss_geo_mean = _of_the_documents("gmpo")
+compute_policy_loss_gpg = _of_the_documents("gpg")
+compute_policy_loss_kl_cov = _of_the_documents("kl_cov")
+compute_policy_loss_sapo = _of_the_documents("sapo")
+
+
+def compute_value_loss(
+    vpreds: torch.Tensor,
+    returns: torch.Tensor,
+    values: torch.Tensor,
+    response_mask: torch.Tensor,
+    cliprange_value: float,
+    loss_agg_mode: str = "token-mean",
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The critic's clipped loss and the share of clipped tokens."""
+    loss_BT, clipped_BT = clipped_value_loss(
+        values_BT=vpreds, old_values_BT=values, returns_BT=returns, mask_BT=response_mask, clip_range=cliprange_value
+    )
+    return agg_loss(loss_BT, response_mask, loss_agg_mode), masked_mean(clipped_BT, response_mask)
+
+
+def compute_log_prob_from_logits(logits: torch.Tensor, responses: torch.Tensor, response_mask: torch.Tensor) -> torch.Tensor:
+    """Log-probs [B, T] of response tokens, 0 where the mask is 0, from logits [B, T, V] at the places that predict them."""
+    log_probs_BT, _ = _kept_scores(logits, responses, response_mask)
+    return log_probs_BT
+
+
+def compute_entropy_loss(logits: torch.Tensor, response_mask: torch.Tensor) -> torch.Tensor:
+    """Mean entropy over the tokens that the mask keeps, from logits [B, T, V]: what the guide's actor subtracts from its loss."""
+    _, entropy_BT = _kept_scores(logits, logits.argmax(-1), response_mask)
+    return masked_mean(entropy_BT, response_mask)
+
+
+def _kept_scores(logits: torch.Tensor, responses: torch.Tensor, mask: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Log-probs and entropy, 0 where the mask is 0, whatever logits stand there."""
+    require_same_shape(responses=responses, response_mask=mask, places_of_logits=logits[..., 0])
+    kept_BT = as_bool_mask(mask)
+    scores = token_scores(logits=torch.where(kept_BT[..., None], logits, torch.zeros_like(logits)), tokens=responses)
+    zeros_BT = torch.zeros_like(scores.log_probs_BT)
+    return torch.where(kept_BT, scores.log_probs_BT, zeros_BT), torch.where(kept_BT, scores.entropy_BT, zeros_BT)
+
+
+def kl_penalty(logprob: torch.Tensor, ref_logprob: torch.Tensor, kl_penalty: str) -> torch.Tensor:
+    """KL estimate per token by the name `kl_penalty` (`siirl.algos.kl.KL_NAMES`); every entry must be finite."""
+    every_token = torch.ones_like(logprob, dtype=torch.bool)
+    return kl_estimate(log_probs_BT=logprob, ref_log_probs_BT=ref_logprob, mask_BT=every_token, name=kl_penalty)
+
+
+def apply_kl_penalty(data: TensorDict, kl_ctrl: FixedKLController, kl_penalty: str = "kl") -> tuple[TensorDict, dict[str, float]]:
+    """Subtract `kl_ctrl.value * KL` from `token_level_scores`, and let the controller see the mean KL of these rows.
+
+    Returns:
+        A shallow copy with `token_level_rewards`, and the metrics `actor/reward_kl_penalty` and `actor/kl_coef`.
+    """
+    mask_BT = data["response_mask"]
+    kl_BT = kl_estimate(log_probs_BT=data["old_log_probs"], ref_log_probs_BT=data["ref_log_prob"], mask_BT=mask_BT, name=kl_penalty)
+    coefficient = kl_ctrl.value
+    current_kl = float(masked_mean(kl_BT, mask_BT))
+    kl_ctrl.update(current_kl=current_kl, n_steps=len(data))
+    rewarded = data.copy()
+    rewarded["token_level_rewards"] = data["token_level_scores"] - coefficient * kl_BT
+    return rewarded, {"actor/reward_kl_penalty": current_kl, "actor/kl_coef": coefficient}
+
+
+POLICY_LOSS_REGISTRY |= {
+    "vanilla": compute_policy_loss_vanilla,
+    "gspo": compute_policy_loss_gspo,
+    "cispo": compute_policy_loss_cispo,
+    "clip_cov": compute_policy_loss_clip_cov,
+    "cpgd": compute_policy_loss_cpgd,
+    "geo_mean": compute_policy_loss_geo_mean,
+    "gpg": compute_policy_loss_gpg,
+    "kl_cov": compute_policy_loss_kl_cov,
+    "sapo": compute_policy_loss_sapo,
+}

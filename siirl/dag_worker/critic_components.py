@@ -1,0 +1,74 @@
+"""Makes the critic of a rank, for robots and for text: the value model on a trunk of its own, its optimiser, its update."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from tensordict import TensorDict
+from torch import nn
+
+from siirl.engine.critic.critic import Critic
+from siirl.engine.critic.value_model import ValueModel
+from siirl.engine.training.collectives import Collectives
+from siirl.engine.training.train_engine import Scorer, TrainEngine
+from siirl.execution.dag import NodeRole, TaskGraph
+from siirl.params import SiiRLArguments
+from siirl.params.critic_sizes import critic_steps_per_step, critic_update
+
+
+def needs_critic(graph: TaskGraph) -> bool:
+    """Whether a node that runs has the role CRITIC."""
+    return any(node.node_role is NodeRole.CRITIC and node.skip_reason is None for node in graph.get_nodes())
+
+
+def make_critic(
+    config: SiiRLArguments,
+    *,
+    trunk: nn.Module,
+    feature_size: int,
+    scorer: Scorer[torch.Tensor],
+    decisions: Callable[[TensorDict], torch.Tensor],
+    ranks: Collectives,
+    device: torch.device,
+    compute_dtype: torch.dtype | None,
+    agents: int = 1,
+    **engine_options: Any,
+) -> Critic:
+    """The critic with its optimiser.
+
+    Args:
+        config: The job.
+        trunk: A copy of the policy for the critic alone, without its head: `PolicyFeatures`, or a language model.
+        feature_size: D, of what the trunk gives.
+        scorer: `embodied_value_scorer` or `text_value_scorer`.
+        decisions: `first_token_of_each_chunk` or `every_own_token`.
+        ranks: The processes that train together.
+        device: Where this rank computes.
+        compute_dtype: Type of the passes; None is the weights' own.
+        agents: Of an episode; each makes a row of its own.
+        engine_options: Further arguments of the engine, such as a budget of tokens for micro-batches.
+    """
+    settings, update, total_steps = config.critic, critic_update(config), config.trainer.total_steps
+    model = ValueModel(trunk=trunk, feature_size=feature_size, normalize_returns=settings.normalize_returns)
+    engine: TrainEngine[torch.Tensor] = TrainEngine(
+        module=model,
+        scorer=scorer,
+        ranks=ranks,
+        optim=settings.optim,
+        total_steps=None if total_steps is None else total_steps * critic_steps_per_step(config),
+        micro_batch_size=update.micro_batch_size,
+        temperature=1.0,
+        max_grad_norm=settings.max_grad_norm,
+        device=device,
+        compute_dtype=compute_dtype,
+        **engine_options,
+    ).initialize()
+    return Critic(
+        engine=engine,
+        model=model,
+        decisions=decisions,
+        epochs=update.epochs,
+        rows_per_mini_batch=update.prompts_per_mini_batch * config.actor_rollout_ref.rollout.n * agents,
+        clip_range=settings.cliprange_value,
+        seed=config.trainer.seed,
+    )

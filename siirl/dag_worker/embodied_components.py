@@ -1,0 +1,215 @@
+"""Makes everything that a rank of an embodied job works with: simulators, policy, actor, reward, recorder, checkpoints.
+
+What is made alike for text is in `components`. Each function makes one thing; `build_embodied` puts them together. Nothing here runs an
+episode or a step.
+"""
+
+import copy
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from envs.base import EnvSpec, FrameRequest
+from siirl.dag_worker.checkpoint import CheckpointManager
+from siirl.dag_worker.components import (
+    Evaluation,
+    Rank,
+    compute_dtype,
+    make_actor,
+    make_engine,
+    make_kl_controller,
+    make_pool,
+    make_task_loader,
+)
+from siirl.dag_worker.context import StageContext
+from siirl.dag_worker.critic_components import make_critic
+from siirl.dag_worker.domain import EpisodeDomain, Measure, return_rollout_metrics, rollout_metrics
+from siirl.dag_worker.validator import Validator
+from siirl.data_coordinator.redistribution import Redistribution
+from siirl.engine.actor.actor import Actor
+from siirl.engine.actor.embodied_scorer import embodied_scorer
+from siirl.engine.actor.reference import Reference, WithoutAdapter
+from siirl.engine.critic.critic import Critic
+from siirl.engine.critic.embodied_value_scorer import embodied_value_scorer, first_token_of_each_chunk
+from siirl.engine.critic.value_model import PolicyFeatures
+from siirl.engine.reward_manager import make_reward_manager
+from siirl.engine.reward_manager.embodied_rewards import load_demonstration_clips
+from siirl.engine.rollout.vla.embodied_rollout import EmbodiedRollout, RolloutSettings
+from siirl.engine.training.collectives import Collectives
+from siirl.engine.training.weight_sync import WeightSync
+from siirl.env_server.pool import EnvPool
+from siirl.errors import ConfigError
+from siirl.models.policy import Policy
+from siirl.models.policy_loader import build_policy
+from siirl.params import SiiRLArguments, sizes
+from siirl.params.paths import find
+from siirl.params.weight_files import learnt_tasks
+from siirl.reporting.finished_episodes import EpisodeRecorder
+from siirl.reporting.recorder import VIDEOS_FOLDER, VideoRecorder
+from vjepa.encoders import VideoEncoder, load_video_encoder
+
+
+def build_embodied(
+    *,
+    config: SiiRLArguments,
+    run_folder: Path,
+    ranks: Collectives,
+    redistribution: Redistribution,
+    device: torch.device,
+    first_step: int,
+    with_critic: bool = False,
+) -> Rank:
+    """Everything of one rank of an embodied job; `with_critic` where a node of its graph has one."""
+    pool = make_pool(config, ranks)
+    policy = make_trained_policy(config, pool.spec).to(device)
+    acting = policy if ranks.size == 1 else copy.deepcopy(policy).eval()
+    encoder = make_encoder(config)
+    rollout = make_rollout(config, pool=pool, acting=acting, encoder=encoder)
+    engine = make_engine(config, module=policy, scorer=embodied_scorer, ranks=ranks, device=device, trained=True)
+    actor = make_actor(config, engine=engine, horizon=pool.spec.max_episode_steps * policy.action_tokenizer.dimensions)
+    critic = make_embodied_critic(config, ranks=ranks, device=device, spec=pool.spec) if with_critic else None
+    videos = VideoRecorder(run_folder / VIDEOS_FOLDER, first_step=first_step, rank=ranks.rank)
+    recorder = EpisodeRecorder(videos=videos, reports_success=pool.spec.reports_success, notice=pool.spec.notice)
+    loader = make_task_loader(config, tasks=pool.spec.tasks, ranks=ranks)
+    context = StageContext(
+        config=config,
+        run_folder=run_folder,
+        ranks=ranks,
+        domain=EpisodeDomain(config=config, rollout=rollout, recorder=recorder, ranks=ranks, measure=measure_of(pool.spec)),
+        actor=actor,
+        reference=make_reference(config, actor=actor, policy=policy, ranks=ranks, device=device, spec=pool.spec),
+        reward=make_reward_manager(config.reward, demonstrations=demonstration_embeddings(config, encoder), tasks=pool.spec.tasks),
+        weights=WeightSync(trained=actor.engine, acting=acting, engine=rollout.engine, ranks=ranks),
+        redistribution=redistribution,
+        kl_controller=make_kl_controller(config),
+        critic=critic,
+        loader=loader,
+    )
+    validator = make_validator(config, rollout=rollout, ranks=ranks, recorder=recorder)
+    checkpoints = CheckpointManager(
+        folder=run_folder / "checkpoints",
+        engines={"actor": actor.engine, **({} if critic is None else {"critic": critic.engine})},
+        ranks=ranks,
+        export=lambda checkpoint: _describe(policy, checkpoint, tasks=tasks_learnt_by(config, pool.spec)),
+    )
+    return Rank(context, rollout, loader, validator, videos, checkpoints)
+
+
+def _describe(policy: Policy, checkpoint: Path, *, tasks: list[str]) -> None:
+    """Write beside the saved weights what makes a policy of them."""
+    policy.describe(checkpoint / "actor", notes={"tasks": tasks})
+    policy.describe_adapters(checkpoint / "actor")
+
+
+def tasks_learnt_by(config: SiiRLArguments, spec: EnvSpec) -> list[str]:
+    """The tasks of the run's start, and its own."""
+    path = config.actor_rollout_ref.model.path
+    return list(dict.fromkeys((*(() if path is None else learnt_tasks(path)), *spec.tasks)))
+
+
+def measure_of(spec: EnvSpec) -> Measure:
+    """What is said of a rollout: its success, or only its return."""
+    return rollout_metrics if spec.reports_success else return_rollout_metrics
+
+
+def build_evaluation(*, config: SiiRLArguments, run_folder: Path, ranks: Collectives) -> Evaluation:
+    """What evaluates the policy of a folder."""
+    pool = make_pool(config, ranks)
+    rollout = make_rollout(config, pool=pool, acting=make_policy(config, pool.spec).eval(), encoder=None)
+    videos = VideoRecorder(run_folder / VIDEOS_FOLDER)
+    recorder = EpisodeRecorder(videos=videos, reports_success=pool.spec.reports_success, notice=pool.spec.notice)
+    return Evaluation(rollout, make_validator(config, rollout=rollout, ranks=ranks, recorder=recorder), videos)
+
+
+def make_validator(config: SiiRLArguments, *, rollout: EmbodiedRollout, ranks: Collectives, recorder: EpisodeRecorder) -> Validator:
+    """Evaluation on held-out start states."""
+    trainer = config.trainer
+    return Validator(
+        rollout=rollout,
+        ranks=ranks,
+        recorder=recorder,
+        tasks=rollout.pool.spec.tasks,
+        episodes=trainer.val_episodes,
+        first_seed=trainer.val_seed_offset,
+        record=trainer.record_val_episodes,
+        samples=trainer.val_samples,
+        max_failed_share=config.env.max_failed_share,
+    )
+
+
+def make_policy(config: SiiRLArguments, spec: EnvSpec, *, path: str | None = None) -> Policy:
+    """The policy of the job, or that of another folder `path`."""
+    model = config.actor_rollout_ref.model
+    path = path or model.path
+    return build_policy(
+        model.policy, path=None if path is None else str(find(path)), spec=spec, seed=config.trainer.seed, options=model.options
+    )
+
+
+def make_trained_policy(config: SiiRLArguments, spec: EnvSpec) -> Policy:
+    """The policy of the job, with the adapters that are trained in its place where some are wanted."""
+    policy, lora = make_policy(config, spec), config.actor_rollout_ref.model.lora
+    if lora.rank > 0:
+        policy.adapt(lora, seed=config.trainer.seed)
+    return policy
+
+
+def make_rollout(config: SiiRLArguments, *, pool: EnvPool, acting: Policy, encoder: VideoEncoder | None) -> EmbodiedRollout:
+    """Simulators, the policy that acts, and the video encoder."""
+    settings = RolloutSettings(
+        temperature=config.actor_rollout_ref.rollout.temperature,
+        top_p=config.actor_rollout_ref.rollout.top_p,
+        deterministic=config.trainer.deterministic,
+        frame_every=config.reward.frame_every,
+        recorder=FrameRequest(config.actor_rollout_ref.embodied.recorder_every, config.actor_rollout_ref.embodied.recorder_size),
+        blind=config.trainer.blind,
+    )
+    return EmbodiedRollout(policy=acting, pool=pool, encoder=encoder, settings=settings, compute_dtype=compute_dtype(config))
+
+
+def make_encoder(config: SiiRLArguments) -> VideoEncoder | None:
+    """The video encoder that the reward asks for, or None."""
+    if not sizes.needs_video(config) or config.reward.encoder is None:
+        return None
+    return load_video_encoder(config.reward.encoder)
+
+
+def make_embodied_critic(config: SiiRLArguments, *, ranks: Collectives, device: torch.device, spec: EnvSpec) -> Critic:
+    """The critic: a value head on the features of the policy as it starts, in a copy of its own."""
+    trunk = PolicyFeatures(make_policy(config, spec, path=config.critic.path))
+    return make_critic(
+        config,
+        trunk=trunk,
+        feature_size=trunk.feature_size,
+        scorer=embodied_value_scorer,
+        decisions=first_token_of_each_chunk,
+        ranks=ranks,
+        device=device,
+        compute_dtype=compute_dtype(config),
+    )
+
+
+def make_reference(
+    config: SiiRLArguments, *, actor: Actor, policy: Policy, ranks: Collectives, device: torch.device, spec: EnvSpec
+) -> Reference | None:
+    """The policy that KL is measured against; None where no KL has a weight, and the policy below its adapters where it has some."""
+    if not sizes.needs_reference(config):
+        return None
+    path = config.actor_rollout_ref.ref.path
+    if path is None and policy.lora is not None:
+        return WithoutAdapter(actor, policy)
+    other = make_policy(config, spec, path=path)
+    engine = make_engine(config, module=other, scorer=embodied_scorer, ranks=ranks, device=device, trained=False)
+    return make_actor(config, engine=engine, horizon=1)
+
+
+def demonstration_embeddings(config: SiiRLArguments, encoder: VideoEncoder | None) -> dict[str, NDArray[np.float32]]:
+    """Embeddings [N, D] of demonstration clips by task; empty without `reward.demonstrations`."""
+    file = config.reward.demonstrations
+    if file is None:
+        return {}
+    if encoder is None:
+        raise ConfigError(f"reward.demonstrations={file} is compared with videos, and reward.name={config.reward.name} looks at none.")
+    return {task: encoder.encode(clips) for task, clips in load_demonstration_clips(str(find(file))).items()}

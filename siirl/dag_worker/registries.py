@@ -1,0 +1,112 @@
+"""Plug-ins by configuration: the registries behind the keys that take them, and what `module:name` adds to these.
+
+`module:name` is imported, checked and registered under just that text, in every process, so that all that looks a name up finds it.
+Which keys take plug-ins, and what is refused before torch is imported, stands in `siirl.params.plug_ins`.
+"""
+
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from siirl.algos.advantages import ADVANTAGES, register_adv_est
+from siirl.algos.aggregation import AGGREGATIONS, register_aggregation
+from siirl.algos.call import check_arguments
+from siirl.algos.filters import FILTER_ARGUMENTS, FILTERS, MEASURES, register_filter, register_filter_metric
+from siirl.algos.kl import KL_ESTIMATORS, KL_NAMES, is_kl_estimator, register_kl_estimator
+from siirl.algos.policy_losses import NATIVE_AGGREGATION, OWN_BOUNDS, POLICY_LOSSES, SELECTIONS
+from siirl.algos.policy_losses import register_policy_loss as register_token_loss
+from siirl.compat.core_algos import POLICY_LOSS_REGISTRY, register_policy_loss
+from siirl.engine.training.schedules import SCHEDULES, register_schedule
+from siirl.errors import ConfigError, SiirlError, UnknownNameError
+from siirl.execution.dag import TaskGraph
+from siirl.execution.dag.function_names import resolve_function
+from siirl.params import SiiRLArguments
+from siirl.params.plug_ins import ANY_REFERENCE, import_user_modules, plug_ins
+from siirl.params.references import is_reference, load_reference
+from siirl.params.refusals import refuse
+from siirl.reporting.metric_writers import WRITERS, register_writer
+
+DOCUMENTS_LOSS = frozenset({"log_prob", "old_log_prob"})
+"""Arguments by which a loss of the documents' form is known (`siirl.dag_worker.core_algos.register_policy_loss`)."""
+
+
+def register_loss(name: str) -> Callable[[Any], Any]:
+    """Register a policy loss of either form; one that is registered already keeps its aggregation, bounds and selection."""
+
+    def register(function: Any) -> Any:
+        known = [other for registry in (POLICY_LOSSES, POLICY_LOSS_REGISTRY) for other, loss in registry.items() if loss is function]
+        if known:
+            _repeat_loss(known[0], name)
+        elif callable(function) and DOCUMENTS_LOSS & inspect.signature(function).parameters.keys():
+            register_policy_loss(name)(function)
+        else:
+            register_token_loss(name)(function)
+        return function
+
+    return register
+
+
+def _repeat_loss(known: str, name: str) -> None:
+    POLICY_LOSSES[name], NATIVE_AGGREGATION[name] = POLICY_LOSSES[known], NATIVE_AGGREGATION[known]
+    if known in OWN_BOUNDS:
+        OWN_BOUNDS.add(name)
+    if known in SELECTIONS:
+        SELECTIONS[name] = SELECTIONS[known]
+
+
+@dataclass(frozen=True)
+class Registry:
+    """What a key looks its names up in."""
+
+    known: Mapping[str, Any]
+    register: Callable[[str], Callable[[Any], Any]]
+    """Decorator that checks a thing and adds it under a name."""
+
+
+_KL = Registry(KL_ESTIMATORS, register_kl_estimator)
+_SCHEDULES = Registry(SCHEDULES, register_schedule)
+
+REGISTRIES: dict[str, Registry] = {
+    "algorithm.adv_estimator": Registry(ADVANTAGES, register_adv_est),
+    "algorithm.kl_penalty": _KL,
+    "algorithm.filter.name": Registry(FILTERS, register_filter),
+    "algorithm.filter.metric": Registry(MEASURES, register_filter_metric),
+    "actor_rollout_ref.actor.loss": Registry(POLICY_LOSSES, register_loss),
+    "actor_rollout_ref.actor.loss_agg_mode": Registry(AGGREGATIONS, register_aggregation),
+    "actor_rollout_ref.actor.kl_loss_type": _KL,
+    "actor_rollout_ref.actor.optim.scheduler": _SCHEDULES,
+    "critic.optim.scheduler": _SCHEDULES,
+    "trainer.logger": Registry(WRITERS, register_writer),
+}
+"""Every key that is declared with `plug_in=True`, and its registry."""
+
+
+def load_plug_ins(config: SiiRLArguments, graph: TaskGraph) -> None:
+    """Import what the configuration names, and register what `module:name` names, in this process.
+
+    Raises:
+        ConfigError: All that cannot be imported, or is not what its key takes; and names that no registry has.
+    """
+    import_user_modules(config)
+    if config.dag.custom_pipeline_fn is not None:
+        resolve_function(config.dag.custom_pipeline_fn, owner="dag.custom_pipeline_fn")
+    for node in graph.get_nodes():
+        _ = node.executable  # imported: its module may register names
+    refuse([problem for key, name in plug_ins(config) if (problem := _look_up(key.place, name)) is not None])
+    rule = config.algorithm.filter.name
+    if rule is not None and config.dag.shipped_graph == "embodied_srpo":  # its reward comes after its filter
+        check_arguments(FILTERS[rule], known=FILTER_ARGUMENTS.keys() - {"values_B"}, kind="filter of pipeline=embodied_srpo")
+
+
+def _look_up(place: str, name: str) -> SiirlError | None:
+    registry = REGISTRIES[place]
+    if is_reference(name):
+        try:
+            registry.register(name)(load_reference(name, place=place))
+        except ConfigError as error:
+            sentence = str(error)
+            return error if sentence.startswith(place) else ConfigError(f"{place}={name}: {sentence}")
+    elif name not in registry.known and not (registry is _KL and is_kl_estimator(name)):
+        return UnknownNameError.of(kind=place, name=name, known=[*(KL_NAMES if registry is _KL else registry.known), ANY_REFERENCE])
+    return None

@@ -1,0 +1,262 @@
+"""Makes everything that a rank of a text job works with; the counterpart of `embodied_components`.
+
+What is made alike for both is in `components`. Each function makes one thing; `build_text` puts them together. Nothing here runs an episode
+or a step.
+"""
+
+import functools
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from envs.base import EnvSpec
+from siirl.dag_worker.checkpoint import CheckpointManager
+from siirl.dag_worker.components import (
+    Evaluation,
+    Rank,
+    compute_dtype,
+    make_actor,
+    make_engine,
+    make_kl_controller,
+    make_pool,
+    make_task_loader,
+)
+from siirl.dag_worker.context import StageContext
+from siirl.dag_worker.critic_components import make_critic
+from siirl.dag_worker.domain import EpisodeDomain, text_rollout_metrics
+from siirl.dag_worker.validator import Validator
+from siirl.data_coordinator.prompts.prompt_loader import PromptLoader
+from siirl.data_coordinator.redistribution import Redistribution
+from siirl.data_coordinator.task_stream import EpisodeTask, TaskLoader
+from siirl.engine.actor.actor import Actor
+from siirl.engine.actor.packing import units_of
+from siirl.engine.actor.reference import Reference, WithoutAdapter
+from siirl.engine.actor.text_scorer import text_scorer
+from siirl.engine.critic.critic import Critic
+from siirl.engine.critic.text_value_scorer import every_own_token, text_value_scorer, without_head
+from siirl.engine.reward_manager import RewardManager
+from siirl.engine.reward_manager.reward_model import make_reward_model
+from siirl.engine.reward_manager.text_rewards import make_text_reward_manager, text_columns
+from siirl.engine.rollout.generation import TextEngine
+from siirl.engine.rollout.hf.hf_engine import HFEngine
+from siirl.engine.rollout.text_rollout import TextRollout, make_text_workflow
+from siirl.engine.rollout.vllm.vllm_engine import AsyncVLLMEngine, VLLMEngine
+from siirl.engine.training.collectives import Collectives
+from siirl.engine.training.weight_sync import ActingWeights, WeightSync, acting_copy
+from siirl.env_server.pool import EnvPool
+from siirl.models.chat import ChatTokenizer, load_chat_tokenizer
+from siirl.models.language_model import LanguageModel, load_language_model
+from siirl.params import SiiRLArguments, sizes
+from siirl.params.reward_args import reward_parts
+from siirl.reporting.rollout_files import ROLLOUTS_FOLDER, RolloutFiles
+
+HELD_OUT = {"split": "heldout"}  # what the environment is asked for in an evaluation: questions that training never sees
+GREEDY_AND_SAMPLED = (True, False)
+
+
+def build_text(
+    *,
+    config: SiiRLArguments,
+    run_folder: Path,
+    ranks: Collectives,
+    redistribution: Redistribution,
+    device: torch.device,
+    first_step: int,
+    with_critic: bool = False,
+) -> Rank:
+    """Everything of one rank of a text job; `with_critic` where a node of its graph has one."""
+    pool, tokenizer = make_pool(config, ranks), make_tokenizer(config)
+    model = make_language_model(config).to(device)
+    shared = ranks.size == 1 or config.actor_rollout_ref.rollout.name != "hf"  # vLLM takes a copy of its own
+    whole = model if shared else acting_copy(model, compute_dtype(config))
+    text_engine, acting = make_text_engine(config, model=whole, tokenizer=tokenizer, at_once=pool.num_slots)
+    rollout = make_text_rollout(config, engine=text_engine, pool=pool, tokenizer=tokenizer)
+    engine = make_engine(config, module=model, scorer=text_scorer, ranks=ranks, device=device, trained=True, units=units_of(model))
+    agents = pool.spec.num_agents
+    actor = make_actor(config, engine=engine, horizon=config.data.max_response_length, agents=agents)
+    critic = make_text_critic(config, ranks=ranks, device=device, agents=agents) if with_critic else None
+    files = RolloutFiles(
+        run_folder / ROLLOUTS_FOLDER, count=config.trainer.save_rollouts, rank=ranks.rank, num_ranks=ranks.size, first_step=first_step
+    )
+    loader = make_loader(config, spec=pool.spec, tokenizer=tokenizer, ranks=ranks)
+    context = StageContext(
+        config=config,
+        run_folder=run_folder,
+        ranks=ranks,
+        domain=EpisodeDomain(config=config, rollout=rollout, recorder=files, ranks=ranks, measure=text_rollout_metrics),
+        actor=actor,
+        reference=make_text_reference(config, actor=actor, model=model, ranks=ranks, device=device),
+        reward=make_text_reward_manager(config, reward_model=make_reward_model(config, device=device, ranks=ranks)),
+        weights=WeightSync(trained=engine, acting=acting, engine=text_engine, ranks=ranks),
+        redistribution=redistribution,
+        kl_controller=make_kl_controller(config),
+        critic=critic,
+        loader=loader,
+    )
+    validator = make_text_validator(config, rollout=rollout, ranks=ranks, files=files, loader=loader, reward=context.reward)
+    checkpoints = CheckpointManager(
+        folder=run_folder / "checkpoints",
+        engines={"actor": engine, **({} if critic is None else {"critic": critic.engine})},
+        ranks=ranks,
+        export=functools.partial(_describe, model, tokenizer),
+    )
+    return Rank(context, rollout, loader, validator, files, checkpoints)
+
+
+def build_text_evaluation(*, config: SiiRLArguments, run_folder: Path, ranks: Collectives) -> Evaluation:
+    """What evaluates the model of a folder; the job's own reward is made only where the environment may leave rows without a grade."""
+    pool, tokenizer = make_pool(config, ranks), make_tokenizer(config)
+    engine, _ = make_text_engine(config, model=make_language_model(config), tokenizer=tokenizer, at_once=pool.num_slots)
+    rollout = make_text_rollout(config, engine=engine, pool=pool, tokenizer=tokenizer)
+    files = RolloutFiles(run_folder / ROLLOUTS_FOLDER, count=config.trainer.save_rollouts)
+    loader = make_loader(config, spec=pool.spec, tokenizer=tokenizer, ranks=ranks)
+    reward: RewardManager | None = None
+    if pool.spec.leaves_ungraded:
+        reward = make_text_reward_manager(config, reward_model=make_reward_model(config, device=torch.device("cpu"), ranks=ranks))
+    validator = make_text_validator(config, rollout=rollout, ranks=ranks, files=files, loader=loader, reward=reward)
+    return Evaluation(rollout, validator, files, reward=reward)
+
+
+def _describe(model: LanguageModel, tokenizer: ChatTokenizer, checkpoint: Path) -> None:
+    """Write beside the saved weights what makes a model of them."""
+    model.describe(checkpoint / "actor")
+    tokenizer.save(checkpoint / "actor")
+
+
+def make_tokenizer(config: SiiRLArguments) -> ChatTokenizer:
+    """The tokenizer of the job's model."""
+    model = config.actor_rollout_ref.model
+    assert model.path is not None
+    return load_chat_tokenizer(model.path, trust_remote_code=model.trust_remote_code)
+
+
+def make_language_model(config: SiiRLArguments, *, path: str | None = None) -> LanguageModel:
+    """The job's model, or that of another folder `path` without adapters; weights in float32, whatever the type of the passes."""
+    model = config.actor_rollout_ref.model
+    assert model.path is not None
+    return load_language_model(
+        path or model.path,
+        dtype=torch.float32,
+        trust_remote_code=model.trust_remote_code,
+        gradient_checkpointing=model.gradient_checkpointing and path is None,
+        lora=model.lora if path is None else None,
+        seed=config.trainer.seed,
+    )
+
+
+def make_text_engine(
+    config: SiiRLArguments, *, model: LanguageModel, tokenizer: ChatTokenizer, at_once: int
+) -> tuple[TextEngine, nn.Module | ActingWeights]:
+    """What generates, `at_once` requests in one pass, and where its weights are: in a module, or in an engine of their own."""
+    settings = config.actor_rollout_ref.rollout
+    arguments: dict[str, Any] = {
+        "model": model,
+        "tokenizer": tokenizer,
+        "temperature": settings.temperature,
+        "top_p": settings.top_p,
+        "top_k": settings.top_k,
+        "max_running": at_once,
+        "lockstep": config.trainer.deterministic,
+        "compute_dtype": compute_dtype(config),
+    }
+    if settings.name == "hf":
+        return HFEngine(**arguments), model
+    engine_class = AsyncVLLMEngine if settings.mode == "async" else VLLMEngine
+    engine = engine_class(
+        **arguments,
+        kv_cache_gib=settings.kv_cache_gib,
+        num_gpus=settings.tensor_model_parallel_size,
+        longest_text=config.data.max_prompt_length + config.data.max_response_length,
+    )
+    return engine, engine
+
+
+def make_text_rollout(config: SiiRLArguments, *, engine: TextEngine, pool: EnvPool, tokenizer: ChatTokenizer) -> TextRollout:
+    """Environments, the engine, and episodes that leave what the reward reads."""
+    workflow = make_text_workflow(
+        config.actor_rollout_ref.rollout.workflow,
+        pool=pool,
+        tokenizer=tokenizer,
+        max_prompt_length=config.data.max_prompt_length,
+        max_response_length=config.data.max_response_length,
+        stop=config.actor_rollout_ref.rollout.stop,
+        cut_prompts=config.data.overlong_prompts == "cut",
+        text_columns=text_columns(reward_parts(config.reward, config.custom_reward_function)),
+    )
+    return TextRollout(engine=engine, pool=pool, workflow=workflow)
+
+
+def make_text_critic(config: SiiRLArguments, *, ranks: Collectives, device: torch.device, agents: int = 1) -> Critic:
+    """The critic: a value head on the model as it starts, in a copy of its own; each of an episode's `agents` makes a row."""
+    trunk = without_head(make_language_model(config, path=config.critic.path or config.actor_rollout_ref.model.path))
+    return make_critic(
+        config,
+        trunk=trunk,
+        feature_size=trunk.config.get_text_config().hidden_size,
+        scorer=text_value_scorer,
+        decisions=every_own_token,
+        ranks=ranks,
+        device=device,
+        compute_dtype=compute_dtype(config),
+        agents=agents,
+        micro_batch_tokens=config.actor_rollout_ref.actor.micro_batch_tokens,
+        units=units_of(trunk),
+    )
+
+
+def make_text_reference(
+    config: SiiRLArguments, *, actor: Actor, model: LanguageModel, ranks: Collectives, device: torch.device
+) -> Reference | None:
+    """The policy that KL is measured against; None where no KL has a weight, and the model below the adapters where there are some."""
+    if not sizes.needs_reference(config):
+        return None
+    path = config.actor_rollout_ref.ref.path
+    if path is None and model.lora is not None:
+        return WithoutAdapter(actor, model)
+    other = make_language_model(config, path=path or config.actor_rollout_ref.model.path)
+    engine = make_engine(config, module=other, scorer=text_scorer, ranks=ranks, device=device, trained=False, units=units_of(other))
+    return make_actor(config, engine=engine, horizon=1)
+
+
+def make_loader(config: SiiRLArguments, *, spec: EnvSpec, tokenizer: ChatTokenizer, ranks: Collectives) -> TaskLoader | PromptLoader:
+    """Prompts from files where there are some, else questions that the environment makes up from a seed."""
+    data = config.data
+    if data.train_files:
+        place: dict[str, Any] = {"rank": ranks.rank, "ranks": ranks.size, "gather": ranks.gather_objects}
+        return PromptLoader.of(data, encode=tokenizer.encode_prompt, check=spec.check_row, **place)
+    return make_task_loader(config, tasks=spec.tasks, ranks=ranks)
+
+
+def make_text_validator(
+    config: SiiRLArguments,
+    *,
+    rollout: TextRollout,
+    ranks: Collectives,
+    files: RolloutFiles,
+    loader: TaskLoader | PromptLoader,
+    reward: RewardManager | None,
+) -> Validator:
+    """Evaluation on held-out questions, with the most likely answers and with sampled ones; `reward` scores where grades may be missing."""
+    trainer, spec = config.trainer, rollout.pool.spec
+    prompts: Sequence[EpisodeTask] | None = None
+    if isinstance(loader, PromptLoader) and trainer.val_episodes > 0:
+        prompts = loader.evaluation_prompts(prompts_per_source=trainer.val_episodes, rank=ranks.rank, ranks=ranks.size)
+    return Validator(
+        rollout=rollout,
+        ranks=ranks,
+        recorder=files,
+        tasks=spec.tasks,
+        episodes=trainer.val_episodes,
+        first_seed=trainer.val_seed_offset,
+        record=0,
+        max_failed_share=config.env.max_failed_share,
+        prompts=prompts,
+        options={} if prompts is not None else HELD_OUT,
+        samples=trainer.val_samples,
+        kinds=GREEDY_AND_SAMPLED,
+        reward=reward if spec.leaves_ungraded else None,
+        max_unscored_share=config.reward.max_failed_share,
+    )

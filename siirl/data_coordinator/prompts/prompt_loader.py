@@ -1,0 +1,196 @@
+"""This rank's end of the stream of prompts, with `next_step`, `draw` and a state, like `data_coordinator.task_stream.TaskLoader`.
+
+The state is one position in the stream of all ranks, the same on every rank: it can be taken up in the middle of an epoch, and at
+another number of ranks or of prompts a step. Rows are read some hundred at a time, since a pass over a parquet file costs the same for
+one row as for many; with `num_workers`, ahead of time in other processes.
+"""
+
+import itertools
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from siirl.data_coordinator.prompts.dataset import PartitionedRLHFDataset, Prompts, PromptTask
+from siirl.data_coordinator.prompts.index import Encode, Gather, build_index
+from siirl.data_coordinator.prompts.joined_files import CheckRow, has_truth, open_prompt_files
+from siirl.data_coordinator.prompts.read_ahead import in_batches
+from siirl.data_coordinator.prompts.split import counts_of, split_prompts, told
+from siirl.data_coordinator.task_stream import FIRST_TRAINING_SEED, LOADER_COLUMNS, Outcomes
+from siirl.errors import CheckpointError, ConfigError
+from siirl.params.data_args import DataArguments
+
+logger = logging.getLogger(__name__)
+
+PROMPT_LOADER_COLUMNS = LOADER_COLUMNS | {"prompt_row"}
+"""What `PromptTask.columns` gives: for `TaskGraph.check_columns(loader_columns=...)`."""
+
+ROWS_AT_A_TIME = 512  # of this rank: a megabyte or so of text, and 8 steps of 64 prompts
+
+
+class PromptLoader:
+    """The training stream of prompts, seen from one rank.
+
+    Args:
+        dataset: The stream.
+        prompts_per_step: `data.train_batch_size`, over all ranks.
+        heldout: What evaluation asks.
+        num_workers: Processes that read ahead; 0: rows are read in this process when they are asked for.
+        counts: What was left out, as metrics.
+
+    Raises:
+        ConfigError: Fewer prompts a step than ranks.
+    """
+
+    def __init__(
+        self,
+        dataset: PartitionedRLHFDataset,
+        *,
+        prompts_per_step: int,
+        heldout: Prompts | None = None,
+        num_workers: int = 0,
+        counts: Mapping[str, float] | None = None,
+    ) -> None:
+        if prompts_per_step < dataset.ranks:
+            raise ConfigError(
+                f"data.train_batch_size={prompts_per_step} gives some of the {dataset.ranks} ranks no prompt. Use at least {dataset.ranks}."
+            )
+        self.dataset, self.heldout = dataset, heldout
+        self.prompts_per_step, self.num_workers = prompts_per_step, num_workers
+        self.position = 0
+        """Prompts that all ranks together have taken."""
+        self._counts = dict(counts or {})
+        self._stream: Iterator[PromptTask] | None = None
+
+    @classmethod
+    def of(
+        cls,
+        data: DataArguments,
+        *,
+        encode: Encode,
+        check: CheckRow | None = None,
+        rank: int = 0,
+        ranks: int = 1,
+        gather: Gather = lambda thing: [thing],
+    ) -> "PromptLoader":
+        """The loader of a job: opens the files, looks through them with the other ranks, and says what it found; every rank calls it.
+
+        Args:
+            data: The `data` group.
+            encode: Chat messages to the tokens of a prompt.
+            check: What the environment asks of a row (`EnvSpec.check_row`); None: a ground truth.
+            rank: This rank.
+            ranks: How many there are.
+            gather: Brings every rank's object together.
+
+        Raises:
+            ConfigError: Files, rows or lengths that cannot work, on every rank alike.
+            MissingAssetError: A file that is not there.
+        """
+        shared: dict[str, Any] = {"encode": encode, "check": check or has_truth, "rank": rank, "ranks": ranks, "gather": gather}
+        shared["num_workers"] = data.num_loader_workers
+        files = open_prompt_files(data.train_files, key="data.train_files")
+        index = build_index(files, **shared)
+        heldout_files, heldout_index = files, index
+        if data.val_files:
+            heldout_files = open_prompt_files(data.val_files, key="data.val_files")
+            heldout_index = build_index(heldout_files, **shared)
+        split = split_prompts(
+            index,
+            validation=heldout_index if data.val_files else None,
+            heldout_share=data.heldout_share,
+            max_prompt_length=data.max_prompt_length,
+            overlong=data.overlong_prompts,
+        )
+        if rank == 0:
+            logger.warning("%s", told(split, max_prompt_length=data.max_prompt_length, overlong=data.overlong_prompts))
+        return cls(
+            PartitionedRLHFDataset(Prompts.of(files, index, split.train_rows), seed=data.seed, rank=rank, ranks=ranks),
+            prompts_per_step=data.train_batch_size,
+            heldout=Prompts.of(heldout_files, heldout_index, split.heldout_rows),
+            num_workers=data.num_loader_workers,
+            counts=counts_of(split),
+        )
+
+    def next_step(self) -> list[PromptTask]:
+        """This rank's prompts of the next step."""
+        return self.draw(self.prompts_per_step)
+
+    def draw(self, count: int) -> list[PromptTask]:
+        """This rank's share of the next `count` prompts; all ranks must ask for the same count (a refill, for example)."""
+        first, self.position = self.position, self.position + count
+        if self._stream is None:
+            self._stream = self._read_from(first)
+        return [next(self._stream) for _ in self.dataset.own_numbers(first, self.position)]
+
+    def observe(self, outcomes: Sequence[Outcomes]) -> None:
+        """Nothing: the order of the prompts does not depend on outcomes."""
+
+    def metrics(self) -> dict[str, float]:
+        """Where in the data the run is, and what was left out of it; the same on every rank."""
+        return {**self._counts, "data/epoch": self.passes()}
+
+    def passes(self) -> float:
+        """How often all ranks together have gone through the files."""
+        return self.position / len(self.dataset)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The global state: the same on every rank."""
+        dataset = self.dataset
+        return {"position": self.position, "seed": dataset.seed, "prompts": len(dataset), "questions": dataset.prompts.digest()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on where `state` was taken, also at another number of ranks or prompts a step.
+
+        Raises:
+            CheckpointError: It belongs to a stream of other prompts or another seed.
+        """
+        own = self.state_dict()
+        for name in ("seed", "prompts", "questions"):
+            if state.get(name) != own[name]:
+                raise CheckpointError(
+                    f"The checkpoint's data stream has {name}={state.get(name)!r}, and this run has {own[name]!r}: other files, another "
+                    "data.seed, or other rows left out (data.max_prompt_length, data.heldout_share). Resume with the same, or start a new "
+                    "run from the checkpoint's weights."
+                )
+        self.position = int(state["position"])
+        self._stream = None
+
+    def evaluation_prompts(self, *, prompts_per_source: int, rank: int = 0, ranks: int = 1) -> list[PromptTask]:
+        """This rank's share of an evaluation: the same `prompts_per_source` held-out prompts of each data source at every call.
+
+        They are chosen by the hash of their question, so neither the run's seed nor the order of the file matters.
+
+        Raises:
+            ConfigError: There are none, or more than there are evaluation seeds.
+        """
+        chosen = [] if self.heldout is None else _first_of_each_source(self.heldout, prompts_per_source)
+        if self.heldout is None or not chosen:
+            raise ConfigError(
+                "trainer.val_episodes asks for an evaluation, and no prompt is held out: give data.val_files, a larger data.heldout_share, "
+                "or trainer.val_episodes=0."
+            )
+        if len(chosen) > FIRST_TRAINING_SEED:
+            raise ConfigError(f"{len(chosen)} held-out prompts are more than an evaluation can have seeds: lower trainer.val_episodes.")
+        own = list(enumerate(chosen))[rank::ranks]
+        rows = self.heldout.read([place for _, place in own])
+        return [self.heldout.task(rows[place], place, seed=number, group_id=number) for number, place in own]
+
+    def close(self) -> None:
+        """End the processes that read ahead; safe to call twice."""
+        self._stream = None
+
+    def _read_from(self, start: int) -> Iterator[PromptTask]:
+        size = min(ROWS_AT_A_TIME, -(-len(self.dataset) // self.dataset.ranks))  # of a small file no more than an epoch
+        batches = self.dataset.own_batches(start, size=size)
+        for tasks in in_batches(self.dataset, batches=batches, num_workers=self.num_workers):
+            yield from tasks
+
+
+def _first_of_each_source(prompts: Prompts, count: int) -> list[int]:
+    """Places of up to `count` rows of each data source, in the order of their questions' hashes, the sources in turn."""
+    by_hash = np.argsort(prompts.question_N, kind="stable")
+    first = [by_hash[prompts.source_N[by_hash] == source][:count].tolist() for source in range(len(prompts.sources))]
+    in_turn = itertools.zip_longest(*first)
+    return [place for turn in in_turn for place in turn if place is not None]

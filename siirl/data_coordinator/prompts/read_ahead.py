@@ -1,0 +1,55 @@
+"""Reading ahead in worker processes, on torchdata's StatefulDataLoader; without workers, in this process and when asked.
+
+Workers come from a fork server, which is started clean: a process that has threads of Ray, pyarrow and torch cannot be forked safely.
+The server imports torch once for all of them. Left out: the loaders' own state, which counts what one rank has read; what a run
+saves is one position in the stream of all ranks (`siirl.data_coordinator.prompts.prompt_loader`).
+"""
+
+import multiprocessing
+import warnings
+from collections.abc import Iterable, Iterator, Sequence
+from multiprocessing.context import BaseContext
+from typing import Any
+
+import torch
+from torchdata.stateful_dataloader import StatefulDataLoader
+
+
+def in_order(dataset: Any, *, num_workers: int) -> Iterator[Any]:
+    """Every item of a map-style dataset, in order."""
+    if not len(dataset):
+        return iter(())
+    return _read(dataset, batch_size=None, num_workers=num_workers)
+
+
+def in_batches(dataset: Any, *, batches: Iterable[Sequence[int]], num_workers: int) -> Iterator[Any]:
+    """`dataset.__getitems__(batch)` for every batch of numbers, in order; `batches` may be endless."""
+    # One batch a process ahead: a batch is hundreds of rows already.
+    return _read(dataset, batch_sampler=batches, num_workers=num_workers, prefetch_factor=1 if num_workers else None)
+
+
+def as_it_is(items: Any) -> Any:
+    """No collation: rows are texts."""
+    return items
+
+
+def _read(dataset: Any, *, num_workers: int, **options: Any) -> Iterator[Any]:
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "'set_vital' is deprecated", UserWarning)  # torchdata 0.11 calls it, torch 2.13 complains
+        loader = StatefulDataLoader(
+            dataset,
+            num_workers=num_workers,
+            collate_fn=as_it_is,
+            multiprocessing_context=_context(num_workers),
+            generator=torch.Generator(),  # it draws a seed for its processes, and would take it from the run's generator
+            **options,
+        )
+        return iter(loader)
+
+
+def _context(num_workers: int) -> BaseContext | None:
+    if num_workers == 0:
+        return None
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([__package__])  # with what unpickling a dataset needs
+    return context

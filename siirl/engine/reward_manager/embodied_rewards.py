@@ -1,0 +1,312 @@
+"""Trajectory rewards of embodied episodes: 0/1 success, the environment's return, SRPO's video distance, and an oracle's.
+
+A manager sees the outcomes of *all* ranks, sorted by uid, so every rank computes the same rewards and keeps the same memory,
+whatever the number of ranks. Episodes that failed to simulate never get here.
+"""
+
+# B episode (of all ranks), D channel of the video embedding
+
+import importlib
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from envs.archives import MEBIBYTE, check_archive
+from siirl.errors import ConfigError, MissingAssetError, UnknownNameError
+from siirl.params import RewardArguments
+from vjepa.released_reward import score_as_released
+from vjepa.reward import RewardOutput, TrajectoryReward
+from vjepa.reward_settings import TrajectoryRewardConfig
+
+
+@dataclass(frozen=True)
+class EpisodeOutcomes:
+    """What a reward may look at; a column that nobody provided is None."""
+
+    uid_B: list[str]
+    task_name_B: list[str]
+    index_B: NDArray[np.int64]
+    complete_B: NDArray[np.bool_]
+    env_return_B: NDArray[np.float32]
+    video_embedding_BD: NDArray[np.float32] | None
+    oracle_distance_B: NDArray[np.float32] | None
+    texts_B: dict[str, list[str]] = field(default_factory=dict)
+    """Columns of strings that the rollout provides for a text's reward (`siirl.engine.reward_manager.text_rewards`)."""
+    response_length_B: NDArray[np.int64] | None = None
+    """Tokens after the prompt, those of tools among them; None for robots."""
+    graded_B: NDArray[np.bool_] | None = None
+    """Of which the environment says success and return; None: of all."""
+    total: int = 0
+    """Episodes of all ranks, of which these may be a part."""
+
+
+@dataclass(frozen=True)
+class RewardScores:
+    """Rewards float32 [B] of the outcomes handed in, and metrics that are the same on every rank."""
+
+    reward_B: NDArray[np.float32]
+    metrics: dict[str, float] = field(default_factory=dict)
+    failed: dict[int, str] = field(default_factory=dict)
+    """Episodes that could not be scored, by position, with the reason: they are dropped, and their entry of `reward_B` is not read."""
+    penalty_B: NDArray[np.float32] | None = None
+    """Added to the reward that is trained on, but not to the score (DAPO's for long responses)."""
+    env_weight_B: NDArray[np.float32] | None = None
+    """How much of the environment's return is in `reward_B`: that much of its rewards stands at the tokens that earned them (the column
+    `env_rewards`), and the rest of `reward_B` at the end. None: nothing."""
+    parts: dict[str, NDArray[np.float32]] = field(default_factory=dict)
+    """Summands and further numbers, by name, for logs; NaN where an episode has none."""
+
+
+@runtime_checkable
+class RewardManager(Protocol):
+    """Scores the episodes of a step; what it remembers is part of the checkpoint."""
+
+    ranks_failures: bool
+    """Whether failures of a task are told apart once there is a reference for it."""
+    looks_at_all_ranks: bool
+    """Whether it must see the episodes of all ranks, as clusters of successes do; else each rank scores its own, and nothing travels."""
+
+    def score(self, outcomes: EpisodeOutcomes) -> RewardScores:
+        """Rewards of all outcomes."""
+
+    def remember(self, dropped: EpisodeOutcomes) -> None:
+        """Take in episodes of the step that a filter dropped: they are not scored, but their successes are references."""
+
+    def has_reference(self, task_name: str) -> bool:
+        """Whether a failure of this task can be told from another by something other than this step's successes."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything that the next step's rewards depend on."""
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from a checkpoint."""
+
+    def close(self) -> None:
+        """Let go of processes; safe to call twice."""
+
+
+class Memoryless:
+    """A reward that depends on its own episode alone."""
+
+    looks_at_all_ranks = True  # cheap for scalars, and every rank logs the same
+
+    def remember(self, dropped: EpisodeOutcomes) -> None:
+        """Nothing to remember."""
+
+    def has_reference(self, task_name: str) -> bool:
+        return False
+
+    def state_dict(self) -> dict[str, Any]:
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        if state:
+            raise ConfigError(f"The checkpoint holds a memory of rewards ({sorted(state)}) that {type(self).__name__} does not have.")
+
+    def close(self) -> None:
+        """It has none."""
+
+
+class SuccessReward(Memoryless):
+    """1 for success, 0 for failure."""
+
+    ranks_failures = False
+
+    def score(self, outcomes: EpisodeOutcomes) -> RewardScores:
+        """See RewardManager."""
+        return RewardScores(outcomes.complete_B.astype(np.float32))
+
+
+class ReturnReward(Memoryless):
+    """The environment's own sum of rewards, undiscounted; it says something of every episode."""
+
+    ranks_failures = True
+
+    def has_reference(self, task_name: str) -> bool:
+        """Always: a return needs nothing to compare with."""
+        return True
+
+    def score(self, outcomes: EpisodeOutcomes) -> RewardScores:
+        """See RewardManager."""
+        return RewardScores(outcomes.env_return_B.astype(np.float32), env_weight_B=np.ones(len(outcomes.uid_B), np.float32))
+
+
+class VideoReward:
+    """SRPO: a failure earns more the closer its video came to the successes of its task (`vjepa.reward`)."""
+
+    ranks_failures = True
+    looks_at_all_ranks = True
+
+    def __init__(self, reward: TrajectoryReward) -> None:
+        self.reward = reward
+
+    def score(self, outcomes: EpisodeOutcomes) -> RewardScores:
+        """See RewardManager."""
+        return self._score(outcomes, outcomes.video_embedding_BD)
+
+    def remember(self, dropped: EpisodeOutcomes) -> None:
+        """Keep the successes in the bank."""
+        self._remember(dropped, dropped.video_embedding_BD)
+
+    def has_reference(self, task_name: str) -> bool:
+        """Whether the bank or the demonstrations hold a success of the task."""
+        return task_name in self.reward.bank or task_name in self.reward.demonstrations
+
+    def state_dict(self) -> dict[str, Any]:
+        """Bank of successes and window of failures."""
+        return self.reward.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """See RewardManager."""
+        self.reward.load_state_dict(state)
+
+    def close(self) -> None:
+        """It has no processes."""
+
+    def _remember(self, dropped: EpisodeOutcomes, embedding_BD: NDArray[np.float32] | None) -> None:
+        if embedding_BD is None:
+            return
+        task_B = np.array(dropped.task_name_B)
+        for task in sorted(set(dropped.task_name_B)):
+            self.reward.remember_successes(task=task, embeddings_ND=embedding_BD[(task_B == task) & dropped.complete_B])
+
+    def _score(self, outcomes: EpisodeOutcomes, embedding_BD: NDArray[np.float32] | None) -> RewardScores:
+        return _beside_the_oracle(self.reward.score(**_video_columns(outcomes, embedding_BD)), outcomes)
+
+
+class ReleasedVideoReward(Memoryless):
+    """The form that siiRL published, for comparison (`vjepa.released_reward`): it depends on the step's episodes alone."""
+
+    ranks_failures = True
+
+    def score(self, outcomes: EpisodeOutcomes) -> RewardScores:
+        """See RewardManager."""
+        return _beside_the_oracle(score_as_released(**_video_columns(outcomes, outcomes.video_embedding_BD)), outcomes)
+
+
+class OracleReward(VideoReward):
+    """SRPO's form on the simulator's true distance instead of a video: what a perfect encoder could give. For comparison only."""
+
+    def score(self, outcomes: EpisodeOutcomes) -> RewardScores:
+        """See RewardManager."""
+        if outcomes.oracle_distance_B is None:
+            raise ConfigError("reward.name=oracle needs an environment that reports info['oracle_distance']; env=mujoco does.")
+        return self._score(outcomes, outcomes.oracle_distance_B[:, None])
+
+    def remember(self, dropped: EpisodeOutcomes) -> None:
+        """Keep where successes ended."""
+        self._remember(dropped, None if dropped.oracle_distance_B is None else dropped.oracle_distance_B[:, None])
+
+    def has_reference(self, task_name: str) -> bool:
+        """Always: the goal is known."""
+        return True
+
+
+FEWEST_TO_RANK = 5  # of a task's failures: the rank correlation of three or four is +-1 by chance every few times
+
+MOST_CLIP_BYTES = 512 * MEBIBYTE  # in memory: 1000 clips of 40 frames of 64 x 64 pixels take 490 MB
+REWARD_MANAGERS = ("success", "return", "srpo", "srpo_released", "oracle")
+
+
+def make_reward_manager(
+    config: RewardArguments, *, demonstrations: dict[str, NDArray[np.float32]], tasks: tuple[str, ...]
+) -> RewardManager:
+    """The manager that `reward.name` asks for.
+
+    Args:
+        config: The `reward` group.
+        demonstrations: Video embeddings [N, D] of successful demonstrations for each task; empty without.
+        tasks: The environment's tasks.
+    """
+    if ":" in config.name:
+        return _own_manager(config)
+    if config.name == "success":
+        return SuccessReward()
+    if config.name == "return":
+        return ReturnReward()
+    if config.name not in REWARD_MANAGERS:
+        raise UnknownNameError.of(kind="reward (reward.name)", name=config.name, known=[*REWARD_MANAGERS, "module:name"])
+    if config.name == "srpo_released":
+        return ReleasedVideoReward()
+    settings = TrajectoryRewardConfig(**{setting.name: getattr(config, setting.name) for setting in fields(TrajectoryRewardConfig)})
+    if config.name == "oracle":
+        goal = np.zeros((1, 1), np.float32)
+        return OracleReward(TrajectoryReward(settings, demonstrations=dict.fromkeys(tasks, goal)))
+    return VideoReward(TrajectoryReward(settings, demonstrations=demonstrations))
+
+
+def _own_manager(config: RewardArguments) -> RewardManager:
+    module, attribute = config.name.split(":", 1)
+    manager = getattr(importlib.import_module(module), attribute)(config)
+    if not isinstance(manager, RewardManager):
+        wanted = ("ranks_failures", "looks_at_all_ranks", "score", "remember", "has_reference", "state_dict", "load_state_dict", "close")
+        missing = [name for name in wanted if name not in dir(manager)]
+        raise ConfigError(
+            f"reward.name={config.name} made a {type(manager).__name__}, which lacks {', '.join(missing)} of a reward manager: derive it "
+            "from siirl.engine.reward_manager.Memoryless, or see siirl.engine.reward_manager.RewardManager."
+        )
+    return manager
+
+
+def load_demonstration_clips(file: str) -> dict[str, list[NDArray[np.uint8]]]:
+    """Clips of successful demonstrations by task, from the npz that `python -m siirl.warm_start` writes: keys `<task>/<number>`.
+
+    Raises:
+        MissingAssetError: There is no such file.
+        ValueError: It is no npz, or unpacks to more than `MOST_CLIP_BYTES`.
+    """
+    if not Path(file).is_file():
+        raise MissingAssetError(
+            f"reward.demonstrations={file} does not exist. Make it: python -m siirl.warm_start --clips FILE, or set it to null."
+        )
+    check_archive(Path(file), most_bytes=MOST_CLIP_BYTES)
+    archive = np.load(file)
+    clips: dict[str, list[NDArray[np.uint8]]] = {}
+    for key in sorted(archive.files):
+        clips.setdefault(key.rsplit("/", 1)[0], []).append(archive[key])
+    return clips
+
+
+def _video_columns(outcomes: EpisodeOutcomes, embedding_BD: NDArray[np.float32] | None) -> dict[str, Any]:
+    """The columns that a trajectory reward scores."""
+    if embedding_BD is None:
+        raise ConfigError("reward.name=srpo needs the column video_embedding, which the rollout provides when a video encoder is set.")
+    return {
+        "embeddings_BD": embedding_BD,
+        "success_B": outcomes.complete_B,
+        "tasks_B": outcomes.task_name_B,
+        "group_B": outcomes.index_B,
+    }
+
+
+def _beside_the_oracle(output: RewardOutput, outcomes: EpisodeOutcomes) -> RewardScores:
+    """The rewards with their metrics; where the environment reports the true distance, their rank correlation with it too."""
+    metrics = dict(output.metrics)
+    if outcomes.oracle_distance_B is not None:
+        ranked_B = ~outcomes.complete_B & output.defined_B
+        task_B, distance_B = np.array(outcomes.task_name_B), outcomes.oracle_distance_B
+        metrics |= _agreement_with_oracle(output.reward_B[ranked_B], distance_B[ranked_B], task_B[ranked_B])
+    return RewardScores(output.reward_B, metrics)
+
+
+def _agreement_with_oracle(reward_B: NDArray[np.floating], distance_B: NDArray[np.floating], task_B: NDArray[np.str_]) -> dict[str, float]:
+    """Rank correlation of failures' rewards with their true closeness, within each task: tasks have scales of their own."""
+    tasks = [task_B == task for task in sorted(set(task_B))]
+    ranked = [of_task for of_task in tasks if of_task.sum() >= FEWEST_TO_RANK]
+    if not ranked:
+        return {}
+    correlations = [_rank_correlation(-reward_B[of_task], distance_B[of_task]) for of_task in ranked]
+    return {"reward/oracle_rank_correlation": float(np.average(correlations, weights=[of_task.sum() for of_task in ranked]))}
+
+
+def _rank_correlation(left_B: NDArray[np.floating], right_B: NDArray[np.floating]) -> float:
+    """Spearman's rho; 0 where one side is constant and so ranks nothing."""
+    from scipy.stats import rankdata
+
+    ranks = [rankdata(values) for values in (left_B, right_B)]
+    if any(rank.std() == 0 for rank in ranks):
+        return 0.0
+    return float(np.corrcoef(*ranks)[0, 1])

@@ -1,0 +1,38 @@
+"""What is asked of an engine that acts, and what it answers."""
+
+# T token of a chunk, L token of an instruction, P proprioception
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+@dataclass(frozen=True)
+class ActRequest:
+    """One observation that wants a chunk of actions."""
+
+    uid: str
+    """The episode's unique id; in lockstep mode requests are batched in its order."""
+    pixel_values: NDArray[np.uint8] | None  # [cameras, height, width, 3]
+    proprioception: NDArray[np.float32] | None  # [P]
+    instruction_ids: NDArray[np.int64]  # [L]
+    uniforms: NDArray[np.float32] | None
+    """[T] numbers in [0, 1) from the episode's own generator, or None for the most likely tokens."""
+
+
+@dataclass(frozen=True)
+class ActResponse:
+    """A chunk of action tokens with their log-probs under the distribution they were drawn from."""
+
+    tokens: NDArray[np.int64]  # [T]
+    log_probs: NDArray[np.float32]  # [T]
+    policy_version: int
+
+
+class ActionEngine(Protocol):
+    """Answers observations with chunks of actions."""
+
+    async def act(self, request: ActRequest) -> ActResponse:
+        """A chunk of actions for one observation."""

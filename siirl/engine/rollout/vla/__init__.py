@@ -1,0 +1,1 @@
+"""Rollouts of vision-language-action policies in simulators."""

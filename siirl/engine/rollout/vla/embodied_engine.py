@@ -1,0 +1,159 @@
+"""The inference engine of VLA policies: many episodes ask for actions, one forward pass answers all that are waiting.
+
+The engine holds the module that it is given, by default the very module that is trained, so that there is no second copy of the
+weights on one rank. Randomness is not here: each request brings the uniform numbers of its own episode, and a token is
+drawn by inverting the cumulative distribution, so an episode does not depend on which others it was batched with.
+"""
+
+# N request, T token of a chunk, V bin
+
+import asyncio
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from siirl.engine.rollout.acting import ActRequest, ActResponse
+from siirl.engine.rollout.counts import EngineCounts
+from siirl.engine.rollout.sampling import Sampling, draw
+from siirl.models.policy import Policy
+from siirl.occupation import OCCUPATION
+
+# A pass mostly reads weights: six rows of the tiny policy take three times as long as one. With a third of the running episodes waiting,
+# the simulators still have the others to work on.
+FEWEST_SHARE = 1 / 3
+
+
+class EmbodiedEngine:
+    """Batches the requests of concurrently running episodes.
+
+    Args:
+        policy: The module that answers.
+        temperature: Divides the logits, for sampling and for the log-probs alike.
+        top_p: Draw from the smallest set of tokens with this probability; log-probs stay those of the whole distribution.
+        lockstep: Deterministic mode: answer only when every episode that can be running is waiting, sorted by uid and padded
+            to `batch_rows` rows, so that floating-point results do not depend on timing.
+        batch_rows: Most observations in one forward pass.
+        compute_dtype: Type of the forward pass, the same as in training; None is the weights' own.
+    """
+
+    def __init__(
+        self,
+        *,
+        policy: Policy,
+        temperature: float,
+        lockstep: bool,
+        batch_rows: int,
+        top_p: float = 1.0,
+        compute_dtype: torch.dtype | None = None,
+    ) -> None:
+        self.policy = policy
+        self.device = next(policy.parameters()).device
+        self.compute_dtype = compute_dtype
+        self.sampling = Sampling(temperature=temperature, top_p=top_p)
+        self.lockstep = lockstep
+        self.batch_rows = batch_rows
+        self.policy_version = 0
+        self.unfinished, self.at_once = 0, 0
+        self.waiting: list[tuple[ActRequest, asyncio.Future[ActResponse]]] = []
+        self.flush_scheduled = False
+        self.counts = EngineCounts()
+
+    def expect(self, *, episodes: int, at_once: int) -> None:
+        """Announce `episodes` more episodes, of which `at_once` can run at the same time: how long a batch waits depends on them."""
+        self.unfinished += episodes
+        self.at_once = at_once
+
+    def episode_ended(self) -> None:
+        """One of the expected episodes is over, finished or failed."""
+        self.unfinished -= 1
+        self._schedule_flush()
+
+    async def act(self, request: ActRequest) -> ActResponse:
+        """A chunk of actions for one observation; returns when a batch with this request has been computed."""
+        future: asyncio.Future[ActResponse] = asyncio.get_running_loop().create_future()
+        self.waiting.append((request, future))
+        self._schedule_flush()
+        return await future
+
+    def interrupt(self) -> None:
+        """Nothing to end: a chunk takes one forward pass, and between two of them nothing runs."""
+
+    def update_weights(self, version: int) -> None:
+        """Tell the engine that the policy now has the weights of `version`."""
+        self.policy_version = version
+
+    def take_stats(self) -> dict[str, float]:
+        """Seconds in forward passes, requests answered and forward passes, since the last call."""
+        return self.counts.take()
+
+    def _schedule_flush(self) -> None:
+        # One turn of the loop later, everything that became ready at the same time is waiting too.
+        if self.waiting and not self.flush_scheduled:
+            self.flush_scheduled = True
+            asyncio.get_running_loop().call_soon(self._flush)
+
+    def _flush(self) -> None:
+        self.flush_scheduled = False
+        if not self.waiting or len(self.waiting) < self._fewest_rows():
+            return
+        batch, self.waiting = self.waiting, []
+        if self.lockstep:
+            batch.sort(key=lambda item: item[0].uid)
+        for start in range(0, len(batch), self.batch_rows):
+            part = batch[start : start + self.batch_rows]
+            try:
+                responses = self._forward([request for request, _ in part])
+            except Exception as error:  # the episodes that asked must see it, or they would wait for ever
+                for _, future in batch[start:]:
+                    if not future.done():
+                        future.set_exception(error)
+                raise
+            for (_, future), response in zip(part, responses, strict=True):
+                if not future.done():
+                    future.set_result(response)
+
+    def _fewest_rows(self) -> int:
+        """Requests that a forward pass waits for; every running episode asks again or ends, so they come."""
+        running = min(self.unfinished, self.at_once)
+        return running if self.lockstep else round(running * FEWEST_SHARE)
+
+    @torch.inference_mode()
+    def _forward(self, requests: list[ActRequest]) -> list[ActResponse]:
+        begin = time.perf_counter()
+        rows = requests + [requests[-1]] * (self.batch_rows - len(requests)) if self.lockstep else requests
+        with torch.autocast(self.device.type, self.compute_dtype, enabled=self.compute_dtype is not None):
+            logits_NTV = self.policy(
+                pixel_values=self._stack([row.pixel_values for row in rows]),
+                proprioception=self._stack([row.proprioception for row in rows]),
+                instruction_ids=self._tensor([row.instruction_ids for row in rows]),
+            )
+        log_probs_NTV = torch.log_softmax(logits_NTV.float() / self.sampling.temperature, dim=-1)
+        tokens_NT = self._draw(log_probs_NTV, [row.uniforms for row in rows])
+        log_probs_NT = log_probs_NTV.gather(-1, tokens_NT[..., None])[..., 0]
+        tokens, log_probs = tokens_NT.cpu().numpy(), log_probs_NT.cpu().numpy()
+        self.counts.busy_s += time.perf_counter() - begin
+        self.counts.calls += len(requests)
+        self.counts.forward_passes += 1
+        OCCUPATION.got_on()
+        return [ActResponse(tokens[i], log_probs[i], self.policy_version) for i in range(len(requests))]
+
+    def _tensor(self, arrays: Sequence[NDArray[Any]]) -> torch.Tensor:
+        return torch.from_numpy(np.stack(arrays)).to(self.device)
+
+    def _stack(self, arrays: Sequence[NDArray[Any] | None]) -> torch.Tensor | None:
+        """All arrays as one tensor; None where the environment has no such observation."""
+        present = [array for array in arrays if array is not None]
+        return self._tensor(present) if present else None
+
+    def _draw(self, log_probs_NTV: torch.Tensor, uniforms: list[NDArray[np.float32] | None]) -> torch.Tensor:
+        """Tokens [N, T]: by inverse cumulative distribution where a row brings uniforms, the most likely ones elsewhere."""
+        tokens_NT = log_probs_NTV.argmax(-1)
+        numbers = {i: row for i, row in enumerate(uniforms) if row is not None}
+        if numbers:
+            drawn, uniforms_NT = list(numbers), self._tensor(list(numbers.values()))
+            tokens_NT[drawn] = draw(log_probs_NTV[drawn].exp(), uniforms_NT, sampling=self.sampling)
+        return tokens_NT

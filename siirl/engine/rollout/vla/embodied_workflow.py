@@ -1,0 +1,126 @@
+"""An embodied episode: observation, chunk of actions, observation, … until the simulator says that it is over."""
+
+# C chunk (one observation each), K action of a chunk, A action dimension, T = C*K*A token of the whole episode, D embedding
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from envs.base import IMAGES, INSTRUCTION, PROPRIOCEPTION, FrameRequest
+from siirl.engine.rollout.acting import ActRequest
+from siirl.engine.rollout.vla.embodied_engine import EmbodiedEngine
+from siirl.engine.rollout.workflow import RECORDER_STREAM, EpisodeRequest, RolloutWorkflow, Trajectory
+from siirl.env_server.pool import EnvPool
+from siirl.models.policy import Policy
+
+
+class EmbodiedWorkflow(RolloutWorkflow):
+    """Observation, chunk of actions, observation, … until success or the limit of steps.
+
+    Args:
+        pool: Simulators; an episode holds one slot of it.
+        policy: Tokenizes the instruction and the actions (its forward pass belongs to the engine).
+        streams: Frame streams wanted beside the observations; the recorder's only for episodes with `record`.
+        blind: Zero every image: the control that shows what is learned without seeing.
+    """
+
+    def __init__(self, *, pool: EnvPool, policy: Policy, streams: Mapping[str, FrameRequest], blind: bool = False) -> None:
+        self.pool = pool
+        self.policy = policy
+        self.streams = dict(streams)
+        self.blind = blind
+
+    async def arun_episode(self, engine: EmbodiedEngine, data: EpisodeRequest) -> Trajectory:
+        """Run one episode; raises SimulationFailed when the pool could not simulate it, also not by replay."""
+        filmed = data.record and self.pool.spec.renders
+        streams = {name: request for name, request in self.streams.items() if name != RECORDER_STREAM or filmed}
+        async with self.pool.slot() as slot:
+            recorder = _RowRecorder(self.policy, engine.policy_version)
+            observation, _ = await slot.reset(seed=data.seed, options={"task": data.task, "frames": streams})
+            generator = np.random.default_rng(data.policy_seed)
+            executed: list[Any] = []
+            terminated = truncated = False
+            while not (terminated or truncated):
+                request = self._request(observation, data, generator)
+                response = await engine.act(request)
+                actions = self.policy.action_tokenizer.decode(response.tokens)
+                observation, reward, terminated, truncated, info = await slot.step_chunk(list(actions))
+                recorder.add(request, response, reward, info["executed"])
+                executed += actions[: info["executed"]].tolist()
+            frames = {name: await slot.frames(name) for name in streams}
+        return Trajectory(
+            row=recorder.row(data, info, truncated=truncated),
+            instruction=observation.get(INSTRUCTION, ""),
+            frames=frames,
+            record={"actions": executed} if filmed else {},  # with the seed, all that siirl.replay needs
+        )
+
+    def _request(self, observation: Mapping[str, Any], data: EpisodeRequest, generator: np.random.Generator) -> ActRequest:
+        images, proprioception = observation.get(IMAGES), observation.get(PROPRIOCEPTION)
+        images, proprioception = self.policy.prepare(
+            images=np.zeros_like(images) if self.blind and images is not None else images,
+            proprioception=None if proprioception is None else np.asarray(proprioception, np.float32).reshape(-1),
+        )
+        tokens = self.policy.chunk_length * self.policy.action_tokenizer.dimensions
+        return ActRequest(
+            uid=data.uid,
+            pixel_values=images,
+            proprioception=proprioception,
+            instruction_ids=self.policy.tokenize_instruction(observation.get(INSTRUCTION, "")),
+            uniforms=None if data.greedy else generator.random(tokens, dtype=np.float32),
+        )
+
+
+class _RowRecorder:
+    """Collects what training needs of an episode, chunk by chunk."""
+
+    def __init__(self, policy: Policy, policy_version: int) -> None:
+        self.dimensions = policy.action_tokenizer.dimensions
+        self.policy_version = policy_version
+        self.chunks: list[tuple[ActRequest, Any]] = []
+        self.mask: list[NDArray[np.int64]] = []
+        self.rewards: list[NDArray[np.float32]] = []
+        self.steps, self.env_return = 0, 0.0
+
+    def add(self, request: ActRequest, response: Any, reward: float, executed: int) -> None:
+        """One chunk, of which the environment executed the first `executed` actions."""
+        self.chunks.append((request, response))
+        end = executed * self.dimensions
+        mask_T, rewards_T = np.zeros(len(response.tokens), np.int64), np.zeros(len(response.tokens), np.float32)
+        mask_T[:end] = 1
+        rewards_T[end - 1] = reward
+        self.mask.append(mask_T)
+        self.rewards.append(rewards_T)
+        self.steps += executed
+        self.env_return += reward
+
+    def row(self, data: EpisodeRequest, info: Mapping[str, Any], *, truncated: bool) -> dict[str, Any]:
+        """The sample, with the last info of the episode."""
+        requests, responses = zip(*self.chunks, strict=True)
+        row: dict[str, Any] = {
+            "uid": data.uid,
+            "index": data.group_id,
+            "task_name": data.task,
+            "task_id": data.task_id,
+            "trial_id": data.trial_id,
+            "seed": data.seed,
+            "instruction_ids": requests[0].instruction_ids,
+            "responses": np.concatenate([response.tokens for response in responses]),
+            "response_mask": np.concatenate(self.mask),
+            "rollout_log_probs": np.concatenate([response.log_probs for response in responses]),
+            "finish_step": self.steps,
+            "complete": bool(info.get("success", False)),
+            "truncated": bool(truncated),
+            "env_return": float(self.env_return),
+            "env_rewards": np.concatenate(self.rewards),
+            "policy_version": self.policy_version,
+        }
+        if requests[0].pixel_values is not None:
+            row["pixel_values"] = np.stack([request.pixel_values for request in requests])
+        if requests[0].proprioception is not None:
+            row["proprioception"] = np.stack([request.proprioception for request in requests])
+        if "oracle_distance" in info:
+            row["oracle_distance"] = float(info["oracle_distance"])
+        return row

@@ -1,0 +1,397 @@
+"""The engine of language models that is vLLM: paged keys and values, prefix caching, several GPUs; with weights of its own.
+
+`VLLMEngine` runs it in this process, on the event loop of the episodes; `AsyncVLLMEngine` (rollout.mode=async) in a process of vLLM's own,
+so that it generates while this one does something else. Both start from the weights of the module that is trained, and take new ones as
+a file. Log-probs are those of the whole distribution under the temperature, as training scores them: vLLM's own temperature stays 1, and
+logits come divided (`siirl.engine.rollout.vllm.vllm_worker`).
+
+vLLM is an extra (`make vllm`); nothing of it is imported before an engine is made.
+"""
+
+# S token of the probe, V token of the vocabulary
+
+import abc
+import asyncio
+import contextlib
+import os
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Coroutine, Iterator, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+
+from siirl.engine.rollout.admission import NOTHING, Job, check_length
+from siirl.engine.rollout.generation import FinishReason, GenerationRequest, GenerationResponse
+from siirl.engine.rollout.turn_taking import Announced, TurnTaking
+from siirl.engine.rollout.vllm.vllm_settings import ENVIRONMENT, PROBE_TOKENS, PROBE_TOLERANCE, engine_settings, start_errors
+from siirl.engine.training.checksum import checksum
+from siirl.engine.training.doors import shut_afterwards
+from siirl.engine.training.network import on_loopback
+from siirl.engine.training.tensor_files import write_tensors
+from siirl.engine.training.weight_sync import Evidence
+from siirl.errors import ConfigError
+from siirl.models.chat import ChatTokenizer
+from siirl.models.language_model import LanguageModel
+from siirl.occupation import OCCUPATION
+from siirl.params.model_args import RolloutArguments
+from siirl.params.packages import require_vllm
+
+Result = TypeVar("Result")
+
+
+class Continuation:
+    """A request that vLLM is working on, and what it has so far."""
+
+    def __init__(self, job: Job) -> None:
+        self.job = job
+        self.tokens: list[int] = []
+        self.log_probs: list[float] = []
+        self.versions: list[int] = []
+
+    def extend(self, output: Any, *, version: int) -> None:
+        """Append the newest tokens of a CompletionOutput of kind DELTA."""
+        self.tokens += output.token_ids
+        self.log_probs += [entry[token].logprob for token, entry in zip(output.token_ids, output.logprobs or [], strict=True)]
+        self.versions += [version] * len(output.token_ids)
+
+    def response(self, reason: FinishReason) -> GenerationResponse:
+        """What there is."""
+        return GenerationResponse(
+            tokens=np.array(self.tokens, np.int64),
+            log_probs=np.array(self.log_probs, np.float32),
+            versions=np.array(self.versions, np.int64),
+            finish_reason=reason,
+        )
+
+
+class VLLMBase(Announced, abc.ABC):
+    """What both engines have in common: how vLLM is started and asked, and how weights get into it.
+
+    Args:
+        model: The module that is trained; its weights at this moment are the first.
+        tokenizer: Knows the tokens that end a turn, and the text of stop strings.
+        temperature: Divides the logits, for sampling and for the log-probs alike.
+        top_p: Draw from the smallest set of tokens with this probability; log-probs stay those of the whole distribution.
+        top_k: Draw from this many most likely tokens; None: from all.
+        max_running: Most requests in one forward pass; others wait.
+        lockstep: Deterministic mode; see `Admission`.
+        compute_dtype: Type of vLLM's weights and passes; None is the module's own.
+        kv_cache_gib: Memory for keys and values.
+        num_gpus: Of one engine (tensor parallelism).
+        longest_text: Tokens of the longest prompt and its continuation together; None: as many as the model takes, and memory for them.
+
+    Raises:
+        ConfigError: vLLM is not installed.
+        RunFailed: vLLM does not start.
+    """
+
+    def __init__(
+        self,
+        *,
+        model: LanguageModel,
+        tokenizer: ChatTokenizer,
+        temperature: float,
+        max_running: int,
+        lockstep: bool,
+        top_p: float = 1.0,
+        top_k: int | None = None,
+        compute_dtype: torch.dtype | None = None,
+        kv_cache_gib: float = RolloutArguments.kv_cache_gib,
+        num_gpus: int = RolloutArguments.tensor_model_parallel_size,
+        longest_text: int | None = None,
+    ) -> None:
+        super().__init__(lockstep=lockstep)
+        require_vllm()
+        self.model, self.tokenizer = model, tokenizer
+        self.temperature, self.top_p, self.top_k = temperature, top_p, top_k
+        weight = next(model.parameters())
+        self.longest, self.dtype = model.max_length, compute_dtype or weight.dtype
+        self.skeleton = weightless_copy(model)
+        self.running: dict[str, Continuation] = {}
+        self.requests = 0
+        settings = engine_settings(
+            dtype=self.dtype,
+            model_length=self.longest,
+            longest_text=longest_text,
+            max_running=max_running,
+            kv_cache_gib=kv_cache_gib,
+            num_gpus=num_gpus,
+            on_cpu=weight.device.type == "cpu",
+        )
+        with tempfile.TemporaryDirectory(prefix="siirl-vllm-") as folder, _undisturbed(), on_loopback():
+            model.save(folder)
+            tokenizer.save(folder)
+            self._start({"model": folder, "tokenizer": folder, **settings})
+        self._on_workers("siirl_scale_logits", 1.0 / temperature)
+
+    # ActingWeights
+
+    def take_weights(self, state: Mapping[str, torch.Tensor]) -> list[Evidence]:
+        """Replace vLLM's weights; evidence is the checksum of what its workers read, and the log-probs of a probe.
+
+        Prefixes that were computed with the old weights are forgotten. Nothing may be running.
+        """
+        exported = self.model.exported_weights(state)
+        weights = {name: exported[name].to(self.dtype) for name, _ in self.skeleton.named_parameters()}  # tied weights once
+        with tempfile.TemporaryDirectory(prefix="siirl-weights-") as folder:
+            file = Path(folder) / "model.safetensors"
+            write_tensors(file, weights)
+            found = self._on_workers("siirl_load_weights", str(file))
+        self._forget_prefixes()
+        expected = checksum(weights)
+        return [*(Evidence(trained=expected, acting=number) for number in found), self._probe(weights)]
+
+    def _probe(self, weights: Mapping[str, torch.Tensor]) -> Evidence:
+        """Mean log-prob of a fixed text, by the model's own code and by vLLM."""
+        ids = np.random.default_rng(0).integers(0, self.tokenizer.vocab_size, min(PROBE_TOKENS, self.longest - 1)).tolist()
+        device = next(iter(weights.values())).device
+        ids_1S = torch.tensor([ids], device=device)
+        with torch.no_grad():
+            positions_1S = torch.arange(len(ids), device=device)[None]
+            inputs = {"input_ids": ids_1S, "position_ids": positions_1S, "use_cache": False}
+            logits_SV = torch.func.functional_call(self.skeleton, dict(weights), kwargs=inputs).logits[0, :-1]
+        log_probs_SV = torch.log_softmax(logits_SV.float() / self.temperature, dim=-1)
+        expected = float(log_probs_SV.gather(-1, ids_1S[0, 1:, None]).mean())
+        output = self._complete(ids, self._sampling(max_tokens=1, prompt_logprobs=0))
+        found = np.mean([entry[token].logprob for token, entry in zip(ids[1:], output.prompt_logprobs[1:], strict=True)])
+        return Evidence(trained=expected, acting=float(found), tolerance=PROBE_TOLERANCE[self.dtype])
+
+    # How a request is put to vLLM
+
+    def _sampling(self, **options: Any) -> Any:
+        from vllm import SamplingParams
+
+        return SamplingParams(**{"temperature": 1.0, "logprobs": 0, "ignore_eos": True, "detokenize": False, **options})
+
+    def _sampling_of(self, request: GenerationRequest) -> Any:
+        from vllm.sampling_params import RequestOutputKind
+
+        drawing = {"temperature": 0.0} if request.greedy else {"top_p": self.top_p, "top_k": self.top_k or 0}
+        return self._sampling(
+            **drawing,
+            seed=int(np.random.SeedSequence(request.seed).generate_state(1)[0]),
+            max_tokens=request.max_new_tokens,
+            stop=list(request.stop),
+            stop_token_ids=sorted(self.tokenizer.stop_ids),
+            detokenize=bool(request.stop),
+            output_kind=RequestOutputKind.DELTA,
+        )
+
+    def _next_id(self) -> str:
+        self.requests += 1
+        return str(self.requests)  # not the uid: an episode asks more than once
+
+    # What the two engines do differently
+
+    @abc.abstractmethod
+    def _start(self, settings: dict[str, Any]) -> None:
+        """Start vLLM with these arguments of its engine."""
+
+    @abc.abstractmethod
+    def _on_workers(self, method: str, *arguments: Any) -> list[Any]:
+        """Call a method of the worker extension on every worker."""
+
+    @abc.abstractmethod
+    def _forget_prefixes(self) -> None:
+        """Give up cached keys and values, which are of older weights."""
+
+    @abc.abstractmethod
+    def _complete(self, ids: list[int], sampling: Any) -> Any:
+        """The final output of one request, while nothing else runs."""
+
+
+class VLLMEngine(TurnTaking, VLLMBase):
+    """vLLM in this process; between two of its steps the event loop has its turn."""
+
+    def _start(self, settings: dict[str, Any]) -> None:
+        if torch.distributed.is_available() and torch.distributed.is_initialized():
+            raise ConfigError("vLLM in the process of one of several ranks would share their process group: take rollout.mode=async.")
+        os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
+        from vllm import EngineArgs, LLMEngine
+
+        if settings["enforce_eager"]:
+            torch.compiler.set_stance("force_eager")  # parts of its sampler are compiled all the same, for ten seconds each
+        with start_errors(settings), shut_afterwards():
+            self.vllm = LLMEngine.from_engine_args(EngineArgs(**settings, distributed_executor_backend="uni"))
+        self.longest = self.vllm.model_config.max_model_len
+
+    def interrupt(self) -> None:
+        """See `TextEngine`."""
+        for continuation in self.running.values():
+            continuation.job.resolve(continuation.response("abort"))
+        for job in self.admission.waiting:
+            job.resolve(NOTHING)
+        self._clear()
+
+    def close(self) -> None:
+        """See `TextEngine`; whoever still waits is cancelled."""
+        super().close()
+        self.vllm.engine_core.shutdown()
+
+    def _jobs(self) -> list[Job]:
+        return [*(continuation.job for continuation in self.running.values()), *self.admission.waiting]
+
+    def _clear(self) -> None:
+        self.vllm.abort_request(list(self.running))
+        self.running, self.admission.waiting = {}, []
+
+    def _turn(self) -> bool:
+        begun = {self._next_id(): Continuation(job) for job in self.admission.take_up(idle=not self.running)}
+        self.running |= begun
+        for name, continuation in begun.items():
+            request = continuation.job.request
+            self.vllm.add_request(name, {"prompt_token_ids": list(request.input_ids)}, self._sampling_of(request))
+        for output in self.vllm.step() if self.running else []:
+            self._take(output)
+        self.counts.forward_passes += 1
+        OCCUPATION.got_on()
+        return bool(self.running)
+
+    def _take(self, output: Any) -> None:
+        continuation = self.running.get(output.request_id)
+        if continuation is None:
+            return  # aborted while it was on its way
+        (part,) = output.outputs
+        continuation.extend(part, version=self.policy_version)
+        self.counts.tokens += len(part.token_ids)
+        if output.finished:
+            del self.running[output.request_id]
+            continuation.job.resolve(continuation.response(part.finish_reason))
+
+    def _forget(self, job: Job) -> None:
+        if job in self.admission.waiting:
+            self.admission.waiting.remove(job)
+        for name in [name for name, continuation in self.running.items() if continuation.job is job]:
+            self.vllm.abort_request([name])
+            del self.running[name]
+
+    def _on_workers(self, method: str, *arguments: Any) -> list[Any]:
+        return self.vllm.collective_rpc(method, args=arguments)
+
+    def _forget_prefixes(self) -> None:
+        self.vllm.reset_prefix_cache()
+
+    def _complete(self, ids: list[int], sampling: Any) -> Any:
+        self.vllm.add_request(self._next_id(), {"prompt_token_ids": ids}, sampling)
+        while True:
+            for output in self.vllm.step():
+                if output.finished:
+                    return output
+
+
+class AsyncVLLMEngine(VLLMBase):
+    """vLLM in a process of its own, asked from a thread with an event loop of its own, so that weights can be sent when no episode runs."""
+
+    def _start(self, settings: dict[str, Any]) -> None:
+        if self.admission.lockstep:
+            raise ConfigError("rollout.mode=async batches whatever has come: with trainer.deterministic=true take rollout.mode=sync.")
+        os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "1"
+        if settings["enforce_eager"]:
+            os.environ["TORCHDYNAMO_DISABLE"] = "1"  # see above; its own process reads it
+        from vllm import AsyncEngineArgs
+        from vllm.v1.engine.async_llm import AsyncLLM
+
+        self.loop = asyncio.new_event_loop()
+        self.thread = threading.Thread(target=self.loop.run_forever, name="vllm", daemon=True)
+        self.thread.start()
+
+        async def start() -> Any:
+            return AsyncLLM.from_engine_args(AsyncEngineArgs(**settings))
+
+        with start_errors(settings):
+            self.vllm = self._wait(start())
+        if settings["tensor_parallel_size"] == 1:  # else its workers connect to each other as they like
+            self._on_workers("siirl_shut_ports")
+        self.longest = self.vllm.model_config.max_model_len
+
+    async def agenerate(self, request: GenerationRequest) -> GenerationResponse:
+        """See `TextEngine`."""
+        check_length(request, longest=self.longest)
+        self.counts.calls += 1
+        job = Job(request, asyncio.get_running_loop().create_future())
+        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(self._generate(Continuation(job)), self.loop))
+
+    async def _generate(self, continuation: Continuation) -> GenerationResponse:
+        name, request = self._next_id(), continuation.job.request
+        begin = time.perf_counter()
+        if not self.running:
+            self.busy_since = begin
+        self.running[name] = continuation
+        reason: FinishReason = "abort"
+        try:
+            async for output in self.vllm.generate({"prompt_token_ids": list(request.input_ids)}, self._sampling_of(request), name):
+                (part,) = output.outputs
+                continuation.extend(part, version=self.policy_version)
+                reason = part.finish_reason or reason
+        finally:
+            del self.running[name]
+            self.counts.tokens += len(continuation.tokens)
+            if not self.running:
+                self.counts.busy_s += time.perf_counter() - self.busy_since
+        return continuation.response(reason)
+
+    def interrupt(self) -> None:
+        """See `TextEngine`."""
+        self._wait(self._abort())
+
+    async def _abort(self) -> None:
+        await self.vllm.abort(list(self.running))
+
+    def close(self) -> None:
+        """See `TextEngine`; safe to call twice."""
+        if not self.loop.is_closed():
+            self.vllm.shutdown()
+            self.loop.call_soon_threadsafe(self.loop.stop)
+            self.thread.join()
+            self.loop.close()
+
+    def _wait(self, work: Coroutine[Any, Any, Result]) -> Result:
+        return asyncio.run_coroutine_threadsafe(work, self.loop).result()
+
+    def _on_workers(self, method: str, *arguments: Any) -> list[Any]:
+        return self._wait(self.vllm.collective_rpc(method, args=arguments))
+
+    def _forget_prefixes(self) -> None:
+        self._wait(self.vllm.reset_prefix_cache())
+
+    def _complete(self, ids: list[int], sampling: Any) -> Any:
+        async def last() -> Any:
+            output = None
+            async for output in self.vllm.generate({"prompt_token_ids": ids}, sampling, self._next_id()):
+                pass
+            return output
+
+        return self._wait(last())
+
+
+def weightless_copy(model: LanguageModel) -> Any:
+    """The model's own class with its buffers and without weights, for `torch.func.functional_call`."""
+    with torch.device("meta"):
+        copy = type(model.causal_lm)(model.config).eval()
+    for name, buffer in model.causal_lm.named_buffers():
+        owner, _, leaf = name.rpartition(".")
+        copy.get_submodule(owner).register_buffer(leaf, buffer.detach().clone(), persistent=False)
+    return copy
+
+
+@contextlib.contextmanager
+def _undisturbed() -> Iterator[None]:
+    """Let vLLM change what it wants of the process while it starts (seeds, the number of threads), and undo it."""
+    os.environ.update({name: value for name, value in ENVIRONMENT.items() if name not in os.environ})
+    set_num_threads, default_dtype = torch.set_num_threads, torch.get_default_dtype()
+    numbers = np.random.get_state()
+    # vLLM 0.32 looks at the attributes of all that every module holds, and trips over llvmlite's library, which answers to any name.
+    hidden = {name: sys.modules.pop(name) for name in list(sys.modules) if name.partition(".")[0] == "llvmlite"}
+    with torch.random.fork_rng():
+        try:
+            yield
+        finally:
+            sys.modules.update(hidden)
+            torch.set_num_threads = set_num_threads
+            torch.set_default_dtype(default_dtype)
+            np.random.set_state(numbers)

@@ -1,0 +1,120 @@
+"""Weights spread over ranks with FSDP2 (`fully_shard`), and what there is to know about the gradient that comes back.
+
+The gradient of a batch is the *sum* of what its pieces give, so an engine must know whether its backend sums or averages over
+ranks. FSDP2 asks for an average, and gloo has been seen to sum instead (PyTorch issue 162338), so it is measured, not assumed.
+"""
+
+import warnings
+from collections.abc import Iterable
+
+import torch
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor, distribute_tensor
+
+from siirl.engine.training.collectives import Collectives
+from siirl.errors import InvariantError
+
+
+def repeated_blocks(module: nn.Module) -> list[nn.Module]:
+    """The members of every `nn.ModuleList` that hold weights: the blocks of a transformer. Each becomes one unit of FSDP2.
+
+    Inner lists come first, as `fully_shard` wants it.
+    """
+    lists = [part for part in module.modules() if isinstance(part, nn.ModuleList)]
+    return [block for part in reversed(lists) for block in part if next(block.parameters(), None) is not None]
+
+
+def shard(
+    module: nn.Module, *, ranks: Collectives, device: torch.device, compute_dtype: torch.dtype | None, blocks: Iterable[nn.Module]
+) -> None:
+    """Spread `module` over the ranks, in place, block by block and then the rest.
+
+    Args:
+        module: On `device`, with the same weights on every rank.
+        ranks: More than one.
+        device: Where this rank computes.
+        compute_dtype: Type of weights and activations in the passes; None is the weights' own. Gradients are summed in float32.
+        blocks: Parts whose weights are gathered only while they compute.
+    """
+    require_equal_weights(module, ranks=ranks)
+    # FSDP2 warns of every module that returns a view; what it warns of is in-place changes of the output, which no scorer makes.
+    warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view tensor")
+    for part in (*blocks, module):
+        _fully_shard(part, ranks=ranks, device=device, compute_dtype=compute_dtype)
+
+
+def _fully_shard(module: nn.Module, *, ranks: Collectives, device: torch.device, compute_dtype: torch.dtype | None) -> None:
+    assert ranks.group is not None
+    mesh = DeviceMesh.from_group(ranks.group, device.type)
+    reduce_dtype = None if compute_dtype is None else torch.float32
+    fully_shard(module, mesh=mesh, mp_policy=MixedPrecisionPolicy(param_dtype=compute_dtype, reduce_dtype=reduce_dtype))
+
+
+def require_equal_weights(module: nn.Module, *, ranks: Collectives) -> None:
+    """Raise InvariantError unless all ranks hold the same weights; a sharded model would silently be a patchwork of them."""
+    prints = {name: (tuple(tensor.shape), float(tensor.detach().double().sum())) for name, tensor in module.state_dict().items()}
+    for rank, others in enumerate(ranks.gather_objects(prints)):
+        different = [name for name in {**prints, **others} if prints.get(name) != others.get(name)]
+        if different:
+            raise InvariantError(
+                f"Ranks {ranks.rank} and {rank} start from different weights ({len(different)} tensors, the first is {different[0]!r}): "
+                "load the same file on every rank, or draw new weights from the same seed."
+            )
+
+
+class _Probe(nn.Module):
+    """Two parameters of odd sizes, whose gradient is the input."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.matrix = nn.Parameter(torch.ones(3, 5))
+        self.vector = nn.Parameter(torch.ones(7))
+
+    def forward(self, number: torch.Tensor) -> torch.Tensor:
+        return (self.matrix * number).sum() + (self.vector * number).sum()
+
+
+def measure_reduction(*, ranks: Collectives, device: torch.device, compute_dtype: torch.dtype | None = None) -> float:
+    """What a loss must be multiplied by, so that the gradient after FSDP2's reduction is the sum over ranks.
+
+    1 where the backend sums, the number of ranks where it averages. Rank r has gradient r + 1 in the probe.
+
+    Raises:
+        InvariantError: The reduction is neither a sum nor an average.
+    """
+    probe = _Probe().to(device)
+    _fully_shard(probe, ranks=ranks, device=device, compute_dtype=compute_dtype)
+    probe(torch.tensor(float(ranks.rank + 1), device=device)).backward()
+    gradients = [weight.grad for weight in probe.parameters() if weight.grad is not None]
+    return reduction_factor(torch.cat([full_tensor(gradient).flatten() for gradient in gradients]), ranks=ranks.size)
+
+
+def reduction_factor(entries: torch.Tensor, *, ranks: int) -> float:
+    """The factor that makes each of `entries`, reduced from 1, 2, ... `ranks`, their sum; see `measure_reduction`."""
+    total = ranks * (ranks + 1) / 2
+    for factor in (1.0, float(ranks)):
+        if torch.allclose(entries * factor, torch.full_like(entries, total), rtol=1e-5, atol=0.0):
+            return factor
+    raise InvariantError(
+        f"FSDP2 over {ranks} ranks made {entries.unique().tolist()} of the gradients 1 to {ranks}; their sum is {total}, their average "
+        f"{total / ranks}. Gradients cannot be trusted with this PyTorch ({torch.__version__}) and backend: use another."
+    )
+
+
+def full_tensor(tensor: torch.Tensor) -> torch.Tensor:
+    """The whole of a tensor that may be spread over ranks; every rank calls it and gets it."""
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+def spread_like(full: torch.Tensor | None, reference: torch.Tensor, *, ranks: Collectives) -> torch.Tensor:
+    """Rank 0's `full` in the type of `reference` and spread over ranks as it is; the others hand in None. Every rank calls it."""
+    if not isinstance(reference, DTensor):
+        whole = ranks.broadcast_object(full)
+        assert whole is not None
+        return whole.to(reference.device, reference.dtype)
+    if full is None:
+        full = torch.empty(reference.shape, dtype=reference.dtype)
+    full = full.to(reference.device, reference.dtype).contiguous()
+    return distribute_tensor(full, reference.device_mesh, reference.placements, src_data_rank=0)

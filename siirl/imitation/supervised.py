@@ -1,0 +1,178 @@
+"""Warm start of a language model: supervised learning on an environment's own questions and their answers.
+
+Reinforcement learning from a 0/1 reward needs a model that is right now and then. A short run on questions of the training split, which
+ends as soon as the model is right often enough, leaves the rest to RL. It is the same engine and the same scorer as in RL; only the
+loss is another: the negative log-likelihood of the answer.
+"""
+
+# B row, P prompt token, T response token
+
+import json
+import math
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from rich.progress import Progress
+from tensordict import TensorDict
+
+from envs.prompt_files import PromptRow
+from siirl.algos.log_probs import TokenScores
+from siirl.engine.actor.text_scorer import text_scorer
+from siirl.engine.training.batch_loss import LossSum
+from siirl.engine.training.collectives import OneProcess
+from siirl.engine.training.train_engine import TrainEngine
+from siirl.errors import ConfigError
+from siirl.imitation.teaching import Example, Lessons, example_of, lessons_of
+from siirl.models.chat import ChatTokenizer, load_chat_tokenizer
+from siirl.models.language_model import LanguageModel, load_language_model
+from siirl.models.tiny_lm import TinyLMShape, new_tiny_lm, tiny_tokenizer
+from siirl.params import OptimizerArguments, SiiRLArguments
+from siirl.params.paths import find
+
+NOTES_FILE = "warm_start.json"
+MEASURED_QUESTIONS = 1000  # held out; +-3 points at 40 %
+LOOK_EVERY, LOOKED_AT = 20, 256  # updates between two looks at the success, and questions of a look
+COLD = 1e-4  # temperature at which the most likely token has all the probability
+MAX_GRAD_NORM = 1.0
+
+
+def rows_of(examples: Sequence[Example], *, pad_id: int) -> TensorDict:
+    """Examples as the rows that `text_scorer` scores: prompts padded on the left, what is said to them on the right."""
+    prompt_width = max(len(example.prompt) for example in examples)
+    width = prompt_width + max(len(example.said) for example in examples)
+    ids_BS = torch.full((len(examples), width), pad_id)
+    present_BS, own_BS = torch.zeros_like(ids_BS), torch.zeros_like(ids_BS)
+    for row, example in enumerate(examples):
+        filled = slice(prompt_width - len(example.prompt), prompt_width + len(example.said))
+        ids_BS[row, filled] = torch.tensor(example.prompt + example.said)
+        present_BS[row, filled] = 1
+        own_BS[row, prompt_width : filled.stop] = torch.tensor(example.own, dtype=torch.long)
+    columns = {"input_ids": ids_BS, "attention_mask": present_BS}
+    columns |= {"responses": ids_BS[:, prompt_width:], "response_mask": own_BS[:, prompt_width:]}
+    return TensorDict(columns, batch_size=[len(examples)])
+
+
+def imitate(model: LanguageModel, draw: Callable[[], TensorDict], *, updates: int, learning_rate: float) -> Iterator[float]:
+    """Train `model` in place on the rows that `draw` gives; yields the loss a token after every update.
+
+    Warm-up and a cosine to 0 at `updates`; whoever has enough before that stops asking.
+    """
+    engine: TrainEngine[TokenScores] = TrainEngine(
+        module=model,
+        scorer=text_scorer,
+        ranks=OneProcess(),
+        optim=OptimizerArguments(lr=learning_rate, scheduler="cosine_with_warmup", warmup_ratio=0.1),
+        total_steps=updates,
+        micro_batch_size=1 << 30,  # a batch is one forward pass
+        temperature=1.0,
+        max_grad_norm=MAX_GRAD_NORM,
+    ).initialize()
+    for _ in range(updates):
+        yield engine.train_batch(draw(), _negative_log_likelihood, lambda rows: rows["response_mask"].sum()).batch.loss
+
+
+def _negative_log_likelihood(scores: TokenScores, rows: TensorDict) -> LossSum:
+    return LossSum(loss=-scores.log_probs_BT.sum())
+
+
+@torch.no_grad()
+def measure_answers(model: LanguageModel, rows: TensorDict) -> dict[str, float]:
+    """How often a model gives the answers in `rows`.
+
+    Returns:
+        `greedy`, the share of answers of which every token is the most likely one; `sampled`, the mean probability of a whole answer at
+        temperature 1; `entropy`, nats a token along the right answers; `questions`, their number.
+    """
+    scores, cold = (text_scorer(model, rows, temperature) for temperature in (1.0, COLD))
+    return {
+        "greedy": float((cold.log_probs_BT.sum(1) > math.log(0.5)).float().mean()),
+        "sampled": float(scores.log_probs_BT.sum(1).exp().mean()),
+        "entropy": float(scores.entropy_BT.sum() / rows["response_mask"].sum()),
+        "questions": len(rows),
+    }
+
+
+class Questions:
+    """Draws questions of an environment, as rows to learn from.
+
+    Args:
+        lessons: The environment's questions, and what is said to them.
+        tokenizer: Of the model.
+        seed: Fixes what is drawn.
+    """
+
+    def __init__(self, lessons: Lessons, tokenizer: ChatTokenizer, *, seed: int) -> None:
+        self.lessons, self.tokenizer = lessons, tokenizer
+        self.random = np.random.default_rng(seed)
+
+    def draw(self, count: int) -> TensorDict:
+        """Any `count` of the training split, of all tasks in turn."""
+        return self._rows([self._question(number, "train") for number in range(count)])
+
+    def distinct(self, count: int) -> TensorDict:
+        """Held-out questions, no two the same; fewer than `count` where there are hardly more."""
+        drawn = (self._question(number, "heldout") for number in range(4 * count))
+        return self._rows(list({row.prompt[-1]["content"]: row for row in drawn}.values())[:count])
+
+    def _question(self, number: int, split: str) -> PromptRow:
+        task = self.lessons.tasks[number % len(self.lessons.tasks)]
+        return self.lessons.draw_row(task, split, int(self.random.integers(1 << 31)))
+
+    def _rows(self, questions: Sequence[PromptRow]) -> TensorDict:
+        return rows_of([example_of(row, self.lessons.say, self.tokenizer) for row in questions], pad_id=self.tokenizer.pad_id)
+
+
+def warm_start_on_answers(
+    config: SiiRLArguments, output: Path, *, updates: int, batch_rows: int, learning_rate: float, stop_at: float, command: str
+) -> dict[str, Any]:
+    """Make a model (or take that of `actor_rollout_ref.model.path`), teach it answers, and write its folder.
+
+    Args:
+        config: Environment, model and seed of the job.
+        output: The folder.
+        updates: Optimiser steps, at most.
+        batch_rows: Questions of an optimiser step.
+        learning_rate: Peak of the schedule.
+        stop_at: Share of questions of the training split, answered greedily, from which on nothing more is taught.
+        command: Written into the folder's notes.
+
+    Returns:
+        The notes: command, updates, loss, what `measure_answers` says of held-out questions, and the notes of the model that was taught on.
+    """
+    model, tokenizer = _model_to_teach(config)
+    questions = Questions(lessons_of(config.env), tokenizer, seed=config.trainer.seed)
+    held_out, update, loss = questions.distinct(MEASURED_QUESTIONS), 0, math.nan
+    with Progress() as progress:
+        bar = progress.add_task("answers", total=updates)
+        for update, loss in enumerate(imitate(model, lambda: questions.draw(batch_rows), updates=updates, learning_rate=learning_rate), 1):
+            progress.update(bar, advance=1, description=f"answers, loss {loss:.2f}")
+            if update % LOOK_EVERY == 0 and measure_answers(model, questions.draw(LOOKED_AT))["greedy"] >= stop_at:
+                break
+    notes: dict[str, Any] = {"command": command, "updates": update, "loss": round(loss, 4)}
+    notes["held_out"] = {name: round(value, 4) for name, value in measure_answers(model, held_out).items()}
+    notes |= _notes_of(config.actor_rollout_ref.model.path)
+    model.save(output)
+    tokenizer.save(output)
+    (output / NOTES_FILE).write_text(json.dumps(notes, indent=1) + "\n")
+    return notes
+
+
+def _notes_of(path: str | None) -> dict[str, Any]:
+    """How the model at `path` came about, where it is one of ours: without that, nobody could make its successor again."""
+    file = None if path is None else find(path) / NOTES_FILE
+    return {} if file is None or not file.is_file() else {"taught_on_from": json.loads(file.read_text())}
+
+
+def _model_to_teach(config: SiiRLArguments) -> tuple[LanguageModel, ChatTokenizer]:
+    settings = config.actor_rollout_ref.model
+    if settings.path is not None:
+        model = load_language_model(settings.path, trust_remote_code=settings.trust_remote_code)
+        return model, load_chat_tokenizer(settings.path, trust_remote_code=settings.trust_remote_code)
+    try:
+        shape = TinyLMShape(**settings.options)
+    except TypeError as error:
+        raise ConfigError(f"actor_rollout_ref.model.options={settings.options} fits no TinyLMShape: {error}.") from error
+    return LanguageModel(new_tiny_lm(seed=config.trainer.seed, shape=shape)), ChatTokenizer(tiny_tokenizer())

@@ -1,0 +1,257 @@
+"""An evaluation of a policy from its configuration to its tables: on held-out episodes, or by a published protocol.
+
+What `python -m siirl.evaluate` does once its words are read; the episodes of held-out seeds themselves are the Validator's.
+"""
+
+import contextlib
+import functools
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from siirl import interrupts, stacks
+from siirl.dag_worker.checkpoint import read_manifest, resolve_checkpoint
+from siirl.dag_worker.components import Evaluation
+from siirl.dag_worker.embodied_components import build_evaluation
+from siirl.dag_worker.text_components import build_text_evaluation
+from siirl.engine.rollout.workflow import EpisodeRequest
+from siirl.engine.training.collectives import OneProcess
+from siirl.errors import CheckpointError, ConfigError
+from siirl.execution.scheduler.watchdog import OwnWatch
+from siirl.jobs.libero_protocol import (
+    EPISODES_FILE,
+    STATES,
+    asked_for,
+    chosen_tasks,
+    conditions,
+    identity,
+    played_sentence,
+    protocol_tables,
+    rates,
+    read_episodes,
+    run_protocol,
+    suite_words,
+)
+from siirl.jobs.training_run import hang_limit_s, places_to_look, session
+from siirl.occupation import OCCUPATION
+from siirl.params import SiiRLArguments
+from siirl.params.domains import is_text
+from siirl.params.env_spec import describe_env
+from siirl.params.parser import parse_config
+from siirl.params.printable import printable
+from siirl.params.reward_args import reward_parts
+from siirl.params.weight_files import weight_files
+from siirl.preflight.first_look import look_before_playing
+from siirl.preflight.machine import check_machine
+from siirl.preflight.prepare import check_policy
+from siirl.preflight.ungraded_rows import rate_by_grade
+from siirl.reporting.console import cell, score_table, success_table
+from siirl.reporting.metrics import Reduced, reduce_metrics
+from siirl.reporting.progress import Progress
+from siirl.reporting.run_folder import CONFIG_FILE, run_folder
+from siirl.reporting.statistics import MeanInterval, SuccessInterval, all_last, evaluations, mean_scores
+
+RESULT_FILE = "evaluation.json"
+# What a run's own configuration may have and an evaluation has no use for: demonstrations, and ranks beside this process.
+NOTHING_IS_TRAINED = ("reward.demonstrations=null", "trainer.nnodes=1", "trainer.n_gpus_per_node=1")
+Success = dict[str, SuccessInterval]
+Returns = dict[str, float]
+Scores = dict[str, MeanInterval]
+
+
+def evaluate(checkpoint: Path, overrides: Sequence[str], *, kinds: Sequence[bool], resume: Path | None = None) -> None:
+    """Evaluate, write the results, and print them.
+
+    Args:
+        checkpoint: Policy folder, checkpoint or run folder.
+        overrides: Configuration, as on the command line.
+        kinds: Whether actions are the most likely ones; one evaluation each.
+        resume: Folder of an interrupted evaluation by the published protocol.
+    """
+    policy_folder, config_file = locate(checkpoint)
+    given = [f"actor_rollout_ref.model.path={quoted(policy_folder)}", "trainer.experiment_name=evaluation", *NOTHING_IS_TRAINED]
+    if config_file is None and not any(word.startswith("pipeline=") for word in overrides):
+        given.append("pipeline=grpo")  # nothing is trained; this one goes with every environment
+    given += suite_words(overrides)
+    config = parse_config([*given, *overrides], config_file=config_file)
+    rate_by_grade(config)
+    if config.trainer.val_episodes == 0:
+        raise ConfigError("trainer.val_episodes=0: an evaluation has at least one episode of each task; the default is 20.")
+    spec = look_before_playing(config)
+    published = asked_for(config)
+    if published:  # task after task: the simulators of 40 tasks in each of four environments would be 20 GB and more
+        config.env.kwargs = {"kept_simulators": 1} | config.env.kwargs
+    check_machine(config, spec)
+    if not is_text(spec):
+        check_policy(config, spec)
+    if resume is not None and not published:
+        raise ConfigError(f"resume={resume} goes on with an evaluation by a published protocol: env=libero env.states=all.")
+    with (
+        run_folder(config, needed_bytes=10_000_000, tell=lambda folder: "") as folder,
+        interrupts.first_finish(config.trainer.grace_s),
+    ):
+        description = {"checkpoint": str(checkpoint), "policy_folder": str(policy_folder), "notice": spec.notice, **sampling_of(config)}
+        if published:
+            weights = weight_files(policy_folder)
+            results, tables = by_protocol(config, folder, kinds=kinds, weights=weights, notice=spec.notice, resume=resume)
+        else:
+            results, tables = on_held_out(config, folder, kinds=kinds)
+        (folder / RESULT_FILE).write_text(json.dumps(description | results, indent=1) + "\n")
+        console = Console()
+        console.print(*tables, sep="\n")
+        if spec.notice:
+            console.print(Text(printable(spec.notice), style="bold"))
+        console.print(f"results     {folder / RESULT_FILE}", *places_to_look(folder), sep="\n", soft_wrap=True)
+
+
+def quoted(path: Path) -> str:
+    """A path as a value on the command line, whatever letters it has."""
+    return "'" + str(path).replace("\\", "\\\\").replace("'", "\\'") + "'"
+
+
+def sampling_of(config: SiiRLArguments) -> dict[str, Any]:
+    """Which episodes are played, and how sampled actions are drawn."""
+    return {
+        "first_seed": config.trainer.val_seed_offset,
+        "episodes_per_task": config.trainer.val_episodes,
+        "temperature": config.actor_rollout_ref.rollout.temperature,
+    }
+
+
+def on_held_out(config: SiiRLArguments, folder: Path, *, kinds: Sequence[bool]) -> tuple[dict[str, Any], list[Table]]:
+    """Success, mean returns and rewards on episodes that training never sees, as plain data and as tables of what there is."""
+    success, returns, scores = run(config, folder, kinds=kinds)
+    trainer = config.trainer
+    seeds = f"seeds {trainer.val_seed_offset} to {trainer.val_seed_offset + trainer.val_episodes - 1}"
+    results: dict[str, Any] = {"success": plain(success), "return": returns}
+    tables = []
+    if any(success.values()):
+        tables.append(success_table(f"success on held-out episodes, {seeds}, 95 % intervals", success))
+    if any(scores.values()):
+        results["reward"] = plain(scores)
+        parts = " + ".join(part.label for part in reward_parts(config.reward, config.custom_reward_function))
+        tables.append(score_table(f"mean reward ({parts}) of held-out episodes without a grade, 95 % intervals", scores))
+    if not tables:
+        tables.append(return_table(f"mean return of {trainer.val_episodes} held-out episodes of each task, {seeds}", returns))
+    return results, tables
+
+
+def plain(measured: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Intervals as plain data."""
+    return {kind: {task: vars(interval) for task, interval in found.items()} for kind, found in measured.items()}
+
+
+def return_table(title: str, columns: Mapping[str, Returns]) -> Table:
+    """Mean returns of an environment that reports no success, one row a task and one column a way of acting."""
+    table = Table("task", *columns, title=title, title_justify="left")
+    for task in sorted(dict.fromkeys(task for returns in columns.values() for task in returns), key=all_last):
+        table.add_row(cell(task), *(f"{returns[task]:.1f}" if task in returns else "-" for returns in columns.values()))
+    return table
+
+
+def by_protocol(
+    config: SiiRLArguments, folder: Path, *, kinds: Sequence[bool], weights: Sequence[Path], notice: str, resume: Path | None
+) -> tuple[dict[str, Any], list[Table]]:
+    """Success by LIBERO's published protocol, as plain data and as the tables that papers print."""
+    tasks, names = chosen_tasks(config), ["argmax" if greedy else "sampled" for greedy in kinds]
+    description = identity(config, weights, notice=notice)
+    done = [] if resume is None else read_episodes(resume / EPISODES_FILE, expected=description)  # refused before anything starts
+    total, before = len(tasks) * STATES * len(names), sum(episode.kind in names for episode in done)
+    with started(config, folder, build_evaluation) as evaluation, Progress("published protocol", total, done=before) as progress:
+        episodes = run_protocol(
+            rollout=evaluation.rollout,
+            tasks=tasks,
+            kinds=names,
+            seed=config.trainer.val_seed_offset,
+            file=folder / EPISODES_FILE,
+            description=description,
+            done=done,
+            max_failed_share=config.env.max_failed_share,
+            on_done=functools.partial(_advance, progress),
+        )
+    limit = config.env.max_episode_steps
+    below = conditions(config, notice=notice)
+    tables = [table for kind in names for table in protocol_tables(episodes, tasks, kind=kind, conditions=below, max_episode_steps=limit)]
+    played = {kind: played_sentence(episodes, kind=kind, max_episode_steps=limit) for kind in names}
+    plain = {
+        kind: {suite: {task: vars(interval) for task, interval in rows.items()} for suite, rows in rates(episodes, kind=kind).items()}
+        for kind in names
+    }
+    return {"success": plain, "played": played, "episodes_per_task": STATES, "conditions": below}, tables
+
+
+def locate(checkpoint: Path) -> tuple[Path, Path | None]:
+    """The policy folder that `checkpoint` means, and the configuration of its run, where it is part of one.
+
+    Raises:
+        CheckpointError: Neither a policy folder nor a checkpoint nor a run folder, or a damaged one.
+    """
+    if (checkpoint / "config.json").is_file():
+        return checkpoint, None
+    if not checkpoint.is_dir():
+        raise CheckpointError(f"checkpoint={checkpoint}: there is no such folder. Give a policy folder, a checkpoint, or a run folder.")
+    folder = resolve_checkpoint(checkpoint)
+    read_manifest(folder)
+    config_file = folder.parent.parent / CONFIG_FILE
+    return folder / "actor", config_file if config_file.is_file() else None
+
+
+@contextlib.contextmanager
+def started(config: SiiRLArguments, folder: Path, build: Callable[..., Evaluation]) -> Iterator[Evaluation]:
+    """An evaluation with its environments up; they and its files are ended with the context. It may hang for `trainer.hang_minutes`."""
+    torch.set_num_threads(1)
+    with ExitStack() as stack:
+        traces = stack.enter_context(stacks.folder_of(folder))
+        stack.enter_context(session(config))
+        stack.enter_context(OwnWatch(limit_s=hang_limit_s(config), folder=traces))
+        with OCCUPATION.doing("starts simulators and loads the policy"):
+            evaluation = build(config=config, run_folder=folder, ranks=OneProcess())
+            stack.callback(evaluation.close)
+            evaluation.rollout.start()
+        with OCCUPATION.doing("evaluates"):
+            yield evaluation
+
+
+def run(config: SiiRLArguments, folder: Path, *, kinds: Sequence[bool]) -> tuple[dict[str, Success], dict[str, Returns], dict[str, Scores]]:
+    """Start environments, evaluate, end them; success, mean return and mean reward of each task, for each way of acting."""
+    success: dict[str, Success] = {}
+    returns: dict[str, Returns] = {}
+    scores: dict[str, Scores] = {}
+    build = build_text_evaluation if is_text(describe_env(config)) else build_evaluation
+    with started(config, folder, build) as evaluation:
+        tasks = evaluation.rollout.pool.spec.tasks
+        for greedy in kinds:
+            kind = "argmax" if greedy else "sampled"
+            samples = 1 if greedy else config.trainer.val_samples
+            with Progress(f"{kind} actions", config.trainer.val_episodes * len(tasks) * samples) as progress:
+                shown = not greedy or len(kinds) == 1  # one way of acting is enough to look at: the one that training sees
+                advance = functools.partial(_advance, progress)
+                metrics = evaluation.validator.evaluate(step=0, greedy=greedy, record=shown, on_done=advance)
+            reduced = reduce_metrics([metrics])
+            success[kind] = evaluations(reduced, kind="argmax_" if greedy else "")
+            returns[kind] = mean_returns(reduced, kind="argmax_" if greedy else "")
+            scores[kind] = mean_scores(reduced, kind="argmax_" if greedy else "")
+            if samples > 1:
+                success[f"any of {samples}"] = evaluations(reduced, kind="any_")
+    return success, returns, scores
+
+
+def mean_returns(metrics: Mapping[str, Reduced], *, kind: str) -> Returns:
+    """`val/<task>/<kind>return` by task."""
+    suffix = f"/{kind}return"
+    return {
+        name[len("val/") : -len(suffix)]: value
+        for name, value in metrics.items()
+        if name.startswith("val/") and name.endswith(suffix) and isinstance(value, float)
+    }
+
+
+def _advance(progress: Progress, request: EpisodeRequest) -> None:
+    progress.advance()

@@ -1,0 +1,281 @@
+"""LIBERO's published protocol: every task from each of its 50 initial states, the suites' own step limits, one table as papers print it.
+
+Papers report the share of successes over 10 tasks x 50 initial states a suite, and the mean over suites (OpenVLA-OFT,
+https://arxiv.org/abs/2502.19645, table 1; LIBERO, https://arxiv.org/abs/2306.03310). Rates come with counts and 95 % intervals here.
+`env.states=all` asks for it: training may have started from the same states then, and the table says so.
+It also says that fixtures stand in the episode of state i where the official evaluation's episode i
+has them (`envs.libero.placements`), and how images differ from the official ones.
+
+An episode is a line of `episodes.jsonl` in the run folder as soon as it is over. An evaluation that was interrupted goes on from that
+file, if policy, environment and way of acting are the same; episodes that could not be simulated are in no line, and are tried again then.
+"""
+
+import hashlib
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from rich.table import Table
+
+from envs.libero.initial_states import PLACEMENTS, STATES
+from envs.libero.suites import LiberoTask, choose_tasks, suite_tasks
+from siirl.engine.rollout.failures import check_failures
+from siirl.engine.rollout.rollout import Rollout
+from siirl.engine.rollout.workflow import EpisodeRequest, RolloutWorkflow, Trajectory
+from siirl.engine.training.collectives import OneProcess
+from siirl.errors import CheckpointError
+from siirl.params import EnvArguments, SiiRLArguments
+from siirl.reporting.jsonl import JsonlFile, read_rows
+from siirl.reporting.statistics import SuccessInterval, success_interval
+
+EPISODES_FILE = "episodes.jsonl"
+PHYSICS = ("mujoco", "robosuite", "hf-libero")  # the same policy scores differently with other versions
+# Pixels in openvla-oft's run_libero_eval.py; robosuite's renderer leaves nothing out.
+OFFICIAL_IMAGES = (256, "full")
+SUITE_TITLES = {"spatial": "Spatial", "object": "Object", "goal": "Goal", "10": "Long", "90": "90"}
+
+
+@dataclass(frozen=True)
+class PublishedEpisode:
+    """One finished episode of the protocol."""
+
+    suite: str
+    number: int
+    """Of the task in its suite."""
+    state: int
+    """Initial state, from 0."""
+    kind: str
+    """`sampled` or `argmax`."""
+    success: bool
+    steps: int
+
+    @property
+    def key(self) -> tuple[str, int, int, str]:
+        """What makes it the only one of its kind in an evaluation."""
+        return self.suite, self.number, self.state, self.kind
+
+
+def suite_words(overrides: Sequence[str]) -> list[str]:
+    """What `env=libero env.suite=…` adds to an evaluation's command line: the whole protocol. Words of the user's come later, and win."""
+    named = {word.partition("=")[0] for word in overrides}
+    return ["env.tasks=null", "env.states=all"] if "env=libero" in overrides and "env.suite" in named else []
+
+
+def asked_for(config: SiiRLArguments) -> bool:
+    """Whether a configuration asks for the published protocol."""
+    return config.env.name == "libero" and config.env.states == "all"
+
+
+def identity(config: SiiRLArguments, weights: Sequence[Path], *, notice: str) -> dict[str, Any]:
+    """What two halves of one evaluation must have in common.
+
+    Args:
+        config: Of the evaluation.
+        weights: The files of the policy's weights; their digest counts and not their place.
+        notice: `EnvSpec.notice`, which says whether assets are stand-ins.
+    """
+    env = config.env
+    digest = hashlib.sha256()
+    for part in weights:
+        with part.open("rb") as file:
+            while block := file.read(1 << 20):
+                digest.update(block)
+    return {
+        "weights": digest.hexdigest()[:16],
+        "image_size": env.image_size,
+        "camera": env.camera,
+        "render_quality": env.render_quality,
+        "max_episode_steps": env.max_episode_steps,
+        "temperature": config.actor_rollout_ref.rollout.temperature,
+        "first_seed": config.trainer.val_seed_offset,
+        "notice": notice,
+        "placements": PLACEMENTS,
+        **{package: version(package) for package in PHYSICS},
+    }
+
+
+def conditions(config: SiiRLArguments, *, notice: str) -> str:
+    """What stands below each table: placements, images unlike the official ones, and `notice`."""
+    drawn = (config.env.image_size, config.env.render_quality)
+    sentence = "images of {} pixels, {}; the official ones have {}, {}"
+    images = "" if drawn == OFFICIAL_IMAGES else sentence.format(*drawn, *OFFICIAL_IMAGES)
+    return "; ".join(filter(None, (PLACEMENTS, images, notice)))
+
+
+def read_episodes(file: Path, *, expected: Mapping[str, Any]) -> list[PublishedEpisode]:
+    """The episodes that an interrupted evaluation left.
+
+    Raises:
+        CheckpointError: There are none, or they are of another policy, environment or version.
+    """
+    rows = list(read_rows(file))
+    if not rows:
+        raise CheckpointError(f"{file} has no episodes to go on from.")
+    found = {name: value for name, value in rows[0].items() if name != "step"}
+    for name in expected.keys() | found.keys():
+        if found.get(name) != expected.get(name):
+            raise CheckpointError(
+                f"{file} was evaluated with {name}={found.get(name)!r}, and this evaluation has {expected.get(name)!r}: "
+                "go on with the same, or start anew."
+            )
+    return [PublishedEpisode(**{name: value for name, value in row.items() if name != "step"}) for row in rows[1:]]
+
+
+def run_protocol(
+    *,
+    rollout: Rollout,
+    tasks: Sequence[LiberoTask],
+    kinds: Sequence[str],
+    seed: int,
+    file: Path,
+    description: Mapping[str, Any],
+    done: Sequence[PublishedEpisode] = (),
+    states: int = STATES,
+    max_failed_share: float = EnvArguments.max_failed_share,
+    on_done: Callable[[EpisodeRequest], None] = lambda request: None,
+) -> list[PublishedEpisode]:
+    """Play what is missing, task by task, and return all episodes.
+
+    Args:
+        rollout: Started; its environment has `env.states=all`.
+        tasks: In the order of the environment's tasks.
+        kinds: `sampled`, `argmax` or both.
+        seed: Of the sampled actions; that of the protocol's runs in papers is one of several.
+        file: Where each episode is appended when it is over; what `done` holds is written first.
+        description: `identity`, the file's first line.
+        done: Episodes that need not be played again.
+        states: Initial states of each task, from the first on.
+        max_failed_share: Share of a task's episodes that may fail to simulate before the evaluation stops.
+        on_done: Called after each episode.
+    """
+    finished = {episode.key for episode in done}
+    episodes: list[PublishedEpisode] = []
+    rows = JsonlFile(file)
+
+    def keep(episode: PublishedEpisode) -> None:
+        rows.append({"step": 0, **asdict(episode)})
+        episodes.append(episode)
+
+    try:
+        rows.append({"step": 0, **description})
+        for episode in done:
+            keep(episode)
+        for kind in kinds:
+            for task_id, task in enumerate(tasks):
+                missing = [state for state in range(states) if (task.suite, task.number, state, kind) not in finished]
+                requests = [_request(task, task_id, state, kind=kind, seed=seed) for state in missing]
+                kept = _KeptAtOnce(rollout.workflow, task=task, kind=kind, keep=keep)
+                result = rollout.inference.rollout_batch(requests, kept, on_done=on_done)
+                check_failures(result, episodes=len(requests), max_failed_share=max_failed_share, ranks=OneProcess())
+    finally:
+        rows.close()
+    return episodes
+
+
+class _KeptAtOnce(RolloutWorkflow):
+    """A workflow whose episodes are kept as they end, and whose trajectories are let go: 50 of a 7B policy's images are a gigabyte."""
+
+    def __init__(self, workflow: RolloutWorkflow, *, task: LiberoTask, kind: str, keep: Callable[[PublishedEpisode], None]) -> None:
+        self._workflow, self._task, self._kind, self._keep = workflow, task, kind, keep
+
+    async def arun_episode(self, engine: Any, data: EpisodeRequest) -> None:
+        """See `RolloutWorkflow.arun_episode`; nobody has a use for the trajectory any more."""
+        trajectory = await self._workflow.arun_episode(engine, data)
+        assert isinstance(trajectory, Trajectory), "an embodied episode is one trajectory"
+        self._keep(_episode(self._task, trajectory.row, kind=self._kind))
+
+
+def chosen_tasks(config: SiiRLArguments) -> tuple[LiberoTask, ...]:
+    """The tasks of a configuration, in the order of its environment's."""
+    return choose_tasks(config.env.suite or "object", config.env.tasks)
+
+
+def rates(episodes: Iterable[PublishedEpisode], *, kind: str) -> dict[str, dict[str, SuccessInterval]]:
+    """Suite to success by task number, and under `all` of the whole suite."""
+    counts: dict[str, dict[str, list[bool]]] = defaultdict(lambda: defaultdict(list))
+    for episode in episodes:
+        if episode.kind == kind:
+            for row in (str(episode.number), "all"):
+                counts[episode.suite][row].append(episode.success)
+    return {
+        suite: {row: success_interval(sum(successes), len(successes)) for row, successes in rows.items()} for suite, rows in counts.items()
+    }
+
+
+def suite_mean(of_suites: Mapping[str, Mapping[str, SuccessInterval]]) -> float:
+    """The mean of the suites' rates, the last column of papers' tables."""
+    return sum(rows["all"].rate for rows in of_suites.values()) / len(of_suites)
+
+
+def protocol_tables(
+    episodes: Sequence[PublishedEpisode], tasks: Sequence[LiberoTask], *, kind: str, conditions: str, max_episode_steps: int | None = None
+) -> list[Table]:
+    """A table of tasks, and one with a column a suite.
+
+    Args:
+        episodes: Those that were played.
+        tasks: All that belong into the table.
+        kind: `sampled` or `argmax`.
+        conditions: A caption for both.
+        max_episode_steps: Where it takes the place of the published limits.
+    """
+    of_suites = rates(episodes, kind=kind)
+    played = f"{kind} actions, {played_sentence(episodes, kind=kind, max_episode_steps=max_episode_steps)}"
+    title = f"LIBERO by task, {played}; training may have started from the same states (env.states=all)"
+    by_task = Table("task", "instruction", "success", title=title, title_justify="left")
+    for task in tasks:
+        interval = of_suites.get(task.suite, {}).get(str(task.number))
+        by_task.add_row(f"{task.suite}/{task.number}", task.instruction, "-" if interval is None else str(interval))
+    named = {suite: rows["all"] for suite, rows in of_suites.items()}
+    by_suite = Table(*(SUITE_TITLES[suite] for suite in named), "average", title=f"LIBERO by suite, {played}", title_justify="left")
+    if named:
+        by_suite.add_row(*(str(interval) for interval in named.values()), f"{100 * suite_mean(of_suites):.1f} %")
+    for table in (by_task, by_suite):
+        table.caption = conditions
+    return [by_task, by_suite]
+
+
+def played_sentence(episodes: Iterable[PublishedEpisode], *, kind: str, max_episode_steps: int | None) -> str:
+    """Which states, tasks and steps were played, and whether that is what papers report."""
+    by_task: dict[tuple[str, int], set[int]] = defaultdict(set)
+    for episode in episodes:
+        if episode.kind == kind:
+            by_task[episode.suite, episode.number].add(episode.state)
+    counts = sorted({len(states) for states in by_task.values()})
+    spread = f"{counts[0]} to {counts[-1]}" if len(counts) > 1 else str(counts[0] if counts else 0)
+    less = [] if counts == [STATES] else [f"{spread} of {STATES} initial states of each task"]
+    for suite, number in Counter(suite for suite, _ in by_task).items():
+        whole = len(suite_tasks(suite))
+        less += [] if number == whole else [f"{number} of {whole} tasks of {suite}"]
+    less += [] if max_episode_steps is None else [f"at most {max_episode_steps} steps instead of the suites' limits"]
+    if not less:
+        return f"all {STATES} initial states of each task (the published protocol)"
+    return f"{', '.join(less)} (NOT the whole published protocol)"
+
+
+def _request(task: LiberoTask, task_id: int, state: int, *, kind: str, seed: int) -> EpisodeRequest:
+    number = task_id * STATES + state
+    return EpisodeRequest(
+        uid=f"published-{kind}-{task.suite}-{task.number:02d}-{state:02d}",
+        group_id=number,
+        task=task.name,
+        task_id=task_id,
+        trial_id=state,
+        seed=state,  # with env.states=all, seed k starts from state k
+        policy_seed=(seed, number),
+        greedy=kind == "argmax",
+    )
+
+
+def _episode(task: LiberoTask, row: Mapping[str, Any], *, kind: str) -> PublishedEpisode:
+    return PublishedEpisode(
+        suite=task.suite,
+        number=task.number,
+        state=int(row["seed"]),
+        kind=kind,
+        success=bool(row["complete"]),
+        steps=int(row["finish_step"]),
+    )

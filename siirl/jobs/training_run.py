@@ -1,0 +1,212 @@
+"""From a checked job to its end: workers started, their events shown and written down, and the summary that closes a run."""
+
+import dataclasses
+import functools
+import os
+import signal
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, closing, nullcontext
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.text import Text
+
+from siirl import interrupts, stacks
+from siirl.dag_worker.checkpoint import read_manifest, resolve_checkpoint
+from siirl.dag_worker.dagworker import DAGWorker
+from siirl.dag_worker.events import Activity, Ended, Event, Ready
+from siirl.dag_worker.unfinished import remove_unfinished
+from siirl.data_coordinator.redistribution import Redistribution
+from siirl.execution.dag import TaskGraph
+from siirl.execution.scheduler.launch import ClusterSettings, ray_session, run_local, run_on_ray
+from siirl.execution.scheduler.placement import Layout, machines, require_machines
+from siirl.execution.scheduler.process_group_manager import ProcessGroupManager
+from siirl.execution.scheduler.task_scheduler import TaskScheduler
+from siirl.execution.scheduler.watchdog import OwnWatch
+from siirl.interrupts import STOP, Interrupted
+from siirl.params import SiiRLArguments
+from siirl.params.env_spec import describe_env
+from siirl.params.printable import printable
+from siirl.params.threads import short_waits
+from siirl.preflight.machine import device_slots
+from siirl.preflight.ray_address import resolve_address
+from siirl.reporting.console import score_table, success_table
+from siirl.reporting.metric_writers import MetricWriters, RunDescription
+from siirl.reporting.metrics import Reduced
+from siirl.reporting.recorder import VIDEOS_FOLDER
+from siirl.reporting.report_page import write_report
+from siirl.reporting.rollout_files import ROLLOUTS_FOLDER
+from siirl.reporting.sentinels import Sentinels
+from siirl.reporting.statistics import SuccessInterval, evaluations, mean_scores
+
+MEAN_RETURN = "val/all/return"  # every evaluation has it in which the environment could grade an episode
+MEAN_SCORE = "val/all/mean_score"  # and this one where it may leave some without a grade, which the job's own reward scores
+
+
+def run(config: SiiRLArguments, graph: TaskGraph, run_folder: Path) -> None:
+    """Train to the end, and close with what became of the policy.
+
+    Args:
+        config: The job, checked.
+        graph: Its graph, checked.
+        run_folder: Where everything is written.
+
+    Raises:
+        Interrupted: The run was asked to end, and can go on from a checkpoint of what it had trained.
+    """
+    description = RunDescription(
+        folder=run_folder,
+        total_steps=config.trainer.total_steps,
+        limit_s=None if config.trainer.max_minutes is None else 60 * config.trainer.max_minutes,
+        first_step=first_step(config),
+        project=config.trainer.project_name,
+        experiment=config.trainer.experiment_name,
+        notice=describe_env(config).notice,
+    )
+    evaluated: list[dict[str, Reduced]] = []
+    sentinels, ended = Sentinels(), False
+    remove_rests(config, run_folder)
+    with ExitStack() as stack:
+        stacks_folder = stack.enter_context(stacks.folder_of(run_folder))
+        stack.enter_context(session(config))  # first: where the cluster refuses, nothing has been written
+        layout = layout_of(config)
+        writers = stack.enter_context(MetricWriters(config.trainer.logger, description))
+        for event in stack.enter_context(closing(start(config, graph, run_folder, layout, stacks_folder))):
+            if isinstance(event, Activity):
+                writers.activity(event.text)
+                continue
+            if isinstance(event, Ready):
+                stack.enter_context(interrupts.first_finish(config.trainer.grace_s))
+                continue
+            if isinstance(event, Ended):
+                ended = True
+                continue
+            writers.write(step=event.step, metrics=event.metrics)
+            signs = sentinels.look(event.metrics) if event.step > 0 else []
+            for warning in (*event.warnings, *signs):
+                writers.warn(warning)
+            if {MEAN_RETURN, MEAN_SCORE} & event.metrics.keys():
+                evaluated.append(event.metrics)
+    if ended:
+        raise Interrupted(STOP.number or signal.SIGTERM)
+    show_summary(run_folder, report=write_report(run_folder), evaluated=evaluated)
+
+
+def first_step(config: SiiRLArguments) -> int:
+    """0, which is the evaluation before training, or the step after the checkpoint that the run goes on from."""
+    resume = config.trainer.resume
+    return 0 if resume is None else int(read_manifest(resolve_checkpoint(Path(resume)))["step"]) + 1
+
+
+def remove_rests(config: SiiRLArguments, run_folder: Path) -> None:
+    """Remove what killed writers of this experiment, and of the run that this one goes on from, have left unfinished."""
+    folders = {*run_folder.parent.glob("*/checkpoints")}
+    if config.trainer.resume is not None:
+        folders.add(resolve_checkpoint(Path(config.trainer.resume)).parent)
+    for folder in folders:
+        remove_unfinished(folder)
+
+
+def session(config: SiiRLArguments) -> AbstractContextManager[None]:
+    """The connection to Ray that `cluster` asks for; nothing for cluster=local."""
+    return nullcontext() if config.cluster.mode == "local" else ray_session(cluster_settings(config))
+
+
+def layout_of(config: SiiRLArguments) -> Layout:
+    """Machines, ranks and GPUs of the job. Within `session`: what machines a cluster has, only the cluster knows.
+
+    Raises:
+        ConfigError: It has too few.
+    """
+    ranks = Layout(nodes=config.trainer.nnodes, ranks_per_node=config.trainer.n_gpus_per_node)
+    if config.cluster.mode == "local":
+        return ranks
+    there = machines()
+    if config.cluster.address is None:
+        on_gpus = device_slots()[1] == "GPU"
+    else:  # this machine may be one without GPUs; its torch is the cluster's
+        on_gpus = torch.version.cuda is not None and any(machine.gpus for machine in there)
+    layout = dataclasses.replace(ranks, gpus_per_rank=int(on_gpus))
+    require_machines(layout, there)
+    return layout
+
+
+def start(config: SiiRLArguments, graph: TaskGraph, run_folder: Path, layout: Layout, stacks_folder: Path) -> Generator[Event, None, None]:
+    """Start the ranks, within `session`, and yield what rank 0 tells."""
+    scheduled = TaskScheduler(layout.nodes, layout.ranks_per_node).schedule_and_assign_tasks([graph])
+    device_type = "cuda" if layout.gpus_per_rank else "cpu"
+    groups = ProcessGroupManager(layout.ranks, scheduled, device_type=device_type, backend_threshold=config.dag.backend_threshold)
+    make = functools.partial(
+        DAGWorker, config=config, graph=graph, world_size=layout.ranks, backend=groups.world.backend, run_folder=run_folder.absolute()
+    )
+    hang_s = hang_limit_s(config)
+    if config.cluster.mode == "local":
+        with OwnWatch(limit_s=hang_s, folder=stacks_folder, run_folder=run_folder, resume=config.trainer.resume):
+            yield from run_local(make)
+        return
+    make = functools.partial(make, connect=_coordinator_for(layout.ranks))
+    yield from run_on_ray(make, layout=layout, hang_s=hang_s, stacks_folder=stacks_folder)
+
+
+def hang_limit_s(config: SiiRLArguments) -> float | None:
+    """`trainer.hang_minutes` in seconds."""
+    return None if config.trainer.hang_minutes is None else 60 * config.trainer.hang_minutes
+
+
+def _coordinator_for(ranks: int) -> Callable[[int], Redistribution] | None:
+    """Start the DataCoordinator where there are several ranks; each rank calls the result for its own end of it."""
+    if ranks == 1:
+        return None
+    from siirl.data_coordinator.ray_edge import start_coordinator
+    from siirl.data_coordinator.ray_redistribution import RayRedistribution
+
+    coordinator = start_coordinator()
+    return functools.partial(_connect, RayRedistribution, coordinator, ranks)
+
+
+def _connect(redistribution: Callable[..., Redistribution], coordinator: Any, ranks: int, rank: int) -> Redistribution:
+    return redistribution(coordinator, rank=rank, ranks=ranks)
+
+
+def cluster_settings(config: SiiRLArguments) -> ClusterSettings:
+    """Where `cluster` says that processes run; each with one OpenMP thread, because they share the cores."""
+    address = None if config.cluster.address is None else resolve_address(config.cluster.address)
+    told = {name: os.environ[name] for name in (stacks.VARIABLE,) if name in os.environ}
+    return ClusterSettings(address=address, env_vars={"OMP_NUM_THREADS": "1", **short_waits(), **told})
+
+
+def show_summary(run_folder: Path, *, report: Path, evaluated: Sequence[dict[str, Reduced]]) -> None:
+    """The first and the last evaluation beside each other, on the same held-out episodes, and where to look."""
+    console = Console()
+    if len(evaluated) > 1:
+        ends = {"before": evaluated[0], "after": evaluated[-1]}
+        columns = {when: evaluations(metrics) for when, metrics in ends.items()}
+        scores = {when: mean_scores(metrics) for when, metrics in ends.items()}
+        if columns["after"]:
+            console.print(success_table("success on the same held-out episodes before and after, 95 % intervals", columns))
+            console.print(Text(printable(gain(columns["before"], columns["after"]))))
+        if scores["after"]:
+            console.print(score_table("mean reward of the same held-out episodes before and after, 95 % intervals", scores))
+        if not columns["after"] and not scores["after"]:
+            console.print(
+                f"mean return on held-out episodes: {evaluated[0][MEAN_RETURN]:.1f} before, {evaluated[-1][MEAN_RETURN]:.1f} after"
+            )
+    console.print(f"run folder  {run_folder}", *places_to_look(run_folder), f"report      {report}", sep="\n", soft_wrap=True)
+
+
+def gain(before: Mapping[str, SuccessInterval], after: Mapping[str, SuccessInterval]) -> str:
+    """What became of the success of all tasks together, or of the only one, in a sentence."""
+    name = list(after)[-1]
+    first, last = before[name], after[name]
+    return f"{name}: {100 * (last.rate - first.rate):+.1f} points, the intervals {'overlap' if first.overlaps(last) else 'do not overlap'}"
+
+
+def places_to_look(run_folder: Path) -> list[str]:
+    """A line for each folder of episodes that a run has left: videos of robots, files of text; none where nothing was recorded."""
+    return [f"{name:<11} {run_folder / name}" for name in (VIDEOS_FOLDER, ROLLOUTS_FOLDER) if _holds_something(run_folder / name)]
+
+
+def _holds_something(folder: Path) -> bool:
+    return any(file.is_file() and file.stat().st_size > 0 for file in folder.rglob("*"))

@@ -1,0 +1,36 @@
+"""The spec of the environment that a configuration describes."""
+
+from envs.base import EnvSpec
+from envs.registry import env_spec
+from envs.spec_process import SpecUnknown
+from siirl.errors import ConfigError, MissingAssetError
+from siirl.params.build import as_text
+from siirl.params.plug_ins import import_user_modules
+from siirl.params.references import MISTAKES, is_reference, tell
+from siirl.params.training_args import SiiRLArguments
+
+
+def describe_env(config: SiiRLArguments) -> EnvSpec:
+    """The spec of the environment that `env` describes; `user_modules`, which may register it, are imported first.
+
+    Raises:
+        ConfigError: It does not exist, or refuses its arguments; or a module that cannot be imported.
+        MissingAssetError: It lacks a package or a library.
+    """
+    import_user_modules(config)
+    kwargs = config.env.constructor_kwargs()
+    try:
+        return env_spec(config.env.name, **kwargs)
+    except (ValueError, SpecUnknown) as error:
+        raise ConfigError(f"env.name={config.env.name}: {error}") from error
+    except MISTAKES as error:
+        if is_reference(config.env.name):
+            raise ConfigError(f"env.name={config.env.name}: making it raised {tell(error)}.") from error
+        if isinstance(error, RuntimeError | ImportError):
+            raise MissingAssetError(f"env.name={config.env.name}: {error}") from error
+        if config.env.name != "gymnasium" and not config.env.kwargs:
+            raise
+        asked = f"env.id={config.env.id}" if config.env.name == "gymnasium" else f"env.name={config.env.name}"
+        raise ConfigError(
+            f"{asked} env.kwargs={as_text(config.env.kwargs)}: making it and taking one step raised {tell(error)}; look at env.kwargs."
+        ) from error

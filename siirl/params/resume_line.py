@@ -1,0 +1,17 @@
+"""The last line of a run that ended early: its newest checkpoint, and the key that resumes it."""
+
+from pathlib import Path
+
+NEWEST_CHECKPOINT = "checkpoints/latest"
+"""In a run folder: the pointer that siirl.dag_worker.checkpoint writes."""
+
+
+def way_on(folder: Path, before: str | None = None) -> str:
+    """What a run that ended early has left, and how to go on from it, or from `before`, which it had gone on from itself."""
+    pointer = folder / NEWEST_CHECKPOINT
+    if not pointer.is_file() and before is not None:
+        return f"There is no newer checkpoint than before\nGo on with trainer.resume={before}"
+    if not pointer.is_file():
+        return f"There is no checkpoint yet (trainer.save_freq); what there is: {folder}"
+    name = pointer.read_text(errors="replace").strip()  # a run's last words do not fail where its disk does
+    return f"The last checkpoint is {pointer.parent / name}\nGo on with trainer.resume={folder}"

@@ -1,0 +1,99 @@
+"""Weights in a model's folder, looked at without torch: which files hold them, whether these are whole, what the folder notes."""
+
+import json
+import struct
+from math import prod
+from pathlib import Path
+
+from siirl.errors import CheckpointError
+from siirl.params.documents import is_name, read_json
+from siirl.params.paths import find
+
+WHOLE_FILE = "model.safetensors"
+INDEX_FILE = f"{WHOLE_FILE}.index.json"  # of weights in several files: which of them holds which (Hugging Face's layout)
+MOST_HEADER_BYTES = 100_000_000  # the safetensors library reads no longer header either
+HEADER_LENGTH = 8  # bytes of a safetensors file that hold the length of its header
+LANGUAGE_MODEL_FOLDER = "a folder with config.json, model.safetensors and a tokenizer"
+
+
+def check_safetensors(file: Path) -> int:
+    """Compare a safetensors file's length with its own header.
+
+    Returns:
+        The number of parameters in it.
+
+    Raises:
+        CheckpointError: It is truncated, or no safetensors file.
+    """
+    size = file.stat().st_size
+    refusal = f"{file} ({size} bytes) is not a whole safetensors file"
+    with file.open("rb") as stream:
+        start = stream.read(HEADER_LENGTH)
+        if len(start) < HEADER_LENGTH:
+            raise CheckpointError(f"{refusal}: it ends within its first {HEADER_LENGTH} bytes. Copy or make it again.")
+        (length,) = struct.unpack("<Q", start)
+        if length > min(size - HEADER_LENGTH, MOST_HEADER_BYTES):
+            raise CheckpointError(f"{refusal}: its header alone would take {length} bytes. Copy or make it again.")
+        try:
+            header = json.loads(stream.read(length))
+            tensors = [entry for name, entry in header.items() if name != "__metadata__"]
+            expected = HEADER_LENGTH + length + max((entry["data_offsets"][1] for entry in tensors), default=0)
+            parameters = sum(prod(entry["shape"]) for entry in tensors)
+        except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+            raise CheckpointError(f"{refusal}: its header cannot be read ({error!r}). Copy or make it again.") from error
+    if size != expected:
+        raise CheckpointError(f"{refusal}: its header announces {expected} bytes. Copy or make it again.")
+    return parameters
+
+
+def weight_files(folder: Path) -> list[Path]:
+    """The files with a model's weights in `folder`: the one, or else those that its index names, or else all there are.
+
+    Which one wins where there are both is as in transformers.
+
+    Raises:
+        CheckpointError: An index that cannot be read, or names a file that is not there.
+    """
+    if (folder / WHOLE_FILE).is_file():
+        return [folder / WHOLE_FILE]
+    if not (folder / INDEX_FILE).is_file():
+        return sorted(folder.glob("*.safetensors"))
+    names = _named_by(folder / INDEX_FILE)
+    missing = [name for name in names if not (folder / name).is_file()]
+    if missing:
+        more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
+        raise CheckpointError(
+            f"{folder} lacks {missing[0]}{more}: {INDEX_FILE} names {len(names)} files that hold the weights together. Copy or download "
+            "what is missing."
+        )
+    return [folder / name for name in names]
+
+
+def _named_by(index: Path) -> list[str]:
+    content = read_json(index, remedy="Copy or download it again.")
+    try:
+        names = sorted(set(content["weight_map"].values()))
+        if not names or not all(map(is_name, names)):  # each lies beside the index
+            raise ValueError("it names no files of its folder")
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise CheckpointError(f"{index} does not say which files hold the weights ({error!r}). Copy or download it again.") from error
+    return names
+
+
+def parameters_in(path: str) -> int:
+    """Parameters of the weights in a policy folder; 0 where there are none."""
+    return sum(check_safetensors(file) for file in weight_files(find(path)))
+
+
+def learnt_tasks(path: str) -> tuple[str, ...]:
+    """Tasks that the weights in a policy folder learnt, by cloning or in a run of ours; none where its config.json does not say."""
+    try:
+        tasks = read_json(find(path) / "config.json", remedy="")["notes"]["tasks"]
+    except (CheckpointError, LookupError, TypeError):
+        return ()  # a language model, an OpenVLA, a user's own policy
+    return tuple(map(str, tasks)) if isinstance(tasks, list) else ()
+
+
+def may_be_hub_id(name: str) -> bool:
+    """`organisation/model`, which only the hub can tell whether it exists."""
+    return name.count("/") == 1 and not name.startswith((".", "/", "~", "assets/")) and not name.endswith(".pt")

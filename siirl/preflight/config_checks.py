@@ -1,0 +1,268 @@
+"""What cannot work although every key is right by itself: sizes that do not divide, choices that contradict.
+
+Each check yields errors that name the value, the place and the remedy; the caller tells them together. Left out: the machine
+(`siirl.preflight.machine`), files (`siirl.preflight.needed_files`), and keys that nothing reads (`siirl.preflight.unread`).
+"""
+
+from collections.abc import Collection, Iterator
+
+from envs.base import IMAGES, INSTRUCTION, EnvSpec
+from siirl.errors import ConfigError, SiirlError, UnknownNameError
+from siirl.params import sizes
+from siirl.params.build import as_text
+from siirl.params.domains import is_text, observation_parts
+from siirl.params.estimators import ESTIMATORS, GROUP_ESTIMATORS
+from siirl.params.model_args import FLAT_SCHEDULES
+from siirl.params.plug_ins import plug_in_problems
+from siirl.params.policies import LANGUAGE_MODEL, POLICIES
+from siirl.params.references import check_reference, is_reference
+from siirl.params.reward_args import REWARDS, VIDEO_REWARDS
+from siirl.params.training_args import SiiRLArguments
+from siirl.preflight.critic_checks import WITH_CRITIC, critic_problems, estimator_problems, overlong_notices, overlong_problems
+from siirl.preflight.domain_checks import domain_problems
+
+KL_WITHOUT_GRADIENT = ("k1",)
+
+FIRST_DEMONSTRATION_SEED = 900_000  # as siirl.warm_start collects them; training's begin at 1,000,000 (siirl.data_coordinator.task_stream)
+ACTOR = "actor_rollout_ref.actor"
+ROLLOUT = "actor_rollout_ref.rollout"
+
+
+def config_problems(config: SiiRLArguments) -> list[SiirlError]:
+    """Everything that the configuration alone tells."""
+    checks = (_ranks, _batches, _evaluation, _algorithm, _reward, _length, _names, _processes)
+    return [*(problem for check in checks for problem in check(config)), *critic_problems(config)]
+
+
+def environment_problems(config: SiiRLArguments, spec: EnvSpec) -> list[SiirlError]:
+    """What does not fit the environment's spec."""
+    problems = [] if is_text(spec) else [*_reward_of(config, spec), *_tasks_of(config, spec)]
+    problems += [*_blind(config, spec), *_task_shares(config, spec)]
+    return [*problems, *domain_problems(config, spec), *overlong_problems(config, text=is_text(spec))]
+
+
+def warnings_of(config: SiiRLArguments, spec: EnvSpec) -> list[str]:
+    """What works, but hardly as somebody wants it."""
+    return [*_warnings(config), *overlong_notices(config, text=is_text(spec))]
+
+
+def _ranks(config: SiiRLArguments) -> Iterator[SiirlError]:
+    ranks = sizes.ranks(config)
+    told = f"ranks = trainer.nnodes x trainer.n_gpus_per_node = {ranks}"
+    batch = config.data.train_batch_size
+    if batch % ranks:
+        nearest = max(1, round(batch / ranks)) * ranks
+        yield ConfigError(f"data.train_batch_size={batch} is not divisible by {told}, each of which rolls out its own: make it {nearest}.")
+    mini_batch = sizes.trajectories_per_mini_batch(config)
+    if mini_batch % ranks:
+        yield ConfigError(
+            f"{ACTOR}.ppo_mini_batch_size={config.actor_rollout_ref.actor.ppo_mini_batch_size} x "
+            f"{ROLLOUT}.n={config.actor_rollout_ref.rollout.n} = {mini_batch} trajectories are not divisible by {told}: change one of them."
+        )
+
+
+def _batches(config: SiiRLArguments) -> Iterator[SiirlError]:
+    batch, mini_batch = config.data.train_batch_size, config.actor_rollout_ref.actor.ppo_mini_batch_size
+    if batch % mini_batch:
+        nearest = min((size for size in range(1, batch + 1) if batch % size == 0), key=lambda size: abs(size - mini_batch))
+        yield ConfigError(
+            f"{ACTOR}.ppo_mini_batch_size={mini_batch} does not divide data.train_batch_size={batch} "
+            f"(both count prompts over all ranks): make it {nearest}, or another divisor."
+        )
+
+
+def _evaluation(config: SiiRLArguments) -> Iterator[SiirlError]:
+    first, episodes = config.trainer.val_seed_offset, config.trainer.val_episodes
+    if episodes > FIRST_DEMONSTRATION_SEED:
+        yield ConfigError(f"trainer.val_episodes={episodes}: a task has {FIRST_DEMONSTRATION_SEED} held-out seeds; take at most as many.")
+    elif first + episodes > FIRST_DEMONSTRATION_SEED:
+        yield ConfigError(
+            f"trainer.val_seed_offset={first} with trainer.val_episodes={episodes} takes seeds up to {first + episodes - 1}, and those "
+            f"from {FIRST_DEMONSTRATION_SEED} on are the demonstrations' and training's: make the first at most "
+            f"{FIRST_DEMONSTRATION_SEED - episodes}."
+        )
+
+
+def _algorithm(config: SiiRLArguments) -> Iterator[SiirlError]:
+    algorithm, group_size = config.algorithm, config.actor_rollout_ref.rollout.n
+    if algorithm.adv_estimator in GROUP_ESTIMATORS and group_size < 2:
+        yield ConfigError(
+            f"{ROLLOUT}.n={group_size}: algorithm.adv_estimator={algorithm.adv_estimator} compares the rollouts of a prompt "
+            "with each other and needs at least 2."
+        )
+    band = algorithm.filter
+    if band.success_low > band.success_high:
+        yield ConfigError(
+            f"algorithm.filter.success_low={band.success_low} lies above success_high={band.success_high}: no group could pass. Swap them."
+        )
+    if algorithm.pass_k is not None and algorithm.pass_k > group_size:
+        yield ConfigError(
+            f"algorithm.pass_k={algorithm.pass_k} is more than {ROLLOUT}.n={group_size}: take at most as many as a group has."
+        )
+    if config.dag.shipped_graph == "embodied_srpo" and band.name == "zero_variance":
+        yield ConfigError(
+            "algorithm.filter.name=zero_variance compares the rewards of a group, and pipeline=embodied_srpo filters before it rewards: "
+            "take success_band or truncation, or leave it out, since its own rule drops groups that no reward can tell apart."
+        )
+    yield from estimator_problems(config, built_in=ESTIMATORS)
+
+
+def _length(config: SiiRLArguments) -> Iterator[SiirlError]:
+    trainer = config.trainer
+    if trainer.total_steps is None and trainer.max_minutes is None and not config.data.train_files:
+        yield ConfigError("The run has no end: set trainer.total_steps or trainer.max_minutes.")
+    if trainer.total_steps is None:
+        yield from _schedules_without_end(config)
+    else:
+        yield from _beyond_the_end(config, trainer.total_steps)
+    for name, value in (("save_freq", trainer.save_freq), ("test_freq", trainer.test_freq)):
+        if value == 0:
+            yield ConfigError(f"trainer.{name}=0: give a number of steps, or -1 for only at the end.")
+    if not trainer.output_dir.strip():
+        yield ConfigError("trainer.output_dir is empty: name a folder, or leave it out for outputs/.")  # $FOLDER that is not set
+    name = trainer.experiment_name
+    if not name.strip(".") or not all(letter.isalnum() or letter in "-_." for letter in name):
+        yield ConfigError(f"trainer.experiment_name={name!r} is a folder below trainer.output_dir: use letters, digits, '-', '_' and '.'.")
+
+
+def _beyond_the_end(config: SiiRLArguments, last: int) -> Iterator[SiirlError]:
+    """Steps at which something begins, and which the run does not reach."""
+    profiler, warmup = config.profiler, config.trainer.critic_warmup
+    if profiler.enable and min(profiler.steps) > last:
+        yield ConfigError(
+            f"profiler.steps={as_text(list(profiler.steps))} lie beyond trainer.total_steps={last}: nothing would be profiled; name one of "
+            "the run's steps."
+        )
+    if config.dag.shipped_graph == WITH_CRITIC and warmup >= last:
+        yield ConfigError(
+            f"trainer.critic_warmup={warmup} with trainer.total_steps={last} leaves no step that trains the actor: make it at most "
+            f"{last - 1}, or the run longer."
+        )
+
+
+def _schedules_without_end(config: SiiRLArguments) -> Iterator[SiirlError]:
+    optimisers = [(f"{ACTOR}.optim", config.actor_rollout_ref.actor.optim)]
+    if config.dag.pipeline == WITH_CRITIC:
+        optimisers.append(("critic.optim", config.critic.optim))
+    for place, optim in optimisers:
+        if optim.scheduler not in FLAT_SCHEDULES:
+            yield ConfigError(
+                f"{place}.scheduler={optim.scheduler} falls towards the run's last step, which trainer.total_steps=null leaves open: "
+                f"set trainer.total_steps, or {place}.scheduler=constant_with_warmup."
+            )
+        elif optim.scheduler == "constant_with_warmup" and optim.warmup_steps is None and optim.warmup_ratio > 0:
+            yield ConfigError(
+                f"{place}.warmup_ratio={optim.warmup_ratio} is a share of the run's steps, which trainer.total_steps=null leaves open: "
+                f"set trainer.total_steps, or {place}.warmup_steps."
+            )
+
+
+def _names(config: SiiRLArguments) -> Iterator[SiirlError]:
+    named = (
+        ("reward.name", config.reward.name, REWARDS),
+        ("actor_rollout_ref.model.policy", config.actor_rollout_ref.model.policy, (*POLICIES, LANGUAGE_MODEL)),
+    )
+    for place, name, known in named:
+        if name not in known:
+            yield from _reference(name, place=place, known=known)
+    yield from plug_in_problems(config)
+    if not config.env.name:
+        yield ConfigError("env=custom needs your class: env.name=my_module:MyEnv, a subclass of envs.base.Environment.")
+    if config.env.name == "gymnasium" and not config.env.id:
+        yield ConfigError("env=gymnasium needs env.id, for example env.id=CartPole-v1, or any other that Gymnasium has registered.")
+
+
+def _reference(name: str, *, place: str, known: Collection[str]) -> Iterator[SiirlError]:
+    """A name that is none of `known` must be a `module:name` that can be found."""
+    if not is_reference(name):
+        yield UnknownNameError.of(kind=place, name=name, known=[*known, "module:name"])
+        return
+    try:
+        check_reference(name, place=place)
+    except ConfigError as error:
+        yield error
+
+
+def _processes(config: SiiRLArguments) -> Iterator[SiirlError]:
+    trainer, cluster = config.trainer, config.cluster
+    if cluster.mode == "local" and sizes.ranks(config) > 1:
+        yield ConfigError(
+            f"cluster=local runs in one process, which is one rank, not trainer.nnodes x trainer.n_gpus_per_node = {sizes.ranks(config)}: "
+            "take cluster=ray, or one rank."
+        )
+    if cluster.mode == "local" and cluster.address is not None:
+        yield ConfigError(
+            f"cluster.address={cluster.address} names a Ray cluster, which cluster=local does not use: leave one of them out."
+        )
+    if cluster.mode == "ray" and trainer.nnodes > 1 and cluster.address is None:
+        yield ConfigError(f"trainer.nnodes={trainer.nnodes} needs a Ray cluster that spans the machines: give cluster.address=HOST:PORT.")
+
+
+def _reward(config: SiiRLArguments) -> Iterator[SiirlError]:
+    reward = config.reward
+    if reward.name in VIDEO_REWARDS and reward.encoder is None:
+        yield ConfigError(f"reward.encoder=null, and reward.name={reward.name} compares videos: take reward.encoder=tiny.")
+
+
+def _reward_of(config: SiiRLArguments, spec: EnvSpec) -> Iterator[SiirlError]:
+    srpo, name = config.dag.shipped_graph == "embodied_srpo", config.reward.name
+    cause = "pipeline=embodied_srpo" if srpo else f"reward.name={name}"
+    env = f"env={config.env.name}" + (f" env.id={config.env.id}" if config.env.id else "")
+    other_graph = "" if config.dag.own_graph else "pipeline=grpo "
+    remedy = f"take {other_graph}reward={'success' if spec.reports_success else 'return'}"
+    if not spec.renders and sizes.needs_video(config):
+        own = ", or reward.encoder=null" if is_reference(name) else ""
+        yield ConfigError(f"{cause} looks at videos, and {env} cannot be rendered: {remedy}{own}.")
+    if not spec.reports_success and (srpo or (name != "return" and not is_reference(name))):
+        yield ConfigError(f"{cause} needs the environment's own success flag, and {env} has none: {remedy}.")
+
+
+def _blind(config: SiiRLArguments, spec: EnvSpec) -> Iterator[SiirlError]:
+    if config.trainer.blind and IMAGES not in observation_parts(spec):
+        yield ConfigError(f"trainer.blind=true blackens images, and env={config.env.name} has none in its observations: leave it out.")
+
+
+def _tasks_of(config: SiiRLArguments, spec: EnvSpec) -> Iterator[SiirlError]:
+    if len(spec.tasks) > 1 and INSTRUCTION not in observation_parts(spec):
+        yield ConfigError(
+            f"env.name={config.env.name} has {len(spec.tasks)} tasks ({', '.join(spec.tasks)}) and no {INSTRUCTION!r} in its observations, "
+            "so a policy cannot tell which one is wanted: choose one by env.tasks."
+        )
+
+
+def _task_shares(config: SiiRLArguments, spec: EnvSpec) -> Iterator[SiirlError]:
+    weights, tasks = config.data.task_weights, spec.tasks
+    if config.data.task_sampling == "learnable":
+        why_not = None
+        if config.data.train_files:
+            why_not = "data.train_files has prompts"
+        elif not spec.reports_success:
+            why_not = f"env={config.env.name} says of no episode whether it succeeded"
+        elif len(tasks) == 1:
+            why_not = f"env={config.env.name} has one task"
+        if why_not is not None:
+            yield ConfigError(f"data.task_sampling=learnable shares prompts among tasks by their success, and {why_not}: leave it out.")
+    if weights and config.data.train_files:
+        yield ConfigError("data.task_weights is for the tasks of an environment, and data.train_files has prompts: leave one of them out.")
+    elif weights and (len(weights) != len(tasks) or min(weights) < 0 or max(weights) == 0):
+        yield ConfigError(
+            f"data.task_weights={as_text(list(weights))} must have a whole number for each of the {len(tasks)} tasks "
+            f"({', '.join(tasks)}), none below 0 and not all 0."
+        )
+
+
+def _warnings(config: SiiRLArguments) -> Iterator[str]:
+    actor, rollout, band = config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout, config.algorithm.filter
+    if rollout.top_p < 1.0:
+        yield f"{ROLLOUT}.top_p={rollout.top_p} biases the ratio: tokens outside of the nucleus are never sampled, but count in the loss."
+    if rollout.top_k is not None:
+        yield f"{ROLLOUT}.top_k={rollout.top_k} biases the ratio: less likely tokens are never sampled, but count in the loss."
+    if actor.use_kl_loss and actor.kl_loss_type in KL_WITHOUT_GRADIENT:
+        yield f"{ACTOR}.kl_loss_type={actor.kl_loss_type} has, as a loss, a gradient of mean zero and only adds noise. Take k3, or k1+."
+    algorithm = config.algorithm
+    if config.dag.shipped_graph == "embodied_srpo" and algorithm.adv_estimator in ESTIMATORS.keys() - set(GROUP_ESTIMATORS):
+        yield f"algorithm.min_group_spread={algorithm.min_group_spread} is not read: {algorithm.adv_estimator} compares no groups."
+    if config.env.num_servers < sizes.ranks(config):
+        yield f"env.num_servers={config.env.num_servers} is less than one for each of {sizes.ranks(config)} ranks: each gets one."
+    if band.success_low > 0 and sizes.needs_video(config):
+        yield f"algorithm.filter.success_low={band.success_low} drops groups without success; {config.reward.name} learns from them."

@@ -1,0 +1,109 @@
+"""What cannot work of critics, baselines and prices on length although every key is right by itself.
+
+`siirl.preflight.config_checks` tells these problems with its own. The pipeline's name stands for its graph here; a graph of the user's own
+may provide any column, so it is trusted until its columns are checked.
+"""
+
+from collections.abc import Collection, Iterator
+
+from siirl.errors import ConfigError, SiirlError
+from siirl.params import sizes
+from siirl.params.critic_sizes import critic_update
+from siirl.params.estimators import that_take
+from siirl.params.training_args import SiiRLArguments
+
+WITH_CRITIC = "ppo"
+PROVIDED = {
+    "values": (WITH_CRITIC, "the values of a critic"),
+    "reward_baselines": ("remax", "the column reward_baselines, the reward of a greedy rollout of each prompt"),
+}
+"""Columns that one shipped pipeline alone provides: its name, and the column in words."""
+MINI_BATCH = "critic.ppo_mini_batch_size"
+
+
+def estimator_problems(config: SiiRLArguments, *, built_in: Collection[str]) -> list[SiirlError]:
+    """Advantage estimators and pipelines that do not belong together.
+
+    Args:
+        config: The job.
+        built_in: Names of siirl's own estimators; what one of the user's own reads is not known.
+    """
+    return list(_estimator(config, built_in))
+
+
+def critic_problems(config: SiiRLArguments) -> list[SiirlError]:
+    """Sizes of the critic that do not divide."""
+    return list(_critic_sizes(config))
+
+
+def overlong_problems(config: SiiRLArguments, *, text: bool) -> list[SiirlError]:
+    """Keys of DAPO's price on length that cannot be.
+
+    Args:
+        config: The job.
+        text: Whether responses are texts: the price is in tokens.
+    """
+    return list(_overlong(config, text=text))
+
+
+def overlong_notices(config: SiiRLArguments, *, text: bool) -> list[str]:
+    """What of DAPO does not apply to robots."""
+    if text or config.algorithm.overlong.penalty == 0:
+        return []
+    return [
+        f"algorithm.overlong.penalty={config.algorithm.overlong.penalty} is for responses of text: episodes of env={config.env.name} end "
+        "with the task or with env.max_episode_steps, and pay for no length."
+    ]
+
+
+def _estimator(config: SiiRLArguments, built_in: Collection[str]) -> Iterator[SiirlError]:
+    estimator, pipeline = config.algorithm.adv_estimator, config.dag.pipeline
+    if config.dag.own_graph:
+        return
+    needed = [PROVIDED[column] for column in PROVIDED if estimator in that_take(column)]
+    for wanted, in_words in needed:
+        if pipeline != wanted:
+            yield ConfigError(
+                f"algorithm.adv_estimator={estimator} needs {in_words}, which pipeline={pipeline} does not provide: take "
+                f"pipeline={wanted}, or name a graph of your own that does by dag.custom_pipeline_fn."
+            )
+    for column, (provider, in_words) in PROVIDED.items():
+        if provider == pipeline and not needed and estimator in built_in:
+            yield ConfigError(
+                f"pipeline={pipeline} provides {in_words}, which algorithm.adv_estimator={estimator} does not read: take "
+                f"algorithm.adv_estimator={' or '.join(that_take(column))}, or pipeline=grpo."
+            )
+
+
+def _critic_sizes(config: SiiRLArguments) -> Iterator[SiirlError]:
+    batch, mini_batch, ranks = config.data.train_batch_size, critic_update(config).prompts_per_mini_batch, sizes.ranks(config)
+    if config.critic.ppo_mini_batch_size is None:
+        return  # the actor's, which is checked
+    if batch % mini_batch:
+        nearest = min((size for size in range(1, batch + 1) if batch % size == 0), key=lambda size: abs(size - mini_batch))
+        yield ConfigError(
+            f"{MINI_BATCH}={mini_batch} does not divide data.train_batch_size={batch} (both count prompts over all ranks): make it "
+            f"{nearest}, or another divisor."
+        )
+    trajectories = mini_batch * config.actor_rollout_ref.rollout.n
+    if trajectories % ranks:
+        yield ConfigError(
+            f"{MINI_BATCH}={mini_batch} x actor_rollout_ref.rollout.n={config.actor_rollout_ref.rollout.n} = {trajectories} trajectories "
+            f"are not divisible by trainer.nnodes x trainer.n_gpus_per_node = {ranks} ranks: change one of them."
+        )
+
+
+def _overlong(config: SiiRLArguments, *, text: bool) -> Iterator[SiirlError]:
+    overlong, longest = config.algorithm.overlong, config.data.max_response_length
+    if overlong.buffer is None:
+        return
+    place = f"algorithm.overlong.buffer={overlong.buffer}"
+    if not text:
+        yield ConfigError(
+            f"{place} counts tokens of text, and env={config.env.name} acts: its episodes are bounded by env.max_episode_steps. "
+            "Leave it out."
+        )
+    elif overlong.penalty == 0:
+        yield ConfigError(f"{place} has no effect while algorithm.overlong.penalty=0: set a penalty (DAPO's is 1), or leave it out.")
+    elif overlong.buffer > longest:
+        yield ConfigError(f"{place} is more than data.max_response_length={longest}: make it smaller, the paper's is a fifth.")

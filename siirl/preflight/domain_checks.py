@@ -1,0 +1,87 @@
+"""What fits text and what fits robots: model, engine and reward must be of the environment's domain.
+
+The environment says which domain a job is of: one whose observations are chat messages is text, all others act.
+"""
+
+from collections.abc import Iterator
+
+from envs.base import EnvSpec
+from siirl.errors import ConfigError, SiirlError
+from siirl.params import sizes
+from siirl.params.domains import ACTION_ENGINE, REWARD_MODEL, SRPO, TEXT_ENGINES, VLLM, is_text
+from siirl.params.packages import require_vllm
+from siirl.params.policies import LANGUAGE_MODEL, POLICIES
+from siirl.params.references import check_reference
+from siirl.params.training_args import SiiRLArguments
+from siirl.preflight.key_readers import asks_a_model
+from siirl.preflight.ungraded_rows import grading_problems
+
+MODEL, ROLLOUT = "actor_rollout_ref.model", "actor_rollout_ref.rollout"
+
+
+def domain_problems(config: SiiRLArguments, spec: EnvSpec) -> list[SiirlError]:
+    """What belongs to the other domain than the environment's."""
+    return list(_of_text(config, spec) if is_text(spec) else _of_robots(config))
+
+
+def _of_text(config: SiiRLArguments, spec: EnvSpec) -> Iterator[SiirlError]:
+    env, model, rollout = f"env={config.env.name}", config.actor_rollout_ref.model, config.actor_rollout_ref.rollout
+    if config.dag.shipped_graph == SRPO:
+        yield ConfigError(
+            f"pipeline={SRPO} rewards videos of episodes, and {env} is text, which has none: take pipeline=grpo, ppo or dapo."
+        )
+    elif sizes.needs_video(config):
+        yield ConfigError(f"reward.name={config.reward.name} looks at videos, and {env} is text: take reward=success or reward=return.")
+    if model.policy != LANGUAGE_MODEL:
+        yield ConfigError(
+            f"{MODEL}.policy={model.policy} acts on images, and {env} is text: take model=tiny_lm, or model=causal_lm with its path."
+        )
+    elif model.path is None:
+        yield ConfigError(f"{MODEL}.path=null: which language model? Give a folder or a hub id, or model=tiny_lm.")
+    data, budget = config.data, config.actor_rollout_ref.actor.micro_batch_tokens
+    if budget is not None and budget < data.max_prompt_length + data.max_response_length:
+        yield ConfigError(
+            f"actor_rollout_ref.actor.micro_batch_tokens={budget} is less than data.max_prompt_length={data.max_prompt_length} + "
+            f"data.max_response_length={data.max_response_length}: the longest row would fit into no micro-batch. Raise it, or lower those."
+        )
+    try:
+        if rollout.workflow is not None:
+            check_reference(rollout.workflow, place=f"{ROLLOUT}.workflow")
+        if rollout.name == VLLM:
+            require_vllm()
+    except ConfigError as error:
+        yield error
+    yield from _of_engine(config)
+    if config.reward_model.path is None and asks_a_model(config):
+        yield ConfigError(f"reward.name={REWARD_MODEL} asks a classifier, and reward_model.path=null: give its folder or a hub id.")
+    yield from grading_problems(config, spec)
+    if rollout.name not in TEXT_ENGINES:
+        yield ConfigError(
+            f"{ROLLOUT}.name={rollout.name} does not generate text: take {' or '.join(f'rollout={name}' for name in TEXT_ENGINES)}."
+        )
+
+
+def _of_engine(config: SiiRLArguments) -> Iterator[SiirlError]:
+    """What the engine that generates cannot do."""
+    rollout, ranks = config.actor_rollout_ref.rollout, sizes.ranks(config)
+    if "" in rollout.stop:
+        yield ConfigError(f"{ROLLOUT}.stop has an empty text, which every text contains: leave it out.")
+    if rollout.mode == "async" and rollout.name != VLLM:
+        yield ConfigError(f"{ROLLOUT}.mode=async is vLLM in a process of its own, and {ROLLOUT}.name={rollout.name}: take rollout=vllm.")
+    if rollout.name == VLLM and rollout.mode == "sync" and ranks > 1:
+        yield ConfigError(f"{ROLLOUT}.mode=sync runs vLLM in the rank's process, and {ranks} ranks have a process group: take mode=async.")
+    if rollout.mode == "async" and config.trainer.deterministic:
+        yield ConfigError(f"{ROLLOUT}.mode=async batches by the clock, and trainer.deterministic=true: take mode=sync.")
+
+
+def _of_robots(config: SiiRLArguments) -> Iterator[SiirlError]:
+    env, model, rollout = f"env={config.env.name}", config.actor_rollout_ref.model, config.actor_rollout_ref.rollout
+    if model.policy == LANGUAGE_MODEL:
+        yield ConfigError(
+            f"{MODEL}.policy={LANGUAGE_MODEL} writes text, and {env} wants actions: take "
+            f"{', '.join(f'model={name}' for name in POLICIES)}, or a policy of your own."
+        )
+    if rollout.name != ACTION_ENGINE:
+        yield ConfigError(f"{ROLLOUT}.name={rollout.name} generates text, and {env} acts: take rollout={ACTION_ENGINE}.")
+    if config.reward.name == REWARD_MODEL:
+        yield ConfigError(f"reward.name={REWARD_MODEL} is a classifier of texts, and {env} acts: take reward=success, return or srpo.")

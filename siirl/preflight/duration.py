@@ -1,0 +1,49 @@
+"""How long a run takes: an estimate from runs of the shipped models, for models of their size.
+
+Left out: what a running job says it has left; that is measured as it goes (`siirl.user_interface`).
+"""
+
+from dataclasses import dataclass
+
+from envs.base import EnvSpec
+from siirl.params import sizes
+from siirl.params.training_args import SiiRLArguments
+from siirl.preflight.memory import policy_parameters
+
+MEASURED_PARAMETERS = 5_000_000  # the shipped models have 0.7 to 2.4 million weights; of much larger ones nothing was measured
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Seconds on a shared two-core machine (November 2026)."""
+
+    step: float
+    """Of a core, for an environment's step (a turn, of text), with its share of resets, images and the policy's acting."""
+    limit_share: float
+    """How many steps a mean episode has, of the most that it may have."""
+    update: float
+    """Of a rank, for forward and backward of one trajectory, once."""
+
+
+# By env/steps, time/rollout_actor_s and time/actor_train_s of the runs that are behind benchmarks/results/*_learning*.json.
+COSTS = {
+    "mujoco": Cost(step=1.0e-3, limit_share=0.75, update=3e-3),
+    "libero": Cost(step=4.3e-3, limit_share=0.6, update=9e-3),
+    "math": Cost(step=9e-4, limit_share=1.0, update=2e-4),
+    "tools": Cost(step=0.028, limit_share=0.33, update=1e-3),
+    "sandbox": Cost(step=0.12, limit_share=1.0, update=1e-3),
+}
+
+
+def estimated_minutes(config: SiiRLArguments, env_spec: EnvSpec, *, cores: int, val_episodes: int) -> float | None:
+    """Minutes of training and of `val_episodes` episodes of evaluation on `cores` processors; None where nothing like it was measured."""
+    trainer, cost = config.trainer, COSTS.get(config.env.name)
+    if trainer.total_steps is None:
+        return trainer.max_minutes
+    if cost is None or policy_parameters(config) > MEASURED_PARAMETERS:
+        return None
+    episode = cost.limit_share * env_spec.max_episode_steps * cost.step / min(cores, sizes.slots(config))
+    update = config.actor_rollout_ref.actor.ppo_epochs * cost.update / min(cores, sizes.ranks(config))
+    training = trainer.total_steps * sizes.trajectories_per_step(config) * (episode + update) / 60
+    bounded = training if trainer.max_minutes is None else min(training, trainer.max_minutes)
+    return bounded + val_episodes * episode / 60

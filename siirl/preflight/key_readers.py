@@ -1,0 +1,260 @@
+"""Which keys are read under a condition only: one table, from a key to its condition and to the sentence where it does not hold.
+
+A key outside of the table is read by every job; one with `fields.option(text_only=...)` by every job of text, one of `ROBOTS_ONLY` by
+every job of robots. Code of the user's own (a graph, an estimator, a loss, a reward manager) may read any key of its subject.
+Left out: refusing what is set and not read (`siirl.preflight.unread`).
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+
+from siirl.params import sizes
+from siirl.params.algorithm_args import FILTERS, AlgorithmArguments
+from siirl.params.critic_args import CriticArguments
+from siirl.params.estimators import ESTIMATORS, GROUP_ESTIMATORS, that_take
+from siirl.params.references import is_reference
+from siirl.params.reward_args import TEXT_REWARDS, VIDEO_REWARDS
+from siirl.params.schema import keys_of, value_of
+from siirl.params.training_args import SiiRLArguments
+
+Condition = Callable[[SiiRLArguments], bool]
+
+WITHOUT_GROUPS = sorted(ESTIMATORS.keys() - set(GROUP_ESTIMATORS))
+SPREAD = "min_group_spread"  # read by filters as well
+FILTERING = ("dapo", "embodied_srpo")  # pipelines with a node that drops groups
+SPREADS = ("embodied_srpo", "dapo")  # one sets algorithm.min_group_spread for its own estimator, the other's filter reads it
+NOT_FILMED = "a language model is not filmed; its texts are kept by trainer.save_rollouts"
+
+ROBOTS_ONLY: Mapping[str, str] = {
+    "actor_rollout_ref.model.options": "a language model is made as its folder says",
+    "actor_rollout_ref.embodied.recorder_every": NOT_FILMED,
+    "actor_rollout_ref.embodied.recorder_size": NOT_FILMED,
+    "trainer.record_episodes": NOT_FILMED,
+    "trainer.record_val_episodes": NOT_FILMED,
+}
+"""Keys that text jobs do not read, with the reason."""
+
+
+@dataclass(frozen=True)
+class Reader:
+    """What reads a key."""
+
+    there: Condition
+    """Whether the job has it."""
+    told: str
+    """After `KEY=VALUE is read`: by what, what is there instead, and the remedy; `{dag.pipeline}` is replaced by that key's value."""
+
+
+Row = tuple[str, Sequence[str], Reader]
+
+
+def _in_pipelines(*names: str) -> Condition:
+    return lambda config: config.dag.own_graph is not None or config.dag.pipeline in names
+
+
+def _by_estimators(*names: str) -> Reader:
+    return Reader(
+        lambda config: config.algorithm.adv_estimator in names or config.algorithm.adv_estimator not in ESTIMATORS,
+        f"by {' and '.join(names)}, not by {{algorithm.adv_estimator}}: leave it out.",
+    )
+
+
+def _by_rewards(*names: str) -> Reader:
+    return Reader(
+        lambda config: config.reward.name in names or is_reference(config.reward.name),
+        f"by reward.name={' and '.join(names)}, not by {{reward.name}}: leave it out.",
+    )
+
+
+def _by_rules(*names: str) -> Reader:
+    """A pipeline's own filter (name null) reads all keys; a rule of the user's own may."""
+    listed = " or ".join(("null", *names))
+    return Reader(
+        lambda config: config.algorithm.filter.name in (None, *names) or config.algorithm.filter.name not in FILTERS,
+        f"with algorithm.filter.name={listed}, not with {{algorithm.filter.name}}: leave one of the two out.",
+    )
+
+
+def _part_is(fits: Callable[[str], bool]) -> Condition:
+    """Whether a part of a text's reward is called so; what is wrong with the parts is said elsewhere."""
+
+    def there(config: SiiRLArguments) -> bool:
+        names = [str(part.get("name")) for part in config.reward.functions]
+        names += [config.custom_reward_function.name] if config.custom_reward_function.name is not None else []
+        return any(fits(name) for name in names or [config.reward.name])
+
+    return there
+
+
+def _is(place: str, *values: object) -> Condition:
+    return lambda config: value_of(config, place) in values
+
+
+def _not(condition: Condition) -> Condition:
+    return lambda config: not condition(config)
+
+
+def _any(*conditions: Condition) -> Condition:
+    return lambda config: any(condition(config) for condition in conditions)
+
+
+ACTOR, ROLLOUT, KL = "actor_rollout_ref.actor", "actor_rollout_ref.rollout", "algorithm.kl_ctrl"
+LORA, EMBODIED = "actor_rollout_ref.model.lora", "actor_rollout_ref.embodied"
+_files = _not(_is("data.train_files", ()))
+asks_a_model = _part_is(lambda name: name == "model")
+"""Whether a part of a text's reward is a classifier's."""
+_functions = _part_is(lambda name: name not in TEXT_REWARDS)
+
+CRITIC = Reader(_in_pipelines("ppo"), "where there is a critic, and pipeline={dag.pipeline} has none: take pipeline=ppo, or leave it out.")
+KL_IN_REWARD = Reader(
+    _is("algorithm.use_kl_in_reward", True), "with algorithm.use_kl_in_reward=true, and it is false: set it, or leave this out."
+)
+KL_LOSS = Reader(_is(f"{ACTOR}.use_kl_loss", True), f"with {ACTOR}.use_kl_loss=true, and it is false: set it, or leave this out.")
+FILES = Reader(_files, "with prompts from files, and data.train_files is empty: give files, or leave it out.")
+VLLM = Reader(
+    _is(f"{ROLLOUT}.name", "vllm"), f"by rollout=vllm, not by {ROLLOUT}.name={{{ROLLOUT}.name}}: take rollout=vllm, or leave it out."
+)
+EVALUATIONS = Reader(_not(_is("trainer.val_episodes", 0)), "by evaluations, which trainer.val_episodes=0 leaves out: leave this out, too.")
+FUNCTIONS = Reader(_functions, "by reward functions, and there are none: give custom_reward_function or reward.functions, or leave it out.")
+
+
+def _warmup(optim: str) -> tuple[Row, ...]:
+    """Keys of an optimiser's warm-up."""
+    flat = f"by schedules with a warm-up, not by {optim}.scheduler=constant: take constant_with_warmup, or leave it out."
+    steps = f"where {optim}.warmup_steps is null, and it is {{{optim}.warmup_steps}}: set {optim}.warmup_steps=null, or leave it out."
+    return (
+        (optim, ("warmup_ratio", "warmup_steps"), Reader(_not(_is(f"{optim}.scheduler", "constant")), flat)),
+        (optim, ("warmup_ratio",), Reader(_is(f"{optim}.warmup_steps", None), steps)),
+    )
+
+
+ROWS: tuple[Row, ...] = (
+    *(
+        ("algorithm", (setting.name,), _by_estimators(*that_take(setting.name)))
+        for setting in fields(AlgorithmArguments)
+        if that_take(setting.name) and setting.name != SPREAD
+    ),
+    (
+        "algorithm",
+        (SPREAD,),
+        Reader(
+            _any(_in_pipelines(*SPREADS), _not(_is("algorithm.adv_estimator", *WITHOUT_GROUPS))),
+            "by estimators that compare the rollouts of a group, not by {algorithm.adv_estimator}: leave it out.",
+        ),
+    ),
+    ("algorithm", ("kl_penalty",), KL_IN_REWARD),
+    (KL, ("type", "kl_coef", "target_kl", "horizon"), KL_IN_REWARD),
+    (KL, ("target_kl", "horizon"), Reader(_is(f"{KL}.type", "adaptive"), f"with {KL}.type=adaptive: set it, or leave this out.")),
+    (
+        "algorithm.filter",
+        ("name", "success_low", "success_high", "drop_truncated"),
+        Reader(_in_pipelines(*FILTERING), "by pipeline=dapo and embodied_srpo, which drop groups, not by {dag.pipeline}: leave it out."),
+    ),
+    (
+        "algorithm.filter",
+        ("metric", "max_refills"),
+        Reader(
+            _in_pipelines("dapo"),
+            "by DAPO's dynamic sampling, and pipeline={dag.pipeline} has none: take pipeline=dapo, or leave it out.",
+        ),
+    ),
+    ("algorithm.filter", ("success_low", "success_high"), _by_rules("success_band")),
+    ("algorithm.filter", ("metric",), _by_rules("zero_variance")),
+    ("algorithm.filter", ("drop_truncated",), _by_rules()),
+    ("data", ("val_files", "heldout_share", "num_loader_workers"), FILES),
+    (
+        "data",
+        ("heldout_share",),
+        Reader(_is("data.val_files", ()), "without data.val_files, which are what is held out: leave one of the two out."),
+    ),
+    ("trainer", ("total_epochs",), FILES),
+    (LORA, ("alpha", "target_modules"), Reader(_not(_is(f"{LORA}.rank", 0)), f"with {LORA}.rank above 0: set it, or leave this out.")),
+    (
+        ACTOR,
+        ("clip_ratio",),
+        Reader(
+            _any(_is(f"{ACTOR}.clip_ratio_low", None), _is(f"{ACTOR}.clip_ratio_high", None)),
+            f"where {ACTOR}.clip_ratio_low or clip_ratio_high is null, and they are {{{ACTOR}.clip_ratio_low}} and "
+            f"{{{ACTOR}.clip_ratio_high}}: set these two instead.",
+        ),
+    ),
+    (
+        f"{ACTOR}.importance",
+        ("bound", "high", "low"),
+        Reader(_not(_is(f"{ACTOR}.importance.level", None)), f"with {ACTOR}.importance.level: set it, or leave this out."),
+    ),
+    (
+        ACTOR,
+        ("micro_batch_size",),
+        Reader(
+            _is(f"{ACTOR}.micro_batch_tokens", None),
+            f"where {ACTOR}.micro_batch_tokens is null, and it is {{{ACTOR}.micro_batch_tokens}}: set that one, or make it null.",
+        ),
+    ),
+    (ACTOR, ("kl_loss_coef", "kl_loss_type"), KL_LOSS),
+    *_warmup(f"{ACTOR}.optim"),
+    (ROLLOUT, ("tensor_model_parallel_size", "kv_cache_gib"), VLLM),
+    (
+        "actor_rollout_ref.ref",
+        ("path",),
+        Reader(sizes.needs_reference, f"where a KL has a weight: set {ACTOR}.use_kl_loss or algorithm.use_kl_in_reward, or leave it out."),
+    ),
+    (
+        EMBODIED,
+        ("recorder_every", "recorder_size"),
+        Reader(
+            _any(_not(_is("trainer.record_episodes", 0)), _not(_is("trainer.record_val_episodes", 0))),
+            "where videos are made, and trainer.record_episodes=0 and trainer.record_val_episodes=0: leave it out.",
+        ),
+    ),
+    ("critic", tuple(key.place for key in keys_of(CriticArguments)), CRITIC),
+    *_warmup("critic.optim"),
+    ("trainer", ("critic_warmup",), CRITIC),
+    (
+        "reward_model",
+        ("path", "micro_batch_size", "trust_remote_code"),
+        Reader(asks_a_model, "with reward.name=model, and it is {reward.name}: take that, or leave this out."),
+    ),
+    (
+        "reward",
+        ("name",),
+        Reader(
+            lambda config: not config.reward.functions and config.custom_reward_function.name is None,
+            "without reward.functions and custom_reward_function, which take its place: leave it out.",
+        ),
+    ),
+    ("reward", ("alpha", "bank_size", "window", "min_window", "min_samples", "eps_scale"), _by_rewards("srpo", "oracle")),
+    ("reward", ("encoder",), _by_rewards(*VIDEO_REWARDS)),
+    (
+        "reward",
+        ("frame_every", "demonstrations"),
+        Reader(sizes.needs_video, "by rewards that compare videos, and reward.name={reward.name} looks at none: leave it out."),
+    ),
+    ("reward", ("demonstrations",), _by_rewards("srpo")),
+    ("reward", ("manager", "num_workers", "timeout_s"), FUNCTIONS),
+    (
+        "reward",
+        ("num_workers",),
+        Reader(_not(_is("reward.manager", "naive")), "by reward.manager=parallel and dapo: take one of these, or leave it out."),
+    ),
+    (
+        "trainer",
+        ("val_seed_offset", "val_samples"),
+        EVALUATIONS,
+    ),
+    ("trainer", ("test_freq",), replace(EVALUATIONS, there=_any(EVALUATIONS.there, _is("trainer.test_freq", -1)))),
+    ("trainer", ("record_val_episodes",), replace(EVALUATIONS, there=_any(EVALUATIONS.there, _is("trainer.record_val_episodes", 0)))),
+    (
+        "dag",
+        ("backend_threshold",),
+        Reader(lambda config: sizes.ranks(config) > 1, "by jobs of several ranks, and this one has one: leave it out."),
+    ),
+    ("profiler", ("steps",), Reader(_is("profiler.enable", True), "with profiler.enable=true: set it, or leave this out.")),
+)
+"""Group, keys in it, and what reads them; a key of several rows needs all of them."""
+
+READERS: dict[str, list[Reader]] = {}
+"""By key."""
+for _group, _names, _reader in ROWS:
+    for _name in _names:
+        READERS.setdefault(f"{_group}.{_name}", []).append(_reader)

@@ -1,0 +1,123 @@
+"""Files that a run needs: policy folders, weights, demonstrations, a checkpoint to go on from. Looked at without torch."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from siirl.errors import CheckpointError, ConfigError, MissingAssetError, SiirlError
+from siirl.params import sizes
+from siirl.params.paths import find
+from siirl.params.policies import LANGUAGE_MODEL
+from siirl.params.training_args import SiiRLArguments
+from siirl.params.weight_files import LANGUAGE_MODEL_FOLDER, check_safetensors, may_be_hub_id, weight_files
+from siirl.params.resume_line import NEWEST_CHECKPOINT
+
+SHIPPED_ENCODERS = {"tiny": "assets/vjepa_tiny"}
+BUILT_IN_ENCODERS = ("random", "pixels")  # baselines without weights
+OWN_START = "null for the policy's own weights at the start"  # actor_rollout_ref.ref.path
+
+
+def file_problems(config: SiiRLArguments) -> list[SiirlError]:
+    """What is missing, or not whole."""
+    try:
+        return _file_problems(config)
+    except OSError as error:  # a name that is too long, a folder that must not be read
+        return [ConfigError(f"A path of the configuration cannot be looked at: {error.strerror} ({str(error.filename)[:200]}).")]
+
+
+def _file_problems(config: SiiRLArguments) -> list[SiirlError]:
+    model, reference = config.actor_rollout_ref.model, config.actor_rollout_ref.ref
+    look = _language_model_folder if model.policy == LANGUAGE_MODEL else _policy_folder
+    new = "take model=tiny_lm" if model.policy == LANGUAGE_MODEL else "null for new weights"
+    problems = list(look(model.path, place="actor_rollout_ref.model.path", otherwise=new))
+    if sizes.needs_reference(config):
+        problems += look(reference.path, place="actor_rollout_ref.ref.path", otherwise=OWN_START)
+    if sizes.needs_video(config) and config.reward.encoder is not None:
+        problems += _encoder(config.reward.encoder)
+        problems += _demonstrations(config.reward.demonstrations)
+    if config.dag.workflow_file is not None and not Path(config.dag.workflow_file).is_file():
+        problems.append(MissingAssetError(f"dag.workflow_file={config.dag.workflow_file}: there is no such file."))
+    return problems
+
+
+def _policy_folder(path: str | None, *, place: str, otherwise: str) -> Iterator[SiirlError]:
+    remedy = f"give a folder with config.json and model.safetensors, {otherwise}, or make one: python -m siirl.warm_start"
+    return _model_folder(path, place=place, remedy=remedy)
+
+
+def _language_model_folder(path: str | None, *, place: str, otherwise: str) -> Iterator[SiirlError]:
+    if path is not None and not find(path).is_dir() and may_be_hub_id(path):
+        return iter(())  # siirl.models.hub asks for it
+    remedy = f"give {LANGUAGE_MODEL_FOLDER}, a hub id (organisation/model), or {otherwise}"
+    return _model_folder(path, place=place, remedy=remedy)
+
+
+def _model_folder(path: str | None, *, place: str, remedy: str) -> Iterator[SiirlError]:
+    if path is None:
+        return
+    folder = find(path)
+    if not folder.is_dir():
+        yield MissingAssetError(f"{place}={path}: there is no folder {folder}; {remedy}.")
+        return
+    try:
+        weights = weight_files(folder)
+    except CheckpointError as error:
+        yield CheckpointError(f"{place}: {error}")
+        return
+    if not (folder / "config.json").is_file() or not weights:
+        missing = "config.json" if weights else "*.safetensors"
+        yield MissingAssetError(f"{place}={path}: there is no {missing} in {folder}; {remedy}.")
+    yield from _whole(weights, place=place)
+
+
+def _whole(weights: list[Path], *, place: str) -> Iterator[SiirlError]:
+    for file in weights:
+        try:
+            check_safetensors(file)
+        except CheckpointError as error:
+            yield CheckpointError(f"{place}: {error}")
+
+
+def _encoder(encoder: str) -> Iterator[SiirlError]:
+    if encoder in BUILT_IN_ENCODERS:
+        return
+    path = find(SHIPPED_ENCODERS.get(encoder, encoder))
+    if encoder in SHIPPED_ENCODERS:
+        weights = sorted(path.glob("*.safetensors")) if path.is_dir() else []
+        if not weights:
+            yield MissingAssetError(
+                f"reward.encoder={encoder}: its weights are not in {path}; check out assets/ again or run python -m vjepa.train_tiny."
+            )
+        yield from _whole(weights, place="reward.encoder")
+    elif path.is_dir() and not (path / "config.json").is_file():
+        yield MissingAssetError(f"reward.encoder={encoder}: there is no config.json in {path}, so it is no folder of an encoder.")
+    elif not path.exists() and not may_be_hub_id(encoder):
+        known = ", ".join([*SHIPPED_ENCODERS, *BUILT_IN_ENCODERS])
+        yield MissingAssetError(f"reward.encoder={encoder}: no such file or folder. Known: {known}; or a folder, a .pt file, a hub id.")
+
+
+def _demonstrations(path: str | None) -> Iterator[SiirlError]:
+    if path is not None and not find(path).exists():
+        yield MissingAssetError(
+            f"reward.demonstrations={path}: there is no such file; collect some with python -m siirl.warm_start, or leave it out."
+        )
+
+
+def find_resume(config: SiiRLArguments) -> Path | None:
+    """Where to go on from: a run folder or a checkpoint as given, for `auto` the newest run with a checkpoint, None for a new start.
+
+    Raises:
+        ConfigError: The folder is there, but holds no checkpoint.
+        MissingAssetError: It is not there.
+    """
+    resume = config.trainer.resume
+    if resume is None:
+        return None
+    if resume == "auto":
+        runs = (Path(config.trainer.output_dir).expanduser() / config.trainer.experiment_name).glob(f"*/{NEWEST_CHECKPOINT}")
+        return max((pointer.parent.parent for pointer in runs), default=None)  # their names are times
+    path = Path(resume).expanduser()
+    if not path.is_dir():
+        raise MissingAssetError(f"trainer.resume={resume}: there is no such folder. Give a run folder, a checkpoint in it, or auto.")
+    if (path / "config.yaml").is_file() and not (path / NEWEST_CHECKPOINT).is_file():
+        raise ConfigError(f"trainer.resume={resume}: this run has no checkpoint (there is no {NEWEST_CHECKPOINT} in it).")
+    return path

@@ -1,0 +1,168 @@
+"""What a person at a terminal sees of a run: a row a step with a progress bar below it, and tables of success rates.
+
+Left out: every other metric, which metrics.jsonl and TensorBoard have.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from siirl.params.printable import printable
+from siirl.reporting.metrics import Reduced
+from siirl.reporting.progress import Progress
+from siirl.reporting.sentinels import dropped_trajectories
+from siirl.reporting.statistics import MeanInterval, SuccessInterval, all_last, evaluations, mean_scores
+
+_HEADER_EVERY = 20  # rows: about one screen
+_STAGES_SHOWN = 5
+_STEP_WIDTH = 10
+
+
+@dataclass(frozen=True)
+class Column:
+    """One column of the table: its title, the metric behind it, and how a value is written."""
+
+    title: str
+    metric: str
+    form: Callable[[float], str]
+
+    def cell(self, metrics: Mapping[str, Reduced]) -> str:
+        """The value, or a dash where the step has none."""
+        value = metrics.get(self.metric)
+        return self.form(value) if isinstance(value, float) and value == value else "-"  # NaN differs from itself
+
+
+def _percent(value: float) -> str:
+    return f"{100 * value:.0f} %"
+
+
+def _number(value: float) -> str:
+    """At most eight characters, so that a blank is left between cells."""
+    if 0 < abs(value) < 1e-3:
+        return f"{value:.0e}"
+    return f"{value:.0f}" if abs(value) >= 1000 else f"{value:.3g}"
+
+
+# In order of importance: a narrow terminal shows the first ones.
+COLUMNS = (
+    Column("success", "rollout/success_rate", _percent),
+    Column("reward", "reward/mean_score", _number),
+    Column("clusters", "reward/clusters", _number),
+    Column("KL", "actor/ppo_kl", _number),
+    Column("entropy", "actor/entropy", _number),
+    Column("clipped", "actor/pg_clipfrac", _percent),
+    Column("gradient", "actor/grad_norm", _number),
+    Column("steps/s", "env/steps_per_s", _number),
+    Column("calls/s", "policy/calls_per_s", _number),
+    Column("sim busy", "env/busy_share", _percent),
+    Column("pol busy", "policy/busy_share", _percent),
+)
+_CELL_WIDTH = 1 + max(len(column.title) for column in COLUMNS)
+
+
+class ConsoleWriter:
+    """Writes one row and one line of stage times a step; the bar below counts the steps.
+
+    Args:
+        total_steps: Where the run ends; None where only the time limit ends it.
+        limit_s: Seconds after which the run ends in any case.
+        first_step: The first step that this process does; steps count from 1, and 0 is what is measured before training.
+        console: Where to write; by default the standard output.
+    """
+
+    def __init__(
+        self, *, total_steps: int | None, limit_s: float | None = None, first_step: int = 1, console: Console | None = None
+    ) -> None:
+        self.progress = Progress("training", total_steps, done=max(0, first_step - 1), limit_s=limit_s, console=console, lines=False)
+        self.progress.__enter__()
+        width = self.progress.console.width - _STEP_WIDTH if self.progress.console.is_terminal else len(COLUMNS) * _CELL_WIDTH
+        self._columns = COLUMNS[: max(1, width // _CELL_WIDTH)]
+        self._rows = 0
+
+    def write(self, *, step: int, metrics: Mapping[str, Reduced]) -> None:
+        """Show the metrics of `step`."""
+        lines = [no_update_line(metrics), stage_line(metrics), evaluation_line(metrics)]
+        if step == 0:
+            self.progress.restart_clock()
+        else:
+            self._row(step, metrics)
+        for line in filter(None, lines):
+            self.progress.print(" " * (_STEP_WIDTH + 2) + line)
+
+    def _row(self, step: int, metrics: Mapping[str, Reduced]) -> None:
+        if self._rows % _HEADER_EVERY == 0:
+            self.progress.print("step".rjust(_STEP_WIDTH) + "".join(column.title.rjust(_CELL_WIDTH) for column in self._columns))
+        self._rows += 1
+        self.progress.advance(step - self.progress.done)
+        cells = [self.progress.count().rjust(_STEP_WIDTH)]
+        cells += [column.cell(metrics).rjust(_CELL_WIDTH) for column in self._columns]
+        if not self.progress.console.is_terminal:
+            cells.append(f"  {self.progress.time_left()}")
+        self.progress.print("".join(cells))
+
+    def close(self) -> None:
+        """Take the bar away; may be called twice."""
+        self.progress.__exit__(None, None, None)
+
+
+def no_update_line(metrics: Mapping[str, Reduced]) -> str:
+    """Why a step has left the policy as it was, whose row is full of dashes then; empty where it has not."""
+    if metrics.get("actor/updates") != 0.0:
+        return ""
+    if metrics.get("critic/warmup"):
+        return "no update of the policy yet: the critic warms up (trainer.critic_warmup)"
+    if metrics.get("actor/skipped_updates"):
+        return "no update of the policy: its gradients were not finite"
+    dropped = dropped_trajectories(metrics)
+    reasons = ", ".join(f"{count:.0f} dropped: {reason.replace('_', ' ')}" for reason, count in dropped.items())
+    return "no update of the policy: the rewards tell no rollouts apart" + (f" ({reasons})" if reasons else "")
+
+
+def stage_line(metrics: Mapping[str, Reduced]) -> str:
+    """Seconds of the slowest stages, longest first; empty without `time/<node>_s`."""
+    stages = [name for name in metrics if name.startswith("time/") and name.endswith("_s")]
+    seconds = {name[len("time/") : -len("_s")]: metrics[name] for name in stages}
+    total = seconds.pop("step", None)
+    slowest = sorted(((value, stage) for stage, value in seconds.items() if isinstance(value, float)), reverse=True)[:_STAGES_SHOWN]
+    parts = [f"{stage} {value:.2g}" for value, stage in slowest]
+    return (f"{total:.3g} s: " if isinstance(total, float) else "seconds: ") + ", ".join(parts) if parts else ""
+
+
+def evaluation_line(metrics: Mapping[str, Reduced]) -> str:
+    """Held-out success of all tasks together, or of the only one, and the job's reward where some have no grade; empty without evaluation.
+
+    Mean return where success is not reported.
+    """
+    rates, scores, mean_return = evaluations(metrics), mean_scores(metrics), metrics.get("val/all/return")
+    parts = [f"held out, {name}: {rate}" for name, rate in list(rates.items())[-1:]]
+    parts += [f"held out, {name}: mean reward {score}" for name, score in list(scores.items())[-1:]]
+    if not parts and isinstance(mean_return, float):
+        parts = [f"held out, all: mean return {mean_return:.1f}"]
+    return "; ".join(parts)
+
+
+def success_table(title: str, columns: Mapping[str, Mapping[str, SuccessInterval]]) -> Table:
+    """Success with 95 % intervals, one row a task and one column a measurement, for example {"before": {...}, "after": {...}}."""
+    return _interval_table(title, columns)
+
+
+def score_table(title: str, columns: Mapping[str, Mapping[str, MeanInterval]]) -> Table:
+    """The same of the job's own reward."""
+    return _interval_table(title, columns)
+
+
+def cell(text: str) -> str:
+    """Text of others for a cell of a table."""
+    return escape(printable(text, keep=""))
+
+
+def _interval_table(title: str, columns: Mapping[str, Mapping[str, Any]]) -> Table:
+    table = Table("task", *columns, title=title, title_justify="left")
+    tasks = dict.fromkeys(task for measured in columns.values() for task in measured)
+    for task in sorted(tasks, key=all_last):
+        table.add_row(cell(task), *(str(measured.get(task, "-")) for measured in columns.values()))
+    return table

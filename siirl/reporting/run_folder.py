@@ -1,0 +1,142 @@
+"""The folder of one run, `<output_dir>/<experiment_name>/<time>/`: made when everything else has been checked, and tried out at once."""
+
+import errno
+import functools
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import datetime
+from pathlib import Path
+
+from siirl import interrupts, stacks
+from siirl.errors import ConfigError, RunFailed
+from siirl.params.parser import to_yaml
+from siirl.params.refusals import REFUSALS
+from siirl.params.resume_line import way_on
+from siirl.params.training_args import SiiRLArguments
+
+CONFIG_FILE, PLAN_FILE, PROBE_FILE = "config.yaml", "plan.txt", ".probe"
+PROBE_BYTES = 1 << 20
+UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG, errno.EIO)
+
+
+def free_bytes(folder: Path) -> int:
+    """Free space on the disk of a folder."""
+    return shutil.disk_usage(folder).free
+
+
+@contextmanager
+def run_folder(
+    config: SiiRLArguments,
+    *,
+    needed_bytes: int,
+    now: Callable[[], datetime] = datetime.now,
+    measure_free: Callable[[Path], int] = free_bytes,
+    tell: Callable[[Path], str] | None = None,
+) -> Iterator[Path]:
+    """Make the folder with the resolved configuration in it; take it back if the run ends before it has written anything.
+
+    A second run of the same second gets a folder of its own. A run that ends early is told how to go on, in a note of its exception.
+
+    Args:
+        config: The run's configuration.
+        needed_bytes: What the run will write, as the plan estimates.
+        now: The time that names the folder.
+        measure_free: Free space on the disk of a folder.
+        tell: What to say of the folder where the run ends early; None: `way_on`.
+
+    Raises:
+        ConfigError: The place cannot be written, or is too full.
+        RunFailed: The run had begun when something was refused, or the disk is full.
+    """
+    parent = Path(config.trainer.output_dir).expanduser() / config.trainer.experiment_name
+    made = [folder for folder in (parent, *parent.parents) if not folder.exists()]
+    place = f"trainer.output_dir={config.trainer.output_dir}"
+    say = tell or functools.partial(way_on, before=config.trainer.resume)
+    folder: Path | None = None
+
+    def leave() -> str:
+        return "" if folder is None or not folder.is_dir() else _leave(folder, made, say)
+
+    with interrupts.last_words(leave):
+        try:
+            folder = _make_unique(parent, now().strftime("%Y-%m-%d_%H-%M-%S"))
+            _write_probe(folder / PROBE_FILE)
+            (folder / CONFIG_FILE).write_text(to_yaml(config))
+            free = measure_free(folder)
+            if free < needed_bytes:
+                raise ConfigError(
+                    f"{place} has {free / 1e6:.0f} MB free, and the run needs about {needed_bytes / 1e6:.0f} MB: "
+                    "free some, choose another folder, or save less often (trainer.save_freq)."
+                )
+        except OSError as error:
+            _take_back(folder, made)
+            remedy = "Free some space" if error.errno == errno.ENOSPC else "Choose another folder"
+            raise ConfigError(f"{place} cannot be written: {error.strerror} ({error.filename or parent}). {remedy}.") from error
+        except ConfigError:
+            _take_back(folder, made)
+            raise
+        try:
+            yield folder
+        except BaseException as error:
+            note = leave()
+            if not folder.exists():
+                raise
+            failure = _as_failure(error, place)
+            failure.add_note(note)
+            if failure is error:
+                raise
+            raise failure from error
+
+
+def _leave(folder: Path, made: list[Path], tell: Callable[[Path], str]) -> str:
+    """Take back a folder in which nothing has been written; what to say of another."""
+    stacks.remove_empty(folder / stacks.FOLDER)
+    if {entry.name for entry in folder.iterdir()} <= {CONFIG_FILE, PLAN_FILE, PROBE_FILE}:
+        _take_back(folder, made)
+        return ""
+    return tell(folder)
+
+
+def _as_failure(error: BaseException, place: str) -> BaseException:
+    """A run that had begun was not refused but failed; and a disk that it could not write to is told as that."""
+    if isinstance(error, OSError) and error.errno in UNWRITABLE:
+        return RunFailed(f"{place} cannot be written any more: {error.strerror} ({error.filename or 'while writing'}). Free some space.")
+    if not isinstance(error, REFUSALS):
+        return error
+    failure = RunFailed(str(error))
+    for note in getattr(error, "__notes__", ()):
+        failure.add_note(note)
+    return failure
+
+
+def _make_unique(parent: Path, name: str) -> Path:
+    parent.mkdir(parents=True, exist_ok=True)
+    number = 1
+    while True:
+        folder = parent / (name if number == 1 else f"{name}-{number}")
+        try:
+            folder.mkdir()
+        except FileExistsError:
+            number += 1
+        else:
+            return folder
+
+
+def _write_probe(file: Path) -> None:
+    """Write, force to disk and remove: quotas and full disks show up only then."""
+    with file.open("wb") as stream:
+        stream.write(b"\0" * PROBE_BYTES)
+        stream.flush()
+        os.fsync(stream.fileno())
+    file.unlink()
+
+
+def _take_back(folder: Path | None, made: list[Path]) -> None:
+    """Remove the run folder and, from the innermost, those above it that were made for it and that nobody else uses by now."""
+    if folder is not None:
+        shutil.rmtree(folder)
+    for above in made:
+        if above.is_dir() and not any(above.iterdir()):
+            above.rmdir()

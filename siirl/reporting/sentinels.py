@@ -1,0 +1,188 @@
+"""Sentinels: signs in the metrics of a run that it does not learn. Each warns once, with a remedy.
+
+A sentinel sees the reduced metrics of every training step, in order, and returns its warning or None.
+Left out: ending the run. A metric alone does not prove that a run is lost.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+from siirl.reporting.metrics import Reduced
+
+Metrics = Mapping[str, Reduced]
+
+CONSTANT_STEPS = 10  # at 96 rollouts a step a policy that succeeds in 1 % has ten empty steps with chance 6e-5
+IDLE_STEPS = 3  # consecutive steps without an update; one or two come by chance where few groups are drawn
+COLLAPSED_SHARE = 0.02  # of the first step's entropy; runs that solve their task end at 0.05 to 0.3 of it
+COLLAPSED_STEPS = 5  # one step's entropy is that of its own tasks
+SOLVED = 0.9  # success above which low entropy is what learning leads to
+
+
+class Sentinel(Protocol):
+    """Watches for one sign."""
+
+    def look(self, metrics: Metrics) -> str | None:
+        """The warning, if the steps so far call for it."""
+
+
+@dataclass
+class ConstantReward:
+    """Every trajectory of many consecutive steps has the same reward."""
+
+    value: float | None = None
+    steps: int = 0
+
+    def look(self, metrics: Metrics) -> str | None:
+        """See Sentinel; a step without a scored trajectory does not count."""
+        rewards = metrics.get("reward/score")
+        if not isinstance(rewards, list) or not rewards:
+            return None
+        value = rewards[0] if min(rewards) == max(rewards) else None
+        self.steps = self.steps + 1 if value is not None and value == self.value else 1
+        self.value = value
+        if value is None or self.steps < CONSTANT_STEPS:
+            return None
+        return f"Every reward of the last {self.steps} steps was {value:g}. {_remedy_of_reward(value)}"
+
+
+def _remedy_of_reward(value: float) -> str:
+    if value == 0.0:
+        return (
+            "A policy that never succeeds learns nothing from a 0/1 reward: begin from weights that "
+            "succeed now and then (siirl.warm_start), take easier tasks, or a reward that ranks "
+            "failures (reward=srpo). If rollouts do succeed, the reward function is wrong."
+        )
+    if value == 1.0:
+        return "The policy solves all of its tasks: take harder ones, or end the run."
+    return "Check the reward function: it does not tell rollouts apart."
+
+
+@dataclass
+class UnchangedWeights:
+    """Optimiser steps were applied, and the acting weights are the same as before."""
+
+    def look(self, metrics: Metrics) -> str | None:
+        """See Sentinel; updates with a learning rate or gradient of 0 cannot change a weight."""
+        unchanged = metrics.get("actor/weights_unchanged") == 1.0
+        rate, norm = metrics.get("actor/lr", 0.0), metrics.get("actor/grad_norm", 0.0)
+        if not unchanged or not rate or not norm:
+            return None
+        return (
+            f"An update was applied (learning rate {rate:.2g}, gradient norm {norm:.2g}), and no "
+            "weight of the acting policy changed. Its steps are smaller than the rounding of the "
+            "weights: raise actor_rollout_ref.actor.optim.lr, or take "
+            "actor_rollout_ref.model.dtype=float32. With a model of your own, check that its "
+            "parameters require gradients."
+        )
+
+
+@dataclass
+class CollapsedEntropy:
+    """The policy has become almost deterministic without solving its tasks."""
+
+    first: float | None = None
+    steps: int = 0
+
+    def look(self, metrics: Metrics) -> str | None:
+        """See Sentinel."""
+        entropy = metrics.get("actor/entropy")
+        success = metrics.get("rollout/success_rate")
+        if not isinstance(entropy, float):
+            return None
+        if self.first is None:
+            self.first = entropy
+        solved = isinstance(success, float) and success >= SOLVED
+        collapsed = self.first > 0 and entropy < COLLAPSED_SHARE * self.first and not solved
+        self.steps = self.steps + 1 if collapsed else 0
+        if self.steps < COLLAPSED_STEPS:
+            return None
+        return (
+            f"The policy's entropy fell from {self.first:.2g} to {entropy:.2g} nats a token, so that "
+            "its rollouts are alike and teach little more. Go on from an earlier checkpoint "
+            "(trainer.resume) with a lower actor_rollout_ref.actor.optim.lr, a higher "
+            "actor_rollout_ref.rollout.temperature or actor_rollout_ref.actor.entropy_coef above 0."
+        )
+
+
+@dataclass
+class EveryGroupFiltered:
+    """No group of several consecutive steps was left to train on."""
+
+    steps: int = 0
+
+    def look(self, metrics: Metrics) -> str | None:
+        """See Sentinel."""
+        idle = metrics.get("actor/updates") == 0.0
+        warming_up = bool(metrics.get("critic/warmup"))
+        filtered = idle and not warming_up and not metrics.get("actor/skipped_updates")
+        self.steps = self.steps + 1 if filtered else 0
+        if self.steps < IDLE_STEPS:
+            return None
+        dropped = dropped_trajectories(metrics)
+        main = max(dropped, key=lambda reason: dropped[reason], default="")
+        counts = ", ".join(f"{reason.replace('_', ' ')} {count:.0f}" for reason, count in dropped.items())
+        return (
+            f"No group was left to train on in the last {self.steps} steps"
+            f"{f' (trajectories dropped: {counts})' if counts else ''}. "
+            f"{_REMEDY_OF_DROP.get(main, _ANY_DROP)}"
+        )
+
+
+_ANY_DROP = (
+    "The rewards within each group are alike: take more rollouts a prompt "
+    "(actor_rollout_ref.rollout.n), a higher temperature, or tasks of another difficulty."
+)
+_REMEDY_OF_DROP = {
+    "all_success": "The tasks are solved: take harder ones, or end the run.",
+    "all_failure_without_reference": (
+        "No rollout succeeds, and no success is known: begin from weights that succeed now and then "
+        "(siirl.warm_start), or give demonstrations (reward.demonstrations)."
+    ),
+    "truncated": "Rollouts meet their limit: raise data.max_response_length or env.max_episode_steps.",
+    "outside_success_band": "Widen algorithm.filter.success_low and algorithm.filter.success_high.",
+    "alone_in_group": "Groups have one rollout: raise actor_rollout_ref.rollout.n.",
+    "filter_plugin": "The node's own filter accepts no trajectory.",
+}
+
+
+@dataclass
+class HeldOutPromptsTrain:
+    """Held-out prompts are in the training set too, but for case and blanks."""
+
+    def look(self, metrics: Metrics) -> str | None:
+        """See Sentinel."""
+        count = metrics.get("data/prompts_nearly_held_out", 0.0)
+        if not count:
+            return None
+        return (
+            f"{count:.0f} training prompts differ from a held-out one in case or blanks alone, "
+            "so that held-out success overstates what is learnt: remove them from "
+            "data.train_files, or give data.val_files of other questions."
+        )
+
+
+def dropped_trajectories(metrics: Metrics) -> dict[str, float]:
+    """Counts of dropped trajectories by reason, those above 0."""
+    prefix = "sampling/dropped_"
+    counts = {name.removeprefix(prefix): value for name, value in metrics.items() if name.startswith(prefix)}
+    return {reason: value for reason, value in counts.items() if isinstance(value, float) and value > 0}
+
+
+class Sentinels:
+    """All sentinels of a run; one that has warned is retired."""
+
+    def __init__(self) -> None:
+        self._waiting: list[Sentinel] = [
+            ConstantReward(),
+            UnchangedWeights(),
+            CollapsedEntropy(),
+            EveryGroupFiltered(),
+            HeldOutPromptsTrain(),
+        ]
+
+    def look(self, metrics: Metrics) -> list[str]:
+        """New warnings after a training step with these metrics."""
+        warnings = {id(sentinel): sentinel.look(metrics) for sentinel in self._waiting}
+        self._waiting = [sentinel for sentinel in self._waiting if warnings[id(sentinel)] is None]
+        return [warning for warning in warnings.values() if warning is not None]

@@ -1,0 +1,109 @@
+"""What a model would say that knows the answer, in the tokens that a rollout would have."""
+
+import asyncio
+import json
+
+import pytest
+
+from envs.prompt_files import PromptRow
+from envs.registry import make_env
+from envs.text import message
+from siirl.errors import ConfigError
+from siirl.imitation.teaching import answer_at_once, ask_calculator, example_of, lessons_of, write_answer
+from siirl.models.chat import ChatTokenizer
+from siirl.models.tiny_lm import tiny_tokenizer
+from siirl.params import EnvArguments
+
+END, ASSISTANT, TOOL, CALL, CALL_END = 257, 260, 261, 262, 263
+TOOLS = {"wording": "bare", "announce": False}
+CALCULATOR_CALL = b'\n{"name": "calculator", "arguments": {"expression": "12+34"}}\n'
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return ChatTokenizer(tiny_tokenizer())
+
+
+def row(style="whole", truth="46", question="12+34=", **extra_info):
+    return PromptRow(data_source="test", prompt=(message("user", question),), ground_truth=truth, style=style, extra_info=extra_info)
+
+
+@pytest.mark.parametrize(("style", "answer"), [("whole", "46"), ("rule", "#### 46")])
+def test_an_answer_is_written_as_it_is_checked(style, answer):
+    assert write_answer(row(style)) == answer
+
+
+def test_the_answer_to_a_programming_problem_is_its_program():
+    assert write_answer(row("code", "{}", solution="solve=lambda v:v+1")) == "solve=lambda v:v+1"
+
+
+@pytest.mark.parametrize("style", ["countdown", "code"])
+def test_a_check_that_names_no_answer_cannot_be_learnt_from(style):
+    with pytest.raises(ConfigError, match=f"checked by the style '{style}', which names no answer"):
+        write_answer(row(style, "{}"))
+
+
+def test_an_answer_is_the_models_own_with_its_end(tokenizer):
+    example = example_of(row(), answer_at_once, tokenizer)
+    assert (example.prompt, example.said, example.own) == (tuple(b"12+34="), (*b"46", END), (True,) * 3)
+
+
+@pytest.mark.parametrize("question", ["12+34=", "What is 12+34?", "I have 2 minutes: what is 12+34?"])
+def test_with_tools_the_calculator_is_asked_and_its_result_is_not_the_models_own(tokenizer, question):
+    example = example_of(row(question=question), ask_calculator, tokenizer)
+    call, result, answer = (CALL, *CALCULATOR_CALL, CALL_END, END), (TOOL, *b"46", ASSISTANT), (*b"46", END)
+    assert example.said == (*call, *result, *answer)
+    assert example.own == (True,) * len(call) + (False,) * len(result) + (True,) * len(answer)
+
+
+def test_a_question_that_one_call_does_not_answer_is_refused():
+    with pytest.raises(ConfigError, match=r"does not answer '.3\*4\+5.%7=' of the task 'test': take sums-n"):
+        ask_calculator(row(question="(3*4+5)%7=", truth="3"))
+
+
+@pytest.mark.parametrize(
+    ("env", "kwargs", "tasks"),
+    [("math", {}, ("sums-2", "modular-1")), ("math", {"wording": "words"}, ("word-sums-2",)), ("tools", TOOLS, ("sums-4",))],
+)
+def test_what_is_taught_is_what_the_environment_rewards(env, kwargs, tasks):
+    settings = EnvArguments(name=env, tasks=tasks, kwargs=kwargs)
+    lessons = lessons_of(settings)
+
+    async def success(task, seed):
+        environment = make_env(env, **settings.constructor_kwargs())
+        observation, _ = await environment.reset(seed=seed, options={"task": task})
+        question = lessons.draw_row(task, "train", seed)
+        assert list(question.prompt) == observation["messages"]
+        said = lessons.say(question)
+        while said:
+            observation, _, _, _, info = await environment.step(said[0]["content"])
+            assert observation["messages"] == said[1:2]
+            said = said[2:]
+        await environment.close()
+        return info["success"]
+
+    assert all(asyncio.run(success(task, seed)) for task in tasks for seed in range(2))
+
+
+@pytest.mark.parametrize("wording", ["bare", "words"])
+def test_programs_that_are_taught_do_what_is_asked(wording):
+    lessons = lessons_of(EnvArguments(name="sandbox", tasks=("numbers-1",), kwargs={"wording": wording}))
+    problem = lessons.draw_row("numbers-1", "train", 0)
+    names: dict = {}
+    exec(write_answer(problem).removeprefix("```python\n").removesuffix("```"), names)
+    tests = json.loads(problem.ground_truth)
+    assert [names["solve"](*given) for given in tests["inputs"]] == tests["outputs"]
+
+
+@pytest.mark.parametrize(
+    ("env", "kwargs", "told"),
+    [
+        ("mujoco", {}, "nobody knows what to say there; a warm start on answers is for math, tools, sandbox"),
+        ("tools", {}, r"set env\.kwargs\.announce=false"),
+        ("sandbox", {"files": ["x.parquet"]}, "come without right programs"),
+        ("math", {"wording": "bear"}, "Unknown wording 'bear'"),
+    ],
+)
+def test_what_nobody_can_teach_is_refused(env, kwargs, told):
+    with pytest.raises(ConfigError, match=told):
+        lessons_of(EnvArguments(name=env, kwargs=kwargs))

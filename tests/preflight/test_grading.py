@@ -1,0 +1,99 @@
+"""Who says how good an answer is, worked out from the configuration: rows without a grade are asked only where nobody goes by one."""
+
+import pytest
+
+from envs.registry import env_spec
+from siirl.params.parser import parse_config
+from siirl.params.refusals import REFUSALS
+from siirl.preflight.first_look import first_look
+from siirl.preflight.ungraded_rows import ask_ungraded_rows, grade_of_every_row, rate_by_grade
+
+FILES = "data.train_files=[rows.parquet]"
+OWN = "custom_reward_function.name=math:sqrt"
+
+
+@pytest.mark.parametrize(
+    ("words", "key"),
+    [
+        ([], "reward.name=success"),
+        (["reward.name=return"], "reward.name=return"),
+        (["reward.name=model"], None),
+        ([OWN], None),
+        (["custom_reward_function.name=success"], "custom_reward_function.name=success"),
+        (["reward.functions=[{name: 'math:sqrt'}, {name: success}]"], "reward.functions[1].name=success"),
+        (["reward.functions=[{name: 'math:sqrt'}, {name: success, data_sources: [sums]}]"], None),
+    ],
+)
+def test_a_reward_goes_by_the_grade_of_every_row_or_not(words, key):
+    assert grade_of_every_row(parse_config(["env=math", "pipeline=grpo", *words])) == key
+
+
+@pytest.mark.parametrize(
+    ("words", "kwargs"),
+    [
+        (["env=math", FILES, OWN], {"ungraded": True}),
+        (["env=tools", FILES, "reward.name=model"], {"ungraded": True}),
+        (["env=math", "env.kwargs={files: [rows.parquet]}", OWN], {"files": ["rows.parquet"], "ungraded": True}),
+        (["env=math", FILES, OWN, "env.kwargs={ungraded: false}"], {"ungraded": False}),
+        (["env=math", FILES], {}),
+        (["env=math", OWN], {}),
+        (["env=sandbox", FILES, OWN], {}),
+    ],
+    ids=[
+        "own function",
+        "reward model",
+        "files of the environment",
+        "told not to",
+        "by the grade",
+        "made-up questions",
+        "no such argument",
+    ],
+)
+def test_rows_without_a_grade_are_asked_where_files_and_reward_are_the_users_own(words, kwargs):
+    config = parse_config(["pipeline=grpo", *words])
+    given = {name: value for name, value in config.env.kwargs.items() if name in ("files", "ungraded")}
+    ask_ungraded_rows(config)
+    assert {name: value for name, value in config.env.kwargs.items() if name in ("files", "ungraded")} == kwargs
+    assert given == {name: value for name, value in kwargs.items() if name == "files" or value is False}
+
+
+@pytest.mark.parametrize(
+    ("words", "name"),
+    [
+        (["env=math", FILES, "reward.name=model"], "model"),
+        (["env=math", "env.kwargs={ungraded: true}", "reward.name=model"], "model"),  # as a run's own configuration says it
+        (["env=math", "reward.name=model"], "return"),
+        (["env=math", FILES], "return"),
+        (["env=mujoco", "reward.name=srpo"], "return"),
+    ],
+    ids=["files", "a run's configuration", "made-up questions", "graded rows", "robots"],
+)
+def test_an_evaluation_asks_a_reward_only_where_rows_may_have_no_grade(words, name):
+    config = parse_config(["pipeline=grpo", *words])
+    rate_by_grade(config)
+    assert config.reward.name == name
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (
+            ["pipeline=grpo", "env.kwargs={ungraded: true}"],
+            "env.kwargs.ungraded=true asks rows that the environment cannot grade, and reward.name=success",
+        ),
+        ([FILES, OWN, "pipeline=dapo", "algorithm.filter.metric=success"], "and algorithm.filter.metric=success compares its grades"),
+        (
+            [FILES, OWN, "pipeline=grpo", "algorithm.filter.success_high=0.9"],
+            "and algorithm.filter.success_low=0.0, success_high=0.9 go by its grades",
+        ),
+    ],
+)
+def test_what_goes_by_a_grade_that_rows_may_lack_is_refused(words, told):
+    with pytest.raises(REFUSALS) as refused:
+        first_look(parse_config(["env=math", *words]))
+    assert told in str(refused.value)
+
+
+def test_the_environment_says_so_of_itself():
+    assert env_spec("math", ungraded=True).leaves_ungraded
+    assert not env_spec("math").leaves_ungraded

@@ -1,0 +1,112 @@
+"""Memory: what is counted, and what is refused where it is far more than a machine has."""
+
+import dataclasses
+from collections.abc import Sequence
+
+import pytest
+
+from envs.base import EnvSpec
+from siirl.params import SiiRLArguments
+from siirl.params.parser import parse_config
+from siirl.preflight.memory import (
+    episodes_at_once,
+    episodes_of_training,
+    evaluation_memory,
+    image_bytes_per_trajectory,
+    shortage,
+    simulation_problems,
+)
+from tests.preflight.camera_spec import SPEC
+
+STAND_INS = dataclasses.replace(SPEC, name="libero (stand-in assets)", tasks=tuple(map(str, range(90))))
+JOB = (
+    "actor_rollout_ref.model.path=null",
+    "data.train_batch_size=12",
+    "actor_rollout_ref.rollout.n=8",
+    "env.num_servers=2",
+    "env.envs_per_server=4",
+    "trainer.val_episodes=30",
+)
+IMAGE_BYTES = 13 * 64 * 64 * 3  # of a trajectory: 100 steps in chunks of 8
+
+
+def job(*overrides: str) -> SiiRLArguments:
+    return parse_config([*JOB, *overrides])
+
+
+def refusals(overrides: Sequence[str], spec: EnvSpec, *, total_memory_bytes: float) -> list[str]:
+    """What training says."""
+    config = job(*overrides)
+    found = simulation_problems(config, spec, episodes_of_training(config), total_memory_bytes=total_memory_bytes)
+    return [str(problem) for problem in found]
+
+
+def test_a_trajectory_keeps_one_image_a_chunk() -> None:
+    assert image_bytes_per_trajectory(job(), SPEC) == IMAGE_BYTES
+
+
+def test_environments_and_images_that_take_far_more_than_all_memory_are_refused() -> None:
+    """2 servers at 230 MB with 2 scenes at 60 MB, and 8 environments of 2 tasks at 25 MB, are 1.1 GB; half as much again is given."""
+    needed = 2 * (230e6 + 2 * 60e6) + 8 * 2 * 25e6 + 96 * IMAGE_BYTES
+    assert refusals([], SPEC, total_memory_bytes=needed / 1.4) == []
+    (problem,) = refusals([], SPEC, total_memory_bytes=needed / 1.6)
+    assert "= 2 x 4 environments with 2 tasks each take about 1.1 GB" in problem
+    assert "12 x 8 trajectories 15 MB, and this machine has 697 MB of memory: lower env.num_servers or env.envs_per_server, " in problem
+    assert refusals(["cluster.address=10.0.0.1:6379"], SPEC, total_memory_bytes=1.0) == []
+
+
+@pytest.mark.parametrize(
+    ("overrides", "held", "told"),
+    [
+        ((), 96, "12 x 8 trajectories"),
+        (("trainer.val_episodes=4900", "trainer.val_samples=2"), 96, "12 x 8 trajectories"),
+        (("env.envs_per_server=50",), 100, "100 episodes at the same time"),
+    ],
+)
+def test_training_holds_the_images_of_a_step_or_of_the_episodes_of_an_evaluation_that_run(
+    overrides: tuple[str, ...], held: int, told: str
+) -> None:
+    found = episodes_of_training(job(*overrides))
+    assert found.count == held
+    assert told in found.told
+
+
+def test_an_evaluation_holds_the_episodes_that_run_however_many_there_are() -> None:
+    assert episodes_at_once(job("trainer.val_episodes=1000")).count == 8
+
+
+@pytest.mark.parametrize(
+    ("overrides", "spec", "remedy"),
+    [
+        ((), SPEC, ": lower env.num_servers or env.envs_per_server, name fewer env.tasks, or give cluster.address="),
+        ((), STAND_INS, "name fewer env.tasks, keep the simulators of fewer of them ('env.kwargs={kept_simulators: 1}'), or"),
+        (("env.kwargs={kept_simulators: 1}",), STAND_INS, ": lower env.num_servers or env.envs_per_server, or give cluster.address="),
+        (("env.num_servers=1", "actor_rollout_ref.rollout.n=10000"), SPEC, ": lower one of these two, or give cluster.address="),
+        (("env.num_servers=1", "env.envs_per_server=1", "cluster=local"), SPEC, "of memory: name fewer env.tasks."),
+    ],
+)
+def test_the_remedy_is_for_what_takes_most(overrides: tuple[str, ...], spec: EnvSpec, remedy: str) -> None:
+    (problem,) = refusals(overrides, spec, total_memory_bytes=1e8)
+    assert remedy in problem
+
+
+def test_the_ninety_tasks_of_a_suite_are_refused_on_a_laptop_and_fit_where_one_simulator_is_kept() -> None:
+    """Two servers at 300 MB, scenes of 50 MB, and simulators of 50 MB in four environments each, of 90 tasks: 45.6 GB."""
+    (problem,) = refusals([], STAND_INS, total_memory_bytes=16e9)
+    assert "2 x 4 environments with 90 tasks each take about 45.6 GB" in problem
+    assert refusals(["env.kwargs={kept_simulators: 1}"], STAND_INS, total_memory_bytes=16e9) == []
+
+
+def test_an_evaluation_holds_weights_once() -> None:
+    """2.2 million parameters in float32 without gradient and moments."""
+    parts = dict(evaluation_memory(job(), SPEC))
+    assert parts["policy"] == 4 * 2_200_000
+    assert parts["images"] == 8 * IMAGE_BYTES
+
+
+def test_more_than_is_free_is_said() -> None:
+    parts = (("environments", 2e9), ("workers", 1e9))
+    assert shortage(parts, free_memory_bytes=3e9) is None
+    sentence = shortage(parts, free_memory_bytes=2.9e9)
+    assert sentence is not None
+    assert sentence.startswith("3.0 GB is more than the 2.9 GB of memory that are free: lower env.num_servers")

@@ -1,0 +1,282 @@
+"""The plan: numbers that can be checked by hand."""
+
+import dataclasses
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+from envs.base import EnvSpec
+from siirl.execution.dag import NodeRole, NodeType, Pipeline, TaskGraph
+from siirl.execution.dag.unused import skip_unused
+from siirl.params import sizes
+from siirl.params.parser import parse_config
+from siirl.preflight.plan import Plan, make_plan, render
+from tests.preflight.camera_spec import SPEC
+
+JOB = [
+    "actor_rollout_ref.model.path=null",
+    "data.train_batch_size=12",
+    "actor_rollout_ref.rollout.n=8",
+    "actor_rollout_ref.actor.ppo_mini_batch_size=3",
+    "actor_rollout_ref.actor.ppo_epochs=1",
+    "actor_rollout_ref.actor.micro_batch_size=10",
+    "env.num_servers=2",
+    "env.envs_per_server=4",
+    "trainer.total_steps=20",
+    "trainer.max_minutes=null",
+    "trainer.test_freq=5",
+    "trainer.val_before_train=true",
+    "trainer.val_episodes=30",
+]
+
+NO_VIDEOS = ["trainer.record_episodes=0", "trainer.record_val_episodes=0"]
+
+
+def graph() -> TaskGraph:
+    """rollout -> old log-probs -> reference -> update, whose functions only pass the batch on."""
+    pipeline = Pipeline("own")
+    pipeline.add_node("rollout", None, node_type=NodeType.MODEL_INFERENCE, node_role=NodeRole.ROLLOUT)
+    pipeline.add_node("old", None, ["rollout"], node_type=NodeType.MODEL_TRAIN, node_role=NodeRole.ACTOR, only_forward_compute=True)
+    pipeline.add_node("reference", None, ["old"], node_type=NodeType.MODEL_TRAIN, node_role=NodeRole.REFERENCE)
+    pipeline.add_node("update", None, ["reference"], node_type=NodeType.MODEL_TRAIN, node_role=NodeRole.ACTOR)
+    return pipeline.build()
+
+
+def plan_of(overrides: Sequence[str] = (), *, job_graph: TaskGraph | None = None, spec: EnvSpec = SPEC) -> Plan:
+    return make_plan(
+        parse_config([*JOB, *overrides]), job_graph or graph(), spec, free_memory_bytes=64e9, cores=2, loss="vanilla, token-mean"
+    )
+
+
+def test_prompts_times_group_size_are_the_trajectories() -> None:
+    plan = plan_of()
+    assert (plan.prompts, plan.group_size, plan.trajectories) == (12, 8, 96)
+
+
+def test_an_update_is_cut_into_mini_batches_and_micro_batches() -> None:
+    plan = plan_of()
+    assert (plan.mini_batches, plan.trajectories_per_mini_batch, plan.optimiser_steps) == (4, 24, 4)
+    assert plan.micro_batches == 3  # 24 trajectories, 10 at a time
+
+
+def test_each_agent_of_an_episode_makes_a_trajectory() -> None:
+    plan = plan_of(spec=dataclasses.replace(SPEC, num_agents=2))
+    assert (plan.trajectories, plan.trajectories_per_mini_batch, plan.micro_batches) == (192, 48, 5)
+    assert "12 prompts x 8 rollouts x 2 agents = 192 trajectories" in render(plan)
+
+
+def test_two_ranks_share_a_mini_batch() -> None:
+    assert plan_of(["trainer.n_gpus_per_node=2"]).micro_batches == 2  # 12 on each rank, 10 at a time
+
+
+def test_ranks_are_told_by_their_machines_and_share_the_cores_of_theirs() -> None:
+    words = ["trainer.nnodes=2", "trainer.n_gpus_per_node=3", "cluster.address=10.0.0.1:6379", "env.num_servers=6"]
+    assert "6 on 2 machines (Ray actors, cluster=10.0.0.1:6379)" in render(plan_of(words))
+    config = parse_config([*JOB, *words])
+    assert [sizes.threads_of_rank(config, cores=cores) for cores in (1, 6, 8)] == [1, 2, 2]
+
+
+def test_epochs_repeat_the_optimiser_steps() -> None:
+    assert plan_of(["actor_rollout_ref.actor.ppo_epochs=2"]).optimiser_steps == 8
+
+
+@pytest.mark.parametrize(
+    ("overrides", "evaluations"),
+    [
+        ([], 5),  # before, after steps 5, 10, 15, and at the end
+        (["trainer.val_before_train=false"], 4),
+        (["trainer.test_freq=-1"], 2),
+        (["trainer.val_episodes=0"], 0),
+        (["trainer.total_steps=1"], 2),
+    ],
+)
+def test_evaluations_are_counted(overrides: list[str], evaluations: int) -> None:
+    assert plan_of(overrides).evaluations == evaluations
+
+
+def test_an_evaluation_has_episodes_of_every_task() -> None:
+    assert plan_of().val_episodes == 60
+
+
+def test_memory_counts_simulators_by_server_and_task() -> None:
+    few, many = plan_of(["env.num_servers=2"]), plan_of(["env.num_servers=4"])
+    assert dict(many.memory_parts)["environments"] == 2 * dict(few.memory_parts)["environments"]
+
+
+@pytest.mark.parametrize(
+    ("name", "overrides", "expected"),
+    [
+        ("libero (stand-in assets)", [], 2 * (300e6 + 2 * 50e6) + 16 * 50e6),  # 2 servers, 8 environments of 2 tasks
+        ("libero", [], 2 * (300e6 + 2 * 700e6) + 16 * 150e6),
+        ("libero", ["env.kwargs={kept_simulators: 1}"], 2 * (300e6 + 2 * 700e6) + 8 * 150e6),  # on a server both tasks may be drawn
+        ("libero", ["env.kwargs={kept_simulators: 1}", "env.num_servers=8", "env.envs_per_server=1"], 8 * (300e6 + 700e6 + 150e6)),
+    ],
+)
+def test_memory_of_simulators_depends_on_their_assets_and_on_how_many_are_kept(name: str, overrides: list[str], expected: float) -> None:
+    plan = plan_of(overrides, spec=dataclasses.replace(SPEC, name=name))
+    assert dict(plan.memory_parts)["environments"] == pytest.approx(expected)
+
+
+def test_memory_of_adapters_is_that_of_the_policy_below_them_and_of_a_reference_it_takes_none() -> None:
+    """4 bytes a weight that is kept, 16 with gradient and Adam's moments; a reference of its own weights is another 4."""
+
+    def bytes_of(*overrides: str) -> float:
+        return dict(plan_of(overrides).memory_parts)["policy and Adam"] / 2_200_000
+
+    adapters, kl = "actor_rollout_ref.model.lora.rank=8", "actor_rollout_ref.actor.use_kl_loss=true"
+    assert [bytes_of(), bytes_of(kl), bytes_of(adapters), bytes_of(adapters, kl)] == [16, 20, 4, 4]
+    assert bytes_of(adapters, kl, "actor_rollout_ref.ref.path=other") == 8
+    assert plan_of(NO_VIDEOS).disk_bytes > plan_of([*NO_VIDEOS, adapters]).disk_bytes
+
+
+def start_of(tasks: object, folder: Path, *overrides: str) -> str | None:
+    """What the plan of a run on tasks a and b says of weights whose config.json names `tasks`."""
+    (folder / "config.json").write_text(json.dumps({"notes": {"tasks": tasks}}))
+    return plan_of([f"actor_rollout_ref.model.path={folder}", *overrides]).start
+
+
+@pytest.mark.parametrize(
+    ("known", "told"),
+    [
+        (["c", "d"], "has learnt c, d, none of this run's tasks: expect hardly any success there"),
+        (["a", "c"], "has learnt a, c, not of b: expect hardly any success there"),
+    ],
+)
+def test_tasks_that_the_start_has_not_learnt_are_said(tmp_path: Path, known: list[str], told: str) -> None:
+    said = start_of(known, tmp_path)
+    assert said is not None
+    assert f"WARNING: {tmp_path} {told}" in said
+    assert f"  start         {said}\n" in render(dataclasses.replace(plan_of(), start=said))
+
+
+def test_nothing_is_said_of_a_start_that_knows_all_tasks_or_does_not_say_which_or_of_a_run_that_goes_on(tmp_path: Path) -> None:
+    assert [start_of(tasks, tmp_path) for tasks in (["b", "a"], [], None, "a")] == [None] * 4
+    assert start_of(["c"], tmp_path, f"trainer.resume={tmp_path}") is None
+    assert "  start  " not in render(plan_of())
+
+
+def test_disk_counts_the_checkpoints_that_stay_and_the_one_being_written() -> None:
+    """New weights of 2.2 million parameters at 12 bytes: four checkpoints however long the run, two for one step and its end."""
+    short, long, longer = (plan_of(["trainer.save_freq=1", f"trainer.total_steps={steps}", *NO_VIDEOS]) for steps in (1, 10, 10_000))
+    assert long.disk_bytes == longer.disk_bytes
+    assert long.disk_bytes - short.disk_bytes == 2 * 12 * 2_200_000
+
+
+def test_more_memory_than_is_free_is_said() -> None:
+    assert "WARNING" not in render(plan_of())
+    assert "lower env.num_servers" in render(dataclasses.replace(plan_of(), free_memory_bytes=1e9))
+
+
+def test_disk_counts_the_videos_of_no_more_steps_than_there_is_time_for() -> None:
+    """Two videos of 300 kB a step; six minutes have at most 360 steps, however many are allowed."""
+    some, many = (plan_of(["trainer.record_val_episodes=0", "trainer.max_minutes=6", f"trainer.total_steps={n}"]) for n in (360, 10**9))
+    assert some.disk_bytes == many.disk_bytes
+    one_less = plan_of(["trainer.record_val_episodes=0", "trainer.max_minutes=6", "trainer.total_steps=359"])
+    assert some.disk_bytes - one_less.disk_bytes == pytest.approx(2 * 300e3)
+
+
+def test_disk_counts_no_more_videos_than_there_are_episodes() -> None:
+    """96 trajectories of a step, and 30 held-out episodes of each of two tasks: a large number means all of them."""
+    for key, episodes in (("trainer.record_episodes", 96), ("trainer.record_val_episodes", 60)):
+        assert (
+            plan_of([f"{key}={episodes}"]).disk_bytes == plan_of([f"{key}=1000"]).disk_bytes > plan_of([f"{key}={episodes - 1}"]).disk_bytes
+        )
+
+
+def test_time_is_bounded_by_max_minutes_and_not_made_up_for_other_environments() -> None:
+    long = plan_of(["trainer.total_steps=100000", "trainer.max_minutes=6", "trainer.val_episodes=0"])
+    assert long.minutes == pytest.approx(6.0)
+    assert "no estimate" in render(plan_of(["env=gymnasium", "env.id=CartPole-v1"]))
+
+
+def test_time_of_small_policies_is_by_environment_and_not_made_up_for_large_ones(tmp_path: Path) -> None:
+    """An episode of LIBERO takes four times as long as one of Meta-World with as many steps, and its share of a limit is lower."""
+    meta_world, libero = (plan_of(words).minutes for words in ([], ["env=libero", "actor_rollout_ref.model.path=null"]))
+    assert meta_world is not None and libero is not None and 2 < libero / meta_world < 5
+    large = tmp_path / "large"
+    large.mkdir()
+    save_file({"weight": np.zeros(6_000_000, np.float16)}, large / "model.safetensors")
+    assert "no estimate" in render(plan_of([f"actor_rollout_ref.model.path={large}"]))
+
+
+def test_every_number_is_in_the_text() -> None:
+    text = render(plan_of())
+    for part in (
+        "rollout -> old -> reference -> update",
+        "1 (Ray actors, cluster=ray)",
+        "mujoco: a, b",
+        "2 servers x 4 = 8",
+        "12 prompts x 8 rollouts = 96 trajectories",
+        "4 mini-batches of 24 trajectories = 4 optimiser steps",
+        "3 micro-batches of at most 10",
+        "vanilla, token-mean",
+        "20 steps: 1920 trajectories, 80 optimiser steps; 5 evaluations of 60 episodes",
+        "estimated",
+    ):
+        assert part in text
+
+
+def test_of_many_tasks_ten_are_named_and_all_are_counted() -> None:
+    many = dataclasses.replace(SPEC, tasks=tuple(f"t{number}" for number in range(90)))
+    assert "  mujoco: t0, t1, t2, t3, t4, t5, t6, t7, t8, t9 and 80 more, 90 tasks in all\n" in render(plan_of(spec=many))
+
+
+def test_a_run_without_steps_says_what_ends_it() -> None:
+    assert "steps until 2 minutes of training;" in render(plan_of(["trainer.total_steps=null", "trainer.max_minutes=2"]))
+
+
+# Forward passes that nobody would use
+
+
+def test_a_reference_is_needed_where_a_kl_has_a_weight() -> None:
+    def needs(*overrides: str) -> bool:
+        return sizes.needs_reference(parse_config([*JOB, *overrides]))
+
+    assert not needs()
+    assert needs("actor_rollout_ref.actor.use_kl_loss=true")
+    assert not needs("actor_rollout_ref.actor.use_kl_loss=true", "actor_rollout_ref.actor.kl_loss_coef=0")
+    assert needs("algorithm.use_kl_in_reward=true")
+    assert not needs("algorithm.use_kl_in_reward=true", "algorithm.kl_ctrl.kl_coef=0")
+
+
+def test_old_log_probs_are_needed_when_the_policy_has_moved() -> None:
+    assert not sizes.needs_old_log_probs(parse_config(JOB))
+    for reason in (
+        "algorithm.use_kl_in_reward=true",
+        "actor_rollout_ref.actor.importance.level=token",
+        "actor_rollout_ref.actor.loss=decoupled",
+    ):
+        assert sizes.needs_old_log_probs(parse_config([*JOB, reason]))
+
+
+def test_what_is_skipped_is_said_with_its_reason() -> None:
+    job_graph = graph()
+    skip_unused(job_graph, needs_reference=False, needs_old_log_probs=False)
+    plan = plan_of(job_graph=job_graph)
+    assert plan.nodes == ("rollout", "update")
+    assert [node for node, _ in plan.skipped] == ["old", "reference"]
+    assert "skipped" in render(plan)
+    assert "reference: no KL has a weight (actor_rollout_ref.actor.use_kl_loss, algorithm.use_kl_in_reward)" in render(plan)
+
+
+def test_what_is_needed_is_not_skipped() -> None:
+    job_graph = graph()
+    skip_unused(job_graph, needs_reference=True, needs_old_log_probs=True)
+    assert plan_of(job_graph=job_graph).skipped == ()
+
+
+def test_a_kl_without_a_node_for_the_reference_is_refused() -> None:
+    job_graph = graph()
+    job_graph.remove_node("reference")
+    with pytest.raises(ValueError, match="no node with the role REFERENCE"):
+        skip_unused(job_graph, needs_reference=True, needs_old_log_probs=True)
+
+
+def test_names_of_tasks_cannot_command_the_terminal() -> None:
+    hostile = dataclasses.replace(SPEC, tasks=("push\x1b[2J\nmemory 0",))
+    (line,) = [line for line in render(plan_of(spec=hostile)).splitlines() if "push" in line]
+    assert line.endswith("push\\x1b[2J\\nmemory 0")

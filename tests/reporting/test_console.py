@@ -1,0 +1,199 @@
+"""What a terminal and a log file show of a run."""
+
+import io
+
+import pytest
+from rich.console import Console
+
+from siirl.reporting.console import COLUMNS, ConsoleWriter, evaluation_line, no_update_line, stage_line, success_table
+from siirl.reporting.progress import Progress, duration
+from siirl.reporting.statistics import success_interval
+
+
+class Clock:
+    """A clock that a test moves."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def log_file() -> Console:
+    return Console(file=io.StringIO(), width=80)
+
+
+def terminal(width: int) -> Console:
+    return Console(file=io.StringIO(), width=width, force_terminal=True)
+
+
+def text_of(console: Console) -> str:
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue()
+
+
+def test_a_log_file_gets_whole_lines_without_control_characters() -> None:
+    console = log_file()
+    writer = ConsoleWriter(total_steps=2, console=console)
+    writer.write(step=1, metrics={"rollout/success_rate": 0.25, "policy/busy_share": 0.5, "time/generate_s": 2.0})
+    writer.close()
+    header, row, stages = text_of(console).splitlines()
+    assert header.split("  ")[-1].strip().endswith("pol busy")
+    assert row.split()[:3] == ["1/2", "25", "%"]
+    assert row.endswith("left")
+    assert stages.strip() == "seconds: generate 2"
+    assert "\x1b" not in text_of(console)
+
+
+def test_a_step_without_a_metric_shows_a_dash() -> None:
+    assert [column.cell({}) for column in COLUMNS] == ["-"] * len(COLUMNS)
+    assert COLUMNS[0].cell({"rollout/success_rate": float("nan")}) == "-"
+
+
+def test_neighbours_do_not_touch_however_small_a_number_is() -> None:
+    cells = {column.title: column.cell({column.metric: -8.04e-09}) for column in COLUMNS}
+    assert cells["KL"] == "-8e-09"
+    assert max(map(len, cells.values())) < max(len(column.title) for column in COLUMNS) + 1
+
+
+def test_a_narrow_terminal_shows_the_first_columns() -> None:
+    console = terminal(width=60)
+    writer = ConsoleWriter(total_steps=1, console=console)
+    writer.write(step=1, metrics={})
+    writer.close()
+    assert "success" in text_of(console)
+    assert "pol busy" not in text_of(console)
+
+
+def test_a_terminal_gets_its_cursor_back() -> None:
+    console = terminal(width=120)
+    writer = ConsoleWriter(total_steps=1, console=console)
+    writer.write(step=1, metrics={})
+    writer.close()
+    writer.close()
+    hidden, shown = "\x1b[?25l", "\x1b[?25h"
+    assert text_of(console).rindex(shown) > text_of(console).rindex(hidden)
+
+
+def test_the_measurement_before_training_is_no_step() -> None:
+    console = log_file()
+    writer = ConsoleWriter(total_steps=2, console=console)
+    writer.write(step=0, metrics={"val/all/successes": 3.0, "val/all/episodes": 4.0})
+    writer.close()
+    assert text_of(console).strip() == "held out, all: 75.0 % [30.1, 95.4] (3/4)"
+
+
+NOTHING_LEFT = {
+    "actor/updates": 0.0,
+    "actor/skipped_updates": 0.0,
+    "sampling/dropped_all_success": 8.0,
+    "sampling/dropped_alone_in_group": 0.0,
+}
+
+
+def test_a_step_that_changes_nothing_says_why_below_its_dashes() -> None:
+    console = log_file()
+    writer = ConsoleWriter(total_steps=2, console=console)
+    writer.write(step=1, metrics=NOTHING_LEFT)
+    writer.close()
+    _, row, reason = text_of(console).splitlines()
+    assert row.split()[1:3] == ["-", "-"]
+    assert reason.strip() == "no update of the policy: the rewards tell no rollouts apart (8 dropped: all success)"
+
+
+@pytest.mark.parametrize(
+    ("metrics", "line"),
+    [
+        ({}, ""),
+        ({"actor/updates": 4.0, "sampling/dropped_all_success": 8.0}, ""),
+        ({"actor/updates": 0.0}, "no update of the policy: the rewards tell no rollouts apart"),
+        ({"actor/updates": 0.0, "actor/skipped_updates": 2.0}, "no update of the policy: its gradients were not finite"),
+        ({"actor/updates": 0.0, "critic/warmup": 1.0}, "no update of the policy yet: the critic warms up (trainer.critic_warmup)"),
+    ],
+)
+def test_reasons_for_no_update(metrics: dict[str, float], line: str) -> None:
+    assert no_update_line(metrics) == line
+
+
+def test_stage_times_are_sorted_and_the_step_comes_first() -> None:
+    assert stage_line({"time/a_s": 1.0, "time/b_s": 2.5, "time/step_s": 3.6}) == "3.6 s: b 2.5, a 1"
+    assert stage_line({}) == ""
+
+
+def test_a_single_task_stands_for_all() -> None:
+    assert evaluation_line({"val/push/successes": 1.0, "val/push/episodes": 1.0}).startswith("held out, push: 100.0 %")
+
+
+def test_the_return_stands_for_a_success_that_nobody_reports() -> None:
+    assert evaluation_line({"val/Pendulum-v1/return": -862.46, "val/all/return": -862.46}) == "held out, all: mean return -862.5"
+    assert evaluation_line({"rollout/return": -862.46}) == ""
+
+
+def test_the_reward_stands_beside_the_success_where_some_have_no_grade_and_alone_where_all_have_none() -> None:
+    scores = {"val/all/mean_score": 0.25, "val/all/scored_episodes": 8.0, "val/judged/mean_score": 0.5, "val/judged/scored_episodes": 4.0}
+    graded = {"val/all/successes": 1.0, "val/all/episodes": 1.0, "val/all/return": 1.0}
+    assert evaluation_line(scores) == "held out, all: mean reward 0.25 (n=8)"
+    assert evaluation_line(scores | graded) == "held out, all: 100.0 % [20.7, 100.0] (1/1); held out, all: mean reward 0.25 (n=8)"
+
+
+def test_the_table_has_a_row_a_task_with_all_last() -> None:
+    console = log_file()
+    rates = {"all": success_interval(1, 2), "push": success_interval(1, 2)}
+    console.print(success_table("Held-out success", {"before": rates, "after": {}}))
+    lines = text_of(console).splitlines()
+    assert [line.split()[1] for line in lines if "[" in line] == ["push", "all"]
+
+
+def test_time_left_follows_the_speed_so_far() -> None:
+    clock = Clock()
+    progress = Progress("training", 10, console=log_file(), clock=clock)
+    assert progress.time_left() == "? left"
+    clock.now = 20.0
+    progress.advance(2)
+    clock.now = 25.0
+    assert progress.seconds_left() == 8 * 10.0 - 5.0
+
+
+def test_a_resumed_run_does_not_count_what_another_process_did() -> None:
+    clock = Clock()
+    progress = Progress("training", 10, done=8, console=log_file(), clock=clock)
+    clock.now = 10.0
+    progress.advance()
+    assert progress.seconds_left() == 10.0
+
+
+def test_a_limit_of_time_ends_a_run_without_a_last_step() -> None:
+    clock = Clock()
+    progress = Progress("training", None, limit_s=60.0, console=log_file(), clock=clock)
+    clock.now = 20.0
+    progress.advance()
+    assert (progress.count(), progress.time_left()) == ("1", "0:40 left")
+
+
+def test_a_log_file_gets_a_line_now_and_then_and_at_the_end() -> None:
+    clock, console = Clock(), log_file()
+    with Progress("collecting", 3, console=console, clock=clock) as progress:
+        progress.advance()
+        clock.now = 11.0
+        progress.advance()
+        clock.now = 12.0
+        progress.advance()
+    assert text_of(console).splitlines() == ["collecting: 2/3, 0:06 left", "collecting: 3/3, 0:00 left"]
+
+
+def test_durations() -> None:
+    assert [duration(seconds) for seconds in (None, 42, 725, 3723)] == ["?", "0:42", "12:05", "1:02:03"]
+
+
+def test_names_of_tasks_and_activities_cannot_command_the_terminal() -> None:
+    console = terminal(120)
+    hostile = "push\x1b[2J\nv3 [/red]"
+    with Progress("training", 2, console=console) as progress:
+        progress.activity(hostile)
+        progress.print(f"held out, {hostile}")
+    console.print(success_table("success", {"after": {hostile: success_interval(1, 2)}}))
+    shown = text_of(console)
+    assert "\x1b[2J" not in shown
+    assert "held out, push\\x1b[2J" in shown
+    assert shown.count("push\\x1b[2J\\nv3 [/red]") >= 2  # beside the bar, and in the table

@@ -1,0 +1,128 @@
+"""The run folder: unique, tried out, and gone again where it cannot be used."""
+
+import errno
+import os
+import subprocess
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from siirl.errors import ConfigError, RunFailed
+from siirl.params import SiiRLArguments
+from siirl.params.parser import parse_config
+from siirl.reporting.run_folder import run_folder
+
+NOON = datetime(2026, 11, 21, 12, 0, 0)
+
+
+def config_for(output_dir: Path | str) -> SiiRLArguments:
+    return parse_config([f"trainer.output_dir={output_dir}", "trainer.experiment_name=name"])
+
+
+def make_run_folder(config: SiiRLArguments, **arguments: Any) -> Path:
+    """The folder of a run that has ended well."""
+    with run_folder(config, **arguments) as folder:
+        return folder
+
+
+def test_it_is_named_by_experiment_and_time_and_holds_the_configuration(tmp_path: Path) -> None:
+    folder = make_run_folder(config_for(tmp_path), needed_bytes=0, now=lambda: NOON)
+    assert folder == tmp_path / "name" / "2026-11-21_12-00-00"
+    assert [entry.name for entry in folder.iterdir()] == ["config.yaml"]
+    assert parse_config(config_file=folder / "config.yaml") == config_for(tmp_path)
+
+
+def test_runs_of_the_same_second_get_folders_of_their_own(tmp_path: Path) -> None:
+    config = config_for(tmp_path)
+    with ThreadPoolExecutor(8) as pool:
+        folders = list(pool.map(lambda _: make_run_folder(config, needed_bytes=0, now=lambda: NOON), range(8)))
+    assert len(set(folders)) == 8
+    assert all((folder / "config.yaml").is_file() for folder in folders)
+
+
+@pytest.mark.parametrize("place", ["/proc/siirl", "/sys/siirl", "/dev/null/siirl"])
+def test_a_place_that_cannot_be_written_is_refused(place: str) -> None:
+    with pytest.raises(ConfigError, match=rf"trainer.output_dir={place} cannot be written: .* Choose another folder"):
+        make_run_folder(config_for(place), needed_bytes=0)
+
+
+def test_a_file_in_the_way_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "name").write_text("")
+    with pytest.raises(ConfigError, match="cannot be written"):
+        make_run_folder(config_for(tmp_path), needed_bytes=0)
+
+
+def test_too_little_space_is_refused_with_both_numbers_and_nothing_is_left(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="has 5 MB free, and the run needs about 7 MB"):
+        make_run_folder(config_for(tmp_path / "new"), needed_bytes=7_000_000, measure_free=lambda place: 5_000_000)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.fixture
+def tiny_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 512 kB; the probe of 1 MB does not fit."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=512k", "tmpfs", str(disk)], capture_output=True, check=False)
+    if mounted.returncode:
+        pytest.skip("mounting a tmpfs needs root; the other tests hand in the free space")
+    yield disk
+    subprocess.run(["umount", str(disk)], check=True)
+
+
+def test_a_disk_that_fills_up_is_refused_and_nothing_is_left(tiny_disk: Path) -> None:
+    with pytest.raises(ConfigError, match=r"No space left on device.*Free some space"):
+        make_run_folder(config_for(tiny_disk), needed_bytes=0)
+    assert list(tiny_disk.iterdir()) == []
+
+
+def test_a_run_that_is_refused_late_leaves_nothing(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="no such cluster"), run_folder(config_for(tmp_path / "new"), needed_bytes=0):
+        raise ConfigError("no such cluster")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_was_there_before_stays(tmp_path: Path) -> None:
+    earlier = make_run_folder(config_for(tmp_path), needed_bytes=0)
+    with pytest.raises(ConfigError), run_folder(config_for(tmp_path), needed_bytes=0):
+        raise ConfigError("no such cluster")
+    assert list((tmp_path / "name").iterdir()) == [earlier]
+
+
+@pytest.mark.parametrize("ending", [ConfigError("too late"), KeyboardInterrupt(), ZeroDivisionError("a bug")])
+def test_what_a_run_has_written_stays_and_the_way_on_is_told(tmp_path: Path, ending: BaseException) -> None:
+    """A refusal in mid-run is a failure; everything else stays what it is."""
+    expected = RunFailed if isinstance(ending, ConfigError) else type(ending)
+    with pytest.raises(expected) as caught, run_folder(config_for(tmp_path), needed_bytes=0) as folder:
+        (folder / "metrics.jsonl").write_text("{}")
+        raise ending
+    assert (folder / "metrics.jsonl").is_file()
+    assert caught.value.__notes__ == [f"There is no checkpoint yet (trainer.save_freq); what there is: {folder}"]
+
+
+def test_the_note_names_the_last_checkpoint(tmp_path: Path) -> None:
+    with pytest.raises(KeyboardInterrupt) as caught, run_folder(config_for(tmp_path), needed_bytes=0) as folder:
+        (folder / "checkpoints").mkdir()
+        (folder / "checkpoints" / "latest").write_text("step_00000020\n")
+        raise KeyboardInterrupt
+    newest = folder / "checkpoints" / "step_00000020"
+    assert caught.value.__notes__ == [f"The last checkpoint is {newest}\nGo on with trainer.resume={folder}"]
+
+
+def test_an_interruption_before_anything_is_written_leaves_nothing(tmp_path: Path) -> None:
+    with pytest.raises(KeyboardInterrupt), run_folder(config_for(tmp_path / "new"), needed_bytes=0):
+        raise KeyboardInterrupt
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EROFS, errno.EDQUOT])
+def test_a_disk_that_gives_out_is_told_with_the_remedy(tmp_path: Path, number: int) -> None:
+    with pytest.raises(RunFailed) as caught, run_folder(config_for(tmp_path), needed_bytes=0) as folder:
+        (folder / "metrics.jsonl").write_text("{}")
+        raise OSError(number, os.strerror(number), "metrics.jsonl")
+    expected = f"trainer.output_dir={tmp_path} cannot be written any more: {os.strerror(number)} (metrics.jsonl). Free some space."
+    assert str(caught.value) == expected

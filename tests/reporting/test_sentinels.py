@@ -1,0 +1,96 @@
+"""Signs in the metrics that a run does not learn, each warned of once."""
+
+import pytest
+
+from siirl.reporting.metric_writers import WARNINGS_FILE, MetricWriters, RunDescription
+from siirl.reporting.metrics import Reduced
+from siirl.reporting.sentinels import Sentinels
+
+Step = dict[str, Reduced]
+
+
+def warnings(*steps: Step) -> list[tuple[int, str]]:
+    """Number of the step, from 1, and text of every warning."""
+    sentinels = Sentinels()
+    return [(number, text) for number, step in enumerate(steps, start=1) for text in sentinels.look(step)]
+
+
+def test_a_sound_run_is_not_warned_of() -> None:
+    step: Step = {
+        "reward/score": [0.0, 1.0],
+        "actor/updates": 4.0,
+        "actor/weights_unchanged": 0.0,
+        "actor/lr": 1e-4,
+        "actor/grad_norm": 0.5,
+        "actor/entropy": 0.9,
+        "rollout/success_rate": 0.5,
+        "data/prompts_nearly_held_out": 0.0,
+    }
+    assert warnings(*[step] * 30) == []
+
+
+@pytest.mark.parametrize(("reward", "remedy"), [(0.0, "siirl.warm_start"), (1.0, "take harder ones"), (0.3, "reward function")])
+def test_a_reward_that_is_constant_for_ten_steps_is_warned_of_once(reward: float, remedy: str) -> None:
+    [(step, text)] = warnings(*[{"reward/score": [reward, reward]}] * 25)
+    assert step == 10
+    assert f"Every reward of the last 10 steps was {reward:g}." in text and remedy in text
+
+
+def test_rewards_that_differ_within_or_between_steps_are_not_constant() -> None:
+    assert warnings(*[{"reward/score": [0.0, 1.0]}] * 20) == []
+    assert warnings(*[{"reward/score": [float(step % 2)]} for step in range(20)]) == []
+
+
+def test_a_step_without_a_scored_trajectory_neither_counts_nor_interrupts() -> None:
+    scored: list[Step] = [{"reward/score": [0.0]}] * 9
+    [(step, _)] = warnings(*scored, {"reward/score": []}, {"reward/score": [0.0]})
+    assert step == 11
+
+
+def test_an_update_that_changes_no_weight_is_warned_of() -> None:
+    unchanged: Step = {"actor/weights_unchanged": 1.0, "actor/lr": 1e-12, "actor/grad_norm": 0.5}
+    [(step, text)] = warnings({"actor/weights_unchanged": 0.0}, unchanged, unchanged)
+    assert step == 2 and "learning rate 1e-12" in text and "optim.lr" in text
+
+
+@pytest.mark.parametrize("idle", ["actor/lr", "actor/grad_norm"])
+def test_an_update_of_size_zero_changes_no_weight_rightly(idle: str) -> None:
+    step: Step = {"actor/weights_unchanged": 1.0, "actor/lr": 1e-4, "actor/grad_norm": 0.5, idle: 0.0}
+    assert warnings(step) == []
+
+
+def test_entropy_below_a_fiftieth_of_its_beginning_for_five_steps_is_warned_of() -> None:
+    low: Step = {"actor/entropy": 0.01, "rollout/success_rate": 0.4}
+    [(step, text)] = warnings({"actor/entropy": 1.0}, *[low] * 8)
+    assert step == 6 and "from 1 to 0.01 nats" in text and "entropy_coef" in text
+
+
+def test_a_policy_that_solves_its_tasks_may_have_no_entropy() -> None:
+    solved: Step = {"actor/entropy": 0.001, "rollout/success_rate": 0.95}
+    assert warnings({"actor/entropy": 1.0}, *[solved] * 20) == []
+
+
+def test_three_steps_without_a_group_to_train_on_are_warned_of_with_the_main_reason() -> None:
+    solved: Step = {"actor/updates": 0.0, "sampling/dropped_all_success": 90.0, "sampling/dropped_truncated": 6.0}
+    [(step, text)] = warnings(*[solved] * 4)
+    assert step == 3
+    assert "(trajectories dropped: all success 90, truncated 6)" in text and "The tasks are solved" in text
+
+
+def test_a_warm_up_of_the_critic_and_skipped_updates_are_no_filtered_groups() -> None:
+    assert warnings(*[{"actor/updates": 0.0, "critic/warmup": 1.0}] * 5) == []
+    assert warnings(*[{"actor/updates": 0.0, "actor/skipped_updates": 2.0}] * 5) == []
+
+
+def test_held_out_prompts_that_train_are_counted_once() -> None:
+    [(step, text)] = warnings(*[{"data/prompts_nearly_held_out": 3.0}] * 2)
+    assert step == 1 and text.startswith("3 training prompts") and "data.val_files" in text
+
+
+def test_a_warning_is_shown_and_kept_in_the_run_folder(tmp_path, capsys) -> None:
+    for loggers in (["console"], []):
+        with MetricWriters(loggers, RunDescription(tmp_path, total_steps=1)) as writers:
+            writers.warn("Every reward was 0.")
+    shown = capsys.readouterr()
+    assert "Warning: Every reward was 0." in shown.out and "Warning: Every reward was 0." in shown.err
+    assert (tmp_path / WARNINGS_FILE).read_text() == "Every reward was 0.\n" * 2
