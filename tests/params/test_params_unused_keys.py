@@ -3,7 +3,9 @@
 import re
 from pathlib import Path
 
+from siirl.algos.advantages import ESTIMATOR_SETTINGS
 from siirl.params.env_args import POOL_KEYS
+from siirl.params.estimators import that_take
 from siirl.params.parser import known_keys
 
 # Read in siirl/params itself, where their only use belongs.
@@ -39,11 +41,13 @@ def test_every_key_is_read_or_refused(repository: Path) -> None:
     package = repository / "siirl"
     code = "\n".join(file.read_text() for file in sorted(package.rglob("*.py")) if package / "params" not in file.parents)
     code += (package / "params" / "files.py").read_text()  # files that keys name
+    code += (repository / "vjepa" / "reward.py").read_text()  # the trajectory reward's settings, handed over as a whole
+    of_estimators = {f"algorithm.{name}" for name in ESTIMATOR_SETTINGS if that_take(name)}  # handed over by name
     unread = [
         place
         for place, key in known_keys({}).items()
         if not key.metadata["derived"]  # an old name, translated
-        and place not in READ_IN_PARAMS
+        and place not in READ_IN_PARAMS.keys() | of_estimators
         and not (place.startswith("env.") and place.split(".")[1] not in POOL_KEYS)  # handed to the constructor
         and not is_read(place, code)
     ]
