@@ -10,6 +10,7 @@ Held-out questions are those that the environment keeps back by a hash. How an a
 `benchmarks.learning_studies`.
 """
 
+
 from benchmarks.learning_studies import Arm, Study, run_studies
 
 TINY_LM = "assets/tiny_lm"

@@ -17,6 +17,7 @@ What is particular to it besides the filter is said in configs/pipeline/dapo.yam
 robots have no length to pay for: they are bounded by environment steps, and running out of them is a failure already.
 """
 
+
 from siirl.execution.dag import Pipeline, TaskGraph
 
 STAGES = "siirl.dag_worker.stages"

@@ -16,6 +16,7 @@ The filter comes before the reward, because it only drops groups that no reward 
 the advantage and the loss are, is said in the configuration (`reward`, `algorithm`, `actor_rollout_ref.actor`).
 """
 
+
 from siirl.execution.dag import Pipeline, TaskGraph
 
 STAGES = "siirl.dag_worker.stages"

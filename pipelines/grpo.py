@@ -11,6 +11,7 @@
 It serves robots (`reward=success`, `reward=return`) and text alike: nothing here knows which.
 """
 
+
 from siirl.execution.dag import Pipeline, TaskGraph
 
 STAGES = "siirl.dag_worker.stages"

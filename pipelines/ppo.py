@@ -15,6 +15,7 @@ where nobody reads them. The first `trainer.critic_warmup` steps leave the actor
 decision is a chunk of actions, or a token.
 """
 
+
 from siirl.execution.dag import Pipeline, TaskGraph
 
 STAGES = "siirl.dag_worker.stages"

@@ -13,6 +13,7 @@
 There is no critic and no group: n = 1 will do. What a prompt is worth under the policy as it is, its greedy episode says.
 """
 
+
 from siirl.execution.dag import Pipeline, TaskGraph
 
 STAGES = "siirl.dag_worker.stages"

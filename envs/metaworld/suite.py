@@ -4,6 +4,7 @@ Meta-World itself has no language; the sentences are ours. Names are Meta-World'
 `drawer-open-v3`, and both are accepted. Plain data: neither MuJoCo nor Meta-World is imported, so that a planner may read it anywhere.
 """
 
+
 from envs.arguments import nearest
 
 VERSION_SUFFIX = "-v3"

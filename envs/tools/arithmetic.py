@@ -1,5 +1,6 @@
 """A calculator, the plainest tool: for demonstrations, benchmarks, and word problems."""
 
+
 from envs.math.expressions import compute
 
 

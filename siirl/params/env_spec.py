@@ -1,5 +1,6 @@
 """The spec of the environment that a configuration describes."""
 
+
 from envs.base import EnvSpec
 from envs.registry import env_spec
 from envs.spec_process import SpecUnknown

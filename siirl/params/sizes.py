@@ -3,6 +3,7 @@
 One home for these rules, so that the plan says what the workers do.
 """
 
+
 from siirl.params.references import is_reference
 from siirl.params.reward_args import VIDEO_REWARDS
 from siirl.params.training_args import SiiRLArguments

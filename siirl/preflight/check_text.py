@@ -1,5 +1,6 @@
 """What can be told of a text job's model, prompts and reward before a process starts."""
 
+
 from siirl.dag_worker.text_components import make_language_model, make_tokenizer
 from siirl.data_coordinator.prompts.joined_files import open_prompt_files
 from siirl.data_coordinator.prompts.split import check_lengths

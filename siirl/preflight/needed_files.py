@@ -7,9 +7,9 @@ from siirl.errors import CheckpointError, ConfigError, MissingAssetError, SiirlE
 from siirl.params import sizes
 from siirl.params.paths import find
 from siirl.params.policies import LANGUAGE_MODEL
+from siirl.params.resume_line import NEWEST_CHECKPOINT
 from siirl.params.training_args import SiiRLArguments
 from siirl.params.weight_files import LANGUAGE_MODEL_FOLDER, check_safetensors, may_be_hub_id, weight_files
-from siirl.params.resume_line import NEWEST_CHECKPOINT
 
 SHIPPED_ENCODERS = {"tiny": "assets/vjepa_tiny"}
 BUILT_IN_ENCODERS = ("random", "pixels")  # baselines without weights

@@ -23,8 +23,8 @@ from siirl.models.adapters import stored_adapters
 from siirl.models.policy_loader import load_policy, save_policy
 from siirl.models.tiny_vla import TinyVLA, TinyVLAConfig
 from siirl.params.compose import load_file
-from siirl.params.weight_files import check_safetensors, weight_files
 from siirl.params.resume_line import way_on
+from siirl.params.weight_files import check_safetensors, weight_files
 
 MANY = settings(max_examples=400, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 

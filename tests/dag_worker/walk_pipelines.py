@@ -1,5 +1,6 @@
 """Graphs for the walk through all names: GRPO's, with what its shipped form lacks for some of them."""
 
+
 from siirl.execution.dag import Pipeline, TaskGraph
 
 STAGES = "siirl.dag_worker.stages"

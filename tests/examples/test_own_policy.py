@@ -1,5 +1,6 @@
 """The example of a policy of one's own runs as its docstring says."""
 
+
 from siirl.dag_worker.dagworker import DAGWorker
 from siirl.dag_worker.events import StepDone
 from siirl.params.parser import parse_config

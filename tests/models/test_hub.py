@@ -15,6 +15,7 @@ import json, sys, threading, time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 
+
 from siirl.errors import SiirlError
 from siirl.models.hub import find_on_hub
 

@@ -3,7 +3,9 @@
 import re
 from pathlib import Path
 
+from siirl.algos.advantages import ESTIMATOR_SETTINGS
 from siirl.params.env_args import POOL_KEYS
+from siirl.params.estimators import that_take
 from siirl.params.parser import known_keys
 
 # Read where keys are declared and judged, since their only use belongs there.
@@ -41,12 +43,15 @@ def only_judges(file: Path, package: Path) -> bool:
 
 def test_every_key_is_read_or_refused(repository: Path) -> None:
     package = repository / "siirl"
-    code = "\n".join(file.read_text() for file in sorted(package.rglob("*.py")) if not only_judges(file, package))
+    files = [file for file in sorted(package.rglob("*.py")) if not only_judges(file, package)]
+    files.append(repository / "vjepa" / "reward.py")  # takes the trajectory reward's settings as a whole
+    code = "\n".join(file.read_text() for file in files)
+    of_estimators = {f"algorithm.{name}" for name in ESTIMATOR_SETTINGS if that_take(name)}  # passed by name
     unread = [
         place
         for place, key in known_keys({}).items()
         if not key.metadata["derived"]  # an old name, translated
-        and place not in READ_WHERE_JUDGED
+        and place not in READ_WHERE_JUDGED.keys() | of_estimators
         and not (place.startswith("env.") and place.split(".")[1] not in POOL_KEYS)  # handed to the constructor
         and not is_read(place, code)
     ]

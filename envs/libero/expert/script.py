@@ -81,8 +81,8 @@ def in_order(goal: Sequence[Sequence[str]], parts: Mapping[str, str | None]) -> 
 
 
 def _fulfil(simulator: "TaskSimulator", predicate: Sequence[str], attempt: int) -> Iterator[Action]:
-    from envs.libero.expert import skills
     from envs.libero.expert.insert import cave, insert
+    from envs.libero.expert.script import skills
 
     verb, subject, *target = predicate
     match verb:

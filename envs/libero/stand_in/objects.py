@@ -6,6 +6,7 @@ masses are our own: colours tell objects apart that an instruction names, and ma
 touch sends flying. Whatever is to be grasped has a part narrower than the gripper's 8 cm opening: a rim, a handle or the whole thing.
 """
 
+
 from envs.libero.stand_in.geometry import Colour, Region, Solid, Thing, block, bowl, box, lying, single, tray, upright
 
 WHITE: Colour = (0.92, 0.92, 0.9)

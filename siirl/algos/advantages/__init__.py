@@ -10,6 +10,7 @@ discounted returns). `estimators` spreads them over tokens and ranks, under the 
 their own: `siirl.algos.trajectories` makes mask and token rewards of them.
 """
 
+
 from siirl.algos.advantages import estimators as _estimators  # noqa: F401  # registers them
 from siirl.algos.advantages.advantage_registry import (
     ADVANTAGES,

@@ -8,6 +8,7 @@ One file a family, one function a loss, with its formula and source; `loss_regis
 The documents' form (four scalars from `old_log_prob, log_prob, ...`) is registered with `siirl.dag_worker.core_algos.register_policy_loss`.
 """
 
+
 from siirl.algos.policy_losses.clipped_ratio import decoupled_policy_loss, vanilla_policy_loss
 from siirl.algos.policy_losses.covariance import clip_cov_policy_loss, kl_cov_policy_loss, select_clip_cov, select_kl_cov
 from siirl.algos.policy_losses.loss_registry import (

@@ -1,5 +1,6 @@
 """Which graph a job runs: a built-in pipeline by name, a user's function, or a YAML file."""
 
+
 from siirl.errors import ConfigError, UnknownNameError
 from siirl.execution.dag.builtin_pipelines import PIPELINES
 from siirl.execution.dag.function_names import resolve_function

@@ -6,6 +6,7 @@ ranks run it data-parallel. So the built-in algorithms, with one policy each, ar
 workflow with policies of their own are.
 """
 
+
 from siirl.errors import ConfigError
 from siirl.execution.dag.node import Node, NodeRole, NodeType
 from siirl.execution.dag.task_graph import TaskGraph

@@ -3,6 +3,7 @@
 The rules themselves (is there a KL, has the policy moved) come from the caller: a graph knows nothing of the configuration.
 """
 
+
 from siirl.errors import ConfigError
 from siirl.execution.dag.node import NodeRole
 from siirl.execution.dag.task_graph import TaskGraph

@@ -13,7 +13,7 @@ from envs.libero.expert.script import expert, in_order, is_time, play
 def modules(make_simulator):
     """The expert's modules, which import MuJoCo and so need LIBERO to be imported first."""
     from envs.libero import scene
-    from envs.libero.expert import grasps, motion
+    from envs.libero.expert.script import grasps, motion
 
     return grasps, motion, scene
 
