@@ -47,12 +47,17 @@ PARTITIONS = ((5_000, 64), (100_000, 1024))
 Seconds = dict[str, list[float]]
 
 
-def take_turns(contenders: Mapping[str, Callable[[], Any]], *, rounds: int, warm_up: bool = True) -> dict[str, Seconds]:
+def take_turns(
+    contenders: Mapping[str, Callable[[], Any]], *, rounds: int, warm_up: bool = True
+) -> dict[str, Seconds]:
     """Processor and wall seconds of each contender in each round."""
     if warm_up:
         for contender in contenders.values():
             contender()
-    seconds: dict[str, Seconds] = {"processor": {name: [] for name in contenders}, "wall": {name: [] for name in contenders}}
+    seconds: dict[str, Seconds] = {
+        "processor": {name: [] for name in contenders},
+        "wall": {name: [] for name in contenders},
+    }
     for _ in range(rounds):
         for name, contender in contenders.items():
             wall, processor = time.perf_counter(), time.process_time()
@@ -65,7 +70,13 @@ def take_turns(contenders: Mapping[str, Callable[[], Any]], *, rounds: int, warm
 def ratio(values: Mapping[str, list[float]], over: str, under: str) -> dict[str, Any]:
     """`over` in units of `under` within each round: median and range."""
     ratios = [high / low for high, low in zip(values[over], values[under], strict=True)]
-    return {"of": over, "to": under, "median": statistics.median(ratios), "lowest": min(ratios), "highest": max(ratios)}
+    return {
+        "of": over,
+        "to": under,
+        "median": statistics.median(ratios),
+        "lowest": min(ratios),
+        "highest": max(ratios),
+    }
 
 
 def aim(text: str, reached: bool) -> dict[str, Any]:
@@ -89,27 +100,47 @@ def gae_section(rounds: int) -> dict[str, Any]:
         rewards_BT = torch.where(mask_BT, torch.randn(shape, generator=generator), torch.zeros(()))
         floats_BT = mask_BT.float()
         contenders = {
-            "loop over time steps": lambda r=rewards_BT, m=floats_BT: gae_loop(r, values_BT, m, GAMMA, LAM),
-            "loop over time steps, again (control)": lambda r=rewards_BT, m=floats_BT: gae_loop(r, values_BT, m, GAMMA, LAM),
+            "loop over time steps": lambda r=rewards_BT, m=floats_BT: gae_loop(
+                r, values_BT, m, GAMMA, LAM
+            ),
+            "loop over time steps, again (control)": lambda r=rewards_BT, m=floats_BT: gae_loop(
+                r, values_BT, m, GAMMA, LAM
+            ),
             "the loop, time before batch in memory": lambda r=rewards_BT, m=floats_BT: gae_loop(
                 time_major(r), time_major(values_BT), time_major(m), GAMMA, LAM
             ),
-            "siirl": lambda r=rewards_BT, m=mask_BT: gae_advantage(rewards_BT=r, values_BT=values_BT, mask_BT=m, gamma=GAMMA, lam=LAM),
+            "siirl": lambda r=rewards_BT, m=mask_BT: gae_advantage(
+                rewards_BT=r, values_BT=values_BT, mask_BT=m, gamma=GAMMA, lam=LAM
+            ),
         }
         seconds = take_turns(contenders, rounds=rounds)
-        exact_BT, _ = gae_loop(rewards_BT.double(), values_BT.double(), floats_BT.double(), GAMMA, LAM)
-        errors = {key: float((contenders[key]()[0] - exact_BT).abs().max()) for key in ("loop over time steps", "siirl")}
+        exact_BT, _ = gae_loop(
+            rewards_BT.double(), values_BT.double(), floats_BT.double(), GAMMA, LAM
+        )
+        errors = {
+            key: float((contenders[key]()[0] - exact_BT).abs().max())
+            for key in ("loop over time steps", "siirl")
+        }
         speed = ratio(seconds["processor"], "loop over time steps", "siirl")
         sections[name] = {
             "seconds": seconds,
             "speed": speed,
-            "speed against time before batch": ratio(seconds["processor"], "the loop, time before batch in memory", "siirl"),
-            "control": ratio(seconds["processor"], "loop over time steps", "loop over time steps, again (control)"),
+            "speed against time before batch": ratio(
+                seconds["processor"], "the loop, time before batch in memory", "siirl"
+            ),
+            "control": ratio(
+                seconds["processor"],
+                "loop over time steps",
+                "loop over time steps, again (control)",
+            ),
             "largest error against float64": errors,
             "largest advantage": float(exact_BT.abs().max()),
         }
         if name == "rows of all lengths":
-            sections[name] |= aim("at least 5 times as fast, float32's own error", speed["median"] >= 5 and errors["siirl"] < 1e-4)
+            sections[name] |= aim(
+                "at least 5 times as fast, float32's own error",
+                speed["median"] >= 5 and errors["siirl"] < 1e-4,
+            )
     return sections
 
 
@@ -124,12 +155,16 @@ def time_major(values_BT: torch.Tensor) -> torch.Tensor:
 def groups_section(rounds: int) -> dict[str, Any]:
     """100,000 samples in groups of eight, in any order."""
     generator = torch.Generator().manual_seed(0)
-    group_B = torch.arange(SAMPLES).div(GROUP, rounding_mode="floor")[torch.randperm(SAMPLES, generator=generator)]
+    group_B = torch.arange(SAMPLES).div(GROUP, rounding_mode="floor")[
+        torch.randperm(SAMPLES, generator=generator)
+    ]
     rewards_B = torch.randn(SAMPLES, generator=generator)
     groups = group_B.tolist()
     contenders = {
         "dict of lists of tensors": lambda: group_advantages_by_lists(rewards_B, groups),
-        "dict of lists of tensors, again (control)": lambda: group_advantages_by_lists(rewards_B, groups),
+        "dict of lists of tensors, again (control)": lambda: group_advantages_by_lists(
+            rewards_B, groups
+        ),
         "dict of lists of floats": lambda: group_advantages_by_floats(rewards_B, groups),
         "siirl": lambda: grpo_advantage(rewards_B=rewards_B, group_B=group_B),
     }
@@ -140,9 +175,15 @@ def groups_section(rounds: int) -> dict[str, Any]:
         "seconds": seconds,
         "speed": speed,
         "speed against floats": ratio(seconds["processor"], "dict of lists of floats", "siirl"),
-        "control": ratio(seconds["processor"], "dict of lists of tensors", "dict of lists of tensors, again (control)"),
+        "control": ratio(
+            seconds["processor"],
+            "dict of lists of tensors",
+            "dict of lists of tensors, again (control)",
+        ),
         "largest error": {
-            name: float((contender() - exact_B).abs().max()) for name, contender in contenders.items() if "again" not in name
+            name: float((contender() - exact_B).abs().max())
+            for name, contender in contenders.items()
+            if "again" not in name
         },
         **aim("at least 20 times as fast as the dict of lists", speed["median"] >= 20),
     }
@@ -151,7 +192,9 @@ def groups_section(rounds: int) -> dict[str, Any]:
 # Log-probs and entropy
 
 
-def scores(contender: str, hidden: torch.Tensor, weight: torch.Tensor, tokens: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def scores(
+    contender: str, hidden: torch.Tensor, weight: torch.Tensor, tokens: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Log-probs and entropy by one of three ways."""
     if contender == "all logits":
         return scores_from_all_logits(hidden, weight, tokens)
@@ -165,12 +208,20 @@ def scores(contender: str, hidden: torch.Tensor, weight: torch.Tensor, tokens: t
 WAYS = ("all logits", "siirl, from logits", "siirl, from hidden states")
 
 
-def example(tokens: int, vocabulary: int, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def example(
+    tokens: int, vocabulary: int, dtype: torch.dtype
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Hidden states, output weights and tokens; logits have a deviation of about 2."""
     generator = torch.Generator().manual_seed(0)
     hidden = torch.empty(tokens, HIDDEN, dtype=dtype).normal_(generator=generator)
-    weight = torch.empty(vocabulary, HIDDEN, dtype=dtype).normal_(std=2 / HIDDEN**0.5, generator=generator)
-    return hidden.requires_grad_(), weight.requires_grad_(), torch.randint(vocabulary, (tokens,), generator=generator)
+    weight = torch.empty(vocabulary, HIDDEN, dtype=dtype).normal_(
+        std=2 / HIDDEN**0.5, generator=generator
+    )
+    return (
+        hidden.requires_grad_(),
+        weight.requires_grad_(),
+        torch.randint(vocabulary, (tokens,), generator=generator),
+    )
 
 
 def run_way(contender: str) -> dict[str, float]:
@@ -193,7 +244,11 @@ def run_way(contender: str) -> dict[str, float]:
 
 def peak_bytes() -> float:
     """The largest memory that this process has had so far."""
-    (line,) = [line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM")]
+    (line,) = [
+        line
+        for line in Path("/proc/self/status").read_text().splitlines()
+        if line.startswith("VmHWM")
+    ]
     return float(line.split()[1]) * 1024
 
 
@@ -214,7 +269,9 @@ def log_probs_section(rounds: int) -> dict[str, Any]:
         "time": ratio(seconds, "siirl, from hidden states", "all logits"),
         "peak memory of the way over logits": ratio(memory, "siirl, from logits", "all logits"),
         "largest error against float64": log_prob_errors(),
-        **aim("total peak memory at most a quarter of that with all logits", share["median"] <= 0.25),
+        **aim(
+            "total peak memory at most a quarter of that with all logits", share["median"] <= 0.25
+        ),
     }
 
 
@@ -222,7 +279,9 @@ def log_prob_errors() -> dict[str, dict[str, float]]:
     """Largest errors of values and gradients, on 64 tokens and a tenth of the vocabulary."""
 
     def run(way: str, dtype: torch.dtype) -> list[torch.Tensor]:
-        hidden, weight, tokens = (tensor.detach() for tensor in example(64, VOCABULARY // 10, torch.float32))
+        hidden, weight, tokens = (
+            tensor.detach() for tensor in example(64, VOCABULARY // 10, torch.float32)
+        )
         hidden, weight = hidden.to(dtype).requires_grad_(), weight.to(dtype).requires_grad_()
         log_probs, entropy = scores(way, hidden, weight, tokens)
         gradients = torch.autograd.grad((log_probs + entropy).sum(), (hidden, weight))
@@ -231,7 +290,10 @@ def log_prob_errors() -> dict[str, dict[str, float]]:
     exact = run("all logits", torch.float64)
     names = ("log-probs", "entropy", "gradient of hidden states", "gradient of weights")
     return {
-        way: {name: float((found - wanted).abs().max()) for name, found, wanted in zip(names, run(way, torch.float32), exact, strict=True)}
+        way: {
+            name: float((found - wanted).abs().max())
+            for name, found, wanted in zip(names, run(way, torch.float32), exact, strict=True)
+        }
         for way in WAYS
     }
 
@@ -243,25 +305,41 @@ def balance_section(rounds: int) -> dict[str, Any]:
     """Lengths of responses (log-normal, at most 8192 tokens) into parts of free and of equal size."""
     sections = {}
     for rows, count in PARTITIONS:
-        lengths = np.clip(np.random.default_rng(0).lognormal(6, 1, rows), 1, 8192).astype(int).tolist()
+        lengths = (
+            np.clip(np.random.default_rng(0).lognormal(6, 1, rows), 1, 8192).astype(int).tolist()
+        )
         for equal_size in (False, True):
             used = lengths[: rows - rows % count] if equal_size else lengths
             seconds = take_turns(
-                {"siirl": lambda u=used, c=count, e=equal_size: get_seqlen_balanced_partitions(u, c, equal_size=e)},
+                {
+                    "siirl": lambda u=used, c=count, e=equal_size: get_seqlen_balanced_partitions(
+                        u, c, equal_size=e
+                    )
+                },
                 rounds=rounds,
                 warm_up=False,
             )
             parts = get_seqlen_balanced_partitions(used, count, equal_size=equal_size)
             sums = [sum(used[row] for row in part) for part in parts]
             over_mean = max(sums) * count / sum(sums)
-            section = {"rows": len(used), "parts": count, "seconds": seconds, "spread": spread(parts, used), "largest over mean": over_mean}
+            section = {
+                "rows": len(used),
+                "parts": count,
+                "seconds": seconds,
+                "spread": spread(parts, used),
+                "largest over mean": over_mean,
+            }
             if rows == PARTITIONS[0][0] and not equal_size:
-                section["spread of the textbook's Karmarkar-Karp"] = karmarkar_karp_spread(used, count)
+                section["spread of the textbook's Karmarkar-Karp"] = karmarkar_karp_spread(
+                    used, count
+                )
                 reached = section["spread"] <= section["spread of the textbook's Karmarkar-Karp"]
                 section |= aim("a spread no worse than Karmarkar-Karp", reached)
             elif rows == PARTITIONS[1][0]:
                 fast = statistics.median(seconds["processor"]["siirl"]) < 2
-                section |= aim("under 2 s, largest over mean at most 1.001", fast and over_mean <= 1.001)
+                section |= aim(
+                    "under 2 s, largest over mean at most 1.001", fast and over_mean <= 1.001
+                )
             sections[f"{rows} into {count}, {'equal' if equal_size else 'free'} sizes"] = section
     return sections
 
@@ -276,7 +354,12 @@ SECTIONS: dict[str, Callable[[int], dict[str, Any]]] = {
 
 def markdown(result: Mapping[str, Any]) -> str:
     """One table: what was asked for and what came out."""
-    lines = [f"# {result['command']}", "", "| what | aim | measured | reached |", "|---|---|---|---|"]
+    lines = [
+        f"# {result['command']}",
+        "",
+        "| what | aim | measured | reached |",
+        "|---|---|---|---|",
+    ]
     for name, part in result["gae"].items():
         error = part["largest error against float64"]
         copied = part["speed against time before batch"]["median"]
@@ -290,12 +373,20 @@ def markdown(result: Mapping[str, Any]) -> str:
     if result["log_probs"]:
         part = result["log_probs"]
         told = f"{part['peak memory']['median']:.3f} of the memory, {part['time']['median']:.2f} of the time"
-        lines.append(_row(f"log-probs and entropy, {TOKENS} tokens x {VOCABULARY} entries", part, told))
+        lines.append(
+            _row(f"log-probs and entropy, {TOKENS} tokens x {VOCABULARY} entries", part, told)
+        )
     for name, part in result["balance"].items():
         seconds = statistics.median(part["seconds"]["processor"]["siirl"])
         textbook = part.get("spread of the textbook's Karmarkar-Karp")
         told = f"{seconds:.2f} s, spread {part['spread']}, largest over mean {part['largest over mean']:.6f}"
-        lines.append(_row(name, part, told + (f"; textbook's spread {textbook}" if textbook is not None else "")))
+        lines.append(
+            _row(
+                name,
+                part,
+                told + (f"; textbook's spread {textbook}" if textbook is not None else ""),
+            )
+        )
     return "\n".join([*lines, ""])
 
 
@@ -310,7 +401,9 @@ def _row(name: str, part: Mapping[str, Any], told: str) -> str:
 
 def main(arguments: Iterable[str] | None = None) -> None:
     """Measure, print the table, write it and the raw numbers."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--only", choices=SECTIONS, nargs="+", default=list(SECTIONS))
     parser.add_argument("--way", choices=WAYS, help=argparse.SUPPRESS)

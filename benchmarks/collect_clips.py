@@ -66,19 +66,31 @@ def expert_like(rng: np.random.Generator) -> Disturb:
 def stalling(rng: np.random.Generator) -> Disturb:
     """The expert until a random step, then wandering about."""
     stop, tremor = int(rng.uniform(0, 0.7 * MAX_STEPS)), _tremor(rng)
-    return lambda action, step: action + 0.1 * rng.normal(size=ACTION_SIZE) if step < stop else 0.4 * tremor()
+    return lambda action, step: (
+        action + 0.1 * rng.normal(size=ACTION_SIZE) if step < stop else 0.4 * tremor()
+    )
 
 
 def biased(rng: np.random.Generator) -> Disturb:
     """The expert with a constant push to one side from a random step on: it misses, as a poor policy does."""
-    start, push, tremor = int(rng.uniform(0, 60)), rng.normal(size=ACTION_SIZE) * rng.uniform(0.2, 1.0), _tremor(rng)
-    return lambda action, step: (0.5 * action + push * [1, 1, 1, 0] if step >= start else action) + 0.2 * tremor()
+    start, push, tremor = (
+        int(rng.uniform(0, 60)),
+        rng.normal(size=ACTION_SIZE) * rng.uniform(0.2, 1.0),
+        _tremor(rng),
+    )
+    return lambda action, step: (
+        (0.5 * action + push * [1, 1, 1, 0] if step >= start else action) + 0.2 * tremor()
+    )
 
 
 def freezing(rng: np.random.Generator) -> Disturb:
     """The expert until a random step, then nearly still: stuck."""
     stop = int(rng.uniform(0, 0.7 * MAX_STEPS))
-    return lambda action, step: action + 0.1 * rng.normal(size=ACTION_SIZE) if step < stop else 0.05 * rng.normal(size=ACTION_SIZE)
+    return lambda action, step: (
+        action + 0.1 * rng.normal(size=ACTION_SIZE)
+        if step < stop
+        else 0.05 * rng.normal(size=ACTION_SIZE)
+    )
 
 
 def wandering(rng: np.random.Generator) -> Disturb:
@@ -111,7 +123,9 @@ def drifting(rng: np.random.Generator) -> Disturb:
 def straying(rng: np.random.Generator) -> Disturb:
     """The expert until a random step, then straight moves to nowhere."""
     stop, errand = int(rng.uniform(0, 0.7 * MAX_STEPS)), _errands(rng)
-    return lambda action, step: action + 0.1 * rng.normal(size=ACTION_SIZE) if step < stop else errand()
+    return lambda action, step: (
+        action + 0.1 * rng.normal(size=ACTION_SIZE) if step < stop else errand()
+    )
 
 
 KINDS: dict[str, Callable[[np.random.Generator], Disturb]] = {
@@ -133,17 +147,23 @@ def expert_actions(*, simulator: TaskSimulator, seed: int, disturb: Disturb) -> 
     return np.stack(actions)
 
 
-async def replay(*, env: MetaWorldEnv, task: str, kind: str, seed: int, actions_TA: NDArray[np.float32]) -> Clip:
+async def replay(
+    *, env: MetaWorldEnv, task: str, kind: str, seed: int, actions_TA: NDArray[np.float32]
+) -> Clip:
     """The episode of `actions_TA` with its frames."""
     _, info = await env.reset(seed=seed, options={"task": task, "frames": {"encoder": FRAMES}})
     frames, distances = [info["frames"]["encoder"].images], [info["oracle_distance"]]
     for start in range(0, len(actions_TA), FRAMES.every):
-        _, _, terminated, truncated, info = await env.step_chunk(list(actions_TA[start : start + FRAMES.every]))
+        _, _, terminated, truncated, info = await env.step_chunk(
+            list(actions_TA[start : start + FRAMES.every])
+        )
         frames.append(info["frames"]["encoder"].images)
         distances.append(info["oracle_distance"])
         if terminated or truncated:
             break
-    return Clip(task, kind, seed, np.concatenate(frames), np.array(distances), bool(info["success"]))
+    return Clip(
+        task, kind, seed, np.concatenate(frames), np.array(distances), bool(info["success"])
+    )
 
 
 async def collect(*, tasks: Sequence[str], counts: dict[str, int], first_seed: int) -> list[Clip]:
@@ -153,17 +173,25 @@ async def collect(*, tasks: Sequence[str], counts: dict[str, int], first_seed: i
         simulator, seed = TaskSimulator(task), first_seed
         for kind, count in counts.items():
             for _ in range(count):
-                actions_TA = expert_actions(simulator=simulator, seed=seed, disturb=KINDS[kind](np.random.default_rng(seed)))
-                clips.append(await replay(env=env, task=task, kind=kind, seed=seed, actions_TA=actions_TA))
+                actions_TA = expert_actions(
+                    simulator=simulator, seed=seed, disturb=KINDS[kind](np.random.default_rng(seed))
+                )
+                clips.append(
+                    await replay(env=env, task=task, kind=kind, seed=seed, actions_TA=actions_TA)
+                )
                 seed += 1
         print(f"{task}: {seed - first_seed} clips")
     await env.close()
     return clips
 
 
-async def roll_out(*, policy: Any, env: MetaWorldEnv, task: str, seed: int, sampling_seed: int | None = None) -> Clip:
+async def roll_out(
+    *, policy: Any, env: MetaWorldEnv, task: str, seed: int, sampling_seed: int | None = None
+) -> Clip:
     """An episode of a trained policy, its actions sampled at temperature 1 as in training; by `seed`, or a seed of their own."""
-    observation, info = await env.reset(seed=seed, options={"task": task, "frames": {"encoder": FRAMES}})
+    observation, info = await env.reset(
+        seed=seed, options={"task": task, "frames": {"encoder": FRAMES}}
+    )
     instruction_ids = torch.from_numpy(policy.tokenize_instruction(observation[INSTRUCTION]))[None]
     generator = torch.Generator().manual_seed(seed if sampling_seed is None else sampling_seed)
     frames, distances, ended = [info["frames"]["encoder"].images], [info["oracle_distance"]], False
@@ -175,22 +203,31 @@ async def roll_out(*, policy: Any, env: MetaWorldEnv, task: str, seed: int, samp
                 instruction_ids=instruction_ids,
             )[0]
         tokens_T = torch.multinomial(logits_TV.softmax(-1), 1, generator=generator)[:, 0].numpy()
-        actions_KA = policy.action_tokenizer.decode(tokens_T.reshape(policy.chunk_length, -1)).astype(np.float32)
+        actions_KA = policy.action_tokenizer.decode(
+            tokens_T.reshape(policy.chunk_length, -1)
+        ).astype(np.float32)
         observation, _, terminated, truncated, info = await env.step_chunk(list(actions_KA))
         frames.append(info["frames"]["encoder"].images)
         distances.append(info["oracle_distance"])
         ended = terminated or truncated
-    return Clip(task, "policy", seed, np.concatenate(frames), np.array(distances), bool(info["success"]))
+    return Clip(
+        task, "policy", seed, np.concatenate(frames), np.array(distances), bool(info["success"])
+    )
 
 
-async def collect_policy(*, folder: Path, tasks: Sequence[str], count: int, first_seed: int) -> list[Clip]:
+async def collect_policy(
+    *, folder: Path, tasks: Sequence[str], count: int, first_seed: int
+) -> list[Clip]:
     """`count` episodes of every task by the policy in `folder`."""
     from siirl.models.policy_loader import load_policy  # only here: clips of experts need no policy
 
     env, policy = MetaWorldEnv(tasks, max_episode_steps=MAX_STEPS), load_policy(folder).eval()
     clips = []
     for task in tasks:
-        clips += [await roll_out(policy=policy, env=env, task=task, seed=first_seed + number) for number in range(count)]
+        clips += [
+            await roll_out(policy=policy, env=env, task=task, seed=first_seed + number)
+            for number in range(count)
+        ]
         print(f"{task}: {count} clips of the policy")
     await env.close()
     return clips
@@ -217,8 +254,19 @@ def load_clips(path: Path) -> Iterator[Clip]:
         columns = {name: data[name] for name in data.files}
     ends = np.cumsum(columns["lengths"])
     for row, (start, end) in enumerate(zip(ends - columns["lengths"], ends, strict=True)):
-        task, kind, seed = str(columns["tasks"][row]), str(columns["kinds"][row]), int(columns["seeds"][row])
-        yield Clip(task, kind, seed, columns["frames"][start:end], columns["distances"][start:end], bool(columns["success"][row]))
+        task, kind, seed = (
+            str(columns["tasks"][row]),
+            str(columns["kinds"][row]),
+            int(columns["seeds"][row]),
+        )
+        yield Clip(
+            task,
+            kind,
+            seed,
+            columns["frames"][start:end],
+            columns["distances"][start:end],
+            bool(columns["success"][row]),
+        )
 
 
 def main() -> None:
@@ -228,19 +276,32 @@ def main() -> None:
     parser.add_argument("--tasks", nargs="+", default=list(CLIP_TASKS))
     parser.add_argument("--experts", type=int, default=30, help="expert clips a task")
     parser.add_argument("--failures", type=int, default=15, help="clips a task of each disturbance")
-    parser.add_argument("--kinds", nargs="+", choices=FAILING_KINDS, default=FAILING_KINDS, help="disturbances")
-    parser.add_argument("--policy", type=Path, help="policy folder: clips of its own episodes instead of disturbed experts")
+    parser.add_argument(
+        "--kinds", nargs="+", choices=FAILING_KINDS, default=FAILING_KINDS, help="disturbances"
+    )
+    parser.add_argument(
+        "--policy",
+        type=Path,
+        help="policy folder: clips of its own episodes instead of disturbed experts",
+    )
     parser.add_argument("--episodes", type=int, default=40, help="episodes a task of the policy")
     parser.add_argument("--first-seed", type=int, default=1_000_000)
     arguments = parser.parse_args()
     if arguments.policy is not None:
-        job = collect_policy(folder=arguments.policy, tasks=arguments.tasks, count=arguments.episodes, first_seed=arguments.first_seed)
+        job = collect_policy(
+            folder=arguments.policy,
+            tasks=arguments.tasks,
+            count=arguments.episodes,
+            first_seed=arguments.first_seed,
+        )
     else:
         counts = {"expert": arguments.experts, **dict.fromkeys(arguments.kinds, arguments.failures)}
         job = collect(tasks=arguments.tasks, counts=counts, first_seed=arguments.first_seed)
     clips = asyncio.run(job)
     save_clips(arguments.output, clips)
-    print(f"{len(clips)} clips, {sum(clip.success for clip in clips)} of them successful, in {arguments.output}")
+    print(
+        f"{len(clips)} clips, {sum(clip.success for clip in clips)} of them successful, in {arguments.output}"
+    )
 
 
 if __name__ == "__main__":

@@ -28,9 +28,13 @@ MAIN = Study(
 )
 STUDIES = {
     "main": MAIN,
-    "window": replace(MAIN, common=("env.tasks=[drawer-open,button-press,window-open,button-press-topdown]",)),
+    "window": replace(
+        MAIN, common=("env.tasks=[drawer-open,button-press,window-open,button-press-topdown]",)
+    ),
     "low_base": Study(
-        common=("env.tasks=[door-open,window-open]",),  # from drawer-open's 0 of 100 no reward got away in 100 steps, the oracle's neither
+        common=(
+            "env.tasks=[door-open,window-open]",
+        ),  # from drawer-open's 0 of 100 no reward got away in 100 steps, the oracle's neither
         steps=100,
         arms={
             "srpo": Arm(()),
@@ -38,7 +42,13 @@ STUDIES = {
             "success": Arm(("reward=success",)),
             "oracle": Arm(("reward=oracle",)),
         },
-        warm_start=("--updates", "170", "--clips", CLIPS, CLONED_TASKS),  # solves 1 of 200 episodes; with 175 it would be 31
+        warm_start=(
+            "--updates",
+            "170",
+            "--clips",
+            CLIPS,
+            CLONED_TASKS,
+        ),  # solves 1 of 200 episodes; with 175 it would be 31
     ),
 }
 

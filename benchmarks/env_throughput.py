@@ -37,7 +37,10 @@ RESULTS = Path(__file__).parent / "results"
 CHUNK = 8  # the shipped policy's
 ACTION_SIZE = 4
 NUM_TASKS = len(DEFAULT_TASKS)
-NULL, REBUILT = "benchmarks.throughput_envs:NullEnv", "benchmarks.throughput_envs:RebuiltMetaWorldEnv"
+NULL, REBUILT = (
+    "benchmarks.throughput_envs:NullEnv",
+    "benchmarks.throughput_envs:RebuiltMetaWorldEnv",
+)
 
 
 class Contender(ABC):
@@ -55,12 +58,21 @@ class Contender(ABC):
 class AsyncVector(Contender):
     """gymnasium.vector.AsyncVectorEnv: one process an environment, all wait for the slowest of each step."""
 
-    def __init__(self, env_name: str, env_kwargs: Mapping[str, Any], *, num_envs: int, chunk: int) -> None:
-        make = [functools.partial(PlainEnv, env_name, env_kwargs, chunk=chunk, index=index) for index in range(num_envs)]
+    def __init__(
+        self, env_name: str, env_kwargs: Mapping[str, Any], *, num_envs: int, chunk: int
+    ) -> None:
+        make = [
+            functools.partial(PlainEnv, env_name, env_kwargs, chunk=chunk, index=index)
+            for index in range(num_envs)
+        ]
         self._envs = gymnasium.vector.AsyncVectorEnv(make, context="spawn")
-        for _ in range(NUM_TASKS):  # every environment builds its simulators before the clock starts
+        for _ in range(
+            NUM_TASKS
+        ):  # every environment builds its simulators before the clock starts
             self._envs.reset(seed=0)
-        chunks = [random_chunks(seed=index, chunk=chunk, size=ACTION_SIZE) for index in range(num_envs)]
+        chunks = [
+            random_chunks(seed=index, chunk=chunk, size=ACTION_SIZE) for index in range(num_envs)
+        ]
         stacked = [np.stack(each) for each in zip(*chunks, strict=True)]
         self._actions = stacked if chunk > 1 else [each[:, 0] for each in stacked]
         self._next = 0
@@ -84,10 +96,18 @@ class Pool(Contender):
     """EnvPool on Ray; with `barrier` all slots wait for the slowest of each chunk."""
 
     def __init__(
-        self, env_name: str, env_kwargs: Mapping[str, Any], *, num_servers: int, envs_per_server: int, barrier: bool = False
+        self,
+        env_name: str,
+        env_kwargs: Mapping[str, Any],
+        *,
+        num_servers: int,
+        envs_per_server: int,
+        barrier: bool = False,
     ) -> None:
         self._loop = asyncio.new_event_loop()
-        self._pool = EnvPool(env_name, env_kwargs, num_servers, envs_per_server, cluster="ray", deadline_s=120.0)
+        self._pool = EnvPool(
+            env_name, env_kwargs, num_servers, envs_per_server, cluster="ray", deadline_s=120.0
+        )
         self._loop.run_until_complete(start_warm(self._pool))
         self._barrier = barrier
         self._episodes = 0
@@ -107,19 +127,29 @@ class Pool(Contender):
         self._loop.close()
 
     async def _all_slots(self, until: float, gate: asyncio.Barrier | None) -> None:
-        await asyncio.gather(*(self._one_slot(index, until, gate) for index in range(self._pool.num_slots)))
+        await asyncio.gather(
+            *(self._one_slot(index, until, gate) for index in range(self._pool.num_slots))
+        )
 
     async def _one_slot(self, index: int, until: float, gate: asyncio.Barrier | None) -> None:
-        chunks, number, tasks = random_chunks(seed=index, chunk=CHUNK, size=ACTION_SIZE), 0, self._pool.spec.tasks
+        chunks, number, tasks = (
+            random_chunks(seed=index, chunk=CHUNK, size=ACTION_SIZE),
+            0,
+            self._pool.spec.tasks,
+        )
         async with self._pool.slot() as slot:
             ended = True
             while time.perf_counter() < until:
                 if ended:
                     self._episodes += 1
-                    await slot.reset(seed=self._episodes, options={"task": tasks[self._episodes % len(tasks)]})
+                    await slot.reset(
+                        seed=self._episodes, options={"task": tasks[self._episodes % len(tasks)]}
+                    )
                     ended = False
                 else:
-                    *_, terminated, truncated, _ = await slot.step_chunk(chunks[number % len(chunks)])
+                    *_, terminated, truncated, _ = await slot.step_chunk(
+                        chunks[number % len(chunks)]
+                    )
                     number, ended = number + 1, terminated or truncated
                 if gate is not None:
                     await self._wait(gate)
@@ -142,7 +172,9 @@ async def start_warm(pool: EnvPool) -> None:
             await asyncio.gather(*(slot.reset(seed=0, options={"task": task}) for slot in slots))
 
 
-def make_contenders(*, env_kwargs: Mapping[str, Any], num_servers: int, envs_per_server: int) -> dict[str, Contender]:
+def make_contenders(
+    *, env_kwargs: Mapping[str, Any], num_servers: int, envs_per_server: int
+) -> dict[str, Contender]:
     """Everything that is measured, started."""
     few, many = num_servers, num_servers * envs_per_server
     pool = functools.partial(Pool, num_servers=num_servers, envs_per_server=envs_per_server)
@@ -159,7 +191,9 @@ def make_contenders(*, env_kwargs: Mapping[str, Any], num_servers: int, envs_per
     }
 
 
-def measure(contenders: Mapping[str, Contender], *, rounds: int, seconds: float) -> dict[str, list[float]]:
+def measure(
+    contenders: Mapping[str, Contender], *, rounds: int, seconds: float
+) -> dict[str, list[float]]:
     """Steps a second of every contender in every round, after one second each that is not counted."""
     for contender in contenders.values():
         contender.run(1.0)
@@ -167,21 +201,35 @@ def measure(contenders: Mapping[str, Contender], *, rounds: int, seconds: float)
     for number in range(rounds):
         for name, contender in contenders.items():
             rates[name].append(contender.run(seconds))
-            print(f"round {number + 1} of {rounds}: {name:<24} {rates[name][-1]:8.0f} steps/s", flush=True)
+            print(
+                f"round {number + 1} of {rounds}: {name:<24} {rates[name][-1]:8.0f} steps/s",
+                flush=True,
+            )
     return rates
 
 
 def best(rates: Mapping[str, list[float]], prefix: str) -> str:
     """The contender with this prefix that has the highest median: the number of environments that suits the baseline best."""
-    return max((name for name in rates if name.startswith(prefix)), key=lambda name: statistics.median(rates[name]))
+    return max(
+        (name for name in rates if name.startswith(prefix)),
+        key=lambda name: statistics.median(rates[name]),
+    )
 
 
-def summarise_ratios(rates: Mapping[str, list[float]], pairs: Mapping[str, tuple[str, str]]) -> dict[str, dict[str, Any]]:
+def summarise_ratios(
+    rates: Mapping[str, list[float]], pairs: Mapping[str, tuple[str, str]]
+) -> dict[str, dict[str, Any]]:
     """For each named pair (over, under), the ratio within each round: median and range."""
     summary = {}
     for name, (over, under) in pairs.items():
         ratios = [high / low for high, low in zip(rates[over], rates[under], strict=True)]
-        summary[name] = {"of": over, "to": under, "median": statistics.median(ratios), "lowest": min(ratios), "highest": max(ratios)}
+        summary[name] = {
+            "of": over,
+            "to": under,
+            "median": statistics.median(ratios),
+            "lowest": min(ratios),
+            "highest": max(ratios),
+        }
     return summary
 
 
@@ -195,43 +243,73 @@ def environment_pairs(rates: Mapping[str, list[float]]) -> dict[str, tuple[str, 
         "cause: transport (TCP for pipes), and fewer processes": ("pool_barrier", chunk),
         "cause: no barrier after each chunk": ("pool", "pool_barrier"),
         "cause: simulators reused between episodes": ("pool", "pool_rebuilt"),
-        "control: doing nothing, pool against AsyncVectorEnv": ("null_pool", best(rates, "null_async_chunk")),
+        "control: doing nothing, pool against AsyncVectorEnv": (
+            "null_pool",
+            best(rates, "null_async_chunk"),
+        ),
     }
 
 
-def markdown(title: str, rates: Mapping[str, list[float]], ratios: Mapping[str, Mapping[str, Any]], unit: str) -> str:
+def markdown(
+    title: str, rates: Mapping[str, list[float]], ratios: Mapping[str, Mapping[str, Any]], unit: str
+) -> str:
     """Two small tables."""
     lines = [f"## {title}", "", f"| contender | {unit}, median | range |", "|---|---|---|"]
     for name, values in rates.items():
-        lines.append(f"| {name} | {statistics.median(values):.0f} | {min(values):.0f} to {max(values):.0f} |")
+        lines.append(
+            f"| {name} | {statistics.median(values):.0f} | {min(values):.0f} to {max(values):.0f} |"
+        )
     lines += ["", "| ratio within a round | median | range |", "|---|---|---|"]
     for name, ratio in ratios.items():
-        lines.append(f"| {name} | {ratio['median']:.2f} | {ratio['lowest']:.2f} to {ratio['highest']:.2f} |")
+        lines.append(
+            f"| {name} | {ratio['median']:.2f} | {ratio['lowest']:.2f} to {ratio['highest']:.2f} |"
+        )
     return "\n".join([*lines, ""])
 
 
-def environments_section(flags: argparse.Namespace, env_kwargs: Mapping[str, Any]) -> dict[str, Any]:
+def environments_section(
+    flags: argparse.Namespace, env_kwargs: Mapping[str, Any]
+) -> dict[str, Any]:
     """Measure the environments with random actions."""
-    contenders = make_contenders(env_kwargs=env_kwargs, num_servers=flags.num_servers, envs_per_server=flags.envs_per_server)
+    contenders = make_contenders(
+        env_kwargs=env_kwargs, num_servers=flags.num_servers, envs_per_server=flags.envs_per_server
+    )
     try:
         rates = measure(contenders, rounds=flags.rounds, seconds=flags.seconds)
         busy = contenders["pool"].stats["env/busy_share"]  # type: ignore[attr-defined]
     finally:
         for contender in contenders.values():
             contender.close()
-    return {"steps_per_s": rates, "ratios": summarise_ratios(rates, environment_pairs(rates)), "pool_busy_share": busy}
+    return {
+        "steps_per_s": rates,
+        "ratios": summarise_ratios(rates, environment_pairs(rates)),
+        "pool_busy_share": busy,
+    }
 
 
 def main(arguments: Iterable[str] | None = None) -> None:
     """Measure, print the tables, write them and the raw numbers."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--seconds", type=float, default=15.0, help="of each contender in each round")
+    parser.add_argument(
+        "--seconds", type=float, default=15.0, help="of each contender in each round"
+    )
     parser.add_argument("--num-servers", type=int, default=2, help="the shipped default")
     parser.add_argument("--envs-per-server", type=int, default=6, help="the shipped default")
-    parser.add_argument("--env-kwargs", type=json.loads, default={}, help="JSON; the shipped defaults are those of envs.mujoco")
-    parser.add_argument("--policy", type=Path, help="policy folder, for rollouts of its own episodes")
-    parser.add_argument("--episodes", type=int, default=96, help="of each contender in each round of rollouts")
+    parser.add_argument(
+        "--env-kwargs",
+        type=json.loads,
+        default={},
+        help="JSON; the shipped defaults are those of envs.mujoco",
+    )
+    parser.add_argument(
+        "--policy", type=Path, help="policy folder, for rollouts of its own episodes"
+    )
+    parser.add_argument(
+        "--episodes", type=int, default=96, help="of each contender in each round of rollouts"
+    )
     parser.add_argument("--output", type=Path, default=RESULTS / "env_throughput.json")
     flags = parser.parse_args(None if arguments is None else list(arguments))
 
@@ -244,9 +322,17 @@ def main(arguments: Iterable[str] | None = None) -> None:
 
         sections["rollouts"] = rollouts_section(flags, flags.env_kwargs)
     ray.shutdown()
-    units = {"environments": ("Environments, random actions", "steps/s"), "rollouts": ("Rollouts of the policy's episodes", "steps/s")}
-    tables = [markdown(units[name][0], part["steps_per_s"], part["ratios"], units[name][1]) for name, part in sections.items()]
-    settings = {name: value for name, value in vars(flags).items() if name not in ("output", "policy")}
+    units = {
+        "environments": ("Environments, random actions", "steps/s"),
+        "rollouts": ("Rollouts of the policy's episodes", "steps/s"),
+    }
+    tables = [
+        markdown(units[name][0], part["steps_per_s"], part["ratios"], units[name][1])
+        for name, part in sections.items()
+    ]
+    settings = {
+        name: value for name, value in vars(flags).items() if name not in ("output", "policy")
+    }
     command = " ".join(["python -m benchmarks.env_throughput", *sys.argv[1:]])
     result = {"command": command, "machine": describe_machine(), "settings": settings, **sections}
     flags.output.parent.mkdir(parents=True, exist_ok=True)

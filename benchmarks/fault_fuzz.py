@@ -33,8 +33,24 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.fault_jobs import JOBS, LIMIT_S, Command, Job, Reference, References, digests_after_last_step
-from benchmarks.fault_kinds import FAULTS, KILLED, REFUSED, CannotBeMade, Fault, Moment, checkpoints_below
+from benchmarks.fault_jobs import (
+    JOBS,
+    LIMIT_S,
+    Command,
+    Job,
+    Reference,
+    References,
+    digests_after_last_step,
+)
+from benchmarks.fault_kinds import (
+    FAULTS,
+    KILLED,
+    REFUSED,
+    CannotBeMade,
+    Fault,
+    Moment,
+    checkpoints_below,
+)
 from benchmarks.measured_on import describe_machine
 
 RESULTS = Path(__file__).parent / "results"
@@ -73,7 +89,13 @@ def draw(number: int, seed: int) -> Trial:
     cluster = "ray" if "local" not in fault.clusters or rng.random() < SHARE_ON_RAY else "local"
     ranks = 1 if cluster == "local" else max(fault.least_ranks, rng.choice([1, 2]))
     job = Job(rng.choice(list(JOBS)), cluster=cluster, ranks=ranks)
-    return Trial(number=number, kind=kind, job=job, share=round(rng.uniform(0.02, 0.98), 3), seed=f"{seed}:{number}")
+    return Trial(
+        number=number,
+        kind=kind,
+        job=job,
+        share=round(rng.uniform(0.02, 0.98), 3),
+        seed=f"{seed}:{number}",
+    )
 
 
 def run_trial(trial: Trial, folder: Path, references: References) -> Outcome:
@@ -95,7 +117,14 @@ def run_trial(trial: Trial, folder: Path, references: References) -> Outcome:
         return Outcome(how=f"{SKIPPED}: {error}")
 
 
-def _strike_and_go_on(trial: Trial, fault: Fault, reference: Reference, folder: Path, outputs: Path, rng: random.Random) -> Outcome:
+def _strike_and_go_on(
+    trial: Trial,
+    fault: Fault,
+    reference: Reference,
+    folder: Path,
+    outputs: Path,
+    rng: random.Random,
+) -> Outcome:
     run = Command(trial.job, outputs=outputs, log=folder / "struck.txt", words=fault.words)
     try:
         fault.strike(run, outputs, Moment(seconds=trial.share * reference.seconds, rng=rng))
@@ -104,7 +133,13 @@ def _strike_and_go_on(trial: Trial, fault: Fault, reference: Reference, folder: 
     finally:
         run.kill_all()
     fault.mend(outputs)
-    how = "finished" if status == 0 else "was killed" if status == KILLED else "stopped with a sentence"
+    how = (
+        "finished"
+        if status == 0
+        else "was killed"
+        if status == KILLED
+        else "stopped with a sentence"
+    )
     if digests_after_last_step(outputs):
         how += " equal" if status == 0 else " after its last step, equal"
     else:
@@ -115,23 +150,37 @@ def _strike_and_go_on(trial: Trial, fault: Fault, reference: Reference, folder: 
     return Outcome(how=how, wrong=tuple(wrong))
 
 
-def go_on(trial: Trial, fault: Fault, folder: Path, outputs: Path, rng: random.Random, wrong: list[str]) -> str:
+def go_on(
+    trial: Trial, fault: Fault, folder: Path, outputs: Path, rng: random.Random, wrong: list[str]
+) -> str:
     """Resume as a user would; what does not hold is added to `wrong`."""
     found = checkpoints_below(outputs)
     how = ", resumed equal" if found else ", begun anew equal"
     if fault.damage is not None and found:
         fault.damage(outputs, rng)
-        damaged = Command(trial.job, outputs=outputs, log=folder / "refused.txt", words=("trainer.resume=auto",))
+        damaged = Command(
+            trial.job, outputs=outputs, log=folder / "refused.txt", words=("trainer.resume=auto",)
+        )
         status = finish(damaged, wrong, allowed=frozenset({REFUSED}))
         if status != REFUSED:
             return ", read all the same, resumed equal"
         if str(found[-1].parent) not in damaged.text:
             wrong.append("the refusal does not name the checkpoint")
         earlier = f"trainer.resume={found[-2]}" if len(found) > 1 else "trainer.resume=null"
-        finish(Command(trial.job, outputs=outputs, log=folder / "resumed.txt", words=(earlier,)), wrong)
+        finish(
+            Command(trial.job, outputs=outputs, log=folder / "resumed.txt", words=(earlier,)), wrong
+        )
         return ", damage refused, the checkpoint before resumed equal"
     with read_only(found[-1].parent.parent if found and fault.read_only else None):
-        finish(Command(trial.job, outputs=outputs, log=folder / "resumed.txt", words=("trainer.resume=auto",)), wrong)
+        finish(
+            Command(
+                trial.job,
+                outputs=outputs,
+                log=folder / "resumed.txt",
+                words=("trainer.resume=auto",),
+            ),
+            wrong,
+        )
     return how
 
 
@@ -139,7 +188,10 @@ def finish(run: Command, wrong: list[str], *, allowed: frozenset[int] = frozense
     """Let a command end; what is not right about its end is added to `wrong`."""
     try:
         status = run.wait()
-        wrong += [f"{run.log.stem}: {what}" for what in (*wrong_ends(run, status, allowed), *wrong_rests(run))]
+        wrong += [
+            f"{run.log.stem}: {what}"
+            for what in (*wrong_ends(run, status, allowed), *wrong_rests(run))
+        ]
     finally:
         run.kill_all()
     return status
@@ -155,7 +207,9 @@ def read_only(folder: Path | None) -> Iterator[None]:
     if folder is None:
         yield
         return
-    if subprocess.run(["mount", "--bind", folder, folder], capture_output=True, check=False).returncode:
+    if subprocess.run(
+        ["mount", "--bind", folder, folder], capture_output=True, check=False
+    ).returncode:
         raise CannotBeMade("mounting a folder read-only needs root")
     try:
         subprocess.run(["mount", "-o", "remount,bind,ro", folder], capture_output=True, check=True)
@@ -169,8 +223,14 @@ def wrong_ends(run: Command, status: int | None, allowed: frozenset[int]) -> lis
     text = run.text
     if status is None:
         return [f"still running after {LIMIT_S:.0f} s"]
-    before_any_word = status < 0 and 128 - status in allowed and not text  # Python itself was starting, and no program had begun
-    wrong = [] if status == 0 or status in allowed or before_any_word else [f"status {status}, not {sorted({0, *allowed})}"]
+    before_any_word = (
+        status < 0 and 128 - status in allowed and not text
+    )  # Python itself was starting, and no program had begun
+    wrong = (
+        []
+        if status == 0 or status in allowed or before_any_word
+        else [f"status {status}, not {sorted({0, *allowed})}"]
+    )
     if TRACEBACK in text:
         wrong.append("a traceback")
     if status > 0:
@@ -186,7 +246,9 @@ def _wrong_last_words(text: str) -> list[str]:
     if said is None or not (Path(said[1]) / "checkpoints" / "latest").is_file():
         return []
     resume = f"Go on with trainer.resume={said[1]}"
-    return [] if lines[-1] == resume else [f"the last line is not {resume!r} but {lines[-1][:120]!r}"]
+    return (
+        [] if lines[-1] == resume else [f"the last line is not {resume!r} but {lines[-1][:120]!r}"]
+    )
 
 
 def wrong_rests(run: Command) -> list[str]:
@@ -199,13 +261,24 @@ def wrong_results(outputs: Path, reference: Reference) -> list[str]:
     found = digests_after_last_step(outputs)
     if not found:
         return ["no run got to its last step"]
-    return [f"other {name}" for digests in found for name in digests if digests[name] != reference.digests[name]]
+    return [
+        f"other {name}"
+        for digests in found
+        for name in digests
+        if digests[name] != reference.digests[name]
+    ]
 
 
 def row_of(trial: Trial, outcome: Outcome, seconds: float, folder: Path) -> dict[str, Any]:
     """A trial as plain data; `folder` is there where it is kept."""
     verdict = SKIPPED if outcome.how.startswith(SKIPPED) else "wrong" if outcome.wrong else RIGHT
-    row = {"trial": trial.number, "kind": trial.kind, "job": str(trial.job), "share": trial.share, "seconds": round(seconds, 1)}
+    row = {
+        "trial": trial.number,
+        "kind": trial.kind,
+        "job": str(trial.job),
+        "share": trial.share,
+        "seconds": round(seconds, 1),
+    }
     kept = {"wrong": list(outcome.wrong), "folder": folder.name} if outcome.wrong else {}
     return {**row, "verdict": verdict, "how": outcome.how, **kept}
 
@@ -218,10 +291,16 @@ def table(rows: Iterable[dict[str, Any]]) -> str:
         of_kind = [row for row in rows if row["kind"] == kind]
         counted = Counter(row["how"] for row in of_kind if row["verdict"] != "wrong")
         right = sum(row["verdict"] == RIGHT for row in of_kind)
-        lines.append(f"| {kind} | {len(of_kind)} | {right} | {'; '.join(f'{how} ({number})' for how, number in counted.items())} |")
+        lines.append(
+            f"| {kind} | {len(of_kind)} | {right} | {'; '.join(f'{how} ({number})' for how, number in counted.items())} |"
+        )
     right = sum(row["verdict"] == RIGHT for row in rows)
     jobs = Counter(row["job"] for row in rows)
-    lines += ["", f"{right} of {len(rows)} right. Jobs: {'; '.join(f'{job} ({number})' for job, number in sorted(jobs.items()))}.", ""]
+    lines += [
+        "",
+        f"{right} of {len(rows)} right. Jobs: {'; '.join(f'{job} ({number})' for job, number in sorted(jobs.items()))}.",
+        "",
+    ]
     lines += [
         f"- Trial {row['trial']}, {row['kind']}, {row['job']}, at {row['share']}: {'; '.join(row['wrong'])} (folder {row['folder']})"
         for row in rows
@@ -232,12 +311,26 @@ def table(rows: Iterable[dict[str, Any]]) -> str:
 
 def main(arguments: Iterable[str] | None = None) -> None:
     """Run the trials; write the table and its rows after each."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--trials", type=int, default=80)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--from", dest="first", type=int, default=0, help="number of the first trial; rows of earlier ones stay")
-    parser.add_argument("--only", help="the number of a trial, or a kind; results are printed and not written")
-    parser.add_argument("--folder", type=Path, help="for what the commands write; by default a new one in the system's folder for that")
+    parser.add_argument(
+        "--from",
+        dest="first",
+        type=int,
+        default=0,
+        help="number of the first trial; rows of earlier ones stay",
+    )
+    parser.add_argument(
+        "--only", help="the number of a trial, or a kind; results are printed and not written"
+    )
+    parser.add_argument(
+        "--folder",
+        type=Path,
+        help="for what the commands write; by default a new one in the system's folder for that",
+    )
     parser.add_argument("--output", type=Path, default=RESULTS / "fault_fuzz.json")
     flags = parser.parse_args(None if arguments is None else list(arguments))
 
@@ -246,13 +339,22 @@ def main(arguments: Iterable[str] | None = None) -> None:
     trials = [draw(number, flags.seed) for number in range(flags.first, flags.trials)]
     if flags.only is not None:
         trials = [trial for trial in trials if flags.only in (str(trial.number), trial.kind)]
-    rows = json.loads(flags.output.read_text())["rows"][: flags.first] if flags.first and flags.output.is_file() else []
+    rows = (
+        json.loads(flags.output.read_text())["rows"][: flags.first]
+        if flags.first and flags.output.is_file()
+        else []
+    )
     command = " ".join(["python -m benchmarks.fault_fuzz", *sys.argv[1:]])
     for trial in trials:
         rows.append(_run_and_tell(trial, folder, references))
         if flags.only is None:
             flags.output.parent.mkdir(parents=True, exist_ok=True)
-            result = {"command": command, "machine": describe_machine(), "seed": flags.seed, "rows": rows}
+            result = {
+                "command": command,
+                "machine": describe_machine(),
+                "seed": flags.seed,
+                "rows": rows,
+            }
             flags.output.write_text(json.dumps(result, indent=1) + "\n")
             flags.output.with_suffix(".md").write_text(f"# {command}\n\n{table(rows)}")
     print(table(rows))
@@ -266,7 +368,10 @@ def _run_and_tell(trial: Trial, folder: Path, references: References) -> dict[st
     outcome = run_trial(trial, own, references)
     row = row_of(trial, outcome, time.monotonic() - begin, own)
     told = f"{row['verdict']:<8} {outcome.how} {'; '.join(outcome.wrong)}"
-    print(f"{trial.number:3d} {trial.kind:<30} {trial.job!s:<28} {trial.share:5.2f} {row['seconds']:6.1f} s  {told}", flush=True)
+    print(
+        f"{trial.number:3d} {trial.kind:<30} {trial.job!s:<28} {trial.share:5.2f} {row['seconds']:6.1f} s  {told}",
+        flush=True,
+    )
     if not outcome.wrong:
         shutil.rmtree(own)
     else:

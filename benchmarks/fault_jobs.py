@@ -20,11 +20,34 @@ RESULTS_OF_TRAINING = ("actor/model.safetensors", "actor/optimizer.safetensors")
 EXPERIMENT = "fuzz"
 
 COMMON = (
-    *("pipeline=grpo", "trainer.deterministic=true", f"trainer.total_steps={STEPS}", "trainer.max_minutes=null", "trainer.save_freq=1"),
-    *("trainer.test_freq=3", "trainer.val_before_train=false", "trainer.val_episodes=1", "trainer.logger=[console]"),
-    *("trainer.record_episodes=0", "trainer.record_val_episodes=0", "trainer.threads_per_rank=1", f"trainer.experiment_name={EXPERIMENT}"),
-    *("data.train_batch_size=2", "actor_rollout_ref.rollout.n=4", "actor_rollout_ref.actor.ppo_mini_batch_size=2"),
-    *("actor_rollout_ref.actor.ppo_epochs=1", "actor_rollout_ref.actor.entropy_coef=0.01"),  # so that weights move without a success
+    *(
+        "pipeline=grpo",
+        "trainer.deterministic=true",
+        f"trainer.total_steps={STEPS}",
+        "trainer.max_minutes=null",
+        "trainer.save_freq=1",
+    ),
+    *(
+        "trainer.test_freq=3",
+        "trainer.val_before_train=false",
+        "trainer.val_episodes=1",
+        "trainer.logger=[console]",
+    ),
+    *(
+        "trainer.record_episodes=0",
+        "trainer.record_val_episodes=0",
+        "trainer.threads_per_rank=1",
+        f"trainer.experiment_name={EXPERIMENT}",
+    ),
+    *(
+        "data.train_batch_size=2",
+        "actor_rollout_ref.rollout.n=4",
+        "actor_rollout_ref.actor.ppo_mini_batch_size=2",
+    ),
+    *(
+        "actor_rollout_ref.actor.ppo_epochs=1",
+        "actor_rollout_ref.actor.entropy_coef=0.01",
+    ),  # so that weights move without a success
 )
 JOBS: dict[str, tuple[str, ...]] = {
     "gymnasium": (
@@ -33,10 +56,20 @@ JOBS: dict[str, tuple[str, ...]] = {
     ),
     "math": ("env=math", "env.envs_per_server=16", "data.max_response_length=6"),
     "mujoco": (
-        *("env=mujoco", "env.tasks=[button-press]", "env.envs_per_server=4", "env.max_episode_steps=16"),
+        *(
+            "env=mujoco",
+            "env.tasks=[button-press]",
+            "env.envs_per_server=4",
+            "env.max_episode_steps=16",
+        ),
         *("actor_rollout_ref.model.path=null", "actor_rollout_ref.model.options={width: 16}"),
     ),
-    "sandbox": ("env=sandbox", "env.tasks=[numbers-2]", "env.envs_per_server=8", "data.max_response_length=16"),
+    "sandbox": (
+        "env=sandbox",
+        "env.tasks=[numbers-2]",
+        "env.envs_per_server=8",
+        "data.max_response_length=16",
+    ),
 }
 
 
@@ -50,7 +83,11 @@ class Job:
 
     def words(self) -> tuple[str, ...]:
         """Its command line, but for the folder of its results."""
-        servers = (f"trainer.n_gpus_per_node={self.ranks}", f"env.num_servers={self.ranks}", f"cluster={self.cluster}")
+        servers = (
+            f"trainer.n_gpus_per_node={self.ranks}",
+            f"env.num_servers={self.ranks}",
+            f"cluster={self.cluster}",
+        )
         return (*COMMON, *JOBS[self.name], *servers)
 
     def __str__(self) -> str:
@@ -69,9 +106,18 @@ class Command:
 
     def __init__(self, job: Job, *, outputs: Path, log: Path, words: tuple[str, ...] = ()) -> None:
         self.log, self.begun = log, time.monotonic()
-        command = [sys.executable, "-m", "siirl.train", *job.words(), f"trainer.output_dir={outputs}", *words]
+        command = [
+            sys.executable,
+            "-m",
+            "siirl.train",
+            *job.words(),
+            f"trainer.output_dir={outputs}",
+            *words,
+        ]
         with log.open("w") as text:
-            self.process = subprocess.Popen(command, stdout=text, stderr=text, stdin=subprocess.DEVNULL, start_new_session=True)
+            self.process = subprocess.Popen(
+                command, stdout=text, stderr=text, stdin=subprocess.DEVNULL, start_new_session=True
+            )
 
     @property
     def text(self) -> str:
@@ -85,7 +131,9 @@ class Command:
 
     def find(self, title: str) -> list[int]:
         """Its processes with `title` in their titles, the oldest first."""
-        return sorted(pid for pid, found in processes_of_session(self.process.pid).items() if title in found)
+        return sorted(
+            pid for pid, found in processes_of_session(self.process.pid).items() if title in found
+        )
 
     def wait(self) -> int | None:
         """Its exit status; None where it was still running after `LIMIT_S`."""
@@ -98,7 +146,11 @@ class Command:
         """Titles of its processes that still live after `GONE_WITHIN_S`; Ray's agents, which end by themselves, are left out."""
         deadline = time.monotonic() + GONE_WITHIN_S
         while True:
-            titles = [title for title in processes_of_session(self.process.pid).values() if title not in RAY_AGENTS]
+            titles = [
+                title
+                for title in processes_of_session(self.process.pid).values()
+                if title not in RAY_AGENTS
+            ]
             if not titles or time.monotonic() > deadline:
                 return titles
             time.sleep(0.1)

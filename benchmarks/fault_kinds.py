@@ -37,7 +37,11 @@ def plain_folder(folder: Path) -> Iterator[Path]:
 @contextmanager
 def small_disk(folder: Path) -> Iterator[Path]:
     """Results on a disk of 256 MB in memory, more than the plan asks for."""
-    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=256m", "tmpfs", str(folder)], capture_output=True, check=False)
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=256m", "tmpfs", str(folder)],
+        capture_output=True,
+        check=False,
+    )
     if mounted.returncode:
         raise CannotBeMade("mounting a tmpfs needs root")
     try:
@@ -131,7 +135,9 @@ def kill_at_birth(run: Command, outputs: Path, moment: Moment) -> None:
 def kill_while_writing(run: Command, outputs: Path, moment: Moment) -> None:
     """Whoever writes checkpoints, in the middle of one."""
     moment.wait(run)
-    ranks = run.find(RANK)  # before there is something to be seen: looking takes longer than writing
+    ranks = run.find(
+        RANK
+    )  # before there is something to be seen: looking takes longer than writing
     while run.running and not any(outputs.glob("*/*/checkpoints/.unfinished-*")):
         ranks = ranks or run.find(RANK)
     for pid in ranks or [run.process.pid]:
@@ -185,17 +191,25 @@ def overwrite(outputs: Path, rng: random.Random) -> None:
 
 def _one_file(outputs: Path, rng: random.Random) -> Path:
     newest = checkpoints_below(outputs)[-1]
-    return rng.choice(sorted([*(path for path in newest.rglob("*") if path.is_file()), newest.parent / "latest"]))
+    return rng.choice(
+        sorted([*(path for path in newest.rglob("*") if path.is_file()), newest.parent / "latest"])
+    )
 
 
 FAULTS: dict[str, Fault] = {
     "driver killed": Fault(send(signal.SIGKILL), frozenset({KILLED})),
     "driver stopped for a while": Fault(pause_driver, frozenset()),
     "rank killed": Fault(send(signal.SIGKILL, RANK), frozenset({FAILED}), ON_RAY),
-    "rank killed before ranks meet": Fault(kill_at_birth, frozenset({FAILED}), ON_RAY, least_ranks=2),
-    "rank stopped": Fault(send(signal.SIGSTOP, RANK), frozenset({FAILED}), ON_RAY, words=("trainer.hang_minutes=0.3",)),
+    "rank killed before ranks meet": Fault(
+        kill_at_birth, frozenset({FAILED}), ON_RAY, least_ranks=2
+    ),
+    "rank stopped": Fault(
+        send(signal.SIGSTOP, RANK), frozenset({FAILED}), ON_RAY, words=("trainer.hang_minutes=0.3",)
+    ),
     "server killed": Fault(send(signal.SIGKILL, SERVER), frozenset({FAILED}), ON_RAY),
-    "server stopped": Fault(send(signal.SIGSTOP, SERVER), frozenset({FAILED}), ON_RAY, words=("env.deadline_s=15",)),
+    "server stopped": Fault(
+        send(signal.SIGSTOP, SERVER), frozenset({FAILED}), ON_RAY, words=("env.deadline_s=15",)
+    ),
     "raylet killed": Fault(send(signal.SIGKILL, RAYLET), frozenset({FAILED}), ON_RAY),
     "raylet stopped": Fault(send(signal.SIGSTOP, RAYLET), frozenset({FAILED}), ON_RAY),
     "GCS killed": Fault(send(signal.SIGKILL, GCS), frozenset({FAILED}), ON_RAY),

@@ -75,7 +75,10 @@ def main() -> None:
         "command": " ".join(["python -m benchmarks.grading_accuracy", *sys.argv[1:]]),
         "machine": describe_machine(),
         "math_verify": version("math-verify"),
-        "halves": {half: table(cases, scored, half=half) for half in dict.fromkeys(case["half"] for case in cases)},
+        "halves": {
+            half: table(cases, scored, half=half)
+            for half in dict.fromkeys(case["half"] for case in cases)
+        },
         "control": {name: sum(map(bool, score(against_nobody))) for name, score in SCORERS.items()},
         "missed": missed(cases, scored),
     }
@@ -96,7 +99,11 @@ async def _score_ours(cases: list[Case]) -> list[Verdict]:
     async def score(case: Case) -> Verdict:
         question = case.get("question", "")
         try:
-            return (await grader.grade(case["text"], truth=case["reference"], style="rule", question=question)).correct
+            return (
+                await grader.grade(
+                    case["text"], truth=case["reference"], style="rule", question=question
+                )
+            ).correct
         except GradingFailed:
             return None
 
@@ -107,7 +114,12 @@ async def _score_ours(cases: list[Case]) -> list[Verdict]:
 
 def score_math_verify(cases: list[Case]) -> list[Verdict]:
     """math-verify with its own limits of time."""
-    return [bool(verify(parse(f"${case['reference']}$") or parse(case["reference"]), parse(case["text"]))) for case in cases]
+    return [
+        bool(
+            verify(parse(f"${case['reference']}$") or parse(case["reference"]), parse(case["text"]))
+        )
+        for case in cases
+    ]
 
 
 def score_last_number(cases: list[Case]) -> list[Verdict]:
@@ -119,7 +131,9 @@ def _ends_in(text: str, reference: str) -> bool:
     if not NUMBER.fullmatch(reference):
         return text.rstrip(" .$}").endswith(reference.rstrip("}"))
     numbers = NUMBER.findall(text)
-    return bool(numbers) and float(numbers[-1].replace(",", "")) == float(reference.replace(",", ""))
+    return bool(numbers) and float(numbers[-1].replace(",", "")) == float(
+        reference.replace(",", "")
+    )
 
 
 SCORERS: dict[str, Callable[[list[Case]], list[Verdict]]] = {
@@ -133,7 +147,11 @@ def table(cases: list[Case], scored: dict[str, list[Verdict]], *, half: str) -> 
     """Of each scorer: how many right and wrong cases of `half` it accepts, with Wilson's interval at 95 %, and how often it failed."""
     rows = {}
     for name, verdicts in scored.items():
-        of_half = [(case["right"], verdict) for case, verdict in zip(cases, verdicts, strict=True) if case["half"] == half]
+        of_half = [
+            (case["right"], verdict)
+            for case, verdict in zip(cases, verdicts, strict=True)
+            if case["half"] == half
+        ]
         right = [verdict for is_right, verdict in of_half if is_right]
         wrong = [verdict for is_right, verdict in of_half if not is_right]
         failed = sum(verdict is None for _, verdict in of_half)
@@ -144,22 +162,44 @@ def table(cases: list[Case], scored: dict[str, list[Verdict]], *, half: str) -> 
 def _share(verdicts: list[Verdict]) -> dict[str, Any]:
     accepted, total = sum(map(bool, verdicts)), len(verdicts)
     interval = success_interval(accepted, total)
-    return {"accepted": accepted, "of": total, "low": round(interval.low, 4), "high": round(interval.high, 4)}
+    return {
+        "accepted": accepted,
+        "of": total,
+        "low": round(interval.low, 4),
+        "high": round(interval.high, 4),
+    }
 
 
 def missed(cases: list[Case], scored: dict[str, list[Verdict]]) -> list[Case]:
     """The cases that our grader gets wrong."""
-    return [case for case, verdict in zip(cases, scored["siirl"], strict=True) if verdict is not case["right"]]
+    return [
+        case
+        for case, verdict in zip(cases, scored["siirl"], strict=True)
+        if verdict is not case["right"]
+    ]
 
 
 def markdown(results: dict[str, Any], *, cases: int) -> str:
     """The tables, for readers."""
-    lines = [f"# {results['command']}", "", f"math-verify {results['math_verify']}; Wilson intervals at 95 %."]
+    lines = [
+        f"# {results['command']}",
+        "",
+        f"math-verify {results['math_verify']}; Wilson intervals at 95 %.",
+    ]
     for half, rows in results["halves"].items():
         lines += ["", f"## {half}", *(["", FIRST_CONTACT[half]] if half in FIRST_CONTACT else [])]
         lines += ["", "| scorer | right accepted | wrong accepted | failed |", "|---|---|---|---|"]
-        lines += [f"| {name} | {_cell(row['right'])} | {_cell(row['wrong'])} | {row['failed']} |" for name, row in rows.items()]
-    lines += ["", f"## Control: accepted of {cases} texts that do not mean the reference", "", "| scorer | accepted |", "|---|---|"]
+        lines += [
+            f"| {name} | {_cell(row['right'])} | {_cell(row['wrong'])} | {row['failed']} |"
+            for name, row in rows.items()
+        ]
+    lines += [
+        "",
+        f"## Control: accepted of {cases} texts that do not mean the reference",
+        "",
+        "| scorer | accepted |",
+        "|---|---|",
+    ]
     lines += [f"| {name} | {count} |" for name, count in results["control"].items()]
     return "\n".join(lines) + "\n"
 

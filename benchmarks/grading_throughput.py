@@ -23,8 +23,12 @@ from envs.math.grading import Grader
 RESULTS = Path(__file__).parent / "results"
 CASES = {
     "plain numbers": [(str(n), f"so\n#### {n + n % 2}") for n in range(20_000)],
-    "fractions in LaTeX": [(f"\\frac{{{n}}}{{7}}", f"\\boxed{{\\frac{{{2 * n}}}{{14}}}}") for n in range(1, 1001)],
-    "polynomials in LaTeX": [(f"x^2+{2 * n}x+{n * n}", f"\\boxed{{(x+{n})^2}}") for n in range(1, 101)],
+    "fractions in LaTeX": [
+        (f"\\frac{{{n}}}{{7}}", f"\\boxed{{\\frac{{{2 * n}}}{{14}}}}") for n in range(1, 1001)
+    ],
+    "polynomials in LaTeX": [
+        (f"x^2+{2 * n}x+{n * n}", f"\\boxed{{(x+{n})^2}}") for n in range(1, 101)
+    ],
 }
 
 
@@ -40,17 +44,28 @@ def main() -> None:
             rates.append(asyncio.run(measure(name, pairs, workers=workers)))
             print(rates[-1], flush=True)
     command = " ".join(["python -m benchmarks.grading_throughput", *sys.argv[1:]])
-    flags.output.write_text(json.dumps({"command": command, "machine": describe_machine(), "rates": rates}, indent=1) + "\n")
+    flags.output.write_text(
+        json.dumps({"command": command, "machine": describe_machine(), "rates": rates}, indent=1)
+        + "\n"
+    )
 
 
 async def measure(name: str, pairs: Sequence[tuple[str, str]], *, workers: int) -> dict[str, Any]:
     """Grade all `pairs` at once."""
     grader = Grader(num_workers=workers, cpu_s=10.0)
-    warm = [grader.grade("\\boxed{(x+1)^3}", truth="x^3+3x^2+3x+1", style="rule") for _ in range(2 * workers)]
+    warm = [
+        grader.grade("\\boxed{(x+1)^3}", truth="x^3+3x^2+3x+1", style="rule")
+        for _ in range(2 * workers)
+    ]
     await asyncio.gather(*warm)  # sympy is imported in pieces
     before, began, own = children_cpu_s(grader), time.perf_counter(), time.process_time()
-    grades = await asyncio.gather(*(grader.grade(text, truth=truth, style="rule") for truth, text in pairs))
-    wall_s, cpu_s = time.perf_counter() - began, time.process_time() - own + children_cpu_s(grader) - before
+    grades = await asyncio.gather(
+        *(grader.grade(text, truth=truth, style="rule") for truth, text in pairs)
+    )
+    wall_s, cpu_s = (
+        time.perf_counter() - began,
+        time.process_time() - own + children_cpu_s(grader) - before,
+    )
     grader.close()
     return {
         "answers": name,

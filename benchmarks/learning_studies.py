@@ -58,13 +58,19 @@ class Study:
 
 def run_studies(studies: Mapping[str, Study], *, name: str, description: str | None) -> None:
     """The command line of a benchmark: run what is missing of a study, and write the summary."""
-    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("study", choices=studies)
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
     parser.add_argument("--episodes", type=int, default=100, help="test episodes of each task")
-    parser.add_argument("--steps", type=int, help="training steps of an arm; by default the study's")
+    parser.add_argument(
+        "--steps", type=int, help="training steps of an arm; by default the study's"
+    )
     parser.add_argument("--arms", nargs="+", help="only these")
-    parser.add_argument("--work", type=Path, default=Path("outputs/benchmarks") / name, help="run folders; kept")
+    parser.add_argument(
+        "--work", type=Path, default=Path("outputs/benchmarks") / name, help="run folders; kept"
+    )
     flags = parser.parse_args()
     study = studies[flags.study]
     flags.steps = flags.steps or study.steps
@@ -84,7 +90,15 @@ def run_arm(study: Study, name: str, *, seed: int, flags: argparse.Namespace) ->
         adopt_runs(study, name, seed=seed, flags=flags)
     overrides = [word.format(folder=start) for word in (*study.common, *study.arms[name].overrides)]
     folder = arm_folder(flags, name, seed)
-    runs = train(folder, [*overrides, f"trainer.seed={seed}", f"trainer.total_steps={flags.steps}", f"{MODEL}={start}"])
+    runs = train(
+        folder,
+        [
+            *overrides,
+            f"trainer.seed={seed}",
+            f"trainer.total_steps={flags.steps}",
+            f"{MODEL}={start}",
+        ],
+    )
     trained = training_steps(runs)
     result = {
         "arm": name,
@@ -96,16 +110,28 @@ def run_arm(study: Study, name: str, *, seed: int, flags: argparse.Namespace) ->
         "minutes": sum(row["time/step_s"] for row in trained) / 60,
         "curve": [[row["step"], row["rollout/success_rate"]] for row in trained],
         "rank_correlation": [row.get("reward/oracle_rank_correlation") for row in trained],
-        **(measured(study, name, start, runs[-1], flags) if study.held_out else of_training(trained)),
+        **(
+            measured(study, name, start, runs[-1], flags)
+            if study.held_out
+            else of_training(trained)
+        ),
     }
     result_file.write_text(json.dumps(result, indent=1) + "\n")
 
 
 def adopt_runs(study: Study, name: str, *, seed: int, flags: argparse.Namespace) -> None:
     """Give an arm the training runs of the study that it goes on from, which has to be finished."""
-    first, runs = (folder / "train" for folder in (arm_folder(flags, name, seed, study=study.goes_on_from), arm_folder(flags, name, seed)))
+    first, runs = (
+        folder / "train"
+        for folder in (
+            arm_folder(flags, name, seed, study=study.goes_on_from),
+            arm_folder(flags, name, seed),
+        )
+    )
     if not (first.parent / "result.json").is_file():
-        raise SystemExit(f"{flags.study} goes on from {study.goes_on_from}, whose {name} of seed {seed} has not been run.")
+        raise SystemExit(
+            f"{flags.study} goes on from {study.goes_on_from}, whose {name} of seed {seed} has not been run."
+        )
     if not runs.is_dir():
         shutil.copytree(first, runs, symlinks=True)
 
@@ -121,12 +147,18 @@ def train(folder: Path, overrides: list[str]) -> list[Path]:
 
 def training_steps(runs: list[Path]) -> list[dict[str, Any]]:
     """Metrics of each step, from the last run that did it."""
-    rows = [json.loads(line) for run in runs for line in (run / "metrics.jsonl").read_text().splitlines()]
+    rows = [
+        json.loads(line)
+        for run in runs
+        for line in (run / "metrics.jsonl").read_text().splitlines()
+    ]
     by_step = {row["step"]: row for row in rows if row["step"] > 0}
     return [by_step[step] for step in sorted(by_step)]
 
 
-def measured(study: Study, name: str, start: str, run: Path, flags: argparse.Namespace) -> dict[str, Any]:
+def measured(
+    study: Study, name: str, start: str, run: Path, flags: argparse.Namespace
+) -> dict[str, Any]:
     """Success on the test seeds before and after an arm, whose run is beside what is measured of it, by its own configuration."""
     return {
         "before": measure_start(start, study.arms[name], name, common=study.common, flags=flags),
@@ -139,7 +171,10 @@ def of_training(rows: list[dict[str, Any]]) -> dict[str, Any]:
 
     def success(chosen: list[dict[str, Any]]) -> dict[str, Any]:
         episodes = [round(row["rollout/episodes"]) for row in chosen]
-        successes = sum(round(row["rollout/success_rate"] * count) for row, count in zip(chosen, episodes, strict=True))
+        successes = sum(
+            round(row["rollout/success_rate"] * count)
+            for row, count in zip(chosen, episodes, strict=True)
+        )
         return {"sampled": {"all": asdict(success_interval(successes, sum(episodes)))}}
 
     return {"before": success(rows[:1]), "after": success(rows[-LAST:])}
@@ -161,11 +196,18 @@ def warm_start(study: Study, name: str, flags: argparse.Namespace) -> str:
     differences = (*study.warm_start, *study.arms[name].warm_start)
     if not differences:
         return study.shipped
-    folder = flags.work / flags.study / (f"warm_start_{name}" if study.arms[name].warm_start else "warm_start")
+    folder = (
+        flags.work
+        / flags.study
+        / (f"warm_start_{name}" if study.arms[name].warm_start else "warm_start")
+    )
     if not (folder / "config.json").is_file():
         made_by = shlex.split(command_of(find(study.shipped)))
         changed = [str(folder) if word == study.shipped else word for word in made_by[1:]]
-        subprocess.run([sys.executable, *changed, *(word.format(folder=folder) for word in differences)], check=True)
+        subprocess.run(
+            [sys.executable, *changed, *(word.format(folder=folder) for word in differences)],
+            check=True,
+        )
     return str(folder)
 
 
@@ -177,21 +219,33 @@ def command_of(weights: Path) -> str:
     return str(json.loads((weights / "config.json").read_text())["notes"]["command"])
 
 
-def measure_start(start: str, arm: Arm, name: str, *, common: tuple[str, ...], flags: argparse.Namespace) -> dict[str, Any]:
+def measure_start(
+    start: str, arm: Arm, name: str, *, common: tuple[str, ...], flags: argparse.Namespace
+) -> dict[str, Any]:
     """Success of the policy that an arm starts from; the same for all seeds, and for all arms that start from the same one."""
     kept = flags.work / flags.study / (f"before_{name}.json" if arm.warm_start else "before.json")
     if not kept.is_file():
         overrides = [*common, *(arm.overrides if arm.warm_start else ())]
-        kept.write_text(json.dumps(measure(start, overrides, folder=kept.with_suffix(""), flags=flags)))
+        kept.write_text(
+            json.dumps(measure(start, overrides, folder=kept.with_suffix(""), flags=flags))
+        )
     return json.loads(kept.read_text())
 
 
-def measure(checkpoint: str, overrides: Sequence[str], *, folder: Path, flags: argparse.Namespace) -> dict[str, Any]:
+def measure(
+    checkpoint: str, overrides: Sequence[str], *, folder: Path, flags: argparse.Namespace
+) -> dict[str, Any]:
     """Success on the test seeds by way of acting and task."""
     command = [sys.executable, "-m", "siirl.evaluate", f"checkpoint={checkpoint}", *overrides]
-    command += [f"trainer.val_seed_offset={FIRST_TEST_SEED}", f"trainer.val_episodes={flags.episodes}", "trainer.record_val_episodes=0"]
+    command += [
+        f"trainer.val_seed_offset={FIRST_TEST_SEED}",
+        f"trainer.val_episodes={flags.episodes}",
+        "trainer.record_val_episodes=0",
+    ]
     subprocess.run([*command, f"trainer.output_dir={folder}"], check=True)
-    return json.loads((max((folder / "evaluation").iterdir()) / "evaluation.json").read_text())["success"]
+    return json.loads((max((folder / "evaluation").iterdir()) / "evaluation.json").read_text())[
+        "success"
+    ]
 
 
 def arm_folder(flags: argparse.Namespace, name: str, seed: int, *, study: str = "") -> Path:
@@ -203,7 +257,10 @@ def arm_folder(flags: argparse.Namespace, name: str, seed: int, *, study: str = 
 
 def summarise(benchmark: str, flags: argparse.Namespace) -> None:
     """Collect what is there into one json and one picture, and print a table."""
-    results = [json.loads(file.read_text()) for file in sorted((flags.work / flags.study).glob("*/result.json"))]
+    results = [
+        json.loads(file.read_text())
+        for file in sorted((flags.work / flags.study).glob("*/result.json"))
+    ]
     name = f"{benchmark}_{flags.study}"
     summary = {
         "command": " ".join([f"python -m benchmarks.{benchmark}", *sys.argv[1:]]),
@@ -219,7 +276,10 @@ def summarise(benchmark: str, flags: argparse.Namespace) -> None:
         cells = []
         for kind in result["after"]:
             before, after = (result[when][kind]["all"] for when in ("before", "after"))
-            spans = [f"{100 * x['rate']:.0f} % [{100 * x['low']:.0f}, {100 * x['high']:.0f}]" for x in (before, after)]
+            spans = [
+                f"{100 * x['rate']:.0f} % [{100 * x['low']:.0f}, {100 * x['high']:.0f}]"
+                for x in (before, after)
+            ]
             cells.append(f"{kind} {spans[0]} -> {spans[1]}")
         length = f"{result['steps']} steps, {result['environment_steps']:.0f} of environments, {result['minutes']:.1f} min"
         print(f"{result['arm']:>20} seed {result['seed']}: {'; '.join(cells)}; {length}")

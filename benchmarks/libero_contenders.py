@@ -42,7 +42,9 @@ class Outcome(NamedTuple):
 class RebuiltLiberoEnv(LiberoEnv):
     """Builds its simulator anew for every episode, as many systems do."""
 
-    async def reset(self, *, seed: int | None = None, options: Mapping[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+    async def reset(
+        self, *, seed: int | None = None, options: Mapping[str, Any] | None = None
+    ) -> tuple[Any, dict[str, Any]]:
         await self.close()
         return await super().reset(seed=seed, options=options)
 
@@ -77,7 +79,9 @@ class AsPublishedLiberoEnv(PublishedStepLiberoEnv, RebuiltLiberoEnv):
 class RestingEnv(PlainEnv):
     """A `PlainEnv` for lockstep loops: after the end of its episode it rests until all are reset."""
 
-    def reset(self, *, seed: int | None = None, options: Mapping[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+    def reset(
+        self, *, seed: int | None = None, options: Mapping[str, Any] | None = None
+    ) -> tuple[Any, dict[str, Any]]:
         """Begin an episode."""
         self._ended = False
         self._last, info = super().reset(seed=seed, options=options)
@@ -89,7 +93,13 @@ class RestingEnv(PlainEnv):
             return self._last, 0.0, False, False, {"executed": 0, "ended": True, "success": False}
         self._last, reward, terminated, truncated, info = super().step(action)
         self._ended = terminated or truncated
-        return self._last, reward, False, False, {**info, "ended": self._ended, "success": terminated}
+        return (
+            self._last,
+            reward,
+            False,
+            False,
+            {**info, "ended": self._ended, "success": terminated},
+        )
 
 
 class Contender(ABC):
@@ -137,16 +147,33 @@ class Lockstep(Contender):
         chunk: int,
         sparing: bool,
     ) -> None:
-        self._policy, self._instructions, self._num_envs, self._chunk, self._sparing = policy, instructions, num_envs, chunk, sparing
-        self._engine = EmbodiedEngine(policy=policy, temperature=1.0, lockstep=False, batch_rows=num_envs)
+        self._policy, self._instructions, self._num_envs, self._chunk, self._sparing = (
+            policy,
+            instructions,
+            num_envs,
+            chunk,
+            sparing,
+        )
+        self._engine = EmbodiedEngine(
+            policy=policy, temperature=1.0, lockstep=False, batch_rows=num_envs
+        )
         one = functools.partial(RestingEnv, env_name, dict(env_kwargs), chunk=chunk)
-        self._envs = gymnasium.vector.AsyncVectorEnv([functools.partial(one, index=index) for index in range(num_envs)], context="spawn")
+        self._envs = gymnasium.vector.AsyncVectorEnv(
+            [functools.partial(one, index=index) for index in range(num_envs)], context="spawn"
+        )
 
     def run(self, requests: Sequence[EpisodeRequest]) -> Outcome:
         """See `Contender.run`."""
-        batches = [requests[start : start + self._num_envs] for start in range(0, len(requests), self._num_envs)]
+        batches = [
+            requests[start : start + self._num_envs]
+            for start in range(0, len(requests), self._num_envs)
+        ]
         parts = [asyncio.run(self._batch(batch)) for batch in batches]
-        return Outcome(sum(steps for steps, _ in parts), len(requests), sum(successes for _, successes in parts))
+        return Outcome(
+            sum(steps for steps, _ in parts),
+            len(requests),
+            sum(successes for _, successes in parts),
+        )
 
     def processes(self) -> list[int]:
         """See `Contender.processes`."""
@@ -158,13 +185,20 @@ class Lockstep(Contender):
 
     async def _batch(self, requests: Sequence[EpisodeRequest]) -> tuple[int, int]:
         options = {"tasks": [request.task for request in requests]}
-        observations, _ = self._envs.reset(seed=[request.seed for request in requests], options=options)
+        observations, _ = self._envs.reset(
+            seed=[request.seed for request in requests], options=options
+        )
         generators = [np.random.default_rng(request.policy_seed) for request in requests]
         running, steps, successes = np.ones(self._num_envs, np.bool_), 0, 0
-        chunks = np.zeros((self._num_envs, self._policy.chunk_length, self._policy.action_tokenizer.dimensions), np.float32)
+        chunks = np.zeros(
+            (self._num_envs, self._policy.chunk_length, self._policy.action_tokenizer.dimensions),
+            np.float32,
+        )
         while running.any():
             rows = np.flatnonzero(running) if self._sparing else np.arange(self._num_envs)
-            asked = [self._request(observations, row, requests[row], generators[row]) for row in rows]
+            asked = [
+                self._request(observations, row, requests[row], generators[row]) for row in rows
+            ]
             responses = await asyncio.gather(*map(self._engine.act, asked))
             for row, response in zip(rows, responses, strict=True):
                 chunks[row] = self._policy.action_tokenizer.decode(response.tokens)
@@ -177,7 +211,9 @@ class Lockstep(Contender):
                     break
         return steps, successes
 
-    def _request(self, observations: Any, row: int, request: EpisodeRequest, generator: np.random.Generator) -> ActRequest:
+    def _request(
+        self, observations: Any, row: int, request: EpisodeRequest, generator: np.random.Generator
+    ) -> ActRequest:
         tokens = self._policy.chunk_length * self._policy.action_tokenizer.dimensions
         return ActRequest(
             uid=request.uid,
@@ -191,13 +227,34 @@ class Lockstep(Contender):
 class Pool(Contender):
     """EnvPool with siirl's own workflow: a finished episode's slot is refilled at once."""
 
-    def __init__(self, policy: Any, env_kwargs: Mapping[str, Any], *, num_servers: int, envs_per_server: int, cluster: str) -> None:
+    def __init__(
+        self,
+        policy: Any,
+        env_kwargs: Mapping[str, Any],
+        *,
+        num_servers: int,
+        envs_per_server: int,
+        cluster: str,
+    ) -> None:
         self._loop = asyncio.new_event_loop()
         before = {process.pid for process in psutil.process_iter()}
-        self._pool = EnvPool("libero", dict(env_kwargs), num_servers, envs_per_server, cluster=cluster, deadline_s=600.0)
+        self._pool = EnvPool(
+            "libero",
+            dict(env_kwargs),
+            num_servers,
+            envs_per_server,
+            cluster=cluster,
+            deadline_s=600.0,
+        )
         self._loop.run_until_complete(self._pool.start())
-        self._ids = [p.pid for p in psutil.process_iter(["cmdline"]) if p.pid not in before and "EnvServer" in " ".join(p.cmdline())]
-        self._engine = EmbodiedEngine(policy=policy, temperature=1.0, lockstep=False, batch_rows=self._pool.num_slots)
+        self._ids = [
+            p.pid
+            for p in psutil.process_iter(["cmdline"])
+            if p.pid not in before and "EnvServer" in " ".join(p.cmdline())
+        ]
+        self._engine = EmbodiedEngine(
+            policy=policy, temperature=1.0, lockstep=False, batch_rows=self._pool.num_slots
+        )
         self._workflow = EmbodiedWorkflow(pool=self._pool, policy=policy, streams={})
         self.busy: dict[str, float] = {}
 
@@ -206,11 +263,18 @@ class Pool(Contender):
         self._pool.stats()
         self._engine.take_stats()
         begin = time.perf_counter()
-        result = self._loop.run_until_complete(rollout_batch(self._workflow, self._engine, requests))
+        result = self._loop.run_until_complete(
+            rollout_batch(self._workflow, self._engine, requests)
+        )
         wall_s = time.perf_counter() - begin
-        self.busy = {"simulators": self._pool.stats()["env/busy_share"], "policy": self._engine.take_stats()["busy_s"] / wall_s}
+        self.busy = {
+            "simulators": self._pool.stats()["env/busy_share"],
+            "policy": self._engine.take_stats()["busy_s"] / wall_s,
+        }
         rows = [trajectory.row for trajectory in result.trajectories]
-        return Outcome(sum(row["finish_step"] for row in rows), len(rows), sum(row["complete"] for row in rows))
+        return Outcome(
+            sum(row["finish_step"] for row in rows), len(rows), sum(row["complete"] for row in rows)
+        )
 
     def processes(self) -> list[int]:
         """See `Contender.processes`; this one where the servers are in it."""

@@ -26,25 +26,38 @@ RESULT = Path(__file__).parent / "results" / "libero_expert.json"
 
 def main() -> None:
     """Play what is missing and print the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--suite", default="object")
     parser.add_argument("--tasks", nargs="+", help="names or numbers; all by default")
-    parser.add_argument("--episodes", type=int, default=5, help="of each task, from its first training states")
+    parser.add_argument(
+        "--episodes", type=int, default=5, help="of each task, from its first training states"
+    )
     parser.add_argument("--assets", default=STAND_IN)
     parser.add_argument("--result", type=Path, default=RESULT)
     parser.add_argument("--again", action="store_true", help="also tasks that have a result")
     parser.add_argument("--table", action="store_true", help="play nothing")
     flags = parser.parse_args()
-    kept: dict[str, Any] = json.loads(flags.result.read_text()) if flags.result.is_file() else {"tasks": {}}
+    kept: dict[str, Any] = (
+        json.loads(flags.result.read_text()) if flags.result.is_file() else {"tasks": {}}
+    )
     if not flags.table:
         warnings.simplefilter("ignore", StandInWarning)  # the result names the assets
         assets = find_assets(flags.assets)
         for task in choose_tasks(flags.suite, flags.tasks):
             key = f"{task.suite}/{task.number}"
             before = kept["tasks"].get(key, {})
-            if flags.again or len(before.get("steps", ())) + before.get("diverged", 0) < flags.episodes:
+            if (
+                flags.again
+                or len(before.get("steps", ())) + before.get("diverged", 0) < flags.episodes
+            ):
                 kept["machine"] = describe_machine()
-                told = {"name": task.name, "assets": assets.label, "revision": kept["machine"]["revision"]}
+                told = {
+                    "name": task.name,
+                    "assets": assets.label,
+                    "revision": kept["machine"]["revision"],
+                }
                 kept["tasks"][key] = {**told, **episodes(task, assets, flags.episodes)}
                 flags.result.write_text(json.dumps(kept, indent=1) + "\n")
                 print(row(key, kept["tasks"][key]), flush=True)
@@ -62,7 +75,12 @@ def episodes(task: LiberoTask, assets: Any, count: int) -> dict[str, Any]:
     diverged = 0
     for index in range(count):
         try:
-            steps.append(play(simulator, state_number(FIRST_TRAINING_SEED + index, count=STATES, states="split")))
+            steps.append(
+                play(
+                    simulator,
+                    state_number(FIRST_TRAINING_SEED + index, count=STATES, states="split"),
+                )
+            )
         except EpisodeFailed:
             diverged += 1
     return {"steps": steps, "diverged": diverged}

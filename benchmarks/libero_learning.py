@@ -27,7 +27,12 @@ MAIN = Study(
 )
 STUDIES = {
     "main": MAIN,
-    "longer": replace(MAIN, steps=160, goes_on_from="main", common=(*MAIN.common, "actor_rollout_ref.actor.entropy_coef=-0.005")),
+    "longer": replace(
+        MAIN,
+        steps=160,
+        goes_on_from="main",
+        common=(*MAIN.common, "actor_rollout_ref.actor.entropy_coef=-0.005"),
+    ),
 }
 
 if __name__ == "__main__":

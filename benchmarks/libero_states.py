@@ -28,30 +28,45 @@ from envs.libero.initial_states import STATES
 from envs.libero.suites import STEP_LIMITS, LiberoTask, choose_tasks
 
 RESULT = Path(__file__).parent / "results" / "libero_states.json"
-SETTLED = 0.05  # metres or radians a second: an object that is let go is at 0.5 after a control step
+SETTLED = (
+    0.05  # metres or radians a second: an object that is let go is at 0.5 after a control step
+)
 WAIT = np.array([0.0, 0.0, 0.0, 0.0, 0.0, 0.0, -1.0], np.float32)
 
 
 def main() -> None:
     """Check what is missing and print what there is."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--suite", default="+".join(STEP_LIMITS))
     parser.add_argument("--tasks", nargs="+", help="names or numbers; all by default")
-    parser.add_argument("--states", type=int, default=STATES, help="of each task at most, of those that are not checked yet")
+    parser.add_argument(
+        "--states",
+        type=int,
+        default=STATES,
+        help="of each task at most, of those that are not checked yet",
+    )
     parser.add_argument("--minutes", type=float, default=10.0)
     parser.add_argument("--seed", type=int, default=0, help="draws the order of tasks and states")
     parser.add_argument("--assets", default=STAND_IN)
     parser.add_argument("--result", type=Path, default=RESULT)
     parser.add_argument("--table", action="store_true", help="check nothing")
     flags = parser.parse_args()
-    kept: dict[str, Any] = json.loads(flags.result.read_text()) if flags.result.is_file() else {"tasks": {}}
+    kept: dict[str, Any] = (
+        json.loads(flags.result.read_text()) if flags.result.is_file() else {"tasks": {}}
+    )
     if not flags.table:
         warnings.simplefilter("ignore", StandInWarning)  # the result names the assets
-        check_until(time.monotonic() + 60 * flags.minutes, find_assets(flags.assets), flags=flags, kept=kept)
+        check_until(
+            time.monotonic() + 60 * flags.minutes, find_assets(flags.assets), flags=flags, kept=kept
+        )
     print("\n".join(summary(kept["tasks"])))
 
 
-def check_until(deadline: float, assets: Assets, *, flags: argparse.Namespace, kept: dict[str, Any]) -> None:
+def check_until(
+    deadline: float, assets: Assets, *, flags: argparse.Namespace, kept: dict[str, Any]
+) -> None:
     """Check task after task, the least known first, and write the result after each."""
     draw = random.Random(flags.seed)
     tasks = list(choose_tasks(flags.suite, flags.tasks))
@@ -112,7 +127,11 @@ def name(task: LiberoTask) -> str:
 def unsound(results: dict[str, Any]) -> dict[str, dict[str, float | None]]:
     """Of each task the states that do not settle, with the speed that is left, or None where the simulation diverged."""
     found = {
-        task: {state: speed for state, speed in result["speeds"].items() if speed is None or speed >= SETTLED}
+        task: {
+            state: speed
+            for state, speed in result["speeds"].items()
+            if speed is None or speed >= SETTLED
+        }
         for task, result in results.items()
     }
     return {task: states for task, states in found.items() if states}

@@ -56,7 +56,10 @@ PAIRS = {
     "ours against (b) over siirl's environment": ("ours", "b_our_step"),
     "ours against (b') over siirl's environment": ("ours", "b_chunk_our_step"),
     "cause: dynamics computed once a physics step": ("a_our_step", "a"),
-    "cause: simulators reused, and the policy not asked for ended episodes": ("b_our_step", "a_our_step"),
+    "cause: simulators reused, and the policy not asked for ended episodes": (
+        "b_our_step",
+        "a_our_step",
+    ),
     "cause: one call and one image for eight actions": ("b_chunk_our_step", "b_our_step"),
     "cause: no barrier, slots refilled, fewer processes": ("ours", "b_chunk_our_step"),
 }
@@ -64,7 +67,9 @@ PAIRS = {
 
 def main() -> None:
     """Measure, print, write."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--policy", default="assets/tiny_vla_libero")
     parser.add_argument("--suite", default="object")
     parser.add_argument("--task", default="0")
@@ -72,17 +77,32 @@ def main() -> None:
     parser.add_argument("--rollouts", type=int, default=8)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--num-servers", type=int, default=2, help="configs/env/libero.yaml's")
-    parser.add_argument("--envs-per-server", type=int, default=2, help="that file's; all contenders have as many environments")
+    parser.add_argument(
+        "--envs-per-server",
+        type=int,
+        default=2,
+        help="that file's; all contenders have as many environments",
+    )
     parser.add_argument("--image-size", type=int, default=64)
     parser.add_argument("--max-episode-steps", type=int)
     parser.add_argument("--assets", default="stand_in")
-    parser.add_argument("--cluster", choices=("ray", "local"), default="ray", help="local: ours in this process, for a quick look")
+    parser.add_argument(
+        "--cluster",
+        choices=("ray", "local"),
+        default="ray",
+        help="local: ours in this process, for a quick look",
+    )
     parser.add_argument("--result", type=Path, default=RESULT)
     flags = parser.parse_args()
     warnings.simplefilter("ignore", StandInWarning)  # the result names the assets
     torch.set_num_threads(1)
     [task] = choose_tasks(flags.suite, [flags.task])
-    env_kwargs = {"suite": flags.suite, "tasks": [task.name], "assets": flags.assets, "image_size": flags.image_size}
+    env_kwargs = {
+        "suite": flags.suite,
+        "tasks": [task.name],
+        "assets": flags.assets,
+        "image_size": flags.image_size,
+    }
     if flags.max_episode_steps is not None:
         env_kwargs["max_episode_steps"] = flags.max_episode_steps
     requests = make_requests(task.name, prompts=flags.prompts, rollouts=flags.rollouts)
@@ -90,18 +110,27 @@ def main() -> None:
     starts = seconds_per_reset(env_kwargs)
     with ExitStack() as stack:
         if flags.cluster == "ray":
-            stack.enter_context(ray_session(ClusterSettings(address=None, env_vars={"OMP_NUM_THREADS": "1"})))  # as a run has it
-        contenders = make_contenders(policy, env_kwargs, instructions={task.name: task.instruction}, flags=flags)
+            stack.enter_context(
+                ray_session(ClusterSettings(address=None, env_vars={"OMP_NUM_THREADS": "1"}))
+            )  # as a run has it
+        contenders = make_contenders(
+            policy, env_kwargs, instructions={task.name: task.instruction}, flags=flags
+        )
         for contender in contenders.values():
             stack.callback(contender.close)
         measured = measure(contenders, requests, rounds=flags.rounds)
-        measured["memory_mb"] = {name: round(contender.simulator_bytes() / 1e6) for name, contender in contenders.items()}
+        measured["memory_mb"] = {
+            name: round(contender.simulator_bytes() / 1e6) for name, contender in contenders.items()
+        }
         pool = contenders["ours"]
         assert isinstance(pool, Pool)
         measured["time_shares"] = time_shares(pool, env_kwargs)
     ratios = summarise_ratios(measured["episodes_per_minute"], PAIRS)
     settings = {name: value for name, value in vars(flags).items() if name != "result"}
-    result = {"command": " ".join(["python -m benchmarks.libero_throughput", *sys.argv[1:]]), "machine": describe_machine()}
+    result = {
+        "command": " ".join(["python -m benchmarks.libero_throughput", *sys.argv[1:]]),
+        "machine": describe_machine(),
+    }
     result |= {"settings": settings, "ratios": ratios, "seconds_per_reset": starts, **measured}
     flags.result.write_text(json.dumps(result, indent=1) + "\n")
     print(report(result))
@@ -125,13 +154,21 @@ def make_requests(task: str, *, prompts: int, rollouts: int) -> list[EpisodeRequ
 
 
 def make_contenders(
-    policy: Any, env_kwargs: Mapping[str, Any], *, instructions: Mapping[str, str], flags: argparse.Namespace
+    policy: Any,
+    env_kwargs: Mapping[str, Any],
+    *,
+    instructions: Mapping[str, str],
+    flags: argparse.Namespace,
 ) -> dict[str, Contender]:
     """All that are measured, started."""
     num_envs = flags.num_servers * flags.envs_per_server
     if flags.prompts * flags.rollouts % num_envs:
-        raise SystemExit(f"--prompts x --rollouts must be a multiple of the {num_envs} environments: lockstep loops run full batches.")
-    lockstep = functools.partial(Lockstep, policy, env_kwargs, instructions=instructions, num_envs=num_envs)
+        raise SystemExit(
+            f"--prompts x --rollouts must be a multiple of the {num_envs} environments: lockstep loops run full batches."
+        )
+    lockstep = functools.partial(
+        Lockstep, policy, env_kwargs, instructions=instructions, num_envs=num_envs
+    )
     return {
         "a": lockstep(env_name=AS_PUBLISHED, chunk=1, sparing=False),
         "a_our_step": lockstep(env_name=REBUILT, chunk=1, sparing=False),
@@ -139,11 +176,19 @@ def make_contenders(
         "b_chunk": lockstep(env_name=PUBLISHED_STEP, chunk=policy.chunk_length, sparing=True),
         "b_our_step": lockstep(env_name=REUSED, chunk=1, sparing=True),
         "b_chunk_our_step": lockstep(env_name=REUSED, chunk=policy.chunk_length, sparing=True),
-        "ours": Pool(policy, env_kwargs, num_servers=flags.num_servers, envs_per_server=flags.envs_per_server, cluster=flags.cluster),
+        "ours": Pool(
+            policy,
+            env_kwargs,
+            num_servers=flags.num_servers,
+            envs_per_server=flags.envs_per_server,
+            cluster=flags.cluster,
+        ),
     }
 
 
-def measure(contenders: Mapping[str, Contender], requests: Sequence[EpisodeRequest], *, rounds: int) -> dict[str, Any]:
+def measure(
+    contenders: Mapping[str, Contender], requests: Sequence[EpisodeRequest], *, rounds: int
+) -> dict[str, Any]:
     """Episodes a minute and steps a second of every contender in every round; a first episode in each environment is not counted."""
     episodes: dict[str, list[float]] = {name: [] for name in contenders}
     steps: dict[str, list[float]] = {name: [] for name in contenders}
@@ -160,7 +205,8 @@ def measure(contenders: Mapping[str, Contender], requests: Sequence[EpisodeReque
             steps[name].append(outcome.steps / seconds)
             outcomes[name] = outcome._asdict()
             print(
-                f"round {number} of {rounds}: {name:<16} {episodes[name][-1]:8.1f} episodes/min {steps[name][-1]:8.0f} steps/s", flush=True
+                f"round {number} of {rounds}: {name:<16} {episodes[name][-1]:8.1f} episodes/min {steps[name][-1]:8.0f} steps/s",
+                flush=True,
             )
     return {"episodes_per_minute": episodes, "steps_per_s": steps, "outcomes": outcomes}
 
@@ -170,7 +216,9 @@ def time_shares(pool: Pool, env_kwargs: Mapping[str, Any]) -> dict[str, float]:
 
     The servers' busy time is divided as one environment in this process divides its own; the rest of it is starts and bookkeeping.
     """
-    environment, seconds = timed_environment({**env_kwargs, "max_episode_steps": None})  # three chunks are never too many
+    environment, seconds = timed_environment(
+        {**env_kwargs, "max_episode_steps": None}
+    )  # three chunks are never too many
     policy_chunk = [environment.spec.action_space.sample() * 0.3 for _ in range(8)]
     finished(environment.reset(seed=FIRST_SEED))
     seconds.update(simulation=0.0, rendering=0.0)
@@ -188,16 +236,29 @@ def time_shares(pool: Pool, env_kwargs: Mapping[str, Any]) -> dict[str, float]:
 
 def report(result: Mapping[str, Any]) -> str:
     """The tables."""
-    lines = ["", "| contender | episodes/min, median | steps/s, median | MB a process | steps, successes |", "|---|---|---|---|---|"]
+    lines = [
+        "",
+        "| contender | episodes/min, median | steps/s, median | MB a process | steps, successes |",
+        "|---|---|---|---|---|",
+    ]
     for name, values in result["episodes_per_minute"].items():
         steps, outcome = statistics.median(result["steps_per_s"][name]), result["outcomes"][name]
         done = f"{outcome['steps']}, {outcome['successes']} of {outcome['episodes']}"
-        lines.append(f"| {name} | {statistics.median(values):.1f} | {steps:.0f} | {result['memory_mb'][name]} | {done} |")
+        lines.append(
+            f"| {name} | {statistics.median(values):.1f} | {steps:.0f} | {result['memory_mb'][name]} | {done} |"
+        )
     lines += ["", "| ratio within a round | median | range |", "|---|---|---|"]
-    lines += [f"| {name} | {r['median']:.2f} | {r['lowest']:.2f} to {r['highest']:.2f} |" for name, r in result["ratios"].items()]
+    lines += [
+        f"| {name} | {r['median']:.2f} | {r['lowest']:.2f} to {r['highest']:.2f} |"
+        for name, r in result["ratios"].items()
+    ]
     lines += ["", "| simulators' time | share |", "|---|---|"]
     lines += [f"| {name} | {100 * share:.0f} % |" for name, share in result["time_shares"].items()]
-    lines += ["", "seconds per reset: " + ", ".join(f"{name} {value:.2f}" for name, value in result["seconds_per_reset"].items())]
+    lines += [
+        "",
+        "seconds per reset: "
+        + ", ".join(f"{name} {value:.2f}" for name, value in result["seconds_per_reset"].items()),
+    ]
     return "\n".join(lines)
 
 

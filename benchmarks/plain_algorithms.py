@@ -14,7 +14,11 @@ import torch
 
 
 def gae_loop(
-    rewards_BT: torch.Tensor, values_BT: torch.Tensor, mask_BT: torch.Tensor, gamma: float, lam: float
+    rewards_BT: torch.Tensor,
+    values_BT: torch.Tensor,
+    mask_BT: torch.Tensor,
+    gamma: float,
+    lam: float,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Advantages and returns, one time step after the other from the last; masked tokens are skipped."""
     next_value_B = torch.zeros_like(values_BT[:, 0])
@@ -31,7 +35,9 @@ def gae_loop(
     return advantages_BT, (advantages_BT + values_BT) * mask_BT
 
 
-def group_advantages_by_lists(rewards_B: torch.Tensor, groups: Sequence[int], epsilon: float = 1e-6) -> torch.Tensor:
+def group_advantages_by_lists(
+    rewards_B: torch.Tensor, groups: Sequence[int], epsilon: float = 1e-6
+) -> torch.Tensor:
     """GRPO's advantage with a dict of lists: a list of rewards a group, its mean and deviation, and a loop over samples."""
     rewards_of, mean_of, std_of = defaultdict(list), {}, {}
     for row, group in enumerate(groups):
@@ -45,7 +51,9 @@ def group_advantages_by_lists(rewards_B: torch.Tensor, groups: Sequence[int], ep
     return advantages_B
 
 
-def group_advantages_by_floats(rewards_B: torch.Tensor, groups: Sequence[int], epsilon: float = 1e-6) -> torch.Tensor:
+def group_advantages_by_floats(
+    rewards_B: torch.Tensor, groups: Sequence[int], epsilon: float = 1e-6
+) -> torch.Tensor:
     """The same with Python numbers instead of tensors of one entry: the stronger of the simple baselines."""
     rewards_of: dict[int, list[float]] = defaultdict(list)
     rewards = rewards_B.tolist()
@@ -56,11 +64,15 @@ def group_advantages_by_floats(rewards_B: torch.Tensor, groups: Sequence[int], e
         mean = sum(members) / len(members)
         variance = sum((reward - mean) ** 2 for reward in members) / max(1, len(members) - 1)
         statistics[group] = (mean, variance**0.5 + epsilon)
-    advantages = [(r - statistics[g][0]) / statistics[g][1] for r, g in zip(rewards, groups, strict=True)]
+    advantages = [
+        (r - statistics[g][0]) / statistics[g][1] for r, g in zip(rewards, groups, strict=True)
+    ]
     return torch.tensor(advantages, dtype=rewards_B.dtype)
 
 
-def scores_from_all_logits(hidden_ND: torch.Tensor, weight_VD: torch.Tensor, tokens_N: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def scores_from_all_logits(
+    hidden_ND: torch.Tensor, weight_VD: torch.Tensor, tokens_N: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Log-probs and entropy by way of all logits, and autograd's backward pass."""
     logits_NV = hidden_ND @ weight_VD.T
     log_p_NV = torch.log_softmax(logits_NV, dim=-1)

@@ -26,17 +26,41 @@ def learning_curves(results: Sequence[dict[str, Any]], file: Path) -> None:
             steps, success = np.array(run["curve"]).T
             kernel = np.ones(min(SMOOTHED_STEPS, len(success)))
             smooth = np.convolve(success, kernel / kernel.sum(), mode="valid")
-            curves.plot(steps[len(steps) - len(smooth) :], 100 * smooth, color=colour, alpha=0.8, label=arm if run is runs[0] else None)
+            curves.plot(
+                steps[len(steps) - len(smooth) :],
+                100 * smooth,
+                color=colour,
+                alpha=0.8,
+                label=arm if run is runs[0] else None,
+            )
         shift = 0.2 * (place - (len(arms) - 1) / 2)  # arms beside each other around the tick
         for offset, run in enumerate(runs):
             for when, x in (("before", 0), ("after", 1)):
                 interval = run[when]["sampled"]["all"]
-                error = [[100 * (interval["rate"] - interval["low"])], [100 * (interval["high"] - interval["rate"])]]
-                bars.errorbar(x + shift + 0.04 * offset, 100 * interval["rate"], error, fmt="o", color=colour, markersize=4)
+                error = [
+                    [100 * (interval["rate"] - interval["low"])],
+                    [100 * (interval["high"] - interval["rate"])],
+                ]
+                bars.errorbar(
+                    x + shift + 0.04 * offset,
+                    100 * interval["rate"],
+                    error,
+                    fmt="o",
+                    color=colour,
+                    markersize=4,
+                )
     curves.set(xlabel="step", ylabel="success of training episodes, %", ylim=(0, 100))
-    bars.set(xticks=(0, 1), xticklabels=("before", "after"), xlim=(-0.5, 1.5), ylabel="success of sampled actions, %", ylim=(0, 100))
+    bars.set(
+        xticks=(0, 1),
+        xticklabels=("before", "after"),
+        xlim=(-0.5, 1.5),
+        ylabel="success of sampled actions, %",
+        ylim=(0, 100),
+    )
     curves.legend()
-    figure.suptitle("; ".join(sorted({result.get("notice", "") for result in results} - {""})))  # stand-in assets, for example
+    figure.suptitle(
+        "; ".join(sorted({result.get("notice", "") for result in results} - {""}))
+    )  # stand-in assets, for example
     figure.tight_layout()
     figure.savefig(file, dpi=120)
     plt.close(figure)

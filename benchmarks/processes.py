@@ -19,7 +19,13 @@ def living_processes() -> list[tuple[int, str]]:
             continue
         try:
             state = _after_name(folder)[0]
-            title = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
+            title = (
+                (folder / "cmdline")
+                .read_bytes()
+                .replace(b"\0", b" ")
+                .decode(errors="replace")
+                .strip()
+            )
         except (FileNotFoundError, ProcessLookupError):
             continue  # it ended meanwhile
         if state != "Z":

@@ -46,10 +46,19 @@ class Measured:
 
 def main() -> None:
     """Measure and write the result."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", type=int, default=6, help="training steps of a run; the first is not counted")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--steps", type=int, default=6, help="training steps of a run; the first is not counted"
+    )
     parser.add_argument("--pairs", type=int, default=3)
-    parser.add_argument("--work", type=Path, default=Path("outputs/benchmarks/recording_cost"), help="run folders; kept")
+    parser.add_argument(
+        "--work",
+        type=Path,
+        default=Path("outputs/benchmarks/recording_cost"),
+        help="run folders; kept",
+    )
     parser.add_argument("--output", type=Path, default=RESULT)
     parser.add_argument("overrides", nargs="*", help="as for siirl.train")
     flags = parser.parse_args()
@@ -58,12 +67,16 @@ def main() -> None:
         "command": f"python -m benchmarks.recording_cost {shlex.join(sys.argv[1:])}".strip(),
         "machine": describe_machine(),
         "aim": f"slower by at most {AIM:.0%}",
-        "slowdown": {name: summarise([slowdown(pair, name) for pair in pairs]) for name in MEASURES},
+        "slowdown": {
+            name: summarise([slowdown(pair, name) for pair in pairs]) for name in MEASURES
+        },
         "pairs": [{arm: vars(measured) for arm, measured in pair.items()} for pair in pairs],
     }
     flags.output.write_text(json.dumps(result, indent=1) + "\n")
     for name, share in result["slowdown"].items():
-        print(f"{name:<12} with recording / without - 1: {share['median']:+.1%} [{share['lowest']:+.1%}, {share['highest']:+.1%}]")
+        print(
+            f"{name:<12} with recording / without - 1: {share['median']:+.1%} [{share['lowest']:+.1%}, {share['highest']:+.1%}]"
+        )
     print(f"written to {flags.output}")
 
 
@@ -71,12 +84,25 @@ def measure_pair(number: int, flags: argparse.Namespace) -> dict[str, Measured]:
     """Both runs of a pair; the other one first in every second pair."""
     arms = {"recording": (), "nothing": ("trainer.record_episodes=0",)}
     order = sorted(arms, reverse=number % 2 == 1)
-    return {name: run([*flags.overrides, *arms[name], f"trainer.seed={number}"], name=f"{number}_{name}", flags=flags) for name in order}
+    return {
+        name: run(
+            [*flags.overrides, *arms[name], f"trainer.seed={number}"],
+            name=f"{number}_{name}",
+            flags=flags,
+        )
+        for name in order
+    }
 
 
 def run(overrides: list[str], *, name: str, flags: argparse.Namespace) -> Measured:
     """Train, and read what the counted steps took."""
-    command = [sys.executable, "-m", "siirl.train", f"trainer.total_steps={flags.steps}", "trainer.max_minutes=null"]
+    command = [
+        sys.executable,
+        "-m",
+        "siirl.train",
+        f"trainer.total_steps={flags.steps}",
+        "trainer.max_minutes=null",
+    ]
     command += ["trainer.val_episodes=0", "trainer.save_freq=-1", "trainer.logger=[]"]
     command += [f"trainer.output_dir={flags.work}", f"trainer.experiment_name={name}", *overrides]
     before = set(flags.work.glob(f"{name}/*"))
@@ -85,7 +111,12 @@ def run(overrides: list[str], *, name: str, flags: argparse.Namespace) -> Measur
     try:
         while process.poll() is None:
             seconds = meter.read()
-            files = [file for folder in flags.work.glob(f"{name}/*") if folder not in before for file in folder.glob(METRICS_FILE)]
+            files = [
+                file
+                for folder in flags.work.glob(f"{name}/*")
+                if folder not in before
+                for file in folder.glob(METRICS_FILE)
+            ]
             done = sum(1 for file in files for _ in read_rows(file))
             marks.setdefault(done, seconds)
             time.sleep(POLL_S)
@@ -99,7 +130,9 @@ def run(overrides: list[str], *, name: str, flags: argparse.Namespace) -> Measur
     return Measured(
         wall_s=sum(row["time/step_s"] for row in rows),
         processor_s=marks[flags.steps] - marks[1],
-        environment_steps=sum(row["rollout/episodes"] * row["rollout/episode_length"] for row in rows),
+        environment_steps=sum(
+            row["rollout/episodes"] * row["rollout/episode_length"] for row in rows
+        ),
         videos=len(list(folder.glob("videos/train/*/*.mp4"))),
     )
 
@@ -127,12 +160,16 @@ class ProcessorTime:
         except (FileNotFoundError, ProcessLookupError):
             return  # it ended meanwhile
         if int(fields[3]) == self.session:
-            self.seconds[f"{folder.name}-{fields[19]}"] = (int(fields[11]) + int(fields[12])) / TICKS  # number and start: numbers return
+            self.seconds[f"{folder.name}-{fields[19]}"] = (
+                int(fields[11]) + int(fields[12])
+            ) / TICKS  # number and start: numbers return
 
 
 def slowdown(pair: dict[str, Measured], name: str) -> float:
     """How much longer an environment step takes with recording; 0.1 is a tenth."""
-    per_step = {arm: vars(measured)[name] / measured.environment_steps for arm, measured in pair.items()}
+    per_step = {
+        arm: vars(measured)[name] / measured.environment_steps for arm, measured in pair.items()
+    }
     return per_step["recording"] / per_step["nothing"] - 1
 
 

@@ -34,7 +34,10 @@ from vjepa.progress_metrics import grouped_rank_correlation, rank_correlation
 from vjepa.reward_settings import TrajectoryRewardConfig
 
 RESULTS = Path(__file__).parent / "results"
-TEST_SEED, TRAINING_SEED = 8_100_000, 2_100_000  # scenes of the failures, and of the episodes that the supervised rows learn from
+TEST_SEED, TRAINING_SEED = (
+    8_100_000,
+    2_100_000,
+)  # scenes of the failures, and of the episodes that the supervised rows learn from
 HAND, OBJECT = slice(0, 3), slice(4, 7)  # of Meta-World's observation, in metres
 RIDGE = 0.01  # beside the kernel's diagonal of 1; not tuned
 
@@ -85,7 +88,15 @@ async def collect_scenes(*, folder: Path, first_seed: int, scenes: int, rollouts
             await env.reset(seed=seed, options={"task": task})
             starts += [env.state[OBJECT]] * rollouts
             for number in range(rollouts):
-                clips.append(await roll_out(policy=policy, env=env, task=task, seed=seed, sampling_seed=100 * seed + number))
+                clips.append(
+                    await roll_out(
+                        policy=policy,
+                        env=env,
+                        task=task,
+                        seed=seed,
+                        sampling_seed=100 * seed + number,
+                    )
+                )
                 ends.append(env.state)
         print(f"{task}: {scenes} scenes, {rollouts} episodes each")
     await env.close()
@@ -103,23 +114,36 @@ def gather(file: Path, **job: Any) -> Episodes:
         return Episodes(list(load_clips(file)), data["hand"], data["object"], data["start"])
 
 
-def distance_to_success(*, embeddings_NE: NDArray[np.floating], episodes: Episodes) -> NDArray[np.float64]:
+def distance_to_success(
+    *, embeddings_NE: NDArray[np.floating], episodes: Episodes
+) -> NDArray[np.float64]:
     """The reward's distance [N], which orders failures as the reward does: to the nearest cluster of the task's own successes."""
     settings, distance_N = TrajectoryRewardConfig(), np.full(len(embeddings_NE), np.nan)
     for task in np.unique(episodes.tasks):
         of_task = episodes.tasks == task
         clusters = cluster(
-            references_ND=embeddings_NE[of_task & episodes.success], min_samples=settings.min_samples, eps_scale=settings.eps_scale
+            references_ND=embeddings_NE[of_task & episodes.success],
+            min_samples=settings.min_samples,
+            eps_scale=settings.eps_scale,
         )
-        distance_N[of_task] = nearest_centre_distance(embeddings_BD=embeddings_NE[of_task], clusters=clusters)
+        distance_N[of_task] = nearest_centre_distance(
+            embeddings_BD=embeddings_NE[of_task], clusters=clusters
+        )
     return distance_N
 
 
-def regressed_distance(*, features: Features, training: Sequence[Clip], episodes: Episodes) -> NDArray[np.float64]:
+def regressed_distance(
+    *, features: Features, training: Sequence[Clip], episodes: Episodes
+) -> NDArray[np.float64]:
     """The oracle's distance [N] as a regression from frames tells it, trained for each task on the cuts of `training`."""
     distance_N = np.full(len(episodes.clips), np.nan)
     for task in np.unique(episodes.tasks):
-        cuts = [(clip.frames[: end + 1], clip.distances[end]) for clip in training if clip.task == task for end in range(len(clip.frames))]
+        cuts = [
+            (clip.frames[: end + 1], clip.distances[end])
+            for clip in training
+            if clip.task == task
+            for end in range(len(clip.frames))
+        ]
         rows = np.flatnonzero(episodes.tasks == task)
         distance_N[rows] = kernel_ridge(
             train_XE=features([frames for frames, _ in cuts]),
@@ -129,7 +153,9 @@ def regressed_distance(*, features: Features, training: Sequence[Clip], episodes
     return distance_N
 
 
-def kernel_ridge(*, train_XE: NDArray[Any], target_X: NDArray[Any], test_YE: NDArray[Any]) -> NDArray[np.float64]:
+def kernel_ridge(
+    *, train_XE: NDArray[Any], target_X: NDArray[Any], test_YE: NDArray[Any]
+) -> NDArray[np.float64]:
     """Predictions [Y]; Gaussian kernel as wide as the median distance between training rows."""
     train_XE, test_YE = train_XE.astype(np.float64), test_YE.astype(np.float64)
     squared_XX = cdist(train_XE, train_XE, "sqeuclidean")
@@ -139,7 +165,9 @@ def kernel_ridge(*, train_XE: NDArray[Any], target_X: NDArray[Any], test_YE: NDA
     return np.exp(-cdist(test_YE, train_XE, "sqeuclidean") / width) @ weights_X + target_X.mean()
 
 
-def ranking(distance_N: NDArray[np.float64], episodes: Episodes, target_N: NDArray[np.float64]) -> dict[str, Any]:
+def ranking(
+    distance_N: NDArray[np.float64], episodes: Episodes, target_N: NDArray[np.float64]
+) -> dict[str, Any]:
     """Rank correlation of two distances among failures: by task, and within the scenes of each task."""
     result: dict[str, Any] = {}
     for kind in ("task", "scene"):
@@ -149,7 +177,9 @@ def ranking(distance_N: NDArray[np.float64], episodes: Episodes, target_N: NDArr
             if kind == "task":
                 values[task] = rank_correlation(distance_N[failed], target_N[failed])
             else:
-                values[task] = grouped_rank_correlation(distance_N[failed], target_N[failed], episodes.scenes[failed])
+                values[task] = grouped_rank_correlation(
+                    distance_N[failed], target_N[failed], episodes.scenes[failed]
+                )
         result[kind] = {"mean": float(np.mean(list(values.values()))), **values}
     return result
 
@@ -160,11 +190,17 @@ def spread(episodes: Episodes) -> dict[str, Any]:
     for task in WARM_START_TASKS:
         failed = (episodes.tasks == task) & ~episodes.success
         left, scenes = episodes.left[failed], episodes.scenes[failed]
-        deviations = [left[scenes == scene].std() for scene in np.unique(scenes) if (scenes == scene).sum() > 1]
+        deviations = [
+            left[scenes == scene].std()
+            for scene in np.unique(scenes)
+            if (scenes == scene).sum() > 1
+        ]
         facts[task] = {
             "failures": int(failed.sum()),
             "episodes": int((episodes.tasks == task).sum()),
-            "start_median": float(np.median([clip.distances[0] for clip in episodes.clips if clip.task == task])),
+            "start_median": float(
+                np.median([clip.distances[0] for clip in episodes.clips if clip.task == task])
+            ),
             "left_quantiles": np.quantile(left, (0.1, 0.5, 0.9)).round(3).tolist(),
             "deviation": float(left.std()),
             "deviation_within_scenes": float(np.mean(deviations)),
@@ -172,7 +208,9 @@ def spread(episodes: Episodes) -> dict[str, Any]:
     return facts
 
 
-def rows(episodes: Episodes, training: Sequence[Clip], disturbed: Sequence[Clip]) -> dict[str, NDArray[np.float64]]:
+def rows(
+    episodes: Episodes, training: Sequence[Clip], disturbed: Sequence[Clip]
+) -> dict[str, NDArray[np.float64]]:
     """The distances that are compared, by name."""
     frames = [clip.frames for clip in episodes.clips]
     room_NE = np.concatenate((episodes.hand_N3, episodes.object_N3), axis=1)
@@ -180,17 +218,26 @@ def rows(episodes: Episodes, training: Sequence[Clip], disturbed: Sequence[Clip]
     latents = load_video_encoder("tiny", pooling="last_grid").encode
     last_frame: Features = lambda clips: pixels(clips).numpy()  # noqa: E731  # a name for the reader
     compared = {
-        name: distance_to_success(embeddings_NE=load_video_encoder(name).encode(frames), episodes=episodes) for name in ("tiny", "pixels")
+        name: distance_to_success(
+            embeddings_NE=load_video_encoder(name).encode(frames), episodes=episodes
+        )
+        for name in ("tiny", "pixels")
     }
-    compared["perfect state, in the room"] = distance_to_success(embeddings_NE=room_NE, episodes=episodes)
-    compared["perfect state, relative to the scene"] = distance_to_success(embeddings_NE=scene_NE, episodes=episodes)
+    compared["perfect state, in the room"] = distance_to_success(
+        embeddings_NE=room_NE, episodes=episodes
+    )
+    compared["perfect state, relative to the scene"] = distance_to_success(
+        embeddings_NE=scene_NE, episodes=episodes
+    )
     for name, features, clips in (
         ("supervised, pixels, own episodes", last_frame, training),
         ("supervised, pixels, disturbed experts", last_frame, disturbed),
         ("supervised, tiny's latents, own episodes", latents, training),
     ):
         if clips:
-            compared[name] = regressed_distance(features=features, training=clips, episodes=episodes)
+            compared[name] = regressed_distance(
+                features=features, training=clips, episodes=episodes
+            )
     compared["oracle's least distance"] = episodes.least
     return compared
 
@@ -198,11 +245,32 @@ def rows(episodes: Episodes, training: Sequence[Clip], disturbed: Sequence[Clip]
 def main() -> None:
     """Run the benchmark as the command line says."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--policy", type=Path, default=Path("assets/tiny_vla"), help="policy folder whose failures are ranked")
-    parser.add_argument("--training-clips", type=Path, help="clips of the shipped encoder's training, for the row of disturbed experts")
-    parser.add_argument("--folder", type=Path, default=Path("outputs/reward_ceiling"), help="where episodes are kept between runs")
-    parser.add_argument("--scenes", type=int, default=16, help="initial states a task, eight episodes each")
-    parser.add_argument("--training-scenes", type=int, default=30, help="of the episodes for the supervised rows, four each")
+    parser.add_argument(
+        "--policy",
+        type=Path,
+        default=Path("assets/tiny_vla"),
+        help="policy folder whose failures are ranked",
+    )
+    parser.add_argument(
+        "--training-clips",
+        type=Path,
+        help="clips of the shipped encoder's training, for the row of disturbed experts",
+    )
+    parser.add_argument(
+        "--folder",
+        type=Path,
+        default=Path("outputs/reward_ceiling"),
+        help="where episodes are kept between runs",
+    )
+    parser.add_argument(
+        "--scenes", type=int, default=16, help="initial states a task, eight episodes each"
+    )
+    parser.add_argument(
+        "--training-scenes",
+        type=int,
+        default=30,
+        help="of the episodes for the supervised rows, four each",
+    )
     parser.add_argument("--output", type=Path, default=RESULTS / "reward_ceiling.json")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
@@ -211,12 +279,22 @@ def main() -> None:
     episodes = gather(arguments.folder / "test.npz", folder=arguments.policy, **test)
     training = gather(arguments.folder / "training.npz", folder=arguments.policy, **own).clips
     disturbed = list(load_clips(arguments.training_clips)) if arguments.training_clips else []
-    results = {name: ranking(distance, episodes, episodes.left) for name, distance in rows(episodes, training, disturbed).items()}
+    results = {
+        name: ranking(distance, episodes, episodes.left)
+        for name, distance in rows(episodes, training, disturbed).items()
+    }
     for name, result in results.items():
-        print(f"{name:42s} by task {result['task']['mean']:+.2f}   within scenes {result['scene']['mean']:+.2f}")
+        print(
+            f"{name:42s} by task {result['task']['mean']:+.2f}   within scenes {result['scene']['mean']:+.2f}"
+        )
     clips = f" --training-clips {arguments.training_clips.name}" if arguments.training_clips else ""
     command = f"python -m benchmarks.reward_ceiling --scenes {arguments.scenes} --training-scenes {arguments.training_scenes}{clips}"
-    report = {"command": command, "machine": describe_machine(), "spread": spread(episodes), "rank_correlation": results}
+    report = {
+        "command": command,
+        "machine": describe_machine(),
+        "spread": spread(episodes),
+        "rank_correlation": results,
+    }
     arguments.output.parent.mkdir(parents=True, exist_ok=True)
     arguments.output.write_text(json.dumps(report, indent=1) + "\n")
 

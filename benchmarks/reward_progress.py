@@ -22,7 +22,15 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from benchmarks.collect_clips import FAILING_KINDS, WARM_START_TASKS, Clip, collect, collect_policy, load_clips, save_clips
+from benchmarks.collect_clips import (
+    FAILING_KINDS,
+    WARM_START_TASKS,
+    Clip,
+    collect,
+    collect_policy,
+    load_clips,
+    save_clips,
+)
 from benchmarks.measured_on import describe_machine
 from benchmarks.progress_picture import draw
 from vjepa.clips import prepare
@@ -43,7 +51,11 @@ from vjepa.train_tiny import Clips
 from vjepa.train_tiny import load_clips as load_training_clips
 
 RESULTS = Path(__file__).parent / "results"
-REFERENCE_SEED, HELD_OUT_SEED, POLICY_SEED = 7_000_000, 7_500_000, 8_000_000  # training has 1 and 2 million, tuning 3 to 5
+REFERENCE_SEED, HELD_OUT_SEED, POLICY_SEED = (
+    7_000_000,
+    7_500_000,
+    8_000_000,
+)  # training has 1 and 2 million, tuning 3 to 5
 FRACTIONS = np.arange(1, 9) / 8  # an expert clip has nine frames or more, so the cuts differ
 
 Encode = Callable[[Sequence[NDArray[np.uint8]]], NDArray[np.float32]]
@@ -59,7 +71,9 @@ class Material:
     policy: list[Clip]
 
 
-def gather(*, folder: Path, policy: Path | None, experts: int, failures: int, episodes: int) -> Material:
+def gather(
+    *, folder: Path, policy: Path | None, experts: int, failures: int, episodes: int
+) -> Material:
     """Collect what is not yet in `folder`."""
 
     def clips(name: str, job: Callable[[], Any]) -> list[Clip]:
@@ -69,11 +83,24 @@ def gather(*, folder: Path, policy: Path | None, experts: int, failures: int, ep
         return list(load_clips(file))
 
     held_out = {"expert": experts, **dict.fromkeys(FAILING_KINDS, failures)}
-    references = clips("references", lambda: collect(tasks=WARM_START_TASKS, counts={"expert": 2 * experts}, first_seed=REFERENCE_SEED))
-    mixed = clips("held_out", lambda: collect(tasks=WARM_START_TASKS, counts=held_out, first_seed=HELD_OUT_SEED))
+    references = clips(
+        "references",
+        lambda: collect(
+            tasks=WARM_START_TASKS, counts={"expert": 2 * experts}, first_seed=REFERENCE_SEED
+        ),
+    )
+    mixed = clips(
+        "held_out",
+        lambda: collect(tasks=WARM_START_TASKS, counts=held_out, first_seed=HELD_OUT_SEED),
+    )
     own: list[Clip] = []
     if policy is not None:
-        own = clips("policy", lambda: collect_policy(folder=policy, tasks=WARM_START_TASKS, count=episodes, first_seed=POLICY_SEED))
+        own = clips(
+            "policy",
+            lambda: collect_policy(
+                folder=policy, tasks=WARM_START_TASKS, count=episodes, first_seed=POLICY_SEED
+            ),
+        )
     return Material(
         references=[clip for clip in references if clip.success],
         experts=[clip for clip in mixed if clip.kind == "expert" and clip.success],
@@ -87,17 +114,23 @@ def encode_with(encoder: VideoEncoder) -> Encode:
     return encoder.encode
 
 
-def encode_with_readout(features: Callable[[Sequence[NDArray[np.uint8]]], torch.Tensor], clips: Clips) -> Encode:
+def encode_with_readout(
+    features: Callable[[Sequence[NDArray[np.uint8]]], torch.Tensor], clips: Clips
+) -> Encode:
     """A read-out on other features, trained exactly as the shipped encoder's: the baseline given our own trick."""
     parts = [features(part) for part in prefixes(clips.frames_NHW3, clips.lengths)]
     index = EpisodeIndex(lengths=clips.lengths, success=clips.success, tasks=clips.tasks)
-    readout: ReadOut = train_readout(features_NF=torch.cat(parts), index=index, config=ReadOutConfig(), seed=0)
+    readout: ReadOut = train_readout(
+        features_NF=torch.cat(parts), index=index, config=ReadOutConfig(), seed=0
+    )
     return lambda rows: readout.embed(features(rows)).numpy()
 
 
 def pixels(rows: Sequence[NDArray[np.uint8]]) -> torch.Tensor:
     """The last frame at 16 x 16."""
-    return prepare(rows, frames_per_clip=2, image_size=RawPixelEncoder.image_size, crop=False)[:, :, -1].flatten(1)
+    return prepare(rows, frames_per_clip=2, image_size=RawPixelEncoder.image_size, crop=False)[
+        :, :, -1
+    ].flatten(1)
 
 
 def encoders(training_clips: Path | None) -> dict[str, Encode]:
@@ -111,18 +144,33 @@ def encoders(training_clips: Path | None) -> dict[str, Encode]:
     if training_clips is not None:
         clips, untrained = load_training_clips(training_clips), random_network()
         grid = wrap(untrained, name="random", pooling="last_grid", crop=False, batch_size=32)
-        compared["random + read-out"] = encode_with_readout(lambda rows: torch.from_numpy(grid.encode(rows)), clips)
+        compared["random + read-out"] = encode_with_readout(
+            lambda rows: torch.from_numpy(grid.encode(rows)), clips
+        )
         compared["pixels + read-out"] = encode_with_readout(pixels, clips)
     return compared
 
 
-def scored(encode: Encode, material: Material, clips: dict[str, list[NDArray[np.uint8]]], task_of: dict[str, list[str]]) -> dict[str, Any]:
+def scored(
+    encode: Encode,
+    material: Material,
+    clips: dict[str, list[NDArray[np.uint8]]],
+    task_of: dict[str, list[str]],
+) -> dict[str, Any]:
     """Rewards of sets of clips as if none had succeeded, all by one memory: expert references, the window filled by the failures."""
     references = _by_task(material.references)
     reward = TrajectoryReward(
-        TrajectoryRewardConfig(), demonstrations={task: encode([clip.frames for clip in rows]) for task, rows in references.items()}
+        TrajectoryRewardConfig(),
+        demonstrations={
+            task: encode([clip.frames for clip in rows]) for task, rows in references.items()
+        },
     )
-    score(reward, encode, [clip.frames for clip in material.failures], [clip.task for clip in material.failures])
+    score(
+        reward,
+        encode,
+        [clip.frames for clip in material.failures],
+        [clip.task for clip in material.failures],
+    )
     state, rewards = reward.state_dict(), {}
     for name, rows in clips.items():
         reward.load_state_dict(state)
@@ -130,35 +178,66 @@ def scored(encode: Encode, material: Material, clips: dict[str, list[NDArray[np.
     return rewards
 
 
-def score(reward: TrajectoryReward, encode: Encode, rows: Sequence[NDArray[np.uint8]], tasks: Sequence[str]) -> NDArray[np.float32]:
+def score(
+    reward: TrajectoryReward,
+    encode: Encode,
+    rows: Sequence[NDArray[np.uint8]],
+    tasks: Sequence[str],
+) -> NDArray[np.float32]:
     """Rewards of clips that count as failures."""
-    output = reward.score(embeddings_BD=encode(rows), success_B=np.zeros(len(rows), bool), tasks_B=tasks, group_B=np.arange(len(rows)))
+    output = reward.score(
+        embeddings_BD=encode(rows),
+        success_B=np.zeros(len(rows), bool),
+        tasks_B=tasks,
+        group_B=np.arange(len(rows)),
+    )
     return output.reward_B
 
 
-def failure_ranking(encode: Encode, material: Material, failures: Sequence[Clip], successes: Sequence[Clip]) -> dict[str, Any]:
+def failure_ranking(
+    encode: Encode, material: Material, failures: Sequence[Clip], successes: Sequence[Clip]
+) -> dict[str, Any]:
     """Rank correlation, for each task, of the reward with the true distance left; `successes` are references beside the experts'."""
     ranking: dict[str, Any] = {}
     references = _by_task([*material.references, *successes])
     for task, rows in _by_task(failures).items():
         embeddings = encode([clip.frames for clip in rows])
-        reward = TrajectoryReward(TrajectoryRewardConfig(), demonstrations={task: encode([clip.frames for clip in references[task]])})
+        reward = TrajectoryReward(
+            TrajectoryRewardConfig(),
+            demonstrations={task: encode([clip.frames for clip in references[task]])},
+        )
         output = reward.score(
-            embeddings_BD=embeddings, success_B=np.zeros(len(rows), bool), tasks_B=[task] * len(rows), group_B=np.arange(len(rows))
+            embeddings_BD=embeddings,
+            success_B=np.zeros(len(rows), bool),
+            tasks_B=[task] * len(rows),
+            group_B=np.arange(len(rows)),
         )
         left = np.array([clip.distances[-1] for clip in rows])
         low, high = _correlation_interval(output.reward_B, -left)
-        ranking[task] = {"rank_correlation": rank_correlation(output.reward_B, -left), "low": low, "high": high, "failures": len(rows)}
+        ranking[task] = {
+            "rank_correlation": rank_correlation(output.reward_B, -left),
+            "low": low,
+            "high": high,
+            "failures": len(rows),
+        }
     if ranking:
-        ranking["mean"] = float(np.mean([result["rank_correlation"] for result in ranking.values()]))
+        ranking["mean"] = float(
+            np.mean([result["rank_correlation"] for result in ranking.values()])
+        )
     return ranking
 
 
-def progress(encode: Encode, material: Material) -> tuple[dict[str, float], dict[str, NDArray[np.float32]]]:
+def progress(
+    encode: Encode, material: Material
+) -> tuple[dict[str, float], dict[str, NDArray[np.float32]]]:
     """Measures on held-out expert clips cut at known fractions, against failures and controls; and the rewards for the picture."""
     experts, rng = material.experts, np.random.default_rng(0)
     whole = [clip.frames for clip in experts]
-    cuts = [frames[: max(1, round(fraction * len(frames)))] for frames in whole for fraction in FRACTIONS]
+    cuts = [
+        frames[: max(1, round(fraction * len(frames)))]
+        for frames in whole
+        for fraction in FRACTIONS
+    ]
     sets = {
         "cut": cuts,
         "whole": whole,
@@ -168,7 +247,10 @@ def progress(encode: Encode, material: Material) -> tuple[dict[str, float], dict
     }
     tasks = [clip.task for clip in experts]
     task_of = dict.fromkeys(("whole", "reversed", "shuffled"), tasks)
-    task_of |= {"cut": [task for task in tasks for _ in FRACTIONS], "failures": [clip.task for clip in material.failures]}
+    task_of |= {
+        "cut": [task for task in tasks for _ in FRACTIONS],
+        "failures": [clip.task for clip in material.failures],
+    }
     rewards = scored(encode, material, sets, task_of)
     scores_CK = rewards["cut"].reshape(len(experts), len(FRACTIONS))
     measures = {
@@ -186,14 +268,21 @@ def progress(encode: Encode, material: Material) -> tuple[dict[str, float], dict
 
 
 def _by_task(clips: Sequence[Clip]) -> dict[str, list[Clip]]:
-    return {task: [clip for clip in clips if clip.task == task] for task in dict.fromkeys(clip.task for clip in clips)}
+    return {
+        task: [clip for clip in clips if clip.task == task]
+        for task in dict.fromkeys(clip.task for clip in clips)
+    }
 
 
-def _correlation_interval(a_N: NDArray[np.floating], b_N: NDArray[np.floating], *, draws: int = 1000) -> tuple[float, float]:
+def _correlation_interval(
+    a_N: NDArray[np.floating], b_N: NDArray[np.floating], *, draws: int = 1000
+) -> tuple[float, float]:
     """95 % interval of the rank correlation by resampling clips."""
     rng = np.random.default_rng(0)
     rows = rng.integers(len(a_N), size=(draws, len(a_N)))
-    low, high = np.nanquantile([rank_correlation(a_N[row], b_N[row]) for row in rows], (0.025, 0.975))
+    low, high = np.nanquantile(
+        [rank_correlation(a_N[row], b_N[row]) for row in rows], (0.025, 0.975)
+    )
     return float(low), float(high)
 
 
@@ -208,10 +297,28 @@ def encode_milliseconds(encode: Encode, material: Material) -> float:
 def main() -> None:
     """Run the benchmark as the command line says."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--policy", type=Path, help="policy folder whose failures are ranked, for example assets/tiny_vla")
-    parser.add_argument("--training-clips", type=Path, help="clips of the shipped encoder's training, to give the baselines a read-out")
-    parser.add_argument("--folder", type=Path, default=Path("outputs/reward_progress"), help="where clips are kept between runs")
-    parser.add_argument("--experts", type=int, default=15, help="held-out expert clips a task; twice as many are references")
+    parser.add_argument(
+        "--policy",
+        type=Path,
+        help="policy folder whose failures are ranked, for example assets/tiny_vla",
+    )
+    parser.add_argument(
+        "--training-clips",
+        type=Path,
+        help="clips of the shipped encoder's training, to give the baselines a read-out",
+    )
+    parser.add_argument(
+        "--folder",
+        type=Path,
+        default=Path("outputs/reward_progress"),
+        help="where clips are kept between runs",
+    )
+    parser.add_argument(
+        "--experts",
+        type=int,
+        default=15,
+        help="held-out expert clips a task; twice as many are references",
+    )
     parser.add_argument("--failures", type=int, default=10, help="clips a task of each disturbance")
     parser.add_argument("--episodes", type=int, default=60, help="episodes a task of the policy")
     parser.add_argument("--output", type=Path, default=RESULTS / "reward_progress.json")
@@ -229,7 +336,9 @@ def main() -> None:
         measures, pictures[name] = progress(encode, material)
         own_failures = [clip for clip in material.policy if not clip.success]
         results[name] = {
-            "policy_failures": failure_ranking(encode, material, own_failures, [clip for clip in material.policy if clip.success]),
+            "policy_failures": failure_ranking(
+                encode, material, own_failures, [clip for clip in material.policy if clip.success]
+            ),
             "disturbed_experts": failure_ranking(encode, material, material.failures, []),
             "progress": measures,
             "encode_milliseconds_per_clip": round(encode_milliseconds(encode, material), 2),
@@ -237,9 +346,19 @@ def main() -> None:
         print(name, json.dumps(results[name]))
     command = f"python -m benchmarks.reward_progress --policy {arguments.policy} --training-clips {arguments.training_clips}"
     arguments.output.parent.mkdir(parents=True, exist_ok=True)
-    report = {"command": command, "machine": describe_machine(), "fractions": FRACTIONS.tolist(), "results": results}
+    report = {
+        "command": command,
+        "machine": describe_machine(),
+        "fractions": FRACTIONS.tolist(),
+        "results": results,
+    }
     arguments.output.write_text(json.dumps(report, indent=1) + "\n")
-    draw(results=results, rewards=pictures, fractions_K=FRACTIONS, file=arguments.output.with_suffix(".png"))
+    draw(
+        results=results,
+        rewards=pictures,
+        fractions_K=FRACTIONS,
+        file=arguments.output.with_suffix(".png"),
+    )
 
 
 if __name__ == "__main__":

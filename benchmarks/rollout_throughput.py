@@ -38,13 +38,21 @@ WARM_UP = 2  # uncounted turns, in which simulators are built: an environment of
 class LockstepRollout:
     """AsyncVectorEnv; every step waits for the slowest environment, every batch for the longest episode."""
 
-    def __init__(self, policy: Any, env_kwargs: Mapping[str, Any], *, num_envs: int, sparing: bool) -> None:
+    def __init__(
+        self, policy: Any, env_kwargs: Mapping[str, Any], *, num_envs: int, sparing: bool
+    ) -> None:
         self._policy, self._num_envs, self._sparing = policy, num_envs, sparing
-        self._engine = EmbodiedEngine(policy=policy, temperature=1.0, lockstep=False, batch_rows=num_envs)
-        env_class = functools.partial(WaitingEnv, "mujoco", env_kwargs, chunk=policy.chunk_length, go_on=not sparing)
+        self._engine = EmbodiedEngine(
+            policy=policy, temperature=1.0, lockstep=False, batch_rows=num_envs
+        )
+        env_class = functools.partial(
+            WaitingEnv, "mujoco", env_kwargs, chunk=policy.chunk_length, go_on=not sparing
+        )
         make = [functools.partial(env_class, index=index) for index in range(num_envs)]
         self._envs = gymnasium.vector.AsyncVectorEnv(make, context="spawn")
-        for _ in range(NUM_TASKS):  # without options tasks take turns: every environment builds its simulators now
+        for _ in range(
+            NUM_TASKS
+        ):  # without options tasks take turns: every environment builds its simulators now
             self._envs.reset(seed=0)
 
     def run(self, requests: Sequence[EpisodeRequest]) -> tuple[int, int]:
@@ -56,18 +64,25 @@ class LockstepRollout:
         self._envs.close()
 
     async def _batches(self, requests: Sequence[EpisodeRequest]) -> tuple[int, int]:
-        results = [await self._batch(requests[start : start + self._num_envs]) for start in range(0, len(requests), self._num_envs)]
+        results = [
+            await self._batch(requests[start : start + self._num_envs])
+            for start in range(0, len(requests), self._num_envs)
+        ]
         return sum(steps for steps, _ in results), sum(successes for _, successes in results)
 
     async def _batch(self, requests: Sequence[EpisodeRequest]) -> tuple[int, int]:
         options = {"tasks": [request.task for request in requests]}
-        observations, _ = self._envs.reset(seed=[request.seed for request in requests], options=options)
+        observations, _ = self._envs.reset(
+            seed=[request.seed for request in requests], options=options
+        )
         generators = [np.random.default_rng(request.policy_seed) for request in requests]
         running, steps, successes = np.ones(self._num_envs, np.bool_), 0, 0
         actions = np.zeros(self._envs.action_space.shape or (), np.float32)
         while running.any():
             rows = np.flatnonzero(running) if self._sparing else np.arange(self._num_envs)
-            asked = [self._request(observations, row, requests[row], generators[row]) for row in rows]
+            asked = [
+                self._request(observations, row, requests[row], generators[row]) for row in rows
+            ]
             responses = await asyncio.gather(*map(self._engine.act, asked))
             for row, response in zip(rows, responses, strict=True):
                 actions[row] = self._policy.action_tokenizer.decode(response.tokens)
@@ -77,7 +92,9 @@ class LockstepRollout:
             running &= ~infos["ended"]
         return steps, successes
 
-    def _request(self, observations: Any, row: int, request: EpisodeRequest, generator: np.random.Generator) -> ActRequest:
+    def _request(
+        self, observations: Any, row: int, request: EpisodeRequest, generator: np.random.Generator
+    ) -> ActRequest:
         tokens = self._policy.chunk_length * self._policy.action_tokenizer.dimensions
         return ActRequest(
             uid=request.uid,
@@ -91,10 +108,25 @@ class LockstepRollout:
 class PoolRollout:
     """siirl's own rollout, as training has it but for videos: all episodes at once, or batch by batch."""
 
-    def __init__(self, policy: Any, env_kwargs: Mapping[str, Any], *, num_servers: int, envs_per_server: int, refill: bool) -> None:
-        pool = EnvPool("mujoco", env_kwargs, num_servers, envs_per_server, cluster="ray", deadline_s=120.0)
+    def __init__(
+        self,
+        policy: Any,
+        env_kwargs: Mapping[str, Any],
+        *,
+        num_servers: int,
+        envs_per_server: int,
+        refill: bool,
+    ) -> None:
+        pool = EnvPool(
+            "mujoco", env_kwargs, num_servers, envs_per_server, cluster="ray", deadline_s=120.0
+        )
         settings = RolloutSettings(
-            temperature=1.0, top_p=1.0, deterministic=False, frame_every=CHUNK, recorder=FrameRequest(every=CHUNK, size=64), blind=False
+            temperature=1.0,
+            top_p=1.0,
+            deterministic=False,
+            frame_every=CHUNK,
+            recorder=FrameRequest(every=CHUNK, size=64),
+            blind=False,
         )
         self._rollout = EmbodiedRollout(policy=policy, pool=pool, encoder=None, settings=settings)
         self._rollout.start()
@@ -103,14 +135,21 @@ class PoolRollout:
     def run(self, requests: Sequence[EpisodeRequest]) -> tuple[int, int]:
         """Run all episodes; returns environment steps and successes."""
         size = self._size or len(requests)
-        results = [self._rollout.generate(requests[start : start + size]) for start in range(0, len(requests), size)]
+        results = [
+            self._rollout.generate(requests[start : start + size])
+            for start in range(0, len(requests), size)
+        ]
         stats = [each for _, each in results]
         self.busy = {
             "simulators": statistics.fmean(each["env/busy_share"] for each in stats),
-            "policy": sum(each["policy_busy_s"] for each in stats) / sum(each["seconds"] for each in stats),
+            "policy": sum(each["policy_busy_s"] for each in stats)
+            / sum(each["seconds"] for each in stats),
         }
         rows = [trajectory.row for result, _ in results for trajectory in result.trajectories]
-        sizes = [sum(value.nbytes for value in row.values() if isinstance(value, np.ndarray)) for row in rows]
+        sizes = [
+            sum(value.nbytes for value in row.values() if isinstance(value, np.ndarray))
+            for row in rows
+        ]
         self.trajectory_bytes = {"mean": statistics.fmean(sizes), "largest": max(sizes)}
         return sum(row["finish_step"] for row in rows), sum(row["complete"] for row in rows)
 
@@ -140,14 +179,22 @@ def rollouts_section(flags: argparse.Namespace, env_kwargs: Mapping[str, Any]) -
     torch.set_num_threads(1)
     policy = load_policy(flags.policy).eval()
     num_slots = flags.num_servers * flags.envs_per_server
-    pool = functools.partial(PoolRollout, policy, env_kwargs, num_servers=flags.num_servers, envs_per_server=flags.envs_per_server)
+    pool = functools.partial(
+        PoolRollout,
+        policy,
+        env_kwargs,
+        num_servers=flags.num_servers,
+        envs_per_server=flags.envs_per_server,
+    )
     contenders = {
         "lockstep_plain": LockstepRollout(policy, env_kwargs, num_envs=num_slots, sparing=False),
         "lockstep_sparing": LockstepRollout(policy, env_kwargs, num_envs=num_slots, sparing=True),
         "pool_batches": pool(refill=False),
         "pool_refill": pool(refill=True),
     }
-    requests = make_requests(env_spec("mujoco", **env_kwargs).tasks, episodes=flags.episodes // num_slots * num_slots)
+    requests = make_requests(
+        env_spec("mujoco", **env_kwargs).tasks, episodes=flags.episodes // num_slots * num_slots
+    )
     rates: dict[str, list[float]] = {name: [] for name in contenders}
     outcomes: dict[str, dict[str, float]] = {}
     try:
@@ -159,7 +206,10 @@ def rollouts_section(flags: argparse.Namespace, env_kwargs: Mapping[str, Any]) -
                 outcomes[name] = {"steps": steps, "success_rate": successes / len(requests)}
                 if number > 0:
                     rates[name].append(steps / seconds)
-                    print(f"round {number} of {flags.rounds}: {name:<24} {rates[name][-1]:8.0f} steps/s", flush=True)
+                    print(
+                        f"round {number} of {flags.rounds}: {name:<24} {rates[name][-1]:8.0f} steps/s",
+                        flush=True,
+                    )
     finally:
         for contender in contenders.values():
             contender.close()
@@ -173,4 +223,9 @@ def rollouts_section(flags: argparse.Namespace, env_kwargs: Mapping[str, Any]) -
     refill = contenders["pool_refill"]
     assert isinstance(refill, PoolRollout)
     own = {"busy_share": refill.busy, "trajectory_bytes": refill.trajectory_bytes}
-    return {"steps_per_s": rates, "ratios": summarise_ratios(rates, pairs), "outcomes": outcomes, **own}
+    return {
+        "steps_per_s": rates,
+        "ratios": summarise_ratios(rates, pairs),
+        "outcomes": outcomes,
+        **own,
+    }

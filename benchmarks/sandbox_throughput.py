@@ -37,9 +37,24 @@ from envs.sandbox.scoring import judge, program_of
 
 RESULTS = Path(__file__).parent / "results"
 PYTHON = os.path.realpath(sys.executable)
-NAIVE = ["bwrap", "--unshare-all", "--die-with-parent", "--ro-bind", "/", "/", "--dev", "/dev", "--proc", "/proc", "--tmpfs", "/tmp"]
+NAIVE = [
+    "bwrap",
+    "--unshare-all",
+    "--die-with-parent",
+    "--ro-bind",
+    "/",
+    "/",
+    "--dev",
+    "/dev",
+    "--proc",
+    "/proc",
+    "--tmpfs",
+    "/tmp",
+]
 CONSTANT = "print(0)"
-Contender = Callable[[Problem, str], Coroutine[Any, Any, int]]  # runs a program on all tests; returns how many were passed
+Contender = Callable[
+    [Problem, str], Coroutine[Any, Any, int]
+]  # runs a program on all tests; returns how many were passed
 
 
 def process_per_test(prefix: list[str]) -> Contender:
@@ -49,7 +64,14 @@ def process_per_test(prefix: list[str]) -> Contender:
         passed = 0
         for case in problem.cases:
             process = await asyncio.create_subprocess_exec(
-                *prefix, PYTHON, "-I", "-S", "-c", program, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE
+                *prefix,
+                PYTHON,
+                "-I",
+                "-S",
+                "-c",
+                program,
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
             )
             output, _ = await process.communicate(case.given)
             passed += output_lines(output.decode()) == output_lines(case.expected)
@@ -72,7 +94,9 @@ def in_sandboxes(sandbox: Sandbox) -> Contender:
     run_one = in_sandbox(sandbox)
 
     async def run(problem: Problem, program: str) -> int:
-        return sum([await run_one(replace(problem, cases=(case,)), program) for case in problem.cases])
+        return sum(
+            [await run_one(replace(problem, cases=(case,)), program) for case in problem.cases]
+        )
 
     return run
 
@@ -94,7 +118,10 @@ PAIRS = {
     "shipped sandbox against bwrap for each test": ("sandbox", "bwrap per test"),
     "cause: one sandbox for all tests of a program": ("sandbox", "sandbox, one test each"),
     "what the walls cost": ("sandbox without walls", "sandbox"),
-    "our walls against naive ones, both for each test": ("sandbox, one test each", "bwrap per test"),
+    "our walls against naive ones, both for each test": (
+        "sandbox, one test each",
+        "bwrap per test",
+    ),
 }
 
 
@@ -112,7 +139,9 @@ async def check(contenders: dict[str, Contender], problem: Problem, right: str) 
             )
 
 
-async def rate(run: Contender, problem: Problem, program: str, *, seconds: float, workers: int) -> float:
+async def rate(
+    run: Contender, problem: Problem, program: str, *, seconds: float, workers: int
+) -> float:
     """Tests a second of `workers` programs at a time."""
     begin = time.perf_counter()
 
@@ -127,7 +156,9 @@ async def rate(run: Contender, problem: Problem, program: str, *, seconds: float
     return tests / (time.perf_counter() - begin)
 
 
-async def latency_ms(run: Contender, problem: Problem, program: str, *, programs: int) -> list[float]:
+async def latency_ms(
+    run: Contender, problem: Problem, program: str, *, programs: int
+) -> list[float]:
     """How long each of some programs took, one at a time."""
     taken = []
     for _ in range(programs):
@@ -139,35 +170,73 @@ async def latency_ms(run: Contender, problem: Problem, program: str, *, programs
 
 async def measure(flags: argparse.Namespace) -> dict[str, Any]:
     """All rounds."""
-    row = draw_row(GeneratedTask.of("lines-2"), split="train", heldout_share=0.1, num_tests=flags.num_tests, wording="words", seed=0)
+    row = draw_row(
+        GeneratedTask.of("lines-2"),
+        split="train",
+        heldout_share=0.1,
+        num_tests=flags.num_tests,
+        wording="words",
+        seed=0,
+    )
     problem, right = Problem.of(row), program_of(str(row.extra_info["solution"]))
     contenders = make_contenders()
     await check(contenders, problem, right)
     rates: dict[str, list[float]] = {name: [] for name in contenders}
     for number in range(flags.rounds):
         for name, run in contenders.items():
-            rates[name].append(await rate(run, problem, right, seconds=flags.seconds, workers=flags.workers))
-            print(f"round {number + 1} of {flags.rounds}: {name:<24} {rates[name][-1]:8.0f} tests/s", flush=True)
-    taken = {name: await latency_ms(run, problem, right, programs=flags.programs) for name, run in contenders.items()}
-    return {"tests_per_s": rates, "ratios": summarise_ratios(rates, PAIRS), "ms_per_program": taken, "program": right}
+            rates[name].append(
+                await rate(run, problem, right, seconds=flags.seconds, workers=flags.workers)
+            )
+            print(
+                f"round {number + 1} of {flags.rounds}: {name:<24} {rates[name][-1]:8.0f} tests/s",
+                flush=True,
+            )
+    taken = {
+        name: await latency_ms(run, problem, right, programs=flags.programs)
+        for name, run in contenders.items()
+    }
+    return {
+        "tests_per_s": rates,
+        "ratios": summarise_ratios(rates, PAIRS),
+        "ms_per_program": taken,
+        "program": right,
+    }
 
 
 def latency_table(taken: dict[str, list[float]], num_tests: int) -> str:
     """Median and range of the time a program takes."""
-    lines = [f"| contender, one program at a time, {num_tests} tests | ms, median | range |", "|---|---|---|"]
+    lines = [
+        f"| contender, one program at a time, {num_tests} tests | ms, median | range |",
+        "|---|---|---|",
+    ]
     for name, values in taken.items():
-        lines.append(f"| {name} | {statistics.median(values):.0f} | {min(values):.0f} to {max(values):.0f} |")
+        lines.append(
+            f"| {name} | {statistics.median(values):.0f} | {min(values):.0f} to {max(values):.0f} |"
+        )
     return "\n".join([*lines, ""])
 
 
 def main(arguments: Iterable[str] | None = None) -> None:
     """Measure, print the tables, write them and the raw numbers."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--seconds", type=float, default=5.0, help="of each contender in each round")
-    parser.add_argument("--workers", type=int, default=len(os.sched_getaffinity(0)), help="programs at once; by default one a core")
-    parser.add_argument("--num-tests", type=int, default=10, help="of a program; the shipped default")
-    parser.add_argument("--programs", type=int, default=20, help="of each contender, for the time one takes")
+    parser.add_argument(
+        "--seconds", type=float, default=5.0, help="of each contender in each round"
+    )
+    parser.add_argument(
+        "--workers",
+        type=int,
+        default=len(os.sched_getaffinity(0)),
+        help="programs at once; by default one a core",
+    )
+    parser.add_argument(
+        "--num-tests", type=int, default=10, help="of a program; the shipped default"
+    )
+    parser.add_argument(
+        "--programs", type=int, default=20, help="of each contender, for the time one takes"
+    )
     parser.add_argument("--output", type=Path, default=RESULTS / "sandbox_throughput.json")
     flags = parser.parse_args(None if arguments is None else list(arguments))
 
@@ -177,7 +246,13 @@ def main(arguments: Iterable[str] | None = None) -> None:
     command = " ".join(["python -m benchmarks.sandbox_throughput", *sys.argv[1:]])
     settings = {name: value for name, value in vars(flags).items() if name != "output"}
     flags.output.parent.mkdir(parents=True, exist_ok=True)
-    flags.output.write_text(json.dumps({"command": command, "machine": describe_machine(), "settings": settings, **found}, indent=1) + "\n")
+    flags.output.write_text(
+        json.dumps(
+            {"command": command, "machine": describe_machine(), "settings": settings, **found},
+            indent=1,
+        )
+        + "\n"
+    )
     flags.output.with_suffix(".md").write_text(f"# {command}\n\n" + "\n".join(tables))
     print("\n".join(tables))
 

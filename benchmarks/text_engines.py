@@ -30,7 +30,10 @@ from siirl.models.chat import ChatTokenizer
 from siirl.models.language_model import LanguageModel
 from siirl.models.tiny_lm import TinyLMShape, new_tiny_lm, tiny_tokenizer
 
-SHAPES = {"0.7M": TinyLMShape(), "25M": TinyLMShape(width=512, layers=8, heads=8, feed_forward=1536)}
+SHAPES = {
+    "0.7M": TinyLMShape(),
+    "25M": TinyLMShape(width=512, layers=8, heads=8, feed_forward=1536),
+}
 GROUP = 8  # rollouts of a prompt
 
 
@@ -49,9 +52,14 @@ class Load:
 def make_load(*, batch: int, prompt: int, mean: int, ragged: bool) -> Load:
     """`batch` rows in groups of one prompt."""
     generator = np.random.default_rng(batch)
-    prompts = [tuple(generator.integers(32, 127, prompt).tolist()) for _ in range(-(-batch // GROUP))]
+    prompts = [
+        tuple(generator.integers(32, 127, prompt).tolist()) for _ in range(-(-batch // GROUP))
+    ]
     spread = generator.permutation(np.linspace(1, 2 * mean - 1, batch).round().astype(int)).tolist()
-    return Load(tuple(prompts[row // GROUP] for row in range(batch)), tuple(spread if ragged else [mean] * batch))
+    return Load(
+        tuple(prompts[row // GROUP] for row in range(batch)),
+        tuple(spread if ragged else [mean] * batch),
+    )
 
 
 def by_engine(engine: TextEngine) -> Callable[[Load], int]:
@@ -59,10 +67,14 @@ def by_engine(engine: TextEngine) -> Callable[[Load], int]:
 
     async def everybody(load: Load) -> int:
         requests = [
-            GenerationRequest(uid=f"{row:05d}", input_ids=prompt, max_new_tokens=length, seed=(row,))
+            GenerationRequest(
+                uid=f"{row:05d}", input_ids=prompt, max_new_tokens=length, seed=(row,)
+            )
             for row, (prompt, length) in enumerate(zip(load.prompts, load.lengths, strict=True))
         ]
-        return sum(len(answer.tokens) for answer in await asyncio.gather(*map(engine.agenerate, requests)))
+        return sum(
+            len(answer.tokens) for answer in await asyncio.gather(*map(engine.agenerate, requests))
+        )
 
     return lambda load: asyncio.run(everybody(load))
 
@@ -72,7 +84,12 @@ def by_generate(model: LanguageModel) -> Callable[[Load], int]:
 
     def run(load: Load) -> int:
         ids = torch.tensor(load.prompts)
-        options = {"do_sample": True, "top_k": 0, "max_new_tokens": max(load.lengths), "eos_token_id": None}
+        options = {
+            "do_sample": True,
+            "top_k": 0,
+            "max_new_tokens": max(load.lengths),
+            "eos_token_id": None,
+        }
         with torch.inference_mode():
             model.causal_lm.generate(ids, attention_mask=torch.ones_like(ids), **options)
         return load.tokens
@@ -94,7 +111,10 @@ def measure(size: str, flags: argparse.Namespace) -> list[dict[str, Any]]:
         "model": model, "tokenizer": tokenizer, "temperature": 1.0, "max_running": max(flags.batches), "lockstep": False,
     }  # fmt: skip
     engines: dict[str, TextEngine] = {name: ENGINES[name](**settings) for name in flags.engines}
-    contenders = {"transformers generate": by_generate(model), **{name: by_engine(engine) for name, engine in engines.items()}}
+    contenders = {
+        "transformers generate": by_generate(model),
+        **{name: by_engine(engine) for name, engine in engines.items()},
+    }
     rows: list[dict[str, Any]] = []
     for batch in flags.batches:
         for ragged in (False, True):
@@ -106,9 +126,14 @@ def measure(size: str, flags: argparse.Namespace) -> list[dict[str, Any]]:
                     tokens = run(load)
                     rates[name].append(tokens / (time.perf_counter() - begin))
             row = {"model": size, "batch": batch, "lengths": "ragged" if ragged else "even"}
-            row["tokens_per_s"] = {name: [round(rate) for rate in values[1:]] for name, values in rates.items()}
+            row["tokens_per_s"] = {
+                name: [round(rate) for rate in values[1:]] for name, values in rates.items()
+            }
             rows.append(row)
-            print(f"{size} batch {batch} {row['lengths']}: {medians(row['tokens_per_s'])} tokens/s", flush=True)
+            print(
+                f"{size} batch {batch} {row['lengths']}: {medians(row['tokens_per_s'])} tokens/s",
+                flush=True,
+            )
     for engine in engines.values():
         engine.close()
     return rows
@@ -124,10 +149,24 @@ def medians(rates: dict[str, Sequence[float]]) -> dict[str, float]:
 
 def main() -> None:
     """Measure, print, and write what was asked for."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--sizes", nargs="+", choices=SHAPES, default=list(SHAPES), help="models")
-    parser.add_argument("--engines", nargs="+", choices=ENGINES, default=list(ENGINES), help="beside transformers' generate")
-    parser.add_argument("--batches", nargs="+", type=int, default=[8, 64, 256], help="rows that are continued at once")
+    parser.add_argument(
+        "--engines",
+        nargs="+",
+        choices=ENGINES,
+        default=list(ENGINES),
+        help="beside transformers' generate",
+    )
+    parser.add_argument(
+        "--batches",
+        nargs="+",
+        type=int,
+        default=[8, 64, 256],
+        help="rows that are continued at once",
+    )
     parser.add_argument("--prompt", type=int, default=64, help="tokens of a prompt")
     parser.add_argument("--tokens", type=int, default=64, help="mean tokens of a continuation")
     parser.add_argument("--rounds", type=int, default=5, help="turns that count")
@@ -138,7 +177,12 @@ def main() -> None:
     if flags.output is not None:
         settings = {name: value for name, value in vars(flags).items() if name != "output"}
         command = " ".join(["python -m benchmarks.text_engines", *sys.argv[1:]])
-        result = {"command": command, "machine": describe_machine(), "settings": settings, "rows": rows}
+        result = {
+            "command": command,
+            "machine": describe_machine(),
+            "settings": settings,
+            "rows": rows,
+        }
         flags.output.write_text(json.dumps(result, indent=1) + "\n")
 
 

@@ -10,7 +10,6 @@ Held-out questions are those that the environment keeps back by a hash. How an a
 `benchmarks.learning_studies`.
 """
 
-
 from benchmarks.learning_studies import Arm, Study, run_studies
 
 TINY_LM = "assets/tiny_lm"
@@ -24,7 +23,12 @@ STUDIES = {
         steps=500,
     ),
     "one_digit": Study(
-        common=("env=math", "env.tasks=[sums-1]", "env.kwargs.heldout_share=0", "actor_rollout_ref.actor.optim.lr=4e-4"),
+        common=(
+            "env=math",
+            "env.tasks=[sums-1]",
+            "env.kwargs.heldout_share=0",
+            "actor_rollout_ref.actor.optim.lr=4e-4",
+        ),
         arms={"grpo": Arm(GRPO)},
         shipped=TINY_LM,
         warm_start=(
@@ -46,7 +50,12 @@ STUDIES = {
         shipped="assets/tiny_lm_tools",
         steps=LONG,
     ),
-    "sandbox": Study(common=("env=sandbox",), arms={"grpo": Arm(GRPO)}, shipped="assets/tiny_lm_sandbox", steps=LONG),
+    "sandbox": Study(
+        common=("env=sandbox",),
+        arms={"grpo": Arm(GRPO)},
+        shipped="assets/tiny_lm_sandbox",
+        steps=LONG,
+    ),
 }
 
 if __name__ == "__main__":

@@ -50,45 +50,83 @@ class Setting:
 
 SETTINGS = {
     "short": Setting(shape=None, prompts=32, group=16, tokens=8, learning_rate=2e-4),
-    "long": Setting(shape=TinyLMShape(width=512, layers=8, heads=8, feed_forward=1408), prompts=8, group=8, tokens=64, learning_rate=1e-5),
+    "long": Setting(
+        shape=TinyLMShape(width=512, layers=8, heads=8, feed_forward=1408),
+        prompts=8,
+        group=8,
+        tokens=64,
+        learning_rate=1e-5,
+    ),
 }
 
 
 def main() -> None:
     """Measure in turns and write the result."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--trl", required=True, help="Python of an environment that has trl")
     parser.add_argument("--settings", nargs="+", default=list(SETTINGS), choices=SETTINGS)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--steps", type=int, default=12)
-    parser.add_argument("--micro-batches", type=int, nargs="+", default=[64, 512], help="rows of a pass of TRL's to choose from")
+    parser.add_argument(
+        "--micro-batches",
+        type=int,
+        nargs="+",
+        default=[64, 512],
+        help="rows of a pass of TRL's to choose from",
+    )
     flags = parser.parse_args()
     results = {}
     with tempfile.TemporaryDirectory() as folder:
         for name in flags.settings:
             results[name] = compare(SETTINGS[name], Path(folder), flags)
-            print(name, json.dumps({key: value for key, value in results[name].items() if key != "runs"}, indent=1))
+            print(
+                name,
+                json.dumps(
+                    {key: value for key, value in results[name].items() if key != "runs"}, indent=1
+                ),
+            )
     command = " ".join(["python -m benchmarks.text_throughput", *sys.argv[1:]])
-    RESULT.write_text(json.dumps({"command": command, "machine": describe_machine(), "results": results}, indent=1) + "\n")
+    RESULT.write_text(
+        json.dumps(
+            {"command": command, "machine": describe_machine(), "results": results}, indent=1
+        )
+        + "\n"
+    )
 
 
 def compare(setting: Setting, folder: Path, flags: argparse.Namespace) -> dict[str, Any]:
     """Run both in turns; medians over the runs' medians."""
     model = model_of(setting, folder)
     questions = folder / "questions.jsonl"
-    questions.write_text("".join(json.dumps(question) + "\n" for question in made_up_questions(2000)))
+    questions.write_text(
+        "".join(json.dumps(question) + "\n" for question in made_up_questions(2000))
+    )
     samples = setting.prompts * setting.group
     sizes = sorted({min(size, samples) for size in flags.micro_batches})
-    tried = {size: run_trl(setting, model, questions, folder, flags, micro_batch=size, steps=WARM_UP + 3) for size in sizes}
+    tried = {
+        size: run_trl(setting, model, questions, folder, flags, micro_batch=size, steps=WARM_UP + 3)
+        for size in sizes
+    }
     fastest = min(tried, key=lambda size: tried[size]["step_s"])
     runs: dict[str, list[dict[str, Any]]] = {"siirl": [], "trl": []}
     for _ in range(flags.repeats):
         runs["siirl"].append(run_siirl(setting, model, folder, flags))
-        runs["trl"].append(run_trl(setting, model, questions, folder, flags, micro_batch=fastest, steps=flags.steps))
+        runs["trl"].append(
+            run_trl(
+                setting, model, questions, folder, flags, micro_batch=fastest, steps=flags.steps
+            )
+        )
     seconds = {name: median(run["step_s"] for run in found) for name, found in runs.items()}
     memory = {name: median(run["peak_mb"] for run in found) for name, found in runs.items()}
     return {
-        "setting": {"prompts": setting.prompts, "group": setting.group, "tokens": setting.tokens, "trl_micro_batch": fastest},
+        "setting": {
+            "prompts": setting.prompts,
+            "group": setting.group,
+            "tokens": setting.tokens,
+            "trl_micro_batch": fastest,
+        },
         "samples_per_s": {name: samples / value for name, value in seconds.items()},
         "speedup": seconds["trl"] / seconds["siirl"],
         "peak_mb": memory,
@@ -115,24 +153,84 @@ def made_up_questions(count: int) -> list[dict[str, str]]:
 
 
 def run_trl(
-    setting: Setting, model: Path, questions: Path, folder: Path, flags: argparse.Namespace, *, micro_batch: int, steps: int
+    setting: Setting,
+    model: Path,
+    questions: Path,
+    folder: Path,
+    flags: argparse.Namespace,
+    *,
+    micro_batch: int,
+    steps: int,
 ) -> dict[str, Any]:
     """One run of TRL's."""
-    words = [flags.trl, str(Path(__file__).parent / "trl_grpo.py"), "--model", str(model), "--questions", str(questions)]
-    words += ["--prompts", str(setting.prompts), "--group", str(setting.group), "--tokens", str(setting.tokens), "--steps", str(steps)]
-    words += ["--micro-batch", str(micro_batch), "--learning-rate", str(setting.learning_rate), "--output", str(folder / "trl")]
+    words = [
+        flags.trl,
+        str(Path(__file__).parent / "trl_grpo.py"),
+        "--model",
+        str(model),
+        "--questions",
+        str(questions),
+    ]
+    words += [
+        "--prompts",
+        str(setting.prompts),
+        "--group",
+        str(setting.group),
+        "--tokens",
+        str(setting.tokens),
+        "--steps",
+        str(steps),
+    ]
+    words += [
+        "--micro-batch",
+        str(micro_batch),
+        "--learning-rate",
+        str(setting.learning_rate),
+        "--output",
+        str(folder / "trl"),
+    ]
     output, peak = watched(words)
     told = json.loads(output.strip().splitlines()[-1])
-    return {"step_s": median(told["step_s"][WARM_UP:]), "peak_mb": peak, "reward": told["reward"], "length": told["length"]}
+    return {
+        "step_s": median(told["step_s"][WARM_UP:]),
+        "peak_mb": peak,
+        "reward": told["reward"],
+        "length": told["length"],
+    }
 
 
-def run_siirl(setting: Setting, model: Path, folder: Path, flags: argparse.Namespace) -> dict[str, Any]:
+def run_siirl(
+    setting: Setting, model: Path, folder: Path, flags: argparse.Namespace
+) -> dict[str, Any]:
     """One run of ours, with the user's own command."""
-    words = [sys.executable, "-m", "siirl.train", "pipeline=grpo", "env=math", "cluster=local", f"actor_rollout_ref.model.path={model}"]
-    words += [f"data.train_batch_size={setting.prompts}", f"actor_rollout_ref.rollout.n={setting.group}"]
-    words += [f"data.max_response_length={setting.tokens}", f"actor_rollout_ref.actor.ppo_mini_batch_size={setting.prompts}"]
-    words += [f"actor_rollout_ref.actor.optim.lr={setting.learning_rate}", f"trainer.total_steps={flags.steps}", "trainer.max_minutes=null"]
-    words += ["trainer.val_episodes=0", "trainer.save_freq=-1", f"trainer.output_dir={folder}/siirl", "trainer.experiment_name=run"]
+    words = [
+        sys.executable,
+        "-m",
+        "siirl.train",
+        "pipeline=grpo",
+        "env=math",
+        "cluster=local",
+        f"actor_rollout_ref.model.path={model}",
+    ]
+    words += [
+        f"data.train_batch_size={setting.prompts}",
+        f"actor_rollout_ref.rollout.n={setting.group}",
+    ]
+    words += [
+        f"data.max_response_length={setting.tokens}",
+        f"actor_rollout_ref.actor.ppo_mini_batch_size={setting.prompts}",
+    ]
+    words += [
+        f"actor_rollout_ref.actor.optim.lr={setting.learning_rate}",
+        f"trainer.total_steps={flags.steps}",
+        "trainer.max_minutes=null",
+    ]
+    words += [
+        "trainer.val_episodes=0",
+        "trainer.save_freq=-1",
+        f"trainer.output_dir={folder}/siirl",
+        "trainer.experiment_name=run",
+    ]
     words += ["trainer.logger=[]", f"env.envs_per_server={setting.prompts * setting.group}"]
     _, peak = watched(words)
     newest = max((folder / "siirl" / "run").iterdir())
@@ -159,7 +257,9 @@ def watched(words: list[str]) -> tuple[str, float]:
         output.seek(0)
         errors.seek(0)
         if process.returncode:
-            raise SystemExit(f"{' '.join(words)} ended with {process.returncode}:\n{errors.read()[-3000:]}")
+            raise SystemExit(
+                f"{' '.join(words)} ended with {process.returncode}:\n{errors.read()[-3000:]}"
+            )
         return output.read(), peak[0]
 
 

@@ -21,22 +21,38 @@ class PlainEnv(gymnasium.Env):
     Instructions are left out, which spares AsyncVectorEnv the copying of text. Tasks take turns, beginning with number `index`.
     """
 
-    def __init__(self, env_name: str, env_kwargs: Mapping[str, Any], *, chunk: int, index: int) -> None:
+    def __init__(
+        self, env_name: str, env_kwargs: Mapping[str, Any], *, chunk: int, index: int
+    ) -> None:
         self.environment = make_env(env_name, **env_kwargs)
         spec = self.environment.spec
-        assert isinstance(spec.observation_space, gymnasium.spaces.Dict) and isinstance(spec.action_space, gymnasium.spaces.Box)
-        self.observation_space = gymnasium.spaces.Dict({name: spec.observation_space[name] for name in (IMAGES, PROPRIOCEPTION)})
+        assert isinstance(spec.observation_space, gymnasium.spaces.Dict) and isinstance(
+            spec.action_space, gymnasium.spaces.Box
+        )
+        self.observation_space = gymnasium.spaces.Dict(
+            {name: spec.observation_space[name] for name in (IMAGES, PROPRIOCEPTION)}
+        )
         low, high = spec.action_space.low, spec.action_space.high
         one = spec.action_space
         self.action_space = (
-            one if chunk == 1 else gymnasium.spaces.Box(np.tile(low, (chunk, 1)), np.tile(high, (chunk, 1)), dtype=np.float32)
+            one
+            if chunk == 1
+            else gymnasium.spaces.Box(
+                np.tile(low, (chunk, 1)), np.tile(high, (chunk, 1)), dtype=np.float32
+            )
         )
         self._chunk, self._tasks, self._episode, self._index = chunk, spec.tasks, index, index
 
-    def reset(self, *, seed: int | None = None, options: Mapping[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+    def reset(
+        self, *, seed: int | None = None, options: Mapping[str, Any] | None = None
+    ) -> tuple[Any, dict[str, Any]]:
         """The next task, unless `options["tasks"]` has one for this environment."""
         super().reset(seed=seed)
-        task = self._tasks[self._episode % len(self._tasks)] if not options else options["tasks"][self._index]
+        task = (
+            self._tasks[self._episode % len(self._tasks)]
+            if not options
+            else options["tasks"][self._index]
+        )
         self._episode += 1
         observation, _ = finished(self.environment.reset(seed=seed, options={"task": task}))
         return self._visible(observation), {}
@@ -44,8 +60,16 @@ class PlainEnv(gymnasium.Env):
     def step(self, action: NDArray[np.float32]) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         """One action or one chunk; info has the number of executed actions."""
         actions = [action] if self._chunk == 1 else action
-        observation, reward, terminated, truncated, info = finished(self.environment.step_chunk(actions))
-        return self._visible(observation), reward, terminated, truncated, {"executed": info["executed"]}
+        observation, reward, terminated, truncated, info = finished(
+            self.environment.step_chunk(actions)
+        )
+        return (
+            self._visible(observation),
+            reward,
+            terminated,
+            truncated,
+            {"executed": info["executed"]},
+        )
 
     def close(self) -> None:
         finished(self.environment.close())
@@ -60,11 +84,15 @@ class WaitingEnv(PlainEnv):
     Until then it does nothing, or with `go_on` plays episodes that nobody asked for, as a vector environment with autoreset does.
     """
 
-    def __init__(self, env_name: str, env_kwargs: Mapping[str, Any], *, chunk: int, index: int, go_on: bool) -> None:
+    def __init__(
+        self, env_name: str, env_kwargs: Mapping[str, Any], *, chunk: int, index: int, go_on: bool
+    ) -> None:
         super().__init__(env_name, env_kwargs, chunk=chunk, index=index)
         self._go_on, self._ended, self._restart = go_on, True, False
 
-    def reset(self, *, seed: int | None = None, options: Mapping[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+    def reset(
+        self, *, seed: int | None = None, options: Mapping[str, Any] | None = None
+    ) -> tuple[Any, dict[str, Any]]:
         """Begin an episode that counts."""
         self._ended = self._restart = False
         self._last, info = super().reset(seed=seed, options=options)
@@ -81,7 +109,13 @@ class WaitingEnv(PlainEnv):
         self._last, reward, terminated, truncated, info = super().step(action)
         self._restart = terminated or truncated
         self._ended |= self._restart
-        return self._last, reward, False, False, {**info, "ended": self._ended, "success": terminated}
+        return (
+            self._last,
+            reward,
+            False,
+            False,
+            {**info, "ended": self._ended, "success": terminated},
+        )
 
 
 class NullEnv(Environment):
@@ -100,16 +134,27 @@ class NullEnv(Environment):
             action_space=gymnasium.spaces.Box(-1.0, 1.0, (4,), np.float32),
             max_episode_steps=max_episode_steps,
         )
-        self._observation = {IMAGES: np.zeros((1, image_size, image_size, 3), np.uint8), PROPRIOCEPTION: np.zeros(4, np.float32)}
+        self._observation = {
+            IMAGES: np.zeros((1, image_size, image_size, 3), np.uint8),
+            PROPRIOCEPTION: np.zeros(4, np.float32),
+        }
         self._steps = 0
 
-    async def reset(self, *, seed: int | None = None, options: Mapping[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+    async def reset(
+        self, *, seed: int | None = None, options: Mapping[str, Any] | None = None
+    ) -> tuple[Any, dict[str, Any]]:
         self._steps = 0
         return self._observe(), {"task": "nothing", "success": False}
 
     async def step(self, action: Any) -> StepResult:
         self._steps += 1
-        return self._observe(), 0.0, False, self._steps >= self.spec.max_episode_steps, {"success": False}
+        return (
+            self._observe(),
+            0.0,
+            False,
+            self._steps >= self.spec.max_episode_steps,
+            {"success": False},
+        )
 
     def render(self) -> NDArray[np.uint8]:
         return self._observation[IMAGES][0]
@@ -121,7 +166,9 @@ class NullEnv(Environment):
 class RebuiltMetaWorldEnv(MetaWorldEnv):
     """Builds its simulator anew for every episode, as many systems do. The renderer stays as long as others of the server hold it."""
 
-    async def reset(self, *, seed: int | None = None, options: Mapping[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+    async def reset(
+        self, *, seed: int | None = None, options: Mapping[str, Any] | None = None
+    ) -> tuple[Any, dict[str, Any]]:
         await self.close()
         return await super().reset(seed=seed, options=options)
 
@@ -137,4 +184,6 @@ def finished(coroutine: Coroutine[Any, Any, Any]) -> Any:
 
 def random_chunks(*, seed: int, chunk: int, size: int) -> Sequence[NDArray[np.float32]]:
     """Actions to take in turn: 64 chunks [K, A], drawn before the clock starts."""
-    return list(np.random.default_rng(seed).uniform(-1.0, 1.0, (64, chunk, size)).astype(np.float32))
+    return list(
+        np.random.default_rng(seed).uniform(-1.0, 1.0, (64, chunk, size)).astype(np.float32)
+    )

@@ -31,14 +31,19 @@ class StepTimes(TrainerCallback):
 
 def exact_match(completions: list[str], answer: list[str], **columns) -> list[float]:
     """1 for the answer and nothing else."""
-    return [float(completion.strip() == truth) for completion, truth in zip(completions, answer, strict=True)]
+    return [
+        float(completion.strip() == truth)
+        for completion, truth in zip(completions, answer, strict=True)
+    ]
 
 
 def main() -> None:
     """Train some steps, and print their seconds as JSON in the last line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", required=True)
-    parser.add_argument("--questions", type=Path, required=True, help="JSON lines with prompt and answer")
+    parser.add_argument(
+        "--questions", type=Path, required=True, help="JSON lines with prompt and answer"
+    )
     parser.add_argument("--prompts", type=int, required=True)
     parser.add_argument("--group", type=int, required=True)
     parser.add_argument("--tokens", type=int, required=True)
@@ -80,7 +85,11 @@ def main() -> None:
     trainer.train()
     seconds = [end - begin for begin, end in zip(times.marks[::2], times.marks[1::2], strict=True)]
     rewards = [entry["reward"] for entry in trainer.state.log_history if "reward" in entry]
-    lengths = [entry["completions/mean_length"] for entry in trainer.state.log_history if "completions/mean_length" in entry]
+    lengths = [
+        entry["completions/mean_length"]
+        for entry in trainer.state.log_history
+        if "completions/mean_length" in entry
+    ]
     print(json.dumps({"step_s": seconds, "reward": rewards, "length": lengths}))
 
 

@@ -26,11 +26,17 @@ class ThreeValueEnvironment(Protocol):
     """The form of the user's documents; both methods may also be async."""
 
     def reset(
-        self, dp_rank: int, ddp_world_size: int, seed: int | None = None, options: dict[str, Any] | None = None
+        self,
+        dp_rank: int,
+        ddp_world_size: int,
+        seed: int | None = None,
+        options: dict[str, Any] | None = None,
     ) -> Observation | Awaitable[Observation]:
         """Start an episode."""
 
-    def step(self, actions: Any) -> tuple[Observation, Any, Any] | Awaitable[tuple[Observation, Any, Any]]:
+    def step(
+        self, actions: Any
+    ) -> tuple[Observation, Any, Any] | Awaitable[tuple[Observation, Any, Any]]:
         """Apply the actions; observation, rewards, infos."""
 
 
@@ -65,33 +71,54 @@ class ThreeValueAdapter(Environment):
         self._dp_rank, self._ddp_world_size = dp_rank, ddp_world_size
         self._task, self._steps, self._ended = spec.tasks[0], 0, True
 
-    async def reset(self, *, seed: int | None = None, options: Mapping[str, Any] | None = None) -> tuple[Observation, Info]:
+    async def reset(
+        self, *, seed: int | None = None, options: Mapping[str, Any] | None = None
+    ) -> tuple[Observation, Info]:
         """See `Environment.reset`; options other than `frames` are handed on."""
         task = read_options(options, spec=self.spec, further=self._options).task
         self._ended = True
-        handed_on = {name: value for name, value in (options or {}).items() if name != "frames"} | {"task": task}
-        observation = await _value(self._environment.reset(self._dp_rank, self._ddp_world_size, seed=seed, options=handed_on))
+        handed_on = {name: value for name, value in (options or {}).items() if name != "frames"} | {
+            "task": task
+        }
+        observation = await _value(
+            self._environment.reset(
+                self._dp_rank, self._ddp_world_size, seed=seed, options=handed_on
+            )
+        )
         self._task, self._steps, self._ended = task, 0, False
         return self._unbatch(observation, "observation"), {"task": task}
 
     async def step(self, action: Any) -> StepResult:
         """See `Environment.step`; with several agents `action` is a list and so is every value but the flags."""
         if self._ended:
-            raise RuntimeError("The episode has ended or was never started: call reset before step.")
+            raise RuntimeError(
+                "The episode has ended or was never started: call reset before step."
+            )
         actions = self._checked_actions(action)
         result = await _value(self._environment.step(actions))
         if not isinstance(result, tuple) or len(result) != 3:
-            raise ValueError(f"step of {type(self._environment).__name__} must return (observation, rewards, infos), got {result!r}.")
+            raise ValueError(
+                f"step of {type(self._environment).__name__} must return (observation, rewards, infos), got {result!r}."
+            )
         observation, rewards, infos = result
         self._steps += 1
         agents = self._agent_infos(infos)
         terminated = all(bool(info.get("terminated", info.get("done", False))) for info in agents)
-        truncated = not terminated and (self._steps >= self.spec.max_episode_steps or any(info.get("truncated") for info in agents))
+        truncated = not terminated and (
+            self._steps >= self.spec.max_episode_steps
+            or any(info.get("truncated") for info in agents)
+        )
         self._ended = terminated or truncated
-        merged: Info = {**agents[0], "task": self._task} if len(agents) == 1 else {"task": self._task, "agents": agents}
+        merged: Info = (
+            {**agents[0], "task": self._task}
+            if len(agents) == 1
+            else {"task": self._task, "agents": agents}
+        )
         if self.spec.reports_success:
             merged["success"] = all(bool(info.get("success", False)) for info in agents)
-        reward: Any = np.asarray(self._unbatch(rewards, "reward"), dtype=np.float64)  # one an agent: an array, so that chunks can sum it
+        reward: Any = np.asarray(
+            self._unbatch(rewards, "reward"), dtype=np.float64
+        )  # one an agent: an array, so that chunks can sum it
         reward = float(reward) if self.spec.num_agents == 1 else reward
         return self._unbatch(observation, "observation"), reward, terminated, truncated, merged
 
@@ -105,29 +132,43 @@ class ThreeValueAdapter(Environment):
             checked = checked_action(action, space=space)
             return [checked] if self._batched else checked
         if not isinstance(action, (list, tuple)) or len(action) != self.spec.num_agents:
-            raise ValueError(f"step needs a list of {self.spec.num_agents} actions, one an agent, got {action!r}.")
+            raise ValueError(
+                f"step needs a list of {self.spec.num_agents} actions, one an agent, got {action!r}."
+            )
         return [checked_action(entry, space=space) for entry in action]
 
     def _unbatch(self, values: Any, what: str) -> Any:
         if not self._batched:
             return values
         if len(values) != self.spec.num_agents:
-            raise ValueError(f"Expected one {what} an agent ({self.spec.num_agents}), got {len(values)}.")
+            raise ValueError(
+                f"Expected one {what} an agent ({self.spec.num_agents}), got {len(values)}."
+            )
         return values[0] if self.spec.num_agents == 1 else list(values)
 
     def _agent_infos(self, infos: Any) -> list[Mapping[str, Any]]:
         agents = list(infos) if isinstance(infos, (list, tuple, np.ndarray)) else [infos]
         if not agents or not all(isinstance(info, Mapping) for info in agents):
-            raise ValueError(f"infos must be a dict, or a list with one dict an agent, got {infos!r}.")
+            raise ValueError(
+                f"infos must be a dict, or a list with one dict an agent, got {infos!r}."
+            )
         return agents
 
 
-def adapt(environment_class: type[Any], *, spec: EnvSpec, batched: bool | None = None, options: Sequence[str] = ()) -> type[Environment]:
+def adapt(
+    environment_class: type[Any],
+    *,
+    spec: EnvSpec,
+    batched: bool | None = None,
+    options: Sequence[str] = (),
+) -> type[Environment]:
     """The `Environment` class of a class in the documents' form; its constructor takes what `environment_class` takes."""
 
     class Adapted(ThreeValueAdapter):
         def __init__(self, **kwargs: Any) -> None:
-            super().__init__(environment_class(**kwargs), spec=spec, batched=batched, options=options)
+            super().__init__(
+                environment_class(**kwargs), spec=spec, batched=batched, options=options
+            )
 
     Adapted.__name__ = Adapted.__qualname__ = f"Adapted{environment_class.__name__}"
     Adapted.__doc__ = f"`{environment_class.__name__}` as an `Environment`."

@@ -11,7 +11,15 @@ import zlib
 from pathlib import Path
 
 MEBIBYTE = 2**20
-DAMAGE = (OSError, EOFError, NotImplementedError, RuntimeError, struct.error, zipfile.BadZipFile, zlib.error)
+DAMAGE = (
+    OSError,
+    EOFError,
+    NotImplementedError,
+    RuntimeError,
+    struct.error,
+    zipfile.BadZipFile,
+    zlib.error,
+)
 """What reading a zip archive raises for damage, a method that is not known, or encryption."""
 
 

@@ -20,7 +20,9 @@ class ResetOptions(NamedTuple):
     frames: dict[str, FrameRequest]
 
 
-def read_options(options: Mapping[str, Any] | None, *, spec: EnvSpec, further: Sequence[str] = ()) -> ResetOptions:
+def read_options(
+    options: Mapping[str, Any] | None, *, spec: EnvSpec, further: Sequence[str] = ()
+) -> ResetOptions:
     """Task (the first of `spec.tasks` by default) and frame streams; `further` names what else the environment knows.
 
     Raises:
@@ -30,16 +32,22 @@ def read_options(options: Mapping[str, Any] | None, *, spec: EnvSpec, further: S
     known = ("task", "frames", *further)
     for name in options:
         if name not in known:
-            raise ValueError(f"Unknown reset option {name!r}.{nearest(name, known)} Known: {', '.join(sorted(known))}.")
+            raise ValueError(
+                f"Unknown reset option {name!r}.{nearest(name, known)} Known: {', '.join(sorted(known))}."
+            )
     task = options.get("task", spec.tasks[0])
     if task not in spec.tasks:
-        raise ValueError(f"Unknown task {task!r}.{nearest(task, spec.tasks)} This environment has: {', '.join(spec.tasks)}.")
+        raise ValueError(
+            f"Unknown task {task!r}.{nearest(task, spec.tasks)} This environment has: {', '.join(spec.tasks)}."
+        )
     frames = options.get("frames") or {}
     for stream, request in frames.items():
         if not isinstance(request, FrameRequest):
             raise ValueError(f"Frame stream {stream!r} must be a FrameRequest, got {request!r}.")
     if frames and not spec.renders:
-        raise ValueError(f"Environment {spec.name!r} has no images: ask for no frames (got {', '.join(frames)}).")
+        raise ValueError(
+            f"Environment {spec.name!r} has no images: ask for no frames (got {', '.join(frames)})."
+        )
     return ResetOptions(task, dict(frames))
 
 
@@ -51,7 +59,9 @@ def checked_tasks(tasks: Sequence[str] | str) -> Sequence[str]:
     """
     tasks = [tasks] if isinstance(tasks, str) else tasks
     if not tasks:
-        raise ValueError("tasks must be a list of one or more, got an empty one; null takes the environment's own.")
+        raise ValueError(
+            "tasks must be a list of one or more, got an empty one; null takes the environment's own."
+        )
     if len(set(tasks)) < len(tasks):
         raise ValueError(f"tasks has a task twice: {', '.join(tasks)}.")
     return tasks
@@ -64,7 +74,9 @@ def checked_deadline(name: str, seconds: float) -> float:
         ValueError: Less than a millisecond, or not finite.
     """
     if not SHORTEST_DEADLINE_S <= seconds < math.inf:
-        raise ValueError(f"{name} must be at least {SHORTEST_DEADLINE_S} s and finite, got {seconds}.")
+        raise ValueError(
+            f"{name} must be at least {SHORTEST_DEADLINE_S} s and finite, got {seconds}."
+        )
     return seconds
 
 
@@ -98,9 +110,13 @@ def checked_action(action: Any, *, space: spaces.Space[Any]) -> Any:
         if array.dtype.kind not in "iu":
             raise ValueError(f"An action must be an integer, got {action!r}.")
         if not space.start <= int(array) < space.start + space.n:
-            raise ValueError(f"An action must lie in [{space.start}, {space.start + space.n}), got {action!r}.")
+            raise ValueError(
+                f"An action must lie in [{space.start}, {space.start + space.n}), got {action!r}."
+            )
         return int(array)
-    wanted, kinds = ("floating-point numbers", "f") if space.dtype.kind == "f" else ("integers", "iu")
+    wanted, kinds = (
+        ("floating-point numbers", "f") if space.dtype.kind == "f" else ("integers", "iu")
+    )
     if array.dtype.kind not in kinds:
         raise ValueError(f"An action must hold {wanted}, got dtype {array.dtype}.")
     if not np.isfinite(array).all():

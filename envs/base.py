@@ -68,7 +68,9 @@ class EnvSpec:
         for name, (is_sound, expected) in _FIELDS.items():
             value = getattr(self, name)
             if not is_sound(value):
-                raise ValueError(f"{type(self).__name__}.{name} must be {expected}, got {reprlib.repr(value)}.")
+                raise ValueError(
+                    f"{type(self).__name__}.{name} must be {expected}, got {reprlib.repr(value)}."
+                )
 
 
 def _is_name(value: object) -> bool:
@@ -80,7 +82,11 @@ def _are_tasks(value: object) -> bool:
 
 
 def _is_count(value: object) -> bool:
-    return isinstance(value, int | np.integer) and not isinstance(value, bool) and 1 <= int(value) <= sys.maxsize
+    return (
+        isinstance(value, int | np.integer)
+        and not isinstance(value, bool)
+        and 1 <= int(value) <= sys.maxsize
+    )
 
 
 def _is_space(value: object) -> bool:
@@ -147,7 +153,9 @@ class Environment(abc.ABC):
     spec: EnvSpec
 
     @abc.abstractmethod
-    async def reset(self, *, seed: int | None = None, options: Mapping[str, Any] | None = None) -> tuple[Observation, Info]:
+    async def reset(
+        self, *, seed: int | None = None, options: Mapping[str, Any] | None = None
+    ) -> tuple[Observation, Info]:
         """Start an episode. The same `seed` and `options` give the same episode for the same actions.
 
         Args:
@@ -223,6 +231,9 @@ class FrameBuffer:
 
     def take(self) -> dict[str, Frames]:
         """Hand out everything collected so far and start anew."""
-        taken = {name: Frames(np.stack(images), tuple(steps)) for name, (images, steps) in self.streams.items()}
+        taken = {
+            name: Frames(np.stack(images), tuple(steps))
+            for name, (images, steps) in self.streams.items()
+        }
         self.streams = {}
         return taken

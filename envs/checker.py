@@ -48,9 +48,15 @@ async def _check(env: Environment, *, seed: int) -> None:
     reference = await _play(env, seed=seed, actions=actions, chunk=1)
     await _check_own_buffers(env, seed=seed, actions=actions)
     if env.spec.replayable:
-        await _play(env, seed=seed + 1, actions=actions[::-1], chunk=1)  # another episode in between must leave no trace
+        await _play(
+            env, seed=seed + 1, actions=actions[::-1], chunk=1
+        )  # another episode in between must leave no trace
         again = await _play(env, seed=seed, actions=actions, chunk=1)
-        _require_equal(again, reference, "the same seed and actions gave another episode: it must not depend on what ran before")
+        _require_equal(
+            again,
+            reference,
+            "the same seed and actions gave another episode: it must not depend on what ran before",
+        )
         chunked = await _play(env, seed=seed, actions=actions, chunk=CHUNK)
         _check_chunks(chunked, reference)
     await _check_every_task(env, seed=seed)
@@ -61,10 +67,22 @@ async def _check(env: Environment, *, seed: int) -> None:
 
 def _check_spec(spec: EnvSpec) -> None:
     _require(isinstance(spec, EnvSpec), f"spec must be an EnvSpec, got {type(spec).__name__}")
-    _require(len(spec.tasks) > 0 and len(set(spec.tasks)) == len(spec.tasks), f"spec.tasks must be distinct names, got {spec.tasks}")
-    _require(isinstance(spec.observation_space, gymnasium.Space), "spec.observation_space must be a gymnasium space")
-    _require(isinstance(spec.action_space, gymnasium.Space), "spec.action_space must be a gymnasium space")
-    _require(spec.max_episode_steps >= 1, f"spec.max_episode_steps must be at least 1, got {spec.max_episode_steps}")
+    _require(
+        len(spec.tasks) > 0 and len(set(spec.tasks)) == len(spec.tasks),
+        f"spec.tasks must be distinct names, got {spec.tasks}",
+    )
+    _require(
+        isinstance(spec.observation_space, gymnasium.Space),
+        "spec.observation_space must be a gymnasium space",
+    )
+    _require(
+        isinstance(spec.action_space, gymnasium.Space),
+        "spec.action_space must be a gymnasium space",
+    )
+    _require(
+        spec.max_episode_steps >= 1,
+        f"spec.max_episode_steps must be at least 1, got {spec.max_episode_steps}",
+    )
     _require(spec.num_agents >= 1, f"spec.num_agents must be at least 1, got {spec.num_agents}")
     _require_picklable(spec, "spec")
 
@@ -83,9 +101,14 @@ async def _play(env: Environment, *, seed: int, actions: Sequence[Any], chunk: i
     return played
 
 
-async def _reset(env: Environment, *, seed: int, options: Mapping[str, Any] | None = None) -> tuple[Observation, Info]:
+async def _reset(
+    env: Environment, *, seed: int, options: Mapping[str, Any] | None = None
+) -> tuple[Observation, Info]:
     result: Any = await env.reset(seed=seed, options=options)
-    _require(isinstance(result, tuple) and len(result) == 2, f"reset must return (observation, info), got {result!r}")
+    _require(
+        isinstance(result, tuple) and len(result) == 2,
+        f"reset must return (observation, info), got {result!r}",
+    )
     observation, info = result
     _check_observation(env.spec, observation, "reset")
     _require(isinstance(info, dict), f"info of reset must be a dict, got {info!r}")
@@ -95,23 +118,38 @@ async def _reset(env: Environment, *, seed: int, options: Mapping[str, Any] | No
 
 
 def _check_step(spec: EnvSpec, result: Any) -> None:
-    _require(isinstance(result, tuple) and len(result) == 5, f"step must return five values, got {result!r}")
+    _require(
+        isinstance(result, tuple) and len(result) == 5,
+        f"step must return five values, got {result!r}",
+    )
     observation, reward, terminated, truncated, info = result
     _check_observation(spec, observation, "step")
     rewards = [reward] if spec.num_agents == 1 else reward
     for value in rewards:
-        _require(isinstance(value, (int, float)) and np.isfinite(value), f"a reward must be a finite float, got {value!r}")
+        _require(
+            isinstance(value, (int, float)) and np.isfinite(value),
+            f"a reward must be a finite float, got {value!r}",
+        )
     for name, flag in (("terminated", terminated), ("truncated", truncated)):
-        _require(isinstance(flag, bool), f"{name} must be a bool, got {flag!r} of type {type(flag).__name__}")
+        _require(
+            isinstance(flag, bool),
+            f"{name} must be a bool, got {flag!r} of type {type(flag).__name__}",
+        )
     _require(isinstance(info, dict), f"info of step must be a dict, got {info!r}")
     if spec.reports_success and not (spec.leaves_ungraded and info.get("success", False) is None):
-        _require(isinstance(info.get("success"), bool), f"info of step must have `success`, a bool, got {info.get('success')!r}")
+        _require(
+            isinstance(info.get("success"), bool),
+            f"info of step must have `success`, a bool, got {info.get('success')!r}",
+        )
     _require_picklable(result, "the result of step")
 
 
 def _check_observation(spec: EnvSpec, observation: Observation, where: str) -> None:
     observations = [observation] if spec.num_agents == 1 else observation
-    _require(len(observations) == spec.num_agents, f"{where} must return one observation an agent ({spec.num_agents})")
+    _require(
+        len(observations) == spec.num_agents,
+        f"{where} must return one observation an agent ({spec.num_agents})",
+    )
     for entry in observations:
         _check_member(spec.observation_space, entry, f"the observation of {where}")
 
@@ -119,14 +157,23 @@ def _check_observation(spec: EnvSpec, observation: Observation, where: str) -> N
 def _check_member(space: spaces.Space[Any], value: Any, what: str) -> None:
     if isinstance(space, spaces.Dict):
         _require(isinstance(value, Mapping), f"{what} must be a dict, got {type(value).__name__}")
-        _require(set(value) == set(space.spaces), f"{what} has the keys {sorted(value)}, its space {sorted(space.spaces)}")
+        _require(
+            set(value) == set(space.spaces),
+            f"{what} has the keys {sorted(value)}, its space {sorted(space.spaces)}",
+        )
         for key, part in space.spaces.items():
             _check_member(part, value[key], f"{key!r} in {what}")
         return
     if isinstance(space, spaces.Box):
-        _require(isinstance(value, np.ndarray), f"{what} must be an array, got {type(value).__name__}")
-        _require(value.dtype == space.dtype, f"{what} has dtype {value.dtype}, its space {space.dtype}")
-        _require(value.shape == space.shape, f"{what} has shape {value.shape}, its space {space.shape}")
+        _require(
+            isinstance(value, np.ndarray), f"{what} must be an array, got {type(value).__name__}"
+        )
+        _require(
+            value.dtype == space.dtype, f"{what} has dtype {value.dtype}, its space {space.dtype}"
+        )
+        _require(
+            value.shape == space.shape, f"{what} has shape {value.shape}, its space {space.shape}"
+        )
         _require(bool(np.isfinite(value).all()), f"{what} is not finite")
     _require(space.contains(value), f"{what} is not in its space {space}")
 
@@ -140,33 +187,64 @@ async def _check_own_buffers(env: Environment, *, seed: int, actions: Sequence[A
         if terminated or truncated:
             break
     for returned, copied in kept:
-        _require(_same(returned, copied), "a later step changed an observation that was returned before: return arrays of their own")
+        _require(
+            _same(returned, copied),
+            "a later step changed an observation that was returned before: return arrays of their own",
+        )
 
 
 def _check_chunks(chunked: list[Any], single: list[Any]) -> None:
     position = 0
     for observation, reward, terminated, truncated, info in chunked[1:]:
         executed = info.get("executed")
-        _require(isinstance(executed, int) and 1 <= executed <= CHUNK, f"info of step_chunk must have `executed`, got {executed!r}")
+        _require(
+            isinstance(executed, int) and 1 <= executed <= CHUNK,
+            f"info of step_chunk must have `executed`, got {executed!r}",
+        )
         steps = single[1 + position : 1 + position + executed]
         position += executed
-        _require(len(steps) == executed, "step_chunk executed more actions than the episode had steps")
-        _require(bool(np.allclose(reward, sum(np.asarray(step[1]) for step in steps))), "step_chunk must return the sum of its rewards")
+        _require(
+            len(steps) == executed, "step_chunk executed more actions than the episode had steps"
+        )
+        _require(
+            bool(np.allclose(reward, sum(np.asarray(step[1]) for step in steps))),
+            "step_chunk must return the sum of its rewards",
+        )
         last = steps[-1]
-        _require_equal((observation, terminated, truncated), (last[0], *last[2:4]), "step_chunk and the same steps differ")
-        _require(_same(info.get("success"), last[4].get("success")), "step_chunk and the same steps differ in success")
-    _require(position == len(single) - 1, "step_chunk stopped before the end of its actions or of the episode")
+        _require_equal(
+            (observation, terminated, truncated),
+            (last[0], *last[2:4]),
+            "step_chunk and the same steps differ",
+        )
+        _require(
+            _same(info.get("success"), last[4].get("success")),
+            "step_chunk and the same steps differ in success",
+        )
+    _require(
+        position == len(single) - 1,
+        "step_chunk stopped before the end of its actions or of the episode",
+    )
 
 
 async def _check_every_task(env: Environment, *, seed: int) -> None:
     for task in env.spec.tasks:
         _, info = await _reset(env, seed=seed, options={"task": task})
-        _require(info["task"] == task, f"reset for task {task!r} says that it plays {info['task']!r}")
+        _require(
+            info["task"] == task, f"reset for task {task!r} says that it plays {info['task']!r}"
+        )
 
 
 async def _check_refusals(env: Environment, *, seed: int, actions: Sequence[Any]) -> None:
-    await _must_raise(env.reset(seed=seed, options={"task": "no such task"}), ValueError, "reset for an unknown task")
-    await _must_raise(env.reset(seed=seed, options={"no such option": 1}), ValueError, "reset with an unknown option")
+    await _must_raise(
+        env.reset(seed=seed, options={"task": "no such task"}),
+        ValueError,
+        "reset for an unknown task",
+    )
+    await _must_raise(
+        env.reset(seed=seed, options={"no such option": 1}),
+        ValueError,
+        "reset with an unknown option",
+    )
     await env.reset(seed=seed)
     await _must_raise(env.step_chunk([]), ValueError, "step_chunk without actions")
     for what, action in _bad_actions(env.spec.action_space):
@@ -181,11 +259,17 @@ async def _check_refusals(env: Environment, *, seed: int, actions: Sequence[Any]
 
 def _bad_actions(space: spaces.Space[Any]) -> list[tuple[str, Any]]:
     if isinstance(space, spaces.Discrete):
-        return [("an action above the last one", int(space.start + space.n)), ("a fraction for an action", 0.5)]
+        return [
+            ("an action above the last one", int(space.start + space.n)),
+            ("a fraction for an action", 0.5),
+        ]
     if not isinstance(space, spaces.Box):
         return []
     inside = np.zeros(space.shape, space.dtype)
-    bad = [("an action of the wrong shape", np.zeros((*space.shape, 2), space.dtype)), ("words for an action", "left")]
+    bad = [
+        ("an action of the wrong shape", np.zeros((*space.shape, 2), space.dtype)),
+        ("words for an action", "left"),
+    ]
     if space.dtype.kind == "f":
         bad.append(("an action with NaN", np.full_like(inside, np.nan)))
     if space.dtype.kind == "f" and np.isfinite(space.high).all():
@@ -195,7 +279,11 @@ def _bad_actions(space: spaces.Space[Any]) -> list[tuple[str, Any]]:
 
 async def _check_frames(env: Environment, *, seed: int, actions: Sequence[Any]) -> None:
     if not env.spec.renders:
-        await _must_raise(env.reset(seed=seed, options={"frames": STREAMS}), ValueError, "reset with frames where nothing can be seen")
+        await _must_raise(
+            env.reset(seed=seed, options={"frames": STREAMS}),
+            ValueError,
+            "reset with frames where nothing can be seen",
+        )
         return
     _, info = await _reset(env, seed=seed, options={"frames": STREAMS})
     taken = {stream: [_frames(info, stream)] for stream in STREAMS}
@@ -209,21 +297,39 @@ async def _check_frames(env: Environment, *, seed: int, actions: Sequence[Any]) 
         if ended:
             break
     for stream, request in STREAMS.items():
-        due = [step for step in range(steps + 1) if step % request.every == 0 or (ended and step == steps)]
+        due = [
+            step
+            for step in range(steps + 1)
+            if step % request.every == 0 or (ended and step == steps)
+        ]
         got = [step for part in taken[stream] for step in part.steps]
-        _require(got == due, f"a stream with one frame every {request.every} steps came with steps {got} instead of {due}")
+        _require(
+            got == due,
+            f"a stream with one frame every {request.every} steps came with steps {got} instead of {due}",
+        )
     picture: Any = env.render()
-    fits = isinstance(picture, np.ndarray) and picture.dtype == np.uint8 and picture.ndim == 3 and picture.shape[2] == 3
+    fits = (
+        isinstance(picture, np.ndarray)
+        and picture.dtype == np.uint8
+        and picture.ndim == 3
+        and picture.shape[2] == 3
+    )
     _require(fits, "render must return uint8 [height, width, 3]")
 
 
 def _frames(info: Info, stream: str) -> Frames:
     part = info.get("frames", {}).get(stream)
-    _require(isinstance(part, Frames), f"info must have `frames` with the stream {stream!r} that reset was asked for, got {part!r}")
+    _require(
+        isinstance(part, Frames),
+        f"info must have `frames` with the stream {stream!r} that reset was asked for, got {part!r}",
+    )
     size = STREAMS[stream].size
     shape = (len(part.steps), size, size, 3)
     _require(part.images.dtype == np.uint8, f"frames must be uint8, got {part.images.dtype}")
-    _require(part.images.shape == shape, f"frames of size {size} for steps {part.steps} must have shape {shape}, got {part.images.shape}")
+    _require(
+        part.images.shape == shape,
+        f"frames of size {size} for steps {part.steps} must have shape {shape}, got {part.images.shape}",
+    )
     return part
 
 
@@ -234,8 +340,13 @@ async def _check_end(env: Environment, *, seed: int) -> None:
     result = await env.step_chunk(actions)
     _check_step(env.spec, result)
     _, _, terminated, truncated, info = result
-    _require(terminated or truncated, f"the episode did not end within spec.max_episode_steps={limit}")
-    _require(info["executed"] <= limit, f"the episode had {info['executed']} steps, more than spec.max_episode_steps={limit}")
+    _require(
+        terminated or truncated, f"the episode did not end within spec.max_episode_steps={limit}"
+    )
+    _require(
+        info["executed"] <= limit,
+        f"the episode had {info['executed']} steps, more than spec.max_episode_steps={limit}",
+    )
     await _must_raise(env.step(actions[0]), RuntimeError, "step after the end of the episode")
 
 
@@ -254,7 +365,9 @@ async def _must_raise(call: Coroutine[Any, Any, Any], kind: type[Exception], wha
     if isinstance(outcome, KeyboardInterrupt):
         raise outcome
     if isinstance(outcome, BaseException):
-        raise AssertionError(f"check_env: {what} must raise {kind.__name__}, but raised {outcome!r}.") from outcome
+        raise AssertionError(
+            f"check_env: {what} must raise {kind.__name__}, but raised {outcome!r}."
+        ) from outcome
     _fail(f"{what} must raise {kind.__name__}, but was accepted")
 
 
@@ -262,7 +375,9 @@ def _same(left: Any, right: Any) -> bool:
     if isinstance(left, Mapping) and isinstance(right, Mapping):
         return set(left) == set(right) and all(_same(left[key], right[key]) for key in left)
     if isinstance(left, (list, tuple)) and isinstance(right, (list, tuple)):
-        return len(left) == len(right) and all(_same(a, b) for a, b in zip(left, right, strict=True))
+        return len(left) == len(right) and all(
+            _same(a, b) for a, b in zip(left, right, strict=True)
+        )
     if isinstance(left, np.ndarray) or isinstance(right, np.ndarray):
         return np.array_equal(left, right)
     return bool(left == right)
@@ -276,7 +391,9 @@ def _require_picklable(value: Any, what: str) -> None:
     try:
         pickle.dumps(value)
     except (pickle.PicklingError, TypeError, AttributeError) as error:
-        raise AssertionError(f"{what} must be picklable, it travels between processes: {error}") from error
+        raise AssertionError(
+            f"{what} must be picklable, it travels between processes: {error}"
+        ) from error
 
 
 def _require(holds: bool, sentence: str) -> None:

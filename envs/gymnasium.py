@@ -25,7 +25,16 @@ from gymnasium.envs.registration import load_env_creator
 from numpy.typing import NDArray
 
 from envs.arguments import checked_action, checked_seed, read_options
-from envs.base import IMAGES, PROPRIOCEPTION, Environment, EnvSpec, FrameBuffer, FrameRequest, Info, StepResult
+from envs.base import (
+    IMAGES,
+    PROPRIOCEPTION,
+    Environment,
+    EnvSpec,
+    FrameBuffer,
+    FrameRequest,
+    Info,
+    StepResult,
+)
 from envs.offscreen import choose_backend
 from envs.pictures import as_rgb, fitted
 
@@ -53,7 +62,9 @@ class GymnasiumEnv(Environment):
         id = registered.id
         limit = max_episode_steps if max_episode_steps is not None else registered.max_episode_steps
         if limit is None:
-            raise ValueError(f"Gymnasium environment {id!r} has no limit of steps of its own: give max_episode_steps.")
+            raise ValueError(
+                f"Gymnasium environment {id!r} has no limit of steps of its own: give max_episode_steps."
+            )
         if limit < 1:
             raise ValueError(f"max_episode_steps must be at least 1, got {limit}.")
         self._env = _make(registered, max_episode_steps=limit, kwargs=kwargs)
@@ -72,7 +83,9 @@ class GymnasiumEnv(Environment):
         self._streams: dict[str, FrameRequest] = {}
         self._started, self._ended, self._step = False, True, 0
 
-    async def reset(self, *, seed: int | None = None, options: Mapping[str, Any] | None = None) -> tuple[dict[str, Any], Info]:
+    async def reset(
+        self, *, seed: int | None = None, options: Mapping[str, Any] | None = None
+    ) -> tuple[dict[str, Any], Info]:
         """See `Environment.reset`; options are `task` (the id) and `frames`."""
         self._streams = read_options(options, spec=self.spec).frames
         self._ended = True
@@ -84,19 +97,33 @@ class GymnasiumEnv(Environment):
         """See `Environment.step`."""
         checked = checked_action(action, space=self.spec.action_space)
         if self._ended:
-            raise RuntimeError("The episode has ended or was never started: call reset before step.")
-        observation, reward, terminated, truncated, raw = self._env.step(checked + self._first_action)
+            raise RuntimeError(
+                "The episode has ended or was never started: call reset before step."
+            )
+        observation, reward, terminated, truncated, raw = self._env.step(
+            checked + self._first_action
+        )
         self._step += 1
         self._ended = bool(terminated or truncated)
         reward = float(reward)
         if not math.isfinite(reward):
-            raise RuntimeError(f"Gymnasium environment {self.spec.tasks[0]!r} returned reward {reward} at step {self._step}.")
-        return self._layout.read(observation), reward, bool(terminated), bool(truncated), self._info(raw)
+            raise RuntimeError(
+                f"Gymnasium environment {self.spec.tasks[0]!r} returned reward {reward} at step {self._step}."
+            )
+        return (
+            self._layout.read(observation),
+            reward,
+            bool(terminated),
+            bool(truncated),
+            self._info(raw),
+        )
 
     def render(self) -> NDArray[np.uint8]:
         """The picture now at its native size, uint8 [height, width, 3]."""
         if not self.spec.renders:
-            raise RuntimeError(f"Gymnasium environment {self.spec.tasks[0]!r} cannot be rendered here: there is nothing to see.")
+            raise RuntimeError(
+                f"Gymnasium environment {self.spec.tasks[0]!r} cannot be rendered here: there is nothing to see."
+            )
         if not self._started:
             raise RuntimeError("There is nothing to render: call reset first.")
         if isinstance(self._env.unwrapped, MujocoEnv):
@@ -138,14 +165,21 @@ class _Layout:
         if self._images:
             shapes = {(leaves[key].shape or ())[:2] for key in self._images}
             if len(shapes) > 1:
-                raise ValueError(f"Gymnasium environment {name!r} has images of several sizes, {sorted(shapes)}: they must share one.")
+                raise ValueError(
+                    f"Gymnasium environment {name!r} has images of several sizes, {sorted(shapes)}: they must share one."
+                )
             entries[IMAGES] = spaces.Box(0, 255, (len(self._images), *shapes.pop(), 3), np.uint8)
         if self._vectors:
             for key in self._vectors:
                 if not _is_vector(leaves[key]):
-                    raise ValueError(f"Gymnasium environment {name!r} has observation {leaves[key]}, which is no vector and no image.")
+                    raise ValueError(
+                        f"Gymnasium environment {name!r} has observation {leaves[key]}, which is no vector and no image."
+                    )
             flat = [spaces.flatten_space(leaves[key]) for key in self._vectors]
-            low, high = (np.concatenate([getattr(part, side).astype(np.float32) for part in flat]) for side in ("low", "high"))
+            low, high = (
+                np.concatenate([getattr(part, side).astype(np.float32) for part in flat])
+                for side in ("low", "high")
+            )
             entries[PROPRIOCEPTION] = spaces.Box(low, high, dtype=np.float32)
         self.space = spaces.Dict(entries)
 
@@ -159,17 +193,23 @@ class _Layout:
             vectors = [spaces.flatten(self._leaves[key], parts[key]) for key in self._vectors]
             vector = np.concatenate([np.asarray(part, dtype=np.float32) for part in vectors])
             if not np.isfinite(vector).all():
-                raise RuntimeError(f"Gymnasium environment {self._name!r} returned an observation that is not finite: {vector}.")
+                raise RuntimeError(
+                    f"Gymnasium environment {self._name!r} returned an observation that is not finite: {vector}."
+                )
             result[PROPRIOCEPTION] = vector
         return result
 
 
-def _counted_from_zero(space: spaces.Space[Any], *, name: str) -> tuple[spaces.Box | spaces.Discrete, int]:
+def _counted_from_zero(
+    space: spaces.Space[Any], *, name: str
+) -> tuple[spaces.Box | spaces.Discrete, int]:
     """The action space as policies see it, and what is added to their actions: the first of a Discrete space need not be 0."""
     if isinstance(space, spaces.Discrete):
         return spaces.Discrete(int(space.n)), int(space.start)
     if not isinstance(space, spaces.Box):
-        raise ValueError(f"Gymnasium environment {name!r} has actions {space}: only Box and Discrete are supported.")
+        raise ValueError(
+            f"Gymnasium environment {name!r} has actions {space}: only Box and Discrete are supported."
+        )
     return space, 0
 
 
@@ -184,7 +224,9 @@ def _is_vector(space: spaces.Space[Any]) -> bool:
         return all(map(_is_vector, space.spaces))
     if isinstance(space, spaces.Dict):
         return all(map(_is_vector, space.spaces.values()))
-    return isinstance(space, (spaces.Box, spaces.Discrete, spaces.MultiBinary, spaces.MultiDiscrete))
+    return isinstance(
+        space, (spaces.Box, spaces.Discrete, spaces.MultiBinary, spaces.MultiDiscrete)
+    )
 
 
 def _registered(id: str) -> EnvRegistration:
@@ -194,9 +236,16 @@ def _registered(id: str) -> EnvRegistration:
         _import(module, id=id)
     try:
         return gymnasium.spec(name)
-    except (error.Error, ModuleNotFoundError) as unknown:  # unregistered, deprecated, or no id at all
+    except (
+        error.Error,
+        ModuleNotFoundError,
+    ) as unknown:  # unregistered, deprecated, or no id at all
         nearest = difflib.get_close_matches(name, gymnasium.registry, n=5)
-        hint = f" Nearest: {', '.join(nearest)}." if nearest else f" There are {len(gymnasium.registry)}, for example CartPole-v1."
+        hint = (
+            f" Nearest: {', '.join(nearest)}."
+            if nearest
+            else f" There are {len(gymnasium.registry)}, for example CartPole-v1."
+        )
         raise ValueError(f"Unknown Gymnasium id {id!r}.{hint} ({unknown})") from unknown
 
 
@@ -205,22 +254,44 @@ def _import(module: str, *, id: str) -> None:
         importlib.import_module(module)
     except ModuleNotFoundError as missing:
         if missing.name is None or not f"{module}.".startswith(f"{missing.name}."):
-            raise RuntimeError(f"Gymnasium environment {id!r} needs a package that is not installed: {missing}") from missing
-        raise ValueError(f"Gymnasium id {id!r}: there is no module {missing.name!r} to import; is it on the Python path?") from missing
+            raise RuntimeError(
+                f"Gymnasium environment {id!r} needs a package that is not installed: {missing}"
+            ) from missing
+        raise ValueError(
+            f"Gymnasium id {id!r}: there is no module {missing.name!r} to import; is it on the Python path?"
+        ) from missing
 
 
-def _make(registered: EnvRegistration, *, max_episode_steps: int, kwargs: Mapping[str, Any]) -> gymnasium.Env[Any, Any]:
+def _make(
+    registered: EnvRegistration, *, max_episode_steps: int, kwargs: Mapping[str, Any]
+) -> gymnasium.Env[Any, Any]:
     id = registered.id
     try:
-        render_mode = {"render_mode": "rgb_array"} if "render_mode" not in kwargs and _draws(registered) else {}
-        env = gymnasium.make(id, max_episode_steps=max_episode_steps, disable_env_checker=True, **render_mode, **kwargs)
+        render_mode = (
+            {"render_mode": "rgb_array"}
+            if "render_mode" not in kwargs and _draws(registered)
+            else {}
+        )
+        env = gymnasium.make(
+            id,
+            max_episode_steps=max_episode_steps,
+            disable_env_checker=True,
+            **render_mode,
+            **kwargs,
+        )
     except TypeError as refused:
-        raise ValueError(f"Gymnasium environment {id!r} does not take these arguments: {refused}") from refused
+        raise ValueError(
+            f"Gymnasium environment {id!r} does not take these arguments: {refused}"
+        ) from refused
     except (error.DependencyNotInstalled, ModuleNotFoundError) as missing:
-        raise RuntimeError(f"Gymnasium environment {id!r} needs a package that is not installed: {missing}") from missing
+        raise RuntimeError(
+            f"Gymnasium environment {id!r} needs a package that is not installed: {missing}"
+        ) from missing
     except error.Error as refused:
         raise ValueError(f"Gymnasium environment {id!r} cannot be made: {refused}") from refused
-    if isinstance(env.unwrapped, MujocoEnv):  # before its render context exists: shadows and multisampling cost 22 times the rest
+    if isinstance(
+        env.unwrapped, MujocoEnv
+    ):  # before its render context exists: shadows and multisampling cost 22 times the rest
         env.unwrapped.model.vis.quality.shadowsize = env.unwrapped.model.vis.quality.offsamples = 0
     return env
 
@@ -228,7 +299,10 @@ def _make(registered: EnvRegistration, *, max_episode_steps: int, kwargs: Mappin
 def _draws(registered: EnvRegistration) -> bool:
     entry = registered.entry_point
     creator = load_env_creator(entry) if isinstance(entry, str) else entry
-    drawable = not creator.__module__.startswith(PYGAME_DRAWN) or importlib.util.find_spec("pygame") is not None
+    drawable = (
+        not creator.__module__.startswith(PYGAME_DRAWN)
+        or importlib.util.find_spec("pygame") is not None
+    )
     return drawable and "rgb_array" in getattr(creator, "metadata", {}).get("render_modes", ())
 
 

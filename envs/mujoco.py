@@ -29,11 +29,28 @@ if TYPE_CHECKING:  # these import MuJoCo, which looks for OpenGL at once
 
 # Without dependencies: its metadata pins MuJoCo 3.3.0. It runs on 3.8.1, with which the project's numbers were measured.
 INSTALL = "python -m pip install --no-deps metaworld==3.1.1"
-DEFAULT_TASKS = ("drawer-open", "button-press", "button-press-topdown")  # as configs/env/mujoco.yaml
-ACTION_SIZE = 4  # gripper displacement in x, y, z (1 is a centimetre a step) and finger effort (1 closes)
+DEFAULT_TASKS = (
+    "drawer-open",
+    "button-press",
+    "button-press-topdown",
+)  # as configs/env/mujoco.yaml
+ACTION_SIZE = (
+    4  # gripper displacement in x, y, z (1 is a centimetre a step) and finger effort (1 closes)
+)
 METAWORLD_LIMIT = 500  # Meta-World refuses further steps
-CAMERAS = ("table", "topview", "corner", "corner2", "corner3", "corner4", "behindGripper", "gripperPOV")
-WORDS = gymnasium.spaces.Text(max(map(len, INSTRUCTIONS.values())), charset=frozenset("".join(INSTRUCTIONS.values())))
+CAMERAS = (
+    "table",
+    "topview",
+    "corner",
+    "corner2",
+    "corner3",
+    "corner4",
+    "behindGripper",
+    "gripperPOV",
+)
+WORDS = gymnasium.spaces.Text(
+    max(map(len, INSTRUCTIONS.values())), charset=frozenset("".join(INSTRUCTIONS.values()))
+)
 
 
 @dataclass(frozen=True)
@@ -74,31 +91,49 @@ class MetaWorldEnv(SimulatorEnv["TaskSimulator"]):
             ValueError: An unknown name, a task given twice, or a number out of range.
             RuntimeError: Meta-World or MuJoCo is not installed; nothing of them is imported to find out.
         """
-        for package, command in (("metaworld", INSTALL), ("mujoco", "python -m pip install mujoco==3.8.1")):
+        for package, command in (
+            ("metaworld", INSTALL),
+            ("mujoco", "python -m pip install mujoco==3.8.1"),
+        ):
             if importlib.util.find_spec(package) is None:
-                raise RuntimeError(f"env=mujoco needs the package {package}, which is not installed. Type: {command}")
+                raise RuntimeError(
+                    f"env=mujoco needs the package {package}, which is not installed. Type: {command}"
+                )
         if isinstance(tasks, str) or not tasks:
-            raise ValueError(f"tasks must be a list of one or more Meta-World tasks, got {tasks!r}.")
+            raise ValueError(
+                f"tasks must be a list of one or more Meta-World tasks, got {tasks!r}."
+            )
         names = tuple(task_name(name) for name in tasks)
         if len(set(names)) < len(names):
             raise ValueError(f"tasks has a task twice: {', '.join(tasks)}.")
         if image_size < 8:
             raise ValueError(f"image_size must be at least 8 pixels, got {image_size}.")
         if not 1 <= max_episode_steps <= METAWORLD_LIMIT:
-            raise ValueError(f"max_episode_steps must lie in [1, {METAWORLD_LIMIT}] (Meta-World's limit), got {max_episode_steps}.")
-        for kind, value, known in (("camera", camera, CAMERAS), ("render_quality", render_quality, get_args(RenderQuality))):
+            raise ValueError(
+                f"max_episode_steps must lie in [1, {METAWORLD_LIMIT}] (Meta-World's limit), got {max_episode_steps}."
+            )
+        for kind, value, known in (
+            ("camera", camera, CAMERAS),
+            ("render_quality", render_quality, get_args(RenderQuality)),
+        ):
             if value not in known:
-                raise ValueError(f"Unknown {kind} {value!r}.{nearest(value, known)} Known: {', '.join(known)}.")
+                raise ValueError(
+                    f"Unknown {kind} {value!r}.{nearest(value, known)} Known: {', '.join(known)}."
+                )
         super().__init__(image_size=image_size, cameras=(camera,))
         self.spec = _spec(tasks=names, image_size=image_size, max_episode_steps=max_episode_steps)
         self._quality = render_quality
 
-    async def reset(self, *, seed: int | None = None, options: Mapping[str, Any] | None = None) -> tuple[dict[str, Any], Info]:
+    async def reset(
+        self, *, seed: int | None = None, options: Mapping[str, Any] | None = None
+    ) -> tuple[dict[str, Any], Info]:
         """See `Environment.reset`; options are `task` and `frames`. Seed and task fix the episode, whatever ran before in this instance."""
         task, streams = read_options(self._canonical(options), spec=self.spec)
         seed = checked_seed(seed)
         self._ended = True
-        self._simulator(task).reset(seed=int(np.random.default_rng().integers(2**31)) if seed is None else seed)
+        self._simulator(task).reset(
+            seed=int(np.random.default_rng().integers(2**31)) if seed is None else seed
+        )
         return self._begin(task, streams)
 
     @property
@@ -131,14 +166,24 @@ class MetaWorldEnv(SimulatorEnv["TaskSimulator"]):
         return type(self), task, self._cameras, self._quality
 
     def _make_renderer(self, simulator: "TaskSimulator", context: Any) -> "_OneCamera":
-        return _OneCamera(simulator.model, context, name=self._cameras[0], quality=self._quality, size=self._image_size)
+        return _OneCamera(
+            simulator.model,
+            context,
+            name=self._cameras[0],
+            quality=self._quality,
+            size=self._image_size,
+        )
 
 
 class _OneCamera:
     """A scene with the one camera that the environment was made with."""
 
-    def __init__(self, model: Any, context: Any, *, name: str, quality: RenderQuality, size: int) -> None:
-        self._renderer = SceneRenderer(model=model, context=context, camera=_camera(model, name), quality=quality, size=size)
+    def __init__(
+        self, model: Any, context: Any, *, name: str, quality: RenderQuality, size: int
+    ) -> None:
+        self._renderer = SceneRenderer(
+            model=model, context=context, camera=_camera(model, name), quality=quality, size=size
+        )
         self.close = self._renderer.close
 
     def render(self, simulator: "TaskSimulator", size: int, camera: str) -> NDArray[np.uint8]:
@@ -155,7 +200,9 @@ def expert(task: str) -> Callable[[MetaWorldEnv], NDArray[np.float32]]:
     choose_backend()
     from metaworld.policies import ENV_POLICY_MAP
 
-    warnings.filterwarnings("ignore", message=r"Constant\(s\) may be too high", category=UserWarning)  # we clip, as Meta-World does
+    warnings.filterwarnings(
+        "ignore", message=r"Constant\(s\) may be too high", category=UserWarning
+    )  # we clip, as Meta-World does
     scripted: Any = ENV_POLICY_MAP[name + VERSION_SUFFIX]
     instance = scripted()
 
@@ -184,7 +231,11 @@ def _camera(model: Any, name: str) -> Any:
     if name == "table":
         table = TableCamera()
         camera.type, camera.lookat[:] = mujoco.mjtCamera.mjCAMERA_FREE, table.lookat
-        camera.distance, camera.azimuth, camera.elevation = table.distance, table.azimuth, table.elevation
+        camera.distance, camera.azimuth, camera.elevation = (
+            table.distance,
+            table.azimuth,
+            table.elevation,
+        )
     else:
         camera.type = mujoco.mjtCamera.mjCAMERA_FIXED
         camera.fixedcamid = mujoco.mj_name2id(model, mujoco.mjtObj.mjOBJ_CAMERA, name)

@@ -37,12 +37,16 @@ def choose_backend() -> str:
     if wanted in BACKENDS:
         return wanted
     if wanted is not None:
-        raise RuntimeError(f"MUJOCO_GL={wanted!r} cannot draw without a window: set it to egl or osmesa, or unset it.")
+        raise RuntimeError(
+            f"MUJOCO_GL={wanted!r} cannot draw without a window: set it to egl or osmesa, or unset it."
+        )
     for backend, groups in BACKENDS.items():
         if all(any(ctypes.util.find_library(library) for library in group) for group in groups):
             os.environ["MUJOCO_GL"] = backend
             return backend
-    raise RuntimeError(f"No OpenGL library for images was found (looked for EGL and OSMesa). Install: {APT_COMMAND}")
+    raise RuntimeError(
+        f"No OpenGL library for images was found (looked for EGL and OSMesa). Install: {APT_COMMAND}"
+    )
 
 
 def make_context(size: int) -> Any:
@@ -52,21 +56,33 @@ def make_context(size: int) -> Any:
         RuntimeError: The library or its driver is missing; the message says what to install.
     """
     backend = choose_backend()
-    os.environ.setdefault("LP_NUM_THREADS", "0")  # Mesa draws in this thread: simulators are as many as cores, and its helpers only wait
+    os.environ.setdefault(
+        "LP_NUM_THREADS", "0"
+    )  # Mesa draws in this thread: simulators are as many as cores, and its helpers only wait
     try:
         if backend == "egl":
             from mujoco.egl import GLContext
         else:
             from mujoco.osmesa import GLContext
         return GLContext(size, size)
-    except (ImportError, AttributeError, OSError, RuntimeError, ValueError) as error:  # PyOpenGL and the drivers have no common one
-        raise RuntimeError(f"MUJOCO_GL={backend} cannot draw: {error} Install the libraries: {APT_COMMAND}") from error
+    except (
+        ImportError,
+        AttributeError,
+        OSError,
+        RuntimeError,
+        ValueError,
+    ) as error:  # PyOpenGL and the drivers have no common one
+        raise RuntimeError(
+            f"MUJOCO_GL={backend} cannot draw: {error} Install the libraries: {APT_COMMAND}"
+        ) from error
 
 
 class SceneRenderer:
     """Draws one model as one camera sees it."""
 
-    def __init__(self, *, model: Any, context: Any, camera: Any, quality: RenderQuality, size: int) -> None:
+    def __init__(
+        self, *, model: Any, context: Any, camera: Any, quality: RenderQuality, size: int
+    ) -> None:
         """Upload a copy of `model` into the OpenGL `context`; `camera` is an `MjvCamera`, images start out at `size` pixels."""
         import mujoco
 
@@ -80,9 +96,17 @@ class SceneRenderer:
         context.make_current()
         self._context = mujoco.MjrContext(self._model, mujoco.mjtFontScale.mjFONTSCALE_100)
         mujoco.mjr_setBuffer(mujoco.mjtFramebuffer.mjFB_OFFSCREEN, self._context)
-        self._scene, self._options, self._perturb = mujoco.MjvScene(self._model, maxgeom=1000), mujoco.MjvOption(), mujoco.MjvPerturb()
+        self._scene, self._options, self._perturb = (
+            mujoco.MjvScene(self._model, maxgeom=1000),
+            mujoco.MjvOption(),
+            mujoco.MjvPerturb(),
+        )
         if self._fast:
-            for flag in (mujoco.mjtRndFlag.mjRND_SHADOW, mujoco.mjtRndFlag.mjRND_REFLECTION, mujoco.mjtRndFlag.mjRND_SKYBOX):
+            for flag in (
+                mujoco.mjtRndFlag.mjRND_SHADOW,
+                mujoco.mjtRndFlag.mjRND_REFLECTION,
+                mujoco.mjtRndFlag.mjRND_SKYBOX,
+            ):
                 self._scene.flags[flag] = 0
 
     def render(self, data: Any, size: int) -> NDArray[np.uint8]:
@@ -95,9 +119,13 @@ class SceneRenderer:
         if self._fast:
             self._model.geom_group[:] = np.where(self._outside(data), HIDDEN_GROUP, self._groups)
         category = mujoco.mjtCatBit.mjCAT_ALL
-        mujoco.mjv_updateScene(self._model, data, self._options, self._perturb, self._camera, category, self._scene)
+        mujoco.mjv_updateScene(
+            self._model, data, self._options, self._perturb, self._camera, category, self._scene
+        )
         viewport, pixels = mujoco.MjrRect(0, 0, size, size), np.empty((size, size, 3), np.uint8)
-        mujoco.mjr_setBuffer(mujoco.mjtFramebuffer.mjFB_OFFSCREEN, self._context)  # another task's renderer may have bound its own
+        mujoco.mjr_setBuffer(
+            mujoco.mjtFramebuffer.mjFB_OFFSCREEN, self._context
+        )  # another task's renderer may have bound its own
         mujoco.mjr_render(viewport, self._scene, self._context)
         mujoco.mjr_readPixels(pixels, None, viewport, self._context)
         return np.ascontiguousarray(pixels[::-1])  # OpenGL's first row is the lowest
@@ -116,7 +144,9 @@ class SceneRenderer:
         depth, width, height = offset @ forward, offset @ np.cross(forward, up), offset @ up
         slope = left.frustum_top / left.frustum_near
         radius = self._model.geom_rbound
-        beside = np.maximum(np.abs(width), np.abs(height)) - slope * depth > radius * np.hypot(1.0, slope)
+        beside = np.maximum(np.abs(width), np.abs(height)) - slope * depth > radius * np.hypot(
+            1.0, slope
+        )
         return (beside | (depth < -radius)) & (radius > 0)  # a plane has no radius
 
 
@@ -134,12 +164,23 @@ def _thin(model: Any, mesh: int) -> None:
     vertices = slice(model.mesh_vertadr[mesh], model.mesh_vertadr[mesh] + model.mesh_vertnum[mesh])
     first_face, num_faces = model.mesh_faceadr[mesh], model.mesh_facenum[mesh]
     cells = np.floor(model.mesh_vert[vertices] / THIN_CELL_M).astype(np.int64)
-    _, representative, cell_of_vertex = np.unique(cells, axis=0, return_index=True, return_inverse=True)
-    faces = representative[cell_of_vertex.reshape(-1)][model.mesh_face[first_face : first_face + num_faces]]
+    _, representative, cell_of_vertex = np.unique(
+        cells, axis=0, return_index=True, return_inverse=True
+    )
+    faces = representative[cell_of_vertex.reshape(-1)][
+        model.mesh_face[first_face : first_face + num_faces]
+    ]
     corners = np.sort(faces, axis=1)
     _, distinct = np.unique(corners, axis=0, return_index=True)
-    kept = distinct[(corners[distinct, 0] < corners[distinct, 1]) & (corners[distinct, 1] < corners[distinct, 2])]
-    for array, values in ((model.mesh_face, faces), (model.mesh_facenormal, None), (model.mesh_facetexcoord, None)):
+    kept = distinct[
+        (corners[distinct, 0] < corners[distinct, 1])
+        & (corners[distinct, 1] < corners[distinct, 2])
+    ]
+    for array, values in (
+        (model.mesh_face, faces),
+        (model.mesh_facenormal, None),
+        (model.mesh_facetexcoord, None),
+    ):
         of_mesh = array[first_face : first_face + num_faces] if values is None else values
         array[first_face : first_face + len(kept)] = of_mesh[kept]
     model.mesh_facenum[mesh] = len(kept)

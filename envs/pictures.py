@@ -16,7 +16,9 @@ def as_rgb(picture: NDArray[np.uint8]) -> NDArray[np.uint8]:
     if picture.ndim == 2:
         picture = picture[..., np.newaxis]
     if picture.ndim != 3 or picture.shape[2] not in (1, 3):
-        raise ValueError(f"A picture must have shape [H, W], [H, W, 1] or [H, W, 3], got {picture.shape}.")
+        raise ValueError(
+            f"A picture must have shape [H, W], [H, W, 1] or [H, W, 3], got {picture.shape}."
+        )
     return np.array(np.broadcast_to(picture, (*picture.shape[:2], 3)))
 
 
@@ -40,5 +42,7 @@ def _scaled(values: NDArray[np.float32], length: int, *, axis: int) -> NDArray[n
     if length >= old:
         return np.take(values, np.arange(length) * old // length, axis=axis)
     starts = np.arange(length) * old // length
-    counts = np.diff(np.append(starts, old)).reshape([-1 if other == axis else 1 for other in range(values.ndim)])
+    counts = np.diff(np.append(starts, old)).reshape(
+        [-1 if other == axis else 1 for other in range(values.ndim)]
+    )
     return (np.add.reduceat(values, starts, axis=axis) / counts).astype(np.float32)

@@ -43,7 +43,9 @@ _TRUTH = "reward_model.ground_truth must be text or a finite number"
 ROWS_AT_ONCE = 512  # decoded at a time where a file is read through: a megabyte or so of text
 MAX_ROW_BYTES = 16 << 20  # of one row or line, unpacked: more text than any model takes
 MAX_PIECE_BYTES = 64 << 20  # of rows that are unpacked at a time
-MAX_GROUP_BYTES = 1 << 30  # of one parquet row group in pyarrow's compact form, in which a text that recurs stands once
+MAX_GROUP_BYTES = (
+    1 << 30
+)  # of one parquet row group in pyarrow's compact form, in which a text that recurs stands once
 
 
 @dataclass(frozen=True)
@@ -72,10 +74,14 @@ class PromptRow:
         """
         missing = [name for name in REQUIRED if name not in columns]
         if missing:
-            raise ValueError(f"column {missing[0]!r} is missing; it has {', '.join(map(str, columns)) or 'none'}")
+            raise ValueError(
+                f"column {missing[0]!r} is missing; it has {', '.join(map(str, columns)) or 'none'}"
+            )
         reward_model = columns["reward_model"]
         if not isinstance(reward_model, Mapping):
-            raise ValueError(f"reward_model must be {{style, ground_truth}}, got {shortened(reward_model)}")
+            raise ValueError(
+                f"reward_model must be {{style, ground_truth}}, got {shortened(reward_model)}"
+            )
         try:
             prompt = checked_messages(columns["prompt"])
         except ValueError as error:
@@ -155,7 +161,9 @@ def open_prompts(path: str | Path, *, gsm8k_instruction: str = GSM8K_INSTRUCTION
         return ParquetPrompts(path)
     if path.suffix == ".jsonl":
         return JsonLinesPrompts(path, gsm8k_instruction=gsm8k_instruction)
-    raise ValueError(f"Prompts are read from {READABLE}; {path} ends in {path.suffix or 'nothing'}.")
+    raise ValueError(
+        f"Prompts are read from {READABLE}; {path} ends in {path.suffix or 'nothing'}."
+    )
 
 
 def write_prompts(path: str | Path, rows: Sequence[PromptRow]) -> None:
@@ -168,7 +176,9 @@ def write_prompts(path: str | Path, rows: Sequence[PromptRow]) -> None:
     elif path.suffix == ".jsonl":
         path.write_text("".join(json.dumps(entry) + "\n" for entry in columns))
     else:
-        raise ValueError(f"Prompts are written to {READABLE}; {path} ends in {path.suffix or 'nothing'}.")
+        raise ValueError(
+            f"Prompts are written to {READABLE}; {path} ends in {path.suffix or 'nothing'}."
+        )
 
 
 class ParquetPrompts(PromptFile):
@@ -177,16 +187,22 @@ class ParquetPrompts(PromptFile):
     def __init__(self, path: Path) -> None:
         self.path = path
         try:
-            self._file = parquet.ParquetFile(path, read_dictionary=text_columns(parquet.read_metadata(path), COLUMNS))
+            self._file = parquet.ParquetFile(
+                path, read_dictionary=text_columns(parquet.read_metadata(path), COLUMNS)
+            )
         except pyarrow.ArrowInvalid as error:
-            raise ValueError(f"{path} is no readable parquet file ({error}). Write it anew, or remove it from the list.") from error
+            raise ValueError(
+                f"{path} is no readable parquet file ({error}). Write it anew, or remove it from the list."
+            ) from error
         _check_columns(self._file.schema_arrow.names, required=REQUIRED, known=COLUMNS, path=path)
         self._starts = [0]
         for group in range(self._file.num_row_groups):
             self._starts.append(self._starts[-1] + self._file.metadata.row_group(group).num_rows)
         _check_not_empty(len(self), path)
         self._names = [name for name in COLUMNS if name in self._file.schema_arrow.names]
-        self._rows_at_once = [self._check_group(group) for group in range(self._file.num_row_groups)]
+        self._rows_at_once = [
+            self._check_group(group) for group in range(self._file.num_row_groups)
+        ]
         self._kept: dict[int, pyarrow.Table] = {}
 
     def __len__(self) -> int:
@@ -194,9 +210,16 @@ class ParquetPrompts(PromptFile):
 
     def data_sources(self) -> list[str]:
         """See `PromptFile.data_sources`."""
-        pieces = (piece for group in range(self._file.num_row_groups) for piece in self._pieces(group, ["data_source"]))
+        pieces = (
+            piece
+            for group in range(self._file.num_row_groups)
+            for piece in self._pieces(group, ["data_source"])
+        )
         values = (value for piece in pieces for value in piece["data_source"].to_pylist())
-        return [_of_row(_source, {"data_source": value}, path=self.path, place=self.place(row)) for row, value in enumerate(values)]
+        return [
+            _of_row(_source, {"data_source": value}, path=self.path, place=self.place(row))
+            for row, value in enumerate(values)
+        ]
 
     def place(self, row: int) -> str:
         """See `PromptFile.place`; rows are counted from 0."""
@@ -215,7 +238,9 @@ class ParquetPrompts(PromptFile):
             for piece in self._pieces(group, self._names):
                 wanted = rows[done : bisect.bisect_left(rows, first + len(piece), lo=done)]
                 if len(wanted):
-                    yield from self._read(piece.take(pyarrow.array([row - first for row in wanted])), wanted)
+                    yield from self._read(
+                        piece.take(pyarrow.array([row - first for row in wanted])), wanted
+                    )
                     done += len(wanted)
                 first += len(piece)
                 if done == len(rows):
@@ -232,10 +257,14 @@ class ParquetPrompts(PromptFile):
         """How many rows of a row group are read at a time, in pyarrow's compact form."""
         described = self._file.metadata.row_group(group)
         columns = [described.column(number) for number in range(described.num_columns)]
-        columns = [column for column in columns if column.path_in_schema.split(".")[0] in self._names]
+        columns = [
+            column for column in columns if column.path_in_schema.split(".")[0] in self._names
+        ]
         declared = [column.total_uncompressed_size for column in columns]
         values = sum(column.num_values for column in columns)
-        if sum(declared) + BYTES_OF_A_VALUE * values > MAX_GROUP_BYTES:  # of one text in a dictionary there may be any number of values
+        if (
+            sum(declared) + BYTES_OF_A_VALUE * values > MAX_GROUP_BYTES
+        ):  # of one text in a dictionary there may be any number of values
             raise self._too_large(group, "declares")
         return min(max(MAX_GROUP_BYTES // max([1, *declared]), 1), ROWS_AT_ONCE)
 
@@ -245,7 +274,9 @@ class ParquetPrompts(PromptFile):
         Texts that recur are read as pyarrow's dictionaries, so that many messages of one text are measured before they are unpacked.
         """
         first = self._starts[group]
-        for batch in self._file.iter_batches(self._rows_at_once[group], row_groups=[group], columns=names, use_threads=False):
+        for batch in self._file.iter_batches(
+            self._rows_at_once[group], row_groups=[group], columns=names, use_threads=False
+        ):
             sizes = unpacked_bytes(batch)
             too_long = np.flatnonzero(sizes > MAX_ROW_BYTES)
             if len(too_long):
@@ -268,9 +299,14 @@ class ParquetPrompts(PromptFile):
             f"{MAX_GROUP_BYTES >> 20} MiB. Write the file with fewer rows a row group."
         )
 
-    def _read(self, table: pyarrow.Table | pyarrow.RecordBatch, numbers: Sequence[int]) -> list[PromptRow]:
+    def _read(
+        self, table: pyarrow.Table | pyarrow.RecordBatch, numbers: Sequence[int]
+    ) -> list[PromptRow]:
         named = zip(numbers, table.to_pylist(), strict=True)
-        return [_of_row(PromptRow.of, entry, path=self.path, place=self.place(number)) for number, entry in named]
+        return [
+            _of_row(PromptRow.of, entry, path=self.path, place=self.place(number))
+            for number, entry in named
+        ]
 
 
 def _cut(batch: pyarrow.RecordBatch, sizes: NDArray[np.int64]) -> Iterator[pyarrow.RecordBatch]:
@@ -292,7 +328,9 @@ class JsonLinesPrompts(PromptFile):
         self._numbers, self._positions = array.array("q"), array.array("q")
         position = 0
         with path.open("rb") as stream:
-            for number, line in enumerate(iter(lambda: stream.readline(MAX_ROW_BYTES + 1), b""), start=1):
+            for number, line in enumerate(
+                iter(lambda: stream.readline(MAX_ROW_BYTES + 1), b""), start=1
+            ):
                 if len(line) > MAX_ROW_BYTES:
                     raise _too_long(path, f"line {number}")
                 if line.strip():
@@ -312,7 +350,10 @@ class JsonLinesPrompts(PromptFile):
         """See `PromptFile.data_sources`."""
         if self._is_gsm8k:
             return [GSM8K_SOURCE] * len(self)
-        return [self._read(_source, entry, row) for row, entry in enumerate(self._objects(range(len(self))))]
+        return [
+            self._read(_source, entry, row)
+            for row, entry in enumerate(self._objects(range(len(self))))
+        ]
 
     def place(self, row: int) -> str:
         """See `PromptFile.place`; lines are counted from 1, blank ones among them."""
@@ -343,7 +384,9 @@ class JsonLinesPrompts(PromptFile):
                 raise ValueError(f"{name!r} must be text, got {shortened(entry.get(name))}")
         solution, mark, answer = entry["answer"].rpartition("####")
         if not mark or not answer.strip():
-            raise ValueError(f"'answer' must end in a line `#### x`, got {shortened(entry['answer'][-60:])}")
+            raise ValueError(
+                f"'answer' must end in a line `#### x`, got {shortened(entry['answer'][-60:])}"
+            )
         return PromptRow(
             data_source=GSM8K_SOURCE,
             prompt=(message("user", f"{entry['question'].strip()}\n{self._instruction}".strip()),),
@@ -360,20 +403,29 @@ def _of_row(read: Any, entry: Mapping[str, Any], *, path: Path, place: str) -> A
 
 
 def _too_long(path: Path, place: str) -> ValueError:
-    return ValueError(f"{path}, {place}: more than {MAX_ROW_BYTES >> 20} MiB, the bound of a row. Shorten the row, or take it out.")
+    return ValueError(
+        f"{path}, {place}: more than {MAX_ROW_BYTES >> 20} MiB, the bound of a row. Shorten the row, or take it out."
+    )
 
 
 def _json_object(line: bytes, *, path: Path, place: str) -> dict[str, Any]:
     try:
         entry = json.loads(line)
-    except (ValueError, RecursionError) as error:  # broken JSON, not UTF-8, or a thousand lists in each other
-        raise ValueError(f"{path}, {place}: not JSON ({error}). One JSON object a line is expected.") from error
+    except (
+        ValueError,
+        RecursionError,
+    ) as error:  # broken JSON, not UTF-8, or a thousand lists in each other
+        raise ValueError(
+            f"{path}, {place}: not JSON ({error}). One JSON object a line is expected."
+        ) from error
     if not isinstance(entry, dict):
         raise ValueError(f"{path}, {place}: a JSON object is expected, got {shortened(entry)}.")
     return entry
 
 
-def _check_columns(found: Sequence[str], *, required: Iterable[str], known: Sequence[str], path: Path) -> None:
+def _check_columns(
+    found: Sequence[str], *, required: Iterable[str], known: Sequence[str], path: Path
+) -> None:
     missing = [name for name in required if name not in found]
     if missing:
         hint = nearest(missing[0], list(found))

@@ -37,7 +37,9 @@ def register_env(name: str) -> Callable[[EnvironmentClass], EnvironmentClass]:
     def register(environment_class: EnvironmentClass) -> EnvironmentClass:
         reference = f"{environment_class.__module__}:{environment_class.__qualname__}"
         if ENVS.setdefault(name, reference) != reference:
-            raise ValueError(f"Environment name {name!r} is taken by {ENVS[name]}; choose another for {reference}.")
+            raise ValueError(
+                f"Environment name {name!r} is taken by {ENVS[name]}; choose another for {reference}."
+            )
         return environment_class
 
     return register
@@ -66,7 +68,9 @@ def env_class(name: str) -> type[Environment]:
     except ModuleNotFoundError as error:
         if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
             raise  # the module is there, and what it imports is not: that message is the useful one
-        raise ValueError(f"Environment {name!r}: there is no module {error.name!r} to import; is it on the Python path?") from error
+        raise ValueError(
+            f"Environment {name!r}: there is no module {error.name!r} to import; is it on the Python path?"
+        ) from error
     for part in qualified.split("."):
         try:
             found = getattr(found, part)
@@ -88,12 +92,16 @@ def make_env(name: str, **kwargs: Any) -> Environment:
     """
     environment_class = env_class(name)
     signature = inspect.signature(environment_class)
-    takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in signature.parameters.values())
+    takes_any = any(
+        parameter.kind is parameter.VAR_KEYWORD for parameter in signature.parameters.values()
+    )
     unknown = [] if takes_any else sorted(set(kwargs) - set(signature.parameters))
     if unknown:
         arguments = list(signature.parameters)
         hint = nearest(unknown[0], arguments)
-        raise ValueError(f"Environment {name!r} has no argument {unknown[0]!r}.{hint} Known: {', '.join(arguments) or '(none)'}.")
+        raise ValueError(
+            f"Environment {name!r} has no argument {unknown[0]!r}.{hint} Known: {', '.join(arguments) or '(none)'}."
+        )
     return environment_class(**kwargs)
 
 

@@ -19,7 +19,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from envs.arguments import checked_action
-from envs.base import IMAGES, INSTRUCTION, PROPRIOCEPTION, Environment, FrameBuffer, FrameRequest, Info, StepResult
+from envs.base import (
+    IMAGES,
+    INSTRUCTION,
+    PROPRIOCEPTION,
+    Environment,
+    FrameBuffer,
+    FrameRequest,
+    Info,
+    StepResult,
+)
 from envs.shared_renderers import Renderer, SharedRenderers, renderers_of_thread
 
 
@@ -49,10 +58,14 @@ class SimulatorEnv(Environment, Generic[AnySimulator]):
         kept_simulators: How many are kept; one more takes the place of the one that was not used for the longest time. None: all.
     """
 
-    def __init__(self, *, image_size: int, cameras: Sequence[str], kept_simulators: int | None = None) -> None:
+    def __init__(
+        self, *, image_size: int, cameras: Sequence[str], kept_simulators: int | None = None
+    ) -> None:
         self._image_size, self._cameras, self._kept = image_size, tuple(cameras), kept_simulators
         self._simulators: dict[str, AnySimulator] = {}
-        self._renderers: dict[str, Renderer] = {}  # by task, and all of `_shared`, which is that of the thread that draws
+        self._renderers: dict[
+            str, Renderer
+        ] = {}  # by task, and all of `_shared`, which is that of the thread that draws
         self._shared: SharedRenderers | None = None
         self._task: str | None = None
         self._streams: dict[str, FrameRequest] = {}
@@ -92,8 +105,14 @@ class SimulatorEnv(Environment, Generic[AnySimulator]):
             raise ValueError("step_chunk needs at least one action.")
         checked = [checked_action(action, space=self.spec.action_space) for action in actions]
         if self._task is None or self._ended:
-            raise RuntimeError("The episode has ended or was never started: call reset before step.")
-        simulator, frames, limit = self._simulators[self._task], FrameBuffer(), self._step_limit(self._task)
+            raise RuntimeError(
+                "The episode has ended or was never started: call reset before step."
+            )
+        simulator, frames, limit = (
+            self._simulators[self._task],
+            FrameBuffer(),
+            self._step_limit(self._task),
+        )
         for executed, action in enumerate(checked, start=1):
             success = simulator.step(action)
             self._step += 1
@@ -165,7 +184,9 @@ class SimulatorEnv(Environment, Generic[AnySimulator]):
         if self._task not in self._renderers:
             self._shared = self._shared or renderers_of_thread()
             make = functools.partial(self._make_renderer, simulator)
-            self._renderers[self._task] = self._shared.take(self._scene(self._task), make, size=size)
+            self._renderers[self._task] = self._shared.take(
+                self._scene(self._task), make, size=size
+            )
             _return_freed_memory()
         return self._renderers[self._task].render(simulator, size, camera)
 

@@ -14,13 +14,17 @@ from envs.spec_process import SHIPPED
 
 async def describe(argument: Mapping[str, str]) -> dict[str, str]:
     """The pickled spec, or which of `envs.spec_process.FAILURES` it was; see `spec_of_own` for the argument."""
-    made = _made(argument["name"], argument["reference"], pickle.loads(base64.b64decode(argument["kwargs"])))
+    made = _made(
+        argument["name"], argument["reference"], pickle.loads(base64.b64decode(argument["kwargs"]))
+    )
     outcome: Any = (await asyncio.gather(made, return_exceptions=True))[0]
     if isinstance(outcome, bytes):
         return {"spec": base64.b64encode(outcome).decode()}
     if isinstance(outcome, ValueError):
         return {"failure": "refused", "message": str(outcome)}
-    if isinstance(outcome, RuntimeError | ImportError) and argument["reference"].startswith(SHIPPED):
+    if isinstance(outcome, RuntimeError | ImportError) and argument["reference"].startswith(
+        SHIPPED
+    ):
         return {"failure": "lacks", "message": str(outcome)}
     return {"failure": "raised", "message": f"making it raised {tell(outcome)}."}
 
@@ -29,5 +33,7 @@ async def _made(name: str, reference: str, kwargs: dict[str, Any]) -> bytes:
     ENVS.setdefault(name, reference)
     spec = make_env(name, **kwargs).spec
     if not isinstance(spec, EnvSpec):
-        raise ValueError(f"Environment {name!r} has {type(spec).__name__} for its spec; it must be an envs.base.EnvSpec.")
+        raise ValueError(
+            f"Environment {name!r} has {type(spec).__name__} for its spec; it must be an envs.base.EnvSpec."
+        )
     return pickle.dumps(spec)

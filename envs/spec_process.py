@@ -16,21 +16,33 @@ from typing import Any
 from envs.base import EnvSpec
 from envs.mistakes import MISTAKES, tell
 from envs.text import shortened
-from envs.worker_pool import WorkerKilled, WorkerPool, WorkerRaised, WorkerSettings, WorkerUnavailable
+from envs.worker_pool import (
+    WorkerKilled,
+    WorkerPool,
+    WorkerRaised,
+    WorkerSettings,
+    WorkerUnavailable,
+)
 
 logger = logging.getLogger(__name__)
 
 DEADLINE_S = 120.0  # imports from a cold disk take a minute; a simulator is built at the first reset, and not here
 PATIENCE_S = 10.0  # after which a user wants to know what is waited for
 SHIPPED = "envs."  # the package of environments whose constructors are known
-REMEDY = "Try it by itself with envs.checker.check_env; what takes long or may crash belongs into reset."
+REMEDY = (
+    "Try it by itself with envs.checker.check_env; what takes long or may crash belongs into reset."
+)
 
 
 class SpecUnknown(RuntimeError):
     """An environment's class could not be made, or has no spec; the message says what became of it."""
 
 
-FAILURES: dict[str, type[Exception]] = {"refused": ValueError, "lacks": RuntimeError, "raised": SpecUnknown}
+FAILURES: dict[str, type[Exception]] = {
+    "refused": ValueError,
+    "lacks": RuntimeError,
+    "raised": SpecUnknown,
+}
 """What the child calls a failure, and what it is here."""
 
 
@@ -61,16 +73,22 @@ def spec_of_own(name: str, *, reference: str, kwargs: Mapping[str, Any]) -> EnvS
 @functools.lru_cache
 def _pickled_spec(name: str, reference: str, kwargs: bytes) -> bytes:
     """Asked once in a process: a command checks, plans and starts with the same environment."""
-    settings = WorkerSettings("envs.spec_child:describe", num_workers=1, deadline_s=DEADLINE_S, shows_errors=True)
+    settings = WorkerSettings(
+        "envs.spec_child:describe", num_workers=1, deadline_s=DEADLINE_S, shows_errors=True
+    )
     pool = WorkerPool(settings)
     waits = ("Waiting for the constructor of %s, for at most %g s.", name, DEADLINE_S)
     notice = threading.Timer(PATIENCE_S, logger.warning, waits)
     notice.daemon = True
     notice.start()
     try:
-        answer = pool.call_blocking({"name": name, "reference": reference, "kwargs": base64.b64encode(kwargs).decode()})
+        answer = pool.call_blocking(
+            {"name": name, "reference": reference, "kwargs": base64.b64encode(kwargs).decode()}
+        )
     except WorkerKilled as end:
-        raise SpecUnknown(f"making it, in a process of its own, went wrong: {end}. {REMEDY}") from end
+        raise SpecUnknown(
+            f"making it, in a process of its own, went wrong: {end}. {REMEDY}"
+        ) from end
     except WorkerRaised as error:
         raise _something_else(name, str(error)) from error
     except WorkerUnavailable as error:

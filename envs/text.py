@@ -144,7 +144,9 @@ def checked_text(action: Any, *, space: ModelText) -> str:
     if not isinstance(action, str):
         raise ValueError(f"An action must be the model's text, a str, got {type(action).__name__}.")
     if len(action) > space.max_length:
-        raise ValueError(f"An action may have {space.max_length} characters (env.kwargs.max_action_characters), got {len(action)}.")
+        raise ValueError(
+            f"An action may have {space.max_length} characters (env.kwargs.max_action_characters), got {len(action)}."
+        )
     return str(action)
 
 
@@ -155,12 +157,18 @@ def checked_messages(value: Any) -> list[Message]:
         ValueError: Anything else; the message says which entry, and what is wrong with it.
     """
     if not isinstance(value, Sequence) or isinstance(value, (str, bytes)) or len(value) == 0:
-        raise ValueError(f"must be a list of at least one chat message {{role, content}}, got {shortened(value)}")
+        raise ValueError(
+            f"must be a list of at least one chat message {{role, content}}, got {shortened(value)}"
+        )
     for number, entry in enumerate(value):
         if not isinstance(entry, Mapping) or not isinstance(entry.get("content"), str):
-            raise ValueError(f"entry {number} must be a chat message {{role, content}} whose content is text, got {shortened(entry)}")
+            raise ValueError(
+                f"entry {number} must be a chat message {{role, content}} whose content is text, got {shortened(entry)}"
+            )
         if entry.get("role") not in ROLES:
-            raise ValueError(f"entry {number} has the role {entry.get('role')!r}; known: {', '.join(ROLES)}")
+            raise ValueError(
+                f"entry {number} has the role {entry.get('role')!r}; known: {', '.join(ROLES)}"
+            )
     return [message(entry["role"], entry["content"]) for entry in value]
 
 
@@ -171,4 +179,9 @@ def shortened(value: Any, *, characters: int = 80) -> str:
 
 
 def _is_message(entry: Any) -> bool:
-    return isinstance(entry, dict) and set(entry) == {"role", "content"} and entry["role"] in ROLES and isinstance(entry["content"], str)
+    return (
+        isinstance(entry, dict)
+        and set(entry) == {"role", "content"}
+        and entry["role"] in ROLES
+        and isinstance(entry["content"], str)
+    )

@@ -22,7 +22,9 @@ def text_columns(metadata: parquet.FileMetaData, names: Collection[str]) -> list
     return [
         column.path
         for column in columns
-        if column.path.split(".")[0] in names and column.physical_type == "BYTE_ARRAY" and column.logical_type.type in ("STRING", "NONE")
+        if column.path.split(".")[0] in names
+        and column.physical_type == "BYTE_ARRAY"
+        and column.logical_type.type in ("STRING", "NONE")
     ]
 
 
@@ -40,12 +42,26 @@ def _sizes(array: Any) -> NDArray[np.int64]:
         sizes = entries[places] if len(entries) else np.zeros(len(array), np.int64)
         return np.where(np.asarray(array.is_null()), 0, sizes) + BYTES_OF_A_VALUE
     if pyarrow.types.is_struct(kind):
-        return sum((_sizes(array.field(number)) for number in range(kind.num_fields)), start=np.zeros(len(array), np.int64))
-    if pyarrow.types.is_list(kind) or pyarrow.types.is_large_list(kind) or pyarrow.types.is_map(kind):
+        return sum(
+            (_sizes(array.field(number)) for number in range(kind.num_fields)),
+            start=np.zeros(len(array), np.int64),
+        )
+    if (
+        pyarrow.types.is_list(kind)
+        or pyarrow.types.is_large_list(kind)
+        or pyarrow.types.is_map(kind)
+    ):
         inner = [array.keys, array.items] if pyarrow.types.is_map(kind) else [array.values]
         offsets = np.asarray(array.offsets).astype(np.int64)
         sums = np.concatenate([[0], np.cumsum(sum(_sizes(part) for part in inner))])
         return sums[offsets[1:]] - sums[offsets[:-1]] + BYTES_OF_A_VALUE
-    if pyarrow.types.is_string(kind) or pyarrow.types.is_binary(kind) or pyarrow.types.is_large_string(kind):
-        return np.asarray(compute.fill_null(compute.binary_length(array), 0)).astype(np.int64) + BYTES_OF_A_VALUE
+    if (
+        pyarrow.types.is_string(kind)
+        or pyarrow.types.is_binary(kind)
+        or pyarrow.types.is_large_string(kind)
+    ):
+        return (
+            np.asarray(compute.fill_null(compute.binary_length(array), 0)).astype(np.int64)
+            + BYTES_OF_A_VALUE
+        )
     return np.full(len(array), BYTES_OF_A_VALUE, np.int64)

@@ -139,10 +139,14 @@ class WorkerPool:
             hello = worker.exchange(b"", deadline_s=self.settings.start_deadline_s)
         except WorkerKilled as error:
             self._discard(worker)
-            raise WorkerUnavailable(f"No process for {self.settings.target} could be started: {error}.") from error
+            raise WorkerUnavailable(
+                f"No process for {self.settings.target} could be started: {error}."
+            ) from error
         if "unavailable" in hello:
             self._discard(worker)
-            raise WorkerUnavailable(f"{self.settings.target} cannot be imported: {hello['unavailable']}.")
+            raise WorkerUnavailable(
+                f"{self.settings.target} cannot be imported: {hello['unavailable']}."
+            )
         return worker
 
     def _pop_idle(self) -> "_Worker | None":
@@ -168,7 +172,14 @@ class _Worker:
 
     def __init__(self, settings: WorkerSettings) -> None:
         self._settings = settings
-        command = ["-P", "-m", "envs.worker_child", settings.target, str(settings.cpu_s), str(settings.memory_mib)]
+        command = [
+            "-P",
+            "-m",
+            "envs.worker_child",
+            settings.target,
+            str(settings.cpu_s),
+            str(settings.memory_mib),
+        ]
         path = os.pathsep.join(os.path.abspath(entry) for entry in sys.path)
         self._process = subprocess.Popen(
             [sys.executable, *command],
@@ -252,7 +263,11 @@ class _Worker:
             killed = WorkerKilled(f"it used more than {self._settings.cpu_s:g} s of processor time")
             killed.over_limit = True
             return killed
-        return WorkerKilled(f"it was ended by {signal.Signals(-status).name}" if status < 0 else f"it ended with status {status}")
+        return WorkerKilled(
+            f"it was ended by {signal.Signals(-status).name}"
+            if status < 0
+            else f"it ended with status {status}"
+        )
 
 
 def _answer(received: bytes | bytearray) -> dict[str, Any]:
@@ -266,7 +281,9 @@ def _answer(received: bytes | bytearray) -> dict[str, Any]:
     raise WorkerKilled(f"it answered with something else than a result: {bytes(received[:60])!r}")
 
 
-_LEASED: dict[WorkerSettings, tuple[WorkerPool, int]] = {}  # one server hosts many environments, which share these few processes
+_LEASED: dict[
+    WorkerSettings, tuple[WorkerPool, int]
+] = {}  # one server hosts many environments, which share these few processes
 _LEASED_LOCK = threading.Lock()
 
 

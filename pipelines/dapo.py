@@ -17,7 +17,6 @@ What is particular to it besides the filter is said in configs/pipeline/dapo.yam
 robots have no length to pay for: they are bounded by environment steps, and running out of them is a failure already.
 """
 
-
 from siirl.execution.dag import Pipeline, TaskGraph
 
 STAGES = "siirl.dag_worker.stages"
@@ -33,8 +32,12 @@ def dapo_pipeline() -> TaskGraph:
     pipeline.add_node("dynamic_sampling", FILTER, ["function_reward"], aliases=DOCUMENTS_NAMES)
     pipeline.add_node("data_rebalance", f"{STAGES}:data_rebalance", ["dynamic_sampling"])
     pipeline.add_node("calculate_advantages", f"{STAGES}:compute_advantage", ["data_rebalance"])
-    pipeline.add_node("actor_old_log_prob", f"{STAGES}:compute_old_log_prob", ["calculate_advantages"])
-    pipeline.add_node("reference_log_prob", f"{STAGES}:compute_ref_log_prob", ["actor_old_log_prob"])
+    pipeline.add_node(
+        "actor_old_log_prob", f"{STAGES}:compute_old_log_prob", ["calculate_advantages"]
+    )
+    pipeline.add_node(
+        "reference_log_prob", f"{STAGES}:compute_ref_log_prob", ["actor_old_log_prob"]
+    )
     pipeline.add_node("actor_train", f"{STAGES}:train_actor", ["reference_log_prob"])
     pipeline.add_node("sync_weights", f"{STAGES}:sync_weights", ["actor_train"])
     return pipeline.build()

@@ -16,7 +16,6 @@ The filter comes before the reward, because it only drops groups that no reward 
 the advantage and the loss are, is said in the configuration (`reward`, `algorithm`, `actor_rollout_ref.actor`).
 """
 
-
 from siirl.execution.dag import Pipeline, TaskGraph
 
 STAGES = "siirl.dag_worker.stages"
@@ -26,14 +25,21 @@ DOCUMENTS_NAMES = ("dynamic_sampling", "dynaminc_sampling")
 
 def embodied_srpo_pipeline() -> TaskGraph:
     """Episodes, filter, balance, trajectory reward, group advantage, log-probs, update."""
-    pipeline = Pipeline("embodied_srpo", "SRPO: group-relative policy optimisation on trajectory rewards from videos")
+    pipeline = Pipeline(
+        "embodied_srpo",
+        "SRPO: group-relative policy optimisation on trajectory rewards from videos",
+    )
     pipeline.add_node("rollout_actor", f"{STAGES}:generate")
     pipeline.add_node("embodied_sampling", FILTER, ["rollout_actor"], aliases=DOCUMENTS_NAMES)
     pipeline.add_node("data_rebalance", f"{STAGES}:data_rebalance", ["embodied_sampling"])
     pipeline.add_node("compute_reward", f"{STAGES}:compute_reward", ["data_rebalance"])
     pipeline.add_node("calculate_advantages", f"{STAGES}:compute_advantage", ["compute_reward"])
-    pipeline.add_node("actor_old_log_prob", f"{STAGES}:compute_old_log_prob", ["calculate_advantages"])
-    pipeline.add_node("reference_log_prob", f"{STAGES}:compute_ref_log_prob", ["actor_old_log_prob"])
+    pipeline.add_node(
+        "actor_old_log_prob", f"{STAGES}:compute_old_log_prob", ["calculate_advantages"]
+    )
+    pipeline.add_node(
+        "reference_log_prob", f"{STAGES}:compute_ref_log_prob", ["actor_old_log_prob"]
+    )
     pipeline.add_node("actor_train", f"{STAGES}:train_actor", ["reference_log_prob"])
     pipeline.add_node("sync_weights", f"{STAGES}:sync_weights", ["actor_train"])
     return pipeline.build()

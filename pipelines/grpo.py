@@ -11,7 +11,6 @@
 It serves robots (`reward=success`, `reward=return`) and text alike: nothing here knows which.
 """
 
-
 from siirl.execution.dag import Pipeline, TaskGraph
 
 STAGES = "siirl.dag_worker.stages"
@@ -23,8 +22,12 @@ def grpo_pipeline() -> TaskGraph:
     pipeline.add_node("rollout_actor", f"{STAGES}:generate")
     pipeline.add_node("function_reward", f"{STAGES}:compute_reward", ["rollout_actor"])
     pipeline.add_node("calculate_advantages", f"{STAGES}:compute_advantage", ["function_reward"])
-    pipeline.add_node("actor_old_log_prob", f"{STAGES}:compute_old_log_prob", ["calculate_advantages"])
-    pipeline.add_node("reference_log_prob", f"{STAGES}:compute_ref_log_prob", ["actor_old_log_prob"])
+    pipeline.add_node(
+        "actor_old_log_prob", f"{STAGES}:compute_old_log_prob", ["calculate_advantages"]
+    )
+    pipeline.add_node(
+        "reference_log_prob", f"{STAGES}:compute_ref_log_prob", ["actor_old_log_prob"]
+    )
     pipeline.add_node("actor_train", f"{STAGES}:train_actor", ["reference_log_prob"])
     pipeline.add_node("sync_weights", f"{STAGES}:sync_weights", ["actor_train"])
     return pipeline.build()

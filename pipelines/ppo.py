@@ -15,7 +15,6 @@ where nobody reads them. The first `trainer.critic_warmup` steps leave the actor
 decision is a chunk of actions, or a token.
 """
 
-
 from siirl.execution.dag import Pipeline, TaskGraph
 
 STAGES = "siirl.dag_worker.stages"
@@ -26,7 +25,9 @@ def ppo_pipeline() -> TaskGraph:
     pipeline = Pipeline("ppo", "PPO: proximal policy optimisation with a critic")
     pipeline.add_node("rollout_actor", f"{STAGES}:generate")
     pipeline.add_node("actor_old_log_prob", f"{STAGES}:compute_old_log_prob", ["rollout_actor"])
-    pipeline.add_node("reference_log_prob", f"{STAGES}:compute_ref_log_prob", ["actor_old_log_prob"])
+    pipeline.add_node(
+        "reference_log_prob", f"{STAGES}:compute_ref_log_prob", ["actor_old_log_prob"]
+    )
     pipeline.add_node("function_reward", f"{STAGES}:compute_reward", ["reference_log_prob"])
     pipeline.add_node("compute_value", f"{STAGES}:compute_value", ["function_reward"])
     pipeline.add_node("calculate_advantages", f"{STAGES}:compute_advantage", ["compute_value"])

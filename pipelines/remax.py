@@ -13,7 +13,6 @@
 There is no critic and no group: n = 1 will do. What a prompt is worth under the policy as it is, its greedy episode says.
 """
 
-
 from siirl.execution.dag import Pipeline, TaskGraph
 
 STAGES = "siirl.dag_worker.stages"
@@ -21,13 +20,19 @@ STAGES = "siirl.dag_worker.stages"
 
 def remax_pipeline() -> TaskGraph:
     """Baseline, responses, reward, advantage, log-probs, update."""
-    pipeline = Pipeline("remax", "ReMax: REINFORCE with the reward of a greedy response as baseline")
+    pipeline = Pipeline(
+        "remax", "ReMax: REINFORCE with the reward of a greedy response as baseline"
+    )
     pipeline.add_node("greedy_baseline", f"{STAGES}:greedy_baseline")
     pipeline.add_node("rollout_actor", f"{STAGES}:generate", ["greedy_baseline"])
     pipeline.add_node("function_reward", f"{STAGES}:compute_reward", ["rollout_actor"])
     pipeline.add_node("calculate_advantages", f"{STAGES}:compute_advantage", ["function_reward"])
-    pipeline.add_node("actor_old_log_prob", f"{STAGES}:compute_old_log_prob", ["calculate_advantages"])
-    pipeline.add_node("reference_log_prob", f"{STAGES}:compute_ref_log_prob", ["actor_old_log_prob"])
+    pipeline.add_node(
+        "actor_old_log_prob", f"{STAGES}:compute_old_log_prob", ["calculate_advantages"]
+    )
+    pipeline.add_node(
+        "reference_log_prob", f"{STAGES}:compute_ref_log_prob", ["actor_old_log_prob"]
+    )
     pipeline.add_node("actor_train", f"{STAGES}:train_actor", ["reference_log_prob"])
     pipeline.add_node("sync_weights", f"{STAGES}:sync_weights", ["actor_train"])
     return pipeline.build()

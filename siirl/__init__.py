@@ -18,15 +18,23 @@ def check_companions() -> None:
     home = Path(__file__).resolve().parent.parent
     for name in COMPANIONS:
         spec = importlib.util.find_spec(name)
-        locations = [] if spec is None else list(spec.submodule_search_locations or [spec.origin or ""])
+        locations = (
+            [] if spec is None else list(spec.submodule_search_locations or [spec.origin or ""])
+        )
         if not any(Path(location).resolve() == home / name for location in locations):
-            found = f"{locations[0]} comes first on sys.path" if locations else "there is no such package"
+            found = (
+                f"{locations[0]} comes first on sys.path"
+                if locations
+                else "there is no such package"
+            )
             raise ImportError(
                 f"siirl needs its own package {name!r} at {home / name}, but {found}. "
                 f"Uninstall or rename the other {name!r}, or install siirl into an environment of its own (`make setup`)."
             )
 
 
-if interrupts.is_command():  # a signal must not meet a command unprepared while it imports what it needs, for seconds
+if (
+    interrupts.is_command()
+):  # a signal must not meet a command unprepared while it imports what it needs, for seconds
     interrupts.listen()
 check_companions()

@@ -46,7 +46,16 @@ SUBCOMMANDS: Mapping[str, Subcommand] = {
         "siirl.warm_start",
         "make a policy to start from: expert demonstrations or right answers, cloned",
         (
-            *("--help", "--output", "--demonstrations", "--noise", "--updates", "--batch-rows", "--learning-rate", "--stop-at"),
+            *(
+                "--help",
+                "--output",
+                "--demonstrations",
+                "--noise",
+                "--updates",
+                "--batch-rows",
+                "--learning-rate",
+                "--stop-at",
+            ),
             *("--fit-proprioception", "--clips", "--expert"),
         ),
         configures=True,
@@ -62,8 +71,14 @@ SUBCOMMANDS: Mapping[str, Subcommand] = {
         "write a run's report.html again, or show its rollouts",
         ("--help", "--rollouts", "--step", "--kind", "--failures", "--count"),
     ),
-    "doctor": Subcommand("siirl.doctor", "what this machine has for the jobs, and what it lacks", ("--help",)),
-    "completion": Subcommand("siirl.completion", "print a completion script for bash, zsh or fish", ("--help", "bash", "zsh", "fish")),
+    "doctor": Subcommand(
+        "siirl.doctor", "what this machine has for the jobs, and what it lacks", ("--help",)
+    ),
+    "completion": Subcommand(
+        "siirl.completion",
+        "print a completion script for bash, zsh or fish",
+        ("--help", "bash", "zsh", "fish"),
+    ),
 }
 FLAGS = ("--help", "--version")
 
@@ -85,7 +100,11 @@ def help_text() -> str:
 
 def main(argv: Sequence[str]) -> int:
     """Answer a line that names no subcommand, and return the exit status."""
-    from siirl.params.ending import REFUSED, end, end_without_reader  # imports envs, which `script` checks first
+    from siirl.params.ending import (  # imports envs, which `script` checks first
+        REFUSED,
+        end,
+        end_without_reader,
+    )
 
     first = argv[0] if argv else None
     if first is None:
@@ -108,7 +127,9 @@ def _unknown(word: str) -> UnknownNameError:
     if word.startswith("-"):
         return UnknownNameError.of(kind="flag", name=word, known=FLAGS)
     if "=" in word:
-        return UnknownNameError(f"{word!r} is no subcommand. Did you mean 'siirl train {word}'? Known: {', '.join(SUBCOMMANDS)}.")
+        return UnknownNameError(
+            f"{word!r} is no subcommand. Did you mean 'siirl train {word}'? Known: {', '.join(SUBCOMMANDS)}."
+        )
     return UnknownNameError.of(kind="subcommand", name=word, known=SUBCOMMANDS)
 
 

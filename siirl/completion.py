@@ -110,7 +110,9 @@ def settings() -> list[str]:
     chosen = {f"{group}={option}" for group, names in groups.items() for option in names}
     chosen |= {f"{group}=null" for group in OPTIONAL_GROUPS & groups.keys()}
     keys = [key for key in keys_of(SiiRLArguments) if not key.metadata.get("derived")]
-    return sorted(chosen | {f"{key.place}={value}" for key in keys for value in (choices_of(key) or ("",))})
+    return sorted(
+        chosen | {f"{key.place}={value}" for key in keys for value in (choices_of(key) or ("",))}
+    )
 
 
 def choices_of(key: Key) -> tuple[str, ...]:
@@ -121,7 +123,12 @@ def choices_of(key: Key) -> tuple[str, ...]:
     kinds = arguments if origin in (typing.Union, types.UnionType) else (key.hint,)
     if bool in kinds:
         return ("false", "true")
-    written = tuple(str(value) for kind in kinds if typing.get_origin(kind) is typing.Literal for value in typing.get_args(kind))
+    written = tuple(
+        str(value)
+        for kind in kinds
+        if typing.get_origin(kind) is typing.Literal
+        for value in typing.get_args(kind)
+    )
     return tuple(key.metadata.get("choices") or written)
 
 
@@ -133,19 +140,34 @@ def _bash() -> str:
 def _zsh() -> str:
     cases = (f'        {name}) known="{_words(name)}" ;;' for name in SUBCOMMANDS)
     described = (f"            '{name}:{subcommand.summary}'" for name, subcommand in _quoted())
-    return _fill(ZSH, {"CASES": "\n".join(cases), "DESCRIBED": "\n".join(described), "FLAGS": " ".join(FLAGS)})
+    return _fill(
+        ZSH,
+        {"CASES": "\n".join(cases), "DESCRIBED": "\n".join(described), "FLAGS": " ".join(FLAGS)},
+    )
 
 
 def _fish() -> str:
-    described = (f"complete -c siirl -n __fish_use_subcommand -f -a {name} -d '{sub.summary}'" for name, sub in _quoted())
-    return _fill(FISH, {"CASES": "\n".join(_fish_cases()), "DESCRIBED": "\n".join(described), "LONG": _long(FLAGS)})
+    described = (
+        f"complete -c siirl -n __fish_use_subcommand -f -a {name} -d '{sub.summary}'"
+        for name, sub in _quoted()
+    )
+    return _fill(
+        FISH,
+        {
+            "CASES": "\n".join(_fish_cases()),
+            "DESCRIBED": "\n".join(described),
+            "LONG": _long(FLAGS),
+        },
+    )
 
 
 def _fish_cases() -> Iterator[str]:
     for name, subcommand in SUBCOMMANDS.items():
         line = f"complete -c siirl -n '__fish_seen_subcommand_from {name}'"
         yield f"{line} {_long([word for word in subcommand.words if word.startswith('--')])}"
-        words = [word for word in subcommand.words if not word.startswith("--")] + ["$siirl_settings"] * subcommand.configures
+        words = [word for word in subcommand.words if not word.startswith("--")] + [
+            "$siirl_settings"
+        ] * subcommand.configures
         if words:  # a line of their own: beside `-l`, fish takes `-a` for the flag's values
             yield f'{line} -a "{" ".join(words)}"'
 

@@ -38,7 +38,9 @@ class Check(NamedTuple):
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line and return the exit status."""
     parser = argparse.ArgumentParser(
-        prog="python -m siirl.doctor", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog="python -m siirl.doctor",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.parse_args(argv)
     return examine(checks())
@@ -50,11 +52,23 @@ def examine(subjects: Sequence[Check]) -> int:
     for check in subjects:
         try:
             state, words = "ok", check.examine()
-        except (ImportError, OSError, ValueError, RuntimeError) as lack:  # siirl's own errors refine these
-            state, words = "missing", str(lack) + (f" Only {check.only_for} needs it." if check.only_for else "")
+        except (
+            ImportError,
+            OSError,
+            ValueError,
+            RuntimeError,
+        ) as lack:  # siirl's own errors refine these
+            state, words = (
+                "missing",
+                str(lack) + (f" Only {check.only_for} needs it." if check.only_for else ""),
+            )
             lacking += check.only_for is None
         print(f"{state:<8} {check.subject:<12} {words}", flush=True)
-    print("The default job can run: python -m siirl.train" if not lacking else f"{lacking} missing: the default job cannot run here.")
+    print(
+        "The default job can run: python -m siirl.train"
+        if not lacking
+        else f"{lacking} missing: the default job cannot run here."
+    )
     return int(lacking > 0)
 
 
@@ -87,7 +101,9 @@ def python() -> str:
     """The interpreter for which the lock is made."""
     version = ".".join(map(str, sys.version_info[:3]))
     if sys.version_info[:2] != (3, 11):
-        raise MissingAssetError(f"Python {version}, and requirements.lock is made for 3.11. Type: make setup PYTHON=python3.11")
+        raise MissingAssetError(
+            f"Python {version}, and requirements.lock is made for 3.11. Type: make setup PYTHON=python3.11"
+        )
     return f"{version}, {sys.executable}"
 
 
@@ -96,10 +112,16 @@ def packages(lock: Path = LOCK) -> str:
     if not lock.is_file():
         return "not compared: an installation without requirements.lock, which is in the checkout"
     pins = dict(pinned(lock.read_text()))
-    wrong = [f"{name} {there or 'not installed'} instead of {pin}" for name, pin in pins.items() if (there := installed(name)) != pin]
+    wrong = [
+        f"{name} {there or 'not installed'} instead of {pin}"
+        for name, pin in pins.items()
+        if (there := installed(name)) != pin
+    ]
     if wrong:
         more = f" and {len(wrong) - SHOWN} more" if len(wrong) > SHOWN else ""
-        raise MissingAssetError(f"{', '.join(wrong[:SHOWN])}{more}. Type: make setup, and run with .venv/bin/python")
+        raise MissingAssetError(
+            f"{', '.join(wrong[:SHOWN])}{more}. Type: make setup, and run with .venv/bin/python"
+        )
     return f"all {len(pins)} of requirements.lock"
 
 
@@ -124,7 +146,9 @@ def optional_package(module: str, requirement: str) -> Callable[[], str]:
 
     def look() -> str:
         if importlib.util.find_spec(module) is None:
-            raise MissingAssetError(f"not installed. Type: {sys.executable} -m pip install {requirement}.")
+            raise MissingAssetError(
+                f"not installed. Type: {sys.executable} -m pip install {requirement}."
+            )
         return installed(requirement.partition("==")[0]) or "installed"
 
     return look
@@ -135,9 +159,13 @@ def gpu() -> str:
     import torch
 
     if torch.cuda.device_count():
-        return ", ".join(torch.cuda.get_device_name(number) for number in range(torch.cuda.device_count()))
+        return ", ".join(
+            torch.cuda.get_device_name(number) for number in range(torch.cuda.device_count())
+        )
     if shutil.which("nvidia-smi") is not None:
-        raise MissingAssetError("the driver is here, and torch sees no GPU: its CPU build is installed. Type: make setup TORCH_BUILD=cuda.")
+        raise MissingAssetError(
+            "the driver is here, and torch sees no GPU: its CPU build is installed. Type: make setup TORCH_BUILD=cuda."
+        )
     raise MissingAssetError("none: ranks are CPU processes.")
 
 
@@ -169,7 +197,9 @@ def bubblewrap() -> str:
     try:
         check_isolation(Bubblewrap(Limits()), Limits())
     except RuntimeError as error:
-        raise MissingAssetError(f"{error} Type: sudo apt-get install -y bubblewrap, or run where user namespaces are allowed.") from error
+        raise MissingAssetError(
+            f"{error} Type: sudo apt-get install -y bubblewrap, or run where user namespaces are allowed."
+        ) from error
     return "locks programs in"
 
 
@@ -182,13 +212,18 @@ def memory() -> str:
 
     config = parse_config()
     plan = prepare(config, first_look(config)).plan
-    needs = {"memory": (plan.memory_bytes, plan.free_memory_bytes), "disk": (plan.disk_bytes, free_bytes(Path.cwd()))}
+    needs = {
+        "memory": (plan.memory_bytes, plan.free_memory_bytes),
+        "disk": (plan.disk_bytes, free_bytes(Path.cwd())),
+    }
     words = ", ".join(
         f"{name} {free / GIGABYTE:.1f} GB free of {need / GIGABYTE:.1f} GB that the default job takes"
         for name, (need, free) in needs.items()
     )
     if any(need > free for need, free in needs.values()):
-        raise MissingAssetError(f"{words}. Lower env.envs_per_server, or end other programs; for the disk: trainer.output_dir.")
+        raise MissingAssetError(
+            f"{words}. Lower env.envs_per_server, or end other programs; for the disk: trainer.output_dir."
+        )
     return words
 
 

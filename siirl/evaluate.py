@@ -40,11 +40,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if flags:
             raise UnknownNameError.of(kind="flag", name=flags[0], known=["--help"])
         if checkpoint is None:
-            raise ConfigError("Which policy? Give checkpoint=FOLDER: a policy folder, a checkpoint, or a run folder.")
+            raise ConfigError(
+                "Which policy? Give checkpoint=FOLDER: a policy folder, a checkpoint, or a run folder."
+            )
         if actions not in ACTIONS:
             raise UnknownNameError.of(kind="value of actions=", name=str(actions), known=ACTIONS)
-        policy, before = Path(checkpoint).expanduser(), None if resume is None else Path(resume).expanduser()
-        from siirl.jobs.evaluation import evaluate  # slow: it needs torch, and Ctrl-C is to be heard meanwhile
+        policy, before = (
+            Path(checkpoint).expanduser(),
+            None if resume is None else Path(resume).expanduser(),
+        )
+        from siirl.jobs.evaluation import (
+            evaluate,  # slow: it needs torch, and Ctrl-C is to be heard meanwhile
+        )
 
         evaluate(policy, words, kinds=ACTIONS[str(actions)], resume=before)
     except REFUSALS as error:
@@ -67,7 +74,9 @@ def _end(status: int, sentence: str) -> int:
 def _take(words: list[str], key: str, *, default: Any) -> tuple[str | None, list[str]]:
     """The value of the last `key=…` among `words`, and the other words."""
     found = [word for word in words if word.startswith(f"{key}=")]
-    return (found[-1].partition("=")[2] if found else default), [word for word in words if word not in found]
+    return (found[-1].partition("=")[2] if found else default), [
+        word for word in words if word not in found
+    ]
 
 
 def command() -> None:

@@ -105,10 +105,14 @@ class _Listener:
                 end_at_once(128 + number, "interrupted")
             else:
                 asked_at, until = now, now + grace_s
-                _write(f"siirl: {signal.Signals(number).name} ends this within trainer.grace_s={grace_s:g} s; a second one at once\n")
+                _write(
+                    f"siirl: {signal.Signals(number).name} ends this within trainer.grace_s={grace_s:g} s; a second one at once\n"
+                )
                 STOP.request(number)
         assert STOP.number is not None
-        end_at_once(128 + STOP.number, "interrupted, and not ready to end in time: raise trainer.grace_s")
+        end_at_once(
+            128 + STOP.number, "interrupted, and not ready to end in time: raise trainer.grace_s"
+        )
 
     def _next(self, until: float) -> int | None:
         """Number of the next signal that comes; None where `until` has passed."""
@@ -126,7 +130,9 @@ def is_command() -> bool:
     started = sys.argv[0] if sys.argv else ""
     if os.path.basename(started) == "siirl":
         return True
-    return started == "-m" and any(word == "siirl" or word.startswith("siirl.") for word in sys.orig_argv)
+    return started == "-m" and any(
+        word == "siirl" or word.startswith("siirl.") for word in sys.orig_argv
+    )
 
 
 def listen() -> None:
@@ -169,7 +175,10 @@ def last_words(words: Callable[[], str]) -> Iterator[None]:
 def end_at_once(status: int, sentence: str) -> NoReturn:
     """End this process and all that it has started, without another word from any of them. May be called from any thread."""
     try:
-        words = [f"siirl: {sentence}", *(word for last in reversed(_last_words) if (word := last()))]
+        words = [
+            f"siirl: {sentence}",
+            *(word for last in reversed(_last_words) if (word := last())),
+        ]
         _flush()
         if os.isatty(1):
             os.write(1, SHOW_CURSOR)
@@ -213,7 +222,10 @@ def _descendants() -> set[int]:
         if state != "Z":
             parents[int(name)] = int(parent)
     found: set[int] = set()
-    while new := {pid for pid, parent in parents.items() if parent == os.getpid() or parent in found} - found:
+    while (
+        new := {pid for pid, parent in parents.items() if parent == os.getpid() or parent in found}
+        - found
+    ):
         found |= new
     return found
 
@@ -227,7 +239,9 @@ def _hear_nothing() -> None:
     signal.set_wakeup_fd(-1)
     for number in SIGNALS:
         if signal.getsignal(number) == _heard_elsewhere:
-            signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
+            signal.signal(
+                number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL
+            )
 
 
 def _flush() -> None:

@@ -1,6 +1,5 @@
 """The documents' name of the entry: `python -m siirl.main_dag` is `python -m siirl.train`."""
 
-
 from siirl.train import command, main
 
 __all__ = ["main"]

@@ -56,7 +56,13 @@ class Occupation:
         parts = self._parts
         self._words += 1
         texts = [text for text, _ in reversed(parts[1:] or parts)]
-        return Snapshot(text=", ".join(texts), waiting=parts[-1][1], changes=self._changes, since=self._since, words=self._words)
+        return Snapshot(
+            text=", ".join(texts),
+            waiting=parts[-1][1],
+            changes=self._changes,
+            since=self._since,
+            words=self._words,
+        )
 
 
 OCCUPATION = Occupation()

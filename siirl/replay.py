@@ -40,7 +40,16 @@ from siirl.reporting.run_folder import CONFIG_FILE
 
 STREAM = "replay"
 FRAMES_PER_SECOND = 20
-NEEDED = {"uid", "step", "task", "seed", "success", "outcome", "environment_steps", "video"}  # of a row of the index
+NEEDED = {
+    "uid",
+    "step",
+    "task",
+    "seed",
+    "success",
+    "outcome",
+    "environment_steps",
+    "video",
+}  # of a row of the index
 Row = dict[str, Any]
 Outcome = tuple[bool | None, int]
 """Success, where the environment reports it, and the number of environment steps."""
@@ -49,14 +58,28 @@ Outcome = tuple[bool | None, int]
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line and return the exit status."""
     parser = argparse.ArgumentParser(
-        prog="python -m siirl.replay", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog="python -m siirl.replay",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("folder", type=Path, help="folder of a run, outputs/<name>/<time>")
     parser.add_argument("uid", nargs="?", help="which episode; without it they are listed")
-    parser.add_argument("overrides", nargs="*", help="as for siirl.train, for example env.render_quality=full")
+    parser.add_argument(
+        "overrides", nargs="*", help="as for siirl.train, for example env.render_quality=full"
+    )
     parser.add_argument("--every", type=int, default=1, help="environment steps between two frames")
-    parser.add_argument("--size", type=int, default=512, help=f"height and width in pixels, at most {LARGEST_PICTURE}")
-    parser.add_argument("--output", type=Path, default=None, help="video file; by default replay_<uid>.mp4 in the run folder")
+    parser.add_argument(
+        "--size",
+        type=int,
+        default=512,
+        help=f"height and width in pixels, at most {LARGEST_PICTURE}",
+    )
+    parser.add_argument(
+        "--output",
+        type=Path,
+        default=None,
+        help="video file; by default replay_<uid>.mp4 in the run folder",
+    )
     flags = parser.parse_intermixed_args(argv)
     try:
         check_frames(flags)
@@ -64,7 +87,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         if flags.uid is None:
             show(rows)
             return 0
-        return replay(flags.folder, _find(rows, flags.uid), flags.overrides, FrameRequest(flags.every, flags.size), flags.output)
+        return replay(
+            flags.folder,
+            _find(rows, flags.uid),
+            flags.overrides,
+            FrameRequest(flags.every, flags.size),
+            flags.output,
+        )
     except REFUSALS as error:
         return end(REFUSED, str(error), error)
     except BrokenPipeError:
@@ -82,11 +111,15 @@ def check_frames(flags: argparse.Namespace) -> None:
         ConfigError: With the value and the bounds.
     """
     if flags.every < 1:
-        raise ConfigError(f"--every {flags.every} must be at least 1: environment steps between two frames.")
+        raise ConfigError(
+            f"--every {flags.every} must be at least 1: environment steps between two frames."
+        )
     if not 1 <= flags.size <= LARGEST_PICTURE:
         raise ConfigError(f"--size {flags.size} must be at least 1 and at most {LARGEST_PICTURE}.")
     if flags.output is not None and not flags.output.absolute().parent.is_dir():
-        raise ConfigError(f"--output {flags.output}: there is no folder {flags.output.absolute().parent}; make it first.")
+        raise ConfigError(
+            f"--output {flags.output}: there is no folder {flags.output.absolute().parent}; make it first."
+        )
 
 
 def recorded(folder: Path) -> list[Row]:
@@ -108,11 +141,18 @@ def show(rows: Sequence[Row]) -> None:
     """A table of the recorded episodes."""
     table = Table("uid", "step", "task", "outcome", "environment steps")
     for row in rows:
-        table.add_row(*(cell(str(row[name])) for name in ("uid", "step", "task", "outcome", "environment_steps")))
+        table.add_row(
+            *(
+                cell(str(row[name]))
+                for name in ("uid", "step", "task", "outcome", "environment_steps")
+            )
+        )
     Console().print(table)
 
 
-def replay(folder: Path, row: Row, overrides: Sequence[str], frames: FrameRequest, output: Path | None) -> int:
+def replay(
+    folder: Path, row: Row, overrides: Sequence[str], frames: FrameRequest, output: Path | None
+) -> int:
     """Play one episode and write its video; 0 where it ends as it was recorded."""
     actions = actions_of(folder, row)
     config = parse_config(overrides, config_file=folder / CONFIG_FILE)
@@ -120,10 +160,17 @@ def replay(folder: Path, row: Row, overrides: Sequence[str], frames: FrameReques
     environment = make_env(config.env.name, **config.env.constructor_kwargs())
     film, outcome = asyncio.run(play(environment, row, actions, frames))
     file = output or folder / f"replay_{row['uid'].replace('/', '_')}.mp4"
-    sample = VideoSample(**{name: row[name] for name in VideoSample.__dataclass_fields__ if name in row} | {"success": outcome[0]})
+    sample = VideoSample(
+        **{name: row[name] for name in VideoSample.__dataclass_fields__ if name in row}
+        | {"success": outcome[0]}
+    )
     write_video(file, annotate(film, sample), frames_per_second=FRAMES_PER_SECOND)
     expected = (row["success"], row["environment_steps"])
-    print(printable(f"{row['task']}, seed {row['seed']}: {tell(outcome)}, recorded {tell(expected)}\nvideo  {file}"))
+    print(
+        printable(
+            f"{row['task']}, seed {row['seed']}: {tell(outcome)}, recorded {tell(expected)}\nvideo  {file}"
+        )
+    )
     if outcome == expected:
         return 0
     print(
@@ -142,22 +189,31 @@ def actions_of(folder: Path, row: Row) -> NDArray[Any]:
     """
     file = (folder / VIDEOS_FOLDER / row["video"]).with_suffix(".json")
     if not file.is_file():
-        raise MissingAssetError(f"There are no actions of episode {row['uid']} ({file}): the run wrote only its video.")
+        raise MissingAssetError(
+            f"There are no actions of episode {row['uid']} ({file}): the run wrote only its video."
+        )
     actions = np.asarray(json.loads(file.read_text())["actions"])
     return actions.astype(np.float32) if actions.dtype.kind == "f" else actions
 
 
-async def play(environment: Environment, row: Row, actions: NDArray[Any], request: FrameRequest) -> tuple[Frames, Outcome]:
+async def play(
+    environment: Environment, row: Row, actions: NDArray[Any], request: FrameRequest
+) -> tuple[Frames, Outcome]:
     """Simulate the episode in this process, as far as it goes."""
     film = FrameBuffer()
     try:
-        _, info = await environment.reset(seed=row["seed"], options={"task": row["task"], "frames": {STREAM: request}})
+        _, info = await environment.reset(
+            seed=row["seed"], options={"task": row["task"], "frames": {STREAM: request}}
+        )
         film.extend(info["frames"])
         *_, info = await environment.step_chunk(list(actions))
         film.extend(info["frames"])
     finally:
         await environment.close()
-    return film.take()[STREAM], (bool(info["success"]) if environment.spec.reports_success else None, int(info["executed"]))
+    return film.take()[STREAM], (
+        bool(info["success"]) if environment.spec.reports_success else None,
+        int(info["executed"]),
+    )
 
 
 def tell(outcome: Outcome) -> str:
@@ -169,7 +225,9 @@ def tell(outcome: Outcome) -> str:
 def _find(rows: Sequence[Row], uid: str) -> Row:
     found = [row for row in rows if row["uid"] == uid]
     if not found:
-        raise UnknownNameError.of(kind="recorded episode", name=uid, known=[row["uid"] for row in rows])
+        raise UnknownNameError.of(
+            kind="recorded episode", name=uid, known=[row["uid"] for row in rows]
+        )
     return found[0]
 
 

@@ -25,12 +25,18 @@ from siirl.reporting.rollout_view import show
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line and return the exit status: 0 done, 1 there is nothing to read or no place to write."""
     parser = argparse.ArgumentParser(
-        prog="python -m siirl.report", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog="python -m siirl.report",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("folder", type=Path, help="folder of a run, outputs/<name>/<time>")
     parser.add_argument("--rollouts", action="store_true", help="show rollouts here instead")
-    parser.add_argument("--step", type=int, help="training step of the rollouts; by default the newest")
-    parser.add_argument("--kind", choices=KINDS, help="only rollouts of training, or of the evaluation")
+    parser.add_argument(
+        "--step", type=int, help="training step of the rollouts; by default the newest"
+    )
+    parser.add_argument(
+        "--kind", choices=KINDS, help="only rollouts of training, or of the evaluation"
+    )
     parser.add_argument("--failures", action="store_true", help="only rollouts that failed")
     parser.add_argument("--count", type=int, default=10, help="most rollouts that are shown (10)")
     flags = parser.parse_args(argv)
@@ -38,7 +44,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         if flags.count < 1:
             raise ConfigError(f"--count {flags.count} must be at least 1.")
         if flags.rollouts:
-            show_rollouts(flags.folder, step=flags.step, kind=flags.kind, failures_only=flags.failures, count=flags.count)
+            show_rollouts(
+                flags.folder,
+                step=flags.step,
+                kind=flags.kind,
+                failures_only=flags.failures,
+                count=flags.count,
+            )
         else:
             print(write_report(flags.folder))
     except BrokenPipeError:
@@ -48,7 +60,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def show_rollouts(folder: Path, *, step: int | None, kind: str | None, failures_only: bool, count: int) -> None:
+def show_rollouts(
+    folder: Path, *, step: int | None, kind: str | None, failures_only: bool, count: int
+) -> None:
     """Show the rollouts of a step, the newest by default.
 
     Raises:
@@ -63,11 +77,15 @@ def show_rollouts(folder: Path, *, step: int | None, kind: str | None, failures_
         )
     step = steps[-1] if step is None else step
     if step not in steps:
-        raise ConfigError(f"{folder} has no rollouts of step {step}; there are those of {_listed(steps)}.")
+        raise ConfigError(
+            f"{folder} has no rollouts of step {step}; there are those of {_listed(steps)}."
+        )
     found = list(read_rollouts(rollouts, kind=kind, step=step, failures_only=failures_only))
     console = Console()
     show(found[:count], console)
-    console.print(f"{min(count, len(found))} of {len(found)} {'failed ' if failures_only else ''}rollouts of step {step}")
+    console.print(
+        f"{min(count, len(found))} of {len(found)} {'failed ' if failures_only else ''}rollouts of step {step}"
+    )
 
 
 def _listed(steps: Sequence[int]) -> str:

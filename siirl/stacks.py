@@ -65,5 +65,7 @@ def _handles_it(pid: int) -> bool:
         status = Path(f"/proc/{pid}/status").read_text()
     except (FileNotFoundError, ProcessLookupError):
         return False
-    caught = next(int(line.split()[1], 16) for line in status.splitlines() if line.startswith("SigCgt:"))
+    caught = next(
+        int(line.split()[1], 16) for line in status.splitlines() if line.startswith("SigCgt:")
+    )
     return bool(caught >> (signal.SIGUSR1 - 1) & 1)

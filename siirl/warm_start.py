@@ -25,7 +25,12 @@ from siirl.params.refusals import REFUSALS
 
 # Demonstrations are collected by one environment, in this process.
 ALONE = (
-    *("env.num_servers=1", "env.envs_per_server=1", "trainer.nnodes=1", "trainer.n_gpus_per_node=1"),
+    *(
+        "env.num_servers=1",
+        "env.envs_per_server=1",
+        "trainer.nnodes=1",
+        "trainer.n_gpus_per_node=1",
+    ),
     *("cluster.mode=local", "cluster.address=null"),
 )
 
@@ -37,10 +42,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
         check_places(flags)
         config = parse_config(["actor_rollout_ref.model.path=null", *flags.overrides, *ALONE])
         if config.actor_rollout_ref.model.lora.rank > 0:
-            raise ConfigError("actor_rollout_ref.model.lora.rank: a warm start trains all weights. Leave it out, and train with it.")
-        from siirl.imitation.warm_starts import warm_start  # slow: it needs torch, and Ctrl-C is to be heard meanwhile
+            raise ConfigError(
+                "actor_rollout_ref.model.lora.rank: a warm start trains all weights. Leave it out, and train with it."
+            )
+        from siirl.imitation.warm_starts import (
+            warm_start,  # slow: it needs torch, and Ctrl-C is to be heard meanwhile
+        )
 
-        warm_start(flags, config, command="python -m siirl.warm_start " + shlex.join(sys.argv[1:] if arguments is None else arguments))
+        warm_start(
+            flags,
+            config,
+            command="python -m siirl.warm_start "
+            + shlex.join(sys.argv[1:] if arguments is None else arguments),
+        )
     except REFUSALS as error:
         return end(REFUSED, str(error), error)
     except (SiirlError, OSError) as error:
@@ -60,17 +74,27 @@ def check_places(flags: argparse.Namespace) -> None:
         raise ConfigError(f"--output {flags.output} is a file: name a folder.")
     if flags.clips is not None and flags.clips.is_dir():
         raise ConfigError(f"--clips {flags.clips} is a folder: name a file in it.")
-    for flag, folder in (("--output", flags.output), *([("--clips", flags.clips.parent)] if flags.clips is not None else [])):
-        there = next(place for place in (folder.absolute(), *folder.absolute().parents) if place.exists())
+    for flag, folder in (
+        ("--output", flags.output),
+        *([("--clips", flags.clips.parent)] if flags.clips is not None else []),
+    ):
+        there = next(
+            place for place in (folder.absolute(), *folder.absolute().parents) if place.exists()
+        )
         try:
             tempfile.TemporaryFile(dir=there).close()
         except OSError as error:
-            raise ConfigError(f"{flag} {folder} cannot be written: {error.strerror} ({there}). Choose another folder.") from error
+            raise ConfigError(
+                f"{flag} {folder} cannot be written: {error.strerror} ({there}). Choose another folder."
+            ) from error
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="python -m siirl.warm_start", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+        prog="python -m siirl.warm_start",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
     )
     parser.add_argument("--output", required=True, type=Path, help="policy folder to write")
     parser.add_argument(
@@ -81,19 +105,45 @@ def _parser() -> argparse.ArgumentParser:
         metavar="[TASK=]N",
         help="successful expert episodes of each task (2), or of one; may be repeated",
     )
-    parser.add_argument("--noise", type=number, default=0.3, help="deviation of the noise on the expert's actions; shows how to recover")
-    parser.add_argument("--updates", type=whole_number, help="optimiser steps, at most; more give a better start (robots 300, text 700)")
-    parser.add_argument("--batch-rows", type=whole_number, help="observations or questions of an optimiser step (128)")
-    parser.add_argument("--learning-rate", type=number, help="peak of the schedule (robots 1e-3, text 1.5e-3)")
-    parser.add_argument("--stop-at", type=number, default=0.4, help="text: share of right answers that is enough")
+    parser.add_argument(
+        "--noise",
+        type=number,
+        default=0.3,
+        help="deviation of the noise on the expert's actions; shows how to recover",
+    )
+    parser.add_argument(
+        "--updates",
+        type=whole_number,
+        help="optimiser steps, at most; more give a better start (robots 300, text 700)",
+    )
+    parser.add_argument(
+        "--batch-rows",
+        type=whole_number,
+        help="observations or questions of an optimiser step (128)",
+    )
+    parser.add_argument(
+        "--learning-rate", type=number, help="peak of the schedule (robots 1e-3, text 1.5e-3)"
+    )
+    parser.add_argument(
+        "--stop-at", type=number, default=0.4, help="text: share of right answers that is enough"
+    )
     parser.add_argument(
         "--fit-proprioception",
         action="store_true",
         help="robots: new weights see proprioception at mean 0 and deviation 1 of the demonstrations; for values that move by centimetres",
     )
-    parser.add_argument("--clips", type=Path, help="also write the demonstrations' clips, for reward.demonstrations=FILE")
-    parser.add_argument("--expert", help="module:function of your own: task name -> (environment -> action); default: ours")
-    parser.add_argument("overrides", nargs="*", help="group=option and key=value, as for siirl.train")
+    parser.add_argument(
+        "--clips",
+        type=Path,
+        help="also write the demonstrations' clips, for reward.demonstrations=FILE",
+    )
+    parser.add_argument(
+        "--expert",
+        help="module:function of your own: task name -> (environment -> action); default: ours",
+    )
+    parser.add_argument(
+        "overrides", nargs="*", help="group=option and key=value, as for siirl.train"
+    )
     return parser
 
 

@@ -79,8 +79,20 @@ def repository() -> Path:
 def wheel(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A wheel that was built from this checkout."""
     folder = tmp_path_factory.mktemp("wheel")
-    build = ["-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation", "--wheel-dir", str(folder), str(repository)]
-    done = subprocess.run([sys.executable, *build], cwd=folder, capture_output=True, text=True, check=False)
+    build = [
+        "-m",
+        "pip",
+        "wheel",
+        "--quiet",
+        "--no-deps",
+        "--no-build-isolation",
+        "--wheel-dir",
+        str(folder),
+        str(repository),
+    ]
+    done = subprocess.run(
+        [sys.executable, *build], cwd=folder, capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stderr
     (built,) = folder.glob("siirl-*.whl")
     return built

@@ -21,21 +21,50 @@ def write_hostile_run(folder: Path, *texts: str) -> None:
     metrics = []
     for step in (0, 1):
         for text in texts:
-            row = {"step": step, "notice": text, "reward/mean_score": text, "val/all/mean_score": 0.5, "val/all/scored_episodes": 4.0}
-            row |= {f"val/{text}/successes": 1.0, f"val/{text}/episodes": 4.0, f"val/{text}/argmax_episodes": 0.5, f"time/{text}_s": 1.0}
-            row |= {f"val/{text}/argmax_successes": 0.0, f"val/{text}/argmax_episodes": 4.0, "rollout/entropy": 0.1 * step, text: text}
+            row = {
+                "step": step,
+                "notice": text,
+                "reward/mean_score": text,
+                "val/all/mean_score": 0.5,
+                "val/all/scored_episodes": 4.0,
+            }
+            row |= {
+                f"val/{text}/successes": 1.0,
+                f"val/{text}/episodes": 4.0,
+                f"val/{text}/argmax_episodes": 0.5,
+                f"time/{text}_s": 1.0,
+            }
+            row |= {
+                f"val/{text}/argmax_successes": 0.0,
+                f"val/{text}/argmax_episodes": 4.0,
+                "rollout/entropy": 0.1 * step,
+                text: text,
+            }
             metrics.append(row)
     write_lines(folder / "metrics.jsonl", metrics)
     video = {"step": 1, "reward": 0.5, "seed": 1}
     hostile = ("uid", "task", "kind", "outcome", "instruction", "video")
-    videos = [video | dict.fromkeys(hostile, text) | {"reward": text, "seed": text} for text in texts]
+    videos = [
+        video | dict.fromkeys(hostile, text) | {"reward": text, "seed": text} for text in texts
+    ]
     write_lines(folder / "videos" / "index.jsonl", videos)
-    rollout = {"step": 1, "reward": 0.0, "env_return": 1.0, "success": False, "truncated": False, "policy_version": 0}
+    rollout = {
+        "step": 1,
+        "reward": 0.0,
+        "env_return": 1.0,
+        "success": False,
+        "truncated": False,
+        "policy_version": 0,
+    }
     hostile = ("uid", "task", "kind", "verdict", "ground_truth")
     said = [
         rollout
         | dict.fromkeys(hostile, text)
-        | {"prompt": [{"role": "user", "content": text}], "turns": [{"role": text, "content": text}], "reward_parts": {text: 1.0, "b": 2.0}}
+        | {
+            "prompt": [{"role": "user", "content": text}],
+            "turns": [{"role": text, "content": text}],
+            "reward_parts": {text: 1.0, "b": 2.0},
+        }
         for text in texts
     ]
     write_lines(folder / "rollouts" / "train" / "step_000001.jsonl", said)

@@ -31,8 +31,15 @@ runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
     ],
     ids=lambda words: words[0],
 )
-def test_ctrl_c_while_torch_is_imported_ends_with_a_word(words: tuple[str, ...], tmp_path: Path) -> None:
-    command = [sys.executable, "-c", CTRL_C_IN_TORCH, *(word.format(folder=tmp_path) for word in words)]
+def test_ctrl_c_while_torch_is_imported_ends_with_a_word(
+    words: tuple[str, ...], tmp_path: Path
+) -> None:
+    command = [
+        sys.executable,
+        "-c",
+        CTRL_C_IN_TORCH,
+        *(word.format(folder=tmp_path) for word in words),
+    ]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (128 + signal.SIGINT, "siirl: interrupted\n")
     assert list(tmp_path.iterdir()) == []

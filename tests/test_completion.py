@@ -41,7 +41,12 @@ def bash_script(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def ask(bash_script: Path, line: str, words: Sequence[str]) -> list[str]:
     """COMPREPLY for a line that bash has cut into words; the last one is being typed."""
-    done = subprocess.run(["bash", "--norc", "-c", ASK, "bash", str(bash_script), line, *words], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        ["bash", "--norc", "-c", ASK, "bash", str(bash_script), line, *words],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
     assert done.stderr == ""
     return done.stdout.split()
 
@@ -52,21 +57,39 @@ def ask(bash_script: Path, line: str, words: Sequence[str]) -> list[str]:
         ("siirl tr", ["siirl", "tr"], ["train"]),
         ("siirl --v", ["siirl", "--v"], ["--version"]),
         ("siirl train pipel", ["siirl", "train", "pipel"], ["pipeline="]),
-        ("siirl train pipeline=", ["siirl", "train", "pipeline", "="], ["dapo", "embodied_srpo", "grpo", "ppo", "remax"]),
-        ("siirl train env=math pipeline=g", ["siirl", "train", "env", "=", "math", "pipeline", "=", "g"], ["grpo"]),
+        (
+            "siirl train pipeline=",
+            ["siirl", "train", "pipeline", "="],
+            ["dapo", "embodied_srpo", "grpo", "ppo", "remax"],
+        ),
+        (
+            "siirl train env=math pipeline=g",
+            ["siirl", "train", "env", "=", "math", "pipeline", "=", "g"],
+            ["grpo"],
+        ),
         ("siirl train act", ["siirl", "train", "act"], ["actor_rollout_ref."]),
-        ("siirl train trainer.total", ["siirl", "train", "trainer.total"], ["trainer.total_epochs=", "trainer.total_steps="]),
+        (
+            "siirl train trainer.total",
+            ["siirl", "train", "trainer.total"],
+            ["trainer.total_epochs=", "trainer.total_steps="],
+        ),
         ("siirl train trainer.blind=", ["siirl", "train", "trainer.blind", "="], ["false", "true"]),
         ("siirl train env", ["siirl", "train", "env"], ["env.", "env="]),
         ("siirl train --p", ["siirl", "train", "--p"], ["--plan"]),
-        ("siirl evaluate actions=", ["siirl", "evaluate", "actions", "="], ["argmax", "both", "sampled"]),
+        (
+            "siirl evaluate actions=",
+            ["siirl", "evaluate", "actions", "="],
+            ["argmax", "both", "sampled"],
+        ),
         ("siirl report --f", ["siirl", "report", "--f"], ["--failures"]),
         ("siirl report pipel", ["siirl", "report", "pipel"], []),
         ("siirl completion z", ["siirl", "completion", "z"], ["zsh"]),
         ("siirl nothing pipel", ["siirl", "nothing", "pipel"], []),
     ],
 )
-def test_bash_is_answered(bash_script: Path, line: str, words: list[str], expected: list[str]) -> None:
+def test_bash_is_answered(
+    bash_script: Path, line: str, words: list[str], expected: list[str]
+) -> None:
     assert ask(bash_script, line, words) == expected
 
 
@@ -75,7 +98,11 @@ def test_an_interactive_bash_types_the_rest_of_the_words(bash_script: Path, tmp_
     process, terminal = pty.fork()
     if process == 0:
         os.chdir(tmp_path)
-        os.execvpe("bash", ["bash", "--norc", "--noprofile", "-i"], {"PATH": os.environ["PATH"], "PS1": "ready> ", "TERM": "dumb"})
+        os.execvpe(
+            "bash",
+            ["bash", "--norc", "--noprofile", "-i"],
+            {"PATH": os.environ["PATH"], "PS1": "ready> ", "TERM": "dumb"},
+        )
     try:
         read_until(terminal, b"ready> ")
         os.write(terminal, f"source {bash_script}; siirl() {{ echo GOT:$*:; }}\n".encode())
@@ -111,7 +138,13 @@ FISH_ANSWERS = {
 def test_fish_is_answered(line: str, tmp_path: Path) -> None:
     (tmp_path / "siirl.fish").write_text(script("fish"))
     command = f"source {tmp_path / 'siirl.fish'}; complete -C '{line}'"
-    done = subprocess.run(["fish", "--no-config", "-c", command], cwd=tmp_path, capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        ["fish", "--no-config", "-c", command],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
     assert [answer.split("\t")[0] for answer in done.stdout.splitlines()] == FISH_ANSWERS[line]
 
 
@@ -124,13 +157,19 @@ def test_zsh_reads_its_script(tmp_path: Path) -> None:
 def test_every_group_and_key_is_a_word_and_every_word_a_group_or_key() -> None:
     keys = {place for place, key in known_keys({}).items() if not key.metadata.get("derived")}
     assert {word.partition("=")[0] for word in settings()} == keys | options().keys()
-    assert {f"{group}={option}" for group, names in options().items() for option in names} <= set(settings())
+    assert {f"{group}={option}" for group, names in options().items() for option in names} <= set(
+        settings()
+    )
     assert {"reward=null", "experiment=null", "env.render_quality=fast"} <= set(settings())
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_no_word_means_something_to_a_shell(shell: str) -> None:
-    words = [*settings(), *SUBCOMMANDS, *(word for subcommand in SUBCOMMANDS.values() for word in subcommand.words)]
+    words = [
+        *settings(),
+        *SUBCOMMANDS,
+        *(word for subcommand in SUBCOMMANDS.values() for word in subcommand.words),
+    ]
     assert [word for word in words if re.fullmatch(r"[A-Za-z0-9_.=+-]+", word) is None] == []
     assert re.search(r"@[A-Z]+@", script(shell)) is None
 
@@ -145,7 +184,9 @@ def test_no_word_means_something_to_a_shell(shell: str) -> None:
         (int, {}, ()),
     ],
 )
-def test_the_choices_of_a_key(hint: object, metadata: dict[str, object], expected: tuple[str, ...]) -> None:
+def test_the_choices_of_a_key(
+    hint: object, metadata: dict[str, object], expected: tuple[str, ...]
+) -> None:
     assert choices_of(Key("some.key", hint, None, metadata)) == expected
 
 
@@ -160,7 +201,9 @@ def test_the_flags_of_training_are_those_of_its_command_line() -> None:
         (["bahs"], "siirl: Unknown shell 'bahs'. Did you mean 'bash'? Known: bash, fish, zsh.\n"),
     ],
 )
-def test_a_line_without_a_known_shell_is_refused(words: list[str], sentence: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_line_without_a_known_shell_is_refused(
+    words: list[str], sentence: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert completion.main(words) == 2
     assert capsys.readouterr() == ("", sentence)
 

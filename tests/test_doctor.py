@@ -14,8 +14,13 @@ def absent() -> str:
     raise MissingAssetError("not here. Type: make it.")
 
 
-def test_a_line_each_with_the_remedy_and_the_status_of_what_the_default_job_needs(capsys: pytest.CaptureFixture[str]) -> None:
-    assert examine([Check("Python", lambda: "3.11"), Check("wandb", absent, "trainer.logger=wandb")]) == 0
+def test_a_line_each_with_the_remedy_and_the_status_of_what_the_default_job_needs(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert (
+        examine([Check("Python", lambda: "3.11"), Check("wandb", absent, "trainer.logger=wandb")])
+        == 0
+    )
     assert capsys.readouterr().out.splitlines() == [
         "ok       Python       3.11",
         "missing  wandb        not here. Type: make it. Only trainer.logger=wandb needs it.",
@@ -30,7 +35,10 @@ def test_a_line_each_with_the_remedy_and_the_status_of_what_the_default_job_need
 
 
 def test_pins_are_read_without_comments() -> None:
-    assert list(pinned("# a lock\nnumpy==2.3.5  # why\n\ntorch==2.13.0\n")) == [("numpy", "2.3.5"), ("torch", "2.13.0")]
+    assert list(pinned("# a lock\nnumpy==2.3.5  # why\n\ntorch==2.13.0\n")) == [
+        ("numpy", "2.3.5"),
+        ("torch", "2.13.0"),
+    ]
 
 
 def test_the_label_of_a_build_is_no_other_version() -> None:
@@ -57,8 +65,17 @@ def test_the_shipped_weights_are_whole() -> None:
 
 
 @pytest.mark.slow  # starts Ray, builds the policy, locks a program in
-def test_the_whole_examination_of_a_machine_on_which_the_tests_run(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_whole_examination_of_a_machine_on_which_the_tests_run(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     assert doctor.main([]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[1] for line in lines[:-1]] == [check.subject for check in doctor.checks()]
-    assert {line.split()[1] for line in lines[:-1] if line.startswith("ok")} >= {"Python", "packages", "weights", "OpenGL", "memory", "Ray"}
+    assert {line.split()[1] for line in lines[:-1] if line.startswith("ok")} >= {
+        "Python",
+        "packages",
+        "weights",
+        "OpenGL",
+        "memory",
+        "Ray",
+    }

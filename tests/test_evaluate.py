@@ -12,14 +12,29 @@ from siirl.evaluate import main
 from siirl.models.policy_loader import build_policy, save_policy
 
 REFUSED = 2
-CARTPOLE = ("env=gymnasium", "env.id=CartPole-v1", "cluster=local", "env.num_servers=1", "trainer.record_val_episodes=0")
+CARTPOLE = (
+    "env=gymnasium",
+    "env.id=CartPole-v1",
+    "cluster=local",
+    "env.num_servers=1",
+    "trainer.record_val_episodes=0",
+)
 
 
 @pytest.fixture
 def policy(tmp_path: Path) -> Path:
     """A folder with new weights for CartPole; its name has letters that the command line has a use for."""
     folder = tmp_path / "my, policy (1)"
-    save_policy(build_policy("tiny_vla", path=None, spec=env_spec("gymnasium", id="CartPole-v1"), seed=0, options={"width": 8}), folder)
+    save_policy(
+        build_policy(
+            "tiny_vla",
+            path=None,
+            spec=env_spec("gymnasium", id="CartPole-v1"),
+            seed=0,
+            options={"width": 8},
+        ),
+        folder,
+    )
     return folder
 
 
@@ -29,9 +44,17 @@ def evaluation(folder: Path) -> dict[str, Any]:
     return json.loads(file.read_text())
 
 
-def test_returns_are_told_where_there_is_no_success(policy: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_returns_are_told_where_there_is_no_success(
+    policy: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """A pole stands for 8 to 500 steps, each worth 1."""
-    words = (f"checkpoint={policy}", *CARTPOLE, "trainer.val_episodes=3", f"trainer.output_dir={tmp_path}", "actions=both")
+    words = (
+        f"checkpoint={policy}",
+        *CARTPOLE,
+        "trainer.val_episodes=3",
+        f"trainer.output_dir={tmp_path}",
+        "actions=both",
+    )
     assert main(words) == 0
     found = evaluation(tmp_path)
     assert found["success"] == {"sampled": {}, "argmax": {}}
@@ -42,7 +65,9 @@ def test_returns_are_told_where_there_is_no_success(policy: Path, tmp_path: Path
     assert f"{found['return']['sampled']['all']:.1f}" in told
 
 
-def test_a_run_with_many_ranks_and_demonstrations_is_evaluated_by_one_process_without_them(policy: Path, tmp_path: Path) -> None:
+def test_a_run_with_many_ranks_and_demonstrations_is_evaluated_by_one_process_without_them(
+    policy: Path, tmp_path: Path
+) -> None:
     """What such a run's config.yaml says of training does not matter here: this machine may be smaller, the clips may be gone."""
     run = tmp_path / "run"
     checkpoint = run / "checkpoints" / "step_00000001"
@@ -50,12 +75,24 @@ def test_a_run_with_many_ranks_and_demonstrations_is_evaluated_by_one_process_wi
     (checkpoint.parent / "latest").write_text(checkpoint.name)
     policy.rename(checkpoint / "actor")
     (checkpoint / "state.pt").touch()
-    files = {name: fingerprint(checkpoint / name) for name in ("state.pt", "actor/model.safetensors")}
+    files = {
+        name: fingerprint(checkpoint / name) for name in ("state.pt", "actor/model.safetensors")
+    }
     manifest = {"format": FORMAT, "step": 1, "engines": ["actor"], "files": files}
     (checkpoint / "manifest.json").write_text(json.dumps(manifest))
     own = {
-        **{"pipeline": "grpo", "env": "gymnasium", "env.id": "CartPole-v1", "env.num_servers": 1, "cluster": "local"},
-        **{"trainer.n_gpus_per_node": 4096, "data.train_batch_size": 4096, "reward.demonstrations": "gone.npz"},
+        **{
+            "pipeline": "grpo",
+            "env": "gymnasium",
+            "env.id": "CartPole-v1",
+            "env.num_servers": 1,
+            "cluster": "local",
+        },
+        **{
+            "trainer.n_gpus_per_node": 4096,
+            "data.train_batch_size": 4096,
+            "reward.demonstrations": "gone.npz",
+        },
         "actor_rollout_ref.actor.ppo_mini_batch_size": 4096,
         **{"trainer.record_val_episodes": 0, "trainer.val_episodes": 1},
     }
@@ -70,24 +107,53 @@ def test_a_run_with_many_ranks_and_demonstrations_is_evaluated_by_one_process_wi
         ((), "Which policy? Give checkpoint=FOLDER"),
         (("checkpoint=assets/tiny_vla", "--plan"), "Unknown flag '--plan'. Known: --help."),
         (("checkpoint=/dev/null",), "checkpoint=/dev/null: there is no such folder."),
-        (("checkpoint=no/where",), "checkpoint=no/where: there is no such folder. Give a policy folder, a checkpoint, or a run folder."),
-        (("checkpoint=docs/examples",), "docs/examples is no checkpoint. Expected: the folder of a run (outputs/<name>/<time>)"),
-        (("checkpoint=assets/tiny_vla", "actions=greedy"), "Unknown value of actions= 'greedy'"),
-        (("checkpoint=assets/tiny_vla", "trainer.val_episodes=0"), "trainer.val_episodes=0: an evaluation has at least one episode"),
-        (("checkpoint=assets/tiny_vla", "trainer.val_episode=3"), "Did you mean 'trainer.val_episodes'?"),
         (
-            ("checkpoint=assets/tiny_vla", "env.envs_per_server=10000"),  # 2 x (230 + 3 x 60) MB, 20,000 x 3 x 25 MB
+            ("checkpoint=no/where",),
+            "checkpoint=no/where: there is no such folder. Give a policy folder, a checkpoint, or a run folder.",
+        ),
+        (
+            ("checkpoint=docs/examples",),
+            "docs/examples is no checkpoint. Expected: the folder of a run (outputs/<name>/<time>)",
+        ),
+        (("checkpoint=assets/tiny_vla", "actions=greedy"), "Unknown value of actions= 'greedy'"),
+        (
+            ("checkpoint=assets/tiny_vla", "trainer.val_episodes=0"),
+            "trainer.val_episodes=0: an evaluation has at least one episode",
+        ),
+        (
+            ("checkpoint=assets/tiny_vla", "trainer.val_episode=3"),
+            "Did you mean 'trainer.val_episodes'?",
+        ),
+        (
+            (
+                "checkpoint=assets/tiny_vla",
+                "env.envs_per_server=10000",
+            ),  # 2 x (230 + 3 x 60) MB, 20,000 x 3 x 25 MB
             "env.num_servers x env.envs_per_server = 2 x 10000 environments with 3 tasks each take about 1500.8 GB",
         ),
         (
-            ("checkpoint=assets/tiny_vla_libero", "env=libero", "env.assets=stand_in", "env.suite=90", "env.envs_per_server=10000"),
+            (
+                "checkpoint=assets/tiny_vla_libero",
+                "env=libero",
+                "env.assets=stand_in",
+                "env.suite=90",
+                "env.envs_per_server=10000",
+            ),
             "= 2 x 10000 environments with 90 tasks (1 of them kept) each take about 1009.6 GB",  # 2 x (300 + 90 x 50) MB, 20,000 x 50 MB
         ),
-        (("checkpoint=assets/tiny_vla", *CARTPOLE), "The policy in assets/tiny_vla has image_shape=(1, 64, 64)"),
-        (("checkpoint=assets/tiny_vla", *CARTPOLE, "resume=no/where"), "The policy in assets/tiny_vla has image_shape"),
+        (
+            ("checkpoint=assets/tiny_vla", *CARTPOLE),
+            "The policy in assets/tiny_vla has image_shape=(1, 64, 64)",
+        ),
+        (
+            ("checkpoint=assets/tiny_vla", *CARTPOLE, "resume=no/where"),
+            "The policy in assets/tiny_vla has image_shape",
+        ),
     ],
 )
-def test_what_cannot_be_evaluated_is_refused(words: tuple[str, ...], expected: str, tmp_path, capsys, monkeypatch, repository) -> None:
+def test_what_cannot_be_evaluated_is_refused(
+    words: tuple[str, ...], expected: str, tmp_path, capsys, monkeypatch, repository
+) -> None:
     monkeypatch.chdir(repository)
     assert main((*words, f"trainer.output_dir={tmp_path}")) == REFUSED
     captured = capsys.readouterr()

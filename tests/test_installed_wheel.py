@@ -20,7 +20,9 @@ from envs.mujoco import INSTALL
 pytestmark = pytest.mark.slow
 
 TINY = ("trainer=smoke", "trainer.total_steps=1")
-WITHOUT_CHECKOUT = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "VIRTUAL_ENV")}
+WITHOUT_CHECKOUT = {
+    name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "VIRTUAL_ENV")
+}
 STARTS_WITHIN_S = 600.0  # for hangs alone
 
 
@@ -33,7 +35,9 @@ class Environment:
     def run(self, program: str, *words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
         """Run one of its scripts."""
         command = [str(self.scripts / program), *words]
-        return subprocess.run(command, cwd=cwd, env=WITHOUT_CHECKOUT, capture_output=True, text=True, check=False)
+        return subprocess.run(
+            command, cwd=cwd, env=WITHOUT_CHECKOUT, capture_output=True, text=True, check=False
+        )
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +45,12 @@ def environment(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Enviro
     folder = tmp_path_factory.mktemp("environment")
     subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True)
     made = Environment(folder)
-    if made.run("pip", "download", "--no-deps", "--dest", str(folder / "tried"), "packaging", cwd=folder).returncode != 0:
+    if (
+        made.run(
+            "pip", "download", "--no-deps", "--dest", str(folder / "tried"), "packaging", cwd=folder
+        ).returncode
+        != 0
+    ):
         pytest.skip("pip reaches no package index")
     done = made.run("pip", "install", "--quiet", str(wheel), cwd=folder)
     assert done.returncode == 0, done.stderr
@@ -49,7 +58,9 @@ def environment(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Enviro
 
 
 @pytest.fixture(scope="module")
-def with_simulator(environment: Environment, tmp_path_factory: pytest.TempPathFactory) -> Environment:
+def with_simulator(
+    environment: Environment, tmp_path_factory: pytest.TempPathFactory
+) -> Environment:
     """With Meta-World, by the command that the refusal prints."""
     python, *words = shlex.split(INSTALL)
     done = environment.run(python, *words, cwd=tmp_path_factory.mktemp("anywhere"))
@@ -57,15 +68,24 @@ def with_simulator(environment: Environment, tmp_path_factory: pytest.TempPathFa
     return environment
 
 
-def test_pip_finds_no_conflict_and_the_command_its_version(environment: Environment, tmp_path: Path) -> None:
+def test_pip_finds_no_conflict_and_the_command_its_version(
+    environment: Environment, tmp_path: Path
+) -> None:
     assert environment.run("pip", "check", cwd=tmp_path).returncode == 0
-    assert environment.run("siirl", "--version", cwd=tmp_path).stdout == f"siirl {siirl.__version__}\n"
+    assert (
+        environment.run("siirl", "--version", cwd=tmp_path).stdout == f"siirl {siirl.__version__}\n"
+    )
 
 
-def test_without_metaworld_the_demo_job_is_refused_with_the_command_that_installs_it(environment: Environment, tmp_path: Path) -> None:
+def test_without_metaworld_the_demo_job_is_refused_with_the_command_that_installs_it(
+    environment: Environment, tmp_path: Path
+) -> None:
     done = environment.run("siirl", "train", *TINY, cwd=tmp_path)
     assert (done.returncode, done.stdout) == (2, "")
-    assert f"env=mujoco needs the package metaworld, which is not installed. Type: {INSTALL}" in done.stderr
+    assert (
+        f"env=mujoco needs the package metaworld, which is not installed. Type: {INSTALL}"
+        in done.stderr
+    )
     assert list(tmp_path.iterdir()) == []
 
 
@@ -73,9 +93,14 @@ def test_the_demo_job_takes_a_step(with_simulator: Environment, tmp_path: Path) 
     done = with_simulator.run("siirl", "train", *TINY, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     (folder,) = (tmp_path / "outputs" / "embodied_srpo").iterdir()
-    assert [json.loads(line)["step"] for line in (folder / "metrics.jsonl").read_text().splitlines()][-1] == 1
+    assert [
+        json.loads(line)["step"] for line in (folder / "metrics.jsonl").read_text().splitlines()
+    ][-1] == 1
     assert (folder / "report.html").is_file()
-    assert with_simulator.run("siirl", "report", str(folder), cwd=tmp_path).stdout == f"{folder / 'report.html'}\n"
+    assert (
+        with_simulator.run("siirl", "report", str(folder), cwd=tmp_path).stdout
+        == f"{folder / 'report.html'}\n"
+    )
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -85,10 +110,19 @@ def test_a_signal_ends_the_script_with_its_status_and_a_checkpoint(
     job = ("trainer=smoke", "trainer.total_steps=100000", "trainer.val_episodes=0", "cluster=local")
     command = [str(with_simulator.scripts / "siirl"), "train", *job]
     with (tmp_path / "text").open("w") as text:
-        process = subprocess.Popen(command, cwd=tmp_path, env=WITHOUT_CHECKOUT, stdout=text, stderr=text, start_new_session=True)
+        process = subprocess.Popen(
+            command,
+            cwd=tmp_path,
+            env=WITHOUT_CHECKOUT,
+            stdout=text,
+            stderr=text,
+            start_new_session=True,
+        )
     deadline = time.monotonic() + STARTS_WITHIN_S
     while not any(path.stat().st_size for path in tmp_path.glob("outputs/*/*/metrics.jsonl")):
-        assert time.monotonic() < deadline and process.poll() is None, (tmp_path / "text").read_text()
+        assert time.monotonic() < deadline and process.poll() is None, (
+            tmp_path / "text"
+        ).read_text()
         time.sleep(0.1)
     process.send_signal(number)
     assert process.wait(timeout=STARTS_WITHIN_S) == 128 + number

@@ -50,14 +50,22 @@ def test_a_request_wakes_those_who_wait_meanwhile():
 
 
 def test_a_signal_to_a_forked_child_is_not_its_parents():
-    done = subprocess.run([sys.executable, "-c", FORKED], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", FORKED], capture_output=True, text=True, check=False
+    )
     assert (done.returncode, done.stdout, done.stderr) == (0, f"{-signal.SIGTERM}\n", "")
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_a_command_ends_at_once_with_its_last_words_the_innermost_first_and_with_its_children(number: signal.Signals):
+def test_a_command_ends_at_once_with_its_last_words_the_innermost_first_and_with_its_children(
+    number: signal.Signals,
+):
     program = subprocess.Popen(
-        [sys.executable, "-c", THREADS_AND_CHILDREN], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+        [sys.executable, "-c", THREADS_AND_CHILDREN],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
     )
     assert program.stdout is not None
     program.stdout.readline()

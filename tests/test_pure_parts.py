@@ -33,14 +33,27 @@ for name in names:
         imported.append(found.name)
 print(*imported)
 """
-SIMULATORS_AND_CLUSTERS = ("OpenGL", "glfw", "mujoco", "metaworld", "libero", "robosuite", "ray", "vllm")
+SIMULATORS_AND_CLUSTERS = (
+    "OpenGL",
+    "glfw",
+    "mujoco",
+    "metaworld",
+    "libero",
+    "robosuite",
+    "ray",
+    "vllm",
+)
 LEARNING = ("torch", "tensordict", "transformers")
 
 
 def imported(*names: str, blocked: tuple[str, ...], cwd: Path) -> list[str]:
     """What imports, submodules too, in a process in which nobody can import `blocked`."""
     done = subprocess.run(
-        [sys.executable, "-c", IMPORT_ALL, ",".join(blocked), ",".join(names)], cwd=cwd, capture_output=True, text=True, check=False
+        [sys.executable, "-c", IMPORT_ALL, ",".join(blocked), ",".join(names)],
+        cwd=cwd,
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert done.returncode == 0, done.stderr
     return done.stdout.split()
@@ -59,13 +72,26 @@ def imported(*names: str, blocked: tuple[str, ...], cwd: Path) -> list[str]:
         ("vjepa", "vjepa.reward"),
     ],
 )
-def test_it_imports_without_simulators_and_clusters(name: str, one_of_its_modules: str, tmp_path: Path) -> None:
+def test_it_imports_without_simulators_and_clusters(
+    name: str, one_of_its_modules: str, tmp_path: Path
+) -> None:
     assert one_of_its_modules in imported(name, blocked=SIMULATORS_AND_CLUSTERS, cwd=tmp_path)
 
 
 def test_what_declares_and_checks_a_job_needs_no_torch_either(tmp_path: Path) -> None:
-    names = ("siirl.execution.dag", "siirl.params", "siirl.preflight.first_look", "siirl.completion", "envs.base", "envs.math", "pipelines", "siirl.train")
-    assert "siirl.preflight.first_look" in imported(*names, blocked=SIMULATORS_AND_CLUSTERS + LEARNING, cwd=tmp_path)
+    names = (
+        "siirl.execution.dag",
+        "siirl.params",
+        "siirl.preflight.first_look",
+        "siirl.completion",
+        "envs.base",
+        "envs.math",
+        "pipelines",
+        "siirl.train",
+    )
+    assert "siirl.preflight.first_look" in imported(
+        *names, blocked=SIMULATORS_AND_CLUSTERS + LEARNING, cwd=tmp_path
+    )
 
 
 def test_a_blocked_package_cannot_be_imported(tmp_path: Path) -> None:

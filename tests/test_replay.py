@@ -25,23 +25,39 @@ class WalkEnv(Environment):
     def __init__(self, drift: float = 0.0) -> None:
         self.drift = drift
         actions = gymnasium.spaces.Box(-1.0, 1.0, (1,), np.float32)
-        self.spec = EnvSpec("walk", ("right",), gymnasium.spaces.Dict({PROPRIOCEPTION: PLACE}), actions, max_episode_steps=8)
+        self.spec = EnvSpec(
+            "walk",
+            ("right",),
+            gymnasium.spaces.Dict({PROPRIOCEPTION: PLACE}),
+            actions,
+            max_episode_steps=8,
+        )
         self.streams: dict[str, FrameRequest] = {}
         self.start = self.place = 0.0
         self.steps = 0
 
-    async def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+    async def reset(
+        self, *, seed: int | None = None, options: Any = None
+    ) -> tuple[Any, dict[str, Any]]:
         """Start."""
         self.start = self.place = float(seed or 0)
         self.steps, self.streams = 0, dict(options["frames"])
-        return self._observation(), {"task": "right", "success": False, "frames": self._frames(ended=False)}
+        return self._observation(), {
+            "task": "right",
+            "success": False,
+            "frames": self._frames(ended=False),
+        }
 
     async def step(self, action: Any) -> StepResult:
         """Walk."""
         self.place, self.steps = self.place + float(action[0]) + self.drift, self.steps + 1
         success = self.place - self.start >= GOAL
         truncated = not success and self.steps == self.spec.max_episode_steps
-        info = {"task": "right", "success": success, "frames": self._frames(ended=success or truncated)}
+        info = {
+            "task": "right",
+            "success": success,
+            "frames": self._frames(ended=success or truncated),
+        }
         return self._observation(), float(success), success, truncated, info
 
     def render(self) -> Any:
@@ -52,16 +68,24 @@ class WalkEnv(Environment):
         return {PROPRIOCEPTION: np.array([self.place], np.float32)}
 
     def _frames(self, *, ended: bool) -> dict[str, Frames]:
-        wanted = [name for name, request in self.streams.items() if ended or self.steps % request.every == 0]
+        wanted = [
+            name
+            for name, request in self.streams.items()
+            if ended or self.steps % request.every == 0
+        ]
         return {name: Frames(self.render()[None], (self.steps,)) for name in wanted}
 
 
 def recorded_run(folder: Path, actions: list[float], *, success: bool) -> Path:
     """A run folder with one recorded episode, called a/b, from seed 7."""
     folder.mkdir()
-    config = parse_config(["env=custom", f"env.name={__name__}:WalkEnv", "pipeline=grpo", "reward=return"])
+    config = parse_config(
+        ["env=custom", f"env.name={__name__}:WalkEnv", "pipeline=grpo", "reward=return"]
+    )
     (folder / CONFIG_FILE).write_text(to_yaml(config))
-    sample = VideoSample(uid="a/b", task="right", instruction="go right", kind="val", step=2, seed=7, success=success)
+    sample = VideoSample(
+        uid="a/b", task="right", instruction="go right", kind="val", step=2, seed=7, success=success
+    )
     with VideoRecorder(folder / VIDEOS_FOLDER) as recorder:
         film = Frames(np.zeros((2, 64, 64, 3), np.uint8), (0, len(actions)))
         recorder.record(film, sample, {"actions": [[action] for action in actions]})
@@ -75,24 +99,39 @@ def frames_of(video: Path) -> int:
     return sum(1 for _ in reader)
 
 
-def test_an_episode_ends_as_it_was_recorded_and_every_frame_of_it_is_filmed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_episode_ends_as_it_was_recorded_and_every_frame_of_it_is_filmed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     run = recorded_run(tmp_path / "run", [1.0, 1.0, 0.5, 0.5], success=True)
     assert main([str(run), "a/b", "--size", "64"]) == 0
-    assert "right, seed 7: success after 4 steps, recorded success after 4 steps" in capsys.readouterr().out
+    assert (
+        "right, seed 7: success after 4 steps, recorded success after 4 steps"
+        in capsys.readouterr().out
+    )
     assert frames_of(run / "replay_a_b.mp4") == 5
 
 
-def test_an_episode_that_takes_another_course_is_filmed_and_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_episode_that_takes_another_course_is_filmed_and_reported(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """With a wind of 1 the walker is there after two steps."""
-    run, video = recorded_run(tmp_path / "run", [1.0, 1.0, 0.5, 0.5], success=True), tmp_path / "windy.mp4"
-    assert main([str(run), "a/b", "env.kwargs={drift: 1.0}", "--size", "64", "--output", str(video)]) == 1
+    run, video = (
+        recorded_run(tmp_path / "run", [1.0, 1.0, 0.5, 0.5], success=True),
+        tmp_path / "windy.mp4",
+    )
+    assert (
+        main([str(run), "a/b", "env.kwargs={drift: 1.0}", "--size", "64", "--output", str(video)])
+        == 1
+    )
     told = capsys.readouterr()
     assert "success after 2 steps, recorded success after 4 steps" in told.out
     assert "took another course" in told.err
     assert frames_of(video) == 3
 
 
-def test_without_a_uid_the_recorded_episodes_are_listed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_without_a_uid_the_recorded_episodes_are_listed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main([str(recorded_run(tmp_path / "run", [0.0], success=False))]) == 0
     told = capsys.readouterr().out
     assert all(word in told for word in ("a/b", "right", "fail"))
@@ -107,17 +146,35 @@ def test_without_a_uid_the_recorded_episodes_are_listed(tmp_path: Path, capsys: 
         (("--output", "no/where/again.mp4"), "--output no/where/again.mp4: there is no folder"),
     ],
 )
-def test_frames_that_cannot_be_are_refused_before_anything_is_simulated(tmp_path, capsys, flags: tuple[str, ...], expected: str) -> None:
+def test_frames_that_cannot_be_are_refused_before_anything_is_simulated(
+    tmp_path, capsys, flags: tuple[str, ...], expected: str
+) -> None:
     assert main([str(recorded_run(tmp_path / "run", [0.0], success=False)), "a/b", *flags]) == 2
     assert expected in capsys.readouterr().err
 
 
-def test_a_video_that_cannot_be_written_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([str(recorded_run(tmp_path / "run", [0.0], success=False)), "a/b", "--size", "64", "--output", "/proc/again.mp4"]) == 1
+def test_a_video_that_cannot_be_written_is_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert (
+        main(
+            [
+                str(recorded_run(tmp_path / "run", [0.0], success=False)),
+                "a/b",
+                "--size",
+                "64",
+                "--output",
+                "/proc/again.mp4",
+            ]
+        )
+        == 1
+    )
     assert "siirl: the replay failed: ffmpeg ended with" in capsys.readouterr().err
 
 
-def test_what_cannot_be_played_is_refused_with_the_reason(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_cannot_be_played_is_refused_with_the_reason(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main([str(tmp_path)]) == 2
     assert "is no run folder with recorded episodes" in capsys.readouterr().err
     run = recorded_run(tmp_path / "run", [0.0], success=False)
@@ -130,8 +187,20 @@ def test_what_cannot_be_played_is_refused_with_the_reason(tmp_path: Path, capsys
     assert "There are no actions of episode a/b" in capsys.readouterr().err
 
 
-def test_the_table_of_episodes_cannot_command_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
-    show([{"uid": "a\x1b[2J[/red]", "step": 1, "task": "push\r", "outcome": "fail\x07", "environment_steps": 3}])
+def test_the_table_of_episodes_cannot_command_the_terminal(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    show(
+        [
+            {
+                "uid": "a\x1b[2J[/red]",
+                "step": 1,
+                "task": "push\r",
+                "outcome": "fail\x07",
+                "environment_steps": 3,
+            }
+        ]
+    )
     shown = capsys.readouterr().out
     assert not {"\x1b", "\r", "\x07"} & set(shown)
     assert "[/red]" in shown

@@ -34,11 +34,24 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "config.yaml").write_text("trainer: {seed: 0}  # a & b\n")
     with MetricWriters([], RunDescription(folder, total_steps=2)) as writers:
         writers.write(step=0, metrics={"val/push/successes": 10.0, "val/push/episodes": 100.0})
-        writers.write(step=1, metrics={"rollout/success_rate": 0.2, "time/generate_s": 1.0, "reward/mean_score": 0.3})
+        writers.write(
+            step=1,
+            metrics={"rollout/success_rate": 0.2, "time/generate_s": 1.0, "reward/mean_score": 0.3},
+        )
         after = {"val/push/successes": 90.0, "val/push/episodes": 100.0}
-        writers.write(step=2, metrics={"rollout/success_rate": 0.8, "time/generate_s": 1.0, "reward/mean_score": 0.9, **after})
+        writers.write(
+            step=2,
+            metrics={
+                "rollout/success_rate": 0.8,
+                "time/generate_s": 1.0,
+                "reward/mean_score": 0.9,
+                **after,
+            },
+        )
     with VideoRecorder(folder / VIDEOS_FOLDER) as recorder:
-        video = VideoSample(uid="a/b", task="push", instruction="", kind="val", step=2, seed=1, success=False)
+        video = VideoSample(
+            uid="a/b", task="push", instruction="", kind="val", step=2, seed=1, success=False
+        )
         recorder.record(Frames(np.zeros((1, 64, 64, 3), np.uint8), (0,)), video)
     return write_report(folder)
 
@@ -53,9 +66,15 @@ def test_success_before_and_after_with_intervals(report: Path) -> None:
 def test_an_evaluation_by_the_reward_alone_is_one(tmp_path: Path) -> None:
     """Rewards 0 and 1 twice each, then 1 four times: mean 0.5, s = sqrt(1/3), 3.18245 * 0.57735 / 2 = 0.9187; no spread afterwards."""
     with MetricWriters([], RunDescription(tmp_path, total_steps=1)) as writers:
-        before = {"val/all/mean_score": 0.5, "val/all/score_std": 3**-0.5, "val/all/scored_episodes": 4.0}
+        before = {
+            "val/all/mean_score": 0.5,
+            "val/all/score_std": 3**-0.5,
+            "val/all/scored_episodes": 4.0,
+        }
         writers.write(step=0, metrics=before)
-        writers.write(step=1, metrics=before | {"val/all/mean_score": 1.0, "val/all/score_std": 0.0})
+        writers.write(
+            step=1, metrics=before | {"val/all/mean_score": 1.0, "val/all/score_std": 0.0}
+        )
     page = write_report(tmp_path).read_text()
     assert "<td>all</td><td>0.5 [-0.419, 1.42] (n=4)</td><td>1 (n=4)</td><td>+0.5</td>" in page
     assert "Success on held-out episodes" not in page
@@ -83,7 +102,9 @@ def test_curves_are_drawn_in_the_page(report: Path) -> None:
     assert "Seconds a stage" in page
 
 
-def test_rows_of_something_else_are_no_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_rows_of_something_else_are_no_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "metrics.jsonl").write_text('{"loss": 1.0}\n')
     assert main([str(tmp_path)]) == 1
     assert "name the folder of a run" in capsys.readouterr().err
@@ -104,12 +125,16 @@ def test_rows_of_something_else_are_no_run(tmp_path: Path, capsys: pytest.Captur
     ],
     ids=["list", "number", "null", "cut off", "not UTF-8", "deep", "long number"],
 )
-def test_a_damaged_line_is_named_in_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str], line: bytes, sentence: str) -> None:
+def test_a_damaged_line_is_named_in_one_sentence(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], line: bytes, sentence: str
+) -> None:
     file = tmp_path / "metrics.jsonl"
     file.write_bytes(b'{"step": 1}\n' + line + b'\n{"step": 2}\n')
     assert main([str(tmp_path)]) == 1
     (shown,) = capsys.readouterr().err.splitlines()
-    assert shown.startswith(f"siirl: {file}, line 2, {sentence}") and shown.endswith("Mend or delete that line.")
+    assert shown.startswith(f"siirl: {file}, line 2, {sentence}") and shown.endswith(
+        "Mend or delete that line."
+    )
 
 
 def test_values_without_a_place_in_a_diagram_are_left_out(tmp_path: Path) -> None:
@@ -123,7 +148,9 @@ def test_values_without_a_place_in_a_diagram_are_left_out(tmp_path: Path) -> Non
     assert "Reward" in write_report(tmp_path).read_text()
 
 
-def test_a_folder_that_is_no_run_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_folder_that_is_no_run_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(MissingAssetError, match=r"has no metrics\.jsonl"):
         write_report(tmp_path)
     assert main([str(tmp_path)]) == 1

@@ -16,15 +16,58 @@ from hypothesis import strategies as st
 from siirl.reporting.report_page import write_report
 from tests.hostile_run import HOSTILE, write_hostile_run
 
-BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+BROWSER = next(
+    filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
+)
 # Of the template and of matplotlib's diagrams. `#` is what a diagram refers to in itself.
 TAGS = {
-    *("html", "head", "meta", "title", "style", "body", "h1", "h2", "small", "p", "b", "pre", "code", "a"),
-    *("div", "figure", "figcaption", "video", "details", "summary", "table", "tbody", "tr", "th", "td"),
-    *("svg", "defs", "g", "path", "use", "clippath", "rect", "text", "metadata", "rdf:rdf", "cc:work"),
+    *(
+        "html",
+        "head",
+        "meta",
+        "title",
+        "style",
+        "body",
+        "h1",
+        "h2",
+        "small",
+        "p",
+        "b",
+        "pre",
+        "code",
+        "a",
+    ),
+    *(
+        "div",
+        "figure",
+        "figcaption",
+        "video",
+        "details",
+        "summary",
+        "table",
+        "tbody",
+        "tr",
+        "th",
+        "td",
+    ),
+    *(
+        "svg",
+        "defs",
+        "g",
+        "path",
+        "use",
+        "clippath",
+        "rect",
+        "text",
+        "metadata",
+        "rdf:rdf",
+        "cc:work",
+    ),
     *("cc:agent", "dc:type", "dc:date", "dc:format", "dc:creator", "dc:title"),
 }
-LINK = re.compile(r"#[\w-]+|videos/[A-Za-z0-9_.~/%-]*|http://(www\.w3\.org|purl\.org|creativecommons\.org|matplotlib\.org)[\w./#-]*")
+LINK = re.compile(
+    r"#[\w-]+|videos/[A-Za-z0-9_.~/%-]*|http://(www\.w3\.org|purl\.org|creativecommons\.org|matplotlib\.org)[\w./#-]*"
+)
 LIMIT_S = 300  # for a hang; a second on an idle machine
 
 
@@ -50,13 +93,24 @@ class Page(html.parser.HTMLParser):
 def check(page: Page) -> None:
     """Nothing but the page's own elements, no attribute that runs something, no link that leads elsewhere."""
     assert page.tags <= TAGS, page.tags - TAGS
-    assert not [name for name, _ in page.attributes if name.startswith("on") or name in ("srcdoc", "formaction", "action", "autofocus")]
+    assert not [
+        name
+        for name, _ in page.attributes
+        if name.startswith("on") or name in ("srcdoc", "formaction", "action", "autofocus")
+    ]
     links = [value for name, value in page.attributes if name.rpartition(":")[2] in ("href", "src")]
     assert not [link for link in links if not LINK.fullmatch(link)]
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(text=st.one_of(st.text(min_size=1), st.lists(st.sampled_from([*HOSTILE, *"<>\"'&`=/ $\n"]), min_size=1).map("".join)))
+@settings(
+    max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(
+    text=st.one_of(
+        st.text(min_size=1),
+        st.lists(st.sampled_from([*HOSTILE, *"<>\"'&`=/ $\n"]), min_size=1).map("".join),
+    )
+)
 def test_whatever_is_written_into_a_run_stays_text(tmp_path: Path, text: str) -> None:
     with contextlib.suppress(FileNotFoundError):
         shutil.rmtree(tmp_path / "run")
@@ -74,17 +128,47 @@ def test_hostile_texts_are_shown_as_they_are(tmp_path: Path) -> None:
 
 def test_a_page_says_that_nothing_in_it_may_run(tmp_path: Path) -> None:
     write_hostile_run(tmp_path, "push")
-    (policy,) = [value for name, value in Page(write_report(tmp_path).read_text()).attributes if value.startswith("default-src")]
+    (policy,) = [
+        value
+        for name, value in Page(write_report(tmp_path).read_text()).attributes
+        if value.startswith("default-src")
+    ]
     assert policy.startswith("default-src 'none'; ")
     assert "script-src" not in policy
 
 
 def shown_by_a_browser(page: Path, home: Path) -> str:
     """The page's elements after everything in it had its chance to run."""
-    quiet = ("--disable-background-networking", "--disable-component-update", "--disable-sync", "--disable-quic", "--no-first-run")
-    headless = ("--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", f"--user-data-dir={home}")
-    command = [BROWSER, *headless, *quiet, "--virtual-time-budget=2000", "--dump-dom", page.as_uri()]
-    done = subprocess.run(command, env=os.environ | {"HOME": str(home)}, capture_output=True, text=True, timeout=LIMIT_S, check=True)
+    quiet = (
+        "--disable-background-networking",
+        "--disable-component-update",
+        "--disable-sync",
+        "--disable-quic",
+        "--no-first-run",
+    )
+    headless = (
+        "--headless",
+        "--no-sandbox",
+        "--disable-gpu",
+        "--disable-dev-shm-usage",
+        f"--user-data-dir={home}",
+    )
+    command = [
+        BROWSER,
+        *headless,
+        *quiet,
+        "--virtual-time-budget=2000",
+        "--dump-dom",
+        page.as_uri(),
+    ]
+    done = subprocess.run(
+        command,
+        env=os.environ | {"HOME": str(home)},
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+        check=True,
+    )
     return done.stdout
 
 
@@ -119,10 +203,16 @@ def test_a_browser_runs_nothing_of_a_hostile_run(tmp_path: Path) -> None:
         ["a", "list"],
     ],
 )
-def test_a_damaged_row_of_the_videos_is_left_out_and_counted(tmp_path: Path, damage: dict | list) -> None:
+def test_a_damaged_row_of_the_videos_is_left_out_and_counted(
+    tmp_path: Path, damage: dict | list
+) -> None:
     write_hostile_run(tmp_path, "push")
     index = tmp_path / "videos" / "index.jsonl"
-    damaged = json.loads(index.read_text()) | {"uid": "damaged"} | damage if isinstance(damage, dict) else damage
+    damaged = (
+        json.loads(index.read_text()) | {"uid": "damaged"} | damage
+        if isinstance(damage, dict)
+        else damage
+    )
     index.write_text(index.read_text() + json.dumps(damaged) + "\n")
     page = Page(write_report(tmp_path).read_text())
     assert "1 damaged rows of the index of videos are left out." in page.text

@@ -29,7 +29,14 @@ HEAVY = "{'torch', 'ray', 'transformers', 'tensordict', 'mujoco', 'numpy'} & sys
 
 def run(*words: str, cwd: Path, path: str | None = None) -> subprocess.CompletedProcess[str]:
     environment = os.environ | ({} if path is None else {"PYTHONPATH": path})
-    return subprocess.run([sys.executable, *words], cwd=cwd, env=environment, capture_output=True, text=True, check=False)
+    return subprocess.run(
+        [sys.executable, *words],
+        cwd=cwd,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
 
 
 @pytest.mark.parametrize(
@@ -53,7 +60,9 @@ def test_a_subcommand_is_its_module(way: str, words: tuple[str, ...], tmp_path: 
     assert "Traceback" not in as_subcommand.stderr
 
 
-@pytest.mark.parametrize("words", [[], ["--help"], ["--version"], ["train", "--help"], ["completion", "bash"]])
+@pytest.mark.parametrize(
+    "words", [[], ["--help"], ["--version"], ["train", "--help"], ["completion", "bash"]]
+)
 def test_it_starts_without_torch_and_numpy(words: list[str], tmp_path: Path) -> None:
     done = run("-c", LOADED.format(argv=["siirl", *words], heavy=HEAVY), cwd=tmp_path)
     assert done.stdout.splitlines()[-1] == "[]", done.stderr
@@ -74,14 +83,19 @@ def test_the_version_is_the_packages(capsys: pytest.CaptureFixture[str]) -> None
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        (["trian"], "siirl: Unknown subcommand 'trian'. Did you mean 'train'? Known: completion, doctor, "),
+        (
+            ["trian"],
+            "siirl: Unknown subcommand 'trian'. Did you mean 'train'? Known: completion, doctor, ",
+        ),
         (["warm_start"], "siirl: Unknown subcommand 'warm_start'. Did you mean 'warm-start'?"),
         (["--verison"], "siirl: Unknown flag '--verison'. Did you mean '--version'?"),
         (["env=math"], "siirl: 'env=math' is no subcommand. Did you mean 'siirl train env=math'?"),
         ([], "siirl SUBCOMMAND ...: "),
     ],
 )
-def test_a_line_without_a_subcommand_is_refused_in_words(words: list[str], sentence: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_line_without_a_subcommand_is_refused_in_words(
+    words: list[str], sentence: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert commands.main(words) == 2
     printed = capsys.readouterr()
     assert printed.err.startswith(sentence)
@@ -90,17 +104,24 @@ def test_a_line_without_a_subcommand_is_refused_in_words(words: list[str], sente
 
 @pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)
 def test_modules_of_the_working_folder_are_found(way: tuple[str, ...], tmp_path: Path) -> None:
-    (tmp_path / "mine.py").write_text("import dataclasses\n@dataclasses.dataclass\nclass Mine:\n    size: int = 17\n")
+    (tmp_path / "mine.py").write_text(
+        "import dataclasses\n@dataclasses.dataclass\nclass Mine:\n    size: int = 17\n"
+    )
     done = run(*way, "train", "--cfg", "job", "+user_groups.mine=mine:Mine", cwd=tmp_path)
     assert "mine:\n  size: 17\n" in done.stdout, done.stderr
 
 
-def test_another_package_of_the_working_folder_is_refused_as_by_python_m(tmp_path: Path, repository: Path) -> None:
+def test_another_package_of_the_working_folder_is_refused_as_by_python_m(
+    tmp_path: Path, repository: Path
+) -> None:
     (tmp_path / "envs").mkdir()
     (tmp_path / "envs" / "__init__.py").write_text("")
     done = run("-c", SCRIPT, "train", "--cfg", "job", cwd=tmp_path, path=str(repository))
     assert done.returncode == 1
-    assert f"siirl needs its own package 'envs' at {repository / 'envs'}, but {tmp_path / 'envs'} comes first" in done.stderr
+    assert (
+        f"siirl needs its own package 'envs' at {repository / 'envs'}, but {tmp_path / 'envs'} comes first"
+        in done.stderr
+    )
 
 
 SLOW_SUBCOMMAND = """
@@ -116,9 +137,15 @@ commands.command()
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_a_signal_ends_a_subcommand_with_a_word_and_its_status(number: signal.Signals, tmp_path: Path) -> None:
+def test_a_signal_ends_a_subcommand_with_a_word_and_its_status(
+    number: signal.Signals, tmp_path: Path
+) -> None:
     process = subprocess.Popen(
-        [sys.executable, "-c", SLOW_SUBCOMMAND], cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        [sys.executable, "-c", SLOW_SUBCOMMAND],
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
     )
     assert process.stdout is not None and process.stdout.readline() == "started\n"
     process.send_signal(number)
@@ -130,11 +157,19 @@ def test_help_without_a_reader_ends_without_a_traceback(tmp_path: Path) -> None:
     reading, writing = os.pipe()
     os.close(reading)
     with os.fdopen(writing, "w") as closed:
-        done = subprocess.run([sys.executable, "-m", "siirl", "--help"], cwd=tmp_path, stdout=closed, stderr=subprocess.PIPE, check=False)
+        done = subprocess.run(
+            [sys.executable, "-m", "siirl", "--help"],
+            cwd=tmp_path,
+            stdout=closed,
+            stderr=subprocess.PIPE,
+            check=False,
+        )
     assert (done.returncode, done.stderr) == (128 + signal.SIGPIPE, b"")
 
 
-@pytest.mark.parametrize("name", [name for name in SUBCOMMANDS if name not in ("train", "completion")])
+@pytest.mark.parametrize(
+    "name", [name for name in SUBCOMMANDS if name not in ("train", "completion")]
+)
 def test_the_words_of_a_subcommand_are_those_of_its_help(name: str, tmp_path: Path) -> None:
     text = run("-m", "siirl", name, "--help", cwd=tmp_path).stdout
     flags = {word for word in SUBCOMMANDS[name].words if word.startswith("--")}

@@ -16,15 +16,29 @@ SMALL = "actor_rollout_ref.model.options={width: 32, layers: 1, heads: 1, feed_f
 SHORT = ("--updates", "2", "--batch-rows", "4")
 
 
-ROBOT = ("env.tasks=[handle-press]", "env.image_size=16", "actor_rollout_ref.model.options={width: 16}", "--demonstrations=1", *SHORT)
+ROBOT = (
+    "env.tasks=[handle-press]",
+    "env.image_size=16",
+    "actor_rollout_ref.model.options={width: 16}",
+    "--demonstrations=1",
+    *SHORT,
+)
 
 
-def test_a_robots_policy_is_cloned_alike_from_the_same_seed_and_otherwise_from_another(tmp_path, capsys):
+def test_a_robots_policy_is_cloned_alike_from_the_same_seed_and_otherwise_from_another(
+    tmp_path, capsys
+):
     """One episode of the expert, which presses the handle within 43 steps, and two updates."""
     clips = tmp_path / "clips" / "demonstrations.npz"
-    for folder, words in (("one", ["--clips", str(clips)]), ("again", []), ("other", ["trainer.seed=1"])):
+    for folder, words in (
+        ("one", ["--clips", str(clips)]),
+        ("again", []),
+        ("other", ["trainer.seed=1"]),
+    ):
         assert main(["--output", str(tmp_path / folder), *ROBOT, *words]) == 0
-    one, again, other = (load_policy(tmp_path / folder).state_dict() for folder in ("one", "again", "other"))
+    one, again, other = (
+        load_policy(tmp_path / folder).state_dict() for folder in ("one", "again", "other")
+    )
     assert all(torch.equal(one[name], again[name]) for name in one)
     assert not all(torch.equal(one[name], other[name]) for name in one)
     notes = json.loads((tmp_path / "one" / "config.json").read_text())["notes"]
@@ -34,7 +48,10 @@ def test_a_robots_policy_is_cloned_alike_from_the_same_seed_and_otherwise_from_a
     (demonstrations,) = load_demonstration_clips(str(clips)).items()
     assert demonstrations[0] == "handle-press"
     assert demonstrations[1][0].shape[1:] == (16, 16, 3)
-    assert f"Measure it: python -m siirl.evaluate checkpoint={tmp_path / 'one'}" in capsys.readouterr().out.replace("\n", "")
+    assert (
+        f"Measure it: python -m siirl.evaluate checkpoint={tmp_path / 'one'}"
+        in capsys.readouterr().out.replace("\n", "")
+    )
 
 
 def test_a_model_of_ones_own_tasks_is_made_by_one_command(tmp_path, capsys):
@@ -46,7 +63,9 @@ def test_a_model_of_ones_own_tasks_is_made_by_one_command(tmp_path, capsys):
     assert load_language_model(tmp_path).config.hidden_size == 32
     assert load_chat_tokenizer(tmp_path).vocab_size == 264
     assert "held-out questions" in capsys.readouterr().out
-    assert (tmp_path / "model.safetensors").stat().st_mode == (tmp_path / "config.json").stat().st_mode
+    assert (tmp_path / "model.safetensors").stat().st_mode == (
+        tmp_path / "config.json"
+    ).stat().st_mode
 
 
 @pytest.mark.parametrize(
@@ -67,19 +86,43 @@ def test_what_cannot_be_taught_is_said_in_a_sentence(tmp_path, capsys, overrides
     ("words", "told"),
     [
         (("env.tasks=[drawer-opn]",), "Did you mean 'drawer-open'?"),
-        (("env=gymnasium", "env.id=CartPole-v1"), "env.name=gymnasium has no 'images' and no 'instruction' and no flag of success"),
-        (("env.tasks=[reach]", "actor_rollout_ref.model.path=assets/tiny_vla"), "behaviour cloning begins with new weights; leave it out"),
-        (("env.tasks=[reach]", "actor_rollout_ref.model.options={depth: 3}"), "unexpected keyword argument 'depth'"),
         (
-            ("env.tasks=[reach]", "--fit-proprioception", "actor_rollout_ref.model.policy=docs.examples.own_policy:make_policy"),
+            ("env=gymnasium", "env.id=CartPole-v1"),
+            "env.name=gymnasium has no 'images' and no 'instruction' and no flag of success",
+        ),
+        (
+            ("env.tasks=[reach]", "actor_rollout_ref.model.path=assets/tiny_vla"),
+            "behaviour cloning begins with new weights; leave it out",
+        ),
+        (
+            ("env.tasks=[reach]", "actor_rollout_ref.model.options={depth: 3}"),
+            "unexpected keyword argument 'depth'",
+        ),
+        (
+            (
+                "env.tasks=[reach]",
+                "--fit-proprioception",
+                "actor_rollout_ref.model.policy=docs.examples.own_policy:make_policy",
+            ),
             "--fit-proprioception: TwoLayers has no proprioception_layer to fit",
         ),
-        (("env.tasks=[reach]", "--expert", "no_such_module:expert"), "there is no module 'no_such_module'"),
-        (("env.tasks=[reach]", "--expert", "json:loads"), "--expert=json:loads: making the expert of 'reach' raised JSONDecodeError"),
-        (("env.tasks=[reach]", "--expert", "builtins:str"), "made a str for 'reach': it must be called with the environment"),
+        (
+            ("env.tasks=[reach]", "--expert", "no_such_module:expert"),
+            "there is no module 'no_such_module'",
+        ),
+        (
+            ("env.tasks=[reach]", "--expert", "json:loads"),
+            "--expert=json:loads: making the expert of 'reach' raised JSONDecodeError",
+        ),
+        (
+            ("env.tasks=[reach]", "--expert", "builtins:str"),
+            "made a str for 'reach': it must be called with the environment",
+        ),
     ],
 )
-def test_what_cannot_be_cloned_is_said_before_a_demonstration_is_collected(tmp_path, capsys, words, told):
+def test_what_cannot_be_cloned_is_said_before_a_demonstration_is_collected(
+    tmp_path, capsys, words, told
+):
     assert main(["--output", str(tmp_path / "out"), *words]) == 2
     captured = capsys.readouterr()
     assert told in captured.err
@@ -87,10 +130,22 @@ def test_what_cannot_be_cloned_is_said_before_a_demonstration_is_collected(tmp_p
     assert not (tmp_path / "out").exists()
 
 
-def test_simulators_that_need_far_more_memory_than_there_is_are_refused(tmp_path, capsys, monkeypatch):
+def test_simulators_that_need_far_more_memory_than_there_is_are_refused(
+    tmp_path, capsys, monkeypatch
+):
     """A process at 230 MB, and two tasks at 60 MB for pictures and 25 MB for physics, whatever a training run would have."""
     monkeypatch.setattr("siirl.preflight.machine.total_memory_bytes", lambda: 200_000_000)
-    assert main(["--output", str(tmp_path / "out"), "env.tasks=[reach,handle-press]", "env.num_servers=64"]) == 2
+    assert (
+        main(
+            [
+                "--output",
+                str(tmp_path / "out"),
+                "env.tasks=[reach,handle-press]",
+                "env.num_servers=64",
+            ]
+        )
+        == 2
+    )
     told = capsys.readouterr().err
     assert "= 1 x 1 environments with 2 tasks each take about 400 MB" in told
     assert told.endswith("this machine has 200 MB of memory: name fewer env.tasks.\n")
@@ -102,7 +157,10 @@ def test_simulators_that_need_far_more_memory_than_there_is_are_refused(tmp_path
     [
         (("--output", "/proc/policy"), "--output /proc/policy cannot be written"),
         (("--output", "/dev/null"), "--output /dev/null is a file: name a folder"),
-        (("--output", "{here}/out", "--clips", "/proc/clips.npz"), "--clips /proc cannot be written"),
+        (
+            ("--output", "{here}/out", "--clips", "/proc/clips.npz"),
+            "--clips /proc cannot be written",
+        ),
         (("--output", "{here}/out", "--clips", "{here}"), "is a folder: name a file in it"),
     ],
 )
@@ -127,13 +185,24 @@ def test_each_task_gets_the_demonstrations_that_were_asked_for_it(flags, counts)
 
 def test_demonstrations_of_a_task_that_is_not_learned_are_refused(tmp_path, capsys):
     assert main(["--output", str(tmp_path / "out"), *ROBOT, "--demonstrations", "door-open=3"]) == 2
-    assert "--demonstrations door-open=3: the tasks (env.tasks) are handle-press." in capsys.readouterr().err
+    assert (
+        "--demonstrations door-open=3: the tasks (env.tasks) are handle-press."
+        in capsys.readouterr().err
+    )
     assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize(
     "flag",
-    ["--demonstrations=0", "--demonstrations=a=0", "--updates=-1", "--batch-rows=0", "--noise=nan", "--learning-rate=-1", "--stop-at=x"],
+    [
+        "--demonstrations=0",
+        "--demonstrations=a=0",
+        "--updates=-1",
+        "--batch-rows=0",
+        "--noise=nan",
+        "--learning-rate=-1",
+        "--stop-at=x",
+    ],
 )
 def test_a_number_out_of_range_is_refused(tmp_path, capsys, flag):
     with pytest.raises(SystemExit, match="2"):

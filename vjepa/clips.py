@@ -15,7 +15,9 @@ from torch.nn import functional
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)  # what V-JEPA 2 was trained with
 IMAGENET_STD = (0.229, 0.224, 0.225)
-RELEASE_RESIZE = 256 / 224  # V-JEPA 2's preprocessor: shortest edge to int(crop * 256 / 224), then a centre crop
+RELEASE_RESIZE = (
+    256 / 224
+)  # V-JEPA 2's preprocessor: shortest edge to int(crop * 256 / 224), then a centre crop
 
 
 def frame_indices(*, num_frames: int, frames_per_clip: int) -> NDArray[np.int64]:
@@ -28,7 +30,9 @@ def frame_indices(*, num_frames: int, frames_per_clip: int) -> NDArray[np.int64]
 def check_clip(clip: NDArray[np.uint8], *, row: int) -> None:
     """Refuse what is not a clip, naming its row in the batch."""
     if clip.dtype != np.uint8 or clip.ndim != 4 or clip.shape[-1] != 3 or 0 in clip.shape:
-        raise ValueError(f"Clip {row} must be uint8 [T >= 1, height, width, 3]; got {clip.dtype} {list(clip.shape)}.")
+        raise ValueError(
+            f"Clip {row} must be uint8 [T >= 1, height, width, 3]; got {clip.dtype} {list(clip.shape)}."
+        )
 
 
 def resize(frames_F3HW: Tensor, *, size: int, crop: bool) -> Tensor:
@@ -41,7 +45,9 @@ def resize(frames_F3HW: Tensor, *, size: int, crop: bool) -> Tensor:
     else:
         target = (size, size)
     if target != (height, width):
-        frames_F3HW = functional.interpolate(frames_F3HW, size=target, mode="bilinear", antialias=True, align_corners=False)
+        frames_F3HW = functional.interpolate(
+            frames_F3HW, size=target, mode="bilinear", antialias=True, align_corners=False
+        )
     top, left = (target[0] - size) // 2, (target[1] - size) // 2
     return frames_F3HW[..., top : top + size, left : left + size]
 
@@ -52,7 +58,14 @@ def normalise(video_B3FHW: Tensor) -> Tensor:
     return (video_B3FHW / 255.0 - mean) / std
 
 
-def prepare(clips: Sequence[NDArray[np.uint8]], *, frames_per_clip: int, image_size: int, crop: bool, first_row: int = 0) -> Tensor:
+def prepare(
+    clips: Sequence[NDArray[np.uint8]],
+    *,
+    frames_per_clip: int,
+    image_size: int,
+    crop: bool,
+    first_row: int = 0,
+) -> Tensor:
     """Clips of any length and size to one float tensor [B, 3, F, image_size, image_size]; errors count rows from `first_row`.
 
     Raises:

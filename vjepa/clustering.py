@@ -30,7 +30,9 @@ def canonical_order(embeddings_ND: NDArray[np.floating]) -> NDArray[np.int64]:
     return np.lexsort(embeddings_ND.T[::-1]).astype(np.int64)
 
 
-def scale_free_radius(*, distances_NN: NDArray[np.float64], min_samples: int, eps_scale: float) -> float:
+def scale_free_radius(
+    *, distances_NN: NDArray[np.float64], min_samples: int, eps_scale: float
+) -> float:
     """`eps_scale` times the median distance to the `min_samples`-th nearest other point; 0 where all points coincide."""
     kth = np.sort(distances_NN, axis=1)[:, min(min_samples, len(distances_NN) - 1)]
     positive = kth[kth > 0]
@@ -47,15 +49,21 @@ def cluster(*, references_ND: NDArray[np.floating], min_samples: int, eps_scale:
         ValueError: No reference at all; the caller decides what an absent reference means.
     """
     if len(references_ND) == 0:
-        raise ValueError("No references to cluster; a task without any success has no distance to success.")
+        raise ValueError(
+            "No references to cluster; a task without any success has no distance to success."
+        )
     points_ND = np.asarray(references_ND, dtype=np.float64)[canonical_order(references_ND)]
     if len(points_ND) < max(min_samples, 2):
         return Clusters(points_ND, len(points_ND))
     distances_NN = cdist(points_ND, points_ND)
-    radius = scale_free_radius(distances_NN=distances_NN, min_samples=min_samples, eps_scale=eps_scale)
+    radius = scale_free_radius(
+        distances_NN=distances_NN, min_samples=min_samples, eps_scale=eps_scale
+    )
     if radius == 0.0:
         return Clusters(points_ND[:1], len(points_ND))
-    labels_N = DBSCAN(eps=radius, min_samples=min_samples, metric="precomputed").fit(distances_NN).labels_
+    labels_N = (
+        DBSCAN(eps=radius, min_samples=min_samples, metric="precomputed").fit(distances_NN).labels_
+    )
     noise_share = float(np.mean(labels_N < 0))
     if labels_N.max() < 0:
         return Clusters(points_ND, len(points_ND), noise_share, radius)
@@ -63,7 +71,9 @@ def cluster(*, references_ND: NDArray[np.floating], min_samples: int, eps_scale:
     return Clusters(np.stack(centres), len(points_ND), noise_share, radius)
 
 
-def nearest_centre_distance(*, embeddings_BD: NDArray[np.floating], clusters: Clusters) -> NDArray[np.float64]:
+def nearest_centre_distance(
+    *, embeddings_BD: NDArray[np.floating], clusters: Clusters
+) -> NDArray[np.float64]:
     """Euclidean distance [B] of each embedding to the nearest centre; each row is computed for itself."""
     if len(embeddings_BD) == 0:
         return np.zeros(0)

@@ -27,7 +27,10 @@ from vjepa.release_checkpoint import load_release
 from vjepa.vision_transformer import VideoTransformer, VideoTransformerConfig
 
 REPOSITORY = Path(__file__).resolve().parents[1]
-TINY_FOLDERS = (REPOSITORY / "assets" / "vjepa_tiny", REPOSITORY / "siirl" / "_data" / "assets" / "vjepa_tiny")  # checkout, wheel
+TINY_FOLDERS = (
+    REPOSITORY / "assets" / "vjepa_tiny",
+    REPOSITORY / "siirl" / "_data" / "assets" / "vjepa_tiny",
+)  # checkout, wheel
 DEFAULT_POOLING = "last_change"
 RANDOM_SEED = 0
 
@@ -61,12 +64,22 @@ class RawPixelEncoder:
         """See `VideoEncoder.encode`."""
         if len(clips) == 0:
             return np.zeros((0, self.embedding_size), np.float32)
-        video_B3THW = prepare(clips, frames_per_clip=self.frames_per_clip, image_size=self.image_size, crop=False)
+        video_B3THW = prepare(
+            clips, frames_per_clip=self.frames_per_clip, image_size=self.image_size, crop=False
+        )
         final, first = video_B3THW[:, :, 1].flatten(1), video_B3THW[:, :, 0].flatten(1)
         return torch.cat((final, final - first), dim=1).numpy()
 
 
-def wrap(model: VideoTransformer, *, name: str, pooling: str | Pooling, crop: bool, batch_size: int, device: str = "cpu") -> LatentEncoder:
+def wrap(
+    model: VideoTransformer,
+    *,
+    name: str,
+    pooling: str | Pooling,
+    crop: bool,
+    batch_size: int,
+    device: str = "cpu",
+) -> LatentEncoder:
     """A `VideoTransformer` as a `VideoEncoder`."""
     config = model.config
     return LatentEncoder(
@@ -86,21 +99,37 @@ def load_tiny(folder: Path, *, pooling: str | None = None) -> LatentEncoder:
     model = VideoTransformer(VideoTransformerConfig(**config["model"]))
     weights = folder / "model.safetensors"
     if not weights.is_file():
-        raise FileNotFoundError(f"{weights} is missing; make it with the command in {folder / 'config.json'}.")
+        raise FileNotFoundError(
+            f"{weights} is missing; make it with the command in {folder / 'config.json'}."
+        )
     try:
         tensors = load_file(weights)
         readout = _take_readout(tensors) if config["pooling"] == "readout" else None
         model.load_state_dict(tensors)
     except SafetensorError as error:
-        raise ValueError(f"{weights} cannot be read ({error}): it is truncated or no safetensors file. Fetch it again.") from error
+        raise ValueError(
+            f"{weights} cannot be read ({error}): it is truncated or no safetensors file. Fetch it again."
+        ) from error
     except RuntimeError as error:
-        raise ValueError(f"{weights} does not belong to the network that {folder / 'config.json'} describes: {error}") from error
-    return wrap(model, name=folder.name, pooling=pooling or readout or config["pooling"], crop=False, batch_size=32)
+        raise ValueError(
+            f"{weights} does not belong to the network that {folder / 'config.json'} describes: {error}"
+        ) from error
+    return wrap(
+        model,
+        name=folder.name,
+        pooling=pooling or readout or config["pooling"],
+        crop=False,
+        batch_size=32,
+    )
 
 
 def _take_readout(tensors: dict[str, Tensor]) -> ReadOut:
     """The read-out among the tensors of a file, which are taken out of it."""
-    taken = {name.removeprefix("readout."): tensors.pop(name) for name in sorted(tensors) if name.startswith("readout.")}
+    taken = {
+        name.removeprefix("readout."): tensors.pop(name)
+        for name in sorted(tensors)
+        if name.startswith("readout.")
+    }
     readout = ReadOut(num_features=taken.get("mean", torch.zeros(0)).numel())
     readout.load_state_dict(taken)
     return readout.requires_grad_(False)
@@ -113,7 +142,9 @@ def read_tiny_config(folder: Path) -> dict[str, Any]:
         raise FileNotFoundError(f"{path} is missing, so {folder} holds no video encoder.")
     config = json.loads(path.read_text())
     if "model" not in config or "pooling" not in config:
-        raise ValueError(f"{path} has no 'model' and 'pooling': it was not written by vjepa.train_tiny.")
+        raise ValueError(
+            f"{path} has no 'model' and 'pooling': it was not written by vjepa.train_tiny."
+        )
     return config
 
 
@@ -122,7 +153,9 @@ def tiny_folder() -> Path:
     for folder in TINY_FOLDERS:
         if folder.is_dir():
             return folder
-    raise FileNotFoundError(f"The shipped video encoder is in none of {', '.join(map(str, TINY_FOLDERS))}; reinstall the package.")
+    raise FileNotFoundError(
+        f"The shipped video encoder is in none of {', '.join(map(str, TINY_FOLDERS))}; reinstall the package."
+    )
 
 
 def random_network() -> VideoTransformer:
@@ -161,19 +194,36 @@ def load_video_encoder(
     if name_or_path == "tiny":
         return load_tiny(tiny_folder(), pooling=pooling)
     if name_or_path == "random":
-        return wrap(random_network(), name="random", pooling=pooling or DEFAULT_POOLING, crop=False, batch_size=32)
+        return wrap(
+            random_network(),
+            name="random",
+            pooling=pooling or DEFAULT_POOLING,
+            crop=False,
+            batch_size=32,
+        )
     if name_or_path == "pixels":
         return RawPixelEncoder()
     if path.suffix == ".pt":
         model = load_release(path, architecture=architecture, frames_per_clip=frames_per_clip)
-        return wrap(model, name=path.stem, pooling=pooling or DEFAULT_POOLING, crop=True, batch_size=batch_size, device=device)
+        return wrap(
+            model,
+            name=path.stem,
+            pooling=pooling or DEFAULT_POOLING,
+            crop=True,
+            batch_size=batch_size,
+            device=device,
+        )
     if path.is_dir() and "model_type" not in json.loads((path / "config.json").read_text()):
         return load_tiny(path, pooling=pooling)
     if path.is_dir() or name_or_path.count("/") == 1:
         from vjepa.transformers_encoder import load_transformers
 
         return load_transformers(
-            name_or_path, pooling=pooling or DEFAULT_POOLING, frames_per_clip=frames_per_clip, device=device, batch_size=batch_size
+            name_or_path,
+            pooling=pooling or DEFAULT_POOLING,
+            frames_per_clip=frames_per_clip,
+            device=device,
+            batch_size=batch_size,
         )
     raise ValueError(
         f"Unknown video encoder {name_or_path!r}. Known: pixels, random, tiny, a folder, a .pt file of the V-JEPA 2 release, "

@@ -57,7 +57,9 @@ class LatentEncoder:
         embeddings = np.zeros((len(clips), self.embedding_size), np.float32)
         for rows, video in self._batches(clips):
             with torch.inference_mode():
-                latents = self._network(video.to(self._device, self._dtype)).unflatten(1, self._grid)
+                latents = self._network(video.to(self._device, self._dtype)).unflatten(
+                    1, self._grid
+                )
                 embeddings[rows] = self._pooling(latents.float()).cpu().numpy()
         return embeddings
 
@@ -66,5 +68,11 @@ class LatentEncoder:
             rows = slice(start, min(start + self._batch_size, len(clips)))
             yield (
                 rows,
-                prepare(clips[rows], frames_per_clip=self.frames_per_clip, image_size=self.image_size, crop=self._crop, first_row=start),
+                prepare(
+                    clips[rows],
+                    frames_per_clip=self.frames_per_clip,
+                    image_size=self.image_size,
+                    crop=self._crop,
+                    first_row=start,
+                ),
             )

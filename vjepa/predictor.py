@@ -18,11 +18,21 @@ class Predictor(nn.Module):
     cosine: Tensor
     sine: Tensor
 
-    def __init__(self, *, encoder_width: int, width: int, depth: int, num_heads: int, grid: tuple[int, int, int]) -> None:
+    def __init__(
+        self,
+        *,
+        encoder_width: int,
+        width: int,
+        depth: int,
+        num_heads: int,
+        grid: tuple[int, int, int],
+    ) -> None:
         super().__init__()
         self.predictor_embed = nn.Linear(encoder_width, width)
         self.mask_token = nn.Parameter(torch.zeros(1, 1, width))
-        self.blocks = nn.ModuleList(Block(width=width, num_heads=num_heads, mlp_ratio=4.0) for _ in range(depth))
+        self.blocks = nn.ModuleList(
+            Block(width=width, num_heads=num_heads, mlp_ratio=4.0) for _ in range(depth)
+        )
         self.predictor_norm = nn.LayerNorm(width, eps=LAYER_NORM_EPS)
         self.predictor_proj = nn.Linear(width, encoder_width)
         cosine, sine = rotary_table(grid=grid, head_width=width // num_heads)

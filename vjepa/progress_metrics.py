@@ -22,18 +22,25 @@ def rank_correlation(a_N: NDArray[np.floating], b_N: NDArray[np.floating]) -> fl
     return float(spearmanr(a_N, b_N).statistic)
 
 
-def grouped_rank_correlation(a_N: NDArray[np.floating], b_N: NDArray[np.floating], group_N: NDArray[Any]) -> float:
+def grouped_rank_correlation(
+    a_N: NDArray[np.floating], b_N: NDArray[np.floating], group_N: NDArray[Any]
+) -> float:
     """Correlation of ranks within groups, each group's ranks centred; NaN where no group ranks anything.
 
     It is what an advantage that compares the samples of one group can make of a score: differences between groups do not count.
     """
     groups = [group_N == group for group in np.unique(group_N)]
-    a_N, b_N = (np.concatenate([rankdata(side[rows]) - (rows.sum() + 1) / 2 for rows in groups]) for side in (a_N, b_N))
+    a_N, b_N = (
+        np.concatenate([rankdata(side[rows]) - (rows.sum() + 1) / 2 for rows in groups])
+        for side in (a_N, b_N)
+    )
     scale = np.sqrt(np.sum(a_N**2) * np.sum(b_N**2))
     return float(np.sum(a_N * b_N) / scale) if scale > 0 else float("nan")
 
 
-def progress_correlation(scores_CK: NDArray[np.floating], fractions_K: NDArray[np.floating]) -> float:
+def progress_correlation(
+    scores_CK: NDArray[np.floating], fractions_K: NDArray[np.floating]
+) -> float:
     """Spearman's rho of score and progress, within each clip, averaged over clips."""
     return float(np.nanmean([rank_correlation(row, fractions_K) for row in scores_CK]))
 
@@ -57,20 +64,39 @@ def mean_discrepancy(positive_N: NDArray[np.floating], negative_N: NDArray[np.fl
     bandwidth = np.median(gaps[gaps > 0]) if (gaps > 0).any() else 1.0
     kernel = np.exp(-(gaps**2) / (2 * bandwidth**2))
     split = len(positive_N)
-    squared = kernel[:split, :split].mean() + kernel[split:, split:].mean() - 2 * kernel[:split, split:].mean()
+    squared = (
+        kernel[:split, :split].mean()
+        + kernel[split:, split:].mean()
+        - 2 * kernel[:split, split:].mean()
+    )
     return float(np.sqrt(max(0.0, squared)))
 
 
-def histogram_divergence(positive_N: NDArray[np.floating], negative_N: NDArray[np.floating]) -> float:
+def histogram_divergence(
+    positive_N: NDArray[np.floating], negative_N: NDArray[np.floating]
+) -> float:
     """Jensen-Shannon divergence in bits between the histograms of two samples: 0 for equal ones, 1 for disjoint ones."""
     both = np.concatenate((positive_N, negative_N))
-    edges = np.linspace(both.min(), both.max(), HISTOGRAM_BINS + 1) if np.ptp(both) > 0 else np.array([0.0, 1.0]) + both[0] - 0.5
-    p, q = (np.histogram(sample, bins=edges)[0] / len(sample) for sample in (positive_N, negative_N))
+    edges = (
+        np.linspace(both.min(), both.max(), HISTOGRAM_BINS + 1)
+        if np.ptp(both) > 0
+        else np.array([0.0, 1.0]) + both[0] - 0.5
+    )
+    p, q = (
+        np.histogram(sample, bins=edges)[0] / len(sample) for sample in (positive_N, negative_N)
+    )
     middle = (p + q) / 2
-    return float(sum(0.5 * np.sum(side[side > 0] * np.log2(side[side > 0] / middle[side > 0])) for side in (p, q)))
+    return float(
+        sum(
+            0.5 * np.sum(side[side > 0] * np.log2(side[side > 0] / middle[side > 0]))
+            for side in (p, q)
+        )
+    )
 
 
-def bootstrap_interval(values_N: NDArray[np.floating], *, seed: int = 0, draws: int = 2000) -> tuple[float, float]:
+def bootstrap_interval(
+    values_N: NDArray[np.floating], *, seed: int = 0, draws: int = 2000
+) -> tuple[float, float]:
     """95 % interval of the mean of `values_N` by resampling."""
     rng = np.random.default_rng(seed)
     means = rng.choice(values_N, size=(draws, len(values_N))).mean(axis=1)

@@ -22,7 +22,9 @@ FRAMES_PER_CLIP = 64  # of the released models' last training phase
 GIANT_MLP_RATIO = 48 / 11
 
 
-def _released(image_size: int, width: int, depth: int, num_heads: int, mlp_ratio: float = 4.0) -> VideoTransformerConfig:
+def _released(
+    image_size: int, width: int, depth: int, num_heads: int, mlp_ratio: float = 4.0
+) -> VideoTransformerConfig:
     return VideoTransformerConfig(
         image_size=image_size, frames_per_clip=FRAMES_PER_CLIP, patch_size=16, tubelet_size=2,
         width=width, depth=depth, num_heads=num_heads, mlp_ratio=mlp_ratio,
@@ -37,7 +39,10 @@ ARCHITECTURES: dict[str, VideoTransformerConfig] = {
 }
 """File name without `.pt` to the shape of the network (`src/hub/backbones.py`, `src/models/vision_transformer.py`)."""
 
-ENCODER_KEYS = ("target_encoder", "encoder")  # the release's evaluations read the first, its hub code the second
+ENCODER_KEYS = (
+    "target_encoder",
+    "encoder",
+)  # the release's evaluations read the first, its hub code the second
 WRAPPER_PREFIXES = ("module.", "backbone.")
 UNUSED = ("pos_embed",)
 
@@ -54,12 +59,21 @@ class Mismatch:
         return bool(self.missing or self.unexpected or self.misshapen)
 
     def __str__(self) -> str:
-        parts = [("missing", self.missing), ("unexpected", self.unexpected), ("of another shape", self.misshapen)]
-        return "; ".join(f"{len(names)} {what}, for example {names[0]}" for what, names in parts if names)
+        parts = [
+            ("missing", self.missing),
+            ("unexpected", self.unexpected),
+            ("of another shape", self.misshapen),
+        ]
+        return "; ".join(
+            f"{len(names)} {what}, for example {names[0]}" for what, names in parts if names
+        )
 
 
 def load_release(
-    path: Path, *, architecture: str | VideoTransformerConfig | None = None, frames_per_clip: int | None = None
+    path: Path,
+    *,
+    architecture: str | VideoTransformerConfig | None = None,
+    frames_per_clip: int | None = None,
 ) -> VideoTransformer:
     """The encoder in `path`, which should be one of the release's files.
 
@@ -72,15 +86,23 @@ def load_release(
         FileNotFoundError: No such file.
         ValueError: A truncated or foreign file, or one of another architecture; the message says what differs.
     """
-    config = architecture if isinstance(architecture, VideoTransformerConfig) else _architecture_of(path, architecture)
+    config = (
+        architecture
+        if isinstance(architecture, VideoTransformerConfig)
+        else _architecture_of(path, architecture)
+    )
     if frames_per_clip is not None:
         config = replace(config, frames_per_clip=frames_per_clip)
     tensors = encoder_tensors(_read(path), path=path)
     with torch.device("meta"):
         model = VideoTransformer(config)
-    mismatch = compare(tensors, {name: tuple(value.shape) for name, value in model.state_dict().items()})
+    mismatch = compare(
+        tensors, {name: tuple(value.shape) for name, value in model.state_dict().items()}
+    )
     if mismatch:
-        raise ValueError(f"{path} does not hold the encoder {architecture or path.stem!r}: {mismatch}.")
+        raise ValueError(
+            f"{path} does not hold the encoder {architecture or path.stem!r}: {mismatch}."
+        )
     model.load_state_dict({name: value.float() for name, value in tensors.items()}, assign=True)
     return model.requires_grad_(False)
 
@@ -88,12 +110,20 @@ def load_release(
 def encoder_tensors(checkpoint: Any, *, path: Path) -> dict[str, Tensor]:
     """Parameters of the encoder under their bare names."""
     if not isinstance(checkpoint, Mapping):
-        raise ValueError(f"{path} holds a {type(checkpoint).__name__}, not the dict of a V-JEPA 2 checkpoint.")
+        raise ValueError(
+            f"{path} holds a {type(checkpoint).__name__}, not the dict of a V-JEPA 2 checkpoint."
+        )
     for key in ENCODER_KEYS:
         if isinstance(checkpoint.get(key), Mapping):
-            return {_bare(name): value for name, value in checkpoint[key].items() if _bare(name) not in UNUSED}
+            return {
+                _bare(name): value
+                for name, value in checkpoint[key].items()
+                if _bare(name) not in UNUSED
+            }
     known = ", ".join(sorted(map(str, checkpoint))[:8])
-    raise ValueError(f"{path} has neither 'target_encoder' nor 'encoder', so it is no V-JEPA 2 checkpoint. It holds: {known}.")
+    raise ValueError(
+        f"{path} has neither 'target_encoder' nor 'encoder', so it is no V-JEPA 2 checkpoint. It holds: {known}."
+    )
 
 
 def compare(tensors: Mapping[str, Tensor], shapes: Mapping[str, tuple[int, ...]]) -> Mismatch:
@@ -113,19 +143,31 @@ def _architecture_of(path: Path, name: str | None) -> VideoTransformerConfig:
     wanted = path.stem if name is None else name
     if wanted not in ARCHITECTURES:
         remedy = "Give architecture=, or keep the release's file name." if name is None else ""
-        raise ValueError(f"Unknown V-JEPA 2 architecture {wanted!r}. Known: {', '.join(ARCHITECTURES)}. {remedy}".rstrip())
+        raise ValueError(
+            f"Unknown V-JEPA 2 architecture {wanted!r}. Known: {', '.join(ARCHITECTURES)}. {remedy}".rstrip()
+        )
     return ARCHITECTURES[wanted]
 
 
 def _read(path: Path) -> Any:
     if not path.is_file():
-        raise FileNotFoundError(f"No V-JEPA 2 weights at {path}; the release is at https://github.com/facebookresearch/vjepa2.")
+        raise FileNotFoundError(
+            f"No V-JEPA 2 weights at {path}; the release is at https://github.com/facebookresearch/vjepa2."
+        )
     try:
         _check_stored(path)
         return torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-    except (RuntimeError, EOFError, pickle.UnpicklingError, ValueError, zipfile.BadZipFile) as error:
+    except (
+        RuntimeError,
+        EOFError,
+        pickle.UnpicklingError,
+        ValueError,
+        zipfile.BadZipFile,
+    ) as error:
         reason = str(error).splitlines()[0]
-        raise ValueError(f"{path} cannot be read ({reason}): it is truncated or no PyTorch weight file. Fetch it again.") from error
+        raise ValueError(
+            f"{path} cannot be read ({reason}): it is truncated or no PyTorch weight file. Fetch it again."
+        ) from error
 
 
 def _check_stored(path: Path) -> None:

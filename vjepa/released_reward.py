@@ -39,7 +39,11 @@ LEAST_RANGE = 1e-6  # distances closer together than this all count as the middl
 
 
 def score_as_released(
-    *, embeddings_BD: NDArray[Any], success_B: NDArray[Any], tasks_B: Sequence[str], group_B: NDArray[Any]
+    *,
+    embeddings_BD: NDArray[Any],
+    success_B: NDArray[Any],
+    tasks_B: Sequence[str],
+    group_B: NDArray[Any],
 ) -> RewardOutput:
     """Reward the trajectories of one batch; the arguments are those of `TrajectoryReward.score`.
 
@@ -73,7 +77,9 @@ def score_as_released(
         group_B=group_B,
     )
     z_B = np.full_like(distance_B, np.nan)
-    return RewardOutput(reward_B.astype(np.float32), defined_B, distance_B, z_B, metrics | cluster_metrics(clusters))
+    return RewardOutput(
+        reward_B.astype(np.float32), defined_B, distance_B, z_B, metrics | cluster_metrics(clusters)
+    )
 
 
 def released_clusters(successes_ND: NDArray[np.float32]) -> Clusters:

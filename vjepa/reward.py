@@ -51,7 +51,9 @@ def srpo_failure_reward(*, z: NDArray[np.float64], alpha: float) -> NDArray[np.f
     return alpha * expit(-z)
 
 
-def standardise(*, distance: NDArray[np.float64], window: NDArray[np.float64]) -> NDArray[np.float64]:
+def standardise(
+    *, distance: NDArray[np.float64], window: NDArray[np.float64]
+) -> NDArray[np.float64]:
     """z of each distance by mean and deviation of the window; 0 where the window has neither."""
     mean, spread = window.mean(), max(window.std(), SPREAD_FLOOR * window.mean())
     return (distance - mean) / spread if spread > 0 else np.zeros_like(distance)
@@ -60,7 +62,9 @@ def standardise(*, distance: NDArray[np.float64], window: NDArray[np.float64]) -
 class TrajectoryReward:
     """Scores the trajectories of a step and remembers successes and failures for the next ones."""
 
-    def __init__(self, config: TrajectoryRewardConfig, *, demonstrations: Mapping[str, Array] | None = None) -> None:
+    def __init__(
+        self, config: TrajectoryRewardConfig, *, demonstrations: Mapping[str, Array] | None = None
+    ) -> None:
         """Start with an empty memory.
 
         Args:
@@ -68,11 +72,16 @@ class TrajectoryReward:
             demonstrations: Embeddings [N, D] of successful demonstrations for each task; always references, never forgotten.
         """
         self.config = config
-        self.demonstrations = {task: finite_rows(rows, what=f"demonstrations of {task!r}") for task, rows in (demonstrations or {}).items()}
+        self.demonstrations = {
+            task: finite_rows(rows, what=f"demonstrations of {task!r}")
+            for task, rows in (demonstrations or {}).items()
+        }
         self.bank: dict[str, NDArray[np.float32]] = {}
         self.failures: dict[str, NDArray[np.float32]] = {}
 
-    def score(self, *, embeddings_BD: Array, success_B: Array, tasks_B: Sequence[str], group_B: Array) -> RewardOutput:
+    def score(
+        self, *, embeddings_BD: Array, success_B: Array, tasks_B: Sequence[str], group_B: Array
+    ) -> RewardOutput:
         """Reward every trajectory of a step, then remember the step.
 
         Args:
@@ -87,7 +96,9 @@ class TrajectoryReward:
         """
         embeddings_BD = finite_rows(embeddings_BD, what="embeddings", tasks=tasks_B)
         success_B, group_B = np.asarray(success_B, dtype=bool), np.asarray(group_B)
-        check_rows(embeddings_BD=embeddings_BD, success_B=success_B, tasks_B=tasks_B, group_B=group_B)
+        check_rows(
+            embeddings_BD=embeddings_BD, success_B=success_B, tasks_B=tasks_B, group_B=group_B
+        )
         self._check_channels(embeddings_BD)
         task_B = np.asarray(tasks_B, dtype=str)
         reward_B = success_B.astype(np.float64)
@@ -98,20 +109,46 @@ class TrajectoryReward:
             failed_B = rows_B & ~success_B
             references_ND = self.references(task, embeddings_BD[rows_B & success_B])
             if len(references_ND) == 0:
-                logger.warning("Task %r has had no success and no demonstration: its %d failures get 0.", task, failed_B.sum())
+                logger.warning(
+                    "Task %r has had no success and no demonstration: its %d failures get 0.",
+                    task,
+                    failed_B.sum(),
+                )
                 continue
-            clusters[task] = cluster(references_ND=references_ND, min_samples=self.config.min_samples, eps_scale=self.config.eps_scale)
-            distance_B[rows_B] = nearest_centre_distance(embeddings_BD=embeddings_BD[rows_B], clusters=clusters[task])
+            clusters[task] = cluster(
+                references_ND=references_ND,
+                min_samples=self.config.min_samples,
+                eps_scale=self.config.eps_scale,
+            )
+            distance_B[rows_B] = nearest_centre_distance(
+                embeddings_BD=embeddings_BD[rows_B], clusters=clusters[task]
+            )
             if failed_B.any():
                 window = self._window(task, embeddings_BD[failed_B], clusters[task])
                 z_B[rows_B] = standardise(distance=distance_B[rows_B], window=window)
                 reward_B[failed_B] = srpo_failure_reward(z=z_B[failed_B], alpha=self.config.alpha)
         for task in sorted(set(tasks_B)):
-            self._remember(self.bank, task, embeddings_BD[(task_B == task) & success_B], limit=self.config.bank_size)
-            self._remember(self.failures, task, embeddings_BD[(task_B == task) & ~success_B], limit=self.config.window)
+            self._remember(
+                self.bank,
+                task,
+                embeddings_BD[(task_B == task) & success_B],
+                limit=self.config.bank_size,
+            )
+            self._remember(
+                self.failures,
+                task,
+                embeddings_BD[(task_B == task) & ~success_B],
+                limit=self.config.window,
+            )
         defined_B = success_B | np.isfinite(distance_B)
         metrics = {
-            **reward_metrics(reward_B=reward_B, success_B=success_B, defined_B=defined_B, distance_B=distance_B, group_B=group_B),
+            **reward_metrics(
+                reward_B=reward_B,
+                success_B=success_B,
+                defined_B=defined_B,
+                distance_B=distance_B,
+                group_B=group_B,
+            ),
             **cluster_metrics(clusters),
             "reward/bank": float(sum(map(len, self.bank.values()))),
             "reward/window": float(sum(map(len, self.failures.values()))),
@@ -120,16 +157,28 @@ class TrajectoryReward:
 
     def remember_successes(self, *, task: str, embeddings_ND: Array) -> None:
         """Take in successes that no call of `score` will see, for example those of groups that a filter dropped."""
-        self._remember(self.bank, task, finite_rows(embeddings_ND, what=f"successes of {task!r}"), limit=self.config.bank_size)
+        self._remember(
+            self.bank,
+            task,
+            finite_rows(embeddings_ND, what=f"successes of {task!r}"),
+            limit=self.config.bank_size,
+        )
 
     def references(self, task: str, successes_ND: NDArray[np.float32]) -> NDArray[np.float32]:
         """What success of `task` looks like: demonstrations, the bank, and the successes of this step [N, D]."""
-        parts = [part for part in (self.demonstrations.get(task), self.bank.get(task)) if part is not None]
+        parts = [
+            part
+            for part in (self.demonstrations.get(task), self.bank.get(task))
+            if part is not None
+        ]
         return np.concatenate([*parts, successes_ND])
 
     def state_dict(self) -> dict[str, dict[str, NDArray[np.float32]]]:
         """The memory, for a checkpoint; demonstrations are configuration and not part of it."""
-        return {name: {task: rows.copy() for task, rows in memory.items()} for name, memory in self._memories().items()}
+        return {
+            name: {task: rows.copy() for task, rows in memory.items()}
+            for name, memory in self._memories().items()
+        }
 
     def load_state_dict(self, state: Mapping[str, Mapping[str, Array]]) -> None:
         """Restore what `state_dict` gave, bit for bit.
@@ -138,19 +187,34 @@ class TrajectoryReward:
             ValueError: Not such a state.
         """
         if set(state) != set(self._memories()):
-            raise ValueError(f"A trajectory reward's state has {sorted(self._memories())}; got {sorted(state)}.")
+            raise ValueError(
+                f"A trajectory reward's state has {sorted(self._memories())}; got {sorted(state)}."
+            )
         for name, memory in self._memories().items():
             memory.clear()
-            memory.update({task: finite_rows(rows, what=f"{name} of {task!r}").copy() for task, rows in state[name].items()})
+            memory.update(
+                {
+                    task: finite_rows(rows, what=f"{name} of {task!r}").copy()
+                    for task, rows in state[name].items()
+                }
+            )
 
     def _memories(self) -> dict[str, dict[str, NDArray[np.float32]]]:
         return {"bank": self.bank, "failures": self.failures}
 
-    def _window(self, task: str, failures_ND: NDArray[np.float32], clusters: Clusters) -> NDArray[np.float64]:
+    def _window(
+        self, task: str, failures_ND: NDArray[np.float32], clusters: Clusters
+    ) -> NDArray[np.float64]:
         """Distances of the task's earlier failures to this step's centres; those of the step itself only while there are few."""
         remembered = self.failures.get(task, failures_ND[:0])
-        counted = remembered if len(remembered) >= self.config.min_window else np.concatenate((remembered, failures_ND))
-        return nearest_centre_distance(embeddings_BD=counted[canonical_order(counted)], clusters=clusters)
+        counted = (
+            remembered
+            if len(remembered) >= self.config.min_window
+            else np.concatenate((remembered, failures_ND))
+        )
+        return nearest_centre_distance(
+            embeddings_BD=counted[canonical_order(counted)], clusters=clusters
+        )
 
     def _check_channels(self, embeddings_BD: Array) -> None:
         for name, memory in {**self._memories(), "demonstrations": self.demonstrations}.items():
@@ -162,7 +226,13 @@ class TrajectoryReward:
                     )
 
     @staticmethod
-    def _remember(memory: dict[str, NDArray[np.float32]], task: str, rows_ND: NDArray[np.float32], *, limit: int) -> None:
+    def _remember(
+        memory: dict[str, NDArray[np.float32]],
+        task: str,
+        rows_ND: NDArray[np.float32],
+        *,
+        limit: int,
+    ) -> None:
         """Append the step's rows in canonical order and drop the oldest; of a step larger than `limit`, evenly spaced rows stay."""
         if limit == 0 or len(rows_ND) == 0:
             return
@@ -172,19 +242,35 @@ class TrajectoryReward:
         memory[task] = np.concatenate((memory.get(task, rows_ND[:0]), rows_ND))[-limit:]
 
 
-def check_rows(*, embeddings_BD: Array, success_B: Array, tasks_B: Sequence[str], group_B: Array) -> None:
+def check_rows(
+    *, embeddings_BD: Array, success_B: Array, tasks_B: Sequence[str], group_B: Array
+) -> None:
     """Raise ValueError where the columns of a step differ in length, or a group has two tasks."""
-    lengths = {"embeddings": len(embeddings_BD), "success": len(success_B), "tasks": len(tasks_B), "groups": len(group_B)}
+    lengths = {
+        "embeddings": len(embeddings_BD),
+        "success": len(success_B),
+        "tasks": len(tasks_B),
+        "groups": len(group_B),
+    }
     if len(set(lengths.values())) > 1:
-        raise ValueError(f"Every trajectory needs an embedding, a success flag, a task and a group; got {lengths}.")
+        raise ValueError(
+            f"Every trajectory needs an embedding, a success flag, a task and a group; got {lengths}."
+        )
     task_of: dict[int, str] = {}
     for group, task in zip(group_B.tolist(), tasks_B, strict=True):
         if task_of.setdefault(group, task) != task:
-            raise ValueError(f"Group {group} has the tasks {task_of[group]!r} and {task!r}; a group is one prompt of one task.")
+            raise ValueError(
+                f"Group {group} has the tasks {task_of[group]!r} and {task!r}; a group is one prompt of one task."
+            )
 
 
 def reward_metrics(
-    *, reward_B: Array, success_B: NDArray[np.bool_], defined_B: NDArray[np.bool_], distance_B: Array, group_B: Array
+    *,
+    reward_B: Array,
+    success_B: NDArray[np.bool_],
+    defined_B: NDArray[np.bool_],
+    distance_B: Array,
+    group_B: Array,
 ) -> dict[str, float]:
     """Counts, mean reward, and quantiles of the failures' rewards and distances; a metric without rows is left out."""
     told_B = defined_B & ~success_B
@@ -195,13 +281,20 @@ def reward_metrics(
         "reward/undefined": float((~defined_B).sum()),
     }
     if len(reward_B):
-        metrics |= {"reward/mean_score": float(reward_B.mean()), "reward/success_rate": float(success_B.mean())}
+        metrics |= {
+            "reward/mean_score": float(reward_B.mean()),
+            "reward/success_rate": float(success_B.mean()),
+        }
     if told_B.any():
         metrics |= {
             f"reward/failure_q{round(100 * level):02d}": float(value)
-            for level, value in zip(QUANTILES, np.quantile(reward_B[told_B], QUANTILES), strict=True)
+            for level, value in zip(
+                QUANTILES, np.quantile(reward_B[told_B], QUANTILES), strict=True
+            )
         }
-        spreads = [np.ptp(reward_B[told_B & (group_B == group)]) for group in np.unique(group_B[told_B])]
+        spreads = [
+            np.ptp(reward_B[told_B & (group_B == group)]) for group in np.unique(group_B[told_B])
+        ]
         metrics |= {
             "reward/failure_distance_mean": float(distance_B[told_B].mean()),
             "reward/failure_distance_std": float(distance_B[told_B].std()),
@@ -220,11 +313,15 @@ def cluster_metrics(clusters: Mapping[str, Clusters]) -> dict[str, float]:
         "reward/references": float(sum(found.num_references for found in clusters.values())),
     }
     if clusters:
-        metrics["reward/noise_share"] = float(np.mean([found.noise_share for found in clusters.values()]))
+        metrics["reward/noise_share"] = float(
+            np.mean([found.noise_share for found in clusters.values()])
+        )
     return metrics
 
 
-def finite_rows(rows: Array, *, what: str, tasks: Sequence[str] | None = None) -> NDArray[np.float32]:
+def finite_rows(
+    rows: Array, *, what: str, tasks: Sequence[str] | None = None
+) -> NDArray[np.float32]:
     """`rows` as float32 [B, D]; refuses other shapes and values that are not finite, naming the row."""
     rows = np.asarray(rows, dtype=np.float32)
     if rows.ndim != 2:
@@ -232,5 +329,7 @@ def finite_rows(rows: Array, *, what: str, tasks: Sequence[str] | None = None) -
     bad = np.flatnonzero(~np.isfinite(rows).all(axis=1))
     if len(bad):
         of_task = f" (task {tasks[bad[0]]!r})" if tasks is not None and bad[0] < len(tasks) else ""
-        raise ValueError(f"Row {bad[0]}{of_task} of the {what} is not finite, {len(bad)} rows in all: the encoder failed on that clip.")
+        raise ValueError(
+            f"Row {bad[0]}{of_task} of the {what} is not finite, {len(bad)} rows in all: the encoder failed on that clip."
+        )
     return rows

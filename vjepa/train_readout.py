@@ -34,7 +34,9 @@ class ReadOutConfig:
     learning_rate: float = 1e-3
     warmup_steps: int = 50
     weight_decay: float = 0.01
-    noise: float = 0.3  # of normalised features: without it the read-out knows its training scenes by heart
+    noise: float = (
+        0.3  # of normalised features: without it the read-out knows its training scenes by heart
+    )
     neighbour_weight: float = 5.0
     goal_weight: float = 1.0
     goal_radius: float = 0.5  # frames; successes of a task may end this far apart
@@ -56,20 +58,34 @@ class Draw:
 class EpisodeIndex:
     """Where the prefixes of each episode lie, and which episodes succeeded at what."""
 
-    def __init__(self, *, lengths: NDArray[np.int64], success: NDArray[np.bool_], tasks: NDArray[np.str_]) -> None:
+    def __init__(
+        self, *, lengths: NDArray[np.int64], success: NDArray[np.bool_], tasks: NDArray[np.str_]
+    ) -> None:
         """Keep the episodes of tasks with at least two successes: others have no goal to be close to."""
         starts = np.cumsum(lengths) - lengths
-        ends = {str(task): (starts + lengths - 1)[success & (tasks == task)] for task in np.unique(tasks)}
+        ends = {
+            str(task): (starts + lengths - 1)[success & (tasks == task)]
+            for task in np.unique(tasks)
+        }
         self.ends_of = {task: rows for task, rows in ends.items() if len(rows) >= 2}
         keep = np.isin(tasks, list(self.ends_of)) & (lengths >= 2)
         if not keep.any():
-            raise ValueError("The read-out needs a task with at least two successful clips of two frames; there is none.")
-        self.starts, self.lengths, self.success, self.tasks = starts[keep], lengths[keep], success[keep], tasks[keep]
+            raise ValueError(
+                "The read-out needs a task with at least two successful clips of two frames; there is none."
+            )
+        self.starts, self.lengths, self.success, self.tasks = (
+            starts[keep],
+            lengths[keep],
+            success[keep],
+            tasks[keep],
+        )
 
     def draw(self, count: int, rng: np.random.Generator) -> Draw:
         """`count` random frames of random episodes, each with its successor and two goals of its task."""
         episode = rng.integers(len(self.starts), size=count)
-        now_B = self.starts[episode] + (rng.random(count) * (self.lengths[episode] - 1)).astype(np.int64)
+        now_B = self.starts[episode] + (rng.random(count) * (self.lengths[episode] - 1)).astype(
+            np.int64
+        )
         goals = np.array([rng.choice(self.ends_of[task], size=2) for task in self.tasks[episode]])
         return Draw(now_B, now_B + 1, goals[:, 0], goals[:, 1], ~self.success[episode])
 
@@ -80,31 +96,52 @@ def distance(a_BE: Tensor, b_BE: Tensor) -> Tensor:
 
 
 def readout_loss(
-    *, now_BE: Tensor, next_BE: Tensor, goal_BE: Tensor, other_goal_BE: Tensor, failed_B: Tensor, config: ReadOutConfig
+    *,
+    now_BE: Tensor,
+    next_BE: Tensor,
+    goal_BE: Tensor,
+    other_goal_BE: Tensor,
+    failed_B: Tensor,
+    config: ReadOutConfig,
 ) -> Tensor:
     """The three demands as penalties; all distances are in frames."""
     neighbours = (distance(now_BE, next_BE) - 1.0).relu().square().mean()
     goals = (distance(goal_BE, other_goal_BE) - config.goal_radius).relu().square().mean()
     spread = (distance(now_BE, goal_BE).clamp(max=config.spread_limit) * failed_B).mean()
-    return config.neighbour_weight * neighbours + config.goal_weight * goals - config.spread_weight * spread
+    return (
+        config.neighbour_weight * neighbours
+        + config.goal_weight * goals
+        - config.spread_weight * spread
+    )
 
 
-def train_readout(*, features_NF: Tensor, index: EpisodeIndex, config: ReadOutConfig, seed: int) -> ReadOut:
+def train_readout(
+    *, features_NF: Tensor, index: EpisodeIndex, config: ReadOutConfig, seed: int
+) -> ReadOut:
     """Train on features of all prefixes of all episodes; row n belongs to the clip that ends with frame n."""
     torch.manual_seed(seed)
     rng, generator = np.random.default_rng(seed), torch.Generator().manual_seed(seed)
     readout = ReadOut(num_features=features_NF.shape[1])
     readout.fit_normalisation(features_NF)
-    optimizer = torch.optim.AdamW(readout.parameters(), lr=config.learning_rate, weight_decay=config.weight_decay)
+    optimizer = torch.optim.AdamW(
+        readout.parameters(), lr=config.learning_rate, weight_decay=config.weight_decay
+    )
     for step in range(config.steps):
         for group in optimizer.param_groups:
             group["lr"] = learning_rate(step=step, config=config)
         draw = index.draw(config.batch_size, rng)
-        rows = torch.from_numpy(np.concatenate((draw.now_B, draw.next_B, draw.goal_B, draw.other_goal_B)))
+        rows = torch.from_numpy(
+            np.concatenate((draw.now_B, draw.next_B, draw.goal_B, draw.other_goal_B))
+        )
         noise = config.noise * torch.randn(len(rows), features_NF.shape[1], generator=generator)
         now, following, goal, other = readout.embed(features_NF[rows], noise_BF=noise).chunk(4)
         loss = readout_loss(
-            now_BE=now, next_BE=following, goal_BE=goal, other_goal_BE=other, failed_B=torch.from_numpy(draw.failed_B), config=config
+            now_BE=now,
+            next_BE=following,
+            goal_BE=goal,
+            other_goal_BE=other,
+            failed_B=torch.from_numpy(draw.failed_B),
+            config=config,
         )
         optimizer.zero_grad(set_to_none=True)
         loss.backward()
@@ -112,17 +149,23 @@ def train_readout(*, features_NF: Tensor, index: EpisodeIndex, config: ReadOutCo
     return readout.requires_grad_(False)
 
 
-def prefixes(frames_NHW3: NDArray[np.uint8], lengths: NDArray[np.int64]) -> Iterator[list[NDArray[np.uint8]]]:
+def prefixes(
+    frames_NHW3: NDArray[np.uint8], lengths: NDArray[np.int64]
+) -> Iterator[list[NDArray[np.uint8]]]:
     """Of each episode, the clips that end with its first, second, … last frame."""
     for start, length in zip(np.cumsum(lengths) - lengths, lengths, strict=True):
         yield [frames_NHW3[start : start + count] for count in range(1, length + 1)]
 
 
-def prefix_features(*, model: VideoTransformer, frames_NHW3: NDArray[np.uint8], lengths: NDArray[np.int64]) -> Tensor:
+def prefix_features(
+    *, model: VideoTransformer, frames_NHW3: NDArray[np.uint8], lengths: NDArray[np.int64]
+) -> Tensor:
     """`last_grid` features [N, F] of every prefix of every episode: row n is the clip that ends with frame n."""
     config, rows = model.config, []
     for clips in prefixes(frames_NHW3, lengths):
-        video = prepare(clips, frames_per_clip=config.frames_per_clip, image_size=config.image_size, crop=False)
+        video = prepare(
+            clips, frames_per_clip=config.frames_per_clip, image_size=config.image_size, crop=False
+        )
         with torch.no_grad():
             rows.append(last_grid(model(video).unflatten(1, config.grid)))
     return torch.cat(rows)

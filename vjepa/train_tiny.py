@@ -35,7 +35,14 @@ from vjepa.train_readout import EpisodeIndex, ReadOutConfig, prefix_features, tr
 from vjepa.vision_transformer import VideoTransformer, VideoTransformerConfig, select_tokens
 
 TINY = VideoTransformerConfig(
-    image_size=64, frames_per_clip=8, patch_size=8, tubelet_size=2, width=96, depth=4, num_heads=2, mlp_ratio=4.0
+    image_size=64,
+    frames_per_clip=8,
+    patch_size=8,
+    tubelet_size=2,
+    width=96,
+    depth=4,
+    num_heads=2,
+    mlp_ratio=4.0,
 )  # about 8 ms a clip on one thread, 1.9 MB
 
 
@@ -58,9 +65,18 @@ class TrainingConfig:
 class ClipSampler:
     """Random stretches of random episodes, so that a clip may end anywhere in a task."""
 
-    def __init__(self, *, frames_NHW3: NDArray[np.uint8], lengths: NDArray[np.int64], frames_per_clip: int, seed: int) -> None:
+    def __init__(
+        self,
+        *,
+        frames_NHW3: NDArray[np.uint8],
+        lengths: NDArray[np.int64],
+        frames_per_clip: int,
+        seed: int,
+    ) -> None:
         if int(lengths.sum()) != len(frames_NHW3) or len(lengths) == 0 or int(lengths.min()) < 1:
-            raise ValueError(f"The lengths of the clips sum to {int(lengths.sum())}, but there are {len(frames_NHW3)} frames.")
+            raise ValueError(
+                f"The lengths of the clips sum to {int(lengths.sum())}, but there are {len(frames_NHW3)} frames."
+            )
         self.frames, self.lengths, self.starts = frames_NHW3, lengths, np.cumsum(lengths) - lengths
         self.frames_per_clip, self.rng = frames_per_clip, np.random.default_rng(seed)
 
@@ -96,21 +112,39 @@ def load_clips(path: Path) -> Clips:
     """
     files = sorted(path.glob("*.npz")) if path.is_dir() else [path]
     if not files or not files[0].is_file():
-        raise FileNotFoundError(f"No clips (.npz) at {path}; make them with python -m benchmarks.collect_clips.")
-    columns: dict[str, list[NDArray[Any]]] = {"frames": [], "lengths": [], "success": [], "tasks": []}
+        raise FileNotFoundError(
+            f"No clips (.npz) at {path}; make them with python -m benchmarks.collect_clips."
+        )
+    columns: dict[str, list[NDArray[Any]]] = {
+        "frames": [],
+        "lengths": [],
+        "success": [],
+        "tasks": [],
+    }
     for file in files:
         with np.load(file) as data:
             missing = sorted(set(columns) - set(data.files))
             if missing:
-                raise ValueError(f"{file} has no array {missing[0]!r}; it holds {', '.join(sorted(data.files))}.")
+                raise ValueError(
+                    f"{file} has no array {missing[0]!r}; it holds {', '.join(sorted(data.files))}."
+                )
             for name, parts in columns.items():
                 parts.append(data[name])
     joined = {name: np.concatenate(parts) for name, parts in columns.items()}
-    return Clips(joined["frames"], joined["lengths"].astype(np.int64), joined["success"].astype(bool), joined["tasks"].astype(str))
+    return Clips(
+        joined["frames"],
+        joined["lengths"].astype(np.int64),
+        joined["success"].astype(bool),
+        joined["tasks"].astype(str),
+    )
 
 
 def train(
-    *, sampler: ClipSampler, model_config: VideoTransformerConfig, config: TrainingConfig, report_every: int = 50
+    *,
+    sampler: ClipSampler,
+    model_config: VideoTransformerConfig,
+    config: TrainingConfig,
+    report_every: int = 50,
 ) -> tuple[VideoTransformer, list[float]]:
     """Train and return the averaged encoder, and the loss of each step."""
     torch.manual_seed(config.seed)
@@ -124,7 +158,10 @@ def train(
         grid=model_config.grid,
     )
     target = copy.deepcopy(encoder).requires_grad_(False)
-    optimizer = torch.optim.AdamW(_parameter_groups(encoder, predictor, weight_decay=config.weight_decay), lr=config.learning_rate)
+    optimizer = torch.optim.AdamW(
+        _parameter_groups(encoder, predictor, weight_decay=config.weight_decay),
+        lr=config.learning_rate,
+    )
     losses: list[float] = []
     started = time.perf_counter()
     masks = (*MULTI_BLOCK, FutureMask(tubelets=model_config.grid[0] // 2))
@@ -139,11 +176,17 @@ def train(
         loss.backward()
         torch.nn.utils.clip_grad_norm_([*encoder.parameters(), *predictor.parameters()], 1.0)
         optimizer.step()
-        update_average(target, encoder, momentum=config.ema_start + (config.ema_end - config.ema_start) * step / config.steps)
+        update_average(
+            target,
+            encoder,
+            momentum=config.ema_start + (config.ema_end - config.ema_start) * step / config.steps,
+        )
         losses.append(loss.item())
         if (step + 1) % report_every == 0:
             mean, seconds = np.mean(losses[-report_every:]), time.perf_counter() - started
-            print(f"step {step + 1}/{config.steps}  loss {mean:.4f}  {seconds:.0f} s", file=sys.stderr)
+            print(
+                f"step {step + 1}/{config.steps}  loss {mean:.4f}  {seconds:.0f} s", file=sys.stderr
+            )
     return target, losses
 
 
@@ -157,10 +200,14 @@ def predictive_loss(
     generator: torch.Generator,
 ) -> Tensor:
     """Mean absolute error between predicted latents of hidden tokens and the target encoder's, normalised over channels."""
-    context_BC, target_BM = sample_masks(mask, batch_size=len(video), grid=encoder.config.grid, generator=generator)
+    context_BC, target_BM = sample_masks(
+        mask, batch_size=len(video), grid=encoder.config.grid, generator=generator
+    )
     with torch.no_grad():
         wanted = functional.layer_norm(target(video), (encoder.config.width,))
-    predicted = predictor(encoder(video, keep_BN=context_BC), context_BC=context_BC, target_BM=target_BM)
+    predicted = predictor(
+        encoder(video, keep_BN=context_BC), context_BC=context_BC, target_BM=target_BM
+    )
     return functional.l1_loss(predicted, select_tokens(wanted, target_BM))
 
 
@@ -183,17 +230,34 @@ def _parameter_groups(*modules: torch.nn.Module, weight_decay: float) -> list[di
     parameters = [parameter for module in modules for parameter in module.parameters()]
     return [
         {"params": [p for p in parameters if p.ndim > 1], "weight_decay": weight_decay},
-        {"params": [p for p in parameters if p.ndim <= 1], "weight_decay": 0.0},  # biases and norms, as V-JEPA 2
+        {
+            "params": [p for p in parameters if p.ndim <= 1],
+            "weight_decay": 0.0,
+        },  # biases and norms, as V-JEPA 2
     ]
 
 
 def save_encoder(
-    folder: Path, *, model: VideoTransformer, pooling: str, training: dict[str, object], readout: ReadOut | None = None
+    folder: Path,
+    *,
+    model: VideoTransformer,
+    pooling: str,
+    training: dict[str, object],
+    readout: ReadOut | None = None,
 ) -> None:
     """`model.safetensors` and `config.json` (shape, pooling, and how it was trained); `pooling` is a name or "readout"."""
     folder.mkdir(parents=True, exist_ok=True)
-    tensors = {**model.state_dict(), **({f"readout.{name}": value for name, value in readout.state_dict().items()} if readout else {})}
-    save_file({name: value.contiguous() for name, value in tensors.items()}, folder / "model.safetensors")
+    tensors = {
+        **model.state_dict(),
+        **(
+            {f"readout.{name}": value for name, value in readout.state_dict().items()}
+            if readout
+            else {}
+        ),
+    }
+    save_file(
+        {name: value.contiguous() for name, value in tensors.items()}, folder / "model.safetensors"
+    )
     config = {"model": asdict(model.config), "pooling": pooling, "training": training}
     (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
 
@@ -201,19 +265,32 @@ def save_encoder(
 def main() -> None:
     """Train encoder and read-out as the command line says."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("clips", type=Path, help="npz from benchmarks.collect_clips, or a folder of them")
+    parser.add_argument(
+        "clips", type=Path, help="npz from benchmarks.collect_clips, or a folder of them"
+    )
     parser.add_argument("--output", type=Path, default=Path("assets/vjepa_tiny"))
     parser.add_argument("--steps", type=int, default=TrainingConfig.steps)
     parser.add_argument("--seed", type=int, default=TrainingConfig.seed)
     arguments = parser.parse_args()
     torch.set_num_threads(1)  # sums in another order with more: other weights
-    config, readout_config, started = TrainingConfig(steps=arguments.steps, seed=arguments.seed), ReadOutConfig(), time.perf_counter()
+    config, readout_config, started = (
+        TrainingConfig(steps=arguments.steps, seed=arguments.seed),
+        ReadOutConfig(),
+        time.perf_counter(),
+    )
     clips = load_clips(arguments.clips)
-    sampler = ClipSampler(frames_NHW3=clips.frames_NHW3, lengths=clips.lengths, frames_per_clip=TINY.frames_per_clip, seed=config.seed)
+    sampler = ClipSampler(
+        frames_NHW3=clips.frames_NHW3,
+        lengths=clips.lengths,
+        frames_per_clip=TINY.frames_per_clip,
+        seed=config.seed,
+    )
     model, losses = train(sampler=sampler, model_config=TINY, config=config)
     features_NF = prefix_features(model=model, frames_NHW3=clips.frames_NHW3, lengths=clips.lengths)
     index = EpisodeIndex(lengths=clips.lengths, success=clips.success, tasks=clips.tasks)
-    readout = train_readout(features_NF=features_NF, index=index, config=readout_config, seed=config.seed)
+    readout = train_readout(
+        features_NF=features_NF, index=index, config=readout_config, seed=config.seed
+    )
     training = {
         "command": f"python -m vjepa.train_tiny {arguments.clips.name} --steps {config.steps} --seed {config.seed}",
         "encoder": asdict(config),
@@ -223,7 +300,9 @@ def main() -> None:
         "final_loss": round(float(np.mean(losses[-50:])), 4),
         "minutes": round((time.perf_counter() - started) / 60, 1),
     }
-    save_encoder(arguments.output, model=model, pooling="readout", readout=readout, training=training)
+    save_encoder(
+        arguments.output, model=model, pooling="readout", readout=readout, training=training
+    )
 
 
 if __name__ == "__main__":

@@ -14,7 +14,12 @@ from vjepa.latent_encoder import LatentEncoder
 
 
 def load_transformers(
-    name_or_path: str, *, pooling: str, frames_per_clip: int | None = None, device: str = "cpu", batch_size: int = 1
+    name_or_path: str,
+    *,
+    pooling: str,
+    frames_per_clip: int | None = None,
+    device: str = "cpu",
+    batch_size: int = 1,
 ) -> LatentEncoder:
     """The encoder of a V-JEPA 2 model.
 
@@ -30,14 +35,20 @@ def load_transformers(
         config = AutoConfig.from_pretrained(name_or_path)
         model = VJEPA2Model.from_pretrained(name_or_path, config=config, dtype=torch.float32)
     except SafetensorError as error:
-        raise ValueError(f"The weights of {name_or_path} cannot be read ({error}); fetch them again.") from error
+        raise ValueError(
+            f"The weights of {name_or_path} cannot be read ({error}); fetch them again."
+        ) from error
     except OSError as error:
-        raise FileNotFoundError(f"No V-JEPA 2 model {name_or_path!r}: {str(error).splitlines()[0]}") from error
+        raise FileNotFoundError(
+            f"No V-JEPA 2 model {name_or_path!r}: {str(error).splitlines()[0]}"
+        ) from error
     model.to(device)  # type: ignore[arg-type]  # transformers wraps `to`, which hides its arguments
     model.eval().requires_grad_(False)
 
     def network(video_B3THW: Tensor) -> Tensor:
-        return model(pixel_values_videos=video_B3THW.transpose(1, 2), skip_predictor=True).last_hidden_state
+        return model(
+            pixel_values_videos=video_B3THW.transpose(1, 2), skip_predictor=True
+        ).last_hidden_state
 
     frames = frames_per_clip or config.frames_per_clip
     side = config.crop_size // config.patch_size
@@ -52,4 +63,6 @@ def _check_model_type(name_or_path: str) -> None:
     if config.is_file():
         model_type = json.loads(config.read_text()).get("model_type")
         if model_type != "vjepa2":
-            raise ValueError(f"{config} describes a model of type {model_type!r}; only 'vjepa2' can encode clips.")
+            raise ValueError(
+                f"{config} describes a model of type {model_type!r}; only 'vjepa2' can encode clips."
+            )

@@ -37,13 +37,19 @@ class VideoTransformerConfig:
     def __post_init__(self) -> None:
         for whole, part, what in (
             (self.image_size, self.patch_size, "image_size must be a multiple of patch_size"),
-            (self.frames_per_clip, self.tubelet_size, "frames_per_clip must be a multiple of tubelet_size"),
+            (
+                self.frames_per_clip,
+                self.tubelet_size,
+                "frames_per_clip must be a multiple of tubelet_size",
+            ),
             (self.width, self.num_heads, "width must be a multiple of num_heads"),
         ):
             if min(whole, part) < 1 or whole % part:
                 raise ValueError(f"{what}, both at least 1; got {whole} and {part}.")
         if self.width // self.num_heads < 6:
-            raise ValueError(f"A head needs at least 6 channels, 2 for each of three axes; got {self.width // self.num_heads}.")
+            raise ValueError(
+                f"A head needs at least 6 channels, 2 for each of three axes; got {self.width // self.num_heads}."
+            )
 
     @property
     def grid(self) -> tuple[int, int, int]:
@@ -62,8 +68,12 @@ def rotary_table(*, grid: tuple[int, int, int], head_width: int) -> tuple[Tensor
     As in the release, the frequencies of an axis are laid out twice end to end although the rotated pairs are neighbours.
     """
     axis_width = 2 * (head_width // 3 // 2)
-    frequencies = ROPE_BASE ** (-torch.arange(axis_width // 2, dtype=torch.float32) / (axis_width / 2))
-    positions = torch.stack(torch.meshgrid(*(torch.arange(size) for size in grid), indexing="ij"), dim=-1).reshape(-1, 3)
+    frequencies = ROPE_BASE ** (
+        -torch.arange(axis_width // 2, dtype=torch.float32) / (axis_width / 2)
+    )
+    positions = torch.stack(
+        torch.meshgrid(*(torch.arange(size) for size in grid), indexing="ij"), dim=-1
+    ).reshape(-1, 3)
     angles = positions[:, :, None] * frequencies  # [N, 3, axis_width / 2]
     angles = torch.cat((angles, angles), dim=-1).flatten(1)
     angles = functional.pad(angles, (0, head_width - 3 * axis_width))
@@ -98,8 +108,12 @@ class Attention(nn.Module):
         self.proj = nn.Linear(width, width)
 
     def forward(self, x_BND: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
-        query, key, value = self.qkv(x_BND).unflatten(-1, (3, self.num_heads, -1)).permute(2, 0, 3, 1, 4)
-        mixed = functional.scaled_dot_product_attention(rotate(query, cosine, sine), rotate(key, cosine, sine), value)
+        query, key, value = (
+            self.qkv(x_BND).unflatten(-1, (3, self.num_heads, -1)).permute(2, 0, 3, 1, 4)
+        )
+        mixed = functional.scaled_dot_product_attention(
+            rotate(query, cosine, sine), rotate(key, cosine, sine), value
+        )
         return self.proj(mixed.transpose(1, 2).flatten(2))
 
 
@@ -138,7 +152,8 @@ class VideoTransformer(nn.Module):
         self.config = config
         self.patch_embed = PatchEmbedding(config)
         self.blocks = nn.ModuleList(
-            Block(width=config.width, num_heads=config.num_heads, mlp_ratio=config.mlp_ratio) for _ in range(config.depth)
+            Block(width=config.width, num_heads=config.num_heads, mlp_ratio=config.mlp_ratio)
+            for _ in range(config.depth)
         )
         self.norm = nn.LayerNorm(config.width, eps=LAYER_NORM_EPS)
         initialise(self)
@@ -151,7 +166,12 @@ class VideoTransformer(nn.Module):
         """
         grid = self._grid_of(video_B3THW)
         x_BND = self.patch_embed(video_B3THW)
-        cosine, sine = (table.to(x_BND) for table in rotary_table(grid=grid, head_width=self.config.width // self.config.num_heads))
+        cosine, sine = (
+            table.to(x_BND)
+            for table in rotary_table(
+                grid=grid, head_width=self.config.width // self.config.num_heads
+            )
+        )
         if keep_BN is not None:
             x_BND = select_tokens(x_BND, keep_BN)
             cosine, sine = cosine[keep_BN].unsqueeze(1), sine[keep_BN].unsqueeze(1)
@@ -162,8 +182,14 @@ class VideoTransformer(nn.Module):
     def _grid_of(self, video_B3THW: Tensor) -> tuple[int, int, int]:
         sizes = tuple(video_B3THW.shape)
         units = (self.config.tubelet_size, self.config.patch_size, self.config.patch_size)
-        if len(sizes) != 5 or sizes[1] != 3 or any(size < unit or size % unit for size, unit in zip(sizes[2:], units, strict=False)):
-            raise ValueError(f"A video is [B, 3, T, height, width] with T, height, width multiples of {units}; got {list(sizes)}.")
+        if (
+            len(sizes) != 5
+            or sizes[1] != 3
+            or any(size < unit or size % unit for size, unit in zip(sizes[2:], units, strict=False))
+        ):
+            raise ValueError(
+                f"A video is [B, 3, T, height, width] with T, height, width multiples of {units}; got {list(sizes)}."
+            )
         return sizes[2] // units[0], sizes[3] // units[1], sizes[4] // units[2]
 
 

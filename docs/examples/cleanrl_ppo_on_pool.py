@@ -53,7 +53,9 @@ class ActorCritic(nn.Module):
 
     def forward(self, observations_BO: Tensor) -> tuple[torch.distributions.Categorical, Tensor]:
         """Distribution over actions and value [B]."""
-        return torch.distributions.Categorical(logits=self.actor(observations_BO)), self.critic(observations_BO).squeeze(-1)
+        return torch.distributions.Categorical(logits=self.actor(observations_BO)), self.critic(
+            observations_BO
+        ).squeeze(-1)
 
 
 @dataclass
@@ -69,12 +71,18 @@ class Rollout:
     values: Tensor
 
 
-def train(envs: gymnasium.vector.VectorEnv, settings: Settings, report: Callable[[int, float, float], None]) -> list[float]:
+def train(
+    envs: gymnasium.vector.VectorEnv,
+    settings: Settings,
+    report: Callable[[int, float, float], None],
+) -> list[float]:
     """Train an `ActorCritic` on `envs`; returns the returns of all episodes, in the order in which they ended."""
     torch.manual_seed(settings.seed)
     envs = RecordEpisodeStatistics(envs)
     assert isinstance(envs.single_action_space, gymnasium.spaces.Discrete)
-    policy = ActorCritic(int(np.prod(envs.single_observation_space.shape or ())), int(envs.single_action_space.n))
+    policy = ActorCritic(
+        int(np.prod(envs.single_observation_space.shape or ())), int(envs.single_action_space.n)
+    )
     optimizer = torch.optim.Adam(policy.parameters(), lr=settings.learning_rate, eps=1e-5)
     episode_returns: list[float] = []
     recent: deque[float] = deque(maxlen=20)
@@ -84,21 +92,33 @@ def train(envs: gymnasium.vector.VectorEnv, settings: Settings, report: Callable
     started = time.perf_counter()
     for update in range(num_updates):
         optimizer.param_groups[0]["lr"] = settings.learning_rate * (1.0 - update / num_updates)
-        rollout, observation_EO, ended_E, finished = collect(envs, policy, observation_EO, ended_E, settings.rollout_steps)
+        rollout, observation_EO, ended_E, finished = collect(
+            envs, policy, observation_EO, ended_E, settings.rollout_steps
+        )
         episode_returns += finished
         recent.extend(finished)
         with torch.no_grad():
             next_value_E = policy(observation_EO)[1]
-        advantages_TE = generalised_advantages(rollout, next_value_E, ended_E, gamma=settings.gamma, lam=settings.gae_lambda)
+        advantages_TE = generalised_advantages(
+            rollout, next_value_E, ended_E, gamma=settings.gamma, lam=settings.gae_lambda
+        )
         improve(policy, optimizer, rollout, advantages_TE, settings)
         steps = (update + 1) * settings.rollout_steps * envs.num_envs
-        report(steps, float(np.mean(recent)) if recent else float("nan"), steps / (time.perf_counter() - started))
+        report(
+            steps,
+            float(np.mean(recent)) if recent else float("nan"),
+            steps / (time.perf_counter() - started),
+        )
     return episode_returns
 
 
 @torch.no_grad()
 def collect(
-    envs: gymnasium.vector.VectorEnv, policy: ActorCritic, observation_EO: Tensor, ended_E: Tensor, num_steps: int
+    envs: gymnasium.vector.VectorEnv,
+    policy: ActorCritic,
+    observation_EO: Tensor,
+    ended_E: Tensor,
+    num_steps: int,
 ) -> tuple[Rollout, Tensor, Tensor, list[float]]:
     """Act for `num_steps` in every environment; returns the rollout, where it stopped, and the returns of episodes that ended."""
     columns: list[tuple[Tensor, ...]] = []
@@ -108,14 +128,26 @@ def collect(
         action_E = distribution.sample()
         following, reward_E, terminated_E, truncated_E, infos = envs.step(action_E.numpy())
         reward = torch.as_tensor(reward_E, dtype=torch.float32)
-        columns.append((observation_EO, action_E, distribution.log_prob(action_E), reward, ended_E, value_E))
-        observation_EO, ended_E = torch.as_tensor(following), torch.as_tensor(terminated_E | truncated_E, dtype=torch.float32)
+        columns.append(
+            (observation_EO, action_E, distribution.log_prob(action_E), reward, ended_E, value_E)
+        )
+        observation_EO, ended_E = (
+            torch.as_tensor(following),
+            torch.as_tensor(terminated_E | truncated_E, dtype=torch.float32),
+        )
         if "episode" in infos:
             finished += infos["episode"]["r"][infos["_episode"]].tolist()
-    return Rollout(*(torch.stack(column) for column in zip(*columns, strict=True))), observation_EO, ended_E, finished
+    return (
+        Rollout(*(torch.stack(column) for column in zip(*columns, strict=True))),
+        observation_EO,
+        ended_E,
+        finished,
+    )
 
 
-def generalised_advantages(rollout: Rollout, next_value_E: Tensor, next_ended_E: Tensor, *, gamma: float, lam: float) -> Tensor:
+def generalised_advantages(
+    rollout: Rollout, next_value_E: Tensor, next_ended_E: Tensor, *, gamma: float, lam: float
+) -> Tensor:
     """delta_t = r_t + gamma V_{t+1} - V_t;  A_t = delta_t + gamma lam A_{t+1} (arXiv 1506.02438), cut at the ends of episodes."""
     advantages_TE = torch.zeros_like(rollout.rewards)
     following_E = torch.zeros_like(next_value_E)
@@ -128,7 +160,13 @@ def generalised_advantages(rollout: Rollout, next_value_E: Tensor, next_ended_E:
     return advantages_TE
 
 
-def improve(policy: ActorCritic, optimizer: torch.optim.Optimizer, rollout: Rollout, advantages_TE: Tensor, settings: Settings) -> None:
+def improve(
+    policy: ActorCritic,
+    optimizer: torch.optim.Optimizer,
+    rollout: Rollout,
+    advantages_TE: Tensor,
+    settings: Settings,
+) -> None:
     """Several epochs of mini-batches on PPO's clipped objective, value error and entropy."""
     samples = (rollout.ended == 0).flatten().nonzero().squeeze(-1)
     returns = (advantages_TE + rollout.values).flatten()
@@ -138,11 +176,17 @@ def improve(policy: ActorCritic, optimizer: torch.optim.Optimizer, rollout: Roll
         for batch in samples[torch.randperm(len(samples))].chunk(settings.num_minibatches):
             distribution, value_B = policy(observations[batch])
             ratio_B = (distribution.log_prob(actions[batch]) - log_probs[batch]).exp()
-            advantage_B = (advantages[batch] - advantages[batch].mean()) / (advantages[batch].std() + 1e-8)
+            advantage_B = (advantages[batch] - advantages[batch].mean()) / (
+                advantages[batch].std() + 1e-8
+            )
             clipped_B = ratio_B.clamp(1 - settings.clip_ratio, 1 + settings.clip_ratio)
             policy_loss = -torch.minimum(ratio_B * advantage_B, clipped_B * advantage_B).mean()
             value_loss = 0.5 * (value_B - returns[batch]).square().mean()
-            loss = policy_loss + settings.value_coef * value_loss - settings.entropy_coef * distribution.entropy().mean()
+            loss = (
+                policy_loss
+                + settings.value_coef * value_loss
+                - settings.entropy_coef * distribution.entropy().mean()
+            )
             optimizer.zero_grad()
             loss.backward()
             nn.utils.clip_grad_norm_(policy.parameters(), settings.max_grad_norm)
@@ -151,8 +195,14 @@ def improve(policy: ActorCritic, optimizer: torch.optim.Optimizer, rollout: Roll
 
 def main() -> None:
     """Start the servers, train, and print the mean return of the last 20 episodes after every tenth update."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--id", default="CartPole-v1", help="a Gymnasium id with vector observations and discrete actions")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--id",
+        default="CartPole-v1",
+        help="a Gymnasium id with vector observations and discrete actions",
+    )
     parser.add_argument("--cluster", choices=("ray", "local"), default="ray")
     parser.add_argument("--num-servers", type=int, default=2)
     parser.add_argument("--envs-per-server", type=int, default=4)
@@ -164,7 +214,12 @@ def main() -> None:
 
         ray.init()
     pool = EnvPool(
-        "gymnasium", {"id": arguments.id}, arguments.num_servers, arguments.envs_per_server, cluster=arguments.cluster, deadline_s=60.0
+        "gymnasium",
+        {"id": arguments.id},
+        arguments.num_servers,
+        arguments.envs_per_server,
+        cluster=arguments.cluster,
+        deadline_s=60.0,
     )
     envs = PoolVectorEnv(pool)
 

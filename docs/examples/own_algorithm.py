@@ -25,12 +25,17 @@ from siirl.execution.dag import NodeOutput, Pipeline, TaskGraph, columns
 
 @register_adv_est("median")
 def median_advantage(
-    token_level_rewards: torch.Tensor, response_mask: torch.Tensor, index: torch.Tensor, ranks: Ranks
+    token_level_rewards: torch.Tensor,
+    response_mask: torch.Tensor,
+    index: torch.Tensor,
+    ranks: Ranks,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """How far a rollout's reward lies above the median of its group: one lucky rollout makes no other look bad."""
     rewards_B, own = ranks.gather_rows(token_level_rewards.sum(-1))
     group_B, _ = ranks.gather_rows(index)
-    medians_B = torch.tensor([float(rewards_B[group_B == group].quantile(0.5)) for group in group_B])
+    medians_B = torch.tensor(
+        [float(rewards_B[group_B == group].quantile(0.5)) for group in group_B]
+    )
     advantages_BT = (rewards_B - medians_B)[own, None] * response_mask
     return advantages_BT, advantages_BT
 
@@ -45,7 +50,11 @@ def only_better_loss(
     clip_ratio_high: float,
 ) -> PolicyLoss:
     """PPO's loss where things went better than expected; what went worse is left alone."""
-    ratio_BT = log_ratio(log_probs_BT=log_probs_BT, old_log_probs_BT=old_log_probs_BT, mask_BT=mask_BT).exp().clamp(max=1 + clip_ratio_high)
+    ratio_BT = (
+        log_ratio(log_probs_BT=log_probs_BT, old_log_probs_BT=old_log_probs_BT, mask_BT=mask_BT)
+        .exp()
+        .clamp(max=1 + clip_ratio_high)
+    )
     return PolicyLoss(loss_BT=-advantages_BT.clamp(min=0) * ratio_BT * mask_BT)
 
 
@@ -59,11 +68,15 @@ def keep_varied_groups(*, batch: TensorDict, context: StageContext) -> NodeOutpu
     return NodeOutput(batch=kept, metrics={"sampling/kept": float(len(kept))})
 
 
-@columns(requires=["env_return", "response_mask"], provides=["token_level_scores", "token_level_rewards"])
+@columns(
+    requires=["env_return", "response_mask"], provides=["token_level_scores", "token_level_rewards"]
+)
 def logarithmic_reward(*, batch: TensorDict) -> NodeOutput:
     """The logarithm of the return, at the last token: from 10 to 20 steps is as far as from 20 to 40."""
     rewards_B = torch.log(batch["env_return"])
-    batch["token_level_scores"] = reward_at_finish(rewards_B=rewards_B, mask_BT=batch["response_mask"])
+    batch["token_level_scores"] = reward_at_finish(
+        rewards_B=rewards_B, mask_BT=batch["response_mask"]
+    )
     batch["token_level_rewards"] = batch["token_level_scores"]
     return NodeOutput(batch=batch, metrics={"reward/score": rewards_B.tolist()})
 

@@ -23,14 +23,22 @@ class TwoLayers(Policy):
     def __init__(self, *, inputs: int, tokenizer: ActionTokenizer, width: int) -> None:
         super().__init__()
         self.action_tokenizer, self.chunk_length = tokenizer, 1
-        self.layers = nn.Sequential(nn.Linear(inputs, width), nn.Tanh(), nn.Linear(width, tokenizer.dimensions * tokenizer.bins))
+        self.layers = nn.Sequential(
+            nn.Linear(inputs, width),
+            nn.Tanh(),
+            nn.Linear(width, tokenizer.dimensions * tokenizer.bins),
+        )
 
     def tokenize_instruction(self, text: str) -> NDArray[np.int64]:
         """One token that says nothing: this policy reads no instruction."""
         return np.zeros(1, np.int64)
 
     def forward(
-        self, *, pixel_values: torch.Tensor | None, proprioception: torch.Tensor | None, instruction_ids: torch.Tensor
+        self,
+        *,
+        pixel_values: torch.Tensor | None,
+        proprioception: torch.Tensor | None,
+        instruction_ids: torch.Tensor,
     ) -> torch.Tensor:
         """Logits [N, T, V]."""
         return self.layers(proprioception).unflatten(-1, (-1, self.action_tokenizer.bins))

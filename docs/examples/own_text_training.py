@@ -26,11 +26,13 @@ class MixedGroup(rl.RolloutWorkflow):
 
     async def arun_episode(self, engine: rl.TextEngine, data: int) -> list[rl.Trajectory] | None:
         seed = rl.training_seed(run_seed=0, number=data)
+        common = {"group_id": data, "task": TASK, "task_id": 0, "trial_id": data, "seed": seed}
         requests = [
-            rl.EpisodeRequest(uid=f"{data}-{i}", group_id=data, task=TASK, task_id=0, trial_id=data, seed=seed, policy_seed=(0, data, i))
+            rl.EpisodeRequest(uid=f"{data}-{i}", policy_seed=(0, data, i), **common)
             for i in range(ANSWERS)
         ]
-        answers = await asyncio.gather(*(self.one.arun_episode(engine, request) for request in requests))
+        episodes = [self.one.arun_episode(engine, request) for request in requests]
+        answers = await asyncio.gather(*episodes)
         group = list(itertools.chain(*answers))
         return group if len({trajectory.row["env_return"] for trajectory in group}) > 1 else None
 
@@ -40,23 +42,30 @@ def main(steps: int = 40, questions: int = 16) -> None:
     torch.set_num_threads(1)
     model, tokenizer = rl.load_language_model(MODEL), rl.load_chat_tokenizer(MODEL)
     pool = rl.EnvPool("math", {"tasks": [TASK]}, envs_per_server=64)
-    workflow = MixedGroup(rl.TextWorkflow(pool=pool, tokenizer=tokenizer, max_prompt_length=16, max_response_length=8))
+    workflow = MixedGroup(
+        rl.TextWorkflow(pool=pool, tokenizer=tokenizer, max_prompt_length=16, max_response_length=8)
+    )
     optimizer = rl.OptimizerArguments(lr=2e-4, scheduler="constant_with_warmup", warmup_steps=5)
     engine = rl.text_train_engine(model, optim=optimizer, micro_batch_size=64)
-    actor = rl.Actor(engine=engine, config=rl.ActorArguments(ppo_mini_batch_size=questions), rollouts_per_prompt=ANSWERS)
+    config = rl.ActorArguments(ppo_mini_batch_size=questions)
+    actor = rl.Actor(engine=engine, config=config, rollouts_per_prompt=ANSWERS)
     numbers = itertools.count()
     with rl.InferenceEngine(rl.HFEngine(model=model, tokenizer=tokenizer), pool=pool) as inference:
         for step in range(1, steps + 1):
             result = inference.prepare_batch(numbers, workflow, count=questions)
             if not result.trajectories:
-                raise SystemExit(f"Of {len(result.rejected)} groups each was all right or all wrong: there is nothing to learn here.")
+                raise SystemExit(
+                    f"Of {len(result.rejected)} groups each was all right or all wrong: there is nothing to learn here."
+                )
             batch = result.batch()
             advantages_B = rl.grpo_advantage(rewards_B=batch["env_return"], group_B=batch["index"])
             batch["advantages"] = advantages_B[:, None] * batch["response_mask"]
             gap = actor.update(batch)["rollout/log_prob_gap"]
             inference.update_weights(step).result()
             right, asked = batch["env_return"].mean(), questions + len(result.rejected)
-            print(f"step {step}: {asked} questions for {questions} mixed groups, of which {right:.0%} right; log-prob gap {gap:.1e}")
+            print(
+                f"step {step}: {asked} questions for {questions} mixed groups, of which {right:.0%} right; log-prob gap {gap:.1e}"
+            )
 
 
 if __name__ == "__main__":

@@ -73,7 +73,9 @@ def find_assets(wanted: str | Path) -> Assets:
         return _stand_ins() if folder is None else Assets(folder, stand_in=False)
     folder = Path(wanted).expanduser().absolute()
     if not folder.is_dir():
-        raise ValueError(f"env.assets={str(wanted)!r} is no folder; it may also be {AUTO} or {STAND_IN}. {HOW_TO}")
+        raise ValueError(
+            f"env.assets={str(wanted)!r} is no folder; it may also be {AUTO} or {STAND_IN}. {HOW_TO}"
+        )
     _check_complete(folder)
     return Assets(folder, stand_in=False)
 
@@ -85,23 +87,36 @@ def missing_files(folder: Path) -> list[str]:
         DamagedDescription: A description that cannot be read.
     """
     missing = []
-    for path, content in stand_in_files():  # the stand-ins are what is needed: same paths, and the same styles of floor and wall
+    for (
+        path,
+        content,
+    ) in (
+        stand_in_files()
+    ):  # the stand-ins are what is needed: same paths, and the same styles of floor and wall
         if not _has_content(folder / path):
             missing.append(path)
         elif isinstance(content, str):
-            missing += [str(file.relative_to(folder)) for file in _named_files(folder / path, root=folder) if not _has_content(file)]
+            missing += [
+                str(file.relative_to(folder))
+                for file in _named_files(folder / path, root=folder)
+                if not _has_content(file)
+            ]
     return list(dict.fromkeys(missing))
 
 
 def _has_content(file: Path) -> bool:
-    return file.is_file() and file.stat().st_size > 0  # a download or copy that was cut off leaves empty files
+    return (
+        file.is_file() and file.stat().st_size > 0
+    )  # a download or copy that was cut off leaves empty files
 
 
 def _named_files(description: Path, *, root: Path) -> list[Path]:
     try:
         asset = ET.parse(description).getroot().find("asset")
     except ET.ParseError as error:
-        raise DamagedDescription(f"a damaged description, {description.relative_to(root)} ({error})") from error
+        raise DamagedDescription(
+            f"a damaged description, {description.relative_to(root)} ({error})"
+        ) from error
     named = [] if asset is None else [node.get("file", "") for node in asset.findall("./*[@file]")]
     files = [Path(os.path.normpath(description.parent / file)) for file in named]
     return [file for file in files if file.is_relative_to(root)]
@@ -122,7 +137,9 @@ def _fault(folder: Path) -> str | None:
         return f"holds {error}"
     if not missing:
         return None
-    return f"lacks {', '.join(missing[:SHOWN])}" + (f" and {len(missing) - SHOWN} more" if len(missing) > SHOWN else "")
+    return f"lacks {', '.join(missing[:SHOWN])}" + (
+        f" and {len(missing) - SHOWN} more" if len(missing) > SHOWN else ""
+    )
 
 
 @functools.cache
@@ -137,7 +154,11 @@ def _auto_folder() -> Path | None:
     for folder in (package_folder() / "assets", cached):
         fault = _fault(folder) if folder.is_dir() else None
         if fault is not None:
-            warnings.warn(f"The folder {folder} {fault}; env.assets={AUTO} looks further.", IncompleteAssetsWarning, stacklevel=2)
+            warnings.warn(
+                f"The folder {folder} {fault}; env.assets={AUTO} looks further.",
+                IncompleteAssetsWarning,
+                stacklevel=2,
+            )
         elif folder.is_dir():
             return folder
     if not _hub_answers():
@@ -146,10 +167,20 @@ def _auto_folder() -> Path | None:
     from huggingface_hub.errors import HTTPError
 
     try:
-        snapshot_download(HUB_REPOSITORY, repo_type="dataset", local_dir=cached)  # locks, so one server downloads and the others wait
+        snapshot_download(
+            HUB_REPOSITORY, repo_type="dataset", local_dir=cached
+        )  # locks, so one server downloads and the others wait
         _check_complete(cached)
-    except (HTTPError, OSError, ValueError) as error:  # a broken connection is none of the hub's own errors, which are OSErrors
-        warnings.warn(f"LIBERO's assets could not be had from the hub ({error}).", StandInWarning, stacklevel=2)
+    except (
+        HTTPError,
+        OSError,
+        ValueError,
+    ) as error:  # a broken connection is none of the hub's own errors, which are OSErrors
+        warnings.warn(
+            f"LIBERO's assets could not be had from the hub ({error}).",
+            StandInWarning,
+            stacklevel=2,
+        )
         return None
     return cached
 

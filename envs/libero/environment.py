@@ -76,7 +76,10 @@ class LiberoEnv(SimulatorEnv["TaskSimulator"]):
         chosen = choose_tasks(suite, tasks)
         if image_size < 8:
             raise ValueError(f"image_size must be at least 8 pixels, got {image_size}.")
-        for name, number in (("max_episode_steps", max_episode_steps), ("kept_simulators", kept_simulators)):
+        for name, number in (
+            ("max_episode_steps", max_episode_steps),
+            ("kept_simulators", kept_simulators),
+        ):
             if number is not None and number < 1:
                 raise ValueError(f"{name} must be at least 1, got {number}.")
         for kind, value, known in (
@@ -85,15 +88,21 @@ class LiberoEnv(SimulatorEnv["TaskSimulator"]):
             ("render_quality", render_quality, get_args(RenderQuality)),
         ):
             if value not in known:
-                raise ValueError(f"Unknown {kind} {value!r}.{nearest(value, known)} Known: {', '.join(known)}.")
-        super().__init__(image_size=image_size, cameras=CAMERA_SETS[camera], kept_simulators=kept_simulators)
+                raise ValueError(
+                    f"Unknown {kind} {value!r}.{nearest(value, known)} Known: {', '.join(known)}."
+                )
+        super().__init__(
+            image_size=image_size, cameras=CAMERA_SETS[camera], kept_simulators=kept_simulators
+        )
         self._tasks = {task.name: task for task in chosen}
         self._limit, self._states, self._quality = max_episode_steps, states, render_quality
         self._assets = find_assets(assets)
         self.spec = self._make_spec()
         self._state_number = 0
 
-    async def reset(self, *, seed: int | None = None, options: Mapping[str, Any] | None = None) -> tuple[dict[str, Any], Info]:
+    async def reset(
+        self, *, seed: int | None = None, options: Mapping[str, Any] | None = None
+    ) -> tuple[dict[str, Any], Info]:
         """See `Environment.reset`; options are `task`, `frames` and `init_state`, the number of an initial state.
 
         Without `init_state` the seed chooses the state (see `states` of the constructor); nothing else in an episode is random.
@@ -123,20 +132,29 @@ class LiberoEnv(SimulatorEnv["TaskSimulator"]):
     def _make_spec(self) -> EnvSpec:
         shape = (len(self._cameras), self._image_size, self._image_size, 3)
         instructions = [task.instruction for task in self._tasks.values()]
-        words = gymnasium.spaces.Text(max(map(len, instructions)), charset=frozenset("".join(instructions)))
+        words = gymnasium.spaces.Text(
+            max(map(len, instructions)), charset=frozenset("".join(instructions))
+        )
         observation_space = gymnasium.spaces.Dict(
             {
                 IMAGES: gymnasium.spaces.Box(0, 255, shape, np.uint8),
-                PROPRIOCEPTION: gymnasium.spaces.Box(-np.inf, np.inf, (PROPRIOCEPTION_SIZE,), np.float32),
+                PROPRIOCEPTION: gymnasium.spaces.Box(
+                    -np.inf, np.inf, (PROPRIOCEPTION_SIZE,), np.float32
+                ),
                 INSTRUCTION: words,
             }
         )
         action_space = gymnasium.spaces.Box(-1.0, 1.0, (ACTION_SIZE,), np.float32)
         name = f"libero ({LABEL} assets)" if self._assets.stand_in else "libero"
         limit = max(self._step_limit(task) for task in self._tasks)
-        notices = (SHORT_NOTICE if self._assets.stand_in else "", SHARED_STATES if self._states == "all" else "")
+        notices = (
+            SHORT_NOTICE if self._assets.stand_in else "",
+            SHARED_STATES if self._states == "all" else "",
+        )
         notice = "; ".join(filter(None, notices))
-        return EnvSpec(name, tuple(self._tasks), observation_space, action_space, limit, notice=notice)
+        return EnvSpec(
+            name, tuple(self._tasks), observation_space, action_space, limit, notice=notice
+        )
 
     def _step_limit(self, task: str) -> int:
         return self._tasks[task].step_limit if self._limit is None else self._limit
@@ -145,7 +163,11 @@ class LiberoEnv(SimulatorEnv["TaskSimulator"]):
         return self._tasks[task].instruction
 
     def _facts(self, task: str) -> Info:
-        return {"suite": self._tasks[task].suite, INIT_STATE: self._state_number, "assets": self._assets.label}
+        return {
+            "suite": self._tasks[task].suite,
+            INIT_STATE: self._state_number,
+            "assets": self._assets.label,
+        }
 
     def _make_simulator(self, task: str) -> "TaskSimulator":
         from envs.libero.folders import import_libero
@@ -162,7 +184,9 @@ class LiberoEnv(SimulatorEnv["TaskSimulator"]):
         return type(self), task, self._assets, self._quality
 
     def _make_renderer(self, simulator: "TaskSimulator", context: Any) -> SceneCameras:
-        return SceneCameras(model=simulator.model, context=context, quality=self._quality, size=self._image_size)
+        return SceneCameras(
+            model=simulator.model, context=context, quality=self._quality, size=self._image_size
+        )
 
 
 def _checked_state(number: Any) -> int:

@@ -32,7 +32,9 @@ def cache_folder() -> Path:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise RuntimeError(f"The cache folder {folder} cannot be made ({error}): set {CACHE_VARIABLE} to a folder of your own.") from error
+        raise RuntimeError(
+            f"The cache folder {folder} cannot be made ({error}): set {CACHE_VARIABLE} to a folder of your own."
+        ) from error
     return folder
 
 
@@ -43,7 +45,9 @@ def package_folder() -> Path:
         RuntimeError: LIBERO is not installed; the message says how to.
     """
     found = importlib.util.find_spec("libero")
-    for place in found.submodule_search_locations if found and found.submodule_search_locations else ():
+    for place in (
+        found.submodule_search_locations if found and found.submodule_search_locations else ()
+    ):
         if (Path(place) / "libero" / "bddl_files").is_dir():
             return Path(place) / "libero"
     raise RuntimeError(f"env=libero needs the LIBERO package: {INSTALL}")
@@ -60,14 +64,23 @@ def import_libero() -> Any:
     choose_backend()  # before MuJoCo and robosuite are imported, which read MUJOCO_GL then
     config = cache_folder() / "config"
     _write_config(config)
-    os.environ.setdefault("NUMBA_CACHE_DIR", str(cache_folder() / "numba"))  # robosuite's functions, compiled once: 5 s
+    os.environ.setdefault(
+        "NUMBA_CACHE_DIR", str(cache_folder() / "numba")
+    )  # robosuite's functions, compiled once: 5 s
     try:
         _silence_robosuite()
-        own = os.environ.get("MPLCONFIGDIR") or str(cache_folder() / "matplotlib")  # LIBERO imports its colour maps
-        with _environment_variable("LIBERO_CONFIG_PATH", str(config)), _environment_variable("MPLCONFIGDIR", own):
+        own = os.environ.get("MPLCONFIGDIR") or str(
+            cache_folder() / "matplotlib"
+        )  # LIBERO imports its colour maps
+        with (
+            _environment_variable("LIBERO_CONFIG_PATH", str(config)),
+            _environment_variable("MPLCONFIGDIR", own),
+        ):
             return importlib.import_module("libero.libero.envs")
     except ModuleNotFoundError as missing:
-        raise RuntimeError(f"env=libero needs a package that is not installed ({missing}): {INSTALL}") from missing
+        raise RuntimeError(
+            f"env=libero needs a package that is not installed ({missing}): {INSTALL}"
+        ) from missing
 
 
 def _silence_robosuite() -> None:
@@ -86,13 +99,21 @@ def _silence_robosuite() -> None:
 
 def _write_config(folder: Path) -> None:
     package = package_folder()
-    folders = {"bddl_files": "bddl_files", "init_states": "init_files", "datasets": "datasets", "assets": "assets", "benchmark_root": "."}
+    folders = {
+        "bddl_files": "bddl_files",
+        "init_states": "init_files",
+        "datasets": "datasets",
+        "assets": "assets",
+        "benchmark_root": ".",
+    }
     text = "".join(f"{key}: {package / value}\n" for key, value in folders.items())
     path = folder / "config.yaml"
     if path.is_file() and path.read_text() == text:
         return
     folder.mkdir(parents=True, exist_ok=True)
-    with tempfile.NamedTemporaryFile("w", dir=folder, delete=False) as file:  # servers start at the same time: replace it whole
+    with tempfile.NamedTemporaryFile(
+        "w", dir=folder, delete=False
+    ) as file:  # servers start at the same time: replace it whole
         file.write(text)
     os.replace(file.name, path)
 

@@ -17,7 +17,9 @@ from envs.archives import MEBIBYTE, read_entry
 States = Literal["split", "all"]
 STATES = 50  # of each task
 HELD_OUT_EVERY = 5  # states 4, 9, ..., 49 are for evaluation
-MOST_BYTES = 16 * MEBIBYTE  # of a file's content and of its array; the benchmark's largest takes 50 kB
+MOST_BYTES = (
+    16 * MEBIBYTE
+)  # of a file's content and of its array; the benchmark's largest takes 50 kB
 PLACEMENTS = "fixtures of initial state i stand where the official loop (env.seed(0), one reset an episode) has them in episode i"
 FIRST_TRAINING_SEED = 1_000_000  # the platform's rule: evaluation seeds lie below
 NO_PICKLE = (  # what unpickling damaged bytes raises, as Python's documentation warns and as was tried
@@ -40,15 +42,25 @@ def read_initial_states(path: Path) -> NDArray[np.float64]:
         ValueError: The file is missing, damaged or holds something else.
     """
     try:
-        states = _ArrayUnpickler(io.BytesIO(read_entry(path, ending="/data.pkl", most_bytes=MOST_BYTES))).load()
+        states = _ArrayUnpickler(
+            io.BytesIO(read_entry(path, ending="/data.pkl", most_bytes=MOST_BYTES))
+        ).load()
     except NO_PICKLE as error:
-        raise ValueError(f"The initial states {path} cannot be read ({error}); install hf-libero==0.1.4 anew.") from error
+        raise ValueError(
+            f"The initial states {path} cannot be read ({error}); install hf-libero==0.1.4 anew."
+        ) from error
     if not (isinstance(states, np.ndarray) and states.ndim == 2 and states.dtype.kind == "f"):
-        raise ValueError(f"{path} does not hold an array of initial states, but {type(states).__name__}.")
+        raise ValueError(
+            f"{path} does not hold an array of initial states, but {type(states).__name__}."
+        )
     if states.nbytes > MOST_BYTES:
-        raise ValueError(f"The initial states {path} are an array of {states.nbytes} bytes; at most {MOST_BYTES} are taken.")
+        raise ValueError(
+            f"The initial states {path} are an array of {states.nbytes} bytes; at most {MOST_BYTES} are taken."
+        )
     if not np.isfinite(states).all():
-        raise ValueError(f"The initial states {path} are not finite; install hf-libero==0.1.4 anew.")
+        raise ValueError(
+            f"The initial states {path} are not finite; install hf-libero==0.1.4 anew."
+        )
     return states.astype(np.float64)
 
 

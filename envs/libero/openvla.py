@@ -48,10 +48,16 @@ class Quantiles:
 
     def unnormalise(self, values: NDArray[Any]) -> NDArray[np.float64]:
         """From [-1, 1]: what the network puts out."""
-        return np.where(self.mask, 0.5 * (values + 1) * (self.high - self.low + SMALLEST_RANGE) + self.low, values)
+        return np.where(
+            self.mask,
+            0.5 * (values + 1) * (self.high - self.low + SMALLEST_RANGE) + self.low,
+            values,
+        )
 
 
-def read_statistics(checkpoint: Path, *, data: str | None = None) -> tuple[Quantiles, Quantiles | None]:
+def read_statistics(
+    checkpoint: Path, *, data: str | None = None
+) -> tuple[Quantiles, Quantiles | None]:
     """Quantiles of actions and, where the checkpoint has them, of proprioception.
 
     Args:
@@ -62,31 +68,46 @@ def read_statistics(checkpoint: Path, *, data: str | None = None) -> tuple[Quant
         ValueError: There is no such file, or it does not know the data set.
     """
     path, statistics = _statistics(checkpoint)
-    names = (data, f"libero_{data}_no_noops", f"libero_{data}") if data is not None else tuple(statistics)
+    names = (
+        (data, f"libero_{data}_no_noops", f"libero_{data}")
+        if data is not None
+        else tuple(statistics)
+    )
     known = [name for name in names if name in statistics]
     if not known:
         raise ValueError(
             f"{path} knows {', '.join(sorted(statistics))}, and none of {', '.join(map(str, names))}: was it trained on {data!r}?"
         )
     if data is None and len(known) > 1:
-        raise ValueError(f"{path} knows several data sets, {', '.join(sorted(statistics))}: name the one whose ranges count.")
+        raise ValueError(
+            f"{path} knows several data sets, {', '.join(sorted(statistics))}: name the one whose ranges count."
+        )
     chosen = statistics[known[0]]
-    return _quantiles(chosen["action"]), _quantiles(chosen["proprio"]) if "proprio" in chosen else None
+    return _quantiles(chosen["action"]), _quantiles(
+        chosen["proprio"]
+    ) if "proprio" in chosen else None
 
 
 def _statistics(checkpoint: Path) -> tuple[Path, dict[str, Any]]:
     """The file that has them, and data set to statistics."""
-    for path, inside in ((checkpoint / STATISTICS_FILE, None), (checkpoint / "config.json", "norm_stats")):
+    for path, inside in (
+        (checkpoint / STATISTICS_FILE, None),
+        (checkpoint / "config.json", "norm_stats"),
+    ):
         if not path.is_file():
             continue
         try:
             content = json.loads(path.read_text())
         except json.JSONDecodeError as error:
-            raise ValueError(f"{path} is damaged ({error}): download the checkpoint's file again.") from error
+            raise ValueError(
+                f"{path} is damaged ({error}): download the checkpoint's file again."
+            ) from error
         statistics = content if inside is None else content.get(inside)
         if statistics:
             return path, statistics
-    raise ValueError(f"The checkpoint {checkpoint} has no {STATISTICS_FILE}: without it actions cannot be un-normalised.")
+    raise ValueError(
+        f"The checkpoint {checkpoint} has no {STATISTICS_FILE}: without it actions cannot be un-normalised."
+    )
 
 
 def policy_image(upright: NDArray[np.uint8]) -> NDArray[np.uint8]:
@@ -113,12 +134,16 @@ def normalised_actions(actions: NDArray[Any], *, quantiles: Quantiles) -> NDArra
     return quantiles.normalise(theirs)
 
 
-def action_tokens(normalised: NDArray[Any], *, vocabulary: int = LLAMA_VOCABULARY) -> NDArray[np.int64]:
+def action_tokens(
+    normalised: NDArray[Any], *, vocabulary: int = LLAMA_VOCABULARY
+) -> NDArray[np.int64]:
     """Token ids of normalised actions: the bin of -1 is the last token of the vocabulary."""
     return np.asarray(vocabulary - np.digitize(np.clip(normalised, -1.0, 1.0), _edges()), np.int64)
 
 
-def action_values(tokens: NDArray[np.int64], *, vocabulary: int = LLAMA_VOCABULARY) -> NDArray[np.float64]:
+def action_values(
+    tokens: NDArray[np.int64], *, vocabulary: int = LLAMA_VOCABULARY
+) -> NDArray[np.float64]:
     """Normalised actions of token ids: the middle of each bin; 256 edges make 255 bins, and the last id stands for the last bin."""
     edges = _edges()
     middles = (edges[:-1] + edges[1:]) / 2

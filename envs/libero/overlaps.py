@@ -24,7 +24,10 @@ def part_objects(model: mujoco.MjModel, data: mujoco.MjData) -> bool:
     Two free bodies give way along the line between their origins, half each; a fixture stays, and what stands in it leaves by its side.
     Positions, contacts and what follows from positions are those of the new state afterwards; velocities stay.
     """
-    places = {int(model.jnt_bodyid[j]): int(model.jnt_qposadr[j]) for j in np.flatnonzero(model.jnt_type == mujoco.mjtJoint.mjJNT_FREE)}
+    places = {
+        int(model.jnt_bodyid[j]): int(model.jnt_qposadr[j])
+        for j in np.flatnonzero(model.jnt_type == mujoco.mjtJoint.mjJNT_FREE)
+    }
     moved = False
     for _ in range(PASSES):
         mujoco.mj_fwdPosition(model, data)
@@ -34,7 +37,11 @@ def part_objects(model: mujoco.MjModel, data: mujoco.MjData) -> bool:
         moved = True
         for pair, contact in overlaps.items():
             free = [body for body in pair if body in places]
-            away = data.xpos[pair[1], :2] - data.xpos[pair[0], :2] if len(free) == 2 else contact.frame[:2]
+            away = (
+                data.xpos[pair[1], :2] - data.xpos[pair[0], :2]
+                if len(free) == 2
+                else contact.frame[:2]
+            )
             if not away.any():
                 away = np.array([1.0, 0.0])  # in the same place, so that any way will do
             push = away / np.linalg.norm(away) * (GAP_M - contact.dist) / len(free)
@@ -43,7 +50,9 @@ def part_objects(model: mujoco.MjModel, data: mujoco.MjData) -> bool:
     return moved
 
 
-def _overlaps(model: mujoco.MjModel, data: mujoco.MjData, free: Collection[int]) -> dict[tuple[int, int], Any]:
+def _overlaps(
+    model: mujoco.MjModel, data: mujoco.MjData, free: Collection[int]
+) -> dict[tuple[int, int], Any]:
     """The deepest contact of each pair of bodies that are to be parted."""
     deepest: dict[tuple[int, int], Any] = {}
     stacked: set[frozenset[int]] = set()
@@ -57,7 +66,9 @@ def _overlaps(model: mujoco.MjModel, data: mujoco.MjData, free: Collection[int])
     return {pair: contact for pair, contact in deepest.items() if frozenset(pair) not in stacked}
 
 
-def _lies_on(model: mujoco.MjModel, data: mujoco.MjData, pair: tuple[int, int], contact: Any) -> bool:
+def _lies_on(
+    model: mujoco.MjModel, data: mujoco.MjData, pair: tuple[int, int], contact: Any
+) -> bool:
     """Whether the one body lies on the other at this steep contact; far enough in a thing's side, a contact is steep as well."""
     first, second = (_lowest(model, data, body) for body in pair)
     return bool(abs(first - second) * SUNK > max(-contact.dist, TOUCHING_M))
@@ -66,11 +77,21 @@ def _lies_on(model: mujoco.MjModel, data: mujoco.MjData, pair: tuple[int, int], 
 def _lowest(model: mujoco.MjModel, data: mujoco.MjData, body: int) -> float:
     """Height of the lowest point, in metres, of a body with all that hangs on it, by the boxes around its shapes."""
     shapes = model.body_rootid[model.geom_bodyid] == body
-    upward, boxes = data.geom_xmat[shapes, 6:], model.geom_aabb[shapes]  # how much higher a step along a shape's own axes leads
-    return float(np.min(data.geom_xpos[shapes, 2] + np.sum(upward * boxes[:, :3] - np.abs(upward) * boxes[:, 3:], axis=1)))
+    upward, boxes = (
+        data.geom_xmat[shapes, 6:],
+        model.geom_aabb[shapes],
+    )  # how much higher a step along a shape's own axes leads
+    return float(
+        np.min(
+            data.geom_xpos[shapes, 2]
+            + np.sum(upward * boxes[:, :3] - np.abs(upward) * boxes[:, 3:], axis=1)
+        )
+    )
 
 
 def _pair(model: mujoco.MjModel, contact: Any) -> tuple[int, int]:
     """The bodies of a contact, with all that hangs on them; its normal points from the first to the second."""
-    first, second = (int(model.body_rootid[model.geom_bodyid[geom]]) for geom in (contact.geom1, contact.geom2))
+    first, second = (
+        int(model.body_rootid[model.geom_bodyid[geom]]) for geom in (contact.geom1, contact.geom2)
+    )
     return first, second

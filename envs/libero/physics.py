@@ -63,7 +63,11 @@ def check_physics_once(simulator: TaskSimulator) -> None:
 def version_differences() -> list[str]:
     """Installed versions that are not the pinned ones."""
     installed = {name: importlib.metadata.version(name) for name in PINNED}
-    return [f"{name} is {installed[name]} instead of {pinned}." for name, pinned in PINNED.items() if installed[name] != pinned]
+    return [
+        f"{name} is {installed[name]} instead of {pinned}."
+        for name, pinned in PINNED.items()
+        if installed[name] != pinned
+    ]
 
 
 def drop_differences() -> list[str]:
@@ -83,7 +87,9 @@ def motion_differences(simulator: TaskSimulator) -> list[str]:
     moved = arm_motion(simulator)
     if np.abs(moved - RECORDED_MOTION_M).max() <= TOLERANCE_M:
         return []
-    return [f"Known actions move the gripper by {moved.round(4).tolist()} m instead of {list(RECORDED_MOTION_M)} m."]
+    return [
+        f"Known actions move the gripper by {moved.round(4).tolist()} m instead of {list(RECORDED_MOTION_M)} m."
+    ]
 
 
 def drop() -> tuple[dict[str, float], float]:
@@ -115,7 +121,11 @@ def _drop_scene() -> str:
     ET.SubElement(world, "geom", type="plane", size="3 3 0.125", condim="3")
     for name, (x, height) in DROPPED.items():
         body = ET.SubElement(
-            world, "body", name=name, pos=numbers((x, 0.0, height)), quat=numbers(ALONG_Y if name == "ketchup" else (1, 0, 0, 0))
+            world,
+            "body",
+            name=name,
+            pos=numbers((x, 0.0, height)),
+            quat=numbers(ALONG_Y if name == "ketchup" else (1, 0, 0, 0)),
         )
         ET.SubElement(body, "freejoint")
         for attributes in _solids(things[name]):

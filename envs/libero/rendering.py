@@ -30,8 +30,13 @@ class SceneCameras:
         self._camera = mujoco.MjvCamera()
         self._camera.type = mujoco.mjtCamera.mjCAMERA_FIXED
         self._data = mujoco.MjData(model)  # poses that are drawn
-        self._ids = {name: mujoco.mj_name2id(model, mujoco.mjtObj.mjOBJ_CAMERA, theirs) for name, theirs in CAMERAS.items()}
-        self._renderer = _LampRenderer(model=model, context=context, camera=self._camera, quality=quality, size=size)
+        self._ids = {
+            name: mujoco.mj_name2id(model, mujoco.mjtObj.mjOBJ_CAMERA, theirs)
+            for name, theirs in CAMERAS.items()
+        }
+        self._renderer = _LampRenderer(
+            model=model, context=context, camera=self._camera, quality=quality, size=size
+        )
 
     def render(self, simulator: "TaskSimulator", size: int, camera: str) -> NDArray[np.uint8]:
         """The scene of the simulator's last sample as `camera` sees it: uint8 [size, size, 3]."""

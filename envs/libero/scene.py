@@ -25,26 +25,35 @@ class Extent:
         self.bottom, self.top = float(low[2]), float(high[2])
 
 
-def boxes(simulator: TaskSimulator, bodies: Sequence[int], *, yaw: float = 0.0) -> tuple[Vector, Vector]:
+def boxes(
+    simulator: TaskSimulator, bodies: Sequence[int], *, yaw: float = 0.0
+) -> tuple[Vector, Vector]:
     """Lower and upper corners [N, 3] of boxes around the N colliding shapes of `bodies`, along the axes turned by `yaw`."""
     model, data = simulator.model, simulator.data
     geoms = [geom for body in bodies for geom in colliding_geoms(simulator, body)]
     rotation = _turned_axes(yaw) @ data.geom_xmat[geoms].reshape(-1, 3, 3)
-    centre = data.geom_xpos[geoms] @ _turned_axes(yaw).T + np.einsum("nij,nj->ni", rotation, model.geom_aabb[geoms, :3])
+    centre = data.geom_xpos[geoms] @ _turned_axes(yaw).T + np.einsum(
+        "nij,nj->ni", rotation, model.geom_aabb[geoms, :3]
+    )
     half = np.einsum("nij,nj->ni", np.abs(rotation), model.geom_aabb[geoms, 3:])
     return centre - half, centre + half
 
 
 def _turned_axes(yaw: float) -> Vector:
     """Rows are the axes turned by `yaw` about the vertical, in the world's."""
-    return np.array([[np.cos(yaw), np.sin(yaw), 0.0], [-np.sin(yaw), np.cos(yaw), 0.0], [0.0, 0.0, 1.0]])
+    return np.array(
+        [[np.cos(yaw), np.sin(yaw), 0.0], [-np.sin(yaw), np.cos(yaw), 0.0], [0.0, 0.0, 1.0]]
+    )
 
 
 def colliding_geoms(simulator: TaskSimulator, body: int) -> list[int]:
     """Geoms of a body and of what hangs on it."""
     model = simulator.model
     inside = [other for other in range(model.nbody) if _hangs_on(model, other, body)]
-    return [int(geom) for geom in np.flatnonzero(np.isin(model.geom_bodyid, inside) & (model.geom_contype > 0))]
+    return [
+        int(geom)
+        for geom in np.flatnonzero(np.isin(model.geom_bodyid, inside) & (model.geom_contype > 0))
+    ]
 
 
 def object_body(simulator: TaskSimulator, name: str) -> int:
@@ -66,7 +75,10 @@ def region_parent(simulator: TaskSimulator, name: str) -> str | None:
 def region_half(simulator: TaskSimulator, name: str) -> Vector:
     """Half lengths of a region along the world's axes."""
     rotation = simulator.data.site(name).xmat.reshape(3, 3)
-    return np.asarray(np.abs(rotation) @ np.abs(np.asarray(simulator.env.object_sites_dict[name].size, np.float64)))
+    return np.asarray(
+        np.abs(rotation)
+        @ np.abs(np.asarray(simulator.env.object_sites_dict[name].size, np.float64))
+    )
 
 
 def level_heading(rotation: Vector) -> float:
@@ -85,7 +97,9 @@ def object_speed(simulator: TaskSimulator) -> float:
 def gripper_pose(simulator: TaskSimulator) -> tuple[Vector, Vector]:
     """Position [3] and rotation [3, 3] of the point between the finger tips."""
     site = simulator.robot.eef_site_id
-    return simulator.data.site_xpos[site].copy(), simulator.data.site_xmat[site].reshape(3, 3).copy()
+    return simulator.data.site_xpos[site].copy(), simulator.data.site_xmat[site].reshape(
+        3, 3
+    ).copy()
 
 
 def _hangs_on(model: Any, body: int, ancestor: int) -> bool:

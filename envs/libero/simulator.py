@@ -29,10 +29,18 @@ from envs.libero.suites import SETTLE_STEPS, LiberoTask
 mujoco.set_mju_user_warning(lambda message: None)
 
 ACTION_SIZE = 7
-WAIT = np.array([0.0, 0.0, 0.0, 0.0, 0.0, 0.0, -1.0])  # no motion, gripper open: the published protocol's action while things settle
+WAIT = np.array(
+    [0.0, 0.0, 0.0, 0.0, 0.0, 0.0, -1.0]
+)  # no motion, gripper open: the published protocol's action while things settle
 COLLISION_GROUP, UNSEEN_GROUP = 0, 5  # robosuite draws group 1 only; MuJoCo draws 0 to 2
-DIVERGENCE = (mujoco.mjtWarning.mjWARN_BADQPOS, mujoco.mjtWarning.mjWARN_BADQVEL, mujoco.mjtWarning.mjWARN_BADQACC)
-STATE = mujoco.mjtState.mjSTATE_INTEGRATION  # all that the next step depends on, the solver's warm start included
+DIVERGENCE = (
+    mujoco.mjtWarning.mjWARN_BADQPOS,
+    mujoco.mjtWarning.mjWARN_BADQVEL,
+    mujoco.mjtWarning.mjWARN_BADQACC,
+)
+STATE = (
+    mujoco.mjtState.mjSTATE_INTEGRATION
+)  # all that the next step depends on, the solver's warm start included
 
 
 class Start(NamedTuple):
@@ -64,7 +72,11 @@ class TaskSimulator:
         _use(assets)
         with published_seed():
             control = libero.env_wrapper.ControlEnv(
-                bddl_file_name=str(task.definition), use_camera_obs=False, has_offscreen_renderer=False, hard_reset=False, ignore_done=True
+                bddl_file_name=str(task.definition),
+                use_camera_obs=False,
+                has_offscreen_renderer=False,
+                hard_reset=False,
+                ignore_done=True,
             )
             control.reset()
         self.env: Any = control.env
@@ -96,7 +108,9 @@ class TaskSimulator:
             EpisodeFailed: The simulation diverged, as it would again: neither the policy nor the server has failed.
         """
         if not 0 <= number < len(self.states):
-            raise ValueError(f"LIBERO task {self.task.name!r} has no initial state {number}: it has {len(self.states)}, numbered from 0.")
+            raise ValueError(
+                f"LIBERO task {self.task.name!r} has no initial state {number}: it has {len(self.states)}, numbered from 0."
+            )
         self._place(number)
         if number not in self._settled:
             self.set_state(self.states[number])
@@ -157,15 +171,23 @@ class TaskSimulator:
             self._arm.run(1)
             self._sample = self._sensors.read(positions)
             self._arm.run(self._substeps - SAMPLED_STEP)
-        except np.linalg.LinAlgError as error:  # the controller inverts matrices that are no numbers any more
-            raise EpisodeFailed(f"The simulation of LIBERO task {self.task.name!r} diverged ({error}).") from error
+        except (
+            np.linalg.LinAlgError
+        ) as error:  # the controller inverts matrices that are no numbers any more
+            raise EpisodeFailed(
+                f"The simulation of LIBERO task {self.task.name!r} diverged ({error})."
+            ) from error
         self.env._post_process()  # whether a stove glows
         self._check()
 
     def _snapshot(self) -> Start:
         state = np.empty(mujoco.mj_stateSize(self.model, STATE))
         mujoco.mj_getState(self.model, self.data, state, STATE)
-        controller = {name: _own(value) for name, value in vars(self.robot.controller).items() if _is_memory(value)}
+        controller = {
+            name: _own(value)
+            for name, value in vars(self.robot.controller).items()
+            if _is_memory(value)
+        }
         gripper = np.array(self.robot.gripper.current_action, np.float64)
         return Start(state, controller, gripper, self._sample)
 
@@ -173,13 +195,17 @@ class TaskSimulator:
         mujoco.mj_resetData(self.model, self.data)
         mujoco.mj_setState(self.model, self.data, start.state, STATE)
         self._recall(start)
-        mujoco.mj_setState(self.model, self.data, start.state, STATE)  # the forward pass has moved the solver's warm start
+        mujoco.mj_setState(
+            self.model, self.data, start.state, STATE
+        )  # the forward pass has moved the solver's warm start
         self._sample = start.sample
 
     def _recall(self, start: Start) -> None:
         """Compute what follows from the positions, and give controller and gripper their memory of `start`."""
         mujoco.mj_forward(self.model, self.data)
-        vars(self.robot.controller).update({name: _own(value) for name, value in start.controller.items()})
+        vars(self.robot.controller).update(
+            {name: _own(value) for name, value in start.controller.items()}
+        )
         self.robot.gripper.current_action = start.gripper.copy()
         self.env._post_process()
         self._check()
@@ -187,8 +213,12 @@ class TaskSimulator:
 
     def _check(self) -> None:
         diverged = [warning.name for warning in DIVERGENCE if self.data.warning[warning].number]
-        if diverged or not (np.isfinite(self.data.qpos).all() and np.isfinite(self.data.qvel).all()):
-            raise EpisodeFailed(f"The simulation of LIBERO task {self.task.name!r} diverged ({', '.join(diverged) or 'not finite'}).")
+        if diverged or not (
+            np.isfinite(self.data.qpos).all() and np.isfinite(self.data.qvel).all()
+        ):
+            raise EpisodeFailed(
+                f"The simulation of LIBERO task {self.task.name!r} diverged ({', '.join(diverged) or 'not finite'})."
+            )
 
 
 def _use(assets: Assets) -> None:

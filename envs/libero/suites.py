@@ -60,7 +60,9 @@ def suite_name(name: object) -> str:
     short = ALIASES.get(short, short)
     if short not in STEP_LIMITS:
         known = (*STEP_LIMITS, *ALIASES)
-        raise ValueError(f"Unknown LIBERO suite {name!r}.{nearest(short, known)} Known: {', '.join(known)}.")
+        raise ValueError(
+            f"Unknown LIBERO suite {name!r}.{nearest(short, known)} Known: {', '.join(known)}."
+        )
     return short
 
 
@@ -85,7 +87,9 @@ def choose_tasks(suite: str, tasks: Sequence[str | int] | None) -> tuple[LiberoT
         return tuple(offered)
     if isinstance(tasks, str) or not tasks:
         given = repr(tasks) if isinstance(tasks, str) else "an empty one"
-        raise ValueError(f"tasks must be a list of one or more LIBERO tasks, got {given}; null takes all tasks of the suite.")
+        raise ValueError(
+            f"tasks must be a list of one or more LIBERO tasks, got {given}; null takes all tasks of the suite."
+        )
     chosen = [_find(str(task), offered=offered, suites=names) for task in tasks]
     if len(set(chosen)) < len(chosen):
         raise ValueError(f"tasks has a task twice: {', '.join(map(str, tasks))}.")
@@ -98,15 +102,23 @@ def _find(task: str, *, offered: Sequence[LiberoTask], suites: Sequence[str]) ->
     if suite and not within:
         asked = suite_name(suite)
         remedy = f"write suite={'+'.join([*suites, asked])}"
-        raise ValueError(f"Task {task!r} is of suite {asked!r}, and the suite of this environment is {', '.join(suites)}: {remedy}.")
+        raise ValueError(
+            f"Task {task!r} is of suite {asked!r}, and the suite of this environment is {', '.join(suites)}: {remedy}."
+        )
     if rest.isdecimal():
         return _numbered(int(rest), task=task, within=within)
     for other in within:
         if other.name == rest:
             return other
     names = [other.name for other in within]
-    listed = ", ".join(names) if len(names) <= 10 else f"{', '.join(names[:3])}, ... ({len(names)} tasks)"
-    raise ValueError(f"Unknown LIBERO task {task!r}.{nearest(rest, names)} The chosen suite has: {listed}, and their numbers from 0.")
+    listed = (
+        ", ".join(names)
+        if len(names) <= 10
+        else f"{', '.join(names[:3])}, ... ({len(names)} tasks)"
+    )
+    raise ValueError(
+        f"Unknown LIBERO task {task!r}.{nearest(rest, names)} The chosen suite has: {listed}, and their numbers from 0."
+    )
 
 
 def _numbered(number: int, *, task: str, within: Sequence[LiberoTask]) -> LiberoTask:
@@ -117,7 +129,9 @@ def _numbered(number: int, *, task: str, within: Sequence[LiberoTask]) -> Libero
             "or tasks=null for all tasks of them."
         )
     if number >= len(within):
-        raise ValueError(f"Suite {suites[0]!r} has no task {number}: it has {len(within)}, numbered 0 to {len(within) - 1}.")
+        raise ValueError(
+            f"Suite {suites[0]!r} has no task {number}: it has {len(within)}, numbered 0 to {len(within) - 1}."
+        )
     return within[number]
 
 
@@ -130,7 +144,8 @@ def _tasks() -> dict[str, tuple[LiberoTask, ...]]:
     specification.loader.exec_module(table)
     return {
         suite: tuple(
-            LiberoTask(name, suite, number, _instruction(name)) for number, name in enumerate(table.libero_task_map[PREFIX + suite])
+            LiberoTask(name, suite, number, _instruction(name))
+            for number, name in enumerate(table.libero_task_map[PREFIX + suite])
         )
         for suite in STEP_LIMITS
     }
@@ -140,5 +155,7 @@ def _instruction(name: str) -> str:
     """`KITCHEN_SCENE10_close_the_top_drawer` tells the scene before the sentence."""
     words = name.split("_")
     if name[0].isupper():
-        words = words[next(place for place, word in enumerate(words) if word.startswith("SCENE")) + 1 :]
+        words = words[
+            next(place for place, word in enumerate(words) if word.startswith("SCENE")) + 1 :
+        ]
     return " ".join(words)

@@ -36,7 +36,9 @@ NO_NUMBER = re.compile(
     r"|\\(?:pm|mp|[lc]?dots|neq?|not|l[et]q?|g[et]q?|in|approx|sim|to|cup|cap|quad)(?![A-Za-z])|[0-9] +[0-9]|\\\{"
 )
 NO_MATHEMATICS = re.compile(r"[?@#\"]|~~")
-TRAILING_UNIT = re.compile(r"(?:\\[,;: ]|\s)*\\(?:text|mathrm|mbox|textrm)\s*\{([^{}]*)\}\s*(?:\^ ?\{?[23]\}?)?$")
+TRAILING_UNIT = re.compile(
+    r"(?:\\[,;: ]|\s)*\\(?:text|mathrm|mbox|textrm)\s*\{([^{}]*)\}\s*(?:\^ ?\{?[23]\}?)?$"
+)
 TIMES = re.compile(r"(?<=[0-9)]) ?x ?(?=[0-9(])")
 FREE_LETTER = re.compile(r"(?<=[0-9])[abdfghj-z](?![A-Za-z])")
 """A letter at a number is a variable or a unit that is no known one: `42h`."""
@@ -65,7 +67,11 @@ def agreement(truth: str, answer: str, *, question: str = "") -> bool | tuple[Co
     parts = read_statement(answer, question=question)
     if not number.units and any(_contradicts(part, question) for part in parts):
         return False
-    if _is_share(number) and not asks_percentage(question) and all(_is_percentage(part) for part in parts):
+    if (
+        _is_share(number)
+        and not asks_percentage(question)
+        and all(_is_percentage(part) for part in parts)
+    ):
         return False
     return _number_agrees(truth, number, parts)
 
@@ -101,12 +107,17 @@ def equal_numbers(truth: Fraction, answer: Quantity) -> bool:
     return gap < Fraction(1, 10**answer.places) and gap <= NEAR * abs(truth)
 
 
-def _number_agrees(truth: str, number: Quantity, parts: tuple[Part, ...]) -> bool | tuple[Comparison, ...]:
+def _number_agrees(
+    truth: str, number: Quantity, parts: tuple[Part, ...]
+) -> bool | tuple[Comparison, ...]:
     if not parts:
         return False
     open_comparisons, exact = [], False
     percent = any(
-        isinstance(part, Quantity) and ("%" in part.units) == ("%" in number.units) and part.value == number.value for part in parts
+        isinstance(part, Quantity)
+        and ("%" in part.units) == ("%" in number.units)
+        and part.value == number.value
+        for part in parts
     )
     for part in parts:
         if isinstance(part, str):
@@ -130,7 +141,9 @@ def _part_agrees(number: Quantity, part: Quantity | Rounded, *, alone: bool, per
     if isinstance(part, Rounded):
         rounding = Fraction(1, 2 * 10**part.quantity.places)
         gap = abs(part.quantity.value - number.value)
-        return same_units(number, part.quantity) and (number.value.denominator > 1 and gap == 0 if alone else gap <= rounding)
+        return same_units(number, part.quantity) and (
+            number.value.denominator > 1 and gap == 0 if alone else gap <= rounding
+        )
     if equal_numbers(number.value, part):
         return same_units(number, part)
     if not percent or alone:
@@ -145,11 +158,17 @@ def _expression_agrees(truth: str, number: Quantity, part: str) -> bool | Compar
     except NoExpression:
         pass
     expression = without_units(part)
-    if FREE_LETTER.search(COMMAND.sub(" ", expression)) or NO_NUMBER.search(expression) or not is_mathematics(expression, truth=""):
+    if (
+        FREE_LETTER.search(COMMAND.sub(" ", expression))
+        or NO_NUMBER.search(expression)
+        or not is_mathematics(expression, truth="")
+    ):
         return False
     value = number.value
     return Comparison(
-        f"\\frac{{{value.numerator}}}{{{value.denominator}}}" if value.denominator > 1 else str(value),
+        f"\\frac{{{value.numerator}}}{{{value.denominator}}}"
+        if value.denominator > 1
+        else str(value),
         in_latex(expression),
     )
 
@@ -199,13 +218,22 @@ def is_mathematics(text: str, *, truth: str) -> bool:
     """Whether `text` holds nothing but mathematics: no words but functions, those of the truth, and products of its letters."""
     if NO_MATHEMATICS.search(text) and not NO_MATHEMATICS.search(truth):
         return False
-    if not all(character.isascii() or character in NOTATION or character in truth for character in text):
+    if not all(
+        character.isascii() or character in NOTATION or character in truth for character in text
+    ):
         return False
     known = {word.lower() for word in LETTERS.findall(truth)}
-    if any(re.search(r"[A-Za-z]", match[1]) and match[1].strip() not in truth for match in DRESS.finditer(text)):
+    if any(
+        re.search(r"[A-Za-z]", match[1]) and match[1].strip() not in truth
+        for match in DRESS.finditer(text)
+    ):
         return False
     letters = set(COMMAND.sub(" ", truth))
-    words = [word for word in LETTERS.findall(COMMAND.sub(" ", text)) if word.lower() not in known and word not in FUNCTIONS]
+    words = [
+        word
+        for word in LETTERS.findall(COMMAND.sub(" ", text))
+        if word.lower() not in known and word not in FUNCTIONS
+    ]
     return all(_is_product(word, letters) for word in words)
 
 

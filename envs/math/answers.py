@@ -31,7 +31,9 @@ from envs.math.vocabulary import (
     words,
 )
 
-MAX_ANSWER_CHARACTERS = 1000  # of a final answer; what a proof assistant would need more for is no final answer
+MAX_ANSWER_CHARACTERS = (
+    1000  # of a final answer; what a proof assistant would need more for is no final answer
+)
 MAX_MARKS = 8  # of the last marks, one that marks an answer is sought
 SURROUNDINGS = 2000  # characters after an answer that may take it back
 MARK = re.compile(
@@ -62,11 +64,17 @@ REMARK = re.compile(
 WORDS = re.compile(r"[A-Za-z]+(?:['\u2019][A-Za-z]+)*")
 OPTION_B = re.compile(r"^[*_ \t]{0,8}B[*_]{0,2}:", re.MULTILINE)
 TAG_END = re.compile(r"</answer>|\[/answer\]", re.IGNORECASE)
-CLOSERS = re.compile(r"(?:[ \t\r$*_`}\])]|\\[)\]]|\\[,;:! ]|\n(?!\s*[A-Z]|[ \t]*\n)|\n+(?=[ \t]*(?:\\[)\]]|\$\$|\}|\\end)))*")
+CLOSERS = re.compile(
+    r"(?:[ \t\r$*_`}\])]|\\[)\]]|\\[,;:! ]|\n(?!\s*[A-Z]|[ \t]*\n)|\n+(?=[ \t]*(?:\\[)\]]|\$\$|\}|\\end)))*"
+)
 """What closes the dress of a box, up to the end of its paragraph."""
-WIDTHLESS = re.compile("(?<![0-9])[\u200b\u200c\u200d\u2060\ufeff]|[\u200b\u200c\u200d\u2060\ufeff](?![0-9])")
+WIDTHLESS = re.compile(
+    "(?<![0-9])[\u200b\u200c\u200d\u2060\ufeff]|[\u200b\u200c\u200d\u2060\ufeff](?![0-9])"
+)
 FULL_WIDTH = {0xFF10 + digit: str(digit) for digit in range(10)}
-DENIED = re.compile(r",? *\(?(?:and |but )?not +(?P<other>[^\s()]{1,30}?)\)?[.\s$]*$", re.IGNORECASE)
+DENIED = re.compile(
+    r",? *\(?(?:and |but )?not +(?P<other>[^\s()]{1,30}?)\)?[.\s$]*$", re.IGNORECASE
+)
 GOES_ON = re.compile(r"\s*(?:=|\\approx|\\equiv|\u2248|\((?!as |which ))|,? +(?:or|i\.e\.) ")
 PART_OF = re.compile(
     r"(?:[0-9.<>~^_+\u2212\u2013-]|[0-9)}] ?[-+*/] "
@@ -80,7 +88,9 @@ RETRACTING = words(
     "or no nope not wait actually maybe perhaps possibly sorry oops correction alternatively hmm hm unless scratch ignore "
     "disregard but however although though rather edit never"
 )
-NO_FURTHER = re.compile(r"no (?:further|more|other|additional|need|problem|matter|one)\b", re.IGNORECASE)
+NO_FURTHER = re.compile(
+    r"no (?:further|more|other|additional|need|problem|matter|one)\b", re.IGNORECASE
+)
 RETRACTION = re.compile(
     r"(?:\b(?:is|was|be|are|am|looks|seems)(?:n't)?|['\u2019]s) (?:\w+ )?"
     r"(?:wrong|incorrect|not (?:right|correct|sure|certain)|mistaken|false|unsure|uncertain|a mistake)\b"
@@ -121,7 +131,11 @@ def marked_answer(text: str, *, question: str = "") -> MarkedAnswer | None:
         if box is not None:
             mark = box
             marks = deque(earlier for earlier in marks if earlier.start() < box.start())
-        return _boxed(text, mark, marks, question=question) if mark["box"] else _lined(text, mark, question=question)
+        return (
+            _boxed(text, mark, marks, question=question)
+            if mark["box"]
+            else _lined(text, mark, question=question)
+        )
     return None
 
 
@@ -132,7 +146,9 @@ def _after_spaces(text: str, start: int) -> int:
     return end
 
 
-def _box_around(text: str, marks: deque[re.Match[str]], mark: re.Match[str]) -> re.Match[str] | None:
+def _box_around(
+    text: str, marks: deque[re.Match[str]], mark: re.Match[str]
+) -> re.Match[str] | None:
     """The box of `marks` whose content holds `mark`."""
     if mark["box"]:
         return None
@@ -147,11 +163,15 @@ def _content(text: str, start: int) -> tuple[str, int]:
     r"""What is in the box whose command ends at `start`, and where the box ends."""
     opening = re.compile(r"[ \t]{0,8}\{").match(text, start)
     if opening is None:
-        bare = re.compile(r"[ \t]*(\\[dt]?frac *\{[^{}]*\} *\{[^{}]*\}|(?:\\?\$)?[^\s{}$]{0,1000})").match(text, start)
+        bare = re.compile(
+            r"[ \t]*(\\[dt]?frac *\{[^{}]*\} *\{[^{}]*\}|(?:\\?\$)?[^\s{}$]{0,1000})"
+        ).match(text, start)
         assert bare is not None  # it may be empty
         return bare[1].rstrip(".,;:"), bare.start(1) + len(bare[1].rstrip(".,;:"))
     first, depth = opening.end(), 1
-    inside = text[first : first + 2 * MAX_ANSWER_CHARACTERS]  # a longer one is too long wherever it ends
+    inside = text[
+        first : first + 2 * MAX_ANSWER_CHARACTERS
+    ]  # a longer one is too long wherever it ends
     for brace in re.finditer(r"\\?[{}]", inside):
         depth += {"{": 1, "}": -1}.get(brace[0], 0)  # an escaped brace is a character
         if depth == 0:
@@ -160,9 +180,15 @@ def _content(text: str, start: int) -> tuple[str, int]:
     return line.strip(), first + len(line)
 
 
-def _boxed(text: str, mark: re.Match[str], marks: deque[re.Match[str]], *, question: str) -> MarkedAnswer:
+def _boxed(
+    text: str, mark: re.Match[str], marks: deque[re.Match[str]], *, question: str
+) -> MarkedAnswer:
     content, end = _content(text, mark.end())
-    marks = deque(earlier for earlier in marks if not (earlier["box"] and _content(text, earlier.end())[1] >= end))
+    marks = deque(
+        earlier
+        for earlier in marks
+        if not (earlier["box"] and _content(text, earlier.end())[1] >= end)
+    )
     after = MARKUP.sub(" ", text[end : end + SURROUNDINGS]).replace("</s>", " ")
     attached = re.match(r"(?:\\?%)?[A-Za-z]+", after)
     after = after[CLOSERS.match(after).end() :] if after[:1] not in "^_" else after  # type: ignore[union-attr]
@@ -177,7 +203,9 @@ def _boxed(text: str, mark: re.Match[str], marks: deque[re.Match[str]], *, quest
     if inner and not inner[-1]["box"]:
         between = text[inner[-1].end() : mark.start()]
         opened = between.replace("\\(", " ").replace("\\[", " ")
-        spoilt = spoilt or _leads_elsewhere(text[begin : inner[-1].start()], inner[-1], question=question)
+        spoilt = spoilt or _leads_elsewhere(
+            text[begin : inner[-1].start()], inner[-1], question=question
+        )
         if undressed(opened) and not introduces(opened, question=question):
             content = f"{between} {content}".replace("$", " ")
     elif inner:
@@ -285,7 +313,11 @@ def _taken_back(rest: str, answer: str) -> bool:
     """Whether a sentence after the answer takes it back, or the next line is another number."""
     if not rest.strip():
         return False
-    sentences = [sentence for sentence in re.split(r"(?<=[.!?])\s+|\n+", rest[:SURROUNDINGS]) if sentence.strip()]
+    sentences = [
+        sentence
+        for sentence in re.split(r"(?<=[.!?])\s+|\n+", rest[:SURROUNDINGS])
+        if sentence.strip()
+    ]
     for number, sentence in enumerate(sentences):
         first = WORDS.search(sentence)
         if first is not None and _retracts(sentence, first):
@@ -301,7 +333,9 @@ def _taken_back(rest: str, answer: str) -> bool:
 def _retracts(sentence: str, first: re.Match[str]) -> bool:
     """Whether the `first` word of a sentence, at its beginning, takes back what was said before."""
     begins = not sentence[: first.start()].strip(" (*_-\u2014.,;")
-    return begins and first[0].lower() in RETRACTING and not NO_FURTHER.match(sentence, first.start())
+    return (
+        begins and first[0].lower() in RETRACTING and not NO_FURTHER.match(sentence, first.start())
+    )
 
 
 def _opened(text: str, mark: re.Match[str]) -> str:

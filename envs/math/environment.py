@@ -25,9 +25,26 @@ from envs.arguments import checked_seed, checked_tasks, read_options
 from envs.base import Environment, Info, StepResult
 from envs.math.generators import SPLITS
 from envs.math.grading import GRADERS, GRADING_CPU_S, Grader, check_truth
-from envs.math.question_sources import FileQuestions, GeneratedQuestions, QuestionSource, any_row, can_grade, check_row
+from envs.math.question_sources import (
+    FileQuestions,
+    GeneratedQuestions,
+    QuestionSource,
+    any_row,
+    can_grade,
+    check_row,
+)
 from envs.prompt_files import PromptRow
-from envs.text import GRADED, GROUND_TRUTH, REWARD_PARTS, VERDICT, ModelText, TextObservation, checked_text, observe, text_spec
+from envs.text import (
+    GRADED,
+    GROUND_TRUTH,
+    REWARD_PARTS,
+    VERDICT,
+    ModelText,
+    TextObservation,
+    checked_text,
+    observe,
+    text_spec,
+)
 
 DEFAULT_TASKS = ("sums-2",)
 # 1215 of the 8100 ordered pairs of two-digit numbers: enough for an accuracy to within 3 points.
@@ -78,7 +95,13 @@ class MathEnv(Environment):
         if num_agents < 1:
             raise ValueError(f"num_agents must be at least 1, got {num_agents}.")
         self._split = _checked_split(split)
-        self._source = question_source(tasks=tasks, files=files, wording=wording, heldout_share=heldout_share, ungraded=ungraded)
+        self._source = question_source(
+            tasks=tasks,
+            files=files,
+            wording=wording,
+            heldout_share=heldout_share,
+            ungraded=ungraded,
+        )
         self._grader = Grader(num_workers=num_graders, cpu_s=grading_cpu_s)
         self._format_reward = float(format_reward)
         self.spec = text_spec(
@@ -92,11 +115,15 @@ class MathEnv(Environment):
         )
         self._row: PromptRow | None = None
 
-    async def reset(self, *, seed: int | None = None, options: Mapping[str, Any] | None = None) -> tuple[Any, Info]:
+    async def reset(
+        self, *, seed: int | None = None, options: Mapping[str, Any] | None = None
+    ) -> tuple[Any, Info]:
         """See `Environment.reset`; options are `task`, `split` and `row`. The info is that of `opening_info`."""
         row = asked_row(options, seed=seed, env=self, source=self._source, split=self._split)
         self._row = row
-        observations: list[TextObservation] = [observe(row.prompt) for _ in range(self.spec.num_agents)]
+        observations: list[TextObservation] = [
+            observe(row.prompt) for _ in range(self.spec.num_agents)
+        ]
         return observations if self.spec.num_agents > 1 else observations[0], opening_info(row)
 
     async def step(self, action: Any) -> StepResult:
@@ -109,9 +136,16 @@ class MathEnv(Environment):
         """
         texts = self._checked_texts(action)
         if self._row is None:
-            raise RuntimeError("The episode has ended or was never started: call reset before step.")
+            raise RuntimeError(
+                "The episode has ended or was never started: call reset before step."
+            )
         row, self._row = self._row, None
-        agents = await asyncio.gather(*(grade_info(text, row, grader=self._grader, format_reward=self._format_reward) for text in texts))
+        agents = await asyncio.gather(
+            *(
+                grade_info(text, row, grader=self._grader, format_reward=self._format_reward)
+                for text in texts
+            )
+        )
         rewards = [float(sum(info[REWARD_PARTS].values())) for info in agents]
         if self.spec.num_agents == 1:
             return observe(), rewards[0], True, False, {"task": row.data_source, **agents[0]}
@@ -133,12 +167,19 @@ class MathEnv(Environment):
         if self.spec.num_agents == 1:
             return [checked_text(action, space=space)]
         if not isinstance(action, (list, tuple)) or len(action) != self.spec.num_agents:
-            raise ValueError(f"step needs a list of {self.spec.num_agents} texts, one an agent, got {type(action).__name__}.")
+            raise ValueError(
+                f"step needs a list of {self.spec.num_agents} texts, one an agent, got {type(action).__name__}."
+            )
         return [checked_text(entry, space=space) for entry in action]
 
 
 def question_source(
-    *, tasks: Sequence[str] | None, files: Sequence[str] | str | None, wording: str, heldout_share: float, ungraded: bool = False
+    *,
+    tasks: Sequence[str] | None,
+    files: Sequence[str] | str | None,
+    wording: str,
+    heldout_share: float,
+    ungraded: bool = False,
 ) -> QuestionSource:
     """Where the questions come from: `files` where there are any, generators else."""
     asked = None if tasks is None else checked_tasks(tasks)
@@ -148,7 +189,14 @@ def question_source(
     return GeneratedQuestions(asked or DEFAULT_TASKS, wording=wording, heldout_share=heldout_share)
 
 
-def asked_row(options: Mapping[str, Any] | None, *, seed: int | None, env: Environment, source: QuestionSource, split: str) -> PromptRow:
+def asked_row(
+    options: Mapping[str, Any] | None,
+    *,
+    seed: int | None,
+    env: Environment,
+    source: QuestionSource,
+    split: str,
+) -> PromptRow:
     """The row that reset was asked for: the one in `options`, or the one that the seed stands for.
 
     Raises:
@@ -161,7 +209,9 @@ def asked_row(options: Mapping[str, Any] | None, *, seed: int | None, env: Envir
     if options.get("row") is None:
         return source.draw(task, split=split, seed=seed)
     if not isinstance(options["row"], Mapping):
-        raise ValueError(f"The option 'row' must be a row with the prompt columns, got {type(options['row']).__name__}.")
+        raise ValueError(
+            f"The option 'row' must be a row with the prompt columns, got {type(options['row']).__name__}."
+        )
     try:
         row = PromptRow.of(options["row"])
         if env.spec.check_row is not None:
@@ -173,7 +223,12 @@ def asked_row(options: Mapping[str, Any] | None, *, seed: int | None, env: Envir
 
 def opening_info(row: PromptRow) -> Info:
     """The info of reset: where the question comes from, its truth, and whether an answer can be held against it."""
-    return {"task": row.data_source, "data_source": row.data_source, GROUND_TRUTH: row.ground_truth, GRADED: can_grade(row)}
+    return {
+        "task": row.data_source,
+        "data_source": row.data_source,
+        GROUND_TRUTH: row.ground_truth,
+        GRADED: can_grade(row),
+    }
 
 
 async def grade_info(text: str, row: PromptRow, *, grader: Grader, format_reward: float) -> Info:
@@ -185,11 +240,21 @@ async def grade_info(text: str, row: PromptRow, *, grader: Grader, format_reward
     if not can_grade(row):
         return ungraded_info()
     question = "\n".join(entry["content"] for entry in row.prompt)
-    grade = await grader.grade(text, truth=check_truth(row.ground_truth, style=row.style), style=row.style, question=question)
+    grade = await grader.grade(
+        text,
+        truth=check_truth(row.ground_truth, style=row.style),
+        style=row.style,
+        question=question,
+    )
     parts = {"correct": 1.0 if grade.correct else 0.0}
     if format_reward:
         parts["format"] = format_reward if grade.answer is not None else 0.0
-    return {"success": grade.correct, REWARD_PARTS: parts, VERDICT: grade.verdict, "answer": grade.answer}
+    return {
+        "success": grade.correct,
+        REWARD_PARTS: parts,
+        VERDICT: grade.verdict,
+        "answer": grade.answer,
+    }
 
 
 def ungraded_info() -> Info:

@@ -10,7 +10,17 @@ from typing import NamedTuple
 
 MAX_TOKENS = 200
 TOKEN = re.compile(r" *(?:([0-9]{1,12})|([-+*/()]))")
-SPELLINGS = {"\\times": "*", "\\cdot": "*", "\\div": "/", "\u00d7": "*", "\u00f7": "/", "\u2212": "-", "\\left": "", "\\right": "", "$": ""}
+SPELLINGS = {
+    "\\times": "*",
+    "\\cdot": "*",
+    "\\div": "/",
+    "\u00d7": "*",
+    "\u00f7": "/",
+    "\u2212": "-",
+    "\\left": "",
+    "\\right": "",
+    "$": "",
+}
 
 
 class Computed(NamedTuple):
@@ -87,7 +97,11 @@ def _tokens(text: str) -> list[int | str]:
     while position < len(text):
         match = TOKEN.match(text, position)
         if match is None or len(tokens) == MAX_TOKENS:
-            raise NoExpression(f"{text[position : position + 20]!r} cannot be read" if match is None else f"more than {MAX_TOKENS} tokens")
+            raise NoExpression(
+                f"{text[position : position + 20]!r} cannot be read"
+                if match is None
+                else f"more than {MAX_TOKENS} tokens"
+            )
         tokens.append(int(match[1]) if match[1] else match[2])
         position = match.end()
     return tokens

@@ -29,10 +29,23 @@ SPLITS: tuple[str, ...] = get_args(Split)
 Wording = Literal["bare", "words"]
 WORDINGS: tuple[str, ...] = get_args(Wording)
 INSTRUCTION = "Write the final answer after ####."
-MAX_DRAWS = 10_000  # for one question of a split; at a share of 1 % none is found by chance once in 10^43
+MAX_DRAWS = (
+    10_000  # for one question of a split; at a share of 1 % none is found by chance once in 10^43
+)
 
 NAMES = ("Ada", "Ben", "Chloe", "Dev", "Eva", "Femi", "Grace", "Hugo", "Ines", "Jun")
-THINGS = ("apples", "books", "coins", "eggs", "marbles", "pens", "shells", "stamps", "stickers", "tickets")
+THINGS = (
+    "apples",
+    "books",
+    "coins",
+    "eggs",
+    "marbles",
+    "pens",
+    "shells",
+    "stamps",
+    "stickers",
+    "tickets",
+)
 
 
 class Question(NamedTuple):
@@ -65,11 +78,15 @@ class GeneratedTask(NamedTuple):
         kind, _, size = name.rpartition("-")
         if kind not in GENERATORS:
             known = [f"{kind}-n" for kind in GENERATORS]
-            raise ValueError(f"Unknown maths task {name!r}.{nearest(name, known)} Known: {', '.join(known)}, for example sums-2.")
+            raise ValueError(
+                f"Unknown maths task {name!r}.{nearest(name, known)} Known: {', '.join(known)}, for example sums-2."
+            )
         draw, largest = GENERATORS[kind]
         smallest = 2 if kind == "countdown" else 1
         if not (size.isascii() and size.isdigit() and smallest <= int(size) <= largest):
-            raise ValueError(f"Maths task {name!r} must end in a size from {smallest} to {largest}, for example {kind}-{smallest}.")
+            raise ValueError(
+                f"Maths task {name!r} must end in a size from {smallest} to {largest}, for example {kind}-{smallest}."
+            )
         return cls(name, draw, int(size))
 
 
@@ -79,7 +96,9 @@ def held_out(key: str, *, share: float) -> bool:
     return int.from_bytes(digest[:8], "big") < share * 2**64
 
 
-def draw_question(task: GeneratedTask, *, split: str, heldout_share: float, seed: int | None) -> Question:
+def draw_question(
+    task: GeneratedTask, *, split: str, heldout_share: float, seed: int | None
+) -> Question:
     """The question of `split` that `seed` stands for.
 
     Raises:
@@ -88,10 +107,14 @@ def draw_question(task: GeneratedTask, *, split: str, heldout_share: float, seed
     for question in itertools.islice(_draws(task, seed), MAX_DRAWS):
         if held_out(question.key, share=heldout_share) == (split == "heldout"):
             return question
-    raise ValueError(f"No {split} question of {task.name!r} in {MAX_DRAWS} draws: heldout_share is {heldout_share}.")
+    raise ValueError(
+        f"No {split} question of {task.name!r} in {MAX_DRAWS} draws: heldout_share is {heldout_share}."
+    )
 
 
-def distinct_questions(task: GeneratedTask, *, split: str, count: int, heldout_share: float, seed: int) -> list[Question]:
+def distinct_questions(
+    task: GeneratedTask, *, split: str, count: int, heldout_share: float, seed: int
+) -> list[Question]:
     """`count` questions of `split`, no two the same, in the order they were drawn.
 
     Raises:
@@ -182,7 +205,11 @@ def _word_sum(random: np.random.Generator, steps: int) -> Question:
             case 2 if count <= 100:
                 count, sentence, sign = 2 * count, "Then the number doubles.", "*2"
             case _:
-                count, sentence, sign = count + 2 * amount, f"{name} buys two boxes with {amount} each.", f"+2*{amount}"
+                count, sentence, sign = (
+                    count + 2 * amount,
+                    f"{name} buys two boxes with {amount} each.",
+                    f"+2*{amount}",
+                )
         sentences.append(sentence)
         key.append(sign)
     text = " ".join([*sentences, f"How many {thing} does {name} have now?"])

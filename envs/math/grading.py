@@ -76,7 +76,11 @@ class Grader:
         """
         if style == "countdown":
             return _grade_countdown(text, truth=truth)
-        marked = MarkedAnswer(text.strip(), 0) if style == "whole" else marked_answer(text, question=question)
+        marked = (
+            MarkedAnswer(text.strip(), 0)
+            if style == "whole"
+            else marked_answer(text, question=question)
+        )
         if marked is None or not marked.text:
             return Grade(False, NO_ANSWER, None)
         answer = marked.text
@@ -146,7 +150,9 @@ def check_truth(truth: str | None, *, style: str) -> str:
         ValueError: An unknown style, or no truth, or one that it cannot read.
     """
     if style not in STYLES:
-        raise ValueError(f"reward_model.style {style!r} is not graded here; known: {', '.join(STYLES)}")
+        raise ValueError(
+            f"reward_model.style {style!r} is not graded here; known: {', '.join(STYLES)}"
+        )
     truth = require_truth(truth)
     if style == "countdown":
         _countdown(truth)
@@ -176,7 +182,9 @@ def _countdown(truth: str) -> tuple[list[int], int]:
         task = json.loads(truth)
         return [int(number) for number in task["numbers"]], int(task["target"])
     except (ValueError, TypeError, KeyError) as error:
-        raise ValueError(f'the ground truth of a countdown must be {{"numbers": […], "target": …}}, got {shortened(truth)}') from error
+        raise ValueError(
+            f'the ground truth of a countdown must be {{"numbers": […], "target": …}}, got {shortened(truth)}'
+        ) from error
 
 
 def _cut(answer: str) -> str:

@@ -58,7 +58,9 @@ RESULT_IN = re.compile(
 )
 JOINING = words("and to by with from but than per both against versus into on in at")
 """Prepositions that join the number to something else, as the last word before it."""
-HARMLESS = words("only just also still another additional extra final required desired us me him her them you")
+HARMLESS = words(
+    "only just also still another additional extra final required desired us me him her them you"
+)
 FINAL = words("final correct right exact required desired numerical numeric simplified overall")
 """What an answer may be called in `the ... answer is`."""
 REWORKING = NUMERALS | OPERATIONS | COMPARISONS
@@ -68,7 +70,9 @@ ROUGHLY = re.compile(
     r"(?:\b(?:about|around|roughly|approximately|approx\.?)|\\approx|\u2248)[\s$]*$",
     re.IGNORECASE,
 )
-RELATED = re.compile(r"(?:[<>\u2260\u2264\u2265\u2248\u221a~^_+*/|\u00d7\u00b7\u00f7\u2212\u2013-]|[!<>/~]\s?=|\\neq?\s?=)$")
+RELATED = re.compile(
+    r"(?:[<>\u2260\u2264\u2265\u2248\u221a~^_+*/|\u00d7\u00b7\u00f7\u2212\u2013-]|[!<>/~]\s?=|\\neq?\s?=)$"
+)
 COMMAND = re.compile(r"\\([A-Za-z]+)\s*$")
 PLACING = words(
     """
@@ -114,14 +118,20 @@ def changes(lead: str, *, question: str) -> bool:
     clauses = re.split(r"[,;](?![0-9])|\u2014", text)
     clause = clauses[-1]
     if not clause.strip():
-        return len(clauses) > 1 and read_quantity(clauses[-2].rpartition(":")[2].strip()) is not None
+        return (
+            len(clauses) > 1 and read_quantity(clauses[-2].rpartition(":")[2].strip()) is not None
+        )
     return _clause_changes(plain(clause).replace("*", " "), question=question)
 
 
 def names_another_answer(lead: str) -> bool:
     """Whether the words before `answer is` name another than the answer: `the previous`, `twice the`."""
     said = [word.lower() for word in WORDS.findall(re.split(r"[,;:]", plain(lead))[-1])]
-    places = [number for number, word in enumerate(said) if word in ("the", "a", "an", "my", "our", "your")]
+    places = [
+        number
+        for number, word in enumerate(said)
+        if word in ("the", "a", "an", "my", "our", "your")
+    ]
     if not places:
         return bool(REWORKING & set(said[-2:]))
     before, called = said[: places[-1]], said[places[-1] + 1 :]
@@ -139,7 +149,12 @@ def _bare(text: str) -> str:
     before = None
     while text != before:
         before = text
-        text = text.rstrip(" \t\r\n$`\"'\u201c").removesuffix("**").removesuffix("\\(").removesuffix("\\[")
+        text = (
+            text.rstrip(" \t\r\n$`\"'\u201c")
+            .removesuffix("**")
+            .removesuffix("\\(")
+            .removesuffix("\\[")
+        )
         text = re.sub(r"\\[,;:! ]$|(?<=\s)[*_]{1,3}$|^[*_>#-]{1,3}$", "", DRESSED.sub("", text))
     return re.sub(r"^\s*[-*\u2022>]\s+", "", text)
 
@@ -162,10 +177,16 @@ def _clause_changes(clause: str, *, question: str) -> bool:
         return True
     if re.search(r"[0-9)}\]]$", clause):
         return True
-    if not all(word.lower() in HARMLESS or is_introducing(word, question=question) for word in between):
+    if not all(
+        word.lower() in HARMLESS or is_introducing(word, question=question) for word in between
+    ):
         return True
     if not between:
         return False
     final = between[-1].lower()
-    joins = final in JOINING and last + 1 < len(said) and len(between) > (final in ("in", "at", "by", "on", "with"))
+    joins = (
+        final in JOINING
+        and last + 1 < len(said)
+        and len(between) > (final in ("in", "at", "by", "on", "with"))
+    )
     return joins or is_plural_noun(final) or names_an_operation(clause) or final in HEDGES

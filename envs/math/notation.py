@@ -52,8 +52,12 @@ NOTATION = frozenset(SPELLINGS) | frozenset(RAISED + LOWERED + "√∛" + MINUSE
 INTERVAL = re.compile(r"\s*(?:\\left ?)?[(\[].*,.*(?:\\right ?)?[)\]]\s*", re.DOTALL)
 BELOW = r"(?P<{}><|\\l(?:t|eq?)(?![a-z])|\u2264)"
 ABOVE = r"(?P<{}>>|\\g(?:t|eq?)(?![a-z])|\u2265)"
-RELATION = re.compile(r"[=\u2264\u2265,]|\\(?:[lg](?:t|eq?)|neq?|text|or|and|lor|land)(?![a-z])|[a-z]{2,} ")
-BETWEEN = re.compile(rf"(?P<low>[^<>]+?)\s*{BELOW.format('from')}\s*[a-z]\s*{BELOW.format('to')}\s*(?P<high>[^<>]+)")
+RELATION = re.compile(
+    r"[=\u2264\u2265,]|\\(?:[lg](?:t|eq?)|neq?|text|or|and|lor|land)(?![a-z])|[a-z]{2,} "
+)
+BETWEEN = re.compile(
+    rf"(?P<low>[^<>]+?)\s*{BELOW.format('from')}\s*[a-z]\s*{BELOW.format('to')}\s*(?P<high>[^<>]+)"
+)
 UP_TO = re.compile(rf"[a-z]\s*{BELOW.format('to')}\s*(?P<high>[^<>]+)")
 DOWN_TO = re.compile(rf"[a-z]\s*{ABOVE.format('from')}\s*(?P<low>[^<>]+)")
 JOINT = re.compile(r",?\s+(?:or|and)\s+")
@@ -103,10 +107,21 @@ def as_list(truth: str, answer: str) -> str:
 
 def as_interval(truth: str, answer: str) -> str:
     r"""`-2 \le x < 7` as `[-2,7)` where `truth` is an interval that no point could be; others unchanged."""
-    if not INTERVAL.fullmatch(truth) or ("[" not in truth and "]" not in truth and "\\infty" not in truth):
+    if not INTERVAL.fullmatch(truth) or (
+        "[" not in truth and "]" not in truth and "\\infty" not in truth
+    ):
         return answer
-    inequality = next((match for form in (BETWEEN, UP_TO, DOWN_TO) if (match := form.fullmatch(answer.strip(" $")))), None)
-    if inequality is None or RELATION.search("".join(inequality.groupdict().get(end) or "" for end in ("low", "high"))):
+    inequality = next(
+        (
+            match
+            for form in (BETWEEN, UP_TO, DOWN_TO)
+            if (match := form.fullmatch(answer.strip(" $")))
+        ),
+        None,
+    )
+    if inequality is None or RELATION.search(
+        "".join(inequality.groupdict().get(end) or "" for end in ("low", "high"))
+    ):
         return answer
     found = inequality.groupdict()
     low, high = found.get("low", "-\\infty"), found.get("high", "\\infty")

@@ -46,7 +46,9 @@ NUMBER = re.compile(
     re.VERBOSE,
 )
 TIE = re.compile(r"(?<=[\w}${])~(?=[\w\\{$])")
-GROUPING = re.compile(r"(?<=[0-9])(?:\{,\}|,\\!|\\[,;:! ]|['\u2019\u00a0\u2007\u2009\u202f])(?=[0-9]{3}(?![0-9]))")
+GROUPING = re.compile(
+    r"(?<=[0-9])(?:\{,\}|,\\!|\\[,;:! ]|['\u2019\u00a0\u2007\u2009\u202f])(?=[0-9]{3}(?![0-9]))"
+)
 SPACED_GROUPS = re.compile(r"(?<![0-9.,/])[0-9]{1,3}(?: [0-9]{3})+(?![0-9/]|\.[0-9]{4})")
 DRESS = re.compile(
     r"\\(?:text|textbf|textit|textrm|textnormal|mathrm|mathbf|mathit|mathsf|mbox|hbox|operatorname|boldsymbol|bf|rm|unit|boxed|fbox)"
@@ -57,7 +59,9 @@ FRACTION = re.compile(r"\\[dtc]?frac *(?:\{ *(-?[0-9]+) *\} *\{ *([0-9]+) *\}|([
 PLAIN = (
     (re.compile(r"[\u2010-\u2013\u2212\ufe63]"), "-"),
     (
-        re.compile(r"\\[,;:! ]|\\q?quad(?![a-z])|\\(?:left|right|displaystyle)(?![a-z])|[\u00a0\u2000-\u200a\u202f\u3000]"),
+        re.compile(
+            r"\\[,;:! ]|\\q?quad(?![a-z])|\\(?:left|right|displaystyle)(?![a-z])|[\u00a0\u2000-\u200a\u202f\u3000]"
+        ),
         " ",
     ),
     (re.compile(r"\{,\}"), ","),
@@ -76,9 +80,13 @@ PLAIN = (
 )
 FRACTIONS = ("1/2", "1/3", "2/3", "1/4", "3/4", "1/5", "1/6", "1/8", "3/8", "5/8", "7/8")
 VULGAR = dict(zip("½⅓⅔¼¾⅕⅙⅛⅜⅝⅞", FRACTIONS, strict=True))
-TOKEN = re.compile(r"o'clock|[A-Za-z]+(?:['\u2019][a-z]{0,2})?|°[CF]?|US\$|[%$€£¥₹¢/]|\^ ?\{? ?[23] ?\}?|\S")
+TOKEN = re.compile(
+    r"o'clock|[A-Za-z]+(?:['\u2019][a-z]{0,2})?|°[CF]?|US\$|[%$€£¥₹¢/]|\^ ?\{? ?[23] ?\}?|\S"
+)
 WORD = re.compile(r"[A-Za-z]+")
-NUMBER_WORDS = re.compile(rf"(?:(?:{'|'.join((*CARDINALS, *SCALES))}|and)(?:[ -]+|$|(?=[^A-Za-z])))+", re.IGNORECASE)
+NUMBER_WORDS = re.compile(
+    rf"(?:(?:{'|'.join((*CARDINALS, *SCALES))}|and)(?:[ -]+|$|(?=[^A-Za-z])))+", re.IGNORECASE
+)
 SIGN_WORDS = re.compile(r"(?:negative|minus) +(?=\S)", re.IGNORECASE)
 ENDING = re.compile(r"(?:ies|es|ing|ed|s|e|y)$")
 
@@ -156,7 +164,9 @@ def words_of(question: str) -> frozenset[str]:
 def _fraction(decimal: re.Match[str]) -> str:
     r"""`0.1\overline{6}` as a fraction, 1/6."""
     fixed, period = decimal[1] + decimal[2], decimal[3]
-    number = Fraction(int(fixed + period) - int(fixed or 0), 10 ** len(decimal[2]) * (10 ** len(period) - 1))
+    number = Fraction(
+        int(fixed + period) - int(fixed or 0), 10 ** len(decimal[2]) * (10 ** len(period) - 1)
+    )
     return f"{number.numerator}/{number.denominator}"
 
 
@@ -174,12 +184,18 @@ def stem(word: str) -> str:
 def _number(text: str) -> tuple[Fraction | None, tuple[str, ...], int, str]:
     """Number, currency before it, decimal places, and what follows; the number is None where the text does not begin with one."""
     match = NUMBER.match(text)
-    if match is None or not (match["mixed"] or match["european"] or match["whole"] or match["decimals"]):
+    if match is None or not (
+        match["mixed"] or match["european"] or match["whole"] or match["decimals"]
+    ):
         return _number_in_words(text)
     number = _value(match)
     if number is not None and "-" in (match["sign"], match["inner_sign"]):
         number = -number
-    currency = (UNITS[match["currency"].rstrip(".").lower()],) if match["currency"] and match["currency"] != "US$" else ()
+    currency = (
+        (UNITS[match["currency"].rstrip(".").lower()],)
+        if match["currency"] and match["currency"] != "US$"
+        else ()
+    )
     return number, currency, len(match["decimals"] or " ") - 1, text[match.end() :]
 
 
@@ -221,7 +237,11 @@ def _cardinal(words: list[str]) -> int | None:
             if SCALES[word] >= 1000:
                 total, current = total + current, 0
             last = 1000
-        elif word in CARDINALS and (CARDINALS[word] < 10 <= last if last < 1000 else True) and last != 10:
+        elif (
+            word in CARDINALS
+            and (CARDINALS[word] < 10 <= last if last < 1000 else True)
+            and last != 10
+        ):
             current, last = current + CARDINALS[word], CARDINALS[word]
         else:
             return None
@@ -270,7 +290,9 @@ def _unit(token: str, *, before: list[str], after: list[str], spaced: bool) -> s
     return UNITS.get(token.lower()) if token.lower() not in SHORT else None
 
 
-def _leaves_alone(token: str, *, before: list[str], after: list[str], units: list[str], question: str) -> bool:
+def _leaves_alone(
+    token: str, *, before: list[str], after: list[str], units: list[str], question: str
+) -> bool:
     word = token.lower().rstrip("'\u2019")
     if token in DATES:
         return bool(before)
@@ -301,4 +323,6 @@ def _asks(question: str, word: str) -> bool:
 
 def _counts(words: list[str]) -> bool:
     """Whether one of the words is what is counted, so that those before it describe it: `18 shiny apples`."""
-    return any(is_counted(word.lower()) or word.lower() in UNITS for word in words) and not CHANGING & {word.lower() for word in words}
+    return any(
+        is_counted(word.lower()) or word.lower() in UNITS for word in words
+    ) and not CHANGING & {word.lower() for word in words}

@@ -46,14 +46,23 @@ class GeneratedQuestions:
     def draw(self, task: str, *, split: str, seed: int | None) -> PromptRow:
         """See `QuestionSource.draw`."""
         generator = self._generators[task]
-        question = draw_question(generator, split=split, heldout_share=self._heldout_share, seed=seed)
+        question = draw_question(
+            generator, split=split, heldout_share=self._heldout_share, seed=seed
+        )
         return prompt_row(generator, question, wording=self._wording, split=split)
 
 
 class FileQuestions:
     """Rows of files; a task is a `data_source`, and the splits are told apart by a hash of the prompt."""
 
-    def __init__(self, files: Sequence[str], *, tasks: Sequence[str] | None, heldout_share: float, ungraded: bool = False) -> None:
+    def __init__(
+        self,
+        files: Sequence[str],
+        *,
+        tasks: Sequence[str] | None,
+        heldout_share: float,
+        ungraded: bool = False,
+    ) -> None:
         self._files = tuple(str(file) for file in files)
         self._heldout_share = heldout_share
         self._check = any_row if ungraded else check_row
@@ -61,27 +70,37 @@ class FileQuestions:
         places = _places(self._files, self._fingerprints)
         unknown = [task for task in tasks or () if task not in places]
         if unknown:
-            raise ValueError(f"No row of {', '.join(self._files)} has the data_source {unknown[0]!r}; there are: {', '.join(places)}.")
+            raise ValueError(
+                f"No row of {', '.join(self._files)} has the data_source {unknown[0]!r}; there are: {', '.join(places)}."
+            )
         self.tasks = tuple(tasks or places)
         self._places = places
 
     def draw(self, task: str, *, split: str, seed: int | None) -> PromptRow:
         """See `QuestionSource.draw`."""
         places = self._places[task]
-        random = np.random.default_rng(None if seed is None else [seed, zlib.crc32(task.encode("utf-8", "surrogatepass"))])
-        for number in itertools.chain(random.integers(len(places), size=LUCKY_DRAWS), range(len(places))):
+        random = np.random.default_rng(
+            None if seed is None else [seed, zlib.crc32(task.encode("utf-8", "surrogatepass"))]
+        )
+        for number in itertools.chain(
+            random.integers(len(places), size=LUCKY_DRAWS), range(len(places))
+        ):
             file, row_number = places[int(number)]
             row = _open(self._files[file], self._fingerprints[file]).row(row_number)
             if held_out(_key(row), share=self._heldout_share) == (split == "heldout"):
                 return self._checked(row, file, row_number)
-        raise ValueError(f"None of the {len(places)} rows of {task!r} is a {split} one at heldout_share={self._heldout_share}.")
+        raise ValueError(
+            f"None of the {len(places)} rows of {task!r} is a {split} one at heldout_share={self._heldout_share}."
+        )
 
     def _checked(self, row: PromptRow, file: int, row_number: int) -> PromptRow:
         try:
             return self._check(row)
         except ValueError as error:
             place = _open(self._files[file], self._fingerprints[file]).place(row_number)
-            raise ValueError(f"{self._files[file]}, {place}: {error}. Correct the row, or take it out.") from error
+            raise ValueError(
+                f"{self._files[file]}, {place}: {error}. Correct the row, or take it out."
+            ) from error
 
 
 def check_row(row: PromptRow) -> PromptRow:
@@ -123,7 +142,9 @@ def _open(file: str, fingerprint: tuple[int, int]) -> PromptFile:
 
 
 @functools.lru_cache(maxsize=4)
-def _places(files: tuple[str, ...], fingerprints: tuple[tuple[int, int], ...]) -> dict[str, list[tuple[int, int]]]:
+def _places(
+    files: tuple[str, ...], fingerprints: tuple[tuple[int, int], ...]
+) -> dict[str, list[tuple[int, int]]]:
     """(file, row) of every row by `data_source`, in order of appearance."""
     places: dict[str, list[tuple[int, int]]] = {}
     for number, (file, fingerprint) in enumerate(zip(files, fingerprints, strict=True)):

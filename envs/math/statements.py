@@ -57,9 +57,13 @@ PAIRS = (
 WRAPPED = re.compile(
     r"(?:\\left)?\(([^()]*?)(?:\\right)?\)|\{([^{}]*)\}|\[([^\[\],]*)\]|\\(?:boxed|fbox|text|mathbf|textbf|mathrm) ?\{([^{}]*)\}"
 )
-LEADING = re.compile(r"(?:(?:->|=>|[:=,\u21d2\u2192]|\\(?:implies|Rightarrow|therefore)(?![a-z])|\u2234|##+(?= ))\s*)+")
+LEADING = re.compile(
+    r"(?:(?:->|=>|[:=,\u21d2\u2192]|\\(?:implies|Rightarrow|therefore)(?![a-z])|\u2234|##+(?= ))\s*)+"
+)
 TRAILING = ".,;: \t\r\n\\\u2713\u2714\u2705\u2611\ufe0f\u3002"
-OPTION = re.compile(r"(?:\\(?:text|textbf|mathrm|mathbf) ?\{)?(?:\(([A-J])\)|([A-J])[).:](?=[ \\}$]))\s*\}?\s*(?=\S)")
+OPTION = re.compile(
+    r"(?:\\(?:text|textbf|mathrm|mathbf) ?\{)?(?:\(([A-J])\)|([A-J])[).:](?=[ \\}$]))\s*\}?\s*(?=\S)"
+)
 SAME = re.compile(
     r",? *\((?:or|i\.e\.,?|that is,?|which is|which equals|equivalently|=)? *(?P<inner>[^()]*)\)$"
     r"|(?:,? +\\?(?:or|i\.e\.,?|that is,?|which is|which equals|aka|or equivalently|equivalently),? +)(?P<other>.*)$",
@@ -75,10 +79,14 @@ DENIED = re.compile(r",? +\(?(?:and |but )?not +(?P<other>[^()]+?)\)?$", re.IGNO
 REMARK = re.compile(r"(?:, +(?:which|as|so)\b| - |\s?\u2014\s?)[^0-9]*$", re.IGNORECASE)
 EQUALS = re.compile(r"(?<![<>!:=\\])(?<!_\{[A-Za-z])(?<!_\{[A-Za-z] )=(?![=<>])|\\equiv(?![a-z])")
 r"""Signs between the sides of an equation; that of `\sum_{n=1}` is none."""
-APPROXIMATELY = re.compile(r"\\approx(?:eq)?(?![a-z])|\\simeq(?![a-z])|[\u2248\u2245]|\bapproximately\b", re.IGNORECASE)
+APPROXIMATELY = re.compile(
+    r"\\approx(?:eq)?(?![a-z])|\\simeq(?![a-z])|[\u2248\u2245]|\bapproximately\b", re.IGNORECASE
+)
 LABEL = re.compile(r"[^0-9<>!?~\u2260\u2264\u2265\u00b1]*")
 WORDS = re.compile(r"[A-Za-z]+(?:['\u2019][A-Za-z]+)*")
-FIRST_NUMBER = re.compile(r"(?<![\w.,^_])(?:[-+](?=\S))?(?:(?:US|\\)?\$|[\u20ac\u00a3\u00a5\u20b9]|USD |EUR |GBP )? ?-?\.?[0-9]")
+FIRST_NUMBER = re.compile(
+    r"(?<![\w.,^_])(?:[-+](?=\S))?(?:(?:US|\\)?\$|[\u20ac\u00a3\u00a5\u20b9]|USD |EUR |GBP )? ?-?\.?[0-9]"
+)
 EMPHASISED = (
     re.compile(
         r"(?:^|(?<=[A-Za-z:,.=] )|(?<=[(\n]))"
@@ -92,7 +100,9 @@ ROUNDING = re.compile(
     rf"{PRECISION.pattern}\)?$",
     re.IGNORECASE,
 )
-ABSOLUTE = re.compile(r"(?:\\left ?)?(?:\||\\lvert) ?\{?([^|{}]*?)\}? ?(?:\\right ?)?(?:\||\\rvert)")
+ABSOLUTE = re.compile(
+    r"(?:\\left ?)?(?:\||\\lvert) ?\{?([^|{}]*?)\}? ?(?:\\right ?)?(?:\||\\rvert)"
+)
 ARGUMENTS = re.compile(r"(?<=[A-Za-z])(?:_ ?\{?[0-9A-Za-z]+\}?|\([^()]*\)|'+)")
 
 
@@ -118,14 +128,22 @@ def undressed(text: str) -> str:
     """`text` without markup, quotes, mathematics signs and brackets around the whole of it, and without signs that end a sentence."""
     before = None
     text = MARKUP.sub(" ", text) if "<" in text or "\\n" in text else text
-    text = text.removesuffix("</s>") if "<s>" not in text else text  # the end of a sequence, not of struck words
+    text = (
+        text.removesuffix("</s>") if "<s>" not in text else text
+    )  # the end of a sequence, not of struck words
     while text != before:
         before = text
         text = text.strip()
         text = text.rstrip(TRAILING).strip() if not text.endswith(("..", "\u2026")) else text
         for start, end in PAIRS:
             inside = text[len(start) : len(text) - len(end)]
-            if text.startswith(start) and text.endswith(end) and len(text) > len(start + end) and start not in inside and end not in inside:
+            if (
+                text.startswith(start)
+                and text.endswith(end)
+                and len(text) > len(start + end)
+                and start not in inside
+                and end not in inside
+            ):
                 text = inside
         leading = LEADING.match(text)
         text = text[leading.end() :] if leading is not None else text
@@ -174,7 +192,9 @@ def _unwrapped(text: str, *, question: str, left: int) -> tuple[Part, ...] | Non
     whole = WRAPPED.fullmatch(text)
     if whole is None:
         return None
-    return _parts(next(group for group in whole.groups() if group is not None), question=question, left=left)
+    return _parts(
+        next(group for group in whole.groups() if group is not None), question=question, left=left
+    )
 
 
 def _absolute(text: str, *, question: str, left: int) -> tuple[Part, ...] | None:
@@ -211,11 +231,19 @@ def _affirmed(text: str, *, question: str, left: int) -> tuple[Part, ...] | None
 def _contrasted(text: str, *, question: str, left: int) -> tuple[Part, ...] | None:
     """`18, not 17`: another number that is denied."""
     contrast = DENIED.search(text)
-    denied = read_quantity(undressed(contrast["other"]), question=question) if contrast is not None else None
+    denied = (
+        read_quantity(undressed(contrast["other"]), question=question)
+        if contrast is not None
+        else None
+    )
     if contrast is None or denied is None:
         return None
     parts = _parts(text[: contrast.start()], question=question, left=left)
-    return () if any(isinstance(part, Quantity) and part.value == denied.value for part in parts) else parts
+    return (
+        ()
+        if any(isinstance(part, Quantity) and part.value == denied.value for part in parts)
+        else parts
+    )
 
 
 def _explained(text: str, *, question: str, left: int) -> tuple[Part, ...] | None:
@@ -236,11 +264,17 @@ def _restated(text: str, *, question: str, left: int) -> tuple[Part, ...] | None
     same = SAME.search(text)
     if same is None or not text[: same.start()].strip():
         return None
-    if same["inner"] is not None and text[same.start()] == "(" and text[same.start() - 1] not in " $*":
+    if (
+        same["inner"] is not None
+        and text[same.start()] == "("
+        and text[same.start() - 1] not in " $*"
+    ):
         return None  # 3(4) is a product, f(4) a function
     again = same["inner"] if same["inner"] is not None else same["other"]
     first = _parts(text[: same.start()], question=question, left=left)
-    if same["inner"] is not None and (is_unit(again, question=question) or _is_comment(again, question=question)):
+    if same["inner"] is not None and (
+        is_unit(again, question=question) or _is_comment(again, question=question)
+    ):
         return first
     second = _parts(again, question=question, left=left)
     return (*first, *second) if first and second else ()
@@ -281,8 +315,14 @@ def _introduced(text: str, *, question: str, left: int) -> tuple[Part, ...] | No
     if first is None:
         return _introduced_in_words(text, question=question)
     introduction = text[: first.start()]
-    ends = introduction[-1:] in (" ", ":", "=") and introduction.count("(") == introduction.count(")")
-    if not ends or not WORDS.search(introduction) or not introduces(introduction, question=question):
+    ends = introduction[-1:] in (" ", ":", "=") and introduction.count("(") == introduction.count(
+        ")"
+    )
+    if (
+        not ends
+        or not WORDS.search(introduction)
+        or not introduces(introduction, question=question)
+    ):
         return None
     if ASKS_THE_REST.search(question) and PARTED.search(introduction) and not KEPT.search(text):
         return ()
@@ -291,7 +331,11 @@ def _introduced(text: str, *, question: str, left: int) -> tuple[Part, ...] | No
         names = NUMBERED_BEFORE.search(introduction) and WORDS.search(text, first.end())
         return () if names else (quantity,)
     rest = undressed(text[first.start() :])
-    return _parts(rest, question=question, left=left) if SAME.search(rest) or EQUALS.search(rest) else None
+    return (
+        _parts(rest, question=question, left=left)
+        if SAME.search(rest) or EQUALS.search(rest)
+        else None
+    )
 
 
 def _introduced_in_words(text: str, *, question: str) -> tuple[Part, ...] | None:
@@ -306,15 +350,23 @@ def _introduced_in_words(text: str, *, question: str) -> tuple[Part, ...] | None
 
 def _is_comment(text: str, *, question: str) -> bool:
     """Whether `text` holds no value: `the number of apples`."""
-    return not re.search(r"[0-9]", text) and len(WORDS.findall(text)) > 1 and introduces(text, question=question)
+    return (
+        not re.search(r"[0-9]", text)
+        and len(WORDS.findall(text)) > 1
+        and introduces(text, question=question)
+    )
 
 
 def introduces(text: str, *, question: str) -> bool:
     """Whether `text` only introduces the number that follows it: a label, or the words of a plain sentence."""
     text = plain(text).replace("**", " ").replace("`", " ").replace("$", " ")
-    if re.search(r"[^A-Za-z\s:=,.'\u2019\"()*_|-]", text) or re.search(r"[A-Za-z0-9)]\s*-\s*$", text):
+    if re.search(r"[^A-Za-z\s:=,.'\u2019\"()*_|-]", text) or re.search(
+        r"[A-Za-z0-9)]\s*-\s*$", text
+    ):
         return False
-    return not names_an_operation(text) and all(is_introducing(word, question=question) for word in WORDS.findall(text))
+    return not names_an_operation(text) and all(
+        is_introducing(word, question=question) for word in WORDS.findall(text)
+    )
 
 
 def names_an_operation(text: str) -> bool:
@@ -347,18 +399,27 @@ def _is_label(side: str, *, question: str) -> bool:
         return False
     if read_quantity(side) is not None:
         return False
-    words = WORDS.findall(plain(re.sub(r"\\[A-Za-z]+", lambda match: " " if match[0] not in NAMING else match[0], side)))
+    words = WORDS.findall(
+        plain(
+            re.sub(r"\\[A-Za-z]+", lambda match: " " if match[0] not in NAMING else match[0], side)
+        )
+    )
     mathematics = re.search(
         r"\\(?:sqrt|d?frac|pi|log|ln|sin|cos|tan|binom|infty|pm|neq?|not|le|ge|in)(?![A-Za-z])",
         side,
     )
-    return mathematics is None and all(is_introducing(word, question=question) or word.isupper() or len(word) <= 2 for word in words)
+    return mathematics is None and all(
+        is_introducing(word, question=question) or word.isupper() or len(word) <= 2
+        for word in words
+    )
 
 
 NUMBERED_BEFORE = re.compile(rf"\b(?:{'|'.join(sorted(NUMBERED))}) $", re.IGNORECASE)
 """`Step 8 shows it` names a step, and says nothing of a number."""
 ASKS_THE_REST = re.compile(r"\b(?:left|remain(?:s|ing)?)\b[^.?!]*\?", re.IGNORECASE)
-PARTED = re.compile(r"\b(?:gave|gives|sold|sells|ate|eats|lost|loses|spent|spends|used|uses)\b", re.IGNORECASE)
+PARTED = re.compile(
+    r"\b(?:gave|gives|sold|sells|ate|eats|lost|loses|spent|spends|used|uses)\b", re.IGNORECASE
+)
 KEPT = re.compile(r"\b(?:left|remain\w*|has|have|had)\b", re.IGNORECASE)
 """`Tom gave away 18 apples` says nothing of the apples that are left."""
 ENDS_IN_OF = re.compile(r"(?:\b([A-Za-z]+) )?\b([A-Za-z]+) of[\s:$]*$")
@@ -372,4 +433,8 @@ def _without_units(side: str) -> str:
     words = [word for word in WORDS.findall(re.sub(r"\\[A-Za-z]+", " ", side)) if len(word) > 1]
     if not words or not all(word.lower() in UNITS or is_counted(word.lower()) for word in words):
         return side
-    return " ".join(re.sub(rf"(?<![A-Za-z\\])(?:{'|'.join(words)})(?![A-Za-z])|/ ?(?:{'|'.join(words)})", " ", side).split())
+    return " ".join(
+        re.sub(
+            rf"(?<![A-Za-z\\])(?:{'|'.join(words)})(?![A-Za-z])|/ ?(?:{'|'.join(words)})", " ", side
+        ).split()
+    )

@@ -29,5 +29,13 @@ def _read(text: str) -> list[Any]:
     r"""What math-verify makes of `text`: an expression and the text itself, only the text, or nothing."""
     text = " ".join(text.replace("$", " ").split())
     if PERCENTAGE.fullmatch(text):
-        return list(parse(text.replace("\\", ""), extraction_config=[ExprExtractionConfig()], parsing_timeout=None))
-    return list(parse(f"${text}$", extraction_config=[LatexExtractionConfig()], parsing_timeout=None))
+        return list(
+            parse(
+                text.replace("\\", ""),
+                extraction_config=[ExprExtractionConfig()],
+                parsing_timeout=None,
+            )
+        )
+    return list(
+        parse(f"${text}$", extraction_config=[LatexExtractionConfig()], parsing_timeout=None)
+    )

@@ -295,4 +295,9 @@ def is_plural_noun(word: str) -> bool:
 
 def is_counted(word: str) -> bool:
     """Whether `word` (lower case) names something that is counted, in the singular or the plural."""
-    return word in COUNTED or word.removesuffix("s") in COUNTED or word.removesuffix("es") in COUNTED or is_plural_noun(word)
+    return (
+        word in COUNTED
+        or word.removesuffix("s") in COUNTED
+        or word.removesuffix("es") in COUNTED
+        or is_plural_noun(word)
+    )

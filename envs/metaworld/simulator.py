@@ -28,8 +28,14 @@ GRIPPER, THING, SECOND_THING = (
 )  # of Meta-World's observation [39]: position, first and second object
 GRIPPER_TASKS = ("reach", "reach-wall")  # the gripper itself is brought to the goal
 TOOL_TASKS = ("stick-pull", "stick-push")  # the first object moves the second one to the goal
-DIVERGENCE = (mujoco.mjtWarning.mjWARN_BADQPOS, mujoco.mjtWarning.mjWARN_BADQVEL, mujoco.mjtWarning.mjWARN_BADQACC)
-STATE = mujoco.mjtState.mjSTATE_INTEGRATION  # all that the next step depends on, the solver's warm start included
+DIVERGENCE = (
+    mujoco.mjtWarning.mjWARN_BADQPOS,
+    mujoco.mjtWarning.mjWARN_BADQVEL,
+    mujoco.mjtWarning.mjWARN_BADQACC,
+)
+STATE = (
+    mujoco.mjtState.mjSTATE_INTEGRATION
+)  # all that the next step depends on, the solver's warm start included
 
 
 class Snapshot(NamedTuple):
@@ -49,7 +55,9 @@ class TaskSimulator:
         self.task = task
         self._env: Any = ALL_V3_ENVIRONMENTS[task + VERSION_SUFFIX]()
         self._env._partially_observable = False  # the scripted experts read the goal
-        del self._env.sawyer_observation_space  # cached for the partially observable case; computed anew by the next line
+        del (
+            self._env.sawyer_observation_space
+        )  # cached for the partially observable case; computed anew by the next line
         assert self._env.sawyer_observation_space.shape == (39,)
         self._env._set_task_called = True
         self._env.seeded_rand_vec = True
@@ -104,7 +112,9 @@ class TaskSimulator:
             places = [fingers, self._observation[THING], self._observation[SECOND_THING], goal]
         else:
             places = [fingers, self._observation[THING], goal]
-        return float(sum(np.linalg.norm(there - here) for here, there in itertools.pairwise(places)))
+        return float(
+            sum(np.linalg.norm(there - here) for here, there in itertools.pairwise(places))
+        )
 
     def _draw(self, seed: int) -> None:
         """Meta-World's reset, which places everything twice (the first time moves bodies in the model), with the hand moved once."""
@@ -118,7 +128,9 @@ class TaskSimulator:
         env._freeze_rand_vec = True  # the second placement uses the first one's draw
         mujoco.mj_resetData(self.model, self.data)
         env.reset_model()
-        mujoco.mj_forward(self.model, self.data)  # bodies have moved since Meta-World's last forward pass: images would lag behind
+        mujoco.mj_forward(
+            self.model, self.data
+        )  # bodies have moved since Meta-World's last forward pass: images would lag behind
 
     def _hand_stays(self) -> None:
         self._env.init_tcp = self._env.tcp_center
@@ -126,7 +138,12 @@ class TaskSimulator:
     def _snapshot(self) -> Snapshot:
         state = np.empty(mujoco.mj_stateSize(self.model, STATE))
         mujoco.mj_getState(self.model, self.data, state, STATE)
-        return Snapshot(state, self.model.body_pos.copy(), self.model.site_pos.copy(), _own_copies(vars(self._env)))
+        return Snapshot(
+            state,
+            self.model.body_pos.copy(),
+            self.model.site_pos.copy(),
+            _own_copies(vars(self._env)),
+        )
 
     def _restore(self, snapshot: Snapshot) -> None:
         vars(self._env).clear()
@@ -139,7 +156,9 @@ class TaskSimulator:
     def _check(self) -> None:
         diverged = [warning.name for warning in DIVERGENCE if self.data.warning[warning].number]
         if diverged or not np.isfinite(self._observation).all():
-            raise RuntimeError(f"The simulation of Meta-World task {self.task!r} diverged ({', '.join(diverged) or 'not finite'}).")
+            raise RuntimeError(
+                f"The simulation of Meta-World task {self.task!r} diverged ({', '.join(diverged) or 'not finite'})."
+            )
 
 
 def _own_copies(attributes: dict[str, Any]) -> dict[str, Any]:
@@ -148,4 +167,8 @@ def _own_copies(attributes: dict[str, Any]) -> dict[str, Any]:
 
 
 def _own_copy(value: Any) -> Any:
-    return value.copy() if isinstance(value, (list, dict)) or (isinstance(value, np.ndarray) and value.base is None) else value
+    return (
+        value.copy()
+        if isinstance(value, (list, dict)) or (isinstance(value, np.ndarray) and value.base is None)
+        else value
+    )

@@ -42,14 +42,18 @@ def lighten(env: Any, *, task: str) -> None:
     bodies = [env.data.body(name) for name in ("hand", "rightclaw", "leftclaw")]
     env._get_curr_obs_combined_no_goal = functools.partial(_observe, env, *bodies)
     if task in ORIENTED_GEOM:
-        env._get_quat_objects = functools.partial(_quaternion, env.data, env.data.geom(ORIENTED_GEOM[task]).id)
+        env._get_quat_objects = functools.partial(
+            _quaternion, env.data, env.data.geom(ORIENTED_GEOM[task]).id
+        )
 
 
 def _observe(env: Any, hand: Any, right: Any, left: Any) -> NDArray[np.float64]:
     """Gripper's position and opening, then position and orientation of up to two objects: float64 [18]."""
     observation = np.zeros(4 + env._obs_obj_max_len)
     observation[:3] = hand.xpos
-    observation[3] = min(float(np.linalg.norm(right.xpos - left.xpos)) / 0.1, 1.0)  # claws are at most about 0.1 m apart
+    observation[3] = min(
+        float(np.linalg.norm(right.xpos - left.xpos)) / 0.1, 1.0
+    )  # claws are at most about 0.1 m apart
     positions, orientations = env._get_pos_objects(), env._get_quat_objects()
     objects = observation[4 : 4 + len(positions) + len(orientations)].reshape(-1, 7)
     objects[:, :3], objects[:, 3:] = positions.reshape(-1, 3), orientations.reshape(-1, 4)
@@ -60,7 +64,9 @@ def _touches(data: mujoco.MjData, pads: list[int], object_geom_id: int) -> bool:
     """Whether both pads of the gripper press on a geom."""
     geoms, addresses = data.contact.geom, data.contact.efc_address
     on_object = (geoms == object_geom_id).any(axis=1)
-    return all(data.efc_force[addresses[on_object & (geoms == pad).any(axis=1)]].sum() > 0 for pad in pads)
+    return all(
+        data.efc_force[addresses[on_object & (geoms == pad).any(axis=1)]].sum() > 0 for pad in pads
+    )
 
 
 def _quaternion(data: mujoco.MjData, geom: int) -> NDArray[np.float64]:

@@ -4,7 +4,6 @@ Meta-World itself has no language; the sentences are ours. Names are Meta-World'
 `drawer-open-v3`, and both are accepted. Plain data: neither MuJoCo nor Meta-World is imported, so that a planner may read it anywhere.
 """
 
-
 from envs.arguments import nearest
 
 VERSION_SUFFIX = "-v3"
@@ -74,4 +73,6 @@ def task_name(name: str) -> str:
     if canonical in INSTRUCTIONS:
         return canonical
     known = tuple(INSTRUCTIONS)
-    raise ValueError(f"Unknown Meta-World task {name!r}.{nearest(canonical, known)} Known: {', '.join(known)}.")
+    raise ValueError(
+        f"Unknown Meta-World task {name!r}.{nearest(canonical, known)} Known: {', '.join(known)}."
+    )

@@ -84,17 +84,32 @@ class SandboxEnv(Environment):
         _check_choice("isolation", isolation, ISOLATIONS)
         _check_choice("split", split, SPLITS)
         if not 0 <= heldout_share < 1:
-            raise ValueError(f"env.kwargs.heldout_share must be at least 0 and below 1, got {heldout_share}.")
+            raise ValueError(
+                f"env.kwargs.heldout_share must be at least 0 and below 1, got {heldout_share}."
+            )
         if num_tests < 4:
-            raise ValueError(f"env.kwargs.num_tests must be at least 4, or chance passes too often; got {num_tests}.")
+            raise ValueError(
+                f"env.kwargs.num_tests must be at least 4, or chance passes too often; got {num_tests}."
+            )
         asked = None if tasks is None else checked_tasks(tasks)
         self._source: ProblemSource = (
-            FileProblems([files] if isinstance(files, str) else files, tasks=asked, heldout_share=heldout_share)
+            FileProblems(
+                [files] if isinstance(files, str) else files,
+                tasks=asked,
+                heldout_share=heldout_share,
+            )
             if files
-            else GeneratedProblems(asked or DEFAULT_TASKS, wording=wording, heldout_share=heldout_share, num_tests=num_tests)
+            else GeneratedProblems(
+                asked or DEFAULT_TASKS,
+                wording=wording,
+                heldout_share=heldout_share,
+                num_tests=num_tests,
+            )
         )
         self._reward, self._split = reward, split
-        self._sandbox = make_sandbox(isolation, url=url, packages=tuple(packages), limits=Limits.of(limits))
+        self._sandbox = make_sandbox(
+            isolation, url=url, packages=tuple(packages), limits=Limits.of(limits)
+        )
         self.spec = text_spec(
             name="sandbox",
             tasks=self._source.tasks,
@@ -104,7 +119,9 @@ class SandboxEnv(Environment):
         )
         self._problem: Problem | None = None
 
-    async def reset(self, *, seed: int | None = None, options: Mapping[str, Any] | None = None) -> tuple[TextObservation, Info]:
+    async def reset(
+        self, *, seed: int | None = None, options: Mapping[str, Any] | None = None
+    ) -> tuple[TextObservation, Info]:
         """See `Environment.reset`; options are `task`, `split` and `row`, a problem in the form of the prompt columns."""
         options = options or {}
         task = read_options(options, spec=self.spec, further=("split", "row")).task
@@ -112,7 +129,11 @@ class SandboxEnv(Environment):
         _check_choice("split", split, SPLITS)
         seed, self._problem = checked_seed(seed), None
         given = options.get("row")
-        problem = self._source.draw(task, split=split, seed=seed) if given is None else Problem.of(PromptRow.of(given))
+        problem = (
+            self._source.draw(task, split=split, seed=seed)
+            if given is None
+            else Problem.of(PromptRow.of(given))
+        )
         self._problem = problem
         return observe(problem.row.prompt), {**_origin(problem), "num_tests": len(problem.cases)}
 
@@ -124,10 +145,14 @@ class SandboxEnv(Environment):
         """
         text = checked_text(action, space=self.spec.action_space)  # type: ignore[arg-type]
         if self._problem is None:
-            raise RuntimeError("The episode has ended or was never started: call reset before step.")
+            raise RuntimeError(
+                "The episode has ended or was never started: call reset before step."
+            )
         problem, self._problem = self._problem, None
         try:
-            verdict = await judge(self._sandbox, problem, program_of(text), stop_early=self._reward == "all")
+            verdict = await judge(
+                self._sandbox, problem, program_of(text), stop_early=self._reward == "all"
+            )
         except SandboxFailed as failed:
             raise EpisodeFailed(str(failed)) from failed
         reward = score(verdict, problem, self._reward)
@@ -155,7 +180,9 @@ class SandboxEnv(Environment):
 class GeneratedProblems:
     """Problems from `envs.sandbox.generator`."""
 
-    def __init__(self, tasks: Sequence[str], *, wording: str, heldout_share: float, num_tests: int) -> None:
+    def __init__(
+        self, tasks: Sequence[str], *, wording: str, heldout_share: float, num_tests: int
+    ) -> None:
         self._tasks = {name: GeneratedTask.of(name) for name in tasks}
         self.tasks = tuple(self._tasks)
         self._wording, self._heldout_share, self._num_tests = wording, heldout_share, num_tests
@@ -173,7 +200,9 @@ class GeneratedProblems:
         return Problem.of(row)
 
 
-def make_sandbox(isolation: str, *, limits: Limits, url: str | None = None, packages: tuple[str, ...] = ()) -> Sandbox:
+def make_sandbox(
+    isolation: str, *, limits: Limits, url: str | None = None, packages: tuple[str, ...] = ()
+) -> Sandbox:
     """The sandbox that `isolation` names; bubblewrap is tried out the first time.
 
     Raises:
@@ -181,13 +210,19 @@ def make_sandbox(isolation: str, *, limits: Limits, url: str | None = None, pack
         RuntimeError: Isolation cannot be had here.
     """
     if (url is not None) != (isolation == "remote"):
-        raise ValueError(f"env.kwargs.url is the address for env.isolation=remote; got url={url!r} and isolation={isolation}.")
+        raise ValueError(
+            f"env.kwargs.url is the address for env.isolation=remote; got url={url!r} and isolation={isolation}."
+        )
     if packages and isolation != "bubblewrap":
-        raise ValueError(f"env.kwargs.packages are for env.isolation=bubblewrap; with {isolation} programs import what is there.")
+        raise ValueError(
+            f"env.kwargs.packages are for env.isolation=bubblewrap; with {isolation} programs import what is there."
+        )
     if isolation == "remote":
         return RemoteSandbox(str(url), limits)
     if isolation == "none":
-        logger.warning("env.isolation=none: programs that a model wrote run unprotected, as the user of this process.")
+        logger.warning(
+            "env.isolation=none: programs that a model wrote run unprotected, as the user of this process."
+        )
         return LocalSandbox(NoIsolation(), limits)
     return LocalSandbox(_tried_bubblewrap(limits, packages), limits)
 
@@ -198,7 +233,9 @@ def _tried_bubblewrap(limits: Limits, packages: tuple[str, ...]) -> Bubblewrap:
         isolation = Bubblewrap(limits, packages)
         check_isolation(isolation, limits)
     except RuntimeError as error:
-        raise RuntimeError(f"Programs cannot be isolated here: {error} {INSTALL}; {ALTERNATIVES}.") from error
+        raise RuntimeError(
+            f"Programs cannot be isolated here: {error} {INSTALL}; {ALTERNATIVES}."
+        ) from error
     return isolation
 
 

@@ -117,9 +117,13 @@ class GeneratedTask(NamedTuple):
         kind, _, steps = name.rpartition("-")
         if kind not in KINDS:
             known = [f"{kind}-n" for kind in KINDS]
-            raise ValueError(f"Unknown sandbox task {name!r}.{nearest(name, known)} Known: {', '.join(known)}, for example lists-2.")
+            raise ValueError(
+                f"Unknown sandbox task {name!r}.{nearest(name, known)} Known: {', '.join(known)}, for example lists-2."
+            )
         if not (steps.isascii() and steps.isdigit() and 1 <= int(steps) <= MAX_STEPS):
-            raise ValueError(f"Sandbox task {name!r} must end in a number of steps from 1 to {MAX_STEPS}, for example {kind}-2.")
+            raise ValueError(
+                f"Sandbox task {name!r} must end in a number of steps from 1 to {MAX_STEPS}, for example {kind}-2."
+            )
         return cls(name, kind, int(steps))
 
 
@@ -131,11 +135,21 @@ class Specification(NamedTuple):
 
     def apply(self, values: Sequence[Any]) -> list[Any]:
         """What the right program gives for each of `values`."""
-        code = compile(self.expression, "specification", "eval")  # an expression from the tables above
+        code = compile(
+            self.expression, "specification", "eval"
+        )  # an expression from the tables above
         return [eval(code, {"v": value}) for value in values]
 
 
-def draw_row(task: GeneratedTask, *, split: str, heldout_share: float, num_tests: int, wording: str, seed: int | None) -> PromptRow:
+def draw_row(
+    task: GeneratedTask,
+    *,
+    split: str,
+    heldout_share: float,
+    num_tests: int,
+    wording: str,
+    seed: int | None,
+) -> PromptRow:
     """The problem of `split` that `seed` stands for, with `num_tests` hidden tests; the right program is in `extra_info`.
 
     Raises:
@@ -146,12 +160,22 @@ def draw_row(task: GeneratedTask, *, split: str, heldout_share: float, num_tests
         specification = _draw(task, random)
         results = specification.apply(_probes(task.kind))
         key = problem_key(task.kind, results)
-        if not _is_sound(task.kind, results) or held_out(key, share=heldout_share) != (split == "heldout"):
+        if not _is_sound(task.kind, results) or held_out(key, share=heldout_share) != (
+            split == "heldout"
+        ):
             continue
         values = _distinct_values(task.kind, specification, random, count=num_tests + NUM_EXAMPLES)
         if values is not None:
-            return _row(task, specification, values, wording=wording, extra_info={"key": key, "split": split})
-    raise ValueError(f"No {split} problem of {task.name!r} in {MAX_DRAWS} draws: heldout_share is {heldout_share}.")
+            return _row(
+                task,
+                specification,
+                values,
+                wording=wording,
+                extra_info={"key": key, "split": split},
+            )
+    raise ValueError(
+        f"No {split} problem of {task.name!r} in {MAX_DRAWS} draws: heldout_share is {heldout_share}."
+    )
 
 
 def problem_key(kind: str, results: Sequence[Any]) -> str:
@@ -172,9 +196,15 @@ def _draw(task: GeneratedTask, random: np.random.Generator) -> Specification:
         choices = (*kind.steps, *(kind.last_steps if number == task.num_steps - 1 else ()))
         step = choices[int(random.integers(len(choices)))]
         first, second = random.permutation(26)[:2]
-        drawn = {"k": int(random.integers(2, 5 if task.kind == "texts" else 10)), "c": LETTERS[first], "d": LETTERS[second]}
+        drawn = {
+            "k": int(random.integers(2, 5 if task.kind == "texts" else 10)),
+            "c": LETTERS[first],
+            "d": LETTERS[second],
+        }
         words.append(step.words.format(**drawn))
-        expression = step.code.format(v=expression if expression == "v" else f"({expression})", e=expression, **drawn)
+        expression = step.code.format(
+            v=expression if expression == "v" else f"({expression})", e=expression, **drawn
+        )
     return Specification(tuple(words), expression)
 
 
@@ -196,35 +226,58 @@ def _value(kind: str, random: np.random.Generator) -> Any:
         case "numbers":
             return int(random.integers(-20, 100))
         case "texts":
-            return "".join(LETTERS[number] for number in random.integers(26, size=int(random.integers(4, 10))))
+            return "".join(
+                LETTERS[number] for number in random.integers(26, size=int(random.integers(4, 10)))
+            )
         case _:
-            return [int(number) for number in random.integers(-9, 21, size=int(random.integers(4, 9)))]
+            return [
+                int(number) for number in random.integers(-9, 21, size=int(random.integers(4, 9)))
+            ]
 
 
 def _row(
-    task: GeneratedTask, specification: Specification, values: Sequence[Any], *, wording: str, extra_info: dict[str, Any]
+    task: GeneratedTask,
+    specification: Specification,
+    values: Sequence[Any],
+    *,
+    wording: str,
+    extra_info: dict[str, Any],
 ) -> PromptRow:
     results, reads_line = specification.apply(values), KINDS[task.kind].reads_line
     if reads_line:
         inputs: list[Any] = [" ".join(map(str, value)) + "\n" for value in values]
         outputs: list[Any] = [_printed(result) + "\n" for result in results]
-        examples = [f"for the line {given.strip()} it prints {shown.strip()}" for given, shown in zip(inputs, outputs, strict=True)]
+        examples = [
+            f"for the line {given.strip()} it prints {shown.strip()}"
+            for given, shown in zip(inputs, outputs, strict=True)
+        ]
     else:
         inputs, outputs = [[value] for value in values], results
-        examples = [f"solve({value!r}) returns {result!r}" for value, result in zip(values, results, strict=True)]
-    prompt = _bare(task.kind, specification) if wording == "bare" else _in_words(task.kind, specification, examples[:NUM_EXAMPLES])
+        examples = [
+            f"solve({value!r}) returns {result!r}"
+            for value, result in zip(values, results, strict=True)
+        ]
+    prompt = (
+        _bare(task.kind, specification)
+        if wording == "bare"
+        else _in_words(task.kind, specification, examples[:NUM_EXAMPLES])
+    )
     hidden = slice(NUM_EXAMPLES, None)
     return PromptRow(
         data_source=task.name,
         prompt=(message("user", prompt),),
-        ground_truth=encoded_tests(inputs=inputs[hidden], outputs=outputs[hidden], function=None if reads_line else "solve"),
+        ground_truth=encoded_tests(
+            inputs=inputs[hidden], outputs=outputs[hidden], function=None if reads_line else "solve"
+        ),
         style=STYLE,
         ability="code",
         extra_info={**extra_info, "solution": _solution(task.kind, specification, wording)},
     )
 
 
-def _distinct_values(kind: str, specification: Specification, random: np.random.Generator, *, count: int) -> list[Any] | None:
+def _distinct_values(
+    kind: str, specification: Specification, random: np.random.Generator, *, count: int
+) -> list[Any] | None:
     """Inputs of which no two are the same, and no result is that of more than a quarter; None if these are not found."""
     values: list[Any] = []
     results: list[Any] = []
@@ -244,7 +297,9 @@ def _printed(result: Any) -> str:
 
 
 def _bare(kind: str, specification: Specification) -> str:
-    given = ("read the line",) if KINDS[kind].reads_line else ()  # or nobody could tell it from the same steps on a list
+    given = (
+        ("read the line",) if KINDS[kind].reads_line else ()
+    )  # or nobody could tell it from the same steps on a list
     return ", then ".join((*given, *specification.words)) + "\n"
 
 

@@ -29,7 +29,12 @@ from envs.sandbox.seccomp import syscall_filter
 
 NOBODY = 65534  # user and group id that the kernel itself calls overflow id; owns nothing
 DEVICES = ("null", "zero", "random", "urandom")
-ENVIRONMENT = {"HOME": "/tmp", "TMPDIR": "/tmp", "LANG": "C.UTF-8", "PYTHONHASHSEED": "0"}  # sets are in the same order at every run
+ENVIRONMENT = {
+    "HOME": "/tmp",
+    "TMPDIR": "/tmp",
+    "LANG": "C.UTF-8",
+    "PYTHONHASHSEED": "0",
+}  # sets are in the same order at every run
 # Without site packages, user site, the script's folder on the path; nothing written; text is UTF-8.
 INTERPRETER_FLAGS = ("-S", "-s", "-P", "-B", "-X", "utf8")
 STAGE = "/sys"  # covered, in a namespace of ours: nothing that is bound can lie there, and bubblewrap does not need it
@@ -72,7 +77,9 @@ class NoIsolation:
     @contextlib.contextmanager
     def launch(self) -> Iterator[Launch]:
         """See `Isolation.launch`."""
-        with tempfile.TemporaryDirectory(prefix="siirl-program-", ignore_cleanup_errors=True) as folder:
+        with tempfile.TemporaryDirectory(
+            prefix="siirl-program-", ignore_cleanup_errors=True
+        ) as folder:
             environment = {**ENVIRONMENT, "HOME": folder, "TMPDIR": folder}
             yield Launch([str(_interpreter()), *INTERPRETER_FLAGS], environment, (), folder)
 
@@ -100,20 +107,36 @@ class Bubblewrap:
         enter, places = [], {path: str(path) for path in sources}
         if os.geteuid() == 0 and _has_nobody():
             stage = _staged(tuple(map(str, sources)))
-            enter, places = stage.enter, {path: stage.place(number) for number, path in enumerate(sources)}
-        binds = [option for path, inside in sources.items() for option in ("--ro-bind", places[path], str(inside))]
+            enter, places = (
+                stage.enter,
+                {path: stage.place(number) for number, path in enumerate(sources)},
+            )
+        binds = [
+            option
+            for path, inside in sources.items()
+            for option in ("--ro-bind", places[path], str(inside))
+        ]
         self._command = [*enter, bubblewrap, *_walls(binds, limits)]
 
     @contextlib.contextmanager
     def launch(self) -> Iterator[Launch]:
         """See `Isolation.launch`."""
-        reading, writing = os.pipe()  # bwrap reads a filter to its end, so each needs its own; it fits into a pipe
+        reading, writing = (
+            os.pipe()
+        )  # bwrap reads a filter to its end, so each needs its own; it fits into a pipe
         try:
             os.write(writing, self._filter)
         finally:
             os.close(writing)
         try:
-            command = [*self._command, "--seccomp", str(reading), "--", str(_interpreter()), *INTERPRETER_FLAGS]
+            command = [
+                *self._command,
+                "--seccomp",
+                str(reading),
+                "--",
+                str(_interpreter()),
+                *INTERPRETER_FLAGS,
+            ]
             yield Launch(command, self._environment, (reading,), "/")
         finally:
             os.close(reading)
@@ -121,10 +144,24 @@ class Bubblewrap:
 
 def _walls(binds: Sequence[str], limits: Limits) -> list[str]:
     """Bubblewrap's options, in the order in which it carries them out."""
-    options = ["--unshare-all", "--unshare-user", "--disable-userns", "--uid", str(NOBODY), "--gid", str(NOBODY), "--cap-drop", "ALL"]
+    options = [
+        "--unshare-all",
+        "--unshare-user",
+        "--disable-userns",
+        "--uid",
+        str(NOBODY),
+        "--gid",
+        str(NOBODY),
+        "--cap-drop",
+        "ALL",
+    ]
     options += ["--hostname", "sandbox", "--die-with-parent", "--new-session", "--as-pid-1"]
     options += binds
-    for link in ("lib", "lib64", "lib32"):  # the loader's name is /lib64/…, and most systems keep it below /usr
+    for link in (
+        "lib",
+        "lib64",
+        "lib32",
+    ):  # the loader's name is /lib64/…, and most systems keep it below /usr
         path = Path("/") / link
         if path.is_symlink():
             options += ["--symlink", os.readlink(path), str(path)]
@@ -132,7 +169,17 @@ def _walls(binds: Sequence[str], limits: Limits) -> list[str]:
         options += ["--tmpfs", str(folder), "--remount-ro", str(folder)]
     for device in DEVICES:
         options += ["--dev-bind", f"/dev/{device}", f"/dev/{device}"]
-    return [*options, "--size", str(limits.tmp_bytes), "--tmpfs", "/tmp", "--remount-ro", "/", "--chdir", "/tmp"]
+    return [
+        *options,
+        "--size",
+        str(limits.tmp_bytes),
+        "--tmpfs",
+        "/tmp",
+        "--remount-ro",
+        "/",
+        "--chdir",
+        "/tmp",
+    ]
 
 
 def _has_nobody() -> bool:
@@ -143,7 +190,9 @@ def _has_nobody() -> bool:
 
 
 def _maps_nobody(id_map: str) -> bool:
-    ranges = [map(int, line.split()) for line in id_map.splitlines()]  # first inside, first outside, count
+    ranges = [
+        map(int, line.split()) for line in id_map.splitlines()
+    ]  # first inside, first outside, count
     return any(first <= NOBODY < first + count for first, _, count in ranges)
 
 
@@ -161,16 +210,29 @@ def _system_folders() -> list[Path]:
 def _interpreter_files() -> list[Path]:
     """Executable, standard library and, if there is one, libpython; without those that are in system folders."""
     paths = [_interpreter(), *_standard_library()]
-    library = Path(sysconfig.get_config_var("LIBDIR") or "/") / (sysconfig.get_config_var("INSTSONAME") or "none")
+    library = Path(sysconfig.get_config_var("LIBDIR") or "/") / (
+        sysconfig.get_config_var("INSTSONAME") or "none"
+    )
     paths += [library] if library.suffix != ".a" and library.is_file() else []
     system = _system_folders()
-    return [path for path in dict.fromkeys(paths) if not any(path.is_relative_to(folder) for folder in system)]
+    return [
+        path
+        for path in dict.fromkeys(paths)
+        if not any(path.is_relative_to(folder) for folder in system)
+    ]
 
 
 def _standard_library() -> list[Path]:
     """Its folders; not those of a virtual environment, which `sysconfig` names if it is not told."""
-    base = {"installed_base": sys.base_prefix, "platbase": sys.base_exec_prefix, "installed_platbase": sys.base_exec_prefix}
-    return [Path(os.path.realpath(sysconfig.get_path(name, vars=base))) for name in ("stdlib", "platstdlib")]
+    base = {
+        "installed_base": sys.base_prefix,
+        "platbase": sys.base_exec_prefix,
+        "installed_platbase": sys.base_exec_prefix,
+    }
+    return [
+        Path(os.path.realpath(sysconfig.get_path(name, vars=base)))
+        for name in ("stdlib", "platstdlib")
+    ]
 
 
 def _package_folders() -> list[Path]:
@@ -178,9 +240,15 @@ def _package_folders() -> list[Path]:
     inside = [*_system_folders(), *_interpreter_files()]
     version = f"python{sys.version_info.major}.{sys.version_info.minor}"
     library = _standard_library()[0].parent
-    candidates = [library / version / name for name in ("site-packages", "dist-packages")] + [library / "python3" / "dist-packages"]
+    candidates = [library / version / name for name in ("site-packages", "dist-packages")] + [
+        library / "python3" / "dist-packages"
+    ]
     candidates += [folder / version / "site-packages" for folder in _system_folders()]
-    return [path for path in dict.fromkeys(candidates) if path.is_dir() and any(path.is_relative_to(folder) for folder in inside)]
+    return [
+        path
+        for path in dict.fromkeys(candidates)
+        if path.is_dir() and any(path.is_relative_to(folder) for folder in inside)
+    ]
 
 
 def _package_files(packages: Sequence[str]) -> list[Path]:
@@ -189,7 +257,9 @@ def _package_files(packages: Sequence[str]) -> list[Path]:
     for name in packages:
         spec = find_spec(name)
         if spec is None or spec.origin is None:
-            raise ValueError(f"Package {name!r} (env.kwargs.packages) is not installed beside this interpreter.")
+            raise ValueError(
+                f"Package {name!r} (env.kwargs.packages) is not installed beside this interpreter."
+            )
         origin = Path(spec.origin)
         path = origin.parent if origin.name == "__init__.py" else origin
         libraries = path.with_name(f"{path.name}.libs")
@@ -201,15 +271,42 @@ class _Stage:
     """A mount namespace in which everyone can reach `sources`, at a place that only this namespace sees."""
 
     def __init__(self, sources: Sequence[str]) -> None:
-        command = ["unshare", "--mount", "--propagation", "private", "sh", "-euc", STAGING, "sh", STAGE, *sources]
-        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as keeper:
+        command = [
+            "unshare",
+            "--mount",
+            "--propagation",
+            "private",
+            "sh",
+            "-euc",
+            STAGING,
+            "sh",
+            STAGE,
+            *sources,
+        ]
+        with subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        ) as keeper:
             assert keeper.stdout is not None and keeper.stderr is not None
             if keeper.stdout.readline() != "ready\n":
-                raise RuntimeError(f"A mount namespace could not be made: {keeper.stderr.read().strip()}.")
-            namespace = os.open(f"/proc/{keeper.pid}/ns/mnt", os.O_RDONLY | os.O_CLOEXEC)  # keeps it when the process has ended
+                raise RuntimeError(
+                    f"A mount namespace could not be made: {keeper.stderr.read().strip()}."
+                )
+            namespace = os.open(
+                f"/proc/{keeper.pid}/ns/mnt", os.O_RDONLY | os.O_CLOEXEC
+            )  # keeps it when the process has ended
         # By our process id: an inherited descriptor would be open in the sandbox.
         name = f"/proc/{os.getpid()}/fd/{namespace}"
-        self.enter = ["nsenter", f"--mount={name}", f"--setuid={NOBODY}", f"--setgid={NOBODY}", "--"]
+        self.enter = [
+            "nsenter",
+            f"--mount={name}",
+            f"--setuid={NOBODY}",
+            f"--setgid={NOBODY}",
+            "--",
+        ]
 
     def place(self, number: int) -> str:
         """Where source `number` is."""

@@ -35,13 +35,27 @@ class Limits:
 
     def __post_init__(self) -> None:
         # With less memory and fewer files the interpreter does not start; in less time nothing answers.
-        least = {"memory_bytes": 48 * MEBIBYTE, "open_files": 16, "wall_s": SHORTEST_DEADLINE_S, "total_s": SHORTEST_DEADLINE_S}
+        least = {
+            "memory_bytes": 48 * MEBIBYTE,
+            "open_files": 16,
+            "wall_s": SHORTEST_DEADLINE_S,
+            "total_s": SHORTEST_DEADLINE_S,
+        }
         for field in fields(self):
-            value, minimum = getattr(self, field.name), least.get(field.name, 0 if field.type is float else 1)
-            if isinstance(value, bool) or not isinstance(value, field.type if field.type is int else (int, float)):
-                raise ValueError(f"limits.{field.name} must be a number ({field.type}), got {value!r}.")
+            value, minimum = (
+                getattr(self, field.name),
+                least.get(field.name, 0 if field.type is float else 1),
+            )
+            if isinstance(value, bool) or not isinstance(
+                value, field.type if field.type is int else (int, float)
+            ):
+                raise ValueError(
+                    f"limits.{field.name} must be a number ({field.type}), got {value!r}."
+                )
             if not (value >= minimum and value > 0 and value < float("inf")):
-                raise ValueError(f"limits.{field.name} must be at least {minimum or 'more than 0'}, and finite, got {value}.")
+                raise ValueError(
+                    f"limits.{field.name} must be at least {minimum or 'more than 0'}, and finite, got {value}."
+                )
 
     @classmethod
     def of(cls, given: Mapping[str, Any] | None) -> "Limits":
@@ -53,7 +67,9 @@ class Limits:
         known = [field.name for field in fields(cls)]
         for name in given or {}:
             if name not in known:
-                raise ValueError(f"Unknown limit {name!r}.{nearest(name, known)} Known: {', '.join(known)}.")
+                raise ValueError(
+                    f"Unknown limit {name!r}.{nearest(name, known)} Known: {', '.join(known)}."
+                )
         return cls(**(given or {}))
 
 

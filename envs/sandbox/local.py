@@ -19,9 +19,16 @@ from envs.sandbox.isolation import Isolation
 from envs.sandbox.limits import MEBIBYTE, Ending, Execution, Job, Limits, SandboxFailed
 from envs.sandbox.runner import ERROR_BYTES, HEADER, NOT_STARTED, READY
 
-ENDINGS = (Ending.FINISHED, Ending.CPU_TIME, Ending.WALL_TIME, Ending.OUTPUT, Ending.FILES)  # as runner numbers them
+ENDINGS = (
+    Ending.FINISHED,
+    Ending.CPU_TIME,
+    Ending.WALL_TIME,
+    Ending.OUTPUT,
+    Ending.FILES,
+)  # as runner numbers them
 BOOTSTRAP = (
-    "import marshal; stream = open(0, 'rb', closefd=False); exec(marshal.load(stream), {'stream': stream, '__name__': '__sandbox__'})"
+    "import marshal; stream = open(0, 'rb', closefd=False); "
+    "exec(marshal.load(stream), {'stream': stream, '__name__': '__sandbox__'})"
 )
 START_S = 40.0  # a start takes 20 ms; a machine that is two thousand times slower is broken
 GRACE_S = 10.0  # for the keeper to report what it has ended itself; it does so at once unless the machine is busy
@@ -36,7 +43,9 @@ class LocalSandbox:
 
     def __init__(self, isolation: Isolation, limits: Limits) -> None:
         self._isolation, self._limits = isolation, limits
-        self._runner = marshal.dumps(compile(pkgutil.get_data("envs.sandbox", "runner.py") or b"", "runner.py", "exec"))
+        self._runner = marshal.dumps(
+            compile(pkgutil.get_data("envs.sandbox", "runner.py") or b"", "runner.py", "exec")
+        )
 
     async def run(self, job: Job) -> AsyncGenerator[Execution, None]:
         """See `Sandbox.run`."""
@@ -70,7 +79,12 @@ class LocalSandbox:
     def _message(self, job: Job) -> bytes:
         # A lone surrogate is a character that no file could hold: the program gets a question mark, as an editor would save it.
         program = job.program.encode("utf-8", errors="replace").decode()
-        content = {"program": program, "inputs": list(job.inputs), "function": job.function, "limits": asdict(self._limits)}
+        content = {
+            "program": program,
+            "inputs": list(job.inputs),
+            "function": job.function,
+            "limits": asdict(self._limits),
+        }
         return self._runner + marshal.dumps(content)
 
 
@@ -78,7 +92,9 @@ class _Running:
     """One sandbox while it runs."""
 
     def __init__(self, process: asyncio.subprocess.Process, limits: Limits) -> None:
-        assert process.stdin is not None and process.stdout is not None and process.stderr is not None
+        assert (
+            process.stdin is not None and process.stdout is not None and process.stderr is not None
+        )
         self._process, self._limits = process, limits
         self._input, self._output, self._errors = process.stdin, process.stdout, process.stderr
         self._excess: Ending | None = None
@@ -92,14 +108,18 @@ class _Running:
             async with asyncio.timeout(START_S):
                 ready = await self._output.read(1)
         except TimeoutError as late:
-            raise SandboxFailed(await self._complaint(f"did not start within {START_S:g} s")) from late
+            raise SandboxFailed(
+                await self._complaint(f"did not start within {START_S:g} s")
+            ) from late
         if ready != READY:
             raise SandboxFailed(await self._complaint("did not start"))
         self._deadline = asyncio.get_running_loop().time() + self._limits.total_s + GRACE_S
 
     async def next(self) -> Execution | None:
         """The next test's end; None if the keeper has ended."""
-        deadline = min(self._deadline, asyncio.get_running_loop().time() + self._limits.wall_s + GRACE_S)
+        deadline = min(
+            self._deadline, asyncio.get_running_loop().time() + self._limits.wall_s + GRACE_S
+        )
         try:
             async with asyncio.timeout_at(deadline):
                 return await self._read()
@@ -120,16 +140,32 @@ class _Running:
         await self._process.wait()
 
     async def _read(self) -> Execution:
-        number, exit_status, cpu_ms, output_size, error_size = HEADER.unpack(await self._output.readexactly(HEADER.size))
+        number, exit_status, cpu_ms, output_size, error_size = HEADER.unpack(
+            await self._output.readexactly(HEADER.size)
+        )
         if number == NOT_STARTED:
-            raise SandboxFailed("The sandbox could not start a process for the program: this machine has no memory or processes left.")
-        if not 0 <= number < len(ENDINGS) or output_size > self._limits.output_bytes or error_size > ERROR_BYTES:
+            raise SandboxFailed(
+                "The sandbox could not start a process for the program: this machine has no memory or processes left."
+            )
+        if (
+            not 0 <= number < len(ENDINGS)
+            or output_size > self._limits.output_bytes
+            or error_size > ERROR_BYTES
+        ):
             raise ValueError("no record of the keeper's")
         content = await self._output.readexactly(output_size + error_size)
-        return Execution(ENDINGS[number], exit_status, content[:output_size], content[output_size:], cpu_ms / 1000)
+        return Execution(
+            ENDINGS[number],
+            exit_status,
+            content[:output_size],
+            content[output_size:],
+            cpu_ms / 1000,
+        )
 
     async def _send(self, message: bytes) -> None:
-        with contextlib.suppress(ConnectionError):  # it has ended: whoever reads its output finds out
+        with contextlib.suppress(
+            ConnectionError
+        ):  # it has ended: whoever reads its output finds out
             self._input.write(message)
             await self._input.drain()
             self._input.close()
@@ -148,7 +184,9 @@ class _Running:
     def _kill(self) -> None:
         if self._process.returncode is not None:
             return
-        for pid in list(process_tree(self._process.pid)):  # without walls, nothing ends the others with the first
+        for pid in list(
+            process_tree(self._process.pid)
+        ):  # without walls, nothing ends the others with the first
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
 
@@ -189,4 +227,6 @@ def resident_bytes(pid: int) -> int:
     except (FileNotFoundError, ProcessLookupError):
         return 0
     sizes = dict(line.split(":", 1) for line in lines)
-    return sum(int(sizes[name].split()[0]) * 1024 for name in ("RssAnon", "RssShmem") if name in sizes)
+    return sum(
+        int(sizes[name].split()[0]) * 1024 for name in ("RssAnon", "RssShmem") if name in sizes
+    )

@@ -17,7 +17,9 @@ from envs.sandbox.isolation import Isolation
 from envs.sandbox.limits import Ending, Execution, Job, Limits, SandboxFailed
 from envs.sandbox.local import LocalSandbox
 
-TRIAL_S = 30  # it takes a tenth of a second, and a busy machine must not be taken for one without walls
+TRIAL_S = (
+    30  # it takes a tenth of a second, and a busy machine must not be taken for one without walls
+)
 
 # Each attempt raises OSError or MemoryError if the wall holds, and returns what it found if not.
 ATTEMPTS = """
@@ -111,17 +113,26 @@ def check_isolation(isolation: Isolation, limits: Limits) -> None:
         RuntimeError: The sandbox does not start, or an attempt got through; the message says which.
     """
     if not Path(f"/proc/self/task/{threading.get_native_id()}/children").exists():
-        raise RuntimeError("This kernel does not list the children of a process (CONFIG_PROC_CHILDREN), by which memory is watched.")
-    patient = LocalSandbox(isolation, replace(limits, cpu_s=TRIAL_S, wall_s=TRIAL_S, total_s=TRIAL_S))
+        raise RuntimeError(
+            "This kernel does not list the children of a process (CONFIG_PROC_CHILDREN), by which memory is watched."
+        )
+    patient = LocalSandbox(
+        isolation, replace(limits, cpu_s=TRIAL_S, wall_s=TRIAL_S, total_s=TRIAL_S)
+    )
     attempted = _tried(patient, ATTEMPTS, limits)
     if attempted.ending is not Ending.FINISHED or attempted.exit_status != 0:
         raise RuntimeError(f"The sandbox was tried out, and the trial failed: {attempted}.")
     through = json.loads(attempted.output)
     forked = _tried(patient, FORKS, replace(limits, wall_s=TRIAL_S))
-    if forked.ending is not Ending.PROCESSES and (forked.ending, forked.output) != (Ending.FINISHED, b"true"):
+    if forked.ending is not Ending.PROCESSES and (forked.ending, forked.output) != (
+        Ending.FINISHED,
+        b"true",
+    ):
         through.append("start more processes than the limit")
     if through:
-        raise RuntimeError(f"The sandbox does not hold here. In it a program can: {'; '.join(through)}.")
+        raise RuntimeError(
+            f"The sandbox does not hold here. In it a program can: {'; '.join(through)}."
+        )
 
 
 def _tried(sandbox: LocalSandbox, attempts: str, limits: Limits) -> Execution:

@@ -50,7 +50,9 @@ class ProblemFile(NamedTuple):
 class FileProblems:
     """Problems of files; a task is a `data_source`, and the splits are told apart by a hash of the prompt."""
 
-    def __init__(self, files: Sequence[str], *, tasks: Sequence[str] | None, heldout_share: float) -> None:
+    def __init__(
+        self, files: Sequence[str], *, tasks: Sequence[str] | None, heldout_share: float
+    ) -> None:
         self.dropped: Counter[str] = Counter()
         self._problems: dict[str, dict[str, list[Problem]]] = {}
         for file in files:
@@ -58,7 +60,9 @@ class FileProblems:
             self.dropped.update(found.dropped)
             for problem in found.problems:
                 split = "heldout" if held_out(_key(problem.row), share=heldout_share) else "train"
-                self._problems.setdefault(problem.row.data_source, {"train": [], "heldout": []})[split].append(problem)
+                self._problems.setdefault(problem.row.data_source, {"train": [], "heldout": []})[
+                    split
+                ].append(problem)
         unknown = [task for task in tasks or () if task not in self._problems]
         if unknown:
             raise ValueError(
@@ -75,8 +79,12 @@ class FileProblems:
         problems = self._problems[task][split]
         if not problems:
             total = sum(map(len, self._problems[task].values()))
-            raise ValueError(f"None of the {total} problems of {task!r} is a {split} one: change env.kwargs.heldout_share.")
-        random = np.random.default_rng(None if seed is None else [seed, zlib.crc32(task.encode("utf-8", "surrogatepass"))])
+            raise ValueError(
+                f"None of the {total} problems of {task!r} is a {split} one: change env.kwargs.heldout_share."
+            )
+        random = np.random.default_rng(
+            None if seed is None else [seed, zlib.crc32(task.encode("utf-8", "surrogatepass"))]
+        )
         return problems[int(random.integers(len(problems)))]
 
 
@@ -103,14 +111,18 @@ def _read(path: str, fingerprint: tuple[int, int]) -> ProblemFile:
     for reason, count in dropped.items():
         logger.warning("%s: %d problems left out: %s.", path, count, reason)
     if not problems:
-        raise ValueError(f"{path} has no problem that can be judged. Left out: {dict(dropped) or 'nothing, it is empty'}.")
+        raise ValueError(
+            f"{path} has no problem that can be judged. Left out: {dict(dropped) or 'nothing, it is empty'}."
+        )
     return ProblemFile(tuple(problems), dict(dropped))
 
 
 def _fingerprint(path: str) -> tuple[int, int]:
     """Size and time of change: a file that was written anew is read anew."""
     if not Path(path).is_file():
-        raise FileNotFoundError(f"There is no file {path} to read problems from (env.kwargs.files, data.train_files).")
+        raise FileNotFoundError(
+            f"There is no file {path} to read problems from (env.kwargs.files, data.train_files)."
+        )
     status = Path(path).stat()
     return status.st_size, status.st_mtime_ns
 
@@ -140,11 +152,15 @@ def _converter(path: str) -> Callable[[Mapping[str, Any]], PromptRow] | None:
     return _apps_row if columns >= set(APPS_COLUMNS) else None
 
 
-def _row(convert: Callable[[Mapping[str, Any]], PromptRow], line: bytes, *, place: str) -> PromptRow:
+def _row(
+    convert: Callable[[Mapping[str, Any]], PromptRow], line: bytes, *, place: str
+) -> PromptRow:
     try:
         return convert(_object(line, place=place))
     except KeyError as error:
-        raise ValueError(f"{place}: column {error} is missing. Correct the row, or take it out.") from error
+        raise ValueError(
+            f"{place}: column {error} is missing. Correct the row, or take it out."
+        ) from error
     except (TypeError, ValueError) as error:
         raise ValueError(f"{place}: {error}. Correct the row, or take it out.") from error
 
@@ -152,8 +168,13 @@ def _row(convert: Callable[[Mapping[str, Any]], PromptRow], line: bytes, *, plac
 def _object(line: bytes, *, place: str) -> dict[str, Any]:
     try:
         found = json.loads(line)
-    except (ValueError, RecursionError) as error:  # broken JSON, not UTF-8, or a thousand lists in each other
-        raise ValueError(f"{place}: not JSON ({error}). One JSON object a line is expected.") from error
+    except (
+        ValueError,
+        RecursionError,
+    ) as error:  # broken JSON, not UTF-8, or a thousand lists in each other
+        raise ValueError(
+            f"{place}: not JSON ({error}). One JSON object a line is expected."
+        ) from error
     if not isinstance(found, dict):
         raise ValueError(f"{place}: a JSON object is expected, got {shortened(found)}.")
     return found
@@ -161,13 +182,25 @@ def _object(line: bytes, *, place: str) -> dict[str, Any]:
 
 def _apps_row(entry: Mapping[str, Any]) -> PromptRow:
     tests = json.loads(entry["input_output"] or "{}")
-    inputs, outputs, function = tests.get("inputs", []), tests.get("outputs", []), tests.get("fn_name")
-    if function is not None and all(isinstance(output, list) and len(output) == 1 for output in outputs):
+    inputs, outputs, function = (
+        tests.get("inputs", []),
+        tests.get("outputs", []),
+        tests.get("fn_name"),
+    )
+    if function is not None and all(
+        isinstance(output, list) and len(output) == 1 for output in outputs
+    ):
         outputs = [output[0] for output in outputs]
     function = _method(function, entry.get("starter_code"))
     if function is None:
         inputs, outputs = ([_as_text(value) for value in values] for values in (inputs, outputs))
-    return _prompt_row("apps", entry, entry["question"], function, encoded_tests(inputs=inputs, outputs=outputs, function=function))
+    return _prompt_row(
+        "apps",
+        entry,
+        entry["question"],
+        function,
+        encoded_tests(inputs=inputs, outputs=outputs, function=function),
+    )
 
 
 def _live_row(entry: Mapping[str, Any]) -> PromptRow:
@@ -177,25 +210,39 @@ def _live_row(entry: Mapping[str, Any]) -> PromptRow:
     inputs: list[Any] = [case["input"] for case in cases]
     outputs: list[Any] = [case["output"] for case in cases]
     if function is not None:  # one argument a line, each as JSON
-        inputs = [[json.loads(line) for line in text.splitlines() if line.strip()] for text in inputs]
+        inputs = [
+            [json.loads(line) for line in text.splitlines() if line.strip()] for text in inputs
+        ]
         outputs = [json.loads(text) for text in outputs]
     tests = encoded_tests(inputs=inputs, outputs=outputs, function=function)
     return _prompt_row("livecodebench", entry, entry["question_content"], function, tests)
 
 
-def _prompt_row(source: str, entry: Mapping[str, Any], question: object, function: str | None, tests: str) -> PromptRow:
+def _prompt_row(
+    source: str, entry: Mapping[str, Any], question: object, function: str | None, tests: str
+) -> PromptRow:
     if not isinstance(question, str) or not question.strip():
         raise ValueError(f"the question must be text, got {shortened(question)}")
     starter_code = entry.get("starter_code") or ""
     form = TEXT_FORM if function is None else f"The program defines {function}."
     form = f"Complete this:\n{starter_code}" if starter_code.strip() else form
     prompt = f"{question.strip()}\n\n{form}\n{INSTRUCTION}"
-    return PromptRow(data_source=source, prompt=(message("user", prompt),), ground_truth=tests, style=STYLE, ability="code")
+    return PromptRow(
+        data_source=source,
+        prompt=(message("user", prompt),),
+        ground_truth=tests,
+        style=STYLE,
+        ability="code",
+    )
 
 
 def _method(function: str | None, starter_code: str | None) -> str | None:
     """`Solution.name` where the starter code puts the function into that class."""
-    return f"Solution.{function}" if function and "class Solution" in (starter_code or "") else function
+    return (
+        f"Solution.{function}"
+        if function and "class Solution" in (starter_code or "")
+        else function
+    )
 
 
 def _as_text(value: Any) -> Any:
@@ -215,9 +262,13 @@ def _private_cases(text: str) -> list[dict[str, Any]]:
         found = json.loads(text)
     except ValueError:
         try:
-            found = _TextUnpickler(io.BytesIO(_unpacked(base64.b64decode(text, validate=True)))).load()
+            found = _TextUnpickler(
+                io.BytesIO(_unpacked(base64.b64decode(text, validate=True)))
+            ).load()
         except (binascii.Error, zlib.error, pickle.UnpicklingError, EOFError) as error:
-            raise ValueError(f"private_test_cases are neither JSON nor a compressed, pickled text ({error})") from error
+            raise ValueError(
+                f"private_test_cases are neither JSON nor a compressed, pickled text ({error})"
+            ) from error
     found = json.loads(found) if isinstance(found, str) else found
     if not isinstance(found, list):
         raise ValueError(f"private_test_cases must be a list, got {shortened(found)}")
@@ -228,7 +279,9 @@ def _unpacked(packed: bytes) -> bytes:
     stream = zlib.decompressobj()
     content = stream.decompress(packed, MOST_TEST_BYTES)
     if not stream.eof:
-        raise ValueError(f"private_test_cases are cut off, or unpack to more than {MOST_TEST_BYTES} bytes")
+        raise ValueError(
+            f"private_test_cases are cut off, or unpack to more than {MOST_TEST_BYTES} bytes"
+        )
     return content
 
 

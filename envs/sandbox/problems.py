@@ -59,19 +59,33 @@ class Problem:
         try:
             tests = json.loads(require_truth(row.ground_truth))
         except (ValueError, RecursionError) as error:
-            raise ValueError(f"reward_model.ground_truth must be the tests as JSON, got {shortened(row.ground_truth)} ({error})") from error
+            raise ValueError(
+                f"reward_model.ground_truth must be the tests as JSON, got {shortened(row.ground_truth)} ({error})"
+            ) from error
         if not isinstance(tests, Mapping):
-            raise ValueError(f"the tests must be a JSON object with {', '.join(KEYS)}, got {shortened(tests)}")
+            raise ValueError(
+                f"the tests must be a JSON object with {', '.join(KEYS)}, got {shortened(tests)}"
+            )
         _check_keys(tests)
         function, tolerance = tests.get("fn_name"), tests.get("tolerance", 0.0)
         _check_function(function)
-        if isinstance(tolerance, bool) or not isinstance(tolerance, (int, float)) or not 0 <= tolerance < 1:
-            raise ValueError(f"'tolerance' must be a number from 0 to below 1, got {shortened(tolerance)}")
+        if (
+            isinstance(tolerance, bool)
+            or not isinstance(tolerance, (int, float))
+            or not 0 <= tolerance < 1
+        ):
+            raise ValueError(
+                f"'tolerance' must be a number from 0 to below 1, got {shortened(tolerance)}"
+            )
         read = _text_case if function is None else _call_case
-        cases = tuple(read(given, expected, number) for number, (given, expected) in enumerate(_pairs(tests)))
+        cases = tuple(
+            read(given, expected, number) for number, (given, expected) in enumerate(_pairs(tests))
+        )
         problem = cls(row, cases, function, float(tolerance))
         if problem.best_constant == len(cases):
-            raise ValueError(f"all {len(cases)} tests expect the same, so a program that prints a constant would pass")
+            raise ValueError(
+                f"all {len(cases)} tests expect the same, so a program that prints a constant would pass"
+            )
         return problem
 
     @property
@@ -89,7 +103,13 @@ def output_lines(text: str) -> list[str]:
     return [line.rstrip() for line in text.rstrip().splitlines()]
 
 
-def encoded_tests(*, inputs: Sequence[Any], outputs: Sequence[Any], function: str | None = None, tolerance: float = 0.0) -> str:
+def encoded_tests(
+    *,
+    inputs: Sequence[Any],
+    outputs: Sequence[Any],
+    function: str | None = None,
+    tolerance: float = 0.0,
+) -> str:
     """`ground_truth` of a row; the inverse of what `Problem.of` reads."""
     tests: dict[str, Any] = {"inputs": list(inputs), "outputs": list(outputs)}
     tests |= {"fn_name": function} if function is not None else {}
@@ -100,7 +120,9 @@ def encoded_tests(*, inputs: Sequence[Any], outputs: Sequence[Any], function: st
 def _check_keys(tests: Mapping[str, Any]) -> None:
     missing = [key for key in ("inputs", "outputs") if not isinstance(tests.get(key), list)]
     if missing:
-        raise ValueError(f"the tests must have a list {missing[0]!r}; they have {', '.join(map(str, tests)) or 'nothing'}")
+        raise ValueError(
+            f"the tests must have a list {missing[0]!r}; they have {', '.join(map(str, tests)) or 'nothing'}"
+        )
     unknown = [key for key in tests if key not in KEYS]
     if unknown:
         raise ValueError(f"unknown key {unknown[0]!r} in the tests; known: {', '.join(KEYS)}")
@@ -108,20 +130,26 @@ def _check_keys(tests: Mapping[str, Any]) -> None:
 
 def _check_function(name: Any) -> None:
     if name is not None and not (isinstance(name, str) and FUNCTION_NAME.fullmatch(name)):
-        raise ValueError(f"'fn_name' must be a name such as solve or Solution.solve, got {shortened(name)}")
+        raise ValueError(
+            f"'fn_name' must be a name such as solve or Solution.solve, got {shortened(name)}"
+        )
 
 
 def _pairs(tests: Mapping[str, Any]) -> list[tuple[Any, Any]]:
     inputs, outputs = tests["inputs"], tests["outputs"]
     if len(inputs) != len(outputs) or not inputs:
-        raise ValueError(f"there must be as many outputs as inputs, and at least one; got {len(inputs)} and {len(outputs)}")
+        raise ValueError(
+            f"there must be as many outputs as inputs, and at least one; got {len(inputs)} and {len(outputs)}"
+        )
     return list(zip(inputs, outputs, strict=True))
 
 
 def _text_case(given: Any, expected: Any, number: int) -> Case:
     for name, value in (("input", given), ("output", expected)):
         if not isinstance(value, str):
-            raise ValueError(f"{name} {number} must be text, for a program that reads standard input, got {shortened(value)}")
+            raise ValueError(
+                f"{name} {number} must be text, for a program that reads standard input, got {shortened(value)}"
+            )
     return Case(given.encode("utf-8", errors="replace"), expected)
 
 
@@ -129,7 +157,9 @@ def _call_case(given: Any, expected: Any, number: int) -> Case:
     if not isinstance(given, list):
         raise ValueError(f"input {number} must be a list of arguments, got {shortened(given)}")
     if not (_is_plain(given) and _is_plain(expected)):
-        raise ValueError(f"test {number} has numbers that are not finite, or more than {MAX_DEPTH} lists in each other")
+        raise ValueError(
+            f"test {number} has numbers that are not finite, or more than {MAX_DEPTH} lists in each other"
+        )
     return Case(json.dumps(given).encode(), expected)
 
 
@@ -139,8 +169,15 @@ def _is_plain(value: Any, depth: int = 0) -> bool:
         return math.isfinite(value)
     if not isinstance(value, (list, dict)):
         return True
-    return depth < MAX_DEPTH and all(_is_plain(part, depth + 1) for part in (value.values() if isinstance(value, dict) else value))
+    return depth < MAX_DEPTH and all(
+        _is_plain(part, depth + 1)
+        for part in (value.values() if isinstance(value, dict) else value)
+    )
 
 
 def _normal(expected: Any) -> str:
-    return "\n".join(output_lines(expected)) if isinstance(expected, str) else json.dumps(expected, sort_keys=True)
+    return (
+        "\n".join(output_lines(expected))
+        if isinstance(expected, str)
+        else json.dumps(expected, sort_keys=True)
+    )

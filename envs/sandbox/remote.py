@@ -52,7 +52,9 @@ class RemoteSandbox:
     def __init__(self, url: str, limits: Limits) -> None:
         parts = urllib.parse.urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.netloc:
-            raise ValueError(f"env.kwargs.url must be the address of a SandboxFusion service, such as http://sandbox:8080, got {url!r}.")
+            raise ValueError(
+                f"env.kwargs.url must be the address of a SandboxFusion service, such as http://sandbox:8080, got {url!r}."
+            )
         self._address, self._limits = f"{url.rstrip('/')}/run_code", limits
 
     async def run(self, job: Job) -> AsyncGenerator[Execution, None]:
@@ -61,8 +63,14 @@ class RemoteSandbox:
         until = loop.time() + self._limits.total_s
         for given in job.inputs:
             mark = secrets.token_hex(16)
-            code = job.program if job.function is None else job.program + CALL.format(names=job.function.split("."), mark=mark)
-            yield self._execution(await self._ask(code, given), mark=None if job.function is None else mark)
+            code = (
+                job.program
+                if job.function is None
+                else job.program + CALL.format(names=job.function.split("."), mark=mark)
+            )
+            yield self._execution(
+                await self._ask(code, given), mark=None if job.function is None else mark
+            )
             if loop.time() >= until:
                 return
 
@@ -94,7 +102,9 @@ class RemoteSandbox:
             if answer.get("status") in ("Success", "Failed"):
                 return answer
             problem = f"status {answer.get('status')!r}: {str(answer.get('message'))[:200]}"
-        raise SandboxFailed(f"The sandbox service at {self._address} did not run the program: {problem}.")
+        raise SandboxFailed(
+            f"The sandbox service at {self._address} did not run the program: {problem}."
+        )
 
     def _post(self, body: bytes) -> Mapping[str, Any]:
         request = urllib.request.Request(self._address, body, {"Content-Type": "application/json"})
@@ -102,7 +112,13 @@ class RemoteSandbox:
         with urllib.request.urlopen(request, timeout=self._limits.wall_s + TRANSFER_S) as response:
             content = response.read(most + 1)
         if len(content) > most:
-            return {"status": "Failed", "run_result": {"status": "Finished", "stdout": "x" * (self._limits.output_bytes + 1)}}
+            return {
+                "status": "Failed",
+                "run_result": {
+                    "status": "Finished",
+                    "stdout": "x" * (self._limits.output_bytes + 1),
+                },
+            }
         answer = json.loads(content)
         if not isinstance(answer, dict):
             raise ValueError(f"its answer is no JSON object but {str(answer)[:80]!r}")
@@ -113,10 +129,19 @@ class RemoteSandbox:
         if result is None:  # as when a program does not compile, in languages that are compiled
             return Execution(Ending.KILLED)
         try:
-            status, seconds, exit_status = result["status"], float(result.get("execution_time") or 0.0), int(result.get("return_code") or 0)
+            status, seconds, exit_status = (
+                result["status"],
+                float(result.get("execution_time") or 0.0),
+                int(result.get("return_code") or 0),
+            )
         except (AttributeError, KeyError, TypeError, ValueError) as error:
-            raise SandboxFailed(f"The sandbox service at {self._address} answered with a run_result of another form: {error!r}.") from error
-        output, errors = (str(result.get(name) or "").encode("utf-8", errors="replace") for name in ("stdout", "stderr"))
+            raise SandboxFailed(
+                f"The sandbox service at {self._address} answered with a run_result of another form: {error!r}."
+            ) from error
+        output, errors = (
+            str(result.get(name) or "").encode("utf-8", errors="replace")
+            for name in ("stdout", "stderr")
+        )
         if status == "TimeLimitExceeded":
             return Execution(Ending.WALL_TIME, errors=errors[-2000:], cpu_s=seconds)
         if len(output) > self._limits.output_bytes:

@@ -18,14 +18,27 @@ import sys
 import time
 from typing import Any, NoReturn
 
-HEADER = struct.Struct("!BiIII")  # ending, exit status, processor time in ms, bytes of output, bytes of standard error
+HEADER = struct.Struct(
+    "!BiIII"
+)  # ending, exit status, processor time in ms, bytes of output, bytes of standard error
 READY = b"R"
 FINISHED, CPU_TIME, WALL_TIME, OUTPUT, FILES, NOT_STARTED = range(6)
 ERROR_BYTES = 2000
 PIPE_BYTES = 65536  # what a pipe holds, so one read empties it
 GLANCE_MS = 20  # between two looks at the number of files
 RESULT = 3  # descriptor of the result in the program's process
-PRELOADED = ("math", "collections", "itertools", "functools", "heapq", "bisect", "re", "string", "typing", "json")  # if imported by it
+PRELOADED = (
+    "math",
+    "collections",
+    "itertools",
+    "functools",
+    "heapq",
+    "bisect",
+    "re",
+    "string",
+    "typing",
+    "json",
+)  # if imported by it
 
 
 def main(stream: Any) -> None:
@@ -44,7 +57,9 @@ def main(stream: Any) -> None:
         test = Test(job, given)
         try:
             test.start()
-        except OSError:  # no memory or process to be had on this machine, which is not the program's doing
+        except (
+            OSError
+        ):  # no memory or process to be had on this machine, which is not the program's doing
             _write_all(HEADER.pack(NOT_STARTED, 0, 0, 0, 0))
             return
         _write_all(test.finish(until))
@@ -57,7 +72,11 @@ class Test:
 
     def __init__(self, job: dict[str, Any], given: bytes) -> None:
         self.job, self.given, self.limits = job, given, job["limits"]
-        self.received: dict[str, bytearray] = {"output": bytearray(), "errors": bytearray(), "result": bytearray()}
+        self.received: dict[str, bytearray] = {
+            "output": bytearray(),
+            "errors": bytearray(),
+            "result": bytearray(),
+        }
         self.total_errors = 0
 
     def start(self) -> None:
@@ -70,7 +89,9 @@ class Test:
         self.ends: dict[str, int] = {}
         for name in ("input", "output", "errors", "result"):
             reading, writing = os.pipe()
-            theirs[name], self.ends[name] = (reading, writing) if name == "input" else (writing, reading)
+            theirs[name], self.ends[name] = (
+                (reading, writing) if name == "input" else (writing, reading)
+            )
         self.pid = os.fork()
         if self.pid == 0:
             Program(self.job, self.given, theirs).run()
@@ -88,7 +109,9 @@ class Test:
         ending = self.drain() or ending
         for descriptor in self.ends.values():
             os.close(descriptor)
-        return self.record(ending, os.waitstatus_to_exitcode(status), usage.ru_utime + usage.ru_stime)
+        return self.record(
+            ending, os.waitstatus_to_exitcode(status), usage.ru_utime + usage.ru_stime
+        )
 
     def watch(self, deadline: float) -> int:
         """Feed and read the program until its main process ends or a bound is passed."""
@@ -151,7 +174,10 @@ class Test:
 
     def is_over_output(self) -> bool:
         """Whether it printed or returned too much."""
-        return max(len(self.received["output"]), len(self.received["result"]), self.total_errors) > self.limits["output_bytes"]
+        return (
+            max(len(self.received["output"]), len(self.received["result"]), self.total_errors)
+            > self.limits["output_bytes"]
+        )
 
     def record(self, ending: int, exit_status: int, cpu_s: float) -> bytes:
         """The bytes to send."""
@@ -161,7 +187,11 @@ class Test:
         output = self.received["result" if self.job["function"] else "output"]
         sent = b"" if ending == OUTPUT else bytes(output)
         errors = bytes(self.received["errors"])
-        return HEADER.pack(ending, exit_status, int(cpu_s * 1000), len(sent), len(errors)) + sent + errors
+        return (
+            HEADER.pack(ending, exit_status, int(cpu_s * 1000), len(sent), len(errors))
+            + sent
+            + errors
+        )
 
 
 class Program:
@@ -205,7 +235,9 @@ class Program:
         except SystemExit as end:
             status = self.status_of(end.code)
         except BaseException as error:  # noqa: BLE001  (whatever it raises is its result)
-            error.__traceback__ = error.__traceback__ and error.__traceback__.tb_next  # from the program's first line on
+            error.__traceback__ = (
+                error.__traceback__ and error.__traceback__.tb_next
+            )  # from the program's first line on
             sys.__excepthook__(type(error), error, error.__traceback__)
             status = 1
         return self.finish() or status
@@ -257,7 +289,9 @@ def set_limits(limits: dict[str, Any], tasks_before: int) -> None:
         resource.RLIMIT_CORE: 0,
         resource.RLIMIT_MEMLOCK: 0,
     }
-    if os.getpid() != 1 and os.getppid() == 1:  # counted by user: meaningful only where the user is alone in its namespace
+    if (
+        os.getpid() != 1 and os.getppid() == 1
+    ):  # counted by user: meaningful only where the user is alone in its namespace
         bounds[resource.RLIMIT_NPROC] = limits["processes"] + tasks_before
     for kind, bound in bounds.items():
         resource.setrlimit(kind, (bound, bound))

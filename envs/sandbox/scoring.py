@@ -80,7 +80,9 @@ async def judge(sandbox: Sandbox, problem: Problem, program: str, *, stop_early:
                 break
     if not first_fault and len(endings) < total:
         first_fault = f"test {len(endings) + 1} of {total}: not run, the time of all tests was used up or the sandbox broke down"
-    return Verdict(passed, total, first_fault or f"passed all {total} tests", tuple(endings), errors)
+    return Verdict(
+        passed, total, first_fault or f"passed all {total} tests", tuple(endings), errors
+    )
 
 
 def fault_of(execution: Execution, case: Case, problem: Problem) -> str | None:
@@ -123,10 +125,13 @@ def equal_values(result: Any, expected: Any, tolerance: float) -> bool:
         return False
     if isinstance(expected, list):
         return len(result) == len(expected) and all(
-            equal_values(left, right, tolerance) for left, right in zip(result, expected, strict=True)
+            equal_values(left, right, tolerance)
+            for left, right in zip(result, expected, strict=True)
         )
     if isinstance(expected, dict):
-        return result.keys() == expected.keys() and all(equal_values(result[key], expected[key], tolerance) for key in expected)
+        return result.keys() == expected.keys() and all(
+            equal_values(result[key], expected[key], tolerance) for key in expected
+        )
     return bool(result == expected)
 
 
@@ -138,13 +143,17 @@ def _fault_of_text(output: bytes, expected: str, tolerance: float) -> str | None
         return "nothing was printed"
     if len(printed) != len(wanted):
         return "wrong answer: another number of lines"
-    same = tolerance > 0 and all(_same_words(left.split(), right.split(), tolerance) for left, right in zip(printed, wanted, strict=True))
+    same = tolerance > 0 and all(
+        _same_words(left.split(), right.split(), tolerance)
+        for left, right in zip(printed, wanted, strict=True)
+    )
     return None if same else "wrong answer"
 
 
 def _same_words(printed: Sequence[str], wanted: Sequence[str], tolerance: float) -> bool:
     return len(printed) == len(wanted) and all(
-        left == right or _close(_number(left), _number(right), tolerance) for left, right in zip(printed, wanted, strict=True)
+        left == right or _close(_number(left), _number(right), tolerance)
+        for left, right in zip(printed, wanted, strict=True)
     )
 
 
@@ -159,6 +168,8 @@ def _close(result: float, expected: float, tolerance: float) -> bool:
     if tolerance == 0:
         return False
     try:
-        return abs(result - expected) <= tolerance * max(1.0, abs(expected))  # never true of NaN, or of an infinite result
+        return abs(result - expected) <= tolerance * max(
+            1.0, abs(expected)
+        )  # never true of NaN, or of an infinite result
     except OverflowError:  # a whole number beyond the largest float, and a fraction
         return False

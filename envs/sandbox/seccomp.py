@@ -45,21 +45,45 @@ ALLOWED_CALLS = (  # name:number on x86-64:number on AArch64, which leaves out t
     "setrlimit:160:164 getrusage:98:165 sysinfo:99:179 times:100:153 uname:63:160 gettimeofday:96:169 "
     "clock_gettime:228:113 clock_getres:229:114 time:201:- getrandom:318:278"
 )
-CHECKED_CALLS = {"clone": (56, 220), "socketpair": (53, 199), "prctl": (157, 167), "ioctl": (16, 29), "prlimit64": (302, 261)}
+CHECKED_CALLS = {
+    "clone": (56, 220),
+    "socketpair": (53, 199),
+    "prctl": (157, 167),
+    "ioctl": (16, 29),
+    "prlimit64": (302, 261),
+}
 
-ARCHITECTURES = {"x86_64": (0, 0xC000003E), "aarch64": (1, 0xC00000B7)}  # column above, AUDIT_ARCH_* of linux/audit.h
+ARCHITECTURES = {
+    "x86_64": (0, 0xC000003E),
+    "aarch64": (1, 0xC00000B7),
+}  # column above, AUDIT_ARCH_* of linux/audit.h
 X32_BIT = 0x40000000  # the second numbering of x86-64 kernels: as many more ways to each call
 NEW_NAMESPACES = 0x7E020000  # CLONE_NEW{NS,CGROUP,UTS,IPC,USER,PID,NET}
 AF_UNIX = 1
 PRCTL_NAMES = (15, 16)  # PR_SET_NAME, PR_GET_NAME: threads are named
-IOCTLS = (0x5401, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451)  # TCGETS, TIOCGWINSZ, FIONREAD, FIONBIO, FIONCLEX, FIOCLEX; not TIOCSTI
+IOCTLS = (
+    0x5401,
+    0x5413,
+    0x541B,
+    0x5421,
+    0x5450,
+    0x5451,
+)  # TCGETS, TIOCGWINSZ, FIONREAD, FIONBIO, FIONCLEX, FIOCLEX; not TIOCSTI
 
 # struct seccomp_data: nr at 0, arch at 4, then instruction pointer, then six arguments of 8 bytes, of which the low half is read
 NUMBER, ARCHITECTURE, FIRST_ARGUMENT, SECOND_ARGUMENT = 0, 4, 16, 24
-LOAD, EQUAL, AT_LEAST, ANY_BIT, RETURN = 0x20, 0x15, 0x35, 0x45, 0x06  # BPF_LD|W|ABS, JMP|JEQ|K, JMP|JGE|K, JMP|JSET|K, RET|K
+LOAD, EQUAL, AT_LEAST, ANY_BIT, RETURN = (
+    0x20,
+    0x15,
+    0x35,
+    0x45,
+    0x06,
+)  # BPF_LD|W|ABS, JMP|JEQ|K, JMP|JGE|K, JMP|JSET|K, RET|K
 ALLOW, KILL = 0x7FFF0000, 0x80000000  # SECCOMP_RET_ALLOW, SECCOMP_RET_KILL_PROCESS
 
-Instruction = tuple[int, int, int, int]  # code, instructions to jump over if true, if false, operand
+Instruction = tuple[
+    int, int, int, int
+]  # code, instructions to jump over if true, if false, operand
 
 
 def syscall_filter(machine: str | None = None) -> bytes:
@@ -73,9 +97,16 @@ def syscall_filter(machine: str | None = None) -> bytes:
     """
     machine = machine or platform.machine()
     if machine not in ARCHITECTURES:
-        raise RuntimeError(f"There is no table of system calls for {machine}; known: {', '.join(ARCHITECTURES)}.")
+        raise RuntimeError(
+            f"There is no table of system calls for {machine}; known: {', '.join(ARCHITECTURES)}."
+        )
     column, architecture = ARCHITECTURES[machine]
-    program: list[Instruction] = [(LOAD, 0, 0, ARCHITECTURE), (EQUAL, 1, 0, architecture), (RETURN, 0, 0, KILL), (LOAD, 0, 0, NUMBER)]
+    program: list[Instruction] = [
+        (LOAD, 0, 0, ARCHITECTURE),
+        (EQUAL, 1, 0, architecture),
+        (RETURN, 0, 0, KILL),
+        (LOAD, 0, 0, NUMBER),
+    ]
     if machine == "x86_64":
         program += [(AT_LEAST, 0, 1, X32_BIT), (RETURN, 0, 0, KILL)]
     for number in allowed_numbers(machine).values():
@@ -87,9 +118,13 @@ def syscall_filter(machine: str | None = None) -> bytes:
             (RETURN, 0, 0, ALLOW),
             (RETURN, 0, 0, _refusal(errno.EPERM)),
         ],
-        "socketpair": _allow_values((AF_UNIX,), argument=FIRST_ARGUMENT, otherwise=errno.EAFNOSUPPORT),
+        "socketpair": _allow_values(
+            (AF_UNIX,), argument=FIRST_ARGUMENT, otherwise=errno.EAFNOSUPPORT
+        ),
         "prctl": _allow_values(PRCTL_NAMES, argument=FIRST_ARGUMENT, otherwise=errno.EINVAL),
-        "prlimit64": _allow_values((0,), argument=FIRST_ARGUMENT, otherwise=errno.EPERM),  # its own limits only
+        "prlimit64": _allow_values(
+            (0,), argument=FIRST_ARGUMENT, otherwise=errno.EPERM
+        ),  # its own limits only
         "ioctl": _allow_values(IOCTLS, argument=SECOND_ARGUMENT, otherwise=errno.ENOTTY),
     }
     for name, block in checks.items():
@@ -106,7 +141,9 @@ def allowed_numbers(machine: str) -> dict[str, int]:
 
 
 def _allow_values(values: Sequence[int], *, argument: int, otherwise: int) -> list[Instruction]:
-    allowing: list[Instruction] = [step for value in values for step in ((EQUAL, 0, 1, value), (RETURN, 0, 0, ALLOW))]
+    allowing: list[Instruction] = [
+        step for value in values for step in ((EQUAL, 0, 1, value), (RETURN, 0, 0, ALLOW))
+    ]
     return [(LOAD, 0, 0, argument), *allowing, (RETURN, 0, 0, _refusal(otherwise))]
 
 

@@ -1,6 +1,5 @@
 """A calculator, the plainest tool: for demonstrations, benchmarks, and word problems."""
 
-
 from envs.math.expressions import compute
 
 

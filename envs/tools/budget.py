@@ -11,8 +11,14 @@ OUT_OF_CHARACTERS, OUT_OF_TOKENS = "out of characters", "out of tokens"
 class Budget:
     """Counts down over one episode."""
 
-    def __init__(self, *, max_characters: int, max_tokens: int | None, tokenizer: Tokenizer | None) -> None:
-        self._max_characters, self._max_tokens, self._tokenizer = max_characters, max_tokens, tokenizer
+    def __init__(
+        self, *, max_characters: int, max_tokens: int | None, tokenizer: Tokenizer | None
+    ) -> None:
+        self._max_characters, self._max_tokens, self._tokenizer = (
+            max_characters,
+            max_tokens,
+            tokenizer,
+        )
         self._characters = self._tokens = 0
 
     @classmethod
@@ -27,8 +33,14 @@ class Budget:
             if value is not None and value < 1:
                 raise ValueError(f"{name} must be at least 1, got {value}.")
         if (max_tokens is None) != (tokenizer is None):
-            raise ValueError("max_tokens and tokenizer come together: tokens are counted with the model's tokenizer.json.")
-        return cls(max_characters=max_characters, max_tokens=max_tokens, tokenizer=None if tokenizer is None else _read(Path(tokenizer)))
+            raise ValueError(
+                "max_tokens and tokenizer come together: tokens are counted with the model's tokenizer.json."
+            )
+        return cls(
+            max_characters=max_characters,
+            max_tokens=max_tokens,
+            tokenizer=None if tokenizer is None else _read(Path(tokenizer)),
+        )
 
     def restart(self) -> None:
         """A new episode has spent nothing."""
@@ -41,7 +53,9 @@ class Budget:
             return OUT_OF_CHARACTERS  # before tokens are counted, which takes longer
         if self._tokenizer is None or self._max_tokens is None:
             return None
-        encoded = self._tokenizer.encode_batch([_encodable(text) for text in texts], add_special_tokens=False)
+        encoded = self._tokenizer.encode_batch(
+            [_encodable(text) for text in texts], add_special_tokens=False
+        )
         self._tokens += sum(len(entry.ids) for entry in encoded)
         return OUT_OF_TOKENS if self._tokens > self._max_tokens else None
 
@@ -49,7 +63,9 @@ class Budget:
 def _read(path: Path) -> Tokenizer:
     file = path / "tokenizer.json" if path.is_dir() else path
     if not file.is_file():
-        raise FileNotFoundError(f"There is no tokenizer {file} (env.kwargs.tokenizer): give a tokenizer.json, or its folder.")
+        raise FileNotFoundError(
+            f"There is no tokenizer {file} (env.kwargs.tokenizer): give a tokenizer.json, or its folder."
+        )
     return Tokenizer.from_file(str(file))
 
 

@@ -60,7 +60,16 @@ def write_call(call: ToolCall) -> str:
 def announcement(tools: Iterable[ToolDescription]) -> str:
     """What a system message says about tools: how to call them, and their schemas, one JSON object a line."""
     lines = [
-        json.dumps({"type": "function", "function": {"name": t.name, "description": t.description, "parameters": t.parameters}})
+        json.dumps(
+            {
+                "type": "function",
+                "function": {
+                    "name": t.name,
+                    "description": t.description,
+                    "parameters": t.parameters,
+                },
+            }
+        )
         for t in tools
     ]
     return "\n".join(
@@ -87,7 +96,9 @@ def _read(block: str) -> ToolCall | MalformedCall:
         return MalformedCall(f'it must be {{"name": …, "arguments": {{…}}}}, got {shortened(call)}')
     arguments = call.get("arguments", {})
     if not isinstance(arguments, dict):
-        return MalformedCall(f"the arguments of {shortened(call['name'])} must be an object, got {shortened(arguments)}")
+        return MalformedCall(
+            f"the arguments of {shortened(call['name'])} must be an object, got {shortened(arguments)}"
+        )
     return ToolCall(call["name"], arguments)
 
 

@@ -15,7 +15,13 @@ from typing import Any, cast
 from numpy.typing import NDArray
 
 from envs.base import Environment, Info, StepResult
-from envs.math.environment import HELDOUT_SHARE, asked_row, grade_info, opening_info, question_source
+from envs.math.environment import (
+    HELDOUT_SHARE,
+    asked_row,
+    grade_info,
+    opening_info,
+    question_source,
+)
 from envs.math.grading import GRADERS, GRADING_CPU_S, Grader
 from envs.math.question_sources import any_row, can_grade, check_row
 from envs.prompt_files import PromptRow
@@ -98,8 +104,16 @@ class ToolEnv(Environment):
         ):
             if value < 1:
                 raise ValueError(f"{name} must be at least 1, got {value}.")
-        self._budget = Budget.of(max_characters=max_characters, max_tokens=max_tokens, tokenizer=tokenizer)
-        self._source = question_source(tasks=tasks, files=files, wording=wording, heldout_share=heldout_share, ungraded=ungraded)
+        self._budget = Budget.of(
+            max_characters=max_characters, max_tokens=max_tokens, tokenizer=tokenizer
+        )
+        self._source = question_source(
+            tasks=tasks,
+            files=files,
+            wording=wording,
+            heldout_share=heldout_share,
+            ungraded=ungraded,
+        )
         self._toolsets = make_toolsets(tools, deadline_s=tool_deadline_s)
         self._owners: dict[str, Toolset] = {}
         self._descriptions: list[ToolDescription] = []
@@ -118,7 +132,9 @@ class ToolEnv(Environment):
         self._row: PromptRow | None = None
         self._turns = 0
 
-    async def reset(self, *, seed: int | None = None, options: Mapping[str, Any] | None = None) -> tuple[TextObservation, Info]:
+    async def reset(
+        self, *, seed: int | None = None, options: Mapping[str, Any] | None = None
+    ) -> tuple[TextObservation, Info]:
         """See `Environment.reset`; options are `task`, `split` and `row`.
 
         Raises:
@@ -144,7 +160,9 @@ class ToolEnv(Environment):
         """
         text = checked_text(action, space=cast(ModelText, self.spec.action_space))
         if self._row is None:
-            raise RuntimeError("The episode has ended or was never started: call reset before step.")
+            raise RuntimeError(
+                "The episode has ended or was never started: call reset before step."
+            )
         self._turns += 1
         calls = read_calls(text)
         spent = self._budget.spend(text)
@@ -180,12 +198,16 @@ class ToolEnv(Environment):
         for toolset in self._toolsets:
             for description in await toolset.descriptions():
                 if description.name in owners:
-                    raise ValueError(f"Two tools are called {description.name!r}: take one of them out of env.kwargs.tools.")
+                    raise ValueError(
+                        f"Two tools are called {description.name!r}: take one of them out of env.kwargs.tools."
+                    )
                 owners[description.name] = toolset
                 descriptions.append(description)
         self._owners, self._descriptions = owners, descriptions
 
-    async def _called(self, row: PromptRow, calls: Sequence[ToolCall | MalformedCall]) -> StepResult:
+    async def _called(
+        self, row: PromptRow, calls: Sequence[ToolCall | MalformedCall]
+    ) -> StepResult:
         answers, errors = list[Message](), 0
         for number, call in enumerate(calls):
             try:
@@ -200,32 +222,60 @@ class ToolEnv(Environment):
         if spent is not None:
             return self._cut_short(spent, counts)
         success = False if can_grade(row) else None
-        info: Info = {"task": row.data_source, "success": success, REWARD_PARTS: {}, VERDICT: TOOL_CALL, **counts}
+        info: Info = {
+            "task": row.data_source,
+            "success": success,
+            REWARD_PARTS: {},
+            VERDICT: TOOL_CALL,
+            **counts,
+        }
         return observe(answers), 0.0, False, False, info
 
     async def _call(self, call: ToolCall | MalformedCall) -> str:
         if isinstance(call, MalformedCall):
             raise ToolError(f"this is no tool call: {call.reason}")
         if call.name not in self._owners:
-            raise ToolError(f"there is no tool {shortened(call.name)}; there are: {', '.join(self._owners) or 'none'}")
+            raise ToolError(
+                f"there is no tool {shortened(call.name)}; there are: {', '.join(self._owners) or 'none'}"
+            )
         return await self._owners[call.name].call(call.name, call.arguments)
 
     async def _graded(self, row: PromptRow, text: str) -> StepResult:
         self._row = None
         info = await grade_info(text, row, grader=self._grader, format_reward=self._format_reward)
         reward = float(sum(info[REWARD_PARTS].values()))
-        return observe(), reward, True, False, {"task": row.data_source, **info, "tool_calls": 0, "tool_errors": 0}
+        return (
+            observe(),
+            reward,
+            True,
+            False,
+            {"task": row.data_source, **info, "tool_calls": 0, "tool_errors": 0},
+        )
 
     def _cut_short(self, verdict: str, counts: Mapping[str, int] | None = None) -> StepResult:
         assert self._row is not None
         row, self._row = self._row, None
-        graded = {"success": False, REWARD_PARTS: {"correct": 0.0}} if can_grade(row) else {"success": None, REWARD_PARTS: {}}
+        graded = (
+            {"success": False, REWARD_PARTS: {"correct": 0.0}}
+            if can_grade(row)
+            else {"success": None, REWARD_PARTS: {}}
+        )
         counts = counts or {"tool_calls": 0, "tool_errors": 0}
-        return observe(), 0.0, False, True, {"task": row.data_source, **graded, VERDICT: verdict, **counts}
+        return (
+            observe(),
+            0.0,
+            False,
+            True,
+            {"task": row.data_source, **graded, VERDICT: verdict, **counts},
+        )
 
     def _cut(self, answer: str) -> str:
         left_out = len(answer) - self._max_tool_characters
-        return answer if left_out <= 0 else f"{answer[: self._max_tool_characters]}… ({left_out} more characters)"
+        return (
+            answer
+            if left_out <= 0
+            else f"{answer[: self._max_tool_characters]}… ({left_out} more characters)"
+        )
 
 
 def _announced(prompt: Sequence[Message], tools: Sequence[ToolDescription]) -> list[Message]:

@@ -10,7 +10,9 @@ import select
 import threading
 
 KEPT_BYTES = 2000  # the end of a traceback, with the exception; a run's last sentence quotes it
-CHUNK_BYTES = 1 << 16  # what a pipe holds: one read takes everything that a process left when it ended
+CHUNK_BYTES = (
+    1 << 16
+)  # what a pipe holds: one read takes everything that a process left when it ended
 
 
 class ErrorStream:
@@ -73,9 +75,13 @@ class _Reader:
                 self._streams[stream.read_end] = stream
                 os.write(self._wake[1], b".")
                 return
-            self._streams = {stream.read_end: stream}  # in a process that was forked there were its parent's, for the parent to read
+            self._streams = {
+                stream.read_end: stream
+            }  # in a process that was forked there were its parent's, for the parent to read
             self._wake = os.pipe()
-            self._thread = threading.Thread(target=self._read, name="standard errors of tools", daemon=True)
+            self._thread = threading.Thread(
+                target=self._read, name="standard errors of tools", daemon=True
+            )
             self._thread.start()
 
     def remove(self, stream: ErrorStream) -> None:

@@ -17,13 +17,23 @@ import pydantic
 from envs.tools.calls import ToolDescription
 from envs.tools.signatures import function_and_model
 from envs.tools.toolset import ToolError, Toolset, ToolsMissing
-from envs.worker_pool import WorkerKilled, WorkerPool, WorkerRaised, WorkerSettings, WorkerUnavailable, lease, release
+from envs.worker_pool import (
+    WorkerKilled,
+    WorkerPool,
+    WorkerRaised,
+    WorkerSettings,
+    WorkerUnavailable,
+    lease,
+    release,
+)
 
 
 class FunctionTools(Toolset):
     """Functions named by `module:function`."""
 
-    def __init__(self, references: Sequence[str], *, deadline_s: float = 10.0, num_workers: int = 2) -> None:
+    def __init__(
+        self, references: Sequence[str], *, deadline_s: float = 10.0, num_workers: int = 2
+    ) -> None:
         """Import the functions and read their signatures; starts nothing.
 
         Args:
@@ -41,10 +51,16 @@ class FunctionTools(Toolset):
             function, model = function_and_model(reference)
             name = function.__name__
             if name in self._references:
-                raise ValueError(f"Two tools are called {name!r}: {self._references[name]} and {reference}.")
+                raise ValueError(
+                    f"Two tools are called {name!r}: {self._references[name]} and {reference}."
+                )
             self._references[name], self._arguments[name] = reference, model
             self._descriptions.append(_describe(function, model))
-        self._settings = WorkerSettings(target="envs.tools.signatures:call_function", num_workers=num_workers, deadline_s=deadline_s)
+        self._settings = WorkerSettings(
+            target="envs.tools.signatures:call_function",
+            num_workers=num_workers,
+            deadline_s=deadline_s,
+        )
         self._workers: WorkerPool | None = None
 
     async def descriptions(self) -> Sequence[ToolDescription]:
@@ -60,7 +76,9 @@ class FunctionTools(Toolset):
         if self._workers is None:
             self._workers = lease(self._settings)
         try:
-            result = await self._workers.call({"function": self._references[name], "arguments": dict(arguments)})
+            result = await self._workers.call(
+                {"function": self._references[name], "arguments": dict(arguments)}
+            )
         except WorkerRaised as error:
             raise ToolError(str(error)) from error
         except WorkerKilled as error:
@@ -79,7 +97,9 @@ class FunctionTools(Toolset):
 def _describe(function: Callable[..., Any], model: type[pydantic.BaseModel]) -> ToolDescription:
     documentation = inspect.getdoc(function) or ""
     description = " ".join(documentation.partition("\n\n")[0].split())
-    return ToolDescription(function.__name__, description, _without_titles(model.model_json_schema()))
+    return ToolDescription(
+        function.__name__, description, _without_titles(model.model_json_schema())
+    )
 
 
 def _without_titles(schema: Any) -> Any:
@@ -89,11 +109,16 @@ def _without_titles(schema: Any) -> Any:
     if not isinstance(schema, dict):
         return schema
     return {
-        key: {name: _without_titles(entry) for name, entry in value.items()} if key in ("properties", "$defs") else _without_titles(value)
+        key: {name: _without_titles(entry) for name, entry in value.items()}
+        if key in ("properties", "$defs")
+        else _without_titles(value)
         for key, value in schema.items()
         if key != "title" or not isinstance(value, str)
     }
 
 
 def _told(error: pydantic.ValidationError) -> str:
-    return "; ".join(f"{'.'.join(map(str, entry['loc'])) or 'arguments'}: {entry['msg']}" for entry in error.errors())
+    return "; ".join(
+        f"{'.'.join(map(str, entry['loc'])) or 'arguments'}: {entry['msg']}"
+        for entry in error.errors()
+    )

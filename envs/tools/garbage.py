@@ -10,7 +10,10 @@ from contextvars import ContextVar
 from pydantic import ValidationError
 
 SHOWN_CHARACTERS = 200
-LIBRARY_LOGGERS = ("mcp.client.stdio", "client")  # lines that are no JSON-RPC; JSON-RPC that is no MCP
+LIBRARY_LOGGERS = (
+    "mcp.client.stdio",
+    "client",
+)  # lines that are no JSON-RPC; JSON-RPC that is no MCP
 
 logger = logging.getLogger(__name__)
 _warned: set[str] = set()  # servers, by their commands: every episode starts one anew
@@ -29,7 +32,11 @@ class GarbageCount:
 
     def sentence(self) -> str:
         """What to add to a complaint about the server; empty if it wrote no such line."""
-        return f" It wrote {self.lines} lines to its standard output that are no MCP." if self.lines else ""
+        return (
+            f" It wrote {self.lines} lines to its standard output that are no MCP."
+            if self.lines
+            else ""
+        )
 
     def add(self, line: str) -> None:
         """Count one, and warn of the server's first."""

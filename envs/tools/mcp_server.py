@@ -61,7 +61,11 @@ class MCPTools(Toolset):
         self.replayable = replayable
         supervisor, *supervised = [*SUPERVISOR, command, *args]
         self._parameters = StdioServerParameters(
-            command=supervisor, args=supervised, env=dict(env or {}), cwd=cwd, encoding_error_handler="replace"
+            command=supervisor,
+            args=supervised,
+            env=dict(env or {}),
+            cwd=cwd,
+            encoding_error_handler="replace",
         )
         self._shown = " ".join([command, *args])
         self._deadline_s, self._start_deadline_s, self._fresh = deadline_s, start_deadline_s, fresh
@@ -80,7 +84,9 @@ class MCPTools(Toolset):
                     self._descriptions = await connection.list_tools()
             except (MCPError, TimeoutError, ValidationError) as error:
                 self._drop()
-                raise ToolsMissing(self._complaint("did not tell its tools", error, connection)) from error
+                raise ToolsMissing(
+                    self._complaint("did not tell its tools", error, connection)
+                ) from error
         return self._descriptions
 
     async def call(self, name: str, arguments: Mapping[str, Any]) -> str:
@@ -88,7 +94,9 @@ class MCPTools(Toolset):
         connection = await self._connected()
         self._used = True
         try:
-            result = await asyncio.wait_for(connection.client.call_tool(name, dict(arguments)), self._deadline_s)
+            result = await asyncio.wait_for(
+                connection.client.call_tool(name, dict(arguments)), self._deadline_s
+            )
         except TimeoutError as error:
             self._drop()
             raise ToolError(
@@ -101,7 +109,9 @@ class MCPTools(Toolset):
             raise ToolError("its server died; it starts anew with the next call") from error
         except (ValidationError, RuntimeError) as error:  # an answer that is no MCP
             self._drop()
-            raise ToolError(f"its server answered with something else than a result ({type(error).__name__}); it starts anew") from error
+            raise ToolError(
+                f"its server answered with something else than a result ({type(error).__name__}); it starts anew"
+            ) from error
         text = _text(result)
         if result.is_error:
             raise ToolError(text or "it failed without a word")
@@ -125,7 +135,14 @@ class MCPTools(Toolset):
             try:
                 await connection.open(deadline_s=self._start_deadline_s)
                 self._connection = connection
-            except (OSError, MCPError, TimeoutError, ValidationError, RuntimeError, ExceptionGroup) as error:
+            except (
+                OSError,
+                MCPError,
+                TimeoutError,
+                ValidationError,
+                RuntimeError,
+                ExceptionGroup,
+            ) as error:
                 raise ToolsMissing(self._complaint("did not start", error, connection)) from error
             finally:
                 if self._connection is None:  # also where whoever asked was cancelled
@@ -134,7 +151,11 @@ class MCPTools(Toolset):
 
     def _complaint(self, what: str, error: BaseException, connection: "_Connection") -> str:
         said = connection.errors.tail()
-        told = f"The end of its standard error:\n{said}" if said else "It wrote nothing to its standard error."
+        told = (
+            f"The end of its standard error:\n{said}"
+            if said
+            else "It wrote nothing to its standard error."
+        )
         return f"The MCP server {self._shown!r} {what}: {_first_cause(error)}.{connection.garbage.sentence()} {told}"
 
     def _drop(self) -> None:
@@ -182,7 +203,10 @@ class _Connection:
         tools, cursor = [], None
         for _ in range(MAX_PAGES):
             page = await self.client.list_tools(cursor=cursor)
-            tools += [ToolDescription(tool.name, tool.description or "", tool.input_schema) for tool in page.tools]
+            tools += [
+                ToolDescription(tool.name, tool.description or "", tool.input_schema)
+                for tool in page.tools
+            ]
             cursor = page.next_cursor
             if cursor is None:
                 break
@@ -214,7 +238,9 @@ class _Connection:
 
 
 def _text(result: CallToolResult) -> str:
-    return "\n".join(part.text if isinstance(part, TextContent) else f"[{part.type}]" for part in result.content)
+    return "\n".join(
+        part.text if isinstance(part, TextContent) else f"[{part.type}]" for part in result.content
+    )
 
 
 def _first_cause(error: BaseException) -> str:

@@ -29,7 +29,9 @@ def make_toolsets(tools: Sequence[str | Mapping[str, Any]], *, deadline_s: float
         raise ValueError(f"tools must be a list of {KINDS}, got {shortened(tools)}.")
     functions = [entry for entry in tools if isinstance(entry, str)]
     toolsets: list[Toolset] = [FunctionTools(functions, deadline_s=deadline_s)] if functions else []
-    return toolsets + [_make(entry, deadline_s=deadline_s) for entry in tools if not isinstance(entry, str)]
+    return toolsets + [
+        _make(entry, deadline_s=deadline_s) for entry in tools if not isinstance(entry, str)
+    ]
 
 
 def _make(entry: Any, *, deadline_s: float) -> Toolset:
@@ -47,7 +49,9 @@ def _make(entry: Any, *, deadline_s: float) -> Toolset:
     try:
         factory = pkgutil.resolve_name(reference)
     except (ImportError, AttributeError, ValueError) as error:
-        raise ValueError(f"Tool {reference!r} cannot be imported: {type(error).__name__}: {error}.") from error
+        raise ValueError(
+            f"Tool {reference!r} cannot be imported: {type(error).__name__}: {error}."
+        ) from error
     return ProgramTool(_called(factory, arguments, entry))
 
 
@@ -55,5 +59,7 @@ def _called(factory: Any, arguments: Mapping[str, Any], entry: Any) -> Any:
     try:
         inspect.signature(factory).bind(**arguments)
     except TypeError as error:
-        raise ValueError(f"Tool {shortened(entry)}: {error}. Its arguments: {', '.join(inspect.signature(factory).parameters)}.") from error
+        raise ValueError(
+            f"Tool {shortened(entry)}: {error}. Its arguments: {', '.join(inspect.signature(factory).parameters)}."
+        ) from error
     return factory(**arguments)

@@ -11,7 +11,9 @@ from envs.tools.toolset import ToolError, Toolset, ToolsMissing
 
 PARAMETERS = {
     "type": "object",
-    "properties": {"program": {"type": "string", "description": "Python source; what it prints is the answer."}},
+    "properties": {
+        "program": {"type": "string", "description": "Python source; what it prints is the answer."}
+    },
     "required": ["program"],
     "additionalProperties": False,
 }
@@ -36,7 +38,9 @@ class ProgramTool(Toolset):
 
     def __init__(self, runner: ProgramRunner, *, name: str = "python") -> None:
         self._runner = runner
-        self._description = ToolDescription(name, "Run a Python program, and see what it prints. Each starts anew.", PARAMETERS)
+        self._description = ToolDescription(
+            name, "Run a Python program, and see what it prints. Each starts anew.", PARAMETERS
+        )
 
     async def descriptions(self) -> Sequence[ToolDescription]:
         """See `Toolset.descriptions`."""

@@ -10,7 +10,13 @@ from envs.sandbox.limits import Ending, Execution, Job, Limits, Sandbox
 TOTAL_S = 15.0  # of one program; several calls in a turn stay below env.deadline_s
 
 
-def sandboxed(*, isolation: str = "bubblewrap", url: str | None = None, packages: Sequence[str] = (), **limits: Any) -> "SandboxedPrograms":
+def sandboxed(
+    *,
+    isolation: str = "bubblewrap",
+    url: str | None = None,
+    packages: Sequence[str] = (),
+    **limits: Any,
+) -> "SandboxedPrograms":
     """A runner in a sandbox.
 
     Args:
@@ -24,7 +30,9 @@ def sandboxed(*, isolation: str = "bubblewrap", url: str | None = None, packages
         RuntimeError: Isolation cannot be had here.
     """
     bounds = Limits.of({"total_s": TOTAL_S} | limits)
-    return SandboxedPrograms(make_sandbox(isolation, url=url, packages=tuple(packages), limits=bounds))
+    return SandboxedPrograms(
+        make_sandbox(isolation, url=url, packages=tuple(packages), limits=bounds)
+    )
 
 
 class SandboxedPrograms:
@@ -50,7 +58,10 @@ class SandboxedPrograms:
 
 
 def _told(execution: Execution) -> str:
-    parts = [execution.output.decode(errors="replace").rstrip("\n"), execution.errors.decode(errors="replace").rstrip("\n")]
+    parts = [
+        execution.output.decode(errors="replace").rstrip("\n"),
+        execution.errors.decode(errors="replace").rstrip("\n"),
+    ]
     if execution.ending is not Ending.FINISHED:
         parts.append(f"(ended: {execution.ending.value})")
     elif execution.exit_status != 0:

@@ -29,7 +29,10 @@ async def call_function(call: dict[str, Any]) -> Any:
     """Carry out a call that was checked; runs in a worker process."""
     function, model = function_and_model(call["function"])
     checked = model.model_validate(call["arguments"])
-    given = {str(model.model_fields[field].alias): getattr(checked, field) for field in checked.model_fields_set}
+    given = {
+        str(model.model_fields[field].alias): getattr(checked, field)
+        for field in checked.model_fields_set
+    }
     result = function(**given)
     return await result if inspect.isawaitable(result) else result
 
@@ -40,7 +43,9 @@ def _function(reference: str) -> Callable[..., Any]:
     try:
         function = pkgutil.resolve_name(reference)
     except (ImportError, AttributeError, ValueError) as error:
-        raise ValueError(f"Tool {reference!r} cannot be imported: {type(error).__name__}: {error}.") from error
+        raise ValueError(
+            f"Tool {reference!r} cannot be imported: {type(error).__name__}: {error}."
+        ) from error
     if not inspect.isfunction(function):
         raise ValueError(f"Tool {reference!r} is no function, but {function!r}.")
     return function
@@ -55,10 +60,17 @@ def _arguments_model(function: Callable[..., Any], reference: str) -> type[pydan
         if parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
             raise ValueError(f"Tool {reference!r}: parameter {parameter} cannot be passed by name.")
         default = ... if parameter.default is parameter.empty else parameter.default
-        field = pydantic.Field(default, alias=parameter.name, description=described.get(parameter.name))
-        fields[f"argument_{len(fields)}"] = (hints.get(parameter.name, Any), field)  # pydantic takes not every name for a field's own
+        field = pydantic.Field(
+            default, alias=parameter.name, description=described.get(parameter.name)
+        )
+        fields[f"argument_{len(fields)}"] = (
+            hints.get(parameter.name, Any),
+            field,
+        )  # pydantic takes not every name for a field's own
     try:
-        model: type[pydantic.BaseModel] = pydantic.create_model(function.__name__, __config__=pydantic.ConfigDict(extra="forbid"), **fields)
+        model: type[pydantic.BaseModel] = pydantic.create_model(
+            function.__name__, __config__=pydantic.ConfigDict(extra="forbid"), **fields
+        )
         model.model_json_schema()
     except (pydantic.errors.PydanticUserError, NameError) as error:
         raise ValueError(f"Tool {reference!r}: its signature makes no schema. {error}") from error
@@ -67,7 +79,9 @@ def _arguments_model(function: Callable[..., Any], reference: str) -> type[pydan
 
 def _described_parameters(function: Callable[..., Any]) -> dict[str, str]:
     """Descriptions under `Args:` of a docstring in Google's form."""
-    section = re.search(r"^Args:\n((?:[ \t]+.*\n?|\n)+)", inspect.getdoc(function) or "", re.MULTILINE)
+    section = re.search(
+        r"^Args:\n((?:[ \t]+.*\n?|\n)+)", inspect.getdoc(function) or "", re.MULTILINE
+    )
     if section is None:
         return {}
     entries = re.split(r"\n(?=    \S)", section[1].rstrip())

@@ -18,7 +18,9 @@ import time
 from typing import Any
 
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36  # linux/prctl.h
-GRACE_S = 1.0  # from SIGTERM to SIGKILL; the client waits for two seconds, and kills the supervisor then
+GRACE_S = (
+    1.0  # from SIGTERM to SIGKILL; the client waits for two seconds, and kills the supervisor then
+)
 LOOK_EVERY_S = 0.01  # for processes that end when they are killed
 COMMAND_NOT_FOUND = 127  # as a shell says it
 
@@ -31,7 +33,9 @@ def main(command: list[str]) -> int:
     signal.signal(signal.SIGALRM, lambda *_: _signal_children(signal.SIGKILL))
     signal.signal(signal.SIGTERM, _end_with_grace)
     try:  # in a group of its own: a server that kills its group leaves us to tidy up
-        server = os.posix_spawnp(command[0], command, os.environ, setpgroup=0, setsigdef=(signal.SIGPIPE,))
+        server = os.posix_spawnp(
+            command[0], command, os.environ, setpgroup=0, setsigdef=(signal.SIGPIPE,)
+        )
     except OSError as error:
         print(error, file=sys.stderr)
         return COMMAND_NOT_FOUND

@@ -4,10 +4,15 @@ A newcomer reads `advantages`, `policy_losses` and `aggregation.py`; the rest se
 the names in the two registries plus what its pipeline does around them. Balanced partitions live in `siirl.data_coordinator.balance`.
 """
 
-
 from siirl.algos.advantages import ADVANTAGES, estimate_advantages, register_adv_est
 from siirl.algos.aggregation import AGGREGATIONS, aggregate_loss, aggregation_weight
-from siirl.algos.policy_losses import NATIVE_AGGREGATION, POLICY_LOSSES, PolicyLoss, policy_loss, register_policy_loss
+from siirl.algos.policy_losses import (
+    NATIVE_AGGREGATION,
+    POLICY_LOSSES,
+    PolicyLoss,
+    policy_loss,
+    register_policy_loss,
+)
 from siirl.data_coordinator.balance import get_seqlen_balanced_partitions, micro_batches_by_budget
 
 __all__ = [

@@ -83,7 +83,12 @@ def aggregation_weight(*, mask_BT: torch.Tensor, mode: str) -> torch.Tensor:
 
 
 def aggregate_loss(
-    *, loss_BT: torch.Tensor, mask_BT: torch.Tensor, mode: str, denominator: torch.Tensor | float, horizon: int | None = None
+    *,
+    loss_BT: torch.Tensor,
+    mask_BT: torch.Tensor,
+    mode: str,
+    denominator: torch.Tensor | float,
+    horizon: int | None = None,
 ) -> torch.Tensor:
     """The part of the whole batch's loss that these rows make.
 
@@ -106,11 +111,15 @@ def aggregate_loss(
     kept_BT = as_bool_mask(mask_BT)
     require_finite(mask=kept_BT, loss=loss_BT.detach())
     if not 0 < float(denominator) < float("inf"):
-        raise TensorError(f"denominator is {float(denominator)}: the loss is divided by the weight of the whole batch, which is positive.")
+        raise TensorError(
+            f"denominator is {float(denominator)}: the loss is divided by the weight of the whole batch, which is positive."
+        )
     aggregation = _aggregation(mode)
     total = aggregation.rows_B(loss_BT, kept_BT).sum()
     if aggregation.needs_horizon:
         if horizon is None or horizon < 1:
-            raise ConfigError(f"loss_agg_mode={mode} divides by the longest possible response: horizon must be positive, not {horizon}.")
+            raise ConfigError(
+                f"loss_agg_mode={mode} divides by the longest possible response: horizon must be positive, not {horizon}."
+            )
         total = total / horizon
     return total / denominator

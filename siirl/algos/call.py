@@ -14,7 +14,9 @@ from siirl.errors import ConfigError
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
-def register_in(registry: MutableMapping[str, Function], name: str, *, kind: str, known: Collection[str]) -> Callable[[Function], Function]:
+def register_in(
+    registry: MutableMapping[str, Function], name: str, *, kind: str, known: Collection[str]
+) -> Callable[[Function], Function]:
     """Decorator that registers a function which is called by name with what it asks for among `known`.
 
     Raises:
@@ -23,7 +25,9 @@ def register_in(registry: MutableMapping[str, Function], name: str, *, kind: str
 
     def decorator(function: Function) -> Function:
         if name in registry and not same_definition(registry[name], function):
-            raise ConfigError(f"{kind[0].upper()}{kind[1:]} {name!r} is already {name_of(registry[name])}: choose another name.")
+            raise ConfigError(
+                f"{kind[0].upper()}{kind[1:]} {name!r} is already {name_of(registry[name])}: choose another name."
+            )
         check_arguments(function, known=known, kind=kind)
         registry[name] = function
         return function
@@ -34,12 +38,16 @@ def register_in(registry: MutableMapping[str, Function], name: str, *, kind: str
 def check_arguments(function: Callable[..., Any], *, known: Collection[str], kind: str) -> None:
     """Raise ConfigError if `function` requires an argument that is not `known`; arguments with defaults may be called anything."""
     if not callable(function):
-        raise ConfigError(f"{function!r:.80} is of type {type(function).__name__} and cannot be called; a {kind} is a function.")
+        raise ConfigError(
+            f"{function!r:.80} is of type {type(function).__name__} and cannot be called; a {kind} is a function."
+        )
     for name, parameter in inspect.signature(function).parameters.items():
         if parameter.kind in (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL):
             continue
         if parameter.kind is inspect.Parameter.POSITIONAL_ONLY:
-            raise ConfigError(f"Argument {name!r} of {kind} {name_of(function)} is positional-only; a {kind} is called by name.")
+            raise ConfigError(
+                f"Argument {name!r} of {kind} {name_of(function)} is positional-only; a {kind} is called by name."
+            )
         if parameter.default is inspect.Parameter.empty and name not in known:
             raise ConfigError(
                 f"Argument {name!r} of {kind} {name_of(function)} is not provided to a {kind}: give it a default. "
@@ -78,5 +86,7 @@ def definition(function: Callable[..., Any]) -> tuple[str, str]:
     """Module and qualified name of the code that a call runs."""
     if isinstance(function, functools.partial):
         return definition(function.func)
-    code: Any = function if inspect.isroutine(function) or inspect.isclass(function) else type(function)
+    code: Any = (
+        function if inspect.isroutine(function) or inspect.isclass(function) else type(function)
+    )
     return code.__module__, code.__qualname__

@@ -18,7 +18,9 @@ from siirl.algos.tensor_checks import as_bool_mask, require_axes, require_same_s
 from siirl.errors import ConfigError, TensorError, UnknownNameError
 
 
-def zero_variance_keep(*, values_B: torch.Tensor, group_B: torch.Tensor, min_spread: float = 0.0) -> torch.Tensor:
+def zero_variance_keep(
+    *, values_B: torch.Tensor, group_B: torch.Tensor, min_spread: float = 0.0
+) -> torch.Tensor:
     """Keep groups whose values differ by more than rounding and at least `min_spread` (DAPO's dynamic sampling, arXiv 2503.14476, 3.2).
 
     A group of one has nothing to differ from and is dropped.
@@ -27,7 +29,12 @@ def zero_variance_keep(*, values_B: torch.Tensor, group_B: torch.Tensor, min_spr
 
 
 def success_band_keep(
-    *, success_B: torch.Tensor, group_B: torch.Tensor, low: float, high: float, spared_B: torch.Tensor | None = None
+    *,
+    success_B: torch.Tensor,
+    group_B: torch.Tensor,
+    low: float,
+    high: float,
+    spared_B: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Keep groups whose share of successes lies in [low, high]: neither hopeless nor solved.
 
@@ -43,9 +50,15 @@ def success_band_keep(
         TensorError: Shapes that differ, or a flag that is neither 0 nor 1.
     """
     if not 0.0 <= low <= high <= 1.0:
-        raise ConfigError(f"success_low={low}, success_high={high}: a band of success rates needs 0 <= low <= high <= 1.")
-    require_same_shape(success=success_B, group=group_B, **({} if spared_B is None else {"spared": spared_B}))
-    share_B = group_statistics(values_B=as_bool_mask(success_B, name="success").double(), group_B=group_B).mean_B
+        raise ConfigError(
+            f"success_low={low}, success_high={high}: a band of success rates needs 0 <= low <= high <= 1."
+        )
+    require_same_shape(
+        success=success_B, group=group_B, **({} if spared_B is None else {"spared": spared_B})
+    )
+    share_B = group_statistics(
+        values_B=as_bool_mask(success_B, name="success").double(), group_B=group_B
+    ).mean_B
     inside_B = (share_B >= low) & (share_B <= high)
     return inside_B if spared_B is None else inside_B | as_bool_mask(spared_B, name="spared")
 
@@ -87,7 +100,9 @@ MEASURES: dict[str, Callable[..., torch.Tensor]] = {
 """What `algorithm.filter.metric` names: from a batch to one number a trajectory."""
 
 
-def register_filter(name: str) -> Callable[[Callable[..., torch.Tensor]], Callable[..., torch.Tensor]]:
+def register_filter(
+    name: str,
+) -> Callable[[Callable[..., torch.Tensor]], Callable[..., torch.Tensor]]:
     """Decorator that registers a rule of filters; it asks for what it needs of `FILTER_ARGUMENTS`.
 
     Raises:
@@ -96,7 +111,9 @@ def register_filter(name: str) -> Callable[[Callable[..., torch.Tensor]], Callab
     return register_in(FILTERS, name, kind="filter", known=FILTER_ARGUMENTS)
 
 
-def register_filter_metric(name: str) -> Callable[[Callable[..., torch.Tensor]], Callable[..., torch.Tensor]]:
+def register_filter_metric(
+    name: str,
+) -> Callable[[Callable[..., torch.Tensor]], Callable[..., torch.Tensor]]:
     """Decorator that registers a measure of trajectories; it is called with `batch`. Errors are `register_filter`'s."""
     return register_in(MEASURES, name, kind="metric of a filter", known=("batch",))
 
@@ -163,8 +180,13 @@ def srpo_keep(
     require_axes(1, success=success_B)
     require_same_shape(success=success_B, group=group_B, failed=failed_B)
     if len(task_B) != len(success_B):
-        raise TensorError(f"task has {len(task_B)} entries and success {len(success_B)}: one a sample is expected.")
-    success_B, keep_B = as_bool_mask(success_B, name="success"), ~as_bool_mask(failed_B, name="failed")
+        raise TensorError(
+            f"task has {len(task_B)} entries and success {len(success_B)}: one a sample is expected."
+        )
+    success_B, keep_B = (
+        as_bool_mask(success_B, name="success"),
+        ~as_bool_mask(failed_B, name="failed"),
+    )
     dropped = {"failed_simulation": int((~keep_B).sum())}
 
     def drop(reason: str, gone_B: torch.Tensor) -> None:
@@ -179,16 +201,24 @@ def srpo_keep(
     alone_B = torch.zeros_like(keep_B)
     statistics = group_statistics(values_B=success_B[keep_B].double(), group_B=group_B[keep_B])
     share_B[keep_B], alone_B[keep_B] = statistics.mean_B, statistics.count_B == 1
-    with_reference = {task for task, succeeded in zip(task_B, (keep_B & success_B).tolist(), strict=True) if succeeded}.union(
-        reference_tasks
+    with_reference = {
+        task
+        for task, succeeded in zip(task_B, (keep_B & success_B).tolist(), strict=True)
+        if succeeded
+    }.union(reference_tasks)
+    ranked_B = torch.tensor(
+        [reward_ranks_failures and task in with_reference for task in task_B], dtype=torch.bool
     )
-    ranked_B = torch.tensor([reward_ranks_failures and task in with_reference for task in task_B], dtype=torch.bool)
 
     drop("alone_in_group", alone_B)
     drop("all_success", share_B == 1.0)
     drop("all_failure_without_reference", (share_B == 0.0) & ~ranked_B)
     band_B = success_band_keep(
-        success_B=success_B[keep_B], group_B=group_B[keep_B], low=success_low, high=success_high, spared_B=share_B[keep_B] == 0.0
+        success_B=success_B[keep_B],
+        group_B=group_B[keep_B],
+        low=success_low,
+        high=success_high,
+        spared_B=share_B[keep_B] == 0.0,
     )
     outside_B = torch.zeros_like(keep_B)
     outside_B[keep_B] = ~band_B

@@ -50,9 +50,15 @@ def group_ids(index: torch.Tensor | NDArray[np.generic]) -> torch.Tensor:
         TensorError: Fractions, or another shape.
     """
     array = index if isinstance(index, torch.Tensor) else np.asarray(index)
-    fractions = array.is_floating_point() if isinstance(array, torch.Tensor) else np.issubdtype(array.dtype, np.floating)
+    fractions = (
+        array.is_floating_point()
+        if isinstance(array, torch.Tensor)
+        else np.issubdtype(array.dtype, np.floating)
+    )
     if fractions or array.ndim != 1:
-        raise TensorError(f"index must be integers of shape [B]; got {array.dtype} of shape {list(array.shape)}.")
+        raise TensorError(
+            f"index must be integers of shape [B]; got {array.dtype} of shape {list(array.shape)}."
+        )
     if isinstance(array, torch.Tensor):
         return array.long()
     if np.issubdtype(array.dtype, np.integer):
@@ -67,7 +73,9 @@ def group_statistics(*, values_B: torch.Tensor, group_B: torch.Tensor) -> GroupS
         TensorError: Shapes that differ, NaN or infinity, groups that are no integers.
     """
     ids, inverse_B = _groups_of(values_B, group_B)
-    rounding = ROUNDING_UNITS * (torch.finfo(values_B.dtype).eps if values_B.is_floating_point() else 0.0)
+    rounding = ROUNDING_UNITS * (
+        torch.finfo(values_B.dtype).eps if values_B.is_floating_point() else 0.0
+    )
     values = values_B.detach().to(torch.float64)
     zeros_G = torch.zeros(len(ids), dtype=torch.float64, device=values.device)
 
@@ -95,7 +103,9 @@ def group_sum(*, values_B: torch.Tensor, group_B: torch.Tensor) -> torch.Tensor:
     return zeros_G.index_add(0, inverse_B, values_B.detach().to(torch.float64))[inverse_B]
 
 
-def distinguishable(*, values_B: torch.Tensor, group_B: torch.Tensor, min_spread: float = 0.0) -> torch.Tensor:
+def distinguishable(
+    *, values_B: torch.Tensor, group_B: torch.Tensor, min_spread: float = 0.0
+) -> torch.Tensor:
     """`GroupStatistics.told_apart` of the values."""
     return group_statistics(values_B=values_B, group_B=group_B).told_apart(min_spread)
 

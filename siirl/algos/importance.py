@@ -51,14 +51,29 @@ def importance_weights(
     """
     check_importance(level=level, bound=bound, high=high, low=low)
     require_axes(2, old_log_probs=old_log_probs_BT)
-    require_same_shape(old_log_probs=old_log_probs_BT, rollout_log_probs=rollout_log_probs_BT, response_mask=mask_BT)
+    require_same_shape(
+        old_log_probs=old_log_probs_BT,
+        rollout_log_probs=rollout_log_probs_BT,
+        response_mask=mask_BT,
+    )
     kept_BT = as_bool_mask(mask_BT)
-    old_log_probs_BT, rollout_log_probs_BT = old_log_probs_BT.detach(), rollout_log_probs_BT.detach()
-    require_finite(mask=kept_BT, old_log_probs=old_log_probs_BT, rollout_log_probs=rollout_log_probs_BT)
-    exponent_BT = log_ratio(log_probs_BT=old_log_probs_BT, old_log_probs_BT=rollout_log_probs_BT, mask_BT=kept_BT)
+    old_log_probs_BT, rollout_log_probs_BT = (
+        old_log_probs_BT.detach(),
+        rollout_log_probs_BT.detach(),
+    )
+    require_finite(
+        mask=kept_BT, old_log_probs=old_log_probs_BT, rollout_log_probs=rollout_log_probs_BT
+    )
+    exponent_BT = log_ratio(
+        log_probs_BT=old_log_probs_BT, old_log_probs_BT=rollout_log_probs_BT, mask_BT=kept_BT
+    )
     if level != "token":
         of_row = masked_sum if level == "sequence" else masked_mean
-        exponent_BT = of_row(exponent_BT, kept_BT, -1)[:, None].expand_as(exponent_BT).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
+        exponent_BT = (
+            of_row(exponent_BT, kept_BT, -1)[:, None]
+            .expand_as(exponent_BT)
+            .clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
+        )
     weights_BT = exponent_BT.exp()
     inside_BT = kept_BT
     if bound == "truncate":
@@ -75,9 +90,13 @@ def check_importance(*, level: str, bound: str, high: float, low: float) -> None
     if bound not in BOUNDS:
         raise UnknownNameError.of(kind="bound of importance weights", name=bound, known=BOUNDS)
     if not high >= 1.0:
-        raise ConfigError(f"Importance weights: high={high} is below 1, the weight of a sample of the policy itself.")
+        raise ConfigError(
+            f"Importance weights: high={high} is below 1, the weight of a sample of the policy itself."
+        )
     if not 0.0 <= low <= 1.0:
-        raise ConfigError(f"Importance weights: low={low} must lie in [0, 1], as 1 is the weight of a sample of the policy itself.")
+        raise ConfigError(
+            f"Importance weights: low={low} must lie in [0, 1], as 1 is the weight of a sample of the policy itself."
+        )
     if bound == "truncate" and low > 0.0:
         raise ConfigError(
             f"Importance weights: low={low} is read by bound=mask, not by truncate, which holds large weights only: leave it out."

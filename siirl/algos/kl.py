@@ -62,7 +62,9 @@ KL_ARGUMENTS = {
 KL_WITHOUT_GRADIENT = frozenset({"k1", "kl"})
 
 
-def register_kl_estimator(name: str) -> Callable[[Callable[..., torch.Tensor]], Callable[..., torch.Tensor]]:
+def register_kl_estimator(
+    name: str,
+) -> Callable[[Callable[..., torch.Tensor]], Callable[..., torch.Tensor]]:
     """Decorator that registers an estimator: called by name with what it asks for of `KL_ARGUMENTS`, it returns the KL of each token.
 
     Raises:
@@ -76,7 +78,9 @@ def is_kl_estimator(name: str) -> bool:
     return name.removesuffix("+") in KL_ESTIMATORS
 
 
-def kl_estimate(*, log_probs_BT: torch.Tensor, ref_log_probs_BT: torch.Tensor, mask_BT: torch.Tensor, name: str) -> torch.Tensor:
+def kl_estimate(
+    *, log_probs_BT: torch.Tensor, ref_log_probs_BT: torch.Tensor, mask_BT: torch.Tensor, name: str
+) -> torch.Tensor:
     """Estimate per token of KL(pi || ref), 0 where the mask is 0.
 
     Args:
@@ -95,7 +99,11 @@ def kl_estimate(*, log_probs_BT: torch.Tensor, ref_log_probs_BT: torch.Tensor, m
     kept_BT = as_bool_mask(mask_BT)
     require_finite(mask=kept_BT, log_probs=log_probs_BT.detach(), ref_log_prob=ref_log_probs_BT)
     r_BT = log_ratio(log_probs_BT=log_probs_BT, old_log_probs_BT=ref_log_probs_BT, mask_BT=kept_BT)
-    available = {"log_ratio_BT": r_BT, "log_probs_BT": log_probs_BT, "ref_log_probs_BT": ref_log_probs_BT}
+    available = {
+        "log_ratio_BT": r_BT,
+        "log_probs_BT": log_probs_BT,
+        "ref_log_probs_BT": ref_log_probs_BT,
+    }
     value_BT = call_by_name(KL_ESTIMATORS[name.removesuffix("+")], available, kind="KL estimator")
     require_same_shape(response_mask=mask_BT, **{f"KL estimate {name!r}": value_BT})
     value_BT = torch.where(kept_BT, value_BT, torch.zeros_like(value_BT))
@@ -136,13 +144,17 @@ class AdaptiveKLController(FixedKLController):
     def __init__(self, init_kl_coef: float, target_kl: float, horizon: float) -> None:
         super().__init__(init_kl_coef)
         if not (target_kl > 0 and horizon > 0):
-            raise ConfigError(f"kl_ctrl: target_kl={target_kl} and horizon={horizon} must both be positive.")
+            raise ConfigError(
+                f"kl_ctrl: target_kl={target_kl} and horizon={horizon} must both be positive."
+            )
         self.target = target_kl
         self.horizon = horizon
 
     def update(self, current_kl: float, n_steps: int) -> None:
         """Move the coefficient after `n_steps` samples with mean divergence `current_kl`."""
         if not math.isfinite(current_kl):
-            raise TensorError(f"current_kl is {current_kl}: the KL coefficient would mean nothing from here on.")
+            raise TensorError(
+                f"current_kl is {current_kl}: the KL coefficient would mean nothing from here on."
+            )
         proportional_error = min(max(current_kl / self.target - 1.0, -0.2), 0.2)
         self.value *= 1.0 + proportional_error * n_steps / self.horizon

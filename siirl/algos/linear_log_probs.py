@@ -23,12 +23,19 @@ from siirl.algos.log_probs import TokenScores, check_scores, check_temperature, 
 from siirl.algos.products import wide_product
 from siirl.errors import TensorError
 
-BLOCK_ELEMENTS = 1 << 22  # of logits that exist at a time: 16 MiB of float32, which mostly stays in a processor's last cache
+BLOCK_ELEMENTS = (
+    1 << 22
+)  # of logits that exist at a time: 16 MiB of float32, which mostly stays in a processor's last cache
 BLOCK_TOKENS = 1024  # rows of a block at most; the rest is vocabulary, so that a product is not too flat for a matrix unit
 
 
 def linear_token_scores(
-    *, hidden: torch.Tensor, weight: torch.Tensor, tokens: torch.Tensor, temperature: float = 1.0, check: bool = True
+    *,
+    hidden: torch.Tensor,
+    weight: torch.Tensor,
+    tokens: torch.Tensor,
+    temperature: float = 1.0,
+    check: bool = True,
 ) -> TokenScores:
     """Log-probs and entropy of `softmax(hidden @ weight.T / temperature)`, both differentiable in `hidden` and `weight`.
 
@@ -47,15 +54,23 @@ def linear_token_scores(
         TensorError: Shapes or dtypes that do not fit, tokens outside of the vocabulary, NaN or infinity.
     """
     check_temperature(temperature)
-    if weight.ndim != 2 or hidden.shape[-1:] != weight.shape[1:] or hidden.shape[:-1] != tokens.shape:
+    if (
+        weight.ndim != 2
+        or hidden.shape[-1:] != weight.shape[1:]
+        or hidden.shape[:-1] != tokens.shape
+    ):
         raise TensorError(
             f"hidden of shape {list(hidden.shape)} does not fit weight of shape {list(weight.shape)} and tokens of shape "
             f"{list(tokens.shape)}: [..., D], [V, D] and [...] are expected."
         )
     if hidden.dtype != weight.dtype:
-        raise TensorError(f"hidden is {hidden.dtype} and weight is {weight.dtype}: cast one of them.")
+        raise TensorError(
+            f"hidden is {hidden.dtype} and weight is {weight.dtype}: cast one of them."
+        )
     check_tokens(tokens, len(weight))
-    log_probs_N, entropy_N = _LinearTokenScores.apply(hidden.reshape(-1, hidden.shape[-1]), weight, tokens.reshape(-1), temperature)  # type: ignore[no-untyped-call]
+    log_probs_N, entropy_N = _LinearTokenScores.apply(
+        hidden.reshape(-1, hidden.shape[-1]), weight, tokens.reshape(-1), temperature
+    )  # type: ignore[no-untyped-call]
     scores = TokenScores(log_probs_N.view(tokens.shape), entropy_N.view(tokens.shape))
     if check:
         check_scores(scores, hidden=hidden, weight=weight)
@@ -65,7 +80,11 @@ def linear_token_scores(
 class _LinearTokenScores(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, hidden_ND: torch.Tensor, weight_VD: torch.Tensor, tokens_N: torch.Tensor, temperature: float
+        ctx: Any,
+        hidden_ND: torch.Tensor,
+        weight_VD: torch.Tensor,
+        tokens_N: torch.Tensor,
+        temperature: float,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         dtype = torch.float64 if hidden_ND.dtype == torch.float64 else torch.float32
         log_probs_N = torch.empty(len(tokens_N), dtype=dtype, device=hidden_ND.device)
@@ -113,7 +132,12 @@ class _LinearTokenScores(torch.autograd.Function):
             if weight_gradient_VD is not None:
                 assert of_weight_vD is not None
                 weight_gradient_VD[v] = of_weight_vD
-        return None if hidden_gradient_ND is None else hidden_gradient_ND.to(hidden_ND.dtype), weight_gradient_VD, None, None
+        return (
+            None if hidden_gradient_ND is None else hidden_gradient_ND.to(hidden_ND.dtype),
+            weight_gradient_VD,
+            None,
+            None,
+        )
 
 
 class _Running:
@@ -122,7 +146,9 @@ class _Running:
     def __init__(self, tokens_n: torch.Tensor, dtype: torch.dtype) -> None:
         self.tokens_n = tokens_n
         self.largest_n = torch.full_like(tokens_n, -torch.inf, dtype=dtype)
-        self.sum_n, self.weighed_n, self.chosen_n = (torch.zeros_like(self.largest_n) for _ in range(3))
+        self.sum_n, self.weighed_n, self.chosen_n = (
+            torch.zeros_like(self.largest_n) for _ in range(3)
+        )
 
     def add(self, z_nv: torch.Tensor, v: slice) -> None:
         """Take in the logits of a stretch of the vocabulary; they are overwritten."""
@@ -132,7 +158,9 @@ class _Running:
         largest_n = torch.maximum(self.largest_n, z_nv.amax(1))
         moved_n = self.largest_n - largest_n  # of what was summed before, minus infinity at first
         factor_n = moved_n.exp()
-        self.weighed_n = torch.where(self.sum_n > 0, factor_n * (self.weighed_n + self.sum_n * moved_n), self.weighed_n)
+        self.weighed_n = torch.where(
+            self.sum_n > 0, factor_n * (self.weighed_n + self.sum_n * moved_n), self.weighed_n
+        )
         below_nv = z_nv.sub_(largest_n[:, None])
         powers_nv = below_nv.exp()
         self.sum_n = factor_n * self.sum_n + powers_nv.sum(1)
@@ -142,7 +170,11 @@ class _Running:
     def result(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Log-prob of the token, entropy, and log of the sum of exponentials."""
         log_sum_n = self.sum_n.log()
-        return (self.chosen_n - self.largest_n) - log_sum_n, log_sum_n - self.weighed_n / self.sum_n, self.largest_n + log_sum_n
+        return (
+            (self.chosen_n - self.largest_n) - log_sum_n,
+            log_sum_n - self.weighed_n / self.sum_n,
+            self.largest_n + log_sum_n,
+        )
 
 
 def _gradient_of_logits(
@@ -161,12 +193,20 @@ def _gradient_of_logits(
         gradient_nv = p_nv
         gradient_nv.mul_(-_column(of_log_prob_n))
     else:
-        slope_n = entropy_n * of_entropy_n if of_log_prob_n is None else entropy_n * of_entropy_n + of_log_prob_n
+        slope_n = (
+            entropy_n * of_entropy_n
+            if of_log_prob_n is None
+            else entropy_n * of_entropy_n + of_log_prob_n
+        )
         gradient_nv = log_p_nv.mul_(-of_entropy_n[:, None]).sub_(slope_n[:, None]).mul_(p_nv)
     if of_log_prob_n is not None:
         here_n = (tokens_n >= 0) & (tokens_n < z_nv.shape[1])
         place_n = torch.where(here_n, tokens_n, 0)
-        gradient_nv.scatter_add_(1, place_n[:, None], torch.where(here_n, of_log_prob_n, torch.zeros_like(of_log_prob_n))[:, None])
+        gradient_nv.scatter_add_(
+            1,
+            place_n[:, None],
+            torch.where(here_n, of_log_prob_n, torch.zeros_like(of_log_prob_n))[:, None],
+        )
     return gradient_nv
 
 

@@ -30,7 +30,9 @@ class TokenScores:
     """Entropy of the distribution that it was drawn from, in nats."""
 
 
-def token_scores(*, logits: torch.Tensor, tokens: torch.Tensor, temperature: float = 1.0, check: bool = True) -> TokenScores:
+def token_scores(
+    *, logits: torch.Tensor, tokens: torch.Tensor, temperature: float = 1.0, check: bool = True
+) -> TokenScores:
     """Log-probs and entropy, both differentiable, float32 (float64 for float64 logits).
 
     Args:
@@ -46,10 +48,14 @@ def token_scores(*, logits: torch.Tensor, tokens: torch.Tensor, temperature: flo
     """
     check_temperature(temperature)
     if logits.shape[:-1] != tokens.shape:
-        raise TensorError(f"logits of shape {list(logits.shape)} do not fit tokens of shape {list(tokens.shape)}.")
+        raise TensorError(
+            f"logits of shape {list(logits.shape)} do not fit tokens of shape {list(tokens.shape)}."
+        )
     vocabulary = logits.shape[-1]
     check_tokens(tokens, vocabulary)
-    log_probs_N, entropy_N = _TokenScores.apply(logits.reshape(-1, vocabulary), tokens.reshape(-1), temperature)  # type: ignore[no-untyped-call]
+    log_probs_N, entropy_N = _TokenScores.apply(
+        logits.reshape(-1, vocabulary), tokens.reshape(-1), temperature
+    )  # type: ignore[no-untyped-call]
     scores = TokenScores(log_probs_N.view(tokens.shape), entropy_N.view(tokens.shape))
     if check:
         check_scores(scores, may_forbid=True, logits=logits)
@@ -72,20 +78,26 @@ def check_scores(scores: TokenScores, *, may_forbid: bool = False, **inputs: tor
 def check_temperature(temperature: float) -> None:
     """Raise ConfigError for a temperature that is not positive and finite."""
     if not 0 < temperature < math.inf:
-        raise ConfigError(f"temperature={temperature} must be positive: logits are divided by it. Greedy choice has no log-probs.")
+        raise ConfigError(
+            f"temperature={temperature} must be positive: logits are divided by it. Greedy choice has no log-probs."
+        )
 
 
 def check_tokens(tokens: torch.Tensor, vocabulary: int) -> None:
     """Raise TensorError for tokens outside of the vocabulary."""
     if tokens.numel() and (int(tokens.min()) < 0 or int(tokens.max()) >= vocabulary):
-        raise TensorError(f"tokens range from {int(tokens.min())} to {int(tokens.max())}, outside of [0, {vocabulary}).")
+        raise TensorError(
+            f"tokens range from {int(tokens.min())} to {int(tokens.max())}, outside of [0, {vocabulary})."
+        )
 
 
 class _TokenScores(torch.autograd.Function):
     """`log p = z - logsumexp(z)` and `H = -sum p log p` with `z = logits / temperature`, both recomputed in the backward pass."""
 
     @staticmethod
-    def forward(ctx: Any, logits_NV: torch.Tensor, tokens_N: torch.Tensor, temperature: float) -> tuple[torch.Tensor, torch.Tensor]:
+    def forward(
+        ctx: Any, logits_NV: torch.Tensor, tokens_N: torch.Tensor, temperature: float
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         dtype = torch.float64 if logits_NV.dtype == torch.float64 else torch.float32
         log_probs_N = torch.empty(len(tokens_N), dtype=dtype, device=logits_NV.device)
         entropy_N, normalizer_N = torch.empty_like(log_probs_N), torch.empty_like(log_probs_N)
@@ -101,7 +113,9 @@ class _TokenScores(torch.autograd.Function):
         return log_probs_N, entropy_N
 
     @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor | None) -> tuple[torch.Tensor | None, None, None]:
+    def backward(
+        ctx: Any, *gradients: torch.Tensor | None
+    ) -> tuple[torch.Tensor | None, None, None]:
         """`d log p_token / dz = onehot - p` and `dH / dz = -p (log p + H)`."""
         logits_NV, tokens_N, normalizer_N, entropy_N = ctx.saved_tensors
         of_log_prob_N, of_entropy_N = gradients
@@ -109,21 +123,27 @@ class _TokenScores(torch.autograd.Function):
             return None, None, None
         gradient_NV = torch.empty_like(logits_NV)
         for rows in _chunks(logits_NV):
-            log_p_NV = logits_NV[rows].to(normalizer_N.dtype) / ctx.temperature - normalizer_N[rows, None]
+            log_p_NV = (
+                logits_NV[rows].to(normalizer_N.dtype) / ctx.temperature - normalizer_N[rows, None]
+            )
             p_NV = log_p_NV.exp()
             chunk_NV = torch.zeros_like(p_NV)
             if of_log_prob_N is not None:
                 chunk_NV -= of_log_prob_N[rows, None] * p_NV
                 chunk_NV.scatter_add_(1, tokens_N[rows, None], of_log_prob_N[rows, None])
             if of_entropy_N is not None:
-                chunk_NV -= of_entropy_N[rows, None] * (_p_log_p(log_p_NV) + p_NV * entropy_N[rows, None])
+                chunk_NV -= of_entropy_N[rows, None] * (
+                    _p_log_p(log_p_NV) + p_NV * entropy_N[rows, None]
+                )
             gradient_NV[rows] = (chunk_NV / ctx.temperature).to(logits_NV.dtype)
         return gradient_NV, None, None
 
 
 def _p_log_p(log_p_NV: torch.Tensor) -> torch.Tensor:
     """`p log p`, and its limit 0 where p is 0."""
-    return torch.where(log_p_NV == -torch.inf, torch.zeros_like(log_p_NV), log_p_NV.exp() * log_p_NV)
+    return torch.where(
+        log_p_NV == -torch.inf, torch.zeros_like(log_p_NV), log_p_NV.exp() * log_p_NV
+    )
 
 
 def _chunks(logits_NV: torch.Tensor) -> list[slice]:

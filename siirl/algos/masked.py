@@ -42,7 +42,12 @@ def masked_var(values: torch.Tensor, mask: torch.Tensor, unbiased: bool = True) 
 
 
 def masked_moments(
-    values: torch.Tensor, mask: torch.Tensor, *, unbiased: bool = True, ranks: Ranks = ALONE, name: str = "values"
+    values: torch.Tensor,
+    mask: torch.Tensor,
+    *,
+    unbiased: bool = True,
+    ranks: Ranks = ALONE,
+    name: str = "values",
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Mean, variance and number of the kept entries of all ranks, as float64 scalars without gradient.
 
@@ -100,5 +105,9 @@ def _kept(values: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
 
 
 def _sum(values: torch.Tensor, mask: torch.Tensor, axis: Axis = None) -> torch.Tensor:
-    kept = torch.where(as_bool_mask(mask, name="mask"), values, torch.zeros((), dtype=values.dtype, device=values.device))
+    kept = torch.where(
+        as_bool_mask(mask, name="mask"),
+        values,
+        torch.zeros((), dtype=values.dtype, device=values.device),
+    )
     return kept.sum() if axis is None else kept.sum(axis)

@@ -14,7 +14,9 @@ from siirl.algos.tensor_checks import require_counts
 from siirl.errors import ConfigError
 
 
-def overlong_penalty(*, length_B: torch.Tensor, max_length: int, buffer: int, factor: float = 1.0) -> torch.Tensor:
+def overlong_penalty(
+    *, length_B: torch.Tensor, max_length: int, buffer: int, factor: float = 1.0
+) -> torch.Tensor:
     """Soft overlong punishment (DAPO, arXiv 2503.14476, section 3.4, equation 13), float64 [B], to be added to the rewards.
 
     0 up to `max_length - buffer` tokens, then falling linearly, `(max_length - buffer - length) / buffer`, to -1 at `max_length`,
@@ -31,8 +33,12 @@ def overlong_penalty(*, length_B: torch.Tensor, max_length: int, buffer: int, fa
         TensorError: A length that is negative or not finite.
     """
     if not 1 <= buffer <= max_length:
-        raise ConfigError(f"buffer={buffer}: the overlong penalty falls over 1 to max_length={max_length} tokens.")
+        raise ConfigError(
+            f"buffer={buffer}: the overlong penalty falls over 1 to max_length={max_length} tokens."
+        )
     if not 0 <= factor < math.inf:
-        raise ConfigError(f"factor={factor}: the overlong penalty is subtracted, so it must not be negative.")
+        raise ConfigError(
+            f"factor={factor}: the overlong penalty is subtracted, so it must not be negative."
+        )
     require_counts(length=length_B)
     return factor * ((max_length - buffer - length_B.to(torch.float64)) / buffer).clamp(-1.0, 0.0)

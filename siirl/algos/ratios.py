@@ -11,17 +11,27 @@ from siirl.errors import ConfigError
 LOG_RATIO_LIMIT = 80.0
 
 
-def check_clip(*, clip_ratio_low: float, clip_ratio_high: float, clip_ratio_c: float | None = None) -> None:
+def check_clip(
+    *, clip_ratio_low: float, clip_ratio_high: float, clip_ratio_c: float | None = None
+) -> None:
     """Raise ConfigError for bounds that make no sense."""
     if not 0.0 <= clip_ratio_low <= 1.0:
-        raise ConfigError(f"clip_ratio_low={clip_ratio_low}: the ratio is clipped at 1 - clip_ratio_low, so it must lie in [0, 1].")
+        raise ConfigError(
+            f"clip_ratio_low={clip_ratio_low}: the ratio is clipped at 1 - clip_ratio_low, so it must lie in [0, 1]."
+        )
     if not clip_ratio_high >= 0.0:
-        raise ConfigError(f"clip_ratio_high={clip_ratio_high}: the ratio is clipped at 1 + clip_ratio_high, so it must not be negative.")
+        raise ConfigError(
+            f"clip_ratio_high={clip_ratio_high}: the ratio is clipped at 1 + clip_ratio_high, so it must not be negative."
+        )
     if clip_ratio_c is not None and not clip_ratio_c > 1.0:
-        raise ConfigError(f"clip_ratio_c={clip_ratio_c}: the dual clip bounds the ratio from above and must be larger than 1.")
+        raise ConfigError(
+            f"clip_ratio_c={clip_ratio_c}: the dual clip bounds the ratio from above and must be larger than 1."
+        )
 
 
-def log_ratio(*, log_probs_BT: torch.Tensor, old_log_probs_BT: torch.Tensor, mask_BT: torch.Tensor) -> torch.Tensor:
+def log_ratio(
+    *, log_probs_BT: torch.Tensor, old_log_probs_BT: torch.Tensor, mask_BT: torch.Tensor
+) -> torch.Tensor:
     """`log pi - log pi_old`, 0 where the mask is 0 and held within +-`LOG_RATIO_LIMIT`.
 
     Masked before anything is exponentiated, because what stands at a masked token may be anything and 0 * inf is NaN.
@@ -30,22 +40,34 @@ def log_ratio(*, log_probs_BT: torch.Tensor, old_log_probs_BT: torch.Tensor, mas
         TensorError: Shapes that differ, or log-probs that are not finite where the mask is on. A user's own loss may begin here, so one
             trajectory's log-probs are refused here too, not broadcast over all rows.
     """
-    require_same_shape(log_probs=log_probs_BT, old_log_probs=old_log_probs_BT, response_mask=mask_BT)
+    require_same_shape(
+        log_probs=log_probs_BT, old_log_probs=old_log_probs_BT, response_mask=mask_BT
+    )
     kept_BT = as_bool_mask(mask_BT)
-    require_finite(mask=kept_BT, log_probs=log_probs_BT.detach(), old_log_probs=old_log_probs_BT.detach())
-    difference_BT = torch.where(kept_BT, log_probs_BT - old_log_probs_BT, torch.zeros_like(log_probs_BT))
+    require_finite(
+        mask=kept_BT, log_probs=log_probs_BT.detach(), old_log_probs=old_log_probs_BT.detach()
+    )
+    difference_BT = torch.where(
+        kept_BT, log_probs_BT - old_log_probs_BT, torch.zeros_like(log_probs_BT)
+    )
     return difference_BT.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
 
 
 def checked_columns(
-    *, mask_BT: torch.Tensor, log_probs_BT: torch.Tensor, advantages_BT: torch.Tensor, **others_BT: torch.Tensor
+    *,
+    mask_BT: torch.Tensor,
+    log_probs_BT: torch.Tensor,
+    advantages_BT: torch.Tensor,
+    **others_BT: torch.Tensor,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The mask as booleans, and the advantages with 0 where it is off.
 
     Raises:
         TensorError: Columns of different shapes, or not finite where the mask is on.
     """
-    columns = {"log_probs": log_probs_BT, "advantages": advantages_BT} | {key.removesuffix("_BT"): x for key, x in others_BT.items()}
+    columns = {"log_probs": log_probs_BT, "advantages": advantages_BT} | {
+        key.removesuffix("_BT"): x for key, x in others_BT.items()
+    }
     require_axes(2, log_probs=log_probs_BT)
     require_same_shape(**columns, response_mask=mask_BT)
     kept_BT = as_bool_mask(mask_BT)
@@ -53,7 +75,9 @@ def checked_columns(
     return kept_BT, torch.where(kept_BT, advantages_BT, torch.zeros_like(advantages_BT))
 
 
-def clipped_loss(advantages_BT: torch.Tensor, ratio_BT: torch.Tensor, low: float, high: float) -> tuple[torch.Tensor, torch.Tensor]:
+def clipped_loss(
+    advantages_BT: torch.Tensor, ratio_BT: torch.Tensor, low: float, high: float
+) -> tuple[torch.Tensor, torch.Tensor]:
     """PPO's pessimistic bound `max(-A r, -A clip(r))`, and where the clip is what bounds; one number a token, or one a row."""
     require_same_shape(advantages=advantages_BT, ratio=ratio_BT)
     plain_BT = -advantages_BT * ratio_BT

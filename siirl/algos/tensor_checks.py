@@ -42,7 +42,9 @@ def require_finite(*, mask: torch.Tensor | None = None, **tensors: torch.Tensor)
         if len(place) > 1:
             where += f", place {list(place[1:])}"
         rows = int(bad.reshape(bad.shape[0], -1).any(-1).sum()) if place else 1
-        raise TensorError(f"{name} is {float(tensor[place])} in {where} ({rows} such rows of {len(tensor) if place else 1}).")
+        raise TensorError(
+            f"{name} is {float(tensor[place])} in {where} ({rows} such rows of {len(tensor) if place else 1})."
+        )
 
 
 def require_counts(**tensors: torch.Tensor) -> None:
@@ -52,7 +54,9 @@ def require_counts(**tensors: torch.Tensor) -> None:
     for name, tensor in tensors.items():
         if bool((tensor < 0).any()):
             row = int((tensor < 0).nonzero()[0])
-            raise TensorError(f"{name} is {float(tensor[row])} in row {row}: a number of tokens is not negative.")
+            raise TensorError(
+                f"{name} is {float(tensor[row])} in row {row}: a number of tokens is not negative."
+            )
 
 
 def as_bool_mask(mask: torch.Tensor, *, name: str = "response_mask") -> torch.Tensor:
@@ -62,5 +66,7 @@ def as_bool_mask(mask: torch.Tensor, *, name: str = "response_mask") -> torch.Te
     strange = (mask != 0) & (mask != 1)
     if bool(strange.any()):
         place = tuple(strange.nonzero()[0].tolist())
-        raise TensorError(f"{name} is {float(mask[place])} at {list(place)}; a mask holds only 0 and 1.")
+        raise TensorError(
+            f"{name} is {float(mask[place])} at {list(place)}; a mask holds only 0 and 1."
+        )
     return mask.bool()

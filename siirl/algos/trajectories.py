@@ -18,7 +18,9 @@ from siirl.algos.tensor_checks import as_bool_mask, require_axes, require_finite
 from siirl.errors import ConfigError, TensorError
 
 
-def executed_tokens(*, finish_step_B: torch.Tensor, tokens_per_step: int, tokens: int) -> torch.Tensor:
+def executed_tokens(
+    *, finish_step_B: torch.Tensor, tokens_per_step: int, tokens: int
+) -> torch.Tensor:
     """Bool [B, T]: tokens of the first `finish_step` environment steps.
 
     Args:
@@ -34,7 +36,9 @@ def executed_tokens(*, finish_step_B: torch.Tensor, tokens_per_step: int, tokens
     if tokens_per_step < 1:
         raise ConfigError(f"tokens_per_step={tokens_per_step}: an action has at least one token.")
     if finish_step_B.is_floating_point() or finish_step_B.dtype == torch.bool:
-        raise TensorError(f"finish_step is {finish_step_B.dtype}: it counts environment steps, in integers.")
+        raise TensorError(
+            f"finish_step is {finish_step_B.dtype}: it counts environment steps, in integers."
+        )
     end_B = finish_step_B.long() * tokens_per_step
     bad_B = (end_B < 0) | (end_B > tokens)
     if bool(bad_B.any()):
@@ -60,13 +64,23 @@ def reward_at_finish(*, rewards_B: torch.Tensor, mask_BT: torch.Tensor) -> torch
     homeless_B = ~kept_BT.any(-1) & (rewards_B != 0)
     if bool(homeless_B.any()):
         row = int(homeless_B.nonzero()[0])
-        raise TensorError(f"rewards is {float(rewards_B[row])} in row {row}, an episode of which no token was executed: drop it.")
+        raise TensorError(
+            f"rewards is {float(rewards_B[row])} in row {row}, an episode of which no token was executed: drop it."
+        )
     after_BT = kept_BT.flip(1).cumsum(1).flip(1)  # kept tokens from here on
-    return torch.where(kept_BT & (after_BT == 1), rewards_B[:, None], torch.zeros_like(rewards_B[:, None]))
+    return torch.where(
+        kept_BT & (after_BT == 1), rewards_B[:, None], torch.zeros_like(rewards_B[:, None])
+    )
 
 
 def trajectory_advantages(
-    *, name: str, rewards_B: torch.Tensor, finish_step_B: torch.Tensor, tokens_per_step: int, tokens: int, available: Mapping[str, Any]
+    *,
+    name: str,
+    rewards_B: torch.Tensor,
+    finish_step_B: torch.Tensor,
+    tokens_per_step: int,
+    tokens: int,
+    available: Mapping[str, Any],
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Advantages and returns [B, T] of episodes with one reward each, by the estimator `name`.
 
@@ -78,6 +92,11 @@ def trajectory_advantages(
         tokens: T, the tokens of the longest possible episode.
         available: What else the estimator takes: `index`, `gamma`, `values`, `ranks` ...
     """
-    mask_BT = executed_tokens(finish_step_B=finish_step_B, tokens_per_step=tokens_per_step, tokens=tokens)
+    mask_BT = executed_tokens(
+        finish_step_B=finish_step_B, tokens_per_step=tokens_per_step, tokens=tokens
+    )
     rewards_BT = reward_at_finish(rewards_B=rewards_B, mask_BT=mask_BT)
-    return estimate_advantages(name=name, available={**available, "token_level_rewards": rewards_BT, "response_mask": mask_BT})
+    return estimate_advantages(
+        name=name,
+        available={**available, "token_level_rewards": rewards_BT, "response_mask": mask_BT},
+    )

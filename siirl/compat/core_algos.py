@@ -81,9 +81,21 @@ PolicyLossFn = Callable[..., tuple[torch.Tensor, torch.Tensor, torch.Tensor, tor
 ADV_ESTIMATOR_REGISTRY = ADVANTAGES
 POLICY_LOSS_REGISTRY: dict[str, PolicyLossFn] = {}
 
-_LOSS_ARGUMENTS = ("old_log_prob", "log_prob", "advantages", "response_mask", "loss_agg_mode", "config", "rollout_is_weights")
+_LOSS_ARGUMENTS = (
+    "old_log_prob",
+    "log_prob",
+    "advantages",
+    "response_mask",
+    "loss_agg_mode",
+    "config",
+    "rollout_is_weights",
+)
 LOSS_MODE = "loss_mode"  # verl's `policy_loss` holds the loss's name too
-_SCALARS = ("pg_clipfrac", "ppo_kl", "pg_clipfrac_lower")  # the order in which the documents' losses return them
+_SCALARS = (
+    "pg_clipfrac",
+    "ppo_kl",
+    "pg_clipfrac_lower",
+)  # the order in which the documents' losses return them
 
 
 def __getattr__(name: str) -> Estimator:
@@ -97,7 +109,13 @@ def __getattr__(name: str) -> Estimator:
 def agg_loss(loss_mat: torch.Tensor, loss_mask: torch.Tensor, loss_agg_mode: str) -> torch.Tensor:
     """Loss [B, T] to one number, taking these rows for the whole batch; `siirl.algos.aggregate_loss` takes a part of one."""
     weight = aggregation_weight(mask_BT=loss_mask, mode=loss_agg_mode).clamp(min=1)
-    return aggregate_loss(loss_BT=loss_mat, mask_BT=loss_mask, mode=loss_agg_mode, denominator=weight, horizon=loss_mask.shape[-1])
+    return aggregate_loss(
+        loss_BT=loss_mat,
+        mask_BT=loss_mask,
+        mode=loss_agg_mode,
+        denominator=weight,
+        horizon=loss_mask.shape[-1],
+    )
 
 
 def register_policy_loss(name: str) -> Callable[[PolicyLossFn], PolicyLossFn]:
@@ -109,8 +127,12 @@ def register_policy_loss(name: str) -> Callable[[PolicyLossFn], PolicyLossFn]:
     """
 
     def decorator(function: PolicyLossFn) -> PolicyLossFn:
-        if name in POLICY_LOSS_REGISTRY and not same_definition(POLICY_LOSS_REGISTRY[name], function):
-            raise ConfigError(f"Policy loss {name!r} is already {name_of(POLICY_LOSS_REGISTRY[name])}: choose another name.")
+        if name in POLICY_LOSS_REGISTRY and not same_definition(
+            POLICY_LOSS_REGISTRY[name], function
+        ):
+            raise ConfigError(
+                f"Policy loss {name!r} is already {name_of(POLICY_LOSS_REGISTRY[name])}: choose another name."
+            )
         check_arguments(function, known=_LOSS_ARGUMENTS, kind="policy loss")
         register_token_loss(name)(_per_token(function))
         POLICY_LOSS_REGISTRY[name] = function
@@ -150,7 +172,10 @@ def _per_token(function: PolicyLossFn) -> Callable[..., PolicyLoss]:
             )
         scalar, *shares = returned
         aggregation = AGGREGATIONS[loss_agg_mode]
-        total, weight = aggregation.rows_B(shares_BT, kept_BT).sum(), aggregation_weight(mask_BT=mask_BT, mode=loss_agg_mode)
+        total, weight = (
+            aggregation.rows_B(shares_BT, kept_BT).sum(),
+            aggregation_weight(mask_BT=mask_BT, mode=loss_agg_mode),
+        )
         shares_BT = shares_BT * torch.where(total > 0, weight / total, total)
         if aggregation.needs_horizon:
             shares_BT = shares_BT * kept_BT.shape[-1]  # what agg_loss divided by
@@ -169,7 +194,10 @@ def _scalars(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     loss_BT = result.loss_BT if weights is None else result.loss_BT * weights
     zero = torch.zeros((), device=mask.device)
-    shares = [masked_mean(result.metrics_BT[name], mask) if name in result.metrics_BT else zero for name in _SCALARS]
+    shares = [
+        masked_mean(result.metrics_BT[name], mask) if name in result.metrics_BT else zero
+        for name in _SCALARS
+    ]
     return agg_loss(loss_BT, mask, mode), shares[0], shares[1], shares[2]
 
 
@@ -184,7 +212,9 @@ def compute_policy_loss_vanilla(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     """PPO's loss with dual clip: (pg_loss, pg_clipfrac, ppo_kl, pg_clipfrac_lower). `config` has the clip_ratio keys of the actor."""
     if config is None:
-        raise ConfigError("compute_policy_loss_vanilla reads clip_ratio, clip_ratio_low, clip_ratio_high and clip_ratio_c from config.")
+        raise ConfigError(
+            "compute_policy_loss_vanilla reads clip_ratio, clip_ratio_low, clip_ratio_high and clip_ratio_c from config."
+        )
     result = vanilla_policy_loss(
         log_probs_BT=log_prob,
         old_log_probs_BT=old_log_prob,
@@ -228,7 +258,9 @@ def compute_policy_loss_gspo(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     """GSPO's loss: (pg_loss, pg_clipfrac, ppo_kl, 0); there is no dual clip. `config` has the clip_ratio keys of the actor."""
     if config is None:
-        raise ConfigError("compute_policy_loss_gspo reads clip_ratio, clip_ratio_low and clip_ratio_high from config.")
+        raise ConfigError(
+            "compute_policy_loss_gspo reads clip_ratio, clip_ratio_low and clip_ratio_high from config."
+        )
     result = gspo_policy_loss(
         log_probs_BT=log_prob,
         old_log_probs_BT=old_log_prob,
@@ -244,7 +276,10 @@ def _bounds(name: str, config: Any) -> dict[str, Any]:
     """The clip bounds that `config` sets; without one, or for a loss with bounds of its own that it leaves at None, the loss's."""
     if config is None:
         return {}
-    set_bounds = {"clip_ratio_low": config.clip_ratio_low, "clip_ratio_high": config.clip_ratio_high}
+    set_bounds = {
+        "clip_ratio_low": config.clip_ratio_low,
+        "clip_ratio_high": config.clip_ratio_high,
+    }
     fallback = {} if name in OWN_BOUNDS else dict.fromkeys(set_bounds, config.clip_ratio)
     return {**fallback, **{key: value for key, value in set_bounds.items() if value is not None}}
 
@@ -261,12 +296,20 @@ def _options(name: str, config: Any) -> dict[str, Any]:
     given = getattr(config, "policy_loss", None)  # only the losses that have options ask for it
     if given is None:
         return {}
-    values = dict(given) if isinstance(given, Mapping) else {key: getattr(given, key) for key in dir(given) if not key.startswith("_")}
+    values = (
+        dict(given)
+        if isinstance(given, Mapping)
+        else {key: getattr(given, key) for key in dir(given) if not key.startswith("_")}
+    )
     known = {option for loss in POLICY_LOSSES for option in loss_options(loss)}
     for option, value in values.items():
-        if option not in known | {LOSS_MODE} and not callable(value):  # a method of the object is no option
+        if option not in known | {LOSS_MODE} and not callable(
+            value
+        ):  # a method of the object is no option
             raise UnknownNameError.of(kind="key of config.policy_loss", name=option, known=known)
-    options = {option: values[option] for option in loss_options(name) if values.get(option) is not None}
+    options = {
+        option: values[option] for option in loss_options(name) if values.get(option) is not None
+    }
     check_loss_options(name, options)
     return options
 
@@ -292,9 +335,20 @@ def _of_the_documents(name: str) -> PolicyLossFn:
             **_options(name, config),
         }
         if name in SELECTIONS:
-            alone = {"place_B": torch.arange(len(log_prob)), "generator": torch.Generator(), "ranks": ALONE}
-            available["selected_BT"] = select_tokens(name=name, available={**available, "log_probs_BT": log_prob.detach(), **alone})
-        return _scalars(policy_loss(name=name, available=available), response_mask, loss_agg_mode, rollout_is_weights)
+            alone = {
+                "place_B": torch.arange(len(log_prob)),
+                "generator": torch.Generator(),
+                "ranks": ALONE,
+            }
+            available["selected_BT"] = select_tokens(
+                name=name, available={**available, "log_probs_BT": log_prob.detach(), **alone}
+            )
+        return _scalars(
+            policy_loss(name=name, available=available),
+            response_mask,
+            loss_agg_mode,
+            rollout_is_weights,
+        )
 
     options = ", ".join(f"{option}={value}" for option, value in loss_options(name).items())
     compute_policy_loss.__doc__ = (
@@ -323,12 +377,18 @@ def compute_value_loss(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The critic's clipped loss and the share of clipped tokens."""
     loss_BT, clipped_BT = clipped_value_loss(
-        values_BT=vpreds, old_values_BT=values, returns_BT=returns, mask_BT=response_mask, clip_range=cliprange_value
+        values_BT=vpreds,
+        old_values_BT=values,
+        returns_BT=returns,
+        mask_BT=response_mask,
+        clip_range=cliprange_value,
     )
     return agg_loss(loss_BT, response_mask, loss_agg_mode), masked_mean(clipped_BT, response_mask)
 
 
-def compute_log_prob_from_logits(logits: torch.Tensor, responses: torch.Tensor, response_mask: torch.Tensor) -> torch.Tensor:
+def compute_log_prob_from_logits(
+    logits: torch.Tensor, responses: torch.Tensor, response_mask: torch.Tensor
+) -> torch.Tensor:
     """Log-probs [B, T] of response tokens, 0 where the mask is 0, from logits [B, T, V] at the places that predict them."""
     log_probs_BT, _ = _kept_scores(logits, responses, response_mask)
     return log_probs_BT
@@ -340,29 +400,44 @@ def compute_entropy_loss(logits: torch.Tensor, response_mask: torch.Tensor) -> t
     return masked_mean(entropy_BT, response_mask)
 
 
-def _kept_scores(logits: torch.Tensor, responses: torch.Tensor, mask: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def _kept_scores(
+    logits: torch.Tensor, responses: torch.Tensor, mask: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Log-probs and entropy, 0 where the mask is 0, whatever logits stand there."""
     require_same_shape(responses=responses, response_mask=mask, places_of_logits=logits[..., 0])
     kept_BT = as_bool_mask(mask)
-    scores = token_scores(logits=torch.where(kept_BT[..., None], logits, torch.zeros_like(logits)), tokens=responses)
+    scores = token_scores(
+        logits=torch.where(kept_BT[..., None], logits, torch.zeros_like(logits)), tokens=responses
+    )
     zeros_BT = torch.zeros_like(scores.log_probs_BT)
-    return torch.where(kept_BT, scores.log_probs_BT, zeros_BT), torch.where(kept_BT, scores.entropy_BT, zeros_BT)
+    return torch.where(kept_BT, scores.log_probs_BT, zeros_BT), torch.where(
+        kept_BT, scores.entropy_BT, zeros_BT
+    )
 
 
 def kl_penalty(logprob: torch.Tensor, ref_logprob: torch.Tensor, kl_penalty: str) -> torch.Tensor:
     """KL estimate per token by the name `kl_penalty` (`siirl.algos.kl.KL_NAMES`); every entry must be finite."""
     every_token = torch.ones_like(logprob, dtype=torch.bool)
-    return kl_estimate(log_probs_BT=logprob, ref_log_probs_BT=ref_logprob, mask_BT=every_token, name=kl_penalty)
+    return kl_estimate(
+        log_probs_BT=logprob, ref_log_probs_BT=ref_logprob, mask_BT=every_token, name=kl_penalty
+    )
 
 
-def apply_kl_penalty(data: TensorDict, kl_ctrl: FixedKLController, kl_penalty: str = "kl") -> tuple[TensorDict, dict[str, float]]:
+def apply_kl_penalty(
+    data: TensorDict, kl_ctrl: FixedKLController, kl_penalty: str = "kl"
+) -> tuple[TensorDict, dict[str, float]]:
     """Subtract `kl_ctrl.value * KL` from `token_level_scores`, and let the controller see the mean KL of these rows.
 
     Returns:
         A shallow copy with `token_level_rewards`, and the metrics `actor/reward_kl_penalty` and `actor/kl_coef`.
     """
     mask_BT = data["response_mask"]
-    kl_BT = kl_estimate(log_probs_BT=data["old_log_probs"], ref_log_probs_BT=data["ref_log_prob"], mask_BT=mask_BT, name=kl_penalty)
+    kl_BT = kl_estimate(
+        log_probs_BT=data["old_log_probs"],
+        ref_log_probs_BT=data["ref_log_prob"],
+        mask_BT=mask_BT,
+        name=kl_penalty,
+    )
     coefficient = kl_ctrl.value
     current_kl = float(masked_mean(kl_BT, mask_BT))
     kl_ctrl.update(current_kl=current_kl, n_steps=len(data))

@@ -60,7 +60,10 @@ _NUMPY_GLOBALS: list[Any] = [
     np.float64(0).__reduce__()[0],
     np.ndarray,
     np.dtype,
-    *(type(np.dtype(kind)) for kind in ("bool", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f2", "f4", "f8", "U")),
+    *(
+        type(np.dtype(kind))
+        for kind in ("bool", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f2", "f4", "f8", "U")
+    ),
 ]
 
 
@@ -106,7 +109,13 @@ class CheckpointManager:
         keep: int | None = KEPT_CHECKPOINTS,
         export: Callable[[Path], None] = lambda folder: None,
     ) -> None:
-        self.folder, self.engines, self.ranks, self.keep, self.export = folder, engines, ranks, keep, export
+        self.folder, self.engines, self.ranks, self.keep, self.export = (
+            folder,
+            engines,
+            ranks,
+            keep,
+            export,
+        )
         self._on_rank_0(self._prepare)
 
     def save(self, *, step: int, state: dict[str, Any], evaluation_due: bool = False) -> Path:
@@ -134,7 +143,9 @@ class CheckpointManager:
                 except OSError as error:
                     failure = self._not_written(error)
                 fail_together(self.ranks, failure)
-            return self.ranks.broadcast_object(self._on_rank_0(lambda: self._finish(unfinished, step, state, evaluation_due)))
+            return self.ranks.broadcast_object(
+                self._on_rank_0(lambda: self._finish(unfinished, step, state, evaluation_due))
+            )
 
     def load(self, checkpoint: Path | None = None) -> Checkpoint:
         """Put weights and moments of a checkpoint into the engines, and return the rest of it.
@@ -145,7 +156,9 @@ class CheckpointManager:
         Raises:
             CheckpointError: No checkpoint, a damaged or foreign one, or one of another model.
         """
-        found = self.ranks.broadcast_object(self._on_rank_0(lambda: self._verify(checkpoint or self.folder)))
+        found = self.ranks.broadcast_object(
+            self._on_rank_0(lambda: self._verify(checkpoint or self.folder))
+        )
         for name, engine in self.engines.items():
             engine.load(found.folder / name)
         return found
@@ -153,7 +166,9 @@ class CheckpointManager:
     def latest(self) -> Path | None:
         """The newest checkpoint of this run, or None if there is none yet."""
         return self.ranks.broadcast_object(
-            self._on_rank_0(lambda: resolve_checkpoint(self.folder) if (self.folder / LATEST).exists() else None)
+            self._on_rank_0(
+                lambda: resolve_checkpoint(self.folder) if (self.folder / LATEST).exists() else None
+            )
         )
 
     def _on_rank_0(self, action: Callable[[], Any]) -> Any:
@@ -183,14 +198,27 @@ class CheckpointManager:
         remove_unfinished(self.folder)
         tempfile.TemporaryFile(dir=self.folder).close()
 
-    def _finish(self, unfinished: Path, step: int, state: dict[str, Any], evaluation_due: bool) -> Path:
+    def _finish(
+        self, unfinished: Path, step: int, state: dict[str, Any], evaluation_due: bool
+    ) -> Path:
         _write_state(unfinished / STATE_FILE, state)
         self.export(unfinished)
         for name in self.engines:
             let_others_read(unfinished / name)
-        files = {str(path.relative_to(unfinished)): fingerprint(path) for path in sorted(unfinished.rglob("*")) if path.is_file()}
+        files = {
+            str(path.relative_to(unfinished)): fingerprint(path)
+            for path in sorted(unfinished.rglob("*"))
+            if path.is_file()
+        }
         engines, told = sorted(self.engines), {EVALUATION_DUE: True} if evaluation_due else {}
-        manifest = {"format": FORMAT, "step": step, **told, "engines": engines, "torch": torch.__version__, "files": files}
+        manifest = {
+            "format": FORMAT,
+            "step": step,
+            **told,
+            "engines": engines,
+            "torch": torch.__version__,
+            "files": files,
+        }
         (unfinished / MANIFEST).write_text(json.dumps(manifest, indent=1) + "\n")
         for path in [*unfinished.rglob("*"), unfinished]:
             _flush(path)
@@ -213,7 +241,14 @@ class CheckpointManager:
         if self.keep is None:
             return
         newest = (self.folder / LATEST).read_text().strip()
-        others = sorted((path for path in self.folder.iterdir() if FOLDER_NAME.fullmatch(path.name) and path.name != newest), key=_age)
+        others = sorted(
+            (
+                path
+                for path in self.folder.iterdir()
+                if FOLDER_NAME.fullmatch(path.name) and path.name != newest
+            ),
+            key=_age,
+        )
         for path in others[: max(0, len(others) + 1 - max(1, self.keep))]:
             shutil.rmtree(path)
 
@@ -226,7 +261,12 @@ class CheckpointManager:
                 "Choose the checkpoint or the pipeline to fit."
             )
         state = _read_state(folder / STATE_FILE)
-        return Checkpoint(folder=folder, step=manifest["step"], state=state, evaluation_due=manifest.get(EVALUATION_DUE, False))
+        return Checkpoint(
+            folder=folder,
+            step=manifest["step"],
+            state=state,
+            evaluation_due=manifest.get(EVALUATION_DUE, False),
+        )
 
 
 def _write_state(file: Path, state: dict[str, Any]) -> None:
@@ -248,7 +288,9 @@ def _require_plain(thing: Any, place: str) -> None:
     elif isinstance(thing, np.ndarray | np.generic) and thing.dtype.kind in "biufU":
         return
     elif type(thing) not in (type(None), bool, int, float, str, bytes, torch.Tensor):
-        raise CheckpointError(f"{place} cannot be saved. Expected: plain data, tensors, numpy arrays. Found: {type(thing).__qualname__}.")
+        raise CheckpointError(
+            f"{place} cannot be saved. Expected: plain data, tensors, numpy arrays. Found: {type(thing).__qualname__}."
+        )
 
 
 def _read_state(file: Path) -> dict[str, Any]:
@@ -257,9 +299,13 @@ def _read_state(file: Path) -> dict[str, Any]:
         with torch.serialization.safe_globals(_NUMPY_GLOBALS):
             state = torch.load(file, map_location="cpu", weights_only=True)
     except UNREADABLE as error:
-        raise CheckpointError(f"{file} cannot be read. Expected: plain data. Found: {error}. {TAKE_EARLIER}") from error
+        raise CheckpointError(
+            f"{file} cannot be read. Expected: plain data. Found: {error}. {TAKE_EARLIER}"
+        ) from error
     if not isinstance(state, dict):
-        raise CheckpointError(f"{file} cannot be read. Expected: a dict. Found: {type(state).__name__}. {TAKE_EARLIER}")
+        raise CheckpointError(
+            f"{file} cannot be read. Expected: a dict. Found: {type(state).__name__}. {TAKE_EARLIER}"
+        )
     return state
 
 

@@ -68,7 +68,9 @@ class Rank:
         self.context.reward.load_state_dict(state["reward"])
         self.context.actor.load_state_dict(state["actor"])
         self.context.kl_controller.load_state_dict(state["kl_controller"])
-        self.context.redistribution.load_state_dict(state.get("redistribution", {}))  # the first checkpoints had none
+        self.context.redistribution.load_state_dict(
+            state.get("redistribution", {})
+        )  # the first checkpoints had none
         if self.context.critic is not None:
             self.context.critic.load_state_dict(state["critic"])
 
@@ -97,7 +99,9 @@ def make_pool(config: SiiRLArguments, ranks: Collectives) -> EnvPool:
     return EnvPool(
         portable_name(env.name),
         env.constructor_kwargs(),
-        num_servers=max(1, env.num_servers // ranks.size + (ranks.rank < env.num_servers % ranks.size)),
+        num_servers=max(
+            1, env.num_servers // ranks.size + (ranks.rank < env.num_servers % ranks.size)
+        ),
         envs_per_server=env.envs_per_server,
         cluster=config.cluster.mode,
         deadline_s=env.deadline_s,
@@ -105,10 +109,14 @@ def make_pool(config: SiiRLArguments, ranks: Collectives) -> EnvPool:
     )
 
 
-def make_task_loader(config: SiiRLArguments, *, tasks: Sequence[str], ranks: Collectives) -> TaskLoader:
+def make_task_loader(
+    config: SiiRLArguments, *, tasks: Sequence[str], ranks: Collectives
+) -> TaskLoader:
     """The stream of training prompts that an environment makes up from seeds."""
     data = config.data
-    loader = LearnableTaskLoader if data.task_sampling == LearnableTaskLoader.sampling else TaskLoader
+    loader = (
+        LearnableTaskLoader if data.task_sampling == LearnableTaskLoader.sampling else TaskLoader
+    )
     return loader(
         tasks=tasks,
         weights=data.task_weights,
@@ -136,7 +144,9 @@ def make_engine(
         scorer=scorer,
         ranks=ranks,
         optim=settings.actor.optim if trained else None,
-        total_steps=None if total_steps is None else total_steps * sizes.optimiser_steps_per_step(config),
+        total_steps=None
+        if total_steps is None
+        else total_steps * sizes.optimiser_steps_per_step(config),
         micro_batch_size=settings.actor.micro_batch_size,
         micro_batch_tokens=settings.actor.micro_batch_tokens,
         units=units,
@@ -147,7 +157,9 @@ def make_engine(
     ).initialize()
 
 
-def make_actor(config: SiiRLArguments, *, engine: TrainEngine[TokenScores], horizon: int, agents: int = 1) -> Actor:
+def make_actor(
+    config: SiiRLArguments, *, engine: TrainEngine[TokenScores], horizon: int, agents: int = 1
+) -> Actor:
     """The actor, or a reference policy, of an engine.
 
     Args:
@@ -158,7 +170,13 @@ def make_actor(config: SiiRLArguments, *, engine: TrainEngine[TokenScores], hori
     """
     settings = config.actor_rollout_ref
     rows = settings.rollout.n * agents
-    return Actor(engine=engine, config=settings.actor, rollouts_per_prompt=rows, seed=config.trainer.seed, horizon=horizon)
+    return Actor(
+        engine=engine,
+        config=settings.actor,
+        rollouts_per_prompt=rows,
+        seed=config.trainer.seed,
+        horizon=horizon,
+    )
 
 
 def compute_dtype(config: SiiRLArguments) -> torch.dtype | None:

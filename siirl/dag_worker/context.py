@@ -59,7 +59,9 @@ class StageContext:
     def require_loader(self) -> Loader:
         """The stream of prompts; ConfigError where the run was built without one."""
         if self.loader is None:
-            raise ConfigError("load_prompts runs, and this run was built without a loader of prompts.")
+            raise ConfigError(
+                "load_prompts runs, and this run was built without a loader of prompts."
+            )
         return self.loader
 
     def require_reference(self) -> Reference:

@@ -18,7 +18,9 @@ from siirl.params.critic_sizes import critic_steps_per_step, critic_update
 
 def needs_critic(graph: TaskGraph) -> bool:
     """Whether a node that runs has the role CRITIC."""
-    return any(node.node_role is NodeRole.CRITIC and node.skip_reason is None for node in graph.get_nodes())
+    return any(
+        node.node_role is NodeRole.CRITIC and node.skip_reason is None for node in graph.get_nodes()
+    )
 
 
 def make_critic(
@@ -49,7 +51,9 @@ def make_critic(
         engine_options: Further arguments of the engine, such as a budget of tokens for micro-batches.
     """
     settings, update, total_steps = config.critic, critic_update(config), config.trainer.total_steps
-    model = ValueModel(trunk=trunk, feature_size=feature_size, normalize_returns=settings.normalize_returns)
+    model = ValueModel(
+        trunk=trunk, feature_size=feature_size, normalize_returns=settings.normalize_returns
+    )
     engine: TrainEngine[torch.Tensor] = TrainEngine(
         module=model,
         scorer=scorer,
@@ -68,7 +72,9 @@ def make_critic(
         model=model,
         decisions=decisions,
         epochs=update.epochs,
-        rows_per_mini_batch=update.prompts_per_mini_batch * config.actor_rollout_ref.rollout.n * agents,
+        rows_per_mini_batch=update.prompts_per_mini_batch
+        * config.actor_rollout_ref.rollout.n
+        * agents,
         clip_range=settings.cliprange_value,
         seed=config.trainer.seed,
     )

@@ -99,12 +99,20 @@ class DAGWorker:
         if self.device.type == "cpu":
             torch.set_num_threads(sizes.threads_of_rank(config, cores=len(os.sched_getaffinity(0))))
         torch.use_deterministic_algorithms(config.trainer.deterministic)
-        self.ranks = join(rank=rank, world_size=world_size, init_method=init_method, device=self.device, backend=backend)
+        self.ranks = join(
+            rank=rank,
+            world_size=world_size,
+            init_method=init_method,
+            device=self.device,
+            backend=backend,
+        )
         self.redistribution: Redistribution = StayOnRank() if connect is None else connect(rank)
         self.metrics = MetricWorker(gather=self.ranks.gather_objects, warns=rank == 0)
         self.global_steps = 0
         self.parts: Rank | None = None
-        self._before: dict[str, Any] | None = None  # state before the step whose weights have not changed yet
+        self._before: dict[str, Any] | None = (
+            None  # state before the step whose weights have not changed yet
+        )
         self._saved: int | None = None  # the newest step of which there is a checkpoint
         self._evaluation_due = False
 
@@ -121,7 +129,11 @@ class DAGWorker:
 
     def init_graph(self) -> None:
         """Make everything that the stages need, and go on from a checkpoint where one was named."""
-        resume = None if self.config.trainer.resume is None else resolve_checkpoint(Path(self.config.trainer.resume))
+        resume = (
+            None
+            if self.config.trainer.resume is None
+            else resolve_checkpoint(Path(self.config.trainer.resume))
+        )
         first_step = 0 if resume is None else read_manifest(resume)["step"] + 1
         build = build_text if self.text else build_embodied
         self.parts = build(
@@ -137,7 +149,9 @@ class DAGWorker:
             checkpoint = self.parts.checkpoints.load(resume)
             load_state(self.parts, checkpoint.state, folder=checkpoint.folder, graph=self.taskgraph)
             self.global_steps = self._saved = checkpoint.step
-            self._evaluation_due = checkpoint.evaluation_due and self.config.trainer.val_episodes > 0
+            self._evaluation_due = (
+                checkpoint.evaluation_due and self.config.trainer.val_episodes > 0
+            )
         self.parts.rollout.start()
         self.parts.context.weights.sync()
         gc.collect()
@@ -212,7 +226,11 @@ class DAGWorker:
         if self.config.trainer.total_steps is not None:
             self.parts.keep_up((self.global_steps - 1) / self.config.trainer.total_steps)
         nodes = self.taskgraph.get_nodes()
-        batch: Any = TensorDict({}, batch_size=[0]) if nodes[0].node_type is NodeType.DATA_LOAD else self._prompts()
+        batch: Any = (
+            TensorDict({}, batch_size=[0])
+            if nodes[0].node_type is NodeType.DATA_LOAD
+            else self._prompts()
+        )
         begin = time.perf_counter()
         for node in nodes:
             batch = self._run_node(node, batch)
@@ -220,7 +238,12 @@ class DAGWorker:
         context.domain.rewarded({})
         self._before = None
         STOP.hold(False)
-        self.metrics.record({"time/step_s": time.perf_counter() - begin, "policy/version": float(context.weights.version)})
+        self.metrics.record(
+            {
+                "time/step_s": time.perf_counter() - begin,
+                "policy/version": float(context.weights.version),
+            }
+        )
 
     def _run_node(self, node: Node, batch: Any) -> Any:
         """The batch after `node`; where it asks for more prompts, the nodes before it are run on them until it is content."""
@@ -228,7 +251,10 @@ class DAGWorker:
         context = self.parts.context
         output = self._call_node(node, batch)
         while output.more_prompts:
-            context.round, context.drawn_prompts = context.round + 1, context.drawn_prompts + output.more_prompts
+            context.round, context.drawn_prompts = (
+                context.round + 1,
+                context.drawn_prompts + output.more_prompts,
+            )
             batch = self._prompts(output.more_prompts)
             before = self.taskgraph.get_ancestors(node.node_id)
             for earlier in self.taskgraph.get_nodes():
@@ -241,7 +267,9 @@ class DAGWorker:
         assert self.parts is not None
         if self._before is not None:
             self._heed_request()
-        if node.node_type is NodeType.MODEL_TRAIN:  # weights change from here on: the step is finished, whatever is requested
+        if (
+            node.node_type is NodeType.MODEL_TRAIN
+        ):  # weights change from here on: the step is finished, whatever is requested
             self._before = None
             STOP.hold(True)
         started = time.perf_counter()
@@ -276,7 +304,9 @@ class DAGWorker:
         begin = time.perf_counter()
         evaluate = functools.partial(self.parts.validator.evaluate, step=self.global_steps)
         with OCCUPATION.doing(f"evaluates step {self.global_steps}"):
-            found = [evaluate(greedy=greedy, record=not greedy) for greedy in self.parts.validator.kinds]
+            found = [
+                evaluate(greedy=greedy, record=not greedy) for greedy in self.parts.validator.kinds
+            ]
         for metrics in found:
             self.metrics.record(metrics)
         self.metrics.record({"time/evaluation_s": time.perf_counter() - begin})
@@ -312,7 +342,9 @@ class DAGWorker:
         assert self.parts is not None
         if self.parts.loader.passes() >= trainer.total_epochs:
             return True
-        late = trainer.max_minutes is not None and time.monotonic() - begin > 60 * trainer.max_minutes
+        late = (
+            trainer.max_minutes is not None and time.monotonic() - begin > 60 * trainer.max_minutes
+        )
         return self.ranks.broadcast_object(late)
 
     def _profiled(self) -> AbstractContextManager[Any]:
@@ -321,7 +353,9 @@ class DAGWorker:
         if not profiler.enable or self.global_steps not in profiler.steps or self.ranks.rank != 0:
             return nullcontext()
         folder = self.run_folder / "profile"
-        return torch.profiler.profile(on_trace_ready=torch.profiler.tensorboard_trace_handler(str(folder)))
+        return torch.profiler.profile(
+            on_trace_ready=torch.profiler.tensorboard_trace_handler(str(folder))
+        )
 
 
 def load_state(parts: Rank, state: dict[str, Any], *, folder: Path, graph: TaskGraph) -> None:
@@ -343,11 +377,18 @@ def load_state(parts: Rank, state: dict[str, Any], *, folder: Path, graph: TaskG
 
 def _with_leftovers_of_nodes(state: dict[str, Any], graph: TaskGraph) -> dict[str, Any]:
     """Leftover rows under the id of the node that shares rows; older checkpoints have them under `compute_reward`."""
-    shares = [node.node_id for node in graph.get_nodes() if node.executable is stages.data_rebalance]
+    shares = [
+        node.node_id for node in graph.get_nodes() if node.executable is stages.data_rebalance
+    ]
     old = state.get("redistribution", {})
     if OLD_LEFTOVERS not in old or len(shares) != 1:
         return state
-    return {**state, "redistribution": {shares[0] if name == OLD_LEFTOVERS else name: rows for name, rows in old.items()}}
+    return {
+        **state,
+        "redistribution": {
+            shares[0] if name == OLD_LEFTOVERS else name: rows for name, rows in old.items()
+        },
+    }
 
 
 def _together(kept: Any, new: Any) -> Any:

@@ -56,11 +56,19 @@ class EpisodeDomain:
     """
 
     def __init__(
-        self, *, config: SiiRLArguments, rollout: Rollout, recorder: Recorder, ranks: Collectives, measure: Measure | None = None
+        self,
+        *,
+        config: SiiRLArguments,
+        rollout: Rollout,
+        recorder: Recorder,
+        ranks: Collectives,
+        measure: Measure | None = None,
     ) -> None:
         self.config, self.rollout, self.recorder, self.ranks = config, rollout, recorder, ranks
         self.measure: Measure = rollout_metrics if measure is None else measure
-        self._recorded = Counter[int]()  # episodes with a video, by step: one that is refilled rolls out more than once
+        self._recorded = Counter[
+            int
+        ]()  # episodes with a video, by step: one that is refilled rolls out more than once
 
     def roll_out(self, batch: TensorDict, *, step: int, greedy: bool = False) -> NodeOutput:
         """Run every prompt `rollout.n` times, or once and greedily; a row for every episode that could be simulated."""
@@ -69,13 +77,23 @@ class EpisodeDomain:
             rollouts=1 if greedy else self.config.actor_rollout_ref.rollout.n,
             run_seed=self.config.trainer.seed,
             step=step,
-            record=0 if greedy else share_of(self.config.trainer.record_episodes, self.ranks) - self._recorded[step],
+            record=0
+            if greedy
+            else share_of(self.config.trainer.record_episodes, self.ranks) - self._recorded[step],
         )
         self._recorded[step] += sum(request.record for request in requests)
         if greedy:
-            requests = [dataclasses.replace(request, uid=f"{request.uid}-greedy", greedy=True) for request in requests]
+            requests = [
+                dataclasses.replace(request, uid=f"{request.uid}-greedy", greedy=True)
+                for request in requests
+            ]
         result, stats = self.rollout.generate(requests, embed=True)
-        check_failures(result, episodes=len(requests), max_failed_share=self.config.env.max_failed_share, ranks=self.ranks)
+        check_failures(
+            result,
+            episodes=len(requests),
+            max_failed_share=self.config.env.max_failed_share,
+            ranks=self.ranks,
+        )
         self.recorder.keep(result.trajectories, kind="train", step=step)
         return NodeOutput(batch=result.batch(), metrics=self.measure(result, stats))
 
@@ -92,11 +110,19 @@ class EpisodeDomain:
 def prompts_of(batch: TensorDict) -> list[dict[str, Any]]:
     """The prompts of a batch as plain columns, as the loader gave them."""
     prompts: list[dict[str, Any]] = [
-        {"task_name": name, **{column: int(batch[column][i]) for column in ("index", "task_id", "trial_id", "seed")}}
+        {
+            "task_name": name,
+            **{
+                column: int(batch[column][i]) for column in ("index", "task_id", "trial_id", "seed")
+            },
+        }
         for i, name in enumerate(texts(batch, "task_name"))
     ]
     if "prompt_row" in batch.keys():
-        prompts = [prompt | {"prompt_row": row} for prompt, row in zip(prompts, texts(batch, "prompt_row"), strict=True)]
+        prompts = [
+            prompt | {"prompt_row": row}
+            for prompt, row in zip(prompts, texts(batch, "prompt_row"), strict=True)
+        ]
     return prompts
 
 
@@ -122,7 +148,10 @@ def rollout_metrics(result: RolloutResult, stats: Mapping[str, float]) -> dict[s
         "rollout/avg_response_length": _mean(float(row["response_mask"].sum()) for row in rows),
         "rollout/truncated_share": _mean(float(row["truncated"]) for row in rows),
         "rollout/entropy": _mean(
-            -float((row["rollout_log_probs"] * row["response_mask"]).sum() / row["response_mask"].sum()) for row in rows
+            -float(
+                (row["rollout_log_probs"] * row["response_mask"]).sum() / row["response_mask"].sum()
+            )
+            for row in rows
         ),
         "env/failed_episodes": float(len(result.failed)),
         "policy/calls": passes,
@@ -136,7 +165,11 @@ def rollout_metrics(result: RolloutResult, stats: Mapping[str, float]) -> dict[s
 
 def return_rollout_metrics(result: RolloutResult, stats: Mapping[str, float]) -> dict[str, Value]:
     """`rollout_metrics` of an environment without a flag of success: nothing failed there, so there is no success of 0 %."""
-    return {name: value for name, value in rollout_metrics(result, stats).items() if not name.endswith("success_rate")}
+    return {
+        name: value
+        for name, value in rollout_metrics(result, stats).items()
+        if not name.endswith("success_rate")
+    }
 
 
 def text_rollout_metrics(result: RolloutResult, stats: Mapping[str, float]) -> dict[str, Value]:
@@ -149,10 +182,16 @@ def text_rollout_metrics(result: RolloutResult, stats: Mapping[str, float]) -> d
     del metrics["time/encode_video_s"]
     passes, seconds = stats["policy_forward_passes"], stats["seconds"]
     return metrics | {
-        "rollout/avg_prompt_length": _mean(float(len(trajectory.row["prompts"])) for trajectory in result.trajectories),
-        "rollout/turns": _mean(float(trajectory.row["finish_step"]) for trajectory in result.trajectories),
+        "rollout/avg_prompt_length": _mean(
+            float(len(trajectory.row["prompts"])) for trajectory in result.trajectories
+        ),
+        "rollout/turns": _mean(
+            float(trajectory.row["finish_step"]) for trajectory in result.trajectories
+        ),
         "rollout/rejected_episodes": float(len(result.rejected)),
-        "rollout/ungraded_episodes": float(sum(not trajectory.row.get("graded", True) for trajectory in result.trajectories)),
+        "rollout/ungraded_episodes": float(
+            sum(not trajectory.row.get("graded", True) for trajectory in result.trajectories)
+        ),
         "rollout/tokens_per_s": stats["policy_tokens"] / seconds,
         "policy/batch_size": Weighted(stats["policy_tokens"] / max(passes, 1.0), passes),
         **{f"rollout/reward/{name}": _mean(values) for name, values in parts.items()},

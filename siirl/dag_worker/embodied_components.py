@@ -32,7 +32,10 @@ from siirl.engine.actor.actor import Actor
 from siirl.engine.actor.embodied_scorer import embodied_scorer
 from siirl.engine.actor.reference import Reference, WithoutAdapter
 from siirl.engine.critic.critic import Critic
-from siirl.engine.critic.embodied_value_scorer import embodied_value_scorer, first_token_of_each_chunk
+from siirl.engine.critic.embodied_value_scorer import (
+    embodied_value_scorer,
+    first_token_of_each_chunk,
+)
 from siirl.engine.critic.value_model import PolicyFeatures
 from siirl.engine.reward_manager import make_reward_manager
 from siirl.engine.reward_manager.embodied_rewards import load_demonstration_clips
@@ -67,20 +70,44 @@ def build_embodied(
     acting = policy if ranks.size == 1 else copy.deepcopy(policy).eval()
     encoder = make_encoder(config)
     rollout = make_rollout(config, pool=pool, acting=acting, encoder=encoder)
-    engine = make_engine(config, module=policy, scorer=embodied_scorer, ranks=ranks, device=device, trained=True)
-    actor = make_actor(config, engine=engine, horizon=pool.spec.max_episode_steps * policy.action_tokenizer.dimensions)
-    critic = make_embodied_critic(config, ranks=ranks, device=device, spec=pool.spec) if with_critic else None
+    engine = make_engine(
+        config, module=policy, scorer=embodied_scorer, ranks=ranks, device=device, trained=True
+    )
+    actor = make_actor(
+        config,
+        engine=engine,
+        horizon=pool.spec.max_episode_steps * policy.action_tokenizer.dimensions,
+    )
+    critic = (
+        make_embodied_critic(config, ranks=ranks, device=device, spec=pool.spec)
+        if with_critic
+        else None
+    )
     videos = VideoRecorder(run_folder / VIDEOS_FOLDER, first_step=first_step, rank=ranks.rank)
-    recorder = EpisodeRecorder(videos=videos, reports_success=pool.spec.reports_success, notice=pool.spec.notice)
+    recorder = EpisodeRecorder(
+        videos=videos, reports_success=pool.spec.reports_success, notice=pool.spec.notice
+    )
     loader = make_task_loader(config, tasks=pool.spec.tasks, ranks=ranks)
     context = StageContext(
         config=config,
         run_folder=run_folder,
         ranks=ranks,
-        domain=EpisodeDomain(config=config, rollout=rollout, recorder=recorder, ranks=ranks, measure=measure_of(pool.spec)),
+        domain=EpisodeDomain(
+            config=config,
+            rollout=rollout,
+            recorder=recorder,
+            ranks=ranks,
+            measure=measure_of(pool.spec),
+        ),
         actor=actor,
-        reference=make_reference(config, actor=actor, policy=policy, ranks=ranks, device=device, spec=pool.spec),
-        reward=make_reward_manager(config.reward, demonstrations=demonstration_embeddings(config, encoder), tasks=pool.spec.tasks),
+        reference=make_reference(
+            config, actor=actor, policy=policy, ranks=ranks, device=device, spec=pool.spec
+        ),
+        reward=make_reward_manager(
+            config.reward,
+            demonstrations=demonstration_embeddings(config, encoder),
+            tasks=pool.spec.tasks,
+        ),
         weights=WeightSync(trained=actor.engine, acting=acting, engine=rollout.engine, ranks=ranks),
         redistribution=redistribution,
         kl_controller=make_kl_controller(config),
@@ -92,7 +119,9 @@ def build_embodied(
         folder=run_folder / "checkpoints",
         engines={"actor": actor.engine, **({} if critic is None else {"critic": critic.engine})},
         ranks=ranks,
-        export=lambda checkpoint: _describe(policy, checkpoint, tasks=tasks_learnt_by(config, pool.spec)),
+        export=lambda checkpoint: _describe(
+            policy, checkpoint, tasks=tasks_learnt_by(config, pool.spec)
+        ),
     )
     return Rank(context, rollout, loader, validator, videos, checkpoints)
 
@@ -117,13 +146,25 @@ def measure_of(spec: EnvSpec) -> Measure:
 def build_evaluation(*, config: SiiRLArguments, run_folder: Path, ranks: Collectives) -> Evaluation:
     """What evaluates the policy of a folder."""
     pool = make_pool(config, ranks)
-    rollout = make_rollout(config, pool=pool, acting=make_policy(config, pool.spec).eval(), encoder=None)
+    rollout = make_rollout(
+        config, pool=pool, acting=make_policy(config, pool.spec).eval(), encoder=None
+    )
     videos = VideoRecorder(run_folder / VIDEOS_FOLDER)
-    recorder = EpisodeRecorder(videos=videos, reports_success=pool.spec.reports_success, notice=pool.spec.notice)
-    return Evaluation(rollout, make_validator(config, rollout=rollout, ranks=ranks, recorder=recorder), videos)
+    recorder = EpisodeRecorder(
+        videos=videos, reports_success=pool.spec.reports_success, notice=pool.spec.notice
+    )
+    return Evaluation(
+        rollout, make_validator(config, rollout=rollout, ranks=ranks, recorder=recorder), videos
+    )
 
 
-def make_validator(config: SiiRLArguments, *, rollout: EmbodiedRollout, ranks: Collectives, recorder: EpisodeRecorder) -> Validator:
+def make_validator(
+    config: SiiRLArguments,
+    *,
+    rollout: EmbodiedRollout,
+    ranks: Collectives,
+    recorder: EpisodeRecorder,
+) -> Validator:
     """Evaluation on held-out start states."""
     trainer = config.trainer
     return Validator(
@@ -144,7 +185,11 @@ def make_policy(config: SiiRLArguments, spec: EnvSpec, *, path: str | None = Non
     model = config.actor_rollout_ref.model
     path = path or model.path
     return build_policy(
-        model.policy, path=None if path is None else str(find(path)), spec=spec, seed=config.trainer.seed, options=model.options
+        model.policy,
+        path=None if path is None else str(find(path)),
+        spec=spec,
+        seed=config.trainer.seed,
+        options=model.options,
     )
 
 
@@ -156,17 +201,28 @@ def make_trained_policy(config: SiiRLArguments, spec: EnvSpec) -> Policy:
     return policy
 
 
-def make_rollout(config: SiiRLArguments, *, pool: EnvPool, acting: Policy, encoder: VideoEncoder | None) -> EmbodiedRollout:
+def make_rollout(
+    config: SiiRLArguments, *, pool: EnvPool, acting: Policy, encoder: VideoEncoder | None
+) -> EmbodiedRollout:
     """Simulators, the policy that acts, and the video encoder."""
     settings = RolloutSettings(
         temperature=config.actor_rollout_ref.rollout.temperature,
         top_p=config.actor_rollout_ref.rollout.top_p,
         deterministic=config.trainer.deterministic,
         frame_every=config.reward.frame_every,
-        recorder=FrameRequest(config.actor_rollout_ref.embodied.recorder_every, config.actor_rollout_ref.embodied.recorder_size),
+        recorder=FrameRequest(
+            config.actor_rollout_ref.embodied.recorder_every,
+            config.actor_rollout_ref.embodied.recorder_size,
+        ),
         blind=config.trainer.blind,
     )
-    return EmbodiedRollout(policy=acting, pool=pool, encoder=encoder, settings=settings, compute_dtype=compute_dtype(config))
+    return EmbodiedRollout(
+        policy=acting,
+        pool=pool,
+        encoder=encoder,
+        settings=settings,
+        compute_dtype=compute_dtype(config),
+    )
 
 
 def make_encoder(config: SiiRLArguments) -> VideoEncoder | None:
@@ -176,7 +232,9 @@ def make_encoder(config: SiiRLArguments) -> VideoEncoder | None:
     return load_video_encoder(config.reward.encoder)
 
 
-def make_embodied_critic(config: SiiRLArguments, *, ranks: Collectives, device: torch.device, spec: EnvSpec) -> Critic:
+def make_embodied_critic(
+    config: SiiRLArguments, *, ranks: Collectives, device: torch.device, spec: EnvSpec
+) -> Critic:
     """The critic: a value head on the features of the policy as it starts, in a copy of its own."""
     trunk = PolicyFeatures(make_policy(config, spec, path=config.critic.path))
     return make_critic(
@@ -192,7 +250,13 @@ def make_embodied_critic(config: SiiRLArguments, *, ranks: Collectives, device: 
 
 
 def make_reference(
-    config: SiiRLArguments, *, actor: Actor, policy: Policy, ranks: Collectives, device: torch.device, spec: EnvSpec
+    config: SiiRLArguments,
+    *,
+    actor: Actor,
+    policy: Policy,
+    ranks: Collectives,
+    device: torch.device,
+    spec: EnvSpec,
 ) -> Reference | None:
     """The policy that KL is measured against; None where no KL has a weight, and the policy below its adapters where it has some."""
     if not sizes.needs_reference(config):
@@ -201,15 +265,24 @@ def make_reference(
     if path is None and policy.lora is not None:
         return WithoutAdapter(actor, policy)
     other = make_policy(config, spec, path=path)
-    engine = make_engine(config, module=other, scorer=embodied_scorer, ranks=ranks, device=device, trained=False)
+    engine = make_engine(
+        config, module=other, scorer=embodied_scorer, ranks=ranks, device=device, trained=False
+    )
     return make_actor(config, engine=engine, horizon=1)
 
 
-def demonstration_embeddings(config: SiiRLArguments, encoder: VideoEncoder | None) -> dict[str, NDArray[np.float32]]:
+def demonstration_embeddings(
+    config: SiiRLArguments, encoder: VideoEncoder | None
+) -> dict[str, NDArray[np.float32]]:
     """Embeddings [N, D] of demonstration clips by task; empty without `reward.demonstrations`."""
     file = config.reward.demonstrations
     if file is None:
         return {}
     if encoder is None:
-        raise ConfigError(f"reward.demonstrations={file} is compared with videos, and reward.name={config.reward.name} looks at none.")
-    return {task: encoder.encode(clips) for task, clips in load_demonstration_clips(str(find(file))).items()}
+        raise ConfigError(
+            f"reward.demonstrations={file} is compared with videos, and reward.name={config.reward.name} looks at none."
+        )
+    return {
+        task: encoder.encode(clips)
+        for task, clips in load_demonstration_clips(str(find(file))).items()
+    }

@@ -13,7 +13,9 @@ from siirl.params.documents import is_count, is_name, read_object, read_text
 
 LATEST, MANIFEST, STATE_FILE = "latest", "manifest.json", "state.pt"
 FORMAT = "siirl-checkpoint-1"
-EVALUATION_DUE = "evaluation_due"  # the run was interrupted before the evaluation of the step was over
+EVALUATION_DUE = (
+    "evaluation_due"  # the run was interrupted before the evaluation of the step was over
+)
 KEPT_CHECKPOINTS = 3  # of a run: one to resume from, and two should it have learnt something wrong
 TAKE_EARLIER = "Choose an earlier checkpoint."
 
@@ -29,7 +31,11 @@ def resolve_checkpoint(path: Path) -> Path:
             path = folder / _newest(folder / LATEST)
             break
     if not (path / MANIFEST).is_file():
-        found = ", ".join(sorted(entry.name for entry in path.iterdir())[:10]) if path.is_dir() else "no such folder"
+        found = (
+            ", ".join(sorted(entry.name for entry in path.iterdir())[:10])
+            if path.is_dir()
+            else "no such folder"
+        )
         raise CheckpointError(
             f"{path} is no checkpoint. Expected: the folder of a run (outputs/<name>/<time>) that has saved one, or one below its "
             f"checkpoints/, with a {MANIFEST} in it. Found: {found or 'an empty folder'}."
@@ -50,7 +56,9 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     manifest = read_object(file, remedy=TAKE_EARLIER)
     if manifest.get("format") != FORMAT:
         found = str(manifest.get("format"))[:50]
-        raise CheckpointError(f"{file} was not written by this program. Expected format: {FORMAT}. Found: {found}.")
+        raise CheckpointError(
+            f"{file} was not written by this program. Expected format: {FORMAT}. Found: {found}."
+        )
     wrong = _what_is_wrong(manifest)
     if wrong:
         raise CheckpointError(f"{file} is damaged. Expected: {wrong}. {TAKE_EARLIER}")
@@ -58,14 +66,19 @@ def read_manifest(folder: Path) -> dict[str, Any]:
         try:
             _compare(folder / name, expected)
         except OSError as error:
-            raise CheckpointError(f"{folder / name} cannot be read: {error.strerror}. {TAKE_EARLIER}") from error
+            raise CheckpointError(
+                f"{folder / name} cannot be read: {error.strerror}. {TAKE_EARLIER}"
+            ) from error
     return manifest
 
 
 def fingerprint(path: Path) -> dict[str, Any]:
     """Size and SHA-256 of a file, as the manifest has them."""
     with path.open("rb") as stream:
-        return {"bytes": path.stat().st_size, "sha256": hashlib.file_digest(stream, "sha256").hexdigest()}
+        return {
+            "bytes": path.stat().st_size,
+            "sha256": hashlib.file_digest(stream, "sha256").hexdigest(),
+        }
 
 
 def _newest(pointer: Path) -> str:
@@ -101,14 +114,20 @@ def _inside(name: str) -> bool:
 
 
 def _is_fingerprint(value: Any) -> bool:
-    return isinstance(value, dict) and is_count(value.get("bytes")) and isinstance(value.get("sha256"), str)
+    return (
+        isinstance(value, dict)
+        and is_count(value.get("bytes"))
+        and isinstance(value.get("sha256"), str)
+    )
 
 
 def _compare(path: Path, expected: dict[str, Any]) -> None:
     size = path.stat().st_size if path.is_file() else None
     if size != expected["bytes"]:
         found = "no such file" if size is None else f"{size} bytes, so it was truncated or replaced"
-        raise CheckpointError(f"{path} is not what was saved. Expected: {expected['bytes']} bytes. Found: {found}. {TAKE_EARLIER}")
+        raise CheckpointError(
+            f"{path} is not what was saved. Expected: {expected['bytes']} bytes. Found: {found}. {TAKE_EARLIER}"
+        )
     digest = fingerprint(path)["sha256"]
     if digest != expected["sha256"]:
         raise CheckpointError(

@@ -42,11 +42,17 @@ def plain(value: Any) -> Value:
     """A number, a list of numbers or a `Weighted` mean of them; else what it is, as `Unusable`."""
     if isinstance(value, Weighted):
         mean, weight = _number(value.value), _number(value.weight)
-        return Unusable(_described(value)) if mean is None or weight is None else Weighted(mean, weight)
+        return (
+            Unusable(_described(value))
+            if mean is None or weight is None
+            else Weighted(mean, weight)
+        )
     number = _number(value)
     if number is not None:
         return number
-    listed = _items(value) if isinstance(value, torch.Tensor | np.ndarray) and value.ndim == 1 else value
+    listed = (
+        _items(value) if isinstance(value, torch.Tensor | np.ndarray) and value.ndim == 1 else value
+    )
     if not isinstance(listed, list | tuple):
         return Unusable(_described(value))
     items = [_number(item) for item in listed]
@@ -84,7 +90,11 @@ def _items(value: torch.Tensor | np.ndarray) -> Any:
 def _described(value: Any) -> str:
     """What a value is, in a sentence."""
     if isinstance(value, torch.Tensor | np.ndarray):
-        shape = "nested" if isinstance(value, torch.Tensor) and value.is_nested else f"of shape {list(value.shape)}"
+        shape = (
+            "nested"
+            if isinstance(value, torch.Tensor) and value.is_nested
+            else f"of shape {list(value.shape)}"
+        )
         return f"a {type(value).__name__} {shape} and {value.dtype}"
     if isinstance(value, str | bytes | complex | np.generic):
         return f"{value!r:.{LARGEST_ITEM_SHOWN}} of type {type(value).__name__}"

@@ -32,7 +32,11 @@ def with_columns_of_all(batch: TensorDict, *, ranks: Collectives) -> TensorDict:
 
 def with_columns_of_prompts(rows: TensorDict, *, prompts: TensorDict) -> TensorDict:
     """`rows` with the tensor columns of their prompts that they lack: what a node before the rollout found out about a prompt."""
-    place = {index: number for number, index in enumerate(prompts["index"].tolist())} if len(prompts) else {}
+    place = (
+        {index: number for number, index in enumerate(prompts["index"].tolist())}
+        if len(prompts)
+        else {}
+    )
     of_row = torch.tensor([place[index] for index in rows["index"].tolist()], dtype=torch.long)
     for name, value in prompts.items():
         if isinstance(value, torch.Tensor) and name not in rows.keys():
@@ -43,11 +47,16 @@ def with_columns_of_prompts(rows: TensorDict, *, prompts: TensorDict) -> TensorD
 def _layout(batch: TensorDict) -> Layout:
     if not len(batch):
         return {}
-    return {name: (value.dtype, tuple(value.shape[1:])) if isinstance(value, torch.Tensor) else None for name, value in batch.items()}
+    return {
+        name: (value.dtype, tuple(value.shape[1:])) if isinstance(value, torch.Tensor) else None
+        for name, value in batch.items()
+    }
 
 
 def _without_rows(layout: Layout) -> TensorDict:
     columns: dict[str, Any] = {}
     for name, entry in layout.items():
-        columns[name] = NonTensorStack() if entry is None else torch.zeros((0, *entry[1]), dtype=entry[0])
+        columns[name] = (
+            NonTensorStack() if entry is None else torch.zeros((0, *entry[1]), dtype=entry[0])
+        )
     return TensorDict(columns, batch_size=[0])

@@ -62,8 +62,14 @@ def own_outcomes(batch: TensorDict, *, ranks: Collectives) -> EpisodeOutcomes:
         env_return_B=batch["env_return"].numpy(),
         video_embedding_BD=None,
         oracle_distance_B=None,
-        texts_B={name: texts(batch, name) if rows else [] for name in TEXT_COLUMNS if name in batch.keys()},
-        response_length_B=None if attention_mask is None else attention_mask[:, -batch["responses"].shape[1] :].sum(dim=1).long().numpy(),
+        texts_B={
+            name: texts(batch, name) if rows else []
+            for name in TEXT_COLUMNS
+            if name in batch.keys()
+        },
+        response_length_B=None
+        if attention_mask is None
+        else attention_mask[:, -batch["responses"].shape[1] :].sum(dim=1).long().numpy(),
         graded_B=None if "graded" not in batch.keys() else batch["graded"].numpy(),
         total=int(ranks.sum(torch.tensor(float(rows)))),
     )
@@ -91,27 +97,44 @@ class RowScores:
 
 def score_rows(batch: TensorDict, *, reward: RewardManager, ranks: Collectives) -> RowScores:
     """Have this rank's rows scored, beside those of all ranks where the reward must see them; every rank calls it."""
-    outcomes = gather_outcomes(batch, ranks=ranks) if reward.looks_at_all_ranks else own_outcomes(batch, ranks=ranks)
+    outcomes = (
+        gather_outcomes(batch, ranks=ranks)
+        if reward.looks_at_all_ranks
+        else own_outcomes(batch, ranks=ranks)
+    )
     scores = reward.score(outcomes)
     uids = texts(batch, "uid") if len(batch) else []
     reasons = {outcomes.uid_B[position]: reason for position, reason in scores.failed.items()}
-    seen = {uid: float(score) for uid, score in zip(outcomes.uid_B, scores.reward_B, strict=True) if uid not in reasons}
-    by_uid = seen if reward.looks_at_all_ranks else dict(itertools.chain(*(part.items() for part in ranks.gather_objects(seen))))
+    seen = {
+        uid: float(score)
+        for uid, score in zip(outcomes.uid_B, scores.reward_B, strict=True)
+        if uid not in reasons
+    }
+    by_uid = (
+        seen
+        if reward.looks_at_all_ranks
+        else dict(itertools.chain(*(part.items() for part in ranks.gather_objects(seen))))
+    )
     penalty_B, env_weight_B = (
-        np.zeros_like(scores.reward_B) if column_B is None else column_B for column_B in (scores.penalty_B, scores.env_weight_B)
+        np.zeros_like(scores.reward_B) if column_B is None else column_B
+        for column_B in (scores.penalty_B, scores.env_weight_B)
     )
     return RowScores(
         reward_R=torch.from_numpy(rows_of_rank(scores.reward_B, outcomes, uids)),
         penalty_R=torch.from_numpy(rows_of_rank(penalty_B, outcomes, uids)),
         env_weight_R=torch.from_numpy(rows_of_rank(env_weight_B, outcomes, uids)),
         failed={row: reasons[uid] for row, uid in enumerate(uids) if uid in reasons},
-        parts={name: rows_of_rank(values_B, outcomes, uids) for name, values_B in scores.parts.items()},
+        parts={
+            name: rows_of_rank(values_B, outcomes, uids) for name, values_B in scores.parts.items()
+        },
         metrics=scores.metrics,
         reward_by_uid=by_uid,
     )
 
 
-def check_reward_failures(failed: Mapping[int, str], *, rows: int, max_failed_share: float, ranks: Collectives) -> None:
+def check_reward_failures(
+    failed: Mapping[int, str], *, rows: int, max_failed_share: float, ranks: Collectives
+) -> None:
     """Go on if at most `max_failed_share` of all ranks' rows could not be scored, and some could; every rank calls it.
 
     Args:
@@ -123,8 +146,12 @@ def check_reward_failures(failed: Mapping[int, str], *, rows: int, max_failed_sh
     Raises:
         TooManyFailures: With the first reason; the same on every rank.
     """
-    counts, totals, firsts = zip(*ranks.gather_objects((len(failed), rows, list(failed.values())[:1])), strict=True)
-    if sum(counts) == 0 or (sum(counts) <= max_failed_share * sum(totals) and sum(counts) < sum(totals)):
+    counts, totals, firsts = zip(
+        *ranks.gather_objects((len(failed), rows, list(failed.values())[:1])), strict=True
+    )
+    if sum(counts) == 0 or (
+        sum(counts) <= max_failed_share * sum(totals) and sum(counts) < sum(totals)
+    ):
         return
     raise TooManyFailures(
         f"{sum(counts)} of {sum(totals)} samples could not be scored, more than reward.max_failed_share={max_failed_share} allows or all "
@@ -132,7 +159,9 @@ def check_reward_failures(failed: Mapping[int, str], *, rows: int, max_failed_sh
     )
 
 
-def rows_of_rank(values_B: NDArray[np.float32], outcomes: EpisodeOutcomes, uids: Sequence[str]) -> NDArray[np.float32]:
+def rows_of_rank(
+    values_B: NDArray[np.float32], outcomes: EpisodeOutcomes, uids: Sequence[str]
+) -> NDArray[np.float32]:
     """The entries of `values_B` (one an outcome) that belong to `uids`, in their order."""
     place = {uid: i for i, uid in enumerate(outcomes.uid_B)}
     return values_B[[place[uid] for uid in uids]] if len(uids) else values_B[:0]

@@ -12,7 +12,13 @@ from typing import Any
 from siirl.algos.advantages import ADVANTAGES, register_adv_est
 from siirl.algos.aggregation import AGGREGATIONS, register_aggregation
 from siirl.algos.call import check_arguments
-from siirl.algos.filters import FILTER_ARGUMENTS, FILTERS, MEASURES, register_filter, register_filter_metric
+from siirl.algos.filters import (
+    FILTER_ARGUMENTS,
+    FILTERS,
+    MEASURES,
+    register_filter,
+    register_filter_metric,
+)
 from siirl.algos.kl import KL_ESTIMATORS, KL_NAMES, is_kl_estimator, register_kl_estimator
 from siirl.algos.policy_losses import NATIVE_AGGREGATION, OWN_BOUNDS, POLICY_LOSSES, SELECTIONS
 from siirl.algos.policy_losses import register_policy_loss as register_token_loss
@@ -35,7 +41,12 @@ def register_loss(name: str) -> Callable[[Any], Any]:
     """Register a policy loss of either form; one that is registered already keeps its aggregation, bounds and selection."""
 
     def register(function: Any) -> Any:
-        known = [other for registry in (POLICY_LOSSES, POLICY_LOSS_REGISTRY) for other, loss in registry.items() if loss is function]
+        known = [
+            other
+            for registry in (POLICY_LOSSES, POLICY_LOSS_REGISTRY)
+            for other, loss in registry.items()
+            if loss is function
+        ]
         if known:
             _repeat_loss(known[0], name)
         elif callable(function) and DOCUMENTS_LOSS & inspect.signature(function).parameters.keys():
@@ -93,10 +104,22 @@ def load_plug_ins(config: SiiRLArguments, graph: TaskGraph) -> None:
         resolve_function(config.dag.custom_pipeline_fn, owner="dag.custom_pipeline_fn")
     for node in graph.get_nodes():
         _ = node.executable  # imported: its module may register names
-    refuse([problem for key, name in plug_ins(config) if (problem := _look_up(key.place, name)) is not None])
+    refuse(
+        [
+            problem
+            for key, name in plug_ins(config)
+            if (problem := _look_up(key.place, name)) is not None
+        ]
+    )
     rule = config.algorithm.filter.name
-    if rule is not None and config.dag.shipped_graph == "embodied_srpo":  # its reward comes after its filter
-        check_arguments(FILTERS[rule], known=FILTER_ARGUMENTS.keys() - {"values_B"}, kind="filter of pipeline=embodied_srpo")
+    if (
+        rule is not None and config.dag.shipped_graph == "embodied_srpo"
+    ):  # its reward comes after its filter
+        check_arguments(
+            FILTERS[rule],
+            known=FILTER_ARGUMENTS.keys() - {"values_B"},
+            kind="filter of pipeline=embodied_srpo",
+        )
 
 
 def _look_up(place: str, name: str) -> SiirlError | None:
@@ -106,7 +129,13 @@ def _look_up(place: str, name: str) -> SiirlError | None:
             registry.register(name)(load_reference(name, place=place))
         except ConfigError as error:
             sentence = str(error)
-            return error if sentence.startswith(place) else ConfigError(f"{place}={name}: {sentence}")
+            return (
+                error if sentence.startswith(place) else ConfigError(f"{place}={name}: {sentence}")
+            )
     elif name not in registry.known and not (registry is _KL and is_kl_estimator(name)):
-        return UnknownNameError.of(kind=place, name=name, known=[*(KL_NAMES if registry is _KL else registry.known), ANY_REFERENCE])
+        return UnknownNameError.of(
+            kind=place,
+            name=name,
+            known=[*(KL_NAMES if registry is _KL else registry.known), ANY_REFERENCE],
+        )
     return None

@@ -32,11 +32,16 @@ def place_rewards(batch: TensorDict, *, before: TensorDict) -> None:
     for name in REWARD_COLUMNS:
         if name in batch.keys() and batch[name] is not before.get(name, None):
             batch[name] = rewards_at_tokens(
-                batch[name], mask_BT=batch["response_mask"], sequence_mask=batch.get("attention_mask", None), name=name
+                batch[name],
+                mask_BT=batch["response_mask"],
+                sequence_mask=batch.get("attention_mask", None),
+                name=name,
             )
 
 
-def rewards_at_tokens(rewards: torch.Tensor, *, mask_BT: torch.Tensor, sequence_mask: torch.Tensor | None, name: str) -> torch.Tensor:
+def rewards_at_tokens(
+    rewards: torch.Tensor, *, mask_BT: torch.Tensor, sequence_mask: torch.Tensor | None, name: str
+) -> torch.Tensor:
     """Rewards [B, T], 0 where the mask is 0, with the sum that each row of `rewards` has.
 
     Args:
@@ -50,7 +55,9 @@ def rewards_at_tokens(rewards: torch.Tensor, *, mask_BT: torch.Tensor, sequence_
     """
     shapes = [list(mask.shape) for mask in (mask_BT, sequence_mask) if mask is not None]
     if list(rewards.shape) not in shapes:
-        raise TensorError(f"{name} has shape {list(rewards.shape)}: one reward a token is expected, {' or '.join(map(str, shapes))}.")
+        raise TensorError(
+            f"{name} has shape {list(rewards.shape)}: one reward a token is expected, {' or '.join(map(str, shapes))}."
+        )
     if not rewards.is_floating_point():
         _warn_of_whole_numbers(name, str(rewards.dtype))
         rewards = rewards.float()
@@ -69,4 +76,8 @@ _warned: set[str] = set()
 def _warn_of_whole_numbers(name: str, dtype: str) -> None:
     if name not in _warned:
         _warned.add(name)
-        logger.warning("%s is of %s, in which a score of 0.5 is 0: make the tensor with dtype=torch.float32.", name, dtype)
+        logger.warning(
+            "%s is of %s, in which a score of 0.5 is 0: make the tensor with dtype=torch.float32.",
+            name,
+            dtype,
+        )

@@ -16,7 +16,12 @@ import torch
 from numpy.typing import NDArray
 from tensordict import TensorDict
 
-from siirl.algos.advantages import ESTIMATOR_COLUMNS, ESTIMATOR_SETTINGS, estimate_advantages, reads_reward_at_finish
+from siirl.algos.advantages import (
+    ESTIMATOR_COLUMNS,
+    ESTIMATOR_SETTINGS,
+    estimate_advantages,
+    reads_reward_at_finish,
+)
 from siirl.algos.kl import kl_estimate
 from siirl.algos.trajectories import reward_at_finish
 from siirl.dag_worker.context import StageContext
@@ -48,7 +53,13 @@ def load_prompts(*, batch: TensorDict, context: StageContext) -> NodeOutput:
     return NodeOutput(batch=Samples2Dict(prompts), metrics=loader.metrics())
 
 
-@stage(NodeType.MODEL_INFERENCE, NodeRole.ROLLOUT, requires=PROMPT_COLUMNS, optional=[PROMPT_ROW], provides=EPISODE_COLUMNS)
+@stage(
+    NodeType.MODEL_INFERENCE,
+    NodeRole.ROLLOUT,
+    requires=PROMPT_COLUMNS,
+    optional=[PROMPT_ROW],
+    provides=EPISODE_COLUMNS,
+)
 def generate(*, batch: TensorDict, context: StageContext) -> NodeOutput:
     """Roll out every prompt `rollout.n` times; a row for every episode that could be simulated."""
     output = context.domain.roll_out(batch, step=context.step)
@@ -61,22 +72,41 @@ def generate(*, batch: TensorDict, context: StageContext) -> NodeOutput:
 def outcomes_by_task(batch: TensorDict) -> dict[str, tuple[int, int]]:
     """Successes and graded trajectories of each task."""
     graded_B = batch.get("graded", torch.ones(len(batch), dtype=torch.bool))
-    rows = [row for row in zip(texts(batch, "task_name"), batch["complete"].tolist(), graded_B.tolist(), strict=True) if row[2]]
-    successes, episodes = Counter(task for task, complete, _ in rows if complete), Counter(task for task, _, _ in rows)
+    rows = [
+        row
+        for row in zip(
+            texts(batch, "task_name"), batch["complete"].tolist(), graded_B.tolist(), strict=True
+        )
+        if row[2]
+    ]
+    successes, episodes = (
+        Counter(task for task, complete, _ in rows if complete),
+        Counter(task for task, _, _ in rows),
+    )
     return {task: (successes[task], count) for task, count in episodes.items()}
 
 
-@stage(NodeType.MODEL_INFERENCE, NodeRole.ROLLOUT, requires=PROMPT_COLUMNS, optional=[PROMPT_ROW], provides=["reward_baselines"])
+@stage(
+    NodeType.MODEL_INFERENCE,
+    NodeRole.ROLLOUT,
+    requires=PROMPT_COLUMNS,
+    optional=[PROMPT_ROW],
+    provides=["reward_baselines"],
+)
 def greedy_baseline(*, batch: TensorDict, context: StageContext) -> NodeOutput:
     """Reward of the policy's most likely response to each prompt; prompts go on with it, without one they are dropped and counted."""
     output = context.domain.roll_out(batch, step=context.step, greedy=True)
     rows = with_columns_of_all(output.batch, ranks=context.ranks)
     scores = score_rows(rows, reward=context.reward, ranks=context.ranks)
     scored = [row for row in range(len(rows)) if row not in scores.failed]
-    baselines = dict(zip(rows["index"][scored].tolist(), scores.reward_R[scored].tolist(), strict=True))
+    baselines = dict(
+        zip(rows["index"][scored].tolist(), scores.reward_R[scored].tolist(), strict=True)
+    )
     known = [place for place, index in enumerate(batch["index"].tolist()) if index in baselines]
     prompts = select_rows(batch, known)
-    prompts["reward_baselines"] = torch.tensor([baselines[index] for index in prompts["index"].tolist()], dtype=torch.float32)
+    prompts["reward_baselines"] = torch.tensor(
+        [baselines[index] for index in prompts["index"].tolist()], dtype=torch.float32
+    )
     metrics: dict[str, Value] = {
         "reward/baseline": mean_over_rows(scores.reward_R[scored]),
         "sampling/dropped_without_baseline": float(len(batch) - len(prompts)),
@@ -91,8 +121,17 @@ def data_rebalance(*, batch: TensorDict, context: StageContext, node: Node) -> N
     accepted = batch if node.filter is None else accepted_rows(batch, node.filter)
     balanced = context.redistribution.redistribute(accepted, node=node.node_id, step=context.step)
     tokens = float(balanced["response_mask"].sum())
-    largest, total = context.ranks.maximum(torch.tensor(tokens)).item(), context.ranks.sum(torch.tensor(tokens)).item()
-    size = float(sum(value.numel() * value.element_size() for value in balanced.values() if isinstance(value, torch.Tensor)))
+    largest, total = (
+        context.ranks.maximum(torch.tensor(tokens)).item(),
+        context.ranks.sum(torch.tensor(tokens)).item(),
+    )
+    size = float(
+        sum(
+            value.numel() * value.element_size()
+            for value in balanced.values()
+            if isinstance(value, torch.Tensor)
+        )
+    )
     metrics: dict[str, Value] = {
         "data/trajectories": float(len(balanced)),
         "data/bytes": size,
@@ -115,19 +154,30 @@ def compute_reward(*, batch: TensorDict, context: StageContext) -> NodeOutput:
     """Reward every trajectory (`token_scores` says where); rows that the reward could not score are dropped, and counted."""
     scores = score_rows(batch, reward=context.reward, ranks=context.ranks)
     share = context.config.reward.max_failed_share
-    check_reward_failures(scores.failed, rows=len(batch), max_failed_share=share, ranks=context.ranks)
+    check_reward_failures(
+        scores.failed, rows=len(batch), max_failed_share=share, ranks=context.ranks
+    )
     context.domain.rewarded(scores.reward_by_uid)
     kept = [row for row in range(len(batch)) if row not in scores.failed]
     if scores.failed:
         batch = select_rows(batch, kept)
-    reward_B, penalty_B, complete_B = scores.reward_R[kept], scores.penalty_R[kept], batch["complete"].float()
+    reward_B, penalty_B, complete_B = (
+        scores.reward_R[kept],
+        scores.penalty_R[kept],
+        batch["complete"].float(),
+    )
     graded_B = batch.get("graded", torch.ones(len(batch), dtype=torch.bool))
     on_the_way = float(not reads_reward_at_finish(context.config.algorithm.adv_estimator))
-    batch["token_level_scores"] = token_scores(batch, reward_B=reward_B, env_weight_B=on_the_way * scores.env_weight_R[kept])
+    batch["token_level_scores"] = token_scores(
+        batch, reward_B=reward_B, env_weight_B=on_the_way * scores.env_weight_R[kept]
+    )
     batch["token_level_rewards"] = batch["token_level_scores"]
     metrics: dict[str, Value] = {
         **scores.metrics,  # of all ranks together; what is counted by row here takes its place
-        **{f"reward/part/{name}": mean_where_there(values_R[kept]) for name, values_R in scores.parts.items()},
+        **{
+            f"reward/part/{name}": mean_where_there(values_R[kept])
+            for name, values_R in scores.parts.items()
+        },
         "reward/mean_score": mean_over_rows(reward_B),
         "reward/penalty": mean_over_rows(penalty_B),
         "reward/score": reward_B.tolist(),
@@ -139,11 +189,15 @@ def compute_reward(*, batch: TensorDict, context: StageContext) -> NodeOutput:
     if context.config.algorithm.use_kl_in_reward:
         batch["token_level_rewards"], kl_metrics = less_kl(batch, context)
         metrics |= kl_metrics
-    batch["token_level_rewards"] = batch["token_level_rewards"] + reward_at_finish(rewards_B=penalty_B, mask_BT=batch["response_mask"])
+    batch["token_level_rewards"] = batch["token_level_rewards"] + reward_at_finish(
+        rewards_B=penalty_B, mask_BT=batch["response_mask"]
+    )
     return NodeOutput(batch=batch, metrics=metrics)
 
 
-def token_scores(batch: TensorDict, *, reward_B: torch.Tensor, env_weight_B: torch.Tensor) -> torch.Tensor:
+def token_scores(
+    batch: TensorDict, *, reward_B: torch.Tensor, env_weight_B: torch.Tensor
+) -> torch.Tensor:
     """Token scores [B, T] that add up to each trajectory's reward.
 
     What the reward has of the environment's return stands where it was earned: at the last token of each turn, or of each chunk of
@@ -153,7 +207,9 @@ def token_scores(batch: TensorDict, *, reward_B: torch.Tensor, env_weight_B: tor
     if "env_rewards" not in batch.keys():
         return reward_at_finish(rewards_B=reward_B, mask_BT=batch["response_mask"])
     earned_BT = env_weight_B[:, None] * batch["env_rewards"]
-    rest_B = reward_B - earned_BT.double().sum(1)  # in double, so that what is left of a mere return is at most its own rounding
+    rest_B = reward_B - earned_BT.double().sum(
+        1
+    )  # in double, so that what is left of a mere return is at most its own rounding
     return earned_BT + reward_at_finish(rewards_B=rest_B.float(), mask_BT=batch["response_mask"])
 
 
@@ -167,7 +223,9 @@ def less_kl(batch: TensorDict, context: StageContext) -> tuple[torch.Tensor, dic
         name=context.config.algorithm.kl_penalty,
     )
     coefficient = context.kl_controller.value
-    total, tokens, rows = ranks.sum(torch.stack([kl_BT.double().sum(), mask_BT.double().sum(), torch.tensor(float(len(batch)))])).tolist()
+    total, tokens, rows = ranks.sum(
+        torch.stack([kl_BT.double().sum(), mask_BT.double().sum(), torch.tensor(float(len(batch)))])
+    ).tolist()
     current = total / max(tokens, 1.0)
     context.kl_controller.update(current_kl=current, n_steps=int(rows))
     metrics: dict[str, Value] = {"actor/reward_kl_penalty": current, "actor/kl_coef": coefficient}
@@ -187,7 +245,9 @@ def compute_advantage(*, batch: TensorDict, context: StageContext) -> NodeOutput
     available = {name: batch[name] for name in ESTIMATOR_COLUMNS if name in batch.keys()}
     available |= {name: getattr(algorithm, name) for name in ESTIMATOR_SETTINGS}
     available["ranks"] = context.ranks
-    batch["advantages"], batch["returns"] = estimate_advantages(name=algorithm.adv_estimator, available=available)
+    batch["advantages"], batch["returns"] = estimate_advantages(
+        name=algorithm.adv_estimator, available=available
+    )
     size_B = batch["advantages"].abs().amax(dim=1) if len(batch) else batch["advantages"].sum(dim=1)
     return NodeOutput(batch=batch, metrics={"advantage/abs_mean": mean_over_rows(size_B)})
 
@@ -261,7 +321,9 @@ def train_actor(*, batch: TensorDict, context: StageContext) -> NodeOutput:
 def sync_weights(*, batch: TensorDict, context: StageContext) -> NodeOutput:
     """Give the new weights to the rollout engine, and prove that it has them."""
     context.weights.sync()
-    return NodeOutput(batch=batch, metrics={"actor/weights_unchanged": float(context.weights.unchanged)})
+    return NodeOutput(
+        batch=batch, metrics={"actor/weights_unchanged": float(context.weights.unchanged)}
+    )
 
 
 def require_agreement(metrics: Mapping[str, float], config: SiiRLArguments) -> None:

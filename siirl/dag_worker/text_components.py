@@ -53,7 +53,9 @@ from siirl.params import SiiRLArguments, sizes
 from siirl.params.reward_args import reward_parts
 from siirl.reporting.rollout_files import ROLLOUTS_FOLDER, RolloutFiles
 
-HELD_OUT = {"split": "heldout"}  # what the environment is asked for in an evaluation: questions that training never sees
+HELD_OUT = {
+    "split": "heldout"
+}  # what the environment is asked for in an evaluation: questions that training never sees
 GREEDY_AND_SAMPLED = (True, False)
 
 
@@ -70,33 +72,63 @@ def build_text(
     """Everything of one rank of a text job; `with_critic` where a node of its graph has one."""
     pool, tokenizer = make_pool(config, ranks), make_tokenizer(config)
     model = make_language_model(config).to(device)
-    shared = ranks.size == 1 or config.actor_rollout_ref.rollout.name != "hf"  # vLLM takes a copy of its own
+    shared = (
+        ranks.size == 1 or config.actor_rollout_ref.rollout.name != "hf"
+    )  # vLLM takes a copy of its own
     whole = model if shared else acting_copy(model, compute_dtype(config))
-    text_engine, acting = make_text_engine(config, model=whole, tokenizer=tokenizer, at_once=pool.num_slots)
+    text_engine, acting = make_text_engine(
+        config, model=whole, tokenizer=tokenizer, at_once=pool.num_slots
+    )
     rollout = make_text_rollout(config, engine=text_engine, pool=pool, tokenizer=tokenizer)
-    engine = make_engine(config, module=model, scorer=text_scorer, ranks=ranks, device=device, trained=True, units=units_of(model))
+    engine = make_engine(
+        config,
+        module=model,
+        scorer=text_scorer,
+        ranks=ranks,
+        device=device,
+        trained=True,
+        units=units_of(model),
+    )
     agents = pool.spec.num_agents
-    actor = make_actor(config, engine=engine, horizon=config.data.max_response_length, agents=agents)
-    critic = make_text_critic(config, ranks=ranks, device=device, agents=agents) if with_critic else None
+    actor = make_actor(
+        config, engine=engine, horizon=config.data.max_response_length, agents=agents
+    )
+    critic = (
+        make_text_critic(config, ranks=ranks, device=device, agents=agents) if with_critic else None
+    )
     files = RolloutFiles(
-        run_folder / ROLLOUTS_FOLDER, count=config.trainer.save_rollouts, rank=ranks.rank, num_ranks=ranks.size, first_step=first_step
+        run_folder / ROLLOUTS_FOLDER,
+        count=config.trainer.save_rollouts,
+        rank=ranks.rank,
+        num_ranks=ranks.size,
+        first_step=first_step,
     )
     loader = make_loader(config, spec=pool.spec, tokenizer=tokenizer, ranks=ranks)
     context = StageContext(
         config=config,
         run_folder=run_folder,
         ranks=ranks,
-        domain=EpisodeDomain(config=config, rollout=rollout, recorder=files, ranks=ranks, measure=text_rollout_metrics),
+        domain=EpisodeDomain(
+            config=config,
+            rollout=rollout,
+            recorder=files,
+            ranks=ranks,
+            measure=text_rollout_metrics,
+        ),
         actor=actor,
         reference=make_text_reference(config, actor=actor, model=model, ranks=ranks, device=device),
-        reward=make_text_reward_manager(config, reward_model=make_reward_model(config, device=device, ranks=ranks)),
+        reward=make_text_reward_manager(
+            config, reward_model=make_reward_model(config, device=device, ranks=ranks)
+        ),
         weights=WeightSync(trained=engine, acting=acting, engine=text_engine, ranks=ranks),
         redistribution=redistribution,
         kl_controller=make_kl_controller(config),
         critic=critic,
         loader=loader,
     )
-    validator = make_text_validator(config, rollout=rollout, ranks=ranks, files=files, loader=loader, reward=context.reward)
+    validator = make_text_validator(
+        config, rollout=rollout, ranks=ranks, files=files, loader=loader, reward=context.reward
+    )
     checkpoints = CheckpointManager(
         folder=run_folder / "checkpoints",
         engines={"actor": engine, **({} if critic is None else {"critic": critic.engine})},
@@ -106,17 +138,25 @@ def build_text(
     return Rank(context, rollout, loader, validator, files, checkpoints)
 
 
-def build_text_evaluation(*, config: SiiRLArguments, run_folder: Path, ranks: Collectives) -> Evaluation:
+def build_text_evaluation(
+    *, config: SiiRLArguments, run_folder: Path, ranks: Collectives
+) -> Evaluation:
     """What evaluates the model of a folder; the job's own reward is made only where the environment may leave rows without a grade."""
     pool, tokenizer = make_pool(config, ranks), make_tokenizer(config)
-    engine, _ = make_text_engine(config, model=make_language_model(config), tokenizer=tokenizer, at_once=pool.num_slots)
+    engine, _ = make_text_engine(
+        config, model=make_language_model(config), tokenizer=tokenizer, at_once=pool.num_slots
+    )
     rollout = make_text_rollout(config, engine=engine, pool=pool, tokenizer=tokenizer)
     files = RolloutFiles(run_folder / ROLLOUTS_FOLDER, count=config.trainer.save_rollouts)
     loader = make_loader(config, spec=pool.spec, tokenizer=tokenizer, ranks=ranks)
     reward: RewardManager | None = None
     if pool.spec.leaves_ungraded:
-        reward = make_text_reward_manager(config, reward_model=make_reward_model(config, device=torch.device("cpu"), ranks=ranks))
-    validator = make_text_validator(config, rollout=rollout, ranks=ranks, files=files, loader=loader, reward=reward)
+        reward = make_text_reward_manager(
+            config, reward_model=make_reward_model(config, device=torch.device("cpu"), ranks=ranks)
+        )
+    validator = make_text_validator(
+        config, rollout=rollout, ranks=ranks, files=files, loader=loader, reward=reward
+    )
     return Evaluation(rollout, validator, files, reward=reward)
 
 
@@ -174,7 +214,9 @@ def make_text_engine(
     return engine, engine
 
 
-def make_text_rollout(config: SiiRLArguments, *, engine: TextEngine, pool: EnvPool, tokenizer: ChatTokenizer) -> TextRollout:
+def make_text_rollout(
+    config: SiiRLArguments, *, engine: TextEngine, pool: EnvPool, tokenizer: ChatTokenizer
+) -> TextRollout:
     """Environments, the engine, and episodes that leave what the reward reads."""
     workflow = make_text_workflow(
         config.actor_rollout_ref.rollout.workflow,
@@ -189,9 +231,13 @@ def make_text_rollout(config: SiiRLArguments, *, engine: TextEngine, pool: EnvPo
     return TextRollout(engine=engine, pool=pool, workflow=workflow)
 
 
-def make_text_critic(config: SiiRLArguments, *, ranks: Collectives, device: torch.device, agents: int = 1) -> Critic:
+def make_text_critic(
+    config: SiiRLArguments, *, ranks: Collectives, device: torch.device, agents: int = 1
+) -> Critic:
     """The critic: a value head on the model as it starts, in a copy of its own; each of an episode's `agents` makes a row."""
-    trunk = without_head(make_language_model(config, path=config.critic.path or config.actor_rollout_ref.model.path))
+    trunk = without_head(
+        make_language_model(config, path=config.critic.path or config.actor_rollout_ref.model.path)
+    )
     return make_critic(
         config,
         trunk=trunk,
@@ -208,7 +254,12 @@ def make_text_critic(config: SiiRLArguments, *, ranks: Collectives, device: torc
 
 
 def make_text_reference(
-    config: SiiRLArguments, *, actor: Actor, model: LanguageModel, ranks: Collectives, device: torch.device
+    config: SiiRLArguments,
+    *,
+    actor: Actor,
+    model: LanguageModel,
+    ranks: Collectives,
+    device: torch.device,
 ) -> Reference | None:
     """The policy that KL is measured against; None where no KL has a weight, and the model below the adapters where there are some."""
     if not sizes.needs_reference(config):
@@ -217,15 +268,29 @@ def make_text_reference(
     if path is None and model.lora is not None:
         return WithoutAdapter(actor, model)
     other = make_language_model(config, path=path or config.actor_rollout_ref.model.path)
-    engine = make_engine(config, module=other, scorer=text_scorer, ranks=ranks, device=device, trained=False, units=units_of(other))
+    engine = make_engine(
+        config,
+        module=other,
+        scorer=text_scorer,
+        ranks=ranks,
+        device=device,
+        trained=False,
+        units=units_of(other),
+    )
     return make_actor(config, engine=engine, horizon=1)
 
 
-def make_loader(config: SiiRLArguments, *, spec: EnvSpec, tokenizer: ChatTokenizer, ranks: Collectives) -> TaskLoader | PromptLoader:
+def make_loader(
+    config: SiiRLArguments, *, spec: EnvSpec, tokenizer: ChatTokenizer, ranks: Collectives
+) -> TaskLoader | PromptLoader:
     """Prompts from files where there are some, else questions that the environment makes up from a seed."""
     data = config.data
     if data.train_files:
-        place: dict[str, Any] = {"rank": ranks.rank, "ranks": ranks.size, "gather": ranks.gather_objects}
+        place: dict[str, Any] = {
+            "rank": ranks.rank,
+            "ranks": ranks.size,
+            "gather": ranks.gather_objects,
+        }
         return PromptLoader.of(data, encode=tokenizer.encode_prompt, check=spec.check_row, **place)
     return make_task_loader(config, tasks=spec.tasks, ranks=ranks)
 
@@ -243,7 +308,9 @@ def make_text_validator(
     trainer, spec = config.trainer, rollout.pool.spec
     prompts: Sequence[EpisodeTask] | None = None
     if isinstance(loader, PromptLoader) and trainer.val_episodes > 0:
-        prompts = loader.evaluation_prompts(prompts_per_source=trainer.val_episodes, rank=ranks.rank, ranks=ranks.size)
+        prompts = loader.evaluation_prompts(
+            prompts_per_source=trainer.val_episodes, rank=ranks.rank, ranks=ranks.size
+        )
     return Validator(
         rollout=rollout,
         ranks=ranks,

@@ -28,7 +28,12 @@ from siirl.engine.reward_manager import RewardManager
 from siirl.engine.rollout.executor import RolloutResult, run_episode
 from siirl.engine.rollout.failures import check_failures
 from siirl.engine.rollout.rollout import Rollout, reset_options
-from siirl.engine.rollout.workflow import RECORDER_STREAM, EpisodeRequest, RolloutWorkflow, Trajectory
+from siirl.engine.rollout.workflow import (
+    RECORDER_STREAM,
+    EpisodeRequest,
+    RolloutWorkflow,
+    Trajectory,
+)
 from siirl.engine.training.collectives import Collectives
 from siirl.errors import SimulationFailed
 from siirl.reporting.finished_episodes import Recorder
@@ -89,8 +94,17 @@ class Validator:
         max_unscored_share: float = 0.0,
     ) -> None:
         self.rollout, self.ranks, self.recorder = rollout, ranks, recorder
-        self.tasks, self.episodes, self.first_seed, self.record = tuple(tasks), episodes, first_seed, record
-        self.max_failed_share, self.prompts, self.options = max_failed_share, prompts, dict(options or {})
+        self.tasks, self.episodes, self.first_seed, self.record = (
+            tuple(tasks),
+            episodes,
+            first_seed,
+            record,
+        )
+        self.max_failed_share, self.prompts, self.options = (
+            max_failed_share,
+            prompts,
+            dict(options or {}),
+        )
         self.samples, self.kinds = samples, tuple(kinds)
         self.reward, self.max_unscored_share = reward, max_unscored_share
 
@@ -103,22 +117,39 @@ class Validator:
         on_done: Callable[[EpisodeRequest], None] = lambda request: None,
     ) -> dict[str, Value]:
         """Run this rank's share of the episodes, with videos of some unless `record` is false; `val/<task>/…` of that share."""
-        requests = self._requests(step=step, greedy=greedy, recorded=share_of(self.record, self.ranks) if record else 0)
-        light = _WithoutPictures(self.rollout.workflow, show=lambda trajectory: self._show(trajectory, step=step))
+        requests = self._requests(
+            step=step, greedy=greedy, recorded=share_of(self.record, self.ranks) if record else 0
+        )
+        light = _WithoutPictures(
+            self.rollout.workflow, show=lambda trajectory: self._show(trajectory, step=step)
+        )
         result, _ = self.rollout.generate(requests, embed=False, workflow=light, on_done=on_done)
-        check_failures(result, episodes=len(requests), max_failed_share=self.max_failed_share, ranks=self.ranks)
+        check_failures(
+            result, episodes=len(requests), max_failed_share=self.max_failed_share, ranks=self.ranks
+        )
         self.recorder.keep(result.trajectories, kind="val", step=step)
-        ungraded = [trajectory for trajectory in result.trajectories if not _outcome(trajectory).graded]
+        ungraded = [
+            trajectory for trajectory in result.trajectories if not _outcome(trajectory).graded
+        ]
         rewards = {} if self.reward is None else self._rewards(RolloutResult(ungraded), self.reward)
         self.recorder.write(rewards)
         outcomes = [_outcome(trajectory) for trajectory in result.trajectories]
-        metrics = evaluation_metrics(outcomes, greedy=greedy, reports_success=self.rollout.pool.spec.reports_success)
+        metrics = evaluation_metrics(
+            outcomes, greedy=greedy, reports_success=self.rollout.pool.spec.reports_success
+        )
         if self.samples > 1 and not greedy and self.rollout.pool.spec.reports_success:
             graded = [outcome for outcome in outcomes if outcome.graded]
-            metrics |= pass_at_k_metrics(graded, samples=self.samples * self.rollout.pool.spec.num_agents)
+            metrics |= pass_at_k_metrics(
+                graded, samples=self.samples * self.rollout.pool.spec.num_agents
+            )
         if self.reward is not None:
-            scores = [(trajectory.row["task_name"], rewards.get(trajectory.row["uid"])) for trajectory in ungraded]
-            metrics |= score_metrics(list(itertools.chain(*self.ranks.gather_objects(scores))), greedy=greedy)
+            scores = [
+                (trajectory.row["task_name"], rewards.get(trajectory.row["uid"]))
+                for trajectory in ungraded
+            ]
+            metrics |= score_metrics(
+                list(itertools.chain(*self.ranks.gather_objects(scores))), greedy=greedy
+            )
         return {**metrics, "env/failed_episodes": float(len(result.failed))}
 
     def _show(self, trajectory: Trajectory, *, step: int) -> None:
@@ -132,7 +163,12 @@ class Validator:
             return {}
         rows = with_columns_of_all(result.batch(), ranks=self.ranks)
         scores = score_rows(rows, reward=reward, ranks=self.ranks)
-        check_reward_failures(scores.failed, rows=len(rows), max_failed_share=self.max_unscored_share, ranks=self.ranks)
+        check_reward_failures(
+            scores.failed,
+            rows=len(rows),
+            max_failed_share=self.max_unscored_share,
+            ranks=self.ranks,
+        )
         return scores.reward_by_uid
 
     def _requests(self, *, step: int, greedy: bool, recorded: int) -> list[EpisodeRequest]:
@@ -159,7 +195,11 @@ class Validator:
         if self.prompts is not None:
             return self.prompts
         return evaluation_tasks(
-            tasks=self.tasks, episodes_per_task=self.episodes, seed_offset=self.first_seed, rank=self.ranks.rank, ranks=self.ranks.size
+            tasks=self.tasks,
+            episodes_per_task=self.episodes,
+            seed_offset=self.first_seed,
+            rank=self.ranks.rank,
+            ranks=self.ranks.size,
         )
 
 
@@ -182,7 +222,9 @@ class _WithoutPictures(RolloutWorkflow):
         return outcome
 
 
-def evaluation_metrics(outcomes: Sequence[Outcome], *, greedy: bool, reports_success: bool) -> dict[str, Value]:
+def evaluation_metrics(
+    outcomes: Sequence[Outcome], *, greedy: bool, reports_success: bool
+) -> dict[str, Value]:
     """Counts by task and over all tasks, or only returns where there is no flag of success; what could not be graded is just counted."""
     metrics: dict[str, Value] = {}
     for task, all_found in _by_task(outcomes, task=_task).items():
@@ -193,7 +235,9 @@ def evaluation_metrics(outcomes: Sequence[Outcome], *, greedy: bool, reports_suc
         if not found:
             continue
         successes, count = sum(outcome.success for outcome in found), float(len(found))
-        metrics[f"{prefix}return"] = Weighted(sum(outcome.env_return for outcome in found) / count, count)
+        metrics[f"{prefix}return"] = Weighted(
+            sum(outcome.env_return for outcome in found) / count, count
+        )
         if reports_success:
             metrics[f"{prefix}success_rate"] = Weighted(successes / count, count)
             metrics[f"{prefix}successes"] = float(successes)
@@ -211,8 +255,14 @@ def pass_at_k_metrics(outcomes: Sequence[Outcome], *, samples: int) -> dict[str,
         drawn = Counter(outcome.prompt for outcome in found)
         right = Counter(outcome.prompt for outcome in found if outcome.success)
         for k in _ks(samples):
-            chances = [pass_at_k(samples=count, successes=right[prompt], k=k) for prompt, count in drawn.items() if count >= k]
-            metrics[f"val/{task}/pass_at_{k}"] = Weighted(sum(chances) / max(len(chances), 1), float(len(chances)))
+            chances = [
+                pass_at_k(samples=count, successes=right[prompt], k=k)
+                for prompt, count in drawn.items()
+                if count >= k
+            ]
+            metrics[f"val/{task}/pass_at_{k}"] = Weighted(
+                sum(chances) / max(len(chances), 1), float(len(chances))
+            )
         whole = [prompt for prompt, count in drawn.items() if count == samples]
         metrics[f"val/{task}/any_successes"] = float(sum(right[prompt] > 0 for prompt in whole))
         metrics[f"val/{task}/any_episodes"] = float(len(whole))
@@ -259,4 +309,10 @@ def _task(outcome: Outcome) -> str:
 
 def _outcome(trajectory: Trajectory) -> Outcome:
     row = trajectory.row
-    return Outcome(row["index"], row["task_name"], row["complete"], row["env_return"], graded=row.get("graded", True))
+    return Outcome(
+        row["index"],
+        row["task_name"],
+        row["complete"],
+        row["env_return"],
+        graded=row.get("graded", True),
+    )

@@ -15,14 +15,20 @@ from numpy.typing import NDArray
 from siirl.errors import ConfigError
 
 Bin = tuple[int, int]  # sum of its lengths, its number
-State = list[Bin]  # a partial solution: its filled bins, lightest first; bins beyond these are empty
+State = list[
+    Bin
+]  # a partial solution: its filled bins, lightest first; bins beyond these are empty
 
-EXCHANGES_PER_PART = 4  # bounds the time of the refinement; it mostly finds nothing to improve long before
+EXCHANGES_PER_PART = (
+    4  # bounds the time of the refinement; it mostly finds nothing to improve long before
+)
 PAIRS_UP_TO = 64  # rows of a part up to which pairs of rows are exchanged too; larger parts have single rows enough to choose from
 PARTNERS = 8  # parts with which the heaviest and the lightest are compared in each round
 
 
-def get_seqlen_balanced_partitions(seqlen_list: Sequence[int], k_partitions: int, equal_size: bool) -> list[list[int]]:
+def get_seqlen_balanced_partitions(
+    seqlen_list: Sequence[int], k_partitions: int, equal_size: bool
+) -> list[list[int]]:
     """Divide positions 0..n-1 into `k_partitions` parts with sums of lengths as equal as the method finds them.
 
     Args:
@@ -47,10 +53,14 @@ def get_seqlen_balanced_partitions(seqlen_list: Sequence[int], k_partitions: int
         )
     parts = _KarmarkarKarp(lengths, k_partitions, equal_size=equal_size).solve()
     parts = _refine(parts, np.asarray(lengths, dtype=np.int64), equal_size=equal_size)
-    return sorted((sorted(part) for part in parts), key=lambda part: part[0] if part else len(lengths))
+    return sorted(
+        (sorted(part) for part in parts), key=lambda part: part[0] if part else len(lengths)
+    )
 
 
-def micro_batches_by_budget(lengths: Sequence[int], max_tokens: int, *, min_count: int = 1) -> list[list[int]]:
+def micro_batches_by_budget(
+    lengths: Sequence[int], max_tokens: int, *, min_count: int = 1
+) -> list[list[int]]:
     """Divide positions into as few micro-batches as it finds, each with at most `max_tokens`, and balance them.
 
     Args:
@@ -62,7 +72,9 @@ def micro_batches_by_budget(lengths: Sequence[int], max_tokens: int, *, min_coun
         ConfigError: A row is longer than the budget.
     """
     if lengths and max(lengths) > max_tokens:
-        raise ConfigError(f"A row of {max(lengths)} tokens exceeds the budget of {max_tokens} tokens a micro-batch. Raise the budget.")
+        raise ConfigError(
+            f"A row of {max(lengths)} tokens exceeds the budget of {max_tokens} tokens a micro-batch. Raise the budget."
+        )
     if sum(lengths) <= max_tokens and min_count == 1:
         return [list(range(len(lengths)))]
     packed = first_fit_decreasing(lengths, max_tokens)
@@ -81,8 +93,12 @@ def first_fit_decreasing(lengths: Sequence[int], capacity: int) -> list[list[int
     """
     bins: list[list[int]] = []
     room: list[int] = []
-    for position in sorted(range(len(lengths)), key=lambda position: (-lengths[position], position)):
-        index = next((index for index, free in enumerate(room) if free >= lengths[position]), len(bins))
+    for position in sorted(
+        range(len(lengths)), key=lambda position: (-lengths[position], position)
+    ):
+        index = next(
+            (index for index, free in enumerate(room) if free >= lengths[position]), len(bins)
+        )
         if index == len(bins):
             bins.append([])
             room.append(capacity)
@@ -107,9 +123,13 @@ class _KarmarkarKarp:
     def __init__(self, lengths: Sequence[int], count: int, *, equal_size: bool) -> None:
         self.lengths, self.count = lengths, count
         self.rows_of_bin: list[list[int]] = []
-        self.by_spread: list[tuple[int, int, State]] = []  # a heap; the second number breaks ties and is unique
+        self.by_spread: list[
+            tuple[int, int, State]
+        ] = []  # a heap; the second number breaks ties and is unique
         self.pushed = 0
-        self.rows = sorted(range(len(lengths)), key=lambda row: (lengths[row], row))  # the heaviest is taken from the end
+        self.rows = sorted(
+            range(len(lengths)), key=lambda row: (lengths[row], row)
+        )  # the heaviest is taken from the end
         if equal_size:
             for start in range(0, len(self.rows), count):
                 self._push([self._new_bin(row) for row in self.rows[start : start + count]])
@@ -125,10 +145,14 @@ class _KarmarkarKarp:
                 state = self._merge(state, heapq.heappop(self.by_spread)[2])
             self._push(state)
         last = self.by_spread[0][2] if self.by_spread else []
-        return [self.rows_of_bin[bin_] for _, bin_ in last] + [[] for _ in range(self.count - len(last))]
+        return [self.rows_of_bin[bin_] for _, bin_ in last] + [
+            [] for _ in range(self.count - len(last))
+        ]
 
     def _take_largest(self) -> State:
-        if self.by_spread and (not self.rows or self._largest_spread() >= self.lengths[self.rows[-1]]):
+        if self.by_spread and (
+            not self.rows or self._largest_spread() >= self.lengths[self.rows[-1]]
+        ):
             return heapq.heappop(self.by_spread)[2]
         return [self._new_bin(self.rows.pop())]
 
@@ -150,11 +174,18 @@ class _KarmarkarKarp:
         """Put the heaviest bins of one onto the lightest of the other, empty ones first."""
         empty = self.count - len(left)
         heavy_first = right[::-1]
-        joined = [self._join(light, heavy) for light, heavy in zip(left, heavy_first[empty:], strict=False)]
+        joined = [
+            self._join(light, heavy)
+            for light, heavy in zip(left, heavy_first[empty:], strict=False)
+        ]
         return sorted(heavy_first[:empty] + joined + left[len(joined) :])
 
     def _join(self, light: Bin, heavy: Bin) -> Bin:
-        kept, moved = (light, heavy) if len(self.rows_of_bin[light[1]]) >= len(self.rows_of_bin[heavy[1]]) else (heavy, light)
+        kept, moved = (
+            (light, heavy)
+            if len(self.rows_of_bin[light[1]]) >= len(self.rows_of_bin[heavy[1]])
+            else (heavy, light)
+        )
         self.rows_of_bin[kept[1]].extend(self.rows_of_bin[moved[1]])
         return light[0] + heavy[0], kept[1]
 
@@ -174,11 +205,16 @@ def _spread_of(state: State, count: int) -> int:
     return state[-1][0] - (state[0][0] if len(state) == count else 0)
 
 
-def _refine(parts: list[list[int]], lengths: NDArray[np.int64], *, equal_size: bool) -> list[list[int]]:
+def _refine(
+    parts: list[list[int]], lengths: NDArray[np.int64], *, equal_size: bool
+) -> list[list[int]]:
     """Exchange rows (or move one, where sizes are free) between a heavy and a light part while that narrows the spread."""
     sums = np.array([lengths[part].sum() for part in parts], dtype=np.int64)
     for _ in range(EXCHANGES_PER_PART * len(parts)):
-        if not any(_exchange(parts, sums, lengths, heavy, light, equal_size=equal_size) for heavy, light in _pairs_to_try(sums)):
+        if not any(
+            _exchange(parts, sums, lengths, heavy, light, equal_size=equal_size)
+            for heavy, light in _pairs_to_try(sums)
+        ):
             break
     return parts
 
@@ -187,18 +223,29 @@ def _pairs_to_try(sums: NDArray[np.int64]) -> list[tuple[int, int]]:
     """Heavy and light parts: the heaviest with each of the lightest, then each of the heaviest with the lightest."""
     order = np.argsort(sums, kind="stable")
     light_first, heavy_first = order[:PARTNERS].tolist(), order[::-1][:PARTNERS].tolist()
-    return [(heavy_first[0], part) for part in light_first] + [(part, light_first[0]) for part in heavy_first]
+    return [(heavy_first[0], part) for part in light_first] + [
+        (part, light_first[0]) for part in heavy_first
+    ]
 
 
 def _exchange(
-    parts: list[list[int]], sums: NDArray[np.int64], lengths: NDArray[np.int64], heavy: int, light: int, *, equal_size: bool
+    parts: list[list[int]],
+    sums: NDArray[np.int64],
+    lengths: NDArray[np.int64],
+    heavy: int,
+    light: int,
+    *,
+    equal_size: bool,
 ) -> bool:
     """Make the best exchange between two parts; False where none brings them closer."""
     gap = int(sums[heavy] - sums[light])
     found = _best_exchange(lengths[parts[heavy]], lengths[parts[light]], gap, equal_size=equal_size)
     if found is None:
         return False
-    given, taken = ([parts[side][place] for place in places] for side, places in zip((heavy, light), found, strict=True))
+    given, taken = (
+        [parts[side][place] for place in places]
+        for side, places in zip((heavy, light), found, strict=True)
+    )
     parts[heavy] = [row for row in parts[heavy] if row not in given] + taken
     parts[light] = [row for row in parts[light] if row not in taken] + given
     amount = lengths[given].sum() - lengths[taken].sum()
@@ -207,7 +254,9 @@ def _exchange(
     return True
 
 
-def _best_exchange(heavy: NDArray[np.int64], light: NDArray[np.int64], gap: int, *, equal_size: bool) -> tuple[list[int], list[int]] | None:
+def _best_exchange(
+    heavy: NDArray[np.int64], light: NDArray[np.int64], gap: int, *, equal_size: bool
+) -> tuple[list[int], list[int]] | None:
     """Which rows to give and which to take back, so that the amount that changes sides is closest to half the gap.
 
     Returns:
@@ -217,18 +266,28 @@ def _best_exchange(heavy: NDArray[np.int64], light: NDArray[np.int64], gap: int,
         return None
     pairs = (1, 2) if max(len(heavy), len(light)) <= PAIRS_UP_TO else (1,)
     sizes = [((size,), (size,)) for size in pairs] if equal_size else [(pairs, (0, *pairs))]
-    best: tuple[float, list[int], list[int]] = (gap / 2, [], [])  # a miss of half the gap is an amount of 0 or of the whole gap
+    best: tuple[float, list[int], list[int]] = (
+        gap / 2,
+        [],
+        [],
+    )  # a miss of half the gap is an amount of 0 or of the whole gap
     for given_sizes, taken_sizes in sizes:
         given, taken = _bundles(heavy, given_sizes), _bundles(light, taken_sizes)
         if not len(given.sums) or not len(taken.sums):
             continue
         order = np.argsort(taken.sums, kind="stable")
         wanted = np.searchsorted(taken.sums[order], given.sums - gap / 2)
-        choices = order[np.stack([np.clip(wanted - 1, 0, None), np.clip(wanted, None, len(order) - 1)])]
+        choices = order[
+            np.stack([np.clip(wanted - 1, 0, None), np.clip(wanted, None, len(order) - 1)])
+        ]
         misses = np.abs(given.sums - taken.sums[choices] - gap / 2)
         side, index = np.unravel_index(int(misses.argmin()), misses.shape)
         if misses[side, index] < best[0]:
-            best = (float(misses[side, index]), given.rows(int(index)), taken.rows(int(choices[side, index])))
+            best = (
+                float(misses[side, index]),
+                given.rows(int(index)),
+                taken.rows(int(choices[side, index])),
+            )
     return best[1:] if best[1] else None
 
 

@@ -16,7 +16,14 @@ from typing import Any
 
 from siirl.data_coordinator.leases import Lease, LeaseBook
 from siirl.data_coordinator.partition import divide
-from siirl.data_coordinator.queues import Entry, Leftover, NodeQueues, PartitionRequest, QueueKey, StepQueue
+from siirl.data_coordinator.queues import (
+    Entry,
+    Leftover,
+    NodeQueues,
+    PartitionRequest,
+    QueueKey,
+    StepQueue,
+)
 from siirl.data_coordinator.sample_info import SampleInfo
 from siirl.errors import ConfigError, InvariantError
 
@@ -36,10 +43,16 @@ class DataCoordinator:
     """
 
     def __init__(
-        self, *, capacity: int = DEFAULT_CAPACITY, lease_seconds: float = DEFAULT_LEASE_SECONDS, clock: Callable[[], float] = time.monotonic
+        self,
+        *,
+        capacity: int = DEFAULT_CAPACITY,
+        lease_seconds: float = DEFAULT_LEASE_SECONDS,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         if capacity < 1 or lease_seconds <= 0:
-            raise ConfigError(f"DataCoordinator: capacity={capacity} and lease_seconds={lease_seconds} must be positive.")
+            raise ConfigError(
+                f"DataCoordinator: capacity={capacity} and lease_seconds={lease_seconds} must be positive."
+            )
         self.capacity = capacity
         self._clock = clock
         self._nodes: dict[str, NodeQueues] = {}
@@ -49,7 +62,13 @@ class DataCoordinator:
         self._discarded = 0
 
     def put_batch(
-        self, key: QueueKey, sample_infos: Sequence[SampleInfo], sample_refs: Sequence[Any], *, source: int = 0, sources: int | None = None
+        self,
+        key: QueueKey,
+        sample_infos: Sequence[SampleInfo],
+        sample_refs: Sequence[Any],
+        *,
+        source: int = 0,
+        sources: int | None = None,
     ) -> bool:
         """Register samples for a node and step.
 
@@ -68,7 +87,9 @@ class DataCoordinator:
             InvariantError: An id twice, a source twice, or samples for a step that has been divided already.
         """
         if len(sample_infos) != len(sample_refs):
-            raise InvariantError(f"{len(sample_infos)} sample infos came with {len(sample_refs)} references for {key}.")
+            raise InvariantError(
+                f"{len(sample_infos)} sample infos came with {len(sample_refs)} references for {key}."
+            )
         node = self._nodes.setdefault(key.node, NodeQueues())
         queue = node.steps.get(key.step) or StepQueue(sources=sources)
         queue.check_put(key, [info.uid for info in sample_infos], source=source, sources=sources)
@@ -77,13 +98,22 @@ class DataCoordinator:
             return False
         node.steps[key.step] = queue
         for info, ref in zip(sample_infos, sample_refs, strict=True):
-            queue.add(Entry(order=(key.step, 0 if sources is None else source, self._arrivals), info=info, ref=ref, source=source))
+            queue.add(
+                Entry(
+                    order=(key.step, 0 if sources is None else source, self._arrivals),
+                    info=info,
+                    ref=ref,
+                    source=source,
+                )
+            )
             self._arrivals += 1
         queue.sources_done.add(source)
         node.waiting += len(sample_infos)
         return True
 
-    def get_batch(self, key: QueueKey, *, count: int, holder: str, filter_plugin: FilterPlugin | None = None) -> Lease | None:
+    def get_batch(
+        self, key: QueueKey, *, count: int, holder: str, filter_plugin: FilterPlugin | None = None
+    ) -> Lease | None:
         """Lease the first `count` samples (of those that the filter accepts); None while there are fewer.
 
         Raises:
@@ -94,7 +124,9 @@ class DataCoordinator:
         if node is None or queue is None or len(queue.entries) < count:
             return None
         if queue.sources is not None:
-            raise InvariantError(f"The samples of {key} were put by {queue.sources} sources to be divided. Take them with get_partition.")
+            raise InvariantError(
+                f"The samples of {key} were put by {queue.sources} sources to be divided. Take them with get_partition."
+            )
         taken: list[Entry] = []
         passed: list[Entry] = []
         while queue.entries and len(taken) < count:
@@ -111,7 +143,12 @@ class DataCoordinator:
         return self._leases.open(key, holder=holder, entries=taken, rank=None, now=self._clock())
 
     def get_partition(
-        self, key: QueueKey, request: PartitionRequest, *, rank: int, filter_plugin: FilterPlugin | None = None
+        self,
+        key: QueueKey,
+        request: PartitionRequest,
+        *,
+        rank: int,
+        filter_plugin: FilterPlugin | None = None,
     ) -> Lease | None:
         """Lease the part of a step that belongs to `rank`; None until all sources have put and older steps of the node are divided.
 
@@ -124,7 +161,12 @@ class DataCoordinator:
         """
         node = self._nodes.get(key.node)
         queue = node.steps.get(key.step) if node else None
-        if node is None or queue is None or not queue.complete or node.has_undivided_step_before(key.step):
+        if (
+            node is None
+            or queue is None
+            or not queue.complete
+            or node.has_undivided_step_before(key.step)
+        ):
             return None
         if not 0 <= rank < request.partitions:
             raise ConfigError(
@@ -134,15 +176,21 @@ class DataCoordinator:
             self._divide(node, queue, request, filter_plugin)
         assert queue.parts is not None
         if queue.request != request:
-            raise InvariantError(f"Rank {rank} asks {key} for {request}, but it was divided for {queue.request}. All ranks must ask alike.")
+            raise InvariantError(
+                f"Rank {rank} asks {key} for {request}, but it was divided for {queue.request}. All ranks must ask alike."
+            )
         if rank in queue.leases:
             return self._leases.renew(queue.leases[rank], now=self._clock())
         if rank not in queue.parts:
-            raise InvariantError(f"Rank {rank} has taken and acknowledged its part of {key} already.")
+            raise InvariantError(
+                f"Rank {rank} has taken and acknowledged its part of {key} already."
+            )
         entries = queue.parts.pop(rank)
         node.waiting -= len(entries)
         queue.leased += len(entries)
-        lease = self._leases.open(key, holder=str(rank), entries=entries, rank=rank, now=self._clock())
+        lease = self._leases.open(
+            key, holder=str(rank), entries=entries, rank=rank, now=self._clock()
+        )
         queue.leases[rank] = lease.lease_id
         return lease
 
@@ -175,13 +223,18 @@ class DataCoordinator:
 
     def leftovers(self, node: str) -> list[Leftover]:
         """What earlier steps of a node left over, for its next step or for a checkpoint."""
-        return [Leftover(entry.info, entry.ref, entry.source) for entry in self._nodes.get(node, NodeQueues()).leftovers]
+        return [
+            Leftover(entry.info, entry.ref, entry.source)
+            for entry in self._nodes.get(node, NodeQueues()).leftovers
+        ]
 
     def restore_leftovers(self, node: str, leftovers: Sequence[Leftover]) -> None:
         """Put back what `leftovers` gave, before the first step of a resumed run."""
         queues = self._nodes.setdefault(node, NodeQueues())
         for info, ref, source in leftovers:
-            queues.leftovers.append(Entry(order=(-1, 0, self._arrivals), info=info, ref=ref, source=source))
+            queues.leftovers.append(
+                Entry(order=(-1, 0, self._arrivals), info=info, ref=ref, source=source)
+            )
             self._arrivals += 1
         queues.waiting += len(leftovers)
 
@@ -199,7 +252,9 @@ class DataCoordinator:
         """Source ranks that have not put yet; None where nobody has."""
         node = self._nodes.get(key.node)
         queue = node.steps.get(key.step) if node else None
-        return None if queue is None else sorted(set(range(queue.sources or 0)) - queue.sources_done)
+        return (
+            None if queue is None else sorted(set(range(queue.sources or 0)) - queue.sources_done)
+        )
 
     def stats(self) -> dict[str, int]:
         """Samples by what became of them; `put` is the sum of the others."""
@@ -214,11 +269,23 @@ class DataCoordinator:
             "discarded": self._discarded,
         }
 
-    def _divide(self, node: NodeQueues, queue: StepQueue, request: PartitionRequest, filter_plugin: FilterPlugin | None) -> None:
+    def _divide(
+        self,
+        node: NodeQueues,
+        queue: StepQueue,
+        request: PartitionRequest,
+        filter_plugin: FilterPlugin | None,
+    ) -> None:
         candidates = node.leftovers + sorted(queue.entries)
-        rejected = [entry for entry in candidates if filter_plugin is not None and not filter_plugin(entry.info)]
+        rejected = [
+            entry
+            for entry in candidates
+            if filter_plugin is not None and not filter_plugin(entry.info)
+        ]
         rejected_uids = {entry.info.uid for entry in rejected}
-        parts, remainder = divide([entry for entry in candidates if entry.info.uid not in rejected_uids], request)
+        parts, remainder = divide(
+            [entry for entry in candidates if entry.info.uid not in rejected_uids], request
+        )
         queue.entries, queue.request, queue.parts = [], request, dict(enumerate(parts))
         node.leftovers = sorted(rejected + remainder)
 

@@ -47,10 +47,14 @@ class LearnableTaskLoader(TaskLoader):
 
     def shares(self) -> NDArray[np.float64]:
         """Expected share of the next prompts, by task; they add to one. A task of weight 0 has none."""
-        success_T = (self._successes_T + 1) / (self._episodes_T + 2)  # a task that was never seen is at a half
+        success_T = (self._successes_T + 1) / (
+            self._episodes_T + 2
+        )  # a task that was never seen is at a half
         weight_T = np.asarray(self.weights, np.float64)
         learnable_T = weight_T * success_T * (1 - success_T)
-        shares_T: NDArray[np.float64] = ALIKE * weight_T / weight_T.sum() + (1 - ALIKE) * learnable_T / learnable_T.sum()
+        shares_T: NDArray[np.float64] = (
+            ALIKE * weight_T / weight_T.sum() + (1 - ALIKE) * learnable_T / learnable_T.sum()
+        )
         return shares_T
 
     def draw(self, count: int) -> list[EpisodeTask]:
@@ -58,24 +62,39 @@ class LearnableTaskLoader(TaskLoader):
         first, self.position = self.position, self.position + count
         random = np.random.default_rng([self.seed, first])
         places = (random.random() + np.arange(count)) / count
-        chosen = np.minimum(np.searchsorted(np.cumsum(self.shares()), places, side="right"), self._last_task)
-        prompts = [self._take(int(task), number) for number, task in enumerate(random.permutation(chosen), start=first)]
+        chosen = np.minimum(
+            np.searchsorted(np.cumsum(self.shares()), places, side="right"), self._last_task
+        )
+        prompts = [
+            self._take(int(task), number)
+            for number, task in enumerate(random.permutation(chosen), start=first)
+        ]
         return prompts[self.rank :: self.ranks]
 
     def metrics(self) -> dict[str, float]:
         """Expected share of the prompts, by task."""
-        return {f"data/{task}/share": float(share) for task, share in zip(self.tasks, self.shares(), strict=True)}
+        return {
+            f"data/{task}/share": float(share)
+            for task, share in zip(self.tasks, self.shares(), strict=True)
+        }
 
     def state_dict(self) -> dict[str, Any]:
         """See `TaskLoader.state_dict`; and what was seen of the tasks."""
-        seen = {"drawn": self._drawn_T, "successes": self._successes_T, "episodes": self._episodes_T}
+        seen = {
+            "drawn": self._drawn_T,
+            "successes": self._successes_T,
+            "episodes": self._episodes_T,
+        }
         return {**super().state_dict(), **{name: values.tolist() for name, values in seen.items()}}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """See `TaskLoader.load_state_dict`."""
         super().load_state_dict(state)
         self._drawn_T = np.array(state["drawn"], np.int64)
-        self._successes_T, self._episodes_T = np.array(state["successes"]), np.array(state["episodes"])
+        self._successes_T, self._episodes_T = (
+            np.array(state["successes"]),
+            np.array(state["episodes"]),
+        )
 
     @property
     def _last_task(self) -> int:

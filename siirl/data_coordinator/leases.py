@@ -37,10 +37,14 @@ class LeaseBook:
         self.num_samples = 0
         self._records: dict[int, _Record] = {}
         self._by_holder: dict[str, set[int]] = {}
-        self._deadlines: list[tuple[float, int]] = []  # a heap; entries of closed or renewed leases are dropped when they come up
+        self._deadlines: list[
+            tuple[float, int]
+        ] = []  # a heap; entries of closed or renewed leases are dropped when they come up
         self._opened = 0
 
-    def open(self, key: QueueKey, *, holder: str, entries: Sequence[Entry], rank: int | None, now: float) -> Lease:
+    def open(
+        self, key: QueueKey, *, holder: str, entries: Sequence[Entry], rank: int | None, now: float
+    ) -> Lease:
         """Lease `entries`; `rank` says whose part of a step they are, where they are one."""
         self._opened += 1
         infos, refs = tuple(entry.info for entry in entries), tuple(entry.ref for entry in entries)

@@ -84,17 +84,25 @@ class StepQueue:
         heapq.heappush(self.entries, entry)
         self.uids.add(entry.info.uid)
 
-    def check_put(self, key: QueueKey, uids: Sequence[str], *, source: int, sources: int | None) -> None:
+    def check_put(
+        self, key: QueueKey, uids: Sequence[str], *, source: int, sources: int | None
+    ) -> None:
         """Refuse what would lose or double samples, with InvariantError."""
         if self.sources != sources:
-            raise InvariantError(f"Rank {source} says that {sources} ranks put for {key}, and another said {self.sources}.")
+            raise InvariantError(
+                f"Rank {source} says that {sources} ranks put for {key}, and another said {self.sources}."
+            )
         if sources is not None and not 0 <= source < sources:
-            raise InvariantError(f"Rank {source} put for {key}, but only ranks 0 to {sources - 1} do.")
+            raise InvariantError(
+                f"Rank {source} put for {key}, but only ranks 0 to {sources - 1} do."
+            )
         if sources is not None and source in self.sources_done:
             raise InvariantError(f"Rank {source} has put its share for {key} already.")
         for uid, count in Counter(uids).items():
             if count > 1 or uid in self.uids:
-                raise InvariantError(f"Sample {uid!r} was put twice for {key}. Each rollout needs an id of its own.")
+                raise InvariantError(
+                    f"Sample {uid!r} was put twice for {key}. Each rollout needs an id of its own."
+                )
 
 
 @dataclass
@@ -108,4 +116,7 @@ class NodeQueues:
 
     def has_undivided_step_before(self, step: int) -> bool:
         """Whether an older step may still leave something over for this one."""
-        return any(other < step and queue.sources is not None and queue.parts is None for other, queue in self.steps.items())
+        return any(
+            other < step and queue.sources is not None and queue.parts is None
+            for other, queue in self.steps.items()
+        )

@@ -19,7 +19,9 @@ from siirl.data_coordinator.sample import Dict2Samples, Sample, Samples2Dict
 from siirl.errors import InvariantError
 from siirl.occupation import OCCUPATION
 
-DEFAULT_TIMEOUT_S = 86_400.0  # another rank's rollout may be long; one that hangs is noticed by the watchdog
+DEFAULT_TIMEOUT_S = (
+    86_400.0  # another rank's rollout may be long; one that hangs is noticed by the watchdog
+)
 
 
 class RayRedistribution:
@@ -62,7 +64,11 @@ class RayRedistribution:
         own = {sample.uid: sample for sample in Dict2Samples(batch)}
         self._put(key, list(own.values()))
         with OCCUPATION.doing("waits for the rows of the other ranks", waiting=True):
-            lease: Lease = ray.get(self.coordinator.get_partition.remote(key, self.request, self.rank, None, self.timeout_s))
+            lease: Lease = ray.get(
+                self.coordinator.get_partition.remote(
+                    key, self.request, self.rank, None, self.timeout_s
+                )
+            )
         self._leases.append(lease)
         fetched = self._fetch(lease, own)
         return Samples2Dict(fetched) if fetched else select_rows(batch, [])
@@ -70,7 +76,9 @@ class RayRedistribution:
     def acknowledge(self) -> None:
         """The rows are used; InvariantError where the coordinator gave them to another rank meanwhile."""
         leases, self._leases = self._leases, []
-        ray.get([self.coordinator.acknowledge.remote(lease.key, lease.lease_id) for lease in leases])
+        ray.get(
+            [self.coordinator.acknowledge.remote(lease.key, lease.lease_id) for lease in leases]
+        )
 
     def state_dict(self) -> dict[str, Any]:
         """Leftovers by node, as plain columns; every rank fetches them, so the state is the same everywhere. Call it between steps.
@@ -87,22 +95,37 @@ class RayRedistribution:
             return
         for node, rows in state.items():
             samples = [(Sample(row["columns"]), row["source"]) for row in rows]
-            leftovers = [Leftover(sample.info(), ray.put(sample), source) for sample, source in samples]
+            leftovers = [
+                Leftover(sample.info(), ray.put(sample), source) for sample, source in samples
+            ]
             ray.get(self.coordinator.restore_leftovers.remote(node, leftovers))
 
     def _leftovers(self, node: str) -> list[dict[str, Any]]:
         leftovers: list[Leftover] = ray.get(self.coordinator.leftovers.remote(node))
-        samples = self._get([leftover.ref for leftover in leftovers], what=f"left over for node {node!r}")
-        return [{"columns": sample.columns, "source": leftover.source} for sample, leftover in zip(samples, leftovers, strict=True)]
+        samples = self._get(
+            [leftover.ref for leftover in leftovers], what=f"left over for node {node!r}"
+        )
+        return [
+            {"columns": sample.columns, "source": leftover.source}
+            for sample, leftover in zip(samples, leftovers, strict=True)
+        ]
 
     def _put(self, key: QueueKey, samples: Sequence[Sample]) -> None:
         machine = ray.get_runtime_context().get_node_id()
         refs = [ray.put(sample) for sample in samples]
         infos = [sample.info(node_id=machine) for sample in samples]
-        ray.get(self.coordinator.put_batch.remote(key, infos, refs, self.rank, self.ranks, self.timeout_s))
+        ray.get(
+            self.coordinator.put_batch.remote(
+                key, infos, refs, self.rank, self.ranks, self.timeout_s
+            )
+        )
 
     def _fetch(self, lease: Lease, own: dict[str, Sample]) -> list[Sample]:
-        foreign = [(info.uid, ref) for info, ref in zip(lease.infos, lease.refs, strict=True) if info.uid not in own]
+        foreign = [
+            (info.uid, ref)
+            for info, ref in zip(lease.infos, lease.refs, strict=True)
+            if info.uid not in own
+        ]
         samples = self._get([ref for _, ref in foreign], what=f"for {lease.key}")
         arrived = dict(zip((uid for uid, _ in foreign), samples, strict=True))
         return [own.get(info.uid) or arrived[info.uid] for info in lease.infos]

@@ -37,7 +37,11 @@ class StayOnRank:
     def redistribute(self, batch: TensorDict, *, node: str, step: int) -> TensorDict:
         """`batch` itself, unless something was left over."""
         rows = self._leftovers.pop(node, [])
-        return concat([Samples2Dict([Sample(row["columns"]) for row in rows]), batch]) if rows else batch
+        return (
+            concat([Samples2Dict([Sample(row["columns"]) for row in rows]), batch])
+            if rows
+            else batch
+        )
 
     def acknowledge(self) -> None:
         """Nothing was leased."""

@@ -74,7 +74,9 @@ def Dict2Samples(batch: TensorDict) -> list[Sample]:
     for name, array in arrays.items():
         layout = column(name).layout
         for row, sample in enumerate(samples):
-            inside = array[row, padded.place(layout, extents[row])] if layout in RAGGED else array[row]
+            inside = (
+                array[row, padded.place(layout, extents[row])] if layout in RAGGED else array[row]
+            )
             sample.columns[name] = inside.copy()
     return samples
 
@@ -126,7 +128,9 @@ def _check_same_columns(samples: Sequence[Sample]) -> None:
     for sample in samples:
         if sample.columns.keys() != names:
             differing = sorted(sample.columns.keys() ^ names)
-            raise InvariantError(f"Sample {sample.columns.get('uid')!r} and the first of its batch differ in the columns {differing}.")
+            raise InvariantError(
+                f"Sample {sample.columns.get('uid')!r} and the first of its batch differ in the columns {differing}."
+            )
 
 
 def _places(values: Mapping[str, Sequence[Any]]) -> dict[Layout, Places]:
@@ -149,22 +153,37 @@ def _places(values: Mapping[str, Sequence[Any]]) -> dict[Layout, Places]:
             )
     nothing_B = np.zeros(len(next(iter(values.values()))), np.int64)
     prompt_B, tokens_B = lengths.get(Layout.PROMPT, nothing_B), lengths.get(Layout.TOKEN, nothing_B)
-    places = {layout: Places(start_B=nothing_B, length_B=length_B, width=int(length_B.max())) for layout, length_B in lengths.items()}
+    places = {
+        layout: Places(start_B=nothing_B, length_B=length_B, width=int(length_B.max()))
+        for layout, length_B in lengths.items()
+    }
     before_B, most = prompt_B.max() - prompt_B, int(prompt_B.max() + tokens_B.max())
     if Layout.PROMPT in places:
-        places[Layout.PROMPT] = Places(start_B=before_B, length_B=prompt_B, width=int(prompt_B.max()))
-    return {**places, Layout.SEQUENCE: Places(start_B=before_B, length_B=prompt_B + tokens_B, width=most)}
+        places[Layout.PROMPT] = Places(
+            start_B=before_B, length_B=prompt_B, width=int(prompt_B.max())
+        )
+    return {
+        **places,
+        Layout.SEQUENCE: Places(start_B=before_B, length_B=prompt_B + tokens_B, width=most),
+    }
 
 
 def _pad(name: str, values: Sequence[Any], places: Places) -> torch.Tensor:
     """Each row written to its place; rows may be large, so there is no second copy of them on the way."""
     entry, arrays = column(name), [np.asarray(value) for value in values]
-    dtypes = {entry.array(np.zeros(0, dtype), name=name).dtype for dtype in {array.dtype for array in arrays}}
+    dtypes = {
+        entry.array(np.zeros(0, dtype), name=name).dtype
+        for dtype in {array.dtype for array in arrays}
+    }
     inner = arrays[0].shape[1:]
     padded = np.zeros((len(arrays), places.width, *inner), dtype=np.result_type(*dtypes))
-    for row, (array, start, length) in enumerate(zip(arrays, places.start_B.tolist(), places.length_B.tolist(), strict=True)):
+    for row, (array, start, length) in enumerate(
+        zip(arrays, places.start_B.tolist(), places.length_B.tolist(), strict=True)
+    ):
         if array.shape != (length, *inner):
-            raise InvariantError(f"Row {row} of column {name!r} ({entry.axes}) has the shape {array.shape}, not {(length, *inner)}.")
+            raise InvariantError(
+                f"Row {row} of column {name!r} ({entry.axes}) has the shape {array.shape}, not {(length, *inner)}."
+            )
         padded[row, start : start + length] = array
     return torch.from_numpy(padded)
 

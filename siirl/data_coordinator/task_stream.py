@@ -92,13 +92,22 @@ class TaskLoader:
     """As `data.task_sampling` says it."""
 
     def __init__(
-        self, *, tasks: Sequence[str], weights: Sequence[int] = (), prompts_per_step: int, seed: int, rank: int = 0, ranks: int = 1
+        self,
+        *,
+        tasks: Sequence[str],
+        weights: Sequence[int] = (),
+        prompts_per_step: int,
+        seed: int,
+        rank: int = 0,
+        ranks: int = 1,
     ) -> None:
         _check_tasks(tasks)
         if not 0 <= rank < ranks:
             raise ConfigError(f"TaskLoader: rank {rank} of {ranks}; ranks count from 0.")
         if prompts_per_step < ranks:
-            raise ConfigError(f"data.train_batch_size={prompts_per_step} gives some of the {ranks} ranks no prompt. Use at least {ranks}.")
+            raise ConfigError(
+                f"data.train_batch_size={prompts_per_step} gives some of the {ranks} ranks no prompt. Use at least {ranks}."
+            )
         self.tasks = tuple(tasks)
         self.weights = tuple(weights) or (1,) * len(self.tasks)
         self._pass = np.repeat(np.arange(len(self.tasks)), self.weights)
@@ -115,7 +124,9 @@ class TaskLoader:
     def draw(self, count: int) -> list[EpisodeTask]:
         """This rank's share of the next `count` prompts; all ranks must ask for the same count (a refill, for example)."""
         first, self.position = self.position, self.position + count
-        return [self._prompt(number) for number in range(first + self.rank, first + count, self.ranks)]
+        return [
+            self._prompt(number) for number in range(first + self.rank, first + count, self.ranks)
+        ]
 
     def observe(self, outcomes: Sequence[Outcomes]) -> None:
         """Nothing: the stream does not depend on outcomes."""
@@ -130,7 +141,12 @@ class TaskLoader:
 
     def state_dict(self) -> dict[str, Any]:
         """The global state: the same on every rank."""
-        own = {"seed": self.seed, "tasks": list(self.tasks), "weights": list(self.weights), "task_sampling": self.sampling}
+        own = {
+            "seed": self.seed,
+            "tasks": list(self.tasks),
+            "weights": list(self.weights),
+            "task_sampling": self.sampling,
+        }
         return {"position": self.position, **own}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -140,7 +156,11 @@ class TaskLoader:
             CheckpointError: It belongs to a stream of other tasks, weights or sampling, or of another seed.
         """
         own = self.state_dict()
-        saved = {"weights": [1] * len(state["tasks"]), "task_sampling": "even", **state}  # checkpoints of before there were these
+        saved = {
+            "weights": [1] * len(state["tasks"]),
+            "task_sampling": "even",
+            **state,
+        }  # checkpoints of before there were these
         for name in ("seed", "tasks", "weights", "task_sampling"):
             if saved[name] != own[name]:
                 raise CheckpointError(
@@ -162,7 +182,9 @@ class TaskLoader:
 
     def _episode(self, *, task_id: int, trial_id: int, number: int) -> EpisodeTask:
         seed = training_seed(run_seed=self.seed, number=number)
-        return EpisodeTask(task=self.tasks[task_id], task_id=task_id, trial_id=trial_id, seed=seed, group_id=number)
+        return EpisodeTask(
+            task=self.tasks[task_id], task_id=task_id, trial_id=trial_id, seed=seed, group_id=number
+        )
 
 
 def training_seed(*, run_seed: int, number: int) -> int:
@@ -173,7 +195,12 @@ def training_seed(*, run_seed: int, number: int) -> int:
 
 
 def evaluation_tasks(
-    *, tasks: Sequence[str], episodes_per_task: int, seed_offset: int = 0, rank: int = 0, ranks: int = 1
+    *,
+    tasks: Sequence[str],
+    episodes_per_task: int,
+    seed_offset: int = 0,
+    rank: int = 0,
+    ranks: int = 1,
 ) -> list[EpisodeTask]:
     """This rank's share of an evaluation: `episodes_per_task` episodes of each task, from the seeds that begin at `seed_offset`.
 
@@ -181,13 +208,23 @@ def evaluation_tasks(
         ConfigError: Seeds outside of 0..999,999, which training may use, or no tasks.
     """
     _check_tasks(tasks)
-    if episodes_per_task < 1 or seed_offset < 0 or seed_offset + episodes_per_task > FIRST_TRAINING_SEED:
+    if (
+        episodes_per_task < 1
+        or seed_offset < 0
+        or seed_offset + episodes_per_task > FIRST_TRAINING_SEED
+    ):
         raise ConfigError(
             f"trainer.val_episodes={episodes_per_task} from trainer.val_seed_offset={seed_offset} are the seeds {seed_offset} to "
             f"{seed_offset + episodes_per_task - 1}. Evaluation seeds are 0 to {FIRST_TRAINING_SEED - 1}; those above belong to training."
         )
     episodes = [
-        EpisodeTask(task=task, task_id=task_id, trial_id=trial, seed=seed_offset + trial, group_id=trial * len(tasks) + task_id)
+        EpisodeTask(
+            task=task,
+            task_id=task_id,
+            trial_id=trial,
+            seed=seed_offset + trial,
+            group_id=trial * len(tasks) + task_id,
+        )
         for trial in range(episodes_per_task)
         for task_id, task in enumerate(tasks)
     ]

@@ -27,7 +27,11 @@ def fault_of_step(result: Any, *, spec: EnvSpec, num_actions: int) -> str | None
     if not isinstance(result, tuple) or len(result) != 5:
         return f"step_chunk returned {_shown(result)} instead of five values"
     observation, reward, terminated, truncated, info = result
-    fault = _fault_of_observations(observation, spec=spec) or _fault_of_rewards(reward, spec=spec) or _fault_of_info(info)
+    fault = (
+        _fault_of_observations(observation, spec=spec)
+        or _fault_of_rewards(reward, spec=spec)
+        or _fault_of_info(info)
+    )
     if fault is not None:
         return fault
     for name, flag in (("terminated", terminated), ("truncated", truncated)):
@@ -39,12 +43,18 @@ def fault_of_step(result: Any, *, spec: EnvSpec, num_actions: int) -> str | None
     if executed < num_actions and not (terminated or truncated):
         return f"only {executed} of {num_actions} actions were executed, but the episode goes on"
     ungraded = spec.leaves_ungraded and info.get("success", False) is None
-    if spec.reports_success and not ungraded and not isinstance(info.get("success"), bool | np.bool_):
+    if (
+        spec.reports_success
+        and not ungraded
+        and not isinstance(info.get("success"), bool | np.bool_)
+    ):
         return f"info['success'] is {_shown(info.get('success'))} instead of a bool, and the spec says reports_success"
     return None
 
 
-def fault_of_observation(observation: Any, space: gymnasium.Space[Any], *, where: str = "observation") -> str | None:
+def fault_of_observation(
+    observation: Any, space: gymnasium.Space[Any], *, where: str = "observation"
+) -> str | None:
     """Check one observation against its space."""
     match space:
         case gymnasium.spaces.Dict():
@@ -54,14 +64,26 @@ def fault_of_observation(observation: Any, space: gymnasium.Space[Any], *, where
         case gymnasium.spaces.Tuple():
             if not isinstance(observation, tuple) or len(observation) != len(space.spaces):
                 return f"{where} is {_shown(observation)} instead of a tuple of {len(space.spaces)}"
-            parts = ((str(index), observation[index], part) for index, part in enumerate(space.spaces))
+            parts = (
+                (str(index), observation[index], part) for index, part in enumerate(space.spaces)
+            )
         case gymnasium.spaces.Box():
             return _fault_of_box(observation, space, where=where)
         case gymnasium.spaces.Text():
-            return None if isinstance(observation, str) else f"{where} is {_shown(observation)} instead of text"
+            return (
+                None
+                if isinstance(observation, str)
+                else f"{where} is {_shown(observation)} instead of text"
+            )
         case _:
-            return None if space.contains(observation) else f"{where} is {_shown(observation)}, which is not in {space}"
-    faults = (fault_of_observation(value, part, where=f"{where}[{name!r}]") for name, value, part in parts)
+            return (
+                None
+                if space.contains(observation)
+                else f"{where} is {_shown(observation)}, which is not in {space}"
+            )
+    faults = (
+        fault_of_observation(value, part, where=f"{where}[{name!r}]") for name, value, part in parts
+    )
     return next((fault for fault in faults if fault is not None), None)
 
 
@@ -85,10 +107,16 @@ def _fault_of_observations(observation: Any, *, spec: EnvSpec) -> str | None:
 
 
 def _fault_of_rewards(reward: Any, *, spec: EnvSpec) -> str | None:
-    if spec.num_agents > 1 and (not isinstance(reward, list | tuple | np.ndarray) or len(reward) != spec.num_agents):
-        return f"reward is {_shown(reward)} instead of one entry for each of {spec.num_agents} agents"
+    if spec.num_agents > 1 and (
+        not isinstance(reward, list | tuple | np.ndarray) or len(reward) != spec.num_agents
+    ):
+        return (
+            f"reward is {_shown(reward)} instead of one entry for each of {spec.num_agents} agents"
+        )
     for entry in reward if spec.num_agents > 1 else [reward]:
-        if not isinstance(entry, float | int | np.floating | np.integer) or not math.isfinite(entry):
+        if not isinstance(entry, float | int | np.floating | np.integer) or not math.isfinite(
+            entry
+        ):
             return f"reward is {_shown(entry)} instead of a finite number"
     return None
 

@@ -25,7 +25,9 @@ from typing import Any, Self, cast
 HEADER = struct.Struct(">Q")
 NUMBER_BYTES = PROOF_BYTES = SECRET_BYTES = 32  # of SHA-256
 HANDSHAKE_DEADLINE_S = 60.0  # milliseconds, unless the machine is short of everything
-BUFFER_BYTES = 1 << 18  # six observations of 64 x 64 pixels are 74 kB; longer messages get a longer buffer for themselves
+BUFFER_BYTES = (
+    1 << 18
+)  # six observations of 64 x 64 pixels are 74 kB; longer messages get a longer buffer for themselves
 KEEP_ALIVE_S = 60  # some firewalls forget a connection that was silent for minutes, and a policy's update may take longer
 
 Address = tuple[str, int]
@@ -38,7 +40,9 @@ def listen(host: str) -> socket.socket:
     return listener
 
 
-async def accept(listener: socket.socket, *, secret: bytes, deadline_s: float = HANDSHAKE_DEADLINE_S) -> "ServerEnd":
+async def accept(
+    listener: socket.socket, *, secret: bytes, deadline_s: float = HANDSHAKE_DEADLINE_S
+) -> "ServerEnd":
     """Wait for the first peer that knows `secret`, and close `listener`. Strangers keep nobody waiting, also if they say nothing."""
     loop = asyncio.get_running_loop()
     admitted: asyncio.Future[socket.socket] = loop.create_future()
@@ -49,7 +53,9 @@ async def accept(listener: socket.socket, *, secret: bytes, deadline_s: float = 
             await asyncio.wait((arrival, admitted), return_when=asyncio.FIRST_COMPLETED)
             if arrival.done():
                 peer, _ = arrival.result()
-                peers[peer] = loop.create_task(_admit(peer, secret=secret, admitted=admitted, deadline_s=deadline_s))
+                peers[peer] = loop.create_task(
+                    _admit(peer, secret=secret, admitted=admitted, deadline_s=deadline_s)
+                )
         for waiting in (arrival, *peers.values()):
             waiting.cancel()
         await asyncio.gather(arrival, *peers.values(), return_exceptions=True)
@@ -82,7 +88,12 @@ class ServerEnd:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         self._stream.close()
         self._socket.close()
 
@@ -100,13 +111,20 @@ class ClientEnd(asyncio.BufferedProtocol):
     when the connection has ended or was lost.
     """
 
-    def __init__(self, *, on_message: Callable[[memoryview], None], on_lost: Callable[[ConnectionError], None]) -> None:
+    def __init__(
+        self,
+        *,
+        on_message: Callable[[memoryview], None],
+        on_lost: Callable[[ConnectionError], None],
+    ) -> None:
         self._on_message, self._on_lost = on_message, on_lost
         self._buffer, self._filled = bytearray(BUFFER_BYTES), 0
         self._transport: asyncio.Transport | None = None
         self._because: ConnectionError | None = None
 
-    async def connect(self, address: Address, *, secret: bytes, deadline_s: float = HANDSHAKE_DEADLINE_S) -> None:
+    async def connect(
+        self, address: Address, *, secret: bytes, deadline_s: float = HANDSHAKE_DEADLINE_S
+    ) -> None:
         """Connect to the server that listens at `address`.
 
         Raises:
@@ -170,7 +188,11 @@ class ClientEnd(asyncio.BufferedProtocol):
         """See `asyncio.BaseProtocol`."""
         self._transport = None
         place = "in the middle of an answer" if self._filled else "by its process"
-        lost = ConnectionError(f"the connection to it was closed {place}" if error is None else f"the connection to it was lost: {error}")
+        lost = ConnectionError(
+            f"the connection to it was closed {place}"
+            if error is None
+            else f"the connection to it was lost: {error}"
+        )
         self._on_lost(self._because or lost)
 
     def _end_of_message(self, begin: int) -> int:
@@ -187,7 +209,13 @@ class ClientEnd(asyncio.BufferedProtocol):
         self._filled = len(rest)
 
 
-async def _admit(peer: socket.socket, *, secret: bytes, admitted: "asyncio.Future[socket.socket]", deadline_s: float) -> None:
+async def _admit(
+    peer: socket.socket,
+    *,
+    secret: bytes,
+    admitted: "asyncio.Future[socket.socket]",
+    deadline_s: float,
+) -> None:
     try:
         async with asyncio.timeout(deadline_s):
             await _prove(peer, secret=secret, own_part=b"server", other_part=b"pool")
@@ -209,7 +237,9 @@ async def _prove(peer: socket.socket, *, secret: bytes, own_part: bytes, other_p
     await loop.sock_sendall(peer, own)
     other = await _receive(peer, NUMBER_BYTES)
     await loop.sock_sendall(peer, _proof(secret, own_part, own, other))
-    if not hmac.compare_digest(await _receive(peer, PROOF_BYTES), _proof(secret, other_part, other, own)):
+    if not hmac.compare_digest(
+        await _receive(peer, PROOF_BYTES), _proof(secret, other_part, other, own)
+    ):
         raise ConnectionError("whoever is there does not know the secret")
 
 
@@ -222,7 +252,9 @@ async def _receive(peer: socket.socket, size: int) -> bytes:
     while len(received) < size:
         more = await asyncio.get_running_loop().sock_recv(peer, size - len(received))
         if not more:
-            raise ConnectionError("it closed the connection instead of showing that it knows the secret")
+            raise ConnectionError(
+                "it closed the connection instead of showing that it knows the secret"
+            )
         received += more
     return received
 
@@ -232,6 +264,8 @@ def _family(host: str) -> socket.AddressFamily:
 
 
 def _tune(connected: socket.socket) -> None:
-    connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # a message is sent whole: there is nothing to wait for
+    connected.setsockopt(
+        socket.IPPROTO_TCP, socket.TCP_NODELAY, 1
+    )  # a message is sent whole: there is nothing to wait for
     connected.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, KEEP_ALIVE_S)

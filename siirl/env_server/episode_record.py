@@ -12,9 +12,14 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-SAMPLE_SIZE = 256  # elements kept of an array: enough to tell two images apart, 1/48 of a 64 x 64 one
+SAMPLE_SIZE = (
+    256  # elements kept of an array: enough to tell two images apart, 1/48 of a 64 x 64 one
+)
 IMAGE_TOLERANCE = 8  # of 255 levels: graphics drivers of two nodes round differently
-RELATIVE_TOLERANCE, ABSOLUTE_TOLERANCE = 1e-4, 1e-5  # so do their processors; an episode that took another course is further off
+RELATIVE_TOLERANCE, ABSOLUTE_TOLERANCE = (
+    1e-4,
+    1e-5,
+)  # so do their processors; an episode that took another course is further off
 
 
 class Call(NamedTuple):
@@ -45,7 +50,12 @@ class EpisodeRecord:
         """Chunks of actions executed so far."""
         return max(0, len(self.calls) - 1)
 
-    def add(self, method: Literal["reset", "step_chunk"], arguments: tuple[Any, ...], result: tuple[Any, ...]) -> None:
+    def add(
+        self,
+        method: Literal["reset", "step_chunk"],
+        arguments: tuple[Any, ...],
+        result: tuple[Any, ...],
+    ) -> None:
         """Note a call that was answered."""
         self.calls.append(Call(method, arguments, sample(result[:-1])))
 
@@ -73,19 +83,31 @@ def difference(first: Any, second: Any, *, where: str = "result") -> str | None:
     """Where two samples differ by more than rounding, in words; None if they agree."""
     match first:
         case np.ndarray():
-            agree = isinstance(second, np.ndarray) and first.shape == second.shape and _close(first, second)
+            agree = (
+                isinstance(second, np.ndarray)
+                and first.shape == second.shape
+                and _close(first, second)
+            )
         case dict():
             if isinstance(second, dict) and first.keys() == second.keys():
-                return _first_of(difference(first[name], second[name], where=f"{where}[{name!r}]") for name in first)
+                return _first_of(
+                    difference(first[name], second[name], where=f"{where}[{name!r}]")
+                    for name in first
+                )
             agree = False
         case list():
             if isinstance(second, list) and len(first) == len(second):
-                return _first_of(difference(first[index], second[index], where=f"{where}[{index}]") for index in range(len(first)))
+                return _first_of(
+                    difference(first[index], second[index], where=f"{where}[{index}]")
+                    for index in range(len(first))
+                )
             agree = False
         case bool() | np.bool_():
             agree = bool(first == second)
         case int() | float() | np.number():
-            agree = isinstance(second, int | float | np.number) and bool(_close(np.asarray(first), np.asarray(second)))
+            agree = isinstance(second, int | float | np.number) and bool(
+                _close(np.asarray(first), np.asarray(second))
+            )
         case _:
             agree = bool(first == second)
     return None if agree else f"{where} was {_shown(first)} and is {_shown(second)}"
@@ -93,10 +115,14 @@ def difference(first: Any, second: Any, *, where: str = "result") -> str | None:
 
 def _close(first: np.ndarray[Any, Any], second: np.ndarray[Any, Any]) -> bool:
     if first.dtype == np.uint8:
-        return bool((np.abs(first.astype(np.int16) - second.astype(np.int16)) <= IMAGE_TOLERANCE).all())
+        return bool(
+            (np.abs(first.astype(np.int16) - second.astype(np.int16)) <= IMAGE_TOLERANCE).all()
+        )
     if first.dtype.kind not in "iuf":
         return bool((first == second).all())
-    return bool(np.allclose(first, second, rtol=RELATIVE_TOLERANCE, atol=ABSOLUTE_TOLERANCE, equal_nan=True))
+    return bool(
+        np.allclose(first, second, rtol=RELATIVE_TOLERANCE, atol=ABSOLUTE_TOLERANCE, equal_nan=True)
+    )
 
 
 def _first_of(differences: Any) -> str | None:

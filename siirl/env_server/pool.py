@@ -60,13 +60,21 @@ class EnvPool:
             ConfigError: A value that cannot work.
             ValueError: An environment or arguments that the registry refuses.
         """
-        _check_positive(num_servers=num_servers, envs_per_server=envs_per_server, deadline_s=deadline_s, start_deadline_s=start_deadline_s)
+        _check_positive(
+            num_servers=num_servers,
+            envs_per_server=envs_per_server,
+            deadline_s=deadline_s,
+            start_deadline_s=start_deadline_s,
+        )
         if max_replays < 0:
             raise ConfigError(f"max_replays must be 0 or more, got {max_replays}.")
         self.spec: EnvSpec = env_spec(env_name, **env_kwargs)
         # Resolved here: a name that this process registered is unknown to a server.
         make_host = functools.partial(
-            host_class(cluster), env_name=ENVS.get(env_name, env_name), env_kwargs=env_kwargs, num_envs=envs_per_server
+            host_class(cluster),
+            env_name=ENVS.get(env_name, env_name),
+            env_kwargs=env_kwargs,
+            num_envs=envs_per_server,
         )
         self._stations = [
             Station(
@@ -81,7 +89,14 @@ class EnvPool:
         self._tally = Tally()
         self._free = {
             station: deque(
-                Slot(station=station, env=env, spec=self.spec, max_replays=max_replays, tally=self._tally) for env in range(envs_per_server)
+                Slot(
+                    station=station,
+                    env=env,
+                    spec=self.spec,
+                    max_replays=max_replays,
+                    tally=self._tally,
+                )
+                for env in range(envs_per_server)
             )
             for station in self._stations
         }
@@ -104,13 +119,19 @@ class EnvPool:
         try:
             await asyncio.wait(starts, return_when=asyncio.FIRST_EXCEPTION)
         finally:
-            failures = [failure for start in starts if start.done() and (failure := start.exception()) is not None]
+            failures = [
+                failure
+                for start in starts
+                if start.done() and (failure := start.exception()) is not None
+            ]
             if failures or not all(start.done() for start in starts):
                 await self.close()
                 await asyncio.gather(*starts, return_exceptions=True)
         for failure in failures:
             if isinstance(failure, ServerFault):
-                raise SimulationFailed(f"The environment servers could not be started. {failure}") from failure
+                raise SimulationFailed(
+                    f"The environment servers could not be started. {failure}"
+                ) from failure
             raise failure
         self._tally.restart()
 
@@ -122,7 +143,12 @@ class EnvPool:
         await self.start()
         return self
 
-    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         await self.close()
 
     @asynccontextmanager
@@ -130,7 +156,10 @@ class EnvPool:
         """Lend an environment; waits until one is free."""
         async with self._permits:
             # Few episodes spread over all servers.
-            station = min((station for station, slots in self._free.items() if slots), key=lambda station: station.num_lent)
+            station = min(
+                (station for station, slots in self._free.items() if slots),
+                key=lambda station: station.num_lent,
+            )
             lent = self._free[station].popleft()
             station.num_lent += 1
             try:

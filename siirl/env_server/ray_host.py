@@ -36,7 +36,9 @@ from siirl.env_server.server import Answers, EnvServer, Raised, Request
 from siirl.errors import ConfigError
 
 PASSED_ON = ("MUJOCO_GL", "PYOPENGL_PLATFORM", "MUJOCO_EGL_DEVICE_ID")
-RAY_WAS_SHUT_DOWN = "Ray was shut down while environment servers were in use: close the EnvPool first."
+RAY_WAS_SHUT_DOWN = (
+    "Ray was shut down while environment servers were in use: close the EnvPool first."
+)
 REASON_S = 5.0  # Ray knows of a process's end within a second; of a node's after half a minute, for which nobody should wait
 
 # What pickling and unpickling raise by the documentation of `pickle`, and the methods of a user's own class that they call.
@@ -49,7 +51,9 @@ UNPICKLABLE = (
 class EnvServerActor:
     """Runs an `EnvServer` on an event loop of its own, which stands still while the server waits for requests."""
 
-    def __init__(self, *, env_name: str, env_kwargs: Mapping[str, Any], num_envs: int, secret: bytes) -> None:
+    def __init__(
+        self, *, env_name: str, env_kwargs: Mapping[str, Any], num_envs: int, secret: bytes
+    ) -> None:
         # Not asyncio.Runner: its `run` makes a repr of the result, which costs milliseconds where that holds images.
         self._loop = asyncio.new_event_loop()
         self._server = EnvServer(env_name=env_name, env_kwargs=env_kwargs, num_envs=num_envs)
@@ -67,9 +71,15 @@ class EnvServerActor:
 
     def serve(self) -> None:
         """Answer the requests of the pool until it says that there are no more, or is gone; then close the environments."""
-        with self._loop.run_until_complete(connection.accept(self._listener, secret=self._secret)) as pool:
+        with self._loop.run_until_complete(
+            connection.accept(self._listener, secret=self._secret)
+        ) as pool:
             for message in pool.messages():
-                pool.send(_message_of(self._loop.run_until_complete(self._server.handle(pickle.loads(message)))))
+                pool.send(
+                    _message_of(
+                        self._loop.run_until_complete(self._server.handle(pickle.loads(message)))
+                    )
+                )
             self._loop.run_until_complete(self._server.close())
 
 
@@ -78,15 +88,24 @@ class RayHost:
 
     def __init__(self, *, env_name: str, env_kwargs: Mapping[str, Any], num_envs: int) -> None:
         if not ray.is_initialized():
-            raise ConfigError("cluster='ray' needs a Ray connection: call ray.init() before EnvPool.start(), or use cluster='local'.")
+            raise ConfigError(
+                "cluster='ray' needs a Ray connection: call ray.init() before EnvPool.start(), or use cluster='local'."
+            )
         self._secret = secrets.token_bytes(connection.SECRET_BYTES)
         # No CPUs are reserved: on two cores the trainer and the servers together would never be scheduled. SPREAD does the sharing.
         actor_class = ray.remote(EnvServerActor).options(
-            num_cpus=0, max_restarts=0, scheduling_strategy="SPREAD", runtime_env={"env_vars": server_environment()}
+            num_cpus=0,
+            max_restarts=0,
+            scheduling_strategy="SPREAD",
+            runtime_env={"env_vars": server_environment()},
         )
-        self._actor: Any = actor_class.remote(env_name=env_name, env_kwargs=dict(env_kwargs), num_envs=num_envs, secret=self._secret)
+        self._actor: Any = actor_class.remote(
+            env_name=env_name, env_kwargs=dict(env_kwargs), num_envs=num_envs, secret=self._secret
+        )
         self._connection = ClientEnd(on_message=self._hand_out, on_lost=self._on_lost)
-        self._waiting: deque[asyncio.Future[Answers]] = deque()  # for answers, which come in the order of the requests
+        self._waiting: deque[asyncio.Future[Answers]] = (
+            deque()
+        )  # for answers, which come in the order of the requests
         self._background: list[asyncio.Future[Any]] = []
         self._lost: Exception | None = None  # why nothing can be sent any more
 
@@ -131,7 +150,9 @@ class RayHost:
         for future in (*self._background, *self._waiting):
             future.cancel()
         self._connection.abort()
-        if ray.is_initialized():  # otherwise its processes have ended, and ray.kill would start another Ray
+        if (
+            ray.is_initialized()
+        ):  # otherwise its processes have ended, and ray.kill would start another Ray
             with suppress(ActorHandleNotFoundError):  # this is another Ray
                 ray.kill(self._actor, no_restart=True)
 
@@ -157,7 +178,9 @@ class RayHost:
         try:
             reply.set_result(pickle.loads(message))
         except UNPICKLABLE as error:
-            unreadable = ConnectionError(f"its answer cannot be unpickled here: {type(error).__name__}: {error}")
+            unreadable = ConnectionError(
+                f"its answer cannot be unpickled here: {type(error).__name__}: {error}"
+            )
             reply.set_exception(unreadable)
             self._connection.abort(unreadable)
 
@@ -189,7 +212,11 @@ def server_environment() -> dict[str, str]:
     One OpenMP thread, since servers are as many as cores; this process's choice of OpenGL; and this process's import paths outside of
     the interpreter, so that `module:Class` means the same class there as here.
     """
-    outside = [os.path.abspath(path) for path in sys.path if not path.startswith((sys.prefix, sys.base_prefix))]
+    outside = [
+        os.path.abspath(path)
+        for path in sys.path
+        if not path.startswith((sys.prefix, sys.base_prefix))
+    ]
     chosen = {name: os.environ[name] for name in PASSED_ON if name in os.environ}
     return {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(dict.fromkeys(outside)), **chosen}
 

@@ -25,7 +25,9 @@ class StableBaselines3Steps:
 
     def __init__(self, envs: PoolVectorEnv) -> None:
         if envs.metadata["autoreset_mode"] is not AutoresetMode.SAME_STEP:
-            raise ConfigError("Stable-Baselines3 resets within the step: make PoolVectorEnv with autoreset_mode='SameStep'.")
+            raise ConfigError(
+                "Stable-Baselines3 resets within the step: make PoolVectorEnv with autoreset_mode='SameStep'."
+            )
         self._envs = envs
         self._seed: int | None = None
         self._actions: Any = None
@@ -51,8 +53,15 @@ class StableBaselines3Steps:
         outcomes = self._envs.step_each(self._actions)
         rewards = np.array([outcome.reward for outcome in outcomes], np.float32)
         ended = np.array([outcome.final is not None for outcome in outcomes], np.bool_)
-        self.reset_infos = [outcome.info if outcome.final is not None else {} for outcome in outcomes]
-        return self._envs.observations, rewards, ended, [_step_info(outcome) for outcome in outcomes]
+        self.reset_infos = [
+            outcome.info if outcome.final is not None else {} for outcome in outcomes
+        ]
+        return (
+            self._envs.observations,
+            rewards,
+            ended,
+            [_step_info(outcome) for outcome in outcomes],
+        )
 
     def close(self) -> None:
         """End all servers."""
@@ -61,16 +70,22 @@ class StableBaselines3Steps:
     def get_attr(self, attr_name: str, indices: Any = None) -> list[Any]:
         """`render_mode`, which Stable-Baselines3 asks for, is None everywhere; other attributes live in the servers."""
         if attr_name != "render_mode":
-            raise AttributeError(f"{attr_name!r} cannot be read: the environments live in their servers' processes.")
+            raise AttributeError(
+                f"{attr_name!r} cannot be read: the environments live in their servers' processes."
+            )
         return [None for _ in range(self._envs.num_envs)]
 
     def set_attr(self, attr_name: str, value: Any, indices: Any = None) -> None:
         """Refused: the environments live in their servers' processes."""
         raise AttributeError(f"{attr_name!r} cannot be set: give it to EnvPool in env_kwargs.")
 
-    def env_method(self, method_name: str, *method_args: Any, indices: Any = None, **method_kwargs: Any) -> list[Any]:
+    def env_method(
+        self, method_name: str, *method_args: Any, indices: Any = None, **method_kwargs: Any
+    ) -> list[Any]:
         """Refused: the environments live in their servers' processes."""
-        raise AttributeError(f"Method {method_name!r} cannot be called: the environments live in their servers' processes.")
+        raise AttributeError(
+            f"Method {method_name!r} cannot be called: the environments live in their servers' processes."
+        )
 
     def env_is_wrapped(self, wrapper_class: type[Any], indices: Any = None) -> list[bool]:
         """No environment of a server is wrapped by Stable-Baselines3."""
@@ -87,12 +102,16 @@ def stable_baselines3_env(envs: PoolVectorEnv) -> Any:
     try:
         vec_env = importlib.import_module("stable_baselines3.common.vec_env").VecEnv
     except ModuleNotFoundError as error:
-        raise MissingAssetError(f"The adapter needs Stable-Baselines3, and {error.name} is not installed: {INSTALL}") from error
+        raise MissingAssetError(
+            f"The adapter needs Stable-Baselines3, and {error.name} is not installed: {INSTALL}"
+        ) from error
 
     class PoolVecEnv(StableBaselines3Steps, vec_env):  # type: ignore[misc, valid-type]  # their class is known only now
         def __init__(self) -> None:
             StableBaselines3Steps.__init__(self, envs)
-            vec_env.__init__(self, envs.num_envs, envs.single_observation_space, envs.single_action_space)
+            vec_env.__init__(
+                self, envs.num_envs, envs.single_observation_space, envs.single_action_space
+            )
 
     return PoolVecEnv()
 
@@ -102,4 +121,8 @@ def _step_info(outcome: EnvOutcome) -> dict[str, Any]:
         return outcome.info
     final_observation, info = outcome.final
     # Their names: the value of the last observation is bootstrapped where the episode was only cut off.
-    return {**info, "terminal_observation": final_observation, "TimeLimit.truncated": outcome.truncated and not outcome.terminated}
+    return {
+        **info,
+        "terminal_observation": final_observation,
+        "TimeLimit.truncated": outcome.truncated and not outcome.terminated,
+    }

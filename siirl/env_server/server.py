@@ -43,7 +43,9 @@ class Raised(NamedTuple):
         trace = "".join(traceback.format_exception(error))
         if isinstance(error, ValueError):
             return cls(kind="mistake", summary=str(error), trace=trace)
-        kind: Literal["episode", "fault"] = "episode" if isinstance(error, EpisodeFailed) else "fault"
+        kind: Literal["episode", "fault"] = (
+            "episode" if isinstance(error, EpisodeFailed) else "fault"
+        )
         return cls(kind=kind, summary=f"{type(error).__name__}: {error}", trace=trace)
 
 
@@ -78,10 +80,15 @@ class EnvServer:
     async def close(self) -> None:
         """Close every environment; one that raises does not keep the others open."""
         hosted, self._hosted = self._hosted, []
-        await asyncio.gather(*(entry.environment.close() for entry in hosted), return_exceptions=True)
+        await asyncio.gather(
+            *(entry.environment.close() for entry in hosted), return_exceptions=True
+        )
 
     async def _make(self) -> None:
-        self._hosted = [_HostedEnvironment(make_env(self._env_name, **self._env_kwargs)) for _ in range(self._num_envs)]
+        self._hosted = [
+            _HostedEnvironment(make_env(self._env_name, **self._env_kwargs))
+            for _ in range(self._num_envs)
+        ]
 
     async def _carry_out(self, request: Request) -> Any:
         hosted = self._hosted[request.env]
@@ -121,13 +128,17 @@ class _HostedEnvironment:
         return observation, self._keep_frames(info)
 
     async def _step_chunk(self, actions: Sequence[Any]) -> StepResult:
-        observation, reward, terminated, truncated, info = await self.environment.step_chunk(actions)
+        observation, reward, terminated, truncated, info = await self.environment.step_chunk(
+            actions
+        )
         return observation, reward, terminated, truncated, self._keep_frames(info)
 
     def _frames_of(self, stream: str) -> Frames:
         if stream not in self._frames:
             known = ", ".join(sorted(self._frames)) or "(none)"
-            raise ValueError(f'No frames of stream {stream!r} in this episode. Asked for at reset (options={{"frames": …}}): {known}.')
+            raise ValueError(
+                f'No frames of stream {stream!r} in this episode. Asked for at reset (options={{"frames": …}}): {known}.'
+            )
         parts = self._frames[stream]
         images = np.concatenate([part.images for part in parts])
         return Frames(images, tuple(step for part in parts for step in part.steps))

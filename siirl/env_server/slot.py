@@ -26,12 +26,16 @@ UNREPLAYABLE = "its server failed, and the environment's spec says replayable=Fa
 class Slot:
     """Lent by `EnvPool.slot`; runs one episode after the other."""
 
-    def __init__(self, *, station: Station, env: int, spec: EnvSpec, max_replays: int, tally: Tally) -> None:
+    def __init__(
+        self, *, station: Station, env: int, spec: EnvSpec, max_replays: int, tally: Tally
+    ) -> None:
         self.station = station
         self._env, self._spec, self._max_replays, self._tally = env, spec, max_replays, tally
         self._episode: EpisodeRecord | None = None
 
-    async def reset(self, *, seed: int, options: Mapping[str, Any] | None = None) -> tuple[Observation, Info]:
+    async def reset(
+        self, *, seed: int, options: Mapping[str, Any] | None = None
+    ) -> tuple[Observation, Info]:
         """Start an episode; see `Environment.reset`. The seed is required: without one an episode cannot be replayed.
 
         Raises:
@@ -40,7 +44,9 @@ class Slot:
         """
         self.station.absolve(self._env)
         self._episode = EpisodeRecord(seed=seed, options=dict(options or {}))
-        result: tuple[Observation, Info] = await self._carry_out("reset", (self._episode.seed, self._episode.options))
+        result: tuple[Observation, Info] = await self._carry_out(
+            "reset", (self._episode.seed, self._episode.options)
+        )
         return result
 
     async def step_chunk(self, actions: Sequence[Any]) -> StepResult:
@@ -52,7 +58,9 @@ class Slot:
             SimulationFailed: The servers of this episode failed too often.
         """
         if self._episode is None or self._episode.ended:
-            raise RuntimeError("The episode has ended or was never started: call reset before step_chunk.")
+            raise RuntimeError(
+                "The episode has ended or was never started: call reset before step_chunk."
+            )
         result: StepResult = await self._carry_out("step_chunk", (own_actions(actions),))
         _, _, terminated, truncated, info = result
         self._episode.ended = bool(terminated or truncated)
@@ -112,7 +120,9 @@ class Slot:
         episode.generation = generation
         return generation
 
-    async def _repeat(self, episode: EpisodeRecord, number: int, call: Call, generation: int) -> None:
+    async def _repeat(
+        self, episode: EpisodeRecord, number: int, call: Call, generation: int
+    ) -> None:
         try:
             result = await self._ask(call.method, call.arguments, generation)
             differs = difference(call.outcome, sample(result[:-1]), where=call.method)
@@ -126,12 +136,16 @@ class Slot:
             )
 
     async def _ask(self, method: Any, arguments: tuple[Any, ...], generation: int) -> Any:
-        result = await self.station.request(Request(self._env, method, arguments), generation=generation)
+        result = await self.station.request(
+            Request(self._env, method, arguments), generation=generation
+        )
         fault = None
         if method == "reset":
             fault = answer_checks.fault_of_reset(result, spec=self._spec)
         elif method == "step_chunk":
-            fault = answer_checks.fault_of_step(result, spec=self._spec, num_actions=len(arguments[0]))
+            fault = answer_checks.fault_of_step(
+                result, spec=self._spec, num_actions=len(arguments[0])
+            )
         if fault is not None:
             self.station.condemn("garbage", fault, generation=generation, culprits={self._env})
             raise ServerFault("garbage", f"server {self.station.name}: {fault}", charged=True)
@@ -141,14 +155,21 @@ class Slot:
         if fault.charged:
             episode.faults += 1
         if episode.faults > self._max_replays:
-            self._give_up(episode, f"its server failed {episode.faults} times, and env.max_replays is {self._max_replays}. Last: {fault}")
+            self._give_up(
+                episode,
+                f"its server failed {episode.faults} times, and env.max_replays is {self._max_replays}. Last: {fault}",
+            )
         if episode.calls and not self._spec.replayable:
             self._give_up(episode, f"{UNREPLAYABLE}. Last: {fault}")
         logger.warning(
             "Episode with seed %d %s (%s).",
             episode.seed,
-            f"is replayed after {episode.num_chunks} chunks" if episode.calls else "is started anew",
-            f"failure {episode.faults}, {self._max_replays} allowed" if fault.charged else "another episode's failure",
+            f"is replayed after {episode.num_chunks} chunks"
+            if episode.calls
+            else "is started anew",
+            f"failure {episode.faults}, {self._max_replays} allowed"
+            if fault.charged
+            else "another episode's failure",
         )
 
     def _give_up(self, episode: EpisodeRecord, reason: str) -> NoReturn:

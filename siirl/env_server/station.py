@@ -22,7 +22,9 @@ from siirl.execution.scheduler.ray_words import in_a_line
 logger = logging.getLogger(__name__)
 
 FaultKind = Literal["died", "hung", "raised", "garbage", "start"]
-CLOSE_DEADLINE_S = 5.0  # freeing OpenGL contexts takes milliseconds; a server that needs longer is killed
+CLOSE_DEADLINE_S = (
+    5.0  # freeing OpenGL contexts takes milliseconds; a server that needs longer is killed
+)
 
 
 class ServerFault(Exception):
@@ -47,13 +49,25 @@ class _Call:
 class Station:
     """One server at a time. `generation` counts how often it was replaced: an episode lives on one generation only."""
 
-    def __init__(self, *, name: str, make_host: Callable[[], Host], num_envs: int, deadline_s: float, start_deadline_s: float) -> None:
+    def __init__(
+        self,
+        *,
+        name: str,
+        make_host: Callable[[], Host],
+        num_envs: int,
+        deadline_s: float,
+        start_deadline_s: float,
+    ) -> None:
         self.name = name
         self.generation = 0
         self.num_lent = 0  # slots in use, counted by the pool
         self.last_fault = ""  # why a server was replaced here last
         self._busy_s = 0.0
-        self._make_host, self._deadline_s, self._start_deadline_s = make_host, deadline_s, start_deadline_s
+        self._make_host, self._deadline_s, self._start_deadline_s = (
+            make_host,
+            deadline_s,
+            start_deadline_s,
+        )
         self._batch_size = (num_envs + 1) // 2
         self._host: Host | None = None
         self._newborn: Host | None = None  # started, not ready yet
@@ -90,11 +104,15 @@ class Station:
         loop = asyncio.get_running_loop()
         waiting = _Waiting(request, loop.create_future())
         if not self._outbox:
-            loop.call_soon(self._flush)  # after all coroutines that are ready now, so that their requests travel together
+            loop.call_soon(
+                self._flush
+            )  # after all coroutines that are ready now, so that their requests travel together
         self._outbox.append(waiting)
         return await waiting.answer
 
-    def condemn(self, kind: FaultKind, detail: str, *, generation: int, culprits: set[int] | None = None) -> None:
+    def condemn(
+        self, kind: FaultKind, detail: str, *, generation: int, culprits: set[int] | None = None
+    ) -> None:
         """Kill the server of `generation`; every request that waits for it fails. A second word about the same server changes nothing.
 
         Without known `culprits`, every environment that waits for an answer of this server is charged. Until their episodes have ended the
@@ -114,7 +132,10 @@ class Station:
         self._calls, self._outbox = [], []
         for waiting in lost:
             charged = waiting.request.env in culprits
-            _settle(waiting.answer, error=ServerFault(kind, f"server {self.name}: {detail}", charged=charged))
+            _settle(
+                waiting.answer,
+                error=ServerFault(kind, f"server {self.name}: {detail}", charged=charged),
+            )
 
     def take_busy_s(self) -> float:
         """Seconds that servers here worked on requests since the last call."""
@@ -133,14 +154,19 @@ class Station:
         async with self._starting:
             host, self._host = self._host, None
         for waiting in [waiting for call in self._calls for waiting in call.waiting] + self._outbox:
-            _settle(waiting.answer, error=RuntimeError("The pool was closed while an episode was running."))
+            _settle(
+                waiting.answer,
+                error=RuntimeError("The pool was closed while an episode was running."),
+            )
         self._calls, self._outbox = [], []
         if host is not None:
             closing = host.shut()
             await asyncio.wait({closing}, timeout=CLOSE_DEADLINE_S)
             _forget(closing)
             host.kill()
-            await asyncio.sleep(0)  # an event loop closes connections in its next turn, and may have none after this
+            await asyncio.sleep(
+                0
+            )  # an event loop closes connections in its next turn, and may have none after this
         for delivery in self._deliveries:
             delivery.cancel()
         await asyncio.gather(*self._deliveries, return_exceptions=True)
@@ -162,16 +188,26 @@ class Station:
 
     def _check_opened(self, opening: "asyncio.Future[Raised | None]") -> None:
         if not opening.done():
-            raise ServerFault("start", f"server {self.name} was not ready after {self._start_deadline_s:g} s", charged=True)
+            raise ServerFault(
+                "start",
+                f"server {self.name} was not ready after {self._start_deadline_s:g} s",
+                charged=True,
+            )
         error = opening.exception()
         if error is not None:
-            raise ServerFault("start", f"server {self.name}: {in_a_line(error)}", charged=True) from error
+            raise ServerFault(
+                "start", f"server {self.name}: {in_a_line(error)}", charged=True
+            ) from error
         raised = opening.result()
         if raised is None:
             return
         if raised.kind == "mistake":
             raise _refusal(raised)
-        raise ServerFault("start", f"server {self.name}: the environment could not be made: {raised.summary}\n{raised.trace}", charged=True)
+        raise ServerFault(
+            "start",
+            f"server {self.name}: the environment could not be made: {raised.summary}\n{raised.trace}",
+            charged=True,
+        )
 
     def _flush(self) -> None:
         host = self._host
@@ -182,13 +218,19 @@ class Station:
             waiting, self._outbox = self._outbox[:size], self._outbox[size:]
             try:
                 call = _Call(waiting, host.send([entry.request for entry in waiting]))
-            except (TypeError, ValueError, RuntimeError) as error:  # not picklable, or no connection: whoever asked would wait for ever
+            except (
+                TypeError,
+                ValueError,
+                RuntimeError,
+            ) as error:  # not picklable, or no connection: whoever asked would wait for ever
                 for entry in waiting:
                     _settle(entry.answer, error=error)
                 continue
             self._calls.append(call)
             in_line = sum(len(earlier.waiting) for earlier in self._calls)
-            delivery = asyncio.get_running_loop().create_task(self._deliver(call, deadline_s=self._deadline_s * in_line))
+            delivery = asyncio.get_running_loop().create_task(
+                self._deliver(call, deadline_s=self._deadline_s * in_line)
+            )
             self._deliveries.add(delivery)
             delivery.add_done_callback(self._deliveries.discard)
 
@@ -196,7 +238,9 @@ class Station:
         """Wait for the reply; `deadline_s` covers the requests before it, which the server works on first."""
         generation = self.generation
         await asyncio.wait({call.reply}, timeout=deadline_s)
-        if call not in self._calls:  # the server was condemned meanwhile, and everyone has been told
+        if (
+            call not in self._calls
+        ):  # the server was condemned meanwhile, and everyone has been told
             _forget(call.reply)
             return
         if not call.reply.done():
@@ -222,7 +266,12 @@ class Station:
                 _settle(answer, error=EpisodeFailed(value.summary))
             else:
                 detail = f"{request.method} raised {value.summary}"
-                _settle(answer, error=ServerFault("raised", f"server {self.name}: {detail}\n{value.trace}", charged=True))
+                _settle(
+                    answer,
+                    error=ServerFault(
+                        "raised", f"server {self.name}: {detail}\n{value.trace}", charged=True
+                    ),
+                )
                 self.condemn("raised", detail, generation=generation, culprits={request.env})
 
     def _refuse_if_closed(self) -> None:
@@ -236,7 +285,9 @@ def _refusal(raised: Raised) -> RefusedByEnvironment:
     return error
 
 
-def _settle(answer: "asyncio.Future[Any]", *, value: Any = None, error: Exception | None = None) -> None:
+def _settle(
+    answer: "asyncio.Future[Any]", *, value: Any = None, error: Exception | None = None
+) -> None:
     """Answer a request, unless whoever asked was cancelled."""
     if answer.done():
         return

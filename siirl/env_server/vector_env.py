@@ -70,7 +70,9 @@ class PoolVectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
         self.single_action_space = pool.spec.action_space
         self.action_space = batch_space(self.single_action_space, self.num_envs)
         self._pool = pool
-        self._tasks = [pool.spec.tasks[index % len(pool.spec.tasks)] for index in range(self.num_envs)]
+        self._tasks = [
+            pool.spec.tasks[index % len(pool.spec.tasks)] for index in range(self.num_envs)
+        ]
         self._ended = np.ones(self.num_envs, np.bool_)  # until the first reset
         self._options: dict[str, Any] = {}
         self._reseed([None] * self.num_envs)
@@ -82,10 +84,17 @@ class PoolVectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
     @property
     def observations(self) -> Any:
         """The observations of all environments now, stacked as `observation_space` has them; a new array each time."""
-        buffer: Any = create_empty_array(self.single_observation_space, n=self.num_envs, fn=np.zeros)
+        buffer: Any = create_empty_array(
+            self.single_observation_space, n=self.num_envs, fn=np.zeros
+        )
         return concatenate(self.single_observation_space, self._latest, buffer)
 
-    def reset(self, *, seed: int | Sequence[int | None] | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+    def reset(
+        self,
+        *,
+        seed: int | Sequence[int | None] | None = None,
+        options: dict[str, Any] | None = None,
+    ) -> tuple[Any, dict[str, Any]]:
         """Start new episodes, in all environments or in those of `options["reset_mask"]`, bool [num_envs].
 
         Args:
@@ -96,24 +105,34 @@ class PoolVectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
         mask = _checked_mask(options.pop("reset_mask", None), num_envs=self.num_envs)
         self._options = options
         if seed is not None:
-            seeds = [seed + index for index in range(self.num_envs)] if isinstance(seed, int) else list(seed)
+            seeds = (
+                [seed + index for index in range(self.num_envs)]
+                if isinstance(seed, int)
+                else list(seed)
+            )
             if len(seeds) != self.num_envs:
                 raise ValueError(f"reset got {len(seeds)} seeds for {self.num_envs} environments.")
             self._reseed(seeds)
         chosen = np.flatnonzero(mask).tolist()
         infos: dict[str, Any] = {}
-        for index, (observation, info) in zip(chosen, self._run(_all(map(self._reset_one, chosen))), strict=True):
+        for index, (observation, info) in zip(
+            chosen, self._run(_all(map(self._reset_one, chosen))), strict=True
+        ):
             self._latest[index] = observation
             infos = self._add_info(infos, info, index)
         return self.observations, infos
 
-    def step(self, actions: Any) -> tuple[Any, NDArray[np.float64], NDArray[np.bool_], NDArray[np.bool_], dict[str, Any]]:
+    def step(
+        self, actions: Any
+    ) -> tuple[Any, NDArray[np.float64], NDArray[np.bool_], NDArray[np.bool_], dict[str, Any]]:
         """Apply one action in every environment; see `VectorEnv.step` and `autoreset_mode`."""
         outcomes = self.step_each(actions)
         infos: dict[str, Any] = {}
         for index, outcome in enumerate(outcomes):
             if outcome.final is not None:
-                infos = self._add_info(infos, {"final_obs": outcome.final[0], "final_info": outcome.final[1]}, index)
+                infos = self._add_info(
+                    infos, {"final_obs": outcome.final[0], "final_info": outcome.final[1]}, index
+                )
             infos = self._add_info(infos, outcome.info, index)
         rewards = np.array([outcome.reward for outcome in outcomes], np.float64)
         terminations = np.array([outcome.terminated for outcome in outcomes], np.bool_)
@@ -128,7 +147,9 @@ class PoolVectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
                 f"Episodes of environments {np.flatnonzero(self._ended).tolist()} have ended and autoreset is disabled: "
                 'call reset(options={"reset_mask": …}) for them before step.'
             )
-        outcomes: list[EnvOutcome] = self._run(_all(self._step_one(index, action) for index, action in enumerate(each)))
+        outcomes: list[EnvOutcome] = self._run(
+            _all(self._step_one(index, action) for index, action in enumerate(each))
+        )
         self._latest = [outcome.observation for outcome in outcomes]
         return outcomes
 
@@ -140,13 +161,17 @@ class PoolVectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
 
     async def _open(self) -> list[Slot]:
         await self._pool.start()
-        return [await self._lent.enter_async_context(self._pool.slot()) for _ in range(self.num_envs)]
+        return [
+            await self._lent.enter_async_context(self._pool.slot()) for _ in range(self.num_envs)
+        ]
 
     async def _reset_one(self, index: int) -> tuple[Observation, Info]:
         first, generator = self._first_seeds[index], self._generators[index]
         self._first_seeds[index] = None
         seed = int(generator.integers(2**31)) if first is None else first
-        observation, info = await self._slots[index].reset(seed=seed, options={"task": self._tasks[index], **self._options})
+        observation, info = await self._slots[index].reset(
+            seed=seed, options={"task": self._tasks[index], **self._options}
+        )
         self._ended[index] = False
         return self._chosen(observation), info
 
@@ -154,12 +179,16 @@ class PoolVectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
         if self._ended[index] and self._mode is AutoresetMode.NEXT_STEP:
             observation, info = await self._reset_one(index)
             return EnvOutcome(observation, 0.0, False, False, info)
-        observation, reward, terminated, truncated, info = await self._slots[index].step_chunk([action])
+        observation, reward, terminated, truncated, info = await self._slots[index].step_chunk(
+            [action]
+        )
         observation, self._ended[index] = self._chosen(observation), terminated or truncated
         if not self._ended[index] or self._mode is not AutoresetMode.SAME_STEP:
             return EnvOutcome(observation, reward, terminated, truncated, info)
         following, following_info = await self._reset_one(index)
-        return EnvOutcome(following, reward, terminated, truncated, following_info, final=(observation, info))
+        return EnvOutcome(
+            following, reward, terminated, truncated, following_info, final=(observation, info)
+        )
 
     def _reseed(self, seeds: Sequence[int | None]) -> None:
         self._first_seeds = list(seeds)
@@ -180,7 +209,9 @@ def _entry_of(space: gymnasium.Space[Any], wanted: str | None) -> str | None:
     """The entry of a Dict observation that is handed out alone, or None for the observation as it is."""
     if not isinstance(space, gymnasium.spaces.Dict):
         if wanted is not None:
-            raise ConfigError(f"observation_entry={wanted!r}, but observations are {space} and have no entries.")
+            raise ConfigError(
+                f"observation_entry={wanted!r}, but observations are {space} and have no entries."
+            )
         return None
     if wanted is None:
         return next(iter(space.spaces)) if len(space.spaces) == 1 else None
@@ -196,6 +227,13 @@ def _space_of(space: gymnasium.Space[Any], entry: str | None) -> gymnasium.Space
 def _checked_mask(mask: Any, *, num_envs: int) -> NDArray[np.bool_]:
     if mask is None:
         return np.ones(num_envs, np.bool_)
-    if not isinstance(mask, np.ndarray) or mask.dtype != np.bool_ or mask.shape != (num_envs,) or not mask.any():
-        raise ValueError(f"reset_mask must be a bool array of shape ({num_envs},) with at least one True, got {mask!r}.")
+    if (
+        not isinstance(mask, np.ndarray)
+        or mask.dtype != np.bool_
+        or mask.shape != (num_envs,)
+        or not mask.any()
+    ):
+        raise ValueError(
+            f"reset_mask must be a bool array of shape ({num_envs},) with at least one True, got {mask!r}."
+        )
     return mask

@@ -36,7 +36,13 @@ class Demonstration:
 
 
 def collect_demonstration(
-    environment: Environment, expert: Expert, *, task: str, seed: int, noise: float, generator: np.random.Generator
+    environment: Environment,
+    expert: Expert,
+    *,
+    task: str,
+    seed: int,
+    noise: float,
+    generator: np.random.Generator,
 ) -> Demonstration | None:
     """Run one expert episode, disturbed by Gaussian `noise` on each action so that the data shows how to recover; None if it failed."""
 
@@ -49,11 +55,20 @@ def collect_demonstration(
             images.append(observation[IMAGES])
             proprioception.append(observation[PROPRIOCEPTION])
             actions.append(wanted)
-            disturbed = np.clip(wanted + noise * generator.standard_normal(wanted.shape), -1.0, 1.0).astype(np.float32)
+            disturbed = np.clip(
+                wanted + noise * generator.standard_normal(wanted.shape), -1.0, 1.0
+            ).astype(np.float32)
             observation, _, terminated, truncated, info = await environment.step(disturbed)
         if not info["success"]:
             return None
-        return Demonstration(task, seed, np.stack(images), np.stack(proprioception), observation[INSTRUCTION], np.stack(actions))
+        return Demonstration(
+            task,
+            seed,
+            np.stack(images),
+            np.stack(proprioception),
+            observation[INSTRUCTION],
+            np.stack(actions),
+        )
 
     return asyncio.run(episode())
 
@@ -68,20 +83,34 @@ class CloningData:
     tokens: torch.Tensor  # int64 [N, T]
 
     @classmethod
-    def from_demonstrations(cls, demonstrations: list[Demonstration], policy: Policy) -> "CloningData":
+    def from_demonstrations(
+        cls, demonstrations: list[Demonstration], policy: Policy
+    ) -> "CloningData":
         """Cut demonstrations into rows; a chunk that runs over the end repeats the last action."""
         tokens = []
         for demonstration in demonstrations:
-            padded = np.concatenate([demonstration.actions, np.repeat(demonstration.actions[-1:], policy.chunk_length - 1, axis=0)])
+            padded = np.concatenate(
+                [
+                    demonstration.actions,
+                    np.repeat(demonstration.actions[-1:], policy.chunk_length - 1, axis=0),
+                ]
+            )
             for step in range(len(demonstration.actions)):
-                tokens.append(policy.action_tokenizer.encode(padded[step : step + policy.chunk_length]))
+                tokens.append(
+                    policy.action_tokenizer.encode(padded[step : step + policy.chunk_length])
+                )
         seen = [
             policy.prepare(images=images, proprioception=state)
             for demonstration in demonstrations
-            for images, state in zip(demonstration.pixel_values, demonstration.proprioception, strict=True)
+            for images, state in zip(
+                demonstration.pixel_values, demonstration.proprioception, strict=True
+            )
         ]
         pixel_values, proprioception = (np.stack(part) for part in zip(*seen, strict=True))
-        ids = [np.repeat(policy.tokenize_instruction(d.instruction)[None], len(d.actions), axis=0) for d in demonstrations]
+        ids = [
+            np.repeat(policy.tokenize_instruction(d.instruction)[None], len(d.actions), axis=0)
+            for d in demonstrations
+        ]
         return cls(
             pixel_values=torch.from_numpy(pixel_values),
             proprioception=torch.from_numpy(proprioception),
@@ -97,22 +126,35 @@ def fit_scale(layer: nn.Linear, values_NP: torch.Tensor) -> None:
     Fingers move by centimetres and an arm's hand by decimetres, and a fresh layer that reads metres hardly sees them. It goes into
     the weights, so nothing is computed or saved beside them.
     """
-    deviation_P, mean_P = values_NP.std(0, correction=0).clamp(min=LEAST_DEVIATION), values_NP.mean(0)
+    deviation_P, mean_P = (
+        values_NP.std(0, correction=0).clamp(min=LEAST_DEVIATION),
+        values_NP.mean(0),
+    )
     layer.weight.div_(deviation_P)
     layer.bias.sub_(layer.weight @ mean_P)
 
 
 def clone(
-    policy: nn.Module, data: CloningData, *, steps: int, batch_rows: int, learning_rate: float, seed: int
+    policy: nn.Module,
+    data: CloningData,
+    *,
+    steps: int,
+    batch_rows: int,
+    learning_rate: float,
+    seed: int,
 ) -> Iterator[dict[str, Any]]:
     """Train `policy` in place by cross-entropy on expert tokens; yields step, loss and token accuracy after every update."""
     generator = torch.Generator().manual_seed(seed)
     optimizer = torch.optim.AdamW(policy.parameters(), lr=learning_rate, weight_decay=1e-4)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=learning_rate, total_steps=steps, pct_start=0.1)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(
+        optimizer, max_lr=learning_rate, total_steps=steps, pct_start=0.1
+    )
     for step in range(steps):
         rows = torch.randint(len(data.tokens), (batch_rows,), generator=generator)
         logits_NTV = policy(
-            pixel_values=data.pixel_values[rows], proprioception=data.proprioception[rows], instruction_ids=data.instruction_ids[rows]
+            pixel_values=data.pixel_values[rows],
+            proprioception=data.proprioception[rows],
+            instruction_ids=data.instruction_ids[rows],
         )
         loss = nn.functional.cross_entropy(logits_NTV.flatten(0, 1), data.tokens[rows].flatten())
         optimizer.zero_grad()

@@ -55,7 +55,9 @@ def rows_of(examples: Sequence[Example], *, pad_id: int) -> TensorDict:
     return TensorDict(columns, batch_size=[len(examples)])
 
 
-def imitate(model: LanguageModel, draw: Callable[[], TensorDict], *, updates: int, learning_rate: float) -> Iterator[float]:
+def imitate(
+    model: LanguageModel, draw: Callable[[], TensorDict], *, updates: int, learning_rate: float
+) -> Iterator[float]:
     """Train `model` in place on the rows that `draw` gives; yields the loss a token after every update.
 
     Warm-up and a cosine to 0 at `updates`; whoever has enough before that stops asking.
@@ -64,14 +66,18 @@ def imitate(model: LanguageModel, draw: Callable[[], TensorDict], *, updates: in
         module=model,
         scorer=text_scorer,
         ranks=OneProcess(),
-        optim=OptimizerArguments(lr=learning_rate, scheduler="cosine_with_warmup", warmup_ratio=0.1),
+        optim=OptimizerArguments(
+            lr=learning_rate, scheduler="cosine_with_warmup", warmup_ratio=0.1
+        ),
         total_steps=updates,
         micro_batch_size=1 << 30,  # a batch is one forward pass
         temperature=1.0,
         max_grad_norm=MAX_GRAD_NORM,
     ).initialize()
     for _ in range(updates):
-        yield engine.train_batch(draw(), _negative_log_likelihood, lambda rows: rows["response_mask"].sum()).batch.loss
+        yield engine.train_batch(
+            draw(), _negative_log_likelihood, lambda rows: rows["response_mask"].sum()
+        ).batch.loss
 
 
 def _negative_log_likelihood(scores: TokenScores, rows: TensorDict) -> LossSum:
@@ -122,11 +128,21 @@ class Questions:
         return self.lessons.draw_row(task, split, int(self.random.integers(1 << 31)))
 
     def _rows(self, questions: Sequence[PromptRow]) -> TensorDict:
-        return rows_of([example_of(row, self.lessons.say, self.tokenizer) for row in questions], pad_id=self.tokenizer.pad_id)
+        return rows_of(
+            [example_of(row, self.lessons.say, self.tokenizer) for row in questions],
+            pad_id=self.tokenizer.pad_id,
+        )
 
 
 def warm_start_on_answers(
-    config: SiiRLArguments, output: Path, *, updates: int, batch_rows: int, learning_rate: float, stop_at: float, command: str
+    config: SiiRLArguments,
+    output: Path,
+    *,
+    updates: int,
+    batch_rows: int,
+    learning_rate: float,
+    stop_at: float,
+    command: str,
 ) -> dict[str, Any]:
     """Make a model (or take that of `actor_rollout_ref.model.path`), teach it answers, and write its folder.
 
@@ -147,12 +163,25 @@ def warm_start_on_answers(
     held_out, update, loss = questions.distinct(MEASURED_QUESTIONS), 0, math.nan
     with Progress() as progress:
         bar = progress.add_task("answers", total=updates)
-        for update, loss in enumerate(imitate(model, lambda: questions.draw(batch_rows), updates=updates, learning_rate=learning_rate), 1):
+        for update, loss in enumerate(
+            imitate(
+                model,
+                lambda: questions.draw(batch_rows),
+                updates=updates,
+                learning_rate=learning_rate,
+            ),
+            1,
+        ):
             progress.update(bar, advance=1, description=f"answers, loss {loss:.2f}")
-            if update % LOOK_EVERY == 0 and measure_answers(model, questions.draw(LOOKED_AT))["greedy"] >= stop_at:
+            if (
+                update % LOOK_EVERY == 0
+                and measure_answers(model, questions.draw(LOOKED_AT))["greedy"] >= stop_at
+            ):
                 break
     notes: dict[str, Any] = {"command": command, "updates": update, "loss": round(loss, 4)}
-    notes["held_out"] = {name: round(value, 4) for name, value in measure_answers(model, held_out).items()}
+    notes["held_out"] = {
+        name: round(value, 4) for name, value in measure_answers(model, held_out).items()
+    }
     notes |= _notes_of(config.actor_rollout_ref.model.path)
     model.save(output)
     tokenizer.save(output)
@@ -163,16 +192,26 @@ def warm_start_on_answers(
 def _notes_of(path: str | None) -> dict[str, Any]:
     """How the model at `path` came about, where it is one of ours: without that, nobody could make its successor again."""
     file = None if path is None else find(path) / NOTES_FILE
-    return {} if file is None or not file.is_file() else {"taught_on_from": json.loads(file.read_text())}
+    return (
+        {}
+        if file is None or not file.is_file()
+        else {"taught_on_from": json.loads(file.read_text())}
+    )
 
 
 def _model_to_teach(config: SiiRLArguments) -> tuple[LanguageModel, ChatTokenizer]:
     settings = config.actor_rollout_ref.model
     if settings.path is not None:
         model = load_language_model(settings.path, trust_remote_code=settings.trust_remote_code)
-        return model, load_chat_tokenizer(settings.path, trust_remote_code=settings.trust_remote_code)
+        return model, load_chat_tokenizer(
+            settings.path, trust_remote_code=settings.trust_remote_code
+        )
     try:
         shape = TinyLMShape(**settings.options)
     except TypeError as error:
-        raise ConfigError(f"actor_rollout_ref.model.options={settings.options} fits no TinyLMShape: {error}.") from error
-    return LanguageModel(new_tiny_lm(seed=config.trainer.seed, shape=shape)), ChatTokenizer(tiny_tokenizer())
+        raise ConfigError(
+            f"actor_rollout_ref.model.options={settings.options} fits no TinyLMShape: {error}."
+        ) from error
+    return LanguageModel(new_tiny_lm(seed=config.trainer.seed, shape=shape)), ChatTokenizer(
+        tiny_tokenizer()
+    )

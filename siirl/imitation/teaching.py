@@ -55,7 +55,9 @@ def lessons_of(env: EnvArguments) -> Lessons:
         ConfigError: An environment or an argument for which nobody knows what to say.
     """
     if env.name not in LESSONS:
-        raise ConfigError(f"env={env.name}: nobody knows what to say there; a warm start on answers is for {', '.join(LESSONS)}.")
+        raise ConfigError(
+            f"env={env.name}: nobody knows what to say there; a warm start on answers is for {', '.join(LESSONS)}."
+        )
     try:
         return LESSONS[env.name](env)
     except ValueError as error:
@@ -68,7 +70,11 @@ def example_of(row: PromptRow, say: Say, tokenizer: ChatTokenizer) -> Example:
     own: list[bool] = []
     for entry in say(row):
         mine = entry["role"] == "assistant"
-        tokens = (*tokenizer.encode_text(entry["content"]), tokenizer.end_id) if mine else tokenizer.encode_turn([entry])
+        tokens = (
+            (*tokenizer.encode_text(entry["content"]), tokenizer.end_id)
+            if mine
+            else tokenizer.encode_turn([entry])
+        )
         said += tokens
         own += [mine] * len(tokens)
     return Example(prompt=tokenizer.encode_prompt(row.prompt), said=tuple(said), own=tuple(own))
@@ -92,7 +98,11 @@ def ask_calculator(row: PromptRow) -> list[Message]:
             f"One call of the calculator does not answer {row.prompt[-1]['content']!r} of the task {row.data_source!r}: take sums-n."
         )
     call = write_call(ToolCall("calculator", {"expression": found}))
-    return [message("assistant", call), message("tool", found_value), message("assistant", write_answer(row))]
+    return [
+        message("assistant", call),
+        message("tool", found_value),
+        message("assistant", write_answer(row)),
+    ]
 
 
 def write_answer(row: PromptRow) -> str:
@@ -121,26 +131,42 @@ def _maths(env: EnvArguments) -> Lessons:
 
 def _tools(env: EnvArguments) -> Lessons:
     if env.kwargs.get("announce", True):
-        raise ValueError("a warm start describes no tools in the prompt: set env.kwargs.announce=false, in training too.")
+        raise ValueError(
+            "a warm start describes no tools in the prompt: set env.kwargs.announce=false, in training too."
+        )
     return _questions(env, wording="words", say=ask_calculator)
 
 
 def _questions(env: EnvArguments, *, wording: str, say: Say) -> Lessons:
-    settings: Mapping[str, Any] = {"files": None, "wording": wording, "heldout_share": HELDOUT_SHARE, **env.kwargs}
+    settings: Mapping[str, Any] = {
+        "files": None,
+        "wording": wording,
+        "heldout_share": HELDOUT_SHARE,
+        **env.kwargs,
+    }
     source = question_source(
         tasks=env.tasks or MATHS_TASKS,
         files=settings["files"],
         wording=settings["wording"],
         heldout_share=settings["heldout_share"],
     )
-    return Lessons(source.tasks, lambda task, split, seed: source.draw(task, split=split, seed=seed), say)
+    return Lessons(
+        source.tasks, lambda task, split, seed: source.draw(task, split=split, seed=seed), say
+    )
 
 
 def _sandbox(env: EnvArguments) -> Lessons:
-    settings: Mapping[str, Any] = {"wording": "words", "heldout_share": 0.1, "num_tests": 10, **env.kwargs}
+    settings: Mapping[str, Any] = {
+        "wording": "words",
+        "heldout_share": 0.1,
+        "num_tests": 10,
+        **env.kwargs,
+    }
     tasks: Sequence[str] = env.tasks or SANDBOX_TASKS
     if settings.get("files"):
-        raise ValueError("problems in files come without right programs to learn from: leave env.kwargs.files out.")
+        raise ValueError(
+            "problems in files come without right programs to learn from: leave env.kwargs.files out."
+        )
     generators = {task: programs.GeneratedTask.of(task) for task in tasks}
 
     def draw_row(task: str, split: str, seed: int) -> PromptRow:
@@ -156,5 +182,9 @@ def _sandbox(env: EnvArguments) -> Lessons:
     return Lessons(tuple(tasks), draw_row, answer_at_once)
 
 
-LESSONS: dict[str, Callable[[EnvArguments], Lessons]] = {"math": _maths, "tools": _tools, "sandbox": _sandbox}
+LESSONS: dict[str, Callable[[EnvArguments], Lessons]] = {
+    "math": _maths,
+    "tools": _tools,
+    "sandbox": _sandbox,
+}
 """Environments whose questions we can answer."""

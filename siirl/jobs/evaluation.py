@@ -56,7 +56,13 @@ from siirl.reporting.console import cell, score_table, success_table
 from siirl.reporting.metrics import Reduced, reduce_metrics
 from siirl.reporting.progress import Progress
 from siirl.reporting.run_folder import CONFIG_FILE, run_folder
-from siirl.reporting.statistics import MeanInterval, SuccessInterval, all_last, evaluations, mean_scores
+from siirl.reporting.statistics import (
+    MeanInterval,
+    SuccessInterval,
+    all_last,
+    evaluations,
+    mean_scores,
+)
 
 RESULT_FILE = "evaluation.json"
 # What a run's own configuration may have and an evaluation has no use for: demonstrations, and ranks beside this process.
@@ -66,7 +72,9 @@ Returns = dict[str, float]
 Scores = dict[str, MeanInterval]
 
 
-def evaluate(checkpoint: Path, overrides: Sequence[str], *, kinds: Sequence[bool], resume: Path | None = None) -> None:
+def evaluate(
+    checkpoint: Path, overrides: Sequence[str], *, kinds: Sequence[bool], resume: Path | None = None
+) -> None:
     """Evaluate, write the results, and print them.
 
     Args:
@@ -76,14 +84,20 @@ def evaluate(checkpoint: Path, overrides: Sequence[str], *, kinds: Sequence[bool
         resume: Folder of an interrupted evaluation by the published protocol.
     """
     policy_folder, config_file = locate(checkpoint)
-    given = [f"actor_rollout_ref.model.path={quoted(policy_folder)}", "trainer.experiment_name=evaluation", *NOTHING_IS_TRAINED]
+    given = [
+        f"actor_rollout_ref.model.path={quoted(policy_folder)}",
+        "trainer.experiment_name=evaluation",
+        *NOTHING_IS_TRAINED,
+    ]
     if config_file is None and not any(word.startswith("pipeline=") for word in overrides):
         given.append("pipeline=grpo")  # nothing is trained; this one goes with every environment
     given += suite_words(overrides)
     config = parse_config([*given, *overrides], config_file=config_file)
     rate_by_grade(config)
     if config.trainer.val_episodes == 0:
-        raise ConfigError("trainer.val_episodes=0: an evaluation has at least one episode of each task; the default is 20.")
+        raise ConfigError(
+            "trainer.val_episodes=0: an evaluation has at least one episode of each task; the default is 20."
+        )
     spec = look_before_playing(config)
     published = asked_for(config)
     if published:  # task after task: the simulators of 40 tasks in each of four environments would be 20 GB and more
@@ -92,15 +106,24 @@ def evaluate(checkpoint: Path, overrides: Sequence[str], *, kinds: Sequence[bool
     if not is_text(spec):
         check_policy(config, spec)
     if resume is not None and not published:
-        raise ConfigError(f"resume={resume} goes on with an evaluation by a published protocol: env=libero env.states=all.")
+        raise ConfigError(
+            f"resume={resume} goes on with an evaluation by a published protocol: env=libero env.states=all."
+        )
     with (
         run_folder(config, needed_bytes=10_000_000, tell=lambda folder: "") as folder,
         interrupts.first_finish(config.trainer.grace_s),
     ):
-        description = {"checkpoint": str(checkpoint), "policy_folder": str(policy_folder), "notice": spec.notice, **sampling_of(config)}
+        description = {
+            "checkpoint": str(checkpoint),
+            "policy_folder": str(policy_folder),
+            "notice": spec.notice,
+            **sampling_of(config),
+        }
         if published:
             weights = weight_files(policy_folder)
-            results, tables = by_protocol(config, folder, kinds=kinds, weights=weights, notice=spec.notice, resume=resume)
+            results, tables = by_protocol(
+                config, folder, kinds=kinds, weights=weights, notice=spec.notice, resume=resume
+            )
         else:
             results, tables = on_held_out(config, folder, kinds=kinds)
         (folder / RESULT_FILE).write_text(json.dumps(description | results, indent=1) + "\n")
@@ -108,7 +131,9 @@ def evaluate(checkpoint: Path, overrides: Sequence[str], *, kinds: Sequence[bool
         console.print(*tables, sep="\n")
         if spec.notice:
             console.print(Text(printable(spec.notice), style="bold"))
-        console.print(f"results     {folder / RESULT_FILE}", *places_to_look(folder), sep="\n", soft_wrap=True)
+        console.print(
+            f"results     {folder / RESULT_FILE}", *places_to_look(folder), sep="\n", soft_wrap=True
+        )
 
 
 def quoted(path: Path) -> str:
@@ -125,46 +150,83 @@ def sampling_of(config: SiiRLArguments) -> dict[str, Any]:
     }
 
 
-def on_held_out(config: SiiRLArguments, folder: Path, *, kinds: Sequence[bool]) -> tuple[dict[str, Any], list[Table]]:
+def on_held_out(
+    config: SiiRLArguments, folder: Path, *, kinds: Sequence[bool]
+) -> tuple[dict[str, Any], list[Table]]:
     """Success, mean returns and rewards on episodes that training never sees, as plain data and as tables of what there is."""
     success, returns, scores = run(config, folder, kinds=kinds)
     trainer = config.trainer
-    seeds = f"seeds {trainer.val_seed_offset} to {trainer.val_seed_offset + trainer.val_episodes - 1}"
+    seeds = (
+        f"seeds {trainer.val_seed_offset} to {trainer.val_seed_offset + trainer.val_episodes - 1}"
+    )
     results: dict[str, Any] = {"success": plain(success), "return": returns}
     tables = []
     if any(success.values()):
-        tables.append(success_table(f"success on held-out episodes, {seeds}, 95 % intervals", success))
+        tables.append(
+            success_table(f"success on held-out episodes, {seeds}, 95 % intervals", success)
+        )
     if any(scores.values()):
         results["reward"] = plain(scores)
-        parts = " + ".join(part.label for part in reward_parts(config.reward, config.custom_reward_function))
-        tables.append(score_table(f"mean reward ({parts}) of held-out episodes without a grade, 95 % intervals", scores))
+        parts = " + ".join(
+            part.label for part in reward_parts(config.reward, config.custom_reward_function)
+        )
+        tables.append(
+            score_table(
+                f"mean reward ({parts}) of held-out episodes without a grade, 95 % intervals",
+                scores,
+            )
+        )
     if not tables:
-        tables.append(return_table(f"mean return of {trainer.val_episodes} held-out episodes of each task, {seeds}", returns))
+        tables.append(
+            return_table(
+                f"mean return of {trainer.val_episodes} held-out episodes of each task, {seeds}",
+                returns,
+            )
+        )
     return results, tables
 
 
 def plain(measured: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
     """Intervals as plain data."""
-    return {kind: {task: vars(interval) for task, interval in found.items()} for kind, found in measured.items()}
+    return {
+        kind: {task: vars(interval) for task, interval in found.items()}
+        for kind, found in measured.items()
+    }
 
 
 def return_table(title: str, columns: Mapping[str, Returns]) -> Table:
     """Mean returns of an environment that reports no success, one row a task and one column a way of acting."""
     table = Table("task", *columns, title=title, title_justify="left")
-    for task in sorted(dict.fromkeys(task for returns in columns.values() for task in returns), key=all_last):
-        table.add_row(cell(task), *(f"{returns[task]:.1f}" if task in returns else "-" for returns in columns.values()))
+    for task in sorted(
+        dict.fromkeys(task for returns in columns.values() for task in returns), key=all_last
+    ):
+        table.add_row(
+            cell(task),
+            *(f"{returns[task]:.1f}" if task in returns else "-" for returns in columns.values()),
+        )
     return table
 
 
 def by_protocol(
-    config: SiiRLArguments, folder: Path, *, kinds: Sequence[bool], weights: Sequence[Path], notice: str, resume: Path | None
+    config: SiiRLArguments,
+    folder: Path,
+    *,
+    kinds: Sequence[bool],
+    weights: Sequence[Path],
+    notice: str,
+    resume: Path | None,
 ) -> tuple[dict[str, Any], list[Table]]:
     """Success by LIBERO's published protocol, as plain data and as the tables that papers print."""
     tasks, names = chosen_tasks(config), ["argmax" if greedy else "sampled" for greedy in kinds]
     description = identity(config, weights, notice=notice)
-    done = [] if resume is None else read_episodes(resume / EPISODES_FILE, expected=description)  # refused before anything starts
+    done = (
+        [] if resume is None else read_episodes(resume / EPISODES_FILE, expected=description)
+    )  # refused before anything starts
     total, before = len(tasks) * STATES * len(names), sum(episode.kind in names for episode in done)
-    with started(config, folder, build_evaluation) as evaluation, Progress("published protocol", total, done=before) as progress:
+    with (
+        started(config, folder, build_evaluation) as evaluation,
+        Progress("published protocol", total, done=before) as progress,
+    ):
         episodes = run_protocol(
             rollout=evaluation.rollout,
             tasks=tasks,
@@ -178,13 +240,27 @@ def by_protocol(
         )
     limit = config.env.max_episode_steps
     below = conditions(config, notice=notice)
-    tables = [table for kind in names for table in protocol_tables(episodes, tasks, kind=kind, conditions=below, max_episode_steps=limit)]
+    tables = [
+        table
+        for kind in names
+        for table in protocol_tables(
+            episodes, tasks, kind=kind, conditions=below, max_episode_steps=limit
+        )
+    ]
     played = {kind: played_sentence(episodes, kind=kind, max_episode_steps=limit) for kind in names}
     plain = {
-        kind: {suite: {task: vars(interval) for task, interval in rows.items()} for suite, rows in rates(episodes, kind=kind).items()}
+        kind: {
+            suite: {task: vars(interval) for task, interval in rows.items()}
+            for suite, rows in rates(episodes, kind=kind).items()
+        }
         for kind in names
     }
-    return {"success": plain, "played": played, "episodes_per_task": STATES, "conditions": below}, tables
+    return {
+        "success": plain,
+        "played": played,
+        "episodes_per_task": STATES,
+        "conditions": below,
+    }, tables
 
 
 def locate(checkpoint: Path) -> tuple[Path, Path | None]:
@@ -196,7 +272,9 @@ def locate(checkpoint: Path) -> tuple[Path, Path | None]:
     if (checkpoint / "config.json").is_file():
         return checkpoint, None
     if not checkpoint.is_dir():
-        raise CheckpointError(f"checkpoint={checkpoint}: there is no such folder. Give a policy folder, a checkpoint, or a run folder.")
+        raise CheckpointError(
+            f"checkpoint={checkpoint}: there is no such folder. Give a policy folder, a checkpoint, or a run folder."
+        )
     folder = resolve_checkpoint(checkpoint)
     read_manifest(folder)
     config_file = folder.parent.parent / CONFIG_FILE
@@ -204,7 +282,9 @@ def locate(checkpoint: Path) -> tuple[Path, Path | None]:
 
 
 @contextlib.contextmanager
-def started(config: SiiRLArguments, folder: Path, build: Callable[..., Evaluation]) -> Iterator[Evaluation]:
+def started(
+    config: SiiRLArguments, folder: Path, build: Callable[..., Evaluation]
+) -> Iterator[Evaluation]:
     """An evaluation with its environments up; they and its files are ended with the context. It may hang for `trainer.hang_minutes`."""
     torch.set_num_threads(1)
     with ExitStack() as stack:
@@ -219,7 +299,9 @@ def started(config: SiiRLArguments, folder: Path, build: Callable[..., Evaluatio
             yield evaluation
 
 
-def run(config: SiiRLArguments, folder: Path, *, kinds: Sequence[bool]) -> tuple[dict[str, Success], dict[str, Returns], dict[str, Scores]]:
+def run(
+    config: SiiRLArguments, folder: Path, *, kinds: Sequence[bool]
+) -> tuple[dict[str, Success], dict[str, Returns], dict[str, Scores]]:
     """Start environments, evaluate, end them; success, mean return and mean reward of each task, for each way of acting."""
     success: dict[str, Success] = {}
     returns: dict[str, Returns] = {}
@@ -230,10 +312,16 @@ def run(config: SiiRLArguments, folder: Path, *, kinds: Sequence[bool]) -> tuple
         for greedy in kinds:
             kind = "argmax" if greedy else "sampled"
             samples = 1 if greedy else config.trainer.val_samples
-            with Progress(f"{kind} actions", config.trainer.val_episodes * len(tasks) * samples) as progress:
-                shown = not greedy or len(kinds) == 1  # one way of acting is enough to look at: the one that training sees
+            with Progress(
+                f"{kind} actions", config.trainer.val_episodes * len(tasks) * samples
+            ) as progress:
+                shown = (
+                    not greedy or len(kinds) == 1
+                )  # one way of acting is enough to look at: the one that training sees
                 advance = functools.partial(_advance, progress)
-                metrics = evaluation.validator.evaluate(step=0, greedy=greedy, record=shown, on_done=advance)
+                metrics = evaluation.validator.evaluate(
+                    step=0, greedy=greedy, record=shown, on_done=advance
+                )
             reduced = reduce_metrics([metrics])
             success[kind] = evaluations(reduced, kind="argmax_" if greedy else "")
             returns[kind] = mean_returns(reduced, kind="argmax_" if greedy else "")

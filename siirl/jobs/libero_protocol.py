@@ -32,7 +32,11 @@ from siirl.reporting.jsonl import JsonlFile, read_rows
 from siirl.reporting.statistics import SuccessInterval, success_interval
 
 EPISODES_FILE = "episodes.jsonl"
-PHYSICS = ("mujoco", "robosuite", "hf-libero")  # the same policy scores differently with other versions
+PHYSICS = (
+    "mujoco",
+    "robosuite",
+    "hf-libero",
+)  # the same policy scores differently with other versions
 # Pixels in openvla-oft's run_libero_eval.py; robosuite's renderer leaves nothing out.
 OFFICIAL_IMAGES = (256, "full")
 SUITE_TITLES = {"spatial": "Spatial", "object": "Object", "goal": "Goal", "10": "Long", "90": "90"}
@@ -61,7 +65,11 @@ class PublishedEpisode:
 def suite_words(overrides: Sequence[str]) -> list[str]:
     """What `env=libero env.suite=…` adds to an evaluation's command line: the whole protocol. Words of the user's come later, and win."""
     named = {word.partition("=")[0] for word in overrides}
-    return ["env.tasks=null", "env.states=all"] if "env=libero" in overrides and "env.suite" in named else []
+    return (
+        ["env.tasks=null", "env.states=all"]
+        if "env=libero" in overrides and "env.suite" in named
+        else []
+    )
 
 
 def asked_for(config: SiiRLArguments) -> bool:
@@ -121,7 +129,10 @@ def read_episodes(file: Path, *, expected: Mapping[str, Any]) -> list[PublishedE
                 f"{file} was evaluated with {name}={found.get(name)!r}, and this evaluation has {expected.get(name)!r}: "
                 "go on with the same, or start anew."
             )
-    return [PublishedEpisode(**{name: value for name, value in row.items() if name != "step"}) for row in rows[1:]]
+    return [
+        PublishedEpisode(**{name: value for name, value in row.items() if name != "step"})
+        for row in rows[1:]
+    ]
 
 
 def run_protocol(
@@ -165,11 +176,22 @@ def run_protocol(
             keep(episode)
         for kind in kinds:
             for task_id, task in enumerate(tasks):
-                missing = [state for state in range(states) if (task.suite, task.number, state, kind) not in finished]
-                requests = [_request(task, task_id, state, kind=kind, seed=seed) for state in missing]
+                missing = [
+                    state
+                    for state in range(states)
+                    if (task.suite, task.number, state, kind) not in finished
+                ]
+                requests = [
+                    _request(task, task_id, state, kind=kind, seed=seed) for state in missing
+                ]
                 kept = _KeptAtOnce(rollout.workflow, task=task, kind=kind, keep=keep)
                 result = rollout.inference.rollout_batch(requests, kept, on_done=on_done)
-                check_failures(result, episodes=len(requests), max_failed_share=max_failed_share, ranks=OneProcess())
+                check_failures(
+                    result,
+                    episodes=len(requests),
+                    max_failed_share=max_failed_share,
+                    ranks=OneProcess(),
+                )
     finally:
         rows.close()
     return episodes
@@ -178,7 +200,14 @@ def run_protocol(
 class _KeptAtOnce(RolloutWorkflow):
     """A workflow whose episodes are kept as they end, and whose trajectories are let go: 50 of a 7B policy's images are a gigabyte."""
 
-    def __init__(self, workflow: RolloutWorkflow, *, task: LiberoTask, kind: str, keep: Callable[[PublishedEpisode], None]) -> None:
+    def __init__(
+        self,
+        workflow: RolloutWorkflow,
+        *,
+        task: LiberoTask,
+        kind: str,
+        keep: Callable[[PublishedEpisode], None],
+    ) -> None:
         self._workflow, self._task, self._kind, self._keep = workflow, task, kind, keep
 
     async def arun_episode(self, engine: Any, data: EpisodeRequest) -> None:
@@ -193,7 +222,9 @@ def chosen_tasks(config: SiiRLArguments) -> tuple[LiberoTask, ...]:
     return choose_tasks(config.env.suite or "object", config.env.tasks)
 
 
-def rates(episodes: Iterable[PublishedEpisode], *, kind: str) -> dict[str, dict[str, SuccessInterval]]:
+def rates(
+    episodes: Iterable[PublishedEpisode], *, kind: str
+) -> dict[str, dict[str, SuccessInterval]]:
     """Suite to success by task number, and under `all` of the whole suite."""
     counts: dict[str, dict[str, list[bool]]] = defaultdict(lambda: defaultdict(list))
     for episode in episodes:
@@ -201,7 +232,10 @@ def rates(episodes: Iterable[PublishedEpisode], *, kind: str) -> dict[str, dict[
             for row in (str(episode.number), "all"):
                 counts[episode.suite][row].append(episode.success)
     return {
-        suite: {row: success_interval(sum(successes), len(successes)) for row, successes in rows.items()} for suite, rows in counts.items()
+        suite: {
+            row: success_interval(sum(successes), len(successes)) for row, successes in rows.items()
+        }
+        for suite, rows in counts.items()
     }
 
 
@@ -211,7 +245,12 @@ def suite_mean(of_suites: Mapping[str, Mapping[str, SuccessInterval]]) -> float:
 
 
 def protocol_tables(
-    episodes: Sequence[PublishedEpisode], tasks: Sequence[LiberoTask], *, kind: str, conditions: str, max_episode_steps: int | None = None
+    episodes: Sequence[PublishedEpisode],
+    tasks: Sequence[LiberoTask],
+    *,
+    kind: str,
+    conditions: str,
+    max_episode_steps: int | None = None,
 ) -> list[Table]:
     """A table of tasks, and one with a column a suite.
 
@@ -224,21 +263,36 @@ def protocol_tables(
     """
     of_suites = rates(episodes, kind=kind)
     played = f"{kind} actions, {played_sentence(episodes, kind=kind, max_episode_steps=max_episode_steps)}"
-    title = f"LIBERO by task, {played}; training may have started from the same states (env.states=all)"
+    title = (
+        f"LIBERO by task, {played}; training may have started from the same states (env.states=all)"
+    )
     by_task = Table("task", "instruction", "success", title=title, title_justify="left")
     for task in tasks:
         interval = of_suites.get(task.suite, {}).get(str(task.number))
-        by_task.add_row(f"{task.suite}/{task.number}", task.instruction, "-" if interval is None else str(interval))
+        by_task.add_row(
+            f"{task.suite}/{task.number}",
+            task.instruction,
+            "-" if interval is None else str(interval),
+        )
     named = {suite: rows["all"] for suite, rows in of_suites.items()}
-    by_suite = Table(*(SUITE_TITLES[suite] for suite in named), "average", title=f"LIBERO by suite, {played}", title_justify="left")
+    by_suite = Table(
+        *(SUITE_TITLES[suite] for suite in named),
+        "average",
+        title=f"LIBERO by suite, {played}",
+        title_justify="left",
+    )
     if named:
-        by_suite.add_row(*(str(interval) for interval in named.values()), f"{100 * suite_mean(of_suites):.1f} %")
+        by_suite.add_row(
+            *(str(interval) for interval in named.values()), f"{100 * suite_mean(of_suites):.1f} %"
+        )
     for table in (by_task, by_suite):
         table.caption = conditions
     return [by_task, by_suite]
 
 
-def played_sentence(episodes: Iterable[PublishedEpisode], *, kind: str, max_episode_steps: int | None) -> str:
+def played_sentence(
+    episodes: Iterable[PublishedEpisode], *, kind: str, max_episode_steps: int | None
+) -> str:
     """Which states, tasks and steps were played, and whether that is what papers report."""
     by_task: dict[tuple[str, int], set[int]] = defaultdict(set)
     for episode in episodes:
@@ -250,7 +304,11 @@ def played_sentence(episodes: Iterable[PublishedEpisode], *, kind: str, max_epis
     for suite, number in Counter(suite for suite, _ in by_task).items():
         whole = len(suite_tasks(suite))
         less += [] if number == whole else [f"{number} of {whole} tasks of {suite}"]
-    less += [] if max_episode_steps is None else [f"at most {max_episode_steps} steps instead of the suites' limits"]
+    less += (
+        []
+        if max_episode_steps is None
+        else [f"at most {max_episode_steps} steps instead of the suites' limits"]
+    )
     if not less:
         return f"all {STATES} initial states of each task (the published protocol)"
     return f"{', '.join(less)} (NOT the whole published protocol)"

@@ -41,7 +41,9 @@ from siirl.reporting.rollout_files import ROLLOUTS_FOLDER
 from siirl.reporting.sentinels import Sentinels
 from siirl.reporting.statistics import SuccessInterval, evaluations, mean_scores
 
-MEAN_RETURN = "val/all/return"  # every evaluation has it in which the environment could grade an episode
+MEAN_RETURN = (
+    "val/all/return"  # every evaluation has it in which the environment could grade an episode
+)
 MEAN_SCORE = "val/all/mean_score"  # and this one where it may leave some without a grade, which the job's own reward scores
 
 
@@ -70,10 +72,14 @@ def run(config: SiiRLArguments, graph: TaskGraph, run_folder: Path) -> None:
     remove_rests(config, run_folder)
     with ExitStack() as stack:
         stacks_folder = stack.enter_context(stacks.folder_of(run_folder))
-        stack.enter_context(session(config))  # first: where the cluster refuses, nothing has been written
+        stack.enter_context(
+            session(config)
+        )  # first: where the cluster refuses, nothing has been written
         layout = layout_of(config)
         writers = stack.enter_context(MetricWriters(config.trainer.logger, description))
-        for event in stack.enter_context(closing(start(config, graph, run_folder, layout, stacks_folder))):
+        for event in stack.enter_context(
+            closing(start(config, graph, run_folder, layout, stacks_folder))
+        ):
             if isinstance(event, Activity):
                 writers.activity(event.text)
                 continue
@@ -111,7 +117,9 @@ def remove_rests(config: SiiRLArguments, run_folder: Path) -> None:
 
 def session(config: SiiRLArguments) -> AbstractContextManager[None]:
     """The connection to Ray that `cluster` asks for; nothing for cluster=local."""
-    return nullcontext() if config.cluster.mode == "local" else ray_session(cluster_settings(config))
+    return (
+        nullcontext() if config.cluster.mode == "local" else ray_session(cluster_settings(config))
+    )
 
 
 def layout_of(config: SiiRLArguments) -> Layout:
@@ -133,17 +141,36 @@ def layout_of(config: SiiRLArguments) -> Layout:
     return layout
 
 
-def start(config: SiiRLArguments, graph: TaskGraph, run_folder: Path, layout: Layout, stacks_folder: Path) -> Generator[Event, None, None]:
+def start(
+    config: SiiRLArguments, graph: TaskGraph, run_folder: Path, layout: Layout, stacks_folder: Path
+) -> Generator[Event, None, None]:
     """Start the ranks, within `session`, and yield what rank 0 tells."""
-    scheduled = TaskScheduler(layout.nodes, layout.ranks_per_node).schedule_and_assign_tasks([graph])
+    scheduled = TaskScheduler(layout.nodes, layout.ranks_per_node).schedule_and_assign_tasks(
+        [graph]
+    )
     device_type = "cuda" if layout.gpus_per_rank else "cpu"
-    groups = ProcessGroupManager(layout.ranks, scheduled, device_type=device_type, backend_threshold=config.dag.backend_threshold)
+    groups = ProcessGroupManager(
+        layout.ranks,
+        scheduled,
+        device_type=device_type,
+        backend_threshold=config.dag.backend_threshold,
+    )
     make = functools.partial(
-        DAGWorker, config=config, graph=graph, world_size=layout.ranks, backend=groups.world.backend, run_folder=run_folder.absolute()
+        DAGWorker,
+        config=config,
+        graph=graph,
+        world_size=layout.ranks,
+        backend=groups.world.backend,
+        run_folder=run_folder.absolute(),
     )
     hang_s = hang_limit_s(config)
     if config.cluster.mode == "local":
-        with OwnWatch(limit_s=hang_s, folder=stacks_folder, run_folder=run_folder, resume=config.trainer.resume):
+        with OwnWatch(
+            limit_s=hang_s,
+            folder=stacks_folder,
+            run_folder=run_folder,
+            resume=config.trainer.resume,
+        ):
             yield from run_local(make)
         return
     make = functools.partial(make, connect=_coordinator_for(layout.ranks))
@@ -166,7 +193,9 @@ def _coordinator_for(ranks: int) -> Callable[[int], Redistribution] | None:
     return functools.partial(_connect, RayRedistribution, coordinator, ranks)
 
 
-def _connect(redistribution: Callable[..., Redistribution], coordinator: Any, ranks: int, rank: int) -> Redistribution:
+def _connect(
+    redistribution: Callable[..., Redistribution], coordinator: Any, ranks: int, rank: int
+) -> Redistribution:
     return redistribution(coordinator, rank=rank, ranks=ranks)
 
 
@@ -174,10 +203,14 @@ def cluster_settings(config: SiiRLArguments) -> ClusterSettings:
     """Where `cluster` says that processes run; each with one OpenMP thread, because they share the cores."""
     address = None if config.cluster.address is None else resolve_address(config.cluster.address)
     told = {name: os.environ[name] for name in (stacks.VARIABLE,) if name in os.environ}
-    return ClusterSettings(address=address, env_vars={"OMP_NUM_THREADS": "1", **short_waits(), **told})
+    return ClusterSettings(
+        address=address, env_vars={"OMP_NUM_THREADS": "1", **short_waits(), **told}
+    )
 
 
-def show_summary(run_folder: Path, *, report: Path, evaluated: Sequence[dict[str, Reduced]]) -> None:
+def show_summary(
+    run_folder: Path, *, report: Path, evaluated: Sequence[dict[str, Reduced]]
+) -> None:
     """The first and the last evaluation beside each other, on the same held-out episodes, and where to look."""
     console = Console()
     if len(evaluated) > 1:
@@ -185,15 +218,31 @@ def show_summary(run_folder: Path, *, report: Path, evaluated: Sequence[dict[str
         columns = {when: evaluations(metrics) for when, metrics in ends.items()}
         scores = {when: mean_scores(metrics) for when, metrics in ends.items()}
         if columns["after"]:
-            console.print(success_table("success on the same held-out episodes before and after, 95 % intervals", columns))
+            console.print(
+                success_table(
+                    "success on the same held-out episodes before and after, 95 % intervals",
+                    columns,
+                )
+            )
             console.print(Text(printable(gain(columns["before"], columns["after"]))))
         if scores["after"]:
-            console.print(score_table("mean reward of the same held-out episodes before and after, 95 % intervals", scores))
+            console.print(
+                score_table(
+                    "mean reward of the same held-out episodes before and after, 95 % intervals",
+                    scores,
+                )
+            )
         if not columns["after"] and not scores["after"]:
             console.print(
                 f"mean return on held-out episodes: {evaluated[0][MEAN_RETURN]:.1f} before, {evaluated[-1][MEAN_RETURN]:.1f} after"
             )
-    console.print(f"run folder  {run_folder}", *places_to_look(run_folder), f"report      {report}", sep="\n", soft_wrap=True)
+    console.print(
+        f"run folder  {run_folder}",
+        *places_to_look(run_folder),
+        f"report      {report}",
+        sep="\n",
+        soft_wrap=True,
+    )
 
 
 def gain(before: Mapping[str, SuccessInterval], after: Mapping[str, SuccessInterval]) -> str:
@@ -205,7 +254,11 @@ def gain(before: Mapping[str, SuccessInterval], after: Mapping[str, SuccessInter
 
 def places_to_look(run_folder: Path) -> list[str]:
     """A line for each folder of episodes that a run has left: videos of robots, files of text; none where nothing was recorded."""
-    return [f"{name:<11} {run_folder / name}" for name in (VIDEOS_FOLDER, ROLLOUTS_FOLDER) if _holds_something(run_folder / name)]
+    return [
+        f"{name:<11} {run_folder / name}"
+        for name in (VIDEOS_FOLDER, ROLLOUTS_FOLDER)
+        if _holds_something(run_folder / name)
+    ]
 
 
 def _holds_something(folder: Path) -> bool:

@@ -3,7 +3,6 @@
 Language models are imported from where they are: `language_model`, `chat`, and `tiny_lm`, the one that the repository ships.
 """
 
-
 from siirl.models.action_tokenizer import ActionTokenizer
 from siirl.models.policy import Policy
 from siirl.models.policy_loader import load_policy, save_policy

@@ -33,7 +33,9 @@ class ActionTokenizer:
         if isinstance(space, gymnasium.spaces.Discrete):
             return cls(bins=int(space.n), low=(), high=())
         if not isinstance(space, gymnasium.spaces.Box) or len(space.shape) != 1:
-            raise ValueError(f"Action space {space} is neither Discrete nor a one-dimensional Box: wrap the environment so that it is.")
+            raise ValueError(
+                f"Action space {space} is neither Discrete nor a one-dimensional Box: wrap the environment so that it is."
+            )
         if not space.is_bounded():
             raise ValueError(
                 f"Action space {space} has no bounds, so that it cannot be cut into bins: wrap it in gymnasium's RescaleAction."

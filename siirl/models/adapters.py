@@ -48,7 +48,9 @@ class Adaptable(nn.Module):
             ConfigError: The model has no adapter, and so no other self.
         """
         if self.lora is None:
-            raise ConfigError("This model has no LoRA adapter to do without: set actor_rollout_ref.model.lora.rank.")
+            raise ConfigError(
+                "This model has no LoRA adapter to do without: set actor_rollout_ref.model.lora.rank."
+            )
         self._scale_adapters(0.0)
         try:
             yield
@@ -70,7 +72,9 @@ class Adaptable(nn.Module):
             layer.set_scale(ADAPTER, factor)
 
 
-def add_adapters(model: nn.Module, lora: LoraArguments, *, layers: Sequence[str] | None = None, seed: int = 0) -> None:
+def add_adapters(
+    model: nn.Module, lora: LoraArguments, *, layers: Sequence[str] | None = None, seed: int = 0
+) -> None:
     """Put adapters into a model; nothing else of it is trained from then on.
 
     Args:
@@ -85,13 +89,23 @@ def add_adapters(model: nn.Module, lora: LoraArguments, *, layers: Sequence[str]
     from peft import LoraConfig, inject_adapter_in_model
 
     targets = list(adapted_layers(model, lora, layers=layers))
-    settings = LoraConfig(r=lora.rank, lora_alpha=lora.alpha, target_modules=targets, lora_dropout=lora.dropout, bias="none")  # type: ignore[arg-type]
-    with torch.random.fork_rng(devices=[]):  # peft draws from torch's own generator, which belongs to nobody
+    settings = LoraConfig(
+        r=lora.rank,
+        lora_alpha=lora.alpha,
+        target_modules=targets,
+        lora_dropout=lora.dropout,
+        bias="none",
+    )  # type: ignore[arg-type]
+    with torch.random.fork_rng(
+        devices=[]
+    ):  # peft draws from torch's own generator, which belongs to nobody
         torch.manual_seed(seed)
         inject_adapter_in_model(settings, model, adapter_name=ADAPTER)
 
 
-def adapted_layers(model: nn.Module, lora: LoraArguments, *, layers: Sequence[str] | None = None) -> tuple[str, ...]:
+def adapted_layers(
+    model: nn.Module, lora: LoraArguments, *, layers: Sequence[str] | None = None
+) -> tuple[str, ...]:
     """Names of the layers that get an adapter; needs no weights (`torch.device("meta")`) and no peft.
 
     Args:
@@ -102,7 +116,9 @@ def adapted_layers(model: nn.Module, lora: LoraArguments, *, layers: Sequence[st
     Raises:
         ConfigError: `target_modules` of which one is no linear layer of the model, or a rank above the smaller side of a layer.
     """
-    shapes = {name: tuple(part.weight.shape) for name, part in model.named_modules() if _is_linear(part)}
+    shapes = {
+        name: tuple(part.weight.shape) for name, part in model.named_modules() if _is_linear(part)
+    }
     sides = {name: min(shape) for name, shape in shapes.items()}
     if lora.target_modules is not None:
         chosen = _matching(lora.target_modules, sides)
@@ -115,7 +131,11 @@ def adapted_layers(model: nn.Module, lora: LoraArguments, *, layers: Sequence[st
     if lora.rank > sides[narrow]:
         rows, columns = shapes[narrow]
         wide = ",".join(name for name in chosen if sides[name] >= lora.rank)
-        other = f", or name wider layers: {PLACE}.target_modules=[{wide}]" if 0 < len(wide) < LONGEST_LIST else ""
+        other = (
+            f", or name wider layers: {PLACE}.target_modules=[{wide}]"
+            if 0 < len(wide) < LONGEST_LIST
+            else ""
+        )
         raise ConfigError(
             f"{PLACE}.rank={lora.rank} is more than layer {narrow} of {rows} x {columns} can have: make it at most {sides[narrow]}{other}."
         )
@@ -123,18 +143,26 @@ def adapted_layers(model: nn.Module, lora: LoraArguments, *, layers: Sequence[st
 
 
 def _is_linear(part: nn.Module) -> bool:
-    return isinstance(part, nn.Linear) or type(part).__name__ == "Conv1D"  # GPT-2's linear layer in transformers
+    return (
+        isinstance(part, nn.Linear) or type(part).__name__ == "Conv1D"
+    )  # GPT-2's linear layer in transformers
 
 
 def _matching(targets: Sequence[str], layers: Collection[str]) -> list[str]:
     """Layers whose name, or its end, is one of `targets`."""
     if not targets:
-        raise ConfigError(f"{PLACE}.target_modules=[] names no layer: name some, or leave it out for all linear layers.")
+        raise ConfigError(
+            f"{PLACE}.target_modules=[] names no layer: name some, or leave it out for all linear layers."
+        )
     for target in targets:
         if not any(_ends_with(name, target) for name in layers):
-            known = {name.rpartition(".")[2] for name in layers if not name.rpartition(".")[2].isdigit()} or set(layers)
+            known = {
+                name.rpartition(".")[2] for name in layers if not name.rpartition(".")[2].isdigit()
+            } or set(layers)
             known |= set(layers) if "." in target or target.isdigit() else set()
-            raise UnknownNameError.of(kind=f"linear layer ({PLACE}.target_modules)", name=target, known=known)
+            raise UnknownNameError.of(
+                kind=f"linear layer ({PLACE}.target_modules)", name=target, known=known
+            )
     return [name for name in layers if any(_ends_with(name, target) for target in targets)]
 
 
@@ -153,10 +181,20 @@ def stored_adapters(folder: str | Path) -> LoraArguments | None:
     except TypeError as error:
         raise CheckpointError(f"{file} does not describe LoRA adapters: {error}.") from error
     names = lora.target_modules
-    if not is_count(lora.rank, least=1) or type(lora.alpha) not in (int, float) or not math.isfinite(lora.alpha):
-        raise CheckpointError(f"{file} does not describe LoRA adapters: rank={lora.rank!r}, alpha={lora.alpha!r}.")
-    if names is not None and not (isinstance(names, list) and all(isinstance(name, str) for name in names)):
-        raise CheckpointError(f"{file} does not describe LoRA adapters: target_modules={names!r} are no names.")
+    if (
+        not is_count(lora.rank, least=1)
+        or type(lora.alpha) not in (int, float)
+        or not math.isfinite(lora.alpha)
+    ):
+        raise CheckpointError(
+            f"{file} does not describe LoRA adapters: rank={lora.rank!r}, alpha={lora.alpha!r}."
+        )
+    if names is not None and not (
+        isinstance(names, list) and all(isinstance(name, str) for name in names)
+    ):
+        raise CheckpointError(
+            f"{file} does not describe LoRA adapters: target_modules={names!r} are no names."
+        )
     return lora
 
 
@@ -165,7 +203,9 @@ def name_without_adapters(name: str) -> str | None:
     return None if ".lora_" in name else name.replace(".base_layer.", ".")
 
 
-def merged(state: Mapping[str, torch.Tensor], lora: LoraArguments, *, transposed: Collection[str] = ()) -> dict[str, torch.Tensor]:
+def merged(
+    state: Mapping[str, torch.Tensor], lora: LoraArguments, *, transposed: Collection[str] = ()
+) -> dict[str, torch.Tensor]:
     """Weights without adapters, which are added to what they adapt: `W + B A alpha / rank`, in float32 (section 4.1 of the paper).
 
     Args:
@@ -173,11 +213,19 @@ def merged(state: Mapping[str, torch.Tensor], lora: LoraArguments, *, transposed
         lora: What the adapters are.
         transposed: Layers whose weight is [in, out].
     """
-    weights = {plain: tensor for name, tensor in state.items() if (plain := name_without_adapters(name)) is not None}
+    weights = {
+        plain: tensor
+        for name, tensor in state.items()
+        if (plain := name_without_adapters(name)) is not None
+    }
     first = f".lora_A.{ADAPTER}.weight"
     for layer in [name.removesuffix(first) for name in state if name.endswith(first)]:
-        down, up = (state[f"{layer}.{matrix}.{ADAPTER}.weight"].float() for matrix in ("lora_A", "lora_B"))
+        down, up = (
+            state[f"{layer}.{matrix}.{ADAPTER}.weight"].float() for matrix in ("lora_A", "lora_B")
+        )
         change = (up @ down) * (lora.alpha / lora.rank)
         weight = weights[f"{layer}.weight"]
-        weights[f"{layer}.weight"] = (weight.float() + (change.T if layer in transposed else change)).to(weight.dtype)
+        weights[f"{layer}.weight"] = (
+            weight.float() + (change.T if layer in transposed else change)
+        ).to(weight.dtype)
     return weights

@@ -15,7 +15,10 @@ from siirl.models.pretrained import KEY, first_line, source_of
 
 # In a chat template's output nothing else looks like this.
 STAND_IN = "[words of the assistant]"
-OPENING: list[Message] = [{"role": "user", "content": "[words of the user]"}, {"role": "assistant", "content": STAND_IN}]
+OPENING: list[Message] = [
+    {"role": "user", "content": "[words of the user]"},
+    {"role": "assistant", "content": STAND_IN},
+]
 
 
 class ChatTokenizer:
@@ -30,7 +33,9 @@ class ChatTokenizer:
         ConfigError: Neither a padding token nor an end token, or a template that cannot be used.
     """
 
-    def __init__(self, tokenizer: Any, *, further_stop_ids: Sequence[int] = (), place: str = "the tokenizer") -> None:
+    def __init__(
+        self, tokenizer: Any, *, further_stop_ids: Sequence[int] = (), place: str = "the tokenizer"
+    ) -> None:
         self.tokenizer, self.place = tokenizer, place
         end, pad = tokenizer.eos_token_id, tokenizer.pad_token_id
         if end is None and pad is None:
@@ -90,7 +95,11 @@ class ChatTokenizer:
 
     def decode(self, ids: Sequence[int]) -> str:
         """Text of tokens, without special ones; bytes that are no text become the replacement character."""
-        return str(self.tokenizer.decode(list(ids), skip_special_tokens=True, clean_up_tokenization_spaces=False))
+        return str(
+            self.tokenizer.decode(
+                list(ids), skip_special_tokens=True, clean_up_tokenization_spaces=False
+            )
+        )
 
     def save(self, folder: str | Path) -> None:
         """Write its files into a model's folder."""
@@ -98,26 +107,40 @@ class ChatTokenizer:
 
     def _ids(self, text: str) -> tuple[int, ...]:
         # Templates bring what begins a text themselves.
-        return tuple(int(token) for token in self.tokenizer(text, add_special_tokens=False)["input_ids"])
+        return tuple(
+            int(token) for token in self.tokenizer(text, add_special_tokens=False)["input_ids"]
+        )
 
     def _beginning(self) -> tuple[int, ...]:
         """The begin-of-text token, if this tokenizer puts one before plain text."""
         first = self.tokenizer("a")["input_ids"][:1]
-        return tuple(first) if self.tokenizer.bos_token_id is not None and first == [self.tokenizer.bos_token_id] else ()
+        return (
+            tuple(first)
+            if self.tokenizer.bos_token_id is not None and first == [self.tokenizer.bos_token_id]
+            else ()
+        )
 
     def _render(self, messages: Sequence[Message], *, generate: bool) -> str:
         from jinja2 import TemplateError
 
         try:
-            return str(self.tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=generate))
+            return str(
+                self.tokenizer.apply_chat_template(
+                    list(messages), tokenize=False, add_generation_prompt=generate
+                )
+            )
         except TemplateError as error:
             roles = ", ".join(entry["role"] for entry in messages)
-            raise ConfigError(f"The chat template of {self.place} refuses messages of the roles {roles}: {error}.") from error
+            raise ConfigError(
+                f"The chat template of {self.place} refuses messages of the roles {roles}: {error}."
+            ) from error
 
     def _after_stand_in(self, messages: Sequence[Message], *, generate: bool) -> str:
         _, found, after = self._render(messages, generate=generate).rpartition(STAND_IN)
         if not found:
-            raise ConfigError(f"The chat template of {self.place} leaves out what the assistant says, so no second turn can follow.")
+            raise ConfigError(
+                f"The chat template of {self.place} leaves out what the assistant says, so no second turn can follow."
+            )
         return after
 
     def _closing_token(self) -> int | None:
@@ -142,13 +165,19 @@ def load_chat_tokenizer(path: str | Path, *, trust_remote_code: bool = False) ->
     source = source_of(path)
     folder = Path(source)
     if folder.is_dir() and not any(folder.glob("*tokenizer*")) and not any(folder.glob("*vocab*")):
-        raise MissingAssetError(f"{KEY}={source} holds no tokenizer (tokenizer.json): copy the files of the model's own there.")
+        raise MissingAssetError(
+            f"{KEY}={source} holds no tokenizer (tokenizer.json): copy the files of the model's own there."
+        )
     try:
         tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=trust_remote_code)
     except OSError as error:
-        raise MissingAssetError(f"{KEY}={source} has no tokenizer that can be read: {first_line(error)}") from error
+        raise MissingAssetError(
+            f"{KEY}={source} has no tokenizer that can be read: {first_line(error)}"
+        ) from error
     except (ValueError, KeyError, TypeError) as error:
-        raise CheckpointError(f"{KEY}={source} has a tokenizer that cannot be read: {first_line(error)}") from error
+        raise CheckpointError(
+            f"{KEY}={source} has a tokenizer that cannot be read: {first_line(error)}"
+        ) from error
     return ChatTokenizer(tokenizer, further_stop_ids=_generation_stops(source), place=source)
 
 

@@ -51,26 +51,46 @@ def find_on_hub(name: str, *, place: str, endpoint: str | None = None) -> str:
     missing = f"{place}={name}: there is no folder {name} here, and"
     try:
         validate_repo_id(name)
-        get_hf_file_metadata(hf_hub_url(name, CONFIG_FILE, endpoint=endpoint), timeout=PATIENCE_S, endpoint=endpoint)
+        get_hf_file_metadata(
+            hf_hub_url(name, CONFIG_FILE, endpoint=endpoint), timeout=PATIENCE_S, endpoint=endpoint
+        )
     except HFValidationError as error:
         raise ConfigError(f"{missing} no model on the hub can have that name. {REMEDY}") from error
     except GatedRepoError as error:
         reason = "its owners let those alone have it who asked them"
         remedy = f"do so at https://huggingface.co/{name}, then `hf auth login`"
-        return _cached(name, otherwise=f"{place}={name}: {reason}: {remedy}.", error=error, reason=reason)
+        return _cached(
+            name, otherwise=f"{place}={name}: {reason}: {remedy}.", error=error, reason=reason
+        )
     except RepositoryNotFoundError as error:
         reason = "the hub has no such model, unless it is a private one (then `hf auth login`)"
         return _cached(name, otherwise=f"{missing} {reason}. {REMEDY}", error=error, reason=reason)
     except RemoteEntryNotFoundError as error:
-        raise MissingAssetError(f"{place}={name} is on the hub, but has no {CONFIG_FILE}, so it is no model. {REMEDY}") from error
+        raise MissingAssetError(
+            f"{place}={name} is on the hub, but has no {CONFIG_FILE}, so it is no model. {REMEDY}"
+        ) from error
     except OfflineModeIsEnabled as error:
-        return _cached(name, otherwise=f"{missing} the hub is not asked: HF_HUB_OFFLINE is set. {FOLDER}, or unset it.", error=error)
+        return _cached(
+            name,
+            otherwise=f"{missing} the hub is not asked: HF_HUB_OFFLINE is set. {FOLDER}, or unset it.",
+            error=error,
+        )
     except HfHubHTTPError as error:
         reason = f"the hub answered with status {error.response.status_code}"
-        return _cached(name, otherwise=f"{missing} {reason}. {FOLDER}, or try again.", error=error, reason=reason)
+        return _cached(
+            name,
+            otherwise=f"{missing} {reason}. {FOLDER}, or try again.",
+            error=error,
+            reason=reason,
+        )
     except HTTPError as error:
         reason = f"the hub could not be reached ({str(error) or type(error).__name__})"
-        return _cached(name, otherwise=f"{missing} {reason}. {FOLDER}, or try again.", error=error, reason=reason)
+        return _cached(
+            name,
+            otherwise=f"{missing} {reason}. {FOLDER}, or try again.",
+            error=error,
+            reason=reason,
+        )
     return name
 
 

@@ -58,7 +58,9 @@ class LanguageModel(Adaptable):
         super().__init__()
         for name, part in causal_lm.named_children():
             self.add_module(name, part)
-        object.__setattr__(self, "causal_lm", causal_lm)  # past nn.Module, which would make it a part
+        object.__setattr__(
+            self, "causal_lm", causal_lm
+        )  # past nn.Module, which would make it a part
         self.config = causal_lm.config
         self.lora = lora
         self.shares_prompts = False
@@ -74,7 +76,12 @@ class LanguageModel(Adaptable):
         """V, entries of the head; they may be more than the tokenizer has."""
         return int(self.config.get_text_config().vocab_size)
 
-    def forward(self, input_ids: torch.Tensor, position_ids: torch.Tensor, attention_mask: torch.Tensor | None = None) -> torch.Tensor:
+    def forward(
+        self,
+        input_ids: torch.Tensor,
+        position_ids: torch.Tensor,
+        attention_mask: torch.Tensor | None = None,
+    ) -> torch.Tensor:
         """Hidden states of the last layer [B, S, D], each of which predicts the token after its own.
 
         Args:
@@ -85,7 +92,12 @@ class LanguageModel(Adaptable):
                 that `shares_prompts`.
         """
         decoder = self.causal_lm.base_model
-        output = decoder(input_ids=input_ids, position_ids=position_ids, attention_mask=attention_mask, use_cache=False)
+        output = decoder(
+            input_ids=input_ids,
+            position_ids=position_ids,
+            attention_mask=attention_mask,
+            use_cache=False,
+        )
         return output.last_hidden_state
 
     @property
@@ -105,7 +117,9 @@ class LanguageModel(Adaptable):
         bias = self.causal_lm.get_output_embeddings().bias
         return None if bias is None else _whole(bias)
 
-    def exported_weights(self, state: Mapping[str, torch.Tensor] | None = None) -> dict[str, torch.Tensor]:
+    def exported_weights(
+        self, state: Mapping[str, torch.Tensor] | None = None
+    ) -> dict[str, torch.Tensor]:
         """Weights under the names that `from_pretrained` and vLLM know, adapters merged into what they adapt.
 
         Args:
@@ -115,9 +129,19 @@ class LanguageModel(Adaptable):
         if self.lora is None:
             return dict(state)
         layers: dict[str, Any] = {name: self.get_submodule(name) for name in self.adapted}
-        return merged(state, self.lora, transposed=[name for name, layer in layers.items() if layer.fan_in_fan_out])
+        return merged(
+            state,
+            self.lora,
+            transposed=[name for name, layer in layers.items() if layer.fan_in_fan_out],
+        )
 
-    def save(self, folder: str | Path, *, state: Mapping[str, torch.Tensor] | None = None, dtype: torch.dtype | None = None) -> None:
+    def save(
+        self,
+        folder: str | Path,
+        *,
+        state: Mapping[str, torch.Tensor] | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
         """Write a folder that transformers' from_pretrained and vLLM read: weights (adapters merged), config.json, generation_config.json.
 
         Args:
@@ -129,7 +153,10 @@ class LanguageModel(Adaptable):
             InvariantError: Weights that are spread over ranks.
             OSError: The folder cannot be written to.
         """
-        weights = {name: _whole(tensor).detach().to("cpu", dtype) for name, tensor in self.exported_weights(state).items()}
+        weights = {
+            name: _whole(tensor).detach().to("cpu", dtype)
+            for name, tensor in self.exported_weights(state).items()
+        }
         try:
             with quiet_transformers(), _writing_on_every_rank(self.causal_lm):
                 self.causal_lm.save_pretrained(folder, state_dict=weights)
@@ -211,13 +238,17 @@ def recompute_activations(model: nn.Module) -> None:
     """
     from transformers.modeling_layers import GradientCheckpointingLayer
 
-    blocks: list[Any] = [part for part in model.modules() if isinstance(part, GradientCheckpointingLayer)]
+    blocks: list[Any] = [
+        part for part in model.modules() if isinstance(part, GradientCheckpointingLayer)
+    ]
     if not blocks:
         raise ConfigError(
             "actor_rollout_ref.model.gradient_checkpointing: the model has no blocks whose activations can be computed again."
         )
     for block in blocks:
-        block.forward = types.MethodType(_forward_that_recomputes, block)  # bound, so that a copy of the block gets one of its own
+        block.forward = types.MethodType(
+            _forward_that_recomputes, block
+        )  # bound, so that a copy of the block gets one of its own
 
 
 def _forward_that_recomputes(block: Any, *arguments: Any, **named: Any) -> Any:
@@ -236,17 +267,26 @@ def _try_out(model: LanguageModel, source: str) -> None:
     """
     name = type(model.causal_lm).__name__
     if "position_ids" not in inspect.signature(model.causal_lm.base_model.forward).parameters:
-        raise ConfigError(f"{source}: {name} takes no position_ids, by which rows side by side are told apart. Take another architecture.")
-    ids_1S, positions_1S = torch.arange(1, 7)[None] % model.vocab_size, torch.tensor([[0, 1, 2, 0, 1, 2]])
+        raise ConfigError(
+            f"{source}: {name} takes no position_ids, by which rows side by side are told apart. Take another architecture."
+        )
+    ids_1S, positions_1S = (
+        torch.arange(1, 7)[None] % model.vocab_size,
+        torch.tensor([[0, 1, 2, 0, 1, 2]]),
+    )
     together = model(ids_1S, positions_1S)
-    alone = torch.cat([model(ids_1S[:, row], positions_1S[:, row]) for row in (slice(0, 3), slice(3, 6))], dim=1)
+    alone = torch.cat(
+        [model(ids_1S[:, row], positions_1S[:, row]) for row in (slice(0, 3), slice(3, 6))], dim=1
+    )
     tolerance = TOLERANCE.get(alone.dtype, ROUGH_TOLERANCE)
     if _relative_difference(together, alone) > tolerance:
         raise ConfigError(
             f"{source}: in {name} a row sees the one beside it (recurrent or convolutional layers do not heed position ids), so its "
             "log-probs would be wrong. Take an architecture with attention only."
         )
-    logits = model.causal_lm(input_ids=ids_1S[:, :3], position_ids=positions_1S[:, :3], use_cache=False).logits
+    logits = model.causal_lm(
+        input_ids=ids_1S[:, :3], position_ids=positions_1S[:, :3], use_cache=False
+    ).logits
     product = alone[:, :3] @ model.output_weight.T
     if model.output_bias is not None:
         product = product + model.output_bias
@@ -265,7 +305,9 @@ def _heeds_masks(model: LanguageModel) -> bool:
     functions than torch's take other masks, so such models are not tried.
     """
     config = model.config.get_text_config()
-    slides = getattr(config, "sliding_window", None) is not None or set(getattr(config, "layer_types", None) or ()) - {"full_attention"}
+    slides = getattr(config, "sliding_window", None) is not None or set(
+        getattr(config, "layer_types", None) or ()
+    ) - {"full_attention"}
     if slides or model.config._attn_implementation != "sdpa":
         return False
     ids_S = torch.arange(1, 8) % model.vocab_size  # three of the prompt, then two answers of two
@@ -275,7 +317,11 @@ def _heeds_masks(model: LanguageModel) -> bool:
     together = model(ids_S[None], positions_S[None], sees_SS[None, None])[0]
     rows = (torch.tensor([0, 1, 2, 3, 4]), torch.tensor([0, 1, 2, 5, 6]))
     tolerance = TOLERANCE.get(together.dtype, ROUGH_TOLERANCE)
-    return all(_relative_difference(together[row], model(ids_S[None, row], positions_S[None, row])[0]) <= tolerance for row in rows)
+    return all(
+        _relative_difference(together[row], model(ids_S[None, row], positions_S[None, row])[0])
+        <= tolerance
+        for row in rows
+    )
 
 
 def _relative_difference(one: torch.Tensor, other: torch.Tensor) -> float:

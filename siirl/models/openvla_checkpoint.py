@@ -65,9 +65,13 @@ def load_openvla_oft(
     try:
         actions, state = read_statistics(folder, data=statistics)
     except ValueError as error:
-        raise CheckpointError(f"{error} (actor_rollout_ref.model.options.statistics={statistics})") from error
+        raise CheckpointError(
+            f"{error} (actor_rollout_ref.model.options.statistics={statistics})"
+        ) from error
     if reads_state and state is None:
-        raise CheckpointError(f"{folder} reads proprioception, and its statistics have no ranges of it ('proprio').")
+        raise CheckpointError(
+            f"{folder} reads proprioception, and its statistics have no ranges of it ('proprio')."
+        )
     _check_environment(spec, images=images, state=state if reads_state else None, folder=folder)
     with init_empty_weights(include_buffers=False):
         policy = OpenVLAOFT(
@@ -79,7 +83,8 @@ def load_openvla_oft(
                 low=(-1.0,) * ACTION_SIZE,
                 high=(1.0,) * ACTION_SIZE,
                 quantiles=actions,
-                vocabulary=int(config["text_config"]["vocab_size"]) - int(config["pad_to_multiple_of"]),
+                vocabulary=int(config["text_config"]["vocab_size"])
+                - int(config["pad_to_multiple_of"]),
             ),
             proprioception=state if reads_state else None,
             images=images,
@@ -88,14 +93,24 @@ def load_openvla_oft(
             folder=folder,
         )
     expected = policy.state_dict()
-    load_weights(policy, folder, left_out=lambda name: name not in expected and unused(name), further=projector, weights=weights)
+    load_weights(
+        policy,
+        folder,
+        left_out=lambda name: name not in expected and unused(name),
+        further=projector,
+        weights=weights,
+    )
     return policy
 
 
-def make_openvla_oft(spec: EnvSpec, path: str | None, *, weights: bool = True, **options: Any) -> OpenVLAOFT:
+def make_openvla_oft(
+    spec: EnvSpec, path: str | None, *, weights: bool = True, **options: Any
+) -> OpenVLAOFT:
     """`load_openvla_oft` as `siirl.params.policies` calls it; ConfigError without a path: there are no new weights of 7B parameters."""
     if path is None:
-        raise ConfigError("model=openvla_oft has no weights of its own: give actor_rollout_ref.model.path= a checkpoint's folder.")
+        raise ConfigError(
+            "model=openvla_oft has no weights of its own: give actor_rollout_ref.model.path= a checkpoint's folder."
+        )
     return load_openvla_oft(path, spec, **options, weights=weights)
 
 
@@ -115,25 +130,35 @@ def _described(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     contents = []
     for name, keys in ((CONFIG_FILE, CONFIG_KEYS), (PREPROCESSOR_FILE, ("means", "stds"))):
         if not (folder / name).is_file():
-            raise MissingAssetError(f"No {name} in {folder}. Give actor_rollout_ref.model.path= the whole folder of an OpenVLA-OFT.")
+            raise MissingAssetError(
+                f"No {name} in {folder}. Give actor_rollout_ref.model.path= the whole folder of an OpenVLA-OFT."
+            )
         content = read_object(folder / name, remedy="Download it again.")
         missing = [key for key in keys if key not in content]
         if missing:
-            raise CheckpointError(f"{folder / name} does not describe an OpenVLA: there is no {', '.join(missing)} in it.")
+            raise CheckpointError(
+                f"{folder / name} does not describe an OpenVLA: there is no {', '.join(missing)} in it."
+            )
         contents.append(content)
     config, preprocessor = contents
     if not isinstance(config["text_config"], dict) or "vocab_size" not in config["text_config"]:
-        raise CheckpointError(f"{folder / CONFIG_FILE} does not describe an OpenVLA: there is no vocab_size in its text_config.")
+        raise CheckpointError(
+            f"{folder / CONFIG_FILE} does not describe an OpenVLA: there is no vocab_size in its text_config."
+        )
     sizes = config["image_sizes"]
     if not isinstance(sizes, list) or not sizes or any(size != IMAGE_SIZE for size in sizes):
-        raise CheckpointError(f"{folder} sees images of {sizes} pixels; only {IMAGE_SIZE} is known here.")
+        raise CheckpointError(
+            f"{folder} sees images of {sizes} pixels; only {IMAGE_SIZE} is known here."
+        )
     return config, preprocessor
 
 
 def _tokenizer(folder: Path) -> Tokenizer:
     file = folder / TOKENIZER_FILE
     if not file.is_file():
-        raise MissingAssetError(f"No {TOKENIZER_FILE} in {folder}: without it no question can be asked.")
+        raise MissingAssetError(
+            f"No {TOKENIZER_FILE} in {folder}: without it no question can be asked."
+        )
     try:
         return Tokenizer.from_file(str(file))
     except Exception as error:  # the library knows no other
@@ -146,18 +171,31 @@ def _projector_of_state(folder: Path) -> dict[str, torch.Tensor]:
     if not files:
         return {}
     if len(files) > 1:
-        raise CheckpointError(f"{folder} has several projectors of proprioception, {', '.join(file.name for file in files)}: leave one.")
+        raise CheckpointError(
+            f"{folder} has several projectors of proprioception, {', '.join(file.name for file in files)}: leave one."
+        )
     try:
         check_stored(files[0])
         tensors = torch.load(files[0], map_location="cpu", weights_only=True)
     except (RuntimeError, EOFError, ValueError, pickle.UnpicklingError) as error:
-        raise CheckpointError(f"{files[0]} cannot be read ({error}). Copy or download it again.") from error
-    return {f"{STATE_PROJECTOR}{name.removeprefix('module.')}": tensor for name, tensor in tensors.items()}
+        raise CheckpointError(
+            f"{files[0]} cannot be read ({error}). Copy or download it again."
+        ) from error
+    return {
+        f"{STATE_PROJECTOR}{name.removeprefix('module.')}": tensor
+        for name, tensor in tensors.items()
+    }
 
 
-def _check_environment(spec: EnvSpec, *, images: int, state: Quantiles | None, folder: Path) -> None:
+def _check_environment(
+    spec: EnvSpec, *, images: int, state: Quantiles | None, folder: Path
+) -> None:
     """Raise ConfigError unless observations and actions are those that the checkpoint was made for."""
-    spaces = spec.observation_space.spaces if isinstance(spec.observation_space, gymnasium.spaces.Dict) else {}
+    spaces = (
+        spec.observation_space.spaces
+        if isinstance(spec.observation_space, gymnasium.spaces.Dict)
+        else {}
+    )
     cameras = (spaces[IMAGES].shape or (0,))[0] if IMAGES in spaces else 0
     if not 1 <= images <= cameras:
         raise ConfigError(
@@ -166,6 +204,10 @@ def _check_environment(spec: EnvSpec, *, images: int, state: Quantiles | None, f
         )
     felt = int(np.prod(spaces[PROPRIOCEPTION].shape or (0,))) if PROPRIOCEPTION in spaces else 0
     if state is not None and felt != len(state.low):
-        raise ConfigError(f"The policy in {folder} reads {len(state.low)} numbers of proprioception, and {spec.name!r} has {felt}.")
+        raise ConfigError(
+            f"The policy in {folder} reads {len(state.low)} numbers of proprioception, and {spec.name!r} has {felt}."
+        )
     if spec.action_space.shape != (ACTION_SIZE,):
-        raise ConfigError(f"The policy in {folder} acts as LIBERO's robot does, and {spec.name!r} in {spec.action_space}.")
+        raise ConfigError(
+            f"The policy in {folder} acts as LIBERO's robot does, and {spec.name!r} in {spec.action_space}."
+        )

@@ -47,10 +47,20 @@ from siirl.models.weights import CONFIG_FILE
 TOKENIZER_FILE, PREPROCESSOR_FILE = "tokenizer.json", "preprocessor_config.json"
 COPIED_FILES = (
     *(CONFIG_FILE, TOKENIZER_FILE, PREPROCESSOR_FILE, STATISTICS_FILE),
-    *("tokenizer.model", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "generation_config.json"),
+    *(
+        "tokenizer.model",
+        "tokenizer_config.json",
+        "special_tokens_map.json",
+        "added_tokens.json",
+        "generation_config.json",
+    ),
 )
 """What a checkpoint has beside weights: written again beside the trained ones."""
-START, STOP, BLANK = 1, 2, 29_871  # Llama's <s> and </s>, and the blank behind "Out:" that training put there
+START, STOP, BLANK = (
+    1,
+    2,
+    29_871,
+)  # Llama's <s> and </s>, and the blank behind "Out:" that training put there
 
 
 @dataclass(frozen=True)
@@ -69,7 +79,9 @@ class OpenVLATokenizer(ActionTokenizer):
     def encode(self, actions: NDArray[Any]) -> NDArray[np.int64]:
         """Actions [K, A] to tokens, int64 [K*A]."""
         values = normalised_actions(actions, quantiles=self.quantiles)
-        return (action_tokens(values, vocabulary=self.vocabulary) - (self.vocabulary - self.bins)).reshape(-1)
+        return (
+            action_tokens(values, vocabulary=self.vocabulary) - (self.vocabulary - self.bins)
+        ).reshape(-1)
 
 
 class OpenVLAOFT(Policy):
@@ -105,7 +117,11 @@ class OpenVLAOFT(Policy):
         super().__init__()
         self.action_tokenizer: ActionTokenizer = action_tokenizer
         self.tokenizer, self.folder = tokenizer, folder
-        self.images, self.question_length, self.padding = images, question_length, int(config["pad_token_id"])
+        self.images, self.question_length, self.padding = (
+            images,
+            question_length,
+            int(config["pad_token_id"]),
+        )
         self.chunk_length = CHUNK_LENGTH
         self.first_action = action_tokenizer.vocabulary - action_tokenizer.bins
         llama = LlamaConfig(**config["text_config"])
@@ -119,10 +135,18 @@ class OpenVLAOFT(Policy):
             recompute=recompute,
         )
         seen = self.vision_backbone.width
-        self.projector = Perceptrons((seen, 4 * seen, width, width) if len(config["timm_model_ids"]) > 1 else (seen, width, width))
+        self.projector = Perceptrons(
+            (seen, 4 * seen, width, width)
+            if len(config["timm_model_ids"]) > 1
+            else (seen, width, width)
+        )
         self.quantiles = proprioception
-        self.proprio_projector = None if proprioception is None else Perceptrons((len(proprioception.low), width, width))
-        self.language_model = AutoModelForCausalLM.from_config(llama, attn_implementation="sdpa", dtype=torch.float32)
+        self.proprio_projector = (
+            None if proprioception is None else Perceptrons((len(proprioception.low), width, width))
+        )
+        self.language_model = AutoModelForCausalLM.from_config(
+            llama, attn_implementation="sdpa", dtype=torch.float32
+        )
         if recompute:
             recompute_activations(self.language_model)
 
@@ -152,7 +176,11 @@ class OpenVLAOFT(Policy):
         return np.array(ids + [self.padding] * (self.question_length - len(ids)), np.int64)
 
     def forward(
-        self, *, pixel_values: torch.Tensor | None, proprioception: torch.Tensor | None, instruction_ids: torch.Tensor
+        self,
+        *,
+        pixel_values: torch.Tensor | None,
+        proprioception: torch.Tensor | None,
+        instruction_ids: torch.Tensor,
     ) -> torch.Tensor:
         """Logits [N, T, 256] of the action tokens; see `Policy.forward`."""
         hidden_NTD = self._hidden(pixel_values, proprioception, instruction_ids)
@@ -160,7 +188,11 @@ class OpenVLAOFT(Policy):
         return functional.linear(hidden_NTD, self.language_model.lm_head.weight[rows])
 
     def features(
-        self, *, pixel_values: torch.Tensor | None, proprioception: torch.Tensor | None, instruction_ids: torch.Tensor
+        self,
+        *,
+        pixel_values: torch.Tensor | None,
+        proprioception: torch.Tensor | None,
+        instruction_ids: torch.Tensor,
     ) -> torch.Tensor:
         """The last hidden state before the chunk's first token, [N, D]; see `Policy.features`."""
         return self._hidden(pixel_values, proprioception, instruction_ids)[:, 0]
@@ -176,7 +208,10 @@ class OpenVLAOFT(Policy):
                 shutil.copyfile(self.folder / name, folder / name)
 
     def _hidden(
-        self, pixel_values: torch.Tensor | None, proprioception: torch.Tensor | None, instruction_ids: torch.Tensor
+        self,
+        pixel_values: torch.Tensor | None,
+        proprioception: torch.Tensor | None,
+        instruction_ids: torch.Tensor,
     ) -> torch.Tensor:
         """The language model's last hidden states [N, T, D], each at the place before its token."""
         assert pixel_values is not None, "checked when the policy was made"
@@ -186,12 +221,16 @@ class OpenVLAOFT(Policy):
         tokens = self.chunk_length * self.action_tokenizer.dimensions
         empty_NTD = words_NLD.new_zeros(len(ids_NL), tokens, words_NLD.shape[-1])
         stop_N1D = self.language_model.get_input_embeddings()(torch.full_like(ids_NL[:, :1], STOP))
-        embeddings_NSD = torch.cat([words_NLD[:, :1], seen_NVD, words_NLD[:, 1:], empty_NTD, stop_N1D], dim=1)
+        embeddings_NSD = torch.cat(
+            [words_NLD[:, :1], seen_NVD, words_NLD[:, 1:], empty_NTD, stop_N1D], dim=1
+        )
 
         # A short question's padding lies between it and the chunk: nobody looks there, and positions are counted as if it were not.
         there_NL = ids_NL != self.padding
         before, after = seen_NVD.shape[1] + 1, tokens + 1
-        there_NS = functional.pad(functional.pad(there_NL[:, 1:], (before, 0), value=True), (0, after), value=True)
+        there_NS = functional.pad(
+            functional.pad(there_NL[:, 1:], (before, 0), value=True), (0, after), value=True
+        )
         output = self.language_model.model(
             inputs_embeds=embeddings_NSD,
             attention_mask=there_NS[:, None, None].expand(-1, 1, there_NS.shape[1], -1),
@@ -202,9 +241,15 @@ class OpenVLAOFT(Policy):
         first_N1D = output[torch.arange(len(output), device=output.device), last_word_N][:, None]
         return torch.cat([first_N1D, output[:, -after:-2]], dim=1)
 
-    def _seen(self, pixel_values: torch.Tensor, proprioception: torch.Tensor | None) -> torch.Tensor:
+    def _seen(
+        self, pixel_values: torch.Tensor, proprioception: torch.Tensor | None
+    ) -> torch.Tensor:
         """The patches of all images, and behind them proprioception where the checkpoint reads it: [N, V, D]."""
-        seen_NVD = self.projector(self.vision_backbone(pixel_values.flatten(0, 1))).unflatten(0, (len(pixel_values), -1)).flatten(1, 2)
+        seen_NVD = (
+            self.projector(self.vision_backbone(pixel_values.flatten(0, 1)))
+            .unflatten(0, (len(pixel_values), -1))
+            .flatten(1, 2)
+        )
         if self.proprio_projector is None:
             return seen_NVD
         assert proprioception is not None, "checked when the policy was made"

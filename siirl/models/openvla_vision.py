@@ -39,7 +39,9 @@ class EncoderShape:
 
 
 ENCODERS = {
-    "vit_large_patch14_reg4_dinov2.lvd142m": EncoderShape(width=1024, blocks=24, heads=16, hidden=4096, registers=4, scaled=True),
+    "vit_large_patch14_reg4_dinov2.lvd142m": EncoderShape(
+        width=1024, blocks=24, heads=16, hidden=4096, registers=4, scaled=True
+    ),
     "vit_so400m_patch14_siglip_224": EncoderShape(width=1152, blocks=27, heads=16, hidden=4304),
 }
 """By timm's names (timm/models/vision_transformer.py, Apache 2.0)."""
@@ -48,7 +50,9 @@ ENCODERS = {
 def encoder_shape(name: str, *, known: Mapping[str, EncoderShape] = ENCODERS) -> EncoderShape:
     """The shape of a named encoder; raises UnknownNameError with the known ones."""
     if name not in known:
-        raise UnknownNameError.of(kind="image encoder (timm_model_ids in config.json)", name=name, known=known)
+        raise UnknownNameError.of(
+            kind="image encoder (timm_model_ids in config.json)", name=name, known=known
+        )
     return known[name]
 
 
@@ -76,7 +80,11 @@ class VisionBackbone(nn.Module):
     ) -> None:
         super().__init__()
         self.featurizer = VisionEncoder(shapes[0], image_size=image_size, recompute=recompute)
-        self.fused_featurizer = VisionEncoder(shapes[1], image_size=image_size, recompute=recompute) if len(shapes) > 1 else None
+        self.fused_featurizer = (
+            VisionEncoder(shapes[1], image_size=image_size, recompute=recompute)
+            if len(shapes) > 1
+            else None
+        )
         self.width = sum(shape.width for shape in shapes)
         self.patches = self.featurizer.patches
         self.register_buffer("means", torch.tensor(means).view(-1, 3, 1, 1), persistent=False)
@@ -85,7 +93,9 @@ class VisionBackbone(nn.Module):
     def forward(self, images: torch.Tensor) -> torch.Tensor:
         """Patches [N, P, D] of images uint8 [N, height, width, 3]; D is the sum of the encoders' widths."""
         colours = images.permute(0, 3, 1, 2) / 255
-        encoders = [encoder for encoder in (self.featurizer, self.fused_featurizer) if encoder is not None]
+        encoders = [
+            encoder for encoder in (self.featurizer, self.fused_featurizer) if encoder is not None
+        ]
         features = [
             encoder(((colours - mean) / std).to(encoder.pos_embed.dtype))
             for encoder, mean, std in zip(encoders, self.means, self.stds, strict=True)
@@ -101,7 +111,9 @@ class VisionEncoder(nn.Module):
         self.patches = (image_size // shape.patch) ** 2
         self.registers = shape.registers
         self.recompute = recompute
-        self.patch_embed = nn.ModuleDict({"proj": nn.Conv2d(3, shape.width, kernel_size=shape.patch, stride=shape.patch)})
+        self.patch_embed = nn.ModuleDict(
+            {"proj": nn.Conv2d(3, shape.width, kernel_size=shape.patch, stride=shape.patch)}
+        )
         self.pos_embed = nn.Parameter(torch.zeros(1, self.patches, shape.width))
         if shape.registers:
             self.cls_token = nn.Parameter(torch.zeros(1, 1, shape.width))
@@ -156,7 +168,9 @@ class Attention(nn.Module):
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
         """[N, S, D] to [N, S, D]."""
-        queries, keys, values = self.qkv(tokens).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
+        queries, keys, values = (
+            self.qkv(tokens).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
+        )
         seen = functional.scaled_dot_product_attention(queries, keys, values)
         return self.proj(seen.transpose(1, 2).flatten(2))
 

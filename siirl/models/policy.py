@@ -51,7 +51,11 @@ class Policy(Adaptable, abc.ABC):
 
     @abc.abstractmethod
     def forward(
-        self, *, pixel_values: torch.Tensor | None, proprioception: torch.Tensor | None, instruction_ids: torch.Tensor
+        self,
+        *,
+        pixel_values: torch.Tensor | None,
+        proprioception: torch.Tensor | None,
+        instruction_ids: torch.Tensor,
     ) -> torch.Tensor:
         """Logits [N, T, V].
 
@@ -62,7 +66,11 @@ class Policy(Adaptable, abc.ABC):
         """
 
     def features(
-        self, *, pixel_values: torch.Tensor | None, proprioception: torch.Tensor | None, instruction_ids: torch.Tensor
+        self,
+        *,
+        pixel_values: torch.Tensor | None,
+        proprioception: torch.Tensor | None,
+        instruction_ids: torch.Tensor,
     ) -> torch.Tensor:
         """What the policy makes of an observation before it decodes a chunk from it, [N, D]: what a value head reads.
 
@@ -86,12 +94,20 @@ class Policy(Adaptable, abc.ABC):
         Raises:
             ConfigError: As `adapt`.
         """
-        useless = sorted(set(adapted_layers(self, lora, layers=self._linear_layers())) & set(self.read_past))
+        useless = sorted(
+            set(adapted_layers(self, lora, layers=self._linear_layers())) & set(self.read_past)
+        )
         if useless:
-            raise ConfigError(f"actor_rollout_ref.model.lora.target_modules: an adapter in {', '.join(useless)} would do nothing.")
+            raise ConfigError(
+                f"actor_rollout_ref.model.lora.target_modules: an adapter in {', '.join(useless)} would do nothing."
+            )
 
     def _linear_layers(self) -> list[str]:
-        return [name for name, part in self.named_modules() if isinstance(part, nn.Linear) and name not in self.read_past]
+        return [
+            name
+            for name, part in self.named_modules()
+            if isinstance(part, nn.Linear) and name not in self.read_past
+        ]
 
     def check_options(self, spec: EnvSpec, *, options: Mapping[str, Any], path: str) -> None:
         """Refuse options that the weights in `path` contradict; by default none: the maker was given both.

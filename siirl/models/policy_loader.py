@@ -20,7 +20,13 @@ from siirl.params.references import load_reference
 __all__ = ["build_policy", "load_policy", "save_policy"]
 
 
-def save_policy(policy: Policy, folder: str | Path, *, notes: dict[str, Any] | None = None, dtype: torch.dtype | None = None) -> None:
+def save_policy(
+    policy: Policy,
+    folder: str | Path,
+    *,
+    notes: dict[str, Any] | None = None,
+    dtype: torch.dtype | None = None,
+) -> None:
     """Write a policy folder.
 
     Args:
@@ -32,11 +38,22 @@ def save_policy(policy: Policy, folder: str | Path, *, notes: dict[str, Any] | N
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     policy.describe(folder, notes=notes or {})
-    tensors = {name: tensor.detach().to("cpu", dtype or tensor.dtype).contiguous() for name, tensor in policy.state_dict().items()}
+    tensors = {
+        name: tensor.detach().to("cpu", dtype or tensor.dtype).contiguous()
+        for name, tensor in policy.state_dict().items()
+    }
     save_file(tensors, folder / WEIGHTS_FILE)
 
 
-def build_policy(name: str, *, path: str | None, spec: EnvSpec, seed: int, options: dict[str, Any], weights: bool = True) -> Policy:
+def build_policy(
+    name: str,
+    *,
+    path: str | None,
+    spec: EnvSpec,
+    seed: int,
+    options: dict[str, Any],
+    weights: bool = True,
+) -> Policy:
     """The policy of a job: a folder's where `path` is given, else a new one for the environment.
 
     Args:
@@ -52,10 +69,14 @@ def build_policy(name: str, *, path: str | None, spec: EnvSpec, seed: int, optio
     torch.manual_seed(seed)
     place = "actor_rollout_ref.model.policy"
     if name not in POLICIES and ":" not in name:
-        raise UnknownNameError.of(kind=f"policy ({place})", name=name, known=[*POLICIES, "module:name"])
+        raise UnknownNameError.of(
+            kind=f"policy ({place})", name=name, known=[*POLICIES, "module:name"]
+        )
     own = name not in POLICIES
     make = load_reference(name if own else POLICIES[name], place=place)
     policy = make(spec, path, **options) if own else make(spec, path, weights=weights, **options)
     if not isinstance(policy, Policy):
-        raise ConfigError(f"{place}={name} made a {type(policy).__name__}; it must be a siirl.models.Policy.")
+        raise ConfigError(
+            f"{place}={name} made a {type(policy).__name__}; it must be a siirl.models.Policy."
+        )
     return policy

@@ -33,7 +33,9 @@ def source_of(path: str | Path, *, place: str = KEY) -> str:
     if folder.is_dir():
         return str(folder)
     if folder.exists():
-        raise MissingAssetError(f"{place}={path} is a file; give the folder that holds config.json and model.safetensors.")
+        raise MissingAssetError(
+            f"{place}={path} is a file; give the folder that holds config.json and model.safetensors."
+        )
     name = str(path)
     if name.startswith((".", "/", "~", "assets/")) or name.count("/") > 1:
         raise MissingAssetError(
@@ -54,7 +56,9 @@ def read_config(source: str, *, trust_remote_code: bool) -> Any:
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
     if Path(source).is_dir() and not (Path(source) / CONFIG_FILE).is_file():
-        raise MissingAssetError(f"{KEY}={source} holds no {CONFIG_FILE}. Give a folder with one, or the id of a hub model.")
+        raise MissingAssetError(
+            f"{KEY}={source} holds no {CONFIG_FILE}. Give a folder with one, or the id of a hub model."
+        )
     try:
         config = AutoConfig.from_pretrained(source, trust_remote_code=trust_remote_code)
     except OSError as error:
@@ -62,7 +66,9 @@ def read_config(source: str, *, trust_remote_code: bool) -> Any:
             f"{KEY}={source}: {first_line(error)} Give a folder with {CONFIG_FILE}, or the id of a hub model."
         ) from error
     except ValueError as error:
-        raise ConfigError(f"{KEY}={source} holds no model that transformers knows: {first_line(error)}") from error
+        raise ConfigError(
+            f"{KEY}={source} holds no model that transformers knows: {first_line(error)}"
+        ) from error
     known = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(config.model_type)
     brings_code = "AutoModelForCausalLM" in (config.to_dict().get("auto_map") or {})
     architectures = config.architectures or []
@@ -86,14 +92,24 @@ def read_causal_lm(source: str, config: Any, *, dtype: torch.dtype, trust_remote
     try:
         with quiet_transformers():
             loaded: Any = AutoModelForCausalLM.from_pretrained(
-                source, config=config, dtype=dtype, trust_remote_code=trust_remote_code, output_loading_info=True
+                source,
+                config=config,
+                dtype=dtype,
+                trust_remote_code=trust_remote_code,
+                output_loading_info=True,
             )
     except safetensors.SafetensorError as error:
-        raise CheckpointError(f"{KEY}={source}: {_first_cut(source) or f'a weight file is not whole: {error}.'}") from error
+        raise CheckpointError(
+            f"{KEY}={source}: {_first_cut(source) or f'a weight file is not whole: {error}.'}"
+        ) from error
     except OSError as error:
-        raise MissingAssetError(f"{KEY}={source} has no weights that can be read: {first_line(error)}") from error
+        raise MissingAssetError(
+            f"{KEY}={source} has no weights that can be read: {first_line(error)}"
+        ) from error
     except RuntimeError as error:
-        raise CheckpointError(f"{source} holds weights of another model than its config.json says: {first_line(error)}") from error
+        raise CheckpointError(
+            f"{source} holds weights of another model than its config.json says: {first_line(error)}"
+        ) from error
     causal_lm, report = loaded
     missing = sorted(report["missing_keys"])
     if missing:
@@ -111,8 +127,14 @@ def _first_cut(source: str) -> str | None:
         try:
             check_safetensors(file)
         except CheckpointError as error:
-            blob = file.resolve()  # the cache keeps contents elsewhere, and links them anew as long as they are there
-            return f"{error} It is in the hub's cache: delete {blob}, and it is downloaded again." if file.is_symlink() else str(error)
+            blob = (
+                file.resolve()
+            )  # the cache keeps contents elsewhere, and links them anew as long as they are there
+            return (
+                f"{error} It is in the hub's cache: delete {blob}, and it is downloaded again."
+                if file.is_symlink()
+                else str(error)
+            )
     return None
 
 
@@ -137,7 +159,9 @@ def check_adapters(path: str | Path, lora: LoraArguments, *, trust_remote_code: 
 
     config = read_config(source_of(path), trust_remote_code=trust_remote_code)
     with torch.device("meta"):
-        adapted_layers(AutoModelForCausalLM.from_config(config, trust_remote_code=trust_remote_code), lora)
+        adapted_layers(
+            AutoModelForCausalLM.from_config(config, trust_remote_code=trust_remote_code), lora
+        )
 
 
 @contextlib.contextmanager

@@ -25,7 +25,12 @@ from tokenizers.models import BPE
 from tokenizers.pre_tokenizers import ByteLevel
 
 PAD, END = "<|pad|>", "<|end|>"
-ROLE_MARKS = {"system": "<|system|>", "user": "<|user|>", "assistant": "<|assistant|>", "tool": "<|tool|>"}
+ROLE_MARKS = {
+    "system": "<|system|>",
+    "user": "<|user|>",
+    "assistant": "<|assistant|>",
+    "tool": "<|tool|>",
+}
 SPECIAL_TOKENS = (PAD, END, *ROLE_MARKS.values())
 TAGS = ("<tool_call>", "</tool_call>")
 """Tokens that are text nevertheless: an environment reads them (`envs.tools.calls`)."""
@@ -62,10 +67,14 @@ def tiny_tokenizer() -> Any:
     from transformers import PreTrainedTokenizerFast
 
     letters = _letters_of_bytes()
-    spelling = Tokenizer(BPE(vocab={letter: byte for byte, letter in enumerate(letters)}, merges=[]))
+    spelling = Tokenizer(
+        BPE(vocab={letter: byte for byte, letter in enumerate(letters)}, merges=[])
+    )
     spelling.pre_tokenizer = ByteLevel(add_prefix_space=False, use_regex=False)
     spelling.decoder = ByteLevelDecoder()
-    spelling.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in SPECIAL_TOKENS])
+    spelling.add_special_tokens(
+        [AddedToken(token, special=True, normalized=False) for token in SPECIAL_TOKENS]
+    )
     spelling.add_tokens([AddedToken(tag, special=False, normalized=False) for tag in TAGS])
     return PreTrainedTokenizerFast(
         tokenizer_object=spelling,
@@ -108,6 +117,10 @@ def _letters_of_bytes() -> list[str]:
 
     The printing ones are ! to ~, ¡ to ¬ and ® to ÿ (https://github.com/openai/gpt-2, encoder.py).
     """
-    printing = {*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)}
+    printing = {
+        *range(ord("!"), ord("~") + 1),
+        *range(ord("¡"), ord("¬") + 1),
+        *range(ord("®"), ord("ÿ") + 1),
+    }
     others = iter(range(NUM_BYTES, 2 * NUM_BYTES))
     return [chr(byte if byte in printing else next(others)) for byte in range(NUM_BYTES)]

@@ -56,7 +56,13 @@ class TinyVLAConfig:
 
     @classmethod
     def for_env(
-        cls, spec: EnvSpec, *, bins: int = 17, chunk_length: int = 8, width: int = 256, instruction_length: int = 24
+        cls,
+        spec: EnvSpec,
+        *,
+        bins: int = 17,
+        chunk_length: int = 8,
+        width: int = 256,
+        instruction_length: int = 24,
     ) -> "TinyVLAConfig":
         """The configuration that fits an environment's observations and actions.
 
@@ -78,7 +84,11 @@ class TinyVLAConfig:
         for name, (value, least) in sizes.items():
             if not isinstance(value, int) or value < least:
                 raise ValueError(f"{name}={value!r} must be an integer of at least {least}.")
-        spaces = spec.observation_space.spaces if isinstance(spec.observation_space, gymnasium.spaces.Dict) else {}
+        spaces = (
+            spec.observation_space.spaces
+            if isinstance(spec.observation_space, gymnasium.spaces.Dict)
+            else {}
+        )
         if IMAGES not in spaces and PROPRIOCEPTION not in spaces:
             raise ValueError(
                 f"Environment {spec.name!r} has neither {IMAGES!r} nor {PROPRIOCEPTION!r} in its observations: {spec.observation_space}."
@@ -87,7 +97,9 @@ class TinyVLAConfig:
             action_tokenizer=ActionTokenizer.for_space(spec.action_space, bins=bins),
             chunk_length=chunk_length,
             image_shape=_shape(spaces[IMAGES])[:3] if IMAGES in spaces else None,
-            proprioception_size=int(np.prod(_shape(spaces[PROPRIOCEPTION]))) if PROPRIOCEPTION in spaces else 0,
+            proprioception_size=int(np.prod(_shape(spaces[PROPRIOCEPTION])))
+            if PROPRIOCEPTION in spaces
+            else 0,
             width=width,
             instruction_length=instruction_length,
         )
@@ -104,23 +116,37 @@ class TinyVLAConfig:
     def from_json(cls, values: dict) -> "TinyVLAConfig":
         """The inverse of `to_json`; raises KeyError, TypeError or ValueError for values of another model, or of none."""
         tokenizer, shape = values["action_tokenizer"], values["image_shape"]
-        if values["instruction_length"] > MOST_WORDS:  # the only size that no weight's shape confirms
-            raise ValueError(f"instruction_length={values['instruction_length']} is more than {MOST_WORDS} words.")
+        if (
+            values["instruction_length"] > MOST_WORDS
+        ):  # the only size that no weight's shape confirms
+            raise ValueError(
+                f"instruction_length={values['instruction_length']} is more than {MOST_WORDS} words."
+            )
         low, high = tuple(tokenizer["low"]), tuple(tokenizer["high"])
-        if len(low) != len(high) or not all(type(bound) in (int, float) and math.isfinite(bound) for bound in (*low, *high)):
+        if len(low) != len(high) or not all(
+            type(bound) in (int, float) and math.isfinite(bound) for bound in (*low, *high)
+        ):
             raise ValueError(f"low={low} and high={high} must be as many finite numbers.")
-        counts = {**tokenizer, **values, **{f"image_shape[{place}]": size for place, size in enumerate(shape or ())}}
+        counts = {
+            **tokenizer,
+            **values,
+            **{f"image_shape[{place}]": size for place, size in enumerate(shape or ())},
+        }
         for name, size in counts.items():
             least = LEAST.get(name, 1)
             if name not in NO_COUNTS and not is_count(size, least=least):
                 raise ValueError(f"{name}={size!r} must be a whole number of at least {least}.")
         bounds = ActionTokenizer(bins=tokenizer["bins"], low=low, high=high)
-        return cls(**{**values, "action_tokenizer": bounds, "image_shape": tuple(shape) if shape else None})
+        return cls(
+            **{**values, "action_tokenizer": bounds, "image_shape": tuple(shape) if shape else None}
+        )
 
 
 def _shape(space: gymnasium.Space[Any]) -> Any:
     if space.shape is None:
-        raise ValueError(f"An observation of the space {space} has no shape, so no policy can be made for it.")
+        raise ValueError(
+            f"An observation of the space {space} has no shape, so no policy can be made for it."
+        )
     return space.shape
 
 
@@ -136,29 +162,52 @@ class TinyVLA(Policy):
         self.words = nn.Embedding(config.instruction_buckets, width, padding_idx=PADDING)
         inputs = width
         if config.image_shape is not None:
-            self.vision = ConvEncoder(cameras=config.image_shape[0], size=config.image_shape[1:], condition=width, width=width)
+            self.vision = ConvEncoder(
+                cameras=config.image_shape[0],
+                size=config.image_shape[1:],
+                condition=width,
+                width=width,
+            )
             inputs += width
         if config.proprioception_size:
-            self.proprioception = nn.Sequential(nn.Linear(config.proprioception_size, width), nn.ReLU())
+            self.proprioception = nn.Sequential(
+                nn.Linear(config.proprioception_size, width), nn.ReLU()
+            )
             inputs += width
         tokens = config.chunk_length * config.action_tokenizer.dimensions
-        self.trunk = nn.Sequential(nn.Linear(inputs, 2 * width), nn.ReLU(), nn.Linear(2 * width, 2 * width), nn.ReLU())
+        self.trunk = nn.Sequential(
+            nn.Linear(inputs, 2 * width), nn.ReLU(), nn.Linear(2 * width, 2 * width), nn.ReLU()
+        )
         self.feature_size = 2 * width
         self.head = nn.Linear(self.feature_size, tokens * config.action_tokenizer.bins)
 
     def tokenize_instruction(self, text: str) -> NDArray[np.int64]:
         """Hashed words, int64 [L]."""
-        return hash_words(text, length=self.config.instruction_length, buckets=self.config.instruction_buckets)
+        return hash_words(
+            text, length=self.config.instruction_length, buckets=self.config.instruction_buckets
+        )
 
     def forward(
-        self, *, pixel_values: torch.Tensor | None, proprioception: torch.Tensor | None, instruction_ids: torch.Tensor
+        self,
+        *,
+        pixel_values: torch.Tensor | None,
+        proprioception: torch.Tensor | None,
+        instruction_ids: torch.Tensor,
     ) -> torch.Tensor:
         """Logits [N, T, V]; see `Policy.forward`."""
-        features_ND = self.features(pixel_values=pixel_values, proprioception=proprioception, instruction_ids=instruction_ids)
+        features_ND = self.features(
+            pixel_values=pixel_values,
+            proprioception=proprioception,
+            instruction_ids=instruction_ids,
+        )
         return self.head(features_ND).unflatten(-1, (-1, self.config.action_tokenizer.bins))
 
     def features(
-        self, *, pixel_values: torch.Tensor | None, proprioception: torch.Tensor | None, instruction_ids: torch.Tensor
+        self,
+        *,
+        pixel_values: torch.Tensor | None,
+        proprioception: torch.Tensor | None,
+        instruction_ids: torch.Tensor,
     ) -> torch.Tensor:
         """The last hidden layer [N, D]; see `Policy.features`."""
         words_NLW = self.words(instruction_ids)
@@ -214,9 +263,13 @@ class ConvEncoder(nn.Module):
             nn.Conv2d(64, 64, kernel_size=3, stride=1, padding=1),
         )
         with torch.no_grad():
-            channels, height, width_pixels = self.convolutions(torch.zeros(1, 3 * cameras, *size)).shape[1:]
+            channels, height, width_pixels = self.convolutions(
+                torch.zeros(1, 3 * cameras, *size)
+            ).shape[1:]
         self.scale_and_shift = nn.Linear(condition, 2 * channels)
-        self.project = nn.Sequential(nn.ReLU(), nn.Flatten(), nn.Linear(channels * height * width_pixels, width), nn.ReLU())
+        self.project = nn.Sequential(
+            nn.ReLU(), nn.Flatten(), nn.Linear(channels * height * width_pixels, width), nn.ReLU()
+        )
 
     def forward(self, pixel_values: torch.Tensor, condition_NW: torch.Tensor) -> torch.Tensor:
         """Features [N, width] of images uint8 [N, C, H, W, 3]."""
@@ -234,7 +287,10 @@ def load_policy(folder: str | Path) -> TinyVLA:
         CheckpointError: A truncated file, one of several that is not there, or weights of another model.
     """
     folder = Path(folder)
-    for name, there in ((CONFIG_FILE, (folder / CONFIG_FILE).is_file()), (WEIGHTS_FILE, bool(weight_files(folder)))):
+    for name, there in (
+        (CONFIG_FILE, (folder / CONFIG_FILE).is_file()),
+        (WEIGHTS_FILE, bool(weight_files(folder))),
+    ):
         if not there:
             raise MissingAssetError(
                 f"No {name} in the policy folder {folder}. Give actor_rollout_ref.model.path= a folder with {CONFIG_FILE} and "
@@ -244,20 +300,30 @@ def load_policy(folder: str | Path) -> TinyVLA:
     if description.get("model_type") == "openvla":
         raise ConfigError(f"{folder} holds an OpenVLA: take model=openvla_oft.")
     if isinstance(description.get("policy"), str) and description["policy"] != TINY_VLA:
-        raise UnknownNameError.of(kind=f"policy class in {folder / CONFIG_FILE}", name=description["policy"], known=[TINY_VLA])
+        raise UnknownNameError.of(
+            kind=f"policy class in {folder / CONFIG_FILE}",
+            name=description["policy"],
+            known=[TINY_VLA],
+        )
     try:
         config = TinyVLAConfig.from_json(description["config"])
-        with torch.device("meta"):  # sizes that nobody has memory for are compared with those of the weights first
+        with torch.device(
+            "meta"
+        ):  # sizes that nobody has memory for are compared with those of the weights first
             planned = TinyVLA(config)
     except (ArithmeticError, LookupError, RuntimeError, TypeError, ValueError) as error:
-        raise CheckpointError(f"{folder / CONFIG_FILE} does not describe a policy of siirl: {error!r}.") from error
+        raise CheckpointError(
+            f"{folder / CONFIG_FILE} does not describe a policy of siirl: {error!r}."
+        ) from error
     load_weights(planned, folder, weights=False)
     policy = TinyVLA(config)
     load_weights(policy, folder)
     return policy
 
 
-def make_tiny_vla(spec: EnvSpec, path: str | None, *, weights: bool = True, **options: Any) -> TinyVLA:
+def make_tiny_vla(
+    spec: EnvSpec, path: str | None, *, weights: bool = True, **options: Any
+) -> TinyVLA:
     """The policy of a folder, or a new one for the environment (`siirl.params.policies`); its weights are always read: they are small.
 
     Raises:
@@ -274,6 +340,11 @@ def make_tiny_vla(spec: EnvSpec, path: str | None, *, weights: bool = True, **op
                 f"The policy in {path} has {field}={getattr(policy.config, field)}, but environment {spec.name!r} has "
                 f"{getattr(wanted, field)}: choose another actor_rollout_ref.model.path, or set env.image_size to fit."
             )
-    if (policy.action_tokenizer.low, policy.action_tokenizer.high) != (wanted.action_tokenizer.low, wanted.action_tokenizer.high):
-        raise ConfigError(f"The policy in {path} acts in {policy.action_tokenizer}, but environment {spec.name!r} in {spec.action_space}.")
+    if (policy.action_tokenizer.low, policy.action_tokenizer.high) != (
+        wanted.action_tokenizer.low,
+        wanted.action_tokenizer.high,
+    ):
+        raise ConfigError(
+            f"The policy in {path} acts in {policy.action_tokenizer}, but environment {spec.name!r} in {spec.action_space}."
+        )
     return policy

@@ -42,7 +42,11 @@ def load_weights(
     """
     further, lora = further or {}, stored_adapters(place)
     shapes = {name: shape for name, shape in stored_shapes(place).items() if not left_out(name)}
-    require_fitting(module, shapes | {name: tuple(tensor.shape) for name, tensor in further.items()}, place=place)
+    require_fitting(
+        module,
+        shapes | {name: tuple(tensor.shape) for name, tensor in further.items()},
+        place=place,
+    )
     if not weights:
         return
     _put(module, further)
@@ -58,12 +62,20 @@ def stored_shapes(place: Path) -> dict[str, tuple[int, ...]]:
     adapted = stored_adapters(place) is not None
     for file in _files(place):
         with _whole(file), safetensors.safe_open(file, framework="pt") as stored:
-            names = {name: name_without_adapters(name) if adapted else name for name in stored.keys()}
-            shapes |= {plain: tuple(stored.get_slice(name).get_shape()) for name, plain in names.items() if plain is not None}
+            names = {
+                name: name_without_adapters(name) if adapted else name for name in stored.keys()
+            }
+            shapes |= {
+                plain: tuple(stored.get_slice(name).get_shape())
+                for name, plain in names.items()
+                if plain is not None
+            }
     return shapes
 
 
-def require_fitting(module: nn.Module, shapes: Mapping[str, tuple[int, ...]], *, place: Path) -> None:
+def require_fitting(
+    module: nn.Module, shapes: Mapping[str, tuple[int, ...]], *, place: Path
+) -> None:
     """Raise CheckpointError unless every name and shape fits; it says which does not.
 
     A weight with two names (tied) may be there under one of them.
@@ -90,9 +102,15 @@ def _files(place: Path) -> list[Path]:
 def _put(module: nn.Module, tensors: Mapping[str, torch.Tensor]) -> None:
     """Copy into the module's weights; those on the meta device have no memory to copy into and are replaced."""
     weights = module.state_dict(keep_vars=True)
-    of_meta = {name: tensor.to(weights[name].dtype) for name, tensor in tensors.items() if weights[name].is_meta}
+    of_meta = {
+        name: tensor.to(weights[name].dtype)
+        for name, tensor in tensors.items()
+        if weights[name].is_meta
+    }
     module.load_state_dict(of_meta, strict=False, assign=True)
-    module.load_state_dict({name: tensor for name, tensor in tensors.items() if name not in of_meta}, strict=False)
+    module.load_state_dict(
+        {name: tensor for name, tensor in tensors.items() if name not in of_meta}, strict=False
+    )
 
 
 @contextlib.contextmanager

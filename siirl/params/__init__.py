@@ -3,7 +3,6 @@
 Imports neither torch nor ray, so that `--help` and refusals are quick.
 """
 
-
 from siirl.params.algorithm_args import AlgorithmArguments, FilterArguments, KLCtrlArguments
 from siirl.params.cluster_args import ClusterArguments
 from siirl.params.critic_args import CriticArguments

@@ -35,8 +35,14 @@ ALIASES: dict[tuple[str, str], tuple[tuple[str, str], ...]] = {
     (WORKFLOW_TYPE, "EMBODIED"): (("pipeline", "embodied_srpo"),),
     (MODEL_TYPE, EMBODIED): (),
     (MODEL_TYPE, TEXT): (),
-    ("algorithm.adv_estimator", "gspo"): (("algorithm.adv_estimator", "grpo"), ("actor_rollout_ref.actor.loss", "gspo")),
-    ("algorithm.adv_estimator", "cpgd"): (("algorithm.adv_estimator", "cpgd"), ("actor_rollout_ref.actor.loss", "cpgd")),
+    ("algorithm.adv_estimator", "gspo"): (
+        ("algorithm.adv_estimator", "grpo"),
+        ("actor_rollout_ref.actor.loss", "gspo"),
+    ),
+    ("algorithm.adv_estimator", "cpgd"): (
+        ("algorithm.adv_estimator", "cpgd"),
+        ("actor_rollout_ref.actor.loss", "cpgd"),
+    ),
     **{
         (key, old + gradient): ((key, new + gradient),)
         for key in ("algorithm.kl_penalty", "actor_rollout_ref.actor.kl_loss_type")
@@ -76,13 +82,27 @@ def translate(assignments: Iterable[Assignment]) -> tuple[list[Assignment], list
         if replacement is None:
             if assignment.key in (WORKFLOW_TYPE, MODEL_TYPE):
                 known = [old for key, old in ALIASES if key == assignment.key]
-                raise UnknownNameError.of(kind=f"value of {assignment.key} ({assignment.source})", name=value, known=known)
+                raise UnknownNameError.of(
+                    kind=f"value of {assignment.key} ({assignment.source})", name=value, known=known
+                )
             translated.append(assignment)
             continue
         translated += [Assignment(key, new, assignment.source) for key, new in replacement]
-        meaning = " ".join(f"{key}={new}" for key, new in replacement) or EXPLANATIONS[assignment.key]
+        meaning = (
+            " ".join(f"{key}={new}" for key, new in replacement) or EXPLANATIONS[assignment.key]
+        )
         notices.append(f"{assignment.key}={value} ({assignment.source}) is read as {meaning}.")
-    own_bounds = [assignment for assignment in translated if assignment.key == LOSS and assignment.value in LOSSES_WITH_OWN_BOUNDS]
-    implied = [Assignment(key, None, assignment.source) for assignment in own_bounds for key in BOUNDS]
-    implied += [Assignment(TASKS, None, assignment.source) for assignment in translated if assignment.key == SUITE]
+    own_bounds = [
+        assignment
+        for assignment in translated
+        if assignment.key == LOSS and assignment.value in LOSSES_WITH_OWN_BOUNDS
+    ]
+    implied = [
+        Assignment(key, None, assignment.source) for assignment in own_bounds for key in BOUNDS
+    ]
+    implied += [
+        Assignment(TASKS, None, assignment.source)
+        for assignment in translated
+        if assignment.key == SUITE
+    ]
     return [*implied, *translated], list(dict.fromkeys(notices))

@@ -40,19 +40,31 @@ def build(
     known = dict(fields_by_name(cls))
     for name in values.keys() - known.keys():
         wrong = join(place, str(name))
-        problems.append(unknown_key(wrong, {key.place: key for key in keys_of(cls, place)}, source=source_of(wrong)))
+        problems.append(
+            unknown_key(
+                wrong, {key.place: key for key in keys_of(cls, place)}, source=source_of(wrong)
+            )
+        )
     given: dict[str, Any] = {}
     for name, (field, hint) in known.items():
         here = join(place, name)
         if name not in values:
             continue
         if dataclasses.is_dataclass(hint) and isinstance(values[name], Mapping):
-            given[name] = build(typing.cast(type, hint), values[name], problems=problems, place=here, source_of=source_of)
+            given[name] = build(
+                typing.cast(type, hint),
+                values[name],
+                problems=problems,
+                place=here,
+                source_of=source_of,
+            )
             continue
         try:
             given[name] = _convert(values[name], hint)
         except _WrongType:
-            problems.append(_wrong_type(values[name], hint, default_of(field), here, source_of(here)))
+            problems.append(
+                _wrong_type(values[name], hint, default_of(field), here, source_of(here))
+            )
             continue
         problems.extend(_out_of_bounds(given[name], field.metadata, here, source_of(here)))
     return cls(**given)
@@ -76,7 +88,9 @@ def _convert(value: Any, hint: Any) -> Any:
     if origin is dict or hint is dict:
         return dict(_require(value, isinstance(value, Mapping)))
     if hint is float:
-        return float(_require(value, isinstance(value, int | float) and not isinstance(value, bool)))
+        return float(
+            _require(value, isinstance(value, int | float) and not isinstance(value, bool))
+        )
     if hint is int:
         return _require(value, isinstance(value, int) and not isinstance(value, bool))
     if hint is str and isinstance(value, int) and not isinstance(value, bool):
@@ -108,39 +122,72 @@ def _require(value: Any, holds: bool) -> Any:
 
 def _wrong_type(value: Any, hint: Any, default: Any, place: str, source: str) -> ConfigError:
     wanted = type_name(hint)
-    article = {"integer": "an ", "number": "a ", "list": "a ", "mapping": "a "}.get(wanted.split(" ")[0], "")
-    example = "" if default in (None, (), {}, "") or default is dataclasses.MISSING else f", for example {place}={as_text(default)}"
+    article = {"integer": "an ", "number": "a ", "list": "a ", "mapping": "a "}.get(
+        wanted.split(" ")[0], ""
+    )
+    example = (
+        ""
+        if default in (None, (), {}, "") or default is dataclasses.MISSING
+        else f", for example {place}={as_text(default)}"
+    )
     return ConfigError(f"{place}={as_text(value)} ({source}) must be {article}{wanted}{example}.")
 
 
-def _out_of_bounds(value: Any, metadata: Mapping[str, Any], place: str, source: str) -> list[SiirlError]:
+def _out_of_bounds(
+    value: Any, metadata: Mapping[str, Any], place: str, source: str
+) -> list[SiirlError]:
     if value is None:
         return []
     if isinstance(value, list | tuple):
         return _out_of_list_bounds(value, metadata, place, source)
     if isinstance(value, str) and value in metadata.get("refused", {}):
-        return [ConfigError(f"{place}={value} ({source}) is not supported: {metadata['refused'][value]}.")]
+        return [
+            ConfigError(
+                f"{place}={value} ({source}) is not supported: {metadata['refused'][value]}."
+            )
+        ]
     if metadata.get("choices") and not metadata.get("plug_in") and value not in metadata["choices"]:
-        return [UnknownNameError.of(kind=f"{place} ({source})", name=str(value), known=metadata["choices"])]
+        return [
+            UnknownNameError.of(
+                kind=f"{place} ({source})", name=str(value), known=metadata["choices"]
+            )
+        ]
     if isinstance(value, bool) or not isinstance(value, int | float):
         return []
     bounds = (
         ("a finite number", not math.isfinite(value)),
-        (f"at least {metadata.get('minimum')}", metadata.get("minimum") is not None and value < metadata["minimum"]),
-        (f"larger than {metadata.get('above')}", metadata.get("above") is not None and value <= metadata["above"]),
-        (f"at most {metadata.get('maximum')}", metadata.get("maximum") is not None and value > metadata["maximum"]),
+        (
+            f"at least {metadata.get('minimum')}",
+            metadata.get("minimum") is not None and value < metadata["minimum"],
+        ),
+        (
+            f"larger than {metadata.get('above')}",
+            metadata.get("above") is not None and value <= metadata["above"],
+        ),
+        (
+            f"at most {metadata.get('maximum')}",
+            metadata.get("maximum") is not None and value > metadata["maximum"],
+        ),
     )
-    return [ConfigError(f"{place}={as_text(value)} ({source}) must be {bound}.") for bound, broken in bounds if broken]
+    return [
+        ConfigError(f"{place}={as_text(value)} ({source}) must be {bound}.")
+        for bound, broken in bounds
+        if broken
+    ]
 
 
-def _out_of_list_bounds(values: Sequence[Any], metadata: Mapping[str, Any], place: str, source: str) -> list[SiirlError]:
+def _out_of_list_bounds(
+    values: Sequence[Any], metadata: Mapping[str, Any], place: str, source: str
+) -> list[SiirlError]:
     told = f"{place}={as_text(values)} ({source})"
     repeated = [value for number, value in enumerate(values) if value in values[:number]]
     problems: list[SiirlError] = []
     if metadata.get("filled") and not values:
         problems.append(ConfigError(f"{told} names nothing: give one or more, or leave it out."))
     if metadata.get("unique") and repeated:
-        problems.append(ConfigError(f"{told} has {as_text(repeated[0])} twice: leave one of them out."))
+        problems.append(
+            ConfigError(f"{told} has {as_text(repeated[0])} twice: leave one of them out.")
+        )
     for number, value in enumerate(values):
         problems.extend(_out_of_bounds(value, metadata, f"{place}[{number}]", source))
     return problems

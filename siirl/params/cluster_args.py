@@ -9,7 +9,13 @@ from siirl.params.fields import option
 class ClusterArguments:
     """Where the processes run; `cluster=local` is written for a debugger."""
 
-    mode: str = option("ray", "`ray`: workers and servers are Ray actors; `local`: all in one process.", choices=("ray", "local"))
+    mode: str = option(
+        "ray",
+        "`ray`: workers and servers are Ray actors; `local`: all in one process.",
+        choices=("ray", "local"),
+    )
     address: str | None = option(
-        None, "HOST:PORT of a running Ray cluster; `auto`: the one last started by `ray start`; null: one for this run.", why="no set-up"
+        None,
+        "HOST:PORT of a running Ray cluster; `auto`: the one last started by `ray start`; null: one for this run.",
+        why="no set-up",
     )

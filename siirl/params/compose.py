@@ -28,7 +28,11 @@ def check_choice(group: str, option: str | None, *, source: str) -> None:
         return
     if option in known:
         return
-    if group == "pipeline" and isinstance(option, str) and (option.endswith((".yaml", ".yml")) or ":" in option):
+    if (
+        group == "pipeline"
+        and isinstance(option, str)
+        and (option.endswith((".yaml", ".yml")) or ":" in option)
+    ):
         raise UnknownNameError(
             f"pipeline={option} ({source}) is none of the shipped ones ({', '.join(known)}). A graph of your own is named by "
             "dag.workflow_file=FILE.yaml or dag.custom_pipeline_fn=module:function."
@@ -38,7 +42,13 @@ def check_choice(group: str, option: str | None, *, source: str) -> None:
 
 def compose_groups(choices: Mapping[str, str | None]) -> DictConfig:
     """train.yaml with these options of its groups; None leaves a group out."""
-    return _compose(PRIMARY, tuple(f"~{group}" if option is None else f"{group}={option}" for group, option in choices.items()))
+    return _compose(
+        PRIMARY,
+        tuple(
+            f"~{group}" if option is None else f"{group}={option}"
+            for group, option in choices.items()
+        ),
+    )
 
 
 def load_option(group: str, option: str) -> DictConfig:
@@ -70,7 +80,9 @@ def _leaves(place: str, value: Any) -> Iterator[tuple[str, Any]]:
 def _compose(name: str, overrides: tuple[str, ...]) -> DictConfig:
     """Callers merge the result into something of theirs, which copies it."""
     try:
-        with initialize_config_dir(version_base="1.3", config_dir=str(config_dir()), job_name="siirl"):
+        with initialize_config_dir(
+            version_base="1.3", config_dir=str(config_dir()), job_name="siirl"
+        ):
             composed = compose(config_name=name, overrides=list(overrides))
     except (ConfigCompositionException, HydraException) as error:
         raise ConfigError(f"configs/{name}.yaml cannot be composed: {error}") from error

@@ -1,6 +1,5 @@
 """The groups under configs/ with their options, read from file names. Imports no Hydra, so shell completion is quick."""
 
-
 from siirl.errors import MissingAssetError
 from siirl.params.paths import config_dir
 
@@ -19,12 +18,18 @@ def options() -> dict[str, tuple[str, ...]]:
         raise MissingAssetError(
             f"No {PRIMARY}.yaml in {folder}: the installation is incomplete; install siirl again or use a whole checkout."
         )
-    groups = sorted(path for path in folder.iterdir() if path.is_dir() and not path.name.startswith("_"))
+    groups = sorted(
+        path for path in folder.iterdir() if path.is_dir() and not path.name.startswith("_")
+    )
     return {path.name: tuple(sorted(file.stem for file in path.glob("*.yaml"))) for path in groups}
 
 
 def summary(group: str, option: str) -> str:
     """The first comment line of an option's file, for `--help`."""
     lines = (config_dir() / group / f"{option}.yaml").read_text().splitlines()
-    comments = (line.removeprefix("#").strip() for line in lines if line.startswith("#") and "@package" not in line)
+    comments = (
+        line.removeprefix("#").strip()
+        for line in lines
+        if line.startswith("#") and "@package" not in line
+    )
     return next(comments, "")

@@ -20,10 +20,17 @@ class DagArguments:
         "and not its graph.",
     )
     custom_pipeline_fn: str | None = option(
-        None, "`module:function` that returns a graph, in place of a pipeline and of its defaults, as workflow_file."
+        None,
+        "`module:function` that returns a graph, in place of a pipeline and of its defaults, as workflow_file.",
     )
-    enable_perf: bool = option(False, "Wait for the device before a node's time is taken.", why="exact times cost a little speed")
-    backend_threshold: int = option(256, "From this number of ranks on, gloo beside NCCL.", why="siiRL's", minimum=1)
+    enable_perf: bool = option(
+        False,
+        "Wait for the device before a node's time is taken.",
+        why="exact times cost a little speed",
+    )
+    backend_threshold: int = option(
+        256, "From this number of ranks on, gloo beside NCCL.", why="siiRL's", minimum=1
+    )
 
     @property
     def own_graph(self) -> str | None:

@@ -12,8 +12,12 @@ NO_PROMPT = "an instruction is no prompt of tokens; episodes are bounded by env.
 class DataArguments:
     """Tasks or prompts of a step."""
 
-    train_files: tuple[str, ...] = option((), "Files with training prompts (parquet or jsonl).", unique=True, text_only=NO_FILES)
-    val_files: tuple[str, ...] = option((), "Files with held-out prompts.", unique=True, text_only=NO_FILES)
+    train_files: tuple[str, ...] = option(
+        (), "Files with training prompts (parquet or jsonl).", unique=True, text_only=NO_FILES
+    )
+    val_files: tuple[str, ...] = option(
+        (), "Files with held-out prompts.", unique=True, text_only=NO_FILES
+    )
     train_batch_size: int = option(
         512,
         "Prompts of a step, over all ranks; for robots a prompt is a task with a start state. Times actor_rollout_ref.rollout.n gives the "
@@ -34,7 +38,13 @@ class DataArguments:
         why="every task has as many episodes then, whatever is compared",
         choices=("even", "learnable"),
     )
-    max_prompt_length: int = option(2048, "Longest prompt in tokens.", why="about 1500 words of English", minimum=1, text_only=NO_PROMPT)
+    max_prompt_length: int = option(
+        2048,
+        "Longest prompt in tokens.",
+        why="about 1500 words of English",
+        minimum=1,
+        text_only=NO_PROMPT,
+    )
     max_response_length: int = option(
         4096,
         "Longest response in tokens.",
@@ -64,4 +74,9 @@ class DataArguments:
         minimum=0,
         text_only=NO_FILES,
     )
-    seed: int = option(0, "Fixes the order of tasks and their start states.", why="configs/train.yaml sets it to trainer.seed", minimum=0)
+    seed: int = option(
+        0,
+        "Fixes the order of tasks and their start states.",
+        why="configs/train.yaml sets it to trainer.seed",
+        minimum=0,
+    )

@@ -16,7 +16,9 @@ def read_text(file: Path, *, remedy: str) -> str:
     try:
         return file.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise CheckpointError(f"{file} is damaged. Expected: text. Found: {error}. {remedy}") from error
+        raise CheckpointError(
+            f"{file} is damaged. Expected: text. Found: {error}. {remedy}"
+        ) from error
 
 
 def read_json(file: Path, *, remedy: str) -> Any:
@@ -30,7 +32,9 @@ def read_json(file: Path, *, remedy: str) -> Any:
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise CheckpointError(f"{file} is damaged. Expected: JSON. Found: {error}. {remedy}") from error
+        raise CheckpointError(
+            f"{file} is damaged. Expected: JSON. Found: {error}. {remedy}"
+        ) from error
 
 
 def read_object(file: Path, *, remedy: str) -> dict[str, Any]:
@@ -41,7 +45,9 @@ def read_object(file: Path, *, remedy: str) -> dict[str, Any]:
     """
     found = read_json(file, remedy=remedy)
     if not isinstance(found, dict):
-        raise CheckpointError(f"{file} is damaged. Expected: a JSON object. Found: {type(found).__name__}. {remedy}")
+        raise CheckpointError(
+            f"{file} is damaged. Expected: a JSON object. Found: {type(found).__name__}. {remedy}"
+        )
     return found
 
 
@@ -53,5 +59,9 @@ def is_count(value: Any, *, least: int = 0) -> bool:
 def is_name(value: Any) -> bool:
     """Whether a value names an entry of a folder, and nothing outside of it."""
     return (
-        isinstance(value, str) and value.isprintable() and value not in ("", ".", "..") and "/" not in value and len(value.encode()) <= 255
+        isinstance(value, str)
+        and value.isprintable()
+        and value not in ("", ".", "..")
+        and "/" not in value
+        and len(value.encode()) <= 255
     )

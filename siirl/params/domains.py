@@ -19,7 +19,11 @@ REWARD_MODEL = "model"  # siirl.engine.reward_manager.reward_model
 
 def observation_parts(spec: EnvSpec) -> Collection[str]:
     """What an observation consists of."""
-    return spec.observation_space.spaces if isinstance(spec.observation_space, gymnasium.spaces.Dict) else ()
+    return (
+        spec.observation_space.spaces
+        if isinstance(spec.observation_space, gymnasium.spaces.Dict)
+        else ()
+    )
 
 
 def is_text(spec: EnvSpec) -> bool:

@@ -12,7 +12,10 @@ FAILED, REFUSED = 1, 2
 
 def end(status: int, sentence: str, error: BaseException) -> int:
     """Tell why the command ends, with the notes that were attached to the error on its way up; returns `status`."""
-    print(printable("\n".join([f"siirl: {sentence}", *getattr(error, "__notes__", ())])), file=sys.stderr)
+    print(
+        printable("\n".join([f"siirl: {sentence}", *getattr(error, "__notes__", ())])),
+        file=sys.stderr,
+    )
     return status
 
 
@@ -23,5 +26,7 @@ def interrupted(interrupt: KeyboardInterrupt) -> int:
 
 def end_without_reader() -> int:
     """Whoever read the output, such as `head`, has left: end without a word; returns the exit status that a shell expects then."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # so that Python's own last flush has somewhere to go
+    os.dup2(
+        os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno()
+    )  # so that Python's own last flush has somewhere to go
     return 128 + signal.SIGPIPE

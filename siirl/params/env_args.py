@@ -7,7 +7,15 @@ from siirl.errors import ConfigError
 from siirl.params.build import as_text
 from siirl.params.fields import described, option
 
-POOL_KEYS = ("name", "num_servers", "envs_per_server", "deadline_s", "max_replays", "max_failed_share", "kwargs")
+POOL_KEYS = (
+    "name",
+    "num_servers",
+    "envs_per_server",
+    "deadline_s",
+    "max_replays",
+    "max_failed_share",
+    "kwargs",
+)
 RENDER_QUALITIES = ("fast", "full")
 SHORTEST_DEADLINE_S = 0.001  # below it nothing can answer, not even within one process
 LARGEST_PICTURE = 2048  # pixels; no policy and no video needs more, and a slip of the finger would take all memory
@@ -17,7 +25,11 @@ LARGEST_PICTURE = 2048  # pixels; no policy and no video needs more, and a slip 
 class EnvArguments:
     """The environment and its servers."""
 
-    name: str = option("mujoco", "Name in envs.registry.ENVS, or `module:Class` of your own.", why="runs from packages alone")
+    name: str = option(
+        "mujoco",
+        "Name in envs.registry.ENVS, or `module:Class` of your own.",
+        why="runs from packages alone",
+    )
     tasks: tuple[str, ...] | None = option(
         None,
         "Tasks to train and evaluate on; null, or env.suite= without them: the environment's own, all of its suite.",
@@ -25,16 +37,36 @@ class EnvArguments:
         filled=True,
     )
     id: str | None = option(None, "Gymnasium id, for env=gymnasium.")
-    suite: str | None = option(None, "Suite of tasks, for env=libero: spatial, object, goal, 10, 90, or several: spatial+goal.")
-    assets: str | None = option(None, "Meshes and textures, for env=libero: a folder, `auto` or `stand_in`.")
-    states: str | None = option(None, "Initial states, for env=libero: `split` (some only for evaluation) or `all`.")
-    isolation: str | None = option(
-        None, "Where programs run, for env=sandbox: bubblewrap, remote, or none (unprotected).", choices=("bubblewrap", "remote", "none")
+    suite: str | None = option(
+        None,
+        "Suite of tasks, for env=libero: spatial, object, goal, 10, 90, or several: spatial+goal.",
     )
-    num_servers: int = option(2, "Simulator processes, over all ranks.", why="two cores", minimum=1, maximum=100_000)
-    envs_per_server: int = option(1, "Environments in one server.", why="env= knows how heavy they are", minimum=1, maximum=10_000)
+    assets: str | None = option(
+        None, "Meshes and textures, for env=libero: a folder, `auto` or `stand_in`."
+    )
+    states: str | None = option(
+        None, "Initial states, for env=libero: `split` (some only for evaluation) or `all`."
+    )
+    isolation: str | None = option(
+        None,
+        "Where programs run, for env=sandbox: bubblewrap, remote, or none (unprotected).",
+        choices=("bubblewrap", "remote", "none"),
+    )
+    num_servers: int = option(
+        2, "Simulator processes, over all ranks.", why="two cores", minimum=1, maximum=100_000
+    )
+    envs_per_server: int = option(
+        1,
+        "Environments in one server.",
+        why="env= knows how heavy they are",
+        minimum=1,
+        maximum=10_000,
+    )
     deadline_s: float = option(
-        60.0, "Seconds after which a silent server is replaced.", why="the first reset builds a simulator", minimum=SHORTEST_DEADLINE_S
+        60.0,
+        "Seconds after which a silent server is replaced.",
+        why="the first reset builds a simulator",
+        minimum=SHORTEST_DEADLINE_S,
     )
     max_replays: int = option(
         2,
@@ -49,13 +81,25 @@ class EnvArguments:
         minimum=0,
         maximum=1,
     )
-    image_size: int | None = option(None, "Height and width of an observation's images in pixels.", minimum=8, maximum=LARGEST_PICTURE)
-    camera: str | None = option(None, "Camera of the observations.")
-    max_episode_steps: int | None = option(None, "Steps after which an episode is truncated.", minimum=1)
-    render_quality: str | None = option(
-        None, "`fast` (no shadows, reflections, multisampling) or `full`; they look different.", choices=RENDER_QUALITIES
+    image_size: int | None = option(
+        None,
+        "Height and width of an observation's images in pixels.",
+        minimum=8,
+        maximum=LARGEST_PICTURE,
     )
-    kwargs: dict[str, Any] = field(default_factory=dict, metadata=described("Further arguments of the environment's constructor."))
+    camera: str | None = option(None, "Camera of the observations.")
+    max_episode_steps: int | None = option(
+        None, "Steps after which an episode is truncated.", minimum=1
+    )
+    render_quality: str | None = option(
+        None,
+        "`fast` (no shadows, reflections, multisampling) or `full`; they look different.",
+        choices=RENDER_QUALITIES,
+    )
+    kwargs: dict[str, Any] = field(
+        default_factory=dict,
+        metadata=described("Further arguments of the environment's constructor."),
+    )
 
     def constructor_kwargs(self) -> dict[str, Any]:
         """Keyword arguments for `envs.registry.make_env(self.name, ...)`: what is set, without the pool's keys.
@@ -63,7 +107,11 @@ class EnvArguments:
         Raises:
             ConfigError: A key of the group that `kwargs` gives, too: one of the two would win unseen.
         """
-        given = {key: value for key, value in vars(self).items() if key not in POOL_KEYS and value is not None}
+        given = {
+            key: value
+            for key, value in vars(self).items()
+            if key not in POOL_KEYS and value is not None
+        }
         for name in given.keys() & self.kwargs.keys():
             raise ConfigError(
                 f"env.{name}={as_text(given[name])} and env.kwargs.{name}={as_text(self.kwargs[name])} are one argument of the "

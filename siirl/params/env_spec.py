@@ -1,6 +1,5 @@
 """The spec of the environment that a configuration describes."""
 
-
 from envs.base import EnvSpec
 from envs.registry import env_spec
 from envs.spec_process import SpecUnknown
@@ -26,12 +25,18 @@ def describe_env(config: SiiRLArguments) -> EnvSpec:
         raise ConfigError(f"env.name={config.env.name}: {error}") from error
     except MISTAKES as error:
         if is_reference(config.env.name):
-            raise ConfigError(f"env.name={config.env.name}: making it raised {tell(error)}.") from error
+            raise ConfigError(
+                f"env.name={config.env.name}: making it raised {tell(error)}."
+            ) from error
         if isinstance(error, RuntimeError | ImportError):
             raise MissingAssetError(f"env.name={config.env.name}: {error}") from error
         if config.env.name != "gymnasium" and not config.env.kwargs:
             raise
-        asked = f"env.id={config.env.id}" if config.env.name == "gymnasium" else f"env.name={config.env.name}"
+        asked = (
+            f"env.id={config.env.id}"
+            if config.env.name == "gymnasium"
+            else f"env.name={config.env.name}"
+        )
         raise ConfigError(
             f"{asked} env.kwargs={as_text(config.env.kwargs)}: making it and taking one step raised {tell(error)}; look at env.kwargs."
         ) from error

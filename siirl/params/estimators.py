@@ -20,7 +20,11 @@ def estimators_in(source: str) -> dict[str, frozenset[str]]:
             continue
         arguments = [*function.args.posonlyargs, *function.args.args, *function.args.kwonlyargs]
         for decorator in function.decorator_list:
-            if isinstance(decorator, ast.Call) and isinstance(decorator.func, ast.Name) and decorator.func.id == DECORATOR:
+            if (
+                isinstance(decorator, ast.Call)
+                and isinstance(decorator.func, ast.Name)
+                and decorator.func.id == DECORATOR
+            ):
                 name = ast.literal_eval(decorator.args[0])
                 found[name] = frozenset(argument.arg for argument in arguments)
     return found

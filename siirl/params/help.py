@@ -52,8 +52,15 @@ def _keys(user_groups: Mapping[str, type]) -> Iterator[str]:
         *groups_of(SiiRLArguments),
         *((place, cls) for name, own in user_groups.items() for place, cls in groups_of(own, name)),
     ):
-        yield "\n" + textwrap.fill(f"{place or '(root)'}: {_first_line(cls)}", WIDTH, initial_indent="  ", subsequent_indent="  ")
-        yield from (_key(key) for key in keys_of(cls, place) if key.place.rpartition(".")[0] == place)
+        yield "\n" + textwrap.fill(
+            f"{place or '(root)'}: {_first_line(cls)}",
+            WIDTH,
+            initial_indent="  ",
+            subsequent_indent="  ",
+        )
+        yield from (
+            _key(key) for key in keys_of(cls, place) if key.place.rpartition(".")[0] == place
+        )
     yield ""
 
 
@@ -61,10 +68,15 @@ def _key(key: Key) -> str:
     metadata = key.metadata
     parts = [f"{type_name(key.hint)}.", metadata.get("help", "")]
     if metadata.get("choices"):
-        own = ", a name that user_modules register, or module:name" if metadata.get("plug_in") else ""
+        own = (
+            ", a name that user_modules register, or module:name" if metadata.get("plug_in") else ""
+        )
         parts.append(f"One of {', '.join(metadata['choices'])}{own}.")
     if not metadata.get("derived"):
-        parts.append(f"Default {as_text(key.default)}" + (f": {metadata['why']}." if metadata.get("why") else "."))
+        parts.append(
+            f"Default {as_text(key.default)}"
+            + (f": {metadata['why']}." if metadata.get("why") else ".")
+        )
     if metadata.get("text_only"):
         parts.append("Text jobs only.")
     return _paragraph(key.place, " ".join(part for part in parts if part), indent=4, column=52)
@@ -80,7 +92,9 @@ def _old_names() -> str:
 
 def _first_line(cls: type) -> str:
     text = inspect.getdoc(cls) or ""
-    return "" if text.startswith(f"{cls.__name__}(") else text.split("\n")[0]  # dataclasses make up a signature
+    return (
+        "" if text.startswith(f"{cls.__name__}(") else text.split("\n")[0]
+    )  # dataclasses make up a signature
 
 
 def _paragraph(name: str, text: str, *, indent: int, column: int) -> str:

@@ -14,4 +14,6 @@ def require_vllm() -> None:
         ConfigError: It is not; the message has the command.
     """
     if importlib.util.find_spec("vllm") is None:
-        raise ConfigError(f"actor_rollout_ref.rollout.name=vllm, and vLLM is not installed. Type: {INSTALL_VLLM}   or take rollout=hf.")
+        raise ConfigError(
+            f"actor_rollout_ref.rollout.name=vllm, and vLLM is not installed. Type: {INSTALL_VLLM}   or take rollout=hf."
+        )

@@ -20,7 +20,15 @@ from omegaconf.errors import OmegaConfBaseException
 
 from siirl.errors import ConfigError, SiirlError
 from siirl.params import compose
-from siirl.params.aliases import BOUNDS, CLIP_RATIO, EMBODIED, TEXT, WORKFLOW_TYPES, Assignment, translate
+from siirl.params.aliases import (
+    BOUNDS,
+    CLIP_RATIO,
+    EMBODIED,
+    TEXT,
+    WORKFLOW_TYPES,
+    Assignment,
+    translate,
+)
 from siirl.params.build import as_text, build
 from siirl.params.config_groups import options
 from siirl.params.env_args import POOL_KEYS
@@ -54,7 +62,9 @@ class Parsed:
     """Keys that the command line names."""
 
 
-def parse_config(overrides: Sequence[str] = (), *, config_file: str | Path | None = None) -> SiiRLArguments:
+def parse_config(
+    overrides: Sequence[str] = (), *, config_file: str | Path | None = None
+) -> SiiRLArguments:
     """The configuration of a run; old names are logged. See `parse`."""
     parsed = parse(overrides, config_file=config_file)
     for notice in parsed.notices:
@@ -73,7 +83,9 @@ def parse(overrides: Sequence[str] = (), *, config_file: str | Path | None = Non
         ConfigError: Everything that is wrong with names, types and bounds.
     """
     given = [*_read_file(config_file), *_read_command_line(overrides)]
-    assignments, notices = translate(leaf for assignment in given for leaf in _leaves(assignment, known_keys({})))
+    assignments, notices = translate(
+        leaf for assignment in given for leaf in _leaves(assignment, known_keys({}))
+    )
     notices += _choose_environment_of_files(assignments)
     chosen = [assignment for assignment in assignments if _chooses_group(assignment)]
     tree = _defaults(_choices(chosen), own_graph=_own_graph(assignments))
@@ -85,7 +97,9 @@ def parse(overrides: Sequence[str] = (), *, config_file: str | Path | None = Non
     refuse([_unknown(leaf, known) for leaf in keys if find_key(leaf.key, known) is None])
 
     typed = [leaf for leaf in keys if leaf.source == COMMAND_LINE]
-    written, said = _environment_arguments_once([leaf for leaf in keys if leaf.source != COMMAND_LINE])
+    written, said = _environment_arguments_once(
+        [leaf for leaf in keys if leaf.source != COMMAND_LINE]
+    )
     notices += said
     _assign(tree, written)
     if config_file is not None:
@@ -97,7 +111,10 @@ def parse(overrides: Sequence[str] = (), *, config_file: str | Path | None = Non
 
 def known_keys(user_groups: Mapping[str, type]) -> dict[str, Key]:
     """All keys by place."""
-    keys = [*keys_of(SiiRLArguments), *(key for name, cls in user_groups.items() for key in keys_of(cls, name))]
+    keys = [
+        *keys_of(SiiRLArguments),
+        *(key for name, cls in user_groups.items() for key in keys_of(cls, name)),
+    ]
     return {key.place: key for key in keys}
 
 
@@ -143,12 +160,18 @@ def _read_override(text: str) -> Assignment:
             "\"trainer.output_dir='runs (new)'\"."
         ) from error
     if override.is_delete():
-        raise ConfigError(f"{text!r} (command line): a key cannot be deleted; give it a value, for example {override.key_or_group}=null.")
+        raise ConfigError(
+            f"{text!r} (command line): a key cannot be deleted; give it a value, for example {override.key_or_group}=null."
+        )
     if override.is_sweep_override():
         key = override.key_or_group
-        raise ConfigError(f"{text!r} (command line): one run has one value. A list is {key}=[a,b]; for a sweep start several runs.")
+        raise ConfigError(
+            f"{text!r} (command line): one run has one value. A list is {key}=[a,b]; for a sweep start several runs."
+        )
     if override.package is not None:
-        raise ConfigError(f"{text!r} (command line): groups cannot be moved with '@'; every group has its place in the configuration.")
+        raise ConfigError(
+            f"{text!r} (command line): groups cannot be moved with '@'; every group has its place in the configuration."
+        )
     return Assignment(override.key_or_group.replace("/", "."), override.value(), COMMAND_LINE)
 
 
@@ -165,7 +188,14 @@ def _leaves(assignment: Assignment, known: Mapping[str, Key]) -> Iterator[Assign
 
 def _choose_environment_of_files(assignments: list[Assignment]) -> list[str]:
     """Questions in files are asked by env=math, where nobody named another environment; what to say of it."""
-    files = next((assignment for assignment in assignments if assignment.key == TRAIN_FILES and assignment.value), None)
+    files = next(
+        (
+            assignment
+            for assignment in assignments
+            if assignment.key == TRAIN_FILES and assignment.value
+        ),
+        None,
+    )
     if files is None or any(assignment.key in ("env", "env.name") for assignment in assignments):
         return []
     assignments.append(Assignment("env", "math", files.source))
@@ -182,7 +212,11 @@ def _choices(chosen: Iterable[Assignment]) -> dict[str, str | None]:
     for assignment in chosen:
         compose.check_choice(assignment.key, assignment.value, source=assignment.source)
         earlier = choices.get(assignment.key)
-        if earlier is not None and earlier.source == assignment.source and earlier.value != assignment.value:
+        if (
+            earlier is not None
+            and earlier.source == assignment.source
+            and earlier.value != assignment.value
+        ):
             raise ConfigError(
                 f"{assignment.key} is chosen twice, {earlier.value} and {assignment.value} ({assignment.source}): choose one."
             )
@@ -192,7 +226,11 @@ def _choices(chosen: Iterable[Assignment]) -> dict[str, str | None]:
 
 def _own_graph(assignments: Iterable[Assignment]) -> str | None:
     """What names a graph of the user's own; None where nothing does."""
-    named = {assignment.key: assignment.value for assignment in assignments if assignment.key in OWN_GRAPHS}
+    named = {
+        assignment.key: assignment.value
+        for assignment in assignments
+        if assignment.key in OWN_GRAPHS
+    }
     return next((str(value) for value in named.values() if value), None)
 
 
@@ -204,13 +242,19 @@ def _defaults(choices: Mapping[str, str | None], *, own_graph: str | None) -> Di
     assert isinstance(tree, DictConfig)
     written = _at(OmegaConf.to_container(tree, resolve=False), "trainer.experiment_name")
     if own_graph is not None and written == NAMED_BY_PIPELINE:
-        tree.trainer.experiment_name = "".join(sign if sign.isalnum() or sign in "-_" else "_" for sign in _last_name(own_graph))
+        tree.trainer.experiment_name = "".join(
+            sign if sign.isalnum() or sign in "-_" else "_" for sign in _last_name(own_graph)
+        )
     return tree
 
 
 def _last_name(own_graph: str) -> str:
     """The stem of a file, or the function of a reference: the folder of runs of this graph."""
-    return Path(own_graph).stem if own_graph.endswith((".yaml", ".yml")) else re.split(r"[.:/]", own_graph)[-1]
+    return (
+        Path(own_graph).stem
+        if own_graph.endswith((".yaml", ".yml"))
+        else re.split(r"[.:/]", own_graph)[-1]
+    )
 
 
 def _choose_again(tree: DictConfig, chosen: Iterable[Assignment]) -> None:
@@ -220,7 +264,9 @@ def _choose_again(tree: DictConfig, chosen: Iterable[Assignment]) -> None:
             try:
                 tree.merge_with(compose.load_option(assignment.key, assignment.value))
             except OmegaConfBaseException as error:  # a list in the file where keys belong
-                raise ConfigError(f"{assignment.key}={assignment.value} cannot be set over the file's keys: {error}") from error
+                raise ConfigError(
+                    f"{assignment.key}={assignment.value} cannot be set over the file's keys: {error}"
+                ) from error
 
 
 def _environment_arguments_once(leaves: Sequence[Assignment]) -> tuple[list[Assignment], list[str]]:
@@ -229,10 +275,17 @@ def _environment_arguments_once(leaves: Sequence[Assignment]) -> tuple[list[Assi
     A configuration with both is refused (`EnvArguments.constructor_kwargs`). Earlier versions took it, and the environment got the value in
     `env.kwargs`; the config.yaml of such a run is read as it was meant then.
     """
-    own = next((leaf for leaf in leaves if leaf.key == ENV_KWARGS and isinstance(leaf.value, Mapping)), None)
+    own = next(
+        (leaf for leaf in leaves if leaf.key == ENV_KWARGS and isinstance(leaf.value, Mapping)),
+        None,
+    )
     if own is None:
         return list(leaves), []
-    given = {leaf.key.removeprefix("env.") for leaf in leaves if leaf.key.startswith("env.") and leaf.value is not None}
+    given = {
+        leaf.key.removeprefix("env.")
+        for leaf in leaves
+        if leaf.key.startswith("env.") and leaf.value is not None
+    }
     twice = {name: value for name, value in own.value.items() if name in given - set(POOL_KEYS)}
     rest = {name: value for name, value in own.value.items() if name not in twice}
     values = {ENV_KWARGS: rest, **{f"env.{name}": value for name, value in twice.items()}}
@@ -240,7 +293,9 @@ def _environment_arguments_once(leaves: Sequence[Assignment]) -> tuple[list[Assi
         f"env.kwargs.{name}={as_text(value)} ({own.source}) is read as env.{name}, which the file has too: the environment got it before."
         for name, value in twice.items()
     ]
-    return [Assignment(leaf.key, values.get(leaf.key, leaf.value), leaf.source) for leaf in leaves], notices
+    return [
+        Assignment(leaf.key, values.get(leaf.key, leaf.value), leaf.source) for leaf in leaves
+    ], notices
 
 
 def _add_user_groups(tree: DictConfig, keys: Iterable[Assignment]) -> dict[str, type]:
@@ -260,7 +315,9 @@ def _add_user_groups(tree: DictConfig, keys: Iterable[Assignment]) -> dict[str, 
 def _unknown(leaf: Assignment, known: Mapping[str, Key]) -> SiirlError:
     below = [place for place in known if place.startswith(f"{leaf.key}.")]
     if below:
-        return ConfigError(f"{leaf.key}={as_text(leaf.value)} ({leaf.source}): {leaf.key} holds keys, such as {below[0]}; set one of them.")
+        return ConfigError(
+            f"{leaf.key}={as_text(leaf.value)} ({leaf.source}): {leaf.key} holds keys, such as {below[0]}; set one of them."
+        )
     return unknown_key(leaf.key, known, source=leaf.source, groups=tuple(options()))
 
 
@@ -271,7 +328,9 @@ def _assign(tree: DictConfig, leaves: Sequence[Assignment]) -> None:
         try:
             OmegaConf.update(tree, leaf.key, leaf.value, merge=False, force_add=True)
         except (OmegaConfBaseException, TypeError) as error:
-            raise ConfigError(f"{leaf.key}={leaf.value} ({leaf.source}) cannot be set: {error}") from error
+            raise ConfigError(
+                f"{leaf.key}={leaf.value} ({leaf.source}) cannot be set: {error}"
+            ) from error
 
 
 def _clear_the_groups_bound(tree: DictConfig) -> None:
@@ -285,7 +344,9 @@ def _clear_the_groups_bound(tree: DictConfig) -> None:
             OmegaConf.update(tree, place, None)
 
 
-def _to_arguments(tree: DictConfig, user_groups: Mapping[str, type], sources: Mapping[str, str]) -> SiiRLArguments:
+def _to_arguments(
+    tree: DictConfig, user_groups: Mapping[str, type], sources: Mapping[str, str]
+) -> SiiRLArguments:
     try:
         values = OmegaConf.to_container(tree, resolve=True, throw_on_missing=True)
     except OmegaConfBaseException as error:
@@ -300,9 +361,15 @@ def _to_arguments(tree: DictConfig, user_groups: Mapping[str, type], sources: Ma
         return f"{source}: {written}" if isinstance(written, str) and "${" in written else source
 
     own: dict[str, Any] = {
-        name: build(cls, values.pop(name), problems=problems, place=name, source_of=source_of) for name, cls in user_groups.items()
+        name: build(cls, values.pop(name), problems=problems, place=name, source_of=source_of)
+        for name, cls in user_groups.items()
     }
-    config = build(SiiRLArguments, {str(key): value for key, value in values.items()}, problems=problems, source_of=source_of)
+    config = build(
+        SiiRLArguments,
+        {str(key): value for key, value in values.items()},
+        problems=problems,
+        source_of=source_of,
+    )
     refuse(problems)
     for name, arguments in own.items():
         setattr(config, name, arguments)

@@ -25,7 +25,11 @@ def plug_ins(config: SiiRLArguments) -> Iterator[tuple[Key, str]]:
     for key in keys_of(SiiRLArguments):
         if key.metadata["plug_in"]:
             value: Any = functools.reduce(getattr, key.place.split("."), config)
-            yield from ((key, name) for name in (value if isinstance(value, tuple) else (value,)) if name is not None)
+            yield from (
+                (key, name)
+                for name in (value if isinstance(value, tuple) else (value,))
+                if name is not None
+            )
 
 
 def plug_in_problems(config: SiiRLArguments) -> Iterator[SiirlError]:
@@ -37,7 +41,9 @@ def plug_in_problems(config: SiiRLArguments) -> Iterator[SiirlError]:
             except ConfigError as error:
                 yield error
         elif name not in key.metadata["choices"] and not _may_register(config):
-            yield UnknownNameError.of(kind=key.place, name=name, known=[*key.metadata["choices"], ANY_REFERENCE])
+            yield UnknownNameError.of(
+                kind=key.place, name=name, known=[*key.metadata["choices"], ANY_REFERENCE]
+            )
 
 
 def import_user_modules(config: SiiRLArguments) -> None:
@@ -52,18 +58,31 @@ def import_user_modules(config: SiiRLArguments) -> None:
 
 def _import(name: str) -> None:
     if not name or not all(part.isidentifier() for part in name.split(".")):
-        raise ConfigError(f"{PLACE}={name} is no module: write its dotted name, for example {PLACE}=[my_package.registrations].")
+        raise ConfigError(
+            f"{PLACE}={name} is no module: write its dotted name, for example {PLACE}=[my_package.registrations]."
+        )
     try:
         if importlib.util.find_spec(name) is None:
             raise ModuleNotFoundError(f"No module named {name!r}", name=name)
         importlib.import_module(name)
     except (*MISTAKES, SystemExit) as error:
         if isinstance(error, ModuleNotFoundError) and f"{name}.".startswith(f"{error.name}."):
-            raise ConfigError(f"{PLACE}={name}: there is no module {error.name!r}. Install it, or put its folder on PYTHONPATH.") from error
-        raise ConfigError(f"{PLACE}={name}: importing it raised {tell(error)}. Mend the module, or leave it out.") from error
+            raise ConfigError(
+                f"{PLACE}={name}: there is no module {error.name!r}. Install it, or put its folder on PYTHONPATH."
+            ) from error
+        raise ConfigError(
+            f"{PLACE}={name}: importing it raised {tell(error)}. Mend the module, or leave it out."
+        ) from error
 
 
 def _may_register(config: SiiRLArguments) -> bool:
     """Whether the configuration names code of the user's own, which may register names when it is imported."""
-    named = (config.env.name, config.reward.name, config.actor_rollout_ref.model.policy, *(name for _, name in plug_ins(config)))
-    return bool(config.user_modules or config.user_groups or config.dag.own_graph) or any(map(is_reference, named))
+    named = (
+        config.env.name,
+        config.reward.name,
+        config.actor_rollout_ref.model.policy,
+        *(name for _, name in plug_ins(config)),
+    )
+    return bool(config.user_modules or config.user_groups or config.dag.own_graph) or any(
+        map(is_reference, named)
+    )

@@ -8,7 +8,12 @@ keep the text as it is.
 import unicodedata
 
 LAYOUT = "\n\t"
-COMMANDING = ("Cc", "Cs", "Zl", "Zp")  # control characters, halves of surrogate pairs, separators of lines and paragraphs
+COMMANDING = (
+    "Cc",
+    "Cs",
+    "Zl",
+    "Zp",
+)  # control characters, halves of surrogate pairs, separators of lines and paragraphs
 # Letters are shown in another order than written: what a line says can be hidden so (https://www.unicode.org/reports/tr36/, section 3.1).
 REORDERING = frozenset("\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
 
@@ -20,7 +25,10 @@ def printable(text: str, *, keep: str = LAYOUT) -> str:
         text: Anything.
         keep: Signs that stay as they are; a text of several lines keeps their ends.
     """
-    return "".join(sign if sign in keep or not _commands(sign) else sign.encode("unicode_escape").decode() for sign in text)
+    return "".join(
+        sign if sign in keep or not _commands(sign) else sign.encode("unicode_escape").decode()
+        for sign in text
+    )
 
 
 def _commands(sign: str) -> bool:

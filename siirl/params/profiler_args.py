@@ -11,5 +11,10 @@ class ProfilerArguments:
 
     enable: bool = option(False, "Profile the worker of rank 0.", why="slows a step")
     steps: tuple[int, ...] = option(
-        (2,), "Training steps to profile, from 1 on.", why="the first one still warms up", minimum=1, unique=True, filled=True
+        (2,),
+        "Training steps to profile, from 1 on.",
+        why="the first one still warms up",
+        minimum=1,
+        unique=True,
+        filled=True,
     )

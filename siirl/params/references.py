@@ -22,14 +22,20 @@ def check_reference(reference: str, *, place: str) -> None:
         ConfigError: With the place and the remedy.
     """
     module, _, name = reference.partition(":")
-    if not module or not all(part.isidentifier() for part in (*module.split("."), *name.split("."))):
-        raise ConfigError(f"{place}={reference} is no reference: write module:name, for example my_package.my_module:MyClass.")
+    if not module or not all(
+        part.isidentifier() for part in (*module.split("."), *name.split("."))
+    ):
+        raise ConfigError(
+            f"{place}={reference} is no reference: write module:name, for example my_package.my_module:MyClass."
+        )
     try:
         found = importlib.util.find_spec(module) is not None
     except ModuleNotFoundError:
         found = False
     if not found:
-        raise ConfigError(f"{place}={reference}: there is no module {module!r}. Install its package, or put its folder on PYTHONPATH.")
+        raise ConfigError(
+            f"{place}={reference}: there is no module {module!r}. Install its package, or put its folder on PYTHONPATH."
+        )
 
 
 def load_reference(reference: str, *, place: str) -> Any:
@@ -43,7 +49,9 @@ def load_reference(reference: str, *, place: str) -> Any:
     try:
         loaded: Any = importlib.import_module(module)
     except (*MISTAKES, SystemExit) as error:
-        raise ConfigError(f"{place}={reference}: importing {module!r} raised {tell(error)}.") from error
+        raise ConfigError(
+            f"{place}={reference}: importing {module!r} raised {tell(error)}."
+        ) from error
     for part in name.split("."):
         try:
             loaded = getattr(loaded, part)
@@ -52,7 +60,14 @@ def load_reference(reference: str, *, place: str) -> Any:
     return loaded
 
 
-def check_call(function: Callable[..., Any], arguments: Sequence[Any], options: Mapping[str, Any], *, place: str, call: str) -> None:
+def check_call(
+    function: Callable[..., Any],
+    arguments: Sequence[Any],
+    options: Mapping[str, Any],
+    *,
+    place: str,
+    call: str,
+) -> None:
     """Refuse what cannot be called with these arguments; nothing is called.
 
     Args:
@@ -66,7 +81,9 @@ def check_call(function: Callable[..., Any], arguments: Sequence[Any], options: 
         ConfigError: It cannot be called at all, or not like that.
     """
     if not callable(function):
-        raise ConfigError(f"{place} is of type {type(function).__name__} and cannot be called: it is called with {call}.")
+        raise ConfigError(
+            f"{place} is of type {type(function).__name__} and cannot be called: it is called with {call}."
+        )
     try:
         signature = inspect.signature(function)
     except ValueError:
@@ -74,4 +91,6 @@ def check_call(function: Callable[..., Any], arguments: Sequence[Any], options: 
     try:
         signature.bind(*arguments, **options)
     except TypeError as error:
-        raise ConfigError(f"{place} is called with {call}, which its signature {signature} does not take: {error}.") from error
+        raise ConfigError(
+            f"{place} is called with {call}, which its signature {signature} does not take: {error}."
+        ) from error

@@ -13,5 +13,7 @@ def way_on(folder: Path, before: str | None = None) -> str:
         return f"There is no newer checkpoint than before\nGo on with trainer.resume={before}"
     if not pointer.is_file():
         return f"There is no checkpoint yet (trainer.save_freq); what there is: {folder}"
-    name = pointer.read_text(errors="replace").strip()  # a run's last words do not fail where its disk does
+    name = pointer.read_text(
+        errors="replace"
+    ).strip()  # a run's last words do not fail where its disk does
     return f"The last checkpoint is {pointer.parent / name}\nGo on with trainer.resume={folder}"

@@ -23,7 +23,9 @@ PART_KEYS = ("name", "path", "weight", "data_sources", "batched")
 
 def _of_vjepa(name: str) -> Any:
     """A key with the default, help, reason and bounds of the setting `name` of the trajectory reward."""
-    setting = next(field for field in dataclasses.fields(TrajectoryRewardConfig) if field.name == name)
+    setting = next(
+        field for field in dataclasses.fields(TrajectoryRewardConfig) if field.name == name
+    )
     return option(setting.default, **setting.metadata)
 
 
@@ -44,13 +46,20 @@ class RewardArguments:
         "Video encoder: tiny (shipped), a V-JEPA 2 folder or file, a hub id; null: none, for a reward of your own that sees no video.",
         why="runs without a download",
     )
-    frame_every: int = option(8, "Environment steps between two frames for the encoder.", why="a chunk boundary: no extra image", minimum=1)
+    frame_every: int = option(
+        8,
+        "Environment steps between two frames for the encoder.",
+        why="a chunk boundary: no extra image",
+        minimum=1,
+    )
     bank_size: int = _of_vjepa("bank_size")
     window: int = _of_vjepa("window")
     min_window: int = _of_vjepa("min_window")
     min_samples: int = _of_vjepa("min_samples")
     eps_scale: float = _of_vjepa("eps_scale")
-    demonstrations: str | None = option(None, "Clips that serve as successes from the start.", why="own successes alone")
+    demonstrations: str | None = option(
+        None, "Clips that serve as successes from the start.", why="own successes alone"
+    )
     functions: tuple[dict[str, Any], ...] = option(
         (),
         "Parts of a text's reward, which are added up; they take the place of `name`. Each is a mapping: name (success, return, model, "
@@ -94,8 +103,12 @@ class RewardArguments:
 class CustomRewardArguments:
     """A reward function of the user's own, for text; the short form of a reward.functions with one entry."""
 
-    path: str | None = option(None, "Python file that defines it; null: name is `module:name`.", text_only=OWN_REWARD)
-    name: str | None = option(None, "Its name in that file, or `module:name`.", text_only=OWN_REWARD)
+    path: str | None = option(
+        None, "Python file that defines it; null: name is `module:name`.", text_only=OWN_REWARD
+    )
+    name: str | None = option(
+        None, "Its name in that file, or `module:name`.", text_only=OWN_REWARD
+    )
 
 
 @dataclass(frozen=True)
@@ -129,17 +142,26 @@ def reward_parts(reward: RewardArguments, custom: CustomRewardArguments) -> tupl
         ConfigError: An entry that cannot be one; files and modules are looked for, and not imported.
         UnknownNameError: An unknown key or name.
     """
-    parts = [_part(entry, place=f"reward.functions[{number}]") for number, entry in enumerate(reward.functions)]
+    parts = [
+        _part(entry, place=f"reward.functions[{number}]")
+        for number, entry in enumerate(reward.functions)
+    ]
     if custom.name is not None:
-        parts.append(_part({"name": custom.name, "path": custom.path}, place="custom_reward_function"))
+        parts.append(
+            _part({"name": custom.name, "path": custom.path}, place="custom_reward_function")
+        )
     elif custom.path is not None:
-        raise ConfigError(f"custom_reward_function.path={custom.path} is a file: name the function in it by custom_reward_function.name.")
+        raise ConfigError(
+            f"custom_reward_function.path={custom.path} is a file: name the function in it by custom_reward_function.name."
+        )
     if not parts:
         parts = [_part({"name": reward.name}, place="reward")]
     labels = [part.label for part in parts]
     repeated = [label for label in labels if labels.count(label) > 1]
     if repeated:
-        raise ConfigError(f"Two parts of the reward are called {repeated[0]!r}, and are logged by name: rename one of the functions.")
+        raise ConfigError(
+            f"Two parts of the reward are called {repeated[0]!r}, and are logged by name: rename one of the functions."
+        )
     return tuple(parts)
 
 
@@ -154,8 +176,14 @@ def _part(entry: Mapping[str, Any], *, place: str) -> RewardPart:
             raise UnknownNameError.of(kind=f"key in {place}", name=str(key), known=PART_KEYS)
     name, path, weight = entry.get("name"), entry.get("path"), entry.get("weight", 1.0)
     if not isinstance(name, str) or not name:
-        raise ConfigError(f"{place}.name={name!r} must name a function, or one of {', '.join(TEXT_REWARDS)}.")
-    if isinstance(weight, bool) or not isinstance(weight, int | float) or not abs(weight) < float("inf"):
+        raise ConfigError(
+            f"{place}.name={name!r} must name a function, or one of {', '.join(TEXT_REWARDS)}."
+        )
+    if (
+        isinstance(weight, bool)
+        or not isinstance(weight, int | float)
+        or not abs(weight) < float("inf")
+    ):
         raise ConfigError(f"{place}.weight={weight!r} must be a finite number.")
     sources = entry.get("data_sources") or ()
     part = RewardPart(
@@ -172,10 +200,16 @@ def _part(entry: Mapping[str, Any], *, place: str) -> RewardPart:
 def _check_place(part: RewardPart, *, place: str) -> None:
     if part.path is not None:
         if not Path(part.path).expanduser().is_file():
-            raise ConfigError(f"{place}.path={part.path}: there is no such file. Give the Python file that defines {part.name!r}.")
+            raise ConfigError(
+                f"{place}.path={part.path}: there is no such file. Give the Python file that defines {part.name!r}."
+            )
         if not part.name.isidentifier():
             raise ConfigError(f"{place}.name={part.name} is no name of a function in {part.path}.")
     elif is_reference(part.name):
         check_reference(part.name, place=f"{place}.name")
     elif part.name not in TEXT_REWARDS:
-        raise UnknownNameError.of(kind=f"reward of text ({place}.name)", name=part.name, known=[*TEXT_REWARDS, "module:name"])
+        raise UnknownNameError.of(
+            kind=f"reward of text ({place}.name)",
+            name=part.name,
+            known=[*TEXT_REWARDS, "module:name"],
+        )

@@ -36,7 +36,11 @@ def join(place: str, name: str) -> str:
 
 def default_of(field: dataclasses.Field[Any]) -> Any:
     """The default of a field, freshly made where it has a factory."""
-    return field.default_factory() if field.default_factory is not dataclasses.MISSING else field.default
+    return (
+        field.default_factory()
+        if field.default_factory is not dataclasses.MISSING
+        else field.default
+    )
 
 
 def fields_of(cls: type) -> Iterator[tuple[dataclasses.Field[Any], Any]]:
@@ -80,7 +84,9 @@ def type_name(hint: Any) -> str:
         return f"list of {type_name(arguments[0])}" if arguments else "list"
     if origin is dict:
         return "mapping"
-    return {str: "text", int: "integer", float: "number", bool: "true or false"}.get(hint, getattr(hint, "__name__", str(hint)))
+    return {str: "text", int: "integer", float: "number", bool: "true or false"}.get(
+        hint, getattr(hint, "__name__", str(hint))
+    )
 
 
 def find_key(place: str, known: Mapping[str, Key]) -> Key | None:
@@ -93,7 +99,9 @@ def find_key(place: str, known: Mapping[str, Key]) -> Key | None:
     return None
 
 
-def unknown_key(place: str, known: Mapping[str, Key], *, source: str, groups: tuple[str, ...] = ()) -> UnknownNameError:
+def unknown_key(
+    place: str, known: Mapping[str, Key], *, source: str, groups: tuple[str, ...] = ()
+) -> UnknownNameError:
     """What to say of a key that is not there: its known neighbours, or the keys of that name elsewhere.
 
     Args:
@@ -105,7 +113,9 @@ def unknown_key(place: str, known: Mapping[str, Key], *, source: str, groups: tu
     parts = place.split(".")
     for length in range(len(parts) - 1, -1, -1):
         prefix = ".".join(parts[:length]) + "." if length else ""
-        level = sorted({name[len(prefix) :].split(".")[0] for name in known if name.startswith(prefix)})
+        level = sorted(
+            {name[len(prefix) :].split(".")[0] for name in known if name.startswith(prefix)}
+        )
         if level:
             break
     tried, level = parts[length], sorted({*level, *(groups if length == 0 else ())})
@@ -113,6 +123,8 @@ def unknown_key(place: str, known: Mapping[str, Key], *, source: str, groups: tu
     elsewhere = [name for name in known if name.split(".")[-1] == parts[-1]]
     # `data.lr` is a misplaced `...optim.lr`; `trainer.total_step` a misspelt neighbour.
     proposals = nearest if nearest and length == len(parts) - 1 else (elsewhere or nearest)
-    hint = f" Did you mean {' or '.join(repr(name) for name in proposals[:3])}?" if proposals else ""
+    hint = (
+        f" Did you mean {' or '.join(repr(name) for name in proposals[:3])}?" if proposals else ""
+    )
     where = f"Keys of {prefix[:-1]}" if prefix else "Groups of keys"
     return UnknownNameError(f"Unknown key {place!r} ({source}).{hint} {where}: {', '.join(level)}.")

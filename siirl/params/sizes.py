@@ -3,7 +3,6 @@
 One home for these rules, so that the plan says what the workers do.
 """
 
-
 from siirl.params.references import is_reference
 from siirl.params.reward_args import VIDEO_REWARDS
 from siirl.params.training_args import SiiRLArguments
@@ -78,7 +77,11 @@ def needs_old_log_probs(config: SiiRLArguments) -> bool:
     and importance weights are the ratio of the two.
     """
     actor = config.actor_rollout_ref.actor
-    return config.algorithm.use_kl_in_reward or actor.importance.level is not None or actor.loss == "decoupled"
+    return (
+        config.algorithm.use_kl_in_reward
+        or actor.importance.level is not None
+        or actor.loss == "decoupled"
+    )
 
 
 def needs_video(config: SiiRLArguments) -> bool:

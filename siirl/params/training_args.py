@@ -15,7 +15,9 @@ from siirl.params.reward_args import CustomRewardArguments, RewardArguments
 
 LOGGERS = ("console", "tensorboard", "wandb")
 SHORTEST_GRACE_S = 1.0  # in less, no step ends and no checkpoint is written
-SHORTEST_HANG_MINUTES = 0.05  # three seconds; a healthy run pauses for one, to import a module or to make a simulator
+SHORTEST_HANG_MINUTES = (
+    0.05  # three seconds; a healthy run pauses for one, to import a module or to make a simulator
+)
 NO_EPOCHS = "start states are drawn without end; bound the run by trainer.total_steps or trainer.max_minutes"
 
 
@@ -23,8 +25,12 @@ NO_EPOCHS = "start states are drawn without end; bound the run by trainer.total_
 class TrainingArguments:
     """The run."""
 
-    nnodes: int = option(1, "Machines of a Ray cluster (docs/clusters.md), n_gpus_per_node ranks on each.", minimum=1)
-    n_gpus_per_node: int = option(1, "Ranks on a machine: GPUs, or CPU processes where there is none.", minimum=1)
+    nnodes: int = option(
+        1, "Machines of a Ray cluster (docs/clusters.md), n_gpus_per_node ranks on each.", minimum=1
+    )
+    n_gpus_per_node: int = option(
+        1, "Ranks on a machine: GPUs, or CPU processes where there is none.", minimum=1
+    )
     threads_per_rank: int | None = option(
         None,
         "Processor threads of a rank that computes on a CPU; null: the machine's cores divided by its ranks. While simulators run, which "
@@ -39,31 +45,66 @@ class TrainingArguments:
         minimum=1,
         text_only=NO_EPOCHS,
     )
-    total_steps: int | None = option(None, "Steps after which the run ends; null: until max_minutes, or total_epochs of files.", minimum=1)
-    max_minutes: float | None = option(None, "Minutes of training after which no further step starts; null: no bound.", above=0)
+    total_steps: int | None = option(
+        None,
+        "Steps after which the run ends; null: until max_minutes, or total_epochs of files.",
+        minimum=1,
+    )
+    max_minutes: float | None = option(
+        None, "Minutes of training after which no further step starts; null: no bound.", above=0
+    )
     save_freq: int = option(
-        10, "Steps between two checkpoints; -1: only at the end.", why="a stopped run loses ten steps at most", minimum=-1
+        10,
+        "Steps between two checkpoints; -1: only at the end.",
+        why="a stopped run loses ten steps at most",
+        minimum=-1,
     )
     test_freq: int = option(
-        5, "Steps between two evaluations; -1: only at the end.", why="an evaluation takes rollouts, as a step does", minimum=-1
+        5,
+        "Steps between two evaluations; -1: only at the end.",
+        why="an evaluation takes rollouts, as a step does",
+        minimum=-1,
     )
-    val_before_train: bool = option(True, "Evaluate before the first step.", why="a gain needs a before")
-    val_episodes: int = option(20, "Held-out episodes of each task in an evaluation; 0: none.", why="+-22 points at 50 %", minimum=0)
+    val_before_train: bool = option(
+        True, "Evaluate before the first step.", why="a gain needs a before"
+    )
+    val_episodes: int = option(
+        20,
+        "Held-out episodes of each task in an evaluation; 0: none.",
+        why="+-22 points at 50 %",
+        minimum=0,
+    )
     val_seed_offset: int = option(
-        0, "Seed of the first held-out episode of each task; training has the seeds from 1,000,000 on.", why="any will do", minimum=0
+        0,
+        "Seed of the first held-out episode of each task; training has the seeds from 1,000,000 on.",
+        why="any will do",
+        minimum=0,
     )
     val_samples: int = option(
-        1, "Sampled answers to each held-out prompt; from 2 on pass@k is reported, too.", why="pass@k costs k times as much", minimum=1
+        1,
+        "Sampled answers to each held-out prompt; from 2 on pass@k is reported, too.",
+        why="pass@k costs k times as much",
+        minimum=1,
     )
     critic_warmup: int = option(
-        0, "Steps that train the critic alone, before the actor's first update.", why="a poor baseline is noise, not bias", minimum=0
+        0,
+        "Steps that train the critic alone, before the actor's first update.",
+        why="a poor baseline is noise, not bias",
+        minimum=0,
     )
     project_name: str = option("siirl", "Heading of reports and dashboards.")
     experiment_name: str = option("run", "Folder of the run in output_dir.")
     logger: tuple[str, ...] = option(
-        ("console", "tensorboard"), "What shows the metrics, beside metrics.jsonl.", choices=LOGGERS, plug_in=True, unique=True
+        ("console", "tensorboard"),
+        "What shows the metrics, beside metrics.jsonl.",
+        choices=LOGGERS,
+        plug_in=True,
+        unique=True,
     )
-    resume: str | None = option(None, "Go on from a run folder or a checkpoint; `auto`: the newest run of this experiment_name.")
+    resume: str | None = option(
+        None,
+        "Go on from a run folder or a checkpoint; `auto`: the newest run of this experiment_name.",
+    )
     grace_s: float = option(
         25.0,
         "Seconds in which a run ends after SIGTERM, SIGHUP or Ctrl-C, with a checkpoint of what it has trained; a second one ends it at "
@@ -80,10 +121,23 @@ class TrainingArguments:
         maximum=1200,
     )
     output_dir: str = option("outputs", "Folder of all runs.", why="nothing is written elsewhere")
-    seed: int = option(0, "Fixes weights, tasks, actions and start states.", minimum=0, maximum=2**32 - 1)
-    deterministic: bool = option(False, "Same run, same numbers, bit for bit on CPU.", why="waiting for a fixed order costs speed")
-    record_episodes: int = option(2, "Training episodes of a step that become videos.", why="a look, not an archive", minimum=0)
-    record_val_episodes: int = option(4, "Episodes of an evaluation that become videos.", why="a look, not an archive", minimum=0)
+    seed: int = option(
+        0, "Fixes weights, tasks, actions and start states.", minimum=0, maximum=2**32 - 1
+    )
+    deterministic: bool = option(
+        False,
+        "Same run, same numbers, bit for bit on CPU.",
+        why="waiting for a fixed order costs speed",
+    )
+    record_episodes: int = option(
+        2,
+        "Training episodes of a step that become videos.",
+        why="a look, not an archive",
+        minimum=0,
+    )
+    record_val_episodes: int = option(
+        4, "Episodes of an evaluation that become videos.", why="a look, not an archive", minimum=0
+    )
     save_rollouts: int = option(
         64,
         "Rollouts of a step, and of an evaluation, that are written to rollouts/ with tokens and log-probs; -1: all, 0: none.",
@@ -111,8 +165,12 @@ class SiiRLArguments:
     cluster: ClusterArguments = field(default_factory=ClusterArguments)
     profiler: ProfilerArguments = field(default_factory=ProfilerArguments)
     user_modules: tuple[str, ...] = option(
-        (), "Modules of your own, which are imported before names are looked up, in every process: what they register is then known."
+        (),
+        "Modules of your own, which are imported before names are looked up, in every process: what they register is then known.",
     )
     user_groups: dict[str, str] = field(
-        default_factory=dict, metadata=described("Groups of your own: {name: module:Dataclass}; config.<name> then holds an instance.")
+        default_factory=dict,
+        metadata=described(
+            "Groups of your own: {name: module:Dataclass}; config.<name> then holds an instance."
+        ),
     )

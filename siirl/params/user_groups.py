@@ -29,15 +29,21 @@ def _load(name: str, reference: str, taken: frozenset[str]) -> type:
     if name in taken:
         raise ConfigError(f"{place}: {name!r} is a group of siirl's; choose another name.")
     if not name.isidentifier():
-        raise ConfigError(f"{place}: a group is read as config.<name>, so {name!r} must be a Python identifier.")
+        raise ConfigError(
+            f"{place}: a group is read as config.<name>, so {name!r} must be a Python identifier."
+        )
     cls = load_reference(str(reference), place=place)
     if not (isinstance(cls, type) and dataclasses.is_dataclass(cls)):
         raise ConfigError(f"{place}={reference} is no dataclass: write @dataclass above the class.")
     required = [
         field.name
         for field in dataclasses.fields(cls)
-        if field.init and field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
+        if field.init
+        and field.default is dataclasses.MISSING
+        and field.default_factory is dataclasses.MISSING
     ]
     if required:
-        raise ConfigError(f"{place}={reference}: give {', '.join(required)} a default; a configuration is complete without being told so.")
+        raise ConfigError(
+            f"{place}={reference}: give {', '.join(required)} a default; a configuration is complete without being told so."
+        )
     return cls

@@ -30,19 +30,31 @@ def check_safetensors(file: Path) -> int:
     with file.open("rb") as stream:
         start = stream.read(HEADER_LENGTH)
         if len(start) < HEADER_LENGTH:
-            raise CheckpointError(f"{refusal}: it ends within its first {HEADER_LENGTH} bytes. Copy or make it again.")
+            raise CheckpointError(
+                f"{refusal}: it ends within its first {HEADER_LENGTH} bytes. Copy or make it again."
+            )
         (length,) = struct.unpack("<Q", start)
         if length > min(size - HEADER_LENGTH, MOST_HEADER_BYTES):
-            raise CheckpointError(f"{refusal}: its header alone would take {length} bytes. Copy or make it again.")
+            raise CheckpointError(
+                f"{refusal}: its header alone would take {length} bytes. Copy or make it again."
+            )
         try:
             header = json.loads(stream.read(length))
             tensors = [entry for name, entry in header.items() if name != "__metadata__"]
-            expected = HEADER_LENGTH + length + max((entry["data_offsets"][1] for entry in tensors), default=0)
+            expected = (
+                HEADER_LENGTH
+                + length
+                + max((entry["data_offsets"][1] for entry in tensors), default=0)
+            )
             parameters = sum(prod(entry["shape"]) for entry in tensors)
         except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
-            raise CheckpointError(f"{refusal}: its header cannot be read ({error!r}). Copy or make it again.") from error
+            raise CheckpointError(
+                f"{refusal}: its header cannot be read ({error!r}). Copy or make it again."
+            ) from error
     if size != expected:
-        raise CheckpointError(f"{refusal}: its header announces {expected} bytes. Copy or make it again.")
+        raise CheckpointError(
+            f"{refusal}: its header announces {expected} bytes. Copy or make it again."
+        )
     return parameters
 
 
@@ -76,7 +88,9 @@ def _named_by(index: Path) -> list[str]:
         if not names or not all(map(is_name, names)):  # each lies beside the index
             raise ValueError("it names no files of its folder")
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise CheckpointError(f"{index} does not say which files hold the weights ({error!r}). Copy or download it again.") from error
+        raise CheckpointError(
+            f"{index} does not say which files hold the weights ({error!r}). Copy or download it again."
+        ) from error
     return names
 
 
@@ -96,4 +110,8 @@ def learnt_tasks(path: str) -> tuple[str, ...]:
 
 def may_be_hub_id(name: str) -> bool:
     """`organisation/model`, which only the hub can tell whether it exists."""
-    return name.count("/") == 1 and not name.startswith((".", "/", "~", "assets/")) and not name.endswith(".pt")
+    return (
+        name.count("/") == 1
+        and not name.startswith((".", "/", "~", "assets/"))
+        and not name.endswith(".pt")
+    )

@@ -13,7 +13,15 @@ from siirl.params.yaml_text import check_expansion
 
 # PyYAML checks the text's structure, and leaves scalars to Python: `2026-99-99` and a long integer are ValueErrors, `!!bool maybe` a
 # KeyError, `!!timestamp soon` an AttributeError, `!!int ''` an IndexError, and brackets without end a RecursionError.
-UNREADABLE = (yaml.YAMLError, ValueError, KeyError, AttributeError, IndexError, TypeError, RecursionError)
+UNREADABLE = (
+    yaml.YAMLError,
+    ValueError,
+    KeyError,
+    AttributeError,
+    IndexError,
+    TypeError,
+    RecursionError,
+)
 
 
 class _UniqueKeys(yaml.SafeLoader):
@@ -25,7 +33,9 @@ class _UniqueKeys(yaml.SafeLoader):
         for key, _ in node.value:
             name = (key.tag, key.value) if isinstance(key, yaml.ScalarNode) else None
             if name is not None and name in seen:
-                raise yaml.constructor.ConstructorError(None, None, f"the key {key.value!r} is given twice", key.start_mark)
+                raise yaml.constructor.ConstructorError(
+                    None, None, f"the key {key.value!r} is given twice", key.start_mark
+                )
             seen.add(name)
         return super().construct_mapping(node, deep)
 

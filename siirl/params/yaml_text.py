@@ -7,7 +7,9 @@ import math
 
 import yaml
 
-MOST_VALUES = 100_000  # the whole configuration has a few hundred, a workflow of a hundred nodes two thousand
+MOST_VALUES = (
+    100_000  # the whole configuration has a few hundred, a workflow of a hundred nodes two thousand
+)
 
 
 def check_expansion(text: str) -> None:

@@ -1,6 +1,5 @@
 """What can be told of a text job's model, prompts and reward before a process starts."""
 
-
 from siirl.dag_worker.text_components import make_language_model, make_tokenizer
 from siirl.data_coordinator.prompts.joined_files import open_prompt_files
 from siirl.data_coordinator.prompts.split import check_lengths
@@ -37,7 +36,10 @@ def check_text(config: SiiRLArguments) -> None:
     elif config.actor_rollout_ref.model.lora.rank > 0:
         model = config.actor_rollout_ref.model
         check_adapters(path, model.lora, trust_remote_code=model.trust_remote_code)
-    for key, files in (("data.train_files", config.data.train_files), ("data.val_files", config.data.val_files)):
+    for key, files in (
+        ("data.train_files", config.data.train_files),
+        ("data.val_files", config.data.val_files),
+    ):
         if files:
             open_prompt_files(files, key=key)
     check_reward_parts(config)
@@ -60,14 +62,23 @@ def check_reward_parts(config: SiiRLArguments) -> None:
     for part in reward_parts(config.reward, config.custom_reward_function):
         if part.is_function:
             FunctionPart(part, num_workers=1, timeout_s=config.reward.timeout_s).close()
-        elif part.name == "model" and model is not None and not find(model).is_dir() and may_be_hub_id(model):
+        elif (
+            part.name == "model"
+            and model is not None
+            and not find(model).is_dir()
+            and may_be_hub_id(model)
+        ):
             find_on_hub(model, place="reward_model.path")
 
 
 def check_fit(config: SiiRLArguments, *, model: LanguageModel, tokenizer: ChatTokenizer) -> None:
     """Refuse texts that are longer than the model can be, and a tokenizer with tokens that it does not have."""
     data, path = config.data, config.actor_rollout_ref.model.path
-    check_lengths(max_prompt_length=data.max_prompt_length, max_response_length=data.max_response_length, model_length=model.max_length)
+    check_lengths(
+        max_prompt_length=data.max_prompt_length,
+        max_response_length=data.max_response_length,
+        model_length=model.max_length,
+    )
     if tokenizer.vocab_size > model.vocab_size:
         raise ConfigError(
             f"{MODEL}={path}: its tokenizer has {tokenizer.vocab_size} tokens and its head {model.vocab_size}: these are two models."

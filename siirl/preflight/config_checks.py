@@ -18,7 +18,13 @@ from siirl.params.policies import LANGUAGE_MODEL, POLICIES
 from siirl.params.references import check_reference, is_reference
 from siirl.params.reward_args import REWARDS, VIDEO_REWARDS
 from siirl.params.training_args import SiiRLArguments
-from siirl.preflight.critic_checks import WITH_CRITIC, critic_problems, estimator_problems, overlong_notices, overlong_problems
+from siirl.preflight.critic_checks import (
+    WITH_CRITIC,
+    critic_problems,
+    estimator_problems,
+    overlong_notices,
+    overlong_problems,
+)
 from siirl.preflight.domain_checks import domain_problems
 
 KL_WITHOUT_GRADIENT = ("k1",)
@@ -38,7 +44,11 @@ def environment_problems(config: SiiRLArguments, spec: EnvSpec) -> list[SiirlErr
     """What does not fit the environment's spec."""
     problems = [] if is_text(spec) else [*_reward_of(config, spec), *_tasks_of(config, spec)]
     problems += [*_blind(config, spec), *_task_shares(config, spec)]
-    return [*problems, *domain_problems(config, spec), *overlong_problems(config, text=is_text(spec))]
+    return [
+        *problems,
+        *domain_problems(config, spec),
+        *overlong_problems(config, text=is_text(spec)),
+    ]
 
 
 def warnings_of(config: SiiRLArguments, spec: EnvSpec) -> list[str]:
@@ -52,7 +62,9 @@ def _ranks(config: SiiRLArguments) -> Iterator[SiirlError]:
     batch = config.data.train_batch_size
     if batch % ranks:
         nearest = max(1, round(batch / ranks)) * ranks
-        yield ConfigError(f"data.train_batch_size={batch} is not divisible by {told}, each of which rolls out its own: make it {nearest}.")
+        yield ConfigError(
+            f"data.train_batch_size={batch} is not divisible by {told}, each of which rolls out its own: make it {nearest}."
+        )
     mini_batch = sizes.trajectories_per_mini_batch(config)
     if mini_batch % ranks:
         yield ConfigError(
@@ -62,9 +74,15 @@ def _ranks(config: SiiRLArguments) -> Iterator[SiirlError]:
 
 
 def _batches(config: SiiRLArguments) -> Iterator[SiirlError]:
-    batch, mini_batch = config.data.train_batch_size, config.actor_rollout_ref.actor.ppo_mini_batch_size
+    batch, mini_batch = (
+        config.data.train_batch_size,
+        config.actor_rollout_ref.actor.ppo_mini_batch_size,
+    )
     if batch % mini_batch:
-        nearest = min((size for size in range(1, batch + 1) if batch % size == 0), key=lambda size: abs(size - mini_batch))
+        nearest = min(
+            (size for size in range(1, batch + 1) if batch % size == 0),
+            key=lambda size: abs(size - mini_batch),
+        )
         yield ConfigError(
             f"{ACTOR}.ppo_mini_batch_size={mini_batch} does not divide data.train_batch_size={batch} "
             f"(both count prompts over all ranks): make it {nearest}, or another divisor."
@@ -74,7 +92,9 @@ def _batches(config: SiiRLArguments) -> Iterator[SiirlError]:
 def _evaluation(config: SiiRLArguments) -> Iterator[SiirlError]:
     first, episodes = config.trainer.val_seed_offset, config.trainer.val_episodes
     if episodes > FIRST_DEMONSTRATION_SEED:
-        yield ConfigError(f"trainer.val_episodes={episodes}: a task has {FIRST_DEMONSTRATION_SEED} held-out seeds; take at most as many.")
+        yield ConfigError(
+            f"trainer.val_episodes={episodes}: a task has {FIRST_DEMONSTRATION_SEED} held-out seeds; take at most as many."
+        )
     elif first + episodes > FIRST_DEMONSTRATION_SEED:
         yield ConfigError(
             f"trainer.val_seed_offset={first} with trainer.val_episodes={episodes} takes seeds up to {first + episodes - 1}, and those "
@@ -117,12 +137,18 @@ def _length(config: SiiRLArguments) -> Iterator[SiirlError]:
         yield from _beyond_the_end(config, trainer.total_steps)
     for name, value in (("save_freq", trainer.save_freq), ("test_freq", trainer.test_freq)):
         if value == 0:
-            yield ConfigError(f"trainer.{name}=0: give a number of steps, or -1 for only at the end.")
+            yield ConfigError(
+                f"trainer.{name}=0: give a number of steps, or -1 for only at the end."
+            )
     if not trainer.output_dir.strip():
-        yield ConfigError("trainer.output_dir is empty: name a folder, or leave it out for outputs/.")  # $FOLDER that is not set
+        yield ConfigError(
+            "trainer.output_dir is empty: name a folder, or leave it out for outputs/."
+        )  # $FOLDER that is not set
     name = trainer.experiment_name
     if not name.strip(".") or not all(letter.isalnum() or letter in "-_." for letter in name):
-        yield ConfigError(f"trainer.experiment_name={name!r} is a folder below trainer.output_dir: use letters, digits, '-', '_' and '.'.")
+        yield ConfigError(
+            f"trainer.experiment_name={name!r} is a folder below trainer.output_dir: use letters, digits, '-', '_' and '.'."
+        )
 
 
 def _beyond_the_end(config: SiiRLArguments, last: int) -> Iterator[SiirlError]:
@@ -150,7 +176,11 @@ def _schedules_without_end(config: SiiRLArguments) -> Iterator[SiirlError]:
                 f"{place}.scheduler={optim.scheduler} falls towards the run's last step, which trainer.total_steps=null leaves open: "
                 f"set trainer.total_steps, or {place}.scheduler=constant_with_warmup."
             )
-        elif optim.scheduler == "constant_with_warmup" and optim.warmup_steps is None and optim.warmup_ratio > 0:
+        elif (
+            optim.scheduler == "constant_with_warmup"
+            and optim.warmup_steps is None
+            and optim.warmup_ratio > 0
+        ):
             yield ConfigError(
                 f"{place}.warmup_ratio={optim.warmup_ratio} is a share of the run's steps, which trainer.total_steps=null leaves open: "
                 f"set trainer.total_steps, or {place}.warmup_steps."
@@ -160,16 +190,24 @@ def _schedules_without_end(config: SiiRLArguments) -> Iterator[SiirlError]:
 def _names(config: SiiRLArguments) -> Iterator[SiirlError]:
     named = (
         ("reward.name", config.reward.name, REWARDS),
-        ("actor_rollout_ref.model.policy", config.actor_rollout_ref.model.policy, (*POLICIES, LANGUAGE_MODEL)),
+        (
+            "actor_rollout_ref.model.policy",
+            config.actor_rollout_ref.model.policy,
+            (*POLICIES, LANGUAGE_MODEL),
+        ),
     )
     for place, name, known in named:
         if name not in known:
             yield from _reference(name, place=place, known=known)
     yield from plug_in_problems(config)
     if not config.env.name:
-        yield ConfigError("env=custom needs your class: env.name=my_module:MyEnv, a subclass of envs.base.Environment.")
+        yield ConfigError(
+            "env=custom needs your class: env.name=my_module:MyEnv, a subclass of envs.base.Environment."
+        )
     if config.env.name == "gymnasium" and not config.env.id:
-        yield ConfigError("env=gymnasium needs env.id, for example env.id=CartPole-v1, or any other that Gymnasium has registered.")
+        yield ConfigError(
+            "env=gymnasium needs env.id, for example env.id=CartPole-v1, or any other that Gymnasium has registered."
+        )
 
 
 def _reference(name: str, *, place: str, known: Collection[str]) -> Iterator[SiirlError]:
@@ -195,13 +233,17 @@ def _processes(config: SiiRLArguments) -> Iterator[SiirlError]:
             f"cluster.address={cluster.address} names a Ray cluster, which cluster=local does not use: leave one of them out."
         )
     if cluster.mode == "ray" and trainer.nnodes > 1 and cluster.address is None:
-        yield ConfigError(f"trainer.nnodes={trainer.nnodes} needs a Ray cluster that spans the machines: give cluster.address=HOST:PORT.")
+        yield ConfigError(
+            f"trainer.nnodes={trainer.nnodes} needs a Ray cluster that spans the machines: give cluster.address=HOST:PORT."
+        )
 
 
 def _reward(config: SiiRLArguments) -> Iterator[SiirlError]:
     reward = config.reward
     if reward.name in VIDEO_REWARDS and reward.encoder is None:
-        yield ConfigError(f"reward.encoder=null, and reward.name={reward.name} compares videos: take reward.encoder=tiny.")
+        yield ConfigError(
+            f"reward.encoder=null, and reward.name={reward.name} compares videos: take reward.encoder=tiny."
+        )
 
 
 def _reward_of(config: SiiRLArguments, spec: EnvSpec) -> Iterator[SiirlError]:
@@ -214,12 +256,16 @@ def _reward_of(config: SiiRLArguments, spec: EnvSpec) -> Iterator[SiirlError]:
         own = ", or reward.encoder=null" if is_reference(name) else ""
         yield ConfigError(f"{cause} looks at videos, and {env} cannot be rendered: {remedy}{own}.")
     if not spec.reports_success and (srpo or (name != "return" and not is_reference(name))):
-        yield ConfigError(f"{cause} needs the environment's own success flag, and {env} has none: {remedy}.")
+        yield ConfigError(
+            f"{cause} needs the environment's own success flag, and {env} has none: {remedy}."
+        )
 
 
 def _blind(config: SiiRLArguments, spec: EnvSpec) -> Iterator[SiirlError]:
     if config.trainer.blind and IMAGES not in observation_parts(spec):
-        yield ConfigError(f"trainer.blind=true blackens images, and env={config.env.name} has none in its observations: leave it out.")
+        yield ConfigError(
+            f"trainer.blind=true blackens images, and env={config.env.name} has none in its observations: leave it out."
+        )
 
 
 def _tasks_of(config: SiiRLArguments, spec: EnvSpec) -> Iterator[SiirlError]:
@@ -241,9 +287,13 @@ def _task_shares(config: SiiRLArguments, spec: EnvSpec) -> Iterator[SiirlError]:
         elif len(tasks) == 1:
             why_not = f"env={config.env.name} has one task"
         if why_not is not None:
-            yield ConfigError(f"data.task_sampling=learnable shares prompts among tasks by their success, and {why_not}: leave it out.")
+            yield ConfigError(
+                f"data.task_sampling=learnable shares prompts among tasks by their success, and {why_not}: leave it out."
+            )
     if weights and config.data.train_files:
-        yield ConfigError("data.task_weights is for the tasks of an environment, and data.train_files has prompts: leave one of them out.")
+        yield ConfigError(
+            "data.task_weights is for the tasks of an environment, and data.train_files has prompts: leave one of them out."
+        )
     elif weights and (len(weights) != len(tasks) or min(weights) < 0 or max(weights) == 0):
         yield ConfigError(
             f"data.task_weights={as_text(list(weights))} must have a whole number for each of the {len(tasks)} tasks "
@@ -252,7 +302,11 @@ def _task_shares(config: SiiRLArguments, spec: EnvSpec) -> Iterator[SiirlError]:
 
 
 def _warnings(config: SiiRLArguments) -> Iterator[str]:
-    actor, rollout, band = config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout, config.algorithm.filter
+    actor, rollout, band = (
+        config.actor_rollout_ref.actor,
+        config.actor_rollout_ref.rollout,
+        config.algorithm.filter,
+    )
     if rollout.top_p < 1.0:
         yield f"{ROLLOUT}.top_p={rollout.top_p} biases the ratio: tokens outside of the nucleus are never sampled, but count in the loss."
     if rollout.top_k is not None:
@@ -260,7 +314,10 @@ def _warnings(config: SiiRLArguments) -> Iterator[str]:
     if actor.use_kl_loss and actor.kl_loss_type in KL_WITHOUT_GRADIENT:
         yield f"{ACTOR}.kl_loss_type={actor.kl_loss_type} has, as a loss, a gradient of mean zero and only adds noise. Take k3, or k1+."
     algorithm = config.algorithm
-    if config.dag.shipped_graph == "embodied_srpo" and algorithm.adv_estimator in ESTIMATORS.keys() - set(GROUP_ESTIMATORS):
+    if (
+        config.dag.shipped_graph == "embodied_srpo"
+        and algorithm.adv_estimator in ESTIMATORS.keys() - set(GROUP_ESTIMATORS)
+    ):
         yield f"algorithm.min_group_spread={algorithm.min_group_spread} is not read: {algorithm.adv_estimator} compares no groups."
     if config.env.num_servers < sizes.ranks(config):
         yield f"env.num_servers={config.env.num_servers} is less than one for each of {sizes.ranks(config)} ranks: each gets one."

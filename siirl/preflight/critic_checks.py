@@ -15,7 +15,10 @@ from siirl.params.training_args import SiiRLArguments
 WITH_CRITIC = "ppo"
 PROVIDED = {
     "values": (WITH_CRITIC, "the values of a critic"),
-    "reward_baselines": ("remax", "the column reward_baselines, the reward of a greedy rollout of each prompt"),
+    "reward_baselines": (
+        "remax",
+        "the column reward_baselines, the reward of a greedy rollout of each prompt",
+    ),
 }
 """Columns that one shipped pipeline alone provides: its name, and the column in words."""
 MINI_BATCH = "critic.ppo_mini_batch_size"
@@ -76,11 +79,18 @@ def _estimator(config: SiiRLArguments, built_in: Collection[str]) -> Iterator[Si
 
 
 def _critic_sizes(config: SiiRLArguments) -> Iterator[SiirlError]:
-    batch, mini_batch, ranks = config.data.train_batch_size, critic_update(config).prompts_per_mini_batch, sizes.ranks(config)
+    batch, mini_batch, ranks = (
+        config.data.train_batch_size,
+        critic_update(config).prompts_per_mini_batch,
+        sizes.ranks(config),
+    )
     if config.critic.ppo_mini_batch_size is None:
         return  # the actor's, which is checked
     if batch % mini_batch:
-        nearest = min((size for size in range(1, batch + 1) if batch % size == 0), key=lambda size: abs(size - mini_batch))
+        nearest = min(
+            (size for size in range(1, batch + 1) if batch % size == 0),
+            key=lambda size: abs(size - mini_batch),
+        )
         yield ConfigError(
             f"{MINI_BATCH}={mini_batch} does not divide data.train_batch_size={batch} (both count prompts over all ranks): make it "
             f"{nearest}, or another divisor."
@@ -104,6 +114,10 @@ def _overlong(config: SiiRLArguments, *, text: bool) -> Iterator[SiirlError]:
             "Leave it out."
         )
     elif overlong.penalty == 0:
-        yield ConfigError(f"{place} has no effect while algorithm.overlong.penalty=0: set a penalty (DAPO's is 1), or leave it out.")
+        yield ConfigError(
+            f"{place} has no effect while algorithm.overlong.penalty=0: set a penalty (DAPO's is 1), or leave it out."
+        )
     elif overlong.buffer > longest:
-        yield ConfigError(f"{place} is more than data.max_response_length={longest}: make it smaller, the paper's is a fifth.")
+        yield ConfigError(
+            f"{place} is more than data.max_response_length={longest}: make it smaller, the paper's is a fifth."
+        )

@@ -25,19 +25,27 @@ def domain_problems(config: SiiRLArguments, spec: EnvSpec) -> list[SiirlError]:
 
 
 def _of_text(config: SiiRLArguments, spec: EnvSpec) -> Iterator[SiirlError]:
-    env, model, rollout = f"env={config.env.name}", config.actor_rollout_ref.model, config.actor_rollout_ref.rollout
+    env, model, rollout = (
+        f"env={config.env.name}",
+        config.actor_rollout_ref.model,
+        config.actor_rollout_ref.rollout,
+    )
     if config.dag.shipped_graph == SRPO:
         yield ConfigError(
             f"pipeline={SRPO} rewards videos of episodes, and {env} is text, which has none: take pipeline=grpo, ppo or dapo."
         )
     elif sizes.needs_video(config):
-        yield ConfigError(f"reward.name={config.reward.name} looks at videos, and {env} is text: take reward=success or reward=return.")
+        yield ConfigError(
+            f"reward.name={config.reward.name} looks at videos, and {env} is text: take reward=success or reward=return."
+        )
     if model.policy != LANGUAGE_MODEL:
         yield ConfigError(
             f"{MODEL}.policy={model.policy} acts on images, and {env} is text: take model=tiny_lm, or model=causal_lm with its path."
         )
     elif model.path is None:
-        yield ConfigError(f"{MODEL}.path=null: which language model? Give a folder or a hub id, or model=tiny_lm.")
+        yield ConfigError(
+            f"{MODEL}.path=null: which language model? Give a folder or a hub id, or model=tiny_lm."
+        )
     data, budget = config.data, config.actor_rollout_ref.actor.micro_batch_tokens
     if budget is not None and budget < data.max_prompt_length + data.max_response_length:
         yield ConfigError(
@@ -53,7 +61,9 @@ def _of_text(config: SiiRLArguments, spec: EnvSpec) -> Iterator[SiirlError]:
         yield error
     yield from _of_engine(config)
     if config.reward_model.path is None and asks_a_model(config):
-        yield ConfigError(f"reward.name={REWARD_MODEL} asks a classifier, and reward_model.path=null: give its folder or a hub id.")
+        yield ConfigError(
+            f"reward.name={REWARD_MODEL} asks a classifier, and reward_model.path=null: give its folder or a hub id."
+        )
     yield from grading_problems(config, spec)
     if rollout.name not in TEXT_ENGINES:
         yield ConfigError(
@@ -65,23 +75,39 @@ def _of_engine(config: SiiRLArguments) -> Iterator[SiirlError]:
     """What the engine that generates cannot do."""
     rollout, ranks = config.actor_rollout_ref.rollout, sizes.ranks(config)
     if "" in rollout.stop:
-        yield ConfigError(f"{ROLLOUT}.stop has an empty text, which every text contains: leave it out.")
+        yield ConfigError(
+            f"{ROLLOUT}.stop has an empty text, which every text contains: leave it out."
+        )
     if rollout.mode == "async" and rollout.name != VLLM:
-        yield ConfigError(f"{ROLLOUT}.mode=async is vLLM in a process of its own, and {ROLLOUT}.name={rollout.name}: take rollout=vllm.")
+        yield ConfigError(
+            f"{ROLLOUT}.mode=async is vLLM in a process of its own, and {ROLLOUT}.name={rollout.name}: take rollout=vllm."
+        )
     if rollout.name == VLLM and rollout.mode == "sync" and ranks > 1:
-        yield ConfigError(f"{ROLLOUT}.mode=sync runs vLLM in the rank's process, and {ranks} ranks have a process group: take mode=async.")
+        yield ConfigError(
+            f"{ROLLOUT}.mode=sync runs vLLM in the rank's process, and {ranks} ranks have a process group: take mode=async."
+        )
     if rollout.mode == "async" and config.trainer.deterministic:
-        yield ConfigError(f"{ROLLOUT}.mode=async batches by the clock, and trainer.deterministic=true: take mode=sync.")
+        yield ConfigError(
+            f"{ROLLOUT}.mode=async batches by the clock, and trainer.deterministic=true: take mode=sync."
+        )
 
 
 def _of_robots(config: SiiRLArguments) -> Iterator[SiirlError]:
-    env, model, rollout = f"env={config.env.name}", config.actor_rollout_ref.model, config.actor_rollout_ref.rollout
+    env, model, rollout = (
+        f"env={config.env.name}",
+        config.actor_rollout_ref.model,
+        config.actor_rollout_ref.rollout,
+    )
     if model.policy == LANGUAGE_MODEL:
         yield ConfigError(
             f"{MODEL}.policy={LANGUAGE_MODEL} writes text, and {env} wants actions: take "
             f"{', '.join(f'model={name}' for name in POLICIES)}, or a policy of your own."
         )
     if rollout.name != ACTION_ENGINE:
-        yield ConfigError(f"{ROLLOUT}.name={rollout.name} generates text, and {env} acts: take rollout={ACTION_ENGINE}.")
+        yield ConfigError(
+            f"{ROLLOUT}.name={rollout.name} generates text, and {env} acts: take rollout={ACTION_ENGINE}."
+        )
     if config.reward.name == REWARD_MODEL:
-        yield ConfigError(f"reward.name={REWARD_MODEL} is a classifier of texts, and {env} acts: take reward=success, return or srpo.")
+        yield ConfigError(
+            f"reward.name={REWARD_MODEL} is a classifier of texts, and {env} acts: take reward=success, return or srpo."
+        )

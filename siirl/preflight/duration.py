@@ -35,15 +35,21 @@ COSTS = {
 }
 
 
-def estimated_minutes(config: SiiRLArguments, env_spec: EnvSpec, *, cores: int, val_episodes: int) -> float | None:
+def estimated_minutes(
+    config: SiiRLArguments, env_spec: EnvSpec, *, cores: int, val_episodes: int
+) -> float | None:
     """Minutes of training and of `val_episodes` episodes of evaluation on `cores` processors; None where nothing like it was measured."""
     trainer, cost = config.trainer, COSTS.get(config.env.name)
     if trainer.total_steps is None:
         return trainer.max_minutes
     if cost is None or policy_parameters(config) > MEASURED_PARAMETERS:
         return None
-    episode = cost.limit_share * env_spec.max_episode_steps * cost.step / min(cores, sizes.slots(config))
-    update = config.actor_rollout_ref.actor.ppo_epochs * cost.update / min(cores, sizes.ranks(config))
+    episode = (
+        cost.limit_share * env_spec.max_episode_steps * cost.step / min(cores, sizes.slots(config))
+    )
+    update = (
+        config.actor_rollout_ref.actor.ppo_epochs * cost.update / min(cores, sizes.ranks(config))
+    )
     training = trainer.total_steps * sizes.trajectories_per_step(config) * (episode + update) / 60
     bounded = training if trainer.max_minutes is None else min(training, trainer.max_minutes)
     return bounded + val_episodes * episode / 60

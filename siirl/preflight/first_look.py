@@ -35,7 +35,11 @@ def first_look(config: SiiRLArguments, *, named: Collection[str] = ()) -> EnvSpe
         CheckpointError: Weights that are not whole.
     """
     unread = functools.partial(unread_in_domain, config, named=named)
-    return _look(config, unread_problems(config, named=named), of_domain=lambda spec: unread(text=is_text(spec)))
+    return _look(
+        config,
+        unread_problems(config, named=named),
+        of_domain=lambda spec: unread(text=is_text(spec)),
+    )
 
 
 def look_before_playing(config: SiiRLArguments) -> EnvSpec:
@@ -43,11 +47,23 @@ def look_before_playing(config: SiiRLArguments) -> EnvSpec:
     return _look(config, [], of_domain=lambda spec: [])
 
 
-def _look(config: SiiRLArguments, unread: Sequence[SiirlError], *, of_domain: Callable[[EnvSpec], Sequence[SiirlError]]) -> EnvSpec:
+def _look(
+    config: SiiRLArguments,
+    unread: Sequence[SiirlError],
+    *,
+    of_domain: Callable[[EnvSpec], Sequence[SiirlError]],
+) -> EnvSpec:
     require_linux()
     cores = len(os.sched_getaffinity(0))
-    machine = list(device_problems(config)) or list(process_problems(config, cores=cores))  # ranks that cannot be have no threads
-    problems: list[SiirlError] = [*machine, *config_problems(config), *file_problems(config), *unread]
+    machine = list(device_problems(config)) or list(
+        process_problems(config, cores=cores)
+    )  # ranks that cannot be have no threads
+    problems: list[SiirlError] = [
+        *machine,
+        *config_problems(config),
+        *file_problems(config),
+        *unread,
+    ]
     if not config.env.name or (config.env.name == "gymnasium" and not config.env.id):
         refuse(problems)  # which say so; there is no spec to ask for
     ask_ungraded_rows(config)

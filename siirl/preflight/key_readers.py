@@ -22,7 +22,10 @@ Condition = Callable[[SiiRLArguments], bool]
 WITHOUT_GROUPS = sorted(ESTIMATORS.keys() - set(GROUP_ESTIMATORS))
 SPREAD = "min_group_spread"  # read by filters as well
 FILTERING = ("dapo", "embodied_srpo")  # pipelines with a node that drops groups
-SPREADS = ("embodied_srpo", "dapo")  # one sets algorithm.min_group_spread for its own estimator, the other's filter reads it
+SPREADS = (
+    "embodied_srpo",
+    "dapo",
+)  # one sets algorithm.min_group_spread for its own estimator, the other's filter reads it
 NOT_FILMED = "a language model is not filmed; its texts are kept by trainer.save_rollouts"
 
 ROBOTS_ONLY: Mapping[str, str] = {
@@ -54,7 +57,10 @@ def _in_pipelines(*names: str) -> Condition:
 
 def _by_estimators(*names: str) -> Reader:
     return Reader(
-        lambda config: config.algorithm.adv_estimator in names or config.algorithm.adv_estimator not in ESTIMATORS,
+        lambda config: (
+            config.algorithm.adv_estimator in names
+            or config.algorithm.adv_estimator not in ESTIMATORS
+        ),
         f"by {' and '.join(names)}, not by {{algorithm.adv_estimator}}: leave it out.",
     )
 
@@ -70,7 +76,10 @@ def _by_rules(*names: str) -> Reader:
     """A pipeline's own filter (name null) reads all keys; a rule of the user's own may."""
     listed = " or ".join(("null", *names))
     return Reader(
-        lambda config: config.algorithm.filter.name in (None, *names) or config.algorithm.filter.name not in FILTERS,
+        lambda config: (
+            config.algorithm.filter.name in (None, *names)
+            or config.algorithm.filter.name not in FILTERS
+        ),
         f"with algorithm.filter.name={listed}, not with {{algorithm.filter.name}}: leave one of the two out.",
     )
 
@@ -80,7 +89,11 @@ def _part_is(fits: Callable[[str], bool]) -> Condition:
 
     def there(config: SiiRLArguments) -> bool:
         names = [str(part.get("name")) for part in config.reward.functions]
-        names += [config.custom_reward_function.name] if config.custom_reward_function.name is not None else []
+        names += (
+            [config.custom_reward_function.name]
+            if config.custom_reward_function.name is not None
+            else []
+        )
         return any(fits(name) for name in names or [config.reward.name])
 
     return there
@@ -105,17 +118,33 @@ asks_a_model = _part_is(lambda name: name == "model")
 """Whether a part of a text's reward is a classifier's."""
 _functions = _part_is(lambda name: name not in TEXT_REWARDS)
 
-CRITIC = Reader(_in_pipelines("ppo"), "where there is a critic, and pipeline={dag.pipeline} has none: take pipeline=ppo, or leave it out.")
+CRITIC = Reader(
+    _in_pipelines("ppo"),
+    "where there is a critic, and pipeline={dag.pipeline} has none: take pipeline=ppo, or leave it out.",
+)
 KL_IN_REWARD = Reader(
-    _is("algorithm.use_kl_in_reward", True), "with algorithm.use_kl_in_reward=true, and it is false: set it, or leave this out."
+    _is("algorithm.use_kl_in_reward", True),
+    "with algorithm.use_kl_in_reward=true, and it is false: set it, or leave this out.",
 )
-KL_LOSS = Reader(_is(f"{ACTOR}.use_kl_loss", True), f"with {ACTOR}.use_kl_loss=true, and it is false: set it, or leave this out.")
-FILES = Reader(_files, "with prompts from files, and data.train_files is empty: give files, or leave it out.")
+KL_LOSS = Reader(
+    _is(f"{ACTOR}.use_kl_loss", True),
+    f"with {ACTOR}.use_kl_loss=true, and it is false: set it, or leave this out.",
+)
+FILES = Reader(
+    _files, "with prompts from files, and data.train_files is empty: give files, or leave it out."
+)
 VLLM = Reader(
-    _is(f"{ROLLOUT}.name", "vllm"), f"by rollout=vllm, not by {ROLLOUT}.name={{{ROLLOUT}.name}}: take rollout=vllm, or leave it out."
+    _is(f"{ROLLOUT}.name", "vllm"),
+    f"by rollout=vllm, not by {ROLLOUT}.name={{{ROLLOUT}.name}}: take rollout=vllm, or leave it out.",
 )
-EVALUATIONS = Reader(_not(_is("trainer.val_episodes", 0)), "by evaluations, which trainer.val_episodes=0 leaves out: leave this out, too.")
-FUNCTIONS = Reader(_functions, "by reward functions, and there are none: give custom_reward_function or reward.functions, or leave it out.")
+EVALUATIONS = Reader(
+    _not(_is("trainer.val_episodes", 0)),
+    "by evaluations, which trainer.val_episodes=0 leaves out: leave this out, too.",
+)
+FUNCTIONS = Reader(
+    _functions,
+    "by reward functions, and there are none: give custom_reward_function or reward.functions, or leave it out.",
+)
 
 
 def _warmup(optim: str) -> tuple[Row, ...]:
@@ -123,7 +152,11 @@ def _warmup(optim: str) -> tuple[Row, ...]:
     flat = f"by schedules with a warm-up, not by {optim}.scheduler=constant: take constant_with_warmup, or leave it out."
     steps = f"where {optim}.warmup_steps is null, and it is {{{optim}.warmup_steps}}: set {optim}.warmup_steps=null, or leave it out."
     return (
-        (optim, ("warmup_ratio", "warmup_steps"), Reader(_not(_is(f"{optim}.scheduler", "constant")), flat)),
+        (
+            optim,
+            ("warmup_ratio", "warmup_steps"),
+            Reader(_not(_is(f"{optim}.scheduler", "constant")), flat),
+        ),
         (optim, ("warmup_ratio",), Reader(_is(f"{optim}.warmup_steps", None), steps)),
     )
 
@@ -144,11 +177,20 @@ ROWS: tuple[Row, ...] = (
     ),
     ("algorithm", ("kl_penalty",), KL_IN_REWARD),
     (KL, ("type", "kl_coef", "target_kl", "horizon"), KL_IN_REWARD),
-    (KL, ("target_kl", "horizon"), Reader(_is(f"{KL}.type", "adaptive"), f"with {KL}.type=adaptive: set it, or leave this out.")),
+    (
+        KL,
+        ("target_kl", "horizon"),
+        Reader(
+            _is(f"{KL}.type", "adaptive"), f"with {KL}.type=adaptive: set it, or leave this out."
+        ),
+    ),
     (
         "algorithm.filter",
         ("name", "success_low", "success_high", "drop_truncated"),
-        Reader(_in_pipelines(*FILTERING), "by pipeline=dapo and embodied_srpo, which drop groups, not by {dag.pipeline}: leave it out."),
+        Reader(
+            _in_pipelines(*FILTERING),
+            "by pipeline=dapo and embodied_srpo, which drop groups, not by {dag.pipeline}: leave it out.",
+        ),
     ),
     (
         "algorithm.filter",
@@ -165,10 +207,19 @@ ROWS: tuple[Row, ...] = (
     (
         "data",
         ("heldout_share",),
-        Reader(_is("data.val_files", ()), "without data.val_files, which are what is held out: leave one of the two out."),
+        Reader(
+            _is("data.val_files", ()),
+            "without data.val_files, which are what is held out: leave one of the two out.",
+        ),
     ),
     ("trainer", ("total_epochs",), FILES),
-    (LORA, ("alpha", "target_modules"), Reader(_not(_is(f"{LORA}.rank", 0)), f"with {LORA}.rank above 0: set it, or leave this out.")),
+    (
+        LORA,
+        ("alpha", "target_modules"),
+        Reader(
+            _not(_is(f"{LORA}.rank", 0)), f"with {LORA}.rank above 0: set it, or leave this out."
+        ),
+    ),
     (
         ACTOR,
         ("clip_ratio",),
@@ -181,7 +232,10 @@ ROWS: tuple[Row, ...] = (
     (
         f"{ACTOR}.importance",
         ("bound", "high", "low"),
-        Reader(_not(_is(f"{ACTOR}.importance.level", None)), f"with {ACTOR}.importance.level: set it, or leave this out."),
+        Reader(
+            _not(_is(f"{ACTOR}.importance.level", None)),
+            f"with {ACTOR}.importance.level: set it, or leave this out.",
+        ),
     ),
     (
         ACTOR,
@@ -197,13 +251,18 @@ ROWS: tuple[Row, ...] = (
     (
         "actor_rollout_ref.ref",
         ("path",),
-        Reader(sizes.needs_reference, f"where a KL has a weight: set {ACTOR}.use_kl_loss or algorithm.use_kl_in_reward, or leave it out."),
+        Reader(
+            sizes.needs_reference,
+            f"where a KL has a weight: set {ACTOR}.use_kl_loss or algorithm.use_kl_in_reward, or leave it out.",
+        ),
     ),
     (
         EMBODIED,
         ("recorder_every", "recorder_size"),
         Reader(
-            _any(_not(_is("trainer.record_episodes", 0)), _not(_is("trainer.record_val_episodes", 0))),
+            _any(
+                _not(_is("trainer.record_episodes", 0)), _not(_is("trainer.record_val_episodes", 0))
+            ),
             "where videos are made, and trainer.record_episodes=0 and trainer.record_val_episodes=0: leave it out.",
         ),
     ),
@@ -213,43 +272,75 @@ ROWS: tuple[Row, ...] = (
     (
         "reward_model",
         ("path", "micro_batch_size", "trust_remote_code"),
-        Reader(asks_a_model, "with reward.name=model, and it is {reward.name}: take that, or leave this out."),
+        Reader(
+            asks_a_model,
+            "with reward.name=model, and it is {reward.name}: take that, or leave this out.",
+        ),
     ),
     (
         "reward",
         ("name",),
         Reader(
-            lambda config: not config.reward.functions and config.custom_reward_function.name is None,
+            lambda config: (
+                not config.reward.functions and config.custom_reward_function.name is None
+            ),
             "without reward.functions and custom_reward_function, which take its place: leave it out.",
         ),
     ),
-    ("reward", ("alpha", "bank_size", "window", "min_window", "min_samples", "eps_scale"), _by_rewards("srpo", "oracle")),
+    (
+        "reward",
+        ("alpha", "bank_size", "window", "min_window", "min_samples", "eps_scale"),
+        _by_rewards("srpo", "oracle"),
+    ),
     ("reward", ("encoder",), _by_rewards(*VIDEO_REWARDS)),
     (
         "reward",
         ("frame_every", "demonstrations"),
-        Reader(sizes.needs_video, "by rewards that compare videos, and reward.name={reward.name} looks at none: leave it out."),
+        Reader(
+            sizes.needs_video,
+            "by rewards that compare videos, and reward.name={reward.name} looks at none: leave it out.",
+        ),
     ),
     ("reward", ("demonstrations",), _by_rewards("srpo")),
     ("reward", ("manager", "num_workers", "timeout_s"), FUNCTIONS),
     (
         "reward",
         ("num_workers",),
-        Reader(_not(_is("reward.manager", "naive")), "by reward.manager=parallel and dapo: take one of these, or leave it out."),
+        Reader(
+            _not(_is("reward.manager", "naive")),
+            "by reward.manager=parallel and dapo: take one of these, or leave it out.",
+        ),
     ),
     (
         "trainer",
         ("val_seed_offset", "val_samples"),
         EVALUATIONS,
     ),
-    ("trainer", ("test_freq",), replace(EVALUATIONS, there=_any(EVALUATIONS.there, _is("trainer.test_freq", -1)))),
-    ("trainer", ("record_val_episodes",), replace(EVALUATIONS, there=_any(EVALUATIONS.there, _is("trainer.record_val_episodes", 0)))),
+    (
+        "trainer",
+        ("test_freq",),
+        replace(EVALUATIONS, there=_any(EVALUATIONS.there, _is("trainer.test_freq", -1))),
+    ),
+    (
+        "trainer",
+        ("record_val_episodes",),
+        replace(EVALUATIONS, there=_any(EVALUATIONS.there, _is("trainer.record_val_episodes", 0))),
+    ),
     (
         "dag",
         ("backend_threshold",),
-        Reader(lambda config: sizes.ranks(config) > 1, "by jobs of several ranks, and this one has one: leave it out."),
+        Reader(
+            lambda config: sizes.ranks(config) > 1,
+            "by jobs of several ranks, and this one has one: leave it out.",
+        ),
     ),
-    ("profiler", ("steps",), Reader(_is("profiler.enable", True), "with profiler.enable=true: set it, or leave this out.")),
+    (
+        "profiler",
+        ("steps",),
+        Reader(
+            _is("profiler.enable", True), "with profiler.enable=true: set it, or leave this out."
+        ),
+    ),
 )
 """Group, keys in it, and what reads them; a key of several rows needs all of them."""
 

@@ -14,7 +14,12 @@ from envs.base import EnvSpec
 from siirl.errors import ConfigError, MissingAssetError, SiirlError
 from siirl.params.refusals import refuse
 from siirl.params.training_args import SiiRLArguments
-from siirl.preflight.memory import episodes_at_once, evaluation_memory, shortage, simulation_problems
+from siirl.preflight.memory import (
+    episodes_at_once,
+    evaluation_memory,
+    shortage,
+    simulation_problems,
+)
 from siirl.preflight.ray_address import address_problems
 
 DRAWING_ENVS = ("mujoco", "libero")
@@ -32,7 +37,12 @@ def check_machine(config: SiiRLArguments, spec: EnvSpec) -> None:
         MissingAssetError: No OpenGL.
     """
     held = episodes_at_once(config)
-    refuse([*machine_problems(config), *simulation_problems(config, spec, held, total_memory_bytes=total_memory_bytes())])
+    refuse(
+        [
+            *machine_problems(config),
+            *simulation_problems(config, spec, held, total_memory_bytes=total_memory_bytes()),
+        ]
+    )
     lacking = shortage(evaluation_memory(config, spec), free_memory_bytes=free_memory_bytes())
     if lacking is not None:
         print(f"Warning: {lacking}", file=sys.stderr)
@@ -86,10 +96,16 @@ def opengl_problems() -> list[SiirlError]:
     """Try to draw, in a process of its own: a broken driver may crash."""
     command = [sys.executable, "-c", OPENGL_PROBE]
     try:
-        probe = subprocess.run(command, capture_output=True, text=True, timeout=OPENGL_TIMEOUT_S, check=False)
+        probe = subprocess.run(
+            command, capture_output=True, text=True, timeout=OPENGL_TIMEOUT_S, check=False
+        )
     except subprocess.TimeoutExpired:
         backend = os.environ.get("MUJOCO_GL", "(not set)")
-        return [MissingAssetError(f"MuJoCo made no OpenGL context within {OPENGL_TIMEOUT_S} s (MUJOCO_GL={backend}): try egl or osmesa.")]
+        return [
+            MissingAssetError(
+                f"MuJoCo made no OpenGL context within {OPENGL_TIMEOUT_S} s (MUJOCO_GL={backend}): try egl or osmesa."
+            )
+        ]
     if probe.returncode == 0:
         return []
     reason = (probe.stderr.strip().splitlines() or [f"it died with status {probe.returncode}"])[-1]
@@ -100,22 +116,45 @@ def process_problems(config: SiiRLArguments, *, cores: int) -> Iterator[SiirlErr
     """Far more threads or processes than this machine has cores for, where it is the only one of the run."""
     if config.cluster.address is not None or config.trainer.nnodes > 1:
         return  # how many cores the other machines have is not known here
-    ranks, servers, graders = config.trainer.n_gpus_per_node, config.env.num_servers, config.env.kwargs.get("num_graders")
-    of_ranks, of_servers = (ranks, f"trainer.n_gpus_per_node={ranks} ranks"), (servers, f"env.num_servers={servers} servers")
+    ranks, servers, graders = (
+        config.trainer.n_gpus_per_node,
+        config.env.num_servers,
+        config.env.kwargs.get("num_graders"),
+    )
+    of_ranks, of_servers = (
+        (ranks, f"trainer.n_gpus_per_node={ranks} ranks"),
+        (servers, f"env.num_servers={servers} servers"),
+    )
     asked = (
         ("trainer.threads_per_rank", config.trainer.threads_per_rank, *of_ranks, THREADS_PER_CORE),
         ("data.num_loader_workers", config.data.num_loader_workers, *of_ranks, PROCESSES_PER_CORE),
-        ("reward.num_workers", None if config.reward.manager == "naive" else config.reward.num_workers, *of_ranks, PROCESSES_PER_CORE),
+        (
+            "reward.num_workers",
+            None if config.reward.manager == "naive" else config.reward.num_workers,
+            *of_ranks,
+            PROCESSES_PER_CORE,
+        ),
         ("env.num_servers", servers, 1, "", PROCESSES_PER_CORE),
-        ("env.kwargs.num_graders", graders if isinstance(graders, int) else None, *of_servers, PROCESSES_PER_CORE),
+        (
+            "env.kwargs.num_graders",
+            graders if isinstance(graders, int) else None,
+            *of_servers,
+            PROCESSES_PER_CORE,
+        ),
     )
     for key, value, times, of, per_core in asked:
         most = max(1, per_core * cores // times)
         if value is None or value <= most:
             continue
         kind = "threads" if per_core == THREADS_PER_CORE else "processes"
-        each = f" for each of {of} makes {value * times} {kind}" if times > 1 else f" asks for as many {kind}"
-        yield ConfigError(f"{key}={value}{each}, and this machine has {cores} core{'s' * (cores != 1)}: make it at most {most}.")
+        each = (
+            f" for each of {of} makes {value * times} {kind}"
+            if times > 1
+            else f" asks for as many {kind}"
+        )
+        yield ConfigError(
+            f"{key}={value}{each}, and this machine has {cores} core{'s' * (cores != 1)}: make it at most {most}."
+        )
 
 
 def device_problems(config: SiiRLArguments) -> Iterator[SiirlError]:

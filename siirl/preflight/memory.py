@@ -39,13 +39,19 @@ class EnvBytes:
 
 
 ENV_BYTES = {
-    "mujoco": EnvBytes(server=230e6, scene=60e6, simulator=25e6),  # with four tasks 0.96 GB of one environment a server, 1.85 GB of six
+    "mujoco": EnvBytes(
+        server=230e6, scene=60e6, simulator=25e6
+    ),  # with four tasks 0.96 GB of one environment a server, 1.85 GB of six
     # Three tasks of object, images of 128 pixels, placeholders for 17 files of the benchmark's: 5.4 GB of one, 6.6 GB of two.
     "libero": EnvBytes(server=300e6, scene=700e6, simulator=150e6, bounded=True),
-    "libero (stand-in assets)": EnvBytes(server=300e6, scene=50e6, simulator=50e6, bounded=True),  # five tasks: 1.53 GB of one, 2.0 of two
+    "libero (stand-in assets)": EnvBytes(
+        server=300e6, scene=50e6, simulator=50e6, bounded=True
+    ),  # five tasks: 1.53 GB of one, 2.0 of two
 }
 """By `EnvSpec.name`; measured on two servers, the memory that no other process has (November 2026)."""
-OTHER_ENV_BYTES = EnvBytes(server=200e6, scene=0.0, simulator=0.0)  # interpreter and Gymnasium; what another simulator adds is not known
+OTHER_ENV_BYTES = EnvBytes(
+    server=200e6, scene=0.0, simulator=0.0
+)  # interpreter and Gymnasium; what another simulator adds is not known
 
 
 @dataclass(frozen=True)
@@ -63,13 +69,21 @@ def episodes_of_step(config: SiiRLArguments) -> HeldEpisodes:
     """All rollouts of a training step."""
     prompts, group_size = config.data.train_batch_size, config.actor_rollout_ref.rollout.n
     keys = "data.train_batch_size x actor_rollout_ref.rollout.n"
-    return HeldEpisodes(prompts * group_size, f"{keys} = {prompts} x {group_size} trajectories", "lower one of these two")
+    return HeldEpisodes(
+        prompts * group_size,
+        f"{keys} = {prompts} x {group_size} trajectories",
+        "lower one of these two",
+    )
 
 
 def episodes_at_once(config: SiiRLArguments) -> HeldEpisodes:
     """Those that are being played, where each is let go when it is over, as in an evaluation."""
     count = sizes.slots(config)
-    return HeldEpisodes(count, f"{counted(count, 'episode')} at the same time", "lower env.num_servers or env.envs_per_server")
+    return HeldEpisodes(
+        count,
+        f"{counted(count, 'episode')} at the same time",
+        "lower env.num_servers or env.envs_per_server",
+    )
 
 
 def episodes_of_training(config: SiiRLArguments) -> HeldEpisodes:
@@ -82,19 +96,34 @@ def image_bytes_per_trajectory(config: SiiRLArguments, env_spec: EnvSpec) -> flo
     space = getattr(env_spec.observation_space, "spaces", {}).get(IMAGES)
     if space is None:
         return 0.0
-    chunk_length = int(config.actor_rollout_ref.model.options.get("chunk_length", 8))  # the shipped policy's
+    chunk_length = int(
+        config.actor_rollout_ref.model.options.get("chunk_length", 8)
+    )  # the shipped policy's
     return math.ceil(env_spec.max_episode_steps / chunk_length) * float(math.prod(space.shape))
 
 
 def training_memory(config: SiiRLArguments, env_spec: EnvSpec, *, models: int) -> Parts:
     """What a training run takes; `models` is 2 where there is a critic."""
-    adapters, has_own_reference = config.actor_rollout_ref.model.lora.rank > 0, config.actor_rollout_ref.ref.path is not None
-    frozen = int(adapters) + int(sizes.needs_reference(config) and (has_own_reference or not adapters))
-    weights = frozen * BYTES_PER_PARAMETER + (models - adapters) * BYTES_PER_TRAINED_PARAMETER  # of adapters: hardly anything
+    adapters, has_own_reference = (
+        config.actor_rollout_ref.model.lora.rank > 0,
+        config.actor_rollout_ref.ref.path is not None,
+    )
+    frozen = int(adapters) + int(
+        sizes.needs_reference(config) and (has_own_reference or not adapters)
+    )
+    weights = (
+        frozen * BYTES_PER_PARAMETER + (models - adapters) * BYTES_PER_TRAINED_PARAMETER
+    )  # of adapters: hardly anything
     return (
         *_processes(config, env_spec),
-        ("policy, critic and Adam" if models > 1 else "policy and Adam", weights * policy_parameters(config)),
-        ("images", episodes_of_training(config).count * image_bytes_per_trajectory(config, env_spec)),
+        (
+            "policy, critic and Adam" if models > 1 else "policy and Adam",
+            weights * policy_parameters(config),
+        ),
+        (
+            "images",
+            episodes_of_training(config).count * image_bytes_per_trajectory(config, env_spec),
+        ),
     )
 
 
@@ -107,19 +136,26 @@ def evaluation_memory(config: SiiRLArguments, env_spec: EnvSpec) -> Parts:
     )
 
 
-def simulation_problems(config: SiiRLArguments, env_spec: EnvSpec, held: HeldEpisodes, *, total_memory_bytes: float) -> list[SiirlError]:
+def simulation_problems(
+    config: SiiRLArguments, env_spec: EnvSpec, held: HeldEpisodes, *, total_memory_bytes: float
+) -> list[SiirlError]:
     """Simulators and images, which no GPU takes over, that need far more than this machine has.
 
     What only may be too much is a warning (`shortage`).
     """
-    environments, images = _environments(config, env_spec), held.count * image_bytes_per_trajectory(config, env_spec)
+    environments, images = (
+        _environments(config, env_spec),
+        held.count * image_bytes_per_trajectory(config, env_spec),
+    )
     if config.cluster.address is not None or environments + images <= ROUGHLY * total_memory_bytes:
         return []
     tasks, kept = counted(len(env_spec.tasks), "task"), _simulators(config, env_spec)
     tasks += f" ({kept} of them kept)" if kept < len(env_spec.tasks) else ""
     of_images = f", the images of {held.told} {size_text(images)}" if images else ""
     remedies = [held.remedy] if images > environments else _fewer_simulators(config, env_spec)
-    remedies += ["or give cluster.address= of a larger cluster"] if config.cluster.mode == "ray" else []
+    remedies += (
+        ["or give cluster.address= of a larger cluster"] if config.cluster.mode == "ray" else []
+    )
     return [
         ConfigError(
             f"env.num_servers x env.envs_per_server = {sizes.servers(config)} x {config.env.envs_per_server} environments with {tasks} "
@@ -165,14 +201,20 @@ def _processes(config: SiiRLArguments, env_spec: EnvSpec) -> Parts:
     return (
         ("environments", _environments(config, env_spec)),
         ("workers", sizes.ranks(config) * WORKER_BYTES),
-        ("Ray", RAY_BYTES if config.cluster.mode == "ray" and config.cluster.address is None else 0.0),
+        (
+            "Ray",
+            RAY_BYTES if config.cluster.mode == "ray" and config.cluster.address is None else 0.0,
+        ),
     )
 
 
 def _environments(config: SiiRLArguments, env_spec: EnvSpec) -> float:
     sized, simulators = ENV_BYTES.get(env_spec.name, OTHER_ENV_BYTES), _simulators(config, env_spec)
     scenes = min(len(env_spec.tasks), simulators * config.env.envs_per_server)
-    return sizes.servers(config) * (sized.server + scenes * sized.scene) + sizes.slots(config) * simulators * sized.simulator
+    return (
+        sizes.servers(config) * (sized.server + scenes * sized.scene)
+        + sizes.slots(config) * simulators * sized.simulator
+    )
 
 
 def _simulators(config: SiiRLArguments, env_spec: EnvSpec) -> int:
@@ -185,7 +227,11 @@ def _fewer_simulators(config: SiiRLArguments, env_spec: EnvSpec) -> list[str]:
     sized, remedies = ENV_BYTES.get(env_spec.name, OTHER_ENV_BYTES), list[str]()
     if _simulators(config, env_spec) > 1 and sized.simulator:
         remedies += ["name fewer env.tasks"]
-        remedies += ["keep the simulators of fewer of them ('env.kwargs={kept_simulators: 1}')"] if sized.bounded else []
+        remedies += (
+            ["keep the simulators of fewer of them ('env.kwargs={kept_simulators: 1}')"]
+            if sized.bounded
+            else []
+        )
     if sizes.slots(config) > 1 or not remedies:
         remedies.insert(0, "lower env.num_servers or env.envs_per_server")
     return remedies

@@ -9,7 +9,12 @@ from siirl.params.paths import find
 from siirl.params.policies import LANGUAGE_MODEL
 from siirl.params.resume_line import NEWEST_CHECKPOINT
 from siirl.params.training_args import SiiRLArguments
-from siirl.params.weight_files import LANGUAGE_MODEL_FOLDER, check_safetensors, may_be_hub_id, weight_files
+from siirl.params.weight_files import (
+    LANGUAGE_MODEL_FOLDER,
+    check_safetensors,
+    may_be_hub_id,
+    weight_files,
+)
 
 SHIPPED_ENCODERS = {"tiny": "assets/vjepa_tiny"}
 BUILT_IN_ENCODERS = ("random", "pixels")  # baselines without weights
@@ -21,7 +26,11 @@ def file_problems(config: SiiRLArguments) -> list[SiirlError]:
     try:
         return _file_problems(config)
     except OSError as error:  # a name that is too long, a folder that must not be read
-        return [ConfigError(f"A path of the configuration cannot be looked at: {error.strerror} ({str(error.filename)[:200]}).")]
+        return [
+            ConfigError(
+                f"A path of the configuration cannot be looked at: {error.strerror} ({str(error.filename)[:200]})."
+            )
+        ]
 
 
 def _file_problems(config: SiiRLArguments) -> list[SiirlError]:
@@ -35,7 +44,11 @@ def _file_problems(config: SiiRLArguments) -> list[SiirlError]:
         problems += _encoder(config.reward.encoder)
         problems += _demonstrations(config.reward.demonstrations)
     if config.dag.workflow_file is not None and not Path(config.dag.workflow_file).is_file():
-        problems.append(MissingAssetError(f"dag.workflow_file={config.dag.workflow_file}: there is no such file."))
+        problems.append(
+            MissingAssetError(
+                f"dag.workflow_file={config.dag.workflow_file}: there is no such file."
+            )
+        )
     return problems
 
 
@@ -89,10 +102,14 @@ def _encoder(encoder: str) -> Iterator[SiirlError]:
             )
         yield from _whole(weights, place="reward.encoder")
     elif path.is_dir() and not (path / "config.json").is_file():
-        yield MissingAssetError(f"reward.encoder={encoder}: there is no config.json in {path}, so it is no folder of an encoder.")
+        yield MissingAssetError(
+            f"reward.encoder={encoder}: there is no config.json in {path}, so it is no folder of an encoder."
+        )
     elif not path.exists() and not may_be_hub_id(encoder):
         known = ", ".join([*SHIPPED_ENCODERS, *BUILT_IN_ENCODERS])
-        yield MissingAssetError(f"reward.encoder={encoder}: no such file or folder. Known: {known}; or a folder, a .pt file, a hub id.")
+        yield MissingAssetError(
+            f"reward.encoder={encoder}: no such file or folder. Known: {known}; or a folder, a .pt file, a hub id."
+        )
 
 
 def _demonstrations(path: str | None) -> Iterator[SiirlError]:
@@ -113,11 +130,19 @@ def find_resume(config: SiiRLArguments) -> Path | None:
     if resume is None:
         return None
     if resume == "auto":
-        runs = (Path(config.trainer.output_dir).expanduser() / config.trainer.experiment_name).glob(f"*/{NEWEST_CHECKPOINT}")
-        return max((pointer.parent.parent for pointer in runs), default=None)  # their names are times
+        runs = (Path(config.trainer.output_dir).expanduser() / config.trainer.experiment_name).glob(
+            f"*/{NEWEST_CHECKPOINT}"
+        )
+        return max(
+            (pointer.parent.parent for pointer in runs), default=None
+        )  # their names are times
     path = Path(resume).expanduser()
     if not path.is_dir():
-        raise MissingAssetError(f"trainer.resume={resume}: there is no such folder. Give a run folder, a checkpoint in it, or auto.")
+        raise MissingAssetError(
+            f"trainer.resume={resume}: there is no such folder. Give a run folder, a checkpoint in it, or auto."
+        )
     if (path / "config.yaml").is_file() and not (path / NEWEST_CHECKPOINT).is_file():
-        raise ConfigError(f"trainer.resume={resume}: this run has no checkpoint (there is no {NEWEST_CHECKPOINT} in it).")
+        raise ConfigError(
+            f"trainer.resume={resume}: this run has no checkpoint (there is no {NEWEST_CHECKPOINT} in it)."
+        )
     return path

@@ -15,13 +15,23 @@ from siirl.params.printable import printable
 from siirl.params.training_args import SiiRLArguments, TrainingArguments
 from siirl.params.weight_files import learnt_tasks
 from siirl.preflight.duration import estimated_minutes
-from siirl.preflight.memory import BYTES_PER_PARAMETER, counted, policy_parameters, shortage, size_text, total, training_memory
+from siirl.preflight.memory import (
+    BYTES_PER_PARAMETER,
+    counted,
+    policy_parameters,
+    shortage,
+    size_text,
+    total,
+    training_memory,
+)
 
 MOMENTS_BYTES_PER_PARAMETER = 8  # Adam's, in a checkpoint beside the weight
 VIDEO_BYTES = 300e3  # some seconds of 256x256 mp4
 LOG_BYTES = 20e6
 LISTED_TASKS = 10  # of more, for example the 90 of a suite of LIBERO, the plan names these and counts the others
-SHORTEST_STEP_S = 1.0  # of a job that records videos; bounds their number where max_minutes ends the run
+SHORTEST_STEP_S = (
+    1.0  # of a job that records videos; bounds their number where max_minutes ends the run
+)
 UNGRADED_ROWS = (
     "rows that the environment cannot grade (no ground truth, or a style that wants a judge) are asked too: your reward alone decides, and "
     "successes count the others (env.kwargs.ungraded)"
@@ -138,7 +148,9 @@ def make_plan(
     models = 2 if critic is not None else 1
     val_episodes = trainer.val_episodes * len(env_spec.tasks)
     evaluations = _evaluations(config)
-    nodes = {node_id: graph.get_node(node_id).skip_reason for node_id in graph.get_topological_sort()}
+    nodes = {
+        node_id: graph.get_node(node_id).skip_reason for node_id in graph.get_topological_sort()
+    }
     return Plan(
         pipeline=_graph_name(config),
         nodes=tuple(node_id for node_id, reason in nodes.items() if reason is None),
@@ -173,7 +185,9 @@ def make_plan(
         free_memory_bytes=free_memory_bytes,
         disk_bytes=_disk(config, models=models, val_episodes=val_episodes),
         ungraded=env_spec.leaves_ungraded,
-        minutes=estimated_minutes(config, env_spec, cores=cores, val_episodes=val_episodes * (evaluations or 0)),
+        minutes=estimated_minutes(
+            config, env_spec, cores=cores, val_episodes=val_episodes * (evaluations or 0)
+        ),
     )
 
 
@@ -184,7 +198,10 @@ def render(plan: Plan) -> str:
         *(("skipped", f"{node}: {reason}") for node, reason in plan.skipped),
         ("ranks", _render_ranks(plan)),
         ("tasks", f"{plan.env}: {_render_tasks(plan)}"),
-        ("environments", f"{counted(plan.num_servers, 'server')} x {plan.envs_per_server} = {plan.num_servers * plan.envs_per_server}"),
+        (
+            "environments",
+            f"{counted(plan.num_servers, 'server')} x {plan.envs_per_server} = {plan.num_servers * plan.envs_per_server}",
+        ),
         ("a step", _render_step(plan)),
         ("update", _render_update(plan)),
         ("loss", plan.loss),
@@ -205,13 +222,21 @@ def render(plan: Plan) -> str:
 
 def _graph_name(config: SiiRLArguments) -> str:
     own, pipeline = config.dag.own_graph, config.dag.pipeline
-    return str(pipeline) if own is None else own if pipeline is None else f"{own} (defaults of pipeline={pipeline})"
+    return (
+        str(pipeline)
+        if own is None
+        else own
+        if pipeline is None
+        else f"{own} (defaults of pipeline={pipeline})"
+    )
 
 
 def _render_tasks(plan: Plan) -> str:
     if plan.file_epochs is not None:
         return "questions of data.train_files"
-    return _listed(plan.tasks) + ("; more prompts where most is to be learnt" if plan.task_sampling == "learnable" else "")
+    return _listed(plan.tasks) + (
+        "; more prompts where most is to be learnt" if plan.task_sampling == "learnable" else ""
+    )
 
 
 def _listed(tasks: Sequence[str]) -> str:
@@ -242,7 +267,11 @@ def _render_update(plan: Plan) -> str:
 
 def _render_length(plan: Plan) -> str:
     bounds = [] if plan.max_minutes is None else [f"{plan.max_minutes:g} minutes of training"]
-    bounds += [] if plan.file_epochs is None else [f"{counted(plan.file_epochs, 'pass', 'es')} over the files"]
+    bounds += (
+        []
+        if plan.file_epochs is None
+        else [f"{counted(plan.file_epochs, 'pass', 'es')} over the files"]
+    )
     if plan.steps is None:
         return f"steps until {' or '.join(bounds)}; evaluations of {plan.val_episodes} episodes"
     bound = f", at most {' or '.join(bounds)}" if bounds else ""
@@ -271,7 +300,11 @@ def _start(config: SiiRLArguments, env_spec: EnvSpec) -> str | None:
     if not known or not others:
         return None
     said = f"{path} has learnt {_listed(known)}"
-    unseen = "none of this run's tasks" if len(others) == len(env_spec.tasks) else f"not of {_listed(others)}"
+    unseen = (
+        "none of this run's tasks"
+        if len(others) == len(env_spec.tasks)
+        else f"not of {_listed(others)}"
+    )
     return f"WARNING: {said}, {unseen}: expect hardly any success there, or make weights for them with python -m siirl.warm_start"
 
 
@@ -280,8 +313,12 @@ def _disk(config: SiiRLArguments, *, models: int, val_episodes: int) -> float:
     steps = _steps_at_most(trainer)
     written = 1 + (steps // trainer.save_freq if trainer.save_freq > 0 else 0)
     checkpoints = min(written, KEPT_CHECKPOINTS + 1)  # the oldest goes when the newest is whole
-    evaluations = min(_evaluations(config) or 1, steps + 2)  # each after a step, but for the one before and the one at the end
-    of_a_step = min(trainer.record_episodes, sizes.trajectories_per_step(config))  # a large number means all of them
+    evaluations = min(
+        _evaluations(config) or 1, steps + 2
+    )  # each after a step, but for the one before and the one at the end
+    of_a_step = min(
+        trainer.record_episodes, sizes.trajectories_per_step(config)
+    )  # a large number means all of them
     videos = steps * of_a_step + evaluations * min(trainer.record_val_episodes, val_episodes)
     trained = models - int(config.actor_rollout_ref.model.lora.rank > 0)
     weights = models * BYTES_PER_PARAMETER + trained * MOMENTS_BYTES_PER_PARAMETER
@@ -291,7 +328,11 @@ def _disk(config: SiiRLArguments, *, models: int, val_episodes: int) -> float:
 def _steps_at_most(trainer: TrainingArguments) -> int:
     """Steps that fit into the run; 0 where only minutes bound it, and so nothing is known of them."""
     steps = trainer.total_steps or 0
-    return steps if trainer.max_minutes is None else min(steps, math.ceil(60 * trainer.max_minutes / SHORTEST_STEP_S))
+    return (
+        steps
+        if trainer.max_minutes is None
+        else min(steps, math.ceil(60 * trainer.max_minutes / SHORTEST_STEP_S))
+    )
 
 
 def _evaluations(config: SiiRLArguments) -> int | None:

@@ -72,7 +72,12 @@ def prepare(config: SiiRLArguments, spec: EnvSpec) -> Job:
     if is_text(spec):
         check_text(config)
     else:
-        check_policy(config, spec, with_critic=needs_critic(graph), with_adapters=config.actor_rollout_ref.model.lora.rank > 0)
+        check_policy(
+            config,
+            spec,
+            with_critic=needs_critic(graph),
+            with_adapters=config.actor_rollout_ref.model.lora.rank > 0,
+        )
         check_reward(config)
         check_encoder(config)
         check_demonstrations(config, spec)
@@ -82,11 +87,26 @@ def prepare(config: SiiRLArguments, spec: EnvSpec) -> Job:
         *warnings_of(config, spec),
         *([] if is_text(spec) else _without_videos(config, spec)),
     ]
-    loss = ActorLoss(config.actor_rollout_ref.actor, horizon=1).describe()  # the horizon is known when the policy is
+    loss = ActorLoss(
+        config.actor_rollout_ref.actor, horizon=1
+    ).describe()  # the horizon is known when the policy is
     critic = describe_critic(config) if needs_critic(graph) else None
     cores = len(os.sched_getaffinity(0))
-    plan = make_plan(config, graph, spec, free_memory_bytes=free_memory_bytes(), cores=cores, loss=loss, critic=critic, begins=begins)
-    refuse(simulation_problems(config, spec, episodes_of_training(config), total_memory_bytes=total_memory_bytes()))
+    plan = make_plan(
+        config,
+        graph,
+        spec,
+        free_memory_bytes=free_memory_bytes(),
+        cores=cores,
+        loss=loss,
+        critic=critic,
+        begins=begins,
+    )
+    refuse(
+        simulation_problems(
+            config, spec, episodes_of_training(config), total_memory_bytes=total_memory_bytes()
+        )
+    )
     return Job(graph=graph, plan=plan, warnings=tuple(warnings))
 
 
@@ -104,7 +124,11 @@ def check_resume(config: SiiRLArguments) -> str | None:
     wanted, folder, total = config.trainer.resume, find_resume(config), config.trainer.total_steps
     config.trainer.resume = None if folder is None else str(folder)
     if folder is None:
-        return None if wanted is None else f"anew: trainer.resume={wanted} finds no checkpoint of {config.trainer.experiment_name}"
+        return (
+            None
+            if wanted is None
+            else f"anew: trainer.resume={wanted} finds no checkpoint of {config.trainer.experiment_name}"
+        )
     manifest = read_manifest(resolve_checkpoint(folder))
     step = int(manifest["step"])
     if total is not None and step >= total and not manifest.get(EVALUATION_DUE, False):
@@ -118,9 +142,17 @@ def check_resume(config: SiiRLArguments) -> str | None:
 def load_graph(config: SiiRLArguments) -> TaskGraph:
     """The job's graph, checked, with the nodes skipped whose results nobody would use."""
     dag = config.dag
-    graph = load_pipeline(pipeline=dag.pipeline, custom_pipeline_fn=dag.custom_pipeline_fn, workflow_file=dag.workflow_file)
+    graph = load_pipeline(
+        pipeline=dag.pipeline,
+        custom_pipeline_fn=dag.custom_pipeline_fn,
+        workflow_file=dag.workflow_file,
+    )
     check_kl_in_reward_order(graph, use_kl_in_reward=config.algorithm.use_kl_in_reward)
-    skip_unused(graph, needs_reference=sizes.needs_reference(config), needs_old_log_probs=sizes.needs_old_log_probs(config))
+    skip_unused(
+        graph,
+        needs_reference=sizes.needs_reference(config),
+        needs_old_log_probs=sizes.needs_old_log_probs(config),
+    )
     return graph
 
 
@@ -131,7 +163,9 @@ def require_configured_columns(config: SiiRLArguments, graph: TaskGraph) -> None
         ConfigError: No node before them provides one: GAE without a critic's values, a KL in the loss without the reference's log-probs.
     """
     parameters = inspect.signature(ADVANTAGES[config.algorithm.adv_estimator]).parameters
-    of_estimator = [name for name, parameter in parameters.items() if parameter.default is parameter.empty]
+    of_estimator = [
+        name for name, parameter in parameters.items() if parameter.default is parameter.empty
+    ]
     of_loss = ["ref_log_prob"] if config.actor_rollout_ref.actor.use_kl_loss else []
     for node in graph.get_nodes():
         if node.node_role is NodeRole.ADVANTAGE:
@@ -141,7 +175,9 @@ def require_configured_columns(config: SiiRLArguments, graph: TaskGraph) -> None
     graph.check_columns()
 
 
-def check_policy(config: SiiRLArguments, spec: EnvSpec, *, with_critic: bool = False, with_adapters: bool = False) -> None:
+def check_policy(
+    config: SiiRLArguments, spec: EnvSpec, *, with_critic: bool = False, with_adapters: bool = False
+) -> None:
     """Build the policy once, here, so that what cannot be built, or fits neither weights nor environment, starts no process.
 
     Large weights are not read twice: of an OpenVLA names and shapes are compared, of a policy of the user's own whose weights are large
@@ -162,7 +198,14 @@ def check_policy(config: SiiRLArguments, spec: EnvSpec, *, with_critic: bool = F
             return
     place += f" actor_rollout_ref.model.options={as_text(model.options)}"
     try:
-        policy = build_policy(model.policy, path=path, spec=spec, seed=config.trainer.seed, options=model.options, weights=not large)
+        policy = build_policy(
+            model.policy,
+            path=path,
+            spec=spec,
+            seed=config.trainer.seed,
+            options=model.options,
+            weights=not large,
+        )
         if path is not None:
             policy.check_options(spec, options=model.options, path=path)
         check_actions(policy.action_tokenizer, spec, place=place)
@@ -174,7 +217,9 @@ def check_policy(config: SiiRLArguments, spec: EnvSpec, *, with_critic: bool = F
         raise
     except MISTAKES as error:
         if own:
-            raise ConfigError(f"{place}: building it for env={config.env.name} raised {tell(error)}.") from error
+            raise ConfigError(
+                f"{place}: building it for env={config.env.name} raised {tell(error)}."
+            ) from error
         if not isinstance(error, ArithmeticError | RuntimeError | TypeError | ValueError):
             raise
         raise ConfigError(f"{place} does not fit env={config.env.name}: {error}") from error
@@ -222,7 +267,9 @@ def check_encoder(config: SiiRLArguments) -> None:
     try:
         make_encoder(config)
     except (KeyError, OSError, RuntimeError, TypeError, ValueError) as error:
-        raise ConfigError(f"reward.encoder={name} cannot be loaded: {error} Take reward.encoder=tiny, or see vjepa.encoders.") from error
+        raise ConfigError(
+            f"reward.encoder={name} cannot be loaded: {error} Take reward.encoder=tiny, or see vjepa.encoders."
+        ) from error
 
 
 def _weights_bytes(path: Path) -> int:
@@ -243,7 +290,9 @@ def check_demonstrations(config: SiiRLArguments, spec: EnvSpec) -> None:
     try:
         tasks = load_demonstration_clips(str(find(file)))
     except (AttributeError, MemoryError, ValueError, *DAMAGE) as error:
-        raise ConfigError(f"{place} holds no clips ({error}): make some with python -m siirl.warm_start --clips FILE.") from error
+        raise ConfigError(
+            f"{place} holds no clips ({error}): make some with python -m siirl.warm_start --clips FILE."
+        ) from error
     if not tasks.keys() & set(spec.tasks):
         raise ConfigError(
             f"{place} has clips of {', '.join(sorted(tasks)) or 'nothing'}, and this job has the tasks {', '.join(spec.tasks)}: "
@@ -258,6 +307,12 @@ def _without_videos(config: SiiRLArguments, spec: EnvSpec) -> list[str]:
         return []
     trainer.record_episodes = trainer.record_val_episodes = 0
     without_pygame = config.env.name == "gymnasium" and importlib.util.find_spec("pygame") is None
-    remedy = " Gymnasium draws its small environments with pygame: pip install pygame." if without_pygame else ""
+    remedy = (
+        " Gymnasium draws its small environments with pygame: pip install pygame."
+        if without_pygame
+        else ""
+    )
     keys = "trainer.record_episodes, trainer.record_val_episodes"
-    return [f"{', '.join(spec.tasks)} cannot be rendered here, so no videos are recorded ({keys}).{remedy}"]
+    return [
+        f"{', '.join(spec.tasks)} cannot be rendered here, so no videos are recorded ({keys}).{remedy}"
+    ]

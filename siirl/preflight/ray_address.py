@@ -13,7 +13,9 @@ from siirl.errors import ConfigError
 
 AUTO = "auto"
 TIMEOUT_S = 5.0  # a listener in the same data centre answers in milliseconds
-REMEDY = "Start a cluster there (ray start --head), or leave cluster.address out to run on this machine."
+REMEDY = (
+    "Start a cluster there (ray start --head), or leave cluster.address out to run on this machine."
+)
 
 
 def resolve_address(address: str) -> str:
@@ -27,8 +29,16 @@ def resolve_address(address: str) -> str:
         address = os.environ.get("RAY_ADDRESS") or _started_last()
         place = f"cluster.address={AUTO} ({address})"
     host, colon, port = address.rpartition(":")
-    if "://" in address or not colon or not host or not port.isdecimal() or not 0 < int(port) < 2**16:
-        raise ConfigError(f"{place} is no address of a Ray cluster: write HOST:PORT as `ray start --head` prints it, or {AUTO}.")
+    if (
+        "://" in address
+        or not colon
+        or not host
+        or not port.isdecimal()
+        or not 0 < int(port) < 2**16
+    ):
+        raise ConfigError(
+            f"{place} is no address of a Ray cluster: write HOST:PORT as `ray start --head` prints it, or {AUTO}."
+        )
     return address
 
 
@@ -46,7 +56,9 @@ def address_problems(address: str | None) -> Iterator[ConfigError]:
         socket.create_connection((host.strip("[]"), int(port)), timeout=TIMEOUT_S).close()
     except OSError as error:
         place = address if address == resolved else f"{address} ({resolved})"
-        yield ConfigError(f"cluster.address={place}: nobody answers there ({error.strerror or error}). {REMEDY}")
+        yield ConfigError(
+            f"cluster.address={place}: nobody answers there ({error.strerror or error}). {REMEDY}"
+        )
 
 
 def _started_last() -> str:
@@ -54,5 +66,7 @@ def _started_last() -> str:
     temporary = os.environ.get("RAY_TMPDIR") or os.environ.get("TMPDIR") or "/tmp"
     file = Path(temporary) / "ray" / "ray_current_cluster"
     if not file.is_file():
-        raise ConfigError(f"cluster.address={AUTO}: no Ray cluster was started on this machine ({file} is not there). {REMEDY}")
+        raise ConfigError(
+            f"cluster.address={AUTO}: no Ray cluster was started on this machine ({file} is not there). {REMEDY}"
+        )
     return file.read_text().strip()

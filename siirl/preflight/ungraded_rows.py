@@ -19,7 +19,10 @@ ASK_UNGRADED = ("math", "tools")
 
 def grade_of_every_row(config: SiiRLArguments) -> str | None:
     """The key of a part of the reward that is the environment's grade, whatever a row's data source; None where there is none."""
-    parts = [(f"reward.functions[{number}].name", part) for number, part in enumerate(config.reward.functions)]
+    parts = [
+        (f"reward.functions[{number}].name", part)
+        for number, part in enumerate(config.reward.functions)
+    ]
     if config.custom_reward_function.name is not None:
         parts.append(("custom_reward_function.name", {"name": config.custom_reward_function.name}))
     for place, part in parts or [("reward.name", {"name": config.reward.name})]:
@@ -32,7 +35,12 @@ def ask_ungraded_rows(config: SiiRLArguments) -> None:
     """Set `env.kwargs.ungraded` where rows come from files and the reward needs no grade, unless it is set."""
     kwargs = config.env.kwargs
     from_files = bool(config.data.train_files or kwargs.get("files"))
-    if from_files and config.env.name in ASK_UNGRADED and UNGRADED not in kwargs and grade_of_every_row(config) is None:
+    if (
+        from_files
+        and config.env.name in ASK_UNGRADED
+        and UNGRADED not in kwargs
+        and grade_of_every_row(config) is None
+    ):
         config.env.kwargs = {**kwargs, UNGRADED: True}
 
 
@@ -50,12 +58,19 @@ def grading_problems(config: SiiRLArguments, spec: EnvSpec) -> Iterator[SiirlErr
     """What would go by a grade where rows may have none."""
     if not spec.leaves_ungraded:
         return
-    asked, band = f"env.kwargs.{UNGRADED}=true asks rows that the environment cannot grade", config.algorithm.filter
+    asked, band = (
+        f"env.kwargs.{UNGRADED}=true asks rows that the environment cannot grade",
+        config.algorithm.filter,
+    )
     part = grade_of_every_row(config)
     if part is not None:
-        yield ConfigError(f"{asked}, and {part} rewards its grade: give a reward function of your own (custom_reward_function), or false.")
+        yield ConfigError(
+            f"{asked}, and {part} rewards its grade: give a reward function of your own (custom_reward_function), or false."
+        )
     if band.metric == "success":
-        yield ConfigError(f"{asked}, and algorithm.filter.metric=success compares its grades: take score, or env.kwargs.{UNGRADED}=false.")
+        yield ConfigError(
+            f"{asked}, and algorithm.filter.metric=success compares its grades: take score, or env.kwargs.{UNGRADED}=false."
+        )
     if (band.success_low, band.success_high) != (0.0, 1.0):
         yield ConfigError(
             f"{asked}, and algorithm.filter.success_low={band.success_low}, success_high={band.success_high} go by its grades: leave them "

@@ -23,10 +23,16 @@ def unread_problems(config: SiiRLArguments, *, named: Collection[str] = ()) -> l
         config: The job.
         named: Keys that the command line names.
     """
-    return [_unread(config, key) for key in _asked_for(config, named) if not _of_one_domain(key) and not _is_read(config, key)]
+    return [
+        _unread(config, key)
+        for key in _asked_for(config, named)
+        if not _of_one_domain(key) and not _is_read(config, key)
+    ]
 
 
-def unread_in_domain(config: SiiRLArguments, *, text: bool, named: Collection[str] = ()) -> list[SiirlError]:
+def unread_in_domain(
+    config: SiiRLArguments, *, text: bool, named: Collection[str] = ()
+) -> list[SiirlError]:
     """Keys of one domain that the job does not read.
 
     Args:
@@ -42,9 +48,15 @@ def _in_domain(config: SiiRLArguments, text: bool, named: Collection[str]) -> It
     for key in _asked_for(config, named):
         shown = f"{key.place}={as_text(value_of(config, key.place))}"
         if key.metadata["text_only"] and not text:
-            yield ConfigError(f"{shown} is read by text jobs, and {env} is none: {key.metadata['text_only']}. Leave it out.")
-        elif key.place in ROBOTS_ONLY and text and value_of(config, key.place) != 0:  # no videos, of jobs without any
-            yield ConfigError(f"{shown} is read by jobs of robots, and {env} is text: {ROBOTS_ONLY[key.place]}. Leave it out.")
+            yield ConfigError(
+                f"{shown} is read by text jobs, and {env} is none: {key.metadata['text_only']}. Leave it out."
+            )
+        elif (
+            key.place in ROBOTS_ONLY and text and value_of(config, key.place) != 0
+        ):  # no videos, of jobs without any
+            yield ConfigError(
+                f"{shown} is read by jobs of robots, and {env} is text: {ROBOTS_ONLY[key.place]}. Leave it out."
+            )
         elif _of_one_domain(key) and not _is_read(config, key):
             yield _unread(config, key)
 
@@ -65,7 +77,9 @@ def _asked_for(config: SiiRLArguments, named: Collection[str]) -> Iterator[Key]:
 def _shipped(config: SiiRLArguments, place: str) -> list[object]:
     """What the groups under configs/ give a key; `${other.key}` stands for the other key's value."""
     return [
-        value_of(config, value[2:-1]) if isinstance(value, str) and value.startswith("${") else value
+        value_of(config, value[2:-1])
+        if isinstance(value, str) and value.startswith("${")
+        else value
         for value in compose.shipped_values().get(place, ())
     ]
 
@@ -76,4 +90,6 @@ def _is_read(config: SiiRLArguments, key: Key) -> bool:
 
 def _unread(config: SiiRLArguments, key: Key) -> ConfigError:
     reader = next(reader for reader in READERS[key.place] if not reader.there(config))
-    return ConfigError(f"{key.place}={as_text(value_of(config, key.place))} is read {reader.told.format_map(vars(config))}")
+    return ConfigError(
+        f"{key.place}={as_text(value_of(config, key.place))} is read {reader.told.format_map(vars(config))}"
+    )

@@ -15,7 +15,13 @@ from siirl.params.printable import printable
 from siirl.reporting.metrics import Reduced
 from siirl.reporting.progress import Progress
 from siirl.reporting.sentinels import dropped_trajectories
-from siirl.reporting.statistics import MeanInterval, SuccessInterval, all_last, evaluations, mean_scores
+from siirl.reporting.statistics import (
+    MeanInterval,
+    SuccessInterval,
+    all_last,
+    evaluations,
+    mean_scores,
+)
 
 _HEADER_EVERY = 20  # rows: about one screen
 _STAGES_SHOWN = 5
@@ -33,7 +39,9 @@ class Column:
     def cell(self, metrics: Mapping[str, Reduced]) -> str:
         """The value, or a dash where the step has none."""
         value = metrics.get(self.metric)
-        return self.form(value) if isinstance(value, float) and value == value else "-"  # NaN differs from itself
+        return (
+            self.form(value) if isinstance(value, float) and value == value else "-"
+        )  # NaN differs from itself
 
 
 def _percent(value: float) -> str:
@@ -75,11 +83,27 @@ class ConsoleWriter:
     """
 
     def __init__(
-        self, *, total_steps: int | None, limit_s: float | None = None, first_step: int = 1, console: Console | None = None
+        self,
+        *,
+        total_steps: int | None,
+        limit_s: float | None = None,
+        first_step: int = 1,
+        console: Console | None = None,
     ) -> None:
-        self.progress = Progress("training", total_steps, done=max(0, first_step - 1), limit_s=limit_s, console=console, lines=False)
+        self.progress = Progress(
+            "training",
+            total_steps,
+            done=max(0, first_step - 1),
+            limit_s=limit_s,
+            console=console,
+            lines=False,
+        )
         self.progress.__enter__()
-        width = self.progress.console.width - _STEP_WIDTH if self.progress.console.is_terminal else len(COLUMNS) * _CELL_WIDTH
+        width = (
+            self.progress.console.width - _STEP_WIDTH
+            if self.progress.console.is_terminal
+            else len(COLUMNS) * _CELL_WIDTH
+        )
         self._columns = COLUMNS[: max(1, width // _CELL_WIDTH)]
         self._rows = 0
 
@@ -95,7 +119,10 @@ class ConsoleWriter:
 
     def _row(self, step: int, metrics: Mapping[str, Reduced]) -> None:
         if self._rows % _HEADER_EVERY == 0:
-            self.progress.print("step".rjust(_STEP_WIDTH) + "".join(column.title.rjust(_CELL_WIDTH) for column in self._columns))
+            self.progress.print(
+                "step".rjust(_STEP_WIDTH)
+                + "".join(column.title.rjust(_CELL_WIDTH) for column in self._columns)
+            )
         self._rows += 1
         self.progress.advance(step - self.progress.done)
         cells = [self.progress.count().rjust(_STEP_WIDTH)]
@@ -118,8 +145,12 @@ def no_update_line(metrics: Mapping[str, Reduced]) -> str:
     if metrics.get("actor/skipped_updates"):
         return "no update of the policy: its gradients were not finite"
     dropped = dropped_trajectories(metrics)
-    reasons = ", ".join(f"{count:.0f} dropped: {reason.replace('_', ' ')}" for reason, count in dropped.items())
-    return "no update of the policy: the rewards tell no rollouts apart" + (f" ({reasons})" if reasons else "")
+    reasons = ", ".join(
+        f"{count:.0f} dropped: {reason.replace('_', ' ')}" for reason, count in dropped.items()
+    )
+    return "no update of the policy: the rewards tell no rollouts apart" + (
+        f" ({reasons})" if reasons else ""
+    )
 
 
 def stage_line(metrics: Mapping[str, Reduced]) -> str:
@@ -127,9 +158,16 @@ def stage_line(metrics: Mapping[str, Reduced]) -> str:
     stages = [name for name in metrics if name.startswith("time/") and name.endswith("_s")]
     seconds = {name[len("time/") : -len("_s")]: metrics[name] for name in stages}
     total = seconds.pop("step", None)
-    slowest = sorted(((value, stage) for stage, value in seconds.items() if isinstance(value, float)), reverse=True)[:_STAGES_SHOWN]
+    slowest = sorted(
+        ((value, stage) for stage, value in seconds.items() if isinstance(value, float)),
+        reverse=True,
+    )[:_STAGES_SHOWN]
     parts = [f"{stage} {value:.2g}" for value, stage in slowest]
-    return (f"{total:.3g} s: " if isinstance(total, float) else "seconds: ") + ", ".join(parts) if parts else ""
+    return (
+        (f"{total:.3g} s: " if isinstance(total, float) else "seconds: ") + ", ".join(parts)
+        if parts
+        else ""
+    )
 
 
 def evaluation_line(metrics: Mapping[str, Reduced]) -> str:
@@ -137,7 +175,11 @@ def evaluation_line(metrics: Mapping[str, Reduced]) -> str:
 
     Mean return where success is not reported.
     """
-    rates, scores, mean_return = evaluations(metrics), mean_scores(metrics), metrics.get("val/all/return")
+    rates, scores, mean_return = (
+        evaluations(metrics),
+        mean_scores(metrics),
+        metrics.get("val/all/return"),
+    )
     parts = [f"held out, {name}: {rate}" for name, rate in list(rates.items())[-1:]]
     parts += [f"held out, {name}: mean reward {score}" for name, score in list(scores.items())[-1:]]
     if not parts and isinstance(mean_return, float):

@@ -35,7 +35,11 @@ class EpisodeRecorder:
 
     def keep(self, trajectories: Sequence[Trajectory], *, kind: str, step: int) -> None:
         """Remember those that brought frames; `kind` is `train` or `val`."""
-        self.waiting += [(trajectory, kind, step) for trajectory in trajectories if RECORDER_STREAM in trajectory.frames]
+        self.waiting += [
+            (trajectory, kind, step)
+            for trajectory in trajectories
+            if RECORDER_STREAM in trajectory.frames
+        ]
 
     def write(self, rewards: Mapping[str, float]) -> None:
         """Have all videos made, with the reward where `rewards` (by uid) has one; a filtered episode has none."""

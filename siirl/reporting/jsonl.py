@@ -19,7 +19,9 @@ def read_rows(path: Path) -> Iterator[dict[str, Any]]:
     """
     for number, value in read_values(path):
         if not isinstance(value, dict):
-            raise ValueError(f"{path}, line {number}, is no row but a {type(value).__name__}. Mend or delete that line.")
+            raise ValueError(
+                f"{path}, line {number}, is no row but a {type(value).__name__}. Mend or delete that line."
+            )
         yield value
 
 
@@ -33,10 +35,15 @@ def read_values(path: Path) -> Iterator[tuple[int, Any]]:
             continue
         try:
             value = json.loads(line)
-        except (ValueError, RecursionError) as error:  # broken JSON, not UTF-8, a number of 4300 digits, or a thousand lists in each other
+        except (
+            ValueError,
+            RecursionError,
+        ) as error:  # broken JSON, not UTF-8, a number of 4300 digits, or a thousand lists in each other
             if number == len(lines):
                 return
-            raise ValueError(f"{path}, line {number}, is not JSON: {error}. Mend or delete that line.") from error
+            raise ValueError(
+                f"{path}, line {number}, is not JSON: {error}. Mend or delete that line."
+            ) from error
         yield number, value
 
 

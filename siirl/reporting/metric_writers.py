@@ -66,8 +66,13 @@ class JsonlWriter:
 
     def write(self, *, step: int, metrics: Mapping[str, Reduced]) -> None:
         """Append one line."""
-        named = {f"metric/{name}" if name in ROW_KEYS else name: value for name, value in metrics.items()}
-        values = {name: quantiles(value) if isinstance(value, list) else value for name, value in named.items()}
+        named = {
+            f"metric/{name}" if name in ROW_KEYS else name: value for name, value in metrics.items()
+        }
+        values = {
+            name: quantiles(value) if isinstance(value, list) else value
+            for name, value in named.items()
+        }
         self._file.append({"step": step, "time": round(time.time(), 3), **self._notice, **values})
 
     def close(self) -> None:
@@ -79,10 +84,14 @@ class TensorBoardWriter:
     """TensorBoard events: scalars, and histograms of distributions."""
 
     def __init__(self, run: RunDescription) -> None:
-        from torch.utils.tensorboard import SummaryWriter  # here, because it takes a second to import
+        from torch.utils.tensorboard import (
+            SummaryWriter,  # here, because it takes a second to import
+        )
 
         # Events of the steps that a resumed run does again are purged.
-        self._events = SummaryWriter(str(run.folder / TENSORBOARD_FOLDER), purge_step=run.first_step or None)
+        self._events = SummaryWriter(
+            str(run.folder / TENSORBOARD_FOLDER), purge_step=run.first_step or None
+        )
         if run.notice:
             self._events.add_text("notice", run.notice)
 
@@ -114,7 +123,10 @@ class WandbWriter:
         try:
             # Without console capture: the progress bar is no log, and the terminal stays the user's.
             self._run = wandb.init(
-                project=run.project, name=run.experiment, dir=str(run.folder), settings=wandb.Settings(console="off", silent=True)
+                project=run.project,
+                name=run.experiment,
+                dir=str(run.folder),
+                settings=wandb.Settings(console="off", silent=True),
             )
         except wandb.Error as error:
             raise ConfigError(
@@ -126,7 +138,10 @@ class WandbWriter:
         """Send the step; distributions without a finite value are left out."""
         numbers = {name: value for name, value in metrics.items() if not isinstance(value, list)}
         lists = {name: _finite(value) for name, value in metrics.items() if isinstance(value, list)}
-        self._run.log(numbers | {name: self._histogram(value) for name, value in lists.items() if value}, step=step)
+        self._run.log(
+            numbers | {name: self._histogram(value) for name, value in lists.items() if value},
+            step=step,
+        )
 
     def close(self) -> None:
         """Finish the upload."""
@@ -134,7 +149,9 @@ class WandbWriter:
 
 
 def _console(run: RunDescription) -> ConsoleWriter:
-    return ConsoleWriter(total_steps=run.total_steps, limit_s=run.limit_s, first_step=max(1, run.first_step))
+    return ConsoleWriter(
+        total_steps=run.total_steps, limit_s=run.limit_s, first_step=max(1, run.first_step)
+    )
 
 
 WRITERS: dict[str, Callable[..., MetricWriter]] = {
@@ -145,7 +162,9 @@ WRITERS: dict[str, Callable[..., MetricWriter]] = {
 }
 
 
-def register_writer(name: str) -> Callable[[Callable[..., MetricWriter]], Callable[..., MetricWriter]]:
+def register_writer(
+    name: str,
+) -> Callable[[Callable[..., MetricWriter]], Callable[..., MetricWriter]]:
     """Decorator that registers a writer for `trainer.logger`: called with `run`, a RunDescription, it makes a MetricWriter.
 
     Raises:
@@ -177,7 +196,9 @@ class MetricWriters:
         check_loggers(names)
         self._folder = run.folder
         self._writers: list[MetricWriter] = []
-        with contextlib.ExitStack() as opened:  # a writer that cannot open takes back those before it
+        with (
+            contextlib.ExitStack() as opened
+        ):  # a writer that cannot open takes back those before it
             for name in sorted({"jsonl", *names}):
                 self._writers.append(WRITERS[name](run=run))
                 opened.callback(self._writers[-1].close)
@@ -231,4 +252,7 @@ def quantiles(values: Sequence[float]) -> dict[str, float | int]:
         array = np.asarray(values, dtype=np.float64)
         points = [array.mean(), *np.quantile(array, [0.0, 0.25, 0.5, 0.75, 1.0])]
     names = ("mean", "min", "p25", "p50", "p75", "max")
-    return {"count": len(values), **{name: float(point) for name, point in zip(names, points, strict=True)}}
+    return {
+        "count": len(values),
+        **{name: float(point) for name, point in zip(names, points, strict=True)},
+    }

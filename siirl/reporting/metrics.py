@@ -65,7 +65,13 @@ class Metric:
     meaning: str
 
 
-_SUM, _MEAN, _RANK_MEAN, _MAX, _LAST = Reduction.SUM, Reduction.MEAN, Reduction.RANK_MEAN, Reduction.MAX, Reduction.LAST
+_SUM, _MEAN, _RANK_MEAN, _MAX, _LAST = (
+    Reduction.SUM,
+    Reduction.MEAN,
+    Reduction.RANK_MEAN,
+    Reduction.MAX,
+    Reduction.LAST,
+)
 _RATE = Reduction.RATE
 
 # A part in angle brackets stands for any text without a slash.
@@ -78,62 +84,109 @@ METRICS: dict[str, Metric] = {
     "actor/pg_clipfrac_lower": Metric(_LAST, "share of tokens clipped by the dual clip"),
     "actor/ppo_kl": Metric(_LAST, "KL estimate between behaviour and current policy"),
     "actor/ratio_max": Metric(_LAST, "largest importance ratio"),
-    "actor/importance_weight": Metric(_LAST, "weight of a token that corrects for the policy that acted"),
-    "actor/selected_share": Metric(_LAST, "share of tokens that the loss's selection holds back (Clip-Cov, KL-Cov)"),
+    "actor/importance_weight": Metric(
+        _LAST, "weight of a token that corrects for the policy that acted"
+    ),
+    "actor/selected_share": Metric(
+        _LAST, "share of tokens that the loss's selection holds back (Clip-Cov, KL-Cov)"
+    ),
     "actor/policy_drift": Metric(_LAST, "CPGD's drift from the old policy"),
     "actor/kl_loss": Metric(_LAST, "KL to the reference policy, as a loss"),
     "actor/kl_coef": Metric(_LAST, "coefficient of the KL term"),
     "actor/reward_kl_penalty": Metric(_LAST, "KL taken off the reward"),
     "actor/grad_norm": Metric(_LAST, "norm of the whole gradient before clipping"),
     "actor/lr": Metric(_LAST, "learning rate"),
-    "actor/skipped_updates": Metric(_LAST, "optimiser steps that were skipped because their gradient was not finite"),
-    "actor/weights_unchanged": Metric(_LAST, "1 where updates were applied and the acting weights are the same as before, else 0"),
+    "actor/skipped_updates": Metric(
+        _LAST, "optimiser steps that were skipped because their gradient was not finite"
+    ),
+    "actor/weights_unchanged": Metric(
+        _LAST, "1 where updates were applied and the acting weights are the same as before, else 0"
+    ),
     "actor/updates": Metric(_LAST, "optimiser steps of this step; 0 where nothing could be learnt"),
     # The critic's update: global already, too.
-    "critic/vf_loss": Metric(_LAST, "value loss; with critic.normalize_returns in deviations of the returns, squared"),
+    "critic/vf_loss": Metric(
+        _LAST, "value loss; with critic.normalize_returns in deviations of the returns, squared"
+    ),
     "critic/vf_clipfrac": Metric(_LAST, "share of values that were clipped"),
     "critic/grad_norm": Metric(_LAST, "norm of the critic's gradient before clipping"),
     "critic/lr": Metric(_LAST, "learning rate of the critic"),
     "critic/updates": Metric(_LAST, "optimiser steps of the critic in this step"),
-    "critic/skipped_updates": Metric(_LAST, "optimiser steps of the critic that were skipped because their gradient was not finite"),
+    "critic/skipped_updates": Metric(
+        _LAST,
+        "optimiser steps of the critic that were skipped because their gradient was not finite",
+    ),
     "critic/value_mean": Metric(_LAST, "mean value of a decision, before the update"),
     "critic/return_mean": Metric(_LAST, "mean return of a decision: what the values should be"),
-    "critic/explained_variance": Metric(_LAST, "share of the returns' variance that the values of before the update foretold"),
+    "critic/explained_variance": Metric(
+        _LAST, "share of the returns' variance that the values of before the update foretold"
+    ),
     "critic/warmup": Metric(_LAST, "1 in a step that trains the critic alone"),
     # What was rolled out.
-    "rollout/success_rate": Metric(_MEAN, "share of all finished training episodes that succeeded, before any filter"),
+    "rollout/success_rate": Metric(
+        _MEAN, "share of all finished training episodes that succeeded, before any filter"
+    ),
     "rollout/return": Metric(_MEAN, "sum of the environment's rewards an episode"),
-    "rollout/<task>/success_rate": Metric(_MEAN, "share of this task's finished training episodes that succeeded, before any filter"),
+    "rollout/<task>/success_rate": Metric(
+        _MEAN, "share of this task's finished training episodes that succeeded, before any filter"
+    ),
     "rollout/episode_length": Metric(_MEAN, "environment steps an episode"),
     "rollout/episodes": Metric(_SUM, "finished episodes"),
     "rollout/avg_response_length": Metric(_MEAN, "tokens a response"),
     "rollout/avg_prompt_length": Metric(_MEAN, "tokens a prompt"),
     "rollout/turns": Metric(_MEAN, "turns of the model an episode"),
-    "rollout/tokens_per_s": Metric(_RATE, "tokens that the policy generated a second of the rollout"),
-    "rollout/reward/<part>": Metric(_MEAN, "part of the environment's reward an episode, before any filter"),
+    "rollout/tokens_per_s": Metric(
+        _RATE, "tokens that the policy generated a second of the rollout"
+    ),
+    "rollout/reward/<part>": Metric(
+        _MEAN, "part of the environment's reward an episode, before any filter"
+    ),
     "rollout/rejected_episodes": Metric(_SUM, "episodes that the workflow rejected"),
-    "rollout/ungraded_episodes": Metric(_SUM, "episodes of which the environment cannot say success or return, and which neither counts"),
-    "rollout/truncated_share": Metric(_MEAN, "share of episodes that met the limit of steps or of tokens"),
+    "rollout/ungraded_episodes": Metric(
+        _SUM,
+        "episodes of which the environment cannot say success or return, and which neither counts",
+    ),
+    "rollout/truncated_share": Metric(
+        _MEAN, "share of episodes that met the limit of steps or of tokens"
+    ),
     "rollout/entropy": Metric(_MEAN, "entropy of the sampled tokens, nats"),
-    "rollout/log_prob_gap": Metric(_LAST, "largest difference of recomputed and behaviour log-probs"),
-    "rollout/log_prob_gap_mean": Metric(_LAST, "mean difference of recomputed and behaviour log-probs, by which the run stops"),
+    "rollout/log_prob_gap": Metric(
+        _LAST, "largest difference of recomputed and behaviour log-probs"
+    ),
+    "rollout/log_prob_gap_mean": Metric(
+        _LAST, "mean difference of recomputed and behaviour log-probs, by which the run stops"
+    ),
     "rollout/stale_samples": Metric(_SUM, "samples of an older policy version"),
     # Filters and balancing.
     "sampling/rounds": Metric(_LAST, "rounds of rollouts of the step: 1, and one for each refill"),
     "sampling/groups": Metric(_LAST, "groups that are trained on, over all ranks"),
-    "sampling/missing_groups": Metric(_LAST, "groups that the step has fewer than it should, after the last refill"),
+    "sampling/missing_groups": Metric(
+        _LAST, "groups that the step has fewer than it should, after the last refill"
+    ),
     "sampling/kept": Metric(_SUM, "trajectories that passed the filter"),
-    "sampling/dropped_<reason>": Metric(_SUM, "trajectories that the filter dropped for this reason"),
+    "sampling/dropped_<reason>": Metric(
+        _SUM, "trajectories that the filter dropped for this reason"
+    ),
     "data/trajectories": Metric(_SUM, "trajectories that are trained on"),
     "data/bytes": Metric(_SUM, "size of the training batch"),
     "data/bytes_max_process": Metric(_MAX, "size of the largest rank's batch"),
     "data/epoch": Metric(_LAST, "passes over the training prompts so far"),
-    "data/<task>/share": Metric(_LAST, "expected share of the step's prompts that are of this task (data.task_sampling=learnable)"),
+    "data/<task>/share": Metric(
+        _LAST,
+        "expected share of the step's prompts that are of this task (data.task_sampling=learnable)",
+    ),
     "data/prompts": Metric(_LAST, "prompts that are trained on"),
-    "data/prompts_too_long": Metric(_LAST, "training prompts of more than data.max_prompt_length tokens, left out or cut"),
-    "data/heldout_prompts_too_long": Metric(_LAST, "held-out prompts of more than data.max_prompt_length tokens, left out or cut"),
-    "data/prompts_also_held_out": Metric(_LAST, "prompts of the training files that are in the validation files, and so left out"),
-    "data/prompts_nearly_held_out": Metric(_LAST, "training prompts that differ from a held-out one in case or blanks alone"),
+    "data/prompts_too_long": Metric(
+        _LAST, "training prompts of more than data.max_prompt_length tokens, left out or cut"
+    ),
+    "data/heldout_prompts_too_long": Metric(
+        _LAST, "held-out prompts of more than data.max_prompt_length tokens, left out or cut"
+    ),
+    "data/prompts_also_held_out": Metric(
+        _LAST, "prompts of the training files that are in the validation files, and so left out"
+    ),
+    "data/prompts_nearly_held_out": Metric(
+        _LAST, "training prompts that differ from a held-out one in case or blanks alone"
+    ),
     "data/imbalance": Metric(_LAST, "largest share of a rank over the mean share, in tokens"),
     # The reward.
     "reward/mean_score": Metric(_MEAN, "trajectory reward"),
@@ -141,10 +194,14 @@ METRICS: dict[str, Metric] = {
     "reward/baseline": Metric(_MEAN, "reward of the most likely response to a prompt"),
     "reward/score": Metric(Reduction.DISTRIBUTION, "trajectory rewards"),
     "reward/failure_score": Metric(Reduction.DISTRIBUTION, "trajectory rewards of failures"),
-    "reward/failed": Metric(_SUM, "trajectories that were dropped because their reward could not be computed"),
+    "reward/failed": Metric(
+        _SUM, "trajectories that were dropped because their reward could not be computed"
+    ),
     "reward/penalty": Metric(_MEAN, "added to the score for long responses"),
     "reward/part/<part>": Metric(_MEAN, "a summand of the reward, before its weight"),
-    "reward/distance": Metric(Reduction.DISTRIBUTION, "distance of failures to the nearest cluster of successes"),
+    "reward/distance": Metric(
+        Reduction.DISTRIBUTION, "distance of failures to the nearest cluster of successes"
+    ),
     "reward/clusters": Metric(_LAST, "clusters of successes, over all tasks"),
     "reward/noise_share": Metric(_LAST, "share of references that belong to no cluster"),
     "reward/<statistic>": Metric(_LAST, "a statistic of the trajectory reward over all ranks"),
@@ -157,7 +214,9 @@ METRICS: dict[str, Metric] = {
     "env/busy_share": Metric(_RANK_MEAN, "share of the rollout during which a simulator worked"),
     "env/failures": Metric(_SUM, "faults of servers"),
     "env/replays": Metric(_SUM, "episodes played again after a fault"),
-    "env/failed_episodes": Metric(_SUM, "episodes that could not be simulated, and are counted nowhere else"),
+    "env/failed_episodes": Metric(
+        _SUM, "episodes that could not be simulated, and are counted nowhere else"
+    ),
     "policy/calls": Metric(_SUM, "forward passes of the policy during the rollout"),
     "policy/calls_per_s": Metric(_RATE, "forward passes a second"),
     "policy/batch_size": Metric(_MEAN, "requests in one forward pass"),
@@ -167,25 +226,44 @@ METRICS: dict[str, Metric] = {
     "val/<task>/success_rate": Metric(_MEAN, "share of successes, sampled actions"),
     "val/<task>/successes": Metric(_SUM, "successes"),
     "val/<task>/episodes": Metric(_SUM, "episodes"),
-    "val/<task>/ungraded_episodes": Metric(_SUM, "episodes of which the environment cannot say success or return"),
+    "val/<task>/ungraded_episodes": Metric(
+        _SUM, "episodes of which the environment cannot say success or return"
+    ),
     "val/<task>/return": Metric(_MEAN, "sum of the environment's rewards an episode"),
-    "val/<task>/pass_at_<k>": Metric(_MEAN, "chance that one of k sampled answers is right, estimated without bias, over the prompts"),
-    "val/<task>/any_successes": Metric(_SUM, "prompts of which one of the trainer.val_samples answers is right"),
+    "val/<task>/pass_at_<k>": Metric(
+        _MEAN,
+        "chance that one of k sampled answers is right, estimated without bias, over the prompts",
+    ),
+    "val/<task>/any_successes": Metric(
+        _SUM, "prompts of which one of the trainer.val_samples answers is right"
+    ),
     "val/<task>/any_episodes": Metric(_SUM, "prompts with trainer.val_samples answers"),
     "val/<task>/argmax_success_rate": Metric(_MEAN, "share of successes, most probable actions"),
     "val/<task>/argmax_successes": Metric(_SUM, "successes, most probable actions"),
     "val/<task>/argmax_ungraded_episodes": Metric(_SUM, "the same, most probable actions"),
     "val/<task>/argmax_episodes": Metric(_SUM, "episodes, most probable actions"),
-    "val/<task>/argmax_return": Metric(_MEAN, "sum of the environment's rewards an episode, most probable actions"),
+    "val/<task>/argmax_return": Metric(
+        _MEAN, "sum of the environment's rewards an episode, most probable actions"
+    ),
     # The job's own reward of the held-out episodes that the environment leaves without a grade; over all ranks already.
-    "val/<task>/mean_score": Metric(_LAST, "reward of an episode, without the penalty on long responses, sampled actions"),
+    "val/<task>/mean_score": Metric(
+        _LAST, "reward of an episode, without the penalty on long responses, sampled actions"
+    ),
     "val/<task>/score_std": Metric(_LAST, "standard deviation of the rewards, where there are two"),
     "val/<task>/scored_episodes": Metric(_LAST, "episodes that the reward scored"),
-    "val/<task>/unscored_episodes": Metric(_LAST, "episodes that the reward failed to score, and that are in no mean"),
+    "val/<task>/unscored_episodes": Metric(
+        _LAST, "episodes that the reward failed to score, and that are in no mean"
+    ),
     "val/<task>/argmax_mean_score": Metric(_LAST, "reward of an episode, most probable actions"),
-    "val/<task>/argmax_score_std": Metric(_LAST, "standard deviation of the rewards, most probable actions"),
-    "val/<task>/argmax_scored_episodes": Metric(_LAST, "episodes that the reward scored, most probable actions"),
-    "val/<task>/argmax_unscored_episodes": Metric(_LAST, "episodes that the reward failed to score, most probable actions"),
+    "val/<task>/argmax_score_std": Metric(
+        _LAST, "standard deviation of the rewards, most probable actions"
+    ),
+    "val/<task>/argmax_scored_episodes": Metric(
+        _LAST, "episodes that the reward scored, most probable actions"
+    ),
+    "val/<task>/argmax_unscored_episodes": Metric(
+        _LAST, "episodes that the reward failed to score, most probable actions"
+    ),
     # Time and memory.
     "time/<node>_s": Metric(Reduction.DURATION, "seconds of this node on the slowest rank"),
     "memory/<what>_bytes": Metric(_MAX, "peak memory of the largest process"),
@@ -200,10 +278,14 @@ def register_metric(name: str, *, reduction: Reduction, meaning: str) -> None:
         ConfigError: A name that is not `area/name`, or that is declared otherwise already.
     """
     if not re.fullmatch(r"[a-z0-9_]+(/[A-Za-z0-9_.<>-]+)+", name):
-        raise ConfigError(f"Metric {name!r} is not of the form area/name, for example 'reward/jerk'.")
+        raise ConfigError(
+            f"Metric {name!r} is not of the form area/name, for example 'reward/jerk'."
+        )
     metric = Metric(reduction, meaning)
     if METRICS.setdefault(name, metric) != metric:
-        raise ConfigError(f"Metric {name!r} is declared already, as {METRICS[name]}: take another name.")
+        raise ConfigError(
+            f"Metric {name!r} is declared already, as {METRICS[name]}: take another name."
+        )
     _pattern.cache_clear()
 
 
@@ -216,14 +298,22 @@ def declaration(name: str) -> Metric:
     found = find_declaration(name)
     if found is not None:
         return found
-    raise UnknownNameError.of(kind="metric (declare it with siirl.reporting.metrics.register_metric)", name=name, known=METRICS)
+    raise UnknownNameError.of(
+        kind="metric (declare it with siirl.reporting.metrics.register_metric)",
+        name=name,
+        known=METRICS,
+    )
 
 
 def find_declaration(name: str) -> Metric | None:
     """As `declaration`; None where none fits."""
     if name in METRICS:
         return METRICS[name]
-    fitting = (metric for declared, metric in METRICS.items() if "<" in declared and _pattern(declared).fullmatch(name))
+    fitting = (
+        metric
+        for declared, metric in METRICS.items()
+        if "<" in declared and _pattern(declared).fullmatch(name)
+    )
     return next(fitting, None)
 
 
@@ -240,7 +330,9 @@ def reduce_metrics(records: Iterable[Mapping[str, Value]]) -> dict[str, Reduced]
     reduced: dict[str, Reduced | None] = {}
     for name, values in _by_name(records).items():
         reduction = reduction_of(name, values)
-        fitted = [value for value in (_fitted(value, reduction) for value in values) if value is not None]
+        fitted = [
+            value for value in (_fitted(value, reduction) for value in values) if value is not None
+        ]
         reduced[name] = _REDUCE[reduction](fitted) if fitted else None
     return {name: value for name, value in reduced.items() if value is not None}
 
@@ -265,7 +357,9 @@ def merge_rounds(records: Iterable[Mapping[str, Value]]) -> list[dict[str, Value
         reduction = reduction_of(name, values)
         if reduction in _MERGE and all(isinstance(value, numbers.Real) for value in values):
             several[name] = _MERGE[reduction](values)
-    rest = [{name: value for name, value in record.items() if name not in several} for record in records]
+    rest = [
+        {name: value for name, value in record.items() if name not in several} for record in records
+    ]
     return [*rest, several]
 
 
@@ -275,7 +369,10 @@ def reduction_of(name: str, values: Iterable[Value]) -> Reduction:
     if declared is not None:
         return declared.reduction
     kinds = {_kind(value) for value in values}
-    return next((reduction for reduction in (Reduction.DISTRIBUTION, Reduction.MEAN) if reduction in kinds), Reduction.RANK_MEAN)
+    return next(
+        (reduction for reduction in (Reduction.DISTRIBUTION, Reduction.MEAN) if reduction in kinds),
+        Reduction.RANK_MEAN,
+    )
 
 
 def _by_name(records: Iterable[Mapping[str, Value]]) -> dict[str, list[Value]]:
@@ -336,7 +433,11 @@ def _sum(values: Iterable[float]) -> float:
 
 def _weighted_mean(values: Sequence[Any]) -> float | None:
     total = _sum(value.weight for value in values)
-    return _sum(value.value * value.weight for value in values if value.weight) / total if total else None
+    return (
+        _sum(value.value * value.weight for value in values if value.weight) / total
+        if total
+        else None
+    )
 
 
 def _mean(values: Sequence[Any]) -> float:

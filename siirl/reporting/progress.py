@@ -53,13 +53,28 @@ class Progress:
     def __enter__(self) -> Self:
         """Show the bar where there is a terminal."""
         if self.console.is_terminal:
-            columns = (TextColumn("{task.description}"), BarColumn(), _Count(self), TimeElapsedColumn(), _Left(self))
-            self._bar = RichProgress(*columns, TextColumn("{task.fields[activity]}", style="dim"), console=self.console)
-            self._task = self._bar.add_task(self.description, total=self.total, completed=self.done, activity="")
+            columns = (
+                TextColumn("{task.description}"),
+                BarColumn(),
+                _Count(self),
+                TimeElapsedColumn(),
+                _Left(self),
+            )
+            self._bar = RichProgress(
+                *columns, TextColumn("{task.fields[activity]}", style="dim"), console=self.console
+            )
+            self._task = self._bar.add_task(
+                self.description, total=self.total, completed=self.done, activity=""
+            )
             self._bar.start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         """Leave the bar as it stands."""
         if self._bar is not None:
             self._bar.stop()
@@ -101,7 +116,10 @@ class Progress:
         now, advanced = self._clock(), self.done - self._first
         ends = [] if self.limit_s is None else [self._started + self.limit_s]
         if self.total is not None and advanced:
-            ends.append(self._advanced + (self._advanced - self._started) / advanced * (self.total - self.done))
+            ends.append(
+                self._advanced
+                + (self._advanced - self._started) / advanced * (self.total - self.done)
+            )
         return max(0.0, min(ends) - now) if ends else None
 
 

@@ -66,7 +66,11 @@ class VideoSample:
     @property
     def path(self) -> Path:
         """The file below the folder of videos."""
-        return Path(self.kind) / f"step_{self.step:06d}" / f"{self.outcome}_{urllib.parse.quote(self.uid, safe='')}.mp4"
+        return (
+            Path(self.kind)
+            / f"step_{self.step:06d}"
+            / f"{self.outcome}_{urllib.parse.quote(self.uid, safe='')}.mp4"
+        )
 
 
 class VideoRecorder:
@@ -79,10 +83,14 @@ class VideoRecorder:
         frames_per_second: Speed at which the videos play.
     """
 
-    def __init__(self, folder: Path, *, first_step: int = 0, rank: int = 0, frames_per_second: int = 10) -> None:
+    def __init__(
+        self, folder: Path, *, first_step: int = 0, rank: int = 0, frames_per_second: int = 10
+    ) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self.folder, self.frames_per_second = folder, frames_per_second
-        self._index = JsonlFile(folder / _INDEX.format(rank=f"_rank{rank}" if rank else ""), first_step=first_step)
+        self._index = JsonlFile(
+            folder / _INDEX.format(rank=f"_rank{rank}" if rank else ""), first_step=first_step
+        )
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="videos")
         self._waiting: deque[Future[None]] = deque()
         self._uids: set[str] = set()
@@ -95,7 +103,9 @@ class VideoRecorder:
         """Finish what is waiting."""
         self.close()
 
-    def record(self, frames: Frames, sample: VideoSample, record: Mapping[str, Any] | None = None) -> Path:
+    def record(
+        self, frames: Frames, sample: VideoSample, record: Mapping[str, Any] | None = None
+    ) -> Path:
         """Have a video made; returns at once with the place of the file, unless too many are waiting.
 
         Args:
@@ -109,7 +119,9 @@ class VideoRecorder:
         """
         _check(frames, sample)
         if sample.uid in self._uids:
-            raise ValueError(f"Sample {sample.uid} has a video already: every sample needs a uid of its own.")
+            raise ValueError(
+                f"Sample {sample.uid} has a video already: every sample needs a uid of its own."
+            )
         self._uids.add(sample.uid)
         while self._waiting and (len(self._waiting) >= _WAITING or self._waiting[0].done()):
             self._waiting.popleft().result()
@@ -134,7 +146,11 @@ class VideoRecorder:
             write_video(file, annotate(frames, sample), frames_per_second=self.frames_per_second)
             if record:
                 file.with_suffix(".json").write_text(json.dumps(record) + "\n")
-            row = asdict(sample) | {"outcome": sample.outcome, "frames": len(frames.steps), "environment_steps": frames.steps[-1]}
+            row = asdict(sample) | {
+                "outcome": sample.outcome,
+                "frames": len(frames.steps),
+                "environment_steps": frames.steps[-1],
+            }
             if not sample.notice:
                 del row["notice"]
             self._index.append(row | {"video": sample.path.as_posix()})
@@ -147,7 +163,9 @@ class VideoRecorder:
 
 def _check(frames: Frames, sample: VideoSample) -> None:
     images_NHWC, steps = frames.images, frames.steps
-    is_video = images_NHWC.dtype == np.uint8 and images_NHWC.ndim == 4 and images_NHWC.shape[-1] == 3
+    is_video = (
+        images_NHWC.dtype == np.uint8 and images_NHWC.ndim == 4 and images_NHWC.shape[-1] == 3
+    )
     if not is_video or not steps or len(images_NHWC) != len(steps):
         raise ValueError(
             f"The video of {sample.uid} needs uint8 [N, H, W, 3] with N >= 1, and N steps; "
@@ -159,11 +177,16 @@ def annotate(frames: Frames, sample: VideoSample) -> NDArray[np.uint8]:
     """The frames, enlarged if small, below a strip with environment step, reward, outcome and instruction; uint8 [N, H, W, 3]."""
     height, width = frames.images.shape[1:3]
     scale = max(1, -(-_SMALLEST_SIDE // min(height, width)))
-    height, width = height * scale // 2 * 2, width * scale // 2 * 2  # even: the codec stores colours at half the size
+    height, width = (
+        height * scale // 2 * 2,
+        width * scale // 2 * 2,
+    )  # even: the codec stores colours at half the size
     strip = _strip(width, sample)  # on top, where a player's controls do not cover it
     canvas_NHWC = np.empty((len(frames.steps), height + strip.height, width, 3), np.uint8)
     for image_HWC, step, canvas_HWC in zip(frames.images, frames.steps, canvas_NHWC, strict=True):
-        canvas_HWC[strip.height :] = np.asarray(Image.fromarray(image_HWC).resize((width, height), Image.Resampling.BICUBIC))
+        canvas_HWC[strip.height :] = np.asarray(
+            Image.fromarray(image_HWC).resize((width, height), Image.Resampling.BICUBIC)
+        )
         labelled = strip.copy()
         ImageDraw.Draw(labelled).text((_MARGIN, _MARGIN), f"step {step}", font=_FONT, fill="white")
         canvas_HWC[: strip.height] = np.asarray(labelled)
@@ -172,7 +195,10 @@ def annotate(frames: Frames, sample: VideoSample) -> NDArray[np.uint8]:
 
 def _strip(width: int, sample: VideoSample) -> Image.Image:
     """What is the same in every frame, with room for the step in the first line."""
-    said = [(line, _TEXT_COLOUR) for line in _wrapped(sample.instruction or sample.task, width - 2 * _MARGIN)]
+    said = [
+        (line, _TEXT_COLOUR)
+        for line in _wrapped(sample.instruction or sample.task, width - 2 * _MARGIN)
+    ]
     said += [(line, _NOTICE_COLOUR) for line in _wrapped(sample.notice, width - 2 * _MARGIN)]
     strip = Image.new("RGB", (width, 2 * _MARGIN + (1 + len(said)) * _LINE), (25, 25, 30))
     draw, colour = ImageDraw.Draw(strip), _COLOURS[sample.outcome]
@@ -180,7 +206,13 @@ def _strip(width: int, sample: VideoSample) -> Image.Image:
     outcome = {"success": "success", "fail": "failure", "unscored": ""}[sample.outcome]
     draw.text((width - _MARGIN, _MARGIN), outcome, font=_FONT, fill=colour, anchor="ra")
     if sample.reward is not None:
-        draw.text((width / 2, _MARGIN), f"reward {sample.reward:.2f}", font=_FONT, fill="white", anchor="ma")
+        draw.text(
+            (width / 2, _MARGIN),
+            f"reward {sample.reward:.2f}",
+            font=_FONT,
+            fill="white",
+            anchor="ma",
+        )
     for line, (text, fill) in enumerate(said, start=1):
         draw.text((_MARGIN, _MARGIN + line * _LINE - 2), text, font=_FONT, fill=fill)
     return strip
@@ -214,14 +246,50 @@ def write_video(file: Path, images_NHWC: NDArray[np.uint8], *, frames_per_second
     """
     height, width = images_NHWC.shape[1:3]
     unfinished = file.with_suffix(".part")
-    source = ["-f", "rawvideo", "-pix_fmt", "rgb24", "-s", f"{width}x{height}", "-r", str(frames_per_second), "-i", "-"]
+    source = [
+        "-f",
+        "rawvideo",
+        "-pix_fmt",
+        "rgb24",
+        "-s",
+        f"{width}x{height}",
+        "-r",
+        str(frames_per_second),
+        "-i",
+        "-",
+    ]
     # One thread and a fast preset: the simulators need the cores.
-    codec = ["-c:v", "libx264", "-preset", "veryfast", "-crf", "23", "-pix_fmt", "yuv420p", "-threads", "1", "-movflags", "+faststart"]
-    command = [imageio_ffmpeg.get_ffmpeg_exe(), "-v", "error", "-y", *source, *codec, "-f", "mp4", str(unfinished)]
+    codec = [
+        "-c:v",
+        "libx264",
+        "-preset",
+        "veryfast",
+        "-crf",
+        "23",
+        "-pix_fmt",
+        "yuv420p",
+        "-threads",
+        "1",
+        "-movflags",
+        "+faststart",
+    ]
+    command = [
+        imageio_ffmpeg.get_ffmpeg_exe(),
+        "-v",
+        "error",
+        "-y",
+        *source,
+        *codec,
+        "-f",
+        "mp4",
+        str(unfinished),
+    ]
     done = subprocess.run(command, input=images_NHWC.tobytes(), capture_output=True, check=False)
     if done.returncode != 0:
         unfinished.unlink(missing_ok=True)
-        raise OSError(f"ffmpeg ended with {done.returncode}: {done.stderr.decode(errors='replace').strip()[-500:]}")
+        raise OSError(
+            f"ffmpeg ended with {done.returncode}: {done.stderr.decode(errors='replace').strip()[-500:]}"
+        )
     unfinished.replace(file)
 
 
@@ -236,9 +304,13 @@ class VideoIndex(NamedTuple):
 
 def read_video_index(folder: Path) -> VideoIndex:
     """The indices of all ranks below `folder`."""
-    rows = [row for file in sorted(folder.glob(_INDEX.format(rank="*"))) for _, row in read_values(file)]
+    rows = [
+        row for file in sorted(folder.glob(_INDEX.format(rank="*"))) for _, row in read_values(file)
+    ]
     sound = [row for row in rows if _is_row(row)]
-    by_step = sorted(sound, key=lambda row: (row["step"], row["uid"]))  # those of an evaluation are written as they end
+    by_step = sorted(
+        sound, key=lambda row: (row["step"], row["uid"])
+    )  # those of an evaluation are written as they end
     return VideoIndex(by_step, len(rows) - len(sound))
 
 
@@ -250,7 +322,9 @@ def read_index(folder: Path) -> list[dict[str, Any]]:
 def _is_row(row: object) -> bool:
     if not isinstance(row, dict) or not {"reward", "seed"} <= row.keys():
         return False
-    texts = all(isinstance(row.get(name), str) for name in ("uid", "task", "kind", "outcome", "video"))
+    texts = all(
+        isinstance(row.get(name), str) for name in ("uid", "task", "kind", "outcome", "video")
+    )
     return texts and type(row.get("step")) is int and _stays_inside(PurePosixPath(row["video"]))
 
 

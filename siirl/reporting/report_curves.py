@@ -32,7 +32,13 @@ class Panel:
 PANELS = (
     Panel("Success of training episodes", {"rollout/success_rate": "all episodes"}, percent=True),
     Panel("Reward", {"reward/mean_score": "mean"}),
-    Panel("Reward of held-out episodes", {"val/all/mean_score": "sampled actions", "val/all/argmax_mean_score": "most probable actions"}),
+    Panel(
+        "Reward of held-out episodes",
+        {
+            "val/all/mean_score": "sampled actions",
+            "val/all/argmax_mean_score": "most probable actions",
+        },
+    ),
     Panel("Response, tokens", {"rollout/avg_response_length": "tokens"}),
     Panel("Truncated", {"rollout/truncated_share": "episodes"}, percent=True),
     Panel("Clusters of successes", {"reward/clusters": "clusters"}),
@@ -40,7 +46,9 @@ PANELS = (
     Panel("Entropy", {"actor/entropy": "update", "rollout/entropy": "rollout"}),
     Panel("Clipped tokens", {"actor/pg_clipfrac": "share"}, percent=True),
     Panel("Gradient norm", {"actor/grad_norm": "before clipping"}),
-    Panel("Speed", {"env/steps_per_s": "environment steps/s", "policy/calls_per_s": "policy calls/s"}),
+    Panel(
+        "Speed", {"env/steps_per_s": "environment steps/s", "policy/calls_per_s": "policy calls/s"}
+    ),
     Panel("Busy", {"env/busy_share": "environments", "policy/busy_share": "policy"}, percent=True),
 )
 
@@ -48,7 +56,11 @@ PANELS = (
 def curves(rows: Sequence[Row]) -> list[Markup]:
     """The diagrams for which there are numbers: held-out success, the panels, and the time of each stage."""
     with rc_context({"svg.fonttype": "none", "text.parse_math": False}):  # text stays text
-        drawn = [_evaluation_figure(rows), *(_figure(panel, rows) for panel in PANELS), _time_figure(rows)]
+        drawn = [
+            _evaluation_figure(rows),
+            *(_figure(panel, rows) for panel in PANELS),
+            _time_figure(rows),
+        ]
     return [Markup(svg) for svg in drawn if svg]
 
 
@@ -70,7 +82,12 @@ def _evaluation_figure(rows: Sequence[Row]) -> str:
         intervals = [found[task] for _, found in evaluated if task in found]
         strong = task == "all" or len(tasks) == 1
         line = axes.plot(
-            steps, [100 * i.rate for i in intervals], marker="o", markersize=3, linewidth=2.2 if strong else 0.8, label=_label(task)
+            steps,
+            [100 * i.rate for i in intervals],
+            marker="o",
+            markersize=3,
+            linewidth=2.2 if strong else 0.8,
+            label=_label(task),
         )
         if strong:
             low, high = [100 * i.low for i in intervals], [100 * i.high for i in intervals]
@@ -86,7 +103,12 @@ def _figure(panel: Panel, rows: Sequence[Row]) -> str:
         return ""
     figure, axes = _axes(panel.title, percent=panel.percent)
     for label, (steps, values) in drawn.items():
-        axes.plot(steps, [100 * value for value in values] if panel.percent else values, linewidth=1.4, label=label)
+        axes.plot(
+            steps,
+            [100 * value for value in values] if panel.percent else values,
+            linewidth=1.4,
+            label=label,
+        )
     axes.set_ylim(bottom=min(0.0, axes.get_ylim()[0]))
     return _svg(figure, axes)
 
@@ -94,13 +116,19 @@ def _figure(panel: Panel, rows: Sequence[Row]) -> str:
 def _time_figure(rows: Sequence[Row]) -> str:
     """Seconds of every stage, stacked."""
     trained = [row for row in rows if row["step"] > 0]
-    stages = dict.fromkeys(name for row in trained for name in row if name.startswith("time/") and name.endswith("_s"))
+    stages = dict.fromkeys(
+        name for row in trained for name in row if name.startswith("time/") and name.endswith("_s")
+    )
     names = [name for name in stages if name != "time/step_s"]
     if not names:
         return ""
     figure, axes = _axes("Seconds a stage", percent=False)
     labels = [_label(name.removeprefix("time/").removesuffix("_s")) for name in names]
-    axes.stackplot([row["step"] for row in trained], [[row.get(name, 0.0) for row in trained] for name in names], labels=labels)
+    axes.stackplot(
+        [row["step"] for row in trained],
+        [[row.get(name, 0.0) for row in trained] for name in names],
+        labels=labels,
+    )
     return _svg(figure, axes)
 
 
@@ -117,7 +145,9 @@ def _axes(title: str, *, percent: bool) -> tuple[Figure, Axes]:
 
 def _label(name: str) -> str:
     """A name as matplotlib can draw it, which has no picture of control characters."""
-    return "".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in name)
+    return "".join(
+        letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in name
+    )
 
 
 def _svg(figure: Figure, axes: Axes) -> str:
@@ -126,6 +156,8 @@ def _svg(figure: Figure, axes: Axes) -> str:
     text = io.StringIO()
     salt = axes.get_title(loc="left")  # keeps the ids of diagrams on the same page apart
     with rc_context({"svg.hashsalt": salt}), warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "Glyph .* missing")  # the browser draws the text, and has more fonts
+        warnings.filterwarnings(
+            "ignore", "Glyph .* missing"
+        )  # the browser draws the text, and has more fonts
         figure.savefig(text, format="svg", transparent=True)
     return text.getvalue()[text.getvalue().index("<svg") :]

@@ -30,11 +30,18 @@ from siirl.reporting.statistics import all_last, evaluations, mean_scores
 REPORT_FILE = "report.html"
 TEMPLATE = Path(__file__).with_name("report_page.html")
 
-LAST_STEP, LARGEST = 2**53, 1e308  # of what a diagram has a place for; whole numbers of JSON have no bound
+LAST_STEP, LARGEST = (
+    2**53,
+    1e308,
+)  # of what a diagram has a place for; whole numbers of JSON have no bound
 _VIDEOS_SHOWN = 12
 _ROLLOUTS_SHOWN = 24  # of the newest step; all others with python -m siirl.report RUN --rollouts
 
-KINDS_OF_EVALUATION = (("", "sampled actions"), ("argmax_", "most probable actions"), ("any_", "any of trainer.val_samples samples"))
+KINDS_OF_EVALUATION = (
+    ("", "sampled actions"),
+    ("argmax_", "most probable actions"),
+    ("any_", "any of trainer.val_samples samples"),
+)
 
 
 class Table(NamedTuple):
@@ -54,9 +61,15 @@ def write_report(folder: Path) -> Path:
         MissingAssetError: No metrics.jsonl with a row in it: not a run folder, or a run that ended before its first step.
         ValueError: A damaged line of metrics.jsonl, or of a file of rollouts.
     """
-    rows = [_numbers(row) for row in read_rows(folder / METRICS_FILE) if type(row.get("step")) is int and 0 <= row["step"] <= LAST_STEP]
+    rows = [
+        _numbers(row)
+        for row in read_rows(folder / METRICS_FILE)
+        if type(row.get("step")) is int and 0 <= row["step"] <= LAST_STEP
+    ]
     if not rows:
-        raise MissingAssetError(f"{folder} has no {METRICS_FILE} with a step in it: name the folder of a run, outputs/<name>/<time>.")
+        raise MissingAssetError(
+            f"{folder} has no {METRICS_FILE} with a step in it: name the folder of a run, outputs/<name>/<time>."
+        )
     index = read_video_index(folder / VIDEOS_FOLDER)
     videos = sorted(index.rows, key=lambda row: (-row["step"], row["outcome"] != "fail"))
     steps = steps_of(folder / ROLLOUTS_FOLDER)
@@ -72,25 +85,46 @@ def write_report(folder: Path) -> Path:
         damaged_videos=index.damaged,
         videos_shown=videos[:_VIDEOS_SHOWN],
         step_of_rollouts=steps[-1] if steps else None,
-        rollouts=newest_failures_first(read_rollouts(folder / ROLLOUTS_FOLDER, step=steps[-1]))[:_ROLLOUTS_SHOWN] if steps else [],
+        rollouts=newest_failures_first(read_rollouts(folder / ROLLOUTS_FOLDER, step=steps[-1]))[
+            :_ROLLOUTS_SHOWN
+        ]
+        if steps
+        else [],
         files=list(_files(folder)),
     )
     report = folder / REPORT_FILE
-    report.write_text(page, encoding="utf-8", errors="replace")  # a model's text may hold halves of characters
+    report.write_text(
+        page, encoding="utf-8", errors="replace"
+    )  # a model's text may hold halves of characters
     return report
 
 
 def _template() -> Any:
     environment = Environment(
-        loader=FileSystemLoader(TEMPLATE.parent), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+        loader=FileSystemLoader(TEMPLATE.parent),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
     )
-    environment.filters |= {"link": _link, "reward": _reward, "outcome": outcome, "headline": headline, "chat": chat, "footnote": footnote}
+    environment.filters |= {
+        "link": _link,
+        "reward": _reward,
+        "outcome": outcome,
+        "headline": headline,
+        "chat": chat,
+        "footnote": footnote,
+    }
     return environment.get_template(TEMPLATE.name)
 
 
 def _numbers(row: Row) -> Row:
     """A row of metrics without what is no number that a diagram has a place for."""
-    return {name: value for name, value in row.items() if (isinstance(value, str) if name == "notice" else _is_number(value))}
+    return {
+        name: value
+        for name, value in row.items()
+        if (isinstance(value, str) if name == "notice" else _is_number(value))
+    }
 
 
 def _is_number(value: Any) -> bool:
@@ -98,11 +132,16 @@ def _is_number(value: Any) -> bool:
 
 
 def _tables(rows: Sequence[Row], read: Callable[..., Mapping[str, Any]]) -> list[Table]:
-    tables = [_table(rows, read=functools.partial(read, kind=kind), actions=actions) for kind, actions in KINDS_OF_EVALUATION]
+    tables = [
+        _table(rows, read=functools.partial(read, kind=kind), actions=actions)
+        for kind, actions in KINDS_OF_EVALUATION
+    ]
     return [table for table in tables if table is not None]
 
 
-def _table(rows: Sequence[Row], *, read: Callable[[Row], Mapping[str, Any]], actions: str) -> Table | None:
+def _table(
+    rows: Sequence[Row], *, read: Callable[[Row], Mapping[str, Any]], actions: str
+) -> Table | None:
     evaluated = [(row["step"], measured) for row in rows if (measured := read(row))]
     if not evaluated:
         return None

@@ -49,7 +49,9 @@ class RolloutFiles:
         first_step: The first step that this process does; files of later ones, which an earlier run left, are removed.
     """
 
-    def __init__(self, folder: Path, *, count: int, rank: int = 0, num_ranks: int = 1, first_step: int = 0) -> None:
+    def __init__(
+        self, folder: Path, *, count: int, rank: int = 0, num_ranks: int = 1, first_step: int = 0
+    ) -> None:
         self.folder, self.rank = folder, rank
         self.count = None if count == ALL else count // num_ranks + (rank < count % num_ranks)
         self.waiting: list[tuple[Trajectory, str, int]] = []
@@ -62,7 +64,9 @@ class RolloutFiles:
 
     def keep(self, trajectories: Sequence[Trajectory], *, kind: str, step: int) -> None:
         """Remember the first ones of a step until their reward is known; `kind` is `train` or `val`."""
-        free = len(trajectories) if self.count is None else max(0, self.count - self._kept[kind, step])
+        free = (
+            len(trajectories) if self.count is None else max(0, self.count - self._kept[kind, step])
+        )
         chosen = trajectories[:free]
         self._kept[kind, step] += len(chosen)
         self.waiting += [(trajectory, kind, step) for trajectory in chosen]
@@ -75,7 +79,9 @@ class RolloutFiles:
         """
         waiting, self.waiting = self.waiting, []
         for trajectory, kind, step in waiting:
-            line = line_of(trajectory, kind=kind, step=step, reward=rewards.get(trajectory.row["uid"]))
+            line = line_of(
+                trajectory, kind=kind, step=step, reward=rewards.get(trajectory.row["uid"])
+            )
             try:
                 self._open(kind, step).append(line)
             except OSError as error:
@@ -91,16 +97,22 @@ class RolloutFiles:
             self._file = None
 
     def _open(self, kind: str, step: int) -> JsonlFile:
-        path = self.folder / kind / f"step_{step:06d}{f'_rank{self.rank}' if self.rank else ''}.jsonl"
+        path = (
+            self.folder / kind / f"step_{step:06d}{f'_rank{self.rank}' if self.rank else ''}.jsonl"
+        )
         if self._file is None or self._file.path != path:
             if self._file is not None:
                 self._file.close()
             path.parent.mkdir(parents=True, exist_ok=True)
-            self._file = JsonlFile(path, first_step=step + 1)  # goes on where this step was before an evaluation came between
+            self._file = JsonlFile(
+                path, first_step=step + 1
+            )  # goes on where this step was before an evaluation came between
         return self._file
 
 
-def line_of(trajectory: Trajectory, *, kind: str, step: int, reward: float | None) -> dict[str, Any]:
+def line_of(
+    trajectory: Trajectory, *, kind: str, step: int, reward: float | None
+) -> dict[str, Any]:
     """A rollout as it is written."""
     row = trajectory.row
     scalars = {name: row[column] for name, column in SCALARS.items()}
@@ -120,10 +132,16 @@ def read_rollouts(
         step: This step only.
         failures_only: Those without success only.
     """
-    found = [(number, KINDS.index(of_kind), file) for of_kind, number, file in _files(folder) if kind in (None, of_kind)]
+    found = [
+        (number, KINDS.index(of_kind), file)
+        for of_kind, number, file in _files(folder)
+        if kind in (None, of_kind)
+    ]
     for number, _, file in sorted(found):
         if step in (None, number):
-            yield from (row for row in read_rows(file) if not failures_only or row["success"] is False)
+            yield from (
+                row for row in read_rows(file) if not failures_only or row["success"] is False
+            )
 
 
 def steps_of(folder: Path) -> list[int]:
@@ -133,5 +151,9 @@ def steps_of(folder: Path) -> list[int]:
 
 def _files(folder: Path) -> list[tuple[str, int, Path]]:
     """Kind, step and path of every file of rollouts."""
-    files = [(kind, file, _NAME.fullmatch(file.name)) for kind in KINDS for file in (folder / kind).glob("*.jsonl")]
+    files = [
+        (kind, file, _NAME.fullmatch(file.name))
+        for kind in KINDS
+        for file in (folder / kind).glob("*.jsonl")
+    ]
     return [(kind, int(match[1]), file) for kind, file, match in files if match]

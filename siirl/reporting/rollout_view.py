@@ -9,7 +9,9 @@ from rich.text import Text
 from siirl.params.printable import printable
 
 Row = Mapping[str, Any]
-GIST_LENGTH = 40  # characters of the question and of the answer in a headline: both fit a terminal's line
+GIST_LENGTH = (
+    40  # characters of the question and of the answer in a headline: both fit a terminal's line
+)
 _STYLES = {"success": "green", "fail": "red", "ungraded": "yellow"}
 _COLOURS = {"user": "cyan", "system": "magenta", "tool": "yellow", "assistant": "default"}
 
@@ -36,15 +38,24 @@ def outcome(row: Row) -> str:
 
 def chat(row: Row) -> list[tuple[str, str]]:
     """(role, text) of everything that was said, in order; a rollout without words has none."""
-    return [(entry["role"], entry["content"]) for entry in (*row.get("prompt", ()), *row.get("turns", ()))]
+    return [
+        (entry["role"], entry["content"])
+        for entry in (*row.get("prompt", ()), *row.get("turns", ()))
+    ]
 
 
 def footnote(row: Row) -> str:
     """The truth, the tokens and their mean log-prob, and the id."""
     log_probs = [value for turn in row.get("turns", ()) for value in turn.get("log_probs", ())]
-    tokens = f"{len(log_probs)} tokens, mean log-prob {sum(log_probs) / len(log_probs):.3f}" if log_probs else ""
+    tokens = (
+        f"{len(log_probs)} tokens, mean log-prob {sum(log_probs) / len(log_probs):.3f}"
+        if log_probs
+        else ""
+    )
     truth = "" if row.get("ground_truth") is None else f"truth {row['ground_truth']}"
-    return ", ".join(filter(None, [truth, tokens, f"policy version {row['policy_version']}", str(row["uid"])]))
+    return ", ".join(
+        filter(None, [truth, tokens, f"policy version {row['policy_version']}", str(row["uid"])])
+    )
 
 
 def newest_failures_first(rows: Iterable[Row]) -> list[Row]:
@@ -55,7 +66,9 @@ def newest_failures_first(rows: Iterable[Row]) -> list[Row]:
 def show(rows: Sequence[Row], console: Console) -> None:
     """Write rollouts to a terminal, each below a line of its own."""
     for row in rows:
-        console.rule(Text(printable(headline(row), keep="")), style=_STYLES[outcome(row)], align="left")
+        console.rule(
+            Text(printable(headline(row), keep="")), style=_STYLES[outcome(row)], align="left"
+        )
         for role, content in chat(row):
             speaker = (printable(f"{role}: ", keep=""), f"bold {_COLOURS.get(role, 'default')}")
             console.print(Text.assemble(speaker, printable(content)), soft_wrap=True)
@@ -78,4 +91,6 @@ def _parts_of_reward(row: Row) -> str:
     parts = row.get("reward_parts") or {}
     if len(parts) == 1 and row["reward"] in parts.values():
         return ""
-    return f" ({', '.join(f'{name} {value:.3g}' for name, value in parts.items())})" if parts else ""
+    return (
+        f" ({', '.join(f'{name} {value:.3g}' for name, value in parts.items())})" if parts else ""
+    )

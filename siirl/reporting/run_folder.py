@@ -73,7 +73,9 @@ def run_folder(
         except OSError as error:
             _take_back(folder, made)
             remedy = "Free some space" if error.errno == errno.ENOSPC else "Choose another folder"
-            raise ConfigError(f"{place} cannot be written: {error.strerror} ({error.filename or parent}). {remedy}.") from error
+            raise ConfigError(
+                f"{place} cannot be written: {error.strerror} ({error.filename or parent}). {remedy}."
+            ) from error
         except ConfigError:
             _take_back(folder, made)
             raise
@@ -102,7 +104,9 @@ def _leave(folder: Path, made: list[Path], tell: Callable[[Path], str]) -> str:
 def _as_failure(error: BaseException, place: str) -> BaseException:
     """A run that had begun was not refused but failed; and a disk that it could not write to is told as that."""
     if isinstance(error, OSError) and error.errno in UNWRITABLE:
-        return RunFailed(f"{place} cannot be written any more: {error.strerror} ({error.filename or 'while writing'}). Free some space.")
+        return RunFailed(
+            f"{place} cannot be written any more: {error.strerror} ({error.filename or 'while writing'}). Free some space."
+        )
     if not isinstance(error, REFUSALS):
         return error
     failure = RunFailed(str(error))

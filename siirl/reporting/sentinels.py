@@ -12,9 +12,15 @@ from siirl.reporting.metrics import Reduced
 
 Metrics = Mapping[str, Reduced]
 
-CONSTANT_STEPS = 10  # at 96 rollouts a step a policy that succeeds in 1 % has ten empty steps with chance 6e-5
-IDLE_STEPS = 3  # consecutive steps without an update; one or two come by chance where few groups are drawn
-COLLAPSED_SHARE = 0.02  # of the first step's entropy; runs that solve their task end at 0.05 to 0.3 of it
+CONSTANT_STEPS = (
+    10  # at 96 rollouts a step a policy that succeeds in 1 % has ten empty steps with chance 6e-5
+)
+IDLE_STEPS = (
+    3  # consecutive steps without an update; one or two come by chance where few groups are drawn
+)
+COLLAPSED_SHARE = (
+    0.02  # of the first step's entropy; runs that solve their task end at 0.05 to 0.3 of it
+)
 COLLAPSED_STEPS = 5  # one step's entropy is that of its own tasks
 SOLVED = 0.9  # success above which low entropy is what learning leads to
 
@@ -43,7 +49,9 @@ class ConstantReward:
         self.value = value
         if value is None or self.steps < CONSTANT_STEPS:
             return None
-        return f"Every reward of the last {self.steps} steps was {value:g}. {_remedy_of_reward(value)}"
+        return (
+            f"Every reward of the last {self.steps} steps was {value:g}. {_remedy_of_reward(value)}"
+        )
 
 
 def _remedy_of_reward(value: float) -> str:
@@ -121,7 +129,9 @@ class EveryGroupFiltered:
             return None
         dropped = dropped_trajectories(metrics)
         main = max(dropped, key=lambda reason: dropped[reason], default="")
-        counts = ", ".join(f"{reason.replace('_', ' ')} {count:.0f}" for reason, count in dropped.items())
+        counts = ", ".join(
+            f"{reason.replace('_', ' ')} {count:.0f}" for reason, count in dropped.items()
+        )
         return (
             f"No group was left to train on in the last {self.steps} steps"
             f"{f' (trajectories dropped: {counts})' if counts else ''}. "
@@ -165,8 +175,14 @@ class HeldOutPromptsTrain:
 def dropped_trajectories(metrics: Metrics) -> dict[str, float]:
     """Counts of dropped trajectories by reason, those above 0."""
     prefix = "sampling/dropped_"
-    counts = {name.removeprefix(prefix): value for name, value in metrics.items() if name.startswith(prefix)}
-    return {reason: value for reason, value in counts.items() if isinstance(value, float) and value > 0}
+    counts = {
+        name.removeprefix(prefix): value
+        for name, value in metrics.items()
+        if name.startswith(prefix)
+    }
+    return {
+        reason: value for reason, value in counts.items() if isinstance(value, float) and value > 0
+    }
 
 
 class Sentinels:

@@ -48,13 +48,19 @@ def success_interval(successes: int, episodes: int) -> SuccessInterval:
         ValueError: Counts that cannot be.
     """
     if not 0 <= successes <= episodes:
-        raise ValueError(f"{successes} successes of {episodes} episodes cannot be: 0 <= successes <= episodes is needed.")
+        raise ValueError(
+            f"{successes} successes of {episodes} episodes cannot be: 0 <= successes <= episodes is needed."
+        )
     if episodes == 0:
         return SuccessInterval(successes=0, episodes=0, rate=math.nan, low=0.0, high=1.0)
     rate = successes / episodes
     squared = _NORMAL_QUANTILE_95**2
     centre = (rate + squared / (2 * episodes)) / (1 + squared / episodes)
-    half = _NORMAL_QUANTILE_95 * math.sqrt(rate * (1 - rate) / episodes + squared / (4 * episodes**2)) / (1 + squared / episodes)
+    half = (
+        _NORMAL_QUANTILE_95
+        * math.sqrt(rate * (1 - rate) / episodes + squared / (4 * episodes**2))
+        / (1 + squared / episodes)
+    )
     # The ends are 0 and 1 exactly where all or none succeed; rounding would leave them a hair off.
     low = 0.0 if successes == 0 else centre - half
     high = 1.0 if successes == episodes else centre + half
@@ -71,7 +77,9 @@ def pass_at_k(*, samples: int, successes: int, k: int) -> float:
         ValueError: Counts that cannot be, or fewer samples than `k`.
     """
     if not 0 <= successes <= samples or not 1 <= k <= samples:
-        raise ValueError(f"pass@{k} of {successes} successes in {samples} samples cannot be: 0 <= successes <= samples and k <= samples.")
+        raise ValueError(
+            f"pass@{k} of {successes} successes in {samples} samples cannot be: 0 <= successes <= samples and k <= samples."
+        )
     return 1.0 - math.comb(samples - successes, k) / math.comb(samples, k)
 
 
@@ -82,15 +90,31 @@ def evaluations(metrics: Mapping[str, Any], *, kind: str = "") -> dict[str, Succ
     which any sample succeeded.
     """
     suffix = f"/{kind}episodes"
-    tasks = [name[len("val/") : -len(suffix)] for name in metrics if name.startswith("val/") and name.endswith(suffix)]
-    found = {task: (metrics.get(f"val/{task}/{kind}successes"), metrics[f"val/{task}{suffix}"]) for task in sorted(tasks, key=all_last)}
-    counted: dict[str, tuple[Any, Any]] = {task: counts for task, counts in found.items() if _are_counts(*counts)}
-    return {task: success_interval(round(successes), round(episodes)) for task, (successes, episodes) in counted.items()}
+    tasks = [
+        name[len("val/") : -len(suffix)]
+        for name in metrics
+        if name.startswith("val/") and name.endswith(suffix)
+    ]
+    found = {
+        task: (metrics.get(f"val/{task}/{kind}successes"), metrics[f"val/{task}{suffix}"])
+        for task in sorted(tasks, key=all_last)
+    }
+    counted: dict[str, tuple[Any, Any]] = {
+        task: counts for task, counts in found.items() if _are_counts(*counts)
+    }
+    return {
+        task: success_interval(round(successes), round(episodes))
+        for task, (successes, episodes) in counted.items()
+    }
 
 
 def _are_counts(successes: Any, episodes: Any) -> bool:
     """Whether an evaluation has counted these: a node of the user's own may log a name like it."""
-    return isinstance(successes, int | float) and isinstance(episodes, int | float) and 0 <= successes <= episodes < math.inf
+    return (
+        isinstance(successes, int | float)
+        and isinstance(episodes, int | float)
+        and 0 <= successes <= episodes < math.inf
+    )
 
 
 @dataclass(frozen=True)
@@ -128,7 +152,9 @@ def mean_interval(*, mean: float, std: float | None, episodes: int) -> MeanInter
     """
     if not std or episodes < 2:
         return MeanInterval(mean=mean, episodes=episodes, low=None, high=None)
-    from scipy.special import stdtrit  # here, because most runs have success rates and no use for it
+    from scipy.special import (
+        stdtrit,  # here, because most runs have success rates and no use for it
+    )
 
     half = float(stdtrit(episodes - 1, 0.975)) * std / math.sqrt(episodes)
     return MeanInterval(mean=mean, episodes=episodes, low=mean - half, high=mean + half)
@@ -140,7 +166,11 @@ def mean_scores(metrics: Mapping[str, Any], *, kind: str = "") -> dict[str, Mean
     Empty where the environment grades every episode. `kind="argmax_"` reads those of the most probable actions.
     """
     suffix, counted = f"/{kind}mean_score", f"/{kind}scored_episodes"
-    tasks = [name[len("val/") : -len(suffix)] for name in metrics if name.startswith("val/") and name.endswith(suffix)]
+    tasks = [
+        name[len("val/") : -len(suffix)]
+        for name in metrics
+        if name.startswith("val/") and name.endswith(suffix)
+    ]
     tasks = [task for task in tasks if f"val/{task}{counted}" in metrics]
     return {
         task: mean_interval(

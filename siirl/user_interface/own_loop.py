@@ -59,7 +59,9 @@ __all__ = [
 ]
 
 
-def text_train_engine(model: LanguageModel, *, optim: OptimizerArguments | None, **options: Any) -> TrainEngine[TokenScores]:
+def text_train_engine(
+    model: LanguageModel, *, optim: OptimizerArguments | None, **options: Any
+) -> TrainEngine[TokenScores]:
     """The engine that trains a language model, ready: with the scorer of text, and prompts that are computed once for all their answers.
 
     Args:
@@ -67,4 +69,6 @@ def text_train_engine(model: LanguageModel, *, optim: OptimizerArguments | None,
         optim: Optimiser and schedule; None for a reference that only scores.
         options: Further arguments of `TrainEngine`.
     """
-    return TrainEngine(module=model, scorer=text_scorer, units=units_of(model), optim=optim, **options).initialize()
+    return TrainEngine(
+        module=model, scorer=text_scorer, units=units_of(model), optim=optim, **options
+    ).initialize()

@@ -22,7 +22,9 @@ from ragged import Ragged
 from siirl.algos.advantages import ADVANTAGES, estimate_advantages
 
 GAMMA, LAM = 0.9, 0.8
-SHIPPED = {name for name, function in ADVANTAGES.items() if function.__module__.startswith("siirl.")}  # not those of examples
+SHIPPED = {
+    name for name, function in ADVANTAGES.items() if function.__module__.startswith("siirl.")
+}  # not those of examples
 
 
 @dataclass
@@ -44,7 +46,10 @@ class Numbers:
         return [sum(mask) for mask in self.masks]
 
     def returns(self, gamma: float) -> list[list[float]]:
-        return [returns_loop(row, mask, gamma=gamma) for row, mask in zip(self.rewards, self.masks, strict=True)]
+        return [
+            returns_loop(row, mask, gamma=gamma)
+            for row, mask in zip(self.rewards, self.masks, strict=True)
+        ]
 
 
 @dataclass
@@ -80,36 +85,66 @@ def remax(n: Numbers) -> list[list[float]]:
 
 CASES = {
     "grpo": outcome("grpo", lambda n: grpo_loop(n.sums, n.groups)),
-    "grpo without std": outcome("grpo", lambda n: grpo_loop(n.sums, n.groups, normalize=False), norm_adv_by_std_in_grpo=False),
+    "grpo without std": outcome(
+        "grpo",
+        lambda n: grpo_loop(n.sums, n.groups, normalize=False),
+        norm_adv_by_std_in_grpo=False,
+    ),
     "dr_grpo": outcome("dr_grpo", lambda n: grpo_loop(n.sums, n.groups, normalize=False)),
     "rloo": outcome("rloo", lambda n: rloo_loop(n.sums, n.groups)),
     "opo": outcome("opo", lambda n: opo_loop(n.sums, n.groups, n.lengths)),
     "gpg": outcome("gpg", lambda n: gpg_loop(n.sums, n.groups)),
-    "cpgd STD_weight": outcome("cpgd", lambda n: grpo_loop(n.sums, n.groups), weight_factor_in_cpgd="STD_weight"),
-    "cpgd naive": outcome("cpgd", lambda n: grpo_loop(n.sums, n.groups, normalize=False), weight_factor_in_cpgd="naive"),
+    "cpgd STD_weight": outcome(
+        "cpgd", lambda n: grpo_loop(n.sums, n.groups), weight_factor_in_cpgd="STD_weight"
+    ),
+    "cpgd naive": outcome(
+        "cpgd",
+        lambda n: grpo_loop(n.sums, n.groups, normalize=False),
+        weight_factor_in_cpgd="naive",
+    ),
     "cpgd clip_filter_like_weight": outcome(
-        "cpgd", lambda n: cpgd_clip_filter_loop(n.sums, n.groups), weight_factor_in_cpgd="clip_filter_like_weight"
+        "cpgd",
+        lambda n: cpgd_clip_filter_loop(n.sums, n.groups),
+        weight_factor_in_cpgd="clip_filter_like_weight",
     ),
     "grpo_passk": outcome("grpo_passk", lambda n: pass_at_k_loop(n.sums, n.groups)),
     "grpo_passk without std": outcome(
-        "grpo_passk", lambda n: pass_at_k_loop(n.sums, n.groups, normalize=False), norm_adv_by_std_in_grpo=False
+        "grpo_passk",
+        lambda n: pass_at_k_loop(n.sums, n.groups, normalize=False),
+        norm_adv_by_std_in_grpo=False,
     ),
-    "grpo_passk k=2": outcome("grpo_passk", lambda n: pass_at_k_loop(n.sums, n.groups, k=2), pass_k=2),
-    "grpo_passk k=3": outcome("grpo_passk", lambda n: pass_at_k_loop(n.sums, n.groups, k=3), pass_k=3),
+    "grpo_passk k=2": outcome(
+        "grpo_passk", lambda n: pass_at_k_loop(n.sums, n.groups, k=2), pass_k=2
+    ),
+    "grpo_passk k=3": outcome(
+        "grpo_passk", lambda n: pass_at_k_loop(n.sums, n.groups, k=3), pass_k=3
+    ),
     "remax": Case("remax", remax),
 }
 for how in ("unbiased", "biased", "mean", "none"):
     CASES |= {
-        f"gae {how}": Case("gae", lambda n, how=how: whitening_loop(gae(n), n.masks, how=how), {"adv_whitening": how}),
+        f"gae {how}": Case(
+            "gae",
+            lambda n, how=how: whitening_loop(gae(n), n.masks, how=how),
+            {"adv_whitening": how},
+        ),
         f"reinforce_plus_plus {how}": Case(
-            "reinforce_plus_plus", lambda n, how=how: whitening_loop(n.returns(GAMMA), n.masks, how=how), {"adv_whitening": how}
+            "reinforce_plus_plus",
+            lambda n, how=how: whitening_loop(n.returns(GAMMA), n.masks, how=how),
+            {"adv_whitening": how},
         ),
         f"reinforce_plus_plus_baseline {how}": Case(
-            "reinforce_plus_plus_baseline", lambda n, how=how: whitened_baseline(n, how), {"adv_whitening": how}
+            "reinforce_plus_plus_baseline",
+            lambda n, how=how: whitened_baseline(n, how),
+            {"adv_whitening": how},
         ),
     }
 
-GROUP_CASES = [case for case in CASES if not case.startswith(("gae", "remax", "reinforce_plus_plus ")) and case != "remax"]
+GROUP_CASES = [
+    case
+    for case in CASES
+    if not case.startswith(("gae", "remax", "reinforce_plus_plus ")) and case != "remax"
+]
 
 
 def columns(batch: Ragged) -> dict[str, torch.Tensor]:

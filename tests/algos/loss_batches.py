@@ -33,15 +33,28 @@ def loss_batch(seed: int, **options: Any) -> LossBatch:
     generator = torch.Generator().manual_seed(seed + 1)
     shift_BT = torch.randn(plain.mask_BT.shape, generator=generator, dtype=torch.float64)
     selected_BT = (torch.rand(plain.mask_BT.shape, generator=generator) < 0.3) & plain.mask_BT
-    return LossBatch(**vars(plain), rollout_log_probs_BT=plain.old_log_probs_BT - 1.5 * shift_BT, selected_BT=selected_BT)
+    return LossBatch(
+        **vars(plain),
+        rollout_log_probs_BT=plain.old_log_probs_BT - 1.5 * shift_BT,
+        selected_BT=selected_BT,
+    )
 
 
 def columns_of(batch: LossBatch) -> dict[str, torch.Tensor]:
     """The columns under the names of `siirl.algos.policy_losses.LOSS_ARGUMENTS`."""
-    names = ("log_probs_BT", "old_log_probs_BT", "rollout_log_probs_BT", "advantages_BT", "mask_BT", "selected_BT")
+    names = (
+        "log_probs_BT",
+        "old_log_probs_BT",
+        "rollout_log_probs_BT",
+        "advantages_BT",
+        "mask_BT",
+        "selected_BT",
+    )
     return {name: getattr(batch, name) for name in names}
 
 
 def loss_of(name: str, columns: dict[str, torch.Tensor], options: dict[str, Any]) -> PolicyLoss:
     """The loss `name` of some columns."""
-    return policy_loss(name=name, available={**columns, **options, "loss_agg_mode": "token-mean", "config": None})
+    return policy_loss(
+        name=name, available={**columns, **options, "loss_agg_mode": "token-mean", "config": None}
+    )

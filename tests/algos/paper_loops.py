@@ -33,7 +33,11 @@ def rloo_loop(rewards, groups):
     advantages = []
     for i, group in enumerate(groups):
         others = [rewards[j] for j in members_of(group, groups) if j != i]
-        advantages.append(rewards[i] - math.fsum(others) / len(others) if has_signal(group, rewards, groups) else 0.0)
+        advantages.append(
+            rewards[i] - math.fsum(others) / len(others)
+            if has_signal(group, rewards, groups)
+            else 0.0
+        )
     return advantages
 
 
@@ -79,7 +83,10 @@ def pass_at_k_loop(rewards, groups, *, k=None, epsilon=1e-6, normalize=True):
             advantages.append(0.0)
             continue
         size = len(members) if k is None else min(k, len(members))
-        gains = [max(rewards[i], *choice) - max(choice) for choice in itertools.combinations(others, size - 1)]
+        gains = [
+            max(rewards[i], *choice) - max(choice)
+            for choice in itertools.combinations(others, size - 1)
+        ]
         scale = statistics.stdev([rewards[j] for j in members]) + epsilon if normalize else 1.0
         advantages.append(math.fsum(gains) / len(gains) / scale)
     return advantages
@@ -102,13 +109,20 @@ def returns_loop(rewards, mask, *, gamma):
     kept = [t for t in range(len(rewards)) if mask[t]]
     returns = [0.0] * len(rewards)
     for place, t in enumerate(kept):
-        returns[t] = math.fsum(gamma**distance * rewards[later] for distance, later in enumerate(kept[place:]))
+        returns[t] = math.fsum(
+            gamma**distance * rewards[later] for distance, later in enumerate(kept[place:])
+        )
     return returns
 
 
 def whitening_loop(rows, masks, *, how="unbiased", epsilon=1e-8):
     """Subtract the mean of the kept numbers of all rows, and divide by their deviation."""
-    kept = [x for row, mask in zip(rows, masks, strict=True) for x, keep in zip(row, mask, strict=True) if keep]
+    kept = [
+        x
+        for row, mask in zip(rows, masks, strict=True)
+        for x, keep in zip(row, mask, strict=True)
+        if keep
+    ]
     mean = math.fsum(kept) / len(kept) if how != "none" else 0.0
     squares = math.fsum((x - mean) ** 2 for x in kept)
     scale = {
@@ -117,9 +131,15 @@ def whitening_loop(rows, masks, *, how="unbiased", epsilon=1e-8):
         "mean": 1.0,
         "none": 1.0,
     }[how]
-    return [[(x - mean) * scale if keep else 0.0 for x, keep in zip(row, mask, strict=True)] for row, mask in zip(rows, masks, strict=True)]
+    return [
+        [(x - mean) * scale if keep else 0.0 for x, keep in zip(row, mask, strict=True)]
+        for row, mask in zip(rows, masks, strict=True)
+    ]
 
 
 def at_kept_tokens(numbers, masks):
     """One number a sample, at each of its kept tokens."""
-    return [[number if keep else 0.0 for keep in mask] for number, mask in zip(numbers, masks, strict=True)]
+    return [
+        [number if keep else 0.0 for keep in mask]
+        for number, mask in zip(numbers, masks, strict=True)
+    ]

@@ -9,7 +9,10 @@ import torch
 
 LOW, HIGH, DUAL = 0.2, 0.28, 3.0
 CAP = 5.0
-SEQUENCE_LOW, SEQUENCE_HIGH = 0.2, 0.3  # wider than the papers', so that clipped and unclipped rows both occur
+SEQUENCE_LOW, SEQUENCE_HIGH = (
+    0.2,
+    0.3,
+)  # wider than the papers', so that clipped and unclipped rows both occur
 KL_COEF = 0.7
 
 
@@ -60,7 +63,9 @@ def gspo(batch, new):
     losses = {}
     for b in {b for b, _ in tokens(batch)}:
         length = len(kept(batch, b))
-        s = torch.exp(sum(new[b, t] - batch.old_log_probs_BT[b, t] for t in kept(batch, b)) / length)
+        s = torch.exp(
+            sum(new[b, t] - batch.old_log_probs_BT[b, t] for t in kept(batch, b)) / length
+        )
         for t in kept(batch, b):
             losses[b, t] = -ppo(s, row_advantage(batch, b), SEQUENCE_LOW, SEQUENCE_HIGH)
     return losses
@@ -71,7 +76,9 @@ def gspo_token(batch, new):
     losses = {}
     for b, t in tokens(batch):
         length = len(kept(batch, b))
-        s = math.exp(sum((new[b, u] - batch.old_log_probs_BT[b, u]).item() for u in kept(batch, b)) / length)
+        s = math.exp(
+            sum((new[b, u] - batch.old_log_probs_BT[b, u]).item() for u in kept(batch, b)) / length
+        )
         s_t = s * torch.exp(new[b, t]) / math.exp(new[b, t].item())
         losses[b, t] = -ppo(s_t, batch.advantages_BT[b, t].item(), SEQUENCE_LOW, SEQUENCE_HIGH)
     return losses
@@ -102,7 +109,9 @@ def cpgd(batch, new):
     losses = {}
     for b, t in tokens(batch):
         advantage, d = batch.advantages_BT[b, t].item(), new[b, t] - batch.old_log_probs_BT[b, t]
-        gain = torch.minimum(d * advantage, torch.clamp(d, math.log(1 - LOW), math.log(1 + HIGH)) * advantage)
+        gain = torch.minimum(
+            d * advantage, torch.clamp(d, math.log(1 - LOW), math.log(1 + HIGH)) * advantage
+        )
         losses[b, t] = -gain + 0.01 * (min(math.exp(d.item()), 3.0) - 1) * d
     return losses
 

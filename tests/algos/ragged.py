@@ -50,7 +50,9 @@ def ragged(seed: int, *, rows: int = 7, tokens: int = 9, holes: bool = True) -> 
     mask_BT[3:] &= ~spoken_BT[3:]
     mask_BT[EQUAL_REWARDS[0] : EQUAL_REWARDS[1] + 1, :3] = True
     old_BT = -normal().abs()
-    shift_BT = torch.where(torch.rand(rows, tokens, generator=generator) < 0.1, 60.0 * normal().sign(), 0.3 * normal())
+    shift_BT = torch.where(
+        torch.rand(rows, tokens, generator=generator) < 0.1, 60.0 * normal().sign(), 0.3 * normal()
+    )
     shift_BT[2, 0], shift_BT[2, 1] = 60.0, -60.0
     junk_BT = torch.full((rows, tokens), torch.nan, dtype=torch.float64)
 

@@ -15,7 +15,12 @@ def test_unknown_estimator_is_answered_with_the_known_ones():
 
 
 def test_an_estimator_that_lacks_something_says_what():
-    available = {"token_level_rewards": torch.ones(1, 1), "response_mask": torch.ones(1, 1), "gamma": 1.0, "lam": 1.0}
+    available = {
+        "token_level_rewards": torch.ones(1, 1),
+        "response_mask": torch.ones(1, 1),
+        "gamma": 1.0,
+        "lam": 1.0,
+    }
     with pytest.raises(ConfigError, match="needs 'values', which this job does not have"):
         estimate_advantages(name="gae", available=available)
 
@@ -33,7 +38,11 @@ def test_a_users_estimator_in_the_documents_form_is_called_by_name(registry):
     def compute_my_custom_advantage(token_level_rewards, response_mask, **kwargs):
         return token_level_rewards * response_mask, token_level_rewards
 
-    available = {"token_level_rewards": torch.ones(1, 2), "response_mask": torch.ones(1, 2), "gamma": 0.9}
+    available = {
+        "token_level_rewards": torch.ones(1, 2),
+        "response_mask": torch.ones(1, 2),
+        "gamma": 0.9,
+    }
     advantages, _ = estimate_advantages(name="my_custom_adv", available=available)
     assert advantages.tolist() == [[1.0, 1.0]]
 
@@ -42,13 +51,17 @@ def test_an_enum_member_registers_under_its_value(registry):
     class Estimators(enum.Enum):
         MINE = "mine"
 
-    register_adv_est(Estimators.MINE)(lambda token_level_rewards: (token_level_rewards, token_level_rewards))
+    register_adv_est(Estimators.MINE)(
+        lambda token_level_rewards: (token_level_rewards, token_level_rewards)
+    )
     assert "mine" in registry
 
 
 def test_a_taken_name_is_refused(registry):
     with pytest.raises(ConfigError, match="'grpo' is already compute_grpo_outcome_advantage"):
-        register_adv_est("grpo")(lambda token_level_rewards: (token_level_rewards, token_level_rewards))
+        register_adv_est("grpo")(
+            lambda token_level_rewards: (token_level_rewards, token_level_rewards)
+        )
 
 
 def test_an_argument_that_nobody_provides_is_refused_when_registered(registry):
@@ -57,7 +70,9 @@ def test_an_argument_that_nobody_provides_is_refused_when_registered(registry):
 
 
 def test_an_estimator_that_returns_one_number_a_row_is_refused(registry):
-    register_adv_est("narrow")(lambda token_level_rewards: (token_level_rewards[:, :1], token_level_rewards[:, :1]))
+    register_adv_est("narrow")(
+        lambda token_level_rewards: (token_level_rewards[:, :1], token_level_rewards[:, :1])
+    )
     available = {"token_level_rewards": torch.ones(2, 3), "response_mask": torch.ones(2, 3)}
     with pytest.raises(TensorError, match=r"advantages has shape \[2, 1\]"):
         estimate_advantages(name="narrow", available=available)

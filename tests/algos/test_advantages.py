@@ -23,7 +23,10 @@ SCALE_FREE = (
 )
 IN_PROPORTION = [case for case in OF_GROUPS if case not in (*SCALE_FREE, "grpo_passk k=3")]
 
-EACH, BY_GROUP = pytest.mark.parametrize("case", DISTINCT), pytest.mark.parametrize("case", OF_GROUPS)
+EACH, BY_GROUP = (
+    pytest.mark.parametrize("case", DISTINCT),
+    pytest.mark.parametrize("case", OF_GROUPS),
+)
 FEW = settings(QUICK, max_examples=8)
 
 
@@ -49,7 +52,10 @@ def test_it_is_that_of_the_papers_loop(case, seed, rows, holes):
 @given(seed=SEEDS)
 def test_float32_rewards_lose_no_more_than_their_own_digits(case, seed):
     batch = of(seed)
-    single = {name: column.float() if column.is_floating_point() else column for name, column in batch.items()}
+    single = {
+        name: column.float() if column.is_floating_point() else column
+        for name, column in batch.items()
+    }
     expected = torch.tensor(CASES[case].loop(numbers_of(single)), dtype=torch.float32)
     found = advantages_of(case, single)
     assert found.dtype == torch.float32
@@ -71,9 +77,14 @@ def test_permuting_rows_permutes_advantages(case, seed):
 @given(seed=SEEDS, left=st.integers(0, 3), right=st.integers(0, 3))
 def test_padding_changes_nothing(case, seed, left, right):
     batch = of(seed)
-    padded = {name: torch.nn.functional.pad(column, (left, right)) if column.ndim == 2 else column for name, column in batch.items()}
+    padded = {
+        name: torch.nn.functional.pad(column, (left, right)) if column.ndim == 2 else column
+        for name, column in batch.items()
+    }
     found = advantages_of(case, padded)
-    torch.testing.assert_close(found[:, left : left + 9], advantages_of(case, batch), rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(
+        found[:, left : left + 9], advantages_of(case, batch), rtol=1e-9, atol=1e-9
+    )
     assert found.count_nonzero() == found[:, left : left + 9].count_nonzero()
 
 
@@ -83,7 +94,9 @@ def test_padding_changes_nothing(case, seed, left, right):
 def test_renaming_groups_changes_nothing(case, seed):
     batch = of(seed)
     renamed = {**batch, "index": torch.tensor([900, -5, 17, 0, 10**12])[batch["index"]]}
-    torch.testing.assert_close(advantages_of(case, renamed), advantages_of(case, batch), rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(
+        advantages_of(case, renamed), advantages_of(case, batch), rtol=1e-9, atol=1e-9
+    )
 
 
 @BY_GROUP
@@ -92,7 +105,9 @@ def test_renaming_groups_changes_nothing(case, seed):
 def test_a_constant_on_all_rewards_changes_nothing(case, seed, shift):
     batch = of(seed)
     moved = {**batch, "token_level_rewards": batch["token_level_rewards"] + shift / 9}
-    torch.testing.assert_close(advantages_of(case, moved), advantages_of(case, batch), rtol=1e-8, atol=1e-8)
+    torch.testing.assert_close(
+        advantages_of(case, moved), advantages_of(case, batch), rtol=1e-8, atol=1e-8
+    )
 
 
 @pytest.mark.parametrize("case", SCALE_FREE)
@@ -101,7 +116,12 @@ def test_a_constant_on_all_rewards_changes_nothing(case, seed, shift):
 def test_the_scale_of_rewards_changes_nothing(case, seed, scale):
     batch = of(seed)
     scaled = {**batch, "token_level_rewards": batch["token_level_rewards"] * scale}
-    torch.testing.assert_close(advantages_of(case, scaled, epsilon=0.0), advantages_of(case, batch, epsilon=0.0), rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(
+        advantages_of(case, scaled, epsilon=0.0),
+        advantages_of(case, batch, epsilon=0.0),
+        rtol=1e-6,
+        atol=1e-6,
+    )
 
 
 @pytest.mark.parametrize("case", IN_PROPORTION)
@@ -110,19 +130,29 @@ def test_the_scale_of_rewards_changes_nothing(case, seed, scale):
 def test_without_a_deviation_advantages_grow_with_rewards(case, seed, scale):
     batch = of(seed)
     scaled = {**batch, "token_level_rewards": batch["token_level_rewards"] * scale}
-    torch.testing.assert_close(advantages_of(case, scaled), scale * advantages_of(case, batch), rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(
+        advantages_of(case, scaled), scale * advantages_of(case, batch), rtol=1e-9, atol=1e-9
+    )
 
 
 COLUMNS_LIKE_REWARDS = ("token_level_rewards", "values", "reward_baselines")
 
 
-@pytest.mark.parametrize("case", ["gae none", "gae mean", "reinforce_plus_plus none", "reinforce_plus_plus mean", "remax"])
+@pytest.mark.parametrize(
+    "case",
+    ["gae none", "gae mean", "reinforce_plus_plus none", "reinforce_plus_plus mean", "remax"],
+)
 @FEW
 @given(seed=SEEDS, scale=st.floats(0.01, 100))
 def test_advantages_of_tokens_grow_with_rewards_and_what_is_expected_of_them(case, seed, scale):
     batch = of(seed)
-    scaled = {name: column * scale if name in COLUMNS_LIKE_REWARDS else column for name, column in batch.items()}
-    torch.testing.assert_close(advantages_of(case, scaled), scale * advantages_of(case, batch), rtol=1e-9, atol=1e-9)
+    scaled = {
+        name: column * scale if name in COLUMNS_LIKE_REWARDS else column
+        for name, column in batch.items()
+    }
+    torch.testing.assert_close(
+        advantages_of(case, scaled), scale * advantages_of(case, batch), rtol=1e-9, atol=1e-9
+    )
 
 
 @pytest.mark.parametrize("case", ["gae unbiased", "gae biased"])
@@ -130,8 +160,13 @@ def test_advantages_of_tokens_grow_with_rewards_and_what_is_expected_of_them(cas
 @given(seed=SEEDS, scale=st.floats(1, 100))
 def test_the_scale_of_rewards_and_values_changes_no_whitened_advantage(case, seed, scale):
     batch = of(seed)
-    scaled = {name: column * scale if name in COLUMNS_LIKE_REWARDS else column for name, column in batch.items()}
-    torch.testing.assert_close(advantages_of(case, scaled), advantages_of(case, batch), rtol=1e-6, atol=1e-6)
+    scaled = {
+        name: column * scale if name in COLUMNS_LIKE_REWARDS else column
+        for name, column in batch.items()
+    }
+    torch.testing.assert_close(
+        advantages_of(case, scaled), advantages_of(case, batch), rtol=1e-6, atol=1e-6
+    )
 
 
 def with_more_at_the_last_token(batch, shift):
@@ -145,16 +180,24 @@ def with_more_at_the_last_token(batch, shift):
 @given(seed=SEEDS, shift=st.floats(-100, 100))
 def test_remax_does_not_see_what_is_added_to_a_reward_and_to_its_greedy_one(seed, shift):
     batch = of(seed)
-    moved = with_more_at_the_last_token({**batch, "reward_baselines": batch["reward_baselines"] + shift}, shift)
-    torch.testing.assert_close(advantages_of("remax", moved), advantages_of("remax", batch), rtol=1e-9, atol=1e-9)
+    moved = with_more_at_the_last_token(
+        {**batch, "reward_baselines": batch["reward_baselines"] + shift}, shift
+    )
+    torch.testing.assert_close(
+        advantages_of("remax", moved), advantages_of("remax", batch), rtol=1e-9, atol=1e-9
+    )
 
 
 @pytest.mark.parametrize("case", ["gae unbiased", "reinforce_plus_plus unbiased"])
 @FEW
 @given(seed=SEEDS, shift=st.floats(-100, 100))
-def test_whitened_advantages_without_discount_do_not_see_what_is_added_to_every_reward(case, seed, shift):
+def test_whitened_advantages_without_discount_do_not_see_what_is_added_to_every_reward(
+    case, seed, shift
+):
     batch = of(seed)
-    moved = with_more_at_the_last_token({**batch, "values": batch["values"] + shift}, shift)  # each token's return is more by it
+    moved = with_more_at_the_last_token(
+        {**batch, "values": batch["values"] + shift}, shift
+    )  # each token's return is more by it
     found = [advantages_of(case, columns, gamma=1.0) for columns in (moved, batch)]
     torch.testing.assert_close(found[0], found[1], rtol=1e-6, atol=1e-6)
 
@@ -163,7 +206,11 @@ def test_whitened_advantages_without_discount_do_not_see_what_is_added_to_every_
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_rewards_that_are_equal_but_for_rounding_carry_no_advantage(case, dtype):
     rewards = torch.tensor([0.1 + 0.2, 0.3, 0.1 * 3, 0.6 - 0.3], dtype=dtype)[:, None]
-    batch = {"token_level_rewards": rewards, "response_mask": torch.ones(4, 1), "index": torch.zeros(4).long()}
+    batch = {
+        "token_level_rewards": rewards,
+        "response_mask": torch.ones(4, 1),
+        "index": torch.zeros(4).long(),
+    }
     assert advantages_of(case, batch, adv_whitening="none").flatten().tolist() == [0.0] * 4
 
 
@@ -180,7 +227,11 @@ def test_a_group_of_one_carries_no_advantage(case):
 @BY_GROUP
 def test_groups_below_the_smallest_spread_carry_no_advantage(case):
     rewards = torch.tensor([[0.30], [0.31], [0.0], [1.0]])
-    batch = {"token_level_rewards": rewards, "response_mask": torch.ones(4, 1), "index": torch.tensor([0, 0, 1, 1])}
+    batch = {
+        "token_level_rewards": rewards,
+        "response_mask": torch.ones(4, 1),
+        "index": torch.tensor([0, 0, 1, 1]),
+    }
     found = advantages_of(case, batch, min_group_spread=0.05, adv_whitening="none").flatten()
     assert found[:2].tolist() == [0.0, 0.0]
     assert found[3].item() > 0.4
@@ -188,7 +239,11 @@ def test_groups_below_the_smallest_spread_carry_no_advantage(case):
 
 @EACH
 def test_a_batch_without_a_kept_token_has_no_advantage(case):
-    batch = {**of(0), "response_mask": torch.zeros(7, 9), "token_level_rewards": torch.zeros(7, 9, dtype=torch.float64)}
+    batch = {
+        **of(0),
+        "response_mask": torch.zeros(7, 9),
+        "token_level_rewards": torch.zeros(7, 9, dtype=torch.float64),
+    }
     assert advantages_of(case, batch).count_nonzero() == 0
 
 
@@ -211,7 +266,9 @@ def test_a_reward_that_is_not_finite_is_refused_with_its_row(case, bad):
 @EACH
 def test_a_mask_of_another_shape_is_refused(case):
     batch = of(0)
-    with pytest.raises(TensorError, match=r"shape \[7, 8\].*shape \[7, 9\]|shape \[7, 9\].*shape \[7, 8\]"):
+    with pytest.raises(
+        TensorError, match=r"shape \[7, 8\].*shape \[7, 9\]|shape \[7, 9\].*shape \[7, 8\]"
+    ):
         advantages_of(case, {**batch, "response_mask": batch["response_mask"][:, :8]})
 
 
@@ -244,7 +301,9 @@ def test_a_reward_that_the_mask_would_lose_is_refused(case):
         advantages_of(case, batch)
 
 
-@pytest.mark.parametrize(("column", "case"), [("values", "gae unbiased"), ("reward_baselines", "remax")])
+@pytest.mark.parametrize(
+    ("column", "case"), [("values", "gae unbiased"), ("reward_baselines", "remax")]
+)
 def test_another_column_that_is_not_finite_is_refused_with_its_row(column, case):
     batch = of(0)
     batch[column][0] = torch.nan
@@ -254,11 +313,16 @@ def test_another_column_that_is_not_finite_is_refused_with_its_row(column, case)
 
 def test_as_many_greedy_rewards_as_rows_are_needed():
     batch = of(0)
-    with pytest.raises(TensorError, match="reward_baselines has 6 entries and token_level_rewards 7 rows"):
+    with pytest.raises(
+        TensorError, match="reward_baselines has 6 entries and token_level_rewards 7 rows"
+    ):
         advantages_of("remax", {**batch, "reward_baselines": batch["reward_baselines"][:6]})
 
 
-@pytest.mark.parametrize("name", ["grpo", "rloo", "gpg", "cpgd", "dr_grpo", "grpo_passk", "opo", "reinforce_plus_plus_baseline"])
+@pytest.mark.parametrize(
+    "name",
+    ["grpo", "rloo", "gpg", "cpgd", "dr_grpo", "grpo_passk", "opo", "reinforce_plus_plus_baseline"],
+)
 def test_returns_of_an_outcome_are_its_advantages_and_no_view_of_them(name):
     advantages, returns = estimate_advantages(name=name, available=of(0))
     assert torch.equal(advantages, returns)

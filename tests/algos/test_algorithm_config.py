@@ -51,22 +51,36 @@ def test_the_documents_names_are_those_of_the_functions():
         _ = core_algos.compute_nothing
 
 
-@pytest.mark.parametrize("key", ["gamma", "lam", "adv_whitening", "norm_adv_by_std_in_grpo", "pass_k", "weight_factor_in_cpgd"])
+@pytest.mark.parametrize(
+    "key",
+    ["gamma", "lam", "adv_whitening", "norm_adv_by_std_in_grpo", "pass_k", "weight_factor_in_cpgd"],
+)
 def test_the_estimators_that_read_a_key_are_those_that_take_it(key):
     configs = {name: parse([f"algorithm.adv_estimator={name}"]).config for name in SHIPPED}
     readers = READERS[f"algorithm.{key}"]
-    reading = {name for name, config in configs.items() if all(reader.there(config) for reader in readers)}
+    reading = {
+        name for name, config in configs.items() if all(reader.there(config) for reader in readers)
+    }
     assert reading == {name for name in SHIPPED if key in parameters(name)}
 
 
 def test_the_values_of_keys_are_those_that_the_formulas_know():
-    assert (algorithm_args.ADV_WHITENINGS, algorithm_args.CPGD_WEIGHTS) == (WHITENINGS, CPGD_WEIGHTS)
+    assert (algorithm_args.ADV_WHITENINGS, algorithm_args.CPGD_WEIGHTS) == (
+        WHITENINGS,
+        CPGD_WEIGHTS,
+    )
 
 
-@pytest.mark.parametrize(("asked", "estimator", "loss"), [("gspo", "grpo", "gspo"), ("cpgd", "cpgd", "cpgd"), ("opo", "opo", "vanilla")])
+@pytest.mark.parametrize(
+    ("asked", "estimator", "loss"),
+    [("gspo", "grpo", "gspo"), ("cpgd", "cpgd", "cpgd"), ("opo", "opo", "vanilla")],
+)
 def test_a_name_that_stands_for_an_algorithm_chooses_its_loss_too(asked, estimator, loss):
     config = parse([f"algorithm.adv_estimator={asked}"]).config
-    assert (config.algorithm.adv_estimator, config.actor_rollout_ref.actor.loss) == (estimator, loss)
+    assert (config.algorithm.adv_estimator, config.actor_rollout_ref.actor.loss) == (
+        estimator,
+        loss,
+    )
 
 
 def test_a_loss_that_is_named_after_the_algorithm_wins():

@@ -15,7 +15,19 @@ import pytest
 import torch
 
 import siirl.algos
-from siirl.algos import aggregation, filters, groups, importance, kl, linear_log_probs, log_probs, masked, overlong, ratios, trajectories
+from siirl.algos import (
+    aggregation,
+    filters,
+    groups,
+    importance,
+    kl,
+    linear_log_probs,
+    log_probs,
+    masked,
+    overlong,
+    ratios,
+    trajectories,
+)
 from siirl.algos.advantages import decisions, estimators, group_relative, pass_at_k, token_level
 from siirl.algos.policy_losses import POLICY_LOSSES, covariance
 from siirl.algos.value_loss import clipped_value_loss
@@ -39,18 +51,33 @@ LOSS = {
     "mask_BT": MASK_BT,
     "selected_BT": MASK_BT == 1,
 }
-SELECTION = {**{name: LOSS[name] for name in ("log_probs_BT", "old_log_probs_BT", "advantages_BT", "mask_BT")}, "place_B": torch.arange(B)}
+SELECTION = {
+    **{
+        name: LOSS[name]
+        for name in ("log_probs_BT", "old_log_probs_BT", "advantages_BT", "mask_BT")
+    },
+    "place_B": torch.arange(B),
+}
 VALUES = {"values": NUMBERS_BT, "mask": MASK_BT}
 
 
 def arguments(function: Callable[..., Any], available: dict[str, Any]) -> dict[str, Any]:
     """Those of `available` that the function takes."""
-    return {name: value for name, value in available.items() if name in inspect.signature(function).parameters}
+    return {
+        name: value
+        for name, value in available.items()
+        if name in inspect.signature(function).parameters
+    }
 
 
 GOOD: dict[Callable[..., Any], dict[str, Any]] = {
     aggregation.aggregation_weight: {"mask_BT": MASK_BT, "mode": "token-mean"},
-    aggregation.aggregate_loss: {"loss_BT": NUMBERS_BT, "mask_BT": MASK_BT, "mode": "token-mean", "denominator": torch.tensor(12.0)},
+    aggregation.aggregate_loss: {
+        "loss_BT": NUMBERS_BT,
+        "mask_BT": MASK_BT,
+        "mode": "token-mean",
+        "denominator": torch.tensor(12.0),
+    },
     group_relative.reward_statistics: GROUP_RELATIVE,
     group_relative.grpo_advantage: GROUP_RELATIVE,
     group_relative.rloo_advantage: GROUP_RELATIVE,
@@ -62,7 +89,12 @@ GOOD: dict[Callable[..., Any], dict[str, Any]] = {
     token_level.discounted_returns: TOKEN_LEVEL,
     token_level.whiten_advantages: {"advantages_BT": NUMBERS_BT, "mask_BT": MASK_BT},
     decisions.decision_starts: {"value_mask": MASK_BT, "response_mask": MASK_BT},
-    decisions.gae_of_decisions: {**TOKEN_LEVEL, "values_BT": NUMBERS_BT, "value_mask_BT": MASK_BT, "lam": 0.9},
+    decisions.gae_of_decisions: {
+        **TOKEN_LEVEL,
+        "values_BT": NUMBERS_BT,
+        "value_mask_BT": MASK_BT,
+        "lam": 0.9,
+    },
     estimators.compute_gae_advantage_return: {
         **{name: OUTCOME[name] for name in ("token_level_rewards", "response_mask")},
         **{"values": NUMBERS_BT, "gamma": 0.9, "lam": 0.9, "value_mask": MASK_BT},
@@ -77,31 +109,73 @@ GOOD: dict[Callable[..., Any], dict[str, Any]] = {
     groups.group_sum: {"values_B": NUMBERS_B, "group_B": GROUP_B},
     groups.distinguishable: {"values_B": NUMBERS_B, "group_B": GROUP_B},
     filters.zero_variance_keep: {"values_B": NUMBERS_B, "group_B": GROUP_B},
-    filters.success_band_keep: {"success_B": FLAGS_B, "group_B": GROUP_B, "spared_B": FLAGS_B, "low": 0.0, "high": 1.0},
+    filters.success_band_keep: {
+        "success_B": FLAGS_B,
+        "group_B": GROUP_B,
+        "spared_B": FLAGS_B,
+        "low": 0.0,
+        "high": 1.0,
+    },
     filters.truncation_keep: {"truncated_B": FLAGS_B},
     filters.srpo_keep: {
-        **{"success_B": FLAGS_B, "group_B": GROUP_B, "failed_B": 0 * FLAGS_B, "truncated_B": 0 * FLAGS_B, "task_B": ["a"] * B}
+        **{
+            "success_B": FLAGS_B,
+            "group_B": GROUP_B,
+            "failed_B": 0 * FLAGS_B,
+            "truncated_B": 0 * FLAGS_B,
+            "task_B": ["a"] * B,
+        }
     },
-    importance.importance_weights: {**arguments(importance.importance_weights, LOSS), "level": "token"},
-    kl.kl_estimate: {"log_probs_BT": NUMBERS_BT, "ref_log_probs_BT": NUMBERS_BT, "mask_BT": MASK_BT, "name": "k3"},
+    importance.importance_weights: {
+        **arguments(importance.importance_weights, LOSS),
+        "level": "token",
+    },
+    kl.kl_estimate: {
+        "log_probs_BT": NUMBERS_BT,
+        "ref_log_probs_BT": NUMBERS_BT,
+        "mask_BT": MASK_BT,
+        "name": "k3",
+    },
     masked.masked_sum: VALUES,
     masked.masked_mean: VALUES,
     masked.masked_var: VALUES,
     masked.masked_moments: VALUES,
     masked.masked_whiten: VALUES,
     log_probs.token_scores: {"logits": torch.rand(B, V), "tokens": torch.tensor([0, 1, 4])},
-    linear_log_probs.linear_token_scores: {"hidden": torch.rand(B, D), "weight": torch.rand(V, D), "tokens": torch.tensor([0, 1, 4])},
-    overlong.overlong_penalty: {"length_B": torch.tensor([3.0, 9.0, 10.0]), "max_length": 10, "buffer": 2},
+    linear_log_probs.linear_token_scores: {
+        "hidden": torch.rand(B, D),
+        "weight": torch.rand(V, D),
+        "tokens": torch.tensor([0, 1, 4]),
+    },
+    overlong.overlong_penalty: {
+        "length_B": torch.tensor([3.0, 9.0, 10.0]),
+        "max_length": 10,
+        "buffer": 2,
+    },
     ratios.log_ratio: arguments(ratios.log_ratio, LOSS),
     ratios.checked_columns: arguments(ratios.checked_columns, LOSS),
     covariance.token_covariance: arguments(covariance.token_covariance, LOSS),
     covariance.select_clip_cov: {**SELECTION, "generator": torch.Generator()},
     covariance.select_kl_cov: arguments(covariance.select_kl_cov, SELECTION),
-    **{function: arguments(function, LOSS) for function in POLICY_LOSSES.values() if function.__module__.startswith("siirl.algos.")},
-    trajectories.executed_tokens: {"finish_step_B": torch.tensor([0, 1, 2]), "tokens_per_step": 2, "tokens": T},
+    **{
+        function: arguments(function, LOSS)
+        for function in POLICY_LOSSES.values()
+        if function.__module__.startswith("siirl.algos.")
+    },
+    trajectories.executed_tokens: {
+        "finish_step_B": torch.tensor([0, 1, 2]),
+        "tokens_per_step": 2,
+        "tokens": T,
+    },
     trajectories.reward_at_finish: {"rewards_B": NUMBERS_B, "mask_BT": MASK_BT},
     trajectories.trajectory_advantages: {
-        **{"name": "grpo", "rewards_B": NUMBERS_B, "finish_step_B": torch.tensor([1, 1, 2]), "tokens_per_step": 2, "tokens": T},
+        **{
+            "name": "grpo",
+            "rewards_B": NUMBERS_B,
+            "finish_step_B": torch.tensor([1, 1, 2]),
+            "tokens_per_step": 2,
+            "tokens": T,
+        },
         "available": {"index": GROUP_B},
     },
     clipped_value_loss: {
@@ -115,7 +189,15 @@ GOOD: dict[Callable[..., Any], dict[str, Any]] = {
 # What has no numbers of its own to refuse.
 OTHERS = {
     **dict.fromkeys(
-        ("require_same_shape", "require_axes", "require_finite", "require_counts", "as_bool_mask", "check_tokens", "check_scores"),
+        (
+            "require_same_shape",
+            "require_axes",
+            "require_finite",
+            "require_counts",
+            "as_bool_mask",
+            "check_tokens",
+            "check_scores",
+        ),
         "is the check itself",
     ),
     "require_rewards_at_kept_tokens": "is a check, of rows that fit",
@@ -125,7 +207,12 @@ OTHERS = {
 }
 
 # How errors call an argument, where not by its name without the axes.
-CALLED = {"rewards": "token_level_rewards", "ref_log_probs": "ref_log_prob", "mask": "response_mask", "value_mask": "response_mask"}
+CALLED = {
+    "rewards": "token_level_rewards",
+    "ref_log_probs": "ref_log_prob",
+    "mask": "response_mask",
+    "value_mask": "response_mask",
+}
 # Tensors of which a part is as good as the whole: a smaller vocabulary, shorter rows.
 PARTS = {
     ("linear_token_scores", "weight", "rows"),
@@ -139,20 +226,31 @@ def public_functions() -> dict[str, Callable[..., Any]]:
     names = [module.name for module in pkgutil.walk_packages(siirl.algos.__path__, "siirl.algos.")]
     modules = [importlib.import_module(name) for name in names]
     found = [
-        (name, thing) for module in modules for name, thing in vars(module).items() if getattr(thing, "__module__", "") == module.__name__
+        (name, thing)
+        for module in modules
+        for name, thing in vars(module).items()
+        if getattr(thing, "__module__", "") == module.__name__
     ]
     return {
         name: thing
         for name, thing in found
         if inspect.isfunction(thing)
         and not name.startswith("_")
-        and any("Tensor" in str(parameter.annotation) for parameter in inspect.signature(thing).parameters.values())
+        and any(
+            "Tensor" in str(parameter.annotation)
+            for parameter in inspect.signature(thing).parameters.values()
+        )
     }
 
 
 def tensors() -> list[tuple[Callable[..., Any], str]]:
     """Each function with each of its tensors."""
-    return [(function, name) for function, given in GOOD.items() for name, value in given.items() if isinstance(value, torch.Tensor)]
+    return [
+        (function, name)
+        for function, given in GOOD.items()
+        for name, value in given.items()
+        if isinstance(value, torch.Tensor)
+    ]
 
 
 def called(function: Callable[..., Any], name: str) -> str:
@@ -166,7 +264,9 @@ def told(pair: object) -> str:
 
 
 def test_every_public_function_is_walked():
-    assert {name for name in public_functions() if name not in OTHERS} == {function.__name__ for function in GOOD}
+    assert {name for name in public_functions() if name not in OTHERS} == {
+        function.__name__ for function in GOOD
+    }
 
 
 @pytest.mark.parametrize("function", GOOD, ids=told)
@@ -175,7 +275,11 @@ def test_what_is_good_is_taken(function):
 
 
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
-@pytest.mark.parametrize(("function", "name"), [pair for pair in tensors() if GOOD[pair[0]][pair[1]].is_floating_point()], ids=told)
+@pytest.mark.parametrize(
+    ("function", "name"),
+    [pair for pair in tensors() if GOOD[pair[0]][pair[1]].is_floating_point()],
+    ids=told,
+)
 def test_a_number_that_is_not_finite_is_refused_with_its_tensor_and_row(function, name, bad):
     tensor = GOOD[function][name].clone()
     if tensor.ndim == 0:
@@ -203,7 +307,11 @@ CUTS = {
 @pytest.mark.parametrize(("function", "name"), tensors(), ids=told)
 def test_a_tensor_that_does_not_fit_is_refused_and_never_broadcast(function, name, cut):
     given = GOOD[function]
-    others = [value for key, value in given.items() if key != name and isinstance(value, torch.Tensor) and value.ndim]
+    others = [
+        value
+        for key, value in given.items()
+        if key != name and isinstance(value, torch.Tensor) and value.ndim
+    ]
     tensor = CUTS[cut](given[name]) if given[name].ndim else None
     if tensor is None or (not others and "axis" not in cut) or (told(function), name, cut) in PARTS:
         return  # nothing that it could fail to fit

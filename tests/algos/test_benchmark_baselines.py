@@ -22,7 +22,9 @@ def test_the_loop_over_time_steps_is_gae(holes):
         mask_BT &= torch.rand(9, 150, generator=generator) > 0.2
     values_BT = torch.randn(9, 150, generator=generator, dtype=torch.float64)
     rewards_BT = values_BT.flip(0) * mask_BT
-    found = gae_advantage(rewards_BT=rewards_BT, values_BT=values_BT, mask_BT=mask_BT, gamma=0.97, lam=0.9)
+    found = gae_advantage(
+        rewards_BT=rewards_BT, values_BT=values_BT, mask_BT=mask_BT, gamma=0.97, lam=0.9
+    )
     torch.testing.assert_close(found, gae_loop(rewards_BT, values_BT, mask_BT.double(), 0.97, 0.9))
 
 
@@ -36,10 +38,16 @@ def test_both_dicts_of_lists_are_grpo():
 
 def test_the_way_over_all_logits_has_the_same_scores():
     generator = torch.Generator().manual_seed(0)
-    hidden_ND, weight_VD = torch.randn(5, 3, generator=generator), torch.randn(11, 3, generator=generator)
+    hidden_ND, weight_VD = (
+        torch.randn(5, 3, generator=generator),
+        torch.randn(11, 3, generator=generator),
+    )
     tokens_N = torch.tensor([0, 10, 3, 3, 7])
     scores = linear_token_scores(hidden=hidden_ND, weight=weight_VD, tokens=tokens_N)
-    torch.testing.assert_close((scores.log_probs_BT, scores.entropy_BT), scores_from_all_logits(hidden_ND, weight_VD, tokens_N))
+    torch.testing.assert_close(
+        (scores.log_probs_BT, scores.entropy_BT),
+        scores_from_all_logits(hidden_ND, weight_VD, tokens_N),
+    )
 
 
 def test_the_textbooks_karmarkar_karp_by_hand():

@@ -22,14 +22,20 @@ def covariance_loop(batch):
     places = [tuple(place) for place in batch.mask_BT.nonzero().tolist()]
     log_prob = sum(batch.log_probs_BT[place].item() for place in places) / len(places)
     advantage = sum(batch.advantages_BT[place].item() for place in places) / len(places)
-    return {place: (batch.log_probs_BT[place].item() - log_prob) * (batch.advantages_BT[place].item() - advantage) for place in places}
+    return {
+        place: (batch.log_probs_BT[place].item() - log_prob)
+        * (batch.advantages_BT[place].item() - advantage)
+        for place in places
+    }
 
 
 @QUICK
 @given(seed=SEEDS)
 def test_covariances_are_those_of_a_loop(seed):
     batch = loss_batch(seed)
-    found_BT = token_covariance(log_probs_BT=batch.log_probs_BT, advantages_BT=batch.advantages_BT, mask_BT=batch.mask_BT)
+    found_BT = token_covariance(
+        log_probs_BT=batch.log_probs_BT, advantages_BT=batch.advantages_BT, mask_BT=batch.mask_BT
+    )
     for place, covariance in covariance_loop(batch).items():
         assert found_BT[place].item() == pytest.approx(covariance, rel=1e-9, abs=1e-9)
     assert bool((found_BT[~batch.mask_BT] == -torch.inf).all())
@@ -43,7 +49,9 @@ def columns(batch, rows=slice(None), pad=(0, 0)):
 def kl_cov(batch, rows=slice(None), *, ranks=ALONE, pad=(0, 0), share=0.2):
     given_columns = columns(batch, rows, pad)
     del given_columns["old_log_probs_BT"]
-    return select_kl_cov(**given_columns, place_B=torch.arange(ROWS)[rows], kl_cov_ratio=share, ranks=ranks)
+    return select_kl_cov(
+        **given_columns, place_B=torch.arange(ROWS)[rows], kl_cov_ratio=share, ranks=ranks
+    )
 
 
 def clip_cov(batch, rows=slice(None), *, ranks=ALONE, pad=(0, 0), share=0.2, seed=5):
@@ -75,7 +83,10 @@ def test_clip_cov_draws_its_share_from_the_candidates(seed, share):
     batch = loss_batch(seed)
     candidates = set()
     for place, covariance in covariance_loop(batch).items():
-        ratio, advantage = (batch.log_probs_BT - batch.old_log_probs_BT)[place].exp().item(), batch.advantages_BT[place].item()
+        ratio, advantage = (
+            (batch.log_probs_BT - batch.old_log_probs_BT)[place].exp().item(),
+            batch.advantages_BT[place].item(),
+        )
         clipped = advantage * min(max(ratio, 0.8), 1.2) < advantage * ratio
         if -2.0 < covariance < 4.0 and not clipped:
             candidates.add(place)
@@ -94,13 +105,25 @@ SELECTIONS = {"clip_cov": clip_cov, "kl_cov": kl_cov}
 
 
 @FEW
-@given(seed=SEEDS, owner=st.lists(st.integers(0, 2), min_size=ROWS, max_size=ROWS), left=st.integers(0, 2))
+@given(
+    seed=SEEDS,
+    owner=st.lists(st.integers(0, 2), min_size=ROWS, max_size=ROWS),
+    left=st.integers(0, 2),
+)
 @pytest.mark.parametrize("name", SELECTIONS)
-def test_the_choice_is_the_same_however_rows_are_spread_over_ranks_and_padded(name, seed, owner, left):
+def test_the_choice_is_the_same_however_rows_are_spread_over_ranks_and_padded(
+    name, seed, owner, left
+):
     batch, select = loss_batch(seed), SELECTIONS[name]
     whole = select(batch)
-    shares = [torch.tensor([row for row in reversed(range(ROWS)) if owner[row] == rank], dtype=torch.long) for rank in range(3)]
-    found = on_threads(lambda ranks, rows: select(batch, rows, ranks=ranks, pad=(left, 1)), [(rows,) for rows in shares])
+    shares = [
+        torch.tensor([row for row in reversed(range(ROWS)) if owner[row] == rank], dtype=torch.long)
+        for rank in range(3)
+    ]
+    found = on_threads(
+        lambda ranks, rows: select(batch, rows, ranks=ranks, pad=(left, 1)),
+        [(rows,) for rows in shares],
+    )
     width = whole.shape[1]
     for rows, part in zip(shares, found, strict=True):
         assert torch.equal(part[:, left : left + width], whole[rows])
@@ -108,13 +131,21 @@ def test_the_choice_is_the_same_however_rows_are_spread_over_ranks_and_padded(na
 
 def test_of_equal_covariances_the_first_rows_and_tokens_are_chosen():
     one = torch.ones(3, 2)
-    selected = select_kl_cov(log_probs_BT=-one, advantages_BT=one, mask_BT=one, place_B=torch.tensor([2, 0, 1]), kl_cov_ratio=0.5)
+    selected = select_kl_cov(
+        log_probs_BT=-one,
+        advantages_BT=one,
+        mask_BT=one,
+        place_B=torch.tensor([2, 0, 1]),
+        kl_cov_ratio=0.5,
+    )
     assert selected.tolist() == [[False, False], [True, True], [True, False]]
 
 
 def test_kl_cov_by_hand():
     log_probs = torch.tensor([[-1.0, -3.0, -1.0, -3.0]])
-    advantages = torch.tensor([[1.0, 1.0, -1.0, -1.0]])  # a likely token with a good advantage, and a rare one with a bad
+    advantages = torch.tensor(
+        [[1.0, 1.0, -1.0, -1.0]]
+    )  # a likely token with a good advantage, and a rare one with a bad
     selected = select_kl_cov(
         log_probs_BT=log_probs,
         advantages_BT=advantages,
@@ -140,4 +171,10 @@ def test_places_that_do_not_fit_the_rows_are_refused():
 def test_a_share_of_nothing_is_refused():
     one = torch.ones(1, 1)
     with pytest.raises(ConfigError, match="kl_cov_ratio=0 is a share"):
-        select_kl_cov(log_probs_BT=one, advantages_BT=one, mask_BT=one, place_B=torch.arange(1), kl_cov_ratio=0)
+        select_kl_cov(
+            log_probs_BT=one,
+            advantages_BT=one,
+            mask_BT=one,
+            place_B=torch.arange(1),
+            kl_cov_ratio=0,
+        )

@@ -47,8 +47,18 @@ def test_lambda_does_not_decay_inside_of_a_chunk():
 def test_where_each_token_is_a_decision_it_is_gae(seed):
     batch = ragged(seed)
     rewards_BT = torch.where(batch.mask_BT.bool(), batch.advantages_BT, 0.0)
-    arguments = {"rewards_BT": rewards_BT, "values_BT": batch.old_log_probs_BT, "mask_BT": batch.mask_BT, "gamma": 0.9, "lam": 0.8}
-    for found, expected in zip(gae_of_decisions(**arguments, value_mask_BT=batch.mask_BT), gae_advantage(**arguments), strict=True):
+    arguments = {
+        "rewards_BT": rewards_BT,
+        "values_BT": batch.old_log_probs_BT,
+        "mask_BT": batch.mask_BT,
+        "gamma": 0.9,
+        "lam": 0.8,
+    }
+    for found, expected in zip(
+        gae_of_decisions(**arguments, value_mask_BT=batch.mask_BT),
+        gae_advantage(**arguments),
+        strict=True,
+    ):
         torch.testing.assert_close(found, expected)
 
 
@@ -62,7 +72,12 @@ def test_decisions_of_random_length_are_those_of_a_loop(seed):
     first_BT = mask_BT & (mask_BT.cumsum(1) == 1)
     starts_BT = mask_BT & ((torch.rand(mask_BT.shape, generator=generator) < 0.4) | first_BT)
     advantages_BT, returns_BT = gae_of_decisions(
-        rewards_BT=rewards_BT, values_BT=values_BT, mask_BT=mask_BT, value_mask_BT=starts_BT, gamma=0.9, lam=0.8
+        rewards_BT=rewards_BT,
+        values_BT=values_BT,
+        mask_BT=mask_BT,
+        value_mask_BT=starts_BT,
+        gamma=0.9,
+        lam=0.8,
     )
     for b in range(len(mask_BT)):
         places = starts_BT[b].nonzero().flatten().tolist()
@@ -75,8 +90,12 @@ def test_decisions_of_random_length_are_those_of_a_loop(seed):
             next_value = value
             for t in range(places[number], end):
                 kept = bool(mask_BT[b, t])
-                assert float(advantages_BT[b, t]) == pytest.approx(advantage if kept else 0.0, abs=1e-9)
-                assert float(returns_BT[b, t]) == pytest.approx(advantage + value if kept else 0.0, abs=1e-9)
+                assert float(advantages_BT[b, t]) == pytest.approx(
+                    advantage if kept else 0.0, abs=1e-9
+                )
+                assert float(returns_BT[b, t]) == pytest.approx(
+                    advantage + value if kept else 0.0, abs=1e-9
+                )
 
 
 @pytest.mark.parametrize(
@@ -94,4 +113,11 @@ def test_a_decision_nobody_took_and_a_token_without_decision_are_refused(starts,
 def test_a_reward_that_the_mask_would_lose_is_refused():
     rewards_BT = torch.tensor([[0.0, 0.0, 0.0, 0.0, 1.0, 0.0]])
     with pytest.raises(TensorError, match="a reward at row 0, token 4, where response_mask is 0"):
-        gae_of_decisions(rewards_BT=rewards_BT, values_BT=torch.zeros(1, 6), mask_BT=MASK, value_mask_BT=STARTS, gamma=1.0, lam=1.0)
+        gae_of_decisions(
+            rewards_BT=rewards_BT,
+            values_BT=torch.zeros(1, 6),
+            mask_BT=MASK,
+            value_mask_BT=STARTS,
+            gamma=1.0,
+            lam=1.0,
+        )

@@ -14,7 +14,11 @@ from siirl.errors import ConfigError, TensorError, UnknownNameError
 
 def weight_of(differences, level, bound, *, high, low):
     """The weight of the first of a row's tokens, from the differences of log-probs of all of them."""
-    exponent = {"token": differences[0], "sequence": sum(differences), "geometric": sum(differences) / len(differences)}[level]
+    exponent = {
+        "token": differences[0],
+        "sequence": sum(differences),
+        "geometric": sum(differences) / len(differences),
+    }[level]
     weight = math.exp(exponent)
     if bound == "truncate":
         return min(weight, high)
@@ -39,8 +43,13 @@ def test_weights_are_those_of_a_loop(level, bound, seed):
     )
     for b, t in batch.mask_BT.nonzero().tolist():
         row = batch.mask_BT[b].nonzero()[:, 0].tolist()
-        differences = [(batch.old_log_probs_BT - batch.rollout_log_probs_BT)[b, u].item() for u in (t, *(u for u in row if u != t))]
-        assert found_BT[b, t].item() == pytest.approx(weight_of(differences, level, bound, high=2.0, low=low), rel=1e-9)
+        differences = [
+            (batch.old_log_probs_BT - batch.rollout_log_probs_BT)[b, u].item()
+            for u in (t, *(u for u in row if u != t))
+        ]
+        assert found_BT[b, t].item() == pytest.approx(
+            weight_of(differences, level, bound, high=2.0, low=low), rel=1e-9
+        )
     assert bool((found_BT[~batch.mask_BT] == 0).all())
 
 
@@ -61,7 +70,9 @@ def test_weights_by_hand():
     assert weights_by_hand("token", "mask", high=2.5) == pytest.approx([2.0, 0.0])
     assert weights_by_hand("sequence", "truncate", high=10.0) == pytest.approx([6.0, 6.0])
     assert weights_by_hand("sequence", "mask", high=5.0) == [0.0, 0.0]
-    assert weights_by_hand("geometric", "truncate", high=10.0) == pytest.approx([math.sqrt(6.0)] * 2)
+    assert weights_by_hand("geometric", "truncate", high=10.0) == pytest.approx(
+        [math.sqrt(6.0)] * 2
+    )
 
 
 def test_the_weights_are_constants():
@@ -110,22 +121,44 @@ def test_a_long_sequence_does_not_overflow():
 @pytest.mark.parametrize(
     ("options", "error", "message"),
     [
-        ({"level": "tokens"}, UnknownNameError, "level of importance weights 'tokens'. Did you mean 'token'"),
-        ({"level": "token", "bound": "clip"}, UnknownNameError, "bound of importance weights 'clip'"),
+        (
+            {"level": "tokens"},
+            UnknownNameError,
+            "level of importance weights 'tokens'. Did you mean 'token'",
+        ),
+        (
+            {"level": "token", "bound": "clip"},
+            UnknownNameError,
+            "bound of importance weights 'clip'",
+        ),
         ({"level": "token", "high": 0.5}, ConfigError, "high=0.5 is below 1"),
-        ({"level": "token", "bound": "mask", "low": 1.5}, ConfigError, r"low=1.5 must lie in \[0, 1\]"),
+        (
+            {"level": "token", "bound": "mask", "low": 1.5},
+            ConfigError,
+            r"low=1.5 must lie in \[0, 1\]",
+        ),
         ({"level": "token", "low": 0.5}, ConfigError, "low=0.5 is read by bound=mask"),
     ],
 )
 def test_what_makes_no_sense_is_refused(options, error, message):
     one = torch.zeros(1, 1)
     with pytest.raises(error, match=message):
-        importance_weights(old_log_probs_BT=one, rollout_log_probs_BT=one, mask_BT=one + 1, **{"bound": "truncate", "high": 2.0, **options})
+        importance_weights(
+            old_log_probs_BT=one,
+            rollout_log_probs_BT=one,
+            mask_BT=one + 1,
+            **{"bound": "truncate", "high": 2.0, **options},
+        )
 
 
 def test_a_behaviour_log_prob_that_is_nan_is_refused():
     one = torch.zeros(1, 1)
     with pytest.raises(TensorError, match="rollout_log_probs is nan in row 0"):
         importance_weights(
-            old_log_probs_BT=one, rollout_log_probs_BT=one + torch.nan, mask_BT=one + 1, level="token", bound="truncate", high=2.0
+            old_log_probs_BT=one,
+            rollout_log_probs_BT=one + torch.nan,
+            mask_BT=one + 1,
+            level="token",
+            bound="truncate",
+            high=2.0,
         )

@@ -33,19 +33,30 @@ def reference(hidden, weight, tokens, temperature):
 
 @settings(QUICK, max_examples=15)
 @given(
-    seed=SEEDS, temperature=st.sampled_from([0.5, 1.0, 1.7]), elements=st.sampled_from([1, 12, 1 << 22]), rows=st.sampled_from([1, 4, 99])
+    seed=SEEDS,
+    temperature=st.sampled_from([0.5, 1.0, 1.7]),
+    elements=st.sampled_from([1, 12, 1 << 22]),
+    rows=st.sampled_from([1, 4, 99]),
 )
-def test_values_and_gradients_are_those_of_log_softmax_whatever_the_blocks(seed, temperature, elements, rows):
+def test_values_and_gradients_are_those_of_log_softmax_whatever_the_blocks(
+    seed, temperature, elements, rows
+):
     hidden, weight, tokens, weights = example(seed)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(linear_log_probs, "BLOCK_ELEMENTS", elements)
         patch.setattr(linear_log_probs, "BLOCK_TOKENS", rows)
-        scores = linear_token_scores(hidden=hidden, weight=weight, tokens=tokens, temperature=temperature)
+        scores = linear_token_scores(
+            hidden=hidden, weight=weight, tokens=tokens, temperature=temperature
+        )
         total = (weights[0] * scores.log_probs_BT + weights[1] * scores.entropy_BT).sum()
         found = torch.autograd.grad(total, (hidden, weight))
     expected = reference(hidden, weight, tokens, temperature)
-    wanted = torch.autograd.grad((weights[0] * expected[0] + weights[1] * expected[1]).sum(), (hidden, weight))
-    torch.testing.assert_close((scores.log_probs_BT, scores.entropy_BT), expected, rtol=1e-9, atol=1e-9)
+    wanted = torch.autograd.grad(
+        (weights[0] * expected[0] + weights[1] * expected[1]).sum(), (hidden, weight)
+    )
+    torch.testing.assert_close(
+        (scores.log_probs_BT, scores.entropy_BT), expected, rtol=1e-9, atol=1e-9
+    )
     torch.testing.assert_close(found, wanted, rtol=1e-9, atol=1e-9)
 
 
@@ -53,8 +64,12 @@ def test_values_and_gradients_are_those_of_log_softmax_whatever_the_blocks(seed,
 def test_gradient_of_log_probs_alone_and_of_entropy_alone(place):
     hidden, weight, tokens, _ = example(3)
     scores = linear_token_scores(hidden=hidden, weight=weight, tokens=tokens)
-    found = torch.autograd.grad((scores.log_probs_BT, scores.entropy_BT)[place].sum(), (hidden, weight))
-    wanted = torch.autograd.grad(reference(hidden, weight, tokens, 1.0)[place].sum(), (hidden, weight))
+    found = torch.autograd.grad(
+        (scores.log_probs_BT, scores.entropy_BT)[place].sum(), (hidden, weight)
+    )
+    wanted = torch.autograd.grad(
+        reference(hidden, weight, tokens, 1.0)[place].sum(), (hidden, weight)
+    )
     torch.testing.assert_close(found, wanted)
 
 
@@ -89,7 +104,9 @@ def test_bfloat16_has_logits_and_sums_in_float32():
     hidden, weight, tokens, _ = example(7, dtype=torch.bfloat16)
     scores = linear_token_scores(hidden=hidden, weight=weight, tokens=tokens)
     scores.log_probs_BT.sum().backward()
-    expected = torch.log_softmax(hidden.float() @ weight.float().T, -1).gather(-1, tokens[..., None])[..., 0]
+    expected = torch.log_softmax(hidden.float() @ weight.float().T, -1).gather(
+        -1, tokens[..., None]
+    )[..., 0]
     torch.testing.assert_close(scores.log_probs_BT, expected, rtol=1e-5, atol=1e-5)
     assert (hidden.grad.dtype, weight.grad.dtype) == (torch.bfloat16, torch.bfloat16)
 
@@ -119,15 +136,23 @@ def test_no_tensor_is_as_large_as_all_logits_not_even_in_the_backward_pass(monke
     with _LargestTensor() as watch:
         scores = linear_token_scores(hidden=hidden, weight=weight, tokens=tokens)
         (scores.log_probs_BT + scores.entropy_BT).sum().backward()
-    assert watch.largest == VOCABULARY * SIZE  # the gradient of the weights; all logits would be 15 * 23
+    assert (
+        watch.largest == VOCABULARY * SIZE
+    )  # the gradient of the weights; all logits would be 15 * 23
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"tokens": torch.zeros(3, 4, dtype=torch.long)}, r"hidden of shape \[3, 5, 4\] does not fit .* tokens of shape \[3, 4\]"),
+        (
+            {"tokens": torch.zeros(3, 4, dtype=torch.long)},
+            r"hidden of shape \[3, 5, 4\] does not fit .* tokens of shape \[3, 4\]",
+        ),
         ({"weight": torch.zeros(VOCABULARY, 3, dtype=torch.float64)}, r"weight of shape \[23, 3\]"),
-        ({"weight": torch.zeros(VOCABULARY, SIZE)}, "hidden is torch.float64 and weight is torch.float32"),
+        (
+            {"weight": torch.zeros(VOCABULARY, SIZE)},
+            "hidden is torch.float64 and weight is torch.float32",
+        ),
         ({"tokens": torch.full((3, 5), 23)}, r"outside of \[0, 23\)"),
     ],
 )
@@ -138,7 +163,8 @@ def test_what_does_not_fit_is_refused(change, message):
 
 
 @pytest.mark.parametrize(
-    ("name", "place", "message"), [("hidden", (2, 1, 0), r"row 2, place \[1, 0\]"), ("weight", (7, 3), r"row 7, place \[3\]")]
+    ("name", "place", "message"),
+    [("hidden", (2, 1, 0), r"row 2, place \[1, 0\]"), ("weight", (7, 3), r"row 7, place \[3\]")],
 )
 def test_nan_is_refused_with_its_tensor_and_row(name, place, message):
     hidden, weight, tokens, _ = example(0)
@@ -155,5 +181,9 @@ def test_greedy_temperature_is_refused():
 
 
 def test_no_tokens_have_no_scores():
-    scores = linear_token_scores(hidden=torch.zeros(0, SIZE), weight=torch.zeros(VOCABULARY, SIZE), tokens=torch.zeros(0, dtype=torch.long))
+    scores = linear_token_scores(
+        hidden=torch.zeros(0, SIZE),
+        weight=torch.zeros(VOCABULARY, SIZE),
+        tokens=torch.zeros(0, dtype=torch.long),
+    )
     assert scores.log_probs_BT.shape == scores.entropy_BT.shape == (0,)

@@ -30,12 +30,19 @@ def loop(loss, mask, mode):
 
 def whole(loss, mask, mode):
     denominator = aggregation_weight(mask_BT=mask, mode=mode)
-    return aggregate_loss(loss_BT=loss, mask_BT=mask, mode=mode, denominator=denominator, horizon=HORIZON)
+    return aggregate_loss(
+        loss_BT=loss, mask_BT=mask, mode=mode, denominator=denominator, horizon=HORIZON
+    )
 
 
 @pytest.mark.parametrize(
     ("mode", "expected"),
-    [("token-mean", 3.0), ("seq-mean-token-sum", 4.5), ("seq-mean-token-mean", 3.75), ("seq-mean-token-sum-norm", 4.5 / 12)],
+    [
+        ("token-mean", 3.0),
+        ("seq-mean-token-sum", 4.5),
+        ("seq-mean-token-mean", 3.75),
+        ("seq-mean-token-sum-norm", 4.5 / 12),
+    ],
 )
 def test_modes_by_hand(mode, expected):
     loss = torch.tensor([[1.0, 2.0], [6.0, 99.0]])  # rows [1, 2] and [6]
@@ -65,8 +72,13 @@ def test_pieces_of_a_batch_add_up_to_it_however_cut_and_padded(mode, seed, cuts,
     bounds = [0, *sorted(cuts), 7]
     total = torch.zeros((), dtype=torch.float64)
     for start, end in itertools.pairwise(bounds):
-        loss, mask = (torch.nn.functional.pad(x[start:end], (left, 0)) for x in (batch.advantages_BT, batch.mask_BT))
-        total += aggregate_loss(loss_BT=loss, mask_BT=mask, mode=mode, denominator=denominator, horizon=HORIZON)
+        loss, mask = (
+            torch.nn.functional.pad(x[start:end], (left, 0))
+            for x in (batch.advantages_BT, batch.mask_BT)
+        )
+        total += aggregate_loss(
+            loss_BT=loss, mask_BT=mask, mode=mode, denominator=denominator, horizon=HORIZON
+        )
     torch.testing.assert_close(total, whole(batch.advantages_BT, batch.mask_BT, mode))
 
 
@@ -83,9 +95,16 @@ def test_unknown_mode_is_answered_with_the_known_ones():
 
 def test_a_fixed_length_must_be_given():
     with pytest.raises(ConfigError, match="horizon must be positive, not None"):
-        aggregate_loss(loss_BT=torch.ones(1, 1), mask_BT=torch.ones(1, 1), mode="seq-mean-token-sum-norm", denominator=1.0)
+        aggregate_loss(
+            loss_BT=torch.ones(1, 1),
+            mask_BT=torch.ones(1, 1),
+            mode="seq-mean-token-sum-norm",
+            denominator=1.0,
+        )
 
 
 def test_a_mask_of_another_shape_is_refused():
     with pytest.raises(TensorError, match=r"response_mask has shape \[1, 2\]"):
-        aggregate_loss(loss_BT=torch.ones(2, 2), mask_BT=torch.ones(1, 2), mode="token-mean", denominator=1.0)
+        aggregate_loss(
+            loss_BT=torch.ones(2, 2), mask_BT=torch.ones(1, 2), mode="token-mean", denominator=1.0
+        )

@@ -16,7 +16,11 @@ FEW = settings(QUICK, max_examples=6)
 
 
 def test_every_loss_that_ships_has_a_loop():
-    ours = {name for name, function in POLICY_LOSSES.items() if function.__module__.startswith("siirl.algos")}
+    ours = {
+        name
+        for name, function in POLICY_LOSSES.items()
+        if function.__module__.startswith("siirl.algos")
+    }
     assert ours == set(LOOPS)
 
 
@@ -27,12 +31,16 @@ def test_values_and_gradients_are_those_of_the_papers_loop(name, seed):
     batch = loss_batch(seed)
     loop, options = LOOPS[name]
     new = batch.log_probs_BT.requires_grad_()
-    weights_BT = torch.randn(new.shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)  # tells tokens apart
+    weights_BT = torch.randn(
+        new.shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64
+    )  # tells tokens apart
 
     found_BT = loss_of(name, columns_of(batch), options).loss_BT
     (found_gradient,) = torch.autograd.grad((weights_BT * found_BT).sum(), new)
     expected = loop(batch, new)
-    (gradient,) = torch.autograd.grad(sum(weights_BT[place] * loss for place, loss in expected.items()), new)
+    (gradient,) = torch.autograd.grad(
+        sum(weights_BT[place] * loss for place, loss in expected.items()), new
+    )
 
     assert bool((found_BT[~batch.mask_BT] == 0).all())
     for place, loss in expected.items():
@@ -57,7 +65,10 @@ def test_losses_and_gradients_do_not_see_padding_on_either_side(name, seed):
     plain = loss_and_gradient(name, columns)
     width = plain[0].shape[1]
     for left, right in ((4, 0), (0, 4)):
-        padded = loss_and_gradient(name, {key: torch.nn.functional.pad(value, (left, right)) for key, value in columns.items()})
+        padded = loss_and_gradient(
+            name,
+            {key: torch.nn.functional.pad(value, (left, right)) for key, value in columns.items()},
+        )
         for found_BT, expected_BT in zip(padded, plain, strict=True):
             torch.testing.assert_close(found_BT[:, left : left + width], expected_BT)
 
@@ -75,7 +86,9 @@ def test_rows_do_not_see_each_other(name, seed):
 
 @FEW
 @given(seed=SEEDS, scale=st.floats(0.01, 100))
-@pytest.mark.parametrize("name", sorted(set(BUILT_IN) - {"cpgd", "kl_cov"}))  # these two add a term that is not the advantage's
+@pytest.mark.parametrize(
+    "name", sorted(set(BUILT_IN) - {"cpgd", "kl_cov"})
+)  # these two add a term that is not the advantage's
 def test_losses_and_gradients_grow_with_advantages(name, seed, scale):
     columns = columns_of(loss_batch(seed))
     scaled = loss_and_gradient(name, {**columns, "advantages_BT": scale * columns["advantages_BT"]})
@@ -112,17 +125,28 @@ def test_a_log_ratio_beyond_float32_keeps_loss_and_gradient_finite(name, sign, o
     ],
 )
 def test_nan_is_refused_with_column_and_row(name, column):
-    columns = {key: torch.zeros(2, 3) for key in ("log_probs_BT", "old_log_probs_BT", "rollout_log_probs_BT", "advantages_BT")}
+    columns = {
+        key: torch.zeros(2, 3)
+        for key in ("log_probs_BT", "old_log_probs_BT", "rollout_log_probs_BT", "advantages_BT")
+    }
     columns |= {"mask_BT": torch.ones(2, 3), "selected_BT": torch.zeros(2, 3, dtype=torch.bool)}
     columns[column][1, 2] = torch.nan
-    with pytest.raises(TensorError, match=rf"{column.removesuffix('_BT')} is nan in row 1, place \[2\]"):
+    with pytest.raises(
+        TensorError, match=rf"{column.removesuffix('_BT')} is nan in row 1, place \[2\]"
+    ):
         loss_of(name, columns, {})
 
 
 @pytest.mark.parametrize("name", sorted(set(BUILT_IN) - {"gpg"}))
 def test_one_trajectorys_log_probs_are_not_broadcast_over_all(name):
-    columns = {key: torch.zeros(2, 3) for key in ("log_probs_BT", "rollout_log_probs_BT", "advantages_BT")}
-    columns |= {"old_log_probs_BT": torch.zeros(1, 3), "mask_BT": torch.ones(2, 3), "selected_BT": torch.zeros(2, 3, dtype=torch.bool)}
+    columns = {
+        key: torch.zeros(2, 3) for key in ("log_probs_BT", "rollout_log_probs_BT", "advantages_BT")
+    }
+    columns |= {
+        "old_log_probs_BT": torch.zeros(1, 3),
+        "mask_BT": torch.ones(2, 3),
+        "selected_BT": torch.zeros(2, 3, dtype=torch.bool),
+    }
     with pytest.raises(TensorError, match=r"has shape \[1, 3\]"):
         loss_of(name, columns, {})
 
@@ -134,7 +158,12 @@ def one_token(name, log_ratio, advantage, **options):
     """Loss and slope of a token whose log-prob is -1 + log_ratio and was -1."""
     new = torch.tensor([[-1.0 + log_ratio]], dtype=torch.float64, requires_grad=True)
     one = torch.ones(1, 1, dtype=torch.float64)
-    columns = {"log_probs_BT": new, "old_log_probs_BT": -one, "rollout_log_probs_BT": -one, "advantages_BT": advantage * one}
+    columns = {
+        "log_probs_BT": new,
+        "old_log_probs_BT": -one,
+        "rollout_log_probs_BT": -one,
+        "advantages_BT": advantage * one,
+    }
     columns |= {"mask_BT": one, "selected_BT": one == 1}
     loss = loss_of(name, columns, options).loss_BT.sum()
     (slope,) = torch.autograd.grad(loss, new)
@@ -164,7 +193,9 @@ def test_cpgd_does_not_multiply_the_gradient_by_the_ratio():
 
 def test_cpgds_drift_pulls_back_with_slope_ratio_minus_one():
     assert one_token("cpgd", 0.5, 0.0, policy_drift_coef=1.0)[1] == pytest.approx(1.6487212707 - 1)
-    assert one_token("cpgd", 2.0, 0.0, policy_drift_coef=1.0)[1] == pytest.approx(2.0)  # e^2 is held at 3
+    assert one_token("cpgd", 2.0, 0.0, policy_drift_coef=1.0)[1] == pytest.approx(
+        2.0
+    )  # e^2 is held at 3
 
 
 def test_sapo_closes_its_gate_far_away_and_earlier_for_bad_tokens():
@@ -174,7 +205,9 @@ def test_sapo_closes_its_gate_far_away_and_earlier_for_bad_tokens():
 
 def test_gmpo_bounds_are_those_of_the_log_ratio():
     assert one_token("gmpo", 0.5, 1.0)[0] == pytest.approx(-1.4918246976)  # e^0.4
-    assert one_token("gmpo", -0.5, 1.0)[0] == pytest.approx(-0.6065306597)  # a good token that became rarer is not clipped
+    assert one_token("gmpo", -0.5, 1.0)[0] == pytest.approx(
+        -0.6065306597
+    )  # a good token that became rarer is not clipped
     assert one_token("gmpo", -0.5, -1.0)[0] == pytest.approx(0.6703200460)  # e^-0.4
 
 

@@ -45,9 +45,17 @@ def test_variance_survives_a_large_mean():
 @given(seed=SEEDS)
 def test_sum_and_mean_are_those_of_a_loop(seed):
     batch = ragged(seed)
-    kept = [v for v, m in zip(batch.values_BT.flatten().tolist(), batch.mask_BT.flatten().tolist(), strict=True) if m]
+    kept = [
+        v
+        for v, m in zip(
+            batch.values_BT.flatten().tolist(), batch.mask_BT.flatten().tolist(), strict=True
+        )
+        if m
+    ]
     assert masked_sum(batch.values_BT, batch.mask_BT).item() == pytest.approx(math.fsum(kept))
-    assert masked_mean(batch.values_BT, batch.mask_BT).item() == pytest.approx(math.fsum(kept) / len(kept))
+    assert masked_mean(batch.values_BT, batch.mask_BT).item() == pytest.approx(
+        math.fsum(kept) / len(kept)
+    )
 
 
 @QUICK
@@ -72,8 +80,12 @@ def test_whitening_equal_entries_gives_zeros():
 
 def test_moments_are_those_of_all_ranks():
     # Here 1 and 3; there 5 and 7: count 4, mean 4, squares 9 + 1 + 1 + 9.
-    there = Half(torch.tensor([2.0, 12.0], dtype=torch.float64), torch.tensor(10.0, dtype=torch.float64))
-    mean, variance, count = masked_moments(torch.tensor([1.0, 3.0]), torch.ones(2), unbiased=False, ranks=there)
+    there = Half(
+        torch.tensor([2.0, 12.0], dtype=torch.float64), torch.tensor(10.0, dtype=torch.float64)
+    )
+    mean, variance, count = masked_moments(
+        torch.tensor([1.0, 3.0]), torch.ones(2), unbiased=False, ranks=there
+    )
     assert (mean.item(), variance.item(), count.item()) == (4.0, 5.0, 4.0)
 
 

@@ -29,7 +29,12 @@ OTHER_VALUES = {
 }
 """Keys of algorithm.* that estimators read, each with another value than its default."""
 
-READ = [(name, key) for name in sorted(SHIPPED) for key in OTHER_VALUES if key in inspect.signature(ADVANTAGES[name]).parameters]
+READ = [
+    (name, key)
+    for name in sorted(SHIPPED)
+    for key in OTHER_VALUES
+    if key in inspect.signature(ADVANTAGES[name]).parameters
+]
 
 
 def advantages(name, **options):
@@ -60,12 +65,18 @@ OTHER_OPTIONS = {
     "ppo_kl_coef": 0.1,
 }
 OF_SELECTIONS = {"clip_cov_ratio": 0.6, "clip_cov_lb": 0.2, "clip_cov_ub": 0.9, "kl_cov_ratio": 0.6}
-WIDE = {"clip_cov": {"clip_cov_ratio": 0.3, "clip_cov_lb": -0.5, "clip_cov_ub": 5.0}, "kl_cov": {"kl_cov_ratio": 0.1}}
+WIDE = {
+    "clip_cov": {"clip_cov_ratio": 0.3, "clip_cov_lb": -0.5, "clip_cov_ub": 5.0},
+    "kl_cov": {"kl_cov_ratio": 0.1},
+}
 
 
 def options_of(name):
     """The options of a loss and of its selection, with the bounds that it reads itself."""
-    return [*loss_options(name), *(bound for bound in BOUNDS if bound in inspect.signature(POLICY_LOSSES[name]).parameters)]
+    return [
+        *loss_options(name),
+        *(bound for bound in BOUNDS if bound in inspect.signature(POLICY_LOSSES[name]).parameters),
+    ]
 
 
 LOSS_OPTIONS = [(name, option) for name in sorted(LOOPS) for option in options_of(name)]
@@ -73,7 +84,12 @@ LOSS_OPTIONS = [(name, option) for name in sorted(LOOPS) for option in options_o
 
 def selected(name, **options):
     batch = loss_batch(1, rows=40)
-    own = {"place_B": torch.arange(40), "generator": torch.Generator().manual_seed(0), **WIDE[name], **options}
+    own = {
+        "place_B": torch.arange(40),
+        "generator": torch.Generator().manual_seed(0),
+        **WIDE[name],
+        **options,
+    }
     return select_tokens(name=name, available={**columns_of(batch), **own})
 
 
@@ -83,17 +99,28 @@ def test_an_option_of_a_loss_changes_it_or_what_it_selects(name, option):
         assert not torch.equal(selected(name, **{option: OF_SELECTIONS[option]}), selected(name))
         return
     given = columns_of(loss_batch(1, rows=40))
-    losses = [loss_of(name, given, options).loss_BT for options in ({}, {option: OTHER_OPTIONS[option]})]
+    losses = [
+        loss_of(name, given, options).loss_BT for options in ({}, {option: OTHER_OPTIONS[option]})
+    ]
     assert not torch.allclose(losses[0], losses[1])
 
 
 @pytest.mark.parametrize("bound", ["clip_ratio_low", "clip_ratio_high"])
 def test_a_bound_of_ppo_changes_what_clip_cov_may_select(bound):
-    assert not torch.equal(selected("clip_cov", **{bound: OTHER_OPTIONS[bound]}), selected("clip_cov"))
+    assert not torch.equal(
+        selected("clip_cov", **{bound: OTHER_OPTIONS[bound]}), selected("clip_cov")
+    )
 
 
 @pytest.mark.parametrize(
-    "options", [{"level": "sequence"}, {"level": "geometric"}, {"bound": "mask"}, {"high": 1.1}, {"bound": "mask", "low": 0.5}]
+    "options",
+    [
+        {"level": "sequence"},
+        {"level": "geometric"},
+        {"bound": "mask"},
+        {"high": 1.1},
+        {"bound": "mask", "low": 0.5},
+    ],
 )
 def test_each_setting_of_importance_weights_changes_them(options):
     batch = loss_batch(1)
@@ -101,7 +128,10 @@ def test_each_setting_of_importance_weights_changes_them(options):
     before = {**plain, **({"bound": "mask"} if "low" in options else {})}
     weights = [
         importance_weights(
-            old_log_probs_BT=batch.old_log_probs_BT, rollout_log_probs_BT=batch.rollout_log_probs_BT, mask_BT=batch.mask_BT, **settings
+            old_log_probs_BT=batch.old_log_probs_BT,
+            rollout_log_probs_BT=batch.rollout_log_probs_BT,
+            mask_BT=batch.mask_BT,
+            **settings,
         )
         for settings in (before, {**before, **options})
     ]

@@ -16,7 +16,9 @@ KL_INPUTS = {
 
 
 def test_a_kl_estimator_is_given_what_it_asks_for_and_is_0_where_the_mask_is() -> None:
-    register_kl_estimator("mine")(lambda log_probs_BT, ref_log_probs_BT: log_probs_BT - ref_log_probs_BT + 1.0)
+    register_kl_estimator("mine")(
+        lambda log_probs_BT, ref_log_probs_BT: log_probs_BT - ref_log_probs_BT + 1.0
+    )
     assert kl_estimate(**KL_INPUTS, name="mine").tolist() == [[1.5, 0.0]]
 
 
@@ -31,9 +33,15 @@ def test_a_kl_estimator_of_ones_own_may_be_straight_through() -> None:
 
 
 @pytest.mark.parametrize(
-    ("result", "told"), [(torch.zeros(2, 2), r"has shape \[2, 2\]"), (torch.full((1, 2), torch.nan), "KL estimate 'mine' is nan in row 0")]
+    ("result", "told"),
+    [
+        (torch.zeros(2, 2), r"has shape \[2, 2\]"),
+        (torch.full((1, 2), torch.nan), "KL estimate 'mine' is nan in row 0"),
+    ],
 )
-def test_a_kl_estimate_that_cannot_be_is_refused_by_its_name(result: torch.Tensor, told: str) -> None:
+def test_a_kl_estimate_that_cannot_be_is_refused_by_its_name(
+    result: torch.Tensor, told: str
+) -> None:
     register_kl_estimator("mine")(lambda log_ratio_BT: result)
     with pytest.raises(TensorError, match=told):
         kl_estimate(**KL_INPUTS, name="mine")
@@ -41,11 +49,18 @@ def test_a_kl_estimate_that_cannot_be_is_refused_by_its_name(result: torch.Tenso
 
 def test_a_filter_is_given_what_it_asks_for() -> None:
     register_filter("mine")(lambda group_B, low: group_B > low)
-    assert keep_by_name("mine", {"group_B": torch.tensor([0, 1]), "low": 0.5}).tolist() == [False, True]
+    assert keep_by_name("mine", {"group_B": torch.tensor([0, 1]), "low": 0.5}).tolist() == [
+        False,
+        True,
+    ]
 
 
-@pytest.mark.parametrize(("keep", "told"), [([True], r"has shape \[1\]"), ([0.5, 1.0], "filter 'mine'")])
-def test_what_a_filter_keeps_must_be_a_bool_for_each_trajectory(keep: list[float], told: str) -> None:
+@pytest.mark.parametrize(
+    ("keep", "told"), [([True], r"has shape \[1\]"), ([0.5, 1.0], "filter 'mine'")]
+)
+def test_what_a_filter_keeps_must_be_a_bool_for_each_trajectory(
+    keep: list[float], told: str
+) -> None:
     register_filter("mine")(lambda group_B: keep)
     with pytest.raises(TensorError, match=told):
         keep_by_name("mine", {"group_B": torch.tensor([0, 1])})
@@ -60,6 +75,8 @@ def test_a_name_is_taken_once() -> None:
     register_aggregation("mine")(AGGREGATIONS["token-mean"])
     register_aggregation("mine")(AGGREGATIONS["token-mean"])  # its module was imported twice
     with pytest.raises(ConfigError, match="Aggregation 'mine' is taken"):
-        register_aggregation("mine")(Aggregation(rows_B=lambda loss_BT, kept_BT: loss_BT.sum(-1), per_token=True))
+        register_aggregation("mine")(
+            Aggregation(rows_B=lambda loss_BT, kept_BT: loss_BT.sum(-1), per_token=True)
+        )
     with pytest.raises(ConfigError, match="Filter 'zero_variance' is already zero_variance_keep"):
         register_filter("zero_variance")(lambda group_B: group_B > 0)

@@ -18,7 +18,9 @@ from siirl.data_coordinator.balance import micro_batches_by_budget
 HORIZON, ROWS, TOKENS = 12, 7, 9
 FEW = settings(max_examples=6, deadline=None, derandomize=True)
 CUTS = st.one_of(
-    st.integers(1, ROWS).map(lambda size: [list(range(start, min(start + size, ROWS))) for start in range(0, ROWS, size)]),
+    st.integers(1, ROWS).map(
+        lambda size: [list(range(start, min(start + size, ROWS))) for start in range(0, ROWS, size)]
+    ),
     st.integers(TOKENS, 3 * TOKENS),  # a token budget
 )
 
@@ -32,9 +34,10 @@ def value_loss(columns):
     )[0]
 
 
-LOSSES = {name: (lambda columns, name=name: loss_of(name, columns, LOOPS[name][1]).loss_BT) for name in sorted(LOOPS)} | {
-    "value loss": value_loss
-}
+LOSSES = {
+    name: (lambda columns, name=name: loss_of(name, columns, LOOPS[name][1]).loss_BT)
+    for name in sorted(LOOPS)
+} | {"value loss": value_loss}
 
 
 def gradient(loss, columns, rows, *, mode, denominator, left=0, trim=False):
@@ -42,8 +45,17 @@ def gradient(loss, columns, rows, *, mode, denominator, left=0, trim=False):
     piece = {name: column[rows] for name, column in columns.items()}
     if trim:
         width = max(1, int((piece["mask_BT"] * torch.arange(1, TOKENS + 1)).max()))
-        piece = {name: torch.nn.functional.pad(column[:, :width], (left, 0)) for name, column in piece.items()}
-    total = aggregate_loss(loss_BT=loss(piece), mask_BT=piece["mask_BT"], mode=mode, denominator=denominator, horizon=HORIZON)
+        piece = {
+            name: torch.nn.functional.pad(column[:, :width], (left, 0))
+            for name, column in piece.items()
+        }
+    total = aggregate_loss(
+        loss_BT=loss(piece),
+        mask_BT=piece["mask_BT"],
+        mode=mode,
+        denominator=denominator,
+        horizon=HORIZON,
+    )
     return torch.autograd.grad(total, columns["log_probs_BT"])[0]
 
 
@@ -59,6 +71,11 @@ def test_pieces_add_up_to_the_gradient_of_the_batch(name, mode, seed, cut, left)
     parts = cut if isinstance(cut, list) else micro_batches_by_budget(lengths, cut)
     denominator = aggregation_weight(mask_BT=batch.mask_BT, mode=mode)
     whole = gradient(LOSSES[name], columns, list(range(ROWS)), mode=mode, denominator=denominator)
-    pieces = [gradient(LOSSES[name], columns, part, mode=mode, denominator=denominator, left=left, trim=True) for part in parts]
+    pieces = [
+        gradient(
+            LOSSES[name], columns, part, mode=mode, denominator=denominator, left=left, trim=True
+        )
+        for part in parts
+    ]
     torch.testing.assert_close(sum(pieces), whole, rtol=1e-9, atol=1e-12)
     assert bool((whole[batch.mask_BT] != 0).any())

@@ -45,8 +45,12 @@ def test_vanilla_by_hand(ratio, advantage, loss):
 
 
 def test_low_and_high_bounds_are_separate():
-    assert one_token(1.5, 1.0, clip_ratio_low=0.1, clip_ratio_high=0.28).loss_BT.item() == pytest.approx(-1.28)
-    assert one_token(0.5, -1.0, clip_ratio_low=0.1, clip_ratio_high=0.28).loss_BT.item() == pytest.approx(0.9)
+    assert one_token(
+        1.5, 1.0, clip_ratio_low=0.1, clip_ratio_high=0.28
+    ).loss_BT.item() == pytest.approx(-1.28)
+    assert one_token(
+        0.5, -1.0, clip_ratio_low=0.1, clip_ratio_high=0.28
+    ).loss_BT.item() == pytest.approx(0.9)
 
 
 def test_without_a_dual_clip_a_bad_action_is_pushed_down_however_likely_it_became():
@@ -97,9 +101,17 @@ def test_unknown_loss_is_answered_with_the_known_ones():
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [
-        ("sapo", {"tau_negative": 1.0}, r"option of the policy loss sapo \(loss_options\) 'tau_negative'. Did you mean 'tau_neg'\?"),
+        (
+            "sapo",
+            {"tau_negative": 1.0},
+            r"option of the policy loss sapo \(loss_options\) 'tau_negative'. Did you mean 'tau_neg'\?",
+        ),
         ("vanilla", {"tau_neg": 1.0}, r"'tau_neg'.*Known: \(none\)"),
-        ("sapo", {"tau_neg": "cold"}, "loss_options.tau_neg='cold' .* must be a number, such as 1.05"),
+        (
+            "sapo",
+            {"tau_neg": "cold"},
+            "loss_options.tau_neg='cold' .* must be a number, such as 1.05",
+        ),
         ("sapo", {"tau_neg": 0.0}, "tau_neg=0.0 must be positive"),
         ("cpgd", {"policy_drift_cap": 0.5}, "policy_drift_cap=0.5 > 1"),
         ("decoupled", {"behaviour_weight_cap": 0.5}, "high=0.5 is below 1"),
@@ -122,7 +134,9 @@ def test_options_of_a_loss_and_of_its_selection_are_taken():
 
 @pytest.fixture
 def registry():
-    before = [(registry, dict(registry)) for registry in (POLICY_LOSSES, NATIVE_AGGREGATION, SELECTIONS)]
+    before = [
+        (registry, dict(registry)) for registry in (POLICY_LOSSES, NATIVE_AGGREGATION, SELECTIONS)
+    ]
     own_bounds = set(OWN_BOUNDS)
     yield
     for registry, entries in before:
@@ -144,7 +158,12 @@ def test_a_loss_of_ones_own_has_options_and_importance_weights(registry):
 
     check_loss_options("mine", {"strength": 3.0})
     one = torch.ones(1, 2)
-    available = {"log_probs_BT": -one, "mask_BT": one, "strength": 3.0, "importance_weights_BT": torch.tensor([[1.0, 0.5]])}
+    available = {
+        "log_probs_BT": -one,
+        "mask_BT": one,
+        "strength": 3.0,
+        "importance_weights_BT": torch.tensor([[1.0, 0.5]]),
+    }
     assert policy_loss(name="mine", available=available).loss_BT.tolist() == [[3.0, 1.5]]
 
 
@@ -164,16 +183,22 @@ def test_a_loss_of_another_shape_than_the_mask_is_refused(registry):
         return PolicyLoss(loss_BT=log_probs_BT.sum(-1))
 
     with pytest.raises(TensorError, match=r"loss has shape \[2\]"):
-        policy_loss(name="mine", available={"log_probs_BT": torch.ones(2, 3), "mask_BT": torch.ones(2, 3)})
+        policy_loss(
+            name="mine", available={"log_probs_BT": torch.ones(2, 3), "mask_BT": torch.ones(2, 3)}
+        )
 
 
 def test_a_loss_that_is_not_finite_is_refused_by_its_name(registry):
     @register_policy_loss("mine")
     def my_loss(*, log_probs_BT):
-        return PolicyLoss(loss_BT=log_probs_BT + torch.tensor([[0.0, torch.nan], [torch.nan, 0.0]]))  # the first row's NaN is masked
+        return PolicyLoss(
+            loss_BT=log_probs_BT + torch.tensor([[0.0, torch.nan], [torch.nan, 0.0]])
+        )  # the first row's NaN is masked
 
     mask_BT = torch.tensor([[1.0, 0.0], [1.0, 1.0]])
-    with pytest.raises(TensorError, match=r"^policy loss 'mine' is nan in row 1, place \[0\] \(1 such rows of 2\)"):
+    with pytest.raises(
+        TensorError, match=r"^policy loss 'mine' is nan in row 1, place \[0\] \(1 such rows of 2\)"
+    ):
         policy_loss(name="mine", available={"log_probs_BT": torch.zeros(2, 2), "mask_BT": mask_BT})
 
 
@@ -192,7 +217,9 @@ def test_a_metric_of_a_loss_is_taken_in_any_shape(registry, metric, at_each_toke
     def my_loss(*, log_probs_BT):
         return PolicyLoss(loss_BT=log_probs_BT, metrics_BT={"drift": metric})
 
-    result = policy_loss(name="mine", available={"log_probs_BT": torch.zeros(2, 2), "mask_BT": torch.ones(2, 2)})
+    result = policy_loss(
+        name="mine", available={"log_probs_BT": torch.zeros(2, 2), "mask_BT": torch.ones(2, 2)}
+    )
     assert result.metrics_BT["drift"].tolist() == at_each_token
 
 
@@ -202,7 +229,9 @@ def test_a_metric_of_a_loss_that_is_no_number_is_nan(registry, metric):
     def my_loss(*, log_probs_BT):
         return PolicyLoss(loss_BT=log_probs_BT, metrics_BT={"drift": metric})
 
-    result = policy_loss(name="mine", available={"log_probs_BT": torch.zeros(1, 1), "mask_BT": torch.ones(1, 1)})
+    result = policy_loss(
+        name="mine", available={"log_probs_BT": torch.zeros(1, 1), "mask_BT": torch.ones(1, 1)}
+    )
     assert result.metrics_BT["drift"].isnan().all()
 
 

@@ -25,7 +25,9 @@ def test_holes_are_not_of_one_row_alone():
 
 
 def test_without_holes_there_are_none():
-    assert not any(has_hole(row_T) for seed in range(25) for row_T in ragged(seed, holes=False).mask_BT)
+    assert not any(
+        has_hole(row_T) for seed in range(25) for row_T in ragged(seed, holes=False).mask_BT
+    )
 
 
 @QUICK
@@ -60,5 +62,11 @@ def test_each_batch_for_losses_has_good_bad_and_indifferent_tokens(seed):
 @given(seed=SEEDS)
 def test_what_is_masked_is_nan(seed):
     batch = loss_batch(seed)
-    for numbers_BT in (batch.log_probs_BT, batch.old_log_probs_BT, batch.rollout_log_probs_BT, batch.advantages_BT, batch.values_BT):
+    for numbers_BT in (
+        batch.log_probs_BT,
+        batch.old_log_probs_BT,
+        batch.rollout_log_probs_BT,
+        batch.advantages_BT,
+        batch.values_BT,
+    ):
         assert bool(torch.isnan(numbers_BT[~batch.mask_BT]).all())

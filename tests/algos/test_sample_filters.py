@@ -17,12 +17,23 @@ FAILED = torch.tensor([0, 0, 0, 0, 0, 0, 0, 1]).bool()
 
 
 def keep(**options):
-    return srpo_keep(**{"success_B": SUCCESS, "group_B": GROUP, "task_B": TASK, "failed_B": FAILED, **options})
+    return srpo_keep(
+        **{"success_B": SUCCESS, "group_B": GROUP, "task_B": TASK, "failed_B": FAILED, **options}
+    )
 
 
 def test_zero_variance_groups_are_dropped_whatever_the_rounding():
-    values, groups = torch.tensor([0.1 + 0.2, 0.3, 0.0, 1.0, 5.0], dtype=torch.float64), torch.tensor([0, 0, 1, 1, 2])
-    assert zero_variance_keep(values_B=values, group_B=groups).tolist() == [False, False, True, True, False]
+    values, groups = (
+        torch.tensor([0.1 + 0.2, 0.3, 0.0, 1.0, 5.0], dtype=torch.float64),
+        torch.tensor([0, 0, 1, 1, 2]),
+    )
+    assert zero_variance_keep(values_B=values, group_B=groups).tolist() == [
+        False,
+        False,
+        True,
+        True,
+        False,
+    ]
 
 
 @QUICK
@@ -32,19 +43,31 @@ def test_zero_variance_keeps_the_groups_in_which_two_values_differ(seed, levels)
     values = torch.randint(0, levels, (12,), generator=generator) * 0.1
     groups = torch.randint(0, 5, (12,), generator=generator)
     pairs = list(zip(groups.tolist(), values.tolist(), strict=True))
-    expected = [any(other == group and apart != value for other, apart in pairs) for group, value in pairs]
+    expected = [
+        any(other == group and apart != value for other, apart in pairs) for group, value in pairs
+    ]
     assert zero_variance_keep(values_B=values, group_B=groups).tolist() == expected
 
 
 def test_zero_variance_keeps_no_group_of_sums_that_differ_in_rounding_only():
-    sums = torch.tensor([100.0, 100.00000762939453])  # a thousand times 0.1 in float32, one after the other and pairwise
+    sums = torch.tensor(
+        [100.0, 100.00000762939453]
+    )  # a thousand times 0.1 in float32, one after the other and pairwise
     assert sums[0] != sums[1]
-    assert zero_variance_keep(values_B=sums, group_B=torch.zeros(2).long()).tolist() == [False, False]
+    assert zero_variance_keep(values_B=sums, group_B=torch.zeros(2).long()).tolist() == [
+        False,
+        False,
+    ]
 
 
 def test_zero_variance_drops_what_differs_by_less_than_it_is_told():
     values, groups = torch.tensor([0.0, 0.04, 0.0, 0.06]), torch.tensor([0, 0, 1, 1])
-    assert zero_variance_keep(values_B=values, group_B=groups, min_spread=0.05).tolist() == [False, False, True, True]
+    assert zero_variance_keep(values_B=values, group_B=groups, min_spread=0.05).tolist() == [
+        False,
+        False,
+        True,
+        True,
+    ]
 
 
 def test_a_nan_is_refused_with_its_row():
@@ -53,15 +76,24 @@ def test_a_nan_is_refused_with_its_row():
 
 
 @QUICK
-@given(seed=SEEDS, bounds=st.lists(st.sampled_from([0.0, 0.25, 0.5, 1.0]), min_size=2, max_size=2).map(sorted))
+@given(
+    seed=SEEDS,
+    bounds=st.lists(st.sampled_from([0.0, 0.25, 0.5, 1.0]), min_size=2, max_size=2).map(sorted),
+)
 def test_success_band_is_that_of_a_loop(seed, bounds):
     generator = torch.Generator().manual_seed(seed)
-    success, groups = torch.randint(0, 2, (12,), generator=generator), torch.randint(0, 4, (12,), generator=generator)
+    success, groups = (
+        torch.randint(0, 2, (12,), generator=generator),
+        torch.randint(0, 4, (12,), generator=generator),
+    )
     expected = []
     for group in groups.tolist():
         members = success[groups == group].tolist()
         expected.append(bounds[0] <= sum(members) / len(members) <= bounds[1])
-    assert success_band_keep(success_B=success, group_B=groups, low=bounds[0], high=bounds[1]).tolist() == expected
+    assert (
+        success_band_keep(success_B=success, group_B=groups, low=bounds[0], high=bounds[1]).tolist()
+        == expected
+    )
 
 
 def test_success_band_keeps_groups_by_their_share():
@@ -72,13 +104,17 @@ def test_success_band_keeps_groups_by_their_share():
 
 def test_success_band_spares_what_it_is_told_to():
     spared = torch.tensor([True, False])
-    kept = success_band_keep(success_B=torch.zeros(2), group_B=torch.zeros(2).long(), low=0.5, high=1.0, spared_B=spared)
+    kept = success_band_keep(
+        success_B=torch.zeros(2), group_B=torch.zeros(2).long(), low=0.5, high=1.0, spared_B=spared
+    )
     assert kept.tolist() == [True, False]
 
 
 def test_a_band_upside_down_is_refused():
     with pytest.raises(ConfigError, match=r"success_low=0.9, success_high=0.1"):
-        success_band_keep(success_B=torch.zeros(2), group_B=torch.zeros(2).long(), low=0.9, high=0.1)
+        success_band_keep(
+            success_B=torch.zeros(2), group_B=torch.zeros(2).long(), low=0.9, high=0.1
+        )
 
 
 def test_truncated_samples_are_dropped_one_by_one():
@@ -111,7 +147,11 @@ def test_a_reference_may_come_from_a_group_that_is_itself_dropped():
 
 
 def test_a_success_that_could_not_be_simulated_is_no_reference():
-    outcome = keep(success_B=torch.tensor([1, 0, 0, 0, 0, 0, 0, 0]).bool(), failed_B=torch.tensor([1] + [0] * 7).bool(), task_B=["a"] * 8)
+    outcome = keep(
+        success_B=torch.tensor([1, 0, 0, 0, 0, 0, 0, 0]).bool(),
+        failed_B=torch.tensor([1] + [0] * 7).bool(),
+        task_B=["a"] * 8,
+    )
     assert not outcome.keep_B.any()
 
 
@@ -134,7 +174,10 @@ def test_truncation_comes_before_groups_are_looked_at():
 
 def test_no_samples_are_no_trouble():
     empty = torch.zeros(0).bool()
-    assert srpo_keep(success_B=empty, group_B=empty.long(), task_B=[], failed_B=empty).keep_B.tolist() == []
+    assert (
+        srpo_keep(success_B=empty, group_B=empty.long(), task_B=[], failed_B=empty).keep_B.tolist()
+        == []
+    )
 
 
 def test_a_task_for_every_sample_is_asked_for():
@@ -148,7 +191,9 @@ def test_every_dropped_sample_has_one_reason_and_mixed_groups_stay(seed):
     generator = torch.Generator().manual_seed(seed)
     success, failed = (torch.rand(24, generator=generator) < share for share in (0.4, 0.1))
     groups = torch.arange(24) // 4
-    outcome = srpo_keep(success_B=success, group_B=groups, task_B=(groups // 2).tolist(), failed_B=failed)
+    outcome = srpo_keep(
+        success_B=success, group_B=groups, task_B=(groups // 2).tolist(), failed_B=failed
+    )
     assert sum(outcome.dropped.values()) == int((~outcome.keep_B).sum())
     for group in range(6):
         rows = (groups == group) & ~failed

@@ -20,26 +20,37 @@ def test_the_tokens_of_executed_steps_are_kept():
 
 
 def test_the_reward_stands_at_the_last_executed_token():
-    rewards = reward_at_finish(rewards_B=torch.tensor([5.0, -1.0]), mask_BT=torch.tensor([[1, 1, 0], [1, 0, 0]]))
+    rewards = reward_at_finish(
+        rewards_B=torch.tensor([5.0, -1.0]), mask_BT=torch.tensor([[1, 1, 0], [1, 0, 0]])
+    )
     assert rewards.tolist() == [[0.0, 5.0, 0.0], [-1.0, 0.0, 0.0]]
 
 
 def test_the_reward_stands_at_the_last_kept_token_behind_a_hole():
-    assert reward_at_finish(rewards_B=torch.tensor([5.0]), mask_BT=torch.tensor([[1, 0, 1, 0]])).tolist() == [[0.0, 0.0, 5.0, 0.0]]
+    assert reward_at_finish(
+        rewards_B=torch.tensor([5.0]), mask_BT=torch.tensor([[1, 0, 1, 0]])
+    ).tolist() == [[0.0, 0.0, 5.0, 0.0]]
 
 
 def test_an_episode_without_a_token_has_no_place_for_a_reward():
-    with pytest.raises(TensorError, match=r"rewards is 2\.0 in row 1, an episode of which no token was executed"):
+    with pytest.raises(
+        TensorError, match=r"rewards is 2\.0 in row 1, an episode of which no token was executed"
+    ):
         reward_at_finish(rewards_B=torch.tensor([5.0, 2.0]), mask_BT=torch.tensor([[1, 1], [0, 0]]))
 
 
 def test_an_episode_without_a_token_and_without_a_reward_is_a_row_of_zeros():
-    assert reward_at_finish(rewards_B=torch.tensor([0.0]), mask_BT=torch.zeros(1, 2)).tolist() == [[0.0, 0.0]]
+    assert reward_at_finish(rewards_B=torch.tensor([0.0]), mask_BT=torch.zeros(1, 2)).tolist() == [
+        [0.0, 0.0]
+    ]
 
 
 @pytest.mark.parametrize("step", [-1, 3])
 def test_a_finish_outside_of_the_row_is_refused(step):
-    with pytest.raises(TensorError, match=f"finish_step is {step} in row 1, with 2 tokens a step: a row has 5 tokens, for 0 to 2 steps"):
+    with pytest.raises(
+        TensorError,
+        match=f"finish_step is {step} in row 1, with 2 tokens a step: a row has 5 tokens, for 0 to 2 steps",
+    ):
         executed_tokens(finish_step_B=torch.tensor([0, step]), tokens_per_step=2, tokens=5)
 
 
@@ -75,7 +86,11 @@ def test_every_estimator_takes_episodes(case, seed):
     masks = [[t // TOKENS_PER_STEP < finish for t in range(TOKENS)] for finish in finish_B.tolist()]
     for row, (finish, reward) in enumerate(zip(finish_B.tolist(), rewards_B.tolist(), strict=True)):
         token_rewards[row][finish * TOKENS_PER_STEP - 1] = reward
-    columns = {**given, "token_level_rewards": torch.tensor(token_rewards, dtype=torch.float64), "response_mask": torch.tensor(masks)}
+    columns = {
+        **given,
+        "token_level_rewards": torch.tensor(token_rewards, dtype=torch.float64),
+        "response_mask": torch.tensor(masks),
+    }
     expected = torch.tensor(CASES[case].loop(numbers_of(columns)), dtype=torch.float64)
 
     found, _ = trajectory_advantages(

@@ -20,7 +20,13 @@ JUNK = strategies.one_of(
 def places(document: Any, above: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
     """The keys that lead to every value of a document, its own place first."""
     yield above
-    inner = document.items() if isinstance(document, dict) else enumerate(document) if isinstance(document, list) else ()
+    inner = (
+        document.items()
+        if isinstance(document, dict)
+        else enumerate(document)
+        if isinstance(document, list)
+        else ()
+    )
     for key, value in inner:
         yield from places(value, (*above, key))
 
@@ -37,7 +43,11 @@ def changed(document: Any, place: tuple[Any, ...], change: Callable[[Any, Any], 
 
 def dumped(document: Any) -> bytes:
     """JSON; `json.dumps` refuses whole numbers of 5000 digits, which a damaged file may hold."""
-    marked = json.dumps(document, default=str) if not _has_long_number(document) else _with_long_number(document)
+    marked = (
+        json.dumps(document, default=str)
+        if not _has_long_number(document)
+        else _with_long_number(document)
+    )
     return marked.encode("utf-8", errors="surrogatepass")
 
 
@@ -53,7 +63,9 @@ def damaged_values(draw: strategies.DrawFn, document: dict[str, Any]) -> bytes:
         return dumped(changed(document, place, lambda holder, key: holder.__setitem__(key, junk)))
 
     def add(holder: Any, key: Any) -> None:
-        holder.append(junk) if isinstance(holder, list) else holder.__setitem__(draw(strategies.text(max_size=5)), junk)
+        holder.append(junk) if isinstance(holder, list) else holder.__setitem__(
+            draw(strategies.text(max_size=5)), junk
+        )
 
     return dumped(changed(document, place, add))
 
@@ -68,11 +80,24 @@ def damaged_bytes(draw: strategies.DrawFn, whole: bytes) -> bytes:
         return draw(
             strategies.one_of(
                 strategies.binary(max_size=60),
-                strategies.sampled_from([b"", b"null", b"[]", b'"x"', b"[" * 100_000, b'{"a":' * 100_000, b"\xff\xfe", b"9" * 10_000]),
+                strategies.sampled_from(
+                    [
+                        b"",
+                        b"null",
+                        b"[]",
+                        b'"x"',
+                        b"[" * 100_000,
+                        b'{"a":' * 100_000,
+                        b"\xff\xfe",
+                        b"9" * 10_000,
+                    ]
+                ),
             )
         )
     content = bytearray(whole)
-    for position in draw(strategies.lists(strategies.integers(0, len(whole) - 1), min_size=1, max_size=4)):
+    for position in draw(
+        strategies.lists(strategies.integers(0, len(whole) - 1), min_size=1, max_size=4)
+    ):
         content[position] = draw(strategies.integers(0, 255))
     return bytes(content)
 

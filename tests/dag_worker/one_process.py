@@ -8,14 +8,30 @@ from siirl.dag_worker.events import Event, StepDone
 from siirl.params.parser import parse_config
 from siirl.preflight.prepare import load_graph
 
-TIMED = ("time/", "env/steps_per_s", "env/busy", "policy/busy", "policy/calls_per_s", "rollout/tokens_per_s", "memory/")
+TIMED = (
+    "time/",
+    "env/steps_per_s",
+    "env/busy",
+    "policy/busy",
+    "policy/calls_per_s",
+    "rollout/tokens_per_s",
+    "memory/",
+)
 
 
 def events_of(folder: Path, words: Sequence[str]) -> Iterator[Event]:
     """What the worker reports of the job that `words` describe, as it happens; its run folder is `folder`."""
     config = parse_config(words)
     folder.mkdir(exist_ok=True)
-    worker = DAGWorker(config=config, graph=load_graph(config), rank=0, world_size=1, init_method="", backend="gloo", run_folder=folder)
+    worker = DAGWorker(
+        config=config,
+        graph=load_graph(config),
+        rank=0,
+        world_size=1,
+        init_method="",
+        backend="gloo",
+        run_folder=folder,
+    )
     return worker.run()
 
 

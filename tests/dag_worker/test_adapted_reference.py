@@ -9,7 +9,12 @@ from siirl.engine.training.collectives import OneProcess
 from siirl.models import save_policy
 from siirl.params.parser import parse_config
 
-CARTPOLE = ("env=gymnasium", "env.id=CartPole-v1", "pipeline=grpo", "actor_rollout_ref.model.options={width: 16}")
+CARTPOLE = (
+    "env=gymnasium",
+    "env.id=CartPole-v1",
+    "pipeline=grpo",
+    "actor_rollout_ref.model.options={width: 16}",
+)
 KL, ADAPTERS = "actor_rollout_ref.actor.use_kl_loss=true", "actor_rollout_ref.model.lora.rank=2"
 
 
@@ -18,7 +23,9 @@ def reference_of(*words):
     config, spec = parse_config([*CARTPOLE, *words]), env_spec("gymnasium", id="CartPole-v1")
     policy, lora = make_policy(config, spec), config.actor_rollout_ref.model.lora
     policy.lora = lora if lora.rank > 0 else None
-    return make_reference(config, actor=None, policy=policy, ranks=OneProcess(), device=torch.device("cpu"), spec=spec), policy
+    return make_reference(
+        config, actor=None, policy=policy, ranks=OneProcess(), device=torch.device("cpu"), spec=spec
+    ), policy
 
 
 def test_the_policy_below_its_adapters_is_the_reference():

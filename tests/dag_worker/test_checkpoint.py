@@ -9,7 +9,14 @@ import numpy as np
 import pytest
 import torch
 from ranks_at_work import run_on_ranks
-from tiny_training import TinyPolicy, largest_difference, make_actor, make_engine, trajectories, weights
+from tiny_training import (
+    TinyPolicy,
+    largest_difference,
+    make_actor,
+    make_engine,
+    trajectories,
+    weights,
+)
 from torch import multiprocessing
 
 from siirl.dag_worker.checkpoint import CheckpointManager, resolve_checkpoint
@@ -26,9 +33,13 @@ class Job:
 
     def __init__(self, folder, ranks=None, *, seed=0, **options):
         self.ranks = ranks or OneProcess()
-        self.engine = make_engine(self.ranks, module=TinyPolicy(seed=seed), optim=OPTIM, total_steps=12)
+        self.engine = make_engine(
+            self.ranks, module=TinyPolicy(seed=seed), optim=OPTIM, total_steps=12
+        )
         self.actor = make_actor(self.engine, ppo_mini_batch_size=3, seed=seed)
-        self.checkpoints = CheckpointManager(folder=folder, engines={"actor": self.engine}, ranks=self.ranks, **options)
+        self.checkpoints = CheckpointManager(
+            folder=folder, engines={"actor": self.engine}, ranks=self.ranks, **options
+        )
         self.step = 0
 
     def train(self, steps):
@@ -65,7 +76,9 @@ def test_whoever_may_read_the_manifest_may_read_the_weights(tmp_path, umask, mod
         folder = Job(tmp_path).save()
     finally:
         os.umask(before)
-    assert {oct(path.stat().st_mode & 0o777) for path in folder.rglob("*") if path.is_file()} == {oct(mode)}
+    assert {oct(path.stat().st_mode & 0o777) for path in folder.rglob("*") if path.is_file()} == {
+        oct(mode)
+    }
 
 
 def go_on_and_save(ranks, from_one, from_two):
@@ -81,14 +94,26 @@ def test_a_checkpoint_fits_any_number_of_ranks(tmp_path):
     expected = weights(Job(tmp_path / "three").train(4).engine)
     two_ranks = run_on_ranks(go_on_and_save, tmp_path / "one", tmp_path / "two", ranks=2)
     resumed = weights(Job(tmp_path / "two", seed=3).resume().train(2).engine)
-    for found in (*(rank[key] for rank in two_ranks for key in ("resumed", "uninterrupted")), resumed):
-        assert largest_difference(expected, found) < 1e-4  # another order of sums, divided by Adam's small moments
+    for found in (
+        *(rank[key] for rank in two_ranks for key in ("resumed", "uninterrupted")),
+        resumed,
+    ):
+        assert (
+            largest_difference(expected, found) < 1e-4
+        )  # another order of sums, divided by Adam's small moments
 
 
 def test_state_of_other_owners_comes_back_as_it_was(tmp_path):
     job = Job(tmp_path)
     state = {
-        "loader": {"epoch": 3, "order": [2, 0, 1], "share": 0.25, "name": "reach", "done": False, "nothing": None},
+        "loader": {
+            "epoch": 3,
+            "order": [2, 0, 1],
+            "share": 0.25,
+            "name": "reach",
+            "done": False,
+            "nothing": None,
+        },
         "bank": {"reach": np.arange(6, dtype=np.float32).reshape(2, 3)},
         "draws": np.random.default_rng(7).bit_generator.state,
         "generator": torch.Generator().manual_seed(5).get_state(),
@@ -105,7 +130,9 @@ def test_state_of_other_owners_comes_back_as_it_was(tmp_path):
 
 def test_state_that_could_not_be_read_again_is_refused_with_its_place(tmp_path):
     job = Job(tmp_path)
-    with pytest.raises(CheckpointError, match=r"state\['loader'\]\[1\] cannot be saved.*Found: TinyPolicy"):
+    with pytest.raises(
+        CheckpointError, match=r"state\['loader'\]\[1\] cannot be saved.*Found: TinyPolicy"
+    ):
         job.checkpoints.save(step=1, state={"loader": [0, TinyPolicy()]})
     assert list(tmp_path.iterdir()) == []
 
@@ -113,7 +140,10 @@ def test_state_that_could_not_be_read_again_is_refused_with_its_place(tmp_path):
 def test_a_new_run_has_no_checkpoint(tmp_path):
     job = Job(tmp_path)
     assert job.checkpoints.latest() is None
-    with pytest.raises(CheckpointError, match=r"is no checkpoint\. Expected: .* with a manifest\.json in it\. Found: an empty folder"):
+    with pytest.raises(
+        CheckpointError,
+        match=r"is no checkpoint\. Expected: .* with a manifest\.json in it\. Found: an empty folder",
+    ):
         job.checkpoints.load()
 
 
@@ -128,7 +158,11 @@ def test_the_newest_stay_and_the_oldest_go(tmp_path):
     job = Job(tmp_path, keep=2)
     for _ in range(4):
         job.train(1).save()
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["latest", "step_00000003", "step_00000004"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "latest",
+        "step_00000003",
+        "step_00000004",
+    ]
     assert job.checkpoints.latest() == tmp_path / "step_00000004"
 
 
@@ -164,7 +198,9 @@ def die_while_saving(folder):
 
 
 def test_a_process_that_is_killed_while_saving_leaves_the_checkpoint_before(tmp_path):
-    process = multiprocessing.get_context("spawn").Process(target=die_while_saving, args=(tmp_path,))
+    process = multiprocessing.get_context("spawn").Process(
+        target=die_while_saving, args=(tmp_path,)
+    )
     process.start()
     process.join(120)
     assert process.exitcode == -signal.SIGKILL
@@ -185,7 +221,10 @@ def test_a_full_disk_is_an_error_that_leaves_the_checkpoint_before(tmp_path, sma
     job = Job(tmp_path).train(1)
     before = job.save()
     small_files()
-    with pytest.raises(CheckpointError, match=r"No checkpoint could be written.*Make room.*step_00000001 is still whole"):
+    with pytest.raises(
+        CheckpointError,
+        match=r"No checkpoint could be written.*Make room.*step_00000001 is still whole",
+    ):
         job.train(1).save()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["latest", "step_00000001"]
     assert Job(tmp_path).resume().checkpoints.latest() == before
@@ -193,17 +232,24 @@ def test_a_full_disk_is_an_error_that_leaves_the_checkpoint_before(tmp_path, sma
 
 def test_a_folder_that_cannot_be_written_is_refused_before_any_work(tmp_path):
     (tmp_path / "file").write_text("in the way")
-    with pytest.raises(CheckpointError, match=r"No checkpoint could be written to .*file.*there is no earlier one"):
+    with pytest.raises(
+        CheckpointError, match=r"No checkpoint could be written to .*file.*there is no earlier one"
+    ):
         Job(tmp_path / "file")
 
 
-@pytest.mark.parametrize("name", ["actor/model.safetensors", "actor/optimizer.safetensors", "state.pt"])
+@pytest.mark.parametrize(
+    "name", ["actor/model.safetensors", "actor/optimizer.safetensors", "state.pt"]
+)
 def test_a_truncated_file_is_refused_with_expected_and_found_size(tmp_path, name):
     job = Job(tmp_path).train(1)
     file = job.save() / name
     whole = file.read_bytes()
     file.write_bytes(whole[:100])
-    with pytest.raises(CheckpointError, match=rf"{name} is not what was saved. Expected: {len(whole)} bytes. Found: 100 bytes"):
+    with pytest.raises(
+        CheckpointError,
+        match=rf"{name} is not what was saved. Expected: {len(whole)} bytes. Found: 100 bytes",
+    ):
         job.resume()
 
 
@@ -213,18 +259,26 @@ def test_a_changed_file_is_refused(tmp_path):
     whole = bytearray(file.read_bytes())
     whole[-1] ^= 1
     file.write_bytes(whole)
-    with pytest.raises(CheckpointError, match=r"model.safetensors was changed after it was saved. Expected SHA-256: .*Found: "):
+    with pytest.raises(
+        CheckpointError,
+        match=r"model.safetensors was changed after it was saved. Expected SHA-256: .*Found: ",
+    ):
         job.resume()
 
 
 def test_a_missing_file_is_refused(tmp_path):
     job = Job(tmp_path).train(1)
     (job.save() / "state.pt").unlink()
-    with pytest.raises(CheckpointError, match=r"state.pt is not what was saved.*Found: no such file"):
+    with pytest.raises(
+        CheckpointError, match=r"state.pt is not what was saved.*Found: no such file"
+    ):
         job.resume()
 
 
-@pytest.mark.parametrize(("text", "message"), [("{", "is damaged"), ('{"format": "other"}', "Found: other"), ("[1]", "Found: list")])
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [("{", "is damaged"), ('{"format": "other"}', "Found: other"), ("[1]", "Found: list")],
+)
 def test_a_foreign_manifest_is_refused(tmp_path, text, message):
     job = Job(tmp_path).train(1)
     (job.save() / "manifest.json").write_text(text)
@@ -236,8 +290,13 @@ def test_a_checkpoint_of_another_model_is_refused_and_changes_nothing(tmp_path):
     Job(tmp_path).train(1).save()
     engine = make_engine(module=TinyPolicy(width=4))
     before = weights(engine)
-    manager = CheckpointManager(folder=tmp_path / "other", engines={"actor": engine}, ranks=OneProcess())
-    with pytest.raises(CheckpointError, match=r"belongs to another model. Expected 12 tensors, found 12, of which 10 do not fit"):
+    manager = CheckpointManager(
+        folder=tmp_path / "other", engines={"actor": engine}, ranks=OneProcess()
+    )
+    with pytest.raises(
+        CheckpointError,
+        match=r"belongs to another model. Expected 12 tensors, found 12, of which 10 do not fit",
+    ):
         manager.load(tmp_path)
     assert largest_difference(before, weights(engine)) == 0.0
 
@@ -246,7 +305,9 @@ def test_a_checkpoint_of_another_job_is_refused(tmp_path):
     Job(tmp_path).train(1).save()
     engines = {"actor": make_engine(), "critic": make_engine()}
     manager = CheckpointManager(folder=tmp_path / "other", engines=engines, ranks=OneProcess())
-    with pytest.raises(CheckpointError, match=r"expected the engines \['actor', 'critic'\], found \['actor'\]"):
+    with pytest.raises(
+        CheckpointError, match=r"expected the engines \['actor', 'critic'\], found \['actor'\]"
+    ):
         manager.load(tmp_path)
 
 

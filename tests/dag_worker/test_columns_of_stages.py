@@ -33,7 +33,10 @@ TEXT = (
     "actor_rollout_ref.actor.ppo_mini_batch_size=2", "actor_rollout_ref.actor.optim.warmup_steps=0",
 )  # fmt: skip
 # Short episodes: groups with equal returns, so that DAPO's filter refills.
-REFILLED = ("env.max_episode_steps=11", "actor_rollout_ref.model.options={chunk_length: 1, width: 16}")
+REFILLED = (
+    "env.max_episode_steps=11",
+    "actor_rollout_ref.model.options={chunk_length: 1, width: 16}",
+)
 KL_IN_REWARD = ("algorithm.use_kl_in_reward=true", "algorithm.kl_ctrl.kl_coef=0.5")
 KL_LOSS = ("actor_rollout_ref.actor.use_kl_loss=true", "actor_rollout_ref.actor.kl_loss_coef=0.5")
 JOBS = {
@@ -61,7 +64,12 @@ class NarrowGraph(TaskGraph):
         super().__init__(graph.graph_id)
         for node in graph.get_nodes():
             self.add_node(node.copy())
-        self.declared = frozenset().union(*(self.seen_by(name) | (node.provided_columns or set()) for name, node in self.nodes.items()))
+        self.declared = frozenset().union(
+            *(
+                self.seen_by(name) | (node.provided_columns or set())
+                for name, node in self.nodes.items()
+            )
+        )
         self.undeclared: set[str] = set()
         self.lacking: dict[str, set[str]] = {}
 
@@ -89,28 +97,50 @@ def with_hidden(after: TensorDict, hidden: TensorDict) -> TensorDict:
     return after
 
 
-def train(folder: Path, words: tuple[str, ...], *, narrow: bool) -> tuple[list[dict], str, TaskGraph]:
+def train(
+    folder: Path, words: tuple[str, ...], *, narrow: bool
+) -> tuple[list[dict], str, TaskGraph]:
     """Untimed metrics of the steps, the digest of the final weights, and the graph."""
     folder.mkdir()
     config = parse_config(words)
     graph = load_graph(config)
     graph = NarrowGraph(graph) if narrow else graph
-    worker = DAGWorker(config=config, graph=graph, rank=0, world_size=1, init_method="", backend="gloo", run_folder=folder)
+    worker = DAGWorker(
+        config=config,
+        graph=graph,
+        rank=0,
+        world_size=1,
+        init_method="",
+        backend="gloo",
+        run_folder=folder,
+    )
     steps, digest = [], ""
     for event in worker.run():
         if isinstance(event, StepDone):
-            steps.append({name: value for name, value in event.metrics.items() if not name.startswith((*TIMED, "data/bytes"))})
+            steps.append(
+                {
+                    name: value
+                    for name, value in event.metrics.items()
+                    if not name.startswith((*TIMED, "data/bytes"))
+                }
+            )
             assert worker.parts is not None
             weights = worker.parts.context.actor.engine.module.state_dict()
-            digest = hashlib.sha256(b"".join(tensor.numpy().tobytes() for tensor in weights.values())).hexdigest()
+            digest = hashlib.sha256(
+                b"".join(tensor.numpy().tobytes() for tensor in weights.values())
+            ).hexdigest()
     return steps, digest, graph
 
 
 @pytest.mark.parametrize("job", JOBS)
 def test_a_stage_reads_what_it_declares_and_nothing_else(tmp_path, job):
-    whole, narrow = (train(tmp_path / str(narrow), JOBS[job], narrow=narrow) for narrow in (False, True))
+    whole, narrow = (
+        train(tmp_path / str(narrow), JOBS[job], narrow=narrow) for narrow in (False, True)
+    )
     assert narrow[:2] == whole[:2]
     graph = narrow[2]
     assert graph.undeclared <= OF_THE_DOMAIN
     assert {name: columns for name, columns in graph.lacking.items() if columns} == {}
-    assert set(graph.lacking) == {node.node_id for node in graph.get_nodes() if node.skip_reason is None}
+    assert set(graph.lacking) == {
+        node.node_id for node in graph.get_nodes() if node.skip_reason is None
+    }

@@ -26,7 +26,9 @@ from siirl.params.compose import load_file
 from siirl.params.resume_line import way_on
 from siirl.params.weight_files import check_safetensors, weight_files
 
-MANY = settings(max_examples=400, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+MANY = settings(
+    max_examples=400, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +40,9 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def manager(folder: Path) -> CheckpointManager:
-    return CheckpointManager(folder=folder / "checkpoints", engines={"actor": make_engine()}, ranks=OneProcess())
+    return CheckpointManager(
+        folder=folder / "checkpoints", engines={"actor": make_engine()}, ranks=OneProcess()
+    )
 
 
 def replaced(file: Path, content: bytes):
@@ -57,7 +61,9 @@ def replaced(file: Path, content: bytes):
 
 @MANY
 @given(data=strategies.data())
-def test_a_damaged_manifest_is_read_or_refused_by_name(whole: Path, data: strategies.DataObject) -> None:
+def test_a_damaged_manifest_is_read_or_refused_by_name(
+    whole: Path, data: strategies.DataObject
+) -> None:
     file = resolve_checkpoint(whole) / "manifest.json"
     with replaced(file, data.draw(damages(file))):
         try:
@@ -70,7 +76,12 @@ def test_a_damaged_manifest_is_read_or_refused_by_name(whole: Path, data: strate
 
 
 @MANY
-@given(content=strategies.one_of(strategies.binary(max_size=30), strategies.sampled_from([b"..", b"/etc", b"a\0b", b"x" * 300, b"."])))
+@given(
+    content=strategies.one_of(
+        strategies.binary(max_size=30),
+        strategies.sampled_from([b"..", b"/etc", b"a\0b", b"x" * 300, b"."]),
+    )
+)
 def test_a_damaged_pointer_is_read_or_refused_by_name(whole: Path, content: bytes) -> None:
     pointer = whole / "checkpoints" / "latest"
     with replaced(pointer, content):
@@ -78,7 +89,9 @@ def test_a_damaged_pointer_is_read_or_refused_by_name(whole: Path, content: byte
             assert resolve_checkpoint(whole).parent == pointer.parent
         except CheckpointError as error:
             assert str(pointer.parent) in str(error)
-        assert way_on(whole).endswith(f"Go on with trainer.resume={whole}")  # a run's last words never fail
+        assert way_on(whole).endswith(
+            f"Go on with trainer.resume={whole}"
+        )  # a run's last words never fail
 
 
 @pytest.mark.parametrize("name", ["manifest.json", "state.pt", "actor/model.safetensors"])
@@ -164,7 +177,13 @@ def test_leftover_rows_of_an_older_checkpoint_go_to_the_node_that_shares_rows(na
             self.leftovers = state["redistribution"]
 
     parts, graph = Parts(), grpo_pipeline()
-    graph.add_node(Node("data_rebalance", NodeType.COMPUTE, executable_ref="siirl.dag_worker.stages:data_rebalance"))
+    graph.add_node(
+        Node(
+            "data_rebalance",
+            NodeType.COMPUTE,
+            executable_ref="siirl.dag_worker.stages:data_rebalance",
+        )
+    )
     load_state(parts, {"redistribution": {name: ["a row"]}}, folder=Path("somewhere"), graph=graph)
     assert parts.leftovers == {"data_rebalance": ["a row"]}
 
@@ -183,13 +202,20 @@ def policy_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A small policy, as a checkpoint's actor/ holds it."""
     folder = tmp_path_factory.mktemp("policy")
     bounds = ActionTokenizer(bins=4, low=(-1.0, -1.0), high=(1.0, 1.0))
-    save_policy(TinyVLA(TinyVLAConfig(action_tokenizer=bounds, chunk_length=2, proprioception_size=3, width=8)), folder)
+    save_policy(
+        TinyVLA(
+            TinyVLAConfig(action_tokenizer=bounds, chunk_length=2, proprioception_size=3, width=8)
+        ),
+        folder,
+    )
     return folder
 
 
 @MANY
 @given(data=strategies.data())
-def test_a_damaged_description_of_a_policy_is_read_or_refused_by_name(policy_folder: Path, data: strategies.DataObject) -> None:
+def test_a_damaged_description_of_a_policy_is_read_or_refused_by_name(
+    policy_folder: Path, data: strategies.DataObject
+) -> None:
     """One that is read has weights of its shape, so that it can act."""
     file = policy_folder / "config.json"
     with replaced(file, data.draw(damages(file))):
@@ -200,17 +226,30 @@ def test_a_damaged_description_of_a_policy_is_read_or_refused_by_name(policy_fol
         else:
             words = torch.from_numpy(policy.tokenize_instruction("reach the goal"))[None]
             size = policy.config.proprioception_size
-            assert policy(pixel_values=None, proprioception=torch.zeros(1, size), instruction_ids=words).isfinite().all()
+            assert (
+                policy(
+                    pixel_values=None, proprioception=torch.zeros(1, size), instruction_ids=words
+                )
+                .isfinite()
+                .all()
+            )
 
 
 @MANY
 @given(data=strategies.data())
-def test_a_damaged_header_of_weights_is_read_or_refused_by_name(policy_folder: Path, data: strategies.DataObject) -> None:
+def test_a_damaged_header_of_weights_is_read_or_refused_by_name(
+    policy_folder: Path, data: strategies.DataObject
+) -> None:
     file = policy_folder / "model.safetensors"
     whole = file.read_bytes()
     length = 8 + int.from_bytes(whole[:8], "little")
     header = whole[8:length]
-    damaged = data.draw(strategies.one_of(damaged_bytes(whole), damaged_header(header).map(lambda text: packed(text) + whole[length:])))
+    damaged = data.draw(
+        strategies.one_of(
+            damaged_bytes(whole),
+            damaged_header(header).map(lambda text: packed(text) + whole[length:]),
+        )
+    )
     with replaced(file, damaged):
         try:
             check_safetensors(file)
@@ -227,7 +266,10 @@ def packed(header: bytes) -> bytes:
     return len(header).to_bytes(8, "little") + header
 
 
-INDEX = {"metadata": {"total_size": 10}, "weight_map": {"trunk.0.weight": "model-1.safetensors", "head.weight": "model-2.safetensors"}}
+INDEX = {
+    "metadata": {"total_size": 10},
+    "weight_map": {"trunk.0.weight": "model-1.safetensors", "head.weight": "model-2.safetensors"},
+}
 
 
 @MANY
@@ -242,8 +284,14 @@ ADAPTERS = {"rank": 4, "alpha": 32.0, "target_modules": ["head", "trunk"], "drop
 
 
 @MANY
-@given(content=strategies.one_of(damaged_values(ADAPTERS), damaged_bytes(json.dumps(ADAPTERS).encode())))
-def test_a_damaged_description_of_adapters_is_read_or_refused_by_name(tmp_path: Path, content: bytes) -> None:
+@given(
+    content=strategies.one_of(
+        damaged_values(ADAPTERS), damaged_bytes(json.dumps(ADAPTERS).encode())
+    )
+)
+def test_a_damaged_description_of_adapters_is_read_or_refused_by_name(
+    tmp_path: Path, content: bytes
+) -> None:
     (tmp_path / "lora.json").write_bytes(content)
     try:
         lora = stored_adapters(tmp_path)
@@ -255,7 +303,9 @@ def test_a_damaged_description_of_adapters_is_read_or_refused_by_name(tmp_path: 
 
 @MANY
 @given(content=damaged_bytes(b"trainer:\n  total_steps: 3\nenv:\n  name: gymnasium\n"))
-def test_a_damaged_configuration_of_a_run_is_read_or_refused_by_name(tmp_path: Path, content: bytes) -> None:
+def test_a_damaged_configuration_of_a_run_is_read_or_refused_by_name(
+    tmp_path: Path, content: bytes
+) -> None:
     (tmp_path / "config.yaml").write_bytes(content)
     try:
         load_file(tmp_path / "config.yaml")

@@ -31,11 +31,22 @@ def make(tmp_path):
         config.actor_rollout_ref.rollout.n = 4
         config.env.max_failed_share = max_failed_share
         pool = EnvPool(env, {"tasks": ["sums-1"]}, 1, 8, cluster="local", deadline_s=600)
-        workflow = TextWorkflow(pool=pool, tokenizer=ByteTokenizer(), max_prompt_length=max_prompt_length, max_response_length=20)
+        workflow = TextWorkflow(
+            pool=pool,
+            tokenizer=ByteTokenizer(),
+            max_prompt_length=max_prompt_length,
+            max_response_length=20,
+        )
         rollouts.append(TextRollout(engine=ScriptedEngine(script), pool=pool, workflow=workflow))
         rollouts[-1].start()
         recorder = RolloutFiles(tmp_path, count=ALL)
-        return EpisodeDomain(config=config, rollout=rollouts[-1], recorder=recorder, ranks=OneProcess(), measure=text_rollout_metrics)
+        return EpisodeDomain(
+            config=config,
+            rollout=rollouts[-1],
+            recorder=recorder,
+            ranks=OneProcess(),
+            measure=text_rollout_metrics,
+        )
 
     yield make
     for rollout in rollouts:
@@ -48,7 +59,14 @@ def asked(number, question, truth="5"):
         "prompt": [{"role": "user", "content": question}],
         "reward_model": {"style": "whole", "ground_truth": truth},
     }
-    return PromptTask(task="a_b", task_id=0, trial_id=number, seed=number, group_id=number, prompt_row=json.dumps(row))
+    return PromptTask(
+        task="a_b",
+        task_id=0,
+        trial_id=number,
+        seed=number,
+        group_id=number,
+        prompt_row=json.dumps(row),
+    )
 
 
 def batch_of(*tasks):
@@ -66,12 +84,17 @@ def test_every_prompt_of_a_file_is_asked_n_times_by_its_row(make):
     assert output.batch["complete"].tolist() == [True, True, False, False] * 2
     assert texts(output.batch, "uid")[0] == "000007-00000000-000"
     assert "prompt_row" not in output.batch.keys()
-    assert output.batch["prompts"].shape == output.batch["input_ids"][:, : output.batch["prompts"].shape[1]].shape
+    assert (
+        output.batch["prompts"].shape
+        == output.batch["input_ids"][:, : output.batch["prompts"].shape[1]].shape
+    )
 
 
 def test_questions_are_made_up_from_the_seed_where_there_is_no_file(make):
     domain = make(lambda request: "1")
-    output = domain.roll_out(batch_of(*TaskLoader(tasks=["sums-1"], prompts_per_step=3, seed=0).next_step()), step=1)
+    output = domain.roll_out(
+        batch_of(*TaskLoader(tasks=["sums-1"], prompts_per_step=3, seed=0).next_step()), step=1
+    )
     assert len(output.batch) == 12
     prompts = [request.input_ids for request in domain.rollout.engine.requests]
     assert len(set(prompts)) <= 3  # the four rollouts of a prompt are asked the same
@@ -100,7 +123,13 @@ def test_a_step_that_is_refilled_records_no_more_episodes_than_one_that_is_not(t
     config, rollout = SiiRLArguments(), NotingRollout()
     config.trainer.record_episodes, config.actor_rollout_ref.rollout.n = 3, 2
     recorder = RolloutFiles(tmp_path, count=0)
-    domain = EpisodeDomain(config=config, rollout=rollout, recorder=recorder, ranks=OneProcess(), measure=lambda result, stats: {})
+    domain = EpisodeDomain(
+        config=config,
+        rollout=rollout,
+        recorder=recorder,
+        ranks=OneProcess(),
+        measure=lambda result, stats: {},
+    )
     for step, prompts in ((1, (0, 1)), (1, (2, 3)), (1, (4, 5)), (2, (6, 7))):
         domain.roll_out(batch_of(*(asked(number, "2+3=") for number in prompts)), step=step)
     assert [request.group_id for request in rollout.asked if request.record] == [0, 1, 2, 6, 7]
@@ -111,23 +140,33 @@ def test_metrics_are_declared_and_tell_of_text(make):
     metrics = reduce_metrics([output.metrics])
     assert metrics["rollout/a_b/success_rate"] == 0.5
     assert metrics["rollout/reward/correct"] == 0.5
-    assert metrics["rollout/avg_response_length"] == 2.5  # "5" and "44", each with the token that ends it
+    assert (
+        metrics["rollout/avg_response_length"] == 2.5
+    )  # "5" and "44", each with the token that ends it
     assert metrics["rollout/avg_prompt_length"] == 7.0
     assert metrics["rollout/turns"] == 1.0
     assert metrics["rollout/truncated_share"] == 0.0
-    assert (metrics["rollout/episodes"], metrics["env/failed_episodes"], metrics["rollout/rejected_episodes"]) == (4.0, 0.0, 0.0)
+    assert (
+        metrics["rollout/episodes"],
+        metrics["env/failed_episodes"],
+        metrics["rollout/rejected_episodes"],
+    ) == (4.0, 0.0, 0.0)
 
 
 def test_group_of_which_every_sample_failed_is_dropped_and_counted(make):
     domain = make(half_right, max_prompt_length=10, max_failed_share=0.5)
-    output = domain.roll_out(batch_of(asked(0, "2+3="), asked(1, "a question that is far too long")), step=1)
+    output = domain.roll_out(
+        batch_of(asked(0, "2+3="), asked(1, "a question that is far too long")), step=1
+    )
     assert output.batch["index"].tolist() == [0, 0, 0, 0]
     assert output.metrics["env/failed_episodes"] == 4.0
 
 
 def test_too_many_failed_samples_stop_the_run_with_the_reason(make):
     domain = make(half_right, env="scripted_text:UngradableEnv")
-    with pytest.raises(TooManyFailures, match=r"4 of 4 episodes could not be simulated.*the grader was killed"):
+    with pytest.raises(
+        TooManyFailures, match=r"4 of 4 episodes could not be simulated.*the grader was killed"
+    ):
         domain.roll_out(batch_of(asked(0, "2+3=")), step=1)
 
 

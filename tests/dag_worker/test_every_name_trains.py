@@ -45,14 +45,25 @@ def train(folder: Path, *overrides: str, pipeline: str = "grpo") -> tuple[list[d
     folder.mkdir(exist_ok=True)
     config = parse_config([f"pipeline={pipeline}", *SMALL, *overrides])
     assert [str(problem) for problem in config_problems(config)] == []
-    worker = DAGWorker(config=config, graph=load_graph(config), rank=0, world_size=1, init_method="", backend="gloo", run_folder=folder)
+    worker = DAGWorker(
+        config=config,
+        graph=load_graph(config),
+        rank=0,
+        world_size=1,
+        init_method="",
+        backend="gloo",
+        run_folder=folder,
+    )
     steps = []
     for event in worker.run():
         if isinstance(event, StepDone):
             steps.append(event.metrics)
             assert worker.parts is not None
             weights = torch.cat(
-                [parameter.detach().flatten().clone() for parameter in worker.parts.context.actor.engine.module.parameters()]
+                [
+                    parameter.detach().flatten().clone()
+                    for parameter in worker.parts.context.actor.engine.module.parameters()
+                ]
             )
     return steps, weights
 
@@ -65,12 +76,18 @@ def assert_trained(steps: list[dict], weights: torch.Tensor) -> None:
 
 @pytest.mark.parametrize("name", sorted(ADVANTAGES))
 def test_an_advantage_trains(tmp_path, name):
-    assert_trained(*train(tmp_path, f"algorithm.adv_estimator={name}", pipeline=PIPELINE_OF.get(name, "grpo")))
+    assert_trained(
+        *train(tmp_path, f"algorithm.adv_estimator={name}", pipeline=PIPELINE_OF.get(name, "grpo"))
+    )
 
 
 @pytest.mark.parametrize("weighting", CPGD_WEIGHTS)
 def test_a_weighting_of_cpgd_trains(tmp_path, weighting):
-    assert_trained(*train(tmp_path, "algorithm.adv_estimator=cpgd", f"algorithm.weight_factor_in_cpgd={weighting}"))
+    assert_trained(
+        *train(
+            tmp_path, "algorithm.adv_estimator=cpgd", f"algorithm.weight_factor_in_cpgd={weighting}"
+        )
+    )
 
 
 def test_pass_at_two_trains(tmp_path):
@@ -79,7 +96,13 @@ def test_pass_at_two_trains(tmp_path):
 
 @pytest.mark.parametrize("whitening", ADV_WHITENINGS)
 def test_a_whitening_trains(tmp_path, whitening):
-    assert_trained(*train(tmp_path, "algorithm.adv_estimator=reinforce_plus_plus", f"algorithm.adv_whitening={whitening}"))
+    assert_trained(
+        *train(
+            tmp_path,
+            "algorithm.adv_estimator=reinforce_plus_plus",
+            f"algorithm.adv_whitening={whitening}",
+        )
+    )
 
 
 def test_gspo_is_an_advantage_and_a_loss(tmp_path):
@@ -113,7 +136,9 @@ def test_a_kl_in_the_loss_trains(tmp_path, name):
         f"actor_rollout_ref.actor.kl_loss_type={name}",
     )
     assert_trained(steps, weights)
-    assert steps[1]["actor/kl_loss"] != 0.0  # in the first epoch of the first step the policy is its own reference
+    assert (
+        steps[1]["actor/kl_loss"] != 0.0
+    )  # in the first epoch of the first step the policy is its own reference
 
 
 @pytest.mark.parametrize("name", KL_NAMES)
@@ -126,9 +151,13 @@ def test_a_kl_in_the_reward_trains(tmp_path, name):
 
 
 def test_a_coefficient_that_adapts_shrinks_while_there_is_no_kl(tmp_path):
-    steps, weights = train(tmp_path, *KL_IN_REWARD, "algorithm.kl_ctrl.type=adaptive", "algorithm.kl_ctrl.horizon=60")
+    steps, weights = train(
+        tmp_path, *KL_IN_REWARD, "algorithm.kl_ctrl.type=adaptive", "algorithm.kl_ctrl.horizon=60"
+    )
     assert_trained(steps, weights)
-    assert [step["actor/kl_coef"] for step in steps] == pytest.approx([0.5, 0.5 * (1 - 0.2 * 6 / 60)])
+    assert [step["actor/kl_coef"] for step in steps] == pytest.approx(
+        [0.5, 0.5 * (1 - 0.2 * 6 / 60)]
+    )
 
 
 @pytest.mark.parametrize("name", ["reinforce_plus_plus", "reinforce_plus_plus_baseline", "rloo"])
@@ -141,14 +170,23 @@ LOSS = "actor_rollout_ref.actor.loss"
 KEYS = {
     "gamma": (("algorithm.adv_estimator=reinforce_plus_plus",), "algorithm.gamma=0.5"),
     "lam": (("algorithm.adv_estimator=gae",), "algorithm.lam=0.5"),
-    "adv_whitening": (("algorithm.adv_estimator=reinforce_plus_plus",), "algorithm.adv_whitening=none"),
+    "adv_whitening": (
+        ("algorithm.adv_estimator=reinforce_plus_plus",),
+        "algorithm.adv_whitening=none",
+    ),
     "norm_adv_by_std_in_grpo": ((), "algorithm.norm_adv_by_std_in_grpo=false"),
     "min_group_spread": ((), "algorithm.min_group_spread=1000"),
     "pass_k": (("algorithm.adv_estimator=grpo_passk",), "algorithm.pass_k=2"),
-    "weight_factor_in_cpgd": (("algorithm.adv_estimator=cpgd",), "algorithm.weight_factor_in_cpgd=naive"),
+    "weight_factor_in_cpgd": (
+        ("algorithm.adv_estimator=cpgd",),
+        "algorithm.weight_factor_in_cpgd=naive",
+    ),
     "policy_drift_coef": ((f"{LOSS}=cpgd",), f"{LOSS}_options.policy_drift_coef=5.0"),
     "tau_neg": ((f"{LOSS}=sapo",), f"{LOSS}_options.tau_neg=9.0"),
-    "clip_cov_lb": ((f"{LOSS}=clip_cov", f"{LOSS}_options.clip_cov_ratio=0.5"), f"{LOSS}_options.clip_cov_lb=-5.0"),
+    "clip_cov_lb": (
+        (f"{LOSS}=clip_cov", f"{LOSS}_options.clip_cov_ratio=0.5"),
+        f"{LOSS}_options.clip_cov_lb=-5.0",
+    ),
     "kl_cov_ratio": ((f"{LOSS}=kl_cov",), f"{LOSS}_options.kl_cov_ratio=0.5"),
     "clip_ratio_high": ((), "actor_rollout_ref.actor.clip_ratio_high=0.0001"),
     "clip_ratio of gspo": ((f"{LOSS}=gspo",), "actor_rollout_ref.actor.clip_ratio_high=0.5"),
@@ -160,5 +198,8 @@ KEYS = {
 def test_a_key_of_the_command_line_changes_what_is_learned(tmp_path, key):
     together, other = KEYS[key]
     pipeline = "ppo" if key == "lam" else "grpo"
-    weights = [train(tmp_path / name, *together, *more, pipeline=pipeline)[1] for name, more in (("default", ()), ("other", (other,)))]
+    weights = [
+        train(tmp_path / name, *together, *more, pipeline=pipeline)[1]
+        for name, more in (("default", ()), ("other", (other,)))
+    ]
     assert not torch.allclose(weights[0], weights[1])

@@ -18,7 +18,10 @@ from siirl.execution.dag import Node, NodeType
 from siirl.execution.scheduler.launch import ClusterSettings, ray_session, run_on_ray
 from siirl.execution.scheduler.placement import Layout
 
-LENGTHS = ((1, 6, 2, 6), (1, 2, 2, 1))  # tokens of the rows of each rank; those longer than 3 are rejected
+LENGTHS = (
+    (1, 6, 2, 6),
+    (1, 2, 2, 1),
+)  # tokens of the rows of each rank; those longer than 3 are rejected
 SETTINGS = ClusterSettings(address=None, env_vars={"OMP_NUM_THREADS": "1"})
 
 
@@ -32,7 +35,9 @@ def rows_of(rank: int) -> TensorDict:
     lengths = torch.tensor(LENGTHS[rank])[:, None]
     mask_BT = (torch.arange(6) < lengths).long()
     uids = NonTensorStack(*[f"{rank}-{row}" for row in range(len(lengths))])
-    return TensorDict({"uid": uids, "responses": mask_BT * 7, "response_mask": mask_BT}, batch_size=[len(lengths)])
+    return TensorDict(
+        {"uid": uids, "responses": mask_BT * 7, "response_mask": mask_BT}, batch_size=[len(lengths)]
+    )
 
 
 class OneStage:
@@ -46,13 +51,28 @@ class OneStage:
         """Yields [(rows by uid with their number of tokens, metrics) of each rank]."""
         unused: dict[str, Any] = {field.name: None for field in dataclasses.fields(StageContext)}
         redistribution = RayRedistribution(self.coordinator, rank=self.rank, ranks=2)
-        context = StageContext(**unused | {"ranks": self.ranks, "redistribution": redistribution, "run_folder": Path(), "step": 3})
-        node = Node("data_rebalance", NodeType.COMPUTE, executable_ref="siirl.dag_worker.stages:data_rebalance", filter_plugin=short)
+        context = StageContext(
+            **unused
+            | {
+                "ranks": self.ranks,
+                "redistribution": redistribution,
+                "run_folder": Path(),
+                "step": 3,
+            }
+        )
+        node = Node(
+            "data_rebalance",
+            NodeType.COMPUTE,
+            executable_ref="siirl.dag_worker.stages:data_rebalance",
+            filter_plugin=short,
+        )
         node.check()
         output = node.run(batch=rows_of(self.rank), context=context)
         redistribution.acknowledge()
         tokens_B = output.batch["response_mask"].sum(dim=1).tolist()
-        yield self.ranks.gather_objects((dict(zip(output.batch.get("uid").tolist(), tokens_B, strict=True)), output.metrics))
+        yield self.ranks.gather_objects(
+            (dict(zip(output.batch.get("uid").tolist(), tokens_B, strict=True)), output.metrics)
+        )
         leave(self.ranks)
 
 
@@ -65,10 +85,17 @@ def test_each_rank_drops_what_the_filter_rejects_and_the_rest_is_shared_by_token
     """Left are rows of 1 and 2 tokens on rank 0, and of 1, 2, 2 and 1 on rank 1: 9 tokens, so the best shares are 4 and 5."""
     with ray_session(SETTINGS):
         ((first, first_metrics), (second, second_metrics)) = next(
-            iter(run_on_ray(functools.partial(make, coordinator=start_coordinator()), layout=Layout(ranks_per_node=2)))
+            iter(
+                run_on_ray(
+                    functools.partial(make, coordinator=start_coordinator()),
+                    layout=Layout(ranks_per_node=2),
+                )
+            )
         )
     assert first | second == {"0-0": 1, "0-2": 2, "1-0": 1, "1-1": 2, "1-2": 2, "1-3": 1}
     assert len(first) + len(second) == 6  # none twice
     assert sorted((sum(first.values()), sum(second.values()))) == [4, 5]
-    assert [metrics["sampling/dropped_filter_plugin"] for metrics in (first_metrics, second_metrics)] == [2.0, 0.0]
+    assert [
+        metrics["sampling/dropped_filter_plugin"] for metrics in (first_metrics, second_metrics)
+    ] == [2.0, 0.0]
     assert first_metrics["data/imbalance"] == second_metrics["data/imbalance"] == 5 * 2 / 9

@@ -63,11 +63,18 @@ def begins(text: str, *, time: int = 1) -> Callable[[Event], bool]:
     return begins
 
 
-def check_goes_on(folder: Path, whole: tuple[Path, dict[int, dict]], *, done: dict[int, dict]) -> None:
+def check_goes_on(
+    folder: Path, whole: tuple[Path, dict[int, dict]], *, done: dict[int, dict]
+) -> None:
     """Both parts together have the metrics of the whole run, and end with its weights."""
     rest = metrics_of(list(events_of(folder, [*JOB, f"trainer.resume={folder}"])))
-    assert {step: done.get(step, {}) | rest.get(step, {}) for step in done.keys() | rest.keys()} == whole[1]
-    one, other = (load_policy(place / "checkpoints" / "step_00000004" / "actor").state_dict() for place in (whole[0], folder))
+    assert {
+        step: done.get(step, {}) | rest.get(step, {}) for step in done.keys() | rest.keys()
+    } == whole[1]
+    one, other = (
+        load_policy(place / "checkpoints" / "step_00000004" / "actor").state_dict()
+        for place in (whole[0], folder)
+    )
     assert all(torch.equal(one[name], other[name]) for name in one)
 
 
@@ -100,7 +107,9 @@ def test_once_weights_have_changed_a_step_is_finished(whole, tmp_path, monkeypat
 
 
 @pytest.mark.parametrize(("evaluation", "step"), [(1, 2), (2, 4)])
-def test_an_evaluation_that_was_broken_off_is_made_by_the_next_run(whole, tmp_path, evaluation: int, step: int) -> None:
+def test_an_evaluation_that_was_broken_off_is_made_by_the_next_run(
+    whole, tmp_path, evaluation: int, step: int
+) -> None:
     events = interrupted(tmp_path, begins(EVALUATING, time=evaluation))
     assert events[-1] == Ended(step)
     manifest = read_manifest(resolve_checkpoint(tmp_path))

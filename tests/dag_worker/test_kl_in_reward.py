@@ -15,7 +15,12 @@ from siirl.engine.training.collectives import OneProcess
 from siirl.params.algorithm_args import KL_ESTIMATORS
 from siirl.params.parser import parse_config
 
-VALUES = {"k1": lambda r: r, "k2": lambda r: r * r / 2, "k3": lambda r: math.exp(-r) - 1 + r, "abs": abs}
+VALUES = {
+    "k1": lambda r: r,
+    "k2": lambda r: r * r / 2,
+    "k3": lambda r: math.exp(-r) - 1 + r,
+    "abs": abs,
+}
 RATIOS = [[0.5, -0.25, 0.0], [2.0, 0.0, 0.0]]  # log pi - log ref
 MASK = [[1.0, 1.0, 0.0], [1.0, 0.0, 0.0]]
 
@@ -31,7 +36,9 @@ class TwoRanks(OneProcess):
 
 def context(*overrides, ranks=None):
     config = parse_config(["algorithm.use_kl_in_reward=true", *overrides])
-    return SimpleNamespace(config=config, ranks=ranks or OneProcess(), kl_controller=make_kl_controller(config))
+    return SimpleNamespace(
+        config=config, ranks=ranks or OneProcess(), kl_controller=make_kl_controller(config)
+    )
 
 
 def batch():
@@ -49,9 +56,14 @@ def batch():
 
 @pytest.mark.parametrize("name", KL_ESTIMATORS)
 def test_every_estimator_takes_its_share_off_the_scores(name):
-    rewards_BT, metrics = less_kl(batch(), context(f"algorithm.kl_penalty={name}", "algorithm.kl_ctrl.kl_coef=0.1"))
+    rewards_BT, metrics = less_kl(
+        batch(), context(f"algorithm.kl_penalty={name}", "algorithm.kl_ctrl.kl_coef=0.1")
+    )
     value = VALUES[name.removesuffix("+")]
-    kl_BT = [[value(r) * kept for r, kept in zip(row, mask, strict=True)] for row, mask in zip(RATIOS, MASK, strict=True)]
+    kl_BT = [
+        [value(r) * kept for r, kept in zip(row, mask, strict=True)]
+        for row, mask in zip(RATIOS, MASK, strict=True)
+    ]
     expected = batch()["token_level_scores"] - 0.1 * torch.tensor(kl_BT)
     torch.testing.assert_close(rewards_BT, expected)
     assert metrics["actor/reward_kl_penalty"] == pytest.approx(sum(map(sum, kl_BT)) / 3)
@@ -64,14 +76,20 @@ def test_a_fixed_coefficient_stays():
     assert fixed.kl_controller.value == 0.1
 
 
-ADAPTIVE = ("algorithm.kl_ctrl.type=adaptive", "algorithm.kl_ctrl.kl_coef=0.1", "algorithm.kl_ctrl.target_kl=0.1")
+ADAPTIVE = (
+    "algorithm.kl_ctrl.type=adaptive",
+    "algorithm.kl_ctrl.kl_coef=0.1",
+    "algorithm.kl_ctrl.target_kl=0.1",
+)
 
 
 def test_an_adaptive_coefficient_grows_where_the_kl_is_above_its_target():
     adaptive = context(*ADAPTIVE, "algorithm.kl_ctrl.horizon=10")
     _, metrics = less_kl(batch(), adaptive)
     assert metrics["actor/kl_coef"] == 0.1  # what was used
-    assert adaptive.kl_controller.value == pytest.approx(0.1 * (1 + 0.2 * 2 / 10))  # two samples of ten
+    assert adaptive.kl_controller.value == pytest.approx(
+        0.1 * (1 + 0.2 * 2 / 10)
+    )  # two samples of ten
 
 
 def test_the_samples_of_all_ranks_move_the_coefficient():

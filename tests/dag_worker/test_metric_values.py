@@ -20,8 +20,20 @@ from siirl.reporting.metrics import Unusable, Weighted
     "number",
     [
         *(2, 2.0, True + 1, Fraction(2), Decimal(2)),
-        *(np.float64(2), np.float32(2), np.float16(2), np.longdouble(2), np.int8(2), np.uint64(2), np.array(2)),
-        *(torch.tensor(2), torch.tensor(2.0, dtype=torch.bfloat16), torch.tensor(2.0, requires_grad=True)),
+        *(
+            np.float64(2),
+            np.float32(2),
+            np.float16(2),
+            np.longdouble(2),
+            np.int8(2),
+            np.uint64(2),
+            np.array(2),
+        ),
+        *(
+            torch.tensor(2),
+            torch.tensor(2.0, dtype=torch.bfloat16),
+            torch.tensor(2.0, requires_grad=True),
+        ),
         *(torch.nn.Parameter(torch.tensor(2.0)), torch.tensor([2.0]).sum()),
     ],
 )
@@ -103,11 +115,24 @@ def test_a_number_that_no_float_holds_is_infinite() -> None:
 
 
 ANYTHING = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text() | st.binary() | st.complex_numbers() | st.decimals(),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3) | st.tuples(inner, inner),
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats()
+    | st.text()
+    | st.binary()
+    | st.complex_numbers()
+    | st.decimals(),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(st.text(), inner, max_size=3)
+        | st.tuples(inner, inner)
+    ),
     max_leaves=5,
 )
-NAMES = st.text() | st.sampled_from(["reward/mean_score", "reward/score", "env/steps", "time/a_s", "actor/lr", "env/steps_per_s"])
+NAMES = st.text() | st.sampled_from(
+    ["reward/mean_score", "reward/score", "env/steps", "time/a_s", "actor/lr", "env/steps_per_s"]
+)
 
 
 @pytest.mark.odd_metrics

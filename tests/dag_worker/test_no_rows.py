@@ -35,11 +35,17 @@ def gather_with_an_idle_rank(ranks, counts):
     except TooManyFailures as error:
         return type(error).__name__
     seen = gather_outcomes(batch, ranks=ranks).uid_B
-    shapes = {name: (value.dtype, tuple(value.shape[1:])) for name, value in batch.items() if isinstance(value, torch.Tensor)}
+    shapes = {
+        name: (value.dtype, tuple(value.shape[1:]))
+        for name, value in batch.items()
+        if isinstance(value, torch.Tensor)
+    }
     return len(batch), sorted(batch.keys()), shapes, seen
 
 
-def test_the_idle_rank_has_the_columns_of_the_other_and_meets_it_in_the_next_collective_call() -> None:
+def test_the_idle_rank_has_the_columns_of_the_other_and_meets_it_in_the_next_collective_call() -> (
+    None
+):
     idle, busy = run_on_ranks(gather_with_an_idle_rank, (0, 2))
     assert (idle[0], busy[0]) == (0, 2)
     assert idle[1:] == busy[1:]

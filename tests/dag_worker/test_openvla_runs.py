@@ -13,11 +13,38 @@ from siirl.models.policy_loader import build_policy
 from tests.models.tiny_openvla import CONFIG, know_tiny_encoders, write_checkpoint
 
 WORDS = (
-    *("pipeline=grpo", "env=libero", "env.assets=stand_in", "model=openvla_oft", "cluster=local", "env.tasks=[object/1]"),
-    *("env.max_episode_steps=16", "env.num_servers=1", "env.envs_per_server=2", "env.image_size=64", "env.render_quality=fast"),
-    *("data.train_batch_size=2", "actor_rollout_ref.rollout.n=2", "actor_rollout_ref.actor.ppo_mini_batch_size=1"),
-    *("actor_rollout_ref.actor.optim.warmup_steps=0", "actor_rollout_ref.actor.ppo_epochs=1", "actor_rollout_ref.model.dtype=float32"),
-    *("trainer.total_steps=1", "trainer.val_episodes=0", "trainer.record_episodes=0", "trainer.max_minutes=null", "trainer.save_freq=1"),
+    *(
+        "pipeline=grpo",
+        "env=libero",
+        "env.assets=stand_in",
+        "model=openvla_oft",
+        "cluster=local",
+        "env.tasks=[object/1]",
+    ),
+    *(
+        "env.max_episode_steps=16",
+        "env.num_servers=1",
+        "env.envs_per_server=2",
+        "env.image_size=64",
+        "env.render_quality=fast",
+    ),
+    *(
+        "data.train_batch_size=2",
+        "actor_rollout_ref.rollout.n=2",
+        "actor_rollout_ref.actor.ppo_mini_batch_size=1",
+    ),
+    *(
+        "actor_rollout_ref.actor.optim.warmup_steps=0",
+        "actor_rollout_ref.actor.ppo_epochs=1",
+        "actor_rollout_ref.model.dtype=float32",
+    ),
+    *(
+        "trainer.total_steps=1",
+        "trainer.val_episodes=0",
+        "trainer.record_episodes=0",
+        "trainer.max_minutes=null",
+        "trainer.save_freq=1",
+    ),
     f"reward.name={__name__}:EveryOther",
 )
 
@@ -39,7 +66,9 @@ class EveryOther(Memoryless):
 
 @pytest.mark.filterwarnings("ignore::envs.libero.assets.StandInWarning")
 @pytest.mark.parametrize("state", [False, True])
-def test_a_step_moves_the_weights_and_leaves_a_checkpoint_of_the_published_layout(monkeypatch, tmp_path, state):
+def test_a_step_moves_the_weights_and_leaves_a_checkpoint_of_the_published_layout(
+    monkeypatch, tmp_path, state
+):
     know_tiny_encoders(monkeypatch)
     folder = write_checkpoint(tmp_path / "checkpoint", state=state)
     (event,) = run(tmp_path / "run", [*WORDS, f"actor_rollout_ref.model.path={folder}"])
@@ -48,8 +77,16 @@ def test_a_step_moves_the_weights_and_leaves_a_checkpoint_of_the_published_layou
     assert event.metrics["rollout/log_prob_gap"] < 1e-4
     exported = tmp_path / "run" / "checkpoints" / "step_00000001" / "actor"
     assert json.loads((exported / "config.json").read_text()) == CONFIG
-    spec = env_spec("libero", assets="stand_in", tasks=["object/1"], image_size=64, camera="agentview")
-    before, after = (build_policy("openvla_oft", path=str(place), spec=spec, seed=0, options={}) for place in (folder, exported))
+    spec = env_spec(
+        "libero", assets="stand_in", tasks=["object/1"], image_size=64, camera="agentview"
+    )
+    before, after = (
+        build_policy("openvla_oft", path=str(place), spec=spec, seed=0, options={})
+        for place in (folder, exported)
+    )
     assert (before.proprio_projector is not None) == state
-    moved = [not torch.equal(one, other) for one, other in zip(before.parameters(), after.parameters(), strict=True)]
+    moved = [
+        not torch.equal(one, other)
+        for one, other in zip(before.parameters(), after.parameters(), strict=True)
+    ]
     assert np.mean(moved) > 0.9

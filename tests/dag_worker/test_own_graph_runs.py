@@ -28,8 +28,18 @@ SMALL = (
 )  # fmt: skip
 ENVIRONMENTS = {
     "math": ("env=math", "data.max_response_length=16"),
-    "mujoco": ("env=mujoco", "env.envs_per_server=2", "env.max_episode_steps=16", "env.tasks=[button-press]"),
-    "gymnasium": ("env=gymnasium", "env.id=CartPole-v1", "env.envs_per_server=2", "env.max_episode_steps=16"),
+    "mujoco": (
+        "env=mujoco",
+        "env.envs_per_server=2",
+        "env.max_episode_steps=16",
+        "env.tasks=[button-press]",
+    ),
+    "gymnasium": (
+        "env=gymnasium",
+        "env.id=CartPole-v1",
+        "env.envs_per_server=2",
+        "env.max_episode_steps=16",
+    ),
 }
 
 
@@ -55,19 +65,35 @@ def test_a_workflow_file_alone_trains(folder: Path, environment: str) -> None:
 
 @pytest.mark.parametrize("environment", ENVIRONMENTS)
 def test_a_function_alone_trains(folder: Path, environment: str) -> None:
-    assert main([*ENVIRONMENTS[environment], "dag.custom_pipeline_fn=own_graph_of_a_test:own_graph", *SMALL]) == 0
+    assert (
+        main(
+            [
+                *ENVIRONMENTS[environment],
+                "dag.custom_pipeline_fn=own_graph_of_a_test:own_graph",
+                *SMALL,
+            ]
+        )
+        == 0
+    )
     assert steps(folder, "own_graph") == [1, 2]
 
 
-def test_a_pipeline_beside_it_gives_its_defaults_and_not_its_graph(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_pipeline_beside_it_gives_its_defaults_and_not_its_graph(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main([*ENVIRONMENTS["math"], "pipeline=dapo", "dag.workflow_file=own.yaml", *SMALL]) == 0
     assert steps(folder, "own") == [1, 2]
     plan = capsys.readouterr().out
-    assert "own.yaml (defaults of pipeline=dapo): rollout_actor -> reward -> advantages -> actor_train -> sync_weights" in plan
+    assert (
+        "own.yaml (defaults of pipeline=dapo): rollout_actor -> reward -> advantages -> actor_train -> sync_weights"
+        in plan
+    )
     assert "clip_ratio_high=0.28" in plan
 
 
-def test_the_configuration_of_such_a_run_is_read_back(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_configuration_of_such_a_run_is_read_back(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main([*ENVIRONMENTS["math"], "dag.workflow_file=own.yaml", *SMALL]) == 0
     (run,) = (folder / "outputs" / "own").iterdir()
     capsys.readouterr()

@@ -145,7 +145,9 @@ def callables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]
 
 
 @pytest.mark.parametrize(("name", "expected"), [("as_object", 2.0), ("as_partial", 3.0)])
-def test_an_object_that_can_be_called_is_a_plug_in(callables: None, name: str, expected: float) -> None:
+def test_an_object_that_can_be_called_is_a_plug_in(
+    callables: None, name: str, expected: float
+) -> None:
     reference = f"own_callables:{name}"
     for _ in range(2):  # as a second job in the same process does
         load(f"algorithm.adv_estimator={reference}")
@@ -156,17 +158,37 @@ def test_an_object_that_can_be_called_is_a_plug_in(callables: None, name: str, e
 
 
 def test_a_plug_in_that_returns_something_else_is_named(callables: None) -> None:
-    load("algorithm.adv_estimator=own_callables:nothing", "actor_rollout_ref.actor.loss=own_callables:one_tensor")
+    load(
+        "algorithm.adv_estimator=own_callables:nothing",
+        "actor_rollout_ref.actor.loss=own_callables:one_tensor",
+    )
     ones_11 = torch.ones(1, 1)
-    with pytest.raises(ConfigError, match=r"'own_callables:nothing' must return \(advantages, returns\), and returned a NoneType"):
-        estimate_advantages(name="own_callables:nothing", available={"token_level_rewards": ones_11, "response_mask": ones_11})
-    columns = dict.fromkeys(("log_probs_BT", "old_log_probs_BT", "advantages_BT"), ones_11) | {"mask_BT": ones_11 == 1}
-    with pytest.raises(ConfigError, match=r"one_tensor must return \(pg_loss, pg_clipfrac, .*, and returned a Tensor"):
-        policy_loss(name="own_callables:one_tensor", available={**columns, "loss_agg_mode": "token-mean", "config": None})
+    with pytest.raises(
+        ConfigError,
+        match=r"'own_callables:nothing' must return \(advantages, returns\), and returned a NoneType",
+    ):
+        estimate_advantages(
+            name="own_callables:nothing",
+            available={"token_level_rewards": ones_11, "response_mask": ones_11},
+        )
+    columns = dict.fromkeys(("log_probs_BT", "old_log_probs_BT", "advantages_BT"), ones_11) | {
+        "mask_BT": ones_11 == 1
+    }
+    with pytest.raises(
+        ConfigError,
+        match=r"one_tensor must return \(pg_loss, pg_clipfrac, .*, and returned a Tensor",
+    ):
+        policy_loss(
+            name="own_callables:one_tensor",
+            available={**columns, "loss_agg_mode": "token-mean", "config": None},
+        )
 
 
 def test_a_module_that_ends_the_process_is_refused_with_the_key(callables: None) -> None:
-    with pytest.raises(ConfigError, match=r"algorithm.adv_estimator=own_exit:x: importing 'own_exit' raised SystemExit: 3"):
+    with pytest.raises(
+        ConfigError,
+        match=r"algorithm.adv_estimator=own_exit:x: importing 'own_exit' raised SystemExit: 3",
+    ):
         load("algorithm.adv_estimator=own_exit:x")
 
 
@@ -174,11 +196,15 @@ def test_every_key_that_takes_plug_ins_has_a_registry_and_its_choices_are_in_it(
     keys = {place: key for place, key in known_keys({}).items() if key.metadata["plug_in"]}
     assert keys.keys() == REGISTRIES.keys() == OWN.keys()
     for place, key in keys.items():
-        assert {name.removesuffix("+") for name in key.metadata["choices"]} <= REGISTRIES[place].known.keys()
+        assert {name.removesuffix("+") for name in key.metadata["choices"]} <= REGISTRIES[
+            place
+        ].known.keys()
 
 
 @pytest.mark.parametrize("place", OWN)
-def test_a_registered_name_is_found_when_its_module_is_named_and_only_then(own_names: Path, place: str) -> None:
+def test_a_registered_name_is_found_when_its_module_is_named_and_only_then(
+    own_names: Path, place: str
+) -> None:
     name, _ = OWN[place]
     with pytest.raises(UnknownNameError, match=f"Unknown {place} '{name}'"):
         load(f"{place}={name}")
@@ -193,7 +219,9 @@ def test_a_reference_is_registered_under_its_own_text(own_names: Path, place: st
 
 @pytest.mark.parametrize("place", OWN)
 @pytest.mark.parametrize("wrong", ["wants_more", "not_callable", "no_such_name"])
-def test_what_does_not_fit_its_key_is_refused_before_anything_starts(own_names: Path, place: str, wrong: str) -> None:
+def test_what_does_not_fit_its_key_is_refused_before_anything_starts(
+    own_names: Path, place: str, wrong: str
+) -> None:
     with pytest.raises(ConfigError) as caught:
         load(f"{place}=own_names:{wrong}")
     assert str(caught.value).startswith(f"{place}=own_names:{wrong}: ")
@@ -213,27 +241,48 @@ def test_a_registered_loss_keeps_its_aggregation_and_bounds_as_a_reference(own_n
 def test_a_loss_of_the_documents_form_is_known_by_its_arguments(own_names: Path) -> None:
     load("actor_rollout_ref.actor.loss=own_names:documents_loss")
     ones = torch.ones(1, 2)
-    available = {"log_probs_BT": ones, "old_log_probs_BT": ones, "advantages_BT": ones, "mask_BT": ones}
-    result = POLICY_LOSSES["own_names:documents_loss"](**available, loss_agg_mode="token-mean", config=None)
+    available = {
+        "log_probs_BT": ones,
+        "old_log_probs_BT": ones,
+        "advantages_BT": ones,
+        "mask_BT": ones,
+    }
+    result = POLICY_LOSSES["own_names:documents_loss"](
+        **available, loss_agg_mode="token-mean", config=None
+    )
     assert result.loss_BT.tolist() == [[-1.0, -1.0]]
 
 
-def test_a_rule_that_needs_rewards_is_refused_where_the_filter_comes_before_them(own_names: Path) -> None:
+def test_a_rule_that_needs_rewards_is_refused_where_the_filter_comes_before_them(
+    own_names: Path,
+) -> None:
     own = ("pipeline=embodied_srpo", "env=mujoco", "algorithm.filter.name=own_names:keep")
     config = parse_config(list(own))
-    with pytest.raises(ConfigError, match="Argument 'values_B' of filter of pipeline=embodied_srpo keep is not provided"):
+    with pytest.raises(
+        ConfigError,
+        match="Argument 'values_B' of filter of pipeline=embodied_srpo keep is not provided",
+    ):
         load_plug_ins(config, load_graph(config))
 
 
 def command(folder: Path, *words: str) -> list[dict]:
     """The rows of metrics.jsonl of `python -m siirl.train`, typed in `folder`."""
     words = (sys.executable, "-m", "siirl.train", *SMALL, *words)
-    done = subprocess.run(words, cwd=folder, env=os.environ, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        words, cwd=folder, env=os.environ, capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stderr + done.stdout
     (run,) = (folder / "outputs" / "dapo").iterdir()
     assert (run / "own.txt").read_text() == "1 3.0\n2 3.0\n"
-    (warning,) = [line for line in (run / "warnings.txt").read_text().splitlines() if "is not declared" in line]
-    assert warning.startswith("Metric 'actor/own' is not declared") and f"Warning: {warning}" in done.stdout + done.stderr
+    (warning,) = [
+        line
+        for line in (run / "warnings.txt").read_text().splitlines()
+        if "is not declared" in line
+    ]
+    assert (
+        warning.startswith("Metric 'actor/own' is not declared")
+        and f"Warning: {warning}" in done.stdout + done.stderr
+    )
     return list(read_rows(run / "metrics.jsonl"))
 
 
@@ -246,7 +295,11 @@ def assert_everything_of_the_users_own_acted(rows: list[dict]) -> None:
 
 def assigned(position: int) -> list[str]:
     """Each key that pipeline=dapo reads with its registered name (0) or reference (1)."""
-    read = {place: names[position] for place, names in OWN.items() if "critic" not in place and place != "algorithm.kl_penalty"}
+    read = {
+        place: names[position]
+        for place, names in OWN.items()
+        if "critic" not in place and place != "algorithm.kl_penalty"
+    }
     return [f"{place}={'own_names:' if position else ''}{name}" for place, name in read.items()]
 
 
@@ -259,5 +312,7 @@ def test_a_run_with_plug_ins_at_every_key(own_names: Path) -> None:
 @pytest.mark.slow
 def test_a_run_on_ray_finds_the_names_of_a_user_module_in_every_process(own_names: Path) -> None:
     own = ("user_modules=[own_names]", "env.name=own_cartpole", "env.kwargs={name: own_cartpole}")
-    rows = command(own_names, "cluster=ray", "actor_rollout_ref.actor.ppo_epochs=1", *own[:2], *assigned(0))
+    rows = command(
+        own_names, "cluster=ray", "actor_rollout_ref.actor.ppo_epochs=1", *own[:2], *assigned(0)
+    )
     assert_everything_of_the_users_own_acted(rows)

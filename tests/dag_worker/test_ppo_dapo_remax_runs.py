@@ -17,7 +17,11 @@ SMALL = (
     "actor_rollout_ref.model.options={chunk_length: 4, width: 16}",
 )  # fmt: skip
 # Random CartPole policies fall after nine or ten steps at the earliest: cut at eleven, most groups have equal returns and some have not.
-FEW_GROUPS = ("pipeline=dapo", "env.max_episode_steps=11", "actor_rollout_ref.model.options={chunk_length: 1, width: 16}")
+FEW_GROUPS = (
+    "pipeline=dapo",
+    "env.max_episode_steps=11",
+    "actor_rollout_ref.model.options={chunk_length: 1, width: 16}",
+)
 NO_GROUPS = ("pipeline=dapo", "env.max_episode_steps=8", "algorithm.filter.max_refills=2")
 
 
@@ -40,7 +44,12 @@ def same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
 def test_ppo_resumed_equals_ppo_uninterrupted_bit_for_bit_critic_included(tmp_path):
     whole = train(tmp_path / "whole", "pipeline=ppo", "trainer.total_steps=3")
     train(tmp_path / "parts", "pipeline=ppo", "trainer.total_steps=2")
-    (resumed,) = train(tmp_path / "parts", "pipeline=ppo", "trainer.total_steps=3", f"trainer.resume={tmp_path / 'parts'}")
+    (resumed,) = train(
+        tmp_path / "parts",
+        "pipeline=ppo",
+        "trainer.total_steps=3",
+        f"trainer.resume={tmp_path / 'parts'}",
+    )
     assert untimed(resumed) == untimed(whole[2])
     for engine in ("actor", "critic"):
         assert same(weights(tmp_path / "whole", 3, engine), weights(tmp_path / "parts", 3, engine))
@@ -57,13 +66,26 @@ def test_while_the_critic_warms_up_the_actor_stays_as_it_is(tmp_path):
 
 
 def test_the_actors_rate_falls_with_the_run_although_it_waited_for_the_critic(tmp_path):
-    rate = ("actor_rollout_ref.actor.optim.scheduler=linear_with_warmup", "actor_rollout_ref.actor.optim.warmup_steps=0")
-    steps = train(tmp_path, "pipeline=ppo", *rate, "trainer.total_steps=3", "trainer.critic_warmup=2")
-    assert steps[2]["actor/lr"] == pytest.approx(1e-2 * 2 / 6)  # two thirds of the run's six optimiser steps are over
+    rate = (
+        "actor_rollout_ref.actor.optim.scheduler=linear_with_warmup",
+        "actor_rollout_ref.actor.optim.warmup_steps=0",
+    )
+    steps = train(
+        tmp_path, "pipeline=ppo", *rate, "trainer.total_steps=3", "trainer.critic_warmup=2"
+    )
+    assert steps[2]["actor/lr"] == pytest.approx(
+        1e-2 * 2 / 6
+    )  # two thirds of the run's six optimiser steps are over
 
 
 def test_ppo_trains_with_the_kl_in_its_reward(tmp_path):
-    steps = train(tmp_path, "pipeline=ppo", "trainer.total_steps=2", "algorithm.use_kl_in_reward=true", "algorithm.kl_ctrl.kl_coef=0.5")
+    steps = train(
+        tmp_path,
+        "pipeline=ppo",
+        "trainer.total_steps=2",
+        "algorithm.use_kl_in_reward=true",
+        "algorithm.kl_ctrl.kl_coef=0.5",
+    )
     assert steps[0]["actor/reward_kl_penalty"] == pytest.approx(0.0, abs=1e-7)
     assert abs(steps[1]["actor/reward_kl_penalty"]) > 1e-5
     assert steps[1]["actor/updates"] == 2.0
@@ -71,22 +93,47 @@ def test_ppo_trains_with_the_kl_in_its_reward(tmp_path):
 
 def test_a_checkpoint_without_critic_is_no_start_for_ppo(tmp_path):
     train(tmp_path, "pipeline=grpo", "trainer.total_steps=1")
-    with pytest.raises(CheckpointError, match=r"expected the engines \['actor', 'critic'\], found \['actor'\]"):
+    with pytest.raises(
+        CheckpointError, match=r"expected the engines \['actor', 'critic'\], found \['actor'\]"
+    ):
         train(tmp_path, "pipeline=ppo", "trainer.total_steps=2", f"trainer.resume={tmp_path}")
 
 
 def test_a_policy_of_ones_own_without_features_is_refused_with_the_remedy(tmp_path):
-    own = ("actor_rollout_ref.model.policy=docs.examples.own_policy:make_policy", "actor_rollout_ref.model.options={width: 8}")
-    with pytest.raises(ConfigError, match="TwoLayers has no features for a critic to stand on: set its feature_size"):
+    own = (
+        "actor_rollout_ref.model.policy=docs.examples.own_policy:make_policy",
+        "actor_rollout_ref.model.options={width: 8}",
+    )
+    with pytest.raises(
+        ConfigError,
+        match="TwoLayers has no features for a critic to stand on: set its feature_size",
+    ):
         train(tmp_path, "pipeline=ppo", "trainer.total_steps=1", *own)
 
 
 @pytest.mark.slow  # a minute: 400 episodes until the pole stands four times as long
 def test_ppo_learns_cartpole(tmp_path):
-    options = ("actor_rollout_ref.model.options={chunk_length: 1, width: 32}", "env.max_episode_steps=500", "env.envs_per_server=16")
-    sizes = ("data.train_batch_size=16", "actor_rollout_ref.rollout.n=1", "actor_rollout_ref.actor.ppo_mini_batch_size=4")
-    update = ("actor_rollout_ref.actor.optim.lr=2e-3", "actor_rollout_ref.actor.ppo_epochs=4", "critic.ppo_epochs=8")
-    length = ("trainer.total_steps=25", "trainer.critic_warmup=2", "trainer.save_freq=-1", "trainer.deterministic=false")
+    options = (
+        "actor_rollout_ref.model.options={chunk_length: 1, width: 32}",
+        "env.max_episode_steps=500",
+        "env.envs_per_server=16",
+    )
+    sizes = (
+        "data.train_batch_size=16",
+        "actor_rollout_ref.rollout.n=1",
+        "actor_rollout_ref.actor.ppo_mini_batch_size=4",
+    )
+    update = (
+        "actor_rollout_ref.actor.optim.lr=2e-3",
+        "actor_rollout_ref.actor.ppo_epochs=4",
+        "critic.ppo_epochs=8",
+    )
+    length = (
+        "trainer.total_steps=25",
+        "trainer.critic_warmup=2",
+        "trainer.save_freq=-1",
+        "trainer.deterministic=false",
+    )
     steps = train(tmp_path, "pipeline=ppo", *options, *sizes, *update, *length)
     returns = [step["rollout/return"] for step in steps]
     assert sum(returns[:3]) / 3 < 30
@@ -101,7 +148,10 @@ def test_refills_end_with_a_full_step_or_at_the_bound(tmp_path):
     steps = train(tmp_path, *FEW_GROUPS, "trainer.total_steps=4")
     for step in steps:
         full = step["sampling/groups"] == 4.0
-        assert full or (step["sampling/rounds"], step["sampling/missing_groups"]) == (5.0, 4.0 - step["sampling/groups"])
+        assert full or (step["sampling/rounds"], step["sampling/missing_groups"]) == (
+            5.0,
+            4.0 - step["sampling/groups"],
+        )
         assert step["sampling/kept"] == 3 * step["sampling/groups"] == step["data/trajectories"]
         dropped = step["sampling/dropped_without_signal"] + step["sampling/dropped_surplus"]
         assert step["rollout/episodes"] == step["sampling/kept"] + dropped
@@ -111,7 +161,12 @@ def test_refills_end_with_a_full_step_or_at_the_bound(tmp_path):
 def test_dapo_resumed_equals_dapo_uninterrupted_bit_for_bit_refills_included(tmp_path):
     whole = train(tmp_path / "whole", *FEW_GROUPS, "trainer.total_steps=3")
     train(tmp_path / "parts", *FEW_GROUPS, "trainer.total_steps=2")
-    (resumed,) = train(tmp_path / "parts", *FEW_GROUPS, "trainer.total_steps=3", f"trainer.resume={tmp_path / 'parts'}")
+    (resumed,) = train(
+        tmp_path / "parts",
+        *FEW_GROUPS,
+        "trainer.total_steps=3",
+        f"trainer.resume={tmp_path / 'parts'}",
+    )
     assert untimed(resumed) == untimed(whole[2])
     assert same(weights(tmp_path / "whole", 3, "actor"), weights(tmp_path / "parts", 3, "actor"))
 
@@ -119,7 +174,11 @@ def test_dapo_resumed_equals_dapo_uninterrupted_bit_for_bit_refills_included(tmp
 def test_a_step_in_which_every_group_is_dropped_makes_no_update_and_says_so(tmp_path):
     steps = train(tmp_path, *NO_GROUPS, "trainer.total_steps=2")
     for step in steps:
-        assert (step["actor/updates"], step["sampling/groups"], step["sampling/missing_groups"]) == (0.0, 0.0, 4.0)
+        assert (
+            step["actor/updates"],
+            step["sampling/groups"],
+            step["sampling/missing_groups"],
+        ) == (0.0, 0.0, 4.0)
         assert (step["sampling/rounds"], step["rollout/episodes"]) == (3.0, 36.0)
     assert same(weights(tmp_path, 1, "actor"), weights(tmp_path, 2, "actor"))
 
@@ -130,10 +189,16 @@ def test_a_step_in_which_every_group_is_dropped_makes_no_update_and_says_so(tmp_
 def test_remax_takes_the_reward_of_a_greedy_episode_off_each_return(tmp_path):
     (step,) = train(tmp_path, "pipeline=remax", "trainer.total_steps=1", "env.max_episode_steps=8")
     # Nobody falls within eight steps: every return is 8, that of the greedy episode too.
-    assert (step["reward/baseline"], step["reward/mean_score"], step["advantage/abs_mean"]) == (8.0, 8.0, 0.0)
+    assert (step["reward/baseline"], step["reward/mean_score"], step["advantage/abs_mean"]) == (
+        8.0,
+        8.0,
+        0.0,
+    )
     assert (step["rollout/episodes"], step["actor/updates"]) == (12.0, 0.0)
 
 
 def test_remax_trains_on_one_rollout_of_a_prompt(tmp_path):
-    steps = train(tmp_path, "pipeline=remax", "trainer.total_steps=2", "actor_rollout_ref.rollout.n=1")
+    steps = train(
+        tmp_path, "pipeline=remax", "trainer.total_steps=2", "actor_rollout_ref.rollout.n=1"
+    )
     assert all(step["actor/updates"] == 2.0 and step["advantage/abs_mean"] > 0 for step in steps)

@@ -16,10 +16,14 @@ SEQUENCE = torch.tensor([[1, 1, 1, 1, 1], [0, 1, 1, 0, 0]])
 
 
 def placed(rewards: list[list[float]]) -> list[list[float]]:
-    return rewards_at_tokens(torch.tensor(rewards), mask_BT=MASK, sequence_mask=SEQUENCE, name="token_level_rewards").tolist()
+    return rewards_at_tokens(
+        torch.tensor(rewards), mask_BT=MASK, sequence_mask=SEQUENCE, name="token_level_rewards"
+    ).tolist()
 
 
-def test_a_score_at_the_last_place_of_prompt_and_response_moves_to_the_last_token_of_the_policy() -> None:
+def test_a_score_at_the_last_place_of_prompt_and_response_moves_to_the_last_token_of_the_policy() -> (
+    None
+):
     assert placed([[0, 0, 0, 0, 0.5], [0, 0, 0, 0, 0.25]]) == [[0, 0, 0.5], [0.25, 0, 0]]
 
 
@@ -28,15 +32,21 @@ def test_what_stands_at_a_prompt_a_tool_or_padding_moves_and_the_rest_stays() ->
 
 
 def test_rewards_of_the_response_that_stand_right_stay_as_they_are() -> None:
-    assert placed([[0.1, 0, 0.2], [0.3, 0, 0]]) == torch.tensor([[0.1, 0, 0.2], [0.3, 0, 0]]).tolist()
+    assert (
+        placed([[0.1, 0, 0.2], [0.3, 0, 0]]) == torch.tensor([[0.1, 0, 0.2], [0.3, 0, 0]]).tolist()
+    )
 
 
 def test_another_shape_is_refused_with_those_that_fit() -> None:
-    with pytest.raises(TensorError, match=r"token_level_rewards has shape \[2, 4\].*\[2, 3\] or \[2, 5\]"):
+    with pytest.raises(
+        TensorError, match=r"token_level_rewards has shape \[2, 4\].*\[2, 3\] or \[2, 5\]"
+    ):
         placed([[0.0] * 4, [0.0] * 4])
 
 
-def test_whole_numbers_become_fractions_and_are_warned_of_once(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_whole_numbers_become_fractions_and_are_warned_of_once(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(reward_columns, "_warned", set())
     with caplog.at_level(logging.WARNING):
         assert placed([[0, 0, 0, 0, 1], [0, 0, 0, 0, 0]]) == [[0, 0, 1.0], [0, 0, 0]]
@@ -46,7 +56,9 @@ def test_whole_numbers_become_fractions_and_are_warned_of_once(caplog: pytest.Lo
 
 
 def test_only_what_a_node_has_changed_is_looked_at() -> None:
-    before = TensorDict({"response_mask": MASK, "token_level_scores": torch.ones(2, 3)}, batch_size=[2])
+    before = TensorDict(
+        {"response_mask": MASK, "token_level_scores": torch.ones(2, 3)}, batch_size=[2]
+    )
     after = before.copy()
     after["token_level_rewards"] = torch.ones(2, 3)
     place_rewards(after, before=before)

@@ -54,8 +54,12 @@ class Domain:
 def context(*, ranks=None, share=0.5, **manager):
     config = SiiRLArguments()
     config.reward.max_failed_share = share
-    reward = TextRewardManager([(RewardPart("own:number", weight=2.0), NumberInText())], max_failed_share=share, **manager)
-    return SimpleNamespace(config=config, ranks=ranks or OneProcess(), reward=reward, domain=Domain())
+    reward = TextRewardManager(
+        [(RewardPart("own:number", weight=2.0), NumberInText())], max_failed_share=share, **manager
+    )
+    return SimpleNamespace(
+        config=config, ranks=ranks or OneProcess(), reward=reward, domain=Domain()
+    )
 
 
 def batch(*responses, first: int = 0) -> TensorDict:
@@ -70,7 +74,9 @@ def batch(*responses, first: int = 0) -> TensorDict:
             "env_return": torch.zeros(count),
             "responses": torch.zeros((count, 3), dtype=torch.int64),
             "response_mask": torch.tensor(MASK)[:count],
-            "attention_mask": torch.tensor([[1, 1, 1, 1, 0], [1, 1, 1, 0, 0], [0, 1, 1, 1, 1]])[:count],
+            "attention_mask": torch.tensor([[1, 1, 1, 1, 0], [1, 1, 1, 0, 0], [0, 1, 1, 1, 1]])[
+                :count
+            ],
         },
         batch_size=[count],
     )
@@ -78,8 +84,14 @@ def batch(*responses, first: int = 0) -> TensorDict:
 
 def test_the_weighted_score_stands_at_the_last_token():
     output = compute_reward(batch=batch("3", "5", "7"), context=context())
-    assert output.batch["token_level_scores"].tolist() == [[0.0, 6.0, 0.0], [10.0, 0.0, 0.0], [0.0, 0.0, 14.0]]
-    assert output.batch["token_level_rewards"].tolist() == output.batch["token_level_scores"].tolist()
+    assert output.batch["token_level_scores"].tolist() == [
+        [0.0, 6.0, 0.0],
+        [10.0, 0.0, 0.0],
+        [0.0, 0.0, 14.0],
+    ]
+    assert (
+        output.batch["token_level_rewards"].tolist() == output.batch["token_level_scores"].tolist()
+    )
     assert output.metrics["reward/failed"] == 0.0
 
 
@@ -87,12 +99,18 @@ def test_a_return_stands_where_it_was_earned_and_the_rest_of_the_reward_at_the_e
     """Twice the number in the text and half the return: 1 at token 0 and 3 at token 1, 4 at token 0, and nothing."""
     own, returned = RewardPart("own:number", weight=2.0), RewardPart("return", weight=0.5)
     context_ = context()
-    context_.reward = TextRewardManager([(own, NumberInText()), (returned, EnvironmentPart("return"))], max_failed_share=0.5)
+    context_.reward = TextRewardManager(
+        [(own, NumberInText()), (returned, EnvironmentPart("return"))], max_failed_share=0.5
+    )
     rows = batch("3", "5", "7")
     rows["env_rewards"] = torch.tensor([[1.0, 3.0, 0.0], [4.0, 0.0, 0.0], [0.0, 0.0, 0.0]])
     rows["env_return"] = rows["env_rewards"].sum(1)
     output = compute_reward(batch=rows, context=context_)
-    assert output.batch["token_level_scores"].tolist() == [[0.5, 1.5 + 6.0, 0.0], [2.0 + 10.0, 0.0, 0.0], [0.0, 0.0, 14.0]]
+    assert output.batch["token_level_scores"].tolist() == [
+        [0.5, 1.5 + 6.0, 0.0],
+        [2.0 + 10.0, 0.0, 0.0],
+        [0.0, 0.0, 14.0],
+    ]
     assert output.metrics["reward/mean_score"] == pytest.approx((34.0 / 3, 3.0))
 
 
@@ -102,7 +120,11 @@ def test_rewards_on_the_way_are_left_out_where_success_alone_is_the_reward():
     rows = batch("3", "5", "7")
     rows["env_rewards"] = torch.tensor([[1.0, 3.0, 0.0], [4.0, 0.0, 0.0], [0.0, 0.0, 0.0]])
     output = compute_reward(batch=rows, context=context_)
-    assert output.batch["token_level_scores"].tolist() == [[0.0, 1.0, 0.0], [0.0, 0.0, 0.0], [0.0, 0.0, 0.0]]
+    assert output.batch["token_level_scores"].tolist() == [
+        [0.0, 1.0, 0.0],
+        [0.0, 0.0, 0.0],
+        [0.0, 0.0, 0.0],
+    ]
 
 
 def test_an_estimator_of_a_whole_episodes_baseline_gets_the_whole_reward_at_the_end():
@@ -115,10 +137,16 @@ def test_an_estimator_of_a_whole_episodes_baseline_gets_the_whole_reward_at_the_
     rows["env_return"] = rows["env_rewards"].sum(1)
     for name in ("own_baseline", "remax"):
         context_ = context()
-        context_.reward = TextRewardManager([(RewardPart("return", weight=1.0), EnvironmentPart("return"))], max_failed_share=0.5)
+        context_.reward = TextRewardManager(
+            [(RewardPart("return", weight=1.0), EnvironmentPart("return"))], max_failed_share=0.5
+        )
         context_.config.algorithm.adv_estimator = name
         output = compute_reward(batch=rows.copy(), context=context_)
-        assert output.batch["token_level_scores"].tolist() == [[0.0, 4.0, 0.0], [4.0, 0.0, 0.0], [0.0, 0.0, 0.0]]
+        assert output.batch["token_level_scores"].tolist() == [
+            [0.0, 4.0, 0.0],
+            [4.0, 0.0, 0.0],
+            [0.0, 0.0, 0.0],
+        ]
 
 
 @settings(max_examples=40, deadline=None, derandomize=True)
@@ -147,7 +175,8 @@ def test_a_row_that_could_not_be_scored_is_dropped_and_counted():
 
 def test_too_many_failures_stop_the_run_with_the_first_reason():
     with pytest.raises(
-        TooManyFailures, match=r"2 of 3 samples could not be scored, .*reward.max_failed_share=0.5 .*: number: 'many' is no number"
+        TooManyFailures,
+        match=r"2 of 3 samples could not be scored, .*reward.max_failed_share=0.5 .*: number: 'many' is no number",
     ):
         compute_reward(batch=batch("3", "many", "few"), context=context())
 
@@ -161,7 +190,11 @@ def test_a_penalty_is_in_what_is_trained_on_and_not_in_the_score():
     shaped = context(overlong=lambda length_B: (-0.5 * length_B).astype("float32"))
     output = compute_reward(batch=batch("3", "5", "7"), context=shaped)
     # Tokens after the prompt of two: 2, 1 and 3.
-    assert output.batch["token_level_rewards"].tolist() == [[0.0, 5.0, 0.0], [9.5, 0.0, 0.0], [0.0, 0.0, 12.5]]
+    assert output.batch["token_level_rewards"].tolist() == [
+        [0.0, 5.0, 0.0],
+        [9.5, 0.0, 0.0],
+        [0.0, 0.0, 12.5],
+    ]
     assert output.batch["token_level_scores"].sum().item() == 30.0
     assert output.metrics["reward/penalty"] == (-1.0, 3.0)
 
@@ -177,7 +210,12 @@ def one_step(ranks, responses):
         output = compute_reward(batch=batch(*responses, first=10 * ranks.rank), context=context_)
     except TooManyFailures as error:
         return str(error)
-    return output.batch["token_level_scores"].sum().item(), len(output.batch), output.metrics["reward/failed"], context_.domain.rewards
+    return (
+        output.batch["token_level_scores"].sum().item(),
+        len(output.batch),
+        output.metrics["reward/failed"],
+        context_.domain.rewards,
+    )
 
 
 @pytest.fixture(scope="module")
@@ -186,9 +224,14 @@ def on_two_ranks():
     return run_on_ranks(of_rank, ((("1", "2", "3"), ("many",)), (("1", "2", "3"), ("many", "few"))))
 
 
-def test_a_rank_whose_every_row_failed_goes_on_without_rows_where_the_others_make_up_for_it(on_two_ranks) -> None:
+def test_a_rank_whose_every_row_failed_goes_on_without_rows_where_the_others_make_up_for_it(
+    on_two_ranks,
+) -> None:
     rewards = {"u0": 2.0, "u1": 4.0, "u2": 6.0}
-    assert [of_first[0] for of_first in on_two_ranks] == [(12.0, 3, 0.0, rewards), (0.0, 0, 1.0, rewards)]
+    assert [of_first[0] for of_first in on_two_ranks] == [
+        (12.0, 3, 0.0, rewards),
+        (0.0, 0, 1.0, rewards),
+    ]
 
 
 def test_too_many_failures_stop_every_rank_with_the_same_words(on_two_ranks) -> None:
@@ -199,9 +242,13 @@ def test_too_many_failures_stop_every_rank_with_the_same_words(on_two_ranks) -> 
 
 def test_a_graph_may_begin_with_its_prompts(tmp_path):
     file = tmp_path / "workflow.yaml"
-    file.write_text("nodes:\n  - node_id: prompts\n    node_type: DATA_LOAD\n    node_role: DEFAULT\n    dependencies: []\n")
+    file.write_text(
+        "nodes:\n  - node_id: prompts\n    node_type: DATA_LOAD\n    node_role: DEFAULT\n    dependencies: []\n"
+    )
     node = load_workflow_file(file).nodes["prompts"]
     assert node.executable is load_prompts
     loader = TaskLoader(tasks=("sums-1", "sums-2"), prompts_per_step=4, seed=0)
-    output = node.run(batch=TensorDict({}, batch_size=[0]), context=SimpleNamespace(require_loader=lambda: loader))
+    output = node.run(
+        batch=TensorDict({}, batch_size=[0]), context=SimpleNamespace(require_loader=lambda: loader)
+    )
     assert output.batch["index"].tolist() == [0, 1, 2, 3]

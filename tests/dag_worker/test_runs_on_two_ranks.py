@@ -28,7 +28,12 @@ SUMS = (
 CASES = {
     "ppo": (*SMALL, "pipeline=ppo", "trainer.critic_warmup=1"),
     "dapo": (*SMALL, "pipeline=dapo", "env.max_episode_steps=11"),
-    "dapo without a group": (*SMALL, "pipeline=dapo", "env.max_episode_steps=8", "algorithm.filter.max_refills=1"),
+    "dapo without a group": (
+        *SMALL,
+        "pipeline=dapo",
+        "env.max_episode_steps=8",
+        "algorithm.filter.max_refills=1",
+    ),
     "remax": (*SMALL, "pipeline=remax", "actor_rollout_ref.rollout.n=2"),
     "learnable": (*SUMS, "pipeline=grpo", "data.task_sampling=learnable"),
 }
@@ -51,8 +56,15 @@ def work(rank: int, folder: str) -> None:
             backend="gloo",
             run_folder=run_folder,
         )
-        steps = [(event.metrics, worker.parts.loader.state_dict()) for event in worker.run() if isinstance(event, StepDone)]
-        reported[name], streams[name] = [metrics for metrics, _ in steps], [stream for _, stream in steps]
+        steps = [
+            (event.metrics, worker.parts.loader.state_dict())
+            for event in worker.run()
+            if isinstance(event, StepDone)
+        ]
+        reported[name], streams[name] = (
+            [metrics for metrics, _ in steps],
+            [stream for _, stream in steps],
+        )
     torch.save((reported, streams), Path(folder) / f"reported_{rank}")
 
 
@@ -70,7 +82,9 @@ def reports(walks):
     return [reported for reported, _ in walks]
 
 
-pytestmark = pytest.mark.slow  # two processes that each import everything and take eleven training steps: half a minute
+pytestmark = (
+    pytest.mark.slow
+)  # two processes that each import everything and take eleven training steps: half a minute
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -93,18 +107,28 @@ def test_refills_are_asked_for_together(reports):
 
 
 def test_no_rank_waits_where_nothing_is_left(reports):
-    assert [(step["sampling/groups"], step["actor/updates"]) for step in reports[0]["dapo without a group"]] == [(0.0, 0.0)] * 2
+    assert [
+        (step["sampling/groups"], step["actor/updates"])
+        for step in reports[0]["dapo without a group"]
+    ] == [(0.0, 0.0)] * 2
 
 
 def test_greedy_baselines_of_both_ranks_count(reports):
-    assert all(step["reward/baseline"] > 8 and step["rollout/episodes"] == 8.0 for step in reports[0]["remax"])
+    assert all(
+        step["reward/baseline"] > 8 and step["rollout/episodes"] == 8.0
+        for step in reports[0]["remax"]
+    )
 
 
 def test_prompts_follow_the_success_of_both_ranks_and_both_draw_the_same_stream(walks):
     (reports, one), (_, other) = walks
     assert one["learnable"] == other["learnable"]
-    drawn, episodes = zip(*((sum(state["drawn"]), sum(state["episodes"])) for state in one["learnable"]), strict=True)
+    drawn, episodes = zip(
+        *((sum(state["drawn"]), sum(state["episodes"])) for state in one["learnable"]), strict=True
+    )
     assert drawn == (8, 16, 24)
-    assert episodes == pytest.approx((32, 32 * 1.8, 32 * (1 + 0.8 * 1.8)))  # of both ranks; those of earlier steps fade
+    assert episodes == pytest.approx(
+        (32, 32 * 1.8, 32 * (1 + 0.8 * 1.8))
+    )  # of both ranks; those of earlier steps fade
     first, *_, last = [step["data/sums-1/share"] for step in reports["learnable"]]
     assert first == 0.5 != last

@@ -51,9 +51,15 @@ def reference_of(*overrides: str, adapters: LoraArguments | None = None):
     config = parse_config([*SMALL, "pipeline=grpo", *overrides])
     model = make_language_model(config)
     model.lora = adapters  # all that is asked of the model; to make real ones takes fifteen seconds of imports
-    engine = make_engine(config, module=model, scorer=text_scorer, ranks=ONE, device=CPU, trained=True)
+    engine = make_engine(
+        config, module=model, scorer=text_scorer, ranks=ONE, device=CPU, trained=True
+    )
     actor = make_actor(config, engine=engine, horizon=6)
-    return make_text_reference(config, actor=actor, model=model, ranks=ONE, device=CPU), model, actor
+    return (
+        make_text_reference(config, actor=actor, model=model, ranks=ONE, device=CPU),
+        model,
+        actor,
+    )
 
 
 def test_without_a_kl_there_is_no_reference():
@@ -72,7 +78,9 @@ def test_under_adapters_the_reference_is_the_model_below_them_and_no_second_one(
 
 
 def test_a_reference_of_a_folder_is_a_model_of_its_own_also_under_adapters():
-    reference, model, _ = reference_of(KL, "actor_rollout_ref.ref.path=assets/tiny_lm_tools", adapters=LoraArguments(rank=4))
+    reference, model, _ = reference_of(
+        KL, "actor_rollout_ref.ref.path=assets/tiny_lm_tools", adapters=LoraArguments(rank=4)
+    )
     assert isinstance(reference, Actor)
     assert reference.engine.module is not model
 
@@ -83,7 +91,9 @@ def test_otherwise_the_reference_is_a_copy_that_nobody_trains():
     assert reference.engine.optimizer is None
     copied, trained = reference.engine.module.state_dict(), model.state_dict()
     assert all(torch.equal(copied[name], weight) for name, weight in trained.items())
-    assert not {weight.data_ptr() for weight in copied.values()} & {weight.data_ptr() for weight in trained.values()}
+    assert not {weight.data_ptr() for weight in copied.values()} & {
+        weight.data_ptr() for weight in trained.values()
+    }
 
 
 # Adapters
@@ -93,15 +103,33 @@ def test_otherwise_the_reference_is_a_copy_that_nobody_trains():
 def adapted(tmp_path_factory) -> tuple[Path, list[StepDone], list[bool]]:
     """Two steps of PPO on adapters with a KL and recomputed activations: folder, metrics, and whether the reference is the model below."""
     folder = tmp_path_factory.mktemp("adapted")
-    words = [*SMALL, "pipeline=ppo", KL, *ADAPTERS, "actor_rollout_ref.model.gradient_checkpointing=true", "trainer.total_steps=2"]
+    words = [
+        *SMALL,
+        "pipeline=ppo",
+        KL,
+        *ADAPTERS,
+        "actor_rollout_ref.model.gradient_checkpointing=true",
+        "trainer.total_steps=2",
+    ]
     config = parse_config(words)
-    worker = DAGWorker(config=config, graph=load_graph(config), rank=0, world_size=1, init_method="", backend="gloo", run_folder=folder)
+    worker = DAGWorker(
+        config=config,
+        graph=load_graph(config),
+        rank=0,
+        world_size=1,
+        init_method="",
+        backend="gloo",
+        run_folder=folder,
+    )
     steps, shared = [], []
     for event in worker.run():
         if isinstance(event, StepDone):
             steps.append(event)
             reference = worker.parts.context.reference
-            shared.append(isinstance(reference, WithoutAdapter) and reference.model is worker.parts.context.actor.engine.module)
+            shared.append(
+                isinstance(reference, WithoutAdapter)
+                and reference.model is worker.parts.context.actor.engine.module
+            )
     return folder, steps, shared
 
 
@@ -120,11 +148,20 @@ def test_the_kl_of_adapters_begins_at_zero_and_is_measured_against_the_model_bel
 @pytest.mark.slow  # as above
 def test_a_whole_run_moves_adapters_and_leaves_the_shipped_weights_as_they_are(adapted):
     folder, steps, _ = adapted
-    shipped, trained = load_file(find("assets/tiny_lm") / "model.safetensors"), actor_weights(folder, 2)
-    below = {name.replace(".base_layer.", "."): weight for name, weight in trained.items() if ".lora_" not in name}
+    shipped, trained = (
+        load_file(find("assets/tiny_lm") / "model.safetensors"),
+        actor_weights(folder, 2),
+    )
+    below = {
+        name.replace(".base_layer.", "."): weight
+        for name, weight in trained.items()
+        if ".lora_" not in name
+    }
     assert below.keys() >= shipped.keys()
     assert all(torch.equal(below[name], weight) for name, weight in shipped.items())
-    ups = [weight for name, weight in trained.items() if ".lora_B." in name]  # zeros, as peft makes them
+    ups = [
+        weight for name, weight in trained.items() if ".lora_B." in name
+    ]  # zeros, as peft makes them
     assert ups
     assert all(weight.abs().max() > 0 for weight in ups)
     assert [event.metrics["critic/updates"] for event in steps] == [1.0, 1.0]
@@ -143,19 +180,32 @@ def test_recomputed_activations_change_no_number_of_a_run(adapted, tmp_path):
 
 
 def test_a_run_stopped_in_the_middle_of_an_epoch_asks_what_it_would_have_asked(tmp_path):
-    rows = [{"question": f"What is {n} plus {n}?", "answer": f"It is #### {n + n}"} for n in range(10)]
+    rows = [
+        {"question": f"What is {n} plus {n}?", "answer": f"It is #### {n + n}"} for n in range(10)
+    ]
     (tmp_path / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    job = ("pipeline=grpo", f"data.train_files=[{tmp_path / 'train.jsonl'}]", "data.heldout_share=0", "trainer.save_rollouts=-1")
+    job = (
+        "pipeline=grpo",
+        f"data.train_files=[{tmp_path / 'train.jsonl'}]",
+        "data.heldout_share=0",
+        "trainer.save_rollouts=-1",
+    )
     train(tmp_path / "whole", *job, "trainer.total_steps=3")
     train(tmp_path / "parts", *job, "trainer.total_steps=2")
-    (resumed,) = train(tmp_path / "parts", *job, "trainer.total_steps=3", f"trainer.resume={tmp_path / 'parts'}")
-    assert resumed.metrics["data/epoch"] == pytest.approx(1.2)  # stopped with two of ten prompts of the first epoch left
+    (resumed,) = train(
+        tmp_path / "parts", *job, "trainer.total_steps=3", f"trainer.resume={tmp_path / 'parts'}"
+    )
+    assert resumed.metrics["data/epoch"] == pytest.approx(
+        1.2
+    )  # stopped with two of ten prompts of the first epoch left
 
     def asked(folder: str, step: int) -> list[str]:
         return [line["prompt"][0]["content"] for line in answers(tmp_path / folder, step)]
 
     assert asked("parts", 3) == asked("whole", 3)
-    assert len(set(asked("whole", 1)) | set(asked("whole", 2)) | set(asked("whole", 3)[:8])) == 10  # each of the epoch once
+    assert (
+        len(set(asked("whole", 1)) | set(asked("whole", 2)) | set(asked("whole", 3)[:8])) == 10
+    )  # each of the epoch once
     one, other = actor_weights(tmp_path / "parts", 3), actor_weights(tmp_path / "whole", 3)
     assert all(torch.equal(one[name], other[name]) for name in one)
 
@@ -169,26 +219,50 @@ def classifier(tmp_path) -> Path:
     from transformers import AutoTokenizer, Qwen2Config, Qwen2ForSequenceClassification
 
     tokenizer = AutoTokenizer.from_pretrained(str(find("assets/tiny_lm")))
-    sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 1}
+    sizes = {
+        "hidden_size": 16,
+        "intermediate_size": 16,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+    }
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        model = Qwen2ForSequenceClassification(Qwen2Config(vocab_size=len(tokenizer), max_position_embeddings=128, num_labels=1, **sizes))
+        model = Qwen2ForSequenceClassification(
+            Qwen2Config(
+                vocab_size=len(tokenizer), max_position_embeddings=128, num_labels=1, **sizes
+            )
+        )
     model.save_pretrained(tmp_path / "classifier")
     tokenizer.save_pretrained(tmp_path / "classifier")
     return tmp_path / "classifier"
 
 
 def test_a_run_is_rewarded_by_what_a_classifier_says_of_each_conversation(classifier, tmp_path):
-    (step,) = train(tmp_path / "run", "pipeline=grpo", "reward.name=model", f"reward_model.path={classifier}", "trainer.total_steps=1")
+    (step,) = train(
+        tmp_path / "run",
+        "pipeline=grpo",
+        "reward.name=model",
+        f"reward_model.path={classifier}",
+        "trainer.total_steps=1",
+    )
     lines = answers(tmp_path / "run", 1)
     model = load_reward_model(RewardModelArguments(path=str(classifier)), device=CPU, ranks=ONE)
     for line in lines:
-        conversation = [*line["prompt"], {"role": "assistant", "content": line["turns"][0]["content"]}]
-        ids = model.tokenizer(model.tokenizer.apply_chat_template(conversation, tokenize=False), add_special_tokens=False)["input_ids"]
+        conversation = [
+            *line["prompt"],
+            {"role": "assistant", "content": line["turns"][0]["content"]},
+        ]
+        ids = model.tokenizer(
+            model.tokenizer.apply_chat_template(conversation, tokenize=False),
+            add_special_tokens=False,
+        )["input_ids"]
         said = model.classifier(input_ids=torch.tensor([ids])).logits[0, 0].item()
         assert line["reward"] == pytest.approx(said, abs=1e-6)
     assert len({line["reward"] for line in lines}) > 4
-    assert step.metrics["reward/mean_score"] == pytest.approx(sum(line["reward"] for line in lines) / 16, abs=1e-6)
+    assert step.metrics["reward/mean_score"] == pytest.approx(
+        sum(line["reward"] for line in lines) / 16, abs=1e-6
+    )
     assert step.metrics["actor/grad_norm"] > 0
 
 
@@ -196,19 +270,30 @@ def test_a_run_is_rewarded_by_what_a_classifier_says_of_each_conversation(classi
 
 
 def test_every_agent_is_a_row_of_its_own_reward_in_the_group_of_the_question(tmp_path):
-    (step,) = train(tmp_path / "run", "pipeline=ppo", "env.kwargs.num_agents=2", "trainer.total_steps=1")
+    (step,) = train(
+        tmp_path / "run", "pipeline=ppo", "env.kwargs.num_agents=2", "trainer.total_steps=1"
+    )
     lines = answers(tmp_path / "run", 1)
-    assert step.metrics["rollout/episodes"] == len(lines) == 4 * 4 * 2  # questions, rollouts, agents
-    assert step.metrics["actor/updates"] == step.metrics["critic/updates"] == 1.0  # of four questions, as ppo_mini_batch_size says
+    assert (
+        step.metrics["rollout/episodes"] == len(lines) == 4 * 4 * 2
+    )  # questions, rollouts, agents
+    assert (
+        step.metrics["actor/updates"] == step.metrics["critic/updates"] == 1.0
+    )  # of four questions, as ppo_mini_batch_size says
     for line in lines:
         said = line["turns"][0]["content"]
         assert line["reward"] == float(line["success"]) == float(said == line["ground_truth"])
-    by_group = {group: [line for line in lines if line["group"] == group] for group in {line["group"] for line in lines}}
+    by_group = {
+        group: [line for line in lines if line["group"] == group]
+        for group in {line["group"] for line in lines}
+    }
     assert len(by_group) == 4
     for group in by_group.values():
         assert len({line["prompt"][-1]["content"] for line in group}) == 1
         episodes = {line["uid"][: -len("-a0")] for line in group}
-        assert {line["uid"] for line in group} == {f"{episode}-a{agent}" for episode in episodes for agent in (0, 1)}
+        assert {line["uid"] for line in group} == {
+            f"{episode}-a{agent}" for episode in episodes for agent in (0, 1)
+        }
         assert len(episodes) == 4
     pairs: dict[str, set[str]] = {}
     for line in lines:
@@ -219,10 +304,20 @@ def test_every_agent_is_a_row_of_its_own_reward_in_the_group_of_the_question(tmp
 # vLLM
 
 
-@pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="vLLM is not installed: make vllm")
+@pytest.mark.skipif(
+    importlib.util.find_spec("vllm") is None, reason="vLLM is not installed: make vllm"
+)
 @pytest.mark.slow  # vLLM is imported and started: fifteen seconds
 def test_vllm_acts_with_the_weights_of_the_step_before(tmp_path):
-    steps = train(tmp_path / "run", "pipeline=grpo", "rollout=vllm", "actor_rollout_ref.rollout.kv_cache_gib=0.05", "trainer.total_steps=2")
+    steps = train(
+        tmp_path / "run",
+        "pipeline=grpo",
+        "rollout=vllm",
+        "actor_rollout_ref.rollout.kv_cache_gib=0.05",
+        "trainer.total_steps=2",
+    )
     assert [event.metrics["policy/version"] for event in steps] == [1.0, 2.0]
     assert all(0 < event.metrics["rollout/log_prob_gap"] < 1e-4 for event in steps)
-    assert [{line["policy_version"] for line in answers(tmp_path / "run", step)} for step in (1, 2)] == [{0}, {1}]
+    assert [
+        {line["policy_version"] for line in answers(tmp_path / "run", step)} for step in (1, 2)
+    ] == [{0}, {1}]

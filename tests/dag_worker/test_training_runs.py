@@ -34,7 +34,9 @@ def weights(folder: Path, step: int) -> dict[str, torch.Tensor]:
 def test_a_resumed_run_equals_an_uninterrupted_one_bit_for_bit(tmp_path):
     whole = train(tmp_path / "whole", "trainer.total_steps=3")
     train(tmp_path / "parts", "trainer.total_steps=2")
-    resumed = train(tmp_path / "parts", "trainer.total_steps=3", f"trainer.resume={tmp_path / 'parts'}")
+    resumed = train(
+        tmp_path / "parts", "trainer.total_steps=3", f"trainer.resume={tmp_path / 'parts'}"
+    )
     assert [event.step for event in resumed] == [3]
     assert untimed(resumed[0].metrics) == untimed(whole[2].metrics)
     one, other = weights(tmp_path / "whole", 3), weights(tmp_path / "parts", 3)
@@ -44,7 +46,10 @@ def test_a_resumed_run_equals_an_uninterrupted_one_bit_for_bit(tmp_path):
 def test_a_run_whose_last_step_is_done_says_so(tmp_path):
     """Steps are counted in the plan already; epochs of files only the loader counts."""
     train(tmp_path / "run", "trainer.total_steps=1")
-    with pytest.raises(ConfigError, match=r"after step 1 none is left: raise trainer.total_steps=1 or trainer.total_epochs=30\."):
+    with pytest.raises(
+        ConfigError,
+        match=r"after step 1 none is left: raise trainer.total_steps=1 or trainer.total_epochs=30\.",
+    ):
         train(tmp_path / "run", "trainer.total_steps=1", f"trainer.resume={tmp_path / 'run'}")
 
 
@@ -52,13 +57,19 @@ def test_the_weights_move_and_the_policy_version_counts_optimiser_steps(tmp_path
     events = train(tmp_path / "run", "trainer.total_steps=2")
     one, two = weights(tmp_path / "run", 1), weights(tmp_path / "run", 2)
     assert any(not torch.equal(one[name], two[name]) for name in one)
-    assert events[-1].metrics["policy/version"] == sum(event.metrics["actor/updates"] for event in events) == 4
+    assert (
+        events[-1].metrics["policy/version"]
+        == sum(event.metrics["actor/updates"] for event in events)
+        == 4
+    )
 
 
 def test_without_a_flag_of_success_no_success_is_reported(tmp_path):
     """A pole that falls has not failed: only the return counts, and 0 % would be a number for what nobody measured."""
     (event,) = train(tmp_path / "run", "trainer.total_steps=1")
-    assert [name for name in event.metrics if name.endswith(("success_rate", "failure_score"))] == []
+    assert [
+        name for name in event.metrics if name.endswith(("success_rate", "failure_score"))
+    ] == []
     assert event.metrics["rollout/return"] >= 8.0
 
 
@@ -81,24 +92,49 @@ def test_a_checkpoint_has_learnt_the_tasks_of_its_start_as_well(tmp_path):
     (start / "config.json").write_text(json.dumps(description | {"notes": {"tasks": ["another"]}}))
     train(tmp_path / "further", "trainer.total_steps=1", f"actor_rollout_ref.model.path={start}")
     exported = tmp_path / "further" / "checkpoints" / "step_00000001" / "actor"
-    assert learnt_tasks(str(exported)) == ("another", *env_spec("gymnasium", id="CartPole-v1").tasks)
+    assert learnt_tasks(str(exported)) == (
+        "another",
+        *env_spec("gymnasium", id="CartPole-v1").tasks,
+    )
 
 
 def test_evaluation_is_the_same_every_time_and_not_on_training_seeds(tmp_path):
-    events = train(tmp_path / "run", "trainer.total_steps=1", "trainer.val_episodes=3", "actor_rollout_ref.actor.optim.lr=1e-12")
+    events = train(
+        tmp_path / "run",
+        "trainer.total_steps=1",
+        "trainer.val_episodes=3",
+        "actor_rollout_ref.actor.optim.lr=1e-12",
+    )
     before, after = (event.metrics["val/all/return"] for event in events)
     assert before == after
 
 
 def test_weights_that_are_not_finite_are_told_as_that(tmp_path):
-    policy = build_policy("tiny_vla", path=None, spec=env_spec("gymnasium", id="CartPole-v1"), seed=0, options={"width": 16})
+    policy = build_policy(
+        "tiny_vla",
+        path=None,
+        spec=env_spec("gymnasium", id="CartPole-v1"),
+        seed=0,
+        options={"width": 16},
+    )
     with torch.no_grad():
         next(policy.parameters()).fill_(torch.nan)
     save_policy(policy, tmp_path / "policy")
-    with pytest.raises(InvariantError, match=r"weights are not finite after 0 updates\. Before the first update: look at the weights"):
-        train(tmp_path / "run", "trainer.total_steps=1", f"actor_rollout_ref.model.path={tmp_path / 'policy'}")
+    with pytest.raises(
+        InvariantError,
+        match=r"weights are not finite after 0 updates\. Before the first update: look at the weights",
+    ):
+        train(
+            tmp_path / "run",
+            "trainer.total_steps=1",
+            f"actor_rollout_ref.model.path={tmp_path / 'policy'}",
+        )
 
 
 def test_a_gap_between_acting_and_training_stops_the_run(tmp_path):
     with pytest.raises(Exception, match="Acting and training disagree"):
-        train(tmp_path / "run", "trainer.total_steps=1", "actor_rollout_ref.rollout.max_log_prob_gap=1e-12")
+        train(
+            tmp_path / "run",
+            "trainer.total_steps=1",
+            "actor_rollout_ref.rollout.max_log_prob_gap=1e-12",
+        )

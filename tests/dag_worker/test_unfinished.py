@@ -27,7 +27,9 @@ with unfinished_folder(folder) as unfinished:
 
 def start_writer(folder: Path) -> subprocess.Popen:
     folder.mkdir(parents=True)
-    writer = subprocess.Popen([sys.executable, "-c", WRITER, str(folder)], stdout=subprocess.PIPE, text=True)
+    writer = subprocess.Popen(
+        [sys.executable, "-c", WRITER, str(folder)], stdout=subprocess.PIPE, text=True
+    )
     assert writer.stdout is not None and writer.stdout.readline() == "writing\n"
     return writer
 
@@ -64,11 +66,16 @@ def test_the_next_start_of_the_experiment_removes_it(killed: Path) -> None:
     assert list(killed.iterdir()) == []
 
 
-def test_a_start_that_resumes_from_another_experiment_removes_it_there(killed: Path, tmp_path: Path) -> None:
+def test_a_start_that_resumes_from_another_experiment_removes_it_there(
+    killed: Path, tmp_path: Path
+) -> None:
     (killed / "latest").write_text("step_00000001\n")
     (killed / "step_00000001").mkdir()
     (killed / "step_00000001" / "manifest.json").write_text("{}")
-    remove_rests(parse_config([f"trainer.resume={killed.parent}"]), tmp_path / "other" / "2026-01-02_00-00-00")
+    remove_rests(
+        parse_config([f"trainer.resume={killed.parent}"]),
+        tmp_path / "other" / "2026-01-02_00-00-00",
+    )
     assert sorted(path.name for path in killed.iterdir()) == ["latest", "step_00000001"]
 
 

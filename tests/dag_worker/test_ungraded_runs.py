@@ -39,10 +39,17 @@ def words_of(case: str, folder: Path) -> list[str]:
     """The job; its files are written below `folder`."""
     kinds, held_out = CASES[case]
     folder.mkdir(exist_ok=True)
-    rows = [kind | {"prompt": [{"role": "user", "content": f"{n}+{i}1="}]} for n in range(10, 50) for i, kind in enumerate(kinds)]
+    rows = [
+        kind | {"prompt": [{"role": "user", "content": f"{n}+{i}1="}]}
+        for n in range(10, 50)
+        for i, kind in enumerate(kinds)
+    ]
     (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     (folder / "rewards.py").write_text(REWARD)
-    files = (f"data.train_files=[{folder / 'rows.jsonl'}]", f"custom_reward_function.path={folder / 'rewards.py'}")
+    files = (
+        f"data.train_files=[{folder / 'rows.jsonl'}]",
+        f"custom_reward_function.path={folder / 'rewards.py'}",
+    )
     return [*JOB, *files, f"trainer.val_episodes={held_out}"]
 
 
@@ -52,10 +59,19 @@ def work(rank: int, folder: str) -> None:
     reported = {}
     for number, case in enumerate(CASES):
         run_folder = Path(folder) / f"{case} on two"
-        config = parse_config([*words_of(case, Path(folder) / f"files of rank {rank}"), "trainer.n_gpus_per_node=2"])
+        config = parse_config(
+            [*words_of(case, Path(folder) / f"files of rank {rank}"), "trainer.n_gpus_per_node=2"]
+        )
         run_folder.mkdir(exist_ok=True)
-        meeting = {"rank": rank, "world_size": RANKS, "init_method": f"file://{folder}/rendezvous_{number}", "backend": "gloo"}
-        worker = DAGWorker(config=config, graph=load_graph(config), run_folder=run_folder, **meeting)
+        meeting = {
+            "rank": rank,
+            "world_size": RANKS,
+            "init_method": f"file://{folder}/rendezvous_{number}",
+            "backend": "gloo",
+        }
+        worker = DAGWorker(
+            config=config, graph=load_graph(config), run_folder=run_folder, **meeting
+        )
         (event,) = [event for event in worker.run() if isinstance(event, StepDone)]
         reported[case] = event.metrics
     torch.save(reported, Path(folder) / f"reported_{rank}")
@@ -74,7 +90,12 @@ def reports(folder: Path):
     return [torch.load(folder / f"reported_{rank}") for rank in range(RANKS)]
 
 
-OF_EVERY_ROW = ("rollout/ungraded_episodes", "rollout/success_rate", "reward/mean_score", "reward/failed")
+OF_EVERY_ROW = (
+    "rollout/ungraded_episodes",
+    "rollout/success_rate",
+    "reward/mean_score",
+    "reward/failed",
+)
 
 
 @pytest.mark.slow  # two processes that each import everything: a quarter of a minute
@@ -85,7 +106,9 @@ def test_two_ranks_say_of_ungraded_rows_what_one_says(reports, folder: Path, cas
     (alone,) = run(folder / f"{case} alone", words_of(case, folder / "files"))
     held_out = [name for name in alone.metrics if name.startswith("val/")]
     told = [name for name in (*OF_EVERY_ROW, *held_out) if name in alone.metrics]
-    assert {name: one.get(name) for name in told} == pytest.approx({name: alone.metrics[name] for name in told})
+    assert {name: one.get(name) for name in told} == pytest.approx(
+        {name: alone.metrics[name] for name in told}
+    )
     assert sorted(name for name in one if name.startswith("val/")) == sorted(held_out)
     kinds, prompts = CASES[case]
     assert one["val/all/scored_episodes"] == prompts
@@ -95,12 +118,28 @@ def test_two_ranks_say_of_ungraded_rows_what_one_says(reports, folder: Path, cas
 
 
 @pytest.mark.slow  # vLLM takes ten seconds to start
-@pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="vLLM is not installed: make vllm")
+@pytest.mark.skipif(
+    importlib.util.find_spec("vllm") is None, reason="vLLM is not installed: make vllm"
+)
 def test_ungraded_rows_are_rated_by_the_reward_with_vllm_too(tmp_path: Path) -> None:
-    (event,) = run(tmp_path / "run", [*words_of("mixed", tmp_path), "rollout=vllm", "actor_rollout_ref.rollout.kv_cache_gib=0.05"])
-    judged = [row for row in read_rollouts(tmp_path / "run" / "rollouts", kind="val") if row["task"] == "judged"]
+    (event,) = run(
+        tmp_path / "run",
+        [
+            *words_of("mixed", tmp_path),
+            "rollout=vllm",
+            "actor_rollout_ref.rollout.kv_cache_gib=0.05",
+        ],
+    )
+    judged = [
+        row
+        for row in read_rollouts(tmp_path / "run" / "rollouts", kind="val")
+        if row["task"] == "judged"
+    ]
     assert {(row["success"], row["verdict"]) for row in judged} == {(None, "not graded")}
     for name, kind in (("mean_score", "sampled"), ("argmax_mean_score", "argmax")):
         rewards = [row["reward"] for row in judged if kind in row["uid"]]
-        assert (event.metrics[f"val/judged/{name}"], len(rewards)) == (pytest.approx(sum(rewards) / 3), 3)
+        assert (event.metrics[f"val/judged/{name}"], len(rewards)) == (
+            pytest.approx(sum(rewards) / 3),
+            3,
+        )
     assert event.metrics["actor/updates"] == 1.0

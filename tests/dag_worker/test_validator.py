@@ -9,7 +9,13 @@ import pytest
 from scripted_text import ByteTokenizer, ScriptedEngine
 
 from envs.base import Frames
-from siirl.dag_worker.validator import Outcome, Validator, evaluation_metrics, pass_at_k_metrics, score_metrics
+from siirl.dag_worker.validator import (
+    Outcome,
+    Validator,
+    evaluation_metrics,
+    pass_at_k_metrics,
+    score_metrics,
+)
 from siirl.data_coordinator.prompts.dataset import PromptTask
 from siirl.data_coordinator.task_stream import EpisodeTask
 from siirl.engine.reward_manager import EpisodeOutcomes, Memoryless, RewardScores
@@ -45,7 +51,9 @@ class Length(Memoryless):
 
     def score(self, outcomes: EpisodeOutcomes) -> RewardScores:
         self.asked += outcomes.index_B.tolist()
-        failed = {row: "no judge" for row, index in enumerate(outcomes.index_B) if index == self.fails_on}
+        failed = {
+            row: "no judge" for row, index in enumerate(outcomes.index_B) if index == self.fails_on
+        }
         return RewardScores(outcomes.response_length_B.astype(np.float32), failed=failed)
 
 
@@ -55,12 +63,27 @@ def make():
     rollouts = []
 
     def make(script, *, max_prompt_length=50, env=None, **settings):
-        pool = EnvPool("math", {"tasks": ["sums-1"]} | (env or {}), 1, 4, cluster="local", deadline_s=600)
-        workflow = TextWorkflow(pool=pool, tokenizer=ByteTokenizer(), max_prompt_length=max_prompt_length, max_response_length=50)
+        pool = EnvPool(
+            "math", {"tasks": ["sums-1"]} | (env or {}), 1, 4, cluster="local", deadline_s=600
+        )
+        workflow = TextWorkflow(
+            pool=pool,
+            tokenizer=ByteTokenizer(),
+            max_prompt_length=max_prompt_length,
+            max_response_length=50,
+        )
         rollouts.append(TextRollout(engine=ScriptedEngine(script), pool=pool, workflow=workflow))
         rollouts[-1].start()
-        common = {"tasks": ["sums-1"], "episodes": 5, "first_seed": 0, "record": 0, "max_failed_share": 0.05}
-        return Validator(rollout=rollouts[-1], ranks=OneProcess(), recorder=Kept(), **common | settings)
+        common = {
+            "tasks": ["sums-1"],
+            "episodes": 5,
+            "first_seed": 0,
+            "record": 0,
+            "max_failed_share": 0.05,
+        }
+        return Validator(
+            rollout=rollouts[-1], ranks=OneProcess(), recorder=Kept(), **common | settings
+        )
 
     yield make
     for rollout in rollouts:
@@ -87,10 +110,16 @@ def test_accuracy_with_counts_and_every_generation_is_handed_on(make):
 
 
 def test_held_out_questions_are_other_ones_than_those_of_training_and_the_same_each_time(make):
-    heldout, training = make(right, options={"split": "heldout"}), make(right, options={"split": "train"})
+    heldout, training = (
+        make(right, options={"split": "heldout"}),
+        make(right, options={"split": "train"}),
+    )
     for validator in (heldout, heldout, training):
         validator.evaluate(step=0)
-    first, second = ([question(r) for r in heldout.rollout.engine.requests[part]] for part in (slice(0, 5), slice(5, 10)))
+    first, second = (
+        [question(r) for r in heldout.rollout.engine.requests[part]]
+        for part in (slice(0, 5), slice(5, 10))
+    )
     assert sorted(first) == sorted(second)
     assert not set(first) & {question(r) for r in training.rollout.engine.requests}
 
@@ -118,7 +147,11 @@ def test_several_samples_of_a_prompt_draw_apart_and_give_pass_at_k(make):
     validator = make(lambda request: right(request) if request.seed[2] == 1 else "-1", samples=4)
     metrics = validator.evaluate(step=0)
     requests = validator.rollout.engine.requests
-    assert len({request.seed for request in requests}) == len({request.uid for request in requests}) == 20
+    assert (
+        len({request.seed for request in requests})
+        == len({request.uid for request in requests})
+        == 20
+    )
     assert metrics["val/all/success_rate"] == (0.25, 20.0)
     assert metrics["val/sums-1/pass_at_2"] == (pytest.approx(0.5), 5.0)
     assert metrics["val/sums-1/pass_at_4"] == (1.0, 5.0)
@@ -134,12 +167,21 @@ class Filmed(RolloutWorkflow):
     async def arun_episode(self, engine, data):
         async with self.pool.slot() as slot:
             await slot.reset(seed=data.seed, options={"task": data.task})
-            there = [sum(array() is not None for array in arrays) for arrays in (self.pictures, self.frames)]
+            there = [
+                sum(array() is not None for array in arrays)
+                for arrays in (self.pictures, self.frames)
+            ]
             self.most = tuple(map(max, zip(self.most, there, strict=True)))
             picture, frame = np.zeros((1, 8, 8, 3), np.uint8), np.zeros((1, 8, 8, 3), np.uint8)
             self.pictures.append(weakref.ref(picture))
             self.frames.append(weakref.ref(frame))
-            row = {"uid": data.uid, "index": data.group_id, "task_name": data.task, "complete": True, "env_return": 1.0}
+            row = {
+                "uid": data.uid,
+                "index": data.group_id,
+                "task_name": data.task,
+                "complete": True,
+                "env_return": 1.0,
+            }
             film = {RECORDER_STREAM: Frames(frame, (0,))} if data.record else {}
         return Trajectory(row=row | {"pixel_values": picture}, frames=film)
 
@@ -152,7 +194,9 @@ class Shown(Kept):
         self.uids = []
 
     def write(self, rewards):
-        self.uids += [trajectory.row["uid"] for _, _, trajectory in self.trajectories if trajectory.frames]
+        self.uids += [
+            trajectory.row["uid"] for _, _, trajectory in self.trajectories if trajectory.frames
+        ]
         self.trajectories = []
 
 
@@ -162,18 +206,30 @@ def test_pictures_of_episodes_that_are_over_are_let_go_and_each_video_is_made_on
     validator.rollout.workflow, validator.recorder = Filmed(validator.rollout.pool), Shown()
     assert validator.evaluate(step=0)["val/all/successes"] == 20.0
     assert max(validator.rollout.workflow.most) <= 4
-    assert sorted(validator.recorder.uids) == [f"val-000000-sampled-{number:06d}" for number in range(12)]
+    assert sorted(validator.recorder.uids) == [
+        f"val-000000-sampled-{number:06d}" for number in range(12)
+    ]
 
 
 def test_prompts_of_files_are_asked_by_their_row(make):
-    row = {"data_source": "a/b", "prompt": [{"role": "user", "content": "1+1="}], "reward_model": {"style": "whole", "ground_truth": "2"}}
-    prompts = [PromptTask(task="a_b", task_id=0, trial_id=9, seed=0, group_id=0, prompt_row=json.dumps(row))]
+    row = {
+        "data_source": "a/b",
+        "prompt": [{"role": "user", "content": "1+1="}],
+        "reward_model": {"style": "whole", "ground_truth": "2"},
+    }
+    prompts = [
+        PromptTask(
+            task="a_b", task_id=0, trial_id=9, seed=0, group_id=0, prompt_row=json.dumps(row)
+        )
+    ]
     metrics = make(right, prompts=prompts).evaluate(step=0)
     assert metrics["val/a_b/success_rate"] == (1.0, 1.0)
 
 
 def test_too_many_failed_episodes_stop_the_run(make):
-    with pytest.raises(TooManyFailures, match=r"5 of 5 episodes .* more than data\.max_prompt_length=3"):
+    with pytest.raises(
+        TooManyFailures, match=r"5 of 5 episodes .* more than data\.max_prompt_length=3"
+    ):
         make(right, max_prompt_length=3).evaluate(step=0)
 
 
@@ -190,7 +246,14 @@ def prompts_of(*rows):
     """A prompt of a file for each row: what is 1+1?"""
     asked = [row | {"prompt": [{"role": "user", "content": "1+1="}]} for row in rows]
     return [
-        PromptTask(task=row["data_source"], task_id=0, trial_id=i, seed=i, group_id=i, prompt_row=json.dumps(row))
+        PromptTask(
+            task=row["data_source"],
+            task_id=0,
+            trial_id=i,
+            seed=i,
+            group_id=i,
+            prompt_row=json.dumps(row),
+        )
         for i, row in enumerate(asked)
     ]
 
@@ -203,11 +266,16 @@ def by_number(request):
 def test_rows_without_a_grade_alone_are_rated_by_the_reward_and_have_no_success(make):
     """Answers of 2, 3 and 4 tokens, the last to a row that is graded (`222` is not 2)."""
     reward = Length()
-    validator = make(by_number, prompts=prompts_of(JUDGED, JUDGED, GRADED), env={"ungraded": True}, reward=reward)
+    validator = make(
+        by_number, prompts=prompts_of(JUDGED, JUDGED, GRADED), env={"ungraded": True}, reward=reward
+    )
     metrics = validator.evaluate(step=0)
     assert sorted(reward.asked) == [0, 1]
     assert (metrics["val/judged/mean_score"], metrics["val/all/mean_score"]) == (2.5, 2.5)
-    assert (metrics["val/all/score_std"], metrics["val/all/scored_episodes"]) == (pytest.approx(0.5**0.5), 2.0)
+    assert (metrics["val/all/score_std"], metrics["val/all/scored_episodes"]) == (
+        pytest.approx(0.5**0.5),
+        2.0,
+    )
     assert (metrics["val/judged/ungraded_episodes"], metrics["val/all/episodes"]) == (2.0, 1.0)
     assert "val/judged/success_rate" not in metrics
     assert "val/sums/scored_episodes" not in metrics
@@ -216,22 +284,36 @@ def test_rows_without_a_grade_alone_are_rated_by_the_reward_and_have_no_success(
 
 def test_where_every_held_out_row_has_a_grade_the_reward_is_asked_nothing(make):
     reward = Length()
-    metrics = make(by_number, prompts=prompts_of(GRADED), env={"ungraded": True}, reward=reward).evaluate(step=0)
+    metrics = make(
+        by_number, prompts=prompts_of(GRADED), env={"ungraded": True}, reward=reward
+    ).evaluate(step=0)
     assert (reward.asked, metrics["val/all/episodes"]) == ([], 1.0)
     assert not [name for name in metrics if "score" in name]
 
 
 def test_an_episode_that_the_reward_cannot_score_is_counted_and_in_no_mean(make):
-    asked = {"prompts": prompts_of(JUDGED, JUDGED), "env": {"ungraded": True}, "reward": Length(fails_on=1)}
+    asked = {
+        "prompts": prompts_of(JUDGED, JUDGED),
+        "env": {"ungraded": True},
+        "reward": Length(fails_on=1),
+    }
     metrics = make(by_number, **asked, max_unscored_share=0.5).evaluate(step=0, greedy=True)
-    assert (metrics["val/judged/argmax_mean_score"], metrics["val/judged/argmax_scored_episodes"]) == (2.0, 1.0)
+    assert (
+        metrics["val/judged/argmax_mean_score"],
+        metrics["val/judged/argmax_scored_episodes"],
+    ) == (2.0, 1.0)
     assert metrics["val/judged/argmax_unscored_episodes"] == 1.0
-    with pytest.raises(TooManyFailures, match=r"1 of 2 samples could not be scored, .*reward\.max_failed_share=0\.4.* no judge"):
+    with pytest.raises(
+        TooManyFailures,
+        match=r"1 of 2 samples could not be scored, .*reward\.max_failed_share=0\.4.* no judge",
+    ):
         make(by_number, **asked, max_unscored_share=0.4).evaluate(step=0)
 
 
 def test_an_empty_share_of_a_rank_is_scored_to_nothing(make):
-    metrics = make(right, prompts=list[EpisodeTask](), env={"ungraded": True}, reward=Length()).evaluate(step=0)
+    metrics = make(
+        right, prompts=list[EpisodeTask](), env={"ungraded": True}, reward=Length()
+    ).evaluate(step=0)
     assert metrics == {"env/failed_episodes": 0.0}
 
 
@@ -252,7 +334,9 @@ def outcomes(**successes):
 
 
 def test_sources_are_counted_apart():
-    metrics = evaluation_metrics(outcomes(a1="10", a2="0", b1="1"), greedy=False, reports_success=True)
+    metrics = evaluation_metrics(
+        outcomes(a1="10", a2="0", b1="1"), greedy=False, reports_success=True
+    )
     assert metrics["val/a/success_rate"] == (pytest.approx(1 / 3), 3.0)
     assert metrics["val/b/success_rate"] == (1.0, 1.0)
     assert metrics["val/all/success_rate"] == (0.5, 4.0)
@@ -267,14 +351,20 @@ def test_pass_at_k_is_a_mean_over_prompts_and_leaves_out_those_with_too_few_samp
 
 def test_a_source_name_with_a_slash_stays_one_part_of_the_metrics_name():
     found = [Outcome(prompt=0, task="openai/gsm8k", success=True, env_return=1.0)]
-    assert "val/openai_gsm8k/success_rate" in evaluation_metrics(found, greedy=False, reports_success=True)
+    assert "val/openai_gsm8k/success_rate" in evaluation_metrics(
+        found, greedy=False, reports_success=True
+    )
 
 
-@pytest.mark.parametrize(("samples", "successes", "k"), [(6, 0, 3), (6, 2, 3), (6, 6, 3), (5, 1, 1), (4, 2, 4)])
+@pytest.mark.parametrize(
+    ("samples", "successes", "k"), [(6, 0, 3), (6, 2, 3), (6, 6, 3), (5, 1, 1), (4, 2, 4)]
+)
 def test_pass_at_k_is_the_share_of_all_sets_with_a_right_answer(samples, successes, k):
     answers = [1] * successes + [0] * (samples - successes)
     sets = list(itertools.combinations(answers, k))
-    assert pass_at_k(samples=samples, successes=successes, k=k) == pytest.approx(sum(map(any, sets)) / len(sets))
+    assert pass_at_k(samples=samples, successes=successes, k=k) == pytest.approx(
+        sum(map(any, sets)) / len(sets)
+    )
 
 
 @pytest.mark.parametrize(("samples", "successes", "k"), [(4, 5, 1), (4, 1, 5), (4, 1, 0)])

@@ -8,7 +8,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from siirl.data_coordinator.balance import get_seqlen_balanced_partitions, micro_batches_by_budget, spread
+from siirl.data_coordinator.balance import (
+    get_seqlen_balanced_partitions,
+    micro_batches_by_budget,
+    spread,
+)
 from siirl.errors import ConfigError
 
 LENGTHS = st.lists(st.integers(0, 5000), max_size=60)
@@ -27,7 +31,10 @@ def plain_karmarkar_karp(lengths, count):
 
 def test_hand_checked_example():
     """8+7 against 6+5+4 is the only even cut of 30 into two."""
-    assert get_seqlen_balanced_partitions([8, 7, 6, 5, 4], 2, equal_size=False) == [[0, 1], [2, 3, 4]]
+    assert get_seqlen_balanced_partitions([8, 7, 6, 5, 4], 2, equal_size=False) == [
+        [0, 1],
+        [2, 3, 4],
+    ]
 
 
 def test_hand_checked_example_of_equal_sizes():
@@ -57,7 +64,9 @@ def test_every_row_is_in_one_part(lengths, count):
 
 @given(st.integers(1, 8), st.integers(0, 8), st.data())
 def test_equal_sizes_are_equal(count, size, data):
-    lengths = data.draw(st.lists(st.integers(0, 5000), min_size=count * size, max_size=count * size))
+    lengths = data.draw(
+        st.lists(st.integers(0, 5000), min_size=count * size, max_size=count * size)
+    )
     parts = get_seqlen_balanced_partitions(lengths, count, equal_size=True)
     assert [len(part) for part in parts] == [size] * count
     assert sorted(row for part in parts for row in part) == list(range(len(lengths)))
@@ -67,21 +76,29 @@ def test_equal_sizes_are_equal(count, size, data):
 def test_the_heaviest_part_is_bounded(lengths, count):
     """No part exceeds the mean by more than the longest row."""
     parts = get_seqlen_balanced_partitions(lengths, count, equal_size=False)
-    assert max(sum(lengths[row] for row in part) for part in parts) <= sum(lengths) / count + max(lengths)
+    assert max(sum(lengths[row] for row in part) for part in parts) <= sum(lengths) / count + max(
+        lengths
+    )
 
 
 @pytest.mark.parametrize("seed", range(20))
 def test_spread_is_no_worse_than_karmarkar_karp(seed):
     generator = np.random.default_rng(seed)
     count = int(generator.integers(2, 17))
-    lengths = np.clip(generator.lognormal(6, 1, int(generator.integers(count, 300))), 1, 8192).astype(int).tolist()
+    lengths = (
+        np.clip(generator.lognormal(6, 1, int(generator.integers(count, 300))), 1, 8192)
+        .astype(int)
+        .tolist()
+    )
     parts = get_seqlen_balanced_partitions(lengths, count, equal_size=False)
     assert spread(parts, lengths) <= plain_karmarkar_karp(lengths, count)
 
 
 def test_same_lengths_give_the_same_parts():
     lengths = np.random.default_rng(0).integers(1, 4096, 500).tolist()
-    assert get_seqlen_balanced_partitions(lengths, 7, False) == get_seqlen_balanced_partitions(list(lengths), 7, False)
+    assert get_seqlen_balanced_partitions(lengths, 7, False) == get_seqlen_balanced_partitions(
+        list(lengths), 7, False
+    )
 
 
 @pytest.mark.parametrize(("rows", "count", "limit_s"), [(99_328, 1024, 2.0), (4_992, 64, 0.25)])

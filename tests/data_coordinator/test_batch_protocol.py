@@ -11,7 +11,12 @@ from siirl.errors import InvariantError
 
 def batch(uids, responses):
     return TensorDict(
-        {"uid": NonTensorStack(*uids), "responses": torch.tensor(responses), "index": torch.arange(len(uids))}, batch_size=[len(uids)]
+        {
+            "uid": NonTensorStack(*uids),
+            "responses": torch.tensor(responses),
+            "index": torch.arange(len(uids)),
+        },
+        batch_size=[len(uids)],
     )
 
 
@@ -22,7 +27,9 @@ def test_rows_are_chosen_by_position_in_the_order_given():
 
 
 def test_rows_are_chosen_by_a_mask():
-    assert list(select_rows(batch("abc", [[1], [2], [3]]), torch.tensor([True, False, True]))["uid"]) == ["a", "c"]
+    assert list(
+        select_rows(batch("abc", [[1], [2], [3]]), torch.tensor([True, False, True]))["uid"]
+    ) == ["a", "c"]
 
 
 def test_chosen_rows_have_memory_of_their_own():
@@ -63,7 +70,14 @@ def test_joining_nothing_is_refused():
 def test_prompts_meet_responses_when_joined():
     def text(prompt, response):
         ids = torch.tensor([prompt + response])
-        return TensorDict({"prompts": torch.tensor([prompt]), "responses": torch.tensor([response]), "input_ids": ids}, batch_size=[1])
+        return TensorDict(
+            {
+                "prompts": torch.tensor([prompt]),
+                "responses": torch.tensor([response]),
+                "input_ids": ids,
+            },
+            batch_size=[1],
+        )
 
     joined = concat([text([1], [2, 3]), text([4, 5], [6])])
     assert np.array_equal(joined["input_ids"], [[0, 1, 2, 3], [4, 5, 6, 0]])

@@ -27,7 +27,13 @@ def infos(*uids, tokens=1, **values):
 
 
 def put(coordinator, *uids, key=KEY, source=0, sources=None, tokens=1, **values):
-    return coordinator.put_batch(key, infos(*uids, tokens=tokens, **values), [f"ref-{uid}" for uid in uids], source=source, sources=sources)
+    return coordinator.put_batch(
+        key,
+        infos(*uids, tokens=tokens, **values),
+        [f"ref-{uid}" for uid in uids],
+        source=source,
+        sources=sources,
+    )
 
 
 def uids(lease):
@@ -61,7 +67,9 @@ def test_filter_reads_metadata_and_leaves_the_rest_in_place():
     put(coordinator, "old", policy_version=1)
     put(coordinator, "new", policy_version=2)
     put(coordinator, "newer", policy_version=3)
-    lease = coordinator.get_batch(KEY, count=2, holder="w", filter_plugin=lambda info: info.dict_info["policy_version"] >= 2)
+    lease = coordinator.get_batch(
+        KEY, count=2, holder="w", filter_plugin=lambda info: info.dict_info["policy_version"] >= 2
+    )
     assert uids(lease) == ["new", "newer"]
     assert uids(coordinator.get_batch(KEY, count=1, holder="w")) == ["old"]
 
@@ -82,7 +90,10 @@ def two_sources(coordinator, *, key=KEY, prefix=""):
     """Rank 0 puts samples of 8, 5 and 1 tokens, rank 1 of 7, 6 and 3."""
     for source, lengths in enumerate([(8, 5, 1), (7, 6, 3)]):
         names = [f"{prefix}{length}" for length in lengths]
-        samples = [SampleInfo(sum_tokens=length, uid=name) for length, name in zip(lengths, names, strict=True)]
+        samples = [
+            SampleInfo(sum_tokens=length, uid=name)
+            for length, name in zip(lengths, names, strict=True)
+        ]
         coordinator.put_batch(key, samples, names, source=source, sources=2)
 
 
@@ -109,7 +120,11 @@ def test_partition_of_one_step_is_never_handed_out_for_another():
     two_sources(coordinator, key=QueueKey("actor_train", 7), prefix="seven-")
     two_sources(coordinator, key=QueueKey("actor_train", 8), prefix="eight-")
     two_sources(coordinator, key=QueueKey("critic_train", 7), prefix="critic-")
-    for key, prefix in ((QueueKey("critic_train", 7), "critic-"), (KEY, "seven-"), (QueueKey("actor_train", 8), "eight-")):
+    for key, prefix in (
+        (QueueKey("critic_train", 7), "critic-"),
+        (KEY, "seven-"),
+        (QueueKey("actor_train", 8), "eight-"),
+    ):
         for rank in range(2):
             lease = coordinator.get_partition(key, PartitionRequest(2), rank=rank)
             assert all(uid.startswith(prefix) for uid in uids(lease)), (key, uids(lease))
@@ -120,8 +135,18 @@ def test_result_does_not_depend_on_which_rank_was_faster():
     for order in ((0, 1), (1, 0)):
         coordinator = DataCoordinator()
         for source in order:
-            put(coordinator, *(f"{source}-{number}" for number in range(5)), source=source, sources=2)
-        results.append([uids(coordinator.get_partition(KEY, PartitionRequest(2), rank=rank)) for rank in range(2)])
+            put(
+                coordinator,
+                *(f"{source}-{number}" for number in range(5)),
+                source=source,
+                sources=2,
+            )
+        results.append(
+            [
+                uids(coordinator.get_partition(KEY, PartitionRequest(2), rank=rank))
+                for rank in range(2)
+            ]
+        )
     assert results[0] == results[1]
 
 
@@ -129,7 +154,10 @@ def test_ranks_keep_what_they_made_where_the_work_allows():
     coordinator = DataCoordinator()
     put(coordinator, "a", "b", source=1, sources=2)
     put(coordinator, "c", "d", source=0, sources=2)
-    kept = {rank: uids(coordinator.get_partition(KEY, PartitionRequest(2), rank=rank)) for rank in range(2)}
+    kept = {
+        rank: uids(coordinator.get_partition(KEY, PartitionRequest(2), rank=rank))
+        for rank in range(2)
+    }
     assert len(kept[0]) == len(kept[1]) == 2
     assert sum(uid in "cd" for uid in kept[0]) >= 1
     assert sum(uid in "ab" for uid in kept[1]) >= 1
@@ -141,7 +169,10 @@ def test_equal_counts_leave_the_youngest_over_for_the_next_step():
     request = PartitionRequest(2, equal_counts=True)
     leases = [coordinator.get_partition(KEY, request, rank=rank) for rank in range(2)]
     assert sorted(uid for lease in leases for uid in uids(lease)) == ["a", "b"]
-    assert [(info.uid, info.dict_info["policy_version"]) for info, _, _ in coordinator.leftovers("actor_train")] == [("c", 7)]
+    assert [
+        (info.uid, info.dict_info["policy_version"])
+        for info, _, _ in coordinator.leftovers("actor_train")
+    ] == [("c", 7)]
 
     following = QueueKey("actor_train", 8)
     put(coordinator, "d", key=following, sources=1, policy_version=8)
@@ -162,7 +193,11 @@ def test_a_step_waits_for_what_the_one_before_leaves_over():
 
 def test_groups_stay_together():
     coordinator = DataCoordinator()
-    samples = [SampleInfo(sum_tokens=5, uid=f"{group}-{number}", dict_info={"index": group}) for number in range(3) for group in range(4)]
+    samples = [
+        SampleInfo(sum_tokens=5, uid=f"{group}-{number}", dict_info={"index": group})
+        for number in range(3)
+        for group in range(4)
+    ]
     coordinator.put_batch(KEY, samples, [info.uid for info in samples], sources=1)
     request = PartitionRequest(2, equal_counts=True, keep_groups=True)
     parts = [uids(coordinator.get_partition(KEY, request, rank=rank)) for rank in range(2)]
@@ -182,9 +217,19 @@ def test_rejected_samples_are_left_over_and_can_be_discarded():
     coordinator = DataCoordinator()
     put(coordinator, "stale", sources=2, source=0, policy_version=1)
     put(coordinator, "fresh", sources=2, source=1, policy_version=6)
-    lease = coordinator.get_partition(KEY, PartitionRequest(1), rank=0, filter_plugin=lambda info: info.dict_info["policy_version"] > 5)
+    lease = coordinator.get_partition(
+        KEY,
+        PartitionRequest(1),
+        rank=0,
+        filter_plugin=lambda info: info.dict_info["policy_version"] > 5,
+    )
     assert uids(lease) == ["fresh"]
-    assert coordinator.discard_leftovers("actor_train", lambda info: info.dict_info["policy_version"] < 3) == 1
+    assert (
+        coordinator.discard_leftovers(
+            "actor_train", lambda info: info.dict_info["policy_version"] < 3
+        )
+        == 1
+    )
     assert coordinator.leftovers("actor_train") == []
 
 
@@ -213,7 +258,10 @@ def test_rank_that_has_acknowledged_gets_nothing_twice():
     coordinator = DataCoordinator()
     two_sources(coordinator)
     coordinator.acknowledge(coordinator.get_partition(KEY, PartitionRequest(2), rank=0).lease_id)
-    with pytest.raises(InvariantError, match="Rank 0 has taken and acknowledged its part of node 'actor_train', step 7"):
+    with pytest.raises(
+        InvariantError,
+        match="Rank 0 has taken and acknowledged its part of node 'actor_train', step 7",
+    ):
         coordinator.get_partition(KEY, PartitionRequest(2), rank=0)
 
 
@@ -236,9 +284,18 @@ def test_finished_step_is_forgotten():
     coordinator = DataCoordinator()
     two_sources(coordinator)
     for rank in range(2):
-        coordinator.acknowledge(coordinator.get_partition(KEY, PartitionRequest(2), rank=rank).lease_id)
+        coordinator.acknowledge(
+            coordinator.get_partition(KEY, PartitionRequest(2), rank=rank).lease_id
+        )
     assert coordinator.missing_sources(KEY) is None
-    assert coordinator.stats() == {"put": 6, "waiting": 0, "left_over": 0, "leased": 0, "acknowledged": 6, "discarded": 0}
+    assert coordinator.stats() == {
+        "put": 6,
+        "waiting": 0,
+        "left_over": 0,
+        "leased": 0,
+        "acknowledged": 6,
+        "discarded": 0,
+    }
 
 
 # Leases
@@ -340,7 +397,9 @@ def test_oldest_step_is_never_blocked_by_ranks_that_are_ahead():
 def test_sample_is_queued_once():
     coordinator = DataCoordinator()
     put(coordinator, "a")
-    with pytest.raises(InvariantError, match="Sample 'a' was put twice for node 'actor_train', step 7"):
+    with pytest.raises(
+        InvariantError, match="Sample 'a' was put twice for node 'actor_train', step 7"
+    ):
         put(coordinator, "a")
 
 
@@ -386,5 +445,9 @@ def test_cost_does_not_depend_on_what_else_is_queued():
 
     crowded = DataCoordinator()
     for step in range(100):
-        put(crowded, *(f"{step}-{number}" for number in range(2000)), key=QueueKey(f"node-{step}", step))
+        put(
+            crowded,
+            *(f"{step}-{number}" for number in range(2000)),
+            key=QueueKey(f"node-{step}", step),
+        )
     assert seconds(crowded) < 3 * seconds(DataCoordinator())

@@ -45,13 +45,17 @@ class Coordinator(RuleBasedStateMachine):
 
     @rule(source=st.integers(0, SOURCES - 1), count=st.integers(0, 9))
     def put_for_step(self, source, count):
-        if self.put(QueueKey("divided", self.next_step[source]), count, source=source, sources=SOURCES):
+        if self.put(
+            QueueKey("divided", self.next_step[source]), count, source=source, sources=SOURCES
+        ):
             self.next_step[source] += 1
 
     @rule(count=st.integers(1, 5), holder=st.sampled_from("xyz"), odd_only=st.booleans())
     def take_from_stream(self, count, holder, odd_only):
         accepts = (lambda info: int(info.uid.split("-")[1]) % 2 == 1) if odd_only else None
-        lease = self.coordinator.get_batch(QueueKey("stream", 0), count=count, holder=holder, filter_plugin=accepts)
+        lease = self.coordinator.get_batch(
+            QueueKey("stream", 0), count=count, holder=holder, filter_plugin=accepts
+        )
         if lease is not None:
             assert len(lease.infos) == count
             assert accepts is None or all(accepts(info) for info in lease.infos)
@@ -67,7 +71,11 @@ class Coordinator(RuleBasedStateMachine):
             self.hold(lease)
 
     def parts_used(self):
-        return {(lease.key.step, int(lease.holder)): True for lease in self.used if lease.key.node == "divided"}
+        return {
+            (lease.key.step, int(lease.holder)): True
+            for lease in self.used
+            if lease.key.node == "divided"
+        }
 
     def hold(self, lease):
         self.leases[lease.lease_id] = lease
@@ -82,7 +90,9 @@ class Coordinator(RuleBasedStateMachine):
     @rule(holder=st.sampled_from([*"xyz", *map(str, range(RANKS))]))
     def die(self, holder):
         self.coordinator.release(holder)
-        self.leases = {lease_id: lease for lease_id, lease in self.leases.items() if lease.holder != holder}
+        self.leases = {
+            lease_id: lease for lease_id, lease in self.leases.items() if lease.holder != holder
+        }
 
     @rule()
     def time_passes_until_all_leases_expire(self):
@@ -104,7 +114,14 @@ class Coordinator(RuleBasedStateMachine):
     def no_sample_is_lost(self):
         stats = self.coordinator.stats()
         assert stats["put"] == sum(map(len, self.accepted.values()))
-        assert stats["put"] == stats["waiting"] + stats["left_over"] + stats["leased"] + stats["acknowledged"] + stats["discarded"]
+        assert (
+            stats["put"]
+            == stats["waiting"]
+            + stats["left_over"]
+            + stats["leased"]
+            + stats["acknowledged"]
+            + stats["discarded"]
+        )
         assert stats["leased"] == sum(len(lease.refs) for lease in self.leases.values())
         assert stats["acknowledged"] == sum(len(lease.refs) for lease in self.used)
 

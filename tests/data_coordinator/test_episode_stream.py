@@ -7,7 +7,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from siirl.data_coordinator.sample import Sample, Samples2Dict
-from siirl.data_coordinator.task_stream import FIRST_TRAINING_SEED, LOADER_COLUMNS, EpisodeTask, TaskLoader, evaluation_tasks, training_seed
+from siirl.data_coordinator.task_stream import (
+    FIRST_TRAINING_SEED,
+    LOADER_COLUMNS,
+    EpisodeTask,
+    TaskLoader,
+    evaluation_tasks,
+    training_seed,
+)
 from siirl.errors import CheckpointError, ConfigError
 
 TASKS = ("reach-v3", "door-open-v3", "drawer-open-v3")
@@ -18,18 +25,30 @@ def loader(**options):
 
 
 def test_a_step_is_balanced_over_tasks():
-    assert Counter(task.task for task in loader().next_step()) == {"reach-v3": 2, "door-open-v3": 2, "drawer-open-v3": 2}
+    assert Counter(task.task for task in loader().next_step()) == {
+        "reach-v3": 2,
+        "door-open-v3": 2,
+        "drawer-open-v3": 2,
+    }
 
 
 def test_weights_give_tasks_more_and_fewer_prompts():
     stream = loader(weights=(4, 2, 0))
     for _ in range(5):
-        assert Counter(task.task for task in stream.next_step()) == {"reach-v3": 4, "door-open-v3": 2}
+        assert Counter(task.task for task in stream.next_step()) == {
+            "reach-v3": 4,
+            "door-open-v3": 2,
+        }
 
 
 def test_trials_of_a_weighted_task_count_its_prompts():
     stream = loader(weights=(4, 2, 0))
-    trials = [task.trial_id for _ in range(3) for task in stream.next_step() if task.task == "door-open-v3"]
+    trials = [
+        task.trial_id
+        for _ in range(3)
+        for task in stream.next_step()
+        if task.task == "door-open-v3"
+    ]
     assert trials == [0, 1, 2, 3, 4, 5]
 
 
@@ -40,13 +59,17 @@ def test_equal_weights_change_nothing():
 def test_state_of_other_weights_is_refused_and_one_without_weights_is_of_equal_ones():
     old = {name: value for name, value in loader().state_dict().items() if name != "weights"}
     loader().load_state_dict(old)
-    with pytest.raises(CheckpointError, match=r"has weights=\[1, 1, 1\], and this run has \[4, 2, 0\]"):
+    with pytest.raises(
+        CheckpointError, match=r"has weights=\[1, 1, 1\], and this run has \[4, 2, 0\]"
+    ):
         loader(weights=(4, 2, 0)).load_state_dict(old)
 
 
 def test_trials_count_the_prompts_of_a_task():
     stream = loader()
-    trials = [task.trial_id for _ in range(2) for task in stream.next_step() if task.task == "reach-v3"]
+    trials = [
+        task.trial_id for _ in range(2) for task in stream.next_step() if task.task == "reach-v3"
+    ]
     assert trials == [0, 1, 2, 3]
 
 
@@ -85,7 +108,9 @@ def test_evaluation_seeds_are_below_all_training_seeds(offset, episodes):
 
 @pytest.mark.parametrize(("offset", "episodes"), [(999_999, 2), (-1, 5), (0, 0)])
 def test_evaluation_seeds_out_of_range_are_refused(offset, episodes):
-    with pytest.raises(ConfigError, match=f"trainer.val_episodes={episodes} from trainer.val_seed_offset={offset}"):
+    with pytest.raises(
+        ConfigError, match=f"trainer.val_episodes={episodes} from trainer.val_seed_offset={offset}"
+    ):
         evaluation_tasks(tasks=TASKS, episodes_per_task=episodes, seed_offset=offset)
 
 
@@ -109,7 +134,13 @@ def test_resumed_stream_goes_on_at_another_number_of_ranks(before, after, steps)
     for stream in resumed:
         stream.load_state_dict(interrupted.state_dict())
     for step in expected:
-        assert sorted((task for stream in resumed for task in stream.next_step()), key=lambda task: task.group_id) == step
+        assert (
+            sorted(
+                (task for stream in resumed for task in stream.next_step()),
+                key=lambda task: task.group_id,
+            )
+            == step
+        )
 
 
 def test_a_refill_takes_the_next_prompts():
@@ -127,9 +158,15 @@ def test_state_of_another_stream_is_refused(options):
 
 def test_ranks_share_an_evaluation():
     whole = evaluation_tasks(tasks=TASKS, episodes_per_task=5)
-    shares = [evaluation_tasks(tasks=TASKS, episodes_per_task=5, rank=rank, ranks=2) for rank in range(2)]
+    shares = [
+        evaluation_tasks(tasks=TASKS, episodes_per_task=5, rank=rank, ranks=2) for rank in range(2)
+    ]
     assert [len(share) for share in shares] == [8, 7]
-    assert {task.group_id for share in shares for task in share} == {task.group_id for task in whole} == set(range(15))
+    assert (
+        {task.group_id for share in shares for task in share}
+        == {task.group_id for task in whole}
+        == set(range(15))
+    )
 
 
 def test_prompts_make_a_batch():
@@ -140,7 +177,13 @@ def test_prompts_make_a_batch():
 
 def test_columns_of_a_prompt():
     task = EpisodeTask(task="reach-v3", task_id=0, trial_id=4, seed=1_000_007, group_id=12)
-    assert task.columns() == {"index": 12, "task_name": "reach-v3", "task_id": 0, "trial_id": 4, "seed": 1_000_007}
+    assert task.columns() == {
+        "index": 12,
+        "task_name": "reach-v3",
+        "task_id": 0,
+        "trial_id": 4,
+        "seed": 1_000_007,
+    }
 
 
 @pytest.mark.parametrize(
@@ -149,7 +192,10 @@ def test_columns_of_a_prompt():
         ({"tasks": ()}, "at least one task"),
         ({"tasks": "reach-v3"}, "must be a list"),
         ({"tasks": ("a", "a")}, "names a task twice"),
-        ({"prompts_per_step": 1, "ranks": 2}, "data.train_batch_size=1 gives some of the 2 ranks no prompt"),
+        (
+            {"prompts_per_step": 1, "ranks": 2},
+            "data.train_batch_size=1 gives some of the 2 ranks no prompt",
+        ),
         ({"rank": 2, "ranks": 2}, "rank 2 of 2"),
     ],
 )

@@ -12,7 +12,9 @@ from siirl.data_coordinator.task_stream import TaskLoader
 from siirl.errors import CheckpointError
 
 TASKS = ("reach", "door-open", "drawer-open")
-COUNTS = st.tuples(st.integers(0, 100), st.integers(0, 100)).map(lambda pair: (min(pair), max(pair)))
+COUNTS = st.tuples(st.integers(0, 100), st.integers(0, 100)).map(
+    lambda pair: (min(pair), max(pair))
+)
 OUTCOMES = st.lists(st.dictionaries(st.sampled_from(TASKS), COUNTS), max_size=4)
 
 
@@ -36,13 +38,17 @@ def test_before_anything_was_seen_tasks_have_the_same_share():
 def test_a_task_at_a_half_has_more_prompts_than_one_that_is_nearly_solved():
     half, solved, solved_too = shown(loader(), reach=50, door_open=95, drawer_open=95).shares()
     assert solved == pytest.approx(solved_too)
-    assert (half - ALIKE / 3) / (solved - ALIKE / 3) == pytest.approx(0.25 / 0.0475, rel=0.05)  # a little less: rates are smoothed
+    assert (half - ALIKE / 3) / (solved - ALIKE / 3) == pytest.approx(
+        0.25 / 0.0475, rel=0.05
+    )  # a little less: rates are smoothed
 
 
 def test_a_solved_task_keeps_some_prompts_and_gets_them_back_when_it_falls():
     stream = shown(loader(), reach=100, door_open=50, drawer_open=50)
     assert ALIKE / 3 < stream.shares()[0] < ALIKE / 3 + 0.01
-    assert shown(stream, reach=50, door_open=50, drawer_open=50).shares()[0] == pytest.approx(1 / 3, rel=0.05)
+    assert shown(stream, reach=50, door_open=50, drawer_open=50).shares()[0] == pytest.approx(
+        1 / 3, rel=0.05
+    )
 
 
 @given(OUTCOMES, st.sampled_from([(), (4, 2, 0), (0, 1, 3)]), st.integers(1, 40))
@@ -86,14 +92,20 @@ def test_resumed_stream_goes_on_at_another_number_of_ranks(before, after, steps,
 
 def test_seeds_never_repeat_and_trials_count_the_prompts_of_a_task():
     stream = loader()
-    drawn = [task for _ in range(20) for task in shown(stream, reach=5, door_open=50, drawer_open=95).next_step()]
+    drawn = [
+        task
+        for _ in range(20)
+        for task in shown(stream, reach=5, door_open=50, drawer_open=95).next_step()
+    ]
     assert len({task.seed for task in drawn}) == len({task.group_id for task in drawn}) == 240
     for name in TASKS:
         trials = [task.trial_id for task in drawn if task.task == name]
         assert trials == list(range(len(trials)))
 
 
-@pytest.mark.parametrize(("kind", "other"), [(LearnableTaskLoader, TaskLoader), (TaskLoader, LearnableTaskLoader)])
+@pytest.mark.parametrize(
+    ("kind", "other"), [(LearnableTaskLoader, TaskLoader), (TaskLoader, LearnableTaskLoader)]
+)
 def test_state_of_the_other_sampling_is_refused(kind, other):
     options = {"tasks": TASKS, "prompts_per_step": 12, "seed": 1}
     with pytest.raises(CheckpointError, match="has task_sampling="):

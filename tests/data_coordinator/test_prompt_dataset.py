@@ -20,7 +20,13 @@ from envs.math.question_sources import FileQuestions
 from envs.prompt_files import PromptRow, write_prompts
 from envs.registry import env_spec
 from envs.text import message
-from siirl.data_coordinator.prompts import PartitionedRLHFDataset, PromptLoader, build_index, check_lengths, open_prompt_files
+from siirl.data_coordinator.prompts import (
+    PartitionedRLHFDataset,
+    PromptLoader,
+    build_index,
+    check_lengths,
+    open_prompt_files,
+)
 from siirl.data_coordinator.prompts.dataset import Prompts, task_name
 from siirl.data_coordinator.sample import Sample, Samples2Dict
 from siirl.errors import CheckpointError, ConfigError, InvariantError, MissingAssetError
@@ -35,7 +41,9 @@ def encode(messages):
 
 
 def row(text: str, *, source: str = "sums", truth: str = "1", **extra) -> PromptRow:
-    return PromptRow(data_source=source, prompt=(message("user", text),), ground_truth=truth, extra_info=extra)
+    return PromptRow(
+        data_source=source, prompt=(message("user", text),), ground_truth=truth, extra_info=extra
+    )
 
 
 def rows(count: int = ROWS, **options) -> list[PromptRow]:
@@ -47,14 +55,20 @@ def files(tmp_path_factory):
     """The same 23 rows as jsonl, and as parquet in row groups of 5."""
     folder = tmp_path_factory.mktemp("prompts")
     write_prompts(folder / "train.jsonl", rows())
-    table = pyarrow.Table.from_pylist([{**entry.as_columns(), "extra_info": {"n": 1}} for entry in rows()])
+    table = pyarrow.Table.from_pylist(
+        [{**entry.as_columns(), "extra_info": {"n": 1}} for entry in rows()]
+    )
     parquet.write_table(table, folder / "train.parquet", row_group_size=5)
     return folder
 
 
 def arguments(*train, val=(), **options) -> DataArguments:
     defaults = {"train_batch_size": 6, "max_prompt_length": 100, "heldout_share": 0.0, "seed": 3}
-    return DataArguments(train_files=tuple(map(str, train)), val_files=tuple(map(str, val)), **{**defaults, **options})
+    return DataArguments(
+        train_files=tuple(map(str, train)),
+        val_files=tuple(map(str, val)),
+        **{**defaults, **options},
+    )
 
 
 def loader(*train, **options) -> PromptLoader:
@@ -75,15 +89,24 @@ def loader_for(env: str, path: Path) -> PromptLoader:
     [
         ("math", {"style": "model"}, "reward_model.style 'model' is not graded here"),
         ("tools", {"style": "countdown", "ground_truth": "24"}, "countdown"),
-        ("sandbox", {"ground_truth": "not tests"}, "reward_model.ground_truth must be the tests as JSON"),
+        (
+            "sandbox",
+            {"ground_truth": "not tests"},
+            "reward_model.ground_truth must be the tests as JSON",
+        ),
     ],
 )
 @pytest.mark.parametrize(("name", "place"), [("train.jsonl", "line 2"), ("train.parquet", "row 1")])
-def test_a_row_that_the_environment_cannot_ask_is_refused_with_its_place(tmp_path, env, bad, told, name, place):
+def test_a_row_that_the_environment_cannot_ask_is_refused_with_its_place(
+    tmp_path, env, bad, told, name, place
+):
     tests = json.dumps({"inputs": ["1", "2"], "outputs": ["1", "2"]})
     right = row("right", truth=tests if env == "sandbox" else "1")
     path = written(tmp_path, [right, dataclasses.replace(right, **bad)], name=name)
-    with pytest.raises(ConfigError, match=f"{re.escape(str(path))}, {place}: .*{re.escape(told)}.*Correct the row, or take it out"):
+    with pytest.raises(
+        ConfigError,
+        match=f"{re.escape(str(path))}, {place}: .*{re.escape(told)}.*Correct the row, or take it out",
+    ):
         loader_for(env, path)
     assert len(loader_for(env, written(tmp_path, [right], name=f"right_{name}")).draw(1)) == 1
 
@@ -95,7 +118,9 @@ def test_a_row_that_the_environment_cannot_ask_is_refused_with_its_place(tmp_pat
 def test_an_epoch_asks_every_prompt_once(files, name):
     prompts = loader(files / name).draw(ROWS)
     assert sorted(prompt.trial_id for prompt in prompts) == list(range(ROWS))
-    assert [json.loads(prompt.prompt_row)["reward_model"]["ground_truth"] for prompt in prompts] == [str(p.trial_id) for p in prompts]
+    assert [
+        json.loads(prompt.prompt_row)["reward_model"]["ground_truth"] for prompt in prompts
+    ] == [str(p.trial_id) for p in prompts]
 
 
 def test_each_epoch_has_an_order_of_its_own(files):
@@ -122,7 +147,9 @@ def test_groups_are_numbered_and_seeded_through_all_epochs(files):
 
 
 def test_prompts_become_a_batch_with_their_row_as_text(files):
-    batch = Samples2Dict([Sample(prompt.columns()) for prompt in loader(files / "train.jsonl").next_step()])
+    batch = Samples2Dict(
+        [Sample(prompt.columns()) for prompt in loader(files / "train.jsonl").next_step()]
+    )
     assert set(batch.keys()) == {"index", "task_name", "task_id", "trial_id", "seed", "prompt_row"}
     assert json.loads(batch["prompt_row"][0])["data_source"] == "sums"
 
@@ -136,7 +163,10 @@ def test_processes_that_read_ahead_read_the_same(files):
 def test_several_files_are_one(files, tmp_path):
     more = written(tmp_path, [row("another question", source="other/source")])
     stream = loader(files / "train.parquet", more)
-    assert Counter(prompt.task for prompt in stream.draw(ROWS + 1)) == {"sums": ROWS, "other_source": 1}
+    assert Counter(prompt.task for prompt in stream.draw(ROWS + 1)) == {
+        "sums": ROWS,
+        "other_source": 1,
+    }
 
 
 def test_reading_takes_no_number_from_torchs_own_generator(files):
@@ -156,10 +186,14 @@ def prompts_of(files) -> Prompts:
 
 
 def at(prompts: Prompts, *, rank: int, ranks: int, batch: int) -> PromptLoader:
-    return PromptLoader(PartitionedRLHFDataset(prompts, seed=3, rank=rank, ranks=ranks), prompts_per_step=batch)
+    return PromptLoader(
+        PartitionedRLHFDataset(prompts, seed=3, rank=rank, ranks=ranks), prompts_per_step=batch
+    )
 
 
-@settings(derandomize=True, deadline=None)  # it reads files, which takes as long as the machine lets it
+@settings(
+    derandomize=True, deadline=None
+)  # it reads files, which takes as long as the machine lets it
 @given(
     before=st.integers(1, 5),
     after=st.integers(1, 5),
@@ -167,12 +201,16 @@ def at(prompts: Prompts, *, rank: int, ranks: int, batch: int) -> PromptLoader:
     other_batch=st.integers(5, 30),
     draws=st.lists(st.integers(1, 40), max_size=4),
 )
-def test_resumed_at_another_number_of_ranks_the_order_is_that_of_an_uninterrupted_run(shared, before, after, batch, other_batch, draws):
+def test_resumed_at_another_number_of_ranks_the_order_is_that_of_an_uninterrupted_run(
+    shared, before, after, batch, other_batch, draws
+):
     taken: list[tuple[int, int]] = []
 
     def draw(loaders, count):
         parts = [each.draw(count) if count else each.next_step() for each in loaders]
-        taken.extend(sorted((prompt.group_id, prompt.trial_id) for part in parts for prompt in part))
+        taken.extend(
+            sorted((prompt.group_id, prompt.trial_id) for part in parts for prompt in part)
+        )
         assert max(map(len, parts)) - min(map(len, parts)) <= 1
 
     loaders = [at(shared, rank=rank, ranks=before, batch=batch) for rank in range(before)]
@@ -197,7 +235,9 @@ def shared(files):
 def test_a_rank_reads_its_own_rows_alone(shared, monkeypatch):
     read: list[int] = []
     original = shared.files.read
-    monkeypatch.setattr(shared.files, "read", lambda numbers: read.extend(numbers) or original(numbers))
+    monkeypatch.setattr(
+        shared.files, "read", lambda numbers: read.extend(numbers) or original(numbers)
+    )
     own = at(shared, rank=1, ranks=4, batch=8).next_step()
     assert [prompt.group_id for prompt in own] == [1, 5]
     assert len(read) == -(-ROWS // 4)  # its quarter of the epoch, ahead of what it was asked for
@@ -207,7 +247,13 @@ def test_ranks_share_the_reading_and_know_the_same(files):
     opened = open_prompt_files([str(files / "train.parquet")], key="data.train_files")
     parts: list = []
     for rank in range(3):
-        build_index(opened, encode=encode, rank=rank, ranks=3, gather=lambda part: parts.append(part) or [part])
+        build_index(
+            opened,
+            encode=encode,
+            rank=rank,
+            ranks=3,
+            gather=lambda part: parts.append(part) or [part],
+        )
     assert [len(part.lengths) for part in parts] == [7, 8, 8]
     together = build_index(opened, encode=encode, rank=2, ranks=3, gather=lambda part: parts)
     alone = build_index(opened, encode=encode)
@@ -222,15 +268,25 @@ def test_a_bad_row_of_one_rank_stops_every_rank_with_the_same_words(tmp_path):
     (tmp_path / "train.jsonl").write_text("\n".join([*lines[:3], json.dumps(broken)]))
     opened = open_prompt_files([str(tmp_path / "train.jsonl")], key="data.train_files")
     parts: list = []
-    build_index(opened, encode=encode, rank=0, ranks=2, gather=lambda part: parts.append(part) or [part])
+    build_index(
+        opened, encode=encode, rank=0, ranks=2, gather=lambda part: parts.append(part) or [part]
+    )
     with pytest.raises(ConfigError, match="ground_truth"):
-        build_index(opened, encode=encode, rank=1, ranks=2, gather=lambda part: parts.append(part) or [part])
-    with pytest.raises(ConfigError, match=r"line 4: reward_model.ground_truth must be text or a finite number, got None. Correct the row"):
+        build_index(
+            opened, encode=encode, rank=1, ranks=2, gather=lambda part: parts.append(part) or [part]
+        )
+    with pytest.raises(
+        ConfigError,
+        match=r"line 4: reward_model.ground_truth must be text or a finite number, got None. Correct the row",
+    ):
         build_index(opened, encode=encode, rank=0, ranks=2, gather=lambda part: parts)
 
 
 def test_fewer_prompts_a_step_than_ranks_are_refused(shared):
-    with pytest.raises(ConfigError, match=r"data.train_batch_size=3 gives some of the 4 ranks no prompt. Use at least 4"):
+    with pytest.raises(
+        ConfigError,
+        match=r"data.train_batch_size=3 gives some of the 4 ranks no prompt. Use at least 4",
+    ):
         at(shared, rank=0, ranks=4, batch=3)
 
 
@@ -274,24 +330,36 @@ def test_what_is_left_out_is_said(uneven, caplog):
 
 
 def test_no_prompt_short_enough_is_refused_with_the_shortest(uneven):
-    with pytest.raises(ConfigError, match=r"longer than data.max_prompt_length=2 tokens \(the shortest has 3\): raise it"):
+    with pytest.raises(
+        ConfigError,
+        match=r"longer than data.max_prompt_length=2 tokens \(the shortest has 3\): raise it",
+    ):
         loader(uneven, max_prompt_length=2)
 
 
 def test_prompts_and_responses_that_the_model_cannot_hold_are_refused():
     check_lengths(max_prompt_length=100, max_response_length=28, model_length=128)
     with pytest.raises(
-        ConfigError, match=r"=101 \+ data.max_response_length=28 = 129 tokens, and the model holds 128: make them smaller by 1"
+        ConfigError,
+        match=r"=101 \+ data.max_response_length=28 = 129 tokens, and the model holds 128: make them smaller by 1",
     ):
         check_lengths(max_prompt_length=101, max_response_length=28, model_length=128)
 
 
 def test_the_share_that_is_held_out_is_the_one_of_env_math(files):
     stream = loader(files / "train.jsonl", heldout_share=0.3)
-    held = {json.loads(p.prompt_row)["prompt"][0]["content"] for p in stream.evaluation_prompts(prompts_per_source=ROWS)}
+    held = {
+        json.loads(p.prompt_row)["prompt"][0]["content"]
+        for p in stream.evaluation_prompts(prompts_per_source=ROWS)
+    }
     questions = FileQuestions([str(files / "train.jsonl")], tasks=None, heldout_share=0.3)
-    theirs = {questions.draw("sums", split="heldout", seed=seed).prompt[0]["content"] for seed in range(200)}
-    trained = {json.loads(p.prompt_row)["prompt"][0]["content"] for p in stream.draw(len(stream.dataset))}
+    theirs = {
+        questions.draw("sums", split="heldout", seed=seed).prompt[0]["content"]
+        for seed in range(200)
+    }
+    trained = {
+        json.loads(p.prompt_row)["prompt"][0]["content"] for p in stream.draw(len(stream.dataset))
+    }
     assert held == theirs
     assert held and not held & trained
     assert len(held | trained) == ROWS
@@ -302,15 +370,22 @@ def test_a_question_of_the_validation_files_is_not_trained_on(tmp_path):
     val = written(tmp_path, [row("asked twice"), row("held out")], name="val.jsonl")
     stream = loader(train, val=[val])
     assert stream.metrics()["data/prompts_also_held_out"] == 1.0
-    assert [json.loads(prompt.prompt_row)["prompt"][0]["content"] for prompt in stream.draw(1)] == ["asked once"]
+    assert [json.loads(prompt.prompt_row)["prompt"][0]["content"] for prompt in stream.draw(1)] == [
+        "asked once"
+    ]
     assert len(stream.evaluation_prompts(prompts_per_source=10)) == 2
 
 
 def test_training_prompts_that_differ_from_a_held_out_one_in_case_or_blanks_are_counted(tmp_path):
-    train = written(tmp_path, [row("How  many Eggs?"), row("How many legs?"), row("3-2"), row("how many eggs?")])
+    train = written(
+        tmp_path, [row("How  many Eggs?"), row("How many legs?"), row("3-2"), row("how many eggs?")]
+    )
     val = written(tmp_path, [row("how many eggs?"), row("3+2")], name="val.jsonl")
     counts = loader(train, val=[val]).metrics()
-    assert (counts["data/prompts_also_held_out"], counts["data/prompts_nearly_held_out"]) == (1.0, 1.0)
+    assert (counts["data/prompts_also_held_out"], counts["data/prompts_nearly_held_out"]) == (
+        1.0,
+        1.0,
+    )
 
 
 def test_nothing_left_to_train_on_is_refused(tmp_path):
@@ -321,16 +396,28 @@ def test_nothing_left_to_train_on_is_refused(tmp_path):
 
 def test_evaluation_asks_the_same_prompts_of_each_source_whoever_asks(tmp_path):
     train = written(tmp_path, [row("train")])
-    val = written(tmp_path, [*rows(9, source="a"), *(row(f"other {n}", source="b") for n in range(2))], name="val.jsonl")
+    val = written(
+        tmp_path,
+        [*rows(9, source="a"), *(row(f"other {n}", source="b") for n in range(2))],
+        name="val.jsonl",
+    )
     alone = loader(train, val=[val]).evaluation_prompts(prompts_per_source=3)
     assert Counter(prompt.task for prompt in alone) == {"a": 3, "b": 2}
-    shared_out = [loader(train, val=[val], seed=9).evaluation_prompts(prompts_per_source=3, rank=rank, ranks=2) for rank in range(2)]
+    shared_out = [
+        loader(train, val=[val], seed=9).evaluation_prompts(
+            prompts_per_source=3, rank=rank, ranks=2
+        )
+        for rank in range(2)
+    ]
     assert sorted((p for part in shared_out for p in part), key=lambda p: p.group_id) == alone
     assert [prompt.seed for prompt in alone] == [0, 1, 2, 3, 4]
 
 
 def test_an_evaluation_without_held_out_prompts_is_refused(files):
-    with pytest.raises(ConfigError, match=r"no prompt is held out: give data.val_files, a larger data.heldout_share"):
+    with pytest.raises(
+        ConfigError,
+        match=r"no prompt is held out: give data.val_files, a larger data.heldout_share",
+    ):
         loader(files / "train.jsonl").evaluation_prompts(prompts_per_source=3)
 
 
@@ -343,7 +430,10 @@ def test_no_file_is_refused():
 
 
 def test_a_file_that_is_not_there_is_refused():
-    with pytest.raises(MissingAssetError, match=r"^data.train_files: There is no file .*no_such.parquet to read prompts from"):
+    with pytest.raises(
+        MissingAssetError,
+        match=r"^data.train_files: There is no file .*no_such.parquet to read prompts from",
+    ):
         loader("no_such.parquet")
 
 
@@ -356,17 +446,27 @@ def test_a_file_named_twice_is_refused(files):
 def test_an_empty_file_is_refused(tmp_path, name):
     if name.endswith("parquet"):
         parquet.write_table(
-            pyarrow.Table.from_pylist([entry.as_columns() | {"extra_info": None} for entry in rows(1)]).slice(0, 0), tmp_path / name
+            pyarrow.Table.from_pylist(
+                [entry.as_columns() | {"extra_info": None} for entry in rows(1)]
+            ).slice(0, 0),
+            tmp_path / name,
         )
     else:
         (tmp_path / name).write_text("\n")
-    with pytest.raises(ConfigError, match=f"{name} has no rows. Remove it from the list, or fill it"):
+    with pytest.raises(
+        ConfigError, match=f"{name} has no rows. Remove it from the list, or fill it"
+    ):
         loader(tmp_path / name)
 
 
 def test_a_missing_column_is_refused_with_those_that_are_there(tmp_path):
-    (tmp_path / "train.jsonl").write_text(json.dumps({"data_sources": "a", "prompt": [], "reward_model": {}}))
-    with pytest.raises(ConfigError, match=r"has no column 'data_source'. Did you mean 'data_sources'\? It has: data_sources, prompt"):
+    (tmp_path / "train.jsonl").write_text(
+        json.dumps({"data_sources": "a", "prompt": [], "reward_model": {}})
+    )
+    with pytest.raises(
+        ConfigError,
+        match=r"has no column 'data_source'. Did you mean 'data_sources'\? It has: data_sources, prompt",
+    ):
         loader(tmp_path / "train.jsonl")
 
 
@@ -383,8 +483,15 @@ def test_what_is_wrong_with_held_out_files_is_told_with_their_own_key(files, tmp
         loader(right, val=[broken])
     with pytest.raises(MissingAssetError, match=r"^data.val_files: There is no file .*none.jsonl"):
         loader(right, val=[tmp_path / "none.jsonl"])
-    unanswered = written(tmp_path, [row("one"), dataclasses.replace(row("two"), ground_truth=None)], name="unanswered.jsonl")
-    with pytest.raises(ConfigError, match=rf"^data.val_files: {unanswered}, line 2: reward_model.ground_truth must be text"):
+    unanswered = written(
+        tmp_path,
+        [row("one"), dataclasses.replace(row("two"), ground_truth=None)],
+        name="unanswered.jsonl",
+    )
+    with pytest.raises(
+        ConfigError,
+        match=rf"^data.val_files: {unanswered}, line 2: reward_model.ground_truth must be text",
+    ):
         loader(right, val=[unanswered])
 
 
@@ -393,14 +500,17 @@ def test_a_ground_truth_that_is_none_is_refused_with_its_row(tmp_path):
     content[1]["reward_model"]["ground_truth"] = None
     parquet.write_table(pyarrow.Table.from_pylist(content), tmp_path / "train.parquet")
     with pytest.raises(
-        ConfigError, match=r"^data.train_files: .*train.parquet, row 1: reward_model.ground_truth must be text or a .*, got None"
+        ConfigError,
+        match=r"^data.train_files: .*train.parquet, row 1: reward_model.ground_truth must be text or a .*, got None",
     ):
         loader(tmp_path / "train.parquet")
 
 
 def test_sources_that_metrics_cannot_tell_apart_are_refused(tmp_path):
     train = written(tmp_path, [row("one", source="open/ai"), row("two", source="open_ai")])
-    with pytest.raises(ConfigError, match=r"'open/ai' and 'open_ai' would both be called 'open_ai'"):
+    with pytest.raises(
+        ConfigError, match=r"'open/ai' and 'open_ai' would both be called 'open_ai'"
+    ):
         loader(train)
     assert task_name("openai/gsm8k") == "openai_gsm8k"
 
@@ -409,12 +519,19 @@ def test_a_file_that_changes_while_the_run_lasts_stops_it(tmp_path):
     train = written(tmp_path, rows(4))
     stream = loader(train)
     train.write_text(train.read_text().replace("question 002", "question 999"))
-    with pytest.raises(InvariantError, match=r"data.train_files: row 2 of .*train.jsonl holds another question than when the run began"):
+    with pytest.raises(
+        InvariantError,
+        match=r"data.train_files: row 2 of .*train.jsonl holds another question than when the run began",
+    ):
         stream.draw(4)
 
 
 @pytest.mark.parametrize(
-    ("change", "named"), [({"seed": 4}, "seed=3, and this run has 4"), ({"heldout_share": 0.3}, "prompts=23, and this run has")]
+    ("change", "named"),
+    [
+        ({"seed": 4}, "seed=3, and this run has 4"),
+        ({"heldout_share": 0.3}, "prompts=23, and this run has"),
+    ],
 )
 def test_a_checkpoint_of_another_stream_is_refused(files, change, named):
     state = loader(files / "train.jsonl").state_dict()
@@ -423,7 +540,13 @@ def test_a_checkpoint_of_another_stream_is_refused(files, change, named):
 
 
 def test_a_checkpoint_of_other_questions_is_refused(files, tmp_path):
-    other = written(tmp_path, [dataclasses.replace(entry, prompt=(message("user", f"no {n}"),)) for n, entry in enumerate(rows())])
+    other = written(
+        tmp_path,
+        [
+            dataclasses.replace(entry, prompt=(message("user", f"no {n}"),))
+            for n, entry in enumerate(rows())
+        ],
+    )
     with pytest.raises(CheckpointError, match="questions="):
         loader(other).load_state_dict(loader(files / "train.jsonl").state_dict())
 
@@ -454,14 +577,20 @@ def test_a_big_file_is_never_in_memory(tmp_path, name):
     write_big_file(tmp_path / name, count=200_000, characters=1000)
     command, root = [sys.executable, "-c", MEASURE, str(tmp_path / name)], Path(__file__).parents[2]
     answer = subprocess.run(command, cwd=root, stdout=subprocess.PIPE, text=True, check=True)
-    assert float(answer.stdout) < 100  # MiB more than before, of 191 MiB of text; measured: 29 and 68
+    assert (
+        float(answer.stdout) < 100
+    )  # MiB more than before, of 191 MiB of text; measured: 29 and 68
 
 
 def write_big_file(path, *, count: int, characters: int) -> None:
     """One row group of text that does not compress, written piece by piece."""
     generator = np.random.default_rng(0)
     pieces = (
-        [row(generator.bytes(characters // 2).hex()).as_columns() | {"extra_info": None} for _ in range(1000)] for _ in range(count // 1000)
+        [
+            row(generator.bytes(characters // 2).hex()).as_columns() | {"extra_info": None}
+            for _ in range(1000)
+        ]
+        for _ in range(count // 1000)
     )
     if path.suffix == ".jsonl":
         with path.open("w") as stream:

@@ -23,7 +23,10 @@ TIMEOUT_S = 120.0
 def rows_of(rank, lengths):
     """A batch of rank `rank`: row number r has `lengths[r]` tokens, each 10 x rank + r."""
     rows = len(lengths)
-    mask_BT = (torch.arange(max(lengths, default=1)) < torch.tensor(lengths, dtype=torch.long).reshape(rows, 1)).long()
+    mask_BT = (
+        torch.arange(max(lengths, default=1))
+        < torch.tensor(lengths, dtype=torch.long).reshape(rows, 1)
+    ).long()
     return TensorDict(
         {
             "uid": NonTensorStack(*[f"{rank}-{row}" for row in range(rows)]),
@@ -41,13 +44,17 @@ class Worker:
     def join(self, coordinator, rank, ranks, timeout_s, equal_counts):
         self.rank = rank
         request = PartitionRequest(ranks, equal_counts=equal_counts)
-        self.exchange = RayRedistribution(coordinator, rank=rank, ranks=ranks, request=request, timeout_s=timeout_s)
+        self.exchange = RayRedistribution(
+            coordinator, rank=rank, ranks=ranks, request=request, timeout_s=timeout_s
+        )
         return os.getpid()
 
     def redistribute(self, lengths, step):
         """Sum of the tokens by row, and the width that rows were padded to."""
         batch = self.exchange.redistribute(rows_of(self.rank, lengths), node=NODE, step=step)
-        return dict(zip(batch.get("uid").tolist(), batch["responses"].sum(dim=1).tolist(), strict=True)), batch["responses"].shape[1]
+        return dict(
+            zip(batch.get("uid").tolist(), batch["responses"].sum(dim=1).tolist(), strict=True)
+        ), batch["responses"].shape[1]
 
     def acknowledge(self):
         self.exchange.acknowledge()
@@ -62,7 +69,13 @@ class Worker:
 @pytest.fixture(scope="module", autouse=True)
 def session():
     """A Ray session of its own for this file."""
-    ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False, object_store_memory=100 * 2**20)
+    ray.init(
+        address="local",
+        num_cpus=2,
+        include_dashboard=False,
+        log_to_driver=False,
+        object_store_memory=100 * 2**20,
+    )
     yield
     ray.shutdown()
 
@@ -88,11 +101,21 @@ def start():
 
 
 def join(workers, coordinator, *, timeout_s=TIMEOUT_S, equal_counts=False):
-    return ray.get([worker.join.remote(coordinator, rank, len(workers), timeout_s, equal_counts) for rank, worker in enumerate(workers)])
+    return ray.get(
+        [
+            worker.join.remote(coordinator, rank, len(workers), timeout_s, equal_counts)
+            for rank, worker in enumerate(workers)
+        ]
+    )
 
 
 def step_of(workers, shares, step):
-    return ray.get([worker.redistribute.remote(lengths, step) for worker, lengths in zip(workers, shares, strict=True)])
+    return ray.get(
+        [
+            worker.redistribute.remote(lengths, step)
+            for worker, lengths in zip(workers, shares, strict=True)
+        ]
+    )
 
 
 def test_every_row_arrives_once_and_unchanged(workers, start):
@@ -117,7 +140,9 @@ def test_rank_without_rows_still_takes_part(workers, start):
 
 def test_rank_that_never_puts_is_named(workers, start):
     join(workers, start(), timeout_s=1.0)
-    with pytest.raises(TimeoutError, match=r"node 'actor_train', step 0 within 1 s. Ranks that have not put: \[1\]"):
+    with pytest.raises(
+        TimeoutError, match=r"node 'actor_train', step 0 within 1 s. Ranks that have not put: \[1\]"
+    ):
         ray.get(workers[0].redistribute.remote([3], 0))
 
 
@@ -125,7 +150,9 @@ def test_full_queue_makes_a_producer_wait_and_an_expired_lease_goes_to_whoever_w
     coordinator, key = start(capacity=1, lease_seconds=2.0), QueueKey("stream", 0)
 
     def put(uid):
-        return coordinator.put_batch.remote(key, [SampleInfo(uid=uid)], [ray.put(uid)], 0, None, TIMEOUT_S)
+        return coordinator.put_batch.remote(
+            key, [SampleInfo(uid=uid)], [ray.put(uid)], 0, None, TIMEOUT_S
+        )
 
     def take(holder):
         return coordinator.get_batch.remote(key, 1, holder, None, TIMEOUT_S)
@@ -151,7 +178,9 @@ def test_killed_workers_part_goes_to_its_successor(start):
     taken = step_of(workers, [[3, 4, 5, 6], []], step=0)[1][0]
     os.kill(pids[1], signal.SIGKILL)
     assert ray.get(coordinator.release.remote("1")) == len(taken) == 2
-    lease = ray.get(coordinator.get_partition.remote(QueueKey(NODE, 0), PartitionRequest(2), 1, None, TIMEOUT_S))
+    lease = ray.get(
+        coordinator.get_partition.remote(QueueKey(NODE, 0), PartitionRequest(2), 1, None, TIMEOUT_S)
+    )
     assert {sample.uid for sample in ray.get(list(lease.refs))} == set(taken)
 
 
@@ -186,10 +215,15 @@ def test_resumed_equals_uninterrupted_where_steps_leave_something_over(workers, 
     join(workers, start(), equal_counts=True)
     finish_step(workers, shares[0], 0)
     states = ray.get([worker.state.remote() for worker in workers])
-    assert [[row["columns"]["uid"] for row in state[NODE]] for state in states] == [["1-1"], ["1-1"]]
+    assert [[row["columns"]["uid"] for row in state[NODE]] for state in states] == [
+        ["1-1"],
+        ["1-1"],
+    ]
     join(workers, start(), equal_counts=True)
     ray.get([worker.load_state.remote(states[0]) for worker in workers])
-    assert [finish_step(workers, share, step) for step, share in list(enumerate(shares))[1:]] == whole[1:]
+    assert [
+        finish_step(workers, share, step) for step, share in list(enumerate(shares))[1:]
+    ] == whole[1:]
 
 
 def test_one_rank_keeps_its_batch():
@@ -201,10 +235,16 @@ def test_one_rank_takes_up_what_several_had_left_over():
     one, leftover = StayOnRank(), Dict2Samples(rows_of(1, [2]))[0]
     one.load_state_dict({NODE: [{"columns": leftover.columns, "source": 1}]})
     assert one.state_dict()[NODE][0]["columns"]["uid"] == "1-0"
-    assert one.redistribute(rows_of(0, [3]), node=NODE, step=5).get("uid").tolist() == ["1-0", "0-0"]
+    assert one.redistribute(rows_of(0, [3]), node=NODE, step=5).get("uid").tolist() == [
+        "1-0",
+        "0-0",
+    ]
     assert one.redistribute(rows_of(0, [3]), node=NODE, step=6).get("uid").tolist() == ["0-0"]
 
 
 def test_a_filter_reads_metadata_and_drops_rows():
-    accepted = accepted_rows(rows_of(1, [2, 9, 3]), lambda info: info.response_length < 5 and info.dict_info["index"] == 1)
+    accepted = accepted_rows(
+        rows_of(1, [2, 9, 3]),
+        lambda info: info.response_length < 5 and info.dict_info["index"] == 1,
+    )
     assert accepted.get("uid").tolist() == ["1-0", "1-2"]

@@ -26,7 +26,9 @@ def embodied_batch(executed, *, chunks=None, prefix="s"):
     mask_BT = torch.arange(tokens) < torch.tensor(executed)[:, None]
     inside_BT = torch.arange(tokens) < torch.tensor(needed)[:, None] * TOKENS_PER_CHUNK
     inside_BC = torch.arange(chunks) < torch.tensor(needed)[:, None]
-    pixels = torch.randint(1, 256, (rows, chunks, 1, 2, 2, 3), generator=generator, dtype=torch.uint8)
+    pixels = torch.randint(
+        1, 256, (rows, chunks, 1, 2, 2, 3), generator=generator, dtype=torch.uint8
+    )
     return TensorDict(
         {
             "uid": NonTensorStack(*[f"{prefix}{row}" for row in range(rows)]),
@@ -64,7 +66,12 @@ def test_round_trip_gives_the_batch_back(executed):
 def test_padding_beyond_the_longest_row_is_dropped(executed, surplus):
     tight = embodied_batch(executed)
     chunks = tight["pixel_values"].shape[1] + surplus
-    wide = Samples2Dict([*Dict2Samples(tight), *Dict2Samples(embodied_batch([chunks * TOKENS_PER_CHUNK], prefix="long"))])
+    wide = Samples2Dict(
+        [
+            *Dict2Samples(tight),
+            *Dict2Samples(embodied_batch([chunks * TOKENS_PER_CHUNK], prefix="long")),
+        ]
+    )
     assert wide["responses"].shape[1] == chunks * TOKENS_PER_CHUNK
     rows = Dict2Samples(wide)[: len(executed)]
     assert_same(Samples2Dict(rows), tight)
@@ -90,7 +97,13 @@ def test_a_row_pickles_without_its_neighbours():
 
 def test_metadata_of_a_sample():
     info = Dict2Samples(embodied_batch([7, 30]))[0].info(node_id="machine")
-    assert (info.uid, info.sum_tokens, info.prompt_length, info.response_length, info.node_id) == ("s0", 12, 0, 12, "machine")
+    assert (info.uid, info.sum_tokens, info.prompt_length, info.response_length, info.node_id) == (
+        "s0",
+        12,
+        0,
+        12,
+        "machine",
+    )
     assert info.dict_info == {"uid": "s0", "index": 0, "complete": False}
 
 
@@ -163,7 +176,9 @@ def test_rows_with_other_columns_are_refused():
 
 def test_columns_of_one_axis_must_agree():
     with pytest.raises(InvariantError, match="differ in width"):
-        Samples2Dict([Sample({"uid": "a", "responses": np.zeros(4, int), "response_mask": np.zeros(6, int)})])
+        Samples2Dict(
+            [Sample({"uid": "a", "responses": np.zeros(4, int), "response_mask": np.zeros(6, int)})]
+        )
 
 
 def test_no_samples_make_a_batch_of_no_rows_and_no_columns():
@@ -172,7 +187,10 @@ def test_no_samples_make_a_batch_of_no_rows_and_no_columns():
 
 
 def test_ragged_column_of_the_users_must_be_registered():
-    rows = [Sample({"uid": "a", "bonus_of_tokens": np.zeros(4)}), Sample({"uid": "b", "bonus_of_tokens": np.zeros(6)})]
+    rows = [
+        Sample({"uid": "a", "bonus_of_tokens": np.zeros(4)}),
+        Sample({"uid": "b", "bonus_of_tokens": np.zeros(6)}),
+    ]
     with pytest.raises(InvariantError, match="register_column"):
         Samples2Dict(rows)
     register_column("bonus_of_tokens", Column(np.float32, "B T", Layout.TOKEN, "a test's own"))
@@ -185,5 +203,8 @@ def test_known_column_cannot_be_registered_anew():
 
 
 def test_bfloat16_comes_back_as_float32():
-    batch = TensorDict({"uid": NonTensorStack("a"), "video_embedding": torch.ones(1, 3, dtype=torch.bfloat16)}, batch_size=[1])
+    batch = TensorDict(
+        {"uid": NonTensorStack("a"), "video_embedding": torch.ones(1, 3, dtype=torch.bfloat16)},
+        batch_size=[1],
+    )
     assert Samples2Dict(Dict2Samples(batch))["video_embedding"].dtype is torch.float32

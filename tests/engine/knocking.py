@@ -6,7 +6,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 import psutil
 
-NOBODY_ANSWERS_S = 3.0  # a port of this machine takes a connection at once, also when its process does nothing
+NOBODY_ANSWERS_S = (
+    3.0  # a port of this machine takes a connection at once, also when its process does nothing
+)
 
 
 Address = tuple[str, int]

@@ -32,7 +32,11 @@ class ByteTokenizer:
         return bytes(token for token in ids if token < 256).decode()
 
     def _said(self, messages):
-        return [token for entry in messages for token in (MARKS[entry["role"]], *entry["content"].encode(), END)]
+        return [
+            token
+            for entry in messages
+            for token in (MARKS[entry["role"]], *entry["content"].encode(), END)
+        ]
 
 
 class ScriptedEngine:
@@ -47,7 +51,14 @@ class ScriptedEngine:
         self.script, self.pause = script, pause
         self.policy_version = 0
         self.requests: list[GenerationRequest] = []
-        self.running, self.most_running, self.announced, self.ended, self.interrupts, self.said = 0, 0, 0, 0, 0, 0
+        self.running, self.most_running, self.announced, self.ended, self.interrupts, self.said = (
+            0,
+            0,
+            0,
+            0,
+            0,
+            0,
+        )
 
     def expect(self, *, episodes: int, at_once: int) -> None:
         self.announced += episodes
@@ -77,7 +88,9 @@ class ScriptedEngine:
             versions.append(self.policy_version)
         self.running -= 1
         log_probs = -np.arange(1, len(tokens) + 1, dtype=np.float32) / 100
-        return GenerationResponse(np.array(tokens, np.int64), log_probs, np.array(versions, np.int64), reason)
+        return GenerationResponse(
+            np.array(tokens, np.int64), log_probs, np.array(versions, np.int64), reason
+        )
 
     def interrupt(self) -> None:
         self.interrupts += 1
@@ -104,7 +117,9 @@ class ThreeTurnsEnv(Environment):
     """Asks twice more, whatever is said; the reward of a turn is 1."""
 
     def __init__(self):
-        self.spec = text_spec(name="three turns", tasks=["more"], max_turns=3, max_action_characters=10_000)
+        self.spec = text_spec(
+            name="three turns", tasks=["more"], max_turns=3, max_action_characters=10_000
+        )
         self.turns = 0
 
     async def reset(self, *, seed=None, options=None):
@@ -128,4 +143,10 @@ class TwoAgentsEnv(MathEnv):
         super().__init__(num_agents=2)
 
     async def step(self, action):
-        return [observe(), observe()], np.zeros(2), True, False, {"success": False, "agents": [{"success": False}] * 2}
+        return (
+            [observe(), observe()],
+            np.zeros(2),
+            True,
+            False,
+            {"success": False, "agents": [{"success": False}] * 2},
+        )

@@ -20,7 +20,11 @@ def updated(batch, *, engine=None, on_policy=False, **config):
 
 def test_on_policy_ratios_are_one():
     _, metrics = updated(trajectories(5).exclude("old_log_probs"), on_policy=True)
-    assert (metrics["actor/ppo_kl"], metrics["actor/ratio_max"], metrics["actor/pg_clipfrac"]) == (0.0, 1.0, 0.0)
+    assert (metrics["actor/ppo_kl"], metrics["actor/ratio_max"], metrics["actor/pg_clipfrac"]) == (
+        0.0,
+        1.0,
+        0.0,
+    )
 
 
 def test_on_policy_is_the_same_as_computing_old_log_probs_first():
@@ -50,7 +54,9 @@ def test_on_policy_with_a_second_step_is_refused():
 
 
 def test_a_gradient_of_a_kl_that_nobody_provides_is_refused():
-    with pytest.raises(ConfigError, match=r"needs the column 'ref_log_prob'; the batch has: .*responses"):
+    with pytest.raises(
+        ConfigError, match=r"needs the column 'ref_log_prob'; the batch has: .*responses"
+    ):
         updated(trajectories(3).exclude("ref_log_prob"), use_kl_loss=True)
 
 
@@ -64,8 +70,16 @@ def test_log_probs_and_entropy_of_masked_tokens_are_zero():
 
 
 def test_loss_is_the_sum_of_its_terms():
-    _, metrics = updated(trajectories(6), entropy_coef=0.5, use_kl_loss=True, kl_loss_coef=0.25, loss_agg_mode="token-mean")
-    terms = metrics["actor/pg_loss"] - 0.5 * metrics["actor/entropy"] + 0.25 * metrics["actor/kl_loss"]
+    _, metrics = updated(
+        trajectories(6),
+        entropy_coef=0.5,
+        use_kl_loss=True,
+        kl_loss_coef=0.25,
+        loss_agg_mode="token-mean",
+    )
+    terms = (
+        metrics["actor/pg_loss"] - 0.5 * metrics["actor/entropy"] + 0.25 * metrics["actor/kl_loss"]
+    )
     assert metrics["actor/loss"] == pytest.approx(terms, rel=1e-5)
 
 
@@ -73,7 +87,10 @@ def test_loss_is_the_sum_of_its_terms():
 def test_a_fully_masked_row_changes_nothing(aggregation):
     batch = trajectories(5, masked_rows=(3,))
     kept = torch.tensor([0, 1, 2, 4])
-    one, other = updated(batch, loss_agg_mode=aggregation)[0], updated(batch[kept], loss_agg_mode=aggregation)[0]
+    one, other = (
+        updated(batch, loss_agg_mode=aggregation)[0],
+        updated(batch[kept], loss_agg_mode=aggregation)[0],
+    )
     assert largest_difference(one.gradients[0], other.gradients[0]) < 1e-6
 
 
@@ -82,7 +99,10 @@ def test_a_fully_masked_row_changes_nothing(aggregation):
 def test_rows_without_advantage_are_left_out_of_the_passes_and_not_of_the_denominator(loss, silent):
     batch = trajectories(6)
     batch["advantages"][list(silent)] = 0.0
-    left_out, scored = updated(batch, loss=loss)[0], updated(batch, loss=loss, entropy_coef=1e-30)[0]
+    left_out, scored = (
+        updated(batch, loss=loss)[0],
+        updated(batch, loss=loss, entropy_coef=1e-30)[0],
+    )
     for name, gradient in scored.gradients[0].items():
         torch.testing.assert_close(left_out.gradients[0][name], gradient, rtol=1e-5, atol=1e-7)
     assert left_out.rows_seen == 6 - len(silent) < scored.rows_seen == 6
@@ -97,7 +117,9 @@ def test_gspo_trains():
 def test_good_tokens_become_likelier_and_bad_ones_rarer():
     batch, engine = trajectories(6).exclude("old_log_probs", "rollout_log_probs"), make_engine()
     actor = make_actor(engine)
-    batch["advantages"] = torch.tensor([1.0, -1.0, 1.0, -1.0, 1.0, -1.0])[:, None].expand(6, 12).clone()
+    batch["advantages"] = (
+        torch.tensor([1.0, -1.0, 1.0, -1.0, 1.0, -1.0])[:, None].expand(6, 12).clone()
+    )
     before = actor.compute_log_prob(batch).log_probs_BT
     for _ in range(20):
         actor.update(batch, on_policy=True)
@@ -150,7 +172,9 @@ def test_the_log_prob_gap_is_that_of_rows_of_this_version():
     batch["policy_version"] = torch.tensor([3, 2, 3, 3])
     metrics = actor.update(batch, policy_version=3)
     assert metrics["rollout/log_prob_gap"] == pytest.approx(0.01, rel=1e-3)
-    assert metrics["rollout/log_prob_gap_mean"] == pytest.approx(0.01 / 20, rel=1e-3)  # of the 2, 12 and 6 tokens of the other rows
+    assert metrics["rollout/log_prob_gap_mean"] == pytest.approx(
+        0.01 / 20, rel=1e-3
+    )  # of the 2, 12 and 6 tokens of the other rows
 
 
 def test_without_rows_of_this_version_there_is_no_mean_gap():
@@ -168,7 +192,9 @@ def test_mini_batches_go_on_where_a_checkpoint_left_them():
     one, other = (make_actor(make_engine(), ppo_mini_batch_size=2, seed=seed) for seed in (1, 2))
     one.update(trajectories(8))
     other.load_state_dict(one.state_dict())
-    assert torch.equal(torch.randperm(9, generator=one.generator), torch.randperm(9, generator=other.generator))
+    assert torch.equal(
+        torch.randperm(9, generator=one.generator), torch.randperm(9, generator=other.generator)
+    )
 
 
 @pytest.mark.parametrize(
@@ -192,7 +218,10 @@ def test_a_mode_that_needs_the_longest_response_is_refused_without_it():
 
 @pytest.fixture
 def registries():
-    before = [(registry, dict(registry)) for registry in (POLICY_LOSSES, POLICY_LOSS_REGISTRY, NATIVE_AGGREGATION)]
+    before = [
+        (registry, dict(registry))
+        for registry in (POLICY_LOSSES, POLICY_LOSS_REGISTRY, NATIVE_AGGREGATION)
+    ]
     yield
     for registry, entries in before:
         registry.clear()
@@ -200,10 +229,18 @@ def registries():
 
 
 @pytest.mark.parametrize("aggregation", AGGREGATIONS)
-def test_a_users_loss_of_the_documents_form_has_the_gradient_of_our_own_however_cut(registries, aggregation):
+def test_a_users_loss_of_the_documents_form_has_the_gradient_of_our_own_however_cut(
+    registries, aggregation
+):
     @register_policy_loss("unclipped")
     def compute_unclipped_loss(
-        old_log_prob, log_prob, advantages, response_mask, loss_agg_mode="token-mean", config=None, rollout_is_weights=None
+        old_log_prob,
+        log_prob,
+        advantages,
+        response_mask,
+        loss_agg_mode="token-mean",
+        config=None,
+        rollout_is_weights=None,
     ):
         loss = -advantages * torch.exp((log_prob - old_log_prob) * response_mask)
         zero = torch.zeros(())
@@ -213,5 +250,10 @@ def test_a_users_loss_of_the_documents_form_has_the_gradient_of_our_own_however_
     expected, _ = updated(trajectories(7, masked_rows=(2,)), loss_agg_mode=aggregation, **wide)
     for rows in (1, 4):
         engine = make_engine(micro_batch_size=rows)
-        updated(trajectories(7, masked_rows=(2,)), engine=engine, loss="unclipped", loss_agg_mode=aggregation)
+        updated(
+            trajectories(7, masked_rows=(2,)),
+            engine=engine,
+            loss="unclipped",
+            loss_agg_mode=aggregation,
+        )
         assert largest_difference(expected.gradients[0], engine.gradients[0]) < 1e-5

@@ -6,7 +6,13 @@ import pytest
 import torch
 from tiny_training import largest_difference, make_actor, make_engine, trajectories
 
-from siirl.algos.policy_losses import NATIVE_AGGREGATION, OWN_BOUNDS, POLICY_LOSSES, PolicyLoss, policy_loss
+from siirl.algos.policy_losses import (
+    NATIVE_AGGREGATION,
+    OWN_BOUNDS,
+    POLICY_LOSSES,
+    PolicyLoss,
+    policy_loss,
+)
 from siirl.algos.policy_losses import register_policy_loss as register_own_loss
 from siirl.compat.core_algos import POLICY_LOSS_REGISTRY, agg_loss, register_policy_loss
 from siirl.engine.actor.actor_loss import ActorLoss
@@ -32,16 +38,28 @@ def test_a_loss_comes_with_its_own_aggregation_unless_another_is_asked_for():
 
 
 def test_what_a_pipeline_sets_for_ppos_ratio_is_not_gspos_bound():
-    assert resolved(LOSS + "=vanilla").describe() == "vanilla (clip_ratio_low=0.2, clip_ratio_high=0.28), seq-mean-token-mean"
-    assert resolved(LOSS + "=gspo").describe() == "gspo (clip_ratio_low=0.0003, clip_ratio_high=0.0004), seq-mean-token-mean"
+    assert (
+        resolved(LOSS + "=vanilla").describe()
+        == "vanilla (clip_ratio_low=0.2, clip_ratio_high=0.28), seq-mean-token-mean"
+    )
+    assert (
+        resolved(LOSS + "=gspo").describe()
+        == "gspo (clip_ratio_low=0.0003, clip_ratio_high=0.0004), seq-mean-token-mean"
+    )
 
 
 def test_clip_ratio_alone_bounds_the_ratio_on_both_sides():
     """Ratios 1.5 and 0.5 with advantages 1 and -1, clipped at 1.1 and 0.9: losses -1.1 and 0.9."""
     actor = resolved("pipeline=grpo", f"{ACTOR}.clip_ratio=0.1")
     assert actor.clip == {"clip_ratio_low": 0.1, "clip_ratio_high": 0.1, "clip_ratio_c": 3.0}
-    columns = {"log_probs_BT": torch.tensor([[1.5, 0.5]]).log(), "old_log_probs_BT": torch.zeros(1, 2)}
-    columns |= {"advantages_BT": torch.tensor([[1.0, -1.0]]), "mask_BT": torch.ones(1, 2, dtype=torch.bool)}
+    columns = {
+        "log_probs_BT": torch.tensor([[1.5, 0.5]]).log(),
+        "old_log_probs_BT": torch.zeros(1, 2),
+    }
+    columns |= {
+        "advantages_BT": torch.tensor([[1.0, -1.0]]),
+        "mask_BT": torch.ones(1, 2, dtype=torch.bool),
+    }
     loss_BT = policy_loss(name="vanilla", available={**columns, **actor.clip}).loss_BT
     assert loss_BT.tolist() == [[pytest.approx(-1.1), pytest.approx(0.9)]]
 
@@ -53,11 +71,17 @@ def test_a_bound_that_is_given_holds_wherever_it_stands_on_the_line(order):
 
 
 def test_the_documents_gspo_has_gspos_bounds():
-    assert resolved("algorithm.adv_estimator=gspo").describe().startswith("gspo (clip_ratio_low=0.0003")
+    assert (
+        resolved("algorithm.adv_estimator=gspo")
+        .describe()
+        .startswith("gspo (clip_ratio_low=0.0003")
+    )
 
 
 def test_options_are_reached_from_the_command_line():
-    told = resolved(f"{LOSS}=sapo", f"{ACTOR}.loss_options.tau_neg=1.2", f"{ACTOR}.importance.level=sequence").describe()
+    told = resolved(
+        f"{LOSS}=sapo", f"{ACTOR}.loss_options.tau_neg=1.2", f"{ACTOR}.importance.level=sequence"
+    ).describe()
     assert told == "sapo (tau_neg=1.2), seq-mean-token-mean; importance weights: truncate, sequence"
 
 
@@ -68,7 +92,9 @@ def test_geo_mean_is_gmpo():
 def test_names_in_the_parameters_agree_with_the_registries():
     from siirl.algos.importance import BOUNDS, LEVELS
 
-    built_in = {name for name in OWN_BOUNDS if POLICY_LOSSES[name].__module__.startswith("siirl.algos")}
+    built_in = {
+        name for name in OWN_BOUNDS if POLICY_LOSSES[name].__module__.startswith("siirl.algos")
+    }
     assert set(LOSSES_WITH_OWN_BOUNDS) == built_in
     assert (IMPORTANCE_LEVELS, IMPORTANCE_BOUNDS) == (LEVELS, BOUNDS)
 
@@ -86,11 +112,27 @@ def test_every_loss_is_reachable_by_name(name):
         ({"use_kl_loss": True, "kl_loss_type": "k4"}, UnknownNameError, r"kl_loss_type\) 'k4'"),
         ({"clip_ratio_low": 2.0}, ConfigError, "clip_ratio_low=2.0"),
         ({"loss": "gspo", "clip_ratio_low": 2.0}, ConfigError, "clip_ratio_low=2.0"),
-        ({"loss": "gspo", "clip_ratio": 0.3}, ConfigError, "clip_ratio=0.3 is not read by .*loss=gspo, its bounds are clip_ratio_low and"),
-        ({"loss": "sapo", "clip_ratio_high": 0.3}, ConfigError, "clip_ratio_high=0.3 is not read by .*loss=sapo, it does not clip"),
-        ({"loss": "cpgd", "clip_ratio_c": 2.0}, ConfigError, "clip_ratio_c=2.0 is not read by .*loss=cpgd"),
+        (
+            {"loss": "gspo", "clip_ratio": 0.3},
+            ConfigError,
+            "clip_ratio=0.3 is not read by .*loss=gspo, its bounds are clip_ratio_low and",
+        ),
+        (
+            {"loss": "sapo", "clip_ratio_high": 0.3},
+            ConfigError,
+            "clip_ratio_high=0.3 is not read by .*loss=sapo, it does not clip",
+        ),
+        (
+            {"loss": "cpgd", "clip_ratio_c": 2.0},
+            ConfigError,
+            "clip_ratio_c=2.0 is not read by .*loss=cpgd",
+        ),
         ({"loss": "sapo", "loss_options": {"tau": 1.0}}, UnknownNameError, "'tau'"),
-        ({"loss": "decoupled", "importance": ImportanceArguments(level="token")}, ConfigError, "weights of its own"),
+        (
+            {"loss": "decoupled", "importance": ImportanceArguments(level="token")},
+            ConfigError,
+            "weights of its own",
+        ),
         ({"importance": ImportanceArguments(level="tokens")}, UnknownNameError, "'tokens'"),
         ({"loss_agg_mode": "seq-mean-token-sum-norm"}, ConfigError, "give the Actor its horizon"),
     ],
@@ -100,7 +142,9 @@ def test_what_cannot_work_is_refused_when_the_loss_is_made(config, error, messag
         ActorLoss(ActorArguments(**config))
 
 
-@pytest.mark.parametrize("config", [{"loss": "decoupled"}, {"importance": ImportanceArguments(level="token")}])
+@pytest.mark.parametrize(
+    "config", [{"loss": "decoupled"}, {"importance": ImportanceArguments(level="token")}]
+)
 @pytest.mark.parametrize("column", ["old_log_probs", "rollout_log_probs"])
 def test_importance_weights_need_both_policies(config, column):
     with pytest.raises(ConfigError, match="needs both columns"):
@@ -123,7 +167,10 @@ def test_weights_of_one_change_nothing():
 
 @pytest.fixture
 def registries():
-    before = [(registry, dict(registry)) for registry in (POLICY_LOSSES, POLICY_LOSS_REGISTRY, NATIVE_AGGREGATION)]
+    before = [
+        (registry, dict(registry))
+        for registry in (POLICY_LOSSES, POLICY_LOSS_REGISTRY, NATIVE_AGGREGATION)
+    ]
     yield
     for registry, entries in before:
         registry.clear()
@@ -134,13 +181,23 @@ def test_a_loss_of_the_documents_form_gets_importance_weights_as_an_argument(reg
     seen = []
 
     @register_policy_loss("weighted")
-    def compute_weighted_loss(old_log_prob, log_prob, advantages, response_mask, loss_agg_mode, config, rollout_is_weights=None):
+    def compute_weighted_loss(
+        old_log_prob,
+        log_prob,
+        advantages,
+        response_mask,
+        loss_agg_mode,
+        config,
+        rollout_is_weights=None,
+    ):
         seen.append(rollout_is_weights)
         zero = torch.zeros(())
         return agg_loss(-advantages * log_prob, response_mask, loss_agg_mode), zero, zero, zero
 
     make_actor(make_engine(), loss="weighted").update(trajectories(2))
-    make_actor(make_engine(), loss="weighted", importance=ImportanceArguments(level="token")).update(trajectories(2))
+    make_actor(
+        make_engine(), loss="weighted", importance=ImportanceArguments(level="token")
+    ).update(trajectories(2))
     assert seen[0] is None
     assert seen[1].shape == (2, 12)
 
@@ -151,7 +208,12 @@ def test_a_pipelines_bound_is_no_fault_of_a_loss_of_ones_own_that_does_not_clip(
         return PolicyLoss(loss_BT=-advantages_BT * log_probs_BT)
 
     assert resolved("pipeline=dapo", f"{LOSS}=plain").describe() == "plain, token-mean"
-    assert make_actor(make_engine(), loss="plain", clip_ratio_high=0.28).update(trajectories(2))["actor/updates"] == 1.0
+    assert (
+        make_actor(make_engine(), loss="plain", clip_ratio_high=0.28).update(trajectories(2))[
+            "actor/updates"
+        ]
+        == 1.0
+    )
 
 
 def test_a_loss_of_ones_own_gets_the_bound_that_it_asks_for(registries):
@@ -160,16 +222,24 @@ def test_a_loss_of_ones_own_gets_the_bound_that_it_asks_for(registries):
     @register_own_loss("one_sided")
     def one_sided_loss(*, log_probs_BT, old_log_probs_BT, advantages_BT, clip_ratio_high):
         seen.append(clip_ratio_high)
-        return PolicyLoss(loss_BT=-advantages_BT * (log_probs_BT - old_log_probs_BT).exp().clamp(max=1 + clip_ratio_high))
+        return PolicyLoss(
+            loss_BT=-advantages_BT
+            * (log_probs_BT - old_log_probs_BT).exp().clamp(max=1 + clip_ratio_high)
+        )
 
-    make_actor(make_engine(), loss="one_sided", clip_ratio_low=0.1, clip_ratio_high=0.28).update(trajectories(2))
+    make_actor(make_engine(), loss="one_sided", clip_ratio_low=0.1, clip_ratio_high=0.28).update(
+        trajectories(2)
+    )
     assert seen == [0.28]
 
 
 def test_a_metric_that_is_nan_does_not_end_the_update(registries):
     @register_own_loss("measured")
     def measured_loss(*, log_probs_BT, advantages_BT):
-        return PolicyLoss(loss_BT=-advantages_BT * log_probs_BT, metrics_BT={"drift": torch.full_like(log_probs_BT, torch.nan)})
+        return PolicyLoss(
+            loss_BT=-advantages_BT * log_probs_BT,
+            metrics_BT={"drift": torch.full_like(log_probs_BT, torch.nan)},
+        )
 
     metrics = make_actor(make_engine(), loss="measured").update(trajectories(2))
     assert math.isnan(metrics["actor/drift"])
@@ -191,12 +261,20 @@ def test_log_probs_that_are_nan_are_not_put_down_to_the_loss(registries):
 def test_a_selection_sees_the_policy_as_it_is_before_the_step():
     """With old log-probs far away every token is clipped, and Clip-Cov has no candidate; on policy it has."""
     batch, engine = trajectories(6), make_engine()
-    options = {"loss": "clip_cov", "loss_options": {"clip_cov_ratio": 1.0, "clip_cov_lb": -100.0, "clip_cov_ub": 100.0}}
+    options = {
+        "loss": "clip_cov",
+        "loss_options": {"clip_cov_ratio": 1.0, "clip_cov_lb": -100.0, "clip_cov_ub": 100.0},
+    }
     batch["advantages"] = torch.ones(6, 12)
     batch["old_log_probs"] = torch.full((6, 12), -50.0)
     actor = make_actor(engine, **options)
     assert actor.update(batch)["actor/selected_share"] == 0.0
-    assert actor.update(batch.exclude("old_log_probs", "rollout_log_probs"), on_policy=True)["actor/selected_share"] == 1.0
+    assert (
+        actor.update(batch.exclude("old_log_probs", "rollout_log_probs"), on_policy=True)[
+            "actor/selected_share"
+        ]
+        == 1.0
+    )
 
 
 def test_a_nan_is_refused_before_a_selection_is_made():

@@ -16,7 +16,9 @@ from siirl.reporting.metrics import declaration
 
 
 def value_model(**options):
-    return ValueModel(trunk=torch.nn.Identity(), feature_size=3, **{"normalize_returns": True, **options})
+    return ValueModel(
+        trunk=torch.nn.Identity(), feature_size=3, **{"normalize_returns": True, **options}
+    )
 
 
 # The value model
@@ -28,7 +30,11 @@ def test_every_value_starts_at_zero():
 
 def test_the_first_returns_move_every_value_to_their_mean():
     model = value_model()
-    model.observe_returns(torch.tensor([[2.0, 4.0], [9.0, 99.0]]), torch.tensor([[True, True], [True, False]]), ranks=OneProcess())
+    model.observe_returns(
+        torch.tensor([[2.0, 4.0], [9.0, 99.0]]),
+        torch.tensor([[True, True], [True, False]]),
+        ranks=OneProcess(),
+    )
     assert model(torch.randn(4, 3)).tolist() == pytest.approx([5.0] * 4)
     assert float(model.std) == pytest.approx(((9 + 1 + 16) / 3) ** 0.5)
 
@@ -36,10 +42,14 @@ def test_the_first_returns_move_every_value_to_their_mean():
 def test_later_returns_move_the_statistics_and_no_value():
     model = value_model()
     torch.nn.init.normal_(model.value_head.weight)
-    model.observe_returns(torch.tensor([[2.0, 4.0]]), torch.ones(1, 2, dtype=torch.bool), ranks=OneProcess())
+    model.observe_returns(
+        torch.tensor([[2.0, 4.0]]), torch.ones(1, 2, dtype=torch.bool), ranks=OneProcess()
+    )
     features, mean = torch.randn(5, 3), float(model.mean)
     before = model(features)
-    model.observe_returns(torch.tensor([[70.0, 110.0]]), torch.ones(1, 2, dtype=torch.bool), ranks=OneProcess())
+    model.observe_returns(
+        torch.tensor([[70.0, 110.0]]), torch.ones(1, 2, dtype=torch.bool), ranks=OneProcess()
+    )
     assert float(model.mean) > mean + 10
     torch.testing.assert_close(model(features), before)
 
@@ -52,24 +62,34 @@ def test_returns_that_are_all_alike_leave_a_deviation_that_can_be_divided_by():
 
 def test_no_returns_move_nothing():
     model = value_model()
-    model.observe_returns(torch.zeros(0, 2), torch.zeros(0, 2, dtype=torch.bool), ranks=OneProcess())
+    model.observe_returns(
+        torch.zeros(0, 2), torch.zeros(0, 2, dtype=torch.bool), ranks=OneProcess()
+    )
     assert not model.has_seen_returns
 
 
 def test_without_normalisation_the_statistics_stay():
     model = value_model(normalize_returns=False)
-    model.observe_returns(torch.tensor([[70.0]]), torch.ones(1, 1, dtype=torch.bool), ranks=OneProcess())
+    model.observe_returns(
+        torch.tensor([[70.0]]), torch.ones(1, 1, dtype=torch.bool), ranks=OneProcess()
+    )
     assert (float(model.mean), float(model.std)) == (0.0, 1.0)
 
 
 def tiny_vla():
     tokenizer = ActionTokenizer(bins=4, low=(-1.0,), high=(1.0,))
-    return TinyVLA(TinyVLAConfig(action_tokenizer=tokenizer, chunk_length=2, proprioception_size=2, width=8))
+    return TinyVLA(
+        TinyVLAConfig(action_tokenizer=tokenizer, chunk_length=2, proprioception_size=2, width=8)
+    )
 
 
 def test_the_policys_head_is_given_up_and_its_features_stay():
     policy = tiny_vla()
-    observation = {"pixel_values": None, "proprioception": torch.randn(3, 2), "instruction_ids": torch.zeros(3, 4, dtype=torch.long)}
+    observation = {
+        "pixel_values": None,
+        "proprioception": torch.randn(3, 2),
+        "instruction_ids": torch.zeros(3, 4, dtype=torch.long),
+    }
     features = policy.features(**observation)
     trunk = PolicyFeatures(policy)
     torch.testing.assert_close(trunk(**observation), features)
@@ -100,7 +120,10 @@ def test_a_chunk_has_one_value_at_its_executed_tokens_and_none_elsewhere():
     assert not values.values_BT[batch["response_mask"] == 0].any()
     for row, places in enumerate(values.value_mask_BT):
         for place in places.nonzero().flatten().tolist():
-            chunk, mask = values.values_BT[row, place : place + TOKENS], batch["response_mask"][row, place : place + TOKENS].bool()
+            chunk, mask = (
+                values.values_BT[row, place : place + TOKENS],
+                batch["response_mask"][row, place : place + TOKENS].bool(),
+            )
             assert len(set(chunk[mask].tolist())) == 1
     assert len(set(values.values_BT[values.value_mask_BT].tolist())) > 3
 

@@ -30,7 +30,12 @@ def one_update(ranks, *, micro_batch, shares):
     values_BT = critic.compute_values(batch).values_BT
     batch["values"] = values_BT + 0.4 * batch["old_log_probs"]
     metrics = critic.update(batch)
-    return {"gradient": critic.engine.gradients[0], "weights": weights(critic.engine), "metrics": metrics, "values": values_BT}
+    return {
+        "gradient": critic.engine.gradients[0],
+        "weights": weights(critic.engine),
+        "metrics": metrics,
+        "values": values_BT,
+    }
 
 
 def mini_batches(ranks, shares):
@@ -57,7 +62,9 @@ def on_two_ranks(ranks):
     """Everything that needs two ranks, in one start of processes."""
     cases = itertools.product(MICRO_BATCHES, SHARES)
     return {
-        "updates": {case: one_update(ranks, micro_batch=case[0], shares=SHARES[case[1]]) for case in cases},
+        "updates": {
+            case: one_update(ranks, micro_batch=case[0], shares=SHARES[case[1]]) for case in cases
+        },
         "mini-batches": {name: mini_batches(ranks, shares) for name, shares in SHARES.items()},
         "failing": failing(ranks),
     }
@@ -70,7 +77,9 @@ def two_ranks():
 
 @pytest.fixture(scope="module")
 def alone():
-    return {size: one_update(OneProcess(), micro_batch=size, shares=(ROWS, 0)) for size in MICRO_BATCHES}
+    return {
+        size: one_update(OneProcess(), micro_batch=size, shares=(ROWS, 0)) for size in MICRO_BATCHES
+    }
 
 
 def test_some_values_are_clipped_and_the_trunk_has_a_gradient(alone):
@@ -106,6 +115,10 @@ def test_mini_batches_and_epochs_move_the_weights_alike(two_ranks, share):
 
 
 def test_a_nan_on_one_rank_stops_both_and_a_good_batch_trains_afterwards(two_ranks):
-    assert two_ranks[1]["failing"]["raised"].startswith("TensorError: returns is nan in row 0, place [0]")
-    assert two_ranks[0]["failing"]["raised"].startswith("InvariantError: Rank 1 failed, so all stop: TensorError: returns is nan")
+    assert two_ranks[1]["failing"]["raised"].startswith(
+        "TensorError: returns is nan in row 0, place [0]"
+    )
+    assert two_ranks[0]["failing"]["raised"].startswith(
+        "InvariantError: Rank 1 failed, so all stop: TensorError: returns is nan"
+    )
     assert [rank["failing"]["updates"] for rank in two_ranks] == [1.0, 1.0]

@@ -17,14 +17,20 @@ from tests.engine.knocking import knocked_at, ports, takes_connections
 from tests.engine.ranks_at_work import run_on_ranks
 
 STRANGER = (
-    "import socket, sys; s = socket.create_connection(('127.0.0.1', int(sys.argv[1]))); print(s.getsockname()[1], flush=True); input()"
+    "import socket, sys; s = socket.create_connection(('127.0.0.1', int(sys.argv[1]))); "
+    "print(s.getsockname()[1], flush=True); input()"
 )
 
 
 @contextlib.contextmanager
 def stranger(port: int) -> Iterator[str]:
     """Another process that is connected to a port; yields its end."""
-    process = subprocess.Popen([sys.executable, "-c", STRANGER, str(port)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        [sys.executable, "-c", STRANGER, str(port)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
     with process:
         yield f"{LOOPBACK}:{process.stdout.readline().strip()}"
         process.communicate("\n")
@@ -44,7 +50,11 @@ def test_a_port_that_was_shut_takes_nobody_and_its_connections_live() -> None:
 
 def test_a_stranger_among_the_connections_ends_the_run() -> None:
     before = open_sockets()
-    with socket.create_server((LOOPBACK, 0)) as listener, socket.create_connection(listener.getsockname()), listener.accept()[0]:
+    with (
+        socket.create_server((LOOPBACK, 0)) as listener,
+        socket.create_connection(listener.getsockname()),
+        listener.accept()[0],
+    ):
         admit_ranks_only(distributed.HashStore(), rank=0, ranks=1, before=before)
     with (
         socket.create_server((LOOPBACK, 0)) as listener,
@@ -60,4 +70,6 @@ def what_is_open(ranks) -> set[tuple[str, bool]]:
 
 
 def test_ranks_of_one_machine_listen_on_the_loopback_and_take_nobody_once_they_have_met() -> None:
-    assert run_on_ranks(what_is_open) == [{(LOOPBACK, False)}] * 2  # gloo's port of each rank; the meeting was in a file
+    assert (
+        run_on_ranks(what_is_open) == [{(LOOPBACK, False)}] * 2
+    )  # gloo's port of each rank; the meeting was in a file

@@ -38,7 +38,12 @@ def request(uid: str, value: float, uniforms: list[float] | None) -> ActRequest:
 
 
 def engine(policy=None, *, temperature=1.0, lockstep=False, batch_rows=8) -> EmbodiedEngine:
-    return EmbodiedEngine(policy=policy or TwoTokens(), temperature=temperature, lockstep=lockstep, batch_rows=batch_rows)
+    return EmbodiedEngine(
+        policy=policy or TwoTokens(),
+        temperature=temperature,
+        lockstep=lockstep,
+        batch_rows=batch_rows,
+    )
 
 
 def ask(engine: EmbodiedEngine, *requests: ActRequest):
@@ -81,14 +86,22 @@ def test_temperature_divides_the_logits_of_the_log_probs_too():
 def test_sampling_frequencies_are_the_probabilities():
     numbers = (np.arange(4000) + 0.5) / 4000
     policy = engine()
-    answers = ask(policy, *(request(str(i), 1.0, [number, number]) for i, number in enumerate(numbers)))
+    answers = ask(
+        policy, *(request(str(i), 1.0, [number, number]) for i, number in enumerate(numbers))
+    )
     shares = np.bincount([answer.tokens[0] for answer in answers], minlength=4) / 4000
-    np.testing.assert_allclose(shares, torch.softmax(torch.tensor([0.0, 1.0, 2.0, 3.0]), 0), atol=5e-4)
+    np.testing.assert_allclose(
+        shares, torch.softmax(torch.tensor([0.0, 1.0, 2.0, 3.0]), 0), atol=5e-4
+    )
 
 
 def test_top_p_never_draws_outside_of_the_nucleus():
-    cut = EmbodiedEngine(policy=TwoTokens(), temperature=1.0, lockstep=False, batch_rows=64, top_p=0.8)
-    answers = ask(cut, *(request(str(i), 1.0, [i / 50, i / 50]) for i in range(50)))  # probabilities 0.03, 0.09, 0.24, 0.64
+    cut = EmbodiedEngine(
+        policy=TwoTokens(), temperature=1.0, lockstep=False, batch_rows=64, top_p=0.8
+    )
+    answers = ask(
+        cut, *(request(str(i), 1.0, [i / 50, i / 50]) for i in range(50))
+    )  # probabilities 0.03, 0.09, 0.24, 0.64
     assert {int(token) for answer in answers for token in answer.tokens} == {2, 3}
 
 
@@ -100,7 +113,11 @@ def test_a_greedy_request_takes_the_most_likely_tokens_beside_sampled_ones():
 
 def test_an_episode_draws_the_same_whoever_it_is_batched_with():
     alone = ask(engine(), request("a", 0.7, [0.3, 0.9]))[0]
-    together = ask(engine(), *(request(str(i), float(i), [0.1, 0.1]) for i in range(6)), request("a", 0.7, [0.3, 0.9]))[-1]
+    together = ask(
+        engine(),
+        *(request(str(i), float(i), [0.1, 0.1]) for i in range(6)),
+        request("a", 0.7, [0.3, 0.9]),
+    )[-1]
     assert alone.tokens.tolist() == together.tokens.tolist()
 
 
@@ -114,7 +131,9 @@ def test_lockstep_waits_for_every_episode_sorts_by_uid_and_pads():
         return await locked.act(asked)
 
     async def everybody():
-        await asyncio.gather(late(0.0, request("b", 2.0, None)), late(0.05, request("a", 1.0, None)))
+        await asyncio.gather(
+            late(0.0, request("b", 2.0, None)), late(0.05, request("a", 1.0, None))
+        )
 
     asyncio.run(everybody())
     assert policy.batches == [[1.0, 2.0, 2.0]]
@@ -141,7 +160,9 @@ class Broken(TwoTokens):
         raise RuntimeError("boom")
 
 
-@pytest.mark.parametrize("cancelled", [False, True])  # an episode that was given up while the policy looked at it
+@pytest.mark.parametrize(
+    "cancelled", [False, True]
+)  # an episode that was given up while the policy looked at it
 def test_a_failing_policy_fails_every_episode_that_asked_also_those_of_the_next_pass(cancelled):
     async def scenario(broken: EmbodiedEngine):
         asyncio.get_running_loop().set_exception_handler(lambda loop, context: None)

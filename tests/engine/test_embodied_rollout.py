@@ -12,7 +12,12 @@ from siirl.models.policy_loader import build_policy
 
 CARTPOLE = {"id": "CartPole-v1"}
 SETTINGS = RolloutSettings(
-    temperature=1.0, top_p=1.0, deterministic=False, frame_every=1, recorder=FrameRequest(every=1, size=32), blind=False
+    temperature=1.0,
+    top_p=1.0,
+    deterministic=False,
+    frame_every=1,
+    recorder=FrameRequest(every=1, size=32),
+    blind=False,
 )
 
 
@@ -25,12 +30,18 @@ def two_threads():
 
 
 def test_policy_acts_on_one_thread_and_trains_on_all(two_threads):
-    policy = build_policy("tiny_vla", path=None, spec=env_spec("gymnasium", **CARTPOLE), seed=0, options={"width": 8})
+    policy = build_policy(
+        "tiny_vla", path=None, spec=env_spec("gymnasium", **CARTPOLE), seed=0, options={"width": 8}
+    )
     acted_on = []
     policy.register_forward_hook(lambda *_: acted_on.append(torch.get_num_threads()))
-    rollout = EmbodiedRollout(policy=policy, pool=EnvPool("gymnasium", CARTPOLE), encoder=None, settings=SETTINGS)
+    rollout = EmbodiedRollout(
+        policy=policy, pool=EnvPool("gymnasium", CARTPOLE), encoder=None, settings=SETTINGS
+    )
     rollout.start()
-    request = EpisodeRequest(uid="u", group_id=0, task="CartPole-v1", task_id=0, trial_id=0, seed=0, policy_seed=(0,))
+    request = EpisodeRequest(
+        uid="u", group_id=0, task="CartPole-v1", task_id=0, trial_id=0, seed=0, policy_seed=(0,)
+    )
     result, stats = rollout.generate([request])
     rollout.close()
     assert len(result.trajectories) == 1

@@ -35,7 +35,9 @@ def test_every_executed_token_has_the_log_prob_of_its_own_chunk():
     policy, batch = TinyPolicy(), trajectories(5, masked_rows=(3,))
     scores = embodied_scorer(policy, batch, 1.3)
     for row, token in batch["response_mask"].nonzero().tolist():
-        torch.testing.assert_close(scores.log_probs_BT[row, token], by_hand(policy, batch, row, token, 1.3))
+        torch.testing.assert_close(
+            scores.log_probs_BT[row, token], by_hand(policy, batch, row, token, 1.3)
+        )
 
 
 def test_nothing_is_said_of_tokens_that_were_not_executed():
@@ -59,7 +61,10 @@ def test_what_lies_in_padding_does_not_matter():
     padding = (batch["response_mask"] == 0).unflatten(1, (CHUNKS, TOKENS)).all(-1)
     junk["proprioception"][padding] = torch.nan
     junk["responses"][batch["response_mask"] == 0] = BINS - 1
-    torch.testing.assert_close(embodied_scorer(policy, junk, 1.0).log_probs_BT, embodied_scorer(policy, batch, 1.0).log_probs_BT)
+    torch.testing.assert_close(
+        embodied_scorer(policy, junk, 1.0).log_probs_BT,
+        embodied_scorer(policy, batch, 1.0).log_probs_BT,
+    )
 
 
 def test_rows_without_any_executed_token_still_run_the_policy_with_a_gradient_of_zero():
@@ -92,5 +97,10 @@ def test_a_policy_of_another_chunk_length_is_refused():
 
 
 def test_a_batch_without_observations_is_refused():
-    with pytest.raises(TensorError, match="needs pixel_values or proprioception; it has: instruction_ids, responses"):
-        embodied_scorer(TinyPolicy(), trajectories(2).exclude("pixel_values", "proprioception"), 1.0)
+    with pytest.raises(
+        TensorError,
+        match="needs pixel_values or proprioception; it has: instruction_ids, responses",
+    ):
+        embodied_scorer(
+            TinyPolicy(), trajectories(2).exclude("pixel_values", "proprioception"), 1.0
+        )

@@ -31,7 +31,13 @@ class ScriptedPool:
 
     async def step_chunk(self, actions):
         reward, executed, terminated = next(self.script)
-        return {PROPRIOCEPTION: np.zeros(1)}, reward, terminated, False, {"executed": executed, "success": terminated}
+        return (
+            {PROPRIOCEPTION: np.zeros(1)},
+            reward,
+            terminated,
+            False,
+            {"executed": executed, "success": terminated},
+        )
 
 
 class StillPolicy(Policy):
@@ -53,11 +59,15 @@ class StillEngine:
     policy_version = 0
 
     async def act(self, request):
-        return ActResponse(tokens=np.zeros(4, np.int64), log_probs=np.zeros(4, np.float32), policy_version=0)
+        return ActResponse(
+            tokens=np.zeros(4, np.int64), log_probs=np.zeros(4, np.float32), policy_version=0
+        )
 
 
 def row_of(*script):
-    data = EpisodeRequest(uid="u", group_id=0, task="push", task_id=0, trial_id=0, seed=0, policy_seed=(0,))
+    data = EpisodeRequest(
+        uid="u", group_id=0, task="push", task_id=0, trial_id=0, seed=0, policy_seed=(0,)
+    )
     workflow = EmbodiedWorkflow(pool=ScriptedPool(script), policy=StillPolicy(), streams={})
     return asyncio.run(workflow.arun_episode(StillEngine(), data)).row
 
@@ -66,5 +76,18 @@ def test_reward_of_each_chunk_stands_at_its_last_executed_token():
     """Chunks of two actions of two tokens: rewards 3, 0.5 and 2; of the last chunk one action is executed."""
     row = row_of((3.0, 2, False), (0.5, 2, False), (2.0, 1, True))
     assert row["response_mask"].tolist() == [1, 1, 1, 1] * 2 + [1, 1, 0, 0]
-    assert row["env_rewards"].tolist() == [0.0, 0.0, 0.0, 3.0, 0.0, 0.0, 0.0, 0.5, 0.0, 2.0, 0.0, 0.0]
+    assert row["env_rewards"].tolist() == [
+        0.0,
+        0.0,
+        0.0,
+        3.0,
+        0.0,
+        0.0,
+        0.0,
+        0.5,
+        0.0,
+        2.0,
+        0.0,
+        0.0,
+    ]
     assert (row["env_rewards"].dtype, row["env_return"], row["finish_step"]) == (np.float32, 5.5, 5)

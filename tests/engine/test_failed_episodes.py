@@ -15,8 +15,15 @@ SHARE = 0.05
 
 def failed(count):
     """A rollout with `count` failed episodes, with the seeds from 0 on."""
-    requests = [EpisodeRequest(uid=str(i), group_id=0, task="push", task_id=0, trial_id=0, seed=i, policy_seed=(i,)) for i in range(count)]
-    return RolloutResult(failed=[(request, SimulationFailed("the server died three times")) for request in requests])
+    requests = [
+        EpisodeRequest(
+            uid=str(i), group_id=0, task="push", task_id=0, trial_id=0, seed=i, policy_seed=(i,)
+        )
+        for i in range(count)
+    ]
+    return RolloutResult(
+        failed=[(request, SimulationFailed("the server died three times")) for request in requests]
+    )
 
 
 def words_of(ranks, failures_by_rank):
@@ -24,7 +31,9 @@ def words_of(ranks, failures_by_rank):
     words = []
     for failures in failures_by_rank:
         try:
-            check_failures(failed(failures[ranks.rank]), episodes=10, max_failed_share=SHARE, ranks=ranks)
+            check_failures(
+                failed(failures[ranks.rank]), episodes=10, max_failed_share=SHARE, ranks=ranks
+            )
             words.append(None)
         except TooManyFailures as error:
             words.append(str(error))
@@ -54,7 +63,12 @@ def test_two_ranks_judge_their_episodes_together_and_in_the_same_words():
 def number_of_the_interrupt(ranks):
     """Of the signal that ends this rank, of which only rank 1 has heard."""
     with pytest.raises(Interrupted) as caught:
-        check_failures(RolloutResult(broken_off=15 * ranks.rank), episodes=10, max_failed_share=SHARE, ranks=ranks)
+        check_failures(
+            RolloutResult(broken_off=15 * ranks.rank),
+            episodes=10,
+            max_failed_share=SHARE,
+            ranks=ranks,
+        )
     return caught.value.number
 
 

@@ -5,7 +5,14 @@ import itertools
 import pytest
 import torch
 from ranks_at_work import run_on_ranks
-from tiny_training import TinyPolicy, largest_difference, make_actor, make_engine, trajectories, weights
+from tiny_training import (
+    TinyPolicy,
+    largest_difference,
+    make_actor,
+    make_engine,
+    trajectories,
+    weights,
+)
 
 from siirl.algos.advantages import ADVANTAGES, estimate_advantages
 from siirl.algos.aggregation import AGGREGATIONS
@@ -35,7 +42,12 @@ def one_update(ranks, *, aggregation, micro_batch, shares):
     batch = own_rows(trajectories(ROWS, masked_rows=MASKED_ROWS), ranks, shares)
     log_probs_BT = actor.compute_log_prob(batch).log_probs_BT
     metrics = actor.update(batch)
-    return {"gradient": engine.gradients[0], "weights": weights(engine), "metrics": metrics, "log_probs": log_probs_BT}
+    return {
+        "gradient": engine.gradients[0],
+        "weights": weights(engine),
+        "metrics": metrics,
+        "log_probs": log_probs_BT,
+    }
 
 
 def several_updates(ranks, shares):
@@ -53,7 +65,10 @@ def failing_updates(ranks):
     if ranks.rank == 1:
         bad["advantages"][0, 0] = torch.nan
     raised = []
-    for attempt in (lambda: actor.update(bad), lambda: make_engine(ranks, module=TinyPolicy(seed=ranks.rank))):
+    for attempt in (
+        lambda: actor.update(bad),
+        lambda: make_engine(ranks, module=TinyPolicy(seed=ranks.rank)),
+    ):
         try:
             attempt()
         except (TensorError, InvariantError) as error:
@@ -115,10 +130,15 @@ def on_two_ranks(ranks):
     }
     return {
         "reduction": measure_reduction(ranks=ranks, device=torch.device("cpu")),
-        "bfloat16 reduction": measure_reduction(ranks=ranks, device=torch.device("cpu"), compute_dtype=torch.bfloat16),
+        "bfloat16 reduction": measure_reduction(
+            ranks=ranks, device=torch.device("cpu"), compute_dtype=torch.bfloat16
+        ),
         "updates": updates,
         "several": {name: several_updates(ranks, shares) for name, shares in SHARES.items()},
-        "advantages": {case: advantages(ranks, SHARES[case[0]], case[1]) for case in itertools.product(SHARES, ESTIMATORS)},
+        "advantages": {
+            case: advantages(ranks, SHARES[case[0]], case[1])
+            for case in itertools.product(SHARES, ESTIMATORS)
+        },
         "conversation": conversation(ranks),
         "failing": failing_updates(ranks),
         "overflowing": overflowing_update(ranks),
@@ -140,7 +160,9 @@ def alone():
 
 
 def test_gloo_sums_or_averages_alike_in_all_types(two_ranks):
-    assert two_ranks[0]["reduction"] == two_ranks[1]["reduction"] == two_ranks[0]["bfloat16 reduction"]
+    assert (
+        two_ranks[0]["reduction"] == two_ranks[1]["reduction"] == two_ranks[0]["bfloat16 reduction"]
+    )
 
 
 @pytest.mark.parametrize(("entry", "factor"), [(6.0, 1.0), (2.0, 3.0)])
@@ -156,7 +178,10 @@ def test_a_reduction_that_is_neither_is_refused(entries):
 
 @pytest.mark.parametrize("aggregation", AGGREGATIONS)
 def test_micro_batches_of_one_and_of_four_have_the_same_gradient(alone, aggregation):
-    assert largest_difference(alone[aggregation, 1]["gradient"], alone[aggregation, 4]["gradient"]) < TOLERANCE
+    assert (
+        largest_difference(alone[aggregation, 1]["gradient"], alone[aggregation, 4]["gradient"])
+        < TOLERANCE
+    )
 
 
 @pytest.mark.parametrize("share", SHARES)
@@ -173,7 +198,9 @@ def test_two_ranks_have_the_gradient_of_one(alone, two_ranks, aggregation, micro
 def test_every_rank_reports_the_metrics_of_the_whole_batch(alone, two_ranks, share):
     expected = alone["token-mean", 1]["metrics"]
     for rank in two_ranks:
-        assert rank["updates"]["token-mean", 4, share]["metrics"] == pytest.approx(expected, rel=1e-5, abs=1e-7)
+        assert rank["updates"]["token-mean", 4, share]["metrics"] == pytest.approx(
+            expected, rel=1e-5, abs=1e-7
+        )
 
 
 @pytest.mark.parametrize("share", SHARES)
@@ -187,13 +214,19 @@ def test_mini_batches_and_epochs_move_the_weights_alike(two_ranks, share):
     expected = several_updates(OneProcess(), (ROWS, 0))
     assert expected["metrics"]["actor/updates"] == 6.0  # nine rows in mini-batches of three, twice
     for rank in two_ranks:
-        assert largest_difference(expected["weights"], rank["several"][share]["weights"]) < 1e-4  # Adam divides by small moments
-        assert rank["several"][share]["metrics"] == pytest.approx(expected["metrics"], rel=1e-3, abs=1e-5)
+        assert (
+            largest_difference(expected["weights"], rank["several"][share]["weights"]) < 1e-4
+        )  # Adam divides by small moments
+        assert rank["several"][share]["metrics"] == pytest.approx(
+            expected["metrics"], rel=1e-3, abs=1e-5
+        )
 
 
 @pytest.mark.parametrize("name", ESTIMATORS)
 @pytest.mark.parametrize("share", SHARES)
-def test_advantages_of_groups_that_are_spread_over_ranks_are_those_of_one_rank(two_ranks, share, name):
+def test_advantages_of_groups_that_are_spread_over_ranks_are_those_of_one_rank(
+    two_ranks, share, name
+):
     found = torch.cat([rank["advantages"][share, name] for rank in two_ranks])
     torch.testing.assert_close(found, advantages(OneProcess(), (ROWS, 0), name))
 
@@ -206,8 +239,12 @@ def test_ranks_understand_each_other(two_ranks):
 
 
 def test_a_nan_on_one_rank_stops_both_and_names_rank_and_row(two_ranks):
-    assert two_ranks[1]["failing"]["raised"][0].startswith("TensorError: advantages is nan in row 0, place [0]")
-    assert two_ranks[0]["failing"]["raised"][0].startswith("InvariantError: Rank 1 failed, so all stop: TensorError: advantages is nan")
+    assert two_ranks[1]["failing"]["raised"][0].startswith(
+        "TensorError: advantages is nan in row 0, place [0]"
+    )
+    assert two_ranks[0]["failing"]["raised"][0].startswith(
+        "InvariantError: Rank 1 failed, so all stop: TensorError: advantages is nan"
+    )
 
 
 def test_after_a_refused_batch_a_good_one_trains(two_ranks):
@@ -216,11 +253,17 @@ def test_after_a_refused_batch_a_good_one_trains(two_ranks):
 
 def test_ranks_that_start_from_different_weights_are_refused(two_ranks):
     for rank in two_ranks:
-        assert "start from different weights (9 tensors, the first is 'words.weight')" in rank["failing"]["raised"][1]
+        assert (
+            "start from different weights (9 tensors, the first is 'words.weight')"
+            in rank["failing"]["raised"][1]
+        )
 
 
 def test_an_infinite_gradient_on_one_rank_is_skipped_on_both(two_ranks):
     for rank in two_ranks:
         outcome = rank["overflowing"]
-        assert (outcome["metrics"]["actor/updates"], outcome["metrics"]["actor/skipped_updates"]) == (0.0, 1.0)
+        assert (
+            outcome["metrics"]["actor/updates"],
+            outcome["metrics"]["actor/skipped_updates"],
+        ) == (0.0, 1.0)
         assert largest_difference(outcome["before"], outcome["after"]) == 0.0

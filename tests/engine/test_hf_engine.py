@@ -31,7 +31,9 @@ def ask(engine: HFEngine, *requests: GenerationRequest) -> list[GenerationRespon
 def batches(model) -> list[tuple[int, int]]:
     """Rows and tokens of the forward passes from now on."""
     shapes: list[tuple[int, int]] = []
-    model.causal_lm.get_input_embeddings().register_forward_hook(lambda module, inputs, output: shapes.append(tuple(inputs[0].shape)))
+    model.causal_lm.get_input_embeddings().register_forward_hook(
+        lambda module, inputs, output: shapes.append(tuple(inputs[0].shape))
+    )
     return shapes
 
 
@@ -44,7 +46,10 @@ FAMILIES = [
     ("Llama", {"shared": 2}),
     ("Llama", {"shared": 4, "attn_implementation": "eager"}),
     ("Mistral", {"shared": 2, "sliding_window": 8}),
-    ("Qwen2", {"shared": 2, "use_sliding_window": True, "sliding_window": 8, "max_window_layers": 1}),
+    (
+        "Qwen2",
+        {"shared": 2, "use_sliding_window": True, "sliding_window": 8, "max_window_layers": 1},
+    ),
 ]
 
 
@@ -60,7 +65,13 @@ def test_log_probs_are_those_of_one_pass_without_a_cache(family, options):
 def test_greedy_tokens_are_those_of_generate():
     model = language_model("Llama", shared=2)
     ids = torch.tensor([list(b"17+25=")])
-    expected = model.causal_lm.generate(ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=12, eos_token_id=None)
+    expected = model.causal_lm.generate(
+        ids,
+        attention_mask=torch.ones_like(ids),
+        do_sample=False,
+        max_new_tokens=12,
+        eos_token_id=None,
+    )
     sure = engine(model)
     sure.stop_ids = np.array([], np.int64)
     (answer,) = ask(sure, request("a", "17+25=", tokens=12, greedy=True))
@@ -69,9 +80,17 @@ def test_greedy_tokens_are_those_of_generate():
 
 def test_a_request_gets_the_same_tokens_whatever_it_is_batched_with():
     model = language_model(shared=2)
-    alone = [ask(engine(model), request(str(i), prompt, tokens=12))[0] for i, prompt in enumerate(PROMPTS)]
-    together = ask(engine(model, max_running=3), *(request(str(i), prompt, tokens=12) for i, prompt in enumerate(PROMPTS)))
-    assert [answer.tokens.tolist() for answer in together] == [answer.tokens.tolist() for answer in alone]
+    alone = [
+        ask(engine(model), request(str(i), prompt, tokens=12))[0]
+        for i, prompt in enumerate(PROMPTS)
+    ]
+    together = ask(
+        engine(model, max_running=3),
+        *(request(str(i), prompt, tokens=12) for i, prompt in enumerate(PROMPTS)),
+    )
+    assert [answer.tokens.tolist() for answer in together] == [
+        answer.tokens.tolist() for answer in alone
+    ]
     for one, other in zip(alone, together, strict=True):
         np.testing.assert_allclose(one.log_probs, other.log_probs, atol=1e-5)
 
@@ -96,13 +115,26 @@ def test_bfloat16_passes_agree_with_training_in_bfloat16():
 def test_attention_in_bfloat16_rounds_where_that_of_training_does():
     """Three rows of lengths 40, 7 and 1; the plain way, scores and weights rounded at once, is ten times as far away."""
     query, key, value = (
-        torch.randn(3, 2, length, 16, generator=torch.Generator().manual_seed(length)).bfloat16() for length in (1, 40, 41)
+        torch.randn(3, 2, length, 16, generator=torch.Generator().manual_seed(length)).bfloat16()
+        for length in (1, 40, 41)
     )
     value, lengths_R = value[:, :, :40], torch.tensor([40, 7, 1])
-    bias = torch.zeros(3, 1, 1, 40).masked_fill(torch.arange(40) >= lengths_R[:, None, None, None], -torch.inf)
-    expected = torch.nn.functional.scaled_dot_product_attention(query, key, value, attn_mask=bias.bfloat16()).transpose(1, 2).float()
+    bias = torch.zeros(3, 1, 1, 40).masked_fill(
+        torch.arange(40) >= lengths_R[:, None, None, None], -torch.inf
+    )
+    expected = (
+        torch.nn.functional.scaled_dot_product_attention(
+            query, key, value, attn_mask=bias.bfloat16()
+        )
+        .transpose(1, 2)
+        .float()
+    )
     found = attend(torch.nn.Module(), query, key, value, bias)[0].float()
-    plain = ((query @ key.transpose(2, 3) * 0.25 + bias.bfloat16()).softmax(-1) @ value).transpose(1, 2).float()
+    plain = (
+        ((query @ key.transpose(2, 3) * 0.25 + bias.bfloat16()).softmax(-1) @ value)
+        .transpose(1, 2)
+        .float()
+    )
     assert float((found - expected).abs().mean()) < 0.1 * float((plain - expected).abs().mean())
 
 
@@ -128,7 +160,9 @@ def test_identical_prompts_are_computed_once():
 
 
 def test_samples_of_one_prompt_differ_by_their_seeds():
-    first, second, again = ask(engine(), *(request("a", "x", tokens=20, seed=seed) for seed in ((1,), (2,), (1,))))
+    first, second, again = ask(
+        engine(), *(request("a", "x", tokens=20, seed=seed) for seed in ((1,), (2,), (1,)))
+    )
     assert first.tokens.tolist() == again.tokens.tolist() != second.tokens.tolist()
 
 
@@ -137,8 +171,16 @@ def test_finished_rows_leave_and_waiting_ones_join():
     passes = batches(model)
     never = engine(model, max_running=2)
     never.stop_ids = np.array([], np.int64)
-    ask(never, request("a", "x", tokens=2), request("b", "y", tokens=5), request("c", "z", tokens=3))
-    assert [rows for rows, _ in passes] == [2, 2, 2, 2, 2]  # a and b, then c in a's place: prompts of one token need no prefill
+    ask(
+        never, request("a", "x", tokens=2), request("b", "y", tokens=5), request("c", "z", tokens=3)
+    )
+    assert [rows for rows, _ in passes] == [
+        2,
+        2,
+        2,
+        2,
+        2,
+    ]  # a and b, then c in a's place: prompts of one token need no prefill
 
 
 def test_few_joiners_wait_until_there_are_enough_of_them():
@@ -148,7 +190,10 @@ def test_few_joiners_wait_until_there_are_enough_of_them():
     passes = batches(model)
 
     async def scenario():
-        long = [asyncio.create_task(batching.agenerate(request(f"{i:02d}", "x", tokens=40))) for i in range(16)]
+        long = [
+            asyncio.create_task(batching.agenerate(request(f"{i:02d}", "x", tokens=40)))
+            for i in range(16)
+        ]
         await asyncio.sleep(0)
         await asyncio.sleep(0)
         late = asyncio.create_task(batching.agenerate(request("late", "y", tokens=1)))
@@ -157,12 +202,17 @@ def test_few_joiners_wait_until_there_are_enough_of_them():
         await asyncio.gather(*long)
         return begun
 
-    assert 16 <= asyncio.run(scenario()) <= 19  # one is less than an eighth of sixteen: it joins after sixteen passes
+    assert (
+        16 <= asyncio.run(scenario()) <= 19
+    )  # one is less than an eighth of sixteen: it joins after sixteen passes
     assert max(rows for rows, _ in passes) == 17
 
 
 def test_prompts_are_cut_into_passes_of_similar_length():
-    lengths = [[len(prompt) for prompt in part] for part in portions([(1,) * n for n in (5, 90, 4, 100, 3)], most_tokens=200)]
+    lengths = [
+        [len(prompt) for prompt in part]
+        for part in portions([(1,) * n for n in (5, 90, 4, 100, 3)], most_tokens=200)
+    ]
     assert lengths == [[100, 90], [5, 4, 3]]
 
 
@@ -173,7 +223,9 @@ def test_a_prompt_longer_than_a_whole_pass_still_goes_through():
 def test_the_event_loop_has_its_turn_between_two_passes():
     model = language_model()
     events: list[str] = []
-    model.causal_lm.get_input_embeddings().register_forward_hook(lambda *call: events.append("pass"))
+    model.causal_lm.get_input_embeddings().register_forward_hook(
+        lambda *call: events.append("pass")
+    )
     running = engine(model)
     running.stop_ids = np.array([], np.int64)
 
@@ -186,7 +238,11 @@ def test_the_event_loop_has_its_turn_between_two_passes():
         await asyncio.gather(running.agenerate(request("a", "x", tokens=4)), ticks())
 
     asyncio.run(scenario())
-    first, second = (index for index, event in enumerate(events) if event == "pass" and events[:index].count("pass") < 2)
+    first, second = (
+        index
+        for index, event in enumerate(events)
+        if event == "pass" and events[:index].count("pass") < 2
+    )
     assert "tick" in events[first:second]
 
 
@@ -206,26 +262,48 @@ def test_top_p_never_draws_outside_of_the_nucleus():
         probabilities = model.causal_lm(input_ids=torch.tensor([[5]])).logits[0, -1].softmax(-1)
     ordered = probabilities.sort(descending=True)
     likely = ordered.indices[: int((ordered.values.cumsum(0) < 0.5).sum()) + 1].tolist()
-    answers = ask(engine(model, top_p=0.5, max_running=200), *(request(str(i), (5,), tokens=1) for i in range(200)))
+    answers = ask(
+        engine(model, top_p=0.5, max_running=200),
+        *(request(str(i), (5,), tokens=1) for i in range(200)),
+    )
     assert {int(answer.tokens[0]) for answer in answers} <= set(likely)
-    np.testing.assert_allclose(answers[0].log_probs, probabilities[answers[0].tokens].log(), atol=1e-5)  # of the whole distribution
+    np.testing.assert_allclose(
+        answers[0].log_probs, probabilities[answers[0].tokens].log(), atol=1e-5
+    )  # of the whole distribution
 
 
 def test_greedy_and_sampled_requests_share_a_pass():
     model = language_model()
-    greedy, sampled = ask(engine(model), request("a", "17+", tokens=8, greedy=True), request("b", "17+", tokens=8))
-    assert greedy.tokens.tolist() == ask(engine(model), request("a", "17+", tokens=8, greedy=True))[0].tokens.tolist()
-    assert sampled.tokens.tolist() == ask(engine(model), request("b", "17+", tokens=8))[0].tokens.tolist()
+    greedy, sampled = ask(
+        engine(model), request("a", "17+", tokens=8, greedy=True), request("b", "17+", tokens=8)
+    )
+    assert (
+        greedy.tokens.tolist()
+        == ask(engine(model), request("a", "17+", tokens=8, greedy=True))[0].tokens.tolist()
+    )
+    assert (
+        sampled.tokens.tolist()
+        == ask(engine(model), request("b", "17+", tokens=8))[0].tokens.tolist()
+    )
 
 
 def test_first_tokens_are_drawn_as_often_as_they_are_likely():
     model = language_model()
     with torch.no_grad():
-        probabilities = model.causal_lm(input_ids=torch.tensor([[5]])).logits[0, -1].softmax(-1).numpy()
-    answers = ask(engine(model, max_running=1000), *(request(str(i), (5,), tokens=1, seed=(i,)) for i in range(1000)))
-    counts = np.bincount([int(answer.tokens[0]) for answer in answers], minlength=len(probabilities))
+        probabilities = (
+            model.causal_lm(input_ids=torch.tensor([[5]])).logits[0, -1].softmax(-1).numpy()
+        )
+    answers = ask(
+        engine(model, max_running=1000),
+        *(request(str(i), (5,), tokens=1, seed=(i,)) for i in range(1000)),
+    )
+    counts = np.bincount(
+        [int(answer.tokens[0]) for answer in answers], minlength=len(probabilities)
+    )
     likely = probabilities > 0.01
-    deviation = (counts - 1000 * probabilities)[likely] / np.sqrt(1000 * probabilities * (1 - probabilities))[likely]
+    deviation = (counts - 1000 * probabilities)[likely] / np.sqrt(
+        1000 * probabilities * (1 - probabilities)
+    )[likely]
     assert np.abs(deviation).max() < 4  # standard deviations
 
 
@@ -271,7 +349,10 @@ def test_each_token_carries_the_version_of_its_weights():
     assert answer.versions.tolist() == [3] * len(answer.tokens)
 
 
-@pytest.mark.parametrize(("prompt", "tokens", "reason"), [("x" * 100, 29, "ends at 128"), ("", 4, "at least 1"), ("x", 0, "at least 1")])
+@pytest.mark.parametrize(
+    ("prompt", "tokens", "reason"),
+    [("x" * 100, 29, "ends at 128"), ("", 4, "at least 1"), ("x", 0, "at least 1")],
+)
 def test_a_request_that_cannot_be_is_refused(prompt, tokens, reason):
     with pytest.raises(ConfigError, match=reason):
         ask(engine(), request("a", prompt, tokens=tokens))
@@ -288,7 +369,9 @@ def test_a_request_that_fills_the_model_is_served():
 def test_lockstep_begins_when_every_episode_waits_and_goes_by_uid():
     model = language_model()
     seen: list[list[int]] = []
-    model.causal_lm.get_input_embeddings().register_forward_hook(lambda module, inputs, output: seen.append(inputs[0][:, 0].tolist()))
+    model.causal_lm.get_input_embeddings().register_forward_hook(
+        lambda module, inputs, output: seen.append(inputs[0][:, 0].tolist())
+    )
     locked = engine(model, lockstep=True)
     locked.expect(episodes=2, at_once=8)
 
@@ -297,7 +380,9 @@ def test_lockstep_begins_when_every_episode_waits_and_goes_by_uid():
         return await locked.agenerate(asked)
 
     async def everybody():
-        await asyncio.gather(late(0.0, request("b", "y", tokens=1)), late(0.05, request("a", "x", tokens=1)))
+        await asyncio.gather(
+            late(0.0, request("b", "y", tokens=1)), late(0.05, request("a", "x", tokens=1))
+        )
 
     asyncio.run(everybody())
     assert seen == [[ord("x"), ord("y")]]
@@ -328,7 +413,11 @@ def test_lockstep_repeats_bit_for_bit_whatever_the_timing():
             answers = []
             for turn in range(2):
                 await asyncio.sleep(delays[number])
-                answers.append(await locked.agenerate(request(f"{number}-{turn}", PROMPTS[number], tokens=3 + 4 * number)))
+                answers.append(
+                    await locked.agenerate(
+                        request(f"{number}-{turn}", PROMPTS[number], tokens=3 + 4 * number)
+                    )
+                )
             locked.episode_ended()
             return b"".join(answer.log_probs.tobytes() for answer in answers)
 
@@ -392,7 +481,9 @@ def test_an_error_in_a_pass_reaches_everybody_who_waits():
     async def scenario():
         asyncio.get_running_loop().set_exception_handler(lambda loop, context: None)
         bad = request("a", (999_999,), tokens=2)  # no such token
-        both = await asyncio.gather(broken.agenerate(bad), broken.agenerate(request("b", "x")), return_exceptions=True)
+        both = await asyncio.gather(
+            broken.agenerate(bad), broken.agenerate(request("b", "x")), return_exceptions=True
+        )
         return both, await broken.agenerate(request("c", "x", tokens=2))
 
     errors, later = asyncio.run(scenario())
@@ -410,7 +501,11 @@ def test_statistics_count_requests_passes_and_tokens():
     counting = never_ending()
     ask(counting, request("a", "17+25=", tokens=4), request("b", "1+1=", tokens=2))
     stats = counting.take_stats()
-    assert (stats["calls"], stats["forward_passes"], stats["tokens"]) == (2, 5, 6)  # one prefill, four passes
+    assert (stats["calls"], stats["forward_passes"], stats["tokens"]) == (
+        2,
+        5,
+        6,
+    )  # one prefill, four passes
     assert stats["busy_s"] > 0
     assert set(counting.take_stats().values()) == {0.0}
 

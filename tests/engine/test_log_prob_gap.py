@@ -40,7 +40,10 @@ class Job:
     """The shipped model, acting and training in `dtype`."""
 
     def __init__(self, dtype):
-        self.config, self.compute_dtype = configured(dtype), torch.bfloat16 if dtype == "bfloat16" else None
+        self.config, self.compute_dtype = (
+            configured(dtype),
+            torch.bfloat16 if dtype == "bfloat16" else None,
+        )
         self.model = load_language_model(MODEL)
         engine = TrainEngine(
             module=self.model,
@@ -52,7 +55,12 @@ class Job:
             temperature=1.0,
             compute_dtype=self.compute_dtype,
         ).initialize()
-        self.actor = Actor(engine=engine, config=ActorArguments(ppo_mini_batch_size=1000), rollouts_per_prompt=1, seed=0)
+        self.actor = Actor(
+            engine=engine,
+            config=ActorArguments(ppo_mini_batch_size=1000),
+            rollouts_per_prompt=1,
+            seed=0,
+        )
 
     def answers(self, *, engine=HFEngine, model=None, temperature=1.0):
         """A batch of sampled answers to sums, with advantages that are drawn."""
@@ -68,13 +76,21 @@ class Job:
         prompts = [tuple(f"{a}+{b}=".encode()) for a, b in numbers for _ in range(ANSWERS)]
 
         async def everybody():
-            requests = [GenerationRequest(uid=str(i), input_ids=ids, max_new_tokens=TOKENS, seed=(i,)) for i, ids in enumerate(prompts)]
+            requests = [
+                GenerationRequest(uid=str(i), input_ids=ids, max_new_tokens=TOKENS, seed=(i,))
+                for i, ids in enumerate(prompts)
+            ]
             return await asyncio.gather(*(acting.agenerate(request) for request in requests))
 
-        rows = [row_of(i, ids, answer) for i, (ids, answer) in enumerate(zip(prompts, asyncio.run(everybody()), strict=True))]
+        rows = [
+            row_of(i, ids, answer)
+            for i, (ids, answer) in enumerate(zip(prompts, asyncio.run(everybody()), strict=True))
+        ]
         batch = Samples2Dict([Sample(row) for row in rows])
         generator = torch.Generator().manual_seed(0)
-        batch["advantages"] = torch.randn(len(rows), 1, generator=generator) * batch["response_mask"]
+        batch["advantages"] = (
+            torch.randn(len(rows), 1, generator=generator) * batch["response_mask"]
+        )
         return batch
 
     def update(self, batch) -> dict[str, float]:
@@ -116,7 +132,9 @@ def test_weights_of_the_step_before_stop_the_run(job, after_two_steps):
         require_agreement(metrics, job.config)
 
 
-@pytest.mark.parametrize("wrong", [{"temperature": 0.9}, {"engine": OnePositionTooFar}], ids=["temperature", "position"])
+@pytest.mark.parametrize(
+    "wrong", [{"temperature": 0.9}, {"engine": OnePositionTooFar}], ids=["temperature", "position"]
+)
 def test_another_temperature_and_another_position_stop_the_run(job, wrong):
     with pytest.raises(InvariantError, match="Acting and training disagree"):
         require_agreement(job.update(job.answers(**wrong)), job.config)
@@ -124,7 +142,10 @@ def test_another_temperature_and_another_position_stop_the_run(job, wrong):
 
 def test_a_gap_that_is_no_number_stops_the_run():
     with pytest.raises(InvariantError, match="differ by nan"):
-        require_agreement({"rollout/log_prob_gap_mean": float("nan"), "rollout/log_prob_gap": float("nan")}, configured("float32"))
+        require_agreement(
+            {"rollout/log_prob_gap_mean": float("nan"), "rollout/log_prob_gap": float("nan")},
+            configured("float32"),
+        )
 
 
 def test_a_step_without_tokens_of_these_weights_has_nothing_to_compare():

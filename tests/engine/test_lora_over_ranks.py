@@ -36,7 +36,12 @@ def one_update(ranks):
     actor.update(own)
     after = reference.compute_log_prob(own).log_probs_BT
     exported = module.exported_weights(engine.rollout_state())
-    return {"gradient": engine.gradients[0], "weights": weights(engine), "reference": (before, after), "exported": exported}
+    return {
+        "gradient": engine.gradients[0],
+        "weights": weights(engine),
+        "reference": (before, after),
+        "exported": exported,
+    }
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +57,9 @@ def two_ranks():
 def test_only_adapters_have_a_gradient_and_move(alone):
     assert all(".lora_" in name for name in alone["gradient"])
     before = adapted().state_dict()
-    moved = {name for name, weight in alone["weights"].items() if not torch.equal(weight, before[name])}
+    moved = {
+        name for name, weight in alone["weights"].items() if not torch.equal(weight, before[name])
+    }
     assert moved == set(alone["gradient"])
 
 
@@ -63,7 +70,11 @@ def test_two_ranks_have_the_gradient_of_one(alone, two_ranks):
 
 
 def test_the_reference_is_the_model_below_before_and_after_the_update(alone, two_ranks):
-    below = text_scorer(tiny_model(), text_rows(), 1.3).log_probs_BT.detach()  # 1.3: the engine's temperature
+    below = text_scorer(
+        tiny_model(), text_rows(), 1.3
+    ).log_probs_BT.detach()  # 1.3: the engine's temperature
     for side in (0, 1):
         torch.testing.assert_close(alone["reference"][side], below, rtol=0, atol=1e-6)
-        torch.testing.assert_close(torch.cat([rank["reference"][side] for rank in two_ranks]), below, rtol=0, atol=1e-5)
+        torch.testing.assert_close(
+            torch.cat([rank["reference"][side] for rank in two_ranks]), below, rtol=0, atol=1e-5
+        )

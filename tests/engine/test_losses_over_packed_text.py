@@ -33,7 +33,9 @@ WAYS: dict[str, tuple[dict[str, int], dict[str, int]]] = {
 
 def language_model() -> LanguageModel:
     """Wide enough for a lane of 32 tokens, which takes all rows of `text_rows`; narrow everywhere else."""
-    config = Qwen3Config(**{**SIZES, "hidden_size": 128, "intermediate_size": 16}, num_key_value_heads=1, head_dim=8)
+    config = Qwen3Config(
+        **{**SIZES, "hidden_size": 128, "intermediate_size": 16}, num_key_value_heads=1, head_dim=8
+    )
     with torch.random.fork_rng():
         torch.manual_seed(0)
         causal_lm = AutoModelForCausalLM.from_config(config).eval()
@@ -49,7 +51,10 @@ def lines_of_text(*, further_left: int = 0, further_right: int = 0) -> TensorDic
     with torch.no_grad():
         log_probs_BT = text_scorer(language_model(), rows, TEMPERATURE).log_probs_BT
     generator = torch.Generator().manual_seed(1)
-    columns = {name: log_probs_BT + 0.3 * torch.randn(log_probs_BT.shape, generator=generator) for name in OTHER_POLICIES}
+    columns = {
+        name: log_probs_BT + 0.3 * torch.randn(log_probs_BT.shape, generator=generator)
+        for name in OTHER_POLICIES
+    }
     for name, column_BT in {**columns, "advantages": rows["advantages"]}.items():
         padded[name] = torch.nn.functional.pad(column_BT, (0, further_right))
     return padded
@@ -60,7 +65,10 @@ def found_by(ranks: Any, options: dict[str, int], padding: dict[str, int]) -> An
     batch = lines_of_text(**padding)
     if ranks.size > 1:
         batch = batch[:SHARE] if ranks.rank == 0 else batch[SHARE:]
-    return gradients(make_engine(ranks, module=language_model(), scorer=text_scorer, optim=STILL, **options), batch)
+    return gradients(
+        make_engine(ranks, module=language_model(), scorer=text_scorer, optim=STILL, **options),
+        batch,
+    )
 
 
 @pytest.fixture(scope="module")
@@ -82,8 +90,13 @@ def test_all_rows_go_into_one_lane_and_a_row_alone_into_its_own():
     """So that the gradients below are compared between packed and unpacked rows."""
     batch, width = lines_of_text(), model_width(language_model())
     lanes, tokens = pack_rows(batch, width=width, share_prompts=False).input_ids_LS.shape
-    assert (lanes, tokens) == (1, 8 + 6 + 7 + 4 + 5)  # up to the token before the last one that is scored
-    alone = [pack_rows(batch[row : row + 1], width=width, share_prompts=False) for row in (0, 1, 3, 4, 5)]
+    assert (lanes, tokens) == (
+        1,
+        8 + 6 + 7 + 4 + 5,
+    )  # up to the token before the last one that is scored
+    alone = [
+        pack_rows(batch[row : row + 1], width=width, share_prompts=False) for row in (0, 1, 3, 4, 5)
+    ]
     assert [packed.input_ids_LS.shape[1] for packed in alone] == [8, 6, 7, 4, 5]
 
 

@@ -23,14 +23,18 @@ def parts(ids, *, rank=0, rows=2, seed=0):
     batch = TensorDict({"x": torch.zeros(len(ids[rank]))}, batch_size=[len(ids[rank])])
     if ids[rank]:
         batch["uid"] = ids[rank]
-    chosen = mini_batch_rows(batch=batch, rows=rows, ranks=Seat(rank, ids), generator=torch.Generator().manual_seed(seed))
+    chosen = mini_batch_rows(
+        batch=batch, rows=rows, ranks=Seat(rank, ids), generator=torch.Generator().manual_seed(seed)
+    )
     return [[ids[rank][row] for row in part.tolist()] for part in chosen]
 
 
 def test_one_mini_batch_is_the_batch_in_its_order_and_draws_nothing():
     generator = torch.Generator().manual_seed(0)
     before = generator.get_state()
-    (rows,) = mini_batch_rows(batch=trajectories(5), rows=5, ranks=OneProcess(), generator=generator)
+    (rows,) = mini_batch_rows(
+        batch=trajectories(5), rows=5, ranks=OneProcess(), generator=generator
+    )
     assert rows.tolist() == [0, 1, 2, 3, 4]
     assert torch.equal(generator.get_state(), before)
 

@@ -75,11 +75,20 @@ def test_an_address_of_another_machine_has_no_interface_here():
 
 def meets(rank, place):
     ranks = join(rank=rank, world_size=2, init_method=place)
-    opened = [each.laddr for each in psutil.Process().net_connections("tcp") if each.status == psutil.CONN_LISTEN]
+    opened = [
+        each.laddr
+        for each in psutil.Process().net_connections("tcp")
+        if each.status == psutil.CONN_LISTEN
+    ]
     assert {address.ip for address in opened} == {urlsplit(place).hostname}
     assert len(opened) == (2 if rank == 0 else 1)  # gloo's, and the store's
-    assert not takes_connections((urlsplit(place).hostname, urlsplit(place).port))  # both ranks are there
-    assert ranks.gather_objects(os.environ[GLOO_INTERFACE]) == [next(name for name in ADDRESSES if ADDRESSES[name] in place)] * 2
+    assert not takes_connections(
+        (urlsplit(place).hostname, urlsplit(place).port)
+    )  # both ranks are there
+    assert (
+        ranks.gather_objects(os.environ[GLOO_INTERFACE])
+        == [next(name for name in ADDRESSES if ADDRESSES[name] in place)] * 2
+    )
     leave(ranks)
 
 

@@ -22,18 +22,31 @@ def trajectories(policy):
     generator = torch.Generator().manual_seed(0)
     batch = TensorDict(
         {
-            "pixel_values": torch.randint(256, (ROWS, CHUNKS, 1, 224, 224, 3), generator=generator, dtype=torch.uint8),
+            "pixel_values": torch.randint(
+                256, (ROWS, CHUNKS, 1, 224, 224, 3), generator=generator, dtype=torch.uint8
+            ),
             "proprioception": 2 * torch.rand(ROWS, CHUNKS, 8, generator=generator) - 1,
-            "instruction_ids": torch.stack([torch.from_numpy(policy.tokenize_instruction(text)) for text in ("open", "pick up bowl", "")]),
+            "instruction_ids": torch.stack(
+                [
+                    torch.from_numpy(policy.tokenize_instruction(text))
+                    for text in ("open", "pick up bowl", "")
+                ]
+            ),
             "responses": torch.randint(256, (ROWS, CHUNKS * TOKENS), generator=generator),
-            "response_mask": (torch.arange(CHUNKS * TOKENS) < torch.tensor([[112], [63], [70]])).float(),
-            "advantages": torch.randn(ROWS, 1, generator=generator).expand(-1, CHUNKS * TOKENS).clone(),
+            "response_mask": (
+                torch.arange(CHUNKS * TOKENS) < torch.tensor([[112], [63], [70]])
+            ).float(),
+            "advantages": torch.randn(ROWS, 1, generator=generator)
+            .expand(-1, CHUNKS * TOKENS)
+            .clone(),
             "old_log_probs": torch.full((ROWS, CHUNKS * TOKENS), -5.5),
         },
         batch_size=[ROWS],
     )
     batch["rollout_log_probs"] = batch["old_log_probs"]
-    batch["policy_version"] = torch.ones(ROWS, dtype=torch.long)  # older than the weights: their log-probs are not compared
+    batch["policy_version"] = torch.ones(
+        ROWS, dtype=torch.long
+    )  # older than the weights: their log-probs are not compared
     batch["uid"] = [str(row) for row in range(ROWS)]
     return batch
 
@@ -47,12 +60,20 @@ def update(ranks, folder, lora=None):
         policy.adapt(lora, seed=0)
     engine = make_engine(ranks, module=policy, micro_batch_size=1)
     batch = trajectories(policy)
-    metrics = make_actor(engine).update(batch[:1] if ranks.rank == 0 and ranks.size == 2 else batch[1:] if ranks.size == 2 else batch)
+    metrics = make_actor(engine).update(
+        batch[:1]
+        if ranks.rank == 0 and ranks.size == 2
+        else batch[1:]
+        if ranks.size == 2
+        else batch
+    )
     return {"gradient": engine.gradients[0], "norm": metrics["actor/grad_norm"]}
 
 
 @pytest.mark.filterwarnings("ignore::envs.libero.assets.StandInWarning")
-@pytest.mark.parametrize("lora", [None, pytest.param(LoraArguments(rank=2), marks=pytest.mark.slow)])  # slow: each process imports peft
+@pytest.mark.parametrize(
+    "lora", [None, pytest.param(LoraArguments(rank=2), marks=pytest.mark.slow)]
+)  # slow: each process imports peft
 def test_gradient_of_two_ranks_is_that_of_one(monkeypatch, tmp_path, lora):
     folder = str(write_checkpoint(tmp_path, state=True))
     know_tiny_encoders(monkeypatch)

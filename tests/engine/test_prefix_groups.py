@@ -28,14 +28,26 @@ def group_rows(*, seed: int = 0) -> TensorDict:
     width_P, width_T = max(PROMPTS), max(RESPONSES)
     ids_BS = torch.full((len(PROMPTS), width_P + width_T), PAD)
     mask_BS = torch.zeros_like(ids_BS)
-    shared = {length: torch.randint(2, VOCABULARY, (length,), generator=generator) for length in sorted(set(PROMPTS))}
+    shared = {
+        length: torch.randint(2, VOCABULARY, (length,), generator=generator)
+        for length in sorted(set(PROMPTS))
+    }
     for row, (prompt, response) in enumerate(zip(PROMPTS, RESPONSES, strict=True)):
-        ids_BS[row, width_P - prompt : width_P] = shared[prompt] if row != 6 else shared[prompt].flip(0)
-        ids_BS[row, width_P : width_P + response] = torch.randint(2, VOCABULARY, (response,), generator=generator)
+        ids_BS[row, width_P - prompt : width_P] = (
+            shared[prompt] if row != 6 else shared[prompt].flip(0)
+        )
+        ids_BS[row, width_P : width_P + response] = torch.randint(
+            2, VOCABULARY, (response,), generator=generator
+        )
         mask_BS[row, width_P - prompt : width_P + response] = 1
     response_mask_BT = mask_BS[:, width_P:].clone()
     response_mask_BT[2, 1] = 0  # said by a tool, in the middle of an answer
-    columns = {"input_ids": ids_BS, "attention_mask": mask_BS, "responses": ids_BS[:, width_P:], "response_mask": response_mask_BT}
+    columns = {
+        "input_ids": ids_BS,
+        "attention_mask": mask_BS,
+        "responses": ids_BS[:, width_P:],
+        "response_mask": response_mask_BT,
+    }
     return TensorDict(columns, batch_size=[len(PROMPTS)])
 
 
@@ -48,9 +60,18 @@ def sharing_model(kind="tied"):
 def groups_of(prompts, lengths, *, width=WIDTH, most_tokens=None):
     """`prefix_groups` of prompts given as strings."""
     longest = max(map(len, prompts))
-    prompts_BP = torch.tensor([[NOBODYS] * (longest - len(prompt)) + [ord(letter) for letter in prompt] for prompt in prompts])
+    prompts_BP = torch.tensor(
+        [
+            [NOBODYS] * (longest - len(prompt)) + [ord(letter) for letter in prompt]
+            for prompt in prompts
+        ]
+    )
     return prefix_groups(
-        prompts_BP, torch.tensor(lengths), torch.tensor([len(prompt) for prompt in prompts]), width=width, most_tokens=most_tokens
+        prompts_BP,
+        torch.tensor(lengths),
+        torch.tensor([len(prompt) for prompt in prompts]),
+        width=width,
+        most_tokens=most_tokens,
     )
 
 
@@ -75,7 +96,9 @@ def test_a_group_keeps_to_the_budget_where_a_row_does():
 
 
 @given(
-    prompts=st.lists(st.sampled_from(["a", "b", "abc", "abd", "longer prompt"]), min_size=1, max_size=30),
+    prompts=st.lists(
+        st.sampled_from(["a", "b", "abc", "abd", "longer prompt"]), min_size=1, max_size=30
+    ),
     suffix=st.integers(0, 40),
     budget=st.one_of(st.none(), st.integers(60, 200)),
 )
@@ -180,7 +203,9 @@ def test_values_are_those_of_each_row_alone():
     torch.nn.init.normal_(model.value_head.weight, generator=torch.Generator().manual_seed(0))
     batch = group_rows()
     together = text_value_scorer(model, batch, 1.0)
-    alone = torch.cat([text_value_scorer(model, batch[row : row + 1], 1.0) for row in range(len(batch))])
+    alone = torch.cat(
+        [text_value_scorer(model, batch[row : row + 1], 1.0) for row in range(len(batch))]
+    )
     torch.testing.assert_close(together, alone, rtol=0, atol=1e-5)
     assert float(together.abs().max()) > 0.1
 

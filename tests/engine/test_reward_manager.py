@@ -8,14 +8,18 @@ from siirl.errors import ConfigError, UnknownNameError
 from siirl.params import RewardArguments
 
 
-def outcomes(complete, *, embedding=None, oracle=None, env_return=None, tasks=None) -> EpisodeOutcomes:
+def outcomes(
+    complete, *, embedding=None, oracle=None, env_return=None, tasks=None
+) -> EpisodeOutcomes:
     count = len(complete)
     return EpisodeOutcomes(
         uid_B=[str(i) for i in range(count)],
         task_name_B=tasks or ["door-open"] * count,
         index_B=np.arange(count) // 4,
         complete_B=np.array(complete, bool),
-        env_return_B=np.array(env_return if env_return is not None else np.zeros(count), np.float32),
+        env_return_B=np.array(
+            env_return if env_return is not None else np.zeros(count), np.float32
+        ),
         video_embedding_BD=None if embedding is None else np.array(embedding, np.float32),
         oracle_distance_B=None if oracle is None else np.array(oracle, np.float32),
     )
@@ -37,7 +41,9 @@ def test_return_is_the_environments_own_sum():
 
 def test_srpo_gives_a_failure_near_the_successes_more_than_one_far_away():
     embedding = [[0.0, 0.0], [0.1, 0.0], [1.0, 0.0], [5.0, 0.0]]
-    reward_B = manager("srpo").score(outcomes([True, True, False, False], embedding=embedding)).reward_B
+    reward_B = (
+        manager("srpo").score(outcomes([True, True, False, False], embedding=embedding)).reward_B
+    )
     assert reward_B[:2].tolist() == [1.0, 1.0]
     assert 0.8 > reward_B[2] > reward_B[3] > 0.0
 
@@ -65,7 +71,9 @@ def test_the_oracle_ranks_failures_by_true_distance_and_says_how_well():
 
 def test_failures_are_ranked_against_the_oracle_within_their_own_task():
     near_and_far = [0.01, 0.02, 0.03, 0.04, 0.05, 1.0, 2.0, 3.0, 4.0, 5.0]
-    videos = [[distance] for distance in [1, 2, 3, 4, 5, 0.1, 0.2, 0.3, 0.4, 0.5]]  # on the whole, the other way round
+    videos = [
+        [distance] for distance in [1, 2, 3, 4, 5, 0.1, 0.2, 0.3, 0.4, 0.5]
+    ]  # on the whole, the other way round
     step = outcomes(
         [True, True] + [False] * 10,
         embedding=[[0.0], [0.0], *videos],
@@ -73,7 +81,9 @@ def test_failures_are_ranked_against_the_oracle_within_their_own_task():
         tasks=["door-open", "push"] + ["door-open"] * 5 + ["push"] * 5,
     )
     step.index_B[:] = np.array([0, 1] + [0] * 5 + [1] * 5)
-    assert manager("srpo").score(step).metrics["reward/oracle_rank_correlation"] == pytest.approx(1.0)
+    assert manager("srpo").score(step).metrics["reward/oracle_rank_correlation"] == pytest.approx(
+        1.0
+    )
 
 
 def test_srpo_without_an_encoder_is_refused():

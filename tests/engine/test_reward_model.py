@@ -24,14 +24,27 @@ RESPONSES = ("46", "a much longer answer than the others", "47", "")
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory):
     """Makes folders of tiny classifiers, with the shipped tokenizer."""
-    from transformers import AutoTokenizer, Qwen2Config, Qwen2ForCausalLM, Qwen2ForSequenceClassification
+    from transformers import (
+        AutoTokenizer,
+        Qwen2Config,
+        Qwen2ForCausalLM,
+        Qwen2ForSequenceClassification,
+    )
 
     tokenizer = AutoTokenizer.from_pretrained(str(find("assets/tiny_lm")))
 
     def save(*, labels: int = 1, length: int = 128, broken: bool = False, head: bool = True) -> str:
         torch.manual_seed(0)
-        sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 1}
-        config = Qwen2Config(vocab_size=len(tokenizer), max_position_embeddings=length, num_labels=labels, **sizes)
+        sizes = {
+            "hidden_size": 16,
+            "intermediate_size": 16,
+            "num_hidden_layers": 1,
+            "num_attention_heads": 2,
+            "num_key_value_heads": 1,
+        }
+        config = Qwen2Config(
+            vocab_size=len(tokenizer), max_position_embeddings=length, num_labels=labels, **sizes
+        )
         model = (Qwen2ForSequenceClassification if head else Qwen2ForCausalLM)(config)
         if broken:
             model.score.weight.data.fill_(float("nan"))
@@ -50,7 +63,8 @@ def folder(saved) -> str:
 
 def config_of(path, *, micro_batch_size=16) -> SiiRLArguments:
     return SiiRLArguments(
-        reward=RewardArguments(name="model"), reward_model=RewardModelArguments(path=path, micro_batch_size=micro_batch_size)
+        reward=RewardArguments(name="model"),
+        reward_model=RewardModelArguments(path=path, micro_batch_size=micro_batch_size),
     )
 
 
@@ -64,26 +78,36 @@ def outcomes(*responses: str) -> EpisodeOutcomes:
         env_return_B=np.zeros(count, np.float32),
         video_embedding_BD=None,
         oracle_distance_B=None,
-        texts_B={"prompt_messages": [json.dumps(QUESTION)] * count, "response_text": list(responses)},
+        texts_B={
+            "prompt_messages": [json.dumps(QUESTION)] * count,
+            "response_text": list(responses),
+        },
         total=count,
     )
 
 
 def scores_of(path, *responses, ranks=ONE, **options):
     config = config_of(path, **options)
-    return make_text_reward_manager(config, reward_model=make_reward_model(config, device=CPU, ranks=ranks)).score(outcomes(*responses))
+    return make_text_reward_manager(
+        config, reward_model=make_reward_model(config, device=CPU, ranks=ranks)
+    ).score(outcomes(*responses))
 
 
 def test_the_reward_is_the_models_number_for_the_whole_conversation(folder):
     model = load_reward_model(RewardModelArguments(path=folder), device=CPU, ranks=ONE)
-    text = model.tokenizer.apply_chat_template([*QUESTION, {"role": "assistant", "content": "46"}], tokenize=False)
+    text = model.tokenizer.apply_chat_template(
+        [*QUESTION, {"role": "assistant", "content": "46"}], tokenize=False
+    )
     ids = torch.tensor([model.tokenizer(text, add_special_tokens=False)["input_ids"]])
     expected = model.classifier(input_ids=ids).logits[0, 0].item()
     assert scores_of(folder, "46").reward_B.tolist() == pytest.approx([expected], abs=1e-6)
 
 
 def test_the_reward_of_a_conversation_does_not_depend_on_its_batch(folder):
-    together, alone = scores_of(folder, *RESPONSES).reward_B, scores_of(folder, *RESPONSES, micro_batch_size=1).reward_B
+    together, alone = (
+        scores_of(folder, *RESPONSES).reward_B,
+        scores_of(folder, *RESPONSES, micro_batch_size=1).reward_B,
+    )
     assert together.tolist() == pytest.approx(alone.tolist(), abs=1e-6)
     assert len(set(together.tolist())) == len(RESPONSES)
 
@@ -104,17 +128,25 @@ def test_a_classifier_with_two_outputs_is_refused(saved):
 
 
 def test_a_language_model_whose_head_would_be_random_is_refused(saved):
-    with pytest.raises(CheckpointError, match=r"lacks 1 weights of a Qwen2ForSequenceClassification, the first is 'score.weight'"):
+    with pytest.raises(
+        CheckpointError,
+        match=r"lacks 1 weights of a Qwen2ForSequenceClassification, the first is 'score.weight'",
+    ):
         scores_of(saved(head=False), "46")
 
 
 def test_a_folder_that_is_not_there_is_refused():
-    with pytest.raises(MissingAssetError, match=r"reward_model.path=/no/such/folder: there is no such folder"):
+    with pytest.raises(
+        MissingAssetError, match=r"reward_model.path=/no/such/folder: there is no such folder"
+    ):
         scores_of("/no/such/folder", "46")
 
 
 def test_a_model_that_nobody_named_is_refused():
-    with pytest.raises(ConfigError, match=r"reward.name=model, and reward_model.path=null: name a sequence classifier"):
+    with pytest.raises(
+        ConfigError,
+        match=r"reward.name=model, and reward_model.path=null: name a sequence classifier",
+    ):
         scores_of(None, "46")
 
 
@@ -124,7 +156,9 @@ def test_no_model_is_loaded_where_no_part_is_one():
 
 def of_rank(ranks, path, responses):
     """What a rank's own responses are worth, where the other has another number of them."""
-    return scores_of(path, *responses[ranks.rank], ranks=ranks, micro_batch_size=1).reward_B.tolist()
+    return scores_of(
+        path, *responses[ranks.rank], ranks=ranks, micro_batch_size=1
+    ).reward_B.tolist()
 
 
 @pytest.mark.slow  # two processes that import transformers

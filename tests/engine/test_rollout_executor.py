@@ -15,7 +15,15 @@ from siirl.errors import ConfigError, SimulationFailed
 
 
 def request(number: int) -> EpisodeRequest:
-    return EpisodeRequest(uid=str(number), group_id=0, task="t", task_id=0, trial_id=0, seed=number, policy_seed=(number,))
+    return EpisodeRequest(
+        uid=str(number),
+        group_id=0,
+        task="t",
+        task_id=0,
+        trial_id=0,
+        seed=number,
+        policy_seed=(number,),
+    )
 
 
 class Sleepy(RolloutWorkflow):
@@ -46,7 +54,9 @@ def test_trajectories_come_in_the_order_of_the_requests_and_not_of_arrival():
 def test_a_failed_simulation_is_reported_beside_the_others():
     result = asyncio.run(rollout_batch(Sleepy(failing=[1]), None, [request(i) for i in range(3)]))
     assert [trajectory.row["uid"] for trajectory in result.trajectories] == ["0", "2"]
-    assert [(failed.uid, str(reason)) for failed, reason in result.failed] == [("1", "the server died three times")]
+    assert [(failed.uid, str(reason)) for failed, reason in result.failed] == [
+        ("1", "the server died three times")
+    ]
 
 
 def test_any_other_error_ends_the_batch_and_cancels_the_rest():
@@ -58,7 +68,14 @@ def test_any_other_error_ends_the_batch_and_cancels_the_rest():
 
 def test_each_episode_is_counted_when_it_is_done():
     done = []
-    asyncio.run(rollout_batch(Sleepy(failing=[0]), None, [request(i) for i in range(3)], on_done=lambda request: done.append(request.uid)))
+    asyncio.run(
+        rollout_batch(
+            Sleepy(failing=[0]),
+            None,
+            [request(i) for i in range(3)],
+            on_done=lambda request: done.append(request.uid),
+        )
+    )
     assert done == ["2", "1", "0"]
 
 
@@ -66,7 +83,12 @@ class Answering(RolloutWorkflow):
     """An episode is `(number, turns)`: it takes so many turns of the loop, and returns `copies` trajectories with the engine's version."""
 
     def __init__(self, *, copies=1, rejected=(), failing=(), breaking=()):
-        self.copies, self.rejected, self.failing, self.breaking = copies, rejected, failing, breaking
+        self.copies, self.rejected, self.failing, self.breaking = (
+            copies,
+            rejected,
+            failing,
+            breaking,
+        )
         self.running, self.most_running, self.cancelled = 0, 0, 0
 
     async def arun_episode(self, engine, data):
@@ -86,7 +108,10 @@ class Answering(RolloutWorkflow):
             raise ValueError("a bug")
         if number in self.rejected:
             return None
-        return [Trajectory(row={"number": number, "version": engine.policy_version}) for _ in range(self.copies)]
+        return [
+            Trajectory(row={"number": number, "version": engine.policy_version})
+            for _ in range(self.copies)
+        ]
 
 
 @pytest.fixture
@@ -120,7 +145,9 @@ def test_wait_that_times_out_keeps_what_is_there(inference):
     for data in [(0, 1), (1, 100_000), (2, 1)]:
         inference.submit(data, workflow)
     with pytest.raises(TimeoutError, match="2 are under way"):
-        inference.wait(2, timeout=2.0)  # the first takes a millisecond, the second a minute and a half
+        inference.wait(
+            2, timeout=2.0
+        )  # the first takes a millisecond, the second a minute and a half
     assert numbers(inference.wait(1)) == [0]
 
 
@@ -135,10 +162,14 @@ def test_rejected_and_failed_episodes_do_not_count_but_are_told(inference):
     workflow = Answering(rejected=[0], failing=[1])
     for i in range(5):
         inference.submit((i, 1), workflow)
-    result = inference.wait(1, should_accept=lambda trajectories: trajectories[0].row["number"] != 2)
+    result = inference.wait(
+        1, should_accept=lambda trajectories: trajectories[0].row["number"] != 2
+    )
     assert numbers(result) == [3]
     assert result.rejected == [(0, 1), (2, 1)]
-    assert [(data, str(reason)) for data, reason in result.failed] == [((1, 1), "the server died three times")]
+    assert [(data, str(reason)) for data, reason in result.failed] == [
+        ((1, 1), "the server died three times")
+    ]
 
 
 def test_an_episode_may_have_several_trajectories_and_counts_once(inference):
@@ -148,13 +179,20 @@ def test_an_episode_may_have_several_trajectories_and_counts_once(inference):
 
 
 def test_batch_drops_what_is_not_accepted(inference):
-    result = inference.rollout_batch([(i, 1) for i in range(4)], Answering(), should_accept=lambda group: group[0].row["number"] % 2 == 1)
+    result = inference.rollout_batch(
+        [(i, 1) for i in range(4)],
+        Answering(),
+        should_accept=lambda group: group[0].row["number"] % 2 == 1,
+    )
     assert numbers(result) == [1, 3]
     assert result.rejected == [(0, 1), (2, 1)]
 
 
 def test_workflow_that_returns_something_else_is_refused(inference):
-    with pytest.raises(TypeError, match=r"Wrong\.arun_episode must return a Trajectory, several of them, or None; got int"):
+    with pytest.raises(
+        TypeError,
+        match=r"Wrong\.arun_episode must return a Trajectory, several of them, or None; got int",
+    ):
         inference.rollout_batch([0], Wrong())
 
 
@@ -195,7 +233,9 @@ def test_episodes_ahead_go_on_with_the_next_batch_under_the_new_weights(inferenc
 def test_prepared_batch_ends_with_its_data_and_after_ten_times_as_many_tries(inference):
     assert numbers(inference.prepare_batch(iter([(0, 1)]), Answering(), count=3)) == [0]
     endless = ((i, 0) for i in itertools.count())
-    result = inference.prepare_batch(endless, Answering(), count=2, should_accept=lambda trajectories: False)
+    result = inference.prepare_batch(
+        endless, Answering(), count=2, should_accept=lambda trajectories: False
+    )
     assert (result.trajectories, len(result.rejected)) == ([], 20)
 
 
@@ -205,7 +245,10 @@ def test_weights_change_without_interruption_where_nothing_is_under_way(inferenc
 
 
 def test_episodes_under_way_end_with_the_engine():
-    inference, workflow = InferenceEngine(ScriptedEngine(lambda request: ""), at_once=2).initialize(), Answering()
+    inference, workflow = (
+        InferenceEngine(ScriptedEngine(lambda request: ""), at_once=2).initialize(),
+        Answering(),
+    )
     inference.submit((0, 1), workflow)
     inference.submit((1, 100_000), workflow)
     inference.wait(1)

@@ -13,11 +13,22 @@ LAST = float(np.nextafter(np.float32(1), np.float32(0)))
 
 
 def drawn(uniforms: list[float], **sampling) -> list[int]:
-    return draw(P.expand(len(uniforms), -1), torch.tensor(uniforms), sampling=Sampling(**sampling)).tolist()
+    return draw(
+        P.expand(len(uniforms), -1), torch.tensor(uniforms), sampling=Sampling(**sampling)
+    ).tolist()
 
 
 def test_a_number_draws_the_token_in_whose_part_of_the_cumulative_distribution_it_lies():
-    assert drawn([0.0, 0.05, 0.15, 0.45, 0.55, 0.65, 0.75, LAST]) == [0, 0, 1, 1, 2, 2, 3, 3]  # borders 0.1, 0.5, 0.7
+    assert drawn([0.0, 0.05, 0.15, 0.45, 0.55, 0.65, 0.75, LAST]) == [
+        0,
+        0,
+        1,
+        1,
+        2,
+        2,
+        3,
+        3,
+    ]  # borders 0.1, 0.5, 0.7
 
 
 def test_top_k_leaves_the_most_likely_tokens_in_proportion():
@@ -46,14 +57,20 @@ def test_leading_axes_are_kept():
 
 @settings(max_examples=200, derandomize=True, deadline=None)
 @given(
-    weights=st.lists(st.floats(0.0, 1.0, width=32), min_size=2, max_size=20).filter(lambda values: sum(values) > 0.01),
+    weights=st.lists(st.floats(0.0, 1.0, width=32), min_size=2, max_size=20).filter(
+        lambda values: sum(values) > 0.01
+    ),
     number=st.floats(0.0, LAST, width=32),
     top_k=st.none() | st.integers(1, 20),
     top_p=st.floats(0.05, 1.0),
 )
 def test_a_token_without_probability_is_never_drawn(weights, number, top_k, top_p):
     probabilities = torch.tensor(weights) / sum(weights)
-    token = int(draw(probabilities[None], torch.tensor([number]), sampling=Sampling(top_k=top_k, top_p=top_p)))
+    token = int(
+        draw(
+            probabilities[None], torch.tensor([number]), sampling=Sampling(top_k=top_k, top_p=top_p)
+        )
+    )
     assert probabilities[token] > 0
 
 

@@ -7,7 +7,10 @@ from siirl.errors import ConfigError, UnknownNameError
 
 
 def factors(scheduler, *, warmup=0, total=None, steps=6):
-    return [learning_rate_factor(scheduler=scheduler, step=step, warmup=warmup, total_steps=total) for step in range(steps)]
+    return [
+        learning_rate_factor(scheduler=scheduler, step=step, warmup=warmup, total_steps=total)
+        for step in range(steps)
+    ]
 
 
 def test_constant_stays():
@@ -24,22 +27,42 @@ def test_linear_falls_to_zero_after_the_last_step_and_stays():
 
 
 def test_cosine_is_half_at_half_of_the_rest():
-    assert factors("cosine_with_warmup", warmup=1, total=5)[:4] == pytest.approx([0.5, 1.0, 0.853553, 0.5])
+    assert factors("cosine_with_warmup", warmup=1, total=5)[:4] == pytest.approx(
+        [0.5, 1.0, 0.853553, 0.5]
+    )
 
 
 def test_a_run_that_is_all_warm_up_works():
-    assert factors("cosine_with_warmup", warmup=2, total=2, steps=3) == [pytest.approx(1 / 3), pytest.approx(2 / 3), 1.0]
+    assert factors("cosine_with_warmup", warmup=2, total=2, steps=3) == [
+        pytest.approx(1 / 3),
+        pytest.approx(2 / 3),
+        1.0,
+    ]
 
 
 def test_steps_of_warm_up_go_before_their_ratio():
-    assert warmup_length(scheduler="cosine_with_warmup", warmup_steps=7, warmup_ratio=0.5, total_steps=10) == 7
-    assert warmup_length(scheduler="cosine_with_warmup", warmup_steps=None, warmup_ratio=0.25, total_steps=10) == 3
-    assert warmup_length(scheduler="constant", warmup_steps=7, warmup_ratio=0.5, total_steps=10) == 0
+    assert (
+        warmup_length(
+            scheduler="cosine_with_warmup", warmup_steps=7, warmup_ratio=0.5, total_steps=10
+        )
+        == 7
+    )
+    assert (
+        warmup_length(
+            scheduler="cosine_with_warmup", warmup_steps=None, warmup_ratio=0.25, total_steps=10
+        )
+        == 3
+    )
+    assert (
+        warmup_length(scheduler="constant", warmup_steps=7, warmup_ratio=0.5, total_steps=10) == 0
+    )
 
 
 def test_a_ratio_of_a_run_without_end_is_refused():
     with pytest.raises(ConfigError, match=r"warmup_ratio=0.1 needs trainer.total_steps"):
-        warmup_length(scheduler="constant_with_warmup", warmup_steps=None, warmup_ratio=0.1, total_steps=None)
+        warmup_length(
+            scheduler="constant_with_warmup", warmup_steps=None, warmup_ratio=0.1, total_steps=None
+        )
 
 
 def test_a_fall_towards_no_end_is_refused():
@@ -48,5 +71,7 @@ def test_a_fall_towards_no_end_is_refused():
 
 
 def test_unknown_schedule_is_answered_with_the_known_ones():
-    with pytest.raises(UnknownNameError, match=r"'cosin_with_warmup'.*Did you mean 'cosine_with_warmup'"):
+    with pytest.raises(
+        UnknownNameError, match=r"'cosin_with_warmup'.*Did you mean 'cosine_with_warmup'"
+    ):
         factors("cosin_with_warmup")

@@ -30,7 +30,11 @@ def test_halves_that_do_not_belong_together_are_no_stop():
 
 
 @settings(max_examples=60, deadline=None, derandomize=True)
-@given(before=st.text(alphabet="abE", max_size=12), after=st.text(alphabet="abND", max_size=12), cut=st.integers(1, 2))
+@given(
+    before=st.text(alphabet="abE", max_size=12),
+    after=st.text(alphabet="abND", max_size=12),
+    cut=st.integers(1, 2),
+)
 def test_a_split_stop_is_found_wherever_it_is_cut(before, after, cut):
     tokens = [*before.encode(), *b"END", *after.encode()]
     assert split_stop(tokens, len(before) + cut, stop=("END",), decode=decode) == len(before) + 3

@@ -22,7 +22,9 @@ TERMS = {"entropy_coef": 0.01}
 
 
 def engine_of(ranks, kind, **options):
-    return make_engine(ranks, module=options.pop("module", None) or tiny_model(kind), scorer=text_scorer, **options)
+    return make_engine(
+        ranks, module=options.pop("module", None) or tiny_model(kind), scorer=text_scorer, **options
+    )
 
 
 def own_rows(ranks, share):
@@ -48,7 +50,11 @@ def held_to_a_reference(ranks, share):
     engine, batch = engine_of(ranks, "tied"), own_rows(ranks, share)
     batch["ref_log_prob"] = reference.compute_log_prob(batch).log_probs_BT
     metrics = make_actor(engine, **TERMS, use_kl_loss=True, kl_loss_coef=0.5).update(batch)
-    return {"gradient": engine.gradients[0], "reference": batch["ref_log_prob"], "kl": metrics["actor/kl_loss"]}
+    return {
+        "gradient": engine.gradients[0],
+        "reference": batch["ref_log_prob"],
+        "kl": metrics["actor/kl_loss"],
+    }
 
 
 def recomputing():
@@ -66,7 +72,10 @@ def gaps_in_bfloat16(ranks):
     for copied in copies:
         ActingModule(copied, trained=module).take_weights(engine.rollout_state())
     with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
-        return [float((text_scorer(copied, batch, 1.3).log_probs_BT - trained_BT).abs().mean()) for copied in copies]
+        return [
+            float((text_scorer(copied, batch, 1.3).log_probs_BT - trained_BT).abs().mean())
+            for copied in copies
+        ]
 
 
 def too_small_a_budget(ranks):
@@ -95,7 +104,9 @@ def export(ranks, folder):
 
 
 def on_two_ranks(ranks, folder):
-    cases = {(kind, share): one_update(ranks, kind, SHARES[share]) for kind in KINDS for share in SHARES}
+    cases = {
+        (kind, share): one_update(ranks, kind, SHARES[share]) for kind in KINDS for share in SHARES
+    }
     return {
         "updates": cases,
         "reference": {share: held_to_a_reference(ranks, SHARES[share]) for share in SHARES},
@@ -142,9 +153,13 @@ def test_two_ranks_have_the_gradient_and_the_scores_of_one(alone, two_ranks, kin
 @pytest.mark.parametrize("share", SHARES)
 def test_two_ranks_have_the_reference_and_the_gradient_of_a_kl_of_one(alone, two_ranks, share):
     expected = held_to_a_reference(OneProcess(), None)
-    plainly_BT = text_scorer(tiny_model("tied", seed=1), text_rows(), 1.3).log_probs_BT.detach()  # 1.3: the engine's temperature
+    plainly_BT = text_scorer(
+        tiny_model("tied", seed=1), text_rows(), 1.3
+    ).log_probs_BT.detach()  # 1.3: the engine's temperature
     found = [rank["reference"][share] for rank in two_ranks]
-    torch.testing.assert_close(torch.cat([rank["reference"] for rank in found]), plainly_BT, rtol=0, atol=1e-5)
+    torch.testing.assert_close(
+        torch.cat([rank["reference"] for rank in found]), plainly_BT, rtol=0, atol=1e-5
+    )
     for rank in found:
         assert largest_difference(expected["gradient"], rank["gradient"]) < 1e-5
         assert rank["kl"] == pytest.approx(expected["kl"], rel=1e-5)
@@ -176,12 +191,18 @@ def test_weights_in_fewer_digits_are_proved_to_have_arrived():
     assert evidence.agrees
     assert torch.equal(copied.output_weight, trained.output_weight.bfloat16())
     assert {weight.dtype for weight in copied.parameters()} == {torch.bfloat16}
-    assert torch.equal(copied.causal_lm.model.rotary_emb.inv_freq, trained.causal_lm.model.rotary_emb.inv_freq)
+    assert torch.equal(
+        copied.causal_lm.model.rotary_emb.inv_freq, trained.causal_lm.model.rotary_emb.inv_freq
+    )
 
 
 def test_a_row_over_the_budget_of_one_rank_stops_both(two_ranks):
-    assert two_ranks[1]["budget"].startswith("ConfigError: A row of 9 tokens exceeds the budget of 8")
-    assert two_ranks[0]["budget"].startswith("InvariantError: Rank 1 failed, so all stop: ConfigError: A row of 9 tokens")
+    assert two_ranks[1]["budget"].startswith(
+        "ConfigError: A row of 9 tokens exceeds the budget of 8"
+    )
+    assert two_ranks[0]["budget"].startswith(
+        "InvariantError: Rank 1 failed, so all stop: ConfigError: A row of 9 tokens"
+    )
 
 
 @pytest.mark.parametrize("name", ["exported by rank 0", "exported by rank 1", "checkpoint"])

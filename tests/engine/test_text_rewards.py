@@ -6,7 +6,12 @@ import textwrap
 import numpy as np
 import pytest
 
-from siirl.engine.reward_manager import EpisodeOutcomes, RewardManager, make_reward_manager, make_text_reward_manager
+from siirl.engine.reward_manager import (
+    EpisodeOutcomes,
+    RewardManager,
+    make_reward_manager,
+    make_text_reward_manager,
+)
 from siirl.engine.reward_manager.reward_worker import checked, judged
 from siirl.engine.reward_manager.text_rewards import text_columns
 from siirl.errors import ConfigError, UnknownNameError
@@ -65,7 +70,10 @@ def make(functions):
     made = []
 
     def manager(*parts, **options):
-        entries = tuple({"path": functions, **part} if "path" not in part and ":" not in part["name"] else part for part in parts)
+        entries = tuple(
+            {"path": functions, **part} if "path" not in part and ":" not in part["name"] else part
+            for part in parts
+        )
         entries = tuple({k: v for k, v in part.items() if v is not None} for part in entries)
         config = SiiRLArguments(reward=RewardArguments(functions=entries, **options))
         made.append(make_text_reward_manager(config))
@@ -76,7 +84,9 @@ def make(functions):
         each.close()
 
 
-def outcomes(*responses: str, truths=None, sources=None, success=None, lengths=None, total=None, **columns) -> EpisodeOutcomes:
+def outcomes(
+    *responses: str, truths=None, sources=None, success=None, lengths=None, total=None, **columns
+) -> EpisodeOutcomes:
     count = len(responses)
     texts = {
         "response_text": list(responses),
@@ -106,7 +116,9 @@ def test_a_function_is_called_with_the_texts_of_its_sample(make):
 
 
 def test_further_numbers_of_a_dict_are_logged_apart_and_texts_are_not(make):
-    scores = make({"name": "right"}).score(outcomes("46", "47", truths=["46", "46"], extra_info=['{"bonus": 3}', "{}"]))
+    scores = make({"name": "right"}).score(
+        outcomes("46", "47", truths=["46", "46"], extra_info=['{"bonus": 3}', "{}"])
+    )
     assert {name: part.tolist() for name, part in scores.parts.items()} == {
         "right": [2.0, 0.0],
         "right.right": [1.0, 0.0],
@@ -115,22 +127,37 @@ def test_further_numbers_of_a_dict_are_logged_apart_and_texts_are_not(make):
 
 
 def test_parts_are_weighted_added_up_and_logged_without_their_weight(make):
-    parts = ({"name": "length", "weight": 0.1}, {"name": "success", "path": None}, {"name": "later", "weight": -2})
+    parts = (
+        {"name": "length", "weight": 0.1},
+        {"name": "success", "path": None},
+        {"name": "later", "weight": -2},
+    )
     scores = make(*parts).score(outcomes("four", success=[True]))
     assert scores.reward_B.tolist() == pytest.approx([0.1 * 4 + 1.0 - 2 * 0.5])
-    assert {name: part.tolist() for name, part in scores.parts.items()} == {"length": [4.0], "success": [1.0], "later": [0.5]}
+    assert {name: part.tolist() for name, part in scores.parts.items()} == {
+        "length": [4.0],
+        "success": [1.0],
+        "later": [0.5],
+    }
 
 
 @pytest.mark.parametrize("name", ["success", "return"])
 def test_an_episode_that_the_environment_could_not_grade_has_no_grade_to_be_rewarded(make, name):
-    shown = dataclasses.replace(outcomes("four", "five", success=[True, False]), graded_B=np.array([True, False]))
+    shown = dataclasses.replace(
+        outcomes("four", "five", success=[True, False]), graded_B=np.array([True, False])
+    )
     scores = make({"name": name, "path": None}).score(shown)
-    assert scores.failed == {1: f"{name}: the environment cannot grade this row, and so has no verdict to reward"}
+    assert scores.failed == {
+        1: f"{name}: the environment cannot grade this row, and so has no verdict to reward"
+    }
     assert make({"name": "length"}).score(shown).reward_B.tolist() == [4.0, 4.0]
 
 
 def test_a_part_may_be_for_some_data_sources_alone(make):
-    manager = make({"name": "length", "data_sources": ["a"]}, {"name": "return", "path": None, "data_sources": "b"})
+    manager = make(
+        {"name": "length", "data_sources": ["a"]},
+        {"name": "return", "path": None, "data_sources": "b"},
+    )
     scores = manager.score(outcomes("four", "four", "four", sources=["a", "b", "c"]))
     assert scores.reward_B[:2].tolist() == [4.0, 0.25]
     assert scores.failed == {2: "no part of the reward is for the data source 'c'"}
@@ -154,7 +181,9 @@ BAD = {
 def moody_scores(functions):
     config = SiiRLArguments(
         custom_reward_function=CustomRewardArguments(path=functions, name="moody"),
-        reward=RewardArguments(manager="parallel", num_workers=2, timeout_s=5.0, max_failed_share=1.0),
+        reward=RewardArguments(
+            manager="parallel", num_workers=2, timeout_s=5.0, max_failed_share=1.0
+        ),
     )
     manager = make_text_reward_manager(config)
     yield manager.score(outcomes("good", *BAD, "good"))
@@ -192,22 +221,41 @@ def test_a_batched_function_gets_lists(make):
 @pytest.mark.parametrize(
     ("responses", "failed"),
     [
-        (("a", "short"), dict.fromkeys((0, 1), "many: ValueError: it returned 1 scores for 2 samples")),
-        (("a", "single"), dict.fromkeys((0, 1), "many: TypeError: it returned float, and 2 samples need a list of 2 scores")),
+        (
+            ("a", "short"),
+            dict.fromkeys((0, 1), "many: ValueError: it returned 1 scores for 2 samples"),
+        ),
+        (
+            ("a", "single"),
+            dict.fromkeys(
+                (0, 1), "many: TypeError: it returned float, and 2 samples need a list of 2 scores"
+            ),
+        ),
         (("a", "nan"), {1: "many: it returned nan, which is no score"}),
     ],
 )
-def test_a_list_of_the_wrong_length_fails_its_samples_and_a_bad_entry_its_own(make, responses, failed):
+def test_a_list_of_the_wrong_length_fails_its_samples_and_a_bad_entry_its_own(
+    make, responses, failed
+):
     assert make({"name": "many", "batched": True}).score(outcomes(*responses)).failed == failed
 
 
 @pytest.mark.parametrize(
     ("part", "message"),
     [
-        ({"name": "lenght"}, r"The reward function lenght of .*my_rewards.py cannot be used: .* has no 'lenght'"),
+        (
+            {"name": "lenght"},
+            r"The reward function lenght of .*my_rewards.py cannot be used: .* has no 'lenght'",
+        ),
         ({"name": "not_callable"}, r"not_callable is of type int and cannot be called"),
-        ({"name": "takes_other_things"}, r"it is called with \(data_source, solution_str, ground_truth, extra_info\), which its signature"),
-        ({"name": "length", "batched": True}, r"it is called with \(data_sources, solution_strs, ground_truths, extra_infos\)"),
+        (
+            {"name": "takes_other_things"},
+            r"it is called with \(data_source, solution_str, ground_truth, extra_info\), which its signature",
+        ),
+        (
+            {"name": "length", "batched": True},
+            r"it is called with \(data_sources, solution_strs, ground_truths, extra_infos\)",
+        ),
     ],
 )
 def test_a_function_that_cannot_be_used_is_refused_before_the_first_sample(make, part, message):
@@ -218,14 +266,19 @@ def test_a_function_that_cannot_be_used_is_refused_before_the_first_sample(make,
 def test_a_file_that_raises_on_import_is_refused_with_its_line(make, tmp_path):
     broken = tmp_path / "broken.py"
     broken.write_text("def score(**kwargs):\n    return 1\nimport no_such_package_here\n")
-    with pytest.raises(ConfigError, match=r"importing it raised ModuleNotFoundError: No module named 'no_such_package_here' .*line 3"):
+    with pytest.raises(
+        ConfigError,
+        match=r"importing it raised ModuleNotFoundError: No module named 'no_such_package_here' .*line 3",
+    ):
         make({"name": "score", "path": str(broken)})
 
 
 def test_a_file_may_import_its_neighbours(make, tmp_path):
     (tmp_path / "neighbour_of_rewards.py").write_text("VALUE = 7\n")
     own = tmp_path / "own.py"
-    own.write_text("from neighbour_of_rewards import VALUE\ndef score(**kwargs):\n    return VALUE\n")
+    own.write_text(
+        "from neighbour_of_rewards import VALUE\ndef score(**kwargs):\n    return VALUE\n"
+    )
     assert make({"name": "score", "path": str(own)}).score(outcomes("x")).reward_B.tolist() == [7.0]
 
 
@@ -256,18 +309,26 @@ def test_no_episodes_are_no_rewards():
 
 def test_text_managers_score_their_own_rank_and_trajectory_rewards_all():
     assert make_text_reward_manager(text_config()).looks_at_all_ranks is False
-    assert make_reward_manager(RewardArguments(), demonstrations={}, tasks=("t",)).looks_at_all_ranks is True
+    assert (
+        make_reward_manager(RewardArguments(), demonstrations={}, tasks=("t",)).looks_at_all_ranks
+        is True
+    )
 
 
 def test_both_kinds_of_manager_keep_the_protocol():
-    for manager in (make_text_reward_manager(text_config()), make_reward_manager(RewardArguments(), demonstrations={}, tasks=("t",))):
+    for manager in (
+        make_text_reward_manager(text_config()),
+        make_reward_manager(RewardArguments(), demonstrations={}, tasks=("t",)),
+    ):
         assert isinstance(manager, RewardManager)
 
 
 # DAPO's penalty: none up to 80 of 100 tokens, half at 90, all of it at 100
 
 
-def dapo_config(*, penalty: float, buffer: int | None = None, manager: str = "dapo") -> SiiRLArguments:
+def dapo_config(
+    *, penalty: float, buffer: int | None = None, manager: str = "dapo"
+) -> SiiRLArguments:
     config = SiiRLArguments(reward=RewardArguments(name="return", manager=manager))
     config.data.max_response_length = 100
     config.algorithm.overlong = OverlongArguments(penalty=penalty, buffer=buffer)
@@ -275,28 +336,39 @@ def dapo_config(*, penalty: float, buffer: int | None = None, manager: str = "da
 
 
 def test_dapo_takes_a_penalty_off_long_responses_beside_the_score():
-    scores = make_text_reward_manager(dapo_config(penalty=1.0)).score(outcomes("a", "b", "c", lengths=[80, 90, 100]))
+    scores = make_text_reward_manager(dapo_config(penalty=1.0)).score(
+        outcomes("a", "b", "c", lengths=[80, 90, 100])
+    )
     assert scores.penalty_B.tolist() == [0.0, -0.5, -1.0]
     assert scores.reward_B.tolist() == [0.25, 0.25, 0.25]
 
 
 def test_the_penalty_has_a_size_and_a_beginning():
-    scores = make_text_reward_manager(dapo_config(penalty=2.0, buffer=50)).score(outcomes("a", "b", lengths=[60, 75]))
+    scores = make_text_reward_manager(dapo_config(penalty=2.0, buffer=50)).score(
+        outcomes("a", "b", lengths=[60, 75])
+    )
     assert scores.penalty_B.tolist() == pytest.approx([-0.4, -1.0])
 
 
 def test_the_penalty_belongs_to_the_algorithm_and_not_to_how_functions_run():
-    scores = make_text_reward_manager(dapo_config(penalty=1.0, manager="naive")).score(outcomes("a", lengths=[100]))
+    scores = make_text_reward_manager(dapo_config(penalty=1.0, manager="naive")).score(
+        outcomes("a", lengths=[100])
+    )
     assert scores.penalty_B.tolist() == [-1.0]
 
 
 def test_dapo_without_a_penalty_is_refused():
-    with pytest.raises(ConfigError, match=r"algorithm.overlong.penalty=0 is none: set it \(pipeline=dapo sets 1\)"):
+    with pytest.raises(
+        ConfigError, match=r"algorithm.overlong.penalty=0 is none: set it \(pipeline=dapo sets 1\)"
+    ):
         make_text_reward_manager(dapo_config(penalty=0.0))
 
 
 def test_a_penalty_that_grows_over_more_than_the_response_is_refused():
-    with pytest.raises(ConfigError, match=r"algorithm.overlong.buffer=101 is more than data.max_response_length=100"):
+    with pytest.raises(
+        ConfigError,
+        match=r"algorithm.overlong.buffer=101 is more than data.max_response_length=100",
+    ):
         make_text_reward_manager(dapo_config(penalty=1.0, buffer=101))
 
 
@@ -304,24 +376,48 @@ def test_a_penalty_that_grows_over_more_than_the_response_is_refused():
 
 
 def parts_of(*functions, name="success", **custom):
-    return reward_parts(RewardArguments(name=name, functions=functions), CustomRewardArguments(**custom))
+    return reward_parts(
+        RewardArguments(name=name, functions=functions), CustomRewardArguments(**custom)
+    )
 
 
-def test_custom_reward_function_is_a_list_of_one_and_takes_the_place_of_the_environments_reward(functions):
-    (part,) = reward_parts(RewardArguments(name="return"), CustomRewardArguments(path=functions, name="length"))
+def test_custom_reward_function_is_a_list_of_one_and_takes_the_place_of_the_environments_reward(
+    functions,
+):
+    (part,) = reward_parts(
+        RewardArguments(name="return"), CustomRewardArguments(path=functions, name="length")
+    )
     assert (part.name, part.path, part.weight) == ("length", functions, 1.0)
 
 
 @pytest.mark.parametrize(
     ("entry", "message"),
     [
-        ({"name": "own_reward:half", "wieght": 2}, "Unknown key in reward.functions.0. 'wieght'. Did you mean 'weight'"),
+        (
+            {"name": "own_reward:half", "wieght": 2},
+            "Unknown key in reward.functions.0. 'wieght'. Did you mean 'weight'",
+        ),
         ({"weight": 2}, "reward.functions.0..name=None must name a function"),
-        ({"name": "return", "weight": "much"}, "reward.functions.0..weight='much' must be a finite number"),
-        ({"name": "return", "weight": float("nan")}, "reward.functions.0..weight=nan must be a finite number"),
-        ({"name": "score", "path": "/no/such/file.py"}, "reward.functions.0..path=/no/such/file.py: there is no such file"),
-        ({"name": "no_such_module_of_rewards:score"}, "there is no module 'no_such_module_of_rewards'"),
-        ({"name": "suces"}, "Unknown reward of text .reward.functions.0..name. 'suces'. Did you mean 'success'"),
+        (
+            {"name": "return", "weight": "much"},
+            "reward.functions.0..weight='much' must be a finite number",
+        ),
+        (
+            {"name": "return", "weight": float("nan")},
+            "reward.functions.0..weight=nan must be a finite number",
+        ),
+        (
+            {"name": "score", "path": "/no/such/file.py"},
+            "reward.functions.0..path=/no/such/file.py: there is no such file",
+        ),
+        (
+            {"name": "no_such_module_of_rewards:score"},
+            "there is no module 'no_such_module_of_rewards'",
+        ),
+        (
+            {"name": "suces"},
+            "Unknown reward of text .reward.functions.0..name. 'suces'. Did you mean 'success'",
+        ),
     ],
 )
 def test_a_part_that_cannot_be_one_is_refused(entry, message):
@@ -340,7 +436,9 @@ def test_two_parts_of_one_name_are_refused():
 
 
 def test_a_file_without_a_function_is_refused(functions):
-    with pytest.raises(ConfigError, match=r"name the function in it by custom_reward_function.name"):
+    with pytest.raises(
+        ConfigError, match=r"name the function in it by custom_reward_function.name"
+    ):
         reward_parts(RewardArguments(), CustomRewardArguments(path=functions))
 
 
@@ -352,7 +450,10 @@ def test_the_rollout_is_told_which_texts_to_provide():
 # What the process checks
 
 
-@pytest.mark.parametrize(("result", "expected"), [(True, 1.0), (3, 3.0), (np.float32(0.5), 0.5), ({"score": np.int64(2)}, 2.0)])
+@pytest.mark.parametrize(
+    ("result", "expected"),
+    [(True, 1.0), (3, 3.0), (np.float32(0.5), 0.5), ({"score": np.int64(2)}, 2.0)],
+)
 def test_every_kind_of_real_number_is_a_score(result, expected):
     assert checked(result) == {"score": expected}
 
@@ -362,5 +463,9 @@ def test_a_further_part_that_is_not_finite_is_left_out_of_the_logs():
 
 
 def test_a_manager_of_the_users_own_that_is_none_is_refused():
-    with pytest.raises(ConfigError, match="made a dict, which lacks ranks_failures, looks_at_all_ranks, score"):
-        make_reward_manager(RewardArguments(name="own_reward:no_manager"), demonstrations={}, tasks=("t",))
+    with pytest.raises(
+        ConfigError, match="made a dict, which lacks ranks_failures, looks_at_all_ranks, score"
+    ):
+        make_reward_manager(
+            RewardArguments(name="own_reward:no_manager"), demonstrations={}, tasks=("t",)
+        )

@@ -25,7 +25,9 @@ GAP = 1e-4  # DESIGN, invariant 6, in float32
 def model(tmp_path_factory):
     """Random weights: what it says is nonsense, of many lengths."""
     folder = tmp_path_factory.mktemp("random_lm")
-    new_tiny_lm(seed=3, shape=TinyLMShape(width=32, layers=2, heads=2, feed_forward=48, max_length=256)).save_pretrained(folder)
+    new_tiny_lm(
+        seed=3, shape=TinyLMShape(width=32, layers=2, heads=2, feed_forward=48, max_length=256)
+    ).save_pretrained(folder)
     tiny_tokenizer().save_pretrained(folder)
     return load_language_model(folder), load_chat_tokenizer(folder)
 
@@ -38,8 +40,19 @@ def make(model):
     def make(*, env, max_response_length, lockstep=False, slots=4):
         language_model, tokenizer = model
         pool = EnvPool(env, {}, 1, slots, cluster="local", deadline_s=600)
-        engine = HFEngine(model=language_model, tokenizer=tokenizer, temperature=TEMPERATURE, max_running=8, lockstep=lockstep)
-        workflow = TextWorkflow(pool=pool, tokenizer=tokenizer, max_prompt_length=32, max_response_length=max_response_length)
+        engine = HFEngine(
+            model=language_model,
+            tokenizer=tokenizer,
+            temperature=TEMPERATURE,
+            max_running=8,
+            lockstep=lockstep,
+        )
+        workflow = TextWorkflow(
+            pool=pool,
+            tokenizer=tokenizer,
+            max_prompt_length=32,
+            max_response_length=max_response_length,
+        )
         rollouts.append(TextRollout(engine=engine, pool=pool, workflow=workflow))
         rollouts[-1].start()
         return rollouts[-1]
@@ -50,7 +63,12 @@ def make(model):
 
 
 def requests(count, task="more"):
-    return [EpisodeRequest(uid=f"{i:02d}", group_id=i, task=task, task_id=0, trial_id=0, seed=i, policy_seed=(1, i)) for i in range(count)]
+    return [
+        EpisodeRequest(
+            uid=f"{i:02d}", group_id=i, task=task, task_id=0, trial_id=0, seed=i, policy_seed=(1, i)
+        )
+        for i in range(count)
+    ]
 
 
 async def until(condition):
@@ -63,17 +81,27 @@ def gap(model, trajectories):
     batch = Samples2Dict([Sample(trajectory.row) for trajectory in trajectories])
     with torch.no_grad():
         scores = text_scorer(model[0], batch, TEMPERATURE)
-    return float(((scores.log_probs_BT - batch["rollout_log_probs"]) * batch["response_mask"]).abs().max())
+    return float(
+        ((scores.log_probs_BT - batch["rollout_log_probs"]) * batch["response_mask"]).abs().max()
+    )
 
 
 def test_recorded_log_probs_are_those_of_training_over_several_turns(make, model):
-    result, stats = make(env="scripted_text:ThreeTurnsEnv", max_response_length=150).generate(requests(6))
+    result, stats = make(env="scripted_text:ThreeTurnsEnv", max_response_length=150).generate(
+        requests(6)
+    )
     assert len(result.trajectories) == 6
-    assert {trajectory.row["finish_step"] for trajectory in result.trajectories} > {1}  # some spoke again after they were asked to
+    assert {trajectory.row["finish_step"] for trajectory in result.trajectories} > {
+        1
+    }  # some spoke again after they were asked to
     assert any((trajectory.row["response_mask"] == 0).any() for trajectory in result.trajectories)
     assert gap(model, result.trajectories) < GAP
-    assert stats["policy_tokens"] == sum(int(trajectory.row["response_mask"].sum()) for trajectory in result.trajectories)
-    assert stats["env/steps"] == sum(trajectory.row["finish_step"] for trajectory in result.trajectories)
+    assert stats["policy_tokens"] == sum(
+        int(trajectory.row["response_mask"].sum()) for trajectory in result.trajectories
+    )
+    assert stats["env/steps"] == sum(
+        trajectory.row["finish_step"] for trajectory in result.trajectories
+    )
 
 
 def test_interrupted_episodes_go_on_with_what_they_had_and_lose_no_log_prob(make, model):
@@ -88,22 +116,35 @@ def test_interrupted_episodes_go_on_with_what_they_had_and_lose_no_log_prob(make
     after = rollout.engine.take_stats()["tokens"]
     assert before >= 20
     assert after > 0
-    assert before + after == sum(int(trajectory.row["response_mask"].sum()) for trajectory in trajectories)
-    assert {trajectory.row["policy_version"] for trajectory in trajectories} == {0}  # of their oldest token
+    assert before + after == sum(
+        int(trajectory.row["response_mask"].sum()) for trajectory in trajectories
+    )
+    assert {trajectory.row["policy_version"] for trajectory in trajectories} == {
+        0
+    }  # of their oldest token
     assert gap(model, trajectories) < GAP
 
 
 def test_lockstep_gives_the_same_episodes_bit_for_bit(make):
-    runs = [make(env="scripted_text:ThreeTurnsEnv", max_response_length=60, lockstep=True).generate(requests(6))[0] for _ in range(2)]
+    runs = [
+        make(env="scripted_text:ThreeTurnsEnv", max_response_length=60, lockstep=True).generate(
+            requests(6)
+        )[0]
+        for _ in range(2)
+    ]
     for first, second in zip(*(run.trajectories for run in runs), strict=True):
         np.testing.assert_array_equal(first.row["responses"], second.row["responses"])
-        np.testing.assert_array_equal(first.row["rollout_log_probs"], second.row["rollout_log_probs"])
+        np.testing.assert_array_equal(
+            first.row["rollout_log_probs"], second.row["rollout_log_probs"]
+        )
 
 
 def test_lockstep_waits_for_every_agent(make):
     rollout = make(env="scripted_text:TwoAgentsEnv", max_response_length=10, lockstep=True, slots=2)
     result, _ = rollout.generate(requests(4, task="sums-2"))
-    assert [trajectory.row["uid"] for trajectory in result.trajectories] == [f"{i:02d}-a{agent}" for i in range(4) for agent in range(2)]
+    assert [trajectory.row["uid"] for trajectory in result.trajectories] == [
+        f"{i:02d}-a{agent}" for i in range(4) for agent in range(2)
+    ]
 
 
 def test_closing_twice_is_safe(make):

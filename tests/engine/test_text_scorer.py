@@ -16,7 +16,12 @@ def gradient(model, loss):
     """Whole gradient of a loss as one vector."""
     model.zero_grad()
     loss.backward()
-    return torch.cat([torch.zeros_like(w).flatten() if w.grad is None else w.grad.flatten() for w in model.parameters()])
+    return torch.cat(
+        [
+            torch.zeros_like(w).flatten() if w.grad is None else w.grad.flatten()
+            for w in model.parameters()
+        ]
+    )
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
@@ -34,9 +39,14 @@ def test_gradients_are_those_of_whole_logits(kind):
     model, batch = tiny_model(kind), text_rows()
     weights_BT = torch.randn(batch["responses"].shape, generator=torch.Generator().manual_seed(1))
     scores = text_scorer(model, batch, 0.7)
-    found = gradient(model, (scores.log_probs_BT * weights_BT).sum() + 0.3 * (scores.entropy_BT * weights_BT).sum())
+    found = gradient(
+        model,
+        (scores.log_probs_BT * weights_BT).sum() + 0.3 * (scores.entropy_BT * weights_BT).sum(),
+    )
     log_probs_BT, entropy_BT = score_plainly(model, batch, 0.7)
-    expected = gradient(model, (log_probs_BT * weights_BT).sum() + 0.3 * (entropy_BT * weights_BT).sum())
+    expected = gradient(
+        model, (log_probs_BT * weights_BT).sum() + 0.3 * (entropy_BT * weights_BT).sum()
+    )
     assert float((found - expected).abs().max() / expected.abs().max()) < 1e-5
 
 
@@ -48,15 +58,27 @@ def test_a_rows_log_probs_do_not_depend_on_its_neighbours(attention):
     other = batch.clone()
     other["input_ids"][1:] = 39
     other["responses"][1:] = 39
-    torch.testing.assert_close(text_scorer(model, other, 1.0).log_probs_BT[0], together[0], rtol=0, atol=1e-6)
+    torch.testing.assert_close(
+        text_scorer(model, other, 1.0).log_probs_BT[0], together[0], rtol=0, atol=1e-6
+    )
     for row in range(len(batch)):
-        torch.testing.assert_close(text_scorer(model, batch[row : row + 1], 1.0).log_probs_BT[0], together[row], rtol=0, atol=1e-6)
+        torch.testing.assert_close(
+            text_scorer(model, batch[row : row + 1], 1.0).log_probs_BT[0],
+            together[row],
+            rtol=0,
+            atol=1e-6,
+        )
 
 
 def test_padding_on_either_side_changes_nothing():
     model = tiny_model()
-    plain, padded = (text_scorer(model, text_rows(further_left=left, further_right=right), 1.0) for left, right in ((0, 0), (3, 2)))
-    torch.testing.assert_close(padded.log_probs_BT[:, : max(RESPONSES)], plain.log_probs_BT, rtol=0, atol=1e-6)
+    plain, padded = (
+        text_scorer(model, text_rows(further_left=left, further_right=right), 1.0)
+        for left, right in ((0, 0), (3, 2))
+    )
+    torch.testing.assert_close(
+        padded.log_probs_BT[:, : max(RESPONSES)], plain.log_probs_BT, rtol=0, atol=1e-6
+    )
     assert not padded.log_probs_BT[:, max(RESPONSES) :].any()
 
 
@@ -64,7 +86,12 @@ def test_what_stands_in_padding_does_not_matter():
     model, batch = tiny_model(), text_rows()
     junk = batch.clone()
     junk["input_ids"][batch["attention_mask"] == 0] = 17
-    torch.testing.assert_close(text_scorer(model, junk, 1.0).log_probs_BT, text_scorer(model, batch, 1.0).log_probs_BT, rtol=0, atol=0)
+    torch.testing.assert_close(
+        text_scorer(model, junk, 1.0).log_probs_BT,
+        text_scorer(model, batch, 1.0).log_probs_BT,
+        rtol=0,
+        atol=0,
+    )
 
 
 def test_tokens_of_tools_are_read_and_not_scored():
@@ -74,7 +101,9 @@ def test_tokens_of_tools_are_read_and_not_scored():
     assert not scores.log_probs_BT[masked].any()
     assert not scores.entropy_BT[masked].any()
     other = batch.clone()
-    other["input_ids"][0, max(PROMPTS) + 1] = other["responses"][0, 1] = 38  # the tool said something else
+    other["input_ids"][0, max(PROMPTS) + 1] = other["responses"][0, 1] = (
+        38  # the tool said something else
+    )
     moved = (text_scorer(model, other, 1.0).log_probs_BT - scores.log_probs_BT)[0].detach()
     assert moved[0] == 0
     assert abs(moved[3]) > 1e-3
@@ -92,7 +121,10 @@ def test_rows_without_scored_tokens_run_the_model_with_a_gradient_of_zero(rows):
 
 def test_rows_without_any_response_column_run_too():
     model, batch = tiny_model(), text_rows()
-    batch["responses"], batch["response_mask"] = batch["responses"][:, :0], batch["response_mask"][:, :0]
+    batch["responses"], batch["response_mask"] = (
+        batch["responses"][:, :0],
+        batch["response_mask"][:, :0],
+    )
     scores = text_scorer(model, batch, 1.0)
     assert scores.log_probs_BT.shape == (6, 0)
     assert not gradient(model, scores.log_probs_BT.sum()).any()
@@ -106,7 +138,10 @@ def test_lanes_hold_each_needed_token_once_and_no_more_than_their_length():
 
 
 def test_a_row_longer_than_a_lane_makes_longer_lanes():
-    assert pack_rows(text_rows(), width=4, share_prompts=False).input_ids_LS.shape == (5, 8)  # 6, 5 and 4 fit beside nothing
+    assert pack_rows(text_rows(), width=4, share_prompts=False).input_ids_LS.shape == (
+        5,
+        8,
+    )  # 6, 5 and 4 fit beside nothing
 
 
 def test_recomputed_activations_do_not_change_the_gradient():
@@ -132,16 +167,33 @@ def test_passes_in_bfloat16_are_near_those_of_the_model_whose_head_rounds_its_lo
 
 def test_a_model_in_bfloat16_is_scored():
     scores = text_scorer(tiny_model(dtype=torch.bfloat16), text_rows(), 1.0)
-    torch.testing.assert_close(scores.log_probs_BT, text_scorer(tiny_model(), text_rows(), 1.0).log_probs_BT, rtol=0, atol=0.2)
+    torch.testing.assert_close(
+        scores.log_probs_BT,
+        text_scorer(tiny_model(), text_rows(), 1.0).log_probs_BT,
+        rtol=0,
+        atol=0.2,
+    )
 
 
 @pytest.mark.parametrize(
     ("change", "told"),
     [
-        (lambda batch: batch.exclude("attention_mask"), "needs the column 'attention_mask'; it has: "),
-        (lambda batch: batch.update({"response_mask": batch["response_mask"][:, :2]}), "do not fit each other"),
-        (lambda batch: batch.update({"attention_mask": 0 * batch["attention_mask"]}), "nothing predicts it"),
-        (lambda batch: batch.update({"response_mask": 2 * batch["response_mask"]}), "a mask holds only 0 and 1"),
+        (
+            lambda batch: batch.exclude("attention_mask"),
+            "needs the column 'attention_mask'; it has: ",
+        ),
+        (
+            lambda batch: batch.update({"response_mask": batch["response_mask"][:, :2]}),
+            "do not fit each other",
+        ),
+        (
+            lambda batch: batch.update({"attention_mask": 0 * batch["attention_mask"]}),
+            "nothing predicts it",
+        ),
+        (
+            lambda batch: batch.update({"response_mask": 2 * batch["response_mask"]}),
+            "a mask holds only 0 and 1",
+        ),
     ],
 )
 def test_columns_that_do_not_fit_are_refused(change, told):

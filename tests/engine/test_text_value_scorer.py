@@ -23,7 +23,15 @@ def value_model(kind="tied"):
 def text_critic(kind="tied"):
     model = value_model(kind)
     engine = make_engine(module=model, scorer=text_value_scorer, temperature=1.0)
-    return Critic(engine=engine, model=model, decisions=every_own_token, epochs=10, rows_per_mini_batch=100, clip_range=None, seed=0)
+    return Critic(
+        engine=engine,
+        model=model,
+        decisions=every_own_token,
+        epochs=10,
+        rows_per_mini_batch=100,
+        clip_range=None,
+        seed=0,
+    )
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -35,7 +43,9 @@ def test_a_value_is_that_of_the_hidden_state_before_its_token(kind):
     for row in range(len(batch)):
         present_S = batch["attention_mask"][row].bool()
         ids_1S = batch["input_ids"][row][present_S][None]
-        alone_S = model.value_head(model.trunk(ids_1S, torch.arange(ids_1S.shape[1])[None]))[0, :, 0]
+        alone_S = model.value_head(model.trunk(ids_1S, torch.arange(ids_1S.shape[1])[None]))[
+            0, :, 0
+        ]
         place_S = present_S.long().cumsum(0) - 1
         for token in range(batch["responses"].shape[1]):
             own = bool(batch["response_mask"][row, token])
@@ -59,7 +69,9 @@ def test_a_critic_has_no_weight_without_a_gradient(kind):
 def test_a_text_critic_learns_saves_and_goes_on(kind, tmp_path):
     critic, batch = text_critic(kind), text_rows()
     batch["value_mask"] = every_own_token(batch)
-    batch["returns"] = 5.0 + torch.arange(len(batch))[:, None].expand(batch["responses"].shape).float()
+    batch["returns"] = (
+        5.0 + torch.arange(len(batch))[:, None].expand(batch["responses"].shape).float()
+    )
     for _ in range(10):
         batch["values"] = critic.compute_values(batch).values_BT
         metrics = critic.update(batch)

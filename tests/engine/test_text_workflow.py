@@ -31,7 +31,9 @@ TOOL_ARGUMENTS = {"announce": False, "tool_deadline_s": 600.0}
 @pytest.fixture(scope="module", autouse=True)
 def workers_that_outlive_one_environment():
     """A lease on the workers of tools: else each test would start and end its own."""
-    pool = lease(WorkerSettings(target="envs.tools.signatures:call_function", num_workers=2, deadline_s=600))
+    pool = lease(
+        WorkerSettings(target="envs.tools.signatures:call_function", num_workers=2, deadline_s=600)
+    )
     yield
     release(pool)
 
@@ -39,7 +41,14 @@ def workers_that_outlive_one_environment():
 def request(number=0, **options):
     options = options or {"row": ROW}
     return EpisodeRequest(
-        uid=f"u{number}", group_id=number, task="mine", task_id=0, trial_id=3, seed=number, policy_seed=(9, number), options=options
+        uid=f"u{number}",
+        group_id=number,
+        task="mine",
+        task_id=0,
+        trial_id=3,
+        seed=number,
+        policy_seed=(9, number),
+        options=options,
     )
 
 
@@ -51,7 +60,9 @@ def play(script, *, env="math", arguments=None, requests=None, interrupting=None
     async def episodes():
         async with EnvPool(env, arguments or {}, 1, 4, cluster="local", deadline_s=600) as pool:
             workflow = TextWorkflow(pool=pool, tokenizer=ByteTokenizer(), **lengths | settings)
-            running = asyncio.ensure_future(rollout_batch(workflow, engine, requests or [request()]))
+            running = asyncio.ensure_future(
+                rollout_batch(workflow, engine, requests or [request()])
+            )
             if interrupting:
                 await interrupting(engine)
             return await running
@@ -72,32 +83,68 @@ def test_single_turn_is_prompt_and_response_with_everything_trained():
     assert row["attention_mask"].tolist() == [1] * 9
     assert row["position_ids"].tolist() == list(range(9))
     np.testing.assert_allclose(row["rollout_log_probs"], [-0.01, -0.02])
-    assert (row["complete"], row["truncated"], row["env_return"], row["finish_step"]) == (True, False, 1.0, 1)
-    assert (row["uid"], row["index"], row["task_name"], row["trial_id"], row["seed"]) == ("u0", 0, "mine", 3, 0)
+    assert (row["complete"], row["truncated"], row["env_return"], row["finish_step"]) == (
+        True,
+        False,
+        1.0,
+        1,
+    )
+    assert (row["uid"], row["index"], row["task_name"], row["trial_id"], row["seed"]) == (
+        "u0",
+        0,
+        "mine",
+        3,
+        0,
+    )
 
 
 def test_record_tells_the_episode_to_a_person():
     record = play(lambda request: "6")[0].trajectories[0].record
     assert record["prompt"] == ROW["prompt"]
-    assert record["turns"] == [{"role": "assistant", "content": "6", "tokens": [*b"6", END], "log_probs": [-0.01, -0.02]}]
-    assert (record["verdict"], record["reward_parts"], record["ground_truth"]) == ("wrong", {"correct": 0.0}, "5")
+    assert record["turns"] == [
+        {"role": "assistant", "content": "6", "tokens": [*b"6", END], "log_probs": [-0.01, -0.02]}
+    ]
+    assert (record["verdict"], record["reward_parts"], record["ground_truth"]) == (
+        "wrong",
+        {"correct": 0.0},
+        "5",
+    )
 
 
 def test_text_columns_are_added_only_where_they_are_wanted():
-    row = play(lambda request: "6", text_columns=("response_text", "ground_truth", "extra_info"))[0].trajectories[0].row
-    assert (row["response_text"], row["ground_truth"], row["extra_info"]) == ("6", '"5"', '{"page": 7}')
+    row = (
+        play(lambda request: "6", text_columns=("response_text", "ground_truth", "extra_info"))[0]
+        .trajectories[0]
+        .row
+    )
+    assert (row["response_text"], row["ground_truth"], row["extra_info"]) == (
+        "6",
+        '"5"',
+        '{"page": 7}',
+    )
     assert "data_source" not in row
 
 
 def test_generated_question_knows_its_truth_and_is_asked_by_split():
-    result, _ = play(lambda request: "1", arguments={"tasks": ["sums-1"]}, requests=[sums_request()])
+    result, _ = play(
+        lambda request: "1", arguments={"tasks": ["sums-1"]}, requests=[sums_request()]
+    )
     trajectory = result.trajectories[0]
     first, second = map(int, re.findall(r"\d+", trajectory.instruction))
     assert trajectory.record["ground_truth"] == str(first + second)
 
 
 def sums_request():
-    return EpisodeRequest(uid="g", group_id=0, task="sums-1", task_id=0, trial_id=0, seed=1, policy_seed=(0,), options={"split": "heldout"})
+    return EpisodeRequest(
+        uid="g",
+        group_id=0,
+        task="sums-1",
+        task_id=0,
+        trial_id=0,
+        seed=1,
+        policy_seed=(0,),
+        options={"split": "heldout"},
+    )
 
 
 def tool_script(request):
@@ -110,7 +157,9 @@ def test_tokens_of_a_tool_are_masked_and_its_own_never_made_anew():
     call, answer, final = [*CALL.encode(), END], [TOOL, *b"5", END, MODEL], [*b"5", END]
     assert row["responses"].tolist() == call + answer + final
     assert row["response_mask"].tolist() == [1] * len(call) + [0] * len(answer) + [1] * len(final)
-    assert row["rollout_log_probs"][len(call) : len(call) + len(answer)].tolist() == [0.0] * len(answer)
+    assert row["rollout_log_probs"][len(call) : len(call) + len(answer)].tolist() == [0.0] * len(
+        answer
+    )
     assert engine.requests[1].input_ids == (*engine.requests[0].input_ids, *call, *answer)
     assert (row["finish_step"], row["complete"], row["truncated"]) == (2, True, False)
 
@@ -121,8 +170,14 @@ def test_each_turn_draws_from_a_generator_of_its_own():
 
 
 def test_turns_of_the_environment_stand_in_the_record():
-    turns = play(tool_script, env="tools", arguments=TOOL_ARGUMENTS)[0].trajectories[0].record["turns"]
-    assert [(turn["role"], turn["content"]) for turn in turns] == [("assistant", CALL), ("tool", "5"), ("assistant", "5")]
+    turns = (
+        play(tool_script, env="tools", arguments=TOOL_ARGUMENTS)[0].trajectories[0].record["turns"]
+    )
+    assert [(turn["role"], turn["content"]) for turn in turns] == [
+        ("assistant", CALL),
+        ("tool", "5"),
+        ("assistant", "5"),
+    ]
 
 
 def test_spent_budget_truncates_and_the_last_text_is_still_graded():
@@ -133,25 +188,49 @@ def test_spent_budget_truncates_and_the_last_text_is_still_graded():
 
 
 def test_answer_of_a_tool_that_spends_the_budget_ends_the_episode_with_the_reward_so_far():
-    budget = len(CALL) + 1 + 4  # the call with its END, and the tool's four tokens: none is left to answer with
+    budget = (
+        len(CALL) + 1 + 4
+    )  # the call with its END, and the tool's four tokens: none is left to answer with
     result, _ = play(tool_script, env="tools", arguments=TOOL_ARGUMENTS, max_response_length=budget)
     row = result.trajectories[0].row
     assert row["responses"].tolist() == [*CALL.encode(), END]
-    assert (row["complete"], row["truncated"], row["env_return"], row["finish_step"]) == (False, True, 0.0, 1)
-    result, _ = play(tool_script, env="tools", arguments=TOOL_ARGUMENTS, max_response_length=budget + 1)
+    assert (row["complete"], row["truncated"], row["env_return"], row["finish_step"]) == (
+        False,
+        True,
+        0.0,
+        1,
+    )
+    result, _ = play(
+        tool_script, env="tools", arguments=TOOL_ARGUMENTS, max_response_length=budget + 1
+    )
     assert result.trajectories[0].row["responses"][-1] == ord("5")
 
 
 def test_budget_of_turns_is_the_environments():
-    result, engine = play(lambda request: CALL, env="tools", arguments=TOOL_ARGUMENTS | {"max_turns": 2})
+    result, engine = play(
+        lambda request: CALL, env="tools", arguments=TOOL_ARGUMENTS | {"max_turns": 2}
+    )
     trajectory = result.trajectories[0]
-    assert (len(engine.requests), trajectory.row["truncated"], trajectory.record["verdict"]) == (2, True, "out of turns")
+    assert (len(engine.requests), trajectory.row["truncated"], trajectory.record["verdict"]) == (
+        2,
+        True,
+        "out of turns",
+    )
 
 
 def test_text_longer_than_the_environment_takes_gets_no_reward():
-    trajectory = play(lambda request: "5     ", arguments={"max_action_characters": 5})[0].trajectories[0]
-    assert (trajectory.row["env_return"], trajectory.row["complete"], trajectory.row["truncated"]) == (0.0, False, True)
-    assert trajectory.record["verdict"] == "a text has more than the 5 characters that the environment takes"
+    trajectory = play(lambda request: "5     ", arguments={"max_action_characters": 5})[
+        0
+    ].trajectories[0]
+    assert (
+        trajectory.row["env_return"],
+        trajectory.row["complete"],
+        trajectory.row["truncated"],
+    ) == (0.0, False, True)
+    assert (
+        trajectory.record["verdict"]
+        == "a text has more than the 5 characters that the environment takes"
+    )
 
 
 def test_prompt_too_long_is_a_failed_episode_that_says_so():
@@ -180,7 +259,9 @@ def test_answer_that_cannot_be_graded_is_a_failed_episode():
 
 
 def test_several_agents_give_a_trajectory_each():
-    result, engine = play(lambda made: "5" if made.seed[2] == 1 else "4", arguments={"num_agents": 2})
+    result, engine = play(
+        lambda made: "5" if made.seed[2] == 1 else "4", arguments={"num_agents": 2}
+    )
     first, second = result.trajectories
     assert [first.row["uid"], second.row["uid"]] == ["u0-a0", "u0-a1"]
     assert [first.row["env_return"], second.row["env_return"]] == [0.0, 1.0]
@@ -231,8 +312,14 @@ def test_stop_string_that_an_interruption_splits_ends_the_turn(said):
     row = trajectory.row
     assert len(engine.requests) == 2
     assert row["responses"].tolist() == [*b"say <stop>"]
-    assert [len(row[name]) for name in ("response_mask", "rollout_log_probs", "env_rewards")] == [10, 10, 10]
-    assert row["rollout_log_probs"].tolist() == pytest.approx([-n / 100 for n in (*range(1, said + 1), *range(1, 11 - said))])
+    assert [len(row[name]) for name in ("response_mask", "rollout_log_probs", "env_rewards")] == [
+        10,
+        10,
+        10,
+    ]
+    assert row["rollout_log_probs"].tolist() == pytest.approx(
+        [-n / 100 for n in (*range(1, said + 1), *range(1, 11 - said))]
+    )
     assert trajectory.record["finish_reason"] == "stop"
     assert [turn["content"] for turn in trajectory.record["turns"]] == ["say <stop>"]
     assert not row["truncated"]
@@ -241,7 +328,15 @@ def test_stop_string_that_an_interruption_splits_ends_the_turn(said):
 def test_reward_of_each_turn_stands_at_its_last_token():
     """Turns `ab`, `c` and `def` with their END, each with reward 1; the environment says `More?` with a mark before and two behind."""
     says = ("ab", "c", "def")
-    row = play(lambda made: says[made.seed[3]], env="scripted_text:ThreeTurnsEnv", requests=[more_request()])[0].trajectories[0].row
+    row = (
+        play(
+            lambda made: says[made.seed[3]],
+            env="scripted_text:ThreeTurnsEnv",
+            requests=[more_request()],
+        )[0]
+        .trajectories[0]
+        .row
+    )
     heard = 1 + len("More?") + 2
     expected = [0, 0, 1, *[0] * heard, 0, 1, *[0] * heard, 0, 0, 0, 1]
     assert row["env_rewards"].tolist() == expected
@@ -250,7 +345,9 @@ def test_reward_of_each_turn_stands_at_its_last_token():
 
 
 def more_request():
-    return EpisodeRequest(uid="m", group_id=0, task="more", task_id=0, trial_id=0, seed=0, policy_seed=(9, 0))
+    return EpisodeRequest(
+        uid="m", group_id=0, task="more", task_id=0, trial_id=0, seed=0, policy_seed=(9, 0)
+    )
 
 
 def test_engine_is_told_the_texts_that_end_a_turn():
@@ -273,12 +370,20 @@ class BestOfTwo(TextWorkflow):
     """A workflow of one's own: two episodes, of which the better one is kept."""
 
     async def arun_episode(self, engine, data):
-        first, second = await super().arun_episode(engine, data), await super().arun_episode(engine, data)
+        first, second = (
+            await super().arun_episode(engine, data),
+            await super().arun_episode(engine, data),
+        )
         return max(first, second, key=lambda episode: episode[0].row["env_return"])
 
 
 def arguments_of(pool=None):
-    return {"pool": pool, "tokenizer": ByteTokenizer(), "max_prompt_length": 50, "max_response_length": 50}
+    return {
+        "pool": pool,
+        "tokenizer": ByteTokenizer(),
+        "max_prompt_length": 50,
+        "max_response_length": 50,
+    }
 
 
 def test_workflow_of_ones_own_is_made_with_the_same_arguments():
@@ -292,7 +397,10 @@ def test_workflow_of_ones_own_is_made_with_the_same_arguments():
     ("name", "words"),
     [
         ("no_such_module:X", "there is no module 'no_such_module'"),
-        ("builtins:dict", r"made a dict; it must be a siirl\.engine\.rollout\.workflow\.RolloutWorkflow"),
+        (
+            "builtins:dict",
+            r"made a dict; it must be a siirl\.engine\.rollout\.workflow\.RolloutWorkflow",
+        ),
         ("scripted_text:UngradableEnv", r"is called with \(pool=…, tokenizer=…"),
     ],
 )
@@ -307,7 +415,9 @@ def test_workflow_that_is_none_is_refused(name, words):
     budget=st.integers(1, 60),
     interruptions=st.sets(st.integers(1, 30), max_size=4),
 )
-def test_whatever_is_said_and_interrupted_the_row_is_what_the_engine_generated(says, budget, interruptions):
+def test_whatever_is_said_and_interrupted_the_row_is_what_the_engine_generated(
+    says, budget, interruptions
+):
     """Three turns with any texts, under any budget, interrupted anywhere: no token is lost, made anew, or trained on twice."""
 
     def script(made):
@@ -319,9 +429,18 @@ def test_whatever_is_said_and_interrupted_the_row_is_what_the_engine_generated(s
     engine = ScriptedEngine(script, pause=1)
 
     async def episode():
-        async with EnvPool("scripted_text:ThreeTurnsEnv", {}, 1, 1, cluster="local", deadline_s=600) as pool:
-            workflow = TextWorkflow(pool=pool, tokenizer=ByteTokenizer(), max_prompt_length=50, max_response_length=budget)
-            data = EpisodeRequest(uid="u", group_id=0, task="more", task_id=0, trial_id=0, seed=0, policy_seed=(1, 2))
+        async with EnvPool(
+            "scripted_text:ThreeTurnsEnv", {}, 1, 1, cluster="local", deadline_s=600
+        ) as pool:
+            workflow = TextWorkflow(
+                pool=pool,
+                tokenizer=ByteTokenizer(),
+                max_prompt_length=50,
+                max_response_length=budget,
+            )
+            data = EpisodeRequest(
+                uid="u", group_id=0, task="more", task_id=0, trial_id=0, seed=0, policy_seed=(1, 2)
+            )
             running = asyncio.ensure_future(workflow.arun_episode(engine, data))
             for said in sorted(interruptions):
                 while engine.said < said and not running.done():
@@ -335,7 +454,9 @@ def test_whatever_is_said_and_interrupted_the_row_is_what_the_engine_generated(s
     assert len(row["responses"]) <= budget
     assert row["response_mask"][-1] == 1
     assert len(own) == engine.said
-    spoken = "".join(turn["content"] for turn in trajectory.record["turns"] if turn["role"] == "assistant")
+    spoken = "".join(
+        turn["content"] for turn in trajectory.record["turns"] if turn["role"] == "assistant"
+    )
     assert bytes(token for token in own.tolist() if token < 256).decode() == spoken
     assert "".join(says).startswith(spoken)
     for made in engine.requests:

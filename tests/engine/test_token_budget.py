@@ -12,7 +12,14 @@ from siirl.engine.actor.text_scorer import text_scorer
 from siirl.engine.training.micro_batches import micro_batch_rows, rows_in_order, take_rows
 from siirl.errors import ConfigError
 
-LENGTHS = (9, 7, 3, 8, 5, 6)  # of the rows of `text_rows`: prompts 5 1 3 7 2 4, responses 4 6 0 1 3 2
+LENGTHS = (
+    9,
+    7,
+    3,
+    8,
+    5,
+    6,
+)  # of the rows of `text_rows`: prompts 5 1 3 7 2 4, responses 4 6 0 1 3 2
 
 
 def engine_of(**options):
@@ -31,7 +38,10 @@ def counted_engine(**options):
 
 
 def test_rows_are_counted_in_their_order_where_there_is_no_budget():
-    assert [list(part) for part in micro_batch_rows(text_rows(), rows=4, tokens=None)] == [[0, 1, 2, 3], [4, 5]]
+    assert [list(part) for part in micro_batch_rows(text_rows(), rows=4, tokens=None)] == [
+        [0, 1, 2, 3],
+        [4, 5],
+    ]
 
 
 def test_a_budget_makes_parts_of_equal_weight():
@@ -41,7 +51,9 @@ def test_a_budget_makes_parts_of_equal_weight():
 
 
 def test_rows_without_attention_mask_have_the_length_of_what_they_said():
-    batch = TensorDict({"response_mask": torch.tensor([[1, 1, 1], [1, 0, 0], [1, 1, 0]])}, batch_size=[3])
+    batch = TensorDict(
+        {"response_mask": torch.tensor([[1, 1, 1], [1, 0, 0], [1, 1, 0]])}, batch_size=[3]
+    )
     assert micro_batch_rows(batch, rows=1, tokens=3) == [[0], [1, 2]]
 
 
@@ -54,7 +66,9 @@ def test_no_micro_batch_exceeds_its_budget_and_no_row_is_lost(budget):
 
 
 def test_a_row_longer_than_the_budget_is_refused_with_the_key():
-    with pytest.raises(ConfigError, match=r"row of 9 tokens exceeds the budget of 8.*actor\.micro_batch_tokens"):
+    with pytest.raises(
+        ConfigError, match=r"row of 9 tokens exceeds the budget of 8.*actor\.micro_batch_tokens"
+    ):
         make_actor(engine_of(micro_batch_tokens=8)).update(text_rows())
 
 
@@ -96,7 +110,10 @@ def test_the_gradient_does_not_depend_on_the_budget(budget):
 
 def test_a_wide_budget_needs_one_pass_where_rows_need_many():
     # Of six rows one says nothing, and has nothing to learn from.
-    for options, expected in (({"micro_batch_tokens": 1000}, [5]), ({"micro_batch_size": 1}, [1] * 5)):
+    for options, expected in (
+        ({"micro_batch_tokens": 1000}, [5]),
+        ({"micro_batch_size": 1}, [1] * 5),
+    ):
         engine, passes = counted_engine(**options)
         make_actor(engine).update(text_rows())
         assert passes == expected

@@ -3,7 +3,14 @@
 import pytest
 import torch
 from tensordict import TensorDict
-from tiny_training import TinyPolicy, largest_difference, make_actor, make_engine, trajectories, weights
+from tiny_training import (
+    TinyPolicy,
+    largest_difference,
+    make_actor,
+    make_engine,
+    trajectories,
+    weights,
+)
 from torch import nn
 
 from siirl.algos.log_probs import TokenScores
@@ -44,13 +51,23 @@ def line_engine(**options):
 
 def step(engine, *values):
     """One step on the mean of w * x over the rows; its gradient is the mean of x."""
-    batch = TensorDict({"x": torch.tensor(values, dtype=torch.float32).reshape(-1, 1)}, batch_size=[len(values)])
-    return engine.train_batch(batch, lambda scores, rows: LossSum(scores.log_probs_BT.sum()), lambda rows: torch.tensor(len(rows)))
+    batch = TensorDict(
+        {"x": torch.tensor(values, dtype=torch.float32).reshape(-1, 1)}, batch_size=[len(values)]
+    )
+    return engine.train_batch(
+        batch,
+        lambda scores, rows: LossSum(scores.log_probs_BT.sum()),
+        lambda rows: torch.tensor(len(rows)),
+    )
 
 
 def test_loss_and_gradient_are_means_over_the_whole_batch_not_over_micro_batches():
     result = step(line_engine(), 1.0, 2.0, 6.0)  # micro-batches of two rows and of one
-    assert (result.batch.loss, result.batch.weight, result.grad_norm) == (pytest.approx(3.0), 3.0, pytest.approx(3.0))
+    assert (result.batch.loss, result.batch.weight, result.grad_norm) == (
+        pytest.approx(3.0),
+        3.0,
+        pytest.approx(3.0),
+    )
 
 
 def test_clipping_scales_the_gradient_and_reports_the_norm_before():
@@ -82,22 +99,32 @@ def test_gradients_that_stay_infinite_stop_the_run():
 
 
 def test_the_learning_rate_follows_the_applied_steps():
-    engine = line_engine(optim={"scheduler": "linear_with_warmup", "warmup_steps": 1}, total_steps=3)
+    engine = line_engine(
+        optim={"scheduler": "linear_with_warmup", "warmup_steps": 1}, total_steps=3
+    )
     rates = [step(engine, value).learning_rate for value in (1.0, torch.nan, 1.0, 1.0)]
     assert rates == pytest.approx([0.05, 0.1, 0.1, 0.05])
 
 
 def test_a_falling_rate_keeps_up_with_the_run_where_steps_were_left_out():
-    engine = line_engine(optim={"scheduler": "linear_with_warmup", "warmup_steps": 1}, total_steps=5)
+    engine = line_engine(
+        optim={"scheduler": "linear_with_warmup", "warmup_steps": 1}, total_steps=5
+    )
     engine.keep_up(0.8)
     rates = [step(engine, 1.0).learning_rate for _ in range(2)]
-    assert rates == pytest.approx([0.05, 0.025])  # it warms up all the same, and is then a quarter before its end
+    assert rates == pytest.approx(
+        [0.05, 0.025]
+    )  # it warms up all the same, and is then a quarter before its end
 
 
 def test_a_falling_rate_is_not_held_back_by_the_run():
-    engine = line_engine(optim={"scheduler": "linear_with_warmup", "warmup_steps": 0}, total_steps=4)
+    engine = line_engine(
+        optim={"scheduler": "linear_with_warmup", "warmup_steps": 0}, total_steps=4
+    )
     engine.keep_up(0.25)
-    assert [step(engine, 1.0).learning_rate for _ in range(3)] == pytest.approx([0.075, 0.075, 0.05])
+    assert [step(engine, 1.0).learning_rate for _ in range(3)] == pytest.approx(
+        [0.075, 0.075, 0.05]
+    )
 
 
 def test_a_schedule_that_cannot_be_is_refused_before_the_first_batch():
@@ -106,7 +133,12 @@ def test_a_schedule_that_cannot_be_is_refused_before_the_first_batch():
 
 
 def test_only_matrices_decay():
-    assert decayed_names(TinyPolicy()) == {"inputs.weight", "blocks.0.weight", "blocks.1.weight", "head.weight"}
+    assert decayed_names(TinyPolicy()) == {
+        "inputs.weight",
+        "blocks.0.weight",
+        "blocks.1.weight",
+        "head.weight",
+    }
 
 
 def test_weight_decay_is_that_of_adamw():
@@ -172,7 +204,10 @@ def test_saved_and_loaded_engines_go_on_alike(tmp_path):
     for engine in (one, other):
         make_actor(engine).update(trajectories(4, seed=1))
     assert other.steps == 2
-    assert all(torch.equal(a, b) for a, b in zip(weights(one).values(), weights(other).values(), strict=True))
+    assert all(
+        torch.equal(a, b)
+        for a, b in zip(weights(one).values(), weights(other).values(), strict=True)
+    )
 
 
 def test_moments_of_an_engine_that_has_not_stepped_are_none(tmp_path):
@@ -199,7 +234,10 @@ def test_weights_of_another_model_are_refused_with_names_and_shapes(tmp_path):
     make_engine().save(tmp_path)
     other = make_engine(module=TinyPolicy(width=4))
     before = weights(other)
-    with pytest.raises(CheckpointError, match=r"model.safetensors belongs to another model.*shape \[6\], expected \[4\]"):
+    with pytest.raises(
+        CheckpointError,
+        match=r"model.safetensors belongs to another model.*shape \[6\], expected \[4\]",
+    ):
         other.load(tmp_path)
     assert largest_difference(before, weights(other)) == 0.0
 
@@ -210,13 +248,18 @@ def test_a_truncated_weight_file_is_refused(tmp_path, name):
     engine.save(tmp_path)
     whole = (tmp_path / name).read_bytes()
     (tmp_path / name).write_bytes(whole[: len(whole) // 2])
-    with pytest.raises(CheckpointError, match=f"{name} is not a whole safetensors file.*Found {len(whole) // 2} bytes"):
+    with pytest.raises(
+        CheckpointError,
+        match=f"{name} is not a whole safetensors file.*Found {len(whole) // 2} bytes",
+    ):
         engine.load(tmp_path)
 
 
 def test_a_missing_weight_file_is_refused_with_what_is_there(tmp_path):
     (tmp_path / "notes.txt").write_text("hello")
-    with pytest.raises(CheckpointError, match=r"model.safetensors is not there.*Found in .*: notes.txt"):
+    with pytest.raises(
+        CheckpointError, match=r"model.safetensors is not there.*Found in .*: notes.txt"
+    ):
         make_engine().load(tmp_path)
 
 

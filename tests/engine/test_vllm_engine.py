@@ -20,7 +20,9 @@ from siirl.models.language_model import load_language_model
 from siirl.params import packages
 from tests.engine.knocking import knocked_at, ports
 
-needs_vllm = pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="vLLM is not installed: make vllm")
+needs_vllm = pytest.mark.skipif(
+    importlib.util.find_spec("vllm") is None, reason="vLLM is not installed: make vllm"
+)
 TEMPERATURE = 1.3
 
 
@@ -31,7 +33,14 @@ def make_engine(name: str, *, model=None, **options):
 
     # Heads of 32 entries are the smallest that vLLM has on a CPU; the head is tied to the embedding, as small models have it.
     model = model or language_model("Qwen3", heads=2, head_dim=32, tie_word_embeddings=True)
-    settings = {"temperature": TEMPERATURE, "top_p": 0.9, "max_running": 32, "lockstep": False, "kv_cache_gib": 0.05, **options}
+    settings = {
+        "temperature": TEMPERATURE,
+        "top_p": 0.9,
+        "max_running": 32,
+        "lockstep": False,
+        "kv_cache_gib": 0.05,
+        **options,
+    }
     return getattr(vllm_engine, name)(model=model, tokenizer=tokenizer(), **settings)
 
 
@@ -59,12 +68,17 @@ def gap(engine, *requests: GenerationRequest) -> float:
     """Largest difference between the log-probs of who acted and of one pass of the module without a cache."""
     gaps = []
     for asked, answer in zip(requests, ask(engine, *requests), strict=True):
-        expected = scored(engine.model, asked.input_ids, answer.tokens, temperature=TEMPERATURE).numpy()
+        expected = scored(
+            engine.model, asked.input_ids, answer.tokens, temperature=TEMPERATURE
+        ).numpy()
         gaps.append(np.abs(answer.log_probs - expected).max())
     return max(gaps)
 
 
-REQUESTS = [request(str(i), prompt, tokens=8) for i, prompt in enumerate(("1+2=", "what is 3 times 4?", "x"))]
+REQUESTS = [
+    request(str(i), prompt, tokens=8)
+    for i, prompt in enumerate(("1+2=", "what is 3 times 4?", "x"))
+]
 
 
 @needs_vllm
@@ -84,7 +98,9 @@ def test_log_probs_of_greedy_requests_too(engine):
 
 @needs_vllm
 def test_samples_of_one_prompt_differ_by_their_seeds(engine):
-    first, second, again = ask(engine, *(request("a", "x", tokens=20, seed=seed) for seed in ((1,), (2,), (1,))))
+    first, second, again = ask(
+        engine, *(request("a", "x", tokens=20, seed=seed) for seed in ((1,), (2,), (1,)))
+    )
     assert first.tokens.tolist() == again.tokens.tolist() != second.tokens.tolist()
 
 
@@ -104,7 +120,9 @@ def test_top_k_of_one_is_greedy(engine, monkeypatch):
     monkeypatch.setattr(engine, "top_k", 1)
     (sampled,) = ask(engine, request("a", "17+25=", tokens=8))
     assert sampled.tokens.tolist() == greedy.tokens.tolist() != free.tokens.tolist()
-    np.testing.assert_allclose(sampled.log_probs, greedy.log_probs, atol=1e-5)  # of the whole distribution: not 0
+    np.testing.assert_allclose(
+        sampled.log_probs, greedy.log_probs, atol=1e-5
+    )  # of the whole distribution: not 0
 
 
 @needs_vllm
@@ -115,11 +133,15 @@ def test_top_p_never_draws_outside_of_the_nucleus(engine, monkeypatch):
     ordered = probabilities.sort(descending=True)
     likely = set(ordered.indices[: int((ordered.values.cumsum(0) < 0.5).sum()) + 1].tolist())
     draws = [request(str(i), (5,), tokens=1) for i in range(100)]
-    assert not {int(answer.tokens[0]) for answer in ask(engine, *draws)} <= likely  # the fixture's nucleus reaches 0.9
+    assert (
+        not {int(answer.tokens[0]) for answer in ask(engine, *draws)} <= likely
+    )  # the fixture's nucleus reaches 0.9
     monkeypatch.setattr(engine, "top_p", 0.5)
     answers = ask(engine, *draws)
     assert {int(answer.tokens[0]) for answer in answers} <= likely
-    np.testing.assert_allclose(answers[0].log_probs, probabilities[answers[0].tokens].log(), atol=1e-5)  # of the whole distribution
+    np.testing.assert_allclose(
+        answers[0].log_probs, probabilities[answers[0].tokens].log(), atol=1e-5
+    )  # of the whole distribution
 
 
 @pytest.fixture
@@ -143,8 +165,14 @@ def test_a_limit_and_a_stop_token_end_a_continuation(engine, endless, monkeypatc
 def test_a_stop_string_ends_a_continuation_and_keeps_its_tokens(engine, endless):
     (free,) = ask(engine, request("a", "1+2=", tokens=60))
     texts = [tokenizer().decode([token]) for token in free.tokens.tolist()]
-    place = next(place for place in range(1, 60) if (texts[place - 1] + texts[place]).isascii() and texts[place - 1] and texts[place])
-    (answer,) = ask(engine, request("a", "1+2=", tokens=60, stop=(texts[place - 1] + texts[place],)))
+    place = next(
+        place
+        for place in range(1, 60)
+        if (texts[place - 1] + texts[place]).isascii() and texts[place - 1] and texts[place]
+    )
+    (answer,) = ask(
+        engine, request("a", "1+2=", tokens=60, stop=(texts[place - 1] + texts[place],))
+    )
     assert answer.finish_reason == "stop"
     assert answer.tokens.tolist() == free.tokens[: place + 1].tolist()
 
@@ -206,7 +234,9 @@ def test_new_weights_act_and_are_proved(engine, endless):
     ask(engine, *REQUESTS)  # prefixes of the old weights are in the cache
     train(engine.model, seed=1)
     assert gap(engine, *REQUESTS) > 0.01
-    WeightSync(trained=Trained(engine.model), acting=engine, engine=engine, ranks=OneProcess()).sync()
+    WeightSync(
+        trained=Trained(engine.model), acting=engine, engine=engine, ranks=OneProcess()
+    ).sync()
     assert gap(engine, *REQUESTS) < 1e-5
     assert ask(engine, REQUESTS[0])[0].versions.tolist() == [3] * 8
 
@@ -215,7 +245,9 @@ def test_new_weights_act_and_are_proved(engine, endless):
 def test_the_head_that_vllm_leaves_stale_is_noticed(engine, monkeypatch):
     monkeypatch.setattr("siirl.engine.rollout.vllm.vllm_worker.pack_tied_head", lambda model: None)
     train(engine.model, seed=2)
-    sync = WeightSync(trained=Trained(engine.model), acting=engine, engine=engine, ranks=OneProcess())
+    sync = WeightSync(
+        trained=Trained(engine.model), acting=engine, engine=engine, ranks=OneProcess()
+    )
     with pytest.raises(InvariantError, match="what acts is not what is trained"):
         sync.sync()
     monkeypatch.undo()
@@ -246,7 +278,11 @@ def trained_log_probs(model, prompt, tokens):
     with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
         hidden_SD = model(ids_1S, torch.arange(ids_1S.shape[1])[None])[0, len(prompt) - 1 : -1]
     logits_SV = wide_product(hidden_SD.bfloat16(), model.output_weight.detach().bfloat16().T)
-    return torch.log_softmax(logits_SV / TEMPERATURE, -1).gather(-1, torch.from_numpy(tokens)[:, None])[:, 0].numpy()
+    return (
+        torch.log_softmax(logits_SV / TEMPERATURE, -1)
+        .gather(-1, torch.from_numpy(tokens)[:, None])[:, 0]
+        .numpy()
+    )
 
 
 @needs_vllm
@@ -259,7 +295,9 @@ def test_in_bfloat16_log_probs_are_those_of_training_in_the_mean_and_a_sync_is_p
         requests = [request(str(i), f"{10 + i}+{73 - i}=", tokens=16) for i in range(32)]
         gaps = []
         for asked, answer in zip(requests, ask(engine, *requests), strict=True):
-            gaps.append(np.abs(answer.log_probs - trained_log_probs(model, asked.input_ids, answer.tokens)))
+            gaps.append(
+                np.abs(answer.log_probs - trained_log_probs(model, asked.input_ids, answer.tokens))
+            )
         assert 1e-4 < np.concatenate(gaps).mean() < 3e-2
     finally:
         engine.close()
@@ -271,12 +309,16 @@ def test_vllm_in_a_process_of_its_own_agrees_takes_weights_and_is_interrupted(en
     engine = make_engine("AsyncVLLMEngine", longest_text=110)
     try:
         assert engine.longest == 110  # of the model's 128
-        assert knocked_at(ports(*psutil.Process().children(recursive=True))) == {("127.0.0.1", False)}
+        assert knocked_at(ports(*psutil.Process().children(recursive=True))) == {
+            ("127.0.0.1", False)
+        }
         with pytest.raises(ConfigError, match="ends at 110"):
             ask(engine, request("a", "x" * 10, tokens=101))
         assert gap(engine, *REQUESTS) < 1e-5
         train(engine.model, seed=1)
-        WeightSync(trained=Trained(engine.model), acting=engine, engine=engine, ranks=OneProcess()).sync()
+        WeightSync(
+            trained=Trained(engine.model), acting=engine, engine=engine, ranks=OneProcess()
+        ).sync()
         assert gap(engine, *REQUESTS) < 1e-5
 
         async def scenario():

@@ -12,7 +12,14 @@ LONG = 131_072
 
 
 def settings(**options):
-    job = {"dtype": torch.bfloat16, "model_length": LONG, "longest_text": 1536, "max_running": 64, "kv_cache_gib": 0.5, "num_gpus": 1}
+    job = {
+        "dtype": torch.bfloat16,
+        "model_length": LONG,
+        "longest_text": 1536,
+        "max_running": 64,
+        "kv_cache_gib": 0.5,
+        "num_gpus": 1,
+    }
     return engine_settings(**{**job, "on_cpu": True, **options})
 
 
@@ -26,7 +33,14 @@ def settings(**options):
         (8, 2, 8),
         (LONG, None, LONG),
     ],
-    ids=["long model", "model that names no end", "short model", "texts shorter than the probe", "model shorter than the probe", "unknown"],
+    ids=[
+        "long model",
+        "model that names no end",
+        "short model",
+        "texts shorter than the probe",
+        "model shorter than the probe",
+        "unknown",
+    ],
 )
 def test_room_is_made_for_what_the_run_can_ask_for(model_length, longest_text, expected):
     assert text_length(model_length=model_length, longest_text=longest_text) == expected
@@ -34,12 +48,21 @@ def test_room_is_made_for_what_the_run_can_ask_for(model_length, longest_text, e
 
 @pytest.mark.parametrize(
     ("options", "tokens"),
-    [({}, 2048), ({"longest_text": 6144}, 6144), ({"max_running": 3000}, 3000), ({"model_length": 4096, "longest_text": None}, 4096)],
+    [
+        ({}, 2048),
+        ({"longest_text": 6144}, 6144),
+        ({"max_running": 3000}, 3000),
+        ({"model_length": 4096, "longest_text": None}, 4096),
+    ],
     ids=["vLLM's own", "a long text", "many requests", "unknown texts"],
 )
 def test_a_pass_on_a_cpu_holds_the_longest_text_and_a_token_of_everyone(options, tokens):
     asked = settings(**options)
-    assert (asked["max_num_batched_tokens"], asked["enable_chunked_prefill"], asked["enforce_eager"]) == (tokens, False, True)
+    assert (
+        asked["max_num_batched_tokens"],
+        asked["enable_chunked_prefill"],
+        asked["enforce_eager"],
+    ) == (tokens, False, True)
 
 
 def test_a_gpu_reads_long_prompts_in_parts():
@@ -65,5 +88,10 @@ def test_of_what_pydantic_says_the_message_is_told_and_not_where_to_read_on():
     class Settings(BaseModel):
         length: int
 
-    with pytest.raises(RunFailed, match=r"vLLM does not start: Input should be a valid integer, .* \(Here"), start_errors(settings()):
+    with (
+        pytest.raises(
+            RunFailed, match=r"vLLM does not start: Input should be a valid integer, .* \(Here"
+        ),
+        start_errors(settings()),
+    ):
         Settings(length="many")

@@ -37,14 +37,18 @@ def linear(seed: int) -> nn.Linear:
 
 def test_a_copy_that_acts_gets_the_trained_weights_and_their_version():
     trained, copy, engine = linear(0), linear(1), Acting()
-    WeightSync(trained=Trained(trained, steps=7), acting=copy, engine=engine, ranks=OneProcess()).sync()
+    WeightSync(
+        trained=Trained(trained, steps=7), acting=copy, engine=engine, ranks=OneProcess()
+    ).sync()
     assert torch.equal(copy.weight, trained.weight)
     assert engine.version == 7
 
 
 def test_the_trained_module_itself_needs_no_copy():
     trained, engine = linear(0), Acting()
-    sync = WeightSync(trained=Trained(trained, steps=1), acting=trained, engine=engine, ranks=OneProcess())
+    sync = WeightSync(
+        trained=Trained(trained, steps=1), acting=trained, engine=engine, ranks=OneProcess()
+    )
     sync.sync()
     assert sync.version == engine.version == 1
 
@@ -67,7 +71,9 @@ def test_weights_that_do_not_arrive_stop_the_run():
         def load_state_dict(self, state, **options):
             return None
 
-    sync = WeightSync(trained=Trained(linear(0), steps=1), acting=Deaf(3, 2), engine=Acting(), ranks=OneProcess())
+    sync = WeightSync(
+        trained=Trained(linear(0), steps=1), acting=Deaf(3, 2), engine=Acting(), ranks=OneProcess()
+    )
     with pytest.raises(InvariantError, match="what acts is not what is trained"):
         sync.sync()
 
@@ -80,10 +86,18 @@ def test_the_checksum_sees_any_single_weight(place):
     assert checksum(state) != checksum(changed)
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.int64, torch.bool])
+@pytest.mark.parametrize(
+    "dtype", [torch.float64, torch.float32, torch.bfloat16, torch.int64, torch.bool]
+)
 def test_the_checksum_is_that_of_the_raw_bits(dtype):
     ones = {"weight": torch.ones(2, dtype=dtype)}
-    bits = {torch.float64: 0x3FF0 << 48, torch.float32: 0x3F80 << 16, torch.bfloat16: 0x3F80, torch.int64: 1, torch.bool: 1}[dtype]
+    bits = {
+        torch.float64: 0x3FF0 << 48,
+        torch.float32: 0x3F80 << 16,
+        torch.bfloat16: 0x3F80,
+        torch.int64: 1,
+        torch.bool: 1,
+    }[dtype]
     assert checksum(ones) == (1 + 3) * bits % (1 << 63)  # entry 0 counts once, entry 1 three times
 
 
@@ -94,7 +108,10 @@ def test_the_checksum_depends_on_neither_threads_nor_memory_layout():
     try:
         for number in (1, 2):
             torch.set_num_threads(number)
-            found |= {checksum({"weight": weight}), checksum({"weight": weight.t().contiguous().t()})}
+            found |= {
+                checksum({"weight": weight}),
+                checksum({"weight": weight.t().contiguous().t()}),
+            }
     finally:
         torch.set_num_threads(threads)
     assert len(found) == 1
@@ -106,17 +123,23 @@ def test_the_checksum_sees_any_single_bit(place, bit):
     bits = torch.arange(100, dtype=torch.int32) * 0x01010101
     changed = bits.clone()
     changed[place] ^= -(2**31) if bit == 31 else 2**bit
-    assert checksum({"weight": bits.view(torch.float32)}) != checksum({"weight": changed.view(torch.float32)})
+    assert checksum({"weight": bits.view(torch.float32)}) != checksum(
+        {"weight": changed.view(torch.float32)}
+    )
 
 
 def test_weights_that_are_not_finite_stop_the_run():
     trained = linear(0)
     with torch.no_grad():
         trained.weight[0, 0] = float("nan")
-    sync = WeightSync(trained=Trained(trained, steps=3), acting=linear(1), engine=Acting(), ranks=OneProcess())
+    sync = WeightSync(
+        trained=Trained(trained, steps=3), acting=linear(1), engine=Acting(), ranks=OneProcess()
+    )
     with pytest.raises(InvariantError, match="not finite after 3 updates"):
         sync.sync()
 
 
 def test_the_checksum_sees_two_weights_that_were_exchanged():
-    assert checksum({"weight": torch.tensor([1.0, 2.0])}) != checksum({"weight": torch.tensor([2.0, 1.0])})
+    assert checksum({"weight": torch.tensor([1.0, 2.0])}) != checksum(
+        {"weight": torch.tensor([2.0, 1.0])}
+    )

@@ -10,7 +10,10 @@ from tiny_training import RecordingEngine, TinyPolicy, make_engine, trajectories
 from torch import nn
 
 from siirl.engine.critic.critic import Critic
-from siirl.engine.critic.embodied_value_scorer import embodied_value_scorer, first_token_of_each_chunk
+from siirl.engine.critic.embodied_value_scorer import (
+    embodied_value_scorer,
+    first_token_of_each_chunk,
+)
 from siirl.engine.critic.value_model import ValueModel
 from siirl.engine.training.collectives import Collectives
 
@@ -26,7 +29,11 @@ class TinyFeatures(nn.Module):
         self.policy.head = nn.Identity()
 
     def forward(self, **observation: torch.Tensor | None) -> torch.Tensor:
-        policy, pixels, feelings = self.policy, observation["pixel_values"], observation["proprioception"]
+        policy, pixels, feelings = (
+            self.policy,
+            observation["pixel_values"],
+            observation["proprioception"],
+        )
         assert pixels is not None and feelings is not None
         hidden = policy.inputs(torch.cat([pixels.flatten(1) * policy.scale, feelings], dim=1))
         hidden = hidden + policy.words(observation["instruction_ids"]).mean(1)
@@ -46,10 +53,16 @@ def make_critic(
     **engine: Any,
 ) -> Critic:
     """A critic whose mini-batch is the whole batch, unless told otherwise; its engine remembers its gradients."""
-    model = ValueModel(trunk=TinyFeatures(), feature_size=WIDTH, normalize_returns=normalize_returns)
+    model = ValueModel(
+        trunk=TinyFeatures(), feature_size=WIDTH, normalize_returns=normalize_returns
+    )
     if head_seed is not None:  # as if it had been trained already
-        torch.nn.init.normal_(model.value_head.weight, generator=torch.Generator().manual_seed(head_seed))
-    made: RecordingEngine = make_engine(ranks, module=model, **{"scorer": embodied_value_scorer, "temperature": 1.0, **engine})
+        torch.nn.init.normal_(
+            model.value_head.weight, generator=torch.Generator().manual_seed(head_seed)
+        )
+    made: RecordingEngine = make_engine(
+        ranks, module=model, **{"scorer": embodied_value_scorer, "temperature": 1.0, **engine}
+    )
     return Critic(
         engine=made,
         model=model,
@@ -65,7 +78,9 @@ def experience(rows: int, *, scale: float = 1.0, **options: Any) -> TensorDict:
     """Trajectories with returns that their observations explain: what the robot feels, summed over the axes."""
     batch = trajectories(rows, **options)
     tokens = batch["responses"].shape[1] // batch["proprioception"].shape[1]
-    batch["returns"] = scale * (3 + batch["proprioception"].sum(-1)).repeat_interleave(tokens, dim=1)
+    batch["returns"] = scale * (3 + batch["proprioception"].sum(-1)).repeat_interleave(
+        tokens, dim=1
+    )
     batch["values"] = torch.zeros_like(batch["returns"])
     batch["value_mask"] = first_token_of_each_chunk(batch)
     return batch

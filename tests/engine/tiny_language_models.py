@@ -24,12 +24,18 @@ END = 257
 """The token that ends a turn in the shipped tokenizer."""
 
 
-def language_model(family: str = "Qwen2", *, heads: int = 4, shared: int = 1, seed: int = 0, **options: Any) -> LanguageModel:
+def language_model(
+    family: str = "Qwen2", *, heads: int = 4, shared: int = 1, seed: int = 0, **options: Any
+) -> LanguageModel:
     """A decoder of `family` in which `shared` query heads use one key head; its logits are spread widely enough to differ."""
     import transformers
 
     config = getattr(transformers, f"{family}Config")(
-        **SHAPE, num_attention_heads=heads, num_key_value_heads=heads // shared, eos_token_id=END, **options
+        **SHAPE,
+        num_attention_heads=heads,
+        num_key_value_heads=heads // shared,
+        eos_token_id=END,
+        **options,
     )
     with torch.random.fork_rng():
         torch.manual_seed(seed)
@@ -45,15 +51,29 @@ def tokenizer() -> ChatTokenizer:
     return ChatTokenizer(tiny_tokenizer())
 
 
-def request(uid: str, prompt: str | tuple[int, ...], tokens: int = 6, **options: Any) -> GenerationRequest:
+def request(
+    uid: str, prompt: str | tuple[int, ...], tokens: int = 6, **options: Any
+) -> GenerationRequest:
     """A request whose seed is made of its uid, unless given."""
     ids = tuple(prompt.encode()) if isinstance(prompt, str) else prompt
-    return GenerationRequest(**{"uid": uid, "input_ids": ids, "max_new_tokens": tokens, "seed": tuple(uid.encode()), **options})
+    return GenerationRequest(
+        **{
+            "uid": uid,
+            "input_ids": ids,
+            "max_new_tokens": tokens,
+            "seed": tuple(uid.encode()),
+            **options,
+        }
+    )
 
 
-def scored(model: LanguageModel, prompt: tuple[int, ...], tokens: np.ndarray, *, temperature: float = 1.0) -> torch.Tensor:
+def scored(
+    model: LanguageModel, prompt: tuple[int, ...], tokens: np.ndarray, *, temperature: float = 1.0
+) -> torch.Tensor:
     """Log-probs of a continuation, by one forward pass over all of it without a cache."""
     ids = torch.tensor([[*prompt, *tokens.tolist()]])
     with torch.no_grad():
         logits = model.causal_lm(input_ids=ids).logits[0, len(prompt) - 1 : -1]
-    return torch.log_softmax(logits / temperature, -1).gather(-1, torch.tensor(tokens)[:, None])[:, 0]
+    return torch.log_softmax(logits / temperature, -1).gather(-1, torch.tensor(tokens)[:, None])[
+        :, 0
+    ]

@@ -21,7 +21,9 @@ SIZES: dict[str, Any] = {
     "eos_token_id": 1,
 }
 CONFIGS = {
-    "tied": lambda: Qwen3Config(**SIZES, num_key_value_heads=1, head_dim=8, tie_word_embeddings=True),
+    "tied": lambda: Qwen3Config(
+        **SIZES, num_key_value_heads=1, head_dim=8, tie_word_embeddings=True
+    ),
     "separate": lambda: LlamaConfig(**SIZES, tie_word_embeddings=False),
     "biased head": lambda: PhiConfig(**SIZES),
 }
@@ -29,7 +31,9 @@ PROMPTS, RESPONSES = (5, 1, 3, 7, 2, 4), (4, 6, 0, 1, 3, 2)  # lengths; the thir
 TOOL_TOKENS = ((0, 1), (0, 2), (4, 1))  # (row, place) of response tokens that somebody else said
 
 
-def tiny_model(kind: str = "tied", *, seed: int = 0, dtype: torch.dtype = torch.float32) -> LanguageModel:
+def tiny_model(
+    kind: str = "tied", *, seed: int = 0, dtype: torch.dtype = torch.float32
+) -> LanguageModel:
     """A model of two blocks with weights that tell tokens apart, the same for the same seed."""
     with torch.random.fork_rng():
         torch.manual_seed(seed)
@@ -48,7 +52,9 @@ def text_rows(*, further_left: int = 0, further_right: int = 0, seed: int = 0) -
     mask_BS = torch.zeros_like(ids_BS)
     for row, (prompt, response) in enumerate(zip(PROMPTS, RESPONSES, strict=True)):
         present = slice(width_P - prompt, width_P + response)
-        ids_BS[row, present] = torch.randint(2, VOCABULARY, (prompt + response,), generator=generator)
+        ids_BS[row, present] = torch.randint(
+            2, VOCABULARY, (prompt + response,), generator=generator
+        )
         mask_BS[row, present] = 1
     response_mask_BT = mask_BS[:, width_P:].clone()
     for row, place in TOOL_TOKENS:
@@ -59,23 +65,32 @@ def text_rows(*, further_left: int = 0, further_right: int = 0, seed: int = 0) -
         "prompts": ids_BS[:, :width_P],
         "responses": ids_BS[:, width_P:],
         "response_mask": response_mask_BT,
-        "advantages": torch.randn(len(PROMPTS), 1, generator=generator).expand(-1, width_T) * response_mask_BT,
-        "old_log_probs": (-3.0 + 0.3 * torch.randn(len(PROMPTS), width_T, generator=generator)) * response_mask_BT,
+        "advantages": torch.randn(len(PROMPTS), 1, generator=generator).expand(-1, width_T)
+        * response_mask_BT,
+        "old_log_probs": (-3.0 + 0.3 * torch.randn(len(PROMPTS), width_T, generator=generator))
+        * response_mask_BT,
     }
     batch = TensorDict(columns, batch_size=[len(PROMPTS)])
     batch["uid"] = [f"{row:03d}" for row in range(len(PROMPTS))]
     return batch
 
 
-def score_plainly(model: LanguageModel, batch: TensorDict, temperature: float) -> tuple[torch.Tensor, torch.Tensor]:
+def score_plainly(
+    model: LanguageModel, batch: TensorDict, temperature: float
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Log-probs and entropy [B, T] by the model's own head and log-softmax, row by row, without any padding; 0 at masked tokens."""
     log_probs, entropy = [], []
     width_P = batch["input_ids"].shape[1] - batch["responses"].shape[1]
     for row in range(len(batch)):
         present = batch["attention_mask"][row].bool()
-        logits = model.causal_lm(input_ids=batch["input_ids"][row, present][None]).logits[0] / temperature
+        logits = (
+            model.causal_lm(input_ids=batch["input_ids"][row, present][None]).logits[0]
+            / temperature
+        )
         log_p = torch.log_softmax(logits, dim=-1)
-        before = int(present[:width_P].sum()) - 1  # place of the token that predicts the first response token
+        before = (
+            int(present[:width_P].sum()) - 1
+        )  # place of the token that predicts the first response token
         own_log_probs, own_entropy = [], []
         for place, kept in enumerate(batch["response_mask"][row].tolist()):
             chosen = log_p[before + place] if kept else None

@@ -34,7 +34,11 @@ class TinyPolicy(nn.Module):
         self.register_buffer("scale", torch.tensor(1 / 255))
 
     def forward(
-        self, *, pixel_values: torch.Tensor | None, proprioception: torch.Tensor | None, instruction_ids: torch.Tensor
+        self,
+        *,
+        pixel_values: torch.Tensor | None,
+        proprioception: torch.Tensor | None,
+        instruction_ids: torch.Tensor,
     ) -> torch.Tensor:
         assert pixel_values is not None and proprioception is not None
         seen = torch.cat([pixel_values.flatten(1) * self.scale, proprioception], dim=1)
@@ -48,7 +52,10 @@ def trajectories(rows: int, *, seed: int = 0, masked_rows: tuple[int, ...] = ())
     """Ragged trajectories: row b has executed 2 + 5 b (modulo) tokens of CHUNKS * TOKENS; `masked_rows` have executed none."""
     generator = torch.Generator().manual_seed(seed)
     tokens = CHUNKS * TOKENS
-    lengths_B = torch.tensor([0 if row in masked_rows else 2 + 5 * row % (tokens - 1) for row in range(rows)], dtype=torch.long)
+    lengths_B = torch.tensor(
+        [0 if row in masked_rows else 2 + 5 * row % (tokens - 1) for row in range(rows)],
+        dtype=torch.long,
+    )
     mask_BT = torch.arange(tokens) < lengths_B[:, None]
 
     def normal(*shape: int) -> torch.Tensor:
@@ -56,7 +63,9 @@ def trajectories(rows: int, *, seed: int = 0, masked_rows: tuple[int, ...] = ())
 
     batch = TensorDict(
         {
-            "pixel_values": torch.randint(256, (rows, CHUNKS, 1, 2, 2, 3), generator=generator, dtype=torch.uint8),
+            "pixel_values": torch.randint(
+                256, (rows, CHUNKS, 1, 2, 2, 3), generator=generator, dtype=torch.uint8
+            ),
             "proprioception": normal(rows, CHUNKS, FEELINGS),
             "instruction_ids": torch.randint(7, (rows, 3), generator=generator),
             "responses": torch.randint(BINS, (rows, tokens), generator=generator),
@@ -84,12 +93,18 @@ class RecordingEngine(TrainEngine):
         return super().accumulate_gradient(batch, *arguments, **named)
 
     def apply_gradient(self, batch_loss: BatchLoss) -> TrainStep:
-        gradients = {name: full_tensor(weight.grad).clone() for name, weight in self.module.named_parameters() if weight.grad is not None}
+        gradients = {
+            name: full_tensor(weight.grad).clone()
+            for name, weight in self.module.named_parameters()
+            if weight.grad is not None
+        }
         self.gradients = [*getattr(self, "gradients", []), gradients]
         return super().apply_gradient(batch_loss)
 
 
-def make_engine(ranks: Collectives | None = None, *, module: nn.Module | None = None, **options: Any) -> RecordingEngine:
+def make_engine(
+    ranks: Collectives | None = None, *, module: nn.Module | None = None, **options: Any
+) -> RecordingEngine:
     """An initialised engine with a constant learning rate of 0.01, unless `options` say otherwise."""
     settings: dict[str, Any] = {
         "scorer": embodied_scorer,
@@ -98,12 +113,16 @@ def make_engine(ranks: Collectives | None = None, *, module: nn.Module | None = 
         "micro_batch_size": 4,
         "temperature": 1.3,
     }
-    engine = RecordingEngine(module=module or TinyPolicy(), ranks=ranks or OneProcess(), **{**settings, **options})
+    engine = RecordingEngine(
+        module=module or TinyPolicy(), ranks=ranks or OneProcess(), **{**settings, **options}
+    )
     engine.initialize()
     return engine
 
 
-def make_actor(engine: TrainEngine, *, seed: int = 0, horizon: int | None = 20, **config: Any) -> Actor:
+def make_actor(
+    engine: TrainEngine, *, seed: int = 0, horizon: int | None = 20, **config: Any
+) -> Actor:
     """An actor whose mini-batches are the whole batch, unless `config` says otherwise."""
     arguments = ActorArguments(**{"ppo_mini_batch_size": 1000, **config})
     return Actor(engine=engine, config=arguments, rollouts_per_prompt=1, seed=seed, horizon=horizon)

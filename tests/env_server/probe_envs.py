@@ -17,7 +17,16 @@ import gymnasium
 import numpy as np
 from numpy.typing import NDArray
 
-from envs.base import INSTRUCTION, PROPRIOCEPTION, Environment, EnvSpec, EpisodeFailed, FrameBuffer, FrameRequest, StepResult
+from envs.base import (
+    INSTRUCTION,
+    PROPRIOCEPTION,
+    Environment,
+    EnvSpec,
+    EpisodeFailed,
+    FrameBuffer,
+    FrameRequest,
+    StepResult,
+)
 
 
 class WalkEnv(Environment):
@@ -31,7 +40,10 @@ class WalkEnv(Environment):
             name="walk",
             tasks=("left", "right"),
             observation_space=gymnasium.spaces.Dict(
-                {PROPRIOCEPTION: gymnasium.spaces.Box(-np.inf, np.inf, (2,), np.float32), INSTRUCTION: gymnasium.spaces.Text(20)}
+                {
+                    PROPRIOCEPTION: gymnasium.spaces.Box(-np.inf, np.inf, (2,), np.float32),
+                    INSTRUCTION: gymnasium.spaces.Text(20),
+                }
             ),
             action_space=gymnasium.spaces.Box(-1.0, 1.0, (1,), np.float32),
             max_episode_steps=max_episode_steps,
@@ -39,13 +51,19 @@ class WalkEnv(Environment):
         self._x, self._steps = 0.0, 0
         self._streams: dict[str, FrameRequest] = {}
 
-    async def reset(self, *, seed: int | None = None, options: Mapping[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+    async def reset(
+        self, *, seed: int | None = None, options: Mapping[str, Any] | None = None
+    ) -> tuple[Any, dict[str, Any]]:
         options = options or {}
         self._task, self._seed = options.get("task", "left"), seed
         if self._task not in self.spec.tasks:
             raise ValueError(f"Unknown task {self._task!r}. Known: left, right.")
         self._random = np.random.default_rng(seed)
-        self._x, self._steps, self._streams = float(self._random.normal()), 0, options.get("frames", {})
+        self._x, self._steps, self._streams = (
+            float(self._random.normal()),
+            0,
+            options.get("frames", {}),
+        )
         return self._observe(), {"task": self._task, "success": False, **self._frames(last=True)}
 
     async def step(self, action: Any) -> StepResult:
@@ -56,14 +74,22 @@ class WalkEnv(Environment):
         self._x += 0.1 * float(action[0]) + 0.05 * float(self._random.normal())
         self._steps += 1
         terminated, truncated = self._x > 3.0, self._steps >= self.spec.max_episode_steps
-        info = {"success": terminated, "task": self._task, "pid": os.getpid(), **self._frames(last=terminated or truncated)}
+        info = {
+            "success": terminated,
+            "task": self._task,
+            "pid": os.getpid(),
+            **self._frames(last=terminated or truncated),
+        }
         return self._observe(), self._x, terminated, truncated, info
 
     def render(self) -> NDArray[np.uint8]:
         return np.full((4, 4, 3), self._steps, np.uint8)
 
     def _observe(self) -> dict[str, Any]:
-        return {PROPRIOCEPTION: np.array([self._x, self._steps], np.float32), INSTRUCTION: f"walk {self._task}"}
+        return {
+            PROPRIOCEPTION: np.array([self._x, self._steps], np.float32),
+            INSTRUCTION: f"walk {self._task}",
+        }
 
     def _frames(self, *, last: bool) -> dict[str, Any]:
         buffer = FrameBuffer()
@@ -76,7 +102,15 @@ class WalkEnv(Environment):
 class FaultyEnv(WalkEnv):
     """Misbehaves `times` times in all processes together, at step `at_step` of the episode with seed `faulty_seed`."""
 
-    def __init__(self, fault: str, ledger: str, times: int = 1, faulty_seed: int = 1, at_step: int = 12, replayable: bool = True) -> None:
+    def __init__(
+        self,
+        fault: str,
+        ledger: str,
+        times: int = 1,
+        faulty_seed: int = 1,
+        at_step: int = 12,
+        replayable: bool = True,
+    ) -> None:
         super().__init__()
         self.spec = EnvSpec(**{**vars(self.spec), "replayable": replayable})
         self._fault, self._ledger, self._times = fault, Path(ledger), times
@@ -84,7 +118,11 @@ class FaultyEnv(WalkEnv):
 
     async def step(self, action: Any) -> StepResult:
         result = await super().step(action)
-        if self._seed != self._faulty_seed or self._steps != self._at_step or len(list(self._ledger.iterdir())) >= self._times:
+        if (
+            self._seed != self._faulty_seed
+            or self._steps != self._at_step
+            or len(list(self._ledger.iterdir())) >= self._times
+        ):
             return result
         (self._ledger / f"{time.time_ns()}").touch()
         return await self._misbehave(result)
@@ -124,7 +162,9 @@ class FaultyEnv(WalkEnv):
 class FaultyStartEnv(FaultyEnv):
     """Raises in the reset of the episode with seed `faulty_seed`, `times` times in all processes together."""
 
-    async def reset(self, *, seed: int | None = None, options: Mapping[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+    async def reset(
+        self, *, seed: int | None = None, options: Mapping[str, Any] | None = None
+    ) -> tuple[Any, dict[str, Any]]:
         if seed == self._faulty_seed and len(list(self._ledger.iterdir())) < self._times:
             (self._ledger / f"{time.time_ns()}").touch()
             raise RuntimeError("the simulator is not there")
@@ -141,7 +181,9 @@ class Unreadable:
 class FlickeringEnv(FaultyEnv):
     """Draws its noise from the process, not from the seed: a replay takes another course."""
 
-    async def reset(self, *, seed: int | None = None, options: Mapping[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+    async def reset(
+        self, *, seed: int | None = None, options: Mapping[str, Any] | None = None
+    ) -> tuple[Any, dict[str, Any]]:
         await super().reset(seed=seed, options=options)
         self._random = np.random.default_rng(time.time_ns())
         return self._observe(), {"task": self._task, "success": False}
@@ -159,6 +201,8 @@ class UnbuildableEnv(WalkEnv):
 class InterruptedEnv(WalkEnv):
     """Ctrl-C comes in its reset, where Python's own handler raises."""
 
-    async def reset(self, *, seed: int | None = None, options: Mapping[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+    async def reset(
+        self, *, seed: int | None = None, options: Mapping[str, Any] | None = None
+    ) -> tuple[Any, dict[str, Any]]:
         signal.raise_signal(signal.SIGINT)
         return await super().reset(seed=seed, options=options)

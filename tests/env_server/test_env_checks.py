@@ -36,14 +36,18 @@ def test_a_bad_array_is_named_with_its_place(array, words):
         raise AssertionError(fault)
 
 
-@pytest.mark.parametrize("observation", [None, {PROPRIOCEPTION: GOOD[PROPRIOCEPTION]}, {**GOOD, "more": 1}])
+@pytest.mark.parametrize(
+    "observation", [None, {PROPRIOCEPTION: GOOD[PROPRIOCEPTION]}, {**GOOD, "more": 1}]
+)
 def test_an_observation_must_have_exactly_the_keys_of_its_space(observation):
     assert "instead of a dict with" in (fault_of_reset((observation, {}), spec=SPEC) or "")
 
 
 @pytest.mark.parametrize("reward", [float("nan"), float("inf"), None, "1", np.zeros(2)])
 def test_a_reward_must_be_a_finite_number(reward):
-    assert "instead of a finite number" in (fault_of_step((GOOD, reward, False, False, INFO), spec=SPEC, num_actions=8) or "")
+    assert "instead of a finite number" in (
+        fault_of_step((GOOD, reward, False, False, INFO), spec=SPEC, num_actions=8) or ""
+    )
 
 
 @pytest.mark.parametrize(
@@ -64,7 +68,9 @@ def test_a_bad_step_is_named(result, words):
 
 def test_an_episode_has_no_success_only_where_the_spec_says_that_some_are_not_graded():
     result = (GOOD, 0.0, True, False, {"success": None, "executed": 8})
-    assert "info['success'] is NoneType None" in (fault_of_step(result, spec=SPEC, num_actions=8) or "")
+    assert "info['success'] is NoneType None" in (
+        fault_of_step(result, spec=SPEC, num_actions=8) or ""
+    )
     lenient = dataclasses.replace(SPEC, leaves_ungraded=True)
     assert fault_of_step(result, spec=lenient, num_actions=8) is None
     unsaid = (GOOD, 0.0, True, False, {"executed": 8})
@@ -79,6 +85,8 @@ def test_bounds_of_a_box_are_not_checked():
 def test_other_spaces_are_asked_themselves():
     assert fault_of_observation(3, gymnasium.spaces.Discrete(4)) is None
     assert "is not in Discrete(4)" in (fault_of_observation(4, gymnasium.spaces.Discrete(4)) or "")
-    nested = gymnasium.spaces.Tuple([gymnasium.spaces.Discrete(2), gymnasium.spaces.Box(0, 255, (2,), np.uint8)])
+    nested = gymnasium.spaces.Tuple(
+        [gymnasium.spaces.Discrete(2), gymnasium.spaces.Box(0, 255, (2,), np.uint8)]
+    )
     assert fault_of_observation((1, np.zeros(2, np.uint8)), nested) is None
     assert "observation['1']" in (fault_of_observation((1, np.zeros(2, np.int64)), nested) or "")

@@ -13,7 +13,9 @@ from siirl.env_server.vector_env import PoolVectorEnv
 
 @pytest.fixture(scope="module")
 def example(repository):
-    spec = importlib.util.spec_from_file_location("cleanrl_ppo_on_pool", repository / "docs/examples/cleanrl_ppo_on_pool.py")
+    spec = importlib.util.spec_from_file_location(
+        "cleanrl_ppo_on_pool", repository / "docs/examples/cleanrl_ppo_on_pool.py"
+    )
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module
     spec.loader.exec_module(module)
@@ -32,14 +34,18 @@ def test_advantages_of_the_example_by_hand(example):
         ended=column,
         values=torch.tensor([[0.0], [0.5]]),
     )
-    advantages = example.generalised_advantages(rollout, torch.tensor([9.0]), torch.tensor([1.0]), gamma=0.5, lam=0.5)
+    advantages = example.generalised_advantages(
+        rollout, torch.tensor([9.0]), torch.tensor([1.0]), gamma=0.5, lam=0.5
+    )
     assert advantages.flatten().tolist() == [1.625, 1.5]
 
 
 @pytest.mark.slow
 def test_the_example_learns_to_balance_the_pole(example):
     torch.set_num_threads(1)
-    envs = PoolVectorEnv(EnvPool("gymnasium", {"id": "CartPole-v1"}, 2, 4, cluster="local", deadline_s=600))
+    envs = PoolVectorEnv(
+        EnvPool("gymnasium", {"id": "CartPole-v1"}, 2, 4, cluster="local", deadline_s=600)
+    )
     settings = example.Settings(total_steps=12_288, learning_rate=1e-3)
     returns = example.train(envs, settings, lambda steps, mean_return, steps_per_s: None)
     envs.close()

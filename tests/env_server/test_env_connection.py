@@ -17,7 +17,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from siirl.env_server.connection import BUFFER_BYTES, HEADER, Address, ClientEnd, ServerEnd, accept, listen
+from siirl.env_server.connection import (
+    BUFFER_BYTES,
+    HEADER,
+    Address,
+    ClientEnd,
+    ServerEnd,
+    accept,
+    listen,
+)
 
 SECRET, OTHER_SECRET = bytes(range(32)), bytes(32)
 SIZES = (0, 1, 1000, BUFFER_BYTES - HEADER.size, BUFFER_BYTES, 3 * BUFFER_BYTES)
@@ -29,7 +37,9 @@ def nothing_is_left() -> Iterator[None]:
 
     def open_now() -> tuple[int, int]:
         with os.scandir("/proc/self/fd") as files:
-            return threading.active_count(), sum(os.readlink(file).startswith("socket:") for file in files)
+            return threading.active_count(), sum(
+                os.readlink(file).startswith("socket:") for file in files
+            )
 
     before = open_now()
     yield
@@ -39,7 +49,11 @@ def nothing_is_left() -> Iterator[None]:
 @pytest.fixture(params=["asyncio", "uvloop"])
 def run(request) -> Iterator[Callable[..., object]]:
     """Runs a coroutine on Python's event loop, and on the one that Ray's workers prefer."""
-    factory = asyncio.new_event_loop if request.param == "asyncio" else pytest.importorskip("uvloop").new_event_loop
+    factory = (
+        asyncio.new_event_loop
+        if request.param == "asyncio"
+        else pytest.importorskip("uvloop").new_event_loop
+    )
     with asyncio.Runner(loop_factory=factory) as runner:
         yield runner.run
 
@@ -91,7 +105,10 @@ class Inbox:
 
     def __init__(self) -> None:
         self._come: asyncio.Queue[bytes | ConnectionError] = asyncio.Queue()
-        self.end = ClientEnd(on_message=lambda message: self._come.put_nowait(bytes(message)), on_lost=self._come.put_nowait)
+        self.end = ClientEnd(
+            on_message=lambda message: self._come.put_nowait(bytes(message)),
+            on_lost=self._come.put_nowait,
+        )
 
     async def next(self) -> bytes | ConnectionError:
         return await self._come.get()
@@ -101,7 +118,9 @@ class Inbox:
         return self._come.empty()
 
 
-async def echoed(address: Address, messages: list[bytes], *, secret: bytes = SECRET) -> list[bytes | ConnectionError]:
+async def echoed(
+    address: Address, messages: list[bytes], *, secret: bytes = SECRET
+) -> list[bytes | ConnectionError]:
     """What comes back of `messages`, sent all at once by a pool that says at once that there are no more."""
     inbox = Inbox()
     await inbox.end.connect(address, secret=secret)
@@ -123,13 +142,20 @@ def test_messages_of_any_size_come_whole_and_in_order_and_then_the_end(run, host
     assert isinstance(end, ConnectionError) and "closed by its process" in str(end)
 
 
-@given(st.lists(st.sampled_from(SIZES), max_size=4), st.lists(st.integers(0, 10 * BUFFER_BYTES), max_size=8))
+@given(
+    st.lists(st.sampled_from(SIZES), max_size=4),
+    st.lists(st.integers(0, 10 * BUFFER_BYTES), max_size=8),
+)
 def test_messages_do_not_depend_on_how_the_stream_was_cut(sizes, cuts):
     messages = [bytes([index]) * size for index, size in enumerate(sizes)]
     stream = b"".join(HEADER.pack(len(message)) + message for message in messages)
     got: list[bytes] = []
-    end = ClientEnd(on_message=lambda message: got.append(bytes(message)), on_lost=lambda error: None)
-    for begin, stop in pairwise(sorted({0, len(stream), *(cut % (len(stream) + 1) for cut in cuts)})):
+    end = ClientEnd(
+        on_message=lambda message: got.append(bytes(message)), on_lost=lambda error: None
+    )
+    for begin, stop in pairwise(
+        sorted({0, len(stream), *(cut % (len(stream) + 1) for cut in cuts)})
+    ):
         while begin < stop:
             buffer = end.get_buffer(-1)
             size = min(len(buffer), stop - begin)
@@ -148,7 +174,11 @@ def test_a_wrong_secret_is_refused_by_both_sides_and_the_right_one_still_gets_in
 
 
 def test_strangers_who_are_silent_or_leave_keep_nobody_waiting(run):
-    with echo_server() as (address, _), socket.create_connection(address), socket.create_connection(address) as leaves:
+    with (
+        echo_server() as (address, _),
+        socket.create_connection(address),
+        socket.create_connection(address) as leaves,
+    ):
         leaves.close()
         assert run(echoed(address, [b"hello"]))[0] == b"hello"
 
@@ -181,7 +211,10 @@ def test_whoever_sends_back_what_the_pool_says_is_no_server(run):
         while said := peer.recv(1000):
             peer.sendall(said)
 
-    with fake_server(mirror) as address, pytest.raises(ConnectionError, match="does not know the secret"):
+    with (
+        fake_server(mirror) as address,
+        pytest.raises(ConnectionError, match="does not know the secret"),
+    ):
         run(Inbox().end.connect(address, secret=SECRET))
 
 
@@ -236,7 +269,9 @@ def test_a_server_that_stops_and_dies_within_a_message_blocks_nobody_and_is_told
         "    print('sends', flush=True)\n"
         "    end.send(bytes(1 << 26))\n"
     )
-    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) as server:
+    with subprocess.Popen(
+        [sys.executable, "-c", program], stdout=subprocess.PIPE, text=True
+    ) as server:
         assert server.stdout is not None
         address = ("127.0.0.1", int(server.stdout.readline()))
 
@@ -282,7 +317,9 @@ def test_a_part_of_a_request_is_none():
 def test_answering_a_pool_that_is_gone_ends_the_messages():
     pool, server = connected_pair()
     with ServerEnd(server) as end:
-        pool.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # close by a reset, as a crash does
+        pool.setsockopt(
+            socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0)
+        )  # close by a reset, as a crash does
         pool.close()
         end.send(bytes(1 << 24))
         assert list(end.messages()) == []

@@ -19,7 +19,13 @@ WALK = "probe_envs:WalkEnv"
 
 
 def local_pool(name=WALK, kwargs=None, num_servers=2, envs_per_server=1, **changes):
-    return EnvPool(name, kwargs or {}, num_servers, envs_per_server, **{"cluster": "local", "deadline_s": 600.0, **changes})
+    return EnvPool(
+        name,
+        kwargs or {},
+        num_servers,
+        envs_per_server,
+        **{"cluster": "local", "deadline_s": 600.0, **changes},
+    )
 
 
 async def run_episode(pool, seed, *, chunk=4, options=None):
@@ -28,29 +34,52 @@ async def run_episode(pool, seed, *, chunk=4, options=None):
     said = []
     async with pool.slot() as slot:
         observation, info = await slot.reset(seed=seed, options=options)
-        said.append((observation["proprioception"].tolist(), observation["instruction"], info["task"]))
+        said.append(
+            (observation["proprioception"].tolist(), observation["instruction"], info["task"])
+        )
         ended = False
         while not ended:
             actions = random.uniform(-1, 1, (chunk, 1)).astype(np.float32)
             observation, reward, terminated, truncated, info = await slot.step_chunk(actions)
-            said.append((observation["proprioception"].tolist(), reward, terminated, truncated, info["executed"]))
+            said.append(
+                (
+                    observation["proprioception"].tolist(),
+                    reward,
+                    terminated,
+                    truncated,
+                    info["executed"],
+                )
+            )
             ended = terminated or truncated
     return said
 
 
 async def run_episodes(pool, seeds, **keywords):
-    return await asyncio.gather(*(run_episode(pool, seed, **keywords) for seed in seeds), return_exceptions=True)
+    return await asyncio.gather(
+        *(run_episode(pool, seed, **keywords) for seed in seeds), return_exceptions=True
+    )
 
 
 def test_an_episode_is_what_the_environment_alone_would_do():
     async def alone():
         env, random = WalkEnv(), np.random.default_rng(1007)
         observation, info = await env.reset(seed=7)
-        said, ended = [(observation["proprioception"].tolist(), observation["instruction"], info["task"])], False
+        said, ended = (
+            [(observation["proprioception"].tolist(), observation["instruction"], info["task"])],
+            False,
+        )
         while not ended:
             actions = random.uniform(-1, 1, (4, 1)).astype(np.float32)
             observation, reward, terminated, truncated, info = await env.step_chunk(actions)
-            said.append((observation["proprioception"].tolist(), reward, terminated, truncated, info["executed"]))
+            said.append(
+                (
+                    observation["proprioception"].tolist(),
+                    reward,
+                    terminated,
+                    truncated,
+                    info["executed"],
+                )
+            )
             ended = terminated or truncated
         return said
 
@@ -61,7 +90,9 @@ def test_an_episode_is_what_the_environment_alone_would_do():
     assert asyncio.run(through_pool()) == asyncio.run(alone())
 
 
-@pytest.mark.parametrize(("num_servers", "envs_per_server"), [(1, 1), (1, 4), (2, 2), (4, 1), (3, 5)])
+@pytest.mark.parametrize(
+    ("num_servers", "envs_per_server"), [(1, 1), (1, 4), (2, 2), (4, 1), (3, 5)]
+)
 def test_episodes_are_the_same_from_any_number_of_servers(num_servers, envs_per_server):
     async def episodes(servers, envs):
         async with local_pool(num_servers=servers, envs_per_server=envs) as pool:
@@ -92,7 +123,11 @@ def test_no_more_episodes_run_than_there_are_slots():
 
 def test_few_episodes_spread_over_all_servers():
     async def stations():
-        async with local_pool(num_servers=2, envs_per_server=4) as pool, pool.slot() as one, pool.slot() as other:
+        async with (
+            local_pool(num_servers=2, envs_per_server=4) as pool,
+            pool.slot() as one,
+            pool.slot() as other,
+        ):
             return one.station is not other.station
 
     assert asyncio.run(stations())
@@ -101,7 +136,9 @@ def test_few_episodes_spread_over_all_servers():
 def test_frames_stay_at_the_server_and_come_as_a_whole():
     async def frames():
         async with local_pool() as pool, pool.slot() as slot:
-            _, info = await slot.reset(seed=0, options={"frames": {"recorder": FrameRequest(every=3, size=4)}})
+            _, info = await slot.reset(
+                seed=0, options={"frames": {"recorder": FrameRequest(every=3, size=4)}}
+            )
             assert "frames" not in info
             for _ in range(2):
                 *_, info = await slot.step_chunk(np.zeros((4, 1), np.float32))
@@ -121,7 +158,10 @@ def test_frames_stay_at_the_server_and_come_as_a_whole():
     assert frames.images[:, 0, 0, 0].tolist() == [0, 3, 6]
 
 
-@pytest.mark.parametrize("fault", ["raise", "hang_awaiting", "nan_observation", "nan_reward", "wrong_shape", "wrong_dtype"])
+@pytest.mark.parametrize(
+    "fault",
+    ["raise", "hang_awaiting", "nan_observation", "nan_reward", "wrong_shape", "wrong_dtype"],
+)
 def test_after_a_fault_the_episode_ends_as_without_it(fault, tmp_path):
     async def episodes(times):
         kwargs = {"fault": fault, "ledger": str(tmp_path), "times": times}
@@ -132,14 +172,20 @@ def test_after_a_fault_the_episode_ends_as_without_it(fault, tmp_path):
     got, stats = run_in_virtual_time(episodes(2))
     assert got == wanted
     assert (calm["env/replays"], stats["env/replays"], stats["env/failures"]) == (0, 2, 0)
-    assert stats["env/steps"] == calm["env/steps"] == sum(entry[-1] for episode in wanted for entry in episode[1:])
+    assert (
+        stats["env/steps"]
+        == calm["env/steps"]
+        == sum(entry[-1] for episode in wanted for entry in episode[1:])
+    )
 
 
 def test_frames_survive_a_fault(tmp_path):
     async def frames(times):
         kwargs = {"fault": "raise", "ledger": str(tmp_path), "times": times, "at_step": 8}
         async with local_pool("probe_envs:FaultyEnv", kwargs) as pool, pool.slot() as slot:
-            await slot.reset(seed=1, options={"frames": {"recorder": FrameRequest(every=2, size=4)}})
+            await slot.reset(
+                seed=1, options={"frames": {"recorder": FrameRequest(every=2, size=4)}}
+            )
             for _ in range(3):
                 await slot.step_chunk(np.zeros((4, 1), np.float32))
             return await slot.frames("recorder")
@@ -152,12 +198,20 @@ def test_frames_survive_a_fault(tmp_path):
 def test_an_episode_that_fails_too_often_is_given_up_and_no_other(tmp_path):
     async def episodes():
         kwargs = {"fault": "raise", "ledger": str(tmp_path), "times": 99}
-        async with local_pool("probe_envs:FaultyEnv", kwargs, num_servers=2, envs_per_server=3, max_replays=2) as pool:
+        async with local_pool(
+            "probe_envs:FaultyEnv", kwargs, num_servers=2, envs_per_server=3, max_replays=2
+        ) as pool:
             return await run_episodes(pool, range(8)), pool.stats()
 
     said, stats = asyncio.run(episodes())
-    assert [isinstance(entry, SimulationFailed) for entry in said] == [seed == 1 for seed in range(8)]
-    assert "seed 1" in str(said[1]) and "failed 3 times" in str(said[1]) and "the simulation diverged" in str(said[1])
+    assert [isinstance(entry, SimulationFailed) for entry in said] == [
+        seed == 1 for seed in range(8)
+    ]
+    assert (
+        "seed 1" in str(said[1])
+        and "failed 3 times" in str(said[1])
+        and "the simulation diverged" in str(said[1])
+    )
     assert len(list(tmp_path.iterdir())) == 3
     assert stats["env/failures"] == 1
 
@@ -182,7 +236,10 @@ def test_what_cannot_be_replayed_fails_at_once_and_says_why(tmp_path, caplog):
 
     said, stats = asyncio.run(episode())
     assert isinstance(said, SimulationFailed)
-    assert "replayable=False. Last: raised: server 1 of 2 (probe_envs:FaultyEnv): step_chunk raised RuntimeError: the sim" in str(said)
+    assert (
+        "replayable=False. Last: raised: server 1 of 2 (probe_envs:FaultyEnv): step_chunk raised RuntimeError: the sim"
+        in str(said)
+    )
     assert (stats["env/replays"], stats["env/failures"]) == (0, 1)
     assert not any("is replayed" in record.message for record in caplog.records)
 
@@ -190,12 +247,18 @@ def test_what_cannot_be_replayed_fails_at_once_and_says_why(tmp_path, caplog):
 def test_an_episode_between_two_calls_is_told_why_its_server_was_replaced(tmp_path):
     async def episodes():
         kwargs = {"fault": "raise", "ledger": str(tmp_path), "replayable": False}
-        async with local_pool("probe_envs:FaultyEnv", kwargs, num_servers=1, envs_per_server=2) as pool, pool.slot() as bystander:
+        async with (
+            local_pool("probe_envs:FaultyEnv", kwargs, num_servers=1, envs_per_server=2) as pool,
+            pool.slot() as bystander,
+        ):
             await bystander.reset(seed=2)
             await run_episodes(pool, [1])
             await bystander.step_chunk([np.zeros(1, np.float32)])
 
-    with pytest.raises(SimulationFailed, match=r"replayable=False\. Last: raised: server 1 of 1 .*the simulation diverged"):
+    with pytest.raises(
+        SimulationFailed,
+        match=r"replayable=False\. Last: raised: server 1 of 1 .*the simulation diverged",
+    ):
         asyncio.run(episodes())
 
 
@@ -204,7 +267,9 @@ def test_an_episode_that_ends_itself_takes_no_other_with_it_though_none_can_be_r
 
     async def episodes():
         kwargs = {"fault": "give_up", "ledger": str(tmp_path), "replayable": False}
-        async with local_pool("probe_envs:FaultyEnv", kwargs, num_servers=1, envs_per_server=4) as pool:
+        async with local_pool(
+            "probe_envs:FaultyEnv", kwargs, num_servers=1, envs_per_server=4
+        ) as pool:
             return await run_episodes(pool, range(4)), pool.stats()
 
     async def calm():
@@ -212,7 +277,9 @@ def test_an_episode_that_ends_itself_takes_no_other_with_it_though_none_can_be_r
             return await run_episodes(pool, range(4))
 
     (first, failed, *others), stats = asyncio.run(episodes())
-    assert isinstance(failed, SimulationFailed) and "could not be simulated: EpisodeFailed: its gripper is stuck." in str(failed)
+    assert isinstance(
+        failed, SimulationFailed
+    ) and "could not be simulated: EpisodeFailed: its gripper is stuck." in str(failed)
     wanted = asyncio.run(calm())
     assert [first, *others] == [wanted[0], *wanted[2:]]
     assert (stats["env/replays"], stats["env/failures"]) == (0, 1)
@@ -223,7 +290,12 @@ def test_an_episode_that_failed_at_its_reset_is_started_anew(replayable, tmp_pat
     """Nothing has happened in it, so there is nothing to replay."""
 
     async def episode(times):
-        kwargs = {"fault": "none", "ledger": str(tmp_path), "times": times, "replayable": replayable}
+        kwargs = {
+            "fault": "none",
+            "ledger": str(tmp_path),
+            "times": times,
+            "replayable": replayable,
+        }
         async with local_pool("probe_envs:FaultyStartEnv", kwargs, num_servers=1) as pool:
             return (await run_episodes(pool, [1]))[0], pool.stats()
 
@@ -239,23 +311,32 @@ def test_an_episode_that_failed_at_its_reset_is_started_anew(replayable, tmp_pat
 def test_a_reset_that_fails_too_often_is_given_up_with_its_reason(tmp_path):
     async def episode():
         kwargs = {"fault": "none", "ledger": str(tmp_path), "times": 99, "replayable": False}
-        async with local_pool("probe_envs:FaultyStartEnv", kwargs, num_servers=1, max_replays=1) as pool:
+        async with local_pool(
+            "probe_envs:FaultyStartEnv", kwargs, num_servers=1, max_replays=1
+        ) as pool:
             return (await run_episodes(pool, [1]))[0]
 
     said = asyncio.run(episode())
     assert isinstance(said, SimulationFailed)
-    assert "failed 2 times, and env.max_replays is 1. Last: raised:" in str(said) and "the simulator is not there" in str(said)
+    assert "failed 2 times, and env.max_replays is 1. Last: raised:" in str(
+        said
+    ) and "the simulator is not there" in str(said)
 
 
 def test_a_replay_that_takes_another_course_is_told(tmp_path, caplog):
     async def episode():
-        async with local_pool("probe_envs:FlickeringEnv", {"fault": "raise", "ledger": str(tmp_path)}) as pool:
+        async with local_pool(
+            "probe_envs:FlickeringEnv", {"fault": "raise", "ledger": str(tmp_path)}
+        ) as pool:
             return (await run_episodes(pool, [1]))[0]
 
     said = asyncio.run(episode())
     assert isinstance(said, SimulationFailed)
     assert "took another course" in str(said) and "replayable=False" in str(said)
-    assert any(record.levelname == "ERROR" and "took another course" in record.message for record in caplog.records)
+    assert any(
+        record.levelname == "ERROR" and "took another course" in record.message
+        for record in caplog.records
+    )
 
 
 def test_a_refused_argument_is_the_callers_mistake():
@@ -357,9 +438,15 @@ def test_ray_is_not_imported_for_a_local_pool():
         "asyncio.run(main())\n"
         "print('ray' in sys.modules, 'torch' in sys.modules)\n"
     )
-    path = os.pathsep.join([os.path.dirname(os.path.abspath(__file__)), os.environ.get("PYTHONPATH", "")])
+    path = os.pathsep.join(
+        [os.path.dirname(os.path.abspath(__file__)), os.environ.get("PYTHONPATH", "")]
+    )
     done = subprocess.run(
-        [sys.executable, "-c", program], env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, check=True
+        [sys.executable, "-c", program],
+        env={**os.environ, "PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        check=True,
     )
     assert done.stdout.split() == ["False", "False"]
 
@@ -371,6 +458,8 @@ def test_an_interrupt_is_never_an_answer():
     handling = loop.create_task(server.handle([Request(0, "reset", (7, {}))]))
     with pytest.raises(KeyboardInterrupt):
         loop.run_until_complete(handling)
-    with pytest.raises(KeyboardInterrupt):  # and not a fault of the environment, for the loop that runs on to close it
+    with pytest.raises(
+        KeyboardInterrupt
+    ):  # and not a fault of the environment, for the loop that runs on to close it
         loop.run_until_complete(handling)
     loop.close()

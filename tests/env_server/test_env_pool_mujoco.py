@@ -22,8 +22,14 @@ async def episode_digest(pool, seed):
         while not ended:
             actions = random.uniform(-1, 1, (8, 4)).astype(np.float32)
             observation, reward, terminated, truncated, info = await slot.step_chunk(actions)
-            digest.update(observation["images"].tobytes() + observation["proprioception"].tobytes() + observation["instruction"].encode())
-            digest.update(repr((reward, terminated, truncated, info["executed"], info["success"])).encode())
+            digest.update(
+                observation["images"].tobytes()
+                + observation["proprioception"].tobytes()
+                + observation["instruction"].encode()
+            )
+            digest.update(
+                repr((reward, terminated, truncated, info["executed"], info["success"])).encode()
+            )
             ended = terminated or truncated
         frames = await slot.frames("encoder")
         digest.update(frames.images.tobytes() + repr(frames.steps).encode())
@@ -33,7 +39,9 @@ async def episode_digest(pool, seed):
 def digests(cluster, num_servers, envs_per_server):
     async def run():
         kwargs = {"tasks": TASKS, "image_size": 32, "max_episode_steps": 20}
-        async with EnvPool("mujoco", kwargs, num_servers, envs_per_server, cluster=cluster, deadline_s=120.0) as pool:
+        async with EnvPool(
+            "mujoco", kwargs, num_servers, envs_per_server, cluster=cluster, deadline_s=120.0
+        ) as pool:
             return await asyncio.gather(*(episode_digest(pool, seed) for seed in range(9)))
 
     return asyncio.run(run())

@@ -35,7 +35,13 @@ DEADLINE_S = 5.0  # where an environment hangs; a sound one answers within milli
 
 
 def make_pool(name=WALK, kwargs=None, num_servers=2, envs_per_server=1, **changes):
-    return EnvPool(name, kwargs or {}, num_servers, envs_per_server, **{"cluster": "ray", "deadline_s": 600.0, **changes})
+    return EnvPool(
+        name,
+        kwargs or {},
+        num_servers,
+        envs_per_server,
+        **{"cluster": "ray", "deadline_s": 600.0, **changes},
+    )
 
 
 async def run_episode(pool, seed, *, after_chunk=None):
@@ -48,7 +54,15 @@ async def run_episode(pool, seed, *, after_chunk=None):
         while not ended:
             actions = random.uniform(-1, 1, (4, 1)).astype(np.float32)
             observation, reward, terminated, truncated, info = await slot.step_chunk(actions)
-            said.append((observation["proprioception"].tolist(), reward, terminated, truncated, info["executed"]))
+            said.append(
+                (
+                    observation["proprioception"].tolist(),
+                    reward,
+                    terminated,
+                    truncated,
+                    info["executed"],
+                )
+            )
             processes.append(info["pid"])
             if after_chunk is not None:
                 after_chunk(len(processes), info["pid"])
@@ -57,7 +71,9 @@ async def run_episode(pool, seed, *, after_chunk=None):
 
 
 async def run_episodes(pool, seeds):
-    return await asyncio.gather(*(run_episode(pool, seed) for seed in seeds), return_exceptions=True)
+    return await asyncio.gather(
+        *(run_episode(pool, seed) for seed in seeds), return_exceptions=True
+    )
 
 
 def said_locally(seeds):
@@ -112,7 +128,10 @@ def test_a_server_that_is_killed_is_replaced_and_its_episodes_replayed(caplog):
 
     async def episodes():
         async with make_pool(num_servers=1, envs_per_server=3) as pool:
-            runs = [run_episode(pool, 0, after_chunk=kill_server), *(run_episode(pool, seed) for seed in range(1, 6))]
+            runs = [
+                run_episode(pool, 0, after_chunk=kill_server),
+                *(run_episode(pool, seed) for seed in range(1, 6)),
+            ]
             return await asyncio.gather(*runs), pool.stats()
 
     results, stats = asyncio.run(episodes())
@@ -122,17 +141,24 @@ def test_a_server_that_is_killed_is_replaced_and_its_episodes_replayed(caplog):
     assert 1 <= stats["env/replays"] <= 3
     assert stats["env/failures"] == 0
     wait_until_gone(set(processes))
-    assert any("is replaced: died (The actor died" in record.message for record in caplog.records)  # Ray's word on it
+    assert any(
+        "is replaced: died (The actor died" in record.message for record in caplog.records
+    )  # Ray's word on it
 
 
 SLOW_FAULTS = ("die", "leave", "stop", "unpicklable", "unreadable")
 
 
-@pytest.mark.parametrize("fault", ["hang", "raise", *(pytest.param(fault, marks=pytest.mark.slow) for fault in SLOW_FAULTS)])
+@pytest.mark.parametrize(
+    "fault",
+    ["hang", "raise", *(pytest.param(fault, marks=pytest.mark.slow) for fault in SLOW_FAULTS)],
+)
 def test_after_a_fault_in_a_process_the_episodes_end_as_without_it(fault, tmp_path):
     async def episodes():
         kwargs = {"fault": fault, "ledger": str(tmp_path), "times": 1}
-        async with make_pool(FAULTY, kwargs, num_servers=1, envs_per_server=4, deadline_s=DEADLINE_S) as pool:
+        async with make_pool(
+            FAULTY, kwargs, num_servers=1, envs_per_server=4, deadline_s=DEADLINE_S
+        ) as pool:
             return await run_episodes(pool, range(5)), pool.stats()
 
     results, stats = asyncio.run(episodes())
@@ -149,7 +175,9 @@ def test_an_episode_that_always_fails_takes_no_other_with_it(fault, tmp_path):
 
     async def episodes():
         kwargs = {"fault": fault, "ledger": str(tmp_path), "times": 99}
-        async with make_pool(FAULTY, kwargs, num_servers=1, envs_per_server=4, deadline_s=DEADLINE_S) as pool:
+        async with make_pool(
+            FAULTY, kwargs, num_servers=1, envs_per_server=4, deadline_s=DEADLINE_S
+        ) as pool:
             return await run_episodes(pool, range(8)), pool.stats()
 
     results, stats = asyncio.run(episodes())
@@ -233,8 +261,12 @@ def test_when_ray_is_shut_down_an_episode_ends_with_an_error_and_no_other_ray_st
     )
     path = os.pathsep.join([os.path.dirname(os.path.abspath(__file__)), os.environ["PYTHONPATH"]])
     command = [sys.executable, "-c", program]
-    done = subprocess.run(command, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, check=True)
-    assert done.stdout.split("\n")[-3].startswith("ConfigError cluster='ray' needs a Ray connection")
+    done = subprocess.run(
+        command, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.split("\n")[-3].startswith(
+        "ConfigError cluster='ray' needs a Ray connection"
+    )
     assert done.stdout.split("\n")[-2] == "False"
 
 
@@ -259,7 +291,10 @@ def test_a_server_that_cannot_be_reached_is_told_with_its_address():
         finally:
             host.kill()
 
-    with pytest.raises(ConnectionError, match=r"waits at [\d.]+, port \d+, and cannot be reached there \(.*secret\): is that port open"):
+    with pytest.raises(
+        ConnectionError,
+        match=r"waits at [\d.]+, port \d+, and cannot be reached there \(.*secret\): is that port open",
+    ):
         asyncio.run(opened())
 
 
@@ -280,7 +315,9 @@ def test_a_class_that_was_defined_in_a_function_gets_there_and_back():
 def test_a_pool_works_inside_of_an_actor():
     import ray
 
-    @ray.remote(num_cpus=1, runtime_env={"env_vars": {"PYTHONPATH": server_environment()["PYTHONPATH"]}})
+    @ray.remote(
+        num_cpus=1, runtime_env={"env_vars": {"PYTHONPATH": server_environment()["PYTHONPATH"]}}
+    )
     def worker():
         async def episode():
             async with make_pool(num_servers=2) as pool:

@@ -5,7 +5,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from siirl.env_server.episode_record import SAMPLE_SIZE, EpisodeRecord, difference, own_actions, sample
+from siirl.env_server.episode_record import (
+    SAMPLE_SIZE,
+    EpisodeRecord,
+    difference,
+    own_actions,
+    sample,
+)
 
 
 @given(hnp.arrays(st.sampled_from([np.uint8, np.float32, np.int64]), hnp.array_shapes(max_side=40)))
@@ -29,10 +35,19 @@ def test_images_may_differ_by_a_few_levels_and_not_by_more():
 
 
 def test_a_difference_is_named_with_its_place():
-    first, second = sample(({"x": np.zeros(2), "text": "a"}, 1.0, False)), sample(({"x": np.zeros(2), "text": "b"}, 1.0, False))
+    first, second = (
+        sample(({"x": np.zeros(2), "text": "a"}, 1.0, False)),
+        sample(({"x": np.zeros(2), "text": "b"}, 1.0, False)),
+    )
     assert difference(first, second) == "result[0]['text'] was 'a' and is 'b'"
-    assert difference(sample((None, 0.5, False)), sample((None, 0.75, False))) == "result[1] was 0.5 and is 0.75"
-    assert difference(sample((None, 0.5, False)), sample((None, 0.5, True))) == "result[2] was False and is True"
+    assert (
+        difference(sample((None, 0.5, False)), sample((None, 0.75, False)))
+        == "result[1] was 0.5 and is 0.75"
+    )
+    assert (
+        difference(sample((None, 0.5, False)), sample((None, 0.5, True)))
+        == "result[2] was False and is True"
+    )
     assert difference(sample(np.zeros(2)), sample(np.zeros(3))) is not None
 
 

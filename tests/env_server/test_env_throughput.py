@@ -35,9 +35,14 @@ def test_after_its_end_a_waiting_environment_rests_or_plays_on(go_on, executed):
 
 
 def test_the_control_has_the_observations_of_the_default_environment():
-    space, like = NullEnv().spec.observation_space, PlainEnv("mujoco", {}, chunk=1, index=0).observation_space
+    space, like = (
+        NullEnv().spec.observation_space,
+        PlainEnv("mujoco", {}, chunk=1, index=0).observation_space,
+    )
     assert isinstance(like, gymnasium.spaces.Dict)
-    assert {name: part.shape for name, part in space.spaces.items()} == {name: part.shape for name, part in like.spaces.items()}
+    assert {name: part.shape for name, part in space.spaces.items()} == {
+        name: part.shape for name, part in like.spaces.items()
+    }
 
 
 def test_a_coroutine_that_waits_is_refused():
@@ -48,7 +53,12 @@ def test_a_coroutine_that_waits_is_refused():
 def test_ratios_are_taken_within_rounds():
     rates = {"fast": [10.0, 40.0, 30.0], "slow_1": [5.0, 10.0, 10.0], "slow_2": [1.0, 1.0, 1.0]}
     ratio = summarise_ratios(rates, {"gain": ("fast", best(rates, "slow"))})["gain"]
-    assert (ratio["to"], ratio["median"], ratio["lowest"], ratio["highest"]) == ("slow_1", 3.0, 2.0, 4.0)
+    assert (ratio["to"], ratio["median"], ratio["lowest"], ratio["highest"]) == (
+        "slow_1",
+        3.0,
+        2.0,
+        4.0,
+    )
     assert "| gain | 3.00 | 2.00 to 4.00 |" in markdown("Title", rates, {"gain": ratio}, "steps/s")
 
 

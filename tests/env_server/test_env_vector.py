@@ -14,25 +14,34 @@ from siirl.errors import ConfigError, UnknownNameError
 
 def make_envs(name="probe_envs:WalkEnv", kwargs=None, num_envs=3, **options):
     options.setdefault("observation_entry", "proprioception")
-    return PoolVectorEnv(EnvPool(name, kwargs or {}, num_envs, 1, cluster="local", deadline_s=600.0), **options)
+    return PoolVectorEnv(
+        EnvPool(name, kwargs or {}, num_envs, 1, cluster="local", deadline_s=600.0), **options
+    )
 
 
 def cartpole(num_envs=3, **options):
-    return make_envs("gymnasium", {"id": "CartPole-v1"}, num_envs, **{"observation_entry": None, **options})
+    return make_envs(
+        "gymnasium", {"id": "CartPole-v1"}, num_envs, **{"observation_entry": None, **options}
+    )
 
 
 def test_it_steps_like_gymnasiums_own_vector_env():
     ours = cartpole()
     theirs = gymnasium.make_vec("CartPole-v1", num_envs=3, vectorization_mode="sync")
     assert ours.single_observation_space == theirs.single_observation_space
-    assert (ours.observation_space, ours.action_space) == (theirs.observation_space, theirs.action_space)
+    assert (ours.observation_space, ours.action_space) == (
+        theirs.observation_space,
+        theirs.action_space,
+    )
     assert np.array_equal(ours.reset(seed=5)[0], theirs.reset(seed=5)[0])
     random = np.random.default_rng(0)
     for _ in range(200):
         actions = random.integers(2, size=3)
         got, wanted = ours.step(actions), theirs.step(actions)
         assert np.array_equal(got[0], wanted[0])
-        assert all(np.array_equal(mine, other) for mine, other in zip(got[1:4], wanted[1:4], strict=True))
+        assert all(
+            np.array_equal(mine, other) for mine, other in zip(got[1:4], wanted[1:4], strict=True)
+        )
         if (got[2] | got[3]).any():
             break
     else:
@@ -45,11 +54,20 @@ def test_next_step_autoreset_ignores_the_action_after_the_end():
     envs.reset(seed=0)
     actions = np.zeros((1, 1), np.float32)
     assert envs.metadata["autoreset_mode"] is AutoresetMode.NEXT_STEP
-    assert [bool(envs.step(actions)[3][0]) for _ in range(6)] == [False, True, False, False, True, False]
+    assert [bool(envs.step(actions)[3][0]) for _ in range(6)] == [
+        False,
+        True,
+        False,
+        False,
+        True,
+        False,
+    ]
     observations, rewards, *_ = envs.step(actions)
     envs.close()
     assert observations[0, 1] == 1.0  # number of steps: the first of the third episode
-    assert rewards[0] == pytest.approx(observations[0, 0])  # this environment's reward is its position
+    assert rewards[0] == pytest.approx(
+        observations[0, 0]
+    )  # this environment's reward is its position
 
 
 def test_same_step_autoreset_keeps_the_final_observation():
@@ -65,7 +83,9 @@ def test_same_step_autoreset_keeps_the_final_observation():
 
 
 def test_without_autoreset_ended_episodes_are_reset_by_mask():
-    envs = make_envs(kwargs={"max_episode_steps": 2}, num_envs=2, autoreset_mode=AutoresetMode.DISABLED)
+    envs = make_envs(
+        kwargs={"max_episode_steps": 2}, num_envs=2, autoreset_mode=AutoresetMode.DISABLED
+    )
     actions = np.zeros((2, 1), np.float32)
     with pytest.raises(RuntimeError, match="reset_mask"):
         envs.step(actions)
@@ -95,7 +115,10 @@ def test_every_environment_keeps_its_task_and_its_seed():
 def test_seeds_of_later_episodes_follow_from_the_first():
     def observations():
         envs = make_envs(kwargs={"max_episode_steps": 1}, num_envs=2)
-        seen = [envs.reset(seed=3)[0], *(envs.step(np.zeros((2, 1), np.float32))[0] for _ in range(5))]
+        seen = [
+            envs.reset(seed=3)[0],
+            *(envs.step(np.zeros((2, 1), np.float32))[0] for _ in range(5)),
+        ]
         envs.close()
         return np.stack(seen)
 
@@ -128,7 +151,9 @@ def test_gymnasiums_statistics_wrapper_counts_episodes():
 
 
 def test_stable_baselines3_gets_its_own_shape_of_a_step():
-    envs = StableBaselines3Steps(make_envs(kwargs={"max_episode_steps": 2}, num_envs=2, autoreset_mode="SameStep"))
+    envs = StableBaselines3Steps(
+        make_envs(kwargs={"max_episode_steps": 2}, num_envs=2, autoreset_mode="SameStep")
+    )
     envs.seed(0)
     first = envs.reset()
     envs.step_async(np.zeros((2, 1), np.float32))
@@ -153,6 +178,8 @@ def test_stable_baselines3_trains_on_the_pool():
     import stable_baselines3 as sb3  # here: it brings TensorBoard, which the other tests do not need
 
     envs = stable_baselines3_env(cartpole(4, autoreset_mode="SameStep"))
-    trained = sb3.PPO("MlpPolicy", envs, n_steps=32, batch_size=64, n_epochs=1, device="cpu").learn(total_timesteps=256)
+    trained = sb3.PPO("MlpPolicy", envs, n_steps=32, batch_size=64, n_epochs=1, device="cpu").learn(
+        total_timesteps=256
+    )
     envs.close()
     assert trained.num_timesteps == 256  # two rollouts of 32 steps in four environments

@@ -9,7 +9,9 @@ from gymnasium import spaces
 from envs.adapter import ThreeValueAdapter, adapt
 from envs.base import EnvSpec, FrameRequest
 
-SPEC = EnvSpec("sums", ("easy", "hard"), spaces.Discrete(100), spaces.Discrete(10), max_episode_steps=4)
+SPEC = EnvSpec(
+    "sums", ("easy", "hard"), spaces.Discrete(100), spaces.Discrete(10), max_episode_steps=4
+)
 
 
 class Sums:
@@ -25,7 +27,11 @@ class Sums:
 
     def step(self, actions):
         self.total += actions
-        return self.total, 0.5, {"terminated": self.total >= 10, "success": self.total == 10, "note": "kept"}
+        return (
+            self.total,
+            0.5,
+            {"terminated": self.total >= 10, "success": self.total == 10, "note": "kept"},
+        )
 
 
 class Debate:
@@ -38,7 +44,11 @@ class Debate:
 
     async def step(self, actions):
         observations = np.array(actions, dtype=np.object_)
-        return observations, [float(action) for action in actions], [{"done": action > 5} for action in actions]
+        return (
+            observations,
+            [float(action) for action in actions],
+            [{"done": action > 5} for action in actions],
+        )
 
 
 def test_reset_hands_on_rank_seed_and_task():
@@ -56,7 +66,13 @@ def test_infos_say_when_an_episode_ends():
         return [await env.step(3), await env.step(7)]
 
     first, second = asyncio.run(play())
-    assert first == (3, 0.5, False, False, {"terminated": False, "success": False, "note": "kept", "task": "easy"})
+    assert first == (
+        3,
+        0.5,
+        False,
+        False,
+        {"terminated": False, "success": False, "note": "kept", "task": "easy"},
+    )
     assert second[:4] == (10, 0.5, True, False)
     assert second[4]["success"]
 
@@ -68,12 +84,26 @@ def test_limit_of_the_spec_truncates():
         return await env.step_chunk([0, 0, 0, 0, 0])
 
     observation, reward, terminated, truncated, info = asyncio.run(play())
-    assert (observation, reward, terminated, truncated, info["executed"]) == (0, 2.0, False, True, 4)
+    assert (observation, reward, terminated, truncated, info["executed"]) == (
+        0,
+        2.0,
+        False,
+        True,
+        4,
+    )
 
 
 def test_several_agents_get_one_entry_each():
     async def play():
-        spec = EnvSpec("debate", ("debate",), spaces.Discrete(10), spaces.Discrete(10), 9, reports_success=False, num_agents=2)
+        spec = EnvSpec(
+            "debate",
+            ("debate",),
+            spaces.Discrete(10),
+            spaces.Discrete(10),
+            9,
+            reports_success=False,
+            num_agents=2,
+        )
         env = ThreeValueAdapter(Debate(), spec=spec)
         observation, _ = await env.reset(seed=3)
         return observation, await env.step([1, 7]), await env.step([6, 7])
@@ -88,7 +118,15 @@ def test_several_agents_get_one_entry_each():
 
 def test_rewards_of_several_agents_are_summed_over_a_chunk():
     async def play():
-        spec = EnvSpec("debate", ("debate",), spaces.Discrete(10), spaces.Discrete(10), 9, reports_success=False, num_agents=2)
+        spec = EnvSpec(
+            "debate",
+            ("debate",),
+            spaces.Discrete(10),
+            spaces.Discrete(10),
+            9,
+            reports_success=False,
+            num_agents=2,
+        )
         env = ThreeValueAdapter(Debate(), spec=spec)
         await env.reset(seed=3)
         return await env.step_chunk([[1, 2], [3, 4]])
@@ -116,7 +154,9 @@ def test_options_that_it_cannot_serve_are_refused(options, sentence):
 
 def test_options_of_the_class_are_handed_on_where_it_names_them():
     inner = Sums()
-    asyncio.run(ThreeValueAdapter(inner, spec=SPEC, options=["level"]).reset(seed=0, options={"level": 3}))
+    asyncio.run(
+        ThreeValueAdapter(inner, spec=SPEC, options=["level"]).reset(seed=0, options={"level": 3})
+    )
     assert inner.calls[0][3] == {"task": "easy", "level": 3}
 
 
@@ -136,7 +176,10 @@ class NoInfos(Sums):
 
 @pytest.mark.parametrize(
     ("inner", "sentence"),
-    [(FiveValues(), r"step of FiveValues must return \(observation, rewards, infos\)"), (NoInfos(), "infos must be a dict")],
+    [
+        (FiveValues(), r"step of FiveValues must return \(observation, rewards, infos\)"),
+        (NoInfos(), "infos must be a dict"),
+    ],
 )
 def test_another_form_is_refused_with_what_was_expected(inner, sentence):
     async def play():
@@ -150,7 +193,9 @@ def test_another_form_is_refused_with_what_was_expected(inner, sentence):
 
 def test_wrong_number_of_actions_is_refused():
     async def play():
-        spec = EnvSpec("debate", ("debate",), spaces.Discrete(10), spaces.Discrete(10), 9, num_agents=2)
+        spec = EnvSpec(
+            "debate", ("debate",), spaces.Discrete(10), spaces.Discrete(10), 9, num_agents=2
+        )
         env = ThreeValueAdapter(Debate(), spec=spec)
         await env.reset(seed=3)
         await env.step([1])

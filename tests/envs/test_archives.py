@@ -16,9 +16,15 @@ BOMB_BYTES = 600 * MEGABYTE
 LEAST_EFFECT = 100 * MEGABYTE  # what may come on top of the process without the file
 READERS = {
     "initial states": ("envs.libero.initial_states", "read_initial_states(Path(file))"),
-    "demonstrations": ("siirl.engine.reward_manager.embodied_rewards", "load_demonstration_clips(file)"),
+    "demonstrations": (
+        "siirl.engine.reward_manager.embodied_rewards",
+        "load_demonstration_clips(file)",
+    ),
     "a checkpoint's state": ("siirl.dag_worker.checkpoint", "_read_state(Path(file))"),
-    "a projector of proprioception": ("siirl.models.openvla_checkpoint", "_projector_of_state(Path(file).parent)"),
+    "a projector of proprioception": (
+        "siirl.models.openvla_checkpoint",
+        "_projector_of_state(Path(file).parent)",
+    ),
     "weights of V-JEPA 2": ("vjepa.release_checkpoint", "_read(Path(file))"),
 }
 PROGRAM = """
@@ -38,7 +44,10 @@ print(json.dumps([refusal, 1024 * (resource.getrusage(resource.RUSAGE_SELF).ru_m
 
 def bomb(path: Path, *, size: int = BOMB_BYTES, name: str = "archive/data.pkl") -> Path:
     """A zip archive of 600 kB with so many zeros, which is no pickle either."""
-    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive, archive.open(name, "w") as entry:
+    with (
+        zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive,
+        archive.open(name, "w") as entry,
+    ):
         for _ in range(size // MEGABYTE):
             entry.write(bytes(MEGABYTE))
     return path
@@ -56,11 +65,20 @@ def bound_memory() -> None:
 
 
 @pytest.mark.parametrize("what", READERS)
-def test_a_small_file_that_unpacks_to_600_megabytes_is_refused_without_the_memory(what, bombs, repository):
+def test_a_small_file_that_unpacks_to_600_megabytes_is_refused_without_the_memory(
+    what, bombs, repository
+):
     module, call = READERS[what]
     program = PROGRAM.format(module=module, function=call.partition("(")[0], call=call)
     command = [sys.executable, "-c", program, str(bombs)]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=280, cwd=repository, preexec_fn=bound_memory)
+    ended = subprocess.run(
+        command,
+        capture_output=True,
+        text=True,
+        timeout=280,
+        cwd=repository,
+        preexec_fn=bound_memory,
+    )
     assert ended.returncode == 0, ended.stderr
     refusal, more = json.loads(ended.stdout)
     assert "would unpack to" in refusal
@@ -72,7 +90,10 @@ def test_the_sum_of_all_entries_counts(tmp_path):
         archive.writestr("a", bytes(600_000))
         archive.writestr("b", bytes(600_000))
     check_archive(tmp_path / "two.zip", most_bytes=1_200_000)
-    with pytest.raises(ValueError, match=r"two\.zip \(0\.0 MiB\) would unpack to 1\.1 MiB, and at most 1\.0 MiB are taken"):
+    with pytest.raises(
+        ValueError,
+        match=r"two\.zip \(0\.0 MiB\) would unpack to 1\.1 MiB, and at most 1\.0 MiB are taken",
+    ):
         check_archive(tmp_path / "two.zip", most_bytes=2**20)
 
 

@@ -261,13 +261,18 @@ def first_frames_only(good):
 
         async def step(self, action):
             *values, info = await super().step(action)
-            every_step = {name: request for name, request in self.streams.items() if request.every == 1}
+            every_step = {
+                name: request for name, request in self.streams.items() if request.every == 1
+            }
             seldom = self.streams if self.steps == 4 else every_step
             return (*values, info | {"frames": self.taken([self.steps], seldom)})
 
         def taken(self, steps, streams=None):
             chosen = self.streams if streams is None else streams
-            images = {name: np.zeros((1, request.size, request.size, 3), np.uint8) for name, request in chosen.items()}
+            images = {
+                name: np.zeros((1, request.size, request.size, 3), np.uint8)
+                for name, request in chosen.items()
+            }
             return {name: Frames(image, tuple(steps)) for name, image in images.items()}
 
     return Broken

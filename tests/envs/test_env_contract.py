@@ -9,17 +9,29 @@ from envs.checker import check_env
 from envs.registry import ENVS, make_env
 
 CASES = {
-    "mujoco": ("mujoco", {"tasks": ["button-press", "reach"], "max_episode_steps": 15, "image_size": 16}),
+    "mujoco": (
+        "mujoco",
+        {"tasks": ["button-press", "reach"], "max_episode_steps": 15, "image_size": 16},
+    ),
     "libero": (
         "libero",
-        {"suite": "goal+object", "tasks": ["goal/7", "object/1"], "assets": "stand_in", "max_episode_steps": 15, "image_size": 16},
+        {
+            "suite": "goal+object",
+            "tasks": ["goal/7", "object/1"],
+            "assets": "stand_in",
+            "max_episode_steps": 15,
+            "image_size": 16,
+        },
     ),
     "gymnasium: discrete actions": ("gymnasium", {"id": "CartPole-v1"}),
     "gymnasium: continuous actions": ("gymnasium", {"id": "Pendulum-v1"}),
     "gymnasium: discrete observations": ("gymnasium", {"id": "FrozenLake-v1"}),
     "gymnasium: MuJoCo, rendered": ("gymnasium", {"id": "Reacher-v5", "width": 48, "height": 32}),
     "math: one agent": ("math", {"tasks": ["sums-2", "countdown-3"]}),
-    "math: three agents": ("math", {"tasks": ["sums-2", "word-sums-2"], "wording": "words", "num_agents": 3}),
+    "math: three agents": (
+        "math",
+        {"tasks": ["sums-2", "word-sums-2"], "wording": "words", "num_agents": 3},
+    ),
     "tools": ("tools", {"tasks": ["sums-6", "word-sums-2"], "max_turns": 3}),
     "sandbox": ("sandbox", {"tasks": ["numbers-2", "lines-2"]}),
     "a user's own": ("tests_envs_own:CountdownEnv", {"start": 20}),

@@ -31,7 +31,10 @@ def test_name_that_is_taken_is_refused(own_module):
 @pytest.mark.parametrize(
     ("name", "sentence"),
     [
-        ("mujocco", r"Unknown environment 'mujocco'\. Did you mean 'mujoco'\? Known: .*gymnasium, .*mujoco, .*; or give module:Class"),
+        (
+            "mujocco",
+            r"Unknown environment 'mujocco'\. Did you mean 'mujoco'\? Known: .*gymnasium, .*mujoco, .*; or give module:Class",
+        ),
         ("no_such_module:Env", r"there is no module 'no_such_module'"),
         ("envs.no_such_module:Env", r"there is no module 'envs\.no_such_module'"),
         ("envs.base:NoSuchClass", r"has no attribute 'NoSuchClass'"),
@@ -44,7 +47,9 @@ def test_wrong_name_is_answered(name, sentence):
 
 
 def test_unknown_argument_is_answered_with_the_nearest():
-    with pytest.raises(ValueError, match=r"'mujoco' has no argument 'imagesize'\. Did you mean 'image_size'\?"):
+    with pytest.raises(
+        ValueError, match=r"'mujoco' has no argument 'imagesize'\. Did you mean 'image_size'\?"
+    ):
         make_env("mujoco", imagesize=64)
 
 

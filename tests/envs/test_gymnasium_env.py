@@ -32,7 +32,12 @@ class Toy(gymnasium.Env):
 
     def seen(self):
         goal = np.array([0.25, np.nan if self.bad == "nan" and self.time == 2 else 0.5])
-        return {"camera": GREY, "goal": goal, "mode": 1, "wrist": np.full((3, 4, 3), self.time, np.uint8)}
+        return {
+            "camera": GREY,
+            "goal": goal,
+            "mode": 1,
+            "wrist": np.full((3, 4, 3), self.time, np.uint8),
+        }
 
     def reset(self, *, seed=None, options=None):
         super().reset(seed=seed)
@@ -50,7 +55,9 @@ class Toy(gymnasium.Env):
 class ManyImages(Toy):
     """Cameras that cannot be stacked."""
 
-    observation_space = spaces.Dict({"a": spaces.Box(0, 255, (3, 4), np.uint8), "b": spaces.Box(0, 255, (5, 4), np.uint8)})
+    observation_space = spaces.Dict(
+        {"a": spaces.Box(0, 255, (3, 4), np.uint8), "b": spaces.Box(0, 255, (5, 4), np.uint8)}
+    )
 
 
 class ManyDecisions(Toy):
@@ -100,7 +107,9 @@ def test_success_of_the_infos_is_reported():
     async def play():
         env = toy()
         await env.reset(seed=0)
-        return env.spec.reports_success, [(await env.step(np.zeros(1, np.float32)))[4]["success"] for _ in range(3)]
+        return env.spec.reports_success, [
+            (await env.step(np.zeros(1, np.float32)))[4]["success"] for _ in range(3)
+        ]
 
     assert asyncio.run(play()) == (True, [False, False, True])
 
@@ -130,7 +139,9 @@ def test_limit_truncates():
 def test_frames_are_scaled_into_squares():
     async def play():
         env = toy()
-        _, first = await env.reset(seed=0, options={"frames": {"video": FrameRequest(every=2, size=10)}})
+        _, first = await env.reset(
+            seed=0, options={"frames": {"video": FrameRequest(every=2, size=10)}}
+        )
         *_, info = await env.step_chunk([np.zeros(1, np.float32)] * 5)
         return first["frames"]["video"], info["frames"]["video"]
 
@@ -147,7 +158,9 @@ def test_same_episode_as_gymnasium_itself():
         observation, _ = await env.reset(seed=4)
         (*_,) = [observation[PROPRIOCEPTION]]
         results = [await env.step(np.array([0.5], np.float32)) for _ in range(5)]
-        return [observation[PROPRIOCEPTION], *(result[0][PROPRIOCEPTION] for result in results)], [result[1] for result in results]
+        return [observation[PROPRIOCEPTION], *(result[0][PROPRIOCEPTION] for result in results)], [
+            result[1] for result in results
+        ]
 
     observations, rewards = asyncio.run(play())
     plain = gymnasium.make("Pendulum-v1")
@@ -160,7 +173,9 @@ def test_same_episode_as_gymnasium_itself():
 
 
 def test_unknown_id_is_answered_with_the_nearest():
-    with pytest.raises(ValueError, match=r"Unknown Gymnasium id 'CartPol-v1'\. Nearest: CartPole-v1"):
+    with pytest.raises(
+        ValueError, match=r"Unknown Gymnasium id 'CartPol-v1'\. Nearest: CartPole-v1"
+    ):
         GymnasiumEnv(id="CartPol-v1")
 
 
@@ -199,7 +214,12 @@ def test_a_package_that_registers_its_environments_is_imported_as_gymnasium_does
     ("text", "wrong", "error", "sentence"),
     [
         ("import gymnasium", "CartPol-v1", ValueError, ":CartPol-v1'. Nearest: CartPole-v1"),
-        ("import no_such_package", "My-v0", RuntimeError, "needs a package that is not installed: No module named 'no_such_package'"),
+        (
+            "import no_such_package",
+            "My-v0",
+            RuntimeError,
+            "needs a package that is not installed: No module named 'no_such_package'",
+        ),
     ],
 )
 def test_what_a_package_does_not_register_or_lacks_is_told(package, text, wrong, error, sentence):
@@ -208,7 +228,9 @@ def test_what_a_package_does_not_register_or_lacks_is_told(package, text, wrong,
 
 
 def test_a_module_that_is_not_there_is_told():
-    with pytest.raises(ValueError, match="'no_such_module:My-v0': there is no module 'no_such_module' to import"):
+    with pytest.raises(
+        ValueError, match="'no_such_module:My-v0': there is no module 'no_such_module' to import"
+    ):
         GymnasiumEnv(id="no_such_module:My-v0")
 
 
@@ -222,7 +244,9 @@ def test_actions_are_counted_from_zero_wherever_the_environment_begins():
 
 
 def test_unknown_argument_names_the_environment():
-    with pytest.raises(ValueError, match=r"'Pendulum-v1' does not take these arguments.*image_size"):
+    with pytest.raises(
+        ValueError, match=r"'Pendulum-v1' does not take these arguments.*image_size"
+    ):
         GymnasiumEnv(id="Pendulum-v1", image_size=64)
 
 
@@ -256,7 +280,9 @@ def test_observation_that_is_not_finite_fails_the_simulation():
 
 
 def test_missing_package_is_named():
-    with pytest.raises(RuntimeError, match=r"LunarLander-v3' needs a package that is not installed: .*[Bb]ox2[dD]"):
+    with pytest.raises(
+        RuntimeError, match=r"LunarLander-v3' needs a package that is not installed: .*[Bb]ox2[dD]"
+    ):
         GymnasiumEnv(id="LunarLander-v3")
 
 

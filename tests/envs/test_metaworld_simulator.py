@@ -16,15 +16,23 @@ from envs.metaworld.simulator import TaskSimulator
 from envs.metaworld.suite import INSTRUCTIONS, VERSION_SUFFIX
 
 DEFAULT = ("drawer-open", "door-open", "button-press")
-HISTORY = ("basketball", "hammer", "push")  # whose Python objects keep more from one episode to the next than the others'
+HISTORY = (
+    "basketball",
+    "hammer",
+    "push",
+)  # whose Python objects keep more from one episode to the next than the others'
 # Experts that lift and step aside before they act: their way to the goal is not a straight one.
 DETOURS = {"door-lock": 0.2, "door-unlock": 0.5, "drawer-close": 0.5, "handle-press": 0.3}
 
-pytestmark = pytest.mark.filterwarnings("ignore:Constant")  # an expert's motion is clipped, as Meta-World does
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:Constant"
+)  # an expert's motion is clipped, as Meta-World does
 
 
 def expert_action(task, state):
-    return np.clip(ENV_POLICY_MAP[task + VERSION_SUFFIX]().get_action(state), -1.0, 1.0).astype(np.float32)
+    return np.clip(ENV_POLICY_MAP[task + VERSION_SUFFIX]().get_action(state), -1.0, 1.0).astype(
+        np.float32
+    )
 
 
 def play(simulator, *, seed, steps):
@@ -42,7 +50,11 @@ def check_against_metaworld(task, *, seed, steps):
     simulator = TaskSimulator(task)
     simulator.reset(seed=seed)
     reference = ALL_V3_ENVIRONMENTS[task + VERSION_SUFFIX]()
-    draw = {"env_cls": type(reference), "rand_vec": simulator._env._last_rand_vec.copy(), "partially_observable": False}
+    draw = {
+        "env_cls": type(reference),
+        "rand_vec": simulator._env._last_rand_vec.copy(),
+        "partially_observable": False,
+    }
     reference.set_task(Task(env_name=task + VERSION_SUFFIX, data=pickle.dumps(draw)))
     observation, _ = reference.reset()
     assert np.array_equal(reference.data.qpos, simulator.data.qpos)
@@ -52,7 +64,9 @@ def check_against_metaworld(task, *, seed, steps):
         success = simulator.step(action)
         assert np.array_equal(reference.data.qpos, simulator.data.qpos)
         assert np.array_equal(observation[:7], simulator.state[:7])
-        assert np.allclose(observation[7:11], simulator.state[7:11], atol=1e-9)  # a quaternion: ours is not SciPy's
+        assert np.allclose(
+            observation[7:11], simulator.state[7:11], atol=1e-9
+        )  # a quaternion: ours is not SciPy's
         assert success == bool(info["success"])
 
 
@@ -81,7 +95,9 @@ def test_episode_does_not_depend_on_what_ran_before(task):
     for other in (5, 6):
         play(used, seed=other, steps=15)
     for simulator in (used, used):  # the second time from the start that it kept
-        assert np.array_equal(play(simulator, seed=7, steps=15)[0], play(fresh, seed=7, steps=15)[0])
+        assert np.array_equal(
+            play(simulator, seed=7, steps=15)[0], play(fresh, seed=7, steps=15)[0]
+        )
 
 
 @pytest.mark.slow
@@ -89,7 +105,9 @@ def test_episode_does_not_depend_on_what_ran_before(task):
 def test_no_episode_of_any_task_depends_on_what_ran_before(task):
     used = TaskSimulator(task)
     play(used, seed=5, steps=40)
-    assert np.array_equal(play(used, seed=7, steps=40)[0], play(TaskSimulator(task), seed=7, steps=40)[0])
+    assert np.array_equal(
+        play(used, seed=7, steps=40)[0], play(TaskSimulator(task), seed=7, steps=40)[0]
+    )
 
 
 def test_episode_is_the_same_in_another_process(repository):
@@ -97,7 +115,9 @@ def test_episode_is_the_same_in_another_process(repository):
         "import hashlib, numpy as np; from envs.metaworld.simulator import TaskSimulator; s = TaskSimulator('door-open'); s.reset(seed=11);"
         "[s.step(np.full(4, 0.3, np.float32)) for _ in range(20)]; print(hashlib.sha256(s.data.qpos.tobytes()).hexdigest())"
     )
-    there = subprocess.run([sys.executable, "-c", code], cwd=repository, check=True, capture_output=True, text=True).stdout.strip()
+    there = subprocess.run(
+        [sys.executable, "-c", code], cwd=repository, check=True, capture_output=True, text=True
+    ).stdout.strip()
     simulator = TaskSimulator("door-open")
     simulator.reset(seed=11)
     for _ in range(20):

@@ -80,7 +80,13 @@ def test_expert_succeeds_and_success_ends_the_episode(env):
 def test_limit_truncates_without_success(short_env):
     results = play(short_env, seed=0, actions=[STILL] * 8)
     _, reward, terminated, truncated, info = results[-1]
-    assert (reward, terminated, truncated, info["executed"], info["success"]) == (0.0, False, True, 5, False)
+    assert (reward, terminated, truncated, info["executed"], info["success"]) == (
+        0.0,
+        False,
+        True,
+        5,
+        False,
+    )
     with pytest.raises(RuntimeError, match="call reset"):
         asyncio.run(short_env.step(STILL))
 
@@ -97,14 +103,20 @@ def test_instance_that_ran_other_episodes_gives_the_same_episode_and_images(env)
     for one, other in zip(used, fresh, strict=True):
         assert np.array_equal(one[0][IMAGES], other[0][IMAGES])
         assert np.array_equal(one[0][PROPRIOCEPTION], other[0][PROPRIOCEPTION])
-        assert np.array_equal(one[-1]["frames"]["video"].images, other[-1]["frames"]["video"].images)
+        assert np.array_equal(
+            one[-1]["frames"]["video"].images, other[-1]["frames"]["video"].images
+        )
         assert one[-1]["oracle_distance"] == other[-1]["oracle_distance"]
 
 
 def test_chunk_renders_the_observation_once(env, monkeypatch):
     rendered = []
     image = MetaWorldEnv._image
-    monkeypatch.setattr(MetaWorldEnv, "_image", lambda self, size, camera: rendered.append(size) or image(self, size, camera))
+    monkeypatch.setattr(
+        MetaWorldEnv,
+        "_image",
+        lambda self, size, camera: rendered.append(size) or image(self, size, camera),
+    )
     play(env, seed=0, actions=[STILL] * 8)
     assert rendered == [32, 32]  # reset, and the end of the chunk
 
@@ -112,7 +124,11 @@ def test_chunk_renders_the_observation_once(env, monkeypatch):
 def test_stream_of_the_observations_size_costs_no_second_rendering(env, monkeypatch):
     rendered = []
     image = MetaWorldEnv._image
-    monkeypatch.setattr(MetaWorldEnv, "_image", lambda self, size, camera: rendered.append(size) or image(self, size, camera))
+    monkeypatch.setattr(
+        MetaWorldEnv,
+        "_image",
+        lambda self, size, camera: rendered.append(size) or image(self, size, camera),
+    )
     streams = {
         "encoder": FrameRequest(every=8, size=32),
         "recorder": FrameRequest(every=4, size=48),
@@ -121,17 +137,34 @@ def test_stream_of_the_observations_size_costs_no_second_rendering(env, monkeypa
     results = play(env, seed=0, options={"frames": streams}, actions=[STILL] * 8)
     assert rendered == [32, 48, 48, 32, 48]  # reset; step 4 of the recorder; step 8
     frames = results[1][-1]["frames"]
-    assert (frames["encoder"].steps, frames["recorder"].steps, frames["other"].steps) == ((8,), (4, 8), (8,))
+    assert (frames["encoder"].steps, frames["recorder"].steps, frames["other"].steps) == (
+        (8,),
+        (4, 8),
+        (8,),
+    )
     assert np.array_equal(frames["encoder"].images[0], results[1][0][IMAGES][0])
 
 
 def test_last_frame_is_there_when_the_episode_ends_between_two(short_env):
-    results = play(short_env, seed=0, options={"frames": {"video": FrameRequest(every=4, size=16)}}, actions=[STILL] * 8, chunk=3)
-    assert [result[-1]["frames"]["video"].steps for result in results if "video" in result[-1]["frames"]] == [(0,), (4, 5)]
+    results = play(
+        short_env,
+        seed=0,
+        options={"frames": {"video": FrameRequest(every=4, size=16)}},
+        actions=[STILL] * 8,
+        chunk=3,
+    )
+    assert [
+        result[-1]["frames"]["video"].steps for result in results if "video" in result[-1]["frames"]
+    ] == [(0,), (4, 5)]
 
 
 def test_chunk_without_a_due_frame_has_none(short_env):
-    results = play(short_env, seed=0, options={"frames": {"video": FrameRequest(every=8, size=16)}}, actions=[STILL] * 3)
+    results = play(
+        short_env,
+        seed=0,
+        options={"frames": {"video": FrameRequest(every=8, size=16)}},
+        actions=[STILL] * 3,
+    )
     assert results[1][-1]["frames"] == {}
 
 
@@ -152,7 +185,10 @@ def test_default_tasks_are_in_the_suite():
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        ({"tasks": ["drawer-opn"]}, r"Unknown Meta-World task 'drawer-opn'\. Did you mean 'drawer-open'\? Known: assembly, "),
+        (
+            {"tasks": ["drawer-opn"]},
+            r"Unknown Meta-World task 'drawer-opn'\. Did you mean 'drawer-open'\? Known: assembly, ",
+        ),
         ({"tasks": []}, "one or more"),
         ({"tasks": "drawer-open"}, "tasks must be a list"),
         ({"tasks": ["push", "push-v3"]}, "has a task twice: push, push-v3"),
@@ -208,13 +244,25 @@ def test_metaworlds_own_cameras_see_something_else(env):
 def test_backend_that_cannot_draw_is_refused_before_mujoco_is_imported(backend, repository):
     code = "import asyncio; from envs.mujoco import MetaWorldEnv; asyncio.run(MetaWorldEnv().reset(seed=0))"
     environment = {"MUJOCO_GL": backend, "PATH": "", "PYTHONPATH": str(repository)}
-    result = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
+    result = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True
+    )
     assert result.returncode == 1
-    assert f"RuntimeError: MUJOCO_GL='{backend}' cannot draw without a window: set it to egl or osmesa" in result.stderr
+    assert (
+        f"RuntimeError: MUJOCO_GL='{backend}' cannot draw without a window: set it to egl or osmesa"
+        in result.stderr
+    )
 
 
 @pytest.mark.parametrize("package", ["metaworld", "mujoco"])
-def test_a_missing_package_is_refused_before_anything_is_built(package: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, package, None)  # Python's own mark of a module that cannot be imported
-    with pytest.raises(RuntimeError, match=rf"^env=mujoco needs the package {package}, which is not installed\. Type: python -m pip"):
+def test_a_missing_package_is_refused_before_anything_is_built(
+    package: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(
+        sys.modules, package, None
+    )  # Python's own mark of a module that cannot be imported
+    with pytest.raises(
+        RuntimeError,
+        match=rf"^env=mujoco needs the package {package}, which is not installed\. Type: python -m pip",
+    ):
         MetaWorldEnv()

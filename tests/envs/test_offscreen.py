@@ -8,7 +8,13 @@ import mujoco
 import numpy as np
 import pytest
 
-from envs.offscreen import APT_COMMAND, THIN_ABOVE_FACES, SceneRenderer, choose_backend, make_context
+from envs.offscreen import (
+    APT_COMMAND,
+    THIN_ABOVE_FACES,
+    SceneRenderer,
+    choose_backend,
+    make_context,
+)
 
 SCENE = """
 <mujoco>
@@ -103,15 +109,28 @@ def test_physics_model_is_left_as_it_was(context, scene):
     model = scene[0]
     before = (model.vis.quality.shadowsize, model.vis.quality.offsamples, model.geom_group.tolist())
     renderer(context, scene).render(scene[1], 32)
-    assert (model.vis.quality.shadowsize, model.vis.quality.offsamples, model.geom_group.tolist()) == before
+    assert (
+        model.vis.quality.shadowsize,
+        model.vis.quality.offsamples,
+        model.geom_group.tolist(),
+    ) == before
 
 
 def test_large_meshes_are_thinned_and_keep_their_shape(context):
-    angles, heights = np.meshgrid(np.linspace(0, 2 * np.pi, 60, endpoint=False), np.linspace(0, 0.1, 30))
-    points = np.stack([0.05 * np.cos(angles), 0.05 * np.sin(angles), heights], axis=-1).reshape(-1, 3)
+    angles, heights = np.meshgrid(
+        np.linspace(0, 2 * np.pi, 60, endpoint=False), np.linspace(0, 0.1, 30)
+    )
+    points = np.stack([0.05 * np.cos(angles), 0.05 * np.sin(angles), heights], axis=-1).reshape(
+        -1, 3
+    )
     corner = np.arange(29 * 60)
     beside = corner // 60 * 60 + (corner + 1) % 60
-    faces = np.concatenate([np.stack([corner, beside, beside + 60], 1), np.stack([corner, beside + 60, corner + 60], 1)])
+    faces = np.concatenate(
+        [
+            np.stack([corner, beside, beside + 60], 1),
+            np.stack([corner, beside + 60, corner + 60], 1),
+        ]
+    )
     spec = mujoco.MjSpec()
     mesh = spec.add_mesh(name="tube")
     mesh.uservert, mesh.userface = points.ravel().tolist(), faces.ravel().tolist()
@@ -123,7 +142,10 @@ def test_large_meshes_are_thinned_and_keep_their_shape(context):
     camera = mujoco.MjvCamera()
     camera.lookat[:], camera.distance = data.geom_xpos[0], 0.4
     assert model.mesh_facenum[0] > THIN_ABOVE_FACES
-    fast, full = (SceneRenderer(model=model, context=context, camera=camera, quality=quality, size=64) for quality in ("fast", "full"))
+    fast, full = (
+        SceneRenderer(model=model, context=context, camera=camera, quality=quality, size=64)
+        for quality in ("fast", "full")
+    )
     assert fast._model.mesh_facenum[0] < model.mesh_facenum[0] / 3
     tube, whole_tube = (one.render(data, 64)[..., 0] > 0 for one in (fast, full))
     assert (tube != whole_tube).mean() < 0.02
@@ -132,7 +154,9 @@ def test_large_meshes_are_thinned_and_keep_their_shape(context):
 def test_first_backend_whose_library_is_there_is_taken(monkeypatch):
     monkeypatch.setenv("MUJOCO_GL", "")
     monkeypatch.delenv("MUJOCO_GL")
-    monkeypatch.setattr(ctypes.util, "find_library", lambda name: "libOSMesa.so" if name == "OSMesa" else None)
+    monkeypatch.setattr(
+        ctypes.util, "find_library", lambda name: "libOSMesa.so" if name == "OSMesa" else None
+    )
     assert choose_backend() == "osmesa"
 
 
@@ -154,7 +178,9 @@ def test_missing_libraries_are_answered_with_the_command_to_type(monkeypatch):
 def test_library_that_does_not_work_is_answered_with_the_command_to_type(broken, repository):
     code = "from envs.offscreen import make_context; make_context(8)"
     environment = {"PATH": "/usr/bin:/bin", "PYTHONPATH": str(repository), **broken}
-    result = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
+    result = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True
+    )
     assert result.returncode == 1
     assert f"RuntimeError: MUJOCO_GL={broken['MUJOCO_GL']} cannot draw: " in result.stderr
     assert APT_COMMAND in result.stderr

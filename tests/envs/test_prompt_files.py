@@ -61,7 +61,9 @@ def test_what_was_written_is_read(tmp_path, name):
 
 @pytest.mark.parametrize("name", ["rows.parquet", "rows.jsonl"])
 @given(start=st.integers(0, 12), stop=st.integers(0, 12))
-@settings(derandomize=True, max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(
+    derandomize=True, max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
 def test_any_part_can_be_read_alone(tmp_path_factory, name, start, stop):
     path = tmp_path_factory.getbasetemp() / name
     rows = [row(number) for number in range(10)]
@@ -76,12 +78,17 @@ def test_any_part_can_be_read_alone(tmp_path_factory, name, start, stop):
 
 def test_a_part_of_parquet_is_read_without_its_other_row_groups(tmp_path):
     entries = [columns(extra_info=None), columns(extra_info=None, data_source=None)]
-    parquet.write_table(pyarrow.Table.from_pylist(entries), tmp_path / "rows.parquet", row_group_size=1)
+    parquet.write_table(
+        pyarrow.Table.from_pylist(entries), tmp_path / "rows.parquet", row_group_size=1
+    )
     assert len(open_prompts(tmp_path / "rows.parquet").rows(0, 1)) == 1
 
 
 def test_gsm8k_is_read_as_it_ships(tmp_path):
-    path = write(tmp_path / "train.jsonl", [{"question": "How many?", "answer": "1000 + 80 = <<1000+80=1080>>1080\n#### 1,080"}])
+    path = write(
+        tmp_path / "train.jsonl",
+        [{"question": "How many?", "answer": "1000 + 80 = <<1000+80=1080>>1080\n#### 1,080"}],
+    )
     (read,) = open_prompts(path, gsm8k_instruction="Answer after ####.").rows(0, 1)
     assert read.data_source == "openai/gsm8k"
     assert read.prompt == (message("user", "How many?\nAnswer after ####."),)
@@ -111,7 +118,10 @@ def test_columns_that_are_not_read_are_logged(tmp_path, caplog):
 
 
 def test_number_as_ground_truth_is_taken(tmp_path):
-    path = write(tmp_path / "rows.parquet", [columns(extra_info=None, reward_model={"style": "rule", "ground_truth": 46})])
+    path = write(
+        tmp_path / "rows.parquet",
+        [columns(extra_info=None, reward_model={"style": "rule", "ground_truth": 46})],
+    )
     assert open_prompts(path).row(0).ground_truth == "46"
 
 
@@ -119,27 +129,45 @@ def test_number_as_ground_truth_is_taken(tmp_path):
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
-        ({"reward_model": {"style": "rule", "ground_truth": ["46"]}}, "reward_model.ground_truth must be text or a finite number, got "),
-        ({"reward_model": {"style": "rule", "ground_truth": float("nan")}}, "ground_truth must be text or a finite number, got nan"),
+        (
+            {"reward_model": {"style": "rule", "ground_truth": ["46"]}},
+            "reward_model.ground_truth must be text or a finite number, got ",
+        ),
+        (
+            {"reward_model": {"style": "rule", "ground_truth": float("nan")}},
+            "ground_truth must be text or a finite number, got nan",
+        ),
         ({"reward_model": "46"}, r"reward_model must be \{style, ground_truth\}, got '46'"),
         ({"prompt": "What is 1 + 1?"}, "prompt must be a list of at least one chat message"),
-        ({"prompt": [{"role": "robot", "content": "x"}]}, "entry 0 has the role 'robot'; known: system, user, assistant, tool"),
+        (
+            {"prompt": [{"role": "robot", "content": "x"}]},
+            "entry 0 has the role 'robot'; known: system, user, assistant, tool",
+        ),
         ({"prompt": [{"role": "user", "content": None}]}, "entry 0 must be a chat message"),
         ({"data_source": None}, "data_source must be text, got None"),
     ],
 )
 def test_wrong_row_is_told_with_file_place_and_remedy(tmp_path, name, changes, sentence):
     path = write(tmp_path / name, [columns(extra_info=None) | changes])
-    with pytest.raises(ValueError, match=rf"{name}, (row 0|line 1): .*{sentence}.*Correct the row, or take it out\."):
+    with pytest.raises(
+        ValueError,
+        match=rf"{name}, (row 0|line 1): .*{sentence}.*Correct the row, or take it out\.",
+    ):
         open_prompts(path).rows(0, 1)
 
 
 @pytest.mark.parametrize("name", ["rows.parquet", "rows.jsonl"])
-@pytest.mark.parametrize("truth", [{"ground_truth": None}, {}, {"ground_truth": " "}], ids=["null", "left out", "blank"])
+@pytest.mark.parametrize(
+    "truth", [{"ground_truth": None}, {}, {"ground_truth": " "}], ids=["null", "left out", "blank"]
+)
 def test_a_row_may_lack_the_truth_and_whoever_grades_by_it_refuses(tmp_path, name, truth):
-    row = open_prompts(write(tmp_path / name, [columns(extra_info=None, reward_model={"style": "model", **truth})])).row(0)
+    row = open_prompts(
+        write(tmp_path / name, [columns(extra_info=None, reward_model={"style": "model", **truth})])
+    ).row(0)
     assert (row.style, row.ground_truth) == ("model", truth.get("ground_truth"))
-    with pytest.raises(ValueError, match=r"reward_model.ground_truth must be text or a finite number, got"):
+    with pytest.raises(
+        ValueError, match=r"reward_model.ground_truth must be text or a finite number, got"
+    ):
         require_truth(row.ground_truth)
 
 
@@ -147,13 +175,19 @@ def test_a_row_may_lack_the_truth_and_whoever_grades_by_it_refuses(tmp_path, nam
 def test_missing_column_is_told_with_what_there_is(tmp_path, name):
     entry = columns(extra_info=None)
     entry["prompts"] = entry.pop("prompt")
-    with pytest.raises(ValueError, match=rf"{name} has no column 'prompt'\. Did you mean 'prompts'\? It has: .*prompts"):
+    with pytest.raises(
+        ValueError,
+        match=rf"{name} has no column 'prompt'\. Did you mean 'prompts'\? It has: .*prompts",
+    ):
         open_prompts(write(tmp_path / name, [entry]))
 
 
 @pytest.mark.parametrize("name", ["rows.parquet", "rows.jsonl"])
 def test_foreign_columns_are_told_with_the_two_forms(tmp_path, name):
-    with pytest.raises(ValueError, match=r"has no column 'data_source', 'prompt', 'reward_model'\. It has: text, label\. Prompts need"):
+    with pytest.raises(
+        ValueError,
+        match=r"has no column 'data_source', 'prompt', 'reward_model'\. It has: text, label\. Prompts need",
+    ):
         open_prompts(write(tmp_path / name, [{"text": "a", "label": 1}]))
 
 
@@ -168,7 +202,11 @@ def test_foreign_columns_are_told_with_the_two_forms(tmp_path, name):
         ("rows.jsonl", b'"\xff\xfe"', r"rows\.jsonl, line 1: not JSON"),
         ("rows.jsonl", b"[" * 200_000, r"rows\.jsonl, line 1: not JSON"),
         ("rows.jsonl", b"[1, 2]", r"line 1: a JSON object is expected, got \[1, 2\]"),
-        ("rows.csv", b"a,b", r"read from a \.parquet file, or a \.jsonl file.*rows\.csv ends in \.csv"),
+        (
+            "rows.csv",
+            b"a,b",
+            r"read from a \.parquet file, or a \.jsonl file.*rows\.csv ends in \.csv",
+        ),
     ],
 )
 def test_broken_file_is_told(tmp_path, name, content, sentence):
@@ -192,7 +230,10 @@ def test_missing_file_is_told(tmp_path):
 @pytest.mark.parametrize(
     ("entry", "sentence"),
     [
-        ({"question": "How many?", "answer": "It is 46."}, r"line 2: 'answer' must end in a line `#### x`, got 'It is 46\.'"),
+        (
+            {"question": "How many?", "answer": "It is 46."},
+            r"line 2: 'answer' must end in a line `#### x`, got 'It is 46\.'",
+        ),
         ({"question": "How many?", "answer": "So\n#### "}, "line 2: 'answer' must end in a line"),
         ({"question": None, "answer": "#### 1"}, "line 2: 'question' must be text, got None"),
         ({"answer": "#### 1"}, "line 2: 'question' must be text, got None"),
@@ -209,24 +250,38 @@ def test_a_long_line_is_refused_before_it_is_read_whole(tmp_path):
     path = tmp_path / "rows.jsonl"
     path.write_text(json.dumps(columns()) + "\n")
     os.truncate(path, 3 << 30)
-    with pytest.raises(ValueError, match=r"rows\.jsonl, line 2: more than 16 MiB, the bound of a row\. Shorten the row, or take"):
+    with pytest.raises(
+        ValueError,
+        match=r"rows\.jsonl, line 2: more than 16 MiB, the bound of a row\. Shorten the row, or take",
+    ):
         open_prompts(path)
 
 
-def test_a_small_parquet_that_unpacks_to_long_rows_is_refused_before_they_are_all_unpacked(tmp_path):
+def test_a_small_parquet_that_unpacks_to_long_rows_is_refused_before_they_are_all_unpacked(
+    tmp_path,
+):
     """60 equal prompts of 20 MB are one value of a dictionary; 51 of them fit into what is decoded at a time."""
     path = tmp_path / "rows.parquet"
     entry = columns(prompt=[message("user", "x" * 20_000_000)], extra_info=None)
-    table = pyarrow.concat_tables([pyarrow.Table.from_pylist([columns(extra_info=None)])] + 60 * [pyarrow.Table.from_pylist([entry])])
+    table = pyarrow.concat_tables(
+        [pyarrow.Table.from_pylist([columns(extra_info=None)])]
+        + 60 * [pyarrow.Table.from_pylist([entry])]
+    )
     parquet.write_table(table.combine_chunks(), path, compression="zstd", use_dictionary=True)
     assert path.stat().st_size < 10_000
     del table
     for read in ("file.rows(0, 61)", "file.row(0)", "list(file.select([0, 60]))"):
         done = subprocess.run(
-            [sys.executable, "-c", READ_AND_TELL.format(path=path, read=read)], capture_output=True, text=True, check=True
+            [sys.executable, "-c", READ_AND_TELL.format(path=path, read=read)],
+            capture_output=True,
+            text=True,
+            check=True,
         )
         message_, peak = done.stdout.splitlines()
-        assert "rows.parquet, row 1: more than 16 MiB, the bound of a row. Shorten the row, or take it out." in message_
+        assert (
+            "rows.parquet, row 1: more than 16 MiB, the bound of a row. Shorten the row, or take it out."
+            in message_
+        )
         assert int(peak) < 1100 << 20
 
 
@@ -234,16 +289,28 @@ def test_many_messages_of_one_text_are_refused_before_they_are_unpacked(tmp_path
     """2000 messages of one text of 1 MB are one value of a dictionary: a row of 2 GB in a file of 50 KB."""
     path = tmp_path / "rows.parquet"
     places = pyarrow.array([0] * 6000, pyarrow.int32())
-    texts = [pyarrow.DictionaryArray.from_arrays(places, pyarrow.array([text])) for text in ("user", "x" * 1_000_000)]
+    texts = [
+        pyarrow.DictionaryArray.from_arrays(places, pyarrow.array([text]))
+        for text in ("user", "x" * 1_000_000)
+    ]
     messages = pyarrow.StructArray.from_arrays(texts, ["role", "content"])
-    prompt = pyarrow.ListArray.from_arrays(pyarrow.array([0, 2000, 4000, 6000], pyarrow.int32()), messages)
+    prompt = pyarrow.ListArray.from_arrays(
+        pyarrow.array([0, 2000, 4000, 6000], pyarrow.int32()), messages
+    )
     entry = columns(extra_info=None)
-    table = {"data_source": [entry["data_source"]] * 3, "prompt": prompt, "reward_model": [entry["reward_model"]] * 3}
+    table = {
+        "data_source": [entry["data_source"]] * 3,
+        "prompt": prompt,
+        "reward_model": [entry["reward_model"]] * 3,
+    }
     parquet.write_table(pyarrow.table(table), path)
     assert path.stat().st_size < 100_000
     for read in ("file.rows(0, 3)", "file.row(2)", "list(file.select([1]))"):
         done = subprocess.run(
-            [sys.executable, "-c", READ_AND_TELL.format(path=path, read=read)], capture_output=True, text=True, check=True
+            [sys.executable, "-c", READ_AND_TELL.format(path=path, read=read)],
+            capture_output=True,
+            text=True,
+            check=True,
         )
         message_, peak = done.stdout.splitlines()
         assert "rows.parquet, row 0: more than 16 MiB, the bound of a row." in message_
@@ -255,12 +322,16 @@ def test_rows_of_one_text_are_unpacked_a_few_at_a_time(tmp_path):
     path = tmp_path / "rows.parquet"
     entry = columns(prompt=[message("user", "x" * 10_000_000)], extra_info=None)
     table = pyarrow.Table.from_pylist([entry])
-    parquet.write_table(pyarrow.concat_tables([table] * 100).combine_chunks(), path, compression="zstd")
+    parquet.write_table(
+        pyarrow.concat_tables([table] * 100).combine_chunks(), path, compression="zstd"
+    )
     program = "from envs.prompt_files import open_prompts; " + (
         f"assert sum(len(row.prompt[0]['content']) for row in open_prompts('{path}').select(range(100))) == 10**9; "
         "print(next(line.split()[1] for line in open('/proc/self/status') if line.startswith('VmHWM')))"
     )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
     assert int(done.stdout) < 600_000  # KiB
 
 
@@ -268,5 +339,8 @@ def test_a_row_group_that_declares_more_than_its_bound_is_refused(tmp_path, monk
     monkeypatch.setattr(prompt_files, "MAX_GROUP_BYTES", 1 << 20)
     rows = [row(number, extra_info={"text": f"{number}" * 1000}) for number in range(1000)]
     write_prompts(tmp_path / "rows.parquet", rows)
-    with pytest.raises(ValueError, match=r"row group 0 \(from row 0\) declares more than 1 MiB\. Write the file with fewer rows"):
+    with pytest.raises(
+        ValueError,
+        match=r"row group 0 \(from row 0\) declares more than 1 MiB\. Write the file with fewer rows",
+    ):
         open_prompts(tmp_path / "rows.parquet")

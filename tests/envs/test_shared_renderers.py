@@ -54,7 +54,11 @@ def test_a_scene_has_one_renderer_as_long_as_somebody_holds_it(taken, random):
 
 def test_environments_of_a_scene_share_its_renderer_and_each_sees_its_own():
     async def play():
-        first, second, other = MetaWorldEnv(["push"]), MetaWorldEnv(["push"]), MetaWorldEnv(["push"], render_quality="full")
+        first, second, other = (
+            MetaWorldEnv(["push"]),
+            MetaWorldEnv(["push"]),
+            MetaWorldEnv(["push"], render_quality="full"),
+        )
         (alone, _), (beside, _) = await first.reset(seed=1), await second.reset(seed=2)
         assert not np.array_equal(alone["images"], beside["images"])
         assert np.array_equal(first.render(), alone["images"][0])

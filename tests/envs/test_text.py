@@ -4,7 +4,16 @@ import pickle
 
 import pytest
 
-from envs.text import MESSAGES, Messages, ModelText, checked_messages, checked_text, message, observe, text_spec
+from envs.text import (
+    MESSAGES,
+    Messages,
+    ModelText,
+    checked_messages,
+    checked_text,
+    message,
+    observe,
+    text_spec,
+)
 
 SPEC = text_spec(name="talk", tasks=["a"], max_turns=3, max_action_characters=10)
 
@@ -44,7 +53,8 @@ def test_every_short_text_is_an_action(text):
 
 
 @pytest.mark.parametrize(
-    ("action", "sentence"), [(7, "a str, got int"), (None, "got NoneType"), ("x" * 11, "may have 10 characters .*got 11")]
+    ("action", "sentence"),
+    [(7, "a str, got int"), (None, "got NoneType"), ("x" * 11, "may have 10 characters .*got 11")],
 )
 def test_everything_else_is_refused(action, sentence):
     assert not SPEC.action_space.contains(action)
@@ -68,4 +78,6 @@ def test_spec_travels_and_stays_the_same():
 
 
 def test_prompt_is_taken_from_any_sequence_of_mappings():
-    assert checked_messages(({"role": "user", "content": "x", "extra": 1},)) == [message("user", "x")]
+    assert checked_messages(({"role": "user", "content": "x", "extra": 1},)) == [
+        message("user", "x")
+    ]

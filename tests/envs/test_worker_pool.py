@@ -9,7 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from envs.worker_pool import WorkerKilled, WorkerPool, WorkerRaised, WorkerSettings, WorkerUnavailable, lease, release
+from envs.worker_pool import (
+    WorkerKilled,
+    WorkerPool,
+    WorkerRaised,
+    WorkerSettings,
+    WorkerUnavailable,
+    lease,
+    release,
+)
 
 
 @pytest.fixture
@@ -20,7 +28,11 @@ def workers(tmp_path, monkeypatch):
     pools = []
 
     def make(name: str, **settings) -> WorkerPool:
-        pools.append(WorkerPool(WorkerSettings(target=f"tests_envs_workers:{name}", num_workers=1, **settings)))
+        pools.append(
+            WorkerPool(
+                WorkerSettings(target=f"tests_envs_workers:{name}", num_workers=1, **settings)
+            )
+        )
         return pools[-1]
 
     yield make
@@ -67,7 +79,9 @@ def test_power_tower_is_ended_by_its_processor_time(workers):
         call(pool, None)
 
 
-@pytest.mark.parametrize(("status", "sentence"), [(3, "ended with status 3"), (0, "ended with status 0")])
+@pytest.mark.parametrize(
+    ("status", "sentence"), [(3, "ended with status 3"), (0, "ended with status 0")]
+)
 def test_death_in_mid_call_is_told(workers, status, sentence):
     with pytest.raises(WorkerKilled, match=sentence):
         call(workers("die"), status)
@@ -98,14 +112,18 @@ def test_lone_surrogates_travel(workers):
 
 
 def test_unknown_function_is_told(workers):
-    with pytest.raises(WorkerUnavailable, match=r"tests_envs_workers:no_such cannot be imported: AttributeError"):
+    with pytest.raises(
+        WorkerUnavailable, match=r"tests_envs_workers:no_such cannot be imported: AttributeError"
+    ):
         call(workers("no_such"), None)
 
 
 def test_children_of_a_killed_process_are_killed(workers):
     with pytest.raises(WorkerKilled):
         call(workers("start_sleeper"), None, deadline_s=1.0)
-    command_lines = [path.read_bytes() for path in Path("/proc").glob("[0-9]*/cmdline") if path.exists()]
+    command_lines = [
+        path.read_bytes() for path in Path("/proc").glob("[0-9]*/cmdline") if path.exists()
+    ]
     assert not [line for line in command_lines if b"98765.4321" in line]
 
 
@@ -153,7 +171,9 @@ def test_worker_ends_with_the_process_that_started_it(repository):
         "pool = WorkerPool(WorkerSettings(target='operator:neg', num_workers=1))\n"
         "asyncio.run(pool.call(1)); (worker,) = pool._alive; print(worker._process.pid, flush=True); os._exit(0)"
     )
-    done = subprocess.run([sys.executable, "-c", code], cwd=repository, capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=repository, capture_output=True, text=True, check=True
+    )
     child = Path("/proc") / done.stdout.strip()
     for _ in range(100):
         if not child.exists() or "Z" in (child / "stat").read_text().rsplit(")")[-1].split()[0]:

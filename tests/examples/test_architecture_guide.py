@@ -35,13 +35,20 @@ SMALL = (
 
 def snippets(language: str) -> list[str]:
     """The guide's code blocks, as they are but for the margin."""
-    blocks = re.findall(rf"\.\. code-block:: {language}\n(?:   :.*\n)*\n((?:   .*\n|\s*\n)+)", GUIDE)
+    blocks = re.findall(
+        rf"\.\. code-block:: {language}\n(?:   :.*\n)*\n((?:   .*\n|\s*\n)+)", GUIDE
+    )
     return [textwrap.dedent(block) for block in blocks]
 
 
 def filled_in(snippet: str) -> str:
     """The snippet with something in place of each `name = ...`."""
-    return re.sub(r"^( +)(\w+) = \.\.\.$", lambda found: f"{found[1]}{found[2]} = {LEFT_OPEN[found[2]]}", snippet, flags=re.MULTILINE)
+    return re.sub(
+        r"^( +)(\w+) = \.\.\.$",
+        lambda found: f"{found[1]}{found[2]} = {LEFT_OPEN[found[2]]}",
+        snippet,
+        flags=re.MULTILINE,
+    )
 
 
 @pytest.fixture
@@ -50,7 +57,12 @@ def folder(tmp_path: Path) -> Path:
     pipeline, reward, advantage, loss = snippets("python")
     package = tmp_path / "my_module"
     package.mkdir()
-    files = {"__init__": "", "custom_pipeline": pipeline, "custom_reward": PREAMBLE + reward, "scoring": SCORING}
+    files = {
+        "__init__": "",
+        "custom_pipeline": pipeline,
+        "custom_reward": PREAMBLE + reward,
+        "scoring": SCORING,
+    }
     files |= {"advantage": PREAMBLE + filled_in(advantage), "loss": PREAMBLE + filled_in(loss)}
     for name, text in files.items():
         (package / f"{name}.py").write_text(text)
@@ -61,7 +73,9 @@ def folder(tmp_path: Path) -> Path:
 def train(folder: Path, *words: str) -> list[dict]:
     """The rows of metrics.jsonl of `python -m siirl.train`."""
     command = [sys.executable, "-m", "siirl.train", *SMALL, *words]
-    done = subprocess.run(command, cwd=folder, env=os.environ, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        command, cwd=folder, env=os.environ, capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stderr + done.stdout
     (run,) = (folder / "outputs").glob("*/*")
     return list(read_rows(run / "metrics.jsonl"))
@@ -75,18 +89,30 @@ def test_the_guide_has_four_snippets_of_python_and_one_of_configuration() -> Non
 def test_its_pipeline_and_its_reward_train(folder: Path) -> None:
     rows = train(folder, "--config", "config.yaml")
     assert [row["actor/updates"] for row in rows] == [1.0, 1.0]
-    assert all(0 < row["reward/mean_score"] < 1 for row in rows)  # what the snippet logs: np.mean of scores that are 0 or 1
+    assert all(
+        0 < row["reward/mean_score"] < 1 for row in rows
+    )  # what the snippet logs: np.mean of scores that are 0 or 1
 
 
-@pytest.mark.parametrize("estimator", ["my_custom_adv", "my_module.advantage:compute_my_custom_advantage"])
+@pytest.mark.parametrize(
+    "estimator", ["my_custom_adv", "my_module.advantage:compute_my_custom_advantage"]
+)
 def test_its_advantage_trains_by_its_name_and_as_a_reference(folder: Path, estimator: str) -> None:
-    rows = train(folder, "pipeline=grpo", "user_modules=[my_module.advantage]", f"algorithm.adv_estimator={estimator}")
+    rows = train(
+        folder,
+        "pipeline=grpo",
+        "user_modules=[my_module.advantage]",
+        f"algorithm.adv_estimator={estimator}",
+    )
     assert [row["advantage/abs_mean"] for row in rows] == [0.5, 0.5]  # of rewards that are 0 or 1
 
 
 @pytest.mark.parametrize("loss", ["my_custom_loss", "my_module.loss:compute_my_custom_policy_loss"])
 def test_its_loss_trains_by_its_name_and_as_a_reference(folder: Path, loss: str) -> None:
-    everything = ("user_modules=[my_module.loss,my_module.advantage]", "algorithm.adv_estimator=my_custom_adv")
+    everything = (
+        "user_modules=[my_module.loss,my_module.advantage]",
+        "algorithm.adv_estimator=my_custom_adv",
+    )
     rows = train(folder, "pipeline=grpo", *everything, f"actor_rollout_ref.actor.loss={loss}")
     assert [row["actor/updates"] for row in rows] == [1.0, 1.0]
     assert all(row["actor/pg_clipfrac"] == 0.0 and row["actor/grad_norm"] > 0 for row in rows)

@@ -32,7 +32,15 @@ def documented_command() -> list[str]:
 
 def test_the_documented_command_trains(tmp_path: Path):
     config = parse_config([*documented_command(), *SMALL])
-    worker = DAGWorker(config=config, graph=load_graph(config), rank=0, world_size=1, init_method="", backend="gloo", run_folder=tmp_path)
+    worker = DAGWorker(
+        config=config,
+        graph=load_graph(config),
+        rank=0,
+        world_size=1,
+        init_method="",
+        backend="gloo",
+        run_folder=tmp_path,
+    )
     steps = [event.metrics for event in worker.run() if isinstance(event, StepDone)]
     assert [step["actor/updates"] for step in steps] == [1.0, 1.0]
     assert all(step["sampling/kept"] in (4.0, 8.0, 12.0) for step in steps)  # whole groups of four
@@ -73,10 +81,15 @@ def batch(*returns: float) -> TensorDict:
 
 
 def test_its_filter_keeps_groups_that_vary():
-    output = own_algorithm.keep_varied_groups(batch=batch(10.0, 11.0, 10.0, 12.0), context=SimpleNamespace(ranks=ALONE))
+    output = own_algorithm.keep_varied_groups(
+        batch=batch(10.0, 11.0, 10.0, 12.0), context=SimpleNamespace(ranks=ALONE)
+    )
     assert output.batch["env_return"].tolist() == [10.0, 12.0]
 
 
 def test_its_reward_is_a_logarithm_at_the_last_token():
     rewarded = own_algorithm.logarithmic_reward(batch=batch(math.e, 1.0)).batch
-    assert rewarded["token_level_rewards"].tolist() == [[0.0, 0.0, pytest.approx(1.0)], [0.0, 0.0, 0.0]]
+    assert rewarded["token_level_rewards"].tolist() == [
+        [0.0, 0.0, pytest.approx(1.0)],
+        [0.0, 0.0, 0.0],
+    ]

@@ -1,6 +1,5 @@
 """The example of a policy of one's own runs as its docstring says."""
 
-
 from siirl.dag_worker.dagworker import DAGWorker
 from siirl.dag_worker.events import StepDone
 from siirl.params.parser import parse_config
@@ -17,6 +16,14 @@ COMMAND = (
 
 def test_a_policy_of_ones_own_is_trained(tmp_path):
     config = parse_config(COMMAND)
-    worker = DAGWorker(config=config, graph=load_graph(config), rank=0, world_size=1, init_method="", backend="gloo", run_folder=tmp_path)
+    worker = DAGWorker(
+        config=config,
+        graph=load_graph(config),
+        rank=0,
+        world_size=1,
+        init_method="",
+        backend="gloo",
+        run_folder=tmp_path,
+    )
     steps = [event for event in worker.run() if isinstance(event, StepDone)]
     assert [step.metrics["actor/updates"] for step in steps] == [1.0, 1.0]

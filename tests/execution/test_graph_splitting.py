@@ -1,14 +1,29 @@
 """Graphs are split only where the parts are complete in themselves and share no model that one of them trains."""
 
-
-from siirl.execution.dag import Node, NodeRole, NodeType, TaskGraph, discover_and_split_parallel_paths
+from siirl.execution.dag import (
+    Node,
+    NodeRole,
+    NodeType,
+    TaskGraph,
+    discover_and_split_parallel_paths,
+)
 
 
 def passes(batch):
     return batch
 
 
-def add(graph, node_id, dependencies=(), *, role=NodeRole.DEFAULT, train=False, agent=0, requires=(), provides=()):
+def add(
+    graph,
+    node_id,
+    dependencies=(),
+    *,
+    role=NodeRole.DEFAULT,
+    train=False,
+    agent=0,
+    requires=(),
+    provides=(),
+):
     graph.add_node(
         Node(
             node_id,
@@ -39,7 +54,14 @@ def test_agents_with_policies_of_their_own_are_split_and_keep_the_shared_beginni
     add(graph, "dialogue")
     for agent in (0, 1):
         add(graph, f"reward_{agent}", ["dialogue"])
-        add(graph, f"train_{agent}", [f"reward_{agent}"], role=NodeRole.ACTOR, train=True, agent=agent)
+        add(
+            graph,
+            f"train_{agent}",
+            [f"reward_{agent}"],
+            role=NodeRole.ACTOR,
+            train=True,
+            agent=agent,
+        )
     assert ids(discover_and_split_parallel_paths(graph)) == {
         "g/0": ["dialogue", "reward_0", "train_0"],
         "g/1": ["dialogue", "reward_1", "train_1"],
@@ -51,7 +73,9 @@ def test_branches_that_use_a_model_which_one_trains_stay_together():
     add(graph, "rollout", role=NodeRole.ROLLOUT)
     add(graph, "train_actor", ["rollout"], role=NodeRole.ACTOR, train=True)
     add(graph, "train_critic", ["rollout"], role=NodeRole.CRITIC, train=True)
-    assert ids(discover_and_split_parallel_paths(graph)) == {"g": ["rollout", "train_actor", "train_critic"]}
+    assert ids(discover_and_split_parallel_paths(graph)) == {
+        "g": ["rollout", "train_actor", "train_critic"]
+    }
 
 
 def test_paths_that_meet_are_split_where_each_has_all_columns():
@@ -60,7 +84,10 @@ def test_paths_that_meet_are_split_where_each_has_all_columns():
     add(graph, "left", ["start"], requires=["text"])
     add(graph, "right", ["start"], requires=["text"])
     add(graph, "report", ["left", "right"], requires=["text"])
-    assert ids(discover_and_split_parallel_paths(graph)) == {"g/0": ["start", "left", "report"], "g/1": ["start", "right", "report"]}
+    assert ids(discover_and_split_parallel_paths(graph)) == {
+        "g/0": ["start", "left", "report"],
+        "g/1": ["start", "right", "report"],
+    }
 
 
 def test_paths_whose_columns_are_needed_together_stay_whole():
@@ -69,7 +96,9 @@ def test_paths_whose_columns_are_needed_together_stay_whole():
     add(graph, "reward", ["rollout"], provides=["rewards"])
     add(graph, "value", ["rollout"], provides=["values"])
     add(graph, "advantage", ["reward", "value"], requires=["rewards", "values"])
-    assert ids(discover_and_split_parallel_paths(graph)) == {"g": ["rollout", "reward", "value", "advantage"]}
+    assert ids(discover_and_split_parallel_paths(graph)) == {
+        "g": ["rollout", "reward", "value", "advantage"]
+    }
 
 
 def test_paths_that_meet_in_an_undeclared_node_stay_whole():

@@ -17,7 +17,10 @@ with last_word("the run failed: Nothing", traces=folder / "traces", run_folder=f
     {ends}
 """
 ENDS = {
-    "by the timer": ("os.write(os.open(folder / 'traces', os.O_WRONLY), b'Timeout'); os._exit(1)", 1),
+    "by the timer": (
+        "os.write(os.open(folder / 'traces', os.O_WRONLY), b'Timeout'); os._exit(1)",
+        1,
+    ),
     "killed": ("os.kill(os.getpid(), signal.SIGKILL)", -9),
     "by itself, though its traces were asked for": ("(folder / 'traces').write_text('traces')", 0),
 }
@@ -26,7 +29,12 @@ ENDS = {
 def ended(folder: Path, how: str) -> str:
     (folder / "traces").touch()
     program, status = ENDS[how]
-    done = subprocess.run([sys.executable, "-c", PROCESS.format(ends=program), folder], env=os.environ, capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-c", PROCESS.format(ends=program), folder],
+        env=os.environ,
+        capture_output=True,
+        text=True,
+    )
     assert done.returncode == status, done.stderr
     return done.stderr
 

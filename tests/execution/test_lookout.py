@@ -41,7 +41,10 @@ def test_a_main_thread_that_does_not_notice_is_ended_with_the_sentence(monkeypat
 def test_a_machine_that_the_cluster_has_given_up_is_lost(monkeypatch) -> None:
     monkeypatch.setattr(lookout, "MAIN_THREAD_S", 0.1)
     ended = Ended()
-    with socket.create_server(("127.0.0.1", 0)) as listener, look_out(listener.getsockname()[1], ended, node_lives=lambda: False):
+    with (
+        socket.create_server(("127.0.0.1", 0)) as listener,
+        look_out(listener.getsockname()[1], ended, node_lives=lambda: False),
+    ):
         ended.happened.wait()
     assert ended.with_ is not None and "counts this machine as dead" in ended.with_[1]
 
@@ -50,7 +53,10 @@ def test_a_gcs_that_takes_connections_and_gives_no_answer_is_lost(monkeypatch) -
     monkeypatch.setattr(lookout, "MAIN_THREAD_S", 0.1)
     monkeypatch.setattr(lookout, "SILENT_LOOKS", 2)
     ended, silent = Ended(), threading.Event()
-    with socket.create_server(("127.0.0.1", 0)) as listener, look_out(listener.getsockname()[1], ended, node_lives=silent.wait):
+    with (
+        socket.create_server(("127.0.0.1", 0)) as listener,
+        look_out(listener.getsockname()[1], ended, node_lives=silent.wait),
+    ):
         ended.happened.wait()
     silent.set()
     assert ended.with_ == (1, "the run failed: Ray's GCS takes connections and gives no answer.")

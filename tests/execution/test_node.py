@@ -11,14 +11,18 @@ from siirl.execution.dag import Node, NodeOutput, NodeRole, NodeStatus, NodeType
 
 
 def compute_node(function, **options):
-    return Node(node_id="under_test", node_type=NodeType.COMPUTE, executable_ref=function, **options)
+    return Node(
+        node_id="under_test", node_type=NodeType.COMPUTE, executable_ref=function, **options
+    )
 
 
 def test_function_gets_what_its_signature_asks_for():
     def function(config, batch):
         return NodeOutput(batch=batch, metrics={"seen/config": config})
 
-    output = compute_node(function).run(batch={"a": 1}, config=7, context="unused", process_group=None)
+    output = compute_node(function).run(
+        batch={"a": 1}, config=7, context="unused", process_group=None
+    )
     assert output.metrics == {"seen/config": 7}
 
 
@@ -34,7 +38,9 @@ def test_node_reaches_its_own_settings():
     def function(batch, node):
         return NodeOutput(batch=batch, metrics={"threshold": node.config["threshold"]})
 
-    assert compute_node(function, config={"threshold": 0.5}).run(batch={}).metrics == {"threshold": 0.5}
+    assert compute_node(function, config={"threshold": 0.5}).run(batch={}).metrics == {
+        "threshold": 0.5
+    }
 
 
 def test_assigning_a_column_leaves_the_callers_batch_alone():
@@ -71,7 +77,9 @@ def test_missing_required_column_is_named_before_the_function_runs():
         calls.append(batch)
         return batch
 
-    with pytest.raises(ConfigError, match=r"'under_test' requires the columns \['rewards'\].*There: \['mask'\]"):
+    with pytest.raises(
+        ConfigError, match=r"'under_test' requires the columns \['rewards'\].*There: \['mask'\]"
+    ):
         compute_node(function).run(batch={"mask": 1})
     assert not calls
 
@@ -169,17 +177,30 @@ def test_lost_connection_is_raised_after_the_last_try():
 
 def test_model_nodes_are_never_repeated():
     with pytest.raises(ConfigError, match="leaves the others waiting"):
-        Node(node_id="train", node_type=NodeType.MODEL_TRAIN, node_role=NodeRole.ACTOR, retry_limit=1)
+        Node(
+            node_id="train", node_type=NodeType.MODEL_TRAIN, node_role=NodeRole.ACTOR, retry_limit=1
+        )
 
 
 def test_missing_argument_is_named_with_what_there_is():
-    with pytest.raises(ConfigError, match=r"asks for 'context', which is not given here. There: batch, config, node"):
+    with pytest.raises(
+        ConfigError,
+        match=r"asks for 'context', which is not given here. There: batch, config, node",
+    ):
         compute_node(lambda batch, context: batch).run(batch={}, config=1)
 
 
 def test_node_is_pickled_by_the_name_of_its_function():
-    node = Node(node_id="n", node_type=NodeType.COMPUTE, executable_ref="json.dumps", requires=["a"])
-    copy = pickle.loads(pickle.dumps(Node(node_id="n", node_type=NodeType.COMPUTE, executable_ref="json.dumps", requires=["a"])))
+    node = Node(
+        node_id="n", node_type=NodeType.COMPUTE, executable_ref="json.dumps", requires=["a"]
+    )
+    copy = pickle.loads(
+        pickle.dumps(
+            Node(
+                node_id="n", node_type=NodeType.COMPUTE, executable_ref="json.dumps", requires=["a"]
+            )
+        )
+    )
     assert copy.executable is node.executable
     assert copy.required_columns == {"a"}
 
@@ -200,7 +221,12 @@ def takes_node(batch, node):
 
 @pytest.mark.parametrize("reference", ["operator:not_", lambda info: True])
 def test_filter_plugin_is_imported_for_a_function_that_asks_for_its_node(reference):
-    node = Node(node_id="share", node_type=NodeType.COMPUTE, executable_ref=takes_node, filter_plugin=reference)
+    node = Node(
+        node_id="share",
+        node_type=NodeType.COMPUTE,
+        executable_ref=takes_node,
+        filter_plugin=reference,
+    )
     node.check()
     assert callable(node.filter)
     assert compute_node(takes_node).filter is None
@@ -208,12 +234,28 @@ def test_filter_plugin_is_imported_for_a_function_that_asks_for_its_node(referen
 
 @pytest.mark.parametrize("function", [lambda batch: batch, lambda batch, **kwargs: batch, None])
 def test_filter_plugin_that_nobody_would_call_is_refused(function):
-    node = Node(node_id="score", node_type=NodeType.COMPUTE, executable_ref=function, filter_plugin=lambda info: True)
-    with pytest.raises(ConfigError, match=r"Node 'score' has filter_plugin=.*which its function would never call.*data_rebalance"):
+    node = Node(
+        node_id="score",
+        node_type=NodeType.COMPUTE,
+        executable_ref=function,
+        filter_plugin=lambda info: True,
+    )
+    with pytest.raises(
+        ConfigError,
+        match=r"Node 'score' has filter_plugin=.*which its function would never call.*data_rebalance",
+    ):
         node.check()
 
 
 def test_filter_plugin_that_takes_no_sample_is_refused():
-    node = Node(node_id="share", node_type=NodeType.COMPUTE, executable_ref=takes_node, filter_plugin=lambda: True)
-    with pytest.raises(ConfigError, match=r"filter .* of node 'share' is called with a SampleInfo: too many positional arguments"):
+    node = Node(
+        node_id="share",
+        node_type=NodeType.COMPUTE,
+        executable_ref=takes_node,
+        filter_plugin=lambda: True,
+    )
+    with pytest.raises(
+        ConfigError,
+        match=r"filter .* of node 'share' is called with a SampleInfo: too many positional arguments",
+    ):
         node.check()

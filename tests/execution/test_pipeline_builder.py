@@ -11,7 +11,12 @@ def passes(batch):
 
 
 def test_nodes_are_chained():
-    graph = Pipeline("p", "a pipeline").add_node("a", passes).add_node("b", func=passes, deps=["a"], node_role=NodeRole.REWARD).build()
+    graph = (
+        Pipeline("p", "a pipeline")
+        .add_node("a", passes)
+        .add_node("b", func=passes, deps=["a"], node_role=NodeRole.REWARD)
+        .build()
+    )
     assert (graph.graph_id, graph.description) == ("p", "a pipeline")
     assert graph.get_topological_sort() == ["a", "b"]
     assert graph.nodes["b"].node_role is NodeRole.REWARD
@@ -48,21 +53,39 @@ def test_building_twice_gives_two_graphs():
 # Stages
 
 
-@stage(NodeType.MODEL_TRAIN, NodeRole.REFERENCE, only_forward_compute=True, requires=["responses"], provides=["ref_log_prob"])
+@stage(
+    NodeType.MODEL_TRAIN,
+    NodeRole.REFERENCE,
+    only_forward_compute=True,
+    requires=["responses"],
+    provides=["ref_log_prob"],
+)
 def reference(batch):
     return batch
 
 
 def test_a_node_has_the_type_and_role_of_its_stage():
     node = Pipeline("p").add_node("a", reference).build().nodes["a"]
-    assert (node.node_type, node.node_role, node.only_forward_compute) == (NodeType.MODEL_TRAIN, NodeRole.REFERENCE, True)
+    assert (node.node_type, node.node_role, node.only_forward_compute) == (
+        NodeType.MODEL_TRAIN,
+        NodeRole.REFERENCE,
+        True,
+    )
     assert (node.required_columns, node.provided_columns) == ({"responses"}, {"ref_log_prob"})
 
 
 def test_a_type_and_a_role_given_at_the_node_take_the_place_of_the_stages():
-    options = {"node_type": NodeType.COMPUTE, "node_role": NodeRole.DEFAULT, "only_forward_compute": False}
+    options = {
+        "node_type": NodeType.COMPUTE,
+        "node_role": NodeRole.DEFAULT,
+        "only_forward_compute": False,
+    }
     node = Pipeline("p").add_node("a", reference, **options).build().nodes["a"]
-    assert (node.node_type, node.node_role, node.only_forward_compute) == (NodeType.COMPUTE, NodeRole.DEFAULT, False)
+    assert (node.node_type, node.node_role, node.only_forward_compute) == (
+        NodeType.COMPUTE,
+        NodeRole.DEFAULT,
+        False,
+    )
 
 
 def test_a_retried_stage_that_trains_is_refused_when_built():
@@ -78,7 +101,9 @@ def with_log_probs(*, reward_after):
     return (
         Pipeline("p")
         .add_node("rollout_actor", passes)
-        .add_node("old", passes, ["rollout_actor"], node_role=NodeRole.ACTOR, only_forward_compute=True)
+        .add_node(
+            "old", passes, ["rollout_actor"], node_role=NodeRole.ACTOR, only_forward_compute=True
+        )
         .add_node("reference", passes, ["old"], node_role=NodeRole.REFERENCE)
         .add_node("reward", passes, [reward_after], node_role=NodeRole.REWARD)
         .build()
@@ -87,7 +112,8 @@ def with_log_probs(*, reward_after):
 
 def test_kl_in_the_reward_needs_log_probs_before_it():
     with pytest.raises(
-        ConfigError, match=r"KL in the reward needs the log-prob nodes before the reward: .*'reference' must come before 'reward'"
+        ConfigError,
+        match=r"KL in the reward needs the log-prob nodes before the reward: .*'reference' must come before 'reward'",
     ):
         check_kl_in_reward_order(with_log_probs(reward_after="old"), use_kl_in_reward=True)
 

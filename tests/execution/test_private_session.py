@@ -38,7 +38,9 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def holder() -> tuple[subprocess.Popen[str], Path]:
     """A process that holds a folder until it is killed, and that folder."""
-    process = subprocess.Popen([sys.executable, "-c", HOLDS_A_FOLDER], stdout=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        [sys.executable, "-c", HOLDS_A_FOLDER], stdout=subprocess.PIPE, text=True
+    )
     return process, Path(process.stdout.readline().strip())
 
 
@@ -51,7 +53,9 @@ def test_the_folder_is_the_users_alone_and_gone_at_the_end(place: Path) -> None:
     assert not folder.exists()
 
 
-def test_what_a_killed_process_left_goes_with_the_next_start_and_what_lives_stays(place: Path) -> None:
+def test_what_a_killed_process_left_goes_with_the_next_start_and_what_lives_stays(
+    place: Path,
+) -> None:
     killed, left = holder()
     living, kept = holder()
     killed.send_signal(signal.SIGKILL)
@@ -65,13 +69,17 @@ def test_what_a_killed_process_left_goes_with_the_next_start_and_what_lives_stay
         assert not kept.exists()
 
 
-def test_a_place_with_too_long_a_name_for_sockets_is_not_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_place_with_too_long_a_name_for_sockets_is_not_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     long = tmp_path / ("x" * LONGEST_PLACE)
     long.mkdir()
     monkeypatch.setenv("RAY_TMPDIR", str(long))
     with private_folder() as folder:
         assert folder.parent == Path("/tmp")
-        socket = folder / "r" / "session_2026-01-01_00-00-00_000000_4194304" / "sockets" / "plasma_store"
+        socket = (
+            folder / "r" / "session_2026-01-01_00-00-00_000000_4194304" / "sockets" / "plasma_store"
+        )
         assert len(str(socket)) <= 107
 
 
@@ -92,7 +100,9 @@ def token(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return file
 
 
-def test_a_token_that_others_can_read_is_shut_with_one_warning(token: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_token_that_others_can_read_is_shut_with_one_warning(
+    token: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     with caplog.at_level(logging.WARNING):
         keep_token_private()
         keep_token_private()
@@ -102,7 +112,9 @@ def test_a_token_that_others_can_read_is_shut_with_one_warning(token: Path, capl
     assert "ray get-auth-token --generate" in warning
 
 
-def test_without_a_token_nothing_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+def test_without_a_token_nothing_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     keep_token_private()
     assert not caplog.messages

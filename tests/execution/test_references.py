@@ -52,7 +52,11 @@ def checked(reference):
 
 @pytest.mark.parametrize(
     "reference",
-    ["user_package.rewards:Stages.generate", "user_package.rewards:compute_custom_reward", "user_package.rewards.compute_custom_reward"],
+    [
+        "user_package.rewards:Stages.generate",
+        "user_package.rewards:compute_custom_reward",
+        "user_package.rewards.compute_custom_reward",
+    ],
 )
 def test_all_spellings_are_accepted(reference):
     assert checked(reference).executable.__module__ == "user_package.rewards"
@@ -69,12 +73,16 @@ def test_unknown_function_is_answered_with_the_nearest():
 
 
 def test_unknown_method_is_answered_with_the_known_ones():
-    with pytest.raises(UnknownNameError, match=r"'user_package.rewards.Stages'.*Known: bound, generate"):
+    with pytest.raises(
+        UnknownNameError, match=r"'user_package.rewards.Stages'.*Known: bound, generate"
+    ):
         checked("user_package.rewards:Stages.train")
 
 
 def test_unknown_module_is_answered_with_its_neighbours():
-    with pytest.raises(UnknownNameError, match=r"module in 'user_package'.*Did you mean 'rewards'\?"):
+    with pytest.raises(
+        UnknownNameError, match=r"module in 'user_package'.*Did you mean 'rewards'\?"
+    ):
         checked("user_package.reward:compute_custom_reward")
 
 
@@ -88,7 +96,9 @@ def test_module_that_cannot_be_imported_names_the_missing_library():
         checked("user_package.broken:f")
 
 
-@pytest.mark.parametrize("reference", ["compute_reward", "", "user_package.rewards:", "user package:f"])
+@pytest.mark.parametrize(
+    "reference", ["compute_reward", "", "user_package.rewards:", "user package:f"]
+)
 def test_name_without_module_is_refused(reference):
     with pytest.raises(ConfigError, match=r"Write 'module:Class.method'"):
         checked(reference)
@@ -100,7 +110,10 @@ def test_something_that_cannot_be_called_is_refused():
 
 
 def test_parameter_that_no_node_gets_is_refused_when_the_graph_is_built():
-    with pytest.raises(ConfigError, match=r"asks for 'tokenizer', which no node gets.*Known: batch, config, context"):
+    with pytest.raises(
+        ConfigError,
+        match=r"asks for 'tokenizer', which no node gets.*Known: batch, config, context",
+    ):
         checked("user_package.rewards:needs_more")
 
 

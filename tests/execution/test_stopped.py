@@ -11,7 +11,14 @@ from collections.abc import Iterator
 
 import pytest
 
-from siirl.execution.scheduler.stopped import END_AFTER_S, LOOK_EVERY_S, WARN_AFTER_S, Process, StoppedWatch, stopped_processes
+from siirl.execution.scheduler.stopped import (
+    END_AFTER_S,
+    LOOK_EVERY_S,
+    WARN_AFTER_S,
+    Process,
+    StoppedWatch,
+    stopped_processes,
+)
 
 RAYLET = Process(7, "/somewhere/ray/core/src/ray/raylet/raylet --raylet_socket_name=x ")
 SERVER = Process(8, "ray::EnvServerActor.serve ")
@@ -38,7 +45,10 @@ def test_a_raylet_that_stays_stopped_ends_the_run_after_half_a_minute() -> None:
     machine.stopped = [RAYLET]
     assert sentences(watch, LOOKS - 1) == []
     (sentence,) = sentences(watch, 1)
-    assert sentence == "Ray's raylet on this machine (process 7) was stopped (SIGSTOP) for 30 s, and the run cannot go on without it."
+    assert (
+        sentence
+        == "Ray's raylet on this machine (process 7) was stopped (SIGSTOP) for 30 s, and the run cannot go on without it."
+    )
 
 
 def test_a_stop_that_ends_before_does_not_count_for_the_next() -> None:
@@ -52,7 +62,9 @@ def test_a_stop_that_ends_before_does_not_count_for_the_next() -> None:
     assert sentences(watch, LOOKS - 1) == []
 
 
-def test_a_warning_comes_once_and_names_the_command_that_continues_the_process(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_warning_comes_once_and_names_the_command_that_continues_the_process(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     machine = Machine()
     watch = StoppedWatch(look=machine)
     machine.stopped = [RAYLET]
@@ -73,7 +85,9 @@ def test_a_stopped_environment_server_is_left_to_its_pool(caplog: pytest.LogCapt
         assert sentences(watch, 2 * LOOKS) == []
     (message,) = caplog.messages
     assert message.startswith("An environment server (process 8) is stopped (SIGSTOP)")
-    assert message.endswith("`kill -CONT 8` continues it; otherwise it is replaced after env.deadline_s.")
+    assert message.endswith(
+        "`kill -CONT 8` continues it; otherwise it is replaced after env.deadline_s."
+    )
 
 
 def test_the_thread_ends_the_command_with_the_sentence() -> None:
@@ -87,7 +101,9 @@ def test_the_thread_ends_the_command_with_the_sentence() -> None:
     with StoppedWatch(look=machine, end=end, every_s=0.01, end_after_s=0.05):
         happened.wait()
     ((status, sentence),) = ended
-    assert status == 1 and sentence.startswith("the run failed: Ray's raylet on this machine (process 7)")
+    assert status == 1 and sentence.startswith(
+        "the run failed: Ray's raylet on this machine (process 7)"
+    )
 
 
 # A process that starts another of its kind, and so on; each prints its number and then does nothing.
@@ -103,7 +119,9 @@ time.sleep(3600)
 @pytest.fixture
 def family() -> Iterator[list[int]]:
     """Numbers of a child, its child and its child's child."""
-    process = subprocess.Popen([sys.executable, "-c", FAMILY, FAMILY, "3"], stdout=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        [sys.executable, "-c", FAMILY, FAMILY, "3"], stdout=subprocess.PIPE, text=True
+    )
     assert process.stdout is not None
     pids = [int(process.stdout.readline()) for _ in range(3)]
     yield pids
@@ -112,7 +130,9 @@ def family() -> Iterator[list[int]]:
     process.communicate()
 
 
-def test_children_and_their_children_are_looked_at_and_the_programs_below_are_not(family: list[int]) -> None:
+def test_children_and_their_children_are_looked_at_and_the_programs_below_are_not(
+    family: list[int],
+) -> None:
     def seen() -> set[int]:
         return {process.pid for process in stopped_processes()}
 

@@ -22,7 +22,13 @@ def graph_of(**dependencies):
 
 def node(node_id, dependencies=(), *, function=passes, requires=(), provides=(), **options):
     return Node(
-        node_id, NodeType.COMPUTE, dependencies=list(dependencies), executable_ref=function, requires=requires, provides=provides, **options
+        node_id,
+        NodeType.COMPUTE,
+        dependencies=list(dependencies),
+        executable_ref=function,
+        requires=requires,
+        provides=provides,
+        **options,
     )
 
 
@@ -31,7 +37,12 @@ def ids(nodes):
 
 
 def test_dependencies_come_first_and_ties_keep_the_order_of_addition():
-    assert graph_of(c=["a"], b=[], a=[], d=["c", "b"]).get_topological_sort() == ["b", "a", "c", "d"]
+    assert graph_of(c=["a"], b=[], a=[], d=["c", "b"]).get_topological_sort() == [
+        "b",
+        "a",
+        "c",
+        "d",
+    ]
 
 
 def test_edges_in_both_directions():
@@ -49,12 +60,17 @@ def test_entries_exits_and_neighbours():
 
 
 def test_cycle_is_named_node_by_node():
-    with pytest.raises(ConfigError, match=r"has a cycle: (b -> c -> d -> b|c -> d -> b -> c|d -> b -> c -> d)"):
+    with pytest.raises(
+        ConfigError, match=r"has a cycle: (b -> c -> d -> b|c -> d -> b -> c|d -> b -> c -> d)"
+    ):
         graph_of(a=[], b=["a", "d"], c=["b"], d=["c"], e=["d"]).get_topological_sort()
 
 
 def test_node_that_depends_on_itself_is_a_cycle():
-    assert graph_of(a=["a"]).validate_graph() == (False, "Graph 'g' has a cycle: a -> a. Take one of these dependencies out.")
+    assert graph_of(a=["a"]).validate_graph() == (
+        False,
+        "Graph 'g' has a cycle: a -> a. Take one of these dependencies out.",
+    )
 
 
 def test_missing_dependency_is_named_with_the_nearest():
@@ -112,10 +128,16 @@ def test_every_graph_without_backward_edges_can_be_sorted(masks):
     """Bit j of mask i makes node i depend on node j < i."""
     graph = TaskGraph("g")
     for index, mask in reversed(list(enumerate(masks))):
-        graph.add_node(node(str(index), [str(other) for other in range(index) if mask >> other & 1]))
+        graph.add_node(
+            node(str(index), [str(other) for other in range(index) if mask >> other & 1])
+        )
     order = graph.get_topological_sort()
     assert sorted(order) == sorted(graph.nodes)
-    assert all(order.index(name) < order.index(node_id) for node_id in order for name in graph.rev_adj[node_id])
+    assert all(
+        order.index(name) < order.index(node_id)
+        for node_id in order
+        for name in graph.rev_adj[node_id]
+    )
 
 
 # Columns
@@ -131,14 +153,21 @@ def chain(*nodes):
 
 def test_column_that_nobody_provides_is_refused_with_the_nearest():
     graph = chain(node("rollout", provides=["responses"]), node("reward", requires=["response"]))
-    with pytest.raises(UnknownNameError, match=r"required by node 'reward'.*'response'. Did you mean 'responses'"):
+    with pytest.raises(
+        UnknownNameError, match=r"required by node 'reward'.*'response'. Did you mean 'responses'"
+    ):
         graph.check()
 
 
 def test_column_that_comes_too_late_is_refused_with_its_source():
-    graph = chain(node("rollout"), node("advantage", requires=["rewards"]), node("reward", provides=["rewards"]))
+    graph = chain(
+        node("rollout"),
+        node("advantage", requires=["rewards"]),
+        node("reward", provides=["rewards"]),
+    )
     with pytest.raises(
-        ConfigError, match="'advantage' requires the column 'rewards', which 'reward' provides, but that node does not come"
+        ConfigError,
+        match="'advantage' requires the column 'rewards', which 'reward' provides, but that node does not come",
     ):
         graph.check()
 
@@ -186,7 +215,10 @@ def test_undeclared_node_that_adds_what_is_required_passes():
         batch["reward"] = 1
         return batch
 
-    graph = chain(node("user", function=adds_reward, requires=None, provides=None), node("advantage", requires=["reward"]))
+    graph = chain(
+        node("user", function=adds_reward, requires=None, provides=None),
+        node("advantage", requires=["reward"]),
+    )
     graph.check()
     batch = graph.run_node("user", batch={}).batch
     assert graph.run_node("advantage", batch=batch).batch == {"reward": 1}
@@ -197,13 +229,19 @@ def test_decorated_functions_are_checked_like_nodes():
     def advantage(batch):
         return batch
 
-    graph = chain(node("rollout"), node("advantage", function=advantage, requires=None, provides=None))
+    graph = chain(
+        node("rollout"), node("advantage", function=advantage, requires=None, provides=None)
+    )
     with pytest.raises(ConfigError, match="'values'"):
         graph.check()
 
 
 def test_skipped_nodes_columns_are_required_no_more():
-    graph = chain(node("rollout"), node("reference", provides=["ref_log_prob"]), node("train", requires=["ref_log_prob"]))
+    graph = chain(
+        node("rollout"),
+        node("reference", provides=["ref_log_prob"]),
+        node("train", requires=["ref_log_prob"]),
+    )
     graph.skip_node("reference", reason="KL coefficient 0")
     graph.check()
     assert graph.nodes["train"].required_columns == frozenset()
@@ -211,6 +249,8 @@ def test_skipped_nodes_columns_are_required_no_more():
 
 
 def test_skipping_keeps_what_another_node_provides():
-    graph = chain(node("first", provides=["x"]), node("second", provides=["x"]), node("train", requires=["x"]))
+    graph = chain(
+        node("first", provides=["x"]), node("second", provides=["x"]), node("train", requires=["x"])
+    )
     graph.skip_node("second", reason="not needed")
     assert graph.nodes["train"].required_columns == {"x"}

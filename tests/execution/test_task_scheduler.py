@@ -7,7 +7,11 @@ from hypothesis import strategies as st
 from siirl.errors import ConfigError, UnknownNameError
 from siirl.execution.dag import Node, NodeRole, NodeType, TaskGraph
 from siirl.execution.scheduler.process_group_manager import ProcessGroupManager, choose_backend
-from siirl.execution.scheduler.task_scheduler import TaskScheduler, apportion, estimate_graph_model_params
+from siirl.execution.scheduler.task_scheduler import (
+    TaskScheduler,
+    apportion,
+    estimate_graph_model_params,
+)
 
 
 def passes(batch):
@@ -32,7 +36,10 @@ def graph(graph_id, parameters=1, *, nodes=1):
 
 
 def assignment(scheduler, graphs, **options):
-    return {rank: found.graph_id for rank, found in scheduler.schedule_and_assign_tasks(graphs, **options).items()}
+    return {
+        rank: found.graph_id
+        for rank, found in scheduler.schedule_and_assign_tasks(graphs, **options).items()
+    }
 
 
 def test_one_graph_goes_to_every_rank_as_a_copy_of_its_own():
@@ -43,27 +50,48 @@ def test_one_graph_goes_to_every_rank_as_a_copy_of_its_own():
 
 def test_the_documents_example_of_two_machines():
     """Sixteen GPUs on two machines, quotas (6, 5, 5); each graph touches as few machines as its quota allows."""
-    mapping = assignment(TaskScheduler(2, 8), [graph("a"), graph("b"), graph("c")], apportion_strategy="even")
-    assert mapping == {**dict.fromkeys(range(6), "a"), **dict.fromkeys(range(8, 13), "b"), 6: "c", 7: "c", 13: "c", 14: "c", 15: "c"}
+    mapping = assignment(
+        TaskScheduler(2, 8), [graph("a"), graph("b"), graph("c")], apportion_strategy="even"
+    )
+    assert mapping == {
+        **dict.fromkeys(range(6), "a"),
+        **dict.fromkeys(range(8, 13), "b"),
+        6: "c",
+        7: "c",
+        13: "c",
+        14: "c",
+        15: "c",
+    }
 
 
 def test_without_cohesion_ranks_alternate_between_machines():
-    mapping = assignment(TaskScheduler(2, 2), [graph("a"), graph("b")], consider_node_cohesion=False)
+    mapping = assignment(
+        TaskScheduler(2, 2), [graph("a"), graph("b")], consider_node_cohesion=False
+    )
     assert mapping == {0: "a", 2: "a", 1: "b", 3: "b"}
 
 
 def test_without_either_ranks_are_filled_in_order():
-    mapping = assignment(TaskScheduler(2, 2), [graph("a"), graph("b")], consider_node_cohesion=False, consider_node_load=False)
+    mapping = assignment(
+        TaskScheduler(2, 2),
+        [graph("a"), graph("b")],
+        consider_node_cohesion=False,
+        consider_node_load=False,
+    )
     assert mapping == {0: "a", 1: "a", 2: "b", 3: "b"}
 
 
 def test_larger_graph_comes_first_then_the_longer_chain():
-    mapping = assignment(TaskScheduler(1, 3), [graph("short", 7), graph("long", 7, nodes=2), graph("large", 70)])
+    mapping = assignment(
+        TaskScheduler(1, 3), [graph("short", 7), graph("long", 7, nodes=2), graph("large", 70)]
+    )
     assert mapping == {0: "large", 1: "long", 2: "short"}
 
 
 def test_fewer_ranks_than_graphs_is_refused():
-    with pytest.raises(ConfigError, match=r"3 graphs run side by side \(a, b, c\), but there are 2 ranks"):
+    with pytest.raises(
+        ConfigError, match=r"3 graphs run side by side \(a, b, c\), but there are 2 ranks"
+    ):
         TaskScheduler(1, 2).schedule_and_assign_tasks([graph("a"), graph("b"), graph("c")])
 
 
@@ -74,7 +102,9 @@ def test_two_graphs_of_one_id_are_refused():
 
 @pytest.mark.parametrize(("nodes", "gpus"), [(0, 1), (1, 0), (-1, 4)])
 def test_a_cluster_has_ranks(nodes, gpus):
-    with pytest.raises(ConfigError, match=rf"trainer.nnodes={nodes} and trainer.n_gpus_per_node={gpus}"):
+    with pytest.raises(
+        ConfigError, match=rf"trainer.nnodes={nodes} and trainer.n_gpus_per_node={gpus}"
+    ):
         TaskScheduler(nodes, gpus)
 
 
@@ -99,7 +129,11 @@ def test_apportion(sizes, workers, strategy, quotas):
     assert apportion(sizes, workers, strategy) == quotas
 
 
-@given(st.lists(st.integers(0, 10**12), min_size=1, max_size=9), st.integers(0, 60), st.sampled_from(["even", "param_aware"]))
+@given(
+    st.lists(st.integers(0, 10**12), min_size=1, max_size=9),
+    st.integers(0, 60),
+    st.sampled_from(["even", "param_aware"]),
+)
 def test_every_rank_is_used_and_every_graph_has_one(sizes, spare, strategy):
     quotas = apportion(sizes, len(sizes) + spare, strategy)
     assert sum(quotas) == len(sizes) + spare
@@ -116,7 +150,9 @@ def test_unknown_strategy_is_answered_with_the_known_ones():
 
 def test_one_graph_is_one_group():
     manager = ProcessGroupManager(2, {0: graph("g"), 1: graph("g")})
-    assert {ranks: group.name for ranks, group in manager.groups.items()} == {(0, 1): "process_group_0"}
+    assert {ranks: group.name for ranks, group in manager.groups.items()} == {
+        (0, 1): "process_group_0"
+    }
     assert manager.group_of(1) is manager.world
     assert manager.node_groups["node_0"] == [manager.world]
 
@@ -138,7 +174,12 @@ def test_rank_without_graph_is_refused():
 
 @pytest.mark.parametrize(
     ("world_size", "device_type", "backend"),
-    [(2, "cpu", "gloo"), (512, "cpu", "gloo"), (255, "cuda", "nccl"), (256, "cuda", "cpu:gloo,cuda:nccl")],
+    [
+        (2, "cpu", "gloo"),
+        (512, "cpu", "gloo"),
+        (255, "cuda", "nccl"),
+        (256, "cuda", "cpu:gloo,cuda:nccl"),
+    ],
 )
 def test_backend(world_size, device_type, backend):
     assert choose_backend(world_size, device_type=device_type) == backend

@@ -25,7 +25,9 @@ def test_a_server_that_is_gone_is_missed_by_name() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         vitals = Vitals([server(listener, patience_s=0.0)])
         port = listener.getsockname()[1]
-    with pytest.raises(RunFailed, match=rf"Ray's GCS \(127\.0\.0\.1:{port}\) died.*Connection refused"):
+    with pytest.raises(
+        RunFailed, match=rf"Ray's GCS \(127\.0\.0\.1:{port}\) died.*Connection refused"
+    ):
         vitals.check()
     assert vitals.lost
 
@@ -49,7 +51,8 @@ def test_an_explanation_waits_until_the_patience_is_over() -> None:
 
 def test_what_ray_says_over_many_lines_becomes_one_without_its_guesses() -> None:
     said = (
-        "The actor died.\n\tpid: 7\nThe actor is dead because its worker process has died. End of file. Some common causes include: (1) ..."
+        "The actor died.\n\tpid: 7\nThe actor is dead because its worker process has died. End of file. "
+        "Some common causes include: (1) ..."
     )
     assert in_a_line(ValueError(said)) == "its worker process has died. End of file."
     assert in_a_line(ValueError("GCS\n is away")) == "GCS is away"

@@ -28,12 +28,16 @@ class Word(NamedTuple):
     silent: bool
 
 
-def says(changes: int, *, waiting: bool = False, text: str = "computes", silent: bool = False) -> Word:
+def says(
+    changes: int, *, waiting: bool = False, text: str = "computes", silent: bool = False
+) -> Word:
     return Word(changes, waiting, text, silent)
 
 
 def snapshot(word: Word, *, number: int) -> Snapshot:
-    return Snapshot(text=word.text, waiting=word.waiting, changes=word.changes, since=0.0, words=number)
+    return Snapshot(
+        text=word.text, waiting=word.waiting, changes=word.changes, since=0.0, words=number
+    )
 
 
 def judged(*moments, ranks=2, limit_s=LIMIT_S):
@@ -43,45 +47,84 @@ def judged(*moments, ranks=2, limit_s=LIMIT_S):
     verdicts = []
     for clock.now, *words in moments:
         said = {rank: word for rank, word in enumerate(words) if word is not None}
-        verdicts.append(judge.look({rank: snapshot(word, number=0 if word.silent else len(verdicts)) for rank, word in said.items()}))
+        verdicts.append(
+            judge.look(
+                {
+                    rank: snapshot(word, number=0 if word.silent else len(verdicts))
+                    for rank, word in said.items()
+                }
+            )
+        )
     return verdicts
 
 
 def test_a_rank_that_computes_for_longer_than_the_limit_hangs():
     verdicts = judged((0, says(0)), (60, says(0)), (61, says(0)), ranks=1)
     assert verdicts[:2] == [None, None]
-    assert verdicts[2] == f"rank 0: computes, since {time.strftime('%H:%M:%S', time.localtime(0))} (61 s)"
+    assert (
+        verdicts[2]
+        == f"rank 0: computes, since {time.strftime('%H:%M:%S', time.localtime(0))} (61 s)"
+    )
 
 
 def test_whatever_gets_on_starts_the_time_anew():
-    assert judged((0, says(0)), (59, says(1)), (118, says(1)), (120, says(1)), ranks=1)[:3] == [None] * 3
+    assert (
+        judged((0, says(0)), (59, says(1)), (118, says(1)), (120, says(1)), ranks=1)[:3]
+        == [None] * 3
+    )
 
 
 def test_a_rank_may_wait_for_long_while_another_gets_on():
     waits = says(3, waiting=True)
-    assert judged((0, says(0), waits), (50, says(1), waits), (100, says(2), waits), (150, says(3), waits)) == [None] * 4
+    assert (
+        judged(
+            (0, says(0), waits), (50, says(1), waits), (100, says(2), waits), (150, says(3), waits)
+        )
+        == [None] * 4
+    )
 
 
 def test_ranks_that_all_wait_for_each_other_hang():
     """Rank 1 began to wait at 30, so that the last of them is late after 90."""
-    one, other = says(3, waiting=True, text="waits in all_reduce"), says(4, waiting=True, text="waits in gather_rows")
+    one, other = (
+        says(3, waiting=True, text="waits in all_reduce"),
+        says(4, waiting=True, text="waits in gather_rows"),
+    )
     verdicts = judged((0, one, says(3)), (30, one, other), (90, one, other), (91, one, other))
     assert verdicts[:3] == [None] * 3
-    assert "rank 0: waits in all_reduce" in verdicts[3] and "rank 1: waits in gather_rows" in verdicts[3]
+    assert (
+        "rank 0: waits in all_reduce" in verdicts[3]
+        and "rank 1: waits in gather_rows" in verdicts[3]
+    )
 
 
 def test_a_rank_that_hangs_is_found_though_the_others_wait_for_it():
-    verdict = judged((0, says(0), says(0)), (10, says(0), says(1, waiting=True)), (61, says(0), says(1, waiting=True)))[-1]
-    assert "rank 0: computes" in verdict and "(61 s); rank 1: " in verdict and verdict.endswith("(51 s)")
+    verdict = judged(
+        (0, says(0), says(0)),
+        (10, says(0), says(1, waiting=True)),
+        (61, says(0), says(1, waiting=True)),
+    )[-1]
+    assert (
+        "rank 0: computes" in verdict
+        and "(61 s); rank 1: " in verdict
+        and verdict.endswith("(51 s)")
+    )
 
 
 def test_a_rank_that_never_speaks_hangs():
-    assert "lock; last it starts its process, since" in judged((0, says(0), None), (50, says(1), None), (61, says(2), None))[-1]
+    assert (
+        "lock; last it starts its process, since"
+        in judged((0, says(0), None), (50, says(1), None), (61, says(2), None))[-1]
+    )
 
 
 def test_a_rank_that_is_stopped_is_told_as_one_that_does_not_answer():
     stopped = says(0, waiting=True, text="waits in all_reduce", silent=True)
-    verdict = judged((0, stopped, says(0)), (30, stopped, says(1, waiting=True)), (91, stopped, says(1, waiting=True)))[-1]
+    verdict = judged(
+        (0, stopped, says(0)),
+        (30, stopped, says(1, waiting=True)),
+        (91, stopped, says(1, waiting=True)),
+    )[-1]
     first, second = verdict.split("; rank 1: ")
     assert first.startswith(
         "rank 0: does not answer, so it is stopped or its code holds the interpreter's lock; last it waits in all_reduce"
@@ -99,7 +142,11 @@ def test_an_occupation_is_told_with_what_is_around_it_and_ends_with_its_context(
     with occupation.doing("computes node reward"):
         clock.now = 5.0
         with occupation.doing("waits in all_reduce", waiting=True):
-            assert occupation.snapshot() == Snapshot("waits in all_reduce, computes node reward", True, changes=2, since=5.0, words=1)
+            assert occupation.snapshot() == Snapshot(
+                "waits in all_reduce, computes node reward", True, changes=2, since=5.0, words=1
+            )
         clock.now = 7.0
         occupation.got_on()
-        assert occupation.snapshot() == Snapshot("computes node reward", False, changes=4, since=7.0, words=2)
+        assert occupation.snapshot() == Snapshot(
+            "computes node reward", False, changes=4, since=7.0, words=2
+        )

@@ -54,20 +54,32 @@ def test_the_guides_workflow_runs_as_written(tmp_path):
 )
 def test_type_and_role_choose_the_stage(node_type, node_role, only_forward_compute, stage):
     found = default_stage(
-        node_type=NodeType(node_type), node_role=NodeRole(node_role), only_forward_compute=only_forward_compute, place="here"
+        node_type=NodeType(node_type),
+        node_role=NodeRole(node_role),
+        only_forward_compute=only_forward_compute,
+        place="here",
     )
     assert found == f"siirl.dag_worker.stages:{stage}"
 
 
 def test_type_and_role_without_stage_need_a_function(tmp_path):
-    with pytest.raises(ConfigError, match=r"node 1 \(filter\): no stage belongs to COMPUTE/DYNAMIC_SAMPLING. Name a function with 'func'"):
-        load(tmp_path, "nodes: [{node_id: filter, node_type: COMPUTE, node_role: DYNAMIC_SAMPLING}]")
+    with pytest.raises(
+        ConfigError,
+        match=r"node 1 \(filter\): no stage belongs to COMPUTE/DYNAMIC_SAMPLING. Name a function with 'func'",
+    ):
+        load(
+            tmp_path, "nodes: [{node_id: filter, node_type: COMPUTE, node_role: DYNAMIC_SAMPLING}]"
+        )
 
 
 def test_a_stage_named_by_func_brings_its_type_role_and_columns(tmp_path):
     text = "nodes: [{node_id: old, func: 'siirl.dag_worker.stages:compute_old_log_prob', requires: [seed]}]"
     node = load(tmp_path, text).nodes["old"]
-    assert (node.node_type, node.node_role, node.only_forward_compute) == (NodeType.MODEL_TRAIN, NodeRole.ACTOR, True)
+    assert (node.node_type, node.node_role, node.only_forward_compute) == (
+        NodeType.MODEL_TRAIN,
+        NodeRole.ACTOR,
+        True,
+    )
     assert node.required_columns == {"responses", "response_mask", "seed"}
     assert node.provided_columns == {"old_log_probs"}
 
@@ -80,7 +92,12 @@ def test_options_reach_the_node(tmp_path, monkeypatch):
     graph = load(tmp_path, f"pipeline_id: mine\ndescription: my workflow\nnodes:\n  - {node}\n")
     loaded = graph.get_node("b")
     assert (graph.graph_id, graph.description) == ("mine", "my workflow")
-    assert (loaded.node_type, loaded.config, loaded.provided_columns, loaded.retry_limit) == (NodeType.CUSTOM, {"threshold": 3}, {"x"}, 2)
+    assert (loaded.node_type, loaded.config, loaded.provided_columns, loaded.retry_limit) == (
+        NodeType.CUSTOM,
+        {"threshold": 3},
+        {"x"},
+        2,
+    )
 
 
 @pytest.mark.parametrize(
@@ -102,7 +119,9 @@ def test_mistakes_are_refused_with_their_place(tmp_path, text, message):
 
 
 def test_missing_file_is_named(tmp_path):
-    with pytest.raises(ConfigError, match=r"dag.workflow_file=.*nowhere.yaml cannot be read: No such file"):
+    with pytest.raises(
+        ConfigError, match=r"dag.workflow_file=.*nowhere.yaml cannot be read: No such file"
+    ):
         load_workflow_file(tmp_path / "nowhere.yaml")
 
 

@@ -17,8 +17,18 @@ WORKFLOW = {
     "pipeline_id": "mine",
     "description": "two nodes of the guide and one of my own",
     "nodes": [
-        {"node_id": "rollout_actor", "node_type": "MODEL_INFERENCE", "node_role": "ROLLOUT", "dependencies": []},
-        {"node_id": "function_reward", "node_type": "COMPUTE", "node_role": "REWARD", "dependencies": ["rollout_actor"]},
+        {
+            "node_id": "rollout_actor",
+            "node_type": "MODEL_INFERENCE",
+            "node_role": "ROLLOUT",
+            "dependencies": [],
+        },
+        {
+            "node_id": "function_reward",
+            "node_type": "COMPUTE",
+            "node_role": "REWARD",
+            "dependencies": ["rollout_actor"],
+        },
         {
             "node_id": "share",
             "func": "siirl.dag_worker.stages:data_rebalance",
@@ -37,11 +47,39 @@ WORKFLOW = {
     ],
 }
 VALUES = [
-    *(None, True, False, 0, -1, 7, 10**30, 1.5, math.nan, math.inf, "", " ", "text", "12", "a:b", ":", ".", "long" * 2_000),
+    *(
+        None,
+        True,
+        False,
+        0,
+        -1,
+        7,
+        10**30,
+        1.5,
+        math.nan,
+        math.inf,
+        "",
+        " ",
+        "text",
+        "12",
+        "a:b",
+        ":",
+        ".",
+        "long" * 2_000,
+    ),
     *([], {}, [None], [[]], [1], ["a", 1], [{}], {"a": 1}, {1: {2: [3]}}, {"node_id": []}),
     *(datetime.date(2026, 11, 23), b"\xff\x00", {"set"}, [["rollout_actor"]]),
 ]
-ABSENT = ("dependencies", "func", "executable_ref", "config", "filter_plugin", "requires", "provides", "aliases")
+ABSENT = (
+    "dependencies",
+    "func",
+    "executable_ref",
+    "config",
+    "filter_plugin",
+    "requires",
+    "provides",
+    "aliases",
+)
 """Keys that may stand there without a value."""
 
 
@@ -56,7 +94,13 @@ def workflow_filters(tmp_path_factory, monkeypatch):
 def places(value, place=()):
     """Every key and every element of nested mappings and lists, as paths; the whole is ()."""
     yield place
-    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    items = (
+        value.items()
+        if isinstance(value, dict)
+        else enumerate(value)
+        if isinstance(value, list)
+        else ()
+    )
     for key, part in items:
         yield from places(part, (*place, key))
 
@@ -92,14 +136,22 @@ def may_be(place, value):
     if "config" in place[:-1]:
         return True  # the node's own business
     key = place[-1] if place else ""
-    return (value is None and key in ABSENT) or (value == [] and key in ("dependencies", "requires", "provides", "aliases"))
+    return (value is None and key in ABSENT) or (
+        value == [] and key in ("dependencies", "requires", "provides", "aliases")
+    )
 
 
 def test_the_workflow_itself_is_a_graph(tmp_path):
-    assert load(tmp_path, WORKFLOW).get_topological_sort() == ["rollout_actor", "function_reward", "share"]
+    assert load(tmp_path, WORKFLOW).get_topological_sort() == [
+        "rollout_actor",
+        "function_reward",
+        "share",
+    ]
 
 
-@pytest.mark.parametrize("place", list(places(WORKFLOW)), ids=lambda place: ".".join(map(str, place)) or "file")
+@pytest.mark.parametrize(
+    "place", list(places(WORKFLOW)), ids=lambda place: ".".join(map(str, place)) or "file"
+)
 def test_a_value_of_another_type_is_refused_with_file_and_key(place, tmp_path):
     original = WORKFLOW
     for key in place:
@@ -116,8 +168,17 @@ def test_a_value_of_another_type_is_refused_with_file_and_key(place, tmp_path):
 
 
 PARTS = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5) | st.dates() | st.binary(max_size=3),
-    lambda part: st.lists(part, max_size=3) | st.dictionaries(st.text(max_size=3) | st.integers(), part, max_size=3),
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats()
+    | st.text(max_size=5)
+    | st.dates()
+    | st.binary(max_size=3),
+    lambda part: (
+        st.lists(part, max_size=3)
+        | st.dictionaries(st.text(max_size=3) | st.integers(), part, max_size=3)
+    ),
     max_leaves=6,
 )
 
@@ -125,7 +186,9 @@ PARTS = st.recursive(
 @settings(max_examples=100, deadline=None)
 @given(place=st.sampled_from(list(places(WORKFLOW))), value=PARTS)
 def test_any_value_anywhere_gives_a_graph_or_a_sentence(place, value, tmp_path_factory):
-    assert isinstance(load(tmp_path_factory.mktemp("workflow"), with_value(place, value)), TaskGraph | str)
+    assert isinstance(
+        load(tmp_path_factory.mktemp("workflow"), with_value(place, value)), TaskGraph | str
+    )
 
 
 NODE = "{node_id: a, node_type: MODEL_INFERENCE, node_role: ROLLOUT}"
@@ -140,7 +203,10 @@ NODE = "{node_id: a, node_type: MODEL_INFERENCE, node_role: ROLLOUT}"
         (b"\x00\x01", "is not YAML"),
         ("nodes: [" * 3_000, "nested too deeply"),
         ("nodes: " + "[" * 100_000, "nested too deeply"),
-        ("nodes: !!python/object/apply:os.system [true]", "is not YAML: could not determine a constructor"),
+        (
+            "nodes: !!python/object/apply:os.system [true]",
+            "is not YAML: could not determine a constructor",
+        ),
         ("nodes: !mine [1]", "is not YAML"),
         ("nodes: !!int soon", "is refused: "),
         ("nodes: !!bool maybe", "is refused: a value cannot be read (KeyError"),
@@ -152,13 +218,28 @@ NODE = "{node_id: a, node_type: MODEL_INFERENCE, node_role: ROLLOUT}"
         (f"nodes: [{NODE}]\nnodes: [{NODE}]", "is not YAML: the key 'nodes' is given twice"),
         ("nodes: [{node_id: a, node_id: b}]", "the key 'node_id' is given twice"),
         (f"nodes: &all [{NODE}, *all]", "with its aliases expanded it has more than"),
-        ("nodes: &all [{node_id: a, requires: *all}]", "with its aliases expanded it has more than"),
+        (
+            "nodes: &all [{node_id: a, requires: *all}]",
+            "with its aliases expanded it has more than",
+        ),
         (f"nodes: [{NODE}, {NODE}]", "node 2 (a): Pipeline 'workflow' has a node 'a' already"),
-        ("nodes: [{node_id: a, func: 'json:dumps', executable_ref: 'json:dumps'}]", "node 1 (a): 'func' and 'executable_ref'"),
-        ("nodes: [{node_id: a, func: 'workflow_raises:step'}]", "cannot be imported: ZeroDivisionError: division by zero"),
+        (
+            "nodes: [{node_id: a, func: 'json:dumps', executable_ref: 'json:dumps'}]",
+            "node 1 (a): 'func' and 'executable_ref'",
+        ),
+        (
+            "nodes: [{node_id: a, func: 'workflow_raises:step'}]",
+            "cannot be imported: ZeroDivisionError: division by zero",
+        ),
         ("nodes: [{node_id: a, func: 'json.nothing:step'}]", "node 'a'"),
-        ("nodes: [{node_id: a, node_type: CUSTOM, retry_limit: -1}]", "'retry_limit' must be a whole number from 0 on, and is -1"),
-        ("nodes: [{node_id: 7}]", "node 1: 'node_id' must be text (quote what YAML reads as another type), and is 7"),
+        (
+            "nodes: [{node_id: a, node_type: CUSTOM, retry_limit: -1}]",
+            "'retry_limit' must be a whole number from 0 on, and is -1",
+        ),
+        (
+            "nodes: [{node_id: 7}]",
+            "node 1: 'node_id' must be text (quote what YAML reads as another type), and is 7",
+        ),
     ],
 )
 def test_a_text_that_is_no_workflow_is_refused(content, expected, tmp_path):

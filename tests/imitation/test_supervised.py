@@ -8,7 +8,13 @@ import torch
 
 from siirl.errors import ConfigError
 from siirl.imitation import supervised
-from siirl.imitation.supervised import Questions, imitate, measure_answers, rows_of, warm_start_on_answers
+from siirl.imitation.supervised import (
+    Questions,
+    imitate,
+    measure_answers,
+    rows_of,
+    warm_start_on_answers,
+)
 from siirl.imitation.teaching import Example, lessons_of
 from siirl.models.chat import ChatTokenizer
 from siirl.models.language_model import LanguageModel, load_language_model
@@ -42,7 +48,10 @@ def test_rows_are_padded_on_both_sides(tokenizer):
 
 
 def texts_of(rows, tokenizer):
-    return [tokenizer.decode(ids[mask.bool()].tolist()) for ids, mask in zip(rows["input_ids"], rows["attention_mask"], strict=True)]
+    return [
+        tokenizer.decode(ids[mask.bool()].tolist())
+        for ids, mask in zip(rows["input_ids"], rows["attention_mask"], strict=True)
+    ]
 
 
 def test_taught_and_measured_questions_are_of_different_splits(tokenizer):
@@ -81,11 +90,17 @@ def test_what_is_repeated_is_learnt_by_heart(tokenizer):
 
 def test_a_loss_is_the_mean_over_answer_tokens(tokenizer):
     model, rows = small_model(), questions(tokenizer).draw(3)
-    logits = model.causal_lm(input_ids=rows["input_ids"], attention_mask=rows["attention_mask"]).logits
+    logits = model.causal_lm(
+        input_ids=rows["input_ids"], attention_mask=rows["attention_mask"]
+    ).logits
     start = rows["input_ids"].shape[1] - rows["responses"].shape[1]
-    log_p = torch.log_softmax(logits[:, start - 1 : -1], dim=-1).gather(2, rows["responses"][..., None])[..., 0]
+    log_p = torch.log_softmax(logits[:, start - 1 : -1], dim=-1).gather(
+        2, rows["responses"][..., None]
+    )[..., 0]
     expected = -(log_p * rows["response_mask"]).sum() / rows["response_mask"].sum()
-    assert next(iter(imitate(model, lambda: rows, updates=1, learning_rate=1e-3))) == pytest.approx(expected.item(), rel=1e-5)
+    assert next(iter(imitate(model, lambda: rows, updates=1, learning_rate=1e-3))) == pytest.approx(
+        expected.item(), rel=1e-5
+    )
 
 
 def config_for(**model):
@@ -111,7 +126,9 @@ def start(folder, *, updates=20, stop_at=2.0, **model):
 def test_the_same_seed_makes_the_same_model_and_notes(tmp_path):
     notes = [start(tmp_path / name) for name in ("one", "other")]
     assert notes[0] == notes[1] == json.loads((tmp_path / "one" / "warm_start.json").read_text())
-    assert (tmp_path / "one" / "model.safetensors").read_bytes() == (tmp_path / "other" / "model.safetensors").read_bytes()
+    assert (tmp_path / "one" / "model.safetensors").read_bytes() == (
+        tmp_path / "other" / "model.safetensors"
+    ).read_bytes()
     assert notes[0]["updates"] == 20
     assert 0 < notes[0]["held_out"]["questions"] < 100
 
@@ -137,4 +154,12 @@ def test_an_unknown_task_is_refused(tmp_path):
     config = config_for(options=SMALL)
     config.env.tasks = ("sum-2",)
     with pytest.raises(ConfigError, match=r"env=math: Unknown maths task 'sum-2'"):
-        warm_start_on_answers(config, tmp_path, updates=1, batch_rows=1, learning_rate=1e-3, stop_at=0.4, command="test")
+        warm_start_on_answers(
+            config,
+            tmp_path,
+            updates=1,
+            batch_rows=1,
+            learning_rate=1e-3,
+            stop_at=0.4,
+            command="test",
+        )

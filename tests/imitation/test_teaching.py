@@ -9,7 +9,13 @@ from envs.prompt_files import PromptRow
 from envs.registry import make_env
 from envs.text import message
 from siirl.errors import ConfigError
-from siirl.imitation.teaching import answer_at_once, ask_calculator, example_of, lessons_of, write_answer
+from siirl.imitation.teaching import (
+    answer_at_once,
+    ask_calculator,
+    example_of,
+    lessons_of,
+    write_answer,
+)
 from siirl.models.chat import ChatTokenizer
 from siirl.models.tiny_lm import tiny_tokenizer
 from siirl.params import EnvArguments
@@ -25,7 +31,13 @@ def tokenizer():
 
 
 def row(style="whole", truth="46", question="12+34=", **extra_info):
-    return PromptRow(data_source="test", prompt=(message("user", question),), ground_truth=truth, style=style, extra_info=extra_info)
+    return PromptRow(
+        data_source="test",
+        prompt=(message("user", question),),
+        ground_truth=truth,
+        style=style,
+        extra_info=extra_info,
+    )
 
 
 @pytest.mark.parametrize(("style", "answer"), [("whole", "46"), ("rule", "#### 46")])
@@ -45,25 +57,43 @@ def test_a_check_that_names_no_answer_cannot_be_learnt_from(style):
 
 def test_an_answer_is_the_models_own_with_its_end(tokenizer):
     example = example_of(row(), answer_at_once, tokenizer)
-    assert (example.prompt, example.said, example.own) == (tuple(b"12+34="), (*b"46", END), (True,) * 3)
+    assert (example.prompt, example.said, example.own) == (
+        tuple(b"12+34="),
+        (*b"46", END),
+        (True,) * 3,
+    )
 
 
-@pytest.mark.parametrize("question", ["12+34=", "What is 12+34?", "I have 2 minutes: what is 12+34?"])
-def test_with_tools_the_calculator_is_asked_and_its_result_is_not_the_models_own(tokenizer, question):
+@pytest.mark.parametrize(
+    "question", ["12+34=", "What is 12+34?", "I have 2 minutes: what is 12+34?"]
+)
+def test_with_tools_the_calculator_is_asked_and_its_result_is_not_the_models_own(
+    tokenizer, question
+):
     example = example_of(row(question=question), ask_calculator, tokenizer)
-    call, result, answer = (CALL, *CALCULATOR_CALL, CALL_END, END), (TOOL, *b"46", ASSISTANT), (*b"46", END)
+    call, result, answer = (
+        (CALL, *CALCULATOR_CALL, CALL_END, END),
+        (TOOL, *b"46", ASSISTANT),
+        (*b"46", END),
+    )
     assert example.said == (*call, *result, *answer)
     assert example.own == (True,) * len(call) + (False,) * len(result) + (True,) * len(answer)
 
 
 def test_a_question_that_one_call_does_not_answer_is_refused():
-    with pytest.raises(ConfigError, match=r"does not answer '.3\*4\+5.%7=' of the task 'test': take sums-n"):
+    with pytest.raises(
+        ConfigError, match=r"does not answer '.3\*4\+5.%7=' of the task 'test': take sums-n"
+    ):
         ask_calculator(row(question="(3*4+5)%7=", truth="3"))
 
 
 @pytest.mark.parametrize(
     ("env", "kwargs", "tasks"),
-    [("math", {}, ("sums-2", "modular-1")), ("math", {"wording": "words"}, ("word-sums-2",)), ("tools", TOOLS, ("sums-4",))],
+    [
+        ("math", {}, ("sums-2", "modular-1")),
+        ("math", {"wording": "words"}, ("word-sums-2",)),
+        ("tools", TOOLS, ("sums-4",)),
+    ],
 )
 def test_what_is_taught_is_what_the_environment_rewards(env, kwargs, tasks):
     settings = EnvArguments(name=env, tasks=tasks, kwargs=kwargs)
@@ -87,7 +117,9 @@ def test_what_is_taught_is_what_the_environment_rewards(env, kwargs, tasks):
 
 @pytest.mark.parametrize("wording", ["bare", "words"])
 def test_programs_that_are_taught_do_what_is_asked(wording):
-    lessons = lessons_of(EnvArguments(name="sandbox", tasks=("numbers-1",), kwargs={"wording": wording}))
+    lessons = lessons_of(
+        EnvArguments(name="sandbox", tasks=("numbers-1",), kwargs={"wording": wording})
+    )
     problem = lessons.draw_row("numbers-1", "train", 0)
     names: dict = {}
     exec(write_answer(problem).removeprefix("```python\n").removesuffix("```"), names)
@@ -98,7 +130,11 @@ def test_programs_that_are_taught_do_what_is_asked(wording):
 @pytest.mark.parametrize(
     ("env", "kwargs", "told"),
     [
-        ("mujoco", {}, "nobody knows what to say there; a warm start on answers is for math, tools, sandbox"),
+        (
+            "mujoco",
+            {},
+            "nobody knows what to say there; a warm start on answers is for math, tools, sandbox",
+        ),
         ("tools", {}, r"set env\.kwargs\.announce=false"),
         ("sandbox", {"files": ["x.parquet"]}, "come without right programs"),
         ("math", {"wording": "bear"}, "Unknown wording 'bear'"),

@@ -55,7 +55,9 @@ def played(player: Player, file: Path, **arguments: object) -> list[PublishedEpi
     arguments = {"kinds": ["argmax"], "states": 4} | arguments
     with InferenceEngine(NoPolicy()) as inference:
         rollout = SimpleNamespace(workflow=player, inference=inference)
-        return run_protocol(rollout=rollout, tasks=TASKS, seed=0, file=file, description=DESCRIPTION, **arguments)
+        return run_protocol(
+            rollout=rollout, tasks=TASKS, seed=0, file=file, description=DESCRIPTION, **arguments
+        )
 
 
 def test_every_task_starts_from_every_state_once(tmp_path: Path) -> None:
@@ -70,10 +72,18 @@ def test_interrupted_evaluation_plays_only_what_is_missing(tmp_path: Path) -> No
     file, again = tmp_path / "episodes.jsonl", tmp_path / "again.jsonl"
     played(Player(), file)
     lines = file.read_text().splitlines()
-    file.write_text("\n".join(lines[:4]) + "\n")  # the description and states 0 to 2 of the first task
+    file.write_text(
+        "\n".join(lines[:4]) + "\n"
+    )  # the description and states 0 to 2 of the first task
     player = Player()
     episodes = played(player, again, done=read_episodes(file, expected=DESCRIPTION))
-    assert [(request.task_id, request.seed) for request in player.requests] == [(0, 3), (1, 0), (1, 1), (1, 2), (1, 3)]
+    assert [(request.task_id, request.seed) for request in player.requests] == [
+        (0, 3),
+        (1, 0),
+        (1, 1),
+        (1, 2),
+        (1, 3),
+    ]
     assert sorted(again.read_text().splitlines()) == sorted(lines)
     assert len({episode.key for episode in episodes}) == 8
 
@@ -92,12 +102,18 @@ def test_episode_is_written_when_it_is_over_and_not_when_its_task_is(tmp_path: P
     file = tmp_path / "episodes.jsonl"
     with pytest.raises(RuntimeError, match="the program ends"):
         played(Player(crash=2), file)
-    assert [(row["number"], row["state"]) for row in list(read_rows(file))[1:]] == [(0, 0), (0, 1), (0, 3)]  # those that ended
+    assert [(row["number"], row["state"]) for row in list(read_rows(file))[1:]] == [
+        (0, 0),
+        (0, 1),
+        (0, 3),
+    ]  # those that ended
 
 
 def test_other_policy_is_not_mixed_in(tmp_path: Path) -> None:
     played(Player(), tmp_path / "episodes.jsonl")
-    with pytest.raises(CheckpointError, match="was evaluated with weights='abc', and this evaluation has 'xyz'"):
+    with pytest.raises(
+        CheckpointError, match="was evaluated with weights='abc', and this evaluation has 'xyz'"
+    ):
         read_episodes(tmp_path / "episodes.jsonl", expected=DESCRIPTION | {"weights": "xyz"})
 
 
@@ -109,8 +125,18 @@ def test_episodes_with_other_placements_are_not_mixed_in(tmp_path: Path) -> None
     with InferenceEngine(NoPolicy()) as inference:
         rollout = SimpleNamespace(workflow=Player(), inference=inference)
         earlier = {name: value for name, value in description.items() if name != "placements"}
-        run_protocol(rollout=rollout, tasks=TASKS, kinds=["argmax"], seed=0, file=file, description=earlier, states=1)
-    with pytest.raises(CheckpointError, match="with placements=None, and this evaluation has 'fixt"):
+        run_protocol(
+            rollout=rollout,
+            tasks=TASKS,
+            kinds=["argmax"],
+            seed=0,
+            file=file,
+            description=earlier,
+            states=1,
+        )
+    with pytest.raises(
+        CheckpointError, match="with placements=None, and this evaluation has 'fixt"
+    ):
         read_episodes(file, expected=description)
 
 
@@ -124,26 +150,60 @@ def test_failed_simulation_is_in_no_line_and_too_many_stop(tmp_path: Path) -> No
 
 def test_suites_are_counted_apart_and_averaged_alike() -> None:
     episodes = [PublishedEpisode("object", 0, state, "argmax", state < 3, 10) for state in range(4)]
-    episodes += [PublishedEpisode("goal", 5, 0, "argmax", False, 10), PublishedEpisode("goal", 5, 0, "sampled", True, 10)]
+    episodes += [
+        PublishedEpisode("goal", 5, 0, "argmax", False, 10),
+        PublishedEpisode("goal", 5, 0, "sampled", True, 10),
+    ]
     found = rates(episodes, kind="argmax")
-    assert (found["object"]["0"].successes, found["object"]["all"].episodes, found["goal"]["all"].rate) == (3, 4, 0.0)
+    assert (
+        found["object"]["0"].successes,
+        found["object"]["all"].episodes,
+        found["goal"]["all"].rate,
+    ) == (3, 4, 0.0)
     assert suite_mean(found) == (0.75 + 0.0) / 2
 
 
 @pytest.mark.parametrize(
     ("tasks", "states", "limit", "sentence"),
     [
-        (10, 50, None, "argmax actions, all 50 initial states of each task (the published protocol); training may have started from"),
-        (10, 4, None, "argmax actions, 4 of 50 initial states of each task (NOT the whole published protocol)"),
+        (
+            10,
+            50,
+            None,
+            "argmax actions, all 50 initial states of each task (the published protocol); training may have started from",
+        ),
+        (
+            10,
+            4,
+            None,
+            "argmax actions, 4 of 50 initial states of each task (NOT the whole published protocol)",
+        ),
         (2, 50, None, "argmax actions, 2 of 10 tasks of object (NOT the whole published protocol)"),
-        (10, 50, 64, "argmax actions, at most 64 steps instead of the suites' limits (NOT the whole published protocol)"),
+        (
+            10,
+            50,
+            64,
+            "argmax actions, at most 64 steps instead of the suites' limits (NOT the whole published protocol)",
+        ),
     ],
 )
-def test_table_says_whether_it_is_the_whole_protocol(tasks: int, states: int, limit: int | None, sentence: str) -> None:
+def test_table_says_whether_it_is_the_whole_protocol(
+    tasks: int, states: int, limit: int | None, sentence: str
+) -> None:
     console = Console(width=200, record=True)
-    episodes = [PublishedEpisode("object", task, state, "argmax", True, 10) for task in range(tasks) for state in range(states)]
-    episodes += [PublishedEpisode("object", task, state, "sampled", True, 10) for task in range(10) for state in range(50)]
-    for table in protocol_tables(episodes, TASKS, kind="argmax", conditions="stand-in assets", max_episode_steps=limit):
+    episodes = [
+        PublishedEpisode("object", task, state, "argmax", True, 10)
+        for task in range(tasks)
+        for state in range(states)
+    ]
+    episodes += [
+        PublishedEpisode("object", task, state, "sampled", True, 10)
+        for task in range(10)
+        for state in range(50)
+    ]
+    for table in protocol_tables(
+        episodes, TASKS, kind="argmax", conditions="stand-in assets", max_episode_steps=limit
+    ):
         console.print(table)
     text = " ".join(console.export_text().split())  # titles are broken to the width of their tables
     assert f"LIBERO by task, {sentence}" in text
@@ -154,7 +214,9 @@ def test_table_says_whether_it_is_the_whole_protocol(tasks: int, states: int, li
 def test_tables_say_where_fixtures_stand_and_how_images_differ_from_the_official_ones() -> None:
     fast = parse_config(["env=libero", "env.image_size=128", "env.render_quality=fast"])
     placed, *others = conditions(fast, notice="stand-ins").split("; ")
-    assert placed.startswith("fixtures of initial state i stand where the official loop (env.seed(0)")
+    assert placed.startswith(
+        "fixtures of initial state i stand where the official loop (env.seed(0)"
+    )
     assert others == ["images of 128 pixels, fast", "the official ones have 256, full", "stand-ins"]
     full = parse_config(["env=libero", "env.image_size=256", "env.render_quality=full"])
     assert conditions(full, notice="") == placed
@@ -165,7 +227,11 @@ def test_tables_say_where_fixtures_stand_and_how_images_differ_from_the_official
     [
         (("env=libero", "env.suite=spatial"), "all", None),
         (("env=libero", "env.suite=spatial", "env.states=split", "env.tasks=[3]"), "split", ("3",)),
-        (("env=libero",), "split", ("0", "1", "4", "7", "9")),  # as it was trained: its five tasks, the held-out states
+        (
+            ("env=libero",),
+            "split",
+            ("0", "1", "4", "7", "9"),
+        ),  # as it was trained: its five tasks, the held-out states
     ],
 )
 def test_suite_that_is_named_is_evaluated_whole_unless_told_otherwise(

@@ -11,16 +11,27 @@ from siirl.reporting.statistics import success_interval
 @pytest.mark.parametrize(
     ("before", "after", "expected"),
     [
-        (126, 222, "all: +32.0 points, the intervals do not overlap"),  # 42.0 [36.6, 47.7] and 74.0 [68.8, 78.6]
+        (
+            126,
+            222,
+            "all: +32.0 points, the intervals do not overlap",
+        ),  # 42.0 [36.6, 47.7] and 74.0 [68.8, 78.6]
         (126, 141, "all: +5.0 points, the intervals overlap"),
     ],
 )
-def test_a_gain_is_told_with_whether_the_intervals_are_apart(before: int, after: int, expected: str) -> None:
-    rates = [{"push": success_interval(0, 75), "all": success_interval(count, 300)} for count in (before, after)]
+def test_a_gain_is_told_with_whether_the_intervals_are_apart(
+    before: int, after: int, expected: str
+) -> None:
+    rates = [
+        {"push": success_interval(0, 75), "all": success_interval(count, 300)}
+        for count in (before, after)
+    ]
     assert gain(*rates) == expected
 
 
-def test_a_run_closes_with_success_before_and_after_and_where_to_look(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_closes_with_success_before_and_after_and_where_to_look(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "rollouts").mkdir()  # nothing was written there
     (tmp_path / "videos" / "val").mkdir(parents=True)
     (tmp_path / "videos" / "val" / "success_0.mp4").write_bytes(b"an episode")
@@ -41,8 +52,12 @@ def test_a_run_closes_with_success_before_and_after_and_where_to_look(tmp_path: 
     assert "rollouts" not in told
 
 
-def test_a_run_without_grades_closes_with_its_reward_before_and_after(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    evaluated = [{"val/all/mean_score": mean, "val/all/scored_episodes": 4.0} for mean in (0.25, 0.75)]
+def test_a_run_without_grades_closes_with_its_reward_before_and_after(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    evaluated = [
+        {"val/all/mean_score": mean, "val/all/scored_episodes": 4.0} for mean in (0.25, 0.75)
+    ]
     show_summary(tmp_path, report=tmp_path / "report.html", evaluated=evaluated)
     told = " ".join(capsys.readouterr().out.split())
     assert "mean reward of the same held-out episodes before and after, 95 % intervals" in told

@@ -10,7 +10,9 @@ import numpy as np
 
 from envs.base import PROPRIOCEPTION, Environment, EnvSpec, StepResult
 
-OBSERVATIONS = gymnasium.spaces.Dict({PROPRIOCEPTION: gymnasium.spaces.Box(-1.0, 1.0, (2,), np.float32)})
+OBSERVATIONS = gymnasium.spaces.Dict(
+    {PROPRIOCEPTION: gymnasium.spaces.Box(-1.0, 1.0, (2,), np.float32)}
+)
 LAST_STEP = 4
 
 
@@ -18,10 +20,14 @@ class StillEnv(Environment):
     """Four steps in which nothing happens; without images and without instruction."""
 
     def __init__(self) -> None:
-        self.spec = EnvSpec("still", ("wait",), OBSERVATIONS, gymnasium.spaces.Discrete(2), LAST_STEP, renders=False)
+        self.spec = EnvSpec(
+            "still", ("wait",), OBSERVATIONS, gymnasium.spaces.Discrete(2), LAST_STEP, renders=False
+        )
         self.steps = self.seed = 0
 
-    async def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+    async def reset(
+        self, *, seed: int | None = None, options: Any = None
+    ) -> tuple[Any, dict[str, Any]]:
         """Start."""
         self.steps, self.seed = 0, seed or 0
         return self.observe(), {"task": "wait", "success": False}
@@ -29,7 +35,13 @@ class StillEnv(Environment):
     async def step(self, action: Any) -> StepResult:
         """Wait."""
         self.steps += 1
-        return self.observe(), 1.0, False, self.steps == LAST_STEP, {"task": "wait", "success": False}
+        return (
+            self.observe(),
+            1.0,
+            False,
+            self.steps == LAST_STEP,
+            {"task": "wait", "success": False},
+        )
 
     def observe(self) -> dict[str, Any]:
         """What the robot feels."""
@@ -67,7 +79,9 @@ class WrongDtypeEnv(StillEnv):
 class SomeSeedsFailEnv(StillEnv):
     """Cannot be simulated from seeds of the parities in the environment variable FAILING, `0`, `1` or `01`."""
 
-    async def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+    async def reset(
+        self, *, seed: int | None = None, options: Any = None
+    ) -> tuple[Any, dict[str, Any]]:
         """See StillEnv."""
         if str((seed or 0) % 2) in os.environ["FAILING"]:
             raise RuntimeError("this start cannot be simulated")
@@ -77,9 +91,13 @@ class SomeSeedsFailEnv(StillEnv):
 class RefusingEnv(StillEnv):
     """Refuses to start, as one whose files do not fit together."""
 
-    async def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+    async def reset(
+        self, *, seed: int | None = None, options: Any = None
+    ) -> tuple[Any, dict[str, Any]]:
         """See StillEnv."""
-        raise ValueError("The states of task 'wait' do not fit its model: take both from one release.")
+        raise ValueError(
+            "The states of task 'wait' do not fit its model: take both from one release."
+        )
 
 
 class StuckEnv(StillEnv):
@@ -88,7 +106,9 @@ class StuckEnv(StillEnv):
     resets = 0
     block = staticmethod(time.sleep)
 
-    async def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+    async def reset(
+        self, *, seed: int | None = None, options: Any = None
+    ) -> tuple[Any, dict[str, Any]]:
         """See StillEnv."""
         StuckEnv.resets += 1
         if StuckEnv.resets == 7:

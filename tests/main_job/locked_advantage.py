@@ -7,7 +7,9 @@ import torch
 CALLS: list[int] = []
 
 
-def estimate(token_level_rewards: torch.Tensor, response_mask: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def estimate(
+    token_level_rewards: torch.Tensor, response_mask: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
     """The reward of the rollout at each of its tokens."""
     CALLS.append(1)
     if len(CALLS) == 2:

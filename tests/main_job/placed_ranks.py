@@ -14,7 +14,13 @@ from pathlib import Path
 from siirl.errors import ConfigError
 from siirl.execution.scheduler import placement
 from siirl.execution.scheduler.launch import ClusterSettings, ray_session, run_on_ray
-from siirl.execution.scheduler.placement import Layout, Placement, machines, require_machines, servers_of_cluster
+from siirl.execution.scheduler.placement import (
+    Layout,
+    Placement,
+    machines,
+    require_machines,
+    servers_of_cluster,
+)
 from siirl.execution.scheduler.vitals import Vitals
 
 HELD_S = 2.0
@@ -30,7 +36,9 @@ class Whereabouts:
         """Yields once, so that there is something to report."""
         import ray
 
-        self.file.write_text(f"{ray.util.get_node_ip_address()} {os.environ.get('CUDA_VISIBLE_DEVICES', '')}")
+        self.file.write_text(
+            f"{ray.util.get_node_ip_address()} {os.environ.get('CUDA_VISIBLE_DEVICES', '')}"
+        )
         yield
 
 
@@ -61,7 +69,17 @@ def main(address: str) -> None:
         import ray  # not before `ray_session`: Ray reads its settings when it is imported
 
         here = ray.util.get_node_ip_address()
-    print(json.dumps({"here": here, "on_cpus": on_cpus, "on_gpus": on_gpus, "placed_meanwhile": placed_meanwhile, "refused": refused}))
+    print(
+        json.dumps(
+            {
+                "here": here,
+                "on_cpus": on_cpus,
+                "on_gpus": on_gpus,
+                "placed_meanwhile": placed_meanwhile,
+                "refused": refused,
+            }
+        )
+    )
 
 
 if __name__ == "__main__":

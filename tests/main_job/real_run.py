@@ -24,12 +24,20 @@ SMALL_JOB = (
         "env.num_servers=1",
         "env.envs_per_server=4",
     ),
-    *("trainer.val_episodes=0", "trainer.record_episodes=0", "trainer.max_minutes=null", "trainer.save_freq=1", "trainer.logger=[console]"),
+    *(
+        "trainer.val_episodes=0",
+        "trainer.record_episodes=0",
+        "trainer.max_minutes=null",
+        "trainer.save_freq=1",
+        "trainer.logger=[console]",
+    ),
     "actor_rollout_ref.model.options={chunk_length: 4, width: 16}",
 )
 CARTPOLE = ("env=gymnasium", "env.id=CartPole-v1")
 AGENTS_END_WITHIN_S = 600.0  # about a minute; for hangs alone
-START_S = 1500.0  # until something is seen of a run, which takes 40 s on two idle cores; for hangs alone
+START_S = (
+    1500.0  # until something is seen of a run, which takes 40 s on two idle cores; for hangs alone
+)
 
 
 class RealRun:
@@ -42,14 +50,32 @@ class RealRun:
         environment: Environment variables beside this process's.
     """
 
-    def __init__(self, *words: str, folder: Path, number: int = 0, environment: dict[str, str] | None = None) -> None:
+    def __init__(
+        self, *words: str, folder: Path, number: int = 0, environment: dict[str, str] | None = None
+    ) -> None:
         self.outputs, self._text = folder / "outputs", folder / f"text_{number}"
         groups = {word.partition("=")[0] for word in words}
-        small_job = (*(() if "env" in groups else CARTPOLE), *(() if "pipeline" in groups else ("pipeline=grpo",)), *SMALL_JOB)
-        command = [sys.executable, "-m", "siirl.train", *small_job, f"trainer.output_dir={self.outputs}", *words]
+        small_job = (
+            *(() if "env" in groups else CARTPOLE),
+            *(() if "pipeline" in groups else ("pipeline=grpo",)),
+            *SMALL_JOB,
+        )
+        command = [
+            sys.executable,
+            "-m",
+            "siirl.train",
+            *small_job,
+            f"trainer.output_dir={self.outputs}",
+            *words,
+        ]
         with self._text.open("w") as text:
             self.process = subprocess.Popen(
-                command, cwd=folder, stdout=text, stderr=text, env=os.environ | (environment or {}), start_new_session=True
+                command,
+                cwd=folder,
+                stdout=text,
+                stderr=text,
+                env=os.environ | (environment or {}),
+                start_new_session=True,
             )
 
     @property
@@ -64,7 +90,11 @@ class RealRun:
 
     def checkpoints(self) -> list[str]:
         """Names of the whole checkpoints of its only run folder."""
-        return sorted(path.name for path in self.folders[0].glob("checkpoints/step_*")) if self.folders else []
+        return (
+            sorted(path.name for path in self.folders[0].glob("checkpoints/step_*"))
+            if self.folders
+            else []
+        )
 
     def processes(self) -> dict[int, str]:
         """Title by number of every process of this run that lives."""
@@ -75,7 +105,9 @@ class RealRun:
         deadline = time.monotonic() + timeout_s
         while not happened():
             assert time.monotonic() < deadline, f"not within {timeout_s} s:\n{self.text}"
-            assert self.process.poll() is None or happened(), f"ended with {self.process.returncode}:\n{self.text}"
+            assert self.process.poll() is None or happened(), (
+                f"ended with {self.process.returncode}:\n{self.text}"
+            )
             time.sleep(0.05)
 
     def wait(self, *, timeout_s: float = START_S) -> int:

@@ -11,7 +11,9 @@ import urllib.request
 
 import grpc
 
-DEAF_AFTER_S = 5.0  # a port of this machine takes a connection at once, also when its process does nothing
+DEAF_AFTER_S = (
+    5.0  # a port of this machine takes a connection at once, also when its process does nothing
+)
 ANSWERS_WITHIN_S = 60.0
 # One call of each service of Ray 2.60's; a server that has it asks for the token first, and does not know the others.
 CALLS = (
@@ -44,7 +46,9 @@ def refused(port: int, call: str) -> bool:
 def refused_page(port: int) -> bool:
     """Whether a server of HTTP asks for the token."""
     try:
-        urllib.request.urlopen(f"http://127.0.0.1:{port}/get_runtime_envs_info", b"", timeout=ANSWERS_WITHIN_S).close()
+        urllib.request.urlopen(
+            f"http://127.0.0.1:{port}/get_runtime_envs_info", b"", timeout=ANSWERS_WITHIN_S
+        ).close()
     except urllib.error.HTTPError as error:
         return error.code == 401
     except (OSError, ValueError):  # no HTTP

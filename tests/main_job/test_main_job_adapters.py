@@ -8,7 +8,11 @@ import pytest
 from real_run import CARTPOLE
 from safetensors import safe_open
 
-JOB = ("actor_rollout_ref.model.lora.rank=2", "actor_rollout_ref.actor.use_kl_loss=true", "trainer.deterministic=true")
+JOB = (
+    "actor_rollout_ref.model.lora.rank=2",
+    "actor_rollout_ref.actor.use_kl_loss=true",
+    "trainer.deterministic=true",
+)
 
 
 def files_of(checkpoint):
@@ -23,23 +27,48 @@ def files_of(checkpoint):
 @pytest.mark.slow  # two runs that import peft, for each number of ranks
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_adapters_train_go_on_and_are_read_as_a_plain_policy(start_run, ranks):
-    words = (*JOB, f"trainer.n_gpus_per_node={ranks}", f"env.num_servers={ranks}", "actor_rollout_ref.rollout.n=4")
+    words = (
+        *JOB,
+        f"trainer.n_gpus_per_node={ranks}",
+        f"env.num_servers={ranks}",
+        "actor_rollout_ref.rollout.n=4",
+    )
     first = start_run(*words, "trainer.total_steps=2")
     assert first.wait() == 0, first.text
     (folder,) = first.folders
-    assert "reference_log_prob" in first.text.partition("skipped")[0]  # the policy below the adapters is asked, and is no second one
+    assert (
+        "reference_log_prob" in first.text.partition("skipped")[0]
+    )  # the policy below the adapters is asked, and is no second one
     weights, moments = files_of(folder / "checkpoints" / "step_00000002")
     assert any(".lora_" in name for name in weights)
     assert all(".lora_" in name for name in moments - {"progress"})
-    assert json.loads((folder / "checkpoints" / "step_00000002" / "actor" / "lora.json").read_text())["rank"] == 2
+    assert (
+        json.loads((folder / "checkpoints" / "step_00000002" / "actor" / "lora.json").read_text())[
+            "rank"
+        ]
+        == 2
+    )
 
-    resumed = start_run(*words, "trainer.total_steps=3", f"trainer.resume={folder}", "trainer.experiment_name=resumed")
+    resumed = start_run(
+        *words,
+        "trainer.total_steps=3",
+        f"trainer.resume={folder}",
+        "trainer.experiment_name=resumed",
+    )
     assert resumed.wait() == 0, resumed.text
     (again,) = resumed.outputs.glob("resumed/*")
     rows = [json.loads(line) for line in (again / "metrics.jsonl").read_text().splitlines()]
     assert [row["step"] for row in rows] == [3]
     assert rows[0]["actor/kl_loss"] >= 0
 
-    command = ("siirl.evaluate", f"checkpoint={again}", *CARTPOLE, "trainer.val_episodes=2", f"trainer.output_dir={resumed.outputs}")
-    done = subprocess.run([sys.executable, "-m", *command], capture_output=True, text=True, cwd=first.outputs.parent)
+    command = (
+        "siirl.evaluate",
+        f"checkpoint={again}",
+        *CARTPOLE,
+        "trainer.val_episodes=2",
+        f"trainer.output_dir={resumed.outputs}",
+    )
+    done = subprocess.run(
+        [sys.executable, "-m", *command], capture_output=True, text=True, cwd=first.outputs.parent
+    )
     assert done.returncode == 0, done.stdout + done.stderr

@@ -27,32 +27,53 @@ def find_envs() -> dict[str, str]:
     ],
 )
 @pytest.mark.slow  # whole runs, ten seconds each on idle cores; tests/env_server/test_env_checks.py has the checks themselves
-def test_observations_that_are_not_what_the_spec_says_stop_the_run(start_run, name: str, expected: str) -> None:
+def test_observations_that_are_not_what_the_spec_says_stop_the_run(
+    start_run, name: str, expected: str
+) -> None:
     run = start_run(*OWN_ENV, f"env.name=bad_envs:{name}", "cluster=local", environment=find_envs())
     assert run.wait() == FAILED, run.text
     run.seconds_until_gone()
-    assert "siirl: the run failed: 6 of 6 episodes could not be simulated, more than env.max_failed_share=0.05 allows." in run.text
+    assert (
+        "siirl: the run failed: 6 of 6 episodes could not be simulated, more than env.max_failed_share=0.05 allows."
+        in run.text
+    )
     assert expected in run.text
     assert "Traceback (most recent call last)" not in run.text.partition("siirl: the run failed")[2]
 
 
-@pytest.mark.parametrize("cluster", ["local", pytest.param("ray", marks=pytest.mark.slow)])  # starts Ray: twenty seconds
+@pytest.mark.parametrize(
+    "cluster", ["local", pytest.param("ray", marks=pytest.mark.slow)]
+)  # starts Ray: twenty seconds
 def test_what_an_environment_refuses_is_told_in_its_words(start_run, cluster: str) -> None:
-    run = start_run(*OWN_ENV, "env.name=bad_envs:RefusingEnv", f"cluster={cluster}", environment=find_envs())
+    run = start_run(
+        *OWN_ENV, "env.name=bad_envs:RefusingEnv", f"cluster={cluster}", environment=find_envs()
+    )
     assert run.wait() == FAILED, run.text
     run.seconds_until_gone()
-    assert "siirl: the run failed: The states of task 'wait' do not fit its model: take both from one release." in run.text
+    assert (
+        "siirl: the run failed: The states of task 'wait' do not fit its model: take both from one release."
+        in run.text
+    )
 
 
 def test_an_environment_without_instruction_and_images_trains(start_run) -> None:
-    run = start_run(*OWN_ENV, "env.name=bad_envs:StillEnv", "cluster=local", environment=find_envs())
+    run = start_run(
+        *OWN_ENV, "env.name=bad_envs:StillEnv", "cluster=local", environment=find_envs()
+    )
     assert run.wait() == 0, run.text
-    rows = [json.loads(line) for line in (run.folders[0] / "metrics.jsonl").read_text().splitlines()]
+    rows = [
+        json.loads(line) for line in (run.folders[0] / "metrics.jsonl").read_text().splitlines()
+    ]
     assert [row["rollout/episode_length"] for row in rows] == [4.0, 4.0]
 
 
 TWO_RANKS = (
-    *("env.name=bad_envs:SomeSeedsFailEnv", "env.max_failed_share=1.0", "env.max_replays=0", "trainer.n_gpus_per_node=2"),
+    *(
+        "env.name=bad_envs:SomeSeedsFailEnv",
+        "env.max_failed_share=1.0",
+        "env.max_replays=0",
+        "trainer.n_gpus_per_node=2",
+    ),
     *("actor_rollout_ref.rollout.n=2", "trainer.total_steps=1"),
 )
 
@@ -63,7 +84,9 @@ def test_a_rank_whose_episodes_all_failed_takes_part_without_rows(start_run) -> 
     parity = training_seed(run_seed=0, number=1) % 2
     run = start_run(*OWN_ENV, *TWO_RANKS, environment=find_envs() | {"FAILING": str(parity)})
     assert run.wait() == 0, run.text
-    (row,) = [json.loads(line) for line in (run.folders[0] / "metrics.jsonl").read_text().splitlines()]
+    (row,) = [
+        json.loads(line) for line in (run.folders[0] / "metrics.jsonl").read_text().splitlines()
+    ]
     assert (row["rollout/episodes"], row["env/failed_episodes"]) == (2.0, 2.0)
 
 

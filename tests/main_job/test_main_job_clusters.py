@@ -54,12 +54,22 @@ def cluster(ray_home: Path) -> Iterator[str]:
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         port = listener.getsockname()[1]
-    words = ["start", "--head", f"--port={port}", "--num-cpus=2", "--num-gpus=2", "--include-dashboard=false", "--disable-usage-stats"]
+    words = [
+        "start",
+        "--head",
+        f"--port={port}",
+        "--num-cpus=2",
+        "--num-gpus=2",
+        "--include-dashboard=false",
+        "--disable-usage-stats",
+    ]
     environment = os.environ | {"RAY_TMPDIR": str(ray_home)}
     start_ray(words, environment)
     yield f"127.0.0.1:{port}"
     servers = {pid for pid, title in living_processes() if str(ray_home) in title}
-    for pid in servers | descendants_of(servers):  # workers and agents do not name the folder; the raylet is their parent
+    for pid in servers | descendants_of(
+        servers
+    ):  # workers and agents do not name the folder; the raylet is their parent
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
 
@@ -67,7 +77,9 @@ def cluster(ray_home: Path) -> Iterator[str]:
 def start_ray(words: list[str], environment: dict[str, str]) -> None:
     """`ray start …`, again where the machine is too busy for the 30 seconds that Ray gives a node."""
     for _ in range(5):
-        started = subprocess.run([RAY, *words], env=environment, capture_output=True, text=True, check=False)
+        started = subprocess.run(
+            [RAY, *words], env=environment, capture_output=True, text=True, check=False
+        )
         if TIMED_OUT not in started.stdout + started.stderr:
             break
     assert started.returncode == 0, started.stdout + started.stderr
@@ -78,26 +90,35 @@ def servers_of(ray_home: Path) -> set[int]:
     return {
         pid
         for pid, title in living_processes()
-        if str(ray_home) in title and any(part in title for part in ("gcs/gcs_server ", "raylet/raylet "))
+        if str(ray_home) in title
+        and any(part in title for part in ("gcs/gcs_server ", "raylet/raylet "))
     }
 
 
 @pytest.mark.parametrize("port", [" 1", "", "0", "65536", "x"])
 def test_an_address_without_host_and_port_is_refused(port: str) -> None:
     (problem,) = address_problems(f"head-node:{port}")
-    assert str(problem).startswith(f"cluster.address=head-node:{port} is no address of a Ray cluster: write HOST:PORT")
+    assert str(problem).startswith(
+        f"cluster.address=head-node:{port} is no address of a Ray cluster: write HOST:PORT"
+    )
 
 
 @pytest.mark.parametrize("address", ["ray://head-node:10001", "head-node", ":6379"])
 def test_other_forms_of_addresses_are_refused(address: str) -> None:
-    with pytest.raises(ConfigError, match="write HOST:PORT as `ray start --head` prints it, or auto"):
+    with pytest.raises(
+        ConfigError, match="write HOST:PORT as `ray start --head` prints it, or auto"
+    ):
         resolve_address(address)
 
 
-def test_auto_is_what_ray_start_wrote_down_and_not_some_run_of_another(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_auto_is_what_ray_start_wrote_down_and_not_some_run_of_another(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
-    with pytest.raises(ConfigError, match=r"cluster\.address=auto: no Ray cluster was started on this machine"):
+    with pytest.raises(
+        ConfigError, match=r"cluster\.address=auto: no Ray cluster was started on this machine"
+    ):
         resolve_address("auto")
     (tmp_path / "ray").mkdir()
     (tmp_path / "ray" / "ray_current_cluster").write_text("10.0.0.1:6379\n")
@@ -124,7 +145,11 @@ def test_nobody_at_the_address_is_told_at_once_with_the_remedy(nobody: str, host
 def test_a_run_for_a_cluster_that_is_not_there_leaves_nothing(nobody: str, start_run) -> None:
     run = start_run(*SHORT, f"cluster.address={nobody}")
     assert run.wait() == REFUSED, run.text
-    assert run.text.rstrip().splitlines()[-1].startswith(f"siirl: cluster.address={nobody}: nobody answers there (Connection refused)")
+    assert (
+        run.text.rstrip()
+        .splitlines()[-1]
+        .startswith(f"siirl: cluster.address={nobody}: nobody answers there (Connection refused)")
+    )
     assert "Traceback" not in run.text
     assert not run.outputs.exists()
 
@@ -157,7 +182,10 @@ def test_two_runs_at_once_simply_work(start_run) -> None:
     assert [run.wait() for run in runs] == [0, 0], "\n".join(run.text for run in runs)
     folders = runs[0].folders  # both write below the same output folder
     assert len(folders) == 2
-    assert [len((folder / "metrics.jsonl").read_text().splitlines()) for folder in folders] == [2, 2]
+    assert [len((folder / "metrics.jsonl").read_text().splitlines()) for folder in folders] == [
+        2,
+        2,
+    ]
     for run in runs:
         run.seconds_until_gone()
 
@@ -176,7 +204,9 @@ def test_a_ray_that_does_not_come_up_is_ended_and_started_again(start_run) -> No
 
 @pytest.mark.slow  # a cluster and two runs
 @pytest.mark.parametrize("how", ["its address", "auto"])
-def test_a_cluster_that_is_there_is_used_and_stays(cluster: str, ray_home: Path, start_run, how: str) -> None:
+def test_a_cluster_that_is_there_is_used_and_stays(
+    cluster: str, ray_home: Path, start_run, how: str
+) -> None:
     before = servers_of(ray_home)
     assert len(before) == 2, before
     address = cluster if how == "its address" else "auto"
@@ -189,9 +219,15 @@ def test_a_cluster_that_is_there_is_used_and_stays(cluster: str, ray_home: Path,
     assert not any("gcs_server" in title for title in own_titles)  # it started no Ray of its own
     assert before == servers_of(ray_home)
     with_token = os.environ | {"RAY_AUTH_MODE": "token"}
-    subprocess.run([RAY, "status", f"--address={cluster}"], env=with_token, check=True, capture_output=True)
+    subprocess.run(
+        [RAY, "status", f"--address={cluster}"], env=with_token, check=True, capture_output=True
+    )
     deadline = time.monotonic() + 60
-    while left := [title for pid, title in living_processes() if title.startswith(OF_A_RUN) and pid in descendants_of(before)]:
+    while left := [
+        title
+        for pid, title in living_processes()
+        if title.startswith(OF_A_RUN) and pid in descendants_of(before)
+    ]:
         assert time.monotonic() < deadline, left
         time.sleep(0.1)
 
@@ -200,7 +236,14 @@ def test_a_cluster_that_is_there_is_used_and_stays(cluster: str, ray_home: Path,
 def second_machine(cluster: str, ray_home: Path) -> str:
     """Address of a second machine of the cluster, as far as Ray can tell: a raylet of its own, at another address of the loopback."""
     address = "127.0.0.2"
-    words = ["start", f"--address={cluster}", f"--node-ip-address={address}", "--num-cpus=2", "--num-gpus=2", "--disable-usage-stats"]
+    words = [
+        "start",
+        f"--address={cluster}",
+        f"--node-ip-address={address}",
+        "--num-cpus=2",
+        "--num-gpus=2",
+        "--disable-usage-stats",
+    ]
     environment = os.environ | {"RAY_TMPDIR": str(ray_home), "RAY_AUTH_MODE": "token"}
     start_ray(words, environment)
     return address
@@ -212,7 +255,9 @@ def test_ranks_share_machines_in_order_and_the_first_is_beside_the_command(
     """With and without GPUs, and in the command's folder; GPUs that others hold are waited for, and that is said."""
     command = [sys.executable, str(Path(__file__).with_name("placed_ranks.py")), cluster]
     environment = os.environ | {"RAY_TMPDIR": str(ray_home)}
-    process = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, check=False)
+    process = subprocess.run(
+        command, env=environment, cwd=tmp_path, capture_output=True, text=True, check=False
+    )
     assert process.returncode == 0, process.stderr
     saw = json.loads(process.stdout.splitlines()[-1])
     machine_of_each = [saw["here"], saw["here"], second_machine, second_machine]
@@ -222,14 +267,28 @@ def test_ranks_share_machines_in_order_and_the_first_is_beside_the_command(
     assert [sorted(gpus[:2]), sorted(gpus[2:])] == [["0", "1"], ["0", "1"]]
     assert not saw["placed_meanwhile"]
     assert "Waiting for 2 machine(s) with 2 free GPUs each, which others hold" in process.stderr
-    assert re.search(r"asks for 3 machine\(s\), and the Ray cluster has 2 \(its GPUs: .* with 2, .* with 2\)", saw["refused"])
+    assert re.search(
+        r"asks for 3 machine\(s\), and the Ray cluster has 2 \(its GPUs: .* with 2, .* with 2\)",
+        saw["refused"],
+    )
 
 
 @pytest.mark.slow  # a cluster and a run
-def test_a_cluster_with_too_few_machines_is_refused_and_nothing_is_left(cluster: str, ray_home: Path, start_run) -> None:
-    run = start_run(*SHORT, f"cluster.address={cluster}", "trainer.nnodes=2", FOUR, environment={"RAY_TMPDIR": str(ray_home)})
+def test_a_cluster_with_too_few_machines_is_refused_and_nothing_is_left(
+    cluster: str, ray_home: Path, start_run
+) -> None:
+    run = start_run(
+        *SHORT,
+        f"cluster.address={cluster}",
+        "trainer.nnodes=2",
+        FOUR,
+        environment={"RAY_TMPDIR": str(ray_home)},
+    )
     assert run.wait() == REFUSED, run.text
-    assert "trainer.nnodes=2 with trainer.n_gpus_per_node=1 asks for 2 machine(s), and the Ray cluster has 1" in run.text
+    assert (
+        "trainer.nnodes=2 with trainer.n_gpus_per_node=1 asks for 2 machine(s), and the Ray cluster has 1"
+        in run.text
+    )
     assert not run.outputs.exists()
 
 
@@ -239,12 +298,19 @@ def test_a_cluster_with_too_few_machines_is_refused_and_nothing_is_left(cluster:
         (Layout(nodes=2, ranks_per_node=4, gpus_per_rank=1), False),
         (Layout(nodes=1, ranks_per_node=8, gpus_per_rank=1), False),
         (Layout(nodes=3, ranks_per_node=100), False),  # ranks on CPUs
-        (Layout(nodes=2, ranks_per_node=5, gpus_per_rank=1), True),  # although there are twelve GPUs
+        (
+            Layout(nodes=2, ranks_per_node=5, gpus_per_rank=1),
+            True,
+        ),  # although there are twelve GPUs
         (Layout(nodes=1, ranks_per_node=9, gpus_per_rank=1), True),
         (Layout(nodes=4, ranks_per_node=1), True),
     ],
 )
 def test_machines_are_asked_for_that_the_cluster_has(layout: Layout, refused: bool) -> None:
     there = [Machine("a", "10.0.0.1", 0), Machine("b", "10.0.0.2", 4), Machine("c", "10.0.0.3", 8)]
-    with pytest.raises(ConfigError, match=r"its GPUs: 10.0.0.1 with 0, 10.0.0.2 with 4") if refused else nullcontext():
+    with (
+        pytest.raises(ConfigError, match=r"its GPUs: 10.0.0.1 with 0, 10.0.0.2 with 4")
+        if refused
+        else nullcontext()
+    ):
         require_machines(layout, there)

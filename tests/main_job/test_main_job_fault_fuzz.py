@@ -16,8 +16,12 @@ TRIALS = {
     "an interrupt while a simulator works": Trial(1, "SIGINT", Job("mujoco"), 0.7, "test"),
     "a killed writer": Trial(2, "killed while writing", Job("math"), 0.7, "test"),
     "a checkpoint that was cut off": Trial(3, "checkpoint truncated", Job("sandbox"), 0.5, "test"),
-    "a run folder that can only be read": Trial(4, "checkpoint read-only", Job("gymnasium"), 0.5, "test"),
-    "one of two ranks killed": Trial(5, "rank killed", Job("gymnasium", cluster="ray", ranks=2), 0.9, "test"),
+    "a run folder that can only be read": Trial(
+        4, "checkpoint read-only", Job("gymnasium"), 0.5, "test"
+    ),
+    "one of two ranks killed": Trial(
+        5, "rank killed", Job("gymnasium", cluster="ray", ranks=2), 0.9, "test"
+    ),
 }
 
 
@@ -39,7 +43,11 @@ def test_eighty_trials_have_every_fault_job_and_cluster() -> None:
     trials = [draw(number, seed=0) for number in range(80)]
     assert Counter(trial.kind for trial in trials) == dict.fromkeys(FAULTS, 4)
     assert {trial.job.name for trial in trials} == {"gymnasium", "math", "mujoco", "sandbox"}
-    assert {(trial.job.cluster, trial.job.ranks) for trial in trials} == {("local", 1), ("ray", 1), ("ray", 2)}
+    assert {(trial.job.cluster, trial.job.ranks) for trial in trials} == {
+        ("local", 1),
+        ("ray", 1),
+        ("ray", 2),
+    }
     assert all(0 < trial.share < 1 for trial in trials)
 
 
@@ -83,17 +91,29 @@ def test_a_wrong_end_is_named(tmp_path: Path, text: str, status: int | None, wro
 
 def test_a_signal_before_python_has_begun_may_end_it_without_a_word(tmp_path: Path) -> None:
     assert wrong_ends(Ended(tmp_path, ""), -15, frozenset({143})) == []
-    assert wrong_ends(Ended(tmp_path, "Plan\n"), -15, frozenset({143})) == ["status -15, not [0, 143]"]
+    assert wrong_ends(Ended(tmp_path, "Plan\n"), -15, frozenset({143})) == [
+        "status -15, not [0, 143]"
+    ]
 
 
 def test_a_run_that_never_got_to_its_end_is_wrong(tmp_path: Path) -> None:
-    assert wrong_results(tmp_path, Reference(digests={}, seconds=1.0)) == ["no run got to its last step"]
+    assert wrong_results(tmp_path, Reference(digests={}, seconds=1.0)) == [
+        "no run got to its last step"
+    ]
 
 
 def test_the_table_counts_ends_and_names_what_was_wrong() -> None:
-    row = {"kind": "GCS killed", "job": "math, ray, 1 rank", "share": 0.5, "verdict": "right", "how": "finished equal"}
+    row = {
+        "kind": "GCS killed",
+        "job": "math, ray, 1 rank",
+        "share": 0.5,
+        "verdict": "right",
+        "how": "finished equal",
+    }
     wrong = row | {"trial": 9, "verdict": "wrong", "wrong": ["a traceback"], "folder": "trial_009"}
     told = table([row, row, wrong])
     assert "| GCS killed | 3 | 2 | finished equal (2) |" in told
     assert "2 of 3 right." in told
-    assert "- Trial 9, GCS killed, math, ray, 1 rank, at 0.5: a traceback (folder trial_009)" in told
+    assert (
+        "- Trial 9, GCS killed, math, ray, 1 rank, at 0.5: a traceback (folder trial_009)" in told
+    )

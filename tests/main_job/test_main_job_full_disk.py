@@ -24,7 +24,11 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A file system of 256 MB, of which little is in memory; more than the plan asks for."""
     disk = tmp_path / "disk"
     disk.mkdir()
-    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=256m", "tmpfs", str(disk)], capture_output=True, check=False)
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=256m", "tmpfs", str(disk)],
+        capture_output=True,
+        check=False,
+    )
     if mounted.returncode:
         pytest.skip("mounting a tmpfs needs root")
     yield disk
@@ -58,7 +62,9 @@ def check_failed_in_words(run: RealRun) -> None:
 
 
 @pytest.mark.slow  # a whole run, about ten seconds on idle cores
-@pytest.mark.parametrize("leave", [0, 10 * BLOCK], ids=["nothing fits", "a checkpoint fits in part"])
+@pytest.mark.parametrize(
+    "leave", [0, 10 * BLOCK], ids=["nothing fits", "a checkpoint fits in part"]
+)
 def test_a_disk_that_fills_up_in_mid_run(small_disk: Path, start_run, leave: int) -> None:
     run = start_run(*ENDLESS, f"trainer.output_dir={small_disk}")
     run.outputs = small_disk
@@ -72,18 +78,29 @@ def test_a_disk_that_becomes_read_only_in_mid_run(small_disk: Path, start_run) -
     run = start_run(*ENDLESS, f"trainer.output_dir={small_disk}")
     run.outputs = small_disk
     run.wait_until(lambda: any(small_disk.glob("*/*/checkpoints/latest")))
-    subprocess.run(["mount", "-o", "remount,ro,size=256m", str(small_disk)], check=False, capture_output=True)
-    if subprocess.run(["touch", str(small_disk / "probe")], capture_output=True, check=False).returncode == 0:
+    subprocess.run(
+        ["mount", "-o", "remount,ro,size=256m", str(small_disk)], check=False, capture_output=True
+    )
+    if (
+        subprocess.run(
+            ["touch", str(small_disk / "probe")], capture_output=True, check=False
+        ).returncode
+        == 0
+    ):
         pytest.skip("a file system with open files cannot be made read-only here")
     assert run.wait() == FAILED, run.text
     assert "Read-only file system" in run.text and "Traceback" not in run.text
 
 
 def test_a_read_only_disk_is_refused_before_any_process_starts(small_disk: Path, start_run) -> None:
-    subprocess.run(["mount", "-o", "remount,ro,size=256m", str(small_disk)], check=True, capture_output=True)
+    subprocess.run(
+        ["mount", "-o", "remount,ro,size=256m", str(small_disk)], check=True, capture_output=True
+    )
     run = start_run(*ENDLESS, f"trainer.output_dir={small_disk}/runs")
     assert run.wait() == REFUSED, run.text
-    assert f"trainer.output_dir={small_disk}/runs cannot be written: Read-only file system" in run.text
+    assert (
+        f"trainer.output_dir={small_disk}/runs cannot be written: Read-only file system" in run.text
+    )
     run.seconds_until_gone()
 
 

@@ -30,7 +30,9 @@ def check_ended(run: RealRun, *expected: str) -> dict[str, str]:
 
 
 def test_an_environment_that_blocks_the_only_process_ends_the_run(start_run) -> None:
-    run = start_run(*ALONE, "env.name=bad_envs:StuckEnv", "trainer.hang_minutes=0.5", environment=OWN_ENVS)
+    run = start_run(
+        *ALONE, "env.name=bad_envs:StuckEnv", "trainer.hang_minutes=0.5", environment=OWN_ENVS
+    )
     stacks = check_ended(
         run,
         "siirl: the run failed: Nothing has got on for trainer.hang_minutes=0.5. rank 0: computes node rollout_actor of step 2, since ",
@@ -42,8 +44,12 @@ def test_an_environment_that_blocks_the_only_process_ends_the_run(start_run) -> 
 
 
 @pytest.mark.slow  # waits for half a minute, and then for the timer that needs no thread
-def test_code_that_keeps_the_interpreters_lock_ends_with_a_sentence_and_its_stack_traces(start_run) -> None:
-    run = start_run(*ALONE, "env.name=bad_envs:LockedEnv", "trainer.hang_minutes=0.5", environment=OWN_ENVS)
+def test_code_that_keeps_the_interpreters_lock_ends_with_a_sentence_and_its_stack_traces(
+    start_run,
+) -> None:
+    run = start_run(
+        *ALONE, "env.name=bad_envs:LockedEnv", "trainer.hang_minutes=0.5", environment=OWN_ENVS
+    )
     stacks = check_ended(
         run,
         "siirl: the run failed: Nothing has got on for trainer.hang_minutes=0.5. rank 0: does not answer, because its code holds the "
@@ -57,15 +63,32 @@ def test_code_that_keeps_the_interpreters_lock_ends_with_a_sentence_and_its_stac
 @pytest.mark.slow  # a run of one step, and half a minute in which an evaluation hangs
 def test_an_environment_that_blocks_an_evaluation_ends_it(start_run, tmp_path: Path) -> None:
     run = start_run(
-        "trainer.total_steps=1", "env=custom", "reward=return", "cluster=local", "env.name=bad_envs:StillEnv", environment=OWN_ENVS
+        "trainer.total_steps=1",
+        "env=custom",
+        "reward=return",
+        "cluster=local",
+        "env.name=bad_envs:StillEnv",
+        environment=OWN_ENVS,
     )
     assert run.wait() == 0, run.text
-    words = [f"checkpoint={run.folders[0]}", "env.name=bad_envs:StuckEnv", "trainer.val_episodes=8", "trainer.hang_minutes=0.5"]
+    words = [
+        f"checkpoint={run.folders[0]}",
+        "env.name=bad_envs:StuckEnv",
+        "trainer.val_episodes=8",
+        "trainer.hang_minutes=0.5",
+    ]
     evaluation = subprocess.run(
-        [sys.executable, "-m", "siirl.evaluate", *words], cwd=tmp_path, env=os.environ | OWN_ENVS, capture_output=True, text=True
+        [sys.executable, "-m", "siirl.evaluate", *words],
+        cwd=tmp_path,
+        env=os.environ | OWN_ENVS,
+        capture_output=True,
+        text=True,
     )
     assert evaluation.returncode == FAILED, evaluation.stderr
-    assert "siirl: the evaluation failed: Nothing has got on for trainer.hang_minutes=0.5. rank 0: evaluates, since " in evaluation.stderr
+    assert (
+        "siirl: the evaluation failed: Nothing has got on for trainer.hang_minutes=0.5. rank 0: evaluates, since "
+        in evaluation.stderr
+    )
     assert "Traceback" not in evaluation.stderr
     (file,) = (tmp_path / "outputs" / "evaluation").glob("*/stacks/*")
     assert 'bad_envs.py", line' in file.read_text()
@@ -73,8 +96,15 @@ def test_an_environment_that_blocks_an_evaluation_ends_it(start_run, tmp_path: P
 
 @pytest.mark.slow  # Ray with two ranks, which may take a minute to start
 def test_ranks_whose_code_keeps_the_interpreters_lock_end_the_run_and_are_named(start_run) -> None:
-    words = ("cluster=ray", "trainer.n_gpus_per_node=2", "actor_rollout_ref.rollout.n=4", "trainer.hang_minutes=2")
-    run = start_run(*ENDLESS, *words, "algorithm.adv_estimator=locked_advantage:estimate", environment=OWN_ENVS)
+    words = (
+        "cluster=ray",
+        "trainer.n_gpus_per_node=2",
+        "actor_rollout_ref.rollout.n=4",
+        "trainer.hang_minutes=2",
+    )
+    run = start_run(
+        *ENDLESS, *words, "algorithm.adv_estimator=locked_advantage:estimate", environment=OWN_ENVS
+    )
     stacks = check_ended(
         run,
         "siirl: the run failed: Nothing has got on for trainer.hang_minutes=2. rank 0: ",

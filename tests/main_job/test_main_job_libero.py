@@ -29,16 +29,32 @@ SMALL = (
         "env.num_servers=2",
         "env.envs_per_server=2",
     ),
-    *("actor_rollout_ref.model.options={instruction_length: 24}", "actor_rollout_ref.rollout.n=4", "algorithm.min_group_spread=1.0e-6"),
-    *("trainer.total_steps=2", "trainer.val_episodes=1", "trainer.record_episodes=1", "trainer.record_val_episodes=1"),
+    *(
+        "actor_rollout_ref.model.options={instruction_length: 24}",
+        "actor_rollout_ref.rollout.n=4",
+        "algorithm.min_group_spread=1.0e-6",
+    ),
+    *(
+        "trainer.total_steps=2",
+        "trainer.val_episodes=1",
+        "trainer.record_episodes=1",
+        "trainer.record_val_episodes=1",
+    ),
 )
 # A task that a minute of cloning solves now and then: a drawer is pushed shut, 54 steps for the expert.
-DRAWER = (*STAND_INS, "env.suite=libero_90", "env.tasks=[90/0]", "actor_rollout_ref.model.options={instruction_length: 24, width: 64}")
+DRAWER = (
+    *STAND_INS,
+    "env.suite=libero_90",
+    "env.tasks=[90/0]",
+    "actor_rollout_ref.model.options={instruction_length: 24, width: 64}",
+)
 
 
 def run(module: str, *words: str, folder: Path) -> str:
     """What a command of ours prints, which must succeed."""
-    done = subprocess.run([sys.executable, "-m", module, *words], cwd=folder, capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-m", module, *words], cwd=folder, capture_output=True, text=True
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
@@ -48,9 +64,19 @@ def rows_of(file: Path) -> list[dict[str, Any]]:
 
 
 @pytest.mark.slow  # Ray, a warm start, a run and an evaluation: about a minute and a half of two idle cores
-def test_two_srpo_steps_of_the_users_command_say_stand_in_everywhere_and_leave_a_policy(start_run, tmp_path: Path) -> None:
+def test_two_srpo_steps_of_the_users_command_say_stand_in_everywhere_and_leave_a_policy(
+    start_run, tmp_path: Path
+) -> None:
     clips = tmp_path / "clips.npz"
-    run("siirl.warm_start", *STAND_INS, "env.tasks=[object/1]", *_cloning("unused", 1, 1), "--clips", str(clips), folder=tmp_path)
+    run(
+        "siirl.warm_start",
+        *STAND_INS,
+        "env.tasks=[object/1]",
+        *_cloning("unused", 1, 1),
+        "--clips",
+        str(clips),
+        folder=tmp_path,
+    )
     training = start_run(*SMALL, f"reward.demonstrations={clips}")
     assert training.wait(timeout_s=2 * START_S) == 0, training.text
     (folder,) = training.folders
@@ -59,21 +85,36 @@ def test_two_srpo_steps_of_the_users_command_say_stand_in_everywhere_and_leave_a
     assert {row["notice"] for row in rows} == {NOTICE}
     steps = [row for row in rows if row["step"] > 0]
     assert [row["step"] for row in steps] == [1, 2]
-    assert [row["rollout/episodes"] for row in steps] == [8.0, 8.0]  # two prompts, four rollouts of each
+    assert [row["rollout/episodes"] for row in steps] == [
+        8.0,
+        8.0,
+    ]  # two prompts, four rollouts of each
     assert all(row["actor/updates"] > 0 and row["actor/grad_norm"] > 0 for row in steps)
 
     videos = read_index(folder / VIDEOS_FOLDER)
-    assert {(video["kind"], video["step"]) for video in videos} >= {("train", 1), ("train", 2), ("val", 0), ("val", 2)}
+    assert {(video["kind"], video["step"]) for video in videos} >= {
+        ("train", 1),
+        ("train", 2),
+        ("val", 0),
+        ("val", 2),
+    }
     assert {video["notice"] for video in videos} == {NOTICE}
     assert all((folder / VIDEOS_FOLDER / video["video"]).stat().st_size > 0 for video in videos)
     assert NOTICE in (folder / REPORT_FILE).read_text()
 
     printed = run(
-        "siirl.evaluate", f"checkpoint={folder}", "trainer.val_episodes=1", f"trainer.output_dir={tmp_path / 'again'}", folder=tmp_path
+        "siirl.evaluate",
+        f"checkpoint={folder}",
+        "trainer.val_episodes=1",
+        f"trainer.output_dir={tmp_path / 'again'}",
+        folder=tmp_path,
     )
     assert NOTICE in printed
     (result,) = (tmp_path / "again").glob("evaluation/*/evaluation.json")
-    assert {kind: found["all"]["episodes"] for kind, found in json.loads(result.read_text())["success"].items()} == {
+    assert {
+        kind: found["all"]["episodes"]
+        for kind, found in json.loads(result.read_text())["success"].items()
+    } == {
         "sampled": 1,
         "argmax": 1,
     }
@@ -87,7 +128,9 @@ def drawer_policy(tmp_path: Path) -> Path:
 
 
 @pytest.mark.slow  # a warm start, and a hundred episodes of LIBERO: about two minutes of an idle core
-def test_published_protocol_that_is_killed_goes_on_and_ends_with_the_same_table(drawer_policy: Path, tmp_path: Path) -> None:
+def test_published_protocol_that_is_killed_goes_on_and_ends_with_the_same_table(
+    drawer_policy: Path, tmp_path: Path
+) -> None:
     whole = _protocol(drawer_policy, tmp_path / "whole")
     assert whole.wait() == 0
     killed = _protocol(drawer_policy, tmp_path / "killed")
@@ -99,30 +142,70 @@ def test_published_protocol_that_is_killed_goes_on_and_ends_with_the_same_table(
     killed.wait()
     before = _episodes(tmp_path / "killed")
     assert STATES // 2 <= len(before) < STATES  # it was in the middle
-    resumed = _protocol(drawer_policy, tmp_path / "resumed", f"resume={_folder(tmp_path / 'killed')}")
+    resumed = _protocol(
+        drawer_policy, tmp_path / "resumed", f"resume={_folder(tmp_path / 'killed')}"
+    )
     assert resumed.wait() == 0
 
     after, expected = _episodes(tmp_path / "resumed"), _episodes(tmp_path / "whole")
     assert after[: len(before)] == before
-    assert sorted(row["state"] for row in after) == list(range(STATES))  # none is missing, and none was played twice
-    assert sorted(after, key=lambda row: row["state"]) == sorted(expected, key=lambda row: row["state"])
-    results = [json.loads((_folder(tmp_path / name) / "evaluation.json").read_text()) for name in ("resumed", "whole")]
+    assert sorted(row["state"] for row in after) == list(
+        range(STATES)
+    )  # none is missing, and none was played twice
+    assert sorted(after, key=lambda row: row["state"]) == sorted(
+        expected, key=lambda row: row["state"]
+    )
+    results = [
+        json.loads((_folder(tmp_path / name) / "evaluation.json").read_text())
+        for name in ("resumed", "whole")
+    ]
     assert results[0]["success"] == results[1]["success"]
     assert 0 < results[0]["success"]["sampled"]["90"]["0"]["successes"] < STATES
     less = "1 of 90 tasks of 90, at most 64 steps instead of the suites' limits"
-    assert [result["played"] for result in results] == [{"sampled": f"{less} (NOT the whole published protocol)"}] * 2
-    assert "kept_simulators: 1" in (_folder(tmp_path / "whole") / "config.yaml").read_text()  # 90 tasks would not fit into memory
+    assert [result["played"] for result in results] == [
+        {"sampled": f"{less} (NOT the whole published protocol)"}
+    ] * 2
+    assert (
+        "kept_simulators: 1" in (_folder(tmp_path / "whole") / "config.yaml").read_text()
+    )  # 90 tasks would not fit into memory
 
 
 def _cloning(output: str, demonstrations: int, updates: int) -> tuple[str, ...]:
-    return ("--output", output, "--demonstrations", str(demonstrations), "--noise", "0.15", "--updates", str(updates))
+    return (
+        "--output",
+        output,
+        "--demonstrations",
+        str(demonstrations),
+        "--noise",
+        "0.15",
+        "--updates",
+        str(updates),
+    )
 
 
 def _protocol(policy: Path, outputs: Path, *words: str) -> "subprocess.Popen[bytes]":
     """The published protocol on one task, in one process; a fixed batch order makes two of them comparable."""
-    overrides = ("env.max_episode_steps=64", "env.num_servers=1", "env.envs_per_server=4", "trainer.deterministic=true")
-    command = [sys.executable, "-m", "siirl.evaluate", f"checkpoint={policy}", *DRAWER, *overrides, "cluster=local", "actions=sampled"]
-    return subprocess.Popen([*command, f"trainer.output_dir={outputs}", *words], cwd=policy.parent, stdout=subprocess.DEVNULL)
+    overrides = (
+        "env.max_episode_steps=64",
+        "env.num_servers=1",
+        "env.envs_per_server=4",
+        "trainer.deterministic=true",
+    )
+    command = [
+        sys.executable,
+        "-m",
+        "siirl.evaluate",
+        f"checkpoint={policy}",
+        *DRAWER,
+        *overrides,
+        "cluster=local",
+        "actions=sampled",
+    ]
+    return subprocess.Popen(
+        [*command, f"trainer.output_dir={outputs}", *words],
+        cwd=policy.parent,
+        stdout=subprocess.DEVNULL,
+    )
 
 
 def _folder(outputs: Path) -> Path:

@@ -54,7 +54,9 @@ def test_in_mid_run(start_run, part: str, sentence: str) -> None:
     ],
     ids=["raylet", "GCS", "rank"],
 )
-def test_a_process_that_is_stopped_ends_the_run_within_a_minute(start_run, part: str, sentence: str) -> None:
+def test_a_process_that_is_stopped_ends_the_run_within_a_minute(
+    start_run, part: str, sentence: str
+) -> None:
     run = start_run(*ENDLESS)
     run.wait_until(lambda: any(run.outputs.glob("*/*/checkpoints/latest")))
     pid = signal_one(run, part, signal.SIGSTOP)

@@ -9,7 +9,13 @@ from siirl.replay import main
 from siirl.reporting.recorder import VIDEOS_FOLDER, read_index
 
 JOB = (
-    *("env=mujoco", "env.tasks=[drawer-open]", "env.max_episode_steps=20", "reward=success", "actor_rollout_ref.model.path=null"),
+    *(
+        "env=mujoco",
+        "env.tasks=[drawer-open]",
+        "env.max_episode_steps=20",
+        "reward=success",
+        "actor_rollout_ref.model.path=null",
+    ),
     *("cluster=local", "trainer.total_steps=1", "trainer.record_episodes=1"),
 )
 

@@ -16,8 +16,12 @@ TIMED = ("time", "env/steps_per_s", "env/busy", "policy/busy", "policy/calls_per
 def last_step(run: RealRun, folder: Path) -> dict[str, Any]:
     """The metrics of step 30 but for what a clock measures, and the digests of the weights and moments after it."""
     row = json.loads((folder / "metrics.jsonl").read_text().splitlines()[-1])
-    files = json.loads((folder / "checkpoints" / "step_00000030" / "manifest.json").read_text())["files"]
-    digests = {name: file["sha256"] for name, file in files.items() if name.endswith(".safetensors")}
+    files = json.loads((folder / "checkpoints" / "step_00000030" / "manifest.json").read_text())[
+        "files"
+    ]
+    digests = {
+        name: file["sha256"] for name, file in files.items() if name.endswith(".safetensors")
+    }
     assert len(digests) == 2, files
     return {name: value for name, value in row.items() if not name.startswith(TIMED)} | digests
 
@@ -27,7 +31,15 @@ def last_step(run: RealRun, folder: Path) -> dict[str, Any]:
     "cluster",
     [
         pytest.param(("cluster=local",), id="one process"),
-        pytest.param(("cluster=ray", "trainer.n_gpus_per_node=2", "env.num_servers=2", "actor_rollout_ref.rollout.n=4"), id="two ranks"),
+        pytest.param(
+            (
+                "cluster=ray",
+                "trainer.n_gpus_per_node=2",
+                "env.num_servers=2",
+                "actor_rollout_ref.rollout.n=4",
+            ),
+            id="two ranks",
+        ),
     ],
 )
 def test_killed_and_resumed_equals_uninterrupted(start_run, cluster: tuple[str, ...]) -> None:
@@ -43,16 +55,22 @@ def test_killed_and_resumed_equals_uninterrupted(start_run, cluster: tuple[str, 
     (killed_folder,) = killed.outputs.glob("killed/*")
     assert not (killed_folder / "checkpoints" / "step_00000030").exists()  # it was in the middle
 
-    resumed = start_run(*JOB, *cluster, "trainer.experiment_name=resumed", f"trainer.resume={killed_folder}")
+    resumed = start_run(
+        *JOB, *cluster, "trainer.experiment_name=resumed", f"trainer.resume={killed_folder}"
+    )
     assert resumed.wait() == 0, resumed.text
     (resumed_folder,) = resumed.outputs.glob("resumed/*")
     assert last_step(resumed, resumed_folder) == last_step(whole, whole_folder)
 
 
 @pytest.mark.parametrize(
-    "evaluations", [("trainer.val_episodes=0",), ("trainer.val_episodes=2", "trainer.test_freq=1")], ids=["", "tested"]
+    "evaluations",
+    [("trainer.val_episodes=0",), ("trainer.val_episodes=2", "trainer.test_freq=1")],
+    ids=["", "tested"],
 )
-def test_the_same_command_line_after_a_sigterm_ends_as_if_there_had_been_none(start_run, evaluations: tuple[str, ...]) -> None:
+def test_the_same_command_line_after_a_sigterm_ends_as_if_there_had_been_none(
+    start_run, evaluations: tuple[str, ...]
+) -> None:
     """As Slurm and Kubernetes start a job again. Where every step is tested, the signal may come in an evaluation, which is done again."""
     command = (*JOB, "cluster=local", "trainer.resume=auto", "trainer.save_freq=100", *evaluations)
     whole = start_run(*command)
@@ -61,7 +79,9 @@ def test_the_same_command_line_after_a_sigterm_ends_as_if_there_had_been_none(st
 
     command += ("trainer.experiment_name=again",)
     first = start_run(*command)
-    first.wait_until(lambda: any(file.read_text() for file in first.outputs.glob("again/*/metrics.jsonl")))
+    first.wait_until(
+        lambda: any(file.read_text() for file in first.outputs.glob("again/*/metrics.jsonl"))
+    )
     first.process.send_signal(signal.SIGTERM)
     assert first.wait() == 143, first.text
     (first_folder,) = first.outputs.glob("again/*")

@@ -24,7 +24,11 @@ STUCK = ("env=custom", "reward=return", "env.name=bad_envs:StuckEnv", "cluster=l
 def steps(folder: Path) -> list[int]:
     """The steps in the metrics of a run folder."""
     file = folder / "metrics.jsonl"
-    return [json.loads(line)["step"] for line in file.read_text().splitlines()] if file.is_file() else []
+    return (
+        [json.loads(line)["step"] for line in file.read_text().splitlines()]
+        if file.is_file()
+        else []
+    )
 
 
 def in_training(start_run, *words: str, **arguments) -> RealRun:
@@ -41,7 +45,10 @@ def check_ended_in_peace(run: RealRun, number: signal.Signals) -> None:
     folder = run.folders[0]
     newest = resolve_checkpoint(folder)
     assert read_manifest(newest)["step"] == steps(folder)[-1]
-    assert f"siirl: interrupted\nThe last checkpoint is {newest}\nGo on with trainer.resume={folder}" in run.text
+    assert (
+        f"siirl: interrupted\nThe last checkpoint is {newest}\nGo on with trainer.resume={folder}"
+        in run.text
+    )
     assert "Traceback" not in run.text
 
 
@@ -55,8 +62,15 @@ def test_a_run_in_one_process_saves_what_it_has_trained(start_run, number: signa
 @pytest.mark.slow  # Ray takes ten seconds to start
 @pytest.mark.parametrize("number", STATUS)
 @pytest.mark.parametrize("ranks", [1, 2])
-def test_a_run_on_ray_saves_what_it_has_trained_and_ends_with_all_its_processes(start_run, number: signal.Signals, ranks: int) -> None:
-    run = in_training(start_run, "cluster=ray", f"trainer.n_gpus_per_node={ranks}", "actor_rollout_ref.rollout.n=4")
+def test_a_run_on_ray_saves_what_it_has_trained_and_ends_with_all_its_processes(
+    start_run, number: signal.Signals, ranks: int
+) -> None:
+    run = in_training(
+        start_run,
+        "cluster=ray",
+        f"trainer.n_gpus_per_node={ranks}",
+        "actor_rollout_ref.rollout.n=4",
+    )
     titles = " ".join(run.processes().values())
     assert "ray::_Rank" in titles and "ray::EnvServerActor" in titles  # those that must end
     run.process.send_signal(number)
@@ -65,7 +79,9 @@ def test_a_run_on_ray_saves_what_it_has_trained_and_ends_with_all_its_processes(
 
 @pytest.mark.slow  # Ray takes ten seconds to start
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP])
-def test_a_terminal_signals_all_processes_at_once_and_may_do_so_twice(start_run, number: signal.Signals) -> None:
+def test_a_terminal_signals_all_processes_at_once_and_may_do_so_twice(
+    start_run, number: signal.Signals
+) -> None:
     run = in_training(start_run, "cluster=ray")
     run.signal_terminal(number)
     run.signal_terminal(number)
@@ -77,12 +93,19 @@ def test_a_second_signal_ends_a_run_at_once(start_run) -> None:
     run = start_run(*STUCK, environment=OWN_ENVS)
     run.wait_until(lambda: "stuck\n" in run.text)
     run.process.send_signal(signal.SIGTERM)
-    run.wait_until(lambda: "siirl: SIGTERM ends this within trainer.grace_s=600 s; a second one at once\n" in run.text)
+    run.wait_until(
+        lambda: (
+            "siirl: SIGTERM ends this within trainer.grace_s=600 s; a second one at once\n"
+            in run.text
+        )
+    )
     time.sleep(APART_S)
     run.process.send_signal(signal.SIGINT)
     assert run.wait(timeout_s=ENDS_WITHIN_S) == 130, run.text
     run.seconds_until_gone(timeout_s=ENDS_WITHIN_S)
-    assert run.text.endswith(f"siirl: interrupted\nThere is no checkpoint yet (trainer.save_freq); what there is: {run.folders[0]}\n")
+    assert run.text.endswith(
+        f"siirl: interrupted\nThere is no checkpoint yet (trainer.save_freq); what there is: {run.folders[0]}\n"
+    )
 
 
 def test_a_run_that_is_not_ready_within_its_grace_ends_all_the_same(start_run) -> None:
@@ -109,7 +132,10 @@ def check_start_up(start_run, number: signal.Signals, delay_s: float, cluster: s
     assert "siirl: interrupted\n" in run.text, (delay_s, run.text)
     assert "Traceback" not in run.text and "Fatal Python error" not in run.text, (delay_s, run.text)
     for folder in run.folders:  # one in which nothing was written is taken back
-        assert {entry.name for entry in folder.iterdir()} > {"config.yaml", "plan.txt"}, (delay_s, run.text)
+        assert {entry.name for entry in folder.iterdir()} > {"config.yaml", "plan.txt"}, (
+            delay_s,
+            run.text,
+        )
 
 
 def hears_signals(pid: int) -> bool:
@@ -118,7 +144,9 @@ def hears_signals(pid: int) -> bool:
         status = Path(f"/proc/{pid}/status").read_text()
     except FileNotFoundError:
         return False
-    caught = next(int(line.split()[1], 16) for line in status.splitlines() if line.startswith("SigCgt:"))
+    caught = next(
+        int(line.split()[1], 16) for line in status.splitlines() if line.startswith("SigCgt:")
+    )
     return bool(caught >> (signal.SIGTERM - 1) & 1)
 
 
@@ -128,8 +156,12 @@ def start_ups(trials: int, *, seed: int, latest_s: float) -> list[tuple[signal.S
     return [(draw.choice(list(STATUS)), latest_s * draw.random() ** 2) for _ in range(trials)]
 
 
-@pytest.mark.parametrize(("number", "delay_s"), [(signal.SIGTERM, 0.0), (signal.SIGINT, 0.3), (signal.SIGHUP, 2.0)])
-def test_a_signal_while_a_run_starts_ends_it_with_a_word(start_run, number: signal.Signals, delay_s: float) -> None:
+@pytest.mark.parametrize(
+    ("number", "delay_s"), [(signal.SIGTERM, 0.0), (signal.SIGINT, 0.3), (signal.SIGHUP, 2.0)]
+)
+def test_a_signal_while_a_run_starts_ends_it_with_a_word(
+    start_run, number: signal.Signals, delay_s: float
+) -> None:
     check_start_up(start_run, number, delay_s, "local")
 
 

@@ -11,9 +11,23 @@ from real_run import RealRun
 from siirl.reporting.rollout_files import read_rollouts
 
 JOB = (
-    *("env=math", "data.train_batch_size=8", "data.max_response_length=6", "actor_rollout_ref.actor.ppo_mini_batch_size=8"),
-    *("actor_rollout_ref.rollout.n=4", "actor_rollout_ref.model.options={}", "env.envs_per_server=64"),
-    *("trainer.total_steps=1", "trainer.val_before_train=false", "trainer.save_rollouts=-1", "trainer.threads_per_rank=1"),
+    *(
+        "env=math",
+        "data.train_batch_size=8",
+        "data.max_response_length=6",
+        "actor_rollout_ref.actor.ppo_mini_batch_size=8",
+    ),
+    *(
+        "actor_rollout_ref.rollout.n=4",
+        "actor_rollout_ref.model.options={}",
+        "env.envs_per_server=64",
+    ),
+    *(
+        "trainer.total_steps=1",
+        "trainer.val_before_train=false",
+        "trainer.save_rollouts=-1",
+        "trainer.threads_per_rank=1",
+    ),
 )
 
 
@@ -28,14 +42,28 @@ def step(folder: Path) -> dict[str, Any]:
 
 
 def answers(folder: Path) -> dict[str, list[int]]:
-    return {line["uid"]: line["turns"][0]["tokens"] for line in read_rollouts(folder / "rollouts", kind="train")}
+    return {
+        line["uid"]: line["turns"][0]["tokens"]
+        for line in read_rollouts(folder / "rollouts", kind="train")
+    }
 
 
 @pytest.mark.slow  # a run through Ray with two vLLMs, each in a process of its own: a minute
-@pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="vLLM is not installed: make vllm")
+@pytest.mark.skipif(
+    importlib.util.find_spec("vllm") is None, reason="vLLM is not installed: make vllm"
+)
 def test_each_of_two_ranks_has_a_vllm_of_its_own(start_run) -> None:
-    vllm = ("rollout=vllm", "actor_rollout_ref.rollout.mode=async", "actor_rollout_ref.rollout.kv_cache_gib=0.05")
-    folder = finished(start_run(*JOB, *vllm, "pipeline=grpo", "trainer.experiment_name=two", "trainer.n_gpus_per_node=2"), "two")
+    vllm = (
+        "rollout=vllm",
+        "actor_rollout_ref.rollout.mode=async",
+        "actor_rollout_ref.rollout.kv_cache_gib=0.05",
+    )
+    folder = finished(
+        start_run(
+            *JOB, *vllm, "pipeline=grpo", "trainer.experiment_name=two", "trainer.n_gpus_per_node=2"
+        ),
+        "two",
+    )
     assert len(answers(folder)) == 32
     assert step(folder)["actor/updates"] == 1.0
     assert step(folder)["rollout/log_prob_gap"] < 1e-3
@@ -45,7 +73,12 @@ def test_each_of_two_ranks_has_a_vllm_of_its_own(start_run) -> None:
 @pytest.mark.parametrize("pipeline", ["grpo", "ppo"])
 def test_two_ranks_take_the_same_step_as_one(start_run, pipeline: str) -> None:
     one = finished(start_run(*JOB, f"pipeline={pipeline}", "trainer.experiment_name=one"), "one")
-    two = finished(start_run(*JOB, f"pipeline={pipeline}", "trainer.experiment_name=two", "trainer.n_gpus_per_node=2"), "two")
+    two = finished(
+        start_run(
+            *JOB, f"pipeline={pipeline}", "trainer.experiment_name=two", "trainer.n_gpus_per_node=2"
+        ),
+        "two",
+    )
     assert answers(one) == answers(two)
     assert len(answers(one)) >= 32
     expected, found = step(one), step(two)

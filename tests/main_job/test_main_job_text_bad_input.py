@@ -30,7 +30,9 @@ not_callable = 3
 
 
 @pytest.fixture
-def plan(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[int, str]]:
+def plan(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Callable[..., tuple[int, str]]:
     """Plans a job in an empty folder; returns the exit status and what was said."""
     monkeypatch.chdir(tmp_path)
 
@@ -52,9 +54,18 @@ def plan(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest
             "actor_rollout_ref.model.path=no/such/folder: there is no folder no/such/folder; give a folder with config.json, "
             "model.safetensors and a tokenizer, a hub id (organisation/model), or take model=tiny_lm.",
         ),
-        ("outputs/model", "there is no folder outputs/model here, and the hub is not asked: HF_HUB_OFFLINE is set. Give a folder with"),
-        ("organisation/Model-0.5B", "there is no folder organisation/Model-0.5B here, and the hub is not asked: HF_HUB_OFFLINE is set."),
-        ("null", "actor_rollout_ref.model.path=null: which language model? Give a folder or a hub id, or model=tiny_lm."),
+        (
+            "outputs/model",
+            "there is no folder outputs/model here, and the hub is not asked: HF_HUB_OFFLINE is set. Give a folder with",
+        ),
+        (
+            "organisation/Model-0.5B",
+            "there is no folder organisation/Model-0.5B here, and the hub is not asked: HF_HUB_OFFLINE is set.",
+        ),
+        (
+            "null",
+            "actor_rollout_ref.model.path=null: which language model? Give a folder or a hub id, or model=tiny_lm.",
+        ),
     ],
 )
 def test_a_model_that_is_not_there_is_refused(plan, path: str, expected: str) -> None:
@@ -73,21 +84,34 @@ def test_a_model_that_is_not_there_is_refused(plan, path: str, expected: str) ->
         ("reward_model.path", ["reward.name=model"]),
     ],
 )
-def test_further_models_that_are_not_there_are_refused_by_their_own_key(plan, key: str, words: list[str]) -> None:
+def test_further_models_that_are_not_there_are_refused_by_their_own_key(
+    plan, key: str, words: list[str]
+) -> None:
     status, said = plan(*words, f"{key}=outputs/model", pipeline="ppo")
     assert status == REFUSED
-    assert said.startswith(f"siirl: {key}=outputs/model: there is no folder outputs/model here, and the hub is not asked")
+    assert said.startswith(
+        f"siirl: {key}=outputs/model: there is no folder outputs/model here, and the hub is not asked"
+    )
 
 
 def test_a_mistyped_folder_is_told_at_once_where_the_hub_cannot_be_reached(tmp_path: Path) -> None:
     """Not offline by a setting, as most users are: nobody listens at the hub's address. Tries over again would take minutes, and say so."""
     with socket.socket() as nobody:
         nobody.bind(("127.0.0.1", 0))  # and never listens
-        online = {name: value for name, value in os.environ.items() if not name.startswith(("HF_", "TRANSFORMERS_"))}
-        hub = {"HF_ENDPOINT": f"http://127.0.0.1:{nobody.getsockname()[1]}", "HF_HOME": str(tmp_path / "cache")}
+        online = {
+            name: value
+            for name, value in os.environ.items()
+            if not name.startswith(("HF_", "TRANSFORMERS_"))
+        }
+        hub = {
+            "HF_ENDPOINT": f"http://127.0.0.1:{nobody.getsockname()[1]}",
+            "HF_HOME": str(tmp_path / "cache"),
+        }
         words = ["--plan", *JOB, "model=causal_lm", "actor_rollout_ref.model.path=outputs/model"]
         command = [sys.executable, "-m", "siirl.train", *words]
-        done = subprocess.run(command, cwd=tmp_path, env=online | hub, capture_output=True, text=True, check=False)
+        done = subprocess.run(
+            command, cwd=tmp_path, env=online | hub, capture_output=True, text=True, check=False
+        )
     assert done.returncode == REFUSED
     assert done.stderr == (
         "siirl: actor_rollout_ref.model.path=outputs/model: there is no folder outputs/model here, and the hub could not be reached "
@@ -102,7 +126,9 @@ def changed_model(folder: Path, *, without: tuple[str, ...] = (), **tokens: str 
         (folder / name).unlink()
     file = folder / "tokenizer_config.json"
     settings = json.loads(file.read_text()) | tokens
-    file.write_text(json.dumps({name: value for name, value in settings.items() if value is not None}))
+    file.write_text(
+        json.dumps({name: value for name, value in settings.items() if value is not None})
+    )
     return folder
 
 
@@ -114,14 +140,25 @@ TEMPLATE, GENERATION = "chat_template.jinja", "generation_config.json"
     [((), {"pad_token": None}), ((TEMPLATE,), {}), ((GENERATION, TEMPLATE), {"pad_token": None})],
     ids=["no pad token", "no chat template", "neither"],
 )
-def test_a_tokenizer_without_pad_token_or_chat_template_will_do(plan, tmp_path: Path, without, tokens) -> None:
+def test_a_tokenizer_without_pad_token_or_chat_template_will_do(
+    plan, tmp_path: Path, without, tokens
+) -> None:
     """It pads with its end, and messages are joined by line ends."""
-    assert plan(f"actor_rollout_ref.model.path={changed_model(tmp_path / 'model', without=without, **tokens)}")[0] == 0
+    assert (
+        plan(
+            f"actor_rollout_ref.model.path={changed_model(tmp_path / 'model', without=without, **tokens)}"
+        )[0]
+        == 0
+    )
 
 
 @pytest.mark.parametrize("pad_token", [None, "<|pad|>"])
-def test_a_tokenizer_with_which_no_response_could_end_is_refused(plan, tmp_path: Path, pad_token: str | None) -> None:
-    folder = changed_model(tmp_path / "model", without=(GENERATION, TEMPLATE), pad_token=pad_token, eos_token=None)
+def test_a_tokenizer_with_which_no_response_could_end_is_refused(
+    plan, tmp_path: Path, pad_token: str | None
+) -> None:
+    folder = changed_model(
+        tmp_path / "model", without=(GENERATION, TEMPLATE), pad_token=pad_token, eos_token=None
+    )
     status, said = plan(f"actor_rollout_ref.model.path={folder}")
     assert status == REFUSED
     assert f"{folder} has n" in said  # neither ... nor, or no
@@ -129,9 +166,14 @@ def test_a_tokenizer_with_which_no_response_could_end_is_refused(plan, tmp_path:
 
 
 def test_prompts_that_may_be_longer_than_the_model_are_refused_with_both_lengths(plan) -> None:
-    status, said = plan("data.max_prompt_length=4000", "actor_rollout_ref.actor.micro_batch_tokens=8000")
+    status, said = plan(
+        "data.max_prompt_length=4000", "actor_rollout_ref.actor.micro_batch_tokens=8000"
+    )
     assert status == REFUSED
-    assert "data.max_prompt_length=4000 + data.max_response_length=64 = 4064 tokens, and the model holds 2048: make them smaller" in said
+    assert (
+        "data.max_prompt_length=4000 + data.max_response_length=64 = 4064 tokens, and the model holds 2048: make them smaller"
+        in said
+    )
 
 
 # The prompts
@@ -140,7 +182,11 @@ def test_prompts_that_may_be_longer_than_the_model_are_refused_with_both_lengths
 def row(number: int, **columns: Any) -> dict[str, Any]:
     """A right row, with some columns changed; a column that is given as None is left out."""
     question = [{"role": "user", "content": f"{number}+{number}="}]
-    right = {"data_source": "sums", "prompt": question, "reward_model": {"style": "rule", "ground_truth": str(2 * number)}}
+    right = {
+        "data_source": "sums",
+        "prompt": question,
+        "reward_model": {"style": "rule", "ground_truth": str(2 * number)},
+    }
     return {name: value for name, value in (right | columns).items() if value is not None}
 
 
@@ -158,15 +204,22 @@ def written(file: Path, rows: list[dict[str, Any]]) -> Path:
     ("rows", "expected"),
     [
         ([row(1, reward_model=None)], "has no column 'reward_model'. It has: data_source, prompt."),
-        ([{"instruction": "1+1=", "output": "2"}], "has no column 'data_source', 'prompt', 'reward_model'. It has: instruction, output."),
+        (
+            [{"instruction": "1+1=", "output": "2"}],
+            "has no column 'data_source', 'prompt', 'reward_model'. It has: instruction, output.",
+        ),
         ([], "has no rows. Remove it from the list, or fill it."),
     ],
     ids=["missing column", "foreign columns", "empty"],
 )
-def test_files_without_prompts_are_refused(plan, tmp_path: Path, rows, expected: str, key: str, ending: str) -> None:
+def test_files_without_prompts_are_refused(
+    plan, tmp_path: Path, rows, expected: str, key: str, ending: str
+) -> None:
     file = written(tmp_path / f"prompts.{ending}", rows)
     sound = written(tmp_path / "sound.jsonl", [row(1)])
-    status, said = plan(*([f"data.train_files=[{sound}]"] if key == "val_files" else []), f"data.{key}=[{file}]")
+    status, said = plan(
+        *([f"data.train_files=[{sound}]"] if key == "val_files" else []), f"data.{key}=[{file}]"
+    )
     assert status == REFUSED
     assert said.startswith(f"siirl: data.{key}: {file} ")
     assert expected in said
@@ -198,10 +251,17 @@ UNANSWERED = row(3, reward_model={"style": "rule", "ground_truth": None})
     ],
     ids=["no ground truth", "all too long"],
 )
-def test_rows_that_cannot_be_trained_on_end_the_run_before_its_first_step(capsys, tmp_path: Path, rows, words, expected: str) -> None:
+def test_rows_that_cannot_be_trained_on_end_the_run_before_its_first_step(
+    capsys, tmp_path: Path, rows, words, expected: str
+) -> None:
     """Files are read through by the ranks, each its part: a plan looks at columns alone."""
     file = written(tmp_path / "prompts.jsonl", rows)
-    small = ["cluster=local", "trainer.val_episodes=0", f"trainer.output_dir={tmp_path / 'out'}", f"data.train_files=[{file}]"]
+    small = [
+        "cluster=local",
+        "trainer.val_episodes=0",
+        f"trainer.output_dir={tmp_path / 'out'}",
+        f"data.train_files=[{file}]",
+    ]
     assert main([*JOB, *small, *words]) == FAILED
     said = capsys.readouterr().err
     assert "siirl: the run failed: " in said
@@ -226,33 +286,53 @@ def test_rows_that_cannot_be_trained_on_end_the_run_before_its_first_step(capsys
         ),
     ],
 )
-def test_a_reward_function_that_cannot_be_called_is_refused(plan, tmp_path: Path, name: str, expected: str) -> None:
+def test_a_reward_function_that_cannot_be_called_is_refused(
+    plan, tmp_path: Path, name: str, expected: str
+) -> None:
     file = tmp_path / "rewards.py"
     file.write_text(FUNCTIONS)
-    status, said = plan(f"custom_reward_function.path={file}", f"custom_reward_function.name={name}")
+    status, said = plan(
+        f"custom_reward_function.path={file}", f"custom_reward_function.name={name}"
+    )
     assert status == REFUSED
     assert said.startswith(f"siirl: The reward function {name} of {file} cannot be used: ")
     assert said.endswith(f"{expected}\n")
 
 
-def test_a_file_of_reward_functions_that_cannot_be_imported_is_refused_with_its_line(plan, tmp_path: Path) -> None:
+def test_a_file_of_reward_functions_that_cannot_be_imported_is_refused_with_its_line(
+    plan, tmp_path: Path
+) -> None:
     file = tmp_path / "rewards.py"
     file.write_text(f"import no_such_package_here\n{FUNCTIONS}")
     status, said = plan(f"custom_reward_function.path={file}", "custom_reward_function.name=fits")
     assert status == REFUSED
-    assert f"importing it raised ModuleNotFoundError: No module named 'no_such_package_here' ({file}, line 1)." in said
+    assert (
+        f"importing it raised ModuleNotFoundError: No module named 'no_such_package_here' ({file}, line 1)."
+        in said
+    )
 
 
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
-        (["path=rewards.py", "name=fits"], "custom_reward_function.path=rewards.py: there is no such file."),
-        (["path=rewards.py"], "custom_reward_function.path=rewards.py is a file: name the function in it by custom_reward_function.name."),
-        (["name=no_such_module_here:fits"], "custom_reward_function.name=no_such_module_here:fits: there is no module"),
+        (
+            ["path=rewards.py", "name=fits"],
+            "custom_reward_function.path=rewards.py: there is no such file.",
+        ),
+        (
+            ["path=rewards.py"],
+            "custom_reward_function.path=rewards.py is a file: name the function in it by custom_reward_function.name.",
+        ),
+        (
+            ["name=no_such_module_here:fits"],
+            "custom_reward_function.name=no_such_module_here:fits: there is no module",
+        ),
         (["name=json:fits"], "The reward function json:fits cannot be used: "),
     ],
 )
-def test_a_reward_function_that_is_nowhere_is_refused(plan, words: list[str], expected: str) -> None:
+def test_a_reward_function_that_is_nowhere_is_refused(
+    plan, words: list[str], expected: str
+) -> None:
     status, said = plan(*(f"custom_reward_function.{word}" for word in words))
     assert status == REFUSED
     assert expected in said

@@ -15,8 +15,21 @@ RISE = 0.08  # of the mean success of ten steps: 160 groups of which each deviat
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("env", ["tools", "sandbox"])
 def test_success_rises_from_the_shipped_weights(tmp_path: Path, env: str) -> None:
-    command = [sys.executable, "-m", "siirl.train", "pipeline=grpo", f"env={env}", "cluster=local", f"trainer.total_steps={STEPS}"]
-    command += ["trainer.max_minutes=null", "trainer.val_before_train=false", "trainer.val_episodes=0", "trainer.seed=1"]
+    command = [
+        sys.executable,
+        "-m",
+        "siirl.train",
+        "pipeline=grpo",
+        f"env={env}",
+        "cluster=local",
+        f"trainer.total_steps={STEPS}",
+    ]
+    command += [
+        "trainer.max_minutes=null",
+        "trainer.val_before_train=false",
+        "trainer.val_episodes=0",
+        "trainer.seed=1",
+    ]
     subprocess.run([*command, f"trainer.output_dir={tmp_path}"], check=True)
     (metrics,) = tmp_path.glob("*/*/metrics.jsonl")
     rows = [json.loads(line) for line in metrics.read_text().splitlines()]

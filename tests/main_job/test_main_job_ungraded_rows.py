@@ -44,11 +44,17 @@ def rows() -> list[dict]:
 def files(tmp_path: Path) -> list[str]:
     parquet.write_table(pyarrow.Table.from_pylist(rows()), tmp_path / "rows.parquet")
     (tmp_path / "rewards.py").write_text(REWARDS)
-    return [f"data.train_files=[{tmp_path / 'rows.parquet'}]", f"trainer.output_dir={tmp_path / 'out'}"]
+    return [
+        f"data.train_files=[{tmp_path / 'rows.parquet'}]",
+        f"trainer.output_dir={tmp_path / 'out'}",
+    ]
 
 
 def own_reward(tmp_path: Path) -> list[str]:
-    return [f"custom_reward_function.path={tmp_path / 'rewards.py'}", "custom_reward_function.name=even"]
+    return [
+        f"custom_reward_function.path={tmp_path / 'rewards.py'}",
+        "custom_reward_function.name=even",
+    ]
 
 
 def test_without_a_reward_of_ones_own_they_are_refused_with_key_file_and_row(files, capsys) -> None:
@@ -58,32 +64,58 @@ def test_without_a_reward_of_ones_own_they_are_refused_with_key_file_and_row(fil
     assert "rows.parquet, row 1: reward_model.style 'model' is not graded here" in said
 
 
-def test_with_one_they_are_trained_on_and_no_success_is_made_up(files, tmp_path: Path, capsys) -> None:
+def test_with_one_they_are_trained_on_and_no_success_is_made_up(
+    files, tmp_path: Path, capsys
+) -> None:
     assert main([*JOB, *files, *own_reward(tmp_path)]) == 0
     said = capsys.readouterr().out
-    assert "grades        rows that the environment cannot grade (no ground truth, or a style that wants a judge) are asked too" in said
+    assert (
+        "grades        rows that the environment cannot grade (no ground truth, or a style that wants a judge) are asked too"
+        in said
+    )
     (folder,) = (tmp_path / "out").glob("*/*")
-    before, step = (json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines())
+    before, step = (
+        json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()
+    )
     rollouts = list(read_rollouts(folder / "rollouts", kind="train"))
-    judged, graded = ([row for row in rollouts if row["task"] == source] for source in ("judged", "sums"))
+    judged, graded = (
+        [row for row in rollouts if row["task"] == source] for source in ("judged", "sums")
+    )
     assert len(judged) + len(graded) == 8 * 4
     # Both kinds are rewarded by the function, and the policy moves.
     assert {row["reward"] for row in judged} == {0.0, 1.0}
     assert step["reward/mean_score"] == pytest.approx(mean(row["reward"] for row in rollouts))
     assert (step["reward/failed"], step["actor/updates"]) == (0.0, 1.0)
     # Success and return are those of the rows that can be graded: absent, not 0, for the others.
-    assert {(row["success"], row["env_return"], row["verdict"]) for row in judged} == {(None, None, "not graded")}
+    assert {(row["success"], row["env_return"], row["verdict"]) for row in judged} == {
+        (None, None, "not graded")
+    }
     assert step["rollout/ungraded_episodes"] == len(judged) > 0
-    assert step["rollout/success_rate"] == step["rollout/sums/success_rate"] == mean(row["success"] for row in graded)
+    assert (
+        step["rollout/success_rate"]
+        == step["rollout/sums/success_rate"]
+        == mean(row["success"] for row in graded)
+    )
     assert step["rollout/return"] == mean(row["env_return"] for row in graded)
     assert "rollout/judged/success_rate" not in step
-    assert (before["val/all/episodes"], before["val/sums/episodes"], before["val/judged/ungraded_episodes"]) == (4.0, 4.0, 4.0)
+    assert (
+        before["val/all/episodes"],
+        before["val/sums/episodes"],
+        before["val/judged/ungraded_episodes"],
+    ) == (4.0, 4.0, 4.0)
     of_reward = ("ungraded_episodes", "scored_episodes", "mean_score", "score_std")
-    assert not [name for name in (*before, *step) if name.startswith("val/judged/") and not name.endswith(of_reward)]
+    assert not [
+        name
+        for name in (*before, *step)
+        if name.startswith("val/judged/") and not name.endswith(of_reward)
+    ]
     # The reward rates what nobody can grade, and nothing else.
     held_out = list(read_rollouts(folder / "rollouts", kind="val", step=1))
     assert {row["reward"] for row in held_out if row["task"] == "sums"} == {None}
-    greedy, sampled = ([row["reward"] for row in held_out if kind in row["uid"] and row["task"] == "judged"] for kind in KINDS)
+    greedy, sampled = (
+        [row["reward"] for row in held_out if kind in row["uid"] and row["task"] == "judged"]
+        for kind in KINDS
+    )
     for source in ("judged", "all"):
         assert step[f"val/{source}/mean_score"] == pytest.approx(mean(sampled))
         assert step[f"val/{source}/argmax_mean_score"] == pytest.approx(mean(greedy))
@@ -92,12 +124,19 @@ def test_with_one_they_are_trained_on_and_no_success_is_made_up(files, tmp_path:
     # The terminal says of such a rollout that it is not graded, and does not count it among the failures.
     assert report([str(folder), "--rollouts", "--kind", "train", "--count", "64"]) == 0
     assert capsys.readouterr().out.count(": ungraded, reward ") == len(judged)
-    assert report([str(folder), "--rollouts", "--failures", "--kind", "train", "--count", "64"]) == 0
+    assert (
+        report([str(folder), "--rollouts", "--failures", "--kind", "train", "--count", "64"]) == 0
+    )
     assert "ungraded" not in capsys.readouterr().out
 
 
-def test_where_none_can_be_graded_a_run_has_no_success_at_all(files, tmp_path: Path, capsys) -> None:
-    parquet.write_table(pyarrow.Table.from_pylist([row for row in rows() if row["data_source"] == "judged"]), tmp_path / "rows.parquet")
+def test_where_none_can_be_graded_a_run_has_no_success_at_all(
+    files, tmp_path: Path, capsys
+) -> None:
+    parquet.write_table(
+        pyarrow.Table.from_pylist([row for row in rows() if row["data_source"] == "judged"]),
+        tmp_path / "rows.parquet",
+    )
     assert main([*JOB, *files, *own_reward(tmp_path)]) == 0
     said = " ".join(capsys.readouterr().out.split())
     assert "held out, all: mean reward " in said
@@ -107,7 +146,9 @@ def test_where_none_can_be_graded_a_run_has_no_success_at_all(files, tmp_path: P
     step = json.loads((folder / "metrics.jsonl").read_text().splitlines()[-1])
     assert step["rollout/ungraded_episodes"] == 8 * 4
     assert not [name for name in step if "success" in name or name.endswith("return")]
-    assert "<h2>Mean reward of held-out episodes</h2>" in (page := (folder / "report.html").read_text())
+    assert "<h2>Mean reward of held-out episodes</h2>" in (
+        page := (folder / "report.html").read_text()
+    )
     assert "<h2>Success on held-out episodes</h2>" not in page
 
 
@@ -116,18 +157,31 @@ def reward_model(tmp_path: Path) -> list[str]:
     from transformers import AutoTokenizer, Qwen2Config, Qwen2ForSequenceClassification
 
     tokenizer = AutoTokenizer.from_pretrained(str(find("assets/tiny_lm")))
-    sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 1}
+    sizes = {
+        "hidden_size": 16,
+        "intermediate_size": 16,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+    }
     torch.manual_seed(0)
-    model = Qwen2ForSequenceClassification(Qwen2Config(vocab_size=len(tokenizer), num_labels=1, pad_token_id=256, **sizes))
+    model = Qwen2ForSequenceClassification(
+        Qwen2Config(vocab_size=len(tokenizer), num_labels=1, pad_token_id=256, **sizes)
+    )
     model.save_pretrained(tmp_path / "judge")
     tokenizer.save_pretrained(tmp_path / "judge")
     return ["reward.name=model", f"reward_model.path={tmp_path / 'judge'}"]
 
 
 @pytest.mark.parametrize(("reward", "name"), [(own_reward, "even"), (reward_model, "model")])
-def test_an_evaluation_of_a_run_tells_the_reward_that_its_own_validation_told(files, tmp_path: Path, capsys, reward, name: str) -> None:
+def test_an_evaluation_of_a_run_tells_the_reward_that_its_own_validation_told(
+    files, tmp_path: Path, capsys, reward, name: str
+) -> None:
     """The run's folder says how it was rewarded; the weights and the questions are those of its last step."""
-    parquet.write_table(pyarrow.Table.from_pylist([row for row in rows() if row["data_source"] == "judged"]), tmp_path / "rows.parquet")
+    parquet.write_table(
+        pyarrow.Table.from_pylist([row for row in rows() if row["data_source"] == "judged"]),
+        tmp_path / "rows.parquet",
+    )
     assert main([*JOB, *files, *reward(tmp_path)]) == 0
     (folder,) = (tmp_path / "out").glob("*/*")
     step = json.loads((folder / "metrics.jsonl").read_text().splitlines()[-1])
@@ -135,10 +189,15 @@ def test_an_evaluation_of_a_run_tells_the_reward_that_its_own_validation_told(fi
     assert evaluate((f"checkpoint={folder}", f"trainer.output_dir={tmp_path / 'evaluations'}")) == 0
     (file,) = (tmp_path / "evaluations").glob("evaluation/*/evaluation.json")
     found = json.loads(file.read_text())
-    assert (found["success"], found["return"]) == ({"sampled": {}, "argmax": {}}, {"sampled": {}, "argmax": {}})
+    assert (found["success"], found["return"]) == (
+        {"sampled": {}, "argmax": {}},
+        {"sampled": {}, "argmax": {}},
+    )
     for source in ("judged", "all"):
         for kind, prefix in (("sampled", ""), ("argmax", "argmax_")):
-            assert found["reward"][kind][source]["mean"] == pytest.approx(step[f"val/{source}/{prefix}mean_score"], abs=1e-6)
+            assert found["reward"][kind][source]["mean"] == pytest.approx(
+                step[f"val/{source}/{prefix}mean_score"], abs=1e-6
+            )
             assert found["reward"][kind][source]["episodes"] == 4
     said = " ".join(capsys.readouterr().out.split())
     assert f"mean reward ({name}) of held-out episodes without a grade, 95 % intervals" in said

@@ -13,21 +13,32 @@ from siirl.models.policy_loader import build_policy
 from siirl.params.model_args import LoraArguments
 from tests.models.tiny_openvla import know_tiny_encoders, write_checkpoint
 
-pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore::envs.libero.assets.StandInWarning")]
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.filterwarnings("ignore::envs.libero.assets.StandInWarning"),
+]
 LORA = LoraArguments(rank=2, alpha=6.0)
 
 
 def policy_in(name, folder):
     options = {"images": 2} if name == "openvla_oft" else {"instruction_length": 24}
     path = None if folder is None else str(folder)
-    return build_policy(name, path=path, spec=env_spec("libero", assets="stand_in", image_size=64), seed=0, options=options).eval()
+    return build_policy(
+        name,
+        path=path,
+        spec=env_spec("libero", assets="stand_in", image_size=64),
+        seed=0,
+        options=options,
+    ).eval()
 
 
 @pytest.fixture(params=["tiny_vla", "openvla_oft"])
 def start(request, monkeypatch, tmp_path):
     """Its name, and a policy without adapters."""
     know_tiny_encoders(monkeypatch)
-    folder = None if request.param == "tiny_vla" else write_checkpoint(tmp_path / "start", state=True)
+    folder = (
+        None if request.param == "tiny_vla" else write_checkpoint(tmp_path / "start", state=True)
+    )
     return request.param, policy_in(request.param, folder)
 
 
@@ -44,9 +55,16 @@ def says(policy):
     size = 224 if hasattr(policy, "vision_backbone") else 64
     with torch.no_grad():
         return policy(
-            pixel_values=torch.randint(256, (2, 2, size, size, 3), generator=generator, dtype=torch.uint8),
+            pixel_values=torch.randint(
+                256, (2, 2, size, size, 3), generator=generator, dtype=torch.uint8
+            ),
             proprioception=2 * torch.rand(2, 8, generator=generator) - 1,
-            instruction_ids=torch.stack([torch.from_numpy(policy.tokenize_instruction(text)) for text in ("open drawer", "pick up bowl")]),
+            instruction_ids=torch.stack(
+                [
+                    torch.from_numpy(policy.tokenize_instruction(text))
+                    for text in ("open drawer", "pick up bowl")
+                ]
+            ),
         )
 
 
@@ -74,14 +92,19 @@ def test_a_checkpoint_is_read_as_a_plain_policy_that_says_the_same(start, tmp_pa
     name, policy = start
     other, checkpoint = adapted(policy), tmp_path / "checkpoint"
     checkpoint.mkdir()
-    save_file({name: weight.contiguous() for name, weight in other.state_dict().items()}, checkpoint / "model.safetensors")
+    save_file(
+        {name: weight.contiguous() for name, weight in other.state_dict().items()},
+        checkpoint / "model.safetensors",
+    )
     other.describe(checkpoint, notes={})
     other.describe_adapters(checkpoint)
     plain = policy_in(name, checkpoint)
     assert plain.lora is None
     assert list(plain.state_dict()) == list(policy.state_dict())
     logits = says(other)
-    torch.testing.assert_close(says(plain), logits, rtol=1e-4, atol=1e-5 * float(logits.abs().max()))
+    torch.testing.assert_close(
+        says(plain), logits, rtol=1e-4, atol=1e-5 * float(logits.abs().max())
+    )
 
 
 def test_layers_that_are_not_there_or_read_past_are_refused(start):
@@ -89,5 +112,7 @@ def test_layers_that_are_not_there_or_read_past_are_refused(start):
     with pytest.raises(ConfigError, match=r"target_modules\) 'queries'"):
         adapted(policy, LoraArguments(rank=2, target_modules=("queries",)))
     if name == "openvla_oft":
-        with pytest.raises(ConfigError, match=r"an adapter in language_model\.lm_head would do nothing"):
+        with pytest.raises(
+            ConfigError, match=r"an adapter in language_model\.lm_head would do nothing"
+        ):
             adapted(policy, LoraArguments(rank=2, target_modules=("lm_head", "q_proj")))

@@ -29,7 +29,12 @@ def adapted(kind="tied", lora=LORA, *, moved=True):
 
 
 def test_new_adapters_change_nothing():
-    torch.testing.assert_close(adapted(moved=False)(IDS, ORDER), LanguageModel(tiny_causal_lm("tied"))(IDS, ORDER), rtol=0, atol=0)
+    torch.testing.assert_close(
+        adapted(moved=False)(IDS, ORDER),
+        LanguageModel(tiny_causal_lm("tied"))(IDS, ORDER),
+        rtol=0,
+        atol=0,
+    )
 
 
 def test_a_seed_fixes_new_adapters_whatever_was_drawn_before():
@@ -39,7 +44,13 @@ def test_a_seed_fixes_new_adapters_whatever_was_drawn_before():
         before = torch.random.get_rng_state()
         add_adapters(causal_lm, LORA, seed=seed)
         assert torch.equal(torch.random.get_rng_state(), before)
-        return torch.cat([weight.flatten() for name, weight in causal_lm.named_parameters() if ".lora_A." in name])
+        return torch.cat(
+            [
+                weight.flatten()
+                for name, weight in causal_lm.named_parameters()
+                if ".lora_A." in name
+            ]
+        )
 
     one, again, other = (first_matrices(seed) for seed in (1, 1, 2))
     assert torch.equal(one, again)
@@ -59,7 +70,9 @@ def test_without_its_adapter_it_is_the_model_below_and_then_itself_again():
         torch.testing.assert_close(model(IDS, ORDER), below(IDS, ORDER), rtol=0, atol=0)
     torch.testing.assert_close(model(IDS, ORDER), before, rtol=0, atol=0)
     assert float((before - below(IDS, ORDER)).detach().abs().max()) > 0.01
-    assert all(weight.requires_grad for name, weight in model.named_parameters() if ".lora_" in name)
+    assert all(
+        weight.requires_grad for name, weight in model.named_parameters() if ".lora_" in name
+    )
 
 
 def test_a_copy_switches_its_own_adapters():
@@ -80,7 +93,10 @@ def test_a_model_without_adapter_has_no_other_self():
 def test_merging_is_by_alpha_over_rank():
     model = adapted(lora=LoraArguments(rank=2, alpha=6.0, target_modules=("q_proj",)))
     state, name = model.state_dict(), "model.layers.0.self_attn.q_proj"
-    expected = state[f"{name}.base_layer.weight"] + 3.0 * state[f"{name}.lora_B.default.weight"] @ state[f"{name}.lora_A.default.weight"]
+    expected = (
+        state[f"{name}.base_layer.weight"]
+        + 3.0 * state[f"{name}.lora_B.default.weight"] @ state[f"{name}.lora_A.default.weight"]
+    )
     exported = model.exported_weights()
     torch.testing.assert_close(exported[f"{name}.weight"], expected)
     assert list(exported) == list(tiny_causal_lm("tied").state_dict())
@@ -107,7 +123,9 @@ def test_a_checkpoint_with_adapters_goes_on_with_them(tmp_path):
     assert other.lora == LORA
     torch.testing.assert_close(other(IDS, ORDER), model(IDS, ORDER), rtol=0, atol=0)
     with other.without_adapter():
-        torch.testing.assert_close(other(IDS, ORDER), LanguageModel(tiny_causal_lm("tied"))(IDS, ORDER), rtol=0, atol=0)
+        torch.testing.assert_close(
+            other(IDS, ORDER), LanguageModel(tiny_causal_lm("tied"))(IDS, ORDER), rtol=0, atol=0
+        )
     (tmp_path / "lora.json").write_text("{}}")
     with pytest.raises(CheckpointError, match=r"lora\.json"):
         load_language_model(tmp_path)
@@ -137,16 +155,28 @@ def test_layers_are_named_by_the_end_of_their_names():
     """As in peft: whole parts of the path."""
     model = nn.ModuleDict({"first": nn.ModuleDict({"q": nn.Linear(8, 4)}), "freq": nn.Linear(8, 8)})
     assert adapted_layers(model, LoraArguments(rank=2, target_modules=("q",))) == ("first.q",)
-    assert adapted_layers(model, LoraArguments(rank=2, target_modules=("freq", "first.q"))) == ("first.q", "freq")
+    assert adapted_layers(model, LoraArguments(rank=2, target_modules=("freq", "first.q"))) == (
+        "first.q",
+        "freq",
+    )
 
 
 def test_a_rank_above_the_smaller_side_of_a_layer_is_refused_with_both():
     model = nn.ModuleDict({"narrow": nn.Linear(4, 16), "wide": nn.Linear(16, 16)})
-    assert adapted_layers(model, LoraArguments(rank=4), layers=("narrow", "wide")) == ("narrow", "wide")
-    with pytest.raises(ConfigError, match=r"rank=5 is more than layer narrow of 16 x 4 can have: make it at most 4, or .*=\[wide\]"):
+    assert adapted_layers(model, LoraArguments(rank=4), layers=("narrow", "wide")) == (
+        "narrow",
+        "wide",
+    )
+    with pytest.raises(
+        ConfigError,
+        match=r"rank=5 is more than layer narrow of 16 x 4 can have: make it at most 4, or .*=\[wide\]",
+    ):
         adapted_layers(model, LoraArguments(rank=5), layers=("narrow", "wide"))
     assert adapted_layers(model, LoraArguments(rank=16, target_modules=("wide",))) == ("wide",)
-    with pytest.raises(ConfigError, match=r"rank=17 is more than layer wide of 16 x 16 can have: make it at most 16\."):
+    with pytest.raises(
+        ConfigError,
+        match=r"rank=17 is more than layer wide of 16 x 16 can have: make it at most 16\.",
+    ):
         adapted_layers(model, LoraArguments(rank=17, target_modules=("wide",)))
 
 

@@ -27,7 +27,10 @@ def chat(template="tiny", **tokens):
     if template == "tiny" and not tokens:
         return ChatTokenizer(tiny)
     settings = {"pad_token": "<|pad|>", "eos_token": "<|end|>", **tokens}
-    bare = PreTrainedTokenizerFast(tokenizer_object=tiny.backend_tokenizer, **{name: token for name, token in settings.items() if token})
+    bare = PreTrainedTokenizerFast(
+        tokenizer_object=tiny.backend_tokenizer,
+        **{name: token for name, token in settings.items() if token},
+    )
     bare.chat_template = tiny.chat_template if template == "tiny" else template
     return ChatTokenizer(bare)
 
@@ -45,18 +48,41 @@ def test_a_turn_after_one_that_was_cut_off_closes_it_first():
 
 
 def test_several_messages_may_come_between_two_turns():
-    assert chat().encode_turn([RESULT, message("user", "?")]) == (TOOL, *b"46", USER, *b"?", ASSISTANT)
+    assert chat().encode_turn([RESULT, message("user", "?")]) == (
+        TOOL,
+        *b"46",
+        USER,
+        *b"?",
+        ASSISTANT,
+    )
 
 
 def test_in_chatml_the_line_end_after_the_closing_mark_is_ours_to_say():
     tokenizer = chat(CHATML)
-    assert tokenizer.encode_prompt([QUESTION]) == (USER, *b"user\n12+34=", END, *b"\n", USER, *b"assistant\n")
-    assert tokenizer.encode_turn([RESULT]) == (*b"\n", USER, *b"tool\n46", END, *b"\n", USER, *b"assistant\n")
+    assert tokenizer.encode_prompt([QUESTION]) == (
+        USER,
+        *b"user\n12+34=",
+        END,
+        *b"\n",
+        USER,
+        *b"assistant\n",
+    )
+    assert tokenizer.encode_turn([RESULT]) == (
+        *b"\n",
+        USER,
+        *b"tool\n46",
+        END,
+        *b"\n",
+        USER,
+        *b"assistant\n",
+    )
     assert tokenizer.encode_turn([RESULT], closed=False)[:2] == (END, *b"\n")
 
 
 @given(
-    words=st.lists(st.text(alphabet="ab 1+", min_size=1, max_size=5).filter(str.strip), min_size=1, max_size=3),
+    words=st.lists(
+        st.text(alphabet="ab 1+", min_size=1, max_size=5).filter(str.strip), min_size=1, max_size=3
+    ),
     template=st.sampled_from(["tiny", CHATML]),
 )
 @settings(derandomize=True, deadline=None, max_examples=25)
@@ -89,7 +115,9 @@ def test_a_tokenizer_without_padding_pads_with_its_end():
 
 
 def test_the_templates_own_end_of_turn_stops_too():
-    tokenizer = chat(CHATML, eos_token="<|system|>")  # as Qwen's base models: another token ends a text
+    tokenizer = chat(
+        CHATML, eos_token="<|system|>"
+    )  # as Qwen's base models: another token ends a text
     assert tokenizer.stop_ids == {258, END}
     assert tokenizer.end_id == END
 
@@ -102,9 +130,12 @@ def test_a_tokenizer_without_an_end_is_refused(pad):
 
 def test_a_role_that_the_template_refuses_is_told():
     refusing = (
-        "{% for m in messages %}{% if m['role'] == 'tool' %}{{ raise_exception('no tools') }}{% endif %}{{ m['content'] }}{% endfor %}"
+        "{% for m in messages %}{% if m['role'] == 'tool' %}{{ raise_exception('no tools') }}{% endif %}"
+        "{{ m['content'] }}{% endfor %}"
     )
-    with pytest.raises(ConfigError, match="refuses messages of the roles user, assistant, tool: no tools"):
+    with pytest.raises(
+        ConfigError, match="refuses messages of the roles user, assistant, tool: no tools"
+    ):
         chat(refusing).encode_turn([RESULT])
 
 

@@ -78,9 +78,15 @@ def answers(tmp_path_factory: pytest.TempPathFactory) -> dict:
         (kept / "refs" / "main").write_text(COMMIT)
         (kept / "snapshots" / COMMIT).mkdir(parents=True)
         (kept / "snapshots" / COMMIT / "config.json").write_text("{}")
-    online = {name: value for name, value in os.environ.items() if not name.startswith(("HF_", "TRANSFORMERS_"))}
+    online = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("HF_", "TRANSFORMERS_"))
+    }
     environment = online | {"HF_HOME": str(home)}
-    done = subprocess.run([sys.executable, "-c", ASK], env=environment, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", ASK], env=environment, capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stderr
     return {**json.loads(done.stdout), "errors": done.stderr, "home": home}
 
@@ -89,20 +95,36 @@ def answers(tmp_path_factory: pytest.TempPathFactory) -> dict:
     ("name", "expected"),
     [
         ("org/none", "there is no folder org/none here, and the hub has no such model"),
-        ("org/gated", "its owners let those alone have it who asked them: do so at https://huggingface.co/org/gated"),
+        (
+            "org/gated",
+            "its owners let those alone have it who asked them: do so at https://huggingface.co/org/gated",
+        ),
         ("org/adapters", "critic.path=org/adapters is on the hub, but has no config.json"),
-        ("org/down", "there is no folder org/down here, and the hub answered with status 503. Give a folder"),
-        ("org/silent", "there is no folder org/silent here, and the hub could not be reached (timed out). Give a folder"),
-        ("unreachable", "there is no folder org/x here, and the hub could not be reached ([Errno 111] Connection refused). Give a folder"),
+        (
+            "org/down",
+            "there is no folder org/down here, and the hub answered with status 503. Give a folder",
+        ),
+        (
+            "org/silent",
+            "there is no folder org/silent here, and the hub could not be reached (timed out). Give a folder",
+        ),
+        (
+            "unreachable",
+            "there is no folder org/x here, and the hub could not be reached ([Errno 111] Connection refused). Give a folder",
+        ),
     ],
 )
-def test_a_model_that_is_not_to_be_had_is_refused_with_the_reason(answers: dict, name: str, expected: str) -> None:
+def test_a_model_that_is_not_to_be_had_is_refused_with_the_reason(
+    answers: dict, name: str, expected: str
+) -> None:
     assert answers["found"][name].startswith("MissingAssetError: critic.path=org/")
     assert expected in answers["found"][name]
 
 
 def test_a_name_that_no_model_can_have_is_refused(answers: dict) -> None:
-    assert answers["found"]["no id"].startswith("ConfigError: critic.path=a b/c: there is no folder a b/c here, and no model on the hub")
+    assert answers["found"]["no id"].startswith(
+        "ConfigError: critic.path=a b/c: there is no folder a b/c here, and no model on the hub"
+    )
 
 
 def test_a_model_of_the_hub_keeps_its_name(answers: dict) -> None:
@@ -115,10 +137,15 @@ def test_a_model_of_the_hub_keeps_its_name(answers: dict) -> None:
         ("kept, unreachable", "org/kept: the hub could not be reached"),
         ("org/kept-down", "org/kept-down: the hub answered with status 503"),
         ("org/kept-gated", "org/kept-gated: its owners let those alone have it who asked them"),
-        ("org/kept-private", "org/kept-private: the hub has no such model, unless it is a private one"),
+        (
+            "org/kept-private",
+            "org/kept-private: the hub has no such model, unless it is a private one",
+        ),
     ],
 )
-def test_where_the_hub_does_not_give_it_the_copy_in_the_cache_is_taken_and_told(answers: dict, name: str, reason: str) -> None:
+def test_where_the_hub_does_not_give_it_the_copy_in_the_cache_is_taken_and_told(
+    answers: dict, name: str, reason: str
+) -> None:
     folder = Path(answers["found"][name])
     assert reason in answers["errors"]
     assert folder.parts[-2:] == ("snapshots", COMMIT)
@@ -128,5 +155,15 @@ def test_where_the_hub_does_not_give_it_the_copy_in_the_cache_is_taken_and_told(
 
 def test_every_question_is_asked_once(answers: dict) -> None:
     """huggingface_hub's own six tries, with waits of 1, 2, 4, 8 and 8 seconds, would show here."""
-    assert answers["asked"] == ["there", "none", "gated", "adapters", "down", "kept-down", "kept-gated", "kept-private", "silent"]
+    assert answers["asked"] == [
+        "there",
+        "none",
+        "gated",
+        "adapters",
+        "down",
+        "kept-down",
+        "kept-gated",
+        "kept-private",
+        "silent",
+    ]
     assert "Retrying" not in answers["errors"]

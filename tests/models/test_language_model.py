@@ -28,7 +28,11 @@ def gradients(model):
     """Of the sum of squared hidden states, by name."""
     model.zero_grad()
     model(IDS, ORDER).square().sum().backward()
-    return {name: weight.grad.clone() for name, weight in model.named_parameters() if weight.grad is not None}
+    return {
+        name: weight.grad.clone()
+        for name, weight in model.named_parameters()
+        if weight.grad is not None
+    }
 
 
 @pytest.mark.parametrize("kind", USABLE)
@@ -48,7 +52,10 @@ def test_rows_side_by_side_do_not_see_each_other(kind, attention):
     causal_lm.set_attn_implementation(attention)
     model = LanguageModel(causal_lm)
     together = model(IDS, SIDE_BY_SIDE)
-    alone = [model(IDS[:, start:end], torch.arange(end - start)[None]) for start, end in ((0, 2), (2, 3), (3, 6))]
+    alone = [
+        model(IDS[:, start:end], torch.arange(end - start)[None])
+        for start, end in ((0, 2), (2, 3), (3, 6))
+    ]
     torch.testing.assert_close(together, torch.cat(alone, dim=1))
 
 
@@ -56,7 +63,9 @@ def test_weights_have_the_names_of_transformers():
     causal_lm = tiny_causal_lm("tied")
     model = LanguageModel(causal_lm)
     assert list(model.state_dict()) == list(causal_lm.state_dict())
-    assert [name for name, _ in model.named_parameters()] == [name for name, _ in causal_lm.named_parameters()]
+    assert [name for name, _ in model.named_parameters()] == [
+        name for name, _ in causal_lm.named_parameters()
+    ]
 
 
 def test_a_copy_has_weights_of_its_own():
@@ -78,7 +87,10 @@ def test_the_length_is_the_architectures(kind, length):
 
 
 def test_activations_that_are_computed_again_give_the_same_gradient():
-    plain, recomputing = LanguageModel(tiny_causal_lm("tied")), LanguageModel(tiny_causal_lm("tied"))
+    plain, recomputing = (
+        LanguageModel(tiny_causal_lm("tied")),
+        LanguageModel(tiny_causal_lm("tied")),
+    )
     recompute_activations(recomputing)
     passes = []
     recomputing.model.layers[0].self_attn.register_forward_hook(lambda *_: passes.append(1))
@@ -114,29 +126,42 @@ def test_a_tied_weight_is_written_once(saved):
 
 
 def test_whole_weights_of_elsewhere_can_be_saved_in_its_place(tmp_path):
-    model, other = LanguageModel(tiny_causal_lm("tied")), LanguageModel(tiny_causal_lm("tied", seed=1))
+    model, other = (
+        LanguageModel(tiny_causal_lm("tied")),
+        LanguageModel(tiny_causal_lm("tied", seed=1)),
+    )
     model.save(tmp_path, state=other.state_dict())
     torch.testing.assert_close(load_language_model(tmp_path)(IDS, ORDER), other(IDS, ORDER))
 
 
-def test_weights_under_this_modules_names_and_its_description_make_a_folder_for_transformers(tmp_path):
+def test_weights_under_this_modules_names_and_its_description_make_a_folder_for_transformers(
+    tmp_path,
+):
     from safetensors.torch import save_file
     from transformers import AutoModelForCausalLM
 
     model = LanguageModel(tiny_causal_lm("tied"))
-    save_file(dict(model.named_parameters()), tmp_path / "model.safetensors")  # what a checkpoint holds: a tied weight once
+    save_file(
+        dict(model.named_parameters()), tmp_path / "model.safetensors"
+    )  # what a checkpoint holds: a tied weight once
     model.describe(tmp_path)
     read = AutoModelForCausalLM.from_pretrained(tmp_path)
     torch.testing.assert_close(read(input_ids=IDS).logits, model.causal_lm(input_ids=IDS).logits)
 
 
 def test_weights_are_read_in_the_asked_type(saved):
-    assert {weight.dtype for weight in load_language_model(saved, dtype=torch.bfloat16).parameters()} == {torch.bfloat16}
+    assert {
+        weight.dtype for weight in load_language_model(saved, dtype=torch.bfloat16).parameters()
+    } == {torch.bfloat16}
 
 
-@pytest.mark.parametrize("path", ["/no/such/folder", "./no_such_folder", "assets/no_such_model", "a/b/c"])
+@pytest.mark.parametrize(
+    "path", ["/no/such/folder", "./no_such_folder", "assets/no_such_model", "a/b/c"]
+)
 def test_a_folder_that_is_not_there_says_how_to_make_one(path):
-    with pytest.raises(MissingAssetError, match=r"there is no such folder.*siirl\.warm_start env=math"):
+    with pytest.raises(
+        MissingAssetError, match=r"there is no such folder.*siirl\.warm_start env=math"
+    ):
         load_language_model(path)
 
 
@@ -162,13 +187,19 @@ def test_a_folder_without_config_or_weights_is_told(saved):
 def test_a_truncated_weight_file_is_told(saved):
     whole = (saved / "model.safetensors").read_bytes()
     (saved / "model.safetensors").write_bytes(whole[: len(whole) // 2])
-    with pytest.raises(CheckpointError, match=r"path=.*model\.safetensors \(\d+ bytes\) is not a whole safetensors file: .* again\.$"):
+    with pytest.raises(
+        CheckpointError,
+        match=r"path=.*model\.safetensors \(\d+ bytes\) is not a whole safetensors file: .* again\.$",
+    ):
         load_language_model(saved)
 
 
 def test_a_cut_file_of_several_in_the_hubs_cache_is_named_and_what_is_to_be_deleted(tmp_path):
     """The cache holds contents under their hash, and links to them under their names."""
-    blobs, snapshot = tmp_path / "models--org--model" / "blobs", tmp_path / "models--org--model" / "snapshots" / "0123"
+    blobs, snapshot = (
+        tmp_path / "models--org--model" / "blobs",
+        tmp_path / "models--org--model" / "snapshots" / "0123",
+    )
     blobs.mkdir(parents=True)
     tiny_causal_lm("tied").save_pretrained(snapshot, max_shard_size="4KB")
     for number, file in enumerate(sorted(snapshot.iterdir())):
@@ -188,7 +219,10 @@ def test_missing_weights_are_not_drawn_at_random(saved):
     weights = load_file(saved / "model.safetensors")
     del weights["model.norm.weight"]
     save_file(weights, saved / "model.safetensors", metadata={"format": "pt"})
-    with pytest.raises(CheckpointError, match=r"lacks 1 weights of a Qwen3ForCausalLM, the first is 'model\.norm\.weight'"):
+    with pytest.raises(
+        CheckpointError,
+        match=r"lacks 1 weights of a Qwen3ForCausalLM, the first is 'model\.norm\.weight'",
+    ):
         load_language_model(saved)
 
 
@@ -217,7 +251,10 @@ def test_what_is_no_causal_language_model_is_refused(tmp_path, description, told
         load_language_model(tmp_path)
 
 
-@pytest.mark.parametrize(("kind", "told"), [("capped logits", "they are scaled or capped"), ("recurrent", "takes no position_ids")])
+@pytest.mark.parametrize(
+    ("kind", "told"),
+    [("capped logits", "they are scaled or capped"), ("recurrent", "takes no position_ids")],
+)
 def test_an_architecture_that_training_does_not_know_is_refused(kind, told, tmp_path):
     tiny_causal_lm(kind).save_pretrained(tmp_path)
     with pytest.raises(ConfigError, match=told):
@@ -230,7 +267,9 @@ def test_a_model_whose_rows_see_each_other_is_refused(saved, monkeypatch):
     forward = Qwen3Attention.forward
 
     def heedless(self, hidden_states, **named):
-        return forward(self, hidden_states.cumsum(1), **named)  # as a recurrence that runs through all rows
+        return forward(
+            self, hidden_states.cumsum(1), **named
+        )  # as a recurrence that runs through all rows
 
     monkeypatch.setattr(Qwen3Attention, "forward", heedless)
     with pytest.raises(ConfigError, match="a row sees the one beside it"):
@@ -242,7 +281,9 @@ def test_spread_weights_are_not_read_where_they_are_spread(tmp_path):
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
 
-    distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/rendezvous", rank=0, world_size=1)
+    distributed.init_process_group(
+        "gloo", init_method=f"file://{tmp_path}/rendezvous", rank=0, world_size=1
+    )
     try:
         model = LanguageModel(tiny_causal_lm("tied"))
         fully_shard(model, mesh=init_device_mesh("cpu", (1,)))
@@ -274,5 +315,9 @@ def test_a_model_with_a_sliding_window_shares_no_prompts(tmp_path):
 
 def test_a_model_that_does_not_heed_the_mask_shares_no_prompts(saved, monkeypatch):
     heedful = LanguageModel.forward
-    monkeypatch.setattr(LanguageModel, "forward", lambda self, ids, positions, mask=None: heedful(self, ids, positions))
+    monkeypatch.setattr(
+        LanguageModel,
+        "forward",
+        lambda self, ids, positions, mask=None: heedful(self, ids, positions),
+    )
     assert not load_language_model(saved).shares_prompts

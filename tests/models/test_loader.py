@@ -25,7 +25,11 @@ SPEC = EnvSpec(
 @pytest.fixture
 def folder(tmp_path):
     torch.manual_seed(1)
-    save_policy(TinyVLA(TinyVLAConfig.for_env(SPEC, width=16)), tmp_path / "policy", notes={"command": "test"})
+    save_policy(
+        TinyVLA(TinyVLAConfig.for_env(SPEC, width=16)),
+        tmp_path / "policy",
+        notes={"command": "test"},
+    )
     return tmp_path / "policy"
 
 
@@ -50,7 +54,9 @@ def test_a_truncated_weight_file_is_named_with_its_size(folder):
 @pytest.fixture
 def shards(folder):
     """The same policy in files of at most 20 kB, as Hugging Face's own function cuts it."""
-    save_torch_state_dict(load_file(folder / "model.safetensors"), folder, max_shard_size=20_000)  # in place of the whole file
+    save_torch_state_dict(
+        load_file(folder / "model.safetensors"), folder, max_shard_size=20_000
+    )  # in place of the whole file
     assert not (folder / "model.safetensors").exists()
     assert len(list(folder.glob("model-*-of-*.safetensors"))) > 1
     return folder
@@ -62,7 +68,9 @@ def test_weights_in_several_files_read_as_from_one(folder, tmp_path):
     save_torch_state_dict(whole.state_dict(), tmp_path / "cut", max_shard_size=20_000)
     (tmp_path / "cut" / "config.json").write_bytes((folder / "config.json").read_bytes())
     read = load_policy(tmp_path / "cut")
-    assert all(torch.equal(a, b) for a, b in zip(whole.parameters(), read.parameters(), strict=True))
+    assert all(
+        torch.equal(a, b) for a, b in zip(whole.parameters(), read.parameters(), strict=True)
+    )
 
 
 def test_a_file_of_several_that_is_missing_or_truncated_is_named(shards):
@@ -71,7 +79,9 @@ def test_a_file_of_several_that_is_missing_or_truncated_is_named(shards):
     with pytest.raises(CheckpointError, match=rf"{last.name} \(100 bytes\) is not a whole"):
         load_policy(shards)
     last.unlink()
-    with pytest.raises(CheckpointError, match=rf"lacks {last.name}: model\.safetensors\.index\.json names"):
+    with pytest.raises(
+        CheckpointError, match=rf"lacks {last.name}: model\.safetensors\.index\.json names"
+    ):
         load_policy(shards)
 
 
@@ -90,7 +100,13 @@ def test_a_config_of_something_else_is_refused(folder):
 
 
 def test_a_policy_of_another_environment_is_refused_before_anything_runs(folder):
-    other = EnvSpec("wide", ("only",), gymnasium.spaces.Dict({PROPRIOCEPTION: gymnasium.spaces.Box(-1, 1, (9,))}), SPEC.action_space, 10)
+    other = EnvSpec(
+        "wide",
+        ("only",),
+        gymnasium.spaces.Dict({PROPRIOCEPTION: gymnasium.spaces.Box(-1, 1, (9,))}),
+        SPEC.action_space,
+        10,
+    )
     with pytest.raises(ConfigError, match="proprioception_size=3, but environment 'wide' has 9"):
         build_policy("tiny_vla", path=str(folder), spec=other, seed=0, options={})
 
@@ -101,7 +117,10 @@ def test_an_unknown_policy_is_answered_with_the_known_ones():
 
 
 def test_the_seed_fixes_new_weights():
-    one, other, third = (build_policy("tiny_vla", path=None, spec=SPEC, seed=seed, options={"width": 16}) for seed in (3, 3, 4))
+    one, other, third = (
+        build_policy("tiny_vla", path=None, spec=SPEC, seed=seed, options={"width": 16})
+        for seed in (3, 3, 4)
+    )
     assert torch.equal(one.head.weight, other.head.weight)
     assert not torch.equal(one.head.weight, third.head.weight)
 
@@ -112,5 +131,7 @@ def users_policy(spec, path, width=16):
 
 
 def test_a_users_own_policy_plugs_in_by_name():
-    policy = build_policy(f"{__name__}:users_policy", path=None, spec=SPEC, seed=0, options={"width": 24})
+    policy = build_policy(
+        f"{__name__}:users_policy", path=None, spec=SPEC, seed=0, options={"width": 24}
+    )
     assert policy.config.width == 24

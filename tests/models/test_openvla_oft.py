@@ -15,12 +15,28 @@ from siirl.errors import CheckpointError, ConfigError, MissingAssetError
 from siirl.models import save_policy
 from siirl.models.policy_loader import build_policy, load_policy
 from siirl.preflight.prepare import check_actions
-from tests.models.tiny_openvla import ACTION, CONFIG, STATE, WIDTH, know_tiny_encoders, write_checkpoint
+from tests.models.tiny_openvla import (
+    ACTION,
+    CONFIG,
+    STATE,
+    WIDTH,
+    know_tiny_encoders,
+    write_checkpoint,
+)
 
 
 def spec_of(*, cameras=2, actions=7):
-    spaces = {IMAGES: gymnasium.spaces.Box(0, 255, (cameras, 64, 64, 3), np.uint8), PROPRIOCEPTION: gymnasium.spaces.Box(-1, 1, (8,))}
-    return EnvSpec("robot", ("only",), gymnasium.spaces.Dict(spaces), gymnasium.spaces.Box(-1, 1, (actions,), np.float32), 10)
+    spaces = {
+        IMAGES: gymnasium.spaces.Box(0, 255, (cameras, 64, 64, 3), np.uint8),
+        PROPRIOCEPTION: gymnasium.spaces.Box(-1, 1, (8,)),
+    }
+    return EnvSpec(
+        "robot",
+        ("only",),
+        gymnasium.spaces.Dict(spaces),
+        gymnasium.spaces.Box(-1, 1, (actions,), np.float32),
+        10,
+    )
 
 
 @pytest.fixture(autouse=True)
@@ -34,7 +50,14 @@ def folder(tmp_path):
 
 
 def policy_of(folder, *, spec=None, weights=True, **options):
-    return build_policy("openvla_oft", path=str(folder), spec=spec or spec_of(), seed=0, options={"images": 2, **options}, weights=weights)
+    return build_policy(
+        "openvla_oft",
+        path=str(folder),
+        spec=spec or spec_of(),
+        seed=0,
+        options={"images": 2, **options},
+        weights=weights,
+    )
 
 
 def observed(policy, *instructions, seed=0):
@@ -43,15 +66,24 @@ def observed(policy, *instructions, seed=0):
     rows = []
     for instruction in instructions:
         images = generator.integers(0, 256, (2, 64, 64, 3)).astype(np.uint8)
-        images, state = policy.prepare(images=images, proprioception=generator.uniform(-1, 1, 8).astype(np.float32))
+        images, state = policy.prepare(
+            images=images, proprioception=generator.uniform(-1, 1, 8).astype(np.float32)
+        )
         rows.append((images, state, policy.tokenize_instruction(instruction)))
     names = ("pixel_values", "proprioception", "instruction_ids")
-    return {name: torch.from_numpy(np.stack(column)) for name, column in zip(names, zip(*rows, strict=True), strict=True)}
+    return {
+        name: torch.from_numpy(np.stack(column))
+        for name, column in zip(names, zip(*rows, strict=True), strict=True)
+    }
 
 
 def published_logits(policy, folder, *, pixel_values, proprioception, instruction_ids):
     """One observation as the published code has it: no padding, no positions, an additive mask of zeros, all logits, cut afterwards."""
-    weights = {name: tensor.float() for file in sorted(folder.glob("*.safetensors")) for name, tensor in load_file(file).items()}
+    weights = {
+        name: tensor.float()
+        for file in sorted(folder.glob("*.safetensors"))
+        for name, tensor in load_file(file).items()
+    }
     weights |= {
         f"proprio_projector.{name.removeprefix('module.')}": tensor
         for name, tensor in torch.load(folder / "proprio_projector--50_checkpoint.pt").items()
@@ -63,17 +95,38 @@ def published_logits(policy, folder, *, pixel_values, proprioception, instructio
     def gelu(values):
         return values * (1 + torch.erf(values / 2**0.5)) / 2
 
-    llama = LlamaForCausalLM(LlamaConfig(**CONFIG["text_config"], attn_implementation="eager")).eval()
+    llama = LlamaForCausalLM(
+        LlamaConfig(**CONFIG["text_config"], attn_implementation="eager")
+    ).eval()
     llama.load_state_dict(
-        {name.removeprefix("language_model."): tensor for name, tensor in weights.items() if name.startswith("language_model.")}
+        {
+            name.removeprefix("language_model."): tensor
+            for name, tensor in weights.items()
+            if name.startswith("language_model.")
+        }
     )
     with torch.no_grad():
-        patches = policy.vision_backbone(pixel_values[0])  # [2, P, 12]; the encoders themselves are compared with timm's
-        projected = through("projector.fc3", gelu(through("projector.fc2", gelu(through("projector.fc1", patches))))).flatten(0, 1)
-        state = through("proprio_projector.fc2", gelu(through("proprio_projector.fc1", proprioception[0])))
+        patches = policy.vision_backbone(
+            pixel_values[0]
+        )  # [2, P, 12]; the encoders themselves are compared with timm's
+        projected = through(
+            "projector.fc3", gelu(through("projector.fc2", gelu(through("projector.fc1", patches))))
+        ).flatten(0, 1)
+        state = through(
+            "proprio_projector.fc2", gelu(through("proprio_projector.fc1", proprioception[0]))
+        )
         ids = instruction_ids[0][instruction_ids[0] != 32000]
         words = weights["language_model.model.embed_tokens.weight"]
-        sequence = torch.cat([words[ids[:1]], projected, state[None], words[ids[1:]], torch.zeros(56, WIDTH), words[[2]]])[None]
+        sequence = torch.cat(
+            [
+                words[ids[:1]],
+                projected,
+                state[None],
+                words[ids[1:]],
+                torch.zeros(56, WIDTH),
+                words[[2]],
+            ]
+        )[None]
         everybody_sees_everybody = torch.zeros(1, 1, sequence.shape[1], sequence.shape[1])
         logits = llama(inputs_embeds=sequence, attention_mask=everybody_sees_everybody).logits[0]
     before_first = len(projected) + 1 + len(ids) - 1
@@ -85,13 +138,17 @@ def test_logits_are_those_of_the_published_computation(folder):
     row = observed(policy, "pick up the black bowl")
     logits = policy(**row)
     assert logits.shape == (1, 56, 256)
-    torch.testing.assert_close(logits[0], published_logits(policy, folder, **row), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(
+        logits[0], published_logits(policy, folder, **row), rtol=1e-4, atol=1e-5
+    )
     assert float(logits.detach().std()) > 0.1
 
 
 def test_short_and_long_questions_side_by_side_are_answered_as_alone(folder):
     policy = policy_of(folder)
-    rows = observed(policy, "open drawer", "pick up the black bowl and place it on the plate", "pick up bowl")
+    rows = observed(
+        policy, "open drawer", "pick up the black bowl and place it on the plate", "pick up bowl"
+    )
     together = policy(**rows)
     for number in range(3):
         alone = policy(**{name: column[number : number + 1] for name, column in rows.items()})
@@ -114,10 +171,14 @@ def test_images_state_and_question_are_all_read(folder):
 def test_observations_become_what_the_checkpoint_was_trained_on(folder):
     policy = policy_of(folder)
     images = np.random.default_rng(0).integers(0, 256, (2, 64, 64, 3)).astype(np.uint8)
-    seen, state = policy.prepare(images=images, proprioception=np.array([0.5, -3, 0, 0, 0, 0, 0, 1], np.float32))
+    seen, state = policy.prepare(
+        images=images, proprioception=np.array([0.5, -3, 0, 0, 0, 0, 0, 1], np.float32)
+    )
     assert np.array_equal(seen, np.stack([policy_image(image) for image in images]))
     assert state == pytest.approx([0.5, -1, 0, 0, 0, 0, 0, 1], abs=1e-6)
-    seen, state = policy_of(folder, images=1).prepare(images=images, proprioception=np.zeros(8, np.float32))
+    seen, state = policy_of(folder, images=1).prepare(
+        images=images, proprioception=np.zeros(8, np.float32)
+    )
     assert seen.shape == (1, 224, 224, 3)
 
 
@@ -126,14 +187,19 @@ def test_question_ends_with_the_blank_and_is_padded(folder):
     assert ids[0] == 1
     assert ids[len(ids[ids != 32000]) - 1] == 29871
     assert len(ids) == 96
-    with pytest.raises(ConfigError, match=r"makes a question of 18 tokens: give actor_rollout_ref.model.options.question_length=18"):
+    with pytest.raises(
+        ConfigError,
+        match=r"makes a question of 18 tokens: give actor_rollout_ref.model.options.question_length=18",
+    ):
         policy_of(folder, question_length=9).tokenize_instruction("pick up the bowl")
 
 
 def test_tokens_are_actions_of_the_environment_and_back(folder):
     tokenizer = policy_of(folder).action_tokenizer
     tokens = np.random.default_rng(0).integers(1, 256, (8, 7))
-    tokens[:, -1] = 0  # bins are counted down: 1, which is an open hand to the network, and -1 to the environment
+    tokens[:, -1] = (
+        0  # bins are counted down: 1, which is an open hand to the network, and -1 to the environment
+    )
     actions = tokenizer.decode(tokens.reshape(-1))
     assert actions.shape == (8, 7)
     assert actions[:, -1].tolist() == [-1.0] * 8
@@ -143,10 +209,14 @@ def test_tokens_are_actions_of_the_environment_and_back(folder):
 
 def test_checkpoint_without_proprioception_reads_images_alone(tmp_path):
     policy = policy_of(write_checkpoint(tmp_path), images=1)
-    seen, state = policy.prepare(images=np.zeros((2, 64, 64, 3), np.uint8), proprioception=np.zeros(8, np.float32))
+    seen, state = policy.prepare(
+        images=np.zeros((2, 64, 64, 3), np.uint8), proprioception=np.zeros(8, np.float32)
+    )
     assert state is None
     question = torch.from_numpy(policy.tokenize_instruction("open drawer"))[None]
-    logits = policy(pixel_values=torch.from_numpy(seen[None]), proprioception=None, instruction_ids=question)
+    logits = policy(
+        pixel_values=torch.from_numpy(seen[None]), proprioception=None, instruction_ids=question
+    )
     assert logits.shape == (1, 56, 256)
 
 
@@ -185,13 +255,18 @@ def test_names_and_shapes_are_compared_without_reading_weights(folder):
     assert all(weight.is_meta for weight in policy.parameters())
     config = CONFIG | {"text_config": CONFIG["text_config"] | {"num_hidden_layers": 3}}
     (folder / "config.json").write_text(json.dumps(config))
-    with pytest.raises(CheckpointError, match=r"another model than OpenVLAOFT: missing language_model\.model\.layers\.2\..* \(9 in all\)"):
+    with pytest.raises(
+        CheckpointError,
+        match=r"another model than OpenVLAOFT: missing language_model\.model\.layers\.2\..* \(9 in all\)",
+    ):
         policy_of(folder, weights=False)
 
 
 def test_policy_with_a_regression_head_is_refused(folder):
     (folder / "action_head--50_checkpoint.pt").touch()
-    with pytest.raises(CheckpointError, match=r"action_head--50_checkpoint\.pt: it puts out numbers and no tokens"):
+    with pytest.raises(
+        CheckpointError, match=r"action_head--50_checkpoint\.pt: it puts out numbers and no tokens"
+    ):
         policy_of(folder)
 
 
@@ -226,22 +301,35 @@ def test_damaged_tokenizer_and_a_language_model_without_vocabulary_are_named(fol
 def test_cut_projector_of_proprioception_is_named(folder):
     file = folder / "proprio_projector--50_checkpoint.pt"
     file.write_bytes(file.read_bytes()[:200])
-    with pytest.raises(CheckpointError, match=r"proprio_projector--50_checkpoint\.pt cannot be read"):
+    with pytest.raises(
+        CheckpointError, match=r"proprio_projector--50_checkpoint\.pt cannot be read"
+    ):
         policy_of(folder)
 
 
 def test_several_projectors_of_proprioception_are_refused(folder):
     (folder / "proprio_projector--60_checkpoint.pt").touch()
-    with pytest.raises(CheckpointError, match=r"several projectors of proprioception, proprio_projector--50.*: leave one"):
+    with pytest.raises(
+        CheckpointError,
+        match=r"several projectors of proprioception, proprio_projector--50.*: leave one",
+    ):
         policy_of(folder)
 
 
 def test_data_set_is_chosen_where_there_are_several(folder):
     wider = ACTION | {"q99": [1.8] * 6 + [1.0]}
     (folder / "dataset_statistics.json").write_text(
-        json.dumps({"libero_object_no_noops": {"action": ACTION, "proprio": STATE}, "bridge": {"action": wider}})
+        json.dumps(
+            {
+                "libero_object_no_noops": {"action": ACTION, "proprio": STATE},
+                "bridge": {"action": wider},
+            }
+        )
     )
-    with pytest.raises(CheckpointError, match=r"knows several data sets, .* name the one .*options\.statistics=None"):
+    with pytest.raises(
+        CheckpointError,
+        match=r"knows several data sets, .* name the one .*options\.statistics=None",
+    ):
         policy_of(folder)
     assert policy_of(folder, statistics="object").action_tokenizer.quantiles.high[0] == 0.9
     with pytest.raises(CheckpointError, match="no ranges of it"):
@@ -251,7 +339,10 @@ def test_data_set_is_chosen_where_there_are_several(folder):
 @pytest.mark.parametrize(
     ("spec", "message"),
     [
-        (spec_of(cameras=1), r"looks through actor_rollout_ref\.model\.options\.images=2 cameras, and environment 'robot' has 1"),
+        (
+            spec_of(cameras=1),
+            r"looks through actor_rollout_ref\.model\.options\.images=2 cameras, and environment 'robot' has 1",
+        ),
         (spec_of(actions=4), r"acts as LIBERO's robot does, and 'robot' in Box"),
     ],
 )

@@ -29,7 +29,10 @@ def waves(*size, slope, start=0.0):
 def test_features_are_those_of_timm(shape, features):
     encoder = VisionEncoder(shape, image_size=28, recompute=False)
     encoder.load_state_dict(
-        {name: 0.5 * waves(*tensor.shape, slope=0.37, start=len(name)) for name, tensor in encoder.state_dict().items()}
+        {
+            name: 0.5 * waves(*tensor.shape, slope=0.37, start=len(name))
+            for name, tensor in encoder.state_dict().items()
+        }
     )
     patches = encoder(waves(1, 3, 28, 28, slope=0.11))
     assert patches.shape == (1, 4, 8)
@@ -37,7 +40,13 @@ def test_features_are_those_of_timm(shape, features):
 
 
 def test_each_encoder_gets_colours_in_its_own_normalisation():
-    backbone = VisionBackbone([DINO, SIGLIP], means=[[0.5] * 3, [0.0] * 3], stds=[[0.25] * 3, [1.0] * 3], image_size=28, recompute=False)
+    backbone = VisionBackbone(
+        [DINO, SIGLIP],
+        means=[[0.5] * 3, [0.0] * 3],
+        stds=[[0.25] * 3, [1.0] * 3],
+        image_size=28,
+        recompute=False,
+    )
     image = torch.full((1, 28, 28, 3), 255, dtype=torch.uint8)
     patches = backbone(image)
     first = backbone.featurizer(torch.full((1, 3, 28, 28), 2.0))  # (1 - 0.5) / 0.25
@@ -47,16 +56,24 @@ def test_each_encoder_gets_colours_in_its_own_normalisation():
 
 def test_recomputing_leaves_the_gradient_as_it_is():
     torch.manual_seed(0)
-    kept, recomputing = VisionEncoder(DINO, image_size=28, recompute=False), VisionEncoder(DINO, image_size=28, recompute=True)
+    kept, recomputing = (
+        VisionEncoder(DINO, image_size=28, recompute=False),
+        VisionEncoder(DINO, image_size=28, recompute=True),
+    )
     recomputing.load_state_dict(kept.state_dict())
     image = waves(2, 3, 28, 28, slope=0.11)
     for encoder in (kept, recomputing):
         encoder(image).square().sum().backward()
-    gradients = [[weight.grad for weight in encoder.parameters()] for encoder in (kept, recomputing)]
+    gradients = [
+        [weight.grad for weight in encoder.parameters()] for encoder in (kept, recomputing)
+    ]
     for one, other in zip(*gradients, strict=True):
         torch.testing.assert_close(one, other)
 
 
 def test_unknown_encoder_is_answered_with_the_known_ones():
-    with pytest.raises(UnknownNameError, match=r"'vit_so400m_patch14_siglip_384'.* Did you mean 'vit_so400m_patch14_siglip_224'"):
+    with pytest.raises(
+        UnknownNameError,
+        match=r"'vit_so400m_patch14_siglip_384'.* Did you mean 'vit_so400m_patch14_siglip_224'",
+    ):
         encoder_shape("vit_so400m_patch14_siglip_384")

@@ -16,7 +16,9 @@ HERE = "test_policy_registry"
 
 
 def make_house_policy(spec, path, *, weights=True, width=8):
-    return load_reference(POLICIES["tiny_vla"], place="test")(spec, path, weights=weights, width=width)
+    return load_reference(POLICIES["tiny_vla"], place="test")(
+        spec, path, weights=weights, width=width
+    )
 
 
 def make_nothing(spec, path, **options):
@@ -44,7 +46,10 @@ def test_a_line_is_all_that_a_new_policy_of_the_house_needs(monkeypatch):
 
 
 def test_an_unknown_policy_is_answered_with_the_known_ones():
-    with pytest.raises(UnknownNameError, match=r"Did you mean 'tiny_vla'\? Known: module:name, openvla_oft, tiny_vla"):
+    with pytest.raises(
+        UnknownNameError,
+        match=r"Did you mean 'tiny_vla'\? Known: module:name, openvla_oft, tiny_vla",
+    ):
         build("tiny_vlaa")
 
 
@@ -63,5 +68,7 @@ def test_a_tiny_vla_refuses_options_that_its_weights_contradict(tmp_path):
     save_policy(build("tiny_vla", width=8), tmp_path)
     policy = build_policy("tiny_vla", path=str(tmp_path), spec=SPEC, seed=0, options={})
     policy.check_options(SPEC, options={"width": 8, "chunk_length": 8}, path=str(tmp_path))
-    with pytest.raises(CheckpointError, match=r"has width=16, and the weights in .* were made with width=8"):
+    with pytest.raises(
+        CheckpointError, match=r"has width=16, and the weights in .* were made with width=8"
+    ):
         policy.check_options(SPEC, options={"width": 16}, path=str(tmp_path))

@@ -7,7 +7,14 @@ from hypothesis import strategies as st
 
 from siirl.models.chat import ChatTokenizer, load_chat_tokenizer
 from siirl.models.language_model import LanguageModel, load_language_model
-from siirl.models.tiny_lm import NUM_BYTES, SPECIAL_TOKENS, TAGS, TinyLMShape, new_tiny_lm, tiny_tokenizer
+from siirl.models.tiny_lm import (
+    NUM_BYTES,
+    SPECIAL_TOKENS,
+    TAGS,
+    TinyLMShape,
+    new_tiny_lm,
+    tiny_tokenizer,
+)
 
 SMALL = TinyLMShape(width=32, layers=1, heads=2, feed_forward=32, max_length=64)
 QUESTION = [{"role": "user", "content": "12+34="}]
@@ -30,7 +37,11 @@ def test_a_byte_is_the_token_of_its_value(tokenizer):
     assert tokenizer("1+é\n\x00")["input_ids"] == [0x31, 0x2B, 0xC3, 0xA9, 0x0A, 0x00]
 
 
-@given(text=st.text(max_size=40).filter(lambda text: not any(mark in text for mark in (*SPECIAL_TOKENS, *TAGS))))
+@given(
+    text=st.text(max_size=40).filter(
+        lambda text: not any(mark in text for mark in (*SPECIAL_TOKENS, *TAGS))
+    )
+)
 @settings(derandomize=True, deadline=None)
 def test_any_text_is_its_bytes_and_back(tokenizer, text):
     ids = tokenizer(text, add_special_tokens=False)["input_ids"]
@@ -59,7 +70,9 @@ def test_marks_come_after_the_bytes_and_tags_stay_in_the_text(tokenizer):
 def test_a_chat_is_written_with_as_few_marks_as_can_be(tokenizer, roles, text):
     names = {"s": "system", "u": "user", "a": "assistant", "t": "tool"}
     messages = [{"role": names[role], "content": role.upper()} for role in roles]
-    assert tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True) == text
+    assert (
+        tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True) == text
+    )
 
 
 def test_the_model_has_an_entry_for_every_token_and_ties_its_head():
@@ -85,10 +98,15 @@ def test_the_seed_fixes_the_weights_and_leaves_other_generators_alone():
 def test_transformers_reads_the_folder_without_our_code(folder):
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    tokenizer, model = AutoTokenizer.from_pretrained(folder), AutoModelForCausalLM.from_pretrained(folder)
+    tokenizer, model = (
+        AutoTokenizer.from_pretrained(folder),
+        AutoModelForCausalLM.from_pretrained(folder),
+    )
     assert len(tokenizer) == model.config.vocab_size == 264
     assert tokenizer("e\u0301")["input_ids"] == [0x65, 0xCC, 0x81]  # nothing is normalised
-    assert tokenizer.apply_chat_template(QUESTION, add_generation_prompt=True, return_dict=False) == list(b"12+34=")
+    assert tokenizer.apply_chat_template(
+        QUESTION, add_generation_prompt=True, return_dict=False
+    ) == list(b"12+34=")
     assert torch.equal(model.lm_head.weight, new_tiny_lm(seed=3, shape=SMALL).lm_head.weight)
 
 
@@ -104,5 +122,8 @@ def test_the_shipped_folder_has_the_shape_and_the_tokenizer_of_this_file(reposit
     assert {name: tensor.shape for name, tensor in model.state_dict().items()} == {
         name: tensor.shape for name, tensor in fresh.state_dict().items()
     }
-    assert tokenizer.tokenizer.backend_tokenizer.to_str() == tiny_tokenizer().backend_tokenizer.to_str()
+    assert (
+        tokenizer.tokenizer.backend_tokenizer.to_str()
+        == tiny_tokenizer().backend_tokenizer.to_str()
+    )
     assert tokenizer.tokenizer.chat_template == tiny_tokenizer().chat_template

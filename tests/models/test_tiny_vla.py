@@ -42,7 +42,10 @@ def test_image_and_instruction_change_the_answer():
 def test_several_cameras_are_all_seen():
     policy = vla(image_shape=(2, 32, 32))
     images = torch.zeros(1, 2, 32, 32, 3, dtype=torch.uint8)
-    rest = {"proprioception": torch.zeros(1, 4), "instruction_ids": torch.ones(1, 16, dtype=torch.int64)}
+    rest = {
+        "proprioception": torch.zeros(1, 4),
+        "instruction_ids": torch.ones(1, 16, dtype=torch.int64),
+    }
     black = policy(pixel_values=images.clone(), **rest)
     images[:, 1] = 255
     assert not torch.allclose(black, policy(pixel_values=images, **rest))
@@ -53,7 +56,9 @@ def test_it_adapts_to_an_environment_without_images():
     spec = EnvSpec("state", ("only",), space, gymnasium.spaces.Discrete(2), max_episode_steps=10)
     policy = TinyVLA(TinyVLAConfig.for_env(spec, chunk_length=1))
     ids = torch.from_numpy(policy.tokenize_instruction(""))[None]
-    assert policy(pixel_values=None, proprioception=torch.zeros(1, 3), instruction_ids=ids).shape == (1, 1, 2)
+    assert policy(
+        pixel_values=None, proprioception=torch.zeros(1, 3), instruction_ids=ids
+    ).shape == (1, 1, 2)
 
 
 def test_an_environment_without_anything_to_see_is_refused():
@@ -69,7 +74,9 @@ def test_words_are_hashed_the_same_everywhere():
 def test_a_new_layer_sees_fitted_proprioception_at_mean_0_and_deviation_1():
     layer = vla().proprioception_layer
     weight, bias = layer.weight.detach().clone(), layer.bias.detach().clone()
-    felt = torch.tensor([[1.0, 0.02, 5.0, 0.0], [3.0, 0.04, 5.0, 0.0]])  # deviations 1 and 0.01; the last two never move
+    felt = torch.tensor(
+        [[1.0, 0.02, 5.0, 0.0], [3.0, 0.04, 5.0, 0.0]]
+    )  # deviations 1 and 0.01; the last two never move
     fit_scale(layer, felt)
     standardised = torch.tensor([[-1.0, -1.0, 0.0, 0.0], [1.0, 1.0, 0.0, 0.0]])
     assert torch.allclose(layer(felt), standardised @ weight.T + bias, atol=1e-3)

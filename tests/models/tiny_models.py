@@ -3,7 +3,15 @@
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, Gemma2Config, GPT2Config, LlamaConfig, MambaConfig, PhiConfig, Qwen3Config
+from transformers import (
+    AutoModelForCausalLM,
+    Gemma2Config,
+    GPT2Config,
+    LlamaConfig,
+    MambaConfig,
+    PhiConfig,
+    Qwen3Config,
+)
 
 SIZES: dict[str, Any] = {
     "vocab_size": 40,
@@ -18,14 +26,23 @@ SIZES: dict[str, Any] = {
     "bos_token_id": None,
     "eos_token_id": 1,
 }
-GPT2_SIZES: dict[str, Any] = {"vocab_size": 40, "n_embd": 16, "n_layer": 2, "n_head": 2, "n_positions": 32, "eos_token_id": 1}
+GPT2_SIZES: dict[str, Any] = {
+    "vocab_size": 40,
+    "n_embd": 16,
+    "n_layer": 2,
+    "n_head": 2,
+    "n_positions": 32,
+    "eos_token_id": 1,
+}
 CONFIGS = {
     "tied": lambda: Qwen3Config(**SIZES, tie_word_embeddings=True),
     "separate": lambda: LlamaConfig(**SIZES, tie_word_embeddings=False),
     "learnt positions": lambda: GPT2Config(**GPT2_SIZES, bos_token_id=None),
     "biased head": lambda: PhiConfig(**{**SIZES, "num_key_value_heads": 2}),
     "capped logits": lambda: Gemma2Config(**SIZES, final_logit_softcapping=0.1),
-    "recurrent": lambda: MambaConfig(vocab_size=40, hidden_size=16, num_hidden_layers=1, state_size=4),
+    "recurrent": lambda: MambaConfig(
+        vocab_size=40, hidden_size=16, num_hidden_layers=1, state_size=4
+    ),
 }
 
 

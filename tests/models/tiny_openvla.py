@@ -13,7 +13,9 @@ from siirl.models import openvla_vision
 from siirl.models.openvla_vision import EncoderShape
 
 ENCODERS = {
-    "tiny_dino": EncoderShape(width=8, blocks=3, heads=2, hidden=12, patch=56, registers=2, scaled=True),
+    "tiny_dino": EncoderShape(
+        width=8, blocks=3, heads=2, hidden=12, patch=56, registers=2, scaled=True
+    ),
     "tiny_siglip": EncoderShape(width=4, blocks=3, heads=1, hidden=8, patch=56),
 }
 PATCHES = 16
@@ -34,11 +36,27 @@ CONFIG = {
         "pad_token_id": 32000,
     },
 }
-PREPROCESSOR = {"means": [[0.485, 0.456, 0.406], [0.5, 0.5, 0.5]], "stds": [[0.229, 0.224, 0.225], [0.5, 0.5, 0.5]]}
+PREPROCESSOR = {
+    "means": [[0.485, 0.456, 0.406], [0.5, 0.5, 0.5]],
+    "stds": [[0.229, 0.224, 0.225], [0.5, 0.5, 0.5]],
+}
 ACTION = {"q01": [-0.9] * 6 + [0.0], "q99": [0.9] * 6 + [1.0], "mask": [True] * 6 + [False]}
 STATE = {"q01": [-1.0] * 8, "q99": [1.0] * 8}
 QUESTION = ["In", ":", "What", "action", "should", "the", "robot", "take", "to", "?", "Out"]
-WORDS = [*QUESTION, "pick", "up", "black", "bowl", "and", "place", "it", "on", "plate", "open", "drawer"]
+WORDS = [
+    *QUESTION,
+    "pick",
+    "up",
+    "black",
+    "bowl",
+    "and",
+    "place",
+    "it",
+    "on",
+    "plate",
+    "open",
+    "drawer",
+]
 
 
 def know_tiny_encoders(monkeypatch):
@@ -52,24 +70,41 @@ def write_checkpoint(folder, *, state=False, seed=0):
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(CONFIG))
     (folder / "preprocessor_config.json").write_text(json.dumps(PREPROCESSOR))
-    (folder / "dataset_statistics.json").write_text(json.dumps({"libero_object_no_noops": {"action": ACTION, "proprio": STATE}}))
+    (folder / "dataset_statistics.json").write_text(
+        json.dumps({"libero_object_no_noops": {"action": ACTION, "proprio": STATE}})
+    )
     tokenizer().save(str(folder / "tokenizer.json"))
     weights = random_weights(seed)
     save_torch_state_dict(weights, folder, max_shard_size=2_000_000)
     if state:
         generator = torch.Generator().manual_seed(seed + 1)
-        shapes = {"fc1.weight": (WIDTH, 8), "fc1.bias": (WIDTH,), "fc2.weight": (WIDTH, WIDTH), "fc2.bias": (WIDTH,)}
-        projector = {f"module.{name}": torch.randn(shape, generator=generator) for name, shape in shapes.items()}
+        shapes = {
+            "fc1.weight": (WIDTH, 8),
+            "fc1.bias": (WIDTH,),
+            "fc2.weight": (WIDTH, WIDTH),
+            "fc2.bias": (WIDTH,),
+        }
+        projector = {
+            f"module.{name}": torch.randn(shape, generator=generator)
+            for name, shape in shapes.items()
+        }
         torch.save(projector, folder / "proprio_projector--50_checkpoint.pt")
     return folder
 
 
 def tokenizer():
     """Words as Llama's tokenizer would give them ids: unknown is 0, <s> 1, </s> 2."""
-    ids = {"<unk>": 0, "<s>": 1, "</s>": 2, **{word: 100 + number for number, word in enumerate(WORDS)}}
+    ids = {
+        "<unk>": 0,
+        "<s>": 1,
+        "</s>": 2,
+        **{word: 100 + number for number, word in enumerate(WORDS)},
+    }
     made = Tokenizer(models.WordLevel(ids, unk_token="<unk>"))
     made.pre_tokenizer = pre_tokenizers.Whitespace()
-    made.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 1)])
+    made.post_processor = processors.TemplateProcessing(
+        single="<s> $A", special_tokens=[("<s>", 1)]
+    )
     return made
 
 
@@ -78,17 +113,29 @@ def random_weights(seed):
     generator = torch.Generator().manual_seed(seed)
     shapes = {}
     for name, (_, shape) in zip(("featurizer", "fused_featurizer"), ENCODERS.items(), strict=True):
-        shapes |= {f"vision_backbone.{name}.{part}": size for part, size in encoder_weights(shape).items()}
+        shapes |= {
+            f"vision_backbone.{name}.{part}": size for part, size in encoder_weights(shape).items()
+        }
     seen = sum(shape.width for shape in ENCODERS.values())
-    shapes |= linear("projector.fc1", seen, 4 * seen) | linear("projector.fc2", 4 * seen, WIDTH) | linear("projector.fc3", WIDTH, WIDTH)
+    shapes |= (
+        linear("projector.fc1", seen, 4 * seen)
+        | linear("projector.fc2", 4 * seen, WIDTH)
+        | linear("projector.fc3", WIDTH, WIDTH)
+    )
     shapes |= {f"language_model.{name}": size for name, size in llama_weights().items()}
-    return {name: (0.3 * torch.randn(size, generator=generator)).bfloat16() for name, size in shapes.items()}
+    return {
+        name: (0.3 * torch.randn(size, generator=generator)).bfloat16()
+        for name, size in shapes.items()
+    }
 
 
 def encoder_weights(shape):
     """Names and sizes of timm's vision transformer, whose last block and norm OpenVLA does not run."""
     width = shape.width
-    weights = {"pos_embed": (1, PATCHES, width), "patch_embed.proj.weight": (width, 3, shape.patch, shape.patch)}
+    weights = {
+        "pos_embed": (1, PATCHES, width),
+        "patch_embed.proj.weight": (width, 3, shape.patch, shape.patch),
+    }
     weights |= {"patch_embed.proj.bias": (width,), "norm.weight": (width,), "norm.bias": (width,)}
     if shape.registers:
         weights |= {"cls_token": (1, 1, width), "reg_token": (1, shape.registers, width)}
@@ -98,10 +145,17 @@ def encoder_weights(shape):
         block = f"blocks.{number}"
         for norm in ("norm1", "norm2"):
             weights |= {f"{block}.{norm}.weight": (width,), f"{block}.{norm}.bias": (width,)}
-        weights |= linear(f"{block}.attn.qkv", width, 3 * width) | linear(f"{block}.attn.proj", width, width)
-        weights |= linear(f"{block}.mlp.fc1", width, shape.hidden) | linear(f"{block}.mlp.fc2", shape.hidden, width)
+        weights |= linear(f"{block}.attn.qkv", width, 3 * width) | linear(
+            f"{block}.attn.proj", width, width
+        )
+        weights |= linear(f"{block}.mlp.fc1", width, shape.hidden) | linear(
+            f"{block}.mlp.fc2", shape.hidden, width
+        )
         if shape.scaled:
-            weights |= {f"{block}.ls1.scale_factor": (width,), f"{block}.ls2.scale_factor": (width,)}
+            weights |= {
+                f"{block}.ls1.scale_factor": (width,),
+                f"{block}.ls2.scale_factor": (width,),
+            }
     return weights
 
 
@@ -112,12 +166,18 @@ def linear(name, inputs, outputs):
 def llama_weights():
     text = CONFIG["text_config"]
     width, hidden = text["hidden_size"], text["intermediate_size"]
-    weights = {"model.embed_tokens.weight": (text["vocab_size"], width), "model.norm.weight": (width,)}
+    weights = {
+        "model.embed_tokens.weight": (text["vocab_size"], width),
+        "model.norm.weight": (width,),
+    }
     weights |= {"lm_head.weight": (text["vocab_size"], width)}
     for number in range(text["num_hidden_layers"]):
         layer = f"model.layers.{number}"
         weights |= {f"{layer}.self_attn.{part}_proj.weight": (width, width) for part in "qkvo"}
         weights |= {f"{layer}.mlp.{part}_proj.weight": (hidden, width) for part in ("gate", "up")}
         weights |= {f"{layer}.mlp.down_proj.weight": (width, hidden)}
-        weights |= {f"{layer}.{norm}.weight": (width,) for norm in ("input_layernorm", "post_attention_layernorm")}
+        weights |= {
+            f"{layer}.{norm}.weight": (width,)
+            for norm in ("input_layernorm", "post_attention_layernorm")
+        }
     return weights

@@ -12,26 +12,41 @@ from siirl.params.parser import parse_config, to_yaml
 
 
 def test_the_class_and_the_config_of_mujoco_have_the_same_defaults() -> None:
-    of_the_class = {name: parameter.default for name, parameter in inspect.signature(MetaWorldEnv).parameters.items()}
+    of_the_class = {
+        name: parameter.default
+        for name, parameter in inspect.signature(MetaWorldEnv).parameters.items()
+    }
     assert parse_config(["env=mujoco"]).env.constructor_kwargs() == of_the_class
 
 
 def test_the_page_on_environments_names_the_same_defaults(repository: Path) -> None:
-    page, env = (repository / "docs" / "environments.md").read_text(), parse_config(["env=mujoco"]).env
+    page, env = (
+        (repository / "docs" / "environments.md").read_text(),
+        parse_config(["env=mujoco"]).env,
+    )
     (tasks,) = re.findall(r"\*\*Default tasks\*\*: (.*)\.\n", page)
     (limit,) = re.findall(r"\*\*Limit\*\*: (\d+) steps", page)
     (camera,) = re.findall(r"\*\*Camera\*\* `(\w+)`", page)
-    assert (tuple(tasks.split(", ")), int(limit), camera) == (DEFAULT_TASKS, env.max_episode_steps, env.camera)
+    assert (tuple(tasks.split(", ")), int(limit), camera) == (
+        DEFAULT_TASKS,
+        env.max_episode_steps,
+        env.camera,
+    )
 
 
 @pytest.mark.parametrize(
     ("env", "taught", "tasks"),
-    [("tools", {"wording": "bare", "announce": False}, ("sums-6",)), ("sandbox", {"wording": "bare"}, ("numbers-2", "lists-2"))],
+    [
+        ("tools", {"wording": "bare", "announce": False}, ("sums-6",)),
+        ("sandbox", {"wording": "bare"}, ("numbers-2", "lists-2")),
+    ],
 )
 def test_a_shipped_model_is_asked_as_it_was_taught_and_others_as_the_environment_asks(
     env: str, taught: dict[str, Any], tasks: tuple[str, ...]
 ) -> None:
-    shipped, other = (parse_config([f"env={env}", *model]).env for model in ((), ("model=causal_lm",)))
+    shipped, other = (
+        parse_config([f"env={env}", *model]).env for model in ((), ("model=causal_lm",))
+    )
     assert (shipped.kwargs, tuple(shipped.tasks or ())) == (taught, tasks)
     assert other.kwargs == {}
     assert set(tasks) <= set(other.tasks or ())
@@ -77,9 +92,16 @@ def test_what_was_read_is_read_again_as_the_same(tmp_path: Path) -> None:
         assert parse_config(config_file=file).env == config.env
 
 
-@pytest.mark.parametrize("words", [("env=tools",), ("env=gymnasium", "env.id=CartPole-v1", "env.kwargs={max_episode_steps: 3}")])
-def test_a_groups_own_arguments_and_those_of_a_runs_file_are_given_once(words: tuple[str, ...], tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "words",
+    [("env=tools",), ("env=gymnasium", "env.id=CartPole-v1", "env.kwargs={max_episode_steps: 3}")],
+)
+def test_a_groups_own_arguments_and_those_of_a_runs_file_are_given_once(
+    words: tuple[str, ...], tmp_path: Path
+) -> None:
     config = parse_config(words)
     file = tmp_path / "config.yaml"
     file.write_text(to_yaml(config))
-    assert parse_config(config_file=file).env.constructor_kwargs() == config.env.constructor_kwargs()
+    assert (
+        parse_config(config_file=file).env.constructor_kwargs() == config.env.constructor_kwargs()
+    )

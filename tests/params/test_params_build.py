@@ -43,7 +43,9 @@ def built(values: dict[str, Any]) -> tuple[Cart, list[str]]:
 
 
 def test_values_are_taken_over_and_the_rest_is_default() -> None:
-    cart, problems = built({"wheels": 3, "names": ["a"], "sizes": [2, 3], "extra": {"x": [1]}, "wheel": {"radius": 1}})
+    cart, problems = built(
+        {"wheels": 3, "names": ["a"], "sizes": [2, 3], "extra": {"x": [1]}, "wheel": {"radius": 1}}
+    )
     assert cart == Cart(wheels=3, names=["a"], sizes=(2, 3), extra={"x": [1]}, wheel=Wheel(1.0))
     assert problems == []
 
@@ -91,14 +93,22 @@ def test_a_number_must_be_finite_and_above_its_bound(radius: float) -> None:
 
 
 def test_an_unknown_key_is_answered_with_the_nearest() -> None:
-    assert "Unknown key 'wheel.radios' (config). Did you mean 'wheel.radius'?" in built({"wheel": {"radios": 1}})[1][0]
+    assert (
+        "Unknown key 'wheel.radios' (config). Did you mean 'wheel.radius'?"
+        in built({"wheel": {"radios": 1}})[1][0]
+    )
 
 
 def test_all_problems_are_collected() -> None:
     assert len(built({"wheels": 0, "colour": 1, "nothing": 2})[1]) == 3
 
 
-@given(st.dictionaries(st.sampled_from(["wheels", "colour", "names", "sizes", "load", "extra", "wheel", "other"]), st.from_type(object)))
+@given(
+    st.dictionaries(
+        st.sampled_from(["wheels", "colour", "names", "sizes", "load", "extra", "wheel", "other"]),
+        st.from_type(object),
+    )
+)
 def test_no_value_whatever_raises(values: dict[str, Any]) -> None:
     cart, problems = built(values)
     assert isinstance(cart, Cart)
@@ -107,27 +117,54 @@ def test_no_value_whatever_raises(values: dict[str, Any]) -> None:
 
 def test_a_plain_field_of_a_user_is_a_key() -> None:
     keys = {key.place: key for key in keys_of(Cart)}
-    assert list(keys) == ["wheels", "colour", "names", "sizes", "load", "extra", "anything", "wheel.radius"]
+    assert list(keys) == [
+        "wheels",
+        "colour",
+        "names",
+        "sizes",
+        "load",
+        "extra",
+        "anything",
+        "wheel.radius",
+    ]
     assert keys["extra"].is_open
 
 
 @pytest.mark.parametrize(
     ("hint", "name"),
-    [(int, "integer"), (float | None, "number or null"), (tuple[str, ...], "list of text"), (dict[str, Any], "mapping"), (Wheel, "Wheel")],
+    [
+        (int, "integer"),
+        (float | None, "number or null"),
+        (tuple[str, ...], "list of text"),
+        (dict[str, Any], "mapping"),
+        (Wheel, "Wheel"),
+    ],
 )
 def test_types_are_told_in_words(hint: Any, name: str) -> None:
     assert type_name(hint) == name
 
 
 @pytest.mark.parametrize(
-    ("value", "text"), [(None, "null"), (True, "true"), (1e-6, "1e-06"), (("a", 1), "[a,1]"), ({"a": None}, "{a: null}"), ("x", "x")]
+    ("value", "text"),
+    [
+        (None, "null"),
+        (True, "true"),
+        (1e-6, "1e-06"),
+        (("a", 1), "[a,1]"),
+        ({"a": None}, "{a: null}"),
+        ("x", "x"),
+    ],
 )
 def test_values_are_told_as_they_are_typed(value: object, text: str) -> None:
     assert as_text(value) == text
 
 
 def test_every_key_says_what_it_does() -> None:
-    assert [place for place, key in known_keys({}).items() if not key.metadata["help"].endswith((".", ";"))] == []
+    assert [
+        place
+        for place, key in known_keys({}).items()
+        if not key.metadata["help"].endswith((".", ";"))
+    ] == []
 
 
 def test_every_default_lies_within_its_own_bounds() -> None:

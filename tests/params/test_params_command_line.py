@@ -13,7 +13,11 @@ from siirl.params.parser import known_keys
 
 def test_everything_that_is_no_flag_belongs_to_the_parser() -> None:
     command = read_command_line(["pipeline=grpo", "--config", "a.yaml", "trainer.seed=1"])
-    assert (command.action, command.config_file, command.overrides) == (Action.RUN, "a.yaml", ("pipeline=grpo", "trainer.seed=1"))
+    assert (command.action, command.config_file, command.overrides) == (
+        Action.RUN,
+        "a.yaml",
+        ("pipeline=grpo", "trainer.seed=1"),
+    )
 
 
 @pytest.mark.parametrize(
@@ -64,7 +68,12 @@ def test_help_shows_every_group_with_every_option_and_what_it_is_for() -> None:
 
 
 def test_what_an_option_is_for_is_a_whole_sentence() -> None:
-    cut = [f"{group}={name}" for group, names in options().items() for name in names if not summary(group, name).endswith(".")]
+    cut = [
+        f"{group}={name}"
+        for group, names in options().items()
+        for name in names
+        if not summary(group, name).endswith(".")
+    ]
     assert cut == []
 
 

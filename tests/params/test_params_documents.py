@@ -92,8 +92,15 @@ def guide(tmp_path: Path) -> Parsed:
 def test_it_is_read_as_it_is_written(guide: Parsed) -> None:
     config = guide.config
     assert (config.data.train_batch_size, config.data.train_files) == (512, ("train.parquet",))
-    assert (config.actor_rollout_ref.actor.optim.lr, config.actor_rollout_ref.rollout.tensor_model_parallel_size) == (1e-6, 2)
-    assert (config.trainer.n_gpus_per_node, config.trainer.logger, config.dag.backend_threshold) == (8, ("wandb",), 32)
+    assert (
+        config.actor_rollout_ref.actor.optim.lr,
+        config.actor_rollout_ref.rollout.tensor_model_parallel_size,
+    ) == (1e-6, 2)
+    assert (
+        config.trainer.n_gpus_per_node,
+        config.trainer.logger,
+        config.dag.backend_threshold,
+    ) == (8, ("wandb",), 32)
 
 
 def test_its_workflow_type_chooses_the_pipeline_and_says_so(guide: Parsed) -> None:
@@ -106,10 +113,15 @@ def test_its_files_choose_the_environment_and_say_so(guide: Parsed) -> None:
     assert "without env= is read as env=math" in guide.notices[1]
 
 
-def test_what_only_text_reads_is_refused_for_a_robot_with_the_reason(guide: Parsed, tmp_path: Path) -> None:
+def test_what_only_text_reads_is_refused_for_a_robot_with_the_reason(
+    guide: Parsed, tmp_path: Path
+) -> None:
     assert config_problems(guide.config) == []
     config = parse(["env=mujoco"], config_file=tmp_path / "config.yaml").config
-    problems = [*environment_problems(config, env_spec("mujoco")), *unread_in_domain(config, text=False)]
+    problems = [
+        *environment_problems(config, env_spec("mujoco")),
+        *unread_in_domain(config, text=False),
+    ]
     messages = [str(problem) for problem in problems]
     refused = {message.split("=")[0] for message in messages}
     assert refused == {

@@ -22,7 +22,12 @@ def refusal(*overrides: str, config_file: Path | None = None) -> str:
 
 def test_no_arguments_give_the_demo_job() -> None:
     config = parse_config()
-    assert (config.dag.pipeline, config.env.name, config.reward.name, config.cluster.mode) == ("embodied_srpo", "mujoco", "srpo", "ray")
+    assert (config.dag.pipeline, config.env.name, config.reward.name, config.cluster.mode) == (
+        "embodied_srpo",
+        "mujoco",
+        "srpo",
+        "ray",
+    )
     assert config.trainer.total_steps is not None
 
 
@@ -34,9 +39,15 @@ def test_no_arguments_give_the_demo_job() -> None:
         ("dag.custom_pipeline_fn=my_package.graphs.mine", "mine"),
     ],
 )
-def test_a_graph_of_ones_own_has_the_keys_own_defaults_and_names_the_run(graph: str, name: str) -> None:
+def test_a_graph_of_ones_own_has_the_keys_own_defaults_and_names_the_run(
+    graph: str, name: str
+) -> None:
     config, schema = parse_config(["env=mujoco", graph]), SiiRLArguments()
-    assert (config.dag.pipeline, config.dag.shipped_graph, config.trainer.experiment_name) == (None, None, name)
+    assert (config.dag.pipeline, config.dag.shipped_graph, config.trainer.experiment_name) == (
+        None,
+        None,
+        name,
+    )
     assert config.algorithm == replace(schema.algorithm, workflow_type="DEFAULT")
     assert config.reward == schema.reward
     assert config.actor_rollout_ref.actor.clip_ratio_high is None
@@ -45,7 +56,11 @@ def test_a_graph_of_ones_own_has_the_keys_own_defaults_and_names_the_run(graph: 
 
 def test_a_pipeline_beside_a_graph_of_ones_own_gives_its_defaults() -> None:
     config = parse_config(["pipeline=dapo", "env=math", "dag.workflow_file=own.yaml"])
-    assert (config.dag.pipeline, config.dag.shipped_graph, config.algorithm.overlong.penalty) == ("dapo", None, 1.0)
+    assert (config.dag.pipeline, config.dag.shipped_graph, config.algorithm.overlong.penalty) == (
+        "dapo",
+        None,
+        1.0,
+    )
 
 
 def test_a_graph_that_is_taken_back_leaves_the_demo_job() -> None:
@@ -67,7 +82,11 @@ def test_the_last_of_two_values_wins() -> None:
 
 def test_gymnasium_is_trained_on_its_return_with_new_weights() -> None:
     config = parse_config(["pipeline=grpo", "env=gymnasium", "env.id=CartPole-v1"])
-    assert (config.dag.pipeline, config.reward.name, config.env.id) == ("grpo", "return", "CartPole-v1")
+    assert (config.dag.pipeline, config.reward.name, config.env.id) == (
+        "grpo",
+        "return",
+        "CartPole-v1",
+    )
     assert config.actor_rollout_ref.model.path is None
     assert config.env.constructor_kwargs() == {"id": "CartPole-v1"}
 
@@ -115,15 +134,24 @@ def test_the_configuration_can_be_pickled() -> None:
     assert pickle.loads(pickle.dumps(config)) == config
 
 
-@pytest.mark.parametrize(("group", "option"), [(group, option) for group, names in options().items() for option in names])
+@pytest.mark.parametrize(
+    ("group", "option"), [(group, option) for group, names in options().items() for option in names]
+)
 def test_every_shipped_option_is_read_without_a_problem(group: str, option: str) -> None:
     assert isinstance(parse_config([f"{group}={option}"]), SiiRLArguments)
 
 
 def test_hydra_and_omegaconf_stop_at_the_parser(repository: Path) -> None:
     importing = re.compile(r"^\s*(from|import) (hydra|omegaconf)", re.MULTILINE)
-    files = [file for package in ("siirl", "envs", "vjepa", "pipelines") for file in (repository / package).rglob("*.py")]
-    assert sorted(file.name for file in files if importing.search(file.read_text())) == ["compose.py", "parser.py"]
+    files = [
+        file
+        for package in ("siirl", "envs", "vjepa", "pipelines")
+        for file in (repository / package).rglob("*.py")
+    ]
+    assert sorted(file.name for file in files if importing.search(file.read_text())) == [
+        "compose.py",
+        "parser.py",
+    ]
 
 
 # Refusals
@@ -131,7 +159,10 @@ def test_hydra_and_omegaconf_stop_at_the_parser(repository: Path) -> None:
 
 def test_a_misspelt_key_is_answered_with_the_nearest_and_its_neighbours() -> None:
     message = refusal("trainer.total_step=3")
-    assert "Unknown key 'trainer.total_step' (command line). Did you mean 'trainer.total_steps'?" in message
+    assert (
+        "Unknown key 'trainer.total_step' (command line). Did you mean 'trainer.total_steps'?"
+        in message
+    )
     assert "max_minutes" in message
 
 
@@ -142,16 +173,24 @@ def test_a_misspelt_group_is_answered_with_the_known_ones() -> None:
 
 
 def test_a_key_without_its_group_is_answered_with_its_place() -> None:
-    assert "Did you mean 'actor_rollout_ref.actor.optim.lr' or 'critic.optim.lr'?" in refusal("lr=1e-5")
+    assert "Did you mean 'actor_rollout_ref.actor.optim.lr' or 'critic.optim.lr'?" in refusal(
+        "lr=1e-5"
+    )
 
 
 def test_a_misspelt_option_is_answered_with_the_known_ones() -> None:
     known = "custom, gymnasium, libero, math, mujoco, sandbox, tools"
-    assert refusal("env=mujocoo") == f"Unknown env (command line) 'mujocoo'. Did you mean 'mujoco'? Known: {known}."
+    assert (
+        refusal("env=mujocoo")
+        == f"Unknown env (command line) 'mujocoo'. Did you mean 'mujoco'? Known: {known}."
+    )
 
 
 def test_a_wrong_type_names_the_place_and_an_example() -> None:
-    assert refusal("trainer.nnodes=two") == "trainer.nnodes=two (command line) must be an integer, for example trainer.nnodes=1."
+    assert (
+        refusal("trainer.nnodes=two")
+        == "trainer.nnodes=two (command line) must be an integer, for example trainer.nnodes=1."
+    )
 
 
 @pytest.mark.parametrize(
@@ -164,7 +203,10 @@ def test_a_wrong_type_names_the_place_and_an_example() -> None:
         ("trainer.blind=1", "must be true or false"),
         ("env.tasks=[1.5]", "must be a list of text or null"),
         ("trainer=3", "Unknown trainer (command line) '3'"),
-        ("data=3", "data=3 (command line): data holds keys, such as data.train_files; set one of them."),
+        (
+            "data=3",
+            "data=3 (command line): data holds keys, such as data.train_files; set one of them.",
+        ),
     ],
 )
 def test_wrong_types_are_refused(override: str, message: str) -> None:
@@ -197,9 +239,14 @@ def test_an_unknown_choice_is_answered_with_the_known_ones() -> None:
 
 
 def test_everything_that_is_wrong_is_told_at_once() -> None:
-    message = refusal("trainer.nnodes=-1", "env.image_size=big", "actor_rollout_ref.model.dtype=int8")
+    message = refusal(
+        "trainer.nnodes=-1", "env.image_size=big", "actor_rollout_ref.model.dtype=int8"
+    )
     assert message.startswith("3 things cannot work:")
-    assert all(place in message for place in ("trainer.nnodes", "env.image_size", "actor_rollout_ref.model.dtype"))
+    assert all(
+        place in message
+        for place in ("trainer.nnodes", "env.image_size", "actor_rollout_ref.model.dtype")
+    )
 
 
 def test_a_value_that_another_key_passes_on_says_so() -> None:
@@ -209,8 +256,14 @@ def test_a_value_that_another_key_passes_on_says_so() -> None:
 @pytest.mark.parametrize(
     ("override", "message"),
     [
-        ("nonsense", "'nonsense' (command line) is neither key=value nor group=option. Write no blanks around '='"),
-        ("trainer.seed =1", "'trainer.seed =1' (command line) is neither key=value nor group=option"),
+        (
+            "nonsense",
+            "'nonsense' (command line) is neither key=value nor group=option. Write no blanks around '='",
+        ),
+        (
+            "trainer.seed =1",
+            "'trainer.seed =1' (command line) is neither key=value nor group=option",
+        ),
         ("env.tasks=[push", "close every bracket"),
         ("~trainer.seed", "cannot be deleted"),
         ("trainer.seed=1,2", "one run has one value"),
@@ -225,7 +278,9 @@ def test_what_hydra_allows_and_we_do_not_is_refused_in_words(override: str, mess
 
 
 def test_two_options_of_one_group_are_refused() -> None:
-    assert "pipeline is chosen twice, grpo and embodied_srpo" in refusal("pipeline=grpo", "pipeline=embodied_srpo")
+    assert "pipeline is chosen twice, grpo and embodied_srpo" in refusal(
+        "pipeline=grpo", "pipeline=embodied_srpo"
+    )
 
 
 # Files
@@ -264,9 +319,15 @@ def test_a_missing_file_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "overrides",
-    [[], ["pipeline=grpo", "env=gymnasium", "env.id=CartPole-v1"], ["env.kwargs={a: 1, b: [x, null]}", "algorithm.adv_estimator=gspo"]],
+    [
+        [],
+        ["pipeline=grpo", "env=gymnasium", "env.id=CartPole-v1"],
+        ["env.kwargs={a: 1, b: [x, null]}", "algorithm.adv_estimator=gspo"],
+    ],
 )
-def test_the_printed_configuration_reads_back_as_the_same(tmp_path: Path, overrides: list[str]) -> None:
+def test_the_printed_configuration_reads_back_as_the_same(
+    tmp_path: Path, overrides: list[str]
+) -> None:
     config = parse_config(overrides)
     file = tmp_path / "config.yaml"
     file.write_text(to_yaml(config))
@@ -285,22 +346,34 @@ def test_an_open_mapping_of_a_file_replaces_what_a_group_set(tmp_path: Path) -> 
 def test_derived_keys_are_not_printed_and_are_filled_in() -> None:
     config = parse_config(["pipeline=grpo"])
     assert "workflow_type" not in to_tree(config)["algorithm"]
-    assert (config.algorithm.workflow_type, config.actor_rollout_ref.model.model_type) == ("DEFAULT", "embodied")
+    assert (config.algorithm.workflow_type, config.actor_rollout_ref.model.model_type) == (
+        "DEFAULT",
+        "embodied",
+    )
     assert parse_config(["env=math", "pipeline=grpo"]).actor_rollout_ref.model.model_type == "text"
 
 
 # Old names
 
 
-@pytest.mark.parametrize(("workflow_type", "pipeline"), [("DEFAULT", "grpo"), ("EMBODIED", "embodied_srpo")])
+@pytest.mark.parametrize(
+    ("workflow_type", "pipeline"), [("DEFAULT", "grpo"), ("EMBODIED", "embodied_srpo")]
+)
 def test_workflow_type_is_the_pipeline(workflow_type: str, pipeline: str) -> None:
     parsed = parse([f"algorithm.workflow_type={workflow_type}"])
-    assert (parsed.config.dag.pipeline, parsed.config.algorithm.workflow_type) == (pipeline, workflow_type)
-    assert parsed.notices == (f"algorithm.workflow_type={workflow_type} (command line) is read as pipeline={pipeline}.",)
+    assert (parsed.config.dag.pipeline, parsed.config.algorithm.workflow_type) == (
+        pipeline,
+        workflow_type,
+    )
+    assert parsed.notices == (
+        f"algorithm.workflow_type={workflow_type} (command line) is read as pipeline={pipeline}.",
+    )
 
 
 def test_an_old_name_that_contradicts_a_new_one_is_refused() -> None:
-    assert "pipeline is chosen twice" in refusal("algorithm.workflow_type=DEFAULT", "pipeline=embodied_srpo")
+    assert "pipeline is chosen twice" in refusal(
+        "algorithm.workflow_type=DEFAULT", "pipeline=embodied_srpo"
+    )
 
 
 def test_an_unknown_workflow_type_is_answered_with_the_known_ones() -> None:
@@ -319,7 +392,9 @@ def test_an_old_name_is_said_once() -> None:
 
 @pytest.mark.parametrize(("old", "new"), [("kl", "k1"), ("mse", "k2"), ("low_var_kl", "k3")])
 def test_old_names_of_kl_estimators(old: str, new: str) -> None:
-    config = parse_config([f"algorithm.kl_penalty={old}", f"actor_rollout_ref.actor.kl_loss_type={old}"])
+    config = parse_config(
+        [f"algorithm.kl_penalty={old}", f"actor_rollout_ref.actor.kl_loss_type={old}"]
+    )
     assert (config.algorithm.kl_penalty, config.actor_rollout_ref.actor.kl_loss_type) == (new, new)
 
 
@@ -342,18 +417,35 @@ def test_questions_in_files_are_those_of_math_where_no_environment_is_named(tmp_
     assert parse(config_file=again).config == named.config
 
 
-def test_a_file_of_an_older_run_with_an_argument_of_the_environment_given_twice_is_read_as_it_was(tmp_path: Path) -> None:
+def test_a_file_of_an_older_run_with_an_argument_of_the_environment_given_twice_is_read_as_it_was(
+    tmp_path: Path,
+) -> None:
     """The environment of such a run got the value in env.kwargs."""
     file = tmp_path / "config.yaml"
-    file.write_text(to_yaml(parse_config(["env=gymnasium", "env.id=CartPole-v1", "env.max_episode_steps=5"])))
-    twice = file.read_text().replace("  kwargs: {}\n", "  kwargs: {max_episode_steps: 3, sutton_barto_reward: true}\n")
+    file.write_text(
+        to_yaml(parse_config(["env=gymnasium", "env.id=CartPole-v1", "env.max_episode_steps=5"]))
+    )
+    twice = file.read_text().replace(
+        "  kwargs: {}\n", "  kwargs: {max_episode_steps: 3, sutton_barto_reward: true}\n"
+    )
     assert "max_episode_steps: 5" in twice and "max_episode_steps: 3" in twice
     file.write_text(twice)
     parsed = parse([], config_file=file)
-    assert parsed.config.env.constructor_kwargs() == {"id": "CartPole-v1", "max_episode_steps": 3, "sutton_barto_reward": True}
+    assert parsed.config.env.constructor_kwargs() == {
+        "id": "CartPole-v1",
+        "max_episode_steps": 3,
+        "sutton_barto_reward": True,
+    }
     (notice,) = parsed.notices
-    assert notice.startswith(f"env.kwargs.max_episode_steps=3 ({file}) is read as env.max_episode_steps")
-    assert parse(["env.max_episode_steps=7"], config_file=file).config.env.constructor_kwargs()["max_episode_steps"] == 7
+    assert notice.startswith(
+        f"env.kwargs.max_episode_steps=3 ({file}) is read as env.max_episode_steps"
+    )
+    assert (
+        parse(["env.max_episode_steps=7"], config_file=file).config.env.constructor_kwargs()[
+            "max_episode_steps"
+        ]
+        == 7
+    )
 
 
 def test_no_reason_of_a_default_points_to_a_document_that_no_reader_has() -> None:

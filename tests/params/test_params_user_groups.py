@@ -47,14 +47,22 @@ def _guide_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_its_keys_are_set_like_all_others() -> None:
-    config = parse_config([REGISTER, "my_custom.enable_feature=true", "my_custom.feature_config={key1: value1}"])
+    config = parse_config(
+        [REGISTER, "my_custom.enable_feature=true", "my_custom.feature_config={key1: value1}"]
+    )
     own = config.my_custom  # type: ignore[attr-defined]
-    assert (own.enable_feature, own.feature_threshold, own.feature_config) == (True, 0.5, {"key1": "value1"})
+    assert (own.enable_feature, own.feature_threshold, own.feature_config) == (
+        True,
+        0.5,
+        {"key1": "value1"},
+    )
 
 
 def test_it_may_stand_in_a_file(tmp_path: Path) -> None:
     file = tmp_path / "mine.yaml"
-    file.write_text("user_groups:\n  my_custom: guide_groups:MyCustomArguments\nmy_custom:\n  feature_threshold: 0.7\n")
+    file.write_text(
+        "user_groups:\n  my_custom: guide_groups:MyCustomArguments\nmy_custom:\n  feature_threshold: 0.7\n"
+    )
     assert parse_config(config_file=file).my_custom.feature_threshold == 0.7  # type: ignore[attr-defined]
 
 
@@ -81,13 +89,19 @@ def test_its_help_is_shown() -> None:
     ("overrides", "message"),
     [
         ([REGISTER, "my_custom.enable_featur=true"], "Did you mean 'my_custom.enable_feature'?"),
-        ([REGISTER, "my_custom.feature_threshold=high"], "my_custom.feature_threshold=high (command line) must be a number"),
+        (
+            [REGISTER, "my_custom.feature_threshold=high"],
+            "my_custom.feature_threshold=high (command line) must be a number",
+        ),
         (["+user_groups.my_custom=guide_groups:Missing"], "module 'guide_groups' has no 'Missing'"),
         (["+user_groups.my_custom=no_such_module:X"], "there is no module 'no_such_module'"),
         (["+user_groups.my_custom=guide_groups"], "write module:name"),
         (["+user_groups.my_custom=guide_groups:NotADataclass"], "is no dataclass"),
         (["+user_groups.my_custom=guide_groups:Incomplete"], "give size a default"),
-        (["+user_groups.trainer=guide_groups:MyCustomArguments"], "'trainer' is a group of siirl's"),
+        (
+            ["+user_groups.trainer=guide_groups:MyCustomArguments"],
+            "'trainer' is a group of siirl's",
+        ),
         (["my_custom.enable_feature=true"], "Unknown key 'my_custom.enable_feature'"),
     ],
 )

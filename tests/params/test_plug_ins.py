@@ -33,26 +33,39 @@ def problems(*words: str) -> list[str]:
 
 @pytest.mark.parametrize("key", PLUG_IN_KEYS)
 def test_a_reference_to_no_module_is_refused_with_the_key_and_the_remedy(key: str) -> None:
-    sentence = "there is no module 'no_such_module'. Install its package, or put its folder on PYTHONPATH."
+    sentence = (
+        "there is no module 'no_such_module'. Install its package, or put its folder on PYTHONPATH."
+    )
     assert f"{key}=no_such_module:thing: {sentence}" in problems(f"{key}=no_such_module:thing")
 
 
 @pytest.mark.parametrize("key", PLUG_IN_KEYS)
 def test_an_unknown_name_is_refused_at_once_with_the_known_ones(key: str) -> None:
-    (message,) = [message for message in problems(f"{key}=nonsense") if message.startswith(f"Unknown {key} 'nonsense'.")]
+    (message,) = [
+        message
+        for message in problems(f"{key}=nonsense")
+        if message.startswith(f"Unknown {key} 'nonsense'.")
+    ]
     assert "module:name" in message
 
 
 @pytest.mark.parametrize("key", PLUG_IN_KEYS)
 def test_a_name_that_a_module_of_the_users_own_may_register_is_judged_later(key: str) -> None:
-    assert [message for message in problems(f"{key}=mine", "user_modules=[own_names]") if "Unknown" in message] == []
+    assert [
+        message
+        for message in problems(f"{key}=mine", "user_modules=[own_names]")
+        if "Unknown" in message
+    ] == []
 
 
 def test_the_help_says_that_plug_ins_are_taken() -> None:
     from siirl.params.help import help_text
 
     text = " ".join(help_text(usage="", user_groups={}).split())
-    assert "cpgd, cispo, sapo, clip_cov, kl_cov, a name that user_modules register, or module:name." in text
+    assert (
+        "cpgd, cispo, sapo, clip_cov, kl_cov, a name that user_modules register, or module:name."
+        in text
+    )
 
 
 def test_user_modules_are_imported_in_their_order(own: Path) -> None:
@@ -65,17 +78,31 @@ def test_user_modules_are_imported_in_their_order(own: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "text", "sentence"),
     [
-        ("no_such_module", "", "there is no module 'no_such_module'. Install it, or put its folder on PYTHONPATH"),
+        (
+            "no_such_module",
+            "",
+            "there is no module 'no_such_module'. Install it, or put its folder on PYTHONPATH",
+        ),
         ("own_lacking.module", "", "there is no module 'own_lacking'"),
         ("own_plain.module", "", "there is no module 'own_plain.module'"),
-        ("my/file.py", "", "is no module: write its dotted name, for example user_modules=[my_package.registrations]"),
+        (
+            "my/file.py",
+            "",
+            "is no module: write its dotted name, for example user_modules=[my_package.registrations]",
+        ),
         ("own_broken", "1 / 0\n", "importing it raised ZeroDivisionError: division by zero"),
-        ("own_importing", "import no_such_package\n", "importing it raised ModuleNotFoundError: No module named 'no_such_package'"),
+        (
+            "own_importing",
+            "import no_such_package\n",
+            "importing it raised ModuleNotFoundError: No module named 'no_such_package'",
+        ),
         ("own_syntax", "def (\n", "importing it raised SyntaxError"),
         ("own_script", "raise SystemExit(3)\n", "importing it raised SystemExit: 3"),
     ],
 )
-def test_a_user_module_that_cannot_be_imported_is_refused_with_the_reason(own: Path, name: str, text: str, sentence: str) -> None:
+def test_a_user_module_that_cannot_be_imported_is_refused_with_the_reason(
+    own: Path, name: str, text: str, sentence: str
+) -> None:
     (own / f"{name if text else 'own_plain'}.py").write_text(text)
     with pytest.raises(ConfigError) as caught:
         import_user_modules(parse_config([f"user_modules=['{name}']"]))

@@ -19,7 +19,9 @@ siirl.train.command()
 
 
 @pytest.mark.parametrize(("users", "told"), [({}, "2000"), ({SPIN_COUNT: "7"}, "7")])
-def test_command_says_it_before_torch_is_imported_and_leaves_the_users_choice(users, told, monkeypatch):
+def test_command_says_it_before_torch_is_imported_and_leaves_the_users_choice(
+    users, told, monkeypatch
+):
     monkeypatch.delenv(SPIN_COUNT, raising=False)
     for name, value in users.items():
         monkeypatch.setenv(name, value)

@@ -23,7 +23,13 @@ sys.exit(f"imported {loaded}" if loaded else status)
 
 
 def train(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-m", "siirl.train", *words], cwd=cwd, capture_output=True, text=True, check=False)
+    return subprocess.run(
+        [sys.executable, "-m", "siirl.train", *words],
+        cwd=cwd,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
 
 
 @pytest.mark.parametrize(
@@ -31,10 +37,15 @@ def train(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     [
         (["trainer.total_step=3"], "Did you mean 'trainer.total_steps'?"),
         (["data.train_batch_size=-1", "env.tasks=[1.5]"], "2 things cannot work"),
-        (["pipeline=grpo", "env.tasks=[drawer-opne]", "actor_rollout_ref.model.path=null"], "Did you mean 'drawer-open'?"),
+        (
+            ["pipeline=grpo", "env.tasks=[drawer-opne]", "actor_rollout_ref.model.path=null"],
+            "Did you mean 'drawer-open'?",
+        ),
     ],
 )
-def test_a_refusal_is_words_and_status_2_and_leaves_nothing(tmp_path: Path, words: list[str], expected: str) -> None:
+def test_a_refusal_is_words_and_status_2_and_leaves_nothing(
+    tmp_path: Path, words: list[str], expected: str
+) -> None:
     done = train(*words, cwd=tmp_path)
     assert done.returncode == REFUSED
     assert done.stderr.startswith("siirl: ")
@@ -53,14 +64,30 @@ def test_the_plan_comes_before_any_process_and_any_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "status"), [(["--help"], 0), (["--cfg", "job"], 0), (["env=mujocoo"], REFUSED), (["env.tasks=[drawer-opne]"], REFUSED)]
+    ("words", "status"),
+    [
+        (["--help"], 0),
+        (["--cfg", "job"], 0),
+        (["env=mujocoo"], REFUSED),
+        (["env.tasks=[drawer-opne]"], REFUSED),
+    ],
 )
-def test_help_and_early_refusals_do_not_wait_for_torch(tmp_path: Path, words: list[str], status: int) -> None:
-    done = subprocess.run([sys.executable, "-c", NO_TORCH, *words], cwd=tmp_path, capture_output=True, text=True, check=False)
+def test_help_and_early_refusals_do_not_wait_for_torch(
+    tmp_path: Path, words: list[str], status: int
+) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", NO_TORCH, *words],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert (done.returncode, done.stderr if status == 0 else "") == (status, "")
 
 
-def test_cfg_job_prints_what_config_reads(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_cfg_job_prints_what_config_reads(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["--cfg", "job", "trainer.seed=11", "reward=success"]) == 0
     printed = capsys.readouterr().out
     file = tmp_path / "job.yaml"
@@ -74,7 +101,10 @@ def test_cfg_job_prints_what_config_reads(tmp_path: Path, capsys: pytest.Capture
     [
         (["--frobnicate"], "Unknown flag '--frobnicate'"),
         (["pipeline=embodied_spro"], "Did you mean 'embodied_srpo'?"),
-        (["env=gymnasium", "env.id=CartPole-v1"], "pipeline=embodied_srpo needs the environment's own success flag"),
+        (
+            ["env=gymnasium", "env.id=CartPole-v1"],
+            "pipeline=embodied_srpo needs the environment's own success flag",
+        ),
         (["pipeline=grpo", "env=gymnasium", "env.id=CartPoel-v1"], "CartPole"),
         (["actor_rollout_ref.model.path=no/where"], "there is no folder no/where"),
         (["pipeline=grpo", "actor_rollout_ref.model.path=null", "env.camera=corner9"], "corner"),
@@ -82,7 +112,9 @@ def test_cfg_job_prints_what_config_reads(tmp_path: Path, capsys: pytest.Capture
         (["pipeline=grpo", "env=gymnasium", "env.id=CartPole-v1", "env.camera=top"], "camera"),
     ],
 )
-def test_other_refusals(words: list[str], expected: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_other_refusals(
+    words: list[str], expected: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(words) == REFUSED
     assert expected in capsys.readouterr().err
 
@@ -95,15 +127,30 @@ def test_an_old_name_is_told(capsys: pytest.CaptureFixture[str]) -> None:
 GYM = ["pipeline=grpo", "env=gymnasium", "env.id=CartPole-v1"]
 
 
-def test_weights_for_another_environment_are_refused_before_a_process_starts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_weights_for_another_environment_are_refused_before_a_process_starts(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     spec = env_spec("gymnasium", id="Acrobot-v1")
-    save_policy(build_policy("tiny_vla", path=None, spec=spec, seed=0, options={}), tmp_path / "policy")
-    assert main([*GYM, f"actor_rollout_ref.model.path={tmp_path / 'policy'}", f"trainer.output_dir={tmp_path / 'out'}"]) == REFUSED
+    save_policy(
+        build_policy("tiny_vla", path=None, spec=spec, seed=0, options={}), tmp_path / "policy"
+    )
+    assert (
+        main(
+            [
+                *GYM,
+                f"actor_rollout_ref.model.path={tmp_path / 'policy'}",
+                f"trainer.output_dir={tmp_path / 'out'}",
+            ]
+        )
+        == REFUSED
+    )
     assert "proprioception_size=6, but environment 'gymnasium' has 4" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
 
 
-def test_options_that_the_policy_does_not_take_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
+def test_options_that_the_policy_does_not_take_are_refused(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     assert main(["--plan", *GYM, "actor_rollout_ref.model.options={depth: 3}"]) == REFUSED
     message = capsys.readouterr().err
     assert "actor_rollout_ref.model.options={depth: 3} does not fit env=gymnasium" in message
@@ -117,16 +164,27 @@ def test_options_that_the_policy_does_not_take_are_refused(capsys: pytest.Captur
         ("actor_rollout_ref.actor.loss=vanila", "Did you mean 'vanilla'?"),
         ("dag.custom_pipeline_fn=no_such_module:graph", "no_such_module"),
         ("trainer.n_gpus_per_node=4096", "asks for 4096 ranks"),
-        ("algorithm.use_kl_in_reward=true", "KL in the reward needs the log-prob nodes before the reward"),
+        (
+            "algorithm.use_kl_in_reward=true",
+            "KL in the reward needs the log-prob nodes before the reward",
+        ),
     ],
 )
-def test_what_the_graph_the_registries_and_the_machine_rule_out(override: str, expected: str, capsys: pytest.CaptureFixture[str]) -> None:
-    sizes = ["data.train_batch_size=4096", "actor_rollout_ref.actor.ppo_mini_batch_size=4096"] if "4096" in override else []
+def test_what_the_graph_the_registries_and_the_machine_rule_out(
+    override: str, expected: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sizes = (
+        ["data.train_batch_size=4096", "actor_rollout_ref.actor.ppo_mini_batch_size=4096"]
+        if "4096" in override
+        else []
+    )
     assert main(["--plan", *GYM, override, *sizes]) == REFUSED
     assert expected in capsys.readouterr().err
 
 
-def test_a_folder_that_is_no_checkpoint_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_folder_that_is_no_checkpoint_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["--plan", *GYM, f"trainer.resume={tmp_path}"]) == REFUSED
     assert f"{tmp_path} is no checkpoint" in capsys.readouterr().err
 
@@ -147,41 +205,67 @@ def three_steps(tmp_path: Path) -> Path:
     return folder
 
 
-def test_a_run_with_no_step_left_is_refused_and_not_started(three_steps: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["--plan", *GYM, f"trainer.resume={three_steps}", "trainer.total_steps=3"]) == REFUSED
+def test_a_run_with_no_step_left_is_refused_and_not_started(
+    three_steps: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert (
+        main(["--plan", *GYM, f"trainer.resume={three_steps}", "trainer.total_steps=3"]) == REFUSED
+    )
     message = capsys.readouterr().err
-    assert f"trainer.resume={three_steps}: {three_steps} has done 3 steps, and trainer.total_steps=3, so that none is left" in message
+    assert (
+        f"trainer.resume={three_steps}: {three_steps} has done 3 steps, and trainer.total_steps=3, so that none is left"
+        in message
+    )
     assert f"python -m siirl.evaluate checkpoint={three_steps}" in message
 
 
-def test_the_plan_says_where_a_resumed_run_begins(three_steps: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_plan_says_where_a_resumed_run_begins(
+    three_steps: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["--plan", *GYM, f"trainer.resume={three_steps}", "trainer.total_steps=4"]) == 0
     assert f"begins        after step 3 of {three_steps}\n" in capsys.readouterr().out
-    assert main(["--plan", *GYM, "trainer.resume=auto", f"trainer.output_dir={tmp_path / 'other'}"]) == 0
-    assert "begins        anew: trainer.resume=auto finds no checkpoint of grpo\n" in capsys.readouterr().out
+    assert (
+        main(["--plan", *GYM, "trainer.resume=auto", f"trainer.output_dir={tmp_path / 'other'}"])
+        == 0
+    )
+    assert (
+        "begins        anew: trainer.resume=auto finds no checkpoint of grpo\n"
+        in capsys.readouterr().out
+    )
 
 
-def test_a_read_only_output_folder_is_refused_after_the_plan(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_read_only_output_folder_is_refused_after_the_plan(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     assert main([*GYM, "cluster=local", "trainer.output_dir=/proc/out"]) == REFUSED
     assert "trainer.output_dir=/proc/out cannot be written" in capsys.readouterr().err
 
 
-def test_what_cannot_be_rendered_is_told_with_the_remedy(capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_cannot_be_rendered_is_told_with_the_remedy(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     assert main(["--plan", *GYM, "env.kwargs={render_mode: null}"]) == 0
     told = capsys.readouterr().err
-    assert told.startswith("Warning: CartPole-v1 cannot be rendered here, so no videos are recorded (trainer.record_episodes")
+    assert told.startswith(
+        "Warning: CartPole-v1 cannot be rendered here, so no videos are recorded (trainer.record_episodes"
+    )
     assert ("pip install pygame" in told) == (importlib.util.find_spec("pygame") is None)
 
 
 def test_defaults_alone_are_the_demo_job(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--plan"]) == 0
     plan = capsys.readouterr().out
-    assert "pipeline      embodied_srpo: rollout_actor -> embodied_sampling -> data_rebalance -> compute_reward" in plan
+    assert (
+        "pipeline      embodied_srpo: rollout_actor -> embodied_sampling -> data_rebalance -> compute_reward"
+        in plan
+    )
     assert "tasks         mujoco: " in plan
     assert "12 prompts x 8 rollouts = 96 trajectories" in plan
 
 
 def test_a_reader_who_leaves_early_gets_no_traceback(tmp_path: Path) -> None:
     command = f"{sys.executable} -m siirl.train --help | head -1"
-    done = subprocess.run(["bash", "-c", command], cwd=tmp_path, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        ["bash", "-c", command], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
     assert (len(done.stdout.splitlines()), done.stderr) == (1, "")

@@ -10,12 +10,17 @@ LAUGHS = "a0: &a0 [x, x, x, x, x, x, x, x, x]\n" + "".join(
 )
 
 
-@pytest.mark.parametrize("words", [("--config", "{file}"), ("pipeline=grpo", "dag.workflow_file={file}")])
+@pytest.mark.parametrize(
+    "words", [("--config", "{file}"), ("pipeline=grpo", "dag.workflow_file={file}")]
+)
 def test_a_billion_laughs_are_refused(tmp_path, words, capsys):
     file = tmp_path / "laughs.yaml"
     file.write_text(LAUGHS)
     assert main(["--plan", *(word.format(file=file) for word in words)]) == REFUSED
-    assert f"with its aliases expanded it has more than {MOST_VALUES} values" in capsys.readouterr().err
+    assert (
+        f"with its aliases expanded it has more than {MOST_VALUES} values"
+        in capsys.readouterr().err
+    )
 
 
 @pytest.mark.parametrize(
@@ -28,6 +33,8 @@ def test_what_expands_without_end_is_refused(text, sentence):
         check_expansion(text)
 
 
-@pytest.mark.parametrize("text", ["", "a: 1", "base: &b {lr: 1}\none: *b\ntwo: {<<: *b, lr: 2}", f"a: [{'x, ' * 9000}]"])
+@pytest.mark.parametrize(
+    "text", ["", "a: 1", "base: &b {lr: 1}\none: *b\ntwo: {<<: *b, lr: 2}", f"a: [{'x, ' * 9000}]"]
+)
 def test_ordinary_texts_pass(text):
     check_expansion(text)

@@ -80,7 +80,12 @@ def test_dapo_scores_before_it_filters_and_balances_what_is_left():
 
 def test_remax_has_its_baseline_before_it_samples():
     order = remax_pipeline().get_topological_sort()
-    assert order[:4] == ["greedy_baseline", "rollout_actor", "function_reward", "calculate_advantages"]
+    assert order[:4] == [
+        "greedy_baseline",
+        "rollout_actor",
+        "function_reward",
+        "calculate_advantages",
+    ]
 
 
 @pytest.mark.parametrize("alias", ["dynamic_sampling", "dynaminc_sampling"])
@@ -118,8 +123,17 @@ def rolls_out(batch):
 
 
 def test_a_rollout_that_lacks_what_the_reward_reads_is_refused_with_who_provides_it():
-    episode = ["uid", "responses", "response_mask", "rollout_log_probs", "policy_version", "env_return"]
-    pipeline = Pipeline("own").add_node("own_rollout", rolls_out, requires=PROMPT_COLUMNS, provides=episode)
+    episode = [
+        "uid",
+        "responses",
+        "response_mask",
+        "rollout_log_probs",
+        "policy_version",
+        "env_return",
+    ]
+    pipeline = Pipeline("own").add_node(
+        "own_rollout", rolls_out, requires=PROMPT_COLUMNS, provides=episode
+    )
     pipeline.add_node("function_reward", f"{STAGES}:compute_reward", ["own_rollout"])
     with pytest.raises(
         UnknownNameError,
@@ -136,7 +150,9 @@ def test_a_rollout_that_lacks_what_the_reward_reads_is_refused_with_who_provides
         (["actor_rollout_ref.actor.use_kl_loss=true"], "actor_train", "ref_log_prob"),
     ],
 )
-def test_columns_that_a_setting_makes_a_stage_read_are_required_before_the_start(settings, node, column):
+def test_columns_that_a_setting_makes_a_stage_read_are_required_before_the_start(
+    settings, node, column
+):
     pipeline = Pipeline("own").add_node("rollout_actor", f"{STAGES}:generate")
     pipeline.add_node("function_reward", f"{STAGES}:compute_reward", ["rollout_actor"])
     pipeline.add_node("calculate_advantages", f"{STAGES}:compute_advantage", ["function_reward"])
@@ -148,7 +164,9 @@ def test_columns_that_a_setting_makes_a_stage_read_are_required_before_the_start
 
 @pytest.mark.parametrize("name", sorted(PIPELINES.keys() - {"ppo"}))
 def test_kl_in_the_reward_is_refused_where_log_probs_come_later(name):
-    with pytest.raises(ConfigError, match="KL in the reward needs the log-prob nodes before the reward"):
+    with pytest.raises(
+        ConfigError, match="KL in the reward needs the log-prob nodes before the reward"
+    ):
         check_kl_in_reward_order(PIPELINES[name](), use_kl_in_reward=True)
 
 
@@ -177,7 +195,9 @@ def test_pipeline_by_name():
 
 
 def test_unknown_pipeline_is_answered_with_the_known_ones():
-    with pytest.raises(UnknownNameError, match=r"Unknown pipeline 'embodied_srp'. Did you mean 'embodied_srpo'\?"):
+    with pytest.raises(
+        UnknownNameError, match=r"Unknown pipeline 'embodied_srp'. Did you mean 'embodied_srpo'\?"
+    ):
         load_pipeline(pipeline="embodied_srp")
 
 
@@ -187,13 +207,18 @@ def test_a_function_and_a_file_at_once_are_refused():
 
 
 def test_no_graph_at_all_is_refused_with_the_ways_to_name_one():
-    with pytest.raises(ConfigError, match=r"dag.pipeline=null.*choose pipeline=NAME \(embodied_srpo, grpo.*dag.workflow_file"):
+    with pytest.raises(
+        ConfigError,
+        match=r"dag.pipeline=null.*choose pipeline=NAME \(embodied_srpo, grpo.*dag.workflow_file",
+    ):
         load_pipeline(pipeline=None)
 
 
 def test_pipeline_from_a_file(tmp_path):
     path = tmp_path / "mine.yaml"
-    path.write_text("nodes: [{node_id: rollout_actor, node_type: MODEL_INFERENCE, node_role: ROLLOUT}]")
+    path.write_text(
+        "nodes: [{node_id: rollout_actor, node_type: MODEL_INFERENCE, node_role: ROLLOUT}]"
+    )
     assert load_pipeline(pipeline="grpo", workflow_file=str(path)).graph_id == "mine"
 
 
@@ -203,7 +228,9 @@ def my_module(tmp_path, monkeypatch):
     package = tmp_path / "my_module"
     package.mkdir()
     (package / "__init__.py").touch()
-    (package / "custom_reward.py").write_text("def compute_custom_reward(batch, config, **kwargs):\n    return batch\n")
+    (package / "custom_reward.py").write_text(
+        "def compute_custom_reward(batch, config, **kwargs):\n    return batch\n"
+    )
     monkeypatch.syspath_prepend(str(tmp_path))
     yield package
     for name in [name for name in sys.modules if name.partition(".")[0] == "my_module"]:
@@ -253,13 +280,27 @@ def my_custom_pipeline() -> TaskGraph:
 
 def test_the_guides_custom_pipeline_runs_as_written(my_module):
     (my_module / "custom_pipeline.py").write_text(CUSTOM_PIPELINE)
-    graph = load_pipeline(pipeline="grpo", custom_pipeline_fn="my_module.custom_pipeline:my_custom_pipeline")
-    assert graph.get_topological_sort() == ["rollout_actor", "custom_reward", "calculate_advantages", "actor_train"]
+    graph = load_pipeline(
+        pipeline="grpo", custom_pipeline_fn="my_module.custom_pipeline:my_custom_pipeline"
+    )
+    assert graph.get_topological_sort() == [
+        "rollout_actor",
+        "custom_reward",
+        "calculate_advantages",
+        "actor_train",
+    ]
 
 
 def test_pipeline_whose_build_was_forgotten_is_built(my_module):
-    (my_module / "custom_pipeline.py").write_text(CUSTOM_PIPELINE.replace("pipeline.build()", "pipeline"))
-    assert isinstance(load_pipeline(pipeline="grpo", custom_pipeline_fn="my_module.custom_pipeline:my_custom_pipeline"), TaskGraph)
+    (my_module / "custom_pipeline.py").write_text(
+        CUSTOM_PIPELINE.replace("pipeline.build()", "pipeline")
+    )
+    assert isinstance(
+        load_pipeline(
+            pipeline="grpo", custom_pipeline_fn="my_module.custom_pipeline:my_custom_pipeline"
+        ),
+        TaskGraph,
+    )
 
 
 def test_function_that_returns_no_graph_is_refused(my_module):
@@ -286,7 +327,12 @@ CRITIC = [
 REWARD = ("function_reward", STAGE + "compute_reward", "COMPUTE", "REWARD", False)
 GUIDE = {
     "ppo": [ROLLOUT, REWARD, *CRITIC],
-    "dapo": [ROLLOUT, REWARD, ("dynamic_sampling", DAPO_FILTER, "COMPUTE", "DYNAMIC_SAMPLING", False), *COMMON],
+    "dapo": [
+        ROLLOUT,
+        REWARD,
+        ("dynamic_sampling", DAPO_FILTER, "COMPUTE", "DYNAMIC_SAMPLING", False),
+        *COMMON,
+    ],
     "grpo": [ROLLOUT, REWARD, *COMMON],
     "srpo": [
         ROLLOUT,
@@ -301,10 +347,19 @@ GUIDE = {
 def test_the_guides_pipelines_build(name):
     pipeline, before = Pipeline(name), []
     for node_id, func, node_type, node_role, forward in GUIDE[name]:
-        pipeline.add_node(node_id, func, before, node_type=NodeType(node_type), node_role=NodeRole(node_role), only_forward_compute=forward)
+        pipeline.add_node(
+            node_id,
+            func,
+            before,
+            node_type=NodeType(node_type),
+            node_role=NodeRole(node_role),
+            only_forward_compute=forward,
+        )
         before = [node_id]
     pipeline.build().check(loader_columns=PROMPT_COLUMNS)
 
 
 def test_repository_holds_the_pipeline_files(repository):
-    assert {path.stem for path in Path(repository / "pipelines").glob("*.py")} - {"__init__"} == set(PIPELINES)
+    assert {path.stem for path in Path(repository / "pipelines").glob("*.py")} - {
+        "__init__"
+    } == set(PIPELINES)

@@ -8,7 +8,9 @@ from envs.base import IMAGES, EnvSpec
 SPEC = EnvSpec(
     name="mujoco",
     tasks=("a", "b"),
-    observation_space=gymnasium.spaces.Dict({IMAGES: gymnasium.spaces.Box(0, 255, (1, 64, 64, 3), np.uint8)}),
+    observation_space=gymnasium.spaces.Dict(
+        {IMAGES: gymnasium.spaces.Box(0, 255, (1, 64, 64, 3), np.uint8)}
+    ),
     action_space=gymnasium.spaces.Box(-1, 1, (4,), np.float32),
     max_episode_steps=100,
 )

@@ -17,7 +17,13 @@ class FilmedEnv(Environment):
             PROPRIOCEPTION: gymnasium.spaces.Box(-1.0, 1.0, (2,), np.float32),
             INSTRUCTION: gymnasium.spaces.Text(20),
         }
-        self.spec = EnvSpec("filmed", ("wait",), gymnasium.spaces.Dict(parts), gymnasium.spaces.Discrete(2), max_episode_steps=8)
+        self.spec = EnvSpec(
+            "filmed",
+            ("wait",),
+            gymnasium.spaces.Dict(parts),
+            gymnasium.spaces.Discrete(2),
+            max_episode_steps=8,
+        )
 
     async def reset(self, **arguments: Any) -> Any:
         """Not played."""

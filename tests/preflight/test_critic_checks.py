@@ -7,10 +7,22 @@ import pytest
 from siirl.params.critic_sizes import critic_steps_per_step, critic_update, describe_critic
 from siirl.params.estimators import ESTIMATORS
 from siirl.params.parser import parse, parse_config
-from siirl.preflight.critic_checks import critic_problems, estimator_problems, overlong_notices, overlong_problems
+from siirl.preflight.critic_checks import (
+    critic_problems,
+    estimator_problems,
+    overlong_notices,
+    overlong_problems,
+)
 from siirl.preflight.unread import unread_problems
 
-MUJOCO, SMALL = "env=mujoco", ("data.train_batch_size=12", "actor_rollout_ref.rollout.n=8", "actor_rollout_ref.actor.ppo_mini_batch_size=3")
+MUJOCO, SMALL = (
+    "env=mujoco",
+    (
+        "data.train_batch_size=12",
+        "actor_rollout_ref.rollout.n=8",
+        "actor_rollout_ref.actor.ppo_mini_batch_size=3",
+    ),
+)
 
 
 def problems(*overrides, text=False):
@@ -29,17 +41,29 @@ def test_a_pipeline_as_it_ships_is_fine(pipeline):
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        (["pipeline=grpo", "algorithm.adv_estimator=gae"], "gae needs the values of a critic, which pipeline=grpo does not provide"),
+        (
+            ["pipeline=grpo", "algorithm.adv_estimator=gae"],
+            "gae needs the values of a critic, which pipeline=grpo does not provide",
+        ),
         (["pipeline=dapo", "algorithm.adv_estimator=gae"], "take pipeline=ppo"),
         (["pipeline=grpo", "algorithm.adv_estimator=remax"], "take pipeline=remax"),
         (["pipeline=ppo", "algorithm.adv_estimator=remax"], "take pipeline=remax"),
-        (["pipeline=ppo", "algorithm.adv_estimator=grpo"], "the values of a critic, which algorithm.adv_estimator=grpo does not read"),
-        (["pipeline=remax", "algorithm.adv_estimator=rloo"], "reward_baselines, .* which algorithm.adv_estimator=rloo does not read"),
+        (
+            ["pipeline=ppo", "algorithm.adv_estimator=grpo"],
+            "the values of a critic, which algorithm.adv_estimator=grpo does not read",
+        ),
+        (
+            ["pipeline=remax", "algorithm.adv_estimator=rloo"],
+            "reward_baselines, .* which algorithm.adv_estimator=rloo does not read",
+        ),
         (
             ["pipeline=grpo", "trainer.critic_warmup=2"],
             "trainer.critic_warmup=2 is read where there is a critic, and pipeline=grpo has none",
         ),
-        (["pipeline=grpo", "critic.optim.lr=0.1"], "critic.optim.lr=0.1 is read where there is a critic, and pipeline=grpo has none"),
+        (
+            ["pipeline=grpo", "critic.optim.lr=0.1"],
+            "critic.optim.lr=0.1 is read where there is a critic, and pipeline=grpo has none",
+        ),
         (
             ["pipeline=ppo", "critic.ppo_mini_batch_size=5"],
             "critic.ppo_mini_batch_size=5 does not divide data.train_batch_size=12 .*make it",
@@ -48,8 +72,14 @@ def test_a_pipeline_as_it_ships_is_fine(pipeline):
             ["pipeline=grpo", "algorithm.filter.max_refills=2"],
             "max_refills=2 is read by DAPO's dynamic sampling, and pipeline=grpo has none",
         ),
-        (["pipeline=grpo", "algorithm.filter.metric=success"], "metric=success is read by DAPO's dynamic sampling"),
-        (["pipeline=dapo", "algorithm.overlong.buffer=64"], "buffer=64 counts tokens of text, and env=mujoco acts"),
+        (
+            ["pipeline=grpo", "algorithm.filter.metric=success"],
+            "metric=success is read by DAPO's dynamic sampling",
+        ),
+        (
+            ["pipeline=dapo", "algorithm.overlong.buffer=64"],
+            "buffer=64 counts tokens of text, and env=mujoco acts",
+        ),
     ],
 )
 def test_what_cannot_work_is_refused_with_its_remedy(overrides, message):
@@ -59,15 +89,26 @@ def test_what_cannot_work_is_refused_with_its_remedy(overrides, message):
 
 def test_a_mini_batch_of_the_critic_that_ranks_cannot_share_is_refused():
     ranks = "trainer.n_gpus_per_node=4"
-    (found,) = problems("pipeline=ppo", "critic.ppo_mini_batch_size=1", "actor_rollout_ref.rollout.n=2", ranks)
-    assert "critic.ppo_mini_batch_size=1 x actor_rollout_ref.rollout.n=2 = 2 trajectories are not divisible" in found
+    (found,) = problems(
+        "pipeline=ppo", "critic.ppo_mini_batch_size=1", "actor_rollout_ref.rollout.n=2", ranks
+    )
+    assert (
+        "critic.ppo_mini_batch_size=1 x actor_rollout_ref.rollout.n=2 = 2 trajectories are not divisible"
+        in found
+    )
 
 
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        (["pipeline=grpo", "algorithm.overlong.buffer=64"], "has no effect while algorithm.overlong.penalty=0"),
-        (["pipeline=dapo", "algorithm.overlong.buffer=64", "data.max_response_length=32"], "is more than data.max_response_length=32"),
+        (
+            ["pipeline=grpo", "algorithm.overlong.buffer=64"],
+            "has no effect while algorithm.overlong.penalty=0",
+        ),
+        (
+            ["pipeline=dapo", "algorithm.overlong.buffer=64", "data.max_response_length=32"],
+            "is more than data.max_response_length=32",
+        ),
     ],
 )
 def test_a_buffer_that_cannot_be_is_refused(overrides, message):
@@ -86,13 +127,26 @@ def test_robots_are_told_that_length_costs_them_nothing():
 @pytest.mark.parametrize("pipeline", ["grpo", "ppo", "remax"])
 def test_a_rule_of_filters_is_refused_where_no_filter_reads_it(pipeline):
     (found,) = problems(f"pipeline={pipeline}", "algorithm.filter.name=zero_variance")
-    assert found.startswith("algorithm.filter.name=zero_variance is read by pipeline=dapo and embodied_srpo, which drop groups")
-    assert [problems(f"pipeline={name}", "algorithm.filter.name=truncation") for name in ("dapo", "embodied_srpo")] == [[], []]
+    assert found.startswith(
+        "algorithm.filter.name=zero_variance is read by pipeline=dapo and embodied_srpo, which drop groups"
+    )
+    assert [
+        problems(f"pipeline={name}", "algorithm.filter.name=truncation")
+        for name in ("dapo", "embodied_srpo")
+    ] == [[], []]
 
 
 def test_a_graph_of_ones_own_may_provide_anything():
     own = "dag.custom_pipeline_fn=my_graphs:mine"
-    assert problems(own, "algorithm.adv_estimator=gae", "trainer.critic_warmup=3", "algorithm.filter.max_refills=1") == []
+    assert (
+        problems(
+            own,
+            "algorithm.adv_estimator=gae",
+            "trainer.critic_warmup=3",
+            "algorithm.filter.max_refills=1",
+        )
+        == []
+    )
 
 
 def test_an_estimator_of_ones_own_may_read_the_critics_values():
@@ -100,12 +154,29 @@ def test_an_estimator_of_ones_own_may_read_the_critics_values():
 
 
 def test_the_critic_takes_the_actors_sizes_unless_it_has_its_own():
-    update = critic_update(parse_config(["pipeline=ppo", *SMALL, "actor_rollout_ref.actor.ppo_epochs=2", "critic.micro_batch_size=5"]))
+    update = critic_update(
+        parse_config(
+            [
+                "pipeline=ppo",
+                *SMALL,
+                "actor_rollout_ref.actor.ppo_epochs=2",
+                "critic.micro_batch_size=5",
+            ]
+        )
+    )
     assert (update.epochs, update.prompts_per_mini_batch, update.micro_batch_size) == (2, 3, 5)
 
 
 def test_the_critics_steps_and_warm_up_are_told():
-    config = parse_config(["pipeline=ppo", *SMALL, "critic.ppo_epochs=2", "critic.ppo_mini_batch_size=6", "trainer.critic_warmup=3"])
+    config = parse_config(
+        [
+            "pipeline=ppo",
+            *SMALL,
+            "critic.ppo_epochs=2",
+            "critic.ppo_mini_batch_size=6",
+            "trainer.critic_warmup=3",
+        ]
+    )
     assert critic_steps_per_step(config) == 4
     assert describe_critic(config) == (
         "2 x 2 mini-batches of 48 trajectories, cliprange_value 0.5; the first 3 steps train it alone (trainer.critic_warmup)"

@@ -29,13 +29,46 @@ from siirl.preflight.unread import unread_in_domain, unread_problems
 KEYS = [place for place, key in known_keys({}).items() if not key.metadata["derived"]]
 VALUES: list[Any] = [
     *(None, True, -1, 0, 1, 10**30, -(10**30), 0.5, 1e-300, 1e300, math.nan, math.inf, -math.inf),
-    *("", " ", "x", "a:b", ":", "a.b:c", "\x00", "long" * 2_000, "../..", "/dev/null", "${nowhere}", "${", "???", "0", "null"),
-    *([], [None], [[]], [""], [1, 1], ["x", 1.5], [{}], {}, {"a": 1}, {"a": {"b": [None]}}, {1: 2}, {"name": "x"}, [{"name": 3}]),
+    *(
+        "",
+        " ",
+        "x",
+        "a:b",
+        ":",
+        "a.b:c",
+        "\x00",
+        "long" * 2_000,
+        "../..",
+        "/dev/null",
+        "${nowhere}",
+        "${",
+        "???",
+        "0",
+        "null",
+    ),
+    *(
+        [],
+        [None],
+        [[]],
+        [""],
+        [1, 1],
+        ["x", 1.5],
+        [{}],
+        {},
+        {"a": 1},
+        {"a": {"b": [None]}},
+        {1: 2},
+        {"name": "x"},
+        [{"name": 3}],
+    ),
     *(datetime.date(2026, 11, 23), b"\xff"),
 ]
 TEXT = text_spec(name="math", tasks=["sums-2", "sums-3"], max_turns=1, max_action_characters=100)
 ROBOT = env_spec("gymnasium", id="CartPole-v1")
-JOBS = {"text": (["env=math", "pipeline=grpo"], TEXT), "robot": (["env=gymnasium", "env.id=CartPole-v1", "pipeline=grpo"], ROBOT)}
+JOBS = {
+    "text": (["env=math", "pipeline=grpo"], TEXT),
+    "robot": (["env=gymnasium", "env.id=CartPole-v1", "pipeline=grpo"], ROBOT),
+}
 
 
 BASES = {job: to_tree(parse(words).config) for job, (words, _) in JOBS.items()}
@@ -56,7 +89,14 @@ def judge(read: Callable[[], SiiRLArguments], spec: EnvSpec) -> None:
     """Read a configuration and go through all checks that need no graph; any exception but a refusal passes."""
     try:
         config = read()
-        refuse([*config_problems(config), *file_problems(config), *unread_problems(config), *process_problems(config, cores=2)])
+        refuse(
+            [
+                *config_problems(config),
+                *file_problems(config),
+                *unread_problems(config),
+                *process_problems(config, cores=2),
+            ]
+        )
         refuse([*environment_problems(config, spec), *unread_in_domain(config, text=spec is TEXT)])
         warnings_of(config, spec)
     except (ConfigError, MissingAssetError, CheckpointError) as error:
@@ -72,8 +112,13 @@ def test_any_value_of_a_key_is_taken_or_refused(place: str) -> None:
 
 
 @settings(max_examples=25, deadline=None)
-@given(values=st.dictionaries(st.sampled_from(KEYS), st.sampled_from(VALUES), min_size=2, max_size=6), job=st.sampled_from(list(JOBS)))
-def test_any_values_together_are_taken_or_refused(values: dict[str, Any], job: str, tmp_path_factory: pytest.TempPathFactory) -> None:
+@given(
+    values=st.dictionaries(st.sampled_from(KEYS), st.sampled_from(VALUES), min_size=2, max_size=6),
+    job=st.sampled_from(list(JOBS)),
+)
+def test_any_values_together_are_taken_or_refused(
+    values: dict[str, Any], job: str, tmp_path_factory: pytest.TempPathFactory
+) -> None:
     file = tmp_path_factory.mktemp("generated") / "config.yaml"
     file.write_text(yaml.dump(values))
     words, spec = JOBS[job]
@@ -81,7 +126,10 @@ def test_any_values_together_are_taken_or_refused(values: dict[str, Any], job: s
 
 
 @settings(max_examples=40, deadline=None)
-@given(text=st.text(alphabet="abc.=:[]{}'\"\\,+~${} 01\n\x00@/-", max_size=12), key=st.sampled_from(KEYS))
+@given(
+    text=st.text(alphabet="abc.=:[]{}'\"\\,+~${} 01\n\x00@/-", max_size=12),
+    key=st.sampled_from(KEYS),
+)
 def test_any_word_of_the_command_line_is_taken_or_refused(text: str, key: str) -> None:
     for word in (text, f"{key}={text}"):
         judge(lambda word=word: parse([word]).config, ROBOT)  # type: ignore[misc]

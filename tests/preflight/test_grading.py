@@ -20,7 +20,10 @@ OWN = "custom_reward_function.name=math:sqrt"
         (["reward.name=model"], None),
         ([OWN], None),
         (["custom_reward_function.name=success"], "custom_reward_function.name=success"),
-        (["reward.functions=[{name: 'math:sqrt'}, {name: success}]"], "reward.functions[1].name=success"),
+        (
+            ["reward.functions=[{name: 'math:sqrt'}, {name: success}]"],
+            "reward.functions[1].name=success",
+        ),
         (["reward.functions=[{name: 'math:sqrt'}, {name: success, data_sources: [sums]}]"], None),
     ],
 )
@@ -33,7 +36,10 @@ def test_a_reward_goes_by_the_grade_of_every_row_or_not(words, key):
     [
         (["env=math", FILES, OWN], {"ungraded": True}),
         (["env=tools", FILES, "reward.name=model"], {"ungraded": True}),
-        (["env=math", "env.kwargs={files: [rows.parquet]}", OWN], {"files": ["rows.parquet"], "ungraded": True}),
+        (
+            ["env=math", "env.kwargs={files: [rows.parquet]}", OWN],
+            {"files": ["rows.parquet"], "ungraded": True},
+        ),
         (["env=math", FILES, OWN, "env.kwargs={ungraded: false}"], {"ungraded": False}),
         (["env=math", FILES], {}),
         (["env=math", OWN], {}),
@@ -51,17 +57,26 @@ def test_a_reward_goes_by_the_grade_of_every_row_or_not(words, key):
 )
 def test_rows_without_a_grade_are_asked_where_files_and_reward_are_the_users_own(words, kwargs):
     config = parse_config(["pipeline=grpo", *words])
-    given = {name: value for name, value in config.env.kwargs.items() if name in ("files", "ungraded")}
+    given = {
+        name: value for name, value in config.env.kwargs.items() if name in ("files", "ungraded")
+    }
     ask_ungraded_rows(config)
-    assert {name: value for name, value in config.env.kwargs.items() if name in ("files", "ungraded")} == kwargs
-    assert given == {name: value for name, value in kwargs.items() if name == "files" or value is False}
+    assert {
+        name: value for name, value in config.env.kwargs.items() if name in ("files", "ungraded")
+    } == kwargs
+    assert given == {
+        name: value for name, value in kwargs.items() if name == "files" or value is False
+    }
 
 
 @pytest.mark.parametrize(
     ("words", "name"),
     [
         (["env=math", FILES, "reward.name=model"], "model"),
-        (["env=math", "env.kwargs={ungraded: true}", "reward.name=model"], "model"),  # as a run's own configuration says it
+        (
+            ["env=math", "env.kwargs={ungraded: true}", "reward.name=model"],
+            "model",
+        ),  # as a run's own configuration says it
         (["env=math", "reward.name=model"], "return"),
         (["env=math", FILES], "return"),
         (["env=mujoco", "reward.name=srpo"], "return"),
@@ -81,7 +96,10 @@ def test_an_evaluation_asks_a_reward_only_where_rows_may_have_no_grade(words, na
             ["pipeline=grpo", "env.kwargs={ungraded: true}"],
             "env.kwargs.ungraded=true asks rows that the environment cannot grade, and reward.name=success",
         ),
-        ([FILES, OWN, "pipeline=dapo", "algorithm.filter.metric=success"], "and algorithm.filter.metric=success compares its grades"),
+        (
+            [FILES, OWN, "pipeline=dapo", "algorithm.filter.metric=success"],
+            "and algorithm.filter.metric=success compares its grades",
+        ),
         (
             [FILES, OWN, "pipeline=grpo", "algorithm.filter.success_high=0.9"],
             "and algorithm.filter.success_low=0.0, success_high=0.9 go by its grades",

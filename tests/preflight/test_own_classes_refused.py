@@ -73,18 +73,36 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
 @pytest.mark.parametrize(
     ("text", "reference", "expected"),
     [
-        ("import no_such_package", "make", "raised ModuleNotFoundError: No module named 'no_such_package'"),
+        (
+            "import no_such_package",
+            "make",
+            "raised ModuleNotFoundError: No module named 'no_such_package'",
+        ),
         ("def make(spec, path):\n    retrun 1", "make", "raised SyntaxError"),
         ("frobnicate()", "make", "raised NameError: name 'frobnicate' is not defined"),
         ("x = 1", "make", "has no 'make'"),
-        ("make = 3", "make", "is of type int and cannot be called: it is called with (spec, path, **options)"),
+        (
+            "make = 3",
+            "make",
+            "is of type int and cannot be called: it is called with (spec, path, **options)",
+        ),
         ("def make(): ...", "make", "its signature () does not take: too many positional"),
-        ("def make(spec, path): return [][1]", "make", "raised IndexError: list index out of range"),
+        (
+            "def make(spec, path): return [][1]",
+            "make",
+            "raised IndexError: list index out of range",
+        ),
         ("def make(spec, path): return 7", "make", "made a int; it must be a siirl.models.Policy"),
-        ("from siirl.models import Policy\nclass Half(Policy): ...", "Half", "abstract class Half with abstract methods forward"),
+        (
+            "from siirl.models import Policy\nclass Half(Policy): ...",
+            "Half",
+            "abstract class Half with abstract methods forward",
+        ),
     ],
 )
-def test_a_policy_that_cannot_be_made_is_refused(module, text: str, reference: str, expected: str, capsys) -> None:
+def test_a_policy_that_cannot_be_made_is_refused(
+    module, text: str, reference: str, expected: str, capsys
+) -> None:
     name = module(text)
     assert main([*GYM, f"{POLICY}={name}:{reference}"]) == REFUSED
     captured = capsys.readouterr()
@@ -111,7 +129,10 @@ def test_a_policy_whose_actions_leave_the_environments_range_is_refused(module, 
     name = module(WIDE_POLICY)
     assert main([*GYM, f"{POLICY}={name}:Wide"]) == REFUSED
     message = capsys.readouterr().err
-    assert "can act with 2, which is outside of the action space Discrete(2) of environment 'gymnasium'" in message
+    assert (
+        "can act with 2, which is outside of the action space Discrete(2) of environment 'gymnasium'"
+        in message
+    )
     assert "ActionTokenizer.for_space" in message
 
 
@@ -133,11 +154,19 @@ def test_a_reward_that_cannot_be_made_is_refused(module, text: str, expected: st
     [
         ("frobnicate()", "raised NameError: name 'frobnicate' is not defined"),
         ("class Env: ...", "is no subclass of envs.base.Environment"),
-        ("from envs.base import Environment\nclass Env(Environment): ...", "raised TypeError: Can't instantiate abstract class Env"),
-        (f"{GOOD_ENV}\n    def __init__(self): self.spec = {{}}['spec']", "raised KeyError: 'spec'"),
+        (
+            "from envs.base import Environment\nclass Env(Environment): ...",
+            "raised TypeError: Can't instantiate abstract class Env",
+        ),
+        (
+            f"{GOOD_ENV}\n    def __init__(self): self.spec = {{}}['spec']",
+            "raised KeyError: 'spec'",
+        ),
     ],
 )
-def test_an_environment_that_cannot_be_made_is_refused(module, text: str, expected: str, capsys) -> None:
+def test_an_environment_that_cannot_be_made_is_refused(
+    module, text: str, expected: str, capsys
+) -> None:
     name = module(text)
     assert main([*CUSTOM, f"env.name={name}:Env"]) == REFUSED
     assert expected in capsys.readouterr().err
@@ -153,25 +182,60 @@ def test_an_environment_that_cannot_be_made_is_refused(module, text: str, expect
         ("os.kill(os.getpid(), signal.SIGSEGV)", "it was ended by SIGSEGV"),
         ("ctypes.string_at(0)", "it was ended by SIGSEGV"),
         ("self.spec = 7", "has int for its spec; it must be an envs.base.EnvSpec"),
-        ("self.spec = still.spec; self.spec = dataclasses.replace(self.spec, check_row=lambda row: None)", "raised"),
-        (f"{CHANGED}, tasks=(1, 2))", "EnvSpec.tasks must be a tuple of at least one task's name, got (1, 2)."),
-        (f"{CHANGED}, tasks=None)", "EnvSpec.tasks must be a tuple of at least one task's name, got None."),
-        (f"{CHANGED}, tasks=())", "EnvSpec.tasks must be a tuple of at least one task's name, got ()."),
-        (f"{CHANGED}, max_episode_steps=-1)", "EnvSpec.max_episode_steps must be a whole number of at least 1, got -1."),
-        (f"{CHANGED}, max_episode_steps=1e300)", "EnvSpec.max_episode_steps must be a whole number of at least 1, got 1e+300."),
-        (f"{CHANGED}, max_episode_steps='ten')", "EnvSpec.max_episode_steps must be a whole number of at least 1, got 'ten'."),
+        (
+            "self.spec = still.spec; self.spec = dataclasses.replace(self.spec, check_row=lambda row: None)",
+            "raised",
+        ),
+        (
+            f"{CHANGED}, tasks=(1, 2))",
+            "EnvSpec.tasks must be a tuple of at least one task's name, got (1, 2).",
+        ),
+        (
+            f"{CHANGED}, tasks=None)",
+            "EnvSpec.tasks must be a tuple of at least one task's name, got None.",
+        ),
+        (
+            f"{CHANGED}, tasks=())",
+            "EnvSpec.tasks must be a tuple of at least one task's name, got ().",
+        ),
+        (
+            f"{CHANGED}, max_episode_steps=-1)",
+            "EnvSpec.max_episode_steps must be a whole number of at least 1, got -1.",
+        ),
+        (
+            f"{CHANGED}, max_episode_steps=1e300)",
+            "EnvSpec.max_episode_steps must be a whole number of at least 1, got 1e+300.",
+        ),
+        (
+            f"{CHANGED}, max_episode_steps='ten')",
+            "EnvSpec.max_episode_steps must be a whole number of at least 1, got 'ten'.",
+        ),
         (f"{CHANGED}, action_space=2)", "EnvSpec.action_space must be a gymnasium.Space, got 2."),
-        ("self.spec = still.spec; vars(self.spec)['tasks'] = None", "EnvSpec.tasks must be a tuple of at least one"),
+        (
+            "self.spec = still.spec; vars(self.spec)['tasks'] = None",
+            "EnvSpec.tasks must be a tuple of at least one",
+        ),
         (f"{FLOOD}b'garbage\\n')", f"{SOMETHING_ELSE} than a result: b'garbage"),
         (f"{FLOOD}b'7\\n')", SOMETHING_ELSE),
         (f'{FLOOD}b\'{{"raised": "x"}}\\n\')', f"answered {SOMETHING_ELSE} (x)"),
         (f"{FLOOD}b'{{\"result\": 7}}\\n')", f"answered {SOMETHING_ELSE} (7)"),
-        (f'{FLOOD}b\'{{"result": {{"spec": "AAAA"}}}}\\n\')', f"answered {SOMETHING_ELSE} (UnpicklingError"),
-        (f'{FLOOD}b\'{{"result": {{"spec": "gARLBy4="}}}}\\n\')', f"answered {SOMETHING_ELSE} (an object of type int)"),
-        ("raise type('Odd', (Exception,), {})('no base of ours')", "making it raised Odd: no base of ours ("),
+        (
+            f'{FLOOD}b\'{{"result": {{"spec": "AAAA"}}}}\\n\')',
+            f"answered {SOMETHING_ELSE} (UnpicklingError",
+        ),
+        (
+            f'{FLOOD}b\'{{"result": {{"spec": "gARLBy4="}}}}\\n\')',
+            f"answered {SOMETHING_ELSE} (an object of type int)",
+        ),
+        (
+            "raise type('Odd', (Exception,), {})('no base of ours')",
+            "making it raised Odd: no base of ours (",
+        ),
     ],
 )
-def test_an_environment_that_ends_its_process_is_refused(module, constructor: str, expected: str, capsys) -> None:
+def test_an_environment_that_ends_its_process_is_refused(
+    module, constructor: str, expected: str, capsys
+) -> None:
     name = module(f"{HOSTILE_ENV}        {constructor}\n")
     assert main([*CUSTOM, f"env.name={name}:Env"]) == REFUSED
     message = capsys.readouterr().err
@@ -179,18 +243,27 @@ def test_an_environment_that_ends_its_process_is_refused(module, constructor: st
     assert expected in message
 
 
-def test_an_environment_that_hangs_is_refused_and_ended(module, tmp_path: Path, capsys, caplog, monkeypatch) -> None:
+def test_an_environment_that_hangs_is_refused_and_ended(
+    module, tmp_path: Path, capsys, caplog, monkeypatch
+) -> None:
     """The deadline is that of imports from a cold disk; 20 s are for this test."""
     monkeypatch.setattr(spec_process, "DEADLINE_S", 20.0)
     monkeypatch.setattr(spec_process, "PATIENCE_S", 1.0)
-    name = module(f"{HOSTILE_ENV}        open('{tmp_path}/pid', 'w').write(str(os.getpid()))\n        signal.pause()\n")
+    name = module(
+        f"{HOSTILE_ENV}        open('{tmp_path}/pid', 'w').write(str(os.getpid()))\n        signal.pause()\n"
+    )
     assert main([*CUSTOM, f"env.name={name}:Env"]) == REFUSED
-    assert "went wrong: no answer within 20 s. Try it by itself with envs.checker.check_env" in capsys.readouterr().err
+    assert (
+        "went wrong: no answer within 20 s. Try it by itself with envs.checker.check_env"
+        in capsys.readouterr().err
+    )
     assert f"Waiting for the constructor of {name}:Env, for at most 20 s." in caplog.text
     assert not Path("/proc", (tmp_path / "pid").read_text()).exists()
 
 
-def test_an_environment_that_prints_and_leaves_a_child_is_described(module, tmp_path: Path, capfd) -> None:
+def test_an_environment_that_prints_and_leaves_a_child_is_described(
+    module, tmp_path: Path, capfd
+) -> None:
     name = module(
         f"""{HOSTILE_ENV}
         print('{{"result": "garbage"}}' * 1000, flush=True)
@@ -205,7 +278,9 @@ def test_an_environment_that_prints_and_leaves_a_child_is_described(module, tmp_
     assert env_spec(f"{name}:Env").tasks == ("wait",)
     assert "garbage" not in capfd.readouterr().out
     child, until = int((tmp_path / "pid").read_text()), time.monotonic() + 60
-    while is_alive(child) and time.monotonic() < until:  # a killed process ends when it is scheduled
+    while (
+        is_alive(child) and time.monotonic() < until
+    ):  # a killed process ends when it is scheduled
         time.sleep(0.05)
     assert not is_alive(child)
 
@@ -226,7 +301,9 @@ def test_a_module_that_ends_the_process_when_it_is_imported_is_refused(module, c
 
 def test_an_environment_is_asked_once(module, tmp_path: Path) -> None:
     """A command checks, plans and starts; a spec is no object that these share."""
-    name = module(f"{HOSTILE_ENV}        open('{tmp_path}/asked', 'a').write('x')\n        self.spec = still.spec\n")
+    name = module(
+        f"{HOSTILE_ENV}        open('{tmp_path}/asked', 'a').write('x')\n        self.spec = still.spec\n"
+    )
     first, second = (env_spec(f"{name}:Env") for _ in range(2))
     assert first == second and first.action_space is not second.action_space
     assert (tmp_path / "asked").read_text() == "x"

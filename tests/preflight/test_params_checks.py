@@ -23,21 +23,40 @@ CONSTANT_RATE = "actor_rollout_ref.actor.optim.scheduler=constant_with_warmup"  
 
 def problems(*overrides: str) -> list[str]:
     parsed = parse(overrides)
-    return [str(problem) for problem in (*config_problems(parsed.config), *unread_problems(parsed.config, named=parsed.named))]
+    return [
+        str(problem)
+        for problem in (
+            *config_problems(parsed.config),
+            *unread_problems(parsed.config, named=parsed.named),
+        )
+    ]
 
 
 def spec(
-    *, images: bool = True, renders: bool = True, instruction: bool = True, success: bool = True, tasks: Sequence[str] = ("a", "b")
+    *,
+    images: bool = True,
+    renders: bool = True,
+    instruction: bool = True,
+    success: bool = True,
+    tasks: Sequence[str] = ("a", "b"),
 ) -> EnvSpec:
     """An environment that has what is asked for."""
-    parts: dict[str, gymnasium.Space] = {PROPRIOCEPTION: gymnasium.spaces.Box(-1, 1, (4,), np.float32)}
+    parts: dict[str, gymnasium.Space] = {
+        PROPRIOCEPTION: gymnasium.spaces.Box(-1, 1, (4,), np.float32)
+    }
     if images:
         parts[IMAGES] = gymnasium.spaces.Box(0, 255, (1, 64, 64, 3), np.uint8)
     if instruction:
         parts[INSTRUCTION] = gymnasium.spaces.Text(20)
     actions = gymnasium.spaces.Box(-1, 1, (4,), np.float32)
     return EnvSpec(
-        "own", tuple(tasks), gymnasium.spaces.Dict(parts), actions, max_episode_steps=100, reports_success=success, renders=renders
+        "own",
+        tuple(tasks),
+        gymnasium.spaces.Dict(parts),
+        actions,
+        max_episode_steps=100,
+        reports_success=success,
+        renders=renders,
     )
 
 
@@ -74,40 +93,87 @@ def test_the_shipped_environment_fits_its_jobs(overrides: list[str]) -> None:
 @pytest.mark.parametrize(
     ("overrides", "expected"),
     [
-        (["data.train_batch_size=9", "trainer.n_gpus_per_node=2"], "data.train_batch_size=9 is not divisible by ranks"),
         (
-            ["actor_rollout_ref.rollout.n=3", "actor_rollout_ref.actor.ppo_mini_batch_size=3", "trainer.n_gpus_per_node=2"],
+            ["data.train_batch_size=9", "trainer.n_gpus_per_node=2"],
+            "data.train_batch_size=9 is not divisible by ranks",
+        ),
+        (
+            [
+                "actor_rollout_ref.rollout.n=3",
+                "actor_rollout_ref.actor.ppo_mini_batch_size=3",
+                "trainer.n_gpus_per_node=2",
+            ],
             "= 9 trajectories are not divisible by ranks",
         ),
-        (["actor_rollout_ref.actor.ppo_mini_batch_size=5"], "ppo_mini_batch_size=5 does not divide data.train_batch_size=12"),
+        (
+            ["actor_rollout_ref.actor.ppo_mini_batch_size=5"],
+            "ppo_mini_batch_size=5 does not divide data.train_batch_size=12",
+        ),
         (["actor_rollout_ref.actor.ppo_mini_batch_size=24"], "make it 12, or another divisor"),
-        (["trainer.val_seed_offset=899970"], "takes seeds up to 900069, and those from 900000 on are the demonstrations' and training's"),
-        (["trainer.val_episodes=900001"], "trainer.val_episodes=900001: a task has 900000 held-out seeds"),
+        (
+            ["trainer.val_seed_offset=899970"],
+            "takes seeds up to 900069, and those from 900000 on are the demonstrations' and training's",
+        ),
+        (
+            ["trainer.val_episodes=900001"],
+            "trainer.val_episodes=900001: a task has 900000 held-out seeds",
+        ),
         (["reward.encoder=null"], "compares videos: take reward.encoder=tiny"),
         (["pipeline=grpo", "reward.demonstrations=clips"], "reward.name=success looks at none"),
         (["actor_rollout_ref.rollout.n=1"], "needs at least 2"),
-        (["algorithm.filter.success_low=0.9", "algorithm.filter.success_high=0.1"], "no group could pass"),
+        (
+            ["algorithm.filter.success_low=0.9", "algorithm.filter.success_high=0.1"],
+            "no group could pass",
+        ),
         (["algorithm.adv_estimator=gae"], "needs the values of a critic"),
         (["algorithm.adv_estimator=remax"], "needs the column reward_baselines"),
-        (["algorithm.adv_estimator=opo", "actor_rollout_ref.rollout.n=1"], "algorithm.adv_estimator=opo compares the rollouts of a prompt"),
-        (["algorithm.adv_estimator=grpo_passk", "algorithm.pass_k=9"], "algorithm.pass_k=9 is more than actor_rollout_ref.rollout.n=8"),
-        (["algorithm.pass_k=4"], "algorithm.pass_k=4 is read by grpo_passk, not by dr_grpo"),
-        (["algorithm.weight_factor_in_cpgd=naive"], "algorithm.weight_factor_in_cpgd=naive is read by cpgd, not by dr_grpo"),
-        (["algorithm.adv_whitening=none"], "is read by gae and reinforce_plus_plus and reinforce_plus_plus_baseline, not by dr_grpo"),
-        (["algorithm.adv_estimator=rloo", "algorithm.norm_adv_by_std_in_grpo=false"], "is read by grpo and grpo_passk, not by rloo"),
         (
-            ["pipeline=grpo", "algorithm.adv_estimator=reinforce_plus_plus", "algorithm.min_group_spread=0.5"],
+            ["algorithm.adv_estimator=opo", "actor_rollout_ref.rollout.n=1"],
+            "algorithm.adv_estimator=opo compares the rollouts of a prompt",
+        ),
+        (
+            ["algorithm.adv_estimator=grpo_passk", "algorithm.pass_k=9"],
+            "algorithm.pass_k=9 is more than actor_rollout_ref.rollout.n=8",
+        ),
+        (["algorithm.pass_k=4"], "algorithm.pass_k=4 is read by grpo_passk, not by dr_grpo"),
+        (
+            ["algorithm.weight_factor_in_cpgd=naive"],
+            "algorithm.weight_factor_in_cpgd=naive is read by cpgd, not by dr_grpo",
+        ),
+        (
+            ["algorithm.adv_whitening=none"],
+            "is read by gae and reinforce_plus_plus and reinforce_plus_plus_baseline, not by dr_grpo",
+        ),
+        (
+            ["algorithm.adv_estimator=rloo", "algorithm.norm_adv_by_std_in_grpo=false"],
+            "is read by grpo and grpo_passk, not by rloo",
+        ),
+        (
+            [
+                "pipeline=grpo",
+                "algorithm.adv_estimator=reinforce_plus_plus",
+                "algorithm.min_group_spread=0.5",
+            ],
             "min_group_spread=0.5 is read by estimators that compare the rollouts of a group, not by reinforce_plus_plus",
         ),
-        (["algorithm.gamma=0.9"], "algorithm.gamma=0.9 is read by gae and reinforce_plus_plus, not by dr_grpo"),
+        (
+            ["algorithm.gamma=0.9"],
+            "algorithm.gamma=0.9 is read by gae and reinforce_plus_plus, not by dr_grpo",
+        ),
         (["algorithm.lam=0.9"], "algorithm.lam=0.9 is read by gae, not by dr_grpo"),
-        (["trainer.total_steps=null", "trainer.max_minutes=null", CONSTANT_RATE], "The run has no end"),
+        (
+            ["trainer.total_steps=null", "trainer.max_minutes=null", CONSTANT_RATE],
+            "The run has no end",
+        ),
         (
             ["env=math", "pipeline=grpo", "trainer.total_steps=null"],
             "actor_rollout_ref.actor.optim.scheduler=cosine_with_warmup falls towards the run's last step",
         ),
         (
-            ["trainer.total_steps=null", "actor_rollout_ref.actor.optim.scheduler=linear_with_warmup"],
+            [
+                "trainer.total_steps=null",
+                "actor_rollout_ref.actor.optim.scheduler=linear_with_warmup",
+            ],
             "actor_rollout_ref.actor.optim.scheduler=linear_with_warmup falls towards the run's last step",
         ),
         (
@@ -181,22 +247,68 @@ def test_a_key_that_only_text_reads_is_taken_for_text() -> None:
 @pytest.mark.parametrize(
     ("env", "overrides", "expected"),
     [
-        (TEXT, ["env=math", "pipeline=embodied_srpo"], "pipeline=embodied_srpo rewards videos of episodes, and env=math is text"),
-        (TEXT, ["env=math", "pipeline=grpo", "reward=srpo"], "reward.name=srpo looks at videos, and env=math is text"),
-        (TEXT, ["env=math", "pipeline=grpo", "model=tiny_vla"], "model.policy=tiny_vla acts on images, and env=math is text"),
-        (TEXT, ["env=math", "pipeline=grpo", "model=causal_lm"], "model.path=null: which language model?"),
-        (TEXT, ["env=math", "pipeline=grpo", "rollout=embodied"], "rollout.name=embodied does not generate text"),
-        (TEXT, ["env=math", "actor_rollout_ref.actor.micro_batch_tokens=99"], "the longest row would fit into no micro-batch"),
-        (TEXT, ["env=math", "actor_rollout_ref.rollout.workflow=no_such:Thing"], "there is no module 'no_such'"),
+        (
+            TEXT,
+            ["env=math", "pipeline=embodied_srpo"],
+            "pipeline=embodied_srpo rewards videos of episodes, and env=math is text",
+        ),
+        (
+            TEXT,
+            ["env=math", "pipeline=grpo", "reward=srpo"],
+            "reward.name=srpo looks at videos, and env=math is text",
+        ),
+        (
+            TEXT,
+            ["env=math", "pipeline=grpo", "model=tiny_vla"],
+            "model.policy=tiny_vla acts on images, and env=math is text",
+        ),
+        (
+            TEXT,
+            ["env=math", "pipeline=grpo", "model=causal_lm"],
+            "model.path=null: which language model?",
+        ),
+        (
+            TEXT,
+            ["env=math", "pipeline=grpo", "rollout=embodied"],
+            "rollout.name=embodied does not generate text",
+        ),
+        (
+            TEXT,
+            ["env=math", "actor_rollout_ref.actor.micro_batch_tokens=99"],
+            "the longest row would fit into no micro-batch",
+        ),
+        (
+            TEXT,
+            ["env=math", "actor_rollout_ref.rollout.workflow=no_such:Thing"],
+            "there is no module 'no_such'",
+        ),
         (TEXT, ["env=math", "actor_rollout_ref.rollout.stop=['']"], "stop has an empty text"),
-        (TEXT, ["env=math", "actor_rollout_ref.rollout.mode=async"], "mode=async is vLLM in a process of its own"),
-        (TEXT, ["env=math", "rollout=vllm", "trainer.n_gpus_per_node=2"], "2 ranks have a process group: take mode=async"),
-        (TEXT, ["env=math", "actor_rollout_ref.rollout.mode=async", "trainer.deterministic=true"], "batches by the clock"),
-        (spec(), ["model=tiny_lm"], "model.policy=causal_lm writes text, and env=mujoco wants actions"),
+        (
+            TEXT,
+            ["env=math", "actor_rollout_ref.rollout.mode=async"],
+            "mode=async is vLLM in a process of its own",
+        ),
+        (
+            TEXT,
+            ["env=math", "rollout=vllm", "trainer.n_gpus_per_node=2"],
+            "2 ranks have a process group: take mode=async",
+        ),
+        (
+            TEXT,
+            ["env=math", "actor_rollout_ref.rollout.mode=async", "trainer.deterministic=true"],
+            "batches by the clock",
+        ),
+        (
+            spec(),
+            ["model=tiny_lm"],
+            "model.policy=causal_lm writes text, and env=mujoco wants actions",
+        ),
         (spec(), ["rollout=hf"], "rollout.name=hf generates text, and env=mujoco acts"),
     ],
 )
-def test_what_is_of_the_other_domain_is_refused(env: EnvSpec, overrides: list[str], expected: str) -> None:
+def test_what_is_of_the_other_domain_is_refused(
+    env: EnvSpec, overrides: list[str], expected: str
+) -> None:
     assert any(expected in problem for problem in environment(env, *overrides))
 
 
@@ -205,14 +317,32 @@ def test_what_is_of_the_other_domain_is_refused(env: EnvSpec, overrides: list[st
     [
         (spec(renders=False), [], "pipeline=embodied_srpo looks at videos"),
         (spec(renders=False), ["pipeline=grpo", "reward=srpo"], "reward.name=srpo looks at videos"),
-        (spec(renders=False), ["pipeline=grpo", "reward.name=json:loads"], "or reward.encoder=null"),
-        (spec(success=False), [], "pipeline=embodied_srpo needs the environment's own success flag"),
-        (spec(success=False), ["pipeline=grpo"], "reward.name=success needs the environment's own success flag"),
-        (spec(images=False), ["pipeline=grpo", "trainer.blind=true"], "trainer.blind=true blackens images"),
+        (
+            spec(renders=False),
+            ["pipeline=grpo", "reward.name=json:loads"],
+            "or reward.encoder=null",
+        ),
+        (
+            spec(success=False),
+            [],
+            "pipeline=embodied_srpo needs the environment's own success flag",
+        ),
+        (
+            spec(success=False),
+            ["pipeline=grpo"],
+            "reward.name=success needs the environment's own success flag",
+        ),
+        (
+            spec(images=False),
+            ["pipeline=grpo", "trainer.blind=true"],
+            "trainer.blind=true blackens images",
+        ),
         (spec(instruction=False), [], "cannot tell which one is wanted"),
     ],
 )
-def test_an_environment_that_does_not_fit_is_refused(env: EnvSpec, overrides: list[str], expected: str) -> None:
+def test_an_environment_that_does_not_fit_is_refused(
+    env: EnvSpec, overrides: list[str], expected: str
+) -> None:
     found = environment(env, *overrides)
     assert len(found) == 1
     assert expected in found[0]
@@ -222,16 +352,26 @@ def test_an_environment_that_does_not_fit_is_refused(env: EnvSpec, overrides: li
     ("overrides", "expected"),
     [
         (["data.task_weights=[2,0]"], []),
-        (["data.task_weights=[1]"], ["data.task_weights=[1] must have a whole number for each of the 2 tasks (a, b)"]),
+        (
+            ["data.task_weights=[1]"],
+            ["data.task_weights=[1] must have a whole number for each of the 2 tasks (a, b)"],
+        ),
         (["data.task_weights=[1,-1]"], ["none below 0 and not all 0"]),
         (["data.task_weights=[0,0]"], ["none below 0 and not all 0"]),
-        (["pipeline=grpo", "env=math", "data.task_weights=[1,1]", "data.train_files=[a.jsonl]"], ["leave one of them out"]),
+        (
+            ["pipeline=grpo", "env=math", "data.task_weights=[1,1]", "data.train_files=[a.jsonl]"],
+            ["leave one of them out"],
+        ),
     ],
 )
-def test_weights_of_tasks_are_whole_numbers_one_for_each(overrides: list[str], expected: list[str]) -> None:
+def test_weights_of_tasks_are_whole_numbers_one_for_each(
+    overrides: list[str], expected: list[str]
+) -> None:
     env = TEXT if "env=math" in overrides else spec()
     found = [problem for problem in environment(env, *overrides) if "task_weights" in problem]
-    assert [part in problem for part, problem in zip(expected, found, strict=True)] == [True] * len(expected)
+    assert [part in problem for part, problem in zip(expected, found, strict=True)] == [True] * len(
+        expected
+    )
 
 
 @pytest.mark.parametrize(
@@ -239,14 +379,32 @@ def test_weights_of_tasks_are_whole_numbers_one_for_each(overrides: list[str], e
     [
         (spec(), [], None),
         (spec(tasks=("only",)), [], "has one task"),
-        (spec(success=False), ["pipeline=grpo", "reward=return"], "says of no episode whether it succeeded"),
-        (TEXT, ["pipeline=grpo", "env=math", "data.train_files=[a.jsonl]"], "data.train_files has prompts"),
+        (
+            spec(success=False),
+            ["pipeline=grpo", "reward=return"],
+            "says of no episode whether it succeeded",
+        ),
+        (
+            TEXT,
+            ["pipeline=grpo", "env=math", "data.train_files=[a.jsonl]"],
+            "data.train_files has prompts",
+        ),
     ],
 )
-def test_prompts_follow_success_where_tasks_differ_in_it(env: EnvSpec, overrides: list[str], expected: str | None) -> None:
-    found = [problem for problem in environment(env, *overrides, "data.task_sampling=learnable") if "task_sampling" in problem]
+def test_prompts_follow_success_where_tasks_differ_in_it(
+    env: EnvSpec, overrides: list[str], expected: str | None
+) -> None:
+    found = [
+        problem
+        for problem in environment(env, *overrides, "data.task_sampling=learnable")
+        if "task_sampling" in problem
+    ]
     assert len(found) == (expected is not None)
-    assert expected is None or found[0].endswith(f"and {expected}: leave it out.") or expected in found[0]
+    assert (
+        expected is None
+        or found[0].endswith(f"and {expected}: leave it out.")
+        or expected in found[0]
+    )
 
 
 def test_one_task_needs_no_instruction() -> None:
@@ -254,20 +412,43 @@ def test_one_task_needs_no_instruction() -> None:
 
 
 def test_return_needs_neither_video_nor_success() -> None:
-    assert environment(spec(images=False, renders=False, success=False), "pipeline=grpo", "reward=return") == []
+    assert (
+        environment(
+            spec(images=False, renders=False, success=False), "pipeline=grpo", "reward=return"
+        )
+        == []
+    )
 
 
 def test_a_reward_of_the_users_own_may_do_without_video() -> None:
-    assert environment(spec(renders=False), "pipeline=grpo", "reward.name=json:loads", "reward.encoder=null") == []
+    assert (
+        environment(
+            spec(renders=False), "pipeline=grpo", "reward.name=json:loads", "reward.encoder=null"
+        )
+        == []
+    )
 
 
 @pytest.mark.parametrize("estimator", ["gae", "remax"])
 def test_a_graph_of_the_users_own_may_provide_what_an_estimator_needs(estimator: str) -> None:
-    assert problems(f"algorithm.adv_estimator={estimator}", "dag.custom_pipeline_fn=my_module:my_pipeline") == []
+    assert (
+        problems(
+            f"algorithm.adv_estimator={estimator}", "dag.custom_pipeline_fn=my_module:my_pipeline"
+        )
+        == []
+    )
 
 
 def test_an_estimator_of_the_users_own_may_read_any_key() -> None:
-    assert problems("user_modules=[mine]", "algorithm.adv_estimator=my_own", "algorithm.gamma=0.9", "algorithm.pass_k=4") == []
+    assert (
+        problems(
+            "user_modules=[mine]",
+            "algorithm.adv_estimator=my_own",
+            "algorithm.gamma=0.9",
+            "algorithm.pass_k=4",
+        )
+        == []
+    )
 
 
 def test_names_of_plug_ins_are_compared_with_the_shipped_ones() -> None:
@@ -279,16 +460,28 @@ def test_names_of_plug_ins_are_compared_with_the_shipped_ones() -> None:
 
 
 def test_problems_are_errors_that_a_caller_may_catch() -> None:
-    assert all(isinstance(problem, ConfigError) for problem in config_problems(parse_config(["trainer.save_freq=0"])))
+    assert all(
+        isinstance(problem, ConfigError)
+        for problem in config_problems(parse_config(["trainer.save_freq=0"]))
+    )
 
 
 @pytest.mark.parametrize(
     ("overrides", "expected"),
     [
         (["actor_rollout_ref.rollout.top_p=0.9"], "top_p=0.9 biases the ratio"),
-        (["env=math", "pipeline=grpo", "actor_rollout_ref.rollout.top_k=5"], "top_k=5 biases the ratio"),
-        (["algorithm.adv_estimator=reinforce_plus_plus"], "min_group_spread=0.05 is not read: reinforce_plus_plus compares no groups"),
-        (["actor_rollout_ref.actor.use_kl_loss=true", "actor_rollout_ref.actor.kl_loss_type=k1"], "gradient of mean zero"),
+        (
+            ["env=math", "pipeline=grpo", "actor_rollout_ref.rollout.top_k=5"],
+            "top_k=5 biases the ratio",
+        ),
+        (
+            ["algorithm.adv_estimator=reinforce_plus_plus"],
+            "min_group_spread=0.05 is not read: reinforce_plus_plus compares no groups",
+        ),
+        (
+            ["actor_rollout_ref.actor.use_kl_loss=true", "actor_rollout_ref.actor.kl_loss_type=k1"],
+            "gradient of mean zero",
+        ),
         (["algorithm.filter.success_low=0.1"], "drops groups without success"),
         (["env.num_servers=1", "trainer.n_gpus_per_node=2"], "each gets one"),
     ],
@@ -311,7 +504,9 @@ def test_choices_agree_with_the_registries() -> None:
     from siirl.preflight import config_checks
 
     old_names = {value for key, value in ALIASES if key == "algorithm.kl_penalty"}
-    assert {name for name in KL_NAMES if name.rstrip("+") not in old_names} == set(algorithm_args.KL_ESTIMATORS)
+    assert {name for name in KL_NAMES if name.rstrip("+") not in old_names} == set(
+        algorithm_args.KL_ESTIMATORS
+    )
     assert set(config_checks.KL_WITHOUT_GRADIENT) == KL_WITHOUT_GRADIENT - old_names
     assert set(model_args.LOSS_AGGREGATIONS) == set(AGGREGATIONS)
 
@@ -321,7 +516,10 @@ def test_held_out_seeds_end_where_those_of_demonstrations_and_of_training_begin(
     from siirl.imitation import warm_starts
     from siirl.preflight import config_checks
 
-    of_demonstrations = {warm_starts.OTHER_FIRST_SEED, *(first for _, first in warm_starts.EXPERTS.values())}
+    of_demonstrations = {
+        warm_starts.OTHER_FIRST_SEED,
+        *(first for _, first in warm_starts.EXPERTS.values()),
+    }
     assert config_checks.FIRST_DEMONSTRATION_SEED == min(of_demonstrations) < FIRST_TRAINING_SEED
 
 

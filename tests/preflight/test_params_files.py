@@ -25,7 +25,10 @@ def weights(tmp_path: Path) -> Path:
     folder = tmp_path / "policy"
     folder.mkdir()
     (folder / "config.json").write_text("{}")
-    save_file({"a": np.zeros((3, 4), np.float32), "b": np.zeros(5, np.float32)}, folder / "model.safetensors")
+    save_file(
+        {"a": np.zeros((3, 4), np.float32), "b": np.zeros(5, np.float32)},
+        folder / "model.safetensors",
+    )
     return folder
 
 
@@ -56,7 +59,9 @@ def test_weights_in_several_files_are_counted_together(shards: Path) -> None:
 
 
 @pytest.mark.parametrize("model", [(), TEXT])
-def test_one_of_several_files_that_is_missing_or_truncated_is_named(shards: Path, model: tuple[str, ...]) -> None:
+def test_one_of_several_files_that_is_missing_or_truncated_is_named(
+    shards: Path, model: tuple[str, ...]
+) -> None:
     second = shards / "model-00002-of-00002.safetensors"
     second.write_bytes(second.read_bytes()[:-1])
     (truncated,) = problems(*model, f"actor_rollout_ref.model.path={shards}")
@@ -70,7 +75,16 @@ def test_one_of_several_files_that_is_missing_or_truncated_is_named(shards: Path
     )
 
 
-@pytest.mark.parametrize("index", ["", "[]", '{"weight_map": {}}', '{"weight_map": {"a": "../a.safetensors"}}', '{"weight_map": {"a": 1}}'])
+@pytest.mark.parametrize(
+    "index",
+    [
+        "",
+        "[]",
+        '{"weight_map": {}}',
+        '{"weight_map": {"a": "../a.safetensors"}}',
+        '{"weight_map": {"a": 1}}',
+    ],
+)
 def test_an_index_that_names_no_files_of_its_folder_is_refused(shards: Path, index: str) -> None:
     file = shards / "model.safetensors.index.json"
     file.write_text(index)
@@ -82,7 +96,9 @@ def test_an_index_that_names_no_files_of_its_folder_is_refused(shards: Path, ind
 def test_a_whole_file_is_taken_and_not_what_lies_beside_it(weights: Path) -> None:
     """As a checkpoint has the moments of Adam beside the weights; transformers takes the whole file before an index, too."""
     save_file({"moment": np.zeros(9, np.float32)}, weights / "optimizer.safetensors")
-    (weights / "model.safetensors.index.json").write_text('{"weight_map": {"a": "optimizer.safetensors"}}')
+    (weights / "model.safetensors.index.json").write_text(
+        '{"weight_map": {"a": "optimizer.safetensors"}}'
+    )
     assert parameters_in(str(weights)) == 17
 
 
@@ -91,7 +107,9 @@ def test_a_truncated_file_is_refused_with_its_size(weights: Path, kept: int) -> 
     file = weights / "model.safetensors"
     whole = file.read_bytes()
     file.write_bytes(whole[:kept])
-    with pytest.raises(CheckpointError, match=r"is not a whole safetensors file.*Copy or make it again"):
+    with pytest.raises(
+        CheckpointError, match=r"is not a whole safetensors file.*Copy or make it again"
+    ):
         check_safetensors(file)
     assert str(file) in problems(f"actor_rollout_ref.model.path={weights}")[0]
 
@@ -106,7 +124,14 @@ def test_a_header_of_gigabytes_is_refused_before_it_is_read(tmp_path: Path) -> N
         check_safetensors(file)
 
 
-@pytest.mark.parametrize("content", [struct.pack("<Q", 3) + b"abc", struct.pack("<Q", 2) + b"[]", struct.pack("<Q", 7) + b'{"a":1}'])
+@pytest.mark.parametrize(
+    "content",
+    [
+        struct.pack("<Q", 3) + b"abc",
+        struct.pack("<Q", 2) + b"[]",
+        struct.pack("<Q", 7) + b'{"a":1}',
+    ],
+)
 def test_a_file_with_another_header_is_refused(tmp_path: Path, content: bytes) -> None:
     file = tmp_path / "model.safetensors"
     file.write_bytes(content)
@@ -126,18 +151,26 @@ IN_ITS_PLACE = "give a folder with config.json, model.safetensors and a tokenize
 
 def test_a_language_model_is_never_new_and_its_remedy_says_what_else_there_is() -> None:
     (found,) = problems(*TEXT, "actor_rollout_ref.model.path=no/such/folder")
-    assert found.startswith("actor_rollout_ref.model.path=no/such/folder: there is no folder no/such/folder; ")
+    assert found.startswith(
+        "actor_rollout_ref.model.path=no/such/folder: there is no folder no/such/folder; "
+    )
     assert found.endswith(f"{IN_ITS_PLACE}take model=tiny_lm.")
     assert "null" not in found
 
 
 def test_the_remedy_of_a_reference_is_the_policys_own_start() -> None:
-    use_kl = ("actor_rollout_ref.actor.use_kl_loss=true", "actor_rollout_ref.ref.path=no/such/folder")
+    use_kl = (
+        "actor_rollout_ref.actor.use_kl_loss=true",
+        "actor_rollout_ref.ref.path=no/such/folder",
+    )
     (text,) = problems("env=math", *use_kl)
     (robots,) = problems(*use_kl)
     assert text.endswith(f"{IN_ITS_PLACE}null for the policy's own weights at the start.")
     assert "or null" not in robots
-    assert "null for the policy's own weights at the start, or make one: python -m siirl.warm_start." in robots
+    assert (
+        "null for the policy's own weights at the start, or make one: python -m siirl.warm_start."
+        in robots
+    )
 
 
 def test_what_may_be_a_hub_id_is_left_to_the_hub_by_language_models_alone() -> None:
@@ -155,18 +188,30 @@ def test_a_policy_folder_without_one_of_its_files_is_refused(weights: Path, name
 
 def test_a_reference_is_looked_at_only_where_a_kl_needs_it() -> None:
     assert problems("actor_rollout_ref.ref.path=no/where") == []
-    found = problems("actor_rollout_ref.ref.path=no/where", "actor_rollout_ref.actor.use_kl_loss=true")
+    found = problems(
+        "actor_rollout_ref.ref.path=no/where", "actor_rollout_ref.actor.use_kl_loss=true"
+    )
     assert len(found) == 1
     assert found[0].startswith("actor_rollout_ref.ref.path=no/where")
 
 
 @pytest.mark.parametrize(
-    ("encoder", "refused"), [("./nowhere", True), ("tinyy", True), ("x/y.pt", True), ("org/model", False), ("pixels", False)]
+    ("encoder", "refused"),
+    [
+        ("./nowhere", True),
+        ("tinyy", True),
+        ("x/y.pt", True),
+        ("org/model", False),
+        ("pixels", False),
+    ],
 )
 def test_an_encoder_is_a_known_name_a_path_or_a_hub_id(encoder: str, refused: bool) -> None:
     found = problems("reward=srpo", f"reward.encoder={encoder}")
     assert len(found) == refused
-    assert all(message.startswith(f"reward.encoder={encoder}: no such file or folder. Known: tiny") for message in found)
+    assert all(
+        message.startswith(f"reward.encoder={encoder}: no such file or folder. Known: tiny")
+        for message in found
+    )
 
 
 def test_a_folder_that_holds_no_encoder_is_refused(tmp_path: Path) -> None:
@@ -177,7 +222,9 @@ def test_an_encoder_is_looked_at_only_by_video_rewards() -> None:
     assert problems("reward=success", "reward.encoder=./nowhere") == []
 
 
-@pytest.mark.parametrize("override", ["reward.demonstrations=no/where", "dag.workflow_file=no/where.yaml"])
+@pytest.mark.parametrize(
+    "override", ["reward.demonstrations=no/where", "dag.workflow_file=no/where.yaml"]
+)
 def test_other_missing_files_are_refused(override: str) -> None:
     found = problems("reward=srpo", "reward.encoder=pixels", override)
     assert len(found) == 1
@@ -189,13 +236,17 @@ def test_shipped_folders_are_found_in_a_checkout(repository: Path) -> None:
     assert asset_path("x") == repository / "assets" / "x"
 
 
-def test_assets_are_found_from_any_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, repository: Path) -> None:
+def test_assets_are_found_from_any_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, repository: Path
+) -> None:
     monkeypatch.chdir(tmp_path)
     assert find("assets/some/thing") == repository / "assets" / "some" / "thing"
     assert find("other/thing") == Path("other/thing")
 
 
-def test_a_file_of_the_users_own_assets_folder_comes_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_of_the_users_own_assets_folder_comes_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "assets").mkdir()
     assert find("assets") == Path("assets")
@@ -205,7 +256,15 @@ def test_a_file_of_the_users_own_assets_folder_comes_first(tmp_path: Path, monke
 
 
 def resume(output_dir: Path, value: str) -> Path | None:
-    return find_resume(parse_config([f"trainer.output_dir={output_dir}", "trainer.experiment_name=x", f"trainer.resume={value}"]))
+    return find_resume(
+        parse_config(
+            [
+                f"trainer.output_dir={output_dir}",
+                "trainer.experiment_name=x",
+                f"trainer.resume={value}",
+            ]
+        )
+    )
 
 
 def make_run(output_dir: Path, time: str, *, steps: int) -> Path:

@@ -8,7 +8,14 @@ import pytest
 
 from siirl.errors import ConfigError
 from siirl.params.parser import parse_config
-from siirl.preflight.machine import device_problems, device_slots, free_memory_bytes, opengl_problems, process_problems, require_linux
+from siirl.preflight.machine import (
+    device_problems,
+    device_slots,
+    free_memory_bytes,
+    opengl_problems,
+    process_problems,
+    require_linux,
+)
 
 NO_DRAWING = ["pipeline=grpo", "env=gymnasium", "env.id=CartPole-v1"]
 
@@ -22,25 +29,45 @@ def test_a_core_carries_a_rank_where_there_is_no_gpu() -> None:
 
 def test_more_ranks_than_devices_are_refused_with_both_numbers() -> None:
     slots, kind = device_slots()
-    found = [str(problem) for problem in device_problems(parse_config([*NO_DRAWING, f"trainer.n_gpus_per_node={slots + 1}"]))]
+    found = [
+        str(problem)
+        for problem in device_problems(
+            parse_config([*NO_DRAWING, f"trainer.n_gpus_per_node={slots + 1}"])
+        )
+    ]
     assert len(found) == 1
-    assert f"trainer.n_gpus_per_node={slots + 1} asks for {slots + 1} ranks, and this machine has {slots} {kind}" in found[0]
+    assert (
+        f"trainer.n_gpus_per_node={slots + 1} asks for {slots + 1} ranks, and this machine has {slots} {kind}"
+        in found[0]
+    )
     assert f"make it at most {slots}" in found[0]
 
 
 def test_as_many_ranks_as_devices_are_fine() -> None:
-    assert list(device_problems(parse_config([*NO_DRAWING, f"trainer.n_gpus_per_node={device_slots()[0]}"]))) == []
+    assert (
+        list(
+            device_problems(
+                parse_config([*NO_DRAWING, f"trainer.n_gpus_per_node={device_slots()[0]}"])
+            )
+        )
+        == []
+    )
 
 
 def test_a_cluster_is_asked_for_its_devices_when_it_is_reached() -> None:
-    config = parse_config([*NO_DRAWING, "trainer.n_gpus_per_node=1000", "cluster.address=127.0.0.1:6379"])
+    config = parse_config(
+        [*NO_DRAWING, "trainer.n_gpus_per_node=1000", "cluster.address=127.0.0.1:6379"]
+    )
     assert list(device_problems(config)) == []
 
 
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
-        (["env.num_servers=17"], "env.num_servers=17 asks for as many processes, and this machine has 2 cores: make it at most 16."),
+        (
+            ["env.num_servers=17"],
+            "env.num_servers=17 asks for as many processes, and this machine has 2 cores: make it at most 16.",
+        ),
         (
             ["trainer.threads_per_rank=9"],
             "threads_per_rank=9 asks for as many threads, and this machine has 2 cores: make it at most 8.",
@@ -50,16 +77,26 @@ def test_a_cluster_is_asked_for_its_devices_when_it_is_reached() -> None:
             "=5 for each of trainer.n_gpus_per_node=2 ranks makes 10 threads, and this machine has 2 cores: make it at most 4.",
         ),
         (["data.num_loader_workers=64"], "data.num_loader_workers=64 asks for as many processes"),
-        (["reward.manager=parallel", "reward.num_workers=64"], "reward.num_workers=64 asks for as many processes"),
-        (["env.num_servers=2", "env.kwargs.num_graders=9"], "num_graders=9 for each of env.num_servers=2 servers makes 18 processes"),
+        (
+            ["reward.manager=parallel", "reward.num_workers=64"],
+            "reward.num_workers=64 asks for as many processes",
+        ),
+        (
+            ["env.num_servers=2", "env.kwargs.num_graders=9"],
+            "num_graders=9 for each of env.num_servers=2 servers makes 18 processes",
+        ),
     ],
 )
-def test_far_more_threads_or_processes_than_cores_are_refused(words: list[str], expected: str) -> None:
+def test_far_more_threads_or_processes_than_cores_are_refused(
+    words: list[str], expected: str
+) -> None:
     (found,) = process_problems(parse_config(["env=math", *words]), cores=2)
     assert expected in str(found)
 
 
-@pytest.mark.parametrize("env", ["mujoco", "libero", "gymnasium", "custom", "math", "sandbox", "tools"])
+@pytest.mark.parametrize(
+    "env", ["mujoco", "libero", "gymnasium", "custom", "math", "sandbox", "tools"]
+)
 def test_shipped_jobs_fit_on_one_core(env: str) -> None:
     assert list(process_problems(parse_config([f"env={env}"]), cores=1)) == []
 
@@ -78,10 +115,14 @@ def test_opengl_that_draws_is_no_problem() -> None:
     assert opengl_problems() == []
 
 
-def test_a_missing_library_is_refused_with_the_command_that_installs_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_missing_library_is_refused_with_the_command_that_installs_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.delenv("MUJOCO_GL", raising=False)
     # The probe's interpreter finds this module at its start: a machine on which the loader knows no OpenGL library.
-    (tmp_path / "sitecustomize.py").write_text("import ctypes.util\nctypes.util.find_library = lambda name: None\n")
+    (tmp_path / "sitecustomize.py").write_text(
+        "import ctypes.util\nctypes.util.find_library = lambda name: None\n"
+    )
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), os.environ["PYTHONPATH"]]))
     (problem,) = opengl_problems()
     assert str(problem).startswith("MuJoCo cannot draw here: No OpenGL library")
@@ -96,5 +137,7 @@ def test_a_backend_that_does_not_exist_is_refused(monkeypatch: pytest.MonkeyPatc
 
 def test_a_system_without_proc_is_refused_by_name() -> None:
     require_linux("linux")
-    with pytest.raises(ConfigError, match=r"^Runs need Linux, and this system is darwin: .* docs/installing\.md"):
+    with pytest.raises(
+        ConfigError, match=r"^Runs need Linux, and this system is darwin: .* docs/installing\.md"
+    ):
         require_linux("darwin")

@@ -18,7 +18,9 @@ from siirl.preflight.memory import (
 )
 from tests.preflight.camera_spec import SPEC
 
-STAND_INS = dataclasses.replace(SPEC, name="libero (stand-in assets)", tasks=tuple(map(str, range(90))))
+STAND_INS = dataclasses.replace(
+    SPEC, name="libero (stand-in assets)", tasks=tuple(map(str, range(90)))
+)
 JOB = (
     "actor_rollout_ref.model.path=null",
     "data.train_batch_size=12",
@@ -37,7 +39,9 @@ def job(*overrides: str) -> SiiRLArguments:
 def refusals(overrides: Sequence[str], spec: EnvSpec, *, total_memory_bytes: float) -> list[str]:
     """What training says."""
     config = job(*overrides)
-    found = simulation_problems(config, spec, episodes_of_training(config), total_memory_bytes=total_memory_bytes)
+    found = simulation_problems(
+        config, spec, episodes_of_training(config), total_memory_bytes=total_memory_bytes
+    )
     return [str(problem) for problem in found]
 
 
@@ -51,7 +55,10 @@ def test_environments_and_images_that_take_far_more_than_all_memory_are_refused(
     assert refusals([], SPEC, total_memory_bytes=needed / 1.4) == []
     (problem,) = refusals([], SPEC, total_memory_bytes=needed / 1.6)
     assert "= 2 x 4 environments with 2 tasks each take about 1.1 GB" in problem
-    assert "12 x 8 trajectories 15 MB, and this machine has 697 MB of memory: lower env.num_servers or env.envs_per_server, " in problem
+    assert (
+        "12 x 8 trajectories 15 MB, and this machine has 697 MB of memory: lower env.num_servers or env.envs_per_server, "
+        in problem
+    )
     assert refusals(["cluster.address=10.0.0.1:6379"], SPEC, total_memory_bytes=1.0) == []
 
 
@@ -78,19 +85,43 @@ def test_an_evaluation_holds_the_episodes_that_run_however_many_there_are() -> N
 @pytest.mark.parametrize(
     ("overrides", "spec", "remedy"),
     [
-        ((), SPEC, ": lower env.num_servers or env.envs_per_server, name fewer env.tasks, or give cluster.address="),
-        ((), STAND_INS, "name fewer env.tasks, keep the simulators of fewer of them ('env.kwargs={kept_simulators: 1}'), or"),
-        (("env.kwargs={kept_simulators: 1}",), STAND_INS, ": lower env.num_servers or env.envs_per_server, or give cluster.address="),
-        (("env.num_servers=1", "actor_rollout_ref.rollout.n=10000"), SPEC, ": lower one of these two, or give cluster.address="),
-        (("env.num_servers=1", "env.envs_per_server=1", "cluster=local"), SPEC, "of memory: name fewer env.tasks."),
+        (
+            (),
+            SPEC,
+            ": lower env.num_servers or env.envs_per_server, name fewer env.tasks, or give cluster.address=",
+        ),
+        (
+            (),
+            STAND_INS,
+            "name fewer env.tasks, keep the simulators of fewer of them ('env.kwargs={kept_simulators: 1}'), or",
+        ),
+        (
+            ("env.kwargs={kept_simulators: 1}",),
+            STAND_INS,
+            ": lower env.num_servers or env.envs_per_server, or give cluster.address=",
+        ),
+        (
+            ("env.num_servers=1", "actor_rollout_ref.rollout.n=10000"),
+            SPEC,
+            ": lower one of these two, or give cluster.address=",
+        ),
+        (
+            ("env.num_servers=1", "env.envs_per_server=1", "cluster=local"),
+            SPEC,
+            "of memory: name fewer env.tasks.",
+        ),
     ],
 )
-def test_the_remedy_is_for_what_takes_most(overrides: tuple[str, ...], spec: EnvSpec, remedy: str) -> None:
+def test_the_remedy_is_for_what_takes_most(
+    overrides: tuple[str, ...], spec: EnvSpec, remedy: str
+) -> None:
     (problem,) = refusals(overrides, spec, total_memory_bytes=1e8)
     assert remedy in problem
 
 
-def test_the_ninety_tasks_of_a_suite_are_refused_on_a_laptop_and_fit_where_one_simulator_is_kept() -> None:
+def test_the_ninety_tasks_of_a_suite_are_refused_on_a_laptop_and_fit_where_one_simulator_is_kept() -> (
+    None
+):
     """Two servers at 300 MB, scenes of 50 MB, and simulators of 50 MB in four environments each, of 90 tasks: 45.6 GB."""
     (problem,) = refusals([], STAND_INS, total_memory_bytes=16e9)
     assert "2 x 4 environments with 90 tasks each take about 45.6 GB" in problem
@@ -109,4 +140,6 @@ def test_more_than_is_free_is_said() -> None:
     assert shortage(parts, free_memory_bytes=3e9) is None
     sentence = shortage(parts, free_memory_bytes=2.9e9)
     assert sentence is not None
-    assert sentence.startswith("3.0 GB is more than the 2.9 GB of memory that are free: lower env.num_servers")
+    assert sentence.startswith(
+        "3.0 GB is more than the 2.9 GB of memory that are free: lower env.num_servers"
+    )

@@ -39,16 +39,36 @@ NO_VIDEOS = ["trainer.record_episodes=0", "trainer.record_val_episodes=0"]
 def graph() -> TaskGraph:
     """rollout -> old log-probs -> reference -> update, whose functions only pass the batch on."""
     pipeline = Pipeline("own")
-    pipeline.add_node("rollout", None, node_type=NodeType.MODEL_INFERENCE, node_role=NodeRole.ROLLOUT)
-    pipeline.add_node("old", None, ["rollout"], node_type=NodeType.MODEL_TRAIN, node_role=NodeRole.ACTOR, only_forward_compute=True)
-    pipeline.add_node("reference", None, ["old"], node_type=NodeType.MODEL_TRAIN, node_role=NodeRole.REFERENCE)
-    pipeline.add_node("update", None, ["reference"], node_type=NodeType.MODEL_TRAIN, node_role=NodeRole.ACTOR)
+    pipeline.add_node(
+        "rollout", None, node_type=NodeType.MODEL_INFERENCE, node_role=NodeRole.ROLLOUT
+    )
+    pipeline.add_node(
+        "old",
+        None,
+        ["rollout"],
+        node_type=NodeType.MODEL_TRAIN,
+        node_role=NodeRole.ACTOR,
+        only_forward_compute=True,
+    )
+    pipeline.add_node(
+        "reference", None, ["old"], node_type=NodeType.MODEL_TRAIN, node_role=NodeRole.REFERENCE
+    )
+    pipeline.add_node(
+        "update", None, ["reference"], node_type=NodeType.MODEL_TRAIN, node_role=NodeRole.ACTOR
+    )
     return pipeline.build()
 
 
-def plan_of(overrides: Sequence[str] = (), *, job_graph: TaskGraph | None = None, spec: EnvSpec = SPEC) -> Plan:
+def plan_of(
+    overrides: Sequence[str] = (), *, job_graph: TaskGraph | None = None, spec: EnvSpec = SPEC
+) -> Plan:
     return make_plan(
-        parse_config([*JOB, *overrides]), job_graph or graph(), spec, free_memory_bytes=64e9, cores=2, loss="vanilla, token-mean"
+        parse_config([*JOB, *overrides]),
+        job_graph or graph(),
+        spec,
+        free_memory_bytes=64e9,
+        cores=2,
+        loss="vanilla, token-mean",
     )
 
 
@@ -70,11 +90,18 @@ def test_each_agent_of_an_episode_makes_a_trajectory() -> None:
 
 
 def test_two_ranks_share_a_mini_batch() -> None:
-    assert plan_of(["trainer.n_gpus_per_node=2"]).micro_batches == 2  # 12 on each rank, 10 at a time
+    assert (
+        plan_of(["trainer.n_gpus_per_node=2"]).micro_batches == 2
+    )  # 12 on each rank, 10 at a time
 
 
 def test_ranks_are_told_by_their_machines_and_share_the_cores_of_theirs() -> None:
-    words = ["trainer.nnodes=2", "trainer.n_gpus_per_node=3", "cluster.address=10.0.0.1:6379", "env.num_servers=6"]
+    words = [
+        "trainer.nnodes=2",
+        "trainer.n_gpus_per_node=3",
+        "cluster.address=10.0.0.1:6379",
+        "env.num_servers=6",
+    ]
     assert "6 on 2 machines (Ray actors, cluster=10.0.0.1:6379)" in render(plan_of(words))
     config = parse_config([*JOB, *words])
     assert [sizes.threads_of_rank(config, cores=cores) for cores in (1, 6, 8)] == [1, 2, 2]
@@ -110,18 +137,34 @@ def test_memory_counts_simulators_by_server_and_task() -> None:
 @pytest.mark.parametrize(
     ("name", "overrides", "expected"),
     [
-        ("libero (stand-in assets)", [], 2 * (300e6 + 2 * 50e6) + 16 * 50e6),  # 2 servers, 8 environments of 2 tasks
+        (
+            "libero (stand-in assets)",
+            [],
+            2 * (300e6 + 2 * 50e6) + 16 * 50e6,
+        ),  # 2 servers, 8 environments of 2 tasks
         ("libero", [], 2 * (300e6 + 2 * 700e6) + 16 * 150e6),
-        ("libero", ["env.kwargs={kept_simulators: 1}"], 2 * (300e6 + 2 * 700e6) + 8 * 150e6),  # on a server both tasks may be drawn
-        ("libero", ["env.kwargs={kept_simulators: 1}", "env.num_servers=8", "env.envs_per_server=1"], 8 * (300e6 + 700e6 + 150e6)),
+        (
+            "libero",
+            ["env.kwargs={kept_simulators: 1}"],
+            2 * (300e6 + 2 * 700e6) + 8 * 150e6,
+        ),  # on a server both tasks may be drawn
+        (
+            "libero",
+            ["env.kwargs={kept_simulators: 1}", "env.num_servers=8", "env.envs_per_server=1"],
+            8 * (300e6 + 700e6 + 150e6),
+        ),
     ],
 )
-def test_memory_of_simulators_depends_on_their_assets_and_on_how_many_are_kept(name: str, overrides: list[str], expected: float) -> None:
+def test_memory_of_simulators_depends_on_their_assets_and_on_how_many_are_kept(
+    name: str, overrides: list[str], expected: float
+) -> None:
     plan = plan_of(overrides, spec=dataclasses.replace(SPEC, name=name))
     assert dict(plan.memory_parts)["environments"] == pytest.approx(expected)
 
 
-def test_memory_of_adapters_is_that_of_the_policy_below_them_and_of_a_reference_it_takes_none() -> None:
+def test_memory_of_adapters_is_that_of_the_policy_below_them_and_of_a_reference_it_takes_none() -> (
+    None
+):
     """4 bytes a weight that is kept, 16 with gradient and Adam's moments; a reference of its own weights is another 4."""
 
     def bytes_of(*overrides: str) -> float:
@@ -146,14 +189,18 @@ def start_of(tasks: object, folder: Path, *overrides: str) -> str | None:
         (["a", "c"], "has learnt a, c, not of b: expect hardly any success there"),
     ],
 )
-def test_tasks_that_the_start_has_not_learnt_are_said(tmp_path: Path, known: list[str], told: str) -> None:
+def test_tasks_that_the_start_has_not_learnt_are_said(
+    tmp_path: Path, known: list[str], told: str
+) -> None:
     said = start_of(known, tmp_path)
     assert said is not None
     assert f"WARNING: {tmp_path} {told}" in said
     assert f"  start         {said}\n" in render(dataclasses.replace(plan_of(), start=said))
 
 
-def test_nothing_is_said_of_a_start_that_knows_all_tasks_or_does_not_say_which_or_of_a_run_that_goes_on(tmp_path: Path) -> None:
+def test_nothing_is_said_of_a_start_that_knows_all_tasks_or_does_not_say_which_or_of_a_run_that_goes_on(
+    tmp_path: Path,
+) -> None:
     assert [start_of(tasks, tmp_path) for tasks in (["b", "a"], [], None, "a")] == [None] * 4
     assert start_of(["c"], tmp_path, f"trainer.resume={tmp_path}") is None
     assert "  start  " not in render(plan_of())
@@ -161,7 +208,10 @@ def test_nothing_is_said_of_a_start_that_knows_all_tasks_or_does_not_say_which_o
 
 def test_disk_counts_the_checkpoints_that_stay_and_the_one_being_written() -> None:
     """New weights of 2.2 million parameters at 12 bytes: four checkpoints however long the run, two for one step and its end."""
-    short, long, longer = (plan_of(["trainer.save_freq=1", f"trainer.total_steps={steps}", *NO_VIDEOS]) for steps in (1, 10, 10_000))
+    short, long, longer = (
+        plan_of(["trainer.save_freq=1", f"trainer.total_steps={steps}", *NO_VIDEOS])
+        for steps in (1, 10, 10_000)
+    )
     assert long.disk_bytes == longer.disk_bytes
     assert long.disk_bytes - short.disk_bytes == 2 * 12 * 2_200_000
 
@@ -173,9 +223,16 @@ def test_more_memory_than_is_free_is_said() -> None:
 
 def test_disk_counts_the_videos_of_no_more_steps_than_there_is_time_for() -> None:
     """Two videos of 300 kB a step; six minutes have at most 360 steps, however many are allowed."""
-    some, many = (plan_of(["trainer.record_val_episodes=0", "trainer.max_minutes=6", f"trainer.total_steps={n}"]) for n in (360, 10**9))
+    some, many = (
+        plan_of(
+            ["trainer.record_val_episodes=0", "trainer.max_minutes=6", f"trainer.total_steps={n}"]
+        )
+        for n in (360, 10**9)
+    )
     assert some.disk_bytes == many.disk_bytes
-    one_less = plan_of(["trainer.record_val_episodes=0", "trainer.max_minutes=6", "trainer.total_steps=359"])
+    one_less = plan_of(
+        ["trainer.record_val_episodes=0", "trainer.max_minutes=6", "trainer.total_steps=359"]
+    )
     assert some.disk_bytes - one_less.disk_bytes == pytest.approx(2 * 300e3)
 
 
@@ -183,19 +240,28 @@ def test_disk_counts_no_more_videos_than_there_are_episodes() -> None:
     """96 trajectories of a step, and 30 held-out episodes of each of two tasks: a large number means all of them."""
     for key, episodes in (("trainer.record_episodes", 96), ("trainer.record_val_episodes", 60)):
         assert (
-            plan_of([f"{key}={episodes}"]).disk_bytes == plan_of([f"{key}=1000"]).disk_bytes > plan_of([f"{key}={episodes - 1}"]).disk_bytes
+            plan_of([f"{key}={episodes}"]).disk_bytes
+            == plan_of([f"{key}=1000"]).disk_bytes
+            > plan_of([f"{key}={episodes - 1}"]).disk_bytes
         )
 
 
 def test_time_is_bounded_by_max_minutes_and_not_made_up_for_other_environments() -> None:
-    long = plan_of(["trainer.total_steps=100000", "trainer.max_minutes=6", "trainer.val_episodes=0"])
+    long = plan_of(
+        ["trainer.total_steps=100000", "trainer.max_minutes=6", "trainer.val_episodes=0"]
+    )
     assert long.minutes == pytest.approx(6.0)
     assert "no estimate" in render(plan_of(["env=gymnasium", "env.id=CartPole-v1"]))
 
 
-def test_time_of_small_policies_is_by_environment_and_not_made_up_for_large_ones(tmp_path: Path) -> None:
+def test_time_of_small_policies_is_by_environment_and_not_made_up_for_large_ones(
+    tmp_path: Path,
+) -> None:
     """An episode of LIBERO takes four times as long as one of Meta-World with as many steps, and its share of a limit is lower."""
-    meta_world, libero = (plan_of(words).minutes for words in ([], ["env=libero", "actor_rollout_ref.model.path=null"]))
+    meta_world, libero = (
+        plan_of(words).minutes
+        for words in ([], ["env=libero", "actor_rollout_ref.model.path=null"])
+    )
     assert meta_world is not None and libero is not None and 2 < libero / meta_world < 5
     large = tmp_path / "large"
     large.mkdir()
@@ -222,11 +288,16 @@ def test_every_number_is_in_the_text() -> None:
 
 def test_of_many_tasks_ten_are_named_and_all_are_counted() -> None:
     many = dataclasses.replace(SPEC, tasks=tuple(f"t{number}" for number in range(90)))
-    assert "  mujoco: t0, t1, t2, t3, t4, t5, t6, t7, t8, t9 and 80 more, 90 tasks in all\n" in render(plan_of(spec=many))
+    assert (
+        "  mujoco: t0, t1, t2, t3, t4, t5, t6, t7, t8, t9 and 80 more, 90 tasks in all\n"
+        in render(plan_of(spec=many))
+    )
 
 
 def test_a_run_without_steps_says_what_ends_it() -> None:
-    assert "steps until 2 minutes of training;" in render(plan_of(["trainer.total_steps=null", "trainer.max_minutes=2"]))
+    assert "steps until 2 minutes of training;" in render(
+        plan_of(["trainer.total_steps=null", "trainer.max_minutes=2"])
+    )
 
 
 # Forward passes that nobody would use
@@ -238,7 +309,9 @@ def test_a_reference_is_needed_where_a_kl_has_a_weight() -> None:
 
     assert not needs()
     assert needs("actor_rollout_ref.actor.use_kl_loss=true")
-    assert not needs("actor_rollout_ref.actor.use_kl_loss=true", "actor_rollout_ref.actor.kl_loss_coef=0")
+    assert not needs(
+        "actor_rollout_ref.actor.use_kl_loss=true", "actor_rollout_ref.actor.kl_loss_coef=0"
+    )
     assert needs("algorithm.use_kl_in_reward=true")
     assert not needs("algorithm.use_kl_in_reward=true", "algorithm.kl_ctrl.kl_coef=0")
 
@@ -260,7 +333,10 @@ def test_what_is_skipped_is_said_with_its_reason() -> None:
     assert plan.nodes == ("rollout", "update")
     assert [node for node, _ in plan.skipped] == ["old", "reference"]
     assert "skipped" in render(plan)
-    assert "reference: no KL has a weight (actor_rollout_ref.actor.use_kl_loss, algorithm.use_kl_in_reward)" in render(plan)
+    assert (
+        "reference: no KL has a weight (actor_rollout_ref.actor.use_kl_loss, algorithm.use_kl_in_reward)"
+        in render(plan)
+    )
 
 
 def test_what_is_needed_is_not_skipped() -> None:

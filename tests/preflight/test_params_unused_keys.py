@@ -22,10 +22,29 @@ READ_WHERE_JUDGED = {
 }
 # Names that stand for many things in the code: there the group must stand before them, as in `cluster.mode`.
 COMMON_NAMES = frozenset(
-    {"name", "n", "id", "path", "type", "seed", "mode", "address", "steps", "enable", "tasks", "options", "kwargs", "lr"}
+    {
+        "name",
+        "n",
+        "id",
+        "path",
+        "type",
+        "seed",
+        "mode",
+        "address",
+        "steps",
+        "enable",
+        "tasks",
+        "options",
+        "kwargs",
+        "lr",
+    }
 )
 
-USES_IN_PREFLIGHT = ("prepare", "check_text", "needed_files")  # they make, load or open what a key names
+USES_IN_PREFLIGHT = (
+    "prepare",
+    "check_text",
+    "needed_files",
+)  # they make, load or open what a key names
 OTHER_NAMES = {"kl_ctrl": "control"}  # of a group, in the code that reads it
 
 
@@ -38,21 +57,29 @@ def is_read(place: str, code: str) -> bool:
 
 def only_judges(file: Path, package: Path) -> bool:
     """Whether a file declares keys or checks their values: that is not a use."""
-    return package / "params" in file.parents or (package / "preflight" in file.parents and file.stem not in USES_IN_PREFLIGHT)
+    return package / "params" in file.parents or (
+        package / "preflight" in file.parents and file.stem not in USES_IN_PREFLIGHT
+    )
 
 
 def test_every_key_is_read_or_refused(repository: Path) -> None:
     package = repository / "siirl"
     files = [file for file in sorted(package.rglob("*.py")) if not only_judges(file, package)]
-    files.append(repository / "vjepa" / "reward.py")  # takes the trajectory reward's settings as a whole
+    files.append(
+        repository / "vjepa" / "reward.py"
+    )  # takes the trajectory reward's settings as a whole
     code = "\n".join(file.read_text() for file in files)
-    of_estimators = {f"algorithm.{name}" for name in ESTIMATOR_SETTINGS if that_take(name)}  # passed by name
+    of_estimators = {
+        f"algorithm.{name}" for name in ESTIMATOR_SETTINGS if that_take(name)
+    }  # passed by name
     unread = [
         place
         for place, key in known_keys({}).items()
         if not key.metadata["derived"]  # an old name, translated
         and place not in READ_WHERE_JUDGED.keys() | of_estimators
-        and not (place.startswith("env.") and place.split(".")[1] not in POOL_KEYS)  # handed to the constructor
+        and not (
+            place.startswith("env.") and place.split(".")[1] not in POOL_KEYS
+        )  # handed to the constructor
         and not is_read(place, code)
     ]
     assert unread == [], f"{len(unread)} keys do nothing: {', '.join(unread)}"

@@ -15,30 +15,98 @@ from siirl.params.parser import Parsed, known_keys, parse, to_yaml
 from siirl.preflight.key_readers import READERS, ROBOTS_ONLY
 from siirl.preflight.unread import unread_in_domain, unread_problems
 
-ACTOR, ROLLOUT, MODEL = "actor_rollout_ref.actor", "actor_rollout_ref.rollout", "actor_rollout_ref.model"
+ACTOR, ROLLOUT, MODEL = (
+    "actor_rollout_ref.actor",
+    "actor_rollout_ref.rollout",
+    "actor_rollout_ref.model",
+)
 TEXT_ENVS = ("math", "sandbox", "tools")
 
 # Read by every job, or by every job of the key's domain. Those whose value alone may be wrong there are refused by
 # siirl.preflight.config_checks, critic_checks, domain_checks, or by the loss (clip_ratio_low, _high, _c and loss_options), the
 # environment, the grader.
 ALWAYS_READ = {
-    *("algorithm.adv_estimator", "algorithm.use_kl_in_reward", "algorithm.overlong.penalty", "algorithm.overlong.buffer"),
-    *("data.train_files", "data.train_batch_size", "data.task_weights", "data.task_sampling", "data.seed"),
+    *(
+        "algorithm.adv_estimator",
+        "algorithm.use_kl_in_reward",
+        "algorithm.overlong.penalty",
+        "algorithm.overlong.buffer",
+    ),
+    *(
+        "data.train_files",
+        "data.train_batch_size",
+        "data.task_weights",
+        "data.task_sampling",
+        "data.seed",
+    ),
     *("data.max_prompt_length", "data.max_response_length", "data.overlong_prompts"),
-    *(f"{MODEL}.{name}" for name in ("policy", "path", "dtype", "trust_remote_code", "gradient_checkpointing")),
+    *(
+        f"{MODEL}.{name}"
+        for name in ("policy", "path", "dtype", "trust_remote_code", "gradient_checkpointing")
+    ),
     *(f"{MODEL}.lora.{name}" for name in ("rank", "dropout")),
-    *(f"{ACTOR}.{name}" for name in ("strategy", "loss", "loss_agg_mode", "loss_options", "importance.level")),
-    *(f"{ACTOR}.{name}" for name in ("clip_ratio_low", "clip_ratio_high", "clip_ratio_c", "entropy_coef", "ppo_epochs")),
-    *(f"{ACTOR}.{name}" for name in ("ppo_mini_batch_size", "micro_batch_tokens", "max_grad_norm", "use_kl_loss")),
+    *(
+        f"{ACTOR}.{name}"
+        for name in ("strategy", "loss", "loss_agg_mode", "loss_options", "importance.level")
+    ),
+    *(
+        f"{ACTOR}.{name}"
+        for name in (
+            "clip_ratio_low",
+            "clip_ratio_high",
+            "clip_ratio_c",
+            "entropy_coef",
+            "ppo_epochs",
+        )
+    ),
+    *(
+        f"{ACTOR}.{name}"
+        for name in ("ppo_mini_batch_size", "micro_batch_tokens", "max_grad_norm", "use_kl_loss")
+    ),
     *(f"{ACTOR}.optim.{name}" for name in ("lr", "weight_decay", "scheduler", "beta1", "beta2")),
-    *(f"{ROLLOUT}.{name}" for name in ("name", "n", "temperature", "top_p", "top_k", "workflow", "stop", "mode", "max_log_prob_gap")),
+    *(
+        f"{ROLLOUT}.{name}"
+        for name in (
+            "name",
+            "n",
+            "temperature",
+            "top_p",
+            "top_k",
+            "workflow",
+            "stop",
+            "mode",
+            "max_log_prob_gap",
+        )
+    ),
     *("custom_reward_function.path", "custom_reward_function.name"),
     *("reward.functions", "reward.max_failed_share"),
-    *(f"trainer.{name}" for name in ("nnodes", "n_gpus_per_node", "threads_per_rank", "total_steps", "max_minutes")),
-    *(f"trainer.{name}" for name in ("save_freq", "val_before_train", "val_episodes", "project_name", "experiment_name")),
     *(
         f"trainer.{name}"
-        for name in ("hang_minutes", "grace_s", "logger", "resume", "output_dir", "seed", "deterministic", "save_rollouts", "blind")
+        for name in ("nnodes", "n_gpus_per_node", "threads_per_rank", "total_steps", "max_minutes")
+    ),
+    *(
+        f"trainer.{name}"
+        for name in (
+            "save_freq",
+            "val_before_train",
+            "val_episodes",
+            "project_name",
+            "experiment_name",
+        )
+    ),
+    *(
+        f"trainer.{name}"
+        for name in (
+            "hang_minutes",
+            "grace_s",
+            "logger",
+            "resume",
+            "output_dir",
+            "seed",
+            "deterministic",
+            "save_rollouts",
+            "blind",
+        )
     ),
     *("dag.pipeline", "dag.workflow_file", "dag.custom_pipeline_fn", "dag.enable_perf"),
     *("cluster.mode", "cluster.address", "profiler.enable", "user_groups", "user_modules"),
@@ -53,21 +121,29 @@ def messages(*words: str, config_file: Path | None = None) -> list[str]:
 
 def unread(parsed: Parsed) -> list[str]:
     text = parsed.config.env.name in TEXT_ENVS
-    problems = unread_problems(parsed.config, named=parsed.named) + unread_in_domain(parsed.config, text=text, named=parsed.named)
+    problems = unread_problems(parsed.config, named=parsed.named) + unread_in_domain(
+        parsed.config, text=text, named=parsed.named
+    )
     return [str(problem) for problem in problems]
 
 
 def test_every_key_is_always_read_or_says_when() -> None:
     """A new key belongs into one of these."""
     keys = {place for place, key in known_keys({}).items() if not key.metadata["derived"]}
-    of_environments = {place for place in keys if place.startswith("env.")} - ALWAYS_READ  # which refuse what they do not take
+    of_environments = {
+        place for place in keys if place.startswith("env.")
+    } - ALWAYS_READ  # which refuse what they do not take
     sometimes = READERS.keys() | ROBOTS_ONLY.keys()
     assert keys == ALWAYS_READ | sometimes | of_environments
     assert not ALWAYS_READ & sometimes
 
 
 def test_estimators_are_those_that_siirl_registers() -> None:
-    own = {name for name, function in ADVANTAGES.items() if function.__module__.startswith("siirl.algos.")}
+    own = {
+        name
+        for name, function in ADVANTAGES.items()
+        if function.__module__.startswith("siirl.algos.")
+    }
     assert set(ESTIMATORS) == own
     assert set(GROUP_ESTIMATORS) <= own
 
@@ -79,57 +155,147 @@ def test_estimators_are_those_that_siirl_registers() -> None:
             "pipeline=grpo reward=success reward.encoder=random",
             "reward.encoder=random is read by reward.name=srpo and srpo_released, not by",
         ),
-        ("pipeline=grpo reward.alpha=0.2", "reward.alpha=0.2 is read by reward.name=srpo and oracle, not by success"),
-        ("reward=srpo_released reward.window=9", "reward.window=9 is read by reward.name=srpo and oracle, not by srpo_released"),
-        ("reward=success reward.frame_every=4", "reward.frame_every=4 is read by rewards that compare videos, and reward.name=success"),
-        ("env=math pipeline=grpo reward_model.path=x", "reward_model.path=x is read with reward.name=model, and it is success"),
-        ("env=math pipeline=grpo data.num_loader_workers=2", "data.num_loader_workers=2 is read with prompts from files"),
-        ("env=math pipeline=grpo data.heldout_share=0.1", "data.heldout_share=0.1 is read with prompts from files"),
+        (
+            "pipeline=grpo reward.alpha=0.2",
+            "reward.alpha=0.2 is read by reward.name=srpo and oracle, not by success",
+        ),
+        (
+            "reward=srpo_released reward.window=9",
+            "reward.window=9 is read by reward.name=srpo and oracle, not by srpo_released",
+        ),
+        (
+            "reward=success reward.frame_every=4",
+            "reward.frame_every=4 is read by rewards that compare videos, and reward.name=success",
+        ),
+        (
+            "env=math pipeline=grpo reward_model.path=x",
+            "reward_model.path=x is read with reward.name=model, and it is success",
+        ),
+        (
+            "env=math pipeline=grpo data.num_loader_workers=2",
+            "data.num_loader_workers=2 is read with prompts from files",
+        ),
+        (
+            "env=math pipeline=grpo data.heldout_share=0.1",
+            "data.heldout_share=0.1 is read with prompts from files",
+        ),
         (
             "env=math data.train_files=[a] data.val_files=[b] data.heldout_share=0.1",
             "data.heldout_share=0.1 is read without data.val_files",
         ),
-        ("env=math pipeline=grpo trainer.total_epochs=2", "trainer.total_epochs=2 is read with prompts from files"),
-        (f"env=math pipeline=grpo {ROLLOUT}.tensor_model_parallel_size=2", "tensor_model_parallel_size=2 is read by rollout=vllm, not by"),
-        (f"env=math pipeline=grpo {ROLLOUT}.kv_cache_gib=4", "kv_cache_gib=4.0 is read by rollout=vllm"),
+        (
+            "env=math pipeline=grpo trainer.total_epochs=2",
+            "trainer.total_epochs=2 is read with prompts from files",
+        ),
+        (
+            f"env=math pipeline=grpo {ROLLOUT}.tensor_model_parallel_size=2",
+            "tensor_model_parallel_size=2 is read by rollout=vllm, not by",
+        ),
+        (
+            f"env=math pipeline=grpo {ROLLOUT}.kv_cache_gib=4",
+            "kv_cache_gib=4.0 is read by rollout=vllm",
+        ),
         (
             f"pipeline=dapo {ACTOR}.clip_ratio=0.1",
             "clip_ratio=0.1 is read where actor_rollout_ref.actor.clip_ratio_low or clip_ratio_high is",
         ),
-        ("algorithm.kl_ctrl.kl_coef=0.1", "kl_ctrl.kl_coef=0.1 is read with algorithm.use_kl_in_reward=true, and it is false: set it"),
-        ("algorithm.kl_ctrl.type=adaptive", "kl_ctrl.type=adaptive is read with algorithm.use_kl_in_reward=true"),
-        ("algorithm.kl_ctrl.horizon=5", "kl_ctrl.horizon=5 is read with algorithm.use_kl_in_reward=true"),
-        ("algorithm.kl_penalty=k3", "algorithm.kl_penalty=k3 is read with algorithm.use_kl_in_reward=true"),
-        ("algorithm.use_kl_in_reward=true algorithm.kl_ctrl.horizon=5", "horizon=5 is read with algorithm.kl_ctrl.type=adaptive"),
+        (
+            "algorithm.kl_ctrl.kl_coef=0.1",
+            "kl_ctrl.kl_coef=0.1 is read with algorithm.use_kl_in_reward=true, and it is false: set it",
+        ),
+        (
+            "algorithm.kl_ctrl.type=adaptive",
+            "kl_ctrl.type=adaptive is read with algorithm.use_kl_in_reward=true",
+        ),
+        (
+            "algorithm.kl_ctrl.horizon=5",
+            "kl_ctrl.horizon=5 is read with algorithm.use_kl_in_reward=true",
+        ),
+        (
+            "algorithm.kl_penalty=k3",
+            "algorithm.kl_penalty=k3 is read with algorithm.use_kl_in_reward=true",
+        ),
+        (
+            "algorithm.use_kl_in_reward=true algorithm.kl_ctrl.horizon=5",
+            "horizon=5 is read with algorithm.kl_ctrl.type=adaptive",
+        ),
         (
             f"pipeline=dapo {ACTOR}.clip_ratio=0.2",
             "clip_ratio=0.2 is read where actor_rollout_ref.actor.clip_ratio_low or clip_ratio_high is",
         ),
-        ("algorithm.gamma=1.0", "algorithm.gamma=1.0 is read by gae and reinforce_plus_plus, not by dr_grpo: leave it out."),
-        (f"{ACTOR}.kl_loss_coef=0.1", "kl_loss_coef=0.1 is read with actor_rollout_ref.actor.use_kl_loss=true"),
-        (f"{ACTOR}.kl_loss_type=k2", "kl_loss_type=k2 is read with actor_rollout_ref.actor.use_kl_loss=true"),
-        ("actor_rollout_ref.ref.path=x", "actor_rollout_ref.ref.path=x is read where a KL has a weight"),
-        (f"{MODEL}.lora.alpha=8", "lora.alpha=8.0 is read with actor_rollout_ref.model.lora.rank above 0"),
-        (f"{MODEL}.lora.target_modules=[head]", "lora.target_modules=[head] is read with actor_rollout_ref.model.lora.rank above 0"),
-        (f"{ACTOR}.importance.high=3", "importance.high=3.0 is read with actor_rollout_ref.actor.importance.level"),
+        (
+            "algorithm.gamma=1.0",
+            "algorithm.gamma=1.0 is read by gae and reinforce_plus_plus, not by dr_grpo: leave it out.",
+        ),
+        (
+            f"{ACTOR}.kl_loss_coef=0.1",
+            "kl_loss_coef=0.1 is read with actor_rollout_ref.actor.use_kl_loss=true",
+        ),
+        (
+            f"{ACTOR}.kl_loss_type=k2",
+            "kl_loss_type=k2 is read with actor_rollout_ref.actor.use_kl_loss=true",
+        ),
+        (
+            "actor_rollout_ref.ref.path=x",
+            "actor_rollout_ref.ref.path=x is read where a KL has a weight",
+        ),
+        (
+            f"{MODEL}.lora.alpha=8",
+            "lora.alpha=8.0 is read with actor_rollout_ref.model.lora.rank above 0",
+        ),
+        (
+            f"{MODEL}.lora.target_modules=[head]",
+            "lora.target_modules=[head] is read with actor_rollout_ref.model.lora.rank above 0",
+        ),
+        (
+            f"{ACTOR}.importance.high=3",
+            "importance.high=3.0 is read with actor_rollout_ref.actor.importance.level",
+        ),
         (
             f"{ACTOR}.optim.warmup_ratio=0.3",
             "warmup_ratio=0.3 is read where actor_rollout_ref.actor.optim.warmup_steps is null, and it is 4",
         ),
-        (f"{ACTOR}.optim.scheduler=constant {ACTOR}.optim.warmup_steps=9", "warmup_steps=9 is read by schedules with a warm-up"),
-        ("pipeline=ppo critic.optim.warmup_ratio=0.3", "critic.optim.warmup_ratio=0.3 is read where critic.optim.warmup_steps is null"),
+        (
+            f"{ACTOR}.optim.scheduler=constant {ACTOR}.optim.warmup_steps=9",
+            "warmup_steps=9 is read by schedules with a warm-up",
+        ),
+        (
+            "pipeline=ppo critic.optim.warmup_ratio=0.3",
+            "critic.optim.warmup_ratio=0.3 is read where critic.optim.warmup_steps is null",
+        ),
         (f"env=math pipeline=grpo {ACTOR}.micro_batch_size=4", "micro_batch_size=4 is read where"),
-        ("pipeline=grpo algorithm.filter.success_low=0.2", "success_low=0.2 is read by pipeline=dapo and embodied_srpo"),
-        ("pipeline=grpo algorithm.filter.drop_truncated=true", "drop_truncated=true is read by pipeline=dapo and embodied_srpo"),
-        ("trainer.val_episodes=0 trainer.val_samples=4", "trainer.val_samples=4 is read by evaluations, which trainer.val_episodes=0"),
-        ("trainer.val_episodes=0 trainer.test_freq=3", "trainer.test_freq=3 is read by evaluations, which trainer.val_episodes=0"),
-        ("trainer.val_episodes=0 trainer.record_val_episodes=3", "trainer.record_val_episodes=3 is read by evaluations"),
-        ("dag.backend_threshold=2", "dag.backend_threshold=2 is read by jobs of several ranks, and this one has one"),
+        (
+            "pipeline=grpo algorithm.filter.success_low=0.2",
+            "success_low=0.2 is read by pipeline=dapo and embodied_srpo",
+        ),
+        (
+            "pipeline=grpo algorithm.filter.drop_truncated=true",
+            "drop_truncated=true is read by pipeline=dapo and embodied_srpo",
+        ),
+        (
+            "trainer.val_episodes=0 trainer.val_samples=4",
+            "trainer.val_samples=4 is read by evaluations, which trainer.val_episodes=0",
+        ),
+        (
+            "trainer.val_episodes=0 trainer.test_freq=3",
+            "trainer.test_freq=3 is read by evaluations, which trainer.val_episodes=0",
+        ),
+        (
+            "trainer.val_episodes=0 trainer.record_val_episodes=3",
+            "trainer.record_val_episodes=3 is read by evaluations",
+        ),
+        (
+            "dag.backend_threshold=2",
+            "dag.backend_threshold=2 is read by jobs of several ranks, and this one has one",
+        ),
         (
             "pipeline=dapo algorithm.filter.name=truncation algorithm.filter.success_low=0.3",
             "success_low=0.3 is read with algorithm.filter.name=null or success_band, not with truncation",
         ),
-        ("pipeline=dapo algorithm.filter.name=truncation algorithm.filter.metric=reward", "metric=reward is read with algorithm.filter"),
+        (
+            "pipeline=dapo algorithm.filter.name=truncation algorithm.filter.metric=reward",
+            "metric=reward is read with algorithm.filter",
+        ),
         (
             "pipeline=dapo algorithm.filter.name=success_band algorithm.filter.metric=reward",
             "metric=reward is read with algorithm.filter.name=null or zero_variance, not with success_band",
@@ -140,10 +306,21 @@ def test_estimators_are_those_that_siirl_registers() -> None:
         ),
         *(
             (f"reward=srpo_released reward.{key}", "by reward.name=srpo")
-            for key in ("alpha=0.2", "bank_size=9", "window=9", "min_window=3", "min_samples=3", "eps_scale=2.5", "demonstrations=a")
+            for key in (
+                "alpha=0.2",
+                "bank_size=9",
+                "window=9",
+                "min_window=3",
+                "min_samples=3",
+                "eps_scale=2.5",
+                "demonstrations=a",
+            )
         ),
         ("profiler.steps=[3]", "profiler.steps=[3] is read with profiler.enable=true"),
-        ("env=math pipeline=grpo reward.timeout_s=3", "reward.timeout_s=3.0 is read by reward functions, and there are none"),
+        (
+            "env=math pipeline=grpo reward.timeout_s=3",
+            "reward.timeout_s=3.0 is read by reward functions, and there are none",
+        ),
         (
             "env=math pipeline=grpo custom_reward_function.name=json:loads reward.num_workers=2",
             "reward.num_workers=2 is read by reward.manager=parallel and dapo",
@@ -156,10 +333,22 @@ def test_estimators_are_those_that_siirl_registers() -> None:
             f"env=math pipeline=grpo {MODEL}.options={{bins: 8}}",
             "is read by jobs of robots, and env=math is text: a language model is made",
         ),
-        ("env=math pipeline=grpo trainer.record_episodes=3", "trainer.record_episodes=3 is read by jobs of robots"),
-        ("env=math pipeline=grpo actor_rollout_ref.embodied.recorder_size=64", "recorder_size=64 is read by jobs of robots"),
-        ("trainer.record_episodes=0 trainer.record_val_episodes=0 actor_rollout_ref.embodied.recorder_size=64", "where videos are made"),
-        ("data.num_loader_workers=2", "data.num_loader_workers=2 is read by text jobs, and env=mujoco is none"),
+        (
+            "env=math pipeline=grpo trainer.record_episodes=3",
+            "trainer.record_episodes=3 is read by jobs of robots",
+        ),
+        (
+            "env=math pipeline=grpo actor_rollout_ref.embodied.recorder_size=64",
+            "recorder_size=64 is read by jobs of robots",
+        ),
+        (
+            "trainer.record_episodes=0 trainer.record_val_episodes=0 actor_rollout_ref.embodied.recorder_size=64",
+            "where videos are made",
+        ),
+        (
+            "data.num_loader_workers=2",
+            "data.num_loader_workers=2 is read by text jobs, and env=mujoco is none",
+        ),
         (
             "critic.optim.weight_decay=0.5",
             "critic.optim.weight_decay=0.5 is read where there is a critic, and pipeline=embodied_srpo has none",
@@ -206,7 +395,10 @@ def test_a_key_that_is_read_is_taken(words: str) -> None:
 
 COMBINATIONS = [
     (f"pipeline={pipeline}", f"env={env}")
-    for pipeline, env in itertools.product(("dapo", "embodied_srpo", "grpo", "ppo", "remax"), ("mujoco", "libero", "gymnasium", *TEXT_ENVS))
+    for pipeline, env in itertools.product(
+        ("dapo", "embodied_srpo", "grpo", "ppo", "remax"),
+        ("mujoco", "libero", "gymnasium", *TEXT_ENVS),
+    )
 ]
 OPTIONS = [
     *((f"reward={reward}",) for reward in options()["reward"]),
@@ -219,7 +411,9 @@ OPTIONS = [
 
 
 @pytest.mark.parametrize("words", [*COMBINATIONS, *OPTIONS], ids=" ".join)
-def test_defaults_of_groups_are_nobodys_wish_and_a_runs_configuration_is_read_again(words: tuple[str, ...], tmp_path: Path) -> None:
+def test_defaults_of_groups_are_nobodys_wish_and_a_runs_configuration_is_read_again(
+    words: tuple[str, ...], tmp_path: Path
+) -> None:
     parsed = parse(words)
     assert unread(parsed) == []
     file = tmp_path / "config.yaml"
@@ -229,7 +423,9 @@ def test_defaults_of_groups_are_nobodys_wish_and_a_runs_configuration_is_read_ag
     assert unread(again) == []
 
 
-def test_a_value_that_a_group_has_is_refused_where_the_command_line_names_it(tmp_path: Path) -> None:
+def test_a_value_that_a_group_has_is_refused_where_the_command_line_names_it(
+    tmp_path: Path,
+) -> None:
     """reward.alpha=0.2 is embodied_srpo's: typed, it is the user's; in the file of a run of reward=success, nobody's."""
     assert len(messages("reward=success", "reward.alpha=0.2")) == 1
     file = tmp_path / "config.yaml"
@@ -255,7 +451,9 @@ BOTH = (f"{ACTOR}.clip_ratio_low", f"{ACTOR}.clip_ratio_high")
         (["pipeline=dapo", f"{ACTOR}.clip_ratio=0.1"], (0.2, 0.28)),
     ],
 )
-def test_clip_ratio_alone_moves_both_bounds(words: list[str], bounds: tuple[float | None, float | None]) -> None:
+def test_clip_ratio_alone_moves_both_bounds(
+    words: list[str], bounds: tuple[float | None, float | None]
+) -> None:
     actor = parse(words).config.actor_rollout_ref.actor
     assert (actor.clip_ratio_low, actor.clip_ratio_high) == bounds
 

@@ -5,7 +5,14 @@ import io
 import pytest
 from rich.console import Console
 
-from siirl.reporting.console import COLUMNS, ConsoleWriter, evaluation_line, no_update_line, stage_line, success_table
+from siirl.reporting.console import (
+    COLUMNS,
+    ConsoleWriter,
+    evaluation_line,
+    no_update_line,
+    stage_line,
+    success_table,
+)
 from siirl.reporting.progress import Progress, duration
 from siirl.reporting.statistics import success_interval
 
@@ -36,7 +43,10 @@ def text_of(console: Console) -> str:
 def test_a_log_file_gets_whole_lines_without_control_characters() -> None:
     console = log_file()
     writer = ConsoleWriter(total_steps=2, console=console)
-    writer.write(step=1, metrics={"rollout/success_rate": 0.25, "policy/busy_share": 0.5, "time/generate_s": 2.0})
+    writer.write(
+        step=1,
+        metrics={"rollout/success_rate": 0.25, "policy/busy_share": 0.5, "time/generate_s": 2.0},
+    )
     writer.close()
     header, row, stages = text_of(console).splitlines()
     assert header.split("  ")[-1].strip().endswith("pol busy")
@@ -99,7 +109,10 @@ def test_a_step_that_changes_nothing_says_why_below_its_dashes() -> None:
     writer.close()
     _, row, reason = text_of(console).splitlines()
     assert row.split()[1:3] == ["-", "-"]
-    assert reason.strip() == "no update of the policy: the rewards tell no rollouts apart (8 dropped: all success)"
+    assert (
+        reason.strip()
+        == "no update of the policy: the rewards tell no rollouts apart (8 dropped: all success)"
+    )
 
 
 @pytest.mark.parametrize(
@@ -108,8 +121,14 @@ def test_a_step_that_changes_nothing_says_why_below_its_dashes() -> None:
         ({}, ""),
         ({"actor/updates": 4.0, "sampling/dropped_all_success": 8.0}, ""),
         ({"actor/updates": 0.0}, "no update of the policy: the rewards tell no rollouts apart"),
-        ({"actor/updates": 0.0, "actor/skipped_updates": 2.0}, "no update of the policy: its gradients were not finite"),
-        ({"actor/updates": 0.0, "critic/warmup": 1.0}, "no update of the policy yet: the critic warms up (trainer.critic_warmup)"),
+        (
+            {"actor/updates": 0.0, "actor/skipped_updates": 2.0},
+            "no update of the policy: its gradients were not finite",
+        ),
+        (
+            {"actor/updates": 0.0, "critic/warmup": 1.0},
+            "no update of the policy yet: the critic warms up (trainer.critic_warmup)",
+        ),
     ],
 )
 def test_reasons_for_no_update(metrics: dict[str, float], line: str) -> None:
@@ -122,19 +141,34 @@ def test_stage_times_are_sorted_and_the_step_comes_first() -> None:
 
 
 def test_a_single_task_stands_for_all() -> None:
-    assert evaluation_line({"val/push/successes": 1.0, "val/push/episodes": 1.0}).startswith("held out, push: 100.0 %")
+    assert evaluation_line({"val/push/successes": 1.0, "val/push/episodes": 1.0}).startswith(
+        "held out, push: 100.0 %"
+    )
 
 
 def test_the_return_stands_for_a_success_that_nobody_reports() -> None:
-    assert evaluation_line({"val/Pendulum-v1/return": -862.46, "val/all/return": -862.46}) == "held out, all: mean return -862.5"
+    assert (
+        evaluation_line({"val/Pendulum-v1/return": -862.46, "val/all/return": -862.46})
+        == "held out, all: mean return -862.5"
+    )
     assert evaluation_line({"rollout/return": -862.46}) == ""
 
 
-def test_the_reward_stands_beside_the_success_where_some_have_no_grade_and_alone_where_all_have_none() -> None:
-    scores = {"val/all/mean_score": 0.25, "val/all/scored_episodes": 8.0, "val/judged/mean_score": 0.5, "val/judged/scored_episodes": 4.0}
+def test_the_reward_stands_beside_the_success_where_some_have_no_grade_and_alone_where_all_have_none() -> (
+    None
+):
+    scores = {
+        "val/all/mean_score": 0.25,
+        "val/all/scored_episodes": 8.0,
+        "val/judged/mean_score": 0.5,
+        "val/judged/scored_episodes": 4.0,
+    }
     graded = {"val/all/successes": 1.0, "val/all/episodes": 1.0, "val/all/return": 1.0}
     assert evaluation_line(scores) == "held out, all: mean reward 0.25 (n=8)"
-    assert evaluation_line(scores | graded) == "held out, all: 100.0 % [20.7, 100.0] (1/1); held out, all: mean reward 0.25 (n=8)"
+    assert (
+        evaluation_line(scores | graded)
+        == "held out, all: 100.0 % [20.7, 100.0] (1/1); held out, all: mean reward 0.25 (n=8)"
+    )
 
 
 def test_the_table_has_a_row_a_task_with_all_last() -> None:
@@ -179,11 +213,19 @@ def test_a_log_file_gets_a_line_now_and_then_and_at_the_end() -> None:
         progress.advance()
         clock.now = 12.0
         progress.advance()
-    assert text_of(console).splitlines() == ["collecting: 2/3, 0:06 left", "collecting: 3/3, 0:00 left"]
+    assert text_of(console).splitlines() == [
+        "collecting: 2/3, 0:06 left",
+        "collecting: 3/3, 0:00 left",
+    ]
 
 
 def test_durations() -> None:
-    assert [duration(seconds) for seconds in (None, 42, 725, 3723)] == ["?", "0:42", "12:05", "1:02:03"]
+    assert [duration(seconds) for seconds in (None, 42, 725, 3723)] == [
+        "?",
+        "0:42",
+        "12:05",
+        "1:02:03",
+    ]
 
 
 def test_names_of_tasks_and_activities_cannot_command_the_terminal() -> None:

@@ -11,7 +11,16 @@ from hypothesis import strategies as st
 from siirl.dag_worker.metric_worker import MetricWorker, Record
 from siirl.errors import ConfigError, UnknownNameError
 from siirl.reporting import metrics
-from siirl.reporting.metrics import METRICS, Reduction, Unusable, Weighted, complaints, declaration, reduce_metrics, register_metric
+from siirl.reporting.metrics import (
+    METRICS,
+    Reduction,
+    Unusable,
+    Weighted,
+    complaints,
+    declaration,
+    reduce_metrics,
+    register_metric,
+)
 
 NUMBERS = st.floats(-1e6, 1e6)
 
@@ -25,18 +34,39 @@ def own_metrics(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 def test_a_mean_is_weighted_by_what_each_rank_has() -> None:
     # 3 trajectories of mean 1 and 1 of mean 5: (3 x 1 + 1 x 5) / 4
-    ranks: list[Record] = [{"reward/mean_score": Weighted(1.0, 3)}, {"reward/mean_score": Weighted(5.0, 1)}]
+    ranks: list[Record] = [
+        {"reward/mean_score": Weighted(1.0, 3)},
+        {"reward/mean_score": Weighted(5.0, 1)},
+    ]
     assert reduce_metrics(ranks) == {"reward/mean_score": 2.0}
 
 
 def test_each_reduction_of_two_ranks() -> None:
     reduced = reduce_metrics(
         [
-            {"env/steps": 10, "env/busy_share": 0.5, "time/generate_s": 2.0, "actor/lr": 0.1, "reward/score": [0.0, 1.0]},
-            {"env/steps": 30, "env/busy_share": 1.0, "time/generate_s": 3.0, "actor/lr": 0.1, "reward/score": [0.5]},
+            {
+                "env/steps": 10,
+                "env/busy_share": 0.5,
+                "time/generate_s": 2.0,
+                "actor/lr": 0.1,
+                "reward/score": [0.0, 1.0],
+            },
+            {
+                "env/steps": 30,
+                "env/busy_share": 1.0,
+                "time/generate_s": 3.0,
+                "actor/lr": 0.1,
+                "reward/score": [0.5],
+            },
         ]
     )
-    assert reduced == {"env/steps": 40, "env/busy_share": 0.75, "time/generate_s": 3.0, "actor/lr": 0.1, "reward/score": [0.0, 1.0, 0.5]}
+    assert reduced == {
+        "env/steps": 40,
+        "env/busy_share": 0.75,
+        "time/generate_s": 3.0,
+        "actor/lr": 0.1,
+        "reward/score": [0.0, 1.0, 0.5],
+    }
 
 
 def test_rounds_of_a_step_follow_each_other_on_a_rank_and_ranks_work_side_by_side() -> None:
@@ -48,7 +78,11 @@ def test_rounds_of_a_step_follow_each_other_on_a_rank_and_ranks_work_side_by_sid
     worker = MetricWorker(gather=lambda records: [records, other])
     for record in one:
         worker.record(record)
-    assert worker.reduce() == {"env/steps_per_s": 15.0 + 5.0, "time/generate_s": 3.0, "env/steps": 41.0}
+    assert worker.reduce() == {
+        "env/steps_per_s": 15.0 + 5.0,
+        "time/generate_s": 3.0,
+        "env/steps": 41.0,
+    }
 
 
 def test_the_smallest_value_is_kept_where_that_is_declared(own_metrics: None) -> None:
@@ -62,16 +96,22 @@ def test_a_rank_without_a_metric_takes_no_part_in_it() -> None:
 
 def test_a_mean_over_nothing_is_left_out() -> None:
     assert reduce_metrics([{"reward/mean_score": Weighted(math.nan, 0)}]) == {}
-    assert reduce_metrics([{"reward/mean_score": Weighted(math.nan, 0)}, {"reward/mean_score": Weighted(2.0, 5)}]) == {
-        "reward/mean_score": 2.0
-    }
+    assert reduce_metrics(
+        [{"reward/mean_score": Weighted(math.nan, 0)}, {"reward/mean_score": Weighted(2.0, 5)}]
+    ) == {"reward/mean_score": 2.0}
 
 
 @given(st.lists(st.lists(NUMBERS, max_size=5), min_size=1, max_size=5))
 def test_the_mean_does_not_depend_on_how_ranks_share_the_values(shares: list[list[float]]) -> None:
     values = [value for share in shares for value in share]
-    ranks: list[Record] = [{"reward/mean_score": Weighted(math.fsum(s) / max(len(s), 1), len(s))} for s in shares]
-    expected = {"reward/mean_score": pytest.approx(math.fsum(values) / len(values), abs=1e-6)} if values else {}
+    ranks: list[Record] = [
+        {"reward/mean_score": Weighted(math.fsum(s) / max(len(s), 1), len(s))} for s in shares
+    ]
+    expected = (
+        {"reward/mean_score": pytest.approx(math.fsum(values) / len(values), abs=1e-6)}
+        if values
+        else {}
+    )
     assert reduce_metrics(ranks) == expected
 
 
@@ -81,7 +121,9 @@ def test_a_metric_that_nobody_declared_is_its_mean_over_ranks() -> None:
 
 def test_an_undeclared_list_has_all_values_and_an_undeclared_weighted_mean_its_weights() -> None:
     assert reduce_metrics([{"own": [1.0, 2.0]}, {"own": 4.0}]) == {"own": [1.0, 2.0, 4.0]}
-    assert reduce_metrics([{"own": Weighted(1.0, 3)}, {"own": 5.0}]) == {"own": 2.0}  # (3 x 1 + 5) / 4
+    assert reduce_metrics([{"own": Weighted(1.0, 3)}, {"own": 5.0}]) == {
+        "own": 2.0
+    }  # (3 x 1 + 5) / 4
 
 
 @pytest.mark.odd_metrics
@@ -94,11 +136,21 @@ def test_rounds_of_a_rank_count_as_one_in_a_mean_over_ranks() -> None:
 
 def test_a_value_of_another_kind_counts_as_what_it_is_nearest_to() -> None:
     ranks: list[Record] = [
-        {"reward/mean_score": 1.0, "reward/score": 0.5, "env/steps": [1.0, 3.0], "actor/lr": Weighted(0.1, 7)},
+        {
+            "reward/mean_score": 1.0,
+            "reward/score": 0.5,
+            "env/steps": [1.0, 3.0],
+            "actor/lr": Weighted(0.1, 7),
+        },
         {"reward/mean_score": [2.0, 6.0], "reward/score": [1.0], "env/steps": []},
     ]
     # (1 + 2 + 6) / 3; a distribution of one; the mean of the list; the mean alone
-    assert reduce_metrics(ranks) == {"reward/mean_score": 3.0, "reward/score": [0.5, 1.0], "env/steps": 2.0, "actor/lr": 0.1}
+    assert reduce_metrics(ranks) == {
+        "reward/mean_score": 3.0,
+        "reward/score": [0.5, 1.0],
+        "env/steps": 2.0,
+        "actor/lr": 0.1,
+    }
 
 
 @pytest.mark.parametrize(
@@ -116,11 +168,18 @@ def test_what_is_odd_about_a_metric_is_said(name: str, value: metrics.Value, sen
 
 
 def test_a_value_that_is_no_number_is_left_out() -> None:
-    assert reduce_metrics([{"env/steps": Unusable("None"), "own": Unusable("None")}, {"env/steps": 2.0}]) == {"env/steps": 2.0}
+    assert reduce_metrics(
+        [{"env/steps": Unusable("None"), "own": Unusable("None")}, {"env/steps": 2.0}]
+    ) == {"env/steps": 2.0}
 
 
 def test_infinities_and_nan_are_logged_as_they_are() -> None:
-    reduced = reduce_metrics([{"own": math.inf, "env/steps": 1e308, "other": math.nan}, {"own": -math.inf, "env/steps": 1e308}])
+    reduced = reduce_metrics(
+        [
+            {"own": math.inf, "env/steps": 1e308, "other": math.nan},
+            {"own": -math.inf, "env/steps": 1e308},
+        ]
+    )
     assert math.isnan(float(reduced["own"])) and math.isnan(float(reduced["other"]))  # type: ignore[arg-type]
     assert reduced["env/steps"] == math.inf
 
@@ -141,7 +200,9 @@ def test_a_metric_of_the_users_own_is_reduced_as_declared(own_metrics: None) -> 
     assert reduce_metrics([{"robot/jerk": 1.0}, {"robot/jerk": 4.0}]) == {"robot/jerk": 4.0}
 
 
-@pytest.mark.parametrize(("name", "message"), [("jerk", "area/name"), ("env/steps", "declared already")])
+@pytest.mark.parametrize(
+    ("name", "message"), [("jerk", "area/name"), ("env/steps", "declared already")]
+)
 def test_a_bad_declaration_is_refused(own_metrics: None, name: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         register_metric(name, reduction=Reduction.MAX, meaning="largest jerk")

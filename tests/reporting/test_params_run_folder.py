@@ -39,14 +39,19 @@ def test_it_is_named_by_experiment_and_time_and_holds_the_configuration(tmp_path
 def test_runs_of_the_same_second_get_folders_of_their_own(tmp_path: Path) -> None:
     config = config_for(tmp_path)
     with ThreadPoolExecutor(8) as pool:
-        folders = list(pool.map(lambda _: make_run_folder(config, needed_bytes=0, now=lambda: NOON), range(8)))
+        folders = list(
+            pool.map(lambda _: make_run_folder(config, needed_bytes=0, now=lambda: NOON), range(8))
+        )
     assert len(set(folders)) == 8
     assert all((folder / "config.yaml").is_file() for folder in folders)
 
 
 @pytest.mark.parametrize("place", ["/proc/siirl", "/sys/siirl", "/dev/null/siirl"])
 def test_a_place_that_cannot_be_written_is_refused(place: str) -> None:
-    with pytest.raises(ConfigError, match=rf"trainer.output_dir={place} cannot be written: .* Choose another folder"):
+    with pytest.raises(
+        ConfigError,
+        match=rf"trainer.output_dir={place} cannot be written: .* Choose another folder",
+    ):
         make_run_folder(config_for(place), needed_bytes=0)
 
 
@@ -58,7 +63,11 @@ def test_a_file_in_the_way_is_refused(tmp_path: Path) -> None:
 
 def test_too_little_space_is_refused_with_both_numbers_and_nothing_is_left(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="has 5 MB free, and the run needs about 7 MB"):
-        make_run_folder(config_for(tmp_path / "new"), needed_bytes=7_000_000, measure_free=lambda place: 5_000_000)
+        make_run_folder(
+            config_for(tmp_path / "new"),
+            needed_bytes=7_000_000,
+            measure_free=lambda place: 5_000_000,
+        )
     assert list(tmp_path.iterdir()) == []
 
 
@@ -67,7 +76,11 @@ def tiny_disk(tmp_path: Path) -> Iterator[Path]:
     """A file system of 512 kB; the probe of 1 MB does not fit."""
     disk = tmp_path / "disk"
     disk.mkdir()
-    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=512k", "tmpfs", str(disk)], capture_output=True, check=False)
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=512k", "tmpfs", str(disk)],
+        capture_output=True,
+        check=False,
+    )
     if mounted.returncode:
         pytest.skip("mounting a tmpfs needs root; the other tests hand in the free space")
     yield disk
@@ -81,7 +94,10 @@ def test_a_disk_that_fills_up_is_refused_and_nothing_is_left(tiny_disk: Path) ->
 
 
 def test_a_run_that_is_refused_late_leaves_nothing(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="no such cluster"), run_folder(config_for(tmp_path / "new"), needed_bytes=0):
+    with (
+        pytest.raises(ConfigError, match="no such cluster"),
+        run_folder(config_for(tmp_path / "new"), needed_bytes=0),
+    ):
         raise ConfigError("no such cluster")
     assert list(tmp_path.iterdir()) == []
 
@@ -93,24 +109,38 @@ def test_what_was_there_before_stays(tmp_path: Path) -> None:
     assert list((tmp_path / "name").iterdir()) == [earlier]
 
 
-@pytest.mark.parametrize("ending", [ConfigError("too late"), KeyboardInterrupt(), ZeroDivisionError("a bug")])
-def test_what_a_run_has_written_stays_and_the_way_on_is_told(tmp_path: Path, ending: BaseException) -> None:
+@pytest.mark.parametrize(
+    "ending", [ConfigError("too late"), KeyboardInterrupt(), ZeroDivisionError("a bug")]
+)
+def test_what_a_run_has_written_stays_and_the_way_on_is_told(
+    tmp_path: Path, ending: BaseException
+) -> None:
     """A refusal in mid-run is a failure; everything else stays what it is."""
     expected = RunFailed if isinstance(ending, ConfigError) else type(ending)
-    with pytest.raises(expected) as caught, run_folder(config_for(tmp_path), needed_bytes=0) as folder:
+    with (
+        pytest.raises(expected) as caught,
+        run_folder(config_for(tmp_path), needed_bytes=0) as folder,
+    ):
         (folder / "metrics.jsonl").write_text("{}")
         raise ending
     assert (folder / "metrics.jsonl").is_file()
-    assert caught.value.__notes__ == [f"There is no checkpoint yet (trainer.save_freq); what there is: {folder}"]
+    assert caught.value.__notes__ == [
+        f"There is no checkpoint yet (trainer.save_freq); what there is: {folder}"
+    ]
 
 
 def test_the_note_names_the_last_checkpoint(tmp_path: Path) -> None:
-    with pytest.raises(KeyboardInterrupt) as caught, run_folder(config_for(tmp_path), needed_bytes=0) as folder:
+    with (
+        pytest.raises(KeyboardInterrupt) as caught,
+        run_folder(config_for(tmp_path), needed_bytes=0) as folder,
+    ):
         (folder / "checkpoints").mkdir()
         (folder / "checkpoints" / "latest").write_text("step_00000020\n")
         raise KeyboardInterrupt
     newest = folder / "checkpoints" / "step_00000020"
-    assert caught.value.__notes__ == [f"The last checkpoint is {newest}\nGo on with trainer.resume={folder}"]
+    assert caught.value.__notes__ == [
+        f"The last checkpoint is {newest}\nGo on with trainer.resume={folder}"
+    ]
 
 
 def test_an_interruption_before_anything_is_written_leaves_nothing(tmp_path: Path) -> None:
@@ -121,7 +151,10 @@ def test_an_interruption_before_anything_is_written_leaves_nothing(tmp_path: Pat
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EROFS, errno.EDQUOT])
 def test_a_disk_that_gives_out_is_told_with_the_remedy(tmp_path: Path, number: int) -> None:
-    with pytest.raises(RunFailed) as caught, run_folder(config_for(tmp_path), needed_bytes=0) as folder:
+    with (
+        pytest.raises(RunFailed) as caught,
+        run_folder(config_for(tmp_path), needed_bytes=0) as folder,
+    ):
         (folder / "metrics.jsonl").write_text("{}")
         raise OSError(number, os.strerror(number), "metrics.jsonl")
     expected = f"trainer.output_dir={tmp_path} cannot be written any more: {os.strerror(number)} (metrics.jsonl). Free some space."

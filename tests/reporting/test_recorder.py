@@ -12,7 +12,16 @@ from siirl.reporting.recorder import VideoRecorder, VideoSample, annotate, read_
 
 
 def sample(uid: str, *, success: bool | None = False, step: int = 3) -> VideoSample:
-    return VideoSample(uid=uid, task="push", instruction="push the puck", kind="train", step=step, seed=7, success=success, reward=0.25)
+    return VideoSample(
+        uid=uid,
+        task="push",
+        instruction="push the puck",
+        kind="train",
+        step=step,
+        seed=7,
+        success=success,
+        reward=0.25,
+    )
 
 
 def moving_square(count: int, size: int) -> Frames:
@@ -50,8 +59,15 @@ def test_the_picture_is_that_of_the_episode(tmp_path: Path) -> None:
 def test_every_sample_has_a_file_of_its_own_and_failures_say_so(tmp_path: Path) -> None:
     frames = moving_square(count=2, size=64)
     with VideoRecorder(tmp_path) as recorder:
-        files = [recorder.record(frames, sample(f"group-1/{i}", success=success)) for i, success in enumerate((True, False, None))]
-    assert [file.name for file in files] == ["success_group-1%2F0.mp4", "fail_group-1%2F1.mp4", "unscored_group-1%2F2.mp4"]
+        files = [
+            recorder.record(frames, sample(f"group-1/{i}", success=success))
+            for i, success in enumerate((True, False, None))
+        ]
+    assert [file.name for file in files] == [
+        "success_group-1%2F0.mp4",
+        "fail_group-1%2F1.mp4",
+        "unscored_group-1%2F2.mp4",
+    ]
     assert all(file.is_file() for file in files)
 
 
@@ -115,7 +131,9 @@ def test_a_video_that_cannot_be_written_is_an_error_of_the_run(tmp_path: Path) -
     (tmp_path / "train").write_text("a file where a folder is needed")
     recorder = VideoRecorder(tmp_path)
     recorder.record(moving_square(count=1, size=64), sample("a"))
-    with pytest.raises(SiirlError, match=r"fail_a\.mp4 could not be written.*trainer\.record_episodes=0"):
+    with pytest.raises(
+        SiirlError, match=r"fail_a\.mp4 could not be written.*trainer\.record_episodes=0"
+    ):
         recorder.close()
 
 
@@ -129,13 +147,17 @@ def test_more_videos_than_may_wait_are_all_written(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("words", "lines"), [(1, 1), (6, 1), (12, 2), (200, 5)])
 def test_instruction_of_many_words_takes_more_lines_up_to_five(words: int, lines: int) -> None:
     """`open ` is 37 pixels wide in the strip's font, and a line 244."""
-    many = VideoSample(uid="a", task="t", instruction="open " * words, kind="val", step=0, seed=0, success=None)
+    many = VideoSample(
+        uid="a", task="t", instruction="open " * words, kind="val", step=0, seed=0, success=None
+    )
     pictures = annotate(Frames(np.zeros((1, 256, 256, 3), np.uint8), (0,)), many)
     assert pictures.shape[1] - 256 == 12 + 20 * (1 + lines)  # the first line is the step's
 
 
 def test_odd_sizes_and_long_instructions_fit() -> None:
-    long = VideoSample(uid="a", task="t", instruction="open " * 50, kind="val", step=0, seed=0, success=None)
+    long = VideoSample(
+        uid="a", task="t", instruction="open " * 50, kind="val", step=0, seed=0, success=None
+    )
     pictures = annotate(Frames(np.zeros((1, 301, 257, 3), np.uint8), (0,)), long)
     assert pictures.shape[2] == 256
     assert pictures.shape[1] % 2 == 0

@@ -10,7 +10,14 @@ from siirl.errors import SiirlError
 from siirl.report import main
 from siirl.reporting.metric_writers import MetricWriters, RunDescription
 from siirl.reporting.report_page import write_report
-from siirl.reporting.rollout_files import ALL, ROLLOUTS_FOLDER, RolloutFiles, line_of, read_rollouts, steps_of
+from siirl.reporting.rollout_files import (
+    ALL,
+    ROLLOUTS_FOLDER,
+    RolloutFiles,
+    line_of,
+    read_rollouts,
+    steps_of,
+)
 from siirl.reporting.rollout_view import show
 
 
@@ -19,7 +26,10 @@ def trajectory(uid="a", success=True, **record):
         "uid": uid, "task_name": "sums-2", "index": 7, "seed": 3, "policy_version": 5, "finish_step": 1, "complete": success,
         "truncated": False, "env_return": float(success), "responses": "not for reading",
     }  # fmt: skip
-    return Trajectory(row=row, record={"prompt": [{"role": "user", "content": "1+2="}], "verdict": "correct", **record})
+    return Trajectory(
+        row=row,
+        record={"prompt": [{"role": "user", "content": "1+2="}], "verdict": "correct", **record},
+    )
 
 
 def uids(rows):
@@ -40,7 +50,10 @@ def test_rollouts_wait_for_their_reward_and_a_filtered_one_has_none(tmp_path):
     files.keep([trajectory("a"), trajectory("b")], kind="train", step=1)
     assert not steps_of(tmp_path)
     files.write({"a": 0.75})
-    assert [(row["uid"], row["reward"]) for row in read_rollouts(tmp_path)] == [("a", 0.75), ("b", None)]
+    assert [(row["uid"], row["reward"]) for row in read_rollouts(tmp_path)] == [
+        ("a", 0.75),
+        ("b", None),
+    ]
     files.close()
     files.close()
 
@@ -50,7 +63,9 @@ def test_no_more_than_the_count_of_each_step_are_kept(tmp_path):
     for step in (1, 2):
         files.keep([trajectory(f"{step}a"), trajectory(f"{step}b")], kind="train", step=step)
         files.write({})
-        files.keep([trajectory(f"{step}c"), trajectory(f"{step}d")], kind="train", step=step)  # a refill
+        files.keep(
+            [trajectory(f"{step}c"), trajectory(f"{step}d")], kind="train", step=step
+        )  # a refill
         files.write({})
     files.keep([trajectory("v")], kind="val", step=2)
     files.close()
@@ -119,7 +134,11 @@ def test_rollouts_are_shown_in_the_terminal(tmp_path, capsys):
         {"role": "assistant", "content": "[b]4[/b]", "tokens": [52], "log_probs": [-0.5]},
         {"role": "tool", "content": "no such tool"},
     ]
-    files.keep([trajectory("good"), trajectory("bad", success=False, turns=turns, verdict="wrong")], kind="train", step=8)
+    files.keep(
+        [trajectory("good"), trajectory("bad", success=False, turns=turns, verdict="wrong")],
+        kind="train",
+        step=8,
+    )
     files.write({"bad": 0.25})
     files.close()
     assert main([str(tmp_path), "--rollouts", "--failures"]) == 0
@@ -134,14 +153,20 @@ def test_rollouts_are_shown_in_the_terminal(tmp_path, capsys):
 
 
 @pytest.mark.parametrize(
-    ("step", "words"), [(None, "has no rollouts: name the folder"), (3, "has no rollouts of step 3; there are those of 1")]
+    ("step", "words"),
+    [
+        (None, "has no rollouts: name the folder"),
+        (3, "has no rollouts of step 3; there are those of 1"),
+    ],
 )
 def test_rollouts_that_are_not_there_are_told(tmp_path, capsys, step, words):
     if step is not None:
         files = RolloutFiles(tmp_path / ROLLOUTS_FOLDER, count=ALL)
         files.keep([trajectory()], kind="train", step=1)
         files.close()
-    assert main([str(tmp_path), "--rollouts", *([] if step is None else ["--step", str(step)])]) == 1
+    assert (
+        main([str(tmp_path), "--rollouts", *([] if step is None else ["--step", str(step)])]) == 1
+    )
     assert words in capsys.readouterr().err
 
 
@@ -161,9 +186,20 @@ def test_page_shows_the_newest_rollouts_with_failures_first(tmp_path):
 
 def test_a_models_words_cannot_command_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
     hostile = "\x1b]0;owned\x07"
-    row = {"kind": "train", "task": hostile, "step": 1, "success": False, "verdict": hostile, "reward": 0.0, "env_return": 0.0}
+    row = {
+        "kind": "train",
+        "task": hostile,
+        "step": 1,
+        "success": False,
+        "verdict": hostile,
+        "reward": 0.0,
+        "env_return": 0.0,
+    }
     row |= {"truncated": False, "policy_version": 0, "uid": hostile, "ground_truth": hostile}
-    row |= {"prompt": [{"role": "user", "content": f"2 + 2?\n{hostile}"}], "turns": [{"role": hostile, "content": hostile}]}
+    row |= {
+        "prompt": [{"role": "user", "content": f"2 + 2?\n{hostile}"}],
+        "turns": [{"role": hostile, "content": hostile}],
+    }
     show([row], Console())
     shown = capsys.readouterr().out
     assert not {"\x1b", "\x07"} & set(shown)

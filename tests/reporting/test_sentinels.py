@@ -12,7 +12,11 @@ Step = dict[str, Reduced]
 def warnings(*steps: Step) -> list[tuple[int, str]]:
     """Number of the step, from 1, and text of every warning."""
     sentinels = Sentinels()
-    return [(number, text) for number, step in enumerate(steps, start=1) for text in sentinels.look(step)]
+    return [
+        (number, text)
+        for number, step in enumerate(steps, start=1)
+        for text in sentinels.look(step)
+    ]
 
 
 def test_a_sound_run_is_not_warned_of() -> None:
@@ -29,8 +33,13 @@ def test_a_sound_run_is_not_warned_of() -> None:
     assert warnings(*[step] * 30) == []
 
 
-@pytest.mark.parametrize(("reward", "remedy"), [(0.0, "siirl.warm_start"), (1.0, "take harder ones"), (0.3, "reward function")])
-def test_a_reward_that_is_constant_for_ten_steps_is_warned_of_once(reward: float, remedy: str) -> None:
+@pytest.mark.parametrize(
+    ("reward", "remedy"),
+    [(0.0, "siirl.warm_start"), (1.0, "take harder ones"), (0.3, "reward function")],
+)
+def test_a_reward_that_is_constant_for_ten_steps_is_warned_of_once(
+    reward: float, remedy: str
+) -> None:
     [(step, text)] = warnings(*[{"reward/score": [reward, reward]}] * 25)
     assert step == 10
     assert f"Every reward of the last 10 steps was {reward:g}." in text and remedy in text
@@ -55,7 +64,12 @@ def test_an_update_that_changes_no_weight_is_warned_of() -> None:
 
 @pytest.mark.parametrize("idle", ["actor/lr", "actor/grad_norm"])
 def test_an_update_of_size_zero_changes_no_weight_rightly(idle: str) -> None:
-    step: Step = {"actor/weights_unchanged": 1.0, "actor/lr": 1e-4, "actor/grad_norm": 0.5, idle: 0.0}
+    step: Step = {
+        "actor/weights_unchanged": 1.0,
+        "actor/lr": 1e-4,
+        "actor/grad_norm": 0.5,
+        idle: 0.0,
+    }
     assert warnings(step) == []
 
 
@@ -71,10 +85,17 @@ def test_a_policy_that_solves_its_tasks_may_have_no_entropy() -> None:
 
 
 def test_three_steps_without_a_group_to_train_on_are_warned_of_with_the_main_reason() -> None:
-    solved: Step = {"actor/updates": 0.0, "sampling/dropped_all_success": 90.0, "sampling/dropped_truncated": 6.0}
+    solved: Step = {
+        "actor/updates": 0.0,
+        "sampling/dropped_all_success": 90.0,
+        "sampling/dropped_truncated": 6.0,
+    }
     [(step, text)] = warnings(*[solved] * 4)
     assert step == 3
-    assert "(trajectories dropped: all success 90, truncated 6)" in text and "The tasks are solved" in text
+    assert (
+        "(trajectories dropped: all success 90, truncated 6)" in text
+        and "The tasks are solved" in text
+    )
 
 
 def test_a_warm_up_of_the_critic_and_skipped_updates_are_no_filtered_groups() -> None:
@@ -92,5 +113,7 @@ def test_a_warning_is_shown_and_kept_in_the_run_folder(tmp_path, capsys) -> None
         with MetricWriters(loggers, RunDescription(tmp_path, total_steps=1)) as writers:
             writers.warn("Every reward was 0.")
     shown = capsys.readouterr()
-    assert "Warning: Every reward was 0." in shown.out and "Warning: Every reward was 0." in shown.err
+    assert (
+        "Warning: Every reward was 0." in shown.out and "Warning: Every reward was 0." in shown.err
+    )
     assert (tmp_path / WARNINGS_FILE).read_text() == "Every reward was 0.\n" * 2

@@ -17,13 +17,19 @@ def batch(rewards_by_group, *, penalties=None, truncated=()):
     """Two tokens a trajectory; the score stands at the second, penalties are in the reward alone."""
     rows = [(group, reward) for group, rewards in rewards_by_group.items() for reward in rewards]
     scores_BT = torch.tensor([[0.0, reward] for _, reward in rows]).reshape(-1, 2)
-    penalties_BT = torch.zeros_like(scores_BT) if penalties is None else torch.tensor([[0.0, penalty] for penalty in penalties])
+    penalties_BT = (
+        torch.zeros_like(scores_BT)
+        if penalties is None
+        else torch.tensor([[0.0, penalty] for penalty in penalties])
+    )
     return TensorDict(
         {
             "uid": NonTensorStack(*[f"{group}-{row}" for row, (group, _) in enumerate(rows)]),
             "index": torch.tensor([group for group, _ in rows], dtype=torch.long),
             "complete": torch.tensor([reward > 0 for _, reward in rows], dtype=torch.bool),
-            "truncated": torch.tensor([row in truncated for row in range(len(rows))], dtype=torch.bool),
+            "truncated": torch.tensor(
+                [row in truncated for row in range(len(rows))], dtype=torch.bool
+            ),
             "token_level_scores": scores_BT,
             "token_level_rewards": scores_BT + penalties_BT,
         },
@@ -34,7 +40,10 @@ def batch(rewards_by_group, *, penalties=None, truncated=()):
 def sample(rows, *overrides, wanted=2, round=0, drawn=2, ranks=None):
     config = parse_config(["pipeline=dapo", f"data.train_batch_size={wanted}", *overrides])
     return dynamic_sampling(
-        batch=rows, context=SimpleNamespace(config=config, ranks=ranks or OneProcess(), round=round, drawn_prompts=drawn)
+        batch=rows,
+        context=SimpleNamespace(
+            config=config, ranks=ranks or OneProcess(), round=round, drawn_prompts=drawn
+        ),
     )
 
 
@@ -46,7 +55,11 @@ def test_groups_whose_rewards_are_all_alike_are_dropped():
     output = sample(batch({0: [1.0, 0.0], 1: [1.0, 1.0], 2: [0.0, 0.0], 3: [0.0, 1.0]}))
     assert (groups(output), output.more_prompts) == ([0, 3], 0)
     assert output.metrics["sampling/dropped_without_signal"] == 4.0
-    assert (output.metrics["sampling/kept"], output.metrics["sampling/groups"], output.metrics["sampling/rounds"]) == (4.0, 2.0, 1.0)
+    assert (
+        output.metrics["sampling/kept"],
+        output.metrics["sampling/groups"],
+        output.metrics["sampling/rounds"],
+    ) == (4.0, 2.0, 1.0)
 
 
 def test_a_full_step_asks_for_nothing():
@@ -54,15 +67,27 @@ def test_a_full_step_asks_for_nothing():
 
 
 def test_too_few_groups_ask_for_more_prompts_and_keep_what_there_is():
-    output = sample(batch({0: [1.0, 0.0], 1: [1.0, 1.0], 2: [0.0, 0.0], 3: [1.0, 1.0]}), wanted=4, drawn=4)
-    assert (groups(output), output.more_prompts) == ([0], 4)  # three are missing, and one of four was kept: 12, but no more than a step
-    assert output.metrics == {"sampling/dropped_without_signal": 6.0}  # kept rows are counted when the step is full
+    output = sample(
+        batch({0: [1.0, 0.0], 1: [1.0, 1.0], 2: [0.0, 0.0], 3: [1.0, 1.0]}), wanted=4, drawn=4
+    )
+    assert (groups(output), output.more_prompts) == (
+        [0],
+        4,
+    )  # three are missing, and one of four was kept: 12, but no more than a step
+    assert output.metrics == {
+        "sampling/dropped_without_signal": 6.0
+    }  # kept rows are counted when the step is full
 
 
 def test_after_the_last_refill_the_step_goes_on_with_what_there_is():
-    output = sample(batch({0: [1.0, 0.0], 1: [1.0, 1.0]}), "algorithm.filter.max_refills=3", round=3)
+    output = sample(
+        batch({0: [1.0, 0.0], 1: [1.0, 1.0]}), "algorithm.filter.max_refills=3", round=3
+    )
     assert (groups(output), output.more_prompts) == ([0], 0)
-    assert (output.metrics["sampling/missing_groups"], output.metrics["sampling/rounds"]) == (1.0, 4.0)
+    assert (output.metrics["sampling/missing_groups"], output.metrics["sampling/rounds"]) == (
+        1.0,
+        4.0,
+    )
 
 
 def test_no_refill_can_be_asked_for():
@@ -71,7 +96,11 @@ def test_no_refill_can_be_asked_for():
 
 def test_nothing_at_all_may_be_left():
     output = sample(batch({0: [1.0, 1.0], 1: [0.0, 0.0]}), "algorithm.filter.max_refills=0")
-    assert (len(output.batch), output.metrics["sampling/groups"], output.metrics["sampling/missing_groups"]) == (0, 0.0, 2.0)
+    assert (
+        len(output.batch),
+        output.metrics["sampling/groups"],
+        output.metrics["sampling/missing_groups"],
+    ) == (0, 0.0, 2.0)
     assert "token_level_rewards" in output.batch.keys()
 
 
@@ -90,18 +119,27 @@ def test_a_price_on_length_does_not_make_a_solved_group_worth_keeping():
 
 def test_success_can_be_what_counts():
     rows = batch({0: [0.2, 0.7], 1: [0.0, 0.7]})
-    assert groups(sample(rows, "algorithm.filter.max_refills=0", "algorithm.filter.metric=success")) == [1]
+    assert groups(
+        sample(rows, "algorithm.filter.max_refills=0", "algorithm.filter.metric=success")
+    ) == [1]
 
 
 def test_a_band_of_success_narrows_it():
     rows = batch({0: [1.0, 0.0, 0.0, 0.0], 1: [1.0, 1.0, 0.0, 0.0]})
-    assert groups(sample(rows, "algorithm.filter.max_refills=0", "algorithm.filter.success_low=0.5")) == [1]
+    assert groups(
+        sample(rows, "algorithm.filter.max_refills=0", "algorithm.filter.success_low=0.5")
+    ) == [1]
 
 
 def test_truncated_rows_can_be_left_out_and_their_group_is_judged_without_them():
     rows = batch({0: [1.0, 1.0, 0.0]}, truncated=(2,))
     assert groups(sample(rows, "algorithm.filter.max_refills=0")) == [0]
-    assert groups(sample(rows, "algorithm.filter.max_refills=0", "algorithm.filter.drop_truncated=true")) == []
+    assert (
+        groups(
+            sample(rows, "algorithm.filter.max_refills=0", "algorithm.filter.drop_truncated=true")
+        )
+        == []
+    )
 
 
 def test_a_second_look_at_kept_groups_keeps_them():

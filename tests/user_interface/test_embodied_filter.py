@@ -35,7 +35,9 @@ def context(reward: str, **filters):
     config = SiiRLArguments()
     for name, value in filters.items():
         setattr(config.algorithm.filter, name, value)
-    manager = make_reward_manager(RewardArguments(name=reward), demonstrations={}, tasks=("door-open",))
+    manager = make_reward_manager(
+        RewardArguments(name=reward), demonstrations={}, tasks=("door-open",)
+    )
     return SimpleNamespace(config=config, ranks=OneProcess(), reward=manager)
 
 
@@ -61,7 +63,9 @@ def test_all_failure_groups_go_where_no_success_is_known():
 
 
 def test_all_failure_groups_go_with_a_0_1_reward():
-    assert kept(embodied_local_rank_sampling(batch=batch_of("ff", "sf"), context=context("success"))) == ["002", "003"]
+    assert kept(
+        embodied_local_rank_sampling(batch=batch_of("ff", "sf"), context=context("success"))
+    ) == ["002", "003"]
 
 
 def test_successes_of_a_dropped_group_are_references_for_the_failures_that_stay():
@@ -74,17 +78,32 @@ def test_successes_of_a_dropped_group_are_references_for_the_failures_that_stay(
 def test_truncated_episodes_go_only_when_asked_for():
     batch = batch_of("sf", "sf")
     assert len(kept(embodied_local_rank_sampling(batch=batch, context=context("success")))) == 4
-    assert kept(embodied_local_rank_sampling(batch=batch, context=context("success", drop_truncated=True))) == []
+    assert (
+        kept(
+            embodied_local_rank_sampling(
+                batch=batch, context=context("success", drop_truncated=True)
+            )
+        )
+        == []
+    )
 
 
 def test_a_success_band_narrows_what_stays():
-    output = embodied_local_rank_sampling(batch=batch_of("sf", "ff"), context=context("srpo", success_low=0.6))
+    output = embodied_local_rank_sampling(
+        batch=batch_of("sf", "ff"), context=context("srpo", success_low=0.6)
+    )
     assert kept(output) == ["002", "003"]
 
 
 def test_a_named_rule_takes_the_place_of_the_filters_own():
-    output = embodied_local_rank_sampling(batch=batch_of("ss", "ff", "sf"), context=context("success", name="truncation"))
-    assert kept(output) == ["000", "001", "004"]  # a failure is truncated here; lone rollouts and groups without signal stay
+    output = embodied_local_rank_sampling(
+        batch=batch_of("ss", "ff", "sf"), context=context("success", name="truncation")
+    )
+    assert kept(output) == [
+        "000",
+        "001",
+        "004",
+    ]  # a failure is truncated here; lone rollouts and groups without signal stay
     assert output.metrics == {"sampling/kept": 3.0, "sampling/dropped_by_filter": 3.0}
 
 
@@ -92,10 +111,24 @@ def test_a_rule_of_ones_own_sees_the_trajectories_of_all_ranks(monkeypatch):
     seen = {}
 
     def keep_long_ones(group_B, task_B, length_B, return_B, low):
-        seen.update(group=group_B.tolist(), task=set(task_B), length=length_B.tolist(), returns=return_B.tolist(), low=low)
+        seen.update(
+            group=group_B.tolist(),
+            task=set(task_B),
+            length=length_B.tolist(),
+            returns=return_B.tolist(),
+            low=low,
+        )
         return length_B > 4
 
     monkeypatch.setitem(FILTERS, "my_module:keep_long_ones", keep_long_ones)
-    output = embodied_local_rank_sampling(batch=batch_of("sf"), context=context("success", name="my_module:keep_long_ones"))
+    output = embodied_local_rank_sampling(
+        batch=batch_of("sf"), context=context("success", name="my_module:keep_long_ones")
+    )
     assert kept(output) == []
-    assert seen == {"group": [0, 0], "task": {"door-open"}, "length": [4, 4], "returns": [1.0, 0.0], "low": 0.0}
+    assert seen == {
+        "group": [0, 0],
+        "task": {"door-open"},
+        "length": [4, 4],
+        "returns": [1.0, 0.0],
+        "low": 0.0,
+    }

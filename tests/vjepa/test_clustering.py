@@ -12,12 +12,16 @@ TWO_BLOBS = np.array([[0.0, 0.0], [1.0, 0.0], [0.0, 1.0], [10.0, 10.0], [11.0, 1
 
 def test_two_blobs_have_two_centres() -> None:
     found = cluster(references_ND=TWO_BLOBS, min_samples=2, eps_scale=2.0)
-    np.testing.assert_allclose(sorted(found.centres_KD.tolist()), [[1 / 3, 1 / 3], [31 / 3, 31 / 3]])
+    np.testing.assert_allclose(
+        sorted(found.centres_KD.tolist()), [[1 / 3, 1 / 3], [31 / 3, 31 / 3]]
+    )
     assert (found.num_references, found.noise_share) == (6, 0.0)
 
 
 def test_a_lone_point_is_noise_and_no_centre() -> None:
-    found = cluster(references_ND=np.vstack((TWO_BLOBS, [[100.0, 0.0]])), min_samples=2, eps_scale=2.0)
+    found = cluster(
+        references_ND=np.vstack((TWO_BLOBS, [[100.0, 0.0]])), min_samples=2, eps_scale=2.0
+    )
     assert len(found.centres_KD) == 2
     assert found.noise_share == pytest.approx(1 / 7)
 
@@ -49,7 +53,10 @@ def test_scattered_references_are_each_a_centre() -> None:
 def test_a_thousand_channels_still_cluster() -> None:
     rng = np.random.default_rng(0)
     blobs = rng.normal(size=(2, 1, 1408)) * 5 + rng.normal(size=(2, 10, 1408))
-    assert len(cluster(references_ND=blobs.reshape(20, -1), min_samples=2, eps_scale=1.5).centres_KD) == 2
+    assert (
+        len(cluster(references_ND=blobs.reshape(20, -1), min_samples=2, eps_scale=1.5).centres_KD)
+        == 2
+    )
 
 
 def test_no_reference_is_an_error() -> None:
@@ -59,7 +66,9 @@ def test_no_reference_is_an_error() -> None:
 
 def test_distances_are_to_the_nearest_centre() -> None:
     clusters = Clusters(np.array([[0.0, 0.0], [10.0, 0.0]]), num_references=2)
-    distances = nearest_centre_distance(embeddings_BD=np.array([[3.0, 4.0], [10.0, 2.0]]), clusters=clusters)
+    distances = nearest_centre_distance(
+        embeddings_BD=np.array([[3.0, 4.0], [10.0, 2.0]]), clusters=clusters
+    )
     assert distances.tolist() == [5.0, 2.0]
 
 

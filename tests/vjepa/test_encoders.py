@@ -19,13 +19,17 @@ from vjepa.transformers_encoder import load_transformers
 from vjepa.vision_transformer import VideoTransformer, VideoTransformerConfig
 
 Clips = Sequence[NDArray[np.uint8]]
-SMALL = VideoTransformerConfig(image_size=32, frames_per_clip=4, patch_size=16, tubelet_size=2, width=24, depth=1, num_heads=2)
+SMALL = VideoTransformerConfig(
+    image_size=32, frames_per_clip=4, patch_size=16, tubelet_size=2, width=24, depth=1, num_heads=2
+)
 
 
 @pytest.fixture
 def clips() -> Clips:
     rng = np.random.default_rng(0)
-    return [rng.integers(0, 256, size=(length, 64, 64, 3), dtype=np.uint8) for length in (2, 16, 9, 20)]
+    return [
+        rng.integers(0, 256, size=(length, 64, 64, 3), dtype=np.uint8) for length in (2, 16, 9, 20)
+    ]
 
 
 @pytest.fixture
@@ -50,7 +54,9 @@ def test_shipped_encoders_keep_the_protocol(name: str, clips: Clips) -> None:
 @pytest.mark.parametrize("name", ["tiny", "random", "pixels"])
 def test_a_clip_has_the_same_embedding_alone_and_in_a_batch(name: str, clips: Clips) -> None:
     encoder = load_video_encoder(name)
-    np.testing.assert_allclose(encoder.encode(clips)[2], encoder.encode(clips[2:3])[0], atol=1e-3, rtol=1e-3)
+    np.testing.assert_allclose(
+        encoder.encode(clips)[2], encoder.encode(clips[2:3])[0], atol=1e-3, rtol=1e-3
+    )
 
 
 @pytest.mark.parametrize("name", ["tiny", "pixels"])
@@ -92,9 +98,14 @@ def test_a_readout_is_saved_and_loaded_with_its_encoder(tmp_path: Path, clips: C
     save_encoder(tmp_path, model=model, pooling="readout", readout=readout, training={})
     encoder = load_video_encoder(str(tmp_path))
     with torch.inference_mode():
-        latents = model(prepare(clips, frames_per_clip=4, image_size=32, crop=False)).unflatten(1, SMALL.grid)
+        latents = model(prepare(clips, frames_per_clip=4, image_size=32, crop=False)).unflatten(
+            1, SMALL.grid
+        )
         np.testing.assert_allclose(encoder.encode(clips), readout(latents).numpy(), atol=1e-5)
-    assert encoder.embedding_size == 32 and load_video_encoder(str(tmp_path), pooling="last").embedding_size == 24
+    assert (
+        encoder.embedding_size == 32
+        and load_video_encoder(str(tmp_path), pooling="last").embedding_size == 24
+    )
 
 
 def test_truncated_weights_are_refused(tmp_path: Path) -> None:
@@ -124,9 +135,16 @@ def test_transformers_latents_are_pooled(transformers_folder: Path, clips: Clips
     model = VJEPA2Model.from_pretrained(transformers_folder).eval()
     video = prepare(clips, frames_per_clip=4, image_size=32, crop=True)
     with torch.inference_mode():
-        latents = model(pixel_values_videos=video.transpose(1, 2), skip_predictor=True).last_hidden_state
+        latents = model(
+            pixel_values_videos=video.transpose(1, 2), skip_predictor=True
+        ).last_hidden_state
     np.testing.assert_allclose(encoder.encode(clips), latents[:, 4:].mean(1).numpy(), atol=1e-5)
-    assert (encoder.name, encoder.frames_per_clip, encoder.image_size, encoder.embedding_size) == ("vjepa2", 4, 32, 24)
+    assert (encoder.name, encoder.frames_per_clip, encoder.image_size, encoder.embedding_size) == (
+        "vjepa2",
+        4,
+        32,
+        24,
+    )
 
 
 def test_fewer_frames_may_be_sampled(transformers_folder: Path, clips: Clips) -> None:
@@ -154,9 +172,24 @@ def test_a_hub_model_that_cannot_be_reached_is_missing(monkeypatch: pytest.Monke
 
 
 def test_an_original_file_encodes_clips(tmp_path: Path, clips: Clips) -> None:
-    config = VideoTransformerConfig(image_size=32, frames_per_clip=4, patch_size=16, tubelet_size=2, width=24, depth=1, num_heads=2)
+    config = VideoTransformerConfig(
+        image_size=32,
+        frames_per_clip=4,
+        patch_size=16,
+        tubelet_size=2,
+        width=24,
+        depth=1,
+        num_heads=2,
+    )
     model = VideoTransformer(config)
-    torch.save({"encoder": {f"module.backbone.{name}": value for name, value in model.state_dict().items()}}, tmp_path / "own.pt")
+    torch.save(
+        {
+            "encoder": {
+                f"module.backbone.{name}": value for name, value in model.state_dict().items()
+            }
+        },
+        tmp_path / "own.pt",
+    )
     with pytest.raises(ValueError, match="'own'"):
         load_video_encoder(str(tmp_path / "own.pt"))
     encoder = load_video_encoder(str(tmp_path / "own.pt"), architecture=config, pooling="last")

@@ -28,7 +28,9 @@ def test_rank_correlation_of_a_constant_is_unknown() -> None:
 
 def test_grouped_rank_correlation_does_not_see_differences_between_groups() -> None:
     left, groups = np.array([1.0, 2.0, 11.0, 12.0]), np.array([0, 0, 1, 1])
-    assert grouped_rank_correlation(left, np.array([2.0, 1.0, 12.0, 11.0]), groups) == pytest.approx(-1.0)  # +0.6 over all four
+    assert grouped_rank_correlation(
+        left, np.array([2.0, 1.0, 12.0, 11.0]), groups
+    ) == pytest.approx(-1.0)  # +0.6 over all four
 
 
 def test_grouped_rank_correlation_weighs_groups_by_what_they_rank() -> None:
@@ -46,7 +48,9 @@ def test_progress_correlation_is_the_mean_over_clips() -> None:
 
 
 def test_monotonicity_is_the_share_of_steps_that_do_not_fall() -> None:
-    assert monotonicity(np.array([[0.0, 1.0, 1.0, 0.5], [0.0, 1.0, 2.0, 3.0]])) == pytest.approx(5 / 6)
+    assert monotonicity(np.array([[0.0, 1.0, 1.0, 0.5], [0.0, 1.0, 2.0, 3.0]])) == pytest.approx(
+        5 / 6
+    )
 
 
 def test_auc_counts_ties_half() -> None:
@@ -62,7 +66,9 @@ def test_equal_samples_have_no_discrepancy_and_no_divergence() -> None:
 
 def test_disjoint_samples_diverge_by_one_bit() -> None:
     assert histogram_divergence(LINE, LINE + 100.0) == pytest.approx(1.0)
-    assert mean_discrepancy(np.zeros(50), np.ones(50)) == pytest.approx(np.sqrt(2 - 2 * np.exp(-0.5)))
+    assert mean_discrepancy(np.zeros(50), np.ones(50)) == pytest.approx(
+        np.sqrt(2 - 2 * np.exp(-0.5))
+    )
 
 
 def test_the_interval_of_a_constant_is_a_point() -> None:

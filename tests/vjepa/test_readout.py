@@ -5,7 +5,14 @@ import pytest
 import torch
 
 from vjepa.readout import ReadOut
-from vjepa.train_readout import EpisodeIndex, ReadOutConfig, distance, prefix_features, readout_loss, train_readout
+from vjepa.train_readout import (
+    EpisodeIndex,
+    ReadOutConfig,
+    distance,
+    prefix_features,
+    readout_loss,
+    train_readout,
+)
 from vjepa.vision_transformer import VideoTransformer, VideoTransformerConfig
 
 LENGTHS = np.full(40, 9)
@@ -16,16 +23,25 @@ TASKS = np.full(40, "open")
 def line_world(seed: int) -> tuple[torch.Tensor, np.ndarray]:
     """Features and steps to go of 40 episodes: successes walk from 8 to 0, failures turn back after four steps; each has its own scene."""
     rng = np.random.default_rng(seed)
-    to_go = np.stack([np.arange(8, -1, -1) if success else np.array([8, 7, 6, 5, 4, 5, 6, 7, 8]) for success in SUCCESS]).astype(float)
+    to_go = np.stack(
+        [
+            np.arange(8, -1, -1) if success else np.array([8, 7, 6, 5, 4, 5, 6, 7, 8])
+            for success in SUCCESS
+        ]
+    ).astype(float)
     scene = rng.normal(size=(40, 1, 3)) * 8.0
-    features = np.concatenate((to_go[..., None], np.broadcast_to(scene, (40, 9, 3))), axis=2).reshape(360, 4)
+    features = np.concatenate(
+        (to_go[..., None], np.broadcast_to(scene, (40, 9, 3))), axis=2
+    ).reshape(360, 4)
     return torch.from_numpy(features @ rng.normal(size=(4, 12))).float(), to_go.reshape(-1)
 
 
 def test_distance_to_success_counts_frames_whatever_the_scene() -> None:
     features, to_go = line_world(0)
     index = EpisodeIndex(lengths=LENGTHS, success=SUCCESS, tasks=TASKS)
-    readout = train_readout(features_NF=features, index=index, config=ReadOutConfig(steps=300, noise=0.05), seed=0)
+    readout = train_readout(
+        features_NF=features, index=index, config=ReadOutConfig(steps=300, noise=0.05), seed=0
+    )
     embeddings = readout.embed(features)
     goal = embeddings[torch.from_numpy(to_go == 0)].mean(0, keepdim=True)
     assert np.corrcoef(distance(embeddings, goal).numpy(), to_go)[0, 1] > 0.9
@@ -36,12 +52,19 @@ def test_distance_to_success_counts_frames_whatever_the_scene() -> None:
 def test_the_same_seed_gives_the_same_readout() -> None:
     features, _ = line_world(0)
     index = EpisodeIndex(lengths=LENGTHS, success=SUCCESS, tasks=TASKS)
-    first, second = (train_readout(features_NF=features, index=index, config=ReadOutConfig(steps=3), seed=1).state_dict() for _ in range(2))
+    first, second = (
+        train_readout(
+            features_NF=features, index=index, config=ReadOutConfig(steps=3), seed=1
+        ).state_dict()
+        for _ in range(2)
+    )
     assert all(torch.equal(first[name], second[name]) for name in first)
 
 
 def test_the_loss_by_hand() -> None:
-    config = ReadOutConfig(neighbour_weight=1.0, goal_weight=1.0, goal_radius=1.0, spread_weight=1.0, spread_limit=10.0)
+    config = ReadOutConfig(
+        neighbour_weight=1.0, goal_weight=1.0, goal_radius=1.0, spread_weight=1.0, spread_limit=10.0
+    )
     at = lambda *places: torch.tensor([[place] for place in places])  # noqa: E731
     loss = readout_loss(
         now_BE=at(0.0, 0.0), next_BE=at(3.0, 1.0), goal_BE=at(4.0, 99.0), other_goal_BE=at(6.0, 99.0), failed_B=torch.tensor([True, True]),
@@ -53,23 +76,41 @@ def test_the_loss_by_hand() -> None:
 
 def test_pairs_come_from_one_episode_and_goals_from_its_task() -> None:
     tasks = np.where(np.arange(40) < 20, "open", "push")
-    draw = EpisodeIndex(lengths=LENGTHS, success=SUCCESS, tasks=tasks).draw(200, np.random.default_rng(0))
+    draw = EpisodeIndex(lengths=LENGTHS, success=SUCCESS, tasks=tasks).draw(
+        200, np.random.default_rng(0)
+    )
     assert (draw.now_B // 9 == draw.next_B // 9).all() and (draw.next_B - draw.now_B == 1).all()
     for goals in (draw.goal_B, draw.other_goal_B):
-        assert (goals % 9 == 8).all() and SUCCESS[goals // 9].all() and (tasks[goals // 9] == tasks[draw.now_B // 9]).all()
+        assert (
+            (goals % 9 == 8).all()
+            and SUCCESS[goals // 9].all()
+            and (tasks[goals // 9] == tasks[draw.now_B // 9]).all()
+        )
     assert (draw.failed_B == ~SUCCESS[draw.now_B // 9]).all()
 
 
 def test_tasks_without_two_successes_are_left_out() -> None:
     tasks = np.array(["open", "open", "push", "push"])
-    index = EpisodeIndex(lengths=np.full(4, 3), success=np.array([True, True, True, False]), tasks=tasks)
+    index = EpisodeIndex(
+        lengths=np.full(4, 3), success=np.array([True, True, True, False]), tasks=tasks
+    )
     assert set(index.ends_of) == {"open"} and set(index.tasks) == {"open"}
     with pytest.raises(ValueError, match="at least two successful clips"):
-        EpisodeIndex(lengths=np.full(2, 3), success=np.array([True, False]), tasks=np.array(["open", "push"]))
+        EpisodeIndex(
+            lengths=np.full(2, 3), success=np.array([True, False]), tasks=np.array(["open", "push"])
+        )
 
 
 def test_prefix_features_are_those_of_the_clips_themselves() -> None:
-    config = VideoTransformerConfig(image_size=32, frames_per_clip=4, patch_size=8, tubelet_size=2, width=24, depth=1, num_heads=2)
+    config = VideoTransformerConfig(
+        image_size=32,
+        frames_per_clip=4,
+        patch_size=8,
+        tubelet_size=2,
+        width=24,
+        depth=1,
+        num_heads=2,
+    )
     torch.manual_seed(0)
     model = VideoTransformer(config).eval()
     frames = np.random.default_rng(0).integers(0, 256, size=(5, 32, 32, 3), dtype=np.uint8)

@@ -10,22 +10,38 @@ from vjepa.release_checkpoint import ARCHITECTURES, compare, encoder_tensors, lo
 from vjepa.vision_transformer import VideoTransformer, VideoTransformerConfig
 
 MANIFEST = json.loads((Path(__file__).parent / "vitg_384_manifest.json").read_text())
-SMALL = VideoTransformerConfig(image_size=32, frames_per_clip=4, patch_size=16, tubelet_size=2, width=24, depth=2, num_heads=2)
+SMALL = VideoTransformerConfig(
+    image_size=32, frames_per_clip=4, patch_size=16, tubelet_size=2, width=24, depth=2, num_heads=2
+)
 
 
-def release_file(path: Path, *, key: str = "target_encoder", config: VideoTransformerConfig = SMALL) -> VideoTransformer:
+def release_file(
+    path: Path, *, key: str = "target_encoder", config: VideoTransformerConfig = SMALL
+) -> VideoTransformer:
     """Write a file as `app/vjepa/train.py` of the release does, and return the network in it."""
     torch.manual_seed(0)
     model = VideoTransformer(config).eval()
     tensors = {f"module.backbone.{name}": value for name, value in model.state_dict().items()}
     tensors["module.backbone.pos_embed"] = torch.zeros(1, config.num_tokens, config.width)
-    torch.save({key: tensors, "predictor": {}, "opt": {"state": {}}, "scaler": None, "epoch": 3, "loss": 0.5, "lr": 1e-4}, path)
+    torch.save(
+        {
+            key: tensors,
+            "predictor": {},
+            "opt": {"state": {}},
+            "scaler": None,
+            "epoch": 3,
+            "loss": 0.5,
+            "lr": 1e-4,
+        },
+        path,
+    )
     return model
 
 
 def test_the_giant_network_has_the_tensors_of_the_release() -> None:
     released = {
-        name: torch.empty(shape, dtype=getattr(torch, dtype), device="meta") for name, (dtype, shape) in MANIFEST["tensors"].items()
+        name: torch.empty(shape, dtype=getattr(torch, dtype), device="meta")
+        for name, (dtype, shape) in MANIFEST["tensors"].items()
     }
     tensors = encoder_tensors({"encoder": released}, path=Path("vitg-384.pt"))
     with torch.device("meta"):
@@ -33,10 +49,14 @@ def test_the_giant_network_has_the_tensors_of_the_release() -> None:
     assert {name: (value.shape, value.dtype) for name, value in tensors.items()} == {
         name: (value.shape, value.dtype) for name, value in ours.items()
     }
-    assert sum(value.numel() for value in ours.values()) == 1_012_173_952  # "1B" in the release's table
+    assert (
+        sum(value.numel() for value in ours.values()) == 1_012_173_952
+    )  # "1B" in the release's table
 
 
-@pytest.mark.parametrize(("name", "millions"), [("vitl", 304), ("vith", 632), ("vitg", 1012), ("vitg-384", 1012)])
+@pytest.mark.parametrize(
+    ("name", "millions"), [("vitl", 304), ("vith", 632), ("vitg", 1012), ("vitg-384", 1012)]
+)
 def test_sizes_are_those_of_the_release(name: str, millions: int) -> None:
     with torch.device("meta"):
         model = VideoTransformer(ARCHITECTURES[name])
@@ -54,7 +74,9 @@ def test_a_file_of_the_releases_format_gives_the_network_back(tmp_path: Path, ke
 def test_the_averaged_encoder_is_preferred(tmp_path: Path) -> None:
     release_file(tmp_path / "small.pt")
     content = torch.load(tmp_path / "small.pt")
-    content["encoder"] = {name: torch.full_like(value, 7.0) for name, value in content["target_encoder"].items()}
+    content["encoder"] = {
+        name: torch.full_like(value, 7.0) for name, value in content["target_encoder"].items()
+    }
     torch.save(content, tmp_path / "small.pt")
     assert load_release(tmp_path / "small.pt", architecture=SMALL).norm.weight.max() == 1.0
 
@@ -83,7 +105,10 @@ def test_a_checkpoint_of_something_else_is_refused(tmp_path: Path) -> None:
 
 def test_another_architecture_is_refused_with_what_differs(tmp_path: Path) -> None:
     release_file(tmp_path / "vitl.pt")
-    with pytest.raises(ValueError, match=r"missing, for example blocks\.10.*of another shape, for example .* \[24\] instead of \[1024\]"):
+    with pytest.raises(
+        ValueError,
+        match=r"missing, for example blocks\.10.*of another shape, for example .* \[24\] instead of \[1024\]",
+    ):
         load_release(tmp_path / "vitl.pt")
 
 
@@ -99,4 +124,7 @@ def test_a_missing_file_is_said_to_be_missing(tmp_path: Path) -> None:
 
 def test_differences_are_counted() -> None:
     mismatch = compare({"a": torch.zeros(2), "b": torch.zeros(1)}, {"a": (3,), "c": (1,)})
-    assert str(mismatch) == "1 missing, for example c; 1 unexpected, for example b; 1 of another shape, for example a [2] instead of [3]"
+    assert (
+        str(mismatch)
+        == "1 missing, for example c; 1 unexpected, for example b; 1 of another shape, for example a [2] instead of [3]"
+    )

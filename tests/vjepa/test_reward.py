@@ -14,12 +14,20 @@ from vjepa.reward_settings import TrajectoryRewardConfig
 CONFIG = TrajectoryRewardConfig()
 
 
-def score(reward: TrajectoryReward, positions: list[float], successes: list[bool], tasks: list[str] | None = None) -> RewardOutput:
+def score(
+    reward: TrajectoryReward,
+    positions: list[float],
+    successes: list[bool],
+    tasks: list[str] | None = None,
+) -> RewardOutput:
     """Score trajectories whose embedding is one number; every task is a group."""
     tasks = tasks or ["open"] * len(positions)
     groups = [sorted(set(tasks)).index(task) for task in tasks]
     return reward.score(
-        embeddings_BD=np.array(positions)[:, None], success_B=np.array(successes, dtype=bool), tasks_B=tasks, group_B=np.array(groups)
+        embeddings_BD=np.array(positions)[:, None],
+        success_B=np.array(successes, dtype=bool),
+        tasks_B=tasks,
+        group_B=np.array(groups),
     )
 
 
@@ -44,7 +52,10 @@ def test_a_failure_gets_the_same_reward_whatever_its_company_once_the_window_is_
 def test_the_window_is_frozen_for_the_step_and_grows_after_it() -> None:
     reward = TrajectoryReward(TrajectoryRewardConfig(min_window=2))
     score(reward, [0.0, 1.0, 3.0], [True, False, False])
-    assert score(reward, [4.0, 2.0], [False, False]).z_B.tolist() == [2.0, 0.0]  # mean 2 and deviation 1 of the first step
+    assert score(reward, [4.0, 2.0], [False, False]).z_B.tolist() == [
+        2.0,
+        0.0,
+    ]  # mean 2 and deviation 1 of the first step
     # now 1, 3, 4, 2: mean 2.5, deviation sqrt(1.25)
     np.testing.assert_allclose(score(reward, [2.5], [False]).z_B, [0.0])
 
@@ -58,7 +69,9 @@ def test_float_noise_between_equal_failures_is_not_blown_up() -> None:
     assert np.abs(standardise(distance=distance, window=distance)).max() < 1e-5
 
 
-def test_without_any_success_failures_are_undefined_and_logged(caplog: pytest.LogCaptureFixture) -> None:
+def test_without_any_success_failures_are_undefined_and_logged(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     with caplog.at_level(logging.WARNING):
         output = score(TrajectoryReward(CONFIG), [1.0, 2.0], [False, False])
     assert output.reward_B.tolist() == [0.0, 0.0] and output.defined_B.tolist() == [False, False]
@@ -75,7 +88,9 @@ def test_a_success_of_an_earlier_step_serves_as_reference() -> None:
 
 
 def test_demonstrations_serve_as_references_and_are_never_forgotten() -> None:
-    reward = TrajectoryReward(TrajectoryRewardConfig(bank_size=0), demonstrations={"open": np.array([[0.0]])})
+    reward = TrajectoryReward(
+        TrajectoryRewardConfig(bank_size=0), demonstrations={"open": np.array([[0.0]])}
+    )
     for _ in range(2):
         assert score(reward, [3.0], [False]).distance_B.tolist() == [3.0]
 
@@ -97,17 +112,33 @@ def test_a_step_larger_than_the_bank_leaves_evenly_spaced_successes() -> None:
 def test_tasks_do_not_mix() -> None:
     alone = score(TrajectoryReward(CONFIG), [0.0, 1.0, 4.0], [True, False, False])
     tasks = ["open", "open", "open", "push", "push"]
-    together = score(TrajectoryReward(CONFIG), [0.0, 1.0, 4.0, 1.0, 0.5], [True, False, False, False, False], tasks)
+    together = score(
+        TrajectoryReward(CONFIG),
+        [0.0, 1.0, 4.0, 1.0, 0.5],
+        [True, False, False, False, False],
+        tasks,
+    )
     np.testing.assert_array_equal(together.reward_B[:3], alone.reward_B)
     assert together.defined_B.tolist() == [True, True, True, False, False]
 
 
 def test_metrics_count_what_happened() -> None:
-    metrics = score(TrajectoryReward(CONFIG), [0.0, 0.1, 1.0, 3.0], [True, True, False, False]).metrics
-    assert (metrics["reward/successes"], metrics["reward/failures"], metrics["reward/clusters"]) == (2.0, 2.0, 1.0)
+    metrics = score(
+        TrajectoryReward(CONFIG), [0.0, 0.1, 1.0, 3.0], [True, True, False, False]
+    ).metrics
+    assert (
+        metrics["reward/successes"],
+        metrics["reward/failures"],
+        metrics["reward/clusters"],
+    ) == (2.0, 2.0, 1.0)
     assert metrics["reward/success_rate"] == 0.5
     assert metrics["reward/failure_distance_mean"] == pytest.approx(1.95)
-    assert metrics["reward/failure_q00"] < metrics["reward/failure_q50"] < metrics["reward/failure_q100"] < 0.8
+    assert (
+        metrics["reward/failure_q00"]
+        < metrics["reward/failure_q50"]
+        < metrics["reward/failure_q100"]
+        < 0.8
+    )
 
 
 def test_an_embedding_that_is_not_finite_is_named() -> None:
@@ -118,7 +149,10 @@ def test_an_embedding_that_is_not_finite_is_named() -> None:
 def test_a_group_has_one_task() -> None:
     with pytest.raises(ValueError, match="Group 7 has the tasks 'open' and 'push'"):
         TrajectoryReward(CONFIG).score(
-            embeddings_BD=np.zeros((2, 1)), success_B=np.array([True, False]), tasks_B=["open", "push"], group_B=np.array([7, 7])
+            embeddings_BD=np.zeros((2, 1)),
+            success_B=np.array([True, False]),
+            tasks_B=["open", "push"],
+            group_B=np.array([7, 7]),
         )
 
 
@@ -126,13 +160,21 @@ def test_embeddings_of_another_encoder_are_refused() -> None:
     reward = TrajectoryReward(CONFIG)
     score(reward, [0.0], [True])
     with pytest.raises(ValueError, match="another encoder"):
-        reward.score(embeddings_BD=np.zeros((1, 5)), success_B=np.array([False]), tasks_B=["open"], group_B=np.array([0]))
+        reward.score(
+            embeddings_BD=np.zeros((1, 5)),
+            success_B=np.array([False]),
+            tasks_B=["open"],
+            group_B=np.array([0]),
+        )
 
 
 def test_columns_of_different_lengths_are_refused() -> None:
     with pytest.raises(ValueError, match="'tasks': 1"):
         TrajectoryReward(CONFIG).score(
-            embeddings_BD=np.zeros((2, 1)), success_B=np.array([True, False]), tasks_B=["open"], group_B=np.array([0, 0])
+            embeddings_BD=np.zeros((2, 1)),
+            success_B=np.array([True, False]),
+            tasks_B=["open"],
+            group_B=np.array([0, 0]),
         )
 
 
@@ -159,17 +201,23 @@ def test_resumed_equals_uninterrupted_bit_for_bit() -> None:
     rng = np.random.default_rng(0)
     steps = [(rng.normal(size=(12, 6)), rng.random(12) < 0.3) for _ in range(6)]
     columns = {"tasks_B": ["open"] * 6 + ["push"] * 6, "group_B": np.arange(12) // 3}
-    whole, first, second = (TrajectoryReward(TrajectoryRewardConfig(bank_size=4, window=10)) for _ in range(3))
+    whole, first, second = (
+        TrajectoryReward(TrajectoryRewardConfig(bank_size=4, window=10)) for _ in range(3)
+    )
     expected = [whole.score(embeddings_BD=e, success_B=s, **columns).reward_B for e, s in steps]
     for embeddings, success in steps[:3]:
         first.score(embeddings_BD=embeddings, success_B=success, **columns)
     second.load_state_dict(first.state_dict())
     for (embeddings, success), wanted in zip(steps[3:], expected[3:], strict=True):
-        np.testing.assert_array_equal(second.score(embeddings_BD=embeddings, success_B=success, **columns).reward_B, wanted)
+        np.testing.assert_array_equal(
+            second.score(embeddings_BD=embeddings, success_B=success, **columns).reward_B, wanted
+        )
 
 
 @given(st.lists(st.floats(-1e6, 1e6), min_size=2, max_size=30), st.floats(0.01, 1.0))
-def test_reward_falls_with_distance_and_stays_below_alpha(distances: list[float], alpha: float) -> None:
+def test_reward_falls_with_distance_and_stays_below_alpha(
+    distances: list[float], alpha: float
+) -> None:
     distance = np.sort(np.abs(distances))
     rewards = srpo_failure_reward(z=standardise(distance=distance, window=distance), alpha=alpha)
     assert (np.diff(rewards) <= 0).all() and (rewards >= 0).all() and (rewards <= alpha).all()
@@ -190,7 +238,10 @@ def _random_step(seed: int) -> dict[str, object]:
 @given(st.integers(0, 2**31))
 def test_the_order_in_which_ranks_hand_rows_in_does_not_matter(seed: int) -> None:
     order = np.random.default_rng(seed).permutation(24)
-    straight, permuted = TrajectoryReward(TrajectoryRewardConfig(bank_size=3)), TrajectoryReward(TrajectoryRewardConfig(bank_size=3))
+    straight, permuted = (
+        TrajectoryReward(TrajectoryRewardConfig(bank_size=3)),
+        TrajectoryReward(TrajectoryRewardConfig(bank_size=3)),
+    )
     for step in range(3):
         rows = _random_step(seed % 1000 + step)
         shuffled = {name: [column[i] for i in order] for name, column in rows.items()}  # type: ignore[index]

@@ -8,11 +8,23 @@ import torch
 
 from vjepa.masking import MULTI_BLOCK, BlockMask, FutureMask, sample_masks
 from vjepa.predictor import Predictor
-from vjepa.train_tiny import ClipSampler, TrainingConfig, learning_rate, load_clips, predictive_loss, train, update_average
+from vjepa.train_tiny import (
+    ClipSampler,
+    TrainingConfig,
+    learning_rate,
+    load_clips,
+    predictive_loss,
+    train,
+    update_average,
+)
 from vjepa.vision_transformer import VideoTransformer, VideoTransformerConfig
 
-SMALL = VideoTransformerConfig(image_size=32, frames_per_clip=4, patch_size=8, tubelet_size=2, width=24, depth=1, num_heads=2)
-QUICK = TrainingConfig(steps=30, batch_size=8, warmup_steps=5, predictor_width=24, predictor_depth=1)
+SMALL = VideoTransformerConfig(
+    image_size=32, frames_per_clip=4, patch_size=8, tubelet_size=2, width=24, depth=1, num_heads=2
+)
+QUICK = TrainingConfig(
+    steps=30, batch_size=8, warmup_steps=5, predictor_width=24, predictor_depth=1
+)
 
 
 def moving_square(*, episodes: int = 6, length: int = 9) -> np.ndarray:
@@ -25,12 +37,18 @@ def moving_square(*, episodes: int = 6, length: int = 9) -> np.ndarray:
 
 
 def sampler(seed: int = 0) -> ClipSampler:
-    return ClipSampler(frames_NHW3=moving_square(), lengths=np.full(6, 9), frames_per_clip=4, seed=seed)
+    return ClipSampler(
+        frames_NHW3=moving_square(), lengths=np.full(6, 9), frames_per_clip=4, seed=seed
+    )
 
 
-@pytest.mark.parametrize("mask", [*MULTI_BLOCK, FutureMask(tubelets=2), BlockMask(num_blocks=1, scale=0.3)])
+@pytest.mark.parametrize(
+    "mask", [*MULTI_BLOCK, FutureMask(tubelets=2), BlockMask(num_blocks=1, scale=0.3)]
+)
 def test_context_and_target_share_no_token(mask: BlockMask | FutureMask) -> None:
-    context, target = sample_masks(mask, batch_size=5, grid=(4, 8, 8), generator=torch.Generator().manual_seed(0))
+    context, target = sample_masks(
+        mask, batch_size=5, grid=(4, 8, 8), generator=torch.Generator().manual_seed(0)
+    )
     for row in range(5):
         both = torch.cat((context[row], target[row])).tolist()
         assert len(set(both)) == len(both) and min(both) >= 0 and max(both) < 256
@@ -38,18 +56,29 @@ def test_context_and_target_share_no_token(mask: BlockMask | FutureMask) -> None
 
 
 def test_a_future_mask_hides_the_last_tubelets() -> None:
-    context, target = sample_masks(FutureMask(tubelets=1), batch_size=2, grid=(3, 2, 2), generator=torch.Generator())
+    context, target = sample_masks(
+        FutureMask(tubelets=1), batch_size=2, grid=(3, 2, 2), generator=torch.Generator()
+    )
     assert context.tolist() == [list(range(8))] * 2 and target.tolist() == [[8, 9, 10, 11]] * 2
 
 
 def test_a_future_mask_needs_a_past() -> None:
     with pytest.raises(ValueError, match="between 1 and 1 of 2 tubelets; got 2"):
-        sample_masks(FutureMask(tubelets=2), batch_size=1, grid=(2, 2, 2), generator=torch.Generator())
+        sample_masks(
+            FutureMask(tubelets=2), batch_size=1, grid=(2, 2, 2), generator=torch.Generator()
+        )
 
 
 def test_blocks_hide_the_same_patches_at_all_times() -> None:
-    _, target = sample_masks(BlockMask(num_blocks=1, scale=0.25), batch_size=1, grid=(2, 4, 4), generator=torch.Generator().manual_seed(1))
-    early, late = (set((target[0][(target[0] >= 16) == side] % 16).tolist()) for side in (False, True))
+    _, target = sample_masks(
+        BlockMask(num_blocks=1, scale=0.25),
+        batch_size=1,
+        grid=(2, 4, 4),
+        generator=torch.Generator().manual_seed(1),
+    )
+    early, late = (
+        set((target[0][(target[0] >= 16) == side] % 16).tolist()) for side in (False, True)
+    )
     assert early == late and len(early) > 0
 
 
@@ -60,7 +89,10 @@ def test_training_lowers_the_loss() -> None:
 
 def test_the_same_seed_gives_the_same_weights() -> None:
     config = TrainingConfig(**{**vars(QUICK), "steps": 3})
-    first, second = (train(sampler=sampler(), model_config=SMALL, config=config)[0].state_dict() for _ in range(2))
+    first, second = (
+        train(sampler=sampler(), model_config=SMALL, config=config)[0].state_dict()
+        for _ in range(2)
+    )
     assert all(torch.equal(first[name], second[name]) for name in first)
 
 
@@ -72,7 +104,9 @@ def test_no_gradient_reaches_the_target_encoder() -> None:
         generator=torch.Generator().manual_seed(0),
     ).backward()  # fmt: skip
     assert all(parameter.grad is None for parameter in target.parameters())
-    assert all(parameter.grad is not None for parameter in [*encoder.parameters(), *predictor.parameters()])
+    assert all(
+        parameter.grad is not None for parameter in [*encoder.parameters(), *predictor.parameters()]
+    )
 
 
 def test_the_average_moves_by_the_rest_of_the_momentum() -> None:
@@ -91,8 +125,12 @@ def test_the_learning_rate_warms_up_and_falls() -> None:
 
 
 def test_sampled_clips_are_stretches_of_one_episode_in_order() -> None:
-    frames = np.arange(12, dtype=np.uint8)[:, None, None, None].repeat(8, 1).repeat(8, 2).repeat(3, 3)
-    drawn = ClipSampler(frames_NHW3=frames, lengths=np.array([5, 7]), frames_per_clip=4, seed=0).draw(64)
+    frames = (
+        np.arange(12, dtype=np.uint8)[:, None, None, None].repeat(8, 1).repeat(8, 2).repeat(3, 3)
+    )
+    drawn = ClipSampler(
+        frames_NHW3=frames, lengths=np.array([5, 7]), frames_per_clip=4, seed=0
+    ).draw(64)
     values = (drawn[:, 0, :, 0, 0] * 0.229 + 0.485) * 255
     assert (values.diff(dim=1) >= -1e-3).all()
     assert ((values < 4.5).all(1) | (values > 4.5).all(1)).all()
@@ -100,12 +138,21 @@ def test_sampled_clips_are_stretches_of_one_episode_in_order() -> None:
 
 def test_lengths_must_fit_the_frames() -> None:
     with pytest.raises(ValueError, match="sum to 11, but there are 12 frames"):
-        ClipSampler(frames_NHW3=np.zeros((12, 8, 8, 3), np.uint8), lengths=np.array([5, 6]), frames_per_clip=4, seed=0)
+        ClipSampler(
+            frames_NHW3=np.zeros((12, 8, 8, 3), np.uint8),
+            lengths=np.array([5, 6]),
+            frames_per_clip=4,
+            seed=0,
+        )
 
 
 def write_clips(file: Path, *, length: int) -> None:
     np.savez(
-        file, frames=np.zeros((length, 8, 8, 3), np.uint8), lengths=np.array([length]), success=np.array([True]), tasks=np.array(["open"])
+        file,
+        frames=np.zeros((length, 8, 8, 3), np.uint8),
+        lengths=np.array([length]),
+        success=np.array([True]),
+        tasks=np.array(["open"]),
     )
 
 
@@ -113,7 +160,11 @@ def test_clips_of_a_folder_are_joined(tmp_path: Path) -> None:
     for name, length in (("b", 2), ("a", 3)):
         write_clips(tmp_path / f"{name}.npz", length=length)
     clips = load_clips(tmp_path)
-    assert len(clips.frames_NHW3) == 5 and clips.lengths.tolist() == [3, 2] and clips.tasks.tolist() == ["open", "open"]
+    assert (
+        len(clips.frames_NHW3) == 5
+        and clips.lengths.tolist() == [3, 2]
+        and clips.tasks.tolist() == ["open", "open"]
+    )
 
 
 def test_missing_or_foreign_clips_are_refused(tmp_path: Path) -> None:

@@ -13,7 +13,9 @@ from envs.libero.scene import Extent, Vector, boxes, colliding_geoms, level_head
 from envs.libero.simulator import TaskSimulator
 
 MOUTH_M = 0.072  # what is held across is at most this wide: the fingers open to 8 cm
-FINGER_DEPTH_M = 0.035  # how far below its top a tall thing is held: the palm is 5 cm above the finger tips
+FINGER_DEPTH_M = (
+    0.035  # how far below its top a tall thing is held: the palm is 5 cm above the finger tips
+)
 TIP_M = 0.012  # the tips reach this far below the point between them
 FLAT_M = 0.05  # lower things are held at half their height
 RIM_DEPTH_M = 0.012  # how deep the fingers reach over a rim
@@ -26,8 +28,13 @@ HAND = (
     (np.array([0.012, 0.055]), (-TIP_M, 0.05)),  # fingers
     (np.array([0.035, 0.105]), (0.045, 0.16)),  # palm
 )
-FINGER_HALF_M, PALM_HALF_M = float(HAND[0][0][0]), float(HAND[1][0][0])  # across the closing fingers
-PALM_OVER_M = 0.03  # below a palm that shall stay over a thing: lower, its edge was seen to touch a mug's rim
+FINGER_HALF_M, PALM_HALF_M = (
+    float(HAND[0][0][0]),
+    float(HAND[1][0][0]),
+)  # across the closing fingers
+PALM_OVER_M = (
+    0.03  # below a palm that shall stay over a thing: lower, its edge was seen to touch a mug's rim
+)
 
 
 class Grasp(NamedTuple):
@@ -49,9 +56,13 @@ class Hold(NamedTuple):
 
 def grasps(simulator: TaskSimulator, body: int) -> list[Grasp]:
     """Grasps of a thing, the least obstructed first; among equals, those in the middle and with little turning first."""
-    candidates = _across(simulator, body) or (_rim(simulator, body) if _hollow(simulator, body) else _handle(simulator, body))
+    candidates = _across(simulator, body) or (
+        _rim(simulator, body) if _hollow(simulator, body) else _handle(simulator, body)
+    )
     around = [other for other in simulator.env.obj_body_id.values() if other != body]
-    return sorted(candidates, key=lambda grasp: round(obstruction(simulator, grasp, around) * 1e6))  # sorted keeps the order of equals
+    return sorted(
+        candidates, key=lambda grasp: round(obstruction(simulator, grasp, around) * 1e6)
+    )  # sorted keeps the order of equals
 
 
 def by_handle(simulator: TaskSimulator, body: int) -> Hold | None:
@@ -70,7 +81,11 @@ def by_handle(simulator: TaskSimulator, body: int) -> Hold | None:
     along = max(free_from, min(low[0] + FINGER_HALF_M, (low[0] + high[0]) / 2))
     height = max((low[2] + high[2]) / 2, highs[:, 2].max() - PALM_OVER_M, lows[:, 2].min() + TIP_M)
     point = turned(yaw) @ np.array([along, (low[1] + high[1]) / 2, height])
-    return Hold(Grasp(point, nearest_yaw(yaw)), np.array([np.cos(yaw), np.sin(yaw), 0.0]), along - float(lows[:, 0].min()))
+    return Hold(
+        Grasp(point, nearest_yaw(yaw)),
+        np.array([np.cos(yaw), np.sin(yaw), 0.0]),
+        along - float(lows[:, 0].min()),
+    )
 
 
 def obstruction(simulator: TaskSimulator, grasp: Grasp, bodies: list[int]) -> float:
@@ -97,7 +112,9 @@ def _across(simulator: TaskSimulator, body: int) -> list[Grasp]:
         long = 1 - int(narrow)
         along = turned(heading)[:2, long] * max(0.0, extent.size[long] / 2 - TIP_M)
         yaw = nearest_yaw(heading + (np.pi / 2 if narrow == 0 else 0.0))
-        found += [Grasp(np.array([*(extent.centre[:2] + shift * along), height]), yaw) for shift in SHIFTS]
+        found += [
+            Grasp(np.array([*(extent.centre[:2] + shift * along), height]), yaw) for shift in SHIFTS
+        ]
     return found
 
 
@@ -107,8 +124,16 @@ def _rim(simulator: TaskSimulator, body: int) -> list[Grasp]:
     radius = min(extent.size[0], extent.size[1]) / 2 - WALL_M
     height = max(extent.top - RIM_DEPTH_M, extent.bottom + TIP_M)
     near = -1.0 if axis[1] > 0 else 1.0
-    sides = [((0.0, near), 0.0), ((0.0, -near), 0.0), ((-1.0, 0.0), np.pi / 2), ((1.0, 0.0), np.pi / 2)]
-    return [Grasp(np.array([axis[0] + x * radius, axis[1] + y * radius, height]), yaw) for (x, y), yaw in sides]
+    sides = [
+        ((0.0, near), 0.0),
+        ((0.0, -near), 0.0),
+        ((-1.0, 0.0), np.pi / 2),
+        ((1.0, 0.0), np.pi / 2),
+    ]
+    return [
+        Grasp(np.array([axis[0] + x * radius, axis[1] + y * radius, height]), yaw)
+        for (x, y), yaw in sides
+    ]
 
 
 def _hollow(simulator: TaskSimulator, body: int) -> bool:

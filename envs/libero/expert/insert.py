@@ -10,12 +10,40 @@ import mujoco
 import numpy as np
 
 from envs.libero.expert.grasps import PALM_HALF_M, Grasp, by_handle
-from envs.libero.expert.motion import CLOSED, OPEN, PASSED_M, Motion, hold, move, pointing_down, turned
-from envs.libero.expert.skills import APPROACH_M, DROP_M, PUSH_LIMIT, RELEASE_STEPS, SKIM_M, above, retreat, take
-from envs.libero.scene import Extent, Vector, boxes, gripper_pose, is_region, object_body, region_parent
+from envs.libero.expert.motion import (
+    CLOSED,
+    OPEN,
+    PASSED_M,
+    Motion,
+    hold,
+    move,
+    pointing_down,
+    turned,
+)
+from envs.libero.expert.skills import (
+    APPROACH_M,
+    DROP_M,
+    PUSH_LIMIT,
+    RELEASE_STEPS,
+    SKIM_M,
+    above,
+    retreat,
+    take,
+)
+from envs.libero.scene import (
+    Extent,
+    Vector,
+    boxes,
+    gripper_pose,
+    is_region,
+    object_body,
+    region_parent,
+)
 from envs.libero.simulator import UNSEEN_GROUP, TaskSimulator
 
-MARGIN_M = 0.004  # between the palm and the roof's edge; more leaves a mug outside of a microwave's region
+MARGIN_M = (
+    0.004  # between the palm and the roof's edge; more leaves a mug outside of a microwave's region
+)
 SAME_LEVEL_M = 0.01
 BACK_M = 0.05  # from the handle, before the fingers are closed
 CLEAR_M = 0.03  # between the thing and the roof's edge when it is lowered in front of it
@@ -41,11 +69,20 @@ def cave(simulator: TaskSimulator, target: str) -> Cave | None:
         return None
     body = object_body(simulator, parent)
     rotation = simulator.data.xmat[body].reshape(3, 3)
-    axes = turned(float(np.arctan2(rotation[1, 0], rotation[0, 0])))  # columns: the fixture's axes in the world's
+    axes = turned(
+        float(np.arctan2(rotation[1, 0], rotation[0, 0]))
+    )  # columns: the fixture's axes in the world's
     lows, highs = boxes(simulator, [body], yaw=float(np.arctan2(axes[1, 0], axes[0, 0])))
     centre = axes.T @ simulator.data.site(target).xpos
-    over = np.all((lows[:, :2] < centre[:2]) & (centre[:2] < highs[:, :2]), axis=1) & (lows[:, 2] > centre[2])
-    free = [(axis, sign) for axis in (0, 1) for sign in (1.0, -1.0) if not len(_walls(lows, highs, centre, axis, sign))]
+    over = np.all((lows[:, :2] < centre[:2]) & (centre[:2] < highs[:, :2]), axis=1) & (
+        lows[:, 2] > centre[2]
+    )
+    free = [
+        (axis, sign)
+        for axis in (0, 1)
+        for sign in (1.0, -1.0)
+        if not len(_walls(lows, highs, centre, axis, sign))
+    ]
     if not over.any() or not free:
         return None
     axis, sign = free[0]
@@ -64,22 +101,43 @@ def insert(simulator: TaskSimulator, name: str, place: Cave) -> Motion:
     if held is None:
         return
     turn = float(np.arctan2(np.cross(held.away, place.outwards)[2], held.away @ place.outwards))
-    starts = [held.grasp.yaw + half_turns * np.pi for half_turns in (-1, 0, 1)]  # the same to the fingers
-    yaw = min(starts, key=lambda start: max(abs(start), abs(start + turn)))  # the one that keeps the wrist near its middle
+    starts = [
+        held.grasp.yaw + half_turns * np.pi for half_turns in (-1, 0, 1)
+    ]  # the same to the fingers
+    yaw = min(
+        starts, key=lambda start: max(abs(start), abs(start + turn))
+    )  # the one that keeps the wrist near its middle
     yield from take(simulator, Grasp(held.grasp.point, yaw), body)
-    stop = place.middle + place.outwards * (place.edge + PALM_HALF_M + MARGIN_M - place.middle @ place.outwards)
+    stop = place.middle + place.outwards * (
+        place.edge + PALM_HALF_M + MARGIN_M - place.middle @ place.outwards
+    )
     before = stop + place.outwards * (held.depth + CLEAR_M)
     rotation, resting = pointing_down(yaw + turn), Extent(simulator, body).bottom
-    if abs(place.floor - resting) < SAME_LEVEL_M:  # drawn over the table: a heavy thing hangs down from its handle when it is lifted
+    if (
+        abs(place.floor - resting) < SAME_LEVEL_M
+    ):  # drawn over the table: a heavy thing hangs down from its handle when it is lifted
         for point in (before, stop):
-            yield from move(simulator, np.array([*point[:2], held.grasp.point[2] + SKIM_M]), rotation, CLOSED)
+            yield from move(
+                simulator, np.array([*point[:2], held.grasp.point[2] + SKIM_M]), rotation, CLOSED
+            )
     else:
-        yield from _carry(simulator, body, before, stop, resting=resting, floor=place.floor, rotation=rotation)
+        yield from _carry(
+            simulator, body, before, stop, resting=resting, floor=place.floor, rotation=rotation
+        )
     yield from hold(OPEN, RELEASE_STEPS)
     yield from _push(simulator, stop, place.outwards)
 
 
-def _carry(simulator: TaskSimulator, body: int, before: Vector, stop: Vector, *, resting: float, floor: float, rotation: Vector) -> Motion:
+def _carry(
+    simulator: TaskSimulator,
+    body: int,
+    before: Vector,
+    stop: Vector,
+    *,
+    resting: float,
+    floor: float,
+    rotation: Vector,
+) -> Motion:
     """Lift what is in the hand, turn it in front of the roof, and move it in at the floor's height."""
     carried = max(floor, resting) + APPROACH_M
     hand, now = gripper_pose(simulator)
@@ -111,4 +169,9 @@ def _floor(simulator: TaskSimulator, point: Vector) -> float:
     groups = np.zeros(mujoco.mjNGROUP, np.uint8)
     groups[UNSEEN_GROUP] = 1  # what collides
     geom = np.zeros(1, np.int32)
-    return float(point[2] - mujoco.mj_ray(simulator.model, simulator.data, point, np.array([0.0, 0.0, -1.0]), groups, 1, -1, geom))
+    return float(
+        point[2]
+        - mujoco.mj_ray(
+            simulator.model, simulator.data, point, np.array([0.0, 0.0, -1.0]), groups, 1, -1, geom
+        )
+    )

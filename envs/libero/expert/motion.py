@@ -19,10 +19,16 @@ OPEN, CLOSED, AS_IT_IS = -1.0, 1.0, 0.0
 POSITION_GAIN = 50.0  # of the full action a metre: full at 2 cm, and still a tenth at a rest of 2 mm, where friction holds a weaker one
 LOOK_AHEAD = 1.0  # steps: the controller alone is damped for a gain of 20, and at 50 the hand ran past its aim by a centimetre
 ROTATION_GAIN = 4.0  # a radian
-REACHED_M, PASSED_M, REACHED_RAD = 0.006, 0.02, 0.15  # the turn is loose: with noise on the actions a tighter one is never reached
+REACHED_M, PASSED_M, REACHED_RAD = (
+    0.006,
+    0.02,
+    0.15,
+)  # the turn is loose: with noise on the actions a tighter one is never reached
 MOVE_LIMIT = 60  # steps of one motion
 GRIP_LIMIT, STILL_STEPS, STILL_M = 20, 3, 0.0005
-DOWN = np.array([[0.0, 1.0, 0.0], [1.0, 0.0, 0.0], [0.0, 0.0, -1.0]])  # of the point between the tips; the fingers close along y
+DOWN = np.array(
+    [[0.0, 1.0, 0.0], [1.0, 0.0, 0.0], [0.0, 0.0, -1.0]]
+)  # of the point between the tips; the fingers close along y
 
 
 def pointing_down(yaw: float) -> Vector:
@@ -56,7 +62,13 @@ def nearest_roll(simulator: TaskSimulator, rotation: Vector) -> Vector:
 
 
 def move(
-    simulator: TaskSimulator, position: Vector, rotation: Vector, fingers: float, *, near: float = REACHED_M, limit: int = MOVE_LIMIT
+    simulator: TaskSimulator,
+    position: Vector,
+    rotation: Vector,
+    fingers: float,
+    *,
+    near: float = REACHED_M,
+    limit: int = MOVE_LIMIT,
 ) -> Motion:
     """Bring the point between the finger tips to within `near` metres of `position`, the hand turned as `rotation` [3, 3] says."""
     before, _ = gripper_pose(simulator)
@@ -65,7 +77,9 @@ def move(
         way, turn = position - hand, rotation_vector(rotation @ now.T)
         if np.linalg.norm(way) < near and (np.linalg.norm(turn) < REACHED_RAD or near > REACHED_M):
             return
-        yield action((way - LOOK_AHEAD * (hand - before)) * POSITION_GAIN, turn * ROTATION_GAIN, fingers)
+        yield action(
+            (way - LOOK_AHEAD * (hand - before)) * POSITION_GAIN, turn * ROTATION_GAIN, fingers
+        )
         before = hand
 
 

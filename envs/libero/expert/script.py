@@ -48,13 +48,17 @@ def pursue_goal(simulator: "TaskSimulator") -> Iterator[Action]:
     goal, attempt = in_order(simulator.env.parsed_problem["goal_state"], parts), 0
     while True:
         for place, predicate in enumerate(goal):
-            if not simulator.env._eval_predicate(predicate) and is_time(simulator, predicate, before=goal[:place]):
+            if not simulator.env._eval_predicate(predicate) and is_time(
+                simulator, predicate, before=goal[:place]
+            ):
                 yield from _fulfil(simulator, predicate, attempt)
         yield from hold(OPEN, WAIT_STEPS)
         attempt += 1
 
 
-def is_time(simulator: "TaskSimulator", predicate: Sequence[str], *, before: Sequence[Sequence[str]]) -> bool:
+def is_time(
+    simulator: "TaskSimulator", predicate: Sequence[str], *, before: Sequence[Sequence[str]]
+) -> bool:
     """What is closed stays open until all that comes before has been done: a second attempt needs it open."""
     return predicate[0] != "close" or all(simulator.env._eval_predicate(other) for other in before)
 
@@ -72,17 +76,21 @@ def in_order(goal: Sequence[Sequence[str]], parts: Mapping[str, str | None]) -> 
     placements = [predicate for predicate in goal if len(predicate) == 3]
     place_of = {thing: place for place, (_, thing, _) in enumerate(placements)}
     under = [parts.get(target) or target for _, _, target in placements]
-    order = TopologicalSorter({place: [place_of[thing]] if thing in place_of else [] for place, thing in enumerate(under)}).static_order()
+    order = TopologicalSorter(
+        {place: [place_of[thing]] if thing in place_of else [] for place, thing in enumerate(under)}
+    ).static_order()
     filled = {*under, *(target for _, _, target in placements)}
-    shut = [predicate for predicate in goal if predicate[0] == "close" and predicate[1] not in filled]
+    shut = [
+        predicate for predicate in goal if predicate[0] == "close" and predicate[1] not in filled
+    ]
     before = [predicate for predicate in goal if len(predicate) == 2 and predicate[0] != "close"]
     after = [predicate for predicate in goal if predicate[0] == "close" and predicate[1] in filled]
     return [*shut, *before, *(placements[place] for place in order), *after]
 
 
 def _fulfil(simulator: "TaskSimulator", predicate: Sequence[str], attempt: int) -> Iterator[Action]:
+    from envs.libero.expert import skills
     from envs.libero.expert.insert import cave, insert
-    from envs.libero.expert.script import skills
 
     verb, subject, *target = predicate
     match verb:

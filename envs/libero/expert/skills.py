@@ -10,7 +10,19 @@ import mujoco
 import numpy as np
 
 from envs.libero.expert.grasps import MOUTH_M, TIP_M, Grasp, grasps
-from envs.libero.expert.motion import CLOSED, OPEN, PASSED_M, Motion, grip, hold, leaning, move, nearest_roll, nearest_yaw, pointing_down
+from envs.libero.expert.motion import (
+    CLOSED,
+    OPEN,
+    PASSED_M,
+    Motion,
+    grip,
+    hold,
+    leaning,
+    move,
+    nearest_roll,
+    nearest_yaw,
+    pointing_down,
+)
 from envs.libero.expert.ways import free_place, pass_over
 from envs.libero.scene import (
     Extent,
@@ -34,7 +46,9 @@ FLAT_REGION_M = 0.01
 THIN_M = 0.025  # a wide thing that is lower slips from the fingers when it is lifted at its rim
 SKIM_M = 0.002  # height of the finger tips over the table while a thing is drawn over it
 FIST_M = 0.015  # half the thickness of the closed fingers
-LEAN_RAD = np.pi / 6  # of the hand that pushes a drawer: upright, its palm would meet the handles above
+LEAN_RAD = (
+    np.pi / 6
+)  # of the hand that pushes a drawer: upright, its palm would meet the handles above
 PUSH_M = 0.02  # how far a push aims beyond the end: the controller gives way before a drawer with friction does
 PUSH_LIMIT = 25  # steps of the end of a push: what is shut by then stays shut
 OPENED = 0.97  # of the way to its open end, where a pull may stop
@@ -64,20 +78,34 @@ def place(simulator: TaskSimulator, name: str, target: str, *, attempt: int) -> 
     spot, surface = destination(simulator, target)
     resting = Extent(simulator, body).bottom
     carried = max(surface + CARRY_M, resting + APPROACH_M)
-    yield from move(simulator, above(grasp.point, carried - resting), pointing_down(grasp.yaw), CLOSED, near=PASSED_M)
+    yield from move(
+        simulator,
+        above(grasp.point, carried - resting),
+        pointing_down(grasp.yaw),
+        CLOSED,
+        near=PASSED_M,
+    )
     if Extent(simulator, body).bottom < resting + LIFTED_M:
         return
     yaw = grasp.yaw + turn_to_fit(simulator, body, target)
     parent = region_parent(simulator, target) if is_region(simulator, target) else None
-    if parent is not None:  # of places on the table there is one only: with a mug's origin beside its axis, an edge is outside
+    if (
+        parent is not None
+    ):  # of places on the table there is one only: with a mug's origin beside its axis, an edge is outside
         spot = free_place(simulator, body, target, parent, surface=surface, yaw=yaw)
-    for height, near in ((carried, PASSED_M), (carried, 0.5 * PASSED_M), (surface + DROP_M, 0.5 * PASSED_M)):
+    for height, near in (
+        (carried, PASSED_M),
+        (carried, 0.5 * PASSED_M),
+        (surface + DROP_M, 0.5 * PASSED_M),
+    ):
         hand, _ = gripper_pose(simulator)
         # The thing's lowest point is brought there, wherever the fingers hold it.
         offset = hand - [*simulator.data.subtree_com[body][:2], Extent(simulator, body).bottom]
         to = np.array([*spot, height]) + offset
         if height == carried:
-            yield from pass_over(simulator, to, pointing_down(yaw), CLOSED, thing=body, held=True, near=near)
+            yield from pass_over(
+                simulator, to, pointing_down(yaw), CLOSED, thing=body, held=True, near=near
+            )
         else:
             yield from move(simulator, to, pointing_down(yaw), CLOSED, near=near)
     yield from hold(OPEN, RELEASE_STEPS)
@@ -121,7 +149,10 @@ def turn_to_fit(simulator: TaskSimulator, body: int, target: str) -> float:
     """Angle by which a long thing is turned to lie along a narrow region, at most a quarter; 0 where it fits as it is."""
     if not is_region(simulator, target):
         return 0.0
-    half, region = np.asarray(simulator.env.object_sites_dict[target].size[:2]), simulator.data.site(target).xmat.reshape(3, 3)
+    half, region = (
+        np.asarray(simulator.env.object_sites_dict[target].size[:2]),
+        simulator.data.site(target).xmat.reshape(3, 3),
+    )
     heading = level_heading(simulator.data.xmat[body].reshape(3, 3))
     size = Extent(simulator, body, yaw=heading).size[:2]
     if size.max() < 2 * half.min():
@@ -134,10 +165,14 @@ def destination(simulator: TaskSimulator, target: str) -> tuple[Vector, float]:
     """Where to set something down: x and y, and the height of the surface there."""
     if not is_region(simulator, target):
         extent = Extent(simulator, object_body(simulator, target))
-        return simulator.data.xpos[object_body(simulator, target)][:2].copy(), (extent.bottom + extent.top) / 2
+        return simulator.data.xpos[object_body(simulator, target)][:2].copy(), (
+            extent.bottom + extent.top
+        ) / 2
     centre, half = simulator.data.site(target).xpos, region_half(simulator, target)
     # A flat region is a surface; into a deep one things fall from its upper part, for the palm is wider than a basket.
-    return centre[:2].copy(), float(centre[2] + (half[2] if half[2] < FLAT_REGION_M else 0.3 * half[2]))
+    return centre[:2].copy(), float(
+        centre[2] + (half[2] if half[2] < FLAT_REGION_M else 0.3 * half[2])
+    )
 
 
 def close(simulator: TaskSimulator, name: str) -> Motion:
@@ -146,7 +181,9 @@ def close(simulator: TaskSimulator, name: str) -> Motion:
     start = _handle(simulator, part)
     opening = _opening(part, start)
     lean = 0.0 if part.hinge else LEAN_RAD
-    outside = start + opening * (FIST_M * np.cos(lean) + TIP_M * np.sin(lean) + _reach(simulator, part, opening))
+    outside = start + opening * (
+        FIST_M * np.cos(lean) + TIP_M * np.sin(lean) + _reach(simulator, part, opening)
+    )
     # Closed fingers are widest along y: that side is set square to the push.
     rotation = nearest_roll(simulator, leaning(opening, lean))
     far = outside + opening * 0.05
@@ -155,7 +192,9 @@ def close(simulator: TaskSimulator, name: str) -> Motion:
     for value in _values(part, part.closed):
         yield from move(simulator, _carried(part, outside, value), rotation, CLOSED, near=PASSED_M)
     beyond = _carried(part, outside, part.closed)
-    yield from move(simulator, beyond - _opening(part, beyond) * PUSH_M, rotation, CLOSED, limit=PUSH_LIMIT)
+    yield from move(
+        simulator, beyond - _opening(part, beyond) * PUSH_M, rotation, CLOSED, limit=PUSH_LIMIT
+    )
     yield from retreat(simulator, away=_opening(part, beyond))
 
 
@@ -164,18 +203,33 @@ def pull_open(simulator: TaskSimulator, name: str) -> Motion:
     part = moving_part(simulator, name)
     handle = _handle(simulator, part)
     opening = _opening(part, handle)
-    across = part.axis if part.hinge else np.array([0.0, 0.0, 1.0])  # the handle's length: upright on a door, level on a drawer
+    across = (
+        part.axis if part.hinge else np.array([0.0, 0.0, 1.0])
+    )  # the handle's length: upright on a door, level on a drawer
     fingers = np.cross(across, opening) if part.hinge else across
-    rotation = nearest_roll(simulator, np.column_stack([fingers, np.cross(-opening, fingers), -opening]))
+    rotation = nearest_roll(
+        simulator, np.column_stack([fingers, np.cross(-opening, fingers), -opening])
+    )
     far = handle + opening * APPROACH_M
     yield from move(simulator, above(far, 0.06), rotation, OPEN, near=PASSED_M)
     yield from move(simulator, far, rotation, OPEN)
     yield from move(simulator, handle, rotation, OPEN)
     yield from grip(simulator)
     for value in _values(part, part.value + OPENED * (part.open - part.value)):
-        yield from move(simulator, _carried(part, handle, value), _carried_rotation(part, rotation, value), CLOSED, near=PASSED_M)
+        yield from move(
+            simulator,
+            _carried(part, handle, value),
+            _carried_rotation(part, rotation, value),
+            CLOSED,
+            near=PASSED_M,
+        )
     hand, _ = gripper_pose(simulator)
-    yield from move(simulator, hand + _opening(part, hand) * PUSH_M, _carried_rotation(part, rotation, part.open), CLOSED)
+    yield from move(
+        simulator,
+        hand + _opening(part, hand) * PUSH_M,
+        _carried_rotation(part, rotation, part.open),
+        CLOSED,
+    )
     yield from hold(OPEN, RELEASE_STEPS)
     yield from retreat(simulator, away=_opening(part, hand))
 
@@ -186,8 +240,14 @@ def turn(simulator: TaskSimulator, name: str, *, on: bool) -> Motion:
     bar = _top_geom(simulator, part)
     wanted = part.closed + TURNED_RAD * np.sign(part.open - part.closed) if on else part.closed
     angle = float((wanted - part.value) * part.axis[2])
-    yaws = [yaw for yaw in (_thin_side(simulator, bar) + np.pi * k for k in (-1, 0, 1)) if abs(yaw) <= np.pi]
-    yaw = min(yaws, key=lambda start: abs(start) + abs(start + angle))  # the one that keeps the wrist near its middle
+    yaws = [
+        yaw
+        for yaw in (_thin_side(simulator, bar) + np.pi * k for k in (-1, 0, 1))
+        if abs(yaw) <= np.pi
+    ]
+    yaw = min(
+        yaws, key=lambda start: abs(start) + abs(start + angle)
+    )  # the one that keeps the wrist near its middle
     point = simulator.data.geom_xpos[bar].copy()
     yield from move(simulator, above(point, APPROACH_M), pointing_down(yaw), OPEN, near=PASSED_M)
     yield from move(simulator, point, pointing_down(yaw), OPEN)
@@ -210,7 +270,11 @@ def retreat(simulator: TaskSimulator, *, away: Vector | None = None) -> Motion:
 def moving_part(simulator: TaskSimulator, name: str) -> Part:
     """The part that a region of a fixture, or a fixture with one joint, names."""
     env, model, data = simulator.env, simulator.model, simulator.data
-    joints = env.object_sites_dict[name].joints if is_region(simulator, name) else env.fixtures_dict[name].joints
+    joints = (
+        env.object_sites_dict[name].joints
+        if is_region(simulator, name)
+        else env.fixtures_dict[name].joints
+    )
     number = model.joint(joints[0]).id
     near, far = sorted(model.jnt_range[number], key=abs)
     return Part(
@@ -253,7 +317,10 @@ def _handle_geom(simulator: TaskSimulator, part: Part) -> int:
 
 def _top_geom(simulator: TaskSimulator, part: Part) -> int:
     """The bar of a knob: what lies highest."""
-    return max(colliding_geoms(simulator, part.body), key=lambda geom: float(simulator.data.geom_xpos[geom][2]))
+    return max(
+        colliding_geoms(simulator, part.body),
+        key=lambda geom: float(simulator.data.geom_xpos[geom][2]),
+    )
 
 
 def _thin_side(simulator: TaskSimulator, geom: int) -> float:
@@ -272,7 +339,9 @@ def _opening(part: Part, point: Vector) -> Vector:
 
 def _values(part: Part, end: float) -> list[float]:
     """Joint values on the way to `end`, the last included."""
-    length = abs(end - part.value) * (0.25 if part.hinge else 1.0)  # doors are a quarter of a metre wide
+    length = abs(end - part.value) * (
+        0.25 if part.hinge else 1.0
+    )  # doors are a quarter of a metre wide
     return list(np.linspace(part.value, end, max(2, int(length / STRIDE_M) + 1))[1:])
 
 
@@ -303,4 +372,6 @@ def _reach(simulator: TaskSimulator, part: Part, direction: Vector) -> float:
 
 def _over(simulator: TaskSimulator, part: Part, point: Vector) -> Vector:
     """The point above everything that stands on the part, to come down from."""
-    return np.array([point[0], point[1], max(Extent(simulator, part.body).top, point[2]) + APPROACH_M])
+    return np.array(
+        [point[0], point[1], max(Extent(simulator, part.body).top, point[2]) + APPROACH_M]
+    )

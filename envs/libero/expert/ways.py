@@ -28,7 +28,14 @@ class Moving(NamedTuple):
 
 
 def pass_over(
-    simulator: TaskSimulator, to: Vector, rotation: Vector, fingers: float, *, thing: int, held: bool = False, near: float = PASSED_M
+    simulator: TaskSimulator,
+    to: Vector,
+    rotation: Vector,
+    fingers: float,
+    *,
+    thing: int,
+    held: bool = False,
+    near: float = PASSED_M,
 ) -> Motion:
     """Move to `to`, up and across first where the straight way would knock over something other than `thing`, which may be `held`.
 
@@ -36,11 +43,17 @@ def pass_over(
     """
     hand, now = gripper_pose(simulator)
     moving = around_hand(simulator, held=thing if held else None)
-    others = [body for name in simulator.env.objects_dict if (body := object_body(simulator, name)) != thing]
+    others = [
+        body
+        for name in simulator.env.objects_dict
+        if (body := object_body(simulator, name)) != thing
+    ]
     top = highest_met(simulator, moving, hand, to, yaw=hand_yaw(rotation), bodies=others)
     if top is not None:
         over = max(top + OVER_M - float(moving.low[:, 2].min()), float(to[2]))
-        yield from move(simulator, np.array([hand[0], hand[1], max(over, hand[2])]), now, fingers, near=PASSED_M)
+        yield from move(
+            simulator, np.array([hand[0], hand[1], max(over, hand[2])]), now, fingers, near=PASSED_M
+        )
         yield from move(simulator, np.array([to[0], to[1], over]), rotation, fingers, near=PASSED_M)
     yield from move(simulator, to, rotation, fingers, near=near)
 
@@ -59,19 +72,33 @@ def around_hand(simulator: TaskSimulator, *, held: int | None = None) -> Moving:
     return Moving(np.array(lows), np.array(highs))
 
 
-def highest_met(simulator: TaskSimulator, moving: Moving, start: Vector, end: Vector, *, yaw: float, bodies: list[int]) -> float | None:
+def highest_met(
+    simulator: TaskSimulator,
+    moving: Moving,
+    start: Vector,
+    end: Vector,
+    *,
+    yaw: float,
+    bodies: list[int],
+) -> float | None:
     """Height of the highest shape of `bodies` that `moving`, turned by `yaw`, meets on its straight way; None where it meets nothing."""
     low, high = boxes(simulator, bodies, yaw=yaw)
     points = [start + share * (end - start) for share in np.linspace(0.0, 1.0, SAMPLES)[1:]]
-    met = np.any([_shared(moving, turned(yaw).T @ point, low, high) > 0 for point in points], axis=0)
+    met = np.any(
+        [_shared(moving, turned(yaw).T @ point, low, high) > 0 for point in points], axis=0
+    )
     return float(high[met, 2].max()) if met.any() else None
 
 
-def free_place(simulator: TaskSimulator, thing: int, target: str, parent: str, *, surface: float, yaw: float) -> Vector:
+def free_place(
+    simulator: TaskSimulator, thing: int, target: str, parent: str, *, surface: float, yaw: float
+) -> Vector:
     """Where [2] in a region of `parent` the hand can set down the `thing` that it holds: the middle, or else far from what is met there."""
     centre, half = simulator.data.site(target).xpos[:2].copy(), region_half(simulator, target)[:2]
     own = {thing, object_body(simulator, parent)}
-    low, high = boxes(simulator, [body for body in simulator.env.obj_body_id.values() if body not in own], yaw=yaw)
+    low, high = boxes(
+        simulator, [body for body in simulator.env.obj_body_id.values() if body not in own], yaw=yaw
+    )
     hand, _ = gripper_pose(simulator)
     moving = around_hand(simulator, held=thing)
     offset = np.array([*(hand - simulator.data.subtree_com[thing])[:2], -moving.low[-1, 2]])

@@ -7,10 +7,27 @@ A fixture does not move, so MuJoCo lets its drawers and doors collide with its f
 
 import math
 
-from envs.libero.stand_in.geometry import Colour, Joint, Lamp, Part, Region, Solid, Thing, block, box, single, tray, upright
+from envs.libero.stand_in.geometry import (
+    Colour,
+    Joint,
+    Lamp,
+    Part,
+    Region,
+    Solid,
+    Thing,
+    block,
+    box,
+    single,
+    tray,
+    upright,
+)
 from envs.libero.stand_in.objects import BLACK, RED, STEEL, WHITE, WOOD
 
-LEVELS = {"top": (0.1511, 0.2157, 0.18563), "middle": (0.0814, 0.1459, 0.1169), "bottom": (0.0128, 0.0774, 0.04701)}
+LEVELS = {
+    "top": (0.1511, 0.2157, 0.18563),
+    "middle": (0.0814, 0.1459, 0.1169),
+    "bottom": (0.0128, 0.0774, 0.04701),
+}
 """Drawers of a cabinet: floor, rim, and middle of the containing region above the cabinet's origin."""
 NARROWER = 0.008
 """Of a drawer at each side than the benchmark's, in metres: some initial states of kitchen scene 4 let the wine bottle fall on the open
@@ -27,28 +44,54 @@ def cabinet(name: str, colour: Colour, handle: Colour) -> Thing:
             block((-0.1173, -0.0790, 0.0084), (-0.1070, 0.1117, 0.2201), colour),
             block((0.1138, -0.0790, 0.0084), (0.1242, 0.1117, 0.2201), colour),
             block((-0.1070, 0.1074, 0.0084), (0.1138, 0.1117, 0.2201), colour),
-            *(block((-0.1070, -0.0707, z - 0.0009), (0.1138, 0.1074, z + 0.0009), colour) for z in (0.0093, 0.0793, 0.1494)),
+            *(
+                block((-0.1070, -0.0707, z - 0.0009), (0.1138, 0.1074, z + 0.0009), colour)
+                for z in (0.0093, 0.0793, 0.1494)
+            ),
             block((-0.1234, -0.0783, 0.2201), (0.1312, 0.1099, 0.2230), colour),
         ),
         regions=(Region("top_side", (0.00354, 0.01567, 0.22152), (0.12534, 0.09438, 0.00147)),),
         parts=tuple(_drawer(level, colour, handle) for level in LEVELS),
     )
-    return Thing(name, Part("object", parts=(frame,)), mass=2.0, bottom=-0.045, top=0.045, radius=0.045)
+    return Thing(
+        name, Part("object", parts=(frame,)), mass=2.0, bottom=-0.045, top=0.045, radius=0.045
+    )
 
 
 def _drawer(level: str, colour: Colour, handle: Colour) -> Part:
     low, high, middle = LEVELS[level]
     solids = [
-        *tray((-0.1043 + NARROWER, -0.0725, low), (0.1110 - NARROWER, 0.0940, high), thickness=0.005, colour=colour),
-        block((-0.1060 + NARROWER, -0.0779, low - 0.0010), (0.1127 - NARROWER, -0.0725, high), colour),
-        block((-0.0472, -0.1098, (low + high) / 2 - 0.0077), (0.0417, -0.0934, (low + high) / 2 + 0.0077), handle),
-        block((-0.0407, -0.0934, (low + high) / 2 - 0.0055), (-0.0305, -0.0779, (low + high) / 2 + 0.0055), handle),
-        block((0.0241, -0.0934, (low + high) / 2 - 0.0055), (0.0342, -0.0779, (low + high) / 2 + 0.0055), handle),
+        *tray(
+            (-0.1043 + NARROWER, -0.0725, low),
+            (0.1110 - NARROWER, 0.0940, high),
+            thickness=0.005,
+            colour=colour,
+        ),
+        block(
+            (-0.1060 + NARROWER, -0.0779, low - 0.0010), (0.1127 - NARROWER, -0.0725, high), colour
+        ),
+        block(
+            (-0.0472, -0.1098, (low + high) / 2 - 0.0077),
+            (0.0417, -0.0934, (low + high) / 2 + 0.0077),
+            handle,
+        ),
+        block(
+            (-0.0407, -0.0934, (low + high) / 2 - 0.0055),
+            (-0.0305, -0.0779, (low + high) / 2 + 0.0055),
+            handle,
+        ),
+        block(
+            (0.0241, -0.0934, (low + high) / 2 - 0.0055),
+            (0.0342, -0.0779, (low + high) / 2 + 0.0055),
+            handle,
+        ),
     ]
     return Part(
         f"cabinet_{level}",
         solids=tuple(solids),
-        regions=(Region(f"{level}_region", (0.00328, 0.01128, middle), (0.10224, 0.07561, 0.02993)),),
+        regions=(
+            Region(f"{level}_region", (0.00328, 0.01128, middle), (0.10224, 0.07561, 0.02993)),
+        ),
         joint=Joint(f"{level}_level", "slide", (0.0, 1.0, 0.0), (-0.16, 0.01), damping=50.0),
         mass=3.0,
         inertia=1.0,
@@ -84,7 +127,14 @@ def microwave() -> Thing:
         Region("top_side", (0.0, 0.01, 0.2), (0.12, 0.0835, 0.005)),
         Region("heating_region", (0.0, 0.01, 0.096), (0.12, 0.0835, 0.08)),
     )
-    return Thing("microwave", Part("object", shell, regions, parts=(door,)), mass=3.0, bottom=-0.06, top=0.06, radius=0.015)
+    return Thing(
+        "microwave",
+        Part("object", shell, regions, parts=(door,)),
+        mass=3.0,
+        bottom=-0.06,
+        top=0.06,
+        radius=0.015,
+    )
 
 
 def stove() -> Thing:
@@ -102,14 +152,22 @@ def stove() -> Thing:
     )
     knob = Part(
         "button",
-        solids=(upright(0.045, 0.0004, 0.0128, STEEL), box((0.009, 0.04, 0.0125), (0.0, 0.0, 0.0253), WHITE)),
+        solids=(
+            upright(0.045, 0.0004, 0.0128, STEEL),
+            box((0.009, 0.04, 0.0125), (0.0, 0.0, 0.0253), WHITE),
+        ),
         joint=Joint("button", "hinge", (0.0, 0.0, 1.0), (-0.005, 2.1), damping=1.0),
         mass=3.0,
         inertia=1.0,
         turned=(math.sqrt(0.5), 0.0, 0.0, math.sqrt(0.5)),
     )
     return Thing(
-        "flat_stove", Part("object", parts=(Part("base", parts=(burner, knob)),)), mass=1.5, bottom=-0.045, top=0.045, radius=0.045
+        "flat_stove",
+        Part("object", parts=(Part("base", parts=(burner, knob)),)),
+        mass=1.5,
+        bottom=-0.045,
+        top=0.045,
+        radius=0.045,
     )
 
 
@@ -133,7 +191,12 @@ def wine_rack() -> Thing:
         block((-0.13, -0.12, -0.0022), (-0.115, 0.129, 0.0111), WOOD),
         block((0.115, -0.12, -0.0022), (0.13, 0.129, 0.0111), WOOD),
     ]
-    tilted = (math.cos(math.radians(31.3)), -math.sin(math.radians(31.3)), 0.0, 0.0)  # its z axis runs up the plank
+    tilted = (
+        math.cos(math.radians(31.3)),
+        -math.sin(math.radians(31.3)),
+        0.0,
+        0.0,
+    )  # its z axis runs up the plank
     region = Region("top_region", (0.0, -0.08, 0.2174), (0.1009, 0.022, 0.0025), tilted)
     return single("wine_rack", solids, mass=1.0, regions=[region])
 
@@ -159,11 +222,16 @@ def desk_caddy() -> Thing:
     """Four compartments for books: left and right over the whole depth, and one behind the other in the middle."""
     solids = [
         block((-0.0755, -0.2169, 0.0014), (0.0755, 0.2169, 0.0138), WOOD),
-        *(block((-0.0755, y - 0.0035, 0.0138), (0.0755, y + 0.0035, 0.13), WOOD) for y in (-0.2130, -0.0700, 0.0700, 0.2130)),
+        *(
+            block((-0.0755, y - 0.0035, 0.0138), (0.0755, y + 0.0035, 0.13), WOOD)
+            for y in (-0.2130, -0.0700, 0.0700, 0.2130)
+        ),
         block((0.0668, -0.2095, 0.0138), (0.0755, 0.2095, 0.13), WOOD),
         block((-0.0755, -0.2095, 0.0138), (-0.0668, 0.2095, 0.07), WOOD),
         block((-0.0036, -0.0665, 0.0138), (0.0024, 0.0665, 0.1), WOOD),
-        block((0.0024, -0.0665, 0.0138), (0.0668, 0.0665, 0.03), WOOD),  # raised: the region behind begins 1.5 cm above the origin
+        block(
+            (0.0024, -0.0665, 0.0138), (0.0668, 0.0665, 0.03), WOOD
+        ),  # raised: the region behind begins 1.5 cm above the origin
     ]
     regions = [
         Region("right_contain_region", (0.0063, -0.1434, 0.0656), (0.062, 0.0622, 0.0605)),

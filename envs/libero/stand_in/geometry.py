@@ -15,7 +15,12 @@ Colour = tuple[float, float, float]
 Quaternion = tuple[float, float, float, float]
 
 UPRIGHT: Quaternion = (1.0, 0.0, 0.0, 0.0)
-ALONG_Y: Quaternion = (math.sqrt(0.5), math.sqrt(0.5), 0.0, 0.0)  # turns a cylinder's axis from z to y
+ALONG_Y: Quaternion = (
+    math.sqrt(0.5),
+    math.sqrt(0.5),
+    0.0,
+    0.0,
+)  # turns a cylinder's axis from z to y
 ALONG_X: Quaternion = (math.sqrt(0.5), 0.0, math.sqrt(0.5), 0.0)
 # Contact of the benchmark's objects (their asset files): stiff, and rubber-like friction that lets two fingers hold a bottle.
 CONTACT = {"friction": "0.95 0.3 0.1", "solref": "0.001 1", "solimp": "0.998 0.998 0.001"}
@@ -108,7 +113,9 @@ class Thing:
     them where fixtures stand; so they are the values of the benchmark's assets, even where the shape is another."""
 
 
-def box(half: Vector, at: Vector, colour: Colour, *, turned: Quaternion = UPRIGHT, collides: bool = True) -> Solid:
+def box(
+    half: Vector, at: Vector, colour: Colour, *, turned: Quaternion = UPRIGHT, collides: bool = True
+) -> Solid:
     """A box of half lengths `half`."""
     return Solid("box", half, at, colour, turned, collides)
 
@@ -120,18 +127,30 @@ def block(low: Vector, high: Vector, colour: Colour) -> Solid:
     return Solid("box", half, middle, colour)  # type: ignore[arg-type]  # zip forgets the length
 
 
-def upright(radius: float, low: float, high: float, colour: Colour, *, x: float = 0.0, y: float = 0.0) -> Solid:
+def upright(
+    radius: float, low: float, high: float, colour: Colour, *, x: float = 0.0, y: float = 0.0
+) -> Solid:
     """A cylinder from height `low` to `high`."""
     return Solid("cylinder", (radius, (high - low) / 2), (x, y, (low + high) / 2), colour)
 
 
 def lying(radius: float, low: float, high: float, colour: Colour) -> Solid:
     """A cylinder along y: bottles and cans whose own upward axis is y."""
-    return Solid("cylinder", (radius, (high - low) / 2), (0.0, (low + high) / 2, 0.0), colour, ALONG_Y)
+    return Solid(
+        "cylinder", (radius, (high - low) / 2), (0.0, (low + high) / 2, 0.0), colour, ALONG_Y
+    )
 
 
 def wall_ring(
-    *, low: float, high: float, radius_low: float, radius_high: float, thickness: float, colour: Colour, sides: int = 12, x: float = 0.0
+    *,
+    low: float,
+    high: float,
+    radius_low: float,
+    radius_high: float,
+    thickness: float,
+    colour: Colour,
+    sides: int = 12,
+    x: float = 0.0,
 ) -> list[Solid]:
     """A cup's wall: `sides` flat boxes between the circles of outer radius `radius_low` at height `low` and `radius_high` at `high`."""
     lean = math.atan2(radius_high - radius_low, high - low)
@@ -148,11 +167,31 @@ def wall_ring(
 
 
 def bowl(
-    *, low: float, high: float, foot: float, rim: float, thickness: float, colour: Colour, x: float = 0.0, sides: int = 12
+    *,
+    low: float,
+    high: float,
+    foot: float,
+    rim: float,
+    thickness: float,
+    colour: Colour,
+    x: float = 0.0,
+    sides: int = 12,
 ) -> list[Solid]:
     """An open vessel: a round floor of radius `foot` and a wall that widens to radius `rim`."""
     floor = upright(foot, low, low + thickness, colour, x=x)
-    return [floor, *wall_ring(low=low, high=high, radius_low=foot, radius_high=rim, thickness=thickness, colour=colour, sides=sides, x=x)]
+    return [
+        floor,
+        *wall_ring(
+            low=low,
+            high=high,
+            radius_low=foot,
+            radius_high=rim,
+            thickness=thickness,
+            colour=colour,
+            sides=sides,
+            x=x,
+        ),
+    ]
 
 
 def tray(low: Vector, high: Vector, *, thickness: float, colour: Colour) -> list[Solid]:
@@ -190,28 +229,67 @@ def numbers(values: Iterable[float]) -> str:
     return " ".join(f"{value:.6g}" for value in values)
 
 
-def geoms(solid: Solid, *, density: float, contact: dict[str, str] = CONTACT) -> list[dict[str, str]]:
+def geoms(
+    solid: Solid, *, density: float, contact: dict[str, str] = CONTACT
+) -> list[dict[str, str]]:
     """Attributes of the geom that collides and of the one that is seen."""
-    shape = {"type": solid.kind, "size": numbers(solid.size), "pos": numbers(solid.at), "quat": numbers(solid.turned)}
+    shape = {
+        "type": solid.kind,
+        "size": numbers(solid.size),
+        "pos": numbers(solid.at),
+        "quat": numbers(solid.turned),
+    }
     shape["rgba"] = numbers((*solid.colour, 1.0))
     seen = shape | {"group": "1", "contype": "0", "conaffinity": "0", "mass": "0"}
-    return [shape | contact | {"group": "0", "density": numbers((density,))}, seen] if solid.collides else [seen]
+    return (
+        [shape | contact | {"group": "0", "density": numbers((density,))}, seen]
+        if solid.collides
+        else [seen]
+    )
 
 
 def _append(parent: ET.Element, part: Part, *, density: float) -> None:
-    body = ET.SubElement(parent, "body", name=part.name, pos=numbers(part.at), quat=numbers(part.turned))
+    body = ET.SubElement(
+        parent, "body", name=part.name, pos=numbers(part.at), quat=numbers(part.turned)
+    )
     if part.mass:
-        ET.SubElement(body, "inertial", pos="0 0 0", mass=numbers((part.mass,)), diaginertia=numbers((part.inertia,) * 3))
+        ET.SubElement(
+            body,
+            "inertial",
+            pos="0 0 0",
+            mass=numbers((part.mass,)),
+            diaginertia=numbers((part.inertia,) * 3),
+        )
     if part.joint:
         joint = part.joint
-        attributes = {"name": joint.name, "type": joint.kind, "axis": numbers(joint.axis), "damping": numbers((joint.damping,))}
-        ET.SubElement(body, "joint", attributes | {"limited": "true", "range": numbers(joint.limits)})
+        attributes = {
+            "name": joint.name,
+            "type": joint.kind,
+            "axis": numbers(joint.axis),
+            "damping": numbers((joint.damping,)),
+        }
+        ET.SubElement(
+            body, "joint", attributes | {"limited": "true", "range": numbers(joint.limits)}
+        )
     for region in part.regions:
-        attributes = {"name": region.name, "pos": numbers(region.at), "quat": numbers(region.turned), "size": numbers(region.half)}
+        attributes = {
+            "name": region.name,
+            "pos": numbers(region.at),
+            "quat": numbers(region.turned),
+            "size": numbers(region.half),
+        }
         ET.SubElement(body, "site", attributes | {"type": "box", "group": "0", "rgba": "0.8 0 0 0"})
     for lamp in part.lamps:
-        attributes = {"name": lamp.name, "pos": numbers(lamp.at), "size": numbers((lamp.radius, 0.0005))}
-        ET.SubElement(body, "site", attributes | {"type": "cylinder", "group": "0", "rgba": numbers((*lamp.colour, 0.0))})
+        attributes = {
+            "name": lamp.name,
+            "pos": numbers(lamp.at),
+            "size": numbers((lamp.radius, 0.0005)),
+        }
+        ET.SubElement(
+            body,
+            "site",
+            attributes | {"type": "cylinder", "group": "0", "rgba": numbers((*lamp.colour, 0.0))},
+        )
     for solid in part.solids:
         for attributes in geoms(solid, density=density):
             ET.SubElement(body, "geom", attributes)
@@ -227,7 +305,12 @@ def _solids(part: Part) -> list[Solid]:
 
 def _turn(*, about_z: float, then_about_y: float) -> Quaternion:
     """The rotation about z and then about the new y axis: w x y z."""
-    cz, sz, cy, sy = math.cos(about_z / 2), math.sin(about_z / 2), math.cos(then_about_y / 2), math.sin(then_about_y / 2)
+    cz, sz, cy, sy = (
+        math.cos(about_z / 2),
+        math.sin(about_z / 2),
+        math.cos(then_about_y / 2),
+        math.sin(then_about_y / 2),
+    )
     return (cz * cy, -sz * sy, cz * sy, sz * cy)
 
 

@@ -22,7 +22,12 @@ WALL_TEXTURES: dict[str, tuple[Colour, Colour]] = {
 TABLE_WOOD: Colour = (0.72, 0.55, 0.38)
 DARK_WOOD: Colour = (0.45, 0.3, 0.2)
 SEEN = {"group": "1", "contype": "0", "conaffinity": "0"}
-LAMP = {"diffuse": "0.8 0.8 0.8", "specular": "0.3 0.3 0.3", "directional": "false", "castshadow": "false"}
+LAMP = {
+    "diffuse": "0.8 0.8 0.8",
+    "specular": "0.3 0.3 0.3",
+    "directional": "false",
+    "castshadow": "false",
+}
 LAMPS = (((1.0, 1.0, 4.0), (0.0, -0.15, -1.0)), ((-3.0, -3.0, 4.0), (0.0, -0.15, -1.0)))
 # MuJoCo's default stiffness, as the benchmark's floor has it. The initial states put bottles 3 cm deep into the living room's table; its
 # own contact, as stiff as the objects', throws them 60 cm into the air, from where they do not come down within the settling steps.
@@ -52,10 +57,29 @@ def _scene(*, table: ET.Element | None = None, floor_in_body: bool = False) -> s
         ("tex-wall", next(iter(WALL_TEXTURES)), "walls_mat"),
     ):
         ET.SubElement(asset, "texture", name=name, type="2d", file=f"../textures/{file}")
-        ET.SubElement(asset, "material", name=material, texture=name, texrepeat="3 3", texuniform="true", reflectance="0", specular="0.2")
+        ET.SubElement(
+            asset,
+            "material",
+            name=material,
+            texture=name,
+            texrepeat="3 3",
+            texuniform="true",
+            reflectance="0",
+            specular="0.2",
+        )
     world = ET.SubElement(model, "worldbody")
     ground = ET.SubElement(world, "body", name="floor", pos="0 0 0") if floor_in_body else world
-    ET.SubElement(ground, "geom", name="floor", type="plane", pos="0 0 0", size="3 3 0.125", condim="3", group="1", material="floorplane")
+    ET.SubElement(
+        ground,
+        "geom",
+        name="floor",
+        type="plane",
+        pos="0 0 0",
+        size="3 3 0.125",
+        condim="3",
+        group="1",
+        material="floorplane",
+    )
     for name, at, half in (
         ("wall_rear_visual", (-2.0, 0.0, 1.5), (0.01, 3.0, 1.5)),
         ("wall_front_visual", (3.0, 0.0, 1.5), (0.01, 3.0, 1.5)),
@@ -63,12 +87,25 @@ def _scene(*, table: ET.Element | None = None, floor_in_body: bool = False) -> s
         ("wall_right_visual", (0.5, -3.0, 1.5), (2.5, 0.01, 1.5)),
     ):
         ET.SubElement(
-            world, "geom", {**SEEN, "name": name, "type": "box", "pos": numbers(at), "size": numbers(half), "material": "walls_mat"}
+            world,
+            "geom",
+            {
+                **SEEN,
+                "name": name,
+                "type": "box",
+                "pos": numbers(at),
+                "size": numbers(half),
+                "material": "walls_mat",
+            },
         )
     if table is not None:
         world.append(table)
     for number, (at, towards) in enumerate(LAMPS, start=1):
-        ET.SubElement(world, "light", {**LAMP, "name": f"light{number}", "pos": numbers(at), "dir": numbers(towards)})
+        ET.SubElement(
+            world,
+            "light",
+            {**LAMP, "name": f"light{number}", "pos": numbers(at), "dir": numbers(towards)},
+        )
     ET.indent(model)
     return ET.tostring(model, encoding="unicode")
 
@@ -80,9 +117,21 @@ def _placed_table() -> ET.Element:
     ET.SubElement(body, "geom", unset, name="table_collision", group="0", friction="1 0.005 0.0001")
     wood = {**SEEN, "rgba": numbers((*TABLE_WOOD, 1.0))}
     ET.SubElement(body, "geom", {**unset, **wood, "name": "table_visual"})
-    ET.SubElement(body, "site", name="table_top", pos="0 0 0.4", size="0.001 0.001 0.001", rgba="0 0 0 0")
+    ET.SubElement(
+        body, "site", name="table_top", pos="0 0 0.4", size="0.001 0.001 0.001", rgba="0 0 0 0"
+    )
     for leg in range(1, 5):
-        ET.SubElement(body, "geom", {**wood, "name": f"table_leg{leg}_visual", "type": "cylinder", "pos": "0 0 0", "size": "0.05 0.1"})
+        ET.SubElement(
+            body,
+            "geom",
+            {
+                **wood,
+                "name": f"table_leg{leg}_visual",
+                "type": "cylinder",
+                "pos": "0 0 0",
+                "size": "0.05 0.1",
+            },
+        )
     return body
 
 
@@ -102,5 +151,9 @@ def _living_room_table() -> list[Solid]:
 
 
 def _study_table() -> list[Solid]:
-    legs = [upright(0.03, 0.0, STUDY_TOP - 0.07, DARK_WOOD, x=x, y=y) for x in (-0.5, 0.5) for y in (-0.7, 0.7)]
+    legs = [
+        upright(0.03, 0.0, STUDY_TOP - 0.07, DARK_WOOD, x=x, y=y)
+        for x in (-0.5, 0.5)
+        for y in (-0.7, 0.7)
+    ]
     return [block((-0.69, -1.39, STUDY_TOP - 0.07), (0.69, 1.39, STUDY_TOP), TABLE_WOOD), *legs]

@@ -10,7 +10,6 @@ discounted returns). `estimators` spreads them over tokens and ranks, under the 
 their own: `siirl.algos.trajectories` makes mask and token rewards of them.
 """
 
-
 from siirl.algos.advantages import estimators as _estimators  # noqa: F401  # registers them
 from siirl.algos.advantages.advantage_registry import (
     ADVANTAGES,
@@ -33,7 +32,12 @@ from siirl.algos.advantages.group_relative import (
     rloo_advantage,
 )
 from siirl.algos.advantages.pass_at_k import pass_at_k_advantage
-from siirl.algos.advantages.token_level import WHITENINGS, discounted_returns, gae_advantage, whiten_advantages
+from siirl.algos.advantages.token_level import (
+    WHITENINGS,
+    discounted_returns,
+    gae_advantage,
+    whiten_advantages,
+)
 
 __all__ = [
     "ADVANTAGES",

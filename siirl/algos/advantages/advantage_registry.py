@@ -42,10 +42,16 @@ ESTIMATOR_SETTINGS = {
 }
 """Keys of `algorithm` that an estimator may ask for."""
 
-ESTIMATOR_ARGUMENTS = ESTIMATOR_COLUMNS | ESTIMATOR_SETTINGS | {"ranks": "siirl.algos.ranks.Ranks: sums and rows of all ranks"}
+ESTIMATOR_ARGUMENTS = (
+    ESTIMATOR_COLUMNS
+    | ESTIMATOR_SETTINGS
+    | {"ranks": "siirl.algos.ranks.Ranks: sums and rows of all ranks"}
+)
 
 
-def register_adv_est(name_or_enum: Any, *, reward_at_finish: bool = False) -> Callable[[Estimator], Estimator]:
+def register_adv_est(
+    name_or_enum: Any, *, reward_at_finish: bool = False
+) -> Callable[[Estimator], Estimator]:
     """Decorator that registers an advantage estimator under a name, or under the value of an Enum member.
 
     Args:
@@ -72,7 +78,9 @@ def reads_reward_at_finish(name: str) -> bool:
     return _estimator(name) in REWARD_AT_FINISH
 
 
-def estimate_advantages(*, name: str, available: Mapping[str, Any]) -> tuple[torch.Tensor, torch.Tensor]:
+def estimate_advantages(
+    *, name: str, available: Mapping[str, Any]
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Advantages and returns [B, T] of the estimator `name`, from what is `available` of `ESTIMATOR_ARGUMENTS`.
 
     Raises:
@@ -82,9 +90,13 @@ def estimate_advantages(*, name: str, available: Mapping[str, Any]) -> tuple[tor
     """
     returned = call_by_name(_estimator(name), available, kind="Advantage estimator")
     if not isinstance(returned, tuple | list) or len(returned) != 2:
-        raise ConfigError(f"Advantage estimator {name!r} must return (advantages, returns), and returned a {type(returned).__name__}.")
+        raise ConfigError(
+            f"Advantage estimator {name!r} must return (advantages, returns), and returned a {type(returned).__name__}."
+        )
     advantages_BT, returns_BT = returned
-    require_same_shape(response_mask=available["response_mask"], advantages=advantages_BT, returns=returns_BT)
+    require_same_shape(
+        response_mask=available["response_mask"], advantages=advantages_BT, returns=returns_BT
+    )
     require_finite(advantages=advantages_BT, returns=returns_BT)
     return advantages_BT, returns_BT
 

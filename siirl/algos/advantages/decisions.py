@@ -63,10 +63,18 @@ def gae_of_decisions(
     kept_BT = as_bool_mask(mask_BT)
     require_same_shape(token_level_rewards=rewards_BT, response_mask=mask_BT)
     require_rewards_at_kept_tokens(rewards_BT, kept_BT)
-    require_finite(mask=kept_BT, token_level_rewards=rewards_BT.detach())  # before they are summed, so that the place is right
+    require_finite(
+        mask=kept_BT, token_level_rewards=rewards_BT.detach()
+    )  # before they are summed, so that the place is right
     gathered_BT = torch.zeros_like(rewards_BT).scatter_add_(1, start_BT, rewards_BT.detach())
     advantages_BT, returns_BT = gae_advantage(
-        rewards_BT=gathered_BT, values_BT=values_BT, mask_BT=as_bool_mask(value_mask_BT), gamma=gamma, lam=lam
+        rewards_BT=gathered_BT,
+        values_BT=values_BT,
+        mask_BT=as_bool_mask(value_mask_BT),
+        gamma=gamma,
+        lam=lam,
     )
     zeros_BT = torch.zeros_like(advantages_BT)
-    return tuple(torch.where(kept_BT, x.gather(1, start_BT), zeros_BT) for x in (advantages_BT, returns_BT))  # type: ignore[return-value]
+    return tuple(
+        torch.where(kept_BT, x.gather(1, start_BT), zeros_BT) for x in (advantages_BT, returns_BT)
+    )  # type: ignore[return-value]

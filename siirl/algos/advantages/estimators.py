@@ -15,7 +15,13 @@ import torch
 
 from siirl.algos.advantages.advantage_registry import Index, register_adv_est
 from siirl.algos.advantages.decisions import gae_of_decisions
-from siirl.algos.advantages.group_relative import cpgd_advantage, gpg_advantage, grpo_advantage, opo_advantage, rloo_advantage
+from siirl.algos.advantages.group_relative import (
+    cpgd_advantage,
+    gpg_advantage,
+    grpo_advantage,
+    opo_advantage,
+    rloo_advantage,
+)
 from siirl.algos.advantages.pass_at_k import pass_at_k_advantage
 from siirl.algos.advantages.token_level import discounted_returns, gae_advantage, whiten_advantages
 from siirl.algos.groups import group_ids
@@ -34,7 +40,9 @@ def _sample_rewards(rewards_BT: torch.Tensor, *, ranks: Ranks) -> tuple[torch.Te
         return rewards_B, own
     require_finite(token_level_rewards=rewards_BT)
     require_finite(summed_token_level_rewards=rewards_B[own])  # finite numbers with an infinite sum
-    raise TensorError("token_level_rewards of another rank are not finite; its own message names the row.")
+    raise TensorError(
+        "token_level_rewards of another rank are not finite; its own message names the row."
+    )
 
 
 def _outcome(
@@ -56,15 +64,23 @@ def _outcome(
     require_same_shape(token_level_rewards=rewards, response_mask=mask)
     kept_BT = as_bool_mask(mask)
     if ranks.size > 1 and not isinstance(index, torch.Tensor):
-        raise TensorError("index must be an int64 tensor on several ranks: the numbers of strings would differ from rank to rank.")
+        raise TensorError(
+            "index must be an int64 tensor on several ranks: the numbers of strings would differ from rank to rank."
+        )
     group_B = group_ids(index).to(rewards.device)
     if len(group_B) != len(rewards):
-        raise TensorError(f"index has {len(group_B)} entries and token_level_rewards {len(rewards)} rows: one a sample is expected.")
+        raise TensorError(
+            f"index has {len(group_B)} entries and token_level_rewards {len(rewards)} rows: one a sample is expected."
+        )
     rewards_B, own = _sample_rewards(rewards, ranks=ranks)
     group_B, _ = ranks.gather_rows(group_B)
-    columns = {name: ranks.gather_rows(column_B)[0] for name, column_B in (of_samples or {}).items()}
+    columns = {
+        name: ranks.gather_rows(column_B)[0] for name, column_B in (of_samples or {}).items()
+    }
     advantages_B = kernel(rewards_B=rewards_B, group_B=group_B, **columns, **options)[own]
-    advantages_BT = torch.where(kept_BT, advantages_B[:, None].expand_as(rewards), torch.zeros_like(rewards))
+    advantages_BT = torch.where(
+        kept_BT, advantages_B[:, None].expand_as(rewards), torch.zeros_like(rewards)
+    )
     return advantages_BT, advantages_BT.clone()
 
 
@@ -94,7 +110,12 @@ def compute_grpo_outcome_advantage(
 
 @register_adv_est("dr_grpo")
 def compute_dr_grpo_outcome_advantage(
-    token_level_rewards: torch.Tensor, response_mask: torch.Tensor, index: Index, *, min_group_spread: float = 0.0, ranks: Ranks = ALONE
+    token_level_rewards: torch.Tensor,
+    response_mask: torch.Tensor,
+    index: Index,
+    *,
+    min_group_spread: float = 0.0,
+    ranks: Ranks = ALONE,
 ) -> Result:
     """Dr. GRPO: `grpo_advantage` without the deviation; its other half is `loss_agg_mode=seq-mean-token-sum-norm`."""
     return _outcome(
@@ -110,17 +131,32 @@ def compute_dr_grpo_outcome_advantage(
 
 @register_adv_est("rloo")
 def compute_rloo_outcome_advantage(
-    token_level_rewards: torch.Tensor, response_mask: torch.Tensor, index: Index, *, min_group_spread: float = 0.0, ranks: Ranks = ALONE
+    token_level_rewards: torch.Tensor,
+    response_mask: torch.Tensor,
+    index: Index,
+    *,
+    min_group_spread: float = 0.0,
+    ranks: Ranks = ALONE,
 ) -> Result:
     """`rloo_advantage` of each sample's summed reward, at all of its tokens; returns are the same numbers."""
     return _outcome(
-        rloo_advantage, rewards=token_level_rewards, mask=response_mask, index=index, ranks=ranks, min_group_spread=min_group_spread
+        rloo_advantage,
+        rewards=token_level_rewards,
+        mask=response_mask,
+        index=index,
+        ranks=ranks,
+        min_group_spread=min_group_spread,
     )
 
 
 @register_adv_est("opo")
 def compute_opo_outcome_advantage(
-    token_level_rewards: torch.Tensor, response_mask: torch.Tensor, index: Index, *, min_group_spread: float = 0.0, ranks: Ranks = ALONE
+    token_level_rewards: torch.Tensor,
+    response_mask: torch.Tensor,
+    index: Index,
+    *,
+    min_group_spread: float = 0.0,
+    ranks: Ranks = ALONE,
 ) -> Result:
     """`opo_advantage` of each sample's summed reward, lengths counted in kept tokens, at all of its tokens."""
     return _outcome(
@@ -262,7 +298,9 @@ def compute_reinforce_plus_plus_outcome_advantage(
     It needs no group; the KL to the reference policy belongs in its reward (`algorithm.use_kl_in_reward`). Returns are not whitened.
     """
     returns_BT = _together(
-        lambda: discounted_returns(rewards_BT=token_level_rewards, mask_BT=response_mask, gamma=gamma),
+        lambda: discounted_returns(
+            rewards_BT=token_level_rewards, mask_BT=response_mask, gamma=gamma
+        ),
         ranks=ranks,
     )
     return whiten_advantages(returns_BT, response_mask, how=adv_whitening, ranks=ranks), returns_BT
@@ -270,7 +308,11 @@ def compute_reinforce_plus_plus_outcome_advantage(
 
 @register_adv_est("remax", reward_at_finish=True)
 def compute_remax_outcome_advantage(
-    token_level_rewards: torch.Tensor, reward_baselines: torch.Tensor, response_mask: torch.Tensor, *, ranks: Ranks = ALONE
+    token_level_rewards: torch.Tensor,
+    reward_baselines: torch.Tensor,
+    response_mask: torch.Tensor,
+    *,
+    ranks: Ranks = ALONE,
 ) -> Result:
     """ReMax: `sum of the rewards to come - reward of the greedy response` (arXiv 2310.10505, section 4), at every kept token.
 
@@ -282,7 +324,9 @@ def compute_remax_outcome_advantage(
     """
     require_axes(1, reward_baselines=reward_baselines)
     if len(reward_baselines) != len(token_level_rewards):
-        raise TensorError(f"reward_baselines has {len(reward_baselines)} entries and token_level_rewards {len(token_level_rewards)} rows.")
+        raise TensorError(
+            f"reward_baselines has {len(reward_baselines)} entries and token_level_rewards {len(token_level_rewards)} rows."
+        )
 
     def returns() -> torch.Tensor:
         require_finite(reward_baselines=reward_baselines)
@@ -290,7 +334,9 @@ def compute_remax_outcome_advantage(
 
     returns_BT = _together(returns, ranks=ranks)
     baselines_BT = reward_baselines[:, None].expand_as(returns_BT).to(returns_BT.dtype)
-    return torch.where(as_bool_mask(response_mask), returns_BT - baselines_BT, torch.zeros_like(returns_BT)), returns_BT
+    return torch.where(
+        as_bool_mask(response_mask), returns_BT - baselines_BT, torch.zeros_like(returns_BT)
+    ), returns_BT
 
 
 @register_adv_est("gae")
@@ -309,9 +355,21 @@ def compute_gae_advantage_return(
 
     Returns are not whitened.
     """
-    kernel = gae_advantage if value_mask is None else functools.partial(gae_of_decisions, value_mask_BT=value_mask)
+    kernel = (
+        gae_advantage
+        if value_mask is None
+        else functools.partial(gae_of_decisions, value_mask_BT=value_mask)
+    )
     advantages_BT, returns_BT = _together(
-        lambda: kernel(rewards_BT=token_level_rewards, values_BT=values, mask_BT=response_mask, gamma=gamma, lam=lam),
+        lambda: kernel(
+            rewards_BT=token_level_rewards,
+            values_BT=values,
+            mask_BT=response_mask,
+            gamma=gamma,
+            lam=lam,
+        ),
         ranks=ranks,
     )
-    return whiten_advantages(advantages_BT, response_mask, how=adv_whitening, ranks=ranks), returns_BT
+    return whiten_advantages(
+        advantages_BT, response_mask, how=adv_whitening, ranks=ranks
+    ), returns_BT

@@ -12,11 +12,18 @@ import math
 import torch
 
 from siirl.algos.groups import GroupStatistics, group_statistics, group_sum
-from siirl.algos.tensor_checks import require_axes, require_counts, require_finite, require_same_shape
+from siirl.algos.tensor_checks import (
+    require_axes,
+    require_counts,
+    require_finite,
+    require_same_shape,
+)
 from siirl.errors import ConfigError, UnknownNameError
 
 CPGD_WEIGHTS = ("STD_weight", "clip_filter_like_weight", "naive")
-LARGEST_CPGD_WEIGHT = 3.0  # siiRL's and LightRFT's: a step of few useful groups is not blown up without bound
+LARGEST_CPGD_WEIGHT = (
+    3.0  # siiRL's and LightRFT's: a step of few useful groups is not blown up without bound
+)
 
 
 def reward_statistics(rewards_B: torch.Tensor, group_B: torch.Tensor) -> GroupStatistics:
@@ -30,7 +37,9 @@ def reward_statistics(rewards_B: torch.Tensor, group_B: torch.Tensor) -> GroupSt
 def check_epsilon(epsilon: float) -> None:
     """Raise ConfigError for a number that cannot be added to a deviation before dividing by it."""
     if not 0 <= epsilon < math.inf:
-        raise ConfigError(f"epsilon={epsilon} is added to a deviation that is divided by: it must not be negative.")
+        raise ConfigError(
+            f"epsilon={epsilon} is added to a deviation that is divided by: it must not be negative."
+        )
 
 
 def _centred(rewards_B: torch.Tensor, statistics: GroupStatistics) -> torch.Tensor:
@@ -39,7 +48,11 @@ def _centred(rewards_B: torch.Tensor, statistics: GroupStatistics) -> torch.Tens
 
 
 def _where_told_apart(
-    advantages_B: torch.Tensor, statistics: GroupStatistics, *, rewards_B: torch.Tensor, min_group_spread: float
+    advantages_B: torch.Tensor,
+    statistics: GroupStatistics,
+    *,
+    rewards_B: torch.Tensor,
+    min_group_spread: float,
 ) -> torch.Tensor:
     """The float64 advantages in the rewards' type, and 0 in groups that carry none."""
     kept_B = statistics.told_apart(min_group_spread)
@@ -77,10 +90,14 @@ def grpo_advantage(
     centred_B = _centred(rewards_B, statistics)
     if normalize_by_std:
         centred_B = centred_B / (statistics.std_B + epsilon)
-    return _where_told_apart(centred_B, statistics, rewards_B=rewards_B, min_group_spread=min_group_spread)
+    return _where_told_apart(
+        centred_B, statistics, rewards_B=rewards_B, min_group_spread=min_group_spread
+    )
 
 
-def rloo_advantage(*, rewards_B: torch.Tensor, group_B: torch.Tensor, min_group_spread: float = 0.0) -> torch.Tensor:
+def rloo_advantage(
+    *, rewards_B: torch.Tensor, group_B: torch.Tensor, min_group_spread: float = 0.0
+) -> torch.Tensor:
     """RLOO: `A_i = r_i - mean of the others' r` (arXiv 2402.14740, section 3.2); 0 for a group of one.
 
     With n samples this is `n / (n - 1) * (r_i - mean(r))`, the mean with the sample itself, which is what is computed.
@@ -89,10 +106,18 @@ def rloo_advantage(*, rewards_B: torch.Tensor, group_B: torch.Tensor, min_group_
     count_B = statistics.count_B.to(torch.float64)
     scale_B = count_B / (count_B - 1).clamp(min=1)
     advantages_B = scale_B * _centred(rewards_B, statistics)
-    return _where_told_apart(advantages_B, statistics, rewards_B=rewards_B, min_group_spread=min_group_spread)
+    return _where_told_apart(
+        advantages_B, statistics, rewards_B=rewards_B, min_group_spread=min_group_spread
+    )
 
 
-def opo_advantage(*, rewards_B: torch.Tensor, group_B: torch.Tensor, length_B: torch.Tensor, min_group_spread: float = 0.0) -> torch.Tensor:
+def opo_advantage(
+    *,
+    rewards_B: torch.Tensor,
+    group_B: torch.Tensor,
+    length_B: torch.Tensor,
+    min_group_spread: float = 0.0,
+) -> torch.Tensor:
     """OPO: `A_i = r_i - sum(l r) / sum(l)` within the group, l the number of tokens (arXiv 2505.23585, section 3.2).
 
     The baseline of least variance weighs rewards by squared gradient norms; these grow like the length where the gradients of tokens
@@ -113,8 +138,12 @@ def opo_advantage(*, rewards_B: torch.Tensor, group_B: torch.Tensor, length_B: t
     statistics = reward_statistics(rewards_B, group_B)
     centred_B = _centred(rewards_B, statistics)
     tokens_B = group_sum(values_B=exact_B, group_B=group_B)
-    baseline_B = group_sum(values_B=exact_B * centred_B, group_B=group_B) / torch.where(tokens_B > 0, tokens_B, 1.0)
-    return _where_told_apart(centred_B - baseline_B, statistics, rewards_B=rewards_B, min_group_spread=min_group_spread)
+    baseline_B = group_sum(values_B=exact_B * centred_B, group_B=group_B) / torch.where(
+        tokens_B > 0, tokens_B, 1.0
+    )
+    return _where_told_apart(
+        centred_B - baseline_B, statistics, rewards_B=rewards_B, min_group_spread=min_group_spread
+    )
 
 
 def gpg_advantage(
@@ -150,7 +179,9 @@ def gpg_advantage(
         useful = int(statistics.told_apart(min_group_spread).sum())
         alpha = len(rewards_B) / max(useful, 1)
     advantages_B = alpha / f_norm * _centred(rewards_B, statistics)
-    return _where_told_apart(advantages_B, statistics, rewards_B=rewards_B, min_group_spread=min_group_spread)
+    return _where_told_apart(
+        advantages_B, statistics, rewards_B=rewards_B, min_group_spread=min_group_spread
+    )
 
 
 def cpgd_advantage(
@@ -186,4 +217,6 @@ def cpgd_advantage(
     groups, useful_groups = len(torch.unique(group_B)), len(torch.unique(group_B[useful_B]))
     weight = min(LARGEST_CPGD_WEIGHT, groups / max(useful_groups, 1))
     advantages_B = weight * _centred(rewards_B, statistics)
-    return _where_told_apart(advantages_B, statistics, rewards_B=rewards_B, min_group_spread=min_group_spread)
+    return _where_told_apart(
+        advantages_B, statistics, rewards_B=rewards_B, min_group_spread=min_group_spread
+    )

@@ -41,7 +41,9 @@ def pass_at_k_advantage(
         TensorError: Shapes that differ, a reward that is not finite.
     """
     if k is not None and k < 2:
-        raise ConfigError(f"pass_k={k}: the best of one sample is its own reward, which grpo takes; pass@k needs at least 2.")
+        raise ConfigError(
+            f"pass_k={k}: the best of one sample is its own reward, which grpo takes; pass@k needs at least 2."
+        )
     check_epsilon(epsilon)
     statistics = reward_statistics(rewards_B, group_B)
     order_B, rank_B, first_B = _sorted_within_groups(rewards_B, group_B)
@@ -51,9 +53,13 @@ def pass_at_k_advantage(
 
     exact_B = rewards_B.detach().to(torch.float64)[order_B]
     # Gains in units of the group's spread: no group's size of rewards costs another's digits in the running sum over all of them.
-    gap_B = torch.where(rank_B > 0, exact_B - exact_B.roll(1), 0.0) / torch.where(spread_B > 0, spread_B, 1.0)
+    gap_B = torch.where(rank_B > 0, exact_B - exact_B.roll(1), 0.0) / torch.where(
+        spread_B > 0, spread_B, 1.0
+    )
     running_B = (_share_below(rank_B, count_B, chosen_B) * gap_B).cumsum(0)
-    gain_B = (running_B - running_B[first_B]) * spread_B  # the first of a group gains nothing itself
+    gain_B = (
+        running_B - running_B[first_B]
+    ) * spread_B  # the first of a group gains nothing itself
     if normalize_by_std:
         gain_B = gain_B / (statistics.std_B[order_B] + epsilon)
     advantages_B = torch.empty_like(gain_B)
@@ -62,7 +68,9 @@ def pass_at_k_advantage(
     return torch.where(kept_B, advantages_B, 0.0).to(rewards_B.dtype)
 
 
-def _sorted_within_groups(rewards_B: torch.Tensor, group_B: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def _sorted_within_groups(
+    rewards_B: torch.Tensor, group_B: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Rows by group and then by reward; each one's rank in its group, and where its group begins."""
     by_reward_B = torch.argsort(rewards_B, stable=True)
     order_B = by_reward_B[torch.argsort(group_B[by_reward_B], stable=True)]
@@ -74,10 +82,14 @@ def _sorted_within_groups(rewards_B: torch.Tensor, group_B: torch.Tensor) -> tup
     return order_B, place_B - first_B, first_B
 
 
-def _share_below(rank_B: torch.Tensor, count_B: torch.Tensor, chosen_B: torch.Tensor) -> torch.Tensor:
+def _share_below(
+    rank_B: torch.Tensor, count_B: torch.Tensor, chosen_B: torch.Tensor
+) -> torch.Tensor:
     """`C(rank, k - 1) / C(n - 1, k - 1)`, by logarithms of factorials: 1 for the best of a group, exactly."""
     rank, last, others = rank_B.double(), count_B.double() - 1, chosen_B.double() - 1
     possible_B = rank >= others
     rest = torch.where(possible_B, rank - others, 0.0)
-    logarithm = (torch.lgamma(rank + 1) - torch.lgamma(last + 1)) - (torch.lgamma(rest + 1) - torch.lgamma(last - others + 1))
+    logarithm = (torch.lgamma(rank + 1) - torch.lgamma(last + 1)) - (
+        torch.lgamma(rest + 1) - torch.lgamma(last - others + 1)
+    )
     return torch.where(possible_B, logarithm.exp(), 0.0)

@@ -20,7 +20,12 @@ WHITENINGS = ("unbiased", "biased", "mean", "none")
 
 
 def gae_advantage(
-    *, rewards_BT: torch.Tensor, values_BT: torch.Tensor, mask_BT: torch.Tensor, gamma: float, lam: float
+    *,
+    rewards_BT: torch.Tensor,
+    values_BT: torch.Tensor,
+    mask_BT: torch.Tensor,
+    gamma: float,
+    lam: float,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Generalised advantage estimation (arXiv 1506.02438, equations 11 and 16), not whitened, and returns.
 
@@ -36,7 +41,9 @@ def gae_advantage(
             would be lost silently.
     """
     if not (0 <= gamma <= 1 and 0 <= lam <= 1):
-        raise ConfigError(f"gamma={gamma} and lam={lam} must lie in [0, 1]: what comes later counts at most as much as what comes now.")
+        raise ConfigError(
+            f"gamma={gamma} and lam={lam} must lie in [0, 1]: what comes later counts at most as much as what comes now."
+        )
     rewards_BT, values_BT = rewards_BT.detach(), values_BT.detach()
     require_axes(2, token_level_rewards=rewards_BT)
     require_same_shape(token_level_rewards=rewards_BT, values=values_BT, response_mask=mask_BT)
@@ -45,22 +52,34 @@ def gae_advantage(
     advantages_BT = torch.empty(values_BT.shape, dtype=dtype, device=values_BT.device)
     returns_BT = torch.empty_like(advantages_BT)
     for rows in _rows_at_a_time(values_BT):
-        advantages_BT[rows], returns_BT[rows], lost = _gae_of_rows(rewards_BT[rows], values_BT[rows], kept_BT[rows], gamma, lam)
+        advantages_BT[rows], returns_BT[rows], lost = _gae_of_rows(
+            rewards_BT[rows], values_BT[rows], kept_BT[rows], gamma, lam
+        )
         if lost:
             _refuse_inputs(rewards_BT, values_BT, kept_BT)
-    if not bool(torch.isfinite(returns_BT.sum())):  # which only inputs, or an overflow that the caller sees, can have caused
+    if not bool(
+        torch.isfinite(returns_BT.sum())
+    ):  # which only inputs, or an overflow that the caller sees, can have caused
         _refuse_inputs(rewards_BT, values_BT, kept_BT)
     return advantages_BT, returns_BT
 
 
 def _rows_at_a_time(values_BT: torch.Tensor) -> list[slice]:
     """On a CPU a few rows, so that what is made on the way stays in its cache; elsewhere all."""
-    rows = max(1, CACHED_ELEMENTS // max(1, values_BT.shape[1])) if values_BT.device.type == "cpu" else max(1, len(values_BT))
+    rows = (
+        max(1, CACHED_ELEMENTS // max(1, values_BT.shape[1]))
+        if values_BT.device.type == "cpu"
+        else max(1, len(values_BT))
+    )
     return [slice(start, start + rows) for start in range(0, len(values_BT), rows)]
 
 
 def _gae_of_rows(
-    rewards_BT: torch.Tensor, values_BT: torch.Tensor, kept_BT: torch.Tensor, gamma: float, lam: float
+    rewards_BT: torch.Tensor,
+    values_BT: torch.Tensor,
+    kept_BT: torch.Tensor,
+    gamma: float,
+    lam: float,
 ) -> tuple[torch.Tensor, torch.Tensor, bool]:
     """Advantages and returns, and whether a reward stands where the mask is 0 (or is not a number)."""
     rewards = torch.where(kept_BT, rewards_BT, rewards_BT.new_zeros(()))
@@ -69,15 +88,23 @@ def _gae_of_rows(
     # Tokens of a row are moved to its front where they do not stand there already.
     front_BT = torch.arange(kept_BT.shape[1], device=kept_BT.device) < kept_BT.sum(1, keepdim=True)
     packed = not torch.equal(front_BT, kept_BT)
-    front_rewards, front_values = (_moved(x, kept_BT, front_BT) for x in (rewards, values)) if packed else (rewards, values)
+    front_rewards, front_values = (
+        (_moved(x, kept_BT, front_BT) for x in (rewards, values)) if packed else (rewards, values)
+    )
     deltas = front_rewards - front_values
     deltas[:, :-1].add_(front_values[:, 1:], alpha=gamma)
     sums = _discounted_sums(deltas, gamma * lam)
-    advantages = _moved(sums, front_BT, kept_BT) if packed else torch.where(kept_BT, sums, sums.new_zeros(()))
+    advantages = (
+        _moved(sums, front_BT, kept_BT)
+        if packed
+        else torch.where(kept_BT, sums, sums.new_zeros(()))
+    )
     return advantages, advantages + values, lost
 
 
-def _refuse_inputs(rewards_BT: torch.Tensor, values_BT: torch.Tensor, kept_BT: torch.Tensor) -> None:
+def _refuse_inputs(
+    rewards_BT: torch.Tensor, values_BT: torch.Tensor, kept_BT: torch.Tensor
+) -> None:
     """Say which input is wrong and where, if one is."""
     require_finite(mask=kept_BT, token_level_rewards=rewards_BT, values=values_BT)
     require_rewards_at_kept_tokens(rewards_BT, kept_BT)
@@ -93,13 +120,27 @@ def require_rewards_at_kept_tokens(rewards_BT: torch.Tensor, kept_BT: torch.Tens
         )
 
 
-def discounted_returns(*, rewards_BT: torch.Tensor, mask_BT: torch.Tensor, gamma: float) -> torch.Tensor:
+def discounted_returns(
+    *, rewards_BT: torch.Tensor, mask_BT: torch.Tensor, gamma: float
+) -> torch.Tensor:
     """`G_t = r_t + gamma * G_{t+1}` over the kept tokens: GAE with values of 0 and lambda 1, with its errors."""
-    returns_BT, _ = gae_advantage(rewards_BT=rewards_BT, values_BT=torch.zeros_like(rewards_BT), mask_BT=mask_BT, gamma=gamma, lam=1.0)
+    returns_BT, _ = gae_advantage(
+        rewards_BT=rewards_BT,
+        values_BT=torch.zeros_like(rewards_BT),
+        mask_BT=mask_BT,
+        gamma=gamma,
+        lam=1.0,
+    )
     return returns_BT
 
 
-def whiten_advantages(advantages_BT: torch.Tensor, mask_BT: torch.Tensor, *, how: str = "unbiased", ranks: Ranks = ALONE) -> torch.Tensor:
+def whiten_advantages(
+    advantages_BT: torch.Tensor,
+    mask_BT: torch.Tensor,
+    *,
+    how: str = "unbiased",
+    ranks: Ranks = ALONE,
+) -> torch.Tensor:
     """Advantages less their mean over the kept tokens of all ranks, over their deviation; 0 where the mask is 0.
 
     Args:
@@ -122,8 +163,12 @@ def whiten_advantages(advantages_BT: torch.Tensor, mask_BT: torch.Tensor, *, how
         return torch.where(kept_BT, advantages_BT, torch.zeros_like(advantages_BT))
     if how == "mean":
         mean, _, _ = masked_moments(advantages_BT, kept_BT, ranks=ranks, name="advantages")
-        return torch.where(kept_BT, advantages_BT - mean.to(advantages_BT.dtype), torch.zeros_like(advantages_BT))
-    return masked_whiten(advantages_BT, kept_BT, unbiased=how == "unbiased", ranks=ranks, name="advantages")
+        return torch.where(
+            kept_BT, advantages_BT - mean.to(advantages_BT.dtype), torch.zeros_like(advantages_BT)
+        )
+    return masked_whiten(
+        advantages_BT, kept_BT, unbiased=how == "unbiased", ranks=ranks, name="advantages"
+    )
 
 
 def _moved(numbers_BT: torch.Tensor, from_BT: torch.Tensor, to_BT: torch.Tensor) -> torch.Tensor:
@@ -140,7 +185,9 @@ def _discounted_sums(deltas_BT: torch.Tensor, decay: float) -> torch.Tensor:
     width = max(1, min(BLOCK, tokens))
     blocks = -(-tokens // width)
     steps = torch.arange(width, device=deltas_BT.device)
-    distance = (steps[:, None] - steps[None, :]).to(torch.float64)  # from token j (column) to the later token i (row)
+    distance = (steps[:, None] - steps[None, :]).to(
+        torch.float64
+    )  # from token j (column) to the later token i (row)
     weights = torch.where(distance >= 0, decay ** distance.clamp(min=0), 0.0).to(deltas_BT.dtype)
     padded = torch.nn.functional.pad(deltas_BT, (0, blocks * width - tokens))
     sums = (padded.reshape(-1, width) @ weights).view(rows, blocks, width)

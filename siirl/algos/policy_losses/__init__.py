@@ -8,9 +8,13 @@ One file a family, one function a loss, with its formula and source; `loss_regis
 The documents' form (four scalars from `old_log_prob, log_prob, ...`) is registered with `siirl.dag_worker.core_algos.register_policy_loss`.
 """
 
-
 from siirl.algos.policy_losses.clipped_ratio import decoupled_policy_loss, vanilla_policy_loss
-from siirl.algos.policy_losses.covariance import clip_cov_policy_loss, kl_cov_policy_loss, select_clip_cov, select_kl_cov
+from siirl.algos.policy_losses.covariance import (
+    clip_cov_policy_loss,
+    kl_cov_policy_loss,
+    select_clip_cov,
+    select_kl_cov,
+)
 from siirl.algos.policy_losses.loss_registry import (
     LOSS_ARGUMENTS,
     NATIVE_AGGREGATION,
@@ -23,8 +27,17 @@ from siirl.algos.policy_losses.loss_registry import (
     register_policy_loss,
     select_tokens,
 )
-from siirl.algos.policy_losses.policy_gradient import cispo_policy_loss, cpgd_policy_loss, gpg_policy_loss, sapo_policy_loss
-from siirl.algos.policy_losses.sequence_ratio import gmpo_policy_loss, gspo_policy_loss, gspo_token_policy_loss
+from siirl.algos.policy_losses.policy_gradient import (
+    cispo_policy_loss,
+    cpgd_policy_loss,
+    gpg_policy_loss,
+    sapo_policy_loss,
+)
+from siirl.algos.policy_losses.sequence_ratio import (
+    gmpo_policy_loss,
+    gspo_policy_loss,
+    gspo_token_policy_loss,
+)
 from siirl.algos.ratios import LOG_RATIO_LIMIT, check_clip, log_ratio
 
 __all__ = [

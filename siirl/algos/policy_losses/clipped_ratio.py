@@ -33,12 +33,21 @@ def vanilla_policy_loss(
         clip_ratio_high: 0.2, PPO's own; DAPO takes 0.28 (arXiv 2503.14476, section 3.1).
         clip_ratio_c: 3, from the dual clip's paper; None leaves it out.
     """
-    check_clip(clip_ratio_low=clip_ratio_low, clip_ratio_high=clip_ratio_high, clip_ratio_c=clip_ratio_c)
-    kept_BT, advantages_BT = checked_columns(
-        mask_BT=mask_BT, log_probs_BT=log_probs_BT, advantages_BT=advantages_BT, old_log_probs_BT=old_log_probs_BT
+    check_clip(
+        clip_ratio_low=clip_ratio_low, clip_ratio_high=clip_ratio_high, clip_ratio_c=clip_ratio_c
     )
-    log_ratio_BT = log_ratio(log_probs_BT=log_probs_BT, old_log_probs_BT=old_log_probs_BT, mask_BT=kept_BT)
-    loss_BT, clipped_BT = clipped_loss(advantages_BT, log_ratio_BT.exp(), clip_ratio_low, clip_ratio_high)
+    kept_BT, advantages_BT = checked_columns(
+        mask_BT=mask_BT,
+        log_probs_BT=log_probs_BT,
+        advantages_BT=advantages_BT,
+        old_log_probs_BT=old_log_probs_BT,
+    )
+    log_ratio_BT = log_ratio(
+        log_probs_BT=log_probs_BT, old_log_probs_BT=old_log_probs_BT, mask_BT=kept_BT
+    )
+    loss_BT, clipped_BT = clipped_loss(
+        advantages_BT, log_ratio_BT.exp(), clip_ratio_low, clip_ratio_high
+    )
     bounded_BT = torch.zeros_like(clipped_BT)
     if clip_ratio_c is not None:
         ceiling_BT = -advantages_BT * clip_ratio_c
@@ -46,7 +55,11 @@ def vanilla_policy_loss(
         loss_BT = torch.where(bounded_BT, ceiling_BT, loss_BT)
     return PolicyLoss(
         loss_BT=loss_BT,
-        metrics_BT={"pg_clipfrac": clipped_BT.float(), "pg_clipfrac_lower": bounded_BT.float(), "ppo_kl": -log_ratio_BT.detach()},
+        metrics_BT={
+            "pg_clipfrac": clipped_BT.float(),
+            "pg_clipfrac_lower": bounded_BT.float(),
+            "ppo_kl": -log_ratio_BT.detach(),
+        },
     )
 
 
@@ -99,4 +112,7 @@ def decoupled_policy_loss(
         clip_ratio_high=clip_ratio_high,
         clip_ratio_c=clip_ratio_c,
     )
-    return PolicyLoss(loss_BT=vanilla.loss_BT * weights_BT, metrics_BT={**vanilla.metrics_BT, "importance_weight": weights_BT})
+    return PolicyLoss(
+        loss_BT=vanilla.loss_BT * weights_BT,
+        metrics_BT={**vanilla.metrics_BT, "importance_weight": weights_BT},
+    )

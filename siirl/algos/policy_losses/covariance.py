@@ -20,10 +20,16 @@ from siirl.errors import ConfigError
 
 
 def token_covariance(
-    *, log_probs_BT: torch.Tensor, advantages_BT: torch.Tensor, mask_BT: torch.Tensor, ranks: Ranks = ALONE
+    *,
+    log_probs_BT: torch.Tensor,
+    advantages_BT: torch.Tensor,
+    mask_BT: torch.Tensor,
+    ranks: Ranks = ALONE,
 ) -> torch.Tensor:
     """`c_t` (equation 10) in float64 [B, T], with means over the kept tokens of all ranks; minus infinity where the mask is 0."""
-    kept_BT, advantages_BT = checked_columns(mask_BT=mask_BT, log_probs_BT=log_probs_BT, advantages_BT=advantages_BT)
+    kept_BT, advantages_BT = checked_columns(
+        mask_BT=mask_BT, log_probs_BT=log_probs_BT, advantages_BT=advantages_BT
+    )
     both_2BT = torch.stack([log_probs_BT.detach(), advantages_BT]).to(torch.float64)
     both_2BT = torch.where(kept_BT, both_2BT, torch.zeros_like(both_2BT))
     totals = ranks.sum(torch.cat([both_2BT.sum((1, 2)), kept_BT.sum()[None].to(torch.float64)]))
@@ -67,21 +73,32 @@ def select_clip_cov(
             f"clip_cov needs 0 < clip_cov_ratio={clip_cov_ratio} <= 1 and clip_cov_lb={clip_cov_lb} < clip_cov_ub={clip_cov_ub}."
         )
     kept_BT, advantages_BT = checked_columns(
-        mask_BT=mask_BT, log_probs_BT=log_probs_BT, advantages_BT=advantages_BT, old_log_probs_BT=old_log_probs_BT
+        mask_BT=mask_BT,
+        log_probs_BT=log_probs_BT,
+        advantages_BT=advantages_BT,
+        old_log_probs_BT=old_log_probs_BT,
     )
-    covariance_BT = token_covariance(log_probs_BT=log_probs_BT, advantages_BT=advantages_BT, mask_BT=kept_BT, ranks=ranks)
-    ratio_BT = log_ratio(log_probs_BT=log_probs_BT, old_log_probs_BT=old_log_probs_BT, mask_BT=kept_BT).exp()
+    covariance_BT = token_covariance(
+        log_probs_BT=log_probs_BT, advantages_BT=advantages_BT, mask_BT=kept_BT, ranks=ranks
+    )
+    ratio_BT = log_ratio(
+        log_probs_BT=log_probs_BT, old_log_probs_BT=old_log_probs_BT, mask_BT=kept_BT
+    ).exp()
     _, clipped_BT = clipped_loss(advantages_BT, ratio_BT, clip_ratio_low, clip_ratio_high)
     candidates_BT = (covariance_BT > clip_cov_lb) & (covariance_BT < clip_cov_ub) & ~clipped_BT
 
     number_BT, total = _numbered(candidates_BT, place_B, ranks)
     wanted = _share(clip_cov_ratio, kept_BT, ranks)
-    drawn_N = torch.zeros(total + 1, dtype=torch.bool)  # the last entry is that of tokens that are no candidates
+    drawn_N = torch.zeros(
+        total + 1, dtype=torch.bool
+    )  # the last entry is that of tokens that are no candidates
     drawn_N[torch.randperm(total, generator=generator)[:wanted]] = True
     return drawn_N.to(number_BT.device)[number_BT]
 
 
-def _numbered(candidates_BT: torch.Tensor, place_B: torch.Tensor, ranks: Ranks) -> tuple[torch.Tensor, int]:
+def _numbered(
+    candidates_BT: torch.Tensor, place_B: torch.Tensor, ranks: Ranks
+) -> tuple[torch.Tensor, int]:
     """Number the candidates of all ranks by row and token; other tokens get the number of candidates, which is returned, too."""
     require_axes(1, place=place_B)
     require_same_shape(place=place_B, rows=candidates_BT.sum(-1))
@@ -115,12 +132,20 @@ def select_kl_cov(
         ranks: Who else has rows of the mini-batch.
     """
     if not 0 < kl_cov_ratio <= 1:
-        raise ConfigError(f"kl_cov_ratio={kl_cov_ratio} is a share of tokens and must lie in (0, 1].")
-    kept_BT, advantages_BT = checked_columns(mask_BT=mask_BT, log_probs_BT=log_probs_BT, advantages_BT=advantages_BT)
-    covariance_BT = token_covariance(log_probs_BT=log_probs_BT, advantages_BT=advantages_BT, mask_BT=kept_BT, ranks=ranks)
+        raise ConfigError(
+            f"kl_cov_ratio={kl_cov_ratio} is a share of tokens and must lie in (0, 1]."
+        )
+    kept_BT, advantages_BT = checked_columns(
+        mask_BT=mask_BT, log_probs_BT=log_probs_BT, advantages_BT=advantages_BT
+    )
+    covariance_BT = token_covariance(
+        log_probs_BT=log_probs_BT, advantages_BT=advantages_BT, mask_BT=kept_BT, ranks=ranks
+    )
     wanted = _share(kl_cov_ratio, kept_BT, ranks)
     number_BT, total = _numbered(kept_BT, place_B, ranks)
-    own_N = _largest(covariance_BT[kept_BT], number_BT[kept_BT], wanted)  # no other of this rank can be among the largest of all
+    own_N = _largest(
+        covariance_BT[kept_BT], number_BT[kept_BT], wanted
+    )  # no other of this rank can be among the largest of all
     covariance_N, _ = ranks.gather_rows(covariance_BT[kept_BT][own_N])
     number_N, _ = ranks.gather_rows(number_BT[kept_BT][own_N])
     chosen = torch.zeros(total + 1, dtype=torch.bool, device=number_BT.device)
@@ -156,14 +181,25 @@ def clip_cov_policy_loss(
     """
     check_clip(clip_ratio_low=clip_ratio_low, clip_ratio_high=clip_ratio_high)
     kept_BT, advantages_BT = checked_columns(
-        mask_BT=mask_BT, log_probs_BT=log_probs_BT, advantages_BT=advantages_BT, old_log_probs_BT=old_log_probs_BT
+        mask_BT=mask_BT,
+        log_probs_BT=log_probs_BT,
+        advantages_BT=advantages_BT,
+        old_log_probs_BT=old_log_probs_BT,
     )
     require_same_shape(response_mask=kept_BT, selected=selected_BT)
-    log_ratio_BT = log_ratio(log_probs_BT=log_probs_BT, old_log_probs_BT=old_log_probs_BT, mask_BT=kept_BT)
-    loss_BT, clipped_BT = clipped_loss(advantages_BT, log_ratio_BT.exp(), clip_ratio_low, clip_ratio_high)
+    log_ratio_BT = log_ratio(
+        log_probs_BT=log_probs_BT, old_log_probs_BT=old_log_probs_BT, mask_BT=kept_BT
+    )
+    loss_BT, clipped_BT = clipped_loss(
+        advantages_BT, log_ratio_BT.exp(), clip_ratio_low, clip_ratio_high
+    )
     return PolicyLoss(
         loss_BT=torch.where(selected_BT, torch.zeros_like(loss_BT), loss_BT),
-        metrics_BT={"pg_clipfrac": clipped_BT.float(), "selected_share": selected_BT.float(), "ppo_kl": -log_ratio_BT.detach()},
+        metrics_BT={
+            "pg_clipfrac": clipped_BT.float(),
+            "selected_share": selected_BT.float(),
+            "ppo_kl": -log_ratio_BT.detach(),
+        },
     )
 
 
@@ -182,13 +218,22 @@ def kl_cov_policy_loss(
     |log r| is what the authors' listing 1 takes for the KL to the old policy; 1 is their coefficient.
     """
     if not ppo_kl_coef >= 0:
-        raise ConfigError(f"ppo_kl_coef={ppo_kl_coef} is the weight of a penalty and must not be negative.")
+        raise ConfigError(
+            f"ppo_kl_coef={ppo_kl_coef} is the weight of a penalty and must not be negative."
+        )
     kept_BT, advantages_BT = checked_columns(
-        mask_BT=mask_BT, log_probs_BT=log_probs_BT, advantages_BT=advantages_BT, old_log_probs_BT=old_log_probs_BT
+        mask_BT=mask_BT,
+        log_probs_BT=log_probs_BT,
+        advantages_BT=advantages_BT,
+        old_log_probs_BT=old_log_probs_BT,
     )
     require_same_shape(response_mask=kept_BT, selected=selected_BT)
-    log_ratio_BT = log_ratio(log_probs_BT=log_probs_BT, old_log_probs_BT=old_log_probs_BT, mask_BT=kept_BT)
-    penalty_BT = torch.where(selected_BT, ppo_kl_coef * log_ratio_BT.abs(), torch.zeros_like(log_ratio_BT))
+    log_ratio_BT = log_ratio(
+        log_probs_BT=log_probs_BT, old_log_probs_BT=old_log_probs_BT, mask_BT=kept_BT
+    )
+    penalty_BT = torch.where(
+        selected_BT, ppo_kl_coef * log_ratio_BT.abs(), torch.zeros_like(log_ratio_BT)
+    )
     return PolicyLoss(
         loss_BT=-advantages_BT * log_ratio_BT.exp() + penalty_BT,
         metrics_BT={"selected_share": selected_BT.float(), "ppo_kl": -log_ratio_BT.detach()},

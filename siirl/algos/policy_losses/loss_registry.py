@@ -72,7 +72,11 @@ SELECTION_ARGUMENTS = {
 
 
 def register_policy_loss(
-    name: str, *, aggregation: str = "token-mean", own_bounds: bool = False, selection: Selection | None = None
+    name: str,
+    *,
+    aggregation: str = "token-mean",
+    own_bounds: bool = False,
+    selection: Selection | None = None,
 ) -> Callable[[PolicyLossFunction], PolicyLossFunction]:
     """Decorator that registers a policy loss.
 
@@ -88,7 +92,9 @@ def register_policy_loss(
 
     def decorator(function: PolicyLossFunction) -> PolicyLossFunction:
         if name in POLICY_LOSSES and not same_definition(POLICY_LOSSES[name], function):
-            raise ConfigError(f"Policy loss {name!r} is already {name_of(POLICY_LOSSES[name])}: choose another name.")
+            raise ConfigError(
+                f"Policy loss {name!r} is already {name_of(POLICY_LOSSES[name])}: choose another name."
+            )
         check_arguments(function, known=LOSS_ARGUMENTS, kind="policy loss")
         POLICY_LOSSES[name] = function
         NATIVE_AGGREGATION[name] = aggregation
@@ -115,8 +121,13 @@ def policy_loss(*, name: str, available: Mapping[str, Any]) -> PolicyLoss:
     returned: PolicyLoss = call_by_name(function, available, kind="Policy loss")
     mask_BT = available["mask_BT"]
     require_same_shape(response_mask=mask_BT, loss=returned.loss_BT)
-    require_finite(mask=as_bool_mask(mask_BT), **{f"policy loss {name!r}": returned.loss_BT.detach()})
-    metrics_BT = {metric: _at_each_token(value, mask_BT=mask_BT) for metric, value in returned.metrics_BT.items()}
+    require_finite(
+        mask=as_bool_mask(mask_BT), **{f"policy loss {name!r}": returned.loss_BT.detach()}
+    )
+    metrics_BT = {
+        metric: _at_each_token(value, mask_BT=mask_BT)
+        for metric, value in returned.metrics_BT.items()
+    }
     result = PolicyLoss(loss_BT=returned.loss_BT, metrics_BT=metrics_BT)
     weights_BT = available.get("importance_weights_BT")
     if weights_BT is None or "importance_weights_BT" in inspect.signature(function).parameters:
@@ -131,7 +142,11 @@ def _at_each_token(value: Any, *, mask_BT: torch.Tensor) -> torch.Tensor:
         value_BT = torch.as_tensor(value, device=mask_BT.device).detach()
     except (RuntimeError, TypeError, ValueError):
         value_BT = torch.tensor(torch.nan, device=mask_BT.device)
-    return value_BT if value_BT.shape == mask_BT.shape else value_BT.float().mean().expand(mask_BT.shape)
+    return (
+        value_BT
+        if value_BT.shape == mask_BT.shape
+        else value_BT.float().mean().expand(mask_BT.shape)
+    )
 
 
 def select_tokens(*, name: str, available: Mapping[str, Any]) -> torch.Tensor:
@@ -169,19 +184,34 @@ def check_loss_options(name: str, options: Mapping[str, Any]) -> None:
     known = loss_options(name)
     for option, value in options.items():
         if option not in known:
-            raise UnknownNameError.of(kind=f"option of the policy loss {name} (loss_options)", name=option, known=known)
+            raise UnknownNameError.of(
+                kind=f"option of the policy loss {name} (loss_options)", name=option, known=known
+            )
         numeric = isinstance(known[option], int | float) and not isinstance(known[option], bool)
         if numeric and (isinstance(value, bool) or not isinstance(value, int | float)):
-            raise ConfigError(f"loss_options.{option}={value!r} of the policy loss {name} must be a number, such as {known[option]}.")
+            raise ConfigError(
+                f"loss_options.{option}={value!r} of the policy loss {name} must be a number, such as {known[option]}."
+            )
     if not options:
         return
     zero_11 = torch.zeros(1, 1)
     columns = ("log_probs_BT", "old_log_probs_BT", "rollout_log_probs_BT", "advantages_BT")
-    one_token = dict.fromkeys(columns, zero_11) | {"mask_BT": zero_11 == 0, "selected_BT": zero_11 == 0}
+    one_token = dict.fromkeys(columns, zero_11) | {
+        "mask_BT": zero_11 == 0,
+        "selected_BT": zero_11 == 0,
+    }
     if name in SELECTIONS:
         alone = {"place_B": torch.zeros(1, dtype=torch.int64), "generator": torch.Generator()}
         select_tokens(name=name, available={**one_token, **alone, **options})
-    policy_loss(name=name, available={**one_token, "loss_agg_mode": NATIVE_AGGREGATION[name], "config": None, **options})
+    policy_loss(
+        name=name,
+        available={
+            **one_token,
+            "loss_agg_mode": NATIVE_AGGREGATION[name],
+            "config": None,
+            **options,
+        },
+    )
 
 
 def _function(name: str) -> PolicyLossFunction:

@@ -15,13 +15,19 @@ from siirl.errors import ConfigError
 
 
 @register_policy_loss("gpg", own_bounds=True)
-def gpg_policy_loss(*, log_probs_BT: torch.Tensor, advantages_BT: torch.Tensor, mask_BT: torch.Tensor) -> PolicyLoss:
+def gpg_policy_loss(
+    *, log_probs_BT: torch.Tensor, advantages_BT: torch.Tensor, mask_BT: torch.Tensor
+) -> PolicyLoss:
     """GPG: `-A log pi`, the policy gradient itself (arXiv 2504.02546v4, equation 5); for one update of each sample.
 
     Its scale for groups that carry no signal is the advantage's business (`adv_estimator=gpg`).
     """
-    kept_BT, advantages_BT = checked_columns(mask_BT=mask_BT, log_probs_BT=log_probs_BT, advantages_BT=advantages_BT)
-    return PolicyLoss(loss_BT=-advantages_BT * torch.where(kept_BT, log_probs_BT, torch.zeros_like(log_probs_BT)))
+    kept_BT, advantages_BT = checked_columns(
+        mask_BT=mask_BT, log_probs_BT=log_probs_BT, advantages_BT=advantages_BT
+    )
+    return PolicyLoss(
+        loss_BT=-advantages_BT * torch.where(kept_BT, log_probs_BT, torch.zeros_like(log_probs_BT))
+    )
 
 
 @register_policy_loss("cpgd")
@@ -54,13 +60,22 @@ def cpgd_policy_loss(
     """
     check_clip(clip_ratio_low=clip_ratio_low, clip_ratio_high=clip_ratio_high)
     if clip_ratio_low == 1.0:
-        raise ConfigError("clip_ratio_low=1.0: cpgd clips the log-ratio at log(1 - clip_ratio_low), so it must be below 1.")
+        raise ConfigError(
+            "clip_ratio_low=1.0: cpgd clips the log-ratio at log(1 - clip_ratio_low), so it must be below 1."
+        )
     if not (policy_drift_coef >= 0 and policy_drift_cap > 1):
-        raise ConfigError(f"cpgd needs policy_drift_coef={policy_drift_coef} >= 0 and policy_drift_cap={policy_drift_cap} > 1.")
+        raise ConfigError(
+            f"cpgd needs policy_drift_coef={policy_drift_coef} >= 0 and policy_drift_cap={policy_drift_cap} > 1."
+        )
     kept_BT, advantages_BT = checked_columns(
-        mask_BT=mask_BT, log_probs_BT=log_probs_BT, advantages_BT=advantages_BT, old_log_probs_BT=old_log_probs_BT
+        mask_BT=mask_BT,
+        log_probs_BT=log_probs_BT,
+        advantages_BT=advantages_BT,
+        old_log_probs_BT=old_log_probs_BT,
     )
-    log_ratio_BT = log_ratio(log_probs_BT=log_probs_BT, old_log_probs_BT=old_log_probs_BT, mask_BT=kept_BT)
+    log_ratio_BT = log_ratio(
+        log_probs_BT=log_probs_BT, old_log_probs_BT=old_log_probs_BT, mask_BT=kept_BT
+    )
     held_BT = log_ratio_BT.clamp(math.log1p(-clip_ratio_low), math.log1p(clip_ratio_high))
     plain_BT, clipped_BT = -advantages_BT * log_ratio_BT, -advantages_BT * held_BT
     drift_BT = (log_ratio_BT.detach().exp().clamp(max=policy_drift_cap) - 1) * log_ratio_BT
@@ -99,13 +114,20 @@ def cispo_policy_loss(
     """
     check_clip(clip_ratio_low=clip_ratio_low, clip_ratio_high=clip_ratio_high)
     kept_BT, advantages_BT = checked_columns(
-        mask_BT=mask_BT, log_probs_BT=log_probs_BT, advantages_BT=advantages_BT, old_log_probs_BT=old_log_probs_BT
+        mask_BT=mask_BT,
+        log_probs_BT=log_probs_BT,
+        advantages_BT=advantages_BT,
+        old_log_probs_BT=old_log_probs_BT,
     )
-    log_ratio_BT = log_ratio(log_probs_BT=log_probs_BT.detach(), old_log_probs_BT=old_log_probs_BT, mask_BT=kept_BT)
+    log_ratio_BT = log_ratio(
+        log_probs_BT=log_probs_BT.detach(), old_log_probs_BT=old_log_probs_BT, mask_BT=kept_BT
+    )
     ratio_BT = log_ratio_BT.exp()
     weight_BT = ratio_BT.clamp(1 - clip_ratio_low, 1 + clip_ratio_high)
     return PolicyLoss(
-        loss_BT=-weight_BT * advantages_BT * torch.where(kept_BT, log_probs_BT, torch.zeros_like(log_probs_BT)),
+        loss_BT=-weight_BT
+        * advantages_BT
+        * torch.where(kept_BT, log_probs_BT, torch.zeros_like(log_probs_BT)),
         metrics_BT={"pg_clipfrac": (weight_BT != ratio_BT).float(), "ppo_kl": -log_ratio_BT},
     )
 
@@ -126,12 +148,21 @@ def sapo_policy_loss(
     all others `tau_neg`, which is larger because pushing a token down pushes all others up; 1.0 and 1.05 are the paper's.
     """
     if not (tau_pos > 0 and tau_neg > 0):
-        raise ConfigError(f"sapo divides by its temperatures: tau_pos={tau_pos} and tau_neg={tau_neg} must be positive.")
+        raise ConfigError(
+            f"sapo divides by its temperatures: tau_pos={tau_pos} and tau_neg={tau_neg} must be positive."
+        )
     kept_BT, advantages_BT = checked_columns(
-        mask_BT=mask_BT, log_probs_BT=log_probs_BT, advantages_BT=advantages_BT, old_log_probs_BT=old_log_probs_BT
+        mask_BT=mask_BT,
+        log_probs_BT=log_probs_BT,
+        advantages_BT=advantages_BT,
+        old_log_probs_BT=old_log_probs_BT,
     )
-    log_ratio_BT = log_ratio(log_probs_BT=log_probs_BT, old_log_probs_BT=old_log_probs_BT, mask_BT=kept_BT)
+    log_ratio_BT = log_ratio(
+        log_probs_BT=log_probs_BT, old_log_probs_BT=old_log_probs_BT, mask_BT=kept_BT
+    )
     ones_BT = torch.ones_like(advantages_BT)  # two Python numbers would be float32
     tau_BT = torch.where(advantages_BT > 0, tau_pos * ones_BT, tau_neg * ones_BT)
     gate_BT = torch.sigmoid(tau_BT * (log_ratio_BT.exp() - 1)) * (4 / tau_BT)
-    return PolicyLoss(loss_BT=-advantages_BT * gate_BT, metrics_BT={"ppo_kl": -log_ratio_BT.detach()})
+    return PolicyLoss(
+        loss_BT=-advantages_BT * gate_BT, metrics_BT={"ppo_kl": -log_ratio_BT.detach()}
+    )

@@ -31,14 +31,24 @@ def gspo_policy_loss(
     """
     check_clip(clip_ratio_low=clip_ratio_low, clip_ratio_high=clip_ratio_high)
     kept_BT, advantages_BT = checked_columns(
-        mask_BT=mask_BT, log_probs_BT=log_probs_BT, advantages_BT=advantages_BT, old_log_probs_BT=old_log_probs_BT
+        mask_BT=mask_BT,
+        log_probs_BT=log_probs_BT,
+        advantages_BT=advantages_BT,
+        old_log_probs_BT=old_log_probs_BT,
     )
-    log_ratio_BT = log_ratio(log_probs_BT=log_probs_BT, old_log_probs_BT=old_log_probs_BT, mask_BT=kept_BT)
+    log_ratio_BT = log_ratio(
+        log_probs_BT=log_probs_BT, old_log_probs_BT=old_log_probs_BT, mask_BT=kept_BT
+    )
     ratio_B = masked_mean(log_ratio_BT, kept_BT, -1).exp()
-    loss_B, clipped_B = clipped_loss(masked_mean(advantages_BT, kept_BT, -1), ratio_B, clip_ratio_low, clip_ratio_high)
+    loss_B, clipped_B = clipped_loss(
+        masked_mean(advantages_BT, kept_BT, -1), ratio_B, clip_ratio_low, clip_ratio_high
+    )
     return PolicyLoss(
         loss_BT=_at_kept_tokens(loss_B, kept_BT),
-        metrics_BT={"pg_clipfrac": _at_kept_tokens(clipped_B.float(), kept_BT), "ppo_kl": -log_ratio_BT.detach()},
+        metrics_BT={
+            "pg_clipfrac": _at_kept_tokens(clipped_B.float(), kept_BT),
+            "ppo_kl": -log_ratio_BT.detach(),
+        },
     )
 
 
@@ -58,12 +68,21 @@ def gspo_token_policy_loss(
     """
     check_clip(clip_ratio_low=clip_ratio_low, clip_ratio_high=clip_ratio_high)
     kept_BT, advantages_BT = checked_columns(
-        mask_BT=mask_BT, log_probs_BT=log_probs_BT, advantages_BT=advantages_BT, old_log_probs_BT=old_log_probs_BT
+        mask_BT=mask_BT,
+        log_probs_BT=log_probs_BT,
+        advantages_BT=advantages_BT,
+        old_log_probs_BT=old_log_probs_BT,
     )
-    log_ratio_BT = log_ratio(log_probs_BT=log_probs_BT, old_log_probs_BT=old_log_probs_BT, mask_BT=kept_BT)
+    log_ratio_BT = log_ratio(
+        log_probs_BT=log_probs_BT, old_log_probs_BT=old_log_probs_BT, mask_BT=kept_BT
+    )
     row_B1 = masked_mean(log_ratio_BT.detach(), kept_BT, -1)[:, None]
-    token_BT = torch.where(kept_BT, log_probs_BT - log_probs_BT.detach(), torch.zeros_like(log_probs_BT))  # 0, with gradient
-    loss_BT, clipped_BT = clipped_loss(advantages_BT, (row_B1 + token_BT).exp(), clip_ratio_low, clip_ratio_high)
+    token_BT = torch.where(
+        kept_BT, log_probs_BT - log_probs_BT.detach(), torch.zeros_like(log_probs_BT)
+    )  # 0, with gradient
+    loss_BT, clipped_BT = clipped_loss(
+        advantages_BT, (row_B1 + token_BT).exp(), clip_ratio_low, clip_ratio_high
+    )
     return PolicyLoss(
         loss_BT=torch.where(kept_BT, loss_BT, torch.zeros_like(loss_BT)),
         metrics_BT={"pg_clipfrac": clipped_BT.float(), "ppo_kl": -log_ratio_BT.detach()},
@@ -87,12 +106,21 @@ def gmpo_policy_loss(
     """
     check_clip(clip_ratio_low=clip_ratio_low, clip_ratio_high=clip_ratio_high)
     kept_BT, advantages_BT = checked_columns(
-        mask_BT=mask_BT, log_probs_BT=log_probs_BT, advantages_BT=advantages_BT, old_log_probs_BT=old_log_probs_BT
+        mask_BT=mask_BT,
+        log_probs_BT=log_probs_BT,
+        advantages_BT=advantages_BT,
+        old_log_probs_BT=old_log_probs_BT,
     )
-    log_ratio_BT = log_ratio(log_probs_BT=log_probs_BT, old_log_probs_BT=old_log_probs_BT, mask_BT=kept_BT)
+    log_ratio_BT = log_ratio(
+        log_probs_BT=log_probs_BT, old_log_probs_BT=old_log_probs_BT, mask_BT=kept_BT
+    )
     advantage_B = masked_mean(advantages_BT, kept_BT, -1)
     held_BT = log_ratio_BT.clamp(-clip_ratio_low, clip_ratio_high)
-    pessimistic_BT = torch.where(advantage_B[:, None] > 0, torch.minimum(log_ratio_BT, held_BT), torch.maximum(log_ratio_BT, held_BT))
+    pessimistic_BT = torch.where(
+        advantage_B[:, None] > 0,
+        torch.minimum(log_ratio_BT, held_BT),
+        torch.maximum(log_ratio_BT, held_BT),
+    )
     loss_B = -advantage_B * masked_mean(pessimistic_BT, kept_BT, -1).exp()
     clipped_BT = (pessimistic_BT != log_ratio_BT).detach() & kept_BT
     return PolicyLoss(
@@ -102,4 +130,8 @@ def gmpo_policy_loss(
 
 
 def _at_kept_tokens(values_B: torch.Tensor, kept_BT: torch.Tensor) -> torch.Tensor:
-    return torch.where(kept_BT, values_B[:, None].expand(kept_BT.shape), torch.zeros((), dtype=values_B.dtype, device=values_B.device))
+    return torch.where(
+        kept_BT,
+        values_B[:, None].expand(kept_BT.shape),
+        torch.zeros((), dtype=values_B.dtype, device=values_B.device),
+    )

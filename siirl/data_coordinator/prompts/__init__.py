@@ -4,7 +4,6 @@ A prompt file is read through once, at the start, by all ranks together: each lo
 numbers only (token length, hash of the question, data source). From then on a rank reads the rows that it trains on, when it needs them.
 """
 
-
 from siirl.data_coordinator.prompts.dataset import PartitionedRLHFDataset, PromptTask
 from siirl.data_coordinator.prompts.index import PromptIndex, build_index
 from siirl.data_coordinator.prompts.joined_files import PromptFiles, open_prompt_files

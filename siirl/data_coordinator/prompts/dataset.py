@@ -78,7 +78,9 @@ class Prompts:
             trial_id=int(self.rows_N[place]),
             seed=seed,
             group_id=group_id,
-            prompt_row=json.dumps(row.as_columns(), default=str),  # parquet knows dates and decimals, JSON does not
+            prompt_row=json.dumps(
+                row.as_columns(), default=str
+            ),  # parquet knows dates and decimals, JSON does not
         )
 
 
@@ -97,7 +99,9 @@ class PartitionedRLHFDataset(Dataset[PromptTask]):
 
     def __init__(self, prompts: Prompts, *, seed: int, rank: int = 0, ranks: int = 1) -> None:
         if not 0 <= rank < ranks:
-            raise ConfigError(f"PartitionedRLHFDataset: rank {rank} of {ranks}; ranks count from 0.")
+            raise ConfigError(
+                f"PartitionedRLHFDataset: rank {rank} of {ranks}; ranks count from 0."
+            )
         self.prompts, self.seed = prompts, seed
         self.rank, self.ranks = rank, ranks
 
@@ -113,7 +117,12 @@ class PartitionedRLHFDataset(Dataset[PromptTask]):
         places = [self._place(number) for number in numbers]
         rows = self.prompts.read(places)
         return [
-            self.prompts.task(rows[place], place, seed=training_seed(run_seed=self.seed, number=number), group_id=number)
+            self.prompts.task(
+                rows[place],
+                place,
+                seed=training_seed(run_seed=self.seed, number=number),
+                group_id=number,
+            )
             for number, place in zip(numbers, places, strict=True)
         ]
 

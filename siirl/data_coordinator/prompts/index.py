@@ -63,7 +63,9 @@ class _Part:
 class _Parts:
     """The stretches of rows that this rank looks at, each read when it is asked for."""
 
-    def __init__(self, files: PromptFiles, encode: Encode, check: CheckRow, stretches: Sequence[range]) -> None:
+    def __init__(
+        self, files: PromptFiles, encode: Encode, check: CheckRow, stretches: Sequence[range]
+    ) -> None:
         self.files, self.encode, self.check, self.stretches = files, encode, check, stretches
 
     def __len__(self) -> int:
@@ -101,7 +103,9 @@ def build_index(
         ConfigError: A row that is wrong, on every rank alike.
     """
     begin, end = rank * len(files) // ranks, (rank + 1) * len(files) // ranks
-    stretches = [range(first, min(first + ROWS_PER_PART, end)) for first in range(begin, end, ROWS_PER_PART)]
+    stretches = [
+        range(first, min(first + ROWS_PER_PART, end)) for first in range(begin, end, ROWS_PER_PART)
+    ]
     found = _joined(in_order(_Parts(files, encode, check, stretches), num_workers=num_workers))
     parts: list[_Part] = gather(found)
     for part in parts:
@@ -113,7 +117,9 @@ def build_index(
         length_N=np.array([length for part in parts for length in part.lengths], np.int32),
         question_N=np.array([question for part in parts for question in part.questions], np.uint64),
         wording_N=np.array([wording for part in parts for wording in part.wordings], np.uint64),
-        source_N=np.array([position[source] for part in parts for source in part.sources], np.int32),
+        source_N=np.array(
+            [position[source] for part in parts for source in part.sources], np.int32
+        ),
         sources=sources,
     )
 

@@ -63,7 +63,9 @@ class PromptFiles:
             if len(wanted):
                 yield from self._checked(file, [int(row) - first for row in wanted], check)
 
-    def _checked(self, file: PromptFile, rows: Sequence[int], check: CheckRow | None) -> Iterator[PromptRow]:
+    def _checked(
+        self, file: PromptFile, rows: Sequence[int], check: CheckRow | None
+    ) -> Iterator[PromptRow]:
         try:
             for number, row in zip(rows, file.select(rows), strict=True):
                 if check is not None:
@@ -85,7 +87,9 @@ def open_prompt_files(names: Sequence[str], *, key: str) -> PromptFiles:
     paths = [Path(name).expanduser().resolve() for name in names]
     repeated = [name for name, path in zip(names, paths, strict=True) if paths.count(path) > 1]
     if repeated:
-        raise ConfigError(f"{key} names {repeated[0]} more than once: its prompts would count double. Name it once.")
+        raise ConfigError(
+            f"{key} names {repeated[0]} more than once: its prompts would count double. Name it once."
+        )
     return PromptFiles(paths, key=key)
 
 
@@ -102,4 +106,6 @@ def _check(row: PromptRow, check: CheckRow, file: PromptFile, number: int) -> No
     try:
         check(row)
     except ValueError as error:
-        raise ValueError(f"{file.path}, {file.place(number)}: {error}. Correct the row, or take it out.") from error
+        raise ValueError(
+            f"{file.path}, {file.place(number)}: {error}. Correct the row, or take it out."
+        ) from error

@@ -88,7 +88,13 @@ class PromptLoader:
             ConfigError: Files, rows or lengths that cannot work, on every rank alike.
             MissingAssetError: A file that is not there.
         """
-        shared: dict[str, Any] = {"encode": encode, "check": check or has_truth, "rank": rank, "ranks": ranks, "gather": gather}
+        shared: dict[str, Any] = {
+            "encode": encode,
+            "check": check or has_truth,
+            "rank": rank,
+            "ranks": ranks,
+            "gather": gather,
+        }
         shared["num_workers"] = data.num_loader_workers
         files = open_prompt_files(data.train_files, key="data.train_files")
         index = build_index(files, **shared)
@@ -104,9 +110,16 @@ class PromptLoader:
             overlong=data.overlong_prompts,
         )
         if rank == 0:
-            logger.warning("%s", told(split, max_prompt_length=data.max_prompt_length, overlong=data.overlong_prompts))
+            logger.warning(
+                "%s",
+                told(
+                    split, max_prompt_length=data.max_prompt_length, overlong=data.overlong_prompts
+                ),
+            )
         return cls(
-            PartitionedRLHFDataset(Prompts.of(files, index, split.train_rows), seed=data.seed, rank=rank, ranks=ranks),
+            PartitionedRLHFDataset(
+                Prompts.of(files, index, split.train_rows), seed=data.seed, rank=rank, ranks=ranks
+            ),
             prompts_per_step=data.train_batch_size,
             heldout=Prompts.of(heldout_files, heldout_index, split.heldout_rows),
             num_workers=data.num_loader_workers,
@@ -138,7 +151,12 @@ class PromptLoader:
     def state_dict(self) -> dict[str, Any]:
         """The global state: the same on every rank."""
         dataset = self.dataset
-        return {"position": self.position, "seed": dataset.seed, "prompts": len(dataset), "questions": dataset.prompts.digest()}
+        return {
+            "position": self.position,
+            "seed": dataset.seed,
+            "prompts": len(dataset),
+            "questions": dataset.prompts.digest(),
+        }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on where `state` was taken, also at another number of ranks or prompts a step.
@@ -157,7 +175,9 @@ class PromptLoader:
         self.position = int(state["position"])
         self._stream = None
 
-    def evaluation_prompts(self, *, prompts_per_source: int, rank: int = 0, ranks: int = 1) -> list[PromptTask]:
+    def evaluation_prompts(
+        self, *, prompts_per_source: int, rank: int = 0, ranks: int = 1
+    ) -> list[PromptTask]:
         """This rank's share of an evaluation: the same `prompts_per_source` held-out prompts of each data source at every call.
 
         They are chosen by the hash of their question, so neither the run's seed nor the order of the file matters.
@@ -165,24 +185,33 @@ class PromptLoader:
         Raises:
             ConfigError: There are none, or more than there are evaluation seeds.
         """
-        chosen = [] if self.heldout is None else _first_of_each_source(self.heldout, prompts_per_source)
+        chosen = (
+            [] if self.heldout is None else _first_of_each_source(self.heldout, prompts_per_source)
+        )
         if self.heldout is None or not chosen:
             raise ConfigError(
                 "trainer.val_episodes asks for an evaluation, and no prompt is held out: give data.val_files, a larger data.heldout_share, "
                 "or trainer.val_episodes=0."
             )
         if len(chosen) > FIRST_TRAINING_SEED:
-            raise ConfigError(f"{len(chosen)} held-out prompts are more than an evaluation can have seeds: lower trainer.val_episodes.")
+            raise ConfigError(
+                f"{len(chosen)} held-out prompts are more than an evaluation can have seeds: lower trainer.val_episodes."
+            )
         own = list(enumerate(chosen))[rank::ranks]
         rows = self.heldout.read([place for _, place in own])
-        return [self.heldout.task(rows[place], place, seed=number, group_id=number) for number, place in own]
+        return [
+            self.heldout.task(rows[place], place, seed=number, group_id=number)
+            for number, place in own
+        ]
 
     def close(self) -> None:
         """End the processes that read ahead; safe to call twice."""
         self._stream = None
 
     def _read_from(self, start: int) -> Iterator[PromptTask]:
-        size = min(ROWS_AT_A_TIME, -(-len(self.dataset) // self.dataset.ranks))  # of a small file no more than an epoch
+        size = min(
+            ROWS_AT_A_TIME, -(-len(self.dataset) // self.dataset.ranks)
+        )  # of a small file no more than an epoch
         batches = self.dataset.own_batches(start, size=size)
         for tasks in in_batches(self.dataset, batches=batches, num_workers=self.num_workers):
             yield from tasks
@@ -191,6 +220,9 @@ class PromptLoader:
 def _first_of_each_source(prompts: Prompts, count: int) -> list[int]:
     """Places of up to `count` rows of each data source, in the order of their questions' hashes, the sources in turn."""
     by_hash = np.argsort(prompts.question_N, kind="stable")
-    first = [by_hash[prompts.source_N[by_hash] == source][:count].tolist() for source in range(len(prompts.sources))]
+    first = [
+        by_hash[prompts.source_N[by_hash] == source][:count].tolist()
+        for source in range(len(prompts.sources))
+    ]
     in_turn = itertools.zip_longest(*first)
     return [place for turn in in_turn for place in turn if place is not None]

@@ -22,10 +22,17 @@ def in_order(dataset: Any, *, num_workers: int) -> Iterator[Any]:
     return _read(dataset, batch_size=None, num_workers=num_workers)
 
 
-def in_batches(dataset: Any, *, batches: Iterable[Sequence[int]], num_workers: int) -> Iterator[Any]:
+def in_batches(
+    dataset: Any, *, batches: Iterable[Sequence[int]], num_workers: int
+) -> Iterator[Any]:
     """`dataset.__getitems__(batch)` for every batch of numbers, in order; `batches` may be endless."""
     # One batch a process ahead: a batch is hundreds of rows already.
-    return _read(dataset, batch_sampler=batches, num_workers=num_workers, prefetch_factor=1 if num_workers else None)
+    return _read(
+        dataset,
+        batch_sampler=batches,
+        num_workers=num_workers,
+        prefetch_factor=1 if num_workers else None,
+    )
 
 
 def as_it_is(items: Any) -> Any:
@@ -35,7 +42,9 @@ def as_it_is(items: Any) -> Any:
 
 def _read(dataset: Any, *, num_workers: int, **options: Any) -> Iterator[Any]:
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "'set_vital' is deprecated", UserWarning)  # torchdata 0.11 calls it, torch 2.13 complains
+        warnings.filterwarnings(
+            "ignore", "'set_vital' is deprecated", UserWarning
+        )  # torchdata 0.11 calls it, torch 2.13 complains
         loader = StatefulDataLoader(
             dataset,
             num_workers=num_workers,

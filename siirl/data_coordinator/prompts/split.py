@@ -29,7 +29,12 @@ class PromptSplit:
 
 
 def split_prompts(
-    train: PromptIndex, *, validation: PromptIndex | None, heldout_share: float, max_prompt_length: int, overlong: str
+    train: PromptIndex,
+    *,
+    validation: PromptIndex | None,
+    heldout_share: float,
+    max_prompt_length: int,
+    overlong: str,
 ) -> PromptSplit:
     """Divide the rows.
 
@@ -43,7 +48,11 @@ def split_prompts(
     Raises:
         ConfigError: Nothing is left to train on.
     """
-    held_N = _held_out(train.question_N, share=heldout_share) if validation is None else np.isin(train.question_N, validation.question_N)
+    held_N = (
+        _held_out(train.question_N, share=heldout_share)
+        if validation is None
+        else np.isin(train.question_N, validation.question_N)
+    )
     long_N = train.length_N > max_prompt_length
     source = train if validation is None else validation
     candidates_M = held_N if validation is None else np.ones(len(validation), bool)
@@ -59,7 +68,9 @@ def split_prompts(
         too_long=int((long_N & ~held_N).sum()),
         too_long_heldout=int((long_M & candidates_M).sum()),
         also_held_out=0 if validation is None else int(held_N.sum()),
-        nearly_held_out=int(np.isin(train.wording_N[train_rows], source.wording_N[heldout_rows]).sum()),
+        nearly_held_out=int(
+            np.isin(train.wording_N[train_rows], source.wording_N[heldout_rows]).sum()
+        ),
     )
 
 
@@ -87,7 +98,9 @@ def told(split: PromptSplit, *, max_prompt_length: int, overlong: str) -> str:
             f"data.max_prompt_length={max_prompt_length} tokens are {done}"
         )
     if split.also_held_out:
-        parts.append(f"{split.also_held_out} training prompts are left out because they are held out, too")
+        parts.append(
+            f"{split.also_held_out} training prompts are left out because they are held out, too"
+        )
     return "; ".join(parts) + "."
 
 

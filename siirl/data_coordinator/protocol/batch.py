@@ -36,7 +36,9 @@ def shallow_copy(batch: TensorDict) -> TensorDict:
 def without_texts(batch: TensorDict) -> TensorDict:
     """The tensor columns alone: choosing rows of a column of strings takes a hundred times as long as of a tensor."""
     return TensorDict(
-        {name: value for name, value in batch.items() if isinstance(value, torch.Tensor)}, batch_size=batch.batch_size, device=batch.device
+        {name: value for name, value in batch.items() if isinstance(value, torch.Tensor)},
+        batch_size=batch.batch_size,
+        device=batch.device,
     )
 
 
@@ -52,14 +54,18 @@ def concat(batches: Sequence[TensorDict]) -> TensorDict:
     names = set(batches[0].keys())
     for batch in batches:
         if set(batch.keys()) != names:
-            raise InvariantError(f"Batches with different columns cannot be joined; they differ in {sorted(names ^ set(batch.keys()))}.")
+            raise InvariantError(
+                f"Batches with different columns cannot be joined; they differ in {sorted(names ^ set(batch.keys()))}."
+            )
     extents = [Extent.of_shapes(tensor_shapes(batch)) for batch in batches]
     rows = [batch.batch_size[0] for batch in batches]
     widest = Extent.widest(extents)
     joined: dict[str, Any] = {}
     for name, first in batches[0].items():
         if not isinstance(first, torch.Tensor):
-            joined[name] = NonTensorStack(*[text for batch in batches for text in texts(batch, name)])
+            joined[name] = NonTensorStack(
+                *[text for batch in batches for text in texts(batch, name)]
+            )
         elif column(name).layout in RAGGED:
             joined[name] = _join(name, [batch[name] for batch in batches], extents, widest)
         else:
@@ -82,7 +88,9 @@ def check_unique_uids(batch: TensorDict) -> None:
 
 def tensor_shapes(batch: TensorDict) -> dict[str, tuple[int, ...]]:
     """Shapes of the tensor columns."""
-    return {name: tuple(value.shape) for name, value in batch.items() if isinstance(value, torch.Tensor)}
+    return {
+        name: tuple(value.shape) for name, value in batch.items() if isinstance(value, torch.Tensor)
+    }
 
 
 def texts(batch: TensorDict, name: str) -> list[str]:
@@ -90,7 +98,9 @@ def texts(batch: TensorDict, name: str) -> list[str]:
     return list(batch.get(name).tolist())
 
 
-def _join(name: str, tensors: Sequence[torch.Tensor], extents: Sequence[Extent], widest: Extent) -> torch.Tensor:
+def _join(
+    name: str, tensors: Sequence[torch.Tensor], extents: Sequence[Extent], widest: Extent
+) -> torch.Tensor:
     layout = column(name).layout
     shape = (sum(len(tensor) for tensor in tensors), widest.width(layout), *tensors[0].shape[2:])
     joined = torch.zeros(shape, dtype=tensors[0].dtype, device=tensors[0].device)

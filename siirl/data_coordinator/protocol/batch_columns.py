@@ -55,7 +55,9 @@ class Column:
         if self.dtype is None or array.dtype == self.dtype:
             return array
         if not np.can_cast(array.dtype, self.dtype, casting="same_kind"):
-            raise ConfigError(f"Column {name!r} ({self.axes}: {self.meaning}) is {np.dtype(self.dtype).name}, and got {array.dtype.name}.")
+            raise ConfigError(
+                f"Column {name!r} ({self.axes}: {self.meaning}) is {np.dtype(self.dtype).name}, and got {array.dtype.name}."
+            )
         return array.astype(self.dtype)
 
 
@@ -73,30 +75,59 @@ COLUMNS: dict[str, Column] = {
     "input_ids": Column(np.int64, "B P+T", Layout.SEQUENCE, "prompt and response tokens"),
     "attention_mask": Column(np.int64, "B P+T", Layout.SEQUENCE, "1 where there is a token"),
     "position_ids": Column(np.int64, "B P+T", Layout.SEQUENCE, "positions of the tokens"),
-    "pixel_values": Column(np.uint8, "B C N H W 3", Layout.CHUNK, "camera images at the start of each chunk"),
-    "proprioception": Column(np.float32, "B C J", Layout.CHUNK, "what the robot feels at the start of each chunk"),
+    "pixel_values": Column(
+        np.uint8, "B C N H W 3", Layout.CHUNK, "camera images at the start of each chunk"
+    ),
+    "proprioception": Column(
+        np.float32, "B C J", Layout.CHUNK, "what the robot feels at the start of each chunk"
+    ),
     "instruction_ids": Column(np.int64, "B L", Layout.WORDS, "words of the instruction"),
     # What it did
     "responses": Column(np.int64, "B T", Layout.TOKEN, "tokens that it produced"),
     "response_ids": Column(np.int64, "B T", Layout.TOKEN, "another name of responses"),
-    "response_mask": Column(np.int64, "B T", Layout.TOKEN, "1 for its own tokens; for robots, those of executed actions"),
-    "rollout_log_probs": Column(np.float32, "B T", Layout.TOKEN, "log-probs under the policy and temperature that acted"),
+    "response_mask": Column(
+        np.int64, "B T", Layout.TOKEN, "1 for its own tokens; for robots, those of executed actions"
+    ),
+    "rollout_log_probs": Column(
+        np.float32, "B T", Layout.TOKEN, "log-probs under the policy and temperature that acted"
+    ),
     "old_log_probs": Column(np.float32, "B T", Layout.TOKEN, "log-probs before the update"),
     "ref_log_prob": Column(np.float32, "B T", Layout.TOKEN, "log-probs of the reference policy"),
     # What came of it
     "finish_step": Column(np.int64, "B", Layout.FIXED, "environment steps of the episode"),
     "complete": Column(np.bool_, "B", Layout.FIXED, "success"),
-    "graded": Column(np.bool_, "B", Layout.FIXED, "of text: whether the environment could say success and return; where not, both are 0"),
+    "graded": Column(
+        np.bool_,
+        "B",
+        Layout.FIXED,
+        "of text: whether the environment could say success and return; where not, both are 0",
+    ),
     "truncated": Column(np.bool_, "B", Layout.FIXED, "ended by the limit of steps"),
     "env_return": Column(np.float32, "B", Layout.FIXED, "sum of the environment's rewards"),
-    "env_rewards": Column(np.float32, "B T", Layout.TOKEN, "the environment's reward of a turn or chunk, at its last token"),
-    "oracle_distance": Column(np.float32, "B", Layout.FIXED, "true distance to the goal; for benchmarks only"),
+    "env_rewards": Column(
+        np.float32,
+        "B T",
+        Layout.TOKEN,
+        "the environment's reward of a turn or chunk, at its last token",
+    ),
+    "oracle_distance": Column(
+        np.float32, "B", Layout.FIXED, "true distance to the goal; for benchmarks only"
+    ),
     "video_embedding": Column(np.float32, "B D", Layout.FIXED, "embedding of the episode's video"),
-    "token_level_scores": Column(np.float32, "B T", Layout.TOKEN, "score, at the last token or where the environment gave it"),
+    "token_level_scores": Column(
+        np.float32, "B T", Layout.TOKEN, "score, at the last token or where the environment gave it"
+    ),
     "token_level_rewards": Column(np.float32, "B T", Layout.TOKEN, "score less penalties"),
     "values": Column(np.float32, "B T", Layout.TOKEN, "value estimates"),
-    "value_mask": Column(np.bool_, "B T", Layout.TOKEN, "1 at the tokens that stand for a decision with a value of its own"),
-    "reward_baselines": Column(np.float32, "B", Layout.FIXED, "reward of a greedy rollout of the same prompt"),
+    "value_mask": Column(
+        np.bool_,
+        "B T",
+        Layout.TOKEN,
+        "1 at the tokens that stand for a decision with a value of its own",
+    ),
+    "reward_baselines": Column(
+        np.float32, "B", Layout.FIXED, "reward of a greedy rollout of the same prompt"
+    ),
     "returns": Column(np.float32, "B T", Layout.TOKEN, "targets of the value function"),
     "advantages": Column(np.float32, "B T", Layout.TOKEN, "advantages"),
 }
@@ -116,5 +147,7 @@ def register_column(name: str, entry: Column) -> None:
         ConfigError: There is another of this name.
     """
     if COLUMNS.get(name, entry) != entry:
-        raise ConfigError(f"Column {name!r} is {COLUMNS[name].axes} ({COLUMNS[name].meaning}) already. Take another name.")
+        raise ConfigError(
+            f"Column {name!r} is {COLUMNS[name].axes} ({COLUMNS[name].meaning}) already. Take another name."
+        )
     COLUMNS[name] = entry

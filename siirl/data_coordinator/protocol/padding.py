@@ -71,7 +71,10 @@ RAGGED = frozenset({Layout.TOKEN, Layout.CHUNK, Layout.PROMPT, Layout.SEQUENCE, 
 
 
 def row_extents(
-    shapes: Shapes, *, response_mask_BT: NDArray[np.generic] | None, attention_mask_BS: NDArray[np.generic] | None
+    shapes: Shapes,
+    *,
+    response_mask_BT: NDArray[np.generic] | None,
+    attention_mask_BS: NDArray[np.generic] | None,
 ) -> list[Extent]:
     """The unpadded extent of each row.
 
@@ -91,7 +94,10 @@ def row_extents(
         tokens_per_chunk = _tokens_per_chunk(padded)
         chunks_B = np.maximum(1, -(-tokens_B // tokens_per_chunk))
         tokens_B = chunks_B * tokens_per_chunk
-    return [Extent(int(t), int(c), int(p), padded.words) for t, c, p in zip(tokens_B, chunks_B, prompt_B, strict=True)]
+    return [
+        Extent(int(t), int(c), int(p), padded.words)
+        for t, c, p in zip(tokens_B, chunks_B, prompt_B, strict=True)
+    ]
 
 
 def _length_from_last(mask_BT: NDArray[np.generic]) -> NDArray[np.int64]:
@@ -103,12 +109,16 @@ def _length_from_last(mask_BT: NDArray[np.generic]) -> NDArray[np.int64]:
 
 def _tokens_per_chunk(padded: Extent) -> int:
     if padded.tokens % padded.chunks:
-        raise InvariantError(f"{padded.tokens} response tokens are no multiple of {padded.chunks} chunks, but chunks have one length each.")
+        raise InvariantError(
+            f"{padded.tokens} response tokens are no multiple of {padded.chunks} chunks, but chunks have one length each."
+        )
     return padded.tokens // padded.chunks
 
 
 def _common_width(shapes: Shapes, layout: Layout) -> int:
     widths = {name: shape[1] for name, shape in shapes.items() if column(name).layout is layout}
     if len(set(widths.values())) > 1:
-        raise InvariantError(f"Columns along the axis {layout.value!r} differ in width: {widths}. All belong to the same rows.")
+        raise InvariantError(
+            f"Columns along the axis {layout.value!r} differ in width: {widths}. All belong to the same rows."
+        )
     return next(iter(widths.values()), 0)

@@ -45,7 +45,13 @@ class Actor:
     """
 
     def __init__(
-        self, *, engine: TrainEngine, config: ActorArguments, rollouts_per_prompt: int, seed: int = 0, horizon: int | None = None
+        self,
+        *,
+        engine: TrainEngine,
+        config: ActorArguments,
+        rollouts_per_prompt: int,
+        seed: int = 0,
+        horizon: int | None = None,
     ) -> None:
         self.engine, self.config = engine, config
         self.loss = ActorLoss(config, horizon=horizon)
@@ -62,7 +68,9 @@ class Actor:
         self._together(lambda: require_finite(log_probs=result_B2T[:, 0], entropy=result_B2T[:, 1]))
         return TokenScores(log_probs_BT=result_B2T[:, 0], entropy_BT=result_B2T[:, 1])
 
-    def update(self, batch: TensorDict, *, on_policy: bool = False, policy_version: int | None = None) -> Metrics:
+    def update(
+        self, batch: TensorDict, *, on_policy: bool = False, policy_version: int | None = None
+    ) -> Metrics:
         """All optimiser steps of a training step; every rank calls it, a rank without rows too.
 
         Args:
@@ -81,10 +89,17 @@ class Actor:
             TensorError: Bad numbers on this rank; InvariantError on the others.
         """
         old_column = self._old_column(batch, on_policy)
-        columns = batch if self.loss.selects else without_texts(batch)  # a selection goes by unique ids
+        columns = (
+            batch if self.loss.selects else without_texts(batch)
+        )  # a selection goes by unique ids
         steps: list[TrainStep] = []
         for epoch in range(self.config.ppo_epochs):
-            parts = mini_batch_rows(batch=batch, rows=self.rows_per_mini_batch, ranks=self.engine.ranks, generator=self.generator)
+            parts = mini_batch_rows(
+                batch=batch,
+                rows=self.rows_per_mini_batch,
+                ranks=self.engine.ranks,
+                generator=self.generator,
+            )
             if on_policy and (len(parts) > 1 or self.config.ppo_epochs > 1):
                 raise ConfigError(
                     f"on_policy means one optimiser step, but there are {self.config.ppo_epochs} epochs of {len(parts)} mini-batches: "
@@ -93,7 +108,9 @@ class Actor:
             for number, rows in enumerate(parts):
                 # Only before the first step are the weights those that acted.
                 acted = epoch == 0 and number == 0
-                loss = self.loss.of_micro_batch(old_column=old_column, gap=acted, version=policy_version)
+                loss = self.loss.of_micro_batch(
+                    old_column=old_column, gap=acted, version=policy_version
+                )
                 steps.append(self._step(columns[rows], loss, old_column))
         return _metrics(steps)
 
@@ -106,12 +123,18 @@ class Actor:
         self.generator.set_state(state["generator"])
 
     def _old_column(self, batch: TensorDict, on_policy: bool) -> str | None:
-        for name in ("advantages", "response_mask", *(["ref_log_prob"] if self.config.use_kl_loss else [])):
+        for name in (
+            "advantages",
+            "response_mask",
+            *(["ref_log_prob"] if self.config.use_kl_loss else []),
+        ):
             if name not in batch:
                 raise ConfigError(
                     f"The actor's update needs the column {name!r}; the batch has: {', '.join(sorted(map(str, batch.keys())))}."
                 )
-        if self.loss.needs_behaviour and not ("old_log_probs" in batch and "rollout_log_probs" in batch):
+        if self.loss.needs_behaviour and not (
+            "old_log_probs" in batch and "rollout_log_probs" in batch
+        ):
             raise ConfigError(
                 "Importance weights are old_log_probs, computed anew, over rollout_log_probs: the actor's update needs both columns "
                 "(compute_old_log_prob makes the first)."
@@ -126,7 +149,12 @@ class Actor:
             )
         return "rollout_log_probs"
 
-    def _step(self, rows: TensorDict, loss: Callable[[TokenScores, TensorDict], LossSum], old_column: str | None) -> TrainStep:
+    def _step(
+        self,
+        rows: TensorDict,
+        loss: Callable[[TokenScores, TensorDict], LossSum],
+        old_column: str | None,
+    ) -> TrainStep:
         """One optimiser step; none where no row has an advantage and nothing else pulls on the weights.
 
         AdamW would otherwise move them by its momentum and shrink them by its decay, for no reason in the data. Rows without advantage,
@@ -140,7 +168,9 @@ class Actor:
             rows = self._with_selection(rows, old_column)
         if not self.loss.pulled_by_advantage_alone or not len(rows):
             return self.engine.train_batch(rows, loss, self.loss.weight)
-        return self.engine.train_batch(rows[pull_B > 0], loss, self.loss.weight, weight=self.loss.weight(rows))
+        return self.engine.train_batch(
+            rows[pull_B > 0], loss, self.loss.weight, weight=self.loss.weight(rows)
+        )
 
     def _with_selection(self, rows: TensorDict, old_column: str | None) -> TensorDict:
         """Rows with the column of tokens that the loss chooses over the whole mini-batch, under the weights as they are now."""
@@ -188,5 +218,7 @@ def _metrics(steps: list[TrainStep]) -> Metrics:
             metrics[name] = max(found)
     metrics["actor/lr"] = steps[-1].learning_rate
     metrics["actor/updates"] = float(sum(step.applied for step in steps))
-    metrics["actor/skipped_updates"] = float(sum(step.batch.weight > 0 and not step.applied for step in steps))
+    metrics["actor/skipped_updates"] = float(
+        sum(step.batch.weight > 0 and not step.applied for step in steps)
+    )
     return metrics

@@ -36,13 +36,19 @@ from siirl.params import ActorArguments
 
 SELECTED = "selected_tokens"
 """Column that a selection over the mini-batch adds."""
-LARGEST_GAP, MEAN_GAP, COMPARED = "rollout/log_prob_gap", "rollout/log_prob_gap_mean", "compared tokens"
+LARGEST_GAP, MEAN_GAP, COMPARED = (
+    "rollout/log_prob_gap",
+    "rollout/log_prob_gap_mean",
+    "compared tokens",
+)
 """The gap between acting and training: over the tokens of an optimiser step its largest, its sum, and their number."""
 BOUNDS = ("clip_ratio_low", "clip_ratio_high")
 ACTOR = "actor_rollout_ref.actor"
 
 # Each is the advantage times something that is finite. Not cpgd, whose drift term pulls on every row, and none that chooses tokens.
-TIMES_ADVANTAGE = frozenset({"vanilla", "decoupled", "gspo", "gspo_token", "gmpo", "gpg", "cispo", "sapo"})
+TIMES_ADVANTAGE = frozenset(
+    {"vanilla", "decoupled", "gspo", "gspo_token", "gmpo", "gpg", "cispo", "sapo"}
+)
 
 
 class ActorLoss:
@@ -59,20 +65,31 @@ class ActorLoss:
     def __init__(self, config: ActorArguments, *, horizon: int | None = None) -> None:
         self.config, self.horizon, self.name = config, horizon, config.loss
         if self.name not in POLICY_LOSSES:
-            raise UnknownNameError.of(kind=f"policy loss ({ACTOR}.loss)", name=self.name, known=POLICY_LOSSES)
+            raise UnknownNameError.of(
+                kind=f"policy loss ({ACTOR}.loss)", name=self.name, known=POLICY_LOSSES
+            )
         self.clip = _bounds(config)
         check_loss_options(self.name, config.loss_options)
         self.aggregation = config.loss_agg_mode or NATIVE_AGGREGATION[self.name]
         if self.aggregation not in AGGREGATIONS:
-            raise UnknownNameError.of(kind="loss_agg_mode", name=self.aggregation, known=AGGREGATIONS)
+            raise UnknownNameError.of(
+                kind="loss_agg_mode", name=self.aggregation, known=AGGREGATIONS
+            )
         if AGGREGATIONS[self.aggregation].needs_horizon and horizon is None:
-            raise ConfigError(f"loss_agg_mode={self.aggregation} divides by the longest possible response: give the Actor its horizon.")
+            raise ConfigError(
+                f"loss_agg_mode={self.aggregation} divides by the longest possible response: give the Actor its horizon."
+            )
         if config.use_kl_loss and not is_kl_estimator(config.kl_loss_type):
-            raise UnknownNameError.of(kind="KL estimator (kl_loss_type)", name=config.kl_loss_type, known=KL_ESTIMATORS)
+            raise UnknownNameError.of(
+                kind="KL estimator (kl_loss_type)", name=config.kl_loss_type, known=KL_ESTIMATORS
+            )
         self.weighted = config.importance.level is not None
         if config.importance.level is not None:
             check_importance(
-                level=config.importance.level, bound=config.importance.bound, high=config.importance.high, low=config.importance.low
+                level=config.importance.level,
+                bound=config.importance.bound,
+                high=config.importance.high,
+                low=config.importance.low,
             )
             if self.name == "decoupled":
                 raise ConfigError(
@@ -103,8 +120,14 @@ class ActorLoss:
         """The resolved loss in a few words, for the plan."""
         reads = _parameters(self.name)
         clip = {name: self.clip.get(name, reads[name]) for name in BOUNDS if name in reads}
-        options = [f"{name}={value}" for name, value in {**clip, **self.config.loss_options}.items()]
-        weights = f"; importance weights: {self.config.importance.bound}, {self.config.importance.level}" if self.weighted else ""
+        options = [
+            f"{name}={value}" for name, value in {**clip, **self.config.loss_options}.items()
+        ]
+        weights = (
+            f"; importance weights: {self.config.importance.bound}, {self.config.importance.level}"
+            if self.weighted
+            else ""
+        )
         told = f" ({', '.join(options)})" if options else ""
         return f"{self.name}{told}, {self.aggregation}{weights}"
 
@@ -115,26 +138,41 @@ class ActorLoss:
     def check_columns(self, rows: TensorDict, old_column: str | None) -> None:
         """Refuse numbers that a selection over all ranks would meet on this rank only."""
         kept_BT = as_bool_mask(rows["response_mask"])
-        columns = {"advantages": rows["advantages"]} | ({} if old_column is None else {old_column: rows[old_column]})
+        columns = {"advantages": rows["advantages"]} | (
+            {} if old_column is None else {old_column: rows[old_column]}
+        )
         require_same_shape(response_mask=kept_BT, **columns)
         require_finite(mask=kept_BT, **columns)
 
     def select(
-        self, rows: TensorDict, *, log_probs_BT: torch.Tensor, old_column: str | None, place_B: torch.Tensor, generator: Any, ranks: Ranks
+        self,
+        rows: TensorDict,
+        *,
+        log_probs_BT: torch.Tensor,
+        old_column: str | None,
+        place_B: torch.Tensor,
+        generator: Any,
+        ranks: Ranks,
     ) -> torch.Tensor:
         """The tokens of this rank's rows that the loss treats differently; see `siirl.algos.policy_losses.select_tokens`."""
         available = {
             "log_probs_BT": log_probs_BT,
-            "old_log_probs_BT": log_probs_BT if old_column is None else rows[old_column].to(log_probs_BT.dtype),
+            "old_log_probs_BT": log_probs_BT
+            if old_column is None
+            else rows[old_column].to(log_probs_BT.dtype),
             "advantages_BT": rows["advantages"],
             "mask_BT": as_bool_mask(rows["response_mask"]),
             "place_B": place_B,
             "generator": generator,
             "ranks": ranks,
         }
-        return select_tokens(name=self.name, available={**available, **self.clip, **self.config.loss_options})
+        return select_tokens(
+            name=self.name, available={**available, **self.clip, **self.config.loss_options}
+        )
 
-    def of_micro_batch(self, *, old_column: str | None, gap: bool, version: int | None) -> Callable[[TokenScores, TensorDict], LossSum]:
+    def of_micro_batch(
+        self, *, old_column: str | None, gap: bool, version: int | None
+    ) -> Callable[[TokenScores, TensorDict], LossSum]:
         """The loss as the engine wants it.
 
         Args:
@@ -146,9 +184,15 @@ class ActorLoss:
         def loss(scores: TokenScores, rows: TensorDict) -> LossSum:
             kept_BT = as_bool_mask(rows["response_mask"])
             log_probs_BT = scores.log_probs_BT
-            old_BT = log_probs_BT.detach() if old_column is None else rows[old_column].to(log_probs_BT.dtype)
+            old_BT = (
+                log_probs_BT.detach()
+                if old_column is None
+                else rows[old_column].to(log_probs_BT.dtype)
+            )
             # First: bad log-probs are the model's, and not what a loss of the user's own makes of them.
-            log_ratio_BT = log_ratio(log_probs_BT=log_probs_BT.detach(), old_log_probs_BT=old_BT, mask_BT=kept_BT)
+            log_ratio_BT = log_ratio(
+                log_probs_BT=log_probs_BT.detach(), old_log_probs_BT=old_BT, mask_BT=kept_BT
+            )
             available = self._arguments(rows, log_probs_BT, old_BT, kept_BT)
             result = policy_loss(name=self.name, available=available)
             tokens_BT = {"entropy": scores.entropy_BT, **result.metrics_BT}
@@ -157,27 +201,45 @@ class ActorLoss:
             loss_BT = result.loss_BT - self.config.entropy_coef * scores.entropy_BT
             if self.uses_kl:
                 tokens_BT["kl_loss"] = kl_estimate(
-                    log_probs_BT=log_probs_BT, ref_log_probs_BT=rows["ref_log_prob"], mask_BT=kept_BT, name=self.config.kl_loss_type
+                    log_probs_BT=log_probs_BT,
+                    ref_log_probs_BT=rows["ref_log_prob"],
+                    mask_BT=kept_BT,
+                    name=self.config.kl_loss_type,
                 )
                 loss_BT = loss_BT + self.config.kl_loss_coef * tokens_BT["kl_loss"]
             maxima = {"actor/ratio_max": log_ratio_BT.max().exp()}
-            sums = {f"actor/{name}": torch.where(kept_BT, value.detach(), 0.0).sum() for name, value in tokens_BT.items()}
+            sums = {
+                f"actor/{name}": torch.where(kept_BT, value.detach(), 0.0).sum()
+                for name, value in tokens_BT.items()
+            }
             if gap and "rollout_log_probs" in rows:
                 gap_BT, compared_BT = _log_prob_gap(log_probs_BT, rows, kept_BT, version)
                 maxima[LARGEST_GAP] = gap_BT.max()
                 sums |= {MEAN_GAP: gap_BT.sum(), COMPARED: compared_BT.sum()}
             return LossSum(
                 loss=self._sum(loss_BT, kept_BT),
-                sums={"tokens": kept_BT.sum(), "pg_loss": self._sum(result.loss_BT, kept_BT), **sums},
+                sums={
+                    "tokens": kept_BT.sum(),
+                    "pg_loss": self._sum(result.loss_BT, kept_BT),
+                    **sums,
+                },
                 maxima=maxima,
             )
 
         return loss
 
     def _sum(self, loss_BT: torch.Tensor, kept_BT: torch.Tensor) -> torch.Tensor:
-        return aggregate_loss(loss_BT=loss_BT, mask_BT=kept_BT, mode=self.aggregation, denominator=1.0, horizon=self.horizon)
+        return aggregate_loss(
+            loss_BT=loss_BT,
+            mask_BT=kept_BT,
+            mode=self.aggregation,
+            denominator=1.0,
+            horizon=self.horizon,
+        )
 
-    def _importance_weights(self, rows: TensorDict, old_BT: torch.Tensor, kept_BT: torch.Tensor) -> torch.Tensor:
+    def _importance_weights(
+        self, rows: TensorDict, old_BT: torch.Tensor, kept_BT: torch.Tensor
+    ) -> torch.Tensor:
         settings = self.config.importance
         assert settings.level is not None
         return importance_weights(
@@ -190,7 +252,13 @@ class ActorLoss:
             low=settings.low,
         )
 
-    def _arguments(self, rows: TensorDict, log_probs_BT: torch.Tensor, old_BT: torch.Tensor, kept_BT: torch.Tensor) -> dict[str, Any]:
+    def _arguments(
+        self,
+        rows: TensorDict,
+        log_probs_BT: torch.Tensor,
+        old_BT: torch.Tensor,
+        kept_BT: torch.Tensor,
+    ) -> dict[str, Any]:
         """What of `siirl.algos.policy_losses.LOSS_ARGUMENTS` there is, and the loss's options."""
         arguments = {
             "log_probs_BT": log_probs_BT,
@@ -213,7 +281,9 @@ class ActorLoss:
 
 def _bounds(config: ActorArguments) -> dict[str, float | None]:
     """Clip bounds of the configured loss: the actor's, or none where the loss's own hold; a key that the loss would not read is refused."""
-    given: dict[str, float | None] = {name: getattr(config, name) for name in BOUNDS if getattr(config, name) is not None}
+    given: dict[str, float | None] = {
+        name: getattr(config, name) for name in BOUNDS if getattr(config, name) is not None
+    }
     own = config.loss in OWN_BOUNDS
     reads = _parameters(config.loss)
     if not is_built_in(config.loss):
@@ -224,7 +294,11 @@ def _bounds(config: ActorArguments) -> dict[str, float | None]:
     if own:
         check_clip(**{**dict.fromkeys(BOUNDS, 0.0), **given})  # type: ignore[arg-type]
         return given
-    bounds = {**dict.fromkeys(BOUNDS, config.clip_ratio), **given, "clip_ratio_c": config.clip_ratio_c}
+    bounds = {
+        **dict.fromkeys(BOUNDS, config.clip_ratio),
+        **given,
+        "clip_ratio_c": config.clip_ratio_c,
+    }
     check_clip(**bounds)  # type: ignore[arg-type]
     return bounds
 
@@ -234,21 +308,37 @@ def is_built_in(loss: str) -> bool:
     return POLICY_LOSSES[loss].__module__.startswith("siirl.algos.")
 
 
-def _refuse_unread(config: ActorArguments, given: Mapping[str, float | None], reads: Mapping[str, Any], *, own: bool) -> None:
+def _refuse_unread(
+    config: ActorArguments,
+    given: Mapping[str, float | None],
+    reads: Mapping[str, Any],
+    *,
+    own: bool,
+) -> None:
     defaults = ActorArguments()
     unread = [name for name in given if name not in reads]
     unread += ["clip_ratio"] if own and config.clip_ratio != defaults.clip_ratio else []
-    unread += ["clip_ratio_c"] if "clip_ratio_c" not in reads and config.clip_ratio_c != defaults.clip_ratio_c else []
+    unread += (
+        ["clip_ratio_c"]
+        if "clip_ratio_c" not in reads and config.clip_ratio_c != defaults.clip_ratio_c
+        else []
+    )
     for name in unread:
         clips = [bound for bound in BOUNDS if bound in reads]
         remedy = f"its bounds are {' and '.join(clips)}" if clips else "it does not clip"
-        raise ConfigError(f"{ACTOR}.{name}={getattr(config, name)} is not read by {ACTOR}.loss={config.loss}, {remedy}: leave it out.")
+        raise ConfigError(
+            f"{ACTOR}.{name}={getattr(config, name)} is not read by {ACTOR}.loss={config.loss}, {remedy}: leave it out."
+        )
 
 
 def _parameters(name: str) -> dict[str, Any]:
     """What the loss and its selection ask for, with defaults."""
     functions = [POLICY_LOSSES[name], *([SELECTIONS[name]] if name in SELECTIONS else [])]
-    return {key: parameter.default for function in functions for key, parameter in inspect.signature(function).parameters.items()}
+    return {
+        key: parameter.default
+        for function in functions
+        for key, parameter in inspect.signature(function).parameters.items()
+    }
 
 
 def _log_prob_gap(

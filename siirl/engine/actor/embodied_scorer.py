@@ -35,9 +35,14 @@ def embodied_scorer(module: nn.Module, micro_batch: TensorDict, temperature: flo
     chunks = number_of_chunks(micro_batch)
     executed_BC = kept_BT.unflatten(1, (chunks, -1)).any(-1)
     if not bool(executed_BC.any()):
-        executed_BC[0, 0] = True  # on several ranks the module must run, also for rows that only pad
+        executed_BC[0, 0] = (
+            True  # on several ranks the module must run, also for rows that only pad
+        )
     row_N = executed_BC.nonzero()[:, 0]
-    observations = {name: micro_batch[name][executed_BC] if name in micro_batch else None for name in CHUNK_COLUMNS}
+    observations = {
+        name: micro_batch[name][executed_BC] if name in micro_batch else None
+        for name in CHUNK_COLUMNS
+    }
     logits_NSV = module(**observations, instruction_ids=micro_batch["instruction_ids"][row_N])
 
     tokens_NS = tokens_BT.unflatten(1, (chunks, -1))[executed_BC]
@@ -54,9 +59,13 @@ def embodied_scorer(module: nn.Module, micro_batch: TensorDict, temperature: flo
     )
 
 
-def put_back(values_NS: torch.Tensor, executed_BC: torch.Tensor, kept_BT: torch.Tensor) -> torch.Tensor:
+def put_back(
+    values_NS: torch.Tensor, executed_BC: torch.Tensor, kept_BT: torch.Tensor
+) -> torch.Tensor:
     """Numbers of the executed chunks [N, S] at the places of their tokens [B, T]; 0 where no token was executed."""
-    values_BCS = values_NS.new_zeros((*executed_BC.shape, values_NS.shape[1])).index_put(tuple(executed_BC.nonzero().unbind(1)), values_NS)
+    values_BCS = values_NS.new_zeros((*executed_BC.shape, values_NS.shape[1])).index_put(
+        tuple(executed_BC.nonzero().unbind(1)), values_NS
+    )
     return torch.where(kept_BT, values_BCS.flatten(1), torch.zeros_like(values_BCS.flatten(1)))
 
 
@@ -66,7 +75,9 @@ def number_of_chunks(micro_batch: TensorDict) -> int:
     tokens = micro_batch["responses"].shape[1]
     if not found:
         known = ", ".join(map(str, micro_batch.keys()))
-        raise TensorError(f"A batch of trajectories needs pixel_values or proprioception; it has: {known}.")
+        raise TensorError(
+            f"A batch of trajectories needs pixel_values or proprioception; it has: {known}."
+        )
     chunks = next(iter(found.values()))
     if len(set(found.values())) > 1 or chunks == 0 or tokens % chunks:
         raise TensorError(f"{tokens} tokens a trajectory and {found} chunks do not fit each other.")

@@ -13,7 +13,9 @@ from tensordict import TensorDict
 from siirl.engine.training.collectives import Collectives
 
 
-def mini_batch_rows(*, batch: TensorDict, rows: int, ranks: Collectives, generator: torch.Generator) -> list[torch.Tensor]:
+def mini_batch_rows(
+    *, batch: TensorDict, rows: int, ranks: Collectives, generator: torch.Generator
+) -> list[torch.Tensor]:
     """This rank's rows of each mini-batch, as lists of row numbers; every rank gets as many lists, some perhaps empty.
 
     The rows of all ranks are cut into as few parts of at most `rows` as they need, and evenly: 40 rows in mini-batches of 32 make
@@ -27,9 +29,14 @@ def mini_batch_rows(*, batch: TensorDict, rows: int, ranks: Collectives, generat
     """
     owned = _rows_by_id(batch, ranks)
     parts = max(1, -(-len(owned) // rows))
-    order_R = torch.arange(len(owned)) if parts == 1 else torch.randperm(len(owned), generator=generator)
+    order_R = (
+        torch.arange(len(owned)) if parts == 1 else torch.randperm(len(owned), generator=generator)
+    )
     chosen = [[owned[i] for i in part.tolist()] for part in order_R.tensor_split(parts)]
-    return [torch.tensor(sorted(row for _, rank, row in part if rank == ranks.rank), dtype=torch.long) for part in chosen]
+    return [
+        torch.tensor(sorted(row for _, rank, row in part if rank == ranks.rank), dtype=torch.long)
+        for part in chosen
+    ]
 
 
 def row_places(*, batch: TensorDict, ranks: Collectives) -> torch.Tensor:
@@ -45,4 +52,6 @@ def _rows_by_id(batch: TensorDict, ranks: Collectives) -> list[tuple[str, int, i
     """Id, rank and row number of the rows of all ranks, in the order of their ids."""
     ids = list(batch["uid"]) if "uid" in batch else [""] * len(batch)
     everywhere = ranks.gather_objects(ids)
-    return sorted((uid, rank, row) for rank, uids in enumerate(everywhere) for row, uid in enumerate(uids))
+    return sorted(
+        (uid, rank, row) for rank, uids in enumerate(everywhere) for row, uid in enumerate(uids)
+    )

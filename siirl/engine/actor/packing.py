@@ -60,7 +60,9 @@ class PackedRows:
         """Numbers of scored tokens at their places [B, T]; 0 elsewhere."""
         if self.kept_BT.shape[1] == 0:
             return values_M[:0].view(self.kept_BT.shape)
-        values_BT = values_M.new_zeros(self.kept_BT.shape).index_put((self.row_M, self.token_M), values_M)
+        values_BT = values_M.new_zeros(self.kept_BT.shape).index_put(
+            (self.row_M, self.token_M), values_M
+        )
         return torch.where(self.kept_BT, values_BT, torch.zeros_like(values_BT))
 
 
@@ -83,7 +85,9 @@ class _Rows:
         """Rows that share their prompt, together."""
         prompts_BP = self.ids_BS.where(self.present_BS, NOBODYS)[:, : self.first]
         prefixes_B = self.needed_BS[:, : self.first].sum(1)
-        return prefix_groups(prompts_BP, self.needed_BS.sum(1), prefixes_B, width=width, most_tokens=most_tokens)
+        return prefix_groups(
+            prompts_BP, self.needed_BS.sum(1), prefixes_B, width=width, most_tokens=most_tokens
+        )
 
 
 @dataclass(frozen=True)
@@ -132,7 +136,9 @@ def pack_rows(micro_batch: TensorDict, *, width: int, share_prompts: bool) -> Pa
     column_M = rows.first + token_M
     predictor_M = number_BS[row_M, column_M] - 1
     if not bool(rows.present_BS[row_M, column_M].all()) or int(predictor_M.min()) < 0:
-        raise TensorError("A scored token is padding (attention_mask is 0), or stands at the beginning of its row: nothing predicts it.")
+        raise TensorError(
+            "A scored token is padding (attention_mask is 0), or stands at the beginning of its row: nothing predicts it."
+        )
 
     groups = rows.groups(width=width) if share_prompts else _single_rows(rows.needed_BS)
     layout = _lay_out(groups, lane_length=max(1, width // 4), device=rows.ids_BS.device)
@@ -142,8 +148,12 @@ def pack_rows(micro_batch: TensorDict, *, width: int, share_prompts: bool) -> Pa
     empty_LS = rows.ids_BS.new_zeros((layout.lanes, layout.length))
     return PackedRows(
         input_ids_LS=empty_LS.index_put(target, rows.ids_BS[row_N, column_N]),
-        position_ids_LS=empty_LS.index_put(target, number_N),  # padding has position 0, so each of it is a text of its own
-        sees_L1SS=_who_sees_whom(layout, row_N, number_N, target) if bool(layout.prefix_B.any()) else None,
+        position_ids_LS=empty_LS.index_put(
+            target, number_N
+        ),  # padding has position 0, so each of it is a text of its own
+        sees_L1SS=_who_sees_whom(layout, row_N, number_N, target)
+        if bool(layout.prefix_B.any())
+        else None,
         lane_M=layout.lane_B[row_M],
         place_M=layout.place(row_M, predictor_M),
         tokens_M=micro_batch["responses"][row_M, token_M],
@@ -155,31 +165,62 @@ def pack_rows(micro_batch: TensorDict, *, width: int, share_prompts: bool) -> Pa
 
 def prompt_units(batch: TensorDict, budget: int, *, width: int) -> list[Unit]:
     """Rows that share their prompt as one unit of a micro-batch; see `siirl.engine.training.micro_batches.Units`."""
-    return [Unit(rows=group.rows, tokens=group.tokens) for group in _needed(batch).groups(width=width, most_tokens=budget)]
+    return [
+        Unit(rows=group.rows, tokens=group.tokens)
+        for group in _needed(batch).groups(width=width, most_tokens=budget)
+    ]
 
 
 def units_of(module: Any) -> Units | None:
     """Rows with one prompt in one micro-batch, where the `siirl.models.language_model.LanguageModel` can compute it once for them."""
-    return functools.partial(prompt_units, width=model_width(module)) if module.shares_prompts else None
+    return (
+        functools.partial(prompt_units, width=model_width(module))
+        if module.shares_prompts
+        else None
+    )
 
 
 def _needed(micro_batch: TensorDict) -> _Rows:
     missing = [name for name in COLUMNS if name not in micro_batch]
     if missing:
-        raise TensorError(f"A batch of texts needs the column {missing[0]!r}; it has: {', '.join(map(str, micro_batch.keys()))}.")
+        raise TensorError(
+            f"A batch of texts needs the column {missing[0]!r}; it has: {', '.join(map(str, micro_batch.keys()))}."
+        )
     shapes = {name: list(micro_batch[name].shape) for name in COLUMNS}
     whole, response = shapes["input_ids"], shapes["responses"]
-    if shapes["attention_mask"] != whole or shapes["response_mask"] != response or len(whole) != 2 or response[1] > whole[1]:
-        raise TensorError(f"Columns of texts do not fit each other: {shapes}; [B, P + T], the same, [B, T], the same are expected.")
-    ids_BS, present_BS = micro_batch["input_ids"], as_bool_mask(micro_batch["attention_mask"], name="attention_mask")
+    if (
+        shapes["attention_mask"] != whole
+        or shapes["response_mask"] != response
+        or len(whole) != 2
+        or response[1] > whole[1]
+    ):
+        raise TensorError(
+            f"Columns of texts do not fit each other: {shapes}; [B, P + T], the same, [B, T], the same are expected."
+        )
+    ids_BS, present_BS = (
+        micro_batch["input_ids"],
+        as_bool_mask(micro_batch["attention_mask"], name="attention_mask"),
+    )
     kept_BT = as_bool_mask(micro_batch["response_mask"])
     columns_S = torch.arange(whole[1], device=ids_BS.device)
-    last_B = columns_S[whole[1] - response[1] :].where(kept_BT, 0).amax(1) if response[1] else columns_S.new_zeros(whole[0])
-    return _Rows(ids_BS=ids_BS, present_BS=present_BS, kept_BT=kept_BT, needed_BS=present_BS & (columns_S < last_B[:, None]))
+    last_B = (
+        columns_S[whole[1] - response[1] :].where(kept_BT, 0).amax(1)
+        if response[1]
+        else columns_S.new_zeros(whole[0])
+    )
+    return _Rows(
+        ids_BS=ids_BS,
+        present_BS=present_BS,
+        kept_BT=kept_BT,
+        needed_BS=present_BS & (columns_S < last_B[:, None]),
+    )
 
 
 def _single_rows(needed_BS: torch.Tensor) -> list[PrefixGroup]:
-    return [PrefixGroup(rows=(row,), prefix=0, suffixes=(length,)) for row, length in enumerate(needed_BS.sum(1).tolist())]
+    return [
+        PrefixGroup(rows=(row,), prefix=0, suffixes=(length,))
+        for row, length in enumerate(needed_BS.sum(1).tolist())
+    ]
 
 
 def _lay_out(groups: Sequence[PrefixGroup], *, lane_length: int, device: torch.device) -> _Layout:
@@ -197,17 +238,31 @@ def _lay_out(groups: Sequence[PrefixGroup], *, lane_length: int, device: torch.d
                 suffix_start += suffix
             start += group.tokens
         longest = max(longest, start)
-    lane_B, prefix_B, prefix_start_B, suffix_start_B, group_B = torch.tensor([placed[row] for row in range(len(placed))], device=device).T
-    return _Layout(lane_B, prefix_B, prefix_start_B, suffix_start_B, group_B, lanes=len(parts), length=longest)
+    lane_B, prefix_B, prefix_start_B, suffix_start_B, group_B = torch.tensor(
+        [placed[row] for row in range(len(placed))], device=device
+    ).T
+    return _Layout(
+        lane_B, prefix_B, prefix_start_B, suffix_start_B, group_B, lanes=len(parts), length=longest
+    )
 
 
-def _who_sees_whom(layout: _Layout, row_N: torch.Tensor, number_N: torch.Tensor, target: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+def _who_sees_whom(
+    layout: _Layout,
+    row_N: torch.Tensor,
+    number_N: torch.Tensor,
+    target: tuple[torch.Tensor, torch.Tensor],
+) -> torch.Tensor:
     """Bool [L, 1, S, S]: what precedes in the same row, and in the prefix that the row shares."""
     shared_N = len(layout.lane_B) + layout.group_B[row_N]  # a number that no row has
     owner_N = torch.where(number_N < layout.prefix_B[row_N], shared_N, row_N)
     nobody_LS = row_N.new_full((layout.lanes, layout.length), NOBODYS)
-    owner_LS, prefix_LS = nobody_LS.index_put(target, owner_N), nobody_LS.index_put(target, shared_N)
-    seen_LSS = (owner_LS[:, None, :] == owner_LS[:, :, None]) | (owner_LS[:, None, :] == prefix_LS[:, :, None])
+    owner_LS, prefix_LS = (
+        nobody_LS.index_put(target, owner_N),
+        nobody_LS.index_put(target, shared_N),
+    )
+    seen_LSS = (owner_LS[:, None, :] == owner_LS[:, :, None]) | (
+        owner_LS[:, None, :] == prefix_LS[:, :, None]
+    )
     return seen_LSS.tril()[:, None]
 
 

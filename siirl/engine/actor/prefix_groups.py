@@ -35,7 +35,12 @@ class PrefixGroup:
 
 
 def prefix_groups(
-    prompts_BP: torch.Tensor, lengths_B: torch.Tensor, prefixes_B: torch.Tensor, *, width: int, most_tokens: int | None = None
+    prompts_BP: torch.Tensor,
+    lengths_B: torch.Tensor,
+    prefixes_B: torch.Tensor,
+    *,
+    width: int,
+    most_tokens: int | None = None,
 ) -> list[PrefixGroup]:
     """Every row in one group; groups of as many rows as make the passes cheapest.
 
@@ -57,13 +62,19 @@ def prefix_groups(
         for part in _equal_parts(len(rows), size):
             chosen = rows[part]
             if len(chosen) == 1:
-                groups.append(PrefixGroup(rows=(chosen[0],), prefix=0, suffixes=(lengths[chosen[0]],)))
+                groups.append(
+                    PrefixGroup(rows=(chosen[0],), prefix=0, suffixes=(lengths[chosen[0]],))
+                )
             else:
-                groups.append(PrefixGroup(rows=tuple(chosen), prefix=prefix, suffixes=tuple(suffixes[part])))
+                groups.append(
+                    PrefixGroup(rows=tuple(chosen), prefix=prefix, suffixes=tuple(suffixes[part]))
+                )
     return groups
 
 
-def rows_at_once(*, prefix: int, suffixes: Sequence[int], width: int, most_tokens: int | None) -> int:
+def rows_at_once(
+    *, prefix: int, suffixes: Sequence[int], width: int, most_tokens: int | None
+) -> int:
     """How many rows behind one computed prefix are cheapest; at least one.
 
     Args:

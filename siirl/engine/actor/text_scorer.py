@@ -31,16 +31,29 @@ def text_scorer(module: Any, micro_batch: TensorDict, temperature: float) -> Tok
     packed = pack_rows(micro_batch, width=model_width(module), share_prompts=module.shares_prompts)
     hidden_LSD = module(packed.input_ids_LS, packed.position_ids_LS, packed.sees_L1SS)
     hidden_MD, weight_VD = _head(packed.at_predictors(hidden_LSD), module)
-    with torch.autocast(hidden_MD.device.type, enabled=False):  # its backward pass, which is outside of autocast, computes logits anew
+    with torch.autocast(
+        hidden_MD.device.type, enabled=False
+    ):  # its backward pass, which is outside of autocast, computes logits anew
         # Numbers that are not finite are refused by the loss, when all ranks have gone through the module.
-        scores = linear_token_scores(hidden=hidden_MD, weight=weight_VD, tokens=packed.tokens_M, temperature=temperature, check=False)
-    return TokenScores(log_probs_BT=packed.put_back(scores.log_probs_BT), entropy_BT=packed.put_back(scores.entropy_BT))
+        scores = linear_token_scores(
+            hidden=hidden_MD,
+            weight=weight_VD,
+            tokens=packed.tokens_M,
+            temperature=temperature,
+            check=False,
+        )
+    return TokenScores(
+        log_probs_BT=packed.put_back(scores.log_probs_BT),
+        entropy_BT=packed.put_back(scores.entropy_BT),
+    )
 
 
 def _head(hidden_MD: torch.Tensor, module: Any) -> tuple[torch.Tensor, torch.Tensor]:
     """Hidden states and output weights in the type in which the model's own head would multiply them; a bias is one more entry of both."""
     device = hidden_MD.device.type
-    dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else hidden_MD.dtype
+    dtype = (
+        torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else hidden_MD.dtype
+    )
     weight_VD, bias_V = module.output_weight, module.output_bias
     if bias_V is not None:
         hidden_MD = torch.cat([hidden_MD, hidden_MD.new_ones(len(hidden_MD), 1)], dim=1)

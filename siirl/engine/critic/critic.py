@@ -96,18 +96,34 @@ class Critic:
         for name in COLUMNS:
             if name not in batch:
                 known = ", ".join(sorted(map(str, batch.keys())))
-                raise ConfigError(f"The critic's update needs the column {name!r}; the batch has: {known}.")
+                raise ConfigError(
+                    f"The critic's update needs the column {name!r}; the batch has: {known}."
+                )
         kept_BT = as_bool_mask(batch["value_mask"])
         self._require_finite(mask=kept_BT, values=batch["values"], returns=batch["returns"])
-        metrics = self._of_old_values(batch["values"][kept_BT].double(), batch["returns"][kept_BT].double())
+        metrics = self._of_old_values(
+            batch["values"][kept_BT].double(), batch["returns"][kept_BT].double()
+        )
         # Values of the first step are 0 for want of anything better, not something to stay near.
-        clip_range = self.clip_range if self.model.has_seen_returns or not self.model.normalize_returns else math.inf
+        clip_range = (
+            self.clip_range
+            if self.model.has_seen_returns or not self.model.normalize_returns
+            else math.inf
+        )
         self.model.observe_returns(batch["returns"], kept_BT, ranks=self.engine.ranks)
         columns = without_texts(batch)
         steps: list[TrainStep] = []
         for _ in range(self.epochs):
-            parts = mini_batch_rows(batch=batch, rows=self.rows_per_mini_batch, ranks=self.engine.ranks, generator=self.generator)
-            steps += [self.engine.train_batch(columns[rows], self._loss(clip_range), _decisions) for rows in parts]
+            parts = mini_batch_rows(
+                batch=batch,
+                rows=self.rows_per_mini_batch,
+                ranks=self.engine.ranks,
+                generator=self.generator,
+            )
+            steps += [
+                self.engine.train_batch(columns[rows], self._loss(clip_range), _decisions)
+                for rows in parts
+            ]
         return {**metrics, **_metrics(steps)}
 
     def state_dict(self) -> dict[str, Any]:
@@ -146,11 +162,20 @@ class Critic:
     def _of_old_values(self, values: torch.Tensor, returns: torch.Tensor) -> Metrics:
         """How well the values of before the update foretold the returns, over all ranks."""
         errors = returns - values
-        parts = [returns.new_tensor(len(returns)), values.sum(), *(x.sum() for x in (returns, returns**2, errors, errors**2))]
-        count, value, total, squares, error, error_squares = self.engine.ranks.sum(torch.stack(parts).cpu()).tolist()
+        parts = [
+            returns.new_tensor(len(returns)),
+            values.sum(),
+            *(x.sum() for x in (returns, returns**2, errors, errors**2)),
+        ]
+        count, value, total, squares, error, error_squares = self.engine.ranks.sum(
+            torch.stack(parts).cpu()
+        ).tolist()
         if count == 0:
             return {}
-        variance, error_variance = squares / count - (total / count) ** 2, error_squares / count - (error / count) ** 2
+        variance, error_variance = (
+            squares / count - (total / count) ** 2,
+            error_squares / count - (error / count) ** 2,
+        )
         metrics = {"critic/value_mean": value / count, "critic/return_mean": total / count}
         if variance > 0:
             metrics["critic/explained_variance"] = 1 - error_variance / variance
@@ -170,9 +195,13 @@ def _metrics(steps: list[TrainStep]) -> Metrics:
             continue
         values["critic/vf_loss"].append(step.batch.loss)
         values["critic/grad_norm"].append(step.grad_norm)
-        values["critic/vf_clipfrac"].append(step.batch.sums["critic/vf_clipfrac"] / step.batch.weight)
+        values["critic/vf_clipfrac"].append(
+            step.batch.sums["critic/vf_clipfrac"] / step.batch.weight
+        )
     metrics = {name: sum(parts) / len(parts) for name, parts in values.items()}
     metrics["critic/lr"] = steps[-1].learning_rate
     metrics["critic/updates"] = float(sum(step.applied for step in steps))
-    metrics["critic/skipped_updates"] = float(sum(step.batch.weight > 0 and not step.applied for step in steps))
+    metrics["critic/skipped_updates"] = float(
+        sum(step.batch.weight > 0 and not step.applied for step in steps)
+    )
     return metrics

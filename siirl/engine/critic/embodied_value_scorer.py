@@ -16,7 +16,9 @@ from siirl.algos.tensor_checks import as_bool_mask
 from siirl.engine.actor.embodied_scorer import CHUNK_COLUMNS, number_of_chunks, put_back
 
 
-def embodied_value_scorer(module: nn.Module, micro_batch: TensorDict, temperature: float) -> torch.Tensor:
+def embodied_value_scorer(
+    module: nn.Module, micro_batch: TensorDict, temperature: float
+) -> torch.Tensor:
     """Values [B, T] at the executed tokens of `micro_batch`, 0 elsewhere; see `siirl.engine.training.train_engine.Scorer`.
 
     Args:
@@ -28,9 +30,16 @@ def embodied_value_scorer(module: nn.Module, micro_batch: TensorDict, temperatur
     chunks = number_of_chunks(micro_batch)
     executed_BC = kept_BT.unflatten(1, (chunks, -1)).any(-1)
     if not bool(executed_BC.any()):
-        executed_BC[0, 0] = True  # on several ranks the module must run, also for rows that only pad
-    observations = {name: micro_batch[name][executed_BC] if name in micro_batch else None for name in CHUNK_COLUMNS}
-    values_N = module(**observations, instruction_ids=micro_batch["instruction_ids"][executed_BC.nonzero()[:, 0]])
+        executed_BC[0, 0] = (
+            True  # on several ranks the module must run, also for rows that only pad
+        )
+    observations = {
+        name: micro_batch[name][executed_BC] if name in micro_batch else None
+        for name in CHUNK_COLUMNS
+    }
+    values_N = module(
+        **observations, instruction_ids=micro_batch["instruction_ids"][executed_BC.nonzero()[:, 0]]
+    )
     tokens = kept_BT.shape[1] // chunks
     return put_back(values_N[:, None].expand(-1, tokens), executed_BC, kept_BT)
 

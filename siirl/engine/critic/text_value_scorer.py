@@ -24,7 +24,9 @@ def text_value_scorer(module: Any, micro_batch: TensorDict, temperature: float) 
         micro_batch: See `siirl.engine.actor.packing.pack_rows`.
         temperature: Not read: values have none.
     """
-    packed = pack_rows(micro_batch, width=model_width(module.trunk), share_prompts=module.trunk.shares_prompts)
+    packed = pack_rows(
+        micro_batch, width=model_width(module.trunk), share_prompts=module.trunk.shares_prompts
+    )
     values_LS = module(packed.input_ids_LS, packed.position_ids_LS, packed.sees_L1SS)
     return packed.put_back(packed.at_predictors(values_LS))
 

@@ -42,9 +42,13 @@ class ValueModel(nn.Module):
         self.normalize_returns = normalize_returns
         self.register_buffer("mean", torch.zeros(()))
         self.register_buffer("std", torch.ones(()))
-        self.register_buffer("moments", torch.zeros(3, dtype=torch.float64))  # decayed sums: weight, return, squared return
+        self.register_buffer(
+            "moments", torch.zeros(3, dtype=torch.float64)
+        )  # decayed sums: weight, return, squared return
 
-    def forward(self, *observation: torch.Tensor | None, **columns: torch.Tensor | None) -> torch.Tensor:
+    def forward(
+        self, *observation: torch.Tensor | None, **columns: torch.Tensor | None
+    ) -> torch.Tensor:
         """One value a feature vector of the trunk, float32 [N] (or [B, S]), in units of the return; arguments are the trunk's."""
         normalized_N = self.value_head(self.trunk(*observation, **columns)).squeeze(-1).float()
         return normalized_N * self.std + self.mean
@@ -59,7 +63,9 @@ class ValueModel(nn.Module):
         return (numbers - self.mean) / self.std
 
     @torch.no_grad()
-    def observe_returns(self, returns_BT: torch.Tensor, kept_BT: torch.Tensor, *, ranks: Ranks) -> None:
+    def observe_returns(
+        self, returns_BT: torch.Tensor, kept_BT: torch.Tensor, *, ranks: Ranks
+    ) -> None:
         """Move mean and deviation towards those of these returns, over all ranks; values stay what they are.
 
         Args:
@@ -70,11 +76,15 @@ class ValueModel(nn.Module):
         if not self.normalize_returns:
             return
         kept = returns_BT[kept_BT].double()
-        count, total, squares = ranks.sum(torch.stack([kept.new_tensor(len(kept)), kept.sum(), kept.square().sum()])).tolist()
+        count, total, squares = ranks.sum(
+            torch.stack([kept.new_tensor(len(kept)), kept.sum(), kept.square().sum()])
+        ).tolist()
         if count == 0:
             return
         first_time = not self.has_seen_returns
-        found = torch.tensor([1.0, total / count, squares / count], dtype=torch.float64, device=self.moments.device)
+        found = torch.tensor(
+            [1.0, total / count, squares / count], dtype=torch.float64, device=self.moments.device
+        )
         self.moments.mul_(DECAY).add_(found, alpha=1 - DECAY)
         weight, first, second = self.moments.tolist()
         mean, std = first / weight, max(0.0, second / weight - (first / weight) ** 2) ** 0.5
@@ -106,7 +116,15 @@ class PolicyFeatures(nn.Module):
         self.policy, self.feature_size = policy, policy.feature_size
 
     def forward(
-        self, *, pixel_values: torch.Tensor | None, proprioception: torch.Tensor | None, instruction_ids: torch.Tensor
+        self,
+        *,
+        pixel_values: torch.Tensor | None,
+        proprioception: torch.Tensor | None,
+        instruction_ids: torch.Tensor,
     ) -> torch.Tensor:
         """Features [N, D]; see `siirl.models.policy.Policy.features`."""
-        return self.policy.features(pixel_values=pixel_values, proprioception=proprioception, instruction_ids=instruction_ids)
+        return self.policy.features(
+            pixel_values=pixel_values,
+            proprioception=proprioception,
+            instruction_ids=instruction_ids,
+        )

@@ -104,7 +104,9 @@ class Memoryless:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         if state:
-            raise ConfigError(f"The checkpoint holds a memory of rewards ({sorted(state)}) that {type(self).__name__} does not have.")
+            raise ConfigError(
+                f"The checkpoint holds a memory of rewards ({sorted(state)}) that {type(self).__name__} does not have."
+            )
 
     def close(self) -> None:
         """It has none."""
@@ -131,7 +133,10 @@ class ReturnReward(Memoryless):
 
     def score(self, outcomes: EpisodeOutcomes) -> RewardScores:
         """See RewardManager."""
-        return RewardScores(outcomes.env_return_B.astype(np.float32), env_weight_B=np.ones(len(outcomes.uid_B), np.float32))
+        return RewardScores(
+            outcomes.env_return_B.astype(np.float32),
+            env_weight_B=np.ones(len(outcomes.uid_B), np.float32),
+        )
 
 
 class VideoReward:
@@ -171,10 +176,16 @@ class VideoReward:
             return
         task_B = np.array(dropped.task_name_B)
         for task in sorted(set(dropped.task_name_B)):
-            self.reward.remember_successes(task=task, embeddings_ND=embedding_BD[(task_B == task) & dropped.complete_B])
+            self.reward.remember_successes(
+                task=task, embeddings_ND=embedding_BD[(task_B == task) & dropped.complete_B]
+            )
 
-    def _score(self, outcomes: EpisodeOutcomes, embedding_BD: NDArray[np.float32] | None) -> RewardScores:
-        return _beside_the_oracle(self.reward.score(**_video_columns(outcomes, embedding_BD)), outcomes)
+    def _score(
+        self, outcomes: EpisodeOutcomes, embedding_BD: NDArray[np.float32] | None
+    ) -> RewardScores:
+        return _beside_the_oracle(
+            self.reward.score(**_video_columns(outcomes, embedding_BD)), outcomes
+        )
 
 
 class ReleasedVideoReward(Memoryless):
@@ -184,7 +195,9 @@ class ReleasedVideoReward(Memoryless):
 
     def score(self, outcomes: EpisodeOutcomes) -> RewardScores:
         """See RewardManager."""
-        return _beside_the_oracle(score_as_released(**_video_columns(outcomes, outcomes.video_embedding_BD)), outcomes)
+        return _beside_the_oracle(
+            score_as_released(**_video_columns(outcomes, outcomes.video_embedding_BD)), outcomes
+        )
 
 
 class OracleReward(VideoReward):
@@ -193,12 +206,17 @@ class OracleReward(VideoReward):
     def score(self, outcomes: EpisodeOutcomes) -> RewardScores:
         """See RewardManager."""
         if outcomes.oracle_distance_B is None:
-            raise ConfigError("reward.name=oracle needs an environment that reports info['oracle_distance']; env=mujoco does.")
+            raise ConfigError(
+                "reward.name=oracle needs an environment that reports info['oracle_distance']; env=mujoco does."
+            )
         return self._score(outcomes, outcomes.oracle_distance_B[:, None])
 
     def remember(self, dropped: EpisodeOutcomes) -> None:
         """Keep where successes ended."""
-        self._remember(dropped, None if dropped.oracle_distance_B is None else dropped.oracle_distance_B[:, None])
+        self._remember(
+            dropped,
+            None if dropped.oracle_distance_B is None else dropped.oracle_distance_B[:, None],
+        )
 
     def has_reference(self, task_name: str) -> bool:
         """Always: the goal is known."""
@@ -212,7 +230,10 @@ REWARD_MANAGERS = ("success", "return", "srpo", "srpo_released", "oracle")
 
 
 def make_reward_manager(
-    config: RewardArguments, *, demonstrations: dict[str, NDArray[np.float32]], tasks: tuple[str, ...]
+    config: RewardArguments,
+    *,
+    demonstrations: dict[str, NDArray[np.float32]],
+    tasks: tuple[str, ...],
 ) -> RewardManager:
     """The manager that `reward.name` asks for.
 
@@ -228,10 +249,17 @@ def make_reward_manager(
     if config.name == "return":
         return ReturnReward()
     if config.name not in REWARD_MANAGERS:
-        raise UnknownNameError.of(kind="reward (reward.name)", name=config.name, known=[*REWARD_MANAGERS, "module:name"])
+        raise UnknownNameError.of(
+            kind="reward (reward.name)", name=config.name, known=[*REWARD_MANAGERS, "module:name"]
+        )
     if config.name == "srpo_released":
         return ReleasedVideoReward()
-    settings = TrajectoryRewardConfig(**{setting.name: getattr(config, setting.name) for setting in fields(TrajectoryRewardConfig)})
+    settings = TrajectoryRewardConfig(
+        **{
+            setting.name: getattr(config, setting.name)
+            for setting in fields(TrajectoryRewardConfig)
+        }
+    )
     if config.name == "oracle":
         goal = np.zeros((1, 1), np.float32)
         return OracleReward(TrajectoryReward(settings, demonstrations=dict.fromkeys(tasks, goal)))
@@ -242,7 +270,16 @@ def _own_manager(config: RewardArguments) -> RewardManager:
     module, attribute = config.name.split(":", 1)
     manager = getattr(importlib.import_module(module), attribute)(config)
     if not isinstance(manager, RewardManager):
-        wanted = ("ranks_failures", "looks_at_all_ranks", "score", "remember", "has_reference", "state_dict", "load_state_dict", "close")
+        wanted = (
+            "ranks_failures",
+            "looks_at_all_ranks",
+            "score",
+            "remember",
+            "has_reference",
+            "state_dict",
+            "load_state_dict",
+            "close",
+        )
         missing = [name for name in wanted if name not in dir(manager)]
         raise ConfigError(
             f"reward.name={config.name} made a {type(manager).__name__}, which lacks {', '.join(missing)} of a reward manager: derive it "
@@ -270,10 +307,14 @@ def load_demonstration_clips(file: str) -> dict[str, list[NDArray[np.uint8]]]:
     return clips
 
 
-def _video_columns(outcomes: EpisodeOutcomes, embedding_BD: NDArray[np.float32] | None) -> dict[str, Any]:
+def _video_columns(
+    outcomes: EpisodeOutcomes, embedding_BD: NDArray[np.float32] | None
+) -> dict[str, Any]:
     """The columns that a trajectory reward scores."""
     if embedding_BD is None:
-        raise ConfigError("reward.name=srpo needs the column video_embedding, which the rollout provides when a video encoder is set.")
+        raise ConfigError(
+            "reward.name=srpo needs the column video_embedding, which the rollout provides when a video encoder is set."
+        )
     return {
         "embeddings_BD": embedding_BD,
         "success_B": outcomes.complete_B,
@@ -288,18 +329,28 @@ def _beside_the_oracle(output: RewardOutput, outcomes: EpisodeOutcomes) -> Rewar
     if outcomes.oracle_distance_B is not None:
         ranked_B = ~outcomes.complete_B & output.defined_B
         task_B, distance_B = np.array(outcomes.task_name_B), outcomes.oracle_distance_B
-        metrics |= _agreement_with_oracle(output.reward_B[ranked_B], distance_B[ranked_B], task_B[ranked_B])
+        metrics |= _agreement_with_oracle(
+            output.reward_B[ranked_B], distance_B[ranked_B], task_B[ranked_B]
+        )
     return RewardScores(output.reward_B, metrics)
 
 
-def _agreement_with_oracle(reward_B: NDArray[np.floating], distance_B: NDArray[np.floating], task_B: NDArray[np.str_]) -> dict[str, float]:
+def _agreement_with_oracle(
+    reward_B: NDArray[np.floating], distance_B: NDArray[np.floating], task_B: NDArray[np.str_]
+) -> dict[str, float]:
     """Rank correlation of failures' rewards with their true closeness, within each task: tasks have scales of their own."""
     tasks = [task_B == task for task in sorted(set(task_B))]
     ranked = [of_task for of_task in tasks if of_task.sum() >= FEWEST_TO_RANK]
     if not ranked:
         return {}
-    correlations = [_rank_correlation(-reward_B[of_task], distance_B[of_task]) for of_task in ranked]
-    return {"reward/oracle_rank_correlation": float(np.average(correlations, weights=[of_task.sum() for of_task in ranked]))}
+    correlations = [
+        _rank_correlation(-reward_B[of_task], distance_B[of_task]) for of_task in ranked
+    ]
+    return {
+        "reward/oracle_rank_correlation": float(
+            np.average(correlations, weights=[of_task.sum() for of_task in ranked])
+        )
+    }
 
 
 def _rank_correlation(left_B: NDArray[np.floating], right_B: NDArray[np.floating]) -> float:

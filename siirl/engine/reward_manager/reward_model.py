@@ -41,7 +41,14 @@ class RewardModel:
     """
 
     def __init__(
-        self, classifier: Any, tokenizer: Any, *, device: torch.device, ranks: Collectives, micro_batch_size: int, place: str = KEY
+        self,
+        classifier: Any,
+        tokenizer: Any,
+        *,
+        device: torch.device,
+        ranks: Collectives,
+        micro_batch_size: int,
+        place: str = KEY,
     ) -> None:
         if classifier.config.num_labels != 1:
             raise ConfigError(
@@ -52,27 +59,51 @@ class RewardModel:
             raise ConfigError(
                 f"{KEY}={place}: its tokenizer has neither a padding nor an end-of-text token; set pad_token in tokenizer_config.json."
             )
-        self.classifier, self.tokenizer, self.micro_batch_size = classifier.eval().to(device), tokenizer, micro_batch_size
-        self.pad_id = classifier.config.pad_token_id = int(pad)  # it finds the last token of a row by what is not padding
-        self.max_length: int | None = classifier.config.get_text_config().to_dict().get("max_position_embeddings")
+        self.classifier, self.tokenizer, self.micro_batch_size = (
+            classifier.eval().to(device),
+            tokenizer,
+            micro_batch_size,
+        )
+        self.pad_id = classifier.config.pad_token_id = int(
+            pad
+        )  # it finds the last token of a row by what is not padding
+        self.max_length: int | None = (
+            classifier.config.get_text_config().to_dict().get("max_position_embeddings")
+        )
         self.device, self.ranks = device, ranks
         if ranks.size > 1:
-            shard(self.classifier, ranks=ranks, device=device, compute_dtype=None, blocks=repeated_blocks(self.classifier))
+            shard(
+                self.classifier,
+                ranks=ranks,
+                device=device,
+                compute_dtype=None,
+                blocks=repeated_blocks(self.classifier),
+            )
 
-    def score(self, outcomes: EpisodeOutcomes, rows: Sequence[int], *, most_failures: float) -> PartScores:
+    def score(
+        self, outcomes: EpisodeOutcomes, rows: Sequence[int], *, most_failures: float
+    ) -> PartScores:
         """Score these rows; those longer than the model, and those whose number is not finite, fail."""
         prompts, responses = (column_of(outcomes, name) for name in MODEL_COLUMNS)
         scores, tokens = PartScores(), {}
         for row in rows:
-            ids = self.encode([*json.loads(prompts[row]), {"role": "assistant", "content": responses[row]}])
+            ids = self.encode(
+                [*json.loads(prompts[row]), {"role": "assistant", "content": responses[row]}]
+            )
             if self.max_length is not None and len(ids) > self.max_length:
-                scores.failed[row] = f"the conversation has {len(ids)} tokens, and the reward model holds {self.max_length}"
+                scores.failed[row] = (
+                    f"the conversation has {len(ids)} tokens, and the reward model holds {self.max_length}"
+                )
             else:
                 tokens[row] = ids
-        by_length = sorted(tokens, key=lambda row: len(tokens[row]))  # rows of a pass are alike, so little of it is padding
+        by_length = sorted(
+            tokens, key=lambda row: len(tokens[row])
+        )  # rows of a pass are alike, so little of it is padding
         for start in range(0, self._most_rows(len(by_length)), self.micro_batch_size):
             some = by_length[start : start + self.micro_batch_size]
-            values = self.forward([tokens[row] for row in some] or [[self.pad_id]])  # without rows left: a pass for the other ranks
+            values = self.forward(
+                [tokens[row] for row in some] or [[self.pad_id]]
+            )  # without rows left: a pass for the other ranks
             for row, value in zip(some, values, strict=False):
                 if math.isfinite(value):
                     scores.value[row] = value
@@ -86,7 +117,9 @@ class RewardModel:
     def encode(self, messages: Sequence[Message]) -> list[int]:
         """A whole conversation as tokens: by its chat template, or without one the contents joined by line ends."""
         if self.tokenizer.chat_template is None:
-            return list(self.tokenizer("\n".join(entry["content"] for entry in messages))["input_ids"])
+            return list(
+                self.tokenizer("\n".join(entry["content"] for entry in messages))["input_ids"]
+            )
         text = self.tokenizer.apply_chat_template(list(messages), tokenize=False)
         return list(self.tokenizer(text, add_special_tokens=False)["input_ids"])
 
@@ -94,9 +127,13 @@ class RewardModel:
     def forward(self, conversations: Sequence[Sequence[int]]) -> list[float]:
         """One number a conversation."""
         longest = max(len(ids) for ids in conversations)
-        input_ids = torch.tensor([[*ids, *[self.pad_id] * (longest - len(ids))] for ids in conversations])
+        input_ids = torch.tensor(
+            [[*ids, *[self.pad_id] * (longest - len(ids))] for ids in conversations]
+        )
         mask = torch.tensor([[1] * len(ids) + [0] * (longest - len(ids)) for ids in conversations])
-        logits = self.classifier(input_ids=input_ids.to(self.device), attention_mask=mask.to(self.device)).logits
+        logits = self.classifier(
+            input_ids=input_ids.to(self.device), attention_mask=mask.to(self.device)
+        ).logits
         numbers: list[float] = logits[:, 0].float().tolist()
         return numbers
 
@@ -104,7 +141,9 @@ class RewardModel:
         """It has no processes."""
 
 
-def make_reward_model(config: SiiRLArguments, *, device: torch.device, ranks: Collectives) -> RewardModel | None:
+def make_reward_model(
+    config: SiiRLArguments, *, device: torch.device, ranks: Collectives
+) -> RewardModel | None:
     """The reward model of a text job; None where no part of the reward is called `model`. Every rank calls it.
 
     Raises:
@@ -112,36 +151,55 @@ def make_reward_model(config: SiiRLArguments, *, device: torch.device, ranks: Co
         MissingAssetError: Nothing there.
         CheckpointError: Weights that are missing, a head that was never trained among them.
     """
-    if not any(part.name == "model" for part in reward_parts(config.reward, config.custom_reward_function)):
+    if not any(
+        part.name == "model" for part in reward_parts(config.reward, config.custom_reward_function)
+    ):
         return None
     if config.reward_model.path is None:
-        raise ConfigError(f"reward.name=model, and {KEY}=null: name a sequence classifier with one output, a folder or a hub id.")
+        raise ConfigError(
+            f"reward.name=model, and {KEY}=null: name a sequence classifier with one output, a folder or a hub id."
+        )
     return load_reward_model(config.reward_model, device=device, ranks=ranks)
 
 
-def load_reward_model(settings: RewardModelArguments, *, device: torch.device, ranks: Collectives) -> RewardModel:
+def load_reward_model(
+    settings: RewardModelArguments, *, device: torch.device, ranks: Collectives
+) -> RewardModel:
     """Load classifier and tokenizer; see `make_reward_model`."""
     from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
     assert settings.path is not None
     folder = find(settings.path)
     if not folder.is_dir() and settings.path.startswith((".", "/", "~")):
-        raise MissingAssetError(f"{KEY}={settings.path}: there is no such folder. Give a folder with config.json and weights, or a hub id.")
+        raise MissingAssetError(
+            f"{KEY}={settings.path}: there is no such folder. Give a folder with config.json and weights, or a hub id."
+        )
     source = str(folder) if folder.is_dir() else find_on_hub(settings.path, place=KEY)
     options = {"trust_remote_code": settings.trust_remote_code}
     try:
         tokenizer = AutoTokenizer.from_pretrained(source, **options)
-        classifier, report = AutoModelForSequenceClassification.from_pretrained(source, dtype="auto", output_loading_info=True, **options)
+        classifier, report = AutoModelForSequenceClassification.from_pretrained(
+            source, dtype="auto", output_loading_info=True, **options
+        )
     except OSError as error:
         raise MissingAssetError(f"{KEY}={source} cannot be read: {_first_line(error)}") from error
     except (ValueError, KeyError, RuntimeError) as error:
-        raise CheckpointError(f"{KEY}={source} is no sequence classifier that can be read: {_first_line(error)}") from error
+        raise CheckpointError(
+            f"{KEY}={source} is no sequence classifier that can be read: {_first_line(error)}"
+        ) from error
     if missing := sorted(report["missing_keys"]):
         raise CheckpointError(
             f"{KEY}={source} lacks {len(missing)} weights of a {type(classifier).__name__}, the first is {missing[0]!r}; they would be "
             "random numbers, and so would the rewards. Take a model that was trained as a reward model."
         )
-    return RewardModel(classifier, tokenizer, device=device, ranks=ranks, micro_batch_size=settings.micro_batch_size, place=source)
+    return RewardModel(
+        classifier,
+        tokenizer,
+        device=device,
+        ranks=ranks,
+        micro_batch_size=settings.micro_batch_size,
+        place=source,
+    )
 
 
 def _first_line(error: Exception) -> str:

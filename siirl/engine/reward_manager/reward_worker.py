@@ -28,7 +28,13 @@ PING = "ping"  # a request that only asks whether the function could be loaded
 
 def target_of(*, name: str, path: str | None, batched: bool) -> str:
     """What `envs.worker_pool.WorkerSettings` takes as target."""
-    reference = json.dumps({"name": name, "path": None if path is None else os.path.abspath(os.path.expanduser(path)), "batched": batched})
+    reference = json.dumps(
+        {
+            "name": name,
+            "path": None if path is None else os.path.abspath(os.path.expanduser(path)),
+            "batched": batched,
+        }
+    )
     return f"{__name__}:{PREFIX}{reference.encode().hex()}"
 
 
@@ -42,7 +48,9 @@ def __getattr__(attribute: str) -> Callable[[Any], Any]:
     try:
         inspect.signature(function).bind(**dict.fromkeys(names))
     except TypeError as error:
-        raise ImportError(f"it is called with ({', '.join(names)}), which its signature does not take: {error}") from error
+        raise ImportError(
+            f"it is called with ({', '.join(names)}), which its signature does not take: {error}"
+        ) from error
     return _batch_caller(function) if reference["batched"] else _caller(function)
 
 
@@ -59,10 +67,15 @@ def _batch_caller(function: Callable[..., Any]) -> Callable[[Any], Any]:
     async def call(samples: Any) -> Any:
         if samples == PING:
             return PING
-        columns = {many: [sample[one] for sample in samples] for many, one in zip(BATCH_ARGUMENTS, ARGUMENTS, strict=True)}
+        columns = {
+            many: [sample[one] for sample in samples]
+            for many, one in zip(BATCH_ARGUMENTS, ARGUMENTS, strict=True)
+        }
         scores = await _awaited(function(**columns))
         if isinstance(scores, str | bytes | Mapping) or not isinstance(scores, Sequence):
-            raise TypeError(f"it returned {type(scores).__name__}, and {len(samples)} samples need a list of {len(samples)} scores")
+            raise TypeError(
+                f"it returned {type(scores).__name__}, and {len(samples)} samples need a list of {len(samples)} scores"
+            )
         if len(scores) != len(samples):
             raise ValueError(f"it returned {len(scores)} scores for {len(samples)} samples")
         return [judged(score) for score in scores]
@@ -94,14 +107,20 @@ def checked(result: Any) -> dict[str, float]:
     if isinstance(result, Mapping):
         if "score" not in result:
             raise TypeError(f"it returned a dict without 'score': {sorted(map(str, result))}")
-        further = {str(name): float(part) for name, part in result.items() if name != "score" and _is_number(part) and math.isfinite(part)}
+        further = {
+            str(name): float(part)
+            for name, part in result.items()
+            if name != "score" and _is_number(part) and math.isfinite(part)
+        }
         return {**further, "score": _number(result["score"])}
     return {"score": _number(result)}
 
 
 def _number(value: Any) -> float:
     if not _is_number(value):
-        raise TypeError(f"it returned {type(value).__name__}, and a score is a number, or a dict with 'score'")
+        raise TypeError(
+            f"it returned {type(value).__name__}, and a score is a number, or a dict with 'score'"
+        )
     if not math.isfinite(value):
         raise ValueError(f"it returned {float(value)}, which is no score")
     return float(value)
@@ -113,7 +132,9 @@ def _is_number(value: Any) -> bool:
 
 def _load(name: str, path: str | None) -> Callable[..., Any]:
     try:
-        module = importlib.import_module(name.partition(":")[0]) if path is None else _module_of(path)
+        module = (
+            importlib.import_module(name.partition(":")[0]) if path is None else _module_of(path)
+        )
     except MISTAKES as error:
         raise ImportError(f"importing it raised {tell(error)}") from error
     function: Any = module

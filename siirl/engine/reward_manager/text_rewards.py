@@ -19,7 +19,15 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from envs.worker_pool import WorkerKilled, WorkerPool, WorkerRaised, WorkerSettings, WorkerUnavailable, lease, release
+from envs.worker_pool import (
+    WorkerKilled,
+    WorkerPool,
+    WorkerRaised,
+    WorkerSettings,
+    WorkerUnavailable,
+    lease,
+    release,
+)
 from siirl.algos.overlong import overlong_penalty
 from siirl.engine.reward_manager.embodied_rewards import EpisodeOutcomes, Memoryless, RewardScores
 from siirl.engine.reward_manager.reward_worker import FAILED, PING, target_of
@@ -48,7 +56,9 @@ class PartScores:
 class Part(Protocol):
     """Something that scores texts."""
 
-    def score(self, outcomes: EpisodeOutcomes, rows: Sequence[int], *, most_failures: float) -> PartScores:
+    def score(
+        self, outcomes: EpisodeOutcomes, rows: Sequence[int], *, most_failures: float
+    ) -> PartScores:
         """Score these rows; may give up on the rest once more than `most_failures` have failed."""
 
     def close(self) -> None:
@@ -61,11 +71,16 @@ class EnvironmentPart:
     def __init__(self, name: str) -> None:
         self.name = name
 
-    def score(self, outcomes: EpisodeOutcomes, rows: Sequence[int], *, most_failures: float) -> PartScores:
+    def score(
+        self, outcomes: EpisodeOutcomes, rows: Sequence[int], *, most_failures: float
+    ) -> PartScores:
         """See Part; fails where the environment could not grade the episode."""
         column_B = outcomes.complete_B if self.name == "success" else outcomes.env_return_B
         graded = [row for row in rows if outcomes.graded_B is None or outcomes.graded_B[row]]
-        failed = dict.fromkeys(set(rows) - set(graded), "the environment cannot grade this row, and so has no verdict to reward")
+        failed = dict.fromkeys(
+            set(rows) - set(graded),
+            "the environment cannot grade this row, and so has no verdict to reward",
+        )
         return PartScores(value={row: float(column_B[row]) for row in graded}, failed=failed)
 
     def close(self) -> None:
@@ -87,19 +102,27 @@ class FunctionPart:
     def __init__(self, part: RewardPart, *, num_workers: int, timeout_s: float) -> None:
         self.part, self.num_workers, self.timeout_s = part, num_workers, timeout_s
         target = target_of(name=part.name, path=part.path, batched=part.batched)
-        self._pool: WorkerPool | None = lease(WorkerSettings(target=target, num_workers=num_workers, deadline_s=timeout_s))
+        self._pool: WorkerPool | None = lease(
+            WorkerSettings(target=target, num_workers=num_workers, deadline_s=timeout_s)
+        )
         try:
             asyncio.run(self._pool.call(PING))
         except WorkerUnavailable as error:
             self.close()
             reason = str(error).removeprefix(f"{target} cannot be imported: ImportError: ")
-            raise ConfigError(f"The reward function {part.name}{_in_file(part)} cannot be used: {reason}") from error
+            raise ConfigError(
+                f"The reward function {part.name}{_in_file(part)} cannot be used: {reason}"
+            ) from error
 
-    def score(self, outcomes: EpisodeOutcomes, rows: Sequence[int], *, most_failures: float) -> PartScores:
+    def score(
+        self, outcomes: EpisodeOutcomes, rows: Sequence[int], *, most_failures: float
+    ) -> PartScores:
         """See Part."""
         size = -(-len(rows) // self.num_workers) if self.part.batched else 1
         calls = [rows[start : start + size] for start in range(0, len(rows), size)] if rows else []
-        return asyncio.run(self._score(_samples(outcomes, rows), calls, most_failures=most_failures))
+        return asyncio.run(
+            self._score(_samples(outcomes, rows), calls, most_failures=most_failures)
+        )
 
     def close(self) -> None:
         """End the processes."""
@@ -107,12 +130,20 @@ class FunctionPart:
         if pool is not None:
             release(pool)
 
-    async def _score(self, samples: dict[int, dict[str, Any]], calls: Sequence[Sequence[int]], *, most_failures: float) -> PartScores:
+    async def _score(
+        self,
+        samples: dict[int, dict[str, Any]],
+        calls: Sequence[Sequence[int]],
+        *,
+        most_failures: float,
+    ) -> PartScores:
         scores, free = PartScores(), asyncio.Semaphore(self.num_workers)
 
         async def call(rows: Sequence[int]) -> None:
             async with free:
-                if len(scores.failed) > most_failures:  # the run will stop: why wait for more of them to hang
+                if (
+                    len(scores.failed) > most_failures
+                ):  # the run will stop: why wait for more of them to hang
                     scores.failed.update(dict.fromkeys(rows, "not tried after so many failures"))
                     return
                 _take(scores, rows, await self._answers([samples[row] for row in rows]))
@@ -159,12 +190,20 @@ class TextRewardManager(Memoryless):
     def score(self, outcomes: EpisodeOutcomes) -> RewardScores:
         """See RewardManager; `outcomes` are those of this rank."""
         count = len(outcomes.uid_B)
-        reward_B, env_weight_B, rewarded_B = np.zeros(count), np.zeros(count, np.float32), np.zeros(count, bool)
+        reward_B, env_weight_B, rewarded_B = (
+            np.zeros(count),
+            np.zeros(count, np.float32),
+            np.zeros(count, bool),
+        )
         failed: dict[int, str] = {}
         logged: dict[str, NDArray[np.float32]] = {}
         for part, scorer in self.parts:
-            rows = [row for row in range(count) if row not in failed and _concerns(part, outcomes, row)]
-            scores = scorer.score(outcomes, rows, most_failures=self.max_failed_share * outcomes.total)
+            rows = [
+                row for row in range(count) if row not in failed and _concerns(part, outcomes, row)
+            ]
+            scores = scorer.score(
+                outcomes, rows, most_failures=self.max_failed_share * outcomes.total
+            )
             failed |= {row: f"{part.label}: {reason}" for row, reason in scores.failed.items()}
             for row, value in scores.value.items():
                 reward_B[row] += part.weight * value
@@ -172,7 +211,9 @@ class TextRewardManager(Memoryless):
                 rewarded_B[row] = True
             logged |= _logged(part, scores, count)
         for row in np.flatnonzero(~rewarded_B).tolist():
-            failed.setdefault(row, f"no part of the reward is for the data source {_source(outcomes, row)!r}")
+            failed.setdefault(
+                row, f"no part of the reward is for the data source {_source(outcomes, row)!r}"
+            )
         return RewardScores(
             reward_B=reward_B.astype(np.float32),
             failed=failed,
@@ -187,7 +228,9 @@ class TextRewardManager(Memoryless):
             scorer.close()
 
 
-def make_text_reward_manager(config: SiiRLArguments, *, reward_model: Part | None = None) -> TextRewardManager:
+def make_text_reward_manager(
+    config: SiiRLArguments, *, reward_model: Part | None = None
+) -> TextRewardManager:
     """The manager of a text job.
 
     Args:
@@ -212,25 +255,35 @@ def make_text_reward_manager(config: SiiRLArguments, *, reward_model: Part | Non
         for _, scorer in made:
             scorer.close()
         raise
-    return TextRewardManager(made, max_failed_share=config.reward.max_failed_share, overlong=overlong)
+    return TextRewardManager(
+        made, max_failed_share=config.reward.max_failed_share, overlong=overlong
+    )
 
 
 def text_columns(parts: Iterable[RewardPart]) -> tuple[str, ...]:
     """Columns of strings that these parts read, for the rollout to provide."""
     wanted: dict[str, None] = {}
     for part in parts:
-        wanted |= dict.fromkeys(FUNCTION_COLUMNS if part.is_function else MODEL_COLUMNS if part.name == "model" else ())
+        wanted |= dict.fromkeys(
+            FUNCTION_COLUMNS if part.is_function else MODEL_COLUMNS if part.name == "model" else ()
+        )
         wanted |= dict.fromkeys(("data_source",) if part.data_sources else ())
     return tuple(wanted)
 
 
 def _make_part(part: RewardPart, reward: RewardArguments, reward_model: Part | None) -> Part:
     if part.is_function:
-        return FunctionPart(part, num_workers=1 if reward.manager == "naive" else reward.num_workers, timeout_s=reward.timeout_s)
+        return FunctionPart(
+            part,
+            num_workers=1 if reward.manager == "naive" else reward.num_workers,
+            timeout_s=reward.timeout_s,
+        )
     if part.name != "model":
         return EnvironmentPart(part.name)
     if reward_model is None:
-        raise ConfigError("reward.name=model needs reward_model.path, a folder of a sequence classifier with one output.")
+        raise ConfigError(
+            "reward.name=model needs reward_model.path, a folder of a sequence classifier with one output."
+        )
     return reward_model
 
 
@@ -240,11 +293,19 @@ def _overlong(config: SiiRLArguments) -> Callable[[NDArray[np.int64]], NDArray[n
         return None
     buffer = max(1, longest // OVERLONG_SHARE) if settings.buffer is None else settings.buffer
     if buffer > longest:
-        raise ConfigError(f"algorithm.overlong.buffer={buffer} is more than data.max_response_length={longest}: make it smaller.")
+        raise ConfigError(
+            f"algorithm.overlong.buffer={buffer} is more than data.max_response_length={longest}: make it smaller."
+        )
 
     def penalty(length_B: NDArray[np.int64]) -> NDArray[np.float32]:
         lengths = torch.from_numpy(length_B)
-        return overlong_penalty(length_B=lengths, max_length=longest, buffer=buffer, factor=settings.penalty).float().numpy()
+        return (
+            overlong_penalty(
+                length_B=lengths, max_length=longest, buffer=buffer, factor=settings.penalty
+            )
+            .float()
+            .numpy()
+        )
 
     return penalty
 
@@ -281,7 +342,9 @@ def _logged(part: RewardPart, scores: PartScores, count: int) -> dict[str, NDArr
     for row, value in scores.value.items():
         logged[part.label][row] = value
         for name, further in scores.further.get(row, {}).items():
-            logged.setdefault(f"{part.label}.{_metric_name(name)}", np.full(count, np.nan, np.float32))[row] = further
+            logged.setdefault(
+                f"{part.label}.{_metric_name(name)}", np.full(count, np.nan, np.float32)
+            )[row] = further
     return logged
 
 
@@ -294,7 +357,11 @@ def _concerns(part: RewardPart, outcomes: EpisodeOutcomes, row: int) -> bool:
 
 
 def _source(outcomes: EpisodeOutcomes, row: int) -> str:
-    return outcomes.texts_B["data_source"][row] if "data_source" in outcomes.texts_B else outcomes.task_name_B[row]
+    return (
+        outcomes.texts_B["data_source"][row]
+        if "data_source" in outcomes.texts_B
+        else outcomes.task_name_B[row]
+    )
 
 
 def column_of(outcomes: EpisodeOutcomes, name: str) -> list[str]:
@@ -308,7 +375,9 @@ def column_of(outcomes: EpisodeOutcomes, name: str) -> list[str]:
 
 def _lengths(outcomes: EpisodeOutcomes) -> NDArray[np.int64]:
     if outcomes.response_length_B is None:
-        raise ConfigError("algorithm.overlong needs the lengths of responses, which are tokens of text; robots have none.")
+        raise ConfigError(
+            "algorithm.overlong needs the lengths of responses, which are tokens of text; robots have none."
+        )
     return outcomes.response_length_B
 
 

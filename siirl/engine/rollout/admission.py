@@ -13,7 +13,10 @@ from siirl.engine.rollout.generation import GenerationRequest, GenerationRespons
 from siirl.errors import ConfigError
 
 NOTHING = GenerationResponse(
-    tokens=np.zeros(0, np.int64), log_probs=np.zeros(0, np.float32), versions=np.zeros(0, np.int64), finish_reason="abort"
+    tokens=np.zeros(0, np.int64),
+    log_probs=np.zeros(0, np.float32),
+    versions=np.zeros(0, np.int64),
+    finish_reason="abort",
 )
 """The answer to a request that was interrupted before its first token."""
 
@@ -71,7 +74,9 @@ def check_length(request: GenerationRequest, *, longest: int) -> None:
     """
     prompt, new = len(request.input_ids), request.max_new_tokens
     if prompt == 0 or new < 1:
-        raise ConfigError(f"Episode {request.uid} asks for {new} tokens after a prompt of {prompt}: both must be at least 1.")
+        raise ConfigError(
+            f"Episode {request.uid} asks for {new} tokens after a prompt of {prompt}: both must be at least 1."
+        )
     if prompt + new > longest:
         raise ConfigError(
             f"Episode {request.uid} asks for {new} tokens after a prompt of {prompt}, and the engine ends at {longest}: the model's length "

@@ -57,11 +57,15 @@ async def run_episode(workflow: RolloutWorkflow, engine: Any, data: Any) -> Outc
         found = await workflow.arun_episode(engine, data)
     except SimulationFailed as failure:
         return failure
-    trajectories = [] if found is None else [found] if isinstance(found, Trajectory) else list(found)
+    trajectories = (
+        [] if found is None else [found] if isinstance(found, Trajectory) else list(found)
+    )
     for trajectory in trajectories:
         if not isinstance(trajectory, Trajectory):
             got = type(trajectory).__name__
-            raise TypeError(f"{type(workflow).__name__}.arun_episode must return a Trajectory, several of them, or None; got {got}.")
+            raise TypeError(
+                f"{type(workflow).__name__}.arun_episode must return a Trajectory, several of them, or None; got {got}."
+            )
     return trajectories
 
 

@@ -12,7 +12,9 @@ from siirl.errors import TooManyFailures
 from siirl.interrupts import Interrupted
 
 
-def check_failures(result: RolloutResult, *, episodes: int, max_failed_share: float, ranks: Collectives) -> None:
+def check_failures(
+    result: RolloutResult, *, episodes: int, max_failed_share: float, ranks: Collectives
+) -> None:
     """Go on if at most `max_failed_share` of the episodes of all ranks failed to simulate, and no rank has broken off.
 
     Args:
@@ -26,8 +28,12 @@ def check_failures(result: RolloutResult, *, episodes: int, max_failed_share: fl
         Interrupted: A rank was asked to end; every rank raises it.
     """
     failed = result.failed
-    first = [f"{request.task!r} with seed {request.seed}: {reason}" for request, reason in failed[:1]]
-    counts, totals, firsts, broken_off = zip(*ranks.gather_objects((len(failed), episodes, first, result.broken_off)), strict=True)
+    first = [
+        f"{request.task!r} with seed {request.seed}: {reason}" for request, reason in failed[:1]
+    ]
+    counts, totals, firsts, broken_off = zip(
+        *ranks.gather_objects((len(failed), episodes, first, result.broken_off)), strict=True
+    )
     if any(broken_off):
         raise Interrupted(max(broken_off))
     if sum(counts) <= max_failed_share * sum(totals):

@@ -72,14 +72,18 @@ class InferenceEngine:
         ConfigError: `at_once` below 1.
     """
 
-    def __init__(self, engine: BatchingEngine, *, pool: EnvPool | None = None, at_once: int | None = None) -> None:
+    def __init__(
+        self, engine: BatchingEngine, *, pool: EnvPool | None = None, at_once: int | None = None
+    ) -> None:
         if at_once is not None and at_once < 1:
             raise ConfigError(f"at_once={at_once} must be at least 1.")
         slots = AT_ONCE if pool is None else pool.num_slots
         self.engine, self.pool = engine, pool
         self.at_once = slots if at_once is None else at_once
         self.agents = 1 if pool is None else pool.spec.num_agents
-        self.loop = asyncio.new_event_loop()  # not asyncio.Runner: it was measured to take a second for a result of 96 trajectories
+        self.loop = (
+            asyncio.new_event_loop()
+        )  # not asyncio.Runner: it was measured to take a second for a result of 96 trajectories
         self.loop.set_exception_handler(_tell_of_no_interrupt)
         self._permits = asyncio.Semaphore(self.at_once)
         self._submitted: deque[_Submitted] = deque()  # in order, not taken yet
@@ -139,7 +143,9 @@ class InferenceEngine:
         task.add_done_callback(self._episode_ended)  # also of one that is cancelled before it began
         self._submitted.append(_Submitted(data, task))
 
-    def wait(self, count: int, timeout: float | None = None, should_accept: Accept | None = None) -> RolloutResult:
+    def wait(
+        self, count: int, timeout: float | None = None, should_accept: Accept | None = None
+    ) -> RolloutResult:
         """The next `count` accepted episodes in the order of submission, with those that failed or were rejected on the way.
 
         Args:
@@ -210,7 +216,10 @@ class InferenceEngine:
         for _ in range(ATTEMPTS * count):
             if accepted == count:
                 break
-            while len(self._submitted) < count - accepted + ahead and (data := next(dataloader, None)) is not None:
+            while (
+                len(self._submitted) < count - accepted + ahead
+                and (data := next(dataloader, None)) is not None
+            ):
                 self.submit(data, workflow)
             if not self._submitted:
                 break
@@ -232,13 +241,19 @@ class InferenceEngine:
                 "There are no more episodes to wait for: submit as many as are wanted, and some for those that are rejected."
             )
         self.loop.run_until_complete(self._oldest_or_error(until))
-        errors = [entry.task.exception() for entry in self._submitted if entry.task.done() and entry.task.exception() is not None]
+        errors = [
+            entry.task.exception()
+            for entry in self._submitted
+            if entry.task.done() and entry.task.exception() is not None
+        ]
         for error in errors:
             self._drop_submitted()
             assert error is not None
             raise error
         if not self._submitted[0].task.done():
-            raise TimeoutError(f"An episode was not over in time; {len(self._submitted)} are under way, and kept.")
+            raise TimeoutError(
+                f"An episode was not over in time; {len(self._submitted)} are under way, and kept."
+            )
         return self._submitted.popleft()
 
     async def _oldest_or_error(self, until: float | None) -> None:
@@ -246,7 +261,9 @@ class InferenceEngine:
         pending = {entry.task for entry in self._submitted}
         while not oldest.done():
             left = None if until is None else max(0.0, until - time.monotonic())
-            done, pending = await asyncio.wait(pending, timeout=left, return_when=asyncio.FIRST_COMPLETED)
+            done, pending = await asyncio.wait(
+                pending, timeout=left, return_when=asyncio.FIRST_COMPLETED
+            )
             if not done or any(task.exception() is not None for task in done):
                 return
 
@@ -280,7 +297,9 @@ class InferenceEngine:
         finally:
             task.cancel()
             while not task.done():
-                with contextlib.suppress(KeyboardInterrupt):  # asyncio raises it again from every task that it met
+                with contextlib.suppress(
+                    KeyboardInterrupt
+                ):  # asyncio raises it again from every task that it met
                     self.loop.run_until_complete(asyncio.wait({task}))
             if not task.cancelled():
                 task.exception()  # taken note of
@@ -307,7 +326,11 @@ class _Accepting(RolloutWorkflow):
 
 
 def _accepted(trajectories: list[Trajectory], should_accept: Accept | None) -> list[Trajectory]:
-    return trajectories if should_accept is None or not trajectories or should_accept(trajectories) else []
+    return (
+        trajectories
+        if should_accept is None or not trajectories or should_accept(trajectories)
+        else []
+    )
 
 
 def _sort_in(result: RolloutResult, entry: _Submitted, should_accept: Accept | None) -> bool:

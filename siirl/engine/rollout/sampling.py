@@ -23,7 +23,9 @@ class Sampling:
     """Draw from this many most likely tokens; None: from all."""
 
 
-def draw(probabilities_NV: torch.Tensor, uniforms_N: torch.Tensor, *, sampling: Sampling) -> torch.Tensor:
+def draw(
+    probabilities_NV: torch.Tensor, uniforms_N: torch.Tensor, *, sampling: Sampling
+) -> torch.Tensor:
     """Tokens [N] at the quantiles `uniforms_N`, numbers in [0, 1), of what `sampling` leaves of the rows' probabilities.
 
     The temperature is in the probabilities already. Leading axes may be more than one, the same for both.
@@ -32,7 +34,9 @@ def draw(probabilities_NV: torch.Tensor, uniforms_N: torch.Tensor, *, sampling: 
     cumulative_NV = kept_NV.cumsum(-1)
     quantiles_N1 = (uniforms_N * cumulative_NV[..., -1])[..., None]
     # The first token whose cumulative probability exceeds the quantile; rounding must not point behind the last token.
-    return torch.searchsorted(cumulative_NV, quantiles_N1, right=True)[..., 0].clamp(max=probabilities_NV.shape[-1] - 1)
+    return torch.searchsorted(cumulative_NV, quantiles_N1, right=True)[..., 0].clamp(
+        max=probabilities_NV.shape[-1] - 1
+    )
 
 
 def most_likely(probabilities: torch.Tensor, *, top_k: int | None) -> torch.Tensor:
@@ -43,7 +47,9 @@ def most_likely(probabilities: torch.Tensor, *, top_k: int | None) -> torch.Tens
     if top_k is None or top_k >= probabilities.shape[-1]:
         return probabilities
     values, places = probabilities.topk(top_k, dim=-1)
-    return torch.zeros_like(probabilities).scatter(-1, places, values / values.sum(-1, keepdim=True))
+    return torch.zeros_like(probabilities).scatter(
+        -1, places, values / values.sum(-1, keepdim=True)
+    )
 
 
 def nucleus(probabilities: torch.Tensor, *, top_p: float) -> torch.Tensor:
@@ -52,4 +58,6 @@ def nucleus(probabilities: torch.Tensor, *, top_p: float) -> torch.Tensor:
         return probabilities
     sorted_values, places = probabilities.sort(dim=-1, descending=True)
     before = sorted_values.cumsum(-1) - sorted_values
-    return torch.zeros_like(probabilities).scatter(-1, places, torch.where(before < top_p, sorted_values, 0.0))
+    return torch.zeros_like(probabilities).scatter(
+        -1, places, torch.where(before < top_p, sorted_values, 0.0)
+    )

@@ -19,11 +19,17 @@ def says_stop(tokens: Sequence[int], *, stop: Sequence[str], decode: Decode) -> 
     return any(string in text for string in stop)
 
 
-def split_stop(tokens: Sequence[int], boundary: int, *, stop: Sequence[str], decode: Decode) -> int | None:
+def split_stop(
+    tokens: Sequence[int], boundary: int, *, stop: Sequence[str], decode: Decode
+) -> int | None:
     """Number of tokens up to the end of a stop string that begins before `boundary` and ends behind it; None where there is none.
 
     An engine looks for stop strings in what it generates. Where its request was interrupted and made again, it sees neither half.
     """
     last = min(len(tokens), boundary + longest_in_tokens(stop))
-    ends = (end for end in range(boundary + 1, last + 1) if says_stop(tokens[:end], stop=stop, decode=decode))
+    ends = (
+        end
+        for end in range(boundary + 1, last + 1)
+        if says_stop(tokens[:end], stop=stop, decode=decode)
+    )
     return next(ends, None) if stop else None

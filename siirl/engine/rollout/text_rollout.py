@@ -49,8 +49,12 @@ def make_text_workflow(reference: str | None, **arguments: Any) -> RolloutWorkfl
     if reference is None:
         return TextWorkflow(**arguments)
     own, place = load_reference(reference, place=WORKFLOW_KEY), f"{WORKFLOW_KEY}={reference}"
-    check_call(own, (), arguments, place=place, call=f"({', '.join(f'{name}=…' for name in arguments)})")
+    check_call(
+        own, (), arguments, place=place, call=f"({', '.join(f'{name}=…' for name in arguments)})"
+    )
     workflow = own(**arguments)
     if not isinstance(workflow, RolloutWorkflow):
-        raise ConfigError(f"{place} made a {type(workflow).__name__}; it must be a siirl.engine.rollout.workflow.RolloutWorkflow.")
+        raise ConfigError(
+            f"{place} made a {type(workflow).__name__}; it must be a siirl.engine.rollout.workflow.RolloutWorkflow."
+        )
     return workflow

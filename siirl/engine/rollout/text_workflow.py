@@ -22,7 +22,12 @@ import numpy as np
 from gymnasium import spaces
 
 from envs.text import GRADED, GROUND_TRUTH, MESSAGES, REWARD_PARTS, VERDICT, Message, Role, message
-from siirl.engine.rollout.generation import FinishReason, GenerationRequest, GenerationResponse, TextEngine
+from siirl.engine.rollout.generation import (
+    FinishReason,
+    GenerationRequest,
+    GenerationResponse,
+    TextEngine,
+)
 from siirl.engine.rollout.stop_strings import split_stop
 from siirl.engine.rollout.workflow import EpisodeRequest, RolloutWorkflow, Trajectory
 from siirl.env_server.pool import EnvPool
@@ -31,7 +36,9 @@ from siirl.errors import ConfigError, SimulationFailed, UnknownNameError
 TEXT_COLUMNS = ("response_text", "ground_truth", "data_source", "extra_info", "prompt_messages")
 """String columns that a reward may read; `ground_truth`, `extra_info` and `prompt_messages` are JSON."""
 ROW = "row"  # the option of reset that is a whole row with the prompt columns
-_PROMPTS_KEPT = 1024  # encoded prompts: the rollouts of a group ask the same, and come close to each other
+_PROMPTS_KEPT = (
+    1024  # encoded prompts: the rollouts of a group ask the same, and come close to each other
+)
 _LOG_PROB_DIGITS = 5  # of the record, which is for reading; the row has them in full
 
 
@@ -78,14 +85,26 @@ class TextWorkflow(RolloutWorkflow):
         text_columns: Collection[str] = (),
         cut_prompts: bool = False,
     ) -> None:
-        for name, length in (("max_prompt_length", max_prompt_length), ("max_response_length", max_response_length)):
+        for name, length in (
+            ("max_prompt_length", max_prompt_length),
+            ("max_response_length", max_response_length),
+        ):
             if length < 1:
                 raise ConfigError(f"data.{name}={length} must be at least 1.")
         for name in text_columns:
             if name not in TEXT_COLUMNS:
                 raise UnknownNameError.of(kind="text column", name=name, known=TEXT_COLUMNS)
-        self.pool, self.tokenizer, self.stop, self.text_columns = pool, tokenizer, tuple(stop), tuple(text_columns)
-        self.max_prompt_length, self.max_response_length, self.cut_prompts = max_prompt_length, max_response_length, cut_prompts
+        self.pool, self.tokenizer, self.stop, self.text_columns = (
+            pool,
+            tokenizer,
+            tuple(stop),
+            tuple(text_columns),
+        )
+        self.max_prompt_length, self.max_response_length, self.cut_prompts = (
+            max_prompt_length,
+            max_response_length,
+            cut_prompts,
+        )
         self._encode_prompt = functools.lru_cache(maxsize=_PROMPTS_KEPT)(self._encode_chat)
 
     async def arun_episode(self, engine: TextEngine, data: EpisodeRequest) -> list[Trajectory]:
@@ -97,9 +116,13 @@ class TextWorkflow(RolloutWorkflow):
         """
         async with self.pool.slot() as slot:
             try:
-                observation, opening = await slot.reset(seed=data.seed, options=_reset_options(data))
+                observation, opening = await slot.reset(
+                    seed=data.seed, options=_reset_options(data)
+                )
             except ValueError as error:
-                raise ConfigError(f"env.name={self.pool.spec.name} refuses a prompt of {data.task!r}: {error}") from error
+                raise ConfigError(
+                    f"env.name={self.pool.spec.name} refuses a prompt of {data.task!r}: {error}"
+                ) from error
             dialogues = [self._open(messages, data) for messages in self._messages(observation)]
             truncated = terminated = False
             while not (terminated or truncated):
@@ -114,7 +137,10 @@ class TextWorkflow(RolloutWorkflow):
                 if not (terminated or truncated):
                     truncated = not self._listen(dialogues, observation)
             truncated |= any(dialogue.finish_reason == "length" for dialogue in dialogues)
-        return [self._trajectory(dialogue, data, opening, i, truncated=truncated) for i, dialogue in enumerate(dialogues)]
+        return [
+            self._trajectory(dialogue, data, opening, i, truncated=truncated)
+            for i, dialogue in enumerate(dialogues)
+        ]
 
     def _messages(self, observation: Any) -> list[list[Message]]:
         """What is said to each agent."""
@@ -139,13 +165,19 @@ class TextWorkflow(RolloutWorkflow):
     def _encode_chat(self, chat: tuple[tuple[Role, str], ...]) -> tuple[int, ...]:
         return self.tokenizer.encode_prompt([message(role, content) for role, content in chat])
 
-    async def _speak_all(self, engine: TextEngine, dialogues: "Sequence[_Dialogue]", data: EpisodeRequest) -> list[str]:
+    async def _speak_all(
+        self, engine: TextEngine, dialogues: "Sequence[_Dialogue]", data: EpisodeRequest
+    ) -> list[str]:
         """A turn of each agent, all at once; one agent needs no task of its own, which costs as much as its environment."""
         if len(dialogues) == 1:
             return [await self._speak(engine, dialogues[0], data, 0)]
-        return await asyncio.gather(*(self._speak(engine, dialogue, data, i) for i, dialogue in enumerate(dialogues)))
+        return await asyncio.gather(
+            *(self._speak(engine, dialogue, data, i) for i, dialogue in enumerate(dialogues))
+        )
 
-    async def _speak(self, engine: TextEngine, dialogue: "_Dialogue", data: EpisodeRequest, agent: int) -> str:
+    async def _speak(
+        self, engine: TextEngine, dialogue: "_Dialogue", data: EpisodeRequest, agent: int
+    ) -> str:
         """One turn of the model, taken up again as often as it is interrupted; its text."""
         start, turn, part = len(dialogue.tokens), len(dialogue.texts), 0
         while True:
@@ -161,7 +193,10 @@ class TextWorkflow(RolloutWorkflow):
             dialogue.say(await engine.agenerate(request))
             if part > 0:
                 self._end_at_split_stop(dialogue, start, begun)
-            if len(dialogue.tokens) >= self.max_response_length and dialogue.finish_reason == "abort":
+            if (
+                len(dialogue.tokens) >= self.max_response_length
+                and dialogue.finish_reason == "abort"
+            ):
                 dialogue.finish_reason = "length"
             if dialogue.finish_reason != "abort":
                 break
@@ -177,21 +212,31 @@ class TextWorkflow(RolloutWorkflow):
 
         What was generated behind it is dropped: nobody has seen it.
         """
-        end = split_stop(dialogue.tokens[start:], begun - start, stop=self.stop, decode=self.tokenizer.decode)
+        end = split_stop(
+            dialogue.tokens[start:], begun - start, stop=self.stop, decode=self.tokenizer.decode
+        )
         if end is not None:
             dialogue.cut(start + end)
 
     def _listen(self, dialogues: "Sequence[_Dialogue]", observation: Any) -> bool:
         """Append what the environment said; whether every agent has tokens left to answer with."""
         said = list(zip(dialogues, self._messages(observation), strict=True))
-        heard = [self.tokenizer.encode_turn(messages, closed=dialogue.closed) for dialogue, messages in said]
-        if any(len(dialogue.tokens) + len(new) >= self.max_response_length for dialogue, new in zip(dialogues, heard, strict=True)):
+        heard = [
+            self.tokenizer.encode_turn(messages, closed=dialogue.closed)
+            for dialogue, messages in said
+        ]
+        if any(
+            len(dialogue.tokens) + len(new) >= self.max_response_length
+            for dialogue, new in zip(dialogues, heard, strict=True)
+        ):
             return False
         for (dialogue, messages), new in zip(said, heard, strict=True):
             dialogue.hear(new, messages)
         return True
 
-    def _note(self, dialogues: "Sequence[_Dialogue]", rewards: Any, info: Mapping[str, Any]) -> None:
+    def _note(
+        self, dialogues: "Sequence[_Dialogue]", rewards: Any, info: Mapping[str, Any]
+    ) -> None:
         """Give each agent its reward and what the grader said."""
         if self.pool.spec.num_agents == 1:
             dialogues[0].note(rewards, info)
@@ -206,7 +251,13 @@ class TextWorkflow(RolloutWorkflow):
             dialogue.note(0.0, {"success": False if graded else None, VERDICT: verdict})
 
     def _trajectory(
-        self, dialogue: "_Dialogue", data: EpisodeRequest, opening: Mapping[str, Any], agent: int, *, truncated: bool
+        self,
+        dialogue: "_Dialogue",
+        data: EpisodeRequest,
+        opening: Mapping[str, Any],
+        agent: int,
+        *,
+        truncated: bool,
     ) -> Trajectory:
         uid, truth = _uid(data, agent, self.pool.spec.num_agents), _ground_truth(data, opening)
         texts = {
@@ -216,7 +267,9 @@ class TextWorkflow(RolloutWorkflow):
             "extra_info": lambda: json.dumps(data.options.get(ROW, {}).get("extra_info") or {}),
             "prompt_messages": lambda: json.dumps(dialogue.messages),
         }
-        row = dialogue.row(data, uid=uid, truncated=truncated) | {name: texts[name]() for name in self.text_columns}
+        row = dialogue.row(data, uid=uid, truncated=truncated) | {
+            name: texts[name]() for name in self.text_columns
+        }
         record = dialogue.record() | {"ground_truth": truth}
         return Trajectory(row=row, instruction=dialogue.messages[-1]["content"], record=record)
 
@@ -277,7 +330,14 @@ class _Dialogue:
         """The model's turn is over; it began at token `start`."""
         self.texts.append(text)
         log_probs = [round(value, _LOG_PROB_DIGITS) for value in self.log_probs[start:]]
-        self.turns.append({"role": "assistant", "content": text, "tokens": self.tokens[start:], "log_probs": log_probs})
+        self.turns.append(
+            {
+                "role": "assistant",
+                "content": text,
+                "tokens": self.tokens[start:],
+                "log_probs": log_probs,
+            }
+        )
 
     def note(self, reward: float, info: Mapping[str, Any]) -> None:
         """What the environment gave for the last turn, which is the end of what there is so far."""
@@ -286,7 +346,11 @@ class _Dialogue:
         for name, value in info.get(REWARD_PARTS, {}).items():
             self.reward_parts[name] = self.reward_parts.get(name, 0.0) + float(value)
         success = info.get("success", False)
-        self.verdict, self.success, self.graded = str(info.get(VERDICT, "")), bool(success), success is not None
+        self.verdict, self.success, self.graded = (
+            str(info.get(VERDICT, "")),
+            bool(success),
+            success is not None,
+        )
 
     def row(self, data: EpisodeRequest, *, uid: str, truncated: bool) -> dict[str, Any]:
         """The sample that training sees."""

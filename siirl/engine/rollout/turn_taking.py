@@ -80,7 +80,9 @@ class TurnTaking(Announced, abc.ABC):
         begin = time.perf_counter()
         try:
             work_left = self._turn()
-        except Exception as error:  # the episodes that asked must see it, or they would wait for ever
+        except (
+            Exception
+        ) as error:  # the episodes that asked must see it, or they would wait for ever
             for job in self._jobs():
                 job.fail(error)
             self._clear()

@@ -54,5 +54,7 @@ class RolloutWorkflow(abc.ABC):
     """How an episode of some domain runs. A user's own subclass is a plain coroutine, too."""
 
     @abc.abstractmethod
-    async def arun_episode(self, engine: Any, data: Any) -> Trajectory | Sequence[Trajectory] | None:
+    async def arun_episode(
+        self, engine: Any, data: Any
+    ) -> Trajectory | Sequence[Trajectory] | None:
         """Run one episode; one or more trajectories, or None where the episode is rejected."""

@@ -52,7 +52,9 @@ class LossTally:
     def total(self, ranks: Collectives, *, weight: float) -> BatchLoss:
         """Everything over all ranks, in two collective calls."""
         sums = ranks.sum(torch.stack([self.loss, *self.sums.values()])).tolist()
-        maxima = ranks.maximum(torch.stack(list(self.maxima.values()))).tolist() if self.maxima else []
+        maxima = (
+            ranks.maximum(torch.stack(list(self.maxima.values()))).tolist() if self.maxima else []
+        )
         return BatchLoss(
             loss=sums[0] / weight,
             weight=weight,

@@ -77,9 +77,13 @@ class GroupOfProcesses:
         group: The process group; None is the group of all ranks.
     """
 
-    def __init__(self, *, device: torch.device | str = "cpu", group: distributed.ProcessGroup | None = None) -> None:
+    def __init__(
+        self, *, device: torch.device | str = "cpu", group: distributed.ProcessGroup | None = None
+    ) -> None:
         self.device = torch.device(device)
-        self.group: distributed.ProcessGroup | None = group if group is not None else distributed.group.WORLD
+        self.group: distributed.ProcessGroup | None = (
+            group if group is not None else distributed.group.WORLD
+        )
         self.rank = distributed.get_rank(self.group)
         self.size = distributed.get_world_size(self.group)
 
@@ -117,7 +121,9 @@ class GroupOfProcesses:
             distributed.broadcast_object_list(things, group=self.group, group_src=0)
         return things[0]  # type: ignore[return-value]
 
-    def _reduced(self, tensor: torch.Tensor, operation: distributed.ReduceOp.RedOpType) -> torch.Tensor:
+    def _reduced(
+        self, tensor: torch.Tensor, operation: distributed.ReduceOp.RedOpType
+    ) -> torch.Tensor:
         result = tensor.detach().to(self.device, copy=True)
         with _waiting("all_reduce"):
             distributed.all_reduce(result, op=operation, group=self.group)
@@ -142,7 +148,12 @@ def fail_together(ranks: Collectives, error: SiirlError | None) -> None:
 
 
 def join(
-    *, rank: int, world_size: int, init_method: str, device: torch.device | str = "cpu", backend: str = "gloo"
+    *,
+    rank: int,
+    world_size: int,
+    init_method: str,
+    device: torch.device | str = "cpu",
+    backend: str = "gloo",
 ) -> OneProcess | GroupOfProcesses:
     """Start this process's part of torch.distributed, and return its collectives; a world of one needs none.
 
@@ -160,7 +171,9 @@ def join(
     store = meet(init_method, rank=rank, world_size=world_size, timeout=TIMEOUT)
     if "nccl" in backend:
         before = open_sockets()  # the store stays open: NCCL's threads connect to it again
-    distributed.init_process_group(backend, store=store, rank=rank, world_size=world_size, timeout=TIMEOUT)
+    distributed.init_process_group(
+        backend, store=store, rank=rank, world_size=world_size, timeout=TIMEOUT
+    )
     admit_ranks_only(store, rank=rank, ranks=world_size, before=before)
     return GroupOfProcesses(device=device)
 

@@ -53,13 +53,17 @@ def deafen(listeners: Iterable[int]) -> None:
     They are not closed: gloo's thread would abort the process.
     """
     instruction = ctypes.create_string_buffer(DROP_ALL, len(DROP_ALL))
-    program = struct.pack("HL", 1, ctypes.addressof(instruction))  # struct sock_fprog: how many, where
+    program = struct.pack(
+        "HL", 1, ctypes.addressof(instruction)
+    )  # struct sock_fprog: how many, where
     for descriptor in listeners:
         with socket.socket(fileno=socket.dup(descriptor)) as listener:
             listener.setsockopt(socket.SOL_SOCKET, SO_ATTACH_FILTER, program)
 
 
-def admit_ranks_only(store: distributed.Store, *, rank: int, ranks: int, before: Collection[int]) -> None:
+def admit_ranks_only(
+    store: distributed.Store, *, rank: int, ranks: int, before: Collection[int]
+) -> None:
     """Shut the ports that this process has opened since `before`, and see that only ranks have come in.
 
     Args:
@@ -77,7 +81,9 @@ def admit_ranks_only(store: distributed.Store, *, rank: int, ranks: int, before:
     store.set(_key(rank), json.dumps([_end(each.laddr) for each in connected]))
     ends_of_ranks = {end for other in range(ranks) for end in json.loads(store.get(_key(other)))}
     doors = {_end(each.laddr) for each in opened if each.status == psutil.CONN_LISTEN}
-    strangers = {_end(each.raddr) for each in connected if _end(each.laddr) in doors} - ends_of_ranks
+    strangers = {
+        _end(each.raddr) for each in connected if _end(each.laddr) in doors
+    } - ends_of_ranks
     if strangers:
         raise InvariantError(
             f"A connection to rank {rank} from {', '.join(sorted(strangers))} is not a rank's: another "

@@ -24,7 +24,9 @@ Units = Callable[[TensorDict, int], Sequence[Unit]]
 """Divides the rows of a batch into units, of which those of several rows keep to a budget of tokens."""
 
 
-def micro_batch_rows(batch: TensorDict, *, rows: int, tokens: int | None, units: Units | None = None) -> list[Sequence[int]]:
+def micro_batch_rows(
+    batch: TensorDict, *, rows: int, tokens: int | None, units: Units | None = None
+) -> list[Sequence[int]]:
     """Row numbers of each micro-batch, ascending in each; every row is in one.
 
     Args:
@@ -41,13 +43,17 @@ def micro_batch_rows(batch: TensorDict, *, rows: int, tokens: int | None, units:
     found = (units or _single_rows)(batch, tokens)
     try:
         parts = micro_batches_by_budget([unit.tokens for unit in found], tokens)
-        return [sorted(row for number in part for row in found[number].rows) for part in parts if part]
+        return [
+            sorted(row for number in part for row in found[number].rows) for part in parts if part
+        ]
     except ConfigError as error:
         raise ConfigError(f"{error} It is actor_rollout_ref.actor.micro_batch_tokens.") from error
 
 
 def _single_rows(batch: TensorDict, budget: int) -> list[Unit]:
-    return [Unit(rows=(row,), tokens=length) for row, length in enumerate(row_lengths(batch).tolist())]
+    return [
+        Unit(rows=(row,), tokens=length) for row, length in enumerate(row_lengths(batch).tolist())
+    ]
 
 
 def row_lengths(batch: TensorDict) -> torch.Tensor:
@@ -63,7 +69,9 @@ def take_rows(batch: TensorDict, rows: Sequence[int]) -> TensorDict:
     return batch[torch.as_tensor(rows)]
 
 
-def rows_in_order(kept: Sequence[torch.Tensor], rows: Sequence[Sequence[int]]) -> list[torch.Tensor]:
+def rows_in_order(
+    kept: Sequence[torch.Tensor], rows: Sequence[Sequence[int]]
+) -> list[torch.Tensor]:
     """What was kept of each micro-batch, one entry a row, in the order of the whole batch's rows."""
     numbers = torch.tensor([row for part in rows for row in part], dtype=torch.long)
     if bool((numbers[1:] > numbers[:-1]).all()):

@@ -36,7 +36,9 @@ def listen_towards(init_method: str) -> None:
         _name(GLOO_INTERFACE, LOOPBACK)
         _name(NCCL_INTERFACE, LOOPBACK)
     elif place.hostname and place.port:
-        _name(GLOO_INTERFACE, own_address_towards(place.hostname, place.port))  # over machines NCCL chooses itself
+        _name(
+            GLOO_INTERFACE, own_address_towards(place.hostname, place.port)
+        )  # over machines NCCL chooses itself
 
 
 @contextmanager
@@ -52,7 +54,9 @@ def on_loopback() -> Iterator[None]:
             os.environ[GLOO_INTERFACE] = before
 
 
-def meet(init_method: str, *, rank: int, world_size: int, timeout: datetime.timedelta) -> distributed.Store:
+def meet(
+    init_method: str, *, rank: int, world_size: int, timeout: datetime.timedelta
+) -> distributed.Store:
     """The store through which ranks exchange their addresses. Rank 0 keeps it, and listens at the named address only.
 
     Args:
@@ -68,12 +72,21 @@ def meet(init_method: str, *, rank: int, world_size: int, timeout: datetime.time
         return file
     assert place.hostname and place.port
     listener = _listener(place.hostname, place.port) if rank == 0 else None
-    return distributed.TCPStore(place.hostname, place.port, world_size, is_master=rank == 0, timeout=timeout, master_listen_fd=listener)
+    return distributed.TCPStore(
+        place.hostname,
+        place.port,
+        world_size,
+        is_master=rank == 0,
+        timeout=timeout,
+        master_listen_fd=listener,
+    )
 
 
 def own_address_towards(host: str, port: int) -> str:
     """The address from which this machine would speak to `host`; nothing is sent."""
-    [(family, kind, protocol, _, address), *_] = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)
+    [(family, kind, protocol, _, address), *_] = socket.getaddrinfo(
+        host, port, type=socket.SOCK_DGRAM
+    )
     with socket.socket(family, kind, protocol) as probe:
         probe.connect(address)
         own: str = probe.getsockname()[0]
@@ -82,7 +95,14 @@ def own_address_towards(host: str, port: int) -> str:
 
 def interface_of(address: str) -> str | None:
     """The network interface of this machine that has `address`; None where none has."""
-    return next((name for name, addresses in psutil.net_if_addrs().items() if address in {each.address for each in addresses}), None)
+    return next(
+        (
+            name
+            for name, addresses in psutil.net_if_addrs().items()
+            if address in {each.address for each in addresses}
+        ),
+        None,
+    )
 
 
 def _name(variable: str, address: str) -> None:

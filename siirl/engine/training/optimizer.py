@@ -18,7 +18,11 @@ MOMENTS = ("exp_avg", "exp_avg_sq")
 def decayed_names(module: nn.Module) -> set[str]:
     """Names of the weights that decay: those with two axes or more that are not embeddings."""
     embeddings = {id(part.weight) for part in module.modules() if isinstance(part, nn.Embedding)}
-    return {name for name, weight in module.named_parameters() if weight.ndim >= 2 and id(weight) not in embeddings}
+    return {
+        name
+        for name, weight in module.named_parameters()
+        if weight.ndim >= 2 and id(weight) not in embeddings
+    }
 
 
 def build_optimizer(module: nn.Module, settings: OptimizerArguments) -> torch.optim.AdamW:
@@ -26,10 +30,20 @@ def build_optimizer(module: nn.Module, settings: OptimizerArguments) -> torch.op
     decayed = decayed_names(module)
     trained = [(name, weight) for name, weight in module.named_parameters() if weight.requires_grad]
     groups = [
-        {"params": [weight for name, weight in trained if name in decayed], "weight_decay": settings.weight_decay},
-        {"params": [weight for name, weight in trained if name not in decayed], "weight_decay": 0.0},
+        {
+            "params": [weight for name, weight in trained if name in decayed],
+            "weight_decay": settings.weight_decay,
+        },
+        {
+            "params": [weight for name, weight in trained if name not in decayed],
+            "weight_decay": 0.0,
+        },
     ]
-    return torch.optim.AdamW([group for group in groups if group["params"]], lr=settings.lr, betas=(settings.beta1, settings.beta2))
+    return torch.optim.AdamW(
+        [group for group in groups if group["params"]],
+        lr=settings.lr,
+        betas=(settings.beta1, settings.beta2),
+    )
 
 
 def trained_parameters(module: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:

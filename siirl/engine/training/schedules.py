@@ -46,7 +46,9 @@ def register_schedule(name: str) -> Callable[[Callable[..., float]], Callable[..
 WITHOUT_WARMUP = ("constant", "linear")
 
 
-def warmup_length(*, scheduler: str, warmup_steps: int | None, warmup_ratio: float, total_steps: int | None) -> int:
+def warmup_length(
+    *, scheduler: str, warmup_steps: int | None, warmup_ratio: float, total_steps: int | None
+) -> int:
     """Optimiser steps that warm up: `warmup_steps` where it is given, else `warmup_ratio` of the run.
 
     Raises:
@@ -57,11 +59,15 @@ def warmup_length(*, scheduler: str, warmup_steps: int | None, warmup_ratio: flo
     if warmup_steps is not None:
         return warmup_steps
     if total_steps is None and warmup_ratio > 0:
-        raise ConfigError(f"optim.warmup_ratio={warmup_ratio} needs trainer.total_steps, or set optim.warmup_steps instead.")
+        raise ConfigError(
+            f"optim.warmup_ratio={warmup_ratio} needs trainer.total_steps, or set optim.warmup_steps instead."
+        )
     return 0 if total_steps is None else math.ceil(warmup_ratio * total_steps)
 
 
-def learning_rate_factor(*, scheduler: str, step: int, warmup: int, total_steps: int | None) -> float:
+def learning_rate_factor(
+    *, scheduler: str, step: int, warmup: int, total_steps: int | None
+) -> float:
     """What the learning rate is multiplied by in optimiser step `step` (from 0).
 
     Warm-up is linear and never 0: step 0 has 1 / (warmup + 1), step `warmup` has 1. A first step at rate 0 would waste the rollouts
@@ -72,12 +78,16 @@ def learning_rate_factor(*, scheduler: str, step: int, warmup: int, total_steps:
         ConfigError: A schedule that falls towards the end of a run whose length nobody knows.
     """
     if scheduler not in SCHEDULES:
-        raise UnknownNameError.of(kind="learning-rate schedule (optim.scheduler)", name=scheduler, known=SCHEDULES)
+        raise UnknownNameError.of(
+            kind="learning-rate schedule (optim.scheduler)", name=scheduler, known=SCHEDULES
+        )
     if step < warmup:
         return (step + 1) / (warmup + 1)
     factor = SCHEDULES[scheduler]
     if factor is _flat:
         return 1.0
     if total_steps is None:
-        raise ConfigError(f"optim.scheduler={scheduler} needs to know the end: set trainer.total_steps, or take constant_with_warmup.")
+        raise ConfigError(
+            f"optim.scheduler={scheduler} needs to know the end: set trainer.total_steps, or take constant_with_warmup."
+        )
     return float(factor(progress=min(1.0, (step - warmup) / max(1, total_steps - warmup))))

@@ -23,11 +23,21 @@ def repeated_blocks(module: nn.Module) -> list[nn.Module]:
     Inner lists come first, as `fully_shard` wants it.
     """
     lists = [part for part in module.modules() if isinstance(part, nn.ModuleList)]
-    return [block for part in reversed(lists) for block in part if next(block.parameters(), None) is not None]
+    return [
+        block
+        for part in reversed(lists)
+        for block in part
+        if next(block.parameters(), None) is not None
+    ]
 
 
 def shard(
-    module: nn.Module, *, ranks: Collectives, device: torch.device, compute_dtype: torch.dtype | None, blocks: Iterable[nn.Module]
+    module: nn.Module,
+    *,
+    ranks: Collectives,
+    device: torch.device,
+    compute_dtype: torch.dtype | None,
+    blocks: Iterable[nn.Module],
 ) -> None:
     """Spread `module` over the ranks, in place, block by block and then the rest.
 
@@ -45,16 +55,29 @@ def shard(
         _fully_shard(part, ranks=ranks, device=device, compute_dtype=compute_dtype)
 
 
-def _fully_shard(module: nn.Module, *, ranks: Collectives, device: torch.device, compute_dtype: torch.dtype | None) -> None:
+def _fully_shard(
+    module: nn.Module,
+    *,
+    ranks: Collectives,
+    device: torch.device,
+    compute_dtype: torch.dtype | None,
+) -> None:
     assert ranks.group is not None
     mesh = DeviceMesh.from_group(ranks.group, device.type)
     reduce_dtype = None if compute_dtype is None else torch.float32
-    fully_shard(module, mesh=mesh, mp_policy=MixedPrecisionPolicy(param_dtype=compute_dtype, reduce_dtype=reduce_dtype))
+    fully_shard(
+        module,
+        mesh=mesh,
+        mp_policy=MixedPrecisionPolicy(param_dtype=compute_dtype, reduce_dtype=reduce_dtype),
+    )
 
 
 def require_equal_weights(module: nn.Module, *, ranks: Collectives) -> None:
     """Raise InvariantError unless all ranks hold the same weights; a sharded model would silently be a patchwork of them."""
-    prints = {name: (tuple(tensor.shape), float(tensor.detach().double().sum())) for name, tensor in module.state_dict().items()}
+    prints = {
+        name: (tuple(tensor.shape), float(tensor.detach().double().sum()))
+        for name, tensor in module.state_dict().items()
+    }
     for rank, others in enumerate(ranks.gather_objects(prints)):
         different = [name for name in {**prints, **others} if prints.get(name) != others.get(name)]
         if different:
@@ -76,7 +99,9 @@ class _Probe(nn.Module):
         return (self.matrix * number).sum() + (self.vector * number).sum()
 
 
-def measure_reduction(*, ranks: Collectives, device: torch.device, compute_dtype: torch.dtype | None = None) -> float:
+def measure_reduction(
+    *, ranks: Collectives, device: torch.device, compute_dtype: torch.dtype | None = None
+) -> float:
     """What a loss must be multiplied by, so that the gradient after FSDP2's reduction is the sum over ranks.
 
     1 where the backend sums, the number of ranks where it averages. Rank r has gradient r + 1 in the probe.
@@ -88,7 +113,9 @@ def measure_reduction(*, ranks: Collectives, device: torch.device, compute_dtype
     _fully_shard(probe, ranks=ranks, device=device, compute_dtype=compute_dtype)
     probe(torch.tensor(float(ranks.rank + 1), device=device)).backward()
     gradients = [weight.grad for weight in probe.parameters() if weight.grad is not None]
-    return reduction_factor(torch.cat([full_tensor(gradient).flatten() for gradient in gradients]), ranks=ranks.size)
+    return reduction_factor(
+        torch.cat([full_tensor(gradient).flatten() for gradient in gradients]), ranks=ranks.size
+    )
 
 
 def reduction_factor(entries: torch.Tensor, *, ranks: int) -> float:
@@ -108,7 +135,9 @@ def full_tensor(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
-def spread_like(full: torch.Tensor | None, reference: torch.Tensor, *, ranks: Collectives) -> torch.Tensor:
+def spread_like(
+    full: torch.Tensor | None, reference: torch.Tensor, *, ranks: Collectives
+) -> torch.Tensor:
     """Rank 0's `full` in the type of `reference` and spread over ranks as it is; the others hand in None. Every rank calls it."""
     if not isinstance(reference, DTensor):
         whole = ranks.broadcast_object(full)

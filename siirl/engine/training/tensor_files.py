@@ -22,7 +22,9 @@ def write_tensors(file: Path, tensors: Mapping[str, torch.Tensor]) -> None:
         OSError: The file cannot be written (full, read-only).
     """
     try:
-        save_file({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}, file)
+        save_file(
+            {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}, file
+        )
     except safetensors.SafetensorError as error:
         raise OSError(f"{file} could not be written: {error}") from error
 
@@ -34,7 +36,9 @@ def read_tensors(file: Path) -> dict[str, torch.Tensor]:
         CheckpointError: No such file, or a truncated or foreign one.
     """
     if not file.is_file():
-        raise CheckpointError(f"{file} is not there. Expected: a safetensors file. Found in {file.parent}: {_listing(file.parent)}.")
+        raise CheckpointError(
+            f"{file} is not there. Expected: a safetensors file. Found in {file.parent}: {_listing(file.parent)}."
+        )
     try:
         return load_file(file)
     except safetensors.SafetensorError as error:
@@ -43,7 +47,9 @@ def read_tensors(file: Path) -> dict[str, torch.Tensor]:
         ) from error
 
 
-def require_fitting(file: Path, *, found: Mapping[str, torch.Tensor], expected: Mapping[str, torch.Size]) -> None:
+def require_fitting(
+    file: Path, *, found: Mapping[str, torch.Tensor], expected: Mapping[str, torch.Size]
+) -> None:
     """Raise CheckpointError unless `found` has exactly the names and shapes of `expected`."""
     wrong = [f"{name} is missing" for name in sorted(expected.keys() - found.keys())]
     wrong += [f"{name} is not expected" for name in sorted(found.keys() - expected.keys())]
@@ -60,4 +66,8 @@ def require_fitting(file: Path, *, found: Mapping[str, torch.Tensor], expected: 
 
 
 def _listing(folder: Path) -> str:
-    return ", ".join(sorted(path.name for path in folder.iterdir())[:10]) or "nothing" if folder.is_dir() else "no such folder"
+    return (
+        ", ".join(sorted(path.name for path in folder.iterdir())[:10]) or "nothing"
+        if folder.is_dir()
+        else "no such folder"
+    )

@@ -31,7 +31,13 @@ from siirl.engine.training.collectives import Collectives, OneProcess, fail_toge
 from siirl.engine.training.micro_batches import Units, micro_batch_rows, rows_in_order, take_rows
 from siirl.engine.training.optimizer import MOMENTS, build_optimizer, trained_parameters
 from siirl.engine.training.schedules import learning_rate_factor, warmup_length
-from siirl.engine.training.sharding import full_tensor, measure_reduction, repeated_blocks, shard, spread_like
+from siirl.engine.training.sharding import (
+    full_tensor,
+    measure_reduction,
+    repeated_blocks,
+    shard,
+    spread_like,
+)
 from siirl.engine.training.tensor_files import read_tensors, require_fitting, write_tensors
 from siirl.errors import CheckpointError, ConfigError, InvariantError, TensorError
 from siirl.occupation import OCCUPATION
@@ -122,7 +128,11 @@ class TrainEngine(Generic[Scores]):
         self.module, self.optim = module, optim
         self.ranks: Collectives = OneProcess() if ranks is None else ranks
         self.total_steps, self.temperature = total_steps, temperature
-        self.micro_batch_size, self.micro_batch_tokens, self.units = micro_batch_size, micro_batch_tokens, units
+        self.micro_batch_size, self.micro_batch_tokens, self.units = (
+            micro_batch_size,
+            micro_batch_tokens,
+            units,
+        )
         self.max_grad_norm, self.compute_dtype, self.blocks = max_grad_norm, compute_dtype, blocks
         self.device = torch.device(device)
         self.optimizer: torch.optim.AdamW | None = None
@@ -135,9 +145,17 @@ class TrainEngine(Generic[Scores]):
         """Move and shard the module, measure how its gradients are reduced, and make the optimiser; returns itself."""
         self.module.to(self.device).eval()
         if self.ranks.size > 1:
-            self.gradient_factor = measure_reduction(ranks=self.ranks, device=self.device, compute_dtype=self.compute_dtype)
+            self.gradient_factor = measure_reduction(
+                ranks=self.ranks, device=self.device, compute_dtype=self.compute_dtype
+            )
             blocks = self.blocks(self.module)
-            shard(self.module, ranks=self.ranks, device=self.device, compute_dtype=self.compute_dtype, blocks=blocks)
+            shard(
+                self.module,
+                ranks=self.ranks,
+                device=self.device,
+                compute_dtype=self.compute_dtype,
+                blocks=blocks,
+            )
         if self.optim is not None:
             self.warmup = warmup_length(
                 scheduler=self.optim.scheduler,
@@ -157,7 +175,12 @@ class TrainEngine(Generic[Scores]):
     # Training
 
     def train_batch(
-        self, batch: TensorDict, loss_fn: LossFunction[Scores], loss_weight_fn: LossWeight, *, weight: torch.Tensor | None = None
+        self,
+        batch: TensorDict,
+        loss_fn: LossFunction[Scores],
+        loss_weight_fn: LossWeight,
+        *,
+        weight: torch.Tensor | None = None,
     ) -> TrainStep:
         """One optimiser step on the rows of all ranks.
 
@@ -171,10 +194,17 @@ class TrainEngine(Generic[Scores]):
             TensorError: Bad numbers on this rank; the other ranks raise InvariantError.
             InvariantError: Gradients were not finite for `SKIPS_IN_A_ROW` steps.
         """
-        return self.apply_gradient(self.accumulate_gradient(batch, loss_fn, loss_weight_fn, weight=weight))
+        return self.apply_gradient(
+            self.accumulate_gradient(batch, loss_fn, loss_weight_fn, weight=weight)
+        )
 
     def accumulate_gradient(
-        self, batch: TensorDict, loss_fn: LossFunction[Scores], loss_weight_fn: LossWeight, *, weight: torch.Tensor | None = None
+        self,
+        batch: TensorDict,
+        loss_fn: LossFunction[Scores],
+        loss_weight_fn: LossWeight,
+        *,
+        weight: torch.Tensor | None = None,
     ) -> BatchLoss:
         """The gradient of the whole batch's loss, left in the weights' `grad`; nothing where the batch has no weight."""
         self.module.zero_grad(set_to_none=True)
@@ -191,7 +221,9 @@ class TrainEngine(Generic[Scores]):
                 scores = self.scorer(self.module, micro_batch, self.temperature)
             try:
                 part = loss_fn(scores, micro_batch)
-            except TensorError as error:  # the other ranks wait in the backward pass: join them, then fail together
+            except (
+                TensorError
+            ) as error:  # the other ranks wait in the backward pass: join them, then fail together
                 failure = failure or error
                 part = LossSum(loss=_numbers(scores).sum())
                 counts = False
@@ -203,11 +235,15 @@ class TrainEngine(Generic[Scores]):
     def apply_gradient(self, batch_loss: BatchLoss) -> TrainStep:
         """Clip the gradient and move the weights, unless there is none or it is not finite; the same decision on every rank."""
         if self.optimizer is None:
-            raise ConfigError("This engine has no optimiser: it was made with optim=None, or not initialised.")
+            raise ConfigError(
+                "This engine has no optimiser: it was made with optim=None, or not initialised."
+            )
         rate = self.learning_rate()
         if batch_loss.weight == 0:
             return TrainStep(batch=batch_loss, applied=False, grad_norm=0.0, learning_rate=rate)
-        gradients = [weight.grad for _, weight in trained_parameters(self.module) if weight.grad is not None]
+        gradients = [
+            weight.grad for _, weight in trained_parameters(self.module) if weight.grad is not None
+        ]
         norm = float(full_tensor(get_total_norm(gradients)))
         finite = math.isfinite(norm)
         self._count_skip(finite)
@@ -230,7 +266,12 @@ class TrainEngine(Generic[Scores]):
         step = self.steps
         if self.total_steps is not None and step >= self.warmup:
             step = max(step, int(self.share_of_run * self.total_steps))
-        factor = learning_rate_factor(scheduler=self.optim.scheduler, step=step, warmup=self.warmup, total_steps=self.total_steps)
+        factor = learning_rate_factor(
+            scheduler=self.optim.scheduler,
+            step=step,
+            warmup=self.warmup,
+            total_steps=self.total_steps,
+        )
         return self.optim.lr * factor
 
     def _clip(self, gradients: list[torch.Tensor], norm: float) -> None:
@@ -283,7 +324,9 @@ class TrainEngine(Generic[Scores]):
         parts: list[Sequence[int]] = []
         failure: ConfigError | None = None
         try:
-            parts = micro_batch_rows(batch, rows=self.micro_batch_size, tokens=self.micro_batch_tokens, units=self.units)
+            parts = micro_batch_rows(
+                batch, rows=self.micro_batch_size, tokens=self.micro_batch_tokens, units=self.units
+            )
         except ConfigError as error:
             failure = error
         if self.micro_batch_tokens is not None:  # only a budget can fail, on one rank alone
@@ -312,7 +355,9 @@ class TrainEngine(Generic[Scores]):
 
         On one rank these are the module's own tensors, not copies.
         """
-        return {name: full_tensor(tensor).detach() for name, tensor in self.module.state_dict().items()}
+        return {
+            name: full_tensor(tensor).detach() for name, tensor in self.module.state_dict().items()
+        }
 
     def save(self, folder: Path) -> None:
         """Write weights, moments and the number of steps into `folder`; every rank calls it, rank 0 writes.
@@ -320,7 +365,9 @@ class TrainEngine(Generic[Scores]):
         Raises:
             OSError: On rank 0, if it cannot write.
         """
-        model = {name: full_tensor(tensor).cpu() for name, tensor in _saved_tensors(self.module).items()}
+        model = {
+            name: full_tensor(tensor).cpu() for name, tensor in _saved_tensors(self.module).items()
+        }
         moments = self._moments()
         if self.ranks.rank == 0:
             folder.mkdir(parents=True, exist_ok=True)
@@ -351,13 +398,23 @@ class TrainEngine(Generic[Scores]):
 
     def _read(self, folder: Path) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
         model, moments = read_tensors(folder / MODEL_FILE), {}
-        require_fitting(folder / MODEL_FILE, found=model, expected={n: t.shape for n, t in _saved_tensors(self.module).items()})
+        require_fitting(
+            folder / MODEL_FILE,
+            found=model,
+            expected={n: t.shape for n, t in _saved_tensors(self.module).items()},
+        )
         if self.optimizer is not None:
             moments = read_tensors(folder / OPTIMIZER_FILE)
             expected = {PROGRESS: torch.Size([2])}
             if int(moments.get(PROGRESS, torch.zeros(2))[1]):
-                expected |= {f"{kind}/{name}": w.shape for name, w in trained_parameters(self.module) for kind in MOMENTS}
-                expected |= {f"step/{name}": torch.Size([]) for name, _ in trained_parameters(self.module)}
+                expected |= {
+                    f"{kind}/{name}": w.shape
+                    for name, w in trained_parameters(self.module)
+                    for kind in MOMENTS
+                }
+                expected |= {
+                    f"step/{name}": torch.Size([]) for name, _ in trained_parameters(self.module)
+                }
             require_fitting(folder / OPTIMIZER_FILE, found=moments, expected=expected)
         return model, moments
 
@@ -367,18 +424,28 @@ class TrainEngine(Generic[Scores]):
         tensors = {PROGRESS: torch.tensor([self.steps, int(bool(state))])}
         if state:
             for name, weight in trained_parameters(self.module):
-                tensors |= {f"{kind}/{name}": full_tensor(state[weight][kind]).cpu() for kind in (*MOMENTS, "step")}
+                tensors |= {
+                    f"{kind}/{name}": full_tensor(state[weight][kind]).cpu()
+                    for kind in (*MOMENTS, "step")
+                }
         return tensors
 
     def _load_moments(self, optimizer: torch.optim.AdamW, moments: dict[str, torch.Tensor]) -> None:
-        scalars = {name: tensor.tolist() for name, tensor in moments.items() if name == PROGRESS or name.startswith("step/")}
+        scalars = {
+            name: tensor.tolist()
+            for name, tensor in moments.items()
+            if name == PROGRESS or name.startswith("step/")
+        }
         scalars = self.ranks.broadcast_object(scalars)
         self.steps, has_state = scalars[PROGRESS]
         optimizer.state.clear()
         if not has_state:
             return
         for name, weight in trained_parameters(self.module):
-            state = {kind: spread_like(moments.get(f"{kind}/{name}"), weight, ranks=self.ranks) for kind in MOMENTS}
+            state = {
+                kind: spread_like(moments.get(f"{kind}/{name}"), weight, ranks=self.ranks)
+                for kind in MOMENTS
+            }
             optimizer.state[weight] = {**state, "step": torch.tensor(scalars[f"step/{name}"])}
 
 
@@ -397,4 +464,7 @@ def _saved_tensors(module: nn.Module) -> dict[str, torch.Tensor]:
 def _row_of_zeros(empty: TensorDict) -> TensorDict:
     """One row with the columns of a batch without rows; columns that are no tensors are left out."""
     columns = {name: value for name, value in empty.items() if isinstance(value, torch.Tensor)}
-    return TensorDict({name: value.new_zeros((1, *value.shape[1:])) for name, value in columns.items()}, batch_size=[1])
+    return TensorDict(
+        {name: value.new_zeros((1, *value.shape[1:])) for name, value in columns.items()},
+        batch_size=[1],
+    )

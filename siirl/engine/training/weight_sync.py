@@ -18,7 +18,15 @@ from siirl.engine.training.collectives import Collectives
 from siirl.engine.training.train_engine import TrainEngine
 from siirl.errors import InvariantError
 
-__all__ = ["ActingModule", "ActingWeights", "Evidence", "VersionedEngine", "WeightSync", "acting_copy", "checksum"]
+__all__ = [
+    "ActingModule",
+    "ActingWeights",
+    "Evidence",
+    "VersionedEngine",
+    "WeightSync",
+    "acting_copy",
+    "checksum",
+]
 
 
 @dataclass(frozen=True)
@@ -89,9 +97,20 @@ class WeightSync:
         ranks: All act with the same weights, or the run stops.
     """
 
-    def __init__(self, *, trained: TrainEngine, acting: nn.Module | ActingWeights, engine: VersionedEngine, ranks: Collectives) -> None:
+    def __init__(
+        self,
+        *,
+        trained: TrainEngine,
+        acting: nn.Module | ActingWeights,
+        engine: VersionedEngine,
+        ranks: Collectives,
+    ) -> None:
         self.trained, self.engine, self.ranks = trained, engine, ranks
-        self.acting: ActingWeights = ActingModule(acting, trained=trained.module) if isinstance(acting, nn.Module) else acting
+        self.acting: ActingWeights = (
+            ActingModule(acting, trained=trained.module)
+            if isinstance(acting, nn.Module)
+            else acting
+        )
         self.version = 0
         self.unchanged = False
         """Whether the last sync followed optimiser steps that left the trained weights as they were."""
@@ -115,7 +134,9 @@ class WeightSync:
             )
         everywhere = self.ranks.gather_objects(self.acting.take_weights(state))
         exact = [[piece for piece in pieces if piece.tolerance == 0.0] for pieces in everywhere]
-        if any(not piece.agrees for pieces in everywhere for piece in pieces) or any(pieces != exact[0] for pieces in exact):
+        if any(not piece.agrees for pieces in everywhere for piece in pieces) or any(
+            pieces != exact[0] for pieces in exact
+        ):
             found = [[(piece.trained, piece.acting) for piece in pieces] for pieces in everywhere]
             raise InvariantError(
                 f"After a weight sync the ranks found (trained, acting) {found}: what acts is not what is trained. "

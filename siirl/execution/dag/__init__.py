@@ -3,7 +3,6 @@
 What a pipeline file needs is re-exported here. Left out: `builtin_pipelines`, which imports the pipeline files, which import this.
 """
 
-
 from siirl.execution.dag.columns import Columns, columns
 from siirl.execution.dag.kl_order import check_kl_in_reward_order
 from siirl.execution.dag.node import Node, NodeRole, NodeStatus, NodeType

@@ -9,7 +9,14 @@ from pipelines.ppo import ppo_pipeline
 from pipelines.remax import remax_pipeline
 from siirl.execution.dag.task_graph import TaskGraph
 
-__all__ = ["PIPELINES", "dapo_pipeline", "embodied_srpo_pipeline", "grpo_pipeline", "ppo_pipeline", "remax_pipeline"]
+__all__ = [
+    "PIPELINES",
+    "dapo_pipeline",
+    "embodied_srpo_pipeline",
+    "grpo_pipeline",
+    "ppo_pipeline",
+    "remax_pipeline",
+]
 
 PIPELINES: dict[str, Callable[[], TaskGraph]] = {
     "embodied_srpo": embodied_srpo_pipeline,

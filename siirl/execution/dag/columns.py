@@ -30,7 +30,9 @@ class Columns:
     """Columns that it reads where the batch has them, or where the configuration asks for what they hold."""
 
 
-def columns(*, requires: Iterable[str] = (), provides: Iterable[str] = (), optional: Iterable[str] = ()) -> Callable[[Function], Function]:
+def columns(
+    *, requires: Iterable[str] = (), provides: Iterable[str] = (), optional: Iterable[str] = ()
+) -> Callable[[Function], Function]:
     """Decorate a node's function with the columns that it reads and those that it adds.
 
     Args:
@@ -38,7 +40,9 @@ def columns(*, requires: Iterable[str] = (), provides: Iterable[str] = (), optio
         provides: Columns that it adds.
         optional: Columns that it reads where they are there; no graph is refused for their lack.
     """
-    declared = Columns(requires=column_set(requires), provides=column_set(provides), optional=column_set(optional))
+    declared = Columns(
+        requires=column_set(requires), provides=column_set(provides), optional=column_set(optional)
+    )
 
     def declare(function: Function) -> Function:
         setattr(function, _ATTRIBUTE, declared)

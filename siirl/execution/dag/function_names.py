@@ -36,10 +36,14 @@ def resolve_function(reference: str | Callable[..., Any], *, owner: str) -> Call
         place, attributes = _split(reference, owner=owner)
         function = _import_module(place, reference=reference, owner=owner)
         for attribute in attributes:
-            function = _attribute(function, attribute, place=place, reference=reference, owner=owner)
+            function = _attribute(
+                function, attribute, place=place, reference=reference, owner=owner
+            )
             place = f"{place}.{attribute}"
     if not callable(function):
-        raise ConfigError(f"The function {reference!r} of {owner} is of type {type(function).__name__} and cannot be called.")
+        raise ConfigError(
+            f"The function {reference!r} of {owner} is of type {type(function).__name__} and cannot be called."
+        )
     return function  # type: ignore[no-any-return]
 
 
@@ -51,34 +55,56 @@ def check_signature(function: Callable[..., Any], *, owner: str) -> None:
     """
     name = describe(function)
     if inspect.iscoroutinefunction(function):
-        raise ConfigError(f"The function {name} of {owner} is `async def`. Write a plain function that runs its own coroutines.")
+        raise ConfigError(
+            f"The function {name} of {owner} is `async def`. Write a plain function that runs its own coroutines."
+        )
     for parameter in inspect.signature(function).parameters.values():
         if parameter.kind in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL):
             continue
         required = parameter.default is parameter.empty
         if parameter.kind is parameter.POSITIONAL_ONLY and required:
-            raise ConfigError(f"The function {name} of {owner} takes {parameter.name!r} by position only; nodes are called by name.")
+            raise ConfigError(
+                f"The function {name} of {owner} takes {parameter.name!r} by position only; nodes are called by name."
+            )
         if required and parameter.name not in OFFERED:
-            hint = " Make it a function or a staticmethod." if parameter.name in ("self", "cls") else " Give it a default."
+            hint = (
+                " Make it a function or a staticmethod."
+                if parameter.name in ("self", "cls")
+                else " Give it a default."
+            )
             known = ", ".join(OFFERED)
-            raise ConfigError(f"The function {name} of {owner} asks for {parameter.name!r}, which no node gets.{hint} Known: {known}.")
+            raise ConfigError(
+                f"The function {name} of {owner} asks for {parameter.name!r}, which no node gets.{hint} Known: {known}."
+            )
 
 
-def arguments_for(function: Callable[..., Any], available: dict[str, Any], *, owner: str) -> dict[str, Any]:
+def arguments_for(
+    function: Callable[..., Any], available: dict[str, Any], *, owner: str
+) -> dict[str, Any]:
     """The part of `available` that the signature of `function` asks for; all of it where there is `**kwargs`.
 
     Raises:
         ConfigError: A required parameter is not available.
     """
     parameters = inspect.signature(function).parameters.values()
-    named = [parameter for parameter in parameters if parameter.kind not in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL)]
+    named = [
+        parameter
+        for parameter in parameters
+        if parameter.kind not in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL)
+    ]
     for parameter in named:
         if parameter.default is parameter.empty and parameter.name not in available:
             known = ", ".join(sorted(available))
-            raise ConfigError(f"{describe(function)} of {owner} asks for {parameter.name!r}, which is not given here. There: {known}.")
+            raise ConfigError(
+                f"{describe(function)} of {owner} asks for {parameter.name!r}, which is not given here. There: {known}."
+            )
     if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
         return dict(available)
-    return {parameter.name: available[parameter.name] for parameter in named if parameter.name in available}
+    return {
+        parameter.name: available[parameter.name]
+        for parameter in named
+        if parameter.name in available
+    }
 
 
 def describe(function: Callable[..., Any]) -> str:
@@ -95,7 +121,9 @@ def _split(reference: str, *, owner: str) -> tuple[str, list[str]]:
         module_name, _, path = reference.rpartition(".")
     attributes = path.split(".")
     if not all(part.isidentifier() for part in [*module_name.split("."), *attributes]):
-        raise ConfigError(f"The function {reference!r} of {owner} names no module. Write 'module:Class.method' or 'module.function'.")
+        raise ConfigError(
+            f"The function {reference!r} of {owner} names no module. Write 'module:Class.method' or 'module.function'."
+        )
     return module_name, attributes
 
 
@@ -109,7 +137,9 @@ def _import_module(module_name: str, *, reference: str, owner: str) -> ModuleTyp
         try:
             module = importlib.import_module(".".join(parts[: depth + 1]))
         except MISTAKES as error:
-            raise ConfigError(f"The function {reference!r} of {owner} cannot be imported: {tell(error)}.") from error
+            raise ConfigError(
+                f"The function {reference!r} of {owner} cannot be imported: {tell(error)}."
+            ) from error
     assert module is not None  # `parts` is never empty
     return module
 
@@ -134,7 +164,11 @@ def _refuse_module(name: str, *, parent: ModuleType | None, reference: str, owne
             f"The function {reference!r} of {owner}: there is no module {name!r}. Install it, or put its folder on PYTHONPATH."
         )
     known = [module.name for module in pkgutil.iter_modules(_search_path(parent))]
-    raise UnknownNameError.of(kind=f"module in {parent.__name__!r} (function {reference!r} of {owner})", name=name, known=known)
+    raise UnknownNameError.of(
+        kind=f"module in {parent.__name__!r} (function {reference!r} of {owner})",
+        name=name,
+        known=known,
+    )
 
 
 def _attribute(holder: Any, attribute: str, *, place: str, reference: str, owner: str) -> Any:
@@ -142,4 +176,8 @@ def _attribute(holder: Any, attribute: str, *, place: str, reference: str, owner
         return getattr(holder, attribute)
     except AttributeError:
         known = [name for name in dir(holder) if not name.startswith("_")]
-        raise UnknownNameError.of(kind=f"name in {place!r} (function {reference!r} of {owner})", name=attribute, known=known) from None
+        raise UnknownNameError.of(
+            kind=f"name in {place!r} (function {reference!r} of {owner})",
+            name=attribute,
+            known=known,
+        ) from None

@@ -1,6 +1,5 @@
 """Rules on the order of nodes that the columns alone do not tell."""
 
-
 from siirl.errors import ConfigError
 from siirl.execution.dag.node import Node, NodeRole
 from siirl.execution.dag.task_graph import TaskGraph

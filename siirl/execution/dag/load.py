@@ -1,6 +1,5 @@
 """Which graph a job runs: a built-in pipeline by name, a user's function, or a YAML file."""
 
-
 from siirl.errors import ConfigError, UnknownNameError
 from siirl.execution.dag.builtin_pipelines import PIPELINES
 from siirl.execution.dag.function_names import resolve_function
@@ -9,7 +8,9 @@ from siirl.execution.dag.task_graph import TaskGraph
 from siirl.execution.dag.workflow_file import load_workflow_file
 
 
-def load_pipeline(*, pipeline: str | None, custom_pipeline_fn: str | None = None, workflow_file: str | None = None) -> TaskGraph:
+def load_pipeline(
+    *, pipeline: str | None, custom_pipeline_fn: str | None = None, workflow_file: str | None = None
+) -> TaskGraph:
     """Build and check the graph of a job.
 
     Args:
@@ -43,6 +44,8 @@ def _custom(reference: str) -> TaskGraph:
     if isinstance(graph, Pipeline):  # `.build()` forgotten
         graph = graph.build()
     if not isinstance(graph, TaskGraph):
-        raise ConfigError(f"dag.custom_pipeline_fn={reference!r} returned {type(graph).__name__}, and must return a TaskGraph.")
+        raise ConfigError(
+            f"dag.custom_pipeline_fn={reference!r} returned {type(graph).__name__}, and must return a TaskGraph."
+        )
     graph.check()
     return graph

@@ -15,7 +15,12 @@ from typing import Any
 
 from siirl.errors import ConfigError, InvariantError
 from siirl.execution.dag.columns import Columns, column_set, declared_columns
-from siirl.execution.dag.function_names import arguments_for, check_signature, describe, resolve_function
+from siirl.execution.dag.function_names import (
+    arguments_for,
+    check_signature,
+    describe,
+    resolve_function,
+)
 from siirl.execution.dag.node_output import NodeOutput
 
 
@@ -122,7 +127,11 @@ class Node:
     @property
     def filter(self) -> Callable[..., bool] | None:
         """The filter plug-in, imported; its function asks for `node` and calls it."""
-        return None if self.filter_plugin is None else resolve_function(self.filter_plugin, owner=f"filter of {self.label}")
+        return (
+            None
+            if self.filter_plugin is None
+            else resolve_function(self.filter_plugin, owner=f"filter of {self.label}")
+        )
 
     @property
     def required_columns(self) -> frozenset[str]:
@@ -137,7 +146,11 @@ class Node:
         if self.skip_reason is not None or self.executable_ref is None:
             return frozenset()
         declared = self._function_columns().provides
-        return None if self.provides is None and declared is None else self._together(self.provides, declared)
+        return (
+            None
+            if self.provides is None and declared is None
+            else self._together(self.provides, declared)
+        )
 
     @property
     def optional_columns(self) -> frozenset[str]:
@@ -157,9 +170,13 @@ class Node:
 
     def copy(self) -> "Node":
         """The same node, not run yet, with containers of its own."""
-        return dataclasses.replace(self, dependencies=list(self.dependencies), config=dict(self.config))
+        return dataclasses.replace(
+            self, dependencies=list(self.dependencies), config=dict(self.config)
+        )
 
-    def run(self, *, batch: Any, copy: Callable[[Any], Any] = methodcaller("copy"), **available: Any) -> NodeOutput:
+    def run(
+        self, *, batch: Any, copy: Callable[[Any], Any] = methodcaller("copy"), **available: Any
+    ) -> NodeOutput:
         """Call the function on a shallow copy of `batch`.
 
         Args:
@@ -195,28 +212,46 @@ class Node:
         try:
             inspect.signature(filter_plugin).bind(None)
         except TypeError as error:
-            raise ConfigError(f"The filter {describe(filter_plugin)} of {self.label} is called with a SampleInfo: {error}.") from error
+            raise ConfigError(
+                f"The filter {describe(filter_plugin)} of {self.label} is called with a SampleInfo: {error}."
+            ) from error
 
     def _run(self, batch: Any, copy: Callable[[Any], Any], available: dict[str, Any]) -> NodeOutput:
         if self.executable is None:
             return NodeOutput(batch=batch)
         before = set(batch.keys())
         if missing := sorted(self.required_columns - before):
-            raise ConfigError(f"Node {self.node_id!r} requires the columns {missing}, which are not in the batch. There: {sorted(before)}.")
-        output = self._call(self.executable, fresh_batch=lambda: copy(batch), available={**available, "node": self})
+            raise ConfigError(
+                f"Node {self.node_id!r} requires the columns {missing}, which are not in the batch. There: {sorted(before)}."
+            )
+        output = self._call(
+            self.executable, fresh_batch=lambda: copy(batch), available={**available, "node": self}
+        )
         after = set(output.batch.keys())
         if self.provided_columns is None:
             self.provides = frozenset(after - before)
         elif missing := sorted(self.provided_columns - after):
-            raise InvariantError(f"Node {self.node_id!r} declares the columns {missing}, but its batch lacks them. There: {sorted(after)}.")
+            raise InvariantError(
+                f"Node {self.node_id!r} declares the columns {missing}, but its batch lacks them. There: {sorted(after)}."
+            )
         return output
 
-    def _call(self, function: Callable[..., Any], *, fresh_batch: Callable[[], Any], available: dict[str, Any]) -> NodeOutput:
+    def _call(
+        self,
+        function: Callable[..., Any],
+        *,
+        fresh_batch: Callable[[], Any],
+        available: dict[str, Any],
+    ) -> NodeOutput:
         """Call, again after a lost connection as often as `retry_limit` says; each time on a fresh copy."""
         failures = 0
         while True:
             try:
-                result = function(**arguments_for(function, {**available, "batch": fresh_batch()}, owner=self.label))
+                result = function(
+                    **arguments_for(
+                        function, {**available, "batch": fresh_batch()}, owner=self.label
+                    )
+                )
             except (ConnectionError, TimeoutError):
                 failures += 1
                 if failures > self.retry_limit:

@@ -59,15 +59,21 @@ class Pipeline:
             ConfigError: The id is taken, `deps` is a string, or there is no such option.
         """
         if node_id in self._nodes:
-            raise ConfigError(f"Pipeline {self.pipeline_id!r} has a node {node_id!r} already. Give the new one another id.")
+            raise ConfigError(
+                f"Pipeline {self.pipeline_id!r} has a node {node_id!r} already. Give the new one another id."
+            )
         if isinstance(deps, str):
-            raise ConfigError(f"Pipeline {self.pipeline_id!r}, node {node_id!r}: deps is a list of ids. Write deps=[{deps!r}].")
+            raise ConfigError(
+                f"Pipeline {self.pipeline_id!r}, node {node_id!r}: deps is a list of ids. Write deps=[{deps!r}]."
+            )
         for name in options:
             if name not in NodeOptions.__annotations__:
                 kind = f"option of node {node_id!r} in pipeline {self.pipeline_id!r}"
                 raise UnknownNameError.of(kind=kind, name=name, known=NodeOptions.__annotations__)
         filled: NodeOptions = {"node_type": NodeType.COMPUTE, **options}
-        self._nodes[node_id] = Node(node_id=node_id, dependencies=list(deps or ()), executable_ref=func, **filled)
+        self._nodes[node_id] = Node(
+            node_id=node_id, dependencies=list(deps or ()), executable_ref=func, **filled
+        )
         self._given[node_id] = frozenset(options)
         return self
 
@@ -86,4 +92,11 @@ class Pipeline:
     def _as_declared(self, node: Node) -> Node:
         """A copy of `node` with the options that its function declares as a stage and `add_node` was not given."""
         stage = dataclasses.asdict(declared_stage(node.executable))
-        return dataclasses.replace(node.copy(), **{name: value for name, value in stage.items() if name not in self._given[node.node_id]})
+        return dataclasses.replace(
+            node.copy(),
+            **{
+                name: value
+                for name, value in stage.items()
+                if name not in self._given[node.node_id]
+            },
+        )

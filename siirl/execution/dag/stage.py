@@ -37,7 +37,9 @@ def stage(
     optional: Iterable[str] = (),
 ) -> Callable[[Function], Function]:
     """Decorate a function with what its node is; see `Stage` and `columns` for the arguments."""
-    declared = Stage(node_type=node_type, node_role=node_role, only_forward_compute=only_forward_compute)
+    declared = Stage(
+        node_type=node_type, node_role=node_role, only_forward_compute=only_forward_compute
+    )
 
     def declare(function: Function) -> Function:
         setattr(function, _ATTRIBUTE, declared)

@@ -36,7 +36,9 @@ class TaskGraph:
         """One line a node: id, function, dependencies."""
         lines = [f"{self.graph_id}: {self.description}".rstrip(": ")]
         for node_id in self.get_topological_sort():
-            after = f"after {', '.join(self.rev_adj[node_id])}" if self.rev_adj[node_id] else "entry"
+            after = (
+                f"after {', '.join(self.rev_adj[node_id])}" if self.rev_adj[node_id] else "entry"
+            )
             skipped = self.nodes[node_id].skip_reason
             lines.append(f"  {node_id} ({after})" + (f": skipped, {skipped}" if skipped else ""))
         return "\n".join(lines)
@@ -52,7 +54,9 @@ class TaskGraph:
         taken = {name for known in self.nodes.values() for name in (known.node_id, *known.aliases)}
         for name in (node.node_id, *node.aliases):
             if name in taken:
-                raise ConfigError(f"Graph {self.graph_id!r} has a node {name!r} already. Give the new one another id.")
+                raise ConfigError(
+                    f"Graph {self.graph_id!r} has a node {name!r} already. Give the new one another id."
+                )
         self.nodes[node.node_id] = node
         self.update_edges()
 
@@ -62,7 +66,9 @@ class TaskGraph:
         for dependent in self.get_dependents(removed.node_id):
             before = self.rev_adj[dependent.node_id]
             position = before.index(removed.node_id)
-            dependent.dependencies = before[:position] + self.rev_adj[removed.node_id] + before[position + 1 :]
+            dependent.dependencies = (
+                before[:position] + self.rev_adj[removed.node_id] + before[position + 1 :]
+            )
         del self.nodes[removed.node_id]
         self.update_edges()
 
@@ -90,7 +96,9 @@ class TaskGraph:
         self.adj = {node_id: [] for node_id in self.nodes}
         self.rev_adj = {}
         for node_id, node in self.nodes.items():
-            self.rev_adj[node_id] = [self._resolve(name) for name in dict.fromkeys(node.dependencies)]
+            self.rev_adj[node_id] = [
+                self._resolve(name) for name in dict.fromkeys(node.dependencies)
+            ]
             for name in self.rev_adj[node_id]:
                 if name in self.adj:
                     self.adj[name].append(node_id)
@@ -101,7 +109,9 @@ class TaskGraph:
         """The node of this id or alias; UnknownNameError with the known ids where there is none."""
         resolved = self._resolve(node_id)
         if resolved not in self.nodes:
-            raise UnknownNameError.of(kind=f"node of graph {self.graph_id!r}", name=node_id, known=self.nodes)
+            raise UnknownNameError.of(
+                kind=f"node of graph {self.graph_id!r}", name=node_id, known=self.nodes
+            )
         return self.nodes[resolved]
 
     def get_nodes(self) -> list[Node]:
@@ -149,7 +159,9 @@ class TaskGraph:
         position = {node_id: index for index, node_id in enumerate(self.nodes)}
         ids = list(self.nodes)
         missing = {node_id: len(self.rev_adj[node_id]) for node_id in ids}
-        free = [position[node_id] for node_id in ids if missing[node_id] == 0]  # ascending, hence a heap
+        free = [
+            position[node_id] for node_id in ids if missing[node_id] == 0
+        ]  # ascending, hence a heap
         order: list[str] = []
         while free:
             node_id = ids[heapq.heappop(free)]
@@ -160,7 +172,9 @@ class TaskGraph:
                     heapq.heappush(free, position[dependent])
         if len(order) < len(ids):
             cycle = self._find_cycle([node_id for node_id in ids if missing[node_id]])
-            raise ConfigError(f"Graph {self.graph_id!r} has a cycle: {' -> '.join(cycle)}. Take one of these dependencies out.")
+            raise ConfigError(
+                f"Graph {self.graph_id!r} has a cycle: {' -> '.join(cycle)}. Take one of these dependencies out."
+            )
         return order
 
     # Checking
@@ -197,9 +211,15 @@ class TaskGraph:
         Raises:
             ConfigError: A column that nobody provides, or one that is provided too late.
         """
-        self._loader_columns = self._entry_columns() if loader_columns is None else column_set(loader_columns)
+        self._loader_columns = (
+            self._entry_columns() if loader_columns is None else column_set(loader_columns)
+        )
         for node_id in self.get_topological_sort():
-            missing = sorted(self.nodes[node_id].required_columns - self._loader_columns - self._provided_before(node_id))
+            missing = sorted(
+                self.nodes[node_id].required_columns
+                - self._loader_columns
+                - self._provided_before(node_id)
+            )
             if missing and not self._has_undeclared_ancestor(node_id):
                 self._refuse_column(node_id, missing[0])
 
@@ -242,13 +262,21 @@ class TaskGraph:
         return frozenset().union(*(node.required_columns for node in self.get_entry_nodes()))
 
     def _provided_before(self, node_id: str) -> frozenset[str]:
-        return frozenset().union(*(self.nodes[name].provided_columns or () for name in self.get_ancestors(node_id)))
+        return frozenset().union(
+            *(self.nodes[name].provided_columns or () for name in self.get_ancestors(node_id))
+        )
 
     def _has_undeclared_ancestor(self, node_id: str) -> bool:
-        return any(self.nodes[name].provided_columns is None for name in self.get_ancestors(node_id))
+        return any(
+            self.nodes[name].provided_columns is None for name in self.get_ancestors(node_id)
+        )
 
     def _refuse_column(self, node_id: str, column: str) -> None:
-        elsewhere = [name for name, node in self.nodes.items() if column in (node.provided_columns or ()) and name != node_id]
+        elsewhere = [
+            name
+            for name, node in self.nodes.items()
+            if column in (node.provided_columns or ()) and name != node_id
+        ]
         if elsewhere:
             raise ConfigError(
                 f"Node {node_id!r} requires the column {column!r}, which {elsewhere[0]!r} provides, but that node does not come before it. "
@@ -256,7 +284,13 @@ class TaskGraph:
             )
         known = self._provided_before(node_id) | (self._loader_columns or frozenset())
         error = UnknownNameError.of(
-            kind=f"column, required by node {node_id!r} and provided by no node before it:", name=column, known=known
+            kind=f"column, required by node {node_id!r} and provided by no node before it:",
+            name=column,
+            known=known,
         )
         providers = providers_of(column)
-        raise UnknownNameError(f"{error} {column!r} is provided by {' and '.join(providers)}.") if providers else error
+        raise (
+            UnknownNameError(f"{error} {column!r} is provided by {' and '.join(providers)}.")
+            if providers
+            else error
+        )

@@ -6,7 +6,6 @@ ranks run it data-parallel. So the built-in algorithms, with one policy each, ar
 workflow with policies of their own are.
 """
 
-
 from siirl.errors import ConfigError
 from siirl.execution.dag.node import Node, NodeRole, NodeType
 from siirl.execution.dag.task_graph import TaskGraph
@@ -38,7 +37,9 @@ def discover_and_split_parallel_paths(src_task_graph: TaskGraph) -> list[TaskGra
 
 def split_by_fan_out_to_exits(graph: TaskGraph) -> list[TaskGraph]:
     """One part for each exit with all that it needs; exits that share a trained model stay in one part."""
-    closures = [graph.get_ancestors(node.node_id) | {node.node_id} for node in graph.get_exit_nodes()]
+    closures = [
+        graph.get_ancestors(node.node_id) | {node.node_id} for node in graph.get_exit_nodes()
+    ]
     groups: list[set[str]] = []
     for closure in closures:
         bound = [group for group in groups if _share_trained_model(graph, group, closure)]
@@ -53,7 +54,10 @@ def split_by_reconverging_paths(graph: TaskGraph) -> list[TaskGraph]:
     for node in graph.get_nodes():
         if len(node.dependencies) < 2 or node.provided_columns is None:
             continue
-        parts = [_with_one_dependency(graph, node.node_id, name, index=index) for index, name in enumerate(graph.rev_adj[node.node_id])]
+        parts = [
+            _with_one_dependency(graph, node.node_id, name, index=index)
+            for index, name in enumerate(graph.rev_adj[node.node_id])
+        ]
         if _are_independent(parts):
             return parts
     return [graph]
@@ -64,18 +68,27 @@ def trained_models(nodes: list[Node]) -> set[Model]:
     return {
         (MODEL_OF_ROLE[node.node_role], node.agent_group)
         for node in nodes
-        if node.node_type is NodeType.MODEL_TRAIN and not node.only_forward_compute and node.node_role in MODEL_OF_ROLE
+        if node.node_type is NodeType.MODEL_TRAIN
+        and not node.only_forward_compute
+        and node.node_role in MODEL_OF_ROLE
     }
 
 
 def used_models(nodes: list[Node]) -> set[Model]:
     """Models that these nodes use or train."""
-    return {(MODEL_OF_ROLE[node.node_role], node.agent_group) for node in nodes if node.node_role in MODEL_OF_ROLE}
+    return {
+        (MODEL_OF_ROLE[node.node_role], node.agent_group)
+        for node in nodes
+        if node.node_role in MODEL_OF_ROLE
+    }
 
 
 def _share_trained_model(graph: TaskGraph, left: set[str], right: set[str]) -> bool:
     left_nodes, right_nodes = ([graph.nodes[name] for name in names] for names in (left, right))
-    return bool(trained_models(left_nodes) & used_models(right_nodes) or trained_models(right_nodes) & used_models(left_nodes))
+    return bool(
+        trained_models(left_nodes) & used_models(right_nodes)
+        or trained_models(right_nodes) & used_models(left_nodes)
+    )
 
 
 def _part(graph: TaskGraph, *, index: int, node_ids: set[str]) -> TaskGraph:
@@ -86,7 +99,9 @@ def _part(graph: TaskGraph, *, index: int, node_ids: set[str]) -> TaskGraph:
     return part
 
 
-def _with_one_dependency(graph: TaskGraph, node_id: str, dependency: str, *, index: int) -> TaskGraph:
+def _with_one_dependency(
+    graph: TaskGraph, node_id: str, dependency: str, *, index: int
+) -> TaskGraph:
     """The graph in which `node_id` depends on `dependency` alone, without the nodes that then lead nowhere."""
     narrowed = TaskGraph(graph.graph_id, graph.description)
     for node in graph.nodes.values():
@@ -105,6 +120,8 @@ def _are_independent(parts: list[TaskGraph]) -> bool:
         except ConfigError:
             return False
         others = parts[:index] + parts[index + 1 :]
-        if any(trained_models(part.get_nodes()) & used_models(other.get_nodes()) for other in others):
+        if any(
+            trained_models(part.get_nodes()) & used_models(other.get_nodes()) for other in others
+        ):
             return False
     return True

@@ -3,7 +3,6 @@
 The rules themselves (is there a KL, has the policy moved) come from the caller: a graph knows nothing of the configuration.
 """
 
-
 from siirl.errors import ConfigError
 from siirl.execution.dag.node import NodeRole
 from siirl.execution.dag.task_graph import TaskGraph
@@ -18,7 +17,9 @@ def skip_unused(graph: TaskGraph, *, needs_reference: bool, needs_old_log_probs:
     Raises:
         ConfigError: A reference is needed, and the graph has no node for it.
     """
-    references = [node.node_id for node in graph.get_nodes() if node.node_role is NodeRole.REFERENCE]
+    references = [
+        node.node_id for node in graph.get_nodes() if node.node_role is NodeRole.REFERENCE
+    ]
     if needs_reference and not references:
         raise ConfigError(
             f"A KL to the reference policy is asked for, but graph {graph.graph_id!r} has no node with the role REFERENCE: "
@@ -26,6 +27,10 @@ def skip_unused(graph: TaskGraph, *, needs_reference: bool, needs_old_log_probs:
         )
     for node_id in [] if needs_reference else references:
         graph.skip_node(node_id, reason=NO_KL)
-    old = [node.node_id for node in graph.get_nodes() if node.node_role is NodeRole.ACTOR and node.only_forward_compute]
+    old = [
+        node.node_id
+        for node in graph.get_nodes()
+        if node.node_role is NodeRole.ACTOR and node.only_forward_compute
+    ]
     for node_id in [] if needs_old_log_probs else old:
         graph.skip_node(node_id, reason=ON_POLICY)

@@ -34,7 +34,10 @@ MODEL_STAGES = {
     (NodeRole.ACTOR, True): f"{_STAGES}:compute_old_log_prob",
     (NodeRole.ACTOR, False): f"{_STAGES}:train_actor",
     (NodeRole.REFERENCE, True): f"{_STAGES}:compute_ref_log_prob",
-    (NodeRole.REFERENCE, False): f"{_STAGES}:compute_ref_log_prob",  # as in the guide, which marks it MODEL_TRAIN
+    (
+        NodeRole.REFERENCE,
+        False,
+    ): f"{_STAGES}:compute_ref_log_prob",  # as in the guide, which marks it MODEL_TRAIN
     (NodeRole.CRITIC, True): f"{_STAGES}:compute_value",
     (NodeRole.CRITIC, False): f"{_STAGES}:train_critic",
 }
@@ -74,18 +77,26 @@ def load_workflow_file(path: str | Path) -> TaskGraph:
         return pipeline.build()
 
 
-def default_stage(*, node_type: NodeType, node_role: NodeRole, only_forward_compute: bool, place: str) -> str:
+def default_stage(
+    *, node_type: NodeType, node_role: NodeRole, only_forward_compute: bool, place: str
+) -> str:
     """The platform's own stage for a node that names no function.
 
     Raises:
         ConfigError: There is none of this type and role.
     """
-    forward = only_forward_compute or (node_type in FORWARD_TYPES and node_role is not NodeRole.ROLLOUT)
+    forward = only_forward_compute or (
+        node_type in FORWARD_TYPES and node_role is not NodeRole.ROLLOUT
+    )
     stage = STAGES.get(node_type, {}).get((node_role, forward))
     if stage is None:
-        known = sorted({f"{kind.value}/{role.value}" for kind, stages in STAGES.items() for role, _ in stages})
+        known = sorted(
+            {f"{kind.value}/{role.value}" for kind, stages in STAGES.items() for role, _ in stages}
+        )
         kind = f"{node_type.value}/{node_role.value}"
-        raise ConfigError(f"{place}: no stage belongs to {kind}. Name a function with 'func'. Known: {', '.join(known)}.")
+        raise ConfigError(
+            f"{place}: no stage belongs to {kind}. Name a function with 'func'. Known: {', '.join(known)}."
+        )
     return stage
 
 
@@ -106,7 +117,9 @@ def _read(path: Path) -> Mapping[Any, Any]:
 
 def _add_node(pipeline: Pipeline, entry: Any, *, place: str) -> None:
     if not isinstance(entry, dict):
-        raise ConfigError(f"{place}: a node is a mapping with a 'node_id', and this is {shown(entry)}.")
+        raise ConfigError(
+            f"{place}: a node is a mapping with a 'node_id', and this is {shown(entry)}."
+        )
     if isinstance(entry.get("node_id"), str):
         place = f"{place} ({entry['node_id']})"
     check_values(entry, types=NODE_KEYS, required=["node_id"], place=place)
@@ -119,7 +132,9 @@ def _add_node(pipeline: Pipeline, entry: Any, *, place: str) -> None:
     options["config"] = entry.get("config") or {}
     func, other = entry.get("func"), entry.get("executable_ref")
     if func is not None and other is not None:
-        raise ConfigError(f"{place}: 'func' and 'executable_ref' are two names of one key. Give one of them.")
+        raise ConfigError(
+            f"{place}: 'func' and 'executable_ref' are two names of one key. Give one of them."
+        )
     func = other if func is None else func
     if func is None:
         func = default_stage(
@@ -146,5 +161,7 @@ def _choice(choices: type[Choice], name: str, *, place: str) -> Choice:
         if choice.value == name:
             return choice
     raise UnknownNameError.of(
-        kind=f"{choices.__name__} in {place}", name=shown(name).strip("'"), known=[choice.value for choice in choices]
+        kind=f"{choices.__name__} in {place}",
+        name=shown(name).strip("'"),
+        known=[choice.value for choice in choices],
     )

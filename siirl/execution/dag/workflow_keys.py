@@ -37,13 +37,17 @@ def _is_list_of_texts(value: Any) -> bool:
 
 
 TEXT = ValueType("text (quote what YAML reads as another type)", _is_text)
-ANY_TEXT = ValueType("text (quote what YAML reads as another type)", lambda value: isinstance(value, str))
+ANY_TEXT = ValueType(
+    "text (quote what YAML reads as another type)", lambda value: isinstance(value, str)
+)
 FUNCTION = ValueType("text, 'module:function'", lambda value: value is None or _is_text(value))
 TEXTS = ValueType("a list of texts, for example [rollout_actor]", _is_list_of_texts)
 COUNT = ValueType("a whole number from 0 on", _is_count)
 SWITCH = ValueType("true or false", lambda value: isinstance(value, bool))
 MAPPING = ValueType("a mapping", lambda value: value is None or isinstance(value, dict))
-NODES = ValueType("a list with at least one node", lambda value: isinstance(value, list) and bool(value))
+NODES = ValueType(
+    "a list with at least one node", lambda value: isinstance(value, list) and bool(value)
+)
 
 FILE_KEYS = {"pipeline_id": TEXT, "description": ANY_TEXT, "nodes": NODES}
 NODE_KEYS = {
@@ -64,7 +68,13 @@ NODE_KEYS = {
 }
 
 
-def check_values(mapping: Mapping[Any, Any], *, types: Mapping[str, ValueType], required: Iterable[str], place: str) -> None:
+def check_values(
+    mapping: Mapping[Any, Any],
+    *,
+    types: Mapping[str, ValueType],
+    required: Iterable[str],
+    place: str,
+) -> None:
     """Refuse an unknown key, a value of another type, and a key that is missing.
 
     Args:
@@ -78,7 +88,9 @@ def check_values(mapping: Mapping[Any, Any], *, types: Mapping[str, ValueType], 
     """
     for key, value in mapping.items():
         if key not in types:
-            raise UnknownNameError.of(kind=f"key in {place}", name=shown(key).strip("'"), known=types)
+            raise UnknownNameError.of(
+                kind=f"key in {place}", name=shown(key).strip("'"), known=types
+            )
         if not types[key].fits(value):
             raise ConfigError(f"{place}: {key!r} must be {types[key].told}, and is {shown(value)}.")
     for key in required:

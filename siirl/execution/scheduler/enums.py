@@ -8,7 +8,9 @@ from enum import StrEnum
 from siirl.params.estimators import ESTIMATORS
 
 GSPO = "gspo"  # the advantage of GRPO with the loss of GSPO
-AdvantageEstimator = StrEnum("AdvantageEstimator", {name.upper(): name for name in (*ESTIMATORS, GSPO)})  # type: ignore[misc]
+AdvantageEstimator = StrEnum(
+    "AdvantageEstimator", {name.upper(): name for name in (*ESTIMATORS, GSPO)}
+)  # type: ignore[misc]
 """`algorithm.adv_estimator`: a member for each registered estimator."""
 
 

@@ -20,7 +20,9 @@ DONE = b"done"
 
 
 @contextmanager
-def last_word(sentence: str, *, traces: Path, run_folder: Path | None, before: str | None) -> Iterator[None]:
+def last_word(
+    sentence: str, *, traces: Path, run_folder: Path | None, before: str | None
+) -> Iterator[None]:
     """Have `sentence` written to stderr, with the way on, where this process ends within the context and `traces` is not empty.
 
     Args:
@@ -48,7 +50,9 @@ def wait_and_speak(sentence: str, traces: str, run_folder: str, before: str) -> 
         return
     lines = [f"siirl: {sentence}"]
     if run_folder:
-        from siirl.params.resume_line import way_on  # imported late: the waiting process stays small
+        from siirl.params.resume_line import (
+            way_on,  # imported late: the waiting process stays small
+        )
 
         lines.append(way_on(Path(run_folder), before or None))
     print(*lines, sep="\n", file=sys.stderr)

@@ -17,7 +17,12 @@ from typing import TYPE_CHECKING, Any
 
 from siirl.errors import ConfigError, RunFailed, SiirlError
 from siirl.execution.scheduler.lookout import LookOut
-from siirl.execution.scheduler.placement import Layout, Placement, servers_of_cluster, this_machine_lives
+from siirl.execution.scheduler.placement import (
+    Layout,
+    Placement,
+    servers_of_cluster,
+    this_machine_lives,
+)
 from siirl.execution.scheduler.private_session import (
     PRIVATE_FOLDER,
     SESSION,
@@ -77,9 +82,16 @@ def ray_session(settings: ClusterSettings) -> Iterator[None]:
         RunFailed: Ray does not start on this machine, or fails later.
     """
     keep_token_private()
-    for name, value in (AS_A_JOB | (private_environment() if settings.address is None else TO_CONNECT | _credentials())).items():
+    for name, value in (
+        AS_A_JOB
+        | (private_environment() if settings.address is None else TO_CONNECT | _credentials())
+    ).items():
         os.environ.setdefault(name, value)
-    with private_folder() if settings.address is None else nullcontext() as folder, StoppedWatch(), _connected(settings, folder):
+    with (
+        private_folder() if settings.address is None else nullcontext() as folder,
+        StoppedWatch(),
+        _connected(settings, folder),
+    ):
         yield
 
 
@@ -91,7 +103,9 @@ def _connected(settings: ClusterSettings, folder: Path | None) -> Iterator[None]
             started = _init(settings, folder, starts=1 if settings.address else STARTS)
     except SystemExit as error:  # Ray's answer to a SIGTERM while it starts
         raise Interrupted(signal.SIGTERM) from error
-    except Exception as error:  # Ray raises just that where its own processes do not come up in time
+    except (
+        Exception
+    ) as error:  # Ray raises just that where its own processes do not come up in time
         raise _no_session(settings, error) from error
     from ray.exceptions import RayError, RayTaskError
 
@@ -125,7 +139,10 @@ def _shut_down(started: set[int]) -> None:
 def _end_silent_ray(started: set[int]) -> None:
     """Kill an own Ray, so that `ray.shutdown` returns; from a cluster of others the command alone can go."""
     if not started:
-        end_at_once(FAILED, "the run failed: Ray's raylet on this machine does not answer when the command wants to leave the cluster.")
+        end_at_once(
+            FAILED,
+            "the run failed: Ray's raylet on this machine does not answer when the command wants to leave the cluster.",
+        )
     _kill(started)
 
 
@@ -167,7 +184,10 @@ def _runtime_env(settings: ClusterSettings, folder: Path | None) -> dict[str, An
     if folder is not None:
         return {"env_vars": {**settings.env_vars, PRIVATE_FOLDER: str(folder)}}
     hook = f"{__name__}.{work_where_the_command_does.__name__}"
-    return {"env_vars": {**settings.env_vars, WORKING_FOLDER: os.getcwd()}, "worker_process_setup_hook": hook}
+    return {
+        "env_vars": {**settings.env_vars, WORKING_FOLDER: os.getcwd()},
+        "worker_process_setup_hook": hook,
+    }
 
 
 def work_where_the_command_does() -> None:
@@ -195,7 +215,9 @@ def _credentials() -> dict[str, str]:
 
 def _no_session(settings: ClusterSettings, error: Exception) -> SiirlError:
     if settings.address is None:
-        return RunFailed(f"Ray did not start on this machine: {error} It may be too busy, or short of memory: try again, or cluster=local.")
+        return RunFailed(
+            f"Ray did not start on this machine: {error} It may be too busy, or short of memory: try again, or cluster=local."
+        )
     return ConfigError(
         f"cluster.address={settings.address}: {error}. Start a cluster of this Ray and Python there (ray start --head), or leave "
         "cluster.address out to run on this machine."
@@ -219,7 +241,9 @@ def _own_signal_handlers() -> Iterator[None]:
             signal.signal(signal.SIGTERM, handler)
 
 
-def run_on_ray(make: Make, *, layout: Layout, hang_s: float | None = None, stacks_folder: Path = Path()) -> Iterator[Any]:
+def run_on_ray(
+    make: Make, *, layout: Layout, hang_s: float | None = None, stacks_folder: Path = Path()
+) -> Iterator[Any]:
     """Run every rank as a Ray actor; yield what rank 0 reports, and raise what any rank raises.
 
     Call it within `ray_session`. Leaving the iterator early ends all ranks.
@@ -236,18 +260,26 @@ def run_on_ray(make: Make, *, layout: Layout, hang_s: float | None = None, stack
 
     vitals, post = Vitals(servers_of_cluster()), post_of_run()
     placement = Placement(layout, vitals)
-    supervision = Supervision(vitals, post=post, ranks=layout.ranks, limit_s=hang_s, folder=stacks_folder)
+    supervision = Supervision(
+        vitals, post=post, ranks=layout.ranks, limit_s=hang_s, folder=stacks_folder
+    )
     actors: list[Any] = []
     try:
         for rank in range(layout.ranks):
-            actors.append(_actor_class(layout).options(scheduling_strategy=placement.of_rank(rank)).remote(make, rank, post))
+            actors.append(
+                _actor_class(layout)
+                .options(scheduling_strategy=placement.of_rank(rank))
+                .remote(make, rank, post)
+            )
         init_method = _meeting_point(actors[0], layout, supervision) if layout.ranks > 1 else ""
         streams = [actor.run.remote(init_method) for actor in actors]
         yield from _merge(streams, supervision)
     finally:
         for actor in actors:
             ray.kill(actor)
-        if not vitals.lost:  # otherwise Ray would wait for an answer until its C++ ends this process
+        if (
+            not vitals.lost
+        ):  # otherwise Ray would wait for an answer until its C++ ends this process
             placement.release()
             supervision.close()
 
@@ -309,7 +341,9 @@ class _Rank:
     def __init__(self, make: Make, rank: int, post: str) -> None:
         from siirl.execution.scheduler.messages import Correspondent
 
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)  # Ray's handler raises SystemExit wherever the rank happens to be
+        signal.signal(
+            signal.SIGTERM, signal.SIG_DFL
+        )  # Ray's handler raises SystemExit wherever the rank happens to be
         self.make, self.rank = make, rank
         self.correspondent = Correspondent(post, rank)
         self.meeting: tempfile.TemporaryDirectory[str] | None = None
@@ -321,7 +355,9 @@ class _Rank:
         from ray.util import get_node_ip_address
 
         if nodes == 1:
-            self.meeting = tempfile.TemporaryDirectory(prefix="siirl-meeting-", dir=os.environ.get(PRIVATE_FOLDER))
+            self.meeting = tempfile.TemporaryDirectory(
+                prefix="siirl-meeting-", dir=os.environ.get(PRIVATE_FOLDER)
+            )
             return f"file://{self.meeting.name}/ranks"
         node_ip_address: Callable[[], str] = get_node_ip_address
         with socket.socket() as listener:

@@ -15,7 +15,9 @@ from siirl.interrupts import end_at_once
 
 FAILED = 1
 MAIN_THREAD_S = 10.0  # to raise and to end its actors by itself
-SILENT_LOOKS = round(GCS_PATIENCE_S / EVERY_S)  # counted in looks: a command that was stopped itself has missed no answer
+SILENT_LOOKS = round(
+    GCS_PATIENCE_S / EVERY_S
+)  # counted in looks: a command that was stopped itself has missed no answer
 
 
 class LookOut:
@@ -37,7 +39,9 @@ class LookOut:
         self._vitals, self._node_lives, self._end = vitals, node_lives, end
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="siirl-lookout", daemon=True)
-        self._asks = threading.Thread(target=self._ask, name="siirl-lookout-asks", daemon=True)  # may wait for a silent GCS for ever
+        self._asks = threading.Thread(
+            target=self._ask, name="siirl-lookout-asks", daemon=True
+        )  # may wait for a silent GCS for ever
         self._looks_without_answer, self._answer = 0, True
 
     def __enter__(self) -> None:
@@ -61,7 +65,9 @@ class LookOut:
         except RunFailed as error:
             return str(error)
         if not self._vitals.all_answer:
-            self._looks_without_answer = 0  # it takes no connections either, for which `Vitals` has its own patience
+            self._looks_without_answer = (
+                0  # it takes no connections either, for which `Vitals` has its own patience
+            )
         elif self._asks.is_alive():
             self._looks_without_answer += 1
         if self._looks_without_answer > SILENT_LOOKS:

@@ -72,7 +72,9 @@ class Supervision:
         folder: Of stack traces.
     """
 
-    def __init__(self, vitals: Vitals, *, post: str, ranks: int, limit_s: float | None, folder: Path) -> None:
+    def __init__(
+        self, vitals: Vitals, *, post: str, ranks: int, limit_s: float | None, folder: Path
+    ) -> None:
         self.vitals = vitals
         self._post, self._ranks, self._limit_s, self._folder = post, ranks, limit_s, folder
         self._judge = Judge(ranks=ranks, limit_s=limit_s)
@@ -92,8 +94,12 @@ class Supervision:
             said = [(rank, _read(f"{self._post}{rank}")) for rank in range(self._ranks)]
         except RpcError as error:
             self.vitals.explain()
-            raise RunFailed(f"Ray's head does not answer any more, and the ranks are lost: {error}") from error
-        verdict = self._judge.look({rank: Snapshot(**json.loads(words)) for rank, words in said if words is not None})
+            raise RunFailed(
+                f"Ray's head does not answer any more, and the ranks are lost: {error}"
+            ) from error
+        verdict = self._judge.look(
+            {rank: Snapshot(**json.loads(words)) for rank, words in said if words is not None}
+        )
         if verdict is None:
             return
         assert self._limit_s is not None

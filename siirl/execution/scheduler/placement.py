@@ -65,15 +65,26 @@ class Placement:
         import ray
         from ray.util import placement_group
 
-        bundles = [dict(SOMETHING) | ({"GPU": layout.gpus_per_node} if layout.gpus_per_node else {}) for _ in range(layout.nodes)]
-        [here] = [machine for machine in machines() if machine.node_id == ray.get_runtime_context().get_node_id()]
+        bundles = [
+            dict(SOMETHING) | ({"GPU": layout.gpus_per_node} if layout.gpus_per_node else {})
+            for _ in range(layout.nodes)
+        ]
+        [here] = [
+            machine
+            for machine in machines()
+            if machine.node_id == ray.get_runtime_context().get_node_id()
+        ]
         if here.gpus >= layout.gpus_per_node:
             bundles[0][f"node:{here.address}"] = A_SHARE
         self.layout = layout
         self._group: Any = placement_group(bundles, strategy="STRICT_SPREAD")
         if not self._group.wait(TELL_AFTER_S):
             wanted = f"{layout.gpus_per_node} free GPUs" if layout.gpus_per_node else "free memory"
-            logger.warning("Waiting for %d machine(s) with %s each, which others hold (`ray status` shows it).", layout.nodes, wanted)
+            logger.warning(
+                "Waiting for %d machine(s) with %s each, which others hold (`ray status` shows it).",
+                layout.nodes,
+                wanted,
+            )
             while not self._group.wait(TELL_AFTER_S):
                 vitals.check()
 
@@ -81,7 +92,9 @@ class Placement:
         """The `scheduling_strategy` of a rank's actor; neighbouring ranks share a machine."""
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-        return PlacementGroupSchedulingStrategy(self._group, placement_group_bundle_index=rank // self.layout.ranks_per_node)
+        return PlacementGroupSchedulingStrategy(
+            self._group, placement_group_bundle_index=rank // self.layout.ranks_per_node
+        )
 
     def release(self) -> None:
         """Give the machines back; actors that still run there are ended."""
@@ -98,8 +111,13 @@ def require_machines(layout: Layout, there: Sequence[Machine]) -> None:
     """
     fitting = sum(machine.gpus >= layout.gpus_per_node for machine in there)
     if fitting < layout.nodes:
-        each = f" with {layout.gpus_per_node} GPUs, one for each rank" if layout.gpus_per_node else ""
-        has = ", ".join(f"{machine.address} with {machine.gpus}" for machine in sorted(there, key=lambda machine: machine.address))
+        each = (
+            f" with {layout.gpus_per_node} GPUs, one for each rank" if layout.gpus_per_node else ""
+        )
+        has = ", ".join(
+            f"{machine.address} with {machine.gpus}"
+            for machine in sorted(there, key=lambda machine: machine.address)
+        )
         raise ConfigError(
             f"trainer.nnodes={layout.nodes} with trainer.n_gpus_per_node={layout.ranks_per_node} asks for {layout.nodes} machine(s){each}, "
             f"and the Ray cluster has {fitting} (its GPUs: {has}): change one of the two, or add machines to the cluster."
@@ -111,7 +129,11 @@ def machines() -> list[Machine]:
     import ray
 
     nodes: list[dict[str, Any]] = ray.nodes()  # type: ignore[no-untyped-call]
-    return [Machine(node["NodeID"], node["NodeManagerAddress"], int(node["Resources"].get("GPU", 0))) for node in nodes if node["Alive"]]
+    return [
+        Machine(node["NodeID"], node["NodeManagerAddress"], int(node["Resources"].get("GPU", 0)))
+        for node in nodes
+        if node["Alive"]
+    ]
 
 
 def this_machine_lives() -> bool:
@@ -132,6 +154,11 @@ def servers_of_cluster() -> list[Server]:
     nodes: list[dict[str, Any]] = ray.nodes()  # type: ignore[no-untyped-call]
     [raylet] = [node for node in nodes if node["NodeID"] == here.get_node_id()]
     return [
-        Server("Ray's raylet on this machine", raylet["NodeManagerAddress"], raylet["NodeManagerPort"], RAYLET_PATIENCE_S),
+        Server(
+            "Ray's raylet on this machine",
+            raylet["NodeManagerAddress"],
+            raylet["NodeManagerPort"],
+            RAYLET_PATIENCE_S,
+        ),
         Server("Ray's GCS", host.strip("[]"), int(port), GCS_PATIENCE_S),
     ]

@@ -25,7 +25,11 @@ PRIVATE_FOLDER = "SIIRL_PRIVATE_FOLDER"
 PREFIX = "siirl-ray-"
 SESSION = "r"  # each of Ray's processes opens this folder to everybody (0777); the one around it stays shut
 # Longest path of a socket (unix(7)), less Ray's names in the folder and the names of the two folders.
-LONGEST_PLACE = 107 - len("/session_2026-01-01_00-00-00_000000_1234567/sockets/plasma_store") - len(f"/{PREFIX}12345678/{SESSION}")
+LONGEST_PLACE = (
+    107
+    - len("/session_2026-01-01_00-00-00_000000_1234567/sockets/plasma_store")
+    - len(f"/{PREFIX}12345678/{SESSION}")
+)
 
 
 def private_environment() -> dict[str, str]:

@@ -41,8 +41,12 @@ class ProcessGroupManager:
     ) -> None:
         if sorted(rank_taskgraph_mapping) != list(range(total_workers)):
             assigned = sorted(rank_taskgraph_mapping)
-            raise ConfigError(f"Graphs are assigned to the ranks {assigned}; each of 0 to {total_workers - 1} needs one.")
-        backend = choose_backend(total_workers, device_type=device_type, threshold=backend_threshold)
+            raise ConfigError(
+                f"Graphs are assigned to the ranks {assigned}; each of 0 to {total_workers - 1} needs one."
+            )
+        backend = choose_backend(
+            total_workers, device_type=device_type, threshold=backend_threshold
+        )
         members: dict[str, list[int]] = {}
         for rank in range(total_workers):
             members.setdefault(rank_taskgraph_mapping[rank].graph_id, []).append(rank)
@@ -52,7 +56,9 @@ class ProcessGroupManager:
         self.node_groups: dict[str, list[ProcessGroup]] = {}
         self._group_of_rank: dict[int, ProcessGroup] = {}
         for ranks in map(tuple, members.values()):
-            group = self.groups.setdefault(ranks, ProcessGroup(f"process_group_{len(self.groups)}", ranks, backend))
+            group = self.groups.setdefault(
+                ranks, ProcessGroup(f"process_group_{len(self.groups)}", ranks, backend)
+            )
             self._group_of_rank.update(dict.fromkeys(ranks, group))
             for node_id in rank_taskgraph_mapping[ranks[0]].nodes:
                 self.node_groups.setdefault(node_id, []).append(group)

@@ -104,16 +104,27 @@ class StoppedWatch:
     def check(self) -> str | None:
         """Look once, warn, and return why the command has to end, or None."""
         processes = list(self._look())
-        self._stopped_s = {process.pid: self._stopped_s.get(process.pid, 0.0) + self._every_s for process in processes}
+        self._stopped_s = {
+            process.pid: self._stopped_s.get(process.pid, 0.0) + self._every_s
+            for process in processes
+        }
         self._warned &= self._stopped_s.keys()
         for process in processes:
             stopped_s = self._stopped_s[process.pid]
             needed, replaced = _name(process, NEEDED), _name(process, REPLACED)
             if needed is not None and stopped_s >= self._end_after_s:
                 return f"{needed} (process {process.pid}) was stopped (SIGSTOP) for {stopped_s:.0f} s, and the run cannot go on without it."
-            if (needed or replaced) and stopped_s >= WARN_AFTER_S and process.pid not in self._warned:
+            if (
+                (needed or replaced)
+                and stopped_s >= WARN_AFTER_S
+                and process.pid not in self._warned
+            ):
                 self._warned.add(process.pid)
-                then = f"the run ends after {self._end_after_s:.0f} s" if needed else "it is replaced after env.deadline_s"
+                then = (
+                    f"the run ends after {self._end_after_s:.0f} s"
+                    if needed
+                    else "it is replaced after env.deadline_s"
+                )
                 logger.warning(
                     "%s (process %d) is stopped (SIGSTOP): `kill -CONT %d` continues it; otherwise %s.",
                     needed or replaced,

@@ -12,7 +12,9 @@ from siirl.execution.dag.task_graph import TaskGraph
 from siirl.execution.dag.task_loader import discover_and_split_parallel_paths
 from siirl.execution.scheduler.enums import ApportionStrategy
 
-MODEL_PARAMETERS = "model_parameters"  # key of Node.config: how many parameters the node's model has
+MODEL_PARAMETERS = (
+    "model_parameters"  # key of Node.config: how many parameters the node's model has
+)
 MODEL_ROLES = frozenset({NodeRole.ACTOR, NodeRole.CRITIC, NodeRole.ROLLOUT, NodeRole.REFERENCE})
 MODEL_TYPES = frozenset({NodeType.MODEL_TRAIN, NodeType.MODEL_INFERENCE})
 
@@ -53,23 +55,43 @@ class TaskScheduler:
         Raises:
             ConfigError: No graphs, two with one id, or fewer ranks than graphs.
         """
-        parts = [part for graph in original_task_graphs for part in discover_and_split_parallel_paths(graph)]
+        parts = [
+            part
+            for graph in original_task_graphs
+            for part in discover_and_split_parallel_paths(graph)
+        ]
         self._check_parts(parts)
         parts.sort(key=lambda part: (-estimate_graph_model_params(part), -len(part.nodes)))
-        quotas = apportion([estimate_graph_model_params(part) for part in parts], self.num_workers, apportion_strategy)
+        quotas = apportion(
+            [estimate_graph_model_params(part) for part in parts],
+            self.num_workers,
+            apportion_strategy,
+        )
         owners: dict[int, int] = {}
         for index, quota in enumerate(quotas):
             for _ in range(quota):
-                owners[self._best_rank(index, owners, cohesion=consider_node_cohesion, load=consider_node_load)] = index
-        self.worker_to_graph_assignment = {rank: parts[owners[rank]].copy() for rank in sorted(owners)}
+                owners[
+                    self._best_rank(
+                        index, owners, cohesion=consider_node_cohesion, load=consider_node_load
+                    )
+                ] = index
+        self.worker_to_graph_assignment = {
+            rank: parts[owners[rank]].copy() for rank in sorted(owners)
+        }
         return self.worker_to_graph_assignment
 
     def _check_parts(self, parts: Sequence[TaskGraph]) -> None:
         if not parts:
             raise ConfigError("There is no graph to schedule.")
-        repeated = [graph_id for graph_id, count in Counter(part.graph_id for part in parts).items() if count > 1]
+        repeated = [
+            graph_id
+            for graph_id, count in Counter(part.graph_id for part in parts).items()
+            if count > 1
+        ]
         if repeated:
-            raise ConfigError(f"Two graphs have the id {repeated[0]!r}. Give each pipeline its own.")
+            raise ConfigError(
+                f"Two graphs have the id {repeated[0]!r}. Give each pipeline its own."
+            )
         if len(parts) > self.num_workers:
             names = ", ".join(part.graph_id for part in parts)
             raise ConfigError(
@@ -113,7 +135,9 @@ def apportion(sizes: Sequence[int], num_workers: int, strategy: str) -> list[int
         UnknownNameError: Another strategy.
     """
     if strategy not in set(ApportionStrategy):
-        raise UnknownNameError.of(kind="apportion strategy", name=strategy, known=list(ApportionStrategy))
+        raise UnknownNameError.of(
+            kind="apportion strategy", name=strategy, known=list(ApportionStrategy)
+        )
     count = len(sizes)
     if strategy == ApportionStrategy.EVEN or sum(sizes) == 0:
         return [num_workers // count + (index < num_workers % count) for index in range(count)]

@@ -72,7 +72,9 @@ class Vitals:
             since = self._silent_since.setdefault(server.name, self._looked_at)
             if self._looked_at - since >= server.patience_s:
                 self.lost = True
-                raise RunFailed(f"{server.name} ({server.host}:{server.port}) died, and no run on Ray goes on without it ({silence}).")
+                raise RunFailed(
+                    f"{server.name} ({server.host}:{server.port}) died, and no run on Ray goes on without it ({silence})."
+                )
 
 
 def _silence(server: Server) -> str | None:

@@ -24,7 +24,9 @@ LOOK_EVERY_S = 1.0
 SILENT_S = 10.0  # a rank on a machine that is busy speaks every second or two
 SILENT = "does not answer, so it is stopped or its code holds the interpreter's lock; last it "
 LOCKED = "rank 0: does not answer, because its code holds the interpreter's lock"
-WRITTEN_WITHIN_S = 2.0  # stack traces are a few milliseconds' work, also of a process that has to be continued
+WRITTEN_WITHIN_S = (
+    2.0  # stack traces are a few milliseconds' work, also of a process that has to be continued
+)
 
 
 class Judge:
@@ -36,7 +38,9 @@ class Judge:
         clock: Seconds that only grow.
     """
 
-    def __init__(self, *, ranks: int, limit_s: float | None, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, *, ranks: int, limit_s: float | None, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self._limit_s, self._clock = limit_s, clock
         begin = Snapshot(text="starts its process", waiting=False, changes=-1, since=time.time())
         self._seen = {rank: (begin, clock()) for rank in range(ranks)}
@@ -93,7 +97,14 @@ class OwnWatch:
         resume: `trainer.resume` of that run.
     """
 
-    def __init__(self, *, limit_s: float | None, folder: Path, run_folder: Path | None = None, resume: str | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        limit_s: float | None,
+        folder: Path,
+        run_folder: Path | None = None,
+        resume: str | None = None,
+    ) -> None:
         self._limit_s, self._folder, self._over = limit_s, folder, threading.Event()
         self._run_folder, self._resume = run_folder, resume
         self._failure = "the evaluation failed" if run_folder is None else "the run failed"
@@ -107,9 +118,15 @@ class OwnWatch:
             traces = self._folder / f"rank_0-without-lock-{os.getpid()}.txt"
             self._file = traces.open("w")
             sentence = f"{self._failure}: {hang_sentence(LOCKED, limit_s=self._limit_s, folder=self._folder)}"
-            self._child.enter_context(last_word(sentence, traces=traces, run_folder=self._run_folder, before=self._resume))
-            self._set_timer(self._limit_s)  # now: the lock may be taken before the thread looks for the first time
-            self._thread = threading.Thread(target=self._watch, args=(self._limit_s,), name="siirl-watchdog", daemon=True)
+            self._child.enter_context(
+                last_word(sentence, traces=traces, run_folder=self._run_folder, before=self._resume)
+            )
+            self._set_timer(
+                self._limit_s
+            )  # now: the lock may be taken before the thread looks for the first time
+            self._thread = threading.Thread(
+                target=self._watch, args=(self._limit_s,), name="siirl-watchdog", daemon=True
+            )
             self._thread.start()
 
     def __exit__(self, *exception: object) -> None:

@@ -15,7 +15,13 @@ import math
 import torch
 from tensordict import TensorDict
 
-from siirl.algos.filters import MEASURES, keep_by_name, success_band_keep, truncation_keep, zero_variance_keep
+from siirl.algos.filters import (
+    MEASURES,
+    keep_by_name,
+    success_band_keep,
+    truncation_keep,
+    zero_variance_keep,
+)
 from siirl.dag_worker.context import StageContext
 from siirl.data_coordinator.protocol.batch import select_rows
 from siirl.execution.dag import NodeOutput, NodeRole, NodeType, stage
@@ -38,8 +44,16 @@ def dynamic_sampling(*, batch: TensorDict, context: StageContext) -> NodeOutput:
     dropped: dict[str, Value] = {"sampling/dropped_without_signal": float((~keep_B[mine]).sum())}
     missing = wanted - len(groups_G)
     if missing > 0 and context.round < algorithm.filter.max_refills:
-        more = prompts_to_draw(missing=missing, kept=len(groups_G), drawn=context.drawn_prompts, most=wanted, ranks=context.ranks.size)
-        return NodeOutput(batch=select_rows(batch, keep_B[mine]), metrics=dropped, more_prompts=more)
+        more = prompts_to_draw(
+            missing=missing,
+            kept=len(groups_G),
+            drawn=context.drawn_prompts,
+            most=wanted,
+            ranks=context.ranks.size,
+        )
+        return NodeOutput(
+            batch=select_rows(batch, keep_B[mine]), metrics=dropped, more_prompts=more
+        )
     chosen_B = keep_B & torch.isin(group_B, groups_G[:wanted])
     kept = select_rows(batch, chosen_B[mine])
     metrics: dict[str, Value] = {
@@ -72,13 +86,24 @@ def _keep(batch: TensorDict, context: StageContext, group_B: torch.Tensor) -> to
     settings, ranks = context.config.algorithm.filter, context.ranks
     value_B, _ = ranks.gather_rows(MEASURES[settings.metric](batch=batch))
     if settings.name is not None:
-        return keep_by_name(settings.name, {**filter_columns(batch, context, group_B), "values_B": value_B})
+        return keep_by_name(
+            settings.name, {**filter_columns(batch, context, group_B), "values_B": value_B}
+        )
     success_B, _ = ranks.gather_rows(batch["complete"])
     truncated_B, _ = ranks.gather_rows(batch["truncated"])
-    keep_B = truncation_keep(truncated_B=truncated_B) if settings.drop_truncated else torch.ones_like(truncated_B, dtype=torch.bool)
+    keep_B = (
+        truncation_keep(truncated_B=truncated_B)
+        if settings.drop_truncated
+        else torch.ones_like(truncated_B, dtype=torch.bool)
+    )
     spread = context.config.algorithm.min_group_spread
     there = keep_B.clone()
-    keep_B[there] = zero_variance_keep(values_B=value_B[there], group_B=group_B[there], min_spread=spread) & success_band_keep(
-        success_B=success_B[there], group_B=group_B[there], low=settings.success_low, high=settings.success_high
+    keep_B[there] = zero_variance_keep(
+        values_B=value_B[there], group_B=group_B[there], min_spread=spread
+    ) & success_band_keep(
+        success_B=success_B[there],
+        group_B=group_B[there],
+        low=settings.success_low,
+        high=settings.success_high,
     )
     return keep_B

@@ -30,7 +30,11 @@ def embodied_local_rank_sampling(*, batch: TensorDict, context: StageContext) ->
         return _by_own_rule(settings.name, batch, context)
     success_B, mine = ranks.gather_rows(batch["complete"])
     group_B, _ = ranks.gather_rows(batch["index"])
-    task_B = [name for part in ranks.gather_objects(texts(batch, "task_name") if len(batch) else []) for name in part]
+    task_B = [
+        name
+        for part in ranks.gather_objects(texts(batch, "task_name") if len(batch) else [])
+        for name in part
+    ]
     truncated_B, _ = ranks.gather_rows(batch["truncated"])
     outcome = srpo_keep(
         success_B=success_B,
@@ -48,7 +52,9 @@ def embodied_local_rank_sampling(*, batch: TensorDict, context: StageContext) ->
     share = len(batch) / max(len(success_B), 1)
     metrics: dict[str, float] = {"sampling/kept": float(len(kept))}
     # The counts are over all ranks; each rank reports its share, so that the sum over ranks is the count.
-    metrics |= {f"sampling/dropped_{reason}": count * share for reason, count in outcome.dropped.items()}
+    metrics |= {
+        f"sampling/dropped_{reason}": count * share for reason, count in outcome.dropped.items()
+    }
     return NodeOutput(batch=kept, metrics=metrics)
 
 

@@ -14,14 +14,24 @@ OF_A_RULE = ("task_name", "env_return", "response_mask")
 """Columns that a filter reads for a rule of `algorithm.filter.name` alone."""
 
 
-def filter_columns(batch: TensorDict, context: StageContext, group_B: torch.Tensor) -> dict[str, Any]:
+def filter_columns(
+    batch: TensorDict, context: StageContext, group_B: torch.Tensor
+) -> dict[str, Any]:
     """`siirl.algos.filters.FILTER_ARGUMENTS` but for `values_B`, which only a graph with the reward before the filter has."""
     settings, ranks = context.config.algorithm, context.ranks
-    columns = {"success_B": batch["complete"], "truncated_B": batch["truncated"], "return_B": batch["env_return"]}
+    columns = {
+        "success_B": batch["complete"],
+        "truncated_B": batch["truncated"],
+        "return_B": batch["env_return"],
+    }
     columns["length_B"] = batch["response_mask"].sum(-1)
     return {
         "group_B": group_B,
-        "task_B": [name for part in ranks.gather_objects(texts(batch, "task_name") if len(batch) else []) for name in part],
+        "task_B": [
+            name
+            for part in ranks.gather_objects(texts(batch, "task_name") if len(batch) else [])
+            for name in part
+        ],
         **{name: ranks.gather_rows(column)[0] for name, column in columns.items()},
         "min_spread": settings.min_group_spread,
         "low": settings.filter.success_low,

@@ -28,7 +28,13 @@ def local_hub(folder: Path, *, breaks_at: str = ""):
         def do_GET(self):
             path = unquote(urlsplit(self.path).path)
             if path == f"{API}/revision/main":
-                self._json({"id": HUB_REPOSITORY, "sha": COMMIT, "siblings": [{"rfilename": name} for name in _names(folder)]})
+                self._json(
+                    {
+                        "id": HUB_REPOSITORY,
+                        "sha": COMMIT,
+                        "siblings": [{"rfilename": name} for name in _names(folder)],
+                    }
+                )
             elif path == f"{API}/tree/{COMMIT}":
                 self._json([_entry(folder, name) for name in _names(folder)])
             else:
@@ -81,4 +87,9 @@ def _names(folder):
 
 def _entry(folder, name):
     content = (folder / name).read_bytes()
-    return {"type": "file", "path": name, "size": len(content), "oid": hashlib.sha1(content).hexdigest()}
+    return {
+        "type": "file",
+        "path": name,
+        "size": len(content),
+        "oid": hashlib.sha1(content).hexdigest(),
+    }

@@ -26,10 +26,24 @@ JOINT_VALUES = {
     ("flat_stove", "turnoff"): -0.004,
 }
 YAWS = np.radians([0, 90, 180, 270, 45])  # against the target
-UPRIGHT, ON_ITS_SIDE, ON_ITS_BACK = ([1, 0, 0, 0], [np.sqrt(0.5), 0, np.sqrt(0.5), 0], [np.sqrt(0.5), np.sqrt(0.5), 0, 0])
+UPRIGHT, ON_ITS_SIDE, ON_ITS_BACK = (
+    [1, 0, 0, 0],
+    [np.sqrt(0.5), 0, np.sqrt(0.5), 0],
+    [np.sqrt(0.5), np.sqrt(0.5), 0, 0],
+)
 POSES = (UPRIGHT, ON_ITS_SIDE, ON_ITS_BACK)
 SIDES = [(0.045, 0.0), (-0.045, 0.0), (0.0, 0.045), (0.0, -0.045)]  # for two things on one target
-SHIFTS = [(0.0, 0.0), (0.0, -0.03), (0.0, 0.03), (-0.03, 0.0), (0.03, 0.0), (0.0, -0.06), (0.0, 0.06), (-0.06, 0.0), (0.06, 0.0)]
+SHIFTS = [
+    (0.0, 0.0),
+    (0.0, -0.03),
+    (0.0, 0.03),
+    (-0.03, 0.0),
+    (0.03, 0.0),
+    (0.0, -0.06),
+    (0.0, 0.06),
+    (-0.06, 0.0),
+    (0.06, 0.0),
+]
 
 
 def fulfil_goal(simulator) -> bool:
@@ -57,7 +71,11 @@ def _set_joint(simulator, verb, name):
     env = simulator.env
     fixture = next(fixture for fixture in env.fixtures_dict if name.startswith(fixture))
     value = JOINT_VALUES[env.fixtures_dict[fixture].category_name, verb]
-    joints = env.object_sites_dict[name].joints if name in env.object_sites_dict else env.fixtures_dict[name].joints
+    joints = (
+        env.object_sites_dict[name].joints
+        if name in env.object_sites_dict
+        else env.fixtures_dict[name].joints
+    )
     for joint in joints:
         simulator.data.joint(joint).qpos[0] = value
     mujoco.mj_forward(simulator.model, simulator.data)
@@ -118,14 +136,18 @@ def _target(simulator, name):
     if name in env.object_sites_dict:
         half = np.abs(data.site(name).xmat.reshape(3, 3) @ env.object_sites_dict[name].size)
         # A region on top of something is flat: look from above it. A hollow one may reach into what lies over it, as a microwave's does.
-        return data.site(name).xpos.copy(), data.site(name).xpos[2] + max(0.75 * half[2], 0.06 if half[2] < 0.02 else 0.0)
+        return data.site(name).xpos.copy(), data.site(name).xpos[2] + max(
+            0.75 * half[2], 0.06 if half[2] < 0.02 else 0.0
+        )
     low, high = _extent(simulator, env.obj_body_id[name])
     return (low + high) / 2, high[2] + 0.01
 
 
 def _target_heading(simulator, name):
     env, data = simulator.env, simulator.data
-    rotation = data.site(name).xmat if name in env.object_sites_dict else data.xmat[env.obj_body_id[name]]
+    rotation = (
+        data.site(name).xmat if name in env.object_sites_dict else data.xmat[env.obj_body_id[name]]
+    )
     return level_heading(rotation.reshape(3, 3))
 
 
@@ -158,7 +180,9 @@ def _surface(simulator, at, half, top):
     groups = np.array([0, 0, 0, 0, 0, 1], np.uint8)  # colliding geoms only
     for dx, dy in itertools.product((-0.6, 0.0, 0.6), repeat=2):
         start = np.array([at[0] + dx * half[0], at[1] + dy * half[1], top])
-        distance = mujoco.mj_ray(model, data, start, np.array([0.0, 0.0, -1.0]), groups, 1, -1, geom)
+        distance = mujoco.mj_ray(
+            model, data, start, np.array([0.0, 0.0, -1.0]), groups, 1, -1, geom
+        )
         if distance > 0:
             heights.append(top - distance)
     return max(heights, default=None)

@@ -56,4 +56,6 @@ def test_first_state_settles_and_the_goal_can_be_reached(task, built):
 def test_drawn_states_settle(task, built):
     drawn = random.Random(task.name).sample(range(1, STATES), DRAWN)
     speeds = {state: left_speed(built(task), state) for state in drawn}
-    assert {state: speed for state, speed in speeds.items() if speed is None or speed >= SETTLED} == {}
+    assert {
+        state: speed for state, speed in speeds.items() if speed is None or speed >= SETTLED
+    } == {}

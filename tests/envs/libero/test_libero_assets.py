@@ -33,14 +33,18 @@ def test_stand_ins_say_so(stand_ins):
 
 def test_stand_ins_are_announced(repository):
     code = "from envs.libero.assets import find_assets; find_assets('stand_in'); find_assets('stand_in')"
-    result = subprocess.run([sys.executable, "-c", code], cwd=repository, capture_output=True, text=True, check=True)
+    result = subprocess.run(
+        [sys.executable, "-c", code], cwd=repository, capture_output=True, text=True, check=True
+    )
     assert result.stderr.count("NOT LIBERO scores") == 1
 
 
 def test_automatic_choice_ends_with_stand_ins_where_nothing_else_is(repository, tmp_path):
     code = "from envs.libero.assets import find_assets; assert find_assets('auto').stand_in"
     environment = {"SIIRL_CACHE": str(tmp_path), "HF_HUB_OFFLINE": "1", "PATH": ""}
-    subprocess.run([sys.executable, "-W", "ignore", "-c", code], cwd=repository, env=environment, check=True)
+    subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", code], cwd=repository, env=environment, check=True
+    )
     assert [path.name[:10] for path in (tmp_path / "libero").iterdir()] == ["stand-ins-"]
 
 
@@ -48,18 +52,27 @@ def test_automatic_choice_ends_with_stand_ins_where_nothing_else_is(repository, 
 def automatic_choice(repository, tmp_path):
     """What `auto` takes in a process of its own, whose cache is `tmp_path`: standard output names it."""
     code = "from envs.libero.assets import find_assets; print(find_assets('auto').label)"
-    command, own = [sys.executable, "-c", code], {"SIIRL_CACHE": str(tmp_path), "HOME": str(tmp_path), "PATH": ""}
-    return lambda **hub: subprocess.run(command, cwd=repository, env=own | hub, capture_output=True, text=True, check=True)
+    command, own = (
+        [sys.executable, "-c", code],
+        {"SIIRL_CACHE": str(tmp_path), "HOME": str(tmp_path), "PATH": ""},
+    )
+    return lambda **hub: subprocess.run(
+        command, cwd=repository, env=own | hub, capture_output=True, text=True, check=True
+    )
 
 
-def test_automatic_choice_downloads_once_from_the_hub_and_then_takes_the_cache(own_folder, automatic_choice, tmp_path):
+def test_automatic_choice_downloads_once_from_the_hub_and_then_takes_the_cache(
+    own_folder, automatic_choice, tmp_path
+):
     with local_hub(own_folder) as (address, sent):
         assert automatic_choice(HF_ENDPOINT=address).stdout == f"{tmp_path}/libero/assets\n"
     assert len(sent) == len(set(sent)) == len(list(stand_in_files()))
     assert automatic_choice(HF_HUB_OFFLINE="1").stdout == f"{tmp_path}/libero/assets\n"
 
 
-def test_download_that_breaks_off_ends_with_stand_ins_and_is_told(own_folder, automatic_choice, tmp_path):
+def test_download_that_breaks_off_ends_with_stand_ins_and_is_told(
+    own_folder, automatic_choice, tmp_path
+):
     with local_hub(own_folder, breaks_at=STUDY) as (address, _):
         broken = automatic_choice(HF_ENDPOINT=address)
     assert broken.stdout == "stand-in\n"
@@ -74,26 +87,37 @@ def test_damaged_cache_ends_with_stand_ins_and_is_told(own_folder, automatic_cho
     (cached / STUDY).write_text("<mujoco>")
     found = automatic_choice(HF_HUB_OFFLINE="1")
     assert found.stdout == "stand-in\n"
-    assert f"The folder {cached} holds a damaged description, {STUDY} (no element found" in found.stderr
+    assert (
+        f"The folder {cached} holds a damaged description, {STUDY} (no element found"
+        in found.stderr
+    )
 
 
 def test_cache_that_cannot_be_made_is_told(monkeypatch):
     monkeypatch.setenv("SIIRL_CACHE", "/dev/null/cache")
-    with pytest.raises(RuntimeError, match=r"cache folder /dev/null/cache/libero cannot be made .*: set SIIRL_CACHE to a folder"):
+    with pytest.raises(
+        RuntimeError,
+        match=r"cache folder /dev/null/cache/libero cannot be made .*: set SIIRL_CACHE to a folder",
+    ):
         cache_folder()
 
 
 def test_missing_description_is_named(own_folder):
     (own_folder / "stable_hope_objects/ketchup/ketchup.xml").unlink()
     with pytest.raises(
-        ValueError, match=r"lacks stable_hope_objects/ketchup/ketchup\.xml\. Get them by: hf download lerobot/libero-assets"
+        ValueError,
+        match=r"lacks stable_hope_objects/ketchup/ketchup\.xml\. Get them by: hf download lerobot/libero-assets",
     ):
         find_assets(own_folder)
 
 
 def test_missing_mesh_of_a_description_is_named(own_folder):
     description = own_folder / "stable_hope_objects/milk/milk.xml"
-    description.write_text(description.read_text().replace("<asset />", '<asset><mesh name="m" file="visual/milk.msh" /></asset>'))
+    description.write_text(
+        description.read_text().replace(
+            "<asset />", '<asset><mesh name="m" file="visual/milk.msh" /></asset>'
+        )
+    )
     assert missing_files(own_folder) == ["stable_hope_objects/milk/visual/milk.msh"]
 
 
@@ -104,20 +128,26 @@ def test_empty_file_is_missing(own_folder):
 
 def test_many_missing_files_are_counted(tmp_path):
     (tmp_path / "empty").mkdir()
-    with pytest.raises(ValueError, match=r"lacks stable_hope_objects/alphabet_soup/alphabet_soup\.xml, .* and 38 more"):
+    with pytest.raises(
+        ValueError,
+        match=r"lacks stable_hope_objects/alphabet_soup/alphabet_soup\.xml, .* and 38 more",
+    ):
         find_assets(tmp_path / "empty")
 
 
 def test_damaged_description_is_refused(own_folder):
     (own_folder / STUDY).write_text("<mujoco>")
     with pytest.raises(
-        ValueError, match=r"holds a damaged description, scenes/libero_study_base_style\.xml \(no element found.*Get them by"
+        ValueError,
+        match=r"holds a damaged description, scenes/libero_study_base_style\.xml \(no element found.*Get them by",
     ):
         find_assets(own_folder)
 
 
 def test_word_that_is_no_folder_is_refused():
-    with pytest.raises(ValueError, match=r"env\.assets='stand-in' is no folder; it may also be auto or stand_in"):
+    with pytest.raises(
+        ValueError, match=r"env\.assets='stand-in' is no folder; it may also be auto or stand_in"
+    ):
         find_assets("stand-in")
 
 
@@ -134,5 +164,7 @@ def test_every_description_compiles(stand_ins):
 def test_weight_is_the_one_that_is_stated(stand_ins):
     for things in FOLDERS.values():
         for thing in things:
-            model = mujoco.MjModel.from_xml_string(next(text for path, text in stand_in_files() if path.endswith(f"/{thing.name}.xml")))
+            model = mujoco.MjModel.from_xml_string(
+                next(text for path, text in stand_in_files() if path.endswith(f"/{thing.name}.xml"))
+            )
             assert model.body("object").mass[0] == pytest.approx(thing.mass, rel=1e-3)

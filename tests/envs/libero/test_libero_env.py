@@ -24,14 +24,23 @@ KETCHUP = "pick_up_the_ketchup_and_place_it_in_the_basket"
 
 @pytest.fixture(scope="module")
 def env(stand_ins):
-    made = LiberoEnv(suite="goal+object", tasks=["goal/7", "object/4"], assets="stand_in", image_size=32)
+    made = LiberoEnv(
+        suite="goal+object", tasks=["goal/7", "object/4"], assets="stand_in", image_size=32
+    )
     yield made
     asyncio.run(made.close())
 
 
 @pytest.fixture(scope="module")
 def short_env(stand_ins):
-    made = LiberoEnv(suite="goal", tasks=[7], assets="stand_in", image_size=16, camera="wrist", max_episode_steps=5)
+    made = LiberoEnv(
+        suite="goal",
+        tasks=[7],
+        assets="stand_in",
+        image_size=16,
+        camera="wrist",
+        max_episode_steps=5,
+    )
     yield made
     asyncio.run(made.close())
 
@@ -59,7 +68,10 @@ def test_observation_is_two_images_proprioception_and_instruction(env):
     [(observation, info)] = play(env, options={"task": STOVE})
     assert set(observation) == {IMAGES, PROPRIOCEPTION, INSTRUCTION}
     assert (observation[IMAGES].shape, observation[IMAGES].dtype) == ((2, 32, 32, 3), np.uint8)
-    assert (observation[PROPRIOCEPTION].shape, observation[INSTRUCTION]) == ((8,), "turn on the stove")
+    assert (observation[PROPRIOCEPTION].shape, observation[INSTRUCTION]) == (
+        (8,),
+        "turn on the stove",
+    )
     assert (info["task"], info["suite"], info["success"]) == (STOVE, "goal", False)
     assert all(image.std() > 10 for image in observation[IMAGES])  # something is to be seen
 
@@ -72,7 +84,9 @@ def test_stand_ins_are_named_in_spec_and_info(env):
 def test_image_is_upright(env):
     [(observation, _)] = play(env, options={"task": KETCHUP})
     agent = observation[IMAGES][0].astype(float)
-    assert agent[0].std() > agent[-1].std()  # the robot at the far end is at the top, the bare floor in front at the bottom
+    assert (
+        agent[0].std() > agent[-1].std()
+    )  # the robot at the far end is at the top, the bare floor in front at the bottom
 
 
 def test_success_ends_the_episode(env):
@@ -82,7 +96,13 @@ def test_success_ends_the_episode(env):
         return await env.step_chunk([STILL] * 8)
 
     _, reward, terminated, truncated, info = asyncio.run(episode())
-    assert (reward, terminated, truncated, info["success"], info["executed"]) == (1.0, True, False, True, 1)
+    assert (reward, terminated, truncated, info["success"], info["executed"]) == (
+        1.0,
+        True,
+        False,
+        True,
+        1,
+    )
 
 
 def test_stove_glows_in_the_second_image_after_it_was_turned_on(env):
@@ -101,7 +121,13 @@ def test_stove_glows_in_the_second_image_after_it_was_turned_on(env):
 def test_limit_truncates_without_success(short_env):
     results = play(short_env, actions=[STILL] * 8)
     _, reward, terminated, truncated, info = results[-1]
-    assert (reward, terminated, truncated, info["executed"], info["success"]) == (0.0, False, True, 5, False)
+    assert (reward, terminated, truncated, info["executed"], info["success"]) == (
+        0.0,
+        False,
+        True,
+        5,
+        False,
+    )
     with pytest.raises(RuntimeError, match="call reset"):
         asyncio.run(short_env.step(STILL))
 
@@ -113,13 +139,23 @@ def test_step_limits_are_each_suites_own(env):
 
 
 def test_stream_of_frames_is_the_first_cameras(short_env):
-    results = play(short_env, options={"frames": {"video": FrameRequest(every=4, size=16)}}, actions=[STILL] * 8, chunk=3)
-    assert [result[-1]["frames"]["video"].steps for result in results if "video" in result[-1]["frames"]] == [(0,), (4, 5)]
+    results = play(
+        short_env,
+        options={"frames": {"video": FrameRequest(every=4, size=16)}},
+        actions=[STILL] * 8,
+        chunk=3,
+    )
+    assert [
+        result[-1]["frames"]["video"].steps for result in results if "video" in result[-1]["frames"]
+    ] == [(0,), (4, 5)]
     assert np.array_equal(results[0][1]["frames"]["video"].images[0], results[0][0][IMAGES][0])
 
 
 def test_seed_chooses_among_held_out_states_and_training_seed_among_the_others(env):
-    numbers = [play(env, seed=seed)[0][1]["init_state"] for seed in (0, 1, FIRST_TRAINING_SEED, FIRST_TRAINING_SEED + 4)]
+    numbers = [
+        play(env, seed=seed)[0][1]["init_state"]
+        for seed in (0, 1, FIRST_TRAINING_SEED, FIRST_TRAINING_SEED + 4)
+    ]
     assert numbers == [4, 9, 0, 5]
 
 
@@ -146,7 +182,13 @@ def test_simulator_is_built_once_a_task_and_kept(env):
 
 
 def test_simulator_that_is_not_kept_is_let_go_with_its_memory(stand_ins):
-    made = LiberoEnv(suite="goal+object", tasks=["goal/7", "object/4"], assets="stand_in", image_size=16, kept_simulators=1)
+    made = LiberoEnv(
+        suite="goal+object",
+        tasks=["goal/7", "object/4"],
+        assets="stand_in",
+        image_size=16,
+        kept_simulators=1,
+    )
     [(before, _)] = play(made, options={"task": STOVE})
     stove = weakref.ref(made.simulator)
     play(made, options={"task": KETCHUP})
@@ -157,7 +199,9 @@ def test_simulator_that_is_not_kept_is_let_go_with_its_memory(stand_ins):
 
 
 def test_environments_of_a_task_draw_with_one_renderer_and_each_stove_glows_by_itself(stand_ins):
-    lit, dark = (LiberoEnv(suite="goal", tasks=[7], assets="stand_in", image_size=64) for _ in range(2))
+    lit, dark = (
+        LiberoEnv(suite="goal", tasks=[7], assets="stand_in", image_size=64) for _ in range(2)
+    )
     for made in (lit, dark):
         play(made, options={"init_state": 0})
     off = dark.render()
@@ -191,12 +235,17 @@ def test_close_frees_and_a_later_reset_builds_anew(short_env):
 
 def ten_random_tasks():
     everything = choose_tasks("+".join(STEP_LIMITS), None)
-    return [everything[number] for number in np.random.default_rng(0).choice(len(everything), size=10, replace=False)]
+    return [
+        everything[number]
+        for number in np.random.default_rng(0).choice(len(everything), size=10, replace=False)
+    ]
 
 
 @pytest.mark.parametrize("task", ten_random_tasks(), ids=lambda task: f"{task.suite}/{task.number}")
 def test_random_task_resets_and_steps(task, stand_ins):
-    made = LiberoEnv(suite=task.suite, tasks=[task.number], assets="stand_in", image_size=16, camera="agentview")
+    made = LiberoEnv(
+        suite=task.suite, tasks=[task.number], assets="stand_in", image_size=16, camera="agentview"
+    )
     results = play(made, seed=3, actions=[STILL] * 2)
     asyncio.run(made.close())
     assert (results[-1][0][INSTRUCTION], results[-1][-1]["executed"]) == (task.instruction, 2)
@@ -208,7 +257,10 @@ def test_random_task_resets_and_steps(task, stand_ins):
         ({"suite": "gaol"}, r"Unknown LIBERO suite 'gaol'\. Did you mean 'goal'\?"),
         ({"tasks": ["turn_on_the_stov"]}, "Unknown LIBERO task"),
         ({"image_size": 0}, "image_size must be at least 8 pixels, got 0"),
-        ({"camera": "agentvew"}, r"Unknown camera 'agentvew'\. Did you mean 'agentview'\? Known: both, agentview, wrist"),
+        (
+            {"camera": "agentvew"},
+            r"Unknown camera 'agentvew'\. Did you mean 'agentview'\? Known: both, agentview, wrist",
+        ),
         ({"states": "none"}, r"Unknown states 'none'\. Known: split, all"),
         ({"render_quality": "best"}, r"Unknown render_quality 'best'\. Known: fast, full"),
         ({"max_episode_steps": 0}, "max_episode_steps must be at least 1, got 0"),
@@ -224,7 +276,10 @@ def test_wrong_argument_is_refused_before_anything_is_built(arguments, sentence)
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        ({"task": "turn_on_the_stov"}, r"Unknown task 'turn_on_the_stov'\. Did you mean 'turn_on_the_stove'\?"),
+        (
+            {"task": "turn_on_the_stov"},
+            r"Unknown task 'turn_on_the_stov'\. Did you mean 'turn_on_the_stove'\?",
+        ),
         ({"init_stat": 3}, r"Unknown reset option 'init_stat'\. Did you mean 'init_state'\?"),
         ({"init_state": 50}, r"has no initial state 50: it has 50, numbered from 0"),
         ({"init_state": "first"}, "init_state must be the number of an initial state, got 'first'"),
@@ -237,9 +292,16 @@ def test_wrong_reset_is_refused(env, options, sentence):
 
 def package_files():
     """Every file of the three packages with the time of its last change, and robosuite's own log."""
-    folders = [importlib.util.find_spec(package).submodule_search_locations[0] for package in ("libero", "robosuite", "bddl")]
+    folders = [
+        importlib.util.find_spec(package).submodule_search_locations[0]
+        for package in ("libero", "robosuite", "bddl")
+    ]
     files = [path for folder in folders for path in Path(folder).rglob("*") if path.is_file()]
-    return {path: path.stat().st_mtime_ns for path in [*files, Path("/tmp/robosuite.log")] if path.exists()}
+    return {
+        path: path.stat().st_mtime_ns
+        for path in [*files, Path("/tmp/robosuite.log")]
+        if path.exists()
+    }
 
 
 def test_import_asks_nothing_and_writes_only_to_the_cache(repository, tmp_path):
@@ -247,8 +309,19 @@ def test_import_asks_nothing_and_writes_only_to_the_cache(repository, tmp_path):
     home.mkdir()
     before = package_files()
     code = "import sys; from envs.libero.folders import import_libero; import_libero(); assert 'torch' not in sys.modules"
-    environment = {"HOME": str(home), "SIIRL_CACHE": str(cache), "PATH": os.environ["PATH"], "PYTHONDONTWRITEBYTECODE": "1"}
-    subprocess.run([sys.executable, "-c", code], cwd=repository, env=environment, stdin=subprocess.DEVNULL, check=True)
+    environment = {
+        "HOME": str(home),
+        "SIIRL_CACHE": str(cache),
+        "PATH": os.environ["PATH"],
+        "PYTHONDONTWRITEBYTECODE": "1",
+    }
+    subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=repository,
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        check=True,
+    )
     assert list(home.iterdir()) == []
     assert (cache / "libero/config/config.yaml").is_file()
     assert package_files() == before
@@ -263,19 +336,38 @@ def test_functions_compiled_for_an_episode_are_kept_in_the_cache_and_not_in_site
 @pytest.mark.parametrize(
     ("backend", "sentence"),
     [
-        ({}, "No OpenGL library for images was found (looked for EGL and OSMesa). Install: apt-get install -y libegl1"),
-        ({"MUJOCO_GL": "glfw"}, "MUJOCO_GL='glfw' cannot draw without a window: set it to egl or osmesa"),
+        (
+            {},
+            "No OpenGL library for images was found (looked for EGL and OSMesa). Install: apt-get install -y libegl1",
+        ),
+        (
+            {"MUJOCO_GL": "glfw"},
+            "MUJOCO_GL='glfw' cannot draw without a window: set it to egl or osmesa",
+        ),
     ],
 )
 def test_missing_opengl_library_is_said(backend, sentence, repository, tmp_path):
     # The interpreter finds this module at its start: a machine on which the loader knows no OpenGL library.
-    (tmp_path / "sitecustomize.py").write_text("import ctypes.util\nctypes.util.find_library = lambda name: None\n")
+    (tmp_path / "sitecustomize.py").write_text(
+        "import ctypes.util\nctypes.util.find_library = lambda name: None\n"
+    )
     code = "import asyncio; from envs.libero.environment import LiberoEnv; asyncio.run(LiberoEnv(assets='stand_in').reset(seed=0))"
     environment = {"PATH": "", "PYTHONPATH": str(tmp_path), "SIIRL_CACHE": str(tmp_path), **backend}
-    result = subprocess.run([sys.executable, "-c", code], cwd=repository, env=environment, capture_output=True, text=True)
+    result = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=repository,
+        env=environment,
+        capture_output=True,
+        text=True,
+    )
     assert result.returncode == 1
     assert f"RuntimeError: {sentence}" in result.stderr
 
 
 def test_last_state_of_a_task_is_its_fiftieth(env):
-    assert play(env, options={"task": suite_tasks("goal")[7].name, "init_state": 49})[0][1]["init_state"] == 49
+    assert (
+        play(env, options={"task": suite_tasks("goal")[7].name, "init_state": 49})[0][1][
+            "init_state"
+        ]
+        == 49
+    )

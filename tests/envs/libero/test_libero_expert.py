@@ -13,13 +13,17 @@ from envs.libero.expert.script import expert, in_order, is_time, play
 def modules(make_simulator):
     """The expert's modules, which import MuJoCo and so need LIBERO to be imported first."""
     from envs.libero import scene
-    from envs.libero.expert.script import grasps, motion
+    from envs.libero.expert import grasps, motion
 
     return grasps, motion, scene
 
 
 def test_lower_one_of_a_stack_has_its_place_first():
-    upper, lower, third = ("on", "bowl_1", "bowl_2"), ("in", "bowl_2", "tray_contain"), ("on", "bowl_3", "bowl_1")
+    upper, lower, third = (
+        ("on", "bowl_1", "bowl_2"),
+        ("in", "bowl_2", "tray_contain"),
+        ("on", "bowl_3", "bowl_1"),
+    )
     assert in_order([third, upper, lower], {"tray_contain": "tray"}) == [lower, upper, third]
 
 
@@ -29,7 +33,11 @@ def test_vessel_has_its_place_before_what_goes_into_its_region():
 
 
 def test_drawer_is_opened_before_and_closed_after_something_is_put_in():
-    close, put, turn = ("close", "drawer_region"), ("in", "bowl", "drawer_region"), ("turnon", "stove")
+    close, put, turn = (
+        ("close", "drawer_region"),
+        ("in", "bowl", "drawer_region"),
+        ("turnon", "stove"),
+    )
     assert in_order([close, put, turn], {"drawer_region": "cabinet"}) == [turn, put, close]
 
 
@@ -95,10 +103,14 @@ def test_fingers_close_across_the_narrow_side_of_a_box(make_simulator, modules):
     fingers = np.array([-np.sin(found.yaw), np.cos(found.yaw), 0.0])
     long_side = simulator.data.xmat[body].reshape(3, 3)[:, 0]  # 8.1 cm, against 4.3 and 1.8
     assert abs(fingers @ long_side) < 0.01
-    assert found.point[2] == pytest.approx(simulator.data.xpos[body][2] + 0.003, abs=0.002)  # the tips just above the floor
+    assert found.point[2] == pytest.approx(
+        simulator.data.xpos[body][2] + 0.003, abs=0.002
+    )  # the tips just above the floor
 
 
-def test_hand_over_free_ground_is_obstructed_by_nothing_and_by_a_can_in_its_palm(make_simulator, modules):
+def test_hand_over_free_ground_is_obstructed_by_nothing_and_by_a_can_in_its_palm(
+    make_simulator, modules
+):
     grasps, _, scene = modules
     simulator = make_simulator("object", 0)
     simulator.reset(0)
@@ -108,7 +120,9 @@ def test_hand_over_free_ground_is_obstructed_by_nothing_and_by_a_can_in_its_palm
     inside = grasps.Grasp(np.array([at[0], at[1], top - 0.06]), 0.0)
     beside = grasps.Grasp(np.array([at[0] + 1.0, at[1], top - 0.06]), 0.0)
     assert grasps.obstruction(simulator, beside, [can]) == 0.0
-    assert grasps.obstruction(simulator, inside, [can]) > 1e-5  # cubic metres: 1.5 cm of the can's top in the palm, and the fingers
+    assert (
+        grasps.obstruction(simulator, inside, [can]) > 1e-5
+    )  # cubic metres: 1.5 cm of the can's top in the palm, and the fingers
 
 
 def test_action_keeps_the_direction_of_a_long_way(modules):
@@ -127,13 +141,18 @@ def test_microwave_is_a_cave_that_opens_to_its_front(make_simulator, modules):
     found = cave(simulator, "microwave_1_heating_region")
     assert found is not None
     assert found.outwards == pytest.approx([0.0, -1.0, 0.0])
-    assert found.edge == pytest.approx(0.088 - base[1], abs=1e-4)  # the front of its shell, measured outwards
-    assert found.middle[0] == pytest.approx(base[0] + (-0.1435 + 0.0635) / 2, abs=1e-4)  # between its inner walls
+    assert found.edge == pytest.approx(
+        0.088 - base[1], abs=1e-4
+    )  # the front of its shell, measured outwards
+    assert found.middle[0] == pytest.approx(
+        base[0] + (-0.1435 + 0.0635) / 2, abs=1e-4
+    )  # between its inner walls
     assert found.floor == pytest.approx(base[2] + 0.024, abs=1e-4)
 
 
 @pytest.mark.parametrize(
-    ("suite", "number", "region"), [("object", 0, "basket_1_contain_region"), ("goal", 3, "wooden_cabinet_1_top_region")]
+    ("suite", "number", "region"),
+    [("object", 0, "basket_1_contain_region"), ("goal", 3, "wooden_cabinet_1_top_region")],
 )
 def test_what_is_open_at_its_top_or_nowhere_is_no_cave(make_simulator, suite, number, region):
     """A basket, and a drawer that is shut."""
@@ -157,7 +176,9 @@ def test_mug_is_held_by_its_handle_and_not_beside_it(make_simulator, modules):
     assert across == pytest.approx(0.0, abs=1e-3)
     # From the cup's outside, 3.4 cm from the origin, a finger's half width and the slack; the handle ends at 6.8 cm.
     assert along == pytest.approx(-0.0185 + 0.052 + 0.012 + 0.006, abs=2e-3)
-    assert held.depth == pytest.approx(along + 0.0185 + 0.052, abs=2e-3)  # to the far side of the cup
+    assert held.depth == pytest.approx(
+        along + 0.0185 + 0.052, abs=2e-3
+    )  # to the far side of the cup
     assert 0.02 < height < 0.0825  # of the handle's 2.1 to 8.2 cm
 
 
@@ -172,7 +193,9 @@ def test_plate_is_drawn_over_the_table_and_a_bowl_is_not(make_simulator):
     assert not slides(simulator, plate, "flat_stove_1_cook_region")
 
 
-def test_hand_on_its_way_to_a_packet_meets_the_carton_beside_it_and_to_another_packet_nothing(make_simulator, modules):
+def test_hand_on_its_way_to_a_packet_meets_the_carton_beside_it_and_to_another_packet_nothing(
+    make_simulator, modules
+):
     from envs.libero.expert.ways import around_hand, highest_met
 
     grasps, _, scene = modules
@@ -184,13 +207,24 @@ def test_hand_on_its_way_to_a_packet_meets_the_carton_beside_it_and_to_another_p
         body = scene.object_body(simulator, name)
         grasp = grasps.grasps(simulator, body)[0]
         others = [other for other in simulator.env.obj_body_id.values() if other != body]
-        return highest_met(simulator, around_hand(simulator), hand, grasp.point + np.array([0, 0, 0.1]), yaw=grasp.yaw, bodies=others)
+        return highest_met(
+            simulator,
+            around_hand(simulator),
+            hand,
+            grasp.point + np.array([0, 0, 0.1]),
+            yaw=grasp.yaw,
+            bodies=others,
+        )
 
-    assert met("cream_cheese_1") == pytest.approx(scene.Extent(simulator, scene.object_body(simulator, "milk_1")).top)
+    assert met("cream_cheese_1") == pytest.approx(
+        scene.Extent(simulator, scene.object_body(simulator, "milk_1")).top
+    )
     assert met("butter_1") is None
 
 
-def test_second_pot_has_its_place_beside_the_first_and_the_first_in_the_middle(make_simulator, modules):
+def test_second_pot_has_its_place_beside_the_first_and_the_first_in_the_middle(
+    make_simulator, modules
+):
     import mujoco
 
     from envs.libero.expert.ways import free_place
@@ -200,27 +234,39 @@ def test_second_pot_has_its_place_beside_the_first_and_the_first_in_the_middle(m
     simulator.reset(0)
     data = simulator.data
     middle = data.site("flat_stove_1_cook_region").xpos[:2].copy()
-    first, second = (simulator.env.objects_dict[name].joints[0] for name in ("moka_pot_1", "moka_pot_2"))
+    first, second = (
+        simulator.env.objects_dict[name].joints[0] for name in ("moka_pot_1", "moka_pot_2")
+    )
     hand, _ = scene.gripper_pose(simulator)
-    data.joint(second).qpos[:3] = hand - [0.0, 0.085, 0.056]  # held by its handle, which is 8.5 cm from its axis
+    data.joint(second).qpos[:3] = hand - [
+        0.0,
+        0.085,
+        0.056,
+    ]  # held by its handle, which is 8.5 cm from its axis
     data.joint(second).qpos[3:] = [1.0, 0.0, 0.0, 0.0]
     body = scene.object_body(simulator, "moka_pot_2")
 
     def place():
         mujoco.mj_forward(simulator.model, data)
-        return free_place(simulator, body, "flat_stove_1_cook_region", "flat_stove_1", surface=0.93, yaw=0.0)
+        return free_place(
+            simulator, body, "flat_stove_1_cook_region", "flat_stove_1", surface=0.93, yaw=0.0
+        )
 
     assert place() == pytest.approx(middle)
     data.joint(first).qpos[:3] = [*middle, 0.99]
     found = place()
     assert np.linalg.norm(found - middle) > 2 * 0.0405  # the pots' radius
-    assert np.abs(found - middle).max() == pytest.approx(0.85 * 0.075)  # and within the region, which is 15 cm square
+    assert np.abs(found - middle).max() == pytest.approx(
+        0.85 * 0.075
+    )  # and within the region, which is 15 cm square
 
 
 def test_hand_that_leans_has_its_palm_behind_its_fingers(modules):
     _, motion, _ = modules
     opening, half = np.array([0.0, 1.0, 0.0]), np.sqrt(0.5)
     closing, _, forwards = motion.leaning(opening, np.pi / 4).T
-    assert forwards == pytest.approx([0.0, -half, -half])  # down and towards the drawer that opens along +y
+    assert forwards == pytest.approx(
+        [0.0, -half, -half]
+    )  # down and towards the drawer that opens along +y
     assert abs(closing @ [1.0, 0.0, 0.0]) == pytest.approx(1.0)
     assert motion.leaning(opening, 0.0)[:, 2] == pytest.approx([0.0, 0.0, -1.0])

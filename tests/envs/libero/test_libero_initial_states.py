@@ -9,7 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from envs.libero.initial_states import FIRST_TRAINING_SEED, held_out, read_initial_states, state_number
+from envs.libero.initial_states import (
+    FIRST_TRAINING_SEED,
+    held_out,
+    read_initial_states,
+    state_number,
+)
 from envs.libero.suites import suite_tasks
 from siirl.data_coordinator import task_stream
 
@@ -28,7 +33,10 @@ def test_a_task_has_fifty_states_of_time_positions_and_velocities():
 
 def test_array_is_read_as_it_was_saved(tmp_path):
     states = np.arange(6.0).reshape(2, 3)
-    assert read_initial_states(saved(tmp_path / "states", pickle.dumps(states))).tolist() == states.tolist()
+    assert (
+        read_initial_states(saved(tmp_path / "states", pickle.dumps(states))).tolist()
+        == states.tolist()
+    )
 
 
 def test_file_that_would_run_code_is_refused(tmp_path):
@@ -64,7 +72,9 @@ def test_every_fifth_state_is_held_out():
 
 def test_first_seeds_of_evaluation_and_training():
     assert [state_number(seed, count=50, states="split") for seed in (0, 1, 10)] == [4, 9, 4]
-    assert [state_number(FIRST_TRAINING_SEED + k, count=50, states="split") for k in (0, 4, 40)] == [0, 5, 0]
+    assert [
+        state_number(FIRST_TRAINING_SEED + k, count=50, states="split") for k in (0, 4, 40)
+    ] == [0, 5, 0]
 
 
 def test_published_protocol_takes_the_states_in_order():
@@ -76,9 +86,15 @@ def test_training_seeds_begin_where_the_platform_says():
 
 
 @settings(derandomize=True, deadline=None)
-@given(training=st.integers(FIRST_TRAINING_SEED, 2**31 - 1), evaluation=st.integers(0, FIRST_TRAINING_SEED - 1), count=st.integers(5, 60))
+@given(
+    training=st.integers(FIRST_TRAINING_SEED, 2**31 - 1),
+    evaluation=st.integers(0, FIRST_TRAINING_SEED - 1),
+    count=st.integers(5, 60),
+)
 def test_training_and_evaluation_never_start_from_the_same_state(training, evaluation, count):
-    one, other = (state_number(seed, count=count, states="split") for seed in (training, evaluation))
+    one, other = (
+        state_number(seed, count=count, states="split") for seed in (training, evaluation)
+    )
     assert one != other
     assert 0 <= one < count and 0 <= other < count
 
@@ -86,5 +102,8 @@ def test_training_and_evaluation_never_start_from_the_same_state(training, evalu
 def test_states_above_the_bound_are_refused_before_they_are_looked_at(tmp_path):
     """A pickle of a hundred bytes that asks for an array of 80 GB, which the system would hand out page by page."""
     huge = b"cnumpy\nndarray\n((I100000\nI100000\nttR."
-    with pytest.raises(ValueError, match=r"are an array of 80000000000 bytes; at most 16777216 are taken|cannot be read"):
+    with pytest.raises(
+        ValueError,
+        match=r"are an array of 80000000000 bytes; at most 16777216 are taken|cannot be read",
+    ):
         read_initial_states(saved(tmp_path / "states", huge))

@@ -17,18 +17,34 @@ FRAMES = Frames(np.zeros((2, 64, 64, 3), np.uint8), (0, 8))
 
 
 def sample(notice: str) -> VideoSample:
-    return VideoSample("a", task="push", instruction="push", kind="val", step=0, seed=1, success=True, notice=notice)
+    return VideoSample(
+        "a",
+        task="push",
+        instruction="push",
+        kind="val",
+        step=0,
+        seed=1,
+        success=True,
+        notice=notice,
+    )
 
 
 @pytest.mark.filterwarnings("ignore::envs.libero.assets.StandInWarning")
 def test_spec_on_stand_ins_has_a_notice_with_the_word() -> None:
-    assert LiberoEnv(assets="stand_in").spec.notice == SHORT_NOTICE == "stand-in assets: not LIBERO scores"
+    assert (
+        LiberoEnv(assets="stand_in").spec.notice
+        == SHORT_NOTICE
+        == "stand-in assets: not LIBERO scores"
+    )
 
 
 @pytest.mark.filterwarnings("ignore::envs.libero.assets.StandInWarning")
 def test_states_that_training_and_evaluation_share_are_told_where_numbers_are_read() -> None:
     notice = LiberoEnv(assets="stand_in", states="all").spec.notice
-    assert notice == f"{SHORT_NOTICE}; env.states=all: training and evaluation start from the same initial states"
+    assert (
+        notice
+        == f"{SHORT_NOTICE}; env.states=all: training and evaluation start from the same initial states"
+    )
 
 
 def test_every_line_of_metrics_and_the_report_carry_the_notice(tmp_path: Path) -> None:

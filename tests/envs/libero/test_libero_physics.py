@@ -20,26 +20,39 @@ def test_pinned_versions_behave_as_recorded(simulator):
 
 
 def test_motion_does_not_depend_on_the_scene(make_simulator):
-    assert physics.arm_motion(make_simulator("goal", 7)) == pytest.approx(physics.RECORDED_MOTION_M, abs=1e-4)
+    assert physics.arm_motion(make_simulator("goal", 7)) == pytest.approx(
+        physics.RECORDED_MOTION_M, abs=1e-4
+    )
 
 
 def test_other_version_is_told_with_what_it_may_do(simulator, monkeypatch):
     version = importlib.metadata.version
-    monkeypatch.setattr(importlib.metadata, "version", lambda name: "3.9.0" if name == "mujoco" else version(name))
+    monkeypatch.setattr(
+        importlib.metadata, "version", lambda name: "3.9.0" if name == "mujoco" else version(name)
+    )
     with pytest.warns(
-        physics.PhysicsWarning, match=r"mujoco is 3\.9\.0 instead of 3\.8\.1\. Success rates .* can change by tens of percent"
+        physics.PhysicsWarning,
+        match=r"mujoco is 3\.9\.0 instead of 3\.8\.1\. Success rates .* can change by tens of percent",
     ):
         physics.check_physics(simulator)
 
 
 def test_other_resting_height_is_told(monkeypatch):
     monkeypatch.setitem(physics.RECORDED_HEIGHTS_M, "cream_cheese", 0.02)
-    assert physics.drop_differences() == ["A dropped object (cream_cheese) is at 0.0089 m instead of 0.0200 m."]
+    assert physics.drop_differences() == [
+        "A dropped object (cream_cheese) is at 0.0089 m instead of 0.0200 m."
+    ]
 
 
 def test_fall_that_diverges_is_told(monkeypatch):
-    monkeypatch.setattr(physics, "drop", lambda: (physics.RECORDED_HEIGHTS_M | {"ketchup": float("nan")}, physics.RECORDED_PEAK_M))
-    assert physics.drop_differences() == ["A dropped object (ketchup) is at nan m instead of 0.0724 m."]
+    monkeypatch.setattr(
+        physics,
+        "drop",
+        lambda: (physics.RECORDED_HEIGHTS_M | {"ketchup": float("nan")}, physics.RECORDED_PEAK_M),
+    )
+    assert physics.drop_differences() == [
+        "A dropped object (ketchup) is at nan m instead of 0.0724 m."
+    ]
 
 
 def test_other_motion_of_the_arm_is_told(simulator, monkeypatch):

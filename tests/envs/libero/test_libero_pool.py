@@ -29,7 +29,10 @@ def test_diverged_episode_fails_to_simulate_and_the_next_one_is_sound():
     arguments = {"tasks": [4], "assets": "stand_in", "image_size": 8, "camera": "agentview"}
 
     async def episodes():
-        async with EnvPool(reference, arguments, num_servers=1, cluster="local", deadline_s=120.0) as pool, pool.slot() as slot:
+        async with (
+            EnvPool(reference, arguments, num_servers=1, cluster="local", deadline_s=120.0) as pool,
+            pool.slot() as slot,
+        ):
             await slot.reset(seed=BROKEN_SEED)
             with pytest.raises(SimulationFailed, match="diverged"):
                 await slot.step_chunk([STILL])

@@ -21,9 +21,16 @@ def actions(count, *, seed=0):
     return np.random.default_rng(seed).uniform(-1, 1, (count, 7)).astype(np.float32)
 
 
-@pytest.mark.parametrize(("suite", "number"), [("object", 4), ("goal", 7)])  # a floor; a table with drawers, a knob and twice the contacts
-def test_physics_and_proprioception_are_liberos_own_under_random_actions(make_simulator, stand_ins, suite, number):
-    simulator, loop = make_simulator(suite, number), OfficialLoop(suite_tasks(suite)[number], stand_ins)
+@pytest.mark.parametrize(
+    ("suite", "number"), [("object", 4), ("goal", 7)]
+)  # a floor; a table with drawers, a knob and twice the contacts
+def test_physics_and_proprioception_are_liberos_own_under_random_actions(
+    make_simulator, stand_ins, suite, number
+):
+    simulator, loop = (
+        make_simulator(suite, number),
+        OfficialLoop(suite_tasks(suite)[number], stand_ins),
+    )
     loop.begin()
     simulator.reset(0)
     for action in actions(20) + DOWN:
@@ -38,14 +45,18 @@ def test_arm_with_another_controller_is_refused(simulator, monkeypatch):
     from envs.libero.arm_control import ArmControl  # MuJoCo, which looks for OpenGL: after LIBERO
 
     monkeypatch.setattr(simulator.robot.controller, "impedance_mode", "variable")
-    with pytest.raises(RuntimeError, match=r"this controller is \('OSC_POSE', 'variable', True, None, None\)"):
+    with pytest.raises(
+        RuntimeError, match=r"this controller is \('OSC_POSE', 'variable', True, None, None\)"
+    ):
         ArmControl(simulator.robot, simulator.model, simulator.data)
 
 
 def test_fingers_of_another_gripper_are_refused(simulator, monkeypatch):
     from envs.libero.arm_control import ArmControl  # MuJoCo, which looks for OpenGL: after LIBERO
 
-    monkeypatch.setattr(simulator.robot.gripper, "__class__", type("Jaco", (type(simulator.robot.gripper),), {}))
+    monkeypatch.setattr(
+        simulator.robot.gripper, "__class__", type("Jaco", (type(simulator.robot.gripper),), {})
+    )
     with pytest.raises(RuntimeError, match="fingers are robosuite's PandaGripper, not Jaco"):
         ArmControl(simulator.robot, simulator.model, simulator.data)
 
@@ -54,7 +65,9 @@ def test_arm_whose_joints_lie_apart_is_refused(simulator, monkeypatch):
     from envs.libero.arm_control import ArmControl  # MuJoCo, which looks for OpenGL: after LIBERO
 
     monkeypatch.setattr(simulator.robot.controller, "qvel_index", [0, 1, 2, 4])
-    with pytest.raises(RuntimeError, match=r"do not lie side by side in this model: \[0, 1, 2, 4\]"):
+    with pytest.raises(
+        RuntimeError, match=r"do not lie side by side in this model: \[0, 1, 2, 4\]"
+    ):
         ArmControl(simulator.robot, simulator.model, simulator.data)
 
 
@@ -105,13 +118,19 @@ def test_objects_rest_after_settling(simulator):
 
 @pytest.mark.parametrize("number", [-1, 50])
 def test_state_that_does_not_exist_is_refused(simulator, number):
-    with pytest.raises(ValueError, match=rf"has no initial state {number}: it has 50, numbered from 0"):
+    with pytest.raises(
+        ValueError, match=rf"has no initial state {number}: it has 50, numbered from 0"
+    ):
         simulator.reset(number)
 
 
 @pytest.mark.parametrize(
     ("what", "value"),
-    [("qpos", np.nan), ("qvel", np.nan), ("qvel", 1e9)],  # the last is finite, and MuJoCo gives up in the step and starts anew by itself
+    [
+        ("qpos", np.nan),
+        ("qvel", np.nan),
+        ("qvel", 1e9),
+    ],  # the last is finite, and MuJoCo gives up in the step and starts anew by itself
 )
 def test_simulation_that_diverges_is_an_error_and_the_next_episode_is_sound(simulator, what, value):
     simulator.reset(2)

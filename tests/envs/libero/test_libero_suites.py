@@ -33,7 +33,11 @@ def test_tasks_are_numbered_as_in_the_benchmark():
     [
         ("goal", 7, "turn on the stove"),
         ("90", 0, "close the top drawer of the cabinet"),  # KITCHEN_SCENE10_...
-        ("10", 4, "put the white mug on the left plate and put the yellow and white mug on the right plate"),  # LIVING_ROOM_SCENE5_...
+        (
+            "10",
+            4,
+            "put the white mug on the left plate and put the yellow and white mug on the right plate",
+        ),  # LIVING_ROOM_SCENE5_...
     ],
 )
 def test_instruction_is_the_name_without_its_scene(suite, number, instruction):
@@ -55,7 +59,11 @@ def test_long_is_the_suite_10():
         ("goal", ["7"], ["turn_on_the_stove"]),
         ("goal", [7, 8], ["turn_on_the_stove", "put_the_bowl_on_the_plate"]),
         ("goal", ["turn_on_the_stove"], ["turn_on_the_stove"]),
-        ("goal+object", ["goal/7", "object/4"], ["turn_on_the_stove", "pick_up_the_ketchup_and_place_it_in_the_basket"]),
+        (
+            "goal+object",
+            ["goal/7", "object/4"],
+            ["turn_on_the_stove", "pick_up_the_ketchup_and_place_it_in_the_basket"],
+        ),
         ("goal+object", ["turn_on_the_stove"], ["turn_on_the_stove"]),
     ],
 )
@@ -70,17 +78,33 @@ def test_all_tasks_of_all_chosen_suites_by_default():
 @pytest.mark.parametrize(
     ("suite", "tasks", "sentence"),
     [
-        ("spacial", None, r"Unknown LIBERO suite 'spacial'\. Did you mean 'spatial'\? Known: spatial, object, goal, 10, 90, long"),
-        ("goal", ["turn_on_the_stov"], r"Unknown LIBERO task 'turn_on_the_stov'\. Did you mean 'turn_on_the_stove'\?"),
+        (
+            "spacial",
+            None,
+            r"Unknown LIBERO suite 'spacial'\. Did you mean 'spatial'\? Known: spatial, object, goal, 10, 90, long",
+        ),
+        (
+            "goal",
+            ["turn_on_the_stov"],
+            r"Unknown LIBERO task 'turn_on_the_stov'\. Did you mean 'turn_on_the_stove'\?",
+        ),
         ("goal", ["10"], r"Suite 'goal' has no task 10: it has 10, numbered 0 to 9"),
-        ("goal+object", ["3"], r"Task number '3' is of which suite\? Write goal/3 .*, or tasks=null for all tasks of them"),
+        (
+            "goal+object",
+            ["3"],
+            r"Task number '3' is of which suite\? Write goal/3 .*, or tasks=null for all tasks of them",
+        ),
         (
             "goal",
             ["object/3"],
             r"Task 'object/3' is of suite 'object', and the suite of this environment is goal: write suite=goal\+object",
         ),
         ("goal", ["7", "turn_on_the_stove"], "has a task twice"),
-        ("goal", [], r"one or more LIBERO tasks, got an empty one; null takes all tasks of the suite"),
+        (
+            "goal",
+            [],
+            r"one or more LIBERO tasks, got an empty one; null takes all tasks of the suite",
+        ),
         ("goal", "turn_on_the_stove", "must be a list"),
     ],
 )

@@ -17,14 +17,19 @@ from siirl.params.weight_files import learnt_tasks
 
 def test_demonstrations_start_from_states_that_are_not_held_out() -> None:
     _, first_seed = EXPERTS["libero"]
-    states = {state_number(seed, count=STATES, states="split") for seed in range(first_seed, first_seed + 200)}
+    states = {
+        state_number(seed, count=STATES, states="split")
+        for seed in range(first_seed, first_seed + 200)
+    }
     assert states == set(range(STATES)) - set(held_out(STATES))
 
 
 @pytest.mark.filterwarnings("ignore::envs.libero.assets.StandInWarning")
 def test_configured_policy_reads_the_longest_instruction_to_its_last_word() -> None:
     options = parse_config(["env=libero"]).actor_rollout_ref.model.options
-    length = TinyVLAConfig.for_env(LiberoEnv(assets="stand_in", image_size=64).spec, **options).instruction_length
+    length = TinyVLAConfig.for_env(
+        LiberoEnv(assets="stand_in", image_size=64).spec, **options
+    ).instruction_length
     instructions = [task.instruction for task in choose_tasks("+".join(STEP_LIMITS), None)]
     longest = max(instructions, key=lambda sentence: len(sentence.split()))
     ids = hash_words(longest, length=length, buckets=512)
@@ -48,4 +53,6 @@ def test_shipped_weights_feel_fingers_that_move_by_a_centimetre(repository: Path
 
     layer = load_policy(repository / "assets" / "tiny_vla_libero").proprioception[0]
     felt = layer.weight[:, 6:].abs().mean().item() * 0.01  # metres; columns of the two fingers
-    assert felt > 0.05  # without --fit-proprioception 0.002, and the policy could not tell whether it holds something
+    assert (
+        felt > 0.05
+    )  # without --fit-proprioception 0.002, and the policy could not tell whether it holds something

@@ -12,17 +12,46 @@ from hypothesis import strategies as st
 
 from envs.math.grading import Grader
 
-STYLES = [json.loads(line) for line in (Path(__file__).parent / "answer_styles.jsonl").read_text().splitlines()]
+STYLES = [
+    json.loads(line)
+    for line in (Path(__file__).parent / "answer_styles.jsonl").read_text().splitlines()
+]
 TUNING = [case for case in STYLES if case["half"] == "tuning"]
 HALF = re.compile(r"tuning|held_out(_[0-9]+)?")
 KEYS = {"reference", "text", "right", "style", "source", "half"}
 HEDGES = (
-    *("maybe four", "or 4", "is wrong", "if it rains", "or so", "?", "I guess", "but not sure", "wait no", "and 4", "unless wrong"),
-    *("(or 4)", "/ 4.5", "perhaps", "probably not", ", 4", "to 4", "= 4", "plus one", "squared", "\\pm 1", "minus something"),
+    *(
+        "maybe four",
+        "or 4",
+        "is wrong",
+        "if it rains",
+        "or so",
+        "?",
+        "I guess",
+        "but not sure",
+        "wait no",
+        "and 4",
+        "unless wrong",
+    ),
+    *(
+        "(or 4)",
+        "/ 4.5",
+        "perhaps",
+        "probably not",
+        ", 4",
+        "to 4",
+        "= 4",
+        "plus one",
+        "squared",
+        "\\pm 1",
+        "minus something",
+    ),
 )
 MARKS = ("#### {}", "Answer: {}", "The answer is {}", "<answer>{}</answer>", "\\boxed{{{}}}")
 MARKED = st.tuples(st.integers(5, 10**6), st.sampled_from(MARKS))
-MANY = settings(derandomize=True, max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+MANY = settings(
+    derandomize=True, max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +67,9 @@ def is_right(grader, text, reference, question=""):
 
 @pytest.mark.parametrize("case", TUNING, ids=lambda case: f"{case['reference']} | {case['text']}")
 def test_style_is_graded_as_a_careful_reader_would(grader, case):
-    assert is_right(grader, case["text"], case["reference"], case.get("question", "")) is case["right"]
+    assert (
+        is_right(grader, case["text"], case["reference"], case.get("question", "")) is case["right"]
+    )
 
 
 def test_every_case_has_its_fields_and_stands_once():
@@ -73,13 +104,19 @@ def test_hedge_after_a_box_never_leaves_it_right(grader, marked, hedge):
     assert not is_right(grader, f"so \\boxed{{{marked[0]}}} {hedge}", str(marked[0]))
 
 
-@given(MARKED, st.integers(5, 10**6), st.sampled_from([" or ", ", ", " and ", " to ", "-", "; ", " then ", " = ", "\n", " versus "]))
+@given(
+    MARKED,
+    st.integers(5, 10**6),
+    st.sampled_from([" or ", ", ", " and ", " to ", "-", "; ", " then ", " = ", "\n", " versus "]),
+)
 @MANY
 def test_another_number_after_a_right_answer_never_leaves_it_right(grader, marked, other, joint):
     number, mark = marked
     if joint == "\n" and mark in MARKS[2:]:
         joint = " or\n"
-    assert other == number or not is_right(grader, mark.format(f"{number}{joint}{other}"), str(number))
+    assert other == number or not is_right(
+        grader, mark.format(f"{number}{joint}{other}"), str(number)
+    )
 
 
 @given(

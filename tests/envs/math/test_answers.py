@@ -56,13 +56,27 @@ def test_last_mark_counts(text, answer):
     assert marked_answer(text).text == answer
 
 
-@pytest.mark.parametrize("text", ["", "46", "the result is 46", "### 46", "answering 46", "So she sold 46.", "A: 42\nB: 43", "a: 42"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "46",
+        "the result is 46",
+        "### 46",
+        "answering 46",
+        "So she sold 46.",
+        "A: 42\nB: 43",
+        "a: 42",
+    ],
+)
 def test_text_without_a_mark_has_no_answer(text):
     assert marked_answer(text) is None
 
 
 @given(st.text(), st.integers(), st.sampled_from(["#### {}", "\\boxed{{{}}}", "Answer: {}"]))
-@settings(derandomize=True, max_examples=80, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(
+    derandomize=True, max_examples=80, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
 def test_a_number_that_is_marked_last_is_found_after_any_text(text, number, mark):
     assert marked_answer(text + "\n" + mark.format(number)).text == str(number)
 

@@ -26,7 +26,9 @@ def expressions(draw, depth=3):
 
 
 @given(expressions())
-@settings(derandomize=True, max_examples=80, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(
+    derandomize=True, max_examples=80, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
 def test_value_of_nested_expressions(expression):
     text, value = expression
     assert compute(text).value == value
@@ -51,7 +53,22 @@ def test_rules_of_arithmetic(text, value, numbers):
 @pytest.mark.parametrize(
     "text",
     [
-        *("", "1+", "(1", "1)", "1 2", "2**3", "9^9^9^9", "-1", "1/0", "1/(2-2)", "a", "1.5", "__import__('os')", "1;2"),
+        *(
+            "",
+            "1+",
+            "(1",
+            "1)",
+            "1 2",
+            "2**3",
+            "9^9^9^9",
+            "-1",
+            "1/0",
+            "1/(2-2)",
+            "a",
+            "1.5",
+            "__import__('os')",
+            "1;2",
+        ),
         *("(" * 10**6, "1+" * 10**6, "1" * 10**6, "\u0664+1", "\ud800"),
     ],
 )

@@ -10,9 +10,26 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from envs.math.expressions import compute
-from envs.math.generators import GENERATORS, GeneratedTask, distinct_questions, draw_question, held_out, prompt_row
+from envs.math.generators import (
+    GENERATORS,
+    GeneratedTask,
+    distinct_questions,
+    draw_question,
+    held_out,
+    prompt_row,
+)
 
-TASKS = ["sums-1", "sums-2", "sums-18", "modular-1", "modular-3", "countdown-2", "countdown-4", "word-sums-1", "word-sums-5"]
+TASKS = [
+    "sums-1",
+    "sums-2",
+    "sums-18",
+    "modular-1",
+    "modular-3",
+    "countdown-2",
+    "countdown-4",
+    "word-sums-1",
+    "word-sums-5",
+]
 SHARE = 0.15
 
 
@@ -32,7 +49,9 @@ def test_the_same_seed_asks_the_same_and_others_ask_otherwise(name):
 
 @pytest.mark.parametrize("name", TASKS)
 @given(train=st.integers(0, 2**32), heldout=st.integers(0, 2**32))
-@settings(derandomize=True, max_examples=30, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(
+    derandomize=True, max_examples=30, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
 def test_no_seed_brings_a_held_out_exercise_into_training(name, train, heldout):
     first, second = draw(name, train), draw(name, heldout, split="heldout")
     assert first.key != second.key
@@ -43,7 +62,12 @@ def test_no_seed_brings_a_held_out_exercise_into_training(name, train, heldout):
 def test_all_two_digit_sums_are_on_one_side_each_and_swapped_ones_on_the_same():
     task = GeneratedTask.of("sums-2")
     splits = {
-        split: {question.bare for question in distinct_questions(task, split=split, count=count, heldout_share=SHARE, seed=0)}
+        split: {
+            question.bare
+            for question in distinct_questions(
+                task, split=split, count=count, heldout_share=SHARE, seed=0
+            )
+        }
         for split, count in (("train", 5000), ("heldout", 1000))
     }
     assert not splits["train"] & splits["heldout"]
@@ -62,7 +86,9 @@ def test_sum_is_right(seed):
 @pytest.mark.parametrize("seed", range(30))
 def test_remainder_is_right(seed):
     question = draw("modular-2", seed)
-    a, b, c, modulus = map(int, re.fullmatch(r"\((\d+)\*(\d+)\+(\d+)\)%(\d+)=", question.bare).groups())
+    a, b, c, modulus = map(
+        int, re.fullmatch(r"\((\d+)\*(\d+)\+(\d+)\)%(\d+)=", question.bare).groups()
+    )
     assert int(question.truth) == (a * b + c) % modulus
 
 
@@ -132,12 +158,24 @@ def test_bare_question_is_graded_whole_and_worded_one_by_its_mark():
 
 
 def test_more_questions_than_there_are_is_answered():
-    with pytest.raises(ValueError, match=r"'sums-1' has hardly more than \d+ train questions at heldout_share=0\.15, not 101"):
-        distinct_questions(GeneratedTask.of("sums-1"), split="train", count=101, heldout_share=SHARE, seed=0)
+    with pytest.raises(
+        ValueError,
+        match=r"'sums-1' has hardly more than \d+ train questions at heldout_share=0\.15, not 101",
+    ):
+        distinct_questions(
+            GeneratedTask.of("sums-1"), split="train", count=101, heldout_share=SHARE, seed=0
+        )
 
 
 def test_all_one_digit_sums_are_a_hundred():
-    assert len(distinct_questions(GeneratedTask.of("sums-1"), split="train", count=100, heldout_share=0.0, seed=0)) == 100
+    assert (
+        len(
+            distinct_questions(
+                GeneratedTask.of("sums-1"), split="train", count=100, heldout_share=0.0, seed=0
+            )
+        )
+        == 100
+    )
 
 
 def test_held_out_questions_where_none_are_held_out_are_refused():

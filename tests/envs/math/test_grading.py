@@ -10,7 +10,16 @@ from hypothesis import strategies as st
 
 from envs.base import EpisodeFailed
 from envs.math.agreement import Comparison, equal_numbers
-from envs.math.grading import CORRECT, NO_ANSWER, TOO_HARD, TOO_LONG, WRONG, Grader, GradingFailed, check_truth
+from envs.math.grading import (
+    CORRECT,
+    NO_ANSWER,
+    TOO_HARD,
+    TOO_LONG,
+    WRONG,
+    Grader,
+    GradingFailed,
+    check_truth,
+)
 from envs.math.quantities import read_quantity
 from envs.worker_pool import WorkerKilled
 
@@ -109,7 +118,9 @@ TOWER = "9^{9^{9^9}}"
     [
         TOWER,
         "10!!!",
-        pytest.param("100000000!", marks=pytest.mark.slow),  # each costs a worker, which takes seconds to start anew
+        pytest.param(
+            "100000000!", marks=pytest.mark.slow
+        ),  # each costs a worker, which takes seconds to start anew
         pytest.param("100^{100^{100}}", marks=pytest.mark.slow),
         pytest.param("10^{10^{10}}", marks=pytest.mark.slow),
         pytest.param("\\binom{10000000}{5000000}", marks=pytest.mark.slow),
@@ -128,7 +139,10 @@ def test_towers_and_factorials_of_letters_are_wrong(grader, answer):
 
 
 def test_truth_that_cannot_be_compared_is_a_failure(grader):
-    with pytest.raises(GradingFailed, match=r"'7' could not be compared with '9\^.*: it used more than 2 s of processor time"):
+    with pytest.raises(
+        GradingFailed,
+        match=r"'7' could not be compared with '9\^.*: it used more than 2 s of processor time",
+    ):
         grade(grader, "#### 7", TOWER)
 
 
@@ -164,7 +178,9 @@ def test_failed_grading_is_a_failed_episode():
 
 
 @given(st.integers(-1000, 1000), st.integers(1, 60), st.integers(-1000, 1000), st.integers(1, 60))
-@settings(derandomize=True, max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(
+    derandomize=True, max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
 def test_what_is_decided_directly_is_decided_as_math_verify_would(grader, a, b, c, d):
     truth, answer = Fraction(a, b), f"{c / d:.9f}"
     direct = equal_numbers(truth, read_quantity(answer))
@@ -181,7 +197,9 @@ def test_plain_numbers_need_no_worker():
 def test_several_comparisons_share_few_workers(grader):
     async def all_of_them():
         texts = [f"\\boxed{{\\frac{{{n}}}{{{2 * n}}}}}" for n in range(1, 21)]
-        return await asyncio.gather(*(grader.grade(text, truth="\\frac{1}{2}", style="rule") for text in texts))
+        return await asyncio.gather(
+            *(grader.grade(text, truth="\\frac{1}{2}", style="rule") for text in texts)
+        )
 
     assert all(one.correct for one in asyncio.run(all_of_them()))
     assert len(grader._workers._alive) == 1

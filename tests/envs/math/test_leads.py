@@ -151,5 +151,7 @@ def test_grade_goes_by_the_words_around_the_number(grader, text, reference, righ
         ("#### 40%", "40", "", True),
     ],
 )
-def test_percent_sign_has_one_reading_at_most_for_a_reference(grader, text, reference, question, right):
+def test_percent_sign_has_one_reading_at_most_for_a_reference(
+    grader, text, reference, question, right
+):
     assert is_right(grader, text, reference, question) is right

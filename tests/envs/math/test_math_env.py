@@ -20,7 +20,9 @@ ROW = {
 }
 
 
-UNGRADABLE = ROW | {"reward_model": {"style": "rule", "ground_truth": "9^{9^{9^9}}"}}  # not even against itself
+UNGRADABLE = ROW | {
+    "reward_model": {"style": "rule", "ground_truth": "9^{9^{9^9}}"}
+}  # not even against itself
 
 
 def play(env, *texts, seed=0, options=None):
@@ -90,7 +92,10 @@ def test_answers_of_the_wrong_number_are_refused():
 
 def test_splits_have_no_question_in_common():
     questions = {
-        split: {asked(play(MathEnv(tasks=["sums-1"]), seed=seed, options={"split": split})[0]) for seed in range(200)}
+        split: {
+            asked(play(MathEnv(tasks=["sums-1"]), seed=seed, options={"split": split})[0])
+            for seed in range(200)
+        }
         for split in ("train", "heldout")
     }
     assert len(questions["train"]) > 50
@@ -101,7 +106,12 @@ def test_splits_have_no_question_in_common():
 def test_row_of_ones_own_is_asked_and_graded():
     (observation, info), step = play(MathEnv(), "so \\boxed{0.5}", options={"row": ROW})
     assert observation["messages"] == ROW["prompt"]
-    assert info == {"task": "mine", "data_source": "mine", "ground_truth": "\\frac{1}{2}", "graded": True}
+    assert info == {
+        "task": "mine",
+        "data_source": "mine",
+        "ground_truth": "\\frac{1}{2}",
+        "graded": True,
+    }
     assert step[1] == 1.0
 
 
@@ -109,8 +119,14 @@ def test_row_of_ones_own_is_asked_and_graded():
     ("row", "sentence"),
     [
         ({}, "column 'data_source' is missing"),
-        (ROW | {"reward_model": {"style": "rule", "ground_truth": None}}, "ground_truth must be text"),
-        (ROW | {"reward_model": {"style": "model", "ground_truth": "1"}}, "'model' is not graded here"),
+        (
+            ROW | {"reward_model": {"style": "rule", "ground_truth": None}},
+            "ground_truth must be text",
+        ),
+        (
+            ROW | {"reward_model": {"style": "model", "ground_truth": "1"}},
+            "'model' is not graded here",
+        ),
         ("What is 1 + 1?", "must be a row with the prompt columns, got str"),
     ],
 )
@@ -150,7 +166,12 @@ def test_rows_of_a_file_that_nobody_grades_are_asked_where_somebody_else_decides
 
 def file_of(path, count=40, **changes):
     rows = [
-        PromptRow(f"source {n % 2}", (message("user", f"What is {n} + 1?"),), str(n + 1), **{"style": "rule"} | changes)
+        PromptRow(
+            f"source {n % 2}",
+            (message("user", f"What is {n} + 1?"),),
+            str(n + 1),
+            **{"style": "rule"} | changes,
+        )
         for n in range(count)
     ]
     write_prompts(path, rows)
@@ -164,7 +185,10 @@ def test_rows_of_a_file_are_asked_by_source_and_split(tmp_path, name):
     seen = {}
     for split in ("train", "heldout"):
         env = MathEnv(files=[file], tasks=["source 1"], heldout_share=0.3)
-        seen[split] = {int(solve(asked(play(env, seed=seed, options={"split": split})[0]))) - 1 for seed in range(150)}
+        seen[split] = {
+            int(solve(asked(play(env, seed=seed, options={"split": split})[0]))) - 1
+            for seed in range(150)
+        }
     assert seen["train"] | seen["heldout"] == set(range(1, 40, 2))
     assert not seen["train"] & seen["heldout"]
 
@@ -184,13 +208,17 @@ def test_file_that_is_written_anew_is_read_anew(tmp_path):
 
 def test_split_of_a_file_without_rows_is_told(tmp_path):
     file = file_of(tmp_path / "rows.jsonl", count=2)
-    with pytest.raises(ValueError, match=r"None of the 1 rows of 'source 0' is a heldout one at heldout_share=0\.0"):
+    with pytest.raises(
+        ValueError, match=r"None of the 1 rows of 'source 0' is a heldout one at heldout_share=0\.0"
+    ):
         play(MathEnv(files=file, heldout_share=0.0), options={"split": "heldout"})
 
 
 def test_row_of_a_file_that_nobody_grades_is_told_with_its_place(tmp_path):
     file = file_of(tmp_path / "rows.jsonl", count=1, style="model")
-    with pytest.raises(ValueError, match=r"rows\.jsonl, line 1: .*'model' is not graded here.*Correct the row"):
+    with pytest.raises(
+        ValueError, match=r"rows\.jsonl, line 1: .*'model' is not graded here.*Correct the row"
+    ):
         play(MathEnv(files=file, heldout_share=0.0))
 
 
@@ -212,7 +240,9 @@ def test_argument_that_cannot_work_is_refused(arguments, sentence):
 
 
 def test_unknown_source_of_a_file_is_answered(tmp_path):
-    with pytest.raises(ValueError, match="has the data_source 'gsm8k'; there are: source 0, source 1"):
+    with pytest.raises(
+        ValueError, match="has the data_source 'gsm8k'; there are: source 0, source 1"
+    ):
         MathEnv(files=file_of(tmp_path / "rows.jsonl"), tasks=["gsm8k"])
 
 
@@ -235,26 +265,50 @@ def test_grading_that_fails_ends_the_episode_without_a_reward():
 
 def test_tower_of_powers_is_a_wrong_answer_and_no_failure():
     step = play(MathEnv(grading_cpu_s=1.0), "\\boxed{9^{9^{9^9}}}", options={"row": ROW})[1]
-    assert (step[1], step[4]["success"], step[4]["verdict"]) == (0.0, False, "answer too hard to compare")
+    assert (step[1], step[4]["success"], step[4]["verdict"]) == (
+        0.0,
+        False,
+        "answer too hard to compare",
+    )
 
 
 def test_words_of_the_question_may_stand_after_the_number():
     asked_for_clips = ROW | {
-        "prompt": [{"role": "user", "content": "How many clips did Natalia sell altogether on the market?"}],
+        "prompt": [
+            {"role": "user", "content": "How many clips did Natalia sell altogether on the market?"}
+        ],
         "reward_model": {"style": "rule", "ground_truth": "72"},
     }
-    assert play(MathEnv(), "#### 72 clips on the market", options={"row": asked_for_clips})[1][1] == 1.0
-    assert play(MathEnv(), "#### 72 clips in a museum", options={"row": asked_for_clips})[1][1] == 0.0
+    assert (
+        play(MathEnv(), "#### 72 clips on the market", options={"row": asked_for_clips})[1][1]
+        == 1.0
+    )
+    assert (
+        play(MathEnv(), "#### 72 clips in a museum", options={"row": asked_for_clips})[1][1] == 0.0
+    )
 
 
 async def episodes_behind_a_server(count, *, failing):
     """Outcomes of episodes of sums, and of the rows whose seeds are in `failing`, which nobody can grade; statistics of the pool."""
-    async with EnvPool("math", {"grading_cpu_s": 1.0}, num_servers=1, envs_per_server=8, cluster="local", deadline_s=120.0) as pool:
+    async with EnvPool(
+        "math",
+        {"grading_cpu_s": 1.0},
+        num_servers=1,
+        envs_per_server=8,
+        cluster="local",
+        deadline_s=120.0,
+    ) as pool:
 
         async def episode(seed):
             async with pool.slot() as slot:
-                observation, _ = await slot.reset(seed=seed, options={"row": UNGRADABLE} if seed in failing else {})
-                text = "\\boxed{1}" if seed in failing else solve(observation["messages"][0]["content"])
+                observation, _ = await slot.reset(
+                    seed=seed, options={"row": UNGRADABLE} if seed in failing else {}
+                )
+                text = (
+                    "\\boxed{1}"
+                    if seed in failing
+                    else solve(observation["messages"][0]["content"])
+                )
                 return await slot.step_chunk([text])
 
         outcomes = await asyncio.gather(*map(episode, range(count)), return_exceptions=True)
@@ -270,6 +324,8 @@ def test_many_light_environments_run_behind_one_server():
 @pytest.mark.slow  # starts a grader, which imports sympy, for every replay
 def test_episode_that_cannot_be_graded_is_counted_as_failed_and_the_others_go_on():
     outcomes, stats = asyncio.run(episodes_behind_a_server(30, failing=(3,)))
-    assert [number for number, outcome in enumerate(outcomes) if isinstance(outcome, SimulationFailed)] == [3]
+    assert [
+        number for number, outcome in enumerate(outcomes) if isinstance(outcome, SimulationFailed)
+    ] == [3]
     assert all(outcome[1] == 1.0 for number, outcome in enumerate(outcomes) if number != 3)
     assert stats["env/failures"] == 1

@@ -63,9 +63,46 @@ def test_quantity_is_read_exactly(text, number):
 @pytest.mark.parametrize(
     "text",
     [
-        *("", "$", "-", ".", "x", "4 x", "2 pi", "46 or 47", "46, 47", "1/0", "0x1f", "1_000", "3 maybe four", "3 is wrong"),
-        *("3 if wrong then four", "3 point five", "3 squared", "3 less than that", "3 halves", "3 or so", "3 and a half", "3:30"),
-        *("nan", "inf", "9^9", "\u0664\u0662", "\uff14\uff12", "three four", "3 iffy", "3 times x", "3 and", "3 fifths", "3m", "4\u200b6"),
+        *(
+            "",
+            "$",
+            "-",
+            ".",
+            "x",
+            "4 x",
+            "2 pi",
+            "46 or 47",
+            "46, 47",
+            "1/0",
+            "0x1f",
+            "1_000",
+            "3 maybe four",
+            "3 is wrong",
+        ),
+        *(
+            "3 if wrong then four",
+            "3 point five",
+            "3 squared",
+            "3 less than that",
+            "3 halves",
+            "3 or so",
+            "3 and a half",
+            "3:30",
+        ),
+        *(
+            "nan",
+            "inf",
+            "9^9",
+            "\u0664\u0662",
+            "\uff14\uff12",
+            "three four",
+            "3 iffy",
+            "3 times x",
+            "3 and",
+            "3 fifths",
+            "3m",
+            "4\u200b6",
+        ),
     ],
 )
 def test_anything_else_is_no_quantity(text):
@@ -97,7 +134,9 @@ def test_units_agree_where_they_do_not_contradict(first, second, agree):
     assert same_units(read_quantity(first), read_quantity(second)) is agree
 
 
-@pytest.mark.parametrize("truth", ["1,2", "1, 2", "3,5", "x", "\\frac{\\sqrt{3}}{2}", "(1, 2)", "3 or 4"])
+@pytest.mark.parametrize(
+    "truth", ["1,2", "1, 2", "3,5", "x", "\\frac{\\sqrt{3}}{2}", "(1, 2)", "3 or 4"]
+)
 def test_reference_that_may_be_a_list_or_an_expression_is_no_number(truth):
     assert truth_quantity(truth) is None
 
@@ -109,12 +148,22 @@ def test_no_unit_is_a_word_that_changes_a_number():
 
 @given(
     st.integers(-(10**9), 10**9),
-    st.sampled_from(sorted(CHANGING - {"times", "hundred", "thousand", "million", "billion", "trillion", "dozen"})),
+    st.sampled_from(
+        sorted(
+            CHANGING - {"times", "hundred", "thousand", "million", "billion", "trillion", "dozen"}
+        )
+    ),
 )
 @settings(derandomize=True, max_examples=400, deadline=None)
 def test_word_that_changes_a_number_never_stands_after_one(number, word):
     assert read_quantity(f"{number} {word}") is None
-    assert read_quantity(f"{number} {word} apples") is None or word in ("more", "fewer", "less", "additional", "extra")
+    assert read_quantity(f"{number} {word} apples") is None or word in (
+        "more",
+        "fewer",
+        "less",
+        "additional",
+        "extra",
+    )
 
 
 @given(st.text(max_size=40))

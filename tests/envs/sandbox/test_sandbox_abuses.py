@@ -42,8 +42,14 @@ ABUSES = {
     ),
     # memory
     "one large allocation": ("x = bytearray(100 * 2**20)\nprint('through')", {FINISHED}),
-    "many small allocations": ("x = []\nfor n in range(200): x.append(bytes([n]) * 2**20)\nprint('through')", {FINISHED, MEMORY}),
-    "memory that is mapped": ("import mmap\nx = mmap.mmap(-1, 100 * 2**20)\nprint('through')", {FINISHED}),
+    "many small allocations": (
+        "x = []\nfor n in range(200): x.append(bytes([n]) * 2**20)\nprint('through')",
+        {FINISHED, MEMORY},
+    ),
+    "memory that is mapped": (
+        "import mmap\nx = mmap.mmap(-1, 100 * 2**20)\nprint('through')",
+        {FINISHED},
+    ),
     "memory in many processes": (
         "import os, time\nfor _ in range(6):\n    if os.fork() == 0:\n"
         "        x = bytearray(b'x' * (20 * 2**20)); time.sleep(6); os._exit(0)\n"
@@ -58,14 +64,23 @@ ABUSES = {
     ),
     "a number without end": ("x = 9 ** 9 ** 9\nprint('through')", OUT_OF_TIME | {FINISHED}),
     # disk
-    "fill the disk": ("for n in range(20): open(f'/tmp/{n}', 'wb').write(b'x' * 2**20)\nprint('through')", {FINISHED}),
+    "fill the disk": (
+        "for n in range(20): open(f'/tmp/{n}', 'wb').write(b'x' * 2**20)\nprint('through')",
+        {FINISHED},
+    ),
     "one large file": ("open('/tmp/x', 'wb').truncate(100 * 2**20)\nprint('through')", {FINISHED}),
-    "many files": ("import time\nfor n in range(5000): open(f'/tmp/{n}', 'w').close()\ntime.sleep(1)\nprint('through')", {FILES}),
+    "many files": (
+        "import time\nfor n in range(5000): open(f'/tmp/{n}', 'w').close()\ntime.sleep(1)\nprint('through')",
+        {FILES},
+    ),
     "many folders in each other": (
         "import os, time\nfor n in range(5000): os.mkdir('d'); os.chdir('d')\ntime.sleep(1)\nprint('through')",
         {FILES},
     ),
-    "many descriptors": ("import os\nx = [os.pipe() for _ in range(500)]\nprint('through')", {FINISHED}),
+    "many descriptors": (
+        "import os\nx = [os.pipe() for _ in range(500)]\nprint('through')",
+        {FINISHED},
+    ),
     # time
     "a loop without end": ("while True: pass", OUT_OF_TIME),
     "a loop that ignores the signal for it": (
@@ -73,11 +88,23 @@ ABUSES = {
         "for s in (signal.SIGXCPU, signal.SIGTERM, signal.SIGINT, signal.SIGALRM): signal.signal(s, signal.SIG_IGN)\nwhile True: pass",
         OUT_OF_TIME,
     ),
-    "a match without end": ("import re\nre.match('(a+)+$', 'a' * 40 + 'b')\nprint('through')", OUT_OF_TIME),
+    "a match without end": (
+        "import re\nre.match('(a+)+$', 'a' * 40 + 'b')\nprint('through')",
+        OUT_OF_TIME,
+    ),
     # output
-    "gigabytes of output": ("import sys\nfor _ in range(10_000): sys.stdout.write('x' * 100_000)\nprint('through')", {OUTPUT}),
-    "gigabytes of errors": ("import sys\nfor _ in range(10_000): sys.stderr.write('x' * 100_000)\nprint('through')", {OUTPUT}),
-    "output just above the bound": ("import os\nos.write(1, b'x' * 60_000)\nos.write(1, b'x' * 60_000)\nprint('through')", {OUTPUT}),
+    "gigabytes of output": (
+        "import sys\nfor _ in range(10_000): sys.stdout.write('x' * 100_000)\nprint('through')",
+        {OUTPUT},
+    ),
+    "gigabytes of errors": (
+        "import sys\nfor _ in range(10_000): sys.stderr.write('x' * 100_000)\nprint('through')",
+        {OUTPUT},
+    ),
+    "output just above the bound": (
+        "import os\nos.write(1, b'x' * 60_000)\nos.write(1, b'x' * 60_000)\nprint('through')",
+        {OUTPUT},
+    ),
     "output by a process that stays": (
         "import os, sys\nif os.fork() == 0:\n    for _ in range(10_000): os.write(1, b'x' * 50_000)\n"
         "    os._exit(0)\nos.wait()\nprint('through')",
@@ -89,8 +116,14 @@ ABUSES = {
         "import sys\nsys.setrecursionlimit(10**9)\nclass A:\n    def __repr__(self): return repr(self)\nrepr(A())\nprint('through')",
         {FINISHED} | OUT_OF_TIME,
     ),
-    "a program that is nested too deeply": ("(" * 5000 + ")" * 5000 + "\nprint('through')", {FINISHED}),
-    "a crash of the interpreter": ("import ctypes\nctypes.string_at(0)\nprint('through')", {FINISHED}),
+    "a program that is nested too deeply": (
+        "(" * 5000 + ")" * 5000 + "\nprint('through')",
+        {FINISHED},
+    ),
+    "a crash of the interpreter": (
+        "import ctypes\nctypes.string_at(0)\nprint('through')",
+        {FINISHED},
+    ),
     "abort": ("import os\nos.abort()", {FINISHED}),
     "no program at all": ("\0", {FINISHED}),
     "a program of another encoding": ("# coding: rot13\ncevag('guebhtu')\n1/0", {FINISHED}),
@@ -170,12 +203,16 @@ def test_files_of_a_test_are_gone_in_the_next(small):
         "open('/tmp/a/b/c', 'w').write('x')\nos.symlink('/dev', '/tmp/d')\n"
     )
     program += "os.chmod('/tmp/a/b', 0)\nos.chmod('/tmp', 0)\n"
-    assert [execution.output for execution in executions(small, program, (b"", b"", b""))] == [b"[]\n"] * 3
+    assert [execution.output for execution in executions(small, program, (b"", b"", b""))] == [
+        b"[]\n"
+    ] * 3
 
 
 def test_variables_of_a_test_are_gone_in_the_next(small):
     program = "import json\nprint(getattr(json, 'left', None))\njson.left = 1\n"
-    assert [execution.output for execution in executions(small, program, (b"", b""))] == [b"None\n"] * 2
+    assert [execution.output for execution in executions(small, program, (b"", b""))] == [
+        b"None\n"
+    ] * 2
 
 
 def test_keeper_that_cannot_clean_up_fails_the_program_not_the_service(small, seven):
@@ -189,7 +226,11 @@ def test_keeper_that_cannot_clean_up_fails_the_program_not_the_service(small, se
 def test_time_of_all_tests_is_bounded(seven):
     sandbox = make_sandbox("bubblewrap", limits=replace(SMALL, total_s=1.0))
     begin = time.monotonic()
-    result = verdict(sandbox, problem(inputs=["1"] * 20, outputs=["1"] * 19 + ["2"]), "import time\ntime.sleep(0.3)\nprint(1)")
+    result = verdict(
+        sandbox,
+        problem(inputs=["1"] * 20, outputs=["1"] * 19 + ["2"]),
+        "import time\ntime.sleep(0.3)\nprint(1)",
+    )
     assert result.passed < 8 and not result.success
     assert "out of time" in result.sentence or "not run" in result.sentence
     assert time.monotonic() - begin < START_S

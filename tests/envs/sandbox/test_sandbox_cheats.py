@@ -75,7 +75,9 @@ PRINT_CHEATS = {
 @pytest.fixture(scope="module")
 def parity():
     """Prints whether a number is odd or even."""
-    return problem(inputs=["1\n", "2\n", "3\n", "4\n"], outputs=["odd\n", "even\n", "odd\n", "even\n"])
+    return problem(
+        inputs=["1\n", "2\n", "3\n", "4\n"], outputs=["odd\n", "even\n", "odd\n", "even\n"]
+    )
 
 
 @pytest.mark.parametrize("name", CALL_CHEATS)
@@ -110,9 +112,18 @@ def solve(v): return found
 def test_no_answer_is_anywhere_in_the_sandbox(small):
     """The program looks through all that it can reach; that it would find what is there is shown by the inputs."""
     answers = problem(inputs=[[1], [2]], outputs=[987650001, 987650002], function="solve")
-    inputs = problem(inputs=[[987650003], [987650004]], outputs=[["987650003", "987650004"], []], function="solve")
+    inputs = problem(
+        inputs=[[987650003], [987650004]],
+        outputs=[["987650003", "987650004"], []],
+        function="solve",
+    )
     assert verdict(small, answers, SEARCH).sentence == "test 1 of 2: wrong answer"
-    assert verdict(small, problem(inputs=[[1], [2]], outputs=[[], 987650002], function="solve"), SEARCH).passed == 1  # it found nothing
+    assert (
+        verdict(
+            small, problem(inputs=[[1], [2]], outputs=[[], 987650002], function="solve"), SEARCH
+        ).passed
+        == 1
+    )  # it found nothing
     assert verdict(small, inputs, SEARCH).passed == 1
 
 

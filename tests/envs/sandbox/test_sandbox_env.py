@@ -35,11 +35,17 @@ def test_environment_keeps_the_contract(env):
 
 def test_right_program_has_reward_1(env):
     row = problem(inputs=[[1], [2]], outputs=[8, 9], function="f").row.as_columns()
-    observation, first, (last, reward, terminated, truncated, info) = play(env, "```python\nf = lambda v: v + 7\n```", row=row)
+    observation, first, (last, reward, terminated, truncated, info) = play(
+        env, "```python\nf = lambda v: v + 7\n```", row=row
+    )
     assert observation == {"messages": [{"role": "user", "content": "?"}]}
     assert (first["task"], first["num_tests"]) == ("test", 2)
     assert (last, reward, terminated, truncated) == ({"messages": []}, 1.0, True, False)
-    assert (info["success"], info["reward_parts"], info["verdict"]) == (True, {"tests": 1.0}, "passed all 2 tests")
+    assert (info["success"], info["reward_parts"], info["verdict"]) == (
+        True,
+        {"tests": 1.0},
+        "passed all 2 tests",
+    )
 
 
 @pytest.mark.parametrize(
@@ -49,7 +55,10 @@ def test_right_program_has_reward_1(env):
         ("", "no program"),
         ("```python\n```", "no program"),
         ("solve = lambda v: 0", "test 1 of 10: wrong answer"),
-        ("print(5)", "test 1 of 10: exit status 1: AttributeError: module '__main__' has no attribute 'solve'"),
+        (
+            "print(5)",
+            "test 1 of 10: exit status 1: AttributeError: module '__main__' has no attribute 'solve'",
+        ),
     ],
 )
 @pytest.mark.parametrize("reward", ["all", "share"])
@@ -66,12 +75,21 @@ def test_the_best_constant_scores_0_on_the_default_tasks(small, split, reward):
     env = make_env("sandbox", wording="bare", reward=reward, limits=LIMITS)
 
     async def score(task):
-        row = draw_row(GeneratedTask.of(task), split=split, heldout_share=0.1, num_tests=10, wording="bare", seed=5)
+        row = draw_row(
+            GeneratedTask.of(task),
+            split=split,
+            heldout_share=0.1,
+            num_tests=10,
+            wording="bare",
+            seed=5,
+        )
         expected = json.loads(row.ground_truth)["outputs"]
         best = max(expected, key=expected.count)
         observation, _ = await env.reset(seed=5, options={"task": task, "split": split})
         assert observation["messages"] == list(row.prompt)
-        _, value, _, _, info = await env.step(f"print({best!r})" if task.startswith("lines") else f"solve=lambda v:{best!r}")
+        _, value, _, _, info = await env.step(
+            f"print({best!r})" if task.startswith("lines") else f"solve=lambda v:{best!r}"
+        )
         return value, info["success"], info["verdict"].startswith("test ")
 
     assert [asyncio.run(score(task)) for task in env.spec.tasks] == [(0.0, False, True)] * 4
@@ -81,13 +99,20 @@ def test_share_rewards_part_of_the_tests(small):
     env = make_env("sandbox", tasks=["numbers-2"], reward="share", limits=LIMITS)
     row = problem(inputs=[[1], [2], [3], [4]], outputs=[1, 2, 3, 0], function="f").row.as_columns()
     *_, (_, reward, _, _, info) = play(env, "f = lambda v: v", row=row)
-    assert (reward, info["tests_passed"], info["verdict"]) == (pytest.approx(2 / 3), 3, "test 4 of 4: wrong answer")
+    assert (reward, info["tests_passed"], info["verdict"]) == (
+        pytest.approx(2 / 3),
+        3,
+        "test 4 of 4: wrong answer",
+    )
 
 
 def test_seed_and_split_choose_the_problem(env):
     async def prompts():
         cases = ((1, "train"), (1, "train"), (2, "train"), (1, "heldout"))
-        return [(await env.reset(seed=seed, options={"split": split}))[0]["messages"][0]["content"] for seed, split in cases]
+        return [
+            (await env.reset(seed=seed, options={"split": split}))[0]["messages"][0]["content"]
+            for seed, split in cases
+        ]
 
     first, again, second, heldout = asyncio.run(prompts())
     assert first == again
@@ -130,7 +155,13 @@ def test_arguments_that_make_no_sense_are_refused(arguments, sentence):
         ({"split": "validation"}, "Unknown split"),
         ({"index": 1}, "Unknown reset option 'index'"),
         ({"row": {"prompt": "?"}}, "data_source"),
-        ({"row": problem(inputs=["1", "2"], outputs=["1", "2"]).row.as_columns() | {"reward_model": {"ground_truth": "5"}}}, "JSON object"),
+        (
+            {
+                "row": problem(inputs=["1", "2"], outputs=["1", "2"]).row.as_columns()
+                | {"reward_model": {"ground_truth": "5"}}
+            },
+            "JSON object",
+        ),
     ],
 )
 def test_options_that_make_no_sense_are_refused(env, options, sentence):
@@ -148,10 +179,14 @@ def test_pool_plays_episodes_side_by_side(small):
             await pool.close()
 
     async def play_one(pool, seed):
-        row = problem(inputs=[[1], [2]], outputs=[1 + seed, 2 + seed], function="f").row.as_columns()
+        row = problem(
+            inputs=[[1], [2]], outputs=[1 + seed, 2 + seed], function="f"
+        ).row.as_columns()
         async with pool.slot() as slot:
             await slot.reset(seed=seed, options={"row": row})
-            *_, terminated, _, info = await slot.step_chunk([f"f = lambda v: v + {seed if seed % 2 else 100}"])
+            *_, terminated, _, info = await slot.step_chunk(
+                [f"f = lambda v: v + {seed if seed % 2 else 100}"]
+            )
             return terminated, info["success"]
 
     assert asyncio.run(play_all()) == [(True, seed % 2 == 1) for seed in range(8)]

@@ -156,7 +156,9 @@ def outside(tmp_path_factory, repository):
         unix.bind(str(folder / "socket"))
         unix.listen()
         os.chmod(folder / "socket", 0o777)
-        victim = stack.enter_context(subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE))
+        victim = stack.enter_context(
+            subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+        )
         stack.callback(victim.kill)
         names = {
             "PORT": server.getsockname()[1],
@@ -165,7 +167,11 @@ def outside(tmp_path_factory, repository):
             "CHECKOUT": str(repository),
             "VICTIM": victim.pid,
             "PREFIX": sys.base_prefix,
-            "PACKAGES": [path for path in (*sys.path, f"{sys.base_prefix}/lib/python3.11/site-packages") if path.endswith("-packages")],
+            "PACKAGES": [
+                path
+                for path in (*sys.path, f"{sys.base_prefix}/lib/python3.11/site-packages")
+                if path.endswith("-packages")
+            ],
         }
         yield names, (server, unix), victim
 
@@ -222,8 +228,20 @@ def test_attempt_to_get_out_is_held(small, seven, outside, name):
 # Without walls the same programs do say `through`. Left out are those that would change this machine, and those that a host or a container
 # may forbid by itself (namespaces, counters, personalities).
 HARMLESS = (
-    *("connect to a server on this machine", "send a datagram", "connect to a unix socket", "talk to the kernel (netlink)"),
-    *("read a secret", "read /etc/passwd", "read the checkout", "climb out of the root", "read its own memory", "list /sys"),
+    *(
+        "connect to a server on this machine",
+        "send a datagram",
+        "connect to a unix socket",
+        "talk to the kernel (netlink)",
+    ),
+    *(
+        "read a secret",
+        "read /etc/passwd",
+        "read the checkout",
+        "climb out of the root",
+        "read its own memory",
+        "list /sys",
+    ),
     *("raise the limit on memory", "raise the limit on processor time", "make a file in memory"),
     *FINDINGS,
 )
@@ -248,16 +266,24 @@ def test_a_harmless_attempt_gets_through_where_there_are_no_walls(outside, name)
         unvisited(listener)  # takes the connection away
 
 
-@pytest.mark.parametrize(("name", "visited"), [("connect to a server on this machine", 0), ("connect to a unix socket", 1)])
+@pytest.mark.parametrize(
+    ("name", "visited"),
+    [("connect to a server on this machine", 0), ("connect to a unix socket", 1)],
+)
 def test_a_connection_that_got_through_is_seen_from_the_outside(outside, name, visited):
     names, listeners, _ = outside
     assert said_without_walls(attempt(name, names)) == "through\n"
-    assert [not unvisited(listener) for listener in listeners] == [number == visited for number in range(2)]
+    assert [not unvisited(listener) for listener in listeners] == [
+        number == visited for number in range(2)
+    ]
 
 
 def test_a_kill_that_got_through_is_seen_from_the_outside():
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as victim:
-        assert said_without_walls(attempt("kill a process outside", {"VICTIM": victim.pid})) == "through\n"
+        assert (
+            said_without_walls(attempt("kill a process outside", {"VICTIM": victim.pid}))
+            == "through\n"
+        )
         assert victim.wait() == -9
 
 

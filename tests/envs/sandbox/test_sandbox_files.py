@@ -21,7 +21,9 @@ APPS = {
 }
 APPS_CALL = {
     "question": "Add two numbers.",
-    "input_output": json.dumps({"fn_name": "add", "inputs": [[1, 2], [3, 4]], "outputs": [[3], [7]]}),
+    "input_output": json.dumps(
+        {"fn_name": "add", "inputs": [[1, 2], [3, 4]], "outputs": [[3], [7]]}
+    ),
     "starter_code": "class Solution:\n    def add(self, a, b):\n",
 }
 LIVE = {
@@ -43,7 +45,9 @@ CUT_OFF = base64.b64encode(zlib.compress(bytes(1000))[:-2]).decode()
 
 
 def write(path, *rows):
-    path.write_text("".join((row if isinstance(row, str) else json.dumps(row)) + "\n" for row in rows))
+    path.write_text(
+        "".join((row if isinstance(row, str) else json.dumps(row)) + "\n" for row in rows)
+    )
     return str(path)
 
 
@@ -61,11 +65,20 @@ def test_apps_with_a_method(tmp_path, small):
     assert verdict(small, asked, "class Solution:\n    def add(self, a, b): return a + b").success
 
 
-@pytest.mark.parametrize("pack", [json.dumps, lambda cases: packed(json.dumps(cases)), packed], ids=["plain", "packed text", "packed list"])
+@pytest.mark.parametrize(
+    "pack",
+    [json.dumps, lambda cases: packed(json.dumps(cases)), packed],
+    ids=["plain", "packed text", "packed list"],
+)
 def test_livecodebench(tmp_path, small, pack):
     cases = [{"input": "3\n4", "output": "7", "testtype": "functional"}]
-    (asked,) = read_problems(write(tmp_path / "a.jsonl", LIVE | {"private_test_cases": pack(cases)})).problems
-    assert (asked.function, [case.given for case in asked.cases]) == ("Solution.add", [b"[1, 2]", b"[3, 4]"])
+    (asked,) = read_problems(
+        write(tmp_path / "a.jsonl", LIVE | {"private_test_cases": pack(cases)})
+    ).problems
+    assert (asked.function, [case.given for case in asked.cases]) == (
+        "Solution.add",
+        [b"[1, 2]", b"[3, 4]"],
+    )
     assert verdict(small, asked, "class Solution:\n    def add(self, a, b): return a + b").success
 
 
@@ -74,7 +87,9 @@ def test_pickle_that_would_call_something_is_refused(tmp_path):
         def __reduce__(self):
             return os.mkdir, (str(tmp_path / "called"),)
 
-    with pytest.raises(ValueError, match=r"line 1: private_test_cases are neither .* it wants .*mkdir"):
+    with pytest.raises(
+        ValueError, match=r"line 1: private_test_cases are neither .* it wants .*mkdir"
+    ):
         read_problems(write(tmp_path / "a.jsonl", LIVE | {"private_test_cases": packed(Call())}))
     assert not (tmp_path / "called").exists()
 
@@ -82,7 +97,10 @@ def test_pickle_that_would_call_something_is_refused(tmp_path):
 @pytest.mark.parametrize("ending", ["jsonl", "parquet"])
 def test_prompt_columns(tmp_path, ending):
     truth = encoded_tests(inputs=[[1], [2]], outputs=[2, 3], function="f")
-    write_prompts(tmp_path / f"a.{ending}", [PromptRow("mine", (message("user", "Add one."),), truth, style="code", ability="code")])
+    write_prompts(
+        tmp_path / f"a.{ending}",
+        [PromptRow("mine", (message("user", "Add one."),), truth, style="code", ability="code")],
+    )
     (asked,) = read_problems(str(tmp_path / f"a.{ending}")).problems
     assert (asked.row.data_source, asked.function) == ("mine", "f")
 
@@ -91,7 +109,10 @@ def test_problems_that_cannot_be_judged_are_left_out_and_counted(tmp_path):
     constant = APPS | {"input_output": json.dumps({"inputs": ["1", "2"], "outputs": ["1", "1"]})}
     found = read_problems(write(tmp_path / "a.jsonl", APPS, constant, APPS | {"input_output": ""}))
     assert (len(found.problems), sum(found.dropped.values())) == (1, 2)
-    assert FileProblems([str(tmp_path / "a.jsonl")], tasks=None, heldout_share=0.0).dropped.total() == 2
+    assert (
+        FileProblems([str(tmp_path / "a.jsonl")], tasks=None, heldout_share=0.0).dropped.total()
+        == 2
+    )
 
 
 @pytest.mark.parametrize(
@@ -107,8 +128,14 @@ def test_problems_that_cannot_be_judged_are_left_out_and_counted(tmp_path):
         ([APPS | {"input_output": ""}], "no problem that can be judged"),
         ([LIVE | {"private_test_cases": "!"}], "line 1: private_test_cases are neither JSON nor"),
         ([LIVE | {"private_test_cases": "{}"}], "line 1: private_test_cases must be a list"),
-        ([LIVE | {"private_test_cases": BOMB}], "line 1: private_test_cases are cut off, or unpack to more than 268435456 bytes"),
-        ([LIVE | {"private_test_cases": CUT_OFF}], "line 1: private_test_cases are cut off, or unpack to more than"),
+        (
+            [LIVE | {"private_test_cases": BOMB}],
+            "line 1: private_test_cases are cut off, or unpack to more than 268435456 bytes",
+        ),
+        (
+            [LIVE | {"private_test_cases": CUT_OFF}],
+            "line 1: private_test_cases are cut off, or unpack to more than",
+        ),
     ],
 )
 def test_file_that_cannot_be_read_is_told(tmp_path, rows, sentence):
@@ -122,10 +149,15 @@ def test_missing_file_is_told(tmp_path):
 
 
 def test_splits_of_a_file_are_disjoint_and_complete(tmp_path):
-    file = write(tmp_path / "a.jsonl", *[APPS | {"question": f"Question {number}"} for number in range(40)])
+    file = write(
+        tmp_path / "a.jsonl", *[APPS | {"question": f"Question {number}"} for number in range(40)]
+    )
     problems = FileProblems([file], tasks=["apps"], heldout_share=0.3)
     asked = {
-        split: {problems.draw("apps", split=split, seed=seed).row.prompt[0]["content"] for seed in range(400)}
+        split: {
+            problems.draw("apps", split=split, seed=seed).row.prompt[0]["content"]
+            for seed in range(400)
+        }
         for split in ("train", "heldout")
     }
     assert not asked["train"] & asked["heldout"]

@@ -91,8 +91,13 @@ def libseccomp():
 @pytest.mark.parametrize("machine", ARCHITECTURES)
 def test_numbers_of_calls_are_those_of_libseccomp(libseccomp, machine):
     _, architecture = ARCHITECTURES[machine]
-    numbers = allowed_numbers(machine) | {name: entry[ARCHITECTURES[machine][0]] for name, entry in CHECKED_CALLS.items()}
-    theirs = {name: libseccomp.seccomp_syscall_resolve_name_arch(architecture, name.encode()) for name in numbers}
+    numbers = allowed_numbers(machine) | {
+        name: entry[ARCHITECTURES[machine][0]] for name, entry in CHECKED_CALLS.items()
+    }
+    theirs = {
+        name: libseccomp.seccomp_syscall_resolve_name_arch(architecture, name.encode())
+        for name in numbers
+    }
     assert numbers == theirs
 
 
@@ -106,12 +111,18 @@ def test_filter_is_a_program_that_the_kernel_takes(machine):
     """Instructions of 8 bytes, at most 4096 (BPF_MAXINSNS), no jump beyond the end, refusal as the last word."""
     program = list(struct.iter_unpack("=HBBI", syscall_filter(machine)))
     assert 100 < len(program) <= 4096
-    assert all(place + 1 + max(true, false) < len(program) for place, (code, true, false, _) in enumerate(program) if code != 0x06)
+    assert all(
+        place + 1 + max(true, false) < len(program)
+        for place, (code, true, false, _) in enumerate(program)
+        if code != 0x06
+    )
     assert program[-1] == (0x06, 0, 0, 0x00050000 | 38)  # ENOSYS
 
 
 def test_machine_without_a_table_is_refused():
-    with pytest.raises(RuntimeError, match="no table of system calls for riscv64; known: x86_64, aarch64"):
+    with pytest.raises(
+        RuntimeError, match="no table of system calls for riscv64; known: x86_64, aarch64"
+    ):
         syscall_filter("riscv64")
 
 
@@ -121,7 +132,10 @@ def test_walls_hold_when_tried(small):
 
 def test_missing_walls_are_noticed():
     """The same attempts without isolation, where most get through."""
-    with pytest.raises(RuntimeError, match=r"does not hold here\. In it a program can: .*read /etc/passwd; list /proc") as refusal:
+    with pytest.raises(
+        RuntimeError,
+        match=r"does not hold here\. In it a program can: .*read /etc/passwd; list /proc",
+    ) as refusal:
         check_isolation(NoIsolation(), SMALL)
     assert "open a socket" in str(refusal.value)
     assert "use memory above the limit" not in str(refusal.value)
@@ -129,7 +143,9 @@ def test_missing_walls_are_noticed():
 
 def test_one_missing_wall_is_noticed(small, monkeypatch):
     """A filter that allows everything: the calls that only it holds back get through."""
-    monkeypatch.setattr(isolation, "syscall_filter", lambda: struct.pack("=HBBI", 0x06, 0, 0, 0x7FFF0000))
+    monkeypatch.setattr(
+        isolation, "syscall_filter", lambda: struct.pack("=HBBI", 0x06, 0, 0, 0x7FFF0000)
+    )
     with pytest.raises(RuntimeError, match="does not hold here") as refusal:
         check_isolation(Bubblewrap(SMALL), SMALL)
     assert "open a socket" in str(refusal.value)
@@ -139,25 +155,35 @@ def test_one_missing_wall_is_noticed(small, monkeypatch):
 def test_machine_without_bubblewrap_is_refused_with_the_remedy(monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
     environment._tried_bubblewrap.cache_clear()
-    with pytest.raises(RuntimeError, match=r"not installed\. .*apt-get install bubblewrap.*env\.isolation=none"):
+    with pytest.raises(
+        RuntimeError, match=r"not installed\. .*apt-get install bubblewrap.*env\.isolation=none"
+    ):
         make_sandbox("bubblewrap", limits=SMALL)
     environment._tried_bubblewrap.cache_clear()
 
 
 def test_machine_without_namespaces_is_refused_with_bubblewraps_words(monkeypatch):
     with contextlib.ExitStack() as stack:
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))  # pytest's folders are closed to nobody
-        (folder / "bwrap").write_text("#!/bin/sh\necho 'bwrap: No permissions to create new namespace' >&2\nexit 1\n")
+        folder = Path(
+            stack.enter_context(tempfile.TemporaryDirectory())
+        )  # pytest's folders are closed to nobody
+        (folder / "bwrap").write_text(
+            "#!/bin/sh\necho 'bwrap: No permissions to create new namespace' >&2\nexit 1\n"
+        )
         for path in (folder, folder / "bwrap"):
             path.chmod(0o755)
         monkeypatch.setenv("PATH", f"{folder}:/usr/bin:/bin:/usr/sbin:/sbin")
-        stack.enter_context(pytest.raises(RuntimeError, match="No permissions to create new namespace"))
+        stack.enter_context(
+            pytest.raises(RuntimeError, match="No permissions to create new namespace")
+        )
         check_isolation(Bubblewrap(SMALL), SMALL)
 
 
 def test_without_isolation_programs_run_all_the_same():
     sandbox = make_sandbox("none", limits=SMALL)
-    first, second = executions(sandbox, "import os\nprint(os.path.exists('/etc/passwd'), input())", (b"1\n", b"2\n"))
+    first, second = executions(
+        sandbox, "import os\nprint(os.path.exists('/etc/passwd'), input())", (b"1\n", b"2\n")
+    )
     assert (first.output, second.output) == (b"True 1\n", b"True 2\n")
     (execution,) = executions(sandbox, "def f(a): return a[::-1]", (b'["abc"]',), "f")
     assert execution.output == b'"cba"'
@@ -183,7 +209,10 @@ atexit.register(print, "last")
 threading.Thread(target=print, args=("thread",)).start()
 """
     (execution,) = executions(small, program, ("gr\u00fc\u00dfe \U0001f600\n".encode(),))
-    assert execution.output.decode() == "__main__ Point(x=1) ['program.py'] gr\u00fc\u00dfe \U0001f600 0\nthread\nlast\n"
+    assert (
+        execution.output.decode()
+        == "__main__ Point(x=1) ['program.py'] gr\u00fc\u00dfe \U0001f600 0\nthread\nlast\n"
+    )
     assert execution.exit_status == 0
 
 
@@ -195,7 +224,11 @@ threading.Thread(target=print, args=("thread",)).start()
         ("raise SystemExit('words')", 1, b"words\n"),
         ("1 / 0", 1, b"ZeroDivisionError: division by zero\n"),
         ("x = (", 1, b"SyntaxError: '(' was never closed\n"),
-        ("import atexit\natexit.register(lambda: 1 / 0)", 0, b"ZeroDivisionError: division by zero\n"),
+        (
+            "import atexit\natexit.register(lambda: 1 / 0)",
+            0,
+            b"ZeroDivisionError: division by zero\n",
+        ),
     ],
 )
 def test_exit_status_is_that_of_python(small, program, status, errors):
@@ -208,7 +241,9 @@ def test_exit_status_is_that_of_python(small, program, status, errors):
 def test_megabytes_go_in_and_come_out(small):
     sandbox = make_sandbox("bubblewrap", limits=replace(SMALL, output_bytes=5_000_000))
     given = bytes(range(256)) * 16_000
-    (execution,) = executions(sandbox, "import sys\nsys.stdout.buffer.write(sys.stdin.buffer.read()[::-1])", (given,))
+    (execution,) = executions(
+        sandbox, "import sys\nsys.stdout.buffer.write(sys.stdin.buffer.read()[::-1])", (given,)
+    )
     assert execution.output == given[::-1]
 
 
@@ -219,14 +254,26 @@ def test_input_that_nobody_reads_is_no_fault(small):
 
 def test_sets_are_in_the_same_order_at_every_run(small):
     program = "print({'one', 'two', 'three', 'four', 'five'})"
-    assert len({execution.output for _ in range(2) for execution in executions(small, program, (b"", b""))}) == 1
+    assert (
+        len(
+            {
+                execution.output
+                for _ in range(2)
+                for execution in executions(small, program, (b"", b""))
+            }
+        )
+        == 1
+    )
 
 
 def test_packages_are_there_if_asked_for():
     limits = Limits()
     (execution,) = executions(make_sandbox("bubblewrap", limits=limits), "import numpy")
     assert execution.errors.endswith(b"ModuleNotFoundError: No module named 'numpy'\n")
-    (execution,) = executions(make_sandbox("bubblewrap", limits=limits, packages=("numpy",)), "import numpy\nprint(numpy.arange(3).sum())")
+    (execution,) = executions(
+        make_sandbox("bubblewrap", limits=limits, packages=("numpy",)),
+        "import numpy\nprint(numpy.arange(3).sum())",
+    )
     assert (execution.output, execution.errors) == (b"3\n", b"")
 
 
@@ -253,7 +300,9 @@ def test_cancelled_program_is_ended(name, small):
 
     async def cancel():
         async def run():
-            async with contextlib.aclosing(sandbox.run(Job("import time\ntime.sleep(60)", [b""]))) as found:
+            async with contextlib.aclosing(
+                sandbox.run(Job("import time\ntime.sleep(60)", [b""]))
+            ) as found:
                 return [execution async for execution in found]
 
         task = asyncio.create_task(run())
@@ -292,7 +341,9 @@ def test_sandbox_that_is_silent_is_told_with_its_deadline(monkeypatch):
                 yield launch._replace(command=["sh", "-c", "echo building >&2; exec sleep 100"])
 
     monkeypatch.setattr(local, "START_S", 0.5)
-    with pytest.raises(SandboxFailed, match=r"^The sandbox did not start within 0\.5 s: building\.$"):
+    with pytest.raises(
+        SandboxFailed, match=r"^The sandbox did not start within 0\.5 s: building\.$"
+    ):
         executions(LocalSandbox(Silent(), SMALL), "print(1)")
 
 
@@ -329,7 +380,9 @@ def test_machine_without_processes_left_is_no_verdict(small):
         @contextlib.contextmanager
         def launch(self):
             with super().launch() as launch:
-                bound = "import os, resource, sys; resource.setrlimit(resource.RLIMIT_NOFILE, (6, 6)); "
+                bound = (
+                    "import os, resource, sys; resource.setrlimit(resource.RLIMIT_NOFILE, (6, 6)); "
+                )
                 bound += "os.execv(sys.executable, [sys.executable, *sys.argv[1:]])"
                 yield launch._replace(command=[launch.command[0], "-c", bound, *launch.command[1:]])
 

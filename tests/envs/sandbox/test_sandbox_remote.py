@@ -13,7 +13,11 @@ from envs.sandbox import remote
 from envs.sandbox.limits import Ending, SandboxFailed
 from envs.sandbox.remote import RemoteSandbox
 
-STATUSES = {Ending.FINISHED: "Finished", Ending.WALL_TIME: "TimeLimitExceeded", Ending.CPU_TIME: "TimeLimitExceeded"}
+STATUSES = {
+    Ending.FINISHED: "Finished",
+    Ending.WALL_TIME: "TimeLimitExceeded",
+    Ending.CPU_TIME: "TimeLimitExceeded",
+}
 
 
 class Service(BaseHTTPRequestHandler):
@@ -38,7 +42,12 @@ class Service(BaseHTTPRequestHandler):
             "stderr": execution.errors.decode(errors="replace"),
         }
         success = finished and execution.exit_status == 0
-        answer = {"status": "Success" if success else "Failed", "message": "", "compile_result": None, "run_result": result}
+        answer = {
+            "status": "Success" if success else "Failed",
+            "message": "",
+            "compile_result": None,
+            "run_result": result,
+        }
         self.answer(200, json.dumps(answer | {"executor_pod_name": None, "files": {}}).encode())
 
     def answer(self, code, content):
@@ -66,8 +75,14 @@ def service(small, monkeypatch):
 
 
 def test_request_has_the_form_of_run_code(service):
-    (execution,) = executions(RemoteSandbox(service + "/", SMALL), "print(input() + '!')", (b"hello\n",))
-    assert (execution.ending, execution.exit_status, execution.output) == (Ending.FINISHED, 0, b"hello!\n")
+    (execution,) = executions(
+        RemoteSandbox(service + "/", SMALL), "print(input() + '!')", (b"hello\n",)
+    )
+    assert (execution.ending, execution.exit_status, execution.output) == (
+        Ending.FINISHED,
+        0,
+        b"hello!\n",
+    )
     assert Service.requests == [
         (
             "/run_code",
@@ -104,14 +119,18 @@ def test_right_programs_pass(service, seven):
     sandbox = RemoteSandbox(service, SMALL)
     assert verdict(sandbox, seven, "print('noise')\n" + RIGHT).success
     method = problem(inputs=[[1, 2], [3, 4]], outputs=[3, 7], function="Solution.add")
-    assert verdict(sandbox, method, "class Solution:\n    def add(self, a, b): return a + b").success
+    assert verdict(
+        sandbox, method, "class Solution:\n    def add(self, a, b): return a + b"
+    ).success
 
 
 def test_no_expected_answer_is_sent(service):
     animals = problem(inputs=[[1], [2]], outputs=["zebra", "quagga"], function="solve")
     verdict(RemoteSandbox(service, SMALL), animals, "def solve(v): return None")
     assert len(Service.requests) == 2
-    assert not any(answer in json.dumps(Service.requests) for answer in ("zebra", "quagga", "outputs"))
+    assert not any(
+        answer in json.dumps(Service.requests) for answer in ("zebra", "quagga", "outputs")
+    )
 
 
 def test_end_of_time_is_told(service):
@@ -150,10 +169,16 @@ def test_failure_of_the_service_is_tried_again(service, faults):
     [
         ([(503, b"")] * 3, 3, "503"),
         ([(404, b"")], 1, "404"),
-        ([(200, b'{"status": "SandboxError", "message": "out of executors"}')] * 3, 3, "out of executors"),
+        (
+            [(200, b'{"status": "SandboxError", "message": "out of executors"}')] * 3,
+            3,
+            "out of executors",
+        ),
     ],
 )
-def test_service_that_goes_on_failing_is_no_wrong_answer(service, seven, faults, requests, sentence):
+def test_service_that_goes_on_failing_is_no_wrong_answer(
+    service, seven, faults, requests, sentence
+):
     Service.faults = list(faults)
     with pytest.raises(SandboxFailed, match=sentence):
         verdict(RemoteSandbox(service, SMALL), seven, RIGHT)
@@ -161,7 +186,13 @@ def test_service_that_goes_on_failing_is_no_wrong_answer(service, seven, faults,
 
 
 @pytest.mark.parametrize(
-    "result", [[], {}, {"status": "Finished", "return_code": "none"}, {"status": "Finished", "execution_time": "long"}]
+    "result",
+    [
+        [],
+        {},
+        {"status": "Finished", "return_code": "none"},
+        {"status": "Finished", "execution_time": "long"},
+    ],
 )
 def test_result_of_another_form_is_no_wrong_answer(service, seven, result):
     Service.faults = [(200, json.dumps({"status": "Success", "run_result": result}).encode())]

@@ -90,14 +90,18 @@ def test_right_output_counts_only_if_the_program_finished(ending):
 
 
 def test_right_output_counts_only_with_exit_status_0():
-    execution = Execution(Ending.FINISHED, exit_status=1, output=b"[1, 2]", errors=b"Traceback\nValueError: x\n")
+    execution = Execution(
+        Ending.FINISHED, exit_status=1, output=b"[1, 2]", errors=b"Traceback\nValueError: x\n"
+    )
     assert fault_of(execution, CALLS.cases[0], CALLS) == "exit status 1: ValueError: x"
 
 
 def test_share_counts_from_the_best_constant():
     asked = problem(inputs=[[1], [2], [3], [4], [5]], outputs=[0, 0, 1, 2, 3], function="f")
     assert asked.best_constant == 2
-    assert [score(Verdict(passed, 5, ""), asked, "share") for passed in range(6)] == pytest.approx([0, 0, 0, 1 / 3, 2 / 3, 1])
+    assert [score(Verdict(passed, 5, ""), asked, "share") for passed in range(6)] == pytest.approx(
+        [0, 0, 0, 1 / 3, 2 / 3, 1]
+    )
     assert [score(Verdict(passed, 5, ""), asked, "all") for passed in (0, 4, 5)] == [0.0, 0.0, 1.0]
 
 

@@ -31,7 +31,10 @@ def run_in(namespace, *arguments, repository):
 @pytest.fixture(params=[SINGLE_USER, (*AS_NOBODY, *SINGLE_USER)], ids=["as we are", "as nobody"])
 def namespace(request, small):
     """How to enter the namespace; skipped where that is not allowed, or where this interpreter is closed to its user."""
-    if subprocess.run([*request.param, sys.executable, "-c", ""], capture_output=True).returncode != 0:
+    if (
+        subprocess.run([*request.param, sys.executable, "-c", ""], capture_output=True).returncode
+        != 0
+    ):
         pytest.skip("no user namespace can be made here, or its user cannot reach this interpreter")
     return request.param
 
@@ -43,7 +46,9 @@ def test_a_namespace_with_a_single_user_is_used(namespace, repository):
 
 @pytest.mark.slow
 def test_nothing_gets_out_in_a_namespace_with_a_single_user(namespace, repository):
-    files = [str(Path(__file__).with_name(f"test_sandbox_{name}.py")) for name in ("escapes", "abuses")]
+    files = [
+        str(Path(__file__).with_name(f"test_sandbox_{name}.py")) for name in ("escapes", "abuses")
+    ]
     with tempfile.TemporaryDirectory() as folder:  # pytest's own is closed to nobody
         os.chmod(folder, 0o777)
         options = ("-q", "-p", "no:cacheprovider", f"--basetemp={folder}/base")

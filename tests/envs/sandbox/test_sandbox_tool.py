@@ -10,7 +10,15 @@ from envs.tools.environment import ToolEnv
 from envs.tools.named_tools import make_toolsets
 
 # As `SMALL` of trials.py, by name as in a configuration, with time for a busy machine.
-LIMITS = {"cpu_s": 1, "wall_s": 100.0, "total_s": 100.0, "memory_bytes": 2**26, "processes": 8, "tmp_bytes": 2**22, "files": 64}
+LIMITS = {
+    "cpu_s": 1,
+    "wall_s": 100.0,
+    "total_s": 100.0,
+    "memory_bytes": 2**26,
+    "processes": 8,
+    "tmp_bytes": 2**22,
+    "files": 64,
+}
 OPEN_SOCKET = "import socket\ntry:\n    socket.socket()\nexcept OSError as error:\n    print('refused:', error)"
 LEAVE_TRACES = """
 import builtins, os
@@ -28,15 +36,27 @@ def answers_of(small):
         calls = [write_call(ToolCall("python", {"program": program})) for program in programs]
 
         async def episode():
-            env = ToolEnv(tools=[{"program": "envs.tools.sandboxed:sandboxed", **LIMITS}], max_turns=len(programs) + 1)
+            env = ToolEnv(
+                tools=[{"program": "envs.tools.sandboxed:sandboxed", **LIMITS}],
+                max_turns=len(programs) + 1,
+            )
             try:
                 await env.reset(seed=0)
-                results = [await env.step(turn) for turn in (["".join(calls)] if in_one_turn else calls)]
+                results = [
+                    await env.step(turn) for turn in (["".join(calls)] if in_one_turn else calls)
+                ]
                 _, _, terminated, _, info = await env.step("#### 0")
-                assert terminated and info["verdict"] in ("wrong", "correct")  # whatever happened, the episode went on
+                assert terminated and info["verdict"] in (
+                    "wrong",
+                    "correct",
+                )  # whatever happened, the episode went on
             finally:
                 await env.close()
-            return [message["content"] for observation, *_ in results for message in observation["messages"]]
+            return [
+                message["content"]
+                for observation, *_ in results
+                for message in observation["messages"]
+            ]
 
         return asyncio.run(episode())
 
@@ -63,12 +83,16 @@ def test_exception_is_told_as_text_after_what_was_printed(answers_of):
 
 
 def test_endless_loop_is_ended_and_told(answers_of):
-    assert answers_of("print('begun', flush=True)\nwhile True: pass") == ["begun\n(ended: out of processor time)"]
+    assert answers_of("print('begun', flush=True)\nwhile True: pass") == [
+        "begun\n(ended: out of processor time)"
+    ]
 
 
 @pytest.mark.parametrize("in_one_turn", [False, True])
 def test_each_call_has_a_fresh_namespace_process_and_folder(answers_of, in_one_turn):
-    assert answers_of("x = 41", "print(x + 1)", in_one_turn=in_one_turn)[1].endswith("NameError: name 'x' is not defined\n(exit status 1)")
+    assert answers_of("x = 41", "print(x + 1)", in_one_turn=in_one_turn)[1].endswith(
+        "NameError: name 'x' is not defined\n(exit status 1)"
+    )
     first, second = answers_of(LEAVE_TRACES, LEAVE_TRACES, in_one_turn=in_one_turn)
     assert (first, second) == ("False False", "False False")
 
@@ -77,9 +101,13 @@ def test_programs_run_side_by_side(small):
     """Four calls at once; each hears of its own program."""
 
     async def run():
-        (tool,) = make_toolsets([{"program": "envs.tools.sandboxed:sandboxed", **LIMITS}], deadline_s=1.0)
+        (tool,) = make_toolsets(
+            [{"program": "envs.tools.sandboxed:sandboxed", **LIMITS}], deadline_s=1.0
+        )
         try:
-            return await asyncio.gather(*(tool.call("python", {"program": f"print({number})"}) for number in range(4)))
+            return await asyncio.gather(
+                *(tool.call("python", {"program": f"print({number})"}) for number in range(4))
+            )
         finally:
             await tool.close()
 
@@ -88,7 +116,15 @@ def test_programs_run_side_by_side(small):
 
 def test_sandbox_that_breaks_down_fails_the_episode_and_is_no_answer():
     async def episode():
-        env = ToolEnv(tools=[{"program": "envs.tools.sandboxed:sandboxed", "isolation": "remote", "url": "http://127.0.0.1:9"}])
+        env = ToolEnv(
+            tools=[
+                {
+                    "program": "envs.tools.sandboxed:sandboxed",
+                    "isolation": "remote",
+                    "url": "http://127.0.0.1:9",
+                }
+            ]
+        )
         try:
             await env.reset(seed=0)
             await env.step(write_call(ToolCall("python", {"program": "print(1)"})))
@@ -96,7 +132,8 @@ def test_sandbox_that_breaks_down_fails_the_episode_and_is_no_answer():
             await env.close()
 
     with pytest.raises(
-        EpisodeFailed, match=r"Tool 'python' could not run a program: The sandbox service at http://127.0.0.1:9.*did not run"
+        EpisodeFailed,
+        match=r"Tool 'python' could not run a program: The sandbox service at http://127.0.0.1:9.*did not run",
     ):
         asyncio.run(episode())
 

@@ -13,7 +13,14 @@ from envs.text import message
 
 # Small, so that an abuse would not disturb the machine even if a wall had a hole.
 SMALL = Limits(
-    cpu_s=1, wall_s=10.0, total_s=20.0, memory_bytes=64 * MEBIBYTE, processes=8, tmp_bytes=4 * MEBIBYTE, files=64, output_bytes=100_000
+    cpu_s=1,
+    wall_s=10.0,
+    total_s=20.0,
+    memory_bytes=64 * MEBIBYTE,
+    processes=8,
+    tmp_bytes=4 * MEBIBYTE,
+    files=64,
+    output_bytes=100_000,
 )
 RIGHT = "def solve(v):\n    return v * 7 + 3\n"  # of the fixture `seven`
 
@@ -51,6 +58,9 @@ def _living():
     found = set()
     for process in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
-            if b"__sandbox__" in (process / "cmdline").read_bytes() and "State:\tZ" not in (process / "status").read_text():
+            if (
+                b"__sandbox__" in (process / "cmdline").read_bytes()
+                and "State:\tZ" not in (process / "status").read_text()
+            ):
                 found.add(int(process.name))
     return found

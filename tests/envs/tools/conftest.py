@@ -19,7 +19,10 @@ def tool_module(tmp_path, monkeypatch) -> str:
 @pytest.fixture
 def plain_server() -> dict[str, object]:
     """Command of an MCP server that starts quickly, see `plain_server.py`."""
-    return {"command": sys.executable, "args": ["-S", str(Path(__file__).with_name("plain_server.py"))]}
+    return {
+        "command": sys.executable,
+        "args": ["-S", str(Path(__file__).with_name("plain_server.py"))],
+    }
 
 
 @pytest.fixture

@@ -29,10 +29,19 @@ DETACHED = "import subprocess; print(subprocess.Popen(['sleep', '600'], start_ne
 def answer(method: str, tool: str, folder: Path | None) -> object:
     """The result of a request; None for one that this server does not know."""
     if method == "initialize":
-        return {"protocolVersion": "2025-06-18", "capabilities": {"tools": {}}, "serverInfo": {"name": "plain", "version": "1"}}
+        return {
+            "protocolVersion": "2025-06-18",
+            "capabilities": {"tools": {}},
+            "serverInfo": {"name": "plain", "version": "1"},
+        }
     if method == "tools/list":
         schema = {"type": "object", "properties": {}}
-        return {"tools": [{"name": name, "description": told, "inputSchema": schema} for name, told in TOOLS.items()]}
+        return {
+            "tools": [
+                {"name": name, "description": told, "inputSchema": schema}
+                for name, told in TOOLS.items()
+            ]
+        }
     if method != "tools/call":
         return None
     if tool == "die":
@@ -50,7 +59,12 @@ def answer(method: str, tool: str, folder: Path | None) -> object:
     if tool == "stay":
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
     if tool in ("detach", "stay"):
-        started = subprocess.run([sys.executable, "-S", "-c", DETACHED], capture_output=True, text=True, start_new_session=True)
+        started = subprocess.run(
+            [sys.executable, "-S", "-c", DETACHED],
+            capture_output=True,
+            text=True,
+            start_new_session=True,
+        )
         return {"content": [{"type": "text", "text": started.stdout.strip()}]}
     return {"content": [{"type": "text", "text": "hello"}]}
 
@@ -66,7 +80,11 @@ def main(folder: Path | None) -> None:
         if "id" not in request:
             continue
         result = answer(request["method"], request.get("params", {}).get("name", ""), folder)
-        outcome = {"error": {"code": -32601, "message": "Method not found"}} if result is None else {"result": result}
+        outcome = (
+            {"error": {"code": -32601, "message": "Method not found"}}
+            if result is None
+            else {"result": result}
+        )
         print(json.dumps({"jsonrpc": "2.0", "id": request["id"], **outcome}), flush=True)
     if signal.getsignal(signal.SIGTERM) is signal.SIG_IGN:
         time.sleep(600)

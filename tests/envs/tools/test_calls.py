@@ -8,20 +8,37 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from envs.tools.calls import MalformedCall, ToolCall, ToolDescription, announcement, read_calls, write_call
+from envs.tools.calls import (
+    MalformedCall,
+    ToolCall,
+    ToolDescription,
+    announcement,
+    read_calls,
+    write_call,
+)
 
 JSON = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.text(), lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner)
+    st.none() | st.booleans() | st.integers() | st.text(),
+    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
 )
 
 
-@given(st.lists(st.builds(ToolCall, st.text(), st.dictionaries(st.text(), JSON, max_size=3)), max_size=3), st.text(alphabet="ab \n{}\"'"))
-@settings(derandomize=True, max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    st.lists(
+        st.builds(ToolCall, st.text(), st.dictionaries(st.text(), JSON, max_size=3)), max_size=3
+    ),
+    st.text(alphabet="ab \n{}\"'"),
+)
+@settings(
+    derandomize=True, max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
 def test_written_calls_are_read_in_order_between_any_words(calls, words):
     assert read_calls(words + words.join(map(write_call, calls))) == calls
 
 
-@pytest.mark.parametrize("text", ["", "no call", "</tool_call>", '{"name": "add", "arguments": {}}', "< tool_call >{}"])
+@pytest.mark.parametrize(
+    "text", ["", "no call", "</tool_call>", '{"name": "add", "arguments": {}}', "< tool_call >{}"]
+)
 def test_text_without_an_opening_tag_has_no_calls(text):
     assert read_calls(text) == []
 
@@ -56,7 +73,10 @@ def test_malformed_call_says_what_is_wrong(block, reason):
     assert re.search(reason, call.reason)
 
 
-@pytest.mark.parametrize("text", ["<tool_call>" * 200_000, "<tool_call>" + "x" * 4_000_000, "<tool_call></tool_call>" * 100_000])
+@pytest.mark.parametrize(
+    "text",
+    ["<tool_call>" * 200_000, "<tool_call>" + "x" * 4_000_000, "<tool_call></tool_call>" * 100_000],
+)
 def test_megabytes_take_linear_time(text):
     began = time.process_time()
     read_calls(text)
@@ -69,7 +89,14 @@ def test_no_more_than_64_calls_are_read():
 
 def test_announcement_has_one_schema_a_line():
     schema = {"type": "object", "properties": {"first": {"type": "integer"}}}
-    lines = announcement([ToolDescription("add", "Add.", schema), ToolDescription("now", "Tell the time.", {})]).splitlines()
-    first, second = (json.loads(line) for line in lines[lines.index("<tools>") + 1 : lines.index("</tools>")])
-    assert first == {"type": "function", "function": {"name": "add", "description": "Add.", "parameters": schema}}
+    lines = announcement(
+        [ToolDescription("add", "Add.", schema), ToolDescription("now", "Tell the time.", {})]
+    ).splitlines()
+    first, second = (
+        json.loads(line) for line in lines[lines.index("<tools>") + 1 : lines.index("</tools>")]
+    )
+    assert first == {
+        "type": "function",
+        "function": {"name": "add", "description": "Add.", "parameters": schema},
+    }
     assert second["function"]["name"] == "now"

@@ -47,8 +47,14 @@ def test_schema_comes_from_signature_and_docstring(tools):
 
 def test_parameters_keep_their_names_whatever_they_are(tools):
     toolset = tools("listed")
-    assert set(described(toolset)["listed"].parameters["properties"]) == {"title", "schema", "_hidden"}
-    assert call(toolset, "listed", title="x", _hidden=2) == '{"title": "x", "schema": 1, "_hidden": 2}'
+    assert set(described(toolset)["listed"].parameters["properties"]) == {
+        "title",
+        "schema",
+        "_hidden",
+    }
+    assert (
+        call(toolset, "listed", title="x", _hidden=2) == '{"title": "x", "schema": 1, "_hidden": 2}'
+    )
 
 
 def test_results_come_back_as_text(tools):
@@ -65,7 +71,11 @@ def test_results_come_back_as_text(tools):
         ("add", {}, "wrong arguments: first: Field required"),
         ("add", {"first": "many"}, "wrong arguments: first: Input should be a valid integer"),
         ("add", {"first": 1, "third": 2}, "wrong arguments: third: Extra inputs are not permitted"),
-        ("shout", {"text": "x", "mark": "."}, "wrong arguments: mark: Input should be '!' or '\\?'"),
+        (
+            "shout",
+            {"text": "x", "mark": "."},
+            "wrong arguments: mark: Input should be '!' or '\\?'",
+        ),
         ("weekday", {"day": "someday"}, "wrong arguments: day"),
     ],
 )

@@ -42,10 +42,19 @@ def test_tools_are_described_and_called_and_their_errors_told(notes_server):
     async def play(tools):
         first = (await tools.descriptions())[0]
         answers = [await told(tools, "remember", note="a"), await told(tools, "remember", note="b")]
-        return first, answers, await told(tools, "remember"), await told(tools, "fail", reason="x"), await told(tools, "no_such")
+        return (
+            first,
+            answers,
+            await told(tools, "remember"),
+            await told(tools, "fail", reason="x"),
+            await told(tools, "no_such"),
+        )
 
     first, answers, missing, failed, unknown = with_tools(play, notes_server)
-    assert (first.name, first.description) == ("remember", "Keep a note, and tell how many there are.")
+    assert (first.name, first.description) == (
+        "remember",
+        "Keep a note, and tell how many there are.",
+    )
     assert first.parameters["required"] == ["note"]
     assert answers == ["1 notes", "2 notes"]
     assert missing.startswith("Error: ") and "Field required" in missing
@@ -56,9 +65,17 @@ def test_tools_are_described_and_called_and_their_errors_told(notes_server):
 @pytest.mark.parametrize("way", ["die", "babble"])
 def test_server_that_dies_in_mid_call_is_told_and_starts_anew(notes_server, way):
     async def play(tools):
-        return [await told(tools, "remember", note="a"), await told(tools, way), await told(tools, "remember", note="b")]
+        return [
+            await told(tools, "remember", note="a"),
+            await told(tools, way),
+            await told(tools, "remember", note="b"),
+        ]
 
-    assert with_tools(play, notes_server) == ["1 notes", "Error: its server died; it starts anew with the next call", "1 notes"]
+    assert with_tools(play, notes_server) == [
+        "1 notes",
+        "Error: its server died; it starts anew with the next call",
+        "1 notes",
+    ]
 
 
 def test_server_that_hangs_is_cut_off(notes_server):
@@ -67,10 +84,15 @@ def test_server_that_hangs_is_cut_off(notes_server):
         return await told(tools, "hang")
 
     answer = with_tools(play, notes_server, deadline_s=0.5)
-    assert answer == "Error: no answer within 0.5 s; its server was stopped, and starts anew with the next call"
+    assert (
+        answer
+        == "Error: no answer within 0.5 s; its server was stopped, and starts anew with the next call"
+    )
 
 
-@pytest.mark.parametrize(("fresh", "answers"), [(True, ["1 notes", "1 notes"]), (False, ["1 notes", "2 notes"])])
+@pytest.mark.parametrize(
+    ("fresh", "answers"), [(True, ["1 notes", "1 notes"]), (False, ["1 notes", "2 notes"])]
+)
 def test_episodes_share_nothing_unless_asked_to(notes_server, fresh, answers):
     async def play(tools):
         found = []
@@ -96,9 +118,18 @@ def complaint(command, **settings):
 @pytest.mark.parametrize(
     ("command", "words"),
     [
-        (["no-such-command"], "standard error:\n[Errno 2] No such file or directory: 'no-such-command'"),
-        (["false"], "'false' did not start: MCPError: Connection closed. It wrote nothing to its standard error."),
-        ([sys.executable, "-S", "-c", "import no_such_module"], "ModuleNotFoundError: No module named 'no_such_module'"),
+        (
+            ["no-such-command"],
+            "standard error:\n[Errno 2] No such file or directory: 'no-such-command'",
+        ),
+        (
+            ["false"],
+            "'false' did not start: MCPError: Connection closed. It wrote nothing to its standard error.",
+        ),
+        (
+            [sys.executable, "-S", "-c", "import no_such_module"],
+            "ModuleNotFoundError: No module named 'no_such_module'",
+        ),
     ],
 )
 def test_server_that_does_not_start_costs_an_episode_and_says_why(command, words):
@@ -112,11 +143,16 @@ def test_server_that_is_silent_is_waited_for_until_its_deadline():
     assert told.endswith("The end of its standard error:\nloading a large index")
 
 
-def test_server_that_dies_when_asked_for_its_tools_is_told_with_its_last_words(plain_server, tmp_path):
+def test_server_that_dies_when_asked_for_its_tools_is_told_with_its_last_words(
+    plain_server, tmp_path
+):
     path = tmp_path / "short_lived.py"
     source = Path(plain_server["args"][-1]).read_text()
     path.write_text(
-        source.replace('if method == "tools/list":', 'if method == "tools/list":\n        raise LookupError("the list is gone")')
+        source.replace(
+            'if method == "tools/list":',
+            'if method == "tools/list":\n        raise LookupError("the list is gone")',
+        )
     )
 
     async def play(tools):
@@ -125,7 +161,10 @@ def test_server_that_dies_when_asked_for_its_tools_is_told_with_its_last_words(p
         return str(caught.value)
 
     told = with_tools(play, {"command": sys.executable, "args": ["-S", str(path)]})
-    assert "short_lived.py' did not tell its tools: MCPError: Connection closed. The end of its standard error:" in told
+    assert (
+        "short_lived.py' did not tell its tools: MCPError: Connection closed. The end of its standard error:"
+        in told
+    )
     assert told.endswith("LookupError: the list is gone")
 
 
@@ -140,7 +179,9 @@ def test_of_megabytes_on_standard_error_the_end_is_told():
     program = "import sys; sys.stderr.write('x' * 8_000_000); raise LookupError('in the end')"
     told = complaint([sys.executable, "-S", "-c", program])
     assert told.endswith("LookupError: in the end")
-    assert len(told.partition("The end of its standard error:\n")[2]) == 1 + KEPT_BYTES - 1  # a sign of the cut, and no line break
+    assert (
+        len(told.partition("The end of its standard error:\n")[2]) == 1 + KEPT_BYTES - 1
+    )  # a sign of the cut, and no line break
 
 
 @pytest.mark.parametrize("tool", ["detach", "stay"])
@@ -174,32 +215,47 @@ def is_alive(pid):
 
 
 def test_lines_that_are_no_mcp_cost_one_warning_for_each_server(plain_server, tmp_path, caplog):
-    path = shutil.copy(plain_server["args"][-1], tmp_path / "chatty.py")  # a server that no other test has warned of
+    path = shutil.copy(
+        plain_server["args"][-1], tmp_path / "chatty.py"
+    )  # a server that no other test has warned of
 
     async def play(tools):
         return [await told(tools, "chatter") for _ in range(2)]
 
     for _ in range(2):
-        assert with_tools(play, {"command": sys.executable, "args": ["-S", str(path)]}) == ["hello", "hello"]
+        assert with_tools(play, {"command": sys.executable, "args": ["-S", str(path)]}) == [
+            "hello",
+            "hello",
+        ]
     (warning,) = caplog.records
     assert warning.levelname == "WARNING" and warning.exc_info is None
-    assert "chatty.py' writes to its standard output what is no MCP, first: 'loading'." in warning.getMessage()
+    assert (
+        "chatty.py' writes to its standard output what is no MCP, first: 'loading'."
+        in warning.getMessage()
+    )
 
 
 def test_notification_that_is_no_mcp_is_one_of_these_lines(plain_server, tmp_path, caplog):
     source = Path(plain_server["args"][-1]).read_text()
     notification = '{"jsonrpc": "2.0", "method": "notifications/progress", "params": {}}'
-    (tmp_path / "odd.py").write_text(source.replace("CHATTER = b'loading", f"CHATTER = b'{notification}"))
+    (tmp_path / "odd.py").write_text(
+        source.replace("CHATTER = b'loading", f"CHATTER = b'{notification}")
+    )
 
     async def play(tools):
         return await told(tools, "chatter")
 
-    assert with_tools(play, {"command": sys.executable, "args": ["-S", str(tmp_path / "odd.py")]}) == "hello"
+    assert (
+        with_tools(play, {"command": sys.executable, "args": ["-S", str(tmp_path / "odd.py")]})
+        == "hello"
+    )
     assert len(caplog.records) == 1 and caplog.records[0].exc_info is None
 
 
 def test_server_that_writes_something_else_and_dies_is_told_with_the_number_of_lines(tmp_path):
-    told = complaint([sys.executable, "-S", "-c", "print('one'); print('two'); raise SystemExit('no licence')"])
+    told = complaint(
+        [sys.executable, "-S", "-c", "print('one'); print('two'); raise SystemExit('no licence')"]
+    )
     assert "It wrote 2 lines to its standard output that are no MCP." in told
     assert told.endswith("The end of its standard error:\nno licence")
 
@@ -232,14 +288,21 @@ def test_of_an_error_stream_the_end_is_kept_also_after_it_was_closed():
         return [*found, stream.tail()]
 
     assert kept("a\n", "b\n") == ["", "a", "a\nb", "a\nb"]
-    assert kept("x" * 1999, "yz") == ["", "x" * 1999, "…" + "x" * 1998 + "yz", "…" + "x" * 1998 + "yz"]
+    assert kept("x" * 1999, "yz") == [
+        "",
+        "x" * 1999,
+        "…" + "x" * 1998 + "yz",
+        "…" + "x" * 1998 + "yz",
+    ]
 
 
 def test_a_process_never_waits_for_its_standard_error_to_be_read():
     program = "import sys; sys.stderr.write('x' * 8_000_000 + 'the end')"
     streams = [ErrorStream() for _ in range(3)]
     for stream in streams:
-        subprocess.run([sys.executable, "-S", "-c", program], stderr=stream.write_end, check=True)  # no event loop anywhere
+        subprocess.run(
+            [sys.executable, "-S", "-c", program], stderr=stream.write_end, check=True
+        )  # no event loop anywhere
         assert stream.tail() == "…" + "x" * (KEPT_BYTES - len("the end")) + "the end"
     assert len(reading_threads()) == 1
     for stream in streams:

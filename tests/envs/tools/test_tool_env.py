@@ -23,7 +23,11 @@ DEADLINE_S = 60.0  # of tools that do not hang: a busy machine may take its time
 @pytest.fixture(scope="module", autouse=True)
 def workers_that_outlive_one_environment():
     """A lease on the workers of functions with this deadline: else each test would start and end its own."""
-    pool = lease(WorkerSettings(target="envs.tools.signatures:call_function", num_workers=2, deadline_s=DEADLINE_S))
+    pool = lease(
+        WorkerSettings(
+            target="envs.tools.signatures:call_function", num_workers=2, deadline_s=DEADLINE_S
+        )
+    )
     yield
     release(pool)
 
@@ -60,10 +64,19 @@ def question(env_arguments, seed=0):
 def test_answer_found_with_a_tool_is_right():
     arguments = {"tasks": ["sums-6"], "wording": "bare"}
     expression = question(arguments).rstrip("=")
-    _, called, final = play(make(**arguments), f"Let me see. {compute(expression)}", str(calculator(expression)))
+    _, called, final = play(
+        make(**arguments), f"Let me see. {compute(expression)}", str(calculator(expression))
+    )
     assert called[0]["messages"] == [{"role": "tool", "content": calculator(expression)}]
     assert called[1:4] == (0.0, False, False)
-    assert called[4] == {"task": "sums-6", "success": False, "reward_parts": {}, "verdict": "tool call", "tool_calls": 1, "tool_errors": 0}
+    assert called[4] == {
+        "task": "sums-6",
+        "success": False,
+        "reward_parts": {},
+        "verdict": "tool call",
+        "tool_calls": 1,
+        "tool_errors": 0,
+    }
     assert final[1:4] == (1.0, True, False)
     assert final[4]["verdict"] == "correct"
 
@@ -90,14 +103,28 @@ def test_announcement_joins_a_system_message_that_is_there():
 
 
 def test_row_that_cannot_be_graded_has_tools_and_no_verdict_where_somebody_else_decides():
-    row = {"data_source": "mine", "prompt": [{"role": "user", "content": "Is 2+2 a nice sum?"}], "reward_model": {"style": "model"}}
+    row = {
+        "data_source": "mine",
+        "prompt": [{"role": "user", "content": "Is 2+2 a nice sum?"}],
+        "reward_model": {"style": "model"},
+    }
     with pytest.raises(ValueError, match="'model' is not graded here"):
         play(make(), options={"row": row})
     _, called, final = play(make(ungraded=True), compute("2+2"), "Very.", options={"row": row})
     assert (said(called), called[4]["success"]) == (["4"], None)
-    assert (final[1], final[2], final[4]["success"], final[4]["reward_parts"]) == (0.0, True, None, {})
+    assert (final[1], final[2], final[4]["success"], final[4]["reward_parts"]) == (
+        0.0,
+        True,
+        None,
+        {},
+    )
     _, cut = play(make(ungraded=True, max_turns=1), compute("2+2"), options={"row": row})
-    assert (cut[3], cut[4]["success"], cut[4]["reward_parts"], cut[4]["verdict"]) == (True, None, {}, "out of turns")
+    assert (cut[3], cut[4]["success"], cut[4]["reward_parts"], cut[4]["verdict"]) == (
+        True,
+        None,
+        {},
+        "out of turns",
+    )
 
 
 def test_several_calls_of_a_turn_are_answered_in_order():
@@ -109,8 +136,14 @@ def test_several_calls_of_a_turn_are_answered_in_order():
     ("text", "answer"),
     [
         ("<tool_call>{broken</tool_call>", r"Error: this is no tool call: it is not JSON"),
-        ('<tool_call>{"name": "no_such"}</tool_call>', r"Error: there is no tool 'no_such'; there are: calculator\."),
-        ('<tool_call>{"name": "calculator"}</tool_call>', r"Error: wrong arguments: expression: Field required\."),
+        (
+            '<tool_call>{"name": "no_such"}</tool_call>',
+            r"Error: there is no tool 'no_such'; there are: calculator\.",
+        ),
+        (
+            '<tool_call>{"name": "calculator"}</tool_call>',
+            r"Error: wrong arguments: expression: Field required\.",
+        ),
         (compute("1/0"), r"Error: NoExpression: division by zero\."),
     ],
 )
@@ -130,7 +163,9 @@ def test_tool_that_hangs_is_cut_off_and_the_episode_goes_on(tool_module):
 
 def test_long_answers_of_tools_are_cut(tool_module):
     env = make(tools=[f"{tool_module}:much"], max_tool_characters=10, tool_deadline_s=61.0)
-    assert said(play(env, write_call(ToolCall("much", {})))[1]) == ["xxxxxxxxxx… (99990 more characters)"]
+    assert said(play(env, write_call(ToolCall("much", {})))[1]) == [
+        "xxxxxxxxxx… (99990 more characters)"
+    ]
 
 
 def test_more_calls_than_allowed_are_refused():
@@ -169,7 +204,12 @@ def tokenizer(folder):
 
 
 @pytest.mark.parametrize(
-    ("text", "verdict"), [("#### " + "x" * 15, "wrong"), ("#### " + "x" * 16, "out of tokens"), ("\ud800" * 21, "out of tokens")]
+    ("text", "verdict"),
+    [
+        ("#### " + "x" * 15, "wrong"),
+        ("#### " + "x" * 16, "out of tokens"),
+        ("\ud800" * 21, "out of tokens"),
+    ],
 )
 def test_tokens_are_counted_with_the_models_tokenizer(tmp_path, text, verdict):
     env = make(max_tokens=20, tokenizer=tokenizer(tmp_path))
@@ -191,12 +231,18 @@ def test_budget_starts_anew_with_each_episode():
 
 
 def test_tools_of_an_mcp_server_are_called_from_an_episode(notes_server):
-    env = make(tools=[CALCULATOR, {"mcp": notes_server | {"deadline_s": 60.0, "start_deadline_s": 250.0}}])
+    env = make(
+        tools=[CALCULATOR, {"mcp": notes_server | {"deadline_s": 60.0, "start_deadline_s": 250.0}}]
+    )
     assert not env.spec.replayable
     remember = write_call(ToolCall("remember", {"note": "x"}))
     first, *called, final = play(env, remember, write_call(ToolCall("die", {})), remember, "#### 0")
     assert '"remember"' in said(first)[0]
-    assert [said(result)[0] for result in called] == ["1 notes", "Error: its server died; it starts anew with the next call.", "1 notes"]
+    assert [said(result)[0] for result in called] == [
+        "1 notes",
+        "Error: its server died; it starts anew with the next call.",
+        "1 notes",
+    ]
     assert final[2]
 
 
@@ -207,7 +253,11 @@ def test_mcp_server_that_is_not_there_fails_the_episode_and_is_no_wrong_answer()
 
 def test_mcp_server_that_does_not_come_back_costs_its_episode_and_no_other(plain_server, tmp_path):
     """Four episodes on one environment server. The tool server of one dies, and none starts any more: three have theirs already."""
-    mcp = plain_server | {"args": [*plain_server["args"], str(tmp_path)], "deadline_s": 60.0, "start_deadline_s": 250.0}
+    mcp = plain_server | {
+        "args": [*plain_server["args"], str(tmp_path)],
+        "deadline_s": 60.0,
+        "start_deadline_s": 250.0,
+    }
     arguments = {"tasks": ["sums-6"], "tools": [{"mcp": mcp}]}
     all_have_called = asyncio.Barrier(4)
 
@@ -216,20 +266,29 @@ def test_mcp_server_that_does_not_come_back_costs_its_episode_and_no_other(plain
             await slot.reset(seed=number)
             heard = [await slot.step_chunk([write_call(ToolCall("greet", {}))])]
             await all_have_called.wait()
-            heard.append(await slot.step_chunk([write_call(ToolCall("die" if number == 1 else "greet", {}))]))
+            heard.append(
+                await slot.step_chunk([write_call(ToolCall("die" if number == 1 else "greet", {}))])
+            )
             heard.append(await slot.step_chunk([write_call(ToolCall("greet", {}))]))
             return [said(result) for result in heard]
 
     async def run():
-        async with EnvPool("tools", arguments, num_servers=1, envs_per_server=4, cluster="local", deadline_s=280.0) as pool:
-            outcomes = await asyncio.gather(*(episode(pool, number) for number in range(4)), return_exceptions=True)
+        async with EnvPool(
+            "tools", arguments, num_servers=1, envs_per_server=4, cluster="local", deadline_s=280.0
+        ) as pool:
+            outcomes = await asyncio.gather(
+                *(episode(pool, number) for number in range(4)), return_exceptions=True
+            )
             return outcomes, pool.stats()
 
     (*fine, last), stats = asyncio.run(run())
     failed = fine.pop(1)
     assert [*fine, last] == [[["hello"]] * 3] * 3
     assert isinstance(failed, SimulationFailed)
-    assert re.search(r"ToolsMissing: The MCP server '.*plain_server\.py .*' did not start: MCPError: Connection closed", str(failed))
+    assert re.search(
+        r"ToolsMissing: The MCP server '.*plain_server\.py .*' did not start: MCPError: Connection closed",
+        str(failed),
+    )
     assert "the disk is gone" in str(failed)
     assert stats["env/failures"] == 1
     assert len(list(tmp_path.glob("start-*"))) == 4
@@ -242,7 +301,11 @@ def test_runner_of_programs_is_named_by_its_factory(monkeypatch, tmp_path):
     )
     monkeypatch.syspath_prepend(str(tmp_path))
     env = make(tools=[{"program": "tests_envs_echo:Echo", "mark": "!"}])
-    _, called, wrong = play(env, write_call(ToolCall("python", {"program": "print(1)"})), write_call(ToolCall("python", {"code": "1"})))
+    _, called, wrong = play(
+        env,
+        write_call(ToolCall("python", {"program": "print(1)"})),
+        write_call(ToolCall("python", {"code": "1"})),
+    )
     assert said(called) == ["print(1)!"]
     assert said(wrong) == ["Error: wrong arguments: it takes one, program, which must be text."]
 
@@ -256,7 +319,9 @@ def test_runner_that_cannot_run_programs_fails_the_episode(monkeypatch, tmp_path
 
     async def episode():
         await env.reset(seed=0)
-        with pytest.raises(EpisodeFailed, match="Tool 'python' could not run a program: no sandbox at port 1"):
+        with pytest.raises(
+            EpisodeFailed, match="Tool 'python' could not run a program: no sandbox at port 1"
+        ):
             await env.step(write_call(ToolCall("python", {"program": "print(1)"})))
         with pytest.raises(RuntimeError, match="call reset before step"):
             await env.step("#### 1")
@@ -268,7 +333,9 @@ def test_runner_that_cannot_run_programs_fails_the_episode(monkeypatch, tmp_path
 def test_functions_without_a_process_to_run_in_fail_the_episode(monkeypatch):
     env = make(tool_deadline_s=62.0)  # workers of its own
     monkeypatch.setattr(sys, "executable", shutil.which("false"))
-    with pytest.raises(EpisodeFailed, match=r"No process for .* could be started: it ended with status 1"):
+    with pytest.raises(
+        EpisodeFailed, match=r"No process for .* could be started: it ended with status 1"
+    ):
         play(env, compute("1+1"))
 
 
@@ -278,8 +345,14 @@ def test_functions_without_a_process_to_run_in_fail_the_episode(monkeypatch):
         ({"tools": CALCULATOR}, "tools must be a list"),
         ({"tools": [3]}, "A tool is one of module:function"),
         ({"tools": [{"mcp": {"command": "x"}, "fresh": True}]}, "A tool is one of module:function"),
-        ({"tools": [{"mcp": {"command": "x", "refresh": True}}]}, "unexpected keyword argument 'refresh'.*Its arguments: command, args"),
-        ({"tools": [{"program": "no_such_module:runner"}]}, "'no_such_module:runner' cannot be imported: ModuleNotFoundError"),
+        (
+            {"tools": [{"mcp": {"command": "x", "refresh": True}}]},
+            "unexpected keyword argument 'refresh'.*Its arguments: command, args",
+        ),
+        (
+            {"tools": [{"program": "no_such_module:runner"}]},
+            "'no_such_module:runner' cannot be imported: ModuleNotFoundError",
+        ),
         ({"tools": [CALCULATOR, CALCULATOR]}, "Two tools are called 'calculator'"),
         ({"max_turns": 0}, "max_turns must be at least 1"),
         ({"max_characters": 0}, "max_characters must be at least 1"),
@@ -298,10 +371,17 @@ def test_tokenizer_that_is_not_there_is_told(tmp_path):
 
 
 def test_many_episodes_with_tools_run_behind_one_server():
-    arguments = {"tasks": ["sums-6"], "wording": "bare", "announce": False, "tool_deadline_s": DEADLINE_S}
+    arguments = {
+        "tasks": ["sums-6"],
+        "wording": "bare",
+        "announce": False,
+        "tool_deadline_s": DEADLINE_S,
+    }
 
     async def run():
-        async with EnvPool("tools", arguments, num_servers=1, envs_per_server=8, cluster="local", deadline_s=120.0) as pool:
+        async with EnvPool(
+            "tools", arguments, num_servers=1, envs_per_server=8, cluster="local", deadline_s=120.0
+        ) as pool:
 
             async def episode(seed):
                 async with pool.slot() as slot:

@@ -128,9 +128,13 @@ class HFEngine(TurnTaking):
         """Give as many as there is room for a row, and compute the keys and values of their prompts."""
         self.passes_waited = 0
         first = self.rows.count
-        joiners = [self.joining.popleft() for _ in range(min(len(self.joining), self.max_running - first))]
+        joiners = [
+            self.joining.popleft() for _ in range(min(len(self.joining), self.max_running - first))
+        ]
         self.rows.join(joiners)
-        self.cache.reserve(rows=self.rows.count, length=max(len(job.request.input_ids) for job in joiners))
+        self.cache.reserve(
+            rows=self.rows.count, length=max(len(job.request.input_ids) for job in joiners)
+        )
         slots_of: dict[tuple[int, ...], list[int]] = {}
         for slot, job in enumerate(joiners, start=first):
             slots_of.setdefault(job.request.input_ids[:-1], []).append(slot)
@@ -140,13 +144,19 @@ class HFEngine(TurnTaking):
 
     @torch.inference_mode()
     def _prefill(self, prompts: Sequence[tuple[int, ...]], slots: Sequence[Sequence[int]]) -> None:
-        input_ids_PT = np.zeros((len(prompts), max(map(len, prompts))), np.int64)  # padded on the right, where nobody looks
+        input_ids_PT = np.zeros(
+            (len(prompts), max(map(len, prompts))), np.int64
+        )  # padded on the right, where nobody looks
         for row, prompt in enumerate(prompts):
             input_ids_PT[row, : len(prompt)] = prompt
-        positions_PT = torch.arange(input_ids_PT.shape[1], device=self.device).expand(input_ids_PT.shape)
+        positions_PT = torch.arange(input_ids_PT.shape[1], device=self.device).expand(
+            input_ids_PT.shape
+        )
         self.cache.prefill(
             slots=self._tensor(np.concatenate([np.array(group) for group in slots])),
-            prompts=self._tensor(np.repeat(np.arange(len(prompts)), [len(group) for group in slots])),
+            prompts=self._tensor(
+                np.repeat(np.arange(len(prompts)), [len(group) for group in slots])
+            ),
         )
         self._hidden(self._tensor(input_ids_PT), positions_PT, None)
 
@@ -172,30 +182,44 @@ class HFEngine(TurnTaking):
         rows, count = self.rows, self.rows.count
         longest = int(rows.positions[:count].max()) + 1
         positions_R = self._tensor(rows.positions[:count])
-        self.cache.reserve(rows=count, length=longest)  # as answers get longer: few are as long as they may be
+        self.cache.reserve(
+            rows=count, length=longest
+        )  # as answers get longer: few are as long as they may be
         self.cache.decode(positions_R=positions_R, longest=longest)
         behind_RL = torch.arange(longest, device=self.device) > positions_R[:, None]
-        bias_R11L = torch.zeros(behind_RL.shape, device=self.device).masked_fill_(behind_RL, -torch.inf)[:, None, None]
+        bias_R11L = torch.zeros(behind_RL.shape, device=self.device).masked_fill_(
+            behind_RL, -torch.inf
+        )[:, None, None]
         with slot_attention(self.model.causal_lm):
-            hidden_RD = self._hidden(self._tensor(rows.last_tokens[:count, None]), positions_R[:, None], bias_R11L)[:, 0]
+            hidden_RD = self._hidden(
+                self._tensor(rows.last_tokens[:count, None]), positions_R[:, None], bias_R11L
+            )[:, 0]
         logits_RV = self._logits(hidden_RD)
         log_probs_RV = torch.log_softmax(logits_RV / self.sampling.temperature, dim=-1)
         greedy_R = rows.greedy[:count]
         if greedy_R.all():
             tokens_R = log_probs_RV.argmax(-1)
         else:
-            tokens_R = draw(log_probs_RV.exp(), self._tensor(rows.numbers()), sampling=self.sampling)
+            tokens_R = draw(
+                log_probs_RV.exp(), self._tensor(rows.numbers()), sampling=self.sampling
+            )
             if greedy_R.any():
                 tokens_R = torch.where(self._tensor(greedy_R), log_probs_RV.argmax(-1), tokens_R)
         log_probs_R = log_probs_RV.gather(-1, tokens_R[:, None])[:, 0]
         return tokens_R.cpu().numpy(), log_probs_R.cpu().numpy()
 
-    def _hidden(self, input_ids: torch.Tensor, position_ids: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
+    def _hidden(
+        self, input_ids: torch.Tensor, position_ids: torch.Tensor, mask: torch.Tensor | None
+    ) -> torch.Tensor:
         self.counts.forward_passes += 1
         OCCUPATION.got_on()
         with self._precision():
             return self.model.causal_lm.base_model(
-                input_ids=input_ids, position_ids=position_ids, attention_mask=mask, past_key_values=self.cache, use_cache=True
+                input_ids=input_ids,
+                position_ids=position_ids,
+                attention_mask=mask,
+                past_key_values=self.cache,
+                use_cache=True,
             ).last_hidden_state
 
     def _logits(self, hidden_RD: torch.Tensor) -> torch.Tensor:
@@ -206,27 +230,35 @@ class HFEngine(TurnTaking):
 
     def _precision(self) -> contextlib.AbstractContextManager[None]:
         if self.compute_dtype is None:
-            return contextlib.nullcontext()  # an autocast that is not enabled costs as much as one that is
+            return (
+                contextlib.nullcontext()
+            )  # an autocast that is not enabled costs as much as one that is
         return torch.autocast(self.device.type, self.compute_dtype)
 
     def _leave(self, rows: NDArray[np.int64]) -> None:
         moves = self.rows.leave(rows)
         if len(moves.sources):
             with torch.inference_mode():
-                self.cache.move(sources=self._tensor(moves.sources), targets=self._tensor(moves.targets))
+                self.cache.move(
+                    sources=self._tensor(moves.sources), targets=self._tensor(moves.targets)
+                )
 
     def _has_stop_string(self, row: int) -> bool:
         """Whether one of the row's stop strings ends in its newest token."""
         rows = self.rows
         stop = rows.jobs[row].request.stop
-        newest = rows.tokens[row, max(0, rows.counts[row] - longest_in_tokens(stop)) : rows.counts[row]]
+        newest = rows.tokens[
+            row, max(0, rows.counts[row] - longest_in_tokens(stop)) : rows.counts[row]
+        ]
         return says_stop(newest.tolist(), stop=stop, decode=self.tokenizer.decode)
 
     def _tensor(self, array: NDArray[np.generic]) -> torch.Tensor:
         return torch.from_numpy(array).to(self.device)
 
 
-def portions(prompts: Iterable[tuple[int, ...]], *, most_tokens: int) -> list[list[tuple[int, ...]]]:
+def portions(
+    prompts: Iterable[tuple[int, ...]], *, most_tokens: int
+) -> list[list[tuple[int, ...]]]:
     """Prompts of similar length together, so that little is padding, at most `most_tokens` a portion or a single prompt."""
     result: list[list[tuple[int, ...]]] = []
     for prompt in sorted(prompts, key=len, reverse=True):

@@ -55,7 +55,9 @@ class SlotCache(Cache):
         rows, length = max(rows, self.rows), max(length, self.length)
         for tensors in (self.keys, self.values):
             for layer, old_SHLD in enumerate(tensors):
-                tensors[layer] = old_SHLD.new_zeros((rows, old_SHLD.shape[1], length, old_SHLD.shape[3]))
+                tensors[layer] = old_SHLD.new_zeros(
+                    (rows, old_SHLD.shape[1], length, old_SHLD.shape[3])
+                )
                 tensors[layer][: old_SHLD.shape[0], :, : old_SHLD.shape[2]] = old_SHLD
         self.rows, self.length = rows, length
 
@@ -84,12 +86,19 @@ class SlotCache(Cache):
     # What transformers calls
 
     def update(
-        self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *args: Any, **kwargs: Any
+        self,
+        key_states: torch.Tensor,
+        value_states: torch.Tensor,
+        layer_idx: int,
+        *args: Any,
+        **kwargs: Any,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         if layer_idx == len(self.keys):
             self.keys.append(self._storage(key_states))
             self.values.append(self._storage(value_states))
-        return self._write(self.keys[layer_idx], key_states), self._write(self.values[layer_idx], value_states)
+        return self._write(self.keys[layer_idx], key_states), self._write(
+            self.values[layer_idx], value_states
+        )
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         return max(self.longest - 1, 0)
@@ -103,11 +112,17 @@ class SlotCache(Cache):
         # Zeros, not what was in memory: attention multiplies what it must not see by zero, and NaN would stay.
         # In the type of the passes: norms and rotations under autocast leave keys in float32, and attention would round them each time.
         device = states.device.type
-        dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else states.dtype
-        return states.new_zeros((self.rows, states.shape[1], self.length, states.shape[3]), dtype=dtype)
+        dtype = (
+            torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else states.dtype
+        )
+        return states.new_zeros(
+            (self.rows, states.shape[1], self.length, states.shape[3]), dtype=dtype
+        )
 
     def _write_prompts(self, storage_SHLD: torch.Tensor, states_RHTD: torch.Tensor) -> torch.Tensor:
-        storage_SHLD[:, :, : states_RHTD.shape[2]].index_copy_(0, self.slots, states_RHTD[self.prompts].to(storage_SHLD.dtype))
+        storage_SHLD[:, :, : states_RHTD.shape[2]].index_copy_(
+            0, self.slots, states_RHTD[self.prompts].to(storage_SHLD.dtype)
+        )
         return states_RHTD
 
     def _write_tokens(self, storage_SHLD: torch.Tensor, states_RH1D: torch.Tensor) -> torch.Tensor:
@@ -116,7 +131,9 @@ class SlotCache(Cache):
             row_heads_RH = torch.arange(rows * heads, device=storage_SHLD.device).view(rows, heads)
             self.places[heads] = (row_heads_RH * self.length + self.positions_R[:, None]).flatten()
         flat = storage_SHLD.view(-1, storage_SHLD.shape[-1])
-        flat.index_copy_(0, self.places[heads], states_RH1D.reshape(rows * heads, -1).to(storage_SHLD.dtype))
+        flat.index_copy_(
+            0, self.places[heads], states_RH1D.reshape(rows * heads, -1).to(storage_SHLD.dtype)
+        )
         return storage_SHLD[:rows, :, : self.longest]
 
 
@@ -150,7 +167,9 @@ def attend(
     """
     wanted = [name for name in WITHOUT if options.get(name) is not None]
     if wanted or attention_mask is None:
-        raise ConfigError(f"{type(module).__name__} needs {', '.join(wanted) or 'a mask of its own'} in attention: take rollout=vllm.")
+        raise ConfigError(
+            f"{type(module).__name__} needs {', '.join(wanted) or 'a mask of its own'} in attention: take rollout=vllm."
+        )
     rows, heads, length, channels = key.shape
     if sliding_window is not None and sliding_window < length:
         attention_mask = attention_mask + out_of_window(attention_mask, window=sliding_window)
@@ -158,16 +177,25 @@ def attend(
     bias = attention_mask.expand(rows, heads, 1, length).reshape(rows * heads, 1, length)
     query = query.reshape(rows * heads, -1, channels).to(key.dtype)
     attended = attend_rounded if key.dtype in HALVES else attend_exactly
-    result = attended(query, key.flatten(0, 1), value.flatten(0, 1), bias, scaling or channels**-0.5)
+    result = attended(
+        query, key.flatten(0, 1), value.flatten(0, 1), bias, scaling or channels**-0.5
+    )
     return result.view(rows, 1, -1, value.shape[-1]), None
 
 
-def attend_exactly(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, bias: torch.Tensor, scaling: float) -> torch.Tensor:
+def attend_exactly(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, bias: torch.Tensor, scaling: float
+) -> torch.Tensor:
     """`softmax(query @ key.T * scaling + bias) @ value` for batches of matrices in float32 or more."""
-    return torch.bmm(torch.baddbmm(bias.to(query.dtype), query, key.transpose(1, 2), alpha=scaling).softmax(-1), value)
+    return torch.bmm(
+        torch.baddbmm(bias.to(query.dtype), query, key.transpose(1, 2), alpha=scaling).softmax(-1),
+        value,
+    )
 
 
-def attend_rounded(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, bias: torch.Tensor, scaling: float) -> torch.Tensor:
+def attend_rounded(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, bias: torch.Tensor, scaling: float
+) -> torch.Tensor:
     """The same in 16 bits, rounded where scaled_dot_product_attention rounds in training, which follows FlashAttention (arXiv 2205.14135).
 
     Scores are sums in float32, and weights are rounded before they are divided by their sum. With scores and divided weights rounded,
@@ -177,7 +205,9 @@ def attend_rounded(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, 
     with torch.autocast(query.device.type, enabled=False):
         scores = wide_product(query, key.transpose(1, 2)).mul_(scaling).add_(bias)
         weights = scores.sub_(scores.amax(-1, keepdim=True)).exp_()
-        return (wide_product(weights.to(value.dtype), value) / weights.sum(-1, keepdim=True)).to(value.dtype)
+        return (wide_product(weights.to(value.dtype), value) / weights.sum(-1, keepdim=True)).to(
+            value.dtype
+        )
 
 
 def out_of_window(bias: torch.Tensor, *, window: int) -> torch.Tensor:

@@ -59,7 +59,9 @@ class RunningRows:
             self.positions[row] = len(request.input_ids) - 1
             self.limits[row], self.greedy[row] = request.max_new_tokens, request.greedy
             if not request.greedy:
-                numbers = np.random.default_rng(request.seed).random(request.max_new_tokens, dtype=np.float32)
+                numbers = np.random.default_rng(request.seed).random(
+                    request.max_new_tokens, dtype=np.float32
+                )
                 self.uniforms[row, : request.max_new_tokens] = numbers
         self.counts[first:last] = 0
         self.jobs += jobs
@@ -69,7 +71,9 @@ class RunningRows:
         """The number in [0, 1) that draws each row's next token, [R]."""
         return self.uniforms[np.arange(self.count), self.counts[: self.count]]
 
-    def append(self, tokens_R: NDArray[np.int64], log_probs_R: NDArray[np.float32], *, version: int) -> None:
+    def append(
+        self, tokens_R: NDArray[np.int64], log_probs_R: NDArray[np.float32], *, version: int
+    ) -> None:
         """Each row's next token, of the weights of `version`."""
         rows = np.arange(self.count)
         places = self.counts[rows]
@@ -95,7 +99,10 @@ class RunningRows:
         gone = np.zeros(self.count, np.bool_)
         gone[rows] = True
         remaining = self.count - int(gone.sum())
-        moves = Moves(sources=remaining + np.flatnonzero(~gone[remaining:]), targets=np.flatnonzero(gone[:remaining]))
+        moves = Moves(
+            sources=remaining + np.flatnonzero(~gone[remaining:]),
+            targets=np.flatnonzero(gone[:remaining]),
+        )
         for array in self._arrays():
             array[moves.targets] = array[moves.sources]
         for source, target in zip(moves.sources, moves.targets, strict=True):
@@ -124,4 +131,14 @@ class RunningRows:
             setattr(self, name, new)
 
 
-ROW_ARRAYS = ("last_tokens", "positions", "counts", "limits", "greedy", "uniforms", "tokens", "log_probs", "versions")
+ROW_ARRAYS = (
+    "last_tokens",
+    "positions",
+    "counts",
+    "limits",
+    "greedy",
+    "uniforms",
+    "tokens",
+    "log_probs",
+    "versions",
+)

@@ -107,7 +107,9 @@ class EmbodiedEngine:
             part = batch[start : start + self.batch_rows]
             try:
                 responses = self._forward([request for request, _ in part])
-            except Exception as error:  # the episodes that asked must see it, or they would wait for ever
+            except (
+                Exception
+            ) as error:  # the episodes that asked must see it, or they would wait for ever
                 for _, future in batch[start:]:
                     if not future.done():
                         future.set_exception(error)
@@ -124,8 +126,14 @@ class EmbodiedEngine:
     @torch.inference_mode()
     def _forward(self, requests: list[ActRequest]) -> list[ActResponse]:
         begin = time.perf_counter()
-        rows = requests + [requests[-1]] * (self.batch_rows - len(requests)) if self.lockstep else requests
-        with torch.autocast(self.device.type, self.compute_dtype, enabled=self.compute_dtype is not None):
+        rows = (
+            requests + [requests[-1]] * (self.batch_rows - len(requests))
+            if self.lockstep
+            else requests
+        )
+        with torch.autocast(
+            self.device.type, self.compute_dtype, enabled=self.compute_dtype is not None
+        ):
             logits_NTV = self.policy(
                 pixel_values=self._stack([row.pixel_values for row in rows]),
                 proprioception=self._stack([row.proprioception for row in rows]),
@@ -139,7 +147,9 @@ class EmbodiedEngine:
         self.counts.calls += len(requests)
         self.counts.forward_passes += 1
         OCCUPATION.got_on()
-        return [ActResponse(tokens[i], log_probs[i], self.policy_version) for i in range(len(requests))]
+        return [
+            ActResponse(tokens[i], log_probs[i], self.policy_version) for i in range(len(requests))
+        ]
 
     def _tensor(self, arrays: Sequence[NDArray[Any]]) -> torch.Tensor:
         return torch.from_numpy(np.stack(arrays)).to(self.device)
@@ -149,7 +159,9 @@ class EmbodiedEngine:
         present = [array for array in arrays if array is not None]
         return self._tensor(present) if present else None
 
-    def _draw(self, log_probs_NTV: torch.Tensor, uniforms: list[NDArray[np.float32] | None]) -> torch.Tensor:
+    def _draw(
+        self, log_probs_NTV: torch.Tensor, uniforms: list[NDArray[np.float32] | None]
+    ) -> torch.Tensor:
         """Tokens [N, T]: by inverse cumulative distribution where a row brings uniforms, the most likely ones elsewhere."""
         tokens_NT = log_probs_NTV.argmax(-1)
         numbers = {i: row for i, row in enumerate(uniforms) if row is not None}

@@ -17,7 +17,12 @@ from siirl.engine.rollout.executor import RolloutResult
 from siirl.engine.rollout.rollout import Rollout
 from siirl.engine.rollout.vla.embodied_engine import EmbodiedEngine
 from siirl.engine.rollout.vla.embodied_workflow import EmbodiedWorkflow
-from siirl.engine.rollout.workflow import ENCODER_STREAM, RECORDER_STREAM, EpisodeRequest, RolloutWorkflow
+from siirl.engine.rollout.workflow import (
+    ENCODER_STREAM,
+    RECORDER_STREAM,
+    EpisodeRequest,
+    RolloutWorkflow,
+)
 from siirl.env_server.pool import EnvPool
 from siirl.models.policy import Policy
 from vjepa.encoders import VideoEncoder
@@ -61,10 +66,16 @@ class EmbodiedRollout(Rollout):
             compute_dtype=compute_dtype,
         )
         self.recorder_stream = {RECORDER_STREAM: settings.recorder}
-        workflow = EmbodiedWorkflow(pool=pool, policy=policy, streams=self.recorder_stream, blind=settings.blind)
+        workflow = EmbodiedWorkflow(
+            pool=pool, policy=policy, streams=self.recorder_stream, blind=settings.blind
+        )
         super().__init__(pool=pool, engine=engine, workflow=workflow)
         self.encoder = encoder
-        self.encoder_stream = {} if encoder is None else {ENCODER_STREAM: FrameRequest(settings.frame_every, encoder.image_size)}
+        self.encoder_stream = (
+            {}
+            if encoder is None
+            else {ENCODER_STREAM: FrameRequest(settings.frame_every, encoder.image_size)}
+        )
 
     def generate(
         self,
@@ -77,10 +88,14 @@ class EmbodiedRollout(Rollout):
         """Run all episodes; with `embed`, each row gets its `video_embedding` where there is an encoder. See `Rollout.generate`."""
         self.workflow.streams = self.recorder_stream | (self.encoder_stream if embed else {})
         with one_thread():
-            result, stats = super().generate(requests, embed=embed, workflow=workflow, on_done=on_done)
+            result, stats = super().generate(
+                requests, embed=embed, workflow=workflow, on_done=on_done
+            )
         if embed and self.encoder is not None and result.trajectories:
             begin = time.perf_counter()
-            embeddings_BD = self.encoder.encode([trajectory.frames[ENCODER_STREAM].images for trajectory in result.trajectories])
+            embeddings_BD = self.encoder.encode(
+                [trajectory.frames[ENCODER_STREAM].images for trajectory in result.trajectories]
+            )
             for trajectory, embedding_D in zip(result.trajectories, embeddings_BD, strict=True):
                 trajectory.row["video_embedding"] = embedding_D
             stats["encode_s"] = time.perf_counter() - begin

@@ -11,7 +11,12 @@ from numpy.typing import NDArray
 from envs.base import IMAGES, INSTRUCTION, PROPRIOCEPTION, FrameRequest
 from siirl.engine.rollout.acting import ActRequest
 from siirl.engine.rollout.vla.embodied_engine import EmbodiedEngine
-from siirl.engine.rollout.workflow import RECORDER_STREAM, EpisodeRequest, RolloutWorkflow, Trajectory
+from siirl.engine.rollout.workflow import (
+    RECORDER_STREAM,
+    EpisodeRequest,
+    RolloutWorkflow,
+    Trajectory,
+)
 from siirl.env_server.pool import EnvPool
 from siirl.models.policy import Policy
 
@@ -26,7 +31,14 @@ class EmbodiedWorkflow(RolloutWorkflow):
         blind: Zero every image: the control that shows what is learned without seeing.
     """
 
-    def __init__(self, *, pool: EnvPool, policy: Policy, streams: Mapping[str, FrameRequest], blind: bool = False) -> None:
+    def __init__(
+        self,
+        *,
+        pool: EnvPool,
+        policy: Policy,
+        streams: Mapping[str, FrameRequest],
+        blind: bool = False,
+    ) -> None:
         self.pool = pool
         self.policy = policy
         self.streams = dict(streams)
@@ -35,10 +47,16 @@ class EmbodiedWorkflow(RolloutWorkflow):
     async def arun_episode(self, engine: EmbodiedEngine, data: EpisodeRequest) -> Trajectory:
         """Run one episode; raises SimulationFailed when the pool could not simulate it, also not by replay."""
         filmed = data.record and self.pool.spec.renders
-        streams = {name: request for name, request in self.streams.items() if name != RECORDER_STREAM or filmed}
+        streams = {
+            name: request
+            for name, request in self.streams.items()
+            if name != RECORDER_STREAM or filmed
+        }
         async with self.pool.slot() as slot:
             recorder = _RowRecorder(self.policy, engine.policy_version)
-            observation, _ = await slot.reset(seed=data.seed, options={"task": data.task, "frames": streams})
+            observation, _ = await slot.reset(
+                seed=data.seed, options={"task": data.task, "frames": streams}
+            )
             generator = np.random.default_rng(data.policy_seed)
             executed: list[Any] = []
             terminated = truncated = False
@@ -46,7 +64,9 @@ class EmbodiedWorkflow(RolloutWorkflow):
                 request = self._request(observation, data, generator)
                 response = await engine.act(request)
                 actions = self.policy.action_tokenizer.decode(response.tokens)
-                observation, reward, terminated, truncated, info = await slot.step_chunk(list(actions))
+                observation, reward, terminated, truncated, info = await slot.step_chunk(
+                    list(actions)
+                )
                 recorder.add(request, response, reward, info["executed"])
                 executed += actions[: info["executed"]].tolist()
             frames = {name: await slot.frames(name) for name in streams}
@@ -54,14 +74,20 @@ class EmbodiedWorkflow(RolloutWorkflow):
             row=recorder.row(data, info, truncated=truncated),
             instruction=observation.get(INSTRUCTION, ""),
             frames=frames,
-            record={"actions": executed} if filmed else {},  # with the seed, all that siirl.replay needs
+            record={"actions": executed}
+            if filmed
+            else {},  # with the seed, all that siirl.replay needs
         )
 
-    def _request(self, observation: Mapping[str, Any], data: EpisodeRequest, generator: np.random.Generator) -> ActRequest:
+    def _request(
+        self, observation: Mapping[str, Any], data: EpisodeRequest, generator: np.random.Generator
+    ) -> ActRequest:
         images, proprioception = observation.get(IMAGES), observation.get(PROPRIOCEPTION)
         images, proprioception = self.policy.prepare(
             images=np.zeros_like(images) if self.blind and images is not None else images,
-            proprioception=None if proprioception is None else np.asarray(proprioception, np.float32).reshape(-1),
+            proprioception=None
+            if proprioception is None
+            else np.asarray(proprioception, np.float32).reshape(-1),
         )
         tokens = self.policy.chunk_length * self.policy.action_tokenizer.dimensions
         return ActRequest(
@@ -88,7 +114,10 @@ class _RowRecorder:
         """One chunk, of which the environment executed the first `executed` actions."""
         self.chunks.append((request, response))
         end = executed * self.dimensions
-        mask_T, rewards_T = np.zeros(len(response.tokens), np.int64), np.zeros(len(response.tokens), np.float32)
+        mask_T, rewards_T = (
+            np.zeros(len(response.tokens), np.int64),
+            np.zeros(len(response.tokens), np.float32),
+        )
         mask_T[:end] = 1
         rewards_T[end - 1] = reward
         self.mask.append(mask_T)
@@ -96,7 +125,9 @@ class _RowRecorder:
         self.steps += executed
         self.env_return += reward
 
-    def row(self, data: EpisodeRequest, info: Mapping[str, Any], *, truncated: bool) -> dict[str, Any]:
+    def row(
+        self, data: EpisodeRequest, info: Mapping[str, Any], *, truncated: bool
+    ) -> dict[str, Any]:
         """The sample, with the last info of the episode."""
         requests, responses = zip(*self.chunks, strict=True)
         row: dict[str, Any] = {

@@ -28,7 +28,13 @@ import torch
 from siirl.engine.rollout.admission import NOTHING, Job, check_length
 from siirl.engine.rollout.generation import FinishReason, GenerationRequest, GenerationResponse
 from siirl.engine.rollout.turn_taking import Announced, TurnTaking
-from siirl.engine.rollout.vllm.vllm_settings import ENVIRONMENT, PROBE_TOKENS, PROBE_TOLERANCE, engine_settings, start_errors
+from siirl.engine.rollout.vllm.vllm_settings import (
+    ENVIRONMENT,
+    PROBE_TOKENS,
+    PROBE_TOLERANCE,
+    engine_settings,
+    start_errors,
+)
 from siirl.engine.training.checksum import checksum
 from siirl.engine.training.doors import shut_afterwards
 from siirl.engine.training.network import on_loopback
@@ -56,7 +62,10 @@ class Continuation:
     def extend(self, output: Any, *, version: int) -> None:
         """Append the newest tokens of a CompletionOutput of kind DELTA."""
         self.tokens += output.token_ids
-        self.log_probs += [entry[token].logprob for token, entry in zip(output.token_ids, output.logprobs or [], strict=True)]
+        self.log_probs += [
+            entry[token].logprob
+            for token, entry in zip(output.token_ids, output.logprobs or [], strict=True)
+        ]
         self.versions += [version] * len(output.token_ids)
 
     def response(self, reason: FinishReason) -> GenerationResponse:
@@ -123,7 +132,11 @@ class VLLMBase(Announced, abc.ABC):
             num_gpus=num_gpus,
             on_cpu=weight.device.type == "cpu",
         )
-        with tempfile.TemporaryDirectory(prefix="siirl-vllm-") as folder, _undisturbed(), on_loopback():
+        with (
+            tempfile.TemporaryDirectory(prefix="siirl-vllm-") as folder,
+            _undisturbed(),
+            on_loopback(),
+        ):
             model.save(folder)
             tokenizer.save(folder)
             self._start({"model": folder, "tokenizer": folder, **settings})
@@ -137,41 +150,71 @@ class VLLMBase(Announced, abc.ABC):
         Prefixes that were computed with the old weights are forgotten. Nothing may be running.
         """
         exported = self.model.exported_weights(state)
-        weights = {name: exported[name].to(self.dtype) for name, _ in self.skeleton.named_parameters()}  # tied weights once
+        weights = {
+            name: exported[name].to(self.dtype) for name, _ in self.skeleton.named_parameters()
+        }  # tied weights once
         with tempfile.TemporaryDirectory(prefix="siirl-weights-") as folder:
             file = Path(folder) / "model.safetensors"
             write_tensors(file, weights)
             found = self._on_workers("siirl_load_weights", str(file))
         self._forget_prefixes()
         expected = checksum(weights)
-        return [*(Evidence(trained=expected, acting=number) for number in found), self._probe(weights)]
+        return [
+            *(Evidence(trained=expected, acting=number) for number in found),
+            self._probe(weights),
+        ]
 
     def _probe(self, weights: Mapping[str, torch.Tensor]) -> Evidence:
         """Mean log-prob of a fixed text, by the model's own code and by vLLM."""
-        ids = np.random.default_rng(0).integers(0, self.tokenizer.vocab_size, min(PROBE_TOKENS, self.longest - 1)).tolist()
+        ids = (
+            np.random.default_rng(0)
+            .integers(0, self.tokenizer.vocab_size, min(PROBE_TOKENS, self.longest - 1))
+            .tolist()
+        )
         device = next(iter(weights.values())).device
         ids_1S = torch.tensor([ids], device=device)
         with torch.no_grad():
             positions_1S = torch.arange(len(ids), device=device)[None]
             inputs = {"input_ids": ids_1S, "position_ids": positions_1S, "use_cache": False}
-            logits_SV = torch.func.functional_call(self.skeleton, dict(weights), kwargs=inputs).logits[0, :-1]
+            logits_SV = torch.func.functional_call(
+                self.skeleton, dict(weights), kwargs=inputs
+            ).logits[0, :-1]
         log_probs_SV = torch.log_softmax(logits_SV.float() / self.temperature, dim=-1)
         expected = float(log_probs_SV.gather(-1, ids_1S[0, 1:, None]).mean())
         output = self._complete(ids, self._sampling(max_tokens=1, prompt_logprobs=0))
-        found = np.mean([entry[token].logprob for token, entry in zip(ids[1:], output.prompt_logprobs[1:], strict=True)])
-        return Evidence(trained=expected, acting=float(found), tolerance=PROBE_TOLERANCE[self.dtype])
+        found = np.mean(
+            [
+                entry[token].logprob
+                for token, entry in zip(ids[1:], output.prompt_logprobs[1:], strict=True)
+            ]
+        )
+        return Evidence(
+            trained=expected, acting=float(found), tolerance=PROBE_TOLERANCE[self.dtype]
+        )
 
     # How a request is put to vLLM
 
     def _sampling(self, **options: Any) -> Any:
         from vllm import SamplingParams
 
-        return SamplingParams(**{"temperature": 1.0, "logprobs": 0, "ignore_eos": True, "detokenize": False, **options})
+        return SamplingParams(
+            **{
+                "temperature": 1.0,
+                "logprobs": 0,
+                "ignore_eos": True,
+                "detokenize": False,
+                **options,
+            }
+        )
 
     def _sampling_of(self, request: GenerationRequest) -> Any:
         from vllm.sampling_params import RequestOutputKind
 
-        drawing = {"temperature": 0.0} if request.greedy else {"top_p": self.top_p, "top_k": self.top_k or 0}
+        drawing = (
+            {"temperature": 0.0}
+            if request.greedy
+            else {"top_p": self.top_p, "top_k": self.top_k or 0}
+        )
         return self._sampling(
             **drawing,
             seed=int(np.random.SeedSequence(request.seed).generate_state(1)[0]),
@@ -210,14 +253,20 @@ class VLLMEngine(TurnTaking, VLLMBase):
 
     def _start(self, settings: dict[str, Any]) -> None:
         if torch.distributed.is_available() and torch.distributed.is_initialized():
-            raise ConfigError("vLLM in the process of one of several ranks would share their process group: take rollout.mode=async.")
+            raise ConfigError(
+                "vLLM in the process of one of several ranks would share their process group: take rollout.mode=async."
+            )
         os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
         from vllm import EngineArgs, LLMEngine
 
         if settings["enforce_eager"]:
-            torch.compiler.set_stance("force_eager")  # parts of its sampler are compiled all the same, for ten seconds each
+            torch.compiler.set_stance(
+                "force_eager"
+            )  # parts of its sampler are compiled all the same, for ten seconds each
         with start_errors(settings), shut_afterwards():
-            self.vllm = LLMEngine.from_engine_args(EngineArgs(**settings, distributed_executor_backend="uni"))
+            self.vllm = LLMEngine.from_engine_args(
+                EngineArgs(**settings, distributed_executor_backend="uni")
+            )
         self.longest = self.vllm.model_config.max_model_len
 
     def interrupt(self) -> None:
@@ -234,18 +283,26 @@ class VLLMEngine(TurnTaking, VLLMBase):
         self.vllm.engine_core.shutdown()
 
     def _jobs(self) -> list[Job]:
-        return [*(continuation.job for continuation in self.running.values()), *self.admission.waiting]
+        return [
+            *(continuation.job for continuation in self.running.values()),
+            *self.admission.waiting,
+        ]
 
     def _clear(self) -> None:
         self.vllm.abort_request(list(self.running))
         self.running, self.admission.waiting = {}, []
 
     def _turn(self) -> bool:
-        begun = {self._next_id(): Continuation(job) for job in self.admission.take_up(idle=not self.running)}
+        begun = {
+            self._next_id(): Continuation(job)
+            for job in self.admission.take_up(idle=not self.running)
+        }
         self.running |= begun
         for name, continuation in begun.items():
             request = continuation.job.request
-            self.vllm.add_request(name, {"prompt_token_ids": list(request.input_ids)}, self._sampling_of(request))
+            self.vllm.add_request(
+                name, {"prompt_token_ids": list(request.input_ids)}, self._sampling_of(request)
+            )
         for output in self.vllm.step() if self.running else []:
             self._take(output)
         self.counts.forward_passes += 1
@@ -266,7 +323,9 @@ class VLLMEngine(TurnTaking, VLLMBase):
     def _forget(self, job: Job) -> None:
         if job in self.admission.waiting:
             self.admission.waiting.remove(job)
-        for name in [name for name, continuation in self.running.items() if continuation.job is job]:
+        for name in [
+            name for name, continuation in self.running.items() if continuation.job is job
+        ]:
             self.vllm.abort_request([name])
             del self.running[name]
 
@@ -289,7 +348,9 @@ class AsyncVLLMEngine(VLLMBase):
 
     def _start(self, settings: dict[str, Any]) -> None:
         if self.admission.lockstep:
-            raise ConfigError("rollout.mode=async batches whatever has come: with trainer.deterministic=true take rollout.mode=sync.")
+            raise ConfigError(
+                "rollout.mode=async batches whatever has come: with trainer.deterministic=true take rollout.mode=sync."
+            )
         os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "1"
         if settings["enforce_eager"]:
             os.environ["TORCHDYNAMO_DISABLE"] = "1"  # see above; its own process reads it
@@ -305,7 +366,9 @@ class AsyncVLLMEngine(VLLMBase):
 
         with start_errors(settings):
             self.vllm = self._wait(start())
-        if settings["tensor_parallel_size"] == 1:  # else its workers connect to each other as they like
+        if (
+            settings["tensor_parallel_size"] == 1
+        ):  # else its workers connect to each other as they like
             self._on_workers("siirl_shut_ports")
         self.longest = self.vllm.model_config.max_model_len
 
@@ -314,7 +377,9 @@ class AsyncVLLMEngine(VLLMBase):
         check_length(request, longest=self.longest)
         self.counts.calls += 1
         job = Job(request, asyncio.get_running_loop().create_future())
-        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(self._generate(Continuation(job)), self.loop))
+        return await asyncio.wrap_future(
+            asyncio.run_coroutine_threadsafe(self._generate(Continuation(job)), self.loop)
+        )
 
     async def _generate(self, continuation: Continuation) -> GenerationResponse:
         name, request = self._next_id(), continuation.job.request
@@ -324,7 +389,9 @@ class AsyncVLLMEngine(VLLMBase):
         self.running[name] = continuation
         reason: FinishReason = "abort"
         try:
-            async for output in self.vllm.generate({"prompt_token_ids": list(request.input_ids)}, self._sampling_of(request), name):
+            async for output in self.vllm.generate(
+                {"prompt_token_ids": list(request.input_ids)}, self._sampling_of(request), name
+            ):
                 (part,) = output.outputs
                 continuation.extend(part, version=self.policy_version)
                 reason = part.finish_reason or reason
@@ -362,7 +429,9 @@ class AsyncVLLMEngine(VLLMBase):
     def _complete(self, ids: list[int], sampling: Any) -> Any:
         async def last() -> Any:
             output = None
-            async for output in self.vllm.generate({"prompt_token_ids": ids}, sampling, self._next_id()):
+            async for output in self.vllm.generate(
+                {"prompt_token_ids": ids}, sampling, self._next_id()
+            ):
                 pass
             return output
 
@@ -382,11 +451,17 @@ def weightless_copy(model: LanguageModel) -> Any:
 @contextlib.contextmanager
 def _undisturbed() -> Iterator[None]:
     """Let vLLM change what it wants of the process while it starts (seeds, the number of threads), and undo it."""
-    os.environ.update({name: value for name, value in ENVIRONMENT.items() if name not in os.environ})
+    os.environ.update(
+        {name: value for name, value in ENVIRONMENT.items() if name not in os.environ}
+    )
     set_num_threads, default_dtype = torch.set_num_threads, torch.get_default_dtype()
     numbers = np.random.get_state()
     # vLLM 0.32 looks at the attributes of all that every module holds, and trips over llvmlite's library, which answers to any name.
-    hidden = {name: sys.modules.pop(name) for name in list(sys.modules) if name.partition(".")[0] == "llvmlite"}
+    hidden = {
+        name: sys.modules.pop(name)
+        for name in list(sys.modules)
+        if name.partition(".")[0] == "llvmlite"
+    }
     with torch.random.fork_rng():
         try:
             yield

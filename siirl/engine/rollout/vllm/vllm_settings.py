@@ -29,7 +29,9 @@ PROBE_TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 3e-2}
 """Mean difference of log-probs between two programs with the same weights (DESIGN, invariant 6); measured 5e-7 and 6e-3."""
 GIB = 1 << 30
 BATCHED_TOKENS = 2048  # of a pass, vLLM's own choice for a CPU; more where one text may be longer
-WHAT_FITS = -1  # vLLM's word for: the model's own length, or what fits into the memory for keys and values
+WHAT_FITS = (
+    -1
+)  # vLLM's word for: the model's own length, or what fits into the memory for keys and values
 
 
 def text_length(*, model_length: int, longest_text: int | None) -> int:
@@ -42,7 +44,11 @@ def text_length(*, model_length: int, longest_text: int | None) -> int:
         model_length: `LanguageModel.max_length`.
         longest_text: Tokens of the longest prompt and its continuation together; None: nobody knows, so the model's.
     """
-    return model_length if longest_text is None else min(model_length, max(longest_text, PROBE_TOKENS + 1))
+    return (
+        model_length
+        if longest_text is None
+        else min(model_length, max(longest_text, PROBE_TOKENS + 1))
+    )
 
 
 def engine_settings(
@@ -72,10 +78,15 @@ def engine_settings(
     length = text_length(model_length=model_length, longest_text=longest_text)
     passes: dict[str, Any] = {"enforce_eager": on_cpu}
     if on_cpu:
-        passes |= {"enable_chunked_prefill": False, "max_num_batched_tokens": max(BATCHED_TOKENS, length, max_running)}
+        passes |= {
+            "enable_chunked_prefill": False,
+            "max_num_batched_tokens": max(BATCHED_TOKENS, length, max_running),
+        }
     return {
         "dtype": str(dtype).removeprefix("torch."),
-        "hf_overrides": {"head_dtype": "float32"},  # logits as training makes them (siirl.algos.products)
+        "hf_overrides": {
+            "head_dtype": "float32"
+        },  # logits as training makes them (siirl.algos.products)
         "max_model_len": WHAT_FITS if longest_text is None else length,
         "max_num_seqs": max_running,
         "kv_cache_memory_bytes": int(kv_cache_gib * GIB),
@@ -96,8 +107,14 @@ def start_errors(settings: dict[str, Any]) -> Iterator[None]:
     except (RuntimeError, ValueError) as error:
         reason = _reason(error)
         length, memory = settings["max_model_len"], settings["kv_cache_memory_bytes"] / GIB
-        asked = "" if length == WHAT_FITS else f"max_model_len={length} is data.max_prompt_length + data.max_response_length, and "
-        memory_of = f"its memory for keys and values is actor_rollout_ref.rollout.kv_cache_gib={memory:g}"
+        asked = (
+            ""
+            if length == WHAT_FITS
+            else f"max_model_len={length} is data.max_prompt_length + data.max_response_length, and "
+        )
+        memory_of = (
+            f"its memory for keys and values is actor_rollout_ref.rollout.kv_cache_gib={memory:g}"
+        )
         raise RunFailed(f"vLLM does not start: {reason} (Here {asked}{memory_of}.)") from error
 
 
