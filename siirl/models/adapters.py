@@ -91,11 +91,11 @@ def add_adapters(
     targets = list(adapted_layers(model, lora, layers=layers))
     settings = LoraConfig(
         r=lora.rank,
-        lora_alpha=lora.alpha,
+        lora_alpha=lora.alpha,  # type: ignore[arg-type]
         target_modules=targets,
         lora_dropout=lora.dropout,
         bias="none",
-    )  # type: ignore[arg-type]
+    )
     with torch.random.fork_rng(
         devices=[]
     ):  # peft draws from torch's own generator, which belongs to nobody

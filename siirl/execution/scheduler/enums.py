@@ -8,9 +8,8 @@ from enum import StrEnum
 from siirl.params.estimators import ESTIMATORS
 
 GSPO = "gspo"  # the advantage of GRPO with the loss of GSPO
-AdvantageEstimator = StrEnum(
-    "AdvantageEstimator", {name.upper(): name for name in (*ESTIMATORS, GSPO)}
-)  # type: ignore[misc]
+NAMES = {name.upper(): name for name in (*ESTIMATORS, GSPO)}
+AdvantageEstimator = StrEnum("AdvantageEstimator", NAMES)  # type: ignore[misc]
 """`algorithm.adv_estimator`: a member for each registered estimator."""
 
 
