@@ -1,12 +1,15 @@
-"""How fast the formulas of siirl.algos are, and how much memory they take, against the straightforward implementations of the field.
+"""How fast the formulas of siirl.algos are, and how much memory they take, against the
+straightforward implementations of the field.
 
     python -m benchmarks.algorithms              # everything; about five minutes on one core
     python -m benchmarks.algorithms --rounds 1   # a quick look
 
-One thread. Contenders take turns in rounds, so that a busy moment of the machine hits all of them; times are processor time, wall
-time stands beside, ratios are taken within a round and the median is reported with its range. Log-probs run in a process of their own
-for each contender and round, whose peak memory is the operating system's word for it, inputs and gradients included. What is compared
-with stands in `benchmarks.plain_algorithms`. The control is each baseline against itself: it must come out at 1.
+One thread. Contenders take turns in rounds, so that a busy moment of the machine hits all of them;
+times are processor time, wall time stands beside, ratios are taken within a round and the median is
+reported with its range. Log-probs run in a process of their own for each contender and round, whose
+peak memory is the operating system's word for it, inputs and gradients included. What is compared
+with stands in `benchmarks.plain_algorithms`. The control is each baseline against itself: it must
+come out at 1.
 """
 
 import argparse
@@ -145,7 +148,9 @@ def gae_section(rounds: int) -> dict[str, Any]:
 
 
 def time_major(values_BT: torch.Tensor) -> torch.Tensor:
-    """The same tensor, copied so that a time step of all rows lies together: the cheapest thing to do for the loop."""
+    """The same tensor, copied so that a time step of all rows lies together: the cheapest thing to
+    do for the loop.
+    """
     return values_BT.t().contiguous().t()
 
 

@@ -1,8 +1,11 @@
-"""Clips of experts and of failures from Meta-World, with the oracle's distance at each frame: `python -m benchmarks.collect_clips`.
+"""Clips of experts and of failures from Meta-World, with the oracle's distance at each frame:
+`python -m benchmarks.collect_clips`.
 
-They train the tiny video encoder (`python -m vjepa.train_tiny`) and serve `benchmarks.reward_progress`. Failures come from experts
-that are disturbed in six ways, or from a trained policy. Actions of experts are found on a simulator without images and then replayed
-in chunks of 8, because the environment renders once a call. Left out: demonstrations for the warm start (siirl.warm_start).
+They train the tiny video encoder (`python -m vjepa.train_tiny`) and serve
+`benchmarks.reward_progress`. Failures come from experts that are disturbed in six ways, or from a
+trained policy. Actions of experts are found on a simulator without images and then replayed in
+chunks of 8, because the environment renders once a call. Left out: demonstrations for the warm
+start (siirl.warm_start).
 """
 
 # Axes: N clip, F frame of all clips end to end, T step of an episode, A action dimension.
@@ -36,7 +39,9 @@ Disturb = Callable[[NDArray[np.float32], int], NDArray[np.float64]]
 
 @dataclass(frozen=True)
 class Clip:
-    """One episode: frames uint8 [T, 64, 64, 3], and at each frame the oracle's distance to the goal in metres."""
+    """One episode: frames uint8 [T, 64, 64, 3], and at each frame the oracle's distance to the goal
+    in metres.
+    """
 
     task: str
     kind: str
@@ -47,7 +52,9 @@ class Clip:
 
 
 def _tremor(rng: np.random.Generator) -> Callable[[], NDArray[np.float64]]:
-    """Smooth random actions: an autoregressive walk, so that the gripper wanders instead of shivering in place."""
+    """Smooth random actions: an autoregressive walk, so that the gripper wanders instead of
+    shivering in place.
+    """
     state = np.zeros(ACTION_SIZE)
 
     def draw() -> NDArray[np.float64]:
@@ -72,7 +79,9 @@ def stalling(rng: np.random.Generator) -> Disturb:
 
 
 def biased(rng: np.random.Generator) -> Disturb:
-    """The expert with a constant push to one side from a random step on: it misses, as a poor policy does."""
+    """The expert with a constant push to one side from a random step on: it misses, as a poor
+    policy does.
+    """
     start, push, tremor = (
         int(rng.uniform(0, 60)),
         rng.normal(size=ACTION_SIZE) * rng.uniform(0.2, 1.0),
@@ -100,7 +109,9 @@ def wandering(rng: np.random.Generator) -> Disturb:
 
 
 def _errands(rng: np.random.Generator) -> Callable[[], NDArray[np.float64]]:
-    """Straight moves of 5 to 25 steps in random directions, one after the other: they reach all of the workspace, quickly."""
+    """Straight moves of 5 to 25 steps in random directions, one after the other: they reach all of
+    the workspace, quickly.
+    """
     left, direction = 0, np.zeros(ACTION_SIZE)
 
     def draw() -> NDArray[np.float64]:
@@ -188,7 +199,9 @@ async def collect(*, tasks: Sequence[str], counts: dict[str, int], first_seed: i
 async def roll_out(
     *, policy: Any, env: MetaWorldEnv, task: str, seed: int, sampling_seed: int | None = None
 ) -> Clip:
-    """An episode of a trained policy, its actions sampled at temperature 1 as in training; by `seed`, or a seed of their own."""
+    """An episode of a trained policy, its actions sampled at temperature 1 as in training; by
+    `seed`, or a seed of their own.
+    """
     observation, info = await env.reset(
         seed=seed, options={"task": task, "frames": {"encoder": FRAMES}}
     )
@@ -234,7 +247,9 @@ async def collect_policy(
 
 
 def save_clips(path: Path, clips: Sequence[Clip]) -> None:
-    """One npz: `frames` [F, 64, 64, 3] and `distances` [F] end to end, `lengths`, `tasks`, `kinds`, `seeds`, `success` [N]."""
+    """One npz: `frames` [F, 64, 64, 3] and `distances` [F] end to end, `lengths`, `tasks`, `kinds`,
+    `seeds`, `success` [N].
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     np.savez_compressed(
         path,

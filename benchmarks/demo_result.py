@@ -1,4 +1,6 @@
-"""Writes down what a run of `make demo` came to: `python -m benchmarks.demo_result RUN_FOLDER`, into benchmarks/results/demo.json."""
+"""Writes down what a run of `make demo` came to: `python -m benchmarks.demo_result RUN_FOLDER`,
+into benchmarks/results/demo.json.
+"""
 
 import argparse
 import json

@@ -2,12 +2,15 @@
 
     python -m benchmarks.embodied_learning main --seeds 1 2 3
 
-`main` has the demo's tasks: SRPO, SRPO with more prompts of the tasks where most is to be learnt, the 0/1 reward, and a blind control
-(images zeroed in warm start, training and evaluation) that should not gain much. `window` is the same with window-open, the fourth task
-that the shipped policy was cloned on, which the blind control learns. `low_base` has tasks that a weaker warm start almost never solves:
-the 0/1 reward, SRPO alone and with the demonstrations of the warm start as references, and an oracle that knows the true distance.
+`main` has the demo's tasks: SRPO, SRPO with more prompts of the tasks where most is to be learnt,
+the 0/1 reward, and a blind control (images zeroed in warm start, training and evaluation) that
+should not gain much. `window` is the same with window-open, the fourth task that the shipped policy
+was cloned on, which the blind control learns. `low_base` has tasks that a weaker warm start almost
+never solves: the 0/1 reward, SRPO alone and with the demonstrations of the warm start as
+references, and an oracle that knows the true distance.
 
-All arms of a study train for as many steps. How one is run and measured is told in `benchmarks.learning_studies`.
+All arms of a study train for as many steps. How one is run and measured is told in
+`benchmarks.learning_studies`.
 """
 
 from dataclasses import replace

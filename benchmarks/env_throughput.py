@@ -1,13 +1,18 @@
-"""How many rendered environment steps a second, and from what: EnvPool against gymnasium's AsyncVectorEnv.
+"""How many rendered environment steps a second, and from what: EnvPool against gymnasium's
+AsyncVectorEnv.
 
-    python -m benchmarks.env_throughput                                  # environments alone, random actions
-    python -m benchmarks.env_throughput --policy assets/tiny_vla         # and rollouts of that policy's own episodes
+    # environments alone, random actions
+    python -m benchmarks.env_throughput
+    # and rollouts of that policy's own episodes
+    python -m benchmarks.env_throughput --policy assets/tiny_vla
     python -m benchmarks.env_throughput --rounds 1 --seconds 3           # a quick look
 
-The same environment, image size, render settings, cores and run for all; contenders take turns in rounds, so that a busy moment of the
-machine hits all of them. Every ratio is taken within a round; the median over rounds is reported, with its range. The baseline is
-AsyncVectorEnv twice: as it comes (one action a step, every one rendered), and given our trick (a step is a chunk of 8
-actions, rendered once), each with the number of environments that suits it best. Control: an environment that does nothing.
+The same environment, image size, render settings, cores and run for all; contenders take turns in
+rounds, so that a busy moment of the machine hits all of them. Every ratio is taken within a round;
+the median over rounds is reported, with its range. The baseline is AsyncVectorEnv twice: as it
+comes (one action a step, every one rendered), and given our trick (a step is a chunk of 8 actions,
+rendered once), each with the number of environments that suits it best. Control: an environment
+that does nothing.
 
 Rollouts are in `benchmarks.rollout_throughput`.
 """
@@ -56,7 +61,9 @@ class Contender(ABC):
 
 
 class AsyncVector(Contender):
-    """gymnasium.vector.AsyncVectorEnv: one process an environment, all wait for the slowest of each step."""
+    """gymnasium.vector.AsyncVectorEnv: one process an environment, all wait for the slowest of each
+    step.
+    """
 
     def __init__(
         self, env_name: str, env_kwargs: Mapping[str, Any], *, num_envs: int, chunk: int
@@ -209,7 +216,9 @@ def measure(
 
 
 def best(rates: Mapping[str, list[float]], prefix: str) -> str:
-    """The contender with this prefix that has the highest median: the number of environments that suits the baseline best."""
+    """The contender with this prefix that has the highest median: the number of environments that
+    suits the baseline best.
+    """
     return max(
         (name for name in rates if name.startswith(prefix)),
         key=lambda name: statistics.median(rates[name]),

@@ -1,18 +1,24 @@
-"""Runs that are killed, stopped, interrupted and starved at random moments: does every one of them end right?
+"""Runs that are killed, stopped, interrupted and starved at random moments: does every one of them
+end right?
 
-    python -m benchmarks.fault_fuzz                              # 80 trials, three quarters of an hour on two quiet cores
+    # 80 trials, three quarters of an hour on two quiet cores
+    python -m benchmarks.fault_fuzz
     python -m benchmarks.fault_fuzz --only 17                    # one of them again
     python -m benchmarks.fault_fuzz --only "GCS killed"          # all of a kind
-    python -m benchmarks.fault_fuzz --from 40                    # goes on; rows of earlier trials stay in the results
+    # goes on; rows of earlier trials stay in the results
+    python -m benchmarks.fault_fuzz --from 40
 
-A trial is drawn from the seed and its number: a job of seconds, one or two ranks, with Ray or without, a kind of fault, and a moment,
-as a share of the time that an uninterrupted run of the job takes. It is right where all of this holds:
+A trial is drawn from the seed and its number: a job of seconds, one or two ranks, with Ray or
+without, a kind of fault, and a moment, as a share of the time that an uninterrupted run of the job
+takes. It is right where all of this holds:
 
-- The command ends, with a status that the fault allows, and with a sentence and the line to resume, and without a traceback.
+- The command ends, with a status that the fault allows, and with a sentence and the line to resume,
+  and without a traceback.
 - A minute later no process of its session is left but Ray's agents, which end by themselves.
-- `trainer.resume=auto` goes on, from the newest checkpoint if there is one. A damaged checkpoint is refused by the name of its folder,
-  and the run goes on from the one before.
-- Weights and moments after the last step are those of an uninterrupted run, bit for bit; nothing unfinished is left on the disk.
+- `trainer.resume=auto` goes on, from the newest checkpoint if there is one. A damaged checkpoint is
+  refused by the name of its folder, and the run goes on from the one before.
+- Weights and moments after the last step are those of an uninterrupted run, bit for bit; nothing
+  unfinished is left on the disk.
 
 A trial that is not right keeps its folder, which the table names.
 """

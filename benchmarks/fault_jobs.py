@@ -1,4 +1,6 @@
-"""Jobs of seconds for `benchmarks.fault_fuzz`, started as users start them, and what an uninterrupted run of each comes out with."""
+"""Jobs of seconds for `benchmarks.fault_fuzz`, started as users start them, and what an
+uninterrupted run of each comes out with.
+"""
 
 import json
 import os
@@ -14,7 +16,9 @@ from benchmarks.processes import RAY_AGENTS, processes_of_session
 
 STEPS = 6
 LAST = f"step_{STEPS:08d}"
-LIMIT_S = 300.0  # of one command; the longest takes half a minute on two idle cores, and a dead GCS is waited for as long
+# of one command; the longest takes half a minute on two idle cores, and a dead GCS is waited for as
+# long
+LIMIT_S = 300.0
 GONE_WITHIN_S = 60.0
 RESULTS_OF_TRAINING = ("actor/model.safetensors", "actor/optimizer.safetensors")
 EXPERIMENT = "fuzz"
@@ -143,7 +147,9 @@ class Command:
             return None
 
     def left(self) -> list[str]:
-        """Titles of its processes that still live after `GONE_WITHIN_S`; Ray's agents, which end by themselves, are left out."""
+        """Titles of its processes that still live after `GONE_WITHIN_S`; Ray's agents, which end by
+        themselves, are left out.
+        """
         deadline = time.monotonic() + GONE_WITHIN_S
         while True:
             titles = [
@@ -173,7 +179,9 @@ class Reference:
 
 
 def digests_after_last_step(outputs: Path) -> list[dict[str, str]]:
-    """What training came out with, of each run below `outputs` that got to its end, the earliest first."""
+    """What training came out with, of each run below `outputs` that got to its end, the earliest
+    first.
+    """
     found = []
     for folder in sorted(outputs.glob(f"{EXPERIMENT}/*/checkpoints/{LAST}")):
         files = json.loads((folder / "manifest.json").read_text())["files"]

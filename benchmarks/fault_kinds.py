@@ -1,6 +1,8 @@
-"""The faults of `benchmarks.fault_fuzz`: what is done to a running job, and with which statuses its command may end for it.
+"""The faults of `benchmarks.fault_fuzz`: what is done to a running job, and with which statuses its
+command may end for it.
 
-Finishing as if nothing had happened is always right. A fault that must not end a run allows no other status.
+Finishing as if nothing had happened is always right. A fault that must not end a run allows no
+other status.
 """
 
 import os
@@ -83,13 +85,17 @@ class Fault:
     mend: Callable[[Path], None] = field(default=lambda outputs: None)
     """What is done before the run is resumed, such as to free the disk."""
     damage: Callable[[Path, random.Random], None] | None = None
-    """What becomes of the newest checkpoint before the run is resumed; the resumed run may refuse it."""
+    """What becomes of the newest checkpoint before the run is resumed; the resumed run may refuse
+    it.
+    """
     read_only: bool = False
     """Whether the run's folder can only be read when the run is resumed."""
 
 
 def send(number: int, title: str = DRIVER, *, again_after_s: float | None = None) -> Strike:
-    """A signal to the command itself, or to one of its processes with `title`, as soon as one is there; perhaps a second time."""
+    """A signal to the command itself, or to one of its processes with `title`, as soon as one is
+    there; perhaps a second time.
+    """
 
     def strike(run: Command, outputs: Path, moment: Moment) -> None:
         moment.wait(run)

@@ -1,6 +1,8 @@
-"""How often right answers are accepted and wrong ones as well, in many styles: our grader, math-verify, and the last number.
+"""How often right answers are accepted and wrong ones as well, in many styles: our grader,
+math-verify, and the last number.
 
-    python -m benchmarks.grading_accuracy      # writes benchmarks/results/grading_accuracy.{json,md}
+    # writes benchmarks/results/grading_accuracy.{json,md}
+    python -m benchmarks.grading_accuracy
 
 The styles are those of `tests/envs/math/answer_styles.jsonl`, one JSON object a line:
 
@@ -15,15 +17,17 @@ The styles are those of `tests/envs/math/answer_styles.jsonl`, one JSON object a
 | question | optional; the question, which only our grader is given |
 
 - `siirl`: `envs.math.grading`, style `rule`, with the settings of `env=math`.
-- `math-verify`: `verify(parse(reference), parse(text))` as its documentation has it, the reference in dollar signs where that
-  reads.
-- `last number`: the last number of the text is the reference; for references that are no numbers, the text ends with it.
+- `math-verify`: `verify(parse(reference), parse(text))` as its documentation has it, the reference
+  in dollar signs where that reads.
+- `last number`: the last number of the text is the reference; for references that are no numbers,
+  the text ends with it.
 
 A held-out half is held out until the rule is changed because of its misses. The figures of the
 first contact stay in `FIRST_CONTACT` and are printed with the table, because those of later runs
 are no longer held out.
 
-Control: the same texts against a reference that none of them means. Every acceptance there is a fault of the scorer.
+Control: the same texts against a reference that none of them means. Every acceptance there is a
+fault of the scorer.
 """
 
 import argparse
@@ -144,7 +148,9 @@ SCORERS: dict[str, Callable[[list[Case]], list[Verdict]]] = {
 
 
 def table(cases: list[Case], scored: dict[str, list[Verdict]], *, half: str) -> dict[str, Any]:
-    """Of each scorer: how many right and wrong cases of `half` it accepts, with Wilson's interval at 95 %, and how often it failed."""
+    """Of each scorer: how many right and wrong cases of `half` it accepts, with Wilson's interval
+    at 95 %, and how often it failed.
+    """
     rows = {}
     for name, verdicts in scored.items():
         of_half = [

@@ -1,10 +1,13 @@
-"""How many answers a second MathEnv grades, and at what cost in processor time: plain numbers, and LaTeX through worker processes.
+"""How many answers a second MathEnv grades, and at what cost in processor time: plain numbers, and
+LaTeX through worker processes.
 
-    python -m benchmarks.grading_throughput                # 1 and 2 workers; writes benchmarks/results/grading_throughput.json
+    # 1 and 2 workers; writes benchmarks/results/grading_throughput.json
+    python -m benchmarks.grading_throughput
     python -m benchmarks.grading_throughput --workers 4
 
-Answers differ from each other, so that no cache of math-verify helps. Rates by the clock depend on what else the machine does; answers a
-second of processor time (of this process and its workers together) hardly do.
+Answers differ from each other, so that no cache of math-verify helps. Rates by the clock depend on
+what else the machine does; answers a second of processor time (of this process and its workers
+together) hardly do.
 """
 
 import argparse

@@ -1,9 +1,11 @@
-"""Learning measured before, during and after, arm by arm: what `embodied_learning` and `text_learning` have in common.
+"""Learning measured before, during and after, arm by arm: what `embodied_learning` and
+`text_learning` have in common.
 
-Every arm is `python -m siirl.train` with the shipped defaults and the differences that its study names, so anybody can type it again.
-Before and after, each policy is measured by `python -m siirl.evaluate` on seeds that nothing else uses (from 500,000 on), with
-sampled actions and with the most likely ones. A benchmark can be interrupted: a finished arm is kept and not run again, one that was cut
-off goes on from its last checkpoint.
+Every arm is `python -m siirl.train` with the shipped defaults and the differences that its study
+names, so anybody can type it again. Before and after, each policy is measured by `python -m
+siirl.evaluate` on seeds that nothing else uses (from 500,000 on), with sampled actions and with the
+most likely ones. A benchmark can be interrupted: a finished arm is kept and not run again, one that
+was cut off goes on from its last checkpoint.
 """
 
 import argparse
@@ -49,11 +51,17 @@ class Study:
     shipped: str = "assets/tiny_vla"
     """Weights that it starts from."""
     warm_start: tuple[str, ...] = ()
-    """What differs in the making of the warm start from the shipped weights; none: those themselves."""
+    """What differs in the making of the warm start from the shipped weights; none: those
+    themselves.
+    """
     goes_on_from: str = ""
-    """Another study: each arm goes on from the last checkpoint of its arm of that name and seed, and counts what that took."""
+    """Another study: each arm goes on from the last checkpoint of its arm of that name and seed,
+    and counts what that took.
+    """
     held_out: bool = True
-    """False: all exercises are trained on, and training's own samples are measured: the first step's, and the last `LAST` steps'."""
+    """False: all exercises are trained on, and training's own samples are measured: the first
+    step's, and the last `LAST` steps'.
+    """
 
 
 def run_studies(studies: Mapping[str, Study], *, name: str, description: str | None) -> None:
@@ -137,7 +145,9 @@ def adopt_runs(study: Study, name: str, *, seed: int, flags: argparse.Namespace)
 
 
 def train(folder: Path, overrides: list[str]) -> list[Path]:
-    """Train to the end, from the last checkpoint where that was begun; returns the folder of that run behind those that were cut off."""
+    """Train to the end, from the last checkpoint where that was begun; returns the folder of that
+    run behind those that were cut off.
+    """
     command = ["-m", "siirl.train", *overrides, "trainer.max_minutes=null", *quiet(folder)]
     if not (folder / COMMAND).is_file():
         subprocess.run([sys.executable, *command, "trainer.resume=auto"], check=True)
@@ -159,7 +169,9 @@ def training_steps(runs: list[Path]) -> list[dict[str, Any]]:
 def measured(
     study: Study, name: str, start: str, run: Path, flags: argparse.Namespace
 ) -> dict[str, Any]:
-    """Success on the test seeds before and after an arm, whose run is beside what is measured of it, by its own configuration."""
+    """Success on the test seeds before and after an arm, whose run is beside what is measured of
+    it, by its own configuration.
+    """
     return {
         "before": measure_start(start, study.arms[name], name, common=study.common, flags=flags),
         "after": measure(str(run), (), folder=run.parent.parent / "after", flags=flags),
@@ -167,7 +179,9 @@ def measured(
 
 
 def of_training(rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """Success of the samples that training drew at its beginning and at its end, each before it learnt from them."""
+    """Success of the samples that training drew at its beginning and at its end, each before it
+    learnt from them.
+    """
 
     def success(chosen: list[dict[str, Any]]) -> dict[str, Any]:
         episodes = [round(row["rollout/episodes"]) for row in chosen]
@@ -192,7 +206,9 @@ def quiet(folder: Path) -> list[str]:
 
 
 def warm_start(study: Study, name: str, flags: argparse.Namespace) -> str:
-    """The policy folder that an arm starts from: the shipped one, or one made by the same command with what differs here."""
+    """The policy folder that an arm starts from: the shipped one, or one made by the same command
+    with what differs here.
+    """
     differences = (*study.warm_start, *study.arms[name].warm_start)
     if not differences:
         return study.shipped
@@ -212,7 +228,9 @@ def warm_start(study: Study, name: str, flags: argparse.Namespace) -> str:
 
 
 def command_of(weights: Path) -> str:
-    """The command that made shipped weights: language models have it in a file of its own, policies in their config."""
+    """The command that made shipped weights: language models have it in a file of its own, policies
+    in their config.
+    """
     notes = weights / "warm_start.json"
     if notes.is_file():
         return str(json.loads(notes.read_text())["command"])
@@ -222,7 +240,9 @@ def command_of(weights: Path) -> str:
 def measure_start(
     start: str, arm: Arm, name: str, *, common: tuple[str, ...], flags: argparse.Namespace
 ) -> dict[str, Any]:
-    """Success of the policy that an arm starts from; the same for all seeds, and for all arms that start from the same one."""
+    """Success of the policy that an arm starts from; the same for all seeds, and for all arms that
+    start from the same one.
+    """
     kept = flags.work / flags.study / (f"before_{name}.json" if arm.warm_start else "before.json")
     if not kept.is_file():
         overrides = [*common, *(arm.overrides if arm.warm_start else ())]

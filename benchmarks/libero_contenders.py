@@ -1,7 +1,9 @@
-"""Ways to roll out a policy on LIBERO, for `benchmarks.libero_throughput`: lockstep loops over processes, and siirl's pool.
+"""Ways to roll out a policy on LIBERO, for `benchmarks.libero_throughput`: lockstep loops over
+processes, and siirl's pool.
 
-All run the same list of episodes with the same random numbers and one policy thread, and count the steps and episodes that were asked for.
-Light to import but for torch: AsyncVectorEnv's processes import it.
+All run the same list of episodes with the same random numbers and one policy thread, and count the
+steps and episodes that were asked for. Light to import but for torch: AsyncVectorEnv's processes
+import it.
 """
 
 import asyncio
@@ -50,7 +52,9 @@ class RebuiltLiberoEnv(LiberoEnv):
 
 
 class RobosuiteStep:
-    """robosuite's own step in the place of `envs.libero.arm_control.ArmControl`: the same positions to the last bit (a test there)."""
+    """robosuite's own step in the place of `envs.libero.arm_control.ArmControl`: the same positions
+    to the last bit (a test there).
+    """
 
     def __init__(self, env: Any) -> None:
         self._env = env
@@ -64,7 +68,9 @@ class RobosuiteStep:
 
 
 class PublishedStepLiberoEnv(LiberoEnv):
-    """Stepped as the packages of LIBERO and robosuite step it; simulators and settled starts are kept as in siirl, which they do not do."""
+    """Stepped as the packages of LIBERO and robosuite step it; simulators and settled starts are
+    kept as in siirl, which they do not do.
+    """
 
     def _make_simulator(self, task: str) -> Any:
         simulator = super()._make_simulator(task)
@@ -88,7 +94,9 @@ class RestingEnv(PlainEnv):
         return self._last, info
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        """One action or chunk; the end stands in info, for Gymnasium would reset the environment or refuse to step the others."""
+        """One action or chunk; the end stands in info, for Gymnasium would reset the environment or
+        refuse to step the others.
+        """
         if self._ended:
             return self._last, 0.0, False, False, {"executed": 0, "ended": True, "success": False}
         self._last, reward, terminated, truncated, info = super().step(action)
@@ -124,7 +132,8 @@ class Contender(ABC):
 
 
 class Lockstep(Contender):
-    """gymnasium's AsyncVectorEnv, a process an environment; all wait for the slowest at each call, and for the longest episode.
+    """gymnasium's AsyncVectorEnv, a process an environment; all wait for the slowest at each call,
+    and for the longest episode.
 
     Args:
         policy: It acts.
@@ -314,7 +323,9 @@ def timed_environment(env_kwargs: Mapping[str, Any]) -> tuple[LiberoEnv, dict[st
 
 
 def seconds_per_reset(env_kwargs: Mapping[str, Any]) -> dict[str, float]:
-    """Seconds of a start: in a new simulator, from a state that a used one has not had, and from one that it has kept."""
+    """Seconds of a start: in a new simulator, from a state that a used one has not had, and from
+    one that it has kept.
+    """
     environment, found = LiberoEnv(**env_kwargs), {}
     for name, seed in (("simulator built", 0), ("state settles", 1), ("state was kept", 1)):
         begin = time.perf_counter()

@@ -1,10 +1,12 @@
-"""How often the scripted expert reaches the goal of LIBERO's tasks, from initial states that evaluation never starts from.
+"""How often the scripted expert reaches the goal of LIBERO's tasks, from initial states that
+evaluation never starts from.
 
     python -m benchmarks.libero_expert --suite object --episodes 5
     python -m benchmarks.libero_expert --suite goal+10 --tasks goal/7 10/2 --episodes 2
 
-No image is drawn, so an episode takes one to three seconds. Results are kept task by task in one file: an interrupted run goes on,
-`--again` plays what is there once more (after the expert was changed), and `--table` prints what is there as docs/libero.md has it.
+No image is drawn, so an episode takes one to three seconds. Results are kept task by task in one
+file: an interrupted run goes on, `--again` plays what is there once more (after the expert was
+changed), and `--table` prints what is there as docs/libero.md has it.
 """
 
 import argparse
@@ -66,7 +68,9 @@ def main() -> None:
 
 
 def episodes(task: LiberoTask, assets: Any, count: int) -> dict[str, Any]:
-    """Steps to success of each episode, None for a failure; and how many diverged, which is neither."""
+    """Steps to success of each episode, None for a failure; and how many diverged, which is
+    neither.
+    """
     import_libero()
     from envs.libero.simulator import TaskSimulator
 

@@ -1,18 +1,21 @@
 """Does SRPO from the shipped warm start learn LIBERO's tasks, and more than the 0/1 reward teaches?
 
     python -m benchmarks.libero_learning main --seeds 1 --episodes 20
-    python -m benchmarks.libero_learning longer --seeds 1 --episodes 20    # goes on from there, with a cost on entropy
+    # goes on from there, with a cost on entropy
+    python -m benchmarks.libero_learning longer --seeds 1 --episodes 20
 
-Five tasks of libero_object on stand-ins, so the numbers are not LIBERO scores. SRPO and the 0/1 reward train for as many steps, and so for
-as many episodes. Environment steps of the two are close and not equal, because an episode ends at its success; each arm's result has its
-own count. How an arm is run and measured is told in `benchmarks.learning_studies`.
+Five tasks of libero_object on stand-ins, so the numbers are not LIBERO scores. SRPO and the 0/1
+reward train for as many steps, and so for as many episodes. Environment steps of the two are close
+and not equal, because an episode ends at its success; each arm's result has its own count. How an
+arm is run and measured is told in `benchmarks.learning_studies`.
 
-An arm that is finished is not run again, and one that was cut off goes on from its last checkpoint when the command is repeated.
-`--arms srpo` runs one alone.
+An arm that is finished is not run again, and one that was cut off goes on from its last checkpoint
+when the command is repeated. `--arms srpo` runs one alone.
 
-Training starts from forty initial states of each task, and the tests from the ten others (`env.states=split`). Those are taken in turn:
-twenty episodes are two of sampled actions from each. The most likely actions give the same episode twice, so that with more than ten
-episodes their intervals are narrower than what was seen allows: judge by sampled actions.
+Training starts from forty initial states of each task, and the tests from the ten others
+(`env.states=split`). Those are taken in turn: twenty episodes are two of sampled actions from each.
+The most likely actions give the same episode twice, so that with more than ten episodes their
+intervals are narrower than what was seen allows: judge by sampled actions.
 """
 
 from dataclasses import replace

@@ -1,12 +1,15 @@
-"""Do LIBERO's initial states settle on the assets that are there? Checks as many of the 6,500 as fit into some minutes, and keeps count.
+"""Do LIBERO's initial states settle on the assets that are there? Checks as many of the 6,500 as
+fit into some minutes, and keeps count.
 
     python -m benchmarks.libero_states --minutes 10             # goes on where the last run ended
     python -m benchmarks.libero_states --suite goal+10 --states 5 --seed 1
     python -m benchmarks.libero_states --table
 
-A state is sound if nothing moves faster than `SETTLED` after the benchmark's ten settling steps and one step more, and the simulation has
-not diverged. States are drawn by seed, and the least known tasks come first: with `--states 5` a run looks at many tasks a little. Results
-are kept task by task in one file, with the states that were checked. A simulator takes 0.6 s of a core to build, and a state 0.1 s.
+A state is sound if nothing moves faster than `SETTLED` after the benchmark's ten settling steps and
+one step more, and the simulation has not diverged. States are drawn by seed, and the least known
+tasks come first: with `--states 5` a run looks at many tasks a little. Results are kept task by
+task in one file, with the states that were checked. A simulator takes 0.6 s of a core to build, and
+a state 0.1 s.
 """
 
 import argparse
@@ -91,7 +94,9 @@ def check_until(
 
 
 def check(task: LiberoTask, assets: Assets, states: Iterable[int]) -> dict[str, Any]:
-    """State to the speed that is left, None where the simulation diverged; and the seconds of a core, the building included."""
+    """State to the speed that is left, None where the simulation diverged; and the seconds of a
+    core, the building included.
+    """
     import_libero()
     from envs.libero.simulator import TaskSimulator
 
@@ -102,7 +107,9 @@ def check(task: LiberoTask, assets: Assets, states: Iterable[int]) -> dict[str, 
 
 
 def left_speed(simulator: Any, state: int) -> float | None:
-    """The fastest that an object moves after a state has settled and a step was taken; None where the simulation diverged."""
+    """The fastest that an object moves after a state has settled and a step was taken; None where
+    the simulation diverged.
+    """
     from envs.libero.scene import object_speed
 
     try:
@@ -125,7 +132,9 @@ def name(task: LiberoTask) -> str:
 
 
 def unsound(results: dict[str, Any]) -> dict[str, dict[str, float | None]]:
-    """Of each task the states that do not settle, with the speed that is left, or None where the simulation diverged."""
+    """Of each task the states that do not settle, with the speed that is left, or None where the
+    simulation diverged.
+    """
     found = {
         task: {
             state: speed

@@ -1,15 +1,19 @@
-"""LIBERO's rollout of a GRPO step, 8 prompts x 8 rollouts of mixed length: the field's way, gymnasium's, gymnasium's with our trick, ours.
+"""LIBERO's rollout of a GRPO step, 8 prompts x 8 rollouts of mixed length: the field's way,
+gymnasium's, gymnasium's with our trick, ours.
 
     python -m benchmarks.libero_throughput
-    python -m benchmarks.libero_throughput --prompts 1 --rollouts 2 --rounds 1 --max-episode-steps 24      # a quick look
+    # a quick look
+    python -m benchmarks.libero_throughput --prompts 1 --rollouts 2 --rounds 1 --max-episode-steps 24
 
-(a) lockstep: a process an environment, every action stepped by robosuite's own loop and rendered, simulators rebuilt for each episode, the
-policy also asked for episodes that have ended. (b) gymnasium's AsyncVectorEnv over robosuite's own loop, with simulators reused and ended
-episodes spared, which neither LIBERO nor its trainers do. (b') the same with eight actions and one image a call. Both once more over
-siirl's environment with its faster physics step, so that only the pool is left to differ. (ours) the pool on Ray. Same task, episodes,
-random numbers, image size, render settings, number of environments, and one policy thread; contenders take turns in rounds, and every
-ratio is taken within a round. Two controls: all contenders end up with the same steps and successes; and (a) is also run with our physics
-step. 28 environments hold 20 GB.
+(a) lockstep: a process an environment, every action stepped by robosuite's own loop and rendered,
+simulators rebuilt for each episode, the policy also asked for episodes that have ended. (b)
+gymnasium's AsyncVectorEnv over robosuite's own loop, with simulators reused and ended episodes
+spared, which neither LIBERO nor its trainers do. (b') the same with eight actions and one image a
+call. Both once more over siirl's environment with its faster physics step, so that only the pool is
+left to differ. (ours) the pool on Ray. Same task, episodes, random numbers, image size, render
+settings, number of environments, and one policy thread; contenders take turns in rounds, and every
+ratio is taken within a round. Two controls: all contenders end up with the same steps and
+successes; and (a) is also run with our physics step. 28 environments hold 20 GB.
 """
 
 import argparse
@@ -189,7 +193,9 @@ def make_contenders(
 def measure(
     contenders: Mapping[str, Contender], requests: Sequence[EpisodeRequest], *, rounds: int
 ) -> dict[str, Any]:
-    """Episodes a minute and steps a second of every contender in every round; a first episode in each environment is not counted."""
+    """Episodes a minute and steps a second of every contender in every round; a first episode in
+    each environment is not counted.
+    """
     episodes: dict[str, list[float]] = {name: [] for name in contenders}
     steps: dict[str, list[float]] = {name: [] for name in contenders}
     outcomes: dict[str, dict[str, int]] = {}
@@ -212,9 +218,11 @@ def measure(
 
 
 def time_shares(pool: Pool, env_kwargs: Mapping[str, Any]) -> dict[str, float]:
-    """Where the simulators' time goes, as shares that add to one, and beside them how busy the policy's thread is.
+    """Where the simulators' time goes, as shares that add to one, and beside them how busy the
+    policy's thread is.
 
-    The servers' busy time is divided as one environment in this process divides its own; the rest of it is starts and bookkeeping.
+    The servers' busy time is divided as one environment in this process divides its own; the rest
+    of it is starts and bookkeeping.
     """
     environment, seconds = timed_environment(
         {**env_kwargs, "max_episode_steps": None}

@@ -1,4 +1,6 @@
-"""What a number was measured on: processor, cores, memory, versions, revision. Every committed result carries it."""
+"""What a number was measured on: processor, cores, memory, versions, revision. Every committed
+result carries it.
+"""
 
 import os
 import platform

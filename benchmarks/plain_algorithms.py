@@ -1,7 +1,9 @@
-"""The straightforward implementations of the field, which `benchmarks.algorithms` compares with: written plainly, each in its usual way.
+"""The straightforward implementations of the field, which `benchmarks.algorithms` compares with:
+written plainly, each in its usual way.
 
-They follow what trainers of language models do: GAE as a loop over time steps that is vectorised over the batch, group statistics with a
-dict of lists, log-probs and entropy from all logits, Karmarkar-Karp on whole tuples of sums.
+They follow what trainers of language models do: GAE as a loop over time steps that is vectorised
+over the batch, group statistics with a dict of lists, log-probs and entropy from all logits,
+Karmarkar-Karp on whole tuples of sums.
 """
 
 # B row, T token, N token, D hidden size, V vocabulary
@@ -20,7 +22,9 @@ def gae_loop(
     gamma: float,
     lam: float,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Advantages and returns, one time step after the other from the last; masked tokens are skipped."""
+    """Advantages and returns, one time step after the other from the last; masked tokens are
+    skipped.
+    """
     next_value_B = torch.zeros_like(values_BT[:, 0])
     advantage_B = torch.zeros_like(next_value_B)
     reversed_advantages = []
@@ -38,7 +42,9 @@ def gae_loop(
 def group_advantages_by_lists(
     rewards_B: torch.Tensor, groups: Sequence[int], epsilon: float = 1e-6
 ) -> torch.Tensor:
-    """GRPO's advantage with a dict of lists: a list of rewards a group, its mean and deviation, and a loop over samples."""
+    """GRPO's advantage with a dict of lists: a list of rewards a group, its mean and deviation, and
+    a loop over samples.
+    """
     rewards_of, mean_of, std_of = defaultdict(list), {}, {}
     for row, group in enumerate(groups):
         rewards_of[group].append(rewards_B[row])
@@ -54,7 +60,9 @@ def group_advantages_by_lists(
 def group_advantages_by_floats(
     rewards_B: torch.Tensor, groups: Sequence[int], epsilon: float = 1e-6
 ) -> torch.Tensor:
-    """The same with Python numbers instead of tensors of one entry: the stronger of the simple baselines."""
+    """The same with Python numbers instead of tensors of one entry: the stronger of the simple
+    baselines.
+    """
     rewards_of: dict[int, list[float]] = defaultdict(list)
     rewards = rewards_B.tolist()
     for reward, group in zip(rewards, groups, strict=True):

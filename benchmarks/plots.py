@@ -15,7 +15,9 @@ SMOOTHED_STEPS = 5
 
 
 def learning_curves(results: Sequence[dict[str, Any]], file: Path) -> None:
-    """Training success over steps (mean of five), a colour an arm and a line a seed, beside success before and after; notices above."""
+    """Training success over steps (mean of five), a colour an arm and a line a seed, beside success
+    before and after; notices above.
+    """
     figure, (curves, bars) = plt.subplots(1, 2, figsize=(11, 4), width_ratios=(3, 2))
     arms: dict[str, list[dict[str, Any]]] = defaultdict(list)
     for result in results:

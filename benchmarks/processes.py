@@ -1,13 +1,16 @@
-"""The processes of this machine as /proc has them: which live, whose session they are of, who has started whom.
+"""The processes of this machine as /proc has them: which live, whose session they are of, who has
+started whom.
 
-A session of the operating system holds a run's processes together, so that those are found whose parent has died.
+A session of the operating system holds a run's processes together, so that those are found whose
+parent has died.
 """
 
 from collections.abc import Collection
 from pathlib import Path
 
-# After the command was killed, Ray 2.60's two agents wait 60 s for a word of the GCS that died with it (publish_error_to_driver in
-# ray/_private/utils.py), 2 s after they found the raylet gone; 62 s were measured. They hold no simulator and no port that a run needs.
+# After the command was killed, Ray 2.60's two agents wait 60 s for a word of the GCS that died with
+# it (publish_error_to_driver in ray/_private/utils.py), 2 s after they found the raylet gone; 62 s
+# were measured. They hold no simulator and no port that a run needs.
 RAY_AGENTS = ("ray::DashboardAgent", "ray::RuntimeEnvAgent")
 
 
@@ -55,5 +58,7 @@ def _entry_of(pid: int, entry: int) -> int | None:
 
 
 def _after_name(folder: Path) -> list[str]:
-    """Fields of /proc/<pid>/stat behind the name, which may hold anything: state, parent, group, session, ..."""
+    """Fields of /proc/<pid>/stat behind the name, which may hold anything: state, parent, group,
+    session, ...
+    """
     return (folder / "stat").read_text().rpartition(")")[2].split()

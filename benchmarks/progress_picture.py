@@ -1,4 +1,6 @@
-"""The picture of benchmarks.reward_progress: ranking of failures, reward over progress, successes against failures and controls."""
+"""The picture of benchmarks.reward_progress: ranking of failures, reward over progress, successes
+against failures and controls.
+"""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -21,7 +23,9 @@ def draw(
     fractions_K: NDArray[Any],
     file: Path,
 ) -> None:
-    """Three panels: rank correlations by encoder, mean reward over progress by encoder, rewards of the first encoder's sets."""
+    """Three panels: rank correlations by encoder, mean reward over progress by encoder, rewards of
+    the first encoder's sets.
+    """
     figure, (ranking, curve, sets) = plt.subplots(1, 3, figsize=(15, 4.2), width_ratios=(3, 2, 2))
     sources = [
         source

@@ -1,14 +1,18 @@
-"""What recording videos costs a run: the shipped job with `trainer.record_episodes` as shipped and with 0, paired.
+"""What recording videos costs a run: the shipped job with `trainer.record_episodes` as shipped and
+with 0, paired.
 
     python -m benchmarks.recording_cost --steps 6 --pairs 3
 
-Each run is `python -m siirl.train` with the shipped defaults but for its length and for evaluations, which are left out: they record 4 of
-300 episodes, a smaller share than training's 2 of 96. Both runs of a pair have the same seed, hence the same start states and random
-numbers; which comes first takes turns. The first step, in which simulators and renderers are built, is not counted.
+Each run is `python -m siirl.train` with the shipped defaults but for its length and for
+evaluations, which are left out: they record 4 of 300 episodes, a smaller share than training's 2 of
+96. Both runs of a pair have the same seed, hence the same start states and random numbers; which
+comes first takes turns. The first step, in which simulators and renderers are built, is not
+counted.
 
-Measured are wall time and processor time of all processes of the run (drawing, encoding and ffmpeg included), each divided by the
-environment steps, because two policies drift apart by rounding and then play episodes of other lengths. Other load disturbs the first
-measure, and hardly the second. Aim: recording slows a run by at most a tenth.
+Measured are wall time and processor time of all processes of the run (drawing, encoding and ffmpeg
+included), each divided by the environment steps, because two policies drift apart by rounding and
+then play episodes of other lengths. Other load disturbs the first measure, and hardly the second.
+Aim: recording slows a run by at most a tenth.
 """
 
 import argparse
@@ -138,9 +142,11 @@ def run(overrides: list[str], *, name: str, flags: argparse.Namespace) -> Measur
 
 
 class ProcessorTime:
-    """Processor seconds of all processes of a session, those that have ended included, as far as they were seen.
+    """Processor seconds of all processes of a session, those that have ended included, as far as
+    they were seen.
 
-    A session of the operating system holds a run's processes together, also those whose parent has ended.
+    A session of the operating system holds a run's processes together, also those whose parent has
+    ended.
     """
 
     def __init__(self, *, session: int) -> None:

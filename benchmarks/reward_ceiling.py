@@ -1,11 +1,15 @@
-"""Why does the reward rank failures as it does? `python -m benchmarks.reward_ceiling` writes benchmarks/results/reward_ceiling.json.
+"""Why does the reward rank failures as it does? `python -m benchmarks.reward_ceiling` writes
+benchmarks/results/reward_ceiling.json.
 
-On failures of the shipped policy, several from each scene as in a GRPO group, it measures how far the reward's form could come if part
-of it were perfect. *Perfect state*: positions of hand and object instead of an embedding, in the room or relative to where the object
-stood at the start, with the reward's own clusters and distances. *Supervised*: a kernel regression of the oracle's distance, an upper
-bound for what frames or latents hold; never a reward. Beside them the shipped encoder and raw pixels. Every row has two correlations
-with the oracle's distance at the end of the episode: over all failures of a task, and within scenes, which is all that a group's
-advantage uses. Left out: expert clips and controls (benchmarks.reward_progress), learning with the reward (benchmarks.embodied_learning).
+On failures of the shipped policy, several from each scene as in a GRPO group, it measures how far
+the reward's form could come if part of it were perfect. *Perfect state*: positions of hand and
+object instead of an embedding, in the room or relative to where the object stood at the start, with
+the reward's own clusters and distances. *Supervised*: a kernel regression of the oracle's distance,
+an upper bound for what frames or latents hold; never a reward. Beside them the shipped encoder and
+raw pixels. Every row has two correlations with the oracle's distance at the end of the episode:
+over all failures of a task, and within scenes, which is all that a group's advantage uses. Left
+out: expert clips and controls (benchmarks.reward_progress), learning with the reward
+(benchmarks.embodied_learning).
 """
 
 # Axes: N episode, M failed episode, F frame of all episodes end to end, E channel.
@@ -47,7 +51,9 @@ Features = Callable[[Sequence[NDArray[np.uint8]]], NDArray[np.floating]]
 
 @dataclass(frozen=True)
 class Episodes:
-    """Episodes with what the simulator knew: positions [N, 3] of hand and object at the end, and of the object at the start."""
+    """Episodes with what the simulator knew: positions [N, 3] of hand and object at the end, and of
+    the object at the start.
+    """
 
     clips: list[Clip]
     hand_N3: NDArray[np.float64]
@@ -117,7 +123,9 @@ def gather(file: Path, **job: Any) -> Episodes:
 def distance_to_success(
     *, embeddings_NE: NDArray[np.floating], episodes: Episodes
 ) -> NDArray[np.float64]:
-    """The reward's distance [N], which orders failures as the reward does: to the nearest cluster of the task's own successes."""
+    """The reward's distance [N], which orders failures as the reward does: to the nearest cluster
+    of the task's own successes.
+    """
     settings, distance_N = TrajectoryRewardConfig(), np.full(len(embeddings_NE), np.nan)
     for task in np.unique(episodes.tasks):
         of_task = episodes.tasks == task
@@ -135,7 +143,9 @@ def distance_to_success(
 def regressed_distance(
     *, features: Features, training: Sequence[Clip], episodes: Episodes
 ) -> NDArray[np.float64]:
-    """The oracle's distance [N] as a regression from frames tells it, trained for each task on the cuts of `training`."""
+    """The oracle's distance [N] as a regression from frames tells it, trained for each task on the
+    cuts of `training`.
+    """
     distance_N = np.full(len(episodes.clips), np.nan)
     for task in np.unique(episodes.tasks):
         cuts = [
@@ -168,7 +178,9 @@ def kernel_ridge(
 def ranking(
     distance_N: NDArray[np.float64], episodes: Episodes, target_N: NDArray[np.float64]
 ) -> dict[str, Any]:
-    """Rank correlation of two distances among failures: by task, and within the scenes of each task."""
+    """Rank correlation of two distances among failures: by task, and within the scenes of each
+    task.
+    """
     result: dict[str, Any] = {}
     for kind in ("task", "scene"):
         values = {}
@@ -185,7 +197,9 @@ def ranking(
 
 
 def spread(episodes: Episodes) -> dict[str, Any]:
-    """What there is to rank, by task, in metres: the oracle's distance among failures, and its deviation within scenes."""
+    """What there is to rank, by task, in metres: the oracle's distance among failures, and its
+    deviation within scenes.
+    """
     facts = {}
     for task in WARM_START_TASKS:
         failed = (episodes.tasks == task) & ~episodes.success
@@ -216,7 +230,8 @@ def rows(
     room_NE = np.concatenate((episodes.hand_N3, episodes.object_N3), axis=1)
     scene_NE = room_NE - np.tile(episodes.start_N3, 2)
     latents = load_video_encoder("tiny", pooling="last_grid").encode
-    last_frame: Features = lambda clips: pixels(clips).numpy()  # noqa: E731  # a name for the reader
+    # a name for the reader
+    last_frame: Features = lambda clips: pixels(clips).numpy()  # noqa: E731
     compared = {
         name: distance_to_success(
             embeddings_NE=load_video_encoder(name).encode(frames), episodes=episodes

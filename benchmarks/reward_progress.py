@@ -1,10 +1,13 @@
-"""Does the trajectory reward tell how far a failure came? `python -m benchmarks.reward_progress` writes into benchmarks/results/.
+"""Does the trajectory reward tell how far a failure came? `python -m benchmarks.reward_progress`
+writes into benchmarks/results/.
 
-First on failures, of a policy (`--policy FOLDER`) and of disturbed experts: rank correlation of the reward with the simulator's true
-distance to the goal. Then on held-out expert clips cut at known fractions: correlation with progress, monotonicity, separation of
-successes from failures, and two controls that must score lower, clips run backwards and clips with their frames shuffled. Beside the
-shipped encoder: raw pixels, the same network untrained, and both with a read-out trained like the shipped one (`--training-clips`).
-Seeds here were never used for training or tuning. Left out: learning with the reward (benchmarks.embodied_learning).
+First on failures, of a policy (`--policy FOLDER`) and of disturbed experts: rank correlation of the
+reward with the simulator's true distance to the goal. Then on held-out expert clips cut at known
+fractions: correlation with progress, monotonicity, separation of successes from failures, and two
+controls that must score lower, clips run backwards and clips with their frames shuffled. Beside the
+shipped encoder: raw pixels, the same network untrained, and both with a read-out trained like the
+shipped one (`--training-clips`). Seeds here were never used for training or tuning. Left out:
+learning with the reward (benchmarks.embodied_learning).
 """
 
 # Axes: N clip, C held-out expert clip, K cut, E embedding channel.
@@ -63,7 +66,9 @@ Encode = Callable[[Sequence[NDArray[np.uint8]]], NDArray[np.float32]]
 
 @dataclass(frozen=True)
 class Material:
-    """The clips of one run: successes to compare with, expert clips to cut, failures of disturbed experts, episodes of a policy."""
+    """The clips of one run: successes to compare with, expert clips to cut, failures of disturbed
+    experts, episodes of a policy.
+    """
 
     references: list[Clip]
     experts: list[Clip]
@@ -117,7 +122,9 @@ def encode_with(encoder: VideoEncoder) -> Encode:
 def encode_with_readout(
     features: Callable[[Sequence[NDArray[np.uint8]]], torch.Tensor], clips: Clips
 ) -> Encode:
-    """A read-out on other features, trained exactly as the shipped encoder's: the baseline given our own trick."""
+    """A read-out on other features, trained exactly as the shipped encoder's: the baseline given
+    our own trick.
+    """
     parts = [features(part) for part in prefixes(clips.frames_NHW3, clips.lengths)]
     index = EpisodeIndex(lengths=clips.lengths, success=clips.success, tasks=clips.tasks)
     readout: ReadOut = train_readout(
@@ -157,7 +164,9 @@ def scored(
     clips: dict[str, list[NDArray[np.uint8]]],
     task_of: dict[str, list[str]],
 ) -> dict[str, Any]:
-    """Rewards of sets of clips as if none had succeeded, all by one memory: expert references, the window filled by the failures."""
+    """Rewards of sets of clips as if none had succeeded, all by one memory: expert references, the
+    window filled by the failures.
+    """
     references = _by_task(material.references)
     reward = TrajectoryReward(
         TrajectoryRewardConfig(),
@@ -197,7 +206,9 @@ def score(
 def failure_ranking(
     encode: Encode, material: Material, failures: Sequence[Clip], successes: Sequence[Clip]
 ) -> dict[str, Any]:
-    """Rank correlation, for each task, of the reward with the true distance left; `successes` are references beside the experts'."""
+    """Rank correlation, for each task, of the reward with the true distance left; `successes` are
+    references beside the experts'.
+    """
     ranking: dict[str, Any] = {}
     references = _by_task([*material.references, *successes])
     for task, rows in _by_task(failures).items():
@@ -230,7 +241,9 @@ def failure_ranking(
 def progress(
     encode: Encode, material: Material
 ) -> tuple[dict[str, float], dict[str, NDArray[np.float32]]]:
-    """Measures on held-out expert clips cut at known fractions, against failures and controls; and the rewards for the picture."""
+    """Measures on held-out expert clips cut at known fractions, against failures and controls; and
+    the rewards for the picture.
+    """
     experts, rng = material.experts, np.random.default_rng(0)
     whole = [clip.frames for clip in experts]
     cuts = [

@@ -1,10 +1,12 @@
-"""How many environment steps a second a rollout makes: the shipped policy's own episodes, with their own lengths.
+"""How many environment steps a second a rollout makes: the shipped policy's own episodes, with
+their own lengths.
 
-Part of `python -m benchmarks.env_throughput --policy FOLDER`. Four ways to run the same list of episodes (same tasks, seeds and random
-numbers, one policy thread). Two lockstep loops over AsyncVectorEnv with our trick, which start the next batch of episodes when the
-last one of the batch has ended: in the plain one every environment is stepped, and the policy asked for it, until then; in the
-sparing one those that have ended rest. The pool, batch by batch as well. The pool as siirl uses it, where a finished episode's slot
-is refilled at once. Steps of ended episodes do not count.
+Part of `python -m benchmarks.env_throughput --policy FOLDER`. Four ways to run the same list of
+episodes (same tasks, seeds and random numbers, one policy thread). Two lockstep loops over
+AsyncVectorEnv with our trick, which start the next batch of episodes when the last one of the batch
+has ended: in the plain one every environment is stepped, and the policy asked for it, until then;
+in the sparing one those that have ended rest. The pool, batch by batch as well. The pool as siirl
+uses it, where a finished episode's slot is refilled at once. Steps of ended episodes do not count.
 """
 
 import argparse
@@ -32,11 +34,15 @@ from siirl.env_server.pool import EnvPool
 from siirl.models import load_policy
 
 FIRST_SEED = 700_000  # nothing was trained or tuned on these
-WARM_UP = 2  # uncounted turns, in which simulators are built: an environment of the pool meets tasks as they come
+# uncounted turns, in which simulators are built: an environment of the pool meets tasks as they
+# come
+WARM_UP = 2
 
 
 class LockstepRollout:
-    """AsyncVectorEnv; every step waits for the slowest environment, every batch for the longest episode."""
+    """AsyncVectorEnv; every step waits for the slowest environment, every batch for the longest
+    episode.
+    """
 
     def __init__(
         self, policy: Any, env_kwargs: Mapping[str, Any], *, num_envs: int, sparing: bool
@@ -106,7 +112,9 @@ class LockstepRollout:
 
 
 class PoolRollout:
-    """siirl's own rollout, as training has it but for videos: all episodes at once, or batch by batch."""
+    """siirl's own rollout, as training has it but for videos: all episodes at once, or batch by
+    batch.
+    """
 
     def __init__(
         self,

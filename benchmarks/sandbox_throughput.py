@@ -3,16 +3,20 @@
     python -m benchmarks.sandbox_throughput
     python -m benchmarks.sandbox_throughput --rounds 1 --seconds 3      # a quick look
 
-One program, ten tests on standard input, as many programs at once as there are cores. Contenders take turns in rounds, so that a busy
-moment of the machine hits all; every ratio is taken within a round.
+One program, ten tests on standard input, as many programs at once as there are cores. Contenders
+take turns in rounds, so that a busy moment of the machine hits all; every ratio is taken within a
+round.
 
-- `subprocess`: `python -I -S` for each test, isolated from nothing: the strongest simple baseline, and the price of an interpreter.
+- `subprocess`: `python -I -S` for each test, isolated from nothing: the strongest simple baseline,
+  and the price of an interpreter.
 - `bwrap per test`: the naive sandbox, `bwrap --unshare-all` around that, for each test.
-- `sandbox`: ours as shipped, one sandbox a program and a forked process a test, with system call filter and limits.
+- `sandbox`: ours as shipped, one sandbox a program and a forked process a test, with system call
+  filter and limits.
 - `sandbox, one test each`: ours without sharing a sandbox among a program's tests.
 - `sandbox without walls`: ours with env.isolation=none.
 
-Control: every contender judges the right program and one that prints a constant, before the clock starts.
+Control: every contender judges the right program and one that prints a constant, before the clock
+starts.
 """
 
 import argparse

@@ -1,13 +1,16 @@
 """Does a language model get better at what can be checked?
 
-    python -m benchmarks.text_learning two_digits --seeds 1 2 3     # GRPO, PPO and DAPO, three to five minutes each
-    python -m benchmarks.text_learning one_digit                    # the quick check; its hundred pairs are all there is
-    python -m benchmarks.text_learning engines --seeds 1            # the same steps with hf and with vllm
+    # GRPO, PPO and DAPO, three to five minutes each
+    python -m benchmarks.text_learning two_digits --seeds 1 2 3
+    # the quick check; its hundred pairs are all there is
+    python -m benchmarks.text_learning one_digit
+    # the same steps with hf and with vllm
+    python -m benchmarks.text_learning engines --seeds 1
     python -m benchmarks.text_learning tools --seeds 1
     python -m benchmarks.text_learning sandbox --seeds 1
 
-Held-out questions are those that the environment keeps back by a hash. How an arm is run and measured is told in
-`benchmarks.learning_studies`.
+Held-out questions are those that the environment keeps back by a hash. How an arm is run and
+measured is told in `benchmarks.learning_studies`.
 """
 
 from benchmarks.learning_studies import Arm, Study, run_studies

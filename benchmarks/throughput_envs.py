@@ -1,4 +1,5 @@
-"""Environments of the throughput benchmarks: siirl's as plain `gymnasium.Env`s for AsyncVectorEnv, and two controls for the pool.
+"""Environments of the throughput benchmarks: siirl's as plain `gymnasium.Env`s for AsyncVectorEnv,
+and two controls for the pool.
 
 Light to import: every worker process does.
 """
@@ -16,9 +17,11 @@ from envs.registry import make_env
 
 
 class PlainEnv(gymnasium.Env):
-    """Any of siirl's environments as Gymnasium wants it. With `chunk` K > 1 an action is a chunk [K, A]: our trick, for the baseline.
+    """Any of siirl's environments as Gymnasium wants it. With `chunk` K > 1 an action is a chunk
+    [K, A]: our trick, for the baseline.
 
-    Instructions are left out, which spares AsyncVectorEnv the copying of text. Tasks take turns, beginning with number `index`.
+    Instructions are left out, which spares AsyncVectorEnv the copying of text. Tasks take turns,
+    beginning with number `index`.
     """
 
     def __init__(
@@ -81,7 +84,8 @@ class PlainEnv(gymnasium.Env):
 class WaitingEnv(PlainEnv):
     """A `PlainEnv` for lockstep loops: after the end of its episode it waits for the reset of all.
 
-    Until then it does nothing, or with `go_on` plays episodes that nobody asked for, as a vector environment with autoreset does.
+    Until then it does nothing, or with `go_on` plays episodes that nobody asked for, as a vector
+    environment with autoreset does.
     """
 
     def __init__(
@@ -99,7 +103,9 @@ class WaitingEnv(PlainEnv):
         return self._last, info
 
     def step(self, action: NDArray[np.float32]) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        """One chunk; that the episode ended stands in info, since Gymnasium would reset it or refuse to step the others."""
+        """One chunk; that the episode ended stands in info, since Gymnasium would reset it or
+        refuse to step the others.
+        """
         if self._ended and not self._go_on:
             return self._last, 0.0, False, False, {"executed": 0, "ended": True, "success": False}
         if self._restart:
@@ -119,7 +125,9 @@ class WaitingEnv(PlainEnv):
 
 
 class NullEnv(Environment):
-    """Simulates and renders nothing: what is left is the transport. Same observations and episode length as the default `mujoco`."""
+    """Simulates and renders nothing: what is left is the transport. Same observations and episode
+    length as the default `mujoco`.
+    """
 
     def __init__(self, image_size: int = 64, max_episode_steps: int = 120) -> None:
         self.spec = EnvSpec(
@@ -164,7 +172,9 @@ class NullEnv(Environment):
 
 
 class RebuiltMetaWorldEnv(MetaWorldEnv):
-    """Builds its simulator anew for every episode, as many systems do. The renderer stays as long as others of the server hold it."""
+    """Builds its simulator anew for every episode, as many systems do. The renderer stays as long
+    as others of the server hold it.
+    """
 
     async def reset(
         self, *, seed: int | None = None, options: Mapping[str, Any] | None = None
@@ -174,7 +184,9 @@ class RebuiltMetaWorldEnv(MetaWorldEnv):
 
 
 def finished(coroutine: Coroutine[Any, Any, Any]) -> Any:
-    """Result of a coroutine that never waits, which those of simulators do not: no event loop is needed."""
+    """Result of a coroutine that never waits, which those of simulators do not: no event loop is
+    needed.
+    """
     try:
         coroutine.send(None)
     except StopIteration as done:

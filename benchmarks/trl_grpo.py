@@ -1,4 +1,5 @@
-"""The same GRPO steps with TRL's GRPOTrainer; run by `benchmarks.text_throughput` in a virtual environment of TRL's own.
+"""The same GRPO steps with TRL's GRPOTrainer; run by `benchmarks.text_throughput` in a virtual
+environment of TRL's own.
 
 Nothing of siirl is imported here, so that both are measured as their users have them.
 """

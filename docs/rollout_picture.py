@@ -1,6 +1,7 @@
 """Makes the README's picture from a recorded episode: four frames of a video, side by side.
 
-python docs/rollout_picture.py outputs/run/<time>/videos/val/step_000060/success_<uid>.mp4 docs/rollout.png
+python docs/rollout_picture.py outputs/run/<time>/videos/val/step_000060/success_<uid>.mp4
+docs/rollout.png
 """
 
 import sys

@@ -1,10 +1,13 @@
 """Takes an environment in the form of the user's documents, and makes it an `Environment`.
 
-That form is a class with `reset(dp_rank, ddp_world_size, seed, options) -> observation` and `step(actions) -> (observation, rewards,
-infos)`, each plain or async, one entry an agent where there are several. It cannot say that an episode is over, so the adapter reads that
-from the infos: `terminated` (or `done`) and `success`; `truncated`, or the limit of the spec, cuts an episode short.
+That form is a class with `reset(dp_rank, ddp_world_size, seed, options) -> observation` and
+`step(actions) -> (observation, rewards, infos)`, each plain or async, one entry an agent where
+there are several. It cannot say that an episode is over, so the adapter reads that from the infos:
+`terminated` (or `done`) and `success`; `truncated`, or the limit of the spec, cuts an episode
+short.
 
-    SumEnv = adapt(MathEnv, spec=EnvSpec(name="sum", tasks=("sum",), ...), batched=True)     # in my_module.py
+    # in my_module.py
+    SumEnv = adapt(MathEnv, spec=EnvSpec(name="sum", tasks=("sum",), ...), batched=True)
     env = make_env("my_module:SumEnv")
 
 Left out: images. The form has no `render`, so frame streams are refused.
@@ -58,8 +61,9 @@ class ThreeValueAdapter(Environment):
         Args:
             environment: What is wrapped.
             spec: What the class does not say of itself: spaces, tasks, limit, number of agents.
-            batched: Whether actions, observations, rewards and infos are lists with one entry an agent; by default where there are
-                several agents. The documents' MathEnv is batched for one agent too.
+            batched: Whether actions, observations, rewards and infos are lists with one entry an
+                agent; by default where there are several agents. The documents' MathEnv is batched
+                for one agent too.
             options: Names of the options that `reset` of the class knows, beside `task`.
             dp_rank: Handed to `reset`; sharding is the caller's business, hence 0 of 1.
             ddp_world_size: Handed to `reset`.
@@ -89,7 +93,9 @@ class ThreeValueAdapter(Environment):
         return self._unbatch(observation, "observation"), {"task": task}
 
     async def step(self, action: Any) -> StepResult:
-        """See `Environment.step`; with several agents `action` is a list and so is every value but the flags."""
+        """See `Environment.step`; with several agents `action` is a list and so is every value but
+        the flags.
+        """
         if self._ended:
             raise RuntimeError(
                 "The episode has ended or was never started: call reset before step."
@@ -162,7 +168,9 @@ def adapt(
     batched: bool | None = None,
     options: Sequence[str] = (),
 ) -> type[Environment]:
-    """The `Environment` class of a class in the documents' form; its constructor takes what `environment_class` takes."""
+    """The `Environment` class of a class in the documents' form; its constructor takes what
+    `environment_class` takes.
+    """
 
     class Adapted(ThreeValueAdapter):
         def __init__(self, **kwargs: Any) -> None:

@@ -1,8 +1,9 @@
 """Zip archives from elsewhere: what they unpack to is bounded before anything is unpacked.
 
-A megabyte of zeros in a zip takes a kilobyte, so a small file may fill the memory. An archive says what each entry unpacks to, and readers
-(Python's and PyTorch's) unpack no more of it than that: the sum of these sizes is the bound. Left out: what the content asks for when it
-is read, such as the shape of an array.
+A megabyte of zeros in a zip takes a kilobyte, so a small file may fill the memory. An archive says
+what each entry unpacks to, and readers (Python's and PyTorch's) unpack no more of it than that: the
+sum of these sizes is the bound. Left out: what the content asks for when it is read, such as the
+shape of an array.
 """
 
 import struct
@@ -37,7 +38,8 @@ def check_archive(path: Path, *, most_bytes: int) -> None:
 
 
 def check_stored(path: Path) -> None:
-    """Refuse an archive that unpacks to more than its own size, as no file that `torch.save` writes does: it compresses nothing.
+    """Refuse an archive that unpacks to more than its own size, as no file that `torch.save` writes
+    does: it compresses nothing.
 
     Raises:
         ValueError: It does.

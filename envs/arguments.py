@@ -1,4 +1,6 @@
-"""What a caller hands to an environment, read and checked in one place: seed and options of `reset`, and actions."""
+"""What a caller hands to an environment, read and checked in one place: seed and options of
+`reset`, and actions.
+"""
 
 import difflib
 import math
@@ -23,10 +25,12 @@ class ResetOptions(NamedTuple):
 def read_options(
     options: Mapping[str, Any] | None, *, spec: EnvSpec, further: Sequence[str] = ()
 ) -> ResetOptions:
-    """Task (the first of `spec.tasks` by default) and frame streams; `further` names what else the environment knows.
+    """Task (the first of `spec.tasks` by default) and frame streams; `further` names what else the
+    environment knows.
 
     Raises:
-        ValueError: An unknown option or task, frames that are no requests, or frames of an environment that has nothing to see.
+        ValueError: An unknown option or task, frames that are no requests, or frames of an
+            environment that has nothing to see.
     """
     options = options or {}
     known = ("task", "frames", *further)
@@ -94,10 +98,12 @@ def checked_seed(seed: int | None) -> int | None:
 
 
 def checked_action(action: Any, *, space: spaces.Space[Any]) -> Any:
-    """`action` as `space` has it: an int for Discrete, an array of the space's dtype for Box, as it is for others.
+    """`action` as `space` has it: an int for Discrete, an array of the space's dtype for Box, as it
+    is for others.
 
     Raises:
-        ValueError: Another shape or kind of number, NaN, or a value outside of the space; the message says which.
+        ValueError: Another shape or kind of number, NaN, or a value outside of the space; the
+            message says which.
     """
     if not isinstance(space, (spaces.Box, spaces.Discrete)):
         if not space.contains(action):

@@ -1,11 +1,14 @@
-"""The environment contract: Gymnasium's five values, asynchronous, with one call for a chunk of actions.
+"""The environment contract: Gymnasium's five values, asynchronous, with one call for a chunk of
+actions.
 
-An environment is stepped by an EnvServer that may live in another process, so everything here is picklable data. Rendering
-is the cost of a simulator, hence the two rules of the contract: `step_chunk` renders the observation after the last action
-only, and further frames are rendered only for the streams that `reset` was asked for (`FrameRequest`).
+An environment is stepped by an EnvServer that may live in another process, so everything here is
+picklable data. Rendering is the cost of a simulator, hence the two rules of the contract:
+`step_chunk` renders the observation after the last action only, and further frames are rendered
+only for the streams that `reset` was asked for (`FrameRequest`).
 
-Left out on purpose: the user's documents have `reset(dp_rank, ddp_world_size, seed, options)` and a 3-value `step`. Sharding
-is no business of an environment, and `terminated` and `truncated` are two ideas; `envs.adapter` takes such a class.
+Left out on purpose: the user's documents have `reset(dp_rank, ddp_world_size, seed, options)` and a
+3-value `step`. Sharding is no business of an environment, and `terminated` and `truncated` are two
+ideas; `envs.adapter` takes such a class.
 """
 
 import abc
@@ -21,10 +24,13 @@ from numpy.typing import NDArray
 
 # Keys of an embodied observation. An environment leaves out what it does not have.
 IMAGES = "images"  # uint8 [cameras, height, width, 3]
-PROPRIOCEPTION = "proprioception"  # float32 [P]: what the robot feels; never the pose of an object or of the goal
+# float32 [P]: what the robot feels; never the pose of an object or of the goal
+PROPRIOCEPTION = "proprioception"
 INSTRUCTION = "instruction"  # str
 
-Observation = Any  # a Mapping with the keys above for embodied environments; whatever a text environment says otherwise
+# a Mapping with the keys above for embodied environments; whatever a text environment says
+# otherwise
+Observation = Any
 Info = dict[str, Any]
 StepResult = tuple[Observation, float, bool, bool, Info]
 
@@ -38,33 +44,47 @@ class EnvSpec:
     tasks: tuple[str, ...]
     """Names that `reset(options={"task": name})` accepts; at least one."""
     observation_space: gymnasium.Space[Any]
-    """Space of the observations; a `gymnasium.spaces.Dict` with the keys above for embodied environments."""
+    """Space of the observations; a `gymnasium.spaces.Dict` with the keys above for embodied
+    environments.
+    """
     action_space: gymnasium.Space[Any]
     """Space of one action; `Box` (continuous) or `Discrete`."""
     max_episode_steps: int
     """Environment steps after which an episode is truncated."""
     reports_success: bool = True
-    """Whether `info["success"]` is the benchmark's own flag; if not, only the return says how an episode went."""
+    """Whether `info["success"]` is the benchmark's own flag; if not, only the return says how an
+    episode went.
+    """
     renders: bool = True
     """Whether `render` and the frame streams work; if not, asking for frames is refused."""
     replayable: bool = True
-    """Whether seed and actions fix the episode; a real robot says False, and its lost episodes are not replayed."""
+    """Whether seed and actions fix the episode; a real robot says False, and its lost episodes are
+    not replayed.
+    """
     num_agents: int = 1
-    """Agents that act; with more than one, `step` takes a list of actions and returns one entry an agent."""
+    """Agents that act; with more than one, `step` takes a list of actions and returns one entry an
+    agent.
+    """
     check_row: Callable[[Any], object] | None = None
-    """Raises ValueError for a row of the prompt columns (`envs.prompt_files.PromptRow`) that `reset(options={"row": …})` would refuse; None
-    where none is but those without a ground truth. It is pickled, so it is a function of a module."""
+    """Raises ValueError for a row of the prompt columns (`envs.prompt_files.PromptRow`) that
+    `reset(options={"row": …})` would refuse; None where none is but those without a ground truth.
+    It is pickled, so it is a function of a module."""
     leaves_ungraded: bool = False
-    """Whether it asks what it cannot grade, because somebody else decides: such an episode has `info["success"]` None and a reward without
-    meaning, and is left out of every statistic of success and return."""
+    """Whether it asks what it cannot grade, because somebody else decides: such an episode has
+    `info["success"]` None and a reward without meaning, and is left out of every statistic of
+    success and return."""
     notice: str = ""
-    """What whoever reads a number of this environment must know; metric files, videos and reports carry it. Nothing by default."""
+    """What whoever reads a number of this environment must know; metric files, videos and reports
+    carry it. Nothing by default.
+    """
 
     def __post_init__(self) -> None:
         self.check()
 
     def check(self) -> None:
-        """Raise ValueError for the first field that nobody could work with; `pickle` makes a spec without this."""
+        """Raise ValueError for the first field that nobody could work with; `pickle` makes a spec
+        without this.
+        """
         for name, (is_sound, expected) in _FIELDS.items():
             value = getattr(self, name)
             if not is_sound(value):
@@ -119,10 +139,14 @@ _FIELDS: dict[str, tuple[Callable[[Any], bool], str]] = {
 
 @dataclass(frozen=True)
 class FrameRequest:
-    """A stream of frames beside the observations, for the video encoder or the recorder: `options={"frames": {name: request}}`."""
+    """A stream of frames beside the observations, for the video encoder or the recorder:
+    `options={"frames": {name: request}}`.
+    """
 
     every: int
-    """Environment steps between two frames; the frame after reset and the one after the last step are always there."""
+    """Environment steps between two frames; the frame after reset and the one after the last step
+    are always there.
+    """
     size: int
     """Height and width in pixels."""
 
@@ -134,21 +158,26 @@ class FrameRequest:
 
 @dataclass(frozen=True)
 class Frames:
-    """Frames of one stream: `images` uint8 [N, size, size, 3], taken after environment steps `steps` [N] (0 is the reset)."""
+    """Frames of one stream: `images` uint8 [N, size, size, 3], taken after environment steps
+    `steps` [N] (0 is the reset).
+    """
 
     images: NDArray[np.uint8]
     steps: tuple[int, ...] = field(default=())
 
 
 class EpisodeFailed(RuntimeError):
-    """This episode cannot be scored, and would not be if it were played again: it is counted as failed, and never scored.
+    """This episode cannot be scored, and would not be if it were played again: it is counted as
+    failed, and never scored.
 
     The environment that raises it is sound, and its next episode may be played.
     """
 
 
 class Environment(abc.ABC):
-    """One environment. Subclasses implement `reset`, `step` and `render`; simulators override `step_chunk` to render less."""
+    """One environment. Subclasses implement `reset`, `step` and `render`; simulators override
+    `step_chunk` to render less.
+    """
 
     spec: EnvSpec
 
@@ -156,15 +185,17 @@ class Environment(abc.ABC):
     async def reset(
         self, *, seed: int | None = None, options: Mapping[str, Any] | None = None
     ) -> tuple[Observation, Info]:
-        """Start an episode. The same `seed` and `options` give the same episode for the same actions.
+        """Start an episode. The same `seed` and `options` give the same episode for the same
+        actions.
 
         Args:
             seed: Fixes everything random in the episode.
-            options: `task` (one of `spec.tasks`; the first by default), `frames` ({stream: FrameRequest}), and what else the
-                environment documents.
+            options: `task` (one of `spec.tasks`; the first by default), `frames` ({stream:
+                FrameRequest}), and what else the environment documents.
 
         Returns:
-            Observation and info; info has `task` and, where frames were asked for, `frames` ({stream: Frames}).
+            Observation and info; info has `task` and, where frames were asked for, `frames`
+            ({stream: Frames}).
 
         Raises:
             ValueError: An unknown task or option, with the known ones.
@@ -174,8 +205,8 @@ class Environment(abc.ABC):
     async def step(self, action: Any) -> StepResult:
         """Apply one action; Gymnasium's (observation, reward, terminated, truncated, info).
 
-        info has `success` where `spec.reports_success` (None where `spec.leaves_ungraded` and nobody here can say), and `frames` where
-        asked for at reset.
+        info has `success` where `spec.reports_success` (None where `spec.leaves_ungraded` and
+        nobody here can say), and `frames` where asked for at reset.
 
         Raises:
             ValueError: An action of the wrong shape, with NaN, or outside of the space.
@@ -186,8 +217,8 @@ class Environment(abc.ABC):
         """Apply up to K actions and stop where the episode ends; rewards are summed.
 
         Returns:
-            The values of the last executed step; info also has `executed`, the number of actions applied, and all frames of
-            the chunk.
+            The values of the last executed step; info also has `executed`, the number of actions
+            applied, and all frames of the chunk.
         """
         if len(actions) == 0:
             raise ValueError("step_chunk needs at least one action.")
@@ -205,7 +236,9 @@ class Environment(abc.ABC):
 
     @abc.abstractmethod
     def render(self) -> NDArray[np.uint8]:
-        """The current camera image, uint8 [height, width, 3]; raises RuntimeError where there is nothing to see."""
+        """The current camera image, uint8 [height, width, 3]; raises RuntimeError where there is
+        nothing to see.
+        """
 
     async def close(self) -> None:  # noqa: B027  (optional: most environments hold nothing)
         """Release simulators and processes; may be called twice."""

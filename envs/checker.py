@@ -1,10 +1,12 @@
-"""`check_env`: whether an environment keeps the contract of `envs.base`. Public: run it on your own before you train on it.
+"""`check_env`: whether an environment keeps the contract of `envs.base`. Public: run it on your own
+before you train on it.
 
     from envs.checker import check_env
     check_env(MyEnvironment())
 
-It plays a few short episodes with random actions and one to its end, and raises AssertionError with a sentence for the first thing that
-is wrong. Left out: whether the task makes sense, and faults that only another process or machine would show.
+It plays a few short episodes with random actions and one to its end, and raises AssertionError with
+a sentence for the first thing that is wrong. Left out: whether the task makes sense, and faults
+that only another process or machine would show.
 """
 
 import asyncio
@@ -88,7 +90,9 @@ def _check_spec(spec: EnvSpec) -> None:
 
 
 async def _play(env: Environment, *, seed: int, actions: Sequence[Any], chunk: int) -> list[Any]:
-    """Reset and play `actions` in chunks (1: by `step`) until they or the episode end; every value is checked and kept as a copy."""
+    """Reset and play `actions` in chunks (1: by `step`) until they or the episode end; every value
+    is checked and kept as a copy.
+    """
     observation, info = await _reset(env, seed=seed)
     played: list[Any] = [copy.deepcopy((observation, info))]
     for start in range(0, len(actions), chunk):

@@ -1,11 +1,13 @@
 """Any registered Gymnasium environment behind the contract: `env=gymnasium env.id=CartPole-v1`.
 
-An image observation stands under `images` at its native size, everything else flattened to one float32 vector under
-`proprioception`; there is no instruction. Frame streams come from Gymnasium's own `rgb_array` rendering, scaled to the size asked for.
-Success is reported where the environment's infos have `is_success` or `success`, which one step at construction tells. Environments that
-a package registers when it is imported are named as Gymnasium does it: `env.id=my_package:MyEnv-v0`.
+An image observation stands under `images` at its native size, everything else flattened to one
+float32 vector under `proprioception`; there is no instruction. Frame streams come from Gymnasium's
+own `rgb_array` rendering, scaled to the size asked for. Success is reported where the environment's
+infos have `is_success` or `success`, which one step at construction tells. Environments that a
+package registers when it is imported are named as Gymnasium does it: `env.id=my_package:MyEnv-v0`.
 
-Left out: actions other than Box and Discrete, and observations of text, graphs and sequences: these are refused with that sentence.
+Left out: actions other than Box and Discrete, and observations of text, graphs and sequences: these
+are refused with that sentence.
 """
 
 import copy
@@ -49,13 +51,16 @@ class GymnasiumEnv(Environment):
         """Make the environment; it has no images of itself before frames are asked for.
 
         Args:
-            id: Gymnasium id, for example `Reacher-v5`, or `module:id` where importing the module registers it.
-            max_episode_steps: Steps after which an episode is truncated; by default what the environment is registered with.
+            id: Gymnasium id, for example `Reacher-v5`, or `module:id` where importing the module
+                registers it.
+            max_episode_steps: Steps after which an episode is truncated; by default what the
+                environment is registered with.
             kwargs: Handed to `gymnasium.make`.
 
         Raises:
-            ValueError: An unknown id (answered with the nearest known ones), arguments that the environment does not take, spaces that
-                do not fit the contract, or no limit of steps anywhere.
+            ValueError: An unknown id (answered with the nearest known ones), arguments that the
+                environment does not take, spaces that do not fit the contract, or no limit of steps
+                anywhere.
             RuntimeError: A package that the environment needs is missing.
         """
         registered = _registered(id)
@@ -203,7 +208,9 @@ class _Layout:
 def _counted_from_zero(
     space: spaces.Space[Any], *, name: str
 ) -> tuple[spaces.Box | spaces.Discrete, int]:
-    """The action space as policies see it, and what is added to their actions: the first of a Discrete space need not be 0."""
+    """The action space as policies see it, and what is added to their actions: the first of a
+    Discrete space need not be 0.
+    """
     if isinstance(space, spaces.Discrete):
         return spaces.Discrete(int(space.n)), int(space.start)
     if not isinstance(space, spaces.Box):
@@ -230,7 +237,9 @@ def _is_vector(space: spaces.Space[Any]) -> bool:
 
 
 def _registered(id: str) -> EnvRegistration:
-    """What is registered as `id`; in `module:id` the module is imported first, as by `gymnasium.make`."""
+    """What is registered as `id`; in `module:id` the module is imported first, as by
+    `gymnasium.make`.
+    """
     module, _, name = id.rpartition(":")
     if module:
         _import(module, id=id)

@@ -1,11 +1,14 @@
-"""Meta-World's MuJoCo manipulation tasks as language-conditioned environments: camera image, proprioception and instruction in, motion out.
+"""Meta-World's MuJoCo manipulation tasks as language-conditioned environments: camera image,
+proprioception and instruction in, motion out.
 
-One instance serves any of its tasks in any order: a simulator is built when its task is first asked for (about a second with its
-renderer) and reused between episodes. Success is the benchmark's own flag; at any step it ends the episode. The reward is 1 at success
-and 0 before. Meta-World's goal markers are part of the scene that the camera sees; poses of objects and goals are in no observation.
+One instance serves any of its tasks in any order: a simulator is built when its task is first asked
+for (about a second with its renderer) and reused between episodes. Success is the benchmark's own
+flag; at any step it ends the episode. The reward is 1 at success and 0 before. Meta-World's goal
+markers are part of the scene that the camera sees; poses of objects and goals are in no
+observation.
 
-Left out: Meta-World's shaped rewards, and its goal-conditioned observation vector (`state` has it, for experts and oracles only).
-An instance belongs to one thread, because its OpenGL context does.
+Left out: Meta-World's shaped rewards, and its goal-conditioned observation vector (`state` has it,
+for experts and oracles only). An instance belongs to one thread, because its OpenGL context does.
 """
 
 import importlib.util
@@ -27,7 +30,8 @@ from envs.simulator_episode import SimulatorEnv
 if TYPE_CHECKING:  # these import MuJoCo, which looks for OpenGL at once
     from envs.metaworld.simulator import TaskSimulator
 
-# Without dependencies: its metadata pins MuJoCo 3.3.0. It runs on 3.8.1, with which the project's numbers were measured.
+# Without dependencies: its metadata pins MuJoCo 3.3.0. It runs on 3.8.1, with which the project's
+# numbers were measured.
 INSTALL = "python -m pip install --no-deps metaworld==3.1.1"
 DEFAULT_TASKS = (
     "drawer-open",
@@ -55,9 +59,11 @@ WORDS = gymnasium.spaces.Text(
 
 @dataclass(frozen=True)
 class TableCamera:
-    """Our camera: close to the table and from in front of the objects, chosen by looking at all tasks at reset, half-way and success.
+    """Our camera: close to the table and from in front of the objects, chosen by looking at all
+    tasks at reset, half-way and success.
 
-    Meta-World's own cameras stand further off, where a handle is smaller than a pixel of a 64x64 image, or see its back.
+    Meta-World's own cameras stand further off, where a handle is smaller than a pixel of a 64x64
+    image, or see its back.
     """
 
     lookat: tuple[float, float, float] = (0.0, 0.7, 0.15)
@@ -80,16 +86,18 @@ class MetaWorldEnv(SimulatorEnv["TaskSimulator"]):
         """Cheap: simulators and the OpenGL context are made when they are first needed.
 
         Args:
-            tasks: Names of Meta-World's tasks (`envs.metaworld.suite.INSTRUCTIONS`), with or without `-v3`.
+            tasks: Names of Meta-World's tasks (`envs.metaworld.suite.INSTRUCTIONS`), with or
+                without `-v3`.
             image_size: Height and width of the observation's image in pixels.
             camera: `table` (ours, see `TableCamera`) or one of Meta-World's.
             max_episode_steps: Steps after which an episode is truncated; at most Meta-World's 500.
-            render_quality: `fast` (see `envs.offscreen`) or `full`, which takes fifty times as long on a CPU. They look different:
-                train and evaluate with the same.
+            render_quality: `fast` (see `envs.offscreen`) or `full`, which takes fifty times as long
+                on a CPU. They look different: train and evaluate with the same.
 
         Raises:
             ValueError: An unknown name, a task given twice, or a number out of range.
-            RuntimeError: Meta-World or MuJoCo is not installed; nothing of them is imported to find out.
+            RuntimeError: Meta-World or MuJoCo is not installed; nothing of them is imported to find
+                out.
         """
         for package, command in (
             ("metaworld", INSTALL),
@@ -127,7 +135,9 @@ class MetaWorldEnv(SimulatorEnv["TaskSimulator"]):
     async def reset(
         self, *, seed: int | None = None, options: Mapping[str, Any] | None = None
     ) -> tuple[dict[str, Any], Info]:
-        """See `Environment.reset`; options are `task` and `frames`. Seed and task fix the episode, whatever ran before in this instance."""
+        """See `Environment.reset`; options are `task` and `frames`. Seed and task fix the episode,
+        whatever ran before in this instance.
+        """
         task, streams = read_options(self._canonical(options), spec=self.spec)
         seed = checked_seed(seed)
         self._ended = True
@@ -138,7 +148,9 @@ class MetaWorldEnv(SimulatorEnv["TaskSimulator"]):
 
     @property
     def state(self) -> NDArray[np.float64]:
-        """Meta-World's own observation [39], with poses of objects and goal: for experts and oracles, never for a policy."""
+        """Meta-World's own observation [39], with poses of objects and goal: for experts and
+        oracles, never for a policy.
+        """
         return self._running().state
 
     def _canonical(self, options: Mapping[str, Any] | None) -> dict[str, Any]:
@@ -192,9 +204,11 @@ class _OneCamera:
 
 
 def expert(task: str) -> Callable[[MetaWorldEnv], NDArray[np.float32]]:
-    """Meta-World's scripted expert for `task`: from the environment to its next action, float32 [4] in [-1, 1].
+    """Meta-World's scripted expert for `task`: from the environment to its next action, float32 [4]
+    in [-1, 1].
 
-    Success over 30 seeds and steps to it: docs/environments.md. It reads `env.state`, which no policy may.
+    Success over 30 seeds and steps to it: docs/environments.md. It reads `env.state`, which no
+    policy may.
     """
     name = task_name(task)
     choose_backend()

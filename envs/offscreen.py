@@ -1,9 +1,11 @@
-"""Images of a MuJoCo scene without a window: one OpenGL context, one renderer a model, any number of image sizes.
+"""Images of a MuJoCo scene without a window: one OpenGL context, one renderer a model, any number
+of image sizes.
 
-`mujoco.Renderer` is left aside because its size is fixed and each one makes an OpenGL context of its own. An image is the most expensive
-thing a simulator makes, so `fast` draws less of it, always in the same way: no shadows, reflections, multisampling and sky box, coarser
-spheres and cylinders, large meshes thinned, and nothing that lies outside of the picture. The physics never sees that: a renderer draws
-from its own copy of the model.
+`mujoco.Renderer` is left aside because its size is fixed and each one makes an OpenGL context of
+its own. An image is the most expensive thing a simulator makes, so `fast` draws less of it, always
+in the same way: no shadows, reflections, multisampling and sky box, coarser spheres and cylinders,
+large meshes thinned, and nothing that lies outside of the picture. The physics never sees that: a
+renderer draws from its own copy of the model.
 
 A context and its renderers belong to one thread.
 """
@@ -17,18 +19,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 RenderQuality = Literal["fast", "full"]
-# Value of MUJOCO_GL, and the libraries that it needs, one of each group: without an OpenGL library PyOpenGL finds no function of EGL.
+# Value of MUJOCO_GL, and the libraries that it needs, one of each group: without an OpenGL library
+# PyOpenGL finds no function of EGL.
 BACKENDS = {"egl": (("EGL",), ("OpenGL", "GL")), "osmesa": (("OSMesa",),)}
 APT_COMMAND = "apt-get install -y libegl1 libopengl0 libgl1-mesa-dri libosmesa6"
-# Of the meshes in Meta-World's scene only parts of the robot have more faces. 8 mm is two thirds of a pixel at 64x64 from a metre: images
-# differ by 0.6 of 255 on average, and drawing takes half as long.
+# Of the meshes in Meta-World's scene only parts of the robot have more faces. 8 mm is two thirds of
+# a pixel at 64x64 from a metre: images differ by 0.6 of 255 on average, and drawing takes half as
+# long.
 THIN_ABOVE_FACES = 2000
 THIN_CELL_M = 0.008
 HIDDEN_GROUP = 5  # MuJoCo draws geom groups 0 to 2
 
 
 def choose_backend() -> str:
-    """The OpenGL backend: `MUJOCO_GL` where it is set, else the first whose library is installed, which is then put there.
+    """The OpenGL backend: `MUJOCO_GL` where it is set, else the first whose library is installed,
+    which is then put there.
 
     Raises:
         RuntimeError: An unusable `MUJOCO_GL`, or no library; the message says what to install.
@@ -83,7 +88,9 @@ class SceneRenderer:
     def __init__(
         self, *, model: Any, context: Any, camera: Any, quality: RenderQuality, size: int
     ) -> None:
-        """Upload a copy of `model` into the OpenGL `context`; `camera` is an `MjvCamera`, images start out at `size` pixels."""
+        """Upload a copy of `model` into the OpenGL `context`; `camera` is an `MjvCamera`, images
+        start out at `size` pixels.
+        """
         import mujoco
 
         self._mujoco, self._gl, self._camera, self._size = mujoco, context, camera, size
@@ -136,7 +143,9 @@ class SceneRenderer:
         self._context.free()
 
     def _outside(self, data: Any) -> NDArray[np.bool_]:
-        """Geoms whose bounding sphere lies outside of the camera's square pyramid, [number of geoms]."""
+        """Geoms whose bounding sphere lies outside of the camera's square pyramid, [number of
+        geoms].
+        """
         self._mujoco.mjv_updateCamera(self._model, data, self._camera, self._scene)
         left, right = self._scene.camera
         forward, up = np.array(left.forward), np.array(left.up)

@@ -1,4 +1,6 @@
-"""Pictures as the contract wants them, uint8 [height, width, 3], whatever an environment draws. NumPy only: no imaging library."""
+"""Pictures as the contract wants them, uint8 [height, width, 3], whatever an environment draws.
+NumPy only: no imaging library.
+"""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,7 +25,8 @@ def as_rgb(picture: NDArray[np.uint8]) -> NDArray[np.uint8]:
 
 
 def fitted(picture: NDArray[np.uint8], size: int) -> NDArray[np.uint8]:
-    """`picture` [H, W, 3] scaled into a square of `size` pixels, its aspect ratio kept, black where it does not reach.
+    """`picture` [H, W, 3] scaled into a square of `size` pixels, its aspect ratio kept, black where
+    it does not reach.
 
     Shrinking averages the pixels that fall together, growing repeats them.
     """

@@ -2,13 +2,15 @@
 
 Two forms, told apart by their columns:
 
-- **Prompt columns**, parquet or jsonl: `data_source`, `prompt` (chat messages) and `reward_model` ({style, ground_truth}); `ability` and
-  `extra_info` may be left out. Further columns are not read, which is logged.
-- **GSM8K**, jsonl as its authors ship it (https://github.com/openai/grade-school-math): `question` and `answer`, with the solution and, in
-  its last line, `#### x`.
+- **Prompt columns**, parquet or jsonl: `data_source`, `prompt` (chat messages) and `reward_model`
+  ({style, ground_truth}); `ability` and `extra_info` may be left out. Further columns are not read,
+  which is logged.
+- **GSM8K**, jsonl as its authors ship it (https://github.com/openai/grade-school-math): `question`
+  and `answer`, with the solution and, in its last line, `#### x`.
 
-Opening a file reads no more than its index: a rank asks for its own rows (`rows(start, stop)`). Whatever is wrong is a ValueError that
-names file, row and remedy. Left out: shuffling, sharding and chat templates, which belong to whoever loads the data.
+Opening a file reads no more than its index: a rank asks for its own rows (`rows(start, stop)`).
+Whatever is wrong is a ValueError that names file, row and remedy. Left out: shuffling, sharding and
+chat templates, which belong to whoever loads the data.
 """
 
 import abc
@@ -53,11 +55,14 @@ class PromptRow:
     """One task that is asked in words."""
 
     data_source: str
-    """Where it comes from, for example `openai/gsm8k`; rewards and accuracies are told apart by it."""
+    """Where it comes from, for example `openai/gsm8k`; rewards and accuracies are told apart by it.
+    """
     prompt: tuple[Message, ...]
     """Chat messages, at least one."""
     ground_truth: str | None
-    """What the answer is held against; None, or nothing but blanks, where there is nothing to hold it against."""
+    """What the answer is held against; None, or nothing but blanks, where there is nothing to hold
+    it against.
+    """
     style: str = "rule"
     """How it is held against it; see `envs.math.grading.STYLES` for those of MathEnv."""
     ability: str = "math"
@@ -132,7 +137,8 @@ class PromptFile(abc.ABC):
 
     @abc.abstractmethod
     def select(self, rows: Sequence[int]) -> Iterator[PromptRow]:
-        """The rows with these numbers, which must ascend, in one pass over the file; a few hundred are in memory at a time.
+        """The rows with these numbers, which must ascend, in one pass over the file; a few hundred
+        are in memory at a time.
 
         Raises:
             ValueError: A row that is wrong, with file, row and remedy.
@@ -152,7 +158,8 @@ def open_prompts(path: str | Path, *, gsm8k_instruction: str = GSM8K_INSTRUCTION
 
     Raises:
         FileNotFoundError: No such file.
-        ValueError: An ending nobody reads, an empty or broken file, or columns that are neither form.
+        ValueError: An ending nobody reads, an empty or broken file, or columns that are neither
+            form.
     """
     path = Path(path)
     if not path.is_file():
@@ -230,7 +237,9 @@ class ParquetPrompts(PromptFile):
         return list(self.select(range(len(self))[start:stop]))
 
     def select(self, rows: Sequence[int]) -> Iterator[PromptRow]:
-        """See `PromptFile.select`; row groups without a wanted row are skipped, others are decoded piece by piece."""
+        """See `PromptFile.select`; row groups without a wanted row are skipped, others are decoded
+        piece by piece.
+        """
         done = 0
         while done < len(rows):
             group = bisect.bisect_right(self._starts, rows[done]) - 1
@@ -269,9 +278,11 @@ class ParquetPrompts(PromptFile):
         return min(max(MAX_GROUP_BYTES // max([1, *declared]), 1), ROWS_AT_ONCE)
 
     def _pieces(self, group: int, names: list[str]) -> Iterator[pyarrow.RecordBatch]:
-        """A row group piece by piece, none larger than `MAX_PIECE_BYTES` when it becomes Python's objects.
+        """A row group piece by piece, none larger than `MAX_PIECE_BYTES` when it becomes Python's
+        objects.
 
-        Texts that recur are read as pyarrow's dictionaries, so that many messages of one text are measured before they are unpacked.
+        Texts that recur are read as pyarrow's dictionaries, so that many messages of one text are
+        measured before they are unpacked.
         """
         first = self._starts[group]
         for batch in self._file.iter_batches(
@@ -310,7 +321,9 @@ class ParquetPrompts(PromptFile):
 
 
 def _cut(batch: pyarrow.RecordBatch, sizes: NDArray[np.int64]) -> Iterator[pyarrow.RecordBatch]:
-    """`batch` in pieces of at most `MAX_PIECE_BYTES`, with one row at least; `sizes` are those of its rows."""
+    """`batch` in pieces of at most `MAX_PIECE_BYTES`, with one row at least; `sizes` are those of
+    its rows.
+    """
     ends, begin = np.cumsum(sizes), 0
     while begin < len(batch):
         before = int(ends[begin - 1]) if begin else 0

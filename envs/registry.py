@@ -1,4 +1,5 @@
-"""Environments by name: a dict that can be read, a decorator to add one's own, and `module:Class` for what is not registered.
+"""Environments by name: a dict that can be read, a decorator to add one's own, and `module:Class`
+for what is not registered.
 
 Left out: configuration. What `make_env` is given beside the name goes to the constructor as it is.
 """
@@ -28,7 +29,8 @@ EnvironmentClass = TypeVar("EnvironmentClass", bound=type[Environment])
 def register_env(name: str) -> Callable[[EnvironmentClass], EnvironmentClass]:
     """Class decorator: make an environment known as `name`.
 
-    It is known in processes that import its module; to a server elsewhere give `module:Class`, which imports it.
+    It is known in processes that import its module; to a server elsewhere give `module:Class`,
+    which imports it.
 
     Raises:
         ValueError: The name is taken by another class.
@@ -46,16 +48,20 @@ def register_env(name: str) -> Callable[[EnvironmentClass], EnvironmentClass]:
 
 
 def portable_name(name: str) -> str:
-    """A name that other processes understand, which have not imported what this one has: a shipped one, or `module:Class`."""
+    """A name that other processes understand, which have not imported what this one has: a shipped
+    one, or `module:Class`.
+    """
     reference = ENVS.get(name, name)
     return name if reference.startswith(SHIPPED) else reference
 
 
 def env_class(name: str) -> type[Environment]:
-    """The class registered as `name`, or named by `module:Class`; imports its module and makes nothing.
+    """The class registered as `name`, or named by `module:Class`; imports its module and makes
+    nothing.
 
     Raises:
-        ValueError: No such name, module or class, or a class that is no `Environment`; the message says what to do.
+        ValueError: No such name, module or class, or a class that is no `Environment`; the message
+            says what to do.
     """
     reference = ENVS.get(name, name)
     module_name, colon, qualified = reference.partition(":")
@@ -85,10 +91,12 @@ def env_class(name: str) -> type[Environment]:
 
 
 def make_env(name: str, **kwargs: Any) -> Environment:
-    """Make the environment registered as `name`, or named by `module:Class`, with the constructor's `kwargs`.
+    """Make the environment registered as `name`, or named by `module:Class`, with the constructor's
+    `kwargs`.
 
     Raises:
-        ValueError: An unknown name (answered with the known ones), or an argument that the constructor does not know or refuses.
+        ValueError: An unknown name (answered with the known ones), or an argument that the
+            constructor does not know or refuses.
     """
     environment_class = env_class(name)
     signature = inspect.signature(environment_class)
@@ -106,7 +114,8 @@ def make_env(name: str, **kwargs: Any) -> Environment:
 
 
 def env_spec(name: str, **kwargs: Any) -> EnvSpec:
-    """The spec of what `make_env` would make. Simulators are built at the first reset, so this is cheap and needs no display library.
+    """The spec of what `make_env` would make. Simulators are built at the first reset, so this is
+    cheap and needs no display library.
 
     A class of the user's own is made in a process of its own (`envs.spec_process`).
 
@@ -121,7 +130,9 @@ def env_spec(name: str, **kwargs: Any) -> EnvSpec:
 
 
 def _is_own(reference: str, kwargs: Mapping[str, Any]) -> bool:
-    """Whether a constructor is the user's; one in the script that runs is no module that another process could import."""
+    """Whether a constructor is the user's; one in the script that runs is no module that another
+    process could import.
+    """
     if reference.startswith(SHIPPED):
         return ":" in str(kwargs.get("id", ""))  # `module:id`, which Gymnasium imports
     return ":" in reference and not reference.startswith("__main__:")

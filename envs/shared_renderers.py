@@ -1,8 +1,10 @@
-"""Renderers that the environments of a thread have in common: a scene's meshes and textures are uploaded once, whoever draws it.
+"""Renderers that the environments of a thread have in common: a scene's meshes and textures are
+uploaded once, whoever draws it.
 
-Of what a simulator takes, most is for its pictures: a second copy of the model, and what OpenGL makes of it. None of that changes in an
-episode, so a server with six environments needs it once. A renderer lives as long as an environment holds it, and all of them draw into
-one OpenGL context, which belongs to the thread.
+Of what a simulator takes, most is for its pictures: a second copy of the model, and what OpenGL
+makes of it. None of that changes in an episode, so a server with six environments needs it once. A
+renderer lives as long as an environment holds it, and all of them draw into one OpenGL context,
+which belongs to the thread.
 """
 
 import threading
@@ -35,7 +37,8 @@ class SharedRenderers:
         self._holders: Counter[Hashable] = Counter()
 
     def take(self, scene: Hashable, make: Callable[[Any], Renderer], *, size: int) -> Renderer:
-        """The renderer of `scene`, made in the OpenGL context by `make` where nobody holds one; images start out at `size` pixels.
+        """The renderer of `scene`, made in the OpenGL context by `make` where nobody holds one;
+        images start out at `size` pixels.
 
         Raises:
             RuntimeError: OpenGL or its driver is missing.

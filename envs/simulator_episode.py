@@ -1,11 +1,13 @@
-"""Episodes of MuJoCo simulators, the part that Meta-World and LIBERO share: chunks of actions, images, frame streams, and what is kept.
+"""Episodes of MuJoCo simulators, the part that Meta-World and LIBERO share: chunks of actions,
+images, frame streams, and what is kept.
 
-A simulator is built when its task is first asked for and reused; its renderer it has in common with the other environments of the thread.
-Images are drawn for the observation after the last action of a chunk and for the frames that a stream asks for, and at no other step. An
-episode ends at the simulator's success or at the task's limit of steps; the reward is 1 at success and 0 before.
+A simulator is built when its task is first asked for and reused; its renderer it has in common with
+the other environments of the thread. Images are drawn for the observation after the last action of
+a chunk and for the frames that a stream asks for, and at no other step. An episode ends at the
+simulator's success or at the task's limit of steps; the reward is 1 at success and 0 before.
 
-Left out: what a task is, how an episode starts, and which camera looks at it. An instance belongs to one thread, because its OpenGL
-context does.
+Left out: what a task is, how an episode starts, and which camera looks at it. An instance belongs
+to one thread, because its OpenGL context does.
 """
 
 import abc
@@ -50,12 +52,15 @@ AnySimulator = TypeVar("AnySimulator", bound=Simulator)
 
 
 class SimulatorEnv(Environment, Generic[AnySimulator]):
-    """An environment of one or more tasks, each with a simulator; subclasses say what the tasks are and start the episodes.
+    """An environment of one or more tasks, each with a simulator; subclasses say what the tasks are
+    and start the episodes.
 
     Args:
         image_size: Height and width of the observation's images in pixels.
-        cameras: Names of the cameras of an observation; streams of frames and `render` show the first one.
-        kept_simulators: How many are kept; one more takes the place of the one that was not used for the longest time. None: all.
+        cameras: Names of the cameras of an observation; streams of frames and `render` show the
+            first one.
+        kept_simulators: How many are kept; one more takes the place of the one that was not used
+            for the longest time. None: all.
     """
 
     def __init__(
@@ -81,7 +86,9 @@ class SimulatorEnv(Environment, Generic[AnySimulator]):
 
     @abc.abstractmethod
     def _scene(self, task: str) -> Hashable:
-        """What the pictures of a task depend on beside the simulator's state: environments in which it is the same share a renderer."""
+        """What the pictures of a task depend on beside the simulator's state: environments in which
+        it is the same share a renderer.
+        """
 
     @abc.abstractmethod
     def _instruction(self, task: str) -> str:
@@ -155,7 +162,8 @@ class SimulatorEnv(Environment, Generic[AnySimulator]):
         del self._simulators[task]
         if self._task == task:
             self._task = None
-        gc.collect()  # simulators refer to themselves in circles, and Python cannot see how large they are
+        # simulators refer to themselves in circles, and Python cannot see how large they are
+        gc.collect()
 
     def _give_back_renderer(self, task: str) -> None:
         assert self._shared is not None
@@ -191,7 +199,9 @@ class SimulatorEnv(Environment, Generic[AnySimulator]):
         return self._renderers[self._task].render(simulator, size, camera)
 
     def _add_frames(self, frames: FrameBuffer, images: dict[str, NDArray[np.uint8]]) -> None:
-        """Frames that are due after this step; the observation's images, where there are some, serve streams of their size."""
+        """Frames that are due after this step; the observation's images, where there are some,
+        serve streams of their size.
+        """
         camera = self._cameras[0]
         rendered = {self._image_size: images[camera]} if images else {}
         for stream, request in self._streams.items():
@@ -215,7 +225,9 @@ class SimulatorEnv(Environment, Generic[AnySimulator]):
 
 
 def _return_freed_memory() -> None:
-    """Give the system what building a simulator has freed: glibc keeps it, as much as the simulator itself takes. Elsewhere: nothing."""
+    """Give the system what building a simulator has freed: glibc keeps it, as much as the simulator
+    itself takes. Elsewhere: nothing.
+    """
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)

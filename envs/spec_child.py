@@ -1,4 +1,6 @@
-"""The child's side of `envs.spec_process`: make an environment, and answer with its spec or with how that failed."""
+"""The child's side of `envs.spec_process`: make an environment, and answer with its spec or with
+how that failed.
+"""
 
 import asyncio
 import base64
@@ -13,7 +15,9 @@ from envs.spec_process import SHIPPED
 
 
 async def describe(argument: Mapping[str, str]) -> dict[str, str]:
-    """The pickled spec, or which of `envs.spec_process.FAILURES` it was; see `spec_of_own` for the argument."""
+    """The pickled spec, or which of `envs.spec_process.FAILURES` it was; see `spec_of_own` for the
+    argument.
+    """
     made = _made(
         argument["name"], argument["reference"], pickle.loads(base64.b64decode(argument["kwargs"]))
     )

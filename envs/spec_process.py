@@ -1,8 +1,9 @@
 """The spec of a user's own environment, read in a process of its own.
 
-A constructor may end its process, hang or crash: here that costs a process and becomes a sentence. What it prints to its standard output
-goes nowhere, and processes of its process group end with it. The child runs `envs.spec_child`. Left out: the specs of shipped
-environments, whose constructors are known.
+A constructor may end its process, hang or crash: here that costs a process and becomes a sentence.
+What it prints to its standard output goes nowhere, and processes of its process group end with it.
+The child runs `envs.spec_child`. Left out: the specs of shipped environments, whose constructors
+are known.
 """
 
 import base64
@@ -26,7 +27,8 @@ from envs.worker_pool import (
 
 logger = logging.getLogger(__name__)
 
-DEADLINE_S = 120.0  # imports from a cold disk take a minute; a simulator is built at the first reset, and not here
+# imports from a cold disk take a minute; a simulator is built at the first reset, and not here
+DEADLINE_S = 120.0
 PATIENCE_S = 10.0  # after which a user wants to know what is waited for
 SHIPPED = "envs."  # the package of environments whose constructors are known
 REMEDY = (
@@ -100,7 +102,9 @@ def _pickled_spec(name: str, reference: str, kwargs: bytes) -> bytes:
 
 
 def _read(answer: Any, *, name: str) -> bytes:
-    """The pickled spec of an answer; the constructor may have written to the pipe that it comes through."""
+    """The pickled spec of an answer; the constructor may have written to the pipe that it comes
+    through.
+    """
     match answer:
         case {"spec": str(encoded)}:
             try:

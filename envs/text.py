@@ -1,14 +1,19 @@
-"""What a text environment sees and says: chat messages in the observation, the model's text as action, and how a reward came about.
+"""What a text environment sees and says: chat messages in the observation, the model's text as
+action, and how a reward came about.
 
-- **Observation**: `{"messages": [{"role": …, "content": …}, …]}`, what is said to the model since it last spoke: the whole prompt at reset,
-  answers of tools (or of a user) after a step, an empty list at the end. The model's own words never come back, because whoever plays
-  has them as tokens, and tokens are not made anew between turns.
+- **Observation**: `{"messages": [{"role": …, "content": …}, …]}`, what is said to the model since
+  it last spoke: the whole prompt at reset, answers of tools (or of a user) after a step, an empty
+  list at the end. The model's own words never come back, because whoever plays has them as tokens,
+  and tokens are not made anew between turns.
 - **Action**: the model's text of one turn, a `str`; the empty one is allowed.
-- **Info of a step**: `task`, `success`, `reward_parts` ({name: float}, whose sum is the reward) and `verdict` (a short word or sentence:
-  what the grader saw). With several agents, `agents` is a list of such dicts, one an agent, and `success` says whether all succeeded.
-  Where the environment was told to ask what it cannot grade (`EnvSpec.leaves_ungraded`), `success` is None and the reward 0 without parts.
+- **Info of a step**: `task`, `success`, `reward_parts` ({name: float}, whose sum is the reward) and
+  `verdict` (a short word or sentence: what the grader saw). With several agents, `agents` is a list
+  of such dicts, one an agent, and `success` says whether all succeeded. Where the environment was
+  told to ask what it cannot grade (`EnvSpec.leaves_ungraded`), `success` is None and the reward 0
+  without parts.
 
-What cannot be scored raises `envs.base.EpisodeFailed`. Left out: tokens, chat templates and budgets in tokens, which belong to the rollout.
+What cannot be scored raises `envs.base.EpisodeFailed`. Left out: tokens, chat templates and budgets
+in tokens, which belong to the rollout.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -20,8 +25,11 @@ from gymnasium import spaces
 from envs.base import EnvSpec
 
 MESSAGES = "messages"  # key of the observation
-GROUND_TRUTH = "ground_truth"  # key of reset's info: what the answer is held against, where it can be said in a text; never shown
-GRADED = "graded"  # key of reset's info: False where nobody here can say whether an answer is right; steps then have `success` None
+# key of reset's info: what the answer is held against, where it can be said in a text; never shown
+GROUND_TRUTH = "ground_truth"
+# key of reset's info: False where nobody here can say whether an answer is right; steps then have
+# `success` None
+GRADED = "graded"
 REWARD_PARTS, VERDICT = "reward_parts", "verdict"  # keys of a step's info
 
 Role = Literal["system", "user", "assistant", "tool"]
@@ -69,7 +77,9 @@ class Messages(gymnasium.Space[list[Message]]):
 
 
 class ModelText(spaces.Text):
-    """Space of every text up to `max_length` characters, in any script; samples are short and ASCII."""
+    """Space of every text up to `max_length` characters, in any script; samples are short and
+    ASCII.
+    """
 
     def __init__(self, max_length: int) -> None:
         super().__init__(max_length, min_length=0, charset=SAMPLE_CHARACTERS)
@@ -99,7 +109,8 @@ def text_spec(
     check_row: Callable[[Any], object] | None = None,
     leaves_ungraded: bool = False,
 ) -> EnvSpec:
-    """The spec of a text environment: nothing to render, success is reported, one environment step a turn of the model.
+    """The spec of a text environment: nothing to render, success is reported, one environment step
+    a turn of the model.
 
     Args:
         name: Registry name.
@@ -131,7 +142,9 @@ def message(role: Role, content: str) -> Message:
 
 
 def observe(messages: Sequence[Message] = ()) -> TextObservation:
-    """The observation that says `messages`, in dicts of its own; without any, the one at the end of an episode."""
+    """The observation that says `messages`, in dicts of its own; without any, the one at the end of
+    an episode.
+    """
     return {"messages": [message(entry["role"], entry["content"]) for entry in messages]}
 
 

@@ -1,7 +1,9 @@
-"""How large rows of parquet become when they are unpacked, measured while many of them still share one text.
+"""How large rows of parquet become when they are unpacked, measured while many of them still share
+one text.
 
-Parquet keeps a text that recurs once, in a dictionary, and pyarrow can read it so (`read_dictionary`): a few bytes a value. Then a small
-file whose rows are gigabytes shows what it is before anything is unpacked.
+Parquet keeps a text that recurs once, in a dictionary, and pyarrow can read it so
+(`read_dictionary`): a few bytes a value. Then a small file whose rows are gigabytes shows what it
+is before anything is unpacked.
 """
 
 from collections.abc import Collection
@@ -16,7 +18,9 @@ BYTES_OF_A_VALUE = 8  # of a number, or of the place of a text
 
 
 def text_columns(metadata: parquet.FileMetaData, names: Collection[str]) -> list[str]:
-    """Paths of the texts in the columns `names`, also those within lists and structs, as `read_dictionary` takes them."""
+    """Paths of the texts in the columns `names`, also those within lists and structs, as
+    `read_dictionary` takes them.
+    """
     schema = metadata.schema
     columns = [schema.column(number) for number in range(len(schema))]
     return [

@@ -1,9 +1,11 @@
-"""The child's side of `envs.worker_pool`: import one function, then answer calls of it, one JSON line each, until standard input ends.
+"""The child's side of `envs.worker_pool`: import one function, then answer calls of it, one JSON
+line each, until standard input ends.
 
     python -P -m envs.worker_child module:function CPU_SECONDS MEMORY_MIB
 
-What the function prints goes nowhere. What it raises is an answer. More than CPU_SECONDS of processor time in one call ends the process,
-also where nobody is left to kill it; 0 stands for no limit.
+What the function prints goes nowhere. What it raises is an answer. More than CPU_SECONDS of
+processor time in one call ends the process, also where nobody is left to kill it; 0 stands for no
+limit.
 """
 
 import asyncio

@@ -1,13 +1,16 @@
-"""Functions that may hang or crash, run in processes that can be killed: a few processes, one JSON value in and one out, a deadline a call.
+"""Functions that may hang or crash, run in processes that can be killed: a few processes, one JSON
+value in and one out, a deadline a call.
 
-Threads and signals do not do: a big-integer power holds the interpreter's lock for hours, and `signal.alarm` works in main threads only.
-Processes start at the first call, live on between calls, and are replaced when one dies or is killed.
+Threads and signals do not do: a big-integer power holds the interpreter's lock for hours, and
+`signal.alarm` works in main threads only. Processes start at the first call, live on between calls,
+and are replaced when one dies or is killed.
 
     pool = lease(WorkerSettings(target="my_module:my_function", num_workers=2, deadline_s=10.0))
     result = await pool.call({"question": "…"})
     release(pool)
 
-Left out: isolation. A function in a worker can do what this process can; untrusted programs belong into the sandbox.
+Left out: isolation. A function in a worker can do what this process can; untrusted programs belong
+into the sandbox.
 """
 
 import asyncio
@@ -35,7 +38,8 @@ class WorkerKilled(RuntimeError):
     """The process died in mid-call, or was killed at its deadline."""
 
     over_limit = False
-    """Whether it used more processor time than its settings allow, which is the call's own doing."""
+    """Whether it used more processor time than its settings allow, which is the call's own doing.
+    """
 
 
 class WorkerRaised(RuntimeError):
@@ -57,7 +61,9 @@ class WorkerSettings:
     deadline_s: float = 10.0
     """Seconds of wall time after which a call's process is killed."""
     cpu_s: float = 0.0
-    """Seconds of processor time after which the kernel ends it; 0: no limit. A busy machine does not shorten it."""
+    """Seconds of processor time after which the kernel ends it; 0: no limit. A busy machine does
+    not shorten it.
+    """
     memory_mib: int = 0
     """Address space of a process in MiB; 0: no limit."""
     start_deadline_s: float = 180.0
@@ -72,7 +78,9 @@ class WorkerSettings:
 
 
 class WorkerPool:
-    """At most `num_workers` processes, each behind one thread of this process. Any event loop may call."""
+    """At most `num_workers` processes, each behind one thread of this process. Any event loop may
+    call.
+    """
 
     def __init__(self, settings: WorkerSettings) -> None:
         """Cheap: the first call starts a process."""
@@ -85,7 +93,8 @@ class WorkerPool:
         self._closed = False
 
     async def call(self, argument: Any, *, deadline_s: float | None = None) -> Any:
-        """The function's result for `argument`; `deadline_s` (the settings' own by default) counts from when a process is free.
+        """The function's result for `argument`; `deadline_s` (the settings' own by default) counts
+        from when a process is free.
 
         Raises:
             WorkerRaised: The function raised, or its result is not JSON.
@@ -203,7 +212,8 @@ class _Worker:
         """Send `line` and return the next answer.
 
         Raises:
-            WorkerKilled: No whole answer in time, too long a one or something else, or the process is gone.
+            WorkerKilled: No whole answer in time, too long a one or something else, or the process
+                is gone.
         """
         end = time.monotonic() + deadline_s
         received = bytearray()
@@ -226,7 +236,9 @@ class _Worker:
             os.killpg(self._process.pid, signal.SIGKILL)
 
     def tidy_up(self) -> None:
-        """Kill, wait until the process is gone, and close the pipes. Only when nothing is exchanged."""
+        """Kill, wait until the process is gone, and close the pipes. Only when nothing is
+        exchanged.
+        """
         self.end()
         self._process.wait()
         for stream in (self._process.stdin, self._process.stdout):

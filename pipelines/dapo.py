@@ -1,4 +1,5 @@
-"""DAPO: GRPO with groups that teach something, room for unlikely tokens, and a price on length (https://arxiv.org/abs/2503.14476).
+"""DAPO: GRPO with groups that teach something, room for unlikely tokens, and a price on length
+(https://arxiv.org/abs/2503.14476).
 
     for each step:
         for each of the step's prompts or tasks, sample a group of n responses            rollout_actor
@@ -13,8 +14,9 @@
             every token of the batch alike
         give the new weights to the rollout engine                                        sync_weights
 
-What is particular to it besides the filter is said in configs/pipeline/dapo.yaml. It serves robots and text alike, but that episodes of
-robots have no length to pay for: they are bounded by environment steps, and running out of them is a failure already.
+What is particular to it besides the filter is said in configs/pipeline/dapo.yaml. It serves robots
+and text alike, but that episodes of robots have no length to pay for: they are bounded by
+environment steps, and running out of them is a failure already.
 """
 
 from siirl.execution.dag import Pipeline, TaskGraph

@@ -1,4 +1,5 @@
-"""SRPO for policies that act: GRPO on trajectory rewards that also tell failures apart (https://arxiv.org/abs/2511.15605).
+"""SRPO for policies that act: GRPO on trajectory rewards that also tell failures apart
+(https://arxiv.org/abs/2511.15605).
 
     for each step:
         for each of the step's tasks, run a group of n episodes with the policy           rollout_actor
@@ -12,8 +13,9 @@
         maximise min(ratio * A, clip(ratio) * A), less the KL penalty                     actor_train
         give the new weights to the rollout engine                                        sync_weights
 
-The filter comes before the reward, because it only drops groups that no reward can tell apart. Which reward is computed, and how
-the advantage and the loss are, is said in the configuration (`reward`, `algorithm`, `actor_rollout_ref.actor`).
+The filter comes before the reward, because it only drops groups that no reward can tell apart.
+Which reward is computed, and how the advantage and the loss are, is said in the configuration
+(`reward`, `algorithm`, `actor_rollout_ref.actor`).
 """
 
 from siirl.execution.dag import Pipeline, TaskGraph

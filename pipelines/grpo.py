@@ -1,4 +1,5 @@
-"""GRPO: the mean reward of a group stands in for a value function (https://arxiv.org/abs/2402.03300, section 4.1).
+"""GRPO: the mean reward of a group stands in for a value function
+(https://arxiv.org/abs/2402.03300, section 4.1).
 
     for each step:
         for each of the step's prompts or tasks, sample a group of n responses            rollout_actor

@@ -1,4 +1,5 @@
-"""PPO: a learned value function is the baseline of every decision (https://arxiv.org/abs/1707.06347, algorithm 1).
+"""PPO: a learned value function is the baseline of every decision
+(https://arxiv.org/abs/1707.06347, algorithm 1).
 
     for each step:
         roll out the step's prompts or tasks with the policy                              rollout_actor
@@ -10,8 +11,9 @@
         maximise min(ratio * A, clip(ratio) * A)                                          actor_train
         give the new weights to the rollout engine                                        sync_weights
 
-Log-probs stand before the reward, so that `algorithm.use_kl_in_reward=true` finds them (arXiv 2203.02155, section 3.5); they are skipped
-where nobody reads them. The first `trainer.critic_warmup` steps leave the actor as it is. Nothing here knows robots from text: a
+Log-probs stand before the reward, so that `algorithm.use_kl_in_reward=true` finds them (arXiv
+2203.02155, section 3.5); they are skipped where nobody reads them. The first
+`trainer.critic_warmup` steps leave the actor as it is. Nothing here knows robots from text: a
 decision is a chunk of actions, or a token.
 """
 

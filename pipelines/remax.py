@@ -1,4 +1,5 @@
-"""ReMax: REINFORCE whose baseline is the reward of the policy's most likely response (https://arxiv.org/abs/2310.10505, algorithm 1).
+"""ReMax: REINFORCE whose baseline is the reward of the policy's most likely response
+(https://arxiv.org/abs/2310.10505, algorithm 1).
 
     for each step:
         b = what the environment or the grader says of the most likely response           greedy_baseline
@@ -10,7 +11,8 @@
         maximise the ratio to them, weighed by A, less the KL penalty                     actor_train
         give the new weights to the rollout engine                                        sync_weights
 
-There is no critic and no group: n = 1 will do. What a prompt is worth under the policy as it is, its greedy episode says.
+There is no critic and no group: n = 1 will do. What a prompt is worth under the policy as it is,
+its greedy episode says.
 """
 
 from siirl.execution.dag import Pipeline, TaskGraph

@@ -1,7 +1,9 @@
-"""siirl: reinforcement learning of policies that act. README.md tells how to use it, this file only guards its neighbours.
+"""siirl: reinforcement learning of policies that act. README.md tells how to use it, this file only
+guards its neighbours.
 
-`envs`, `vjepa` and `pipelines` are installed as top-level packages, with names that another distribution may use too. So the first
-import of siirl looks where each would be imported from, without importing it, and refuses to go on with a stranger.
+`envs`, `vjepa` and `pipelines` are installed as top-level packages, with names that another
+distribution may use too. So the first import of siirl looks where each would be imported from,
+without importing it, and refuses to go on with a stranger.
 """
 
 import importlib.util
@@ -14,7 +16,9 @@ COMPANIONS = ("envs", "vjepa", "pipelines")
 
 
 def check_companions() -> None:
-    """Raise ImportError if `envs`, `vjepa` or `pipelines` would come from elsewhere than the folder that holds siirl."""
+    """Raise ImportError if `envs`, `vjepa` or `pipelines` would come from elsewhere than the folder
+    that holds siirl.
+    """
     home = Path(__file__).resolve().parent.parent
     for name in COMPANIONS:
         spec = importlib.util.find_spec(name)

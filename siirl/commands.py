@@ -1,10 +1,11 @@
-"""The `siirl` command: `siirl train …` is `python -m siirl.train …`, and so for the other subcommands.
+"""The `siirl` command: `siirl train …` is `python -m siirl.train …`, and so for the other
+subcommands.
 
     siirl train pipeline=grpo env=math
     siirl --version
 
-A subcommand is a line of `SUBCOMMANDS` and a module with `main(argv)` and `command()`, which is imported only when it is asked for.
-Exit status: the subcommand's own; 2 for a line that names none.
+A subcommand is a line of `SUBCOMMANDS` and a module with `main(argv)` and `command()`, which is
+imported only when it is asked for. Exit status: the subcommand's own; 2 for a line that names none.
 """
 
 import importlib
@@ -144,7 +145,8 @@ def command() -> None:
 
 
 def script() -> None:
-    """The console script. Python searches a script's own folder for modules; `python -m`, and so this, the working folder.
+    """The console script. Python searches a script's own folder for modules; `python -m`, and so
+    this, the working folder.
 
     Raises:
         ImportError: The working folder holds another package of the name of one of siirl's.

@@ -1,11 +1,13 @@
-"""`siirl completion bash|zsh|fish`: print a script that completes subcommands, flags, `group=option`, `key=` and values with choices.
+"""`siirl completion bash|zsh|fish`: print a script that completes subcommands, flags,
+`group=option`, `key=` and values with choices.
 
     siirl completion bash > ~/.local/share/bash-completion/completions/siirl
     siirl completion zsh > ~/.zfunc/_siirl                      # a folder of fpath
     siirl completion fish > ~/.config/fish/completions/siirl.fish
 
-The script holds all words, so the shell answers without starting Python; make it anew after an upgrade of siirl.
-Left out: keys of a user's own groups, names that user modules register, and elements of lists, whose brackets a shell would read.
+The script holds all words, so the shell answers without starting Python; make it anew after an
+upgrade of siirl. Left out: keys of a user's own groups, names that user modules register, and
+elements of lists, whose brackets a shell would read.
 """
 
 import sys
@@ -193,7 +195,9 @@ def _fill(template: str, parts: Mapping[str, str]) -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Print the script of the shell that the line names; returns the exit status: 0 done, 2 refused."""
+    """Print the script of the shell that the line names; returns the exit status: 0 done, 2
+    refused.
+    """
     words = list(sys.argv[1:] if argv is None else argv)
     try:
         if {"--help", "-h"} & set(words):

@@ -1,8 +1,11 @@
-"""`python -m siirl.doctor`: what this machine has for the jobs, and what it lacks, each with the remedy.
+"""`python -m siirl.doctor`: what this machine has for the jobs, and what it lacks, each with the
+remedy.
 
-One line a subject, `ok` or `missing`; what only some jobs need says so. Things are tried, not guessed: something is drawn, a program is
-locked in, Ray is started and ended. Exit status: 0 the default job can run, 1 it lacks something. Every check imports what it needs by
-itself, so that a broken installation can be examined. Left out: a job's own configuration, which `siirl.train` examines.
+One line a subject, `ok` or `missing`; what only some jobs need says so. Things are tried, not
+guessed: something is drawn, a program is locked in, Ray is started and ended. Exit status: 0 the
+default job can run, 1 it lacks something. Every check imports what it needs by itself, so that a
+broken installation can be examined. Left out: a job's own configuration, which `siirl.train`
+examines.
 """
 
 import argparse
@@ -134,7 +137,9 @@ def pinned(lock: str) -> Iterator[tuple[str, str]]:
 
 
 def installed(name: str) -> str | None:
-    """Version of an installed package, without the label of its build (`+cpu`); None where it is not installed."""
+    """Version of an installed package, without the label of its build (`+cpu`); None where it is
+    not installed.
+    """
     try:
         return importlib.metadata.version(name).partition("+")[0]
     except importlib.metadata.PackageNotFoundError:
@@ -142,7 +147,9 @@ def installed(name: str) -> str | None:
 
 
 def optional_package(module: str, requirement: str) -> Callable[[], str]:
-    """The check of a package that the lock leaves out: the module that it brings, and what pip calls it."""
+    """The check of a package that the lock leaves out: the module that it brings, and what pip
+    calls it.
+    """
 
     def look() -> str:
         if importlib.util.find_spec(module) is None:

@@ -1,7 +1,8 @@
 """Every exception that siirl raises on purpose.
 
-One base class, and each child also inherits the standard exception that it refines, so that a caller may catch either.
-What is left out: `envs` and `vjepa` know nothing of siirl and raise standard exceptions.
+One base class, and each child also inherits the standard exception that it refines, so that a
+caller may catch either. What is left out: `envs` and `vjepa` know nothing of siirl and raise
+standard exceptions.
 """
 
 import difflib
@@ -9,7 +10,9 @@ from collections.abc import Iterable
 
 
 class SiirlError(Exception):
-    """Base of all errors that a user may meet; its message names the value, the place and the remedy."""
+    """Base of all errors that a user may meet; its message names the value, the place and the
+    remedy.
+    """
 
 
 class ConfigError(SiirlError, ValueError):
@@ -21,7 +24,9 @@ class UnknownNameError(ConfigError):
 
     @classmethod
     def of(cls, *, kind: str, name: str, known: Iterable[str]) -> "UnknownNameError":
-        """Build the message for `name`, which was looked up among `known` things of `kind` (for example "pipeline")."""
+        """Build the message for `name`, which was looked up among `known` things of `kind` (for
+        example "pipeline").
+        """
         known = sorted(known)
         nearest = difflib.get_close_matches(name, known, n=1)
         hint = f" Did you mean {nearest[0]!r}?" if nearest else ""
@@ -29,7 +34,9 @@ class UnknownNameError(ConfigError):
 
 
 class MissingAssetError(SiirlError, FileNotFoundError):
-    """Weights, a clip, a library or a file that the run needs is not there; the message says how to get it."""
+    """Weights, a clip, a library or a file that the run needs is not there; the message says how to
+    get it.
+    """
 
 
 class CheckpointError(SiirlError, RuntimeError):
@@ -41,11 +48,15 @@ class RunFailed(SiirlError, RuntimeError):
 
 
 class SimulationFailed(SiirlError, RuntimeError):
-    """An episode that could not be simulated, also not when it was replayed; it is counted and never scored."""
+    """An episode that could not be simulated, also not when it was replayed; it is counted and
+    never scored.
+    """
 
 
 class RefusedByEnvironment(SiirlError, ValueError):
-    """An environment refuses an argument, an option, a state that does not fit or an action; its note is the trace at the server."""
+    """An environment refuses an argument, an option, a state that does not fit or an action; its
+    note is the trace at the server.
+    """
 
 
 class TooManyFailures(SiirlError, RuntimeError):
@@ -53,8 +64,12 @@ class TooManyFailures(SiirlError, RuntimeError):
 
 
 class InvariantError(SiirlError, RuntimeError):
-    """Something that must always hold does not (log-prob gap, weight sync, gradient reduction): the run stops."""
+    """Something that must always hold does not (log-prob gap, weight sync, gradient reduction): the
+    run stops.
+    """
 
 
 class TensorError(SiirlError, ValueError):
-    """A tensor that a formula cannot take: a shape that does not fit, NaN or infinity, a mask that is not 0 or 1."""
+    """A tensor that a formula cannot take: a shape that does not fit, NaN or infinity, a mask that
+    is not 0 or 1.
+    """

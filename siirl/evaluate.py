@@ -1,14 +1,18 @@
-"""`python -m siirl.evaluate checkpoint=…`: success of a policy on held-out episodes, per task, with counts and 95 % intervals.
+"""`python -m siirl.evaluate checkpoint=…`: success of a policy on held-out episodes, per task, with
+counts and 95 % intervals.
 
-    python -m siirl.evaluate checkpoint=outputs/run/2026-11-21_12-00-00            # newest checkpoint of a run, its own environment
+    # newest checkpoint of a run, its own environment
+    python -m siirl.evaluate checkpoint=outputs/run/2026-11-21_12-00-00
     python -m siirl.evaluate checkpoint=assets/tiny_vla env=mujoco trainer.val_episodes=100
 
-`checkpoint` is a policy folder, a checkpoint, or a run folder; a run's own configuration is the default then. Everything else is
-as for `siirl.train`. `actions=sampled|argmax|both` chooses how the policy acts. Results go to `evaluation.json` in a run folder of
-their own, with videos of `trainer.record_val_episodes` episodes.
+`checkpoint` is a policy folder, a checkpoint, or a run folder; a run's own configuration is the
+default then. Everything else is as for `siirl.train`. `actions=sampled|argmax|both` chooses how the
+policy acts. Results go to `evaluation.json` in a run folder of their own, with videos of
+`trainer.record_val_episodes` episodes.
 
-With `env=libero env.suite=…` it is LIBERO's published protocol, all tasks of the suites from all 50 initial states (`env.tasks=`
-and `env.states=split` ask for less); `resume=FOLDER` goes on with one that was interrupted (siirl.jobs.libero_protocol).
+With `env=libero env.suite=…` it is LIBERO's published protocol, all tasks of the suites from all 50
+initial states (`env.tasks=` and `env.states=split` ask for less); `resume=FOLDER` goes on with one
+that was interrupted (siirl.jobs.libero_protocol).
 """
 
 import sys
@@ -27,7 +31,9 @@ ACTIONS = {"sampled": (False,), "argmax": (True,), "both": (False, True)}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command; returns its exit status: 0 done, 1 failed, 2 refused, 130, 143 or 129 interrupted."""
+    """Run the command; returns its exit status: 0 done, 1 failed, 2 refused, 130, 143 or 129
+    interrupted.
+    """
     words = list(sys.argv[1:] if arguments is None else arguments)
     if {"--help", "-h"} & set(words):
         print(__doc__)

@@ -1,14 +1,18 @@
 """SIGINT, SIGTERM and SIGHUP: what they do to a command, whatever it is doing at that moment.
 
-No exception is raised where the program happens to be: not in an import, in asyncio, in a destructor or in a callback of C code. A thread
-hears the signal, also while the main thread waits in C.
+No exception is raised where the program happens to be: not in an import, in asyncio, in a
+destructor or in a callback of C code. A thread hears the signal, also while the main thread waits
+in C.
 
-- Usually the command ends at once: a sentence, no process left, exit status 128 + the signal's number (130, 143, 129), as a shell has it.
-- Within `first_finish(grace_s)` the first signal is a request (`STOP`). Whoever can end in peace looks at it: a run saves what it has
-  trained (siirl.dag_worker.dagworker). A second signal, or the end of the grace, ends the command at once.
+- Usually the command ends at once: a sentence, no process left, exit status 128 + the signal's
+  number (130, 143, 129), as a shell has it.
+- Within `first_finish(grace_s)` the first signal is a request (`STOP`). Whoever can end in peace
+  looks at it: a run saves what it has trained (siirl.dag_worker.dagworker). A second signal, or the
+  end of the grace, ends the command at once.
 
-Signals within `SAME_WISH_S` are one: a terminal signals a whole group, and `srun`, `make` and `docker` hand theirs on beside it. Left out:
-what a signal does in the first hundredths of a second, before Python has read a line of this; and libraries, which hear nothing here.
+Signals within `SAME_WISH_S` are one: a terminal signals a whole group, and `srun`, `make` and
+`docker` hand theirs on beside it. Left out: what a signal does in the first hundredths of a second,
+before Python has read a line of this; and libraries, which hear nothing here.
 """
 
 import math
@@ -30,7 +34,9 @@ SHOW_CURSOR = b"\x1b[?25h"  # a progress bar hides it
 
 
 class Interrupted(KeyboardInterrupt):
-    """The command was asked to end, and has. Like its base no `Exception`: nobody's handler takes it for a fault."""
+    """The command was asked to end, and has. Like its base no `Exception`: nobody's handler takes
+    it for a fault.
+    """
 
     def __init__(self, number: int) -> None:
         super().__init__(f"interrupted by {signal.Signals(number).name}")
@@ -88,7 +94,8 @@ class _Listener:
         self.grace_s: float | None = None  # how long a request may take; None: no time at all
         signal.set_wakeup_fd(self._writer, warn_on_full_buffer=False)
         for number in SIGNALS:
-            # What nohup has ignored stays so; a shell has SIGINT ignored where it starts a command in the background.
+            # What nohup has ignored stays so; a shell has SIGINT ignored where it starts a command
+            # in the background.
             if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:
                 signal.signal(number, _heard_elsewhere)
         os.register_at_fork(after_in_child=_hear_nothing)
@@ -126,7 +133,9 @@ _listener: _Listener | None = None
 
 
 def is_command() -> bool:
-    """Whether Python was started as the script `siirl`, or as `python -m siirl…` and is about to find that module."""
+    """Whether Python was started as the script `siirl`, or as `python -m siirl…` and is about to
+    find that module.
+    """
     started = sys.argv[0] if sys.argv else ""
     if os.path.basename(started) == "siirl":
         return True
@@ -143,7 +152,9 @@ def listen() -> None:
 
 
 def leave(status: int) -> NoReturn:
-    """End a command that is done. A signal that comes while Python ends changes nothing any more, its exit status least of all."""
+    """End a command that is done. A signal that comes while Python ends changes nothing any more,
+    its exit status least of all.
+    """
     for number in SIGNALS:
         signal.signal(number, signal.SIG_IGN)
     sys.exit(status)
@@ -151,7 +162,9 @@ def leave(status: int) -> NoReturn:
 
 @contextmanager
 def first_finish(grace_s: float) -> Iterator[None]:
-    """The first signal is a request to end within `grace_s`, the configuration's. Changes nothing where nobody listens."""
+    """The first signal is a request to end within `grace_s`, the configuration's. Changes nothing
+    where nobody listens.
+    """
     if _listener is None:
         yield
         return
@@ -164,7 +177,9 @@ def first_finish(grace_s: float) -> Iterator[None]:
 
 @contextmanager
 def last_words(words: Callable[[], str]) -> Iterator[None]:
-    """Have `words` called, and shown, where the command ends at once meanwhile; it may also clean up. Called from another thread."""
+    """Have `words` called, and shown, where the command ends at once meanwhile; it may also clean
+    up. Called from another thread.
+    """
     _last_words.append(words)
     try:
         yield
@@ -173,7 +188,9 @@ def last_words(words: Callable[[], str]) -> Iterator[None]:
 
 
 def end_at_once(status: int, sentence: str) -> NoReturn:
-    """End this process and all that it has started, without another word from any of them. May be called from any thread."""
+    """End this process and all that it has started, without another word from any of them. May be
+    called from any thread.
+    """
     try:
         words = [
             f"siirl: {sentence}",
@@ -194,7 +211,8 @@ def end_at_once(status: int, sentence: str) -> NoReturn:
 def end_descendants() -> None:
     """Kill what this process has started, and what that has started.
 
-    They are stopped first: the child of a process that was killed in the middle of starting it could not be found any more.
+    They are stopped first: the child of a process that was killed in the middle of starting it
+    could not be found any more.
     """
     found: set[int] = set()
     while new := _descendants() - found:
@@ -235,7 +253,9 @@ def _heard_elsewhere(number: int, frame: FrameType | None) -> None:
 
 
 def _hear_nothing() -> None:
-    """A forked child is no command: its signals do what they always did, and must not be heard by its parent."""
+    """A forked child is no command: its signals do what they always did, and must not be heard by
+    its parent.
+    """
     signal.set_wakeup_fd(-1)
     for number in SIGNALS:
         if signal.getsignal(number) == _heard_elsewhere:

@@ -1,7 +1,9 @@
-"""What this process is doing, and since when it has not got on: for whoever must tell a long wait from an endless one.
+"""What this process is doing, and since when it has not got on: for whoever must tell a long wait
+from an endless one.
 
-A process is one rank, so there is one record, `OCCUPATION`; threads may read it. Whatever shows that work goes on counts: a node begins, a
-micro-batch is done, an environment answers. Left out: the judgement (siirl.execution.scheduler.watchdog).
+A process is one rank, so there is one record, `OCCUPATION`; threads may read it. Whatever shows
+that work goes on counts: a node begins, a micro-batch is done, an environment answers. Left out:
+the judgement (siirl.execution.scheduler.watchdog).
 """
 
 import time

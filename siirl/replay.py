@@ -1,12 +1,15 @@
-"""`python -m siirl.replay RUN_FOLDER [UID]`: simulate a recorded episode again and film it: every frame, larger, from another camera.
+"""`python -m siirl.replay RUN_FOLDER [UID]`: simulate a recorded episode again and film it: every
+frame, larger, from another camera.
 
-    python -m siirl.replay outputs/run/2026-11-21_12-00-00                                    # the episodes that were recorded
+    # the episodes that were recorded
+    python -m siirl.replay outputs/run/2026-11-21_12-00-00
     python -m siirl.replay outputs/run/2026-11-21_12-00-00 val-000000-sampled-000003 --size 512 --every 1
     python -m siirl.replay outputs/run/2026-11-21_12-00-00 000004-00000037-000 env.render_quality=full
 
-What is played are the seed and the actions that the run wrote beside the video; no policy is asked, so no checkpoint is needed. Overrides
-that change the physics change the episode. Exit status: 0 the episode ended as it was recorded, 1 it took another course (the video of
-that is written), 2 there is nothing to play. Left out: episodes that a run did not record (trainer.record_episodes and
+What is played are the seed and the actions that the run wrote beside the video; no policy is asked,
+so no checkpoint is needed. Overrides that change the physics change the episode. Exit status: 0 the
+episode ended as it was recorded, 1 it took another course (the video of that is written), 2 there
+is nothing to play. Left out: episodes that a run did not record (trainer.record_episodes and
 trainer.record_val_episodes say how many it does).
 """
 
@@ -105,7 +108,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def check_frames(flags: argparse.Namespace) -> None:
-    """Refuse frames that cannot be, and a video that could not be written, before anything is simulated.
+    """Refuse frames that cannot be, and a video that could not be written, before anything is
+    simulated.
 
     Raises:
         ConfigError: With the value and the bounds.
@@ -182,7 +186,8 @@ def replay(
 
 
 def actions_of(folder: Path, row: Row) -> NDArray[Any]:
-    """The executed actions that lie beside a video: float32 [T, A], or int64 [T] for a discrete space.
+    """The executed actions that lie beside a video: float32 [T, A], or int64 [T] for a discrete
+    space.
 
     Raises:
         MissingAssetError: The run kept none.

@@ -1,7 +1,9 @@
 """What a run left, to read: its report.html written anew, or its rollouts in the terminal.
 
-    python -m siirl.report outputs/run/2026-11-21_12-00-00                          # writes report.html
-    python -m siirl.report outputs/run/2026-11-21_12-00-00 --rollouts --failures    # of the newest step, what went wrong
+    # writes report.html
+    python -m siirl.report outputs/run/2026-11-21_12-00-00
+    # of the newest step, what went wrong
+    python -m siirl.report outputs/run/2026-11-21_12-00-00 --rollouts --failures
     python -m siirl.report outputs/run/2026-11-21_12-00-00 --rollouts --step 40 --kind val --count 3
 
 A run writes report.html at its end; all of this works while it goes on as well.
@@ -23,7 +25,9 @@ from siirl.reporting.rollout_view import show
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line and return the exit status: 0 done, 1 there is nothing to read or no place to write."""
+    """Run the command line and return the exit status: 0 done, 1 there is nothing to read or no
+    place to write.
+    """
     parser = argparse.ArgumentParser(
         prog="python -m siirl.report",
         description=__doc__,

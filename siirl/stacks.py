@@ -1,7 +1,9 @@
-"""Stack traces of processes that may be stuck: one file a process below `<run folder>/stacks/`, written when one is asked for.
+"""Stack traces of processes that may be stuck: one file a process below `<run folder>/stacks/`,
+written when one is asked for.
 
-`faulthandler` writes them from a signal's C handler, so a process shows its stacks also while code in it holds the interpreter's lock. A
-stopped one is continued for it. A process finds the folder in an environment variable. Left out: processes without Python.
+`faulthandler` writes them from a signal's C handler, so a process shows its stacks also while code
+in it holds the interpreter's lock. A stopped one is continued for it. A process finds the folder in
+an environment variable. Left out: processes without Python.
 """
 
 import faulthandler
@@ -17,7 +19,9 @@ FOLDER = "stacks"
 
 
 def register(name: str) -> None:
-    """Have this process write its stacks to `<folder>/<name>-<host>-<pid>.txt` when it is asked; nothing where there is no folder."""
+    """Have this process write its stacks to `<folder>/<name>-<host>-<pid>.txt` when it is asked;
+    nothing where there is no folder.
+    """
     folder = os.environ.get(VARIABLE)
     if folder is None or not os.path.isdir(folder):
         return

@@ -1,8 +1,10 @@
-"""`python -m siirl.train [group=option ...] [key=value ...]`: read, check, print the plan, run. `--help` lists what there is.
+"""`python -m siirl.train [group=option ...] [key=value ...]`: read, check, print the plan, run.
+`--help` lists what there is.
 
-Everything that can be refused is refused before a process starts, all reasons together where they are known together.
-Exit status: 0 done, 1 the run failed, 2 the configuration cannot work, 128 + the signal's number where it was interrupted: 130 by Ctrl-C,
-143 by SIGTERM, 129 by SIGHUP (siirl.interrupts). Left out: the run itself (siirl.dag_worker).
+Everything that can be refused is refused before a process starts, all reasons together where they
+are known together. Exit status: 0 done, 1 the run failed, 2 the configuration cannot work, 128 +
+the signal's number where it was interrupted: 130 by Ctrl-C, 143 by SIGTERM, 129 by SIGHUP
+(siirl.interrupts). Left out: the run itself (siirl.dag_worker).
 """
 
 import os
@@ -51,7 +53,8 @@ def _run(command: CommandLine) -> None:
 
 
 def _train(parsed: Parsed, *, start: bool) -> None:
-    # Imported step by step: --help and --cfg wait for none of this, and the first refusals not for torch.
+    # Imported step by step: --help and --cfg wait for none of this, and the first refusals not for
+    # torch.
     from siirl.preflight.first_look import first_look
 
     config = parsed.config

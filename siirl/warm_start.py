@@ -1,11 +1,13 @@
-"""`python -m siirl.warm_start`: a policy folder to start RL from. Robots learn from demonstrations of scripted experts, text from answers.
+"""`python -m siirl.warm_start`: a policy folder to start RL from. Robots learn from demonstrations
+of scripted experts, text from answers.
 
     python -m siirl.warm_start --output my_policy env=mujoco env.tasks='[drawer-open,door-open]'
     python -m siirl.warm_start --output my_model env=math env.tasks='[sums-3]'
 
-Environment and policy come from the same configuration as training (`env=`, `model=`, `trainer.seed`, `trainer.blind`); what only a warm
-start knows are the flags. Deterministic from the seed. Too good a start leaves nothing to learn: fewer demonstrations and fewer
-updates make a worse one.
+Environment and policy come from the same configuration as training (`env=`, `model=`,
+`trainer.seed`, `trainer.blind`); what only a warm start knows are the flags. Deterministic from the
+seed. Too good a start leaves nothing to learn: fewer demonstrations and fewer updates make a worse
+one.
 """
 
 import argparse
@@ -36,7 +38,9 @@ ALONE = (
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command; returns its exit status: 0 done, 1 failed, 2 refused, 130, 143 or 129 interrupted."""
+    """Run the command; returns its exit status: 0 done, 1 failed, 2 refused, 130, 143 or 129
+    interrupted.
+    """
     flags = _parser().parse_intermixed_args(arguments)
     try:
         check_places(flags)
@@ -65,7 +69,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def check_places(flags: argparse.Namespace) -> None:
-    """Try where the results will be written, before the work is done for them; nothing is left there.
+    """Try where the results will be written, before the work is done for them; nothing is left
+    there.
 
     Raises:
         ConfigError: A place that cannot be written.

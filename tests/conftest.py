@@ -1,6 +1,8 @@
-"""What every test runs under: one thread a process, headless OpenGL, no Ray telemetry; set before torch or MuJoCo is imported.
+"""What every test runs under: one thread a process, headless OpenGL, no Ray telemetry; set before
+torch or MuJoCo is imported.
 
-Tests import packages from the checkout (`pythonpath` in pyproject.toml); processes that tests start find them through PYTHONPATH.
+Tests import packages from the checkout (`pythonpath` in pyproject.toml); processes that tests start
+find them through PYTHONPATH.
 """
 
 import os
@@ -27,7 +29,9 @@ def _prepare_environment() -> None:
 
 
 def _hear_signals() -> None:
-    """Restore Python's own handling: nohup ignores SIGHUP, and a shell's background jobs ignore SIGINT, for all their children."""
+    """Restore Python's own handling: nohup ignores SIGHUP, and a shell's background jobs ignore
+    SIGINT, for all their children.
+    """
     signal.signal(signal.SIGINT, signal.default_int_handler)
     for number in (signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) is signal.SIG_IGN:

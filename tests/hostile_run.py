@@ -17,7 +17,9 @@ HOSTILE = (
 
 
 def write_hostile_run(folder: Path, *texts: str) -> None:
-    """Write what a run leaves below `folder`, with each of `texts` wherever a text can come from outside."""
+    """Write what a run leaves below `folder`, with each of `texts` wherever a text can come from
+    outside.
+    """
     metrics = []
     for step in (0, 1):
         for text in texts:

@@ -1,4 +1,6 @@
-"""`python -m siirl.evaluate`: what it measures, what it takes from a run's own configuration, and what it refuses."""
+"""`python -m siirl.evaluate`: what it measures, what it takes from a run's own configuration, and
+what it refuses.
+"""
 
 import json
 from pathlib import Path
@@ -23,7 +25,9 @@ CARTPOLE = (
 
 @pytest.fixture
 def policy(tmp_path: Path) -> Path:
-    """A folder with new weights for CartPole; its name has letters that the command line has a use for."""
+    """A folder with new weights for CartPole; its name has letters that the command line has a use
+    for.
+    """
     folder = tmp_path / "my, policy (1)"
     save_policy(
         build_policy(
@@ -68,7 +72,9 @@ def test_returns_are_told_where_there_is_no_success(
 def test_a_run_with_many_ranks_and_demonstrations_is_evaluated_by_one_process_without_them(
     policy: Path, tmp_path: Path
 ) -> None:
-    """What such a run's config.yaml says of training does not matter here: this machine may be smaller, the clips may be gone."""
+    """What such a run's config.yaml says of training does not matter here: this machine may be
+    smaller, the clips may be gone.
+    """
     run = tmp_path / "run"
     checkpoint = run / "checkpoints" / "step_00000001"
     checkpoint.mkdir(parents=True)
@@ -139,7 +145,8 @@ def test_a_run_with_many_ranks_and_demonstrations_is_evaluated_by_one_process_wi
                 "env.suite=90",
                 "env.envs_per_server=10000",
             ),
-            "= 2 x 10000 environments with 90 tasks (1 of them kept) each take about 1009.6 GB",  # 2 x (300 + 90 x 50) MB, 20,000 x 50 MB
+            # 2 x (300 + 90 x 50) MB, 20,000 x 50 MB
+            "= 2 x 10000 environments with 90 tasks (1 of them kept) each take about 1009.6 GB",
         ),
         (
             ("checkpoint=assets/tiny_vla", *CARTPOLE),

@@ -1,4 +1,5 @@
-"""The wheel in an empty virtual environment, installed by plain `pip install`, used from an empty folder.
+"""The wheel in an empty virtual environment, installed by plain `pip install`, used from an empty
+folder.
 
 It takes minutes and a package index; where pip reaches none the tests are skipped.
 """

@@ -1,4 +1,6 @@
-"""A request to end: who is woken, and what is finished before; how one command ends at once is in tests/main_job."""
+"""A request to end: who is woken, and what is finished before; how one command ends at once is in
+tests/main_job.
+"""
 
 import signal
 import subprocess

@@ -1,4 +1,6 @@
-"""The project as a whole: the README tells the truth, imports go one way, names do not clash, a wheel is complete."""
+"""The project as a whole: the README tells the truth, imports go one way, names do not clash, a
+wheel is complete.
+"""
 
 import ast
 import importlib.metadata

@@ -1,4 +1,6 @@
-"""Parts that need no simulator and no cluster import without OpenGL, MuJoCo, Ray and vLLM, and without what only Linux has in `os`."""
+"""Parts that need no simulator and no cluster import without OpenGL, MuJoCo, Ray and vLLM, and
+without what only Linux has in `os`.
+"""
 
 import subprocess
 import sys

@@ -1,4 +1,6 @@
-"""A recorded episode is simulated again from its seed and its actions, and told apart from one that takes another course."""
+"""A recorded episode is simulated again from its seed and its actions, and told apart from one that
+takes another course.
+"""
 
 import json
 from pathlib import Path
@@ -20,7 +22,9 @@ PLACE = gymnasium.spaces.Box(-100.0, 100.0, (1,), np.float32)
 
 
 class WalkEnv(Environment):
-    """A walker starts at its seed; it succeeds three to the right of it. `drift` is a wind that blows it on."""
+    """A walker starts at its seed; it succeeds three to the right of it. `drift` is a wind that
+    blows it on.
+    """
 
     def __init__(self, drift: float = 0.0) -> None:
         self.drift = drift

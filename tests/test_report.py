@@ -64,7 +64,9 @@ def test_success_before_and_after_with_intervals(report: Path) -> None:
 
 
 def test_an_evaluation_by_the_reward_alone_is_one(tmp_path: Path) -> None:
-    """Rewards 0 and 1 twice each, then 1 four times: mean 0.5, s = sqrt(1/3), 3.18245 * 0.57735 / 2 = 0.9187; no spread afterwards."""
+    """Rewards 0 and 1 twice each, then 1 four times: mean 0.5, s = sqrt(1/3), 3.18245 * 0.57735 / 2
+    = 0.9187; no spread afterwards.
+    """
     with MetricWriters([], RunDescription(tmp_path, total_steps=1)) as writers:
         before = {
             "val/all/mean_score": 0.5,

@@ -91,7 +91,9 @@ class Page(html.parser.HTMLParser):
 
 
 def check(page: Page) -> None:
-    """Nothing but the page's own elements, no attribute that runs something, no link that leads elsewhere."""
+    """Nothing but the page's own elements, no attribute that runs something, no link that leads
+    elsewhere.
+    """
     assert page.tags <= TAGS, page.tags - TAGS
     assert not [
         name

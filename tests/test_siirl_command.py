@@ -1,4 +1,6 @@
-"""The `siirl` command: `siirl train` is `python -m siirl.train`, and what a line that names no subcommand is answered with."""
+"""The `siirl` command: `siirl train` is `python -m siirl.train`, and what a line that names no
+subcommand is answered with.
+"""
 
 import os
 import re
@@ -14,7 +16,9 @@ from siirl import commands
 from siirl.commands import SUBCOMMANDS
 
 SCRIPT = "import sys; sys.argv[0] = '/usr/bin/siirl'; sys.path[0] = '/usr/bin'; from siirl.commands import script; script()"
-"""What pip writes into the console script, with the folder of scripts first on the path as Python puts it."""
+"""What pip writes into the console script, with the folder of scripts first on the path as Python
+puts it.
+"""
 WAYS = {"script": ("-c", SCRIPT), "module": ("-m", "siirl")}
 LOADED = """
 import runpy, sys

@@ -1,4 +1,6 @@
-"""The warm start's command: a folder that can be loaded, with the command that made it; what it cannot do is said."""
+"""The warm start's command: a folder that can be loaded, with the command that made it; what it
+cannot do is said.
+"""
 
 import json
 
@@ -133,7 +135,9 @@ def test_what_cannot_be_cloned_is_said_before_a_demonstration_is_collected(
 def test_simulators_that_need_far_more_memory_than_there_is_are_refused(
     tmp_path, capsys, monkeypatch
 ):
-    """A process at 230 MB, and two tasks at 60 MB for pictures and 25 MB for physics, whatever a training run would have."""
+    """A process at 230 MB, and two tasks at 60 MB for pictures and 25 MB for physics, whatever a
+    training run would have.
+    """
     monkeypatch.setattr("siirl.preflight.machine.total_memory_bytes", lambda: 200_000_000)
     assert (
         main(

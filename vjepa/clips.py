@@ -1,6 +1,8 @@
-"""From the frames of an episode to the tensor that a video encoder reads: frame sampling, size, normalisation.
+"""From the frames of an episode to the tensor that a video encoder reads: frame sampling, size,
+normalisation.
 
-Frames come as uint8 [T, height, width, 3] with T from 1 on. Left out: decoding of video files and augmentation.
+Frames come as uint8 [T, height, width, 3] with T from 1 on. Left out: decoding of video files and
+augmentation.
 """
 
 # Axes: T frame of the episode, F frame of the encoder's clip, H height, W width.
@@ -21,7 +23,9 @@ RELEASE_RESIZE = (
 
 
 def frame_indices(*, num_frames: int, frames_per_clip: int) -> NDArray[np.int64]:
-    """Evenly spaced frames, the first and the last always among them; short episodes repeat frames and keep their order."""
+    """Evenly spaced frames, the first and the last always among them; short episodes repeat frames
+    and keep their order.
+    """
     if num_frames < 1:
         raise ValueError("A clip needs at least one frame; got none. Was the episode recorded?")
     return np.linspace(0, num_frames - 1, frames_per_clip).round().astype(np.int64)
@@ -36,7 +40,9 @@ def check_clip(clip: NDArray[np.uint8], *, row: int) -> None:
 
 
 def resize(frames_F3HW: Tensor, *, size: int, crop: bool) -> Tensor:
-    """Bilinear with anti-aliasing. `crop` is the release's way (shortest edge a little larger, centre crop); else the whole image."""
+    """Bilinear with anti-aliasing. `crop` is the release's way (shortest edge a little larger,
+    centre crop); else the whole image.
+    """
     height, width = frames_F3HW.shape[-2:]
     if crop:
         edge = int(size * RELEASE_RESIZE)
@@ -66,7 +72,8 @@ def prepare(
     crop: bool,
     first_row: int = 0,
 ) -> Tensor:
-    """Clips of any length and size to one float tensor [B, 3, F, image_size, image_size]; errors count rows from `first_row`.
+    """Clips of any length and size to one float tensor [B, 3, F, image_size, image_size]; errors
+    count rows from `first_row`.
 
     Raises:
         ValueError: A clip of the wrong shape or type, or without frames; the message names its row.

@@ -1,8 +1,10 @@
-"""Cluster centres of successful trajectories: DBSCAN with a radius taken from the data, so that no unit has to be guessed.
+"""Cluster centres of successful trajectories: DBSCAN with a radius taken from the data, so that no
+unit has to be guessed.
 
-A fixed radius never clusters in a thousand dimensions (every pair is farther apart than 0.5) or clusters everything. Here the
-radius is a multiple of the median distance from a success to its `min_samples`-th nearest other success: multiplying all
-embeddings by a constant changes nothing. Left out: choosing the number of clusters, soft assignments.
+A fixed radius never clusters in a thousand dimensions (every pair is farther apart than 0.5) or
+clusters everything. Here the radius is a multiple of the median distance from a success to its
+`min_samples`-th nearest other success: multiplying all embeddings by a constant changes nothing.
+Left out: choosing the number of clusters, soft assignments.
 """
 
 # Axes: N reference, K cluster, D channel.
@@ -17,7 +19,9 @@ from sklearn.cluster import DBSCAN
 
 @dataclass(frozen=True)
 class Clusters:
-    """Centres of `num_references` successes; `noise_share` is the share of them in no cluster, `radius` the one DBSCAN was given."""
+    """Centres of `num_references` successes; `noise_share` is the share of them in no cluster,
+    `radius` the one DBSCAN was given.
+    """
 
     centres_KD: NDArray[np.float64]
     num_references: int
@@ -26,14 +30,18 @@ class Clusters:
 
 
 def canonical_order(embeddings_ND: NDArray[np.floating]) -> NDArray[np.int64]:
-    """Order of the rows by their values, so that results do not depend on the order in which ranks handed rows in."""
+    """Order of the rows by their values, so that results do not depend on the order in which ranks
+    handed rows in.
+    """
     return np.lexsort(embeddings_ND.T[::-1]).astype(np.int64)
 
 
 def scale_free_radius(
     *, distances_NN: NDArray[np.float64], min_samples: int, eps_scale: float
 ) -> float:
-    """`eps_scale` times the median distance to the `min_samples`-th nearest other point; 0 where all points coincide."""
+    """`eps_scale` times the median distance to the `min_samples`-th nearest other point; 0 where
+    all points coincide.
+    """
     kth = np.sort(distances_NN, axis=1)[:, min(min_samples, len(distances_NN) - 1)]
     positive = kth[kth > 0]
     return float(eps_scale * np.median(positive)) if len(positive) else 0.0
@@ -42,8 +50,9 @@ def scale_free_radius(
 def cluster(*, references_ND: NDArray[np.floating], min_samples: int, eps_scale: float) -> Clusters:
     """Centres of the clusters of `references_ND`.
 
-    With fewer than `min_samples` references, or where DBSCAN calls all of them noise, each reference is its own centre: a few
-    scattered successes are still the best that is known of success.
+    With fewer than `min_samples` references, or where DBSCAN calls all of them noise, each
+    reference is its own centre: a few scattered successes are still the best that is known of
+    success.
 
     Raises:
         ValueError: No reference at all; the caller decides what an absent reference means.
@@ -74,7 +83,9 @@ def cluster(*, references_ND: NDArray[np.floating], min_samples: int, eps_scale:
 def nearest_centre_distance(
     *, embeddings_BD: NDArray[np.floating], clusters: Clusters
 ) -> NDArray[np.float64]:
-    """Euclidean distance [B] of each embedding to the nearest centre; each row is computed for itself."""
+    """Euclidean distance [B] of each embedding to the nearest centre; each row is computed for
+    itself.
+    """
     if len(embeddings_BD) == 0:
         return np.zeros(0)
     return cdist(np.asarray(embeddings_BD, dtype=np.float64), clusters.centres_KD).min(axis=1)

@@ -1,8 +1,9 @@
 """Video encoders behind one protocol: clips of any length in, one embedding each out.
 
-`tiny` is the encoder that this repository trained (assets/vjepa_tiny), `random` the same network untrained and `pixels` the frames
-themselves: baselines that a trained encoder must beat. V-JEPA 2 comes from a transformers folder or hub id
-(vjepa.transformers_encoder) or from an original `.pt` file (vjepa.release_checkpoint). Left out: training, rewards.
+`tiny` is the encoder that this repository trained (assets/vjepa_tiny), `random` the same network
+untrained and `pixels` the frames themselves: baselines that a trained encoder must beat. V-JEPA 2
+comes from a transformers folder or hub id (vjepa.transformers_encoder) or from an original `.pt`
+file (vjepa.release_checkpoint). Left out: training, rewards.
 """
 
 # Axes: B clip, T frame or tubelet, N token, D channel of the latents, E channel of the embedding.
@@ -36,7 +37,9 @@ RANDOM_SEED = 0
 
 
 class VideoEncoder(Protocol):
-    """Turns clips into embeddings. Encoding one clip alone or among others gives the same embedding up to rounding."""
+    """Turns clips into embeddings. Encoding one clip alone or among others gives the same embedding
+    up to rounding.
+    """
 
     name: str
     frames_per_clip: int
@@ -44,10 +47,12 @@ class VideoEncoder(Protocol):
     embedding_size: int
 
     def encode(self, clips: Sequence[NDArray[np.uint8]]) -> NDArray[np.float32]:
-        """Embeddings float32 [B, E] of clips uint8 [T, height, width, 3]; each clip may have its own T, height and width.
+        """Embeddings float32 [B, E] of clips uint8 [T, height, width, 3]; each clip may have its
+        own T, height and width.
 
         Raises:
-            ValueError: Something that is not a clip, or a clip without frames; the message names its row.
+            ValueError: Something that is not a clip, or a clip without frames; the message names
+                its row.
         """
         ...
 
@@ -178,11 +183,13 @@ def load_video_encoder(
     """The encoder that `name_or_path` names.
 
     Args:
-        name_or_path: `tiny`, `random`, `pixels`, an original V-JEPA 2 file (`.pt`), a folder (ours or transformers'), or the hub id of
-            a V-JEPA 2 model (`owner/name`).
+        name_or_path: `tiny`, `random`, `pixels`, an original V-JEPA 2 file (`.pt`), a folder (ours
+            or transformers'), or the hub id of a V-JEPA 2 model (`owner/name`).
         pooling: A name in `vjepa.pooling.POOLINGS`; by default the encoder's own.
-        frames_per_clip: For V-JEPA 2: frames sampled from each episode; 64 in the release, fewer are faster.
-        architecture: For a `.pt` file whose name is not the release's: `vitl`, `vith`, `vitg` or `vitg-384`.
+        frames_per_clip: For V-JEPA 2: frames sampled from each episode; 64 in the release, fewer
+            are faster.
+        architecture: For a `.pt` file whose name is not the release's: `vitl`, `vith`, `vitg` or
+            `vitg-384`.
         device: For V-JEPA 2: where it runs.
         batch_size: For V-JEPA 2: clips encoded at once.
 

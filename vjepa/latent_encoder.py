@@ -1,4 +1,6 @@
-"""A network that gives latents, and a pooling that makes an embedding of them: what every video encoder with weights is."""
+"""A network that gives latents, and a pooling that makes an embedding of them: what every video
+encoder with weights is.
+"""
 
 # Axes: B clip, T frame or tubelet, N token, D channel of the latents, E channel of the embedding.
 
@@ -35,7 +37,8 @@ class LatentEncoder:
 
         Args:
             name: What metrics and errors call it.
-            network: From a video [B, 3, T, size, size] to latents [B, N, D], tokens over time, then rows, then columns.
+            network: From a video [B, 3, T, size, size] to latents [B, N, D], tokens over time, then
+                rows, then columns.
             grid: Tubelets, rows and columns of a clip's tokens.
             width: D.
             frames_per_clip: Frames sampled from each clip.

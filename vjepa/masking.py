@@ -1,8 +1,10 @@
-"""Which tokens the context encoder sees and which the predictor must fill in, after V-JEPA 2's multi-block masks.
+"""Which tokens the context encoder sees and which the predictor must fill in, after V-JEPA 2's
+multi-block masks.
 
-Two kinds of target: a few spatial blocks through the whole clip (what V-JEPA 2 masks), and the end of the clip (predict what
-comes next), which makes latents carry motion. All rows of a batch have the same counts, so they stack without padding.
-Left out: aspect-ratio schedules and masks over several clip lengths.
+Two kinds of target: a few spatial blocks through the whole clip (what V-JEPA 2 masks), and the end
+of the clip (predict what comes next), which makes latents carry motion. All rows of a batch have
+the same counts, so they stack without padding. Left out: aspect-ratio schedules and masks over
+several clip lengths.
 """
 
 # Axes: B clip, N token (over time, then rows, then columns), C context token, M target token.
@@ -16,7 +18,9 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class BlockMask:
-    """`num_blocks` rectangles, each `scale` of the image's area with an aspect ratio in `aspect`, over all time."""
+    """`num_blocks` rectangles, each `scale` of the image's area with an aspect ratio in `aspect`,
+    over all time.
+    """
 
     num_blocks: int
     scale: float
@@ -43,7 +47,9 @@ def sample_masks(
     grid: tuple[int, int, int],
     generator: torch.Generator,
 ) -> tuple[Tensor, Tensor]:
-    """Indices of context tokens [B, C] and of target tokens [B, M] for a token grid (tubelets, rows, columns)."""
+    """Indices of context tokens [B, C] and of target tokens [B, M] for a token grid (tubelets,
+    rows, columns).
+    """
     if isinstance(mask, FutureMask):
         hidden_BN = _future(mask, grid=grid).expand(batch_size, -1)
     else:

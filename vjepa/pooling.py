@@ -1,7 +1,8 @@
 """From the latents of a clip to one embedding: which part of time and space is kept.
 
-How far an episode came shows at its end, and a mean over all time gives a clip and its reverse the same embedding. Every pooling
-here but `mean` therefore looks at the end of the clip. Which one ranks failures best was measured: benchmarks/reward_progress.py.
+How far an episode came shows at its end, and a mean over all time gives a clip and its reverse the
+same embedding. Every pooling here but `mean` therefore looks at the end of the clip. Which one
+ranks failures best was measured: benchmarks/reward_progress.py.
 """
 
 # Axes: B clip, T tubelet, Y row, X column, D channel.
@@ -27,7 +28,9 @@ def last(latents_BTYXD: Tensor) -> Tensor:
 
 
 def last_change(latents_BTYXD: Tensor) -> Tensor:
-    """The last tubelet, and how it differs from the first: the difference cancels what is particular to the scene."""
+    """The last tubelet, and how it differs from the first: the difference cancels what is
+    particular to the scene.
+    """
     first, final = latents_BTYXD[:, 0].mean(dim=(1, 2)), last(latents_BTYXD)
     return torch.cat((final, final - first), dim=-1)
 

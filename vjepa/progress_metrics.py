@@ -1,7 +1,8 @@
-"""How well a score tells progress: rank correlation, monotonicity, and how far successes and failures lie apart.
+"""How well a score tells progress: rank correlation, monotonicity, and how far successes and
+failures lie apart.
 
-The measures of SRPO's reward study (arXiv 2511.15605, section on progress rewards). Pure numpy; left out: plots and protocols
-(benchmarks/reward_progress.py).
+The measures of SRPO's reward study (arXiv 2511.15605, section on progress rewards). Pure numpy;
+left out: plots and protocols (benchmarks/reward_progress.py).
 """
 
 # Axes: N sample, C clip, K cut of a clip (later ones show more of it).
@@ -25,9 +26,11 @@ def rank_correlation(a_N: NDArray[np.floating], b_N: NDArray[np.floating]) -> fl
 def grouped_rank_correlation(
     a_N: NDArray[np.floating], b_N: NDArray[np.floating], group_N: NDArray[Any]
 ) -> float:
-    """Correlation of ranks within groups, each group's ranks centred; NaN where no group ranks anything.
+    """Correlation of ranks within groups, each group's ranks centred; NaN where no group ranks
+    anything.
 
-    It is what an advantage that compares the samples of one group can make of a score: differences between groups do not count.
+    It is what an advantage that compares the samples of one group can make of a score: differences
+    between groups do not count.
     """
     groups = [group_N == group for group in np.unique(group_N)]
     a_N, b_N = (
@@ -58,7 +61,9 @@ def separation_auc(positive_N: NDArray[np.floating], negative_N: NDArray[np.floa
 
 
 def mean_discrepancy(positive_N: NDArray[np.floating], negative_N: NDArray[np.floating]) -> float:
-    """Maximum mean discrepancy (biased, Gaussian kernel, median heuristic) between two samples of scores; 0 for equal samples."""
+    """Maximum mean discrepancy (biased, Gaussian kernel, median heuristic) between two samples of
+    scores; 0 for equal samples.
+    """
     both = np.concatenate((positive_N, negative_N))
     gaps = np.abs(np.subtract.outer(both, both))
     bandwidth = np.median(gaps[gaps > 0]) if (gaps > 0).any() else 1.0
@@ -75,7 +80,9 @@ def mean_discrepancy(positive_N: NDArray[np.floating], negative_N: NDArray[np.fl
 def histogram_divergence(
     positive_N: NDArray[np.floating], negative_N: NDArray[np.floating]
 ) -> float:
-    """Jensen-Shannon divergence in bits between the histograms of two samples: 0 for equal ones, 1 for disjoint ones."""
+    """Jensen-Shannon divergence in bits between the histograms of two samples: 0 for equal ones, 1
+    for disjoint ones.
+    """
     both = np.concatenate((positive_N, negative_N))
     edges = (
         np.linspace(both.min(), both.max(), HISTOGRAM_BINS + 1)

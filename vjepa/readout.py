@@ -1,11 +1,12 @@
 """A small read-out that turns latents into an embedding in which distance means frames to go.
 
-Latents say where everything is, but two clips may lie far apart only because their scenes differ, though both are one step from
-success. The read-out (trained by vjepa.train_readout on frozen latents) takes such differences out.
-Left out: training, attention over tokens.
+Latents say where everything is, but two clips may lie far apart only because their scenes differ,
+though both are one step from success. The read-out (trained by vjepa.train_readout on frozen
+latents) takes such differences out. Left out: training, attention over tokens.
 """
 
-# Axes: B clip, T tubelet, Y row, X column, D channel of latents, F feature, E channel of the embedding.
+# Axes: B clip, T tubelet, Y row, X column, D channel of latents, F feature, E channel of the
+# embedding.
 
 import torch
 from torch import Tensor, nn
@@ -18,7 +19,9 @@ EMBEDDING_SIZE = 32
 
 
 class ReadOut(nn.Module):
-    """From the last tubelet on a coarse grid to an embedding [B, E]: a `vjepa.pooling.Pooling` with weights."""
+    """From the last tubelet on a coarse grid to an embedding [B, E]: a `vjepa.pooling.Pooling` with
+    weights.
+    """
 
     mean: Tensor
     scale: Tensor
@@ -34,7 +37,9 @@ class ReadOut(nn.Module):
         return self.embed(last_grid(latents_BTYXD))
 
     def embed(self, features_BF: Tensor, *, noise_BF: Tensor | None = None) -> Tensor:
-        """Embeddings of features as `last_grid` gives them; in training, noise is added to the normalised features."""
+        """Embeddings of features as `last_grid` gives them; in training, noise is added to the
+        normalised features.
+        """
         normalised_BF = (features_BF - self.mean) / self.scale
         if noise_BF is not None:
             normalised_BF = normalised_BF + noise_BF

@@ -1,9 +1,11 @@
-"""Reads the original weight files of V-JEPA 2 (`vitl.pt`, `vith.pt`, `vitg.pt`, `vitg-384.pt`) into a `VideoTransformer`.
+"""Reads the original weight files of V-JEPA 2 (`vitl.pt`, `vith.pt`, `vitg.pt`, `vitg-384.pt`) into
+a `VideoTransformer`.
 
-Format, from the public code (github.com/facebookresearch/vjepa2, commit c2963a4: `app/vjepa/train.py` writes, `src/hub/backbones.py` and
-`evals/` read): a dict with `encoder`, `predictor`, `target_encoder`, optimiser and counters; the names of an encoder's parameters carry
-the prefixes of its wrappers, `module.backbone.`. A `pos_embed` that some files hold is not used: positions are rotary.
-Left out: the predictor and V-JEPA 2-AC.
+Format, from the public code (github.com/facebookresearch/vjepa2, commit c2963a4:
+`app/vjepa/train.py` writes, `src/hub/backbones.py` and `evals/` read): a dict with `encoder`,
+`predictor`, `target_encoder`, optimiser and counters; the names of an encoder's parameters carry
+the prefixes of its wrappers, `module.backbone.`. A `pos_embed` that some files hold is not used:
+positions are rotary. Left out: the predictor and V-JEPA 2-AC.
 """
 
 import pickle
@@ -37,7 +39,9 @@ ARCHITECTURES: dict[str, VideoTransformerConfig] = {
     "vitg": _released(256, 1408, 40, 22, GIANT_MLP_RATIO),
     "vitg-384": _released(384, 1408, 40, 22, GIANT_MLP_RATIO),
 }
-"""File name without `.pt` to the shape of the network (`src/hub/backbones.py`, `src/models/vision_transformer.py`)."""
+"""File name without `.pt` to the shape of the network (`src/hub/backbones.py`,
+`src/models/vision_transformer.py`).
+"""
 
 ENCODER_KEYS = (
     "target_encoder",
@@ -84,7 +88,8 @@ def load_release(
 
     Raises:
         FileNotFoundError: No such file.
-        ValueError: A truncated or foreign file, or one of another architecture; the message says what differs.
+        ValueError: A truncated or foreign file, or one of another architecture; the message says
+            what differs.
     """
     config = (
         architecture
@@ -171,7 +176,9 @@ def _read(path: Path) -> Any:
 
 
 def _check_stored(path: Path) -> None:
-    """Refuse an archive that unpacks to more than its own size: `torch.save` compresses nothing, and a small file could fill the memory."""
+    """Refuse an archive that unpacks to more than its own size: `torch.save` compresses nothing,
+    and a small file could fill the memory.
+    """
     if not zipfile.is_zipfile(path):
         return
     with zipfile.ZipFile(path) as archive:

@@ -1,12 +1,15 @@
-"""Trajectory reward: a failure is worth more the closer its video came to the successes of its task.
+"""Trajectory reward: a failure is worth more the closer its video came to the successes of its
+task.
 
-The form is the paper's: success 1, failure alpha * sigmoid(-z), z the standardised distance to the nearest cluster centre of
-successes (SRPO, "Self-Referential Policy Optimization for Vision-Language-Action Models", arXiv 2511.15605). siiRL's published
-form, which differs, is in `vjepa.released_reward`.
+The form is the paper's: success 1, failure alpha * sigmoid(-z), z the standardised distance to the
+nearest cluster centre of successes (SRPO, "Self-Referential Policy Optimization for
+Vision-Language-Action Models", arXiv 2511.15605). siiRL's published form, which differs, is in
+`vjepa.released_reward`.
 
-References are the successes in the rows handed in (a caller with several ranks hands in all of them), a bounded bank of earlier
-successes, and demonstrations. Mean and spread of z come from a window of the task's earlier failures, measured against
-the centres of this step and frozen for it. Left out: video encoding, advantages, communication between ranks.
+References are the successes in the rows handed in (a caller with several ranks hands in all of
+them), a bounded bank of earlier successes, and demonstrations. Mean and spread of z come from a
+window of the task's earlier failures, measured against the centres of this step and frozen for it.
+Left out: video encoding, advantages, communication between ranks.
 """
 
 # Axes: B trajectory, D channel of the embedding.
@@ -27,7 +30,8 @@ logger = logging.getLogger(__name__)
 
 Array = NDArray[Any]
 
-SPREAD_FLOOR = 1e-3  # of the mean distance: failures closer together than this are not told apart by float noise
+# of the mean distance: failures closer together than this are not told apart by float noise
+SPREAD_FLOOR = 1e-3
 QUANTILES = (0.0, 0.25, 0.5, 0.75, 1.0)  # of the failures' rewards, as a coarse histogram
 
 
@@ -35,8 +39,9 @@ QUANTILES = (0.0, 0.25, 0.5, 0.75, 1.0)  # of the failures' rewards, as a coarse
 class RewardOutput:
     """Rewards of one step.
 
-    `reward_B` float32; `defined_B` is False for failures of a task without any reference: nothing can be said of them, their
-    reward is 0 as with a 0/1 reward, their distance and z are NaN. A success has reward 1 whether or not it is told apart.
+    `reward_B` float32; `defined_B` is False for failures of a task without any reference: nothing
+    can be said of them, their reward is 0 as with a 0/1 reward, their distance and z are NaN. A
+    success has reward 1 whether or not it is told apart.
     """
 
     reward_B: NDArray[np.float32]
@@ -69,7 +74,8 @@ class TrajectoryReward:
 
         Args:
             config: Settings.
-            demonstrations: Embeddings [N, D] of successful demonstrations for each task; always references, never forgotten.
+            demonstrations: Embeddings [N, D] of successful demonstrations for each task; always
+                references, never forgotten.
         """
         self.config = config
         self.demonstrations = {
@@ -91,8 +97,8 @@ class TrajectoryReward:
             group_B: Id of each trajectory's group (rollouts of one prompt); a group has one task.
 
         Raises:
-            ValueError: An embedding that is not finite or of another size than before, columns of different lengths, or a
-                group with two tasks.
+            ValueError: An embedding that is not finite or of another size than before, columns of
+                different lengths, or a group with two tasks.
         """
         embeddings_BD = finite_rows(embeddings_BD, what="embeddings", tasks=tasks_B)
         success_B, group_B = np.asarray(success_B, dtype=bool), np.asarray(group_B)
@@ -156,7 +162,9 @@ class TrajectoryReward:
         return RewardOutput(reward_B.astype(np.float32), defined_B, distance_B, z_B, metrics)
 
     def remember_successes(self, *, task: str, embeddings_ND: Array) -> None:
-        """Take in successes that no call of `score` will see, for example those of groups that a filter dropped."""
+        """Take in successes that no call of `score` will see, for example those of groups that a
+        filter dropped.
+        """
         self._remember(
             self.bank,
             task,
@@ -165,7 +173,9 @@ class TrajectoryReward:
         )
 
     def references(self, task: str, successes_ND: NDArray[np.float32]) -> NDArray[np.float32]:
-        """What success of `task` looks like: demonstrations, the bank, and the successes of this step [N, D]."""
+        """What success of `task` looks like: demonstrations, the bank, and the successes of this
+        step [N, D].
+        """
         parts = [
             part
             for part in (self.demonstrations.get(task), self.bank.get(task))
@@ -205,7 +215,9 @@ class TrajectoryReward:
     def _window(
         self, task: str, failures_ND: NDArray[np.float32], clusters: Clusters
     ) -> NDArray[np.float64]:
-        """Distances of the task's earlier failures to this step's centres; those of the step itself only while there are few."""
+        """Distances of the task's earlier failures to this step's centres; those of the step itself
+        only while there are few.
+        """
         remembered = self.failures.get(task, failures_ND[:0])
         counted = (
             remembered
@@ -233,7 +245,9 @@ class TrajectoryReward:
         *,
         limit: int,
     ) -> None:
-        """Append the step's rows in canonical order and drop the oldest; of a step larger than `limit`, evenly spaced rows stay."""
+        """Append the step's rows in canonical order and drop the oldest; of a step larger than
+        `limit`, evenly spaced rows stay.
+        """
         if limit == 0 or len(rows_ND) == 0:
             return
         rows_ND = rows_ND[canonical_order(rows_ND)]
@@ -272,7 +286,9 @@ def reward_metrics(
     distance_B: Array,
     group_B: Array,
 ) -> dict[str, float]:
-    """Counts, mean reward, and quantiles of the failures' rewards and distances; a metric without rows is left out."""
+    """Counts, mean reward, and quantiles of the failures' rewards and distances; a metric without
+    rows is left out.
+    """
     told_B = defined_B & ~success_B
     metrics = {
         "reward/trajectories": float(len(reward_B)),
@@ -307,7 +323,9 @@ def reward_metrics(
 
 
 def cluster_metrics(clusters: Mapping[str, Clusters]) -> dict[str, float]:
-    """Number of clusters and references over all tasks, and the mean share of references that are noise."""
+    """Number of clusters and references over all tasks, and the mean share of references that are
+    noise.
+    """
     metrics = {
         "reward/clusters": float(sum(len(found.centres_KD) for found in clusters.values())),
         "reward/references": float(sum(found.num_references for found in clusters.values())),
@@ -322,7 +340,9 @@ def cluster_metrics(clusters: Mapping[str, Clusters]) -> dict[str, float]:
 def finite_rows(
     rows: Array, *, what: str, tasks: Sequence[str] | None = None
 ) -> NDArray[np.float32]:
-    """`rows` as float32 [B, D]; refuses other shapes and values that are not finite, naming the row."""
+    """`rows` as float32 [B, D]; refuses other shapes and values that are not finite, naming the
+    row.
+    """
     rows = np.asarray(rows, dtype=np.float32)
     if rows.ndim != 2:
         raise ValueError(f"The {what} must be [rows, channels]; got shape {list(rows.shape)}.")

@@ -1,6 +1,8 @@
-"""Settings of the trajectory reward: defaults, their reasons and bounds, written once. Standard library only.
+"""Settings of the trajectory reward: defaults, their reasons and bounds, written once. Standard
+library only.
 
-A configuration that has keys for them takes default, help, reason and bounds from the fields (siirl.params.reward_args does).
+A configuration that has keys for them takes default, help, reason and bounds from the fields
+(siirl.params.reward_args does).
 """
 
 import dataclasses
@@ -9,7 +11,9 @@ from typing import Any
 
 
 def _setting(default: Any, help: str, *, why: str, **bounds: float) -> Any:
-    """A field whose metadata are `help`, `why`, and of the bounds `minimum`, `above` (exclusive) and `maximum` those that there are."""
+    """A field whose metadata are `help`, `why`, and of the bounds `minimum`, `above` (exclusive)
+    and `maximum` those that there are.
+    """
     return dataclasses.field(default=default, metadata={"help": help, "why": why, **bounds})
 
 

@@ -1,11 +1,14 @@
-"""Trains the read-out of a video encoder: distance in its embedding counts the frames between two states of a task.
+"""Trains the read-out of a video encoder: distance in its embedding counts the frames between two
+states of a task.
 
-Three demands on the prefixes of whole episodes: neighbouring frames of an episode are at most 1 apart, successes of a task end in the
-same place, and failures lie as far from there as the first two allow. No state, action or oracle is used: order in time and the
-success flag are all it learns from. Left out: quasimetrics (here A is as far from B as B from A).
+Three demands on the prefixes of whole episodes: neighbouring frames of an episode are at most 1
+apart, successes of a task end in the same place, and failures lie as far from there as the first
+two allow. No state, action or oracle is used: order in time and the success flag are all it learns
+from. Left out: quasimetrics (here A is as far from B as B from A).
 
-Source: the constrained maximisation of Wang et al. 2023, "Optimal Goal-Reaching Reinforcement Learning via Quasimetric Learning",
-arXiv 2304.01203, with a Euclidean distance, and penalties instead of multipliers.
+Source: the constrained maximisation of Wang et al. 2023, "Optimal Goal-Reaching Reinforcement
+Learning via Quasimetric Learning", arXiv 2304.01203, with a Euclidean distance, and penalties
+instead of multipliers.
 """
 
 # Axes: B drawn sample, N frame of all episodes end to end, F feature, E channel of the embedding.
@@ -46,7 +49,9 @@ class ReadOutConfig:
 
 @dataclass(frozen=True)
 class Draw:
-    """Rows of prefixes: of a frame and the next one, and of two ends of successes at the same task; `failed_B` tells the episodes."""
+    """Rows of prefixes: of a frame and the next one, and of two ends of successes at the same task;
+    `failed_B` tells the episodes.
+    """
 
     now_B: NDArray[np.int64]
     next_B: NDArray[np.int64]
@@ -61,7 +66,9 @@ class EpisodeIndex:
     def __init__(
         self, *, lengths: NDArray[np.int64], success: NDArray[np.bool_], tasks: NDArray[np.str_]
     ) -> None:
-        """Keep the episodes of tasks with at least two successes: others have no goal to be close to."""
+        """Keep the episodes of tasks with at least two successes: others have no goal to be close
+        to.
+        """
         starts = np.cumsum(lengths) - lengths
         ends = {
             str(task): (starts + lengths - 1)[success & (tasks == task)]
@@ -81,7 +88,9 @@ class EpisodeIndex:
         )
 
     def draw(self, count: int, rng: np.random.Generator) -> Draw:
-        """`count` random frames of random episodes, each with its successor and two goals of its task."""
+        """`count` random frames of random episodes, each with its successor and two goals of its
+        task.
+        """
         episode = rng.integers(len(self.starts), size=count)
         now_B = self.starts[episode] + (rng.random(count) * (self.lengths[episode] - 1)).astype(
             np.int64
@@ -118,7 +127,9 @@ def readout_loss(
 def train_readout(
     *, features_NF: Tensor, index: EpisodeIndex, config: ReadOutConfig, seed: int
 ) -> ReadOut:
-    """Train on features of all prefixes of all episodes; row n belongs to the clip that ends with frame n."""
+    """Train on features of all prefixes of all episodes; row n belongs to the clip that ends with
+    frame n.
+    """
     torch.manual_seed(seed)
     rng, generator = np.random.default_rng(seed), torch.Generator().manual_seed(seed)
     readout = ReadOut(num_features=features_NF.shape[1])
@@ -160,7 +171,9 @@ def prefixes(
 def prefix_features(
     *, model: VideoTransformer, frames_NHW3: NDArray[np.uint8], lengths: NDArray[np.int64]
 ) -> Tensor:
-    """`last_grid` features [N, F] of every prefix of every episode: row n is the clip that ends with frame n."""
+    """`last_grid` features [N, F] of every prefix of every episode: row n is the clip that ends
+    with frame n.
+    """
     config, rows = model.config, []
     for clips in prefixes(frames_NHW3, lengths):
         video = prepare(

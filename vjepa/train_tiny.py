@@ -1,11 +1,15 @@
-"""Train the tiny video encoder by joint-embedding prediction: `python -m vjepa.train_tiny CLIPS.npz --output FOLDER`.
+"""Train the tiny video encoder by joint-embedding prediction: `python -m vjepa.train_tiny CLIPS.npz
+--output FOLDER`.
 
-V-JEPA 2's objective at a size for one CPU thread: a context encoder sees part of a clip's tokens, a predictor fills in the latents of
-the hidden ones, the targets are the normalised latents of an exponential moving average of the encoder, the loss is L1. The averaged
-encoder is what is kept; a read-out is then trained on its frozen latents (vjepa.train_readout). The same clips, seed and thread
-count give the same weights. Left out: augmentation, several clip lengths, training on several devices.
+V-JEPA 2's objective at a size for one CPU thread: a context encoder sees part of a clip's tokens, a
+predictor fills in the latents of the hidden ones, the targets are the normalised latents of an
+exponential moving average of the encoder, the loss is L1. The averaged encoder is what is kept; a
+read-out is then trained on its frozen latents (vjepa.train_readout). The same clips, seed and
+thread count give the same weights. Left out: augmentation, several clip lengths, training on
+several devices.
 
-Source: Assran et al. 2025, arXiv 2506.09985, section 2; loss and schedule as in facebookresearch/vjepa2.
+Source: Assran et al. 2025, arXiv 2506.09985, section 2; loss and schedule as in
+facebookresearch/vjepa2.
 """
 
 # Axes: B clip, F frame, N token, D channel.
@@ -199,7 +203,9 @@ def predictive_loss(
     mask: BlockMask | FutureMask,
     generator: torch.Generator,
 ) -> Tensor:
-    """Mean absolute error between predicted latents of hidden tokens and the target encoder's, normalised over channels."""
+    """Mean absolute error between predicted latents of hidden tokens and the target encoder's,
+    normalised over channels.
+    """
     context_BC, target_BM = sample_masks(
         mask, batch_size=len(video), grid=encoder.config.grid, generator=generator
     )
@@ -245,7 +251,9 @@ def save_encoder(
     training: dict[str, object],
     readout: ReadOut | None = None,
 ) -> None:
-    """`model.safetensors` and `config.json` (shape, pooling, and how it was trained); `pooling` is a name or "readout"."""
+    """`model.safetensors` and `config.json` (shape, pooling, and how it was trained); `pooling` is
+    a name or "readout".
+    """
     folder.mkdir(parents=True, exist_ok=True)
     tensors = {
         **model.state_dict(),

@@ -1,7 +1,8 @@
 """V-JEPA 2 through Hugging Face transformers, from a local folder or a hub id, as a `VideoEncoder`.
 
-transformers is imported when a model is asked for. Its video processor needs torchvision, so frames are prepared by `vjepa.clips`, which
-does the same. Left out: the predictor (`skip_predictor=True`) and the classification heads.
+transformers is imported when a model is asked for. Its video processor needs torchvision, so frames
+are prepared by `vjepa.clips`, which does the same. Left out: the predictor (`skip_predictor=True`)
+and the classification heads.
 """
 
 import json

@@ -1,13 +1,16 @@
 """The video transformer of V-JEPA 2: tubelets in, one latent a tubelet patch out.
 
-One class serves the released sizes (ViT-L/H/g, loaded from the original `.pt` files) and the tiny encoder of this repository;
-parameters carry the names of the release. Positions are rotary over time, height and width, so a model takes any number of
-frames. Left out: the sine position table of V-JEPA 1, SwiGLU, stochastic depth, images without time.
+One class serves the released sizes (ViT-L/H/g, loaded from the original `.pt` files) and the tiny
+encoder of this repository; parameters carry the names of the release. Positions are rotary over
+time, height and width, so a model takes any number of frames. Left out: the sine position table of
+V-JEPA 1, SwiGLU, stochastic depth, images without time.
 
-Source: Assran et al. 2025, "V-JEPA 2", arXiv 2506.09985; public code facebookresearch/vjepa2 (names of parameters, order of axes).
+Source: Assran et al. 2025, "V-JEPA 2", arXiv 2506.09985; public code facebookresearch/vjepa2 (names
+of parameters, order of axes).
 """
 
-# Axes: B clip, T frame, N token, D channel, H head, E channel of one head. Tokens run over time, then rows, then columns.
+# Axes: B clip, T frame, N token, D channel, H head, E channel of one head. Tokens run over time,
+# then rows, then columns.
 
 import math
 from dataclasses import dataclass
@@ -63,9 +66,11 @@ class VideoTransformerConfig:
 
 
 def rotary_table(*, grid: tuple[int, int, int], head_width: int) -> tuple[Tensor, Tensor]:
-    """Cosine and sine [N, E] of each token: a third of the head's channels for time, rows and columns; the rest is not rotated.
+    """Cosine and sine [N, E] of each token: a third of the head's channels for time, rows and
+    columns; the rest is not rotated.
 
-    As in the release, the frequencies of an axis are laid out twice end to end although the rotated pairs are neighbours.
+    As in the release, the frequencies of an axis are laid out twice end to end although the rotated
+    pairs are neighbours.
     """
     axis_width = 2 * (head_width // 3 // 2)
     frequencies = ROPE_BASE ** (
@@ -81,7 +86,9 @@ def rotary_table(*, grid: tuple[int, int, int], head_width: int) -> tuple[Tensor
 
 
 def rotate(x_BHNE: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
-    """Turn each pair of neighbouring channels by the angle of its token; tables [N, E] or [B, 1, N, E]."""
+    """Turn each pair of neighbouring channels by the angle of its token; tables [N, E] or [B, 1, N,
+    E].
+    """
     even, odd = x_BHNE.unflatten(-1, (-1, 2)).unbind(-1)
     return x_BHNE * cosine + torch.stack((-odd, even), dim=-1).flatten(-2) * sine
 
@@ -159,7 +166,8 @@ class VideoTransformer(nn.Module):
         initialise(self)
 
     def forward(self, video_B3THW: Tensor, *, keep_BN: Tensor | None = None) -> Tensor:
-        """Encode a clip, or only its tokens `keep_BN` (indices), as the context encoder does in training.
+        """Encode a clip, or only its tokens `keep_BN` (indices), as the context encoder does in
+        training.
 
         Raises:
             ValueError: A video that does not cut into whole tubelets and patches.
@@ -200,7 +208,9 @@ def select_tokens(x_BND: Tensor, index_BN: Tensor) -> Tensor:
 
 @torch.no_grad()
 def initialise(module: nn.Module) -> None:
-    """The release's start: truncated normal weights, zero biases, residual branches of block i divided by sqrt(2 i)."""
+    """The release's start: truncated normal weights, zero biases, residual branches of block i
+    divided by sqrt(2 i).
+    """
     for part in module.modules():
         if isinstance(part, nn.Linear | nn.Conv3d):
             nn.init.trunc_normal_(part.weight, std=INIT_STD)

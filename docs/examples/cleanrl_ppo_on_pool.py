@@ -1,12 +1,15 @@
-"""Proximal policy optimisation in one file, in the manner of CleanRL, with its environments in siirl's servers.
+"""Proximal policy optimisation in one file, in the manner of CleanRL, with its environments in
+siirl's servers.
 
     python -m docs.examples.cleanrl_ppo_on_pool --id CartPole-v1
     python -m docs.examples.cleanrl_ppo_on_pool --cluster local --total-steps 20000
 
-Nothing below `train` knows where the environments are: it takes any `gymnasium.vector.VectorEnv` with `NEXT_STEP` autoreset, a vector
-observation and discrete actions. Left out: images, continuous actions, checkpoints.
+Nothing below `train` knows where the environments are: it takes any `gymnasium.vector.VectorEnv`
+with `NEXT_STEP` autoreset, a vector observation and discrete actions. Left out: images, continuous
+actions, checkpoints.
 
-PPO: Schulman et al. 2017, arXiv 1707.06347. Names: T step of the rollout, E environment, B sample of a mini-batch.
+PPO: Schulman et al. 2017, arXiv 1707.06347. Names: T step of the rollout, E environment, B sample
+of a mini-batch.
 """
 
 import argparse
@@ -67,7 +70,9 @@ class Rollout:
     log_probs: Tensor
     rewards: Tensor
     ended: Tensor
-    """Whether the episode had ended before this step: then the step only reset the environment and is no sample."""
+    """Whether the episode had ended before this step: then the step only reset the environment and
+    is no sample.
+    """
     values: Tensor
 
 
@@ -76,7 +81,9 @@ def train(
     settings: Settings,
     report: Callable[[int, float, float], None],
 ) -> list[float]:
-    """Train an `ActorCritic` on `envs`; returns the returns of all episodes, in the order in which they ended."""
+    """Train an `ActorCritic` on `envs`; returns the returns of all episodes, in the order in which
+    they ended.
+    """
     torch.manual_seed(settings.seed)
     envs = RecordEpisodeStatistics(envs)
     assert isinstance(envs.single_action_space, gymnasium.spaces.Discrete)
@@ -120,7 +127,9 @@ def collect(
     ended_E: Tensor,
     num_steps: int,
 ) -> tuple[Rollout, Tensor, Tensor, list[float]]:
-    """Act for `num_steps` in every environment; returns the rollout, where it stopped, and the returns of episodes that ended."""
+    """Act for `num_steps` in every environment; returns the rollout, where it stopped, and the
+    returns of episodes that ended.
+    """
     columns: list[tuple[Tensor, ...]] = []
     finished: list[float] = []
     for _ in range(num_steps):
@@ -148,7 +157,9 @@ def collect(
 def generalised_advantages(
     rollout: Rollout, next_value_E: Tensor, next_ended_E: Tensor, *, gamma: float, lam: float
 ) -> Tensor:
-    """delta_t = r_t + gamma V_{t+1} - V_t;  A_t = delta_t + gamma lam A_{t+1} (arXiv 1506.02438), cut at the ends of episodes."""
+    """delta_t = r_t + gamma V_{t+1} - V_t;  A_t = delta_t + gamma lam A_{t+1} (arXiv 1506.02438),
+    cut at the ends of episodes.
+    """
     advantages_TE = torch.zeros_like(rollout.rewards)
     following_E = torch.zeros_like(next_value_E)
     for step in reversed(range(len(rollout.rewards))):
@@ -194,7 +205,9 @@ def improve(
 
 
 def main() -> None:
-    """Start the servers, train, and print the mean return of the last 20 episodes after every tenth update."""
+    """Start the servers, train, and print the mean return of the last 20 episodes after every tenth
+    update.
+    """
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -1,11 +1,13 @@
-"""An advantage, a loss, a filter and a reward of your own, ten lines each; no file of siirl changes.
+"""An advantage, a loss, a filter and a reward of your own, ten lines each; no file of siirl
+changes.
 
     python -m siirl.train env=gymnasium env.id=CartPole-v1 pipeline=grpo \
         dag.custom_pipeline_fn=docs.examples.own_algorithm:own_pipeline \
         algorithm.adv_estimator=median actor_rollout_ref.actor.loss=only_better
 
-Naming the graph imports this file, and importing it registers the advantage and the loss; filter and reward are nodes of the graph. A
-node gets a copy of its rank's rows and returns what it made of them. Whoever compares rows with each other asks `ranks` for those of all.
+Naming the graph imports this file, and importing it registers the advantage and the loss; filter
+and reward are nodes of the graph. A node gets a copy of its rank's rows and returns what it made of
+them. Whoever compares rows with each other asks `ranks` for those of all.
 """
 
 # B rollout, T token
@@ -30,7 +32,9 @@ def median_advantage(
     index: torch.Tensor,
     ranks: Ranks,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """How far a rollout's reward lies above the median of its group: one lucky rollout makes no other look bad."""
+    """How far a rollout's reward lies above the median of its group: one lucky rollout makes no
+    other look bad.
+    """
     rewards_B, own = ranks.gather_rows(token_level_rewards.sum(-1))
     group_B, _ = ranks.gather_rows(index)
     medians_B = torch.tensor(
@@ -72,7 +76,9 @@ def keep_varied_groups(*, batch: TensorDict, context: StageContext) -> NodeOutpu
     requires=["env_return", "response_mask"], provides=["token_level_scores", "token_level_rewards"]
 )
 def logarithmic_reward(*, batch: TensorDict) -> NodeOutput:
-    """The logarithm of the return, at the last token: from 10 to 20 steps is as far as from 20 to 40."""
+    """The logarithm of the return, at the last token: from 10 to 20 steps is as far as from 20 to
+    40.
+    """
     rewards_B = torch.log(batch["env_return"])
     batch["token_level_scores"] = reward_at_finish(
         rewards_B=rewards_B, mask_BT=batch["response_mask"]

@@ -1,10 +1,12 @@
 """A policy of your own, named on the command line; no file of siirl changes.
 
     python -m siirl.train pipeline=grpo env=gymnasium env.id=CartPole-v1 \
-        actor_rollout_ref.model.policy=docs.examples.own_policy:make_policy actor_rollout_ref.model.options='{width: 32}'
+        actor_rollout_ref.model.policy=docs.examples.own_policy:make_policy
+        actor_rollout_ref.model.options='{width: 32}'
 
-The reference is called with the environment's spec, a path or None, and `model.options`. What it returns is a `siirl.models.Policy`:
-logits of a chunk of action tokens from an observation. Sampling, log-probs, updates and checkpoints are siirl's.
+The reference is called with the environment's spec, a path or None, and `model.options`. What it
+returns is a `siirl.models.Policy`: logits of a chunk of action tokens from an observation.
+Sampling, log-probs, updates and checkpoints are siirl's.
 """
 
 import numpy as np
@@ -45,7 +47,9 @@ class TwoLayers(Policy):
 
 
 def make_policy(spec: EnvSpec, path: str | None, width: int = 64) -> TwoLayers:
-    """The policy for an environment; with the weights of a checkpoint's `model.safetensors` where a path is given."""
+    """The policy for an environment; with the weights of a checkpoint's `model.safetensors` where a
+    path is given.
+    """
     policy = TwoLayers(
         inputs=spec.observation_space[PROPRIOCEPTION].shape[0],
         tokenizer=ActionTokenizer.for_space(spec.action_space, bins=32),

@@ -1,10 +1,14 @@
-"""One action of LIBERO's arm: robosuite's operational-space controller, run for the physics steps of an action without what repeats itself.
+"""One action of LIBERO's arm: robosuite's operational-space controller, run for the physics steps
+of an action without what repeats itself.
 
-robosuite 1.4.0 computes the whole dynamics three times a physics step: before the controller is asked, again when the controller looks at
-the arm, and in the step itself. Positions and velocities are the same each time; only the constraint solver goes on from its last answer,
-and torques enter at the end. So positions and velocities are computed once here, and the solver is run as often as there. Names are
-looked up and matrices made once a simulator, and what robosuite records for observables that nobody reads is left out. Matrices and torques
-come from robosuite's own compiled functions, on the same numbers in the same order in memory: positions are equal to the last bit (a test).
+robosuite 1.4.0 computes the whole dynamics three times a physics step: before the controller is
+asked, again when the controller looks at the arm, and in the step itself. Positions and velocities
+are the same each time; only the constraint solver goes on from its last answer, and torques enter
+at the end. So positions and velocities are computed once here, and the solver is run as often as
+there. Names are looked up and matrices made once a simulator, and what robosuite records for
+observables that nobody reads is left out. Matrices and torques come from robosuite's own compiled
+functions, on the same numbers in the same order in memory: positions are equal to the last bit (a
+test).
 """
 
 import importlib
@@ -25,7 +29,8 @@ class ArmControl:
         """Look up what is fixed in a model.
 
         Args:
-            robot: robosuite's single arm with its controller and gripper, whose memory stays theirs.
+            robot: robosuite's single arm with its controller and gripper, whose memory stays
+                theirs.
             model: The model of the same simulator.
             data: Its state.
 
@@ -73,12 +78,15 @@ class ArmControl:
         self._masses = np.empty((model.nv, model.nv))
         self._goal: NDArray[Any] | None = None  # of an action that was not begun yet
         self._closing = np.zeros(2)
-        # In the order of columns that robosuite's indexing gives them: products of matrices round as their order in memory has it.
+        # In the order of columns that robosuite's indexing gives them: products of matrices round
+        # as their order in memory has it.
         joints = len(controller.qvel_index)
         self._matrices = [np.empty((rows, joints), order="F") for rows in (3, 3, 6, joints)]
 
     def command(self, action: NDArray[Any]) -> None:
-        """Take up an action [7]: a motion from the hand's place at the next physics step, and fingers."""
+        """Take up an action [7]: a motion from the hand's place at the next physics step, and
+        fingers.
+        """
         self._goal = action[:POSE]
         # As the gripper's `format_action`.
         self._closing = np.array([-1.0, 1.0]) * self._gripper.speed * np.sign(action[POSE:])
@@ -93,7 +101,9 @@ class ArmControl:
         for _ in range(physics_steps):
             mujoco.mj_step1(model, data)  # positions and velocities
             self._solve()
-            if controller.new_update:  # not in the first step after a reset: the controller then has the arm's home pose in mind
+            # not in the first step after a reset: the controller then has the arm's home pose in
+            # mind
+            if controller.new_update:
                 self._solve()
                 self._look()
             if self._goal is not None:
@@ -107,7 +117,9 @@ class ArmControl:
             mujoco.mj_step2(model, data)  # torques, accelerations, and on
 
     def _solve(self) -> None:
-        """One pass of the constraint solver from where the last one ended, with the torques of the last physics step."""
+        """One pass of the constraint solver from where the last one ended, with the torques of the
+        last physics step.
+        """
         mujoco.mj_forwardSkip(
             self._model, self._data, mujoco.mjtStage.mjSTAGE_VEL, 1
         )  # 1: no sensors
@@ -140,7 +152,9 @@ class ArmControl:
         controller.new_update = False  # so that `set_goal` does not compute it again
 
     def _torques(self) -> NDArray[np.float64]:
-        """Torques [7] towards the controller's goal: its `run_controller` without interpolation (Khatib, 1987)."""
+        """Torques [7] towards the controller's goal: its `run_controller` without interpolation
+        (Khatib, 1987).
+        """
         arm, stiffness, damping = self._controller, self._stiffness, self._damping
         away = self._formulas.orientation_error(arm.goal_ori, arm.ee_ori_mat)
         force = (arm.goal_pos - arm.ee_pos) * stiffness[:3] + -arm.ee_pos_vel * damping[:3]

@@ -1,7 +1,9 @@
-"""Which assets LIBERO loads: a folder of the user's, the benchmark's own (installed or from the hub), or the project's stand-ins.
+"""Which assets LIBERO loads: a folder of the user's, the benchmark's own (installed or from the
+hub), or the project's stand-ins.
 
-A folder is checked before anything is built, and an incomplete one is refused with the files that it lacks. Stand-ins are announced
-loudly, once a process, and named in the environment's spec and infos.
+A folder is checked before anything is built, and an incomplete one is refused with the files that
+it lacks. Stand-ins are announced loudly, once a process, and named in the environment's spec and
+infos.
 """
 
 import functools
@@ -60,11 +62,12 @@ def find_assets(wanted: str | Path) -> Assets:
     """The assets that `env.assets` asks for.
 
     Args:
-        wanted: A folder; `stand_in`; or `auto`: the installed folder, else the one in the cache, else a download from the hub where it can
-            be reached, else stand-ins.
+        wanted: A folder; `stand_in`; or `auto`: the installed folder, else the one in the cache,
+            else a download from the hub where it can be reached, else stand-ins.
 
     Raises:
-        ValueError: The folder does not exist, lacks files or holds damaged ones; the message says which, and how to get them.
+        ValueError: The folder does not exist, lacks files or holds damaged ones; the message says
+            which, and how to get them.
     """
     if wanted == STAND_IN:
         return _stand_ins()
@@ -81,7 +84,8 @@ def find_assets(wanted: str | Path) -> Assets:
 
 
 def missing_files(folder: Path) -> list[str]:
-    """Paths below `folder` that the five suites need and that are not there or empty: descriptions, and the meshes and textures they name.
+    """Paths below `folder` that the five suites need and that are not there or empty: descriptions,
+    and the meshes and textures they name.
 
     Raises:
         DamagedDescription: A description that cannot be read.
@@ -130,7 +134,9 @@ def _check_complete(folder: Path) -> None:
 
 
 def _fault(folder: Path) -> str | None:
-    """What is wrong with a folder, as the rest of a sentence that its name begins; None if nothing is."""
+    """What is wrong with a folder, as the rest of a sentence that its name begins; None if nothing
+    is.
+    """
     try:
         missing = missing_files(folder)
     except DamagedDescription as error:
@@ -186,7 +192,9 @@ def _auto_folder() -> Path | None:
 
 
 def _hub_answers() -> bool:
-    """Whether the hub can be reached, asked in at most two seconds: its own client would try for a minute."""
+    """Whether the hub can be reached, asked in at most two seconds: its own client would try for a
+    minute.
+    """
     if os.environ.get("HF_HUB_OFFLINE", "").lower() in ("1", "true", "yes", "on"):
         return False
     address = urllib.parse.urlparse(os.environ.get("HF_ENDPOINT") or "https://huggingface.co")

@@ -1,7 +1,9 @@
-"""Where things are: the installed LIBERO package, found without importing it, and the cache folder, the only place that is written to.
+"""Where things are: the installed LIBERO package, found without importing it, and the cache folder,
+the only place that is written to.
 
-Importing LIBERO without a config file asks questions on the terminal; `import_libero` writes one into the cache folder first. It also
-keeps robosuite from logging to /tmp and Numba from writing into site-packages.
+Importing LIBERO without a config file asks questions on the terminal; `import_libero` writes one
+into the cache folder first. It also keeps robosuite from logging to /tmp and Numba from writing
+into site-packages.
 """
 
 import contextlib
@@ -16,7 +18,8 @@ from typing import Any
 
 from envs.offscreen import choose_backend
 
-# Without dependencies: their metadata pins training code and other builds of OpenCV. What they import is siirl's extra `libero`.
+# Without dependencies: their metadata pins training code and other builds of OpenCV. What they
+# import is siirl's extra `libero`.
 INSTALL = "python -m pip install --no-deps hf-libero==0.1.4 robosuite==1.4.0 bddl==1.0.1, beside siirl[libero]"
 CACHE_VARIABLE = "SIIRL_CACHE"
 
@@ -39,7 +42,8 @@ def cache_folder() -> Path:
 
 
 def package_folder() -> Path:
-    """The folder `libero/libero` of the installed package, with `bddl_files` and `init_files`; imports nothing.
+    """The folder `libero/libero` of the installed package, with `bddl_files` and `init_files`;
+    imports nothing.
 
     Raises:
         RuntimeError: LIBERO is not installed; the message says how to.
@@ -54,7 +58,8 @@ def package_folder() -> Path:
 
 
 def import_libero() -> Any:
-    """LIBERO's module of environments, imported without a question and without a file outside of the cache folder.
+    """LIBERO's module of environments, imported without a question and without a file outside of
+    the cache folder.
 
     Raises:
         RuntimeError: A package or the OpenGL library is missing; the message says what to install.
@@ -84,7 +89,9 @@ def import_libero() -> Any:
 
 
 def _silence_robosuite() -> None:
-    """Change the two macros before robosuite's logger reads them: it opens /tmp/robosuite.log when it is imported."""
+    """Change the two macros before robosuite's logger reads them: it opens /tmp/robosuite.log when
+    it is imported.
+    """
     found = importlib.util.find_spec("robosuite")
     if found is None or not found.submodule_search_locations:
         raise ModuleNotFoundError("No module named 'robosuite'")

@@ -1,7 +1,9 @@
-"""The benchmark's 50 initial states of a task: read from its package without torch, and divided between training and evaluation.
+"""The benchmark's 50 initial states of a task: read from its package without torch, and divided
+between training and evaluation.
 
-The files are written by `torch.save`: a zip archive with one pickle of a NumPy array. Only arrays are unpickled, so a file cannot run code,
-and within a bound, so a small file cannot fill the memory.
+The files are written by `torch.save`: a zip archive with one pickle of a NumPy array. Only arrays
+are unpickled, so a file cannot run code, and within a bound, so a small file cannot fill the
+memory.
 """
 
 import io
@@ -22,7 +24,8 @@ MOST_BYTES = (
 )  # of a file's content and of its array; the benchmark's largest takes 50 kB
 PLACEMENTS = "fixtures of initial state i stand where the official loop (env.seed(0), one reset an episode) has them in episode i"
 FIRST_TRAINING_SEED = 1_000_000  # the platform's rule: evaluation seeds lie below
-NO_PICKLE = (  # what unpickling damaged bytes raises, as Python's documentation warns and as was tried
+# what unpickling damaged bytes raises, as Python's documentation warns and as was tried
+NO_PICKLE = (
     *(pickle.UnpicklingError, EOFError, AttributeError, ImportError),
     *(LookupError, MemoryError, OverflowError, TypeError, ValueError),
 )
@@ -36,7 +39,8 @@ _ARRAY_PARTS = {  # all that an array's pickle may name; NumPy moved its modules
 
 
 def read_initial_states(path: Path) -> NDArray[np.float64]:
-    """Initial states [50, 1 + number of positions + number of velocities]: time, qpos and qvel of MuJoCo.
+    """Initial states [50, 1 + number of positions + number of velocities]: time, qpos and qvel of
+    MuJoCo.
 
     Raises:
         ValueError: The file is missing, damaged or holds something else.
@@ -72,8 +76,9 @@ def held_out(count: int) -> tuple[int, ...]:
 def state_number(seed: int, *, count: int, states: States) -> int:
     """The initial state that `seed` starts from.
 
-    `all` (the published protocol): seed k starts from state k modulo `count`, for training and evaluation. `split`: training seeds
-    (1,000,000 and above) start from four fifths of the states, evaluation seeds from the others, so that the two never meet.
+    `all` (the published protocol): seed k starts from state k modulo `count`, for training and
+    evaluation. `split`: training seeds (1,000,000 and above) start from four fifths of the states,
+    evaluation seeds from the others, so that the two never meet.
     """
     if states == "all":
         return seed % count

@@ -1,4 +1,5 @@
-"""What LIBERO's observations show: robosuite reads its sensors before an action's last physics step.
+"""What LIBERO's observations show: robosuite reads its sensors before an action's last physics
+step.
 
 robosuite 1.4.0 samples at the first physics step of a sensor's period of 50 ms. Reset and initial
 state count as a step of 2 ms each, so that the period begins anew after the 23rd of an action's 25

@@ -1,16 +1,24 @@
-"""What OpenVLA and OpenVLA-OFT checkpoints for LIBERO expect of images, proprioception and actions: all of their conventions, in one place.
+"""What OpenVLA and OpenVLA-OFT checkpoints for LIBERO expect of images, proprioception and actions:
+all of their conventions, in one place.
 
-Facts from the public evaluation code (github.com/moojink/openvla-oft: experiments/robot/libero/libero_utils.py,
-experiments/robot/openvla_utils.py, experiments/robot/robot_utils.py, prismatic/vla/action_tokenizer.py, prismatic/vla/constants.py, MIT):
+Facts from the public evaluation code (github.com/moojink/openvla-oft:
+experiments/robot/libero/libero_utils.py, experiments/robot/openvla_utils.py,
+experiments/robot/robot_utils.py, prismatic/vla/action_tokenizer.py, prismatic/vla/constants.py,
+MIT):
 
-- Images: LIBERO's are upside down, and the data were turned by 180 degrees. From our upright ones that is left and right exchanged. Then
-  JPEG (quality 95), Lanczos to 224x224, the middle 90 % of the area, bilinear back to 224x224. Agent view first, then the wrist.
-- Proprioception: gripper position, axis times angle, two fingers (what `env=libero` gives), to [-1, 1] by the 1 % and 99 % quantiles.
-- Actions: six numbers in [-1, 1] by the quantiles, and the fingers from 0 (closed) to 1 (open). The benchmark wants -1 open, +1 closed.
-- Tokens: 256 edges from -1 to 1, the bins counted down from the end of the vocabulary (of 32,000 for Llama 2). Chunks of 8 actions.
+- Images: LIBERO's are upside down, and the data were turned by 180 degrees. From our upright ones
+  that is left and right exchanged. Then JPEG (quality 95), Lanczos to 224x224, the middle 90 % of
+  the area, bilinear back to 224x224. Agent view first, then the wrist.
+- Proprioception: gripper position, axis times angle, two fingers (what `env=libero` gives), to [-1,
+  1] by the 1 % and 99 % quantiles.
+- Actions: six numbers in [-1, 1] by the quantiles, and the fingers from 0 (closed) to 1 (open). The
+  benchmark wants -1 open, +1 closed.
+- Tokens: 256 edges from -1 to 1, the bins counted down from the end of the vocabulary (of 32,000
+  for Llama 2). Chunks of 8 actions.
 
-Left out: the networks (siirl.models), and TensorFlow, which prepares images there. `envs.libero.tensorflow_images` computes what it
-computes: the image that a checkpoint is given differs in about one value of a thousand, by one grey level (a test).
+Left out: the networks (siirl.models), and TensorFlow, which prepares images there.
+`envs.libero.tensorflow_images` computes what it computes: the image that a checkpoint is given
+differs in about one value of a thousand, by one grey level (a test).
 """
 
 import json
@@ -35,7 +43,9 @@ PROMPT = "In: What action should the robot take to {instruction}?\nOut:"
 
 @dataclass(frozen=True)
 class Quantiles:
-    """The range of each number in the training data; where `mask` is False a number is left as it is."""
+    """The range of each number in the training data; where `mask` is False a number is left as it
+    is.
+    """
 
     low: NDArray[np.float64]
     high: NDArray[np.float64]
@@ -61,8 +71,10 @@ def read_statistics(
     """Quantiles of actions and, where the checkpoint has them, of proprioception.
 
     Args:
-        checkpoint: The folder of the checkpoint, with `dataset_statistics.json`, or else `norm_stats` in its `config.json`.
-        data: The data set, or the suite that it shows: `spatial` is `libero_spatial_no_noops` or `libero_spatial`. None: the only one.
+        checkpoint: The folder of the checkpoint, with `dataset_statistics.json`, or else
+            `norm_stats` in its `config.json`.
+        data: The data set, or the suite that it shows: `spatial` is `libero_spatial_no_noops` or
+            `libero_spatial`. None: the only one.
 
     Raises:
         ValueError: There is no such file, or it does not know the data set.
@@ -128,7 +140,9 @@ def environment_actions(normalised: NDArray[Any], *, quantiles: Quantiles) -> ND
 
 
 def normalised_actions(actions: NDArray[Any], *, quantiles: Quantiles) -> NDArray[np.float64]:
-    """Actions of `env=libero` [N, 7] as the network is trained to put them out: the inverse of `environment_actions`."""
+    """Actions of `env=libero` [N, 7] as the network is trained to put them out: the inverse of
+    `environment_actions`.
+    """
     theirs = np.array(actions, np.float64)
     theirs[:, -1] = (1 - theirs[:, -1]) / 2
     return quantiles.normalise(theirs)
@@ -144,7 +158,9 @@ def action_tokens(
 def action_values(
     tokens: NDArray[np.int64], *, vocabulary: int = LLAMA_VOCABULARY
 ) -> NDArray[np.float64]:
-    """Normalised actions of token ids: the middle of each bin; 256 edges make 255 bins, and the last id stands for the last bin."""
+    """Normalised actions of token ids: the middle of each bin; 256 edges make 255 bins, and the
+    last id stands for the last bin.
+    """
     edges = _edges()
     middles = (edges[:-1] + edges[1:]) / 2
     return np.asarray(middles[np.clip(vocabulary - tokens - 1, 0, BINS - 2)])

@@ -1,8 +1,9 @@
 """Initial states that begin with one thing inside another, on stand-ins.
 
-A few of the benchmark's 6,500 states do: bowl and plate of spatial tasks 0 and 2 overlap by 6 to 8 mm with the benchmark's own shapes too.
-Contacts as stiff as theirs then throw things off the table at metres a second. Stand-ins are put beside one another instead, so that
-every state settles; with the benchmark's assets a state is what its file says. What lies on another thing stays there.
+A few of the benchmark's 6,500 states do: bowl and plate of spatial tasks 0 and 2 overlap by 6 to 8
+mm with the benchmark's own shapes too. Contacts as stiff as theirs then throw things off the table
+at metres a second. Stand-ins are put beside one another instead, so that every state settles; with
+the benchmark's assets a state is what its file says. What lies on another thing stays there.
 """
 
 from collections.abc import Collection
@@ -14,15 +15,19 @@ import numpy as np
 TOUCHING_M = 0.0001  # what is deeper makes a bowl stand tilted against a plate, or flies off
 GAP_M = 0.002  # room to fall and come to rest beside one another
 LEVEL = 0.7  # level part of a normal above which a thing stands in another's side, and not on it
-SUNK = 0.5  # share of the height from one thing's bottom to the other's: what lies on a thing is sunk into it by less
+# share of the height from one thing's bottom to the other's: what lies on a thing is sunk into it
+# by less
+SUNK = 0.5
 PASSES = 50  # of pushing; what stands close may be pushed into the next one
 
 
 def part_objects(model: mujoco.MjModel, data: mujoco.MjData) -> bool:
-    """Move free bodies that overlap with one another side by side or stand in a fixture's side apart, level; returns whether any was moved.
+    """Move free bodies that overlap with one another side by side or stand in a fixture's side
+    apart, level; returns whether any was moved.
 
-    Two free bodies give way along the line between their origins, half each; a fixture stays, and what stands in it leaves by its side.
-    Positions, contacts and what follows from positions are those of the new state afterwards; velocities stay.
+    Two free bodies give way along the line between their origins, half each; a fixture stays, and
+    what stands in it leaves by its side. Positions, contacts and what follows from positions are
+    those of the new state afterwards; velocities stay.
     """
     places = {
         int(model.jnt_bodyid[j]): int(model.jnt_qposadr[j])
@@ -69,13 +74,17 @@ def _overlaps(
 def _lies_on(
     model: mujoco.MjModel, data: mujoco.MjData, pair: tuple[int, int], contact: Any
 ) -> bool:
-    """Whether the one body lies on the other at this steep contact; far enough in a thing's side, a contact is steep as well."""
+    """Whether the one body lies on the other at this steep contact; far enough in a thing's side, a
+    contact is steep as well.
+    """
     first, second = (_lowest(model, data, body) for body in pair)
     return bool(abs(first - second) * SUNK > max(-contact.dist, TOUCHING_M))
 
 
 def _lowest(model: mujoco.MjModel, data: mujoco.MjData, body: int) -> float:
-    """Height of the lowest point, in metres, of a body with all that hangs on it, by the boxes around its shapes."""
+    """Height of the lowest point, in metres, of a body with all that hangs on it, by the boxes
+    around its shapes.
+    """
     shapes = model.body_rootid[model.geom_bodyid] == body
     upward, boxes = (
         data.geom_xmat[shapes, 6:],
@@ -90,7 +99,9 @@ def _lowest(model: mujoco.MjModel, data: mujoco.MjData, body: int) -> float:
 
 
 def _pair(model: mujoco.MjModel, contact: Any) -> tuple[int, int]:
-    """The bodies of a contact, with all that hangs on them; its normal points from the first to the second."""
+    """The bodies of a contact, with all that hangs on them; its normal points from the first to the
+    second.
+    """
     first, second = (
         int(model.body_rootid[model.geom_bodyid[geom]]) for geom in (contact.geom1, contact.geom2)
     )

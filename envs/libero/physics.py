@@ -1,8 +1,10 @@
-"""Whether MuJoCo and robosuite behave as the versions that the project pins: checked once a process, before the first episode.
+"""Whether MuJoCo and robosuite behave as the versions that the project pins: checked once a
+process, before the first episode.
 
-Scores on LIBERO depend on the physics: the same policy fell from 98 % to 12 % on one task between MuJoCo 3.3 and 3.8. So a few known things
-are let go, and where they come to rest, and how far known actions move the arm, is compared with what the pinned versions gave.
-Another version, or another result, is a warning and no error: the run may go on, and its numbers should say so.
+Scores on LIBERO depend on the physics: the same policy fell from 98 % to 12 % on one task between
+MuJoCo 3.3 and 3.8. So a few known things are let go, and where they come to rest, and how far known
+actions move the arm, is compared with what the pinned versions gave. Another version, or another
+result, is a warning and no error: the run may go on, and its numbers should say so.
 """
 
 import importlib.metadata
@@ -20,13 +22,16 @@ from envs.libero.stand_in.objects import HOPE_OBJECTS, SCANNED_OBJECTS
 PINNED = {"mujoco": "3.8.1", "robosuite": "1.4.0", "hf-libero": "0.1.4"}
 TOLERANCE_M = 0.001  # processors differ by 1e-9 m here; a changed contact model by millimetres
 DROPPED = {"ketchup": (0.0, 0.035), "akita_black_bowl": (0.3, 0.07), "cream_cheese": (0.6, 0.0)}
-"""Name of a stand-in to its place along x and the height of its origin: the heights that LIBERO's initial states have."""
+"""Name of a stand-in to its place along x and the height of its origin: the heights that LIBERO's
+initial states have.
+"""
 DROP_STEPS = 500  # a second
 RECORDED_HEIGHTS_M = {"ketchup": 0.0724, "akita_black_bowl": -0.0008, "cream_cheese": 0.0089}
 """Heights at which they come to rest, with the pinned versions."""
 PEAK_STEP = 60
 RECORDED_PEAK_M = 0.1357
-"""Height of the bottle, which starts 3.7 cm deep in the floor as in libero_object, on its way up."""
+"""Height of the bottle, which starts 3.7 cm deep in the floor as in libero_object, on its way up.
+"""
 MOTION = np.array([0.5, 0.3, 0.6, 0.1, 0.0, 0.2, -1.0])
 MOTION_STEPS = 10
 RECORDED_MOTION_M = (0.0488, 0.0409, 0.0648)
@@ -40,7 +45,9 @@ class PhysicsWarning(UserWarning):
 
 
 def check_physics(simulator: TaskSimulator) -> list[str]:
-    """What differs from the pinned versions, one sentence each, and a warning with it; leaves `simulator` in need of a reset."""
+    """What differs from the pinned versions, one sentence each, and a warning with it; leaves
+    `simulator` in need of a reset.
+    """
     differences = [*version_differences(), *drop_differences(), *motion_differences(simulator)]
     if differences:
         warnings.warn(
@@ -71,7 +78,9 @@ def version_differences() -> list[str]:
 
 
 def drop_differences() -> list[str]:
-    """Dropped things that come to rest elsewhere than recorded, and the way up of the bottle that starts in the floor."""
+    """Dropped things that come to rest elsewhere than recorded, and the way up of the bottle that
+    starts in the floor.
+    """
     heights, peak = drop()
     expected = {**RECORDED_HEIGHTS_M, "ketchup on its way up": RECORDED_PEAK_M}
     found = {**heights, "ketchup on its way up": peak}
@@ -93,7 +102,9 @@ def motion_differences(simulator: TaskSimulator) -> list[str]:
 
 
 def drop() -> tuple[dict[str, float], float]:
-    """Let stand-ins fall: the heights at which they come to rest, and the bottle's height after `PEAK_STEP` physics steps."""
+    """Let stand-ins fall: the heights at which they come to rest, and the bottle's height after
+    `PEAK_STEP` physics steps.
+    """
     model = mujoco.MjModel.from_xml_string(_drop_scene())
     data = mujoco.MjData(model)
     mujoco.mj_step(model, data, PEAK_STEP)
@@ -103,7 +114,9 @@ def drop() -> tuple[dict[str, float], float]:
 
 
 def arm_motion(simulator: TaskSimulator) -> NDArray[np.float64]:
-    """Displacement [3] of the gripper, in metres, by the known actions from the arm's home pose; the objects are wherever they are."""
+    """Displacement [3] of the gripper, in metres, by the known actions from the arm's home pose;
+    the objects are wherever they are.
+    """
     state = simulator.states[0].copy()
     state[1 + np.array(simulator.robot._ref_joint_pos_indexes)] = simulator.robot.init_qpos
     simulator.set_state(state)

@@ -1,4 +1,6 @@
-"""True poses, extents and speeds of what is in a simulator: for the scripted expert and for checks, never for a policy."""
+"""True poses, extents and speeds of what is in a simulator: for the scripted expert and for checks,
+never for a policy.
+"""
 
 from collections.abc import Sequence
 from typing import Any
@@ -13,7 +15,9 @@ Vector = NDArray[np.float64]
 
 
 class Extent:
-    """The box around a body's colliding shapes, along the world's axes turned by `yaw` about the vertical."""
+    """The box around a body's colliding shapes, along the world's axes turned by `yaw` about the
+    vertical.
+    """
 
     def __init__(self, simulator: TaskSimulator, body: int, *, yaw: float = 0.0) -> None:
         """Measure now; nothing follows later motion."""
@@ -28,7 +32,9 @@ class Extent:
 def boxes(
     simulator: TaskSimulator, bodies: Sequence[int], *, yaw: float = 0.0
 ) -> tuple[Vector, Vector]:
-    """Lower and upper corners [N, 3] of boxes around the N colliding shapes of `bodies`, along the axes turned by `yaw`."""
+    """Lower and upper corners [N, 3] of boxes around the N colliding shapes of `bodies`, along the
+    axes turned by `yaw`.
+    """
     model, data = simulator.model, simulator.data
     geoms = [geom for body in bodies for geom in colliding_geoms(simulator, body)]
     rotation = _turned_axes(yaw) @ data.geom_xmat[geoms].reshape(-1, 3, 3)
@@ -88,7 +94,9 @@ def level_heading(rotation: Vector) -> float:
 
 
 def object_speed(simulator: TaskSimulator) -> float:
-    """The largest entry of the free objects' velocities: metres a second, or radians a second of a rotation."""
+    """The largest entry of the free objects' velocities: metres a second, or radians a second of a
+    rotation.
+    """
     free = simulator.model.jnt_type == mujoco.mjtJoint.mjJNT_FREE
     entries = simulator.model.jnt_dofadr[free][:, None] + np.arange(6)
     return float(np.abs(simulator.data.qvel[entries]).max())

@@ -1,11 +1,14 @@
-"""One LIBERO task as a simulator that is built once and reset many times: physics and the goal's predicate, no images.
+"""One LIBERO task as a simulator that is built once and reset many times: physics and the goal's
+predicate, no images.
 
-Physics, controller and predicates are LIBERO's and robosuite's own. What is left out is what they compute at each of the 25 physics steps
-of an action and nobody reads (some forty observables), and robosuite's renderer; what they compute more than once is computed once
-(`envs.libero.arm_control`). The same initial state and actions give what LIBERO's own environment gives (a test).
+Physics, controller and predicates are LIBERO's and robosuite's own. What is left out is what they
+compute at each of the 25 physics steps of an action and nobody reads (some forty observables), and
+robosuite's renderer; what they compute more than once is computed once (`envs.libero.arm_control`).
+The same initial state and actions give what LIBERO's own environment gives (a test).
 
-Fixtures have no place in an initial state. Initial state i has them where episode i of the published
-evaluation has them (`envs.libero.placements`), so that task and number of the state fix a start.
+Fixtures have no place in an initial state. Initial state i has them where episode i of the
+published evaluation has them (`envs.libero.placements`), so that task and number of the state fix a
+start.
 """
 
 import importlib
@@ -25,7 +28,8 @@ from envs.libero.overlaps import part_objects
 from envs.libero.placements import draw_placements, published_seed
 from envs.libero.suites import SETTLE_STEPS, LiberoTask
 
-# MuJoCo would write its warnings to MUJOCO_LOG.TXT in the working folder; those that matter are counted in `data.warning` and raised.
+# MuJoCo would write its warnings to MUJOCO_LOG.TXT in the working folder; those that matter are
+# counted in `data.warning` and raised.
 mujoco.set_mju_user_warning(lambda message: None)
 
 ACTION_SIZE = 7
@@ -101,11 +105,13 @@ class TaskSimulator:
         self._place(0)
 
     def reset(self, number: int) -> None:
-        """Start from initial state `number` after the benchmark's settling; kept, so that the next episode from it starts at once.
+        """Start from initial state `number` after the benchmark's settling; kept, so that the next
+        episode from it starts at once.
 
         Raises:
             ValueError: There is no such state.
-            EpisodeFailed: The simulation diverged, as it would again: neither the policy nor the server has failed.
+            EpisodeFailed: The simulation diverged, as it would again: neither the policy nor the
+                server has failed.
         """
         if not 0 <= number < len(self.states):
             raise ValueError(
@@ -126,10 +132,12 @@ class TaskSimulator:
         self.model.body_pos[:], self.model.body_quat[:] = self._placements[number]
 
     def set_state(self, state: NDArray[np.float64]) -> None:
-        """Put the simulator into a state [1 + positions + velocities] as the benchmark's files have it, without settling.
+        """Put the simulator into a state [1 + positions + velocities] as the benchmark's files have
+        it, without settling.
 
-        The controller is what LIBERO's reset makes it. It still has the arm's home pose in mind, so the first action is one relative to
-        that pose, and while things settle the arm moves from the state's pose towards it: so it is in the published protocol.
+        The controller is what LIBERO's reset makes it. It still has the arm's home pose in mind, so
+        the first action is one relative to that pose, and while things settle the arm moves from
+        the state's pose towards it: so it is in the published protocol.
         """
         mujoco.mj_resetData(self.model, self.data)
         self.data.time = state[0]
@@ -141,7 +149,8 @@ class TaskSimulator:
         """Apply one action [7] for 50 ms; returns whether the task's goal is reached.
 
         Raises:
-            EpisodeFailed: The simulation diverged, as it would again: neither the policy nor the server has failed.
+            EpisodeFailed: The simulation diverged, as it would again: neither the policy nor the
+                server has failed.
         """
         self._advance(action)
         return self.success
@@ -153,7 +162,9 @@ class TaskSimulator:
 
     @property
     def proprioception(self) -> NDArray[np.float32]:
-        """What the robot feels, float32 [8]: gripper position (3, metres), axis times angle (3, radians), fingers (2, metres)."""
+        """What the robot feels, float32 [8]: gripper position (3, metres), axis times angle (3,
+        radians), fingers (2, metres).
+        """
         return self._sample.felt.copy()
 
     @property
@@ -201,7 +212,9 @@ class TaskSimulator:
         self._sample = start.sample
 
     def _recall(self, start: Start) -> None:
-        """Compute what follows from the positions, and give controller and gripper their memory of `start`."""
+        """Compute what follows from the positions, and give controller and gripper their memory of
+        `start`.
+        """
         mujoco.mj_forward(self.model, self.data)
         vars(self.robot.controller).update(
             {name: _own(value) for name, value in start.controller.items()}
@@ -222,7 +235,9 @@ class TaskSimulator:
 
 
 def _use(assets: Assets) -> None:
-    """Let LIBERO's classes load from `assets`: the module keeps the folder that it found first in this variable."""
+    """Let LIBERO's classes load from `assets`: the module keeps the folder that it found first in
+    this variable.
+    """
     package: Any = importlib.import_module("libero.libero")
     package._assets_path_cache = str(assets.folder)
 

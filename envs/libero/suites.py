@@ -1,7 +1,8 @@
-"""LIBERO's five suites and 130 tasks: names, numbers, instructions and the step limits of the published protocol. Imports no simulator.
+"""LIBERO's five suites and 130 tasks: names, numbers, instructions and the step limits of the
+published protocol. Imports no simulator.
 
-Names and order are the installed package's (its order 0, which papers number tasks by); they are read from its table of tasks, a file
-of plain data, without importing the package.
+Names and order are the installed package's (its order 0, which papers number tasks by); they are
+read from its table of tasks, a file of plain data, without importing the package.
 """
 
 import functools
@@ -14,9 +15,12 @@ from envs.arguments import nearest
 from envs.libero.folders import package_folder
 
 STEP_LIMITS = {"spatial": 220, "object": 280, "goal": 300, "10": 520, "90": 400}
-"""Environment steps of an episode, the settling not counted: the longest demonstration of each suite and a margin, as in the evaluation
-script of OpenVLA and OpenVLA-OFT (experiments/robot/libero/run_libero_eval.py: longest demonstration 193, 254, 270, 505, 373)."""
-SETTLE_STEPS = 10  # control steps without motion after each reset: objects are dropped a few centimetres (the same script)
+"""Environment steps of an episode, the settling not counted: the longest demonstration of each
+suite and a margin, as in the evaluation script of OpenVLA and OpenVLA-OFT
+(experiments/robot/libero/run_libero_eval.py: longest demonstration 193, 254, 270, 505, 373)."""
+# control steps without motion after each reset: objects are dropped a few centimetres (the same
+# script)
+SETTLE_STEPS = 10
 ALIASES = {"long": "10"}
 PREFIX = "libero_"
 
@@ -51,7 +55,8 @@ class LiberoTask:
 
 
 def suite_name(name: object) -> str:
-    """The canonical name of a suite: `libero_spatial`, `spatial` and `Spatial`, `10` and `long` are known.
+    """The canonical name of a suite: `libero_spatial`, `spatial` and `Spatial`, `10` and `long` are
+    known.
 
     Raises:
         ValueError: There is no such suite.
@@ -76,7 +81,8 @@ def choose_tasks(suite: str, tasks: Sequence[str | int] | None) -> tuple[LiberoT
 
     Args:
         suite: A suite by any name that `suite_name` knows, or several with + between them.
-        tasks: Each a task's name, or its number in the suite (`suite/number` where there are several suites); None for all tasks.
+        tasks: Each a task's name, or its number in the suite (`suite/number` where there are
+            several suites); None for all tasks.
 
     Raises:
         ValueError: An unknown suite, an unknown task or number, or one that is named twice.

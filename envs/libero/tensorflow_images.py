@@ -4,9 +4,9 @@ TensorFlow decodes JPEG with the fast inverse cosine transform. It differs from 
 which Pillow takes, by 0.8 to 1.05 grey levels in the mean and 17 at most (six images of 256 pixels,
 TensorFlow 2.21). Pillow takes the fast one in its draft mode, where it leaves out the smooth
 enlargement of colours; that, and the way from YCbCr to RGB, are libjpeg's formulas (jdsample.c,
-h2v2_fancy_upsample; jdcolor.c, ycc_rgb_convert). On those images the decoded JPEG is TensorFlow's to
-the last bit. After filter and crop one value of a thousand differs, by one level, because TensorFlow
-sums in float32. Left out: grey images, and JPEG with other subsampling than 4:2:0.
+h2v2_fancy_upsample; jdcolor.c, ycc_rgb_convert). On those images the decoded JPEG is TensorFlow's
+to the last bit. After filter and crop one value of a thousand differs, by one level, because
+TensorFlow sums in float32. Left out: grey images, and JPEG with other subsampling than 4:2:0.
 """
 
 import functools

@@ -1,4 +1,5 @@
-r"""Whether an answer agrees with the truth: numbers and texts here, expressions by an algebra system.
+r"""Whether an answer agrees with the truth: numbers and texts here, expressions by an algebra
+system.
 
 A truth that is a number, with or without a unit, wants a statement all of whose parts are that
 number (`envs.math.statements`). Units must not contradict: `18` and `18 dollars` agree, `18
@@ -77,7 +78,9 @@ def agreement(truth: str, answer: str, *, question: str = "") -> bool | tuple[Co
 
 
 def _is_share(number: Quantity) -> bool:
-    """Whether a number may be meant as a share of 1, so that a percent sign would have two readings."""
+    """Whether a number may be meant as a share of 1, so that a percent sign would have two
+    readings.
+    """
     return "%" not in number.units and number.value.denominator > 1 and abs(number.value) < 1
 
 
@@ -215,7 +218,9 @@ def without_units(text: str) -> str:
 
 
 def is_mathematics(text: str, *, truth: str) -> bool:
-    """Whether `text` holds nothing but mathematics: no words but functions, those of the truth, and products of its letters."""
+    """Whether `text` holds nothing but mathematics: no words but functions, those of the truth, and
+    products of its letters.
+    """
     if NO_MATHEMATICS.search(text) and not NO_MATHEMATICS.search(truth):
         return False
     if not all(

@@ -117,7 +117,9 @@ class MarkedAnswer(NamedTuple):
 
 
 def marked_answer(text: str, *, question: str = "") -> MarkedAnswer | None:
-    """The last marked answer of `text`, or None where nothing is marked. An empty mark gives an empty answer."""
+    """The last marked answer of `text`, or None where nothing is marked. An empty mark gives an
+    empty answer.
+    """
     if not text.isascii():
         text = WIDTHLESS.sub("", text).translate(FULL_WIDTH)
     marks = deque(MARK.finditer(text), maxlen=MAX_MARKS)
@@ -232,7 +234,9 @@ def _leads_elsewhere(lead: str, mark: re.Match[str], *, question: str) -> bool:
 
 
 def _spoils(sentence: str) -> bool:
-    """Whether the rest of the sentence after a box changes the answer, makes it doubtful or adds another."""
+    """Whether the rest of the sentence after a box changes the answer, makes it doubtful or adds
+    another.
+    """
     denied = DENIED.match(sentence)
     if denied is not None and read_quantity(undressed(denied["other"])) is not None:
         return False

@@ -1,17 +1,20 @@
 r"""MathEnv: one question, one answer each from one or several agents, and a grade.
 
     env = MathEnv(tasks=["sums-2"])                       # generated: "12+34=" and "46"
-    env = MathEnv(files=["train.parquet"])                # rows with the prompt columns, or GSM8K's jsonl
+    # rows with the prompt columns, or GSM8K's jsonl
+    env = MathEnv(files=["train.parquet"])
     observation, info = await env.reset(seed=7, options={"split": "heldout"})
     observation, reward, terminated, truncated, info = await env.step("… #### 46")
 
-Options of reset: `task`, `split` (`train` or `heldout`), and `row`, a whole row in the form of the prompt columns, for whoever has its own
-data loader. The reward is 1 for a right answer and 0 for a wrong one, plus `format_reward` where an answer was given at all. With
-several agents everything comes once an agent, and they answer the same question without seeing each other's answers.
+Options of reset: `task`, `split` (`train` or `heldout`), and `row`, a whole row in the form of the
+prompt columns, for whoever has its own data loader. The reward is 1 for a right answer and 0 for a
+wrong one, plus `format_reward` where an answer was given at all. With several agents everything
+comes once an agent, and they answer the same question without seeing each other's answers.
 
-An answer that the grader cannot decide raises `GradingFailed`: that episode is a counted failure. A row that has nothing to hold an answer
-against, or wants a judge (`reward_model.style` is not of `envs.math.grading.STYLES`), is refused, unless `ungraded` says that somebody else
-decides: then it is asked, and gets no verdict. Left out: further turns, which are the business of `envs.tools`.
+An answer that the grader cannot decide raises `GradingFailed`: that episode is a counted failure. A
+row that has nothing to hold an answer against, or wants a judge (`reward_model.style` is not of
+`envs.math.grading.STYLES`), is refused, unless `ungraded` says that somebody else decides: then it
+is asked, and gets no verdict. Left out: further turns, which are the business of `envs.tools`.
 """
 
 import asyncio
@@ -54,7 +57,9 @@ MAX_ACTION_CHARACTERS = 1 << 24  # no model's turn comes near; grading time is l
 
 
 class MathEnv(Environment):
-    """Questions with an answer that can be checked. Light: thousands fit into one process, and share its graders."""
+    """Questions with an answer that can be checked. Light: thousands fit into one process, and
+    share its graders.
+    """
 
     def __init__(
         self,
@@ -74,11 +79,14 @@ class MathEnv(Environment):
         """Make the environment; reads the index of `files`, starts nothing.
 
         Args:
-            tasks: Generated tasks (`sums-2`, see `envs.math.generators`), or with `files` the data sources to ask from (all by default).
+            tasks: Generated tasks (`sums-2`, see `envs.math.generators`), or with `files` the data
+                sources to ask from (all by default).
             files: Parquet or jsonl files; see `envs.prompt_files`.
             split: Which questions `reset` asks by default, `train` or `heldout`.
-            heldout_share: Share of questions that are held out, by a hash of the question; 0: none is.
-            wording: Of generated questions: `bare` (`12+34=`, the whole text is the answer) or `words` (the answer is marked).
+            heldout_share: Share of questions that are held out, by a hash of the question; 0: none
+                is.
+            wording: Of generated questions: `bare` (`12+34=`, the whole text is the answer) or
+                `words` (the answer is marked).
             num_agents: Agents that answer each question.
             ungraded: Ask rows that cannot be graded, too: `success` of their episodes is None.
             format_reward: Added where an answer was given, right or wrong; reward part `format`.
@@ -118,7 +126,9 @@ class MathEnv(Environment):
     async def reset(
         self, *, seed: int | None = None, options: Mapping[str, Any] | None = None
     ) -> tuple[Any, Info]:
-        """See `Environment.reset`; options are `task`, `split` and `row`. The info is that of `opening_info`."""
+        """See `Environment.reset`; options are `task`, `split` and `row`. The info is that of
+        `opening_info`.
+        """
         row = asked_row(options, seed=seed, env=self, source=self._source, split=self._split)
         self._row = row
         observations: list[TextObservation] = [
@@ -200,7 +210,8 @@ def asked_row(
     """The row that reset was asked for: the one in `options`, or the one that the seed stands for.
 
     Raises:
-        ValueError: An unknown option, task or split, a row that is none, or one that `env.spec.check_row` refuses.
+        ValueError: An unknown option, task or split, a row that is none, or one that
+            `env.spec.check_row` refuses.
     """
     options = options or {}
     seed = checked_seed(seed)
@@ -222,7 +233,9 @@ def asked_row(
 
 
 def opening_info(row: PromptRow) -> Info:
-    """The info of reset: where the question comes from, its truth, and whether an answer can be held against it."""
+    """The info of reset: where the question comes from, its truth, and whether an answer can be
+    held against it.
+    """
     return {
         "task": row.data_source,
         "data_source": row.data_source,
@@ -232,7 +245,8 @@ def opening_info(row: PromptRow) -> Info:
 
 
 async def grade_info(text: str, row: PromptRow, *, grader: Grader, format_reward: float) -> Info:
-    """What the info of a step says about one text: its grade, or, where the row has none to give, `ungraded_info`.
+    """What the info of a step says about one text: its grade, or, where the row has none to give,
+    `ungraded_info`.
 
     Raises:
         GradingFailed: The answer could not be graded.

@@ -1,4 +1,5 @@
-"""Arithmetic with whole numbers, read and computed exactly: + - * / and parentheses, for the countdown task.
+"""Arithmetic with whole numbers, read and computed exactly: + - * / and parentheses, for the
+countdown task.
 
 No `eval`, and no power: a few hundred tokens of these cannot take long.
 """
@@ -41,7 +42,8 @@ def compute(text: str) -> Computed:
     Fraction(16, 1)
 
     Raises:
-        NoExpression: Anything else than whole numbers, + - * / and parentheses; more than `MAX_TOKENS` tokens; division by zero.
+        NoExpression: Anything else than whole numbers, + - * / and parentheses; more than
+            `MAX_TOKENS` tokens; division by zero.
     """
     tokens = _tokens(text)
     reader = _Reader(tokens)

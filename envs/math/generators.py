@@ -1,4 +1,5 @@
-"""Arithmetic questions from a seeded generator, by task name: `sums-2` are sums of two-digit numbers, `word-sums-3` stories of three steps.
+"""Arithmetic questions from a seeded generator, by task name: `sums-2` are sums of two-digit
+numbers, `word-sums-3` stories of three steps.
 
 | name | size | example |
 |---|---|---|
@@ -7,8 +8,9 @@
 | countdown-n | given numbers | reach 24 with 3, 5, 9 |
 | word-sums-n | steps of the story | Ada has 5 apples. … |
 
-A question has a `key`, the same for questions that are the same exercise (3+5 and 5+3; a story with other names); training and held-out
-questions are told apart by a hash of it, so that no seed can bring one to the other side.
+A question has a `key`, the same for questions that are the same exercise (3+5 and 5+3; a story with
+other names); training and held-out questions are told apart by a hash of it, so that no seed can
+bring one to the other side.
 """
 
 import hashlib

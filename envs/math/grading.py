@@ -1,15 +1,17 @@
-r"""A model's text held against the truth: right, wrong with a reason, or not known, which is a failure and never a score.
+r"""A model's text held against the truth: right, wrong with a reason, or not known, which is a
+failure and never a score.
 
-Numbers are compared in `envs.math.agreement`; other mathematics goes to math-verify in worker processes that are killed when they take
-too long. An answer that is too much for them (a tower of powers, `10!!!`) is wrong where the truth alone can be compared, because
-the fault is the answer's then. Where the truth cannot be compared either, the grader is at fault: `GradingFailed`.
-`STYLES` names the ways to grade, which a row of a file chooses by `reward_model.style`:
+Numbers are compared in `envs.math.agreement`; other mathematics goes to math-verify in worker
+processes that are killed when they take too long. An answer that is too much for them (a tower of
+powers, `10!!!`) is wrong where the truth alone can be compared, because the fault is the answer's
+then. Where the truth cannot be compared either, the grader is at fault: `GradingFailed`. `STYLES`
+names the ways to grade, which a row of a file chooses by `reward_model.style`:
 
-- `rule`: the last marked answer (`envs.math.answers`): `#### x`, `\boxed{x}`, `Answer: x`, `the answer is x`, `<answer>x</answer>`; an
-  unmarked text has no answer.
+- `rule`: the last marked answer (`envs.math.answers`): `#### x`, `\boxed{x}`, `Answer: x`, `the
+  answer is x`, `<answer>x</answer>`; an unmarked text has no answer.
 - `whole`: the whole text is the answer, as in `12+34=` and `46`.
-- `countdown`: the (marked or whole) answer is an expression with the given numbers, each used at most once, that makes the target;
-  the ground truth is `{"numbers": […], "target": …}` in JSON.
+- `countdown`: the (marked or whole) answer is an expression with the given numbers, each used at
+  most once, that makes the target; the ground truth is `{"numbers": […], "target": …}` in JSON.
 """
 
 import contextlib
@@ -31,9 +33,11 @@ CORRECT, WRONG, NO_ANSWER, TOO_LONG = "correct", "wrong", "no answer", "answer t
 TOO_HARD = "answer too hard to compare"
 GRADERS = 2  # as the default env.num_servers: two cores
 GRADING_CPU_S = 5.0  # math-verify's own
-# Processor time is the limit, because a busy machine must not turn answers into failures; wall time is for a process that sleeps.
+# Processor time is the limit, because a busy machine must not turn answers into failures; wall time
+# is for a process that sleeps.
 WALL_PER_CPU_SECOND = 60
-MEMORY_MIB = 1024  # math-verify and sympy take 400 MiB of address space; an expression that needs more is killed early
+# math-verify and sympy take 400 MiB of address space; an expression that needs more is killed early
+MEMORY_MIB = 1024
 
 
 class GradingFailed(EpisodeFailed):
@@ -45,16 +49,22 @@ class Grade(NamedTuple):
 
     correct: bool
     verdict: str
-    """`CORRECT`, `WRONG`, `NO_ANSWER`, `TOO_LONG`, `TOO_HARD`, or for countdown what is wrong with the expression."""
+    """`CORRECT`, `WRONG`, `NO_ANSWER`, `TOO_LONG`, `TOO_HARD`, or for countdown what is wrong with
+    the expression.
+    """
     answer: str | None
     """The final answer that was read, cut for the records; None where there is none."""
 
 
 class Grader:
-    """Grades texts. All graders of a process with the same settings share their workers, which start when one is first needed."""
+    """Grades texts. All graders of a process with the same settings share their workers, which
+    start when one is first needed.
+    """
 
     def __init__(self, *, num_workers: int, cpu_s: float) -> None:
-        """Args: `num_workers` processes at most; `cpu_s` seconds of processor time after which one answer's comparison is given up."""
+        """Args: `num_workers` processes at most; `cpu_s` seconds of processor time after which one
+        answer's comparison is given up.
+        """
         checked_deadline("grading_cpu_s", cpu_s)
         if type(num_workers) is not int:  # env.kwargs may hold any value; True is an int, too
             raise ValueError(f"num_graders must be a whole number, got {num_workers!r}.")
@@ -68,10 +78,12 @@ class Grader:
         self._workers: WorkerPool | None = None
 
     async def grade(self, text: str, *, truth: str, style: str, question: str = "") -> Grade:
-        """Grade one text; takes any text, of any length. Words of `question` may stand after a number: `18 duck eggs`.
+        """Grade one text; takes any text, of any length. Words of `question` may stand after a
+        number: `18 duck eggs`.
 
         Raises:
-            GradingFailed: The comparison took too long, too much memory, or raised, with the truth alone as well.
+            GradingFailed: The comparison took too long, too much memory, or raised, with the truth
+                alone as well.
             WorkerUnavailable: math-verify cannot be imported or started.
         """
         if style == "countdown":
@@ -118,7 +130,9 @@ class Grader:
         return None
 
     async def _holds_in_another_process(self, comparison: Comparison) -> bool | None:
-        """The second try where a process died that was within its limits, which may have had any reason."""
+        """The second try where a process died that was within its limits, which may have had any
+        reason.
+        """
         try:
             return await self._compare(comparison)
         except (WorkerKilled, WorkerRaised):

@@ -1,10 +1,11 @@
 r"""The words before a mark: whether what they lead to is the answer, or another thing made of it.
 
-`So Natalia sold \boxed{72}` leads to the answer. `Twice \boxed{36}`, `more than \boxed{72}` and `one
-of 70, \boxed{72}` say another number, or several. The rule is the one for the words after a number:
-only what is known to leave the number alone may stand between it and the verb, or before it where
-the clause has no verb. In front of the verb stands what is asked for, which may be anything (`The
-square root of 9 is \boxed{3}`), unless it denies the whole (`It is false that x is \boxed{3}`).
+`So Natalia sold \boxed{72}` leads to the answer. `Twice \boxed{36}`, `more than \boxed{72}` and
+`one of 70, \boxed{72}` say another number, or several. The rule is the one for the words after a
+number: only what is known to leave the number alone may stand between it and the verb, or before it
+where the clause has no verb. In front of the verb stands what is asked for, which may be anything
+(`The square root of 9 is \boxed{3}`), unless it denies the whole (`It is false that x is
+\boxed{3}`).
 
 Left out: what stands after a mark (`envs.math.answers`).
 """
@@ -100,7 +101,9 @@ def denies(lead: str) -> bool:
 
 
 def changes(lead: str, *, question: str) -> bool:
-    """Whether `lead`, the sentence before a marked number, makes another thing of the number than the answer."""
+    """Whether `lead`, the sentence before a marked number, makes another thing of the number than
+    the answer.
+    """
     if NUMBERING.fullmatch(lead):
         return False
     text = _bare(lead)
@@ -125,7 +128,9 @@ def changes(lead: str, *, question: str) -> bool:
 
 
 def names_another_answer(lead: str) -> bool:
-    """Whether the words before `answer is` name another than the answer: `the previous`, `twice the`."""
+    """Whether the words before `answer is` name another than the answer: `the previous`, `twice
+    the`.
+    """
     said = [word.lower() for word in WORDS.findall(re.split(r"[,;:]", plain(lead))[-1])]
     places = [
         number

@@ -106,7 +106,9 @@ def as_list(truth: str, answer: str) -> str:
 
 
 def as_interval(truth: str, answer: str) -> str:
-    r"""`-2 \le x < 7` as `[-2,7)` where `truth` is an interval that no point could be; others unchanged."""
+    r"""`-2 \le x < 7` as `[-2,7)` where `truth` is an interval that no point could be; others
+    unchanged.
+    """
     if not INTERVAL.fullmatch(truth) or (
         "[" not in truth and "]" not in truth and "\\infty" not in truth
     ):

@@ -96,7 +96,9 @@ class Quantity(NamedTuple):
 
     value: Fraction
     units: tuple[str, ...] = ()
-    """Names of its known units in order, as in (mile, hour); () where it has none, or only things that are counted."""
+    """Names of its known units in order, as in (mile, hour); () where it has none, or only things
+    that are counted.
+    """
     places: int = 0
     """Decimal places that were written."""
     counted: tuple[str, ...] = ()
@@ -104,7 +106,8 @@ class Quantity(NamedTuple):
 
 
 def read_quantity(text: str, *, question: str = "") -> Quantity | None:
-    """The quantity that the whole of `text` is, or None; words of `question` are allowed after the number.
+    """The quantity that the whole of `text` is, or None; words of `question` are allowed after the
+    number.
 
     >>> read_quantity("$1,080 per month").value
     Fraction(1080, 1)
@@ -129,7 +132,9 @@ def read_quantity(text: str, *, question: str = "") -> Quantity | None:
 
 
 def plain(text: str) -> str:
-    r"""`text` in plain characters: no LaTeX spacing, dressing or numeric fractions, one kind of minus and of thousands separator."""
+    r"""`text` in plain characters: no LaTeX spacing, dressing or numeric fractions, one kind of
+    minus and of thousands separator.
+    """
     if text.isascii() and not set(text) & set("\\{$~' "):
         return text
     text = GROUPING.sub(",", TIE.sub(" ", text))
@@ -182,7 +187,9 @@ def stem(word: str) -> str:
 
 
 def _number(text: str) -> tuple[Fraction | None, tuple[str, ...], int, str]:
-    """Number, currency before it, decimal places, and what follows; the number is None where the text does not begin with one."""
+    """Number, currency before it, decimal places, and what follows; the number is None where the
+    text does not begin with one.
+    """
     match = NUMBER.match(text)
     if match is None or not (
         match["mixed"] or match["european"] or match["whole"] or match["decimals"]
@@ -226,7 +233,9 @@ def _number_in_words(text: str) -> tuple[Fraction | None, tuple[str, ...], int, 
 
 
 def _cardinal(words: list[str]) -> int | None:
-    """The value of a cardinal in words, or None: `one hundred and five` is one, `three four` is none."""
+    """The value of a cardinal in words, or None: `one hundred and five` is one, `three four` is
+    none.
+    """
     total, current, last = 0, 0, 1000
     for word in words:
         if word == "and":
@@ -249,7 +258,9 @@ def _cardinal(words: list[str]) -> int | None:
 
 
 def _units(tail: str, *, question: str) -> tuple[str, ...] | None:
-    """The known units in what follows a number; None where something is not known to leave the number alone."""
+    """The known units in what follows a number; None where something is not known to leave the
+    number alone.
+    """
     if not tail:
         return ()
     spaced = tail[0] == " "
@@ -322,7 +333,9 @@ def _asks(question: str, word: str) -> bool:
 
 
 def _counts(words: list[str]) -> bool:
-    """Whether one of the words is what is counted, so that those before it describe it: `18 shiny apples`."""
+    """Whether one of the words is what is counted, so that those before it describe it: `18 shiny
+    apples`.
+    """
     return any(
         is_counted(word.lower()) or word.lower() in UNITS for word in words
     ) and not CHANGING & {word.lower() for word in words}

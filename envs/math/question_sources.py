@@ -1,6 +1,7 @@
 """Where a maths environment's questions come from: generators or files, behind one interface.
 
-A question belongs to a task and to a split, and a seed stands for one of them: the same in every process.
+A question belongs to a task and to a split, and a seed stands for one of them: the same in every
+process.
 """
 
 import functools
@@ -53,7 +54,9 @@ class GeneratedQuestions:
 
 
 class FileQuestions:
-    """Rows of files; a task is a `data_source`, and the splits are told apart by a hash of the prompt."""
+    """Rows of files; a task is a `data_source`, and the splits are told apart by a hash of the
+    prompt.
+    """
 
     def __init__(
         self,

@@ -107,7 +107,9 @@ ARGUMENTS = re.compile(r"(?<=[A-Za-z])(?:_ ?\{?[0-9A-Za-z]+\}?|\([^()]*\)|'+)")
 
 
 class Rounded(NamedTuple):
-    r"""A part that is said to be approximate, `\approx 3.14`: right where it is the answer rounded to its own places."""
+    r"""A part that is said to be approximate, `\approx 3.14`: right where it is the answer rounded
+    to its own places.
+    """
 
     quantity: Quantity
 
@@ -117,7 +119,9 @@ Part = Quantity | Rounded | str
 
 
 def read_statement(text: str, *, question: str = "") -> tuple[Part, ...]:
-    """The parts of a statement about a number, all of which must be the answer; () where it says something else as well."""
+    """The parts of a statement about a number, all of which must be the answer; () where it says
+    something else as well.
+    """
     for emphasised in EMPHASISED:
         text = emphasised.sub(r"\2", text)
     parts = _parts(text, question=question, left=MAX_PARTS)
@@ -125,7 +129,9 @@ def read_statement(text: str, *, question: str = "") -> tuple[Part, ...]:
 
 
 def undressed(text: str) -> str:
-    """`text` without markup, quotes, mathematics signs and brackets around the whole of it, and without signs that end a sentence."""
+    """`text` without markup, quotes, mathematics signs and brackets around the whole of it, and
+    without signs that end a sentence.
+    """
     before = None
     text = MARKUP.sub(" ", text) if "<" in text or "\\n" in text else text
     text = (
@@ -151,7 +157,9 @@ def undressed(text: str) -> str:
 
 
 def without_label(text: str) -> str:
-    """`text` without an introduction such as `x =` or `The answer is`, for answers that are no numbers."""
+    """`text` without an introduction such as `x =` or `The answer is`, for answers that are no
+    numbers.
+    """
     text = undressed(text)
     introduction = re.match(
         r"(?:(?:so|thus|therefore|hence),? +)?(?:(?:the +)?(?:final +|correct +)?answer|it|this|option|choice)(?: *[:=]| +is:?| *$)\s*",
@@ -162,7 +170,9 @@ def without_label(text: str) -> str:
 
 
 def _parts(text: str, *, question: str, left: int) -> tuple[Part, ...]:
-    """Each step takes something away, so the depth is bounded by the text; `left` bounds it by a small number."""
+    """Each step takes something away, so the depth is bounded by the text; `left` bounds it by a
+    small number.
+    """
     text = undressed(text)
     if not text or not left:
         return ()
@@ -358,7 +368,9 @@ def _is_comment(text: str, *, question: str) -> bool:
 
 
 def introduces(text: str, *, question: str) -> bool:
-    """Whether `text` only introduces the number that follows it: a label, or the words of a plain sentence."""
+    """Whether `text` only introduces the number that follows it: a label, or the words of a plain
+    sentence.
+    """
     text = plain(text).replace("**", " ").replace("`", " ").replace("$", " ")
     if re.search(r"[^A-Za-z\s:=,.'\u2019\"()*_|-]", text) or re.search(
         r"[A-Za-z0-9)]\s*-\s*$", text
@@ -393,7 +405,9 @@ def _is_name(word: str) -> bool:
 
 
 def _is_label(side: str, *, question: str) -> bool:
-    r"""Whether a side of an equation names what is equal: `x`, `f(3)`, `a + b`, `\angle ABC`, `Total cost`."""
+    r"""Whether a side of an equation names what is equal: `x`, `f(3)`, `a + b`, `\angle ABC`,
+    `Total cost`.
+    """
     side = undressed(ARGUMENTS.sub("", undressed(side)))
     if not re.search(r"[A-Za-z]", side) or not LABEL.fullmatch(side):
         return False

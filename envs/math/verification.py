@@ -1,7 +1,9 @@
-r"""Whether two answers are the same mathematics: LaTeX and expressions, read and compared by math-verify (on sympy).
+r"""Whether two answers are the same mathematics: LaTeX and expressions, read and compared by
+math-verify (on sympy).
 
-Runs in a worker process (`envs.worker_pool`), because neither reading nor comparing is bounded: `9^{9^{9^9}}` keeps one integer power busy
-for longer than anyone waits. math-verify's own limits are off: they use `signal.alarm`, and turn a timeout into "different".
+Runs in a worker process (`envs.worker_pool`), because neither reading nor comparing is bounded:
+`9^{9^{9^9}}` keeps one integer power busy for longer than anyone waits. math-verify's own limits
+are off: they use `signal.alarm`, and turn a timeout into "different".
 """
 
 import re
@@ -26,7 +28,9 @@ def equivalent(pair: dict[str, str]) -> bool:
 
 
 def _read(text: str) -> list[Any]:
-    r"""What math-verify makes of `text`: an expression and the text itself, only the text, or nothing."""
+    r"""What math-verify makes of `text`: an expression and the text itself, only the text, or
+    nothing.
+    """
     text = " ".join(text.replace("$", " ").split())
     if PERCENTAGE.fullmatch(text):
         return list(

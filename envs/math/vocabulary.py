@@ -97,7 +97,9 @@ UNITS: dict[str, str] = {
     }.items()
     for spelling in spellings.split()
 }
-"""Spelling to the name of the unit: two spellings of one unit are the same answer, two units are not."""
+"""Spelling to the name of the unit: two spellings of one unit are the same answer, two units are
+not.
+"""
 
 CASED = frozenset(spelling for spelling in UNITS if spelling != spelling.lower())
 SHORT = words("s h m g l L in am")
@@ -135,7 +137,9 @@ SUBSTANCES = words(
 """What units measure."""
 
 LINKS = words("of per a an the in for on at from to by with and each every")
-"""They need a further word after them; `and` and `to` never join two numbers, as one number is all that an answer holds."""
+"""They need a further word after them; `and` and `to` never join two numbers, as one number is all
+that an answer holds.
+"""
 CLOSINGS = words(
     """
     total altogether all overall left remaining each apiece daily weekly monthly yearly together combined old tall long wide
@@ -146,7 +150,8 @@ CLOSINGS = words(
     i.e respectively later early late
     """
 )
-"""Words around a unit that give no other number: `18 years old`, `18 square feet`, `18 in total`."""
+"""Words around a unit that give no other number: `18 years old`, `18 square feet`, `18 in total`.
+"""
 
 DATES = words(
     """
@@ -262,8 +267,8 @@ HEDGES = (ALTERNATIVES | DOUBTS | NEGATIONS | RETRACTIONS) - words(
 AMBIGUOUS = words("quarters cubes squares roots scores couples pair pairs twins triplets")
 """Changing words that are things where the question speaks of them: coins, blocks, plants."""
 QUANTIFIERS = words("more fewer additional extra")
-"""Changing words that leave a number alone directly before what is counted: `5 more dollars`, but not `5 less than`;
-at the end only where the question has them."""
+"""Changing words that leave a number alone directly before what is counted: `5 more dollars`, but
+not `5 less than`; at the end only where the question has them."""
 NUMBERED = words(
     """
     step part case line equation figure section chapter page problem question exercise example
@@ -287,7 +292,9 @@ NO_NOUNS = words(
 
 
 def is_plural_noun(word: str) -> bool:
-    """Whether `word` has the form of a regular plural and is no other English word in -s; `word` is in lower case."""
+    """Whether `word` has the form of a regular plural and is no other English word in -s; `word` is
+    in lower case.
+    """
     if len(word) < 4 or not word.isalpha() or word in NO_NOUNS or word in CHANGING:
         return False
     return word.endswith("s") and not word.endswith(("ss", "us", "is", "ths", "ous"))

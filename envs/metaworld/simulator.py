@@ -1,9 +1,12 @@
-"""One Meta-World task as a simulator that is built once and reset many times: physics and success, no images.
+"""One Meta-World task as a simulator that is built once and reset many times: physics and success,
+no images.
 
-Meta-World's own `reset` leaves traces: bodies and sites stay where the last episode put them in the model, goals and other attributes in
-the Python object, and it moves the hand into place twice. Here every reset first restores what the constructor made, draws object and
-goal from the seed, and moves the hand once; so the seed alone fixes the episode, whatever ran before. Physics, observation and success
-flag are Meta-World's own: the same draw and actions give the same `qpos`, bit for bit, as its environment does (a test).
+Meta-World's own `reset` leaves traces: bodies and sites stay where the last episode put them in the
+model, goals and other attributes in the Python object, and it moves the hand into place twice. Here
+every reset first restores what the constructor made, draws object and goal from the seed, and moves
+the hand once; so the seed alone fixes the episode, whatever ran before. Physics, observation and
+success flag are Meta-World's own: the same draw and actions give the same `qpos`, bit for bit, as
+its environment does (a test).
 """
 
 import itertools
@@ -18,7 +21,8 @@ from numpy.typing import NDArray
 from envs.metaworld.speed import lighten
 from envs.metaworld.suite import VERSION_SUFFIX
 
-# MuJoCo would write its warnings to MUJOCO_LOG.TXT in the working folder; those that matter are counted in `data.warning` and raised.
+# MuJoCo would write its warnings to MUJOCO_LOG.TXT in the working folder; those that matter are
+# counted in `data.warning` and raised.
 mujoco.set_mju_user_warning(lambda message: None)
 
 GRIPPER, THING, SECOND_THING = (
@@ -69,7 +73,9 @@ class TaskSimulator:
         self._observation: NDArray[np.float64] = np.zeros(39)
 
     def reset(self, *, seed: int) -> None:
-        """Start the episode that `seed` fixes. The start of the last seed is kept: a group of rollouts comes back to it at once."""
+        """Start the episode that `seed` fixes. The start of the last seed is kept: a group of
+        rollouts comes back to it at once.
+        """
         if self._start is not None and self._start[0] == seed:
             self._restore(self._start[1])
         else:
@@ -90,7 +96,9 @@ class TaskSimulator:
 
     @property
     def state(self) -> NDArray[np.float64]:
-        """Meta-World's own observation [39], with object and goal poses: for experts and oracles only."""
+        """Meta-World's own observation [39], with object and goal poses: for experts and oracles
+        only.
+        """
         return self._observation.copy()
 
     @property
@@ -100,10 +108,12 @@ class TaskSimulator:
 
     @property
     def oracle_distance(self) -> float:
-        """The way that is left, in metres: from between the fingers to the object, and from the object to its goal.
+        """The way that is left, in metres: from between the fingers to the object, and from the
+        object to its goal.
 
-        One leg for reaching (fingers to goal), three where a tool moves the object. It falls along the episodes of the scripted
-        experts (a test), and is small but not zero at success, which has a tolerance.
+        One leg for reaching (fingers to goal), three where a tool moves the object. It falls along
+        the episodes of the scripted experts (a test), and is small but not zero at success, which
+        has a tolerance.
         """
         fingers, goal = self._env.tcp_center, np.asarray(self._env._target_pos)
         if self.task in GRIPPER_TASKS:
@@ -117,7 +127,9 @@ class TaskSimulator:
         )
 
     def _draw(self, seed: int) -> None:
-        """Meta-World's reset, which places everything twice (the first time moves bodies in the model), with the hand moved once."""
+        """Meta-World's reset, which places everything twice (the first time moves bodies in the
+        model), with the hand moved once.
+        """
         env = self._env
         self._restore(self._made)
         env.np_random = seeding.np_random(seed)[0]
@@ -162,7 +174,9 @@ class TaskSimulator:
 
 
 def _own_copies(attributes: dict[str, Any]) -> dict[str, Any]:
-    """Copies of the arrays that an episode may change in place; views into MuJoCo's memory stay views."""
+    """Copies of the arrays that an episode may change in place; views into MuJoCo's memory stay
+    views.
+    """
     return {name: _own_copy(value) for name, value in attributes.items()}
 
 

@@ -1,8 +1,10 @@
-"""Three functions of Meta-World's environments without their overhead: 0.8 instead of 2.2 ms a step of `push`, 0.6 of 1.0 in `door-open`.
+"""Three functions of Meta-World's environments without their overhead: 0.8 instead of 2.2 ms a step
+of `push`, 0.6 of 1.0 in `door-open`.
 
-`touching_object` walks over all contacts in Python, twice a step, many tasks turn a rotation matrix into a quaternion by SciPy, and every
-observation looks bodies up by name and is put together of a dozen small arrays. Neither physics nor any success flag reads those
-quaternions; ours agree with SciPy's to rounding, and everything else exactly (tests).
+`touching_object` walks over all contacts in Python, twice a step, many tasks turn a rotation matrix
+into a quaternion by SciPy, and every observation looks bodies up by name and is put together of a
+dozen small arrays. Neither physics nor any success flag reads those quaternions; ours agree with
+SciPy's to rounding, and everything else exactly (tests).
 """
 
 import functools
@@ -32,7 +34,9 @@ ORIENTED_GEOM = {
     "shelf-place": "objGeom",
     "sweep-into": "objGeom",
 }
-"""Task to the geom whose orientation its observation has; the other tasks have a body's, which MuJoCo keeps as a quaternion."""
+"""Task to the geom whose orientation its observation has; the other tasks have a body's, which
+MuJoCo keeps as a quaternion.
+"""
 
 
 def lighten(env: Any, *, task: str) -> None:
@@ -48,7 +52,9 @@ def lighten(env: Any, *, task: str) -> None:
 
 
 def _observe(env: Any, hand: Any, right: Any, left: Any) -> NDArray[np.float64]:
-    """Gripper's position and opening, then position and orientation of up to two objects: float64 [18]."""
+    """Gripper's position and opening, then position and orientation of up to two objects: float64
+    [18].
+    """
     observation = np.zeros(4 + env._obs_obj_max_len)
     observation[:3] = hand.xpos
     observation[3] = min(

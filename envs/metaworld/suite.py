@@ -1,7 +1,8 @@
 """The fifty Meta-World tasks by name, each with the sentence that tells a policy what to do.
 
-Meta-World itself has no language; the sentences are ours. Names are Meta-World's without the version suffix: `drawer-open` stands for
-`drawer-open-v3`, and both are accepted. Plain data: neither MuJoCo nor Meta-World is imported, so that a planner may read it anywhere.
+Meta-World itself has no language; the sentences are ours. Names are Meta-World's without the
+version suffix: `drawer-open` stands for `drawer-open-v3`, and both are accepted. Plain data:
+neither MuJoCo nor Meta-World is imported, so that a planner may read it anywhere.
 """
 
 from envs.arguments import nearest
@@ -67,7 +68,8 @@ def task_name(name: str) -> str:
     """The canonical form of `name`: `drawer-open-v3` and `drawer-open` are the same task.
 
     Raises:
-        ValueError: Meta-World has no such task; the message lists the known ones and proposes the nearest.
+        ValueError: Meta-World has no such task; the message lists the known ones and proposes the
+            nearest.
     """
     canonical = name.removesuffix(VERSION_SUFFIX)
     if canonical in INSTRUCTIONS:

@@ -1,7 +1,9 @@
-"""SandboxEnv: the model answers a programming problem with a program, which is run against hidden tests. One turn an episode.
+"""SandboxEnv: the model answers a programming problem with a program, which is run against hidden
+tests. One turn an episode.
 
-The tests' inputs go into the sandbox and what is expected stays here; see `envs.sandbox.scoring`. A program that cannot be run for reasons
-that are not its own raises `EpisodeFailed`: it is counted, and never scored.
+The tests' inputs go into the sandbox and what is expected stays here; see `envs.sandbox.scoring`. A
+program that cannot be run for reasons that are not its own raises `EpisodeFailed`: it is counted,
+and never scored.
 """
 
 import functools
@@ -42,7 +44,9 @@ class ProblemSource(Protocol):
 
 
 class SandboxEnv(Environment):
-    """Programming problems, by seed, from generators or files; or one at a time, by `options={"row": …}`."""
+    """Programming problems, by seed, from generators or files; or one at a time, by
+    `options={"row": …}`.
+    """
 
     def __init__(
         self,
@@ -62,18 +66,23 @@ class SandboxEnv(Environment):
         """Build the sandbox and try it out.
 
         Args:
-            tasks: Generators such as `lists-2` (see `envs.sandbox.generator`), or, with `files`, values of `data_source`; all by default.
+            tasks: Generators such as `lists-2` (see `envs.sandbox.generator`), or, with `files`,
+                values of `data_source`; all by default.
             files: Problems to draw from instead of generators (see `envs.sandbox.problem_files`).
             split: Which problems `reset` takes by default, `train` or `heldout`.
-            isolation: `bubblewrap`; `remote` (a service at `url`); or `none`, which protects nothing.
+            isolation: `bubblewrap`; `remote` (a service at `url`); or `none`, which protects
+                nothing.
             url: Address of a SandboxFusion service, for `remote`.
             packages: What programs may import beside the standard library, such as `numpy`.
             limits: What programs may use, by name (see `envs.sandbox.limits.Limits`).
-            reward: `all` (1 if every test is passed, as judges score) or `share` (of tests, above the best constant).
-            num_tests: Hidden tests of a generated problem: ten, so that a program that is right for half of all inputs passes one in 1000.
+            reward: `all` (1 if every test is passed, as judges score) or `share` (of tests, above
+                the best constant).
+            num_tests: Hidden tests of a generated problem: ten, so that a program that is right for
+                half of all inputs passes one in 1000.
             wording: `words`, or `bare` for small models (generators only).
             heldout_share: Share of problems that training never sees.
-            max_action_characters: Longest answer; programs of competitions are a tenth of the default.
+            max_action_characters: Longest answer; programs of competitions are a tenth of the
+                default.
 
         Raises:
             ValueError: An argument that makes no sense.
@@ -122,7 +131,9 @@ class SandboxEnv(Environment):
     async def reset(
         self, *, seed: int | None = None, options: Mapping[str, Any] | None = None
     ) -> tuple[TextObservation, Info]:
-        """See `Environment.reset`; options are `task`, `split` and `row`, a problem in the form of the prompt columns."""
+        """See `Environment.reset`; options are `task`, `split` and `row`, a problem in the form of
+        the prompt columns.
+        """
         options = options or {}
         task = read_options(options, spec=self.spec, further=("split", "row")).task
         split = options.get("split", self._split)
@@ -206,7 +217,8 @@ def make_sandbox(
     """The sandbox that `isolation` names; bubblewrap is tried out the first time.
 
     Raises:
-        ValueError: A `url` without `remote`, or the reverse; packages that a sandbox cannot be given.
+        ValueError: A `url` without `remote`, or the reverse; packages that a sandbox cannot be
+            given.
         RuntimeError: Isolation cannot be had here.
     """
     if (url is not None) != (isolation == "remote"):

@@ -1,4 +1,5 @@
-"""Small programming problems from a seeded generator, by task name: `lists-2` asks for two steps on a list of numbers.
+"""Small programming problems from a seeded generator, by task name: `lists-2` asks for two steps on
+a list of numbers.
 
 | name | given | form |
 |---|---|---|
@@ -7,9 +8,10 @@
 | texts-n | a word | function |
 | lines-n | a line of whole numbers | standard input |
 
-A problem is n steps in words. Its tests come from the steps' own code, which is ours and is run here. Training and held-out problems are
-told apart by a hash of what they compute on fixed probes: two problems that ask for the same in other words are on the same side,
-and no seed can bring one to the other.
+A problem is n steps in words. Its tests come from the steps' own code, which is ours and is run
+here. Training and held-out problems are told apart by a hash of what they compute on fixed probes:
+two problems that ask for the same in other words are on the same side, and no seed can bring one to
+the other.
 """
 
 import functools
@@ -40,7 +42,9 @@ LETTERS = "abcdefghijklmnopqrstuvwxyz"
 
 
 class Step(NamedTuple):
-    """One step, in words and in Python: `{v}` is the value so far, `{e}` the same where no parentheses are needed; others are drawn."""
+    """One step, in words and in Python: `{v}` is the value so far, `{e}` the same where no
+    parentheses are needed; others are drawn.
+    """
 
     words: str
     code: str
@@ -150,7 +154,8 @@ def draw_row(
     wording: str,
     seed: int | None,
 ) -> PromptRow:
-    """The problem of `split` that `seed` stands for, with `num_tests` hidden tests; the right program is in `extra_info`.
+    """The problem of `split` that `seed` stands for, with `num_tests` hidden tests; the right
+    program is in `extra_info`.
 
     Raises:
         ValueError: The split has none, or too few to be found.
@@ -278,7 +283,9 @@ def _row(
 def _distinct_values(
     kind: str, specification: Specification, random: np.random.Generator, *, count: int
 ) -> list[Any] | None:
-    """Inputs of which no two are the same, and no result is that of more than a quarter; None if these are not found."""
+    """Inputs of which no two are the same, and no result is that of more than a quarter; None if
+    these are not found.
+    """
     values: list[Any] = []
     results: list[Any] = []
     for _ in range(20 * count):

@@ -1,14 +1,17 @@
 """The walls around a program: bubblewrap, or, where it is asked for by name, none.
 
-Inside there are: the interpreter with its standard library and the shared libraries of the system, read-only; a /tmp of its own; four
-harmless devices; nothing else. No /proc, no /sys, no /etc, no shell, no network, no installed packages but those that are asked for. The
-program is an unprivileged user of its own namespaces (user, process, network, ipc, mount, host name, control group), without
-capabilities, and may make the system calls of `seccomp`.
+Inside there are: the interpreter with its standard library and the shared libraries of the system,
+read-only; a /tmp of its own; four harmless devices; nothing else. No /proc, no /sys, no /etc, no
+shell, no network, no installed packages but those that are asked for. The program is an
+unprivileged user of its own namespaces (user, process, network, ipc, mount, host name, control
+group), without capabilities, and may make the system calls of `seccomp`.
 
-A service that runs as root starts bubblewrap as the user nobody: limits on processes do not bind root, and files that only root can read
-stay closed even if a wall fell. An interpreter that nobody cannot reach (below /root) is bound, in a mount namespace that only we
-see, to a place that it can. In a user namespace with a single user (`unshare -Ur`, some containers) there is no nobody: bubblewrap
-runs as that user, as it does for an unprivileged one, and `local` watches the number of processes.
+A service that runs as root starts bubblewrap as the user nobody: limits on processes do not bind
+root, and files that only root can read stay closed even if a wall fell. An interpreter that nobody
+cannot reach (below /root) is bound, in a mount namespace that only we see, to a place that it can.
+In a user namespace with a single user (`unshare -Ur`, some containers) there is no nobody:
+bubblewrap runs as that user, as it does for an unprivileged one, and `local` watches the number of
+processes.
 """
 
 import contextlib
@@ -37,7 +40,9 @@ ENVIRONMENT = {
 }  # sets are in the same order at every run
 # Without site packages, user site, the script's folder on the path; nothing written; text is UTF-8.
 INTERPRETER_FLAGS = ("-S", "-s", "-P", "-B", "-X", "utf8")
-STAGE = "/sys"  # covered, in a namespace of ours: nothing that is bound can lie there, and bubblewrap does not need it
+# covered, in a namespace of ours: nothing that is bound can lie there, and bubblewrap does not need
+# it
+STAGE = "/sys"
 STAGING = """
 folder=$1; shift
 mount -t tmpfs -o size=64k,mode=755 none "$folder"
@@ -72,7 +77,9 @@ class Isolation(Protocol):
 
 
 class NoIsolation:
-    """The program runs as what we are, may read and write what we may, and reach whom we reach. For trusted programs only."""
+    """The program runs as what we are, may read and write what we may, and reach whom we reach. For
+    trusted programs only.
+    """
 
     @contextlib.contextmanager
     def launch(self) -> Iterator[Launch]:
@@ -89,7 +96,8 @@ class Bubblewrap:
 
     Args:
         limits: Size of /tmp; the other limits are set inside.
-        packages: Top-level packages that programs may import, such as `numpy`; each is bound read-only, and nothing beside it.
+        packages: Top-level packages that programs may import, such as `numpy`; each is bound
+            read-only, and nothing beside it.
 
     Raises:
         RuntimeError: Bubblewrap is not installed, or what it needs is not to be had here.
@@ -183,7 +191,9 @@ def _walls(binds: Sequence[str], limits: Limits) -> list[str]:
 
 
 def _has_nobody() -> bool:
-    """Whether this process's user namespace maps the user and group nobody, and lets root become them."""
+    """Whether this process's user namespace maps the user and group nobody, and lets root become
+    them.
+    """
     maps = [Path(f"/proc/self/{name}").read_text() for name in ("uid_map", "gid_map")]
     may_leave_groups = Path("/proc/self/setgroups").read_text().strip() == "allow"
     return may_leave_groups and all(map(_maps_nobody, maps))
@@ -208,7 +218,9 @@ def _system_folders() -> list[Path]:
 
 
 def _interpreter_files() -> list[Path]:
-    """Executable, standard library and, if there is one, libpython; without those that are in system folders."""
+    """Executable, standard library and, if there is one, libpython; without those that are in
+    system folders.
+    """
     paths = [_interpreter(), *_standard_library()]
     library = Path(sysconfig.get_config_var("LIBDIR") or "/") / (
         sysconfig.get_config_var("INSTSONAME") or "none"
@@ -236,7 +248,9 @@ def _standard_library() -> list[Path]:
 
 
 def _package_folders() -> list[Path]:
-    """Folders of installed packages inside of what is bound: they are covered, for our own may be there."""
+    """Folders of installed packages inside of what is bound: they are covered, for our own may be
+    there.
+    """
     inside = [*_system_folders(), *_interpreter_files()]
     version = f"python{sys.version_info.major}.{sys.version_info.minor}"
     library = _standard_library()[0].parent
@@ -268,7 +282,9 @@ def _package_files(packages: Sequence[str]) -> list[Path]:
 
 
 class _Stage:
-    """A mount namespace in which everyone can reach `sources`, at a place that only this namespace sees."""
+    """A mount namespace in which everyone can reach `sources`, at a place that only this namespace
+    sees.
+    """
 
     def __init__(self, sources: Sequence[str]) -> None:
         command = [

@@ -1,4 +1,6 @@
-"""What a program may use, and what came of running it: the two data types that every sandbox shares."""
+"""What a program may use, and what came of running it: the two data types that every sandbox
+shares.
+"""
 
 import enum
 from collections.abc import AsyncGenerator, Mapping, Sequence
@@ -12,18 +14,29 @@ MEBIBYTE = 2**20
 
 @dataclass(frozen=True)
 class Limits:
-    """Bounds of one program. Each test starts with the full amount, but for `total_s`, which is for all tests of a program together."""
+    """Bounds of one program. Each test starts with the full amount, but for `total_s`, which is for
+    all tests of a program together.
+    """
 
     cpu_s: int = 2
-    """Seconds of processor time of one process; whole ones, as the kernel counts. What judges give a program in Python is 2 to 10."""
+    """Seconds of processor time of one process; whole ones, as the kernel counts. What judges give
+    a program in Python is 2 to 10.
+    """
     wall_s: float = 10.0
-    """Seconds by the clock of one test: five times `cpu_s`, so that a busy machine does not decide."""
+    """Seconds by the clock of one test: five times `cpu_s`, so that a busy machine does not decide.
+    """
     total_s: float = 30.0
-    """Seconds by the clock of all tests of a program; below env.deadline_s (60), after which the whole server would be replaced."""
+    """Seconds by the clock of all tests of a program; below env.deadline_s (60), after which the
+    whole server would be replaced.
+    """
     memory_bytes: int = 256 * MEBIBYTE
-    """Address space of one process, and resident memory of all together. Codeforces gives most tasks this much."""
+    """Address space of one process, and resident memory of all together. Codeforces gives most
+    tasks this much.
+    """
     processes: int = 16
-    """Processes and threads at the same time, the program itself among them; a thread's stack takes 8 MiB of address space."""
+    """Processes and threads at the same time, the program itself among them; a thread's stack takes
+    8 MiB of address space.
+    """
     tmp_bytes: int = 16 * MEBIBYTE
     """Size of /tmp, the only place to write, and of one file."""
     files: int = 256
@@ -34,7 +47,8 @@ class Limits:
     """What it may print, and what it may return; more ends the program."""
 
     def __post_init__(self) -> None:
-        # With less memory and fewer files the interpreter does not start; in less time nothing answers.
+        # With less memory and fewer files the interpreter does not start; in less time nothing
+        # answers.
         least = {
             "memory_bytes": 48 * MEBIBYTE,
             "open_files": 16,
@@ -88,13 +102,17 @@ class Ending(enum.Enum):
 
 @dataclass(frozen=True)
 class Execution:
-    """One test that was run. Everything in here comes from the program or may be forged by it: data to compare, never a verdict."""
+    """One test that was run. Everything in here comes from the program or may be forged by it: data
+    to compare, never a verdict.
+    """
 
     ending: Ending
     exit_status: int = 0
     """As a shell has it: 0 is well, minus the signal that killed it."""
     output: bytes = b""
-    """Standard output, or, where a function was called, its result as JSON; empty if it did not return."""
+    """Standard output, or, where a function was called, its result as JSON; empty if it did not
+    return.
+    """
     errors: bytes = b""
     """The last two kilobytes of standard error, for people and prompts."""
     cpu_s: float = 0.0
@@ -110,7 +128,9 @@ class Job:
     inputs: Sequence[bytes]
     """One entry a test: standard input, or, with `function`, a JSON list of arguments."""
     function: str | None = None
-    """Name of what is called: `solve`, or `Solution.solve` for a method of an instance that takes no arguments."""
+    """Name of what is called: `solve`, or `Solution.solve` for a method of an instance that takes
+    no arguments.
+    """
 
 
 class SandboxFailed(RuntimeError):
@@ -121,9 +141,11 @@ class Sandbox(Protocol):
     """Where programs run."""
 
     def run(self, job: Job) -> AsyncGenerator[Execution, None]:
-        """Run the tests one after the other; one entry a test, in order, fewer when the program used up its time or broke its sandbox.
+        """Run the tests one after the other; one entry a test, in order, fewer when the program
+        used up its time or broke its sandbox.
 
-        Each test has a fresh process and an empty /tmp. Closing the iterator early ends the program.
+        Each test has a fresh process and an empty /tmp. Closing the iterator early ends the
+        program.
 
         Raises:
             SandboxFailed: Nothing of the program was run.

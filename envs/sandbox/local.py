@@ -1,8 +1,10 @@
-"""A sandbox on this machine: one for each program, with a process for each of its tests; read and watched from outside.
+"""A sandbox on this machine: one for each program, with a process for each of its tests; read and
+watched from outside.
 
-What is measured by the program's keeper inside (`runner`) is held against the clock, the memory and the number of processes that are seen
-from here: when one is used up, the sandbox is killed, and with process 1 of its namespace everything in it. The kernel itself bounds
-the processes of every user but the machine's root.
+What is measured by the program's keeper inside (`runner`) is held against the clock, the memory and
+the number of processes that are seen from here: when one is used up, the sandbox is killed, and
+with process 1 of its namespace everything in it. The kernel itself bounds the processes of every
+user but the machine's root.
 """
 
 import asyncio
@@ -31,7 +33,8 @@ BOOTSTRAP = (
     "exec(marshal.load(stream), {'stream': stream, '__name__': '__sandbox__'})"
 )
 START_S = 40.0  # a start takes 20 ms; a machine that is two thousand times slower is broken
-GRACE_S = 10.0  # for the keeper to report what it has ended itself; it does so at once unless the machine is busy
+# for the keeper to report what it has ended itself; it does so at once unless the machine is busy
+GRACE_S = 10.0
 LOOK_EVERY_S = 0.05  # at memory and processes; a program touches about 50 MiB in that time
 OWN_TASKS = 3  # bubblewrap, its child while it builds the walls, keeper
 OVERHEAD_BYTES = 24 * MEBIBYTE  # of keeper and bubblewrap
@@ -77,7 +80,8 @@ class LocalSandbox:
         """See `Sandbox.close`: nothing is held between programs."""
 
     def _message(self, job: Job) -> bytes:
-        # A lone surrogate is a character that no file could hold: the program gets a question mark, as an editor would save it.
+        # A lone surrogate is a character that no file could hold: the program gets a question mark,
+        # as an editor would save it.
         program = job.program.encode("utf-8", errors="replace").decode()
         content = {
             "program": program,
@@ -192,7 +196,9 @@ class _Running:
 
 
 def _excess(pid: int, limits: Limits) -> Ending | None:
-    """The limit that a process and its descendants exceed together; no more of them are counted than that takes."""
+    """The limit that a process and its descendants exceed together; no more of them are counted
+    than that takes.
+    """
     tasks = memory_bytes = 0
     for process in process_tree(pid):
         tasks += len(_tasks(process))

@@ -1,7 +1,9 @@
-"""Isolation is tried before it is trusted: a program that attempts to get out runs first, and what it reports must be that it failed.
+"""Isolation is tried before it is trusted: a program that attempts to get out runs first, and what
+it reports must be that it failed.
 
-A list of walls that a kernel, a container or a distribution may silently leave out: without this, a missing one would be noticed by
-whoever it let through. It costs one start of a sandbox, once a process.
+A list of walls that a kernel, a container or a distribution may silently leave out: without this, a
+missing one would be noticed by whoever it let through. It costs one start of a sandbox, once a
+process.
 """
 
 import asyncio
@@ -34,7 +36,8 @@ def call(x86, arm, *arguments):
     return result
 
 def nameless_file(folder):
-    return os.open(folder, os.O_TMPFILE | os.O_RDWR)  # gone with its process, also where nothing is isolated
+    # gone with its process, also where nothing is isolated
+    return os.open(folder, os.O_TMPFILE | os.O_RDWR)
 
 def fill_tmp():
     for _ in range(3):
@@ -83,7 +86,8 @@ def probe():
     return through
 """
 
-# Returns whether a fork was refused; a sandbox that is killed for it holds as well. The processes stay until they are seen.
+# Returns whether a fork was refused; a sandbox that is killed for it holds as well. The processes
+# stay until they are seen.
 FORKS = """
 import os, time
 
@@ -152,7 +156,9 @@ async def _run(sandbox: LocalSandbox, job: Job) -> list[Execution] | SandboxFail
 
 
 def _in_thread(coroutine: Coroutine[Any, Any, Any]) -> Any:
-    """Environments are made inside and outside of running event loops: a loop in a thread of its own fits both."""
+    """Environments are made inside and outside of running event loops: a loop in a thread of its
+    own fits both.
+    """
     results: list[Any] = []
     thread = threading.Thread(target=lambda: results.append(asyncio.run(coroutine)))
     thread.start()

@@ -1,13 +1,16 @@
-"""Programming problems from files: rows of prompts with tests as ground truth, and jsonl as APPS and LiveCodeBench ship.
+"""Programming problems from files: rows of prompts with tests as ground truth, and jsonl as APPS
+and LiveCodeBench ship.
 
-- **Prompt columns**, parquet or jsonl (`envs.prompt_files`): `reward_model.ground_truth` has the tests, see `envs.sandbox.problems`.
-- **APPS** (https://github.com/hendrycks/apps): `question`, `input_output` (JSON text with inputs, outputs and, for a function, fn_name,
-  whose results are then lists of one), `starter_code`.
-- **LiveCodeBench** (https://github.com/LiveCodeBench/LiveCodeBench): `question_content`, `public_test_cases`, `private_test_cases` (JSON
-  text; the private ones often pickled, compressed and in base64), `metadata` with func_name, `starter_code`.
+- **Prompt columns**, parquet or jsonl (`envs.prompt_files`): `reward_model.ground_truth` has the
+  tests, see `envs.sandbox.problems`.
+- **APPS** (https://github.com/hendrycks/apps): `question`, `input_output` (JSON text with inputs,
+  outputs and, for a function, fn_name, whose results are then lists of one), `starter_code`.
+- **LiveCodeBench** (https://github.com/LiveCodeBench/LiveCodeBench): `question_content`,
+  `public_test_cases`, `private_test_cases` (JSON text; the private ones often pickled, compressed
+  and in base64), `metadata` with func_name, `starter_code`.
 
-What cannot be read is a ValueError with file and line. A problem that can be read but not be judged (no tests, or all tests expect the
-same) is left out and counted, in the log and in `dropped`.
+What cannot be read is a ValueError with file and line. A problem that can be read but not be judged
+(no tests, or all tests expect the same) is left out and counted, in the log and in `dropped`.
 """
 
 import base64
@@ -48,7 +51,9 @@ class ProblemFile(NamedTuple):
 
 
 class FileProblems:
-    """Problems of files; a task is a `data_source`, and the splits are told apart by a hash of the prompt."""
+    """Problems of files; a task is a `data_source`, and the splits are told apart by a hash of the
+    prompt.
+    """
 
     def __init__(
         self, files: Sequence[str], *, tasks: Sequence[str] | None, heldout_share: float
@@ -93,7 +98,8 @@ def read_problems(path: str) -> ProblemFile:
 
     Raises:
         FileNotFoundError: No such file.
-        ValueError: A file in no known form, a row that cannot be read, or a file of which nothing is left.
+        ValueError: A file in no known form, a row that cannot be read, or a file of which nothing
+            is left.
     """
     return _read(path, _fingerprint(path))
 

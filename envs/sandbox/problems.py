@@ -1,7 +1,9 @@
-r"""A programming problem: what the model is asked, and the tests that its program must pass, which it never sees.
+r"""A programming problem: what the model is asked, and the tests that its program must pass, which
+it never sees.
 
-Two forms of tests. Standard input: the program reads a text and prints one. Function: a function is called with JSON values as arguments
-and returns one. As a row of prompts (`envs.prompt_files.PromptRow`) the tests are its `ground_truth`, JSON in the form that APPS made
+Two forms of tests. Standard input: the program reads a text and prints one. Function: a function is
+called with JSON values as arguments and returns one. As a row of prompts
+(`envs.prompt_files.PromptRow`) the tests are its `ground_truth`, JSON in the form that APPS made
 common (https://github.com/hendrycks/apps):
 
     {"inputs": ["1 2\n", …], "outputs": ["3\n", …]}                             texts: standard input and output
@@ -54,7 +56,8 @@ class Problem:
         """Read the tests of `row`.
 
         Raises:
-            ValueError: Tests in no known form, or such that a program that always says the same would pass them.
+            ValueError: Tests in no known form, or such that a program that always says the same
+                would pass them.
         """
         try:
             tests = json.loads(require_truth(row.ground_truth))

@@ -1,12 +1,15 @@
-"""A sandbox on another machine, over HTTP, in the form of SandboxFusion's `run_code` (https://github.com/bytedance/SandboxFusion).
+"""A sandbox on another machine, over HTTP, in the form of SandboxFusion's `run_code`
+(https://github.com/bytedance/SandboxFusion).
 
-One request a test: `{code, language, stdin, compile_timeout, run_timeout, memory_limit_MB, files, fetch_files}`; the answer has `status`
-and a `run_result` {status, execution_time, return_code, stdout, stderr}. How well the program is locked in is that service's affair; the
-verdict is still reached here, from what it printed. A function is called by lines that are put behind the program; its result comes back
-as the last line of standard output, behind a mark that is drawn for each request.
+One request a test: `{code, language, stdin, compile_timeout, run_timeout, memory_limit_MB, files,
+fetch_files}`; the answer has `status` and a `run_result` {status, execution_time, return_code,
+stdout, stderr}. How well the program is locked in is that service's affair; the verdict is still
+reached here, from what it printed. A function is called by lines that are put behind the program;
+its result comes back as the last line of standard output, behind a mark that is drawn for each
+request.
 
-A service that cannot be reached, is overloaded or reports a failure of its own is asked again, and then the episode fails: that is never a
-wrong answer.
+A service that cannot be reached, is overloaded or reports a failure of its own is asked again, and
+then the episode fails: that is never a wrong answer.
 """
 
 import asyncio

@@ -1,11 +1,14 @@
-"""The program's keeper inside of the sandbox: gives each test a process of its own, and sends what it printed or returned outside.
+"""The program's keeper inside of the sandbox: gives each test a process of its own, and sends what
+it printed or returned outside.
 
-It is process 1 of its own process namespace: no signal from a program reaches it, and the whole tree is gone when it ends. It knows
-inputs only; what is expected stays outside, and nothing that it sends is believed. So it guards order (limits, an empty /tmp, no process
-left from the test before) and not secrets.
+It is process 1 of its own process namespace: no signal from a program reaches it, and the whole
+tree is gone when it ends. It knows inputs only; what is expected stays outside, and nothing that it
+sends is believed. So it guards order (limits, an empty /tmp, no process left from the test before)
+and not secrets.
 
-This file is never imported there: `local` sends it as compiled code, with a job behind it, through standard input. Only built-in modules
-are imported before they are needed: starting up is half of the cost of a test.
+This file is never imported there: `local` sends it as compiled code, with a job behind it, through
+standard input. Only built-in modules are imported before they are needed: starting up is half of
+the cost of a test.
 """
 
 import marshal
@@ -181,7 +184,8 @@ class Test:
 
     def record(self, ending: int, exit_status: int, cpu_s: float) -> bytes:
         """The bytes to send."""
-        # The time that is reported may lag behind what the limit counts: on a busy machine a limit of 1 s struck at 0.89 s.
+        # The time that is reported may lag behind what the limit counts: on a busy machine a limit
+        # of 1 s struck at 0.89 s.
         if exit_status < 0 and cpu_s >= 0.75 * self.limits["cpu_s"]:
             ending = CPU_TIME
         output = self.received["result" if self.job["function"] else "output"]
@@ -202,7 +206,9 @@ class Program:
         self.exit, self.flush = os._exit, (sys.stdout.flush, sys.stderr.flush)
 
     def run(self) -> NoReturn:
-        """Run the program to its end, as `python program.py` would, or call its function; never returns."""
+        """Run the program to its end, as `python program.py` would, or call its function; never
+        returns.
+        """
         status = 1
         try:
             self.settle_in()
@@ -216,7 +222,8 @@ class Program:
         os.dup2(self.pipes["input"], 0)
         os.dup2(self.pipes["output"], 1)
         os.dup2(self.pipes["errors"], 2)
-        # The pipe of the result, which the program may have if it wants: a result counts only if it is right.
+        # The pipe of the result, which the program may have if it wants: a result counts only if it
+        # is right.
         os.dup2(self.pipes["result"], RESULT)
         os.closerange(RESULT + 1, 1024)
         sys.stdin = open(0, encoding="utf-8", errors="surrogateescape", closefd=False)  # noqa: SIM115  (for as long as it runs)
@@ -327,7 +334,9 @@ def count_files() -> int:
 
 
 def empty_tmp() -> bool:
-    """Delete what the test left in /tmp: the next one shall not find it. False if that cannot be done, for depth or long names."""
+    """Delete what the test left in /tmp: the next one shall not find it. False if that cannot be
+    done, for depth or long names.
+    """
     if os.getpid() != 1:
         return True
     try:

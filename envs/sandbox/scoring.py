@@ -1,7 +1,9 @@
-"""The verdict: what came out of the sandbox, held against what was expected, out here where the program cannot be.
+"""The verdict: what came out of the sandbox, held against what was expected, out here where the
+program cannot be.
 
-An exit status proves nothing and is only ever held against a program; what it printed or returned is compared as data. So there is
-nothing to gain by leaving early, patching modules, or lying to the keeper: the only way to pass a test is its right answer.
+An exit status proves nothing and is only ever held against a program; what it printed or returned
+is compared as data. So there is nothing to gain by leaving early, patching modules, or lying to the
+keeper: the only way to pass a test is its right answer.
 """
 
 import contextlib
@@ -29,7 +31,9 @@ class Verdict:
     total: int
     """Tests of the problem; those that were not run count as not passed."""
     sentence: str
-    """What went right, or the first thing that went wrong; no test and no expected answer is quoted."""
+    """What went right, or the first thing that went wrong; no test and no expected answer is
+    quoted.
+    """
     endings: tuple[str, ...] = ()
     """How each test ended that was run."""
     errors: str = ""
@@ -42,7 +46,8 @@ class Verdict:
 
 
 def program_of(text: str) -> str:
-    """The program in a model's answer: its last fenced block, also one that is not closed; the whole text if there is none.
+    """The program in a model's answer: its last fenced block, also one that is not closed; the
+    whole text if there is none.
 
     What a model thinks before `</think>` is no answer.
     """
@@ -106,8 +111,8 @@ def fault_of(execution: Execution, case: Case, problem: Problem) -> str | None:
 def score(verdict: Verdict, problem: Problem, reward: str) -> float:
     """The reward, 0 to 1.
 
-    `all`: 1 if every test is passed. `share`: (passed - c) / (total - c), at least 0, where c tests have the most frequent answer, so
-    that a program which prints a constant gets 0.
+    `all`: 1 if every test is passed. `share`: (passed - c) / (total - c), at least 0, where c tests
+    have the most frequent answer, so that a program which prints a constant gets 0.
     """
     if reward == "all":
         return float(verdict.success)
@@ -116,7 +121,9 @@ def score(verdict: Verdict, problem: Problem, reward: str) -> float:
 
 
 def equal_values(result: Any, expected: Any, tolerance: float) -> bool:
-    """Whether two JSON values are equal: true is not 1, 3.0 is 3, and numbers may differ by `tolerance`."""
+    """Whether two JSON values are equal: true is not 1, 3.0 is 3, and numbers may differ by
+    `tolerance`.
+    """
     if isinstance(expected, bool) or isinstance(result, bool) or expected is None or result is None:
         return result is expected
     if isinstance(expected, (int, float)) and isinstance(result, (int, float)):

@@ -1,11 +1,15 @@
-"""The system calls that a sandboxed program may make, as a seccomp filter: classic BPF, written by hand, for x86-64 and AArch64.
+"""The system calls that a sandboxed program may make, as a seccomp filter: classic BPF, written by
+hand, for x86-64 and AArch64.
 
-An allow list: whatever is not named below answers ENOSYS, as if the kernel did not have it. So there is no ptrace, no key ring, no
-io_uring, no socket but a connected pair, no mount, no namespace, no shared memory or message queue that outlives its process (they count
-against no limit of a process), and nothing that a later kernel brings. Five calls are allowed for some arguments only.
+An allow list: whatever is not named below answers ENOSYS, as if the kernel did not have it. So
+there is no ptrace, no key ring, no io_uring, no socket but a connected pair, no mount, no
+namespace, no shared memory or message queue that outlives its process (they count against no limit
+of a process), and nothing that a later kernel brings. Five calls are allowed for some arguments
+only.
 
-Numbers: the kernel's arch/x86/entry/syscalls/syscall_64.tbl and include/uapi/asm-generic/unistd.h. Format of the filter: the kernel's
-Documentation/userspace-api/seccomp_filter.rst and struct sock_filter in linux/filter.h.
+Numbers: the kernel's arch/x86/entry/syscalls/syscall_64.tbl and include/uapi/asm-generic/unistd.h.
+Format of the filter: the kernel's Documentation/userspace-api/seccomp_filter.rst and struct
+sock_filter in linux/filter.h.
 """
 
 import errno
@@ -70,7 +74,8 @@ IOCTLS = (
     0x5451,
 )  # TCGETS, TIOCGWINSZ, FIONREAD, FIONBIO, FIONCLEX, FIOCLEX; not TIOCSTI
 
-# struct seccomp_data: nr at 0, arch at 4, then instruction pointer, then six arguments of 8 bytes, of which the low half is read
+# struct seccomp_data: nr at 0, arch at 4, then instruction pointer, then six arguments of 8 bytes,
+# of which the low half is read
 NUMBER, ARCHITECTURE, FIRST_ARGUMENT, SECOND_ARGUMENT = 0, 4, 16, 24
 LOAD, EQUAL, AT_LEAST, ANY_BIT, RETURN = (
     0x20,

@@ -26,7 +26,8 @@ class Budget:
         """Check the bounds, and read the tokenizer's file.
 
         Raises:
-            ValueError: A bound that is not positive, tokens without a tokenizer, or a tokenizer without a bound.
+            ValueError: A bound that is not positive, tokens without a tokenizer, or a tokenizer
+                without a bound.
             FileNotFoundError: No such tokenizer.
         """
         for name, value in (("max_characters", max_characters), ("max_tokens", max_tokens)):

@@ -1,12 +1,15 @@
-r"""Tool calls in a model's text, in the form of Hermes and Qwen models, and how tools are announced to it.
+r"""Tool calls in a model's text, in the form of Hermes and Qwen models, and how tools are announced
+to it.
 
     <tool_call>
     {"name": "calculator", "arguments": {"expression": "17 * 23"}}
     </tool_call>
 
-Several may follow each other in one turn. What stands between the tags is JSON, an object with `name` and, unless the tool takes none,
-`arguments`; anything else is a `MalformedCall`, which says what is wrong with it, so that the model can be told. An opening tag without a
-closing one is a call up to the end of the text. The form is that of https://huggingface.co/NousResearch/Hermes-Function-Calling-V1.
+Several may follow each other in one turn. What stands between the tags is JSON, an object with
+`name` and, unless the tool takes none, `arguments`; anything else is a `MalformedCall`, which says
+what is wrong with it, so that the model can be told. An opening tag without a closing one is a call
+up to the end of the text. The form is that of
+https://huggingface.co/NousResearch/Hermes-Function-Calling-V1.
 """
 
 import itertools
@@ -58,7 +61,9 @@ def write_call(call: ToolCall) -> str:
 
 
 def announcement(tools: Iterable[ToolDescription]) -> str:
-    """What a system message says about tools: how to call them, and their schemas, one JSON object a line."""
+    """What a system message says about tools: how to call them, and their schemas, one JSON object
+    a line.
+    """
     lines = [
         json.dumps(
             {

@@ -1,10 +1,12 @@
-"""ToolEnv: questions as in MathEnv, which the model may answer over several turns with the help of tools.
+"""ToolEnv: questions as in MathEnv, which the model may answer over several turns with the help of
+tools.
 
     env = ToolEnv(tasks=["sums-6"], tools=["envs.tools.arithmetic:calculator"])
 
-A turn with calls (`envs.tools.calls`) is answered with one message of the role `tool` a call; a turn without is the final answer, which is
-graded and ends the episode. What goes wrong with a call is told to the model as text that begins with `Error:`. Turns, characters, calls a
-turn and, given a tokenizer, tokens are bounded: who runs out of them gets no reward, and the verdict says of what.
+A turn with calls (`envs.tools.calls`) is answered with one message of the role `tool` a call; a
+turn without is the final answer, which is graded and ends the episode. What goes wrong with a call
+is told to the model as text that begins with `Error:`. Turns, characters, calls a turn and, given a
+tokenizer, tokens are bounded: who runs out of them gets no reward, and the verdict says of what.
 
 Options of reset are those of MathEnv: `task`, `split`, `row`. Left out: several agents.
 """
@@ -75,21 +77,26 @@ class ToolEnv(Environment):
         """Make the environment; imports functions, starts nothing.
 
         Args:
-            tools: See `envs.tools.named_tools`: `module:function`, `{"mcp": {…}}`, `{"program": "module:factory", …}`.
+            tools: See `envs.tools.named_tools`: `module:function`, `{"mcp": {…}}`, `{"program":
+                "module:factory", …}`.
             tasks: As for MathEnv.
             files: As for MathEnv.
             split: As for MathEnv.
             heldout_share: As for MathEnv.
             wording: As for MathEnv; `words` by default, as models that call tools chat.
-            announce: Whether the prompt's system message describes the tools; False for chat templates that do, and for tiny models.
+            announce: Whether the prompt's system message describes the tools; False for chat
+                templates that do, and for tiny models.
             ungraded: As for MathEnv.
             max_turns: Turns of the model; the last one must be the final answer.
             max_characters: Of all turns of the model and all answers of tools together.
-            max_tokens: The same in tokens of `tokenizer`, without those of the chat template; None: no such bound.
+            max_tokens: The same in tokens of `tokenizer`, without those of the chat template; None:
+                no such bound.
             tokenizer: A tokenizer.json, or a folder that holds one.
-            max_calls_per_turn: Further calls are refused; times `tool_deadline_s` it should stay below env.deadline_s.
+            max_calls_per_turn: Further calls are refused; times `tool_deadline_s` it should stay
+                below env.deadline_s.
             max_tool_characters: Of one tool's answer; more is cut, and says so.
-            tool_deadline_s: Seconds that one call may take, where the tool's own entry says nothing else.
+            tool_deadline_s: Seconds that one call may take, where the tool's own entry says nothing
+                else.
             format_reward: As for MathEnv.
             num_graders: As for MathEnv.
             grading_cpu_s: As for MathEnv.
@@ -156,7 +163,8 @@ class ToolEnv(Environment):
         Raises:
             ValueError: No text.
             RuntimeError: No question is open.
-            EpisodeFailed: The tools themselves are not there (`ToolsMissing`), or the final answer could not be graded (`GradingFailed`).
+            EpisodeFailed: The tools themselves are not there (`ToolsMissing`), or the final answer
+                could not be graded (`GradingFailed`).
         """
         text = checked_text(action, space=cast(ModelText, self.spec.action_space))
         if self._row is None:

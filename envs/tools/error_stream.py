@@ -1,8 +1,10 @@
-"""What a process writes to its standard error: taken away as it comes, so that the process never waits, and only the end of it is kept.
+"""What a process writes to its standard error: taken away as it comes, so that the process never
+waits, and only the end of it is kept.
 
-A pipe holds 64 KiB on Linux, and who writes more waits until somebody reads. The event loop of whoever hosts the process may stand still
-for long (it runs while somebody waits for an episode, and not while a policy is trained), so a thread reads: one for all streams of this
-process, which ends with the last of them.
+A pipe holds 64 KiB on Linux, and who writes more waits until somebody reads. The event loop of
+whoever hosts the process may stand still for long (it runs while somebody waits for an episode, and
+not while a policy is trained), so a thread reads: one for all streams of this process, which ends
+with the last of them.
 """
 
 import os
@@ -29,7 +31,9 @@ class ErrorStream:
         _reader.add(self)
 
     def tail(self) -> str:
-        """The last `KEPT_BYTES` of what was written so far; empty if nothing was. Also after `close`."""
+        """The last `KEPT_BYTES` of what was written so far; empty if nothing was. Also after
+        `close`.
+        """
         self.take()
         with self._lock:
             text = self._kept.decode(errors="replace").strip()

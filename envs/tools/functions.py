@@ -1,10 +1,11 @@
-"""Python functions as tools: the schema comes from the signature, the call runs in a process that is killed when it hangs.
+"""Python functions as tools: the schema comes from the signature, the call runs in a process that
+is killed when it hangs.
 
     FunctionTools(["my_module:look_up"])
 
-A function is announced with its docstring's first paragraph, its parameters' types, and what stands about them under `Args:`. The
-result reaches the model as text: a `str` as it is, anything else as JSON. Calls of several episodes share few processes, so a function
-must keep no state.
+A function is announced with its docstring's first paragraph, its parameters' types, and what stands
+about them under `Args:`. The result reaches the model as text: a `str` as it is, anything else as
+JSON. Calls of several episodes share few processes, so a function must keep no state.
 """
 
 import inspect

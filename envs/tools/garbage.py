@@ -1,7 +1,9 @@
-"""Counts what an MCP server writes to its standard output that is no MCP, and warns once for each server.
+"""Counts what an MCP server writes to its standard output that is no MCP, and warns once for each
+server.
 
-The client library logs each such line as an error with a traceback, and goes on. A filter on its two loggers takes these records away. It
-finds the server by a context variable, which the tasks of a connection inherit.
+The client library logs each such line as an error with a traceback, and goes on. A filter on its
+two loggers takes these records away. It finds the server by a context variable, which the tasks of
+a connection inherit.
 """
 
 import logging

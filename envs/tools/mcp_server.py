@@ -1,10 +1,12 @@
-"""The tools of an MCP server (https://modelcontextprotocol.io), which this module starts and talks to over its standard streams.
+"""The tools of an MCP server (https://modelcontextprotocol.io), which this module starts and talks
+to over its standard streams.
 
-With `fresh` (the default) every episode that calls a tool has a server process of its own, so that no episode sees what another one left.
-A server that dies or hangs in mid-call is replaced at the next call, and the model is told. One that does not start, first or again, costs
-its episode (`ToolsMissing`), with the end of what it wrote to its standard error. What it started ends with it (`supervisor`), and what it
-writes besides MCP is left out (`garbage`). Tools that want something of the user (sampling,
-elicitation) are refused by the client. Left out: servers over HTTP.
+With `fresh` (the default) every episode that calls a tool has a server process of its own, so that
+no episode sees what another one left. A server that dies or hangs in mid-call is replaced at the
+next call, and the model is told. One that does not start, first or again, costs its episode
+(`ToolsMissing`), with the end of what it wrote to its standard error. What it started ends with it
+(`supervisor`), and what it writes besides MCP is left out (`garbage`). Tools that want something of
+the user (sampling, elicitation) are refused by the client. Left out: servers over HTTP.
 """
 
 import asyncio
@@ -51,10 +53,12 @@ class MCPTools(Toolset):
             env: Further environment variables.
             cwd: Where it runs.
             deadline_s: Seconds that a call may take.
-            start_deadline_s: Seconds until the server has told its tools; with a call's below env.deadline_s (60), after which all
-                environments of a server would be replaced.
-            fresh: Whether each episode has its own process; False for servers that keep no state, which saves their start.
-            replayable: Whether the same calls get the same answers, so that an interrupted episode may be repeated.
+            start_deadline_s: Seconds until the server has told its tools; with a call's below
+                env.deadline_s (60), after which all environments of a server would be replaced.
+            fresh: Whether each episode has its own process; False for servers that keep no state,
+                which saves their start.
+            replayable: Whether the same calls get the same answers, so that an interrupted episode
+                may be repeated.
         """
         checked_deadline(f"deadline_s of {command!r}", deadline_s)
         checked_deadline(f"start_deadline_s of {command!r}", start_deadline_s)
@@ -159,7 +163,9 @@ class MCPTools(Toolset):
         return f"The MCP server {self._shown!r} {what}: {_first_cause(error)}.{connection.garbage.sentence()} {told}"
 
     def _drop(self) -> None:
-        """Forget the connection, and end its server in the background: a server that hangs is given seconds to go."""
+        """Forget the connection, and end its server in the background: a server that hangs is given
+        seconds to go.
+        """
         connection, self._connection, self._used = self._connection, None, False
         if connection is not None:
             self._end(connection)
@@ -171,7 +177,9 @@ class MCPTools(Toolset):
 
 
 class _Connection:
-    """A server and its client, in a task of their own: what the client enters must be left by the same task."""
+    """A server and its client, in a task of their own: what the client enters must be left by the
+    same task.
+    """
 
     def __init__(self, parameters: StdioServerParameters, garbage: GarbageCount) -> None:
         self._parameters, self.garbage = parameters, garbage

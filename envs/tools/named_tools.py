@@ -23,7 +23,8 @@ def make_toolsets(tools: Sequence[str | Mapping[str, Any]], *, deadline_s: float
     """The toolsets that `tools` name; starts nothing.
 
     Raises:
-        ValueError: An entry that names none, a function that cannot be imported, or arguments that its maker refuses.
+        ValueError: An entry that names none, a function that cannot be imported, or arguments that
+            its maker refuses.
     """
     if isinstance(tools, (str, Mapping)):
         raise ValueError(f"tools must be a list of {KINDS}, got {shortened(tools)}.")

@@ -1,4 +1,5 @@
-"""A tool that runs the model's Python programs, wherever programs may be run: behind a protocol of one method.
+"""A tool that runs the model's Python programs, wherever programs may be run: behind a protocol of
+one method.
 
 `envs.tools.sandboxed` brings the sandbox; anything else with the same method does as well.
 """

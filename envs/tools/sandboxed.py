@@ -1,4 +1,6 @@
-"""The sandbox as a runner of programs for `envs.tools.programs`: what the model's program prints, or how it went wrong."""
+"""The sandbox as a runner of programs for `envs.tools.programs`: what the model's program prints,
+or how it went wrong.
+"""
 
 import contextlib
 from collections.abc import Sequence

@@ -16,7 +16,8 @@ import pydantic
 
 @functools.cache
 def function_and_model(reference: str) -> tuple[Callable[..., Any], type[pydantic.BaseModel]]:
-    """The function that `module:function` names, and the model of its arguments; imports its module.
+    """The function that `module:function` names, and the model of its arguments; imports its
+    module.
 
     Raises:
         ValueError: No such function, or a signature that makes no schema.
@@ -52,7 +53,9 @@ def _function(reference: str) -> Callable[..., Any]:
 
 
 def _arguments_model(function: Callable[..., Any], reference: str) -> type[pydantic.BaseModel]:
-    """A pydantic model whose fields are the function's parameters; a parameter without a type takes anything."""
+    """A pydantic model whose fields are the function's parameters; a parameter without a type takes
+    anything.
+    """
     hints = typing.get_type_hints(function, include_extras=True)
     described = _described_parameters(function)
     fields: dict[str, Any] = {}

@@ -1,13 +1,15 @@
-"""Supervisor of one server process: starts it, and ends with it every process that it started, also those that left its session.
+"""Supervisor of one server process: starts it, and ends with it every process that it started, also
+those that left its session.
 
     python -I -S supervisor.py COMMAND [ARGUMENT ...]
 
-A process that calls `setsid` after a double fork is no member of the server's process group any more, so a signal to the group misses it.
-The supervisor is the child subreaper (prctl(2)) of its descendants: an orphan among them becomes its child. It ends the server at
-SIGTERM and when its own parent dies, and ends itself when the server has ended and nothing is left.
+A process that calls `setsid` after a double fork is no member of the server's process group any
+more, so a signal to the group misses it. The supervisor is the child subreaper (prctl(2)) of its
+descendants: an orphan among them becomes its child. It ends the server at SIGTERM and when its own
+parent dies, and ends itself when the server has ended and nothing is left.
 
-This file runs by itself, without the packages beside it. Left out: a server that kills its supervisor; the sandbox holds programs that
-are not to be trusted.
+This file runs by itself, without the packages beside it. Left out: a server that kills its
+supervisor; the sandbox holds programs that are not to be trusted.
 """
 
 import ctypes
@@ -51,7 +53,9 @@ def _end_with_grace(*_: Any) -> None:
 
 
 def _leave_streams() -> None:
-    """Close our ends of the server's standard input and output, or its client would not see the server close them."""
+    """Close our ends of the server's standard input and output, or its client would not see the
+    server close them.
+    """
     nowhere = os.open(os.devnull, os.O_RDWR)
     for stream in (0, 1):
         os.dup2(nowhere, stream)
@@ -66,7 +70,9 @@ def _status_of(server: int) -> int:
 
 
 def _end_descendants() -> None:
-    """Kill children until none is left: the orphans of those that were killed are children in the next round."""
+    """Kill children until none is left: the orphans of those that were killed are children in the
+    next round.
+    """
     while True:
         _signal_children(signal.SIGKILL)
         try:

@@ -1,7 +1,9 @@
-"""What `ToolEnv` asks of whoever brings tools: descriptions, calls that answer with text, and a fresh start with each episode.
+"""What `ToolEnv` asks of whoever brings tools: descriptions, calls that answer with text, and a
+fresh start with each episode.
 
-A tool that fails says so with `ToolError`, whose text the model reads. Tools that are not there at all say so with `ToolsMissing`: the
-episode is counted as failed. Anything else that is raised is a fault of the environment.
+A tool that fails says so with `ToolError`, whose text the model reads. Tools that are not there at
+all say so with `ToolsMissing`: the episode is counted as failed. Anything else that is raised is a
+fault of the environment.
 """
 
 import abc
@@ -13,14 +15,17 @@ from envs.tools.calls import ToolDescription
 
 
 class ToolError(RuntimeError):
-    """A call failed, and the model is told so: wrong arguments, an exception in the tool, a deadline, a server that died."""
+    """A call failed, and the model is told so: wrong arguments, an exception in the tool, a
+    deadline, a server that died.
+    """
 
 
 class ToolsMissing(EpisodeFailed):
-    """The tools themselves cannot be had, by no fault of the model: a server that does not start, a sandbox that breaks down.
+    """The tools themselves cannot be had, by no fault of the model: a server that does not start, a
+    sandbox that breaks down.
 
-    It costs the episode that needed them and no other. The next one tries again, so tools that never come stop the run by the number of
-    episodes that failed, with this message.
+    It costs the episode that needed them and no other. The next one tries again, so tools that
+    never come stop the run by the number of episodes that failed, with this message.
     """
 
 

@@ -1,8 +1,10 @@
-"""From a loss per token to one number, in such a way that the gradient does not depend on how the batch was cut.
+"""From a loss per token to one number, in such a way that the gradient does not depend on how the
+batch was cut.
 
-A mode is a numerator, which is summed over micro-batches and ranks, and a weight, which is counted over the *whole* batch before
-the first backward pass. `aggregate_loss` divides the one by the other, so the pieces of a batch add up to the batch exactly. A
-mean per micro-batch, as several systems take it, weighs a token by the micro-batch in which it happens to lie.
+A mode is a numerator, which is summed over micro-batches and ranks, and a weight, which is counted
+over the *whole* batch before the first backward pass. `aggregate_loss` divides the one by the
+other, so the pieces of a batch add up to the batch exactly. A mean per micro-batch, as several
+systems take it, weighs a token by the micro-batch in which it happens to lie.
 
 A row without any kept token has no numerator and no weight: it is as if it were not there.
 """
@@ -26,7 +28,9 @@ class Aggregation:
     rows_B: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
     """(loss [B, T], bool mask [B, T]) -> numerator of each row [B]."""
     per_token: bool
-    """Whether the weight of a batch is its number of kept tokens; otherwise its number of rows with a kept token."""
+    """Whether the weight of a batch is its number of kept tokens; otherwise its number of rows with
+    a kept token.
+    """
     needs_horizon: bool = False
     """Whether the numerator is divided by a fixed length."""
 
@@ -43,9 +47,11 @@ AGGREGATIONS: dict[str, Aggregation] = {
     # Every token counts the same, so long rows count more (DAPO, arXiv 2503.14476, section 3.3).
     "token-mean": Aggregation(rows_B=_row_sums, per_token=True),
     "seq-mean-token-sum": Aggregation(rows_B=_row_sums, per_token=False),
-    # Every row counts the same (GRPO, arXiv 2402.03300, equation 3; GSPO, arXiv 2507.18071, equation 5).
+    # Every row counts the same (GRPO, arXiv 2402.03300, equation 3; GSPO, arXiv 2507.18071,
+    # equation 5).
     "seq-mean-token-mean": Aggregation(rows_B=_row_means, per_token=False),
-    # A fixed length instead of the row's own, and the number of rows (Dr. GRPO, arXiv 2503.20783, section 3.2 and listing 1).
+    # A fixed length instead of the row's own, and the number of rows (Dr. GRPO, arXiv 2503.20783,
+    # section 3.2 and listing 1).
     "seq-mean-token-sum-norm": Aggregation(rows_B=_row_sums, per_token=False, needs_horizon=True),
 }
 
@@ -76,7 +82,9 @@ def _aggregation(mode: str) -> Aggregation:
 
 
 def aggregation_weight(*, mask_BT: torch.Tensor, mode: str) -> torch.Tensor:
-    """What these rows add to the denominator of `mode`: a scalar that is summed over micro-batches and ranks."""
+    """What these rows add to the denominator of `mode`: a scalar that is summed over micro-batches
+    and ranks.
+    """
     require_axes(2, response_mask=mask_BT)
     kept_BT = as_bool_mask(mask_BT)
     return kept_BT.sum() if _aggregation(mode).per_token else kept_BT.any(-1).sum()
@@ -96,15 +104,16 @@ def aggregate_loss(
         loss_BT: Loss per token.
         mask_BT: 1 at the tokens that count.
         mode: A name in `AGGREGATIONS`.
-        denominator: `aggregation_weight` of the *whole* batch: all micro-batches of all ranks. The parts add up to the loss.
-        horizon: Length that seq-mean-token-sum-norm divides by: the longest possible response, a constant of the job. The padded
-            length would not do, because it depends on the cut.
+        denominator: `aggregation_weight` of the *whole* batch: all micro-batches of all ranks. The
+            parts add up to the loss.
+        horizon: Length that seq-mean-token-sum-norm divides by: the longest possible response, a
+            constant of the job. The padded length would not do, because it depends on the cut.
 
     Raises:
         UnknownNameError: No such mode.
         ConfigError: A mode that needs `horizon` without one.
-        TensorError: Shapes that differ, a loss that is not finite where the mask is on, or a denominator that is not positive: of a batch
-            without any kept token there is no mean.
+        TensorError: Shapes that differ, a loss that is not finite where the mask is on, or a
+            denominator that is not positive: of a batch without any kept token there is no mean.
     """
     require_axes(2, loss=loss_BT)
     require_same_shape(loss=loss_BT, response_mask=mask_BT)

@@ -1,7 +1,7 @@
 """How a registered function is called: by name, with exactly what its signature asks for.
 
-So a user's advantage or loss takes what it needs and ignores the rest, and a name that nobody provides is refused when the function
-is registered, not in the middle of a run.
+So a user's advantage or loss takes what it needs and ignores the rest, and a name that nobody
+provides is refused when the function is registered, not in the middle of a run.
 """
 
 import functools
@@ -17,10 +17,12 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 def register_in(
     registry: MutableMapping[str, Function], name: str, *, kind: str, known: Collection[str]
 ) -> Callable[[Function], Function]:
-    """Decorator that registers a function which is called by name with what it asks for among `known`.
+    """Decorator that registers a function which is called by name with what it asks for among
+    `known`.
 
     Raises:
-        ConfigError: The name is taken by another function, or the function requires an argument that is not known.
+        ConfigError: The name is taken by another function, or the function requires an argument
+            that is not known.
     """
 
     def decorator(function: Function) -> Function:
@@ -36,7 +38,9 @@ def register_in(
 
 
 def check_arguments(function: Callable[..., Any], *, known: Collection[str], kind: str) -> None:
-    """Raise ConfigError if `function` requires an argument that is not `known`; arguments with defaults may be called anything."""
+    """Raise ConfigError if `function` requires an argument that is not `known`; arguments with
+    defaults may be called anything.
+    """
     if not callable(function):
         raise ConfigError(
             f"{function!r:.80} is of type {type(function).__name__} and cannot be called; a {kind} is a function."
@@ -56,7 +60,8 @@ def check_arguments(function: Callable[..., Any], *, known: Collection[str], kin
 
 
 def call_by_name(function: Callable[..., Any], available: Mapping[str, Any], *, kind: str) -> Any:
-    """Call `function` with those of `available` that its signature names, or with all if it takes `**kwargs`.
+    """Call `function` with those of `available` that its signature names, or with all if it takes
+    `**kwargs`.
 
     Raises:
         ConfigError: A required argument is not available for this call; the message says which are.

@@ -1,8 +1,10 @@
-"""Which samples are worth training on, from their metadata alone: groups, outcomes, failures. No tensor of a trajectory is read.
+"""Which samples are worth training on, from their metadata alone: groups, outcomes, failures. No
+tensor of a trajectory is read.
 
-Each function answers with one boolean a sample. They decide over *all* ranks' samples, so the caller gathers the metadata first.
-What counts is whether the reward can tell the samples of a group apart: a filter that runs on 0/1 outcomes before a shaped reward
-would throw away the very groups that the reward exists for, hence `srpo_keep`.
+Each function answers with one boolean a sample. They decide over *all* ranks' samples, so the
+caller gathers the metadata first. What counts is whether the reward can tell the samples of a group
+apart: a filter that runs on 0/1 outcomes before a shaped reward would throw away the very groups
+that the reward exists for, hence `srpo_keep`.
 """
 
 # B sample
@@ -21,7 +23,8 @@ from siirl.errors import ConfigError, TensorError, UnknownNameError
 def zero_variance_keep(
     *, values_B: torch.Tensor, group_B: torch.Tensor, min_spread: float = 0.0
 ) -> torch.Tensor:
-    """Keep groups whose values differ by more than rounding and at least `min_spread` (DAPO's dynamic sampling, arXiv 2503.14476, 3.2).
+    """Keep groups whose values differ by more than rounding and at least `min_spread` (DAPO's
+    dynamic sampling, arXiv 2503.14476, 3.2).
 
     A group of one has nothing to differ from and is dropped.
     """
@@ -64,9 +67,11 @@ def success_band_keep(
 
 
 def truncation_keep(*, truncated_B: torch.Tensor) -> torch.Tensor:
-    """Keep samples that came to an end of their own: the return of a truncated one is not its return.
+    """Keep samples that came to an end of their own: the return of a truncated one is not its
+    return.
 
-    In tasks that fail by running out of time this drops every failure, and then all groups; it is for other environments.
+    In tasks that fail by running out of time this drops every failure, and then all groups; it is
+    for other environments.
     """
     require_axes(1, truncated=truncated_B)
     return ~as_bool_mask(truncated_B, name="truncated")
@@ -90,7 +95,9 @@ FILTERS: dict[str, Callable[..., torch.Tensor]] = {
     "success_band": success_band_keep,
     "truncation": truncation_keep,
 }
-"""What `algorithm.filter.name` names: rules, called by name with what they ask for, that return a bool for each trajectory."""
+"""What `algorithm.filter.name` names: rules, called by name with what they ask for, that return a
+bool for each trajectory.
+"""
 
 MEASURES: dict[str, Callable[..., torch.Tensor]] = {
     "score": lambda batch: batch["token_level_scores"].sum(-1),
@@ -106,7 +113,8 @@ def register_filter(
     """Decorator that registers a rule of filters; it asks for what it needs of `FILTER_ARGUMENTS`.
 
     Raises:
-        ConfigError: The name is taken by another function, or the function requires an argument that it is not given.
+        ConfigError: The name is taken by another function, or the function requires an argument
+            that it is not given.
     """
     return register_in(FILTERS, name, kind="filter", known=FILTER_ARGUMENTS)
 
@@ -114,7 +122,9 @@ def register_filter(
 def register_filter_metric(
     name: str,
 ) -> Callable[[Callable[..., torch.Tensor]], Callable[..., torch.Tensor]]:
-    """Decorator that registers a measure of trajectories; it is called with `batch`. Errors are `register_filter`'s."""
+    """Decorator that registers a measure of trajectories; it is called with `batch`. Errors are
+    `register_filter`'s.
+    """
     return register_in(MEASURES, name, kind="metric of a filter", known=("batch",))
 
 
@@ -140,7 +150,8 @@ class FilterOutcome:
     keep_B: torch.Tensor
     """Bool."""
     dropped: dict[str, int]
-    """Number of samples dropped for each reason; a sample counts for the first reason that applies."""
+    """Number of samples dropped for each reason; a sample counts for the first reason that applies.
+    """
 
 
 def srpo_keep(
@@ -155,19 +166,22 @@ def srpo_keep(
     success_high: float = 1.0,
     truncated_B: torch.Tensor | None = None,
 ) -> FilterOutcome:
-    """The filter of embodied jobs: drop failed simulations, and groups that the reward cannot tell apart.
+    """The filter of embodied jobs: drop failed simulations, and groups that the reward cannot tell
+    apart.
 
-    A group with successes and failures is always told apart. One of failures alone is, if the reward ranks failures by their
-    distance to successes of the task and there is one: in this step, on any rank, or among the references of earlier steps. One of
-    successes alone never is (they all get reward 1), nor is a group of one. A success band narrows this further; it
-    spares all-failure groups that the reward ranks.
+    A group with successes and failures is always told apart. One of failures alone is, if the
+    reward ranks failures by their distance to successes of the task and there is one: in this step,
+    on any rank, or among the references of earlier steps. One of successes alone never is (they all
+    get reward 1), nor is a group of one. A success band narrows this further; it spares all-failure
+    groups that the reward ranks.
 
     Args:
         success_B: Bool, the benchmark's own flag.
         group_B: int64.
         task_B: Name or number of each sample's task.
         failed_B: Bool, the episode could not be simulated; its other columns are not read.
-        reference_tasks: Tasks for which the reward has successes from earlier steps or from demonstrations.
+        reference_tasks: Tasks for which the reward has successes from earlier steps or from
+            demonstrations.
         reward_ranks_failures: False for rewards that say 0 of every failure.
         success_low: Lower end of the band (`algorithm.filter.success_low`); 0 leaves it open.
         success_high: Upper end.

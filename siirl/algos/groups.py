@@ -1,6 +1,8 @@
-"""Statistics of the groups of a batch (all samples of one prompt or task), without a Python loop over samples.
+"""Statistics of the groups of a batch (all samples of one prompt or task), without a Python loop
+over samples.
 
-Everything is computed in float64: a group's deviation is a small difference of rewards that may share a large offset.
+Everything is computed in float64: a group's deviation is a small difference of rewards that may
+share a large offset.
 """
 
 # B row (sample), G group
@@ -14,7 +16,8 @@ from numpy.typing import NDArray
 from siirl.algos.tensor_checks import require_axes, require_finite, require_same_shape
 from siirl.errors import ConfigError, TensorError
 
-# A reward that is a sum of up to some hundred terms is right to a few units in the last place; 16 of them are "equal".
+# A reward that is a sum of up to some hundred terms is right to a few units in the last place; 16
+# of them are "equal".
 ROUNDING_UNITS = 16
 
 
@@ -26,14 +29,17 @@ class GroupStatistics:
     """Rows in the row's group, int64."""
     mean_B: torch.Tensor
     std_B: torch.Tensor
-    """Deviation with n - 1 (as `torch.std`, which the field's GRPO implementations use); 0 for a group of one."""
+    """Deviation with n - 1 (as `torch.std`, which the field's GRPO implementations use); 0 for a
+    group of one.
+    """
     spread_B: torch.Tensor
     """Largest minus smallest value of the group."""
     differs_B: torch.Tensor
     """Bool: the group has at least two rows whose values differ by more than rounding."""
 
     def told_apart(self, min_spread: float = 0.0) -> torch.Tensor:
-        """Bool [B]: whether the values of the row's group differ by more than rounding and by at least `min_spread`.
+        """Bool [B]: whether the values of the row's group differ by more than rounding and by at
+        least `min_spread`.
 
         Raises:
             ConfigError: A `min_spread` that is negative or NaN.

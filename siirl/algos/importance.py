@@ -1,8 +1,10 @@
-"""Importance weights `pi_old / pi_rollout`: what makes samples of another policy (stale, or computed by another engine) count right.
+"""Importance weights `pi_old / pi_rollout`: what makes samples of another policy (stale, or
+computed by another engine) count right.
 
-They are constants (no gradient) that multiply the loss of a token. A product over tokens is unbiased and wild, a weight per token is
-biased and tame; both are bounded: `truncate` holds a weight at the bound (TIS), `mask` drops what lies outside (MIS, IcePop).
-What is dropped stays in the loss's denominator: a mean over what is left would weigh the rest by how much was dropped, and
+They are constants (no gradient) that multiply the loss of a token. A product over tokens is
+unbiased and wild, a weight per token is biased and tame; both are bounded: `truncate` holds a
+weight at the bound (TIS), `mask` drops what lies outside (MIS, IcePop). What is dropped stays in
+the loss's denominator: a mean over what is left would weigh the rest by how much was dropped, and
 could only be counted when all log-probs are known.
 """
 
@@ -31,16 +33,17 @@ def importance_weights(
 ) -> torch.Tensor:
     """Weights [B, T] without gradient, 0 where the mask is 0.
 
-    With `d_t = log pi_old - log pi_rollout` the weight is `exp(d_t)` (token), `exp(sum d)` of the row's kept tokens (sequence) or
-    `exp(mean d)` (geometric).
+    With `d_t = log pi_old - log pi_rollout` the weight is `exp(d_t)` (token), `exp(sum d)` of the
+    row's kept tokens (sequence) or `exp(mean d)` (geometric).
 
     Args:
         old_log_probs_BT: Of the policy that the samples should be from.
         rollout_log_probs_BT: Of the policy that they are from.
         mask_BT: 1 at the tokens that count.
         level: One of `LEVELS`.
-        bound: `truncate`: `min(w, high)` (V-trace, arXiv 1802.01561, section 4.1; TIS, Yao et al. 2025); `mask`: `w` inside of
-            [low, high], else 0 (IcePop, arXiv 2510.18855, section 2.3.2, per token in [0.5, 5]; MIS, Liu et al. 2025, per sequence).
+        bound: `truncate`: `min(w, high)` (V-trace, arXiv 1802.01561, section 4.1; TIS, Yao et al.
+            2025); `mask`: `w` inside of [low, high], else 0 (IcePop, arXiv 2510.18855, section
+            2.3.2, per token in [0.5, 5]; MIS, Liu et al. 2025, per sequence).
         high: Largest weight.
         low: Smallest weight that `mask` leaves; 0 is none.
 

@@ -1,4 +1,5 @@
-"""Kullback-Leibler divergence from sampled tokens: estimators per token, and who chooses the coefficient.
+"""Kullback-Leibler divergence from sampled tokens: estimators per token, and who chooses the
+coefficient.
 
 With x drawn from pi and `r = log pi(x) - log ref(x)` (J. Schulman, "Approximating KL divergence", 2020):
     k1 = r                    unbiased value; as a loss its gradient has mean zero, so it does nothing but add noise
@@ -65,10 +66,12 @@ KL_WITHOUT_GRADIENT = frozenset({"k1", "kl"})
 def register_kl_estimator(
     name: str,
 ) -> Callable[[Callable[..., torch.Tensor]], Callable[..., torch.Tensor]]:
-    """Decorator that registers an estimator: called by name with what it asks for of `KL_ARGUMENTS`, it returns the KL of each token.
+    """Decorator that registers an estimator: called by name with what it asks for of
+    `KL_ARGUMENTS`, it returns the KL of each token.
 
     Raises:
-        ConfigError: The name is taken by another function, or the function requires an argument that it is not given.
+        ConfigError: The name is taken by another function, or the function requires an argument
+            that it is not given.
     """
     return register_in(KL_ESTIMATORS, name, kind="KL estimator", known=KL_ARGUMENTS)
 
@@ -133,7 +136,8 @@ class FixedKLController:
 
 
 class AdaptiveKLController(FixedKLController):
-    """A coefficient that grows while the KL is above its target and shrinks while it is below (arXiv 1909.08593, section 2.2).
+    """A coefficient that grows while the KL is above its target and shrinks while it is below
+    (arXiv 1909.08593, section 2.2).
 
     Args:
         init_kl_coef: First value.

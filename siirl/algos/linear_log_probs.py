@@ -1,17 +1,20 @@
-"""Log-probs and entropy from hidden states and output weights, without ever making all logits, forward and backward.
+"""Log-probs and entropy from hidden states and output weights, without ever making all logits,
+forward and backward.
 
-A language model's last product, [tokens, vocabulary], is the largest tensor of a training step by far. Here it exists a block at a
-time: a stretch of the vocabulary for a stretch of the tokens. The forward pass keeps three running numbers a token (the largest logit,
-the sum of exponentials, and that sum weighed by the logits), so that one pass is enough; the backward pass makes each block anew, and
-finishes the gradient of a stretch of weights before it goes on to the next, so that this gradient is written once.
-The price is one product of three computed twice.
+A language model's last product, [tokens, vocabulary], is the largest tensor of a training step by
+far. Here it exists a block at a time: a stretch of the vocabulary for a stretch of the tokens. The
+forward pass keeps three running numbers a token (the largest logit, the sum of exponentials, and
+that sum weighed by the logits), so that one pass is enough; the backward pass makes each block
+anew, and finishes the gradient of a stretch of weights before it goes on to the next, so that this
+gradient is written once. The price is one product of three computed twice.
 
 With `z = hidden @ weight.T / temperature`, m its largest entry, `s = sum exp(z - m)` and `t = sum exp(z - m) (z - m)`:
     log p(token) = (z_token - m) - log s        H = log s - t / s
 Both terms of H are positive or zero, so nothing cancels.
 """
 
-# N token (all leading axes flattened), D hidden size, V entry of the vocabulary; n, v a stretch of tokens, of the vocabulary
+# N token (all leading axes flattened), D hidden size, V entry of the vocabulary; n, v a stretch of
+# tokens, of the vocabulary
 
 from collections.abc import Iterator
 from typing import Any
@@ -25,8 +28,11 @@ from siirl.errors import TensorError
 
 BLOCK_ELEMENTS = (
     1 << 22
-)  # of logits that exist at a time: 16 MiB of float32, which mostly stays in a processor's last cache
-BLOCK_TOKENS = 1024  # rows of a block at most; the rest is vocabulary, so that a product is not too flat for a matrix unit
+    # of logits that exist at a time: 16 MiB of float32, which mostly stays in a processor's last cache
+)
+# rows of a block at most; the rest is vocabulary, so that a product is not too flat for a matrix
+# unit
+BLOCK_TOKENS = 1024
 
 
 def linear_token_scores(
@@ -37,21 +43,25 @@ def linear_token_scores(
     temperature: float = 1.0,
     check: bool = True,
 ) -> TokenScores:
-    """Log-probs and entropy of `softmax(hidden @ weight.T / temperature)`, both differentiable in `hidden` and `weight`.
+    """Log-probs and entropy of `softmax(hidden @ weight.T / temperature)`, both differentiable in
+    `hidden` and `weight`.
 
     Args:
         hidden: [..., D], the last hidden states, each at the place that predicts its token.
-        weight: [V, D], the output weights, of the same dtype; no bias, as heads of language models have none.
+        weight: [V, D], the output weights, of the same dtype; no bias, as heads of language models
+            have none.
         tokens: int64 [...], the chosen entries.
         temperature: Divides the logits.
         check: Refuse results that are not finite; see `siirl.algos.log_probs.token_scores`.
 
     Returns:
-        Scores in float32 (float64 for float64 inputs), of the shape of `tokens`; so are all logits and sums.
+        Scores in float32 (float64 for float64 inputs), of the shape of `tokens`; so are all logits
+        and sums.
 
     Raises:
         ConfigError: A temperature that is not positive and finite.
-        TensorError: Shapes or dtypes that do not fit, tokens outside of the vocabulary, NaN or infinity.
+        TensorError: Shapes or dtypes that do not fit, tokens outside of the vocabulary, NaN or
+            infinity.
     """
     check_temperature(temperature)
     if (
@@ -104,7 +114,9 @@ class _LinearTokenScores(torch.autograd.Function):
     def backward(
         ctx: Any, of_log_prob_N: torch.Tensor | None, of_entropy_N: torch.Tensor | None
     ) -> tuple[torch.Tensor | None, torch.Tensor | None, None, None]:
-        """`d log p_token / dz = onehot - p` and `dH / dz = -p (log p + H)`, times the other factor of the product."""
+        """`d log p_token / dz = onehot - p` and `dH / dz = -p (log p + H)`, times the other factor
+        of the product.
+        """
         hidden_ND, weight_VD, tokens_N, normalizer_N, entropy_N = ctx.saved_tensors
         if of_log_prob_N is None and of_entropy_N is None:
             return None, None, None, None
@@ -141,7 +153,9 @@ class _LinearTokenScores(torch.autograd.Function):
 
 
 class _Running:
-    """Largest logit, sum of exponentials, and their sum weighed by the logits, over the vocabulary so far."""
+    """Largest logit, sum of exponentials, and their sum weighed by the logits, over the vocabulary
+    so far.
+    """
 
     def __init__(self, tokens_n: torch.Tensor, dtype: torch.dtype) -> None:
         self.tokens_n = tokens_n
@@ -186,7 +200,9 @@ def _gradient_of_logits(
     of_log_prob_n: torch.Tensor | None,
     of_entropy_n: torch.Tensor | None,
 ) -> torch.Tensor:
-    """Gradient of the logits of a block, which are overwritten; tokens outside of it have numbers below 0 or above its width."""
+    """Gradient of the logits of a block, which are overwritten; tokens outside of it have numbers
+    below 0 or above its width.
+    """
     log_p_nv = z_nv.sub_(normalizer_n[:, None])
     p_nv = log_p_nv.exp()
     if of_entropy_n is None:

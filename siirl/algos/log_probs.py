@@ -1,9 +1,10 @@
 """Log-probs of chosen tokens and entropy of the distribution, from logits, a few rows at a time.
 
-`log_softmax` on all logits, in float32, kept for the backward pass, is the largest tensor of a training step. Here only the logits
-themselves are kept, with one number a token beside them; softmax is computed anew in the backward pass, chunk by chunk. The
-temperature divides the logits here and nowhere else, so log-probs for training are those of the distribution that acted.
-The way from hidden states, which never makes all logits, is `siirl.algos.linear_log_probs`.
+`log_softmax` on all logits, in float32, kept for the backward pass, is the largest tensor of a
+training step. Here only the logits themselves are kept, with one number a token beside them;
+softmax is computed anew in the backward pass, chunk by chunk. The temperature divides the logits
+here and nowhere else, so log-probs for training are those of the distribution that acted. The way
+from hidden states, which never makes all logits, is `siirl.algos.linear_log_probs`.
 """
 
 # N token (all leading axes flattened), V entry of the vocabulary (action bin)
@@ -36,11 +37,12 @@ def token_scores(
     """Log-probs and entropy, both differentiable, float32 (float64 for float64 logits).
 
     Args:
-        logits: [..., V], of any floating dtype. Minus infinity forbids an entry, which then must not be chosen.
+        logits: [..., V], of any floating dtype. Minus infinity forbids an entry, which then must
+            not be chosen.
         tokens: int64 [...], the chosen entries.
         temperature: Divides the logits.
-        check: Refuse results that are not finite. With False they are handed on: inside of a pass in which other ranks take part,
-            where only the loss may raise.
+        check: Refuse results that are not finite. With False they are handed on: inside of a pass
+            in which other ranks take part, where only the loss may raise.
 
     Raises:
         ConfigError: A temperature that is not positive and finite.
@@ -63,7 +65,8 @@ def token_scores(
 
 
 def check_scores(scores: TokenScores, *, may_forbid: bool = False, **inputs: torch.Tensor) -> None:
-    """Raise TensorError for scores that are not finite, naming the input that is to blame, if one is.
+    """Raise TensorError for scores that are not finite, naming the input that is to blame, if one
+    is.
 
     With `may_forbid` minus infinity in an input is no mistake by itself: it forbids an entry.
     """
@@ -92,7 +95,9 @@ def check_tokens(tokens: torch.Tensor, vocabulary: int) -> None:
 
 
 class _TokenScores(torch.autograd.Function):
-    """`log p = z - logsumexp(z)` and `H = -sum p log p` with `z = logits / temperature`, both recomputed in the backward pass."""
+    """`log p = z - logsumexp(z)` and `H = -sum p log p` with `z = logits / temperature`, both
+    recomputed in the backward pass.
+    """
 
     @staticmethod
     def forward(

@@ -1,8 +1,9 @@
 """Sum, mean, variance and whitening over the entries that a mask keeps.
 
-Masked entries are replaced before they are summed, never multiplied by zero: 0 * NaN would be NaN. A mean or a variance of nothing
-is 0, so a fully masked row never makes a NaN, and a NaN among the kept entries is an error, not a sum. Means weigh all kept entries
-alike; how rows are weighed in a loss is said in `siirl.algos.aggregation`.
+Masked entries are replaced before they are summed, never multiplied by zero: 0 * NaN would be NaN.
+A mean or a variance of nothing is 0, so a fully masked row never makes a NaN, and a NaN among the
+kept entries is an error, not a sum. Means weigh all kept entries alike; how rows are weighed in a
+loss is said in `siirl.algos.aggregation`.
 """
 
 import torch
@@ -15,7 +16,8 @@ Axis = int | tuple[int, ...] | None
 
 
 def masked_sum(values: torch.Tensor, mask: torch.Tensor, axis: Axis = None) -> torch.Tensor:
-    """Sum of the entries of `values` that `mask` (same shape) keeps, over `axis` or over everything, with their gradient.
+    """Sum of the entries of `values` that `mask` (same shape) keeps, over `axis` or over
+    everything, with their gradient.
 
     Raises:
         TensorError: Shapes that differ, or a kept entry that is not finite.
@@ -25,7 +27,9 @@ def masked_sum(values: torch.Tensor, mask: torch.Tensor, axis: Axis = None) -> t
 
 
 def masked_mean(values: torch.Tensor, mask: torch.Tensor, axis: Axis = None) -> torch.Tensor:
-    """Mean of the entries that `mask` keeps, with their gradient; 0 where it keeps none. Errors are `masked_sum`'s."""
+    """Mean of the entries that `mask` keeps, with their gradient; 0 where it keeps none. Errors are
+    `masked_sum`'s.
+    """
     total = masked_sum(values, mask, axis)
     kept = as_bool_mask(mask, name="mask")
     count = kept.sum() if axis is None else kept.sum(axis)
@@ -33,7 +37,8 @@ def masked_mean(values: torch.Tensor, mask: torch.Tensor, axis: Axis = None) -> 
 
 
 def masked_var(values: torch.Tensor, mask: torch.Tensor, unbiased: bool = True) -> torch.Tensor:
-    """Variance over all kept entries, divided by n - 1 (`unbiased`, as `torch.var`) or by n; 0 for fewer than two entries.
+    """Variance over all kept entries, divided by n - 1 (`unbiased`, as `torch.var`) or by n; 0 for
+    fewer than two entries.
 
     A float64 scalar without gradient; errors are `masked_moments`'.
     """
@@ -49,13 +54,15 @@ def masked_moments(
     ranks: Ranks = ALONE,
     name: str = "values",
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Mean, variance and number of the kept entries of all ranks, as float64 scalars without gradient.
+    """Mean, variance and number of the kept entries of all ranks, as float64 scalars without
+    gradient.
 
-    Two passes (the mean first), because the one-pass formula E[x^2] - E[x]^2 loses all digits when the mean is large. `name` is what an
-    error calls the values.
+    Two passes (the mean first), because the one-pass formula E[x^2] - E[x]^2 loses all digits when
+    the mean is large. `name` is what an error calls the values.
 
     Raises:
-        TensorError: Shapes that differ; or, on all ranks, a kept entry of any rank that is not finite.
+        TensorError: Shapes that differ; or, on all ranks, a kept entry of any rank that is not
+            finite.
     """
     kept = _kept(values, mask)
     exact = values.detach().to(torch.float64)
@@ -78,7 +85,8 @@ def masked_whiten(
     ranks: Ranks = ALONE,
     name: str = "values",
 ) -> torch.Tensor:
-    """`(values - mean) / sqrt(variance + epsilon)` over the kept entries of all ranks; masked entries become 0.
+    """`(values - mean) / sqrt(variance + epsilon)` over the kept entries of all ranks; masked
+    entries become 0.
 
     Mean and variance are constants to the gradient. Errors are `masked_moments`'.
 
@@ -86,7 +94,8 @@ def masked_whiten(
         values: Any shape.
         mask: The same shape.
         shift_mean: With False the mean is added again, so that only the scale changes.
-        epsilon: 1e-8, as in the documents' masked_whiten; keeps entries that are all equal finite (they become 0).
+        epsilon: 1e-8, as in the documents' masked_whiten; keeps entries that are all equal finite
+            (they become 0).
         unbiased: Variance with n - 1, as `torch.var`; False: with n.
         ranks: Over which ranks mean and variance are taken.
         name: What an error calls the values.

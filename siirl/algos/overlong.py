@@ -1,7 +1,8 @@
-"""Overlong shaping: a response that comes near the length limit pays for it, so that the cut at the limit is no cliff.
+"""Overlong shaping: a response that comes near the length limit pays for it, so that the cut at the
+limit is no cliff.
 
-A penalty on the reward of a sample, before advantages. The other answer to cut responses, leaving them out of the loss, is
-`siirl.algos.filters.truncation_keep` (DAPO's overlong filtering).
+A penalty on the reward of a sample, before advantages. The other answer to cut responses, leaving
+them out of the loss, is `siirl.algos.filters.truncation_keep` (DAPO's overlong filtering).
 """
 
 # B sample
@@ -17,10 +18,11 @@ from siirl.errors import ConfigError
 def overlong_penalty(
     *, length_B: torch.Tensor, max_length: int, buffer: int, factor: float = 1.0
 ) -> torch.Tensor:
-    """Soft overlong punishment (DAPO, arXiv 2503.14476, section 3.4, equation 13), float64 [B], to be added to the rewards.
+    """Soft overlong punishment (DAPO, arXiv 2503.14476, section 3.4, equation 13), float64 [B], to
+    be added to the rewards.
 
-    0 up to `max_length - buffer` tokens, then falling linearly, `(max_length - buffer - length) / buffer`, to -1 at `max_length`,
-    and -1 beyond; all of it times `factor`.
+    0 up to `max_length - buffer` tokens, then falling linearly, `(max_length - buffer - length) /
+    buffer`, to -1 at `max_length`, and -1 beyond; all of it times `factor`.
 
     Args:
         length_B: Tokens of each response.

@@ -1,8 +1,10 @@
 """Matrix products whose sums are not rounded to 16 bits.
 
-Two programs that act and train in bfloat16 differ in the order of their sums; a sum rounded to 8 bits of mantissa makes that visible. A
-logit between 16 and 32 moves in steps of 1/8 then, and log-probs with it. The product of two 16-bit numbers is exact in float32, so it
-is enough to keep the sum, which on a GPU costs nothing: MiniMax-M1 (arXiv 2506.13585) and ScaleRL (arXiv 2510.13786) have such a head.
+Two programs that act and train in bfloat16 differ in the order of their sums; a sum rounded to 8
+bits of mantissa makes that visible. A logit between 16 and 32 moves in steps of 1/8 then, and
+log-probs with it. The product of two 16-bit numbers is exact in float32, so it is enough to keep
+the sum, which on a GPU costs nothing: MiniMax-M1 (arXiv 2506.13585) and ScaleRL (arXiv 2510.13786)
+have such a head.
 """
 
 import torch

@@ -1,4 +1,6 @@
-"""What all policy losses share: the log-ratio of two policies, its bounds, and what is asked of the columns."""
+"""What all policy losses share: the log-ratio of two policies, its bounds, and what is asked of the
+columns.
+"""
 
 # B row (trajectory), T token
 
@@ -7,7 +9,8 @@ import torch
 from siirl.algos.tensor_checks import as_bool_mask, require_axes, require_finite, require_same_shape
 from siirl.errors import ConfigError
 
-# exp(80) still fits float32. The ratio of a larger log-ratio is held there instead of becoming infinite (inf * 0 is NaN).
+# exp(80) still fits float32. The ratio of a larger log-ratio is held there instead of becoming
+# infinite (inf * 0 is NaN).
 LOG_RATIO_LIMIT = 80.0
 
 
@@ -34,11 +37,13 @@ def log_ratio(
 ) -> torch.Tensor:
     """`log pi - log pi_old`, 0 where the mask is 0 and held within +-`LOG_RATIO_LIMIT`.
 
-    Masked before anything is exponentiated, because what stands at a masked token may be anything and 0 * inf is NaN.
+    Masked before anything is exponentiated, because what stands at a masked token may be anything
+    and 0 * inf is NaN.
 
     Raises:
-        TensorError: Shapes that differ, or log-probs that are not finite where the mask is on. A user's own loss may begin here, so one
-            trajectory's log-probs are refused here too, not broadcast over all rows.
+        TensorError: Shapes that differ, or log-probs that are not finite where the mask is on. A
+            user's own loss may begin here, so one trajectory's log-probs are refused here too, not
+            broadcast over all rows.
     """
     require_same_shape(
         log_probs=log_probs_BT, old_log_probs=old_log_probs_BT, response_mask=mask_BT
@@ -78,7 +83,9 @@ def checked_columns(
 def clipped_loss(
     advantages_BT: torch.Tensor, ratio_BT: torch.Tensor, low: float, high: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """PPO's pessimistic bound `max(-A r, -A clip(r))`, and where the clip is what bounds; one number a token, or one a row."""
+    """PPO's pessimistic bound `max(-A r, -A clip(r))`, and where the clip is what bounds; one
+    number a token, or one a row.
+    """
     require_same_shape(advantages=advantages_BT, ratio=ratio_BT)
     plain_BT = -advantages_BT * ratio_BT
     clipped_BT = -advantages_BT * ratio_BT.clamp(1 - low, 1 + high)

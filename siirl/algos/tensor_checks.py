@@ -1,7 +1,9 @@
-"""What every formula here asks of its tensors before it computes: shapes that are equal, numbers that are finite, masks of 0 and 1.
+"""What every formula here asks of its tensors before it computes: shapes that are equal, numbers
+that are finite, masks of 0 and 1.
 
-A silent broadcast of [B, 1] against [B, T] and a NaN that a mean swallows are the two ways in which a loss is wrong without
-anybody noticing, so both are errors that name the tensor and the row. Masked entries may hold anything: nobody reads them.
+A silent broadcast of [B, 1] against [B, T] and a NaN that a mean swallows are the two ways in which
+a loss is wrong without anybody noticing, so both are errors that name the tensor and the row.
+Masked entries may hold anything: nobody reads them.
 """
 
 # B row (trajectory), T token
@@ -12,7 +14,9 @@ from siirl.errors import TensorError
 
 
 def require_same_shape(**tensors: torch.Tensor) -> None:
-    """Raise TensorError unless all tensors have exactly the shape of the first; nothing is broadcast."""
+    """Raise TensorError unless all tensors have exactly the shape of the first; nothing is
+    broadcast.
+    """
     (first, reference), *others = tensors.items()
     for name, tensor in others:
         if tensor.shape != reference.shape:
@@ -30,7 +34,9 @@ def require_axes(axes: int, **tensors: torch.Tensor) -> None:
 
 
 def require_finite(*, mask: torch.Tensor | None = None, **tensors: torch.Tensor) -> None:
-    """Raise TensorError if a tensor holds NaN or infinity where `mask` (bool, same shape) is on, naming tensor, row and place."""
+    """Raise TensorError if a tensor holds NaN or infinity where `mask` (bool, same shape) is on,
+    naming tensor, row and place.
+    """
     for name, tensor in tensors.items():
         bad = ~torch.isfinite(tensor)
         if mask is not None:
@@ -48,7 +54,9 @@ def require_finite(*, mask: torch.Tensor | None = None, **tensors: torch.Tensor)
 
 
 def require_counts(**tensors: torch.Tensor) -> None:
-    """Raise TensorError if a tensor [B] holds anything that cannot be a number of tokens: NaN, infinity, or less than 0."""
+    """Raise TensorError if a tensor [B] holds anything that cannot be a number of tokens: NaN,
+    infinity, or less than 0.
+    """
     require_axes(1, **tensors)
     require_finite(**tensors)
     for name, tensor in tensors.items():

@@ -1,9 +1,11 @@
-"""Episodes of robots as rows of tokens: which action tokens were executed, and where the episode's one reward stands.
+"""Episodes of robots as rows of tokens: which action tokens were executed, and where the episode's
+one reward stands.
 
-An action of one environment step is `tokens_per_step` tokens (dimensions of the action), and a row is the tokens of all steps one after
-the other, [chunks x chunk length x dimensions], up to the longest possible episode. `finish_step` steps were executed; what a chunk had
-planned beyond is masked. With that, every estimator and every loss of siirl.algos applies as it is: one reward at the last executed
-token, each action token a token, a GRPO advantage the same at all of them.
+An action of one environment step is `tokens_per_step` tokens (dimensions of the action), and a row
+is the tokens of all steps one after the other, [chunks x chunk length x dimensions], up to the
+longest possible episode. `finish_step` steps were executed; what a chunk had planned beyond is
+masked. With that, every estimator and every loss of siirl.algos applies as it is: one reward at the
+last executed token, each action token a token, a GRPO advantage the same at all of them.
 """
 
 # B episode, T action token
@@ -54,7 +56,8 @@ def reward_at_finish(*, rewards_B: torch.Tensor, mask_BT: torch.Tensor) -> torch
     """Token rewards [B, T]: 0 but for each episode's reward at the last token that its mask keeps.
 
     Raises:
-        TensorError: A reward that is not finite, or of an episode without any executed token, where it could not stand.
+        TensorError: A reward that is not finite, or of an episode without any executed token, where
+            it could not stand.
     """
     require_axes(1, rewards=rewards_B)
     require_axes(2, response_mask=mask_BT)

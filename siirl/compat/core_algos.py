@@ -1,15 +1,22 @@
-"""The user's documents' names, with their argument lists, over `siirl.algos`. New code calls `siirl.algos` itself.
+"""The user's documents' names, with their argument lists, over `siirl.algos`. New code calls
+`siirl.algos` itself.
 
 Where a result differs from the documents' listings on purpose:
-- a group of one has advantage 0, not its raw score; equal rewards have advantage 0 whatever the rounding (GRPO and all of its kind);
+- a group of one has advantage 0, not its raw score; equal rewards have advantage 0 whatever the
+  rounding (GRPO and all of its kind);
 - a reward at a token that the mask leaves out is an error, where the listing loses it (GAE);
-- `compute_policy_loss_cpgd` takes the log-ratio where the listing takes the log-prob: a constant apart, with the same gradient;
-- `compute_policy_loss_kl_cov` takes 2e-3 of the tokens by default, the paper's share for 7B, where siiRL takes 2e-4, and its `ppo_kl`
-  is the signed mean, where siiRL's is that of the size; `compute_policy_loss_clip_cov` counts the tokens that PPO clips as
-  `pg_clipfrac`, where siiRL counts those that were drawn;
-- `agg_loss` leaves rows without any token out of the mean, and divides seq-mean-token-sum-norm by rows and length;
-- NaN, infinity and shapes that do not fit are errors; a log-ratio is held within +-80 so that no ratio is infinite;
-- `apply_kl_penalty` returns a copy with the column `token_level_rewards` and leaves the batch that it got as it was.
+- `compute_policy_loss_cpgd` takes the log-ratio where the listing takes the log-prob: a constant
+  apart, with the same gradient;
+- `compute_policy_loss_kl_cov` takes 2e-3 of the tokens by default, the paper's share for 7B, where
+  siiRL takes 2e-4, and its `ppo_kl` is the signed mean, where siiRL's is that of the size;
+  `compute_policy_loss_clip_cov` counts the tokens that PPO clips as `pg_clipfrac`, where siiRL
+  counts those that were drawn;
+- `agg_loss` leaves rows without any token out of the mean, and divides seq-mean-token-sum-norm by
+  rows and length;
+- NaN, infinity and shapes that do not fit are errors; a log-ratio is held within +-80 so that no
+  ratio is infinite;
+- `apply_kl_penalty` returns a copy with the column `token_level_rewards` and leaves the batch that
+  it got as it was.
 """
 
 # B row, T token
@@ -99,7 +106,9 @@ _SCALARS = (
 
 
 def __getattr__(name: str) -> Estimator:
-    """An estimator under the documents' name for it (`compute_grpo_outcome_advantage`), which is that of its function."""
+    """An estimator under the documents' name for it (`compute_grpo_outcome_advantage`), which is
+    that of its function.
+    """
     for estimator in ADVANTAGES.values():
         if name_of(estimator) == name:
             return estimator
@@ -107,7 +116,9 @@ def __getattr__(name: str) -> Estimator:
 
 
 def agg_loss(loss_mat: torch.Tensor, loss_mask: torch.Tensor, loss_agg_mode: str) -> torch.Tensor:
-    """Loss [B, T] to one number, taking these rows for the whole batch; `siirl.algos.aggregate_loss` takes a part of one."""
+    """Loss [B, T] to one number, taking these rows for the whole batch;
+    `siirl.algos.aggregate_loss` takes a part of one.
+    """
     weight = aggregation_weight(mask_BT=loss_mask, mode=loss_agg_mode).clamp(min=1)
     return aggregate_loss(
         loss_BT=loss_mat,
@@ -119,11 +130,14 @@ def agg_loss(loss_mat: torch.Tensor, loss_mask: torch.Tensor, loss_agg_mode: str
 
 
 def register_policy_loss(name: str) -> Callable[[PolicyLossFn], PolicyLossFn]:
-    """Register a policy loss of the documents' form, which is then chosen by `actor_rollout_ref.actor.loss=name`.
+    """Register a policy loss of the documents' form, which is then chosen by
+    `actor_rollout_ref.actor.loss=name`.
 
-    The function takes `(old_log_prob, log_prob, advantages, response_mask, loss_agg_mode, config, rollout_is_weights)` and returns
-    `(pg_loss, pg_clipfrac, ppo_kl, pg_clipfrac_lower)`. If it aggregates with `agg_loss` and the mode that it is given, its gradient does
-    not depend on how the batch was cut: the mean over a micro-batch is turned back into a sum, which is divided by the whole batch.
+    The function takes `(old_log_prob, log_prob, advantages, response_mask, loss_agg_mode, config,
+    rollout_is_weights)` and returns `(pg_loss, pg_clipfrac, ppo_kl, pg_clipfrac_lower)`. If it
+    aggregates with `agg_loss` and the mode that it is given, its gradient does not depend on how
+    the batch was cut: the mean over a micro-batch is turned back into a sum, which is divided by
+    the whole batch.
     """
 
     def decorator(function: PolicyLossFn) -> PolicyLossFn:
@@ -142,7 +156,9 @@ def register_policy_loss(name: str) -> Callable[[PolicyLossFn], PolicyLossFn]:
 
 
 def _per_token(function: PolicyLossFn) -> Callable[..., PolicyLoss]:
-    """The documents' form as a loss per token: tokens get equal shares, chosen such that aggregating them gives the scalar's sum."""
+    """The documents' form as a loss per token: tokens get equal shares, chosen such that
+    aggregating them gives the scalar's sum.
+    """
 
     def loss(
         *,
@@ -210,7 +226,9 @@ def compute_policy_loss_vanilla(
     config: Any = None,
     rollout_is_weights: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """PPO's loss with dual clip: (pg_loss, pg_clipfrac, ppo_kl, pg_clipfrac_lower). `config` has the clip_ratio keys of the actor."""
+    """PPO's loss with dual clip: (pg_loss, pg_clipfrac, ppo_kl, pg_clipfrac_lower). `config` has
+    the clip_ratio keys of the actor.
+    """
     if config is None:
         raise ConfigError(
             "compute_policy_loss_vanilla reads clip_ratio, clip_ratio_low, clip_ratio_high and clip_ratio_c from config."
@@ -235,7 +253,9 @@ def compute_policy_loss(
     cliprange: float,
     loss_agg_mode: str = "token-mean",
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """PPO's loss as the guide's actor calls it (section 7.3): one clip range, and the dual clip at 3."""
+    """PPO's loss as the guide's actor calls it (section 7.3): one clip range, and the dual clip at
+    3.
+    """
     result = vanilla_policy_loss(
         log_probs_BT=log_prob,
         old_log_probs_BT=old_log_prob,
@@ -256,7 +276,9 @@ def compute_policy_loss_gspo(
     config: Any = None,
     rollout_is_weights: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """GSPO's loss: (pg_loss, pg_clipfrac, ppo_kl, 0); there is no dual clip. `config` has the clip_ratio keys of the actor."""
+    """GSPO's loss: (pg_loss, pg_clipfrac, ppo_kl, 0); there is no dual clip. `config` has the
+    clip_ratio keys of the actor.
+    """
     if config is None:
         raise ConfigError(
             "compute_policy_loss_gspo reads clip_ratio, clip_ratio_low and clip_ratio_high from config."
@@ -273,7 +295,9 @@ def compute_policy_loss_gspo(
 
 
 def _bounds(name: str, config: Any) -> dict[str, Any]:
-    """The clip bounds that `config` sets; without one, or for a loss with bounds of its own that it leaves at None, the loss's."""
+    """The clip bounds that `config` sets; without one, or for a loss with bounds of its own that it
+    leaves at None, the loss's.
+    """
     if config is None:
         return {}
     set_bounds = {
@@ -285,7 +309,8 @@ def _bounds(name: str, config: Any) -> dict[str, Any]:
 
 
 def _options(name: str, config: Any) -> dict[str, Any]:
-    """The loss's options that `config.policy_loss` sets, an object or a mapping; None there means the default of the loss.
+    """The loss's options that `config.policy_loss` sets, an object or a mapping; None there means
+    the default of the loss.
 
     One `policy_loss` serves several losses, so a key that another loss reads is let through.
 
@@ -315,7 +340,9 @@ def _options(name: str, config: Any) -> dict[str, Any]:
 
 
 def _of_the_documents(name: str) -> PolicyLossFn:
-    """`siirl.algos`' policy loss `name` in the documents' form; the rows that it is given are the whole batch."""
+    """`siirl.algos`' policy loss `name` in the documents' form; the rows that it is given are the
+    whole batch.
+    """
 
     def compute_policy_loss(
         old_log_prob: torch.Tensor,
@@ -389,13 +416,17 @@ def compute_value_loss(
 def compute_log_prob_from_logits(
     logits: torch.Tensor, responses: torch.Tensor, response_mask: torch.Tensor
 ) -> torch.Tensor:
-    """Log-probs [B, T] of response tokens, 0 where the mask is 0, from logits [B, T, V] at the places that predict them."""
+    """Log-probs [B, T] of response tokens, 0 where the mask is 0, from logits [B, T, V] at the
+    places that predict them.
+    """
     log_probs_BT, _ = _kept_scores(logits, responses, response_mask)
     return log_probs_BT
 
 
 def compute_entropy_loss(logits: torch.Tensor, response_mask: torch.Tensor) -> torch.Tensor:
-    """Mean entropy over the tokens that the mask keeps, from logits [B, T, V]: what the guide's actor subtracts from its loss."""
+    """Mean entropy over the tokens that the mask keeps, from logits [B, T, V]: what the guide's
+    actor subtracts from its loss.
+    """
     _, entropy_BT = _kept_scores(logits, logits.argmax(-1), response_mask)
     return masked_mean(entropy_BT, response_mask)
 
@@ -416,7 +447,9 @@ def _kept_scores(
 
 
 def kl_penalty(logprob: torch.Tensor, ref_logprob: torch.Tensor, kl_penalty: str) -> torch.Tensor:
-    """KL estimate per token by the name `kl_penalty` (`siirl.algos.kl.KL_NAMES`); every entry must be finite."""
+    """KL estimate per token by the name `kl_penalty` (`siirl.algos.kl.KL_NAMES`); every entry must
+    be finite.
+    """
     every_token = torch.ones_like(logprob, dtype=torch.bool)
     return kl_estimate(
         log_probs_BT=logprob, ref_log_probs_BT=ref_logprob, mask_BT=every_token, name=kl_penalty
@@ -426,10 +459,12 @@ def kl_penalty(logprob: torch.Tensor, ref_logprob: torch.Tensor, kl_penalty: str
 def apply_kl_penalty(
     data: TensorDict, kl_ctrl: FixedKLController, kl_penalty: str = "kl"
 ) -> tuple[TensorDict, dict[str, float]]:
-    """Subtract `kl_ctrl.value * KL` from `token_level_scores`, and let the controller see the mean KL of these rows.
+    """Subtract `kl_ctrl.value * KL` from `token_level_scores`, and let the controller see the mean
+    KL of these rows.
 
     Returns:
-        A shallow copy with `token_level_rewards`, and the metrics `actor/reward_kl_penalty` and `actor/kl_coef`.
+        A shallow copy with `token_level_rewards`, and the metrics `actor/reward_kl_penalty` and
+        `actor/kl_coef`.
     """
     mask_BT = data["response_mask"]
     kl_BT = kl_estimate(

@@ -7,9 +7,10 @@
         state.pt                counters, generators, memories: whatever their owners handed in
         actor/                  one folder an engine: model.safetensors, optimizer.safetensors
 
-A checkpoint is written under another name, flushed to the disk and renamed, so a crash leaves the one before it. It fits any number
-of ranks: tensors are whole, moments go by the names of their weights, and `state` is the same on every rank. No file is trusted: sizes
-and digests are checked before anything is read, and reading runs no code from the file.
+A checkpoint is written under another name, flushed to the disk and renamed, so a crash leaves the
+one before it. It fits any number of ranks: tensors are whole, moments go by the names of their
+weights, and `state` is the same on every rank. No file is trusted: sizes and digests are checked
+before anything is read, and reading runs no code from the file.
 """
 
 import functools
@@ -54,7 +55,8 @@ from siirl.errors import CheckpointError
 
 FOLDER_NAME = re.compile(r"step_(\d{8,})(?:-(\d+))?")
 
-# Classes that numpy arrays and their types are made of; everything else that is not plain data is refused.
+# Classes that numpy arrays and their types are made of; everything else that is not plain data is
+# refused.
 _NUMPY_GLOBALS: list[Any] = [
     np.zeros(0).__reduce__()[0],
     np.float64(0).__reduce__()[0],
@@ -67,7 +69,8 @@ _NUMPY_GLOBALS: list[Any] = [
 ]
 
 
-# What torch's reader raises for bytes that it did not write: it takes them for a zip file, a tar file, then a program of its unpickler.
+# What torch's reader raises for bytes that it did not write: it takes them for a zip file, a tar
+# file, then a program of its unpickler.
 UNREADABLE = (
     *(ArithmeticError, AssertionError, AttributeError, EOFError, LookupError, MemoryError, OSError),
     *(pickle.UnpicklingError, RuntimeError, TypeError, ValueError),
@@ -94,7 +97,8 @@ class CheckpointManager:
         engines: What is trained, by the name of its folder.
         ranks: The ranks of the run; rank 0 reads and writes.
         keep: How many checkpoints stay; the oldest are deleted. None keeps all.
-        export: Called on rank 0 with the unfinished folder, to add files (the policy's config.json beside its weights).
+        export: Called on rank 0 with the unfinished folder, to add files (the policy's config.json
+            beside its weights).
 
     Raises:
         CheckpointError: The folder cannot be written to.
@@ -123,15 +127,17 @@ class CheckpointManager:
 
         Args:
             step: Number of the training step after which it is taken.
-            state: Whatever else the next step depends on: numbers, strings, tensors and numpy arrays in dicts, lists and tuples. It must
-                be the same on every rank; what differs, its owner gathers first.
+            state: Whatever else the next step depends on: numbers, strings, tensors and numpy
+                arrays in dicts, lists and tuples. It must be the same on every rank; what differs,
+                its owner gathers first.
             evaluation_due: See `Checkpoint`.
 
         Returns:
             The folder of the checkpoint.
 
         Raises:
-            CheckpointError: It could not be written (disk full, state that could not be read again). Earlier ones are untouched.
+            CheckpointError: It could not be written (disk full, state that could not be read
+                again). Earlier ones are untouched.
         """
         with ExitStack() as stack:
             begin = functools.partial(stack.enter_context, unfinished_folder(self.folder))
@@ -277,7 +283,9 @@ def _write_state(file: Path, state: dict[str, Any]) -> None:
 
 
 def _require_plain(thing: Any, place: str) -> None:
-    """Raise CheckpointError for what `_read_state` would refuse: a resume would be late to find out."""
+    """Raise CheckpointError for what `_read_state` would refuse: a resume would be late to find
+    out.
+    """
     if type(thing) is dict:
         for key, value in thing.items():
             _require_plain(key, f"a key of {place}")
@@ -310,7 +318,9 @@ def _read_state(file: Path) -> dict[str, Any]:
 
 
 def let_others_read(folder: Path) -> None:
-    """Give the weights in `folder` the mode of an ordinary file: safetensors makes its own for their owner alone, whatever the umask."""
+    """Give the weights in `folder` the mode of an ordinary file: safetensors makes its own for
+    their owner alone, whatever the umask.
+    """
     probe = folder / ".mode"
     probe.touch()
     mode = stat.S_IMODE(probe.stat().st_mode)
@@ -329,7 +339,9 @@ def _flush(path: Path) -> None:
 
 
 def _free_name(folder: Path, step: int) -> Path:
-    """`step_<step>`, with a number behind it where a run that was resumed from before takes the same step again."""
+    """`step_<step>`, with a number behind it where a run that was resumed from before takes the
+    same step again.
+    """
     name, again = folder / f"step_{step:08d}", 0
     while name.exists():
         again += 1

@@ -1,4 +1,6 @@
-"""What a DAGWorker holds beside its graph, and the parts that are made alike for robots and for text."""
+"""What a DAGWorker holds beside its graph, and the parts that are made alike for robots and for
+text.
+"""
 
 from collections.abc import Sequence
 from contextlib import ExitStack

@@ -1,4 +1,6 @@
-"""What a stage may use: the engines of this rank and the other ranks. One object, made once by the DAGWorker."""
+"""What a stage may use: the engines of this rank and the other ranks. One object, made once by the
+DAGWorker.
+"""
 
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,4 +1,6 @@
-"""Makes the critic of a rank, for robots and for text: the value model on a trunk of its own, its optimiser, its update."""
+"""Makes the critic of a rank, for robots and for text: the value model on a trunk of its own, its
+optimiser, its update.
+"""
 
 from collections.abc import Callable
 from typing import Any
@@ -40,7 +42,8 @@ def make_critic(
 
     Args:
         config: The job.
-        trunk: A copy of the policy for the critic alone, without its head: `PolicyFeatures`, or a language model.
+        trunk: A copy of the policy for the critic alone, without its head: `PolicyFeatures`, or a
+            language model.
         feature_size: D, of what the trunk gives.
         scorer: `embodied_value_scorer` or `text_value_scorer`.
         decisions: `first_token_of_each_chunk` or `every_own_token`.
@@ -48,7 +51,8 @@ def make_critic(
         device: Where this rank computes.
         compute_dtype: Type of the passes; None is the weights' own.
         agents: Of an episode; each makes a row of its own.
-        engine_options: Further arguments of the engine, such as a budget of tokens for micro-batches.
+        engine_options: Further arguments of the engine, such as a budget of tokens for
+            micro-batches.
     """
     settings, update, total_steps = config.critic, critic_update(config), config.trainer.total_steps
     model = ValueModel(

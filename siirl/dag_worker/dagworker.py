@@ -1,9 +1,10 @@
-"""DAGWorker: one process's walk through its graph, step after step. There is no central controller in the data path.
+"""DAGWorker: one process's walk through its graph, step after step. There is no central controller
+in the data path.
 
-The loop is short on purpose: load prompts, run the graph's nodes in order, save, evaluate. What a node does is in
-`siirl.dag_worker.stages`, what it needs is made in `siirl.dag_worker.embodied_components` or
-`text_components`. Everything that the user should see is yielded as an event, so that the worker is the same in a Ray actor and in a
-debugger.
+The loop is short on purpose: load prompts, run the graph's nodes in order, save, evaluate. What a
+node does is in `siirl.dag_worker.stages`, what it needs is made in
+`siirl.dag_worker.embodied_components` or `text_components`. Everything that the user should see is
+yielded as an event, so that the worker is the same in a Ray actor and in a debugger.
 """
 
 import copy
@@ -59,7 +60,8 @@ class DAGWorker:
         init_method: Where ranks meet for torch.distributed; unused where there is one.
         backend: Of torch.distributed.
         run_folder: Where the run writes.
-        connect: Called with this rank where ranks share rows: its end of the DataCoordinator. None where there is one rank.
+        connect: Called with this rank where ranks share rows: its end of the DataCoordinator. None
+            where there is one rank.
 
     Raises:
         ConfigError: The run folder is on another machine only.
@@ -155,13 +157,17 @@ class DAGWorker:
         self.parts.rollout.start()
         self.parts.context.weights.sync()
         gc.collect()
-        gc.freeze()  # what was made stays to the end; looking through it took a sixth of a profiled step of short answers
+        # what was made stays to the end; looking through it took a sixth of a profiled step of
+        # short answers
+        gc.freeze()
 
     def execute_task_graph(self) -> Iterator[Event]:
-        """Evaluate, train, evaluate; yields metrics as they come. A request to end (siirl.interrupts) ends it with a checkpoint.
+        """Evaluate, train, evaluate; yields metrics as they come. A request to end
+        (siirl.interrupts) ends it with a checkpoint.
 
         Raises:
-            ConfigError: A run that goes on after its last step; how many there are in a number of epochs, only the loader knows.
+            ConfigError: A run that goes on after its last step; how many there are in a number of
+                epochs, only the loader knows.
         """
         try:
             yield from self._steps()
@@ -246,7 +252,9 @@ class DAGWorker:
         )
 
     def _run_node(self, node: Node, batch: Any) -> Any:
-        """The batch after `node`; where it asks for more prompts, the nodes before it are run on them until it is content."""
+        """The batch after `node`; where it asks for more prompts, the nodes before it are run on
+        them until it is content.
+        """
         assert self.parts is not None
         context = self.parts.context
         output = self._call_node(node, batch)
@@ -319,12 +327,16 @@ class DAGWorker:
         self._saved = self.global_steps
 
     def _heed_request(self) -> None:
-        """Raise Interrupted, on all ranks alike, where rank 0 has been asked to end; not while a step changes weights."""
+        """Raise Interrupted, on all ranks alike, where rank 0 has been asked to end; not while a
+        step changes weights.
+        """
         if self.ranks.broadcast_object(STOP.requested):
             raise Interrupted(STOP.number or signal.SIGTERM)
 
     def _save_what_is_trained(self) -> int:
-        """Write a checkpoint unless there is one of it; returns its step. A step whose weights have not changed yet is done again."""
+        """Write a checkpoint unless there is one of it; returns its step. A step whose weights have
+        not changed yet is done again.
+        """
         assert self.parts is not None
         if self._before is not None:
             step, state = self.global_steps - 1, self._before
@@ -335,7 +347,9 @@ class DAGWorker:
         return step
 
     def _is_last(self, begin: float) -> bool:
-        """Whether the run is over; decided by rank 0's clock, so that no rank waits for one that left."""
+        """Whether the run is over; decided by rank 0's clock, so that no rank waits for one that
+        left.
+        """
         trainer = self.config.trainer
         if trainer.total_steps is not None and self.global_steps >= trainer.total_steps:
             return True
@@ -362,7 +376,8 @@ def load_state(parts: Rank, state: dict[str, Any], *, folder: Path, graph: TaskG
     """Hand the owners in a rank what they saved.
 
     Raises:
-        CheckpointError: It is not what these owners save: of another job, or of another version of siirl.
+        CheckpointError: It is not what these owners save: of another job, or of another version of
+            siirl.
     """
     try:
         parts.load_state(_with_leftovers_of_nodes(state, graph))
@@ -376,7 +391,9 @@ def load_state(parts: Rank, state: dict[str, Any], *, folder: Path, graph: TaskG
 
 
 def _with_leftovers_of_nodes(state: dict[str, Any], graph: TaskGraph) -> dict[str, Any]:
-    """Leftover rows under the id of the node that shares rows; older checkpoints have them under `compute_reward`."""
+    """Leftover rows under the id of the node that shares rows; older checkpoints have them under
+    `compute_reward`.
+    """
     shares = [
         node.node_id for node in graph.get_nodes() if node.executable is stages.data_rebalance
     ]
@@ -392,5 +409,7 @@ def _with_leftovers_of_nodes(state: dict[str, Any], graph: TaskGraph) -> dict[st
 
 
 def _together(kept: Any, new: Any) -> Any:
-    """The rows of an earlier round and those of the next; a batch without rows has nothing to add, and may lack columns."""
+    """The rows of an earlier round and those of the next; a batch without rows has nothing to add,
+    and may lack columns.
+    """
     return concat([kept, new]) if len(kept) and len(new) else (kept if len(kept) else new)

@@ -1,7 +1,8 @@
-"""Turning prompts into trajectories: the one object between the stages and the rollout, the same for robots and for text.
+"""Turning prompts into trajectories: the one object between the stages and the rollout, the same
+for robots and for text.
 
-A prompt is a task with a start state, or a question; what an episode of it is, the rollout knows. What a rollout can say of itself differs
-by domain, so the function that measures it is an argument.
+A prompt is a task with a start state, or a question; what an episode of it is, the rollout knows.
+What a rollout can say of itself differs by domain, so the function that measures it is an argument.
 """
 
 # B prompt or trajectory
@@ -29,14 +30,18 @@ class Domain(Protocol):
     """Rolls out the prompts of a step."""
 
     def roll_out(self, batch: TensorDict, *, step: int, greedy: bool = False) -> NodeOutput:
-        """A batch with one row a finished trajectory; with `greedy` one a prompt, of the most likely tokens."""
+        """A batch with one row a finished trajectory; with `greedy` one a prompt, of the most
+        likely tokens.
+        """
 
     def rewarded(self, rewards: Mapping[str, float]) -> None:
         """The rewards of trajectories by uid, for whoever shows them."""
 
     @property
     def reports_success(self) -> bool:
-        """Whether the environment says what success is; without it, `complete` is false everywhere and means nothing."""
+        """Whether the environment says what success is; without it, `complete` is false everywhere
+        and means nothing.
+        """
 
 
 Measure = Callable[[RolloutResult, Mapping[str, float]], dict[str, Value]]
@@ -51,8 +56,8 @@ class EpisodeDomain:
         rollout: Runs the episodes.
         recorder: Shows some of them.
         ranks: The processes that share the step.
-        measure: Says what the rollout was like: `rollout_metrics` for robots, `return_rollout_metrics` where there is only a return,
-            `text_rollout_metrics` for text.
+        measure: Says what the rollout was like: `rollout_metrics` for robots,
+            `return_rollout_metrics` where there is only a return, `text_rollout_metrics` for text.
     """
 
     def __init__(
@@ -71,7 +76,9 @@ class EpisodeDomain:
         ]()  # episodes with a video, by step: one that is refilled rolls out more than once
 
     def roll_out(self, batch: TensorDict, *, step: int, greedy: bool = False) -> NodeOutput:
-        """Run every prompt `rollout.n` times, or once and greedily; a row for every episode that could be simulated."""
+        """Run every prompt `rollout.n` times, or once and greedily; a row for every episode that
+        could be simulated.
+        """
         requests = requests_for_prompts(
             prompts_of(batch),
             rollouts=1 if greedy else self.config.actor_rollout_ref.rollout.n,
@@ -164,7 +171,9 @@ def rollout_metrics(result: RolloutResult, stats: Mapping[str, float]) -> dict[s
 
 
 def return_rollout_metrics(result: RolloutResult, stats: Mapping[str, float]) -> dict[str, Value]:
-    """`rollout_metrics` of an environment without a flag of success: nothing failed there, so there is no success of 0 %."""
+    """`rollout_metrics` of an environment without a flag of success: nothing failed there, so there
+    is no success of 0 %.
+    """
     return {
         name: value
         for name, value in rollout_metrics(result, stats).items()
@@ -173,7 +182,9 @@ def return_rollout_metrics(result: RolloutResult, stats: Mapping[str, float]) ->
 
 
 def text_rollout_metrics(result: RolloutResult, stats: Mapping[str, float]) -> dict[str, Value]:
-    """`rollout_metrics` in the terms of text: tokens instead of calls, and the parts of the environment's reward."""
+    """`rollout_metrics` in the terms of text: tokens instead of calls, and the parts of the
+    environment's reward.
+    """
     parts: dict[str, list[float]] = {}
     for trajectory in result.trajectories:
         for name, value in trajectory.record.get("reward_parts", {}).items():

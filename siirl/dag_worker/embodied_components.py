@@ -1,7 +1,8 @@
-"""Makes everything that a rank of an embodied job works with: simulators, policy, actor, reward, recorder, checkpoints.
+"""Makes everything that a rank of an embodied job works with: simulators, policy, actor, reward,
+recorder, checkpoints.
 
-What is made alike for text is in `components`. Each function makes one thing; `build_embodied` puts them together. Nothing here runs an
-episode or a step.
+What is made alike for text is in `components`. Each function makes one thing; `build_embodied` puts
+them together. Nothing here runs an episode or a step.
 """
 
 import copy
@@ -258,7 +259,9 @@ def make_reference(
     device: torch.device,
     spec: EnvSpec,
 ) -> Reference | None:
-    """The policy that KL is measured against; None where no KL has a weight, and the policy below its adapters where it has some."""
+    """The policy that KL is measured against; None where no KL has a weight, and the policy below
+    its adapters where it has some.
+    """
     if not sizes.needs_reference(config):
         return None
     path = config.actor_rollout_ref.ref.path

@@ -1,4 +1,6 @@
-"""What a worker tells the process that started it, while it runs. Plain data, so that it travels from a Ray actor as well."""
+"""What a worker tells the process that started it, while it runs. Plain data, so that it travels
+from a Ray actor as well.
+"""
 
 from dataclasses import dataclass
 
@@ -24,7 +26,9 @@ class StepDone:
 
 @dataclass(frozen=True)
 class Ready:
-    """Everything is up; from here on the worker ends in peace when it is asked to (siirl.interrupts)."""
+    """Everything is up; from here on the worker ends in peace when it is asked to
+    (siirl.interrupts).
+    """
 
 
 @dataclass(frozen=True)

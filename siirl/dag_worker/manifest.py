@@ -1,7 +1,7 @@
 """Finds a checkpoint and compares its files with its manifest, before anything of them is used.
 
-The manifest may be damaged as any file may. What it says is taken only where it has the types of a manifest, and no name in it
-leads out of its folder.
+The manifest may be damaged as any file may. What it says is taken only where it has the types of a
+manifest, and no name in it leads out of its folder.
 """
 
 import hashlib
@@ -21,7 +21,8 @@ TAKE_EARLIER = "Choose an earlier checkpoint."
 
 
 def resolve_checkpoint(path: Path) -> Path:
-    """The folder of a checkpoint, from itself, from the folder of checkpoints, or from the run folder that holds that.
+    """The folder of a checkpoint, from itself, from the folder of checkpoints, or from the run
+    folder that holds that.
 
     Raises:
         CheckpointError: None of these, or a damaged pointer to the newest.
@@ -47,10 +48,12 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     """The manifest of a checkpoint, when all files that it names are whole.
 
     Returns:
-        `step` (a whole number), `engines` (names), `files` (a name below `folder` to `bytes` and `sha256`), and what else it holds.
+        `step` (a whole number), `engines` (names), `files` (a name below `folder` to `bytes` and
+        `sha256`), and what else it holds.
 
     Raises:
-        CheckpointError: A foreign folder, a damaged manifest, or a file that is missing, truncated or changed.
+        CheckpointError: A foreign folder, a damaged manifest, or a file that is missing, truncated
+            or changed.
     """
     file = folder / MANIFEST
     manifest = read_object(file, remedy=TAKE_EARLIER)

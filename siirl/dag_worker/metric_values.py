@@ -1,6 +1,7 @@
 """Whatever a node logs, as plain numbers: of Python, numpy or torch, alone or in a list.
 
-Nothing is refused. What is no number becomes `Unusable`, which says what it was; infinities and NaN stay as they are.
+Nothing is refused. What is no number becomes `Unusable`, which says what it was; infinities and NaN
+stay as they are.
 """
 
 import math
@@ -72,7 +73,8 @@ def _number(value: Any) -> float | None:
     try:
         return float(value)
     except OverflowError:  # a whole number of more than 308 digits
-        return math.inf if value > 0 else -math.inf  # type: ignore[operator]  # numbers.Real declares `<` alone
+        # numbers.Real declares `<` alone
+        return math.inf if value > 0 else -math.inf  # type: ignore[operator]
     except ValueError:  # Decimal's signalling NaN
         return math.nan
     except MISTAKES:  # a span of time, or a number of the user's own class
@@ -80,7 +82,9 @@ def _number(value: Any) -> float | None:
 
 
 def _items(value: torch.Tensor | np.ndarray) -> Any:
-    """The values as Python's; None of a tensor that has none to read: on meta, fake, sparse, nested or quantised."""
+    """The values as Python's; None of a tensor that has none to read: on meta, fake, sparse, nested
+    or quantised.
+    """
     try:
         return value.tolist()
     except MISTAKES:

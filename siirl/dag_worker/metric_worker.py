@@ -1,6 +1,8 @@
-"""MetricWorker: what the stages of one rank record during a step, and the step's metrics over all ranks.
+"""MetricWorker: what the stages of one rank record during a step, and the step's metrics over all
+ranks.
 
-The exchange between ranks is a function that is handed in, for example torch.distributed's all_gather_object.
+The exchange between ranks is a function that is handed in, for example torch.distributed's
+all_gather_object.
 """
 
 import logging
@@ -22,10 +24,12 @@ def only_rank(records: list[Record]) -> list[list[Record]]:
 
 
 class MetricWorker:
-    """Collects the metrics of one step. Metrics of any name and value are taken: a curve is not worth a run.
+    """Collects the metrics of one step. Metrics of any name and value are taken: a curve is not
+    worth a run.
 
     Args:
-        gather: Takes the records of this rank and returns those of all ranks, in order of rank; every rank calls it once a step.
+        gather: Takes the records of this rank and returns those of all ranks, in order of rank;
+            every rank calls it once a step.
         warns: Whether this rank warns, once a name, of what is odd about a metric of any rank.
     """
 
@@ -40,7 +44,9 @@ class MetricWorker:
         self._records.append(plain_record(metrics))
 
     def reduce(self) -> dict[str, Reduced]:
-        """The metrics of the step over all ranks, the same on every rank; the next step starts empty."""
+        """The metrics of the step over all ranks, the same on every rank; the next step starts
+        empty.
+        """
         mine, self._records = merge_rounds(self._records), []
         records = [record for rank in self._gather(mine) for record in rank]
         if self._warns:

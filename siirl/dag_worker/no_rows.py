@@ -1,6 +1,8 @@
-"""A rank whose episodes all failed to simulate has no rows, hence no columns: the other ranks tell it what there is.
+"""A rank whose episodes all failed to simulate has no rows, hence no columns: the other ranks tell
+it what there is.
 
-It then takes part in every stage with a share of nothing, so that all ranks meet in the same collective calls.
+It then takes part in every stage with a share of nothing, so that all ranks meet in the same
+collective calls.
 """
 
 from typing import Any
@@ -31,7 +33,9 @@ def with_columns_of_all(batch: TensorDict, *, ranks: Collectives) -> TensorDict:
 
 
 def with_columns_of_prompts(rows: TensorDict, *, prompts: TensorDict) -> TensorDict:
-    """`rows` with the tensor columns of their prompts that they lack: what a node before the rollout found out about a prompt."""
+    """`rows` with the tensor columns of their prompts that they lack: what a node before the
+    rollout found out about a prompt.
+    """
     place = (
         {index: number for number, index in enumerate(prompts["index"].tolist())}
         if len(prompts)

@@ -1,8 +1,9 @@
 """What a reward manager is shown of a step, and what it says of this rank's rows.
 
-Trajectory rewards are computed from all ranks' outcomes on every rank: clusters of successes need them all, and the memory of the reward
-stays the same everywhere. Only names, flags, scalars and embeddings travel; images stay. Texts stay, too: their rewards look at one
-episode at a time, so each rank scores its own.
+Trajectory rewards are computed from all ranks' outcomes on every rank: clusters of successes need
+them all, and the memory of the reward stays the same everywhere. Only names, flags, scalars and
+embeddings travel; images stay. Texts stay, too: their rewards look at one episode at a time, so
+each rank scores its own.
 """
 
 # B episode (of all ranks, sorted by uid, or of this rank), R row of this rank
@@ -84,7 +85,9 @@ class RowScores:
     penalty_R: torch.Tensor
     """Added to what is trained on, float32; 0 where there is none."""
     env_weight_R: torch.Tensor
-    """How much of the environment's return is in `reward_R`, float32; see `RewardScores.env_weight_B`."""
+    """How much of the environment's return is in `reward_R`, float32; see
+    `RewardScores.env_weight_B`.
+    """
     failed: Mapping[int, str]
     """Rows that could not be scored, with the reason."""
     parts: Mapping[str, NDArray[np.float32]]
@@ -96,7 +99,9 @@ class RowScores:
 
 
 def score_rows(batch: TensorDict, *, reward: RewardManager, ranks: Collectives) -> RowScores:
-    """Have this rank's rows scored, beside those of all ranks where the reward must see them; every rank calls it."""
+    """Have this rank's rows scored, beside those of all ranks where the reward must see them; every
+    rank calls it.
+    """
     outcomes = (
         gather_outcomes(batch, ranks=ranks)
         if reward.looks_at_all_ranks
@@ -135,7 +140,8 @@ def score_rows(batch: TensorDict, *, reward: RewardManager, ranks: Collectives) 
 def check_reward_failures(
     failed: Mapping[int, str], *, rows: int, max_failed_share: float, ranks: Collectives
 ) -> None:
-    """Go on if at most `max_failed_share` of all ranks' rows could not be scored, and some could; every rank calls it.
+    """Go on if at most `max_failed_share` of all ranks' rows could not be scored, and some could;
+    every rank calls it.
 
     Args:
         failed: This rank's rows that could not, with the reason.

@@ -1,7 +1,9 @@
-"""Plug-ins by configuration: the registries behind the keys that take them, and what `module:name` adds to these.
+"""Plug-ins by configuration: the registries behind the keys that take them, and what `module:name`
+adds to these.
 
-`module:name` is imported, checked and registered under just that text, in every process, so that all that looks a name up finds it.
-Which keys take plug-ins, and what is refused before torch is imported, stands in `siirl.params.plug_ins`.
+`module:name` is imported, checked and registered under just that text, in every process, so that
+all that looks a name up finds it. Which keys take plug-ins, and what is refused before torch is
+imported, stands in `siirl.params.plug_ins`.
 """
 
 import inspect
@@ -34,11 +36,15 @@ from siirl.params.refusals import refuse
 from siirl.reporting.metric_writers import WRITERS, register_writer
 
 DOCUMENTS_LOSS = frozenset({"log_prob", "old_log_prob"})
-"""Arguments by which a loss of the documents' form is known (`siirl.dag_worker.core_algos.register_policy_loss`)."""
+"""Arguments by which a loss of the documents' form is known
+(`siirl.dag_worker.core_algos.register_policy_loss`).
+"""
 
 
 def register_loss(name: str) -> Callable[[Any], Any]:
-    """Register a policy loss of either form; one that is registered already keeps its aggregation, bounds and selection."""
+    """Register a policy loss of either form; one that is registered already keeps its aggregation,
+    bounds and selection.
+    """
 
     def register(function: Any) -> Any:
         known = [
@@ -97,7 +103,8 @@ def load_plug_ins(config: SiiRLArguments, graph: TaskGraph) -> None:
     """Import what the configuration names, and register what `module:name` names, in this process.
 
     Raises:
-        ConfigError: All that cannot be imported, or is not what its key takes; and names that no registry has.
+        ConfigError: All that cannot be imported, or is not what its key takes; and names that no
+            registry has.
     """
     import_user_modules(config)
     if config.dag.custom_pipeline_fn is not None:

@@ -1,8 +1,9 @@
 """Rewards that a node of the user's own has put elsewhere than at the policy's tokens.
 
-The architecture guide's reward (section 11.2) has the shape of `attention_mask`, prompt and response, and puts a score at the last place of
-the row, which a shorter response has as padding. Estimators want [B, T] of the response, and nothing at tokens that the policy did not
-choose: what stands there moves to the last token of the row that it chose, so that the row's sum stays.
+The architecture guide's reward (section 11.2) has the shape of `attention_mask`, prompt and
+response, and puts a score at the last place of the row, which a shorter response has as padding.
+Estimators want [B, T] of the response, and nothing at tokens that the policy did not choose: what
+stands there moves to the last token of the row that it chose, so that the row's sum stays.
 """
 
 # B row, T token of the response, L token of prompt and response
@@ -22,7 +23,8 @@ REWARD_COLUMNS = ("token_level_scores", "token_level_rewards")
 
 
 def place_rewards(batch: TensorDict, *, before: TensorDict) -> None:
-    """Put the rewards that a node has added to `batch`, or changed, at the policy's tokens; `before` is what it got.
+    """Put the rewards that a node has added to `batch`, or changed, at the policy's tokens;
+    `before` is what it got.
 
     Raises:
         TensorError: A column that fits neither the response nor prompt and response.

@@ -1,9 +1,12 @@
-"""The stages that the shipped pipelines are made of: one plain function each, `stage(*, batch, context) -> NodeOutput`.
+"""The stages that the shipped pipelines are made of: one plain function each, `stage(*, batch,
+context) -> NodeOutput`.
 
-A stage adds columns or drops rows; the batch that it gets is a shallow copy of its own. What a stage does for robots and for text is the
-business of the objects in `context`; there is no switch on the domain here. `@stage` declares type, role and columns; pipelines do not
-repeat them. Not declared: the columns that a domain's own objects make and read (`pixel_values` of the policy, `input_ids` of a language
-model, `video_embedding` of the reward), which depend on environment, policy and reward.
+A stage adds columns or drops rows; the batch that it gets is a shallow copy of its own. What a
+stage does for robots and for text is the business of the objects in `context`; there is no switch
+on the domain here. `@stage` declares type, role and columns; pipelines do not repeat them. Not
+declared: the columns that a domain's own objects make and read (`pixel_values` of the policy,
+`input_ids` of a language model, `video_embedding` of the reward), which depend on environment,
+policy and reward.
 """
 
 # B trajectory of this rank, T token
@@ -47,7 +50,9 @@ EPISODE_COLUMNS = (
 
 @stage(NodeType.DATA_LOAD, provides=PROMPT_COLUMNS)
 def load_prompts(*, batch: TensorDict, context: StageContext) -> NodeOutput:
-    """This rank's prompts of the step: a graph may begin with it, and is else given them; what the batch held is let go."""
+    """This rank's prompts of the step: a graph may begin with it, and is else given them; what the
+    batch held is let go.
+    """
     loader = context.require_loader()
     prompts = [Sample(task.columns()) for task in loader.next_step()]
     return NodeOutput(batch=Samples2Dict(prompts), metrics=loader.metrics())
@@ -94,7 +99,9 @@ def outcomes_by_task(batch: TensorDict) -> dict[str, tuple[int, int]]:
     provides=["reward_baselines"],
 )
 def greedy_baseline(*, batch: TensorDict, context: StageContext) -> NodeOutput:
-    """Reward of the policy's most likely response to each prompt; prompts go on with it, without one they are dropped and counted."""
+    """Reward of the policy's most likely response to each prompt; prompts go on with it, without
+    one they are dropped and counted.
+    """
     output = context.domain.roll_out(batch, step=context.step, greedy=True)
     rows = with_columns_of_all(output.batch, ranks=context.ranks)
     scores = score_rows(rows, reward=context.reward, ranks=context.ranks)
@@ -117,7 +124,9 @@ def greedy_baseline(*, batch: TensorDict, context: StageContext) -> NodeOutput:
 
 @stage(NodeType.COMPUTE, requires=["uid", "index", "response_mask"])
 def data_rebalance(*, batch: TensorDict, context: StageContext, node: Node) -> NodeOutput:
-    """Share the trajectories that the node's filter accepts evenly among the ranks, by tokens; nothing moves where there is one rank."""
+    """Share the trajectories that the node's filter accepts evenly among the ranks, by tokens;
+    nothing moves where there is one rank.
+    """
     accepted = batch if node.filter is None else accepted_rows(batch, node.filter)
     balanced = context.redistribution.redistribute(accepted, node=node.node_id, step=context.step)
     tokens = float(balanced["response_mask"].sum())
@@ -151,7 +160,9 @@ def data_rebalance(*, batch: TensorDict, context: StageContext, node: Node) -> N
     provides=["token_level_scores", "token_level_rewards"],
 )
 def compute_reward(*, batch: TensorDict, context: StageContext) -> NodeOutput:
-    """Reward every trajectory (`token_scores` says where); rows that the reward could not score are dropped, and counted."""
+    """Reward every trajectory (`token_scores` says where); rows that the reward could not score are
+    dropped, and counted.
+    """
     scores = score_rows(batch, reward=context.reward, ranks=context.ranks)
     share = context.config.reward.max_failed_share
     check_reward_failures(
@@ -200,9 +211,10 @@ def token_scores(
 ) -> torch.Tensor:
     """Token scores [B, T] that add up to each trajectory's reward.
 
-    What the reward has of the environment's return stands where it was earned: at the last token of each turn, or of each chunk of
-    actions. GAE and discounted returns thus know what came before it; outcome estimators add the row up. Everything else stands at the
-    last executed token, as does all where a workflow of the user's own leaves the column `env_rewards` out.
+    What the reward has of the environment's return stands where it was earned: at the last token of
+    each turn, or of each chunk of actions. GAE and discounted returns thus know what came before
+    it; outcome estimators add the row up. Everything else stands at the last executed token, as
+    does all where a workflow of the user's own leaves the column `env_rewards` out.
     """
     if "env_rewards" not in batch.keys():
         return reward_at_finish(rewards_B=reward_B, mask_BT=batch["response_mask"])
@@ -214,7 +226,9 @@ def token_scores(
 
 
 def less_kl(batch: TensorDict, context: StageContext) -> tuple[torch.Tensor, dict[str, Value]]:
-    """Token rewards [B, T] less the KL to the reference policy; the coefficient adapts to the mean KL over all ranks."""
+    """Token rewards [B, T] less the KL to the reference policy; the coefficient adapts to the mean
+    KL over all ranks.
+    """
     mask_BT, ranks = batch["response_mask"], context.ranks
     kl_BT = kl_estimate(
         log_probs_BT=batch["old_log_probs"],
@@ -260,7 +274,9 @@ def compute_advantage(*, batch: TensorDict, context: StageContext) -> NodeOutput
     provides=["old_log_probs"],
 )
 def compute_old_log_prob(*, batch: TensorDict, context: StageContext) -> NodeOutput:
-    """Log-probs under the weights before the update, for samples whose behaviour policy was another one."""
+    """Log-probs under the weights before the update, for samples whose behaviour policy was another
+    one.
+    """
     batch["old_log_probs"] = context.actor.compute_log_prob(batch).log_probs_BT
     return NodeOutput(batch=batch)
 
@@ -286,7 +302,9 @@ def compute_ref_log_prob(*, batch: TensorDict, context: StageContext) -> NodeOut
     provides=["values", "value_mask"],
 )
 def compute_value(*, batch: TensorDict, context: StageContext) -> NodeOutput:
-    """The critic's values, and which tokens stand for a decision of their own (`siirl.engine.critic`)."""
+    """The critic's values, and which tokens stand for a decision of their own
+    (`siirl.engine.critic`).
+    """
     values = context.require_critic().compute_values(batch)
     batch["values"], batch["value_mask"] = values.values_BT, values.value_mask_BT
     return NodeOutput(batch=batch)
@@ -309,7 +327,9 @@ def train_critic(*, batch: TensorDict, context: StageContext) -> NodeOutput:
     optional=["uid", "old_log_probs", "ref_log_prob"],
 )
 def train_actor(*, batch: TensorDict, context: StageContext) -> NodeOutput:
-    """The policy update, and the check that the policy which acted is the one that is trained; none while the critic warms up."""
+    """The policy update, and the check that the policy which acted is the one that is trained; none
+    while the critic warms up.
+    """
     if context.step <= context.config.trainer.critic_warmup:
         return NodeOutput(batch=batch, metrics={"actor/updates": 0.0, "critic/warmup": 1.0})
     metrics = context.actor.update(batch, policy_version=context.weights.version)
@@ -329,12 +349,15 @@ def sync_weights(*, batch: TensorDict, context: StageContext) -> NodeOutput:
 def require_agreement(metrics: Mapping[str, float], config: SiiRLArguments) -> None:
     """Raise InvariantError where acting and training differ by more than rounding explains.
 
-    The mean over tokens is judged, which is as fair to a step of a thousand tokens as to one of a million; the largest is a metric, and
-    grows with their number: of 7000 tokens in bfloat16 one was off by 0.05 in a sound run. Peers log the same numbers, and none stops by
-    them: TRL the mean and the largest difference (`sampling/sampling_logp_difference`), verl those of the probabilities
-    (`training/rollout_probs_diff_mean`, `_max`) and the k3 estimate of the KL, prime-rl that KL (`mismatch_kl`), NeMo RL the mean of
-    `exp |difference|` (`token_mult_prob_error`), AReaL the importance weight (`behave_imp_weight`).
-    Left out: a single wrong row among hundreds, which in bfloat16 moves the mean less than rounding does; the largest shows it.
+    The mean over tokens is judged, which is as fair to a step of a thousand tokens as to one of a
+    million; the largest is a metric, and grows with their number: of 7000 tokens in bfloat16 one
+    was off by 0.05 in a sound run. Peers log the same numbers, and none stops by them: TRL the mean
+    and the largest difference (`sampling/sampling_logp_difference`), verl those of the
+    probabilities (`training/rollout_probs_diff_mean`, `_max`) and the k3 estimate of the KL,
+    prime-rl that KL (`mismatch_kl`), NeMo RL the mean of `exp |difference|`
+    (`token_mult_prob_error`), AReaL the importance weight (`behave_imp_weight`). Left out: a single
+    wrong row among hundreds, which in bfloat16 moves the mean less than rounding does; the largest
+    shows it.
     """
     gap, bound = metrics.get(MEAN_GAP, 0.0), log_prob_gap_bound(config)
     if not gap <= bound:  # NaN as well
@@ -348,10 +371,12 @@ def require_agreement(metrics: Mapping[str, float], config: SiiRLArguments) -> N
 def log_prob_gap_bound(config: SiiRLArguments) -> float:
     """Largest mean difference of log-probs between acting and training that rounding explains.
 
-    Measured on the shipped model: 5e-7 in float32; in bfloat16 1e-3 to 3e-3 where one module acts and trains, and 9e-3 to 2e-2 where one
-    side has weights in bfloat16 (vLLM) and the other casts them as it goes. A temperature of 0.9 for 1.0 makes 3e-2 to 6e-2, a position too
-    many 1.9, the weights before a step of lr 2e-4 make 0.4 and of lr 1e-5 1.6e-2. Those before a much smaller step can be told in float32
-    alone; that new weights arrived is proved by their checksum in any case (siirl.engine.training.weight_sync).
+    Measured on the shipped model: 5e-7 in float32; in bfloat16 1e-3 to 3e-3 where one module acts
+    and trains, and 9e-3 to 2e-2 where one side has weights in bfloat16 (vLLM) and the other casts
+    them as it goes. A temperature of 0.9 for 1.0 makes 3e-2 to 6e-2, a position too many 1.9, the
+    weights before a step of lr 2e-4 make 0.4 and of lr 1e-5 1.6e-2. Those before a much smaller
+    step can be told in float32 alone; that new weights arrived is proved by their checksum in any
+    case (siirl.engine.training.weight_sync).
     """
     rollout, model = config.actor_rollout_ref.rollout, config.actor_rollout_ref.model
     if rollout.max_log_prob_gap is not None:
@@ -368,5 +393,7 @@ def mean_where_there(values_B: NDArray[np.float32]) -> Weighted:
 
 
 def mean_over_rows(values_B: torch.Tensor) -> Weighted:
-    """The mean of a column with its weight, so that ranks with different numbers of rows add up right."""
+    """The mean of a column with its weight, so that ranks with different numbers of rows add up
+    right.
+    """
     return Weighted(float(values_B.double().mean()) if len(values_B) else 0.0, float(len(values_B)))

@@ -1,7 +1,7 @@
 """Makes everything that a rank of a text job works with; the counterpart of `embodied_components`.
 
-What is made alike for both is in `components`. Each function makes one thing; `build_text` puts them together. Nothing here runs an episode
-or a step.
+What is made alike for both is in `components`. Each function makes one thing; `build_text` puts
+them together. Nothing here runs an episode or a step.
 """
 
 import functools
@@ -141,7 +141,9 @@ def build_text(
 def build_text_evaluation(
     *, config: SiiRLArguments, run_folder: Path, ranks: Collectives
 ) -> Evaluation:
-    """What evaluates the model of a folder; the job's own reward is made only where the environment may leave rows without a grade."""
+    """What evaluates the model of a folder; the job's own reward is made only where the environment
+    may leave rows without a grade.
+    """
     pool, tokenizer = make_pool(config, ranks), make_tokenizer(config)
     engine, _ = make_text_engine(
         config, model=make_language_model(config), tokenizer=tokenizer, at_once=pool.num_slots
@@ -174,7 +176,9 @@ def make_tokenizer(config: SiiRLArguments) -> ChatTokenizer:
 
 
 def make_language_model(config: SiiRLArguments, *, path: str | None = None) -> LanguageModel:
-    """The job's model, or that of another folder `path` without adapters; weights in float32, whatever the type of the passes."""
+    """The job's model, or that of another folder `path` without adapters; weights in float32,
+    whatever the type of the passes.
+    """
     model = config.actor_rollout_ref.model
     assert model.path is not None
     return load_language_model(
@@ -190,7 +194,9 @@ def make_language_model(config: SiiRLArguments, *, path: str | None = None) -> L
 def make_text_engine(
     config: SiiRLArguments, *, model: LanguageModel, tokenizer: ChatTokenizer, at_once: int
 ) -> tuple[TextEngine, nn.Module | ActingWeights]:
-    """What generates, `at_once` requests in one pass, and where its weights are: in a module, or in an engine of their own."""
+    """What generates, `at_once` requests in one pass, and where its weights are: in a module, or in
+    an engine of their own.
+    """
     settings = config.actor_rollout_ref.rollout
     arguments: dict[str, Any] = {
         "model": model,
@@ -234,7 +240,9 @@ def make_text_rollout(
 def make_text_critic(
     config: SiiRLArguments, *, ranks: Collectives, device: torch.device, agents: int = 1
 ) -> Critic:
-    """The critic: a value head on the model as it starts, in a copy of its own; each of an episode's `agents` makes a row."""
+    """The critic: a value head on the model as it starts, in a copy of its own; each of an
+    episode's `agents` makes a row.
+    """
     trunk = without_head(
         make_language_model(config, path=config.critic.path or config.actor_rollout_ref.model.path)
     )
@@ -261,7 +269,9 @@ def make_text_reference(
     ranks: Collectives,
     device: torch.device,
 ) -> Reference | None:
-    """The policy that KL is measured against; None where no KL has a weight, and the model below the adapters where there are some."""
+    """The policy that KL is measured against; None where no KL has a weight, and the model below
+    the adapters where there are some.
+    """
     if not sizes.needs_reference(config):
         return None
     path = config.actor_rollout_ref.ref.path
@@ -283,7 +293,9 @@ def make_text_reference(
 def make_loader(
     config: SiiRLArguments, *, spec: EnvSpec, tokenizer: ChatTokenizer, ranks: Collectives
 ) -> TaskLoader | PromptLoader:
-    """Prompts from files where there are some, else questions that the environment makes up from a seed."""
+    """Prompts from files where there are some, else questions that the environment makes up from a
+    seed.
+    """
     data = config.data
     if data.train_files:
         place: dict[str, Any] = {
@@ -304,7 +316,9 @@ def make_text_validator(
     loader: TaskLoader | PromptLoader,
     reward: RewardManager | None,
 ) -> Validator:
-    """Evaluation on held-out questions, with the most likely answers and with sampled ones; `reward` scores where grades may be missing."""
+    """Evaluation on held-out questions, with the most likely answers and with sampled ones;
+    `reward` scores where grades may be missing.
+    """
     trainer, spec = config.trainer, rollout.pool.spec
     prompts: Sequence[EpisodeTask] | None = None
     if isinstance(loader, PromptLoader) and trainer.val_episodes > 0:

@@ -1,7 +1,9 @@
-"""The folder that a checkpoint is written into before it gets its name, and its removal where its writer has died.
+"""The folder that a checkpoint is written into before it gets its name, and its removal where its
+writer has died.
 
-A writer holds a lock on a file beside it, which the kernel lets go of when the process ends, however it ends. So a start removes
-what a killed writer has left, and nothing of a run that lives. A file system without locks keeps what was left.
+A writer holds a lock on a file beside it, which the kernel lets go of when the process ends,
+however it ends. So a start removes what a killed writer has left, and nothing of a run that lives.
+A file system without locks keeps what was left.
 """
 
 import fcntl
@@ -20,7 +22,8 @@ POINTER = f"{UNFINISHED}latest"
 
 @contextmanager
 def unfinished_folder(folder: Path) -> Iterator[Path]:
-    """A new folder in `folder`, to be renamed within the context; what still has this name at the end is removed.
+    """A new folder in `folder`, to be renamed within the context; what still has this name at the
+    end is removed.
 
     Raises:
         OSError: `folder` cannot be written to.
@@ -42,7 +45,9 @@ def unfinished_folder(folder: Path) -> Iterator[Path]:
 
 
 def remove_unfinished(folder: Path) -> None:
-    """Remove what killed writers have left in a folder of checkpoints; nothing where one is writing, or where nothing may be removed."""
+    """Remove what killed writers have left in a folder of checkpoints; nothing where one is
+    writing, or where nothing may be removed.
+    """
     with _nobody_writing(folder) as nobody:
         for rest in folder.glob(f"{UNFINISHED}*") if nobody else ():
             if rest.is_dir():

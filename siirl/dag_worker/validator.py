@@ -1,16 +1,20 @@
-"""Evaluation on held-out episodes: successes per task, for sampled actions or for the most likely ones, and pass@k.
+"""Evaluation on held-out episodes: successes per task, for sampled actions or for the most likely
+ones, and pass@k.
 
-Held-out seeds are disjoint from training seeds by construction (`siirl.data_coordinator.task_stream`), and so are held-out questions; they
-are the same at every evaluation, so that two of them can be compared. Ranks share the prompts; what each records is added up with the other
-metrics of the step.
+Held-out seeds are disjoint from training seeds by construction
+(`siirl.data_coordinator.task_stream`), and so are held-out questions; they are the same at every
+evaluation, so that two of them can be compared. Ranks share the prompts; what each records is added
+up with the other metrics of the step.
 
-With several samples a prompt, the interval of `success_rate` is one for these prompts (it is then rather too wide: answers to one prompt
-vary less than answers to different ones). Whoever wants to know about prompts not asked takes one sample of more prompts.
+With several samples a prompt, the interval of `success_rate` is one for these prompts (it is then
+rather too wide: answers to one prompt vary less than answers to different ones). Whoever wants to
+know about prompts not asked takes one sample of more prompts.
 
-Rows that the environment cannot grade have no success. The job's own reward says what it thinks of these episodes, and of no others.
+Rows that the environment cannot grade have no success. The job's own reward says what it thinks of
+these episodes, and of no others.
 
-What an episode saw is let go as soon as it is over: the pictures in memory are those of the episodes that run, and of the few videos that
-wait to be written.
+What an episode saw is let go as soon as it is over: the pictures in memory are those of the
+episodes that run, and of the few videos that wait to be written.
 """
 
 import itertools
@@ -66,13 +70,19 @@ class Validator:
         episodes: Held-out prompts of each task.
         first_seed: Prompt i of every task has seed first_seed + i.
         record: Episodes of one evaluation that become videos, over all ranks.
-        max_failed_share: Share of an evaluation's episodes, over all ranks, that may fail to simulate.
-        prompts: This rank's held-out prompts where they come from files; None: `episodes` of each task, made up from their seeds.
-        options: For every episode's reset, for example `{"split": "heldout"}` where the environment asks different questions then.
+        max_failed_share: Share of an evaluation's episodes, over all ranks, that may fail to
+            simulate.
+        prompts: This rank's held-out prompts where they come from files; None: `episodes` of each
+            task, made up from their seeds.
+        options: For every episode's reset, for example `{"split": "heldout"}` where the environment
+            asks different questions then.
         samples: Sampled episodes of each prompt; most likely actions need no more than one.
-        kinds: The evaluations of a training run: sampled actions (False), the most likely ones (True), or both.
-        reward: Scores the episodes that the environment does not grade; None: it grades them all. Closed by whoever made it.
-        max_unscored_share: Share of an evaluation's episodes, over all ranks, that the reward may fail to score.
+        kinds: The evaluations of a training run: sampled actions (False), the most likely ones
+            (True), or both.
+        reward: Scores the episodes that the environment does not grade; None: it grades them all.
+            Closed by whoever made it.
+        max_unscored_share: Share of an evaluation's episodes, over all ranks, that the reward may
+            fail to score.
     """
 
     def __init__(
@@ -116,7 +126,9 @@ class Validator:
         record: bool = True,
         on_done: Callable[[EpisodeRequest], None] = lambda request: None,
     ) -> dict[str, Value]:
-        """Run this rank's share of the episodes, with videos of some unless `record` is false; `val/<task>/…` of that share."""
+        """Run this rank's share of the episodes, with videos of some unless `record` is false;
+        `val/<task>/…` of that share.
+        """
         requests = self._requests(
             step=step, greedy=greedy, recorded=share_of(self.record, self.ranks) if record else 0
         )
@@ -153,12 +165,16 @@ class Validator:
         return {**metrics, "env/failed_episodes": float(len(result.failed))}
 
     def _show(self, trajectory: Trajectory, *, step: int) -> None:
-        """Have the video of an episode made; no reward will stand in it, because what brings pictures is graded by the environment."""
+        """Have the video of an episode made; no reward will stand in it, because what brings
+        pictures is graded by the environment.
+        """
         self.recorder.keep([trajectory], kind="val", step=step)
         self.recorder.write({})
 
     def _rewards(self, result: RolloutResult, reward: RewardManager) -> Mapping[str, float]:
-        """Rewards of all ranks' episodes by uid, without those that could not be scored; every rank calls it."""
+        """Rewards of all ranks' episodes by uid, without those that could not be scored; every rank
+        calls it.
+        """
         if not any(self.ranks.gather_objects(len(result.trajectories))):
             return {}
         rows = with_columns_of_all(result.batch(), ranks=self.ranks)
@@ -204,7 +220,9 @@ class Validator:
 
 
 class _WithoutPictures(RolloutWorkflow):
-    """A workflow whose trajectories have no pictures when it returns them: `show` was given those with a video's frames before."""
+    """A workflow whose trajectories have no pictures when it returns them: `show` was given those
+    with a video's frames before.
+    """
 
     def __init__(self, workflow: RolloutWorkflow, *, show: Callable[[Trajectory], None]) -> None:
         self._workflow, self._show = workflow, show
@@ -225,7 +243,9 @@ class _WithoutPictures(RolloutWorkflow):
 def evaluation_metrics(
     outcomes: Sequence[Outcome], *, greedy: bool, reports_success: bool
 ) -> dict[str, Value]:
-    """Counts by task and over all tasks, or only returns where there is no flag of success; what could not be graded is just counted."""
+    """Counts by task and over all tasks, or only returns where there is no flag of success; what
+    could not be graded is just counted.
+    """
     metrics: dict[str, Value] = {}
     for task, all_found in _by_task(outcomes, task=_task).items():
         prefix = f"val/{task}/{'argmax_' if greedy else ''}"
@@ -246,9 +266,11 @@ def evaluation_metrics(
 
 
 def pass_at_k_metrics(outcomes: Sequence[Outcome], *, samples: int) -> dict[str, Value]:
-    """pass@k for k = 2, 4, 8, … and `samples`, by task and over all; and in how many prompts any of the samples succeeded.
+    """pass@k for k = 2, 4, 8, … and `samples`, by task and over all; and in how many prompts any of
+    the samples succeeded.
 
-    A prompt of which some episodes could not be simulated still counts for the k that it has enough of.
+    A prompt of which some episodes could not be simulated still counts for the k that it has enough
+    of.
     """
     metrics: dict[str, Value] = {}
     for task, found in _by_task(outcomes, task=_task).items():
@@ -273,7 +295,8 @@ def score_metrics(scores: Sequence[tuple[str, float | None]], *, greedy: bool) -
     """Mean and spread of the job's reward by task and over all tasks.
 
     Args:
-        scores: Of all ranks' episodes, so that the numbers are the same on every rank: the task, and the reward or None where it failed.
+        scores: Of all ranks' episodes, so that the numbers are the same on every rank: the task,
+            and the reward or None where it failed.
         greedy: Whether the actions were the most likely ones.
     """
     metrics: dict[str, Value] = {}

@@ -1,5 +1,6 @@
-"""Data between the nodes of a graph: samples, batches, balanced partitions, the coordinator that hands them out, the stream of tasks.
+"""Data between the nodes of a graph: samples, batches, balanced partitions, the coordinator that
+hands them out, the stream of tasks.
 
-Import from the modules. Only `sample`, `prompts`, `protocol.batch`, `redistribution` and `ray_redistribution` need torch; only
-`ray_edge` and `ray_redistribution` need Ray.
+Import from the modules. Only `sample`, `prompts`, `protocol.batch`, `redistribution` and
+`ray_redistribution` need torch; only `ray_edge` and `ray_redistribution` need Ray.
 """

@@ -1,7 +1,9 @@
-"""Divide rows so that every part makes the same work: partitions for ranks, micro-batches under a token budget.
+"""Divide rows so that every part makes the same work: partitions for ranks, micro-batches under a
+token budget.
 
-The k-way largest differencing method of Karmarkar and Karp (1982; k-way after Korf, "Multi-way number partitioning", 2009), then
-exchanges between the heaviest and the lightest part. Plain numbers in, lists of positions out; no torch, deterministic.
+The k-way largest differencing method of Karmarkar and Karp (1982; k-way after Korf, "Multi-way
+number partitioning", 2009), then exchanges between the heaviest and the lightest part. Plain
+numbers in, lists of positions out; no torch, deterministic.
 """
 
 import heapq
@@ -22,25 +24,31 @@ State = list[
 EXCHANGES_PER_PART = (
     4  # bounds the time of the refinement; it mostly finds nothing to improve long before
 )
-PAIRS_UP_TO = 64  # rows of a part up to which pairs of rows are exchanged too; larger parts have single rows enough to choose from
+# rows of a part up to which pairs of rows are exchanged too; larger parts have single rows enough
+# to choose from
+PAIRS_UP_TO = 64
 PARTNERS = 8  # parts with which the heaviest and the lightest are compared in each round
 
 
 def get_seqlen_balanced_partitions(
     seqlen_list: Sequence[int], k_partitions: int, equal_size: bool
 ) -> list[list[int]]:
-    """Divide positions 0..n-1 into `k_partitions` parts with sums of lengths as equal as the method finds them.
+    """Divide positions 0..n-1 into `k_partitions` parts with sums of lengths as equal as the method
+    finds them.
 
     Args:
         seqlen_list: Length (work) of each row, none negative.
         k_partitions: Number of parts.
-        equal_size: Whether every part must have the same number of rows; if not, a part may even be empty.
+        equal_size: Whether every part must have the same number of rows; if not, a part may even be
+            empty.
 
     Returns:
-        `k_partitions` ascending lists, in the order of their first positions; every position is in exactly one.
+        `k_partitions` ascending lists, in the order of their first positions; every position is in
+        exactly one.
 
     Raises:
-        ConfigError: `k_partitions` < 1, a negative length, or `equal_size` with a number of rows that cannot be divided.
+        ConfigError: `k_partitions` < 1, a negative length, or `equal_size` with a number of rows
+            that cannot be divided.
     """
     lengths = [int(length) for length in seqlen_list]
     if k_partitions < 1:
@@ -61,12 +69,14 @@ def get_seqlen_balanced_partitions(
 def micro_batches_by_budget(
     lengths: Sequence[int], max_tokens: int, *, min_count: int = 1
 ) -> list[list[int]]:
-    """Divide positions into as few micro-batches as it finds, each with at most `max_tokens`, and balance them.
+    """Divide positions into as few micro-batches as it finds, each with at most `max_tokens`, and
+    balance them.
 
     Args:
         lengths: Tokens of each row.
         max_tokens: Budget of a micro-batch.
-        min_count: At least so many, so that all ranks can agree on one number (some may then be empty).
+        min_count: At least so many, so that all ranks can agree on one number (some may then be
+            empty).
 
     Raises:
         ConfigError: A row is longer than the budget.
@@ -87,9 +97,11 @@ def micro_batches_by_budget(
 
 
 def first_fit_decreasing(lengths: Sequence[int], capacity: int) -> list[list[int]]:
-    """Positions in bins of at most `capacity`, which need not be balanced; a row that is longer has a bin of its own.
+    """Positions in bins of at most `capacity`, which need not be balanced; a row that is longer has
+    a bin of its own.
 
-    Longest first, each row into the first bin that has room: about 11/9 of the fewest bins at worst (Johnson 1973).
+    Longest first, each row into the first bin that has room: about 11/9 of the fewest bins at worst
+    (Johnson 1973).
     """
     bins: list[list[int]] = []
     room: list[int] = []
@@ -114,10 +126,12 @@ def spread(parts: Sequence[Sequence[int]], lengths: Sequence[int]) -> int:
 
 
 class _KarmarkarKarp:
-    """The method's state: partial solutions by spread, and rows that are still solutions of their own.
+    """The method's state: partial solutions by spread, and rows that are still solutions of their
+    own.
 
-    The two solutions with the largest spread are merged, heavy bins onto light ones, until one is left. With `equal_size` every
-    `count` rows (sorted by length) are one solution from the start, one in each bin, so that merging keeps the sizes equal.
+    The two solutions with the largest spread are merged, heavy bins onto light ones, until one is
+    left. With `equal_size` every `count` rows (sorted by length) are one solution from the start,
+    one in each bin, so that merging keeps the sizes equal.
     """
 
     def __init__(self, lengths: Sequence[int], count: int, *, equal_size: bool) -> None:
@@ -157,7 +171,9 @@ class _KarmarkarKarp:
         return [self._new_bin(self.rows.pop())]
 
     def _absorb_rows(self, state: State) -> None:
-        """Merge single rows into `state` for as long as these two are the pair with the largest spreads."""
+        """Merge single rows into `state` for as long as these two are the pair with the largest
+        spreads.
+        """
         rows, lengths, count, rival = self.rows, self.lengths, self.count, self._largest_spread()
         while rows:
             length = lengths[rows[-1]]
@@ -208,7 +224,9 @@ def _spread_of(state: State, count: int) -> int:
 def _refine(
     parts: list[list[int]], lengths: NDArray[np.int64], *, equal_size: bool
 ) -> list[list[int]]:
-    """Exchange rows (or move one, where sizes are free) between a heavy and a light part while that narrows the spread."""
+    """Exchange rows (or move one, where sizes are free) between a heavy and a light part while that
+    narrows the spread.
+    """
     sums = np.array([lengths[part].sum() for part in parts], dtype=np.int64)
     for _ in range(EXCHANGES_PER_PART * len(parts)):
         if not any(
@@ -220,7 +238,9 @@ def _refine(
 
 
 def _pairs_to_try(sums: NDArray[np.int64]) -> list[tuple[int, int]]:
-    """Heavy and light parts: the heaviest with each of the lightest, then each of the heaviest with the lightest."""
+    """Heavy and light parts: the heaviest with each of the lightest, then each of the heaviest with
+    the lightest.
+    """
     order = np.argsort(sums, kind="stable")
     light_first, heavy_first = order[:PARTNERS].tolist(), order[::-1][:PARTNERS].tolist()
     return [(heavy_first[0], part) for part in light_first] + [
@@ -257,10 +277,12 @@ def _exchange(
 def _best_exchange(
     heavy: NDArray[np.int64], light: NDArray[np.int64], gap: int, *, equal_size: bool
 ) -> tuple[list[int], list[int]] | None:
-    """Which rows to give and which to take back, so that the amount that changes sides is closest to half the gap.
+    """Which rows to give and which to take back, so that the amount that changes sides is closest
+    to half the gap.
 
     Returns:
-        Positions in `heavy` and in `light`; None where no amount lies strictly between 0 and the gap, so that nothing helps.
+        Positions in `heavy` and in `light`; None where no amount lies strictly between 0 and the
+        gap, so that nothing helps.
     """
     if gap < 2:
         return None

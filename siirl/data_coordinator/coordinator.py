@@ -1,12 +1,15 @@
-"""The DataCoordinator: which samples wait for which node, and who has taken them. It holds metadata and references, never tensors.
+"""The DataCoordinator: which samples wait for which node, and who has taken them. It holds metadata
+and references, never tensors.
 
-Two ways to take samples from the queue of a (node, step): `get_batch`, first come first served; and `get_partition`, which waits
-until every source rank has put its share, divides all of it so that each rank has the same work, and keeps what cannot be divided
-for the node's next step. Whatever is taken is leased: acknowledged, or given back when its holder dies or lets the time pass.
-So every sample that was put is waiting, leased, left over, acknowledged or discarded, and in exactly one of these.
+Two ways to take samples from the queue of a (node, step): `get_batch`, first come first served; and
+`get_partition`, which waits until every source rank has put its share, divides all of it so that
+each rank has the same work, and keeps what cannot be divided for the node's next step. Whatever is
+taken is leased: acknowledged, or given back when its holder dies or lets the time pass. So every
+sample that was put is waiting, leased, left over, acknowledged or discarded, and in exactly one of
+these.
 
-A plain class without waiting: "not yet" is None or False. `ray_edge` makes it an actor that waits. No operation looks at other
-nodes' queues, so none costs more because of what else is queued.
+A plain class without waiting: "not yet" is None or False. `ray_edge` makes it an actor that waits.
+No operation looks at other nodes' queues, so none costs more because of what else is queued.
 """
 
 import heapq
@@ -30,7 +33,8 @@ from siirl.errors import ConfigError, InvariantError
 FilterPlugin = Callable[[SampleInfo], bool]
 
 DEFAULT_CAPACITY = 65_536  # samples waiting for one node; metadata takes about 1 kB each
-DEFAULT_LEASE_SECONDS = 1800.0  # longer than any step of a healthy run: a lease that is acknowledged at the end of a step must last
+# longer than any step of a healthy run: a lease that is acknowledged at the end of a step must last
+DEFAULT_LEASE_SECONDS = 1800.0
 
 
 class DataCoordinator:
@@ -77,14 +81,17 @@ class DataCoordinator:
             sample_infos: Metadata; ids must be new in this queue.
             sample_refs: One reference a sample.
             source: The rank that puts them.
-            sources: How many ranks will put, each once and possibly nothing, before `get_partition`; None for `get_batch`.
+            sources: How many ranks will put, each once and possibly nothing, before
+                `get_partition`; None for `get_batch`.
 
         Returns:
-            False where the node's queues are full: try again when samples have been taken. The share of a rank for the oldest
-            step of its node is always accepted, because that step could not be finished without it.
+            False where the node's queues are full: try again when samples have been taken. The
+            share of a rank for the oldest step of its node is always accepted, because that step
+            could not be finished without it.
 
         Raises:
-            InvariantError: An id twice, a source twice, or samples for a step that has been divided already.
+            InvariantError: An id twice, a source twice, or samples for a step that has been divided
+                already.
         """
         if len(sample_infos) != len(sample_refs):
             raise InvariantError(
@@ -114,7 +121,8 @@ class DataCoordinator:
     def get_batch(
         self, key: QueueKey, *, count: int, holder: str, filter_plugin: FilterPlugin | None = None
     ) -> Lease | None:
-        """Lease the first `count` samples (of those that the filter accepts); None while there are fewer.
+        """Lease the first `count` samples (of those that the filter accepts); None while there are
+        fewer.
 
         Raises:
             InvariantError: The queue was put with `sources`, for `get_partition`.
@@ -150,10 +158,12 @@ class DataCoordinator:
         rank: int,
         filter_plugin: FilterPlugin | None = None,
     ) -> Lease | None:
-        """Lease the part of a step that belongs to `rank`; None until all sources have put and older steps of the node are divided.
+        """Lease the part of a step that belongs to `rank`; None until all sources have put and
+        older steps of the node are divided.
 
-        The first call divides what was put and what earlier steps left over; what the filter rejects or the request leaves out
-        becomes left over. A rank that asks again before it acknowledges gets the same lease.
+        The first call divides what was put and what earlier steps left over; what the filter
+        rejects or the request leaves out becomes left over. A rank that asks again before it
+        acknowledges gets the same lease.
 
         Raises:
             InvariantError: The ranks' requests differ, or this rank has acknowledged its part.
@@ -198,7 +208,8 @@ class DataCoordinator:
         """Its samples are used and forgotten.
 
         Raises:
-            InvariantError: The lease was given back meanwhile: another worker may have the samples, so this one must not use them.
+            InvariantError: The lease was given back meanwhile: another worker may have the samples,
+                so this one must not use them.
         """
         lease, entries, rank = self._leases.close(lease_id)
         self._acknowledged += len(entries)

@@ -1,11 +1,15 @@
-"""Training prompts of the tasks where most is to be learnt: those that the policy neither always solves nor never.
+"""Training prompts of the tasks where most is to be learnt: those that the policy neither always
+solves nor never.
 
-A group of rollouts that all succeed, or all fail, has no advantage under a 0/1 reward. Where a task succeeds with probability p, the
-variance of its outcome is p (1 - p), which is the expected size of what can be learnt there (Rutherford et al. 2024,
-https://arxiv.org/abs/2408.15099, who call it learnability). Here it shares out a step's prompts: of a task that is at 95 % there are a
-fifth as many as of one at 50 %. A part of the prompts goes to all tasks alike, so that one that falls back is noticed.
+A group of rollouts that all succeed, or all fail, has no advantage under a 0/1 reward. Where a task
+succeeds with probability p, the variance of its outcome is p (1 - p), which is the expected size of
+what can be learnt there (Rutherford et al. 2024, https://arxiv.org/abs/2408.15099, who call it
+learnability). Here it shares out a step's prompts: of a task that is at 95 % there are a fifth as
+many as of one at 50 %. A part of the prompts goes to all tasks alike, so that one that falls back
+is noticed.
 
-Left out: single start states that are hard. What is drawn of a task comes from the same stream of seeds as without this.
+Left out: single start states that are hard. What is drawn of a task comes from the same stream of
+seeds as without this.
 """
 
 # T task
@@ -19,13 +23,17 @@ from numpy.typing import NDArray
 from siirl.data_coordinator.task_stream import EpisodeTask, Outcomes, TaskLoader
 
 ALIKE = 0.25  # of the prompts are shared out by weights alone
-REMEMBERED = 0.8  # of what was seen counts one step later: about the last five steps, some hundred episodes of a laptop's job
+# of what was seen counts one step later: about the last five steps, some hundred episodes of a
+# laptop's job
+REMEMBERED = 0.8
 
 
 class LearnableTaskLoader(TaskLoader):
-    """`TaskLoader` whose tasks have more prompts, the more can be learnt of them; takes the same arguments.
+    """`TaskLoader` whose tasks have more prompts, the more can be learnt of them; takes the same
+    arguments.
 
-    Every rank must `observe` the same outcomes, those of all ranks, at the same places between its draws: then all draw the same stream.
+    Every rank must `observe` the same outcomes, those of all ranks, at the same places between its
+    draws: then all draw the same stream.
     """
 
     sampling = "learnable"
@@ -46,7 +54,9 @@ class LearnableTaskLoader(TaskLoader):
                 self._episodes_T[place] += episodes
 
     def shares(self) -> NDArray[np.float64]:
-        """Expected share of the next prompts, by task; they add to one. A task of weight 0 has none."""
+        """Expected share of the next prompts, by task; they add to one. A task of weight 0 has
+        none.
+        """
         success_T = (self._successes_T + 1) / (
             self._episodes_T + 2
         )  # a task that was never seen is at a half
@@ -58,7 +68,9 @@ class LearnableTaskLoader(TaskLoader):
         return shares_T
 
     def draw(self, count: int) -> list[EpisodeTask]:
-        """See `TaskLoader.draw`. Each task has its share of `count` prompts, rounded up or down at random."""
+        """See `TaskLoader.draw`. Each task has its share of `count` prompts, rounded up or down at
+        random.
+        """
         first, self.position = self.position, self.position + count
         random = np.random.default_rng([self.seed, first])
         places = (random.random() + np.arange(count)) / count
@@ -98,7 +110,9 @@ class LearnableTaskLoader(TaskLoader):
 
     @property
     def _last_task(self) -> int:
-        """The last task that may be drawn: rounding can leave the sum of the shares a little below one."""
+        """The last task that may be drawn: rounding can leave the sum of the shares a little below
+        one.
+        """
         return int(np.flatnonzero(self.weights)[-1])
 
     def _take(self, task_id: int, number: int) -> EpisodeTask:

@@ -1,4 +1,6 @@
-"""Divide the samples of a step among ranks: same work each; equal counts and whole groups where asked for; near their origin."""
+"""Divide the samples of a step among ranks: same work each; equal counts and whole groups where
+asked for; near their origin.
+"""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -16,7 +18,8 @@ def divide(
     """Divide `entries`, oldest first.
 
     Returns:
-        For each rank its part, in the order of `entries`; and the youngest entries, which equal counts leave over.
+        For each rank its part, in the order of `entries`; and the youngest entries, which equal
+        counts leave over.
     """
     bundles = _groups(entries) if request.keep_groups else [[entry] for entry in entries]
     usable = (
@@ -45,7 +48,9 @@ def _groups(entries: Sequence[Entry]) -> list[list[Entry]]:
 
 
 def _near_origin(parts: list[list[Entry]]) -> list[list[Entry]]:
-    """Number the parts so that ranks get samples which they made themselves, greedily: those need not travel."""
+    """Number the parts so that ranks get samples which they made themselves, greedily: those need
+    not travel.
+    """
     at_home = Counter(
         (part, entry.source) for part, entries in enumerate(parts) for entry in entries
     )

@@ -1,4 +1,6 @@
-"""What waits for a node: one queue a step, and what earlier steps left over. Records, with checks of their own."""
+"""What waits for a node: one queue a step, and what earlier steps left over. Records, with checks
+of their own.
+"""
 
 import heapq
 from collections import Counter
@@ -47,7 +49,9 @@ class PartitionRequest:
     partitions: int
     """Number of ranks that get a part."""
     equal_counts: bool = False
-    """Same number of samples (of groups, with `keep_groups`) for every rank; what is too many is left over for the next step."""
+    """Same number of samples (of groups, with `keep_groups`) for every rank; what is too many is
+    left over for the next step.
+    """
     keep_groups: bool = False
     """Samples with the same group id (`index`) stay together."""
 

@@ -1,4 +1,6 @@
-"""The coordinator as a Ray actor that waits. The worker's end of it is `ray_redistribution`; this process needs no torch."""
+"""The coordinator as a Ray actor that waits. The worker's end of it is `ray_redistribution`; this
+process needs no torch.
+"""
 
 import asyncio
 from collections import defaultdict
@@ -25,7 +27,9 @@ Result = TypeVar("Result")
 
 
 class CoordinatorActor:
-    """The methods of DataCoordinator; those that answer "not yet" wait instead, until `timeout` seconds have passed."""
+    """The methods of DataCoordinator; those that answer "not yet" wait instead, until `timeout`
+    seconds have passed.
+    """
 
     def __init__(self, *, capacity: int, lease_seconds: float) -> None:
         self.coordinator = DataCoordinator(capacity=capacity, lease_seconds=lease_seconds)

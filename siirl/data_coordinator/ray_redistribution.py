@@ -1,8 +1,9 @@
 """The worker's end of the coordinator: rows out, rows in.
 
-Samples travel through Ray's object store, one object a sample; the coordinator sees metadata and references only. Rows that a rank
-keeps are not fetched: it takes them from its own memory. An object lives as long as the worker that made it, so the samples of a
-dead rank are lost, and the ranks that were to train on them say so: the run then resumes from its checkpoint.
+Samples travel through Ray's object store, one object a sample; the coordinator sees metadata and
+references only. Rows that a rank keeps are not fetched: it takes them from its own memory. An
+object lives as long as the worker that made it, so the samples of a dead rank are lost, and the
+ranks that were to train on them say so: the run then resumes from its checkpoint.
 """
 
 from collections.abc import Sequence
@@ -31,7 +32,8 @@ class RayRedistribution:
         coordinator: Handle from `start_coordinator`.
         rank: This rank.
         ranks: How many ranks give rows.
-        request: How rows are divided; the same on all ranks. By default among all ranks by work, whatever the counts.
+        request: How rows are divided; the same on all ranks. By default among all ranks by work,
+            whatever the counts.
         timeout_s: How long to wait for the other ranks.
     """
 
@@ -52,7 +54,8 @@ class RayRedistribution:
         self._nodes: set[str] = set()  # for which there may be leftovers
 
     def redistribute(self, batch: TensorDict, *, node: str, step: int) -> TensorDict:
-        """Give this rank's rows for `node`, get those that it is to work on, padded to the longest; possibly none.
+        """Give this rank's rows for `node`, get those that it is to work on, padded to the longest;
+        possibly none.
 
         Raises:
             TimeoutError: A rank did not give its rows in time; the message names it.
@@ -74,14 +77,17 @@ class RayRedistribution:
         return Samples2Dict(fetched) if fetched else select_rows(batch, [])
 
     def acknowledge(self) -> None:
-        """The rows are used; InvariantError where the coordinator gave them to another rank meanwhile."""
+        """The rows are used; InvariantError where the coordinator gave them to another rank
+        meanwhile.
+        """
         leases, self._leases = self._leases, []
         ray.get(
             [self.coordinator.acknowledge.remote(lease.key, lease.lease_id) for lease in leases]
         )
 
     def state_dict(self) -> dict[str, Any]:
-        """Leftovers by node, as plain columns; every rank fetches them, so the state is the same everywhere. Call it between steps.
+        """Leftovers by node, as plain columns; every rank fetches them, so the state is the same
+        everywhere. Call it between steps.
 
         Raises:
             InvariantError: The rank that made one has died.
@@ -89,7 +95,9 @@ class RayRedistribution:
         return {node: self._leftovers(node) for node in sorted(self._nodes)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Give the leftovers back; rank 0 does, before it puts its first share, without which no step is divided."""
+        """Give the leftovers back; rank 0 does, before it puts its first share, without which no
+        step is divided.
+        """
         self._nodes |= state.keys()
         if self.rank != 0:
             return

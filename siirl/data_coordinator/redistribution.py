@@ -1,4 +1,5 @@
-"""What the `data_rebalance` stage asks for: this rank's share of a step's rows, once all ranks have given theirs.
+"""What the `data_rebalance` stage asks for: this rank's share of a step's rows, once all ranks have
+given theirs.
 
 And the filter that may stand before it, on metadata alone, so that what it rejects does not travel.
 """
@@ -13,7 +14,9 @@ from siirl.data_coordinator.sample import Dict2Samples, Sample, Samples2Dict
 
 
 class Redistribution(Protocol):
-    """Moves rows between ranks; `ray_redistribution.RayRedistribution` through the coordinator, `StayOnRank` not at all."""
+    """Moves rows between ranks; `ray_redistribution.RayRedistribution` through the coordinator,
+    `StayOnRank` not at all.
+    """
 
     def redistribute(self, batch: TensorDict, *, node: str, step: int) -> TensorDict:
         """Give this rank's rows for `node`, get those that it is to work on; possibly none."""
@@ -29,7 +32,9 @@ class Redistribution(Protocol):
 
 
 class StayOnRank:
-    """One rank has nobody to share with: rows stay where they are, behind those that a checkpoint of several ranks had left over."""
+    """One rank has nobody to share with: rows stay where they are, behind those that a checkpoint
+    of several ranks had left over.
+    """
 
     def __init__(self) -> None:
         self._leftovers: dict[str, list[dict[str, Any]]] = {}

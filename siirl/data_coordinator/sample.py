@@ -1,7 +1,8 @@
-"""Samples: rows of a batch on their own, unpadded, ready to travel; and what the coordinator is told of them.
+"""Samples: rows of a batch on their own, unpadded, ready to travel; and what the coordinator is
+told of them.
 
-A row holds numpy arrays of its own memory. A view would pickle the whole batch with every row. Columns in bfloat16, which numpy
-lacks, come back as float32.
+A row holds numpy arrays of its own memory. A view would pickle the whole batch with every row.
+Columns in bfloat16, which numpy lacks, come back as float32.
 """
 
 # B trajectory, T response token, S prompt and response token
@@ -82,10 +83,12 @@ def Dict2Samples(batch: TensorDict) -> list[Sample]:
 
 
 def Samples2Dict(samples: Sequence[Sample]) -> TensorDict:
-    """Put rows together into a batch, padded to its longest row; without rows there are no columns either.
+    """Put rows together into a batch, padded to its longest row; without rows there are no columns
+    either.
 
     Raises:
-        InvariantError: Rows with different columns, or arrays that fit neither each other nor their layout.
+        InvariantError: Rows with different columns, or arrays that fit neither each other nor their
+            layout.
         ConfigError: A value that does not fit its column's dtype.
     """
     if not samples:
@@ -169,7 +172,9 @@ def _places(values: Mapping[str, Sequence[Any]]) -> dict[Layout, Places]:
 
 
 def _pad(name: str, values: Sequence[Any], places: Places) -> torch.Tensor:
-    """Each row written to its place; rows may be large, so there is no second copy of them on the way."""
+    """Each row written to its place; rows may be large, so there is no second copy of them on the
+    way.
+    """
     entry, arrays = column(name), [np.asarray(value) for value in values]
     dtypes = {
         entry.array(np.zeros(0, dtype), name=name).dtype

@@ -17,4 +17,6 @@ class SampleInfo:
     node_id: str | None = None
     """Machine that holds the sample."""
     dict_info: dict[str, Any] = field(default_factory=dict)
-    """The sample's plain values by column: `index`, `policy_version`, `task_id`, `complete`, …; filters read them."""
+    """The sample's plain values by column: `index`, `policy_version`, `task_id`, `complete`, …;
+    filters read them.
+    """

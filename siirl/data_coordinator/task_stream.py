@@ -1,10 +1,13 @@
-"""Which episodes a step trains on: a stream of (task, trial, seed) that is a pure function of the run's seed and a position.
+"""Which episodes a step trains on: a stream of (task, trial, seed) that is a pure function of the
+run's seed and a position.
 
-Prompt number i of the stream belongs to pass i // number of tasks over all tasks, each pass in an order of its own. So a step's
-prompts are known from numbers alone: ranks take every `ranks`-th of them without talking to each other, and the whole state is one
-position, which another number of ranks can take up. Training seeds start at 1,000,000 and evaluation seeds end below it.
+Prompt number i of the stream belongs to pass i // number of tasks over all tasks, each pass in an
+order of its own. So a step's prompts are known from numbers alone: ranks take every `ranks`-th of
+them without talking to each other, and the whole state is one position, which another number of
+ranks can take up. Training seeds start at 1,000,000 and evaluation seeds end below it.
 
-Left out: text prompts from files (`siirl.data_coordinator.prompts`), and running the episodes (siirl.engine.rollout).
+Left out: text prompts from files (`siirl.data_coordinator.prompts`), and running the episodes
+(siirl.engine.rollout).
 """
 
 from collections.abc import Mapping, Sequence
@@ -40,13 +43,17 @@ class EpisodeTask:
     """Unique over the run."""
 
     def columns(self) -> dict[str, Any]:
-        """As columns of a batch; `Samples2Dict([Sample(task.columns()) for task in tasks])` makes one."""
+        """As columns of a batch; `Samples2Dict([Sample(task.columns()) for task in tasks])` makes
+        one.
+        """
         values = asdict(self)
         return {"index": values.pop("group_id"), "task_name": values.pop("task"), **values}
 
 
 class Loader(Protocol):
-    """A stream of prompts, seen from one rank; `TaskLoader` and `siirl.data_coordinator.prompts.PromptLoader`."""
+    """A stream of prompts, seen from one rank; `TaskLoader` and
+    `siirl.data_coordinator.prompts.PromptLoader`.
+    """
 
     def next_step(self) -> Sequence[EpisodeTask]:
         """This rank's prompts of the next step."""
@@ -61,7 +68,9 @@ class Loader(Protocol):
         """Where in the data the run is; the same on every rank."""
 
     def passes(self) -> float:
-        """How often the run has gone through its prompts; 0 where they are made up without end. The same on every rank."""
+        """How often the run has gone through its prompts; 0 where they are made up without end. The
+        same on every rank.
+        """
 
     def state_dict(self) -> dict[str, Any]:
         """The global state: the same on every rank."""
@@ -80,7 +89,8 @@ class TaskLoader:
         tasks: Names of the tasks.
         weights: How many prompts of each task a pass over them has; nothing: one of each.
         prompts_per_step: `data.train_batch_size`, over all ranks.
-        seed: Of the order and of the environments; two runs with different seeds see different episodes.
+        seed: Of the order and of the environments; two runs with different seeds see different
+            episodes.
         rank: This rank; it gets the prompts at positions rank, rank + ranks, … of each step.
         ranks: How many there are.
 
@@ -122,7 +132,9 @@ class TaskLoader:
         return self.draw(self.prompts_per_step)
 
     def draw(self, count: int) -> list[EpisodeTask]:
-        """This rank's share of the next `count` prompts; all ranks must ask for the same count (a refill, for example)."""
+        """This rank's share of the next `count` prompts; all ranks must ask for the same count (a
+        refill, for example).
+        """
         first, self.position = self.position, self.position + count
         return [
             self._prompt(number) for number in range(first + self.rank, first + count, self.ranks)
@@ -153,7 +165,8 @@ class TaskLoader:
         """Go on where `state` was taken, also at another number of ranks or prompts a step.
 
         Raises:
-            CheckpointError: It belongs to a stream of other tasks, weights or sampling, or of another seed.
+            CheckpointError: It belongs to a stream of other tasks, weights or sampling, or of
+                another seed.
         """
         own = self.state_dict()
         saved = {
@@ -188,7 +201,9 @@ class TaskLoader:
 
 
 def training_seed(*, run_seed: int, number: int) -> int:
-    """Seed of the environment for prompt `number`: in [1,000,000, 2**31), different for each prompt of a run."""
+    """Seed of the environment for prompt `number`: in [1,000,000, 2**31), different for each prompt
+    of a run.
+    """
     available = LAST_SEED + 1 - FIRST_TRAINING_SEED
     start = int(np.random.SeedSequence(run_seed).generate_state(1, np.uint64)[0])
     return FIRST_TRAINING_SEED + (start + number) % available
@@ -202,7 +217,8 @@ def evaluation_tasks(
     rank: int = 0,
     ranks: int = 1,
 ) -> list[EpisodeTask]:
-    """This rank's share of an evaluation: `episodes_per_task` episodes of each task, from the seeds that begin at `seed_offset`.
+    """This rank's share of an evaluation: `episodes_per_task` episodes of each task, from the seeds
+    that begin at `seed_offset`.
 
     Raises:
         ConfigError: Seeds outside of 0..999,999, which training may use, or no tasks.

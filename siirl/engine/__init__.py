@@ -1,1 +1,3 @@
-"""Everything that holds a model or a simulator: the actor, the rollout engine, reward managers, weight sync."""
+"""Everything that holds a model or a simulator: the actor, the rollout engine, reward managers,
+weight sync.
+"""

@@ -1,7 +1,8 @@
-"""What an environment returned, held against its spec: shapes, dtypes, finite numbers, types. Cheap enough for every chunk.
+"""What an environment returned, held against its spec: shapes, dtypes, finite numbers, types. Cheap
+enough for every chunk.
 
-Each function returns the first fault in words, or None. Bounds of a `Box` are not checked: simulators overshoot them, and that is no
-sign of a broken server.
+Each function returns the first fault in words, or None. Bounds of a `Box` are not checked:
+simulators overshoot them, and that is no sign of a broken server.
 """
 
 import math

@@ -1,15 +1,20 @@
-"""A direct connection between a pool and one of its servers: whole messages over TCP, from process to process, also between nodes.
+"""A direct connection between a pool and one of its servers: whole messages over TCP, from process
+to process, also between nodes.
 
-A message is eight bytes that say how long it is, and then itself; what it means is for the two ends. The server's end waits for the next
-one in its thread, because it has nothing else to do; the pool's end lives in an event loop and never waits, however slowly or
-incompletely the other side writes. The end of the stream is the order to close: a pool that died gives it too.
+A message is eight bytes that say how long it is, and then itself; what it means is for the two
+ends. The server's end waits for the next one in its thread, because it has nothing else to do; the
+pool's end lives in an event loop and never waits, however slowly or incompletely the other side
+writes. The end of the stream is the order to close: a pool that died gives it too.
 
-Messages are unpickled by those who use this, which runs whatever a message says. So each side first proves that it knows a secret (32
-random bytes, which reached it by another way), before a byte of a message is read: both send a random number and answer the other's with
-an HMAC-SHA256 (RFC 2104) over both numbers and their own part in this, so that nothing can be recorded and sent again, or sent back. Who
-fails is sent away. A server listens until its pool is there, and to nobody afterwards.
+Messages are unpickled by those who use this, which runs whatever a message says. So each side first
+proves that it knows a secret (32 random bytes, which reached it by another way), before a byte of a
+message is read: both send a random number and answer the other's with an HMAC-SHA256 (RFC 2104)
+over both numbers and their own part in this, so that nothing can be recorded and sent again, or
+sent back. Who fails is sent away. A server listens until its pool is there, and to nobody
+afterwards.
 
-Left out: encryption. Who can read or change the traffic between the machines can read and change this.
+Left out: encryption. Who can read or change the traffic between the machines can read and change
+this.
 """
 
 import asyncio
@@ -27,14 +32,19 @@ NUMBER_BYTES = PROOF_BYTES = SECRET_BYTES = 32  # of SHA-256
 HANDSHAKE_DEADLINE_S = 60.0  # milliseconds, unless the machine is short of everything
 BUFFER_BYTES = (
     1 << 18
-)  # six observations of 64 x 64 pixels are 74 kB; longer messages get a longer buffer for themselves
-KEEP_ALIVE_S = 60  # some firewalls forget a connection that was silent for minutes, and a policy's update may take longer
+    # six observations of 64 x 64 pixels are 74 kB; longer messages get a longer buffer for themselves
+)
+# some firewalls forget a connection that was silent for minutes, and a policy's update may take
+# longer
+KEEP_ALIVE_S = 60
 
 Address = tuple[str, int]
 
 
 def listen(host: str) -> socket.socket:
-    """A socket that listens at `host`, an address of this machine, and a free port that the system chooses."""
+    """A socket that listens at `host`, an address of this machine, and a free port that the system
+    chooses.
+    """
     listener = socket.create_server((host, 0), family=_family(host))
     listener.setblocking(False)
     return listener
@@ -43,7 +53,9 @@ def listen(host: str) -> socket.socket:
 async def accept(
     listener: socket.socket, *, secret: bytes, deadline_s: float = HANDSHAKE_DEADLINE_S
 ) -> "ServerEnd":
-    """Wait for the first peer that knows `secret`, and close `listener`. Strangers keep nobody waiting, also if they say nothing."""
+    """Wait for the first peer that knows `secret`, and close `listener`. Strangers keep nobody
+    waiting, also if they say nothing.
+    """
     loop = asyncio.get_running_loop()
     admitted: asyncio.Future[socket.socket] = loop.create_future()
     peers: dict[socket.socket, asyncio.Task[None]] = {}
@@ -73,7 +85,9 @@ class ServerEnd:
         self._socket, self._stream = connected, connected.makefile("rb")
 
     def messages(self) -> Iterator[bytes]:
-        """Messages as they come, until the other side says that there are no more, or is gone; a part of a message is none."""
+        """Messages as they come, until the other side says that there are no more, or is gone; a
+        part of a message is none.
+        """
         while (header := self._read(HEADER.size)) is not None:
             message = self._read(*HEADER.unpack(header))
             if message is None:
@@ -107,8 +121,8 @@ class ServerEnd:
 class ClientEnd(asyncio.BufferedProtocol):
     """The pool's end of a connection, for one event loop.
 
-    `on_message` is called with each message, whole and in order; its memory is used again after the call. `on_lost` is called once,
-    when the connection has ended or was lost.
+    `on_message` is called with each message, whole and in order; its memory is used again after the
+    call. `on_lost` is called once, when the connection has ended or was lost.
     """
 
     def __init__(
@@ -128,7 +142,8 @@ class ClientEnd(asyncio.BufferedProtocol):
         """Connect to the server that listens at `address`.
 
         Raises:
-            OSError: Nobody is there or answers within `deadline_s`, or whoever is there does not know the secret.
+            OSError: Nobody is there or answers within `deadline_s`, or whoever is there does not
+                know the secret.
         """
         loop = asyncio.get_running_loop()
         with ExitStack() as stack:
@@ -156,7 +171,9 @@ class ClientEnd(asyncio.BufferedProtocol):
                 self._transport.write_eof()
 
     def abort(self, because: ConnectionError | None = None) -> None:
-        """End the connection; `on_lost` is called in the next turn of the event loop, with the reason if one is given."""
+        """End the connection; `on_lost` is called in the next turn of the event loop, with the
+        reason if one is given.
+        """
         if self._transport is not None:
             self._because = self._because or because
             self._transport.abort()

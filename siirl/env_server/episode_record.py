@@ -1,7 +1,9 @@
-"""The record of an episode: its seed, options and action chunks, from which it can be simulated again, and what came of each call.
+"""The record of an episode: its seed, options and action chunks, from which it can be simulated
+again, and what came of each call.
 
-Replaying needs an environment whose episodes are fixed by seed and actions. `difference` tells whether that was so: it holds the
-replayed results against a small sample of the first ones, because keeping every image would cost more than the simulation.
+Replaying needs an environment whose episodes are fixed by seed and actions. `difference` tells
+whether that was so: it holds the replayed results against a small sample of the first ones, because
+keeping every image would cost more than the simulation.
 """
 
 import copy
@@ -66,7 +68,9 @@ def own_actions(actions: Any) -> Any:
 
 
 def sample(value: Any) -> Any:
-    """A small copy of a result: arrays thinned to at most `SAMPLE_SIZE` elements, containers element by element."""
+    """A small copy of a result: arrays thinned to at most `SAMPLE_SIZE` elements, containers
+    element by element.
+    """
     match value:
         case np.ndarray():
             stride = max(1, math.ceil(value.size / SAMPLE_SIZE))

@@ -1,7 +1,8 @@
-"""Where a server runs: in this process (`LocalHost`) or, through `siirl.env_server.ray_host`, as a Ray actor.
+"""Where a server runs: in this process (`LocalHost`) or, through `siirl.env_server.ray_host`, as a
+Ray actor.
 
-A host passes requests on and can be killed; nothing else. It is looked up by the name of the cluster, so that Ray is imported only
-where it is used.
+A host passes requests on and can be killed; nothing else. It is looked up by the name of the
+cluster, so that Ray is imported only where it is used.
 """
 
 import asyncio
@@ -20,7 +21,9 @@ HOSTS: dict[str, str] = {
 
 
 class Host(Protocol):
-    """One server. The futures carry an exception only if the server itself is lost; what environments raise is in the answer."""
+    """One server. The futures carry an exception only if the server itself is lost; what
+    environments raise is in the answer.
+    """
 
     def __init__(self, *, env_name: str, env_kwargs: Mapping[str, Any], num_envs: int) -> None: ...
 
@@ -48,7 +51,8 @@ def host_class(cluster: str) -> type[Host]:
 class LocalHost:
     """A server in this process, awaited directly: breakpoints in an environment work.
 
-    An environment that hangs without awaiting hangs this process: only other processes can be given a deadline.
+    An environment that hangs without awaiting hangs this process: only other processes can be given
+    a deadline.
     """
 
     def __init__(self, *, env_name: str, env_kwargs: Mapping[str, Any], num_envs: int) -> None:

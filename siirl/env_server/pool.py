@@ -1,14 +1,17 @@
-"""EnvPool: many environments behind servers, handed out as slots to coroutines that each run an episode.
+"""EnvPool: many environments behind servers, handed out as slots to coroutines that each run an
+episode.
 
-    async with EnvPool("mujoco", {"tasks": ["door-open"]}, num_servers=2, cluster="ray", deadline_s=30.0) as pool:
+    async with EnvPool("mujoco", {"tasks": ["door-open"]}, num_servers=2, cluster="ray",
+    deadline_s=30.0) as pool:
         async with pool.slot() as slot:
-            observation, info = await slot.reset(seed=7, options={"frames": {"recorder": FrameRequest(every=2, size=256)}})
-            observation, reward, terminated, truncated, info = await slot.step_chunk(actions)
-            frames = await slot.frames("recorder")
+            observation, info = await slot.reset(seed=7, options={"frames": {"recorder":
+            FrameRequest(every=2, size=256)}}) observation, reward, terminated, truncated, info =
+            await slot.step_chunk(actions) frames = await slot.frames("recorder")
 
-A server that dies, hangs, raises or returns garbage is replaced. The episodes that lived there are simulated again, each from its seed with
-the chunks it had executed; their coroutines only see a call that took longer. An episode whose own server failed more than
-`max_replays` times is given up with `SimulationFailed`; the others go on. So an episode is returned as it is, or reported, never
+A server that dies, hangs, raises or returns garbage is replaced. The episodes that lived there are
+simulated again, each from its seed with the chunks it had executed; their coroutines only see a
+call that took longer. An episode whose own server failed more than `max_replays` times is given up
+with `SimulationFailed`; the others go on. So an episode is returned as it is, or reported, never
 scored because a simulator broke. Use from one event loop.
 """
 
@@ -50,11 +53,15 @@ class EnvPool:
             env_name: Registered name or `module:Class`.
             env_kwargs: The environment's constructor arguments.
             num_servers: Server processes; as many as cores for a simulator.
-            envs_per_server: Environments in each; with two or more a server simulates one while the policy looks at another.
-            cluster: `ray` (an actor each) or `local` (in this process; Ray is not imported, which a script need not start).
-            deadline_s: Seconds that one reset or chunk may take; requests that queue at a server add up. As `env.deadline_s`.
+            envs_per_server: Environments in each; with two or more a server simulates one while the
+                policy looks at another.
+            cluster: `ray` (an actor each) or `local` (in this process; Ray is not imported, which a
+                script need not start).
+            deadline_s: Seconds that one reset or chunk may take; requests that queue at a server
+                add up. As `env.deadline_s`.
             max_replays: Server failures that an episode survives.
-            start_deadline_s: Seconds that a server may take to start: imports on a cold disk, many processes at once.
+            start_deadline_s: Seconds that a server may take to start: imports on a cold disk, many
+                processes at once.
 
         Raises:
             ConfigError: A value that cannot work.

@@ -1,16 +1,21 @@
-"""The Ray edge of the environment servers: Ray places, starts, watches and kills their processes; requests and answers go past it.
+"""The Ray edge of the environment servers: Ray places, starts, watches and kills their processes;
+requests and answers go past it.
 
-An actor call costs the two processes more than a millisecond together, beside six for a simulator's chunk of actions: a chunk that does
-nothing took 1.4 ms of processor time through Ray and takes 0.4 ms this way. So a server is an actor with one long call, `serve`: it
-takes requests from a direct connection (`siirl.env_server.connection`) and answers them, one at a time and in order. Those that come
-meanwhile wait in the connection, so that the next chunk waits at the simulator and not the simulator for the next chunk. How that call
-ends is how Ray tells of a process that died, for example because memory ran out.
+An actor call costs the two processes more than a millisecond together, beside six for a simulator's
+chunk of actions: a chunk that does nothing took 1.4 ms of processor time through Ray and takes 0.4
+ms this way. So a server is an actor with one long call, `serve`: it takes requests from a direct
+connection (`siirl.env_server.connection`) and answers them, one at a time and in order. Those that
+come meanwhile wait in the connection, so that the next chunk waits at the simulator and not the
+simulator for the next chunk. How that call ends is how Ray tells of a process that died, for
+example because memory ran out.
 
-The secret of a connection travels with the actor's arguments; who can read those can run code in the cluster already.
+The secret of a connection travels with the actor's arguments; who can read those can run code in
+the cluster already.
 
-What an administrator must know: a server listens at its node's address, as Ray has it, and a free port that the system chooses
-(net.ipv4.ip_local_port_range), until its pool has connected. Ray's own workers keep to --min-worker-port and --max-worker-port, by
-default of `ray start` 10002 to 19999. Where only those are open between nodes, the system's have to be opened too; torch.distributed needs
+What an administrator must know: a server listens at its node's address, as Ray has it, and a free
+port that the system chooses (net.ipv4.ip_local_port_range), until its pool has connected. Ray's own
+workers keep to --min-worker-port and --max-worker-port, by default of `ray start` 10002 to 19999.
+Where only those are open between nodes, the system's have to be opened too; torch.distributed needs
 them as well. RAY_USE_TLS encrypts Ray's traffic, and not this.
 """
 
@@ -39,9 +44,12 @@ PASSED_ON = ("MUJOCO_GL", "PYOPENGL_PLATFORM", "MUJOCO_EGL_DEVICE_ID")
 RAY_WAS_SHUT_DOWN = (
     "Ray was shut down while environment servers were in use: close the EnvPool first."
 )
-REASON_S = 5.0  # Ray knows of a process's end within a second; of a node's after half a minute, for which nobody should wait
+# Ray knows of a process's end within a second; of a node's after half a minute, for which nobody
+# should wait
+REASON_S = 5.0
 
-# What pickling and unpickling raise by the documentation of `pickle`, and the methods of a user's own class that they call.
+# What pickling and unpickling raise by the documentation of `pickle`, and the methods of a user's
+# own class that they call.
 UNPICKLABLE = (
     *(pickle.PickleError, AttributeError, EOFError, ImportError, LookupError),
     *(ArithmeticError, NameError, RuntimeError, TypeError, ValueError),
@@ -49,12 +57,15 @@ UNPICKLABLE = (
 
 
 class EnvServerActor:
-    """Runs an `EnvServer` on an event loop of its own, which stands still while the server waits for requests."""
+    """Runs an `EnvServer` on an event loop of its own, which stands still while the server waits
+    for requests.
+    """
 
     def __init__(
         self, *, env_name: str, env_kwargs: Mapping[str, Any], num_envs: int, secret: bytes
     ) -> None:
-        # Not asyncio.Runner: its `run` makes a repr of the result, which costs milliseconds where that holds images.
+        # Not asyncio.Runner: its `run` makes a repr of the result, which costs milliseconds where
+        # that holds images.
         self._loop = asyncio.new_event_loop()
         self._server = EnvServer(env_name=env_name, env_kwargs=env_kwargs, num_envs=num_envs)
         self._secret = secret
@@ -70,7 +81,9 @@ class EnvServerActor:
         return host, port
 
     def serve(self) -> None:
-        """Answer the requests of the pool until it says that there are no more, or is gone; then close the environments."""
+        """Answer the requests of the pool until it says that there are no more, or is gone; then
+        close the environments.
+        """
         with self._loop.run_until_complete(
             connection.accept(self._listener, secret=self._secret)
         ) as pool:
@@ -92,7 +105,8 @@ class RayHost:
                 "cluster='ray' needs a Ray connection: call ray.init() before EnvPool.start(), or use cluster='local'."
             )
         self._secret = secrets.token_bytes(connection.SECRET_BYTES)
-        # No CPUs are reserved: on two cores the trainer and the servers together would never be scheduled. SPREAD does the sharing.
+        # No CPUs are reserved: on two cores the trainer and the servers together would never be
+        # scheduled. SPREAD does the sharing.
         actor_class = ray.remote(EnvServerActor).options(
             num_cpus=0,
             max_restarts=0,
@@ -145,7 +159,9 @@ class RayHost:
         return self._disconnected
 
     def kill(self) -> None:
-        """End the process, also one that holds the interpreter's lock or was stopped (Ray then takes five seconds)."""
+        """End the process, also one that holds the interpreter's lock or was stopped (Ray then
+        takes five seconds).
+        """
         self._lost = self._lost or ConnectionError("it was killed")
         for future in (*self._background, *self._waiting):
             future.cancel()
@@ -198,7 +214,9 @@ class RayHost:
         self._waiting.clear()
 
     async def _reason(self, error: ConnectionError) -> Exception:
-        """What Ray says of the end of the process, if it says so soon; otherwise `error`, which is what the connection saw of it."""
+        """What Ray says of the end of the process, if it says so soon; otherwise `error`, which is
+        what the connection saw of it.
+        """
         if not ray.is_initialized():
             return RuntimeError(RAY_WAS_SHUT_DOWN)
         await asyncio.wait({self._serving}, timeout=REASON_S)
@@ -209,8 +227,9 @@ class RayHost:
 def server_environment() -> dict[str, str]:
     """Environment variables of a server's process.
 
-    One OpenMP thread, since servers are as many as cores; this process's choice of OpenGL; and this process's import paths outside of
-    the interpreter, so that `module:Class` means the same class there as here.
+    One OpenMP thread, since servers are as many as cores; this process's choice of OpenGL; and this
+    process's import paths outside of the interpreter, so that `module:Class` means the same class
+    there as here.
     """
     outside = [
         os.path.abspath(path)
@@ -222,7 +241,9 @@ def server_environment() -> dict[str, str]:
 
 
 def _pickled(value: Any) -> bytes:
-    """By pickle, which takes half the time; what was defined in a script, a notebook or a function needs cloudpickle."""
+    """By pickle, which takes half the time; what was defined in a script, a notebook or a function
+    needs cloudpickle.
+    """
     try:
         message = pickle.dumps(value, protocol=pickle.HIGHEST_PROTOCOL)
     except UNPICKLABLE:

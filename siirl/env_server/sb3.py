@@ -1,7 +1,9 @@
-"""The pool for Stable-Baselines3: `stable_baselines3_env(PoolVectorEnv(pool, autoreset_mode="SameStep"))` is one of its `VecEnv`s.
+"""The pool for Stable-Baselines3: `stable_baselines3_env(PoolVectorEnv(pool,
+autoreset_mode="SameStep"))` is one of its `VecEnv`s.
 
-Stable-Baselines3 is no dependency of siirl: it is imported when the adapter is made. Its interface differs from Gymnasium's in the
-shape of what a step returns; `StableBaselines3Steps` translates that and needs nothing of theirs.
+Stable-Baselines3 is no dependency of siirl: it is imported when the adapter is made. Its interface
+differs from Gymnasium's in the shape of what a step returns; `StableBaselines3Steps` translates
+that and needs nothing of theirs.
 
 Left out: attributes and methods of single environments, which live in other processes.
 """
@@ -49,7 +51,9 @@ class StableBaselines3Steps:
         self._actions = actions
 
     def step_wait(self) -> tuple[Any, NDArray[np.float32], NDArray[np.bool_], list[dict[str, Any]]]:
-        """Step: observations (of the next episode where one ended), rewards, whether it ended, infos."""
+        """Step: observations (of the next episode where one ended), rewards, whether it ended,
+        infos.
+        """
         outcomes = self._envs.step_each(self._actions)
         rewards = np.array([outcome.reward for outcome in outcomes], np.float32)
         ended = np.array([outcome.final is not None for outcome in outcomes], np.bool_)
@@ -68,7 +72,9 @@ class StableBaselines3Steps:
         self._envs.close()
 
     def get_attr(self, attr_name: str, indices: Any = None) -> list[Any]:
-        """`render_mode`, which Stable-Baselines3 asks for, is None everywhere; other attributes live in the servers."""
+        """`render_mode`, which Stable-Baselines3 asks for, is None everywhere; other attributes
+        live in the servers.
+        """
         if attr_name != "render_mode":
             raise AttributeError(
                 f"{attr_name!r} cannot be read: the environments live in their servers' processes."
@@ -106,7 +112,8 @@ def stable_baselines3_env(envs: PoolVectorEnv) -> Any:
             f"The adapter needs Stable-Baselines3, and {error.name} is not installed: {INSTALL}"
         ) from error
 
-    class PoolVecEnv(StableBaselines3Steps, vec_env):  # type: ignore[misc, valid-type]  # their class is known only now
+    # their class is known only now
+    class PoolVecEnv(StableBaselines3Steps, vec_env):  # type: ignore[misc, valid-type]
         def __init__(self) -> None:
             StableBaselines3Steps.__init__(self, envs)
             vec_env.__init__(
@@ -120,7 +127,8 @@ def _step_info(outcome: EnvOutcome) -> dict[str, Any]:
     if outcome.final is None:
         return outcome.info
     final_observation, info = outcome.final
-    # Their names: the value of the last observation is bootstrapped where the episode was only cut off.
+    # Their names: the value of the last observation is bootstrapped where the episode was only cut
+    # off.
     return {
         **info,
         "terminal_observation": final_observation,

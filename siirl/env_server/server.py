@@ -1,7 +1,9 @@
-"""EnvServer: holds one heavy or several light environments, answers batches of requests, keeps frames until they are asked for.
+"""EnvServer: holds one heavy or several light environments, answers batches of requests, keeps
+frames until they are asked for.
 
-A plain class that knows no transport: `siirl.env_server.hosts` runs it in this process or inside a Ray actor. What an environment
-raises becomes an answer (`Raised`), so that one episode's exception never travels as the failure of the whole batch.
+A plain class that knows no transport: `siirl.env_server.hosts` runs it in this process or inside a
+Ray actor. What an environment raises becomes an answer (`Raised`), so that one episode's exception
+never travels as the failure of the whole batch.
 
 Left out: deadlines, replacement and replay. They belong to the client, which outlives a server.
 """
@@ -27,11 +29,14 @@ class Request(NamedTuple):
 
 
 class Raised(NamedTuple):
-    """An exception of an environment, as data: an exception of a user's own class may not survive pickling."""
+    """An exception of an environment, as data: an exception of a user's own class may not survive
+    pickling.
+    """
 
     kind: Literal["mistake", "episode", "fault"]
-    """`mistake`: a ValueError, an argument that the environment refuses, and would refuse again. `episode`: an `EpisodeFailed`, which says
-    that this episode cannot be scored, now or when repeated, and that the environment is sound. `fault`: everything else."""
+    """`mistake`: a ValueError, an argument that the environment refuses, and would refuse again.
+    `episode`: an `EpisodeFailed`, which says that this episode cannot be scored, now or when
+    repeated, and that the environment is sound. `fault`: everything else."""
     summary: str
     """Type and message."""
     trace: str
@@ -39,7 +44,9 @@ class Raised(NamedTuple):
 
     @classmethod
     def of(cls, error: BaseException) -> "Raised":
-        """Describe `error`; a ValueError is told by its message alone, since it is raised again as a ValueError."""
+        """Describe `error`; a ValueError is told by its message alone, since it is raised again as
+        a ValueError.
+        """
         trace = "".join(traceback.format_exception(error))
         if isinstance(error, ValueError):
             return cls(kind="mistake", summary=str(error), trace=trace)
@@ -73,7 +80,9 @@ class EnvServer:
         return _as_answer(outcome)
 
     async def handle(self, requests: Sequence[Request]) -> Answers:
-        """Carry out `requests`, of one environment or of several; environments that wait for something else overlap."""
+        """Carry out `requests`, of one environment or of several; environments that wait for
+        something else overlap.
+        """
         outcomes = await asyncio.gather(*map(self._carry_out, requests), return_exceptions=True)
         return Answers([_as_answer(outcome) for outcome in outcomes], self._clock.take())
 
@@ -98,7 +107,9 @@ class EnvServer:
 
 
 def _as_answer(outcome: Any) -> Any:
-    """What an environment raised becomes an answer. An interrupt is nobody's fault, and ends the process that it was meant for."""
+    """What an environment raised becomes an answer. An interrupt is nobody's fault, and ends the
+    process that it was meant for.
+    """
     if isinstance(outcome, KeyboardInterrupt):
         raise outcome
     return Raised.of(outcome) if isinstance(outcome, BaseException) else outcome
@@ -109,7 +120,8 @@ class _HostedEnvironment:
 
     def __init__(self, environment: Environment) -> None:
         self.environment = environment
-        # One request at a time: the step of an episode that was given up must not run into the reset of the next.
+        # One request at a time: the step of an episode that was given up must not run into the
+        # reset of the next.
         self.turn = asyncio.Lock()
         self._frames: dict[str, list[Frames]] = {}
 
@@ -152,7 +164,9 @@ class _HostedEnvironment:
 
 
 class _BusyClock:
-    """Measures how long at least one environment was at work: entered by each, whether they overlap or not."""
+    """Measures how long at least one environment was at work: entered by each, whether they overlap
+    or not.
+    """
 
     def __init__(self) -> None:
         self._at_work = 0

@@ -1,8 +1,10 @@
-"""Slot: one environment of the pool, as the coroutine of an episode sees it. It outlives the servers that it runs on.
+"""Slot: one environment of the pool, as the coroutine of an episode sees it. It outlives the
+servers that it runs on.
 
-Every call is recorded. If the server fails, the slot waits for the next one, repeats the recorded calls there, checks that they come
-out the same, and then makes the call that failed. No policy is asked again. An episode that cannot be repeated is given up, unless it
-failed at its reset: then nothing has happened in it, and it starts anew.
+Every call is recorded. If the server fails, the slot waits for the next one, repeats the recorded
+calls there, checks that they come out the same, and then makes the call that failed. No policy is
+asked again. An episode that cannot be repeated is given up, unless it failed at its reset: then
+nothing has happened in it, and it starts anew.
 """
 
 import logging
@@ -36,7 +38,8 @@ class Slot:
     async def reset(
         self, *, seed: int, options: Mapping[str, Any] | None = None
     ) -> tuple[Observation, Info]:
-        """Start an episode; see `Environment.reset`. The seed is required: without one an episode cannot be replayed.
+        """Start an episode; see `Environment.reset`. The seed is required: without one an episode
+        cannot be replayed.
 
         Raises:
             ValueError: The environment refuses an option.
@@ -50,7 +53,8 @@ class Slot:
         return result
 
     async def step_chunk(self, actions: Sequence[Any]) -> StepResult:
-        """Apply up to K actions; see `Environment.step_chunk`. Frames stay at the server: `frames` fetches them.
+        """Apply up to K actions; see `Environment.step_chunk`. Frames stay at the server: `frames`
+        fetches them.
 
         Raises:
             ValueError: The environment refuses an action; the episode is over.
@@ -99,7 +103,8 @@ class Slot:
             except EpisodeFailed as failed:
                 self._give_up(episode, str(failed).rstrip("."))
             except ValueError:
-                self._episode = None  # part of a refused chunk may have been executed: nobody knows where the episode is
+                # part of a refused chunk may have been executed: nobody knows where the episode is
+                self._episode = None
                 raise
         OCCUPATION.got_on()
         if method != "frames":
@@ -107,7 +112,9 @@ class Slot:
         return result
 
     async def _catch_up(self, episode: EpisodeRecord) -> int:
-        """Bring the running server's environment to where the episode is; returns the server's generation."""
+        """Bring the running server's environment to where the episode is; returns the server's
+        generation.
+        """
         generation = await self.station.start()
         if not episode.calls or episode.generation == generation:
             episode.generation = generation

@@ -1,8 +1,10 @@
-"""A station: one place of the pool. It sends requests to the server that runs there, notices when it fails, and starts the next one.
+"""A station: one place of the pool. It sends requests to the server that runs there, notices when
+it fails, and starts the next one.
 
-Requests of several environments of a server travel in one message where they come at the same time, which is what a policy does that
-answers a batch of observations: a message costs two processes some tenths of a millisecond. It never carries more than half of a server's
-environments, so that the server has the other half to work on while the policy looks at the first.
+Requests of several environments of a server travel in one message where they come at the same time,
+which is what a policy does that answers a batch of observations: a message costs two processes some
+tenths of a millisecond. It never carries more than half of a server's environments, so that the
+server has the other half to work on while the policy looks at the first.
 
 What a failure means for the episodes that lived there is decided by `siirl.env_server.slot`.
 """
@@ -28,7 +30,9 @@ CLOSE_DEADLINE_S = (
 
 
 class ServerFault(Exception):
-    """A server failed and will be replaced. `charged` says whether the episode that asked is a suspect or a bystander."""
+    """A server failed and will be replaced. `charged` says whether the episode that asked is a
+    suspect or a bystander.
+    """
 
     def __init__(self, kind: FaultKind, detail: str, *, charged: bool) -> None:
         super().__init__(f"{kind}: {detail}")
@@ -47,7 +51,9 @@ class _Call:
 
 
 class Station:
-    """One server at a time. `generation` counts how often it was replaced: an episode lives on one generation only."""
+    """One server at a time. `generation` counts how often it was replaced: an episode lives on one
+    generation only.
+    """
 
     def __init__(
         self,
@@ -96,7 +102,8 @@ class Station:
         Raises:
             ValueError: The environment refused the arguments.
             EpisodeFailed: The environment says that this episode cannot be scored.
-            ServerFault: The server, or the environment in it, failed, or another generation runs by now.
+            ServerFault: The server, or the environment in it, failed, or another generation runs by
+                now.
         """
         self._refuse_if_closed()
         if self._host is None or generation != self.generation:
@@ -113,10 +120,12 @@ class Station:
     def condemn(
         self, kind: FaultKind, detail: str, *, generation: int, culprits: set[int] | None = None
     ) -> None:
-        """Kill the server of `generation`; every request that waits for it fails. A second word about the same server changes nothing.
+        """Kill the server of `generation`; every request that waits for it fails. A second word
+        about the same server changes nothing.
 
-        Without known `culprits`, every environment that waits for an answer of this server is charged. Until their episodes have ended the
-        server gets one request at a time: so a bystander is charged once at most, and who fails again is known.
+        Without known `culprits`, every environment that waits for an answer of this server is
+        charged. Until their episodes have ended the server gets one request at a time: so a
+        bystander is charged once at most, and who fails again is known.
         """
         if self._host is None or generation != self.generation:
             return
@@ -143,7 +152,9 @@ class Station:
         return busy_s
 
     def absolve(self, env: int) -> None:
-        """A new episode begins in environment `env`: what its predecessor did is no longer held against it."""
+        """A new episode begins in environment `env`: what its predecessor did is no longer held
+        against it.
+        """
         self._suspects.discard(env)
 
     async def close(self) -> None:
@@ -235,7 +246,9 @@ class Station:
             delivery.add_done_callback(self._deliveries.discard)
 
     async def _deliver(self, call: _Call, *, deadline_s: float) -> None:
-        """Wait for the reply; `deadline_s` covers the requests before it, which the server works on first."""
+        """Wait for the reply; `deadline_s` covers the requests before it, which the server works on
+        first.
+        """
         generation = self.generation
         await asyncio.wait({call.reply}, timeout=deadline_s)
         if (
@@ -298,5 +311,7 @@ def _settle(
 
 
 def _forget(future: "asyncio.Future[Any]") -> None:
-    """Nobody waits for `future` any longer: take note of its exception, so that asyncio does not complain."""
+    """Nobody waits for `future` any longer: take note of its exception, so that asyncio does not
+    complain.
+    """
     future.add_done_callback(lambda done: done.cancelled() or done.exception())

@@ -4,7 +4,9 @@ import time
 
 
 class Tally:
-    """Counts since the last `take`. `failures` are episodes that could not be simulated; `replays` are episodes simulated again."""
+    """Counts since the last `take`. `failures` are episodes that could not be simulated; `replays`
+    are episodes simulated again.
+    """
 
     def __init__(self) -> None:
         self.restart()

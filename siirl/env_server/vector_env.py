@@ -1,14 +1,16 @@
-"""The pool as a `gymnasium.vector.VectorEnv`, so that trainers of other projects can use the servers as they are.
+"""The pool as a `gymnasium.vector.VectorEnv`, so that trainers of other projects can use the
+servers as they are.
 
-    envs = PoolVectorEnv(EnvPool("gymnasium", {"id": "CartPole-v1"}, 2, 4, cluster="ray", deadline_s=30.0))
-    observations, infos = envs.reset(seed=0)
-    observations, rewards, terminations, truncations, infos = envs.step(actions)
+    envs = PoolVectorEnv(EnvPool("gymnasium", {"id": "CartPole-v1"}, 2, 4, cluster="ray",
+    deadline_s=30.0)) observations, infos = envs.reset(seed=0) observations, rewards, terminations,
+    truncations, infos = envs.step(actions)
 
-One action a call and a barrier after each, which is what this interface asks for; what makes `EnvPool` fast (chunks, no barrier) is
-not to be had here, what makes it safe (faults, replay, deterministic episodes) is. A `SimulationFailed` is raised out of `step`.
+One action a call and a barrier after each, which is what this interface asks for; what makes
+`EnvPool` fast (chunks, no barrier) is not to be had here, what makes it safe (faults, replay,
+deterministic episodes) is. A `SimulationFailed` is raised out of `step`.
 
-Left out: rendering, and the attributes and methods of single environments, which live in other processes. In a notebook, whose thread
-runs an event loop already, use `EnvPool` itself.
+Left out: rendering, and the attributes and methods of single environments, which live in other
+processes. In a notebook, whose thread runs an event loop already, use `EnvPool` itself.
 """
 
 import asyncio
@@ -39,11 +41,15 @@ class EnvOutcome(NamedTuple):
     truncated: bool
     info: Info
     final: tuple[Observation, Info] | None = None
-    """Last observation and info of the episode that ended in this step, where the next one began in it."""
+    """Last observation and info of the episode that ended in this step, where the next one began in
+    it.
+    """
 
 
 class PoolVectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
-    """All slots of a pool, stepped together. Environment `i` always plays task `i` of `spec.tasks`, modulo their number."""
+    """All slots of a pool, stepped together. Environment `i` always plays task `i` of `spec.tasks`,
+    modulo their number.
+    """
 
     def __init__(
         self,
@@ -56,10 +62,12 @@ class PoolVectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
 
         Args:
             pool: A pool that was not started.
-            observation_entry: Entry of a `Dict` observation to hand out alone; without it a Dict with one entry is that entry.
-            autoreset_mode: When the next episode begins: `NEXT_STEP` (the step after the last one returns its first observation
-                and ignores the action), `SAME_STEP` (the last step does; the final observation is `infos["final_obs"]`) or
-                `DISABLED` (`reset(options={"reset_mask": …})` does).
+            observation_entry: Entry of a `Dict` observation to hand out alone; without it a Dict
+                with one entry is that entry.
+            autoreset_mode: When the next episode begins: `NEXT_STEP` (the step after the last one
+                returns its first observation and ignores the action), `SAME_STEP` (the last step
+                does; the final observation is `infos["final_obs"]`) or `DISABLED`
+                (`reset(options={"reset_mask": …})` does).
         """
         self._mode = AutoresetMode(autoreset_mode)
         self.metadata = {"autoreset_mode": self._mode}
@@ -83,7 +91,9 @@ class PoolVectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
 
     @property
     def observations(self) -> Any:
-        """The observations of all environments now, stacked as `observation_space` has them; a new array each time."""
+        """The observations of all environments now, stacked as `observation_space` has them; a new
+        array each time.
+        """
         buffer: Any = create_empty_array(
             self.single_observation_space, n=self.num_envs, fn=np.zeros
         )
@@ -95,10 +105,12 @@ class PoolVectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
         seed: int | Sequence[int | None] | None = None,
         options: dict[str, Any] | None = None,
     ) -> tuple[Any, dict[str, Any]]:
-        """Start new episodes, in all environments or in those of `options["reset_mask"]`, bool [num_envs].
+        """Start new episodes, in all environments or in those of `options["reset_mask"]`, bool
+        [num_envs].
 
         Args:
-            seed: Of environment 0, the others count up from it; or one each. Episodes after the first draw their seeds from it.
+            seed: Of environment 0, the others count up from it; or one each. Episodes after the
+                first draw their seeds from it.
             options: Handed to every environment, here and when it is reset by itself.
         """
         options = dict(options or {})
@@ -206,7 +218,9 @@ async def _all(coroutines: Any) -> list[Any]:
 
 
 def _entry_of(space: gymnasium.Space[Any], wanted: str | None) -> str | None:
-    """The entry of a Dict observation that is handed out alone, or None for the observation as it is."""
+    """The entry of a Dict observation that is handed out alone, or None for the observation as it
+    is.
+    """
     if not isinstance(space, gymnasium.spaces.Dict):
         if wanted is not None:
             raise ConfigError(
@@ -221,7 +235,8 @@ def _entry_of(space: gymnasium.Space[Any], wanted: str | None) -> str | None:
 
 
 def _space_of(space: gymnasium.Space[Any], entry: str | None) -> gymnasium.Space[Any]:
-    return space if entry is None else space[entry]  # type: ignore[index]  # `_entry_of` found it in a Dict
+    # `_entry_of` found it in a Dict
+    return space if entry is None else space[entry]  # type: ignore[index]
 
 
 def _checked_mask(mask: Any, *, num_envs: int) -> NDArray[np.bool_]:

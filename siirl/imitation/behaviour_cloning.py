@@ -1,7 +1,8 @@
 """Warm start: demonstrations from scripted experts, and behaviour cloning of a VLA policy on them.
 
-Reinforcement learning from a 0/1 reward needs a policy that succeeds now and then. Few, noisy demonstrations on purpose: the shipped
-weights succeed in 20 to 50 % of held-out episodes, which leaves the work to RL.
+Reinforcement learning from a 0/1 reward needs a policy that succeeds now and then. Few, noisy
+demonstrations on purpose: the shipped weights succeed in 20 to 50 % of held-out episodes, which
+leaves the work to RL.
 """
 
 # N observation, K action of a chunk, A action dimension, T = K*A token
@@ -20,7 +21,9 @@ from envs.base import IMAGES, INSTRUCTION, PROPRIOCEPTION, Environment
 from siirl.models.policy import Policy
 
 Expert = Callable[[Environment], NDArray[np.float32]]
-LEAST_DEVIATION = 1e-3  # of a proprioceptive value, a millimetre or milliradian: what never moved must not become noise made large
+# of a proprioceptive value, a millimetre or milliradian: what never moved must not become noise
+# made large
+LEAST_DEVIATION = 1e-3
 
 
 @dataclass(frozen=True)
@@ -44,7 +47,9 @@ def collect_demonstration(
     noise: float,
     generator: np.random.Generator,
 ) -> Demonstration | None:
-    """Run one expert episode, disturbed by Gaussian `noise` on each action so that the data shows how to recover; None if it failed."""
+    """Run one expert episode, disturbed by Gaussian `noise` on each action so that the data shows
+    how to recover; None if it failed.
+    """
 
     async def episode() -> Demonstration | None:
         observation, info = await environment.reset(seed=seed, options={"task": task})
@@ -121,10 +126,11 @@ class CloningData:
 
 @torch.no_grad()
 def fit_scale(layer: nn.Linear, values_NP: torch.Tensor) -> None:
-    """Let a new layer see `values_NP` as if they had mean 0 and deviation 1: W x + b becomes W (x - mean) / deviation + b.
+    """Let a new layer see `values_NP` as if they had mean 0 and deviation 1: W x + b becomes W (x -
+    mean) / deviation + b.
 
-    Fingers move by centimetres and an arm's hand by decimetres, and a fresh layer that reads metres hardly sees them. It goes into
-    the weights, so nothing is computed or saved beside them.
+    Fingers move by centimetres and an arm's hand by decimetres, and a fresh layer that reads metres
+    hardly sees them. It goes into the weights, so nothing is computed or saved beside them.
     """
     deviation_P, mean_P = (
         values_NP.std(0, correction=0).clamp(min=LEAST_DEVIATION),
@@ -143,7 +149,9 @@ def clone(
     learning_rate: float,
     seed: int,
 ) -> Iterator[dict[str, Any]]:
-    """Train `policy` in place by cross-entropy on expert tokens; yields step, loss and token accuracy after every update."""
+    """Train `policy` in place by cross-entropy on expert tokens; yields step, loss and token
+    accuracy after every update.
+    """
     generator = torch.Generator().manual_seed(seed)
     optimizer = torch.optim.AdamW(policy.parameters(), lr=learning_rate, weight_decay=1e-4)
     schedule = torch.optim.lr_scheduler.OneCycleLR(

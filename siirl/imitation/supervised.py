@@ -1,8 +1,10 @@
-"""Warm start of a language model: supervised learning on an environment's own questions and their answers.
+"""Warm start of a language model: supervised learning on an environment's own questions and their
+answers.
 
-Reinforcement learning from a 0/1 reward needs a model that is right now and then. A short run on questions of the training split, which
-ends as soon as the model is right often enough, leaves the rest to RL. It is the same engine and the same scorer as in RL; only the
-loss is another: the negative log-likelihood of the answer.
+Reinforcement learning from a 0/1 reward needs a model that is right now and then. A short run on
+questions of the training split, which ends as soon as the model is right often enough, leaves the
+rest to RL. It is the same engine and the same scorer as in RL; only the loss is another: the
+negative log-likelihood of the answer.
 """
 
 # B row, P prompt token, T response token
@@ -40,7 +42,9 @@ MAX_GRAD_NORM = 1.0
 
 
 def rows_of(examples: Sequence[Example], *, pad_id: int) -> TensorDict:
-    """Examples as the rows that `text_scorer` scores: prompts padded on the left, what is said to them on the right."""
+    """Examples as the rows that `text_scorer` scores: prompts padded on the left, what is said to
+    them on the right.
+    """
     prompt_width = max(len(example.prompt) for example in examples)
     width = prompt_width + max(len(example.said) for example in examples)
     ids_BS = torch.full((len(examples), width), pad_id)
@@ -58,7 +62,8 @@ def rows_of(examples: Sequence[Example], *, pad_id: int) -> TensorDict:
 def imitate(
     model: LanguageModel, draw: Callable[[], TensorDict], *, updates: int, learning_rate: float
 ) -> Iterator[float]:
-    """Train `model` in place on the rows that `draw` gives; yields the loss a token after every update.
+    """Train `model` in place on the rows that `draw` gives; yields the loss a token after every
+    update.
 
     Warm-up and a cosine to 0 at `updates`; whoever has enough before that stops asking.
     """
@@ -89,8 +94,9 @@ def measure_answers(model: LanguageModel, rows: TensorDict) -> dict[str, float]:
     """How often a model gives the answers in `rows`.
 
     Returns:
-        `greedy`, the share of answers of which every token is the most likely one; `sampled`, the mean probability of a whole answer at
-        temperature 1; `entropy`, nats a token along the right answers; `questions`, their number.
+        `greedy`, the share of answers of which every token is the most likely one; `sampled`, the
+        mean probability of a whole answer at temperature 1; `entropy`, nats a token along the right
+        answers; `questions`, their number.
     """
     scores, cold = (text_scorer(model, rows, temperature) for temperature in (1.0, COLD))
     return {
@@ -144,7 +150,8 @@ def warm_start_on_answers(
     stop_at: float,
     command: str,
 ) -> dict[str, Any]:
-    """Make a model (or take that of `actor_rollout_ref.model.path`), teach it answers, and write its folder.
+    """Make a model (or take that of `actor_rollout_ref.model.path`), teach it answers, and write
+    its folder.
 
     Args:
         config: Environment, model and seed of the job.
@@ -152,11 +159,13 @@ def warm_start_on_answers(
         updates: Optimiser steps, at most.
         batch_rows: Questions of an optimiser step.
         learning_rate: Peak of the schedule.
-        stop_at: Share of questions of the training split, answered greedily, from which on nothing more is taught.
+        stop_at: Share of questions of the training split, answered greedily, from which on nothing
+            more is taught.
         command: Written into the folder's notes.
 
     Returns:
-        The notes: command, updates, loss, what `measure_answers` says of held-out questions, and the notes of the model that was taught on.
+        The notes: command, updates, loss, what `measure_answers` says of held-out questions, and
+        the notes of the model that was taught on.
     """
     model, tokenizer = _model_to_teach(config)
     questions = Questions(lessons_of(config.env), tokenizer, seed=config.trainer.seed)
@@ -190,7 +199,9 @@ def warm_start_on_answers(
 
 
 def _notes_of(path: str | None) -> dict[str, Any]:
-    """How the model at `path` came about, where it is one of ours: without that, nobody could make its successor again."""
+    """How the model at `path` came about, where it is one of ours: without that, nobody could make
+    its successor again.
+    """
     file = None if path is None else find(path) / NOTES_FILE
     return (
         {}

@@ -1,6 +1,8 @@
-"""What a model would say that knows the answer, for the questions that our environments make up: the material of a warm start.
+"""What a model would say that knows the answer, for the questions that our environments make up:
+the material of a warm start.
 
-In maths the answer itself, in the sandbox the right program, and with tools a call of the calculator, what it says, and then the answer.
+In maths the answer itself, in the sandbox the right program, and with tools a call of the
+calculator, what it says, and then the answer.
 """
 
 import re
@@ -86,7 +88,8 @@ def answer_at_once(row: PromptRow) -> list[Message]:
 
 
 def ask_calculator(row: PromptRow) -> list[Message]:
-    """A call of the calculator with the arithmetic that stands in the question, its result, and the answer.
+    """A call of the calculator with the arithmetic that stands in the question, its result, and the
+    answer.
 
     Raises:
         ConfigError: A question to which that is not the answer.

@@ -1,7 +1,8 @@
-"""What a policy learns before RL begins: robots from demonstrations of scripted experts, text from answers.
+"""What a policy learns before RL begins: robots from demonstrations of scripted experts, text from
+answers.
 
-What `python -m siirl.warm_start` does once its words are read. Left out: the learning itself, `siirl.imitation.behaviour_cloning` and
-`siirl.imitation.supervised`.
+What `python -m siirl.warm_start` does once its words are read. Left out: the learning itself,
+`siirl.imitation.behaviour_cloning` and `siirl.imitation.supervised`.
 """
 
 import argparse
@@ -37,9 +38,10 @@ from siirl.params.references import MISTAKES, load_reference, tell
 from siirl.preflight.machine import check_machine
 from siirl.preflight.prepare import check_policy
 
-# Our scripted experts, and the first seed of demonstrations. Of mujoco the last tenth of the evaluation seeds (0 to 999,999,
-# siirl.data_coordinator.task_stream), which no evaluation gets to. LIBERO has 50 initial states a task, and a seed only chooses one: below
-# 1,000,000 those that evaluation starts from, above it the others.
+# Our scripted experts, and the first seed of demonstrations. Of mujoco the last tenth of the
+# evaluation seeds (0 to 999,999, siirl.data_coordinator.task_stream), which no evaluation gets to.
+# LIBERO has 50 initial states a task, and a seed only chooses one: below 1,000,000 those that
+# evaluation starts from, above it the others.
 EXPERTS = {
     "mujoco": ("envs.mujoco:expert", 900_000),
     "libero": ("envs.libero.expert.script:expert", 1_900_000),
@@ -64,7 +66,8 @@ def warm_start(flags: argparse.Namespace, config: SiiRLArguments, *, command: st
 
 
 def check_robot(config: SiiRLArguments) -> None:
-    """Behaviour cloning needs a simulator that draws, all three inputs of a VLA policy, a flag of success, and a policy that fits.
+    """Behaviour cloning needs a simulator that draws, all three inputs of a VLA policy, a flag of
+    success, and a policy that fits.
 
     Raises:
         ConfigError: The environment or the policy lacks something, or the machine memory.
@@ -165,7 +168,8 @@ def make_experts(reference: str, tasks: Sequence[str]) -> dict[str, Expert]:
 def demonstrations_of_each(
     flags: Sequence[tuple[str | None, int]], tasks: Sequence[str]
 ) -> dict[str, int]:
-    """How many demonstrations each task gets: what was said of it, else what was said of all, else two.
+    """How many demonstrations each task gets: what was said of it, else what was said of all, else
+    two.
 
     Raises:
         ConfigError: A flag names a task that is not learned.

@@ -1,1 +1,3 @@
-"""From a checked configuration to a finished run: training, evaluation, LIBERO's published protocol."""
+"""From a checked configuration to a finished run: training, evaluation, LIBERO's published
+protocol.
+"""

@@ -1,6 +1,8 @@
-"""An evaluation of a policy from its configuration to its tables: on held-out episodes, or by a published protocol.
+"""An evaluation of a policy from its configuration to its tables: on held-out episodes, or by a
+published protocol.
 
-What `python -m siirl.evaluate` does once its words are read; the episodes of held-out seeds themselves are the Validator's.
+What `python -m siirl.evaluate` does once its words are read; the episodes of held-out seeds
+themselves are the Validator's.
 """
 
 import contextlib
@@ -65,7 +67,8 @@ from siirl.reporting.statistics import (
 )
 
 RESULT_FILE = "evaluation.json"
-# What a run's own configuration may have and an evaluation has no use for: demonstrations, and ranks beside this process.
+# What a run's own configuration may have and an evaluation has no use for: demonstrations, and
+# ranks beside this process.
 NOTHING_IS_TRAINED = ("reward.demonstrations=null", "trainer.nnodes=1", "trainer.n_gpus_per_node=1")
 Success = dict[str, SuccessInterval]
 Returns = dict[str, float]
@@ -100,7 +103,9 @@ def evaluate(
         )
     spec = look_before_playing(config)
     published = asked_for(config)
-    if published:  # task after task: the simulators of 40 tasks in each of four environments would be 20 GB and more
+    # task after task: the simulators of 40 tasks in each of four environments would be 20 GB and
+    # more
+    if published:
         config.env.kwargs = {"kept_simulators": 1} | config.env.kwargs
     check_machine(config, spec)
     if not is_text(spec):
@@ -153,7 +158,9 @@ def sampling_of(config: SiiRLArguments) -> dict[str, Any]:
 def on_held_out(
     config: SiiRLArguments, folder: Path, *, kinds: Sequence[bool]
 ) -> tuple[dict[str, Any], list[Table]]:
-    """Success, mean returns and rewards on episodes that training never sees, as plain data and as tables of what there is."""
+    """Success, mean returns and rewards on episodes that training never sees, as plain data and as
+    tables of what there is.
+    """
     success, returns, scores = run(config, folder, kinds=kinds)
     trainer = config.trainer
     seeds = (
@@ -195,7 +202,9 @@ def plain(measured: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]
 
 
 def return_table(title: str, columns: Mapping[str, Returns]) -> Table:
-    """Mean returns of an environment that reports no success, one row a task and one column a way of acting."""
+    """Mean returns of an environment that reports no success, one row a task and one column a way
+    of acting.
+    """
     table = Table("task", *columns, title=title, title_justify="left")
     for task in sorted(
         dict.fromkeys(task for returns in columns.values() for task in returns), key=all_last
@@ -264,10 +273,12 @@ def by_protocol(
 
 
 def locate(checkpoint: Path) -> tuple[Path, Path | None]:
-    """The policy folder that `checkpoint` means, and the configuration of its run, where it is part of one.
+    """The policy folder that `checkpoint` means, and the configuration of its run, where it is part
+    of one.
 
     Raises:
-        CheckpointError: Neither a policy folder nor a checkpoint nor a run folder, or a damaged one.
+        CheckpointError: Neither a policy folder nor a checkpoint nor a run folder, or a damaged
+            one.
     """
     if (checkpoint / "config.json").is_file():
         return checkpoint, None
@@ -285,7 +296,9 @@ def locate(checkpoint: Path) -> tuple[Path, Path | None]:
 def started(
     config: SiiRLArguments, folder: Path, build: Callable[..., Evaluation]
 ) -> Iterator[Evaluation]:
-    """An evaluation with its environments up; they and its files are ended with the context. It may hang for `trainer.hang_minutes`."""
+    """An evaluation with its environments up; they and its files are ended with the context. It may
+    hang for `trainer.hang_minutes`.
+    """
     torch.set_num_threads(1)
     with ExitStack() as stack:
         traces = stack.enter_context(stacks.folder_of(folder))
@@ -302,7 +315,9 @@ def started(
 def run(
     config: SiiRLArguments, folder: Path, *, kinds: Sequence[bool]
 ) -> tuple[dict[str, Success], dict[str, Returns], dict[str, Scores]]:
-    """Start environments, evaluate, end them; success, mean return and mean reward of each task, for each way of acting."""
+    """Start environments, evaluate, end them; success, mean return and mean reward of each task,
+    for each way of acting.
+    """
     success: dict[str, Success] = {}
     returns: dict[str, Returns] = {}
     scores: dict[str, Scores] = {}

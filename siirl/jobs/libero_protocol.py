@@ -1,13 +1,16 @@
-"""LIBERO's published protocol: every task from each of its 50 initial states, the suites' own step limits, one table as papers print it.
+"""LIBERO's published protocol: every task from each of its 50 initial states, the suites' own step
+limits, one table as papers print it.
 
-Papers report the share of successes over 10 tasks x 50 initial states a suite, and the mean over suites (OpenVLA-OFT,
-https://arxiv.org/abs/2502.19645, table 1; LIBERO, https://arxiv.org/abs/2306.03310). Rates come with counts and 95 % intervals here.
-`env.states=all` asks for it: training may have started from the same states then, and the table says so.
-It also says that fixtures stand in the episode of state i where the official evaluation's episode i
-has them (`envs.libero.placements`), and how images differ from the official ones.
+Papers report the share of successes over 10 tasks x 50 initial states a suite, and the mean over
+suites (OpenVLA-OFT, https://arxiv.org/abs/2502.19645, table 1; LIBERO,
+https://arxiv.org/abs/2306.03310). Rates come with counts and 95 % intervals here. `env.states=all`
+asks for it: training may have started from the same states then, and the table says so. It also
+says that fixtures stand in the episode of state i where the official evaluation's episode i has
+them (`envs.libero.placements`), and how images differ from the official ones.
 
-An episode is a line of `episodes.jsonl` in the run folder as soon as it is over. An evaluation that was interrupted goes on from that
-file, if policy, environment and way of acting are the same; episodes that could not be simulated are in no line, and are tried again then.
+An episode is a line of `episodes.jsonl` in the run folder as soon as it is over. An evaluation that
+was interrupted goes on from that file, if policy, environment and way of acting are the same;
+episodes that could not be simulated are in no line, and are tried again then.
 """
 
 import hashlib
@@ -63,7 +66,9 @@ class PublishedEpisode:
 
 
 def suite_words(overrides: Sequence[str]) -> list[str]:
-    """What `env=libero env.suite=…` adds to an evaluation's command line: the whole protocol. Words of the user's come later, and win."""
+    """What `env=libero env.suite=…` adds to an evaluation's command line: the whole protocol. Words
+    of the user's come later, and win.
+    """
     named = {word.partition("=")[0] for word in overrides}
     return (
         ["env.tasks=null", "env.states=all"]
@@ -159,7 +164,8 @@ def run_protocol(
         description: `identity`, the file's first line.
         done: Episodes that need not be played again.
         states: Initial states of each task, from the first on.
-        max_failed_share: Share of a task's episodes that may fail to simulate before the evaluation stops.
+        max_failed_share: Share of a task's episodes that may fail to simulate before the evaluation
+            stops.
         on_done: Called after each episode.
     """
     finished = {episode.key for episode in done}
@@ -198,7 +204,9 @@ def run_protocol(
 
 
 class _KeptAtOnce(RolloutWorkflow):
-    """A workflow whose episodes are kept as they end, and whose trajectories are let go: 50 of a 7B policy's images are a gigabyte."""
+    """A workflow whose episodes are kept as they end, and whose trajectories are let go: 50 of a 7B
+    policy's images are a gigabyte.
+    """
 
     def __init__(
         self,

@@ -1,4 +1,6 @@
-"""From a checked job to its end: workers started, their events shown and written down, and the summary that closes a run."""
+"""From a checked job to its end: workers started, their events shown and written down, and the
+summary that closes a run.
+"""
 
 import dataclasses
 import functools
@@ -44,7 +46,8 @@ from siirl.reporting.statistics import SuccessInterval, evaluations, mean_scores
 MEAN_RETURN = (
     "val/all/return"  # every evaluation has it in which the environment could grade an episode
 )
-MEAN_SCORE = "val/all/mean_score"  # and this one where it may leave some without a grade, which the job's own reward scores
+# and this one where it may leave some without a grade, which the job's own reward scores
+MEAN_SCORE = "val/all/mean_score"
 
 
 def run(config: SiiRLArguments, graph: TaskGraph, run_folder: Path) -> None:
@@ -56,7 +59,8 @@ def run(config: SiiRLArguments, graph: TaskGraph, run_folder: Path) -> None:
         run_folder: Where everything is written.
 
     Raises:
-        Interrupted: The run was asked to end, and can go on from a checkpoint of what it had trained.
+        Interrupted: The run was asked to end, and can go on from a checkpoint of what it had
+            trained.
     """
     description = RunDescription(
         folder=run_folder,
@@ -101,13 +105,17 @@ def run(config: SiiRLArguments, graph: TaskGraph, run_folder: Path) -> None:
 
 
 def first_step(config: SiiRLArguments) -> int:
-    """0, which is the evaluation before training, or the step after the checkpoint that the run goes on from."""
+    """0, which is the evaluation before training, or the step after the checkpoint that the run
+    goes on from.
+    """
     resume = config.trainer.resume
     return 0 if resume is None else int(read_manifest(resolve_checkpoint(Path(resume)))["step"]) + 1
 
 
 def remove_rests(config: SiiRLArguments, run_folder: Path) -> None:
-    """Remove what killed writers of this experiment, and of the run that this one goes on from, have left unfinished."""
+    """Remove what killed writers of this experiment, and of the run that this one goes on from,
+    have left unfinished.
+    """
     folders = {*run_folder.parent.glob("*/checkpoints")}
     if config.trainer.resume is not None:
         folders.add(resolve_checkpoint(Path(config.trainer.resume)).parent)
@@ -123,7 +131,8 @@ def session(config: SiiRLArguments) -> AbstractContextManager[None]:
 
 
 def layout_of(config: SiiRLArguments) -> Layout:
-    """Machines, ranks and GPUs of the job. Within `session`: what machines a cluster has, only the cluster knows.
+    """Machines, ranks and GPUs of the job. Within `session`: what machines a cluster has, only the
+    cluster knows.
 
     Raises:
         ConfigError: It has too few.
@@ -183,7 +192,9 @@ def hang_limit_s(config: SiiRLArguments) -> float | None:
 
 
 def _coordinator_for(ranks: int) -> Callable[[int], Redistribution] | None:
-    """Start the DataCoordinator where there are several ranks; each rank calls the result for its own end of it."""
+    """Start the DataCoordinator where there are several ranks; each rank calls the result for its
+    own end of it.
+    """
     if ranks == 1:
         return None
     from siirl.data_coordinator.ray_edge import start_coordinator
@@ -200,7 +211,9 @@ def _connect(
 
 
 def cluster_settings(config: SiiRLArguments) -> ClusterSettings:
-    """Where `cluster` says that processes run; each with one OpenMP thread, because they share the cores."""
+    """Where `cluster` says that processes run; each with one OpenMP thread, because they share the
+    cores.
+    """
     address = None if config.cluster.address is None else resolve_address(config.cluster.address)
     told = {name: os.environ[name] for name in (stacks.VARIABLE,) if name in os.environ}
     return ClusterSettings(
@@ -211,7 +224,9 @@ def cluster_settings(config: SiiRLArguments) -> ClusterSettings:
 def show_summary(
     run_folder: Path, *, report: Path, evaluated: Sequence[dict[str, Reduced]]
 ) -> None:
-    """The first and the last evaluation beside each other, on the same held-out episodes, and where to look."""
+    """The first and the last evaluation beside each other, on the same held-out episodes, and where
+    to look.
+    """
     console = Console()
     if len(evaluated) > 1:
         ends = {"before": evaluated[0], "after": evaluated[-1]}
@@ -253,7 +268,9 @@ def gain(before: Mapping[str, SuccessInterval], after: Mapping[str, SuccessInter
 
 
 def places_to_look(run_folder: Path) -> list[str]:
-    """A line for each folder of episodes that a run has left: videos of robots, files of text; none where nothing was recorded."""
+    """A line for each folder of episodes that a run has left: videos of robots, files of text; none
+    where nothing was recorded.
+    """
     return [
         f"{name:<11} {run_folder / name}"
         for name in (VIDEOS_FOLDER, ROLLOUTS_FOLDER)

@@ -1,6 +1,8 @@
-"""Policies: the tiny VLA that the repository ships, its tokenizers, and the loader of policy folders and users' own policies.
+"""Policies: the tiny VLA that the repository ships, its tokenizers, and the loader of policy
+folders and users' own policies.
 
-Language models are imported from where they are: `language_model`, `chat`, and `tiny_lm`, the one that the repository ships.
+Language models are imported from where they are: `language_model`, `chat`, and `tiny_lm`, the one
+that the repository ships.
 """
 
 from siirl.models.action_tokenizer import ActionTokenizer

@@ -1,8 +1,8 @@
 """Actions as tokens: each dimension of each action is one of `bins` values, as RT-2 and OpenVLA do.
 
-A chunk of K actions of A dimensions is K*A tokens, action by action. Bin centres are spread evenly over the closed range of the
-action space, so that the extremes (a fully closed gripper) can be said exactly. A discrete action space is its own
-tokenizer: one dimension, one bin an action.
+A chunk of K actions of A dimensions is K*A tokens, action by action. Bin centres are spread evenly
+over the closed range of the action space, so that the extremes (a fully closed gripper) can be said
+exactly. A discrete action space is its own tokenizer: one dimension, one bin an action.
 """
 
 # K action of the chunk, A action dimension
@@ -61,7 +61,9 @@ class ActionTokenizer:
         return (low_A + (high_A - low_A) * tokens_KA / (self.bins - 1)).astype(np.float32)
 
     def encode(self, actions: NDArray) -> NDArray[np.int64]:
-        """Actions [K, A] (or [K] integers) to the nearest tokens, int64 [K*A]; values outside of the range go to its ends."""
+        """Actions [K, A] (or [K] integers) to the nearest tokens, int64 [K*A]; values outside of
+        the range go to its ends.
+        """
         if self.discrete:
             return np.asarray(actions, np.int64).reshape(-1)
         low_A, high_A = np.asarray(self.low), np.asarray(self.high)

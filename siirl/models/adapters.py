@@ -1,4 +1,5 @@
-"""LoRA adapters (https://arxiv.org/abs/2106.09685), which are peft's: put into a model in place, taken out of account, merged.
+"""LoRA adapters (https://arxiv.org/abs/2106.09685), which are peft's: put into a model in place,
+taken out of account, merged.
 
 peft is imported only where an adapter is asked for: that takes many seconds.
 """
@@ -26,7 +27,9 @@ ADAPTER_FILE = "lora.json"
 
 
 class Adaptable(nn.Module):
-    """A model that can be given adapters. Below them it stays what it was: the reference of a KL, without a second copy in memory."""
+    """A model that can be given adapters. Below them it stays what it was: the reference of a KL,
+    without a second copy in memory.
+    """
 
     lora: LoraArguments | None = None
     """The adapters that it has been given."""
@@ -65,7 +68,8 @@ class Adaptable(nn.Module):
     def _scale_adapters(self, factor: float) -> None:
         """Multiply what adapters add: 1 as they were made, 0 as if there were none.
 
-        peft's own switch also freezes the adapters, which an optimiser and FSDP2 have laid hands on by then.
+        peft's own switch also freezes the adapters, which an optimiser and FSDP2 have laid hands on
+        by then.
         """
         for name in self.adapted:
             layer: Any = self.get_submodule(name)
@@ -80,7 +84,8 @@ def add_adapters(
     Args:
         model: Changed in place.
         lora: Which adapters.
-        layers: Those of a model without `target_modules`; None: all linear layers but the head, for a model of transformers.
+        layers: Those of a model without `target_modules`; None: all linear layers but the head, for
+            a model of transformers.
         seed: Of their first matrices (A, section 4.1 of the paper); the second ones are zeros.
 
     Raises:
@@ -106,7 +111,8 @@ def add_adapters(
 def adapted_layers(
     model: nn.Module, lora: LoraArguments, *, layers: Sequence[str] | None = None
 ) -> tuple[str, ...]:
-    """Names of the layers that get an adapter; needs no weights (`torch.device("meta")`) and no peft.
+    """Names of the layers that get an adapter; needs no weights (`torch.device("meta")`) and no
+    peft.
 
     Args:
         model: As for `add_adapters`, and so are the others.
@@ -114,7 +120,8 @@ def adapted_layers(
         layers: Those without `target_modules`.
 
     Raises:
-        ConfigError: `target_modules` of which one is no linear layer of the model, or a rank above the smaller side of a layer.
+        ConfigError: `target_modules` of which one is no linear layer of the model, or a rank above
+            the smaller side of a layer.
     """
     shapes = {
         name: tuple(part.weight.shape) for name, part in model.named_modules() if _is_linear(part)
@@ -206,7 +213,8 @@ def name_without_adapters(name: str) -> str | None:
 def merged(
     state: Mapping[str, torch.Tensor], lora: LoraArguments, *, transposed: Collection[str] = ()
 ) -> dict[str, torch.Tensor]:
-    """Weights without adapters, which are added to what they adapt: `W + B A alpha / rank`, in float32 (section 4.1 of the paper).
+    """Weights without adapters, which are added to what they adapt: `W + B A alpha / rank`, in
+    float32 (section 4.1 of the paper).
 
     Args:
         state: Whole tensors under the names of a model with adapters.

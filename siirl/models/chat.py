@@ -1,8 +1,10 @@
-"""Chats as tokens: a prompt, and what is put behind a finished turn, so that nothing that was generated is ever made into tokens anew.
+"""Chats as tokens: a prompt, and what is put behind a finished turn, so that nothing that was
+generated is ever made into tokens anew.
 
-What a chat template puts after an assistant's words is found by rendering a small chat with a stand-in for them: whatever follows the
-stand-in is what the next turn begins with. So any template works that renders messages in order, without knowing its marks.
-A tokenizer without a template gets the plainest one: contents joined by line ends, and nothing else (`12+34=` stays `12+34=`).
+What a chat template puts after an assistant's words is found by rendering a small chat with a
+stand-in for them: whatever follows the stand-in is what the next turn begins with. So any template
+works that renders messages in order, without knowing its marks. A tokenizer without a template gets
+the plainest one: contents joined by line ends, and nothing else (`12+34=` stays `12+34=`).
 """
 
 from collections.abc import Sequence
@@ -26,7 +28,8 @@ class ChatTokenizer:
 
     Args:
         tokenizer: A tokenizer of transformers.
-        further_stop_ids: Tokens beside its own end token at which a continuation ends (generation_config.json).
+        further_stop_ids: Tokens beside its own end token at which a continuation ends
+            (generation_config.json).
         place: Where it comes from, for messages.
 
     Raises:
@@ -55,7 +58,9 @@ class ChatTokenizer:
 
     @property
     def end_id(self) -> int:
-        """The token with which a finished turn of the assistant ends: the template's, or else the end of a text."""
+        """The token with which a finished turn of the assistant ends: the template's, or else the
+        end of a text.
+        """
         return min(self.stop_ids) if self._closing is None else self._closing
 
     @property
@@ -74,12 +79,14 @@ class ChatTokenizer:
         return self._ids(self._render(messages, generate=True))
 
     def encode_turn(self, messages: Sequence[Message], *, closed: bool = True) -> tuple[int, ...]:
-        """Tokens to put behind the assistant's words: what closes them, the new messages, and what opens the next turn.
+        """Tokens to put behind the assistant's words: what closes them, the new messages, and what
+        opens the next turn.
 
         Args:
             messages: What was said to the assistant since (answers of tools, words of a user).
-            closed: Whether the turn ended with one of `stop_ids`, which then stands there already. False where it was cut off by a
-                stop string or a limit: the token that closes a turn is then put first.
+            closed: Whether the turn ended with one of `stop_ids`, which then stands there already.
+                False where it was cut off by a stop string or a limit: the token that closes a turn
+                is then put first.
 
         Raises:
             ConfigError: As `encode_prompt`.
@@ -94,7 +101,9 @@ class ChatTokenizer:
         return self._ids(text)
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Text of tokens, without special ones; bytes that are no text become the replacement character."""
+        """Text of tokens, without special ones; bytes that are no text become the replacement
+        character.
+        """
         return str(
             self.tokenizer.decode(
                 list(ids), skip_special_tokens=True, clean_up_tokenization_spaces=False
@@ -182,7 +191,9 @@ def load_chat_tokenizer(path: str | Path, *, trust_remote_code: bool = False) ->
 
 
 def _generation_stops(source: str) -> list[int]:
-    """End tokens that a model's generation_config.json names, if it has one; chat models often have several."""
+    """End tokens that a model's generation_config.json names, if it has one; chat models often have
+    several.
+    """
     from transformers import GenerationConfig
 
     try:

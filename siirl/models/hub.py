@@ -1,8 +1,10 @@
-"""Asks the Hugging Face hub once, briefly, whether it has a model, before anything is downloaded or missed.
+"""Asks the Hugging Face hub once, briefly, whether it has a model, before anything is downloaded or
+missed.
 
-`from_pretrained` asks for every file by itself, and where the hub cannot be reached it tries each of them six times over (huggingface_hub,
-`http_backoff`): a mistyped folder takes minutes that way, and so does a model that lies in the cache. Here one question is asked, without
-a second try, and what follows from the answer is decided. Left out: downloading, which is transformers' part.
+`from_pretrained` asks for every file by itself, and where the hub cannot be reached it tries each
+of them six times over (huggingface_hub, `http_backoff`): a mistyped folder takes minutes that way,
+and so does a model that lies in the cache. Here one question is asked, without a second try, and
+what follows from the answer is decided. Left out: downloading, which is transformers' part.
 """
 
 import functools
@@ -17,7 +19,8 @@ logger = logging.getLogger(__name__)
 CONFIG_FILE = "config.json"
 FOLDER = f"Give {LANGUAGE_MODEL_FOLDER}"
 REMEDY = f"{FOLDER}, or another hub id."
-PATIENCE_S = 5.0  # the hub answers within a second; who waits longer has no use for a download of gigabytes either
+# the hub answers within a second; who waits longer has no use for a download of gigabytes either
+PATIENCE_S = 5.0
 
 
 @functools.cache
@@ -30,11 +33,13 @@ def find_on_hub(name: str, *, place: str, endpoint: str | None = None) -> str:
         endpoint: The hub's address; None: that of HF_ENDPOINT, or huggingface.co.
 
     Returns:
-        `name` where the hub gives such a model; where it does not, or cannot be asked, the folder of its copy in the hub's cache.
+        `name` where the hub gives such a model; where it does not, or cannot be asked, the folder
+        of its copy in the hub's cache.
 
     Raises:
         ConfigError: No name that a model on the hub could have.
-        MissingAssetError: The hub has none, or gives it to others alone, or cannot be asked; and there is no copy.
+        MissingAssetError: The hub has none, or gives it to others alone, or cannot be asked; and
+            there is no copy.
     """
     from huggingface_hub import get_hf_file_metadata, hf_hub_url
     from huggingface_hub.errors import (
@@ -95,7 +100,9 @@ def find_on_hub(name: str, *, place: str, endpoint: str | None = None) -> str:
 
 
 def _cached(name: str, *, otherwise: str, error: Exception, reason: str | None = None) -> str:
-    """The folder of a model in the hub's cache; with a `reason` to be told, unless offline was asked for."""
+    """The folder of a model in the hub's cache; with a `reason` to be told, unless offline was
+    asked for.
+    """
     folder = cached_folder(name)
     if folder is None:
         raise MissingAssetError(otherwise) from error

@@ -1,6 +1,8 @@
-"""Instructions as token ids without a vocabulary file: each word is hashed into a fixed number of buckets.
+"""Instructions as token ids without a vocabulary file: each word is hashed into a fixed number of
+buckets.
 
-Made for the tiny VLA, which only has to tell a few dozen sentences apart; a language model brings its own tokenizer.
+Made for the tiny VLA, which only has to tell a few dozen sentences apart; a language model brings
+its own tokenizer.
 """
 
 import re

@@ -1,11 +1,14 @@
-"""Any causal language model of the Hugging Face hub or of a folder, as the thing that is trained: tokens in, hidden states out.
+"""Any causal language model of the Hugging Face hub or of a folder, as the thing that is trained:
+tokens in, hidden states out.
 
-The model's head is left to whoever scores, because the logits of a whole batch are its largest tensor (`siirl.algos.linear_log_probs`).
-Weights keep the names that they have in the Hugging Face model, so that the `model.safetensors` of a checkpoint is one that
-`from_pretrained` reads. Rows are packed side by side and told apart by their position ids. That an architecture can do both is tried
+The model's head is left to whoever scores, because the logits of a whole batch are its largest
+tensor (`siirl.algos.linear_log_probs`). Weights keep the names that they have in the Hugging Face
+model, so that the `model.safetensors` of a checkpoint is one that `from_pretrained` reads. Rows are
+packed side by side and told apart by their position ids. That an architecture can do both is tried
 on a few tokens when it is loaded, not believed.
 
-Below LoRA adapters lies the frozen model, which is the reference policy (`without_adapter`): a KL needs no second copy in memory.
+Below LoRA adapters lies the frozen model, which is the reference policy (`without_adapter`): a KL
+needs no second copy in memory.
 """
 
 # B row, S token, D entry of a hidden state, V entry of the vocabulary
@@ -38,7 +41,8 @@ from siirl.params.model_args import LoraArguments
 LENGTH_KEYS = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length")
 NO_LIMIT = 1 << 20  # of models without position embeddings, which say nothing of a length
 TOLERANCE = {torch.float32: 1e-3, torch.float64: 1e-6}
-ROUGH_TOLERANCE = 0.1  # in 16 bits, where rounding moves a hidden state by percents; what leaks moves it by its own size
+# in 16 bits, where rounding moves a hidden state by percents; what leaks moves it by its own size
+ROUGH_TOLERANCE = 0.1
 
 
 class LanguageModel(Adaptable):
@@ -50,9 +54,13 @@ class LanguageModel(Adaptable):
     """
 
     causal_lm: Any
-    """The model with its head. It shares its parts with this module and is no part itself, so that names stay those of transformers."""
+    """The model with its head. It shares its parts with this module and is no part itself, so that
+    names stay those of transformers.
+    """
     shares_prompts: bool
-    """Whether it heeds a mask of which place sees which, so that several answers can stand behind one prompt; tried when it is loaded."""
+    """Whether it heeds a mask of which place sees which, so that several answers can stand behind
+    one prompt; tried when it is loaded.
+    """
 
     def __init__(self, causal_lm: Any, *, lora: LoraArguments | None = None) -> None:
         super().__init__()
@@ -82,14 +90,16 @@ class LanguageModel(Adaptable):
         position_ids: torch.Tensor,
         attention_mask: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Hidden states of the last layer [B, S, D], each of which predicts the token after its own.
+        """Hidden states of the last layer [B, S, D], each of which predicts the token after its
+        own.
 
         Args:
             input_ids: int64 [B, S].
-            position_ids: int64 [B, S]. Without an attention mask, one row may hold several texts side by side: each begins where the
-                positions begin anew, and sees nothing of the others.
-            attention_mask: int64 [B, S], 0 at padding; or bool [B, 1, S, S], which place (next to last) sees which (last), for models
-                that `shares_prompts`.
+            position_ids: int64 [B, S]. Without an attention mask, one row may hold several texts
+                side by side: each begins where the positions begin anew, and sees nothing of the
+                others.
+            attention_mask: int64 [B, S], 0 at padding; or bool [B, 1, S, S], which place (next to
+                last) sees which (last), for models that `shares_prompts`.
         """
         decoder = self.causal_lm.base_model
         output = decoder(
@@ -104,7 +114,8 @@ class LanguageModel(Adaptable):
     def output_weight(self) -> torch.Tensor:
         """Weights of the head [V, D]; those of the embedding where the two are tied.
 
-        Over several ranks they are whole from the forward pass on, until its backward pass has ended.
+        Over several ranks they are whole from the forward pass on, until its backward pass has
+        ended.
 
         Raises:
             InvariantError: They are spread over ranks at the moment.
@@ -120,10 +131,12 @@ class LanguageModel(Adaptable):
     def exported_weights(
         self, state: Mapping[str, torch.Tensor] | None = None
     ) -> dict[str, torch.Tensor]:
-        """Weights under the names that `from_pretrained` and vLLM know, adapters merged into what they adapt.
+        """Weights under the names that `from_pretrained` and vLLM know, adapters merged into what
+        they adapt.
 
         Args:
-            state: Whole tensors under this module's names, as `TrainEngine.rollout_state` returns them; by default its own.
+            state: Whole tensors under this module's names, as `TrainEngine.rollout_state` returns
+                them; by default its own.
         """
         state = self.state_dict() if state is None else state
         if self.lora is None:
@@ -142,7 +155,8 @@ class LanguageModel(Adaptable):
         state: Mapping[str, torch.Tensor] | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        """Write a folder that transformers' from_pretrained and vLLM read: weights (adapters merged), config.json, generation_config.json.
+        """Write a folder that transformers' from_pretrained and vLLM read: weights (adapters
+        merged), config.json, generation_config.json.
 
         Args:
             folder: Made if it is not there.
@@ -164,9 +178,11 @@ class LanguageModel(Adaptable):
             raise OSError(f"{folder} could not be written: {error}") from error
 
     def describe(self, folder: str | Path) -> None:
-        """Write into `folder` what makes this module's `model.safetensors` there a model: its configuration.
+        """Write into `folder` what makes this module's `model.safetensors` there a model: its
+        configuration.
 
-        With adapters, `load_language_model` alone reads such a folder; `save` writes one that everybody reads.
+        With adapters, `load_language_model` alone reads such a folder; `save` writes one that
+        everybody reads.
         """
         self.config.save_pretrained(folder)
         self.causal_lm.generation_config.save_pretrained(folder)
@@ -175,7 +191,8 @@ class LanguageModel(Adaptable):
 
 @contextlib.contextmanager
 def _writing_on_every_rank(causal_lm: Any) -> Iterator[None]:
-    """In this context `save_pretrained` writes wherever it is called: transformers 5.19 does so on rank 0 of a process group alone.
+    """In this context `save_pretrained` writes wherever it is called: transformers 5.19 does so on
+    rank 0 of a process group alone.
 
     Each rank has a vLLM of its own, which reads a folder of its own.
     """
@@ -198,17 +215,21 @@ def load_language_model(
     """Load a causal language model, in evaluation mode on the CPU.
 
     Args:
-        path: A Hugging Face folder (`assets/...` is a shipped one), the folder of a checkpoint's engine, or a hub id.
+        path: A Hugging Face folder (`assets/...` is a shipped one), the folder of a checkpoint's
+            engine, or a hub id.
         dtype: Of the weights.
         trust_remote_code: Run code that comes with the model.
-        gradient_checkpointing: Compute a block's activations again in the backward pass instead of keeping them.
-        lora: Train adapters of this rank; None or rank 0: all weights. A checkpoint that has adapters already keeps its own.
+        gradient_checkpointing: Compute a block's activations again in the backward pass instead of
+            keeping them.
+        lora: Train adapters of this rank; None or rank 0: all weights. A checkpoint that has
+            adapters already keeps its own.
         seed: Of new adapters.
 
     Raises:
         MissingAssetError: No such folder or hub id, or weights are missing in it.
         CheckpointError: A truncated file, or weights of another model.
-        ConfigError: Not a causal language model, or one that does something with its head or its rows that training does not know.
+        ConfigError: Not a causal language model, or one that does something with its head or its
+            rows that training does not know.
     """
     source = source_of(path)
     config = read_config(source, trust_remote_code=trust_remote_code)
@@ -229,9 +250,11 @@ def load_language_model(
 
 
 def recompute_activations(model: nn.Module) -> None:
-    """Let every transformer block keep its input alone, and compute the rest again when its gradient is wanted.
+    """Let every transformer block keep its input alone, and compute the rest again when its
+    gradient is wanted.
 
-    transformers' own switch works in training mode only, and the module stays in evaluation mode, in which nothing is dropped.
+    transformers' own switch works in training mode only, and the module stays in evaluation mode,
+    in which nothing is dropped.
 
     Raises:
         ConfigError: The architecture has no blocks that say they can.
@@ -260,7 +283,8 @@ def _forward_that_recomputes(block: Any, *arguments: Any, **named: Any) -> Any:
 
 @torch.no_grad()
 def _try_out(model: LanguageModel, source: str) -> None:
-    """Compare, on a few tokens, logits with hidden states times output weights, and rows side by side with rows alone.
+    """Compare, on a few tokens, logits with hidden states times output weights, and rows side by
+    side with rows alone.
 
     Raises:
         ConfigError: The head does more than a product, or rows see each other.
@@ -301,8 +325,9 @@ def _try_out(model: LanguageModel, source: str) -> None:
 def _heeds_masks(model: LanguageModel) -> bool:
     """Whether two answers behind one prompt are what they are alone, on a few tokens.
 
-    A window that slides over the positions is longer than these tokens and would be lost under a mask of one's own, and other attention
-    functions than torch's take other masks, so such models are not tried.
+    A window that slides over the positions is longer than these tokens and would be lost under a
+    mask of one's own, and other attention functions than torch's take other masks, so such models
+    are not tried.
     """
     config = model.config.get_text_config()
     slides = getattr(config, "sliding_window", None) is not None or set(

@@ -1,10 +1,13 @@
-"""Reads checkpoints of OpenVLA-OFT as their authors publish them, and says in a sentence what is wrong with one that cannot be used.
+"""Reads checkpoints of OpenVLA-OFT as their authors publish them, and says in a sentence what is
+wrong with one that cannot be used.
 
-A folder has config.json, safetensors files with the names of `OpenVLAForActionPrediction`, tokenizer.json, preprocessor_config.json,
-dataset_statistics.json and, where proprioception is read, the projector of it in a file of its own. A run's checkpoints have the same
-layout, with all weights in one file. Reinforcement learning needs a policy that says actions as tokens (SimpleVLA-RL, arXiv 2509.09674,
-fine-tunes such): one with a regression head has no distribution to draw from and is refused. The first OpenVLA, which writes one token
-after the other, has the same files, and is not what is run here.
+A folder has config.json, safetensors files with the names of `OpenVLAForActionPrediction`,
+tokenizer.json, preprocessor_config.json, dataset_statistics.json and, where proprioception is read,
+the projector of it in a file of its own. A run's checkpoints have the same layout, with all weights
+in one file. Reinforcement learning needs a policy that says actions as tokens (SimpleVLA-RL, arXiv
+2509.09674, fine-tunes such): one with a regression head has no distribution to draw from and is
+refused. The first OpenVLA, which writes one token after the other, has the same files, and is not
+what is run here.
 """
 
 import pickle
@@ -46,15 +49,19 @@ def load_openvla_oft(
     Args:
         folder: As published, or as a run of ours exports it.
         spec: Of the environment, which must act as LIBERO does.
-        images: How many of the environment's cameras it looks through, in their order: 1 for SimpleVLA-RL's, 2 where the wrist was seen.
-        statistics: Data set by whose ranges numbers are scaled, or its suite: `spatial`, `10`; None: the only one that the checkpoint has.
+        images: How many of the environment's cameras it looks through, in their order: 1 for
+            SimpleVLA-RL's, 2 where the wrist was seen.
+        statistics: Data set by whose ranges numbers are scaled, or its suite: `spatial`, `10`;
+            None: the only one that the checkpoint has.
         question_length: Tokens that questions are padded to.
         recompute: Compute activations again in the backward pass instead of keeping them.
-        weights: False leaves them out: who only asks whether everything fits need not wait for 15 GB.
+        weights: False leaves them out: who only asks whether everything fits need not wait for 15
+            GB.
 
     Raises:
         MissingAssetError: A file that is not there.
-        CheckpointError: One that is damaged, of another model, or of a policy that puts out numbers instead of tokens.
+        CheckpointError: One that is damaged, of another model, or of a policy that puts out numbers
+            instead of tokens.
         ConfigError: An environment or an option that does not fit.
     """
     folder = Path(folder)
@@ -106,7 +113,9 @@ def load_openvla_oft(
 def make_openvla_oft(
     spec: EnvSpec, path: str | None, *, weights: bool = True, **options: Any
 ) -> OpenVLAOFT:
-    """`load_openvla_oft` as `siirl.params.policies` calls it; ConfigError without a path: there are no new weights of 7B parameters."""
+    """`load_openvla_oft` as `siirl.params.policies` calls it; ConfigError without a path: there are
+    no new weights of 7B parameters.
+    """
     if path is None:
         raise ConfigError(
             "model=openvla_oft has no weights of its own: give actor_rollout_ref.model.path= a checkpoint's folder."
@@ -115,7 +124,9 @@ def make_openvla_oft(
 
 
 def unused(name: str) -> bool:
-    """Whether a checkpoint's weight is one that no pass reads: an encoder's last block and what follows it, an old Llama's frequencies."""
+    """Whether a checkpoint's weight is one that no pass reads: an encoder's last block and what
+    follows it, an old Llama's frequencies.
+    """
     return name.startswith(VISION) or name.endswith(FREQUENCIES)
 
 
@@ -166,7 +177,9 @@ def _tokenizer(folder: Path) -> Tokenizer:
 
 
 def _projector_of_state(folder: Path) -> dict[str, torch.Tensor]:
-    """Weights of the projector of proprioception, from the file of its own that training wrote; none where there is no such file."""
+    """Weights of the projector of proprioception, from the file of its own that training wrote;
+    none where there is no such file.
+    """
     files = sorted(folder.glob(STATE_PROJECTOR_FILE))
     if not files:
         return {}

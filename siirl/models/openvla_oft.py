@@ -1,14 +1,17 @@
-"""OpenVLA-OFT: a 7B vision-language-action policy that decodes a chunk of action tokens in one pass (https://arxiv.org/abs/2502.19645).
+"""OpenVLA-OFT: a 7B vision-language-action policy that decodes a chunk of action tokens in one pass
+(https://arxiv.org/abs/2502.19645).
 
 Checkpoints are read by `siirl.models.openvla_checkpoint`.
 
-What the language model reads: <s>, the patches of the images, proprioception, the question, one empty place for each token of the
-chunk, </s>. Everybody looks at everybody. The logits of a token stand at the place before it (github.com/moojink/openvla-oft,
-prismatic/extern/hf/modeling_prismatic.py, MIT, and its fork of transformers, in which attention is not causal). What the images, numbers
-and tokens mean is in `envs.libero.openvla`.
+What the language model reads: <s>, the patches of the images, proprioception, the question, one
+empty place for each token of the chunk, </s>. Everybody looks at everybody. The logits of a token
+stand at the place before it (github.com/moojink/openvla-oft,
+prismatic/extern/hf/modeling_prismatic.py, MIT, and its fork of transformers, in which attention is
+not causal). What the images, numbers and tokens mean is in `envs.libero.openvla`.
 """
 
-# N observation, I image, V place of vision (and proprioception), L place of the question, T token of a chunk, S = V+L+T+1 place, D feature
+# N observation, I image, V place of vision (and proprioception), L place of the question, T token
+# of a chunk, S = V+L+T+1 place, D feature
 
 import itertools
 import shutil
@@ -85,7 +88,8 @@ class OpenVLATokenizer(ActionTokenizer):
 
 
 class OpenVLAOFT(Policy):
-    """The policy; see `Policy` for the contract, and `siirl.models.openvla_checkpoint` for how one is made.
+    """The policy; see `Policy` for the contract, and `siirl.models.openvla_checkpoint` for how one
+    is made.
 
     Args:
         config: The checkpoint's config.json.
@@ -153,7 +157,9 @@ class OpenVLAOFT(Policy):
     def prepare(
         self, *, images: NDArray[np.uint8] | None, proprioception: NDArray[np.float32] | None
     ) -> tuple[NDArray[np.uint8] | None, NDArray[np.float32] | None]:
-        """Images [I, 224, 224, 3] and quantiles in [-1, 1], as the checkpoint saw them in training; see `Policy.prepare`."""
+        """Images [I, 224, 224, 3] and quantiles in [-1, 1], as the checkpoint saw them in training;
+        see `Policy.prepare`.
+        """
         assert images is not None, "checked when the policy was made"
         seen = np.stack([policy_image(image) for image in images[: self.images]])
         if self.quantiles is None or proprioception is None:
@@ -225,7 +231,8 @@ class OpenVLAOFT(Policy):
             [words_NLD[:, :1], seen_NVD, words_NLD[:, 1:], empty_NTD, stop_N1D], dim=1
         )
 
-        # A short question's padding lies between it and the chunk: nobody looks there, and positions are counted as if it were not.
+        # A short question's padding lies between it and the chunk: nobody looks there, and
+        # positions are counted as if it were not.
         there_NL = ids_NL != self.padding
         before, after = seen_NVD.shape[1] + 1, tokens + 1
         there_NS = functional.pad(
@@ -244,7 +251,9 @@ class OpenVLAOFT(Policy):
     def _seen(
         self, pixel_values: torch.Tensor, proprioception: torch.Tensor | None
     ) -> torch.Tensor:
-        """The patches of all images, and behind them proprioception where the checkpoint reads it: [N, V, D]."""
+        """The patches of all images, and behind them proprioception where the checkpoint reads it:
+        [N, V, D].
+        """
         seen_NVD = (
             self.projector(self.vision_backbone(pixel_values.flatten(0, 1)))
             .unflatten(0, (len(pixel_values), -1))

@@ -1,9 +1,12 @@
-"""OpenVLA's eyes: DINOv2 and SigLIP side by side, whose patches are joined and projected into the language model's space.
+"""OpenVLA's eyes: DINOv2 and SigLIP side by side, whose patches are joined and projected into the
+language model's space.
 
-The checkpoints were trained with timm's vision transformers. These here have the same weights under the same names, and the same numbers
-come out (tests/models/test_openvla_vision.py), but timm is not needed: it would bring torchvision, whose builds must fit torch's, and
-later versions of it than 0.9 name things otherwise. Of an encoder only what is used is built: OpenVLA reads the output of the
-second-to-last block, before the final norm (github.com/openvla/openvla, prismatic/extern/hf/modeling_prismatic.py, MIT).
+The checkpoints were trained with timm's vision transformers. These here have the same weights under
+the same names, and the same numbers come out (tests/models/test_openvla_vision.py), but timm is not
+needed: it would bring torchvision, whose builds must fit torch's, and later versions of it than 0.9
+name things otherwise. Of an encoder only what is used is built: OpenVLA reads the output of the
+second-to-last block, before the final norm (github.com/openvla/openvla,
+prismatic/extern/hf/modeling_prismatic.py, MIT).
 """
 
 # N image, P patch, S = registers + P token, D feature, H head
@@ -63,7 +66,8 @@ class VisionBackbone(nn.Module):
         shapes: Of the encoders.
         means, stds: What each of them normalises colours in [0, 1] with.
         image_size: Height and width in pixels.
-        recompute: Keep the input of each block alone for the backward pass, and compute the rest again.
+        recompute: Keep the input of each block alone for the backward pass, and compute the rest
+            again.
     """
 
     means: torch.Tensor
@@ -91,7 +95,9 @@ class VisionBackbone(nn.Module):
         self.register_buffer("stds", torch.tensor(stds).view(-1, 3, 1, 1), persistent=False)
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
-        """Patches [N, P, D] of images uint8 [N, height, width, 3]; D is the sum of the encoders' widths."""
+        """Patches [N, P, D] of images uint8 [N, height, width, 3]; D is the sum of the encoders'
+        widths.
+        """
         colours = images.permute(0, 3, 1, 2) / 255
         encoders = [
             encoder for encoder in (self.featurizer, self.fused_featurizer) if encoder is not None

@@ -1,4 +1,5 @@
-"""Policy folders, `config.json` and `model.safetensors`, and the one place that turns a name into a policy.
+"""Policy folders, `config.json` and `model.safetensors`, and the one place that turns a name into a
+policy.
 
 Language models are `siirl.models.language_model`'s.
 """

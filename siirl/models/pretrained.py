@@ -1,4 +1,5 @@
-"""Reads causal language models of the Hugging Face hub or of folders, and says in a sentence what is wrong with one that cannot be read.
+"""Reads causal language models of the Hugging Face hub or of folders, and says in a sentence what
+is wrong with one that cannot be read.
 
 Left out: what training adds to a model (`siirl.models.language_model`).
 """
@@ -23,7 +24,8 @@ KEY = "actor_rollout_ref.model.path"
 
 
 def source_of(path: str | Path, *, place: str = KEY) -> str:
-    """The folder that `path` names, or else the hub id that it is; see `find_on_hub` for where the hub cannot be asked.
+    """The folder that `path` names, or else the hub id that it is; see `find_on_hub` for where the
+    hub cannot be asked.
 
     Raises:
         ConfigError: No name that a model on the hub could have.
@@ -121,7 +123,9 @@ def read_causal_lm(source: str, config: Any, *, dtype: torch.dtype, trust_remote
 
 
 def _first_cut(source: str) -> str | None:
-    """Which weight file of a folder, or of a model in the hub's cache, is not whole, and what helps; None where all look whole."""
+    """Which weight file of a folder, or of a model in the hub's cache, is not whole, and what
+    helps; None where all look whole.
+    """
     folder = Path(source) if Path(source).is_dir() else cached_folder(source)
     for file in [] if folder is None else weight_files(folder):
         try:
@@ -139,7 +143,9 @@ def _first_cut(source: str) -> str | None:
 
 
 def read_adapted(source: str, config: Any, lora: LoraArguments, *, dtype: torch.dtype) -> Any:
-    """A model with adapters from a checkpoint's folder; raises CheckpointError for weights of another one."""
+    """A model with adapters from a checkpoint's folder; raises CheckpointError for weights of
+    another one.
+    """
     from transformers import AutoModelForCausalLM
 
     causal_lm = AutoModelForCausalLM.from_config(config, dtype=dtype)
@@ -149,7 +155,8 @@ def read_adapted(source: str, config: Any, lora: LoraArguments, *, dtype: torch.
 
 
 def check_adapters(path: str | Path, lora: LoraArguments, *, trust_remote_code: bool) -> None:
-    """Refuse adapters that a model cannot have, from its config.json alone: no weight is read or made.
+    """Refuse adapters that a model cannot have, from its config.json alone: no weight is read or
+    made.
 
     Raises:
         MissingAssetError: No such folder or hub id.

@@ -1,14 +1,16 @@
-"""The tiny language model that the repository ships: bytes in, bytes out, in the form that transformers and vLLM know as Qwen3.
+"""The tiny language model that the repository ships: bytes in, bytes out, in the form that
+transformers and vLLM know as Qwen3.
 
-Its tokenizer spells any text: token 0 to 255 is the byte of that value, and eight more mark what text cannot. Nothing is merged,
-because a model that adds digit by digit learns from few questions, and because a tiny vocabulary leaves its weights to the layers.
-Both are written as an ordinary Hugging Face folder, which needs no code of ours to be read. (Not in the form of Qwen2, beside which
-transformers reads any tokenizer as Qwen's own; that one normalises text and has one token more.) What the model learns is the business
-of `python -m siirl.warm_start env=math`.
+Its tokenizer spells any text: token 0 to 255 is the byte of that value, and eight more mark what
+text cannot. Nothing is merged, because a model that adds digit by digit learns from few questions,
+and because a tiny vocabulary leaves its weights to the layers. Both are written as an ordinary
+Hugging Face folder, which needs no code of ours to be read. (Not in the form of Qwen2, beside which
+transformers reads any tokenizer as Qwen's own; that one normalises text and has one token more.)
+What the model learns is the business of `python -m siirl.warm_start env=math`.
 
-Its chat template says as little as it can. A first message of a user stands bare, and the answer follows at once (`12+34=46`), so that a
-question with one answer costs no mark at all; every other message has the token of its role before it, and what the assistant says
-ends with `<|end|>`:
+Its chat template says as little as it can. A first message of a user stands bare, and the answer
+follows at once (`12+34=46`), so that a question with one answer costs no mark at all; every other
+message has the token of its role before it, and what the assistant says ends with `<|end|>`:
 
     user, assistant                    12+34=46<|end|>
     user, assistant, tool, assistant   12+34=<tool_call>…</tool_call><|end|><|tool|>46<|assistant|>46<|end|>
@@ -59,7 +61,8 @@ class TinyLMShape:
     heads: int = 4  # of 32 entries each: the smallest that vLLM's attention on a CPU has
     feed_forward: int = 384
     max_length: int = 2048
-    """Tokens of prompt and response together: a few turns with tools, or a program with its task."""
+    """Tokens of prompt and response together: a few turns with tools, or a program with its task.
+    """
 
 
 def tiny_tokenizer() -> Any:
@@ -87,7 +90,9 @@ def tiny_tokenizer() -> Any:
 
 
 def new_tiny_lm(*, seed: int, shape: TinyLMShape | None = None) -> Any:
-    """A model with weights drawn from `seed`, for the tokenizer above: transformers' Qwen3ForCausalLM in float32."""
+    """A model with weights drawn from `seed`, for the tokenizer above: transformers'
+    Qwen3ForCausalLM in float32.
+    """
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
     shape = shape or TinyLMShape()
@@ -113,7 +118,8 @@ def new_tiny_lm(*, seed: int, shape: TinyLMShape | None = None) -> Any:
 
 
 def _letters_of_bytes() -> list[str]:
-    """The letter under which byte-level tokenizers write each byte, as GPT-2 chose them: itself if it prints, else one from 256 on.
+    """The letter under which byte-level tokenizers write each byte, as GPT-2 chose them: itself if
+    it prints, else one from 256 on.
 
     The printing ones are ! to ~, ¡ to ¬ and ® to ÿ (https://github.com/openai/gpt-2, encoder.py).
     """

@@ -1,13 +1,16 @@
-"""The tiny VLA that the repository ships: image, instruction and proprioception in, a chunk of binned actions out.
+"""The tiny VLA that the repository ships: image, instruction and proprioception in, a chunk of
+binned actions out.
 
-A convolutional encoder (a small vision transformer was several times slower to train on a CPU), whose features the instruction
-modulates (FiLM), and one linear head that decodes all tokens of the chunk in parallel, as OpenVLA-OFT does
-(https://arxiv.org/abs/2502.19645, section 4). Inputs that an environment lacks are left out: the class then is a plain multi-layer
-perceptron, which is how it adapts to state-based Gymnasium environments. No dropout and no batch statistics: rollout and
+A convolutional encoder (a small vision transformer was several times slower to train on a CPU),
+whose features the instruction modulates (FiLM), and one linear head that decodes all tokens of the
+chunk in parallel, as OpenVLA-OFT does (https://arxiv.org/abs/2502.19645, section 4). Inputs that an
+environment lacks are left out: the class then is a plain multi-layer perceptron, which is how it
+adapts to state-based Gymnasium environments. No dropout and no batch statistics: rollout and
 training must give the same log-probs.
 """
 
-# N observation, C camera, T token of a chunk, V bin, P proprioception value, L instruction word, D feature
+# N observation, C camera, T token of a chunk, V bin, P proprioception value, L instruction word, D
+# feature
 
 import dataclasses
 import json
@@ -66,14 +69,16 @@ class TinyVLAConfig:
     ) -> "TinyVLAConfig":
         """The configuration that fits an environment's observations and actions.
 
-        Seventeen bins and not OpenVLA's 256: what a policy tries out is a few bins wide, and tries of a few 64ths of the range hardly
-        change how an episode ends. In single tuning runs, from unlike warm starts, 16 bins learnt where 64 stood still; a comparison
-        from like starts has not been made. An odd number, so that zero, which robots are told most, can be said: cloned on LIBERO's
-        expert alike (600 updates, one run each), sampled actions succeeded in 31 of 100 episodes with 16 bins and in 41 with 17, most
-        likely ones in 16 and 34.
+        Seventeen bins and not OpenVLA's 256: what a policy tries out is a few bins wide, and tries
+        of a few 64ths of the range hardly change how an episode ends. In single tuning runs, from
+        unlike warm starts, 16 bins learnt where 64 stood still; a comparison from like starts has
+        not been made. An odd number, so that zero, which robots are told most, can be said: cloned
+        on LIBERO's expert alike (600 updates, one run each), sampled actions succeeded in 31 of 100
+        episodes with 16 bins and in 41 with 17, most likely ones in 16 and 34.
 
         Raises:
-            ValueError: An observation space without images and without proprioception, or a size that cannot be.
+            ValueError: An observation space without images and without proprioception, or a size
+                that cannot be.
         """
         sizes: dict[str, tuple[Any, int]] = {  # as the command line has them, which may be anything
             "bins": (bins, 2),
@@ -114,7 +119,9 @@ class TinyVLAConfig:
 
     @classmethod
     def from_json(cls, values: dict) -> "TinyVLAConfig":
-        """The inverse of `to_json`; raises KeyError, TypeError or ValueError for values of another model, or of none."""
+        """The inverse of `to_json`; raises KeyError, TypeError or ValueError for values of another
+        model, or of none.
+        """
         tokenizer, shape = values["action_tokenizer"], values["image_shape"]
         if (
             values["instruction_length"] > MOST_WORDS
@@ -234,7 +241,9 @@ class TinyVLA(Policy):
         del self.head
 
     def check_options(self, spec: EnvSpec, *, options: Mapping[str, Any], path: str) -> None:
-        """See `Policy.check_options`: options are of new weights; those in a folder have their own, and others would be read by nobody."""
+        """See `Policy.check_options`: options are of new weights; those in a folder have their own,
+        and others would be read by nobody.
+        """
         wanted = TinyVLAConfig.for_env(spec, **options)
         for name in options:
             asked, there = wanted.option(name), self.config.option(name)
@@ -251,7 +260,9 @@ class TinyVLA(Policy):
 
 
 class ConvEncoder(nn.Module):
-    """Three strided convolutions; the instruction scales and shifts the last feature map before it is flattened."""
+    """Three strided convolutions; the instruction scales and shifts the last feature map before it
+    is flattened.
+    """
 
     def __init__(self, *, cameras: int, size: tuple[int, int], condition: int, width: int) -> None:
         super().__init__()
@@ -284,7 +295,8 @@ def load_policy(folder: str | Path) -> TinyVLA:
 
     Raises:
         MissingAssetError: The folder or one of its two files is not there.
-        CheckpointError: A truncated file, one of several that is not there, or weights of another model.
+        CheckpointError: A truncated file, one of several that is not there, or weights of another
+            model.
     """
     folder = Path(folder)
     for name, there in (
@@ -324,11 +336,13 @@ def load_policy(folder: str | Path) -> TinyVLA:
 def make_tiny_vla(
     spec: EnvSpec, path: str | None, *, weights: bool = True, **options: Any
 ) -> TinyVLA:
-    """The policy of a folder, or a new one for the environment (`siirl.params.policies`); its weights are always read: they are small.
+    """The policy of a folder, or a new one for the environment (`siirl.params.policies`); its
+    weights are always read: they are small.
 
     Raises:
         ConfigError: A policy that does not fit the environment.
-        ValueError: An option that does not (`TinyVLAConfig.for_env`); TypeError: one that it does not have.
+        ValueError: An option that does not (`TinyVLAConfig.for_env`); TypeError: one that it does
+            not have.
     """
     wanted = TinyVLAConfig.for_env(spec, **options)
     if path is None:

@@ -1,6 +1,7 @@
 """Weights in safetensors files: read into a module whose names and shapes they must fit.
 
-Weights in several files with `model.safetensors.index.json`, as Hugging Face cuts large ones, are read as well, and never written.
+Weights in several files with `model.safetensors.index.json`, as Hugging Face cuts large ones, are
+read as well, and never written.
 """
 
 import contextlib
@@ -27,12 +28,14 @@ def load_weights(
     further: Mapping[str, torch.Tensor] | None = None,
     weights: bool = True,
 ) -> None:
-    """Read weights into `module`, one file after the other; see `require_fitting` for what they must be.
+    """Read weights into `module`, one file after the other; see `require_fitting` for what they
+    must be.
 
     Args:
         module: What gets them, in its own type; weights of the meta device are replaced.
-        place: A safetensors file, or a folder with one or with several (see `siirl.params.weight_files.weight_files`); of a checkpoint with
-            adapters the folder is read, and they are merged.
+        place: A safetensors file, or a folder with one or with several (see
+            `siirl.params.weight_files.weight_files`); of a checkpoint with adapters the folder is
+            read, and they are merged.
         left_out: Names in the files that the module has no use for.
         further: Weights from elsewhere.
         weights: False compares names and shapes, and reads no more than the files' headers.
@@ -57,7 +60,9 @@ def load_weights(
 
 
 def stored_shapes(place: Path) -> dict[str, tuple[int, ...]]:
-    """Name to shape of the weights in a file or a folder, of one with adapters as they are merged; only the files' headers are read."""
+    """Name to shape of the weights in a file or a folder, of one with adapters as they are merged;
+    only the files' headers are read.
+    """
     shapes: dict[str, tuple[int, ...]] = {}
     adapted = stored_adapters(place) is not None
     for file in _files(place):
@@ -100,7 +105,9 @@ def _files(place: Path) -> list[Path]:
 
 
 def _put(module: nn.Module, tensors: Mapping[str, torch.Tensor]) -> None:
-    """Copy into the module's weights; those on the meta device have no memory to copy into and are replaced."""
+    """Copy into the module's weights; those on the meta device have no memory to copy into and are
+    replaced.
+    """
     weights = module.state_dict(keep_vars=True)
     of_meta = {
         name: tensor.to(weights[name].dtype)
@@ -115,7 +122,9 @@ def _put(module: nn.Module, tensors: Mapping[str, torch.Tensor]) -> None:
 
 @contextlib.contextmanager
 def _whole(file: Path) -> Iterator[None]:
-    """What safetensors says of a file that is cut off becomes an error that names the file and what helps."""
+    """What safetensors says of a file that is cut off becomes an error that names the file and what
+    helps.
+    """
     try:
         yield
     except safetensors.SafetensorError as error:

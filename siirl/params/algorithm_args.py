@@ -58,7 +58,9 @@ class KLCtrlArguments:
 
 @dataclass
 class FilterArguments:
-    """Which groups of rollouts a step trains on; groups that reward cannot tell apart are dropped in any case."""
+    """Which groups of rollouts a step trains on; groups that reward cannot tell apart are dropped
+    in any case.
+    """
 
     success_low: float = option(
         0.0,
@@ -100,7 +102,9 @@ class FilterArguments:
 
 @dataclass
 class OverlongArguments:
-    """DAPO's soft punishment of responses that come near the limit of tokens (arXiv 2503.14476, section 3.4); of text alone."""
+    """DAPO's soft punishment of responses that come near the limit of tokens (arXiv 2503.14476,
+    section 3.4); of text alone.
+    """
 
     penalty: float = option(
         0.0,

@@ -1,6 +1,8 @@
-"""Names of the documents that read otherwise here: one table. Each is understood, and said once with what it now is.
+"""Names of the documents that read otherwise here: one table. Each is understood, and said once
+with what it now is.
 
-Two keys of theirs are aliases of a group: `algorithm.workflow_type` of `pipeline=`, `actor_rollout_ref.model.model_type` of `env=`.
+Two keys of theirs are aliases of a group: `algorithm.workflow_type` of `pipeline=`,
+`actor_rollout_ref.model.model_type` of `env=`.
 """
 
 from collections.abc import Iterable
@@ -57,10 +59,14 @@ LOSS = "actor_rollout_ref.actor.loss"
 CLIP_RATIO = "actor_rollout_ref.actor.clip_ratio"
 BOUNDS = ("actor_rollout_ref.actor.clip_ratio_low", "actor_rollout_ref.actor.clip_ratio_high")
 LOSSES_WITH_OWN_BOUNDS = ("cispo", "gmpo", "gpg", "gspo", "gspo_token", "kl_cov", "sapo")
-"""Their clip bounds, if they have any, are of another size than PPO's: a pipeline's for PPO give way; the plan shows theirs."""
+"""Their clip bounds, if they have any, are of another size than PPO's: a pipeline's for PPO give
+way; the plan shows theirs.
+"""
 
 SUITE, TASKS = "env.suite", "env.tasks"
-"""Tasks are of a suite: whoever names a suite and no tasks means all of its tasks, not those that stood beside another one."""
+"""Tasks are of a suite: whoever names a suite and no tasks means all of its tasks, not those that
+stood beside another one.
+"""
 
 EXPLANATIONS = {MODEL_TYPE: "nothing: env= says what kind of job it is"}
 
@@ -69,7 +75,8 @@ def translate(assignments: Iterable[Assignment]) -> tuple[list[Assignment], list
     """Replace old names.
 
     Returns:
-        The assignments in the same order, after those that they imply, and one sentence for each alias that was used.
+        The assignments in the same order, after those that they imply, and one sentence for each
+        alias that was used.
 
     Raises:
         UnknownNameError: A value of one of the two alias keys that the documents do not know.

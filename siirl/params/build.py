@@ -1,4 +1,5 @@
-"""From plain values to dataclasses, strictly: unknown keys, wrong types and values out of bounds are collected, each with its place.
+"""From plain values to dataclasses, strictly: unknown keys, wrong types and values out of bounds
+are collected, each with its place.
 
 No OmegaConf here: values are dicts, lists, strings, numbers, booleans and None.
 """
@@ -28,7 +29,8 @@ def build(
     place: str = "",
     source_of: Callable[[str], str] = lambda place: "config",
 ) -> Arguments:
-    """Make an instance of the dataclass `cls`; what is wrong is appended to `problems`, and a default stands in for it.
+    """Make an instance of the dataclass `cls`; what is wrong is appended to `problems`, and a
+    default stands in for it.
 
     Args:
         cls: A dataclass whose fields all have defaults.

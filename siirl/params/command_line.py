@@ -1,4 +1,6 @@
-"""The flags of the commands; everything else on the line is `group=option` or `key=value` and belongs to the parser."""
+"""The flags of the commands; everything else on the line is `group=option` or `key=value` and
+belongs to the parser.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field

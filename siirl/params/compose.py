@@ -1,6 +1,8 @@
-"""The groups under configs/, chosen by Hydra's compose API; only this file and `parser` know Hydra and OmegaConf.
+"""The groups under configs/, chosen by Hydra's compose API; only this file and `parser` know Hydra
+and OmegaConf.
 
-`@hydra.main` is left out on purpose: it changes the working folder's contents and hides errors behind its own messages.
+`@hydra.main` is left out on purpose: it changes the working folder's contents and hides errors
+behind its own messages.
 """
 
 import functools
@@ -58,7 +60,9 @@ def load_option(group: str, option: str) -> DictConfig:
 
 @functools.cache
 def shipped_values() -> Mapping[str, Sequence[Any]]:
-    """By key, the values that options give it, as their files have them: `${other.key}` is not resolved."""
+    """By key, the values that options give it, as their files have them: `${other.key}` is not
+    resolved.
+    """
     values: dict[str, list[Any]] = {}
     for file in sorted(config_dir().glob("*/*.yaml")):
         header = re.match(r"# @package (\S+)", file.read_text())

@@ -1,4 +1,6 @@
-"""The groups under configs/ with their options, read from file names. Imports no Hydra, so shell completion is quick."""
+"""The groups under configs/ with their options, read from file names. Imports no Hydra, so shell
+completion is quick.
+"""
 
 from siirl.errors import MissingAssetError
 from siirl.params.paths import config_dir

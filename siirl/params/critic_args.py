@@ -1,4 +1,6 @@
-"""The value model of pipelines with a critic (pipeline=ppo): where it starts, and how it is updated."""
+"""The value model of pipelines with a critic (pipeline=ppo): where it starts, and how it is
+updated.
+"""
 
 from dataclasses import dataclass, field
 

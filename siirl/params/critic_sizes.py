@@ -1,4 +1,6 @@
-"""What follows from the sizes in the configuration for the critic: a null takes the actor's value. One home, as `siirl.params.sizes`."""
+"""What follows from the sizes in the configuration for the critic: a null takes the actor's value.
+One home, as `siirl.params.sizes`.
+"""
 
 from dataclasses import dataclass
 

@@ -39,5 +39,7 @@ class DagArguments:
 
     @property
     def shipped_graph(self) -> str | None:
-        """The pipeline whose graph is walked; None for the user's own, whichever pipeline gave the defaults."""
+        """The pipeline whose graph is walked; None for the user's own, whichever pipeline gave the
+        defaults.
+        """
         return None if self.own_graph else self.pipeline

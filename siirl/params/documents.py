@@ -1,4 +1,6 @@
-"""Text and JSON of files that a crash, a copy or another program may have damaged: read whole, or refused with the file's name."""
+"""Text and JSON of files that a crash, a copy or another program may have damaged: read whole, or
+refused with the file's name.
+"""
 
 import json
 from pathlib import Path
@@ -25,8 +27,8 @@ def read_json(file: Path, *, remedy: str) -> Any:
     """What a file of JSON holds, of whatever type.
 
     Raises:
-        CheckpointError: Bytes that are no text, text that is no JSON, or JSON that Python does not read: too deep, or with a number of
-            too many digits.
+        CheckpointError: Bytes that are no text, text that is no JSON, or JSON that Python does not
+            read: too deep, or with a number of too many digits.
     """
     text = read_text(file, remedy=remedy)
     try:

@@ -1,6 +1,7 @@
 """The two domains of jobs, text and robots, and the names that belong to one of them.
 
-The environment says which domain a job is of: one whose observations are chat messages is text, all others act.
+The environment says which domain a job is of: one whose observations are chat messages is text, all
+others act.
 """
 
 from collections.abc import Collection

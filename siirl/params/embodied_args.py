@@ -1,4 +1,6 @@
-"""The second stream of frames of an embodied job: what is filmed for people, beside what the policy sees."""
+"""The second stream of frames of an embodied job: what is filmed for people, beside what the policy
+sees.
+"""
 
 from dataclasses import dataclass
 
@@ -8,7 +10,9 @@ from siirl.params.fields import option
 
 @dataclass
 class EmbodiedArguments:
-    """Videos of episodes; how many are recorded is trainer.record_episodes and trainer.record_val_episodes."""
+    """Videos of episodes; how many are recorded is trainer.record_episodes and
+    trainer.record_val_episodes.
+    """
 
     recorder_every: int = option(
         2,

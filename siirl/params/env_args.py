@@ -1,4 +1,6 @@
-"""The environment and the servers that host it. Keys that an environment does not take stay null; `kwargs` holds what has no key here."""
+"""The environment and the servers that host it. Keys that an environment does not take stay null;
+`kwargs` holds what has no key here.
+"""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -18,7 +20,8 @@ POOL_KEYS = (
 )
 RENDER_QUALITIES = ("fast", "full")
 SHORTEST_DEADLINE_S = 0.001  # below it nothing can answer, not even within one process
-LARGEST_PICTURE = 2048  # pixels; no policy and no video needs more, and a slip of the finger would take all memory
+# pixels; no policy and no video needs more, and a slip of the finger would take all memory
+LARGEST_PICTURE = 2048
 
 
 @dataclass
@@ -102,10 +105,12 @@ class EnvArguments:
     )
 
     def constructor_kwargs(self) -> dict[str, Any]:
-        """Keyword arguments for `envs.registry.make_env(self.name, ...)`: what is set, without the pool's keys.
+        """Keyword arguments for `envs.registry.make_env(self.name, ...)`: what is set, without the
+        pool's keys.
 
         Raises:
-            ConfigError: A key of the group that `kwargs` gives, too: one of the two would win unseen.
+            ConfigError: A key of the group that `kwargs` gives, too: one of the two would win
+                unseen.
         """
         given = {
             key: value

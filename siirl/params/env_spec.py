@@ -11,10 +11,12 @@ from siirl.params.training_args import SiiRLArguments
 
 
 def describe_env(config: SiiRLArguments) -> EnvSpec:
-    """The spec of the environment that `env` describes; `user_modules`, which may register it, are imported first.
+    """The spec of the environment that `env` describes; `user_modules`, which may register it, are
+    imported first.
 
     Raises:
-        ConfigError: It does not exist, or refuses its arguments; or a module that cannot be imported.
+        ConfigError: It does not exist, or refuses its arguments; or a module that cannot be
+            imported.
         MissingAssetError: It lacks a package or a library.
     """
     import_user_modules(config)

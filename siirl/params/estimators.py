@@ -1,7 +1,9 @@
-"""siirl's advantage estimators and their arguments, read from the source of their functions, because importing those imports torch.
+"""siirl's advantage estimators and their arguments, read from the source of their functions,
+because importing those imports torch.
 
-A new estimator is a function in `siirl/algos/advantages/estimators.py` under `@register_adv_est("name")`: the choices of
-`algorithm.adv_estimator`, the keys that it reads and the columns that it needs follow from there.
+A new estimator is a function in `siirl/algos/advantages/estimators.py` under
+`@register_adv_est("name")`: the choices of `algorithm.adv_estimator`, the keys that it reads and
+the columns that it needs follow from there.
 """
 
 import ast
@@ -13,7 +15,9 @@ DECORATOR = "register_adv_est"
 
 
 def estimators_in(source: str) -> dict[str, frozenset[str]]:
-    """Arguments of each function of a module that is registered as an estimator, by the name that it is registered under."""
+    """Arguments of each function of a module that is registered as an estimator, by the name that
+    it is registered under.
+    """
     found: dict[str, frozenset[str]] = {}
     for function in ast.parse(source).body:
         if not isinstance(function, ast.FunctionDef):

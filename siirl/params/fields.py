@@ -1,7 +1,9 @@
-"""How a configuration key is declared: a dataclass field whose metadata says what it does, why its default is what it is, and its bounds.
+"""How a configuration key is declared: a dataclass field whose metadata says what it does, why its
+default is what it is, and its bounds.
 
-Both functions only write metadata, so a user's own dataclass with plain `field(default=..., metadata={"help": ...})` works as well.
-Left out: converting and checking values (`siirl.params.build`).
+Both functions only write metadata, so a user's own dataclass with plain `field(default=...,
+metadata={"help": ...})` works as well. Left out: converting and checking values
+(`siirl.params.build`).
 """
 
 import dataclasses
@@ -31,15 +33,17 @@ def described(
         help: What the key does, in one sentence.
         why: Reason or source of the default.
         choices: Names that are known; others are refused with the nearest.
-        refused: Names that documents have and this version does not: what to take instead. They are no choices.
+        refused: Names that documents have and this version does not: what to take instead. They are
+            no choices.
         minimum: Smallest value.
         above: The value must be larger than this.
         maximum: Largest value. Bounds of a list are those of its elements.
         unique: No element of the list may stand in it twice.
         filled: The list must have an element.
         text_only: For a key that only text jobs read: why an embodied job has no use for it.
-        plug_in: Whether a value may also be `module:name`, or a name that a module of the user's own registers (siirl.params.plug_ins
-            says when each is looked up); `choices` are the shipped names.
+        plug_in: Whether a value may also be `module:name`, or a name that a module of the user's
+            own registers (siirl.params.plug_ins says when each is looked up); `choices` are the
+            shipped names.
         derived: Set by the parser from other keys; an input for old names only, and not printed.
     """
     return {

@@ -1,4 +1,6 @@
-"""The text of `--help`: groups with their options, flags, and every key with its type, default, meaning and reason."""
+"""The text of `--help`: groups with their options, flags, and every key with its type, default,
+meaning and reason.
+"""
 
 import inspect
 import textwrap
@@ -30,7 +32,8 @@ def help_text(*, usage: str, user_groups: Mapping[str, type]) -> str:
     """Everything that may be set.
 
     Args:
-        usage: The first line, for example `python -m siirl.train [group=option ...] [key=value ...]`.
+        usage: The first line, for example `python -m siirl.train [group=option ...] [key=value
+            ...]`.
         user_groups: Groups of the user's own by name.
     """
     sections = [INTRODUCTION.format(usage=usage), *_groups(), *_keys(user_groups), _old_names()]

@@ -1,4 +1,6 @@
-"""The policy: which model, how it acts, how it is updated. `AlgorithmArguments` is importable from here, as the documents have it."""
+"""The policy: which model, how it acts, how it is updated. `AlgorithmArguments` is importable from
+here, as the documents have it.
+"""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -56,7 +58,9 @@ NO_LM_ENGINE = "robots act through the training module itself"
 
 @dataclass
 class LoraArguments:
-    """Adapters of low rank, which are trained instead of the weights (Hu et al. 2021); the model below them is the KL's reference."""
+    """Adapters of low rank, which are trained instead of the weights (Hu et al. 2021); the model
+    below them is the KL's reference.
+    """
 
     rank: int = option(0, "Rank of the adapters; 0: none, all weights are trained.", minimum=0)
     alpha: float = option(
@@ -159,7 +163,9 @@ class OptimizerArguments:
 
 @dataclass
 class ImportanceArguments:
-    """Importance weights `pi_old / pi_rollout` on the policy loss, for samples of an older policy or of another engine."""
+    """Importance weights `pi_old / pi_rollout` on the policy loss, for samples of an older policy
+    or of another engine.
+    """
 
     level: str | None = option(
         None,

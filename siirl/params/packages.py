@@ -1,4 +1,6 @@
-"""Packages that a run may need beyond the usual ones, and the command that installs them; nothing is imported to find out."""
+"""Packages that a run may need beyond the usual ones, and the command that installs them; nothing
+is imported to find out.
+"""
 
 import importlib.util
 

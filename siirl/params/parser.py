@@ -1,8 +1,10 @@
-"""The command line's `group=option` and `key=value`, and perhaps a file, become one `SiiRLArguments`. Hydra and OmegaConf end here.
+"""The command line's `group=option` and `key=value`, and perhaps a file, become one
+`SiiRLArguments`. Hydra and OmegaConf end here.
 
-Later wins: defaults of the dataclasses, configs/train.yaml with its groups, the file of `--config`, groups that the command line chooses,
-keys of the command line. Everything that is wrong with names, types and bounds is collected and told at once.
-Left out: whether values fit each other and the machine (`siirl.preflight.config_checks`); sweeps over several values.
+Later wins: defaults of the dataclasses, configs/train.yaml with its groups, the file of `--config`,
+groups that the command line chooses, keys of the command line. Everything that is wrong with names,
+types and bounds is collected and told at once. Left out: whether values fit each other and the
+machine (`siirl.preflight.config_checks`); sweeps over several values.
 """
 
 import logging
@@ -77,7 +79,8 @@ def parse(overrides: Sequence[str] = (), *, config_file: str | Path | None = Non
 
     Args:
         overrides: `group=option` and `key=value`, as on the command line.
-        config_file: YAML file with keys, for example the config.yaml of an earlier run; `pipeline: grpo` in it chooses a group.
+        config_file: YAML file with keys, for example the config.yaml of an earlier run; `pipeline:
+            grpo` in it chooses a group.
 
     Raises:
         ConfigError: Everything that is wrong with names, types and bounds.
@@ -119,7 +122,9 @@ def known_keys(user_groups: Mapping[str, type]) -> dict[str, Key]:
 
 
 def to_tree(config: SiiRLArguments) -> dict[str, Any]:
-    """A configuration as plain values without derived keys: what `parse` reads back as the same configuration."""
+    """A configuration as plain values without derived keys: what `parse` reads back as the same
+    configuration.
+    """
     tree = asdict(config)
     for name in config.user_groups:
         tree[name] = asdict(getattr(config, name))
@@ -176,7 +181,9 @@ def _read_override(text: str) -> Assignment:
 
 
 def _leaves(assignment: Assignment, known: Mapping[str, Key]) -> Iterator[Assignment]:
-    """Split a mapping into its keys, down to the leaves of the schema; groups that are not known yet stay whole."""
+    """Split a mapping into its keys, down to the leaves of the schema; groups that are not known
+    yet stay whole.
+    """
     key, value = assignment.key, assignment.value
     of_known_group = any(place.startswith(f"{key}.") for place in known)
     if not isinstance(value, Mapping) or not value or not of_known_group:
@@ -187,7 +194,9 @@ def _leaves(assignment: Assignment, known: Mapping[str, Key]) -> Iterator[Assign
 
 
 def _choose_environment_of_files(assignments: list[Assignment]) -> list[str]:
-    """Questions in files are asked by env=math, where nobody named another environment; what to say of it."""
+    """Questions in files are asked by env=math, where nobody named another environment; what to say
+    of it.
+    """
     files = next(
         (
             assignment
@@ -235,7 +244,9 @@ def _own_graph(assignments: Iterable[Assignment]) -> str | None:
 
 
 def _defaults(choices: Mapping[str, str | None], *, own_graph: str | None) -> DictConfig:
-    """The dataclasses' defaults, and over them the groups'. A graph of the user's own has no pipeline's, unless one is chosen."""
+    """The dataclasses' defaults, and over them the groups'. A graph of the user's own has no
+    pipeline's, unless one is chosen.
+    """
     without_pipeline = own_graph is not None and "pipeline" not in choices
     groups = compose.compose_groups({**choices, "pipeline": None} if without_pipeline else choices)
     tree = OmegaConf.merge(OmegaConf.create(asdict(SiiRLArguments())), groups)
@@ -270,10 +281,12 @@ def _choose_again(tree: DictConfig, chosen: Iterable[Assignment]) -> None:
 
 
 def _environment_arguments_once(leaves: Sequence[Assignment]) -> tuple[list[Assignment], list[str]]:
-    """The keys of a file in which `env.kwargs` has no argument that `env` has too, and what to say of those that it had.
+    """The keys of a file in which `env.kwargs` has no argument that `env` has too, and what to say
+    of those that it had.
 
-    A configuration with both is refused (`EnvArguments.constructor_kwargs`). Earlier versions took it, and the environment got the value in
-    `env.kwargs`; the config.yaml of such a run is read as it was meant then.
+    A configuration with both is refused (`EnvArguments.constructor_kwargs`). Earlier versions took
+    it, and the environment got the value in `env.kwargs`; the config.yaml of such a run is read as
+    it was meant then.
     """
     own = next(
         (leaf for leaf in leaves if leaf.key == ENV_KWARGS and isinstance(leaf.value, Mapping)),
@@ -334,7 +347,8 @@ def _assign(tree: DictConfig, leaves: Sequence[Assignment]) -> None:
 
 
 def _clear_the_groups_bound(tree: DictConfig) -> None:
-    """Let `clip_ratio` move both bounds: a pipeline's one bound gives way, and two, which leave it nothing to move, stay.
+    """Let `clip_ratio` move both bounds: a pipeline's one bound gives way, and two, which leave it
+    nothing to move, stay.
 
     Bounds that are given beside it are assigned afterwards.
     """

@@ -8,7 +8,8 @@ ASSETS = "assets"
 
 def _shipped(name: str) -> Path:
     checkout = PACKAGE.parent / name
-    # `configs` beside site-packages' siirl could be anybody's: the checkout is known by its pyproject.toml.
+    # `configs` beside site-packages' siirl could be anybody's: the checkout is known by its
+    # pyproject.toml.
     return checkout if (PACKAGE.parent / "pyproject.toml").is_file() else PACKAGE / "_data" / name
 
 
@@ -23,7 +24,9 @@ def asset_path(name: str) -> Path:
 
 
 def find(path: str) -> Path:
-    """The file or folder that a config key names: as it is; or, for `assets/...`, the shipped one wherever siirl is installed."""
+    """The file or folder that a config key names: as it is; or, for `assets/...`, the shipped one
+    wherever siirl is installed.
+    """
     given = Path(path).expanduser()
     if given.parts[:1] == (ASSETS,) and not given.exists():
         return asset_path(str(Path(*given.parts[1:])))

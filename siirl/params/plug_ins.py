@@ -1,8 +1,10 @@
-"""Plug-ins by configuration: which keys take `module:name` or a registered name, and the user's modules that register names.
+"""Plug-ins by configuration: which keys take `module:name` or a registered name, and the user's
+modules that register names.
 
-One mechanism for all of them. A key declared with `plug_in=True` takes one of its `choices`, `module:name`, or a name that a module of
-the user's own registers; `siirl.dag_worker.registries` has the registries. Here stands what needs no torch: references are looked for and
-not imported, and an unknown name is refused at once where no module of the user's own could register it.
+One mechanism for all of them. A key declared with `plug_in=True` takes one of its `choices`,
+`module:name`, or a name that a module of the user's own registers; `siirl.dag_worker.registries`
+has the registries. Here stands what needs no torch: references are looked for and not imported, and
+an unknown name is refused at once where no module of the user's own could register it.
 """
 
 import functools
@@ -76,7 +78,9 @@ def _import(name: str) -> None:
 
 
 def _may_register(config: SiiRLArguments) -> bool:
-    """Whether the configuration names code of the user's own, which may register names when it is imported."""
+    """Whether the configuration names code of the user's own, which may register names when it is
+    imported.
+    """
     named = (
         config.env.name,
         config.reward.name,

@@ -1,15 +1,18 @@
-"""Policies by name, for `actor_rollout_ref.model.policy`: a dict that can be read; importing it imports no torch.
+"""Policies by name, for `actor_rollout_ref.model.policy`: a dict that can be read; importing it
+imports no torch.
 
-A policy of the house is one file of siirl.models and its line here. The line names a class or function that is called with
-`(spec, path, weights=..., **options)` and returns a `siirl.models.Policy`:
+A policy of the house is one file of siirl.models and its line here. The line names a class or
+function that is called with `(spec, path, weights=..., **options)` and returns a
+`siirl.models.Policy`:
 
     spec     envs.base.EnvSpec: the environment that it must fit
     path     folder of its weights (`actor_rollout_ref.model.path`); None asks for new ones, drawn from torch's generator
     weights  False: the names and shapes of the folder's weights are checked, and large weights are left unread
     options  `actor_rollout_ref.model.options`
 
-It raises ConfigError or ValueError for an environment or an option that does not fit, and CheckpointError for another model's weights.
-`module:name` of a user's own is called alike, without `weights`.
+It raises ConfigError or ValueError for an environment or an option that does not fit, and
+CheckpointError for another model's weights. `module:name` of a user's own is called alike, without
+`weights`.
 """
 
 POLICIES: dict[str, str] = {

@@ -1,8 +1,9 @@
 """Text of others on its way to a terminal: signs that would command it are shown as escapes.
 
-Names of tasks, instructions, outcomes, a model's words and errors of the user's own code are printed. In them an escape sequence could
-colour, move or overwrite what is printed before and after, and half of a surrogate pair cannot be written at all. Left out: files, which
-keep the text as it is.
+Names of tasks, instructions, outcomes, a model's words and errors of the user's own code are
+printed. In them an escape sequence could colour, move or overwrite what is printed before and
+after, and half of a surrogate pair cannot be written at all. Left out: files, which keep the text
+as it is.
 """
 
 import unicodedata
@@ -14,7 +15,8 @@ COMMANDING = (
     "Zl",
     "Zp",
 )  # control characters, halves of surrogate pairs, separators of lines and paragraphs
-# Letters are shown in another order than written: what a line says can be hidden so (https://www.unicode.org/reports/tr36/, section 3.1).
+# Letters are shown in another order than written: what a line says can be hidden so
+# (https://www.unicode.org/reports/tr36/, section 3.1).
 REORDERING = frozenset("\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
 
 

@@ -1,4 +1,6 @@
-"""`module:name`, the way a user's own class or function is named in the configuration; and how its mistakes are told."""
+"""`module:name`, the way a user's own class or function is named in the configuration; and how its
+mistakes are told.
+"""
 
 import importlib
 import importlib.util
@@ -16,7 +18,8 @@ def is_reference(name: str) -> bool:
 
 
 def check_reference(reference: str, *, place: str) -> None:
-    """Refuse a reference of the wrong form or to a module that cannot be found; nothing but its parent packages is imported.
+    """Refuse a reference of the wrong form or to a module that cannot be found; nothing but its
+    parent packages is imported.
 
     Raises:
         ConfigError: With the place and the remedy.

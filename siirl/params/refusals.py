@@ -9,7 +9,9 @@ REFUSALS = (ConfigError, MissingAssetError, CheckpointError)
 
 
 def refuse(problems: Sequence[SiirlError]) -> None:
-    """Raise nothing for no problem, the problem itself if it is the only one, else one ConfigError that lists them all."""
+    """Raise nothing for no problem, the problem itself if it is the only one, else one ConfigError
+    that lists them all.
+    """
     if not problems:
         return
     if len(problems) == 1:

@@ -7,7 +7,9 @@ NEWEST_CHECKPOINT = "checkpoints/latest"
 
 
 def way_on(folder: Path, before: str | None = None) -> str:
-    """What a run that ended early has left, and how to go on from it, or from `before`, which it had gone on from itself."""
+    """What a run that ended early has left, and how to go on from it, or from `before`, which it
+    had gone on from itself.
+    """
     pointer = folder / NEWEST_CHECKPOINT
     if not pointer.is_file() and before is not None:
         return f"There is no newer checkpoint than before\nGo on with trainer.resume={before}"

@@ -22,7 +22,9 @@ PART_KEYS = ("name", "path", "weight", "data_sources", "batched")
 
 
 def _of_vjepa(name: str) -> Any:
-    """A key with the default, help, reason and bounds of the setting `name` of the trajectory reward."""
+    """A key with the default, help, reason and bounds of the setting `name` of the trajectory
+    reward.
+    """
     setting = next(
         field for field in dataclasses.fields(TrajectoryRewardConfig) if field.name == name
     )
@@ -31,7 +33,9 @@ def _of_vjepa(name: str) -> Any:
 
 @dataclass
 class RewardArguments:
-    """The trajectory reward; `vjepa.reward` explains the keys that srpo reads, `vjepa.released_reward` why srpo_released reads few."""
+    """The trajectory reward; `vjepa.reward` explains the keys that srpo reads,
+    `vjepa.released_reward` why srpo_released reads few.
+    """
 
     name: str = option(
         "success",
@@ -101,7 +105,9 @@ class RewardArguments:
 
 @dataclass
 class CustomRewardArguments:
-    """A reward function of the user's own, for text; the short form of a reward.functions with one entry."""
+    """A reward function of the user's own, for text; the short form of a reward.functions with one
+    entry.
+    """
 
     path: str | None = option(
         None, "Python file that defines it; null: name is `module:name`.", text_only=OWN_REWARD
@@ -136,10 +142,12 @@ class RewardPart:
 
 
 def reward_parts(reward: RewardArguments, custom: CustomRewardArguments) -> tuple[RewardPart, ...]:
-    """What a text's reward consists of: reward.functions and custom_reward_function where they are given, else reward.name.
+    """What a text's reward consists of: reward.functions and custom_reward_function where they are
+    given, else reward.name.
 
     Raises:
-        ConfigError: An entry that cannot be one; files and modules are looked for, and not imported.
+        ConfigError: An entry that cannot be one; files and modules are looked for, and not
+            imported.
         UnknownNameError: An unknown key or name.
     """
     parts = [

@@ -1,4 +1,6 @@
-"""The configuration's dataclasses seen as a flat list of keys: what `--help` prints and what unknown keys are compared with."""
+"""The configuration's dataclasses seen as a flat list of keys: what `--help` prints and what
+unknown keys are compared with.
+"""
 
 import dataclasses
 import difflib
@@ -102,13 +104,15 @@ def find_key(place: str, known: Mapping[str, Key]) -> Key | None:
 def unknown_key(
     place: str, known: Mapping[str, Key], *, source: str, groups: tuple[str, ...] = ()
 ) -> UnknownNameError:
-    """What to say of a key that is not there: its known neighbours, or the keys of that name elsewhere.
+    """What to say of a key that is not there: its known neighbours, or the keys of that name
+    elsewhere.
 
     Args:
         place: The unknown key.
         known: All keys.
         source: Where it was given.
-        groups: Names that may be chosen by `group=option`, shown where the first part of `place` is unknown.
+        groups: Names that may be chosen by `group=option`, shown where the first part of `place` is
+            unknown.
     """
     parts = place.split(".")
     for length in range(len(parts) - 1, -1, -1):

@@ -1,4 +1,5 @@
-"""What follows from the sizes in the configuration: ranks, trajectories, mini-batches, and which forward passes a step needs.
+"""What follows from the sizes in the configuration: ranks, trajectories, mini-batches, and which
+forward passes a step needs.
 
 One home for these rules, so that the plan says what the workers do.
 """
@@ -14,7 +15,9 @@ def ranks(config: SiiRLArguments) -> int:
 
 
 def threads_of_rank(config: SiiRLArguments, *, cores: int) -> int:
-    """Threads of a rank that computes on a CPU with `cores` cores, which it shares with the other ranks of its machine."""
+    """Threads of a rank that computes on a CPU with `cores` cores, which it shares with the other
+    ranks of its machine.
+    """
     if config.trainer.threads_per_rank is not None:
         return config.trainer.threads_per_rank
     return max(1, cores // config.trainer.n_gpus_per_node)
@@ -57,7 +60,9 @@ def optimiser_steps_per_step(config: SiiRLArguments) -> int:
 
 
 def micro_batches_per_mini_batch(config: SiiRLArguments, *, agents: int) -> int:
-    """Forward and backward passes of a rank for one optimiser step; each of an episode's `agents` makes a trajectory."""
+    """Forward and backward passes of a rank for one optimiser step; each of an episode's `agents`
+    makes a trajectory.
+    """
     on_a_rank = -(-trajectories_per_mini_batch(config) * agents // ranks(config))
     return -(-on_a_rank // config.actor_rollout_ref.actor.micro_batch_size)
 
@@ -71,10 +76,11 @@ def needs_reference(config: SiiRLArguments) -> bool:
 
 
 def needs_old_log_probs(config: SiiRLArguments) -> bool:
-    """Whether old log-probs are needed beside those of acting: rollouts are on-policy, so these serve for every mini-batch of the step.
+    """Whether old log-probs are needed beside those of acting: rollouts are on-policy, so these
+    serve for every mini-batch of the step.
 
-    That acting and training agree is checked on the first mini-batch (`rollout/log_prob_gap`). KL in the reward wants its own column,
-    and importance weights are the ratio of the two.
+    That acting and training agree is checked on the first mini-batch (`rollout/log_prob_gap`). KL
+    in the reward wants its own column, and importance weights are the ratio of the two.
     """
     actor = config.actor_rollout_ref.actor
     return (
@@ -85,6 +91,8 @@ def needs_old_log_probs(config: SiiRLArguments) -> bool:
 
 
 def needs_video(config: SiiRLArguments) -> bool:
-    """Whether the reward reads embeddings of videos: srpo does, one of the user's own where it has an encoder."""
+    """Whether the reward reads embeddings of videos: srpo does, one of the user's own where it has
+    an encoder.
+    """
     own = is_reference(config.reward.name) and config.reward.encoder is not None
     return config.reward.name in VIDEO_REWARDS or own

@@ -1,9 +1,10 @@
 """How the threads of a rank wait for each other, where other programs want the cores too.
 
-GNU OpenMP, which PyTorch's CPU kernels run on, lets a thread that is done with its part spin for milliseconds until the others are
-(GOMP_SPINCOUNT, 300,000 turns by default). Two runs on the same cores then wait for threads that the system has put aside for a thread
-that spins: on two cores a step of `env=math pipeline=grpo` that takes 0.5 s alone took 0.8 to 8 s (median of 28 steps 1.4 s) for each of
-two runs at once, and 0.75 s with short waits. Alone, both are equally fast.
+GNU OpenMP, which PyTorch's CPU kernels run on, lets a thread that is done with its part spin for
+milliseconds until the others are (GOMP_SPINCOUNT, 300,000 turns by default). Two runs on the same
+cores then wait for threads that the system has put aside for a thread that spins: on two cores a
+step of `env=math pipeline=grpo` that takes 0.5 s alone took 0.8 to 8 s (median of 28 steps 1.4 s)
+for each of two runs at once, and 0.75 s with short waits. Alone, both are equally fast.
 """
 
 import os
@@ -13,5 +14,7 @@ SHORT_WAIT = "2000"  # turns, a few microseconds
 
 
 def short_waits() -> dict[str, str]:
-    """For the environment of a process that has not imported torch yet; what the user has set stays."""
+    """For the environment of a process that has not imported torch yet; what the user has set
+    stays.
+    """
     return {SPIN_COUNT: os.environ.get(SPIN_COUNT, SHORT_WAIT)}

@@ -1,4 +1,6 @@
-"""The run: how long, how often it is tested and saved, where it writes; and the root of the configuration, `SiiRLArguments`."""
+"""The run: how long, how often it is tested and saved, where it writes; and the root of the
+configuration, `SiiRLArguments`.
+"""
 
 from dataclasses import dataclass, field
 
@@ -150,7 +152,9 @@ class TrainingArguments:
 
 @dataclass
 class SiiRLArguments:
-    """Everything that fixes a run. A user's own group is an attribute of its name (siirl.params.user_groups)."""
+    """Everything that fixes a run. A user's own group is an attribute of its name
+    (siirl.params.user_groups).
+    """
 
     algorithm: AlgorithmArguments = field(default_factory=AlgorithmArguments)
     data: DataArguments = field(default_factory=DataArguments)

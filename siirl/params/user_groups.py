@@ -1,7 +1,9 @@
-"""Groups of the user's own: `+user_groups.my_custom=my_module:MyCustomArguments` makes `config.my_custom` an instance of that dataclass.
+"""Groups of the user's own: `+user_groups.my_custom=my_module:MyCustomArguments` makes
+`config.my_custom` an instance of that dataclass.
 
-Its keys are set like all others (`my_custom.enable_feature=true`, or in a file given by `--config`), checked against its fields, and
-shown by `--help`. All fields need defaults; help comes from their metadata.
+Its keys are set like all others (`my_custom.enable_feature=true`, or in a file given by
+`--config`), checked against its fields, and shown by `--help`. All fields need defaults; help comes
+from their metadata.
 """
 
 import dataclasses
@@ -19,7 +21,8 @@ def load_user_groups(references: Mapping[str, str], *, taken: frozenset[str]) ->
         taken: Names of the groups that are there already.
 
     Raises:
-        ConfigError: A name that is taken, a module that is not there, something that is no dataclass or lacks a default.
+        ConfigError: A name that is taken, a module that is not there, something that is no
+            dataclass or lacks a default.
     """
     return {name: _load(name, reference, taken) for name, reference in references.items()}
 

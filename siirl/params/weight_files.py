@@ -1,4 +1,6 @@
-"""Weights in a model's folder, looked at without torch: which files hold them, whether these are whole, what the folder notes."""
+"""Weights in a model's folder, looked at without torch: which files hold them, whether these are
+whole, what the folder notes.
+"""
 
 import json
 import struct
@@ -10,7 +12,8 @@ from siirl.params.documents import is_name, read_json
 from siirl.params.paths import find
 
 WHOLE_FILE = "model.safetensors"
-INDEX_FILE = f"{WHOLE_FILE}.index.json"  # of weights in several files: which of them holds which (Hugging Face's layout)
+# of weights in several files: which of them holds which (Hugging Face's layout)
+INDEX_FILE = f"{WHOLE_FILE}.index.json"
 MOST_HEADER_BYTES = 100_000_000  # the safetensors library reads no longer header either
 HEADER_LENGTH = 8  # bytes of a safetensors file that hold the length of its header
 LANGUAGE_MODEL_FOLDER = "a folder with config.json, model.safetensors and a tokenizer"
@@ -59,7 +62,8 @@ def check_safetensors(file: Path) -> int:
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """The files with a model's weights in `folder`: the one, or else those that its index names, or else all there are.
+    """The files with a model's weights in `folder`: the one, or else those that its index names, or
+    else all there are.
 
     Which one wins where there are both is as in transformers.
 
@@ -100,7 +104,9 @@ def parameters_in(path: str) -> int:
 
 
 def learnt_tasks(path: str) -> tuple[str, ...]:
-    """Tasks that the weights in a policy folder learnt, by cloning or in a run of ours; none where its config.json does not say."""
+    """Tasks that the weights in a policy folder learnt, by cloning or in a run of ours; none where
+    its config.json does not say.
+    """
     try:
         tasks = read_json(find(path) / "config.json", remedy="")["notes"]["tasks"]
     except (CheckpointError, LookupError, TypeError):

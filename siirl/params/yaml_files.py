@@ -1,6 +1,7 @@
 """YAML that a user wrote: plain values out of a file, and the exceptions of a file that is none.
 
-Left out: what the values mean (`siirl.params.compose` for keys, `siirl.execution.dag.workflow_file` for graphs).
+Left out: what the values mean (`siirl.params.compose` for keys, `siirl.execution.dag.workflow_file`
+for graphs).
 """
 
 from collections.abc import Hashable
@@ -11,8 +12,9 @@ import yaml
 
 from siirl.params.yaml_text import check_expansion
 
-# PyYAML checks the text's structure, and leaves scalars to Python: `2026-99-99` and a long integer are ValueErrors, `!!bool maybe` a
-# KeyError, `!!timestamp soon` an AttributeError, `!!int ''` an IndexError, and brackets without end a RecursionError.
+# PyYAML checks the text's structure, and leaves scalars to Python: `2026-99-99` and a long integer
+# are ValueErrors, `!!bool maybe` a KeyError, `!!timestamp soon` an AttributeError, `!!int ''` an
+# IndexError, and brackets without end a RecursionError.
 UNREADABLE = (
     yaml.YAMLError,
     ValueError,
@@ -28,7 +30,9 @@ class _UniqueKeys(yaml.SafeLoader):
     """A safe loader that refuses a key given twice, of which PyYAML would keep the last."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
-        """As SafeLoader does, once the keys of `node` are known to be different; keys of `<<: *merged` may be overwritten."""
+        """As SafeLoader does, once the keys of `node` are known to be different; keys of `<<:
+        *merged` may be overwritten.
+        """
         seen = set()
         for key, _ in node.value:
             name = (key.tag, key.value) if isinstance(key, yaml.ScalarNode) else None
@@ -41,7 +45,8 @@ class _UniqueKeys(yaml.SafeLoader):
 
 
 def read_plain(path: Path) -> Any:
-    """Mappings, lists, texts, numbers, dates, booleans and None; no object of any other class is made.
+    """Mappings, lists, texts, numbers, dates, booleans and None; no object of any other class is
+    made.
 
     Raises:
         OSError: The file cannot be read.

@@ -1,6 +1,7 @@
 """YAML from elsewhere: what its aliases expand to is bounded before it is read.
 
-An alias stands for a whole part of the text, so nine lines of nine aliases each make 9^9 values (the "billion laughs").
+An alias stands for a whole part of the text, so nine lines of nine aliases each make 9^9 values
+(the "billion laughs").
 """
 
 import math

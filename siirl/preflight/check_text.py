@@ -14,16 +14,18 @@ from siirl.params.paths import find
 from siirl.params.reward_args import reward_parts
 from siirl.params.weight_files import may_be_hub_id, parameters_in
 
-LOADED_TWICE = 100_000_000  # parameters: up to here a model is loaded before the start as well, in a second or two
+# parameters: up to here a model is loaded before the start as well, in a second or two
+LOADED_TWICE = 100_000_000
 MODEL = "actor_rollout_ref.model.path"
 
 
 def check_text(config: SiiRLArguments) -> None:
-    """Look for the models; load tokenizer, and model where it is small; open the files; load the reward's functions in a process each.
+    """Look for the models; load tokenizer, and model where it is small; open the files; load the
+    reward's functions in a process each.
 
     Raises:
-        ConfigError: A tokenizer that no response could end with, lengths beyond the model's, rows that are no prompts, a function that
-            is unknown or cannot be called with what it gets.
+        ConfigError: A tokenizer that no response could end with, lengths beyond the model's, rows
+            that are no prompts, a function that is unknown or cannot be called with what it gets.
         MissingAssetError: No such folder, hub id or file.
         CheckpointError: Weights that are not whole.
     """
@@ -57,7 +59,9 @@ def check_sources(config: SiiRLArguments) -> None:
 
 
 def check_reward_parts(config: SiiRLArguments) -> None:
-    """Refuse a reward model that the hub does not have, and functions that cannot be loaded or called."""
+    """Refuse a reward model that the hub does not have, and functions that cannot be loaded or
+    called.
+    """
     model = config.reward_model.path
     for part in reward_parts(config.reward, config.custom_reward_function):
         if part.is_function:
@@ -72,7 +76,9 @@ def check_reward_parts(config: SiiRLArguments) -> None:
 
 
 def check_fit(config: SiiRLArguments, *, model: LanguageModel, tokenizer: ChatTokenizer) -> None:
-    """Refuse texts that are longer than the model can be, and a tokenizer with tokens that it does not have."""
+    """Refuse texts that are longer than the model can be, and a tokenizer with tokens that it does
+    not have.
+    """
     data, path = config.data, config.actor_rollout_ref.model.path
     check_lengths(
         max_prompt_length=data.max_prompt_length,

@@ -1,7 +1,9 @@
-"""What cannot work although every key is right by itself: sizes that do not divide, choices that contradict.
+"""What cannot work although every key is right by itself: sizes that do not divide, choices that
+contradict.
 
-Each check yields errors that name the value, the place and the remedy; the caller tells them together. Left out: the machine
-(`siirl.preflight.machine`), files (`siirl.preflight.needed_files`), and keys that nothing reads (`siirl.preflight.unread`).
+Each check yields errors that name the value, the place and the remedy; the caller tells them
+together. Left out: the machine (`siirl.preflight.machine`), files (`siirl.preflight.needed_files`),
+and keys that nothing reads (`siirl.preflight.unread`).
 """
 
 from collections.abc import Collection, Iterator
@@ -29,7 +31,9 @@ from siirl.preflight.domain_checks import domain_problems
 
 KL_WITHOUT_GRADIENT = ("k1",)
 
-FIRST_DEMONSTRATION_SEED = 900_000  # as siirl.warm_start collects them; training's begin at 1,000,000 (siirl.data_coordinator.task_stream)
+# as siirl.warm_start collects them; training's begin at 1,000,000
+# (siirl.data_coordinator.task_stream)
+FIRST_DEMONSTRATION_SEED = 900_000
 ACTOR = "actor_rollout_ref.actor"
 ROLLOUT = "actor_rollout_ref.rollout"
 

@@ -1,7 +1,9 @@
-"""What cannot work of critics, baselines and prices on length although every key is right by itself.
+"""What cannot work of critics, baselines and prices on length although every key is right by
+itself.
 
-`siirl.preflight.config_checks` tells these problems with its own. The pipeline's name stands for its graph here; a graph of the user's own
-may provide any column, so it is trusted until its columns are checked.
+`siirl.preflight.config_checks` tells these problems with its own. The pipeline's name stands for
+its graph here; a graph of the user's own may provide any column, so it is trusted until its columns
+are checked.
 """
 
 from collections.abc import Collection, Iterator

@@ -1,6 +1,8 @@
-"""What fits text and what fits robots: model, engine and reward must be of the environment's domain.
+"""What fits text and what fits robots: model, engine and reward must be of the environment's
+domain.
 
-The environment says which domain a job is of: one whose observations are chat messages is text, all others act.
+The environment says which domain a job is of: one whose observations are chat messages is text, all
+others act.
 """
 
 from collections.abc import Iterator

@@ -10,7 +10,8 @@ from siirl.params import sizes
 from siirl.params.training_args import SiiRLArguments
 from siirl.preflight.memory import policy_parameters
 
-MEASURED_PARAMETERS = 5_000_000  # the shipped models have 0.7 to 2.4 million weights; of much larger ones nothing was measured
+# the shipped models have 0.7 to 2.4 million weights; of much larger ones nothing was measured
+MEASURED_PARAMETERS = 5_000_000
 
 
 @dataclass(frozen=True)
@@ -18,14 +19,17 @@ class Cost:
     """Seconds on a shared two-core machine (November 2026)."""
 
     step: float
-    """Of a core, for an environment's step (a turn, of text), with its share of resets, images and the policy's acting."""
+    """Of a core, for an environment's step (a turn, of text), with its share of resets, images and
+    the policy's acting.
+    """
     limit_share: float
     """How many steps a mean episode has, of the most that it may have."""
     update: float
     """Of a rank, for forward and backward of one trajectory, once."""
 
 
-# By env/steps, time/rollout_actor_s and time/actor_train_s of the runs that are behind benchmarks/results/*_learning*.json.
+# By env/steps, time/rollout_actor_s and time/actor_train_s of the runs that are behind
+# benchmarks/results/*_learning*.json.
 COSTS = {
     "mujoco": Cost(step=1.0e-3, limit_share=0.75, update=3e-3),
     "libero": Cost(step=4.3e-3, limit_share=0.6, update=9e-3),
@@ -38,7 +42,9 @@ COSTS = {
 def estimated_minutes(
     config: SiiRLArguments, env_spec: EnvSpec, *, cores: int, val_episodes: int
 ) -> float | None:
-    """Minutes of training and of `val_episodes` episodes of evaluation on `cores` processors; None where nothing like it was measured."""
+    """Minutes of training and of `val_episodes` episodes of evaluation on `cores` processors; None
+    where nothing like it was measured.
+    """
     trainer, cost = config.trainer, COSTS.get(config.env.name)
     if trainer.total_steps is None:
         return trainer.max_minutes

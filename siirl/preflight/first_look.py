@@ -18,9 +18,11 @@ from siirl.preflight.unread import unread_in_domain, unread_problems
 
 
 def first_look(config: SiiRLArguments, *, named: Collection[str] = ()) -> EnvSpec:
-    """Refuse what the configuration of a training run, the files that it names and the environment's spec rule out, all of it together.
+    """Refuse what the configuration of a training run, the files that it names and the
+    environment's spec rule out, all of it together.
 
-    `env.kwargs` is told whether rows without a grade are asked, where it leaves that open (`siirl.preflight.ungraded_rows`).
+    `env.kwargs` is told whether rows without a grade are asked, where it leaves that open
+    (`siirl.preflight.ungraded_rows`).
 
     Args:
         config: The run's configuration.
@@ -43,7 +45,9 @@ def first_look(config: SiiRLArguments, *, named: Collection[str] = ()) -> EnvSpe
 
 
 def look_before_playing(config: SiiRLArguments) -> EnvSpec:
-    """As `first_look`, for a run's configuration by which episodes are played: what only training reads may stand in it."""
+    """As `first_look`, for a run's configuration by which episodes are played: what only training
+    reads may stand in it.
+    """
     return _look(config, [], of_domain=lambda spec: [])
 
 

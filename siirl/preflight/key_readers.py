@@ -1,8 +1,10 @@
-"""Which keys are read under a condition only: one table, from a key to its condition and to the sentence where it does not hold.
+"""Which keys are read under a condition only: one table, from a key to its condition and to the
+sentence where it does not hold.
 
-A key outside of the table is read by every job; one with `fields.option(text_only=...)` by every job of text, one of `ROBOTS_ONLY` by
-every job of robots. Code of the user's own (a graph, an estimator, a loss, a reward manager) may read any key of its subject.
-Left out: refusing what is set and not read (`siirl.preflight.unread`).
+A key outside of the table is read by every job; one with `fields.option(text_only=...)` by every
+job of text, one of `ROBOTS_ONLY` by every job of robots. Code of the user's own (a graph, an
+estimator, a loss, a reward manager) may read any key of its subject. Left out: refusing what is set
+and not read (`siirl.preflight.unread`).
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -45,7 +47,9 @@ class Reader:
     there: Condition
     """Whether the job has it."""
     told: str
-    """After `KEY=VALUE is read`: by what, what is there instead, and the remedy; `{dag.pipeline}` is replaced by that key's value."""
+    """After `KEY=VALUE is read`: by what, what is there instead, and the remedy; `{dag.pipeline}`
+    is replaced by that key's value.
+    """
 
 
 Row = tuple[str, Sequence[str], Reader]
@@ -85,7 +89,9 @@ def _by_rules(*names: str) -> Reader:
 
 
 def _part_is(fits: Callable[[str], bool]) -> Condition:
-    """Whether a part of a text's reward is called so; what is wrong with the parts is said elsewhere."""
+    """Whether a part of a text's reward is called so; what is wrong with the parts is said
+    elsewhere.
+    """
 
     def there(config: SiiRLArguments) -> bool:
         names = [str(part.get("name")) for part in config.reward.functions]

@@ -25,12 +25,16 @@ from siirl.preflight.ray_address import address_problems
 DRAWING_ENVS = ("mujoco", "libero")
 OPENGL_PROBE = "from envs.offscreen import make_context; make_context(8)"
 OPENGL_TIMEOUT_S = 60
-THREADS_PER_CORE = 4  # threads that compute: more than one on a core only take turns, so four are a slip and not a choice
-PROCESSES_PER_CORE = 8  # processes that wait for each other much of the time; the shipped jobs have at most four on a machine with one core
+# threads that compute: more than one on a core only take turns, so four are a slip and not a choice
+THREADS_PER_CORE = 4
+# processes that wait for each other much of the time; the shipped jobs have at most four on a
+# machine with one core
+PROCESSES_PER_CORE = 8
 
 
 def check_machine(config: SiiRLArguments, spec: EnvSpec) -> None:
-    """Refuse what this machine lacks for episodes that are played and not trained on; more memory than is free now is a warning.
+    """Refuse what this machine lacks for episodes that are played and not trained on; more memory
+    than is free now is a warning.
 
     Raises:
         ConfigError: Far more memory than there is, or a cluster that does not answer.
@@ -70,7 +74,9 @@ def machine_problems(config: SiiRLArguments) -> list[SiirlError]:
 
 
 def device_slots() -> tuple[int, str]:
-    """How many ranks fit on this machine, and what carries one: GPUs where torch sees some, else CPU processes."""
+    """How many ranks fit on this machine, and what carries one: GPUs where torch sees some, else
+    CPU processes.
+    """
     if shutil.which("nvidia-smi") is not None:
         import torch  # slow to import: only where there may be a GPU
 
@@ -113,7 +119,9 @@ def opengl_problems() -> list[SiirlError]:
 
 
 def process_problems(config: SiiRLArguments, *, cores: int) -> Iterator[SiirlError]:
-    """Far more threads or processes than this machine has cores for, where it is the only one of the run."""
+    """Far more threads or processes than this machine has cores for, where it is the only one of
+    the run.
+    """
     if config.cluster.address is not None or config.trainer.nnodes > 1:
         return  # how many cores the other machines have is not known here
     ranks, servers, graders = (
@@ -158,7 +166,9 @@ def process_problems(config: SiiRLArguments, *, cores: int) -> Iterator[SiirlErr
 
 
 def device_problems(config: SiiRLArguments) -> Iterator[SiirlError]:
-    """More ranks than this machine has devices for; asked first, since other sizes are judged by the number of ranks."""
+    """More ranks than this machine has devices for; asked first, since other sizes are judged by
+    the number of ranks.
+    """
     if config.cluster.address is not None or config.trainer.nnodes > 1:
         return  # the cluster knows its devices; it is asked when it is reached
     if config.trainer.n_gpus_per_node == 1:

@@ -1,6 +1,8 @@
-"""Memory that a job takes, estimated: simulators, images, workers, weights; and what of it does not fit into this machine.
+"""Memory that a job takes, estimated: simulators, images, workers, weights; and what of it does not
+fit into this machine.
 
-The plan of a training run, an evaluation and a warm start all ask here, so that the same simulators are refused by each.
+The plan of a training run, an evaluation and a warm start all ask here, so that the same simulators
+are refused by each.
 """
 
 import math
@@ -31,24 +33,29 @@ class EnvBytes:
     server: float
     """A process: interpreter, the simulator's library, OpenGL, Ray's worker."""
     scene: float
-    """A task's meshes and textures for pictures, which the environments of a server have in common."""
+    """A task's meshes and textures for pictures, which the environments of a server have in common.
+    """
     simulator: float
     """A task's simulator in one environment."""
     bounded: bool = False
-    """Whether `env.kwargs.kept_simulators` says of how many tasks an environment keeps its simulator."""
+    """Whether `env.kwargs.kept_simulators` says of how many tasks an environment keeps its
+    simulator.
+    """
 
 
 ENV_BYTES = {
     "mujoco": EnvBytes(
         server=230e6, scene=60e6, simulator=25e6
     ),  # with four tasks 0.96 GB of one environment a server, 1.85 GB of six
-    # Three tasks of object, images of 128 pixels, placeholders for 17 files of the benchmark's: 5.4 GB of one, 6.6 GB of two.
+    # Three tasks of object, images of 128 pixels, placeholders for 17 files of the benchmark's: 5.4
+    # GB of one, 6.6 GB of two.
     "libero": EnvBytes(server=300e6, scene=700e6, simulator=150e6, bounded=True),
     "libero (stand-in assets)": EnvBytes(
         server=300e6, scene=50e6, simulator=50e6, bounded=True
     ),  # five tasks: 1.53 GB of one, 2.0 of two
 }
-"""By `EnvSpec.name`; measured on two servers, the memory that no other process has (November 2026)."""
+"""By `EnvSpec.name`; measured on two servers, the memory that no other process has (November 2026).
+"""
 OTHER_ENV_BYTES = EnvBytes(
     server=200e6, scene=0.0, simulator=0.0
 )  # interpreter and Gymnasium; what another simulator adds is not known
@@ -87,7 +94,9 @@ def episodes_at_once(config: SiiRLArguments) -> HeldEpisodes:
 
 
 def episodes_of_training(config: SiiRLArguments) -> HeldEpisodes:
-    """Those of a step or of an evaluation, whichever are more: the one is over when the other begins."""
+    """Those of a step or of an evaluation, whichever are more: the one is over when the other
+    begins.
+    """
     return max(episodes_of_step(config), episodes_at_once(config), key=lambda held: held.count)
 
 

@@ -1,4 +1,6 @@
-"""Files that a run needs: policy folders, weights, demonstrations, a checkpoint to go on from. Looked at without torch."""
+"""Files that a run needs: policy folders, weights, demonstrations, a checkpoint to go on from.
+Looked at without torch.
+"""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -120,7 +122,8 @@ def _demonstrations(path: str | None) -> Iterator[SiirlError]:
 
 
 def find_resume(config: SiiRLArguments) -> Path | None:
-    """Where to go on from: a run folder or a checkpoint as given, for `auto` the newest run with a checkpoint, None for a new start.
+    """Where to go on from: a run folder or a checkpoint as given, for `auto` the newest run with a
+    checkpoint, None for a new start.
 
     Raises:
         ConfigError: The folder is there, but holds no checkpoint.

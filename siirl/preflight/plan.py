@@ -1,6 +1,8 @@
-"""The plan: what a run will do, in numbers, told before any process starts. Memory (`siirl.preflight.memory`) and time are estimates.
+"""The plan: what a run will do, in numbers, told before any process starts. Memory
+(`siirl.preflight.memory`) and time are estimates.
 
-Left out: checking (`siirl.preflight.config_checks`); a plan is made of a configuration that has passed.
+Left out: checking (`siirl.preflight.config_checks`); a plan is made of a configuration that has
+passed.
 """
 
 import math
@@ -28,7 +30,8 @@ from siirl.preflight.memory import (
 MOMENTS_BYTES_PER_PARAMETER = 8  # Adam's, in a checkpoint beside the weight
 VIDEO_BYTES = 300e3  # some seconds of 256x256 mp4
 LOG_BYTES = 20e6
-LISTED_TASKS = 10  # of more, for example the 90 of a suite of LIBERO, the plan names these and counts the others
+# of more, for example the 90 of a suite of LIBERO, the plan names these and counts the others
+LISTED_TASKS = 10
 SHORTEST_STEP_S = (
     1.0  # of a job that records videos; bounds their number where max_minutes ends the run
 )
@@ -89,7 +92,9 @@ class Plan:
     begins: str | None
     """Where a resumed run goes on, in words; None for a new one."""
     start: str | None
-    """What the first weights know, in words, where their folder says so and tasks of the run are not among it."""
+    """What the first weights know, in words, where their folder says so and tasks of the run are
+    not among it.
+    """
     steps: int | None
     max_minutes: float | None
     file_epochs: int | None

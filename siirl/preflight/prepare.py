@@ -1,4 +1,6 @@
-"""From a configuration that has passed `siirl.preflight.first_look` to a job that can start: graph, names, machine, plan."""
+"""From a configuration that has passed `siirl.preflight.first_look` to a job that can start: graph,
+names, machine, plan.
+"""
 
 import importlib.util
 import inspect
@@ -41,7 +43,8 @@ from siirl.preflight.plan import Plan, make_plan
 from siirl.reporting.metric_writers import check_loggers
 
 POLICY = "actor_rollout_ref.model.policy"
-BUILT_TWICE = 100_000_000  # parameters: up to here a policy is built whole before the start as well, for a second at most
+# parameters: up to here a policy is built whole before the start as well, for a second at most
+BUILT_TWICE = 100_000_000
 LOADED_TWICE_BYTES = 4 * BUILT_TWICE  # as much for the weights of a video encoder
 
 
@@ -57,7 +60,8 @@ class Job:
 def prepare(config: SiiRLArguments, spec: EnvSpec) -> Job:
     """Build the graph, check what is left, and work out the plan.
 
-    `trainer.resume` becomes the folder to go on from, or None; nothing is recorded of an environment that cannot be rendered.
+    `trainer.resume` becomes the folder to go on from, or None; nothing is recorded of an
+    environment that cannot be rendered.
 
     Raises:
         ConfigError: What cannot work.
@@ -111,7 +115,8 @@ def prepare(config: SiiRLArguments, spec: EnvSpec) -> Job:
 
 
 def check_resume(config: SiiRLArguments) -> str | None:
-    """Find and examine what `trainer.resume` goes on from, and write its folder, or None, in its place.
+    """Find and examine what `trainer.resume` goes on from, and write its folder, or None, in its
+    place.
 
     Returns:
         Where the run begins, in words; None for an ordinary one.
@@ -157,10 +162,12 @@ def load_graph(config: SiiRLArguments) -> TaskGraph:
 
 
 def require_configured_columns(config: SiiRLArguments, graph: TaskGraph) -> None:
-    """Require of the advantage and of the update the columns that the configuration makes them read.
+    """Require of the advantage and of the update the columns that the configuration makes them
+    read.
 
     Raises:
-        ConfigError: No node before them provides one: GAE without a critic's values, a KL in the loss without the reference's log-probs.
+        ConfigError: No node before them provides one: GAE without a critic's values, a KL in the
+            loss without the reference's log-probs.
     """
     parameters = inspect.signature(ADVANTAGES[config.algorithm.adv_estimator]).parameters
     of_estimator = [
@@ -178,13 +185,15 @@ def require_configured_columns(config: SiiRLArguments, graph: TaskGraph) -> None
 def check_policy(
     config: SiiRLArguments, spec: EnvSpec, *, with_critic: bool = False, with_adapters: bool = False
 ) -> None:
-    """Build the policy once, here, so that what cannot be built, or fits neither weights nor environment, starts no process.
+    """Build the policy once, here, so that what cannot be built, or fits neither weights nor
+    environment, starts no process.
 
-    Large weights are not read twice: of an OpenVLA names and shapes are compared, of a policy of the user's own whose weights are large
-    the reference is imported and its signature compared.
+    Large weights are not read twice: of an OpenVLA names and shapes are compared, of a policy of
+    the user's own whose weights are large the reference is imported and its signature compared.
 
     Raises:
-        ConfigError: A policy that does not fit the environment, options that it does not take, or code of the user's that raises.
+        ConfigError: A policy that does not fit the environment, options that it does not take, or
+            code of the user's that raises.
         CheckpointError: Weights of another model.
     """
     model = config.actor_rollout_ref.model
@@ -244,7 +253,8 @@ def check_reward(config: SiiRLArguments) -> None:
     """Import a reward of the user's own, and compare its signature.
 
     Raises:
-        ConfigError: There is none of that name, importing it raises, or it cannot be called with the reward's arguments.
+        ConfigError: There is none of that name, importing it raises, or it cannot be called with
+            the reward's arguments.
     """
     name = config.reward.name
     if is_reference(name):
@@ -253,7 +263,8 @@ def check_reward(config: SiiRLArguments) -> None:
 
 
 def check_encoder(config: SiiRLArguments) -> None:
-    """Load the reward's video encoder, where that takes a second at most; a hub id is looked for by the workers.
+    """Load the reward's video encoder, where that takes a second at most; a hub id is looked for by
+    the workers.
 
     Raises:
         ConfigError: It is no encoder.

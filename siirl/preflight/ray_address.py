@@ -1,7 +1,9 @@
-"""Which Ray cluster `cluster.address=` means, and whether something listens there; asked with a plain socket, without Ray.
+"""Which Ray cluster `cluster.address=` means, and whether something listens there; asked with a
+plain socket, without Ray.
 
-Ray itself tries for two minutes before it gives an address up, and its `auto` also joins a cluster that another run has started for
-itself and ends with. Here `auto` is RAY_ADDRESS, or what `ray start` wrote down last on this machine.
+Ray itself tries for two minutes before it gives an address up, and its `auto` also joins a cluster
+that another run has started for itself and ends with. Here `auto` is RAY_ADDRESS, or what `ray
+start` wrote down last on this machine.
 """
 
 import os

@@ -1,7 +1,9 @@
-"""Who says how good an answer from a file is: the environment, which holds it against the row's truth, or the user's own reward.
+"""Who says how good an answer from a file is: the environment, which holds it against the row's
+truth, or the user's own reward.
 
-Rows that no environment can grade (no truth, or a style that wants a judge) are refused, because a run that is rewarded by the grade
-could not use them. Where the reward asks nobody for a grade they are asked all the same, and nothing is said of their success.
+Rows that no environment can grade (no truth, or a style that wants a judge) are refused, because a
+run that is rewarded by the grade could not use them. Where the reward asks nobody for a grade they
+are asked all the same, and nothing is said of their success.
 """
 
 from collections.abc import Iterator
@@ -14,11 +16,15 @@ GRADES = ("success", "return")
 """Rewards of text that are the environment's own grade."""
 UNGRADED = "ungraded"
 ASK_UNGRADED = ("math", "tools")
-"""Environments that have an argument of this name; one of the user's own that has it is told by env.kwargs."""
+"""Environments that have an argument of this name; one of the user's own that has it is told by
+env.kwargs.
+"""
 
 
 def grade_of_every_row(config: SiiRLArguments) -> str | None:
-    """The key of a part of the reward that is the environment's grade, whatever a row's data source; None where there is none."""
+    """The key of a part of the reward that is the environment's grade, whatever a row's data
+    source; None where there is none.
+    """
     parts = [
         (f"reward.functions[{number}].name", part)
         for number, part in enumerate(config.reward.functions)
@@ -32,7 +38,9 @@ def grade_of_every_row(config: SiiRLArguments) -> str | None:
 
 
 def ask_ungraded_rows(config: SiiRLArguments) -> None:
-    """Set `env.kwargs.ungraded` where rows come from files and the reward needs no grade, unless it is set."""
+    """Set `env.kwargs.ungraded` where rows come from files and the reward needs no grade, unless it
+    is set.
+    """
     kwargs = config.env.kwargs
     from_files = bool(config.data.train_files or kwargs.get("files"))
     if (
@@ -45,9 +53,11 @@ def ask_ungraded_rows(config: SiiRLArguments) -> None:
 
 
 def rate_by_grade(config: SiiRLArguments) -> None:
-    """Leave the reward out of an evaluation (`reward.name=return` asks nobody), unless rows without a grade are asked: it rates them.
+    """Leave the reward out of an evaluation (`reward.name=return` asks nobody), unless rows without
+    a grade are asked: it rates them.
 
-    What the evaluated run was rewarded by may need what is not there any more, such as demonstrations or another model.
+    What the evaluated run was rewarded by may need what is not there any more, such as
+    demonstrations or another model.
     """
     ask_ungraded_rows(config)
     if not config.env.kwargs.get(UNGRADED):

@@ -1,9 +1,9 @@
 """Refuses keys that the user set and nothing of the job reads: a key that does nothing is a lie.
 
-Set is a key that the command line names, unless with a default that asks for nothing (null, false, 0, empty); and one in a file whose value
-is neither its default nor what a shipped group gives it. So a group's defaults are nobody's wish, and the config.yaml of a run, which names
-every key, is read again. Left out: which key is read when
-(`siirl.preflight.key_readers`).
+Set is a key that the command line names, unless with a default that asks for nothing (null, false,
+0, empty); and one in a file whose value is neither its default nor what a shipped group gives it.
+So a group's defaults are nobody's wish, and the config.yaml of a run, which names every key, is
+read again. Left out: which key is read when (`siirl.preflight.key_readers`).
 """
 
 from collections.abc import Collection, Iterator

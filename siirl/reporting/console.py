@@ -1,4 +1,5 @@
-"""What a person at a terminal sees of a run: a row a step with a progress bar below it, and tables of success rates.
+"""What a person at a terminal sees of a run: a row a step with a progress bar below it, and tables
+of success rates.
 
 Left out: every other metric, which metrics.jsonl and TensorBoard have.
 """
@@ -78,7 +79,8 @@ class ConsoleWriter:
     Args:
         total_steps: Where the run ends; None where only the time limit ends it.
         limit_s: Seconds after which the run ends in any case.
-        first_step: The first step that this process does; steps count from 1, and 0 is what is measured before training.
+        first_step: The first step that this process does; steps count from 1, and 0 is what is
+            measured before training.
         console: Where to write; by default the standard output.
     """
 
@@ -137,7 +139,9 @@ class ConsoleWriter:
 
 
 def no_update_line(metrics: Mapping[str, Reduced]) -> str:
-    """Why a step has left the policy as it was, whose row is full of dashes then; empty where it has not."""
+    """Why a step has left the policy as it was, whose row is full of dashes then; empty where it
+    has not.
+    """
     if metrics.get("actor/updates") != 0.0:
         return ""
     if metrics.get("critic/warmup"):
@@ -171,7 +175,8 @@ def stage_line(metrics: Mapping[str, Reduced]) -> str:
 
 
 def evaluation_line(metrics: Mapping[str, Reduced]) -> str:
-    """Held-out success of all tasks together, or of the only one, and the job's reward where some have no grade; empty without evaluation.
+    """Held-out success of all tasks together, or of the only one, and the job's reward where some
+    have no grade; empty without evaluation.
 
     Mean return where success is not reported.
     """
@@ -188,7 +193,9 @@ def evaluation_line(metrics: Mapping[str, Reduced]) -> str:
 
 
 def success_table(title: str, columns: Mapping[str, Mapping[str, SuccessInterval]]) -> Table:
-    """Success with 95 % intervals, one row a task and one column a measurement, for example {"before": {...}, "after": {...}}."""
+    """Success with 95 % intervals, one row a task and one column a measurement, for example
+    {"before": {...}, "after": {...}}.
+    """
     return _interval_table(title, columns)
 
 

@@ -1,4 +1,5 @@
-"""From finished episodes to what a person looks at: they wait here until their reward is known, so that it can stand beside them.
+"""From finished episodes to what a person looks at: they wait here until their reward is known, so
+that it can stand beside them.
 
 Videos here, text in `rollout_files`.
 """
@@ -42,7 +43,9 @@ class EpisodeRecorder:
         ]
 
     def write(self, rewards: Mapping[str, float]) -> None:
-        """Have all videos made, with the reward where `rewards` (by uid) has one; a filtered episode has none."""
+        """Have all videos made, with the reward where `rewards` (by uid) has one; a filtered
+        episode has none.
+        """
         waiting, self.waiting = self.waiting, []
         for trajectory, kind, step in waiting:
             row = trajectory.row

@@ -1,6 +1,8 @@
-"""A file of one JSON object a line, written so that a run may stop at any moment and be resumed: each line is whole and flushed.
+"""A file of one JSON object a line, written so that a run may stop at any moment and be resumed:
+each line is whole and flushed.
 
-Rows carry a `step`. A resumed run drops the rows of the steps that it is going to do again, so that no step appears twice.
+Rows carry a `step`. A resumed run drops the rows of the steps that it is going to do again, so that
+no step appears twice.
 """
 
 import json
@@ -38,7 +40,8 @@ def read_values(path: Path) -> Iterator[tuple[int, Any]]:
         except (
             ValueError,
             RecursionError,
-        ) as error:  # broken JSON, not UTF-8, a number of 4300 digits, or a thousand lists in each other
+            # broken JSON, not UTF-8, a number of 4300 digits, or a thousand lists in each other
+        ) as error:
             if number == len(lines):
                 return
             raise ValueError(
@@ -48,12 +51,13 @@ def read_values(path: Path) -> Iterator[tuple[int, Any]]:
 
 
 class JsonlFile:
-    """Appends rows to `path`; rows of `first_step` and later, which an earlier run left there, are dropped at once.
+    """Appends rows to `path`; rows of `first_step` and later, which an earlier run left there, are
+    dropped at once.
 
     Args:
         path: The file; its folder must exist.
-        first_step: The first step that this process is going to write; 0 starts the file anew. Steps count from 1, and 0 is what is
-            measured before training.
+        first_step: The first step that this process is going to write; 0 starts the file anew.
+            Steps count from 1, and 0 is what is measured before training.
     """
 
     def __init__(self, path: Path, *, first_step: int = 0) -> None:
@@ -65,7 +69,9 @@ class JsonlFile:
         self._file = path.open("a")
 
     def append(self, row: Mapping[str, Any]) -> None:
-        """Write one row, which must have a `step`, and flush it. NaN and infinity, which JSON does not know, become null."""
+        """Write one row, which must have a `step`, and flush it. NaN and infinity, which JSON does
+        not know, become null.
+        """
         self._file.write(_line(row))
         self._file.flush()
 

@@ -1,6 +1,8 @@
-"""Where the metrics of a run go: always metrics.jsonl; TensorBoard events, the console, Weights & Biases as `trainer.logger` says.
+"""Where the metrics of a run go: always metrics.jsonl; TensorBoard events, the console, Weights &
+Biases as `trainer.logger` says.
 
-One process of a run writes. Each writer takes the reduced metrics of a step; a new one is a class and a line in `WRITERS`.
+One process of a run writes. Each writer takes the reduced metrics of a step; a new one is a class
+and a line in `WRITERS`.
 """
 
 import contextlib
@@ -25,7 +27,9 @@ from siirl.reporting.metrics import Reduced
 METRICS_FILE = "metrics.jsonl"
 WARNINGS_FILE = "warnings.txt"
 ROW_KEYS = ("step", "time", "notice")
-"""What a line of metrics.jsonl has beside the metrics; a metric of such a name is written as `metric/<name>`."""
+"""What a line of metrics.jsonl has beside the metrics; a metric of such a name is written as
+`metric/<name>`.
+"""
 TENSORBOARD_FOLDER = "tensorboard"
 
 LARGEST_BIN = 5e19
@@ -40,11 +44,15 @@ class RunDescription:
     total_steps: int | None
     limit_s: float | None = None
     first_step: int = 0
-    """0 for a new run, which measures before training; a resumed run has the step after its checkpoint's."""
+    """0 for a new run, which measures before training; a resumed run has the step after its
+    checkpoint's.
+    """
     project: str = "siirl"
     experiment: str = "run"
     notice: str = ""
-    """What a reader of the numbers must know (`EnvSpec.notice`): it stands in every line of metrics.jsonl and among TensorBoard's texts."""
+    """What a reader of the numbers must know (`EnvSpec.notice`): it stands in every line of
+    metrics.jsonl and among TensorBoard's texts.
+    """
 
 
 class MetricWriter(Protocol):
@@ -58,7 +66,9 @@ class MetricWriter(Protocol):
 
 
 class JsonlWriter:
-    """metrics.jsonl: one line a step with `step`, `time` (seconds since 1970) and the metrics; distributions as quantiles."""
+    """metrics.jsonl: one line a step with `step`, `time` (seconds since 1970) and the metrics;
+    distributions as quantiles.
+    """
 
     def __init__(self, run: RunDescription) -> None:
         self._file = JsonlFile(run.folder / METRICS_FILE, first_step=run.first_step)
@@ -110,7 +120,8 @@ class TensorBoardWriter:
 
 
 class WandbWriter:
-    """Weights & Biases, where the user has installed it; its files stay in the run folder. WANDB_MODE=offline needs no account.
+    """Weights & Biases, where the user has installed it; its files stay in the run folder.
+    WANDB_MODE=offline needs no account.
 
     Raises:
         ConfigError: It does not start: no key, or nobody answers.
@@ -121,7 +132,8 @@ class WandbWriter:
 
         self._histogram = wandb.Histogram
         try:
-            # Without console capture: the progress bar is no log, and the terminal stays the user's.
+            # Without console capture: the progress bar is no log, and the terminal stays the
+            # user's.
             self._run = wandb.init(
                 project=run.project,
                 name=run.experiment,
@@ -165,7 +177,8 @@ WRITERS: dict[str, Callable[..., MetricWriter]] = {
 def register_writer(
     name: str,
 ) -> Callable[[Callable[..., MetricWriter]], Callable[..., MetricWriter]]:
-    """Decorator that registers a writer for `trainer.logger`: called with `run`, a RunDescription, it makes a MetricWriter.
+    """Decorator that registers a writer for `trainer.logger`: called with `run`, a RunDescription,
+    it makes a MetricWriter.
 
     Raises:
         ConfigError: The name is taken by another, or it requires another argument.
@@ -174,7 +187,8 @@ def register_writer(
 
 
 def check_loggers(names: Sequence[str]) -> None:
-    """Refuse `trainer.logger` before a run starts: unknown names, and wandb where it is not installed.
+    """Refuse `trainer.logger` before a run starts: unknown names, and wandb where it is not
+    installed.
 
     Raises:
         ConfigError: With the value, the place and the remedy.
@@ -223,7 +237,9 @@ class MetricWriters:
             console.progress.activity(text)
 
     def warn(self, text: str) -> None:
-        """Show a warning above the progress bar, or on stderr without a console, and keep it in the run folder."""
+        """Show a warning above the progress bar, or on stderr without a console, and keep it in the
+        run folder.
+        """
         with (self._folder / WARNINGS_FILE).open("a") as file:
             file.write(text + "\n")
         for console in self._consoles():

@@ -1,8 +1,11 @@
-"""Every metric of a run: its name `area/name`, what it means, and how the values of several ranks become one.
+"""Every metric of a run: its name `area/name`, what it means, and how the values of several ranks
+become one.
 
-No reduction is guessed from a name. A name that is not declared in `METRICS`, a node's of the user's own, becomes its mean over ranks. No
-metric ends a run: `reduce_metrics` takes every value that `siirl.dag_worker.metric_values` makes, and `complaints` says what is odd about
-them. Both are pure; `siirl.dag_worker.metric_worker` calls them, and `siirl.reporting.metric_writers` shows the result.
+No reduction is guessed from a name. A name that is not declared in `METRICS`, a node's of the
+user's own, becomes its mean over ranks. No metric ends a run: `reduce_metrics` takes every value
+that `siirl.dag_worker.metric_values` makes, and `complaints` says what is odd about them. Both are
+pure; `siirl.dag_worker.metric_worker` calls them, and `siirl.reporting.metric_writers` shows the
+result.
 """
 
 import enum
@@ -18,36 +21,48 @@ from siirl.errors import ConfigError, UnknownNameError
 
 
 class Weighted(NamedTuple):
-    """A mean over `weight` things (tokens, trajectories, seconds), so that means of ranks with unequal shares add up right."""
+    """A mean over `weight` things (tokens, trajectories, seconds), so that means of ranks with
+    unequal shares add up right.
+    """
 
     value: float
     weight: float
 
 
 class Unusable(NamedTuple):
-    """Stands for a recorded value that is no number, and says what it was; it travels, so that rank 0 can name it."""
+    """Stands for a recorded value that is no number, and says what it was; it travels, so that rank
+    0 can name it.
+    """
 
     what: str
 
 
 Value = float | Weighted | Sequence[float] | Unusable
-"""What a rank records: a number, a weighted mean (reduction `MEAN`), or all values of a distribution (`DISTRIBUTION`)."""
+"""What a rank records: a number, a weighted mean (reduction `MEAN`), or all values of a
+distribution (`DISTRIBUTION`).
+"""
 Reduced = float | list[float]
 
 
 class Reduction(enum.Enum):
-    """How values become one: those of several ranks, and those that one rank records for the same name within a step."""
+    """How values become one: those of several ranks, and those that one rank records for the same
+    name within a step.
+    """
 
     SUM = "sum"
     """Counts of things that ranks do side by side."""
     RATE = "sum over ranks"
-    """Rates of things that ranks do side by side; several of one rank, from several rounds of a step, count as their mean."""
+    """Rates of things that ranks do side by side; several of one rank, from several rounds of a
+    step, count as their mean.
+    """
     DURATION = "sum over rounds, maximum over ranks"
     """Seconds: the slowest rank is waited for, and several rounds of a step follow each other."""
     MEAN = "mean over all things"
     """Means, recorded as `Weighted`; weight 0 everywhere leaves the metric out."""
     RANK_MEAN = "mean over ranks"
-    """Shares that each rank has for itself, such as how busy its simulators are; and what nobody has declared."""
+    """Shares that each rank has for itself, such as how busy its simulators are; and what nobody
+    has declared.
+    """
     MAX = "maximum"
     """Gaps and peaks."""
     MIN = "minimum"
@@ -245,7 +260,8 @@ METRICS: dict[str, Metric] = {
     "val/<task>/argmax_return": Metric(
         _MEAN, "sum of the environment's rewards an episode, most probable actions"
     ),
-    # The job's own reward of the held-out episodes that the environment leaves without a grade; over all ranks already.
+    # The job's own reward of the held-out episodes that the environment leaves without a grade;
+    # over all ranks already.
     "val/<task>/mean_score": Metric(
         _LAST, "reward of an episode, without the penalty on long responses, sampled actions"
     ),
@@ -325,7 +341,8 @@ def _pattern(declared: str) -> re.Pattern[str]:
 def reduce_metrics(records: Iterable[Mapping[str, Value]]) -> dict[str, Reduced]:
     """One value a name, from what all ranks recorded in a step; not every record has every name.
 
-    A value of another kind than its reduction takes counts as what it is nearest to (`_fitted`); one that is no number is left out.
+    A value of another kind than its reduction takes counts as what it is nearest to (`_fitted`);
+    one that is no number is left out.
     """
     reduced: dict[str, Reduced | None] = {}
     for name, values in _by_name(records).items():
@@ -338,7 +355,9 @@ def reduce_metrics(records: Iterable[Mapping[str, Value]]) -> dict[str, Reduced]
 
 
 def complaints(records: Iterable[Mapping[str, Value]]) -> dict[str, str]:
-    """What is odd about the metrics of a step, one sentence a name: not declared, no number, or of another kind than declared."""
+    """What is odd about the metrics of a step, one sentence a name: not declared, no number, or of
+    another kind than declared.
+    """
     found: dict[str, str] = {}
     for name, values in _by_name(records).items():
         declared = find_declaration(name)
@@ -350,7 +369,9 @@ def complaints(records: Iterable[Mapping[str, Value]]) -> dict[str, str]:
 
 
 def merge_rounds(records: Iterable[Mapping[str, Value]]) -> list[dict[str, Value]]:
-    """The records of one rank and step, with its rates, durations and shares of several rounds made one each."""
+    """The records of one rank and step, with its rates, durations and shares of several rounds made
+    one each.
+    """
     records = list(records)
     several: dict[str, Any] = {}
     for name, values in _by_name(records).items():
@@ -364,7 +385,9 @@ def merge_rounds(records: Iterable[Mapping[str, Value]]) -> list[dict[str, Value
 
 
 def reduction_of(name: str, values: Iterable[Value]) -> Reduction:
-    """How these values become one: as declared; else all of them where one is a list, and otherwise their mean."""
+    """How these values become one: as declared; else all of them where one is a list, and otherwise
+    their mean.
+    """
     declared = find_declaration(name)
     if declared is not None:
         return declared.reduction
@@ -384,7 +407,9 @@ def _by_name(records: Iterable[Mapping[str, Value]]) -> dict[str, list[Value]]:
 
 
 def _kind(value: Value) -> Reduction | None:
-    """The reduction that takes such a value; RANK_MEAN stands for all that take a number, None is for what is none."""
+    """The reduction that takes such a value; RANK_MEAN stands for all that take a number, None is
+    for what is none.
+    """
     if isinstance(value, Weighted):
         return Reduction.MEAN
     if isinstance(value, Unusable):
@@ -410,7 +435,8 @@ def _complaint(name: str, value: Value, declared: Metric | None) -> str | None:
 def _fitted(value: Value, reduction: Reduction) -> Any:
     """`value` in the form that the reduction takes; None where nothing of it can be used.
 
-    A number for a weighted mean has weight 1; of a list for a number the mean counts; a number is a distribution of one.
+    A number for a weighted mean has weight 1; of a list for a number the mean counts; a number is a
+    distribution of one.
     """
     if isinstance(value, Unusable):
         return None
@@ -426,7 +452,9 @@ def _fitted(value: Value, reduction: Reduction) -> Any:
 
 
 def _sum(values: Iterable[float]) -> float:
-    """Exact where it is finite; `math.fsum` refuses infinities of both signs and sums that no float can hold."""
+    """Exact where it is finite; `math.fsum` refuses infinities of both signs and sums that no float
+    can hold.
+    """
     values = list(values)
     return math.fsum(values) if abs(sum(map(abs, values))) < math.inf else float(sum(values))
 

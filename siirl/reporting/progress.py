@@ -1,4 +1,5 @@
-"""A progress bar with the time that is left; where the output is no terminal, a line now and then instead.
+"""A progress bar with the time that is left; where the output is no terminal, a line now and then
+instead.
 
 `clock` is handed in so that tests need not wait.
 """
@@ -20,7 +21,8 @@ _LINE_EVERY_S = 10.0  # seldom enough for a log file, often enough to see that s
 
 
 class Progress:
-    """Counts up to `total`. Use it as a context manager, so that the terminal is put right whatever happens.
+    """Counts up to `total`. Use it as a context manager, so that the terminal is put right whatever
+    happens.
 
     Args:
         description: What is being done, for example "training".
@@ -28,7 +30,8 @@ class Progress:
         done: Where it starts; more than 0 in a resumed run.
         limit_s: Seconds after which it ends in any case.
         console: Where to write; by default the standard output.
-        lines: Whether to write lines where there is no terminal. False for a caller that writes its own.
+        lines: Whether to write lines where there is no terminal. False for a caller that writes its
+            own.
         clock: Seconds that only grow.
     """
 
@@ -91,7 +94,9 @@ class Progress:
             self.print(f"{self.description}: {self.count()}, {self.time_left()}")
 
     def restart_clock(self) -> None:
-        """Forget the time so far, which was no step's: loading, or a measurement before the first step."""
+        """Forget the time so far, which was no step's: loading, or a measurement before the first
+        step.
+        """
         self._started = self._advanced = self._clock()
 
     def activity(self, text: str) -> None:
@@ -112,7 +117,9 @@ class Progress:
         return f"{duration(self.seconds_left())} left"
 
     def seconds_left(self) -> float | None:
-        """Until the total at the speed so far, or until the limit if that comes first; None where neither is known."""
+        """Until the total at the speed so far, or until the limit if that comes first; None where
+        neither is known.
+        """
         now, advanced = self._clock(), self.done - self._first
         ends = [] if self.limit_s is None else [self._started + self.limit_s]
         if self.total is not None and advanced:

@@ -1,9 +1,12 @@
-"""Videos of episodes: mp4 files with the task, the step, the reward and the outcome drawn in, and an index from video to sample.
+"""Videos of episodes: mp4 files with the task, the step, the reward and the outcome drawn in, and
+an index from video to sample.
 
-Beside a video lies what the episode was made of (`<video>.json`: the executed actions), from which `siirl.replay` plays it back.
+Beside a video lies what the episode was made of (`<video>.json`: the executed actions), from which
+`siirl.replay` plays it back.
 
-Drawing and encoding run in one thread beside the training (ffmpeg is a process of its own), with a bounded number of episodes waiting;
-an error there is raised by the next call here. `VideoRecorder` knows nothing of batches: it takes frames and a `VideoSample`.
+Drawing and encoding run in one thread beside the training (ffmpeg is a process of its own), with a
+bounded number of episodes waiting; an error there is raised by the next call here. `VideoRecorder`
+knows nothing of batches: it takes frames and a `VideoSample`.
 """
 
 # N frame, H height, W width
@@ -78,8 +81,10 @@ class VideoRecorder:
 
     Args:
         folder: The run's folder for videos; made if it is not there.
-        first_step: The first step that this process does; a resumed run drops the rows of later ones (see JsonlFile).
-        rank: Rank of this process. Each rank has an index of its own: index.jsonl, index_rank1.jsonl, …
+        first_step: The first step that this process does; a resumed run drops the rows of later
+            ones (see JsonlFile).
+        rank: Rank of this process. Each rank has an index of its own: index.jsonl,
+            index_rank1.jsonl, …
         frames_per_second: Speed at which the videos play.
     """
 
@@ -106,12 +111,14 @@ class VideoRecorder:
     def record(
         self, frames: Frames, sample: VideoSample, record: Mapping[str, Any] | None = None
     ) -> Path:
-        """Have a video made; returns at once with the place of the file, unless too many are waiting.
+        """Have a video made; returns at once with the place of the file, unless too many are
+        waiting.
 
         Args:
             frames: The pictures.
             sample: What they show.
-            record: Further facts of the episode for a file beside the video, ready for JSON; none where there are none.
+            record: Further facts of the episode for a file beside the video, ready for JSON; none
+                where there are none.
 
         Raises:
             ValueError: Frames that are none, or a uid that has a video already.
@@ -174,7 +181,9 @@ def _check(frames: Frames, sample: VideoSample) -> None:
 
 
 def annotate(frames: Frames, sample: VideoSample) -> NDArray[np.uint8]:
-    """The frames, enlarged if small, below a strip with environment step, reward, outcome and instruction; uint8 [N, H, W, 3]."""
+    """The frames, enlarged if small, below a strip with environment step, reward, outcome and
+    instruction; uint8 [N, H, W, 3].
+    """
     height, width = frames.images.shape[1:3]
     scale = max(1, -(-_SMALLEST_SIDE // min(height, width)))
     height, width = (
@@ -219,7 +228,9 @@ def _strip(width: int, sample: VideoSample) -> Image.Image:
 
 
 def _wrapped(text: str, width: float) -> list[str]:
-    """The text in lines of at most `width` pixels; what needs more than `_MOST_LINES` ends with an ellipsis."""
+    """The text in lines of at most `width` pixels; what needs more than `_MOST_LINES` ends with an
+    ellipsis.
+    """
     lines: list[str] = []
     for word in text.split():
         longer = f"{lines[-1]} {word}" if lines else word
@@ -239,7 +250,8 @@ def _shortened(text: str, width: float) -> str:
 
 
 def write_video(file: Path, images_NHWC: NDArray[np.uint8], *, frames_per_second: int) -> None:
-    """Encode uint8 [N, H, W, 3] (H and W even) as H.264, which browsers play; the file appears when it is whole.
+    """Encode uint8 [N, H, W, 3] (H and W even) as H.264, which browsers play; the file appears when
+    it is whole.
 
     Raises:
         OSError: ffmpeg could not write it, with what ffmpeg said.

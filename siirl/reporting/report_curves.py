@@ -22,7 +22,9 @@ Row = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Panel:
-    """A small diagram over training steps: its title and the metrics that it shows, with their labels."""
+    """A small diagram over training steps: its title and the metrics that it shows, with their
+    labels.
+    """
 
     title: str
     curves: Mapping[str, str]
@@ -54,7 +56,9 @@ PANELS = (
 
 
 def curves(rows: Sequence[Row]) -> list[Markup]:
-    """The diagrams for which there are numbers: held-out success, the panels, and the time of each stage."""
+    """The diagrams for which there are numbers: held-out success, the panels, and the time of each
+    stage.
+    """
     with rc_context({"svg.fonttype": "none", "text.parse_math": False}):  # text stays text
         drawn = [
             _evaluation_figure(rows),

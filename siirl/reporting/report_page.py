@@ -51,14 +51,17 @@ class Table(NamedTuple):
     first_step: int
     last_step: int
     tasks: Sequence[Sequence[Any]]
-    """Of each task its name, what was measured first and last (empty where it was not), and the change."""
+    """Of each task its name, what was measured first and last (empty where it was not), and the
+    change.
+    """
 
 
 def write_report(folder: Path) -> Path:
     """Write report.html into the run folder and return its path.
 
     Raises:
-        MissingAssetError: No metrics.jsonl with a row in it: not a run folder, or a run that ended before its first step.
+        MissingAssetError: No metrics.jsonl with a row in it: not a run folder, or a run that ended
+            before its first step.
         ValueError: A damaged line of metrics.jsonl, or of a file of rollouts.
     """
     rows = [

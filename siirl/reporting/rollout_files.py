@@ -1,10 +1,13 @@
-"""Rollouts as text files, one JSON object a line: what was asked, every turn with its tokens' log-probs, what the grader said, the reward.
+"""Rollouts as text files, one JSON object a line: what was asked, every turn with its tokens'
+log-probs, what the grader said, the reward.
 
-    rollouts/train/step_000012.jsonl          # of rank 0; those of rank 1 are in step_000012_rank1.jsonl
+    # of rank 0; those of rank 1 are in step_000012_rank1.jsonl
+    rollouts/train/step_000012.jsonl
     rollouts/val/step_000010.jsonl
 
-A file a step, so that a step is found without reading the others, and a step that is done again replaces its file. `read_rollouts` is
-for reports. Advantages are left out: they belong to the update, which may see a rollout several times or not at all.
+A file a step, so that a step is found without reading the others, and a step that is done again
+replaces its file. `read_rollouts` is for reports. Advantages are left out: they belong to the
+update, which may see a rollout several times or not at all.
 """
 
 import re
@@ -42,11 +45,12 @@ class RolloutFiles:
 
     Args:
         folder: The run's folder of rollouts; made if it is not there.
-        count: Rollouts of a step, and of an evaluation, over all ranks; `ALL` writes every one. They are the first in the order of the
-            requests, hence whole groups.
+        count: Rollouts of a step, and of an evaluation, over all ranks; `ALL` writes every one.
+            They are the first in the order of the requests, hence whole groups.
         rank: Number of this rank.
         num_ranks: How many share them.
-        first_step: The first step that this process does; files of later ones, which an earlier run left, are removed.
+        first_step: The first step that this process does; files of later ones, which an earlier run
+            left, are removed.
     """
 
     def __init__(
@@ -63,7 +67,9 @@ class RolloutFiles:
                     file.unlink(missing_ok=True)
 
     def keep(self, trajectories: Sequence[Trajectory], *, kind: str, step: int) -> None:
-        """Remember the first ones of a step until their reward is known; `kind` is `train` or `val`."""
+        """Remember the first ones of a step until their reward is known; `kind` is `train` or
+        `val`.
+        """
         free = (
             len(trajectories) if self.count is None else max(0, self.count - self._kept[kind, step])
         )
@@ -72,7 +78,8 @@ class RolloutFiles:
         self.waiting += [(trajectory, kind, step) for trajectory in chosen]
 
     def write(self, rewards: Mapping[str, float]) -> None:
-        """Write what is remembered, with the reward where `rewards` (by uid) has one; a filtered rollout has none.
+        """Write what is remembered, with the reward where `rewards` (by uid) has one; a filtered
+        rollout has none.
 
         Raises:
             SiirlError: A file cannot be written.
@@ -124,7 +131,8 @@ def line_of(
 def read_rollouts(
     folder: Path, *, kind: str | None = None, step: int | None = None, failures_only: bool = False
 ) -> Iterator[dict[str, Any]]:
-    """Rollouts below `folder`, in the order of steps, those of training before those of the evaluation, of rank 0 first.
+    """Rollouts below `folder`, in the order of steps, those of training before those of the
+    evaluation, of rank 0 first.
 
     Args:
         folder: A run's folder of rollouts.

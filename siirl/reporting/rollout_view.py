@@ -1,4 +1,6 @@
-"""Rollouts in words, for the terminal and for report.html: what was asked, said and answered, and how it was judged."""
+"""Rollouts in words, for the terminal and for report.html: what was asked, said and answered, and
+how it was judged.
+"""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -17,7 +19,9 @@ _COLOURS = {"user": "cyan", "system": "magenta", "tool": "yellow", "assistant": 
 
 
 def headline(row: Row) -> str:
-    """In a line: the question and the answer, shortened, outcome, verdict and reward, and where it comes from."""
+    """In a line: the question and the answer, shortened, outcome, verdict and reward, and where it
+    comes from.
+    """
     parts = [outcome(row)]
     if row.get("verdict") and row["verdict"] != "correct" and row["success"] is not None:
         parts.append(str(row["verdict"]))

@@ -1,4 +1,6 @@
-"""The folder of one run, `<output_dir>/<experiment_name>/<time>/`: made when everything else has been checked, and tried out at once."""
+"""The folder of one run, `<output_dir>/<experiment_name>/<time>/`: made when everything else has
+been checked, and tried out at once.
+"""
 
 import errno
 import functools
@@ -35,9 +37,11 @@ def run_folder(
     measure_free: Callable[[Path], int] = free_bytes,
     tell: Callable[[Path], str] | None = None,
 ) -> Iterator[Path]:
-    """Make the folder with the resolved configuration in it; take it back if the run ends before it has written anything.
+    """Make the folder with the resolved configuration in it; take it back if the run ends before it
+    has written anything.
 
-    A second run of the same second gets a folder of its own. A run that ends early is told how to go on, in a note of its exception.
+    A second run of the same second gets a folder of its own. A run that ends early is told how to
+    go on, in a note of its exception.
 
     Args:
         config: The run's configuration.
@@ -102,7 +106,9 @@ def _leave(folder: Path, made: list[Path], tell: Callable[[Path], str]) -> str:
 
 
 def _as_failure(error: BaseException, place: str) -> BaseException:
-    """A run that had begun was not refused but failed; and a disk that it could not write to is told as that."""
+    """A run that had begun was not refused but failed; and a disk that it could not write to is
+    told as that.
+    """
     if isinstance(error, OSError) and error.errno in UNWRITABLE:
         return RunFailed(
             f"{place} cannot be written any more: {error.strerror} ({error.filename or 'while writing'}). Free some space."
@@ -138,7 +144,9 @@ def _write_probe(file: Path) -> None:
 
 
 def _take_back(folder: Path | None, made: list[Path]) -> None:
-    """Remove the run folder and, from the innermost, those above it that were made for it and that nobody else uses by now."""
+    """Remove the run folder and, from the innermost, those above it that were made for it and that
+    nobody else uses by now.
+    """
     if folder is not None:
         shutil.rmtree(folder)
     for above in made:

@@ -1,7 +1,7 @@
 """Sentinels: signs in the metrics of a run that it does not learn. Each warns once, with a remedy.
 
-A sentinel sees the reduced metrics of every training step, in order, and returns its warning or None.
-Left out: ending the run. A metric alone does not prove that a run is lost.
+A sentinel sees the reduced metrics of every training step, in order, and returns its warning or
+None. Left out: ending the run. A metric alone does not prove that a run is lost.
 """
 
 from collections.abc import Mapping

@@ -1,7 +1,8 @@
-"""Success rates and mean rewards with their uncertainty: counts, the Wilson score interval, Student's, and pass@k. Pure numbers, no torch.
+"""Success rates and mean rewards with their uncertainty: counts, the Wilson score interval,
+Student's, and pass@k. Pure numbers, no torch.
 
-Left out: intervals over the seeds of a run (curves show every seed instead), and tests between two rates; two intervals that do not
-overlap are the stricter statement.
+Left out: intervals over the seeds of a run (curves show every seed instead), and tests between two
+rates; two intervals that do not overlap are the stricter statement.
 """
 
 import math
@@ -14,7 +15,9 @@ _NORMAL_QUANTILE_95 = 1.959963984540054  # two-sided 95 % of the standard normal
 
 @dataclass(frozen=True)
 class SuccessInterval:
-    """`successes` of `episodes`, the rate between 0 and 1, and its 95 % interval from `low` to `high`."""
+    """`successes` of `episodes`, the rate between 0 and 1, and its 95 % interval from `low` to
+    `high`.
+    """
 
     successes: int
     episodes: int
@@ -33,14 +36,17 @@ class SuccessInterval:
         return self.low <= other.high and other.low <= self.high
 
     def change_since(self, before: "SuccessInterval") -> str:
-        """For example `+32.0 points, intervals are apart`; nothing where one of them has no episodes."""
+        """For example `+32.0 points, intervals are apart`; nothing where one of them has no
+        episodes.
+        """
         if not before.episodes or not self.episodes:
             return ""
         return f"{100 * (self.rate - before.rate):+.1f} points, intervals {'overlap' if self.overlaps(before) else 'are apart'}"
 
 
 def success_interval(successes: int, episodes: int) -> SuccessInterval:
-    """The Wilson score interval at 95 % (Wilson 1927, JASA 22:209, eq. 4), which also holds near 0 and 1 and for few episodes.
+    """The Wilson score interval at 95 % (Wilson 1927, JASA 22:209, eq. 4), which also holds near 0
+    and 1 and for few episodes.
 
     No episodes give no rate (NaN) and the whole interval from 0 to 1.
 
@@ -68,10 +74,12 @@ def success_interval(successes: int, episodes: int) -> SuccessInterval:
 
 
 def pass_at_k(*, samples: int, successes: int, k: int) -> float:
-    """Chance that at least one of `k` answers is right, from `samples` answers of which `successes` are.
+    """Chance that at least one of `k` answers is right, from `samples` answers of which `successes`
+    are.
 
-    One minus the share of the sets of k answers that hold no right one, 1 - C(n - c, k) / C(n, k): the unbiased estimator of Chen et al.
-    2021 (arXiv 2107.03374, eq. 1). Raising the success rate to the k-th power instead would be biased.
+    One minus the share of the sets of k answers that hold no right one, 1 - C(n - c, k) / C(n, k):
+    the unbiased estimator of Chen et al. 2021 (arXiv 2107.03374, eq. 1). Raising the success rate
+    to the k-th power instead would be biased.
 
     Raises:
         ValueError: Counts that cannot be, or fewer samples than `k`.
@@ -84,10 +92,11 @@ def pass_at_k(*, samples: int, successes: int, k: int) -> float:
 
 
 def evaluations(metrics: Mapping[str, Any], *, kind: str = "") -> dict[str, SuccessInterval]:
-    """The success of each evaluated task, from the metrics `val/<task>/successes` and `val/<task>/episodes`; `all` comes last.
+    """The success of each evaluated task, from the metrics `val/<task>/successes` and
+    `val/<task>/episodes`; `all` comes last.
 
-    `kind="argmax_"` reads those of the most probable actions, `val/<task>/argmax_successes` and so on; `kind="any_"` those of prompts of
-    which any sample succeeded.
+    `kind="argmax_"` reads those of the most probable actions, `val/<task>/argmax_successes` and so
+    on; `kind="any_"` those of prompts of which any sample succeeded.
     """
     suffix = f"/{kind}episodes"
     tasks = [
@@ -119,7 +128,9 @@ def _are_counts(successes: Any, episodes: Any) -> bool:
 
 @dataclass(frozen=True)
 class MeanInterval:
-    """Mean reward of `episodes`, and its 95 % interval from `low` to `high`; None where nothing is known of the spread."""
+    """Mean reward of `episodes`, and its 95 % interval from `low` to `high`; None where nothing is
+    known of the spread.
+    """
 
     mean: float
     episodes: int
@@ -140,10 +151,12 @@ class MeanInterval:
 
 
 def mean_interval(*, mean: float, std: float | None, episodes: int) -> MeanInterval:
-    """Student's interval at 95 %, mean -+ t(0.975, n - 1) s / sqrt(n) (Student 1908, Biometrika 6:1).
+    """Student's interval at 95 %, mean -+ t(0.975, n - 1) s / sqrt(n) (Student 1908, Biometrika
+    6:1).
 
-    Right for many episodes whatever their rewards, for few ones where these are about normal. Rewards that are all alike, or a single one,
-    say nothing of how far others would be off: they have no interval, rather than one of no width.
+    Right for many episodes whatever their rewards, for few ones where these are about normal.
+    Rewards that are all alike, or a single one, say nothing of how far others would be off: they
+    have no interval, rather than one of no width.
 
     Args:
         mean: Of the rewards.
@@ -161,9 +174,11 @@ def mean_interval(*, mean: float, std: float | None, episodes: int) -> MeanInter
 
 
 def mean_scores(metrics: Mapping[str, Any], *, kind: str = "") -> dict[str, MeanInterval]:
-    """The job's own reward of each evaluated task, from the metrics `val/<task>/mean_score` and so on; `all` comes last.
+    """The job's own reward of each evaluated task, from the metrics `val/<task>/mean_score` and so
+    on; `all` comes last.
 
-    Empty where the environment grades every episode. `kind="argmax_"` reads those of the most probable actions.
+    Empty where the environment grades every episode. `kind="argmax_"` reads those of the most
+    probable actions.
     """
     suffix, counted = f"/{kind}mean_score", f"/{kind}scored_episodes"
     tasks = [

@@ -1,1 +1,3 @@
-"""Where a user's own filters, rewards, advantages and losses plug in; the shipped filters are written the same way."""
+"""Where a user's own filters, rewards, advantages and losses plug in; the shipped filters are
+written the same way.
+"""

@@ -1,9 +1,11 @@
-"""What a training script of one's own is made of, under one name: for whoever writes the loop, and walks no graph.
+"""What a training script of one's own is made of, under one name: for whoever writes the loop, and
+walks no graph.
 
     from siirl.user_interface import own_loop as rl
 
-Everything here has its home elsewhere, and works the same from there. Nothing of siirl imports this module: it brings torch and the
-engines with it. `docs/examples/own_text_training.py` trains with it.
+Everything here has its home elsewhere, and works the same from there. Nothing of siirl imports this
+module: it brings torch and the engines with it. `docs/examples/own_text_training.py` trains with
+it.
 """
 
 from typing import Any
@@ -62,7 +64,8 @@ __all__ = [
 def text_train_engine(
     model: LanguageModel, *, optim: OptimizerArguments | None, **options: Any
 ) -> TrainEngine[TokenScores]:
-    """The engine that trains a language model, ready: with the scorer of text, and prompts that are computed once for all their answers.
+    """The engine that trains a language model, ready: with the scorer of text, and prompts that are
+    computed once for all their answers.
 
     Args:
         model: What is trained.

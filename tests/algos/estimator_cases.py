@@ -1,4 +1,6 @@
-"""Every registered estimator with its options, beside its loop from the paper: the table over which most tests of advantages run."""
+"""Every registered estimator with its options, beside its loop from the paper: the table over which
+most tests of advantages run.
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -148,7 +150,9 @@ GROUP_CASES = [
 
 
 def columns(batch: Ragged) -> dict[str, torch.Tensor]:
-    """A ragged batch under the names that estimators ask for; each sample's greedy reward is made up of its number."""
+    """A ragged batch under the names that estimators ask for; each sample's greedy reward is made
+    up of its number.
+    """
     return {
         "token_level_rewards": batch.rewards_BT,
         "response_mask": batch.mask_BT,

@@ -24,7 +24,8 @@ class LossBatch(Ragged):
 
 
 def loss_batch(seed: int, **options: Any) -> LossBatch:
-    """A batch with everything that makes formulas wrong (see `ragged`); a third of its tokens is selected.
+    """A batch with everything that makes formulas wrong (see `ragged`); a third of its tokens is
+    selected.
 
     The advantages of row 4, of a group with equal rewards, are 0: neither good nor bad.
     """

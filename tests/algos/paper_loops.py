@@ -1,13 +1,16 @@
-"""Every advantage as a loop over plain numbers, straight from its paper: what the tensor code is compared with.
+"""Every advantage as a loop over plain numbers, straight from its paper: what the tensor code is
+compared with.
 
-Each takes the summed rewards of samples and their groups, or the token rewards of one row, as lists of floats.
+Each takes the summed rewards of samples and their groups, or the token rewards of one row, as lists
+of floats.
 """
 
 import itertools
 import math
 import statistics
 
-EQUAL = 1e-6  # relative; rewards that are equal but for the rounding of float32 or float64 differ by less
+# relative; rewards that are equal but for the rounding of float32 or float64 differ by less
+EQUAL = 1e-6
 
 
 def members_of(group, groups):
@@ -74,7 +77,9 @@ def cpgd_clip_filter_loop(rewards, groups):
 
 
 def pass_at_k_loop(rewards, groups, *, k=None, epsilon=1e-6, normalize=True):
-    """What a sample adds to the best of k, averaged over all choices of the k - 1 others, one by one."""
+    """What a sample adds to the best of k, averaged over all choices of the k - 1 others, one by
+    one.
+    """
     advantages = []
     for i, group in enumerate(groups):
         members = members_of(group, groups)

@@ -1,6 +1,8 @@
-"""Every policy loss as its paper writes it: one token after the other, in float64, with Python's own loops. Slow and plain on purpose.
+"""Every policy loss as its paper writes it: one token after the other, in float64, with Python's
+own loops. Slow and plain on purpose.
 
-Each function returns {(row, token): loss of that token}, with gradient in `new`; a loss of a whole row stands at each of its tokens.
+Each function returns {(row, token): loss of that token}, with gradient in `new`; a loss of a whole
+row stands at each of its tokens.
 """
 
 import math
@@ -46,7 +48,9 @@ def vanilla(batch, new):
 
 
 def decoupled(batch, new):
-    """arXiv 2110.00641: the old policy is the proximal one, the weight against the behaviour policy is a constant."""
+    """arXiv 2110.00641: the old policy is the proximal one, the weight against the behaviour policy
+    is a constant.
+    """
     plain, losses = vanilla(batch, new), {}
     for b, t in tokens(batch):
         weight = math.exp((batch.old_log_probs_BT - batch.rollout_log_probs_BT)[b, t].item())
@@ -85,7 +89,9 @@ def gspo_token(batch, new):
 
 
 def gmpo(batch, new):
-    """arXiv 2507.20673: (prod_t min(r^sgn A, clip(r, e^-low, e^high)^sgn A)^(1 / sgn A))^(1 / |o|) A."""
+    """arXiv 2507.20673: (prod_t min(r^sgn A, clip(r, e^-low, e^high)^sgn A)^(1 / sgn A))^(1 / |o|)
+    A.
+    """
     losses = {}
     for b in {b for b, _ in tokens(batch)}:
         advantage = row_advantage(batch, b)

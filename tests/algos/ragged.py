@@ -1,7 +1,9 @@
-"""Random batches with everything that makes formulas wrong; `test_ragged_batches` counts that each of it is in each batch.
+"""Random batches with everything that makes formulas wrong; `test_ragged_batches` counts that each
+of it is in each batch.
 
-Rows of length one, rows that are masked altogether, holes in the mask where tools spoke, groups of one, groups whose rewards are equal but
-for rounding, log-ratios of 60 both ways, NaN wherever the mask is 0.
+Rows of length one, rows that are masked altogether, holes in the mask where tools spoke, groups of
+one, groups whose rewards are equal but for rounding, log-ratios of 60 both ways, NaN wherever the
+mask is 0.
 """
 
 # B row, T token
@@ -32,10 +34,12 @@ class Ragged:
 
 
 def ragged(seed: int, *, rows: int = 7, tokens: int = 9, holes: bool = True) -> Ragged:
-    """Row 0 has one token, row 1 none, row 2 all of them but for a hole; further rows have holes anywhere.
+    """Row 0 has one token, row 1 none, row 2 all of them but for a hole; further rows have holes
+    anywhere.
 
-    Row 3 is alone in its group, rows 4 and 5 are a group with rewards 0.1 + 0.2 + 0.3 and 0.6, which no binary fraction is; with fewer rows
-    these are missing. A tenth of the log-ratios is about 60 or -60, and row 2 has both.
+    Row 3 is alone in its group, rows 4 and 5 are a group with rewards 0.1 + 0.2 + 0.3 and 0.6,
+    which no binary fraction is; with fewer rows these are missing. A tenth of the log-ratios is
+    about 60 or -60, and row 2 has both.
     """
     generator = torch.Generator().manual_seed(seed)
 
@@ -80,7 +84,9 @@ def ragged(seed: int, *, rows: int = 7, tokens: int = 9, holes: bool = True) -> 
 
 
 class Half:
-    """The first of two ranks, for formulas that ask for the other's rows and sums; `other` holds what the other rank would send."""
+    """The first of two ranks, for formulas that ask for the other's rows and sums; `other` holds
+    what the other rank would send.
+    """
 
     size = 2
 

@@ -10,7 +10,8 @@ from ragged import QUICK, SEEDS, ragged
 from siirl.algos.advantages import estimate_advantages
 from siirl.errors import TensorError
 
-# The whitenings differ in a number; their loops are compared below, and the unbiased one stands for all elsewhere.
+# The whitenings differ in a number; their loops are compared below, and the unbiased one stands for
+# all elsewhere.
 DISTINCT = [case for case in CASES if not case.endswith((" biased", " mean", " none"))]
 OF_GROUPS = [case for case in GROUP_CASES if case in DISTINCT]
 SCALE_FREE = (

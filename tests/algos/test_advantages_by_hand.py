@@ -1,4 +1,6 @@
-"""Advantages of a few samples, with numbers that can be checked by hand, and where an estimator's options lie."""
+"""Advantages of a few samples, with numbers that can be checked by hand, and where an estimator's
+options lie.
+"""
 
 import numpy as np
 import pytest

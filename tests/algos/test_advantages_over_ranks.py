@@ -18,7 +18,9 @@ def batch():
 
 
 def on_a_rank(ranks):
-    """Advantages of own rows for every case and share, and what a rank says of each case when only rank 1 has a NaN in its rewards."""
+    """Advantages of own rows for every case and share, and what a rank says of each case when only
+    rank 1 has a NaN in its rewards.
+    """
     found = {}
     for share, first in SHARES.items():
         own = slice(0, first) if ranks.rank == 0 else slice(first, None)

@@ -1,4 +1,6 @@
-"""What the benchmark compares with computes the same things: otherwise its ratios would mean nothing."""
+"""What the benchmark compares with computes the same things: otherwise its ratios would mean
+nothing.
+"""
 
 import pytest
 import torch

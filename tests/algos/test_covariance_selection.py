@@ -1,4 +1,6 @@
-"""Which tokens Clip-Cov and KL-Cov choose: by hand, against sorting, and the same however rows are spread over ranks and padded."""
+"""Which tokens Clip-Cov and KL-Cov choose: by hand, against sorting, and the same however rows are
+spread over ranks and padded.
+"""
 
 import pytest
 import torch

@@ -1,4 +1,6 @@
-"""GAE between decisions of several tokens: by hand, against a loop, and that a text's tokens are decisions of their own."""
+"""GAE between decisions of several tokens: by hand, against a loop, and that a text's tokens are
+decisions of their own.
+"""
 
 # B sample, T token
 
@@ -25,7 +27,8 @@ def test_a_chunk_is_one_step_of_gae():
         gamma=0.5,
         lam=0.5,
     )
-    # delta of the last chunk: 4 - 3 = 1; of the first: 1 + 0.5 * 3 - 2 = 0.5, and A = 0.5 + 0.25 * 1.
+    # delta of the last chunk: 4 - 3 = 1; of the first: 1 + 0.5 * 3 - 2 = 0.5, and A = 0.5 + 0.25 *
+    # 1.
     assert advantages_BT.tolist() == [[0.75, 0.75, 1.0, 1.0, 0.0, 0.0]]
     assert returns_BT.tolist() == [[2.75, 2.75, 4.0, 4.0, 0.0, 0.0]]
 

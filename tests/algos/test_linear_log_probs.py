@@ -1,4 +1,6 @@
-"""Log-probs and entropy from hidden states and output weights against log_softmax of all logits, and that these are never made."""
+"""Log-probs and entropy from hidden states and output weights against log_softmax of all logits,
+and that these are never made.
+"""
 
 import pytest
 import torch

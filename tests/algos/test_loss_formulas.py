@@ -1,4 +1,6 @@
-"""Every registered policy loss against the loop that was written from its paper: values and gradients of each token, in float64."""
+"""Every registered policy loss against the loop that was written from its paper: values and
+gradients of each token, in float64.
+"""
 
 import pytest
 import torch

@@ -1,6 +1,8 @@
-"""Every option of every estimator, loss and selection changes what it is an option of: a key that does nothing would be a lie.
+"""Every option of every estimator, loss and selection changes what it is an option of: a key that
+does nothing would be a lie.
 
-That a key which a name would not read is refused is tested with the configuration; here it is that what is read matters.
+That a key which a name would not read is refused is tested with the configuration; here it is that
+what is read matters.
 """
 
 import inspect

@@ -1,4 +1,6 @@
-"""KL estimators, filters, aggregations and schedules of the user's own: what they are given, and what of their results is refused."""
+"""KL estimators, filters, aggregations and schedules of the user's own: what they are given, and
+what of their results is refused.
+"""
 
 import pytest
 import torch

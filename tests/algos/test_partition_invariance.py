@@ -1,6 +1,8 @@
-"""The gradient of a batch is the sum of the gradients of its pieces, for every policy loss and the value loss, and every aggregation.
+"""The gradient of a batch is the sum of the gradients of its pieces, for every policy loss and the
+value loss, and every aggregation.
 
-Pieces are micro-batches of a number of rows or under a token budget, each padded to its own width, on either side.
+Pieces are micro-batches of a number of rows or under a token budget, each padded to its own width,
+on either side.
 """
 
 import pytest

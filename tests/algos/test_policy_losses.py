@@ -1,4 +1,6 @@
-"""PPO's loss by hand, the registry of policy losses, their options, and what is refused. Formulas: `test_loss_formulas`."""
+"""PPO's loss by hand, the registry of policy losses, their options, and what is refused. Formulas:
+`test_loss_formulas`.
+"""
 
 import math
 

@@ -1,4 +1,6 @@
-"""What the random batches of these tests promise: each of them holds every case that makes formulas wrong."""
+"""What the random batches of these tests promise: each of them holds every case that makes formulas
+wrong.
+"""
 
 import pytest
 import torch

@@ -9,7 +9,8 @@ from ragged import QUICK, SEEDS
 from siirl.algos.filters import srpo_keep, success_band_keep, truncation_keep, zero_variance_keep
 from siirl.errors import ConfigError, TensorError
 
-# Four groups of two: all succeed, mixed, all fail, and one whose second episode could not be simulated.
+# Four groups of two: all succeed, mixed, all fail, and one whose second episode could not be
+# simulated.
 SUCCESS = torch.tensor([1, 1, 1, 0, 0, 0, 1, 0]).bool()
 GROUP = torch.tensor([0, 0, 1, 1, 2, 2, 3, 3])
 TASK = ["a", "a", "a", "a", "b", "b", "c", "c"]

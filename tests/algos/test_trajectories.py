@@ -65,7 +65,9 @@ def test_a_nan_reward_is_refused_with_its_row():
 
 
 def episodes(seed):
-    """Seven episodes of one to four steps, two groups, and what the loops and the estimators take beside rewards and mask."""
+    """Seven episodes of one to four steps, two groups, and what the loops and the estimators take
+    beside rewards and mask.
+    """
     generator = torch.Generator().manual_seed(seed)
     finish_B = torch.randint(1, STEPS + 1, (7,), generator=generator)
     rewards_B = torch.randn(7, generator=generator, dtype=torch.float64)

@@ -10,7 +10,8 @@ from siirl.errors import ConfigError, TensorError
 
 
 def test_value_loss_by_hand():
-    # The value moved from 0 to 2 and is clipped at 0.5: errors to the return 3 are 1 and 2.5, the larger counts.
+    # The value moved from 0 to 2 and is clipped at 0.5: errors to the return 3 are 1 and 2.5, the
+    # larger counts.
     loss, clipped = clipped_value_loss(
         values_BT=torch.tensor([[2.0]]),
         old_values_BT=torch.zeros(1, 1),

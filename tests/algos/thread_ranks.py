@@ -1,4 +1,6 @@
-"""Ranks that are threads of one process: what formulas ask of the other ranks, without starting processes."""
+"""Ranks that are threads of one process: what formulas ask of the other ranks, without starting
+processes.
+"""
 
 import threading
 from collections.abc import Callable, Sequence
@@ -37,7 +39,9 @@ class ThreadRanks:
 
 
 def on_threads(function: Callable[..., Any], arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
-    """`function(ranks, *arguments[rank])` on as many ranks as there are arguments; results in their order."""
+    """`function(ranks, *arguments[rank])` on as many ranks as there are arguments; results in their
+    order.
+    """
     exchange, results = _Exchange(len(arguments)), [None] * len(arguments)
 
     def work(rank: int) -> None:

@@ -1,4 +1,6 @@
-"""Lets tests of checkpoints use the tiny policy and the ranks of tests/engine, and configurations name graphs of this folder."""
+"""Lets tests of checkpoints use the tiny policy and the ranks of tests/engine, and configurations
+name graphs of this folder.
+"""
 
 import logging
 import sys
@@ -18,7 +20,9 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "engine"))
 def every_metric_is_declared(
     request: pytest.FixtureRequest, caplog: pytest.LogCaptureFixture
 ) -> Iterator[None]:
-    """siirl's own metrics have declared names and values of the declared kind: a test that logs others is marked `odd_metrics`."""
+    """siirl's own metrics have declared names and values of the declared kind: a test that logs
+    others is marked `odd_metrics`.
+    """
     caplog.set_level(logging.INFO, logger=METRIC_WORKER)
     yield
     odd = [

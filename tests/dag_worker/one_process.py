@@ -20,7 +20,9 @@ TIMED = (
 
 
 def events_of(folder: Path, words: Sequence[str]) -> Iterator[Event]:
-    """What the worker reports of the job that `words` describe, as it happens; its run folder is `folder`."""
+    """What the worker reports of the job that `words` describe, as it happens; its run folder is
+    `folder`.
+    """
     config = parse_config(words)
     folder.mkdir(exist_ok=True)
     worker = DAGWorker(

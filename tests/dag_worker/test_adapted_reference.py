@@ -1,4 +1,6 @@
-"""What a robots' job measures its KL against: the policy below its adapters, or a policy of its own."""
+"""What a robots' job measures its KL against: the policy below its adapters, or a policy of its
+own.
+"""
 
 import torch
 
@@ -19,7 +21,9 @@ KL, ADAPTERS = "actor_rollout_ref.actor.use_kl_loss=true", "actor_rollout_ref.mo
 
 
 def reference_of(*words):
-    """The reference of a job, and its policy, which only says that it has adapters: to make real ones takes fifteen seconds of imports."""
+    """The reference of a job, and its policy, which only says that it has adapters: to make real
+    ones takes fifteen seconds of imports.
+    """
     config, spec = parse_config([*CARTPOLE, *words]), env_spec("gymnasium", id="CartPole-v1")
     policy, lora = make_policy(config, spec), config.actor_rollout_ref.model.lora
     policy.lora = lora if lora.rank > 0 else None

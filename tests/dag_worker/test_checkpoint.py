@@ -1,4 +1,6 @@
-"""Checkpoints: resumed equals uninterrupted, on other numbers of ranks too; crashes, full disks, damaged and foreign files."""
+"""Checkpoints: resumed equals uninterrupted, on other numbers of ranks too; crashes, full disks,
+damaged and foreign files.
+"""
 
 import json
 import os
@@ -29,7 +31,9 @@ OPTIM = OptimizerArguments(lr=0.01, scheduler="cosine_with_warmup", warmup_steps
 
 
 class Job:
-    """A small run: an actor with mini-batches and a falling schedule, its checkpoints, and one counter."""
+    """A small run: an actor with mini-batches and a falling schedule, its checkpoints, and one
+    counter.
+    """
 
     def __init__(self, folder, ranks=None, *, seed=0, **options):
         self.ranks = ranks or OneProcess()

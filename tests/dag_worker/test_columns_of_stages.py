@@ -1,7 +1,9 @@
-"""Stages declare what they read and add: a run whose stages are shown their declared columns alone equals one that shows them all.
+"""Stages declare what they read and add: a run whose stages are shown their declared columns alone
+equals one that shows them all.
 
-Each node gets a batch without the columns that other stages declare and its own does not; these come back after it, row by row. Columns
-that no stage declares belong to the domain (observations, prompts) and are listed here, so that a new one is noticed.
+Each node gets a batch without the columns that other stages declare and its own does not; these
+come back after it, row by row. Columns that no stage declares belong to the domain (observations,
+prompts) and are listed here, so that a new one is noticed.
 """
 
 import hashlib
@@ -58,7 +60,9 @@ ROW = "row_of_test"
 
 
 class NarrowGraph(TaskGraph):
-    """Shows each node only the columns that its function declares, and those that no function declares."""
+    """Shows each node only the columns that its function declares, and those that no function
+    declares.
+    """
 
     def __init__(self, graph: TaskGraph) -> None:
         super().__init__(graph.graph_id)
@@ -90,7 +94,9 @@ class NarrowGraph(TaskGraph):
 
 
 def with_hidden(after: TensorDict, hidden: TensorDict) -> TensorDict:
-    """`after` with the columns of its rows that `hidden` has and it lacks; rows are found by their number before."""
+    """`after` with the columns of its rows that `hidden` has and it lacks; rows are found by their
+    number before.
+    """
     rows = after[ROW]
     for name in hidden.keys() - after.keys():
         after[name] = hidden[rows][name]

@@ -226,7 +226,9 @@ def test_a_bound_of_the_config_wins_over_the_losss_own_and_clip_ratio_does_not()
 
 
 def covariance_loss(name, **options):
-    """The loss of two tokens with log-ratios 0.1 and -0.3 and advantages 1 and 2, under `config.policy_loss` of these options."""
+    """The loss of two tokens with log-ratios 0.1 and -0.3 and advantages 1 and 2, under
+    `config.policy_loss` of these options.
+    """
     config = SimpleNamespace(
         clip_ratio=0.2,
         clip_ratio_low=None,

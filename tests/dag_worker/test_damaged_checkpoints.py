@@ -1,4 +1,6 @@
-"""Whatever has become of a checkpoint's metadata, it is read or refused with a CheckpointError that names the file."""
+"""Whatever has become of a checkpoint's metadata, it is read or refused with a CheckpointError that
+names the file.
+"""
 
 import json
 import os
@@ -107,7 +109,9 @@ def test_a_folder_in_place_of_a_file_is_refused_by_name(tmp_path: Path, name: st
 @MANY
 @given(data=strategies.data())
 def test_damaged_state_is_refused_by_name(whole: Path, data: strategies.DataObject) -> None:
-    """Also where somebody has put its digest into the manifest: what torch says of it is told as a CheckpointError."""
+    """Also where somebody has put its digest into the manifest: what torch says of it is told as a
+    CheckpointError.
+    """
     folder = resolve_checkpoint(whole)
     file, manifest = folder / "state.pt", folder / "manifest.json"
     content = file.read_bytes()

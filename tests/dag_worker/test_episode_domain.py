@@ -1,4 +1,6 @@
-"""From prompts to a batch: which episodes are made of them, what is dropped and counted, and what a text rollout says of itself."""
+"""From prompts to a batch: which episodes are made of them, what is dropped and counted, and what a
+text rollout says of itself.
+"""
 
 import json
 

@@ -1,7 +1,9 @@
-"""Every name that a configuration may give for an advantage, a loss, a KL or an aggregation, through a real training run.
+"""Every name that a configuration may give for an advantage, a loss, a KL or an aggregation,
+through a real training run.
 
-Two steps of two epochs on CartPole, from the command line's words: rollouts, reward, advantage, update. That the numbers are right is
-tested beside the formulas; here it is that every name reaches the weights.
+Two steps of two epochs on CartPole, from the command line's words: rollouts, reward, advantage,
+update. That the numbers are right is tested beside the formulas; here it is that every name reaches
+the weights.
 """
 
 from pathlib import Path

@@ -1,4 +1,6 @@
-"""The rebalancing stage with a filter plug-in on two ranks: real processes, the coordinator between them, the node as graphs have it."""
+"""The rebalancing stage with a filter plug-in on two ranks: real processes, the coordinator between
+them, the node as graphs have it.
+"""
 
 import dataclasses
 import functools
@@ -82,7 +84,9 @@ def make(*, rank: int, init_method: str, coordinator: Any) -> OneStage:
 
 @pytest.mark.slow  # a Ray session of its own, and torch imported in two processes
 def test_each_rank_drops_what_the_filter_rejects_and_the_rest_is_shared_by_tokens():
-    """Left are rows of 1 and 2 tokens on rank 0, and of 1, 2, 2 and 1 on rank 1: 9 tokens, so the best shares are 4 and 5."""
+    """Left are rows of 1 and 2 tokens on rank 0, and of 1, 2, 2 and 1 on rank 1: 9 tokens, so the
+    best shares are 4 and 5.
+    """
     with ray_session(SETTINGS):
         ((first, first_metrics), (second, second_metrics)) = next(
             iter(

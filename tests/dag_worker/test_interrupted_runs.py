@@ -1,4 +1,6 @@
-"""A run that is asked to end saves what it has trained, wherever it is; the run that goes on from there ends as if nobody had asked."""
+"""A run that is asked to end saves what it has trained, wherever it is; the run that goes on from
+there ends as if nobody had asked.
+"""
 
 import signal
 from collections.abc import Callable, Iterator

@@ -1,4 +1,6 @@
-"""KL in the reward: every estimator takes its share off the scores, and the coefficient follows the mean KL over all ranks."""
+"""KL in the reward: every estimator takes its share off the scores, and the coefficient follows the
+mean KL over all ranks.
+"""
 
 # B row, T token
 

@@ -1,4 +1,6 @@
-"""What a node may log: numbers of Python, numpy and torch, and lists of them; everything else is named and left out."""
+"""What a node may log: numbers of Python, numpy and torch, and lists of them; everything else is
+named and left out.
+"""
 
 import math
 from decimal import Decimal

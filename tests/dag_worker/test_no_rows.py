@@ -1,4 +1,6 @@
-"""A rank whose episodes all failed: it gets the columns of the others and takes part with no rows; where none has any, all stop."""
+"""A rank whose episodes all failed: it gets the columns of the others and takes part with no rows;
+where none has any, all stop.
+"""
 
 import pytest
 import torch
@@ -12,7 +14,9 @@ from siirl.errors import TooManyFailures
 
 
 def rows(count: int) -> TensorDict:
-    """What a rollout gives: `count` episodes of two observations; without episodes there are no columns."""
+    """What a rollout gives: `count` episodes of two observations; without episodes there are no
+    columns.
+    """
     if not count:
         return TensorDict({}, batch_size=[0])
     return TensorDict(

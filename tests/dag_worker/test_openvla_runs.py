@@ -1,4 +1,6 @@
-"""OpenVLA-OFT through the whole machine: acting, scoring, training, exporting and acting again, on LIBERO's stand-ins."""
+"""OpenVLA-OFT through the whole machine: acting, scoring, training, exporting and acting again, on
+LIBERO's stand-ins.
+"""
 
 import json
 

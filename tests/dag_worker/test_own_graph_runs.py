@@ -1,4 +1,6 @@
-"""A graph of the user's own, by configuration alone: it takes the place of a pipeline and of its defaults. Two steps of the command."""
+"""A graph of the user's own, by configuration alone: it takes the place of a pipeline and of its
+defaults. Two steps of the command.
+"""
 
 from pathlib import Path
 

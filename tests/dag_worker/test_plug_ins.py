@@ -1,4 +1,6 @@
-"""Plug-ins by configuration: each key takes module:name and registered names, is checked before anything starts, and reaches the run."""
+"""Plug-ins by configuration: each key takes module:name and registered names, is checked before
+anything starts, and reaches the run.
+"""
 
 import os
 import subprocess

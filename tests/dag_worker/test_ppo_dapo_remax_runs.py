@@ -1,4 +1,6 @@
-"""Whole runs with a critic, with refills and with greedy baselines, on CartPole: exact where they can be, and that PPO learns."""
+"""Whole runs with a critic, with refills and with greedy baselines, on CartPole: exact where they
+can be, and that PPO learns.
+"""
 
 from pathlib import Path
 
@@ -16,7 +18,8 @@ SMALL = (
     "trainer.max_minutes=null", "trainer.save_freq=1", "trainer.deterministic=true",
     "actor_rollout_ref.model.options={chunk_length: 4, width: 16}",
 )  # fmt: skip
-# Random CartPole policies fall after nine or ten steps at the earliest: cut at eleven, most groups have equal returns and some have not.
+# Random CartPole policies fall after nine or ten steps at the earliest: cut at eleven, most groups
+# have equal returns and some have not.
 FEW_GROUPS = (
     "pipeline=dapo",
     "env.max_episode_steps=11",

@@ -10,7 +10,8 @@ from siirl.dag_worker import reward_columns
 from siirl.dag_worker.reward_columns import place_rewards, rewards_at_tokens
 from siirl.errors import TensorError
 
-# Two prompts of two tokens, responses of three and of one; the middle token of the first is a tool's.
+# Two prompts of two tokens, responses of three and of one; the middle token of the first is a
+# tool's.
 MASK = torch.tensor([[1, 0, 1], [1, 0, 0]])
 SEQUENCE = torch.tensor([[1, 1, 1, 1, 1], [0, 1, 1, 0, 0]])
 

@@ -1,4 +1,6 @@
-"""The reward stage: rows that could not be scored are dropped before advantages, and counted over all ranks; prompts as a node."""
+"""The reward stage: rows that could not be scored are dropped before advantages, and counted over
+all ranks; prompts as a node.
+"""
 
 from types import SimpleNamespace
 
@@ -96,7 +98,9 @@ def test_the_weighted_score_stands_at_the_last_token():
 
 
 def test_a_return_stands_where_it_was_earned_and_the_rest_of_the_reward_at_the_end():
-    """Twice the number in the text and half the return: 1 at token 0 and 3 at token 1, 4 at token 0, and nothing."""
+    """Twice the number in the text and half the return: 1 at token 0 and 3 at token 1, 4 at token
+    0, and nothing.
+    """
     own, returned = RewardPart("own:number", weight=2.0), RewardPart("return", weight=0.5)
     context_ = context()
     context_.reward = TextRewardManager(
@@ -200,7 +204,9 @@ def test_a_penalty_is_in_what_is_trained_on_and_not_in_the_score():
 
 
 def of_rank(ranks, scenarios):
-    """For each scenario what the stage leaves of a rank's rows, and what it tells; or what it raises."""
+    """For each scenario what the stage leaves of a rank's rows, and what it tells; or what it
+    raises.
+    """
     return [one_step(ranks, responses[ranks.rank]) for responses in scenarios]
 
 

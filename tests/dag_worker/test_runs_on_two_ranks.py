@@ -1,4 +1,6 @@
-"""PPO, DAPO and ReMax on two real ranks, and prompts that follow success: they take the same decisions and report the same numbers."""
+"""PPO, DAPO and ReMax on two real ranks, and prompts that follow success: they take the same
+decisions and report the same numbers.
+"""
 
 import tempfile
 from pathlib import Path

@@ -1,4 +1,6 @@
-"""Whole text runs in one process with what few ask for: adapters, files taken up in mid-epoch, a reward model, several agents, vLLM."""
+"""Whole text runs in one process with what few ask for: adapters, files taken up in mid-epoch, a
+reward model, several agents, vLLM.
+"""
 
 import importlib.util
 import json
@@ -50,7 +52,8 @@ def reference_of(*overrides: str, adapters: LoraArguments | None = None):
     """What KL is measured against in a job, the model that is trained, and who trains it."""
     config = parse_config([*SMALL, "pipeline=grpo", *overrides])
     model = make_language_model(config)
-    model.lora = adapters  # all that is asked of the model; to make real ones takes fifteen seconds of imports
+    # all that is asked of the model; to make real ones takes fifteen seconds of imports
+    model.lora = adapters
     engine = make_engine(
         config, module=model, scorer=text_scorer, ranks=ONE, device=CPU, trained=True
     )
@@ -101,7 +104,9 @@ def test_otherwise_the_reference_is_a_copy_that_nobody_trains():
 
 @pytest.fixture(scope="module")
 def adapted(tmp_path_factory) -> tuple[Path, list[StepDone], list[bool]]:
-    """Two steps of PPO on adapters with a KL and recomputed activations: folder, metrics, and whether the reference is the model below."""
+    """Two steps of PPO on adapters with a KL and recomputed activations: folder, metrics, and
+    whether the reference is the model below.
+    """
     folder = tmp_path_factory.mktemp("adapted")
     words = [
         *SMALL,
@@ -215,7 +220,9 @@ def test_a_run_stopped_in_the_middle_of_an_epoch_asks_what_it_would_have_asked(t
 
 @pytest.fixture
 def classifier(tmp_path) -> Path:
-    """A folder with a tiny sequence classifier of one output, which reads with the shipped tokenizer."""
+    """A folder with a tiny sequence classifier of one output, which reads with the shipped
+    tokenizer.
+    """
     from transformers import AutoTokenizer, Qwen2Config, Qwen2ForSequenceClassification
 
     tokenizer = AutoTokenizer.from_pretrained(str(find("assets/tiny_lm")))

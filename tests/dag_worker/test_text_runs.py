@@ -1,4 +1,6 @@
-"""Whole text runs in one process on the shipped model: every pipeline trains, resumes bit for bit, and can be read afterwards."""
+"""Whole text runs in one process on the shipped model: every pipeline trains, resumes bit for bit,
+and can be read afterwards.
+"""
 
 import json
 from pathlib import Path
@@ -44,7 +46,9 @@ def test_a_resumed_run_equals_an_uninterrupted_one_bit_for_bit(pipeline, tmp_pat
 
 
 def test_prompts_follow_what_can_be_learnt_and_a_resumed_run_follows_the_same(tmp_path):
-    """The shipped model adds two digits now and then, and four digits never: so most prompts come to be of the first."""
+    """The shipped model adds two digits now and then, and four digits never: so most prompts come
+    to be of the first.
+    """
     job = ("pipeline=grpo", "env.tasks=[sums-2,sums-4]", "data.task_sampling=learnable", *EIGHT)
     whole = train(tmp_path / "whole", *job, "trainer.total_steps=3")
     shares = [

@@ -1,4 +1,6 @@
-"""Whole runs of env=tools in one process, with tools that are not there: they end, and the last sentence says why."""
+"""Whole runs of env=tools in one process, with tools that are not there: they end, and the last
+sentence says why.
+"""
 
 import sys
 from pathlib import Path

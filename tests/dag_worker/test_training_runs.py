@@ -1,4 +1,6 @@
-"""Whole training runs in one process, small enough to be exact about: resumed equals uninterrupted, steps are bounded, policies load."""
+"""Whole training runs in one process, small enough to be exact about: resumed equals uninterrupted,
+steps are bounded, policies load.
+"""
 
 import json
 from pathlib import Path
@@ -65,7 +67,9 @@ def test_the_weights_move_and_the_policy_version_counts_optimiser_steps(tmp_path
 
 
 def test_without_a_flag_of_success_no_success_is_reported(tmp_path):
-    """A pole that falls has not failed: only the return counts, and 0 % would be a number for what nobody measured."""
+    """A pole that falls has not failed: only the return counts, and 0 % would be a number for what
+    nobody measured.
+    """
     (event,) = train(tmp_path / "run", "trainer.total_steps=1")
     assert [
         name for name in event.metrics if name.endswith(("success_rate", "failure_score"))

@@ -1,4 +1,6 @@
-"""Rows that nobody can grade, on two real ranks and with vLLM: the numbers of one rank, and a mean reward of those that are held out."""
+"""Rows that nobody can grade, on two real ranks and with vLLM: the numbers of one rank, and a mean
+reward of those that are held out.
+"""
 
 import importlib.util
 import json
@@ -32,7 +34,9 @@ def even(data_source, solution_str, ground_truth, extra_info):
 GRADED = {"data_source": "sums", "reward_model": {"style": "whole", "ground_truth": "0"}}
 JUDGED = {"data_source": "judged", "reward_model": {"style": "model", "ground_truth": None}}
 CASES = {"mixed": ((GRADED, JUDGED), 3), "one prompt held out": ((JUDGED,), 1)}
-"""Kinds of rows, and held-out prompts of each: with one of them the second rank has no episode of an evaluation."""
+"""Kinds of rows, and held-out prompts of each: with one of them the second rank has no episode of
+an evaluation.
+"""
 
 
 def words_of(case: str, folder: Path) -> list[str]:

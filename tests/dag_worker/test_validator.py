@@ -159,7 +159,9 @@ def test_several_samples_of_a_prompt_draw_apart_and_give_pass_at_k(make):
 
 
 class Filmed(RolloutWorkflow):
-    """Episodes with a picture in their row and one for a video; `most` is how many of each there were when one began."""
+    """Episodes with a picture in their row and one for a video; `most` is how many of each there
+    were when one began.
+    """
 
     def __init__(self, pool):
         self.pool, self.pictures, self.frames, self.most = pool, [], [], (0, 0)
@@ -187,7 +189,9 @@ class Filmed(RolloutWorkflow):
 
 
 class Shown(Kept):
-    """A recorder that keeps nothing longer than it is told to, and remembers whose video it was asked for."""
+    """A recorder that keeps nothing longer than it is told to, and remembers whose video it was
+    asked for.
+    """
 
     def __init__(self):
         super().__init__()
@@ -325,7 +329,9 @@ def test_where_no_episode_could_be_scored_there_is_no_mean():
 
 
 def outcomes(**successes):
-    """`prompt="1001"`: four episodes, the first and the last of which succeeded; the letter of the prompt is its task."""
+    """`prompt="1001"`: four episodes, the first and the last of which succeeded; the letter of the
+    prompt is its task.
+    """
     return [
         Outcome(prompt=number, task=name[0], success=flag == "1", env_return=float(flag))
         for number, (name, flags) in enumerate(successes.items())

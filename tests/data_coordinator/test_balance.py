@@ -104,7 +104,9 @@ def test_same_lengths_give_the_same_parts():
 @pytest.mark.parametrize(("rows", "count", "limit_s"), [(99_328, 1024, 2.0), (4_992, 64, 0.25)])
 @pytest.mark.parametrize("equal_size", [False, True])
 def test_large_batches_are_divided_quickly(rows, count, limit_s, equal_size):
-    """Processor time, and the best of up to five tries, so that other work on the machine counts little."""
+    """Processor time, and the best of up to five tries, so that other work on the machine counts
+    little.
+    """
     lengths = np.clip(np.random.default_rng(0).lognormal(6, 1, rows), 1, 8192).astype(int).tolist()
     seconds = []
     while len(seconds) < 5 and min(seconds, default=limit_s) >= limit_s:

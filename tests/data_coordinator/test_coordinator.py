@@ -1,4 +1,6 @@
-"""The coordinator hands every sample to one node, one step and one worker, and gets it back when that worker dies."""
+"""The coordinator hands every sample to one node, one step and one worker, and gets it back when
+that worker dies.
+"""
 
 import time
 
@@ -430,7 +432,9 @@ def test_divided_queue_is_not_served_first_come():
 
 
 def test_cost_does_not_depend_on_what_else_is_queued():
-    """Operations on one queue, alone and beside 200,000 samples of others; best of five, and room for noise."""
+    """Operations on one queue, alone and beside 200,000 samples of others; best of five, and room
+    for noise.
+    """
 
     def seconds(coordinator):
         best = float("inf")

@@ -14,7 +14,9 @@ REQUEST = PartitionRequest(RANKS, equal_counts=True)
 
 
 class Coordinator(RuleBasedStateMachine):
-    """Ranks put, take, die, finish and lose leases in any order, in a stream and in divided steps at once."""
+    """Ranks put, take, die, finish and lose leases in any order, in a stream and in divided steps
+    at once.
+    """
 
     def __init__(self):
         super().__init__()

@@ -1,4 +1,6 @@
-"""A stream that follows success gives tasks at a half more prompts than those that are sure; all ranks draw it alike."""
+"""A stream that follows success gives tasks at a half more prompts than those that are sure; all
+ranks draw it alike.
+"""
 
 from collections import Counter
 

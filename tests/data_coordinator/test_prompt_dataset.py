@@ -1,4 +1,6 @@
-"""Prompts from files: who reads what, in which order, what is left out, and what a resumed run sees."""
+"""Prompts from files: who reads what, in which order, what is left out, and what a resumed run
+sees.
+"""
 
 import dataclasses
 import json

@@ -206,7 +206,9 @@ def finish_step(workers, shares, step):
 
 
 def test_resumed_equals_uninterrupted_where_steps_leave_something_over(workers, start):
-    """Three rows a step for two ranks: one row is left over in step 0, so step 1 has four, and step 2 leaves one over again."""
+    """Three rows a step for two ranks: one row is left over in step 0, so step 1 has four, and step
+    2 leaves one over again.
+    """
     shares = [[[5], [2, 4]], [[6, 3], [7]], [[1], [8, 9]]]
     join(workers, start(), equal_counts=True)
     whole = [finish_step(workers, share, step) for step, share in enumerate(shares)]

@@ -1,4 +1,6 @@
-"""Lets tests, and the processes that they start, import `tiny_training` and `ranks_at_work` by name."""
+"""Lets tests, and the processes that they start, import `tiny_training` and `ranks_at_work` by
+name.
+"""
 
 import sys
 from pathlib import Path

@@ -1,4 +1,6 @@
-"""Every policy loss with every aggregation, every KL in the loss and some importance weights: what an update makes of one batch."""
+"""Every policy loss with every aggregation, every KL in the loss and some importance weights: what
+an update makes of one batch.
+"""
 
 import itertools
 from typing import Any
@@ -57,7 +59,9 @@ def configurations() -> dict[Case, dict[str, Any]]:
 
 
 def gradients(engine: RecordingEngine, batch: TensorDict) -> Found:
-    """Gradient and metrics of an update for each case; the engine's learning rate is that of `STILL`."""
+    """Gradient and metrics of an update for each case; the engine's learning rate is that of
+    `STILL`.
+    """
     found = {}
     for case, config in configurations().items():
         metrics = make_actor(engine, **config).update(batch)

@@ -1,4 +1,6 @@
-"""Runs a function on several ranks that are real processes, joined by gloo through a file, and returns what each of them returned."""
+"""Runs a function on several ranks that are real processes, joined by gloo through a file, and
+returns what each of them returned.
+"""
 
 import pickle
 import tempfile
@@ -18,7 +20,9 @@ RANKS.set_forkserver_preload(
 
 
 def run_on_ranks(function: Callable[..., Any], *arguments: Any, ranks: int = 2) -> list[Any]:
-    """`function(collectives, *arguments)` on every rank, at the same time; results in rank order. Raises what a rank raised."""
+    """`function(collectives, *arguments)` on every rank, at the same time; results in rank order.
+    Raises what a rank raised.
+    """
     with tempfile.TemporaryDirectory() as folder:
         processes = work_on_ranks(_work, (ranks, folder, function, arguments), ranks=ranks)
         results = [
@@ -36,7 +40,9 @@ def run_on_ranks(function: Callable[..., Any], *arguments: Any, ranks: int = 2) 
 def work_on_ranks(
     work: Callable[..., None], arguments: tuple[Any, ...], *, ranks: int
 ) -> list[Any]:
-    """`work(rank, *arguments)` in a process for each rank, which ends with this one; returns the processes when all have ended."""
+    """`work(rank, *arguments)` in a process for each rank, which ends with this one; returns the
+    processes when all have ended.
+    """
     processes = [
         RANKS.Process(target=work, args=(rank, *arguments), daemon=True) for rank in range(ranks)
     ]

@@ -1,4 +1,5 @@
-"""A text engine that says what a script tells it, and a tokenizer with one token a byte: episodes that can be followed by hand.
+"""A text engine that says what a script tells it, and a tokenizer with one token a byte: episodes
+that can be followed by hand.
 
 The tokens are the bytes of the text; END closes a turn, and USER, TOOL and MODEL open one.
 """
@@ -40,7 +41,8 @@ class ByteTokenizer:
 
 
 class ScriptedEngine:
-    """Says `script(request)`, and END after it; the log-prob of a token is -1/100 of its number in the request.
+    """Says `script(request)`, and END after it; the log-prob of a token is -1/100 of its number in
+    the request.
 
     Args:
         script: The text of a turn.

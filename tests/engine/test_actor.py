@@ -1,4 +1,6 @@
-"""PPO's update on one rank: old log-probs, terms of the loss, epochs and mini-batches, what is refused, and that it learns."""
+"""PPO's update on one rank: old log-probs, terms of the loss, epochs and mini-batches, what is
+refused, and that it learns.
+"""
 
 import pytest
 import torch

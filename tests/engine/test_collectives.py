@@ -19,7 +19,9 @@ def serving_threads() -> list[str]:
 
 
 def refused(ranks):
-    """An error whose traceback holds `ranks` and is held by it in turn, as one that a caller caught and kept does."""
+    """An error whose traceback holds `ranks` and is held by it in turn, as one that a caller caught
+    and kept does.
+    """
     try:
         raise ValueError(ranks.rank)
     except ValueError as error:

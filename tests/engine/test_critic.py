@@ -1,4 +1,6 @@
-"""The critic on one rank: where it starts, what it learns, which tokens it learns at, and what is refused."""
+"""The critic on one rank: where it starts, what it learns, which tokens it learns at, and what is
+refused.
+"""
 
 import pytest
 import torch

@@ -1,4 +1,6 @@
-"""The critic's gradient does not depend on how the batch was cut: micro-batches, ranks, uneven and empty shares; with real processes."""
+"""The critic's gradient does not depend on how the batch was cut: micro-batches, ranks, uneven and
+empty shares; with real processes.
+"""
 
 import itertools
 
@@ -23,7 +25,9 @@ def own_rows(batch, ranks, shares):
 
 
 def one_update(ranks, *, micro_batch, shares):
-    """Gradient before the step, weights after it, metrics, and the values of own rows before; the head is not at 0, some values clip."""
+    """Gradient before the step, weights after it, metrics, and the values of own rows before; the
+    head is not at 0, some values clip.
+    """
     critic = make_critic(ranks, clip_range=0.3, micro_batch_size=micro_batch, head_seed=1)
     batch = own_rows(experience(ROWS, masked_rows=MASKED_ROWS), ranks, shares)
     critic.model.observe_returns(batch["returns"], batch["value_mask"], ranks=ranks)

@@ -1,4 +1,6 @@
-"""Ports of libraries that ask nobody for a secret: shut when ranks have connected, and looked through."""
+"""Ports of libraries that ask nobody for a secret: shut when ranks have connected, and looked
+through.
+"""
 
 import contextlib
 import socket

@@ -1,4 +1,6 @@
-"""The engine that answers episodes: batching, sampling by the episode's own numbers, log-probs, lockstep."""
+"""The engine that answers episodes: batching, sampling by the episode's own numbers, log-probs,
+lockstep.
+"""
 
 import asyncio
 
@@ -13,7 +15,9 @@ from siirl.models import ActionTokenizer
 
 
 class TwoTokens(nn.Module):
-    """Two tokens of four bins, with logits that the proprioception chooses; remembers the size of each batch."""
+    """Two tokens of four bins, with logits that the proprioception chooses; remembers the size of
+    each batch.
+    """
 
     chunk_length = 2
     action_tokenizer = ActionTokenizer(bins=4, low=(-1.0,), high=(1.0,))

@@ -1,4 +1,6 @@
-"""The cores of a machine: simulators have them while episodes run, the rank's own passes afterwards."""
+"""The cores of a machine: simulators have them while episodes run, the rank's own passes
+afterwards.
+"""
 
 import pytest
 import torch

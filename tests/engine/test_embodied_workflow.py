@@ -1,4 +1,6 @@
-"""An embodied episode as a row: which action tokens were executed, and where the simulator's rewards stand."""
+"""An embodied episode as a row: which action tokens were executed, and where the simulator's
+rewards stand.
+"""
 
 import asyncio
 from contextlib import asynccontextmanager
@@ -15,7 +17,9 @@ from siirl.models.policy import Policy
 
 
 class ScriptedPool:
-    """One simulator, which answers chunk after chunk as `script` says: reward, executed actions, terminated."""
+    """One simulator, which answers chunk after chunk as `script` says: reward, executed actions,
+    terminated.
+    """
 
     spec = SimpleNamespace(renders=False)
 
@@ -73,7 +77,9 @@ def row_of(*script):
 
 
 def test_reward_of_each_chunk_stands_at_its_last_executed_token():
-    """Chunks of two actions of two tokens: rewards 3, 0.5 and 2; of the last chunk one action is executed."""
+    """Chunks of two actions of two tokens: rewards 3, 0.5 and 2; of the last chunk one action is
+    executed.
+    """
     row = row_of((3.0, 2, False), (0.5, 2, False), (2.0, 1, True))
     assert row["response_mask"].tolist() == [1, 1, 1, 1] * 2 + [1, 1, 0, 0]
     assert row["env_rewards"].tolist() == [

@@ -1,4 +1,6 @@
-"""How many episodes may fail to simulate: a share of the episodes of all ranks, decided alike on every rank."""
+"""How many episodes may fail to simulate: a share of the episodes of all ranks, decided alike on
+every rank.
+"""
 
 import pytest
 from ranks_at_work import run_on_ranks
@@ -27,7 +29,9 @@ def failed(count):
 
 
 def words_of(ranks, failures_by_rank):
-    """What each case ends with on this rank: the words of the refusal, or None where the run goes on."""
+    """What each case ends with on this rank: the words of the refusal, or None where the run goes
+    on.
+    """
     words = []
     for failures in failures_by_rank:
         try:
@@ -53,7 +57,9 @@ def test_a_step_without_episodes_goes_on():
 
 
 def test_two_ranks_judge_their_episodes_together_and_in_the_same_words():
-    """One failure of a rank's ten is 10 %, and of the twenty of both 5 %; two are 10 %, also for the rank that had none."""
+    """One failure of a rank's ten is 10 %, and of the twenty of both 5 %; two are 10 %, also for
+    the rank that had none.
+    """
     first, second = run_on_ranks(words_of, [(1, 0), (0, 2)])
     assert first == second
     assert first[0] is None

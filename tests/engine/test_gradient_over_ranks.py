@@ -1,4 +1,6 @@
-"""The gradient of a batch does not depend on how it was cut: micro-batches, ranks, uneven and empty shares; with real processes."""
+"""The gradient of a batch does not depend on how it was cut: micro-batches, ranks, uneven and empty
+shares; with real processes.
+"""
 
 import itertools
 
@@ -59,7 +61,9 @@ def several_updates(ranks, shares):
 
 
 def failing_updates(ranks):
-    """What each rank raises when only rank 1 has a NaN, and that both can go on; then unequal first weights."""
+    """What each rank raises when only rank 1 has a NaN, and that both can go on; then unequal first
+    weights.
+    """
     actor, batch = make_actor(make_engine(ranks)), own_rows(trajectories(4), ranks, (2, 2))
     bad = batch.clone()
     if ranks.rank == 1:
@@ -108,7 +112,9 @@ def conversation(ranks):
 
 
 def overflowing_update(ranks):
-    """An update in which the gradient of rank 1's rows is infinite: weights before and after, and metrics."""
+    """An update in which the gradient of rank 1's rows is infinite: weights before and after, and
+    metrics.
+    """
 
     def scorer(module, micro_batch, temperature):
         scores = embodied_scorer(module, micro_batch, temperature)

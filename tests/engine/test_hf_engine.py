@@ -1,4 +1,6 @@
-"""The engine on the training module: continuous batching, keys and values in slots, sampling, stops, lockstep, interruption."""
+"""The engine on the training module: continuous batching, keys and values in slots, sampling,
+stops, lockstep, interruption.
+"""
 
 import asyncio
 import copy
@@ -113,7 +115,9 @@ def test_bfloat16_passes_agree_with_training_in_bfloat16():
 
 
 def test_attention_in_bfloat16_rounds_where_that_of_training_does():
-    """Three rows of lengths 40, 7 and 1; the plain way, scores and weights rounded at once, is ten times as far away."""
+    """Three rows of lengths 40, 7 and 1; the plain way, scores and weights rounded at once, is ten
+    times as far away.
+    """
     query, key, value = (
         torch.randn(3, 2, length, 16, generator=torch.Generator().manual_seed(length)).bfloat16()
         for length in (1, 40, 41)

@@ -1,4 +1,6 @@
-"""Acting and training on the shipped model: rounding does not stop a run, and each way in which the two can differ does, in one step."""
+"""Acting and training on the shipped model: rounding does not stop a run, and each way in which the
+two can differ does, in one step.
+"""
 
 import asyncio
 import copy

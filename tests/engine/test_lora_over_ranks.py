@@ -1,4 +1,6 @@
-"""LoRA on two real ranks: the gradient of one, for adapters alone; the model below as reference. Slow: each process imports peft."""
+"""LoRA on two real ranks: the gradient of one, for adapters alone; the model below as reference.
+Slow: each process imports peft.
+"""
 
 import pytest
 import torch

@@ -1,7 +1,8 @@
-"""Every policy loss with every aggregation on text: rows packed side by side have the gradient of rows alone, by budget, and padded.
+"""Every policy loss with every aggregation on text: rows packed side by side have the gradient of
+rows alone, by budget, and padded.
 
-The scorer and its packing are those of training (`siirl.engine.actor.text_scorer`). Actions, which are not packed, are
-`test_losses_over_ranks`'.
+The scorer and its packing are those of training (`siirl.engine.actor.text_scorer`). Actions, which
+are not packed, are `test_losses_over_ranks`'.
 """
 
 from typing import Any
@@ -28,11 +29,15 @@ WAYS: dict[str, tuple[dict[str, int], dict[str, int]]] = {
     "budget of tokens": ({"micro_batch_tokens": 20}, {}),
     "padded further": ({"micro_batch_size": 100}, {"further_left": 3, "further_right": 2}),
 }
-"""Name to options of the engine and padding of the rows; compared with all rows at once, in one lane."""
+"""Name to options of the engine and padding of the rows; compared with all rows at once, in one
+lane.
+"""
 
 
 def language_model() -> LanguageModel:
-    """Wide enough for a lane of 32 tokens, which takes all rows of `text_rows`; narrow everywhere else."""
+    """Wide enough for a lane of 32 tokens, which takes all rows of `text_rows`; narrow everywhere
+    else.
+    """
     config = Qwen3Config(
         **{**SIZES, "hidden_size": 128, "intermediate_size": 16}, num_key_value_heads=1, head_dim=8
     )
@@ -46,7 +51,9 @@ def language_model() -> LanguageModel:
 
 
 def lines_of_text(*, further_left: int = 0, further_right: int = 0) -> TensorDict:
-    """`text_rows` with log-probs of three other policies near the model's own; `further` padding changes nothing else."""
+    """`text_rows` with log-probs of three other policies near the model's own; `further` padding
+    changes nothing else.
+    """
     rows, padded = text_rows(), text_rows(further_left=further_left, further_right=further_right)
     with torch.no_grad():
         log_probs_BT = text_scorer(language_model(), rows, TEMPERATURE).log_probs_BT

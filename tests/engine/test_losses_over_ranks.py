@@ -1,7 +1,8 @@
-"""Every policy loss with every aggregation, and every KL in the loss, through real updates: the same gradient however the batch is cut.
+"""Every policy loss with every aggregation, and every KL in the loss, through real updates: the
+same gradient however the batch is cut.
 
-Cuts are micro-batches of one and of four rows, and two ranks that are real processes with uneven shares. Rows of a language model, packed
-side by side, are `test_losses_over_packed_text`'s.
+Cuts are micro-batches of one and of four rows, and two ranks that are real processes with uneven
+shares. Rows of a language model, packed side by side, are `test_losses_over_packed_text`'s.
 """
 
 import pytest

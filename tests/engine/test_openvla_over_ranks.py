@@ -1,4 +1,6 @@
-"""OpenVLA-OFT on FSDP2, trained whole and by adapters: with two ranks its gradient is that of one, up to float32's rounding."""
+"""OpenVLA-OFT on FSDP2, trained whole and by adapters: with two ranks its gradient is that of one,
+up to float32's rounding.
+"""
 
 import pytest
 import torch

@@ -1,4 +1,6 @@
-"""Rows that share a prompt: grouped without losing one, as many at once as cost least, and scored as if each were alone."""
+"""Rows that share a prompt: grouped without losing one, as many at once as cost least, and scored
+as if each were alone.
+"""
 
 import pytest
 import torch
@@ -18,12 +20,16 @@ from siirl.engine.training.micro_batches import micro_batch_rows
 
 WIDTH = 16  # of the tiny model
 PROMPTS = (4, 4, 4, 2, 2, 3, 4, 2)
-"""Length of each row's prompt; rows with one length have one prompt, but the seventh, which has its own."""
+"""Length of each row's prompt; rows with one length have one prompt, but the seventh, which has its
+own.
+"""
 RESPONSES = (3, 1, 5, 0, 2, 4, 2, 3)
 
 
 def group_rows(*, seed: int = 0) -> TensorDict:
-    """Answers to four prompts, in no order: three to one, three to another (one of them silent), and two that stand alone."""
+    """Answers to four prompts, in no order: three to one, three to another (one of them silent),
+    and two that stand alone.
+    """
     generator = torch.Generator().manual_seed(seed)
     width_P, width_T = max(PROMPTS), max(RESPONSES)
     ids_BS = torch.full((len(PROMPTS), width_P + width_T), PAD)
@@ -141,7 +147,8 @@ def test_whole_groups_of_short_answers_share_and_long_answers_do_not():
 def test_a_shared_prompt_is_computed_once():
     batch = group_rows()
     apart, shared = (pack_rows(batch, width=WIDTH, share_prompts=share) for share in (False, True))
-    # Up to the token before the last scored one: 6, 4, 8, nothing, 3, 6, 5, 4; shared: 4 + 2 + 0 + 4, and 2 + 1 + 2.
+    # Up to the token before the last scored one: 6, 4, 8, nothing, 3, 6, 5, 4; shared: 4 + 2 + 0 +
+    # 4, and 2 + 1 + 2.
     assert int((apart.input_ids_LS != PAD).sum()) == 6 + 4 + 8 + 3 + 6 + 5 + 4
     assert int((shared.input_ids_LS != PAD).sum()) == 10 + 5 + 6 + 5
     assert apart.sees_L1SS is None

@@ -1,4 +1,6 @@
-"""Many episodes at once: order, failures, cancellation; and those that go on while the next are asked for."""
+"""Many episodes at once: order, failures, cancellation; and those that go on while the next are
+asked for.
+"""
 
 import asyncio
 import contextlib
@@ -80,7 +82,9 @@ def test_each_episode_is_counted_when_it_is_done():
 
 
 class Answering(RolloutWorkflow):
-    """An episode is `(number, turns)`: it takes so many turns of the loop, and returns `copies` trajectories with the engine's version."""
+    """An episode is `(number, turns)`: it takes so many turns of the loop, and returns `copies`
+    trajectories with the engine's version.
+    """
 
     def __init__(self, *, copies=1, rejected=(), failing=(), breaking=()):
         self.copies, self.rejected, self.failing, self.breaking = (
@@ -264,7 +268,9 @@ def test_fewer_than_one_episode_at_once_is_refused():
 
 @pytest.mark.parametrize(("error", "told"), [(KeyboardInterrupt, False), (ValueError, True)])
 def test_only_ctrl_c_in_a_task_that_nobody_waits_for_is_not_told_of(error, told, caplog):
-    """The command says itself that it was interrupted; without this it said so again, with a traceback, when the task was forgotten."""
+    """The command says itself that it was interrupted; without this it said so again, with a
+    traceback, when the task was forgotten.
+    """
 
     class Leaving(RolloutWorkflow):
         async def arun_episode(self, engine, data):

@@ -1,4 +1,6 @@
-"""The shipped language models: what an environment brings by default was taught for it, and is as good as its notes say."""
+"""The shipped language models: what an environment brings by default was taught for it, and is as
+good as its notes say.
+"""
 
 import json
 
@@ -14,7 +16,9 @@ from siirl.params.paths import find
 
 @pytest.mark.parametrize("env", ["math", "tools", "sandbox"])
 def test_the_default_weights_are_right_as_often_as_their_notes_say(env):
-    """On other held-out questions than those of the notes; 0.1 is three standard deviations of 200 at 40 %."""
+    """On other held-out questions than those of the notes; 0.1 is three standard deviations of 200
+    at 40 %.
+    """
     config = parse_config([f"env={env}"])
     folder = find(str(config.actor_rollout_ref.model.path))
     notes = json.loads((folder / NOTES_FILE).read_text())

@@ -1,4 +1,6 @@
-"""Stop strings in tokens: found when the last token that spells them is there, also across the place where a request was interrupted."""
+"""Stop strings in tokens: found when the last token that spells them is there, also across the
+place where a request was interrupted.
+"""
 
 from hypothesis import given, settings
 from hypothesis import strategies as st

@@ -1,4 +1,6 @@
-"""A language model on two real ranks: the gradient of one, a head whose weights are whole when they are used, and folders."""
+"""A language model on two real ranks: the gradient of one, a head whose weights are whole when they
+are used, and folders.
+"""
 
 import copy
 from pathlib import Path
@@ -45,7 +47,9 @@ def one_update(ranks, kind, share, **options):
 
 
 def held_to_a_reference(ranks, share):
-    """What a reference of other weights says of own rows, and the gradient of an update with a KL to it."""
+    """What a reference of other weights says of own rows, and the gradient of an update with a KL
+    to it.
+    """
     reference = make_actor(engine_of(ranks, "tied", module=tiny_model("tied", seed=1), optim=None))
     engine, batch = engine_of(ranks, "tied"), own_rows(ranks, share)
     batch["ref_log_prob"] = reference.compute_log_prob(batch).log_probs_BT
@@ -64,7 +68,9 @@ def recomputing():
 
 
 def gaps_in_bfloat16(ranks):
-    """Mean difference of what a copy that acts says from what is trained: with weights of its passes' type, and as they are stored."""
+    """Mean difference of what a copy that acts says from what is trained: with weights of its
+    passes' type, and as they are stored.
+    """
     module, batch = tiny_model("tied"), own_rows(ranks, 3)
     copies = acting_copy(module, torch.bfloat16), acting_copy(module, None)
     engine = engine_of(ranks, "tied", module=module, compute_dtype=torch.bfloat16)
@@ -89,7 +95,9 @@ def too_small_a_budget(ranks):
 
 
 def export(ranks, folder):
-    """Whole weights saved by each rank for its vLLM, and a checkpoint; the copy that would act has the trained weights' scores."""
+    """Whole weights saved by each rank for its vLLM, and a checkpoint; the copy that would act has
+    the trained weights' scores.
+    """
     module = tiny_model("tied")
     acting = copy.deepcopy(module)
     engine = engine_of(ranks, "tied", module=module)

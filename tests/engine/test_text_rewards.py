@@ -1,4 +1,6 @@
-"""Rewards of text: parts are added up, functions run in processes that can be killed, and what cannot be scored is dropped."""
+"""Rewards of text: parts are added up, functions run in processes that can be killed, and what
+cannot be scored is dropped.
+"""
 
 import dataclasses
 import textwrap

@@ -1,4 +1,6 @@
-"""Text episodes on a real model: what was recorded is what training computes, turns, interruptions and all."""
+"""Text episodes on a real model: what was recorded is what training computes, turns, interruptions
+and all.
+"""
 
 import asyncio
 

@@ -1,4 +1,6 @@
-"""Log-probs of rows that lie side by side are those of rows alone, and so are their gradients; what is not scored is 0."""
+"""Log-probs of rows that lie side by side are those of rows alone, and so are their gradients; what
+is not scored is 0.
+"""
 
 import pytest
 import torch
@@ -132,7 +134,8 @@ def test_rows_without_any_response_column_run_too():
 
 def test_lanes_hold_each_needed_token_once_and_no_more_than_their_length():
     packed = pack_rows(text_rows(), width=48, share_prompts=False)
-    # Up to the token before the last scored one: 8, 6, nothing of the row that says nothing, 7, 4, 5; lanes of 8 + 4, 7 + 5 and 6.
+    # Up to the token before the last scored one: 8, 6, nothing of the row that says nothing, 7, 4,
+    # 5; lanes of 8 + 4, 7 + 5 and 6.
     assert packed.input_ids_LS.shape == (3, 12)
     assert int((packed.input_ids_LS != PAD).sum()) == 8 + 6 + 7 + 4 + 5
 

@@ -1,4 +1,6 @@
-"""Values of texts: said by the state that predicts each token, the same alone and beside others, and learnt by the critic."""
+"""Values of texts: said by the state that predicts each token, the same alone and beside others,
+and learnt by the critic.
+"""
 
 import pytest
 import torch

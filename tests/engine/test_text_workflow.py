@@ -1,4 +1,6 @@
-"""Text episodes, followed token by token: what is trained on, what is masked, and how budgets end them."""
+"""Text episodes, followed token by token: what is trained on, what is masked, and how budgets end
+them.
+"""
 
 import asyncio
 import re
@@ -326,7 +328,9 @@ def test_stop_string_that_an_interruption_splits_ends_the_turn(said):
 
 
 def test_reward_of_each_turn_stands_at_its_last_token():
-    """Turns `ab`, `c` and `def` with their END, each with reward 1; the environment says `More?` with a mark before and two behind."""
+    """Turns `ab`, `c` and `def` with their END, each with reward 1; the environment says `More?`
+    with a mark before and two behind.
+    """
     says = ("ab", "c", "def")
     row = (
         play(
@@ -418,7 +422,9 @@ def test_workflow_that_is_none_is_refused(name, words):
 def test_whatever_is_said_and_interrupted_the_row_is_what_the_engine_generated(
     says, budget, interruptions
 ):
-    """Three turns with any texts, under any budget, interrupted anywhere: no token is lost, made anew, or trained on twice."""
+    """Three turns with any texts, under any budget, interrupted anywhere: no token is lost, made
+    anew, or trained on twice.
+    """
 
     def script(made):
         turn, so_far = made.seed[3], made.input_ids[len(first_prompt) :]

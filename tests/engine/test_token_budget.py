@@ -1,4 +1,6 @@
-"""Micro-batches by token budget: which rows go together, the order of what comes back, and a gradient that does not notice."""
+"""Micro-batches by token budget: which rows go together, the order of what comes back, and a
+gradient that does not notice.
+"""
 
 import pytest
 import torch

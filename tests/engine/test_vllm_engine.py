@@ -1,4 +1,6 @@
-"""The real vLLM on a CPU: log-probs as training scores them, sampling, stops, new weights and their proof, interruption."""
+"""The real vLLM on a CPU: log-probs as training scores them, sampling, stops, new weights and their
+proof, interruption.
+"""
 
 import asyncio
 import importlib.util
@@ -31,7 +33,8 @@ def make_engine(name: str, *, model=None, **options):
 
     from siirl.engine.rollout.vllm import vllm_engine
 
-    # Heads of 32 entries are the smallest that vLLM has on a CPU; the head is tied to the embedding, as small models have it.
+    # Heads of 32 entries are the smallest that vLLM has on a CPU; the head is tied to the
+    # embedding, as small models have it.
     model = model or language_model("Qwen3", heads=2, head_dim=32, tie_word_embeddings=True)
     settings = {
         "temperature": TEMPERATURE,
@@ -65,7 +68,9 @@ def ask(engine, *requests: GenerationRequest) -> list[GenerationResponse]:
 
 
 def gap(engine, *requests: GenerationRequest) -> float:
-    """Largest difference between the log-probs of who acted and of one pass of the module without a cache."""
+    """Largest difference between the log-probs of who acted and of one pass of the module without a
+    cache.
+    """
     gaps = []
     for asked, answer in zip(requests, ask(engine, *requests), strict=True):
         expected = scored(

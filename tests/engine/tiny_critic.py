@@ -52,7 +52,9 @@ def make_critic(
     head_seed: int | None = None,
     **engine: Any,
 ) -> Critic:
-    """A critic whose mini-batch is the whole batch, unless told otherwise; its engine remembers its gradients."""
+    """A critic whose mini-batch is the whole batch, unless told otherwise; its engine remembers its
+    gradients.
+    """
     model = ValueModel(
         trunk=TinyFeatures(), feature_size=WIDTH, normalize_returns=normalize_returns
     )
@@ -75,7 +77,9 @@ def make_critic(
 
 
 def experience(rows: int, *, scale: float = 1.0, **options: Any) -> TensorDict:
-    """Trajectories with returns that their observations explain: what the robot feels, summed over the axes."""
+    """Trajectories with returns that their observations explain: what the robot feels, summed over
+    the axes.
+    """
     batch = trajectories(rows, **options)
     tokens = batch["responses"].shape[1] // batch["proprioception"].shape[1]
     batch["returns"] = scale * (3 + batch["proprioception"].sum(-1)).repeat_interleave(

@@ -1,4 +1,6 @@
-"""Decoders of a few thousand weights and the shipped tokenizer, for tests of engines that generate text."""
+"""Decoders of a few thousand weights and the shipped tokenizer, for tests of engines that generate
+text.
+"""
 
 import functools
 from typing import Any
@@ -27,7 +29,9 @@ END = 257
 def language_model(
     family: str = "Qwen2", *, heads: int = 4, shared: int = 1, seed: int = 0, **options: Any
 ) -> LanguageModel:
-    """A decoder of `family` in which `shared` query heads use one key head; its logits are spread widely enough to differ."""
+    """A decoder of `family` in which `shared` query heads use one key head; its logits are spread
+    widely enough to differ.
+    """
     import transformers
 
     config = getattr(transformers, f"{family}Config")(

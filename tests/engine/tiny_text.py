@@ -1,4 +1,6 @@
-"""Rows of text of every length for a tiny language model, and the plain way to score them: one row at a time, with whole logits."""
+"""Rows of text of every length for a tiny language model, and the plain way to score them: one row
+at a time, with whole logits.
+"""
 
 from typing import Any
 
@@ -45,7 +47,9 @@ def tiny_model(
 
 
 def text_rows(*, further_left: int = 0, further_right: int = 0, seed: int = 0) -> TensorDict:
-    """Six rows with prompts on the left and responses on the right, padded to the longest and `further`."""
+    """Six rows with prompts on the left and responses on the right, padded to the longest and
+    `further`.
+    """
     generator = torch.Generator().manual_seed(seed)
     width_P, width_T = max(PROMPTS) + further_left, max(RESPONSES) + further_right
     ids_BS = torch.full((len(PROMPTS), width_P + width_T), PAD)
@@ -78,7 +82,9 @@ def text_rows(*, further_left: int = 0, further_right: int = 0, seed: int = 0) -
 def score_plainly(
     model: LanguageModel, batch: TensorDict, temperature: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Log-probs and entropy [B, T] by the model's own head and log-softmax, row by row, without any padding; 0 at masked tokens."""
+    """Log-probs and entropy [B, T] by the model's own head and log-softmax, row by row, without any
+    padding; 0 at masked tokens.
+    """
     log_probs, entropy = [], []
     width_P = batch["input_ids"].shape[1] - batch["responses"].shape[1]
     for row in range(len(batch)):

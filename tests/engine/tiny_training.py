@@ -1,4 +1,6 @@
-"""A policy small enough to be differentiated in milliseconds, trajectories for it, and an engine that remembers its gradients."""
+"""A policy small enough to be differentiated in milliseconds, trajectories for it, and an engine
+that remembers its gradients.
+"""
 
 # B trajectory, C chunk, S token of a chunk
 
@@ -20,7 +22,9 @@ CHUNKS, TOKENS, BINS, FEELINGS = 4, 3, 5, 2
 
 
 class TinyPolicy(nn.Module):
-    """Pixels, feelings and words in; logits [N, TOKENS, BINS] out. Its blocks lie in a ModuleList, as a transformer's do."""
+    """Pixels, feelings and words in; logits [N, TOKENS, BINS] out. Its blocks lie in a ModuleList,
+    as a transformer's do.
+    """
 
     def __init__(self, *, seed: int = 0, width: int = 6) -> None:
         super().__init__()
@@ -49,7 +53,9 @@ class TinyPolicy(nn.Module):
 
 
 def trajectories(rows: int, *, seed: int = 0, masked_rows: tuple[int, ...] = ()) -> TensorDict:
-    """Ragged trajectories: row b has executed 2 + 5 b (modulo) tokens of CHUNKS * TOKENS; `masked_rows` have executed none."""
+    """Ragged trajectories: row b has executed 2 + 5 b (modulo) tokens of CHUNKS * TOKENS;
+    `masked_rows` have executed none.
+    """
     generator = torch.Generator().manual_seed(seed)
     tokens = CHUNKS * TOKENS
     lengths_B = torch.tensor(
@@ -83,7 +89,9 @@ def trajectories(rows: int, *, seed: int = 0, masked_rows: tuple[int, ...] = ())
 
 
 class RecordingEngine(TrainEngine):
-    """Keeps the whole gradient of every optimiser step, and how many rows it was computed from last."""
+    """Keeps the whole gradient of every optimiser step, and how many rows it was computed from
+    last.
+    """
 
     gradients: list[dict[str, torch.Tensor]]
     rows_seen: int

@@ -1,6 +1,8 @@
-"""Environments for the tests of the pool: a cheap deterministic one, and its children that misbehave a given number of times.
+"""Environments for the tests of the pool: a cheap deterministic one, and its children that
+misbehave a given number of times.
 
-Servers are processes that get replaced, so a misbehaviour is counted in files: one a time it happened.
+Servers are processes that get replaced, so a misbehaviour is counted in files: one a time it
+happened.
 """
 
 import asyncio
@@ -100,7 +102,9 @@ class WalkEnv(Environment):
 
 
 class FaultyEnv(WalkEnv):
-    """Misbehaves `times` times in all processes together, at step `at_step` of the episode with seed `faulty_seed`."""
+    """Misbehaves `times` times in all processes together, at step `at_step` of the episode with
+    seed `faulty_seed`.
+    """
 
     def __init__(
         self,
@@ -160,7 +164,9 @@ class FaultyEnv(WalkEnv):
 
 
 class FaultyStartEnv(FaultyEnv):
-    """Raises in the reset of the episode with seed `faulty_seed`, `times` times in all processes together."""
+    """Raises in the reset of the episode with seed `faulty_seed`, `times` times in all processes
+    together.
+    """
 
     async def reset(
         self, *, seed: int | None = None, options: Mapping[str, Any] | None = None

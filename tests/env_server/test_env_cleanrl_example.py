@@ -24,7 +24,9 @@ def example(repository):
 
 
 def test_advantages_of_the_example_by_hand(example):
-    """Two steps, then the episode ends: delta_1 = 2 - 0.5, A_0 = (1 + 0.5 * 0.5 - 0) + 0.5 * 0.5 * 1.5."""
+    """Two steps, then the episode ends: delta_1 = 2 - 0.5, A_0 = (1 + 0.5 * 0.5 - 0) + 0.5 * 0.5 *
+    1.5.
+    """
     column = torch.zeros(2, 1)
     rollout = example.Rollout(
         observations=column,

@@ -1,4 +1,6 @@
-"""The connection between a pool and its servers, with real sockets: whole messages, who is let in, and what is left of a lost one."""
+"""The connection between a pool and its servers, with real sockets: whole messages, who is let in,
+and what is left of a lost one.
+"""
 
 import asyncio
 import os
@@ -101,7 +103,9 @@ def connected_pair() -> tuple[socket.socket, socket.socket]:
 
 
 class Inbox:
-    """A pool's end, and what came there: messages as bytes, and at last the error that says that it is lost."""
+    """A pool's end, and what came there: messages as bytes, and at last the error that says that it
+    is lost.
+    """
 
     def __init__(self) -> None:
         self._come: asyncio.Queue[bytes | ConnectionError] = asyncio.Queue()
@@ -121,7 +125,9 @@ class Inbox:
 async def echoed(
     address: Address, messages: list[bytes], *, secret: bytes = SECRET
 ) -> list[bytes | ConnectionError]:
-    """What comes back of `messages`, sent all at once by a pool that says at once that there are no more."""
+    """What comes back of `messages`, sent all at once by a pool that says at once that there are no
+    more.
+    """
     inbox = Inbox()
     await inbox.end.connect(address, secret=secret)
     for message in messages:
@@ -259,7 +265,9 @@ def test_an_address_where_nobody_is_or_answers_is_an_error(run):
 
 
 def test_a_server_that_stops_and_dies_within_a_message_blocks_nobody_and_is_told(run):
-    """It sends more than the system's buffers take while the pool does not read, so that it is stopped in the middle."""
+    """It sends more than the system's buffers take while the pool does not read, so that it is
+    stopped in the middle.
+    """
     program = (
         "import asyncio\n"
         "from siirl.env_server.connection import accept, listen\n"

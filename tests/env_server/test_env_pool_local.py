@@ -263,7 +263,9 @@ def test_an_episode_between_two_calls_is_told_why_its_server_was_replaced(tmp_pa
 
 
 def test_an_episode_that_ends_itself_takes_no_other_with_it_though_none_can_be_replayed(tmp_path):
-    """Seed 1 fails in its third chunk of four; the others are in the middle of theirs, on the same server."""
+    """Seed 1 fails in its third chunk of four; the others are in the middle of theirs, on the same
+    server.
+    """
 
     async def episodes():
         kwargs = {"fault": "give_up", "ledger": str(tmp_path), "replayable": False}

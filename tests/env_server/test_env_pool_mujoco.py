@@ -1,4 +1,6 @@
-"""Meta-World through the pool: the same episodes, image for image, from any number of servers and whatever ran in them before."""
+"""Meta-World through the pool: the same episodes, image for image, from any number of servers and
+whatever ran in them before.
+"""
 
 import asyncio
 import hashlib

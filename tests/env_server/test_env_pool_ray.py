@@ -1,4 +1,6 @@
-"""The pool with real server processes: faults of processes, the same episodes from any number of them, nothing left running."""
+"""The pool with real server processes: faults of processes, the same episodes from any number of
+them, nothing left running.
+"""
 
 import asyncio
 import gc
@@ -45,7 +47,9 @@ def make_pool(name=WALK, kwargs=None, num_servers=2, envs_per_server=1, **change
 
 
 async def run_episode(pool, seed, *, after_chunk=None):
-    """One episode with actions drawn from its seed; what the environment said, and the processes that said it."""
+    """One episode with actions drawn from its seed; what the environment said, and the processes
+    that said it.
+    """
     random, said, processes = np.random.default_rng(1000 + seed), [], []
     async with pool.slot() as slot:
         observation, _ = await slot.reset(seed=seed)
@@ -171,7 +175,9 @@ def test_after_a_fault_in_a_process_the_episodes_end_as_without_it(fault, tmp_pa
 @pytest.mark.slow
 @pytest.mark.parametrize("fault", ["hang", "die"])
 def test_an_episode_that_always_fails_takes_no_other_with_it(fault, tmp_path):
-    """All four environments share the server that it kills; from the second time on the pool knows which one it is."""
+    """All four environments share the server that it kills; from the second time on the pool knows
+    which one it is.
+    """
 
     async def episodes():
         kwargs = {"fault": fault, "ledger": str(tmp_path), "times": 99}

@@ -175,7 +175,8 @@ def test_stable_baselines3_needs_a_reset_within_the_step():
 
 
 def test_stable_baselines3_trains_on_the_pool():
-    import stable_baselines3 as sb3  # here: it brings TensorBoard, which the other tests do not need
+    # here: it brings TensorBoard, which the other tests do not need
+    import stable_baselines3 as sb3
 
     envs = stable_baselines3_env(cartpole(4, autoreset_mode="SameStep"))
     trained = sb3.PPO("MlpPolicy", envs, n_steps=32, batch_size=64, n_epochs=1, device="cpu").learn(

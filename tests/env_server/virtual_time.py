@@ -1,4 +1,5 @@
-"""An event loop whose clock stands still while anything runs, and jumps to the next timer when nothing can.
+"""An event loop whose clock stands still while anything runs, and jumps to the next timer when
+nothing can.
 
 Deadlines then expire in the order in which they were set, however busy the machine is. For tests
 whose tasks all run on the loop: it does not wait for threads or processes.

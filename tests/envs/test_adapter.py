@@ -1,4 +1,6 @@
-"""A class with `reset(dp_rank, ddp_world_size, seed, options)` and a 3-value `step` as an `Environment`."""
+"""A class with `reset(dp_rank, ddp_world_size, seed, options)` and a 3-value `step` as an
+`Environment`.
+"""
 
 import asyncio
 

@@ -98,7 +98,9 @@ def test_the_sum_of_all_entries_counts(tmp_path):
 
 
 def test_an_archive_that_lies_about_its_size_gives_no_more_than_it_says(tmp_path):
-    """The directory says 10 bytes, and the entry has a million: reading ends there, and the checksum does not fit."""
+    """The directory says 10 bytes, and the entry has a million: reading ends there, and the
+    checksum does not fit.
+    """
     path = bomb(tmp_path / "lie.zip", size=MEGABYTE)
     content = path.read_bytes()
     path.write_bytes(content.replace(MEGABYTE.to_bytes(4, "little"), (10).to_bytes(4, "little")))

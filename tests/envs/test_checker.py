@@ -1,4 +1,6 @@
-"""`check_env` catches what it says it checks: each environment here is a good one with one promise broken."""
+"""`check_env` catches what it says it checks: each environment here is a good one with one promise
+broken.
+"""
 
 import numpy as np
 import pytest
@@ -10,7 +12,9 @@ BREAKS = {}
 
 
 def breaks(sentence):
-    """Register a function from the good class to one with a fault; `sentence` is what the checker must say."""
+    """Register a function from the good class to one with a fault; `sentence` is what the checker
+    must say.
+    """
 
     def register(make):
         BREAKS[make.__name__] = (make, sentence)

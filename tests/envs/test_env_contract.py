@@ -1,4 +1,6 @@
-"""Every environment of the registry, a user's own and an adapted class keep the contract; `check_env` is the judge."""
+"""Every environment of the registry, a user's own and an adapted class keep the contract;
+`check_env` is the judge.
+"""
 
 import pytest
 from gymnasium import spaces

@@ -1,4 +1,6 @@
-"""Gymnasium environments behind the contract: what becomes of their observations, actions, frames and mistakes."""
+"""Gymnasium environments behind the contract: what becomes of their observations, actions, frames
+and mistakes.
+"""
 
 import asyncio
 
@@ -297,7 +299,9 @@ def test_what_is_no_id_is_refused_as_an_unknown_one():
 
 
 def test_mujoco_without_an_opengl_library_runs_and_refuses_frames(monkeypatch):
-    """As without pygame for what pygame draws; a backend that cannot draw stands for the missing library."""
+    """As without pygame for what pygame draws; a backend that cannot draw stands for the missing
+    library.
+    """
     assert GymnasiumEnv(id="Reacher-v5").spec.renders
     monkeypatch.setenv("MUJOCO_GL", "glfw")
     env = GymnasiumEnv(id="Reacher-v5")

@@ -46,7 +46,9 @@ def play(simulator, *, seed, steps):
 
 
 def check_against_metaworld(task, *, seed, steps):
-    """Meta-World's environment with the same draw, set as its benchmarks set it, moves in the same way to the last bit."""
+    """Meta-World's environment with the same draw, set as its benchmarks set it, moves in the same
+    way to the last bit.
+    """
     simulator = TaskSimulator(task)
     simulator.reset(seed=seed)
     reference = ALL_V3_ENVIRONMENTS[task + VERSION_SUFFIX]()

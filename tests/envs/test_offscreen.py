@@ -1,4 +1,6 @@
-"""The renderer: pictures of any size from one context, whatever was drawn before, and a clear word where OpenGL is missing."""
+"""The renderer: pictures of any size from one context, whatever was drawn before, and a clear word
+where OpenGL is missing.
+"""
 
 import ctypes.util
 import subprocess

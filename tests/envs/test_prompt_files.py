@@ -1,4 +1,6 @@
-"""Prompts from files: both forms, by parts, and an error with file, row and remedy for everything that is wrong."""
+"""Prompts from files: both forms, by parts, and an error with file, row and remedy for everything
+that is wrong.
+"""
 
 import json
 import os
@@ -260,7 +262,9 @@ def test_a_long_line_is_refused_before_it_is_read_whole(tmp_path):
 def test_a_small_parquet_that_unpacks_to_long_rows_is_refused_before_they_are_all_unpacked(
     tmp_path,
 ):
-    """60 equal prompts of 20 MB are one value of a dictionary; 51 of them fit into what is decoded at a time."""
+    """60 equal prompts of 20 MB are one value of a dictionary; 51 of them fit into what is decoded
+    at a time.
+    """
     path = tmp_path / "rows.parquet"
     entry = columns(prompt=[message("user", "x" * 20_000_000)], extra_info=None)
     table = pyarrow.concat_tables(
@@ -286,7 +290,9 @@ def test_a_small_parquet_that_unpacks_to_long_rows_is_refused_before_they_are_al
 
 
 def test_many_messages_of_one_text_are_refused_before_they_are_unpacked(tmp_path):
-    """2000 messages of one text of 1 MB are one value of a dictionary: a row of 2 GB in a file of 50 KB."""
+    """2000 messages of one text of 1 MB are one value of a dictionary: a row of 2 GB in a file of
+    50 KB.
+    """
     path = tmp_path / "rows.parquet"
     places = pyarrow.array([0] * 6000, pyarrow.int32())
     texts = [

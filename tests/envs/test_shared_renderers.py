@@ -1,4 +1,6 @@
-"""Renderers that environments of a thread share: made once, drawn right for each, freed with the last holder."""
+"""Renderers that environments of a thread share: made once, drawn right for each, freed with the
+last holder.
+"""
 
 import asyncio
 import threading

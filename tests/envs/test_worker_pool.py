@@ -1,4 +1,6 @@
-"""Functions in processes that can be killed: whatever they do, the call ends, and the next one works."""
+"""Functions in processes that can be killed: whatever they do, the call ends, and the next one
+works.
+"""
 
 import asyncio
 import shutil
@@ -22,7 +24,9 @@ from envs.worker_pool import (
 
 @pytest.fixture
 def workers(tmp_path, monkeypatch):
-    """Make pools of one function of `worker_functions`, as a user's module would be found; closed at the end."""
+    """Make pools of one function of `worker_functions`, as a user's module would be found; closed
+    at the end.
+    """
     shutil.copy(Path(__file__).with_name("worker_functions.py"), tmp_path / "tests_envs_workers.py")
     monkeypatch.syspath_prepend(str(tmp_path))
     pools = []

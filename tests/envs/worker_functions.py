@@ -1,4 +1,6 @@
-"""Functions that misbehave, for processes that can be killed; named `tests_envs_workers` where they run."""
+"""Functions that misbehave, for processes that can be killed; named `tests_envs_workers` where they
+run.
+"""
 
 import os
 import time

@@ -1,7 +1,9 @@
-"""Section 11 of the architecture guide, copied beside this file: its snippets train two steps as they are written, imports included.
+"""Section 11 of the architecture guide, copied beside this file: its snippets train two steps as
+they are written, imports included.
 
-The guide leaves three things to its reader, and so does this test: `torch`, `np` and `my_scoring_function`, which the snippets use and do
-not import, are put in front of a module; and the right-hand sides that are `...` are filled in. The lines of the guide stay as they are.
+The guide leaves three things to its reader, and so does this test: `torch`, `np` and
+`my_scoring_function`, which the snippets use and do not import, are put in front of a module; and
+the right-hand sides that are `...` are filled in. The lines of the guide stay as they are.
 """
 
 import os

@@ -1,4 +1,6 @@
-"""The example of an algorithm of one's own runs as its docstring says, and each part does what its sentence says."""
+"""The example of an algorithm of one's own runs as its docstring says, and each part does what its
+sentence says.
+"""
 
 import math
 import shlex

@@ -16,7 +16,9 @@ def test_two_steps_are_trained_on_mixed_groups_by_what_acts(capsys):
         assert 0 < int(right) < 100  # of groups in which some are right and some are wrong
         assert (
             float(gap) < 1e-4
-        )  # what acted had the weights of before the update, in the second step those of after the first
+            # what acted had the weights of before the update, in the second step those of after the
+            # first
+        )
 
 
 def test_it_has_fifty_lines_at_most_and_one_import_of_the_platform():

@@ -1,4 +1,6 @@
-"""The enum of advantage estimators says what siirl ships, and the one name that stands for an advantage and a loss."""
+"""The enum of advantage estimators says what siirl ships, and the one name that stands for an
+advantage and a loss.
+"""
 
 from siirl.execution.scheduler.enums import AdvantageEstimator
 from siirl.params.estimators import ESTIMATORS

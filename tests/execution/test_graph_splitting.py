@@ -1,4 +1,6 @@
-"""Graphs are split only where the parts are complete in themselves and share no model that one of them trains."""
+"""Graphs are split only where the parts are complete in themselves and share no model that one of
+them trains.
+"""
 
 from siirl.execution.dag import (
     Node,

@@ -1,4 +1,6 @@
-"""A process that a timer ended gets a sentence on stderr from its child, and one that ended otherwise gets none."""
+"""A process that a timer ended gets a sentence on stderr from its child, and one that ended
+otherwise gets none.
+"""
 
 import os
 import subprocess
@@ -7,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-# What the process does within the context, and what its stderr says then. It ends without a word of Python's.
+# What the process does within the context, and what its stderr says then. It ends without a word of
+# Python's.
 PROCESS = """
 import os, signal, sys
 from pathlib import Path

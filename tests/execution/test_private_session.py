@@ -1,4 +1,6 @@
-"""A folder that no other user enters, gone with the run or the next one, and Ray's token of mode 0600."""
+"""A folder that no other user enters, gone with the run or the next one, and Ray's token of mode
+0600.
+"""
 
 import logging
 import os

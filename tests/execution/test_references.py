@@ -35,7 +35,9 @@ NUMBER = 7
 
 @pytest.fixture(autouse=True)
 def user_modules(tmp_path, monkeypatch):
-    """`user_package.rewards` with the functions above, and `user_package.broken`, which imports something missing."""
+    """`user_package.rewards` with the functions above, and `user_package.broken`, which imports
+    something missing.
+    """
     package = tmp_path / "user_package"
     package.mkdir()
     (package / "__init__.py").touch()

@@ -1,4 +1,6 @@
-"""A stopped process of the command's own Ray ends the command after half a minute, and a shorter stop does not."""
+"""A stopped process of the command's own Ray ends the command after half a minute, and a shorter
+stop does not.
+"""
 
 import logging
 import os
@@ -106,7 +108,8 @@ def test_the_thread_ends_the_command_with_the_sentence() -> None:
     )
 
 
-# A process that starts another of its kind, and so on; each prints its number and then does nothing.
+# A process that starts another of its kind, and so on; each prints its number and then does
+# nothing.
 FAMILY = """
 import os, subprocess, sys, time
 print(os.getpid(), flush=True)

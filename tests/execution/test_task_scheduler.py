@@ -49,7 +49,9 @@ def test_one_graph_goes_to_every_rank_as_a_copy_of_its_own():
 
 
 def test_the_documents_example_of_two_machines():
-    """Sixteen GPUs on two machines, quotas (6, 5, 5); each graph touches as few machines as its quota allows."""
+    """Sixteen GPUs on two machines, quotas (6, 5, 5); each graph touches as few machines as its
+    quota allows.
+    """
     mapping = assignment(
         TaskScheduler(2, 8), [graph("a"), graph("b"), graph("c")], apportion_strategy="even"
     )

@@ -1,4 +1,6 @@
-"""A server that listens lives; one that does not is missed after its patience, and the sentence names it."""
+"""A server that listens lives; one that does not is missed after its patience, and the sentence
+names it.
+"""
 
 import socket
 

@@ -1,4 +1,6 @@
-"""When a run hangs: a rank that computes gets on within the limit; one that waits may wait while any other gets on."""
+"""When a run hangs: a rank that computes gets on within the limit; one that waits may wait while
+any other gets on.
+"""
 
 import time
 from typing import NamedTuple

@@ -1,4 +1,6 @@
-"""Whatever stands in a workflow file, the user reads one sentence with the file and the place in it."""
+"""Whatever stands in a workflow file, the user reads one sentence with the file and the place in
+it.
+"""
 
 import copy
 import datetime

@@ -1,4 +1,6 @@
-"""The warm start of a language model: what is learnt from, when it ends, and that the same seed makes the same model."""
+"""The warm start of a language model: what is learnt from, when it ends, and that the same seed
+makes the same model.
+"""
 
 import json
 import math

@@ -1,4 +1,6 @@
-"""The published protocol: which episodes are played, how an interrupted evaluation goes on, and the tables."""
+"""The published protocol: which episodes are played, how an interrupted evaluation goes on, and the
+tables.
+"""
 
 from pathlib import Path
 from types import SimpleNamespace
@@ -29,7 +31,9 @@ DESCRIPTION = {"weights": "abc", "notice": ""}
 
 
 class Player(RolloutWorkflow):
-    """Plays episodes by rule: even states succeed; those in `broken` cannot be simulated, and at `crash` the program ends."""
+    """Plays episodes by rule: even states succeed; those in `broken` cannot be simulated, and at
+    `crash` the program ends.
+    """
 
     def __init__(self, *, broken: tuple[int, ...] = (), crash: int | None = None) -> None:
         self.broken, self.crash, self.requests = broken, crash, list[EpisodeRequest]()
@@ -89,7 +93,9 @@ def test_interrupted_evaluation_plays_only_what_is_missing(tmp_path: Path) -> No
 
 
 def test_policy_is_another_one_where_any_file_of_its_weights_is(tmp_path: Path) -> None:
-    """SHA-256 of `abc` begins with ba7816bf (FIPS 180-4, example 1), however the three bytes are spread over files."""
+    """SHA-256 of `abc` begins with ba7816bf (FIPS 180-4, example 1), however the three bytes are
+    spread over files.
+    """
     config, files = parse_config(["env=libero"]), [tmp_path / "1", tmp_path / "2"]
     files[0].write_text("a")
     files[1].write_text("bc")

@@ -77,7 +77,9 @@ class WrongDtypeEnv(StillEnv):
 
 
 class SomeSeedsFailEnv(StillEnv):
-    """Cannot be simulated from seeds of the parities in the environment variable FAILING, `0`, `1` or `01`."""
+    """Cannot be simulated from seeds of the parities in the environment variable FAILING, `0`, `1`
+    or `01`.
+    """
 
     async def reset(
         self, *, seed: int | None = None, options: Any = None
@@ -101,7 +103,9 @@ class RefusingEnv(StillEnv):
 
 
 class StuckEnv(StillEnv):
-    """Blocks its process for ever in the seventh reset there: the second step of the small job in one process."""
+    """Blocks its process for ever in the seventh reset there: the second step of the small job in
+    one process.
+    """
 
     resets = 0
     block = staticmethod(time.sleep)

@@ -13,7 +13,9 @@ from real_run import RealRun
 
 @pytest.fixture
 def start_run(tmp_path: Path) -> Iterator[Callable[..., RealRun]]:
-    """Starts `python -m siirl.train` with a small job and `words`; whatever of it is left at the end of the test is killed."""
+    """Starts `python -m siirl.train` with a small job and `words`; whatever of it is left at the
+    end of the test is killed.
+    """
     runs: list[RealRun] = []
 
     def start(*words: str, **arguments: object) -> RealRun:

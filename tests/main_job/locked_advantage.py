@@ -1,4 +1,6 @@
-"""An advantage that keeps the interpreter's lock for ever in its second call of a process, as code in C may."""
+"""An advantage that keeps the interpreter's lock for ever in its second call of a process, as code
+in C may.
+"""
 
 import ctypes
 

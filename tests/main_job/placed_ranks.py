@@ -1,4 +1,5 @@
-"""Ranks that write down where they run, on the two machines of a Ray cluster: `python placed_ranks.py ADDRESS`, in an empty folder.
+"""Ranks that write down where they run, on the two machines of a Ray cluster: `python
+placed_ranks.py ADDRESS`, in an empty folder.
 
 A process of its own, because Ray keeps what a process was told first. Prints what it saw as JSON.
 """
@@ -50,7 +51,9 @@ def whereabouts(layout: Layout) -> list[list[str]]:
 
 
 def main(address: str) -> None:
-    """Ranks on CPUs; ranks on GPUs of which another holds one for a while; more machines than there are."""
+    """Ranks on CPUs; ranks on GPUs of which another holds one for a while; more machines than there
+    are.
+    """
     placement.TELL_AFTER_S = HELD_S / 4
     with ray_session(ClusterSettings(address=address, env_vars={})):
         on_cpus = whereabouts(Layout(nodes=2, ranks_per_node=2))

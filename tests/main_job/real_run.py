@@ -1,7 +1,8 @@
 """`python -m siirl.train` as a user starts it: a process with children, watched from outside.
 
-The job is CartPole with a small network, because what is tested is how runs begin and end. A session of the operating system holds a run's
-processes together, so that those are found whose parent has died.
+The job is CartPole with a small network, because what is tested is how runs begin and end. A
+session of the operating system holds a run's processes together, so that those are found whose
+parent has died.
 """
 
 import os
@@ -44,7 +45,8 @@ class RealRun:
     """A run of the small job; `words` win over it.
 
     Args:
-        words: Overrides; one of another environment takes CartPole's place, one of another pipeline GRPO's.
+        words: Overrides; one of another environment takes CartPole's place, one of another pipeline
+            GRPO's.
         folder: `outputs` and the captured text go there.
         number: Tells the runs of a test apart.
         environment: Environment variables beside this process's.
@@ -101,7 +103,9 @@ class RealRun:
         return processes_of_session(self.process.pid)
 
     def wait_until(self, happened: Callable[[], bool], *, timeout_s: float = START_S) -> None:
-        """Wait for something; AssertionError with the run's text where it does not come, or the run ends before."""
+        """Wait for something; AssertionError with the run's text where it does not come, or the run
+        ends before.
+        """
         deadline = time.monotonic() + timeout_s
         while not happened():
             assert time.monotonic() < deadline, f"not within {timeout_s} s:\n{self.text}"
@@ -123,7 +127,9 @@ class RealRun:
         return time.monotonic() - begin
 
     def signal_terminal(self, number: signal.Signals) -> None:
-        """What a terminal does for Ctrl-C: the signal reaches every process of the foreground group."""
+        """What a terminal does for Ctrl-C: the signal reaches every process of the foreground
+        group.
+        """
         os.killpg(self.process.pid, number)
 
     def kill_all(self) -> None:

@@ -1,4 +1,5 @@
-"""What another user of this machine gets from ports on the loopback: `python stranger.py PORT...`, without the run's environment.
+"""What another user of this machine gets from ports on the loopback: `python stranger.py PORT...`,
+without the run's environment.
 
 Prints a word for each port: `deaf` where nobody can connect, `token` where Ray refuses whoever has
 none, or `open`.
@@ -15,7 +16,8 @@ DEAF_AFTER_S = (
     5.0  # a port of this machine takes a connection at once, also when its process does nothing
 )
 ANSWERS_WITHIN_S = 60.0
-# One call of each service of Ray 2.60's; a server that has it asks for the token first, and does not know the others.
+# One call of each service of Ray 2.60's; a server that has it asks for the token first, and does
+# not know the others.
 CALLS = (
     "/ray.rpc.NodeInfoGcsService/GetAllNodeInfo",
     "/ray.rpc.CoreWorkerService/Exit",

@@ -1,4 +1,6 @@
-"""A robot's policy that is trained by LoRA adapters: it goes on from its checkpoint, and that is read as a plain policy."""
+"""A robot's policy that is trained by LoRA adapters: it goes on from its checkpoint, and that is
+read as a plain policy.
+"""
 
 import json
 import subprocess

@@ -26,7 +26,9 @@ def find_envs() -> dict[str, str]:
         ("WrongDtypeEnv", "observation['proprioception'] is float64 (2,) instead of float32 (2,)"),
     ],
 )
-@pytest.mark.slow  # whole runs, ten seconds each on idle cores; tests/env_server/test_env_checks.py has the checks themselves
+# whole runs, ten seconds each on idle cores; tests/env_server/test_env_checks.py has the checks
+# themselves
+@pytest.mark.slow
 def test_observations_that_are_not_what_the_spec_says_stop_the_run(
     start_run, name: str, expected: str
 ) -> None:
@@ -80,7 +82,9 @@ TWO_RANKS = (
 
 @pytest.mark.slow  # Ray, two ranks and servers that are replaced
 def test_a_rank_whose_episodes_all_failed_takes_part_without_rows(start_run) -> None:
-    """Prompts take turns at ranks, and their seeds are consecutive: seeds of one parity are those of one rank."""
+    """Prompts take turns at ranks, and their seeds are consecutive: seeds of one parity are those
+    of one rank.
+    """
     parity = training_seed(run_seed=0, number=1) % 2
     run = start_run(*OWN_ENV, *TWO_RANKS, environment=find_envs() | {"FAILING": str(parity)})
     assert run.wait() == 0, run.text

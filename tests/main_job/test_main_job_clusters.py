@@ -47,7 +47,8 @@ def ray_home() -> Iterator[Path]:
 
 @pytest.fixture
 def cluster(ray_home: Path) -> Iterator[str]:
-    """Address of a cluster of somebody else, started by `ray start --head` and ended with the test; other Rays of this machine stay.
+    """Address of a cluster of somebody else, started by `ray start --head` and ended with the test;
+    other Rays of this machine stay.
 
     It believes that it has two GPUs, which torch's build for CPUs does not use.
     """
@@ -165,7 +166,9 @@ def test_somebody_else_at_the_address_is_refused_and_leaves_nothing(start_run) -
 
 
 def test_a_local_run_trains_in_one_process_where_a_debugger_sees_all_of_it(start_run) -> None:
-    """From its first checkpoint on: before, a library of a simulator may ask a process of its own for a version."""
+    """From its first checkpoint on: before, a library of a simulator may ask a process of its own
+    for a version.
+    """
     run = start_run("trainer.total_steps=20", "cluster=local")
     run.wait_until(lambda: bool(run.checkpoints()))
     seen: dict[int, str] = {}
@@ -234,7 +237,9 @@ def test_a_cluster_that_is_there_is_used_and_stays(
 
 @pytest.fixture
 def second_machine(cluster: str, ray_home: Path) -> str:
-    """Address of a second machine of the cluster, as far as Ray can tell: a raylet of its own, at another address of the loopback."""
+    """Address of a second machine of the cluster, as far as Ray can tell: a raylet of its own, at
+    another address of the loopback.
+    """
     address = "127.0.0.2"
     words = [
         "start",
@@ -252,7 +257,9 @@ def second_machine(cluster: str, ray_home: Path) -> str:
 def test_ranks_share_machines_in_order_and_the_first_is_beside_the_command(
     cluster: str, second_machine: str, ray_home: Path, tmp_path: Path
 ) -> None:
-    """With and without GPUs, and in the command's folder; GPUs that others hold are waited for, and that is said."""
+    """With and without GPUs, and in the command's folder; GPUs that others hold are waited for, and
+    that is said.
+    """
     command = [sys.executable, str(Path(__file__).with_name("placed_ranks.py")), cluster]
     environment = os.environ | {"RAY_TMPDIR": str(ray_home)}
     process = subprocess.run(

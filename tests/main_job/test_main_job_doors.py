@@ -29,7 +29,9 @@ SERVERS = (
 
 
 def stranger(ports: Iterable[str]) -> dict[str, str]:
-    """What a process without anything of the run's environment gets from ports, which know no users (see `stranger.py`)."""
+    """What a process without anything of the run's environment gets from ports, which know no users
+    (see `stranger.py`).
+    """
     command = [sys.executable, str(Path(__file__).with_name("stranger.py")), *ports]
     asked = subprocess.run(
         command,
@@ -116,6 +118,8 @@ def unix_sockets_of(run) -> set[str]:
 
 
 def is_path(line: str) -> bool:
-    """Whether a line of /proc/net/unix is of a socket that listens at a path or at an abstract name."""
+    """Whether a line of /proc/net/unix is of a socket that listens at a path or at an abstract
+    name.
+    """
     entries = line.split()
     return len(entries) == 8 and entries[3] == "00010000"  # __SO_ACCEPTCON

@@ -1,4 +1,6 @@
-"""A handful of the trials of `benchmarks.fault_fuzz`, each named; what is drawn; and that a wrong end is seen as one."""
+"""A handful of the trials of `benchmarks.fault_fuzz`, each named; what is drawn; and that a wrong
+end is seen as one.
+"""
 
 import subprocess
 import sys

@@ -1,4 +1,5 @@
-"""A disk that is full, or becomes full or read-only under a run: the run ends with words, nothing runs on, the checkpoint before is whole.
+"""A disk that is full, or becomes full or read-only under a run: the run ends with words, nothing
+runs on, the checkpoint before is whole.
 
 The disk is a tmpfs of a few megabytes, mounted for the test.
 """
@@ -43,7 +44,9 @@ def fill(disk: Path, *, leave: int) -> None:
 
 
 def keep_full(disk: Path, run: RealRun, *, leave: int) -> None:
-    """Fill the disk until the run ends: when it writes a checkpoint, it may make room by deleting its oldest."""
+    """Fill the disk until the run ends: when it writes a checkpoint, it may make room by deleting
+    its oldest.
+    """
     deadline = time.monotonic() + START_S
     while run.process.poll() is None and time.monotonic() < deadline:
         fill(disk, leave=leave)

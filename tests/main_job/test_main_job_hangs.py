@@ -1,4 +1,6 @@
-"""Runs in which nothing gets on any more: they end with who does what since when, and with the stack traces of their processes."""
+"""Runs in which nothing gets on any more: they end with who does what since when, and with the
+stack traces of their processes.
+"""
 
 import os
 import subprocess
@@ -16,7 +18,9 @@ ALONE = (*ENDLESS, "env=custom", "reward=return", "cluster=local")
 
 
 def check_ended(run: RealRun, *expected: str) -> dict[str, str]:
-    """The run failed with these words and the way on, and left no process; its stack traces by file name without host and pid."""
+    """The run failed with these words and the way on, and left no process; its stack traces by file
+    name without host and pid.
+    """
     assert run.wait() == FAILED, run.text
     run.seconds_until_gone()
     for words in expected:

@@ -1,4 +1,6 @@
-"""LIBERO by the user's own commands, on stand-in assets: two SRPO steps from the shipped weights, and the published protocol cut off."""
+"""LIBERO by the user's own commands, on stand-in assets: two SRPO steps from the shipped weights,
+and the published protocol cut off.
+"""
 
 import json
 import os
@@ -18,8 +20,9 @@ from siirl.reporting.report_page import REPORT_FILE
 
 NOTICE = "stand-in assets: not LIBERO scores"
 STAND_INS = ("env=libero", "env.assets=stand_in")
-# The user's command made small: one task and short episodes for time; clips of the expert, because without any success SRPO has nothing to
-# compare failures with; and every difference between failures counts, because 48 steps bring them hardly apart.
+# The user's command made small: one task and short episodes for time; clips of the expert, because
+# without any success SRPO has nothing to compare failures with; and every difference between
+# failures counts, because 48 steps bring them hardly apart.
 SMALL = (
     *(
         "pipeline=embodied_srpo",
@@ -41,7 +44,8 @@ SMALL = (
         "trainer.record_val_episodes=1",
     ),
 )
-# A task that a minute of cloning solves now and then: a drawer is pushed shut, 54 steps for the expert.
+# A task that a minute of cloning solves now and then: a drawer is pushed shut, 54 steps for the
+# expert.
 DRAWER = (
     *STAND_INS,
     "env.suite=libero_90",
@@ -63,7 +67,8 @@ def rows_of(file: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in file.read_text().splitlines()]
 
 
-@pytest.mark.slow  # Ray, a warm start, a run and an evaluation: about a minute and a half of two idle cores
+# Ray, a warm start, a run and an evaluation: about a minute and a half of two idle cores
+@pytest.mark.slow
 def test_two_srpo_steps_of_the_users_command_say_stand_in_everywhere_and_leave_a_policy(
     start_run, tmp_path: Path
 ) -> None:
@@ -127,7 +132,8 @@ def drawer_policy(tmp_path: Path) -> Path:
     return tmp_path / "drawer_policy"
 
 
-@pytest.mark.slow  # a warm start, and a hundred episodes of LIBERO: about two minutes of an idle core
+# a warm start, and a hundred episodes of LIBERO: about two minutes of an idle core
+@pytest.mark.slow
 def test_published_protocol_that_is_killed_goes_on_and_ends_with_the_same_table(
     drawer_policy: Path, tmp_path: Path
 ) -> None:
@@ -184,7 +190,9 @@ def _cloning(output: str, demonstrations: int, updates: int) -> tuple[str, ...]:
 
 
 def _protocol(policy: Path, outputs: Path, *words: str) -> "subprocess.Popen[bytes]":
-    """The published protocol on one task, in one process; a fixed batch order makes two of them comparable."""
+    """The published protocol on one task, in one process; a fixed batch order makes two of them
+    comparable.
+    """
     overrides = (
         "env.max_episode_steps=64",
         "env.num_servers=1",

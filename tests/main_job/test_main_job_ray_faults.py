@@ -1,4 +1,6 @@
-"""A process that a run on Ray needs is killed or stopped: the run ends with a sentence, the line to resume, and no traceback."""
+"""A process that a run on Ray needs is killed or stopped: the run ends with a sentence, the line to
+resume, and no traceback.
+"""
 
 import os
 import signal
@@ -13,7 +15,9 @@ TWO_RANKS = ("trainer.n_gpus_per_node=2", "env.num_servers=2", "actor_rollout_re
 
 
 def signal_one(run: RealRun, part: str, number: int) -> int:
-    """Send a signal to the first process of the run that has `part` in its title; returns its number."""
+    """Send a signal to the first process of the run that has `part` in its title; returns its
+    number.
+    """
     pid = next(pid for pid, title in sorted(run.processes().items()) if part in title)
     os.kill(pid, number)
     return pid
@@ -44,7 +48,8 @@ def test_in_mid_run(start_run, part: str, sentence: str) -> None:
     assert run.text.rstrip().splitlines()[-1] == f"Go on with trainer.resume={run.folders[0]}"
 
 
-@pytest.mark.slow  # Ray takes ten seconds to start, and a stopped process is waited for half a minute
+# Ray takes ten seconds to start, and a stopped process is waited for half a minute
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("part", "sentence"),
     [

@@ -1,4 +1,6 @@
-"""A run that is killed in mid-step goes on from its last checkpoint, and ends bit for bit where an uninterrupted one ends."""
+"""A run that is killed in mid-step goes on from its last checkpoint, and ends bit for bit where an
+uninterrupted one ends.
+"""
 
 import json
 import os
@@ -14,7 +16,9 @@ TIMED = ("time", "env/steps_per_s", "env/busy", "policy/busy", "policy/calls_per
 
 
 def last_step(run: RealRun, folder: Path) -> dict[str, Any]:
-    """The metrics of step 30 but for what a clock measures, and the digests of the weights and moments after it."""
+    """The metrics of step 30 but for what a clock measures, and the digests of the weights and
+    moments after it.
+    """
     row = json.loads((folder / "metrics.jsonl").read_text().splitlines()[-1])
     files = json.loads((folder / "checkpoints" / "step_00000030" / "manifest.json").read_text())[
         "files"
@@ -71,7 +75,9 @@ def test_killed_and_resumed_equals_uninterrupted(start_run, cluster: tuple[str, 
 def test_the_same_command_line_after_a_sigterm_ends_as_if_there_had_been_none(
     start_run, evaluations: tuple[str, ...]
 ) -> None:
-    """As Slurm and Kubernetes start a job again. Where every step is tested, the signal may come in an evaluation, which is done again."""
+    """As Slurm and Kubernetes start a job again. Where every step is tested, the signal may come in
+    an evaluation, which is done again.
+    """
     command = (*JOB, "cluster=local", "trainer.resume=auto", "trainer.save_freq=100", *evaluations)
     whole = start_run(*command)
     assert whole.wait() == 0, whole.text

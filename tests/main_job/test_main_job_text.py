@@ -1,4 +1,6 @@
-"""The user's own commands for language models, through Ray: one rank and two make the same step of the same answers."""
+"""The user's own commands for language models, through Ray: one rank and two make the same step of
+the same answers.
+"""
 
 import importlib.util
 import json

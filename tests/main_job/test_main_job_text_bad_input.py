@@ -1,4 +1,6 @@
-"""Bad input of a text job, given to the command as a user gives it: refused in a sentence that says where, or taken for what it is."""
+"""Bad input of a text job, given to the command as a user gives it: refused in a sentence that says
+where, or taken for what it is.
+"""
 
 import json
 import os
@@ -95,7 +97,9 @@ def test_further_models_that_are_not_there_are_refused_by_their_own_key(
 
 
 def test_a_mistyped_folder_is_told_at_once_where_the_hub_cannot_be_reached(tmp_path: Path) -> None:
-    """Not offline by a setting, as most users are: nobody listens at the hub's address. Tries over again would take minutes, and say so."""
+    """Not offline by a setting, as most users are: nobody listens at the hub's address. Tries over
+    again would take minutes, and say so.
+    """
     with socket.socket() as nobody:
         nobody.bind(("127.0.0.1", 0))  # and never listens
         online = {
@@ -120,7 +124,9 @@ def test_a_mistyped_folder_is_told_at_once_where_the_hub_cannot_be_reached(tmp_p
 
 
 def changed_model(folder: Path, *, without: tuple[str, ...] = (), **tokens: str | None) -> Path:
-    """The shipped model without some of its files, and with other entries in its tokenizer_config.json; None takes one out."""
+    """The shipped model without some of its files, and with other entries in its
+    tokenizer_config.json; None takes one out.
+    """
     shutil.copytree(SHIPPED, folder)
     for name in without:
         (folder / name).unlink()

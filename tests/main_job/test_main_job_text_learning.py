@@ -1,4 +1,6 @@
-"""What a user types first: from the weights that are shipped for it, GRPO learns to use a tool, and to write programs that pass."""
+"""What a user types first: from the weights that are shipped for it, GRPO learns to use a tool, and
+to write programs that pass.
+"""
 
 import json
 import subprocess
@@ -8,10 +10,14 @@ from pathlib import Path
 import pytest
 
 STEPS = 60
-RISE = 0.08  # of the mean success of ten steps: 160 groups of which each deviates by about 0.25, so three deviations of a difference
+# of the mean success of ten steps: 160 groups of which each deviates by about 0.25, so three
+# deviations of a difference
+RISE = 0.08
 
 
-@pytest.mark.slow  # sixty training steps of 128 episodes each: four (tools) to eight minutes (sandbox) of two idle cores
+# sixty training steps of 128 episodes each: four (tools) to eight minutes (sandbox) of two idle
+# cores
+@pytest.mark.slow
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("env", ["tools", "sandbox"])
 def test_success_rises_from_the_shipped_weights(tmp_path: Path, env: str) -> None:

@@ -1,4 +1,6 @@
-"""Rows that no environment can grade train with a reward function of the user's own, and the others are graded beside them."""
+"""Rows that no environment can grade train with a reward function of the user's own, and the others
+are graded beside them.
+"""
 
 import json
 from pathlib import Path
@@ -121,7 +123,8 @@ def test_with_one_they_are_trained_on_and_no_success_is_made_up(
         assert step[f"val/{source}/argmax_mean_score"] == pytest.approx(mean(greedy))
         assert step[f"val/{source}/scored_episodes"] == len(sampled) == 4
     assert "val/sums/scored_episodes" not in step
-    # The terminal says of such a rollout that it is not graded, and does not count it among the failures.
+    # The terminal says of such a rollout that it is not graded, and does not count it among the
+    # failures.
     assert report([str(folder), "--rollouts", "--kind", "train", "--count", "64"]) == 0
     assert capsys.readouterr().out.count(": ungraded, reward ") == len(judged)
     assert (
@@ -153,7 +156,9 @@ def test_where_none_can_be_graded_a_run_has_no_success_at_all(
 
 
 def reward_model(tmp_path: Path) -> list[str]:
-    """A sequence classifier of a few hundred random weights, which tells answers apart all the same."""
+    """A sequence classifier of a few hundred random weights, which tells answers apart all the
+    same.
+    """
     from transformers import AutoTokenizer, Qwen2Config, Qwen2ForSequenceClassification
 
     tokenizer = AutoTokenizer.from_pretrained(str(find("assets/tiny_lm")))
@@ -177,7 +182,9 @@ def reward_model(tmp_path: Path) -> list[str]:
 def test_an_evaluation_of_a_run_tells_the_reward_that_its_own_validation_told(
     files, tmp_path: Path, capsys, reward, name: str
 ) -> None:
-    """The run's folder says how it was rewarded; the weights and the questions are those of its last step."""
+    """The run's folder says how it was rewarded; the weights and the questions are those of its
+    last step.
+    """
     parquet.write_table(
         pyarrow.Table.from_pylist([row for row in rows() if row["data_source"] == "judged"]),
         tmp_path / "rows.parquet",

@@ -1,4 +1,6 @@
-"""LoRA in VLA policies: adapters alone train, the policy below is the reference, a checkpoint is read merged. Slow: it imports peft."""
+"""LoRA in VLA policies: adapters alone train, the policy below is the reference, a checkpoint is
+read merged. Slow: it imports peft.
+"""
 
 import copy
 

@@ -1,4 +1,6 @@
-"""LoRA: only adapters train, the model below is the reference, what is saved is merged. Slow: importing peft takes 15 seconds."""
+"""LoRA: only adapters train, the model below is the reference, what is saved is merged. Slow:
+importing peft takes 15 seconds.
+"""
 
 import copy
 
@@ -19,7 +21,9 @@ LORA = LoraArguments(rank=2, alpha=6.0)
 
 
 def adapted(kind="tied", lora=LORA, *, moved=True):
-    """A model with adapters; `moved`: such that they change what it says (peft starts them at no change)."""
+    """A model with adapters; `moved`: such that they change what it says (peft starts them at no
+    change).
+    """
     causal_lm = tiny_causal_lm(kind)
     add_adapters(causal_lm, lora)
     model = LanguageModel(causal_lm, lora=lora)

@@ -1,4 +1,6 @@
-"""Prompts and turns as tokens: with the tiny template, with ChatML, with none, and with tokenizers that lack something."""
+"""Prompts and turns as tokens: with the tiny template, with ChatML, with none, and with tokenizers
+that lack something.
+"""
 
 import json
 
@@ -16,7 +18,9 @@ CHATML = (
     "{% for message in messages %}<|user|>{{ message['role'] }}\n{{ message['content'] | trim }}<|end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|user|>assistant\n{% endif %}"
 )
-"""The form of Qwen's template, with marks that the tiny tokenizer has: `<|user|>` for im_start and `<|end|>` for im_end."""
+"""The form of Qwen's template, with marks that the tiny tokenizer has: `<|user|>` for im_start and
+`<|end|>` for im_end.
+"""
 PAD, END, USER, ASSISTANT, TOOL = 256, 257, 259, 260, 261
 QUESTION, RESULT = message("user", "12+34="), message("tool", "46")
 

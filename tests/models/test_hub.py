@@ -1,4 +1,6 @@
-"""The hub is asked once, and each of its answers is told in a sentence: a stand-in hub on this machine gives them all."""
+"""The hub is asked once, and each of its answers is told in a sentence: a stand-in hub on this
+machine gives them all.
+"""
 
 import json
 import os

@@ -1,4 +1,6 @@
-"""Language models as training uses them: hidden states, rows side by side, names, copies, folders, and what is refused."""
+"""Language models as training uses them: hidden states, rows side by side, names, copies, folders,
+and what is refused.
+"""
 
 import copy
 import json

@@ -126,7 +126,9 @@ def test_the_seed_fixes_new_weights():
 
 
 def users_policy(spec, path, width=16):
-    """What `actor_rollout_ref.model.policy=module:name` may name: any callable that returns a Policy."""
+    """What `actor_rollout_ref.model.policy=module:name` may name: any callable that returns a
+    Policy.
+    """
     return TinyVLA(TinyVLAConfig.for_env(spec, width=width))
 
 

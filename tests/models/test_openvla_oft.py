@@ -1,4 +1,6 @@
-"""OpenVLA-OFT: the same logits as the published computation, and checkpoints in the published layout."""
+"""OpenVLA-OFT: the same logits as the published computation, and checkpoints in the published
+layout.
+"""
 
 import json
 
@@ -78,7 +80,9 @@ def observed(policy, *instructions, seed=0):
 
 
 def published_logits(policy, folder, *, pixel_values, proprioception, instruction_ids):
-    """One observation as the published code has it: no padding, no positions, an additive mask of zeros, all logits, cut afterwards."""
+    """One observation as the published code has it: no padding, no positions, an additive mask of
+    zeros, all logits, cut afterwards.
+    """
     weights = {
         name: tensor.float()
         for file in sorted(folder.glob("*.safetensors"))
@@ -198,7 +202,8 @@ def test_tokens_are_actions_of_the_environment_and_back(folder):
     tokenizer = policy_of(folder).action_tokenizer
     tokens = np.random.default_rng(0).integers(1, 256, (8, 7))
     tokens[:, -1] = (
-        0  # bins are counted down: 1, which is an open hand to the network, and -1 to the environment
+        # bins are counted down: 1, which is an open hand to the network, and -1 to the environment
+        0
     )
     actions = tokenizer.decode(tokens.reshape(-1))
     assert actions.shape == (8, 7)

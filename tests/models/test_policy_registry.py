@@ -1,4 +1,6 @@
-"""Policies are looked up in one readable dict, and a new one of the house is a function and its line there."""
+"""Policies are looked up in one readable dict, and a new one of the house is a function and its
+line there.
+"""
 
 import subprocess
 import sys

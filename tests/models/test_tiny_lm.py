@@ -1,4 +1,6 @@
-"""The tokenizer that spells any text, the chat template that says little, and the folder that transformers reads."""
+"""The tokenizer that spells any text, the chat template that says little, and the folder that
+transformers reads.
+"""
 
 import pytest
 import torch

@@ -1,6 +1,8 @@
-"""A checkpoint of OpenVLA-OFT in the layout that is published, small enough to be made and run in milliseconds.
+"""A checkpoint of OpenVLA-OFT in the layout that is published, small enough to be made and run in
+milliseconds.
 
-Names, files and vocabulary are the real ones; two encoders of three blocks and a Llama of two layers stand in for 7 billion weights.
+Names, files and vocabulary are the real ones; two encoders of three blocks and a Llama of two
+layers stand in for 7 billion weights.
 """
 
 import json

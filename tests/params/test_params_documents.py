@@ -1,4 +1,6 @@
-"""The documents' configuration, section 10.1 of the architecture guide, read as it is written there but for its paths."""
+"""The documents' configuration, section 10.1 of the architecture guide, read as it is written there
+but for its paths.
+"""
 
 from pathlib import Path
 

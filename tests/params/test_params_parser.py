@@ -1,4 +1,6 @@
-"""Command line and files to a configuration: what is understood, what wins, and what is refused with which words."""
+"""Command line and files to a configuration: what is understood, what wins, and what is refused
+with which words.
+"""
 
 import pickle
 import re

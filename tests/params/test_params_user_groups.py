@@ -1,4 +1,6 @@
-"""A group of the user's own: a dataclass named by `module:name` becomes an attribute of the configuration."""
+"""A group of the user's own: a dataclass named by `module:name` becomes an attribute of the
+configuration.
+"""
 
 import pickle
 from pathlib import Path

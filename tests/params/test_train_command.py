@@ -1,4 +1,6 @@
-"""`python -m siirl.train` as a user types it: what is refused leaves with status 2, in words, and leaves nothing behind."""
+"""`python -m siirl.train` as a user types it: what is refused leaves with status 2, in words, and
+leaves nothing behind.
+"""
 
 import importlib.util
 import json

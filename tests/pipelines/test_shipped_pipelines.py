@@ -309,7 +309,8 @@ def test_function_that_returns_no_graph_is_refused(my_module):
         load_pipeline(pipeline="grpo", custom_pipeline_fn="my_module.custom_pipeline:nothing")
 
 
-# The guide's own SRPO and GRPO (section 4.2): id, function, type, role, only a forward pass; each depends on the one before.
+# The guide's own SRPO and GRPO (section 4.2): id, function, type, role, only a forward pass; each
+# depends on the one before.
 STAGE = "siirl.dag_worker.dagworker:DAGWorker."
 COMMON = [
     ("calculate_advantages", STAGE + "compute_advantage", "COMPUTE", "ADVANTAGE", False),

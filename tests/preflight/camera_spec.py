@@ -1,4 +1,6 @@
-"""The spec of an environment with two tasks and a camera, as `env=mujoco` has one: for numbers that can be checked by hand."""
+"""The spec of an environment with two tasks and a camera, as `env=mujoco` has one: for numbers that
+can be checked by hand.
+"""
 
 import gymnasium
 import numpy as np

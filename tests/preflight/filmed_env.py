@@ -1,4 +1,6 @@
-"""An environment that can be filmed, reports success, and needs no simulator: enough for every check before a start."""
+"""An environment that can be filmed, reports success, and needs no simulator: enough for every
+check before a start.
+"""
 
 from typing import Any
 

@@ -1,4 +1,6 @@
-"""Critics, baselines, dynamic sampling and the price on length: what is refused, with the remedy, and what is only said."""
+"""Critics, baselines, dynamic sampling and the price on length: what is refused, with the remedy,
+and what is only said.
+"""
 
 import re
 

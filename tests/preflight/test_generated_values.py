@@ -1,4 +1,6 @@
-"""Any value at any key, alone or together: a configuration that can be judged, or a refusal in words; never another exception."""
+"""Any value at any key, alone or together: a configuration that can be judged, or a refusal in
+words; never another exception.
+"""
 
 import copy
 import datetime
@@ -86,7 +88,9 @@ def with_value(job: str, place: str, value: Any) -> SiiRLArguments:
 
 
 def judge(read: Callable[[], SiiRLArguments], spec: EnvSpec) -> None:
-    """Read a configuration and go through all checks that need no graph; any exception but a refusal passes."""
+    """Read a configuration and go through all checks that need no graph; any exception but a
+    refusal passes.
+    """
     try:
         config = read()
         refuse(
@@ -105,7 +109,9 @@ def judge(read: Callable[[], SiiRLArguments], spec: EnvSpec) -> None:
 
 @pytest.mark.parametrize("place", KEYS)
 def test_any_value_of_a_key_is_taken_or_refused(place: str) -> None:
-    """A third of the values at each key, another one at each job; the property below draws from all of them."""
+    """A third of the values at each key, another one at each job; the property below draws from all
+    of them.
+    """
     for number in range(KEYS.index(place) % 3, len(VALUES), 3):
         job = list(JOBS)[number % 2]
         judge(lambda job=job, number=number: with_value(job, place, VALUES[number]), JOBS[job][1])  # type: ignore[misc]

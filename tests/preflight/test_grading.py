@@ -1,4 +1,6 @@
-"""Who says how good an answer is, worked out from the configuration: rows without a grade are asked only where nobody goes by one."""
+"""Who says how good an answer is, worked out from the configuration: rows without a grade are asked
+only where nobody goes by one.
+"""
 
 import pytest
 

@@ -1,4 +1,6 @@
-"""Classes of the user's own that do not import, fit or build: refused with the place and the line of code, before any process starts."""
+"""Classes of the user's own that do not import, fit or build: refused with the place and the line
+of code, before any process starts.
+"""
 
 import itertools
 import time

@@ -1,4 +1,6 @@
-"""What cannot work although every key is right by itself: each refusal with its value, place and remedy."""
+"""What cannot work although every key is right by itself: each refusal with its value, place and
+remedy.
+"""
 
 import dataclasses
 from collections.abc import Callable, Sequence
@@ -18,7 +20,8 @@ from siirl.preflight.unread import unread_in_domain, unread_problems
 from vjepa.reward_settings import TrajectoryRewardConfig
 
 Problems = Callable[..., list[str]]
-CONSTANT_RATE = "actor_rollout_ref.actor.optim.scheduler=constant_with_warmup"  # the shipped one falls, and asks for a last step
+# the shipped one falls, and asks for a last step
+CONSTANT_RATE = "actor_rollout_ref.actor.optim.scheduler=constant_with_warmup"
 
 
 def problems(*overrides: str) -> list[str]:

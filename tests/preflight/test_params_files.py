@@ -94,7 +94,9 @@ def test_an_index_that_names_no_files_of_its_folder_is_refused(shards: Path, ind
 
 
 def test_a_whole_file_is_taken_and_not_what_lies_beside_it(weights: Path) -> None:
-    """As a checkpoint has the moments of Adam beside the weights; transformers takes the whole file before an index, too."""
+    """As a checkpoint has the moments of Adam beside the weights; transformers takes the whole file
+    before an index, too.
+    """
     save_file({"moment": np.zeros(9, np.float32)}, weights / "optimizer.safetensors")
     (weights / "model.safetensors.index.json").write_text(
         '{"weight_map": {"a": "optimizer.safetensors"}}'
@@ -115,7 +117,9 @@ def test_a_truncated_file_is_refused_with_its_size(weights: Path, kept: int) -> 
 
 
 def test_a_header_of_gigabytes_is_refused_before_it_is_read(tmp_path: Path) -> None:
-    """A file with a hole, of which nothing lies on the disk; the safetensors library reads headers up to 100 MB."""
+    """A file with a hole, of which nothing lies on the disk; the safetensors library reads headers
+    up to 100 MB.
+    """
     file = tmp_path / "model.safetensors"
     with file.open("wb") as stream:
         stream.write(struct.pack("<Q", 5 * 10**9))

@@ -119,7 +119,8 @@ def test_a_missing_library_is_refused_with_the_command_that_installs_it(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.delenv("MUJOCO_GL", raising=False)
-    # The probe's interpreter finds this module at its start: a machine on which the loader knows no OpenGL library.
+    # The probe's interpreter finds this module at its start: a machine on which the loader knows no
+    # OpenGL library.
     (tmp_path / "sitecustomize.py").write_text(
         "import ctypes.util\nctypes.util.find_library = lambda name: None\n"
     )

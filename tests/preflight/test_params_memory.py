@@ -50,7 +50,9 @@ def test_a_trajectory_keeps_one_image_a_chunk() -> None:
 
 
 def test_environments_and_images_that_take_far_more_than_all_memory_are_refused() -> None:
-    """2 servers at 230 MB with 2 scenes at 60 MB, and 8 environments of 2 tasks at 25 MB, are 1.1 GB; half as much again is given."""
+    """2 servers at 230 MB with 2 scenes at 60 MB, and 8 environments of 2 tasks at 25 MB, are 1.1
+    GB; half as much again is given.
+    """
     needed = 2 * (230e6 + 2 * 60e6) + 8 * 2 * 25e6 + 96 * IMAGE_BYTES
     assert refusals([], SPEC, total_memory_bytes=needed / 1.4) == []
     (problem,) = refusals([], SPEC, total_memory_bytes=needed / 1.6)
@@ -122,7 +124,9 @@ def test_the_remedy_is_for_what_takes_most(
 def test_the_ninety_tasks_of_a_suite_are_refused_on_a_laptop_and_fit_where_one_simulator_is_kept() -> (
     None
 ):
-    """Two servers at 300 MB, scenes of 50 MB, and simulators of 50 MB in four environments each, of 90 tasks: 45.6 GB."""
+    """Two servers at 300 MB, scenes of 50 MB, and simulators of 50 MB in four environments each, of
+    90 tasks: 45.6 GB.
+    """
     (problem,) = refusals([], STAND_INS, total_memory_bytes=16e9)
     assert "2 x 4 environments with 90 tasks each take about 45.6 GB" in problem
     assert refusals(["env.kwargs={kept_simulators: 1}"], STAND_INS, total_memory_bytes=16e9) == []

@@ -165,7 +165,9 @@ def test_memory_of_simulators_depends_on_their_assets_and_on_how_many_are_kept(
 def test_memory_of_adapters_is_that_of_the_policy_below_them_and_of_a_reference_it_takes_none() -> (
     None
 ):
-    """4 bytes a weight that is kept, 16 with gradient and Adam's moments; a reference of its own weights is another 4."""
+    """4 bytes a weight that is kept, 16 with gradient and Adam's moments; a reference of its own
+    weights is another 4.
+    """
 
     def bytes_of(*overrides: str) -> float:
         return dict(plan_of(overrides).memory_parts)["policy and Adam"] / 2_200_000
@@ -207,7 +209,9 @@ def test_nothing_is_said_of_a_start_that_knows_all_tasks_or_does_not_say_which_o
 
 
 def test_disk_counts_the_checkpoints_that_stay_and_the_one_being_written() -> None:
-    """New weights of 2.2 million parameters at 12 bytes: four checkpoints however long the run, two for one step and its end."""
+    """New weights of 2.2 million parameters at 12 bytes: four checkpoints however long the run, two
+    for one step and its end.
+    """
     short, long, longer = (
         plan_of(["trainer.save_freq=1", f"trainer.total_steps={steps}", *NO_VIDEOS])
         for steps in (1, 10, 10_000)
@@ -237,7 +241,9 @@ def test_disk_counts_the_videos_of_no_more_steps_than_there_is_time_for() -> Non
 
 
 def test_disk_counts_no_more_videos_than_there_are_episodes() -> None:
-    """96 trajectories of a step, and 30 held-out episodes of each of two tasks: a large number means all of them."""
+    """96 trajectories of a step, and 30 held-out episodes of each of two tasks: a large number
+    means all of them.
+    """
     for key, episodes in (("trainer.record_episodes", 96), ("trainer.record_val_episodes", 60)):
         assert (
             plan_of([f"{key}={episodes}"]).disk_bytes
@@ -257,7 +263,9 @@ def test_time_is_bounded_by_max_minutes_and_not_made_up_for_other_environments()
 def test_time_of_small_policies_is_by_environment_and_not_made_up_for_large_ones(
     tmp_path: Path,
 ) -> None:
-    """An episode of LIBERO takes four times as long as one of Meta-World with as many steps, and its share of a limit is lower."""
+    """An episode of LIBERO takes four times as long as one of Meta-World with as many steps, and
+    its share of a limit is lower.
+    """
     meta_world, libero = (
         plan_of(words).minutes
         for words in ([], ["env=libero", "actor_rollout_ref.model.path=null"])

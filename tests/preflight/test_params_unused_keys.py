@@ -1,4 +1,6 @@
-"""A key that does nothing is a lie: every key must be read somewhere, or be refused where nobody reads it."""
+"""A key that does nothing is a lie: every key must be read somewhere, or be refused where nobody
+reads it.
+"""
 
 import re
 from pathlib import Path
@@ -10,9 +12,11 @@ from siirl.params.parser import known_keys
 
 # Read where keys are declared and judged, since their only use belongs there.
 READ_WHERE_JUDGED = {
-    "actor_rollout_ref.actor.strategy": "params/model_args.py",  # of the documents' two values one is refused: nothing to choose
+    # of the documents' two values one is refused: nothing to choose
+    "actor_rollout_ref.actor.strategy": "params/model_args.py",
     "actor_rollout_ref.rollout.name": "preflight/domain_checks.py",
-    "custom_reward_function.path": "params/reward_args.py",  # these three become the parts of a reward, which alone are passed on
+    # these three become the parts of a reward, which alone are passed on
+    "custom_reward_function.path": "params/reward_args.py",
     "custom_reward_function.name": "params/reward_args.py",
     "reward.functions": "params/reward_args.py",
     "env.kwargs": "params/env_args.py",
@@ -20,7 +24,8 @@ READ_WHERE_JUDGED = {
     "user_groups": "params/parser.py",
     "user_modules": "params/plug_ins.py",
 }
-# Names that stand for many things in the code: there the group must stand before them, as in `cluster.mode`.
+# Names that stand for many things in the code: there the group must stand before them, as in
+# `cluster.mode`.
 COMMON_NAMES = frozenset(
     {
         "name",

@@ -1,4 +1,6 @@
-"""A key that is set and read by nothing of the job is refused with what would read it; a default of a group never is."""
+"""A key that is set and read by nothing of the job is refused with what would read it; a default of
+a group never is.
+"""
 
 import itertools
 from pathlib import Path
@@ -22,9 +24,9 @@ ACTOR, ROLLOUT, MODEL = (
 )
 TEXT_ENVS = ("math", "sandbox", "tools")
 
-# Read by every job, or by every job of the key's domain. Those whose value alone may be wrong there are refused by
-# siirl.preflight.config_checks, critic_checks, domain_checks, or by the loss (clip_ratio_low, _high, _c and loss_options), the
-# environment, the grader.
+# Read by every job, or by every job of the key's domain. Those whose value alone may be wrong there
+# are refused by siirl.preflight.config_checks, critic_checks, domain_checks, or by the loss
+# (clip_ratio_low, _high, _c and loss_options), the environment, the grader.
 ALWAYS_READ = {
     *(
         "algorithm.adv_estimator",
@@ -426,7 +428,9 @@ def test_defaults_of_groups_are_nobodys_wish_and_a_runs_configuration_is_read_ag
 def test_a_value_that_a_group_has_is_refused_where_the_command_line_names_it(
     tmp_path: Path,
 ) -> None:
-    """reward.alpha=0.2 is embodied_srpo's: typed, it is the user's; in the file of a run of reward=success, nobody's."""
+    """reward.alpha=0.2 is embodied_srpo's: typed, it is the user's; in the file of a run of
+    reward=success, nobody's.
+    """
     assert len(messages("reward=success", "reward.alpha=0.2")) == 1
     file = tmp_path / "config.yaml"
     file.write_text(to_yaml(parse(["reward=success"]).config))

@@ -1,4 +1,6 @@
-"""Values that a user may type by mistake, from the command line on: one message with value, place and remedy, status 2, no run begun."""
+"""Values that a user may type by mistake, from the command line on: one message with value, place
+and remedy, status 2, no run begun.
+"""
 
 from pathlib import Path
 

@@ -241,7 +241,9 @@ def read_wandb(folder: Path) -> tuple[Any, list[dict[str, Any]]]:
 
 
 def leveldb_records(data: bytes, *, start: int) -> Iterator[bytes]:
-    """Records of LevelDB's log format (its doc/log_format.md): blocks of 32 KiB, in them pieces with checksum, length and type."""
+    """Records of LevelDB's log format (its doc/log_format.md): blocks of 32 KiB, in them pieces
+    with checksum, length and type.
+    """
     position, record = start, b""
     while position + 7 <= len(data):
         if 32768 - position % 32768 < 7:  # no room for a header: the next block

@@ -76,7 +76,9 @@ def test_evaluations_are_read_from_metrics_with_all_last() -> None:
 
 
 def test_the_interval_of_a_mean_is_students() -> None:
-    """1, 2, 3 and 4: mean 2.5, s = sqrt(5/3) = 1.29099; t(0.975, 3) = 3.18245 of Fisher's table; 3.18245 * 1.29099 / 2 = 2.05426."""
+    """1, 2, 3 and 4: mean 2.5, s = sqrt(5/3) = 1.29099; t(0.975, 3) = 3.18245 of Fisher's table;
+    3.18245 * 1.29099 / 2 = 2.05426.
+    """
     interval = mean_interval(mean=2.5, std=math.sqrt(5 / 3), episodes=4)
     assert (interval.low, interval.high) == (
         pytest.approx(0.44574, abs=1e-5),

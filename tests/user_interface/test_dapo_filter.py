@@ -1,4 +1,6 @@
-"""Dynamic sampling: which groups stay, how many prompts are asked for, and when it goes on with what there is."""
+"""Dynamic sampling: which groups stay, how many prompts are asked for, and when it goes on with
+what there is.
+"""
 
 # B trajectory
 
@@ -148,7 +150,9 @@ def test_a_second_look_at_kept_groups_keeps_them():
 
 
 class OtherRank(OneProcess):
-    """Another rank rolled out group 1, whose rewards are all alike here and not there; it comes second."""
+    """Another rank rolled out group 1, whose rewards are all alike here and not there; it comes
+    second.
+    """
 
     size = 2
     others = batch({1: [0.0, 0.0], 2: [1.0, 0.0]})

@@ -34,7 +34,8 @@ def test_grouped_rank_correlation_does_not_see_differences_between_groups() -> N
 
 
 def test_grouped_rank_correlation_weighs_groups_by_what_they_rank() -> None:
-    # centred ranks (-1, 0, 1), (-0.5, 0.5) and (0) against the same, but the pair the other way round: (2 - 0.5) / 2.5
+    # centred ranks (-1, 0, 1), (-0.5, 0.5) and (0) against the same, but the pair the other way
+    # round: (2 - 0.5) / 2.5
     left, right = np.array([1.0, 2.0, 3.0, 1.0, 2.0, 9.0]), np.array([5.0, 6.0, 7.0, 8.0, 7.0, 0.0])
     assert grouped_rank_correlation(left, right, np.array([0, 0, 0, 1, 1, 2])) == pytest.approx(0.6)
 

@@ -1,4 +1,6 @@
-"""The read-out on latents whose geometry is known: a position on a line, and a scene that must not matter."""
+"""The read-out on latents whose geometry is known: a position on a line, and a scene that must not
+matter.
+"""
 
 import numpy as np
 import pytest
@@ -21,7 +23,9 @@ TASKS = np.full(40, "open")
 
 
 def line_world(seed: int) -> tuple[torch.Tensor, np.ndarray]:
-    """Features and steps to go of 40 episodes: successes walk from 8 to 0, failures turn back after four steps; each has its own scene."""
+    """Features and steps to go of 40 episodes: successes walk from 8 to 0, failures turn back after
+    four steps; each has its own scene.
+    """
     rng = np.random.default_rng(seed)
     to_go = np.stack(
         [

@@ -1,4 +1,6 @@
-"""Original V-JEPA 2 weight files: the manifest of the public release, and small files of the same format."""
+"""Original V-JEPA 2 weight files: the manifest of the public release, and small files of the same
+format.
+"""
 
 import json
 from pathlib import Path

@@ -48,7 +48,8 @@ def test_the_published_cases_have_clusters_and_have_none() -> None:
 
 
 def test_successes_in_no_cluster_are_replaced_by_their_mean() -> None:
-    # the successes stand at -1 and 1, the failures at 0.5 and 3: distances 0.5 and 3 from their mean
+    # the successes stand at -1 and 1, the failures at 0.5 and 3: distances 0.5 and 3 from their
+    # mean
     far_apart = {
         "embeddings": [[-1.0], [1.0], [0.5], [3.0]],
         "success": [True, True, False, False],

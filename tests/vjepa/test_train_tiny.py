@@ -28,7 +28,9 @@ QUICK = TrainingConfig(
 
 
 def moving_square(*, episodes: int = 6, length: int = 9) -> np.ndarray:
-    """Episodes of a white square that walks over a grey image: uint8 [episodes * length, 32, 32, 3]."""
+    """Episodes of a white square that walks over a grey image: uint8 [episodes * length, 32, 32,
+    3].
+    """
     frames = np.full((episodes, length, 32, 32, 3), 90, np.uint8)
     for episode in range(episodes):
         for step in range(length):

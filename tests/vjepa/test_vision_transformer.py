@@ -1,4 +1,6 @@
-"""The video transformer against transformers' VJEPA2Model, an independent implementation, at tiny size."""
+"""The video transformer against transformers' VJEPA2Model, an independent implementation, at tiny
+size.
+"""
 
 import math
 

@@ -1,7 +1,9 @@
-"""Where the scripted expert takes hold of a thing: all grasps from above that its shape allows, the least obstructed first.
+"""Where the scripted expert takes hold of a thing: all grasps from above that its shape allows, the
+least obstructed first.
 
-A thing that fits between the fingers is held across, a vessel at its rim, another thing by its handle. What stands around it decides among
-the places: the hand and the open fingers are two boxes, and the volume that they would share with other things is the measure.
+A thing that fits between the fingers is held across, a vessel at its rim, another thing by its
+handle. What stands around it decides among the places: the hand and the open fingers are two boxes,
+and the volume that they would share with other things is the measure.
 """
 
 from typing import NamedTuple
@@ -20,10 +22,12 @@ TIP_M = 0.012  # the tips reach this far below the point between them
 FLAT_M = 0.05  # lower things are held at half their height
 RIM_DEPTH_M = 0.012  # how deep the fingers reach over a rim
 WALL_M = 0.002  # half of a vessel's wall
-SLACK_M = 0.006  # between the hand and a thing that it must not touch: as near as a motion comes to its aim
+# between the hand and a thing that it must not touch: as near as a motion comes to its aim
+SLACK_M = 0.006
 HANDLE_SHARE = 1.5  # the sides of the narrowest mug are twice as wide as its handle
 SHIFTS = (0.0, 0.5, -0.5, 0.25, -0.25)  # of half the length, along a thing that is held across
-# Half sizes of the open hand, across and along the closing fingers, and its heights above the point between the tips: measured on Panda.
+# Half sizes of the open hand, across and along the closing fingers, and its heights above the point
+# between the tips: measured on Panda.
 HAND = (
     (np.array([0.012, 0.055]), (-TIP_M, 0.05)),  # fingers
     (np.array([0.035, 0.105]), (0.045, 0.16)),  # palm
@@ -38,7 +42,9 @@ PALM_OVER_M = (
 
 
 class Grasp(NamedTuple):
-    """A place for the point between the finger tips, and the hand's yaw; at yaw 0 the fingers close along y."""
+    """A place for the point between the finger tips, and the hand's yaw; at yaw 0 the fingers close
+    along y.
+    """
 
     point: Vector
     yaw: float
@@ -55,7 +61,9 @@ class Hold(NamedTuple):
 
 
 def grasps(simulator: TaskSimulator, body: int) -> list[Grasp]:
-    """Grasps of a thing, the least obstructed first; among equals, those in the middle and with little turning first."""
+    """Grasps of a thing, the least obstructed first; among equals, those in the middle and with
+    little turning first.
+    """
     candidates = _across(simulator, body) or (
         _rim(simulator, body) if _hollow(simulator, body) else _handle(simulator, body)
     )
@@ -66,7 +74,9 @@ def grasps(simulator: TaskSimulator, body: int) -> list[Grasp]:
 
 
 def by_handle(simulator: TaskSimulator, body: int) -> Hold | None:
-    """A grasp across a thing's handle, as close to the thing as the fingers fit; None without a handle that stands out."""
+    """A grasp across a thing's handle, as close to the thing as the fingers fit; None without a
+    handle that stands out.
+    """
     middle, geoms = simulator.data.subtree_com[body], colliding_geoms(simulator, body)
     offsets = simulator.data.geom_xpos[geoms][:, :2] - middle[:2]
     furthest = int(np.argmax(np.linalg.norm(offsets, axis=1)))
@@ -89,7 +99,9 @@ def by_handle(simulator: TaskSimulator, body: int) -> Hold | None:
 
 
 def obstruction(simulator: TaskSimulator, grasp: Grasp, bodies: list[int]) -> float:
-    """Volume in cubic metres that the open hand would share with boxes around the shapes of `bodies`."""
+    """Volume in cubic metres that the open hand would share with boxes around the shapes of
+    `bodies`.
+    """
     low, high = boxes(simulator, bodies, yaw=grasp.yaw)
     point = turned(grasp.yaw).T @ grasp.point
     volume = 0.0
@@ -119,7 +131,9 @@ def _across(simulator: TaskSimulator, body: int) -> list[Grasp]:
 
 
 def _rim(simulator: TaskSimulator, body: int) -> list[Grasp]:
-    """A vessel is held at the side of its rim towards the middle of the table, where the arm reaches best, or at another."""
+    """A vessel is held at the side of its rim towards the middle of the table, where the arm
+    reaches best, or at another.
+    """
     extent, axis = Extent(simulator, body), simulator.data.subtree_com[body][:2]
     radius = min(extent.size[0], extent.size[1]) / 2 - WALL_M
     height = max(extent.top - RIM_DEPTH_M, extent.bottom + TIP_M)

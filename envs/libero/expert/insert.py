@@ -1,7 +1,9 @@
-"""How the scripted expert puts a thing with a handle into what has a roof: a microwave, the compartments of a shelf.
+"""How the scripted expert puts a thing with a handle into what has a roof: a microwave, the
+compartments of a shelf.
 
-The hand points down and cannot follow under a roof. So it holds the thing by its handle, turns the handle to the open side, moves in level,
-stops before the roof, lets go, and pushes with its finger tips. A thing without a handle cannot be put in like that.
+The hand points down and cannot follow under a roof. So it holds the thing by its handle, turns the
+handle to the open side, moves in level, stops before the roof, lets go, and pushes with its finger
+tips. A thing without a handle cannot be put in like that.
 """
 
 from typing import NamedTuple
@@ -55,7 +57,9 @@ class Cave(NamedTuple):
     outwards: Vector
     """Level direction [3] to its open side."""
     middle: Vector
-    """Point [3] half way between what closes it at left and right, at the region's own depth and height."""
+    """Point [3] half way between what closes it at left and right, at the region's own depth and
+    height.
+    """
     edge: float
     """Place of the roof's edge along `outwards`."""
     floor: float

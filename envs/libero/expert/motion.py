@@ -1,7 +1,8 @@
-"""How the scripted expert moves: a servo from true poses to the benchmark's actions, one action a step.
+"""How the scripted expert moves: a servo from true poses to the benchmark's actions, one action a
+step.
 
-A motion is a generator of actions: it looks at the simulator before each of them and ends when it is there, or after a number of steps,
-as a person would go on. Nothing here knows of goals.
+A motion is a generator of actions: it looks at the simulator before each of them and ends when it
+is there, or after a number of steps, as a person would go on. Nothing here knows of goals.
 """
 
 from collections.abc import Iterator
@@ -16,8 +17,12 @@ Action = NDArray[np.float32]
 Motion = Iterator[Action]
 
 OPEN, CLOSED, AS_IT_IS = -1.0, 1.0, 0.0
-POSITION_GAIN = 50.0  # of the full action a metre: full at 2 cm, and still a tenth at a rest of 2 mm, where friction holds a weaker one
-LOOK_AHEAD = 1.0  # steps: the controller alone is damped for a gain of 20, and at 50 the hand ran past its aim by a centimetre
+# of the full action a metre: full at 2 cm, and still a tenth at a rest of 2 mm, where friction
+# holds a weaker one
+POSITION_GAIN = 50.0
+# steps: the controller alone is damped for a gain of 20, and at 50 the hand ran past its aim by a
+# centimetre
+LOOK_AHEAD = 1.0
 ROTATION_GAIN = 4.0  # a radian
 REACHED_M, PASSED_M, REACHED_RAD = (
     0.006,
@@ -32,12 +37,16 @@ DOWN = np.array(
 
 
 def pointing_down(yaw: float) -> Vector:
-    """The hand's rotation [3, 3] with the fingers down, closing along y turned by `yaw` about the vertical."""
+    """The hand's rotation [3, 3] with the fingers down, closing along y turned by `yaw` about the
+    vertical.
+    """
     return turned(yaw) @ DOWN
 
 
 def leaning(opening: Vector, angle: float) -> Vector:
-    """The hand's rotation [3, 3], fingers down and by `angle` forwards against the level direction `opening`, across which they close."""
+    """The hand's rotation [3, 3], fingers down and by `angle` forwards against the level direction
+    `opening`, across which they close.
+    """
     forwards = np.array([0.0, 0.0, -np.cos(angle)]) - np.sin(angle) * opening
     across = np.cross([0.0, 0.0, 1.0], opening)
     return np.column_stack([across, np.cross(forwards, across), forwards])
@@ -70,7 +79,9 @@ def move(
     near: float = REACHED_M,
     limit: int = MOVE_LIMIT,
 ) -> Motion:
-    """Bring the point between the finger tips to within `near` metres of `position`, the hand turned as `rotation` [3, 3] says."""
+    """Bring the point between the finger tips to within `near` metres of `position`, the hand
+    turned as `rotation` [3, 3] says.
+    """
     before, _ = gripper_pose(simulator)
     for _ in range(limit):
         hand, now = gripper_pose(simulator)
@@ -90,7 +101,9 @@ def hold(fingers: float, steps: int) -> Motion:
 
 
 def grip(simulator: TaskSimulator) -> Motion:
-    """Close the fingers until they have stood still for a moment: a bottle stops them after 5 steps, a bowl's wall after 12."""
+    """Close the fingers until they have stood still for a moment: a bottle stops them after 5
+    steps, a bowl's wall after 12.
+    """
     still, before = 0, np.inf
     for _ in range(GRIP_LIMIT):
         yield action(np.zeros(3), np.zeros(3), CLOSED)

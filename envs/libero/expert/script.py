@@ -1,7 +1,9 @@
-"""A scripted expert on true poses, in the benchmark's own actions: it puts things in and on others, opens, closes and turns.
+"""A scripted expert on true poses, in the benchmark's own actions: it puts things in and on others,
+opens, closes and turns.
 
-It plans from the colliding shapes of whatever assets are loaded, one predicate of the goal after the other; those that hold already are
-left alone, and what did not work is tried again with another grasp. docs/libero.md says how often it succeeds at which task.
+It plans from the colliding shapes of whatever assets are loaded, one predicate of the goal after
+the other; those that hold already are left alone, and what did not work is tried again with another
+grasp. docs/libero.md says how often it succeeds at which task.
 
     policy = expert(task_name)
     action = policy(env)     # float32 [7]; a new plan begins with each episode
@@ -41,7 +43,9 @@ def expert(task: str) -> Callable[[LiberoEnv], Action]:
 
 
 def pursue_goal(simulator: "TaskSimulator") -> Iterator[Action]:
-    """Actions without end: each predicate of the goal in turn, again and again until the environment sees success."""
+    """Actions without end: each predicate of the goal in turn, again and again until the
+    environment sees success.
+    """
     from envs.libero.expert.motion import OPEN, hold
 
     parts = {name: region.parent_name for name, region in simulator.env.object_sites_dict.items()}
@@ -59,15 +63,19 @@ def pursue_goal(simulator: "TaskSimulator") -> Iterator[Action]:
 def is_time(
     simulator: "TaskSimulator", predicate: Sequence[str], *, before: Sequence[Sequence[str]]
 ) -> bool:
-    """What is closed stays open until all that comes before has been done: a second attempt needs it open."""
+    """What is closed stays open until all that comes before has been done: a second attempt needs
+    it open.
+    """
     return predicate[0] != "close" or all(simulator.env._eval_predicate(other) for other in before)
 
 
 def in_order(goal: Sequence[Sequence[str]], parts: Mapping[str, str | None]) -> list[Sequence[str]]:
-    """A goal's predicates (verb, thing) or (verb, thing, target) as they can be fulfilled one after the other.
+    """A goal's predicates (verb, thing) or (verb, thing, target) as they can be fulfilled one after
+    the other.
 
-    What is closed comes first, where an open drawer above it would be in the way, or last, where something is put in; what is opened or
-    turned comes before all placements; a thing is in its place before others are put in or on it.
+    What is closed comes first, where an open drawer above it would be in the way, or last, where
+    something is put in; what is opened or turned comes before all placements; a thing is in its
+    place before others are put in or on it.
 
     Args:
         goal: In any order.
@@ -113,7 +121,9 @@ def _fulfil(simulator: "TaskSimulator", predicate: Sequence[str], attempt: int) 
 
 
 def play(simulator: "TaskSimulator", state: int) -> int | None:
-    """Steps to success from an initial state, without any image; None where the step limit came first."""
+    """Steps to success from an initial state, without any image; None where the step limit came
+    first.
+    """
     simulator.reset(state)
     plan = pursue_goal(simulator)
     for step in range(1, simulator.task.step_limit + 1):

@@ -1,7 +1,8 @@
-"""What the scripted expert can do with its hands: set things down or draw them over the table, open and close what moves, turn a knob.
+"""What the scripted expert can do with its hands: set things down or draw them over the table, open
+and close what moves, turn a knob.
 
-Each skill is a generator of actions that plans from the true state when it begins. A skill that fails ends like one that succeeds; the
-expert looks at the goal's predicates and tries again.
+Each skill is a generator of actions that plans from the true state when it begins. A skill that
+fails ends like one that succeeds; the expert looks at the goal's predicates and tries again.
 """
 
 from typing import NamedTuple
@@ -49,7 +50,8 @@ FIST_M = 0.015  # half the thickness of the closed fingers
 LEAN_RAD = (
     np.pi / 6
 )  # of the hand that pushes a drawer: upright, its palm would meet the handles above
-PUSH_M = 0.02  # how far a push aims beyond the end: the controller gives way before a drawer with friction does
+# how far a push aims beyond the end: the controller gives way before a drawer with friction does
+PUSH_M = 0.02
 PUSH_LIMIT = 25  # steps of the end of a push: what is shut by then stays shut
 OPENED = 0.97  # of the way to its open end, where a pull may stop
 TURNED_RAD = 1.0  # a knob is turned on by this much; the benchmark asks for 0.5
@@ -91,7 +93,9 @@ def place(simulator: TaskSimulator, name: str, target: str, *, attempt: int) -> 
     parent = region_parent(simulator, target) if is_region(simulator, target) else None
     if (
         parent is not None
-    ):  # of places on the table there is one only: with a mug's origin beside its axis, an edge is outside
+        # of places on the table there is one only: with a mug's origin beside its axis, an edge is
+        # outside
+    ):
         spot = free_place(simulator, body, target, parent, surface=surface, yaw=yaw)
     for height, near in (
         (carried, PASSED_M),
@@ -139,14 +143,18 @@ def _chosen(simulator: TaskSimulator, body: int, attempt: int) -> Grasp:
 
 
 def slides(simulator: TaskSimulator, name: str, target: str) -> bool:
-    """Whether a thing is drawn over the table to `target` and not lifted: a plate, to a place on the table."""
+    """Whether a thing is drawn over the table to `target` and not lifted: a plate, to a place on
+    the table.
+    """
     size = Extent(simulator, object_body(simulator, name)).size
     on_the_table = is_region(simulator, target) and region_parent(simulator, target) is None
     return bool(on_the_table and size[2] < THIN_M and size[:2].min() > MOUTH_M)
 
 
 def turn_to_fit(simulator: TaskSimulator, body: int, target: str) -> float:
-    """Angle by which a long thing is turned to lie along a narrow region, at most a quarter; 0 where it fits as it is."""
+    """Angle by which a long thing is turned to lie along a narrow region, at most a quarter; 0
+    where it fits as it is.
+    """
     if not is_region(simulator, target):
         return 0.0
     half, region = (
@@ -169,7 +177,8 @@ def destination(simulator: TaskSimulator, target: str) -> tuple[Vector, float]:
             extent.bottom + extent.top
         ) / 2
     centre, half = simulator.data.site(target).xpos, region_half(simulator, target)
-    # A flat region is a surface; into a deep one things fall from its upper part, for the palm is wider than a basket.
+    # A flat region is a surface; into a deep one things fall from its upper part, for the palm is
+    # wider than a basket.
     return centre[:2].copy(), float(
         centre[2] + (half[2] if half[2] < FLAT_REGION_M else 0.3 * half[2])
     )
@@ -303,7 +312,9 @@ def above(point: Vector, height: float) -> Vector:
 
 
 def _handle(simulator: TaskSimulator, part: Part) -> Vector:
-    """Middle of the handle: of a drawer what stands out furthest where it opens, of a door what is furthest from the hinge."""
+    """Middle of the handle: of a drawer what stands out furthest where it opens, of a door what is
+    furthest from the hinge.
+    """
     return simulator.data.geom_xpos[_handle_geom(simulator, part)].copy()
 
 

@@ -1,7 +1,9 @@
-"""Where the scripted expert's hand can pass, and where in a region there is room: ways over what stands in between, and free places.
+"""Where the scripted expert's hand can pass, and where in a region there is room: ways over what
+stands in between, and free places.
 
-The hand, its open fingers and what they hold are boxes. What they would meet on a straight way is passed over: up, across, down. A way that
-meets nothing is left as it is, and so is the middle of a region where nothing stands in the way.
+The hand, its open fingers and what they hold are boxes. What they would meet on a straight way is
+passed over: up, across, down. A way that meets nothing is left as it is, and so is the middle of a
+region where nothing stands in the way.
 """
 
 from typing import NamedTuple
@@ -14,12 +16,16 @@ from envs.libero.scene import Vector, boxes, gripper_pose, object_body, region_h
 from envs.libero.simulator import TaskSimulator
 
 SAMPLES = 16  # of a way: 1 to 4 cm apart, and a packet is 4 cm across
-OVER_M = 0.03  # between what passes and what it passes over: as far as a motion may end from its aim, and a hand that leans a little
+# between what passes and what it passes over: as far as a motion may end from its aim, and a hand
+# that leans a little
+OVER_M = 0.03
 PLACES = (0.0, 0.85, -0.85)  # of a region's half length: its middle and near its edges
 
 
 class Moving(NamedTuple):
-    """Boxes around the hand and what it holds, from the point between the finger tips and along the hand's axes."""
+    """Boxes around the hand and what it holds, from the point between the finger tips and along the
+    hand's axes.
+    """
 
     low: Vector
     """Lower corners [N, 3]."""
@@ -37,9 +43,11 @@ def pass_over(
     held: bool = False,
     near: float = PASSED_M,
 ) -> Motion:
-    """Move to `to`, up and across first where the straight way would knock over something other than `thing`, which may be `held`.
+    """Move to `to`, up and across first where the straight way would knock over something other
+    than `thing`, which may be `held`.
 
-    Fixtures do not count: they stand fast, and from straight above an open drawer keeps the hand from what lies before it.
+    Fixtures do not count: they stand fast, and from straight above an open drawer keeps the hand
+    from what lies before it.
     """
     hand, now = gripper_pose(simulator)
     moving = around_hand(simulator, held=thing if held else None)
@@ -81,7 +89,9 @@ def highest_met(
     yaw: float,
     bodies: list[int],
 ) -> float | None:
-    """Height of the highest shape of `bodies` that `moving`, turned by `yaw`, meets on its straight way; None where it meets nothing."""
+    """Height of the highest shape of `bodies` that `moving`, turned by `yaw`, meets on its straight
+    way; None where it meets nothing.
+    """
     low, high = boxes(simulator, bodies, yaw=yaw)
     points = [start + share * (end - start) for share in np.linspace(0.0, 1.0, SAMPLES)[1:]]
     met = np.any(
@@ -93,7 +103,9 @@ def highest_met(
 def free_place(
     simulator: TaskSimulator, thing: int, target: str, parent: str, *, surface: float, yaw: float
 ) -> Vector:
-    """Where [2] in a region of `parent` the hand can set down the `thing` that it holds: the middle, or else far from what is met there."""
+    """Where [2] in a region of `parent` the hand can set down the `thing` that it holds: the
+    middle, or else far from what is met there.
+    """
     centre, half = simulator.data.site(target).xpos[:2].copy(), region_half(simulator, target)[:2]
     own = {thing, object_body(simulator, parent)}
     low, high = boxes(
@@ -118,12 +130,16 @@ def free_place(
 
 
 def hand_yaw(rotation: Vector) -> float:
-    """Yaw of a hand's rotation [3, 3] that points down: its fingers close along the first column, which is y at yaw 0."""
+    """Yaw of a hand's rotation [3, 3] that points down: its fingers close along the first column,
+    which is y at yaw 0.
+    """
     return float(np.arctan2(-rotation[0, 0], rotation[1, 0]))
 
 
 def _shared(moving: Moving, point: Vector, low: Vector, high: Vector) -> Vector:
-    """Cubic metres [M] that `moving` at `point` shares with each of M boxes, all along the same axes."""
+    """Cubic metres [M] that `moving` at `point` shares with each of M boxes, all along the same
+    axes.
+    """
     from_low = np.maximum(low[:, None], moving.low + point)
     to_high = np.minimum(high[:, None], moving.high + point)
     return np.asarray(np.prod(np.clip(to_high - from_low, 0.0, None), axis=2).sum(axis=1))

@@ -1,8 +1,11 @@
-"""Stand-ins for the benchmark's seven fixtures: cabinets, microwave, stove, wine rack, shelf and desk caddy.
+"""Stand-ins for the benchmark's seven fixtures: cabinets, microwave, stove, wine rack, shelf and
+desk caddy.
 
-Figures from the benchmark's assets (github.com/Lifelong-Robot-Learning/LIBERO, libero/libero/assets, MIT): outer dimensions, regions, and
-of everything that moves the joint's name, axis, range, damping, mass and inertia, to which the initial states and the predicates refer.
-A fixture does not move, so MuJoCo lets its drawers and doors collide with its frame: they keep a millimetre or more of clearance.
+Figures from the benchmark's assets (github.com/Lifelong-Robot-Learning/LIBERO,
+libero/libero/assets, MIT): outer dimensions, regions, and of everything that moves the joint's
+name, axis, range, damping, mass and inertia, to which the initial states and the predicates refer.
+A fixture does not move, so MuJoCo lets its drawers and doors collide with its frame: they keep a
+millimetre or more of clearance.
 """
 
 import math
@@ -28,10 +31,12 @@ LEVELS = {
     "middle": (0.0814, 0.1459, 0.1169),
     "bottom": (0.0128, 0.0774, 0.04701),
 }
-"""Drawers of a cabinet: floor, rim, and middle of the containing region above the cabinet's origin."""
+"""Drawers of a cabinet: floor, rim, and middle of the containing region above the cabinet's origin.
+"""
 NARROWER = 0.008
-"""Of a drawer at each side than the benchmark's, in metres: some initial states of kitchen scene 4 let the wine bottle fall on the open
-drawer's corner, from which it topples, and rolls about when settling is over."""
+"""Of a drawer at each side than the benchmark's, in metres: some initial states of kitchen scene 4
+let the wine bottle fall on the open drawer's corner, from which it topples, and rolls about when
+settling is over."""
 RACK_TILT = math.asin(0.52)
 """The wine rack's plank rises to the back by 31 degrees."""
 
@@ -172,7 +177,9 @@ def stove() -> Thing:
 
 
 def wine_rack() -> Thing:
-    """A sloping plank with a lip at its lower edge, on which a bottle lies along x; a second one below, and feet."""
+    """A sloping plank with a lip at its lower edge, on which a bottle lies along x; a second one
+    below, and feet.
+    """
     slope = (math.cos(RACK_TILT / 2), math.sin(RACK_TILT / 2), 0.0, 0.0)
     along, across = math.cos(RACK_TILT), math.sin(RACK_TILT)
 
@@ -219,7 +226,9 @@ def shelf() -> Thing:
 
 
 def desk_caddy() -> Thing:
-    """Four compartments for books: left and right over the whole depth, and one behind the other in the middle."""
+    """Four compartments for books: left and right over the whole depth, and one behind the other in
+    the middle.
+    """
     solids = [
         block((-0.0755, -0.2169, 0.0014), (0.0755, 0.2169, 0.0138), WOOD),
         *(

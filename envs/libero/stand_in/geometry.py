@@ -1,8 +1,10 @@
-"""Things made of boxes, cylinders and capsules, and the MJCF text that LIBERO's object classes read.
+"""Things made of boxes, cylinders and capsules, and the MJCF text that LIBERO's object classes
+read.
 
-A `Thing` is what one file of the benchmark's assets would describe: solids, the named boxes ("regions") that its predicates ask for,
-and parts that move. Every solid becomes two geoms, as robosuite wants it: one that collides (group 0, never drawn) and one that is seen
-(group 1). Lengths in metres, angles in radians, quaternions w x y z. Plain text out; MuJoCo is not imported.
+A `Thing` is what one file of the benchmark's assets would describe: solids, the named boxes
+("regions") that its predicates ask for, and parts that move. Every solid becomes two geoms, as
+robosuite wants it: one that collides (group 0, never drawn) and one that is seen (group 1). Lengths
+in metres, angles in radians, quaternions w x y z. Plain text out; MuJoCo is not imported.
 """
 
 import math
@@ -22,13 +24,16 @@ ALONG_Y: Quaternion = (
     0.0,
 )  # turns a cylinder's axis from z to y
 ALONG_X: Quaternion = (math.sqrt(0.5), 0.0, math.sqrt(0.5), 0.0)
-# Contact of the benchmark's objects (their asset files): stiff, and rubber-like friction that lets two fingers hold a bottle.
+# Contact of the benchmark's objects (their asset files): stiff, and rubber-like friction that lets
+# two fingers hold a bottle.
 CONTACT = {"friction": "0.95 0.3 0.1", "solref": "0.001 1", "solimp": "0.998 0.998 0.001"}
 
 
 @dataclass(frozen=True)
 class Solid:
-    """One primitive: `size` as MuJoCo has it (half lengths of a box; radius and half length of a cylinder or capsule)."""
+    """One primitive: `size` as MuJoCo has it (half lengths of a box; radius and half length of a
+    cylinder or capsule).
+    """
 
     kind: str
     size: tuple[float, ...]
@@ -109,8 +114,9 @@ class Thing:
     bottom: float = -0.06
     top: float = 0.04
     radius: float = 0.025
-    """What LIBERO's placement takes for the height below and above the origin and for the radius. They decide its random draws, and with
-    them where fixtures stand; so they are the values of the benchmark's assets, even where the shape is another."""
+    """What LIBERO's placement takes for the height below and above the origin and for the radius.
+    They decide its random draws, and with them where fixtures stand; so they are the values of the
+    benchmark's assets, even where the shape is another."""
 
 
 def box(
@@ -152,7 +158,9 @@ def wall_ring(
     sides: int = 12,
     x: float = 0.0,
 ) -> list[Solid]:
-    """A cup's wall: `sides` flat boxes between the circles of outer radius `radius_low` at height `low` and `radius_high` at `high`."""
+    """A cup's wall: `sides` flat boxes between the circles of outer radius `radius_low` at height
+    `low` and `radius_high` at `high`.
+    """
     lean = math.atan2(radius_high - radius_low, high - low)
     half_height = math.hypot(radius_high - radius_low, high - low) / 2
     middle = (radius_low + radius_high) / 2 - thickness / 2

@@ -1,8 +1,10 @@
-"""Stand-ins for the benchmark's five scenes: floor, walls, lamps and the table, each of a few primitives, and plain textures.
+"""Stand-ins for the benchmark's five scenes: floor, walls, lamps and the table, each of a few
+primitives, and plain textures.
 
-LIBERO's arenas look for bodies, geoms and textures by name and place the tables themselves; those names, the heights of the two tables
-that it does not place (living room and study) and the extent of the tops are figures from the benchmark's scene files
-(github.com/Lifelong-Robot-Learning/LIBERO, libero/libero/assets/scenes, MIT). Furniture in the background is left out.
+LIBERO's arenas look for bodies, geoms and textures by name and place the tables themselves; those
+names, the heights of the two tables that it does not place (living room and study) and the extent
+of the tops are figures from the benchmark's scene files (github.com/Lifelong-Robot-Learning/LIBERO,
+libero/libero/assets/scenes, MIT). Furniture in the background is left out.
 """
 
 from xml.etree import ElementTree as ET
@@ -29,8 +31,9 @@ LAMP = {
     "castshadow": "false",
 }
 LAMPS = (((1.0, 1.0, 4.0), (0.0, -0.15, -1.0)), ((-3.0, -3.0, 4.0), (0.0, -0.15, -1.0)))
-# MuJoCo's default stiffness, as the benchmark's floor has it. The initial states put bottles 3 cm deep into the living room's table; its
-# own contact, as stiff as the objects', throws them 60 cm into the air, from where they do not come down within the settling steps.
+# MuJoCo's default stiffness, as the benchmark's floor has it. The initial states put bottles 3 cm
+# deep into the living room's table; its own contact, as stiff as the objects', throws them 60 cm
+# into the air, from where they do not come down within the settling steps.
 TABLE_CONTACT = {"friction": "0.95 0.3 0.1"}
 LIVING_ROOM_TOP = 0.4368
 STUDY_TOP = 0.8851

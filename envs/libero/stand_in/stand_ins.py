@@ -1,7 +1,8 @@
-"""A folder of stand-in assets: everything that the five suites load, generated from primitives, in the layout of the benchmark's assets.
+"""A folder of stand-in assets: everything that the five suites load, generated from primitives, in
+the layout of the benchmark's assets.
 
-LIBERO's classes read it unchanged. Tasks, initial states and predicates work on it; shapes, masses and pictures are another world's, so
-success rates on stand-ins are not LIBERO scores.
+LIBERO's classes read it unchanged. Tasks, initial states and predicates work on it; shapes, masses
+and pictures are another world's, so success rates on stand-ins are not LIBERO scores.
 """
 
 import hashlib
@@ -28,7 +29,9 @@ TEXTURE_SIZE = 64  # pixels; flat patterns need no more
 
 
 def stand_in_folder() -> Path:
-    """The folder of stand-in assets in the cache, written at the first call; its name holds the digest of what is in it."""
+    """The folder of stand-in assets in the cache, written at the first call; its name holds the
+    digest of what is in it.
+    """
     files = dict(stand_in_files())
     digest = hashlib.sha256()
     for path, content in sorted(files.items()):
@@ -53,7 +56,9 @@ def stand_in_files() -> Iterator[tuple[str, str | tuple[Colour, Colour]]]:
 
 
 def _write(folder: Path, files: dict[str, str | tuple[Colour, Colour]]) -> None:
-    """Write the folder whole: servers that start at the same time may all try, and the first one wins."""
+    """Write the folder whole: servers that start at the same time may all try, and the first one
+    wins.
+    """
     draft = Path(tempfile.mkdtemp(dir=folder.parent))
     for path, content in files.items():
         (draft / path).parent.mkdir(parents=True, exist_ok=True)

@@ -1,13 +1,16 @@
 """Advantages: how much better a sample, or a token of it, was than expected.
 
-An estimator is any function that returns `(advantages, returns)`, both [B, T] and 0 where the mask is 0, and is registered under
-the name that `algorithm.adv_estimator` gives. siirl's own are the functions of `estimators`: configuration, checks and the documents'
-names follow from these, and no list repeats them. An estimator is called by name with what its signature asks for among
-`ESTIMATOR_ARGUMENTS`, which are the names of the user's documents; a user's own function is registered in the same way.
+An estimator is any function that returns `(advantages, returns)`, both [B, T] and 0 where the mask
+is 0, and is registered under the name that `algorithm.adv_estimator` gives. siirl's own are the
+functions of `estimators`: configuration, checks and the documents' names follow from these, and no
+list repeats them. An estimator is called by name with what its signature asks for among
+`ESTIMATOR_ARGUMENTS`, which are the names of the user's documents; a user's own function is
+registered in the same way.
 
-The formulas, without registry or ranks: `group_relative` (GRPO, Dr. GRPO, RLOO, OPO, GPG, CPGD), `pass_at_k`, `token_level` (GAE,
-discounted returns). `estimators` spreads them over tokens and ranks, under the documents' names. Episodes of robots need no formula of
-their own: `siirl.algos.trajectories` makes mask and token rewards of them.
+The formulas, without registry or ranks: `group_relative` (GRPO, Dr. GRPO, RLOO, OPO, GPG, CPGD),
+`pass_at_k`, `token_level` (GAE, discounted returns). `estimators` spreads them over tokens and
+ranks, under the documents' names. Episodes of robots need no formula of their own:
+`siirl.algos.trajectories` makes mask and token rewards of them.
 """
 
 from siirl.algos.advantages import estimators as _estimators  # noqa: F401  # registers them

@@ -19,7 +19,9 @@ Index = torch.Tensor | NDArray[np.generic]
 ADVANTAGES: dict[str, Estimator] = {}
 
 REWARD_AT_FINISH: set[Estimator] = set()
-"""Estimators whose whole reward stands at the last executed token, also what the environment gave on the way: see `register_adv_est`."""
+"""Estimators whose whole reward stands at the last executed token, also what the environment gave
+on the way: see `register_adv_est`.
+"""
 
 ESTIMATOR_COLUMNS = {
     "token_level_rewards": "[B, T], rewards after any KL penalty",
@@ -52,15 +54,18 @@ ESTIMATOR_ARGUMENTS = (
 def register_adv_est(
     name_or_enum: Any, *, reward_at_finish: bool = False
 ) -> Callable[[Estimator], Estimator]:
-    """Decorator that registers an advantage estimator under a name, or under the value of an Enum member.
+    """Decorator that registers an advantage estimator under a name, or under the value of an Enum
+    member.
 
     Args:
         name_or_enum: The name.
-        reward_at_finish: Put the whole reward at the last executed token. For an estimator that takes the return of another whole
-            episode off at every token: a reward on the way would have no baseline of its own.
+        reward_at_finish: Put the whole reward at the last executed token. For an estimator that
+            takes the return of another whole episode off at every token: a reward on the way would
+            have no baseline of its own.
 
     Raises:
-        ConfigError: The name is taken by another function, or the function requires an argument that no estimator is given.
+        ConfigError: The name is taken by another function, or the function requires an argument
+            that no estimator is given.
     """
     name = str(getattr(name_or_enum, "value", name_or_enum))
     register = register_in(ADVANTAGES, name, kind="advantage estimator", known=ESTIMATOR_ARGUMENTS)
@@ -74,14 +79,17 @@ def register_adv_est(
 
 
 def reads_reward_at_finish(name: str) -> bool:
-    """Whether the estimator `name` wants the whole reward at the last executed token; UnknownNameError where there is none."""
+    """Whether the estimator `name` wants the whole reward at the last executed token;
+    UnknownNameError where there is none.
+    """
     return _estimator(name) in REWARD_AT_FINISH
 
 
 def estimate_advantages(
     *, name: str, available: Mapping[str, Any]
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Advantages and returns [B, T] of the estimator `name`, from what is `available` of `ESTIMATOR_ARGUMENTS`.
+    """Advantages and returns [B, T] of the estimator `name`, from what is `available` of
+    `ESTIMATOR_ARGUMENTS`.
 
     Raises:
         UnknownNameError: No such estimator.

@@ -1,7 +1,9 @@
-"""Tokens that are one decision: a chunk of a robot's actions is decoded at once, from one observation, as many tokens.
+"""Tokens that are one decision: a chunk of a robot's actions is decoded at once, from one
+observation, as many tokens.
 
-GAE steps from state to state. Between the tokens of a chunk no time passes and no state lies, so their rewards are one reward, their value
-is one value, and each of them gets the decision's advantage. A text's tokens are decisions of their own.
+GAE steps from state to state. Between the tokens of a chunk no time passes and no state lies, so
+their rewards are one reward, their value is one value, and each of them gets the decision's
+advantage. A text's tokens are decisions of their own.
 """
 
 # B sample, T token
@@ -14,10 +16,12 @@ from siirl.errors import TensorError
 
 
 def decision_starts(*, value_mask: torch.Tensor, response_mask: torch.Tensor) -> torch.Tensor:
-    """Place of the token that stands for the decision of each token, int64 [B, T]: the last one at or before it in `value_mask`.
+    """Place of the token that stands for the decision of each token, int64 [B, T]: the last one at
+    or before it in `value_mask`.
 
     Raises:
-        TensorError: A decision at a token that the response mask leaves out, or a kept token before any decision of its row.
+        TensorError: A decision at a token that the response mask leaves out, or a kept token before
+            any decision of its row.
     """
     require_axes(2, value_mask=value_mask)
     require_same_shape(response_mask=response_mask, value_mask=value_mask)
@@ -42,7 +46,8 @@ def gae_of_decisions(
     gamma: float,
     lam: float,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """`gae_advantage` between decisions, said at each of their tokens; gamma and lambda count decisions.
+    """`gae_advantage` between decisions, said at each of their tokens; gamma and lambda count
+    decisions.
 
     Args:
         rewards_BT: Rewards of tokens; those of one decision are summed.

@@ -1,8 +1,10 @@
-"""The estimators that `algorithm.adv_estimator` names: the formulas, spread over tokens and ranks, under the documents' names.
+"""The estimators that `algorithm.adv_estimator` names: the formulas, spread over tokens and ranks,
+under the documents' names.
 
-An outcome estimator sums a sample's token rewards (wherever they stand: the documents' custom reward writes to the last column, padding
-or not) and gives every kept token the advantage of its sample; its returns are the same numbers. A row without any kept token still
-counts in its group: it was sampled and rewarded. Groups may be spread over ranks.
+An outcome estimator sums a sample's token rewards (wherever they stand: the documents' custom
+reward writes to the last column, padding or not) and gives every kept token the advantage of its
+sample; its returns are the same numbers. A row without any kept token still counts in its group: it
+was sampled and rewarded. Groups may be spread over ranks.
 """
 
 # B sample, T token
@@ -34,7 +36,9 @@ Found = TypeVar("Found")
 
 
 def _sample_rewards(rewards_BT: torch.Tensor, *, ranks: Ranks) -> tuple[torch.Tensor, slice]:
-    """The summed reward of the samples of all ranks, and where this rank's are; all ranks refuse what is not finite."""
+    """The summed reward of the samples of all ranks, and where this rank's are; all ranks refuse
+    what is not finite.
+    """
     rewards_B, own = ranks.gather_rows(rewards_BT.sum(-1))
     if bool(torch.isfinite(rewards_B).all()):
         return rewards_B, own
@@ -55,7 +59,8 @@ def _outcome(
     of_samples: dict[str, torch.Tensor] | None = None,
     **options: Any,
 ) -> Result:
-    """Give every kept token the advantage that `kernel` finds for its sample, with the groups of all ranks in view.
+    """Give every kept token the advantage that `kernel` finds for its sample, with the groups of
+    all ranks in view.
 
     `of_samples` are further columns [B] of the kernel, which it gets of all ranks.
     """
@@ -95,7 +100,9 @@ def compute_grpo_outcome_advantage(
     min_group_spread: float = 0.0,
     ranks: Ranks = ALONE,
 ) -> Result:
-    """`grpo_advantage` of each sample's summed reward, at all of its tokens; returns are the same numbers."""
+    """`grpo_advantage` of each sample's summed reward, at all of its tokens; returns are the same
+    numbers.
+    """
     return _outcome(
         grpo_advantage,
         rewards=token_level_rewards,
@@ -117,7 +124,9 @@ def compute_dr_grpo_outcome_advantage(
     min_group_spread: float = 0.0,
     ranks: Ranks = ALONE,
 ) -> Result:
-    """Dr. GRPO: `grpo_advantage` without the deviation; its other half is `loss_agg_mode=seq-mean-token-sum-norm`."""
+    """Dr. GRPO: `grpo_advantage` without the deviation; its other half is
+    `loss_agg_mode=seq-mean-token-sum-norm`.
+    """
     return _outcome(
         grpo_advantage,
         rewards=token_level_rewards,
@@ -138,7 +147,9 @@ def compute_rloo_outcome_advantage(
     min_group_spread: float = 0.0,
     ranks: Ranks = ALONE,
 ) -> Result:
-    """`rloo_advantage` of each sample's summed reward, at all of its tokens; returns are the same numbers."""
+    """`rloo_advantage` of each sample's summed reward, at all of its tokens; returns are the same
+    numbers.
+    """
     return _outcome(
         rloo_advantage,
         rewards=token_level_rewards,
@@ -158,7 +169,9 @@ def compute_opo_outcome_advantage(
     min_group_spread: float = 0.0,
     ranks: Ranks = ALONE,
 ) -> Result:
-    """`opo_advantage` of each sample's summed reward, lengths counted in kept tokens, at all of its tokens."""
+    """`opo_advantage` of each sample's summed reward, lengths counted in kept tokens, at all of its
+    tokens.
+    """
     return _outcome(
         opo_advantage,
         rewards=token_level_rewards,
@@ -182,7 +195,9 @@ def compute_grpo_passk_outcome_advantage(
     min_group_spread: float = 0.0,
     ranks: Ranks = ALONE,
 ) -> Result:
-    """`pass_at_k_advantage` of each sample's summed reward, at all of its tokens; returns are the same numbers."""
+    """`pass_at_k_advantage` of each sample's summed reward, at all of its tokens; returns are the
+    same numbers.
+    """
     return _outcome(
         pass_at_k_advantage,
         rewards=token_level_rewards,
@@ -207,7 +222,9 @@ def compute_gpg_outcome_advantage(
     min_group_spread: float = 0.0,
     ranks: Ranks = ALONE,
 ) -> Result:
-    """`gpg_advantage` of each sample's summed reward, at all of its tokens; alpha counts the samples of all ranks."""
+    """`gpg_advantage` of each sample's summed reward, at all of its tokens; alpha counts the
+    samples of all ranks.
+    """
     return _outcome(
         gpg_advantage,
         rewards=token_level_rewards,
@@ -231,7 +248,9 @@ def compute_cpgd_outcome_advantage(
     min_group_spread: float = 0.0,
     ranks: Ranks = ALONE,
 ) -> Result:
-    """`cpgd_advantage` of each sample's summed reward, at all of its tokens; its loss is `actor.loss=cpgd`."""
+    """`cpgd_advantage` of each sample's summed reward, at all of its tokens; its loss is
+    `actor.loss=cpgd`.
+    """
     return _outcome(
         cpgd_advantage,
         rewards=token_level_rewards,
@@ -254,10 +273,11 @@ def compute_reinforce_plus_plus_baseline_outcome_advantage(
     min_group_spread: float = 0.0,
     ranks: Ranks = ALONE,
 ) -> Result:
-    """REINFORCE++ with baseline: `r - mean of the group`, whitened over all kept tokens of all ranks (arXiv 2501.03262, section 3).
+    """REINFORCE++ with baseline: `r - mean of the group`, whitened over all kept tokens of all
+    ranks (arXiv 2501.03262, section 3).
 
-    The scale is the batch's, not the group's. As the mean is over tokens, a group without any signal ends not at 0 but at minus the
-    mean, where long and short samples differ in reward.
+    The scale is the batch's, not the group's. As the mean is over tokens, a group without any
+    signal ends not at 0 but at minus the mean, where long and short samples differ in reward.
     """
     centred_BT, _ = _outcome(
         grpo_advantage,
@@ -273,7 +293,9 @@ def compute_reinforce_plus_plus_baseline_outcome_advantage(
 
 
 def _together(kernel: Callable[[], Found], *, ranks: Ranks) -> Found:
-    """`kernel()`; where one rank's numbers are refused all ranks raise, so that nobody waits for a rank that has stopped."""
+    """`kernel()`; where one rank's numbers are refused all ranks raise, so that nobody waits for a
+    rank that has stopped.
+    """
     try:
         found = kernel()
     except TensorError:
@@ -293,9 +315,11 @@ def compute_reinforce_plus_plus_outcome_advantage(
     adv_whitening: str = "unbiased",
     ranks: Ranks = ALONE,
 ) -> Result:
-    """REINFORCE++: discounted returns of tokens, whitened over all kept tokens of all ranks (arXiv 2501.03262, section 3).
+    """REINFORCE++: discounted returns of tokens, whitened over all kept tokens of all ranks (arXiv
+    2501.03262, section 3).
 
-    It needs no group; the KL to the reference policy belongs in its reward (`algorithm.use_kl_in_reward`). Returns are not whitened.
+    It needs no group; the KL to the reference policy belongs in its reward
+    (`algorithm.use_kl_in_reward`). Returns are not whitened.
     """
     returns_BT = _together(
         lambda: discounted_returns(
@@ -314,12 +338,14 @@ def compute_remax_outcome_advantage(
     *,
     ranks: Ranks = ALONE,
 ) -> Result:
-    """ReMax: `sum of the rewards to come - reward of the greedy response` (arXiv 2310.10505, section 4), at every kept token.
+    """ReMax: `sum of the rewards to come - reward of the greedy response` (arXiv 2310.10505,
+    section 4), at every kept token.
 
     Args:
         token_level_rewards: [B, T].
-        reward_baselines: [B], the reward that the policy's greedy response to the same prompt gets. A pipeline that uses this estimator
-            rolls every prompt out once more, without sampling, scores that too, and puts its reward into the column.
+        reward_baselines: [B], the reward that the policy's greedy response to the same prompt gets.
+            A pipeline that uses this estimator rolls every prompt out once more, without sampling,
+            scores that too, and puts its reward into the column.
         response_mask: [B, T].
     """
     require_axes(1, reward_baselines=reward_baselines)
@@ -351,7 +377,8 @@ def compute_gae_advantage_return(
     adv_whitening: str = "unbiased",
     ranks: Ranks = ALONE,
 ) -> Result:
-    """`gae_advantage`, or with `value_mask` `gae_of_decisions`, whitened over the kept tokens of all ranks, as PPO implementations do.
+    """`gae_advantage`, or with `value_mask` `gae_of_decisions`, whitened over the kept tokens of
+    all ranks, as PPO implementations do.
 
     Returns are not whitened.
     """

@@ -1,8 +1,9 @@
 """Advantages of whole samples, one number each, relative to the other samples of their group.
 
-All share three rules. A group of one has advantage 0. Rewards that are equal but for rounding are equal, and so is a group whose rewards
-differ by less than `min_group_spread`: such groups have advantage 0. Everything is computed in float64, whatever the rewards are.
-Left out: tokens and ranks (`siirl.algos.advantages.estimators`), pass@k (`siirl.algos.advantages.pass_at_k`).
+All share three rules. A group of one has advantage 0. Rewards that are equal but for rounding are
+equal, and so is a group whose rewards differ by less than `min_group_spread`: such groups have
+advantage 0. Everything is computed in float64, whatever the rewards are. Left out: tokens and ranks
+(`siirl.algos.advantages.estimators`), pass@k (`siirl.algos.advantages.pass_at_k`).
 """
 
 # B sample of all ranks
@@ -43,7 +44,9 @@ def check_epsilon(epsilon: float) -> None:
 
 
 def _centred(rewards_B: torch.Tensor, statistics: GroupStatistics) -> torch.Tensor:
-    """Rewards less their group's mean, float64, without gradient. What is small is summed later: a common offset costs no digits."""
+    """Rewards less their group's mean, float64, without gradient. What is small is summed later: a
+    common offset costs no digits.
+    """
     return rewards_B.detach().to(torch.float64) - statistics.mean_B
 
 
@@ -67,19 +70,21 @@ def grpo_advantage(
     normalize_by_std: bool = True,
     min_group_spread: float = 0.0,
 ) -> torch.Tensor:
-    """GRPO: `A_i = (r_i - mean(r)) / (std(r) + epsilon)` within the group (DeepSeekMath, arXiv 2402.03300, section 4.1.2).
+    """GRPO: `A_i = (r_i - mean(r)) / (std(r) + epsilon)` within the group (DeepSeekMath, arXiv
+    2402.03300, section 4.1.2).
 
-    With `normalize_by_std` False the deviation is left out (Dr. GRPO, arXiv 2503.20783, section 3.2). The deviation is that with
-    n - 1, as in the field's implementations. On purpose different from the user's documents: a group of one has advantage 0, not
-    its raw reward, and rewards that are equal but for rounding are equal.
+    With `normalize_by_std` False the deviation is left out (Dr. GRPO, arXiv 2503.20783, section
+    3.2). The deviation is that with n - 1, as in the field's implementations. On purpose different
+    from the user's documents: a group of one has advantage 0, not its raw reward, and rewards that
+    are equal but for rounding are equal.
 
     Args:
         rewards_B: One reward a sample.
         group_B: int64, samples with the same number form a group.
         epsilon: 1e-6 as in the documents; it matters only for groups of nearly equal rewards.
         normalize_by_std: Divide by the group's deviation.
-        min_group_spread: Groups whose largest and smallest reward differ by less have advantage 0: dividing noise by its own
-            deviation would make +-1 of it.
+        min_group_spread: Groups whose largest and smallest reward differ by less have advantage 0:
+            dividing noise by its own deviation would make +-1 of it.
 
     Raises:
         ConfigError: A negative epsilon or spread.
@@ -98,9 +103,11 @@ def grpo_advantage(
 def rloo_advantage(
     *, rewards_B: torch.Tensor, group_B: torch.Tensor, min_group_spread: float = 0.0
 ) -> torch.Tensor:
-    """RLOO: `A_i = r_i - mean of the others' r` (arXiv 2402.14740, section 3.2); 0 for a group of one.
+    """RLOO: `A_i = r_i - mean of the others' r` (arXiv 2402.14740, section 3.2); 0 for a group of
+    one.
 
-    With n samples this is `n / (n - 1) * (r_i - mean(r))`, the mean with the sample itself, which is what is computed.
+    With n samples this is `n / (n - 1) * (r_i - mean(r))`, the mean with the sample itself, which
+    is what is computed.
     """
     statistics = reward_statistics(rewards_B, group_B)
     count_B = statistics.count_B.to(torch.float64)
@@ -118,15 +125,18 @@ def opo_advantage(
     length_B: torch.Tensor,
     min_group_spread: float = 0.0,
 ) -> torch.Tensor:
-    """OPO: `A_i = r_i - sum(l r) / sum(l)` within the group, l the number of tokens (arXiv 2505.23585, section 3.2).
+    """OPO: `A_i = r_i - sum(l r) / sum(l)` within the group, l the number of tokens (arXiv
+    2505.23585, section 3.2).
 
-    The baseline of least variance weighs rewards by squared gradient norms; these grow like the length where the gradients of tokens
-    are orthogonal and equally long, which is the paper's assumption.
+    The baseline of least variance weighs rewards by squared gradient norms; these grow like the
+    length where the gradients of tokens are orthogonal and equally long, which is the paper's
+    assumption.
 
     Args:
         rewards_B: One reward a sample.
         group_B: int64.
-        length_B: Tokens that the policy chose; a tool's are not among them. A group without any has the plain mean as its baseline.
+        length_B: Tokens that the policy chose; a tool's are not among them. A group without any has
+            the plain mean as its baseline.
         min_group_spread: As in `grpo_advantage`.
 
     Raises:
@@ -156,8 +166,9 @@ def gpg_advantage(
 ) -> torch.Tensor:
     """GPG: `A_i = alpha * (r_i - mean(r)) / f_norm` (arXiv 2504.02546v4, equations 6 and 7).
 
-    `alpha = B / (B - M)` with B samples, of which M stand in groups without any signal: these enter the loss's mean with 0, and alpha
-    takes them out of its denominator. Where a filter has dropped them before, M is 0 and alpha 1.
+    `alpha = B / (B - M)` with B samples, of which M stand in groups without any signal: these enter
+    the loss's mean with 0, and alpha takes them out of its denominator. Where a filter has dropped
+    them before, M is 0 and alpha 1.
 
     Args:
         rewards_B: One reward a sample.
@@ -192,11 +203,13 @@ def cpgd_advantage(
     epsilon: float = 1e-6,
     min_group_spread: float = 0.0,
 ) -> torch.Tensor:
-    """CPGD: `A_i = w * (r_i - mean(r))` within the group, w by one of three weightings (arXiv 2505.12504, section 4.3, III).
+    """CPGD: `A_i = w * (r_i - mean(r))` within the group, w by one of three weightings (arXiv
+    2505.12504, section 4.3, III).
 
-    - `STD_weight`: `w = 1 / (std(r) + epsilon)`, GRPO's, which favours prompts that are nearly solved or nearly hopeless;
-    - `clip_filter_like_weight`: `w = min(3, G / G')` for all, with G groups of which G' are told apart: what dropping the other
-      groups would do to a mean, without dropping them;
+    - `STD_weight`: `w = 1 / (std(r) + epsilon)`, GRPO's, which favours prompts that are nearly
+      solved or nearly hopeless;
+    - `clip_filter_like_weight`: `w = min(3, G / G')` for all, with G groups of which G' are told
+      apart: what dropping the other groups would do to a mean, without dropping them;
     - `naive`: `w = 1`.
 
     Raises:

@@ -1,9 +1,11 @@
-"""Pass@k: a sample is worth what it adds to the best of k, so that a group is paid for one good answer and not for k alike.
+"""Pass@k: a sample is worth what it adds to the best of k, so that a group is paid for one good
+answer and not for k alike.
 
-`A_i = mean over all choices of k - 1 others of [max(r_i, theirs) - max(theirs)]`, never negative. With k the whole group that is
-`r_max - r_second` for the best sample and 0 for the others (leave-one-out, arXiv 2503.19595); with a smaller k it is, but for the constant
-factor k / n, the estimate of PKPO whose baseline leaves the sample out of its k (arXiv 2505.15201, equation 33), here without listing any
-subsets.
+`A_i = mean over all choices of k - 1 others of [max(r_i, theirs) - max(theirs)]`, never negative.
+With k the whole group that is `r_max - r_second` for the best sample and 0 for the others
+(leave-one-out, arXiv 2503.19595); with a smaller k it is, but for the constant factor k / n, the
+estimate of PKPO whose baseline leaves the sample out of its k (arXiv 2505.15201, equation 33), here
+without listing any subsets.
 """
 
 # B sample of all ranks
@@ -25,8 +27,9 @@ def pass_at_k_advantage(
 ) -> torch.Tensor:
     """How much each sample raises the best of k, over the group's deviation (pass@k-GRPO).
 
-    Sort a group's rewards, `r_0 <= ... <= r_(n-1)`. Raising a sample from rank l - 1 to rank l gains `r_l - r_(l-1)` in those choices
-    whose k - 1 others all lie below rank l; they are a share `C(l, k-1) / C(n-1, k-1)` of all. The advantage is the sum of these gains.
+    Sort a group's rewards, `r_0 <= ... <= r_(n-1)`. Raising a sample from rank l - 1 to rank l
+    gains `r_l - r_(l-1)` in those choices whose k - 1 others all lie below rank l; they are a share
+    `C(l, k-1) / C(n-1, k-1)` of all. The advantage is the sum of these gains.
 
     Args:
         rewards_B: One reward a sample; 0 and 1 make it pass@k, other numbers max@k.
@@ -37,7 +40,8 @@ def pass_at_k_advantage(
         min_group_spread: As in `grpo_advantage`.
 
     Raises:
-        ConfigError: k below 2: the best of one sample is its reward, for which GRPO is. A negative epsilon or spread.
+        ConfigError: k below 2: the best of one sample is its reward, for which GRPO is. A negative
+            epsilon or spread.
         TensorError: Shapes that differ, a reward that is not finite.
     """
     if k is not None and k < 2:
@@ -52,7 +56,8 @@ def pass_at_k_advantage(
     chosen_B = count_B if k is None else count_B.clamp(max=k)
 
     exact_B = rewards_B.detach().to(torch.float64)[order_B]
-    # Gains in units of the group's spread: no group's size of rewards costs another's digits in the running sum over all of them.
+    # Gains in units of the group's spread: no group's size of rewards costs another's digits in the
+    # running sum over all of them.
     gap_B = torch.where(rank_B > 0, exact_B - exact_B.roll(1), 0.0) / torch.where(
         spread_B > 0, spread_B, 1.0
     )
@@ -85,7 +90,9 @@ def _sorted_within_groups(
 def _share_below(
     rank_B: torch.Tensor, count_B: torch.Tensor, chosen_B: torch.Tensor
 ) -> torch.Tensor:
-    """`C(rank, k - 1) / C(n - 1, k - 1)`, by logarithms of factorials: 1 for the best of a group, exactly."""
+    """`C(rank, k - 1) / C(n - 1, k - 1)`, by logarithms of factorials: 1 for the best of a group,
+    exactly.
+    """
     rank, last, others = rank_B.double(), count_B.double() - 1, chosen_B.double() - 1
     possible_B = rank >= others
     rest = torch.where(possible_B, rank - others, 0.0)

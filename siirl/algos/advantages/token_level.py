@@ -1,7 +1,8 @@
-"""Advantages of single tokens: sums over the tokens that come after, and their whitening over the batch.
+"""Advantages of single tokens: sums over the tokens that come after, and their whitening over the
+batch.
 
-Tokens that the mask leaves out (a tool spoke, padding) are skipped wherever they stand: the next token is the next one that the policy
-chose. All of it is exact under padding on either side.
+Tokens that the mask leaves out (a tool spoke, padding) are skipped wherever they stand: the next
+token is the next one that the policy chose. All of it is exact under padding on either side.
 """
 
 # B sample, T token
@@ -27,18 +28,20 @@ def gae_advantage(
     gamma: float,
     lam: float,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Generalised advantage estimation (arXiv 1506.02438, equations 11 and 16), not whitened, and returns.
+    """Generalised advantage estimation (arXiv 1506.02438, equations 11 and 16), not whitened, and
+    returns.
 
-    `delta_t = r_t + gamma * V_{t+1} - V_t` and `A_t = delta_t + gamma * lam * A_{t+1}`, where t + 1 is the next token that the mask
-    keeps (a tool may have spoken in between) and everything after the last one is 0. Returns are `A_t + V_t`.
+    `delta_t = r_t + gamma * V_{t+1} - V_t` and `A_t = delta_t + gamma * lam * A_{t+1}`, where t + 1
+    is the next token that the mask keeps (a tool may have spoken in between) and everything after
+    the last one is 0. Returns are `A_t + V_t`.
 
     Returns:
         Advantages and returns [B, T], 0 where the mask is 0.
 
     Raises:
         ConfigError: A gamma or lambda outside of [0, 1].
-        TensorError: Shapes that differ, rewards or values that are not finite, or a reward at a token that the mask leaves out, which
-            would be lost silently.
+        TensorError: Shapes that differ, rewards or values that are not finite, or a reward at a
+            token that the mask leaves out, which would be lost silently.
     """
     if not (0 <= gamma <= 1 and 0 <= lam <= 1):
         raise ConfigError(
@@ -123,7 +126,9 @@ def require_rewards_at_kept_tokens(rewards_BT: torch.Tensor, kept_BT: torch.Tens
 def discounted_returns(
     *, rewards_BT: torch.Tensor, mask_BT: torch.Tensor, gamma: float
 ) -> torch.Tensor:
-    """`G_t = r_t + gamma * G_{t+1}` over the kept tokens: GAE with values of 0 and lambda 1, with its errors."""
+    """`G_t = r_t + gamma * G_{t+1}` over the kept tokens: GAE with values of 0 and lambda 1, with
+    its errors.
+    """
     returns_BT, _ = gae_advantage(
         rewards_BT=rewards_BT,
         values_BT=torch.zeros_like(rewards_BT),
@@ -141,13 +146,14 @@ def whiten_advantages(
     how: str = "unbiased",
     ranks: Ranks = ALONE,
 ) -> torch.Tensor:
-    """Advantages less their mean over the kept tokens of all ranks, over their deviation; 0 where the mask is 0.
+    """Advantages less their mean over the kept tokens of all ranks, over their deviation; 0 where
+    the mask is 0.
 
     Args:
         advantages_BT: One number a token.
         mask_BT: 1 at the tokens that count.
-        how: `unbiased`, variance with n - 1 (verl); `biased`, with n (OpenRLHF); `mean`, the mean is subtracted and
-            the scale left alone; `none`.
+        how: `unbiased`, variance with n - 1 (verl); `biased`, with n (OpenRLHF); `mean`, the mean
+            is subtracted and the scale left alone; `none`.
         ranks: Over which ranks mean and variance are taken.
 
     Raises:
@@ -172,14 +178,18 @@ def whiten_advantages(
 
 
 def _moved(numbers_BT: torch.Tensor, from_BT: torch.Tensor, to_BT: torch.Tensor) -> torch.Tensor:
-    """The numbers that one mask keeps, at the places of another that keeps as many in each row; 0 elsewhere."""
+    """The numbers that one mask keeps, at the places of another that keeps as many in each row; 0
+    elsewhere.
+    """
     return torch.zeros_like(numbers_BT).masked_scatter_(to_BT, numbers_BT.masked_select(from_BT))
 
 
 def _discounted_sums(deltas_BT: torch.Tensor, decay: float) -> torch.Tensor:
-    """`S_t = delta_t + decay * S_{t+1}`, by blocks: inside of one it is a triangular matrix product.
+    """`S_t = delta_t + decay * S_{t+1}`, by blocks: inside of one it is a triangular matrix
+    product.
 
-    What comes after a block is the same sum over the blocks' own sums, with `decay` to the block's length.
+    What comes after a block is the same sum over the blocks' own sums, with `decay` to the block's
+    length.
     """
     rows, tokens = deltas_BT.shape
     width = max(1, min(BLOCK, tokens))

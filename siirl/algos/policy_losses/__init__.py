@@ -1,4 +1,5 @@
-"""Policy losses: a loss per token from new and old log-probs and advantages. How tokens are averaged is `siirl.algos.aggregation`'s.
+"""Policy losses: a loss per token from new and old log-probs and advantages. How tokens are
+averaged is `siirl.algos.aggregation`'s.
 
 One file a family, one function a loss, with its formula and source; `loss_registry` says how a loss is called and registered:
     clipped_ratio    vanilla, decoupled

@@ -20,9 +20,11 @@ def vanilla_policy_loss(
     clip_ratio_high: float = 0.2,
     clip_ratio_c: float | None = 3.0,
 ) -> PolicyLoss:
-    """PPO's clipped loss (arXiv 1707.06347, equation 7), with its own lower and upper bound and the dual clip.
+    """PPO's clipped loss (arXiv 1707.06347, equation 7), with its own lower and upper bound and the
+    dual clip.
 
-    `max(-A r, -A clip(r, 1 - low, 1 + high))`, and for A < 0 at most `-A c` (dual clip, arXiv 1912.09729, equation 5).
+    `max(-A r, -A clip(r, 1 - low, 1 + high))`, and for A < 0 at most `-A c` (dual clip, arXiv
+    1912.09729, equation 5).
 
     Args:
         log_probs_BT: With gradient.
@@ -78,10 +80,11 @@ def decoupled_policy_loss(
 ) -> PolicyLoss:
     """PPO whose clip is centred on a recent policy, not on the one that acted.
 
-    The decoupled objective, arXiv 2110.00641, section 2; AReaL, arXiv 2505.24298, section 5.2, equations 4 and 5.
+    The decoupled objective, arXiv 2110.00641, section 2; AReaL, arXiv 2505.24298, section 5.2,
+    equations 4 and 5.
 
-    `w * max(-A r, -A clip(r))` with `r = pi / pi_old`, where old is the proximal policy, and `w = pi_old / pi_rollout`, a constant.
-    So it is vanilla times masked importance weights.
+    `w * max(-A r, -A clip(r))` with `r = pi / pi_old`, where old is the proximal policy, and `w =
+    pi_old / pi_rollout`, a constant. So it is vanilla times masked importance weights.
 
     Args:
         log_probs_BT: With gradient.
@@ -92,8 +95,8 @@ def decoupled_policy_loss(
         clip_ratio_low: 0.2, PPO's own.
         clip_ratio_high: 0.2, PPO's own.
         clip_ratio_c: 3, from the dual clip's paper; None leaves it out.
-        behaviour_weight_cap: Tokens whose weight is larger have no part; 5, AReaL's former default (arXiv 2505.24298). They stay
-            in the denominator.
+        behaviour_weight_cap: Tokens whose weight is larger have no part; 5, AReaL's former default
+            (arXiv 2505.24298). They stay in the denominator.
     """
     weights_BT = importance_weights(
         old_log_probs_BT=old_log_probs_BT,

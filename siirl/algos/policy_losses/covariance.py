@@ -1,11 +1,14 @@
-"""Clip-Cov and KL-Cov: hold back the few tokens that take most of the entropy (arXiv 2505.22617, section 4.2).
+"""Clip-Cov and KL-Cov: hold back the few tokens that take most of the entropy (arXiv 2505.22617,
+section 4.2).
 
-The entropy falls with the covariance of log-prob and advantage, `c_t = (log pi_t - mean log pi) (A_t - mean A)`. Clip-Cov takes the
-gradient from some tokens of large covariance, KL-Cov adds a penalty to those of the largest.
+The entropy falls with the covariance of log-prob and advantage, `c_t = (log pi_t - mean log pi)
+(A_t - mean A)`. Clip-Cov takes the gradient from some tokens of large covariance, KL-Cov adds a
+penalty to those of the largest.
 
-Means, ranking and draw are over the tokens of the whole mini-batch, on all ranks, as in the paper, and are done once, before its first
-micro-batch. The authors' code does them in every micro-batch, so that there the choice depends on the cut, and at least one token is
-chosen in each, which is far more than the share that is asked for. The price here is one more forward pass.
+Means, ranking and draw are over the tokens of the whole mini-batch, on all ranks, as in the paper,
+and are done once, before its first micro-batch. The authors' code does them in every micro-batch,
+so that there the choice depends on the cut, and at least one token is chosen in each, which is far
+more than the share that is asked for. The price here is one more forward pass.
 """
 
 # B row (trajectory), T token, N token of the tokens that are compared, R row of any rank
@@ -26,7 +29,9 @@ def token_covariance(
     mask_BT: torch.Tensor,
     ranks: Ranks = ALONE,
 ) -> torch.Tensor:
-    """`c_t` (equation 10) in float64 [B, T], with means over the kept tokens of all ranks; minus infinity where the mask is 0."""
+    """`c_t` (equation 10) in float64 [B, T], with means over the kept tokens of all ranks; minus
+    infinity where the mask is 0.
+    """
     kept_BT, advantages_BT = checked_columns(
         mask_BT=mask_BT, log_probs_BT=log_probs_BT, advantages_BT=advantages_BT
     )
@@ -52,18 +57,21 @@ def select_clip_cov(
     clip_cov_ub: float = 5.0,
     ranks: Ranks = ALONE,
 ) -> torch.Tensor:
-    """Tokens drawn from those with a covariance between two bounds (equation 11), and that PPO's clip leaves alone; bool [B, T].
+    """Tokens drawn from those with a covariance between two bounds (equation 11), and that PPO's
+    clip leaves alone; bool [B, T].
 
     Args:
         log_probs_BT: Of the policy as it is before the step.
         old_log_probs_BT: What its ratio is taken against.
         advantages_BT: One number a token.
         mask_BT: 1 at the tokens that count.
-        place_B: Place of each row among the rows of all ranks, so that the draw does not depend on who has which.
+        place_B: Place of each row among the rows of all ranks, so that the draw does not depend on
+            who has which.
         generator: In the same state on every rank; drawn from in any case.
         clip_ratio_low: PPO's bound.
         clip_ratio_high: PPO's bound.
-        clip_cov_ratio: Share of all kept tokens that is chosen, and at least one if there is a candidate; 2e-4, the paper's.
+        clip_cov_ratio: Share of all kept tokens that is chosen, and at least one if there is a
+            candidate; 2e-4, the paper's.
         clip_cov_lb: Lower bound of the covariance; 1, the paper's. It suits normalised advantages.
         clip_cov_ub: Upper bound; 5, the paper's.
         ranks: Who else has rows of the mini-batch.
@@ -99,7 +107,9 @@ def select_clip_cov(
 def _numbered(
     candidates_BT: torch.Tensor, place_B: torch.Tensor, ranks: Ranks
 ) -> tuple[torch.Tensor, int]:
-    """Number the candidates of all ranks by row and token; other tokens get the number of candidates, which is returned, too."""
+    """Number the candidates of all ranks by row and token; other tokens get the number of
+    candidates, which is returned, too.
+    """
     require_axes(1, place=place_B)
     require_same_shape(place=place_B, rows=candidates_BT.sum(-1))
     counts_R, own = ranks.gather_rows(candidates_BT.sum(-1))
@@ -121,14 +131,16 @@ def select_kl_cov(
     kl_cov_ratio: float = 2e-3,
     ranks: Ranks = ALONE,
 ) -> torch.Tensor:
-    """The tokens with the largest covariance (equation 13), bool [B, T]; of equal ones the first in the order of rows and tokens.
+    """The tokens with the largest covariance (equation 13), bool [B, T]; of equal ones the first in
+    the order of rows and tokens.
 
     Args:
         log_probs_BT: Of the policy as it is before the step.
         advantages_BT: One number a token.
         mask_BT: 1 at the tokens that count.
         place_B: Place of each row among the rows of all ranks.
-        kl_cov_ratio: Share of all kept tokens that is chosen, and at least one; 2e-3, the paper's for 7B (32B: 2e-4).
+        kl_cov_ratio: Share of all kept tokens that is chosen, and at least one; 2e-3, the paper's
+            for 7B (32B: 2e-4).
         ranks: Who else has rows of the mini-batch.
     """
     if not 0 < kl_cov_ratio <= 1:
@@ -175,9 +187,11 @@ def clip_cov_policy_loss(
     clip_ratio_low: float = 0.2,
     clip_ratio_high: float = 0.2,
 ) -> PolicyLoss:
-    """Clip-Cov: PPO's clipped loss, and nothing at all at the tokens that `select_clip_cov` drew (equation 12, listing 1).
+    """Clip-Cov: PPO's clipped loss, and nothing at all at the tokens that `select_clip_cov` drew
+    (equation 12, listing 1).
 
-    Equation 12 leaves PPO's clip out, the authors' listing has it. Drawn tokens count in the denominator, as there.
+    Equation 12 leaves PPO's clip out, the authors' listing has it. Drawn tokens count in the
+    denominator, as there.
     """
     check_clip(clip_ratio_low=clip_ratio_low, clip_ratio_high=clip_ratio_high)
     kept_BT, advantages_BT = checked_columns(
@@ -213,7 +227,8 @@ def kl_cov_policy_loss(
     selected_BT: torch.Tensor,
     ppo_kl_coef: float = 1.0,
 ) -> PolicyLoss:
-    """KL-Cov: `-A r`, plus `ppo_kl_coef * |log r|` at the tokens that `select_kl_cov` chose; the ratio is not clipped (equation 14).
+    """KL-Cov: `-A r`, plus `ppo_kl_coef * |log r|` at the tokens that `select_kl_cov` chose; the
+    ratio is not clipped (equation 14).
 
     |log r| is what the authors' listing 1 takes for the KL to the old policy; 1 is their coefficient.
     """

@@ -1,8 +1,11 @@
-"""How a policy loss is called: by name, with what its signature asks for among `LOSS_ARGUMENTS`; it returns a `PolicyLoss`.
+"""How a policy loss is called: by name, with what its signature asks for among `LOSS_ARGUMENTS`; it
+returns a `PolicyLoss`.
 
-Whatever else its signature names has a default and is an option of this loss alone (`actor_rollout_ref.actor.loss_options`). A loss
-that treats some tokens differently, chosen among *all* tokens of a mini-batch, brings a selection: it is called once, before the first
-micro-batch, with `SELECTION_ARGUMENTS`, and what it chose comes back to the loss as `selected_BT`, whatever the cut.
+Whatever else its signature names has a default and is an option of this loss alone
+(`actor_rollout_ref.actor.loss_options`). A loss that treats some tokens differently, chosen among
+*all* tokens of a mini-batch, brings a selection: it is called once, before the first micro-batch,
+with `SELECTION_ARGUMENTS`, and what it chose comes back to the loss as `selected_BT`, whatever the
+cut.
 """
 
 # B row (trajectory), T token
@@ -26,7 +29,9 @@ class PolicyLoss:
     loss_BT: torch.Tensor
     """Loss per token, with gradient; 0 where the mask is 0."""
     metrics_BT: dict[str, torch.Tensor] = field(default_factory=dict)
-    """Numbers per token that are averaged over the kept tokens of all ranks and logged as `actor/<name>`."""
+    """Numbers per token that are averaged over the kept tokens of all ranks and logged as
+    `actor/<name>`.
+    """
 
 
 PolicyLossFunction = Callable[..., PolicyLoss]
@@ -37,7 +42,8 @@ POLICY_LOSSES: dict[str, PolicyLossFunction] = {}
 # The aggregation that a loss is defined with; `loss_agg_mode` overrides it.
 NATIVE_AGGREGATION: dict[str, str] = {}
 
-# Losses whose bounds are of another size than PPO's, or that have none: the actor's clip_ratio is not theirs.
+# Losses whose bounds are of another size than PPO's, or that have none: the actor's clip_ratio is
+# not theirs.
 OWN_BOUNDS: set[str] = set()
 
 # Which tokens of a mini-batch a loss treats differently: bool [B, T].
@@ -83,11 +89,13 @@ def register_policy_loss(
     Args:
         name: What `actor_rollout_ref.actor.loss` says.
         aggregation: The one that the loss is defined with.
-        own_bounds: The loss's clip bounds, if it has any, are the defaults of its signature, not the actor's clip_ratio.
+        own_bounds: The loss's clip bounds, if it has any, are the defaults of its signature, not
+            the actor's clip_ratio.
         selection: Chooses tokens over a whole mini-batch.
 
     Raises:
-        ConfigError: The name is taken by another function, or a function requires an argument that it is not given.
+        ConfigError: The name is taken by another function, or a function requires an argument that
+            it is not given.
     """
 
     def decorator(function: PolicyLossFunction) -> PolicyLossFunction:
@@ -109,13 +117,14 @@ def register_policy_loss(
 
 
 def policy_loss(*, name: str, available: Mapping[str, Any]) -> PolicyLoss:
-    """The loss `name` from what is `available` of `LOSS_ARGUMENTS` and of its options, times importance weights where there are any.
+    """The loss `name` from what is `available` of `LOSS_ARGUMENTS` and of its options, times
+    importance weights where there are any.
 
     Raises:
         UnknownNameError: No such loss.
         ConfigError: The loss needs something that is not available.
-        TensorError: Inputs or a loss of different shapes, or not finite where the mask is on; of a result with the name of the loss. No
-            metric is refused.
+        TensorError: Inputs or a loss of different shapes, or not finite where the mask is on; of a
+            result with the name of the loss. No metric is refused.
     """
     function = _function(name)
     returned: PolicyLoss = call_by_name(function, available, kind="Policy loss")
@@ -137,7 +146,9 @@ def policy_loss(*, name: str, available: Mapping[str, Any]) -> PolicyLoss:
 
 
 def _at_each_token(value: Any, *, mask_BT: torch.Tensor) -> torch.Tensor:
-    """A metric of a loss as [B, T]: a number, or the mean of values of another shape, at every token; NaN where it is no number."""
+    """A metric of a loss as [B, T]: a number, or the mean of values of another shape, at every
+    token; NaN where it is no number.
+    """
     try:
         value_BT = torch.as_tensor(value, device=mask_BT.device).detach()
     except (RuntimeError, TypeError, ValueError):
@@ -175,7 +186,8 @@ def loss_options(name: str) -> dict[str, Any]:
 
 
 def check_loss_options(name: str, options: Mapping[str, Any]) -> None:
-    """Refuse options that the loss does not have, and values that it does not take: it is tried on one token.
+    """Refuse options that the loss does not have, and values that it does not take: it is tried on
+    one token.
 
     Raises:
         UnknownNameError: No such loss, or no such option.

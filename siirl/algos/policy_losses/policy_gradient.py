@@ -1,6 +1,7 @@
 """Losses whose gradient is a weight times `A * grad log pi`, without PPO's clipped ratio.
 
-The weight is 1 (GPG), 1 within bounds of the log-ratio (CPGD), a bounded constant ratio (CISPO), or a gate that closes smoothly (SAPO).
+The weight is 1 (GPG), 1 within bounds of the log-ratio (CPGD), a bounded constant ratio (CISPO), or
+a gate that closes smoothly (SAPO).
 """
 
 # B row (trajectory), T token
@@ -18,7 +19,8 @@ from siirl.errors import ConfigError
 def gpg_policy_loss(
     *, log_probs_BT: torch.Tensor, advantages_BT: torch.Tensor, mask_BT: torch.Tensor
 ) -> PolicyLoss:
-    """GPG: `-A log pi`, the policy gradient itself (arXiv 2504.02546v4, equation 5); for one update of each sample.
+    """GPG: `-A log pi`, the policy gradient itself (arXiv 2504.02546v4, equation 5); for one update
+    of each sample.
 
     Its scale for groups that carry no signal is the advantage's business (`adv_estimator=gpg`).
     """
@@ -42,11 +44,13 @@ def cpgd_policy_loss(
     policy_drift_coef: float = 0.01,
     policy_drift_cap: float = 3.0,
 ) -> PolicyLoss:
-    """CPGD: PPO's bound on the log-ratio `d` instead of the ratio, and a drift term that pulls back (arXiv 2505.12504, equation 2).
+    """CPGD: PPO's bound on the log-ratio `d` instead of the ratio, and a drift term that pulls back
+    (arXiv 2505.12504, equation 2).
 
-    `max(-A d, -A clip(d, log(1 - low), log(1 + high))) + policy_drift_coef * (stop(min(exp(d), cap)) - 1) * d`. The second term's
-    gradient `(r - 1) grad log pi` is that of KL(pi_old || pi) with a control variate, so it is 0 where nothing has moved.
-    Against `-A log pi` the first term differs by a constant; no ratio multiplies the gradient.
+    `max(-A d, -A clip(d, log(1 - low), log(1 + high))) + policy_drift_coef * (stop(min(exp(d),
+    cap)) - 1) * d`. The second term's gradient `(r - 1) grad log pi` is that of KL(pi_old || pi)
+    with a control variate, so it is 0 where nothing has moved. Against `-A log pi` the first term
+    differs by a constant; no ratio multiplies the gradient.
 
     Args:
         log_probs_BT: With gradient.
@@ -56,7 +60,8 @@ def cpgd_policy_loss(
         clip_ratio_low: 0.2, PPO's own; below 1, because its logarithm is taken.
         clip_ratio_high: 0.2, PPO's own.
         policy_drift_coef: 0.01, the authors'; siiRL's is 0 unless set, its scripts say 0.001.
-        policy_drift_cap: The ratio in the drift term is held at 3, as in siiRL; the authors have a clip range of 0.2 there.
+        policy_drift_cap: The ratio in the drift term is held at 3, as in siiRL; the authors have a
+            clip range of 0.2 there.
     """
     check_clip(clip_ratio_low=clip_ratio_low, clip_ratio_high=clip_ratio_high)
     if clip_ratio_low == 1.0:
@@ -99,7 +104,8 @@ def cispo_policy_loss(
     clip_ratio_low: float = 1.0,
     clip_ratio_high: float = 4.0,
 ) -> PolicyLoss:
-    """CISPO: `-stop(clip(r, 1 - low, 1 + high)) A log pi` (MiniMax-M1, arXiv 2506.13585, section 3.1, equations 4 and 5).
+    """CISPO: `-stop(clip(r, 1 - low, 1 + high)) A log pi` (MiniMax-M1, arXiv 2506.13585, section
+    3.1, equations 4 and 5).
 
     The weight is clipped, not the update: no token loses its gradient.
 
@@ -109,8 +115,8 @@ def cispo_policy_loss(
         advantages_BT: One number a token.
         mask_BT: 1 at the tokens that count.
         clip_ratio_low: 1, no lower bound, as the paper.
-        clip_ratio_high: 4, so that a weight is at most 5; the paper does not give its number, 5 is what TRL recommends after ScaleRL
-            (arXiv 2510.13786).
+        clip_ratio_high: 4, so that a weight is at most 5; the paper does not give its number, 5 is
+            what TRL recommends after ScaleRL (arXiv 2510.13786).
     """
     check_clip(clip_ratio_low=clip_ratio_low, clip_ratio_high=clip_ratio_high)
     kept_BT, advantages_BT = checked_columns(
@@ -144,8 +150,9 @@ def sapo_policy_loss(
 ) -> PolicyLoss:
     """SAPO: `-A sigmoid(tau (r - 1)) * 4 / tau`, a gate that closes smoothly where PPO clips.
 
-    arXiv 2511.20347, section 3, equations 5 and 6. At r = 1 its slope is 1, as the ratio's. Tokens of positive advantage have `tau_pos`,
-    all others `tau_neg`, which is larger because pushing a token down pushes all others up; 1.0 and 1.05 are the paper's.
+    arXiv 2511.20347, section 3, equations 5 and 6. At r = 1 its slope is 1, as the ratio's. Tokens
+    of positive advantage have `tau_pos`, all others `tau_neg`, which is larger because pushing a
+    token down pushes all others up; 1.0 and 1.05 are the paper's.
     """
     if not (tau_pos > 0 and tau_neg > 0):
         raise ConfigError(

@@ -1,7 +1,8 @@
-"""The stream of training prompts: number i of it belongs to epoch i // prompts, each epoch in an order of its own.
+"""The stream of training prompts: number i of it belongs to epoch i // prompts, each epoch in an
+order of its own.
 
-The order is a pure function of seed and epoch, so it is the same whatever the number of ranks; rank r takes the numbers r, r + ranks, …
-and reads those rows only.
+The order is a pure function of seed and epoch, so it is the same whatever the number of ranks; rank
+r takes the numbers r, r + ranks, … and reads those rows only.
 """
 
 import functools
@@ -85,7 +86,8 @@ class Prompts:
 
 
 class PartitionedRLHFDataset(Dataset[PromptTask]):
-    """The stream as a map-style dataset: items are asked for by their number in it; `own_numbers` says which belong to this rank.
+    """The stream as a map-style dataset: items are asked for by their number in it; `own_numbers`
+    says which belong to this rank.
 
     Args:
         prompts: What is trained on.
@@ -149,7 +151,9 @@ def epoch_order(seed: int, epoch: int, count: int) -> NDArray[np.int64]:
 
 
 def task_name(data_source: str) -> str:
-    """A data source as part of a metric's name, which ends at a slash: `openai/gsm8k` is `openai_gsm8k`."""
+    """A data source as part of a metric's name, which ends at a slash: `openai/gsm8k` is
+    `openai_gsm8k`.
+    """
     return re.sub(r"[^A-Za-z0-9_.-]", "_", data_source)
 
 

@@ -1,7 +1,9 @@
-"""What is known of every row of the prompt files before training: its token length, a hash of its question, its data source.
+"""What is known of every row of the prompt files before training: its token length, a hash of its
+question, its data source.
 
-Ranks share the reading: each looks at one stretch of rows and hands numbers to the others, so that a file is read and tokenized once
-for all. Whatever is wrong with a row is found here, not hours later, and stops every rank with the same message.
+Ranks share the reading: each looks at one stretch of rows and hands numbers to the others, so that
+a file is read and tokenized once for all. Whatever is wrong with a row is found here, not hours
+later, and stops every rank with the same message.
 """
 
 # N row of all files together
@@ -23,7 +25,8 @@ from siirl.data_coordinator.prompts.read_ahead import in_order
 from siirl.errors import ConfigError
 
 Encode = Callable[[Sequence[Message]], Sequence[int]]
-"""From chat messages to the tokens of the prompt: `siirl.models.chat.ChatTokenizer.encode_prompt`."""
+"""From chat messages to the tokens of the prompt: `siirl.models.chat.ChatTokenizer.encode_prompt`.
+"""
 Gather = Callable[[Any], list[Any]]
 """Every rank's object, in rank order: `Collectives.gather_objects`."""
 
@@ -37,7 +40,9 @@ class PromptIndex:
     length_N: NDArray[np.int32]
     """Tokens of the prompt, with the chat template."""
     question_N: NDArray[np.uint64]
-    """First eight bytes of a hash of the prompt: the same question has the same number in every file."""
+    """First eight bytes of a hash of the prompt: the same question has the same number in every
+    file.
+    """
     wording_N: NDArray[np.uint64]
     """Likewise, but questions that differ in case or blanks alone share it."""
     source_N: NDArray[np.int32]
@@ -127,7 +132,8 @@ def build_index(
 def question_number(row: PromptRow) -> int:
     """Which question it is.
 
-    The formula of `envs.math.question_sources` and `envs.math.generators.held_out`, so that both hold out the same ones.
+    The formula of `envs.math.question_sources` and `envs.math.generators.held_out`, so that both
+    hold out the same ones.
     """
     return _number_of("\n".join(f"{entry['role']}: {entry['content']}" for entry in row.prompt))
 

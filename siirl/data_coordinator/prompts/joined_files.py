@@ -1,6 +1,8 @@
-"""Several prompt files as one list of rows, of which any may be asked for; nothing but the files' own indices is kept in memory.
+"""Several prompt files as one list of rows, of which any may be asked for; nothing but the files'
+own indices is kept in memory.
 
-Pickled by its paths, so that a process which reads ahead opens the files itself. Errors name the configuration's key, then file and row.
+Pickled by its paths, so that a process which reads ahead opens the files itself. Errors name the
+configuration's key, then file and row.
 """
 
 import bisect
@@ -17,7 +19,9 @@ CheckRow = Callable[[PromptRow], object]
 
 
 def has_truth(row: PromptRow) -> object:
-    """Raises ValueError for a row without a ground truth: the check where the environment has none of its own."""
+    """Raises ValueError for a row without a ground truth: the check where the environment has none
+    of its own.
+    """
     return require_truth(row.ground_truth)
 
 
@@ -55,7 +59,8 @@ class PromptFiles:
             check: What the environment asks of a row beyond its columns.
 
         Raises:
-            ConfigError: A row that is wrong, or that `check` refuses, with key, file, row and remedy.
+            ConfigError: A row that is wrong, or that `check` refuses, with key, file, row and
+                remedy.
         """
         for number, file in enumerate(self._files):
             first, end = self._starts[number], self._starts[number + 1]

@@ -1,8 +1,10 @@
-"""This rank's end of the stream of prompts, with `next_step`, `draw` and a state, like `data_coordinator.task_stream.TaskLoader`.
+"""This rank's end of the stream of prompts, with `next_step`, `draw` and a state, like
+`data_coordinator.task_stream.TaskLoader`.
 
-The state is one position in the stream of all ranks, the same on every rank: it can be taken up in the middle of an epoch, and at
-another number of ranks or of prompts a step. Rows are read some hundred at a time, since a pass over a parquet file costs the same for
-one row as for many; with `num_workers`, ahead of time in other processes.
+The state is one position in the stream of all ranks, the same on every rank: it can be taken up in
+the middle of an epoch, and at another number of ranks or of prompts a step. Rows are read some
+hundred at a time, since a pass over a parquet file costs the same for one row as for many; with
+`num_workers`, ahead of time in other processes.
 """
 
 import itertools
@@ -36,7 +38,8 @@ class PromptLoader:
         dataset: The stream.
         prompts_per_step: `data.train_batch_size`, over all ranks.
         heldout: What evaluation asks.
-        num_workers: Processes that read ahead; 0: rows are read in this process when they are asked for.
+        num_workers: Processes that read ahead; 0: rows are read in this process when they are asked
+            for.
         counts: What was left out, as metrics.
 
     Raises:
@@ -74,7 +77,8 @@ class PromptLoader:
         ranks: int = 1,
         gather: Gather = lambda thing: [thing],
     ) -> "PromptLoader":
-        """The loader of a job: opens the files, looks through them with the other ranks, and says what it found; every rank calls it.
+        """The loader of a job: opens the files, looks through them with the other ranks, and says
+        what it found; every rank calls it.
 
         Args:
             data: The `data` group.
@@ -131,7 +135,9 @@ class PromptLoader:
         return self.draw(self.prompts_per_step)
 
     def draw(self, count: int) -> list[PromptTask]:
-        """This rank's share of the next `count` prompts; all ranks must ask for the same count (a refill, for example)."""
+        """This rank's share of the next `count` prompts; all ranks must ask for the same count (a
+        refill, for example).
+        """
         first, self.position = self.position, self.position + count
         if self._stream is None:
             self._stream = self._read_from(first)
@@ -178,9 +184,11 @@ class PromptLoader:
     def evaluation_prompts(
         self, *, prompts_per_source: int, rank: int = 0, ranks: int = 1
     ) -> list[PromptTask]:
-        """This rank's share of an evaluation: the same `prompts_per_source` held-out prompts of each data source at every call.
+        """This rank's share of an evaluation: the same `prompts_per_source` held-out prompts of
+        each data source at every call.
 
-        They are chosen by the hash of their question, so neither the run's seed nor the order of the file matters.
+        They are chosen by the hash of their question, so neither the run's seed nor the order of
+        the file matters.
 
         Raises:
             ConfigError: There are none, or more than there are evaluation seeds.
@@ -218,7 +226,9 @@ class PromptLoader:
 
 
 def _first_of_each_source(prompts: Prompts, count: int) -> list[int]:
-    """Places of up to `count` rows of each data source, in the order of their questions' hashes, the sources in turn."""
+    """Places of up to `count` rows of each data source, in the order of their questions' hashes,
+    the sources in turn.
+    """
     by_hash = np.argsort(prompts.question_N, kind="stable")
     first = [
         by_hash[prompts.source_N[by_hash] == source][:count].tolist()

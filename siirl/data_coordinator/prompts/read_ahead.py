@@ -1,8 +1,10 @@
-"""Reading ahead in worker processes, on torchdata's StatefulDataLoader; without workers, in this process and when asked.
+"""Reading ahead in worker processes, on torchdata's StatefulDataLoader; without workers, in this
+process and when asked.
 
-Workers come from a fork server, which is started clean: a process that has threads of Ray, pyarrow and torch cannot be forked safely.
-The server imports torch once for all of them. Left out: the loaders' own state, which counts what one rank has read; what a run
-saves is one position in the stream of all ranks (`siirl.data_coordinator.prompts.prompt_loader`).
+Workers come from a fork server, which is started clean: a process that has threads of Ray, pyarrow
+and torch cannot be forked safely. The server imports torch once for all of them. Left out: the
+loaders' own state, which counts what one rank has read; what a run saves is one position in the
+stream of all ranks (`siirl.data_coordinator.prompts.prompt_loader`).
 """
 
 import multiprocessing
@@ -50,7 +52,8 @@ def _read(dataset: Any, *, num_workers: int, **options: Any) -> Iterator[Any]:
             num_workers=num_workers,
             collate_fn=as_it_is,
             multiprocessing_context=_context(num_workers),
-            generator=torch.Generator(),  # it draws a seed for its processes, and would take it from the run's generator
+            # it draws a seed for its processes, and would take it from the run's generator
+            generator=torch.Generator(),
             **options,
         )
         return iter(loader)

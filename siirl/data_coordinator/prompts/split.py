@@ -1,4 +1,6 @@
-"""Which rows are trained on and which are held out, and how many were left out for what reason. Pure functions of the indices."""
+"""Which rows are trained on and which are held out, and how many were left out for what reason.
+Pure functions of the indices.
+"""
 
 # N row of the training files, M row of the validation files
 
@@ -40,10 +42,12 @@ def split_prompts(
 
     Args:
         train: The training files.
-        validation: The validation files; None: a share of the training files is held out, by the hash of the question.
+        validation: The validation files; None: a share of the training files is held out, by the
+            hash of the question.
         heldout_share: Of all questions; read where there are no validation files.
         max_prompt_length: Tokens.
-        overlong: `filter` leaves longer prompts out; `cut` keeps them, and the rollout takes their last tokens.
+        overlong: `filter` leaves longer prompts out; `cut` keeps them, and the rollout takes their
+            last tokens.
 
     Raises:
         ConfigError: Nothing is left to train on.

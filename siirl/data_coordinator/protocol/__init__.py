@@ -1,1 +1,3 @@
-"""What a batch is: `batch_columns` (which columns there are, and along which axis each is ragged) and `batch` (operations on rows)."""
+"""What a batch is: `batch_columns` (which columns there are, and along which axis each is ragged)
+and `batch` (operations on rows).
+"""

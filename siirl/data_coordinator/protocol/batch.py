@@ -1,4 +1,6 @@
-"""Operations on whole batches: choose rows, join batches of different padding, check ids. What is in a batch: `batch_columns`."""
+"""Operations on whole batches: choose rows, join batches of different padding, check ids. What is
+in a batch: `batch_columns`.
+"""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -13,7 +15,9 @@ from siirl.errors import InvariantError
 
 
 def select_rows(batch: TensorDict, rows: Sequence[int] | torch.Tensor) -> TensorDict:
-    """The rows with these positions (or where a boolean mask is true), in this order, copied; padding stays as it is."""
+    """The rows with these positions (or where a boolean mask is true), in this order, copied;
+    padding stays as it is.
+    """
     positions = torch.as_tensor(rows)
     if positions.dtype is torch.bool:
         positions = positions.nonzero().flatten()
@@ -34,7 +38,9 @@ def shallow_copy(batch: TensorDict) -> TensorDict:
 
 
 def without_texts(batch: TensorDict) -> TensorDict:
-    """The tensor columns alone: choosing rows of a column of strings takes a hundred times as long as of a tensor."""
+    """The tensor columns alone: choosing rows of a column of strings takes a hundred times as long
+    as of a tensor.
+    """
     return TensorDict(
         {name: value for name, value in batch.items() if isinstance(value, torch.Tensor)},
         batch_size=batch.batch_size,
@@ -74,7 +80,8 @@ def concat(batches: Sequence[TensorDict]) -> TensorDict:
 
 
 def check_unique_uids(batch: TensorDict) -> None:
-    """Refuse a batch in which two rows have one id: they would share videos, embeddings and rewards.
+    """Refuse a batch in which two rows have one id: they would share videos, embeddings and
+    rewards.
 
     Raises:
         InvariantError: With the ids.

@@ -1,12 +1,13 @@
-"""The legend of a batch: each column's dtype, axes, and the axis along which its rows differ in length.
+"""The legend of a batch: each column's dtype, axes, and the axis along which its rows differ in
+length.
 
-Rows are padded to the longest row of their batch, so that a column can be a tensor. Which axis is padded, on which side and with
-what is told here and nowhere else. A column that is not in the table is kept as it is; one of a user's own that runs along the
-tokens is added with `register_column`.
+Rows are padded to the longest row of their batch, so that a column can be a tensor. Which axis is
+padded, on which side and with what is told here and nowhere else. A column that is not in the table
+is kept as it is; one of a user's own that runs along the tokens is added with `register_column`.
 """
 
-# B trajectory, T response token, C chunk of actions (one observation each), P prompt token, L instruction word,
-# N camera, H height, W width, J joint (proprioception value), D embedding
+# B trajectory, T response token, C chunk of actions (one observation each), P prompt token, L
+# instruction word, N camera, H height, W width, J joint (proprioception value), D embedding
 
 from dataclasses import dataclass
 from enum import Enum

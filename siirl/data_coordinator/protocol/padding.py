@@ -1,6 +1,8 @@
-"""Where a row's own values lie in a padded batch: lengths read from the masks, slices for every layout.
+"""Where a row's own values lie in a padded batch: lengths read from the masks, slices for every
+layout.
 
-Left out: moving data (`siirl.data_coordinator.sample` for rows, `protocol.batch` for whole batches).
+Left out: moving data (`siirl.data_coordinator.sample` for rows, `protocol.batch` for whole
+batches).
 """
 
 # B trajectory, T response token, C chunk, P prompt token
@@ -62,7 +64,9 @@ class Extent:
         }[layout]
 
     def place(self, layout: Layout, inner: "Extent") -> slice:
-        """Where on axis 1 of this extent a column of the smaller extent `inner` lies: prompts end where responses start."""
+        """Where on axis 1 of this extent a column of the smaller extent `inner` lies: prompts end
+        where responses start.
+        """
         start = self.prompt - inner.prompt if layout in (Layout.PROMPT, Layout.SEQUENCE) else 0
         return slice(start, start + inner.width(layout))
 
@@ -78,8 +82,9 @@ def row_extents(
 ) -> list[Extent]:
     """The unpadded extent of each row.
 
-    The response ends with its last token in the attention mask, or in the response mask where there is no attention mask (for
-    robots, where it is then rounded up to a whole chunk). Without masks nothing is cut.
+    The response ends with its last token in the attention mask, or in the response mask where there
+    is no attention mask (for robots, where it is then rounded up to a whole chunk). Without masks
+    nothing is cut.
     """
     padded = Extent.of_shapes(shapes)
     rows = next(iter(shapes.values()))[0] if shapes else 0

@@ -1,1 +1,3 @@
-"""The policy's update: PPO's epochs and mini-batches over a TrainEngine, and the scorer of embodied policies."""
+"""The policy's update: PPO's epochs and mini-batches over a TrainEngine, and the scorer of embodied
+policies.
+"""

@@ -1,10 +1,11 @@
-"""Actor: PPO's update of a policy, whatever its domain: epochs, mini-batches, one loss, over a TrainEngine.
+"""Actor: PPO's update of a policy, whatever its domain: epochs, mini-batches, one loss, over a
+TrainEngine.
 
-What the loss of a token is stands in `siirl.engine.actor.actor_loss`; what domain a token is from is the scorer's business, what an
-advantage is the batch's.
+What the loss of a token is stands in `siirl.engine.actor.actor_loss`; what domain a token is from
+is the scorer's business, what an advantage is the batch's.
 
-Old log-probs are, in this order: the column `old_log_probs`; with `on_policy` the current ones, detached; else the column
-`rollout_log_probs`.
+Old log-probs are, in this order: the column `old_log_probs`; with `on_policy` the current ones,
+detached; else the column `rollout_log_probs`.
 """
 
 # B row (trajectory), T token
@@ -36,12 +37,16 @@ class Actor:
     Args:
         engine: Initialised; its temperature is the one that acted.
         config: The group `actor_rollout_ref.actor`.
-        rollouts_per_prompt: `ppo_mini_batch_size` counts prompts, of which each has so many trajectories.
-        seed: Of the generator that draws mini-batches, and tokens where a loss selects some at random; `trainer.seed`'s default.
-        horizon: Tokens of the longest possible response; needed by `loss_agg_mode=seq-mean-token-sum-norm` only.
+        rollouts_per_prompt: `ppo_mini_batch_size` counts prompts, of which each has so many
+            trajectories.
+        seed: Of the generator that draws mini-batches, and tokens where a loss selects some at
+            random; `trainer.seed`'s default.
+        horizon: Tokens of the longest possible response; needed by
+            `loss_agg_mode=seq-mean-token-sum-norm` only.
 
     Raises:
-        ConfigError: A loss, aggregation or KL estimator that does not exist, or that lacks something.
+        ConfigError: A loss, aggregation or KL estimator that does not exist, or that lacks
+            something.
     """
 
     def __init__(
@@ -59,7 +64,9 @@ class Actor:
         self.generator = torch.Generator().manual_seed(seed)
 
     def compute_log_prob(self, batch: TensorDict) -> TokenScores:
-        """Log-probs and entropy [B, T] of this rank's rows under the current weights, without gradient; 0 at masked tokens."""
+        """Log-probs and entropy [B, T] of this rank's rows under the current weights, without
+        gradient; 0 at masked tokens.
+        """
 
         def both(scores: TokenScores, micro_batch: TensorDict) -> torch.Tensor:
             return torch.stack([scores.log_probs_BT, scores.entropy_BT], dim=1)
@@ -74,12 +81,12 @@ class Actor:
         """All optimiser steps of a training step; every rank calls it, a rank without rows too.
 
         Args:
-            batch: This rank's rows with `advantages`, `response_mask`, the scorer's columns, `ref_log_prob` where KL is in the loss,
-                and old log-probs (see the module).
-            on_policy: The current weights acted in every row and this is their only update, so that their log-probs, detached, are
-                the old ones.
-            policy_version: Version of the current weights; rows of others are left out of `rollout/log_prob_gap` and its mean. None: no row
-                is.
+            batch: This rank's rows with `advantages`, `response_mask`, the scorer's columns,
+                `ref_log_prob` where KL is in the loss, and old log-probs (see the module).
+            on_policy: The current weights acted in every row and this is their only update, so that
+                their log-probs, detached, are the old ones.
+            policy_version: Version of the current weights; rows of others are left out of
+                `rollout/log_prob_gap` and its mean. None: no row is.
 
         Returns:
             Metrics over all ranks, the same on every rank.
@@ -115,7 +122,9 @@ class Actor:
         return _metrics(steps)
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything of the actor's own that the next update depends on; the engine saves weights and moments itself."""
+        """Everything of the actor's own that the next update depends on; the engine saves weights
+        and moments itself.
+        """
         return {"generator": self.generator.get_state()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -155,10 +164,12 @@ class Actor:
         loss: Callable[[TokenScores, TensorDict], LossSum],
         old_column: str | None,
     ) -> TrainStep:
-        """One optimiser step; none where no row has an advantage and nothing else pulls on the weights.
+        """One optimiser step; none where no row has an advantage and nothing else pulls on the
+        weights.
 
-        AdamW would otherwise move them by its momentum and shrink them by its decay, for no reason in the data. Rows without advantage,
-        of groups that were all right or all wrong, count in the denominator, and are left out of the passes where they have no gradient.
+        AdamW would otherwise move them by its momentum and shrink them by its decay, for no reason
+        in the data. Rows without advantage, of groups that were all right or all wrong, count in
+        the denominator, and are left out of the passes where they have no gradient.
         """
         other_terms = self.config.entropy_coef != 0 or self.loss.uses_kl
         pull_B = (rows["advantages"].abs() * rows["response_mask"]).nan_to_num(1.0).sum(1)
@@ -173,7 +184,9 @@ class Actor:
         )
 
     def _with_selection(self, rows: TensorDict, old_column: str | None) -> TensorDict:
-        """Rows with the column of tokens that the loss chooses over the whole mini-batch, under the weights as they are now."""
+        """Rows with the column of tokens that the loss chooses over the whole mini-batch, under the
+        weights as they are now.
+        """
         self._together(lambda: self.loss.check_columns(rows, old_column))
         log_probs_BT = self.compute_log_prob(rows).log_probs_BT
         places_B = row_places(batch=rows, ranks=self.engine.ranks)
@@ -198,7 +211,9 @@ class Actor:
 
 
 def _metrics(steps: list[TrainStep]) -> Metrics:
-    """Means over the optimiser steps, of which each has one vote; token statistics are means over the tokens of a step."""
+    """Means over the optimiser steps, of which each has one vote; token statistics are means over
+    the tokens of a step.
+    """
     values: dict[str, list[float]] = defaultdict(list)
     for step in steps:
         if step.batch.weight == 0:

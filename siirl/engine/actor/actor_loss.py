@@ -1,7 +1,9 @@
-"""The loss of the actor's update, from its configuration: which policy loss with which bounds and options, entropy, KL, aggregation.
+"""The loss of the actor's update, from its configuration: which policy loss with which bounds and
+options, entropy, KL, aggregation.
 
-The loss of a token is `policy loss * importance weight - entropy_coef * entropy + kl_loss_coef * KL`, all terms aggregated alike with
-denominators over the whole mini-batch. Everything that the configuration can get wrong is refused when an `ActorLoss` is made.
+The loss of a token is `policy loss * importance weight - entropy_coef * entropy + kl_loss_coef *
+KL`, all terms aggregated alike with denominators over the whole mini-batch. Everything that the
+configuration can get wrong is refused when an `ActorLoss` is made.
 """
 
 # B row (trajectory), T token
@@ -41,11 +43,14 @@ LARGEST_GAP, MEAN_GAP, COMPARED = (
     "rollout/log_prob_gap_mean",
     "compared tokens",
 )
-"""The gap between acting and training: over the tokens of an optimiser step its largest, its sum, and their number."""
+"""The gap between acting and training: over the tokens of an optimiser step its largest, its sum,
+and their number.
+"""
 BOUNDS = ("clip_ratio_low", "clip_ratio_high")
 ACTOR = "actor_rollout_ref.actor"
 
-# Each is the advantage times something that is finite. Not cpgd, whose drift term pulls on every row, and none that chooses tokens.
+# Each is the advantage times something that is finite. Not cpgd, whose drift term pulls on every
+# row, and none that chooses tokens.
 TIMES_ADVANTAGE = frozenset(
     {"vanilla", "decoupled", "gspo", "gspo_token", "gmpo", "gpg", "cispo", "sapo"}
 )
@@ -56,10 +61,12 @@ class ActorLoss:
 
     Args:
         config: The group `actor_rollout_ref.actor`.
-        horizon: Tokens of the longest possible response; needed by `loss_agg_mode=seq-mean-token-sum-norm` only.
+        horizon: Tokens of the longest possible response; needed by
+            `loss_agg_mode=seq-mean-token-sum-norm` only.
 
     Raises:
-        ConfigError: A loss, option, aggregation or KL estimator that does not exist or that lacks something; bounds that make no sense.
+        ConfigError: A loss, option, aggregation or KL estimator that does not exist or that lacks
+            something; bounds that make no sense.
     """
 
     def __init__(self, config: ActorArguments, *, horizon: int | None = None) -> None:
@@ -103,7 +110,9 @@ class ActorLoss:
 
     @property
     def pulled_by_advantage_alone(self) -> bool:
-        """Whether rows without advantage have no gradient: nothing but the advantage times something pulls on the weights."""
+        """Whether rows without advantage have no gradient: nothing but the advantage times
+        something pulls on the weights.
+        """
         return self.name in TIMES_ADVANTAGE and self.config.entropy_coef == 0 and not self.uses_kl
 
     @property
@@ -113,7 +122,9 @@ class ActorLoss:
 
     @property
     def needs_behaviour(self) -> bool:
-        """Whether the log-probs of the policy that acted are needed beside old ones that were computed anew."""
+        """Whether the log-probs of the policy that acted are needed beside old ones that were
+        computed anew.
+        """
         return self.weighted or self.name == "decoupled"
 
     def describe(self) -> str:
@@ -154,7 +165,9 @@ class ActorLoss:
         generator: Any,
         ranks: Ranks,
     ) -> torch.Tensor:
-        """The tokens of this rank's rows that the loss treats differently; see `siirl.algos.policy_losses.select_tokens`."""
+        """The tokens of this rank's rows that the loss treats differently; see
+        `siirl.algos.policy_losses.select_tokens`.
+        """
         available = {
             "log_probs_BT": log_probs_BT,
             "old_log_probs_BT": log_probs_BT
@@ -177,8 +190,10 @@ class ActorLoss:
 
         Args:
             old_column: Column of old log-probs; None: the current ones, detached.
-            gap: Whether the weights are those that acted, so that training and behaviour log-probs can be compared.
-            version: Version of these weights; rows of others are left out of the comparison. None: no row is.
+            gap: Whether the weights are those that acted, so that training and behaviour log-probs
+                can be compared.
+            version: Version of these weights; rows of others are left out of the comparison. None:
+                no row is.
         """
 
         def loss(scores: TokenScores, rows: TensorDict) -> LossSum:
@@ -189,7 +204,8 @@ class ActorLoss:
                 if old_column is None
                 else rows[old_column].to(log_probs_BT.dtype)
             )
-            # First: bad log-probs are the model's, and not what a loss of the user's own makes of them.
+            # First: bad log-probs are the model's, and not what a loss of the user's own makes of
+            # them.
             log_ratio_BT = log_ratio(
                 log_probs_BT=log_probs_BT.detach(), old_log_probs_BT=old_BT, mask_BT=kept_BT
             )
@@ -280,14 +296,17 @@ class ActorLoss:
 
 
 def _bounds(config: ActorArguments) -> dict[str, float | None]:
-    """Clip bounds of the configured loss: the actor's, or none where the loss's own hold; a key that the loss would not read is refused."""
+    """Clip bounds of the configured loss: the actor's, or none where the loss's own hold; a key
+    that the loss would not read is refused.
+    """
     given: dict[str, float | None] = {
         name: getattr(config, name) for name in BOUNDS if getattr(config, name) is not None
     }
     own = config.loss in OWN_BOUNDS
     reads = _parameters(config.loss)
     if not is_built_in(config.loss):
-        # A pipeline's bounds are for PPO's ratio: a loss of the user's own takes those that it asks for.
+        # A pipeline's bounds are for PPO's ratio: a loss of the user's own takes those that it asks
+        # for.
         given = {name: value for name, value in given.items() if name in reads or "config" in reads}
     if "config" not in reads:
         _refuse_unread(config, given, reads, own=own)
@@ -344,7 +363,9 @@ def _parameters(name: str) -> dict[str, Any]:
 def _log_prob_gap(
     log_probs_BT: torch.Tensor, rows: TensorDict, kept_BT: torch.Tensor, version: int | None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Differences [B, T] between training and behaviour log-probs of the same weights, and where there are such; 0 elsewhere."""
+    """Differences [B, T] between training and behaviour log-probs of the same weights, and where
+    there are such; 0 elsewhere.
+    """
     if version is not None:
         kept_BT = kept_BT & (rows["policy_version"] == version)[:, None]
     difference_BT = (log_probs_BT.detach() - rows["rollout_log_probs"]).abs()

@@ -1,11 +1,14 @@
-"""The scorer of vision-language-action policies: all executed chunks of a micro-batch of trajectories in one forward pass.
+"""The scorer of vision-language-action policies: all executed chunks of a micro-batch of
+trajectories in one forward pass.
 
-Trajectories have different lengths, so most of a padded batch is padding. Only chunks of which at least one token was executed
-go through the policy, side by side as if they were independent observations (to the policy they are); their log-probs are then put
-back where their tokens stand. Nothing is said of the rest, which is 0.
+Trajectories have different lengths, so most of a padded batch is padding. Only chunks of which at
+least one token was executed go through the policy, side by side as if they were independent
+observations (to the policy they are); their log-probs are then put back where their tokens stand.
+Nothing is said of the rest, which is 0.
 """
 
-# B trajectory, C chunk, S = K*A token of a chunk, T = C*S token, N executed chunk of any trajectory, V bin
+# B trajectory, C chunk, S = K*A token of a chunk, T = C*S token, N executed chunk of any
+# trajectory, V bin
 
 import torch
 from tensordict import TensorDict
@@ -16,16 +19,20 @@ from siirl.algos.tensor_checks import as_bool_mask
 from siirl.errors import TensorError
 
 CHUNK_COLUMNS = ("pixel_values", "proprioception")
-"""Observations at chunk boundaries, [B, C, ...]; a batch has at least one of them, and the policy gets None for the other."""
+"""Observations at chunk boundaries, [B, C, ...]; a batch has at least one of them, and the policy
+gets None for the other.
+"""
 
 
 def embodied_scorer(module: nn.Module, micro_batch: TensorDict, temperature: float) -> TokenScores:
-    """Log-probs and entropy [B, T] of the action tokens of `micro_batch`; see `siirl.engine.training.train_engine.Scorer`.
+    """Log-probs and entropy [B, T] of the action tokens of `micro_batch`; see
+    `siirl.engine.training.train_engine.Scorer`.
 
     Args:
         module: `siirl.models.policy.Policy`.
-        micro_batch: `responses` and `response_mask` [B, T], `instruction_ids` [B, L], `pixel_values` uint8 [B, C, cameras, H, W, 3]
-            and `proprioception` [B, C, P] or one of the two.
+        micro_batch: `responses` and `response_mask` [B, T], `instruction_ids` [B, L],
+            `pixel_values` uint8 [B, C, cameras, H, W, 3] and `proprioception` [B, C, P] or one of
+            the two.
         temperature: Divides the logits.
 
     Raises:
@@ -51,7 +58,8 @@ def embodied_scorer(module: nn.Module, micro_batch: TensorDict, temperature: flo
             f"The policy's logits have shape {list(logits_NSV.shape)} for {tokens_NS.shape[0]} chunks of {tokens_NS.shape[1]} tokens: the "
             "batch was acted by a policy with another chunk length or another number of action dimensions."
         )
-    # Numbers that are not finite are refused by the loss, when all ranks have gone through the module.
+    # Numbers that are not finite are refused by the loss, when all ranks have gone through the
+    # module.
     scores = token_scores(logits=logits_NSV, tokens=tokens_NS, temperature=temperature, check=False)
     return TokenScores(
         log_probs_BT=put_back(scores.log_probs_BT, executed_BC, kept_BT),
@@ -62,7 +70,9 @@ def embodied_scorer(module: nn.Module, micro_batch: TensorDict, temperature: flo
 def put_back(
     values_NS: torch.Tensor, executed_BC: torch.Tensor, kept_BT: torch.Tensor
 ) -> torch.Tensor:
-    """Numbers of the executed chunks [N, S] at the places of their tokens [B, T]; 0 where no token was executed."""
+    """Numbers of the executed chunks [N, S] at the places of their tokens [B, T]; 0 where no token
+    was executed.
+    """
     values_BCS = values_NS.new_zeros((*executed_BC.shape, values_NS.shape[1])).index_put(
         tuple(executed_BC.nonzero().unbind(1)), values_NS
     )
@@ -70,7 +80,9 @@ def put_back(
 
 
 def number_of_chunks(micro_batch: TensorDict) -> int:
-    """Chunks of each trajectory, padding included; TensorError where observations and tokens do not fit each other."""
+    """Chunks of each trajectory, padding included; TensorError where observations and tokens do not
+    fit each other.
+    """
     found = {name: micro_batch[name].shape[1] for name in CHUNK_COLUMNS if name in micro_batch}
     tokens = micro_batch["responses"].shape[1]
     if not found:

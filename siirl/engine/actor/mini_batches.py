@@ -1,8 +1,10 @@
-"""Which rows go into which optimiser step: the same for the same samples, however they are spread over ranks.
+"""Which rows go into which optimiser step: the same for the same samples, however they are spread
+over ranks.
 
-A mini-batch is drawn from the rows of *all* ranks, in the order of their unique ids, by a generator that has the same state on
-every rank. So one rank and four take the same optimiser steps. The price: a rank may own more rows of one
-mini-batch and fewer of the next, and the ranks wait for the one with most.
+A mini-batch is drawn from the rows of *all* ranks, in the order of their unique ids, by a generator
+that has the same state on every rank. So one rank and four take the same optimiser steps. The
+price: a rank may own more rows of one mini-batch and fewer of the next, and the ranks wait for the
+one with most.
 """
 
 # R row of any rank
@@ -16,13 +18,15 @@ from siirl.engine.training.collectives import Collectives
 def mini_batch_rows(
     *, batch: TensorDict, rows: int, ranks: Collectives, generator: torch.Generator
 ) -> list[torch.Tensor]:
-    """This rank's rows of each mini-batch, as lists of row numbers; every rank gets as many lists, some perhaps empty.
+    """This rank's rows of each mini-batch, as lists of row numbers; every rank gets as many lists,
+    some perhaps empty.
 
-    The rows of all ranks are cut into as few parts of at most `rows` as they need, and evenly: 40 rows in mini-batches of 32 make
-    two of 20, because a runt would be a step with much noise.
+    The rows of all ranks are cut into as few parts of at most `rows` as they need, and evenly: 40
+    rows in mini-batches of 32 make two of 20, because a runt would be a step with much noise.
 
     Args:
-        batch: This rank's rows, with the column `uid` where ids are known; without, the order is that of the ranks.
+        batch: This rank's rows, with the column `uid` where ids are known; without, the order is
+            that of the ranks.
         rows: Rows of a mini-batch, over all ranks.
         ranks: The ranks that share the rows.
         generator: Drawn from only where there is more than one mini-batch.
@@ -40,7 +44,9 @@ def mini_batch_rows(
 
 
 def row_places(*, batch: TensorDict, ranks: Collectives) -> torch.Tensor:
-    """Place of each row of this rank among the rows of all ranks in the order of their ids, int64 [B]."""
+    """Place of each row of this rank among the rows of all ranks in the order of their ids, int64
+    [B].
+    """
     places_B = torch.zeros(len(batch), dtype=torch.long)
     for place, (_, rank, row) in enumerate(_rows_by_id(batch, ranks)):
         if rank == ranks.rank:

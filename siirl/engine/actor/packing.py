@@ -1,17 +1,23 @@
-"""Rows of different length side by side, so that a language model computes hardly any padding, and a prompt once for its answers.
+"""Rows of different length side by side, so that a language model computes hardly any padding, and
+a prompt once for its answers.
 
-Rows are laid one behind the other into *lanes* of one length; to the model a lane is a row of its batch, in which each text begins
-where its positions begin anew (`siirl.models.language_model.LanguageModel.forward`). One lane with everything would need no padding at
-all, but masked attention costs the square of a lane's length. At a quarter of the model's width it costs some 4 % of the matrices
-(4 S D operations a token and layer beside 24 D^2), so a lane is that long, or as long as what stands together in it.
+Rows are laid one behind the other into *lanes* of one length; to the model a lane is a row of its
+batch, in which each text begins where its positions begin anew
+(`siirl.models.language_model.LanguageModel.forward`). One lane with everything would need no
+padding at all, but masked attention costs the square of a lane's length. At a quarter of the
+model's width it costs some 4 % of the matrices (4 S D operations a token and layer beside 24 D^2),
+so a lane is that long, or as long as what stands together in it.
 
-Where the model can, rows with the same prompt share it (`prefix_groups`): prompt, answer, answer, …; each answer's positions go on from
-the prompt's, and a mask says that it sees the prompt and itself.
+Where the model can, rows with the same prompt share it (`prefix_groups`): prompt, answer, answer,
+…; each answer's positions go on from the prompt's, and a mask says that it sees the prompt and
+itself.
 
-A row goes in up to the token before its last scored one: what comes after predicts nothing that is asked for.
+A row goes in up to the token before its last scored one: what comes after predicts nothing that is
+asked for.
 """
 
-# B row, P prompt token, T response token, L lane, S place in a lane, M scored token of any row, N token of any row that the model sees
+# B row, P prompt token, T response token, L lane, S place in a lane, M scored token of any row, N
+# token of any row that the model sees
 
 import functools
 from collections.abc import Sequence
@@ -39,7 +45,9 @@ class PackedRows:
     input_ids_LS: torch.Tensor
     position_ids_LS: torch.Tensor
     sees_L1SS: torch.Tensor | None
-    """Bool: which places see which; None: each sees its own text up to itself, and texts begin where positions begin anew."""
+    """Bool: which places see which; None: each sees its own text up to itself, and texts begin
+    where positions begin anew.
+    """
     lane_M: torch.Tensor
     """Lane of the place that predicts each scored token, the one before it."""
     place_M: torch.Tensor
@@ -53,7 +61,9 @@ class PackedRows:
     """`response_mask`, bool."""
 
     def at_predictors(self, values_LS: torch.Tensor) -> torch.Tensor:
-        """The entries [M, ...] of `values_LS` [L, S, ...] at the places that predict the scored tokens."""
+        """The entries [M, ...] of `values_LS` [L, S, ...] at the places that predict the scored
+        tokens.
+        """
         return values_LS[self.lane_M, self.place_M]
 
     def put_back(self, values_M: torch.Tensor) -> torch.Tensor:
@@ -92,7 +102,9 @@ class _Rows:
 
 @dataclass(frozen=True)
 class _Layout:
-    """Where in the lanes each row is: its first `prefix` tokens, which may be others' too, and those behind them."""
+    """Where in the lanes each row is: its first `prefix` tokens, which may be others' too, and
+    those behind them.
+    """
 
     lane_B: torch.Tensor
     prefix_B: torch.Tensor
@@ -110,23 +122,29 @@ class _Layout:
 
 
 def model_width(module: Any) -> int:
-    """Entries of a hidden state of a `siirl.models.language_model.LanguageModel`, or anything else with transformers' `config`."""
+    """Entries of a hidden state of a `siirl.models.language_model.LanguageModel`, or anything else
+    with transformers' `config`.
+    """
     return int(module.config.get_text_config().hidden_size)
 
 
 def pack_rows(micro_batch: TensorDict, *, width: int, share_prompts: bool) -> PackedRows:
     """Lay the rows of a micro-batch into lanes.
 
-    Where no token is scored, one token is nevertheless, and `put_back` leaves it out: over several ranks the model must run, also for
-    rows that only pad.
+    Where no token is scored, one token is nevertheless, and `put_back` leaves it out: over several
+    ranks the model must run, also for rows that only pad.
 
     Args:
-        micro_batch: `input_ids` and `attention_mask` [B, P + T], `responses` and `response_mask` [B, T], padded on any side.
-        width: D, entries of a hidden state; lanes have a quarter of it in tokens, or more where what stands together has more.
-        share_prompts: Compute a prompt once for the rows that have it; the model must heed a mask [L, 1, S, S].
+        micro_batch: `input_ids` and `attention_mask` [B, P + T], `responses` and `response_mask`
+            [B, T], padded on any side.
+        width: D, entries of a hidden state; lanes have a quarter of it in tokens, or more where
+            what stands together has more.
+        share_prompts: Compute a prompt once for the rows that have it; the model must heed a mask
+            [L, 1, S, S].
 
     Raises:
-        TensorError: Columns that are missing or do not fit each other, or a response without any token before it.
+        TensorError: Columns that are missing or do not fit each other, or a response without any
+            token before it.
     """
     rows = _needed(micro_batch)
     row_M, token_M = rows.kept_BT.nonzero().unbind(1)
@@ -164,7 +182,9 @@ def pack_rows(micro_batch: TensorDict, *, width: int, share_prompts: bool) -> Pa
 
 
 def prompt_units(batch: TensorDict, budget: int, *, width: int) -> list[Unit]:
-    """Rows that share their prompt as one unit of a micro-batch; see `siirl.engine.training.micro_batches.Units`."""
+    """Rows that share their prompt as one unit of a micro-batch; see
+    `siirl.engine.training.micro_batches.Units`.
+    """
     return [
         Unit(rows=group.rows, tokens=group.tokens)
         for group in _needed(batch).groups(width=width, most_tokens=budget)
@@ -172,7 +192,9 @@ def prompt_units(batch: TensorDict, budget: int, *, width: int) -> list[Unit]:
 
 
 def units_of(module: Any) -> Units | None:
-    """Rows with one prompt in one micro-batch, where the `siirl.models.language_model.LanguageModel` can compute it once for them."""
+    """Rows with one prompt in one micro-batch, where the
+    `siirl.models.language_model.LanguageModel` can compute it once for them.
+    """
     return (
         functools.partial(prompt_units, width=model_width(module))
         if module.shares_prompts

@@ -1,11 +1,13 @@
 """Which rows share their prompt, and how many of them are worth computing it once for.
 
-The rollouts of a group answer one prompt, so its keys and values are the same in all of them, and so are their gradients but for a sum.
-Computed once, with the responses behind it side by side, a group of n rows of c prompt and t response tokens has c + n t tokens in place
-of n (c + t). Masked attention, though, costs the square of what stands together: 4 S D operations a token and layer beside the 24 D^2 of
-the matrices, which makes n rows in parts of k cost n / k * (c + k t) * (24 D^2 + 4 (c + k t) D). That is least at
-k = sqrt(c (6 D + c)) / t: whole groups of short answers, hardly any of long ones. Prefix Grouper (Liu et al. 2025,
-arXiv 2506.05433) shares prompts likewise, by attention in two parts in place of a mask.
+The rollouts of a group answer one prompt, so its keys and values are the same in all of them, and
+so are their gradients but for a sum. Computed once, with the responses behind it side by side, a
+group of n rows of c prompt and t response tokens has c + n t tokens in place of n (c + t). Masked
+attention, though, costs the square of what stands together: 4 S D operations a token and layer
+beside the 24 D^2 of the matrices, which makes n rows in parts of k cost n / k * (c + k t) * (24 D^2
++ 4 (c + k t) D). That is least at k = sqrt(c (6 D + c)) / t: whole groups of short answers, hardly
+any of long ones. Prefix Grouper (Liu et al. 2025, arXiv 2506.05433) shares prompts likewise, by
+attention in two parts in place of a mask.
 """
 
 # B row, S token, P prompt token
@@ -20,7 +22,9 @@ import torch
 
 @dataclass(frozen=True)
 class PrefixGroup:
-    """Rows with the same first tokens, which are computed once; or a single row, of which nothing is shared."""
+    """Rows with the same first tokens, which are computed once; or a single row, of which nothing
+    is shared.
+    """
 
     rows: tuple[int, ...]
     prefix: int
@@ -47,7 +51,8 @@ def prefix_groups(
     Args:
         prompts_BP: Tokens of the prompts, the same number everywhere in padding.
         lengths_B: Tokens of each row that the model has to see.
-        prefixes_B: How many of them belong to the prompt; 0 for a row of which nothing is to be seen.
+        prefixes_B: How many of them belong to the prompt; 0 for a row of which nothing is to be
+            seen.
         width: D, entries of a hidden state.
         most_tokens: No group of several rows has more; None: no limit.
     """
@@ -91,7 +96,9 @@ def rows_at_once(
 
 
 def _equal_parts(count: int, most: int) -> list[slice]:
-    """`count` places in as few runs of at most `most` as there can be, none more than one longer than another."""
+    """`count` places in as few runs of at most `most` as there can be, none more than one longer
+    than another.
+    """
     parts = -(-count // most)
     ends = [count * part // parts for part in range(parts + 1)]
     return [slice(first, last) for first, last in itertools.pairwise(ends)]

@@ -10,14 +10,17 @@ from siirl.models.adapters import Adaptable
 
 
 class Reference(Protocol):
-    """Says how likely a policy that is not trained finds what was sampled; an `Actor` without optimiser is one."""
+    """Says how likely a policy that is not trained finds what was sampled; an `Actor` without
+    optimiser is one.
+    """
 
     def compute_log_prob(self, batch: TensorDict) -> TokenScores:
         """Log-probs and entropy [B, T] of this rank's rows; 0 at masked tokens."""
 
 
 class WithoutAdapter:
-    """The model below the LoRA adapters that are trained: the same weights, of which no second copy is in memory.
+    """The model below the LoRA adapters that are trained: the same weights, of which no second copy
+    is in memory.
 
     Args:
         actor: Trains the adapters.

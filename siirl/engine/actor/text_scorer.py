@@ -1,11 +1,14 @@
-"""The scorer of language models: log-probs and entropy of the tokens that the model said, with no padding and without whole logits.
+"""The scorer of language models: log-probs and entropy of the tokens that the model said, with no
+padding and without whole logits.
 
-Rows lie side by side in lanes, the answers to a prompt behind the prompt (`packing`), and go through the model once; only hidden states
-that predict a scored token meet the head (`siirl.algos.linear_log_probs`). Tokens that somebody else said (answers of tools, prompts)
-are seen by the model and not scored: they have 0.
+Rows lie side by side in lanes, the answers to a prompt behind the prompt (`packing`), and go
+through the model once; only hidden states that predict a scored token meet the head
+(`siirl.algos.linear_log_probs`). Tokens that somebody else said (answers of tools, prompts) are
+seen by the model and not scored: they have 0.
 """
 
-# B row, T response token, L lane, S place in a lane, D entry of a hidden state, V entry of the vocabulary, M scored token of any row
+# B row, T response token, L lane, S place in a lane, D entry of a hidden state, V entry of the
+# vocabulary, M scored token of any row
 
 from typing import Any
 
@@ -18,7 +21,8 @@ from siirl.engine.actor.packing import model_width, pack_rows
 
 
 def text_scorer(module: Any, micro_batch: TensorDict, temperature: float) -> TokenScores:
-    """Log-probs and entropy [B, T] of the response tokens of `micro_batch`; see `siirl.engine.training.train_engine.Scorer`.
+    """Log-probs and entropy [B, T] of the response tokens of `micro_batch`; see
+    `siirl.engine.training.train_engine.Scorer`.
 
     Args:
         module: `siirl.models.language_model.LanguageModel`.
@@ -34,7 +38,8 @@ def text_scorer(module: Any, micro_batch: TensorDict, temperature: float) -> Tok
     with torch.autocast(
         hidden_MD.device.type, enabled=False
     ):  # its backward pass, which is outside of autocast, computes logits anew
-        # Numbers that are not finite are refused by the loss, when all ranks have gone through the module.
+        # Numbers that are not finite are refused by the loss, when all ranks have gone through the
+        # module.
         scores = linear_token_scores(
             hidden=hidden_MD,
             weight=weight_VD,
@@ -49,7 +54,9 @@ def text_scorer(module: Any, micro_batch: TensorDict, temperature: float) -> Tok
 
 
 def _head(hidden_MD: torch.Tensor, module: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    """Hidden states and output weights in the type in which the model's own head would multiply them; a bias is one more entry of both."""
+    """Hidden states and output weights in the type in which the model's own head would multiply
+    them; a bias is one more entry of both.
+    """
     device = hidden_MD.device.type
     dtype = (
         torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else hidden_MD.dtype

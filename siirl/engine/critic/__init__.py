@@ -1,1 +1,3 @@
-"""The value model: the policy's features with a value head, its scorers for robots and for text, and its update."""
+"""The value model: the policy's features with a value head, its scorers for robots and for text,
+and its update.
+"""

@@ -1,7 +1,9 @@
-"""Critic: the update of a value model, whatever its domain: epochs, mini-batches, one clipped loss, over a TrainEngine.
+"""Critic: the update of a value model, whatever its domain: epochs, mini-batches, one clipped loss,
+over a TrainEngine.
 
-A value belongs to a decision, and a decision is one token of text or a whole chunk of a robot's actions. Which tokens stand for one is
-`decisions`' business, and the column `value_mask` says it: the loss is the mean over these tokens of the whole mini-batch, over all ranks.
+A value belongs to a decision, and a decision is one token of text or a whole chunk of a robot's
+actions. Which tokens stand for one is `decisions`' business, and the column `value_mask` says it:
+the loss is the mean over these tokens of the whole mini-batch, over all ranks.
 """
 
 # B row (trajectory), T token
@@ -48,8 +50,8 @@ class Critic:
         decisions: Bool [B, T] of a batch: which tokens stand for a decision.
         epochs: Passes over the samples of a step.
         rows_per_mini_batch: Trajectories of one optimiser step, over all ranks.
-        clip_range: How far an update may move a value before its error counts no more, in the units of `ValueModel.normalized`; None:
-            as far as it likes.
+        clip_range: How far an update may move a value before its error counts no more, in the units
+            of `ValueModel.normalized`; None: as far as it likes.
         seed: Of the generator that draws mini-batches.
     """
 
@@ -70,7 +72,8 @@ class Critic:
         self.generator = torch.Generator().manual_seed(seed)
 
     def compute_values(self, batch: TensorDict) -> Values:
-        """Values of this rank's rows under the present weights, without gradient; every rank calls it.
+        """Values of this rank's rows under the present weights, without gradient; every rank calls
+        it.
 
         Raises:
             TensorError: A value that is not finite on this rank; InvariantError on the others.
@@ -84,7 +87,8 @@ class Critic:
         """All optimiser steps of a training step; every rank calls it, a rank without rows too.
 
         Args:
-            batch: This rank's rows with `values`, `value_mask` and `returns`, and the scorer's columns.
+            batch: This rank's rows with `values`, `value_mask` and `returns`, and the scorer's
+                columns.
 
         Returns:
             Metrics over all ranks, the same on every rank.
@@ -127,7 +131,9 @@ class Critic:
         return {**metrics, **_metrics(steps)}
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything of the critic's own that the next update depends on; the engine saves weights, statistics and moments itself."""
+        """Everything of the critic's own that the next update depends on; the engine saves weights,
+        statistics and moments itself.
+        """
         return {"generator": self.generator.get_state()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

@@ -1,9 +1,12 @@
-"""The scorer of robots' critics: one value an observation, said at every token of the chunk that was decoded from it.
+"""The scorer of robots' critics: one value an observation, said at every token of the chunk that
+was decoded from it.
 
-All tokens of a chunk are decoded at once from one observation, so there is one state behind them and one decision, of which the executed
-tokens are the parts. The value stands at each of them, for whoever reads the column; what a critic learns, and between what GAE steps,
-is `first_token_of_each_chunk`: one number a decision. Stepping from token to token inside a chunk would discount by lambda where no time
-has passed, and weigh a state by how many dimensions an action has.
+All tokens of a chunk are decoded at once from one observation, so there is one state behind them
+and one decision, of which the executed tokens are the parts. The value stands at each of them, for
+whoever reads the column; what a critic learns, and between what GAE steps, is
+`first_token_of_each_chunk`: one number a decision. Stepping from token to token inside a chunk
+would discount by lambda where no time has passed, and weigh a state by how many dimensions an
+action has.
 """
 
 # B trajectory, C chunk, S token of a chunk, T = C*S token, N executed chunk of any trajectory
@@ -19,7 +22,8 @@ from siirl.engine.actor.embodied_scorer import CHUNK_COLUMNS, number_of_chunks, 
 def embodied_value_scorer(
     module: nn.Module, micro_batch: TensorDict, temperature: float
 ) -> torch.Tensor:
-    """Values [B, T] at the executed tokens of `micro_batch`, 0 elsewhere; see `siirl.engine.training.train_engine.Scorer`.
+    """Values [B, T] at the executed tokens of `micro_batch`, 0 elsewhere; see
+    `siirl.engine.training.train_engine.Scorer`.
 
     Args:
         module: `siirl.engine.critic.value_model.ValueModel` on `PolicyFeatures`.
@@ -45,6 +49,8 @@ def embodied_value_scorer(
 
 
 def first_token_of_each_chunk(batch: TensorDict) -> torch.Tensor:
-    """Bool [B, T]: the first executed token of each chunk that was executed at all, fully or in part."""
+    """Bool [B, T]: the first executed token of each chunk that was executed at all, fully or in
+    part.
+    """
     kept_BCS = as_bool_mask(batch["response_mask"]).unflatten(1, (number_of_chunks(batch), -1))
     return (kept_BCS & (kept_BCS.cumsum(-1) == 1)).flatten(1)

@@ -1,7 +1,9 @@
-"""The scorer of language models' critics: the value of a token is said before it is: by the hidden state that predicts it.
+"""The scorer of language models' critics: the value of a token is said before it is: by the hidden
+state that predicts it.
 
-Rows lie side by side without padding, as for the policy's scorer (`siirl.engine.actor.text_scorer`). Tokens that somebody else said (a
-tool's answer, the prompt) are seen by the model and have no value of their own. Each token of the policy's own is a decision.
+Rows lie side by side without padding, as for the policy's scorer
+(`siirl.engine.actor.text_scorer`). Tokens that somebody else said (a tool's answer, the prompt) are
+seen by the model and have no value of their own. Each token of the policy's own is a decision.
 """
 
 # B row, T response token, L lane, S place in a lane, M own token of any row
@@ -17,10 +19,12 @@ from siirl.models.language_model import LanguageModel
 
 
 def text_value_scorer(module: Any, micro_batch: TensorDict, temperature: float) -> torch.Tensor:
-    """Values [B, T] at the policy's own tokens of `micro_batch`, 0 elsewhere; see `siirl.engine.training.train_engine.Scorer`.
+    """Values [B, T] at the policy's own tokens of `micro_batch`, 0 elsewhere; see
+    `siirl.engine.training.train_engine.Scorer`.
 
     Args:
-        module: `siirl.engine.critic.value_model.ValueModel` on a `siirl.models.language_model.LanguageModel`.
+        module: `siirl.engine.critic.value_model.ValueModel` on a
+            `siirl.models.language_model.LanguageModel`.
         micro_batch: See `siirl.engine.actor.packing.pack_rows`.
         temperature: Not read: values have none.
     """
@@ -37,7 +41,9 @@ def every_own_token(batch: TensorDict) -> torch.Tensor:
 
 
 def without_head(model: LanguageModel) -> LanguageModel:
-    """The model with its head given up: of a critic's copy nobody asks for logits, and a weight without gradient is memory for nothing."""
+    """The model with its head given up: of a critic's copy nobody asks for logits, and a weight
+    without gradient is memory for nothing.
+    """
     head = model.causal_lm.get_output_embeddings()
     for name in [name for name, part in model.named_children() if part is head]:
         delattr(model, name)

@@ -1,10 +1,13 @@
-"""The value model: a trainable copy of the policy without its head, and a linear value head on its features.
+"""The value model: a trainable copy of the policy without its head, and a linear value head on its
+features.
 
-The head starts at zero: random values would be noise on the first advantages and pull random gradients through the trunk.
+The head starts at zero: random values would be noise on the first advantages and pull random
+gradients through the trunk.
 
-With `normalize_returns` the head speaks in deviations of the returns from their mean (`mean`, `std`, moved step by step), and is rescaled
-whenever these move, so that no value changes by it (PopArt: van Hasselt et al. 2016, arXiv 1602.07714, equation 9). Only the first
-returns ever seen move all values, from 0 to their mean.
+With `normalize_returns` the head speaks in deviations of the returns from their mean (`mean`,
+`std`, moved step by step), and is rescaled whenever these move, so that no value changes by it
+(PopArt: van Hasselt et al. 2016, arXiv 1602.07714, equation 9). Only the first returns ever seen
+move all values, from 0 to their mean.
 """
 
 # N observation or token, D feature
@@ -16,7 +19,9 @@ from siirl.algos.ranks import Ranks
 from siirl.errors import ConfigError
 from siirl.models.policy import Policy
 
-DECAY = 0.9  # of the statistics, per training step: half of what is known of the returns is from the last seven steps
+# of the statistics, per training step: half of what is known of the returns is from the last seven
+# steps
+DECAY = 0.9
 SMALLEST_STD = 1e-2  # returns that hardly differ say nothing of their scale
 
 
@@ -26,7 +31,8 @@ class ValueModel(nn.Module):
     Args:
         trunk: Makes features; a copy of its own, because it is trained.
         feature_size: D.
-        normalize_returns: Whether the head predicts returns less their running mean over their running deviation.
+        normalize_returns: Whether the head predicts returns less their running mean over their
+            running deviation.
     """
 
     mean: torch.Tensor
@@ -49,7 +55,9 @@ class ValueModel(nn.Module):
     def forward(
         self, *observation: torch.Tensor | None, **columns: torch.Tensor | None
     ) -> torch.Tensor:
-        """One value a feature vector of the trunk, float32 [N] (or [B, S]), in units of the return; arguments are the trunk's."""
+        """One value a feature vector of the trunk, float32 [N] (or [B, S]), in units of the return;
+        arguments are the trunk's.
+        """
         normalized_N = self.value_head(self.trunk(*observation, **columns)).squeeze(-1).float()
         return normalized_N * self.std + self.mean
 
@@ -66,7 +74,8 @@ class ValueModel(nn.Module):
     def observe_returns(
         self, returns_BT: torch.Tensor, kept_BT: torch.Tensor, *, ranks: Ranks
     ) -> None:
-        """Move mean and deviation towards those of these returns, over all ranks; values stay what they are.
+        """Move mean and deviation towards those of these returns, over all ranks; values stay what
+        they are.
 
         Args:
             returns_BT: This rank's returns.

@@ -1,4 +1,6 @@
-"""How a finished episode is rewarded: one manager each, chosen by `reward.name`; those of text are in `text_rewards`."""
+"""How a finished episode is rewarded: one manager each, chosen by `reward.name`; those of text are
+in `text_rewards`.
+"""
 
 from siirl.engine.reward_manager.embodied_rewards import (
     REWARD_MANAGERS,

@@ -1,7 +1,9 @@
-"""Trajectory rewards of embodied episodes: 0/1 success, the environment's return, SRPO's video distance, and an oracle's.
+"""Trajectory rewards of embodied episodes: 0/1 success, the environment's return, SRPO's video
+distance, and an oracle's.
 
-A manager sees the outcomes of *all* ranks, sorted by uid, so every rank computes the same rewards and keeps the same memory,
-whatever the number of ranks. Episodes that failed to simulate never get here.
+A manager sees the outcomes of *all* ranks, sorted by uid, so every rank computes the same rewards
+and keeps the same memory, whatever the number of ranks. Episodes that failed to simulate never get
+here.
 """
 
 # B episode (of all ranks), D channel of the video embedding
@@ -34,7 +36,9 @@ class EpisodeOutcomes:
     video_embedding_BD: NDArray[np.float32] | None
     oracle_distance_B: NDArray[np.float32] | None
     texts_B: dict[str, list[str]] = field(default_factory=dict)
-    """Columns of strings that the rollout provides for a text's reward (`siirl.engine.reward_manager.text_rewards`)."""
+    """Columns of strings that the rollout provides for a text's reward
+    (`siirl.engine.reward_manager.text_rewards`).
+    """
     response_length_B: NDArray[np.int64] | None = None
     """Tokens after the prompt, those of tools among them; None for robots."""
     graded_B: NDArray[np.bool_] | None = None
@@ -50,12 +54,15 @@ class RewardScores:
     reward_B: NDArray[np.float32]
     metrics: dict[str, float] = field(default_factory=dict)
     failed: dict[int, str] = field(default_factory=dict)
-    """Episodes that could not be scored, by position, with the reason: they are dropped, and their entry of `reward_B` is not read."""
+    """Episodes that could not be scored, by position, with the reason: they are dropped, and their
+    entry of `reward_B` is not read.
+    """
     penalty_B: NDArray[np.float32] | None = None
     """Added to the reward that is trained on, but not to the score (DAPO's for long responses)."""
     env_weight_B: NDArray[np.float32] | None = None
-    """How much of the environment's return is in `reward_B`: that much of its rewards stands at the tokens that earned them (the column
-    `env_rewards`), and the rest of `reward_B` at the end. None: nothing."""
+    """How much of the environment's return is in `reward_B`: that much of its rewards stands at the
+    tokens that earned them (the column `env_rewards`), and the rest of `reward_B` at the end. None:
+    nothing."""
     parts: dict[str, NDArray[np.float32]] = field(default_factory=dict)
     """Summands and further numbers, by name, for logs; NaN where an episode has none."""
 
@@ -67,16 +74,22 @@ class RewardManager(Protocol):
     ranks_failures: bool
     """Whether failures of a task are told apart once there is a reference for it."""
     looks_at_all_ranks: bool
-    """Whether it must see the episodes of all ranks, as clusters of successes do; else each rank scores its own, and nothing travels."""
+    """Whether it must see the episodes of all ranks, as clusters of successes do; else each rank
+    scores its own, and nothing travels.
+    """
 
     def score(self, outcomes: EpisodeOutcomes) -> RewardScores:
         """Rewards of all outcomes."""
 
     def remember(self, dropped: EpisodeOutcomes) -> None:
-        """Take in episodes of the step that a filter dropped: they are not scored, but their successes are references."""
+        """Take in episodes of the step that a filter dropped: they are not scored, but their
+        successes are references.
+        """
 
     def has_reference(self, task_name: str) -> bool:
-        """Whether a failure of this task can be told from another by something other than this step's successes."""
+        """Whether a failure of this task can be told from another by something other than this
+        step's successes.
+        """
 
     def state_dict(self) -> dict[str, Any]:
         """Everything that the next step's rewards depend on."""
@@ -140,7 +153,9 @@ class ReturnReward(Memoryless):
 
 
 class VideoReward:
-    """SRPO: a failure earns more the closer its video came to the successes of its task (`vjepa.reward`)."""
+    """SRPO: a failure earns more the closer its video came to the successes of its task
+    (`vjepa.reward`).
+    """
 
     ranks_failures = True
     looks_at_all_ranks = True
@@ -189,7 +204,9 @@ class VideoReward:
 
 
 class ReleasedVideoReward(Memoryless):
-    """The form that siiRL published, for comparison (`vjepa.released_reward`): it depends on the step's episodes alone."""
+    """The form that siiRL published, for comparison (`vjepa.released_reward`): it depends on the
+    step's episodes alone.
+    """
 
     ranks_failures = True
 
@@ -201,7 +218,9 @@ class ReleasedVideoReward(Memoryless):
 
 
 class OracleReward(VideoReward):
-    """SRPO's form on the simulator's true distance instead of a video: what a perfect encoder could give. For comparison only."""
+    """SRPO's form on the simulator's true distance instead of a video: what a perfect encoder could
+    give. For comparison only.
+    """
 
     def score(self, outcomes: EpisodeOutcomes) -> RewardScores:
         """See RewardManager."""
@@ -223,7 +242,8 @@ class OracleReward(VideoReward):
         return True
 
 
-FEWEST_TO_RANK = 5  # of a task's failures: the rank correlation of three or four is +-1 by chance every few times
+# of a task's failures: the rank correlation of three or four is +-1 by chance every few times
+FEWEST_TO_RANK = 5
 
 MOST_CLIP_BYTES = 512 * MEBIBYTE  # in memory: 1000 clips of 40 frames of 64 x 64 pixels take 490 MB
 REWARD_MANAGERS = ("success", "return", "srpo", "srpo_released", "oracle")
@@ -239,7 +259,8 @@ def make_reward_manager(
 
     Args:
         config: The `reward` group.
-        demonstrations: Video embeddings [N, D] of successful demonstrations for each task; empty without.
+        demonstrations: Video embeddings [N, D] of successful demonstrations for each task; empty
+            without.
         tasks: The environment's tasks.
     """
     if ":" in config.name:
@@ -289,7 +310,8 @@ def _own_manager(config: RewardArguments) -> RewardManager:
 
 
 def load_demonstration_clips(file: str) -> dict[str, list[NDArray[np.uint8]]]:
-    """Clips of successful demonstrations by task, from the npz that `python -m siirl.warm_start` writes: keys `<task>/<number>`.
+    """Clips of successful demonstrations by task, from the npz that `python -m siirl.warm_start`
+    writes: keys `<task>/<number>`.
 
     Raises:
         MissingAssetError: There is no such file.
@@ -324,7 +346,9 @@ def _video_columns(
 
 
 def _beside_the_oracle(output: RewardOutput, outcomes: EpisodeOutcomes) -> RewardScores:
-    """The rewards with their metrics; where the environment reports the true distance, their rank correlation with it too."""
+    """The rewards with their metrics; where the environment reports the true distance, their rank
+    correlation with it too.
+    """
     metrics = dict(output.metrics)
     if outcomes.oracle_distance_B is not None:
         ranked_B = ~outcomes.complete_B & output.defined_B
@@ -338,7 +362,9 @@ def _beside_the_oracle(output: RewardOutput, outcomes: EpisodeOutcomes) -> Rewar
 def _agreement_with_oracle(
     reward_B: NDArray[np.floating], distance_B: NDArray[np.floating], task_B: NDArray[np.str_]
 ) -> dict[str, float]:
-    """Rank correlation of failures' rewards with their true closeness, within each task: tasks have scales of their own."""
+    """Rank correlation of failures' rewards with their true closeness, within each task: tasks have
+    scales of their own.
+    """
     tasks = [task_B == task for task in sorted(set(task_B))]
     ranked = [of_task for of_task in tasks if of_task.sum() >= FEWEST_TO_RANK]
     if not ranked:

@@ -1,7 +1,9 @@
-"""A reward model: a sequence classifier with one output, whose number for a whole conversation is the reward.
+"""A reward model: a sequence classifier with one output, whose number for a whole conversation is
+the reward.
 
-It reads the conversation in its own tokens and chat template, which need not be the policy's. Each rank scores its own episodes; where
-there are several, the weights are spread over them (FSDP2), and all make the same number of passes, since each pass gathers weights.
+It reads the conversation in its own tokens and chat template, which need not be the policy's. Each
+rank scores its own episodes; where there are several, the weights are spread over them (FSDP2), and
+all make the same number of passes, since each pass gathers weights.
 """
 
 import json
@@ -83,7 +85,9 @@ class RewardModel:
     def score(
         self, outcomes: EpisodeOutcomes, rows: Sequence[int], *, most_failures: float
     ) -> PartScores:
-        """Score these rows; those longer than the model, and those whose number is not finite, fail."""
+        """Score these rows; those longer than the model, and those whose number is not finite,
+        fail.
+        """
         prompts, responses = (column_of(outcomes, name) for name in MODEL_COLUMNS)
         scores, tokens = PartScores(), {}
         for row in rows:
@@ -115,7 +119,9 @@ class RewardModel:
         return int(self.ranks.maximum(torch.tensor(float(own))))
 
     def encode(self, messages: Sequence[Message]) -> list[int]:
-        """A whole conversation as tokens: by its chat template, or without one the contents joined by line ends."""
+        """A whole conversation as tokens: by its chat template, or without one the contents joined
+        by line ends.
+        """
         if self.tokenizer.chat_template is None:
             return list(
                 self.tokenizer("\n".join(entry["content"] for entry in messages))["input_ids"]
@@ -144,7 +150,8 @@ class RewardModel:
 def make_reward_model(
     config: SiiRLArguments, *, device: torch.device, ranks: Collectives
 ) -> RewardModel | None:
-    """The reward model of a text job; None where no part of the reward is called `model`. Every rank calls it.
+    """The reward model of a text job; None where no part of the reward is called `model`. Every
+    rank calls it.
 
     Raises:
         ConfigError: No path, or a model that cannot be a reward.

@@ -1,8 +1,9 @@
 """A reward function of the user's own, as a worker process of `envs.worker_pool` calls it.
 
-The pool starts its processes with `module:function`; here the function's name is the whole reference, so that the user's module is
-imported when the process starts, under the deadline of a start, and what is wrong with it is told before the first sample. Imports
-nothing heavy. Everything that the function returns is checked here.
+The pool starts its processes with `module:function`; here the function's name is the whole
+reference, so that the user's module is imported when the process starts, under the deadline of a
+start, and what is wrong with it is told before the first sample. Imports nothing heavy. Everything
+that the function returns is checked here.
 """
 
 import importlib
@@ -88,7 +89,9 @@ async def _awaited(result: Any) -> Any:
 
 
 def judged(result: Any) -> dict[str, Any]:
-    """`result` as `checked` has it, or {"failed": reason}: of a batch, a score that is none costs its own sample alone."""
+    """`result` as `checked` has it, or {"failed": reason}: of a batch, a score that is none costs
+    its own sample alone.
+    """
     try:
         return checked(result)
     except (TypeError, ValueError) as error:
@@ -98,7 +101,8 @@ def judged(result: Any) -> dict[str, Any]:
 def checked(result: Any) -> dict[str, float]:
     """`result` as {"score": float, further parts: float}.
 
-    Further parts that are no finite numbers (the answer that was found, for example) are left out: they are for logs.
+    Further parts that are no finite numbers (the answer that was found, for example) are left out:
+    they are for logs.
 
     Raises:
         TypeError: No number, or a dict without `score`.

@@ -1,9 +1,11 @@
 """Rewards of text: a weighted sum of parts, each of which scores the episodes of its own rank.
 
-Parts are the environment's own verdict (success, return), functions of the user's own, and a reward model. Functions run in processes
-that can be killed (`envs.worker_pool`, `siirl.engine.reward_manager.reward_worker`): one that raises, hangs, dies, or returns what is no
-score costs its sample, which is dropped and counted. It is never given a number. Managers, by `reward.manager`: naive has one process,
-parallel has several, and dapo is parallel with the penalty on long responses (`algorithm.overlong`). Without functions there is no process.
+Parts are the environment's own verdict (success, return), functions of the user's own, and a reward
+model. Functions run in processes that can be killed (`envs.worker_pool`,
+`siirl.engine.reward_manager.reward_worker`): one that raises, hangs, dies, or returns what is no
+score costs its sample, which is dropped and counted. It is never given a number. Managers, by
+`reward.manager`: naive has one process, parallel has several, and dapo is parallel with the penalty
+on long responses (`algorithm.overlong`). Without functions there is no process.
 """
 
 # B episode of this rank
@@ -40,7 +42,8 @@ logger = logging.getLogger(__name__)
 FUNCTION_COLUMNS = ("response_text", "ground_truth", "data_source", "extra_info")
 MODEL_COLUMNS = ("prompt_messages", "response_text")
 TEXT_COLUMNS = tuple(dict.fromkeys((*FUNCTION_COLUMNS, *MODEL_COLUMNS)))
-OVERLONG_SHARE = 5  # the penalty grows over the last fifth of the response by default: DAPO's 4096 of 20480 tokens
+# the penalty grows over the last fifth of the response by default: DAPO's 4096 of 20480 tokens
+OVERLONG_SHARE = 5
 
 
 @dataclass
@@ -96,7 +99,8 @@ class FunctionPart:
         timeout_s: Of a call.
 
     Raises:
-        ConfigError: It cannot be imported, or not be called with what it gets; found out by starting one process.
+        ConfigError: It cannot be imported, or not be called with what it gets; found out by
+            starting one process.
     """
 
     def __init__(self, part: RewardPart, *, num_workers: int, timeout_s: float) -> None:
@@ -167,7 +171,8 @@ class TextRewardManager(Memoryless):
 
     Args:
         parts: What is added up, with how it is described in the configuration.
-        max_failed_share: Of all ranks' samples; a part may give up when its own failures alone are more.
+        max_failed_share: Of all ranks' samples; a part may give up when its own failures alone are
+            more.
         overlong: From lengths [B] in tokens to penalties [B], at most 0; None: no penalty.
     """
 
@@ -234,7 +239,8 @@ def make_text_reward_manager(
     """The manager of a text job.
 
     Args:
-        config: Read are `reward`, `custom_reward_function`, `algorithm.overlong` and `data.max_response_length`.
+        config: Read are `reward`, `custom_reward_function`, `algorithm.overlong` and
+            `data.max_response_length`.
         reward_model: The part called `model`, where the configuration names one.
 
     Raises:

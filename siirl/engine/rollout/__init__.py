@@ -1,1 +1,3 @@
-"""Acting: the inference engine that batches requests, episodes as coroutines, and the executor that runs many of them."""
+"""Acting: the inference engine that batches requests, episodes as coroutines, and the executor that
+runs many of them.
+"""

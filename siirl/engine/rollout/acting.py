@@ -19,7 +19,8 @@ class ActRequest:
     proprioception: NDArray[np.float32] | None  # [P]
     instruction_ids: NDArray[np.int64]  # [L]
     uniforms: NDArray[np.float32] | None
-    """[T] numbers in [0, 1) from the episode's own generator, or None for the most likely tokens."""
+    """[T] numbers in [0, 1) from the episode's own generator, or None for the most likely tokens.
+    """
 
 
 @dataclass(frozen=True)

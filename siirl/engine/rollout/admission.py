@@ -1,7 +1,8 @@
 """Who is waiting for an engine that generates text, and when they are taken up.
 
-As they come; or in lockstep, a round at a time: only when every episode that can be running is waiting, in the order of their uids, and
-the next only when all of these are answered. What a forward pass is over then depends on no clock.
+As they come; or in lockstep, a round at a time: only when every episode that can be running is
+waiting, in the order of their uids, and the next only when all of these are answered. What a
+forward pass is over then depends on no clock.
 """
 
 import asyncio

@@ -1,8 +1,9 @@
 """Runs many episodes at once and sorts their results by request, never by who came first.
 
-A step trains on a fixed list of episodes: taking whichever finish first would favour short ones. An episode that could not be
-simulated is reported as failed, beside the finished ones; it is never scored. One that its workflow rejects is reported, too.
-Left out: episodes that go on while the next ones are asked for (`siirl.engine.rollout.inference_engine`).
+A step trains on a fixed list of episodes: taking whichever finish first would favour short ones. An
+episode that could not be simulated is reported as failed, beside the finished ones; it is never
+scored. One that its workflow rejects is reported, too. Left out: episodes that go on while the next
+ones are asked for (`siirl.engine.rollout.inference_engine`).
 """
 
 import asyncio
@@ -17,7 +18,9 @@ from siirl.engine.rollout.workflow import RolloutWorkflow, Trajectory
 from siirl.errors import SimulationFailed
 
 Outcome = list[Trajectory] | SimulationFailed
-"""What came of an episode: its trajectories (none where it was rejected), or why it could not be simulated."""
+"""What came of an episode: its trajectories (none where it was rejected), or why it could not be
+simulated.
+"""
 
 
 @dataclass(frozen=True)
@@ -25,13 +28,17 @@ class RolloutResult:
     """What became of a list of requests."""
 
     trajectories: list[Trajectory] = field(default_factory=list)
-    """Of the finished episodes, in the order of the requests; several of one episode stand together."""
+    """Of the finished episodes, in the order of the requests; several of one episode stand
+    together.
+    """
     failed: list[tuple[Any, SimulationFailed]] = field(default_factory=list)
     """Episodes that could not be simulated, with the reason."""
     rejected: list[Any] = field(default_factory=list)
     """Episodes for which the workflow, or whoever asked, had no use."""
     broken_off: int = 0
-    """Number of the signal that broke the episodes off (siirl.interrupts): nothing else is known then. 0: none."""
+    """Number of the signal that broke the episodes off (siirl.interrupts): nothing else is known
+    then. 0: none.
+    """
 
     def batch(self) -> TensorDict:
         """The finished episodes' rows as a batch, padded; for training."""
@@ -83,10 +90,12 @@ async def rollout_batch(
         workflow: How an episode runs.
         engine: Handed to the workflow.
         requests: What `arun_episode` gets as data, one an episode.
-        at_once: Episodes that may run at the same time; None: as many as the workflow's own pool has slots.
+        at_once: Episodes that may run at the same time; None: as many as the workflow's own pool
+            has slots.
         on_done: Called with each request when its episode is over.
 
-    Any error but SimulationFailed ends the batch: the other episodes are cancelled, and the error is raised.
+    Any error but SimulationFailed ends the batch: the other episodes are cancelled, and the error
+    is raised.
     """
     permits = asyncio.Semaphore(at_once or len(requests) or 1)
 

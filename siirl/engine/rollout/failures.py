@@ -1,7 +1,9 @@
-"""When a run stops because too many episodes could not be simulated: judged over all ranks of a step, so that all stop or none.
+"""When a run stops because too many episodes could not be simulated: judged over all ranks of a
+step, so that all stop or none.
 
-A rank whose share fails alone goes on without rows where the others make up for it; judged by itself it would have ended the run, and at
-ten episodes a rank one failure would already be more than 5 %.
+A rank whose share fails alone goes on without rows where the others make up for it; judged by
+itself it would have ended the run, and at ten episodes a rank one failure would already be more
+than 5 %.
 """
 
 import itertools
@@ -15,7 +17,8 @@ from siirl.interrupts import Interrupted
 def check_failures(
     result: RolloutResult, *, episodes: int, max_failed_share: float, ranks: Collectives
 ) -> None:
-    """Go on if at most `max_failed_share` of the episodes of all ranks failed to simulate, and no rank has broken off.
+    """Go on if at most `max_failed_share` of the episodes of all ranks failed to simulate, and no
+    rank has broken off.
 
     Args:
         result: This rank's.

@@ -1,8 +1,9 @@
-"""What an episode asks of an engine that generates text, and what it gets: token ids in, token ids and log-probs out.
+"""What an episode asks of an engine that generates text, and what it gets: token ids in, token ids
+and log-probs out.
 
-Tokens are never made anew from text: what was generated goes back in as it came out. Temperature, top-p and top-k belong to the engine,
-because training must divide by the same temperature; the seed belongs to the request, so that an episode does not depend on which others
-it was batched with.
+Tokens are never made anew from text: what was generated goes back in as it came out. Temperature,
+top-p and top-k belong to the engine, because training must divide by the same temperature; the seed
+belongs to the request, so that an episode does not depend on which others it was batched with.
 """
 
 # T generated token
@@ -15,7 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 FinishReason = Literal["stop", "length", "abort"]
-"""An end-of-text token or a stop string; no tokens left; interrupted from outside, with what there is."""
+"""An end-of-text token or a stop string; no tokens left; interrupted from outside, with what there
+is.
+"""
 
 
 @dataclass(frozen=True)
@@ -31,7 +34,9 @@ class GenerationRequest:
     greedy: bool = False
     """Take the most likely tokens instead of sampling."""
     stop: tuple[str, ...] = ()
-    """The continuation ends where its text contains one of these; the tokens that made it up are kept."""
+    """The continuation ends where its text contains one of these; the tokens that made it up are
+    kept.
+    """
 
 
 @dataclass(frozen=True)
@@ -63,7 +68,9 @@ class TextEngine(Protocol):
         """
 
     def interrupt(self) -> None:
-        """End every running request now, with the tokens it has and the reason `abort`; later requests are served as usual."""
+        """End every running request now, with the tokens it has and the reason `abort`; later
+        requests are served as usual.
+        """
 
     def update_weights(self, version: int) -> None:
         """Tell the engine that its weights are those of `version`."""

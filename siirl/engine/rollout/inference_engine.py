@@ -1,14 +1,18 @@
-"""InferenceEngine: what acts, with the environments and the episodes around it, for a script that walks no graph.
+"""InferenceEngine: what acts, with the environments and the episodes around it, for a script that
+walks no graph.
 
     with InferenceEngine(HFEngine(...), pool=EnvPool("math", {}, 1, 16, cluster="local", deadline_s=60)) as inference:
-        result = inference.rollout_batch(requests, workflow)                          # every request, in order
-        result = inference.prepare_batch(requests_without_end, workflow, count=64)    # others make up for what is rejected
+        # every request, in order
+        result = inference.rollout_batch(requests, workflow)
+        # others make up for what is rejected
+        result = inference.prepare_batch(requests_without_end, workflow, count=64)
         inference.update_weights(version)
 
 `with` is `initialize` and `destroy`.
 
-The names are those of AReaLite's design document. What differs on purpose: results come in the order of submission, because the first to
-finish are the short ones; and episodes move only while somebody waits for one, so weights may be changed between two calls without locks.
+The names are those of AReaLite's design document. What differs on purpose: results come in the
+order of submission, because the first to finish are the short ones; and episodes move only while
+somebody waits for one, so weights may be changed between two calls without locks.
 """
 
 import asyncio
@@ -32,8 +36,11 @@ Result = TypeVar("Result")
 Accept = Callable[[Sequence[Trajectory]], bool]
 """Decides from the trajectories of one episode whether they are wanted."""
 
-AT_ONCE = 64  # episodes without environments: enough to fill a batch, few enough for the memory of their keys and values
-ATTEMPTS = 10  # episodes tried for each one wanted: as often as verl's DAPO script generates (max_num_gen_batches)
+# episodes without environments: enough to fill a batch, few enough for the memory of their keys and
+# values
+AT_ONCE = 64
+# episodes tried for each one wanted: as often as verl's DAPO script generates (max_num_gen_batches)
+ATTEMPTS = 10
 
 
 class BatchingEngine(Protocol):
@@ -65,7 +72,8 @@ class InferenceEngine:
 
     Args:
         engine: A TextEngine or an ActionEngine.
-        pool: Environments, which `initialize` starts and `destroy` ends; None for workflows that need none.
+        pool: Environments, which `initialize` starts and `destroy` ends; None for workflows that
+            need none.
         at_once: Episodes that run at the same time; by default as many as the pool has slots.
 
     Raises:
@@ -122,7 +130,8 @@ class InferenceEngine:
         return await cast(ActionEngine, self.engine).act(request)
 
     def update_weights(self, version: int) -> "Future[None]":
-        """The engine's weights are those of `version` now. Episodes in the middle go on with them, and keep the tokens they have.
+        """The engine's weights are those of `version` now. Episodes in the middle go on with them,
+        and keep the tokens they have.
 
         Returns:
             A future that is done: the weights are in place when this returns.
@@ -146,7 +155,8 @@ class InferenceEngine:
     def wait(
         self, count: int, timeout: float | None = None, should_accept: Accept | None = None
     ) -> RolloutResult:
-        """The next `count` accepted episodes in the order of submission, with those that failed or were rejected on the way.
+        """The next `count` accepted episodes in the order of submission, with those that failed or
+        were rejected on the way.
 
         Args:
             count: Accepted episodes; each may have several trajectories.
@@ -155,7 +165,8 @@ class InferenceEngine:
 
         Raises:
             TimeoutError: They were not all there in time. What is there is kept for the next call.
-            RuntimeError: Fewer have been submitted than that. What is there is kept for the next call.
+            RuntimeError: Fewer have been submitted than that. What is there is kept for the next
+                call.
         """
         until = None if timeout is None else time.monotonic() + timeout
         taken: list[_Submitted] = []
@@ -177,9 +188,11 @@ class InferenceEngine:
         should_accept: Accept | None = None,
         on_done: Callable[[Any], None] = lambda data: None,
     ) -> RolloutResult:
-        """Run an episode for each entry of `data`, and return when all are over; rejected ones are not made up for.
+        """Run an episode for each entry of `data`, and return when all are over; rejected ones are
+        not made up for.
 
-        Where the process is asked to end, the episodes are broken off, and the result says only that.
+        Where the process is asked to end, the episodes are broken off, and the result says only
+        that.
         """
         self.engine.expect(episodes=len(data) * self.agents, at_once=self.at_once * self.agents)
 
@@ -200,13 +213,15 @@ class InferenceEngine:
         ahead: int = 0,
         should_accept: Accept | None = None,
     ) -> RolloutResult:
-        """`count` accepted episodes; rejected and failed ones are made up for with further entries of the data.
+        """`count` accepted episodes; rejected and failed ones are made up for with further entries
+        of the data.
 
         Args:
             dataloader: One episode's data at a time. Where it ends, there are fewer episodes.
             workflow: How they run.
             count: Accepted episodes.
-            ahead: Further episodes that are under way meanwhile, and finish in a later call, with tokens of both policies.
+            ahead: Further episodes that are under way meanwhile, and finish in a later call, with
+                tokens of both policies.
             should_accept: Decides by an episode's trajectories; None accepts all.
 
         Returns:
@@ -278,7 +293,8 @@ class InferenceEngine:
     def _to_the_end(self, rollout: Coroutine[Any, Any, Result]) -> Result | None:
         """Run to the end, or until `STOP`, then return None.
 
-        Ctrl-C raises in a script. The episodes are ended first then: each would complain when its environment is closed.
+        Ctrl-C raises in a script. The episodes are ended first then: each would complain when its
+        environment is closed.
         """
         task = self.loop.create_task(rollout)
 
@@ -306,7 +322,9 @@ class InferenceEngine:
 
 
 def _tell_of_no_interrupt(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-    """A task in which Ctrl-C was met, and that nobody waits for any more, says so when it is forgotten; the command says it once."""
+    """A task in which Ctrl-C was met, and that nobody waits for any more, says so when it is
+    forgotten; the command says it once.
+    """
     if not isinstance(context.get("exception"), KeyboardInterrupt):
         loop.default_exception_handler(context)
 

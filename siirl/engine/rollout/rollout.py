@@ -1,4 +1,5 @@
-"""Rollout: environments, engine and workflow held together for one rank, whatever its domain; requests in, trajectories out.
+"""Rollout: environments, engine and workflow held together for one rank, whatever its domain;
+requests in, trajectories out.
 
 What is particular to a domain is made in its constructor: `embodied_rollout` and `text_rollout`.
 """
@@ -59,8 +60,10 @@ class Rollout:
             on_done: Called with each request when its episode is over.
 
         Returns:
-            The episodes in the order of the requests, with those that could not be simulated beside them (how many may be, ranks decide
-            together: siirl.engine.rollout.failures), and raw counts: seconds, busy seconds, policy calls, environment steps.
+            The episodes in the order of the requests, with those that could not be simulated beside
+            them (how many may be, ranks decide
+            together: siirl.engine.rollout.failures), and raw counts: seconds, busy seconds, policy
+                calls, environment steps.
         """
         begin = time.perf_counter()
         self.pool.stats()  # counts from here on, not since the last rollout
@@ -73,13 +76,15 @@ class Rollout:
 def requests_for_prompts(
     prompts: Sequence[Mapping[str, Any]], *, rollouts: int, run_seed: int, step: int, record: int
 ) -> list[EpisodeRequest]:
-    """The episodes of a training step: `rollouts` for each prompt, the first `record` of different prompts with a video.
+    """The episodes of a training step: `rollouts` for each prompt, the first `record` of different
+    prompts with a video.
 
-    Unique ids and policy seeds are made of run seed, step, group and rollout, so they are the same however ranks share the prompts.
+    Unique ids and policy seeds are made of run seed, step, group and rollout, so they are the same
+    however ranks share the prompts.
 
     Args:
-        prompts: Columns of each prompt (siirl.data_coordinator.task_stream): `index`, `task_name`, `task_id`, `trial_id`, `seed`, and of a
-            prompt from a file `prompt_row`.
+        prompts: Columns of each prompt (siirl.data_coordinator.task_stream): `index`, `task_name`,
+            `task_id`, `trial_id`, `seed`, and of a prompt from a file `prompt_row`.
         rollouts: Episodes of each prompt.
         run_seed: Seed of the run.
         step: Training step.

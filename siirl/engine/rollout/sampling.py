@@ -1,7 +1,8 @@
 """Drawing tokens: by inverting the cumulative distribution at numbers that the episode brings.
 
-No generator is here. A row's tokens depend on its own logits and numbers alone, whatever it is batched with, and whatever device
-computes. Top-k and top-p choose what may be drawn; log-probs stay those of the whole distribution, which is what training scores.
+No generator is here. A row's tokens depend on its own logits and numbers alone, whatever it is
+batched with, and whatever device computes. Top-k and top-p choose what may be drawn; log-probs stay
+those of the whole distribution, which is what training scores.
 """
 
 # N row, ... further axes, V token of the vocabulary
@@ -13,7 +14,9 @@ import torch
 
 @dataclass(frozen=True)
 class Sampling:
-    """From what tokens are drawn; the same for every request of an engine, because training divides by the same temperature."""
+    """From what tokens are drawn; the same for every request of an engine, because training divides
+    by the same temperature.
+    """
 
     temperature: float = 1.0
     """Divides the logits, for drawing and for the log-probs alike."""
@@ -26,21 +29,25 @@ class Sampling:
 def draw(
     probabilities_NV: torch.Tensor, uniforms_N: torch.Tensor, *, sampling: Sampling
 ) -> torch.Tensor:
-    """Tokens [N] at the quantiles `uniforms_N`, numbers in [0, 1), of what `sampling` leaves of the rows' probabilities.
+    """Tokens [N] at the quantiles `uniforms_N`, numbers in [0, 1), of what `sampling` leaves of the
+    rows' probabilities.
 
-    The temperature is in the probabilities already. Leading axes may be more than one, the same for both.
+    The temperature is in the probabilities already. Leading axes may be more than one, the same for
+    both.
     """
     kept_NV = nucleus(most_likely(probabilities_NV, top_k=sampling.top_k), top_p=sampling.top_p)
     cumulative_NV = kept_NV.cumsum(-1)
     quantiles_N1 = (uniforms_N * cumulative_NV[..., -1])[..., None]
-    # The first token whose cumulative probability exceeds the quantile; rounding must not point behind the last token.
+    # The first token whose cumulative probability exceeds the quantile; rounding must not point
+    # behind the last token.
     return torch.searchsorted(cumulative_NV, quantiles_N1, right=True)[..., 0].clamp(
         max=probabilities_NV.shape[-1] - 1
     )
 
 
 def most_likely(probabilities: torch.Tensor, *, top_k: int | None) -> torch.Tensor:
-    """Probabilities [..., V] of the `top_k` most likely tokens, zeros elsewhere, adding up to one again (Fan et al. 2018).
+    """Probabilities [..., V] of the `top_k` most likely tokens, zeros elsewhere, adding up to one
+    again (Fan et al. 2018).
 
     Of equally likely tokens at the border, as many are kept as there is room for.
     """
@@ -53,7 +60,9 @@ def most_likely(probabilities: torch.Tensor, *, top_k: int | None) -> torch.Tens
 
 
 def nucleus(probabilities: torch.Tensor, *, top_p: float) -> torch.Tensor:
-    """Probabilities [..., V] with zeros outside of the smallest set that reaches `top_p` (Holtzman et al. 2019); not normalised."""
+    """Probabilities [..., V] with zeros outside of the smallest set that reaches `top_p` (Holtzman
+    et al. 2019); not normalised.
+    """
     if top_p >= 1.0:
         return probabilities
     sorted_values, places = probabilities.sort(dim=-1, descending=True)

@@ -22,7 +22,8 @@ class TextRollout(Rollout):
     Args:
         engine: Generates; closed with the rollout.
         pool: Environments.
-        workflow: How an episode runs: `siirl.engine.rollout.text_workflow.TextWorkflow`, or a user's own.
+        workflow: How an episode runs: `siirl.engine.rollout.text_workflow.TextWorkflow`, or a
+            user's own.
     """
 
     engine: TextEngine
@@ -41,10 +42,12 @@ def make_text_workflow(reference: str | None, **arguments: Any) -> RolloutWorkfl
 
     Args:
         reference: `module:name` of a class or function; None: `TextWorkflow`.
-        arguments: Those of `TextWorkflow`, all of them by name; one's own may take `**kwargs` for those it has no use for.
+        arguments: Those of `TextWorkflow`, all of them by name; one's own may take `**kwargs` for
+            those it has no use for.
 
     Raises:
-        ConfigError: It cannot be imported or called with these arguments, or makes no RolloutWorkflow.
+        ConfigError: It cannot be imported or called with these arguments, or makes no
+            RolloutWorkflow.
     """
     if reference is None:
         return TextWorkflow(**arguments)

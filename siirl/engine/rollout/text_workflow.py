@@ -1,12 +1,15 @@
-"""A text episode: prompt, the model's turn, what the environment says to it, the next turn, … in tokens all along.
+"""A text episode: prompt, the model's turn, what the environment says to it, the next turn, … in
+tokens all along.
 
-Single-turn is the case in which the environment ends the episode after the first turn. What was generated goes back in as it came out;
-only what the environment says is tokenized, once. Those tokens stand in the response with a zero in `response_mask`, so that the loss
-leaves them alone. `max_response_length` counts everything after the prompt, over all turns.
+Single-turn is the case in which the environment ends the episode after the first turn. What was
+generated goes back in as it came out; only what the environment says is tokenized, once. Those
+tokens stand in the response with a zero in `response_mask`, so that the loss leaves them alone.
+`max_response_length` counts everything after the prompt, over all turns.
 
-An episode of which the budget is spent is truncated: the environment still sees the last text, and what it gives for it counts. Where the
-engine was interrupted (an update of the weights, for example), the turn goes on behind the tokens that are there, and each token keeps the
-version of the weights that it came from. Environments with several agents give a trajectory for each.
+An episode of which the budget is spent is truncated: the environment still sees the last text, and
+what it gives for it counts. Where the engine was interrupted (an update of the weights, for
+example), the turn goes on behind the tokens that are there, and each token keeps the version of the
+weights that it came from. Environments with several agents give a trajectory for each.
 """
 
 # P prompt token, T response token
@@ -34,7 +37,9 @@ from siirl.env_server.pool import EnvPool
 from siirl.errors import ConfigError, SimulationFailed, UnknownNameError
 
 TEXT_COLUMNS = ("response_text", "ground_truth", "data_source", "extra_info", "prompt_messages")
-"""String columns that a reward may read; `ground_truth`, `extra_info` and `prompt_messages` are JSON."""
+"""String columns that a reward may read; `ground_truth`, `extra_info` and `prompt_messages` are
+JSON.
+"""
 ROW = "row"  # the option of reset that is a whole row with the prompt columns
 _PROMPTS_KEPT = (
     1024  # encoded prompts: the rollouts of a group ask the same, and come close to each other
@@ -52,7 +57,9 @@ class TurnTokenizer(Protocol):
         """A chat up to where the model begins to speak."""
 
     def encode_turn(self, messages: Sequence[Message], *, closed: bool) -> tuple[int, ...]:
-        """What comes after a turn of the model, up to where it speaks again; `closed` where it ended the turn with a stop token."""
+        """What comes after a turn of the model, up to where it speaks again; `closed` where it
+        ended the turn with a stop token.
+        """
 
     def decode(self, ids: Sequence[int]) -> str:
         """Tokens as text, without special ones."""
@@ -64,9 +71,11 @@ class TextWorkflow(RolloutWorkflow):
     Args:
         pool: Environments; an episode holds one slot of it.
         tokenizer: Between the environment's messages and the model's tokens.
-        max_prompt_length: Tokens of the longest prompt; an episode with a longer one fails, and says so.
+        max_prompt_length: Tokens of the longest prompt; an episode with a longer one fails, and
+            says so.
         max_response_length: Tokens after the prompt, those of tools among them, over all turns.
-        cut_prompts: Take the last tokens of a prompt that is too long (`data.overlong_prompts=cut`) instead of failing.
+        cut_prompts: Take the last tokens of a prompt that is too long (`data.overlong_prompts=cut`)
+            instead of failing.
         stop: Texts that end a turn, besides the tokenizer's stop tokens.
         text_columns: String columns wanted in the row, of `TEXT_COLUMNS`.
 
@@ -111,7 +120,8 @@ class TextWorkflow(RolloutWorkflow):
         """Run one episode; a trajectory for each agent.
 
         Raises:
-            SimulationFailed: The pool could not simulate it, also not by replay; its answer cannot be graded; its prompt is too long.
+            SimulationFailed: The pool could not simulate it, also not by replay; its answer cannot
+                be graded; its prompt is too long.
             ConfigError: The environment refuses the prompt.
         """
         async with self.pool.slot() as slot:
@@ -168,7 +178,9 @@ class TextWorkflow(RolloutWorkflow):
     async def _speak_all(
         self, engine: TextEngine, dialogues: "Sequence[_Dialogue]", data: EpisodeRequest
     ) -> list[str]:
-        """A turn of each agent, all at once; one agent needs no task of its own, which costs as much as its environment."""
+        """A turn of each agent, all at once; one agent needs no task of its own, which costs as
+        much as its environment.
+        """
         if len(dialogues) == 1:
             return [await self._speak(engine, dialogues[0], data, 0)]
         return await asyncio.gather(
@@ -208,7 +220,8 @@ class TextWorkflow(RolloutWorkflow):
         return text
 
     def _end_at_split_stop(self, dialogue: "_Dialogue", start: int, begun: int) -> None:
-        """End a turn that began at token `start` where a stop string lies across `begun`, where it was taken up again.
+        """End a turn that began at token `start` where a stop string lies across `begun`, where it
+        was taken up again.
 
         What was generated behind it is dropped: nobody has seen it.
         """
@@ -245,7 +258,9 @@ class TextWorkflow(RolloutWorkflow):
             dialogue.note(reward, of_agent)
 
     def _leave_unscored(self, dialogues: "Sequence[_Dialogue]", *, graded: bool) -> None:
-        """A text that the environment would refuse ends the episode: it gets no reward, and is not cut into another text."""
+        """A text that the environment would refuse ends the episode: it gets no reward, and is not
+        cut into another text.
+        """
         verdict = f"a text has more than the {self._most_characters()} characters that the environment takes"
         for dialogue in dialogues:
             dialogue.note(0.0, {"success": False if graded else None, VERDICT: verdict})
@@ -299,7 +314,9 @@ class _Dialogue:
     verdict: str = ""
     success: bool = False
     graded: bool = True
-    """Whether the environment says how the episode went; where not, its return and success mean nothing."""
+    """Whether the environment says how the episode went; where not, its return and success mean
+    nothing.
+    """
 
     def say(self, response: GenerationResponse) -> None:
         """Append what the model said."""
@@ -312,7 +329,9 @@ class _Dialogue:
         self.finish_reason = response.finish_reason
 
     def cut(self, length: int) -> None:
-        """Keep `length` tokens, the last of which ended its turn with a stop string; all that go were its own."""
+        """Keep `length` tokens, the last of which ended its turn with a stop string; all that go
+        were its own.
+        """
         gone = len(self.tokens) - length
         for column in (self.tokens, self.log_probs, self.mask, self.rewards, self.versions):
             del column[len(column) - gone :]
@@ -399,7 +418,9 @@ def _reset_options(data: EpisodeRequest) -> dict[str, Any]:
 
 
 def _ground_truth(data: EpisodeRequest, opening: Mapping[str, Any]) -> Any:
-    """The row's own where the request brought one, else what the environment says; None where neither does."""
+    """The row's own where the request brought one, else what the environment says; None where
+    neither does.
+    """
     if ROW in data.options:
         return data.options[ROW]["reward_model"]["ground_truth"]
     return opening.get(GROUND_TRUTH)

@@ -1,4 +1,6 @@
-"""What engines of language models have in common: who waits, what is counted, and turns on the event loop of those who ask."""
+"""What engines of language models have in common: who waits, what is counted, and turns on the
+event loop of those who ask.
+"""
 
 import abc
 import asyncio
@@ -39,7 +41,9 @@ class Announced:
 
 
 class TurnTaking(Announced, abc.ABC):
-    """An engine that works in the process of who asks, one synchronous turn at a time; between two of them the event loop has its own."""
+    """An engine that works in the process of who asks, one synchronous turn at a time; between two
+    of them the event loop has its own.
+    """
 
     longest: int
     """Tokens of a prompt and its continuation, at most."""
@@ -93,7 +97,9 @@ class TurnTaking(Announced, abc.ABC):
 
     @abc.abstractmethod
     def _turn(self) -> bool:
-        """Take up who waits, continue who runs, answer who has ended; whether there are some who run."""
+        """Take up who waits, continue who runs, answer who has ended; whether there are some who
+        run.
+        """
 
     @abc.abstractmethod
     def _jobs(self) -> list[Job]:

@@ -1,8 +1,10 @@
-"""Episodes as coroutines: what one is asked with, what comes of it, and `RolloutWorkflow.arun_episode(engine, data)` between them.
+"""Episodes as coroutines: what one is asked with, what comes of it, and
+`RolloutWorkflow.arun_episode(engine, data)` between them.
 
-The workflows of the two domains are `embodied_workflow` and `text_workflow`. In both an episode asks the engine for an action, hands it
-to its environment, and goes on until the episode is over. Nothing is computed for it afterwards. Many run at once; which of them share a
-forward pass is the engine's business.
+The workflows of the two domains are `embodied_workflow` and `text_workflow`. In both an episode
+asks the engine for an action, hands it to its environment, and goes on until the episode is over.
+Nothing is computed for it afterwards. Many run at once; which of them share a forward pass is the
+engine's business.
 """
 
 import abc

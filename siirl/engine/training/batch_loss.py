@@ -1,4 +1,6 @@
-"""The loss of a batch that is computed in pieces: what a loss function returns for a piece, and what the pieces add up to."""
+"""The loss of a batch that is computed in pieces: what a loss function returns for a piece, and
+what the pieces add up to.
+"""
 
 from dataclasses import dataclass, field
 
@@ -12,7 +14,8 @@ class LossSum:
     """What a loss function returns for a micro-batch."""
 
     loss: torch.Tensor
-    """Sum of the loss, a scalar with gradient; the engine divides by the weight of the whole batch."""
+    """Sum of the loss, a scalar with gradient; the engine divides by the weight of the whole batch.
+    """
     sums: dict[str, torch.Tensor] = field(default_factory=dict)
     """Scalars that are added up over micro-batches and ranks."""
     maxima: dict[str, torch.Tensor] = field(default_factory=dict)
@@ -39,7 +42,9 @@ class LossTally:
         self.maxima: dict[str, torch.Tensor] = {}
 
     def add(self, part: LossSum, *, counts: bool) -> None:
-        """Take in a micro-batch; of one that counts nothing only the names, so that all ranks have the same."""
+        """Take in a micro-batch; of one that counts nothing only the names, so that all ranks have
+        the same.
+        """
         if counts:
             self.loss += part.loss.detach().double().cpu()
         for name, value in part.sums.items():

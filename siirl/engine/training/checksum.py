@@ -19,8 +19,8 @@ _FACTOR = 0x9E3779B97F4A7C15  # odd: tensors that change places change the sum
 def checksum(tensors: Mapping[str, torch.Tensor]) -> int:
     """A number below 2**63 that changes when any bit of a weight does.
 
-    Each tensor, in the order of names, gives the sum of its entries' bits times 2 i + 1 for entry i,
-    modulo 2**64. Names and shapes do not count.
+    Each tensor, in the order of names, gives the sum of its entries' bits times 2 i + 1 for entry
+    i, modulo 2**64. Names and shapes do not count.
     """
     total = 0
     for name in sorted(tensors):

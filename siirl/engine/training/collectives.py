@@ -1,8 +1,9 @@
-"""What ranks tell each other beside gradients: sums, rows, small objects, and whether one of them failed.
+"""What ranks tell each other beside gradients: sums, rows, small objects, and whether one of them
+failed.
 
-`OneProcess` is the only rank there is; `GroupOfProcesses` speaks through torch.distributed. Every rank of a group calls the same
-methods in the same order. Decisions (skip, stop, refuse) are taken from what these return, which is alike everywhere, so that no
-rank waits for one that left.
+`OneProcess` is the only rank there is; `GroupOfProcesses` speaks through torch.distributed. Every
+rank of a group calls the same methods in the same order. Decisions (skip, stop, refuse) are taken
+from what these return, which is alike everywhere, so that no rank waits for one that left.
 """
 
 # B row
@@ -24,8 +25,9 @@ from siirl.occupation import OCCUPATION
 
 Thing = TypeVar("Thing")
 
-# A rank may wait for another's slowest rollout. One that is gone is noticed by its launcher, one that hangs by the watchdog
-# (siirl.execution.scheduler.watchdog), whose limit is 20 hours at most; this one speaks only where neither watches.
+# A rank may wait for another's slowest rollout. One that is gone is noticed by its launcher, one
+# that hangs by the watchdog (siirl.execution.scheduler.watchdog), whose limit is 20 hours at most;
+# this one speaks only where neither watches.
 TIMEOUT = datetime.timedelta(hours=24)
 
 
@@ -73,7 +75,8 @@ class GroupOfProcesses:
     """The ranks of a process group.
 
     Args:
-        device: Where tensors must lie for the group's backend; results come back where the input was.
+        device: Where tensors must lie for the group's backend; results come back where the input
+            was.
         group: The process group; None is the group of all ranks.
     """
 
@@ -135,9 +138,11 @@ def _waiting(call: str) -> AbstractContextManager[None]:
 
 
 def fail_together(ranks: Collectives, error: SiirlError | None) -> None:
-    """Raise on every rank if any of them brings an error: its own where it happened, an InvariantError that names the rank elsewhere.
+    """Raise on every rank if any of them brings an error: its own where it happened, an
+    InvariantError that names the rank elsewhere.
 
-    So that a rank which met a bad sample does not leave the others waiting in the next collective call.
+    So that a rank which met a bad sample does not leave the others waiting in the next collective
+    call.
     """
     messages = ranks.gather_objects(None if error is None else f"{type(error).__name__}: {error}")
     if error is not None:
@@ -155,12 +160,14 @@ def join(
     device: torch.device | str = "cpu",
     backend: str = "gloo",
 ) -> OneProcess | GroupOfProcesses:
-    """Start this process's part of torch.distributed, and return its collectives; a world of one needs none.
+    """Start this process's part of torch.distributed, and return its collectives; a world of one
+    needs none.
 
     Args:
         rank: Number of this process.
         world_size: Number of processes.
-        init_method: Where they meet: `tcp://host:port`, or `file:///path` in a private folder where they share a machine.
+        init_method: Where they meet: `tcp://host:port`, or `file:///path` in a private folder where
+            they share a machine.
         device: `cpu`, or this rank's `cuda:i`.
         backend: `siirl.execution.scheduler.process_group_manager.choose_backend` says which.
     """
@@ -181,11 +188,13 @@ def join(
 def leave(ranks: OneProcess | GroupOfProcesses) -> None:
     """End this process's part of torch.distributed, if it has one, and the threads that serve it.
 
-    A group ends its threads when nothing refers to it any more. One that lived until the interpreter ends could abort the process:
-    a thread that still wants the GIL then, to free the last message, is made to exit in the middle of a destructor.
+    A group ends its threads when nothing refers to it any more. One that lived until the
+    interpreter ends could abort the process: a thread that still wants the GIL then, to free the
+    last message, is made to exit in the middle of a destructor.
     """
     if isinstance(ranks, GroupOfProcesses):
         distributed.destroy_process_group(ranks.group)
         ranks.group = None
-        _clear_sharding_prop_cache()  # FSDP2's rules for operations; their keys hold the mesh, which holds the group
+        # FSDP2's rules for operations; their keys hold the mesh, which holds the group
+        _clear_sharding_prop_cache()
         gc.collect()  # and so do the tracebacks of errors that somebody kept

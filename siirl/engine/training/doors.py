@@ -64,7 +64,8 @@ def deafen(listeners: Iterable[int]) -> None:
 def admit_ranks_only(
     store: distributed.Store, *, rank: int, ranks: int, before: Collection[int]
 ) -> None:
-    """Shut the ports that this process has opened since `before`, and see that only ranks have come in.
+    """Shut the ports that this process has opened since `before`, and see that only ranks have come
+    in.
 
     Args:
         store: Where ranks meet.

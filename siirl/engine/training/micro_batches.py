@@ -21,7 +21,9 @@ class Unit:
 
 
 Units = Callable[[TensorDict, int], Sequence[Unit]]
-"""Divides the rows of a batch into units, of which those of several rows keep to a budget of tokens."""
+"""Divides the rows of a batch into units, of which those of several rows keep to a budget of
+tokens.
+"""
 
 
 def micro_batch_rows(
@@ -32,8 +34,10 @@ def micro_batch_rows(
     Args:
         batch: With `attention_mask` [B, P + T] or `response_mask` [B, T] where tokens are counted.
         rows: Rows of a micro-batch, in their order; not read where there is a budget of tokens.
-        tokens: Tokens of a micro-batch, of units that make the micro-batches as equal as can be; None: by rows.
-        units: Which rows are not to be parted where tokens are counted; None: each is a unit of its own.
+        tokens: Tokens of a micro-batch, of units that make the micro-batches as equal as can be;
+            None: by rows.
+        units: Which rows are not to be parted where tokens are counted; None: each is a unit of its
+            own.
 
     Raises:
         ConfigError: A row with more tokens than the budget.
@@ -57,13 +61,17 @@ def _single_rows(batch: TensorDict, budget: int) -> list[Unit]:
 
 
 def row_lengths(batch: TensorDict) -> torch.Tensor:
-    """Tokens of each row, int64 [B]: all that the model sees where a mask tells them, else those that it said."""
+    """Tokens of each row, int64 [B]: all that the model sees where a mask tells them, else those
+    that it said.
+    """
     mask = batch["attention_mask"] if "attention_mask" in batch else batch["response_mask"]
     return mask.sum(1).long()
 
 
 def take_rows(batch: TensorDict, rows: Sequence[int]) -> TensorDict:
-    """Rows with these ascending numbers; a view where they follow each other, because pictures are large."""
+    """Rows with these ascending numbers; a view where they follow each other, because pictures are
+    large.
+    """
     if rows[-1] - rows[0] + 1 == len(rows):
         return batch[rows[0] : rows[-1] + 1]
     return batch[torch.as_tensor(rows)]

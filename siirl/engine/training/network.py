@@ -25,7 +25,8 @@ NCCL_ANSWERS = "NCCL_RAS_ENABLE"
 
 
 def listen_towards(init_method: str) -> None:
-    """Let gloo listen on the network that leads to the ranks' meeting point; what the user's environment names instead stays.
+    """Let gloo listen on the network that leads to the ranks' meeting point; what the user's
+    environment names instead stays.
 
     Args:
         init_method: `tcp://host:port`, or `file:///path` for ranks that share a machine.
@@ -43,7 +44,9 @@ def listen_towards(init_method: str) -> None:
 
 @contextmanager
 def on_loopback() -> Iterator[None]:
-    """Let gloo listen on the loopback alone, for groups and processes that are made within and stay on this machine."""
+    """Let gloo listen on the loopback alone, for groups and processes that are made within and stay
+    on this machine.
+    """
     before = os.environ.get(GLOO_INTERFACE)
     os.environ[GLOO_INTERFACE] = interface_of(LOOPBACK) or ""
     try:
@@ -57,7 +60,8 @@ def on_loopback() -> Iterator[None]:
 def meet(
     init_method: str, *, rank: int, world_size: int, timeout: datetime.timedelta
 ) -> distributed.Store:
-    """The store through which ranks exchange their addresses. Rank 0 keeps it, and listens at the named address only.
+    """The store through which ranks exchange their addresses. Rank 0 keeps it, and listens at the
+    named address only.
 
     Args:
         init_method: See `listen_towards`.

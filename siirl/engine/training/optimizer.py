@@ -1,8 +1,9 @@
 """AdamW for a module: which weights decay, and its state under the names of the weights.
 
-Decay pulls matrices towards zero; biases, the scales of normalisation layers and embeddings that are looked up by name are left
-alone, as GPT-2's and LLaMA's training does it: a scale that shrinks changes what the layer computes, not how well it generalises.
-State is saved by name, not by number, so that it fits a module on any number of ranks.
+Decay pulls matrices towards zero; biases, the scales of normalisation layers and embeddings that
+are looked up by name are left alone, as GPT-2's and LLaMA's training does it: a scale that shrinks
+changes what the layer computes, not how well it generalises. State is saved by name, not by number,
+so that it fits a module on any number of ranks.
 """
 
 from collections.abc import Iterator

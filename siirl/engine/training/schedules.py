@@ -35,10 +35,12 @@ SCHEDULE_ARGUMENTS = {"progress": "0 to 1, through the rest of the run after war
 
 
 def register_schedule(name: str) -> Callable[[Callable[..., float]], Callable[..., float]]:
-    """Decorator that registers a schedule: called with `progress`, it returns the factor of the learning rate.
+    """Decorator that registers a schedule: called with `progress`, it returns the factor of the
+    learning rate.
 
     Raises:
-        ConfigError: The name is taken by another function, or the function requires another argument.
+        ConfigError: The name is taken by another function, or the function requires another
+            argument.
     """
     return register_in(SCHEDULES, name, kind="learning-rate schedule", known=SCHEDULE_ARGUMENTS)
 
@@ -49,7 +51,8 @@ WITHOUT_WARMUP = ("constant", "linear")
 def warmup_length(
     *, scheduler: str, warmup_steps: int | None, warmup_ratio: float, total_steps: int | None
 ) -> int:
-    """Optimiser steps that warm up: `warmup_steps` where it is given, else `warmup_ratio` of the run.
+    """Optimiser steps that warm up: `warmup_steps` where it is given, else `warmup_ratio` of the
+    run.
 
     Raises:
         ConfigError: A ratio of a run whose length nobody knows.
@@ -70,8 +73,9 @@ def learning_rate_factor(
 ) -> float:
     """What the learning rate is multiplied by in optimiser step `step` (from 0).
 
-    Warm-up is linear and never 0: step 0 has 1 / (warmup + 1), step `warmup` has 1. A first step at rate 0 would waste the rollouts
-    behind it. Schedules that fall reach 0 after the last of `total_steps` and stay there.
+    Warm-up is linear and never 0: step 0 has 1 / (warmup + 1), step `warmup` has 1. A first step at
+    rate 0 would waste the rollouts behind it. Schedules that fall reach 0 after the last of
+    `total_steps` and stay there.
 
     Raises:
         UnknownNameError: No such schedule.

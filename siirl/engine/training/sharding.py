@@ -1,7 +1,9 @@
-"""Weights spread over ranks with FSDP2 (`fully_shard`), and what there is to know about the gradient that comes back.
+"""Weights spread over ranks with FSDP2 (`fully_shard`), and what there is to know about the
+gradient that comes back.
 
-The gradient of a batch is the *sum* of what its pieces give, so an engine must know whether its backend sums or averages over
-ranks. FSDP2 asks for an average, and gloo has been seen to sum instead (PyTorch issue 162338), so it is measured, not assumed.
+The gradient of a batch is the *sum* of what its pieces give, so an engine must know whether its
+backend sums or averages over ranks. FSDP2 asks for an average, and gloo has been seen to sum
+instead (PyTorch issue 162338), so it is measured, not assumed.
 """
 
 import warnings
@@ -18,7 +20,8 @@ from siirl.errors import InvariantError
 
 
 def repeated_blocks(module: nn.Module) -> list[nn.Module]:
-    """The members of every `nn.ModuleList` that hold weights: the blocks of a transformer. Each becomes one unit of FSDP2.
+    """The members of every `nn.ModuleList` that hold weights: the blocks of a transformer. Each
+    becomes one unit of FSDP2.
 
     Inner lists come first, as `fully_shard` wants it.
     """
@@ -45,11 +48,13 @@ def shard(
         module: On `device`, with the same weights on every rank.
         ranks: More than one.
         device: Where this rank computes.
-        compute_dtype: Type of weights and activations in the passes; None is the weights' own. Gradients are summed in float32.
+        compute_dtype: Type of weights and activations in the passes; None is the weights' own.
+            Gradients are summed in float32.
         blocks: Parts whose weights are gathered only while they compute.
     """
     require_equal_weights(module, ranks=ranks)
-    # FSDP2 warns of every module that returns a view; what it warns of is in-place changes of the output, which no scorer makes.
+    # FSDP2 warns of every module that returns a view; what it warns of is in-place changes of the
+    # output, which no scorer makes.
     warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view tensor")
     for part in (*blocks, module):
         _fully_shard(part, ranks=ranks, device=device, compute_dtype=compute_dtype)
@@ -73,7 +78,9 @@ def _fully_shard(
 
 
 def require_equal_weights(module: nn.Module, *, ranks: Collectives) -> None:
-    """Raise InvariantError unless all ranks hold the same weights; a sharded model would silently be a patchwork of them."""
+    """Raise InvariantError unless all ranks hold the same weights; a sharded model would silently
+    be a patchwork of them.
+    """
     prints = {
         name: (tuple(tensor.shape), float(tensor.detach().double().sum()))
         for name, tensor in module.state_dict().items()
@@ -102,9 +109,11 @@ class _Probe(nn.Module):
 def measure_reduction(
     *, ranks: Collectives, device: torch.device, compute_dtype: torch.dtype | None = None
 ) -> float:
-    """What a loss must be multiplied by, so that the gradient after FSDP2's reduction is the sum over ranks.
+    """What a loss must be multiplied by, so that the gradient after FSDP2's reduction is the sum
+    over ranks.
 
-    1 where the backend sums, the number of ranks where it averages. Rank r has gradient r + 1 in the probe.
+    1 where the backend sums, the number of ranks where it averages. Rank r has gradient r + 1 in
+    the probe.
 
     Raises:
         InvariantError: The reduction is neither a sum nor an average.
@@ -119,7 +128,9 @@ def measure_reduction(
 
 
 def reduction_factor(entries: torch.Tensor, *, ranks: int) -> float:
-    """The factor that makes each of `entries`, reduced from 1, 2, ... `ranks`, their sum; see `measure_reduction`."""
+    """The factor that makes each of `entries`, reduced from 1, 2, ... `ranks`, their sum; see
+    `measure_reduction`.
+    """
     total = ranks * (ranks + 1) / 2
     for factor in (1.0, float(ranks)):
         if torch.allclose(entries * factor, torch.full_like(entries, total), rtol=1e-5, atol=0.0):
@@ -138,7 +149,9 @@ def full_tensor(tensor: torch.Tensor) -> torch.Tensor:
 def spread_like(
     full: torch.Tensor | None, reference: torch.Tensor, *, ranks: Collectives
 ) -> torch.Tensor:
-    """Rank 0's `full` in the type of `reference` and spread over ranks as it is; the others hand in None. Every rank calls it."""
+    """Rank 0's `full` in the type of `reference` and spread over ranks as it is; the others hand in
+    None. Every rank calls it.
+    """
     if not isinstance(reference, DTensor):
         whole = ranks.broadcast_object(full)
         assert whole is not None

@@ -1,4 +1,5 @@
-"""Named tensors in safetensors files, with errors that name the file, what was expected and what was found.
+"""Named tensors in safetensors files, with errors that name the file, what was expected and what
+was found.
 
 No pickle: reading a file that came from elsewhere runs no code.
 """

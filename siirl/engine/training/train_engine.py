@@ -1,12 +1,16 @@
-"""TrainEngine: one trainable module with its optimiser and schedule, on one rank or spread over several.
+"""TrainEngine: one trainable module with its optimiser and schedule, on one rank or spread over
+several.
 
-It is blind to the algorithm and to the domain. A *scorer* turns the module and a micro-batch into log-probs and entropy, or into the
-values of a critic; a *loss* turns those into a sum; a *weight* says what the sum is divided by, counted over all rows of all ranks
-before the first backward pass. Hence the gradient does not depend on how rows were cut into micro-batches or spread over ranks. Ranks
-with fewer rows take part in the others' collective calls with passes that count nothing; an empty rank, too.
+It is blind to the algorithm and to the domain. A *scorer* turns the module and a micro-batch into
+log-probs and entropy, or into the values of a critic; a *loss* turns those into a sum; a *weight*
+says what the sum is divided by, counted over all rows of all ranks before the first backward pass.
+Hence the gradient does not depend on how rows were cut into micro-batches or spread over ranks.
+Ranks with fewer rows take part in the others' collective calls with passes that count nothing; an
+empty rank, too.
 
-The module stays in evaluation mode: with dropout the ratio of an unchanged policy to itself would not be 1. A gradient that is not
-finite is never applied: the step is skipped on all ranks, counted, and after `SKIPS_IN_A_ROW` of them the run stops.
+The module stays in evaluation mode: with dropout the ratio of an unchanged policy to itself would
+not be 1. A gradient that is not finite is never applied: the step is skipped on all ranks, counted,
+and after `SKIPS_IN_A_ROW` of them the run stops.
 """
 
 # B row of this rank's batch
@@ -50,15 +54,21 @@ MODEL_FILE, OPTIMIZER_FILE, PROGRESS = "model.safetensors", "optimizer.safetenso
 
 
 Scores = TypeVar("Scores", TokenScores, torch.Tensor)
-"""What a scorer says of each token: log-prob and entropy of a policy, or one number, the value of a critic."""
+"""What a scorer says of each token: log-prob and entropy of a policy, or one number, the value of a
+critic.
+"""
 Scores_co = TypeVar("Scores_co", TokenScores, torch.Tensor, covariant=True)
 
 
 class Scorer(Protocol[Scores_co]):
-    """Runs the module on a micro-batch of at least one row; padding rows have an empty `response_mask`."""
+    """Runs the module on a micro-batch of at least one row; padding rows have an empty
+    `response_mask`.
+    """
 
     def __call__(self, module: nn.Module, micro_batch: TensorDict, temperature: float) -> Scores_co:
-        """Log-probs and entropy [B, T] of the tokens of `micro_batch`, at `temperature`; or their values [B, T]."""
+        """Log-probs and entropy [B, T] of the tokens of `micro_batch`, at `temperature`; or their
+        values [B, T].
+        """
 
 
 class WeightReceiver(Protocol):
@@ -88,18 +98,24 @@ class TrainEngine(Generic[Scores]):
     """Trains one module.
 
     Args:
-        module: Same weights on every rank; the engine moves and, on several ranks, shards it in place.
+        module: Same weights on every rank; the engine moves and, on several ranks, shards it in
+            place.
         scorer: Turns module and micro-batch into log-probs and entropy, or into values.
         optim: Optimiser and schedule; None for a module that only scores (a reference policy).
         ranks: The processes that train this module together; None: this one alone.
         total_steps: Optimiser steps of the run, for schedules that fall; None if nobody knows.
-        micro_batch_size: Rows of one forward pass; the gradient does not depend on it. As `actor_rollout_ref.actor`'s by default.
-        micro_batch_tokens: Tokens of one forward pass, whatever the number of its rows; None: by rows.
-        units: Which rows such a pass should not part, because the scorer computes what they share once; None: none.
-        temperature: Divides the logits; the one that acted. 1, the model as it is, is also what acts by default, and a critic has no other.
+        micro_batch_size: Rows of one forward pass; the gradient does not depend on it. As
+            `actor_rollout_ref.actor`'s by default.
+        micro_batch_tokens: Tokens of one forward pass, whatever the number of its rows; None: by
+            rows.
+        units: Which rows such a pass should not part, because the scorer computes what they share
+            once; None: none.
+        temperature: Divides the logits; the one that acted. 1, the model as it is, is also what
+            acts by default, and a critic has no other.
         max_grad_norm: Clip the gradient to this norm; None does not.
         device: Where this rank computes.
-        compute_dtype: Type of the passes; None is the weights' own. Weights, gradients and moments stay in the weights' own.
+        compute_dtype: Type of the passes; None is the weights' own. Weights, gradients and moments
+            stay in the weights' own.
         blocks: Which parts of a module are gathered one at a time on several ranks.
     """
 
@@ -142,7 +158,9 @@ class TrainEngine(Generic[Scores]):
         self.skips_in_a_row = 0
 
     def initialize(self) -> "TrainEngine":
-        """Move and shard the module, measure how its gradients are reduced, and make the optimiser; returns itself."""
+        """Move and shard the module, measure how its gradients are reduced, and make the optimiser;
+        returns itself.
+        """
         self.module.to(self.device).eval()
         if self.ranks.size > 1:
             self.gradient_factor = measure_reduction(
@@ -164,7 +182,8 @@ class TrainEngine(Generic[Scores]):
                 total_steps=self.total_steps,
             )
             self.optimizer = build_optimizer(self.module, self.optim)
-            self.learning_rate()  # refuses a schedule that cannot be before the first batch is rolled out
+            # refuses a schedule that cannot be before the first batch is rolled out
+            self.learning_rate()
         return self
 
     def destroy(self) -> None:
@@ -188,7 +207,8 @@ class TrainEngine(Generic[Scores]):
             batch: This rank's rows; may be none.
             loss_fn: Loss of a micro-batch as a sum.
             loss_weight_fn: What a micro-batch adds to the denominator.
-            weight: What this rank adds to it, where that is more than its rows here; None: what `loss_weight_fn` says of them.
+            weight: What this rank adds to it, where that is more than its rows here; None: what
+                `loss_weight_fn` says of them.
 
         Raises:
             TensorError: Bad numbers on this rank; the other ranks raise InvariantError.
@@ -206,7 +226,9 @@ class TrainEngine(Generic[Scores]):
         *,
         weight: torch.Tensor | None = None,
     ) -> BatchLoss:
-        """The gradient of the whole batch's loss, left in the weights' `grad`; nothing where the batch has no weight."""
+        """The gradient of the whole batch's loss, left in the weights' `grad`; nothing where the
+        batch has no weight.
+        """
         self.module.zero_grad(set_to_none=True)
         if weight is None:
             weight = loss_weight_fn(batch) if len(batch) else torch.zeros(())
@@ -233,7 +255,9 @@ class TrainEngine(Generic[Scores]):
         return tally.total(self.ranks, weight=denominator)
 
     def apply_gradient(self, batch_loss: BatchLoss) -> TrainStep:
-        """Clip the gradient and move the weights, unless there is none or it is not finite; the same decision on every rank."""
+        """Clip the gradient and move the weights, unless there is none or it is not finite; the
+        same decision on every rank.
+        """
         if self.optimizer is None:
             raise ConfigError(
                 "This engine has no optimiser: it was made with optim=None, or not initialised."
@@ -257,7 +281,9 @@ class TrainEngine(Generic[Scores]):
         return TrainStep(batch=batch_loss, applied=finite, grad_norm=norm, learning_rate=rate)
 
     def keep_up(self, share_of_run: float) -> None:
-        """Tell how much of the run is done, in [0, 1]: schedules fall with it where filters leave fewer optimiser steps than planned."""
+        """Tell how much of the run is done, in [0, 1]: schedules fall with it where filters leave
+        fewer optimiser steps than planned.
+        """
         self.share_of_run = share_of_run
 
     def learning_rate(self) -> float:
@@ -312,13 +338,17 @@ class TrainEngine(Generic[Scores]):
             kept.append(result if rows else result[:0])
             numbers.append(rows)
         if isinstance(self.module, FSDPModule):
-            self.module.reshard()  # without a backward pass the root's weights would stay whole, under the eyes of the optimiser
+            # without a backward pass the root's weights would stay whole, under the eyes of the
+            # optimiser
+            self.module.reshard()
         return aggregate_fn(rows_in_order(kept, numbers))
 
     def _micro_batches(self, batch: TensorDict) -> Iterable[tuple[TensorDict, Sequence[int]]]:
-        """Micro-batches on the device with their row numbers, as many on each rank as on the one with most, and at least one.
+        """Micro-batches on the device with their row numbers, as many on each rank as on the one
+        with most, and at least one.
 
-        Those added for the others' sake have no row numbers: a row that is there already, or a row of zeros on an empty rank.
+        Those added for the others' sake have no row numbers: a row that is there already, or a row
+        of zeros on an empty rank.
         """
         batch = without_texts(batch)
         parts: list[Sequence[int]] = []
@@ -351,7 +381,8 @@ class TrainEngine(Generic[Scores]):
         receiver.receive_weights(self.rollout_state(), version)
 
     def rollout_state(self) -> dict[str, torch.Tensor]:
-        """Whole weights and buffers under the module's names, on this rank's device; every rank calls it and gets them.
+        """Whole weights and buffers under the module's names, on this rank's device; every rank
+        calls it and gets them.
 
         On one rank these are the module's own tensors, not copies.
         """
@@ -360,7 +391,8 @@ class TrainEngine(Generic[Scores]):
         }
 
     def save(self, folder: Path) -> None:
-        """Write weights, moments and the number of steps into `folder`; every rank calls it, rank 0 writes.
+        """Write weights, moments and the number of steps into `folder`; every rank calls it, rank 0
+        writes.
 
         Raises:
             OSError: On rank 0, if it cannot write.
@@ -378,7 +410,8 @@ class TrainEngine(Generic[Scores]):
         """Go on from what `save` wrote, on any number of ranks; every rank calls it, rank 0 reads.
 
         Raises:
-            CheckpointError: A truncated file or another model, on rank 0; InvariantError on the others.
+            CheckpointError: A truncated file or another model, on rank 0; InvariantError on the
+                others.
         """
         model: dict[str, torch.Tensor] = {}
         moments: dict[str, torch.Tensor] = {}
@@ -419,7 +452,9 @@ class TrainEngine(Generic[Scores]):
         return model, moments
 
     def _moments(self) -> dict[str, torch.Tensor]:
-        """State of the optimiser by weight, and `progress`: applied steps, and whether there is a state yet."""
+        """State of the optimiser by weight, and `progress`: applied steps, and whether there is a
+        state yet.
+        """
         state = {} if self.optimizer is None else self.optimizer.state
         tensors = {PROGRESS: torch.tensor([self.steps, int(bool(state))])}
         if state:

@@ -1,8 +1,9 @@
 """Weights from training to rollout, and the proof that they arrived.
 
-On one rank the rollout engine holds the training module itself, and there is nothing to copy. On several ranks the training module is
-sharded, and its forward pass needs all ranks at once, which episodes of different lengths cannot give: each rank then has a
-whole copy for acting, which is filled here. An engine with weights of its own (vLLM) is given them, and shows what it made of them.
+On one rank the rollout engine holds the training module itself, and there is nothing to copy. On
+several ranks the training module is sharded, and its forward pass needs all ranks at once, which
+episodes of different lengths cannot give: each rank then has a whole copy for acting, which is
+filled here. An engine with weights of its own (vLLM) is given them, and shows what it made of them.
 """
 
 import copy
@@ -48,7 +49,9 @@ class ActingWeights(Protocol):
     """What acts, with weights of its own."""
 
     def take_weights(self, state: Mapping[str, torch.Tensor]) -> list[Evidence]:
-        """Replace all weights by `state` (whole tensors, under the trained module's names), and show that it was done."""
+        """Replace all weights by `state` (whole tensors, under the trained module's names), and
+        show that it was done.
+        """
 
 
 class VersionedEngine(Protocol):
@@ -59,10 +62,12 @@ class VersionedEngine(Protocol):
 
 
 def acting_copy(module: nn.Module, compute_dtype: torch.dtype | None) -> Any:
-    """A whole copy of a module that several ranks are going to train, for acting, in evaluation mode.
+    """A whole copy of a module that several ranks are going to train, for acting, in evaluation
+    mode.
 
-    Its weights are in the type of the passes, as FSDP2 gathers them for training: cast from float32 as they are used, they leave sums
-    between the layers in float32, and log-probs of the shipped model differed by 1e-2 to 2e-2 in the mean. Buffers stay as they are.
+    Its weights are in the type of the passes, as FSDP2 gathers them for training: cast from float32
+    as they are used, they leave sums between the layers in float32, and log-probs of the shipped
+    model differed by 1e-2 to 2e-2 in the mean. Buffers stay as they are.
     """
     copied = copy.deepcopy(module).eval()
     for weight in copied.parameters() if compute_dtype is not None else ():
@@ -92,7 +97,8 @@ class WeightSync:
 
     Args:
         trained: The engine of the policy.
-        acting: The module that acts (the trained one itself, or a copy of it), or an engine with weights of its own.
+        acting: The module that acts (the trained one itself, or a copy of it), or an engine with
+            weights of its own.
         engine: Told the version of its weights.
         ranks: All act with the same weights, or the run stops.
     """
@@ -113,19 +119,25 @@ class WeightSync:
         )
         self.version = 0
         self.unchanged = False
-        """Whether the last sync followed optimiser steps that left the trained weights as they were."""
+        """Whether the last sync followed optimiser steps that left the trained weights as they
+        were.
+        """
         self._given: list[float] = []
 
     def sync(self) -> None:
-        """Give the present weights to what acts; they are a new version if an optimiser step was taken since the last call.
+        """Give the present weights to what acts; they are a new version if an optimiser step was
+        taken since the last call.
 
         Raises:
-            InvariantError: What acts does not have the trained weights, or ranks act with different ones.
+            InvariantError: What acts does not have the trained weights, or ranks act with different
+                ones.
         """
         self.trained.upload_weights(self, self.trained.steps)
 
     def receive_weights(self, state: Mapping[str, torch.Tensor], version: int) -> None:
-        """See `siirl.engine.training.train_engine.WeightReceiver`; the version is the number of optimiser steps."""
+        """See `siirl.engine.training.train_engine.WeightReceiver`; the version is the number of
+        optimiser steps.
+        """
         finite = all(bool(tensor.isfinite().all()) for tensor in state.values())
         if not all(self.ranks.gather_objects(finite)):
             raise InvariantError(

@@ -1,6 +1,8 @@
-"""Declare an algorithm as a graph of nodes; checked when it is built, before any process starts. No torch, no Ray.
+"""Declare an algorithm as a graph of nodes; checked when it is built, before any process starts. No
+torch, no Ray.
 
-What a pipeline file needs is re-exported here. Left out: `builtin_pipelines`, which imports the pipeline files, which import this.
+What a pipeline file needs is re-exported here. Left out: `builtin_pipelines`, which imports the
+pipeline files, which import this.
 """
 
 from siirl.execution.dag.columns import Columns, columns

@@ -1,4 +1,6 @@
-"""The built-in pipelines under the names that the documents import; each is written in its own file under pipelines/."""
+"""The built-in pipelines under the names that the documents import; each is written in its own file
+under pipelines/.
+"""
 
 from collections.abc import Callable
 

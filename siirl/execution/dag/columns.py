@@ -3,8 +3,9 @@
     @columns(requires=["responses", "response_mask"], provides=["token_level_rewards"])
     def compute_reward(*, batch, context): ...
 
-`Pipeline.add_node(..., requires=, provides=)` declares them for a function without this decorator, and adds to the declaration of
-one that has it. Left out: dtypes and shapes, which siirl.data_coordinator.protocol.batch_columns gives; a stage's type and role
+`Pipeline.add_node(..., requires=, provides=)` declares them for a function without this decorator,
+and adds to the declaration of one that has it. Left out: dtypes and shapes, which
+siirl.data_coordinator.protocol.batch_columns gives; a stage's type and role
 (`siirl.execution.dag.stage`).
 """
 
@@ -27,7 +28,9 @@ class Columns:
     provides: frozenset[str] | None = None
     """Columns that are in the batch after it has run."""
     optional: frozenset[str] = frozenset()
-    """Columns that it reads where the batch has them, or where the configuration asks for what they hold."""
+    """Columns that it reads where the batch has them, or where the configuration asks for what they
+    hold.
+    """
 
 
 def columns(
@@ -59,12 +62,15 @@ def declared_columns(function: Callable[..., Any]) -> Columns:
 
 
 def providers_of(column: str) -> list[str]:
-    """`module:name` of the decorated functions, among the modules imported so far, that provide `column`."""
+    """`module:name` of the decorated functions, among the modules imported so far, that provide
+    `column`.
+    """
     return sorted(_PROVIDERS.get(column, ()))
 
 
 def column_set(names: Iterable[str]) -> frozenset[str]:
-    """Column names as a set; a lone string, which Python would take apart letter by letter, is refused.
+    """Column names as a set; a lone string, which Python would take apart letter by letter, is
+    refused.
 
     Raises:
         TypeError: `names` is a string.

@@ -1,4 +1,5 @@
-"""From the name of a function, `module:Class.method` or `module.function`, to the function; and what it may ask for.
+"""From the name of a function, `module:Class.method` or `module.function`, to the function; and
+what it may ask for.
 
 Resolving imports a module and loads no model. Whatever is missing is answered with what there is.
 """
@@ -23,12 +24,14 @@ def resolve_function(reference: str | Callable[..., Any], *, owner: str) -> Call
     """Import what `reference` names.
 
     Args:
-        reference: `module:Class.method`, `module.function`, or a callable, which is returned as it is.
+        reference: `module:Class.method`, `module.function`, or a callable, which is returned as it
+            is.
         owner: Who asks, for messages (`node 'function_reward'`).
 
     Raises:
         UnknownNameError: No such module or attribute, with the known ones.
-        ConfigError: A name without module, a module that cannot be imported, or something that cannot be called.
+        ConfigError: A name without module, a module that cannot be imported, or something that
+            cannot be called.
     """
     if not isinstance(reference, str):
         function: Any = reference
@@ -51,7 +54,8 @@ def check_signature(function: Callable[..., Any], *, owner: str) -> None:
     """Refuse a function that asks for something which no node gets.
 
     Raises:
-        ConfigError: A required parameter outside of `OFFERED`, a positional-only one, or an `async def`.
+        ConfigError: A required parameter outside of `OFFERED`, a positional-only one, or an `async
+            def`.
     """
     name = describe(function)
     if inspect.iscoroutinefunction(function):
@@ -81,7 +85,8 @@ def check_signature(function: Callable[..., Any], *, owner: str) -> None:
 def arguments_for(
     function: Callable[..., Any], available: dict[str, Any], *, owner: str
 ) -> dict[str, Any]:
-    """The part of `available` that the signature of `function` asks for; all of it where there is `**kwargs`.
+    """The part of `available` that the signature of `function` asks for; all of it where there is
+    `**kwargs`.
 
     Raises:
         ConfigError: A required parameter is not available.

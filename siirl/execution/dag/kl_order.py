@@ -8,7 +8,8 @@ from siirl.execution.dag.task_graph import TaskGraph
 def check_kl_in_reward_order(graph: TaskGraph, *, use_kl_in_reward: bool) -> None:
     """KL in the reward needs the log-probs before the reward.
 
-    A graph without a node for old log-probs is fine: behaviour log-probs (`rollout_log_probs`) serve instead.
+    A graph without a node for old log-probs is fine: behaviour log-probs (`rollout_log_probs`)
+    serve instead.
 
     Raises:
         ConfigError: A reward node before a log-prob node, or no reference at all.

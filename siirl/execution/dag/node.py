@@ -1,8 +1,9 @@
 """One step of an algorithm: which function, after which others, on which columns of the batch.
 
-A node's function is called by name with what its signature asks for (`function_names.OFFERED`), on a shallow copy of the batch, so
-that assigning `batch["x"]` changes nobody else's batch. Columns are checked at both ends: those required before, those provided
-after. A function that declares none is measured once it has run. Left out: which process runs a node (siirl.execution.scheduler).
+A node's function is called by name with what its signature asks for (`function_names.OFFERED`), on
+a shallow copy of the batch, so that assigning `batch["x"]` changes nobody else's batch. Columns are
+checked at both ends: those required before, those provided after. A function that declares none is
+measured once it has run. Left out: which process runs a node (siirl.execution.scheduler).
 """
 
 import dataclasses
@@ -67,7 +68,9 @@ REPEATABLE_TYPES = frozenset({NodeType.COMPUTE, NodeType.CUSTOM})
 
 @dataclass(eq=False)
 class Node:
-    """A node of a TaskGraph; pickled with the name of its function, which is imported again where it arrives."""
+    """A node of a TaskGraph; pickled with the name of its function, which is imported again where
+    it arrives.
+    """
 
     node_id: str
     node_type: NodeType
@@ -82,13 +85,19 @@ class Node:
     executable_ref: str | Callable[..., Any] | None = None
     """`module:Class.method`, `module.function` or a callable; None passes the batch on."""
     filter_plugin: str | Callable[..., bool] | None = None
-    """Which samples a node takes that shares rows among ranks: SampleInfo -> bool. The others are dropped before they travel."""
+    """Which samples a node takes that shares rows among ranks: SampleInfo -> bool. The others are
+    dropped before they travel.
+    """
     retry_limit: int = 0
-    """Calls after a ConnectionError or TimeoutError (a remote grader); for COMPUTE and CUSTOM nodes."""
+    """Calls after a ConnectionError or TimeoutError (a remote grader); for COMPUTE and CUSTOM
+    nodes.
+    """
     requires: Iterable[str] | None = None
     """Columns it reads, beside those that its function declares."""
     provides: Iterable[str] | None = None
-    """Columns it adds, beside those that its function declares; None where neither declares any: unknown until it has run."""
+    """Columns it adds, beside those that its function declares; None where neither declares any:
+    unknown until it has run.
+    """
     waived: frozenset[str] = frozenset()
     """Required columns whose provider is skipped; see TaskGraph.skip_node."""
     aliases: tuple[str, ...] = ()
@@ -119,7 +128,9 @@ class Node:
 
     @property
     def executable(self) -> Callable[..., Any] | None:
-        """The function, imported when it is first asked for; UnknownNameError or ConfigError where there is none of that name."""
+        """The function, imported when it is first asked for; UnknownNameError or ConfigError where
+        there is none of that name.
+        """
         if self._executable is None and self.executable_ref is not None:
             self._executable = resolve_function(self.executable_ref, owner=self.label)
         return self._executable
@@ -135,14 +146,18 @@ class Node:
 
     @property
     def required_columns(self) -> frozenset[str]:
-        """Columns that must be there before it runs: its function's declaration, and what the node adds."""
+        """Columns that must be there before it runs: its function's declaration, and what the node
+        adds.
+        """
         if self.skip_reason is not None:
             return frozenset()
         return self._together(self.requires, self._function_columns().requires) - self.waived
 
     @property
     def provided_columns(self) -> frozenset[str] | None:
-        """Columns that are there after it has run; None where neither the function nor the node declares any."""
+        """Columns that are there after it has run; None where neither the function nor the node
+        declares any.
+        """
         if self.skip_reason is not None or self.executable_ref is None:
             return frozenset()
         declared = self._function_columns().provides
@@ -154,15 +169,21 @@ class Node:
 
     @property
     def optional_columns(self) -> frozenset[str]:
-        """Columns that its function reads where they are there, or where the configuration asks for what they hold."""
+        """Columns that its function reads where they are there, or where the configuration asks for
+        what they hold.
+        """
         return frozenset() if self.skip_reason is not None else self._function_columns().optional
 
     def require(self, names: Iterable[str]) -> None:
-        """Require those of `names` that are optional: the configuration makes its function read them."""
+        """Require those of `names` that are optional: the configuration makes its function read
+        them.
+        """
         self.requires = self._together(self.requires, self.optional_columns & frozenset(names))
 
     def check(self) -> None:
-        """Import the functions and compare their signatures with what they get; UnknownNameError or ConfigError where one does not fit."""
+        """Import the functions and compare their signatures with what they get; UnknownNameError or
+        ConfigError where one does not fit.
+        """
         if self.executable is not None:
             check_signature(self.executable, owner=self.label)
         if self.filter is not None:
@@ -182,11 +203,12 @@ class Node:
         Args:
             batch: The columns so far (TensorDict or dict).
             copy: Makes such a copy; the batch's own way may be a slow one.
-            available: `config`, `context`, `process_group`, `agent_group` and what else the caller has; the function gets what
-                its signature asks for, and `node`.
+            available: `config`, `context`, `process_group`, `agent_group` and what else the caller
+                has; the function gets what its signature asks for, and `node`.
 
         Raises:
-            ConfigError: A required column is missing, or the function asks for something that the caller did not give.
+            ConfigError: A required column is missing, or the function asks for something that the
+                caller did not give.
             InvariantError: The function returned no batch, or not the columns that were declared.
         """
         if self.skip_reason is not None:
@@ -243,7 +265,9 @@ class Node:
         fresh_batch: Callable[[], Any],
         available: dict[str, Any],
     ) -> NodeOutput:
-        """Call, again after a lost connection as often as `retry_limit` says; each time on a fresh copy."""
+        """Call, again after a lost connection as often as `retry_limit` says; each time on a fresh
+        copy.
+        """
         failures = 0
         while True:
             try:

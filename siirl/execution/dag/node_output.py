@@ -6,7 +6,9 @@ from typing import Any, Protocol, Self
 
 
 class Batch(Protocol):
-    """What this package must know of a batch: named columns and a shallow copy. A TensorDict is one, and so is a dict."""
+    """What this package must know of a batch: named columns and a shallow copy. A TensorDict is
+    one, and so is a dict.
+    """
 
     def keys(self) -> Iterable[Any]:
         """The names of the columns."""
@@ -20,10 +22,12 @@ class NodeOutput:
     """Result of a node.
 
     Attributes:
-        batch: The batch that the next nodes get, usually the one that came in with columns added or rows dropped.
+        batch: The batch that the next nodes get, usually the one that came in with columns added or
+            rows dropped.
         metrics: Numbers by their full names (`reward/mean_score`).
-        more_prompts: Over all ranks, and the same on every rank: the node is not content with what it got. The nodes before it are run
-            on so many further prompts, and it is called again with what it returned and theirs together. 0: the graph goes on.
+        more_prompts: Over all ranks, and the same on every rank: the node is not content with what
+            it got. The nodes before it are run on so many further prompts, and it is called again
+            with what it returned and theirs together. 0: the graph goes on.
     """
 
     batch: Any

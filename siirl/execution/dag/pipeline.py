@@ -1,7 +1,7 @@
 """Declare a graph node by node: `Pipeline("name").add_node(...).add_node(...).build()`.
 
-A pipeline of stages is a table of ids, functions and dependencies: type, role and columns are those of the function
-(`siirl.execution.dag.stage`, `siirl.execution.dag.columns`).
+A pipeline of stages is a table of ids, functions and dependencies: type, role and columns are those
+of the function (`siirl.execution.dag.stage`, `siirl.execution.dag.columns`).
 """
 
 import dataclasses
@@ -52,8 +52,9 @@ class Pipeline:
             node_id: Unique in the pipeline; metrics call its time `time/<node_id>_s`.
             func: `module:Class.method`, `module.function` or a callable.
             deps: Ids of the nodes that come before it.
-            options: See `NodeOptions`. Type, role and `only_forward_compute` are by default those that the function declares as a
-                stage, and COMPUTE without role for another function. `requires` and `provides` are added to its columns.
+            options: See `NodeOptions`. Type, role and `only_forward_compute` are by default those
+                that the function declares as a stage, and COMPUTE without role for another
+                function. `requires` and `provides` are added to its columns.
 
         Raises:
             ConfigError: The id is taken, `deps` is a string, or there is no such option.
@@ -81,7 +82,8 @@ class Pipeline:
         """The graph, checked (`TaskGraph.check`).
 
         Raises:
-            ConfigError: A missing dependency, a cycle, an unknown function, a column that nobody provides.
+            ConfigError: A missing dependency, a cycle, an unknown function, a column that nobody
+                provides.
         """
         graph = TaskGraph(self.pipeline_id, self.description)
         for node in self._nodes.values():
@@ -90,7 +92,9 @@ class Pipeline:
         return graph
 
     def _as_declared(self, node: Node) -> Node:
-        """A copy of `node` with the options that its function declares as a stage and `add_node` was not given."""
+        """A copy of `node` with the options that its function declares as a stage and `add_node`
+        was not given.
+        """
         stage = dataclasses.asdict(declared_stage(node.executable))
         return dataclasses.replace(
             node.copy(),

@@ -1,10 +1,11 @@
 """A stage's type, role and columns, declared once, on its function.
 
-    @stage(NodeType.COMPUTE, NodeRole.REWARD, requires=["responses"], provides=["token_level_rewards"])
-    def compute_reward(*, batch, context): ...
+    @stage(NodeType.COMPUTE, NodeRole.REWARD, requires=["responses"],
+    provides=["token_level_rewards"]) def compute_reward(*, batch, context): ...
 
-`Pipeline.add_node` takes from here what it is not given. A type or role given there takes the place of the stage's, because it tells
-the scheduler how this graph uses the function; columns given there are added (`siirl.execution.dag.columns`).
+`Pipeline.add_node` takes from here what it is not given. A type or role given there takes the place
+of the stage's, because it tells the scheduler how this graph uses the function; columns given there
+are added (`siirl.execution.dag.columns`).
 """
 
 from collections.abc import Callable, Iterable

@@ -1,8 +1,8 @@
 """A directed acyclic graph of nodes, and what must hold of it before anything runs.
 
-`check` refuses a missing dependency, a cycle (named node by node), a function that does not exist or asks for what no node gets,
-and a column that is required but provided neither by an ancestor nor by the loader. Left out: executing (siirl.dag_worker) and
-placing (siirl.execution.scheduler).
+`check` refuses a missing dependency, a cycle (named node by node), a function that does not exist
+or asks for what no node gets, and a column that is required but provided neither by an ancestor nor
+by the loader. Left out: executing (siirl.dag_worker) and placing (siirl.execution.scheduler).
 """
 
 import heapq
@@ -73,7 +73,9 @@ class TaskGraph:
         self.update_edges()
 
     def skip_node(self, node_id: str, *, reason: str) -> None:
-        """Keep a node in the graph but do not run it, and require its columns of no later node (unless another node provides them)."""
+        """Keep a node in the graph but do not run it, and require its columns of no later node
+        (unless another node provides them).
+        """
         skipped = self.get_node(node_id)
         dropped = skipped.provided_columns or frozenset()
         skipped.skip_reason = reason
@@ -92,7 +94,9 @@ class TaskGraph:
         return duplicate
 
     def update_edges(self) -> None:
-        """Recompute both adjacency lists after a change to a node's dependencies; one that is not there yet counts when it comes."""
+        """Recompute both adjacency lists after a change to a node's dependencies; one that is not
+        there yet counts when it comes.
+        """
         self.adj = {node_id: [] for node_id in self.nodes}
         self.rev_adj = {}
         for node_id, node in self.nodes.items():
@@ -150,7 +154,8 @@ class TaskGraph:
         return found
 
     def get_topological_sort(self) -> list[str]:
-        """Ids in an order in which each comes after its dependencies (Kahn 1962); of those that are free, the one added first.
+        """Ids in an order in which each comes after its dependencies (Kahn 1962); of those that are
+        free, the one added first.
 
         Raises:
             ConfigError: A dependency that is no node, or a cycle, named node by node.
@@ -180,7 +185,9 @@ class TaskGraph:
     # Checking
 
     def validate_graph(self) -> tuple[bool, str | None]:
-        """Whether dependencies exist and there is no cycle, and the sentence that says what is wrong."""
+        """Whether dependencies exist and there is no cycle, and the sentence that says what is
+        wrong.
+        """
         try:
             self.get_topological_sort()
         except ConfigError as error:
@@ -188,10 +195,12 @@ class TaskGraph:
         return True, None
 
     def check(self, *, loader_columns: Iterable[str] | None = None) -> None:
-        """Everything that can be known before a process starts: edges, functions, signatures, columns.
+        """Everything that can be known before a process starts: edges, functions, signatures,
+        columns.
 
         Args:
-            loader_columns: What the batch holds at the start; None to trust that the loader gives what the entry nodes require.
+            loader_columns: What the batch holds at the start; None to trust that the loader gives
+                what the entry nodes require.
 
         Raises:
             ConfigError: With the node, the value and the remedy.
@@ -206,7 +215,8 @@ class TaskGraph:
     def check_columns(self, *, loader_columns: Iterable[str] | None = None) -> None:
         """Each node's required columns must come from an ancestor or the loader.
 
-        What comes after a node with undeclared columns is given the benefit of the doubt until that node has run (`run_node`).
+        What comes after a node with undeclared columns is given the benefit of the doubt until that
+        node has run (`run_node`).
 
         Raises:
             ConfigError: A column that nobody provides, or one that is provided too late.
@@ -224,7 +234,8 @@ class TaskGraph:
                 self._refuse_column(node_id, missing[0])
 
     def run_node(self, node_id: str, *, batch: Any, **available: Any) -> NodeOutput:
-        """Run one node (`Node.run`); if it had declared no columns, check with those it gave whether later nodes have theirs.
+        """Run one node (`Node.run`); if it had declared no columns, check with those it gave
+        whether later nodes have theirs.
 
         Raises:
             ConfigError: A later node requires a column that now turns out to be missing.

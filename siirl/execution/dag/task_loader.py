@@ -1,9 +1,10 @@
 """Split a graph into parts that different groups of ranks can run side by side.
 
-A part is complete in itself: it holds every node that its last node needs, so a shared beginning is in each part. Two parts never
-share a model that one of them trains (the others would go on with stale weights); where they would, the graph stays whole and its
-ranks run it data-parallel. So the built-in algorithms, with one policy each, are never split; the agents of a multi-agent
-workflow with policies of their own are.
+A part is complete in itself: it holds every node that its last node needs, so a shared beginning is
+in each part. Two parts never share a model that one of them trains (the others would go on with
+stale weights); where they would, the graph stays whole and its ranks run it data-parallel. So the
+built-in algorithms, with one policy each, are never split; the agents of a multi-agent workflow
+with policies of their own are.
 """
 
 from siirl.errors import ConfigError
@@ -20,7 +21,8 @@ def discover_and_split_parallel_paths(src_task_graph: TaskGraph) -> list[TaskGra
     """Split by exits, then by paths that come together again, until no part can be split further.
 
     Returns:
-        Independent copies; one with the id of the original where nothing can be split, else `<id>/0`, `<id>/1`, …
+        Independent copies; one with the id of the original where nothing can be split, else
+        `<id>/0`, `<id>/1`, …
     """
     waiting, irreducible = [src_task_graph], []
     while waiting:
@@ -36,7 +38,9 @@ def discover_and_split_parallel_paths(src_task_graph: TaskGraph) -> list[TaskGra
 
 
 def split_by_fan_out_to_exits(graph: TaskGraph) -> list[TaskGraph]:
-    """One part for each exit with all that it needs; exits that share a trained model stay in one part."""
+    """One part for each exit with all that it needs; exits that share a trained model stay in one
+    part.
+    """
     closures = [
         graph.get_ancestors(node.node_id) | {node.node_id} for node in graph.get_exit_nodes()
     ]
@@ -50,7 +54,9 @@ def split_by_fan_out_to_exits(graph: TaskGraph) -> list[TaskGraph]:
 
 
 def split_by_reconverging_paths(graph: TaskGraph) -> list[TaskGraph]:
-    """One part for each dependency of the first node at which parallel paths meet, if each part alone has all columns it requires."""
+    """One part for each dependency of the first node at which parallel paths meet, if each part
+    alone has all columns it requires.
+    """
     for node in graph.get_nodes():
         if len(node.dependencies) < 2 or node.provided_columns is None:
             continue
@@ -102,7 +108,9 @@ def _part(graph: TaskGraph, *, index: int, node_ids: set[str]) -> TaskGraph:
 def _with_one_dependency(
     graph: TaskGraph, node_id: str, dependency: str, *, index: int
 ) -> TaskGraph:
-    """The graph in which `node_id` depends on `dependency` alone, without the nodes that then lead nowhere."""
+    """The graph in which `node_id` depends on `dependency` alone, without the nodes that then lead
+    nowhere.
+    """
     narrowed = TaskGraph(graph.graph_id, graph.description)
     for node in graph.nodes.values():
         narrowed.add_node(node.copy())

@@ -1,6 +1,8 @@
-"""Forward passes whose result nobody would use: their nodes stay in the graph, do not run, and say why.
+"""Forward passes whose result nobody would use: their nodes stay in the graph, do not run, and say
+why.
 
-The rules themselves (is there a KL, has the policy moved) come from the caller: a graph knows nothing of the configuration.
+The rules themselves (is there a KL, has the policy moved) come from the caller: a graph knows
+nothing of the configuration.
 """
 
 from siirl.errors import ConfigError

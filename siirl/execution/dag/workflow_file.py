@@ -6,9 +6,10 @@
         node_role: ROLLOUT
         dependencies: []
 
-A node without `func` gets the stage of its type and role; one with a stage as `func` has the type, role and columns of that stage,
-as in `Pipeline.add_node`. `pipeline_id` is the file's name, and `description` is empty, unless given. Whatever else the file holds is
-a ConfigError that names the file and the place in it; `workflow_keys` has the keys and their types.
+A node without `func` gets the stage of its type and role; one with a stage as `func` has the type,
+role and columns of that stage, as in `Pipeline.add_node`. `pipeline_id` is the file's name, and
+`description` is empty, unless given. Whatever else the file holds is a ConfigError that names the
+file and the place in it; `workflow_keys` has the keys and their types.
 """
 
 from collections.abc import Iterator, Mapping
@@ -65,7 +66,8 @@ def load_workflow_file(path: str | Path) -> TaskGraph:
     """Read, build and check the graph in a YAML file.
 
     Raises:
-        ConfigError: No such file, no YAML, an unknown key or value, or a graph that cannot work; with the file and the node.
+        ConfigError: No such file, no YAML, an unknown key or value, or a graph that cannot work;
+            with the file and the node.
     """
     path = Path(path)
     content = _read(path)

@@ -1,7 +1,8 @@
-"""The keys of a workflow file with the types of their values: one table for the file, one for a node.
+"""The keys of a workflow file with the types of their values: one table for the file, one for a
+node.
 
-A value of another type is refused by `check_values` with its place. Left out: whether names exist and nodes fit each other, which the
-graph checks when it is built.
+A value of another type is refused by `check_values` with its place. Left out: whether names exist
+and nodes fit each other, which the graph checks when it is built.
 """
 
 import reprlib
@@ -99,5 +100,7 @@ def check_values(
 
 
 def shown(value: Any) -> str:
-    """A value for messages: short, however large it is (an alias may stand for itself a million times)."""
+    """A value for messages: short, however large it is (an alias may stand for itself a million
+    times).
+    """
     return _shortener.repr(value)

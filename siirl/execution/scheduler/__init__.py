@@ -1,1 +1,3 @@
-"""Who runs which graph: enums, TaskScheduler and ProcessGroupManager are pure; `launch` is the edge to Ray."""
+"""Who runs which graph: enums, TaskScheduler and ProcessGroupManager are pure; `launch` is the edge
+to Ray.
+"""

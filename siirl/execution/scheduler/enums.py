@@ -1,4 +1,5 @@
-"""Names that a configuration may use, as enums: for those who prefer `AdvantageEstimator.GRPO` to a string.
+"""Names that a configuration may use, as enums: for those who prefer `AdvantageEstimator.GRPO` to a
+string.
 
 The registries in siirl.algos decide what exists; these are the names that the documents use.
 """

@@ -1,8 +1,11 @@
-"""Says why a command ended whose own code could not: a small child process that outlives it by a moment.
+"""Says why a command ended whose own code could not: a small child process that outlives it by a
+moment.
 
-Code that keeps the interpreter's lock is ended by a timer in C (`siirl.execution.scheduler.watchdog.OwnWatch`), which writes stack traces
-to a file and no sentence. The child waits for the command's end; if the file has traces then, the timer ended it, and the child writes the
-sentence and the way on to stderr. Left out: a command that was killed otherwise, of which the child says nothing.
+Code that keeps the interpreter's lock is ended by a timer in C
+(`siirl.execution.scheduler.watchdog.OwnWatch`), which writes stack traces to a file and no
+sentence. The child waits for the command's end; if the file has traces then, the timer ended it,
+and the child writes the sentence and the way on to stderr. Left out: a command that was killed
+otherwise, of which the child says nothing.
 """
 
 import os
@@ -23,7 +26,8 @@ DONE = b"done"
 def last_word(
     sentence: str, *, traces: Path, run_folder: Path | None, before: str | None
 ) -> Iterator[None]:
-    """Have `sentence` written to stderr, with the way on, where this process ends within the context and `traces` is not empty.
+    """Have `sentence` written to stderr, with the way on, where this process ends within the
+    context and `traces` is not empty.
 
     Args:
         sentence: Why it ended then.
@@ -45,7 +49,9 @@ def last_word(
 
 
 def wait_and_speak(sentence: str, traces: str, run_folder: str, before: str) -> None:
-    """The child: wait until the other end of stdin is closed, which the end of a process does in any case."""
+    """The child: wait until the other end of stdin is closed, which the end of a process does in
+    any case.
+    """
     if sys.stdin.buffer.read() == DONE or not os.path.getsize(traces):
         return
     lines = [f"siirl: {sentence}"]

@@ -1,7 +1,9 @@
-"""The Ray edge of the scheduler: one actor for each rank, what they report as it happens, and an end that leaves nothing behind.
+"""The Ray edge of the scheduler: one actor for each rank, what they report as it happens, and an
+end that leaves nothing behind.
 
-A worker is any class with `run() -> Iterator`; ranks are started together, and when one of them dies, the others, which would wait
-for it for ever, are ended too. `local` runs the one rank in this process, for a debugger; Ray is not imported then.
+A worker is any class with `run() -> Iterator`; ranks are started together, and when one of them
+dies, the others, which would wait for it for ever, are ended too. `local` runs the one rank in this
+process, for a debugger; Ray is not imported then.
 """
 
 import logging
@@ -41,7 +43,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 # Environment variables that Ray reads when it is imported; what the user has set stays.
-# Ray starts workers at niceness 15; simulators and ranks are the job itself, and should not wait for whatever else runs.
+# Ray starts workers at niceness 15; simulators and ranks are the job itself, and should not wait
+# for whatever else runs.
 AS_A_JOB = {"RAY_worker_niceness": "0"}
 # What answers at an address and is no Ray is given up after 20 seconds instead of minutes.
 TO_CONNECT = {"RAY_NUM_REDIS_GET_RETRIES": "2", "RAY_py_gcs_connect_timeout_s": "5"}
@@ -49,7 +52,8 @@ TO_CONNECT = {"RAY_NUM_REDIS_GET_RETRIES": "2", "RAY_py_gcs_connect_timeout_s": 
 WORKING_FOLDER = "SIIRL_WORKING_FOLDER"
 LOOK_EVERY_S = 0.5  # after the ranks, while they report nothing
 
-# Ray gives its own processes 30 seconds to come up (a constant in ray/_private/node.py of 2.60): too few on a machine that is busy.
+# Ray gives its own processes 30 seconds to come up (a constant in ray/_private/node.py of 2.60):
+# too few on a machine that is busy.
 TIMED_OUT, STARTS = "timed out during startup", 3
 FAILED = 1
 SHUTDOWN_S = 20.0  # it takes one or two on a quiet machine
@@ -63,7 +67,9 @@ class ClusterSettings:
     """Where the workers run."""
 
     address: str | None
-    """HOST:PORT of a running Ray cluster, which stays when the run ends; None for one on this machine that ends with the run."""
+    """HOST:PORT of a running Ray cluster, which stays when the run ends; None for one on this
+    machine that ends with the run.
+    """
     env_vars: Mapping[str, str]
     """Environment variables of every process."""
 
@@ -78,7 +84,8 @@ def ray_session(settings: ClusterSettings) -> Iterator[None]:
     """Connect to a cluster, or start one, and leave or end it again, whatever happens.
 
     Raises:
-        ConfigError: There is no cluster at the address, or one with another version of Ray or Python.
+        ConfigError: There is no cluster at the address, or one with another version of Ray or
+            Python.
         RunFailed: Ray does not start on this machine, or fails later.
     """
     keep_token_private()
@@ -124,7 +131,9 @@ def _connected(settings: ClusterSettings, folder: Path | None) -> Iterator[None]
 
 
 def _shut_down(started: set[int]) -> None:
-    """Leave Ray, or end the one whose processes these are. Ray 2.60 waits for the raylet's goodbye without end: see `_end_silent_ray`."""
+    """Leave Ray, or end the one whose processes these are. Ray 2.60 waits for the raylet's goodbye
+    without end: see `_end_silent_ray`.
+    """
     import ray
 
     timer = threading.Timer(SHUTDOWN_S, _end_silent_ray, args=(started,))
@@ -137,7 +146,9 @@ def _shut_down(started: set[int]) -> None:
 
 
 def _end_silent_ray(started: set[int]) -> None:
-    """Kill an own Ray, so that `ray.shutdown` returns; from a cluster of others the command alone can go."""
+    """Kill an own Ray, so that `ray.shutdown` returns; from a cluster of others the command alone
+    can go.
+    """
     if not started:
         end_at_once(
             FAILED,
@@ -153,7 +164,8 @@ def _kill(pids: set[int]) -> None:
 
 
 def _init(settings: ClusterSettings, folder: Path | None, *, starts: int) -> set[int]:
-    """Connect, or start a cluster in `folder`; one that did not come up in time is ended and started anew.
+    """Connect, or start a cluster in `folder`; one that did not come up in time is ended and
+    started anew.
 
     Returns:
         The processes that were started; none where a cluster was there.
@@ -180,7 +192,9 @@ def _init(settings: ClusterSettings, folder: Path | None, *, starts: int) -> set
 
 
 def _runtime_env(settings: ClusterSettings, folder: Path | None) -> dict[str, Any]:
-    """What each process of the job has. Those of a cluster that is there begin in a folder of its own, which is not the command's."""
+    """What each process of the job has. Those of a cluster that is there begin in a folder of its
+    own, which is not the command's.
+    """
     if folder is not None:
         return {"env_vars": {**settings.env_vars, PRIVATE_FOLDER: str(folder)}}
     hook = f"{__name__}.{work_where_the_command_does.__name__}"
@@ -191,7 +205,8 @@ def _runtime_env(settings: ClusterSettings, folder: Path | None) -> dict[str, An
 
 
 def work_where_the_command_does() -> None:
-    """Ray calls this in each process: the configuration's relative paths mean there what they mean to who typed the command.
+    """Ray calls this in each process: the configuration's relative paths mean there what they mean
+    to who typed the command.
 
     A machine that has no such folder may still serve environments, which need none.
     """
@@ -209,7 +224,9 @@ def _children() -> set[int]:
 
 
 def _credentials() -> dict[str, str]:
-    """Ray 2.60 shows its token only where it is told to; a cluster that asks for none takes it all the same."""
+    """Ray 2.60 shows its token only where it is told to; a cluster that asks for none takes it all
+    the same.
+    """
     return {"RAY_AUTH_MODE": "token"} if (Path.home() / ".ray" / "auth_token").is_file() else {}
 
 
@@ -226,10 +243,11 @@ def _no_session(settings: ClusterSettings, error: Exception) -> SiirlError:
 
 @contextmanager
 def _own_signal_handlers() -> Iterator[None]:
-    """Keep this process's way to end: ray.init puts a handler of its own in place of the one for SIGTERM.
+    """Keep this process's way to end: ray.init puts a handler of its own in place of the one for
+    SIGTERM.
 
-    And keep a terminal that closes from ending Ray's processes, which inherit what is blocked here, before the run has saved what it has
-    trained; from a terminal's Ctrl-C Ray keeps them itself.
+    And keep a terminal that closes from ending Ray's processes, which inherit what is blocked here,
+    before the run has saved what it has trained; from a terminal's Ctrl-C Ray keeps them itself.
     """
     handler = signal.getsignal(signal.SIGTERM)
     blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})
@@ -251,7 +269,8 @@ def run_on_ray(
     Args:
         make: Makes the worker of a rank.
         layout: Where ranks are.
-        hang_s: For how long a rank may not get on (`siirl.execution.scheduler.watchdog`); None: for ever.
+        hang_s: For how long a rank may not get on (`siirl.execution.scheduler.watchdog`); None: for
+            ever.
         stacks_folder: For their stack traces then.
     """
     import ray
@@ -299,7 +318,9 @@ def _meeting_point(first: Any, layout: Layout, supervision: "Supervision") -> st
 
 
 def _merge(streams: list[Any], supervision: "Supervision") -> Iterator[Any]:
-    """What the first stream yields, until all have ended; an error of any of them is raised as it was there."""
+    """What the first stream yields, until all have ended; an error of any of them is raised as it
+    was there.
+    """
     import ray
     from ray.exceptions import RayActorError, RayTaskError
 
@@ -331,7 +352,8 @@ def _died(rank: int, error: Exception, vitals: Vitals) -> RunFailed:
 def _actor_class(layout: Layout) -> Any:
     import ray
 
-    # No CPU is asked for: on a laptop there are fewer than processes, and simulators and ranks take turns.
+    # No CPU is asked for: on a laptop there are fewer than processes, and simulators and ranks take
+    # turns.
     return ray.remote(num_cpus=0, num_gpus=layout.gpus_per_rank, max_restarts=0)(_Rank)
 
 
@@ -349,7 +371,9 @@ class _Rank:
         self.meeting: tempfile.TemporaryDirectory[str] | None = None
 
     def meeting_point(self, nodes: int) -> str:
-        """Where the ranks meet for torch.distributed: in a folder that only they may enter, or at a free port of this machine."""
+        """Where the ranks meet for torch.distributed: in a folder that only they may enter, or at a
+        free port of this machine.
+        """
         import socket
 
         from ray.util import get_node_ip_address

@@ -1,7 +1,8 @@
-"""Ends the command where Ray has died and the main thread cannot say so, because it waits in Ray's C++.
+"""Ends the command where Ray has died and the main thread cannot say so, because it waits in Ray's
+C++.
 
-A call of Ray's (to place an actor, to end one) waits for a GCS that is gone until Ray's C++ ends the
-process, after a minute and without a word. Left out: the ordinary way, in which the main thread
+A call of Ray's (to place an actor, to end one) waits for a GCS that is gone until Ray's C++ ends
+the process, after a minute and without a word. Left out: the ordinary way, in which the main thread
 finds out by itself and raises (`siirl.execution.scheduler.vitals`).
 """
 

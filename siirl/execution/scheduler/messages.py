@@ -1,7 +1,9 @@
-"""What the command and its ranks on Ray tell each other beside results: what each is doing, requests to end, requests for stack traces.
+"""What the command and its ranks on Ray tell each other beside results: what each is doing,
+requests to end, requests for stack traces.
 
-They go through the key-value store that Ray's head has for its own use: no further process, no further port, and a rank speaks from a
-thread of its own while it computes. Each side looks every `EVERY_S`.
+They go through the key-value store that Ray's head has for its own use: no further process, no
+further port, and a rank speaks from a thread of its own while it computes. Each side looks every
+`EVERY_S`.
 """
 
 import dataclasses

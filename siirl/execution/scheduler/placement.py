@@ -1,7 +1,9 @@
-"""Which machine of a Ray cluster each rank runs on: `nodes` different ones, as many ranks on each, and rank 0 beside the command.
+"""Which machine of a Ray cluster each rank runs on: `nodes` different ones, as many ranks on each,
+and rank 0 beside the command.
 
-Without this Ray puts actors that ask for no CPU anywhere: of a job for two machines both ranks ran on one. All machines are reserved
-together or not at all, so that two jobs never hold half of the GPUs each and wait for the other half.
+Without this Ray puts actors that ask for no CPU anywhere: of a job for two machines both ranks ran
+on one. All machines are reserved together or not at all, so that two jobs never hold half of the
+GPUs each and wait for the other half.
 """
 
 import logging
@@ -14,13 +16,15 @@ from siirl.execution.scheduler.vitals import Server, Vitals
 
 logger = logging.getLogger(__name__)
 
-# A bundle has to ask for something. Ranks on CPUs reserve none, because on a laptop there are fewer than processes.
+# A bundle has to ask for something. Ranks on CPUs reserve none, because on a laptop there are fewer
+# than processes.
 SOMETHING: Mapping[str, float] = {"memory": 1}  # byte
 A_SHARE = 0.001  # of the one `node:ADDRESS` that each machine has for this purpose: to be named
 TELL_AFTER_S = 10
 
-# A raylet that is gone does not come back. A GCS may be started again where an administrator has given it a memory of its own; Ray's
-# workers wait a minute for that, and are then ended by Ray's C++.
+# A raylet that is gone does not come back. A GCS may be started again where an administrator has
+# given it a memory of its own; Ray's workers wait a minute for that, and are then ended by Ray's
+# C++.
 RAYLET_PATIENCE_S, GCS_PATIENCE_S = 2.0, 30.0
 
 
@@ -53,7 +57,8 @@ class Machine(NamedTuple):
 
 
 class Placement:
-    """Machines of the connected cluster that are reserved for the ranks of a job, until `release` or the end of this process.
+    """Machines of the connected cluster that are reserved for the ranks of a job, until `release`
+    or the end of this process.
 
     Waits for machines that others hold, and says so.
 
@@ -146,7 +151,9 @@ def this_machine_lives() -> bool:
 
 
 def servers_of_cluster() -> list[Server]:
-    """The connected cluster's GCS, and the raylet of this machine, through which this process is connected."""
+    """The connected cluster's GCS, and the raylet of this machine, through which this process is
+    connected.
+    """
     import ray
 
     here = ray.get_runtime_context()

@@ -1,4 +1,5 @@
-"""Keeps other users of this machine out of a Ray that a run starts for itself: address, token, folder.
+"""Keeps other users of this machine out of a Ray that a run starts for itself: address, token,
+folder.
 
 Left alone, Ray 2.60 listens on all interfaces, and its session below /tmp/ray is writable for
 everybody. Here it listens on the loopback only, asks for a token that only this run knows, and
@@ -20,11 +21,15 @@ from pathlib import Path
 logger = logging.getLogger(__name__)
 
 PRIVATE_FOLDER = "SIIRL_PRIVATE_FOLDER"
-"""Environment variable of a run's processes: the folder of its Ray, for whatever else has to be private."""
+"""Environment variable of a run's processes: the folder of its Ray, for whatever else has to be
+private.
+"""
 
 PREFIX = "siirl-ray-"
-SESSION = "r"  # each of Ray's processes opens this folder to everybody (0777); the one around it stays shut
-# Longest path of a socket (unix(7)), less Ray's names in the folder and the names of the two folders.
+# each of Ray's processes opens this folder to everybody (0777); the one around it stays shut
+SESSION = "r"
+# Longest path of a socket (unix(7)), less Ray's names in the folder and the names of the two
+# folders.
 LONGEST_PLACE = (
     107
     - len("/session_2026-01-01_00-00-00_000000_1234567/sockets/plasma_store")

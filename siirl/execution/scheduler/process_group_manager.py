@@ -1,7 +1,9 @@
-"""Which ranks communicate, under which name, over which backend. A description: every process builds its groups from it.
+"""Which ranks communicate, under which name, over which backend. A description: every process
+builds its groups from it.
 
-Ranks that run the same graph work on it data-parallel, so each graph is one group, and the group of a node is that of the graph
-that a rank runs. Groups are listed in one order, because `torch.distributed.new_group` must be called alike on all ranks.
+Ranks that run the same graph work on it data-parallel, so each graph is one group, and the group of
+a node is that of the graph that a rank runs. Groups are listed in one order, because
+`torch.distributed.new_group` must be called alike on all ranks.
 """
 
 from collections.abc import Mapping
@@ -10,7 +12,8 @@ from dataclasses import dataclass
 from siirl.errors import ConfigError
 from siirl.execution.dag.task_graph import TaskGraph
 
-BACKEND_THRESHOLD = 256  # ranks; from here on metrics and logs go over gloo beside NCCL (siiRL, "Implementation Explained")
+# ranks; from here on metrics and logs go over gloo beside NCCL (siiRL, "Implementation Explained")
+BACKEND_THRESHOLD = 256
 
 
 @dataclass(frozen=True)
@@ -28,7 +31,8 @@ class ProcessGroupManager:
     Attributes:
         world: The group of all ranks.
         groups: All groups by their ranks, `world` first.
-        node_groups: For each node id the groups that run it (more than one where a graph was split).
+        node_groups: For each node id the groups that run it (more than one where a graph was
+            split).
     """
 
     def __init__(

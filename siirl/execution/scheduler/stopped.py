@@ -1,10 +1,12 @@
 """Ends the command where a process of its own Ray is stopped (SIGSTOP) and is not continued.
 
-A stopped process keeps its ports open, so `vitals` finds nothing. Ray 2.60 gives a stopped raylet up after a minute, and waits for it
-without end when the command shuts Ray down. The operating system knows at once (state T in /proc).
+A stopped process keeps its ports open, so `vitals` finds nothing. Ray 2.60 gives a stopped raylet
+up after a minute, and waits for it without end when the command shuts Ray down. The operating
+system knows at once (state T in /proc).
 
-Left out: environment servers, which only get a warning, because their pool replaces them (`env.deadline_s`); processes that a debugger
-has stopped (state t), which it continues; clusters of others, whose processes this command has not started.
+Left out: environment servers, which only get a warning, because their pool replaces them
+(`env.deadline_s`); processes that a debugger has stopped (state t), which it continues; clusters of
+others, whose processes this command has not started.
 """
 
 import logging
@@ -23,7 +25,8 @@ logger = logging.getLogger(__name__)
 FAILED = 1
 LOOK_EVERY_S = 2.0  # a look reads all of /proc, which takes 10 ms
 WARN_AFTER_S = 4.0  # two looks: whoever continues a process at once needs no warning
-# Half of what Ray's GCS allows a raylet (health_check_* of Ray 2.60: 62 s were measured), after which it cannot be continued any more.
+# Half of what Ray's GCS allows a raylet (health_check_* of Ray 2.60: 62 s were measured), after
+# which it cannot be continued any more.
 END_AFTER_S = 30.0
 
 NEEDED = {
@@ -33,7 +36,9 @@ NEEDED = {
     "ray::CoordinatorActor": "The data coordinator's process",
 }
 REPLACED = {"ray::EnvServerActor": "An environment server"}
-"""What a process is called in messages, by a part of its command line: those that a run needs, and those that it replaces."""
+"""What a process is called in messages, by a part of its command line: those that a run needs, and
+those that it replaces.
+"""
 
 
 class Process(NamedTuple):
@@ -47,8 +52,8 @@ class Process(NamedTuple):
 def stopped_processes() -> list[Process]:
     """Those that are stopped now, of Ray's processes below this one.
 
-    These are children of this process, and the raylet's children. Programs that ranks and servers have started are further down, and may
-    stop whenever they like.
+    These are children of this process, and the raylet's children. Programs that ranks and servers
+    have started are further down, and may stop whenever they like.
     """
     mine = os.getpid()
     parents = {mine}
@@ -65,7 +70,8 @@ def stopped_processes() -> list[Process]:
 class StoppedWatch:
     """A thread that looks at the command's own Ray from before its start until after its end.
 
-    Time is counted in looks. So a command that was stopped together with its processes (Ctrl-Z), or a laptop that slept, ends nothing.
+    Time is counted in looks. So a command that was stopped together with its processes (Ctrl-Z), or
+    a laptop that slept, ends nothing.
 
     Args:
         look: The processes that are stopped.

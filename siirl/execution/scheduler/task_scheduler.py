@@ -1,6 +1,8 @@
-"""Give every rank a graph: split, sort by size, apportion ranks, place them on machines. Pure: graphs in, {rank: graph} out.
+"""Give every rank a graph: split, sort by size, apportion ranks, place them on machines. Pure:
+graphs in, {rank: graph} out.
 
-Ranks are numbered machine by machine: rank = machine x ranks per machine + slot. Left out: starting anything (`launch`).
+Ranks are numbered machine by machine: rank = machine x ranks per machine + slot. Left out: starting
+anything (`launch`).
 """
 
 from collections import Counter
@@ -48,7 +50,8 @@ class TaskScheduler:
 
         Args:
             original_task_graphs: Graphs with different ids; each is split where that is possible.
-            apportion_strategy: "even", or "param_aware": in proportion to the models' parameters, at least one rank each.
+            apportion_strategy: "even", or "param_aware": in proportion to the models' parameters,
+                at least one rank each.
             consider_node_cohesion: Prefer machines that run the graph already.
             consider_node_load: Prefer machines that run less.
 
@@ -100,7 +103,9 @@ class TaskScheduler:
             )
 
     def _best_rank(self, index: int, owners: dict[int, int], *, cohesion: bool, load: bool) -> int:
-        """The free rank with the highest (cohesion, -load, -rank): with the graph's own, on a machine with little to do, early."""
+        """The free rank with the highest (cohesion, -load, -rank): with the graph's own, on a
+        machine with little to do, early.
+        """
         machine_of = {rank: rank // self.gpus_per_node for rank in range(self.num_workers)}
         own = Counter(machine_of[rank] for rank, owner in owners.items() if owner == index)
         busy = Counter(machine_of[rank] for rank in owners)
@@ -115,7 +120,8 @@ class TaskScheduler:
 def estimate_graph_model_params(graph: TaskGraph) -> int:
     """Parameters of the models that a graph runs, each (role, agent group) once.
 
-    They are read from `node.config["model_parameters"]`; where no node says any, the number of models stands for them.
+    They are read from `node.config["model_parameters"]`; where no node says any, the number of
+    models stands for them.
     """
     sizes: dict[tuple[NodeRole, int], int] = {}
     for node in graph.nodes.values():
@@ -128,8 +134,8 @@ def estimate_graph_model_params(graph: TaskGraph) -> int:
 def apportion(sizes: Sequence[int], num_workers: int, strategy: str) -> list[int]:
     """How many ranks each graph gets; all ranks are used and each graph gets at least one.
 
-    "even" gives the remainder to the first. "param_aware" gives one each and divides the rest in proportion to `sizes` by largest
-    remainders.
+    "even" gives the remainder to the first. "param_aware" gives one each and divides the rest in
+    proportion to `sizes` by largest remainders.
 
     Raises:
         UnknownNameError: Another strategy.

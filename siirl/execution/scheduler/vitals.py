@@ -1,8 +1,9 @@
 """Whether the processes that make a Ray cluster still live, asked past Ray.
 
-Ray itself tells late, at length or not at all: a driver whose GCS died computes on for a minute, and is then ended by Ray's C++
-before Python can say a word; of a dead raylet it hears after a quarter of a minute, if its own actors have not died before.
-A process that is gone listens no more, and that is seen at once.
+Ray itself tells late, at length or not at all: a driver whose GCS died computes on for a minute,
+and is then ended by Ray's C++ before Python can say a word; of a dead raylet it hears after a
+quarter of a minute, if its own actors have not died before. A process that is gone listens no more,
+and that is seen at once.
 """
 
 import socket
@@ -52,7 +53,8 @@ class Vitals:
             self._look()
 
     def explain(self) -> None:
-        """Look until all have answered, or one has been silent for long enough: something of Ray's failed, and this may be why.
+        """Look until all have answered, or one has been silent for long enough: something of Ray's
+        failed, and this may be why.
 
         Raises:
             RunFailed: One is gone.

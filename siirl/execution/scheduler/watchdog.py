@@ -1,8 +1,10 @@
-"""Whether a run hangs: judged from what its ranks say they do, by a process or a thread that takes no part in the work.
+"""Whether a run hangs: judged from what its ranks say they do, by a process or a thread that takes
+no part in the work.
 
-A rank that computes must get on within the limit. One that waits for the others may wait as long as any of them gets on: another rank's
-rollout can be much longer. Time is taken where the judge is, from one change of a rank to the next; so clocks of other machines do not
-matter, and a rank that is stopped, or cannot speak, is one that does not get on.
+A rank that computes must get on within the limit. One that waits for the others may wait as long as
+any of them gets on: another rank's rollout can be much longer. Time is taken where the judge is,
+from one change of a rank to the next; so clocks of other machines do not matter, and a rank that is
+stopped, or cannot speak, is one that does not get on.
 """
 
 import faulthandler
@@ -87,8 +89,9 @@ def hang_sentence(verdict: str, *, limit_s: float, folder: Path) -> str:
 class OwnWatch:
     """Watches the only rank from a thread of its process, and ends the process where it hangs.
 
-    Code that holds the interpreter's lock lets no thread run. A timer in C, which is set anew at every look, ends the process then, and a
-    child process says so (`siirl.execution.scheduler.last_word`).
+    Code that holds the interpreter's lock lets no thread run. A timer in C, which is set anew at
+    every look, ends the process then, and a child process says so
+    (`siirl.execution.scheduler.last_word`).
 
     Args:
         limit_s: For how long the rank may not get on; None: for ever.

@@ -1,11 +1,14 @@
-"""DAPO's dynamic sampling (arXiv 2503.14476, section 3.2): a step is filled with groups that the reward can tell apart.
+"""DAPO's dynamic sampling (arXiv 2503.14476, section 3.2): a step is filled with groups that the
+reward can tell apart.
 
-Groups whose rewards are all alike have advantage 0 and teach nothing. They are dropped, and as many further prompts are rolled out as
-should make up for them, going by how many groups were kept so far, and never more than a whole step's. After
-`algorithm.filter.max_refills` such rounds the step goes on with what there is, if need be with nothing: no update (`actor/updates` 0).
+Groups whose rewards are all alike have advantage 0 and teach nothing. They are dropped, and as many
+further prompts are rolled out as should make up for them, going by how many groups were kept so
+far, and never more than a whole step's. After `algorithm.filter.max_refills` such rounds the step
+goes on with what there is, if need be with nothing: no update (`actor/updates` 0).
 
-What comes out beyond `data.train_batch_size` groups is dropped, the latest prompts first: kept for the next step, they would be of an
-older policy. All of it is decided over the groups of all ranks, and nothing is remembered between steps.
+What comes out beyond `data.train_batch_size` groups is dropped, the latest prompts first: kept for
+the next step, they would be of an older policy. All of it is decided over the groups of all ranks,
+and nothing is remembered between steps.
 """
 
 # B trajectory, G group
@@ -36,7 +39,9 @@ from siirl.user_interface.filter_interface.filter_columns import OF_A_RULE, filt
     optional=OF_A_RULE,
 )
 def dynamic_sampling(*, batch: TensorDict, context: StageContext) -> NodeOutput:
-    """Drop groups that teach nothing; ask for more prompts where too few are left and another round is allowed."""
+    """Drop groups that teach nothing; ask for more prompts where too few are left and another round
+    is allowed.
+    """
     algorithm, wanted = context.config.algorithm, context.config.data.train_batch_size
     group_B, mine = context.ranks.gather_rows(batch["index"])
     keep_B = _keep(batch, context, group_B)
@@ -68,7 +73,8 @@ def dynamic_sampling(*, batch: TensorDict, context: StageContext) -> NodeOutput:
 
 
 def prompts_to_draw(*, missing: int, kept: int, drawn: int, most: int, ranks: int) -> int:
-    """Prompts that should give `missing` groups more, a multiple of `ranks`: as many for each as `kept` of `drawn` prompts took.
+    """Prompts that should give `missing` groups more, a multiple of `ranks`: as many for each as
+    `kept` of `drawn` prompts took.
 
     Args:
         missing: Groups.

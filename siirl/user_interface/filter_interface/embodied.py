@@ -1,7 +1,8 @@
 """Dynamic sampling of embodied jobs: keep the groups that the reward can tell apart.
 
-The rule is `siirl.algos.filters.srpo_keep`; this node gathers the metadata of all ranks for it and drops this rank's rows. It reads
-outcomes only and comes before the reward, so it never drops an all-failure group that the trajectory reward ranks.
+The rule is `siirl.algos.filters.srpo_keep`; this node gathers the metadata of all ranks for it and
+drops this rank's rows. It reads outcomes only and comes before the reward, so it never drops an
+all-failure group that the trajectory reward ranks.
 """
 
 # B trajectory
@@ -51,7 +52,8 @@ def embodied_local_rank_sampling(*, batch: TensorDict, context: StageContext) ->
     context.reward.remember(gather_outcomes(select_rows(batch, ~outcome.keep_B[mine]), ranks=ranks))
     share = len(batch) / max(len(success_B), 1)
     metrics: dict[str, float] = {"sampling/kept": float(len(kept))}
-    # The counts are over all ranks; each rank reports its share, so that the sum over ranks is the count.
+    # The counts are over all ranks; each rank reports its share, so that the sum over ranks is the
+    # count.
     metrics |= {
         f"sampling/dropped_{reason}": count * share for reason, count in outcome.dropped.items()
     }
@@ -59,7 +61,9 @@ def embodied_local_rank_sampling(*, batch: TensorDict, context: StageContext) ->
 
 
 def _by_own_rule(name: str, batch: TensorDict, context: StageContext) -> NodeOutput:
-    """The rule of `algorithm.filter.name` in place of SRPO's; what is dropped may still serve the reward as a reference."""
+    """The rule of `algorithm.filter.name` in place of SRPO's; what is dropped may still serve the
+    reward as a reference.
+    """
     group_B, mine = context.ranks.gather_rows(batch["index"])
     keep_B = keep_by_name(name, filter_columns(batch, context, group_B))[mine]
     kept, dropped = select_rows(batch, keep_B), select_rows(batch, ~keep_B)

@@ -17,7 +17,9 @@ OF_A_RULE = ("task_name", "env_return", "response_mask")
 def filter_columns(
     batch: TensorDict, context: StageContext, group_B: torch.Tensor
 ) -> dict[str, Any]:
-    """`siirl.algos.filters.FILTER_ARGUMENTS` but for `values_B`, which only a graph with the reward before the filter has."""
+    """`siirl.algos.filters.FILTER_ARGUMENTS` but for `values_B`, which only a graph with the reward
+    before the filter has.
+    """
     settings, ranks = context.config.algorithm, context.ranks
     columns = {
         "success_B": batch["complete"],

@@ -1,4 +1,6 @@
-"""Simulators that the tests of LIBERO share: each takes half a second to build, and stand-ins are announced with a warning."""
+"""Simulators that the tests of LIBERO share: each takes half a second to build, and stand-ins are
+announced with a warning.
+"""
 
 import warnings
 

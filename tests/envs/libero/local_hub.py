@@ -1,4 +1,6 @@
-"""A hub on this machine that serves one folder as LIBERO's repository of assets: what `huggingface_hub` asks for a snapshot."""
+"""A hub on this machine that serves one folder as LIBERO's repository of assets: what
+`huggingface_hub` asks for a snapshot.
+"""
 
 import hashlib
 import json
@@ -16,7 +18,9 @@ API, FILES = f"/api/datasets/{HUB_REPOSITORY}", f"/datasets/{HUB_REPOSITORY}/res
 
 @contextmanager
 def local_hub(folder: Path, *, breaks_at: str = ""):
-    """Serve `folder`; yields the address, and the files that were sent so far. Of the file `breaks_at` only half is ever sent."""
+    """Serve `folder`; yields the address, and the files that were sent so far. Of the file
+    `breaks_at` only half is ever sent.
+    """
     sent: list[str] = []
 
     class Handler(BaseHTTPRequestHandler):

@@ -1,7 +1,9 @@
-"""Put a LIBERO task's goal into effect by hand: objects where the predicates want them, doors and knobs as they are asked for.
+"""Put a LIBERO task's goal into effect by hand: objects where the predicates want them, doors and
+knobs as they are asked for.
 
-Nothing here knows what a predicate computes: an object is set down in or on its target in the ways that a person would try, one after the
-other, and the benchmark's own predicate is asked once everything has come to rest.
+Nothing here knows what a predicate computes: an object is set down in or on its target in the ways
+that a person would try, one after the other, and the benchmark's own predicate is asked once
+everything has come to rest.
 """
 
 import itertools
@@ -61,7 +63,9 @@ def fulfil_goal(simulator) -> bool:
 
 
 def rest(simulator, steps=REST_STEPS) -> float:
-    """Let everything come to rest; returns the largest speed of a free object afterwards, metres or radians a second."""
+    """Let everything come to rest; returns the largest speed of a free object afterwards, metres or
+    radians a second.
+    """
     for _ in range(steps):
         simulator._advance(WAIT)
     return object_speed(simulator)
@@ -82,7 +86,9 @@ def _set_joint(simulator, verb, name):
 
 
 def _open_around(simulator, target):
-    """Open the drawer that a target lies in, where it lies in one that the goal leaves free: things fall into it from above."""
+    """Open the drawer that a target lies in, where it lies in one that the goal leaves free: things
+    fall into it from above.
+    """
     region = simulator.env.object_sites_dict.get(target)
     if region is not None and region.joints and "cabinet" in target:
         _set_joint(simulator, "open", target)
@@ -108,7 +114,8 @@ def _place(simulator, predicate, *, yaw, pose, shift) -> bool:
     _, name, target = predicate
     joint = data.joint(env.objects_dict[name].joints[-1])
     centre, top = _target(simulator, target)
-    # Along the world's axes first, whichever way it stood; then on its side; then along the target's axes.
+    # Along the world's axes first, whichever way it stood; then on its side; then along the
+    # target's axes.
     quaternion = joint.qpos[3:].copy()
     for turn in (
         _about_z(-level_heading(data.xmat[env.obj_body_id[name]].reshape(3, 3))),
@@ -135,7 +142,8 @@ def _target(simulator, name):
     env, data = simulator.env, simulator.data
     if name in env.object_sites_dict:
         half = np.abs(data.site(name).xmat.reshape(3, 3) @ env.object_sites_dict[name].size)
-        # A region on top of something is flat: look from above it. A hollow one may reach into what lies over it, as a microwave's does.
+        # A region on top of something is flat: look from above it. A hollow one may reach into what
+        # lies over it, as a microwave's does.
         return data.site(name).xpos.copy(), data.site(name).xpos[2] + max(
             0.75 * half[2], 0.06 if half[2] < 0.02 else 0.0
         )
@@ -175,7 +183,9 @@ def _below(model, body, ancestor):
 
 
 def _surface(simulator, at, half, top):
-    """Height of what lies below a rectangle around `at`, seen from height `top`; None where there is nothing."""
+    """Height of what lies below a rectangle around `at`, seen from height `top`; None where there
+    is nothing.
+    """
     model, data, geom, heights = simulator.model, simulator.data, np.zeros(1, np.int32), []
     groups = np.array([0, 0, 0, 0, 0, 1], np.uint8)  # colliding geoms only
     for dx, dy in itertools.product((-0.6, 0.0, 0.6), repeat=2):

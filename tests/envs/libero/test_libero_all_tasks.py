@@ -1,10 +1,14 @@
-"""All 130 tasks on stand-ins: initial states settle, and every goal is reached when things are put where it wants them.
+"""All 130 tasks on stand-ins: initial states settle, and every goal is reached when things are put
+where it wants them.
 
 Slow: 130 models, about ten minutes on a core of one's own. In parts:
 
-    pytest -m slow tests/envs/libero/test_libero_all_tasks.py -k "goal_can_be_reached"              # every task from its first state
-    pytest -m slow tests/envs/libero/test_libero_all_tasks.py -k "goal_can_be_reached and object"   # of one suite
-    pytest -m slow tests/envs/libero/test_libero_all_tasks.py -k "drawn_states"                     # three more states of every task
+    # every task from its first state
+    pytest -m slow tests/envs/libero/test_libero_all_tasks.py -k "goal_can_be_reached"
+    # of one suite
+    pytest -m slow tests/envs/libero/test_libero_all_tasks.py -k "goal_can_be_reached and object"
+    # three more states of every task
+    pytest -m slow tests/envs/libero/test_libero_all_tasks.py -k "drawn_states"
 
 All 6,500 states: `python -m benchmarks.libero_states`, which goes on where it was cut off.
 """

@@ -50,7 +50,9 @@ def test_automatic_choice_ends_with_stand_ins_where_nothing_else_is(repository, 
 
 @pytest.fixture
 def automatic_choice(repository, tmp_path):
-    """What `auto` takes in a process of its own, whose cache is `tmp_path`: standard output names it."""
+    """What `auto` takes in a process of its own, whose cache is `tmp_path`: standard output names
+    it.
+    """
     code = "from envs.libero.assets import find_assets; print(find_assets('auto').label)"
     command, own = (
         [sys.executable, "-c", code],

@@ -347,7 +347,8 @@ def test_functions_compiled_for_an_episode_are_kept_in_the_cache_and_not_in_site
     ],
 )
 def test_missing_opengl_library_is_said(backend, sentence, repository, tmp_path):
-    # The interpreter finds this module at its start: a machine on which the loader knows no OpenGL library.
+    # The interpreter finds this module at its start: a machine on which the loader knows no OpenGL
+    # library.
     (tmp_path / "sitecustomize.py").write_text(
         "import ctypes.util\nctypes.util.find_library = lambda name: None\n"
     )

@@ -1,4 +1,6 @@
-"""The scripted expert: what it grasps, and that it reaches goals of every kind that it can do, from true poses alone."""
+"""The scripted expert: what it grasps, and that it reaches goals of every kind that it can do, from
+true poses alone.
+"""
 
 import asyncio
 
@@ -174,7 +176,8 @@ def test_mug_is_held_by_its_handle_and_not_beside_it(make_simulator, modules):
     assert held.away == pytest.approx(axes[:, 0], abs=1e-3)  # the handle's direction
     along, across, height = axes.T @ (held.grasp.point - origin)
     assert across == pytest.approx(0.0, abs=1e-3)
-    # From the cup's outside, 3.4 cm from the origin, a finger's half width and the slack; the handle ends at 6.8 cm.
+    # From the cup's outside, 3.4 cm from the origin, a finger's half width and the slack; the
+    # handle ends at 6.8 cm.
     assert along == pytest.approx(-0.0185 + 0.052 + 0.012 + 0.006, abs=2e-3)
     assert held.depth == pytest.approx(
         along + 0.0185 + 0.052, abs=2e-3

@@ -1,4 +1,6 @@
-"""Initial states: read without torch, nothing but arrays unpickled, and divided so that training and evaluation never meet."""
+"""Initial states: read without torch, nothing but arrays unpickled, and divided so that training
+and evaluation never meet.
+"""
 
 import io
 import pickle
@@ -100,7 +102,9 @@ def test_training_and_evaluation_never_start_from_the_same_state(training, evalu
 
 
 def test_states_above_the_bound_are_refused_before_they_are_looked_at(tmp_path):
-    """A pickle of a hundred bytes that asks for an array of 80 GB, which the system would hand out page by page."""
+    """A pickle of a hundred bytes that asks for an array of 80 GB, which the system would hand out
+    page by page.
+    """
     huge = b"cnumpy\nndarray\n((I100000\nI100000\nttR."
     with pytest.raises(
         ValueError,

@@ -1,4 +1,6 @@
-"""Numbers of a run on stand-ins say so: in the spec, in every line of metrics, in every frame of a video, and in the report."""
+"""Numbers of a run on stand-ins say so: in the spec, in every line of metrics, in every frame of a
+video, and in the report.
+"""
 
 from pathlib import Path
 

@@ -1,4 +1,6 @@
-"""The check at start: silent with the pinned versions, and a warning that says what differs with others."""
+"""The check at start: silent with the pinned versions, and a warning that says what differs with
+others.
+"""
 
 import importlib.metadata
 import warnings

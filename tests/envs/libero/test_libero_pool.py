@@ -1,4 +1,6 @@
-"""A simulation that diverges behind the pool: a failed simulation that is counted, not a failed policy, and the server goes on."""
+"""A simulation that diverges behind the pool: a failed simulation that is counted, not a failed
+policy, and the server goes on.
+"""
 
 import asyncio
 

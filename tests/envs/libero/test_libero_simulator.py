@@ -1,4 +1,6 @@
-"""One task's simulator: LIBERO's own physics, episodes that depend on nothing before them, and simulations that fail."""
+"""One task's simulator: LIBERO's own physics, episodes that depend on nothing before them, and
+simulations that fail.
+"""
 
 import numpy as np
 import pytest

@@ -1,4 +1,6 @@
-"""The benchmark's 130 tasks: by name and by number, and every wrong name answered. No simulator is imported."""
+"""The benchmark's 130 tasks: by name and by number, and every wrong name answered. No simulator is
+imported.
+"""
 
 import subprocess
 import sys

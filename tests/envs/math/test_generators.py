@@ -1,4 +1,6 @@
-"""Generated questions: right, the same for the same seed, and held-out ones never among the training ones."""
+"""Generated questions: right, the same for the same seed, and held-out ones never among the
+training ones.
+"""
 
 import json
 import re
@@ -93,7 +95,9 @@ def test_remainder_is_right(seed):
 
 
 def reachable(numbers, target):
-    """Whether some order, operations and left-to-right or paired brackets make the target, by trying all."""
+    """Whether some order, operations and left-to-right or paired brackets make the target, by
+    trying all.
+    """
     for a, b, c in permutations(numbers):
         for first, second in product("+-*/", repeat=2):
             for text in (f"({a}{first}{b}){second}{c}", f"{a}{first}({b}{second}{c})"):

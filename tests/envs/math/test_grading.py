@@ -1,4 +1,6 @@
-r"""Texts against truths: right, wrong with a reason, or a failure; nothing hangs, and a failure is never a score."""
+r"""Texts against truths: right, wrong with a reason, or a failure; nothing hangs, and a failure is
+never a score.
+"""
 
 import asyncio
 import time

@@ -1,4 +1,6 @@
-"""MathEnv: one question, an answer each, a grade; from generators, files and rows of one's own, alone and behind servers."""
+"""MathEnv: one question, an answer each, a grade; from generators, files and rows of one's own,
+alone and behind servers.
+"""
 
 import asyncio
 import re
@@ -289,7 +291,9 @@ def test_words_of_the_question_may_stand_after_the_number():
 
 
 async def episodes_behind_a_server(count, *, failing):
-    """Outcomes of episodes of sums, and of the rows whose seeds are in `failing`, which nobody can grade; statistics of the pool."""
+    """Outcomes of episodes of sums, and of the rows whose seeds are in `failing`, which nobody can
+    grade; statistics of the pool.
+    """
     async with EnvPool(
         "math",
         {"grading_cpu_s": 1.0},

@@ -1,4 +1,6 @@
-r"""One mathematics in several notations: signs, lists of roots, numerals with a base, dress and marks."""
+r"""One mathematics in several notations: signs, lists of roots, numerals with a base, dress and
+marks.
+"""
 
 import asyncio
 

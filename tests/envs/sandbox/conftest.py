@@ -1,4 +1,6 @@
-"""A sandbox with small limits, and a problem that only its right answer solves; `trials` lies on the path."""
+"""A sandbox with small limits, and a problem that only its right answer solves; `trials` lies on
+the path.
+"""
 
 import shutil
 import sys
@@ -15,7 +17,9 @@ from envs.sandbox.environment import make_sandbox
 
 @pytest.fixture(scope="session")
 def small():
-    """The walls of this machine. Without bubblewrap tests are skipped; where it is installed, walls that do not hold are a failure."""
+    """The walls of this machine. Without bubblewrap tests are skipped; where it is installed, walls
+    that do not hold are a failure.
+    """
     if shutil.which("bwrap") is None:
         pytest.skip("bubblewrap is not installed (apt-get install bubblewrap)")
     return make_sandbox("bubblewrap", limits=SMALL)

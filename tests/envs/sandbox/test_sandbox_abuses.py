@@ -1,6 +1,8 @@
-"""Programs that use up what they can reach. Each is ended, nothing of it is left, and the next program is judged as ever.
+"""Programs that use up what they can reach. Each is ended, nothing of it is left, and the next
+program is judged as ever.
 
-Every abuse is bounded by itself as well (so many forks, so many mebibytes), so that a hole would not take the machine down.
+Every abuse is bounded by itself as well (so many forks, so many mebibytes), so that a hole would
+not take the machine down.
 """
 
 import time
@@ -26,13 +28,15 @@ OUT_OF_TIME = {CPU, WALL}  # on a busy machine the clock may be first
 
 # What is done, and how it may end. `print('through')` stands where the abuse would have worked.
 ABUSES = {
-    # processes; the kernel refuses one too many, and where it does not bind us (root alone in a user namespace), the watch ends all
+    # processes; the kernel refuses one too many, and where it does not bind us (root alone in a
+    # user namespace), the watch ends all
     "fork bomb": (
         "import os, time\nfor _ in range(40):\n    if os.fork() == 0: time.sleep(3); os._exit(0)\ntime.sleep(3)\nprint('through')",
         {FINISHED, PROCESSES},
     ),
     "fork bomb that forks from its children": (
-        # The first one waits for none of its children, so each keeps its place when it has ended: eight do not fit beside it.
+        # The first one waits for none of its children, so each keeps its place when it has ended:
+        # eight do not fit beside it.
         "import os, time\nfor _ in range(8):\n    try: os.fork()\n    except OSError: time.sleep(0.2); os._exit(1)\nprint('through')",
         {FINISHED, PROCESSES},
     ),
@@ -216,7 +220,9 @@ def test_variables_of_a_test_are_gone_in_the_next(small):
 
 
 def test_keeper_that_cannot_clean_up_fails_the_program_not_the_service(small, seven):
-    """Folders whose path is longer than the kernel takes; what follows is not run, and counts as not passed."""
+    """Folders whose path is longer than the kernel takes; what follows is not run, and counts as
+    not passed.
+    """
     program = "import os\nfor n in range(40): os.mkdir('d' * 250); os.chdir('d' * 250)\ndef solve(v): return v * 7 + 3"
     result = verdict(small, seven, program)
     assert result.passed <= 1 and not result.success

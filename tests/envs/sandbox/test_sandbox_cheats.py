@@ -1,4 +1,6 @@
-"""Programs that want the score without the answer. What is expected never enters the sandbox, and the verdict is reached outside."""
+"""Programs that want the score without the answer. What is expected never enters the sandbox, and
+the verdict is reached outside.
+"""
 
 import pytest
 from trials import RIGHT, problem, verdict
@@ -110,7 +112,9 @@ def solve(v): return found
 
 
 def test_no_answer_is_anywhere_in_the_sandbox(small):
-    """The program looks through all that it can reach; that it would find what is there is shown by the inputs."""
+    """The program looks through all that it can reach; that it would find what is there is shown by
+    the inputs.
+    """
     answers = problem(inputs=[[1], [2]], outputs=[987650001, 987650002], function="solve")
     inputs = problem(
         inputs=[[987650003], [987650004]],

@@ -1,4 +1,6 @@
-"""The environment: contract, options, verdict and failures; behind servers and the pool as simulators are."""
+"""The environment: contract, options, verdict and failures; behind servers and the pool as
+simulators are.
+"""
 
 import asyncio
 import json
@@ -71,7 +73,9 @@ def test_anything_else_has_reward_0_and_a_verdict(small, text, verdict, reward):
 @pytest.mark.parametrize("reward", ["all", "share"])
 @pytest.mark.parametrize("split", ["train", "heldout"])
 def test_the_best_constant_scores_0_on_the_default_tasks(small, split, reward):
-    """The answer that comes most often among the hidden tests, which no policy can know, given whatever is asked."""
+    """The answer that comes most often among the hidden tests, which no policy can know, given
+    whatever is asked.
+    """
     env = make_env("sandbox", wording="bare", reward=reward, limits=LIMITS)
 
     async def score(task):

@@ -1,6 +1,8 @@
-"""Programs that try to get out. Each says `through` if it did; what it did to the outside is looked at from the outside.
+"""Programs that try to get out. Each says `through` if it did; what it did to the outside is looked
+at from the outside.
 
-That each would say so is tried out, too: the harmless ones are run where there are no walls, the others' form is.
+That each would say so is tried out, too: the harmless ones are run where there are no walls, the
+others' form is.
 """
 
 import os
@@ -45,8 +47,8 @@ def within():
     assert (os.getppid(), os.getuid()) == (1, 65534), "not within a sandbox"
     return True
 '''
-# Each is an expression that a wall makes end in an error of the operating system. One that comes back got through, whatever it returned:
-# most calls that change the world return None.
+# Each is an expression that a wall makes end in an error of the operating system. One that comes
+# back got through, whatever it returned: most calls that change the world return None.
 ACTS = {
     # the network and other sockets
     "connect to a server on this machine": "socket.create_connection(('127.0.0.1', PORT), 2)",
@@ -134,8 +136,9 @@ FINDINGS = {
     "start a shell": "[shell for shell in SHELLS if works(os.execv, shell, ['sh', '-c', 'echo through'])]",
     "import the grader": "[n for n in ('envs', 'siirl', 'gymnasium', 'pip') if __import__('importlib.util').util.find_spec(n)]",
 }
-# Signals to the first process of a namespace may be sent, and the kernel drops them: that the keeper lives on, and so answers, is the wall.
-# Besides, there is nobody. `within` keeps the machine safe, were there a hole.
+# Signals to the first process of a namespace may be sent, and the kernel drops them: that the
+# keeper lives on, and so answers, is the wall. Besides, there is nobody. `within` keeps the machine
+# safe, were there a hole.
 BLOWS = {
     "kill the keeper": "within() and os.kill(1, 9)",
     "stop the keeper": "within() and os.kill(1, 19)",
@@ -146,7 +149,9 @@ ATTEMPTS = {**ACTS, **FINDINGS, **BLOWS}
 
 @pytest.fixture(scope="module")
 def outside(tmp_path_factory, repository):
-    """Things that a program must not reach: servers on a port and on a socket file, a file, a process."""
+    """Things that a program must not reach: servers on a port and on a socket file, a file, a
+    process.
+    """
     with ExitStack() as stack:
         server = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
         folder = tmp_path_factory.mktemp("outside")
@@ -225,8 +230,9 @@ def test_attempt_to_get_out_is_held(small, seven, outside, name):
     assert verdict(small, seven, RIGHT).success  # the service goes on
 
 
-# Without walls the same programs do say `through`. Left out are those that would change this machine, and those that a host or a container
-# may forbid by itself (namespaces, counters, personalities).
+# Without walls the same programs do say `through`. Left out are those that would change this
+# machine, and those that a host or a container may forbid by itself (namespaces, counters,
+# personalities).
 HARMLESS = (
     *(
         "connect to a server on this machine",
@@ -289,7 +295,9 @@ def test_a_kill_that_got_through_is_seen_from_the_outside():
 
 @pytest.mark.parametrize("returned", ["None", "False", "0", "[]", "b''"])
 def test_a_call_that_comes_back_got_through_whatever_it_returned(returned, monkeypatch):
-    """As os.rename, os.chmod, os.chroot, clock_settime, sethostname and connect do, whose None says that they worked."""
+    """As os.rename, os.chmod, os.chroot, clock_settime, sethostname and connect do, whose None says
+    that they worked.
+    """
     monkeypatch.setitem(ACTS, "act", returned)
     assert said_without_walls(attempt("act", {})) == "through\n"
 
@@ -324,10 +332,13 @@ def test_call_of_another_architecture_is_killed(small):
 
 
 def test_calls_of_32_bit_programs_are_killed(small):
-    """`int 0x80` enters the kernel with i386's numbers, which a filter by number would take for others."""
+    """`int 0x80` enters the kernel with i386's numbers, which a filter by number would take for
+    others.
+    """
     if os.uname().machine != "x86_64":
         pytest.skip("only x86-64 has this way in")
-    code = "code = bytes([0x6A, 20, 0x58, 0xCD, 0x80, 0xC3])\n"  # push 20 (getpid); pop rax; int 0x80; ret
+    # push 20 (getpid); pop rax; int 0x80; ret
+    code = "code = bytes([0x6A, 20, 0x58, 0xCD, 0x80, 0xC3])\n"
     code += "import mmap\nmemory = mmap.mmap(-1, 4096, prot=7)\nmemory.write(code)\n"
     code += "ctypes.CFUNCTYPE(ctypes.c_int)(ctypes.addressof(ctypes.c_char.from_buffer(memory)))()\nprint('through')"
     (execution,) = executions(small, PRELUDE + code)

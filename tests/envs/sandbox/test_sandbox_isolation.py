@@ -1,4 +1,6 @@
-"""Walls and the ordinary life behind them: system calls by number, isolation that is tried first, input, output, packages."""
+"""Walls and the ordinary life behind them: system calls by number, isolation that is tried first,
+input, output, packages.
+"""
 
 import asyncio
 import contextlib
@@ -108,7 +110,9 @@ def test_no_dangerous_call_is_allowed(machine):
 
 @pytest.mark.parametrize("machine", ARCHITECTURES)
 def test_filter_is_a_program_that_the_kernel_takes(machine):
-    """Instructions of 8 bytes, at most 4096 (BPF_MAXINSNS), no jump beyond the end, refusal as the last word."""
+    """Instructions of 8 bytes, at most 4096 (BPF_MAXINSNS), no jump beyond the end, refusal as the
+    last word.
+    """
     program = list(struct.iter_unpack("=HBBI", syscall_filter(machine)))
     assert 100 < len(program) <= 4096
     assert all(
@@ -348,7 +352,9 @@ def test_sandbox_that_is_silent_is_told_with_its_deadline(monkeypatch):
 
 
 def test_processes_above_the_limit_end_a_program_that_the_kernel_does_not_bound():
-    """Without walls no kernel counts: 8 processes are the limit, and 20 are ended within their minute."""
+    """Without walls no kernel counts: 8 processes are the limit, and 20 are ended within their
+    minute.
+    """
     program = "import os, time\nfor _ in range(20):\n    if os.fork() == 0: break\ntime.sleep(60)"
     sandbox = make_sandbox("none", limits=replace(SMALL, wall_s=50.0, total_s=55.0))
     (execution,) = executions(sandbox, program)

@@ -1,4 +1,6 @@
-"""Tests as ground truth, and the generator: bad tests are refused, problems are sound, held-out ones are others."""
+"""Tests as ground truth, and the generator: bad tests are refused, problems are sound, held-out
+ones are others.
+"""
 
 import json
 

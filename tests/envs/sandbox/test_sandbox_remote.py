@@ -1,4 +1,6 @@
-"""A sandbox over HTTP, against a real server with SandboxFusion's `run_code` that runs programs in the sandbox of this machine."""
+"""A sandbox over HTTP, against a real server with SandboxFusion's `run_code` that runs programs in
+the sandbox of this machine.
+"""
 
 import contextlib
 import json

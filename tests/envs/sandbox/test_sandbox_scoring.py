@@ -1,4 +1,6 @@
-"""Verdicts from what came back: comparison, reward, and the program in an answer. By hand, without a sandbox."""
+"""Verdicts from what came back: comparison, reward, and the program in an answer. By hand, without
+a sandbox.
+"""
 
 import math
 

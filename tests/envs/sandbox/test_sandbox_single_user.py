@@ -1,4 +1,6 @@
-"""The sandbox in a user namespace with a single user, as rootless containers and `unshare -Ur` make: used, and no weaker."""
+"""The sandbox in a user namespace with a single user, as rootless containers and `unshare -Ur`
+make: used, and no weaker.
+"""
 
 import os
 import subprocess
@@ -30,7 +32,9 @@ def run_in(namespace, *arguments, repository):
 
 @pytest.fixture(params=[SINGLE_USER, (*AS_NOBODY, *SINGLE_USER)], ids=["as we are", "as nobody"])
 def namespace(request, small):
-    """How to enter the namespace; skipped where that is not allowed, or where this interpreter is closed to its user."""
+    """How to enter the namespace; skipped where that is not allowed, or where this interpreter is
+    closed to its user.
+    """
     if (
         subprocess.run([*request.param, sys.executable, "-c", ""], capture_output=True).returncode
         != 0

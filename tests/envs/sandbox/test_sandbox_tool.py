@@ -1,4 +1,6 @@
-"""The sandbox as a tool of the model: real programs in real walls, through the environment that calls them."""
+"""The sandbox as a tool of the model: real programs in real walls, through the environment that
+calls them.
+"""
 
 import asyncio
 
@@ -30,7 +32,9 @@ open('/tmp/trace', 'w').write('here')
 
 @pytest.fixture(scope="module")
 def answers_of(small):
-    """Plays one episode that calls `python` with each program in a turn of its own: what the model reads. Depends on walls that hold."""
+    """Plays one episode that calls `python` with each program in a turn of its own: what the model
+    reads. Depends on walls that hold.
+    """
 
     def play(*programs, in_one_turn=False):
         calls = [write_call(ToolCall("python", {"program": program})) for program in programs]

@@ -1,4 +1,6 @@
-"""What the tests of the sandbox share: small limits, problems, and ways to run a program and to look at the machine afterwards."""
+"""What the tests of the sandbox share: small limits, problems, and ways to run a program and to
+look at the machine afterwards.
+"""
 
 import asyncio
 import contextlib
@@ -46,7 +48,9 @@ def verdict(sandbox, asked, program, *, stop_early=False):
 
 
 def sandboxed_processes(*, patience_s=20.0):
-    """Ids of sandboxes' processes that live on; those of tests that run side by side end within seconds, and are waited for."""
+    """Ids of sandboxes' processes that live on; those of tests that run side by side end within
+    seconds, and are waited for.
+    """
     found, deadline = _living(), time.monotonic() + patience_s
     while found and time.monotonic() < deadline:
         time.sleep(0.05)

@@ -1,4 +1,6 @@
-"""An MCP server over stdio that keeps notes, and dies, hangs, fails and talks nonsense when asked to."""
+"""An MCP server over stdio that keeps notes, and dies, hangs, fails and talks nonsense when asked
+to.
+"""
 
 import os
 import sys

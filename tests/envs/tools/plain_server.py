@@ -1,8 +1,10 @@
-"""An MCP server without the `mcp` package, which starts in a tenth of its time: the handshake, a tool that answers and one that dies.
+"""An MCP server without the `mcp` package, which starts in a tenth of its time: the handshake, a
+tool that answers and one that dies.
 
     python plain_server.py [FOLDER]
 
-With a folder it notes each of its starts there, and refuses to start while the folder holds a file `broken`, with words on standard error.
+With a folder it notes each of its starts there, and refuses to start while the folder holds a file
+`broken`, with words on standard error.
 """
 
 import json

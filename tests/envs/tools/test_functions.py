@@ -1,4 +1,6 @@
-"""Python functions as tools: the schema comes from the signature, and whatever happens in a call comes back as text or ToolError."""
+"""Python functions as tools: the schema comes from the signature, and whatever happens in a call
+comes back as text or ToolError.
+"""
 
 import asyncio
 

@@ -1,4 +1,6 @@
-"""Tools of a real MCP server process over its standard streams, also one that dies, hangs, talks nonsense and complains at length."""
+"""Tools of a real MCP server process over its standard streams, also one that dies, hangs, talks
+nonsense and complains at length.
+"""
 
 import asyncio
 import os

@@ -1,4 +1,6 @@
-"""ToolEnv: several turns with tools; budgets hold, and whatever goes wrong with a call is told to the model."""
+"""ToolEnv: several turns with tools; budgets hold, and whatever goes wrong with a call is told to
+the model.
+"""
 
 import asyncio
 import json
@@ -22,7 +24,9 @@ DEADLINE_S = 60.0  # of tools that do not hang: a busy machine may take its time
 
 @pytest.fixture(scope="module", autouse=True)
 def workers_that_outlive_one_environment():
-    """A lease on the workers of functions with this deadline: else each test would start and end its own."""
+    """A lease on the workers of functions with this deadline: else each test would start and end
+    its own.
+    """
     pool = lease(
         WorkerSettings(
             target="envs.tools.signatures:call_function", num_workers=2, deadline_s=DEADLINE_S
@@ -252,7 +256,9 @@ def test_mcp_server_that_is_not_there_fails_the_episode_and_is_no_wrong_answer()
 
 
 def test_mcp_server_that_does_not_come_back_costs_its_episode_and_no_other(plain_server, tmp_path):
-    """Four episodes on one environment server. The tool server of one dies, and none starts any more: three have theirs already."""
+    """Four episodes on one environment server. The tool server of one dies, and none starts any
+    more: three have theirs already.
+    """
     mcp = plain_server | {
         "args": [*plain_server["args"], str(tmp_path)],
         "deadline_s": 60.0,

@@ -1,11 +1,14 @@
-"""The engine of language models that needs nothing but the model: by default the very module that is trained, with continuous batching.
+"""The engine of language models that needs nothing but the model: by default the very module that
+is trained, with continuous batching.
 
-Every pass continues all running requests by one token. Finished ones leave at once and waiting ones join: their prompts go through the
-model in one pass, each different prompt once, all but its last token; that one is fed to the next pass beside the others' newest tokens,
-so there is one place where tokens are drawn.
+Every pass continues all running requests by one token. Finished ones leave at once and waiting ones
+join: their prompts go through the model in one pass, each different prompt once, all but its last
+token; that one is fed to the next pass beside the others' newest tokens, so there is one place
+where tokens are drawn.
 
-Between two passes the event loop gets its turn: environments answer while others are still being continued. The pass itself is synchronous.
-Left out: keeping the keys and values of an episode between its turns, and several GPUs for one model; vLLM has both.
+Between two passes the event loop gets its turn: environments answer while others are still being
+continued. The pass itself is synchronous. Left out: keeping the keys and values of an episode
+between its turns, and several GPUs for one model; vLLM has both.
 """
 
 # R running row, P prompt, T token of a prompt, D hidden, V token of the vocabulary
@@ -30,11 +33,13 @@ from siirl.models.chat import ChatTokenizer
 from siirl.models.language_model import LanguageModel
 from siirl.occupation import OCCUPATION
 
-# A prefill costs about a pass of decoding, whatever its size: joining one by one would halve the speed. So joiners wait until they are
-# this share of the running rows, or until they have waited for this many passes.
+# A prefill costs about a pass of decoding, whatever its size: joining one by one would halve the
+# speed. So joiners wait until they are this share of the running rows, or until they have waited
+# for this many passes.
 FEWEST_JOINERS_SHARE = 1 / 8
 LONGEST_WAIT_PASSES = 16
-# Tokens of one prefill pass, padding included. Its memory is that of hidden states: 8192 tokens of a 7B model take under 1 GB.
+# Tokens of one prefill pass, padding included. Its memory is that of hidden states: 8192 tokens of
+# a 7B model take under 1 GB.
 MOST_PREFILL_TOKENS = 8192
 
 
@@ -44,13 +49,17 @@ class HFEngine(TurnTaking):
     Args:
         model: The module that answers.
         tokenizer: Knows the tokens that end a turn, and the text of stop strings.
-        temperature: Divides the logits, for sampling and for the log-probs alike; 1 is the model as it is.
-        top_p: Draw from the smallest set of tokens with this probability; log-probs stay those of the whole distribution.
+        temperature: Divides the logits, for sampling and for the log-probs alike; 1 is the model as
+            it is.
+        top_p: Draw from the smallest set of tokens with this probability; log-probs stay those of
+            the whole distribution.
         top_k: Draw from this many most likely tokens; None: from all.
-        max_running: Most requests in one forward pass; others wait. As many episodes as `InferenceEngine` runs at once by default.
-        lockstep: Deterministic mode: requests are taken up only when every episode that can be running is waiting, in the order of their
-            uids, and the next only when all of these are answered. Which rows a pass has then depends on no clock, and so do its
-            floating-point results.
+        max_running: Most requests in one forward pass; others wait. As many episodes as
+            `InferenceEngine` runs at once by default.
+        lockstep: Deterministic mode: requests are taken up only when every episode that can be
+            running is waiting, in the order of their uids, and the next only when all of these are
+            answered. Which rows a pass has then depends on no clock, and so do its floating-point
+            results.
         compute_dtype: Type of the forward pass, the same as in training; None is the weights' own.
     """
 
@@ -89,7 +98,9 @@ class HFEngine(TurnTaking):
     # Scheduling
 
     def _turn(self) -> bool:
-        """Let requests join, continue all running ones by one token, and answer those that have ended."""
+        """Let requests join, continue all running ones by one token, and answer those that have
+        ended.
+        """
         self.joining += self.admission.take_up(idle=not self.rows.count and not self.joining)
         if self._should_join():
             self._join()
@@ -125,7 +136,9 @@ class HFEngine(TurnTaking):
     # Forward passes
 
     def _join(self) -> None:
-        """Give as many as there is room for a row, and compute the keys and values of their prompts."""
+        """Give as many as there is room for a row, and compute the keys and values of their
+        prompts.
+        """
         self.passes_waited = 0
         first = self.rows.count
         joiners = [
@@ -223,7 +236,9 @@ class HFEngine(TurnTaking):
             ).last_hidden_state
 
     def _logits(self, hidden_RD: torch.Tensor) -> torch.Tensor:
-        """As training makes them (siirl.engine.actor.text_scorer): operands in the type of the passes, sums in float32."""
+        """As training makes them (siirl.engine.actor.text_scorer): operands in the type of the
+        passes, sums in float32.
+        """
         dtype, bias_V = self.compute_dtype or hidden_RD.dtype, self.model.output_bias
         logits_RV = wide_product(hidden_RD.to(dtype), self.model.output_weight.to(dtype).T)
         return logits_RV if bias_V is None else logits_RV + bias_V.to(dtype)
@@ -259,7 +274,9 @@ class HFEngine(TurnTaking):
 def portions(
     prompts: Iterable[tuple[int, ...]], *, most_tokens: int
 ) -> list[list[tuple[int, ...]]]:
-    """Prompts of similar length together, so that little is padding, at most `most_tokens` a portion or a single prompt."""
+    """Prompts of similar length together, so that little is padding, at most `most_tokens` a
+    portion or a single prompt.
+    """
     result: list[list[tuple[int, ...]]] = []
     for prompt in sorted(prompts, key=len, reverse=True):
         if result and (len(result[-1]) + 1) * len(result[-1][0]) <= most_tokens:

@@ -1,13 +1,17 @@
-"""Keys and values of running sequences, one slot each, in the form in which transformers' decoders ask for a cache.
+"""Keys and values of running sequences, one slot each, in the form in which transformers' decoders
+ask for a cache.
 
-Slots are preallocated, and every row writes at its own position, so sequences of different lengths decode together, may leave and join
-between two passes, and nothing is allocated for a token. transformers' own caches append to all rows alike; its paged cache wants one
-packed row of all sequences and a kernel for it.
+Slots are preallocated, and every row writes at its own position, so sequences of different lengths
+decode together, may leave and join between two passes, and nothing is allocated for a token.
+transformers' own caches append to all rows alike; its paged cache wants one packed row of all
+sequences and a kernel for it.
 
-Left out: linear attention and other states that are no keys and values; such models need another engine.
+Left out: linear attention and other states that are no keys and values; such models need another
+engine.
 """
 
-# S slot, R running row (slots 0 to R-1), H key/value head, G query head of a key/value head, L position, T token of a prompt, D channel
+# S slot, R running row (slots 0 to R-1), H key/value head, G query head of a key/value head, L
+# position, T token of a prompt, D channel
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -26,7 +30,9 @@ ATTENTION = "siirl_slots"
 LENGTH_STEP = 32
 """Slots have whole multiples of this many positions."""
 GROWTH = 1.5
-"""Slots that are too short become at least so many times as long: what is there is copied a few times, however long it gets."""
+"""Slots that are too short become at least so many times as long: what is there is copied a few
+times, however long it gets.
+"""
 WITHOUT = ("softcap", "s_aux", "position_bias")
 """Arguments of attention functions that `attend` does not implement (Gemma 2, gpt-oss, T5)."""
 
@@ -66,13 +72,17 @@ class SlotCache(Cache):
         self.keys, self.values, self.rows, self.length = [], [], 0, 0
 
     def prefill(self, *, slots: torch.Tensor, prompts: torch.Tensor) -> None:
-        """The next pass is over whole prompts: slot `slots[i]` gets the keys and values of row `prompts[i]` of the pass."""
+        """The next pass is over whole prompts: slot `slots[i]` gets the keys and values of row
+        `prompts[i]` of the pass.
+        """
         self.longest = 0
         self.slots, self.prompts = slots, prompts
         self._write = self._write_prompts
 
     def decode(self, *, positions_R: torch.Tensor, longest: int) -> None:
-        """The next pass is over one token a row, at these positions; attention looks at the first `longest` of each slot."""
+        """The next pass is over one token a row, at these positions; attention looks at the first
+        `longest` of each slot.
+        """
         self.positions_R, self.longest = positions_R, longest
         self.places: dict[int, torch.Tensor] = {}
         self._write = self._write_tokens
@@ -109,8 +119,9 @@ class SlotCache(Cache):
     # How keys, and values likewise, are written
 
     def _storage(self, states: torch.Tensor) -> torch.Tensor:
-        # Zeros, not what was in memory: attention multiplies what it must not see by zero, and NaN would stay.
-        # In the type of the passes: norms and rotations under autocast leave keys in float32, and attention would round them each time.
+        # Zeros, not what was in memory: attention multiplies what it must not see by zero, and NaN
+        # would stay. In the type of the passes: norms and rotations under autocast leave keys in
+        # float32, and attention would round them each time.
         device = states.device.type
         dtype = (
             torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else states.dtype
@@ -147,15 +158,18 @@ def attend(
     sliding_window: int | None = None,
     **options: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Attention of one new token a row over its slot, as transformers' attention functions are called.
+    """Attention of one new token a row over its slot, as transformers' attention functions are
+    called.
 
-    Query heads that share a key head are one matrix product, so keys are neither repeated nor copied: on a CPU with six query heads for a
-    key head and 512 positions this takes a seventeenth of the time of `scaled_dot_product_attention` with a mask.
+    Query heads that share a key head are one matrix product, so keys are neither repeated nor
+    copied: on a CPU with six query heads for a key head and 512 positions this takes a seventeenth
+    of the time of `scaled_dot_product_attention` with a mask.
 
     Args:
         query: [R, H * G, 1, D].
         key: [R, H, L, D], the first positions of the slots, and `value` likewise.
-        attention_mask: [R, 1 or H, 1, L], zero up to the row's own position and minus infinity behind it.
+        attention_mask: [R, 1 or H, 1, L], zero up to the row's own position and minus infinity
+            behind it.
         scaling: Factor of the scores; None is one over the root of D.
         sliding_window: Positions that a token sees, its own included; None: all.
 
@@ -173,7 +187,8 @@ def attend(
     rows, heads, length, channels = key.shape
     if sliding_window is not None and sliding_window < length:
         attention_mask = attention_mask + out_of_window(attention_mask, window=sliding_window)
-    # The batch of the matrix products is row and key head; slots are contiguous, so these are views.
+    # The batch of the matrix products is row and key head; slots are contiguous, so these are
+    # views.
     bias = attention_mask.expand(rows, heads, 1, length).reshape(rows * heads, 1, length)
     query = query.reshape(rows * heads, -1, channels).to(key.dtype)
     attended = attend_rounded if key.dtype in HALVES else attend_exactly
@@ -196,11 +211,13 @@ def attend_exactly(
 def attend_rounded(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, bias: torch.Tensor, scaling: float
 ) -> torch.Tensor:
-    """The same in 16 bits, rounded where scaled_dot_product_attention rounds in training, which follows FlashAttention (arXiv 2205.14135).
+    """The same in 16 bits, rounded where scaled_dot_product_attention rounds in training, which
+    follows FlashAttention (arXiv 2205.14135).
 
-    Scores are sums in float32, and weights are rounded before they are divided by their sum. With scores and divided weights rounded,
-    log-probs of the shipped model differed from those of training by 5.7e-3 in the mean; like this by 1.5e-3, which is what training
-    differs by from itself in other micro-batches.
+    Scores are sums in float32, and weights are rounded before they are divided by their sum. With
+    scores and divided weights rounded, log-probs of the shipped model differed from those of
+    training by 5.7e-3 in the mean; like this by 1.5e-3, which is what training differs by from
+    itself in other micro-batches.
     """
     with torch.autocast(query.device.type, enabled=False):
         scores = wide_product(query, key.transpose(1, 2)).mul_(scaling).add_(bias)
@@ -211,7 +228,9 @@ def attend_rounded(
 
 
 def out_of_window(bias: torch.Tensor, *, window: int) -> torch.Tensor:
-    """What hides the positions [R, 1 or H, 1, L] that lie `window` or more before a row's own; `bias` hides those behind it."""
+    """What hides the positions [R, 1 or H, 1, L] that lie `window` or more before a row's own;
+    `bias` hides those behind it.
+    """
     own = (bias == 0).sum(-1, keepdim=True) - 1
     distant = torch.arange(bias.shape[-1], device=bias.device) <= own - window
     return torch.zeros_like(bias).masked_fill_(distant, -torch.inf)

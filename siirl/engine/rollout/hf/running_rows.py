@@ -1,6 +1,8 @@
-"""Requests that are being continued, as rows of arrays: what a forward pass asks of all of them costs no loop in Python.
+"""Requests that are being continued, as rows of arrays: what a forward pass asks of all of them
+costs no loop in Python.
 
-Rows 0 to count-1 are running; when some leave, the last ones move into their places, so that a pass works on one block of rows.
+Rows 0 to count-1 are running; when some leave, the last ones move into their places, so that a pass
+works on one block of rows.
 """
 
 # R running row, T generated token
@@ -18,14 +20,18 @@ from siirl.engine.rollout.generation import FinishReason, GenerationResponse
 
 @dataclass(frozen=True)
 class Moves:
-    """Rows that were moved when others left, to be followed by whoever keeps something for each row."""
+    """Rows that were moved when others left, to be followed by whoever keeps something for each
+    row.
+    """
 
     sources: NDArray[np.int64]
     targets: NDArray[np.int64]
 
 
 class RunningRows:
-    """Arrays with a row for each running request; they grow with the number and the length of requests, and never shrink."""
+    """Arrays with a row for each running request; they grow with the number and the length of
+    requests, and never shrink.
+    """
 
     def __init__(self) -> None:
         self.jobs: list[Job] = []
@@ -118,7 +124,9 @@ class RunningRows:
         return [getattr(self, name) for name in ROW_ARRAYS]
 
     def _reserve(self, *, rows: int, tokens: int) -> None:
-        """Grow the arrays; rows at least double, so that requests that come one by one do not copy all each time."""
+        """Grow the arrays; rows at least double, so that requests that come one by one do not copy
+        all each time.
+        """
         have_rows, have_tokens = self.tokens.shape
         if rows <= have_rows and tokens <= have_tokens:
             return

@@ -1,8 +1,10 @@
-"""The inference engine of VLA policies: many episodes ask for actions, one forward pass answers all that are waiting.
+"""The inference engine of VLA policies: many episodes ask for actions, one forward pass answers all
+that are waiting.
 
-The engine holds the module that it is given, by default the very module that is trained, so that there is no second copy of the
-weights on one rank. Randomness is not here: each request brings the uniform numbers of its own episode, and a token is
-drawn by inverting the cumulative distribution, so an episode does not depend on which others it was batched with.
+The engine holds the module that it is given, by default the very module that is trained, so that
+there is no second copy of the weights on one rank. Randomness is not here: each request brings the
+uniform numbers of its own episode, and a token is drawn by inverting the cumulative distribution,
+so an episode does not depend on which others it was batched with.
 """
 
 # N request, T token of a chunk, V bin
@@ -22,8 +24,8 @@ from siirl.engine.rollout.sampling import Sampling, draw
 from siirl.models.policy import Policy
 from siirl.occupation import OCCUPATION
 
-# A pass mostly reads weights: six rows of the tiny policy take three times as long as one. With a third of the running episodes waiting,
-# the simulators still have the others to work on.
+# A pass mostly reads weights: six rows of the tiny policy take three times as long as one. With a
+# third of the running episodes waiting, the simulators still have the others to work on.
 FEWEST_SHARE = 1 / 3
 
 
@@ -33,9 +35,11 @@ class EmbodiedEngine:
     Args:
         policy: The module that answers.
         temperature: Divides the logits, for sampling and for the log-probs alike.
-        top_p: Draw from the smallest set of tokens with this probability; log-probs stay those of the whole distribution.
-        lockstep: Deterministic mode: answer only when every episode that can be running is waiting, sorted by uid and padded
-            to `batch_rows` rows, so that floating-point results do not depend on timing.
+        top_p: Draw from the smallest set of tokens with this probability; log-probs stay those of
+            the whole distribution.
+        lockstep: Deterministic mode: answer only when every episode that can be running is waiting,
+            sorted by uid and padded to `batch_rows` rows, so that floating-point results do not
+            depend on timing.
         batch_rows: Most observations in one forward pass.
         compute_dtype: Type of the forward pass, the same as in training; None is the weights' own.
     """
@@ -63,7 +67,9 @@ class EmbodiedEngine:
         self.counts = EngineCounts()
 
     def expect(self, *, episodes: int, at_once: int) -> None:
-        """Announce `episodes` more episodes, of which `at_once` can run at the same time: how long a batch waits depends on them."""
+        """Announce `episodes` more episodes, of which `at_once` can run at the same time: how long
+        a batch waits depends on them.
+        """
         self.unfinished += episodes
         self.at_once = at_once
 
@@ -73,7 +79,9 @@ class EmbodiedEngine:
         self._schedule_flush()
 
     async def act(self, request: ActRequest) -> ActResponse:
-        """A chunk of actions for one observation; returns when a batch with this request has been computed."""
+        """A chunk of actions for one observation; returns when a batch with this request has been
+        computed.
+        """
         future: asyncio.Future[ActResponse] = asyncio.get_running_loop().create_future()
         self.waiting.append((request, future))
         self._schedule_flush()
@@ -119,7 +127,9 @@ class EmbodiedEngine:
                     future.set_result(response)
 
     def _fewest_rows(self) -> int:
-        """Requests that a forward pass waits for; every running episode asks again or ends, so they come."""
+        """Requests that a forward pass waits for; every running episode asks again or ends, so they
+        come.
+        """
         running = min(self.unfinished, self.at_once)
         return running if self.lockstep else round(running * FEWEST_SHARE)
 
@@ -162,7 +172,9 @@ class EmbodiedEngine:
     def _draw(
         self, log_probs_NTV: torch.Tensor, uniforms: list[NDArray[np.float32] | None]
     ) -> torch.Tensor:
-        """Tokens [N, T]: by inverse cumulative distribution where a row brings uniforms, the most likely ones elsewhere."""
+        """Tokens [N, T]: by inverse cumulative distribution where a row brings uniforms, the most
+        likely ones elsewhere.
+        """
         tokens_NT = log_probs_NTV.argmax(-1)
         numbers = {i: row for i, row in enumerate(uniforms) if row is not None}
         if numbers:

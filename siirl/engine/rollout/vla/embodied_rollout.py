@@ -1,4 +1,5 @@
-"""The rollout of embodied policies: simulators, engine, workflow and video encoder held together for one rank.
+"""The rollout of embodied policies: simulators, engine, workflow and video encoder held together
+for one rank.
 
 Videos are embedded here, because here the frames are; training batches never carry them.
 """
@@ -85,7 +86,9 @@ class EmbodiedRollout(Rollout):
         workflow: RolloutWorkflow | None = None,
         on_done: Callable[[EpisodeRequest], None] = lambda request: None,
     ) -> tuple[RolloutResult, dict[str, float]]:
-        """Run all episodes; with `embed`, each row gets its `video_embedding` where there is an encoder. See `Rollout.generate`."""
+        """Run all episodes; with `embed`, each row gets its `video_embedding` where there is an
+        encoder. See `Rollout.generate`.
+        """
         self.workflow.streams = self.recorder_stream | (self.encoder_stream if embed else {})
         with one_thread():
             result, stats = super().generate(
@@ -104,7 +107,9 @@ class EmbodiedRollout(Rollout):
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """PyTorch on one thread: simulators have the other cores. Videos are embedded, and weights trained, when simulators rest."""
+    """PyTorch on one thread: simulators have the other cores. Videos are embedded, and weights
+    trained, when simulators rest.
+    """
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

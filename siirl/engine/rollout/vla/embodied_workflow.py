@@ -1,6 +1,9 @@
-"""An embodied episode: observation, chunk of actions, observation, … until the simulator says that it is over."""
+"""An embodied episode: observation, chunk of actions, observation, … until the simulator says that
+it is over.
+"""
 
-# C chunk (one observation each), K action of a chunk, A action dimension, T = C*K*A token of the whole episode, D embedding
+# C chunk (one observation each), K action of a chunk, A action dimension, T = C*K*A token of the
+# whole episode, D embedding
 
 from collections.abc import Mapping
 from typing import Any
@@ -27,7 +30,8 @@ class EmbodiedWorkflow(RolloutWorkflow):
     Args:
         pool: Simulators; an episode holds one slot of it.
         policy: Tokenizes the instruction and the actions (its forward pass belongs to the engine).
-        streams: Frame streams wanted beside the observations; the recorder's only for episodes with `record`.
+        streams: Frame streams wanted beside the observations; the recorder's only for episodes with
+            `record`.
         blind: Zero every image: the control that shows what is learned without seeing.
     """
 
@@ -45,7 +49,9 @@ class EmbodiedWorkflow(RolloutWorkflow):
         self.blind = blind
 
     async def arun_episode(self, engine: EmbodiedEngine, data: EpisodeRequest) -> Trajectory:
-        """Run one episode; raises SimulationFailed when the pool could not simulate it, also not by replay."""
+        """Run one episode; raises SimulationFailed when the pool could not simulate it, also not by
+        replay.
+        """
         filmed = data.record and self.pool.spec.renders
         streams = {
             name: request

@@ -1,9 +1,11 @@
-"""The engine of language models that is vLLM: paged keys and values, prefix caching, several GPUs; with weights of its own.
+"""The engine of language models that is vLLM: paged keys and values, prefix caching, several GPUs;
+with weights of its own.
 
-`VLLMEngine` runs it in this process, on the event loop of the episodes; `AsyncVLLMEngine` (rollout.mode=async) in a process of vLLM's own,
-so that it generates while this one does something else. Both start from the weights of the module that is trained, and take new ones as
-a file. Log-probs are those of the whole distribution under the temperature, as training scores them: vLLM's own temperature stays 1, and
-logits come divided (`siirl.engine.rollout.vllm.vllm_worker`).
+`VLLMEngine` runs it in this process, on the event loop of the episodes; `AsyncVLLMEngine`
+(rollout.mode=async) in a process of vLLM's own, so that it generates while this one does something
+else. Both start from the weights of the module that is trained, and take new ones as a file.
+Log-probs are those of the whole distribution under the temperature, as training scores them: vLLM's
+own temperature stays 1, and logits come divided (`siirl.engine.rollout.vllm.vllm_worker`).
 
 vLLM is an extra (`make vllm`); nothing of it is imported before an engine is made.
 """
@@ -85,14 +87,16 @@ class VLLMBase(Announced, abc.ABC):
         model: The module that is trained; its weights at this moment are the first.
         tokenizer: Knows the tokens that end a turn, and the text of stop strings.
         temperature: Divides the logits, for sampling and for the log-probs alike.
-        top_p: Draw from the smallest set of tokens with this probability; log-probs stay those of the whole distribution.
+        top_p: Draw from the smallest set of tokens with this probability; log-probs stay those of
+            the whole distribution.
         top_k: Draw from this many most likely tokens; None: from all.
         max_running: Most requests in one forward pass; others wait.
         lockstep: Deterministic mode; see `Admission`.
         compute_dtype: Type of vLLM's weights and passes; None is the module's own.
         kv_cache_gib: Memory for keys and values.
         num_gpus: Of one engine (tensor parallelism).
-        longest_text: Tokens of the longest prompt and its continuation together; None: as many as the model takes, and memory for them.
+        longest_text: Tokens of the longest prompt and its continuation together; None: as many as
+            the model takes, and memory for them.
 
     Raises:
         ConfigError: vLLM is not installed.
@@ -145,7 +149,8 @@ class VLLMBase(Announced, abc.ABC):
     # ActingWeights
 
     def take_weights(self, state: Mapping[str, torch.Tensor]) -> list[Evidence]:
-        """Replace vLLM's weights; evidence is the checksum of what its workers read, and the log-probs of a probe.
+        """Replace vLLM's weights; evidence is the checksum of what its workers read, and the
+        log-probs of a probe.
 
         Prefixes that were computed with the old weights are forgotten. Nothing may be running.
         """
@@ -344,7 +349,9 @@ class VLLMEngine(TurnTaking, VLLMBase):
 
 
 class AsyncVLLMEngine(VLLMBase):
-    """vLLM in a process of its own, asked from a thread with an event loop of its own, so that weights can be sent when no episode runs."""
+    """vLLM in a process of its own, asked from a thread with an event loop of its own, so that
+    weights can be sent when no episode runs.
+    """
 
     def _start(self, settings: dict[str, Any]) -> None:
         if self.admission.lockstep:
@@ -450,13 +457,16 @@ def weightless_copy(model: LanguageModel) -> Any:
 
 @contextlib.contextmanager
 def _undisturbed() -> Iterator[None]:
-    """Let vLLM change what it wants of the process while it starts (seeds, the number of threads), and undo it."""
+    """Let vLLM change what it wants of the process while it starts (seeds, the number of threads),
+    and undo it.
+    """
     os.environ.update(
         {name: value for name, value in ENVIRONMENT.items() if name not in os.environ}
     )
     set_num_threads, default_dtype = torch.set_num_threads, torch.get_default_dtype()
     numbers = np.random.get_state()
-    # vLLM 0.32 looks at the attributes of all that every module holds, and trips over llvmlite's library, which answers to any name.
+    # vLLM 0.32 looks at the attributes of all that every module holds, and trips over llvmlite's
+    # library, which answers to any name.
     hidden = {
         name: sys.modules.pop(name)
         for name in list(sys.modules)

@@ -1,4 +1,6 @@
-"""What vLLM is started with: arguments of its engine that follow from the job, and what it says when it cannot start."""
+"""What vLLM is started with: arguments of its engine that follow from the job, and what it says
+when it cannot start.
+"""
 
 import contextlib
 import os
@@ -13,7 +15,8 @@ from siirl.errors import RunFailed
 from siirl.execution.scheduler.private_session import PRIVATE_FOLDER
 
 EXTENSION = "siirl.engine.rollout.vllm.vllm_worker.WorkerExtension"
-# Read by vLLM and torch when they are imported. Without them vLLM binds threads to cores that others use, logs, and reports home.
+# Read by vLLM and torch when they are imported. Without them vLLM binds threads to cores that
+# others use, logs, and reports home.
 ENVIRONMENT = {
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
     "VLLM_LOGGING_LEVEL": "ERROR",
@@ -26,7 +29,9 @@ ENVIRONMENT = {
 }
 PROBE_TOKENS = 16  # of the text by which new weights are proved
 PROBE_TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 3e-2}
-"""Mean difference of log-probs between two programs with the same weights (DESIGN, invariant 6); measured 5e-7 and 6e-3."""
+"""Mean difference of log-probs between two programs with the same weights (DESIGN, invariant 6);
+measured 5e-7 and 6e-3.
+"""
 GIB = 1 << 30
 BATCHED_TOKENS = 2048  # of a pass, vLLM's own choice for a CPU; more where one text may be longer
 WHAT_FITS = (
@@ -37,12 +42,14 @@ WHAT_FITS = (
 def text_length(*, model_length: int, longest_text: int | None) -> int:
     """Tokens of the longest text that vLLM must be able to hold.
 
-    That is what the run can ask for, not what the model could: buffers and passes are made for it, and models go to 131,072 tokens or
-    name no end at all. The probe and the token after it fit in any case.
+    That is what the run can ask for, not what the model could: buffers and passes are made for it,
+    and models go to 131,072 tokens or name no end at all. The probe and the token after it fit in
+    any case.
 
     Args:
         model_length: `LanguageModel.max_length`.
-        longest_text: Tokens of the longest prompt and its continuation together; None: nobody knows, so the model's.
+        longest_text: Tokens of the longest prompt and its continuation together; None: nobody
+            knows, so the model's.
     """
     return (
         model_length
@@ -63,8 +70,9 @@ def engine_settings(
 ) -> dict[str, Any]:
     """Arguments of vLLM's engine, but for where model and tokenizer are.
 
-    Compiling for a CPU takes minutes and gains little. And there each prompt is read at once: where one is read in parts, vLLM 0.32 winds
-    the request's own generator back, which a CPU's cannot. A pass must then hold the longest text, and a token of everyone who runs.
+    Compiling for a CPU takes minutes and gains little. And there each prompt is read at once: where
+    one is read in parts, vLLM 0.32 winds the request's own generator back, which a CPU's cannot. A
+    pass must then hold the longest text, and a token of everyone who runs.
 
     Args:
         dtype: Of weights and passes.
@@ -101,7 +109,9 @@ def engine_settings(
 
 @contextlib.contextmanager
 def start_errors(settings: dict[str, Any]) -> Iterator[None]:
-    """What vLLM raises when it cannot start, as an error of ours: its last line says why, in its own words for what `settings` asked."""
+    """What vLLM raises when it cannot start, as an error of ours: its last line says why, in its
+    own words for what `settings` asked.
+    """
     try:
         yield
     except (RuntimeError, ValueError) as error:
@@ -119,7 +129,9 @@ def start_errors(settings: dict[str, Any]) -> Iterator[None]:
 
 
 def _reason(error: RuntimeError | ValueError) -> str:
-    """One line: the last, but of what pydantic says of settings the first of its message, behind which it explains itself."""
+    """One line: the last, but of what pydantic says of settings the first of its message, behind
+    which it explains itself.
+    """
     if isinstance(error, ValidationError):
         return str(error.errors()[0]["msg"]).splitlines()[0]
     return str(error).strip().splitlines()[-1] if str(error).strip() else repr(error)

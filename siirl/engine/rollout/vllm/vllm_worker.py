@@ -1,7 +1,9 @@
-"""What vLLM's worker is taught, beside the model: new weights, and the temperature that training divides by.
+"""What vLLM's worker is taught, beside the model: new weights, and the temperature that training
+divides by.
 
-vLLM mixes this class into its worker (`worker_extension_cls`), in our process or in one of its own, so everything here goes through
-arguments that can be pickled: weights come as the path of a safetensors file.
+vLLM mixes this class into its worker (`worker_extension_cls`), in our process or in one of its own,
+so everything here goes through arguments that can be pickled: weights come as the path of a
+safetensors file.
 """
 
 from pathlib import Path
@@ -18,13 +20,16 @@ class WorkerExtension:
     model_runner: Any
 
     def siirl_shut_ports(self) -> None:
-        """Turn deaf the ports of this process, a worker of vLLM's own: gloo's, and those of torch's stores."""
+        """Turn deaf the ports of this process, a worker of vLLM's own: gloo's, and those of torch's
+        stores.
+        """
         shut_all()
 
     def siirl_scale_logits(self, factor: float) -> None:
         """Multiply the model's logits, so that what vLLM takes for temperature 1 is ours.
 
-        Its log-probs are then those of the whole distribution under our temperature, whatever top-p and top-k leave of it.
+        Its log-probs are then those of the whole distribution under our temperature, whatever top-p
+        and top-k leave of it.
 
         Raises:
             AttributeError: An architecture without vLLM's logits processor.
@@ -34,8 +39,9 @@ class WorkerExtension:
     def siirl_load_weights(self, file: str) -> int:
         """Replace all weights; returns the checksum of what was read.
 
-        vLLM 0.32 packs the matrices of linear layers for the CPU. `reload_weights` undoes and redoes that, except for a head that is tied
-        to the embedding: its packed copy stays that of the old weights, without a word.
+        vLLM 0.32 packs the matrices of linear layers for the CPU. `reload_weights` undoes and
+        redoes that, except for a head that is tied to the embedding: its packed copy stays that of
+        the old weights, without a word.
         """
         weights = read_tensors(Path(file))
         self.model_runner.reload_weights(weights_iterator=iter(weights.items()))
