@@ -131,6 +131,8 @@ GOOD: dict[Callable[..., Any], dict[str, Any]] = {
     importance.importance_weights: {
         **arguments(importance.importance_weights, LOSS),
         "level": "token",
+        "bound": "truncate",
+        "high": 2.0,
     },
     kl.kl_estimate: {
         "log_probs_BT": NUMBERS_BT,

@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -264,6 +265,17 @@ def test_an_address_where_nobody_is_or_answers_is_an_error(run):
         run(Inbox().end.connect(address, secret=SECRET))
 
 
+FILLED = 1 << 16
+"""Bytes that the system holds for a reader who does not read: less than its buffers take."""
+
+
+def unread_bytes(port: int) -> int:
+    """Bytes that wait in this machine's connection to `port`, as Linux counts them."""
+    lines = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
+    queues = [line[4] for line in lines if int(line[2].partition(":")[2], 16) == port]
+    return max((int(queue.partition(":")[2], 16) for queue in queues), default=0)
+
+
 def test_a_server_that_stops_and_dies_within_a_message_blocks_nobody_and_is_told(run):
     """It sends more than the system's buffers take while the pool does not read, so that it is
     stopped in the middle.
@@ -287,7 +299,8 @@ def test_a_server_that_stops_and_dies_within_a_message_blocks_nobody_and_is_told
             inbox = Inbox()
             await inbox.end.connect(address, secret=SECRET)
             assert server.stdout is not None and server.stdout.readline() == "sends\n"
-            time.sleep(0.3)  # this event loop stands still, and the buffers fill
+            while unread_bytes(address[1]) < FILLED:  # this event loop stands still
+                time.sleep(0.01)
             server.send_signal(signal.SIGSTOP)
             for _ in range(20):  # turns of the loop, in which it takes what was sent
                 await asyncio.sleep(0.01)

@@ -176,7 +176,8 @@ def test_a_local_run_trains_in_one_process_where_a_debugger_sees_all_of_it(start
         seen |= run.processes()
         time.sleep(0.02)
     assert run.wait() == 0, run.text
-    assert set(seen) == {run.process.pid}, seen
+    others = [title for pid, title in seen.items() if pid != run.process.pid]
+    assert all("last_word" in title for title in others), others  # waits for the run to hang
 
 
 @pytest.mark.slow  # two runs with a Ray each
