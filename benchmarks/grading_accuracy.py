@@ -57,6 +57,12 @@ FIRST_CONTACT = {
         "and two debatable labels were taken out: 179 of 184 and 6 of 201. "
         "The rule was then changed because of these misses, so the table is not held out."
     ),
+    "held_out_2": (
+        "First contact (the rule of commit f43bb60, before any of these cases was looked at): "
+        "172 of 193 right accepted, 89.1 % (83.9 to 92.8), and "
+        "0 of 213 wrong accepted, 0.0 % (0.0 to 1.8); math-verify 166 and 30, the last number 119 and 27. "
+        "The rule was then changed because of these misses, so the table is not held out."
+    ),
 }
 NOBODYS = "7919"  # the thousandth prime
 NUMBER = re.compile(r"-?[0-9][0-9,]*(?:\.[0-9]+)?")

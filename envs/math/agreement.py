@@ -11,18 +11,17 @@ import re
 from fractions import Fraction
 from typing import NamedTuple
 
+from envs.math.approximation import is_rounding_of, size_of
+from envs.math.contrasts import contrasted
+from envs.math.conversions import converted, same_amount, units_of_the_kind
+from envs.math.dress import undressed
 from envs.math.expressions import NoExpression, compute
+from envs.math.introductions import introduces, is_label
 from envs.math.notation import NOTATION, as_interval, as_list, in_latex, numeral
-from envs.math.quantities import DRESS, SIMPLE, Quantity, is_unit, plain, read_quantity, same_units
-from envs.math.questions import asked_base, asks_percentage, contradicts
-from envs.math.statements import (
-    APPROXIMATELY,
-    Part,
-    Rounded,
-    read_statement,
-    undressed,
-    without_label,
-)
+from envs.math.plain_text import DRESS, plain
+from envs.math.quantities import SIMPLE, Quantity, is_unit, read_quantity, same_units
+from envs.math.questions import asked_base, asked_units, asks_percentage, contradicts
+from envs.math.statements import APPROXIMATELY, EQUALS, Part, Rounded, read_statement, without_label
 from envs.math.vocabulary import CHANGING
 
 DECIMAL_PLACES = 6  # of an answer that may be a rounded fraction, as in math-verify
@@ -40,9 +39,17 @@ NO_MATHEMATICS = re.compile(r"[?@#\"]|~~")
 TRAILING_UNIT = re.compile(
     r"(?:\\[,;: ]|\s)*\\(?:text|mathrm|mbox|textrm)\s*\{([^{}]*)\}\s*(?:\^ ?\{?[23]\}?)?$"
 )
+UNIT_IN_WORDS = re.compile(
+    r"(?<=[0-9)}\]a-z\u03c0])(?:\\[,;: ]|[\s$])+((?:[A-Za-z]{2,}\.?|/)(?:[ /]+[A-Za-z]{1,})*(?: ?(?:\^ ?\{? ?[23] ?\}?|[\u00b2\u00b3]))?)$"
+)
+"""`16\\pi square centimetres`, `3\\sqrt{2} cm^2`; a single letter may be a variable."""
 TIMES = re.compile(r"(?<=[0-9)]) ?x ?(?=[0-9(])")
 FREE_LETTER = re.compile(r"(?<=[0-9])[abdfghj-z](?![A-Za-z])")
 """A letter at a number is a variable or a unit that is no known one: `42h`."""
+SENTENCE = re.compile(
+    r"(?P<lead>[A-Za-z][A-Za-z ,:'-]*(?:is|are|equals|=|:|has|of)\s+)(?P<value>[-\u2212$\\(\[{0-9\u221a\u03c0\u221e].*)",
+    re.DOTALL,
+)
 CHOICE = re.compile(r"[A-J]")
 
 
@@ -61,20 +68,18 @@ def agreement(truth: str, answer: str, *, question: str = "") -> bool | tuple[Co
         return True
     number = truth_quantity(truth)
     if number is None:
-        return _mathematics_agrees(truth, answer)
+        return _mathematics_agrees(truth, answer, question=question)
     said = numeral(undressed(answer))
     if said is not None:
         return said.base == asked_base(question) and said.digits == truth.strip()
     parts = read_statement(answer, question=question)
-    if not number.units and any(_contradicts(part, question) for part in parts):
-        return False
     if (
         _is_share(number)
         and not asks_percentage(question)
         and all(_is_percentage(part) for part in parts)
     ):
         return False
-    return _number_agrees(truth, number, parts)
+    return _number_agrees(number, parts, question=question)
 
 
 def _is_share(number: Quantity) -> bool:
@@ -111,51 +116,86 @@ def equal_numbers(truth: Fraction, answer: Quantity) -> bool:
 
 
 def _number_agrees(
-    truth: str, number: Quantity, parts: tuple[Part, ...]
+    number: Quantity, parts: tuple[Part, ...], *, question: str
 ) -> bool | tuple[Comparison, ...]:
     if not parts:
         return False
-    open_comparisons, exact = [], False
-    percent = any(
-        isinstance(part, Quantity)
-        and ("%" in part.units) == ("%" in number.units)
-        and part.value == number.value
-        for part in parts
+    own = next(
+        (
+            part
+            for part in parts
+            if isinstance(part, Quantity) and _is_answer(number, part, question=question)
+        ),
+        None,
     )
+    open_comparisons = []
     for part in parts:
         if isinstance(part, str):
-            verdict = _expression_agrees(truth, number, part)
+            verdict = _expression_agrees(number, part)
             if isinstance(verdict, Comparison):
                 open_comparisons.append(verdict)
             elif not verdict:
                 return False
-        elif not _part_agrees(number, part, alone=len(parts) == 1, percent=percent):
+        elif isinstance(part, Rounded):
+            if not _is_rounded(number, part, alone=len(parts) == 1, question=question):
+                return False
+        elif (
+            part != own
+            and not (_is_answer(number, part, question=question) and _same_kind(part, own))
+            and not _restates(number, part, own)
+        ):
             return False
-        exact = exact or isinstance(part, Quantity)
     return tuple(open_comparisons) if open_comparisons else True
 
 
-def _contradicts(part: Part, question: str) -> bool:
-    quantity = part.quantity if isinstance(part, Rounded) else part
-    return isinstance(quantity, Quantity) and contradicts(quantity, question)
-
-
-def _part_agrees(number: Quantity, part: Quantity | Rounded, *, alone: bool, percent: bool) -> bool:
-    if isinstance(part, Rounded):
-        rounding = Fraction(1, 2 * 10**part.quantity.places)
-        gap = abs(part.quantity.value - number.value)
-        return same_units(number, part.quantity) and (
-            number.value.denominator > 1 and gap == 0 if alone else gap <= rounding
-        )
-    if equal_numbers(number.value, part):
-        return same_units(number, part)
-    if not percent or alone:
+def _is_answer(number: Quantity, part: Quantity, *, question: str) -> bool:
+    """Whether `part` is the truth, in its unit or the one that the question asks for."""
+    if not number.units and contradicts(part, question):
         return False
-    # 0.5 = 50%: a restatement of the part that is the answer.
-    return number.value == (part.value / 100 if "%" in part.units else part.value * 100)
+    if part.compound:
+        return _compound_agrees(number, part, question=question)
+    return equal_numbers(number.value, part) and same_units(number, part)
 
 
-def _expression_agrees(truth: str, number: Quantity, part: str) -> bool | Comparison:
+def _compound_agrees(number: Quantity, part: Quantity, *, question: str) -> bool:
+    """Whether an amount in several units is the truth in its unit, in one that the question asks
+    for, or in any where neither has one.
+    """
+    units = units_of_the_kind(part.units[0])
+    wanted = frozenset(number.units[:1]) or units & asked_units(question) or units
+    return any(converted(part, unit) == number.value for unit in wanted)
+
+
+def _same_kind(part: Quantity, own: Quantity | None) -> bool:
+    """Whether two equal numbers are one amount: `5 cents or 5 dollars` are two."""
+    if own is None or not (part.units and own.units) or part.units[0] == own.units[0]:
+        return True
+    return same_amount(part, own) or part.units[0] not in units_of_the_kind(own.units[0])
+
+
+def _restates(number: Quantity, part: Quantity, own: Quantity | None) -> bool:
+    """Whether `part` is the same amount as the answer, in another unit or as a percentage: `0.5 =
+    50%`.
+    """
+    if own is None:
+        return False
+    if ("%" in part.units) != ("%" in own.units):
+        return own.value == (part.value / 100 if "%" in part.units else part.value * 100)
+    return same_amount(own, part)
+
+
+def _is_rounded(number: Quantity, part: Rounded, *, alone: bool, question: str) -> bool:
+    if not number.units and contradicts(part.quantity, question):
+        return False
+    share = "%" in part.quantity.units and "%" not in number.units and not alone
+    gap = abs(part.quantity.value - number.value * (100 if share else 1))
+    rounding = Fraction(1, 2 * 10**part.quantity.places)
+    return (share or same_units(number, part.quantity)) and (
+        number.value.denominator > 1 and gap == 0 if alone else gap <= rounding
+    )
+
+
+def _expression_agrees(number: Quantity, part: str) -> bool | Comparison:
     try:
         return compute(TIMES.sub("*", part)).value == number.value
     except NoExpression:
@@ -176,7 +216,7 @@ def _expression_agrees(truth: str, number: Quantity, part: str) -> bool | Compar
     )
 
 
-def _mathematics_agrees(truth: str, answer: str) -> bool | tuple[Comparison, ...]:
+def _mathematics_agrees(truth: str, answer: str, *, question: str) -> bool | tuple[Comparison, ...]:
     answer = as_interval(truth, without_label(answer))
     if "pmatrix" in truth:
         answer = answer.replace("{bmatrix}", "{pmatrix}")
@@ -187,13 +227,54 @@ def _mathematics_agrees(truth: str, answer: str) -> bool | tuple[Comparison, ...
         return wanted == said
     if CHOICE.fullmatch(_letters(truth)):
         return _same_choice(_letters(truth), answer)
+    contrast = contrasted(answer)
+    if contrast is not None:
+        if _compact(contrast.answer) == _compact(contrast.denied):
+            return False
+        answer = contrast.answer
+    sentence = SENTENCE.fullmatch(answer)
+    if (
+        sentence is not None
+        and introduces(sentence["lead"], question=question)
+        and not LETTERS.search(COMMAND.sub(" ", truth))
+    ):
+        answer = sentence["value"]
     approximate = APPROXIMATELY.search(answer)
     if approximate is not None and answer[: approximate.start()].strip():
-        answer = answer[: approximate.start()]
-    answer = without_units(as_list(truth, answer))
-    if not is_mathematics(answer, truth=truth):
+        if not _rounds(truth, answer[approximate.end() :]):
+            return False
+        answer = re.sub(
+            r"[\s$(,;]*(?:\b(?:or|which is|that is|i\.e\.),?)?[\s$(]*$",
+            "",
+            answer[: approximate.start()],
+        )
+    sides = _sides(truth, as_list(truth, answer), question=question)
+    answers = [without_units(undressed(side)) for side in sides]
+    if not all(is_mathematics(side, truth=truth) for side in answers):
         return False
-    return (Comparison(in_latex(without_units(undressed(truth))), in_latex(answer)),)
+    return tuple(
+        Comparison(in_latex(without_units(undressed(truth))), in_latex(side)) for side in answers
+    )
+
+
+def _rounds(truth: str, text: str) -> bool:
+    """Whether `text` is the truth's value rounded to its own decimal places."""
+    rounded, value = (
+        read_quantity(undressed(text.strip(" ()$"))),
+        size_of(in_latex(without_units(undressed(truth)))),
+    )
+    if rounded is None or value is None or not rounded.places:
+        return False
+    return is_rounding_of(value, rounded=float(rounded.value), places=rounded.places)
+
+
+def _sides(truth: str, answer: str, *, question: str) -> list[str]:
+    r"""The sides of `m = \sqrt{12} = 2\sqrt{3}` that are no label, where the truth is no equation."""
+    if "=" in truth or "," in answer:
+        return [answer]
+    sides = EQUALS.split(answer)
+    values = [side for side in sides if not is_label(side, question=question)]
+    return values if len(sides) > 2 and len(values) > 1 else [answer]
 
 
 def _same_choice(letter: str, answer: str) -> bool:
@@ -211,10 +292,12 @@ def _same_choice(letter: str, answer: str) -> bool:
 
 def without_units(text: str) -> str:
     r"""`text` without a unit in `\text{...}`, a percent or degree sign at its end."""
-    unit = TRAILING_UNIT.search(text)
-    if unit is not None and unit.start() and is_unit(unit[1]):
-        text = text[: unit.start()]
-    return text.strip()
+    text = re.sub(r"\$(\^\{?[23]\}?)\$", r"\1", text).strip()
+    for form in (TRAILING_UNIT, UNIT_IN_WORDS):
+        unit = form.search(text)
+        if unit is not None and unit.start() and is_unit(unit[1]):
+            return text[: unit.start()].strip()
+    return text
 
 
 def is_mathematics(text: str, *, truth: str) -> bool:

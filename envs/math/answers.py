@@ -1,24 +1,39 @@
 r"""The final answer in a model's text: where it is marked, and what around the mark takes it back.
 
 An answer is marked by `#### x`, `\boxed{x}` (also `\fbox`, `\boxed x`), `<answer>x</answer>`,
-`Answer: x` or `the answer is x`, in any case and dress; a line mark at the end of its line speaks
-of the next line. Of several marks the last one counts, as a text that corrects itself means it. A
-mark is spoilt, which makes the answer wrong, where its own sentence holds another answer or a doubt
-(`3 or \boxed{4}`), or a later sentence takes it back (`Wait, that is wrong.`). A text without a
-mark has no answer.
+`Answer: x` or `the answer is x`, in any case and dress (`envs.math.marks`); a line mark at the end
+of its line speaks of the next line. Of several marks the last one counts, as a text that corrects
+itself means it. A mark is spoilt, which makes the answer wrong, where its own sentence holds
+another answer or a doubt (`3 or \boxed{4}`), or a later sentence takes it back (`Wait, that is
+wrong.`). What a text without a mark answers is found in `envs.math.conclusions`.
 
 The words before a mark are judged in `envs.math.leads`, and the marked words in
-`envs.math.statements`. Everything here takes time
-linear in the text, which may be megabytes of anything.
+`envs.math.statements`. Everything here takes time linear in the text, which may be megabytes of
+anything.
 """
 
 import re
 from collections import deque
 from typing import NamedTuple
 
+from envs.math.contrasts import contrasted, denies_itself
+from envs.math.dress import MARKUP, undressed
+from envs.math.introductions import introduces
+from envs.math.languages import (
+    JOINED_ELSEWHERE,
+    PUNCTUATION,
+    changes_elsewhere,
+    concludes,
+    in_english,
+    leads_elsewhere,
+    retracts_elsewhere,
+)
 from envs.math.leads import changes, denies, is_rough, names_another_answer
-from envs.math.quantities import is_unit, plain, read_quantity
-from envs.math.statements import MARKUP, introduces, undressed
+from envs.math.marks import Mark, last_marks
+from envs.math.plain_text import plain
+from envs.math.quantities import SIMPLE, Quantity, is_unit, read_quantity
+from envs.math.sentences import RETRACTION, SURROUNDINGS, first_sentence, sentence_begin, taken_back
+from envs.math.statements import read_statement
 from envs.math.vocabulary import (
     ALTERNATIVES,
     COMPARISONS,
@@ -28,31 +43,10 @@ from envs.math.vocabulary import (
     OPERATIONS,
     PREFACES,
     QUANTIFIERS,
-    words,
 )
 
 MAX_ANSWER_CHARACTERS = (
     1000  # of a final answer; what a proof assistant would need more for is no final answer
-)
-MAX_MARKS = 8  # of the last marks, one that marks an answer is sought
-SURROUNDINGS = 2000  # characters after an answer that may take it back
-MARK = re.compile(
-    r"""
-    (?P<hash>\#\#\#\#+)
-    | (?P<box>\\(?:f|b|frame)?box(?:ed)?(?![a-z]))
-    | (?P<tag><answer>|\[answer\])
-    | (?P<short>^[*_ \t]{0,8}(?-i:A)[*_]{0,2}:)
-    | (?P<result>^[\#*_ \t]{0,8}(?:final[ ](?:result|solution)|result|solution)[*_]{0,3}:(?=[ *_$]{0,8}[-0-9]))
-    | (?P<dash>^[\#*_ \t]{0,8}(?:final[ ])?answer[ *_]{0,8}[ ][\u2013\u2014-][ ](?=[ *_$\\]{0,8}[-0-9]))
-    | (?P<heading>^[\#*_ \t]{0,8}(?:final[ ])?answer[*_ \t]{0,8}$)
-    | (?P<colon>(?<![A-Za-z])ans(?:wer)?[ \t*_]{0,8}(?:\([^()\n]{1,40}\)|[ ](?:to|in|of|for)\b[^\n.:?!=]{1,80})?[ \t*_}]{0,8}[:=\u2192])
-    | (?P<phrase>(?<![A-Za-z])answers?(?:,?[ ](?:to|of|for|in|then|thus|therefore)\b[^\n.:?!=]{0,80}?)?(?:[ ](?:we|i)[ ][a-z]+)?
-      (?:,?[ ](?:is|are|equals|comes[ ]to|(?:would|should|will|must)[ ]be)\b|'s\b):?)
-    """,
-    re.IGNORECASE | re.MULTILINE | re.VERBOSE,
-)
-SENTENCE_END = re.compile(
-    r"(?<!\bMr)(?<!\bMrs)(?<!\bMs)(?<!\bDr)(?<!\bSt)(?<!\bRs)(?<!\bNo)[.!?](?:[\"')*\]`$_]|\\[)\]])*\s+(?=[A-Z]|\Z)|\n|</think>"
 )
 BLOCKS = {"```": "```", "$$": "$$", "\\[": "\\]"}
 BULLET = re.compile(r"[-*\u2022] +(?=\S)")
@@ -71,11 +65,10 @@ CLOSERS = re.compile(
 WIDTHLESS = re.compile(
     "(?<![0-9])[\u200b\u200c\u200d\u2060\ufeff]|[\u200b\u200c\u200d\u2060\ufeff](?![0-9])"
 )
-FULL_WIDTH = {0xFF10 + digit: str(digit) for digit in range(10)}
-DENIED = re.compile(
-    r",? *\(?(?:and |but )?not +(?P<other>[^\s()]{1,30}?)\)?[.\s$]*$", re.IGNORECASE
+GOES_ON = re.compile(
+    r"\s*(?:=|\\approx|\\equiv|\u2248|\((?!as |which ))|,? +(?:or|i\.e\.) |,? *or (?:approximately|about|roughly|equivalently) "
 )
-GOES_ON = re.compile(r"\s*(?:=|\\approx|\\equiv|\u2248|\((?!as |which ))|,? +(?:or|i\.e\.) ")
+RESTATED = re.compile(r"\bor\b|\(|i\.e\.|which is|that is")
 PART_OF = re.compile(
     r"(?:[0-9.<>~^_+\u2212\u2013-]|[0-9)}] ?[-+*/] "
     r"|\\(?:cdot|times|neg|div|pm|sqrt|approx|sim|[lg]eq?|neq?)\s*\{?|\\(?:sqrt|[dt]?frac)[^$\n]{0,200}\{)\$?$"
@@ -83,25 +76,6 @@ PART_OF = re.compile(
 OPERATED = re.compile(
     r"\s*(?:\.[0-9]|\{,\}|\\\\\s*[-+$]*[0-9]|[\^!/+<>?~_&|]|[*](?!\*)|-(?! ?[A-Za-z])|[,;:]?\s*(?:(?:and|to)\s+)?[-+$]*[0-9]"
     r"|\\(?:times|cdot|div|pm|le|ge|leq|geq|neq?|pi|sqrt|[dt]?frac|(?:f|b|frame)?box(?:ed)?)(?![a-z]))"
-)
-RETRACTING = words(
-    "or no nope not wait actually maybe perhaps possibly sorry oops correction alternatively hmm hm unless scratch ignore "
-    "disregard but however although though rather edit never"
-)
-NO_FURTHER = re.compile(
-    r"no (?:further|more|other|additional|need|problem|matter|one)\b", re.IGNORECASE
-)
-RETRACTION = re.compile(
-    r"(?:\b(?:is|was|be|are|am|looks|seems)(?:n't)?|['\u2019]s) (?:\w+ )?"
-    r"(?:wrong|incorrect|not (?:right|correct|sure|certain)|mistaken|false|unsure|uncertain|a mistake)\b"
-    r"|\b(?:not|n't) (?:\w+ )?(?:sure|certain|confident|right|correct)\b|\bi (?:\w+ )?guess"
-    r"|\b(?:should|could|might|may) (?:\w+ )?(?:be|have been) (?!(?:correct|right|clear|fine|enough|helpful)\b)"
-    r"|\balso possible\b|\banother (?:possible )?answer\b|\b(?:is|was|be|['\u2019]s) "
-    r"too (?:low|high|small|large|big|little|few|many|much)\b"
-    r"|\b(?:other|alternative|second|next|real|true) (?:\w+ )?(?:possibility|guess|candidate|answer|option|choice)(?: is|:| (?:w|c)ould be)"
-    r"|(?:\bis|['\u2019]s) (?:really|actually|in fact|rather|instead)\b[^.\n]{0,15}?[0-9]"
-    r"|\bmade (?:a|an) (?:mistake|error)|\bsecond thoughts?\b|\blet me (?:re|correct|fix|try)",
-    re.IGNORECASE,
 )
 
 
@@ -120,25 +94,31 @@ def marked_answer(text: str, *, question: str = "") -> MarkedAnswer | None:
     """The last marked answer of `text`, or None where nothing is marked. An empty mark gives an
     empty answer.
     """
-    if not text.isascii():
-        text = WIDTHLESS.sub("", text).translate(FULL_WIDTH)
-    marks = deque(MARK.finditer(text), maxlen=MAX_MARKS)
+    text = in_plain_signs(text)
+    marks = last_marks(text)
     while marks:
         mark = marks.pop()
-        if mark["phrase"] and REMARK.match(text, _after_spaces(text, mark.end())):
+        if mark.kind == "phrase" and REMARK.match(text, _after_spaces(text, mark.end)):
             continue  # "the answer is correct" speaks of an answer
-        if mark["short"] and OPTION_B.search(text, mark.end(), mark.end() + SURROUNDINGS):
+        if mark.kind == "short" and OPTION_B.search(text, mark.end, mark.end + SURROUNDINGS):
             continue  # the first of several options or persons
         box = _box_around(text, marks, mark)
         if box is not None:
             mark = box
-            marks = deque(earlier for earlier in marks if earlier.start() < box.start())
+            marks = deque(earlier for earlier in marks if earlier.start < box.start)
         return (
             _boxed(text, mark, marks, question=question)
-            if mark["box"]
+            if mark.kind == "box"
             else _lined(text, mark, question=question)
         )
     return None
+
+
+def in_plain_signs(text: str) -> str:
+    """`text` without characters of no width, and with the digits and signs of other scripts as
+    ASCII.
+    """
+    return text if text.isascii() else WIDTHLESS.sub("", text).translate(PUNCTUATION)
 
 
 def _after_spaces(text: str, start: int) -> int:
@@ -148,16 +128,14 @@ def _after_spaces(text: str, start: int) -> int:
     return end
 
 
-def _box_around(
-    text: str, marks: deque[re.Match[str]], mark: re.Match[str]
-) -> re.Match[str] | None:
+def _box_around(text: str, marks: deque[Mark], mark: Mark) -> Mark | None:
     """The box of `marks` whose content holds `mark`."""
-    if mark["box"]:
+    if mark.kind == "box":
         return None
     for box in reversed(marks):
-        if box["box"]:
-            _, end = _content(text, box.end())
-            return box if mark.start() < end else None
+        if box.kind == "box":
+            _, end = _content(text, box.end)
+            return box if mark.start < end else None
     return None
 
 
@@ -182,43 +160,102 @@ def _content(text: str, start: int) -> tuple[str, int]:
     return line.strip(), first + len(line)
 
 
-def _boxed(
-    text: str, mark: re.Match[str], marks: deque[re.Match[str]], *, question: str
-) -> MarkedAnswer:
-    content, end = _content(text, mark.end())
+def _boxed(text: str, mark: Mark, marks: deque[Mark], *, question: str) -> MarkedAnswer:
+    content, end = _content(text, mark.end)
     marks = deque(
         earlier
         for earlier in marks
-        if not (earlier["box"] and _content(text, earlier.end())[1] >= end)
+        if not (earlier.kind == "box" and _content(text, earlier.end)[1] >= end)
     )
     after = MARKUP.sub(" ", text[end : end + SURROUNDINGS]).replace("</s>", " ")
     attached = re.match(r"(?:\\?%)?[A-Za-z]+", after)
     after = after[CLOSERS.match(after).end() :] if after[:1] not in "^_" else after  # type: ignore[union-attr]
-    sentence, rest = _first_sentence(after)
+    sentence, rest = first_sentence(after)
     sentence = TAG_END.split(sentence, maxsplit=1)[0]
     if attached is not None and not is_unit(attached[0]):
-        return MarkedAnswer(f"{content}{attached[0]}", mark.start(), True)
-    begin = _sentence_begin(text, mark.start())
-    lead = text[begin : mark.start()]
-    inner = [earlier for earlier in marks if earlier.start() >= begin]
-    spoilt = denies(text[begin : inner[0].start()] if inner else lead) or _taken_back(rest, content)
-    if inner and not inner[-1]["box"]:
-        between = text[inner[-1].end() : mark.start()]
+        return MarkedAnswer(f"{content}{attached[0]}", mark.start, True)
+    begin = sentence_begin(text, mark.start)
+    lead = text[begin : mark.start]
+    inner = [earlier for earlier in marks if earlier.start >= begin]
+    spoilt = denies(text[begin : inner[0].start] if inner else lead) or taken_back(rest, content)
+    if inner and inner[-1].kind != "box":
+        between = text[inner[-1].end : mark.start]
+        between = between.lstrip(" }*_")
         opened = between.replace("\\(", " ").replace("\\[", " ")
-        spoilt = spoilt or _leads_elsewhere(
-            text[begin : inner[-1].start()], inner[-1], question=question
+        spoilt = (
+            spoilt
+            or (inner[-1].foreign and retracts_elsewhere(rest))
+            or _leads_elsewhere(text[begin : inner[-1].start], inner[-1], question=question)
         )
         if undressed(opened) and not introduces(opened, question=question):
             content = f"{between} {content}".replace("$", " ")
     elif inner:
-        spoilt = spoilt or undressed(_content(text, inner[-1].end())[0]) != undressed(content)
+        spoilt = spoilt or undressed(_content(text, inner[-1].end)[0]) != undressed(content)
     elif is_rough(lead) and _has_decimals(content):
         content = f"\\approx {content}"
-    elif PART_OF.search(text, begin, mark.start()) or changes(lead, question=question):
+    elif leads_elsewhere(lead):
+        spoilt = (
+            spoilt
+            or bool(PART_OF.search(text, begin, mark.start))
+            or changes_elsewhere(f"{_last_clause(lead)} {sentence}")
+        )
+    elif PART_OF.search(text, begin, mark.start) or changes(lead, question=question):
         spoilt = True
+    if _is_cut_off(text, mark, end):
+        return MarkedAnswer(content, mark.start, True)
+    if not sentence:
+        return MarkedAnswer(content.strip(), mark.start, spoilt)
+    return _with_sentence(content, sentence, mark, spoilt=spoilt, question=question)
+
+
+def _with_sentence(
+    content: str, sentence: str, mark: Mark, *, spoilt: bool, question: str
+) -> MarkedAnswer:
+    """The answer in a box with the rest of its sentence: a unit, a restatement, a value that is
+    denied.
+    """
+    contrast = contrasted(sentence)
+    own = (
+        read_quantity(undressed(f"{content} {contrast.answer}"), question=question)
+        if contrast is not None
+        else None
+    )
+    if (
+        contrast is not None
+        and own is not None
+        and not denies_itself(own, contrast, question=question)
+    ):
+        sentence = contrast.answer
     if GOES_ON.match(sentence):
-        return MarkedAnswer(f"{content} {sentence}".strip(), mark.start(), spoilt)
-    return MarkedAnswer(content.strip(), mark.start(), spoilt or _spoils(sentence))
+        return MarkedAnswer(f"{content} {sentence}".strip(), mark.start, spoilt)
+    measured = f"{content} {sentence.rstrip(' .$')}"
+    if SIMPLE.fullmatch(content.strip()) and RESTATED.search(sentence):
+        parts = read_statement(measured, question=question)
+        if parts and all(isinstance(part, Quantity) and part.units for part in parts):
+            return MarkedAnswer(measured, mark.start, spoilt)
+    spoilt = spoilt or _spoils(sentence)
+    if (
+        not spoilt
+        and SIMPLE.fullmatch(content.strip())
+        and read_quantity(undressed(measured), question=question) is not None
+    ):
+        return MarkedAnswer(undressed(measured), mark.start)
+    return MarkedAnswer(content.strip(), mark.start, spoilt)
+
+
+def _last_clause(lead: str) -> str:
+    return re.split(r"[,;:]", lead)[-1]
+
+
+def _is_cut_off(text: str, mark: Mark, end: int) -> bool:
+    """Whether the text ends inside of the box at `mark`, so that more of the answer may be missing."""
+    opened = re.match(r"[ \t]{0,8}\{", text[mark.end : mark.end + 9])
+    return (
+        opened is not None
+        and text[end - 1 : end] != "}"
+        and not text[end:].strip()
+        and text[end - 1 : end] not in "$)]"
+    )
 
 
 def _has_decimals(content: str) -> bool:
@@ -226,21 +263,20 @@ def _has_decimals(content: str) -> bool:
     return quantity is not None and quantity.places > 0
 
 
-def _leads_elsewhere(lead: str, mark: re.Match[str], *, question: str) -> bool:
+def _leads_elsewhere(lead: str, mark: Mark, *, question: str) -> bool:
     """Whether the words before a line mark make another thing of what it marks."""
-    if mark["phrase"]:
+    if mark.foreign:
+        return not concludes(lead)
+    if mark.kind == "phrase":
         return names_another_answer(f"{lead} ")
-    return bool(mark["hash"]) and changes(lead, question=question)
+    return mark.kind == "hash" and changes(lead, question=question)
 
 
 def _spoils(sentence: str) -> bool:
     """Whether the rest of the sentence after a box changes the answer, makes it doubtful or adds
     another.
     """
-    denied = DENIED.match(sentence)
-    if denied is not None and read_quantity(undressed(denied["other"])) is not None:
-        return False
-    if RETRACTION.search(sentence):
+    if RETRACTION.search(sentence) or JOINED_ELSEWHERE.match(sentence):
         return True
     if OPERATED.match(sentence) and not re.match(r"\^ ?\{? ?\\circ|/ ?[A-Za-z]", sentence):
         return True
@@ -258,9 +294,9 @@ def _spoils(sentence: str) -> bool:
     return not compared[1].istitle() or compared[1].lower() in PREFACES
 
 
-def _lined(text: str, mark: re.Match[str], *, question: str) -> MarkedAnswer:
-    if mark["tag"]:
-        inside = text[mark.end() : mark.end() + 4 * MAX_ANSWER_CHARACTERS]
+def _lined(text: str, mark: Mark, *, question: str) -> MarkedAnswer:
+    if mark.kind == "tag":
+        inside = text[mark.end : mark.end + 4 * MAX_ANSWER_CHARACTERS]
         closing = TAG_END.search(inside)
         if closing is not None:
             statement, rest = inside[: closing.start()], inside[closing.end() :]
@@ -268,13 +304,19 @@ def _lined(text: str, mark: re.Match[str], *, question: str) -> MarkedAnswer:
             statement, _, rest = inside.strip().partition("\n")
         statement = statement.strip()
     else:
-        statement, rest = _after_line_mark(text, mark.end())
-        if mark["phrase"]:
+        statement, rest = _after_line_mark(text, mark.end)
+        if mark.kind == "phrase":
             statement = re.sub(r"(?<=[0-9])!$", "", statement)  # an exclamation, not a factorial
-    lead = text[_sentence_begin(text, mark.start()) : mark.start()]
+    lead = text[sentence_begin(text, mark.start) : mark.start]
     spoilt = denies(lead) or _leads_elsewhere(lead, mark, question=question)
     statement = _undressed_line(statement, opened=_opened(text, mark))
-    return MarkedAnswer(statement, mark.start(), spoilt or _taken_back(rest, statement))
+    if mark.foreign:
+        english = in_english(statement, question=question)
+        spoilt, statement = (
+            spoilt or english is None or retracts_elsewhere(rest),
+            english or statement,
+        )
+    return MarkedAnswer(statement, mark.start, spoilt or taken_back(rest, statement))
 
 
 def _after_line_mark(text: str, end: int) -> tuple[str, str]:
@@ -294,65 +336,20 @@ def _after_line_mark(text: str, end: int) -> tuple[str, str]:
         if following.startswith(opening) and closed and "\n" in block:
             body = block.partition("\n")[2] if opening == "```" else block
             return " ".join(body.split()), rest
-    return _first_sentence(following)
+    return first_sentence(following)
 
 
-def _first_sentence(text: str) -> tuple[str, str]:
-    end = SENTENCE_END.search(text)
-    if end is None:
-        return text.strip(), ""
-    return text[: end.start() + 1].strip(), text[end.end() :]
-
-
-def _sentence_begin(text: str, position: int) -> int:
-    """Where the sentence (or line) of `position` begins; at most some words before."""
-    window = text[max(0, position - 200) : position]
-    last = None
-    for last in SENTENCE_END.finditer(window):
-        pass
-    return position - len(window) + (last.end() if last is not None else 0)
-
-
-def _taken_back(rest: str, answer: str) -> bool:
-    """Whether a sentence after the answer takes it back, or the next line is another number."""
-    if not rest.strip():
-        return False
-    sentences = [
-        sentence
-        for sentence in re.split(r"(?<=[.!?])\s+|\n+", rest[:SURROUNDINGS])
-        if sentence.strip()
-    ]
-    for number, sentence in enumerate(sentences):
-        first = WORDS.search(sentence)
-        if first is not None and _retracts(sentence, first):
-            return True
-        if RETRACTION.search(sentence):
-            return True
-        if number == 0 and (other := read_quantity(undressed(sentence))) is not None:
-            said = read_quantity(undressed(answer))
-            return said is not None and said.value != other.value
-    return False
-
-
-def _retracts(sentence: str, first: re.Match[str]) -> bool:
-    """Whether the `first` word of a sentence, at its beginning, takes back what was said before."""
-    begins = not sentence[: first.start()].strip(" (*_-\u2014.,;")
-    return (
-        begins and first[0].lower() in RETRACTING and not NO_FURTHER.match(sentence, first.start())
-    )
-
-
-def _opened(text: str, mark: re.Match[str]) -> str:
+def _opened(text: str, mark: Mark) -> str:
     """What may open a dress of the statement: the line of `mark` so far, and the signs after it."""
-    begin = text.rfind("\n", max(0, mark.start() - SURROUNDINGS), mark.start()) + 1
-    ahead = re.compile(r"[\s*_:}]{0,40}").match(text, mark.end())
+    begin = text.rfind("\n", max(0, mark.start - SURROUNDINGS), mark.start) + 1
+    ahead = re.compile(r"[\s*_:}]{0,40}").match(text, mark.end)
     assert ahead is not None  # it may be empty
-    return text[max(begin, mark.start() - SURROUNDINGS) : ahead.end()]
+    return text[max(begin, mark.start - SURROUNDINGS) : ahead.end()]
 
 
 def _undressed_line(answer: str, *, opened: str) -> str:
     """`answer` without the ends of dress that is in `opened`, and without its full stop."""
-    answer = answer.strip()
+    answer = answer.strip().rstrip("\u3002")
     answer = answer if answer.endswith("..") else answer.removesuffix(".").rstrip()
     for sign in ("***", "**", "*", "__", "_", "`"):
         run = rf"(?<!{re.escape(sign[0])}){re.escape(sign)}(?!{re.escape(sign[0])})"

@@ -8,7 +8,7 @@ r"""MathEnv: one question, one answer each from one or several agents, and a gra
 
 Options of reset: `task`, `split` (`train` or `heldout`), and `row`, a whole row in the form of the
 prompt columns, for whoever has its own data loader. The reward is 1 for a right answer and 0 for a
-wrong one, plus `format_reward` where an answer was given at all. With several agents everything
+wrong one, plus `format_reward` where an answer was marked at all. With several agents everything
 comes once an agent, and they answer the same question without seeing each other's answers.
 
 An answer that the grader cannot decide raises `GradingFailed`: that episode is a counted failure. A
@@ -89,7 +89,7 @@ class MathEnv(Environment):
                 `words` (the answer is marked).
             num_agents: Agents that answer each question.
             ungraded: Ask rows that cannot be graded, too: `success` of their episodes is None.
-            format_reward: Added where an answer was given, right or wrong; reward part `format`.
+            format_reward: Added where an answer was marked, right or wrong; reward part `format`.
             num_graders: Worker processes of this process's maths environments together.
             grading_cpu_s: Processor time after which a comparison is given up.
             max_action_characters: Longest text of an agent; longer ones are refused.
@@ -262,7 +262,7 @@ async def grade_info(text: str, row: PromptRow, *, grader: Grader, format_reward
     )
     parts = {"correct": 1.0 if grade.correct else 0.0}
     if format_reward:
-        parts["format"] = format_reward if grade.answer is not None else 0.0
+        parts["format"] = format_reward if grade.answer is not None and grade.marked else 0.0
     return {
         "success": grade.correct,
         REWARD_PARTS: parts,

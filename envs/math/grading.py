@@ -8,7 +8,8 @@ then. Where the truth cannot be compared either, the grader is at fault: `Gradin
 names the ways to grade, which a row of a file chooses by `reward_model.style`:
 
 - `rule`: the last marked answer (`envs.math.answers`): `#### x`, `\boxed{x}`, `Answer: x`, `the
-  answer is x`, `<answer>x</answer>`; an unmarked text has no answer.
+  answer is x`, `<answer>x</answer>`; where nothing is marked, a value alone on the last line or a
+  closing sentence (`envs.math.conclusions`).
 - `whole`: the whole text is the answer, as in `12+34=` and `46`.
 - `countdown`: the (marked or whole) answer is an expression with the given numbers, each used at
   most once, that makes the target; the ground truth is `{"numbers": […], "target": …}` in JSON.
@@ -23,6 +24,7 @@ from envs.arguments import checked_deadline
 from envs.base import EpisodeFailed
 from envs.math.agreement import Comparison, agreement
 from envs.math.answers import MAX_ANSWER_CHARACTERS, MarkedAnswer, marked_answer
+from envs.math.conclusions import concluded_answer
 from envs.math.expressions import NoExpression, compute
 from envs.prompt_files import require_truth
 from envs.text import shortened
@@ -54,6 +56,10 @@ class Grade(NamedTuple):
     """
     answer: str | None
     """The final answer that was read, cut for the records; None where there is none."""
+    marked: bool = True
+    """Whether the answer was marked, and not only concluded (`envs.math.conclusions`); True where
+    there is none.
+    """
 
 
 class Grader:
@@ -88,21 +94,23 @@ class Grader:
         """
         if style == "countdown":
             return _grade_countdown(text, truth=truth)
-        marked = (
+        found = (
             MarkedAnswer(text.strip(), 0)
             if style == "whole"
             else marked_answer(text, question=question)
         )
-        if marked is None or not marked.text:
+        marked = found is not None
+        found = found if found is not None else concluded_answer(text, question=question)
+        if found is None or not found.text:
             return Grade(False, NO_ANSWER, None)
-        answer = marked.text
+        answer = found.text
         if len(answer) > MAX_ANSWER_CHARACTERS:
-            return Grade(False, TOO_LONG, _cut(answer))
-        agrees = not marked.spoilt and agreement(truth, answer, question=question)
+            return Grade(False, TOO_LONG, _cut(answer), marked)
+        agrees = not found.spoilt and agreement(truth, answer, question=question)
         verdict = agrees if isinstance(agrees, bool) else await self._all_hold(agrees)
         if verdict is None:
-            return Grade(False, TOO_HARD, _cut(answer))
-        return Grade(verdict, CORRECT if verdict else WRONG, _cut(answer))
+            return Grade(False, TOO_HARD, _cut(answer), marked)
+        return Grade(verdict, CORRECT if verdict else WRONG, _cut(answer), marked)
 
     def close(self) -> None:
         """Give the workers back; may be called twice."""

@@ -12,8 +12,9 @@ Left out: what stands after a mark (`envs.math.answers`).
 
 import re
 
-from envs.math.quantities import plain, read_quantity
-from envs.math.statements import is_introducing, names_an_operation
+from envs.math.introductions import is_introducing, names_an_operation
+from envs.math.plain_text import plain
+from envs.math.quantities import read_quantity
 from envs.math.vocabulary import (
     ALTERNATIVES,
     COMPARISONS,
@@ -48,8 +49,13 @@ VERBS = ORDINARY_VERBS | words(
     """
     get getting obtain obtains obtained obtaining yield yields yielded yielding give giving find
     finds found finding having conclude concludes see know calculate compute produces produce so
-    thus therefore hence then leaves leave leaving left walk totals earn collect say hold holds
-    requires require becomes evaluates simplifies reduces amounts comes adds
+    thus therefore hence then leaves leave leaving left walk totals earn collect say hold holds sees
+    serves served visits visited plays played watches watched picks picked plants planted sends sent
+    carries carried holds held grows grew brings brought keeps kept donates donated owes owed
+    charges charged raises raised fills filled cuts packs packed delivers delivered prints printed
+    owns solves solved scores scored wins won reaches reached covers covered swims swam rides rode
+    climbs climbed lasts lasted follows means implies shows requires require becomes evaluates
+    simplifies reduces amounts comes adds
     """
 )
 RESULT_IN = re.compile(

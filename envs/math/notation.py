@@ -6,7 +6,7 @@ Left out: whether two expressions are equal (`envs.math.verification`).
 import re
 from typing import NamedTuple
 
-from envs.math.quantities import DRESS, VULGAR
+from envs.math.plain_text import DRESS, VULGAR, unslashed
 from envs.math.questions import number_of_base
 
 SPELLINGS = {
@@ -46,7 +46,7 @@ LOWERED = "₀₁₂₃₄₅₆₇₈₉"
 EXPONENT, INDEX = re.compile(f"[{RAISED}]+"), re.compile(f"[{LOWERED}]+")
 LEVEL = str.maketrans(RAISED + LOWERED, "0123456789+-n0123456789")
 ROOT = re.compile(r"(?P<sign>[√∛]) ?(?:\((?P<inner>[^()]*)\)|(?P<single>[0-9]+|[a-zπ]))")
-NOTATION = frozenset(SPELLINGS) | frozenset(RAISED + LOWERED + "√∛" + MINUSES)
+NOTATION = frozenset(SPELLINGS) | frozenset(RAISED + LOWERED + "√∛\u2044\u2215" + MINUSES)
 """Characters outside of ASCII that `in_latex` spells."""
 
 INTERVAL = re.compile(r"\s*(?:\\left ?)?[(\[].*,.*(?:\\right ?)?[)\]]\s*", re.DOTALL)
@@ -76,7 +76,7 @@ def in_latex(text: str) -> str:
     r"""`text` with unicode mathematics as LaTeX: `2√5` as `2\sqrt{5}`, `x²` as `x^{2}`."""
     if text.isascii():
         return text
-    text = ROOT.sub(_root, text)
+    text = ROOT.sub(_root, unslashed(text))
     text = EXPONENT.sub(lambda match: f"^{{{match[0].translate(LEVEL)}}}", text)
     text = INDEX.sub(lambda match: f"_{{{match[0].translate(LEVEL)}}}", text)
     return text.translate(SIGNS)

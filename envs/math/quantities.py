@@ -13,6 +13,7 @@ import re
 from fractions import Fraction
 from typing import NamedTuple
 
+from envs.math.plain_text import plain
 from envs.math.vocabulary import (
     AMBIGUOUS,
     CARDINALS,
@@ -45,41 +46,6 @@ NUMBER = re.compile(
     """,
     re.VERBOSE,
 )
-TIE = re.compile(r"(?<=[\w}${])~(?=[\w\\{$])")
-GROUPING = re.compile(
-    r"(?<=[0-9])(?:\{,\}|,\\!|\\[,;:! ]|['\u2019\u00a0\u2007\u2009\u202f])(?=[0-9]{3}(?![0-9]))"
-)
-SPACED_GROUPS = re.compile(r"(?<![0-9.,/])[0-9]{1,3}(?: [0-9]{3})+(?![0-9/]|\.[0-9]{4})")
-DRESS = re.compile(
-    r"\\(?:text|textbf|textit|textrm|textnormal|mathrm|mathbf|mathit|mathsf|mbox|hbox|operatorname|boldsymbol|bf|rm|unit|boxed|fbox)"
-    r" ?\{([^{}]*)\}"
-)
-REPEATING = re.compile(r"([0-9]{0,30})\.([0-9]{0,30})\\(?:overline|bar) ?\{([0-9]{1,30})\}")
-FRACTION = re.compile(r"\\[dtc]?frac *(?:\{ *(-?[0-9]+) *\} *\{ *([0-9]+) *\}|([0-9]) *([0-9]))")
-PLAIN = (
-    (re.compile(r"[\u2010-\u2013\u2212\ufe63]"), "-"),
-    (
-        re.compile(
-            r"\\[,;:! ]|\\q?quad(?![a-z])|\\(?:left|right|displaystyle)(?![a-z])|[\u00a0\u2000-\u200a\u202f\u3000]"
-        ),
-        " ",
-    ),
-    (re.compile(r"\{,\}"), ","),
-    (re.compile(r"\\%"), "%"),
-    (re.compile(r"\\\$|\\dollar"), "$"),
-    (re.compile(r"\\pounds|\\textsterling"), "£"),
-    (re.compile(r"\\euro|\\texteuro"), "€"),
-    (
-        re.compile(r"\^ ?\{? ?\\(?:circ|degree)(?![a-z]) ?\}?|\\(?:degree|textdegree)(?![a-z])|º"),
-        "°",
-    ),
-    (re.compile(r"\\(?:times|cdot)(?![a-z])|[\u00d7\u00b7]"), "*"),
-    (re.compile(r"²"), "^2"),
-    (re.compile(r"³"), "^3"),
-    (re.compile(r"\bper cent\b"), "%"),
-)
-FRACTIONS = ("1/2", "1/3", "2/3", "1/4", "3/4", "1/5", "1/6", "1/8", "3/8", "5/8", "7/8")
-VULGAR = dict(zip("½⅓⅔¼¾⅕⅙⅛⅜⅝⅞", FRACTIONS, strict=True))
 TOKEN = re.compile(
     r"o'clock|[A-Za-z]+(?:['\u2019][a-z]{0,2})?|°[CF]?|US\$|[%$€£¥₹¢/]|\^ ?\{? ?[23] ?\}?|\S"
 )
@@ -88,6 +54,29 @@ NUMBER_WORDS = re.compile(
     rf"(?:(?:{'|'.join((*CARDINALS, *SCALES))}|and)(?:[ -]+|$|(?=[^A-Za-z])))+", re.IGNORECASE
 )
 SIGN_WORDS = re.compile(r"(?:negative|minus) +(?=\S)", re.IGNORECASE)
+PARTS = {
+    "half": 2,
+    "halve": 2,
+    "third": 3,
+    "quarter": 4,
+    "fourth": 4,
+    "fifth": 5,
+    "sixth": 6,
+    "seventh": 7,
+    "eighth": 8,
+    "ninth": 9,
+    "tenth": 10,
+}
+PARTED = re.compile(
+    rf"(?:(?P<whole>[0-9]{{1,9}}|(?:(?:{'|'.join((*CARDINALS, *SCALES))})[ -])+?)[ -]?and[ -])?"
+    rf"(?P<top>an?|{'|'.join(list(CARDINALS)[1:10])})[ -](?P<bottom>{'|'.join(PARTS)})s?(?![A-Za-z-])(?! (?:past|to)\b)",
+    re.IGNORECASE,
+)
+"""`two thirds`, `three and a half`."""
+RATE = re.compile(
+    r"(?:\b(?:per|each|every|an?)\b|/) ?(?P<per>[A-Za-z]+)|\b(?P<adverb>each|apiece|hourly|daily|weekly|monthly|yearly)\b",
+    re.IGNORECASE,
+)
 ENDING = re.compile(r"(?:ies|es|ing|ed|s|e|y)$")
 
 
@@ -103,6 +92,12 @@ class Quantity(NamedTuple):
     """Decimal places that were written."""
     counted: tuple[str, ...] = ()
     """The first nouns after the number, in lower case: (duck, eggs); () where it has none."""
+    rate: tuple[str, ...] = ()
+    """What it is a share of: (hour,) of `18 per hour`, (each,) of `18 each`; () where it is no
+    rate.
+    """
+    compound: bool = False
+    """Whether it was written in several units; `units` has the largest."""
 
 
 def read_quantity(text: str, *, question: str = "") -> Quantity | None:
@@ -128,26 +123,13 @@ def read_quantity(text: str, *, question: str = "") -> Quantity | None:
     units = _units(tail, question=question)
     if units is None:
         return None
-    return Quantity(number, tuple(dict.fromkeys((*currency, *units))), places, _counted(tail))
-
-
-def plain(text: str) -> str:
-    r"""`text` in plain characters: no LaTeX spacing, dressing or numeric fractions, one kind of
-    minus and of thousands separator.
-    """
-    if text.isascii() and not set(text) & set("\\{$~' "):
-        return text
-    text = GROUPING.sub(",", TIE.sub(" ", text))
-    for _ in range(3):
-        text = DRESS.sub(r" \1 ", text)
-    text = REPEATING.sub(_fraction, text)
-    text = FRACTION.sub(lambda match: f" {match[1] or match[3]}/{match[2] or match[4]}", text)
-    for pattern, replacement in PLAIN:
-        text = pattern.sub(replacement, text)
-    for character in VULGAR.keys() & set(text):
-        text = text.replace(character, f" {VULGAR[character]}")
-    text = " ".join(text.split())
-    return SPACED_GROUPS.sub(lambda match: match[0].replace(" ", ","), text)
+    return Quantity(
+        number,
+        tuple(dict.fromkeys((*currency, *units))),
+        places,
+        _counted(tail),
+        _rate(tail, units),
+    )
 
 
 def is_unit(text: str, *, question: str = "") -> bool:
@@ -166,15 +148,6 @@ def words_of(question: str) -> frozenset[str]:
     return _words_of(question[:20_000])
 
 
-def _fraction(decimal: re.Match[str]) -> str:
-    r"""`0.1\overline{6}` as a fraction, 1/6."""
-    fixed, period = decimal[1] + decimal[2], decimal[3]
-    number = Fraction(
-        int(fixed + period) - int(fixed or 0), 10 ** len(decimal[2]) * (10 ** len(period) - 1)
-    )
-    return f"{number.numerator}/{number.denominator}"
-
-
 @functools.lru_cache(maxsize=256)
 def _words_of(question: str) -> frozenset[str]:
     words = {word.lower() for word in WORD.findall(question)}
@@ -190,6 +163,9 @@ def _number(text: str) -> tuple[Fraction | None, tuple[str, ...], int, str]:
     """Number, currency before it, decimal places, and what follows; the number is None where the
     text does not begin with one.
     """
+    parted = PARTED.match(text) if "and" in text or text[:1].isalpha() else None
+    if parted is not None:
+        return _parted(parted), (), 0, text[parted.end() :]
     match = NUMBER.match(text)
     if match is None or not (
         match["mixed"] or match["european"] or match["whole"] or match["decimals"]
@@ -204,6 +180,16 @@ def _number(text: str) -> tuple[Fraction | None, tuple[str, ...], int, str]:
         else ()
     )
     return number, currency, len(match["decimals"] or " ") - 1, text[match.end() :]
+
+
+def _parted(match: re.Match[str]) -> Fraction | None:
+    """The value of `three and a half`, or None where the share is not below 1."""
+    top, bottom = CARDINALS.get(match["top"].lower(), 1), PARTS[match["bottom"].lower()]
+    if match["whole"] is None:
+        return Fraction(top, bottom)
+    named = match["whole"].strip(" -").lower().replace("-", " ")
+    whole = int(named) if named.isdecimal() else _cardinal(named.split())
+    return None if whole is None or top >= bottom else whole + Fraction(top, bottom)
 
 
 def _value(match: re.Match[str]) -> Fraction | None:
@@ -291,6 +277,13 @@ def _counted(tail: str) -> tuple[str, ...]:
     return tuple(nouns)
 
 
+def _rate(tail: str, units: tuple[str, ...]) -> tuple[str, ...]:
+    if {"mph", "kph", "knot"} & set(units):
+        return ("hour",)
+    rate = RATE.search(tail)
+    return () if rate is None else (str(rate["per"] or rate["adverb"]).lower(),)
+
+
 def _unit(token: str, *, before: list[str], after: list[str], spaced: bool) -> str | None:
     if token in SHORT:
         follows = before[-1:] in (["/"], ["per"])
@@ -313,6 +306,8 @@ def _leaves_alone(
         return bool(after)
     if word == "and" and not before:
         return False  # 18 and change
+    if word == "over" and before[-1:] == ["left"]:
+        return True
     if word == "times":
         return not before and not after
     if word in QUANTIFIERS:

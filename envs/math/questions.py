@@ -9,6 +9,7 @@ import functools
 import re
 from typing import NamedTuple
 
+from envs.math.conversions import units_of_the_kind
 from envs.math.quantities import Quantity, stem, words_of
 from envs.math.vocabulary import CARDINALS, ORDINARY_VERBS, SHORT, UNITS, is_counted, words
 
@@ -37,6 +38,29 @@ ENDS_OF_A_NOUN = ORDINARY_VERBS | words(
     should would could must might if when after before so left
     """
 )
+FRUITS = words(
+    "apple orange pear plum banana peach grape lemon melon mango cherry strawberry kiwi apricot"
+)
+ANIMALS = words(
+    "dog cat cow horse sheep pig chicken duck goose goat rabbit bird turtle frog bee snail"
+)
+PERSONS = words(
+    "people person man men woman women boy girl child children student pupil teacher kid guest passenger worker friend"
+)
+OBJECTS = words(
+    "pencil pen book marble sticker stamp ball bike car card coin candle cookie cupcake egg flower ticket chair table brick tree"
+)
+THINGS = (FRUITS, ANIMALS, PERSONS, OBJECTS)
+"""Things that are no other of these, but for persons: a pupil is a child."""
+CLOCK = words("am pm o'clock")
+ASKS_FOR_A_TIME = re.compile(r"\b(?:time|when|clock|o'clock|hours?|[ap]\.?m)\b", re.IGNORECASE)
+ASKS_FOR_A_TOTAL = re.compile(
+    r"\b(?:total|altogether|in all|combined|together|overall)\b", re.IGNORECASE
+)
+ASKS_FOR_A_RATE = re.compile(
+    r"\b(?:per|each|every|apiece|average|mean|rate|speed|fast|velocity|pace|density|wage|hourly|daily|weekly|monthly|yearly|single|one)\b",
+    re.IGNORECASE,
+)
 HOW_MANY = re.compile(r"\bhow many((?:\s+[a-z'-]+){1,8})", re.IGNORECASE)
 IN_UNIT = re.compile(
     r"\bin (?:terms of )?(?:(?:us|full|whole|square|cubic|degrees) )?"
@@ -48,6 +72,7 @@ PERCENTAGE = re.compile(
     re.IGNORECASE,
 )
 LAST_SENTENCE = re.compile(r"(?:^|[.!?]\s+)([^\s](?:[^.!?]|[.!?](?=\S))*[.!?]*\s*)$")
+ASKING_SENTENCE = re.compile(r"(?:^|(?<=[.!?\n]))((?:[^.!?\n]|[.!](?=\S))*\?)")
 COUNT = rf"(?P<count>[0-9]|{'|'.join(list(CARDINALS)[1:10])})"
 PRECISION = re.compile(
     rf"\b(?:{COUNT} (?:(?P<places>decimal places?|decimals|d\.?p\b\.?)"
@@ -71,10 +96,17 @@ class Asked(NamedTuple):
 
 def contradicts(quantity: Quantity, question: str) -> bool:
     """Whether `quantity` has another unit or counts another thing than `question` asks for."""
-    if not question or not (quantity.units or quantity.counted):
+    if not question or not (quantity.units or quantity.counted or quantity.rate):
         return False
-    asked = _asked(question[:20_000])
+    question = question[:20_000]
+    asked = _asked(question)
     unit = quantity.units[0] if quantity.units else None
+    if unit in CLOCK and not ASKS_FOR_A_TIME.search(question):
+        return True
+    if quantity.compound and unit is not None and units_of_the_kind(unit) & asked.units:
+        return False  # it is compared in the unit that is asked for
+    if quantity.rate and _contradicts_rate(quantity.rate[0], question):
+        return True
     kinds = [kind for kind in KINDS if unit in kind and kind & asked.units]
     if kinds and unit not in asked.units:
         return True
@@ -85,7 +117,58 @@ def contradicts(quantity: Quantity, question: str) -> bool:
     if unit is not None and unit in asked.units:
         return False
     stems = [stem(word) for word in quantity.counted]
-    return not asked.nouns & set(stems) and stems[-1] in words_of(question)
+    if asked.nouns & set(stems):
+        return False
+    return stems[-1] in words_of(question) or any(
+        _is_another_thing(stems[-1], noun) for noun in asked.nouns
+    )
+
+
+def _contradicts_rate(share: str, question: str) -> bool:
+    """Whether `question` asks for a number, and not for one of each `share`: `18 apples per hour`,
+    `$18 each`.
+    """
+    asking = _asking(question)
+    if ASKS_FOR_A_RATE.search(asking) or stem(share) in words_of(asking):
+        return False
+    if ASKS_FOR_A_TOTAL.search(asking):
+        return True
+    return share not in ("each", "apiece") and HOW_MANY.search(asking) is not None
+
+
+def _is_another_thing(counted: str, asked: str) -> bool:
+    """Whether two stems name things of which none is the other."""
+    kinds = [
+        next((kind for kind in THINGS if name in {stem(word) for word in kind}), None)
+        for name in (counted, asked)
+    ]
+    if kinds[1] is None:
+        return False
+    if kinds[0] is None:
+        return any(
+            counted in {stem(spelling) for spelling, name in UNITS.items() if name in kind}
+            for kind in KINDS[:5]
+        )
+    return kinds[0] is not kinds[1] or (kinds[0] is not PERSONS and counted != asked)
+
+
+def _asking(question: str) -> str:
+    """The sentence of `question` that asks: the last one with a question mark, or the last one."""
+    asking = ASKING_SENTENCE.findall(question) or LAST_SENTENCE.findall(question)
+    return str(asking[-1]) if asking else ""
+
+
+def asked_for(quantity: Quantity, question: str) -> bool:
+    """Whether `question` names the unit or the thing of `quantity` as what it asks for."""
+    asked = _asked(question[:20_000])
+    return bool(
+        asked.units & set(quantity.units) or asked.nouns & {stem(word) for word in quantity.counted}
+    )
+
+
+def asked_units(question: str) -> frozenset[str]:
+    """Names of the units that `question` asks for; empty where it names none."""
+    return _asked(question[:20_000]).units
 
 
 def asks_percentage(question: str) -> bool:
@@ -123,8 +206,7 @@ def _precision(match: re.Match[str]) -> tuple[str, int | str]:
 def _asked(question: str) -> Asked:
     phrases = [_noun_phrase(match[1]) for match in HOW_MANY.finditer(question)]
     units = {UNITS[word] for phrase in phrases for word in phrase if _is_unit(word)}
-    last = LAST_SENTENCE.search(question)
-    for match in IN_UNIT.finditer(last[1] if last is not None else ""):
+    for match in IN_UNIT.finditer(_asking(question)):
         units |= {UNITS[word.lower()] for word in match.groups() if word and _is_unit(word.lower())}
     named = all(phrases) and not any(COLLECTIVE & set(phrase) for phrase in phrases)
     nouns = {stem(word) for phrase in phrases for word in phrase} if named else set()

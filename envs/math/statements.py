@@ -12,98 +12,63 @@ Left out: where in a text the statement stands (`envs.math.answers`), and what i
 import re
 from typing import NamedTuple
 
-from envs.math.quantities import Quantity, is_unit, plain, read_quantity, stem, words_of
+from envs.math.contrasts import contrasted, denies_itself
+from envs.math.conversions import read_compound
+from envs.math.dress import EMPHASISED, undressed
+from envs.math.introductions import LABEL, introduces, is_label
+from envs.math.plain_text import plain
+from envs.math.quantities import Quantity, is_unit, read_quantity
 from envs.math.questions import PRECISION, precisions
-from envs.math.vocabulary import (
-    AMOUNTS,
-    CHANGING,
-    COMPUTED,
-    HEDGES,
-    LINKS,
-    NUMBERED,
-    ORDINARY_VERBS,
-    PREFACES,
-    SHORT,
-    UNITS,
-    is_counted,
-)
+from envs.math.vocabulary import CHANGING, HEDGES, NUMBERED, UNITS, is_counted
 
 MAX_PARTS = 6
-MARKUP = re.compile(
-    r"<\|[^|>]{1,40}\|>|</?(?:eos|answer|b|strong|em|i|p|span|div|br|center|code)(?: [^<>]{0,40})? ?/?>|\\n(?![a-z])",
-    re.IGNORECASE,
-)
-PAIRS = (
-    *(
-        ("$$", "$$"),
-        ("$", "$"),
-        ("\\(", "\\)"),
-        ("\\[", "\\]"),
-        ("**", "**"),
-        ("__", "__"),
-        ("*", "*"),
-        ("_", "_"),
-        ("```", "```"),
-    ),
-    *(
-        ("`", "`"),
-        ('"', '"'),
-        ("'", "'"),
-        ("\u201c", "\u201d"),
-        ("\u2018", "\u2019"),
-        ("\u00ab", "\u00bb"),
-    ),
-)
 WRAPPED = re.compile(
     r"(?:\\left)?\(([^()]*?)(?:\\right)?\)|\{([^{}]*)\}|\[([^\[\],]*)\]|\\(?:boxed|fbox|text|mathbf|textbf|mathrm) ?\{([^{}]*)\}"
 )
-LEADING = re.compile(
-    r"(?:(?:->|=>|[:=,\u21d2\u2192]|\\(?:implies|Rightarrow|therefore)(?![a-z])|\u2234|##+(?= ))\s*)+"
-)
-TRAILING = ".,;: \t\r\n\\\u2713\u2714\u2705\u2611\ufe0f\u3002"
 OPTION = re.compile(
     r"(?:\\(?:text|textbf|mathrm|mathbf) ?\{)?(?:\(([A-J])\)|([A-J])[).:](?=[ \\}$]))\s*\}?\s*(?=\S)"
 )
 SAME = re.compile(
-    r",? *\((?:or|i\.e\.,?|that is,?|which is|which equals|equivalently|=)? *(?P<inner>[^()]*)\)$"
-    r"|(?:,? +\\?(?:or|i\.e\.,?|that is,?|which is|which equals|aka|or equivalently|equivalently),? +)(?P<other>.*)$",
+    r",? *\((?:or|i\.e\.,?|that is,?|which is|which equals|or equivalently|equivalently|in other words,?|=)? *(?P<inner>[^()]*)\)$"
+    r"|(?:[,;]? +\\?(?:or equivalently|or|i\.e\.,?|that is,?|which is|which equals|aka|equivalently|in other words),? +)(?P<other>.*)$",
     re.IGNORECASE | re.DOTALL,
 )
 BECAUSE = re.compile(r",? +\(?(?:because|since)\b.*$", re.IGNORECASE | re.DOTALL)
 AFFIRMED = re.compile(
     r"(?<=[0-9A-Za-z)}$%*]) (?:is (?:the|my|our) (?:final |correct |right )?answer|is correct|(?:- |\u2014 )?final answer|"
-    r"\(final(?: answer)?\)|exactly|as required)$",
+    r"\(final(?: answer)?\)|exactly|only|as required)$",
     re.IGNORECASE,
 )
-DENIED = re.compile(r",? +\(?(?:and |but )?not +(?P<other>[^()]+?)\)?$", re.IGNORECASE)
+FORM = re.compile(
+    r"(?<=[0-9%)}$]) (?:(?:when )?(?:written |expressed )?"
+    r"(?:as an? (?:decimal|(?:simplified |proper |improper )?fraction|mixed number|percent(?:age)?)"
+    r"|in (?:decimal|fraction(?:al)?|percentage|mixed(?: number)?) form|in (?:its |the )?(?:simplest|lowest) (?:form|terms))"
+    r"|(?:when |once )?simplified)$",
+    re.IGNORECASE,
+)
 REMARK = re.compile(r"(?:, +(?:which|as|so)\b| - |\s?\u2014\s?)[^0-9]*$", re.IGNORECASE)
 EQUALS = re.compile(r"(?<![<>!:=\\])(?<!_\{[A-Za-z])(?<!_\{[A-Za-z] )=(?![=<>])|\\equiv(?![a-z])")
 r"""Signs between the sides of an equation; that of `\sum_{n=1}` is none."""
 APPROXIMATELY = re.compile(
-    r"\\approx(?:eq)?(?![a-z])|\\simeq(?![a-z])|[\u2248\u2245]|\bapproximately\b", re.IGNORECASE
+    r"\\approx(?:eq)?(?![a-z])|\\simeq(?![a-z])|[\u2248\u2245]|\b(?:approximately|approx\.?|about|roughly)(?= [$\\(]{0,3}-?[0-9.])",
+    re.IGNORECASE,
 )
-LABEL = re.compile(r"[^0-9<>!?~\u2260\u2264\u2265\u00b1]*")
 WORDS = re.compile(r"[A-Za-z]+(?:['\u2019][A-Za-z]+)*")
 FIRST_NUMBER = re.compile(
     r"(?<![\w.,^_])(?:[-+](?=\S))?(?:(?:US|\\)?\$|[\u20ac\u00a3\u00a5\u20b9]|USD |EUR |GBP )? ?-?\.?[0-9]"
 )
-EMPHASISED = (
-    re.compile(
-        r"(?:^|(?<=[A-Za-z:,.=] )|(?<=[(\n]))"
-        r"(\*\*|__|[*_`])(?=\S)([^*_`\n]{1,60})(?<=\S)\1(?=[\s.,;:)!?]|$)"
-    ),
-    re.compile(r"(?<=[0-9] )(\*\*|__|[*_])([A-Za-z ]{1,60})\1(?=[\s.,;:)!?]|$)"),
-)
-"""Markdown around a number, and around the unit after it."""
 ROUNDING = re.compile(
     r",? *\(?(?:when )?(?:(?:rounded|correct|accurate)(?: off| up| down)? )?to (?:the )?"
     rf"{PRECISION.pattern}\)?$",
     re.IGNORECASE,
 )
+REMAINING = re.compile(
+    r"(?<=[a-z]) (?:is|are|was|were|will be) (?=(?:left|remaining|needed|required)\b)"
+)
+"""`7 apples are left`."""
 ABSOLUTE = re.compile(
     r"(?:\\left ?)?(?:\||\\lvert) ?\{?([^|{}]*?)\}? ?(?:\\right ?)?(?:\||\\rvert)"
 )
-ARGUMENTS = re.compile(r"(?<=[A-Za-z])(?:_ ?\{?[0-9A-Za-z]+\}?|\([^()]*\)|'+)")
 
 
 class Rounded(NamedTuple):
@@ -122,38 +87,11 @@ def read_statement(text: str, *, question: str = "") -> tuple[Part, ...]:
     """The parts of a statement about a number, all of which must be the answer; () where it says
     something else as well.
     """
+    text = REMAINING.sub(" ", text)
     for emphasised in EMPHASISED:
         text = emphasised.sub(r"\2", text)
     parts = _parts(text, question=question, left=MAX_PARTS)
     return parts if len(parts) <= MAX_PARTS else ()
-
-
-def undressed(text: str) -> str:
-    """`text` without markup, quotes, mathematics signs and brackets around the whole of it, and
-    without signs that end a sentence.
-    """
-    before = None
-    text = MARKUP.sub(" ", text) if "<" in text or "\\n" in text else text
-    text = (
-        text.removesuffix("</s>") if "<s>" not in text else text
-    )  # the end of a sequence, not of struck words
-    while text != before:
-        before = text
-        text = text.strip()
-        text = text.rstrip(TRAILING).strip() if not text.endswith(("..", "\u2026")) else text
-        for start, end in PAIRS:
-            inside = text[len(start) : len(text) - len(end)]
-            if (
-                text.startswith(start)
-                and text.endswith(end)
-                and len(text) > len(start + end)
-                and start not in inside
-                and end not in inside
-            ):
-                text = inside
-        leading = LEADING.match(text)
-        text = text[leading.end() :] if leading is not None else text
-    return text
 
 
 def without_label(text: str) -> str:
@@ -179,12 +117,16 @@ def _parts(text: str, *, question: str, left: int) -> tuple[Part, ...]:
     quantity = read_quantity(text, question=question)
     if quantity is not None:
         return (quantity,)
+    compound = read_compound(plain(text), question=question)
+    if compound is not None:
+        return (compound,)
     for step in (
         _unwrapped,
         _absolute,
         _optioned,
         _rounded,
         _affirmed,
+        _formed,
         _contrasted,
         _explained,
         _restated,
@@ -239,21 +181,25 @@ def _affirmed(text: str, *, question: str, left: int) -> tuple[Part, ...] | None
 
 
 def _contrasted(text: str, *, question: str, left: int) -> tuple[Part, ...] | None:
-    """`18, not 17`: another number that is denied."""
-    contrast = DENIED.search(text)
-    denied = (
-        read_quantity(undressed(contrast["other"]), question=question)
-        if contrast is not None
-        else None
-    )
-    if contrast is None or denied is None:
+    """`18, not 17`: another value that is denied."""
+    contrast = contrasted(text)
+    if contrast is None:
         return None
-    parts = _parts(text[: contrast.start()], question=question, left=left)
+    parts = _parts(contrast.answer, question=question, left=left)
     return (
         ()
-        if any(isinstance(part, Quantity) and part.value == denied.value for part in parts)
+        if any(
+            isinstance(part, Quantity) and denies_itself(part, contrast, question=question)
+            for part in parts
+        )
         else parts
     )
+
+
+def _formed(text: str, *, question: str, left: int) -> tuple[Part, ...] | None:
+    """`0.75 as a decimal`."""
+    form = FORM.search(text)
+    return None if form is None else _parts(text[: form.start()], question=question, left=left)
 
 
 def _explained(text: str, *, question: str, left: int) -> tuple[Part, ...] | None:
@@ -311,7 +257,7 @@ def _equated(text: str, *, question: str, left: int) -> tuple[Part, ...] | None:
     sides = EQUALS.split(text)
     if len(sides) == 1:
         return None
-    values = [side for side in sides if not _is_label(side, question=question)]
+    values = [side for side in sides if not is_label(side, question=question)]
     if not values or not all(side.strip() for side in sides):
         return ()
     parts = [_parts(_without_units(side), question=question, left=left) for side in values]
@@ -367,67 +313,6 @@ def _is_comment(text: str, *, question: str) -> bool:
     )
 
 
-def introduces(text: str, *, question: str) -> bool:
-    """Whether `text` only introduces the number that follows it: a label, or the words of a plain
-    sentence.
-    """
-    text = plain(text).replace("**", " ").replace("`", " ").replace("$", " ")
-    if re.search(r"[^A-Za-z\s:=,.'\u2019\"()*_|-]", text) or re.search(
-        r"[A-Za-z0-9)]\s*-\s*$", text
-    ):
-        return False
-    return not names_an_operation(text) and all(
-        is_introducing(word, question=question) for word in WORDS.findall(text)
-    )
-
-
-def names_an_operation(text: str) -> bool:
-    """Whether `text` ends as `the sum of` does, so that the number after it is not what is said."""
-    match = ENDS_IN_OF.search(text)
-    if match is None:
-        return False
-    article, noun = (match[1] or "").lower(), match[2].lower()
-    return noun not in AMOUNTS and not (noun in COMPUTED and article in ("a", "an"))
-
-
-def is_introducing(word: str, *, question: str) -> bool:
-    """Whether `word` before a number leaves it alone."""
-    lower = word.lower()
-    if lower in CHANGING:
-        return False
-    known = lower in PREFACES or lower in ORDINARY_VERBS or lower in LINKS or is_counted(lower)
-    named = len(word) == 1 or _is_name(word) or (lower in UNITS and lower not in SHORT)
-    return known or named or stem(lower.partition("'")[0]) in words_of(question)
-
-
-def _is_name(word: str) -> bool:
-    return word[0].isupper() and not (word.isupper() and len(word) > 3)
-
-
-def _is_label(side: str, *, question: str) -> bool:
-    r"""Whether a side of an equation names what is equal: `x`, `f(3)`, `a + b`, `\angle ABC`,
-    `Total cost`.
-    """
-    side = undressed(ARGUMENTS.sub("", undressed(side)))
-    if not re.search(r"[A-Za-z]", side) or not LABEL.fullmatch(side):
-        return False
-    if read_quantity(side) is not None:
-        return False
-    words = WORDS.findall(
-        plain(
-            re.sub(r"\\[A-Za-z]+", lambda match: " " if match[0] not in NAMING else match[0], side)
-        )
-    )
-    mathematics = re.search(
-        r"\\(?:sqrt|d?frac|pi|log|ln|sin|cos|tan|binom|infty|pm|neq?|not|le|ge|in)(?![A-Za-z])",
-        side,
-    )
-    return mathematics is None and all(
-        is_introducing(word, question=question) or word.isupper() or len(word) <= 2
-        for word in words
-    )
-
-
 NUMBERED_BEFORE = re.compile(rf"\b(?:{'|'.join(sorted(NUMBERED))}) $", re.IGNORECASE)
 """`Step 8 shows it` names a step, and says nothing of a number."""
 ASKS_THE_REST = re.compile(r"\b(?:left|remain(?:s|ing)?)\b[^.?!]*\?", re.IGNORECASE)
@@ -436,8 +321,6 @@ PARTED = re.compile(
 )
 KEPT = re.compile(r"\b(?:left|remain\w*|has|have|had)\b", re.IGNORECASE)
 """`Tom gave away 18 apples` says nothing of the apples that are left."""
-ENDS_IN_OF = re.compile(r"(?:\b([A-Za-z]+) )?\b([A-Za-z]+) of[\s:$]*$")
-NAMING = ("\\text", "\\mathrm", "\\textbf", "\\mathbf", "\\textit", "\\operatorname", "\\mbox")
 
 
 def _without_units(side: str) -> str:

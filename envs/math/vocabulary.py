@@ -142,12 +142,12 @@ that an answer holds.
 """
 CLOSINGS = words(
     """
-    total altogether all overall left remaining each apiece daily weekly monthly yearly together combined old tall long wide
-    deep high away apart square squared sq cubic whole full different distinct possible new red
-    blue green yellow white black pink purple brown large small big little long clock age time
-    speed area volume length width height cost price change now today tomorrow week day year
-    morning evening afternoon night front back other her his their its our my your them it us
-    i.e respectively later early late
+    total altogether all overall left remaining each apiece daily weekly monthly yearly together
+    combined old tall long wide deep high away apart square squared sq cubic whole full different
+    distinct possible new red blue green yellow white black pink purple brown large small big little
+    long clock age time speed area volume length width height cost price change now today tomorrow
+    week day year morning evening afternoon night front back other her his their its our my your
+    them it us i.e respectively later early late
     """
 )
 """Words around a unit that give no other number: `18 years old`, `18 square feet`, `18 in total`.
@@ -247,7 +247,7 @@ NEGATIONS = words(
     no not never nope nah wrong wrongly incorrect incorrectly false falsely mistaken mistake
     error erroneous invalid cannot cant dont isnt wasnt without hardly barely untrue impossible
     fails fail lies lie non un anything nothing disagree deny reject rejected excluded excluding
-    exclude contradiction contradicts nonsense
+    exclude contradiction contradicts nonsense extraneous discarded inadmissible
     """
 )
 RETRACTIONS = words(
@@ -285,7 +285,7 @@ NO_NOUNS = words(
     others else indeed results ends begins varies differs
     shows proves gives yields implies follows leads holds fits solves satisfies explains confirms
     suggests tells requires completes comes brings agrees appears contains concludes states
-    verifies justifies demonstrates establishes
+    verifies justifies demonstrates establishes divides repeats
     """
 )
 """Words in -s that are no plural nouns."""

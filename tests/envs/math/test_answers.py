@@ -34,7 +34,6 @@ from envs.math.statements import read_statement
         ("<answer>\n46\n</answer>", "46"),
         ("The answer is 9 + 9 = \\boxed{18}.", "9 + 9 =  18"),
         ("\\boxed{\\{1, 2\\}}", "\\{1, 2\\}"),
-        ("\\boxed{46", "46"),
         ("\\boxed{\\frac{1}{2}\nand more", "\\frac{1}{2}"),
         ("Answer: 46", "46"),
         ("the ANSWER : 46 apples", "46 apples"),
@@ -99,6 +98,9 @@ def test_a_number_that_is_marked_last_is_found_after_any_text(text, number, mark
         "#### 4\nor 5",
         "#### 4\n5",
         "<answer>4</answer>\nActually 5",
+        "so it is \\boxed{4",
+        "\\boxed{4} o 5",
+        "\\boxed{4}, which is rejected",
         "The wrong answer is 4.",
     ],
 )
@@ -117,6 +119,9 @@ def test_doubt_alternative_or_retraction_around_a_mark_spoils_it(text):
         "#### 4\nThis answer is correct.",
         "The answer is 4. I hope it is correct.",
         "\\boxed{4}<|im_end|>",
+        "$\\boxed{4$",
+        "\\boxed{4}, not 5.",
+        "\\boxed{4} (the other root, x = -3, is rejected).",
     ],
 )
 def test_words_that_change_nothing_do_not_spoil_a_mark(text):

@@ -80,7 +80,7 @@ def test_same_mathematics_is_correct(grader, truth, answer, mark):
         ("46", "\\frac{46}{"),
         ("46", "{{{46"),
         ("46", "46}}}"),
-        ("46", "\u0664\u0666"),
+        ("46", "\u0666\u0664"),
         ("46", "4\u200b6"),
         ("46", "\ud800"),
         ("46", "46\x00"),
@@ -96,7 +96,7 @@ def test_another_or_an_unreadable_answer_is_wrong(grader, truth, answer):
 
 
 def test_no_mark_is_no_answer(grader):
-    assert grade(grader, "it is 46", "46") == (False, NO_ANSWER, None)
+    assert grade(grader, "it is 46", "46")[:3] == (False, NO_ANSWER, None)
 
 
 def test_whole_text_is_the_answer_where_the_style_says_so(grader):
@@ -131,7 +131,7 @@ TOWER = "9^{9^{9^9}}"
     ],
 )
 def test_answer_that_would_take_for_ever_to_compare_is_wrong_and_the_next_one_works(grader, answer):
-    assert grade(grader, f"#### {answer}", "7") == (False, TOO_HARD, answer)
+    assert grade(grader, f"#### {answer}", "7")[:3] == (False, TOO_HARD, answer)
     assert grade(grader, "#### \\frac{14}{2}", "7").verdict == CORRECT
 
 

@@ -21,6 +21,14 @@ ORCHARD = "Lea picks 7 plums and 4 oranges a day. How many oranges does she pick
         ("$12", ORCHARD),
         ("3 days", ORCHARD),
         ("20 hours", "A car needs 4 hours for 200 miles. How many miles does it go in one hour?"),
+        ("12 apples", "How many oranges does she pick?"),
+        ("12 people", "How many oranges does she pick?"),
+        ("12 hours", "How many oranges does she pick?"),
+        ("12 oranges per hour", "How many oranges does she pick?"),
+        ("12 oranges each", "How many oranges do they pick in total?"),
+        ("$12 a piece", "How much do the toys cost altogether?"),
+        ("12 mph", "How many miles does she run?"),
+        ("12 o'clock", "How many oranges does she pick?"),
     ],
 )
 def test_another_unit_or_thing_than_asked_contradicts_the_question(answer, question):
@@ -44,6 +52,13 @@ def test_another_unit_or_thing_than_asked_contradicts_the_question(answer, quest
         ("3 trips", "How many times does the van make trips?"),
         ("$7", "He measures in inches. How much does he pay?"),
         ("£40", "How many pounds did Nora save?"),
+        ("12 fruits", "How many oranges does she pick?"),
+        ("12 pupils", "How many children are in the room?"),
+        ("12 oranges per hour", "How many oranges does she pick per hour?"),
+        ("12 pages per week", "How many pages does she read in a week?"),
+        ("$12 each", "What does one ticket cost?"),
+        ("60 miles per hour", "How fast does the car go?"),
+        ("4 o'clock", "When does she arrive?"),
     ],
 )
 def test_what_is_asked_for_or_left_open_does_not_contradict(answer, question):

@@ -1,0 +1,90 @@
+r"""The words before a number that leave it alone: labels (`x =`, `Total:`) and the words of a plain
+sentence.
+"""
+
+import re
+
+from envs.math.dress import undressed
+from envs.math.plain_text import plain
+from envs.math.quantities import read_quantity, stem, words_of
+from envs.math.vocabulary import (
+    AMOUNTS,
+    CHANGING,
+    COMPUTED,
+    LINKS,
+    ORDINARY_VERBS,
+    PREFACES,
+    SHORT,
+    UNITS,
+    is_counted,
+)
+
+WORDS = re.compile(r"[A-Za-z]+(?:['\u2019][A-Za-z]+)*")
+
+LABEL = re.compile(r"[^0-9<>!?~\u2260\u2264\u2265\u00b1]*")
+ARGUMENTS = re.compile(r"(?<=[A-Za-z])(?:_ ?\{?[0-9A-Za-z]+\}?|\([^()]*\)|'+)")
+
+
+def introduces(text: str, *, question: str) -> bool:
+    """Whether `text` only introduces the number that follows it: a label, or the words of a plain
+    sentence.
+    """
+    text = plain(text).replace("**", " ").replace("`", " ").replace("$", " ")
+    if re.search(r"[^A-Za-z\s:=,.'\u2019\"()*_|-]", text) or re.search(
+        r"[A-Za-z0-9)]\s*-\s*$", text
+    ):
+        return False
+    return not names_an_operation(text) and all(
+        is_introducing(word, question=question) for word in WORDS.findall(text)
+    )
+
+
+def names_an_operation(text: str) -> bool:
+    """Whether `text` ends as `the sum of` does, so that the number after it is not what is said."""
+    match = ENDS_IN_OF.search(text)
+    if match is None:
+        return False
+    article, noun = (match[1] or "").lower(), match[2].lower()
+    return noun not in AMOUNTS and not (noun in COMPUTED and article in ("a", "an"))
+
+
+def is_introducing(word: str, *, question: str) -> bool:
+    """Whether `word` before a number leaves it alone."""
+    lower = word.lower()
+    if lower in CHANGING:
+        return False
+    known = lower in PREFACES or lower in ORDINARY_VERBS or lower in LINKS or is_counted(lower)
+    named = len(word) == 1 or _is_name(word) or (lower in UNITS and lower not in SHORT)
+    return known or named or stem(lower.partition("'")[0]) in words_of(question)
+
+
+def _is_name(word: str) -> bool:
+    return word[0].isupper() and not (word.isupper() and len(word) > 3)
+
+
+def is_label(side: str, *, question: str) -> bool:
+    r"""Whether a side of an equation names what is equal: `x`, `f(3)`, `a + b`, `\angle ABC`,
+    `Total cost`.
+    """
+    side = undressed(ARGUMENTS.sub("", undressed(side)))
+    if not re.search(r"[A-Za-z]", side) or not LABEL.fullmatch(side):
+        return False
+    if read_quantity(side) is not None:
+        return False
+    words = WORDS.findall(
+        plain(
+            re.sub(r"\\[A-Za-z]+", lambda match: " " if match[0] not in NAMING else match[0], side)
+        )
+    )
+    mathematics = re.search(
+        r"\\(?:sqrt|d?frac|pi|log|ln|sin|cos|tan|binom|infty|pm|neq?|not|le|ge|in)(?![A-Za-z])",
+        side,
+    )
+    return mathematics is None and all(
+        is_introducing(word, question=question) or word.isupper() or len(word) <= 2
+        for word in words
+    )
+
+
+ENDS_IN_OF = re.compile(r"(?:\b([A-Za-z]+) )?\b([A-Za-z]+) of[\s:$]*$")
+NAMING = ("\\text", "\\mathrm", "\\textbf", "\\mathbf", "\\textit", "\\operatorname", "\\mbox")

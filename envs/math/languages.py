@@ -1,0 +1,309 @@
+r"""Answers in other languages than English: their marks, the words before them, and the units after
+the number.
+
+`La respuesta es 11.`, `答案是 11。` and `Ответ: 11` mark answers as `The answer is 11.` does. What may
+stand around them is a closed table here too: before the mark conclusions (`por lo tanto`), after
+the number units and words of the question. Words that change a number (`mil`, `oder`, `不`) are
+never harmless.
+
+Sources: the exemplars of MGSM (Shi et al. 2022, arXiv 2210.03057) in Bengali, Chinese, French,
+German, Japanese, Russian, Spanish, Swahili, Telugu and Thai; the answer prefixes of OpenAI's
+simple-evals for MGSM.
+"""
+
+import re
+
+from envs.math.vocabulary import words
+
+NOUNS = {
+    "ar": "الإجابة الجواب",
+    "bn": "উত্তর",
+    "de": "antwort",
+    "el": "απάντηση",
+    "es": "respuesta",
+    "fr": "réponse",
+    "hi": "उत्तर जवाब",
+    "id": "jawaban jawabannya",
+    "it": "risposta",
+    "nl": "antwoord",
+    "pl": "odpowiedź",
+    "pt": "resposta",
+    "ru": "ответ",
+    "sv": "svaret svar",
+    "sw": "jibu",
+    "te": "సమాధానం జవాబు",
+    "tr": "cevap yanıt",
+    "uk": "відповідь",
+    "vi": "đáp_án đáp_số câu_trả_lời",
+}
+"""The word for `answer`, by language (ISO 639-1); an underscore is a space."""
+NOUNS_WITHOUT_SPACES = "答案 答え 解答 答 正解 こたえ 정답 답변 답 คำตอบ"
+"""The same in Chinese, Japanese, Korean and Thai, where words need no space between them."""
+CALLED = (
+    "final finale correcta correcte correta corretta cuối_cùng đúng akhir النهائية النهائي สุดท้าย"
+)
+"""What the word may be called behind it: `la respuesta final`."""
+COPULAS = (
+    "es est ist lautet beträgt é è is to wynosi равен adalah ni är er là هي هو είναι হল হলো হচ্ছে है"
+)
+COPULAS_WITHOUT_SPACES = "应该是 就是 是 等于 等於 为 為 选 選 は 은 는 คือ"
+"""`答案应该是18` answers; `答案可能是18` does not, as the word for `maybe` is no copula."""
+CLASSIFIERS = (
+    "个 個 只 隻 条 條 张 張 本 支 颗 顆 枚 冊 册 匹 件 块 塊 朵 棵 根 把 台 辆 輛 杯 瓶 盒 袋 箱 份 页 頁 頭 つ "
+    "개 권 마리 자루 장 대 송이"
+)
+UNITS_ELSEWHERE = {
+    "cent": "centavo centavos centime centimes céntimo céntimos centesimi kopeken копеек копейки 美分 セント 센트",
+    "dollar": "dólar dólares dollari доллар доллара долларов долара доларів 美元 ドル 달러 dolari dolar dollaria डॉलर ডলার "
+    "డాలర్లు ดอลลาร์ đô_la",
+    "euro": "евро 欧元 歐元 ユーロ 유로",
+    "yen": "元 块钱 人民币 円 日元",
+    "rupee": "रुपये টাকা రూపాయలు",
+    "second": "segundo segundos seconde secondes sekunde sekunden secondi secondo секунд секунды 秒 초",
+    "minute": "minuto minutos minuten minuti минут минуты минута 分钟 分鐘 分間 분 मिनट মিনিট นาที phút",
+    "hour": "hora horas heure heures stunde stunden ore ora час часа часов 小时 小時 時間 시간 घंटे ঘণ্টা ชั่วโมง giờ",
+    "day": "día días jour jours tag tage tagen giorno giorni dia dias день дня дней 天 日間 일 दिन দিন วัน ngày siku",
+    "week": "semana semanas semaine semaines woche wochen settimane неделя недели недель 周 星期 週間 주 सप्ताह",
+    "month": "mes meses mois monat monate monaten mesi месяц месяца месяцев 个月 個月 ヶ月 か月 개월 महीने",
+    "year": "año años ans année années jahr jahre jahren anni год года лет 年 岁 歲 歳 년 살 साल বছর ปี tuổi năm",
+    "centimetre": "centímetro centímetros centimètre centimètres zentimeter centimetri "
+    "сантиметр сантиметра сантиметров см 厘米 センチメートル 센티미터",
+    "square centimetres": "平方厘米 centímetros_cuadrados centimètres_carrés quadratzentimeter",
+    "square metres": "平方米 metros_cuadrados mètres_carrés quadratmeter",
+    "roubles": "рубль рубля рублей руб",
+    "metre": "metro metros mètre mètres metri метр метра метров м 米 メートル 미터 मीटर মিটার เมตร mét",
+    "kilometre": "kilómetro kilómetros kilomètre kilomètres chilometri quilômetros километр километра "
+    "километров км 公里 千米 キロメートル キロ 킬로미터",
+    "mile": "milla millas meile meilen miglia milhas мили миль 英里 マイル 마일",
+    "gram": "gramo gramos gramme grammes gramm grammi gramas грамм грамма граммов 克 グラム 그램",
+    "kilogram": "kilogramo kilogramos kilogramm chili quilos килограмм килограмма килограммов кг 千克 公斤 キログラム 킬로그램",
+    "litre": "litro litros liter litri литр литра литров 升 リットル 리터",
+    "degree": "grado grados degré degrés grad gradi graus градус градуса градусов 度 도",
+    "percent": "por_ciento pour_cent prozent percento процент процента процентов",
+    "people": "persona personas personne personnes personen persone pessoas человек человека людей 人 名 명 người watu คน",
+    "pages": "página páginas seiten seite pagine страниц страницы ページ 페이지 쪽",
+    "pieces": "pieza piezas pièces stück pezzi peças штук штуки",
+    "apples": "manzana manzanas pomme pommes apfel äpfel mele maçãs яблоко яблока яблок 苹果 蘋果 リンゴ りんご 사과",
+    "eggs": "huevo huevos œuf œufs oeufs ei eier uova ovos яйцо яйца яиц 鸡蛋 雞蛋 卵 달걀 계란",
+    "books": "libro libros livre livres buch bücher libri livros книга книги книг 书 書 책",
+}
+"""Units and a few counted things of other languages, by their English name; an underscore is a
+space.
+"""
+ENDINGS = "です でした になります となります である だ 입니다 이다 예요 이에요 है हैं ครับ ค่ะ"
+"""What a sentence may end with after its number."""
+LINKS_ELSEWHERE = words(
+    """
+    de del des du la las el los le les il lo gli i der die das den dem des em en na nas al au aux do
+    da di por para per pro pour par à zu im am in je jede jeden jedem cada chaque ogni und y et e в
+    на за каждый каждую total totale insgesamt zusammen gesamt ensemble juntos всего вместе итого 一共
+    总共 全部 합계 모두 全部で
+    """
+)
+VERBS_ELSEWHERE = words(
+    "hay son tiene tienen es est sont ont ist sind hat haben são tem há è sono ha hanno cuesta kostet"
+)
+CHANGING_ELSEWHERE = words(
+    """
+    o u ó ou oder oppure или або hoặc atau au_ veya mil miles mille tausend тысяч тысяча тысячи
+    millón millones milione milioni milhão milhões million millionen миллион миллиона миллионов
+    миллиардов milliarden millones docena docenas douzaine douzaines dutzend dozzina dúzia дюжина
+    дюжин cien cento cientos hundert сто сотен medio media mitad moitié halb halbe hälfte metà
+    metade половина половины пол tercio tiers drittel no ni non pas ne nicht kein keine nie nein não
+    nem не нет ни nunca jamais niemals sin sans ohne без más menos plus moins mehr weniger più meno
+    mais больше меньше mayor menor veces fois mal volte vezes раз casi aproximadamente cerca
+    alrededor unos unas presque environ ungefähr etwa fast circa quasi quase около примерно почти
+    quizá quizás quizas acaso talvez puede probablemente posiblemente creo peut-être peut
+    probablement vielleicht vermutlich wahrscheinlich eventuell möglicherweise könnte forse
+    probabilmente talvez provavelmente возможно наверное вероятно может думаю кажется pero sino mais
+    aber sondern sonst ma però mas но а если si wenn falls se falso falsa incorrecto incorrecta faux
+    fausse falsch sbagliato errado errada неверно неправильно entre zwischen между bis jusqu'à hasta
+    hundertstel quizá minimum máximo mínimo mindestens höchstens cuadrado carré quadrat quadrato
+    quadrado doble double doppelt doppio dobro triple factorial
+    """
+)
+CHANGING_CHARACTERS = frozenset(
+    "万萬億亿兆千百十多余餘几数半倍成约約左右以上下不非没無否或者和与及还還又至到～点點加减減乘除可能吗嗎？错錯但如若除ないかと前後"
+)
+"""Characters that change a number, or join it to another, in Chinese and Japanese."""
+JOINED_ELSEWHERE = re.compile(
+    r"[,;]?\s*(?:\b(?:o|ou|u|oder|oppure|или)\b|或者?|または|또는)[\s$\\({]*[-+]?[0-9]",
+    re.IGNORECASE,
+)
+"""`oder 5`: another number after a first one."""
+CONCLUDING = words(
+    """
+    la el le die der das o a il lo the het de mi ma meine por tanto así asi que entonces luego en
+    consecuencia finalmente donc ainsi alors par conséquent finalement enfin also somit daher
+    deshalb folglich damit schließlich dann portanto logo assim então isso quindi dunque perciò
+    pertanto infine dus daarom y et und en e и итак значит таким образом следовательно поэтому тогда
+    окончательный правильный итоговый richtige endgültige korrekte correct final finale correcta
+    bonne finalen właściwa correto kwa hiyo সুতরাং তাই इसलिए अतः ดังนั้น vậy do đó nên jadi maka
+    więc zatem poprawna так отже
+    """
+)
+"""Words that may stand before a mark of another language, in its clause."""
+RETRACTING_ELSEWHERE = words(
+    "nein non no нет não nej nie но однако pero mais aber sondern ma però sino espera perdón pardon warte attendez o ou oder или"
+)
+RETRACTING_CHARACTERS = re.compile(
+    r"\s*(?:不|但|等|可是|或|错|いや|しかし|または|아니|하지만|그러나)"
+)
+"""What takes an answer back at the beginning of the next sentence."""
+COMPUTED = re.compile(r".*=\s*[-$]?[0-9][0-9.,]*")
+"""A computation in front of a mark that no full stop ends, as in Thai."""
+CONCLUDING_CHARACTERS = re.compile(
+    r"(?:所以|因此|因而|故而|故|则|則|那么|那麼|即|综上所述|综上|綜上|可知|可得|于是|最终|最終|最后|最後|"
+    r"正确|正確|标准|本题|此题|这道题|该题|问题|的|我的|应|"
+    r"したがって|従って|よって|ゆえに|だから|つまり|最終的な|最終|따라서|그러므로|그래서|그러니까|최종|正しい|この問題の|解|得|为|是|，|,|\s)*"
+)
+
+
+def _any_of(text: str) -> str:
+    return "|".join(
+        re.escape(word.replace("_", " ")) for word in sorted(text.split(), key=len, reverse=True)
+    )
+
+
+SPACED_NOUNS = _any_of(" ".join(NOUNS.values()))
+NOUN = rf"(?:(?<![^\W\d_])(?:{SPACED_NOUNS})(?: (?:{_any_of(CALLED)}))?|(?:{_any_of(NOUNS_WITHOUT_SPACES)}))"
+THUS = "donc|ainsi|also|somit|daher|entonces|pues|então|quindi|dunque"
+COPULA = rf"(?: (?:{_any_of(COPULAS)})(?![^\W\d_])(?: (?:{THUS})\b)?| ?(?:{_any_of(COPULAS_WITHOUT_SPACES)}))"
+FOREIGN_MARK = re.compile(
+    rf"(?P<foreign_label>{NOUN}[ \t*_}}]{{0,8}}(?::|(?<= )[\u2014\u2013-](?= )))"
+    rf"|(?P<foreign_phrase>{NOUN}{COPULA} ?:?)"
+    rf"|(?P<foreign_choice>选[择项]?:?\s*(?=[(（]?[A-E](?![A-Za-z])))"
+    rf"|(?P<foreign_turned>\b(?:ist|lautet) die (?:richtige |endgültige )?antwort\b:?)"
+    rf"|(?P<foreign_bare>(?:^|(?<=[.\u3002\u0964] ))[#*_ \t]{{0,8}}{NOUN}(?:[*_ \t]{{0,8}}$|[*_ \t]{{1,8}}(?=[$*]{{0,3}}[-0-9])))",
+    re.IGNORECASE | re.MULTILINE,
+)
+"""Labels with a colon or a dash, sentences, and headings or prefixes that begin a line."""
+ASCII_STEMS = (
+    "respuesta",
+    "antwort",
+    "antwoord",
+    "resposta",
+    "risposta",
+    "jibu",
+    "svar",
+    "cevap",
+    "jawaban",
+)
+WORD = re.compile(r"[^\W\d_]+(?:['\u2019-][^\W\d_]+)*")
+COMMAND = re.compile(r"\\[A-Za-z]+")
+SPELLINGS = {
+    spelling.replace("_", " "): name
+    for name, spellings in UNITS_ELSEWHERE.items()
+    for spelling in spellings.split()
+}
+WITHOUT_SPACES = re.compile("[\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af\u0e00-\u0e7f]")
+UNIT = re.compile(
+    "|".join(
+        re.escape(spelling)
+        if WITHOUT_SPACES.match(spelling)
+        else rf"(?<![^\W\d_]){re.escape(spelling)}(?![^\W\d_])"
+        for spelling in sorted(SPELLINGS, key=len, reverse=True)
+    ),
+    re.IGNORECASE,
+)
+ENDING = re.compile(rf"\s?(?:{_any_of(ENDINGS)})$")
+COUNTED = re.compile(
+    rf"(?<=[0-9])\s?(?:{_any_of(CLASSIFIERS)})(?P<noun>[\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af]{{0,6}})"
+)
+PUNCTUATION = {
+    **{0xFF10 + digit: str(digit) for digit in range(10)},
+    **{
+        zero + digit: str(digit)
+        for zero in (0x0660, 0x06F0, 0x0966, 0x09E6, 0x0C66, 0x0E50)
+        for digit in range(10)
+    },
+    **{
+        ord(sign): ascii_sign
+        for sign, ascii_sign in zip("：．－＝（）％＄￥＋／？～", ":.-=()%$¥+/?~", strict=True)
+    },
+    **{
+        ord("，"): ", ",
+        ord("、"): ", ",
+        ord("；"): "; ",
+        0x3000: " ",
+        ord("！"): "。",
+        ord("।"): "。",
+        ord("｡"): "。",
+    },
+}
+"""Full-width signs and the digits of other scripts, as ASCII."""
+
+
+def may_be_foreign(text: str) -> bool:
+    """Whether `text` can hold a mark of another language; cheap, as most texts hold none."""
+    if not text.isascii():
+        return True
+    return any(map(text.lower().__contains__, ASCII_STEMS))
+
+
+def concludes(lead: str) -> bool:
+    """Whether the words of a clause before a foreign mark lead to the answer and nothing else."""
+    clause = COMPUTED.sub("", re.split(r"[,;:](?![0-9])", lead.strip(" \t*_#>-"))[-1])
+    if CONCLUDING_CHARACTERS.fullmatch(clause):
+        return True
+    return all(word.lower() in CONCLUDING for word in WORD.findall(clause)) and not re.search(
+        r"[0-9]", clause
+    )
+
+
+def changes_elsewhere(text: str) -> bool:
+    """Whether `text` holds a word or a character that changes a number in another language than
+    English.
+    """
+    if CHANGING_CHARACTERS & set(UNIT.sub(" ", text)):
+        return True
+    return any(
+        word.lower() in CHANGING_ELSEWHERE
+        for word in WORD.findall(COMMAND.sub(" ", UNIT.sub(" ", text)))
+    )
+
+
+def leads_elsewhere(lead: str) -> bool:
+    """Whether the last clause of `lead` is in another language than English."""
+    clause = re.split(r"[,;:]", lead)[-1]
+    said = [word.lower() for word in WORD.findall(COMMAND.sub(" ", clause))]
+    return any(word in VERBS_ELSEWHERE or not word.isascii() for word in said)
+
+
+def retracts_elsewhere(rest: str) -> bool:
+    """Whether what follows an answer begins by taking it back in another language than English."""
+    first = WORD.search(rest)
+    return RETRACTING_CHARACTERS.match(rest) is not None or (
+        first is not None and first[0].lower() in RETRACTING_ELSEWHERE
+    )
+
+
+def in_english(statement: str, *, question: str) -> str | None:
+    """`statement` after a foreign mark with English units, and without words that leave its number
+    alone; None where one changes it.
+
+        >>> in_english("56 manzanas en total", question="")
+        '56 apples'
+        >>> in_english("56 o 57", question="") is None
+        True
+    """
+    statement = ENDING.sub("", statement.strip().rstrip("。."))
+    if changes_elsewhere(COUNTED.sub(lambda match: match["noun"], statement)):
+        return None
+    statement = COUNTED.sub(
+        " ", UNIT.sub(lambda match: f" {SPELLINGS[match[0].lower()]} ", statement)
+    )
+    stems = {_stem(word) for word in WORD.findall(question)}
+    harmless = [
+        word
+        for word in WORD.findall(COMMAND.sub(" ", statement))
+        if word.lower() in LINKS_ELSEWHERE | VERBS_ELSEWHERE or _stem(word) in stems
+    ]
+    for word in harmless:
+        statement = re.sub(rf"(?<![^\W\d_\\]){re.escape(word)}(?![^\W\d_])", " ", statement)
+    return " ".join(statement.split())
+
+
+def _stem(word: str) -> str:
+    """The beginning of a word, as its ending changes with its case and number."""
+    return word.lower()[:4]

@@ -1,0 +1,59 @@
+r"""What marks an answer: `#### x`, `\boxed{x}`, `<answer>x</answer>`, `Answer: x`, `the answer is
+x`, and these in other languages.
+
+Left out: what stands after a mark and around it (`envs.math.answers`), and answers without a mark
+(`envs.math.conclusions`).
+"""
+
+import re
+from collections import deque
+from typing import NamedTuple
+
+from envs.math.languages import FOREIGN_MARK, may_be_foreign
+
+MAX_MARKS = 8  # of the last marks, one that marks an answer is sought
+MARK = re.compile(
+    r"""
+    (?P<hash>\#\#\#\#+)
+    | (?P<box>\\(?:f|b|frame)?box(?:ed)?(?![a-z]))
+    | (?P<tag><answer>|\[answer\])
+    | (?P<short>^[*_ \t]{0,8}(?-i:A)[*_]{0,2}:)
+    | (?P<result>^[\#*_ \t]{0,8}(?:final[ ](?:result|solution)|result|solution)[*_]{0,3}:(?=[ *_$]{0,8}[-0-9]))
+    | (?P<dash>^[\#*_ \t]{0,8}(?:(?:final[ ])?answer[ *_]{0,8}[ ][\u2013\u2014-]|final[ ]answer[*_]{0,3})[ ](?=[ *_$\\]{0,8}[-0-9]))
+    | (?P<heading>^[\#*_ \t]{0,8}(?:final[ ])?answer[*_ \t]{0,8}$)
+    | (?P<colon>(?<![A-Za-z])ans(?:wer)?(?:["'](?=[ ]?:))?[ \t*_]{0,8}
+      (?:\([^()\n]{1,40}\)|[ ](?:to|in|of|for)\b[^\n.:?!=\u2192]{1,80}+)?[ \t*_}]{0,8}[:=\u2192])
+    | (?P<phrase>(?<![A-Za-z])answers?(?:,?[ ](?:to|of|for|in|then|thus|therefore|rounded)\b[^\n.:?!=]{0,80}?)?(?:[ ](?:we|i)[ ][a-z]+)?
+      (?:,?[ ](?:is|are|equals|comes[ ]to|(?:would|should|will|must)[ ]be)\b|'s\b):?)
+    """,
+    re.IGNORECASE | re.MULTILINE | re.VERBOSE,
+)
+
+
+class Mark(NamedTuple):
+    """Where an answer is marked."""
+
+    kind: str
+    """The group of `MARK`, or of `FOREIGN_MARK`."""
+    start: int
+    end: int
+
+    @property
+    def foreign(self) -> bool:
+        """Whether it is in another language than English."""
+        return self.kind.startswith("foreign")
+
+
+def last_marks(text: str) -> deque[Mark]:
+    """The last marks of `text`, in order, at most `MAX_MARKS`."""
+    marks = _marks(MARK, text)
+    if not may_be_foreign(text):
+        return marks
+    return deque(
+        sorted((*marks, *_marks(FOREIGN_MARK, text)), key=lambda mark: mark.start), maxlen=MAX_MARKS
+    )
+
+
+def _marks(pattern: re.Pattern[str], text: str) -> deque[Mark]:
+    found = deque(pattern.finditer(text), maxlen=MAX_MARKS)
+    return deque([Mark(str(match.lastgroup), *match.span()) for match in found])

@@ -1,0 +1,95 @@
+r"""Text in plain characters: one kind of minus and of thousands separator, fractions as `1/2`, and
+no LaTeX spacing or dress around numbers and units.
+
+Left out: mathematics that an algebra system reads (`envs.math.notation`).
+"""
+
+import re
+from fractions import Fraction
+
+TIE = re.compile(r"(?<=[\w}${])~(?=[\w\\{$])")
+GROUPING = re.compile(
+    r"(?<=[0-9])(?:\{,\}|,\\!|\\[,;:! ]|['\u2019\u00a0\u2007\u2009\u202f])(?=[0-9]{3}(?![0-9]))"
+)
+SPACED_GROUPS = re.compile(r"(?<![0-9.,/])[0-9]{1,3}(?: [0-9]{3})+(?![0-9/]|\.[0-9]{4})")
+DRESS = re.compile(
+    r"\\(?:text|textbf|textit|textrm|textnormal|mathrm|mathbf|mathit|mathsf|mbox|hbox|operatorname|boldsymbol|bf|rm|unit|boxed|fbox)"
+    r" ?\{([^{}]*)\}"
+)
+REPEATING = re.compile(r"([0-9]{0,30})\.([0-9]{0,30})\\(?:overline|bar) ?\{([0-9]{1,30})\}")
+FRACTION = re.compile(r"\\[dtc]?frac *(?:\{ *(-?[0-9]+) *\} *\{ *([0-9]+) *\}|([0-9]) *([0-9]))")
+PLAIN = (
+    (re.compile(r"[\u2010-\u2013\u2212\ufe63]"), "-"),
+    (
+        re.compile(
+            r"\\[,;:! ]|\\q?quad(?![a-z])|\\(?:left|right|displaystyle)(?![a-z])|[\u00a0\u2000-\u200a\u202f\u3000]"
+        ),
+        " ",
+    ),
+    (re.compile(r"\{,\}"), ","),
+    (re.compile(r"\\%"), "%"),
+    (re.compile(r"\\\$|\\dollar"), "$"),
+    (re.compile(r"\\pounds|\\textsterling"), "£"),
+    (re.compile(r"\\euro|\\texteuro"), "€"),
+    (
+        re.compile(r"\^ ?\{? ?\\(?:circ|degree)(?![a-z]) ?\}?|\\(?:degree|textdegree)(?![a-z])|º"),
+        "°",
+    ),
+    (re.compile(r"\\(?:times|cdot)(?![a-z])|[\u00d7\u00b7]"), "*"),
+    (re.compile(r"²"), "^2"),
+    (re.compile(r"³"), "^3"),
+    (re.compile(r"\bper cent\b"), "%"),
+)
+FRACTIONS = "1/2 1/3 2/3 1/4 3/4 1/5 2/5 3/5 4/5 1/6 5/6 1/7 1/8 3/8 5/8 7/8 1/9 1/10"
+VULGAR = dict(zip("½⅓⅔¼¾⅕⅖⅗⅘⅙⅚⅐⅛⅜⅝⅞⅑⅒", FRACTIONS.split(), strict=True))
+RAISED, LOWERED = "⁰¹²³⁴⁵⁶⁷⁸⁹", "₀₁₂₃₄₅₆₇₈₉"
+SLASHED = re.compile(rf"(?P<top>[{RAISED}]+|[0-9]+)[\u2044\u2215/](?P<bottom>[{LOWERED}]+|[0-9]+)")
+DIGITS = str.maketrans(RAISED + LOWERED, "0123456789" * 2)
+
+
+def plain(text: str) -> str:
+    r"""`text` in plain characters: no LaTeX spacing, dressing or numeric fractions, one kind of
+    minus and of thousands separator.
+    """
+    if text.isascii() and not set(text) & set("\\{$~' "):
+        return text
+    text = GROUPING.sub(",", TIE.sub(" ", unslashed(text)))
+    for _ in range(3):
+        text = DRESS.sub(r" \1 ", text)
+    text = REPEATING.sub(_fraction, text)
+    text = FRACTION.sub(lambda match: f" {match[1] or match[3]}/{match[2] or match[4]}", text)
+    for pattern, replacement in PLAIN:
+        text = pattern.sub(replacement, text)
+    for character in VULGAR.keys() & set(text):
+        text = text.replace(character, f" {VULGAR[character]}")
+    text = " ".join(text.split())
+    return SPACED_GROUPS.sub(lambda match: match[0].replace(" ", ","), text)
+
+
+def unslashed(text: str) -> str:
+    """`text` with `⁵⁄₁₂` as `5/12`, and after a whole number with a space: `3⁵⁄₁₂`."""
+    if text.isascii():
+        return text
+    return SLASHED.sub(
+        lambda match: f"{_space(match)}{match[0].translate(DIGITS)}".replace("\u2044", "/").replace(
+            "\u2215", "/"
+        ),
+        text,
+    )
+
+
+def _space(match: re.Match[str]) -> str:
+    return (
+        " "
+        if match["top"][0] in RAISED and match.string[match.start() - 1 : match.start()].isdecimal()
+        else ""
+    )
+
+
+def _fraction(decimal: re.Match[str]) -> str:
+    r"""`0.1\overline{6}` as a fraction, 1/6."""
+    fixed, period = decimal[1] + decimal[2], decimal[3]
+    number = Fraction(
+        int(fixed + period) - int(fixed or 0), 10 ** len(decimal[2]) * (10 ** len(period) - 1)
+    )
+    return f"{number.numerator}/{number.denominator}"

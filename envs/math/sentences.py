@@ -1,0 +1,80 @@
+r"""Where sentences begin and end, and which of them take an answer back, as `Wait, no.` does."""
+
+import re
+
+from envs.math.dress import undressed
+from envs.math.quantities import read_quantity
+from envs.math.vocabulary import words
+
+WORDS = re.compile(r"[A-Za-z]+(?:['\u2019][A-Za-z]+)*")
+
+SURROUNDINGS = 2000  # characters after an answer that may take it back
+SENTENCE_END = re.compile(
+    r"(?<!\bMr)(?<!\bMrs)(?<!\bMs)(?<!\bDr)(?<!\bSt)(?<!\bRs)(?<!\bNo)[.!?](?:[\"')*\]`$_]|\\[)\]])*\s+"
+    r"(?=[A-Z\u00bf\u00a1\u00c0-\u00de\u0391-\u03a9\u0410-\u042f]|\Z)|\u3002|\n|</think>"
+)
+RETRACTING = words(
+    "or no nope not wait actually maybe perhaps possibly sorry oops correction alternatively hmm hm unless scratch ignore "
+    "disregard but however although though rather edit never"
+)
+NO_FURTHER = re.compile(
+    r"no (?:further|more|other|additional|need|problem|matter|one)\b", re.IGNORECASE
+)
+RETRACTION = re.compile(
+    r"(?:\b(?:is|was|be|are|am|looks|seems)(?:n't)?|['\u2019]s) (?:\w+ )?"
+    r"(?:wrong|incorrect|not (?:right|correct|sure|certain)|mistaken|false|unsure|uncertain|a mistake)\b"
+    r"|\b(?:not|n't) (?:\w+ )?(?:sure|certain|confident|right|correct)\b|\bi (?:\w+ )?guess"
+    r"|\b(?:should|could|might|may) (?:\w+ )?(?:be|have been) (?!(?:correct|right|clear|fine|enough|helpful)\b)"
+    r"|\balso possible\b|\banother (?:possible )?answer\b|\b(?:is|was|be|['\u2019]s) "
+    r"too (?:low|high|small|large|big|little|few|many|much)\b"
+    r"|\b(?:other|alternative|second|next|real|true) (?:\w+ )?(?:possibility|guess|candidate|answer|option|choice)(?: is|:| (?:w|c)ould be)"
+    r"|(?:\bis|['\u2019]s) (?:really|actually|in fact|rather|instead)\b[^.\n]{0,15}?[0-9]"
+    r"|\bmade (?:a|an) (?:mistake|error)|\bsecond thoughts?\b|\blet me (?:re|correct|fix|try)",
+    re.IGNORECASE,
+)
+
+
+def first_sentence(text: str) -> tuple[str, str]:
+    """The first sentence of `text`, and what follows it."""
+    end = SENTENCE_END.search(text)
+    if end is None:
+        return text.strip(), ""
+    return text[: end.start() + 1].strip(), text[end.end() :]
+
+
+def sentence_begin(text: str, position: int) -> int:
+    """Where the sentence (or line) of `position` begins; at most some words before."""
+    window = text[max(0, position - 200) : position]
+    last = None
+    for last in SENTENCE_END.finditer(window):
+        pass
+    return position - len(window) + (last.end() if last is not None else 0)
+
+
+def taken_back(rest: str, answer: str) -> bool:
+    """Whether a sentence after the answer takes it back, or the next line is another number."""
+    if not rest.strip():
+        return False
+    sentences = [
+        sentence
+        for sentence in re.split(r"(?<=[.!?])\s+|\n+", rest[:SURROUNDINGS])
+        if sentence.strip()
+    ]
+    for number, sentence in enumerate(sentences):
+        first = WORDS.search(sentence)
+        if first is not None and _retracts(sentence, first):
+            return True
+        if RETRACTION.search(sentence):
+            return True
+        if number == 0 and (other := read_quantity(undressed(sentence))) is not None:
+            said = read_quantity(undressed(answer))
+            return said is not None and said.value != other.value
+    return False
+
+
+def _retracts(sentence: str, first: re.Match[str]) -> bool:
+    """Whether the `first` word of a sentence, at its beginning, takes back what was said before."""
+    begins = not sentence[: first.start()].strip(" (*_-\u2014.,;")
+    return (
+        begins and first[0].lower() in RETRACTING and not NO_FURTHER.match(sentence, first.start())
+    )

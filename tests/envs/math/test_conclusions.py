@@ -1,0 +1,163 @@
+"""Texts in which nothing is marked: a value alone at the end, or a closing sentence."""
+
+import asyncio
+import time
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from envs.math.conclusions import concluded_answer
+from envs.math.grading import NO_ANSWER, Grader
+
+MANY = settings(
+    derandomize=True, max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
+ENDINGS = (
+    "{}",
+    "**{}**",
+    "${}$",
+    "$$\n{}\n$$",
+    "Total: {}",
+    "x = {}",
+    "Therefore, the total is {}.",
+    "So she has {} apples.",
+    "The result is {}.",
+)
+HEDGES = (
+    *(
+        "{} or 4",
+        "{} or so",
+        "maybe {}",
+        "{}?",
+        "{} if it rains",
+        "about {}",
+        "{}, 4",
+        "{} and 4",
+        "{} squared",
+        "{} + 1",
+        "not {}",
+    ),
+    *(
+        "{}, I guess",
+        "{} thousand",
+        "more than {}",
+        "{} to 4",
+        "{} / 4",
+        "-{}",
+        "{}\n\nWait, that is wrong.",
+        "{}...",
+    ),
+)
+
+
+@pytest.fixture(scope="module")
+def grader():
+    grader = Grader(num_workers=1, cpu_s=5.0)
+    yield grader
+    grader.close()
+
+
+def grade(grader, text, reference, question=""):
+    return asyncio.run(grader.grade(text, truth=reference, style="rule", question=question))
+
+
+@given(st.integers(5, 10**6), st.sampled_from(ENDINGS))
+@MANY
+def test_number_that_ends_a_text_is_right_for_itself_alone(grader, number, ending):
+    text = "We add all of them.\n\n" + ending.format(number)
+    assert grade(grader, text, str(number)).correct
+    assert not grade(grader, text, str(number + 1)).correct
+
+
+@given(st.integers(5, 10**6), st.sampled_from(ENDINGS), st.sampled_from(HEDGES))
+@MANY
+def test_hedge_around_a_number_that_ends_a_text_never_leaves_it_right(
+    grader, number, ending, hedge
+):
+    assert not grade(grader, ending.format(hedge.format(number)), str(number)).correct
+
+
+@given(
+    st.integers(5, 10**6),
+    st.integers(5, 10**6),
+    st.sampled_from(
+        ["{}\n{}", "{}\n\n{}", "${}$\n${}$", "x = {}\nx = {}", "- {}\n- {}", "{} or\n{}"]
+    ),
+)
+@MANY
+def test_two_values_in_the_last_lines_are_no_answer(grader, first, second, lines):
+    text = lines.format(first, second)
+    assert first == second or not (
+        grade(grader, text, str(first)).correct or grade(grader, text, str(second)).correct
+    )
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *(
+            "",
+            "I cannot say.",
+            "She has 18 apples. Now we need the rest.",
+            "Step 18",
+            "## 18",
+            "- 18",
+            "So far, the total is 18.",
+            "#18",
+        ),
+        *(
+            "So what is 18?",
+            "Let x = 18.",
+            "So there are 18 or",
+            "print(18)",
+            "18\n\nNow we add the tax.",
+            "<think>\n\n18",
+        ),
+    ],
+)
+def test_end_that_concludes_nothing_is_no_answer(text):
+    assert concluded_answer(text) is None
+
+
+@pytest.mark.parametrize(
+    ("text", "answer"),
+    [
+        ("So we multiply.\n\n```\n18\n```", "18"),
+        ("So we multiply.\n\n\\[\n18\n\\]", "18"),
+        ("Therefore, the area is **18** cm^2.", "18 cm^2"),
+        ("<think>20?</think>\n18", "18"),
+        ("Thus the height is $2\\sqrt{3}$.", "$2\\sqrt{3}$"),
+        ("So Tom has 18 apples.\n\nI hope this helps!", "18 apples"),
+        ("So option (B) is correct.", "B"),
+        ("It is about 3.\nSo the mean is approximately 3.14.", "\\approx 3.14"),
+    ],
+)
+def test_value_is_found_without_its_dress(text, answer):
+    assert concluded_answer(text).text == answer
+
+
+def test_answer_that_is_only_concluded_is_not_marked(grader):
+    assert grade(grader, "18", "18").marked is False
+    assert grade(grader, "#### 18", "18").marked
+    assert grade(grader, "nothing", "18").verdict == NO_ANSWER
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "9" * 4_000_000,
+        "So " * 1_000_000,
+        "a 1 " * 1_000_000,
+        "$" * 4_000_000,
+        "(" * 4_000_000,
+        "So x = " + "1 + " * 900_000,
+        "\n" * 4_000_000,
+        "a " * 2_000_000 + ": 1",
+    ],
+    ids=["digits", "connectives", "numbers", "dollars", "brackets", "sum", "lines", "label"],
+)
+def test_megabytes_of_anything_take_linear_time(text):
+    began = time.process_time()
+    concluded_answer(text)
+    assert time.process_time() - began < 5
