@@ -135,7 +135,7 @@ class LanguageModel(Adaptable):
         they adapt.
 
         Args:
-            state: Whole tensors under this module's names, as `TrainEngine.rollout_state` returns
+            state: Whole tensors under this module's names, as `TrainEngine.upload_weights` returns
                 them; by default its own.
         """
         state = self.state_dict() if state is None else state
@@ -357,6 +357,6 @@ def _whole(tensor: torch.Tensor) -> torch.Tensor:
     if isinstance(tensor, DTensor):
         raise InvariantError(
             "These weights are spread over ranks: they are whole between a forward pass and the end of its backward pass, or through "
-            "TrainEngine.rollout_state()."
+            "TrainEngine.upload_weights()."
         )
     return tensor

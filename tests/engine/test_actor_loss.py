@@ -136,7 +136,7 @@ def test_every_loss_is_reachable_by_name(name):
             "weights of its own",
         ),
         ({"importance": ImportanceArguments(level="tokens")}, UnknownNameError, "'tokens'"),
-        ({"loss_agg_mode": "seq-mean-token-sum-norm"}, ConfigError, "give the Actor its horizon"),
+        ({"loss_agg_mode": "seq-mean-token-sum-norm"}, ConfigError, "pass `horizon` to the Actor"),
     ],
 )
 def test_what_cannot_work_is_refused_when_the_loss_is_made(config, error, message):

@@ -37,7 +37,7 @@ def one_update(ranks):
     before = reference.compute_log_prob(own).log_probs_BT
     actor.update(own)
     after = reference.compute_log_prob(own).log_probs_BT
-    exported = module.exported_weights(engine.rollout_state())
+    exported = module.exported_weights(engine.upload_weights())
     return {
         "gradient": engine.gradients[0],
         "weights": weights(engine),

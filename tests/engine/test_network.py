@@ -10,8 +10,8 @@ import pytest
 from siirl.engine.training.collectives import join, leave
 from siirl.engine.training.network import (
     GLOO_INTERFACE,
-    NCCL_ANSWERS,
     NCCL_INTERFACE,
+    NCCL_STATE_SERVER,
     interface_of,
     listen_towards,
     on_loopback,
@@ -32,7 +32,7 @@ ADDRESSES = {
 @pytest.fixture(autouse=True)
 def untold(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody has named an interface; what a test causes to be named is forgotten."""
-    for variable in (GLOO_INTERFACE, NCCL_INTERFACE, NCCL_ANSWERS):
+    for variable in (GLOO_INTERFACE, NCCL_INTERFACE, NCCL_STATE_SERVER):
         monkeypatch.setenv(variable, "")
         monkeypatch.delenv(variable)
 

@@ -10,7 +10,7 @@ from tensordict import TensorDict
 from tiny_text import PAD, VOCABULARY, score_plainly, tiny_model
 from tiny_training import largest_difference, make_engine
 
-from siirl.engine.actor.packing import NOBODYS, pack_rows, prompt_units
+from siirl.engine.actor.packing import PADDING_OWNER, pack_rows, prompt_groups
 from siirl.engine.actor.prefix_groups import PrefixGroup, prefix_groups, rows_at_once
 from siirl.engine.actor.text_scorer import text_scorer
 from siirl.engine.critic.text_value_scorer import text_value_scorer, without_head
@@ -68,7 +68,7 @@ def groups_of(prompts, lengths, *, width=WIDTH, most_tokens=None):
     longest = max(map(len, prompts))
     prompts_BP = torch.tensor(
         [
-            [NOBODYS] * (longest - len(prompt)) + [ord(letter) for letter in prompt]
+            [PADDING_OWNER] * (longest - len(prompt)) + [ord(letter) for letter in prompt]
             for prompt in prompts
         ]
     )
@@ -220,13 +220,13 @@ def test_values_are_those_of_each_row_alone():
 # Micro-batches
 
 
-def units(rows, budget):
-    return prompt_units(rows, budget, width=WIDTH)
+def shared_prompts(rows, budget):
+    return prompt_groups(rows, budget, width=WIDTH)
 
 
 def test_a_budget_counts_a_shared_prompt_once_and_does_not_part_its_rows():
     batch = group_rows()
-    parts = micro_batch_rows(batch, rows=1, tokens=16, units=units)
+    parts = micro_batch_rows(batch, rows=1, tokens=16, prefix_groups=shared_prompts)
     assert sorted(row for part in parts for row in part) == list(range(8))
     assert len(parts) == 2  # 26 tokens; 41 where each prompt counts again
     assert len(micro_batch_rows(batch, rows=1, tokens=16)) > 2
@@ -245,6 +245,6 @@ def test_an_update_is_the_same_with_prompts_shared_and_apart(budget):
         return {name: weight.grad for name, weight in model.named_parameters()}
 
     apart = gradients(tiny_model(), micro_batch_size=1)
-    shared = gradients(sharing_model(), micro_batch_tokens=budget, units=units)
+    shared = gradients(sharing_model(), micro_batch_tokens=budget, prefix_groups=shared_prompts)
     assert max(float(gradient.abs().max()) for gradient in apart.values()) > 1e-3
     assert largest_difference(apart, shared) < 1e-5

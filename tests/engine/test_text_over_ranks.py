@@ -76,7 +76,7 @@ def gaps_in_bfloat16(ranks):
     engine = engine_of(ranks, "tied", module=module, compute_dtype=torch.bfloat16)
     trained_BT = make_actor(engine).compute_log_prob(batch).log_probs_BT
     for copied in copies:
-        ActingModule(copied, trained=module).take_weights(engine.rollout_state())
+        ActingModule(copied, trained=module).take_weights(engine.upload_weights())
     with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
         return [
             float((text_scorer(copied, batch, 1.3).log_probs_BT - trained_BT).abs().mean())
@@ -102,7 +102,7 @@ def export(ranks, folder):
     acting = copy.deepcopy(module)
     engine = engine_of(ranks, "tied", module=module)
     make_actor(engine).update(own_rows(ranks, 3))
-    state = engine.rollout_state()
+    state = engine.upload_weights()
     engine.save(Path(folder) / "checkpoint")
     module.save(Path(folder) / f"exported by rank {ranks.rank}", state=state)
     if ranks.rank == 0:
@@ -195,8 +195,8 @@ def test_a_copy_that_acts_in_bfloat16_rounds_its_weights_as_those_that_are_train
 
 def test_weights_in_fewer_digits_are_proved_to_have_arrived():
     copied, trained = acting_copy(tiny_model("tied", seed=1), torch.bfloat16), tiny_model("tied")
-    (evidence,) = ActingModule(copied, trained=trained).take_weights(dict(trained.state_dict()))
-    assert evidence.agrees
+    (pair,) = ActingModule(copied, trained=trained).take_weights(dict(trained.state_dict()))
+    assert pair.agrees
     assert torch.equal(copied.output_weight, trained.output_weight.bfloat16())
     assert {weight.dtype for weight in copied.parameters()} == {torch.bfloat16}
     assert torch.equal(

@@ -138,7 +138,7 @@ def make_actor(
 
 def weights(engine: TrainEngine) -> dict[str, torch.Tensor]:
     """Copies of the whole weights."""
-    return {name: tensor.clone() for name, tensor in engine.rollout_state().items()}
+    return {name: tensor.clone() for name, tensor in engine.upload_weights().items()}
 
 
 def largest_difference(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> float:

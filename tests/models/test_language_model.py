@@ -289,7 +289,7 @@ def test_spread_weights_are_not_read_where_they_are_spread(tmp_path):
     try:
         model = LanguageModel(tiny_causal_lm("tied"))
         fully_shard(model, mesh=init_device_mesh("cpu", (1,)))
-        with pytest.raises(InvariantError, match=r"TrainEngine\.rollout_state"):
+        with pytest.raises(InvariantError, match=r"TrainEngine\.upload_weights"):
             _ = model.output_weight
         with torch.no_grad():
             model(IDS, ORDER)

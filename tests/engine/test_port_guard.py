@@ -12,8 +12,8 @@ import psutil
 import pytest
 from torch import distributed
 
-from siirl.engine.training.doors import admit_ranks_only, open_sockets, shut_afterwards
 from siirl.engine.training.network import LOOPBACK
+from siirl.engine.training.port_guard import admit_ranks_only, guard_new_ports, open_sockets
 from siirl.errors import InvariantError
 from tests.engine.knocking import knocked_at, ports, takes_connections
 from tests.engine.ranks_at_work import run_on_ranks
@@ -40,7 +40,7 @@ def stranger(port: int) -> Iterator[str]:
 
 def test_a_port_that_was_shut_takes_nobody_and_its_connections_live() -> None:
     with socket.create_server((LOOPBACK, 0)) as older, contextlib.ExitStack() as stack:
-        with shut_afterwards():
+        with guard_new_ports():
             listener = stack.enter_context(socket.create_server((LOOPBACK, 0)))
             near = stack.enter_context(socket.create_connection(listener.getsockname()))
             far = stack.enter_context(listener.accept()[0])
