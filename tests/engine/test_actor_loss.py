@@ -133,7 +133,7 @@ def test_every_loss_is_reachable_by_name(name):
         (
             {"loss": "decoupled", "importance": ImportanceArguments(level="token")},
             ConfigError,
-            "weights of its own",
+            "its own importance weights",
         ),
         ({"importance": ImportanceArguments(level="tokens")}, UnknownNameError, "'tokens'"),
         ({"loss_agg_mode": "seq-mean-token-sum-norm"}, ConfigError, "pass `horizon` to the Actor"),

@@ -102,7 +102,7 @@ def test_the_policys_head_is_given_up_and_its_features_stay():
 def test_a_policy_without_features_is_refused():
     policy = tiny_vla()
     policy.feature_size = None
-    with pytest.raises(ConfigError, match="TinyVLA has no features for a critic to stand on"):
+    with pytest.raises(ConfigError, match="TinyVLA has no features for a critic"):
         PolicyFeatures(policy)
 
 

@@ -150,7 +150,7 @@ def test_an_episode_that_the_environment_could_not_grade_has_no_grade_to_be_rewa
     )
     scores = make({"name": name, "path": None}).score(shown)
     assert scores.failed == {
-        1: f"{name}: the environment cannot grade this row, and so has no verdict to reward"
+        1: f"{name}: the environment cannot grade this row, so there is no verdict to reward"
     }
     assert make({"name": "length"}).score(shown).reward_B.tolist() == [4.0, 4.0]
 
@@ -162,7 +162,7 @@ def test_a_part_may_be_for_some_data_sources_alone(make):
     )
     scores = manager.score(outcomes("four", "four", "four", sources=["a", "b", "c"]))
     assert scores.reward_B[:2].tolist() == [4.0, 0.25]
-    assert scores.failed == {2: "no part of the reward is for the data source 'c'"}
+    assert scores.failed == {2: "no part of the reward covers the data source 'c'"}
     assert np.isnan(scores.parts["length"][1])
 
 
@@ -361,7 +361,8 @@ def test_the_penalty_belongs_to_the_algorithm_and_not_to_how_functions_run():
 
 def test_dapo_without_a_penalty_is_refused():
     with pytest.raises(
-        ConfigError, match=r"algorithm.overlong.penalty=0 is none: set it \(pipeline=dapo sets 1\)"
+        ConfigError,
+        match=r"algorithm.overlong.penalty=0 disables it: set it \(pipeline=dapo sets 1\)",
     ):
         make_text_reward_manager(dapo_config(penalty=0.0))
 

@@ -250,7 +250,7 @@ def test_a_truncated_weight_file_is_refused(tmp_path, name):
 def test_a_missing_weight_file_is_refused_with_what_is_there(tmp_path):
     (tmp_path / "notes.txt").write_text("hello")
     with pytest.raises(
-        CheckpointError, match=r"model.safetensors is not there.*Found in .*: notes.txt"
+        CheckpointError, match=r"model.safetensors does not exist.*Found in .*: notes.txt"
     ):
         make_engine().load(tmp_path)
 

@@ -115,6 +115,6 @@ def test_layers_that_are_not_there_or_read_past_are_refused(start):
         adapted(policy, LoraArguments(rank=2, target_modules=("queries",)))
     if name == "openvla_oft":
         with pytest.raises(
-            ConfigError, match=r"an adapter in language_model\.lm_head would do nothing"
+            ConfigError, match=r"an adapter in language_model\.lm_head would have no effect"
         ):
             adapted(policy, LoraArguments(rank=2, target_modules=("lm_head", "q_proj")))

@@ -144,7 +144,7 @@ def test_a_role_that_the_template_refuses_is_told():
 
 
 def test_a_template_that_drops_the_assistants_words_is_refused():
-    with pytest.raises(ConfigError, match="leaves out what the assistant says"):
+    with pytest.raises(ConfigError, match="omits the assistant's words"):
         chat("{{ messages[0]['content'] }}")
 
 

@@ -99,7 +99,7 @@ def answers(tmp_path_factory: pytest.TempPathFactory) -> dict:
         ("org/none", "there is no folder org/none here, and the hub has no such model"),
         (
             "org/gated",
-            "its owners let those alone have it who asked them: do so at https://huggingface.co/org/gated",
+            "its owners must grant access: request it at https://huggingface.co/org/gated",
         ),
         ("org/adapters", "critic.path=org/adapters is on the hub, but has no config.json"),
         (
@@ -138,10 +138,10 @@ def test_a_model_of_the_hub_keeps_its_name(answers: dict) -> None:
     [
         ("kept, unreachable", "org/kept: the hub could not be reached"),
         ("org/kept-down", "org/kept-down: the hub answered with status 503"),
-        ("org/kept-gated", "org/kept-gated: its owners let those alone have it who asked them"),
+        ("org/kept-gated", "org/kept-gated: its owners must grant access"),
         (
             "org/kept-private",
-            "org/kept-private: the hub has no such model, unless it is a private one",
+            "org/kept-private: the hub has no such public model",
         ),
     ],
 )
@@ -152,7 +152,7 @@ def test_where_the_hub_does_not_give_it_the_copy_in_the_cache_is_taken_and_told(
     assert reason in answers["errors"]
     assert folder.parts[-2:] == ("snapshots", COMMIT)
     assert folder.is_relative_to(answers["home"])
-    assert f"so its copy in {folder} is taken" in answers["errors"]
+    assert f"so its copy in {folder} is used" in answers["errors"]
 
 
 def test_every_question_is_asked_once(answers: dict) -> None:

@@ -241,7 +241,7 @@ def test_weights_of_another_size_are_refused(saved):
         ({"model_type": "bert", "architectures": ["BertForMaskedLM"]}, "it is BertForMaskedLM"),
         (
             {"model_type": "qwen3", "architectures": ["Qwen3ForSequenceClassification"]},
-            "take a model whose config.json says Qwen3ForCausalLM",
+            "take a model whose config.json names Qwen3ForCausalLM",
         ),
         ({"model_type": "vit"}, "it is vit"),
         ({"model_type": "no_such_type"}, "no model that transformers knows"),
@@ -274,7 +274,7 @@ def test_a_model_whose_rows_see_each_other_is_refused(saved, monkeypatch):
         )  # as a recurrence that runs through all rows
 
     monkeypatch.setattr(Qwen3Attention, "forward", heedless)
-    with pytest.raises(ConfigError, match="a row sees the one beside it"):
+    with pytest.raises(ConfigError, match="packed rows see each other"):
         load_language_model(saved)
 
 

@@ -270,7 +270,7 @@ def test_names_and_shapes_are_compared_without_reading_weights(folder):
 def test_policy_with_a_regression_head_is_refused(folder):
     (folder / "action_head--50_checkpoint.pt").touch()
     with pytest.raises(
-        CheckpointError, match=r"action_head--50_checkpoint\.pt: it puts out numbers and no tokens"
+        CheckpointError, match=r"action_head--50_checkpoint\.pt: it outputs numbers and no tokens"
     ):
         policy_of(folder)
 
@@ -287,7 +287,7 @@ def test_damaged_files_are_named(folder):
     with pytest.raises(CheckpointError, match=r"preprocessor_config\.json is damaged"):
         policy_of(folder)
     (folder / "preprocessor_config.json").write_text("{}")
-    with pytest.raises(CheckpointError, match=r"no means, stds in it"):
+    with pytest.raises(CheckpointError, match=r"means, stds missing"):
         policy_of(folder)
 
 
@@ -299,7 +299,7 @@ def test_damaged_tokenizer_and_a_language_model_without_vocabulary_are_named(fol
         policy_of(folder)
     (folder / "tokenizer.json").write_text(whole)
     (folder / "config.json").write_text(json.dumps(config))
-    with pytest.raises(CheckpointError, match="no vocab_size in its text_config"):
+    with pytest.raises(CheckpointError, match="vocab_size missing in its text_config"):
         policy_of(folder)
 
 
@@ -316,7 +316,7 @@ def test_several_projectors_of_proprioception_are_refused(folder):
     (folder / "proprio_projector--60_checkpoint.pt").touch()
     with pytest.raises(
         CheckpointError,
-        match=r"several projectors of proprioception, proprio_projector--50.*: leave one",
+        match=r"several projectors of proprioception, proprio_projector--50.*: keep one",
     ):
         policy_of(folder)
 
@@ -346,9 +346,9 @@ def test_data_set_is_chosen_where_there_are_several(folder):
     [
         (
             spec_of(cameras=1),
-            r"looks through actor_rollout_ref\.model\.options\.images=2 cameras, and environment 'robot' has 1",
+            r"reads actor_rollout_ref\.model\.options\.images=2 cameras, and environment 'robot' has 1",
         ),
-        (spec_of(actions=4), r"acts as LIBERO's robot does, and 'robot' in Box"),
+        (spec_of(actions=4), r"has the actions of LIBERO's robot, and 'robot' has Box"),
     ],
 )
 def test_environment_that_does_not_fit_is_refused(folder, spec, message):
