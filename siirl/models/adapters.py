@@ -22,7 +22,7 @@ ADAPTER = "default"  # peft's name of the one adapter
 PLACE = "actor_rollout_ref.model.lora"
 LONGEST_LIST = 500  # characters of layer names in a message
 ADAPTER_FILE = "lora.json"
-"""Description of unmerged adapters, beside the weights."""
+"""Description of unmerged adapters, stored with the weights."""
 
 
 class Adaptable(nn.Module):

@@ -175,7 +175,7 @@ class LanguageModel(Adaptable):
             raise OSError(f"{folder} could not be written: {error}") from error
 
     def describe(self, folder: str | Path) -> None:
-        """Write the configuration into `folder`, beside this module's `model.safetensors`.
+        """Write the configuration into `folder`, next to this module's `model.safetensors`.
 
         With adapters, only `load_language_model` reads such a folder; `save` writes one that other
         programs read.
@@ -231,7 +231,8 @@ def load_language_model(
     config = read_config(source, trust_remote_code=trust_remote_code)
     stored = stored_adapters(source)
     if stored is not None:
-        causal_lm, lora = read_adapted(source, config, stored, dtype=dtype), stored
+        lora = stored
+        causal_lm = read_adapted(source, config, stored, dtype=dtype)
     else:
         causal_lm = read_causal_lm(source, config, dtype=dtype, trust_remote_code=trust_remote_code)
         lora = lora if lora is not None and lora.rank > 0 else None

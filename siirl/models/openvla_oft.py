@@ -56,7 +56,7 @@ COPIED_FILES = (
     "added_tokens.json",
     "generation_config.json",
 )
-"""Files of a checkpoint that are copied beside the trained weights."""
+"""Files of a checkpoint that are copied next to the trained weights."""
 START = 1  # Llama's <s>
 STOP = 2  # Llama's </s>
 BLANK = 29_871  # the blank after "Out:", as in training
@@ -96,7 +96,7 @@ class OpenVLAOFT(Policy):
         images: Number of the environment's images that are read, from the first on.
         question_length: Tokens that every question is padded to.
         recompute: Keep only the input of each block for the backward pass.
-        folder: Folder of the files beside the weights.
+        folder: Folder of the files next to the weights.
     """
 
     read_past = ("language_model.lm_head",)
@@ -204,7 +204,7 @@ class OpenVLAOFT(Policy):
         del self.language_model.lm_head
 
     def describe(self, folder: Path, *, notes: Mapping[str, Any]) -> None:
-        """Copy the checkpoint's own files beside its weights; `notes` are not stored."""
+        """Copy the checkpoint's own files next to its weights; `notes` are not stored."""
         for name in COPIED_FILES:
             if (self.folder / name).is_file():
                 shutil.copyfile(self.folder / name, folder / name)

@@ -144,7 +144,7 @@ class Policy(Adaptable, abc.ABC):
         raise NotImplementedError(f"{type(self).__name__} has no features (feature_size is None).")
 
     def describe(self, folder: Path, *, notes: Mapping[str, Any]) -> None:
-        """Write the files that are needed beside the weights to read this policy again.
+        """Write the files that are needed next to the weights to read this policy again.
 
         Args:
             folder: An existing folder.

@@ -43,7 +43,7 @@ LEAST = {"bins": 2, "proprioception_size": 0}  # minimum of a count; 1 for the o
 
 @dataclass(frozen=True)
 class TinyVLAConfig:
-    """Shape of a TinyVLA; saved beside its weights."""
+    """Shape of a TinyVLA; saved next to its weights."""
 
     action_tokenizer: ActionTokenizer
     chunk_length: int = 8  # OpenVLA-OFT's chunk on LIBERO
@@ -255,8 +255,9 @@ class TinyVLA(Policy):
             if asked != there:
                 raise CheckpointError(
                     f"actor_rollout_ref.model.options has {name}={asked}, and the weights in "
-                    f"{path} were made with {name}={there}: leave it out, or begin with new weights: "
-                    "actor_rollout_ref.model.path=null, or a folder that siirl.warm_start makes."
+                    f"{path} were made with {name}={there}: leave it out, or begin with new "
+                    "weights: actor_rollout_ref.model.path=null, or a folder that "
+                    "siirl.warm_start makes."
                 )
 
     def describe(self, folder: Path, *, notes: Mapping[str, Any]) -> None:

@@ -17,7 +17,8 @@ from siirl.errors import CheckpointError
 from siirl.models.adapters import merged, name_without_adapters, stored_adapters
 from siirl.params.weight_files import WHOLE_FILE, weight_files
 
-WEIGHTS_FILE, CONFIG_FILE = WHOLE_FILE, "config.json"
+WEIGHTS_FILE = WHOLE_FILE
+CONFIG_FILE = "config.json"
 
 
 def load_weights(

@@ -1,6 +1,4 @@
-"""PPO's update on one rank: old log-probs, terms of the loss, epochs and mini-batches, what is
-refused, and that it learns.
-"""
+"""PPO's update on one rank: old log-probs, loss terms, epochs, mini-batches, refusals, learning."""
 
 import pytest
 import torch

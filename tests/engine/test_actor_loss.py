@@ -1,6 +1,4 @@
-"""The actor's loss from its configuration: what is resolved, what is refused, and the columns that
-it needs.
-"""
+"""The actor's loss from its configuration: resolved settings, refusals, needed columns."""
 
 import math
 
@@ -261,8 +259,9 @@ def test_log_probs_that_are_nan_are_not_put_down_to_the_loss(registries):
 
 
 def test_a_selection_sees_the_policy_as_it_is_before_the_step():
-    """With old log-probs far away every token is clipped, and Clip-Cov has no candidate; on policy
-    it has.
+    """With distant old log-probs every token is clipped, and Clip-Cov has no candidate.
+
+    On policy it has candidates.
     """
     batch, engine = trajectories(6), make_engine()
     options = {

@@ -1,6 +1,4 @@
-"""Ports of libraries that ask nobody for a secret: shut when ranks have connected, and looked
-through.
-"""
+"""Ports without authentication: closed once ranks are connected, checked for foreign peers."""
 
 import contextlib
 import socket
@@ -26,7 +24,7 @@ STRANGER = (
 
 @contextlib.contextmanager
 def stranger(port: int) -> Iterator[str]:
-    """Another process that is connected to a port; yields its end."""
+    """Another process that is connected to a port; yields its address."""
     process = subprocess.Popen(
         [sys.executable, "-c", STRANGER, str(port)],
         stdin=subprocess.PIPE,
@@ -74,4 +72,4 @@ def what_is_open(ranks) -> set[tuple[str, bool]]:
 def test_ranks_of_one_machine_listen_on_the_loopback_and_take_nobody_once_they_have_met() -> None:
     assert (
         run_on_ranks(what_is_open) == [{(LOOPBACK, False)}] * 2
-    )  # gloo's port of each rank; the meeting was in a file
+    )  # gloo's port of each rank; they met in a file

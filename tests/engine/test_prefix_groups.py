@@ -1,6 +1,4 @@
-"""Rows that share a prompt: grouped without losing one, as many at once as cost least, and scored
-as if each were alone.
-"""
+"""Rows that share a prompt: grouped without loss, in the cheapest size, scored as if alone."""
 
 import pytest
 import torch
@@ -20,15 +18,17 @@ from siirl.engine.training.micro_batches import micro_batch_rows
 
 WIDTH = 16  # of the tiny model
 PROMPTS = (4, 4, 4, 2, 2, 3, 4, 2)
-"""Length of each row's prompt; rows with one length have one prompt, but the seventh, which has its
-own.
+"""Prompt length of each row.
+
+Rows of one length have one prompt, except the seventh, whose prompt differs.
 """
 RESPONSES = (3, 1, 5, 0, 2, 4, 2, 3)
 
 
 def group_rows(*, seed: int = 0) -> TensorDict:
-    """Answers to four prompts, in no order: three to one, three to another (one of them silent),
-    and two that stand alone.
+    """Unordered answers to four prompts.
+
+    Three answer one, three another (one of them empty), and two are single.
     """
     generator = torch.Generator().manual_seed(seed)
     width_P, width_T = max(PROMPTS), max(RESPONSES)
@@ -47,7 +47,7 @@ def group_rows(*, seed: int = 0) -> TensorDict:
         )
         mask_BS[row, width_P - prompt : width_P + response] = 1
     response_mask_BT = mask_BS[:, width_P:].clone()
-    response_mask_BT[2, 1] = 0  # said by a tool, in the middle of an answer
+    response_mask_BT[2, 1] = 0  # from a tool, in the middle of an answer
     columns = {
         "input_ids": ids_BS,
         "attention_mask": mask_BS,
@@ -132,7 +132,7 @@ def test_as_many_rows_stand_behind_a_prompt_as_cost_least(prefix, suffix, width,
 
     chosen = rows_at_once(prefix=prefix, suffixes=[suffix] * rows, width=width, most_tokens=None)
     assert 1 <= chosen <= rows
-    # The formula is of a real number of rows; a whole one beside it may be better, by little.
+    # The formula gives a real number of rows; a neighbouring integer may be slightly better.
     assert cost(chosen) <= 1.03 * min(cost(together) for together in range(1, rows + 1))
 
 
@@ -228,7 +228,7 @@ def test_a_budget_counts_a_shared_prompt_once_and_does_not_part_its_rows():
     batch = group_rows()
     parts = micro_batch_rows(batch, rows=1, tokens=16, prefix_groups=shared_prompts)
     assert sorted(row for part in parts for row in part) == list(range(8))
-    assert len(parts) == 2  # 26 tokens; 41 where each prompt counts again
+    assert len(parts) == 2  # 26 tokens; 41 if each prompt counts again
     assert len(micro_batch_rows(batch, rows=1, tokens=16)) > 2
     for together in ({0, 1, 2}, {4, 7}):
         assert any(together <= set(part) for part in parts)

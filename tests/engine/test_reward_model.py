@@ -1,4 +1,4 @@
-"""A tiny sequence classifier as reward model: its numbers, whatever the batch, and what it refuses."""
+"""A tiny sequence classifier as reward model: its scores in any batch, and its refusals."""
 
 import json
 
@@ -155,7 +155,7 @@ def test_no_model_is_loaded_where_no_part_is_one():
 
 
 def of_rank(ranks, path, responses):
-    """What a rank's own responses are worth, where the other has another number of them."""
+    """Scores of a rank's own responses, whose number differs between ranks."""
     return scores_of(
         path, *responses[ranks.rank], ranks=ranks, micro_batch_size=1
     ).reward_B.tolist()

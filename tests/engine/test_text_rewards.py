@@ -1,6 +1,4 @@
-"""Rewards of text: parts are added up, functions run in processes that can be killed, and what
-cannot be scored is dropped.
-"""
+"""Rewards of text: parts are summed, functions run in killable processes, failures are dropped."""
 
 import dataclasses
 import textwrap
@@ -30,7 +28,9 @@ FUNCTIONS = '''
 
     def right(data_source, solution_str, ground_truth, extra_info):
         right = solution_str == ground_truth
-        return {"score": 2.0 if right else 0.0, "right": right, "bonus": extra_info.get("bonus", 0), "answer": solution_str}
+        bonus = extra_info.get("bonus", 0)
+        score = 2.0 if right else 0.0
+        return {"score": score, "right": right, "bonus": bonus, "answer": solution_str}
 
     async def later(solution_str, **rest):
         await asyncio.sleep(0)
@@ -43,14 +43,16 @@ FUNCTIONS = '''
             time.sleep(3600)
         if solution_str == "exit":
             os._exit(3)
-        return {"nan": float("nan"), "inf": float("inf"), "text": "1.0", "none": None, "list": [1.0], "empty": {}}.get(solution_str, 1.0)
+        bad = {"nan": float("nan"), "inf": float("inf"), "text": "1.0", "none": None}
+        bad |= {"list": [1.0], "empty": {}}
+        return bad.get(solution_str, 1.0)
 
     def many(data_sources, solution_strs, ground_truths, extra_infos):
         if "short" in solution_strs:
             return [1.0]
         if "single" in solution_strs:
             return 1.0
-        return [float("nan") if solution == "nan" else float(len(solution)) for solution in solution_strs]
+        return [float("nan") if text == "nan" else float(len(text)) for text in solution_strs]
 
     def takes_other_things(batch):
         return 1.0
@@ -252,7 +254,8 @@ def test_a_list_of_the_wrong_length_fails_its_samples_and_a_bad_entry_its_own(
         ({"name": "not_callable"}, r"not_callable is of type int and cannot be called"),
         (
             {"name": "takes_other_things"},
-            r"it is called with \(data_source, solution_str, ground_truth, extra_info\), which its signature",
+            r"it is called with \(data_source, solution_str, ground_truth, extra_info\), which its "
+            r"signature",
         ),
         (
             {"name": "length", "batched": True},
@@ -270,7 +273,8 @@ def test_a_file_that_raises_on_import_is_refused_with_its_line(make, tmp_path):
     broken.write_text("def score(**kwargs):\n    return 1\nimport no_such_package_here\n")
     with pytest.raises(
         ConfigError,
-        match=r"importing it raised ModuleNotFoundError: No module named 'no_such_package_here' .*line 3",
+        match=r"importing it raised ModuleNotFoundError: "
+        r"No module named 'no_such_package_here' .*line 3",
     ):
         make({"name": "score", "path": str(broken)})
 
@@ -450,7 +454,7 @@ def test_the_rollout_is_told_which_texts_to_provide():
     assert "response_text" in text_columns(parts_of({"name": "own_reward:half"}))
 
 
-# What the process checks
+# Checks in the worker process
 
 
 @pytest.mark.parametrize(

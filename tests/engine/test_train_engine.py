@@ -114,7 +114,7 @@ def test_a_falling_rate_keeps_up_with_the_run_where_steps_were_left_out():
     rates = [step(engine, 1.0).learning_rate for _ in range(2)]
     assert rates == pytest.approx(
         [0.05, 0.025]
-    )  # it warms up all the same, and is then a quarter before its end
+    )  # warm-up still applies; then a quarter of the run remains
 
 
 def test_a_falling_rate_is_not_held_back_by_the_run():

@@ -1,4 +1,4 @@
-"""Weights from training to rollout, and the proof that they arrived."""
+"""Transfer of weights from training to rollout, and the check of their arrival."""
 
 import pytest
 import torch
@@ -102,7 +102,7 @@ def test_the_checksum_is_that_of_the_raw_bits(dtype):
 
 
 def test_the_checksum_depends_on_neither_threads_nor_memory_layout():
-    """The float sum that it replaces differed between one and two threads from 10,000 entries on."""
+    """A float sum differed between one and two threads from 10,000 entries on."""
     weight = torch.randn(1000, 5000, generator=torch.Generator().manual_seed(0))
     threads, found = torch.get_num_threads(), set()
     try:

@@ -1,6 +1,4 @@
-"""The hub is asked once, and each of its answers is told in a sentence: a stand-in hub on this
-machine gives them all.
-"""
+"""The hub is asked once, and each answer has a clear message: a local fake hub gives them all."""
 
 import json
 import os
@@ -65,7 +63,8 @@ def outcome(name, server=hub):
 
 
 found = {f"org/{name}": outcome(f"org/{name}") for name in (*ANSWERS, "silent")}
-found |= {"unreachable": outcome("org/x", closed), "kept, unreachable": outcome("org/kept", closed), "no id": outcome("a b/c")}
+found |= {"unreachable": outcome("org/x", closed), "kept, unreachable": outcome("org/kept", closed)}
+found["no id"] = outcome("a b/c")
 print(json.dumps({"found": found, "asked": asked}))
 sys.stdout.flush()
 '''
@@ -96,7 +95,7 @@ def answers(tmp_path_factory: pytest.TempPathFactory) -> dict:
 @pytest.mark.parametrize(
     ("name", "expected"),
     [
-        ("org/none", "there is no folder org/none here, and the hub has no such model"),
+        ("org/none", "there is no folder org/none here, and the hub has no such public model"),
         (
             "org/gated",
             "its owners must grant access: request it at https://huggingface.co/org/gated",
@@ -108,11 +107,13 @@ def answers(tmp_path_factory: pytest.TempPathFactory) -> dict:
         ),
         (
             "org/silent",
-            "there is no folder org/silent here, and the hub could not be reached (timed out). Give a folder",
+            "there is no folder org/silent here, and the hub could not be reached (timed out). "
+            "Give a folder",
         ),
         (
             "unreachable",
-            "there is no folder org/x here, and the hub could not be reached ([Errno 111] Connection refused). Give a folder",
+            "there is no folder org/x here, and the hub could not be reached "
+            "([Errno 111] Connection refused). Give a folder",
         ),
     ],
 )
@@ -156,7 +157,7 @@ def test_where_the_hub_does_not_give_it_the_copy_in_the_cache_is_taken_and_told(
 
 
 def test_every_question_is_asked_once(answers: dict) -> None:
-    """huggingface_hub's own six tries, with waits of 1, 2, 4, 8 and 8 seconds, would show here."""
+    """huggingface_hub's own six tries, with waits of 1, 2, 4, 8 and 8 seconds, would fail this."""
     assert answers["asked"] == [
         "there",
         "none",

@@ -1,6 +1,4 @@
-"""OpenVLA-OFT: the same logits as the published computation, and checkpoints in the published
-layout.
-"""
+"""OpenVLA-OFT: the logits of the published computation, and checkpoints in published layout."""
 
 import json
 
@@ -63,7 +61,7 @@ def policy_of(folder, *, spec=None, weights=True, **options):
 
 
 def observed(policy, *instructions, seed=0):
-    """What the policy is given of an observation for each instruction."""
+    """The policy's inputs from an observation for each instruction."""
     generator = np.random.default_rng(seed)
     rows = []
     for instruction in instructions:
@@ -80,8 +78,9 @@ def observed(policy, *instructions, seed=0):
 
 
 def published_logits(policy, folder, *, pixel_values, proprioception, instruction_ids):
-    """One observation as the published code has it: no padding, no positions, an additive mask of
-    zeros, all logits, cut afterwards.
+    """One observation as in the published code.
+
+    No padding, no positions, an additive mask of zeros, all logits, sliced afterwards.
     """
     weights = {
         name: tensor.float()
@@ -193,7 +192,8 @@ def test_question_ends_with_the_blank_and_is_padded(folder):
     assert len(ids) == 96
     with pytest.raises(
         ConfigError,
-        match=r"makes a question of 18 tokens: give actor_rollout_ref.model.options.question_length=18",
+        match=r"makes a question of 18 tokens: give "
+        r"actor_rollout_ref.model.options.question_length=18",
     ):
         policy_of(folder, question_length=9).tokenize_instruction("pick up the bowl")
 
@@ -202,7 +202,7 @@ def test_tokens_are_actions_of_the_environment_and_back(folder):
     tokenizer = policy_of(folder).action_tokenizer
     tokens = np.random.default_rng(0).integers(1, 256, (8, 7))
     tokens[:, -1] = (
-        # bins are counted down: 1, which is an open hand to the network, and -1 to the environment
+        # bins count down: 1 is an open hand for the network, -1 for the environment
         0
     )
     actions = tokenizer.decode(tokens.reshape(-1))
@@ -262,7 +262,8 @@ def test_names_and_shapes_are_compared_without_reading_weights(folder):
     (folder / "config.json").write_text(json.dumps(config))
     with pytest.raises(
         CheckpointError,
-        match=r"another model than OpenVLAOFT: missing language_model\.model\.layers\.2\..* \(9 in all\)",
+        match=r"another model than OpenVLAOFT: missing "
+        r"language_model\.model\.layers\.2\..* \(9 in all\)",
     ):
         policy_of(folder, weights=False)
 
@@ -346,7 +347,8 @@ def test_data_set_is_chosen_where_there_are_several(folder):
     [
         (
             spec_of(cameras=1),
-            r"reads actor_rollout_ref\.model\.options\.images=2 cameras, and environment 'robot' has 1",
+            r"reads actor_rollout_ref\.model\.options\.images=2 cameras, and environment 'robot' "
+            r"has 1",
         ),
         (spec_of(actions=4), r"has the actions of LIBERO's robot, and 'robot' has Box"),
     ],

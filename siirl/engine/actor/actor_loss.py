@@ -139,7 +139,7 @@ class ActorLoss:
         return f"{self.name}{settings}, {self.aggregation}{weights}"
 
     def weight(self, rows: TensorDict) -> torch.Tensor:
-        """What these rows add to the denominator."""
+        """Contribution of these rows to the denominator."""
         return aggregation_weight(mask_BT=rows["response_mask"], mode=self.aggregation)
 
     def check_columns(self, rows: TensorDict, old_column: str | None) -> None:

@@ -167,7 +167,7 @@ class Critic:
         return loss
 
     def _old_value_metrics(self, values: torch.Tensor, returns: torch.Tensor) -> Metrics:
-        """How well the values before the update predict the returns, over all ranks."""
+        """Metrics of the values before the update against the returns, over all ranks."""
         errors = returns - values
         parts = [
             returns.new_tensor(len(returns)),
@@ -188,7 +188,7 @@ class Critic:
 
 
 def _decisions(rows: TensorDict) -> torch.Tensor:
-    """What these rows add to the denominator."""
+    """Contribution of these rows to the denominator."""
     return as_bool_mask(rows["value_mask"]).sum()
 
 

@@ -348,7 +348,7 @@ def _take(scores: PartScores, rows: Sequence[int], answers: Sequence[dict[str, A
 
 
 def _logged(part: RewardPart, scores: PartScores, count: int) -> dict[str, NDArray[np.float32]]:
-    """The part and its further numbers as columns, NaN where there is none."""
+    """The part and its further numbers as columns; NaN marks a missing number."""
     logged = {part.label: np.full(count, np.nan, np.float32)}
     for row, value in scores.value.items():
         logged[part.label][row] = value

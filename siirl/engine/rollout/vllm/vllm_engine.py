@@ -38,8 +38,8 @@ from siirl.engine.rollout.vllm.vllm_settings import (
     start_errors,
 )
 from siirl.engine.training.checksum import checksum
-from siirl.engine.training.port_guard import guard_new_ports
 from siirl.engine.training.network import on_loopback
+from siirl.engine.training.port_guard import guard_new_ports
 from siirl.engine.training.tensor_files import write_tensors
 from siirl.engine.training.weight_sync import ChecksumPair
 from siirl.errors import ConfigError
