@@ -26,7 +26,7 @@ QUESTION, RESULT = message("user", "12+34="), message("tool", "46")
 
 
 def chat(template="tiny", **tokens):
-    """A chat tokenizer on the tiny vocabulary; `tokens` replaces pad_token, eos_token, bos_token."""
+    """Chat tokenizer on the tiny vocabulary; `tokens` replaces pad_token, eos_token, bos_token."""
     tiny = tiny_tokenizer()
     if template == "tiny" and not tokens:
         return ChatTokenizer(tiny)
