@@ -21,7 +21,7 @@ from siirl.data_coordinator.task_stream import Loader, TaskLoader
 from siirl.engine.actor.actor import Actor
 from siirl.engine.rollout.rollout import Rollout
 from siirl.engine.training.collectives import Collectives
-from siirl.engine.training.micro_batches import Units
+from siirl.engine.training.micro_batches import PrefixGrouping
 from siirl.engine.training.train_engine import Scorer, TrainEngine
 from siirl.env_server.pool import EnvPool
 from siirl.params import SiiRLArguments, sizes
@@ -46,11 +46,11 @@ class Rank:
     """What episodes are shown by: videos, or files of text."""
     checkpoints: CheckpointManager
 
-    def keep_up(self, share_of_run: float) -> None:
-        """Let learning rates fall with the run (`TrainEngine.keep_up`)."""
+    def set_progress(self, progress: float) -> None:
+        """Let learning rates fall with the run (`TrainEngine.set_progress`)."""
         for learner in (self.context.actor, self.context.critic):
             if learner is not None:
-                learner.engine.keep_up(share_of_run)
+                learner.engine.set_progress(progress)
 
     def state(self) -> dict:
         """What the next step depends on beside weights and moments; the same on every rank."""
@@ -137,7 +137,7 @@ def make_engine(
     ranks: Collectives,
     device: torch.device,
     trained: bool,
-    units: Units | None = None,
+    prefix_groups: PrefixGrouping | None = None,
 ) -> TrainEngine[TokenScores]:
     """The engine of a policy; with an optimiser where it is trained."""
     settings, total_steps = config.actor_rollout_ref, config.trainer.total_steps
@@ -151,7 +151,7 @@ def make_engine(
         else total_steps * sizes.optimiser_steps_per_step(config),
         micro_batch_size=settings.actor.micro_batch_size,
         micro_batch_tokens=settings.actor.micro_batch_tokens,
-        units=units,
+        prefix_groups=prefix_groups,
         temperature=settings.rollout.temperature,
         max_grad_norm=settings.actor.max_grad_norm,
         device=device,

@@ -230,7 +230,7 @@ class DAGWorker:
         context.step = self.global_steps
         context.round, context.drawn_prompts = 0, self.config.data.train_batch_size
         if self.config.trainer.total_steps is not None:
-            self.parts.keep_up((self.global_steps - 1) / self.config.trainer.total_steps)
+            self.parts.set_progress((self.global_steps - 1) / self.config.trainer.total_steps)
         nodes = self.taskgraph.get_nodes()
         batch: Any = (
             TensorDict({}, batch_size=[0])

@@ -32,7 +32,7 @@ from siirl.data_coordinator.prompts.prompt_loader import PromptLoader
 from siirl.data_coordinator.redistribution import Redistribution
 from siirl.data_coordinator.task_stream import EpisodeTask, TaskLoader
 from siirl.engine.actor.actor import Actor
-from siirl.engine.actor.packing import units_of
+from siirl.engine.actor.packing import prefix_groups_of
 from siirl.engine.actor.reference import Reference, WithoutAdapter
 from siirl.engine.actor.text_scorer import text_scorer
 from siirl.engine.critic.critic import Critic
@@ -87,7 +87,7 @@ def build_text(
         ranks=ranks,
         device=device,
         trained=True,
-        units=units_of(model),
+        prefix_groups=prefix_groups_of(model),
     )
     agents = pool.spec.num_agents
     actor = make_actor(
@@ -257,7 +257,7 @@ def make_text_critic(
         compute_dtype=compute_dtype(config),
         agents=agents,
         micro_batch_tokens=config.actor_rollout_ref.actor.micro_batch_tokens,
-        units=units_of(trunk),
+        prefix_groups=prefix_groups_of(trunk),
     )
 
 
@@ -285,7 +285,7 @@ def make_text_reference(
         ranks=ranks,
         device=device,
         trained=False,
-        units=units_of(other),
+        prefix_groups=prefix_groups_of(other),
     )
     return make_actor(config, engine=engine, horizon=1)
 

@@ -1,8 +1,6 @@
-"""Policies: the tiny VLA that the repository ships, its tokenizers, and the loader of policy
-folders and users' own policies.
+"""Policies: the shipped tiny VLA, its tokenizers, and loaders of policy folders and user policies.
 
-Language models are imported from where they are: `language_model`, `chat`, and `tiny_lm`, the one
-that the repository ships.
+Language models have their own modules: `language_model`, `chat`, and `tiny_lm`, the shipped one.
 """
 
 from siirl.models.action_tokenizer import ActionTokenizer

@@ -1,8 +1,8 @@
-"""Actions as tokens: each dimension of each action is one of `bins` values, as RT-2 and OpenVLA do.
+"""Actions as tokens: each dimension of an action is one of `bins` values, as in RT-2 and OpenVLA.
 
 A chunk of K actions of A dimensions is K*A tokens, action by action. Bin centres are spread evenly
-over the closed range of the action space, so that the extremes (a fully closed gripper) can be said
-exactly. A discrete action space is its own tokenizer: one dimension, one bin an action.
+over the closed range of the action space, so that its ends (a fully closed gripper) are represented
+exactly. A discrete action space needs no binning: one dimension, one bin an action.
 """
 
 # K action of the chunk, A action dimension
@@ -34,11 +34,13 @@ class ActionTokenizer:
             return cls(bins=int(space.n), low=(), high=())
         if not isinstance(space, gymnasium.spaces.Box) or len(space.shape) != 1:
             raise ValueError(
-                f"Action space {space} is neither Discrete nor a one-dimensional Box: wrap the environment so that it is."
+                f"Action space {space} is neither Discrete nor a one-dimensional Box: wrap the "
+                "environment so that it is."
             )
         if not space.is_bounded():
             raise ValueError(
-                f"Action space {space} has no bounds, so that it cannot be cut into bins: wrap it in gymnasium's RescaleAction."
+                f"Action space {space} has no bounds, so it cannot be binned: wrap it in "
+                "gymnasium's RescaleAction."
             )
         return cls(bins=bins, low=tuple(map(float, space.low)), high=tuple(map(float, space.high)))
 
@@ -57,15 +59,18 @@ class ActionTokenizer:
         if self.discrete:
             return tokens.astype(np.int64)
         tokens_KA = tokens.reshape(-1, self.dimensions)
-        low_A, high_A = np.asarray(self.low), np.asarray(self.high)
+        low_A = np.asarray(self.low)
+        high_A = np.asarray(self.high)
         return (low_A + (high_A - low_A) * tokens_KA / (self.bins - 1)).astype(np.float32)
 
     def encode(self, actions: NDArray) -> NDArray[np.int64]:
-        """Actions [K, A] (or [K] integers) to the nearest tokens, int64 [K*A]; values outside of
-        the range go to its ends.
+        """Actions [K, A] (or [K] integers) to the nearest tokens, int64 [K*A].
+
+        Values outside the range are clipped.
         """
         if self.discrete:
             return np.asarray(actions, np.int64).reshape(-1)
-        low_A, high_A = np.asarray(self.low), np.asarray(self.high)
+        low_A = np.asarray(self.low)
+        high_A = np.asarray(self.high)
         tokens_KA = np.rint((actions - low_A) / (high_A - low_A) * (self.bins - 1))
         return np.clip(tokens_KA, 0, self.bins - 1).astype(np.int64).reshape(-1)

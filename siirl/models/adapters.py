@@ -1,7 +1,6 @@
-"""LoRA adapters (https://arxiv.org/abs/2106.09685), which are peft's: put into a model in place,
-taken out of account, merged.
+"""LoRA adapters (https://arxiv.org/abs/2106.09685) of peft: added in place, disabled, merged.
 
-peft is imported only where an adapter is asked for: that takes many seconds.
+peft is imported only if an adapter is requested: its import takes many seconds.
 """
 
 import contextlib
@@ -21,18 +20,19 @@ from siirl.params.model_args import LoraArguments
 
 ADAPTER = "default"  # peft's name of the one adapter
 PLACE = "actor_rollout_ref.model.lora"
-LONGEST_LIST = 500  # letters of layers' names in a message
+LONGEST_LIST = 500  # characters of layer names in a message
 ADAPTER_FILE = "lora.json"
-"""Beside weights with adapters that are not merged: what they are."""
+"""Description of unmerged adapters, stored with the weights."""
 
 
 class Adaptable(nn.Module):
-    """A model that can be given adapters. Below them it stays what it was: the reference of a KL,
-    without a second copy in memory.
+    """A model that can have adapters.
+
+    The frozen model below them is the reference of a KL, without a second copy in memory.
     """
 
     lora: LoraArguments | None = None
-    """The adapters that it has been given."""
+    """Its adapters."""
 
     @functools.cached_property
     def adapted(self) -> tuple[str, ...]:
@@ -45,14 +45,14 @@ class Adaptable(nn.Module):
 
     @contextlib.contextmanager
     def without_adapter(self) -> Iterator[None]:
-        """In this context the model is the one that the adapters were put into.
+        """Disable the adapters in this context.
 
         Raises:
-            ConfigError: The model has no adapter, and so no other self.
+            ConfigError: The model has no adapter.
         """
         if self.lora is None:
             raise ConfigError(
-                "This model has no LoRA adapter to do without: set actor_rollout_ref.model.lora.rank."
+                "This model has no LoRA adapter to disable: set actor_rollout_ref.model.lora.rank."
             )
         self._scale_adapters(0.0)
         try:
@@ -61,15 +61,14 @@ class Adaptable(nn.Module):
             self._scale_adapters(1.0)
 
     def describe_adapters(self, folder: str | Path) -> None:
-        """Write beside weights with adapters what these are; nothing for a model that has none."""
+        """Write the description of the adapters into `folder`, if there are any."""
         if self.lora is not None:
             (Path(folder) / ADAPTER_FILE).write_text(json.dumps(vars(self.lora), indent=1) + "\n")
 
     def _scale_adapters(self, factor: float) -> None:
-        """Multiply what adapters add: 1 as they were made, 0 as if there were none.
+        """Scale the output of the adapters: 1 enables, 0 disables them.
 
-        peft's own switch also freezes the adapters, which an optimiser and FSDP2 have laid hands on
-        by then.
+        peft's own switch also freezes them, which conflicts with the optimiser and FSDP2.
         """
         for name in self.adapted:
             layer: Any = self.get_submodule(name)
@@ -79,14 +78,14 @@ class Adaptable(nn.Module):
 def add_adapters(
     model: nn.Module, lora: LoraArguments, *, layers: Sequence[str] | None = None, seed: int = 0
 ) -> None:
-    """Put adapters into a model; nothing else of it is trained from then on.
+    """Add adapters to a model; only they are trained from then on.
 
     Args:
         model: Changed in place.
-        lora: Which adapters.
-        layers: Those of a model without `target_modules`; None: all linear layers but the head, for
-            a model of transformers.
-        seed: Of their first matrices (A, section 4.1 of the paper); the second ones are zeros.
+        lora: Settings of the adapters.
+        layers: Layers used without `target_modules`; None: all linear layers but the head, for a
+            model of transformers.
+        seed: Seed of the first matrices (A, section 4.1 of the paper); the second ones are zeros.
 
     Raises:
         ConfigError: Layers or a rank that the model does not have (`adapted_layers`).
@@ -101,9 +100,8 @@ def add_adapters(
         lora_dropout=lora.dropout,
         bias="none",
     )
-    with torch.random.fork_rng(
-        devices=[]
-    ):  # peft draws from torch's own generator, which belongs to nobody
+    # peft draws from torch's global generator
+    with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         inject_adapter_in_model(settings, model, adapter_name=ADAPTER)
 
@@ -111,17 +109,18 @@ def add_adapters(
 def adapted_layers(
     model: nn.Module, lora: LoraArguments, *, layers: Sequence[str] | None = None
 ) -> tuple[str, ...]:
-    """Names of the layers that get an adapter; needs no weights (`torch.device("meta")`) and no
-    peft.
+    """Names of the layers that get an adapter.
+
+    It needs no weights (`torch.device("meta")`) and no peft.
 
     Args:
-        model: As for `add_adapters`, and so are the others.
-        lora: Which adapters.
-        layers: Those without `target_modules`.
+        model: As for `add_adapters`.
+        lora: Settings of the adapters.
+        layers: Layers used without `target_modules`.
 
     Raises:
-        ConfigError: `target_modules` of which one is no linear layer of the model, or a rank above
-            the smaller side of a layer.
+        ConfigError: A target module that is no linear layer of the model, or a rank above the
+            smaller side of a layer.
     """
     shapes = {
         name: tuple(part.weight.shape) for name, part in model.named_modules() if _is_linear(part)
@@ -144,29 +143,30 @@ def adapted_layers(
             else ""
         )
         raise ConfigError(
-            f"{PLACE}.rank={lora.rank} is more than layer {narrow} of {rows} x {columns} can have: make it at most {sides[narrow]}{other}."
+            f"{PLACE}.rank={lora.rank} is more than layer {narrow} of {rows} x {columns} can have: "
+            f"make it at most {sides[narrow]}{other}."
         )
     return tuple(chosen)
 
 
 def _is_linear(part: nn.Module) -> bool:
-    return (
-        isinstance(part, nn.Linear) or type(part).__name__ == "Conv1D"
-    )  # GPT-2's linear layer in transformers
+    # Conv1D is GPT-2's linear layer in transformers
+    return isinstance(part, nn.Linear) or type(part).__name__ == "Conv1D"
 
 
 def _matching(targets: Sequence[str], layers: Collection[str]) -> list[str]:
     """Layers whose name, or its end, is one of `targets`."""
     if not targets:
         raise ConfigError(
-            f"{PLACE}.target_modules=[] names no layer: name some, or leave it out for all linear layers."
+            f"{PLACE}.target_modules=[] names no layer: name some, or leave it out for all linear "
+            "layers."
         )
     for target in targets:
         if not any(_ends_with(name, target) for name in layers):
-            known = {
-                name.rpartition(".")[2] for name in layers if not name.rpartition(".")[2].isdigit()
-            } or set(layers)
-            known |= set(layers) if "." in target or target.isdigit() else set()
+            ends = {name.rpartition(".")[2] for name in layers}
+            known = {end for end in ends if not end.isdigit()} or set(layers)
+            if "." in target or target.isdigit():
+                known |= set(layers)
             raise UnknownNameError.of(
                 kind=f"linear layer ({PLACE}.target_modules)", name=target, known=known
             )
@@ -178,7 +178,7 @@ def _ends_with(name: str, target: str) -> bool:
 
 
 def stored_adapters(folder: str | Path) -> LoraArguments | None:
-    """What adapters the weights of a checkpoint's folder have beside them, not merged."""
+    """Unmerged adapters of a checkpoint's folder, or None."""
     file = Path(folder) / ADAPTER_FILE
     if not file.is_file():
         return None
@@ -200,25 +200,24 @@ def stored_adapters(folder: str | Path) -> LoraArguments | None:
         isinstance(names, list) and all(isinstance(name, str) for name in names)
     ):
         raise CheckpointError(
-            f"{file} does not describe LoRA adapters: target_modules={names!r} are no names."
+            f"{file} does not describe LoRA adapters: target_modules={names!r} are not names."
         )
     return lora
 
 
 def name_without_adapters(name: str) -> str | None:
-    """Under which name a model without adapters has this weight; None for those of an adapter."""
+    """Name of a weight in a model without adapters; None for a weight of an adapter."""
     return None if ".lora_" in name else name.replace(".base_layer.", ".")
 
 
 def merged(
     state: Mapping[str, torch.Tensor], lora: LoraArguments, *, transposed: Collection[str] = ()
 ) -> dict[str, torch.Tensor]:
-    """Weights without adapters, which are added to what they adapt: `W + B A alpha / rank`, in
-    float32 (section 4.1 of the paper).
+    """Weights with adapters merged: `W + B A alpha / rank`, in float32 (section 4.1 of the paper).
 
     Args:
         state: Whole tensors under the names of a model with adapters.
-        lora: What the adapters are.
+        lora: Settings of the adapters.
         transposed: Layers whose weight is [in, out].
     """
     weights = {
@@ -233,7 +232,7 @@ def merged(
         )
         change = (up @ down) * (lora.alpha / lora.rank)
         weight = weights[f"{layer}.weight"]
-        weights[f"{layer}.weight"] = (
-            weight.float() + (change.T if layer in transposed else change)
-        ).to(weight.dtype)
+        if layer in transposed:
+            change = change.T
+        weights[f"{layer}.weight"] = (weight.float() + change).to(weight.dtype)
     return weights

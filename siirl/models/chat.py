@@ -1,10 +1,9 @@
-"""Chats as tokens: a prompt, and what is put behind a finished turn, so that nothing that was
-generated is ever made into tokens anew.
+"""Chats as tokens: a prompt, and the tokens after a finished turn.
 
-What a chat template puts after an assistant's words is found by rendering a small chat with a
-stand-in for them: whatever follows the stand-in is what the next turn begins with. So any template
-works that renders messages in order, without knowing its marks. A tokenizer without a template gets
-the plainest one: contents joined by line ends, and nothing else (`12+34=` stays `12+34=`).
+No generated token is encoded again. The tokens that a chat template puts after the assistant's
+words are found by rendering a small chat with a placeholder: the text after the placeholder begins
+the next turn. So any template works that renders messages in order, whatever its marks. A tokenizer
+without a template joins contents by line ends, and adds nothing else (`12+34=` stays `12+34=`).
 """
 
 from collections.abc import Sequence
@@ -15,11 +14,11 @@ from envs.text import Message
 from siirl.errors import CheckpointError, ConfigError, MissingAssetError
 from siirl.models.pretrained import KEY, first_line, source_of
 
-# In a chat template's output nothing else looks like this.
-STAND_IN = "[words of the assistant]"
+# Does not occur elsewhere in the output of a chat template.
+PLACEHOLDER = "[words of the assistant]"
 OPENING: list[Message] = [
     {"role": "user", "content": "[words of the user]"},
-    {"role": "assistant", "content": STAND_IN},
+    {"role": "assistant", "content": PLACEHOLDER},
 ]
 
 
@@ -28,23 +27,25 @@ class ChatTokenizer:
 
     Args:
         tokenizer: A tokenizer of transformers.
-        further_stop_ids: Tokens beside its own end token at which a continuation ends
+        further_stop_ids: Tokens in addition to its own end token at which a continuation ends
             (generation_config.json).
-        place: Where it comes from, for messages.
+        place: Source of the tokenizer, for messages.
 
     Raises:
-        ConfigError: Neither a padding token nor an end token, or a template that cannot be used.
+        ConfigError: Neither a padding token nor an end token, or an unusable template.
     """
 
     def __init__(
         self, tokenizer: Any, *, further_stop_ids: Sequence[int] = (), place: str = "the tokenizer"
     ) -> None:
-        self.tokenizer, self.place = tokenizer, place
-        end, pad = tokenizer.eos_token_id, tokenizer.pad_token_id
+        self.tokenizer = tokenizer
+        self.place = place
+        end = tokenizer.eos_token_id
+        pad = tokenizer.pad_token_id
         if end is None and pad is None:
             raise ConfigError(
-                f"{place} has neither a padding token nor an end-of-text token, so that no response could end: set eos_token in its "
-                "tokenizer_config.json."
+                f"{place} has neither a padding token nor an end-of-text token, so that no "
+                "response could end: set eos_token in its tokenizer_config.json."
             )
         self.pad_id = int(end if pad is None else pad)
         self._closing = self._closing_token()
@@ -53,47 +54,44 @@ class ChatTokenizer:
         """Tokens that end a continuation."""
         if not self.stop_ids:
             raise ConfigError(
-                f"{place} has no end-of-text token, so that no response could end: set eos_token in its tokenizer_config.json."
+                f"{place} has no end-of-text token, so that no response could end: set eos_token "
+                "in its tokenizer_config.json."
             )
 
     @property
     def end_id(self) -> int:
-        """The token with which a finished turn of the assistant ends: the template's, or else the
-        end of a text.
-        """
+        """The token that ends an assistant's turn: the template's, or else the end of text."""
         return min(self.stop_ids) if self._closing is None else self._closing
 
     @property
     def vocab_size(self) -> int:
-        """Tokens that it knows, added ones included; a model's head may have more entries."""
+        """Number of tokens, added ones included; a model's head may have more entries."""
         return len(self.tokenizer)
 
     def encode_prompt(self, messages: Sequence[Message]) -> tuple[int, ...]:
-        """Tokens of a chat, up to where the assistant's words begin.
+        """Tokens of a chat, up to the start of the assistant's words.
 
         Raises:
-            ConfigError: The template refuses these messages (a role that it does not know).
+            ConfigError: The template refuses these messages (an unknown role).
         """
         if self.tokenizer.chat_template is None:
             return (*self._beginning(), *self._ids(_joined(messages)))
         return self._ids(self._render(messages, generate=True))
 
     def encode_turn(self, messages: Sequence[Message], *, closed: bool = True) -> tuple[int, ...]:
-        """Tokens to put behind the assistant's words: what closes them, the new messages, and what
-        opens the next turn.
+        """Tokens after the assistant's words: their closing, new messages, start of the next turn.
 
         Args:
-            messages: What was said to the assistant since (answers of tools, words of a user).
-            closed: Whether the turn ended with one of `stop_ids`, which then stands there already.
-                False where it was cut off by a stop string or a limit: the token that closes a turn
-                is then put first.
+            messages: New messages to the assistant (answers of tools, words of a user).
+            closed: Whether the turn ended with one of `stop_ids`, which is then not repeated. False
+                if a stop string or a limit cut the turn: the closing token is then put first.
 
         Raises:
             ConfigError: As `encode_prompt`.
         """
         if self.tokenizer.chat_template is None:
             return self._ids(f"\n{_joined(messages)}\n")
-        ids = self._ids(self._after_stand_in([*OPENING, *messages], generate=True))
+        ids = self._ids(self._after_placeholder([*OPENING, *messages], generate=True))
         return ids[1:] if closed and ids[:1] == (self._closing,) else ids
 
     def encode_text(self, text: str) -> tuple[int, ...]:
@@ -101,8 +99,9 @@ class ChatTokenizer:
         return self._ids(text)
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Text of tokens, without special ones; bytes that are no text become the replacement
-        character.
+        """Text of tokens, without special ones.
+
+        Bytes that are not text become the replacement character.
         """
         return str(
             self.tokenizer.decode(
@@ -115,19 +114,15 @@ class ChatTokenizer:
         self.tokenizer.save_pretrained(folder)
 
     def _ids(self, text: str) -> tuple[int, ...]:
-        # Templates bring what begins a text themselves.
-        return tuple(
-            int(token) for token in self.tokenizer(text, add_special_tokens=False)["input_ids"]
-        )
+        # Templates include the begin-of-text token.
+        ids = self.tokenizer(text, add_special_tokens=False)["input_ids"]
+        return tuple(int(token) for token in ids)
 
     def _beginning(self) -> tuple[int, ...]:
         """The begin-of-text token, if this tokenizer puts one before plain text."""
+        begin = self.tokenizer.bos_token_id
         first = self.tokenizer("a")["input_ids"][:1]
-        return (
-            tuple(first)
-            if self.tokenizer.bos_token_id is not None and first == [self.tokenizer.bos_token_id]
-            else ()
-        )
+        return (begin,) if begin is not None and first == [begin] else ()
 
     def _render(self, messages: Sequence[Message], *, generate: bool) -> str:
         from jinja2 import TemplateError
@@ -144,11 +139,12 @@ class ChatTokenizer:
                 f"The chat template of {self.place} refuses messages of the roles {roles}: {error}."
             ) from error
 
-    def _after_stand_in(self, messages: Sequence[Message], *, generate: bool) -> str:
-        _, found, after = self._render(messages, generate=generate).rpartition(STAND_IN)
+    def _after_placeholder(self, messages: Sequence[Message], *, generate: bool) -> str:
+        _, found, after = self._render(messages, generate=generate).rpartition(PLACEHOLDER)
         if not found:
             raise ConfigError(
-                f"The chat template of {self.place} leaves out what the assistant says, so no second turn can follow."
+                f"The chat template of {self.place} omits the assistant's words, so no second turn "
+                "can follow."
             )
         return after
 
@@ -156,7 +152,7 @@ class ChatTokenizer:
         """The special token with which the template closes the assistant's words."""
         if self.tokenizer.chat_template is None:
             return None
-        after = self._ids(self._after_stand_in(OPENING, generate=False))
+        after = self._ids(self._after_placeholder(OPENING, generate=False))
         marks = self.tokenizer.added_tokens_decoder
         return after[0] if after and after[0] in marks and marks[after[0]].special else None
 
@@ -166,7 +162,7 @@ def load_chat_tokenizer(path: str | Path, *, trust_remote_code: bool = False) ->
 
     Raises:
         MissingAssetError: No such folder or hub id, or no tokenizer in it.
-        CheckpointError: A tokenizer file that is damaged.
+        CheckpointError: A damaged tokenizer file.
         ConfigError: See `ChatTokenizer`.
     """
     from transformers import AutoTokenizer
@@ -175,7 +171,8 @@ def load_chat_tokenizer(path: str | Path, *, trust_remote_code: bool = False) ->
     folder = Path(source)
     if folder.is_dir() and not any(folder.glob("*tokenizer*")) and not any(folder.glob("*vocab*")):
         raise MissingAssetError(
-            f"{KEY}={source} holds no tokenizer (tokenizer.json): copy the files of the model's own there."
+            f"{KEY}={source} holds no tokenizer (tokenizer.json): copy the files of the model's "
+            "own there."
         )
     try:
         tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=trust_remote_code)
@@ -191,16 +188,16 @@ def load_chat_tokenizer(path: str | Path, *, trust_remote_code: bool = False) ->
 
 
 def _generation_stops(source: str) -> list[int]:
-    """End tokens that a model's generation_config.json names, if it has one; chat models often have
-    several.
-    """
+    """End tokens in a model's generation_config.json; chat models often have several."""
     from transformers import GenerationConfig
 
     try:
         stops = GenerationConfig.from_pretrained(source).eos_token_id
     except OSError:
         return []
-    return [] if stops is None else [stops] if isinstance(stops, int) else list(stops)
+    if stops is None:
+        return []
+    return [stops] if isinstance(stops, int) else list(stops)
 
 
 def _joined(messages: Sequence[Message]) -> str:

@@ -1,10 +1,8 @@
-"""Asks the Hugging Face hub once, briefly, whether it has a model, before anything is downloaded or
-missed.
+"""Asks the Hugging Face hub once, with a short timeout, whether it has a model.
 
-`from_pretrained` asks for every file by itself, and where the hub cannot be reached it tries each
-of them six times over (huggingface_hub, `http_backoff`): a mistyped folder takes minutes that way,
-and so does a model that lies in the cache. Here one question is asked, without a second try, and
-what follows from the answer is decided. Left out: downloading, which is transformers' part.
+`from_pretrained` requests every file separately, and if the hub is unreachable tries each six times
+(huggingface_hub, `http_backoff`): a mistyped folder, or a cached model, then takes minutes. Here
+one request without retry decides. Left out: downloading, which transformers does.
 """
 
 import functools
@@ -19,34 +17,34 @@ logger = logging.getLogger(__name__)
 CONFIG_FILE = "config.json"
 FOLDER = f"Give {LANGUAGE_MODEL_FOLDER}"
 REMEDY = f"{FOLDER}, or another hub id."
-# the hub answers within a second; who waits longer has no use for a download of gigabytes either
+# The hub answers within a second; a slower connection cannot download gigabytes either.
 PATIENCE_S = 5.0
 
 
 @functools.cache
 def find_on_hub(name: str, *, place: str, endpoint: str | None = None) -> str:
-    """What `from_pretrained` is to be given for a name that is no folder.
+    """The argument for `from_pretrained` of a name that is no folder.
 
     Args:
-        name: A hub id, or what was meant to be a folder.
+        name: A hub id, or a mistyped folder.
         place: The configuration key, for messages.
         endpoint: The hub's address; None: that of HF_ENDPOINT, or huggingface.co.
 
     Returns:
-        `name` where the hub gives such a model; where it does not, or cannot be asked, the folder
-        of its copy in the hub's cache.
+        `name` if the hub serves such a model; if it does not, or cannot be reached, the folder of
+            its copy in the hub's cache.
 
     Raises:
-        ConfigError: No name that a model on the hub could have.
-        MissingAssetError: The hub has none, or gives it to others alone, or cannot be asked; and
-            there is no copy.
+        ConfigError: Not a valid name of a model on the hub.
+        MissingAssetError: The hub has no such model, refuses access, or cannot be reached; and the
+            cache has no copy.
     """
     from huggingface_hub import get_hf_file_metadata, hf_hub_url
     from huggingface_hub.errors import (
         GatedRepoError,
         HfHubHTTPError,
         HFValidationError,
-        HTTPError,  # of the library that it asks with; what is raised where there is no answer
+        HTTPError,  # of its HTTP library; raised without an answer
         OfflineModeIsEnabled,
         RemoteEntryNotFoundError,
         RepositoryNotFoundError,
@@ -62,13 +60,13 @@ def find_on_hub(name: str, *, place: str, endpoint: str | None = None) -> str:
     except HFValidationError as error:
         raise ConfigError(f"{missing} no model on the hub can have that name. {REMEDY}") from error
     except GatedRepoError as error:
-        reason = "its owners let those alone have it who asked them"
-        remedy = f"do so at https://huggingface.co/{name}, then `hf auth login`"
+        reason = "its owners must grant access"
+        remedy = f"request it at https://huggingface.co/{name}, then `hf auth login`"
         return _cached(
             name, otherwise=f"{place}={name}: {reason}: {remedy}.", error=error, reason=reason
         )
     except RepositoryNotFoundError as error:
-        reason = "the hub has no such model, unless it is a private one (then `hf auth login`)"
+        reason = "the hub has no such public model (for a private one: `hf auth login`)"
         return _cached(name, otherwise=f"{missing} {reason}. {REMEDY}", error=error, reason=reason)
     except RemoteEntryNotFoundError as error:
         raise MissingAssetError(
@@ -77,7 +75,8 @@ def find_on_hub(name: str, *, place: str, endpoint: str | None = None) -> str:
     except OfflineModeIsEnabled as error:
         return _cached(
             name,
-            otherwise=f"{missing} the hub is not asked: HF_HUB_OFFLINE is set. {FOLDER}, or unset it.",
+            otherwise=f"{missing} the hub is not asked: HF_HUB_OFFLINE is set. "
+            f"{FOLDER}, or unset it.",
             error=error,
         )
     except HfHubHTTPError as error:
@@ -100,19 +99,20 @@ def find_on_hub(name: str, *, place: str, endpoint: str | None = None) -> str:
 
 
 def _cached(name: str, *, otherwise: str, error: Exception, reason: str | None = None) -> str:
-    """The folder of a model in the hub's cache; with a `reason` to be told, unless offline was
-    asked for.
+    """The folder of a model in the hub's cache.
+
+    With a `reason`, the use of the copy is logged. Without a copy, MissingAssetError(`otherwise`).
     """
     folder = cached_folder(name)
     if folder is None:
         raise MissingAssetError(otherwise) from error
     if reason is not None:
-        logger.warning("%s: %s, so its copy in %s is taken.", name, reason, folder)
+        logger.warning("%s: %s, so its copy in %s is used.", name, reason, folder)
     return str(folder)
 
 
 def cached_folder(name: str) -> Path | None:
-    """The folder of a model in the hub's cache; None where it has no copy."""
+    """The folder of a model in the hub's cache; None without a copy."""
     from huggingface_hub import try_to_load_from_cache
 
     config = try_to_load_from_cache(name, CONFIG_FILE)

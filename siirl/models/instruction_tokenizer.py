@@ -1,8 +1,6 @@
-"""Instructions as token ids without a vocabulary file: each word is hashed into a fixed number of
-buckets.
+"""Hashes the words of an instruction into a fixed number of buckets, without a vocabulary file.
 
-Made for the tiny VLA, which only has to tell a few dozen sentences apart; a language model brings
-its own tokenizer.
+For the tiny VLA, which distinguishes a few dozen sentences; a language model has its own tokenizer.
 """
 
 import re
@@ -17,7 +15,7 @@ PADDING = 0
 def hash_words(text: str, *, length: int, buckets: int) -> NDArray[np.int64]:
     """The first `length` words of `text` as ids in [1, buckets), padded with 0: int64 [length].
 
-    CRC-32 is the hash because it is the same on every machine and in every Python process.
+    The hash is CRC-32, which is the same on every machine and in every Python process.
     """
     words = re.findall(r"[a-z0-9]+", text.lower())[:length]
     ids = [1 + zlib.crc32(word.encode()) % (buckets - 1) for word in words]

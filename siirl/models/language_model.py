@@ -1,11 +1,9 @@
-"""Any causal language model of the Hugging Face hub or of a folder, as the thing that is trained:
-tokens in, hidden states out.
+"""Causal language models to train, from a folder or the Hugging Face hub: tokens to hidden states.
 
-The model's head is left to whoever scores, because the logits of a whole batch are its largest
-tensor (`siirl.algos.linear_log_probs`). Weights keep the names that they have in the Hugging Face
-model, so that the `model.safetensors` of a checkpoint is one that `from_pretrained` reads. Rows are
-packed side by side and told apart by their position ids. That an architecture can do both is tried
-on a few tokens when it is loaded, not believed.
+The scorer applies the model's head, because the logits of a whole batch are its largest tensor
+(`siirl.algos.linear_log_probs`). Weights keep their names in the Hugging Face model, so that
+`from_pretrained` reads the `model.safetensors` of a checkpoint. Rows are packed side by side and
+separated by their position ids. Both are tested on a few tokens when an architecture is loaded.
 
 Below LoRA adapters lies the frozen model, which is the reference policy (`without_adapter`): a KL
 needs no second copy in memory.
@@ -39,9 +37,9 @@ from siirl.models.pretrained import (
 from siirl.params.model_args import LoraArguments
 
 LENGTH_KEYS = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length")
-NO_LIMIT = 1 << 20  # of models without position embeddings, which say nothing of a length
+NO_LIMIT = 1 << 20  # for models without position embeddings, which have no length limit
 TOLERANCE = {torch.float32: 1e-3, torch.float64: 1e-6}
-# in 16 bits, where rounding moves a hidden state by percents; what leaks moves it by its own size
+# For 16 bits: rounding changes a hidden state by percents, a leak between rows by its own size.
 ROUGH_TOLERANCE = 0.1
 
 
@@ -49,39 +47,41 @@ class LanguageModel(Adaptable):
     """A causal language model without its head.
 
     Args:
-        causal_lm: What transformers' AutoModelForCausalLM makes.
-        lora: The adapters that `causal_lm` has been given, or None.
+        causal_lm: Made by transformers' AutoModelForCausalLM.
+        lora: The adapters in `causal_lm`, or None.
     """
 
     causal_lm: Any
-    """The model with its head. It shares its parts with this module and is no part itself, so that
-    names stay those of transformers.
+    """The model with its head.
+
+    It shares its parts with this module and is not registered as a submodule, so that names stay
+    those of transformers.
     """
     shares_prompts: bool
-    """Whether it heeds a mask of which place sees which, so that several answers can stand behind
-    one prompt; tried when it is loaded.
+    """Whether it supports an attention mask over places, so that answers share one prompt.
+
+    Tested when it is loaded.
     """
 
     def __init__(self, causal_lm: Any, *, lora: LoraArguments | None = None) -> None:
         super().__init__()
         for name, part in causal_lm.named_children():
             self.add_module(name, part)
-        object.__setattr__(
-            self, "causal_lm", causal_lm
-        )  # past nn.Module, which would make it a part
+        # nn.Module's own __setattr__ would register it as a submodule
+        object.__setattr__(self, "causal_lm", causal_lm)
         self.config = causal_lm.config
         self.lora = lora
         self.shares_prompts = False
 
     @functools.cached_property
     def max_length(self) -> int:
-        """Tokens of a prompt and its continuation together, at most."""
+        """Largest number of tokens of a prompt with its continuation."""
         sizes = self.config.get_text_config().to_dict()
         return next((int(sizes[key]) for key in LENGTH_KEYS if sizes.get(key)), NO_LIMIT)
 
     @property
     def vocab_size(self) -> int:
-        """V, entries of the head; they may be more than the tokenizer has."""
+        """V, entries of the head; may exceed the tokenizer's."""
         return int(self.config.get_text_config().vocab_size)
 
     def forward(
@@ -90,16 +90,14 @@ class LanguageModel(Adaptable):
         position_ids: torch.Tensor,
         attention_mask: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Hidden states of the last layer [B, S, D], each of which predicts the token after its
-        own.
+        """Hidden states of the last layer [B, S, D], each of which predicts the next token.
 
         Args:
             input_ids: int64 [B, S].
-            position_ids: int64 [B, S]. Without an attention mask, one row may hold several texts
-                side by side: each begins where the positions begin anew, and sees nothing of the
-                others.
+            position_ids: int64 [B, S]. Without an attention mask, one row may hold several texts:
+                each begins where positions restart, and does not attend to the others.
             attention_mask: int64 [B, S], 0 at padding; or bool [B, 1, S, S], which place (next to
-                last) sees which (last), for models that `shares_prompts`.
+                last axis) attends to which (last axis), for models that `shares_prompts`.
         """
         decoder = self.causal_lm.base_model
         output = decoder(
@@ -112,31 +110,29 @@ class LanguageModel(Adaptable):
 
     @property
     def output_weight(self) -> torch.Tensor:
-        """Weights of the head [V, D]; those of the embedding where the two are tied.
+        """Weights of the head [V, D]; those of the embedding if the two are tied.
 
-        Over several ranks they are whole from the forward pass on, until its backward pass has
-        ended.
+        Over several ranks they are whole from the forward pass to the end of its backward pass.
 
         Raises:
-            InvariantError: They are spread over ranks at the moment.
+            InvariantError: They are sharded at the moment.
         """
         return _whole(self.causal_lm.get_output_embeddings().weight)
 
     @property
     def output_bias(self) -> torch.Tensor | None:
-        """Bias of the head [V], which few have; as `output_weight`."""
+        """Bias of the head [V], which few models have; see `output_weight`."""
         bias = self.causal_lm.get_output_embeddings().bias
         return None if bias is None else _whole(bias)
 
     def exported_weights(
         self, state: Mapping[str, torch.Tensor] | None = None
     ) -> dict[str, torch.Tensor]:
-        """Weights under the names that `from_pretrained` and vLLM know, adapters merged into what
-        they adapt.
+        """Weights under the names of `from_pretrained` and vLLM, with adapters merged.
 
         Args:
-            state: Whole tensors under this module's names, as `TrainEngine.rollout_state` returns
-                them; by default its own.
+            state: Whole tensors under this module's names, as from `TrainEngine.upload_weights`; by
+                default its own.
         """
         state = self.state_dict() if state is None else state
         if self.lora is None:
@@ -155,16 +151,17 @@ class LanguageModel(Adaptable):
         state: Mapping[str, torch.Tensor] | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        """Write a folder that transformers' from_pretrained and vLLM read: weights (adapters
-        merged), config.json, generation_config.json.
+        """Write a folder for transformers' from_pretrained and vLLM.
+
+        It holds weights (adapters merged), config.json and generation_config.json.
 
         Args:
-            folder: Made if it is not there.
-            state: See `exported_weights`; needed where the weights are spread over ranks.
-            dtype: Of the file; by default that of the weights.
+            folder: Created if missing.
+            state: See `exported_weights`; needed if the weights are sharded.
+            dtype: Type in the file; by default that of the weights.
 
         Raises:
-            InvariantError: Weights that are spread over ranks.
+            InvariantError: Sharded weights.
             OSError: The folder cannot be written to.
         """
         weights = {
@@ -178,11 +175,10 @@ class LanguageModel(Adaptable):
             raise OSError(f"{folder} could not be written: {error}") from error
 
     def describe(self, folder: str | Path) -> None:
-        """Write into `folder` what makes this module's `model.safetensors` there a model: its
-        configuration.
+        """Write the configuration into `folder`, next to this module's `model.safetensors`.
 
-        With adapters, `load_language_model` alone reads such a folder; `save` writes one that
-        everybody reads.
+        With adapters, only `load_language_model` reads such a folder; `save` writes one that other
+        programs read.
         """
         self.config.save_pretrained(folder)
         self.causal_lm.generation_config.save_pretrained(folder)
@@ -191,10 +187,10 @@ class LanguageModel(Adaptable):
 
 @contextlib.contextmanager
 def _writing_on_every_rank(causal_lm: Any) -> Iterator[None]:
-    """In this context `save_pretrained` writes wherever it is called: transformers 5.19 does so on
-    rank 0 of a process group alone.
+    """Let `save_pretrained` write on every rank in this context.
 
-    Each rank has a vLLM of its own, which reads a folder of its own.
+    transformers 5.19 writes only on rank 0 of a process group, but each rank has its own vLLM,
+    which reads its own folder.
     """
     causal_lm.should_save_on_this_rank = lambda is_main_process: is_main_process
     try:
@@ -217,25 +213,26 @@ def load_language_model(
     Args:
         path: A Hugging Face folder (`assets/...` is a shipped one), the folder of a checkpoint's
             engine, or a hub id.
-        dtype: Of the weights.
+        dtype: Type of the weights.
         trust_remote_code: Run code that comes with the model.
-        gradient_checkpointing: Compute a block's activations again in the backward pass instead of
+        gradient_checkpointing: Recompute a block's activations in the backward pass instead of
             keeping them.
-        lora: Train adapters of this rank; None or rank 0: all weights. A checkpoint that has
-            adapters already keeps its own.
-        seed: Of new adapters.
+        lora: Train adapters of this rank; None or rank 0: all weights. A checkpoint with adapters
+            keeps its own.
+        seed: Seed of new adapters.
 
     Raises:
-        MissingAssetError: No such folder or hub id, or weights are missing in it.
+        MissingAssetError: No such folder or hub id, or missing weights.
         CheckpointError: A truncated file, or weights of another model.
-        ConfigError: Not a causal language model, or one that does something with its head or its
-            rows that training does not know.
+        ConfigError: Not a causal language model, or one whose head or rows training does not
+            support.
     """
     source = source_of(path)
     config = read_config(source, trust_remote_code=trust_remote_code)
     stored = stored_adapters(source)
     if stored is not None:
-        causal_lm, lora = read_adapted(source, config, stored, dtype=dtype), stored
+        lora = stored
+        causal_lm = read_adapted(source, config, stored, dtype=dtype)
     else:
         causal_lm = read_causal_lm(source, config, dtype=dtype, trust_remote_code=trust_remote_code)
         lora = lora if lora is not None and lora.rank > 0 else None
@@ -243,21 +240,20 @@ def load_language_model(
             add_adapters(causal_lm, lora, seed=seed)
     model = LanguageModel(causal_lm.eval(), lora=lora).eval()
     _try_out(model, source)
-    model.shares_prompts = _heeds_masks(model)
+    model.shares_prompts = _supports_masks(model)
     if gradient_checkpointing:
         recompute_activations(model)
     return model
 
 
 def recompute_activations(model: nn.Module) -> None:
-    """Let every transformer block keep its input alone, and compute the rest again when its
-    gradient is wanted.
+    """Let every transformer block keep only its input, and recompute the rest for its gradient.
 
-    transformers' own switch works in training mode only, and the module stays in evaluation mode,
-    in which nothing is dropped.
+    transformers' own switch works in training mode only, but the module stays in evaluation mode,
+    without dropout.
 
     Raises:
-        ConfigError: The architecture has no blocks that say they can.
+        ConfigError: The architecture has no blocks that support it.
     """
     from transformers.modeling_layers import GradientCheckpointingLayer
 
@@ -266,12 +262,12 @@ def recompute_activations(model: nn.Module) -> None:
     ]
     if not blocks:
         raise ConfigError(
-            "actor_rollout_ref.model.gradient_checkpointing: the model has no blocks whose activations can be computed again."
+            "actor_rollout_ref.model.gradient_checkpointing: the model has no blocks whose "
+            "activations can be recomputed; set it to false."
         )
     for block in blocks:
-        block.forward = types.MethodType(
-            _forward_that_recomputes, block
-        )  # bound, so that a copy of the block gets one of its own
+        # a bound method, so that a copy of the block gets its own
+        block.forward = types.MethodType(_forward_that_recomputes, block)
 
 
 def _forward_that_recomputes(block: Any, *arguments: Any, **named: Any) -> Any:
@@ -283,21 +279,19 @@ def _forward_that_recomputes(block: Any, *arguments: Any, **named: Any) -> Any:
 
 @torch.no_grad()
 def _try_out(model: LanguageModel, source: str) -> None:
-    """Compare, on a few tokens, logits with hidden states times output weights, and rows side by
-    side with rows alone.
+    """Test on a few tokens that logits are hidden states times output weights, and rows separate.
 
     Raises:
-        ConfigError: The head does more than a product, or rows see each other.
+        ConfigError: The head does more than a product, or packed rows attend to each other.
     """
     name = type(model.causal_lm).__name__
     if "position_ids" not in inspect.signature(model.causal_lm.base_model.forward).parameters:
         raise ConfigError(
-            f"{source}: {name} takes no position_ids, by which rows side by side are told apart. Take another architecture."
+            f"{source}: {name} takes no position_ids, which separate packed rows. Take another "
+            "architecture."
         )
-    ids_1S, positions_1S = (
-        torch.arange(1, 7)[None] % model.vocab_size,
-        torch.tensor([[0, 1, 2, 0, 1, 2]]),
-    )
+    ids_1S = torch.arange(1, 7)[None] % model.vocab_size
+    positions_1S = torch.tensor([[0, 1, 2, 0, 1, 2]])
     together = model(ids_1S, positions_1S)
     alone = torch.cat(
         [model(ids_1S[:, row], positions_1S[:, row]) for row in (slice(0, 3), slice(3, 6))], dim=1
@@ -305,8 +299,9 @@ def _try_out(model: LanguageModel, source: str) -> None:
     tolerance = TOLERANCE.get(alone.dtype, ROUGH_TOLERANCE)
     if _relative_difference(together, alone) > tolerance:
         raise ConfigError(
-            f"{source}: in {name} a row sees the one beside it (recurrent or convolutional layers do not heed position ids), so its "
-            "log-probs would be wrong. Take an architecture with attention only."
+            f"{source}: in {name} packed rows see each other (recurrent or convolutional layers "
+            "ignore position ids), so log-probs would be wrong. Take an architecture with "
+            "attention only."
         )
     logits = model.causal_lm(
         input_ids=ids_1S[:, :3], position_ids=positions_1S[:, :3], use_cache=False
@@ -316,24 +311,28 @@ def _try_out(model: LanguageModel, source: str) -> None:
         product = product + model.output_bias
     if _relative_difference(product, logits) > tolerance:
         raise ConfigError(
-            f"{source}: the logits of {name} are not hidden states times output weights (they are scaled or capped), and log-probs "
-            "without whole logits know only that product. Take another architecture."
+            f"{source}: the logits of {name} are not hidden states times output weights (they are "
+            "scaled or capped), and log-probs without whole logits support only that product. "
+            "Take another architecture."
         )
 
 
 @torch.no_grad()
-def _heeds_masks(model: LanguageModel) -> bool:
-    """Whether two answers behind one prompt are what they are alone, on a few tokens.
+def _supports_masks(model: LanguageModel) -> bool:
+    """Whether two answers behind one prompt equal each alone, on a few tokens.
 
-    A window that slides over the positions is longer than these tokens and would be lost under a
-    mask of one's own, and other attention functions than torch's take other masks, so such models
-    are not tried.
+    A sliding window is longer than these tokens and would be lost under a custom mask, and
+    attention functions other than torch's take other masks; such models are not tested and get
+    False.
     """
     config = model.config.get_text_config()
-    slides = getattr(config, "sliding_window", None) is not None or set(
-        getattr(config, "layer_types", None) or ()
-    ) - {"full_attention"}
-    if slides or model.config._attn_implementation != "sdpa":
+    has_window = getattr(config, "sliding_window", None) is not None
+    layer_types = set(getattr(config, "layer_types", None) or ())
+    if (
+        has_window
+        or layer_types - {"full_attention"}
+        or model.config._attn_implementation != "sdpa"
+    ):
         return False
     ids_S = torch.arange(1, 8) % model.vocab_size  # three of the prompt, then two answers of two
     positions_S = torch.tensor([0, 1, 2, 3, 4, 3, 4])
@@ -356,7 +355,7 @@ def _relative_difference(one: torch.Tensor, other: torch.Tensor) -> float:
 def _whole(tensor: torch.Tensor) -> torch.Tensor:
     if isinstance(tensor, DTensor):
         raise InvariantError(
-            "These weights are spread over ranks: they are whole between a forward pass and the end of its backward pass, or through "
-            "TrainEngine.rollout_state()."
+            "These weights are sharded over ranks: they are whole between a forward pass and the "
+            "end of its backward pass, or from TrainEngine.upload_weights()."
         )
     return tensor

@@ -1,13 +1,12 @@
-"""Reads checkpoints of OpenVLA-OFT as their authors publish them, and says in a sentence what is
-wrong with one that cannot be used.
+"""Reads checkpoints of OpenVLA-OFT as their authors publish them; errors name the remedy.
 
 A folder has config.json, safetensors files with the names of `OpenVLAForActionPrediction`,
-tokenizer.json, preprocessor_config.json, dataset_statistics.json and, where proprioception is read,
-the projector of it in a file of its own. A run's checkpoints have the same layout, with all weights
-in one file. Reinforcement learning needs a policy that says actions as tokens (SimpleVLA-RL, arXiv
-2509.09674, fine-tunes such): one with a regression head has no distribution to draw from and is
-refused. The first OpenVLA, which writes one token after the other, has the same files, and is not
-what is run here.
+tokenizer.json, preprocessor_config.json, dataset_statistics.json and, if proprioception is read,
+its projector in a separate file. A run's checkpoints have the same layout, with all weights in one
+file. Reinforcement learning needs a policy that generates actions as tokens (SimpleVLA-RL, arXiv
+2509.09674, fine-tunes such): one with a regression head has no distribution to sample from and is
+refused. The first OpenVLA, which generates one token after the other, has the same files, but is
+not supported.
 """
 
 import pickle
@@ -29,8 +28,10 @@ from siirl.models.weights import CONFIG_FILE, load_weights, stored_shapes
 from siirl.params.documents import read_object
 
 CONFIG_KEYS = ("timm_model_ids", "image_sizes", "text_config", "pad_token_id", "pad_to_multiple_of")
-VISION, FREQUENCIES = "vision_backbone.", "rotary_emb.inv_freq"
-STATE_PROJECTOR, STATE_PROJECTOR_FILE = "proprio_projector.", "proprio_projector--*_checkpoint.pt"
+VISION = "vision_backbone."
+FREQUENCIES = "rotary_emb.inv_freq"
+STATE_PROJECTOR = "proprio_projector."
+STATE_PROJECTOR_FILE = "proprio_projector--*_checkpoint.pt"
 ACTION_HEAD = "action_head--*_checkpoint.pt"
 
 
@@ -47,21 +48,20 @@ def load_openvla_oft(
     """Read a checkpoint of OpenVLA-OFT whose actions are tokens.
 
     Args:
-        folder: As published, or as a run of ours exports it.
-        spec: Of the environment, which must act as LIBERO does.
-        images: How many of the environment's cameras it looks through, in their order: 1 for
-            SimpleVLA-RL's, 2 where the wrist was seen.
-        statistics: Data set by whose ranges numbers are scaled, or its suite: `spatial`, `10`;
-            None: the only one that the checkpoint has.
+        folder: As published, or as a run exports it.
+        spec: Of the environment, which must have LIBERO's actions.
+        images: Number of the environment's cameras that it reads, in their order: 1 for
+            SimpleVLA-RL's, 2 with the wrist camera.
+        statistics: Data set whose ranges scale numbers, or its suite: `spatial`, `10`; None: the
+            only one in the checkpoint.
         question_length: Tokens that questions are padded to.
-        recompute: Compute activations again in the backward pass instead of keeping them.
-        weights: False leaves them out: who only asks whether everything fits need not wait for 15
-            GB.
+        recompute: Recompute activations in the backward pass instead of keeping them.
+        weights: False checks everything without reading 15 GB of weights.
 
     Raises:
-        MissingAssetError: A file that is not there.
-        CheckpointError: One that is damaged, of another model, or of a policy that puts out numbers
-            instead of tokens.
+        MissingAssetError: A missing file.
+        CheckpointError: A damaged file, another model, or a policy that outputs numbers instead of
+            tokens.
         ConfigError: An environment or an option that does not fit.
     """
     folder = Path(folder)
@@ -77,7 +77,7 @@ def load_openvla_oft(
         ) from error
     if reads_state and state is None:
         raise CheckpointError(
-            f"{folder} reads proprioception, and its statistics have no ranges of it ('proprio')."
+            f"{folder} reads proprioception, but its statistics have no ranges of it ('proprio')."
         )
     _check_environment(spec, images=images, state=state if reads_state else None, folder=folder)
     with init_empty_weights(include_buffers=False):
@@ -113,53 +113,60 @@ def load_openvla_oft(
 def make_openvla_oft(
     spec: EnvSpec, path: str | None, *, weights: bool = True, **options: Any
 ) -> OpenVLAOFT:
-    """`load_openvla_oft` as `siirl.params.policies` calls it; ConfigError without a path: there are
-    no new weights of 7B parameters.
+    """`load_openvla_oft` with the signature of `siirl.params.policies`.
+
+    Raises:
+        ConfigError: No path: there are no new weights of 7B parameters.
     """
     if path is None:
         raise ConfigError(
-            "model=openvla_oft has no weights of its own: give actor_rollout_ref.model.path= a checkpoint's folder."
+            "model=openvla_oft has no weights of its own: set actor_rollout_ref.model.path to a "
+            "checkpoint's folder."
         )
     return load_openvla_oft(path, spec, **options, weights=weights)
 
 
 def unused(name: str) -> bool:
-    """Whether a checkpoint's weight is one that no pass reads: an encoder's last block and what
-    follows it, an old Llama's frequencies.
+    """Whether no pass reads a checkpoint's weight.
+
+    These are an encoder's last block and what follows it, and an old Llama's frequencies.
     """
     return name.startswith(VISION) or name.endswith(FREQUENCIES)
 
 
 def _described(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
-    """config.json and preprocessor_config.json of a checkpoint that this class can run."""
+    """config.json and preprocessor_config.json of a supported checkpoint."""
     heads = sorted(folder.glob(ACTION_HEAD))
     if heads:
         raise CheckpointError(
-            f"{folder} has {heads[0].name}: it puts out numbers and no tokens, so there is no probability to learn from. Take a checkpoint "
-            "that was fine-tuned to say actions as tokens (of SimpleVLA-RL, for example)."
+            f"{folder} has {heads[0].name}: it outputs numbers and no tokens, so it has no "
+            "probabilities to learn from. Take a checkpoint that was fine-tuned to generate "
+            "actions as tokens (of SimpleVLA-RL, for example)."
         )
     contents = []
     for name, keys in ((CONFIG_FILE, CONFIG_KEYS), (PREPROCESSOR_FILE, ("means", "stds"))):
         if not (folder / name).is_file():
             raise MissingAssetError(
-                f"No {name} in {folder}. Give actor_rollout_ref.model.path= the whole folder of an OpenVLA-OFT."
+                f"No {name} in {folder}. Set actor_rollout_ref.model.path to the whole folder of "
+                "an OpenVLA-OFT."
             )
         content = read_object(folder / name, remedy="Download it again.")
         missing = [key for key in keys if key not in content]
         if missing:
             raise CheckpointError(
-                f"{folder / name} does not describe an OpenVLA: there is no {', '.join(missing)} in it."
+                f"{folder / name} does not describe an OpenVLA: {', '.join(missing)} missing."
             )
         contents.append(content)
     config, preprocessor = contents
     if not isinstance(config["text_config"], dict) or "vocab_size" not in config["text_config"]:
         raise CheckpointError(
-            f"{folder / CONFIG_FILE} does not describe an OpenVLA: there is no vocab_size in its text_config."
+            f"{folder / CONFIG_FILE} does not describe an OpenVLA: vocab_size missing in its "
+            "text_config."
         )
     sizes = config["image_sizes"]
     if not isinstance(sizes, list) or not sizes or any(size != IMAGE_SIZE for size in sizes):
         raise CheckpointError(
-            f"{folder} sees images of {sizes} pixels; only {IMAGE_SIZE} is known here."
+            f"{folder} reads images of {sizes} pixels; only {IMAGE_SIZE} is supported."
         )
     return config, preprocessor
 
@@ -168,24 +175,26 @@ def _tokenizer(folder: Path) -> Tokenizer:
     file = folder / TOKENIZER_FILE
     if not file.is_file():
         raise MissingAssetError(
-            f"No {TOKENIZER_FILE} in {folder}: without it no question can be asked."
+            f"No {TOKENIZER_FILE} in {folder}, which encodes the question: download it again."
         )
     try:
         return Tokenizer.from_file(str(file))
-    except Exception as error:  # the library knows no other
+    except Exception as error:  # the library raises no narrower type
         raise CheckpointError(f"{file} is damaged ({error}): download it again.") from error
 
 
 def _projector_of_state(folder: Path) -> dict[str, torch.Tensor]:
-    """Weights of the projector of proprioception, from the file of its own that training wrote;
-    none where there is no such file.
+    """Weights of the projector of proprioception, which training writes in a separate file.
+
+    Empty without such a file.
     """
     files = sorted(folder.glob(STATE_PROJECTOR_FILE))
     if not files:
         return {}
     if len(files) > 1:
         raise CheckpointError(
-            f"{folder} has several projectors of proprioception, {', '.join(file.name for file in files)}: leave one."
+            f"{folder} has several projectors of proprioception, "
+            f"{', '.join(file.name for file in files)}: keep one."
         )
     try:
         check_stored(files[0])
@@ -203,7 +212,7 @@ def _projector_of_state(folder: Path) -> dict[str, torch.Tensor]:
 def _check_environment(
     spec: EnvSpec, *, images: int, state: Quantiles | None, folder: Path
 ) -> None:
-    """Raise ConfigError unless observations and actions are those that the checkpoint was made for."""
+    """Raise ConfigError unless observations and actions are those of the checkpoint."""
     spaces = (
         spec.observation_space.spaces
         if isinstance(spec.observation_space, gymnasium.spaces.Dict)
@@ -212,15 +221,17 @@ def _check_environment(
     cameras = (spaces[IMAGES].shape or (0,))[0] if IMAGES in spaces else 0
     if not 1 <= images <= cameras:
         raise ConfigError(
-            f"The policy in {folder} looks through actor_rollout_ref.model.options.images={images} cameras, and environment "
-            f"{spec.name!r} has {cameras}."
+            f"The policy in {folder} reads actor_rollout_ref.model.options.images={images} "
+            f"cameras, and environment {spec.name!r} has {cameras}."
         )
     felt = int(np.prod(spaces[PROPRIOCEPTION].shape or (0,))) if PROPRIOCEPTION in spaces else 0
     if state is not None and felt != len(state.low):
         raise ConfigError(
-            f"The policy in {folder} reads {len(state.low)} numbers of proprioception, and {spec.name!r} has {felt}."
+            f"The policy in {folder} reads {len(state.low)} numbers of proprioception, and "
+            f"{spec.name!r} has {felt}."
         )
     if spec.action_space.shape != (ACTION_SIZE,):
         raise ConfigError(
-            f"The policy in {folder} acts as LIBERO's robot does, and {spec.name!r} in {spec.action_space}."
+            f"The policy in {folder} has the actions of LIBERO's robot, and {spec.name!r} has "
+            f"{spec.action_space}."
         )

@@ -1,21 +1,18 @@
-"""OpenVLA-OFT: a 7B vision-language-action policy that decodes a chunk of action tokens in one pass
-(https://arxiv.org/abs/2502.19645).
+"""OpenVLA-OFT: a 7B VLA policy that decodes a chunk of action tokens in one pass.
 
-Checkpoints are read by `siirl.models.openvla_checkpoint`.
+Paper: https://arxiv.org/abs/2502.19645. `siirl.models.openvla_checkpoint` reads checkpoints.
 
-What the language model reads: <s>, the patches of the images, proprioception, the question, one
-empty place for each token of the chunk, </s>. Everybody looks at everybody. The logits of a token
-stand at the place before it (github.com/moojink/openvla-oft,
-prismatic/extern/hf/modeling_prismatic.py, MIT, and its fork of transformers, in which attention is
-not causal). What the images, numbers and tokens mean is in `envs.libero.openvla`.
+Input of the language model: <s>, image patches, proprioception, the question, one empty embedding
+for each token of the chunk, </s>. Attention is not causal. The logits of a token are at the place
+before it (github.com/moojink/openvla-oft, prismatic/extern/hf/modeling_prismatic.py, MIT, and its
+fork of transformers). `envs.libero.openvla` defines the meaning of images, numbers and tokens.
 """
 
 # N observation, I image, V place of vision (and proprioception), L place of the question, T token
 # of a chunk, S = V+L+T+1 place, D feature
 
-import itertools
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,7 +21,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
-from torch import nn
 from torch.nn import functional
 from transformers import AutoModelForCausalLM, LlamaConfig
 
@@ -43,27 +39,27 @@ from envs.libero.openvla import (
 from siirl.errors import ConfigError
 from siirl.models.action_tokenizer import ActionTokenizer
 from siirl.models.language_model import recompute_activations
-from siirl.models.openvla_vision import VisionBackbone, encoder_shape
+from siirl.models.openvla_vision import MLP, VisionBackbone, encoder_shape
 from siirl.models.policy import Policy
 from siirl.models.weights import CONFIG_FILE
 
-TOKENIZER_FILE, PREPROCESSOR_FILE = "tokenizer.json", "preprocessor_config.json"
+TOKENIZER_FILE = "tokenizer.json"
+PREPROCESSOR_FILE = "preprocessor_config.json"
 COPIED_FILES = (
-    *(CONFIG_FILE, TOKENIZER_FILE, PREPROCESSOR_FILE, STATISTICS_FILE),
-    *(
-        "tokenizer.model",
-        "tokenizer_config.json",
-        "special_tokens_map.json",
-        "added_tokens.json",
-        "generation_config.json",
-    ),
+    CONFIG_FILE,
+    TOKENIZER_FILE,
+    PREPROCESSOR_FILE,
+    STATISTICS_FILE,
+    "tokenizer.model",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "generation_config.json",
 )
-"""What a checkpoint has beside weights: written again beside the trained ones."""
-START, STOP, BLANK = (
-    1,
-    2,
-    29_871,
-)  # Llama's <s> and </s>, and the blank behind "Out:" that training put there
+"""Files of a checkpoint that are copied next to the trained weights."""
+START = 1  # Llama's <s>
+STOP = 2  # Llama's </s>
+BLANK = 29_871  # the blank after "Out:", as in training
 
 
 @dataclass(frozen=True)
@@ -72,7 +68,7 @@ class OpenVLATokenizer(ActionTokenizer):
 
     quantiles: Quantiles
     vocabulary: int
-    """Of the tokenizer, at whose end the action tokens are."""
+    """Size of the tokenizer, whose last tokens are the action tokens."""
 
     def decode(self, tokens: NDArray[np.int64]) -> NDArray[Any]:
         """Tokens [K*A] to actions, float32 [K, A]."""
@@ -82,25 +78,25 @@ class OpenVLATokenizer(ActionTokenizer):
     def encode(self, actions: NDArray[Any]) -> NDArray[np.int64]:
         """Actions [K, A] to tokens, int64 [K*A]."""
         values = normalised_actions(actions, quantiles=self.quantiles)
-        return (
-            action_tokens(values, vocabulary=self.vocabulary) - (self.vocabulary - self.bins)
-        ).reshape(-1)
+        tokens = action_tokens(values, vocabulary=self.vocabulary)
+        return (tokens - (self.vocabulary - self.bins)).reshape(-1)
 
 
 class OpenVLAOFT(Policy):
-    """The policy; see `Policy` for the contract, and `siirl.models.openvla_checkpoint` for how one
-    is made.
+    """The policy; see `Policy` for the contract.
+
+    `siirl.models.openvla_checkpoint` builds one.
 
     Args:
         config: The checkpoint's config.json.
         preprocessor: Its preprocessor_config.json.
         tokenizer: Of the question.
         action_tokenizer: Of the actions.
-        proprioception: Quantiles of the robot's own state, for a checkpoint that reads it.
-        images: How many of the environment's images are read, from the first on.
+        proprioception: Quantiles of proprioception, for a checkpoint that reads it.
+        images: Number of the environment's images that are read, from the first on.
         question_length: Tokens that every question is padded to.
-        recompute: Keep no more than the input of each block for the backward pass.
-        folder: Where the files beside the weights are.
+        recompute: Keep only the input of each block for the backward pass.
+        folder: Folder of the files next to the weights.
     """
 
     read_past = ("language_model.lm_head",)
@@ -120,12 +116,11 @@ class OpenVLAOFT(Policy):
     ) -> None:
         super().__init__()
         self.action_tokenizer: ActionTokenizer = action_tokenizer
-        self.tokenizer, self.folder = tokenizer, folder
-        self.images, self.question_length, self.padding = (
-            images,
-            question_length,
-            int(config["pad_token_id"]),
-        )
+        self.tokenizer = tokenizer
+        self.folder = folder
+        self.images = images
+        self.question_length = question_length
+        self.padding = int(config["pad_token_id"])
         self.chunk_length = CHUNK_LENGTH
         self.first_action = action_tokenizer.vocabulary - action_tokenizer.bins
         llama = LlamaConfig(**config["text_config"])
@@ -139,14 +134,11 @@ class OpenVLAOFT(Policy):
             recompute=recompute,
         )
         seen = self.vision_backbone.width
-        self.projector = Perceptrons(
-            (seen, 4 * seen, width, width)
-            if len(config["timm_model_ids"]) > 1
-            else (seen, width, width)
-        )
+        fused = len(config["timm_model_ids"]) > 1
+        self.projector = MLP((seen, 4 * seen, width, width) if fused else (seen, width, width))
         self.quantiles = proprioception
         self.proprio_projector = (
-            None if proprioception is None else Perceptrons((len(proprioception.low), width, width))
+            None if proprioception is None else MLP((len(proprioception.low), width, width))
         )
         self.language_model = AutoModelForCausalLM.from_config(
             llama, attn_implementation="sdpa", dtype=torch.float32
@@ -157,8 +149,9 @@ class OpenVLAOFT(Policy):
     def prepare(
         self, *, images: NDArray[np.uint8] | None, proprioception: NDArray[np.float32] | None
     ) -> tuple[NDArray[np.uint8] | None, NDArray[np.float32] | None]:
-        """Images [I, 224, 224, 3] and quantiles in [-1, 1], as the checkpoint saw them in training;
-        see `Policy.prepare`.
+        """Images [I, 224, 224, 3] and quantiles in [-1, 1], as in the checkpoint's training.
+
+        See `Policy.prepare`.
         """
         assert images is not None, "checked when the policy was made"
         seen = np.stack([policy_image(image) for image in images[: self.images]])
@@ -167,13 +160,16 @@ class OpenVLAOFT(Policy):
         return seen, self.quantiles.normalise(proprioception).astype(np.float32)
 
     def tokenize_instruction(self, text: str) -> NDArray[np.int64]:
-        """The question's tokens, int64 [L], from <s> to the blank behind "Out:", padded at the end.
+        """Tokens of the question, int64 [L], from <s> to the blank after "Out:", padded at the end.
 
         Raises:
-            ConfigError: A question that is longer than L.
+            ConfigError: A question longer than L.
         """
         ids = self.tokenizer.encode(prompt(text)).ids
-        ids = [*([] if ids[0] == START else [START]), *ids, *([] if ids[-1] == BLANK else [BLANK])]
+        if ids[0] != START:
+            ids = [START, *ids]
+        if ids[-1] != BLANK:
+            ids = [*ids, BLANK]
         if len(ids) > self.question_length:
             raise ConfigError(
                 f"The instruction {text!r} makes a question of {len(ids)} tokens: give "
@@ -208,7 +204,7 @@ class OpenVLAOFT(Policy):
         del self.language_model.lm_head
 
     def describe(self, folder: Path, *, notes: Mapping[str, Any]) -> None:
-        """The checkpoint's own files beside its weights; `notes` have no place in them."""
+        """Copy the checkpoint's own files next to its weights; `notes` are not stored."""
         for name in COPIED_FILES:
             if (self.folder / name).is_file():
                 shutil.copyfile(self.folder / name, folder / name)
@@ -231,10 +227,10 @@ class OpenVLAOFT(Policy):
             [words_NLD[:, :1], seen_NVD, words_NLD[:, 1:], empty_NTD, stop_N1D], dim=1
         )
 
-        # A short question's padding lies between it and the chunk: nobody looks there, and
-        # positions are counted as if it were not.
+        # A short question is padded before the chunk; padding is masked and has no positions.
         there_NL = ids_NL != self.padding
-        before, after = seen_NVD.shape[1] + 1, tokens + 1
+        before = seen_NVD.shape[1] + 1
+        after = tokens + 1
         there_NS = functional.pad(
             functional.pad(there_NL[:, 1:], (before, 0), value=True), (0, after), value=True
         )
@@ -251,9 +247,7 @@ class OpenVLAOFT(Policy):
     def _seen(
         self, pixel_values: torch.Tensor, proprioception: torch.Tensor | None
     ) -> torch.Tensor:
-        """The patches of all images, and behind them proprioception where the checkpoint reads it:
-        [N, V, D].
-        """
+        """Patches of all images, then proprioception if the checkpoint reads it: [N, V, D]."""
         seen_NVD = (
             self.projector(self.vision_backbone(pixel_values.flatten(0, 1)))
             .unflatten(0, (len(pixel_values), -1))
@@ -262,26 +256,5 @@ class OpenVLAOFT(Policy):
         if self.proprio_projector is None:
             return seen_NVD
         assert proprioception is not None, "checked when the policy was made"
-        state_ND = self.proprio_projector(proprioception.to(self.proprio_projector.first_type()))
+        state_ND = self.proprio_projector(proprioception.to(self.proprio_projector.dtype))
         return torch.cat([seen_NVD, state_ND[:, None]], dim=1)
-
-
-class Perceptrons(nn.Module):
-    """Linear layers `fc1`, `fc2`, … of the given widths, with a GELU between two."""
-
-    def __init__(self, widths: Sequence[int]) -> None:
-        super().__init__()
-        for number, (inputs, outputs) in enumerate(itertools.pairwise(widths), start=1):
-            self.add_module(f"fc{number}", nn.Linear(inputs, outputs))
-
-    def first_type(self) -> torch.dtype:
-        """Of the weights."""
-        return next(self.parameters()).dtype
-
-    def forward(self, values: torch.Tensor) -> torch.Tensor:
-        """[..., first width] to [..., last width]."""
-        first, *others = self.children()
-        values = first(values)
-        for layer in others:
-            values = layer(functional.gelu(values))
-        return values

@@ -1,16 +1,15 @@
-"""OpenVLA's eyes: DINOv2 and SigLIP side by side, whose patches are joined and projected into the
-language model's space.
+"""OpenVLA's vision: DINOv2 and SigLIP side by side, whose patch features are concatenated.
 
-The checkpoints were trained with timm's vision transformers. These here have the same weights under
-the same names, and the same numbers come out (tests/models/test_openvla_vision.py), but timm is not
-needed: it would bring torchvision, whose builds must fit torch's, and later versions of it than 0.9
-name things otherwise. Of an encoder only what is used is built: OpenVLA reads the output of the
-second-to-last block, before the final norm (github.com/openvla/openvla,
-prismatic/extern/hf/modeling_prismatic.py, MIT).
+The checkpoints were trained with timm's vision transformers. The modules here have the same weights
+under the same names and compute the same numbers (tests/models/test_openvla_vision.py), without
+timm: it needs torchvision, whose builds must match torch's, and versions after 0.9 use other names.
+Only the used part of an encoder is built: OpenVLA reads the output of the second-to-last block,
+before the final norm (github.com/openvla/openvla, prismatic/extern/hf/modeling_prismatic.py, MIT).
 """
 
 # N image, P patch, S = registers + P token, D feature, H head
 
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -26,19 +25,19 @@ NORM_EPSILON = 1e-6  # timm's
 
 @dataclass(frozen=True)
 class EncoderShape:
-    """What fixes the shape of a vision transformer."""
+    """Shape of a vision transformer."""
 
     width: int
     blocks: int
-    """Those of the whole encoder, of which the last is not run."""
+    """Blocks of the whole encoder, of which the last is not run."""
     heads: int
     hidden: int
-    """Of a block's perceptron."""
+    """Hidden width of a block's MLP."""
     patch: int = 14
     registers: int = 0
-    """Register tokens, before which there is a class token."""
+    """Register tokens, preceded by a class token."""
     scaled: bool = False
-    """Whether the branches of a block are scaled feature by feature (LayerScale)."""
+    """Whether the branches of a block are scaled per feature (LayerScale)."""
 
 
 ENCODERS = {
@@ -64,10 +63,9 @@ class VisionBackbone(nn.Module):
 
     Args:
         shapes: Of the encoders.
-        means, stds: What each of them normalises colours in [0, 1] with.
+        means, stds: Normalisation of colours in [0, 1], for each encoder.
         image_size: Height and width in pixels.
-        recompute: Keep the input of each block alone for the backward pass, and compute the rest
-            again.
+        recompute: Keep only the input of each block for the backward pass, and recompute the rest.
     """
 
     means: torch.Tensor
@@ -95,8 +93,9 @@ class VisionBackbone(nn.Module):
         self.register_buffer("stds", torch.tensor(stds).view(-1, 3, 1, 1), persistent=False)
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
-        """Patches [N, P, D] of images uint8 [N, height, width, 3]; D is the sum of the encoders'
-        widths.
+        """Patches [N, P, D] of images uint8 [N, height, width, 3].
+
+        D is the sum of the encoders' widths.
         """
         colours = images.permute(0, 3, 1, 2) / 255
         encoders = [
@@ -138,7 +137,7 @@ class VisionEncoder(nn.Module):
 
 
 def recomputed(part: Callable[[torch.Tensor], torch.Tensor], value: torch.Tensor) -> torch.Tensor:
-    """`part(value)`, of which nothing but `value` is kept for the backward pass."""
+    """`part(value)`, with only `value` kept for the backward pass."""
     if not torch.is_grad_enabled():
         return part(value)
     output: torch.Tensor = checkpoint(part, value, use_reentrant=False)
@@ -146,7 +145,7 @@ def recomputed(part: Callable[[torch.Tensor], torch.Tensor], value: torch.Tensor
 
 
 class Block(nn.Module):
-    """Attention and a perceptron, each behind a norm and beside a short cut."""
+    """Attention and an MLP, each behind a norm and with a residual connection."""
 
     def __init__(self, shape: EncoderShape) -> None:
         super().__init__()
@@ -154,7 +153,7 @@ class Block(nn.Module):
         self.attn = Attention(shape.width, heads=shape.heads)
         self.ls1 = LayerScale(shape.width) if shape.scaled else nn.Identity()
         self.norm2 = nn.LayerNorm(shape.width, eps=NORM_EPSILON)
-        self.mlp = Perceptron(shape.width, shape.hidden)
+        self.mlp = MLP((shape.width, shape.hidden, shape.width))
         self.ls2 = LayerScale(shape.width) if shape.scaled else nn.Identity()
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
@@ -164,7 +163,7 @@ class Block(nn.Module):
 
 
 class Attention(nn.Module):
-    """Every token looks at every token."""
+    """Attention of every token to every token."""
 
     def __init__(self, width: int, *, heads: int) -> None:
         super().__init__()
@@ -181,21 +180,30 @@ class Attention(nn.Module):
         return self.proj(seen.transpose(1, 2).flatten(2))
 
 
-class Perceptron(nn.Module):
-    """Two layers with a GELU between them."""
+class MLP(nn.Module):
+    """Linear layers `fc1`, `fc2`, … of the given widths, with a GELU between two."""
 
-    def __init__(self, width: int, hidden: int) -> None:
+    def __init__(self, widths: Sequence[int]) -> None:
         super().__init__()
-        self.fc1 = nn.Linear(width, hidden)
-        self.fc2 = nn.Linear(hidden, width)
+        for number, (inputs, outputs) in enumerate(itertools.pairwise(widths), start=1):
+            self.add_module(f"fc{number}", nn.Linear(inputs, outputs))
 
-    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        """[..., D] to [..., D]."""
-        return self.fc2(functional.gelu(self.fc1(tokens)))
+    @property
+    def dtype(self) -> torch.dtype:
+        """Type of the weights."""
+        return next(self.parameters()).dtype
+
+    def forward(self, values: torch.Tensor) -> torch.Tensor:
+        """[..., first width] to [..., last width]."""
+        first, *others = self.children()
+        values = first(values)
+        for layer in others:
+            values = layer(functional.gelu(values))
+        return values
 
 
 class LayerScale(nn.Module):
-    """One factor a feature; OpenVLA's checkpoints call it `scale_factor`, timm `gamma`."""
+    """One factor a feature; `scale_factor` in OpenVLA's checkpoints, `gamma` in timm."""
 
     def __init__(self, width: int) -> None:
         super().__init__()

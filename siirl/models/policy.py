@@ -1,9 +1,8 @@
-"""What rollout and training need of a vision-language-action (VLA) policy: one forward pass from an
-observation to a chunk of tokens.
+"""Contract of vision-language-action (VLA) policies: one pass from an observation to a token chunk.
 
-The tiny VLA and a 7B OpenVLA-OFT have the same shape here: all tokens of a chunk are decoded in
-parallel, each from its own logits, so the same engine samples them and the same scorer computes
-their log-probs.
+The tiny VLA and a 7B OpenVLA-OFT have the same form: all tokens of a chunk are decoded in parallel,
+each from its own logits. So the same engine samples them and the same scorer computes their
+log-probs.
 """
 
 # N observation, T = K*A token of a chunk (K actions of A dimensions), V bin, D feature
@@ -26,29 +25,33 @@ from siirl.params.model_args import LoraArguments
 
 
 class Policy(Adaptable, abc.ABC):
-    """A VLA policy. A user's own is named by `actor_rollout_ref.model.policy=module:name`, which is
-    called with (spec, path, **options).
+    """A VLA policy.
+
+    `actor_rollout_ref.model.policy=module:name` names a user's own; it is called with (spec, path,
+    **options).
     """
 
     action_tokenizer: ActionTokenizer
     chunk_length: int
     """K, the number of actions decoded from one observation."""
     feature_size: int | None = None
-    """D of `features`; None for a policy that no critic can stand on."""
+    """D of `features`; None for a policy that supports no critic."""
     read_past: tuple[str, ...] = ()
-    """Names of linear layers whose weights `forward` reads past the layer, so that an adapter in
-    them would do nothing.
+    """Linear layers whose weights `forward` reads directly.
+
+    An adapter in them would have no effect.
     """
 
     @abc.abstractmethod
     def tokenize_instruction(self, text: str) -> NDArray[np.int64]:
-        """Token ids of an instruction, int64 [L], always of the same length."""
+        """Token ids of an instruction, int64 [L], of fixed length."""
 
     def prepare(
         self, *, images: NDArray[np.uint8] | None, proprioception: NDArray[np.float32] | None
     ) -> tuple[NDArray[np.uint8] | None, NDArray[np.float32] | None]:
-        """What `forward` is given of one observation, and what a trajectory keeps of it; as it is,
-        by default.
+        """Convert an observation to the inputs of `forward`, which trajectories keep.
+
+        By default it is unchanged.
 
         Args:
             images: [cameras, height, width, 3], or None for an environment without.
@@ -67,8 +70,8 @@ class Policy(Adaptable, abc.ABC):
         """Logits [N, T, V].
 
         Args:
-            pixel_values: uint8 [N, cameras, height, width, 3], or None for a policy that has no
-                camera.
+            pixel_values: uint8 [N, cameras, height, width, 3], or None for a policy without
+                cameras.
             proprioception: float32 [N, P], or None.
             instruction_ids: int64 [N, L].
         """
@@ -80,21 +83,21 @@ class Policy(Adaptable, abc.ABC):
         proprioception: torch.Tensor | None,
         instruction_ids: torch.Tensor,
     ) -> torch.Tensor:
-        """What the policy makes of an observation before it decodes a chunk from it, [N, D]: what a
-        value head reads.
+        """Features [N, D] of an observation, before a chunk is decoded: input of a value head.
 
-        Arguments are those of `forward`. A policy that has them sets `feature_size` and writes
-        `drop_head` as well.
+        Arguments are those of `forward`. A policy that has features sets `feature_size` and
+        implements `drop_head` too.
         """
         raise NotImplementedError(f"{type(self).__name__} has no features (feature_size is None).")
 
     def adapt(self, lora: LoraArguments, *, seed: int) -> None:
-        """Put adapters into all linear layers, or those of `lora.target_modules`; nothing else is
-        trained from then on.
+        """Add adapters and train only them.
+
+        They are in all linear layers, or those of `lora.target_modules`.
 
         Raises:
-            ConfigError: Layers that the policy does not have, or that it reads past; a rank above a
-                layer's smaller side.
+            ConfigError: Layers that the policy does not have, or that it reads past; a rank above
+                the smaller side of a layer.
         """
         self.check_adapters(lora)
         add_adapters(self, lora, layers=self._linear_layers(), seed=seed)
@@ -106,12 +109,12 @@ class Policy(Adaptable, abc.ABC):
         Raises:
             ConfigError: As `adapt`.
         """
-        useless = sorted(
-            set(adapted_layers(self, lora, layers=self._linear_layers())) & set(self.read_past)
-        )
+        adapted = adapted_layers(self, lora, layers=self._linear_layers())
+        useless = sorted(set(adapted) & set(self.read_past))
         if useless:
             raise ConfigError(
-                f"actor_rollout_ref.model.lora.target_modules: an adapter in {', '.join(useless)} would do nothing."
+                "actor_rollout_ref.model.lora.target_modules: an adapter in "
+                f"{', '.join(useless)} would have no effect; leave it out."
             )
 
     def _linear_layers(self) -> list[str]:
@@ -122,8 +125,7 @@ class Policy(Adaptable, abc.ABC):
         ]
 
     def check_options(self, spec: EnvSpec, *, options: Mapping[str, Any], path: str) -> None:
-        """Refuse options that the weights in `path` contradict; by default none: the maker was
-        given both.
+        """Refuse options that the weights in `path` contradict; by default none.
 
         Raises:
             CheckpointError: An option with another value than the weights have.
@@ -131,22 +133,20 @@ class Policy(Adaptable, abc.ABC):
 
     @property
     def proprioception_layer(self) -> nn.Linear | None:
-        """The layer that reads proprioception, whose new weights a warm start can set to its scale;
-        None: there is no such layer.
+        """The layer that reads proprioception, or None.
+
+        A warm start scales its new weights to the data.
         """
         return None
 
     def drop_head(self) -> None:
-        """Give up the weights that only `forward` needs, for a copy of which nothing but `features`
-        will be asked.
-        """
+        """Remove the weights that `features` does not need."""
         raise NotImplementedError(f"{type(self).__name__} has no features (feature_size is None).")
 
     def describe(self, folder: Path, *, notes: Mapping[str, Any]) -> None:
-        """Write into `folder`, where the weights are, what is needed beside them to read this
-        policy again.
+        """Write the files that are needed next to the weights to read this policy again.
 
         Args:
-            folder: Is there.
-            notes: For who reads the folder, for example the command that made the weights.
+            folder: An existing folder.
+            notes: For readers of the folder, for example the command that made the weights.
         """

@@ -1,7 +1,6 @@
-"""Policy folders, `config.json` and `model.safetensors`, and the one place that turns a name into a
-policy.
+"""Saves policy folders (`config.json`, `model.safetensors`), and builds a policy from its name.
 
-Language models are `siirl.models.language_model`'s.
+Language models are built by `siirl.models.language_model`.
 """
 
 from pathlib import Path
@@ -31,10 +30,10 @@ def save_policy(
     """Write a policy folder.
 
     Args:
-        policy: What is saved.
-        folder: Made if it is not there.
-        notes: For who reads the folder, for example the command that made the weights.
-        dtype: Of the file; by default that of the weights.
+        policy: The policy to save.
+        folder: Created if missing.
+        notes: For readers of the folder, for example the command that made the weights.
+        dtype: Type in the file; by default that of the weights.
     """
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
@@ -55,14 +54,14 @@ def build_policy(
     options: dict[str, Any],
     weights: bool = True,
 ) -> Policy:
-    """The policy of a job: a folder's where `path` is given, else a new one for the environment.
+    """The policy of a job: from the folder `path` if set, else a new one for the environment.
 
     Args:
         name: One of `siirl.params.policies.POLICIES`, or `module:name` of a user's own.
         path: Policy folder, or None for random weights drawn from `seed`.
         spec: The environment that the policy must fit.
         options: Keyword arguments for the policy's configuration.
-        weights: False leaves those of a shipped name's folder unread where they are large.
+        weights: False skips large weights of a shipped policy class.
 
     Raises:
         ConfigError: A policy that does not fit the environment.

@@ -1,5 +1,4 @@
-"""Reads causal language models of the Hugging Face hub or of folders, and says in a sentence what
-is wrong with one that cannot be read.
+"""Reads causal language models from folders or the Hugging Face hub; errors name the remedy.
 
 Left out: what training adds to a model (`siirl.models.language_model`).
 """
@@ -24,25 +23,26 @@ KEY = "actor_rollout_ref.model.path"
 
 
 def source_of(path: str | Path, *, place: str = KEY) -> str:
-    """The folder that `path` names, or else the hub id that it is; see `find_on_hub` for where the
-    hub cannot be asked.
+    """The folder that `path` names, or the hub id; see `find_on_hub` for an unreachable hub.
 
     Raises:
-        ConfigError: No name that a model on the hub could have.
-        MissingAssetError: A path to a folder that is not there, or a hub id that is not to be had.
+        ConfigError: Not a valid name of a model on the hub.
+        MissingAssetError: A path to a missing folder, or an unavailable hub id.
     """
     folder = find(str(path))
     if folder.is_dir():
         return str(folder)
     if folder.exists():
         raise MissingAssetError(
-            f"{place}={path} is a file; give the folder that holds config.json and model.safetensors."
+            f"{place}={path} is a file; give the folder that holds config.json and "
+            "model.safetensors."
         )
     name = str(path)
     if name.startswith((".", "/", "~", "assets/")) or name.count("/") > 1:
         raise MissingAssetError(
             f"{place}={path}: there is no such folder. Give {LANGUAGE_MODEL_FOLDER}, a hub id "
-            "(for example Qwen/Qwen2.5-0.5B-Instruct), or assets/tiny_lm; `python -m siirl.warm_start env=math --output FOLDER` makes one."
+            "(for example Qwen/Qwen2.5-0.5B-Instruct), or assets/tiny_lm; "
+            "`python -m siirl.warm_start env=math --output FOLDER` makes one."
         )
     return find_on_hub(name, place=place)
 
@@ -52,20 +52,22 @@ def read_config(source: str, *, trust_remote_code: bool) -> Any:
 
     Raises:
         MissingAssetError: There is none.
-        ConfigError: It is of something else.
+        ConfigError: It belongs to another kind of model.
     """
     from transformers import AutoConfig
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
     if Path(source).is_dir() and not (Path(source) / CONFIG_FILE).is_file():
         raise MissingAssetError(
-            f"{KEY}={source} holds no {CONFIG_FILE}. Give a folder with one, or the id of a hub model."
+            f"{KEY}={source} holds no {CONFIG_FILE}. Give a folder with one, or the id of a hub "
+            "model."
         )
     try:
         config = AutoConfig.from_pretrained(source, trust_remote_code=trust_remote_code)
     except OSError as error:
         raise MissingAssetError(
-            f"{KEY}={source}: {first_line(error)} Give a folder with {CONFIG_FILE}, or the id of a hub model."
+            f"{KEY}={source}: {first_line(error)} Give a folder with {CONFIG_FILE}, or the id of a "
+            "hub model."
         ) from error
     except ValueError as error:
         raise ConfigError(
@@ -75,9 +77,11 @@ def read_config(source: str, *, trust_remote_code: bool) -> Any:
     brings_code = "AutoModelForCausalLM" in (config.to_dict().get("auto_map") or {})
     architectures = config.architectures or []
     if not brings_code and (known is None or (architectures and known not in architectures)):
+        found = ", ".join(architectures) or config.model_type
         raise ConfigError(
-            f"{KEY}={source} is no causal language model: it is {', '.join(architectures) or config.model_type}. Text is generated token "
-            f"by token, from left to right; take a model whose config.json says {known or '...ForCausalLM'}."
+            f"{KEY}={source} is no causal language model: it is {found}. Text is generated token "
+            "by token, from left to right; take a model whose config.json names "
+            f"{known or '...ForCausalLM'}."
         )
     return config
 
@@ -110,41 +114,42 @@ def read_causal_lm(source: str, config: Any, *, dtype: torch.dtype, trust_remote
         ) from error
     except RuntimeError as error:
         raise CheckpointError(
-            f"{source} holds weights of another model than its config.json says: {first_line(error)}"
+            f"{source} holds weights of another model than its config.json: {first_line(error)}"
         ) from error
     causal_lm, report = loaded
     missing = sorted(report["missing_keys"])
     if missing:
         raise CheckpointError(
-            f"{source} lacks {len(missing)} weights of a {type(causal_lm).__name__}, the first is {missing[0]!r}; they would be random. "
-            "Take the whole checkpoint, or a config.json that fits it."
+            f"{source} lacks {len(missing)} weights of a {type(causal_lm).__name__}, the first is "
+            f"{missing[0]!r}; they would be random. Take the whole checkpoint, or a config.json "
+            "that fits it."
         )
     return causal_lm
 
 
 def _first_cut(source: str) -> str | None:
-    """Which weight file of a folder, or of a model in the hub's cache, is not whole, and what
-    helps; None where all look whole.
+    """Error text for the first truncated weight file of a folder or a cached hub model.
+
+    None if no file is truncated.
     """
     folder = Path(source) if Path(source).is_dir() else cached_folder(source)
     for file in [] if folder is None else weight_files(folder):
         try:
             check_safetensors(file)
         except CheckpointError as error:
-            blob = (
-                file.resolve()
-            )  # the cache keeps contents elsewhere, and links them anew as long as they are there
-            return (
-                f"{error} It is in the hub's cache: delete {blob}, and it is downloaded again."
-                if file.is_symlink()
-                else str(error)
-            )
+            if not file.is_symlink():
+                return str(error)
+            # the cache links to its contents; only their removal causes a new download
+            blob = file.resolve()
+            return f"{error} It is in the hub's cache: delete {blob}, and it is downloaded again."
     return None
 
 
 def read_adapted(source: str, config: Any, lora: LoraArguments, *, dtype: torch.dtype) -> Any:
-    """A model with adapters from a checkpoint's folder; raises CheckpointError for weights of
-    another one.
+    """A model with adapters from a checkpoint's folder.
+
+    Raises:
+        CheckpointError: Weights of another model.
     """
     from transformers import AutoModelForCausalLM
 
@@ -155,8 +160,9 @@ def read_adapted(source: str, config: Any, lora: LoraArguments, *, dtype: torch.
 
 
 def check_adapters(path: str | Path, lora: LoraArguments, *, trust_remote_code: bool) -> None:
-    """Refuse adapters that a model cannot have, from its config.json alone: no weight is read or
-    made.
+    """Refuse adapters that a model cannot have, from its config.json only.
+
+    No weight is read or made.
 
     Raises:
         MissingAssetError: No such folder or hub id.
@@ -173,7 +179,7 @@ def check_adapters(path: str | Path, lora: LoraArguments, *, trust_remote_code: 
 
 @contextlib.contextmanager
 def quiet_transformers() -> Iterator[None]:
-    """In this context transformers draws no progress bars, of which every rank would draw its own."""
+    """Suppress the progress bars of transformers, which every rank would print."""
     from transformers.utils import logging
 
     drawn = logging.is_progress_bar_enabled()
@@ -186,6 +192,6 @@ def quiet_transformers() -> Iterator[None]:
 
 
 def first_line(error: Exception) -> str:
-    """What an exception says, cut to its first line and ended with a full stop."""
+    """First line of an exception, with a full stop."""
     line = (str(error).strip().splitlines() or [type(error).__name__])[0]
     return line if line.endswith(".") else f"{line}."

@@ -1,20 +1,22 @@
-"""The tiny language model that the repository ships: bytes in, bytes out, in the form that
-transformers and vLLM know as Qwen3.
+"""The shipped tiny language model: a byte-level Qwen3 that transformers and vLLM read.
 
-Its tokenizer spells any text: token 0 to 255 is the byte of that value, and eight more mark what
-text cannot. Nothing is merged, because a model that adds digit by digit learns from few questions,
-and because a tiny vocabulary leaves its weights to the layers. Both are written as an ordinary
-Hugging Face folder, which needs no code of ours to be read. (Not in the form of Qwen2, beside which
-transformers reads any tokenizer as Qwen's own; that one normalises text and has one token more.)
-What the model learns is the business of `python -m siirl.warm_start env=math`.
+Its tokenizer encodes any text: tokens 0 to 255 are the bytes, and eight more are marks. There are
+no merges, because a model that adds digit by digit learns from few questions, and because a tiny
+vocabulary leaves the weights to the layers. Model and tokenizer are an ordinary Hugging Face
+folder, which needs no code of siirl. (Not Qwen2: transformers reads any tokenizer next to it as
+Qwen's own, which normalises text and has one token more.) `python -m siirl.warm_start env=math`
+trains it.
 
-Its chat template says as little as it can. A first message of a user stands bare, and the answer
-follows at once (`12+34=46`), so that a question with one answer costs no mark at all; every other
-message has the token of its role before it, and what the assistant says ends with `<|end|>`:
+Its chat template is minimal. A first message of a user has no mark, and the answer follows at once
+(`12+34=46`), so that a question with one answer costs no mark. Every other message has the token of
+its role before it, and the assistant's words end with `<|end|>`:
 
-    user, assistant                    12+34=46<|end|>
-    user, assistant, tool, assistant   12+34=<tool_call>…</tool_call><|end|><|tool|>46<|assistant|>46<|end|>
-    system, user, assistant            <|system|>…<|user|>12+34=<|assistant|>46<|end|>
+    user, assistant:
+        12+34=46<|end|>
+    user, assistant, tool, assistant:
+        12+34=<tool_call>…</tool_call><|end|><|tool|>46<|assistant|>46<|end|>
+    system, user, assistant:
+        <|system|>…<|user|>12+34=<|assistant|>46<|end|>
 """
 
 from dataclasses import dataclass
@@ -26,7 +28,8 @@ from tokenizers.decoders import ByteLevel as ByteLevelDecoder
 from tokenizers.models import BPE
 from tokenizers.pre_tokenizers import ByteLevel
 
-PAD, END = "<|pad|>", "<|end|>"
+PAD = "<|pad|>"
+END = "<|end|>"
 ROLE_MARKS = {
     "system": "<|system|>",
     "user": "<|user|>",
@@ -35,7 +38,7 @@ ROLE_MARKS = {
 }
 SPECIAL_TOKENS = (PAD, END, *ROLE_MARKS.values())
 TAGS = ("<tool_call>", "</tool_call>")
-"""Tokens that are text nevertheless: an environment reads them (`envs.tools.calls`)."""
+"""Tokens that are ordinary text: an environment reads them (`envs.tools.calls`)."""
 NUM_BYTES = 256
 
 _USER_BEGINS = "messages[0]['role'] == 'user'"
@@ -48,25 +51,25 @@ CHAT_TEMPLATE = (
     "{%- if message['role'] == 'assistant' -%}{{- '<|end|>' -}}{%- endif -%}"
     "{%- endif -%}"
     "{%- endfor -%}"
-    f"{{%- if add_generation_prompt and not (messages | length == 1 and {_USER_BEGINS}) -%}}{{{{- '<|assistant|>' -}}}}{{%- endif -%}}"
+    f"{{%- if add_generation_prompt and not (messages | length == 1 and {_USER_BEGINS}) -%}}"
+    "{{- '<|assistant|>' -}}{%- endif -%}"
 )
 
 
 @dataclass(frozen=True)
 class TinyLMShape:
-    """What fixes the size of the model; the default has 0.7 million weights."""
+    """Size of the model; the default has 0.7 million weights."""
 
     width: int = 128
     layers: int = 3
-    heads: int = 4  # of 32 entries each: the smallest that vLLM's attention on a CPU has
+    heads: int = 4  # of 32 entries each, the minimum of vLLM's attention on a CPU
     feed_forward: int = 384
     max_length: int = 2048
-    """Tokens of prompt and response together: a few turns with tools, or a program with its task.
-    """
+    """Tokens of prompt and response: a few turns with tools, or a program with its task."""
 
 
 def tiny_tokenizer() -> Any:
-    """The tokenizer, as transformers' fast tokenizer, which saves itself."""
+    """The tokenizer, as transformers' fast tokenizer."""
     from transformers import PreTrainedTokenizerFast
 
     letters = _letters_of_bytes()
@@ -90,9 +93,7 @@ def tiny_tokenizer() -> Any:
 
 
 def new_tiny_lm(*, seed: int, shape: TinyLMShape | None = None) -> Any:
-    """A model with weights drawn from `seed`, for the tokenizer above: transformers'
-    Qwen3ForCausalLM in float32.
-    """
+    """Transformers' Qwen3ForCausalLM in float32, with weights drawn from `seed`."""
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
     shape = shape or TinyLMShape()
@@ -118,10 +119,10 @@ def new_tiny_lm(*, seed: int, shape: TinyLMShape | None = None) -> Any:
 
 
 def _letters_of_bytes() -> list[str]:
-    """The letter under which byte-level tokenizers write each byte, as GPT-2 chose them: itself if
-    it prints, else one from 256 on.
+    """The letter of each byte in byte-level tokenizers, as in GPT-2.
 
-    The printing ones are ! to ~, ¡ to ¬ and ® to ÿ (https://github.com/openai/gpt-2, encoder.py).
+    A byte that prints is itself, the others are letters from 256 on. The printing ones are ! to ~,
+    ¡ to ¬ and ® to ÿ (https://github.com/openai/gpt-2, encoder.py).
     """
     printing = {
         *range(ord("!"), ord("~") + 1),

@@ -1,12 +1,10 @@
-"""The tiny VLA that the repository ships: image, instruction and proprioception in, a chunk of
-binned actions out.
+"""The shipped tiny VLA: image, instruction and proprioception in, a chunk of binned actions out.
 
-A convolutional encoder (a small vision transformer was several times slower to train on a CPU),
-whose features the instruction modulates (FiLM), and one linear head that decodes all tokens of the
-chunk in parallel, as OpenVLA-OFT does (https://arxiv.org/abs/2502.19645, section 4). Inputs that an
-environment lacks are left out: the class then is a plain multi-layer perceptron, which is how it
-adapts to state-based Gymnasium environments. No dropout and no batch statistics: rollout and
-training must give the same log-probs.
+A convolutional encoder, whose features the instruction modulates (FiLM), and one linear head that
+decodes all tokens of the chunk in parallel, as OpenVLA-OFT does (https://arxiv.org/abs/2502.19645,
+section 4). A small vision transformer was several times slower to train on a CPU. Inputs that an
+environment lacks are left out: on state-based Gymnasium environments the class is a plain MLP. No
+dropout and no batch statistics: rollout and training must compute the same log-probs.
 """
 
 # N observation, C camera, T token of a chunk, V bin, P proprioception value, L instruction word, D
@@ -38,14 +36,14 @@ from siirl.params.weight_files import weight_files
 TINY_VLA = "tiny_vla"
 
 
-NO_COUNTS = ("action_tokenizer", "image_shape", "low", "high")  # of the values in config.json
+NO_COUNTS = ("action_tokenizer", "image_shape", "low", "high")  # values in config.json
 MOST_WORDS = 4096  # of an instruction; those of robots' tasks have a dozen
-LEAST = {"bins": 2, "proprioception_size": 0}  # of the counts; of the others it is 1
+LEAST = {"bins": 2, "proprioception_size": 0}  # minimum of a count; 1 for the others
 
 
 @dataclass(frozen=True)
 class TinyVLAConfig:
-    """Everything that fixes the shape of a TinyVLA; saved beside its weights."""
+    """Shape of a TinyVLA; saved next to its weights."""
 
     action_tokenizer: ActionTokenizer
     chunk_length: int = 8  # OpenVLA-OFT's chunk on LIBERO
@@ -69,18 +67,18 @@ class TinyVLAConfig:
     ) -> "TinyVLAConfig":
         """The configuration that fits an environment's observations and actions.
 
-        Seventeen bins and not OpenVLA's 256: what a policy tries out is a few bins wide, and tries
-        of a few 64ths of the range hardly change how an episode ends. In single tuning runs, from
-        unlike warm starts, 16 bins learnt where 64 stood still; a comparison from like starts has
-        not been made. An odd number, so that zero, which robots are told most, can be said: cloned
-        on LIBERO's expert alike (600 updates, one run each), sampled actions succeeded in 31 of 100
-        episodes with 16 bins and in 41 with 17, most likely ones in 16 and 34.
+        Seventeen bins instead of OpenVLA's 256: exploration spans a few bins, and changes of a few
+        64ths of the range hardly change how an episode ends. In single tuning runs, from different
+        warm starts, 16 bins learned and 64 did not; a comparison from equal starts has not been
+        made. The number is odd so that zero, the most frequent action of robots, is represented:
+        cloned from LIBERO's expert (600 updates, one run each), sampled actions succeeded in 31 of
+        100 episodes with 16 bins and in 41 with 17, most likely actions in 16 and 34.
 
         Raises:
-            ValueError: An observation space without images and without proprioception, or a size
-                that cannot be.
+            ValueError: An observation space without images and without proprioception, or an
+                invalid size.
         """
-        sizes: dict[str, tuple[Any, int]] = {  # as the command line has them, which may be anything
+        sizes: dict[str, tuple[Any, int]] = {  # from the command line, so of any type
             "bins": (bins, 2),
             "chunk_length": (chunk_length, 1),
             "width": (width, 1),
@@ -96,7 +94,8 @@ class TinyVLAConfig:
         )
         if IMAGES not in spaces and PROPRIOCEPTION not in spaces:
             raise ValueError(
-                f"Environment {spec.name!r} has neither {IMAGES!r} nor {PROPRIOCEPTION!r} in its observations: {spec.observation_space}."
+                f"Environment {spec.name!r} has neither {IMAGES!r} nor {PROPRIOCEPTION!r} in its "
+                f"observations: {spec.observation_space}."
             )
         return cls(
             action_tokenizer=ActionTokenizer.for_space(spec.action_space, bins=bins),
@@ -119,17 +118,20 @@ class TinyVLAConfig:
 
     @classmethod
     def from_json(cls, values: dict) -> "TinyVLAConfig":
-        """The inverse of `to_json`; raises KeyError, TypeError or ValueError for values of another
-        model, or of none.
+        """The inverse of `to_json`.
+
+        Raises KeyError, TypeError or ValueError for values that do not describe a TinyVLA.
         """
-        tokenizer, shape = values["action_tokenizer"], values["image_shape"]
-        if (
-            values["instruction_length"] > MOST_WORDS
-        ):  # the only size that no weight's shape confirms
+        tokenizer = values["action_tokenizer"]
+        shape = values["image_shape"]
+        # the only size that no weight's shape confirms
+        if values["instruction_length"] > MOST_WORDS:
             raise ValueError(
-                f"instruction_length={values['instruction_length']} is more than {MOST_WORDS} words."
+                f"instruction_length={values['instruction_length']} is more than {MOST_WORDS} "
+                "words."
             )
-        low, high = tuple(tokenizer["low"]), tuple(tokenizer["high"])
+        low = tuple(tokenizer["low"])
+        high = tuple(tokenizer["high"])
         if len(low) != len(high) or not all(
             type(bound) in (int, float) and math.isfinite(bound) for bound in (*low, *high)
         ):
@@ -241,16 +243,21 @@ class TinyVLA(Policy):
         del self.head
 
     def check_options(self, spec: EnvSpec, *, options: Mapping[str, Any], path: str) -> None:
-        """See `Policy.check_options`: options are of new weights; those in a folder have their own,
-        and others would be read by nobody.
+        """See `Policy.check_options`.
+
+        Options apply to new weights; stored weights have their own, and others would have no
+        effect.
         """
         wanted = TinyVLAConfig.for_env(spec, **options)
         for name in options:
-            asked, there = wanted.option(name), self.config.option(name)
+            asked = wanted.option(name)
+            there = self.config.option(name)
             if asked != there:
                 raise CheckpointError(
-                    f"actor_rollout_ref.model.options has {name}={asked}, and the weights in {path} were made with {name}={there}: leave "
-                    "it out, or begin with new weights: actor_rollout_ref.model.path=null, or a folder that siirl.warm_start makes."
+                    f"actor_rollout_ref.model.options has {name}={asked}, and the weights in "
+                    f"{path} were made with {name}={there}: leave it out, or begin with new "
+                    "weights: actor_rollout_ref.model.path=null, or a folder that "
+                    "siirl.warm_start makes."
                 )
 
     def describe(self, folder: Path, *, notes: Mapping[str, Any]) -> None:
@@ -260,8 +267,9 @@ class TinyVLA(Policy):
 
 
 class ConvEncoder(nn.Module):
-    """Three strided convolutions; the instruction scales and shifts the last feature map before it
-    is flattened.
+    """Three strided convolutions.
+
+    The instruction scales and shifts the last feature map before it is flattened.
     """
 
     def __init__(self, *, cameras: int, size: tuple[int, int], condition: int, width: int) -> None:
@@ -294,9 +302,8 @@ def load_policy(folder: str | Path) -> TinyVLA:
     """Read a policy folder.
 
     Raises:
-        MissingAssetError: The folder or one of its two files is not there.
-        CheckpointError: A truncated file, one of several that is not there, or weights of another
-            model.
+        MissingAssetError: The folder or one of its two files is missing.
+        CheckpointError: A truncated file, a missing part of several, or weights of another model.
     """
     folder = Path(folder)
     for name, there in (
@@ -305,8 +312,9 @@ def load_policy(folder: str | Path) -> TinyVLA:
     ):
         if not there:
             raise MissingAssetError(
-                f"No {name} in the policy folder {folder}. Give actor_rollout_ref.model.path= a folder with {CONFIG_FILE} and "
-                f"{WEIGHTS_FILE}, or make one: python -m siirl.warm_start."
+                f"No {name} in the policy folder {folder}. Set actor_rollout_ref.model.path to a "
+                f"folder with {CONFIG_FILE} and {WEIGHTS_FILE}, or make one: python -m "
+                "siirl.warm_start."
             )
     description = read_object(folder / CONFIG_FILE, remedy="Copy or make the folder again.")
     if description.get("model_type") == "openvla":
@@ -319,9 +327,8 @@ def load_policy(folder: str | Path) -> TinyVLA:
         )
     try:
         config = TinyVLAConfig.from_json(description["config"])
-        with torch.device(
-            "meta"
-        ):  # sizes that nobody has memory for are compared with those of the weights first
+        # shapes are checked against the weights before memory is allocated
+        with torch.device("meta"):
             planned = TinyVLA(config)
     except (ArithmeticError, LookupError, RuntimeError, TypeError, ValueError) as error:
         raise CheckpointError(
@@ -336,13 +343,14 @@ def load_policy(folder: str | Path) -> TinyVLA:
 def make_tiny_vla(
     spec: EnvSpec, path: str | None, *, weights: bool = True, **options: Any
 ) -> TinyVLA:
-    """The policy of a folder, or a new one for the environment (`siirl.params.policies`); its
-    weights are always read: they are small.
+    """The policy of a folder, or a new one for the environment (`siirl.params.policies`).
+
+    Its weights are always read: they are small.
 
     Raises:
         ConfigError: A policy that does not fit the environment.
-        ValueError: An option that does not (`TinyVLAConfig.for_env`); TypeError: one that it does
-            not have.
+        ValueError: An invalid option (`TinyVLAConfig.for_env`).
+        TypeError: An unknown option.
     """
     wanted = TinyVLAConfig.for_env(spec, **options)
     if path is None:
@@ -351,14 +359,15 @@ def make_tiny_vla(
     for field in ("image_shape", "proprioception_size"):
         if getattr(policy.config, field) != getattr(wanted, field):
             raise ConfigError(
-                f"The policy in {path} has {field}={getattr(policy.config, field)}, but environment {spec.name!r} has "
-                f"{getattr(wanted, field)}: choose another actor_rollout_ref.model.path, or set env.image_size to fit."
+                f"The policy in {path} has {field}={getattr(policy.config, field)}, but "
+                f"environment {spec.name!r} has {getattr(wanted, field)}: choose another "
+                "actor_rollout_ref.model.path, or set env.image_size to fit."
             )
-    if (policy.action_tokenizer.low, policy.action_tokenizer.high) != (
-        wanted.action_tokenizer.low,
-        wanted.action_tokenizer.high,
-    ):
+    stored = policy.action_tokenizer
+    needed = wanted.action_tokenizer
+    if (stored.low, stored.high) != (needed.low, needed.high):
         raise ConfigError(
-            f"The policy in {path} acts in {policy.action_tokenizer}, but environment {spec.name!r} in {spec.action_space}."
+            f"The policy in {path} acts in {stored}, but environment {spec.name!r} in "
+            f"{spec.action_space}."
         )
     return policy

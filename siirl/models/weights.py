@@ -1,7 +1,7 @@
-"""Weights in safetensors files: read into a module whose names and shapes they must fit.
+"""Reads weights from safetensors files into a module whose names and shapes they must fit.
 
-Weights in several files with `model.safetensors.index.json`, as Hugging Face cuts large ones, are
-read as well, and never written.
+Weights in several files with `model.safetensors.index.json`, as Hugging Face splits large ones, are
+read, but never written.
 """
 
 import contextlib
@@ -17,7 +17,8 @@ from siirl.errors import CheckpointError
 from siirl.models.adapters import merged, name_without_adapters, stored_adapters
 from siirl.params.weight_files import WHOLE_FILE, weight_files
 
-WEIGHTS_FILE, CONFIG_FILE = WHOLE_FILE, "config.json"
+WEIGHTS_FILE = WHOLE_FILE
+CONFIG_FILE = "config.json"
 
 
 def load_weights(
@@ -28,22 +29,21 @@ def load_weights(
     further: Mapping[str, torch.Tensor] | None = None,
     weights: bool = True,
 ) -> None:
-    """Read weights into `module`, one file after the other; see `require_fitting` for what they
-    must be.
+    """Read weights into `module`, one file at a time; see `require_fitting`.
 
     Args:
-        module: What gets them, in its own type; weights of the meta device are replaced.
-        place: A safetensors file, or a folder with one or with several (see
-            `siirl.params.weight_files.weight_files`); of a checkpoint with adapters the folder is
-            read, and they are merged.
-        left_out: Names in the files that the module has no use for.
+        module: Gets the weights, in its own type; weights on the meta device are replaced.
+        place: A safetensors file, or a folder with one or several (see
+            `siirl.params.weight_files.weight_files`); adapters in a folder are merged.
+        left_out: Names in the files that the module does not need.
         further: Weights from elsewhere.
-        weights: False compares names and shapes, and reads no more than the files' headers.
+        weights: False compares names and shapes, and reads only the headers of the files.
 
     Raises:
-        CheckpointError: A file that is not whole, or weights of another model.
+        CheckpointError: A truncated file, or weights of another model.
     """
-    further, lora = further or {}, stored_adapters(place)
+    further = further or {}
+    lora = stored_adapters(place)
     shapes = {name: shape for name, shape in stored_shapes(place).items() if not left_out(name)}
     require_fitting(
         module,
@@ -60,8 +60,9 @@ def load_weights(
 
 
 def stored_shapes(place: Path) -> dict[str, tuple[int, ...]]:
-    """Name to shape of the weights in a file or a folder, of one with adapters as they are merged;
-    only the files' headers are read.
+    """Name to shape of the weights in a file or folder, with adapters merged.
+
+    Only the headers of the files are read.
     """
     shapes: dict[str, tuple[int, ...]] = {}
     adapted = stored_adapters(place) is not None
@@ -81,9 +82,9 @@ def stored_shapes(place: Path) -> dict[str, tuple[int, ...]]:
 def require_fitting(
     module: nn.Module, shapes: Mapping[str, tuple[int, ...]], *, place: Path
 ) -> None:
-    """Raise CheckpointError unless every name and shape fits; it says which does not.
+    """Raise CheckpointError unless every name and shape fits; the message lists differences.
 
-    A weight with two names (tied) may be there under one of them.
+    A tied weight may be stored under one of its names.
     """
     expected = module.state_dict(keep_vars=True)
     there = {id(weight) for name, weight in expected.items() if name in shapes}
@@ -96,7 +97,8 @@ def require_fitting(
     ]
     if wrong:
         raise CheckpointError(
-            f"{place} holds another model than {type(module).__name__}: {'; '.join(sorted(wrong)[:5])} ({len(wrong)} in all)."
+            f"{place} holds another model than {type(module).__name__}: "
+            f"{'; '.join(sorted(wrong)[:5])} ({len(wrong)} in all)."
         )
 
 
@@ -105,9 +107,7 @@ def _files(place: Path) -> list[Path]:
 
 
 def _put(module: nn.Module, tensors: Mapping[str, torch.Tensor]) -> None:
-    """Copy into the module's weights; those on the meta device have no memory to copy into and are
-    replaced.
-    """
+    """Copy tensors into the module's weights; weights on the meta device are replaced."""
     weights = module.state_dict(keep_vars=True)
     of_meta = {
         name: tensor.to(weights[name].dtype)
@@ -122,12 +122,11 @@ def _put(module: nn.Module, tensors: Mapping[str, torch.Tensor]) -> None:
 
 @contextlib.contextmanager
 def _whole(file: Path) -> Iterator[None]:
-    """What safetensors says of a file that is cut off becomes an error that names the file and what
-    helps.
-    """
+    """Turn the safetensors error of a truncated file into one with file name and remedy."""
     try:
         yield
     except safetensors.SafetensorError as error:
         raise CheckpointError(
-            f"{file} ({file.stat().st_size} bytes) is not a whole safetensors file: {error}. Copy or make it again."
+            f"{file} ({file.stat().st_size} bytes) is not a whole safetensors file: {error}. Copy "
+            "or make it again."
         ) from error

@@ -15,7 +15,7 @@ from siirl.algos.log_probs import TokenScores
 from siirl.data_coordinator.sample import Sample, Samples2Dict
 from siirl.data_coordinator.task_stream import TaskLoader, training_seed
 from siirl.engine.actor.actor import Actor
-from siirl.engine.actor.packing import units_of
+from siirl.engine.actor.packing import prefix_groups_of
 from siirl.engine.actor.text_scorer import text_scorer
 from siirl.engine.rollout.executor import RolloutResult
 from siirl.engine.rollout.generation import GenerationRequest, GenerationResponse, TextEngine
@@ -73,5 +73,9 @@ def text_train_engine(
         options: Further arguments of `TrainEngine`.
     """
     return TrainEngine(
-        module=model, scorer=text_scorer, units=units_of(model), optim=optim, **options
+        module=model,
+        scorer=text_scorer,
+        prefix_groups=prefix_groups_of(model),
+        optim=optim,
+        **options,
     ).initialize()

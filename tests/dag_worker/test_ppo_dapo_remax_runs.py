@@ -109,7 +109,7 @@ def test_a_policy_of_ones_own_without_features_is_refused_with_the_remedy(tmp_pa
     )
     with pytest.raises(
         ConfigError,
-        match="TwoLayers has no features for a critic to stand on: set its feature_size",
+        match="TwoLayers has no features for a critic: set its feature_size",
     ):
         train(tmp_path, "pipeline=ppo", "trainer.total_steps=1", *own)
 

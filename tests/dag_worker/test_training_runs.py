@@ -126,7 +126,7 @@ def test_weights_that_are_not_finite_are_told_as_that(tmp_path):
     save_policy(policy, tmp_path / "policy")
     with pytest.raises(
         InvariantError,
-        match=r"weights are not finite after 0 updates\. Before the first update: look at the weights",
+        match=r"weights are not finite after 0 updates\. Before the first update: check the initial weights",
     ):
         train(
             tmp_path / "run",

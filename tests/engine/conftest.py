@@ -1,6 +1,4 @@
-"""Lets tests, and the processes that they start, import `tiny_training` and `ranks_at_work` by
-name.
-"""
+"""Makes `tiny_training` and `ranks_at_work` importable in tests and the processes they start."""
 
 import sys
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Whether somebody could connect to the ports of a process."""
+"""Checks whether the ports of a process accept connections."""
 
 import socket
 from collections.abc import Collection
@@ -6,16 +6,14 @@ from concurrent.futures import ThreadPoolExecutor
 
 import psutil
 
-NOBODY_ANSWERS_S = (
-    3.0  # a port of this machine takes a connection at once, also when its process does nothing
-)
+NOBODY_ANSWERS_S = 3.0  # a local port accepts a connection at once, even if its process is idle
 
 
 Address = tuple[str, int]
 
 
 def takes_connections(address: Address) -> bool:
-    """Whether somebody could connect there."""
+    """Whether a connection succeeds."""
     try:
         socket.create_connection(address, timeout=NOBODY_ANSWERS_S).close()
     except TimeoutError:
@@ -30,7 +28,7 @@ def ports(*processes: psutil.Process) -> set[Address]:
 
 
 def knocked_at(addresses: Collection[Address]) -> set[tuple[str, bool]]:
-    """The addresses without their ports, each with whether a port takes connections there."""
+    """The addresses without ports, each with whether one of its ports accepts connections."""
     ordered = sorted(addresses)
     with ThreadPoolExecutor(max(1, len(ordered))) as pool:
         taken = pool.map(takes_connections, ordered)

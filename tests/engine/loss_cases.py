@@ -1,6 +1,4 @@
-"""Every policy loss with every aggregation, every KL in the loss and some importance weights: what
-an update makes of one batch.
-"""
+"""Updates with every policy loss, every aggregation, every KL and some importance weights."""
 
 import itertools
 from typing import Any
@@ -19,8 +17,8 @@ TOLERANCE = 1e-5  # relative, max norm
 STILL = OptimizerArguments(
     lr=1e-30, weight_decay=0.0, scheduler="constant_with_warmup", warmup_ratio=0.0
 )
-"""So small a learning rate that the weights stay as they are: one engine serves all cases."""
-# Options with which the tiny batches have clipped, unclipped and selected tokens.
+"""A learning rate so small that the weights do not change: one engine serves all cases."""
+# Options for which the tiny batches have clipped, unclipped and selected tokens.
 OPTIONS = {
     "clip_cov": {"clip_cov_ratio": 0.3, "clip_cov_lb": -0.5},
     "kl_cov": {"kl_cov_ratio": 0.3},
@@ -59,9 +57,7 @@ def configurations() -> dict[Case, dict[str, Any]]:
 
 
 def gradients(engine: RecordingEngine, batch: TensorDict) -> Found:
-    """Gradient and metrics of an update for each case; the engine's learning rate is that of
-    `STILL`.
-    """
+    """Gradient and metrics of an update for each case; the engine's learning rate is `STILL`."""
     found = {}
     for case, config in configurations().items():
         metrics = make_actor(engine, **config).update(batch)
@@ -70,7 +66,7 @@ def gradients(engine: RecordingEngine, batch: TensorDict) -> Found:
 
 
 def gradient_norms(found: Found) -> list[float]:
-    """Of the cases that should differ from each other, which would say nothing otherwise."""
+    """Cases whose gradients must differ, or comparisons would be vacuous."""
     alike = {("kl", name) for name in ("k1+", "k3+", "abs+", "k2+")}  # all have k2's gradient
     alike |= {case for case in found if case[0] == "gspo_token"}  # advantages are equal in a row
     return [

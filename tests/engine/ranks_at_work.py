@@ -1,6 +1,4 @@
-"""Runs a function on several ranks that are real processes, joined by gloo through a file, and
-returns what each of them returned.
-"""
+"""Runs a function on several ranks: real processes, joined by gloo through a file."""
 
 import pickle
 import tempfile
@@ -16,12 +14,13 @@ from siirl.engine.training.collectives import GroupOfProcesses, join, leave
 RANKS = multiprocessing.get_context("forkserver")
 RANKS.set_forkserver_preload(
     ["siirl.dag_worker.dagworker"]
-)  # forked from a process that has imported torch, which takes seconds
+)  # forked from a process that has imported torch: the import takes seconds
 
 
 def run_on_ranks(function: Callable[..., Any], *arguments: Any, ranks: int = 2) -> list[Any]:
-    """`function(collectives, *arguments)` on every rank, at the same time; results in rank order.
-    Raises what a rank raised.
+    """Run `function(collectives, *arguments)` on all ranks; results are in rank order.
+
+    Raises the error of a rank.
     """
     with tempfile.TemporaryDirectory() as folder:
         processes = work_on_ranks(_work, (ranks, folder, function, arguments), ranks=ranks)
@@ -40,8 +39,9 @@ def run_on_ranks(function: Callable[..., Any], *arguments: Any, ranks: int = 2) 
 def work_on_ranks(
     work: Callable[..., None], arguments: tuple[Any, ...], *, ranks: int
 ) -> list[Any]:
-    """`work(rank, *arguments)` in a process for each rank, which ends with this one; returns the
-    processes when all have ended.
+    """Run `work(rank, *arguments)` in one process a rank; return the ended processes.
+
+    They end with this process.
     """
     processes = [
         RANKS.Process(target=work, args=(rank, *arguments), daemon=True) for rank in range(ranks)

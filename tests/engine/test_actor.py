@@ -1,6 +1,4 @@
-"""PPO's update on one rank: old log-probs, terms of the loss, epochs and mini-batches, what is
-refused, and that it learns.
-"""
+"""PPO's update on one rank: old log-probs, loss terms, epochs, mini-batches, refusals, learning."""
 
 import pytest
 import torch
@@ -214,7 +212,7 @@ def test_what_cannot_work_is_refused_when_the_actor_is_made(config, error, messa
 
 
 def test_a_mode_that_needs_the_longest_response_is_refused_without_it():
-    with pytest.raises(ConfigError, match="give the Actor its horizon"):
+    with pytest.raises(ConfigError, match="pass `horizon` to the Actor"):
         make_actor(make_engine(), horizon=None, loss_agg_mode="seq-mean-token-sum-norm")
 
 

@@ -1,6 +1,4 @@
-"""The actor's loss from its configuration: what is resolved, what is refused, and the columns that
-it needs.
-"""
+"""The actor's loss from its configuration: resolved settings, refusals, needed columns."""
 
 import math
 
@@ -133,10 +131,10 @@ def test_every_loss_is_reachable_by_name(name):
         (
             {"loss": "decoupled", "importance": ImportanceArguments(level="token")},
             ConfigError,
-            "weights of its own",
+            "its own importance weights",
         ),
         ({"importance": ImportanceArguments(level="tokens")}, UnknownNameError, "'tokens'"),
-        ({"loss_agg_mode": "seq-mean-token-sum-norm"}, ConfigError, "give the Actor its horizon"),
+        ({"loss_agg_mode": "seq-mean-token-sum-norm"}, ConfigError, "pass `horizon` to the Actor"),
     ],
 )
 def test_what_cannot_work_is_refused_when_the_loss_is_made(config, error, message):
@@ -261,8 +259,9 @@ def test_log_probs_that_are_nan_are_not_put_down_to_the_loss(registries):
 
 
 def test_a_selection_sees_the_policy_as_it_is_before_the_step():
-    """With old log-probs far away every token is clipped, and Clip-Cov has no candidate; on policy
-    it has.
+    """With distant old log-probs every token is clipped, and Clip-Cov has no candidate.
+
+    On policy it has candidates.
     """
     batch, engine = trajectories(6), make_engine()
     options = {

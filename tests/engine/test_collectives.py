@@ -1,4 +1,4 @@
-"""A rank that leaves its group leaves nothing behind that could abort the process when it ends."""
+"""A rank that leaves its group leaves nothing that could abort the process at exit."""
 
 import tempfile
 from pathlib import Path
@@ -13,15 +13,13 @@ from tests.engine.ranks_at_work import work_on_ranks
 
 
 def serving_threads() -> list[str]:
-    """Names of this process's threads that are gloo's."""
+    """Names of this process's gloo threads."""
     names = [(task / "comm").read_text().strip() for task in Path("/proc/self/task").iterdir()]
     return [name for name in names if "gloo" in name]
 
 
 def refused(ranks):
-    """An error whose traceback holds `ranks` and is held by it in turn, as one that a caller caught
-    and kept does.
-    """
+    """An error in a reference cycle with `ranks` through its traceback, as if caught and kept."""
     try:
         raise ValueError(ranks.rank)
     except ValueError as error:
@@ -30,7 +28,7 @@ def refused(ranks):
 
 
 def trained(ranks):
-    """A sharded module that has been through a step."""
+    """A sharded module after one step."""
     module = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 1))
     with torch.no_grad():
         for parameter in module.parameters():

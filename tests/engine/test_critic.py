@@ -1,6 +1,4 @@
-"""The critic on one rank: where it starts, what it learns, which tokens it learns at, and what is
-refused.
-"""
+"""The critic on one rank: initial values, learning, decision tokens, refusals."""
 
 import pytest
 import torch
@@ -102,11 +100,11 @@ def test_the_policys_head_is_given_up_and_its_features_stay():
 def test_a_policy_without_features_is_refused():
     policy = tiny_vla()
     policy.feature_size = None
-    with pytest.raises(ConfigError, match="TinyVLA has no features for a critic to stand on"):
+    with pytest.raises(ConfigError, match="TinyVLA has no features for a critic"):
         PolicyFeatures(policy)
 
 
-# Positions
+# Decisions
 
 
 def test_the_first_executed_token_of_each_chunk_stands_for_it():
@@ -149,7 +147,7 @@ def test_one_step_moves_values_hardly_beyond_the_clip_range():
     loose, tight = (make_critic(epochs=60, clip_range=clip_range) for clip_range in (None, 0.05))
     moved = []
     for critic in (loose, tight):
-        critic.update(batch)  # the first returns: values move freely to their mean
+        critic.update(batch)  # first returns: values move to their mean without clipping
         batch["values"] = critic.compute_values(batch).values_BT
         metrics = critic.update(batch)
         after = critic.compute_values(batch).values_BT
@@ -211,7 +209,7 @@ def test_a_nan_where_no_decision_stands_is_nobodys_business():
     assert make_critic().update(batch)["critic/updates"] == 1.0
 
 
-# Going on
+# Resuming
 
 
 def test_a_critic_that_was_saved_goes_on_as_if_nothing_had_been(tmp_path):

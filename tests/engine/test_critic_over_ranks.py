@@ -1,6 +1,4 @@
-"""The critic's gradient does not depend on how the batch was cut: micro-batches, ranks, uneven and
-empty shares; with real processes.
-"""
+"""The critic's gradient does not depend on micro-batches, ranks, or uneven and empty shares."""
 
 import itertools
 
@@ -25,8 +23,9 @@ def own_rows(batch, ranks, shares):
 
 
 def one_update(ranks, *, micro_batch, shares):
-    """Gradient before the step, weights after it, metrics, and the values of own rows before; the
-    head is not at 0, some values clip.
+    """Gradient before the step, weights after it, metrics, and own values before.
+
+    The head is not at 0, and some values are clipped.
     """
     critic = make_critic(ranks, clip_range=0.3, micro_batch_size=micro_batch, head_seed=1)
     batch = own_rows(experience(ROWS, masked_rows=MASKED_ROWS), ranks, shares)
@@ -50,7 +49,7 @@ def mini_batches(ranks, shares):
 
 
 def failing(ranks):
-    """What each rank raises when only rank 1 has a NaN, and that both can go on."""
+    """Errors of each rank if only rank 1 has a NaN, and that both can continue."""
     critic, batch = make_critic(ranks), own_rows(experience(4), ranks, (2, 2))
     bad = batch.clone()
     if ranks.rank == 1:
@@ -63,7 +62,7 @@ def failing(ranks):
 
 
 def on_two_ranks(ranks):
-    """Everything that needs two ranks, in one start of processes."""
+    """All results that need two ranks, in one start of processes."""
     cases = itertools.product(MICRO_BATCHES, SHARES)
     return {
         "updates": {

@@ -1,4 +1,4 @@
-"""The scorer of embodied policies: executed chunks only, log-probs where their tokens stand."""
+"""The scorer of embodied policies: executed chunks only, log-probs at their tokens."""
 
 import pytest
 import torch
@@ -9,7 +9,7 @@ from siirl.errors import TensorError
 
 
 class CountingPolicy(TinyPolicy):
-    """Remembers how many observations each forward pass had."""
+    """Records the number of observations of each forward pass."""
 
     def __init__(self):
         super().__init__()
@@ -21,7 +21,7 @@ class CountingPolicy(TinyPolicy):
 
 
 def by_hand(policy, batch, row, token, temperature):
-    """Log-prob of one token, from a forward pass of its own."""
+    """Log-prob of one token, from a separate forward pass."""
     chunk, place = divmod(token, TOKENS)
     logits = policy(
         pixel_values=batch["pixel_values"][row : row + 1, chunk],

@@ -1,6 +1,4 @@
-"""The gradient of a batch does not depend on how it was cut: micro-batches, ranks, uneven and empty
-shares; with real processes.
-"""
+"""The gradient of a batch does not depend on micro-batches, ranks, or uneven and empty shares."""
 
 import itertools
 
@@ -38,7 +36,7 @@ def own_rows(batch, ranks, shares):
 
 
 def one_update(ranks, *, aggregation, micro_batch, shares):
-    """Gradient before the step, weights after it, metrics and the log-probs of own rows."""
+    """Gradient before the step, weights after it, metrics and own log-probs."""
     engine = make_engine(ranks, micro_batch_size=micro_batch)
     actor = make_actor(engine, loss_agg_mode=aggregation, **TERMS)
     batch = own_rows(trajectories(ROWS, masked_rows=MASKED_ROWS), ranks, shares)
@@ -61,8 +59,9 @@ def several_updates(ranks, shares):
 
 
 def failing_updates(ranks):
-    """What each rank raises when only rank 1 has a NaN, and that both can go on; then unequal first
-    weights.
+    """Errors of each rank if only rank 1 has a NaN, and that both can continue.
+
+    Then with unequal initial weights.
     """
     actor, batch = make_actor(make_engine(ranks)), own_rows(trajectories(4), ranks, (2, 2))
     bad = batch.clone()
@@ -81,7 +80,7 @@ def failing_updates(ranks):
 
 
 def advantages(ranks, shares, name):
-    """Advantages of own rows; groups are spread over ranks, and decisions are of a chunk's tokens."""
+    """Advantages of own rows; groups are spread over ranks, decisions are a chunk's tokens."""
     batch = own_rows(trajectories(ROWS, masked_rows=MASKED_ROWS), ranks, shares)
     mask_BT = batch["response_mask"]
     available = {
@@ -112,8 +111,9 @@ def conversation(ranks):
 
 
 def overflowing_update(ranks):
-    """An update in which the gradient of rank 1's rows is infinite: weights before and after, and
-    metrics.
+    """An update in which the gradient of rank 1's rows is infinite.
+
+    Weights before and after, and metrics.
     """
 
     def scorer(module, micro_batch, temperature):
@@ -129,7 +129,7 @@ def overflowing_update(ranks):
 
 
 def on_two_ranks(ranks):
-    """Everything that needs two ranks, in one start of processes."""
+    """All results that need two ranks, in one start of processes."""
     updates = {
         case: one_update(ranks, aggregation=case[0], micro_batch=case[1], shares=SHARES[case[2]])
         for case in itertools.product(AGGREGATIONS, MICRO_BATCHES, SHARES)

@@ -1,5 +1,6 @@
-"""Acting and training on the shipped model: rounding does not stop a run, and each way in which the
-two can differ does, in one step.
+"""Gap between rollout and training log-probs on the shipped model.
+
+Rounding does not stop a run; each way in which the two can differ does, in one step.
 """
 
 import asyncio
@@ -26,7 +27,7 @@ MODEL, PROMPTS, ANSWERS, TOKENS = "assets/tiny_lm", 24, 4, 8
 
 
 class OnePositionTooFar(HFEngine):
-    """Tokens that it generates stand one place behind their own."""
+    """Generated tokens are stored one place late."""
 
     def _hidden(self, input_ids, position_ids, mask):
         return super()._hidden(input_ids, position_ids if mask is None else position_ids + 1, mask)
@@ -39,7 +40,7 @@ def configured(dtype) -> SiiRLArguments:
 
 
 class Job:
-    """The shipped model, acting and training in `dtype`."""
+    """The shipped model, for rollout and training in `dtype`."""
 
     def __init__(self, dtype):
         self.config, self.compute_dtype = (
@@ -65,7 +66,7 @@ class Job:
         )
 
     def answers(self, *, engine=HFEngine, model=None, temperature=1.0):
-        """A batch of sampled answers to sums, with advantages that are drawn."""
+        """A batch of sampled answers to sums, with random advantages."""
         acting = engine(
             model=model or self.model,
             tokenizer=load_chat_tokenizer(MODEL),
@@ -102,10 +103,16 @@ class Job:
 def row_of(number, prompt, answer):
     prompts, responses = np.array(prompt, np.int64), answer.tokens
     return {
-        "uid": f"{number:03d}", "index": number, "policy_version": 0, "prompts": prompts, "responses": responses,
-        "response_mask": np.ones(len(responses), np.int64), "input_ids": np.concatenate([prompts, responses]),
-        "attention_mask": np.ones(len(prompts) + len(responses), np.int64), "rollout_log_probs": answer.log_probs,
-    }  # fmt: skip
+        "uid": f"{number:03d}",
+        "index": number,
+        "policy_version": 0,
+        "prompts": prompts,
+        "responses": responses,
+        "response_mask": np.ones(len(responses), np.int64),
+        "input_ids": np.concatenate([prompts, responses]),
+        "attention_mask": np.ones(len(prompts) + len(responses), np.int64),
+        "rollout_log_probs": answer.log_probs,
+    }
 
 
 @pytest.fixture(scope="module", params=["float32", "bfloat16"])
@@ -115,7 +122,7 @@ def job(request):
 
 @pytest.fixture(scope="module")
 def after_two_steps(job):
-    """Metrics of two sound steps, and the weights between them."""
+    """Metrics of two correct steps, and the weights between them."""
     first = job.update(job.answers())
     between = copy.deepcopy(job.model)
     return first, job.update(job.answers()), between

@@ -1,4 +1,5 @@
-"""LoRA on two real ranks: the gradient of one, for adapters alone; the model below as reference.
+"""LoRA on two real ranks: the gradient of one rank, of adapters only; the base is the reference.
+
 Slow: each process imports peft.
 """
 
@@ -28,7 +29,7 @@ def adapted():
 
 
 def one_update(ranks):
-    """Gradient, weights, and what the reference says before and after the update."""
+    """Gradient, weights, and the reference's log-probs before and after the update."""
     module = adapted()
     engine = make_engine(ranks, module=module, scorer=text_scorer)
     actor, batch = make_actor(engine), text_rows()
@@ -37,7 +38,7 @@ def one_update(ranks):
     before = reference.compute_log_prob(own).log_probs_BT
     actor.update(own)
     after = reference.compute_log_prob(own).log_probs_BT
-    exported = module.exported_weights(engine.rollout_state())
+    exported = module.exported_weights(engine.upload_weights())
     return {
         "gradient": engine.gradients[0],
         "weights": weights(engine),

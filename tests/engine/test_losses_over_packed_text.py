@@ -1,8 +1,7 @@
-"""Every policy loss with every aggregation on text: rows packed side by side have the gradient of
-rows alone, by budget, and padded.
+"""Policy losses on text: packed rows have the gradient of single rows, by budget, and padded.
 
-The scorer and its packing are those of training (`siirl.engine.actor.text_scorer`). Actions, which
-are not packed, are `test_losses_over_ranks`'.
+Every policy loss and every aggregation is tested. The scorer and its packing are those of training
+(`siirl.engine.actor.text_scorer`). `test_losses_over_ranks` covers actions, which are not packed.
 """
 
 from typing import Any
@@ -29,15 +28,11 @@ WAYS: dict[str, tuple[dict[str, int], dict[str, int]]] = {
     "budget of tokens": ({"micro_batch_tokens": 20}, {}),
     "padded further": ({"micro_batch_size": 100}, {"further_left": 3, "further_right": 2}),
 }
-"""Name to options of the engine and padding of the rows; compared with all rows at once, in one
-lane.
-"""
+"""Name to engine options and padding; compared with all rows at once, in one lane."""
 
 
 def language_model() -> LanguageModel:
-    """Wide enough for a lane of 32 tokens, which takes all rows of `text_rows`; narrow everywhere
-    else.
-    """
+    """Wide enough for a lane of 32 tokens (all rows of `text_rows`); otherwise narrow."""
     config = Qwen3Config(
         **{**SIZES, "hidden_size": 128, "intermediate_size": 16}, num_key_value_heads=1, head_dim=8
     )
@@ -51,8 +46,9 @@ def language_model() -> LanguageModel:
 
 
 def lines_of_text(*, further_left: int = 0, further_right: int = 0) -> TensorDict:
-    """`text_rows` with log-probs of three other policies near the model's own; `further` padding
-    changes nothing else.
+    """`text_rows` with log-probs of three other policies near the model's own.
+
+    `further` padding changes nothing else.
     """
     rows, padded = text_rows(), text_rows(further_left=further_left, further_right=further_right)
     with torch.no_grad():
@@ -94,7 +90,7 @@ def two_ranks():
 
 
 def test_all_rows_go_into_one_lane_and_a_row_alone_into_its_own():
-    """So that the gradients below are compared between packed and unpacked rows."""
+    """Shows that the gradients below compare packed with unpacked rows."""
     batch, width = lines_of_text(), model_width(language_model())
     lanes, tokens = pack_rows(batch, width=width, share_prompts=False).input_ids_LS.shape
     assert (lanes, tokens) == (
@@ -120,7 +116,7 @@ def test_rows_that_are_cut_or_padded_have_the_gradient_of_all_in_one_lane(at_onc
     assert largest_difference(at_once[case][0], cut[way][case][0]) < TOLERANCE
 
 
-@pytest.mark.slow  # two processes that each import transformers: 20 s of processor
+@pytest.mark.slow  # two processes that import transformers: 20 s of CPU time
 @pytest.mark.parametrize("case", configurations(), ids=str)
 def test_two_ranks_have_the_gradient_and_the_metrics_of_one(at_once, two_ranks, case):
     for rank in two_ranks:

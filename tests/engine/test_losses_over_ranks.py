@@ -1,8 +1,8 @@
-"""Every policy loss with every aggregation, and every KL in the loss, through real updates: the
-same gradient however the batch is cut.
+"""Policy losses through real updates: the same gradient however the batch is cut.
 
-Cuts are micro-batches of one and of four rows, and two ranks that are real processes with uneven
-shares. Rows of a language model, packed side by side, are `test_losses_over_packed_text`'s.
+Every policy loss, every aggregation and every KL is tested. Cuts are micro-batches of one and of
+four rows, and two ranks (real processes) with uneven shares. `test_losses_over_packed_text` covers
+packed text rows.
 """
 
 import pytest

@@ -1,4 +1,4 @@
-"""Which rows go into which optimiser step."""
+"""Rows of each optimiser step."""
 
 import torch
 from tensordict import TensorDict
@@ -9,7 +9,7 @@ from siirl.engine.training.collectives import OneProcess
 
 
 class Seat(OneProcess):
-    """One of several ranks whose ids are known."""
+    """One of several ranks with known ids."""
 
     def __init__(self, rank, ids):
         self.rank, self.ids = rank, ids

@@ -1,4 +1,4 @@
-"""The network that ranks speak over, from this machine's own interfaces."""
+"""The network of the ranks, on this machine's own interfaces."""
 
 import os
 import socket
@@ -10,8 +10,8 @@ import pytest
 from siirl.engine.training.collectives import join, leave
 from siirl.engine.training.network import (
     GLOO_INTERFACE,
-    NCCL_ANSWERS,
     NCCL_INTERFACE,
+    NCCL_STATE_SERVER,
     interface_of,
     listen_towards,
     on_loopback,
@@ -20,7 +20,7 @@ from siirl.engine.training.network import (
 from tests.engine.knocking import takes_connections
 from tests.engine.ranks_at_work import work_on_ranks
 
-# What ranks of several machines may meet over: this machine's own addresses.
+# Meeting points of ranks on several machines: this machine's own addresses.
 ADDRESSES = {
     name: address.address
     for name, addresses in psutil.net_if_addrs().items()
@@ -31,8 +31,8 @@ ADDRESSES = {
 
 @pytest.fixture(autouse=True)
 def untold(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody has named an interface; what a test causes to be named is forgotten."""
-    for variable in (GLOO_INTERFACE, NCCL_INTERFACE, NCCL_ANSWERS):
+    """Unsets the interface variables, and restores them after the test."""
+    for variable in (GLOO_INTERFACE, NCCL_INTERFACE, NCCL_STATE_SERVER):
         monkeypatch.setenv(variable, "")
         monkeypatch.delenv(variable)
 
@@ -70,7 +70,7 @@ def test_an_engine_of_one_machine_starts_on_the_loopback_whatever_the_ranks_spea
 
 
 def test_an_address_of_another_machine_has_no_interface_here():
-    assert interface_of("203.0.113.7") is None  # RFC 5737: of nobody
+    assert interface_of("203.0.113.7") is None  # RFC 5737: reserved
 
 
 def meets(rank, place):
@@ -84,7 +84,7 @@ def meets(rank, place):
     assert len(opened) == (2 if rank == 0 else 1)  # gloo's, and the store's
     assert not takes_connections(
         (urlsplit(place).hostname, urlsplit(place).port)
-    )  # both ranks are there
+    )  # both ranks are connected
     assert (
         ranks.gather_objects(os.environ[GLOO_INTERFACE])
         == [next(name for name in ADDRESSES if ADDRESSES[name] in place)] * 2

@@ -1,5 +1,6 @@
-"""OpenVLA-OFT on FSDP2, trained whole and by adapters: with two ranks its gradient is that of one,
-up to float32's rounding.
+"""OpenVLA-OFT on FSDP2: the gradient of two ranks is that of one, within float32 rounding.
+
+Trained whole and by adapters.
 """
 
 import pytest
@@ -20,7 +21,7 @@ TOLERANCE = 1e-5  # relative, max norm
 
 
 def trajectories(policy):
-    """Three episodes of two chunks; of the last chunks a part was executed."""
+    """Three episodes of two chunks; the last chunks were partly executed."""
     generator = torch.Generator().manual_seed(0)
     batch = TensorDict(
         {
@@ -55,7 +56,7 @@ def trajectories(policy):
 
 def update(ranks, folder, lora=None):
     """The whole gradient of one update, and its metrics."""
-    openvla_vision.ENCODERS.update(ENCODERS)  # of a process of its own, which ends with the test
+    openvla_vision.ENCODERS.update(ENCODERS)  # of a separate process, which ends with the test
     spec = env_spec("libero", assets="stand_in", camera="agentview")
     policy = build_policy("openvla_oft", path=folder, spec=spec, seed=0, options={})
     if lora is not None:

@@ -1,6 +1,4 @@
-"""Rows that share a prompt: grouped without losing one, as many at once as cost least, and scored
-as if each were alone.
-"""
+"""Rows that share a prompt: grouped without loss, in the cheapest size, scored as if alone."""
 
 import pytest
 import torch
@@ -10,7 +8,7 @@ from tensordict import TensorDict
 from tiny_text import PAD, VOCABULARY, score_plainly, tiny_model
 from tiny_training import largest_difference, make_engine
 
-from siirl.engine.actor.packing import NOBODYS, pack_rows, prompt_units
+from siirl.engine.actor.packing import PADDING_OWNER, pack_rows, prompt_groups
 from siirl.engine.actor.prefix_groups import PrefixGroup, prefix_groups, rows_at_once
 from siirl.engine.actor.text_scorer import text_scorer
 from siirl.engine.critic.text_value_scorer import text_value_scorer, without_head
@@ -20,15 +18,17 @@ from siirl.engine.training.micro_batches import micro_batch_rows
 
 WIDTH = 16  # of the tiny model
 PROMPTS = (4, 4, 4, 2, 2, 3, 4, 2)
-"""Length of each row's prompt; rows with one length have one prompt, but the seventh, which has its
-own.
+"""Prompt length of each row.
+
+Rows of one length have one prompt, except the seventh, whose prompt differs.
 """
 RESPONSES = (3, 1, 5, 0, 2, 4, 2, 3)
 
 
 def group_rows(*, seed: int = 0) -> TensorDict:
-    """Answers to four prompts, in no order: three to one, three to another (one of them silent),
-    and two that stand alone.
+    """Unordered answers to four prompts.
+
+    Three answer one, three another (one of them empty), and two are single.
     """
     generator = torch.Generator().manual_seed(seed)
     width_P, width_T = max(PROMPTS), max(RESPONSES)
@@ -47,7 +47,7 @@ def group_rows(*, seed: int = 0) -> TensorDict:
         )
         mask_BS[row, width_P - prompt : width_P + response] = 1
     response_mask_BT = mask_BS[:, width_P:].clone()
-    response_mask_BT[2, 1] = 0  # said by a tool, in the middle of an answer
+    response_mask_BT[2, 1] = 0  # from a tool, in the middle of an answer
     columns = {
         "input_ids": ids_BS,
         "attention_mask": mask_BS,
@@ -68,7 +68,7 @@ def groups_of(prompts, lengths, *, width=WIDTH, most_tokens=None):
     longest = max(map(len, prompts))
     prompts_BP = torch.tensor(
         [
-            [NOBODYS] * (longest - len(prompt)) + [ord(letter) for letter in prompt]
+            [PADDING_OWNER] * (longest - len(prompt)) + [ord(letter) for letter in prompt]
             for prompt in prompts
         ]
     )
@@ -132,7 +132,7 @@ def test_as_many_rows_stand_behind_a_prompt_as_cost_least(prefix, suffix, width,
 
     chosen = rows_at_once(prefix=prefix, suffixes=[suffix] * rows, width=width, most_tokens=None)
     assert 1 <= chosen <= rows
-    # The formula is of a real number of rows; a whole one beside it may be better, by little.
+    # The formula gives a real number of rows; a neighbouring integer may be slightly better.
     assert cost(chosen) <= 1.03 * min(cost(together) for together in range(1, rows + 1))
 
 
@@ -220,15 +220,15 @@ def test_values_are_those_of_each_row_alone():
 # Micro-batches
 
 
-def units(rows, budget):
-    return prompt_units(rows, budget, width=WIDTH)
+def shared_prompts(rows, budget):
+    return prompt_groups(rows, budget, width=WIDTH)
 
 
 def test_a_budget_counts_a_shared_prompt_once_and_does_not_part_its_rows():
     batch = group_rows()
-    parts = micro_batch_rows(batch, rows=1, tokens=16, units=units)
+    parts = micro_batch_rows(batch, rows=1, tokens=16, prefix_groups=shared_prompts)
     assert sorted(row for part in parts for row in part) == list(range(8))
-    assert len(parts) == 2  # 26 tokens; 41 where each prompt counts again
+    assert len(parts) == 2  # 26 tokens; 41 if each prompt counts again
     assert len(micro_batch_rows(batch, rows=1, tokens=16)) > 2
     for together in ({0, 1, 2}, {4, 7}):
         assert any(together <= set(part) for part in parts)
@@ -245,6 +245,6 @@ def test_an_update_is_the_same_with_prompts_shared_and_apart(budget):
         return {name: weight.grad for name, weight in model.named_parameters()}
 
     apart = gradients(tiny_model(), micro_batch_size=1)
-    shared = gradients(sharing_model(), micro_batch_tokens=budget, units=units)
+    shared = gradients(sharing_model(), micro_batch_tokens=budget, prefix_groups=shared_prompts)
     assert max(float(gradient.abs().max()) for gradient in apart.values()) > 1e-3
     assert largest_difference(apart, shared) < 1e-5

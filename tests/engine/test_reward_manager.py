@@ -36,7 +36,7 @@ def test_success_is_one_and_failure_zero():
 def test_return_is_the_environments_own_sum():
     scores = manager("return").score(outcomes([False, False], env_return=[2.5, -1.0]))
     assert scores.reward_B.tolist() == [2.5, -1.0]
-    assert scores.env_weight_B.tolist() == [1.0, 1.0]  # all of it stands where it was earned
+    assert scores.env_weight_B.tolist() == [1.0, 1.0]  # all of it is at the tokens that earned it
 
 
 def test_srpo_gives_a_failure_near_the_successes_more_than_one_far_away():
@@ -73,7 +73,7 @@ def test_failures_are_ranked_against_the_oracle_within_their_own_task():
     near_and_far = [0.01, 0.02, 0.03, 0.04, 0.05, 1.0, 2.0, 3.0, 4.0, 5.0]
     videos = [
         [distance] for distance in [1, 2, 3, 4, 5, 0.1, 0.2, 0.3, 0.4, 0.5]
-    ]  # on the whole, the other way round
+    ]  # reversed if computed over all tasks
     step = outcomes(
         [True, True] + [False] * 10,
         embedding=[[0.0], [0.0], *videos],

@@ -1,4 +1,4 @@
-"""A tiny sequence classifier as reward model: its numbers, whatever the batch, and what it refuses."""
+"""A tiny sequence classifier as reward model: its scores in any batch, and its refusals."""
 
 import json
 
@@ -115,11 +115,11 @@ def test_the_reward_of_a_conversation_does_not_depend_on_its_batch(folder):
 def test_a_conversation_longer_than_the_model_fails_alone(saved):
     scores = scores_of(saved(length=64), "46", "x" * 100)
     assert list(scores.failed) == [1]
-    assert "tokens, and the reward model holds 64" in scores.failed[1]
+    assert "tokens, and the reward model takes at most 64" in scores.failed[1]
 
 
 def test_a_number_that_is_not_finite_is_no_reward(saved):
-    assert scores_of(saved(broken=True), "46").failed == {0: "model: the reward model said nan"}
+    assert scores_of(saved(broken=True), "46").failed == {0: "model: the reward model returned nan"}
 
 
 def test_a_classifier_with_two_outputs_is_refused(saved):
@@ -155,7 +155,7 @@ def test_no_model_is_loaded_where_no_part_is_one():
 
 
 def of_rank(ranks, path, responses):
-    """What a rank's own responses are worth, where the other has another number of them."""
+    """Scores of a rank's own responses, whose number differs between ranks."""
     return scores_of(
         path, *responses[ranks.rank], ranks=ranks, micro_batch_size=1
     ).reward_B.tolist()

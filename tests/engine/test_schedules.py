@@ -66,7 +66,7 @@ def test_a_ratio_of_a_run_without_end_is_refused():
 
 
 def test_a_fall_towards_no_end_is_refused():
-    with pytest.raises(ConfigError, match=r"cosine_with_warmup needs to know the end"):
+    with pytest.raises(ConfigError, match=r"cosine_with_warmup needs the length of the run"):
         factors("cosine_with_warmup")
 
 

@@ -1,6 +1,4 @@
-"""A language model on two real ranks: the gradient of one, a head whose weights are whole when they
-are used, and folders.
-"""
+"""A language model on two real ranks: gradient of one, whole head weights, and folders."""
 
 import copy
 from pathlib import Path
@@ -38,7 +36,7 @@ def own_rows(ranks, share):
 
 
 def one_update(ranks, kind, share, **options):
-    """Log-probs of own rows before, gradient, and weights after."""
+    """Own log-probs before, gradient, and weights after."""
     engine = engine_of(ranks, kind, **options)
     actor, batch = make_actor(engine, **TERMS), own_rows(ranks, share)
     log_probs_BT = actor.compute_log_prob(batch).log_probs_BT
@@ -47,8 +45,9 @@ def one_update(ranks, kind, share, **options):
 
 
 def held_to_a_reference(ranks, share):
-    """What a reference of other weights says of own rows, and the gradient of an update with a KL
-    to it.
+    """A reference's log-probs of own rows, and the gradient of an update with a KL to it.
+
+    The reference has other weights.
     """
     reference = make_actor(engine_of(ranks, "tied", module=tiny_model("tied", seed=1), optim=None))
     engine, batch = engine_of(ranks, "tied"), own_rows(ranks, share)
@@ -68,15 +67,16 @@ def recomputing():
 
 
 def gaps_in_bfloat16(ranks):
-    """Mean difference of what a copy that acts says from what is trained: with weights of its
-    passes' type, and as they are stored.
+    """Mean difference between log-probs of an acting copy and of training.
+
+    Once with weights in the type of the passes, once as stored.
     """
     module, batch = tiny_model("tied"), own_rows(ranks, 3)
     copies = acting_copy(module, torch.bfloat16), acting_copy(module, None)
     engine = engine_of(ranks, "tied", module=module, compute_dtype=torch.bfloat16)
     trained_BT = make_actor(engine).compute_log_prob(batch).log_probs_BT
     for copied in copies:
-        ActingModule(copied, trained=module).take_weights(engine.rollout_state())
+        ActingModule(copied, trained=module).take_weights(engine.upload_weights())
     with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
         return [
             float((text_scorer(copied, batch, 1.3).log_probs_BT - trained_BT).abs().mean())
@@ -85,7 +85,7 @@ def gaps_in_bfloat16(ranks):
 
 
 def too_small_a_budget(ranks):
-    """What each rank raises where only rank 1 has a row that is longer than the budget."""
+    """Errors of each rank if only rank 1 has a row longer than the budget."""
     actor = make_actor(engine_of(ranks, "tied", micro_batch_tokens=8))
     try:
         actor.update(text_rows()[2:3] if ranks.rank == 0 else text_rows()[:1])
@@ -95,14 +95,15 @@ def too_small_a_budget(ranks):
 
 
 def export(ranks, folder):
-    """Whole weights saved by each rank for its vLLM, and a checkpoint; the copy that would act has
-    the trained weights' scores.
+    """Whole weights saved by each rank for its vLLM, and a checkpoint.
+
+    The acting copy has the scores of the trained weights.
     """
     module = tiny_model("tied")
     acting = copy.deepcopy(module)
     engine = engine_of(ranks, "tied", module=module)
     make_actor(engine).update(own_rows(ranks, 3))
-    state = engine.rollout_state()
+    state = engine.upload_weights()
     engine.save(Path(folder) / "checkpoint")
     module.save(Path(folder) / f"exported by rank {ranks.rank}", state=state)
     if ranks.rank == 0:
@@ -171,7 +172,9 @@ def test_two_ranks_have_the_reference_and_the_gradient_of_a_kl_of_one(alone, two
     for rank in found:
         assert largest_difference(expected["gradient"], rank["gradient"]) < 1e-5
         assert rank["kl"] == pytest.approx(expected["kl"], rel=1e-5)
-    assert largest_difference(alone["tied"]["gradient"], expected["gradient"]) > 0.1  # the KL pulls
+    assert (
+        largest_difference(alone["tied"]["gradient"], expected["gradient"]) > 0.1
+    )  # the KL has a gradient
 
 
 @pytest.mark.parametrize("way", ["by tokens", "recomputed"])
@@ -195,8 +198,8 @@ def test_a_copy_that_acts_in_bfloat16_rounds_its_weights_as_those_that_are_train
 
 def test_weights_in_fewer_digits_are_proved_to_have_arrived():
     copied, trained = acting_copy(tiny_model("tied", seed=1), torch.bfloat16), tiny_model("tied")
-    (evidence,) = ActingModule(copied, trained=trained).take_weights(dict(trained.state_dict()))
-    assert evidence.agrees
+    (pair,) = ActingModule(copied, trained=trained).take_weights(dict(trained.state_dict()))
+    assert pair.agrees
     assert torch.equal(copied.output_weight, trained.output_weight.bfloat16())
     assert {weight.dtype for weight in copied.parameters()} == {torch.bfloat16}
     assert torch.equal(

@@ -1,6 +1,4 @@
-"""Rewards of text: parts are added up, functions run in processes that can be killed, and what
-cannot be scored is dropped.
-"""
+"""Rewards of text: parts are summed, functions run in killable processes, failures are dropped."""
 
 import dataclasses
 import textwrap
@@ -30,7 +28,9 @@ FUNCTIONS = '''
 
     def right(data_source, solution_str, ground_truth, extra_info):
         right = solution_str == ground_truth
-        return {"score": 2.0 if right else 0.0, "right": right, "bonus": extra_info.get("bonus", 0), "answer": solution_str}
+        bonus = extra_info.get("bonus", 0)
+        score = 2.0 if right else 0.0
+        return {"score": score, "right": right, "bonus": bonus, "answer": solution_str}
 
     async def later(solution_str, **rest):
         await asyncio.sleep(0)
@@ -43,14 +43,16 @@ FUNCTIONS = '''
             time.sleep(3600)
         if solution_str == "exit":
             os._exit(3)
-        return {"nan": float("nan"), "inf": float("inf"), "text": "1.0", "none": None, "list": [1.0], "empty": {}}.get(solution_str, 1.0)
+        bad = {"nan": float("nan"), "inf": float("inf"), "text": "1.0", "none": None}
+        bad |= {"list": [1.0], "empty": {}}
+        return bad.get(solution_str, 1.0)
 
     def many(data_sources, solution_strs, ground_truths, extra_infos):
         if "short" in solution_strs:
             return [1.0]
         if "single" in solution_strs:
             return 1.0
-        return [float("nan") if solution == "nan" else float(len(solution)) for solution in solution_strs]
+        return [float("nan") if text == "nan" else float(len(text)) for text in solution_strs]
 
     def takes_other_things(batch):
         return 1.0
@@ -150,7 +152,7 @@ def test_an_episode_that_the_environment_could_not_grade_has_no_grade_to_be_rewa
     )
     scores = make({"name": name, "path": None}).score(shown)
     assert scores.failed == {
-        1: f"{name}: the environment cannot grade this row, and so has no verdict to reward"
+        1: f"{name}: the environment cannot grade this row, so there is no verdict to reward"
     }
     assert make({"name": "length"}).score(shown).reward_B.tolist() == [4.0, 4.0]
 
@@ -162,7 +164,7 @@ def test_a_part_may_be_for_some_data_sources_alone(make):
     )
     scores = manager.score(outcomes("four", "four", "four", sources=["a", "b", "c"]))
     assert scores.reward_B[:2].tolist() == [4.0, 0.25]
-    assert scores.failed == {2: "no part of the reward is for the data source 'c'"}
+    assert scores.failed == {2: "no part of the reward covers the data source 'c'"}
     assert np.isnan(scores.parts["length"][1])
 
 
@@ -252,7 +254,8 @@ def test_a_list_of_the_wrong_length_fails_its_samples_and_a_bad_entry_its_own(
         ({"name": "not_callable"}, r"not_callable is of type int and cannot be called"),
         (
             {"name": "takes_other_things"},
-            r"it is called with \(data_source, solution_str, ground_truth, extra_info\), which its signature",
+            r"it is called with \(data_source, solution_str, ground_truth, extra_info\), which its "
+            r"signature",
         ),
         (
             {"name": "length", "batched": True},
@@ -270,7 +273,8 @@ def test_a_file_that_raises_on_import_is_refused_with_its_line(make, tmp_path):
     broken.write_text("def score(**kwargs):\n    return 1\nimport no_such_package_here\n")
     with pytest.raises(
         ConfigError,
-        match=r"importing it raised ModuleNotFoundError: No module named 'no_such_package_here' .*line 3",
+        match=r"importing it raised ModuleNotFoundError: "
+        r"No module named 'no_such_package_here' .*line 3",
     ):
         make({"name": "score", "path": str(broken)})
 
@@ -361,7 +365,8 @@ def test_the_penalty_belongs_to_the_algorithm_and_not_to_how_functions_run():
 
 def test_dapo_without_a_penalty_is_refused():
     with pytest.raises(
-        ConfigError, match=r"algorithm.overlong.penalty=0 is none: set it \(pipeline=dapo sets 1\)"
+        ConfigError,
+        match=r"algorithm.overlong.penalty=0 disables it: set it \(pipeline=dapo sets 1\)",
     ):
         make_text_reward_manager(dapo_config(penalty=0.0))
 
@@ -449,7 +454,7 @@ def test_the_rollout_is_told_which_texts_to_provide():
     assert "response_text" in text_columns(parts_of({"name": "own_reward:half"}))
 
 
-# What the process checks
+# Checks in the worker process
 
 
 @pytest.mark.parametrize(

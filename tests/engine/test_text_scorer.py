@@ -1,5 +1,6 @@
-"""Log-probs of rows that lie side by side are those of rows alone, and so are their gradients; what
-is not scored is 0.
+"""Packed rows have the log-probs and gradients of single rows.
+
+Tokens that are not scored have 0.
 """
 
 import pytest
@@ -104,7 +105,7 @@ def test_tokens_of_tools_are_read_and_not_scored():
     assert not scores.entropy_BT[masked].any()
     other = batch.clone()
     other["input_ids"][0, max(PROMPTS) + 1] = other["responses"][0, 1] = (
-        38  # the tool said something else
+        38  # the tool returned something else
     )
     moved = (text_scorer(model, other, 1.0).log_probs_BT - scores.log_probs_BT)[0].detach()
     assert moved[0] == 0
@@ -115,7 +116,7 @@ def test_tokens_of_tools_are_read_and_not_scored():
 def test_rows_without_scored_tokens_run_the_model_with_a_gradient_of_zero(rows):
     model, batch = tiny_model("separate"), text_rows()[rows].clone()
     batch["response_mask"].zero_()
-    batch["attention_mask"].zero_()  # as a row that only pads
+    batch["attention_mask"].zero_()  # like a padding row
     found = gradient(model, text_scorer(model, batch, 1.0).log_probs_BT.sum())
     assert all(weight.grad is not None for weight in model.parameters())
     assert not found.any()
@@ -134,7 +135,7 @@ def test_rows_without_any_response_column_run_too():
 
 def test_lanes_hold_each_needed_token_once_and_no_more_than_their_length():
     packed = pack_rows(text_rows(), width=48, share_prompts=False)
-    # Up to the token before the last scored one: 8, 6, nothing of the row that says nothing, 7, 4,
+    # Up to the token before the last scored one: 8, 6, nothing of the empty row, 7, 4,
     # 5; lanes of 8 + 4, 7 + 5 and 6.
     assert packed.input_ids_LS.shape == (3, 12)
     assert int((packed.input_ids_LS != PAD).sum()) == 8 + 6 + 7 + 4 + 5
@@ -144,7 +145,7 @@ def test_a_row_longer_than_a_lane_makes_longer_lanes():
     assert pack_rows(text_rows(), width=4, share_prompts=False).input_ids_LS.shape == (
         5,
         8,
-    )  # 6, 5 and 4 fit beside nothing
+    )  # 6, 5 and 4 fit into no other lane
 
 
 def test_recomputed_activations_do_not_change_the_gradient():

@@ -1,6 +1,4 @@
-"""Values of texts: said by the state that predicts each token, the same alone and beside others,
-and learnt by the critic.
-"""
+"""Values of texts: read from the state that predicts each token, packed or alone, and learnable."""
 
 import pytest
 import torch

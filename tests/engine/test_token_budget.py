@@ -1,6 +1,4 @@
-"""Micro-batches by token budget: which rows go together, the order of what comes back, and a
-gradient that does not notice.
-"""
+"""Micro-batches by token budget: their rows, the order of results, and an unchanged gradient."""
 
 import pytest
 import torch
@@ -111,7 +109,7 @@ def test_the_gradient_does_not_depend_on_the_budget(budget):
 
 
 def test_a_wide_budget_needs_one_pass_where_rows_need_many():
-    # Of six rows one says nothing, and has nothing to learn from.
+    # One of the six rows has no response token and no gradient.
     for options, expected in (
         ({"micro_batch_tokens": 1000}, [5]),
         ({"micro_batch_size": 1}, [1] * 5),

@@ -110,25 +110,25 @@ def test_a_falling_rate_keeps_up_with_the_run_where_steps_were_left_out():
     engine = line_engine(
         optim={"scheduler": "linear_with_warmup", "warmup_steps": 1}, total_steps=5
     )
-    engine.keep_up(0.8)
+    engine.set_progress(0.8)
     rates = [step(engine, 1.0).learning_rate for _ in range(2)]
     assert rates == pytest.approx(
         [0.05, 0.025]
-    )  # it warms up all the same, and is then a quarter before its end
+    )  # warm-up still applies; then a quarter of the run remains
 
 
 def test_a_falling_rate_is_not_held_back_by_the_run():
     engine = line_engine(
         optim={"scheduler": "linear_with_warmup", "warmup_steps": 0}, total_steps=4
     )
-    engine.keep_up(0.25)
+    engine.set_progress(0.25)
     assert [step(engine, 1.0).learning_rate for _ in range(3)] == pytest.approx(
         [0.075, 0.075, 0.05]
     )
 
 
 def test_a_schedule_that_cannot_be_is_refused_before_the_first_batch():
-    with pytest.raises(ConfigError, match="needs to know the end"):
+    with pytest.raises(ConfigError, match="needs the length of the run"):
         line_engine(optim={"scheduler": "cosine_with_warmup", "warmup_steps": 0})
 
 
@@ -179,21 +179,13 @@ def test_the_module_is_in_evaluation_mode():
     assert not make_engine().module.training
 
 
-def test_rollout_state_on_one_rank_is_the_modules_own_memory():
+def test_uploaded_weights_on_one_rank_are_the_modules_own_memory():
     engine = make_engine()
-    assert engine.rollout_state()["head.weight"].data_ptr() == engine.module.head.weight.data_ptr()
+    assert engine.upload_weights()["head.weight"].data_ptr() == engine.module.head.weight.data_ptr()
 
 
-def test_upload_hands_over_weights_and_version():
-    received = {}
-
-    class Receiver:
-        def receive_weights(self, state, version):
-            received.update(state, version=version)
-
-    make_engine().upload_weights(Receiver(), 7)
-    assert received["version"] == 7
-    assert received["scale"].item() == pytest.approx(1 / 255)
+def test_uploaded_weights_include_buffers():
+    assert make_engine().upload_weights()["scale"].item() == pytest.approx(1 / 255)
 
 
 def test_saved_and_loaded_engines_go_on_alike(tmp_path):
@@ -258,7 +250,7 @@ def test_a_truncated_weight_file_is_refused(tmp_path, name):
 def test_a_missing_weight_file_is_refused_with_what_is_there(tmp_path):
     (tmp_path / "notes.txt").write_text("hello")
     with pytest.raises(
-        CheckpointError, match=r"model.safetensors is not there.*Found in .*: notes.txt"
+        CheckpointError, match=r"model.safetensors does not exist.*Found in .*: notes.txt"
     ):
         make_engine().load(tmp_path)
 

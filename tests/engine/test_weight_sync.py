@@ -1,4 +1,4 @@
-"""Weights from training to rollout, and the proof that they arrived."""
+"""Transfer of weights from training to rollout, and the check of their arrival."""
 
 import pytest
 import torch
@@ -17,12 +17,12 @@ class Trained:
     def __init__(self, module: nn.Module, steps: int) -> None:
         self.module, self.steps = module, steps
 
-    def upload_weights(self, receiver, version):
-        receiver.receive_weights(dict(self.module.state_dict()), version)
+    def upload_weights(self):
+        return dict(self.module.state_dict())
 
 
 class Acting:
-    """Remembers the version that it was told."""
+    """Records the version that a sync sets."""
 
     version = None
 
@@ -74,7 +74,7 @@ def test_weights_that_do_not_arrive_stop_the_run():
     sync = WeightSync(
         trained=Trained(linear(0), steps=1), acting=Deaf(3, 2), engine=Acting(), ranks=OneProcess()
     )
-    with pytest.raises(InvariantError, match="what acts is not what is trained"):
+    with pytest.raises(InvariantError, match="acting weights are not the trained ones"):
         sync.sync()
 
 
@@ -102,7 +102,7 @@ def test_the_checksum_is_that_of_the_raw_bits(dtype):
 
 
 def test_the_checksum_depends_on_neither_threads_nor_memory_layout():
-    """The float sum that it replaces differed between one and two threads from 10,000 entries on."""
+    """A float sum differed between one and two threads from 10,000 entries on."""
     weight = torch.randn(1000, 5000, generator=torch.Generator().manual_seed(0))
     threads, found = torch.get_num_threads(), set()
     try:

@@ -21,7 +21,7 @@ WIDTH = 6
 
 
 class TinyFeatures(nn.Module):
-    """What the tiny policy hands to its head."""
+    """The features of the tiny policy."""
 
     def __init__(self, *, seed: int = 0) -> None:
         super().__init__()
@@ -52,13 +52,14 @@ def make_critic(
     head_seed: int | None = None,
     **engine: Any,
 ) -> Critic:
-    """A critic whose mini-batch is the whole batch, unless told otherwise; its engine remembers its
-    gradients.
+    """A critic whose mini-batch is the whole batch, by default.
+
+    Its engine records its gradients.
     """
     model = ValueModel(
         trunk=TinyFeatures(), feature_size=WIDTH, normalize_returns=normalize_returns
     )
-    if head_seed is not None:  # as if it had been trained already
+    if head_seed is not None:  # as if trained
         torch.nn.init.normal_(
             model.value_head.weight, generator=torch.Generator().manual_seed(head_seed)
         )
@@ -77,9 +78,7 @@ def make_critic(
 
 
 def experience(rows: int, *, scale: float = 1.0, **options: Any) -> TensorDict:
-    """Trajectories with returns that their observations explain: what the robot feels, summed over
-    the axes.
-    """
+    """Trajectories whose returns are the sum of the proprioception of their observations."""
     batch = trajectories(rows, **options)
     tokens = batch["responses"].shape[1] // batch["proprioception"].shape[1]
     batch["returns"] = scale * (3 + batch["proprioception"].sum(-1)).repeat_interleave(

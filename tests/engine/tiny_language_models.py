@@ -1,6 +1,4 @@
-"""Decoders of a few thousand weights and the shipped tokenizer, for tests of engines that generate
-text.
-"""
+"""Decoders of a few thousand weights with the shipped tokenizer, for tests of text engines."""
 
 import functools
 from typing import Any
@@ -29,8 +27,9 @@ END = 257
 def language_model(
     family: str = "Qwen2", *, heads: int = 4, shared: int = 1, seed: int = 0, **options: Any
 ) -> LanguageModel:
-    """A decoder of `family` in which `shared` query heads use one key head; its logits are spread
-    widely enough to differ.
+    """A decoder of `family` in which `shared` query heads use one key head.
+
+    Its logits are spread widely enough to differ.
     """
     import transformers
 
@@ -58,7 +57,7 @@ def tokenizer() -> ChatTokenizer:
 def request(
     uid: str, prompt: str | tuple[int, ...], tokens: int = 6, **options: Any
 ) -> GenerationRequest:
-    """A request whose seed is made of its uid, unless given."""
+    """A request whose seed is derived from its uid, by default."""
     ids = tuple(prompt.encode()) if isinstance(prompt, str) else prompt
     return GenerationRequest(
         **{
@@ -74,7 +73,7 @@ def request(
 def scored(
     model: LanguageModel, prompt: tuple[int, ...], tokens: np.ndarray, *, temperature: float = 1.0
 ) -> torch.Tensor:
-    """Log-probs of a continuation, by one forward pass over all of it without a cache."""
+    """Log-probs of a continuation, by one forward pass without a cache."""
     ids = torch.tensor([[*prompt, *tokens.tolist()]])
     with torch.no_grad():
         logits = model.causal_lm(input_ids=ids).logits[0, len(prompt) - 1 : -1]

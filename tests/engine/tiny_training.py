@@ -1,6 +1,4 @@
-"""A policy small enough to be differentiated in milliseconds, trajectories for it, and an engine
-that remembers its gradients.
-"""
+"""A tiny policy, trajectories for it, and an engine that records its gradients."""
 
 # B trajectory, C chunk, S token of a chunk
 
@@ -22,8 +20,9 @@ CHUNKS, TOKENS, BINS, FEELINGS = 4, 3, 5, 2
 
 
 class TinyPolicy(nn.Module):
-    """Pixels, feelings and words in; logits [N, TOKENS, BINS] out. Its blocks lie in a ModuleList,
-    as a transformer's do.
+    """Pixels, proprioception and words in; logits [N, TOKENS, BINS] out.
+
+    Its blocks are in a ModuleList, as in a transformer.
     """
 
     def __init__(self, *, seed: int = 0, width: int = 6) -> None:
@@ -53,7 +52,8 @@ class TinyPolicy(nn.Module):
 
 
 def trajectories(rows: int, *, seed: int = 0, masked_rows: tuple[int, ...] = ()) -> TensorDict:
-    """Ragged trajectories: row b has executed 2 + 5 b (modulo) tokens of CHUNKS * TOKENS;
+    """Ragged trajectories: row b has executed 2 + 5 b (modulo) tokens of CHUNKS * TOKENS.
+
     `masked_rows` have executed none.
     """
     generator = torch.Generator().manual_seed(seed)
@@ -89,9 +89,7 @@ def trajectories(rows: int, *, seed: int = 0, masked_rows: tuple[int, ...] = ())
 
 
 class RecordingEngine(TrainEngine):
-    """Keeps the whole gradient of every optimiser step, and how many rows it was computed from
-    last.
-    """
+    """Records the gradient of every optimiser step, and the number of rows of the last."""
 
     gradients: list[dict[str, torch.Tensor]]
     rows_seen: int
@@ -113,7 +111,7 @@ class RecordingEngine(TrainEngine):
 def make_engine(
     ranks: Collectives | None = None, *, module: nn.Module | None = None, **options: Any
 ) -> RecordingEngine:
-    """An initialised engine with a constant learning rate of 0.01, unless `options` say otherwise."""
+    """An initialised engine, by default with a constant learning rate of 0.01."""
     settings: dict[str, Any] = {
         "scorer": embodied_scorer,
         "optim": OptimizerArguments(lr=0.01, scheduler="constant_with_warmup", warmup_ratio=0.0),
@@ -131,14 +129,14 @@ def make_engine(
 def make_actor(
     engine: TrainEngine, *, seed: int = 0, horizon: int | None = 20, **config: Any
 ) -> Actor:
-    """An actor whose mini-batches are the whole batch, unless `config` says otherwise."""
+    """An actor whose mini-batches are the whole batch, by default."""
     arguments = ActorArguments(**{"ppo_mini_batch_size": 1000, **config})
     return Actor(engine=engine, config=arguments, rollouts_per_prompt=1, seed=seed, horizon=horizon)
 
 
 def weights(engine: TrainEngine) -> dict[str, torch.Tensor]:
     """Copies of the whole weights."""
-    return {name: tensor.clone() for name, tensor in engine.rollout_state().items()}
+    return {name: tensor.clone() for name, tensor in engine.upload_weights().items()}
 
 
 def largest_difference(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> float:

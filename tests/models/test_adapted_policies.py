@@ -1,5 +1,6 @@
-"""LoRA in VLA policies: adapters alone train, the policy below is the reference, a checkpoint is
-read merged. Slow: it imports peft.
+"""LoRA in VLA policies: only adapters train, the base is the reference, checkpoints are merged.
+
+Slow: it imports peft.
 """
 
 import copy
@@ -45,7 +46,7 @@ def start(request, monkeypatch, tmp_path):
 
 
 def adapted(policy, lora=LORA):
-    """A copy with adapters that change what it says (peft starts them at no change)."""
+    """A copy with adapters that change its output (peft starts them at no change)."""
     policy = copy.deepcopy(policy)
     policy.adapt(lora, seed=0)
     move_adapters(policy)
@@ -115,6 +116,6 @@ def test_layers_that_are_not_there_or_read_past_are_refused(start):
         adapted(policy, LoraArguments(rank=2, target_modules=("queries",)))
     if name == "openvla_oft":
         with pytest.raises(
-            ConfigError, match=r"an adapter in language_model\.lm_head would do nothing"
+            ConfigError, match=r"an adapter in language_model\.lm_head would have no effect"
         ):
             adapted(policy, LoraArguments(rank=2, target_modules=("lm_head", "q_proj")))

@@ -1,5 +1,6 @@
-"""LoRA: only adapters train, the model below is the reference, what is saved is merged. Slow:
-importing peft takes 15 seconds.
+"""LoRA: only adapters train, the base is the reference, saved weights are merged.
+
+Slow: importing peft takes 15 seconds.
 """
 
 import copy
@@ -21,8 +22,9 @@ LORA = LoraArguments(rank=2, alpha=6.0)
 
 
 def adapted(kind="tied", lora=LORA, *, moved=True):
-    """A model with adapters; `moved`: such that they change what it says (peft starts them at no
-    change).
+    """A model with adapters.
+
+    With `moved` they change its output (peft starts them at no change).
     """
     causal_lm = tiny_causal_lm(kind)
     add_adapters(causal_lm, lora)
@@ -43,7 +45,7 @@ def test_new_adapters_change_nothing():
 
 def test_a_seed_fixes_new_adapters_whatever_was_drawn_before():
     def first_matrices(seed):
-        torch.randn(7)  # somebody else's
+        torch.randn(7)  # of another caller
         causal_lm = tiny_causal_lm("tied")
         before = torch.random.get_rng_state()
         add_adapters(causal_lm, LORA, seed=seed)
@@ -173,7 +175,8 @@ def test_a_rank_above_the_smaller_side_of_a_layer_is_refused_with_both():
     )
     with pytest.raises(
         ConfigError,
-        match=r"rank=5 is more than layer narrow of 16 x 4 can have: make it at most 4, or .*=\[wide\]",
+        match=r"rank=5 is more than layer narrow of 16 x 4 can have: "
+        r"make it at most 4, or .*=\[wide\]",
     ):
         adapted_layers(model, LoraArguments(rank=5), layers=("narrow", "wide"))
     assert adapted_layers(model, LoraArguments(rank=16, target_modules=("wide",))) == ("wide",)

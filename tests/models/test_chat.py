@@ -1,6 +1,4 @@
-"""Prompts and turns as tokens: with the tiny template, with ChatML, with none, and with tokenizers
-that lack something.
-"""
+"""Prompts and turns as tokens: the tiny template, ChatML, no template, incomplete tokenizers."""
 
 import json
 
@@ -15,18 +13,20 @@ from siirl.models.chat import ChatTokenizer, load_chat_tokenizer
 from siirl.models.tiny_lm import tiny_tokenizer
 
 CHATML = (
-    "{% for message in messages %}<|user|>{{ message['role'] }}\n{{ message['content'] | trim }}<|end|>\n{% endfor %}"
+    "{% for message in messages %}<|user|>{{ message['role'] }}\n"
+    "{{ message['content'] | trim }}<|end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|user|>assistant\n{% endif %}"
 )
-"""The form of Qwen's template, with marks that the tiny tokenizer has: `<|user|>` for im_start and
-`<|end|>` for im_end.
+"""The form of Qwen's template, with marks of the tiny tokenizer.
+
+`<|user|>` is im_start and `<|end|>` is im_end.
 """
 PAD, END, USER, ASSISTANT, TOOL = 256, 257, 259, 260, 261
 QUESTION, RESULT = message("user", "12+34="), message("tool", "46")
 
 
 def chat(template="tiny", **tokens):
-    """A chat tokenizer on the tiny vocabulary; `tokens` replaces pad_token, eos_token, bos_token."""
+    """Chat tokenizer on the tiny vocabulary; `tokens` replaces pad_token, eos_token, bos_token."""
     tiny = tiny_tokenizer()
     if template == "tiny" and not tokens:
         return ChatTokenizer(tiny)
@@ -121,7 +121,7 @@ def test_a_tokenizer_without_padding_pads_with_its_end():
 def test_the_templates_own_end_of_turn_stops_too():
     tokenizer = chat(
         CHATML, eos_token="<|system|>"
-    )  # as Qwen's base models: another token ends a text
+    )  # as in Qwen's base models: another token ends a text
     assert tokenizer.stop_ids == {258, END}
     assert tokenizer.end_id == END
 
@@ -134,7 +134,8 @@ def test_a_tokenizer_without_an_end_is_refused(pad):
 
 def test_a_role_that_the_template_refuses_is_told():
     refusing = (
-        "{% for m in messages %}{% if m['role'] == 'tool' %}{{ raise_exception('no tools') }}{% endif %}"
+        "{% for m in messages %}"
+        "{% if m['role'] == 'tool' %}{{ raise_exception('no tools') }}{% endif %}"
         "{{ m['content'] }}{% endfor %}"
     )
     with pytest.raises(
@@ -144,7 +145,7 @@ def test_a_role_that_the_template_refuses_is_told():
 
 
 def test_a_template_that_drops_the_assistants_words_is_refused():
-    with pytest.raises(ConfigError, match="leaves out what the assistant says"):
+    with pytest.raises(ConfigError, match="omits the assistant's words"):
         chat("{{ messages[0]['content'] }}")
 
 

@@ -1,6 +1,4 @@
-"""The hub is asked once, and each of its answers is told in a sentence: a stand-in hub on this
-machine gives them all.
-"""
+"""The hub is asked once, and each answer has a clear message: a local fake hub gives them all."""
 
 import json
 import os
@@ -65,7 +63,8 @@ def outcome(name, server=hub):
 
 
 found = {f"org/{name}": outcome(f"org/{name}") for name in (*ANSWERS, "silent")}
-found |= {"unreachable": outcome("org/x", closed), "kept, unreachable": outcome("org/kept", closed), "no id": outcome("a b/c")}
+found |= {"unreachable": outcome("org/x", closed), "kept, unreachable": outcome("org/kept", closed)}
+found["no id"] = outcome("a b/c")
 print(json.dumps({"found": found, "asked": asked}))
 sys.stdout.flush()
 '''
@@ -96,10 +95,10 @@ def answers(tmp_path_factory: pytest.TempPathFactory) -> dict:
 @pytest.mark.parametrize(
     ("name", "expected"),
     [
-        ("org/none", "there is no folder org/none here, and the hub has no such model"),
+        ("org/none", "there is no folder org/none here, and the hub has no such public model"),
         (
             "org/gated",
-            "its owners let those alone have it who asked them: do so at https://huggingface.co/org/gated",
+            "its owners must grant access: request it at https://huggingface.co/org/gated",
         ),
         ("org/adapters", "critic.path=org/adapters is on the hub, but has no config.json"),
         (
@@ -108,11 +107,13 @@ def answers(tmp_path_factory: pytest.TempPathFactory) -> dict:
         ),
         (
             "org/silent",
-            "there is no folder org/silent here, and the hub could not be reached (timed out). Give a folder",
+            "there is no folder org/silent here, and the hub could not be reached (timed out). "
+            "Give a folder",
         ),
         (
             "unreachable",
-            "there is no folder org/x here, and the hub could not be reached ([Errno 111] Connection refused). Give a folder",
+            "there is no folder org/x here, and the hub could not be reached "
+            "([Errno 111] Connection refused). Give a folder",
         ),
     ],
 )
@@ -138,10 +139,10 @@ def test_a_model_of_the_hub_keeps_its_name(answers: dict) -> None:
     [
         ("kept, unreachable", "org/kept: the hub could not be reached"),
         ("org/kept-down", "org/kept-down: the hub answered with status 503"),
-        ("org/kept-gated", "org/kept-gated: its owners let those alone have it who asked them"),
+        ("org/kept-gated", "org/kept-gated: its owners must grant access"),
         (
             "org/kept-private",
-            "org/kept-private: the hub has no such model, unless it is a private one",
+            "org/kept-private: the hub has no such public model",
         ),
     ],
 )
@@ -152,11 +153,11 @@ def test_where_the_hub_does_not_give_it_the_copy_in_the_cache_is_taken_and_told(
     assert reason in answers["errors"]
     assert folder.parts[-2:] == ("snapshots", COMMIT)
     assert folder.is_relative_to(answers["home"])
-    assert f"so its copy in {folder} is taken" in answers["errors"]
+    assert f"so its copy in {folder} is used" in answers["errors"]
 
 
 def test_every_question_is_asked_once(answers: dict) -> None:
-    """huggingface_hub's own six tries, with waits of 1, 2, 4, 8 and 8 seconds, would show here."""
+    """huggingface_hub's own six tries, with waits of 1, 2, 4, 8 and 8 seconds, would fail this."""
     assert answers["asked"] == [
         "there",
         "none",

@@ -1,6 +1,4 @@
-"""Language models as training uses them: hidden states, rows side by side, names, copies, folders,
-and what is refused.
-"""
+"""Language models in training: hidden states, packed rows, names, copies, folders, refusals."""
 
 import copy
 import json
@@ -27,7 +25,7 @@ def saved(tmp_path):
 
 
 def gradients(model):
-    """Of the sum of squared hidden states, by name."""
+    """Gradients of the sum of squared hidden states, by name."""
     model.zero_grad()
     model(IDS, ORDER).square().sum().backward()
     return {
@@ -145,7 +143,7 @@ def test_weights_under_this_modules_names_and_its_description_make_a_folder_for_
     model = LanguageModel(tiny_causal_lm("tied"))
     save_file(
         dict(model.named_parameters()), tmp_path / "model.safetensors"
-    )  # what a checkpoint holds: a tied weight once
+    )  # content of a checkpoint: a tied weight once
     model.describe(tmp_path)
     read = AutoModelForCausalLM.from_pretrained(tmp_path)
     torch.testing.assert_close(read(input_ids=IDS).logits, model.causal_lm(input_ids=IDS).logits)
@@ -191,13 +189,14 @@ def test_a_truncated_weight_file_is_told(saved):
     (saved / "model.safetensors").write_bytes(whole[: len(whole) // 2])
     with pytest.raises(
         CheckpointError,
-        match=r"path=.*model\.safetensors \(\d+ bytes\) is not a whole safetensors file: .* again\.$",
+        match=r"path=.*model\.safetensors \(\d+ bytes\) is not a whole safetensors file: "
+        r".* again\.$",
     ):
         load_language_model(saved)
 
 
 def test_a_cut_file_of_several_in_the_hubs_cache_is_named_and_what_is_to_be_deleted(tmp_path):
-    """The cache holds contents under their hash, and links to them under their names."""
+    """The cache stores contents under their hash, and links to them under their names."""
     blobs, snapshot = (
         tmp_path / "models--org--model" / "blobs",
         tmp_path / "models--org--model" / "snapshots" / "0123",
@@ -241,7 +240,7 @@ def test_weights_of_another_size_are_refused(saved):
         ({"model_type": "bert", "architectures": ["BertForMaskedLM"]}, "it is BertForMaskedLM"),
         (
             {"model_type": "qwen3", "architectures": ["Qwen3ForSequenceClassification"]},
-            "take a model whose config.json says Qwen3ForCausalLM",
+            "take a model whose config.json names Qwen3ForCausalLM",
         ),
         ({"model_type": "vit"}, "it is vit"),
         ({"model_type": "no_such_type"}, "no model that transformers knows"),
@@ -269,12 +268,10 @@ def test_a_model_whose_rows_see_each_other_is_refused(saved, monkeypatch):
     forward = Qwen3Attention.forward
 
     def heedless(self, hidden_states, **named):
-        return forward(
-            self, hidden_states.cumsum(1), **named
-        )  # as a recurrence that runs through all rows
+        return forward(self, hidden_states.cumsum(1), **named)  # like a recurrence over all rows
 
     monkeypatch.setattr(Qwen3Attention, "forward", heedless)
-    with pytest.raises(ConfigError, match="a row sees the one beside it"):
+    with pytest.raises(ConfigError, match="packed rows see each other"):
         load_language_model(saved)
 
 
@@ -289,7 +286,7 @@ def test_spread_weights_are_not_read_where_they_are_spread(tmp_path):
     try:
         model = LanguageModel(tiny_causal_lm("tied"))
         fully_shard(model, mesh=init_device_mesh("cpu", (1,)))
-        with pytest.raises(InvariantError, match=r"TrainEngine\.rollout_state"):
+        with pytest.raises(InvariantError, match=r"TrainEngine\.upload_weights"):
             _ = model.output_weight
         with torch.no_grad():
             model(IDS, ORDER)
@@ -309,7 +306,7 @@ def test_a_loaded_model_shares_prompts_between_answers_where_it_can(kind, tmp_pa
 
 
 def test_a_model_with_a_sliding_window_shares_no_prompts(tmp_path):
-    """A mask of our own would take the place of the window's."""
+    """A custom mask would replace that of the window."""
     sliding = Qwen3Config(**SIZES, use_sliding_window=True, sliding_window=4, max_window_layers=0)
     LanguageModel(AutoModelForCausalLM.from_config(sliding).eval()).save(tmp_path)
     assert not load_language_model(tmp_path).shares_prompts

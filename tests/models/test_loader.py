@@ -1,4 +1,4 @@
-"""Policy folders: written, read, and refused when they are not what they should be."""
+"""Policy folders: written, read, and refused if damaged or wrong."""
 
 import json
 
@@ -53,10 +53,10 @@ def test_a_truncated_weight_file_is_named_with_its_size(folder):
 
 @pytest.fixture
 def shards(folder):
-    """The same policy in files of at most 20 kB, as Hugging Face's own function cuts it."""
+    """The same policy in files of at most 20 kB, split by Hugging Face's own function."""
     save_torch_state_dict(
         load_file(folder / "model.safetensors"), folder, max_shard_size=20_000
-    )  # in place of the whole file
+    )  # instead of the single file
     assert not (folder / "model.safetensors").exists()
     assert len(list(folder.glob("model-*-of-*.safetensors"))) > 1
     return folder
@@ -126,9 +126,7 @@ def test_the_seed_fixes_new_weights():
 
 
 def users_policy(spec, path, width=16):
-    """What `actor_rollout_ref.model.policy=module:name` may name: any callable that returns a
-    Policy.
-    """
+    """A callable that returns a Policy, for `actor_rollout_ref.model.policy=module:name`."""
     return TinyVLA(TinyVLAConfig.for_env(spec, width=width))
 
 

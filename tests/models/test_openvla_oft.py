@@ -1,6 +1,4 @@
-"""OpenVLA-OFT: the same logits as the published computation, and checkpoints in the published
-layout.
-"""
+"""OpenVLA-OFT: the logits of the published computation, and checkpoints in published layout."""
 
 import json
 
@@ -63,7 +61,7 @@ def policy_of(folder, *, spec=None, weights=True, **options):
 
 
 def observed(policy, *instructions, seed=0):
-    """What the policy is given of an observation for each instruction."""
+    """The policy's inputs from an observation for each instruction."""
     generator = np.random.default_rng(seed)
     rows = []
     for instruction in instructions:
@@ -80,8 +78,9 @@ def observed(policy, *instructions, seed=0):
 
 
 def published_logits(policy, folder, *, pixel_values, proprioception, instruction_ids):
-    """One observation as the published code has it: no padding, no positions, an additive mask of
-    zeros, all logits, cut afterwards.
+    """One observation as in the published code.
+
+    No padding, no positions, an additive mask of zeros, all logits, sliced afterwards.
     """
     weights = {
         name: tensor.float()
@@ -193,7 +192,8 @@ def test_question_ends_with_the_blank_and_is_padded(folder):
     assert len(ids) == 96
     with pytest.raises(
         ConfigError,
-        match=r"makes a question of 18 tokens: give actor_rollout_ref.model.options.question_length=18",
+        match=r"makes a question of 18 tokens: give "
+        r"actor_rollout_ref.model.options.question_length=18",
     ):
         policy_of(folder, question_length=9).tokenize_instruction("pick up the bowl")
 
@@ -202,7 +202,7 @@ def test_tokens_are_actions_of_the_environment_and_back(folder):
     tokenizer = policy_of(folder).action_tokenizer
     tokens = np.random.default_rng(0).integers(1, 256, (8, 7))
     tokens[:, -1] = (
-        # bins are counted down: 1, which is an open hand to the network, and -1 to the environment
+        # bins count down: 1 is an open hand for the network, -1 for the environment
         0
     )
     actions = tokenizer.decode(tokens.reshape(-1))
@@ -262,7 +262,8 @@ def test_names_and_shapes_are_compared_without_reading_weights(folder):
     (folder / "config.json").write_text(json.dumps(config))
     with pytest.raises(
         CheckpointError,
-        match=r"another model than OpenVLAOFT: missing language_model\.model\.layers\.2\..* \(9 in all\)",
+        match=r"another model than OpenVLAOFT: missing "
+        r"language_model\.model\.layers\.2\..* \(9 in all\)",
     ):
         policy_of(folder, weights=False)
 
@@ -270,7 +271,7 @@ def test_names_and_shapes_are_compared_without_reading_weights(folder):
 def test_policy_with_a_regression_head_is_refused(folder):
     (folder / "action_head--50_checkpoint.pt").touch()
     with pytest.raises(
-        CheckpointError, match=r"action_head--50_checkpoint\.pt: it puts out numbers and no tokens"
+        CheckpointError, match=r"action_head--50_checkpoint\.pt: it outputs numbers and no tokens"
     ):
         policy_of(folder)
 
@@ -287,7 +288,7 @@ def test_damaged_files_are_named(folder):
     with pytest.raises(CheckpointError, match=r"preprocessor_config\.json is damaged"):
         policy_of(folder)
     (folder / "preprocessor_config.json").write_text("{}")
-    with pytest.raises(CheckpointError, match=r"no means, stds in it"):
+    with pytest.raises(CheckpointError, match=r"means, stds missing"):
         policy_of(folder)
 
 
@@ -299,7 +300,7 @@ def test_damaged_tokenizer_and_a_language_model_without_vocabulary_are_named(fol
         policy_of(folder)
     (folder / "tokenizer.json").write_text(whole)
     (folder / "config.json").write_text(json.dumps(config))
-    with pytest.raises(CheckpointError, match="no vocab_size in its text_config"):
+    with pytest.raises(CheckpointError, match="vocab_size missing in its text_config"):
         policy_of(folder)
 
 
@@ -316,7 +317,7 @@ def test_several_projectors_of_proprioception_are_refused(folder):
     (folder / "proprio_projector--60_checkpoint.pt").touch()
     with pytest.raises(
         CheckpointError,
-        match=r"several projectors of proprioception, proprio_projector--50.*: leave one",
+        match=r"several projectors of proprioception, proprio_projector--50.*: keep one",
     ):
         policy_of(folder)
 
@@ -346,9 +347,10 @@ def test_data_set_is_chosen_where_there_are_several(folder):
     [
         (
             spec_of(cameras=1),
-            r"looks through actor_rollout_ref\.model\.options\.images=2 cameras, and environment 'robot' has 1",
+            r"reads actor_rollout_ref\.model\.options\.images=2 cameras, and environment 'robot' "
+            r"has 1",
         ),
-        (spec_of(actions=4), r"acts as LIBERO's robot does, and 'robot' in Box"),
+        (spec_of(actions=4), r"has the actions of LIBERO's robot, and 'robot' has Box"),
     ],
 )
 def test_environment_that_does_not_fit_is_refused(folder, spec, message):

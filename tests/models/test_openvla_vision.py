@@ -1,4 +1,4 @@
-"""The encoders put out what timm's do."""
+"""The encoders compute timm's outputs."""
 
 import pytest
 import torch
@@ -16,7 +16,7 @@ def waves(*size, slope, start=0.0):
     return torch.sin(torch.arange(count, dtype=torch.float64) * slope + start).float().view(size)
 
 
-# What timm 1.0.31 put out, `VisionTransformer(img_size=28, patch_size=14, embed_dim=8, depth=3,
+# Output of timm 1.0.31, `VisionTransformer(img_size=28, patch_size=14, embed_dim=8, depth=3,
 # num_heads=2, mlp_ratio=1.5, num_classes=0)` with `init_values=1e-5, reg_tokens=2,
 # no_embed_class=True` or `class_token=False, global_pool="map"`, of the same weights and image: the
 # first two features of each patch of `get_intermediate_layers(image, n=[1])`.

@@ -1,6 +1,4 @@
-"""Policies are looked up in one readable dict, and a new one of the house is a function and its
-line there.
-"""
+"""Policies are looked up in one dict; a new built-in one is a function and one entry."""
 
 import subprocess
 import sys

@@ -1,6 +1,4 @@
-"""The tokenizer that spells any text, the chat template that says little, and the folder that
-transformers reads.
-"""
+"""The byte-level tokenizer, the minimal chat template, and the folder that transformers reads."""
 
 import pytest
 import torch

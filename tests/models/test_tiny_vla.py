@@ -1,4 +1,4 @@
-"""The tiny VLA: shapes, conditioning, and which inputs it adapts to."""
+"""The tiny VLA: shapes, conditioning, and the inputs that it adapts to."""
 
 import gymnasium
 import numpy as np

@@ -1,6 +1,4 @@
-"""Causal language models of several families, small enough to be made and run in milliseconds, with
-random weights from a fixed seed.
-"""
+"""Tiny causal language models of several families, with random weights from a fixed seed."""
 
 from typing import Any
 
@@ -49,8 +47,9 @@ CONFIGS = {
 
 
 def tiny_causal_lm(kind: str, *, seed: int = 0, dtype: torch.dtype = torch.float32) -> Any:
-    """A model of one of the `CONFIGS`, in evaluation mode; its weights are large enough that tokens
-    are told apart.
+    """A model of one of the `CONFIGS`, in evaluation mode.
+
+    Its weights are large enough that tokens give different outputs.
     """
     with torch.random.fork_rng():
         torch.manual_seed(seed)
@@ -62,9 +61,7 @@ def tiny_causal_lm(kind: str, *, seed: int = 0, dtype: torch.dtype = torch.float
 
 
 def move_adapters(model, *, by=0.3, seed=2):
-    """Draw a model's LoRA adapters, so that they change what it says: peft starts them at no
-    change.
-    """
+    """Draw random LoRA adapters, which change the output: peft starts them at no change."""
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, weight in model.named_parameters():

@@ -1,8 +1,7 @@
-"""A checkpoint of OpenVLA-OFT in the layout that is published, small enough to be made and run in
-milliseconds.
+"""A tiny checkpoint of OpenVLA-OFT in the published layout.
 
 Names, files and vocabulary are the real ones; two encoders of three blocks and a Llama of two
-layers stand in for 7 billion weights.
+layers replace 7 billion weights.
 """
 
 import json
@@ -62,13 +61,13 @@ WORDS = [
 
 
 def know_tiny_encoders(monkeypatch):
-    """Let config.json name the tiny encoders."""
+    """Make config.json name the tiny encoders."""
     for name, shape in ENCODERS.items():
         monkeypatch.setitem(openvla_vision.ENCODERS, name, shape)
 
 
 def write_checkpoint(folder, *, state=False, seed=0):
-    """A folder with a policy of random weights; returns the folder."""
+    """Write a folder with a policy of random weights; return the folder."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(CONFIG))
     (folder / "preprocessor_config.json").write_text(json.dumps(PREPROCESSOR))
@@ -95,7 +94,7 @@ def write_checkpoint(folder, *, state=False, seed=0):
 
 
 def tokenizer():
-    """Words as Llama's tokenizer would give them ids: unknown is 0, <s> 1, </s> 2."""
+    """Word ids as in Llama's tokenizer: unknown is 0, <s> 1, </s> 2."""
     ids = {
         "<unk>": 0,
         "<s>": 1,
@@ -111,7 +110,7 @@ def tokenizer():
 
 
 def random_weights(seed):
-    """Every weight of the published layout, those that no pass reads among them, in bfloat16."""
+    """Every weight of the published layout in bfloat16, including those that no pass reads."""
     generator = torch.Generator().manual_seed(seed)
     shapes = {}
     for name, (_, shape) in zip(("featurizer", "fused_featurizer"), ENCODERS.items(), strict=True):
@@ -132,7 +131,7 @@ def random_weights(seed):
 
 
 def encoder_weights(shape):
-    """Names and sizes of timm's vision transformer, whose last block and norm OpenVLA does not run."""
+    """Weights of timm's vision transformer, whose last block and norm OpenVLA does not run."""
     width = shape.width
     weights = {
         "pos_embed": (1, PATCHES, width),

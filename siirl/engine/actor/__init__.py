@@ -1,3 +1,1 @@
-"""The policy's update: PPO's epochs and mini-batches over a TrainEngine, and the scorer of embodied
-policies.
-"""
+"""The policy update: PPO's epochs and mini-batches over a TrainEngine, and the scorers."""

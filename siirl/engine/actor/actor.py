@@ -1,8 +1,7 @@
-"""Actor: PPO's update of a policy, whatever its domain: epochs, mini-batches, one loss, over a
-TrainEngine.
+"""Actor: PPO's policy update in any domain: epochs, mini-batches, one loss, over a TrainEngine.
 
-What the loss of a token is stands in `siirl.engine.actor.actor_loss`; what domain a token is from
-is the scorer's business, what an advantage is the batch's.
+`siirl.engine.actor.actor_loss` defines the loss of a token, the scorer knows the domain of a token,
+and the batch holds its advantage.
 
 Old log-probs are, in this order: the column `old_log_probs`; with `on_policy` the current ones,
 detached; else the column `rollout_log_probs`.
@@ -35,18 +34,16 @@ class Actor:
     """Updates the policy that `engine` trains.
 
     Args:
-        engine: Initialised; its temperature is the one that acted.
+        engine: Initialised; its temperature is that of rollout.
         config: The group `actor_rollout_ref.actor`.
-        rollouts_per_prompt: `ppo_mini_batch_size` counts prompts, of which each has so many
-            trajectories.
-        seed: Of the generator that draws mini-batches, and tokens where a loss selects some at
-            random; `trainer.seed`'s default.
+        rollouts_per_prompt: Trajectories of a prompt; `ppo_mini_batch_size` counts prompts.
+        seed: Seed of the generator that draws mini-batches, and tokens if a loss selects some at
+            random; by default that of `trainer.seed`.
         horizon: Tokens of the longest possible response; needed by
             `loss_agg_mode=seq-mean-token-sum-norm` only.
 
     Raises:
-        ConfigError: A loss, aggregation or KL estimator that does not exist, or that lacks
-            something.
+        ConfigError: An unknown loss, aggregation or KL estimator, or one that lacks a setting.
     """
 
     def __init__(
@@ -58,14 +55,16 @@ class Actor:
         seed: int = 0,
         horizon: int | None = None,
     ) -> None:
-        self.engine, self.config = engine, config
+        self.engine = engine
+        self.config = config
         self.loss = ActorLoss(config, horizon=horizon)
         self.rows_per_mini_batch = config.ppo_mini_batch_size * rollouts_per_prompt
         self.generator = torch.Generator().manual_seed(seed)
 
     def compute_log_prob(self, batch: TensorDict) -> TokenScores:
-        """Log-probs and entropy [B, T] of this rank's rows under the current weights, without
-        gradient; 0 at masked tokens.
+        """Log-probs and entropy [B, T] of this rank's rows under the current weights.
+
+        No gradient; 0 at masked tokens.
         """
 
         def both(scores: TokenScores, micro_batch: TensorDict) -> torch.Tensor:
@@ -78,15 +77,15 @@ class Actor:
     def update(
         self, batch: TensorDict, *, on_policy: bool = False, policy_version: int | None = None
     ) -> Metrics:
-        """All optimiser steps of a training step; every rank calls it, a rank without rows too.
+        """All optimiser steps of a training step; every rank calls it, also one without rows.
 
         Args:
             batch: This rank's rows with `advantages`, `response_mask`, the scorer's columns,
-                `ref_log_prob` where KL is in the loss, and old log-probs (see the module).
-            on_policy: The current weights acted in every row and this is their only update, so that
-                their log-probs, detached, are the old ones.
-            policy_version: Version of the current weights; rows of others are left out of
-                `rollout/log_prob_gap` and its mean. None: no row is.
+                `ref_log_prob` if KL is in the loss, and old log-probs (see the module).
+            on_policy: The current weights generated every row and this is their only update, so
+                that their detached log-probs are the old ones.
+            policy_version: Version of the current weights; rows of other versions are left out of
+                `rollout/log_prob_gap` and its mean. None: no row is left out.
 
         Returns:
             Metrics over all ranks, the same on every rank.
@@ -96,9 +95,8 @@ class Actor:
             TensorError: Bad numbers on this rank; InvariantError on the others.
         """
         old_column = self._old_column(batch, on_policy)
-        columns = (
-            batch if self.loss.selects else without_texts(batch)
-        )  # a selection goes by unique ids
+        # a selection needs the unique ids
+        columns = batch if self.loss.selects else without_texts(batch)
         steps: list[TrainStep] = []
         for epoch in range(self.config.ppo_epochs):
             parts = mini_batch_rows(
@@ -109,11 +107,11 @@ class Actor:
             )
             if on_policy and (len(parts) > 1 or self.config.ppo_epochs > 1):
                 raise ConfigError(
-                    f"on_policy means one optimiser step, but there are {self.config.ppo_epochs} epochs of {len(parts)} mini-batches: "
-                    "compute old_log_probs first."
+                    f"on_policy means one optimiser step, but there are {self.config.ppo_epochs} "
+                    f"epochs of {len(parts)} mini-batches: compute old_log_probs first."
                 )
             for number, rows in enumerate(parts):
-                # Only before the first step are the weights those that acted.
+                # The weights are those of rollout only before the first step.
                 acted = epoch == 0 and number == 0
                 loss = self.loss.of_micro_batch(
                     old_column=old_column, gap=acted, version=policy_version
@@ -122,31 +120,32 @@ class Actor:
         return _metrics(steps)
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything of the actor's own that the next update depends on; the engine saves weights
-        and moments itself.
+        """State of the actor that the next update depends on.
+
+        The engine saves weights and moments itself.
         """
         return {"generator": self.generator.get_state()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from a checkpoint, on any number of ranks."""
+        """Resume from a checkpoint, on any number of ranks."""
         self.generator.set_state(state["generator"])
 
     def _old_column(self, batch: TensorDict, on_policy: bool) -> str | None:
-        for name in (
-            "advantages",
-            "response_mask",
-            *(["ref_log_prob"] if self.config.use_kl_loss else []),
-        ):
+        needed = ["advantages", "response_mask"]
+        if self.config.use_kl_loss:
+            needed.append("ref_log_prob")
+        for name in needed:
             if name not in batch:
+                known = ", ".join(sorted(map(str, batch.keys())))
                 raise ConfigError(
-                    f"The actor's update needs the column {name!r}; the batch has: {', '.join(sorted(map(str, batch.keys())))}."
+                    f"The actor's update needs the column {name!r}; the batch has: {known}."
                 )
         if self.loss.needs_behaviour and not (
             "old_log_probs" in batch and "rollout_log_probs" in batch
         ):
             raise ConfigError(
-                "Importance weights are old_log_probs, computed anew, over rollout_log_probs: the actor's update needs both columns "
-                "(compute_old_log_prob makes the first)."
+                "Importance weights are recomputed old_log_probs over rollout_log_probs: the "
+                "actor's update needs both columns (compute_old_log_prob makes the first)."
             )
         if "old_log_probs" in batch:
             return "old_log_probs"
@@ -154,7 +153,8 @@ class Actor:
             return None
         if "rollout_log_probs" not in batch:
             raise ConfigError(
-                "The actor's update needs old_log_probs or rollout_log_probs, or on_policy=True where one step follows a rollout."
+                "The actor's update needs old_log_probs or rollout_log_probs, or on_policy=True "
+                "if one step follows a rollout."
             )
         return "rollout_log_probs"
 
@@ -164,28 +164,28 @@ class Actor:
         loss: Callable[[TokenScores, TensorDict], LossSum],
         old_column: str | None,
     ) -> TrainStep:
-        """One optimiser step; none where no row has an advantage and nothing else pulls on the
-        weights.
+        """Take one optimiser step; none if neither an advantage nor another term has a gradient.
 
-        AdamW would otherwise move them by its momentum and shrink them by its decay, for no reason
-        in the data. Rows without advantage, of groups that were all right or all wrong, count in
-        the denominator, and are left out of the passes where they have no gradient.
+        AdamW would otherwise move the weights by its momentum and shrink them by its decay, without
+        a reason in the data. Rows without advantage (groups that were all right or all wrong) count
+        in the denominator, and are left out of the passes if they have no gradient.
         """
         other_terms = self.config.entropy_coef != 0 or self.loss.uses_kl
-        pull_B = (rows["advantages"].abs() * rows["response_mask"]).nan_to_num(1.0).sum(1)
-        if not other_terms and float(self.engine.ranks.maximum(pull_B.sum().cpu())) == 0:
+        advantage_B = (rows["advantages"].abs() * rows["response_mask"]).nan_to_num(1.0).sum(1)
+        if not other_terms and float(self.engine.ranks.maximum(advantage_B.sum().cpu())) == 0:
             return self.engine.train_batch(rows[:0], loss, self.loss.weight)
         if self.loss.selects:
             rows = self._with_selection(rows, old_column)
-        if not self.loss.pulled_by_advantage_alone or not len(rows):
+        if not self.loss.advantage_only or not len(rows):
             return self.engine.train_batch(rows, loss, self.loss.weight)
         return self.engine.train_batch(
-            rows[pull_B > 0], loss, self.loss.weight, weight=self.loss.weight(rows)
+            rows[advantage_B > 0], loss, self.loss.weight, weight=self.loss.weight(rows)
         )
 
     def _with_selection(self, rows: TensorDict, old_column: str | None) -> TensorDict:
-        """Rows with the column of tokens that the loss chooses over the whole mini-batch, under the
-        weights as they are now.
+        """Add the column of tokens that the loss selects over the whole mini-batch.
+
+        The selection uses the current weights.
         """
         self._together(lambda: self.loss.check_columns(rows, old_column))
         log_probs_BT = self.compute_log_prob(rows).log_probs_BT
@@ -201,7 +201,7 @@ class Actor:
         return rows
 
     def _together(self, check: Callable[[], None]) -> None:
-        """Run a check that may fail on this rank alone, and fail on all of them."""
+        """Run a check that may fail on this rank only, and fail on all ranks."""
         failure: TensorError | None = None
         try:
             check()
@@ -211,8 +211,9 @@ class Actor:
 
 
 def _metrics(steps: list[TrainStep]) -> Metrics:
-    """Means over the optimiser steps, of which each has one vote; token statistics are means over
-    the tokens of a step.
+    """Unweighted means over the optimiser steps.
+
+    Token statistics are means over the tokens of a step.
     """
     values: dict[str, list[float]] = defaultdict(list)
     for step in steps:

@@ -1,9 +1,8 @@
-"""The loss of the actor's update, from its configuration: which policy loss with which bounds and
-options, entropy, KL, aggregation.
+"""Loss of the actor's update, built from its configuration: policy loss, entropy, KL, aggregation.
 
 The loss of a token is `policy loss * importance weight - entropy_coef * entropy + kl_loss_coef *
-KL`, all terms aggregated alike with denominators over the whole mini-batch. Everything that the
-configuration can get wrong is refused when an `ActorLoss` is made.
+KL`; all terms are aggregated alike, with denominators over the whole mini-batch. An `ActorLoss`
+refuses every wrong configuration when it is made.
 """
 
 # B row (trajectory), T token
@@ -38,19 +37,16 @@ from siirl.params import ActorArguments
 
 SELECTED = "selected_tokens"
 """Column that a selection over the mini-batch adds."""
-LARGEST_GAP, MEAN_GAP, COMPARED = (
-    "rollout/log_prob_gap",
-    "rollout/log_prob_gap_mean",
-    "compared tokens",
-)
-"""The gap between acting and training: over the tokens of an optimiser step its largest, its sum,
-and their number.
-"""
+# Gap between rollout and training log-probs over the tokens of an optimiser step: its maximum, its
+# sum, and the number of tokens.
+LARGEST_GAP = "rollout/log_prob_gap"
+MEAN_GAP = "rollout/log_prob_gap_mean"
+COMPARED = "compared tokens"
 BOUNDS = ("clip_ratio_low", "clip_ratio_high")
 ACTOR = "actor_rollout_ref.actor"
 
-# Each is the advantage times something that is finite. Not cpgd, whose drift term pulls on every
-# row, and none that chooses tokens.
+# Each is the advantage times a finite factor. cpgd is not: its drift term has a gradient in every
+# row. Losses that select tokens are not either.
 TIMES_ADVANTAGE = frozenset(
     {"vanilla", "decoupled", "gspo", "gspo_token", "gmpo", "gpg", "cispo", "sapo"}
 )
@@ -65,12 +61,14 @@ class ActorLoss:
             `loss_agg_mode=seq-mean-token-sum-norm` only.
 
     Raises:
-        ConfigError: A loss, option, aggregation or KL estimator that does not exist or that lacks
-            something; bounds that make no sense.
+        ConfigError: An unknown loss, option, aggregation or KL estimator, one that lacks a setting,
+            or inconsistent bounds.
     """
 
     def __init__(self, config: ActorArguments, *, horizon: int | None = None) -> None:
-        self.config, self.horizon, self.name = config, horizon, config.loss
+        self.config = config
+        self.horizon = horizon
+        self.name = config.loss
         if self.name not in POLICY_LOSSES:
             raise UnknownNameError.of(
                 kind=f"policy loss ({ACTOR}.loss)", name=self.name, known=POLICY_LOSSES
@@ -84,7 +82,8 @@ class ActorLoss:
             )
         if AGGREGATIONS[self.aggregation].needs_horizon and horizon is None:
             raise ConfigError(
-                f"loss_agg_mode={self.aggregation} divides by the longest possible response: give the Actor its horizon."
+                f"loss_agg_mode={self.aggregation} divides by the longest possible response: pass "
+                "`horizon` to the Actor."
             )
         if config.use_kl_loss and not is_kl_estimator(config.kl_loss_type):
             raise UnknownNameError.of(
@@ -100,31 +99,28 @@ class ActorLoss:
             )
             if self.name == "decoupled":
                 raise ConfigError(
-                    f"{ACTOR}.loss=decoupled has importance weights of its own: leave {ACTOR}.importance.level out, or take loss=vanilla."
+                    f"{ACTOR}.loss=decoupled has its own importance weights: leave "
+                    f"{ACTOR}.importance.level out, or take loss=vanilla."
                 )
 
     @property
     def selects(self) -> bool:
-        """Whether tokens must be chosen over the whole mini-batch before its first micro-batch."""
+        """Whether tokens are selected over the whole mini-batch before its first micro-batch."""
         return self.name in SELECTIONS
 
     @property
-    def pulled_by_advantage_alone(self) -> bool:
-        """Whether rows without advantage have no gradient: nothing but the advantage times
-        something pulls on the weights.
-        """
+    def advantage_only(self) -> bool:
+        """Whether zero-advantage rows contribute no gradient (no entropy, KL or drift term)."""
         return self.name in TIMES_ADVANTAGE and self.config.entropy_coef == 0 and not self.uses_kl
 
     @property
     def uses_kl(self) -> bool:
-        """Whether a KL to the reference policy has a weight."""
+        """Whether the KL to the reference policy has a weight."""
         return self.config.use_kl_loss and self.config.kl_loss_coef != 0
 
     @property
     def needs_behaviour(self) -> bool:
-        """Whether the log-probs of the policy that acted are needed beside old ones that were
-        computed anew.
-        """
+        """Whether rollout log-probs are needed in addition to recomputed old ones."""
         return self.weighted or self.name == "decoupled"
 
     def describe(self) -> str:
@@ -139,15 +135,15 @@ class ActorLoss:
             if self.weighted
             else ""
         )
-        told = f" ({', '.join(options)})" if options else ""
-        return f"{self.name}{told}, {self.aggregation}{weights}"
+        settings = f" ({', '.join(options)})" if options else ""
+        return f"{self.name}{settings}, {self.aggregation}{weights}"
 
     def weight(self, rows: TensorDict) -> torch.Tensor:
-        """What these rows add to the denominator."""
+        """Contribution of these rows to the denominator."""
         return aggregation_weight(mask_BT=rows["response_mask"], mode=self.aggregation)
 
     def check_columns(self, rows: TensorDict, old_column: str | None) -> None:
-        """Refuse numbers that a selection over all ranks would meet on this rank only."""
+        """Refuse numbers of this rank that would fail in a selection over all ranks."""
         kept_BT = as_bool_mask(rows["response_mask"])
         columns = {"advantages": rows["advantages"]} | (
             {} if old_column is None else {old_column: rows[old_column]}
@@ -165,9 +161,7 @@ class ActorLoss:
         generator: Any,
         ranks: Ranks,
     ) -> torch.Tensor:
-        """The tokens of this rank's rows that the loss treats differently; see
-        `siirl.algos.policy_losses.select_tokens`.
-        """
+        """Bool [B, T]: this rank's tokens that the loss treats differently (`select_tokens`)."""
         available = {
             "log_probs_BT": log_probs_BT,
             "old_log_probs_BT": log_probs_BT
@@ -186,14 +180,14 @@ class ActorLoss:
     def of_micro_batch(
         self, *, old_column: str | None, gap: bool, version: int | None
     ) -> Callable[[TokenScores, TensorDict], LossSum]:
-        """The loss as the engine wants it.
+        """The loss function for the engine.
 
         Args:
             old_column: Column of old log-probs; None: the current ones, detached.
-            gap: Whether the weights are those that acted, so that training and behaviour log-probs
+            gap: Whether the weights are those of rollout, so that training and rollout log-probs
                 can be compared.
-            version: Version of these weights; rows of others are left out of the comparison. None:
-                no row is.
+            version: Version of these weights; rows of other versions are left out of the
+                comparison. None: no row is left out.
         """
 
         def loss(scores: TokenScores, rows: TensorDict) -> LossSum:
@@ -204,8 +198,7 @@ class ActorLoss:
                 if old_column is None
                 else rows[old_column].to(log_probs_BT.dtype)
             )
-            # First: bad log-probs are the model's, and not what a loss of the user's own makes of
-            # them.
+            # Check log-probs first, so that a user's loss is not blamed for the model's.
             log_ratio_BT = log_ratio(
                 log_probs_BT=log_probs_BT.detach(), old_log_probs_BT=old_BT, mask_BT=kept_BT
             )
@@ -275,7 +268,7 @@ class ActorLoss:
         old_BT: torch.Tensor,
         kept_BT: torch.Tensor,
     ) -> dict[str, Any]:
-        """What of `siirl.algos.policy_losses.LOSS_ARGUMENTS` there is, and the loss's options."""
+        """Available `siirl.algos.policy_losses.LOSS_ARGUMENTS`, and the loss's options."""
         arguments = {
             "log_probs_BT": log_probs_BT,
             "old_log_probs_BT": old_BT,
@@ -296,8 +289,10 @@ class ActorLoss:
 
 
 def _bounds(config: ActorArguments) -> dict[str, float | None]:
-    """Clip bounds of the configured loss: the actor's, or none where the loss's own hold; a key
-    that the loss would not read is refused.
+    """Clip bounds of the configured loss.
+
+    They are the actor's, or none if the loss has its own; a key that the loss does not read is
+    refused.
     """
     given: dict[str, float | None] = {
         name: getattr(config, name) for name in BOUNDS if getattr(config, name) is not None
@@ -305,8 +300,7 @@ def _bounds(config: ActorArguments) -> dict[str, float | None]:
     own = config.loss in OWN_BOUNDS
     reads = _parameters(config.loss)
     if not is_built_in(config.loss):
-        # A pipeline's bounds are for PPO's ratio: a loss of the user's own takes those that it asks
-        # for.
+        # A pipeline's bounds are for PPO's ratio: a user's loss gets those that it reads.
         given = {name: value for name, value in given.items() if name in reads or "config" in reads}
     if "config" not in reads:
         _refuse_unread(config, given, reads, own=own)
@@ -346,12 +340,13 @@ def _refuse_unread(
         clips = [bound for bound in BOUNDS if bound in reads]
         remedy = f"its bounds are {' and '.join(clips)}" if clips else "it does not clip"
         raise ConfigError(
-            f"{ACTOR}.{name}={getattr(config, name)} is not read by {ACTOR}.loss={config.loss}, {remedy}: leave it out."
+            f"{ACTOR}.{name}={getattr(config, name)} is not read by {ACTOR}.loss={config.loss}, "
+            f"{remedy}: leave it out."
         )
 
 
 def _parameters(name: str) -> dict[str, Any]:
-    """What the loss and its selection ask for, with defaults."""
+    """Parameters of the loss and its selection, with defaults."""
     functions = [POLICY_LOSSES[name], *([SELECTIONS[name]] if name in SELECTIONS else [])]
     return {
         key: parameter.default
@@ -363,8 +358,9 @@ def _parameters(name: str) -> dict[str, Any]:
 def _log_prob_gap(
     log_probs_BT: torch.Tensor, rows: TensorDict, kept_BT: torch.Tensor, version: int | None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Differences [B, T] between training and behaviour log-probs of the same weights, and where
-    there are such; 0 elsewhere.
+    """Absolute differences [B, T] of training and rollout log-probs, and where they are compared.
+
+    Only rows of `version` are compared; differences are 0 elsewhere.
     """
     if version is not None:
         kept_BT = kept_BT & (rows["policy_version"] == version)[:, None]

@@ -1,10 +1,8 @@
-"""The scorer of vision-language-action policies: all executed chunks of a micro-batch of
-trajectories in one forward pass.
+"""Scorer of vision-language-action policies: all executed chunks of a micro-batch in one pass.
 
-Trajectories have different lengths, so most of a padded batch is padding. Only chunks of which at
-least one token was executed go through the policy, side by side as if they were independent
-observations (to the policy they are); their log-probs are then put back where their tokens stand.
-Nothing is said of the rest, which is 0.
+Trajectories differ in length, so a padded batch is mostly padding. Only chunks with at least one
+executed token go through the policy, as independent observations; their log-probs are then
+scattered to the positions of their tokens. All other positions are 0.
 """
 
 # B trajectory, C chunk, S = K*A token of a chunk, T = C*S token, N executed chunk of any
@@ -19,32 +17,33 @@ from siirl.algos.tensor_checks import as_bool_mask
 from siirl.errors import TensorError
 
 CHUNK_COLUMNS = ("pixel_values", "proprioception")
-"""Observations at chunk boundaries, [B, C, ...]; a batch has at least one of them, and the policy
-gets None for the other.
+"""Observations at chunk boundaries, [B, C, ...].
+
+A batch has at least one of them; the policy gets None for the other.
 """
 
 
 def embodied_scorer(module: nn.Module, micro_batch: TensorDict, temperature: float) -> TokenScores:
-    """Log-probs and entropy [B, T] of the action tokens of `micro_batch`; see
-    `siirl.engine.training.train_engine.Scorer`.
+    """Log-probs and entropy [B, T] of the action tokens of `micro_batch`.
+
+    See `siirl.engine.training.train_engine.Scorer`.
 
     Args:
         module: `siirl.models.policy.Policy`.
-        micro_batch: `responses` and `response_mask` [B, T], `instruction_ids` [B, L],
-            `pixel_values` uint8 [B, C, cameras, H, W, 3] and `proprioception` [B, C, P] or one of
-            the two.
+        micro_batch: `responses` and `response_mask` [B, T], `instruction_ids` [B, L], and
+            `pixel_values` uint8 [B, C, cameras, H, W, 3] or `proprioception` [B, C, P] or both.
         temperature: Divides the logits.
 
     Raises:
-        TensorError: Columns whose shapes do not fit each other or the policy's logits.
+        TensorError: Shapes of columns that disagree with each other or with the policy's logits.
     """
-    tokens_BT, kept_BT = micro_batch["responses"], as_bool_mask(micro_batch["response_mask"])
+    tokens_BT = micro_batch["responses"]
+    kept_BT = as_bool_mask(micro_batch["response_mask"])
     chunks = number_of_chunks(micro_batch)
     executed_BC = kept_BT.unflatten(1, (chunks, -1)).any(-1)
     if not bool(executed_BC.any()):
-        executed_BC[0, 0] = (
-            True  # on several ranks the module must run, also for rows that only pad
-        )
+        # on several ranks the module must run, even for padding rows
+        executed_BC[0, 0] = True
     row_N = executed_BC.nonzero()[:, 0]
     observations = {
         name: micro_batch[name][executed_BC] if name in micro_batch else None
@@ -55,11 +54,11 @@ def embodied_scorer(module: nn.Module, micro_batch: TensorDict, temperature: flo
     tokens_NS = tokens_BT.unflatten(1, (chunks, -1))[executed_BC]
     if logits_NSV.shape[:2] != tokens_NS.shape:
         raise TensorError(
-            f"The policy's logits have shape {list(logits_NSV.shape)} for {tokens_NS.shape[0]} chunks of {tokens_NS.shape[1]} tokens: the "
-            "batch was acted by a policy with another chunk length or another number of action dimensions."
+            f"The policy's logits have shape {list(logits_NSV.shape)} for {tokens_NS.shape[0]} "
+            f"chunks of {tokens_NS.shape[1]} tokens: the batch is from a policy with another chunk "
+            "length or another number of action dimensions."
         )
-    # Numbers that are not finite are refused by the loss, when all ranks have gone through the
-    # module.
+    # The loss refuses numbers that are not finite, after all ranks have run the module.
     scores = token_scores(logits=logits_NSV, tokens=tokens_NS, temperature=temperature, check=False)
     return TokenScores(
         log_probs_BT=put_back(scores.log_probs_BT, executed_BC, kept_BT),
@@ -70,8 +69,9 @@ def embodied_scorer(module: nn.Module, micro_batch: TensorDict, temperature: flo
 def put_back(
     values_NS: torch.Tensor, executed_BC: torch.Tensor, kept_BT: torch.Tensor
 ) -> torch.Tensor:
-    """Numbers of the executed chunks [N, S] at the places of their tokens [B, T]; 0 where no token
-    was executed.
+    """Scatter values of executed chunks [N, S] to the positions of their tokens [B, T].
+
+    Tokens that were not executed get 0.
     """
     values_BCS = values_NS.new_zeros((*executed_BC.shape, values_NS.shape[1])).index_put(
         tuple(executed_BC.nonzero().unbind(1)), values_NS
@@ -80,8 +80,10 @@ def put_back(
 
 
 def number_of_chunks(micro_batch: TensorDict) -> int:
-    """Chunks of each trajectory, padding included; TensorError where observations and tokens do not
-    fit each other.
+    """Chunks of each trajectory, padding included.
+
+    Raises:
+        TensorError: Observations and tokens disagree.
     """
     found = {name: micro_batch[name].shape[1] for name in CHUNK_COLUMNS if name in micro_batch}
     tokens = micro_batch["responses"].shape[1]

@@ -1,10 +1,9 @@
-"""Which rows go into which optimiser step: the same for the same samples, however they are spread
-over ranks.
+"""Rows of each optimiser step: the same samples, however they are spread over ranks.
 
 A mini-batch is drawn from the rows of *all* ranks, in the order of their unique ids, by a generator
-that has the same state on every rank. So one rank and four take the same optimiser steps. The
-price: a rank may own more rows of one mini-batch and fewer of the next, and the ranks wait for the
-one with most.
+with the same state on every rank. So one rank and four take the same optimiser steps. The price: a
+rank may own more rows of one mini-batch and fewer of the next, and the ranks wait for the one with
+most.
 """
 
 # R row of any rank
@@ -18,18 +17,18 @@ from siirl.engine.training.collectives import Collectives
 def mini_batch_rows(
     *, batch: TensorDict, rows: int, ranks: Collectives, generator: torch.Generator
 ) -> list[torch.Tensor]:
-    """This rank's rows of each mini-batch, as lists of row numbers; every rank gets as many lists,
-    some perhaps empty.
+    """Row indices of this rank in each mini-batch.
 
-    The rows of all ranks are cut into as few parts of at most `rows` as they need, and evenly: 40
-    rows in mini-batches of 32 make two of 20, because a runt would be a step with much noise.
+    Every rank gets the same number of lists; some may be empty. The rows of all ranks are cut
+    evenly into the fewest parts of at most `rows`: 40 rows in mini-batches of 32 make two of 20,
+    because a small remainder would be a noisy step.
 
     Args:
-        batch: This rank's rows, with the column `uid` where ids are known; without, the order is
-            that of the ranks.
+        batch: This rank's rows, with the column `uid` if ids are known; otherwise rows are in the
+            order of ranks.
         rows: Rows of a mini-batch, over all ranks.
         ranks: The ranks that share the rows.
-        generator: Drawn from only where there is more than one mini-batch.
+        generator: Drawn from only if there is more than one mini-batch.
     """
     owned = _rows_by_id(batch, ranks)
     parts = max(1, -(-len(owned) // rows))
@@ -44,9 +43,7 @@ def mini_batch_rows(
 
 
 def row_places(*, batch: TensorDict, ranks: Collectives) -> torch.Tensor:
-    """Place of each row of this rank among the rows of all ranks in the order of their ids, int64
-    [B].
-    """
+    """Position of this rank's rows among the rows of all ranks in order of ids, int64 [B]."""
     places_B = torch.zeros(len(batch), dtype=torch.long)
     for place, (_, rank, row) in enumerate(_rows_by_id(batch, ranks)):
         if rank == ranks.rank:
@@ -55,7 +52,7 @@ def row_places(*, batch: TensorDict, ranks: Collectives) -> torch.Tensor:
 
 
 def _rows_by_id(batch: TensorDict, ranks: Collectives) -> list[tuple[str, int, int]]:
-    """Id, rank and row number of the rows of all ranks, in the order of their ids."""
+    """Id, rank and row index of the rows of all ranks, in the order of their ids."""
     ids = list(batch["uid"]) if "uid" in batch else [""] * len(batch)
     everywhere = ranks.gather_objects(ids)
     return sorted(

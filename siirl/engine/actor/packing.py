@@ -1,19 +1,17 @@
-"""Rows of different length side by side, so that a language model computes hardly any padding, and
-a prompt once for its answers.
+"""Packs rows of different length, so that a language model computes hardly any padding.
 
-Rows are laid one behind the other into *lanes* of one length; to the model a lane is a row of its
-batch, in which each text begins where its positions begin anew
-(`siirl.models.language_model.LanguageModel.forward`). One lane with everything would need no
-padding at all, but masked attention costs the square of a lane's length. At a quarter of the
-model's width it costs some 4 % of the matrices (4 S D operations a token and layer beside 24 D^2),
-so a lane is that long, or as long as what stands together in it.
+Rows are laid one after the other into *lanes* of one length. The model sees a lane as a row of its
+batch, in which each text begins where positions restart
+(`siirl.models.language_model.LanguageModel.forward`). One lane with all rows would need no padding,
+but masked attention costs the square of a lane's length. At a quarter of the model's width it costs
+some 4 % of the matrices (4 S D operations a token and layer, against 24 D^2), so a lane has that
+length, or that of its longest group.
 
-Where the model can, rows with the same prompt share it (`prefix_groups`): prompt, answer, answer,
-…; each answer's positions go on from the prompt's, and a mask says that it sees the prompt and
-itself.
+If the model supports it, rows with the same prompt share it (`prefix_groups`): prompt, answer,
+answer, …; the positions of each answer continue those of the prompt, and a mask lets it attend to
+the prompt and itself.
 
-A row goes in up to the token before its last scored one: what comes after predicts nothing that is
-asked for.
+A row is packed up to the token before its last scored one: later tokens predict no scored token.
 """
 
 # B row, P prompt token, T response token, L lane, S place in a lane, M scored token of any row, N
@@ -30,23 +28,24 @@ from tensordict import TensorDict
 from siirl.algos.tensor_checks import as_bool_mask
 from siirl.data_coordinator.balance import first_fit_decreasing
 from siirl.engine.actor.prefix_groups import PrefixGroup, prefix_groups
-from siirl.engine.training.micro_batches import Unit, Units
+from siirl.engine.training.micro_batches import PrefixGrouping, RowGroup
 from siirl.errors import TensorError
 
 COLUMNS = ("input_ids", "attention_mask", "responses", "response_mask")
-NOBODYS = -1
+PADDING_OWNER = -1
 """Owner of padding."""
 
 
 @dataclass(frozen=True)
 class PackedRows:
-    """A micro-batch in lanes, and the way back."""
+    """A micro-batch in lanes, and the map back to its rows."""
 
     input_ids_LS: torch.Tensor
     position_ids_LS: torch.Tensor
     sees_L1SS: torch.Tensor | None
-    """Bool: which places see which; None: each sees its own text up to itself, and texts begin
-    where positions begin anew.
+    """Bool attention mask; None: each place attends to its own text up to itself.
+
+    Without a mask, texts begin where positions restart.
     """
     lane_M: torch.Tensor
     """Lane of the place that predicts each scored token, the one before it."""
@@ -56,18 +55,16 @@ class PackedRows:
     """The scored tokens."""
     row_M: torch.Tensor
     token_M: torch.Tensor
-    """Place of each scored token among its row's responses."""
+    """Column of each scored token among its row's responses."""
     kept_BT: torch.Tensor
     """`response_mask`, bool."""
 
     def at_predictors(self, values_LS: torch.Tensor) -> torch.Tensor:
-        """The entries [M, ...] of `values_LS` [L, S, ...] at the places that predict the scored
-        tokens.
-        """
+        """Entries [M, ...] of `values_LS` [L, S, ...] at the places that predict scored tokens."""
         return values_LS[self.lane_M, self.place_M]
 
     def put_back(self, values_M: torch.Tensor) -> torch.Tensor:
-        """Numbers of scored tokens at their places [B, T]; 0 elsewhere."""
+        """Scatter values of scored tokens to their positions [B, T]; 0 elsewhere."""
         if self.kept_BT.shape[1] == 0:
             return values_M[:0].view(self.kept_BT.shape)
         values_BT = values_M.new_zeros(self.kept_BT.shape).index_put(
@@ -78,7 +75,7 @@ class PackedRows:
 
 @dataclass(frozen=True)
 class _Rows:
-    """The checked columns of a batch, and what of them the model has to see."""
+    """The checked columns of a batch, and the tokens that the model must see."""
 
     ids_BS: torch.Tensor
     present_BS: torch.Tensor
@@ -92,8 +89,7 @@ class _Rows:
         return self.ids_BS.shape[1] - self.kept_BT.shape[1]
 
     def groups(self, *, width: int, most_tokens: int | None = None) -> list[PrefixGroup]:
-        """Rows that share their prompt, together."""
-        prompts_BP = self.ids_BS.where(self.present_BS, NOBODYS)[:, : self.first]
+        prompts_BP = self.ids_BS.where(self.present_BS, PADDING_OWNER)[:, : self.first]
         prefixes_B = self.needed_BS[:, : self.first].sum(1)
         return prefix_groups(
             prompts_BP, self.needed_BS.sum(1), prefixes_B, width=width, most_tokens=most_tokens
@@ -102,8 +98,9 @@ class _Rows:
 
 @dataclass(frozen=True)
 class _Layout:
-    """Where in the lanes each row is: its first `prefix` tokens, which may be others' too, and
-    those behind them.
+    """Position of each row in the lanes.
+
+    The first `prefix` tokens of a row may be shared; the suffix follows.
     """
 
     lane_B: torch.Tensor
@@ -122,29 +119,26 @@ class _Layout:
 
 
 def model_width(module: Any) -> int:
-    """Entries of a hidden state of a `siirl.models.language_model.LanguageModel`, or anything else
-    with transformers' `config`.
-    """
+    """Entries of a hidden state of a model with transformers' `config`."""
     return int(module.config.get_text_config().hidden_size)
 
 
 def pack_rows(micro_batch: TensorDict, *, width: int, share_prompts: bool) -> PackedRows:
-    """Lay the rows of a micro-batch into lanes.
+    """Pack the rows of a micro-batch into lanes.
 
-    Where no token is scored, one token is nevertheless, and `put_back` leaves it out: over several
-    ranks the model must run, also for rows that only pad.
+    If no token is scored, one token is packed, which `put_back` leaves out: over several ranks the
+    model must run, even for padding rows.
 
     Args:
         micro_batch: `input_ids` and `attention_mask` [B, P + T], `responses` and `response_mask`
             [B, T], padded on any side.
-        width: D, entries of a hidden state; lanes have a quarter of it in tokens, or more where
-            what stands together has more.
-        share_prompts: Compute a prompt once for the rows that have it; the model must heed a mask
-            [L, 1, S, S].
+        width: D, entries of a hidden state; lanes have a quarter of it in tokens, or the length of
+            the longest group.
+        share_prompts: Compute a prompt once for the rows that have it; the model must support a
+            mask [L, 1, S, S].
 
     Raises:
-        TensorError: Columns that are missing or do not fit each other, or a response without any
-            token before it.
+        TensorError: Columns that are missing or disagree, or a response without a token before it.
     """
     rows = _needed(micro_batch)
     row_M, token_M = rows.kept_BT.nonzero().unbind(1)
@@ -155,7 +149,8 @@ def pack_rows(micro_batch: TensorDict, *, width: int, share_prompts: bool) -> Pa
     predictor_M = number_BS[row_M, column_M] - 1
     if not bool(rows.present_BS[row_M, column_M].all()) or int(predictor_M.min()) < 0:
         raise TensorError(
-            "A scored token is padding (attention_mask is 0), or stands at the beginning of its row: nothing predicts it."
+            "A scored token is padding (attention_mask is 0), or is the first of its row: nothing "
+            "predicts it."
         )
 
     groups = rows.groups(width=width) if share_prompts else _single_rows(rows.needed_BS)
@@ -164,14 +159,13 @@ def pack_rows(micro_batch: TensorDict, *, width: int, share_prompts: bool) -> Pa
     number_N = number_BS[row_N, column_N]
     target = (layout.lane_B[row_N], layout.place(row_N, number_N))
     empty_LS = rows.ids_BS.new_zeros((layout.lanes, layout.length))
+    shared = bool(layout.prefix_B.any())
+    mask_L1SS = _attention_mask(layout, row_N, number_N, target) if shared else None
     return PackedRows(
         input_ids_LS=empty_LS.index_put(target, rows.ids_BS[row_N, column_N]),
-        position_ids_LS=empty_LS.index_put(
-            target, number_N
-        ),  # padding has position 0, so each of it is a text of its own
-        sees_L1SS=_who_sees_whom(layout, row_N, number_N, target)
-        if bool(layout.prefix_B.any())
-        else None,
+        # padding has position 0, so each padding token is a separate text
+        position_ids_LS=empty_LS.index_put(target, number_N),
+        sees_L1SS=mask_L1SS,
         lane_M=layout.lane_B[row_M],
         place_M=layout.place(row_M, predictor_M),
         tokens_M=micro_batch["responses"][row_M, token_M],
@@ -181,35 +175,35 @@ def pack_rows(micro_batch: TensorDict, *, width: int, share_prompts: bool) -> Pa
     )
 
 
-def prompt_units(batch: TensorDict, budget: int, *, width: int) -> list[Unit]:
-    """Rows that share their prompt as one unit of a micro-batch; see
-    `siirl.engine.training.micro_batches.Units`.
+def prompt_groups(batch: TensorDict, budget: int, *, width: int) -> list[RowGroup]:
+    """Rows with one prompt as a group that a micro-batch does not split.
+
+    See `siirl.engine.training.micro_batches.PrefixGrouping`.
     """
     return [
-        Unit(rows=group.rows, tokens=group.tokens)
+        RowGroup(rows=group.rows, tokens=group.tokens)
         for group in _needed(batch).groups(width=width, most_tokens=budget)
     ]
 
 
-def units_of(module: Any) -> Units | None:
-    """Rows with one prompt in one micro-batch, where the
-    `siirl.models.language_model.LanguageModel` can compute it once for them.
+def prefix_groups_of(module: Any) -> PrefixGrouping | None:
+    """The `PrefixGrouping` of a `siirl.models.language_model.LanguageModel`.
+
+    None if the model cannot compute a shared prompt once.
     """
-    return (
-        functools.partial(prompt_units, width=model_width(module))
-        if module.shares_prompts
-        else None
-    )
+    if not module.shares_prompts:
+        return None
+    return functools.partial(prompt_groups, width=model_width(module))
 
 
 def _needed(micro_batch: TensorDict) -> _Rows:
     missing = [name for name in COLUMNS if name not in micro_batch]
     if missing:
-        raise TensorError(
-            f"A batch of texts needs the column {missing[0]!r}; it has: {', '.join(map(str, micro_batch.keys()))}."
-        )
+        known = ", ".join(map(str, micro_batch.keys()))
+        raise TensorError(f"A batch of texts needs the column {missing[0]!r}; it has: {known}.")
     shapes = {name: list(micro_batch[name].shape) for name in COLUMNS}
-    whole, response = shapes["input_ids"], shapes["responses"]
+    whole = shapes["input_ids"]
+    response = shapes["responses"]
     if (
         shapes["attention_mask"] != whole
         or shapes["response_mask"] != response
@@ -217,12 +211,11 @@ def _needed(micro_batch: TensorDict) -> _Rows:
         or response[1] > whole[1]
     ):
         raise TensorError(
-            f"Columns of texts do not fit each other: {shapes}; [B, P + T], the same, [B, T], the same are expected."
+            f"Columns of texts do not fit each other: {shapes}; expected [B, P + T], the same, "
+            "[B, T], the same."
         )
-    ids_BS, present_BS = (
-        micro_batch["input_ids"],
-        as_bool_mask(micro_batch["attention_mask"], name="attention_mask"),
-    )
+    ids_BS = micro_batch["input_ids"]
+    present_BS = as_bool_mask(micro_batch["attention_mask"], name="attention_mask")
     kept_BT = as_bool_mask(micro_batch["response_mask"])
     columns_S = torch.arange(whole[1], device=ids_BS.device)
     last_B = (
@@ -246,7 +239,7 @@ def _single_rows(needed_BS: torch.Tensor) -> list[PrefixGroup]:
 
 
 def _lay_out(groups: Sequence[PrefixGroup], *, lane_length: int, device: torch.device) -> _Layout:
-    """Groups into lanes, longest first, each with its prefix and then one row after the other."""
+    """Place groups in lanes, longest first; each is its prefix and then one row after the other."""
     lengths = [group.tokens for group in groups]
     parts = first_fit_decreasing(lengths, max(lane_length, *lengths))
     placed: dict[int, tuple[int, int, int, int, int]] = {}
@@ -254,7 +247,8 @@ def _lay_out(groups: Sequence[PrefixGroup], *, lane_length: int, device: torch.d
     for lane, part in enumerate(parts):
         start = 0
         for number in part:
-            group, suffix_start = groups[number], start + groups[number].prefix
+            group = groups[number]
+            suffix_start = start + group.prefix
             for row, suffix in zip(group.rows, group.suffixes, strict=True):
                 placed[row] = (lane, group.prefix, start, suffix_start, number)
                 suffix_start += suffix
@@ -268,24 +262,21 @@ def _lay_out(groups: Sequence[PrefixGroup], *, lane_length: int, device: torch.d
     )
 
 
-def _who_sees_whom(
+def _attention_mask(
     layout: _Layout,
     row_N: torch.Tensor,
     number_N: torch.Tensor,
     target: tuple[torch.Tensor, torch.Tensor],
 ) -> torch.Tensor:
-    """Bool [L, 1, S, S]: what precedes in the same row, and in the prefix that the row shares."""
+    """Bool [L, 1, S, S]: earlier places of the same row, and of the prefix that it shares."""
     shared_N = len(layout.lane_B) + layout.group_B[row_N]  # a number that no row has
     owner_N = torch.where(number_N < layout.prefix_B[row_N], shared_N, row_N)
-    nobody_LS = row_N.new_full((layout.lanes, layout.length), NOBODYS)
-    owner_LS, prefix_LS = (
-        nobody_LS.index_put(target, owner_N),
-        nobody_LS.index_put(target, shared_N),
-    )
-    seen_LSS = (owner_LS[:, None, :] == owner_LS[:, :, None]) | (
-        owner_LS[:, None, :] == prefix_LS[:, :, None]
-    )
-    return seen_LSS.tril()[:, None]
+    padding_LS = row_N.new_full((layout.lanes, layout.length), PADDING_OWNER)
+    owner_LS = padding_LS.index_put(target, owner_N)
+    prefix_LS = padding_LS.index_put(target, shared_N)
+    same_row_LSS = owner_LS[:, None, :] == owner_LS[:, :, None]
+    own_prefix_LSS = owner_LS[:, None, :] == prefix_LS[:, :, None]
+    return (same_row_LSS | own_prefix_LSS).tril()[:, None]
 
 
 def _one_token(responses_BT: torch.Tensor, kept_BT: torch.Tensor) -> PackedRows:

@@ -1,13 +1,13 @@
-"""Which rows share their prompt, and how many of them are worth computing it once for.
+"""Groups rows with the same prompt, in the size for which computing the prompt once is cheapest.
 
 The rollouts of a group answer one prompt, so its keys and values are the same in all of them, and
-so are their gradients but for a sum. Computed once, with the responses behind it side by side, a
-group of n rows of c prompt and t response tokens has c + n t tokens in place of n (c + t). Masked
-attention, though, costs the square of what stands together: 4 S D operations a token and layer
-beside the 24 D^2 of the matrices, which makes n rows in parts of k cost n / k * (c + k t) * (24 D^2
-+ 4 (c + k t) D). That is least at k = sqrt(c (6 D + c)) / t: whole groups of short answers, hardly
-any of long ones. Prefix Grouper (Liu et al. 2025, arXiv 2506.05433) shares prompts likewise, by
-attention in two parts in place of a mask.
+its gradients are a sum. With the prompt computed once and the responses behind it, a group of n
+rows of c prompt and t response tokens has c + n t tokens instead of n (c + t). Masked attention,
+however, costs the square of the joint length: 4 S D operations a token and layer, in addition to
+the 24 D^2 of the matrices. So n rows in parts of k cost n / k * (c + k t) * (24 D^2 + 4 (c + k t)
+D). The minimum is at k = sqrt(c (6 D + c)) / t: whole groups of short answers, few rows of long
+ones. Prefix Grouper (Liu et al. 2025, arXiv 2506.05433) also shares prompts, by attention in two
+parts instead of a mask.
 """
 
 # B row, S token, P prompt token
@@ -22,19 +22,17 @@ import torch
 
 @dataclass(frozen=True)
 class PrefixGroup:
-    """Rows with the same first tokens, which are computed once; or a single row, of which nothing
-    is shared.
-    """
+    """Rows with the same first tokens, which are computed once, or a single row."""
 
     rows: tuple[int, ...]
     prefix: int
     """Tokens that the rows share; 0 for a single row."""
     suffixes: tuple[int, ...]
-    """Tokens of each row behind them."""
+    """Tokens of each row after the prefix."""
 
     @property
     def tokens(self) -> int:
-        """What the model computes for all rows together."""
+        """Tokens that the model computes for all rows."""
         return self.prefix + sum(self.suffixes)
 
 
@@ -46,19 +44,20 @@ def prefix_groups(
     width: int,
     most_tokens: int | None = None,
 ) -> list[PrefixGroup]:
-    """Every row in one group; groups of as many rows as make the passes cheapest.
+    """Put each row in one group; group sizes make the passes cheapest.
 
     Args:
-        prompts_BP: Tokens of the prompts, the same number everywhere in padding.
-        lengths_B: Tokens of each row that the model has to see.
-        prefixes_B: How many of them belong to the prompt; 0 for a row of which nothing is to be
-            seen.
+        prompts_BP: Tokens of the prompts, with one value for all padding.
+        lengths_B: Tokens of each row that the model must see.
+        prefixes_B: How many of them belong to the prompt; 0 for a row that the model need not see.
         width: D, entries of a hidden state.
-        most_tokens: No group of several rows has more; None: no limit.
+        most_tokens: Limit of a group of several rows; None: no limit.
     """
-    lengths, prefixes = lengths_B.tolist(), prefixes_B.tolist()
+    lengths = lengths_B.tolist()
+    prefixes = prefixes_B.tolist()
     members: dict[tuple[int, int], list[int]] = {}
-    for row, prompt in enumerate(torch.unique(prompts_BP, dim=0, return_inverse=True)[1].tolist()):
+    prompt_ids = torch.unique(prompts_BP, dim=0, return_inverse=True)[1].tolist()
+    for row, prompt in enumerate(prompt_ids):
         members.setdefault((prompt, prefixes[row]), []).append(row)
     groups = []
     for (_, prefix), rows in members.items():
@@ -80,13 +79,13 @@ def prefix_groups(
 def rows_at_once(
     *, prefix: int, suffixes: Sequence[int], width: int, most_tokens: int | None
 ) -> int:
-    """How many rows behind one computed prefix are cheapest; at least one.
+    """The cheapest number of rows behind one computed prefix; at least one.
 
     Args:
         prefix: Tokens of the prompt.
-        suffixes: Tokens of each row behind it.
+        suffixes: Tokens of each row after it.
         width: D, entries of a hidden state.
-        most_tokens: Bound of prefix and suffixes together.
+        most_tokens: Limit of prefix and suffixes together.
     """
     mean = max(sum(suffixes) / len(suffixes), 1.0)
     cheapest = round(math.sqrt(prefix * (6 * width + prefix)) / mean)
@@ -96,9 +95,7 @@ def rows_at_once(
 
 
 def _equal_parts(count: int, most: int) -> list[slice]:
-    """`count` places in as few runs of at most `most` as there can be, none more than one longer
-    than another.
-    """
+    """Cut `count` places into the fewest runs of at most `most`; lengths differ by at most 1."""
     parts = -(-count // most)
     ends = [count * part // parts for part in range(parts + 1)]
     return [slice(first, last) for first, last in itertools.pairwise(ends)]

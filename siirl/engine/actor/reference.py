@@ -1,4 +1,4 @@
-"""The policy that KL is measured against, where it needs no weights of its own."""
+"""The reference policy of a KL that needs no separate weights."""
 
 from typing import Protocol
 
@@ -10,17 +10,14 @@ from siirl.models.adapters import Adaptable
 
 
 class Reference(Protocol):
-    """Says how likely a policy that is not trained finds what was sampled; an `Actor` without
-    optimiser is one.
-    """
+    """A policy that is not trained; for example an `Actor` without optimiser."""
 
     def compute_log_prob(self, batch: TensorDict) -> TokenScores:
         """Log-probs and entropy [B, T] of this rank's rows; 0 at masked tokens."""
 
 
 class WithoutAdapter:
-    """The model below the LoRA adapters that are trained: the same weights, of which no second copy
-    is in memory.
+    """The model below the trained LoRA adapters: the same weights, without a second copy.
 
     Args:
         actor: Trains the adapters.
@@ -28,7 +25,8 @@ class WithoutAdapter:
     """
 
     def __init__(self, actor: Actor, model: Adaptable) -> None:
-        self.actor, self.model = actor, model
+        self.actor = actor
+        self.model = model
 
     def compute_log_prob(self, batch: TensorDict) -> TokenScores:
         """See `Reference`."""

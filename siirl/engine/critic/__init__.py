@@ -1,3 +1,1 @@
-"""The value model: the policy's features with a value head, its scorers for robots and for text,
-and its update.
-"""
+"""The value model, its scorers for robots and text, and its update."""

@@ -1,9 +1,8 @@
-"""Critic: the update of a value model, whatever its domain: epochs, mini-batches, one clipped loss,
-over a TrainEngine.
+"""Critic: the update of a value model in any domain: epochs, mini-batches, one clipped loss.
 
 A value belongs to a decision, and a decision is one token of text or a whole chunk of a robot's
-actions. Which tokens stand for one is `decisions`' business, and the column `value_mask` says it:
-the loss is the mean over these tokens of the whole mini-batch, over all ranks.
+actions. `decisions` selects the token of each decision, which the column `value_mask` marks: the
+loss is the mean over these tokens of the whole mini-batch, over all ranks.
 """
 
 # B row (trajectory), T token
@@ -33,26 +32,26 @@ COLUMNS = ("values", "value_mask", "returns")
 
 @dataclass(frozen=True)
 class Values:
-    """What a critic says of a batch."""
+    """A critic's values of a batch."""
 
     values_BT: torch.Tensor
     """At every token that the policy chose, in units of the return; 0 elsewhere."""
     value_mask_BT: torch.Tensor
-    """Bool: the tokens that stand for a decision."""
+    """Bool: the token of each decision."""
 
 
 class Critic:
     """Updates the value model that `engine` trains.
 
     Args:
-        engine: Initialised; its scorer gives values.
+        engine: Initialised; its scorer returns values.
         model: The engine's module.
-        decisions: Bool [B, T] of a batch: which tokens stand for a decision.
+        decisions: Bool [B, T] of a batch: the token of each decision.
         epochs: Passes over the samples of a step.
         rows_per_mini_batch: Trajectories of one optimiser step, over all ranks.
-        clip_range: How far an update may move a value before its error counts no more, in the units
-            of `ValueModel.normalized`; None: as far as it likes.
-        seed: Of the generator that draws mini-batches.
+        clip_range: How far an update may move a value before the loss is clipped, in the units of
+            `ValueModel.normalized`; None: no clipping.
+        seed: Seed of the generator that draws mini-batches.
     """
 
     def __init__(
@@ -66,14 +65,18 @@ class Critic:
         clip_range: float | None,
         seed: int,
     ) -> None:
-        self.engine, self.model, self.decisions = engine, model, decisions
-        self.epochs, self.rows_per_mini_batch = epochs, rows_per_mini_batch
+        self.engine = engine
+        self.model = model
+        self.decisions = decisions
+        self.epochs = epochs
+        self.rows_per_mini_batch = rows_per_mini_batch
         self.clip_range = math.inf if clip_range is None else clip_range
         self.generator = torch.Generator().manual_seed(seed)
 
     def compute_values(self, batch: TensorDict) -> Values:
-        """Values of this rank's rows under the present weights, without gradient; every rank calls
-        it.
+        """Values of this rank's rows under the current weights, without gradient.
+
+        Every rank calls it.
 
         Raises:
             TensorError: A value that is not finite on this rank; InvariantError on the others.
@@ -84,7 +87,7 @@ class Critic:
         return Values(values_BT=values_BT, value_mask_BT=self.decisions(batch))
 
     def update(self, batch: TensorDict) -> Metrics:
-        """All optimiser steps of a training step; every rank calls it, a rank without rows too.
+        """All optimiser steps of a training step; every rank calls it, also one without rows.
 
         Args:
             batch: This rank's rows with `values`, `value_mask` and `returns`, and the scorer's
@@ -105,15 +108,12 @@ class Critic:
                 )
         kept_BT = as_bool_mask(batch["value_mask"])
         self._require_finite(mask=kept_BT, values=batch["values"], returns=batch["returns"])
-        metrics = self._of_old_values(
+        metrics = self._old_value_metrics(
             batch["values"][kept_BT].double(), batch["returns"][kept_BT].double()
         )
-        # Values of the first step are 0 for want of anything better, not something to stay near.
-        clip_range = (
-            self.clip_range
-            if self.model.has_seen_returns or not self.model.normalize_returns
-            else math.inf
-        )
+        # Values of the first step are only the initial 0, so updates are not clipped to them.
+        first = self.model.normalize_returns and not self.model.has_seen_returns
+        clip_range = math.inf if first else self.clip_range
         self.model.observe_returns(batch["returns"], kept_BT, ranks=self.engine.ranks)
         columns = without_texts(batch)
         steps: list[TrainStep] = []
@@ -131,17 +131,18 @@ class Critic:
         return {**metrics, **_metrics(steps)}
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything of the critic's own that the next update depends on; the engine saves weights,
-        statistics and moments itself.
+        """State of the critic that the next update depends on.
+
+        The engine saves weights, statistics and moments itself.
         """
         return {"generator": self.generator.get_state()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from a checkpoint, on any number of ranks."""
+        """Resume from a checkpoint, on any number of ranks."""
         self.generator.set_state(state["generator"])
 
     def _require_finite(self, *, mask: torch.Tensor | None = None, **columns: torch.Tensor) -> None:
-        """Fail on all ranks where one has bad numbers."""
+        """Fail on all ranks if one has bad numbers."""
         failure: TensorError | None = None
         try:
             require_finite(mask=mask, **columns)
@@ -165,8 +166,8 @@ class Critic:
 
         return loss
 
-    def _of_old_values(self, values: torch.Tensor, returns: torch.Tensor) -> Metrics:
-        """How well the values of before the update foretold the returns, over all ranks."""
+    def _old_value_metrics(self, values: torch.Tensor, returns: torch.Tensor) -> Metrics:
+        """Metrics of the values before the update against the returns, over all ranks."""
         errors = returns - values
         parts = [
             returns.new_tensor(len(returns)),
@@ -178,10 +179,8 @@ class Critic:
         ).tolist()
         if count == 0:
             return {}
-        variance, error_variance = (
-            squares / count - (total / count) ** 2,
-            error_squares / count - (error / count) ** 2,
-        )
+        variance = squares / count - (total / count) ** 2
+        error_variance = error_squares / count - (error / count) ** 2
         metrics = {"critic/value_mean": value / count, "critic/return_mean": total / count}
         if variance > 0:
             metrics["critic/explained_variance"] = 1 - error_variance / variance
@@ -189,12 +188,12 @@ class Critic:
 
 
 def _decisions(rows: TensorDict) -> torch.Tensor:
-    """What these rows add to the denominator."""
+    """Contribution of these rows to the denominator."""
     return as_bool_mask(rows["value_mask"]).sum()
 
 
 def _metrics(steps: list[TrainStep]) -> Metrics:
-    """Means over the optimiser steps, of which each has one vote."""
+    """Unweighted means over the optimiser steps."""
     values: dict[str, list[float]] = defaultdict(list)
     for step in steps:
         if step.batch.weight == 0:

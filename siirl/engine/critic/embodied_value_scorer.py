@@ -1,12 +1,10 @@
-"""The scorer of robots' critics: one value an observation, said at every token of the chunk that
-was decoded from it.
+"""Value scorer for robots: one value an observation, at every executed token of its chunk.
 
-All tokens of a chunk are decoded at once from one observation, so there is one state behind them
-and one decision, of which the executed tokens are the parts. The value stands at each of them, for
-whoever reads the column; what a critic learns, and between what GAE steps, is
-`first_token_of_each_chunk`: one number a decision. Stepping from token to token inside a chunk
-would discount by lambda where no time has passed, and weigh a state by how many dimensions an
-action has.
+All tokens of a chunk are decoded at once from one observation: one state and one decision, whose
+parts are the executed tokens. The column holds the value at each of them. What a critic learns, and
+the steps of GAE, are the tokens of `first_token_of_each_chunk`: one a decision. Steps from token to
+token inside a chunk would discount by lambda without passage of time, and weigh a state by the
+number of action dimensions.
 """
 
 # B trajectory, C chunk, S token of a chunk, T = C*S token, N executed chunk of any trajectory
@@ -22,8 +20,9 @@ from siirl.engine.actor.embodied_scorer import CHUNK_COLUMNS, number_of_chunks, 
 def embodied_value_scorer(
     module: nn.Module, micro_batch: TensorDict, temperature: float
 ) -> torch.Tensor:
-    """Values [B, T] at the executed tokens of `micro_batch`, 0 elsewhere; see
-    `siirl.engine.training.train_engine.Scorer`.
+    """Values [B, T] at the executed tokens of `micro_batch`, 0 elsewhere.
+
+    See `siirl.engine.training.train_engine.Scorer`.
 
     Args:
         module: `siirl.engine.critic.value_model.ValueModel` on `PolicyFeatures`.
@@ -34,9 +33,8 @@ def embodied_value_scorer(
     chunks = number_of_chunks(micro_batch)
     executed_BC = kept_BT.unflatten(1, (chunks, -1)).any(-1)
     if not bool(executed_BC.any()):
-        executed_BC[0, 0] = (
-            True  # on several ranks the module must run, also for rows that only pad
-        )
+        # on several ranks the module must run, even for padding rows
+        executed_BC[0, 0] = True
     observations = {
         name: micro_batch[name][executed_BC] if name in micro_batch else None
         for name in CHUNK_COLUMNS
@@ -49,8 +47,6 @@ def embodied_value_scorer(
 
 
 def first_token_of_each_chunk(batch: TensorDict) -> torch.Tensor:
-    """Bool [B, T]: the first executed token of each chunk that was executed at all, fully or in
-    part.
-    """
+    """Bool [B, T]: the first executed token of each chunk that was executed, even in part."""
     kept_BCS = as_bool_mask(batch["response_mask"]).unflatten(1, (number_of_chunks(batch), -1))
     return (kept_BCS & (kept_BCS.cumsum(-1) == 1)).flatten(1)

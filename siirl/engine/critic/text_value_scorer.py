@@ -1,9 +1,8 @@
-"""The scorer of language models' critics: the value of a token is said before it is: by the hidden
-state that predicts it.
+"""Value scorer for language models: a token's value is read from the hidden state that predicts it.
 
-Rows lie side by side without padding, as for the policy's scorer
-(`siirl.engine.actor.text_scorer`). Tokens that somebody else said (a tool's answer, the prompt) are
-seen by the model and have no value of their own. Each token of the policy's own is a decision.
+Rows are packed without padding, as in the policy's scorer (`siirl.engine.actor.text_scorer`).
+Tokens of other speakers (tools, the prompt) are input of the model and have no value. Each token of
+the policy is a decision.
 """
 
 # B row, T response token, L lane, S place in a lane, M own token of any row
@@ -19,8 +18,9 @@ from siirl.models.language_model import LanguageModel
 
 
 def text_value_scorer(module: Any, micro_batch: TensorDict, temperature: float) -> torch.Tensor:
-    """Values [B, T] at the policy's own tokens of `micro_batch`, 0 elsewhere; see
-    `siirl.engine.training.train_engine.Scorer`.
+    """Values [B, T] at the policy's own tokens of `micro_batch`, 0 elsewhere.
+
+    See `siirl.engine.training.train_engine.Scorer`.
 
     Args:
         module: `siirl.engine.critic.value_model.ValueModel` on a
@@ -36,13 +36,14 @@ def text_value_scorer(module: Any, micro_batch: TensorDict, temperature: float) 
 
 
 def every_own_token(batch: TensorDict) -> torch.Tensor:
-    """Bool [B, T]: the tokens that the policy said."""
+    """Bool [B, T]: the tokens that the policy generated."""
     return as_bool_mask(batch["response_mask"])
 
 
 def without_head(model: LanguageModel) -> LanguageModel:
-    """The model with its head given up: of a critic's copy nobody asks for logits, and a weight
-    without gradient is memory for nothing.
+    """Remove the model's head and return the model.
+
+    A critic needs no logits, and a weight without gradient would waste memory.
     """
     head = model.causal_lm.get_output_embeddings()
     for name in [name for name, part in model.named_children() if part is head]:

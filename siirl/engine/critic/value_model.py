@@ -1,13 +1,11 @@
-"""The value model: a trainable copy of the policy without its head, and a linear value head on its
-features.
+"""Value model: a trainable copy of the policy without its head, and a linear value head.
 
-The head starts at zero: random values would be noise on the first advantages and pull random
+The head starts at zero: random values would add noise to the first advantages and send random
 gradients through the trunk.
 
-With `normalize_returns` the head speaks in deviations of the returns from their mean (`mean`,
-`std`, moved step by step), and is rescaled whenever these move, so that no value changes by it
-(PopArt: van Hasselt et al. 2016, arXiv 1602.07714, equation 9). Only the first returns ever seen
-move all values, from 0 to their mean.
+With `normalize_returns` the head predicts returns in deviations from their running mean (`mean`,
+`std`), and is rescaled whenever these move, so that no value changes (PopArt: van Hasselt et al.
+2016, arXiv 1602.07714, equation 9). Only the first returns move all values, from 0 to their mean.
 """
 
 # N observation or token, D feature
@@ -19,20 +17,19 @@ from siirl.algos.ranks import Ranks
 from siirl.errors import ConfigError
 from siirl.models.policy import Policy
 
-# of the statistics, per training step: half of what is known of the returns is from the last seven
-# steps
+# Decay of the statistics per training step: half of their weight is from the last seven steps.
 DECAY = 0.9
-SMALLEST_STD = 1e-2  # returns that hardly differ say nothing of their scale
+SMALLEST_STD = 1e-2  # nearly equal returns do not determine their scale
 
 
 class ValueModel(nn.Module):
     """Values of features.
 
     Args:
-        trunk: Makes features; a copy of its own, because it is trained.
+        trunk: Computes features; a separate copy, because it is trained.
         feature_size: D.
-        normalize_returns: Whether the head predicts returns less their running mean over their
-            running deviation.
+        normalize_returns: Whether the head predicts returns minus their running mean, divided by
+            their running deviation.
     """
 
     mean: torch.Tensor
@@ -48,38 +45,39 @@ class ValueModel(nn.Module):
         self.normalize_returns = normalize_returns
         self.register_buffer("mean", torch.zeros(()))
         self.register_buffer("std", torch.ones(()))
-        self.register_buffer(
-            "moments", torch.zeros(3, dtype=torch.float64)
-        )  # decayed sums: weight, return, squared return
+        # decayed sums: weight, return, squared return
+        self.register_buffer("moments", torch.zeros(3, dtype=torch.float64))
 
     def forward(
         self, *observation: torch.Tensor | None, **columns: torch.Tensor | None
     ) -> torch.Tensor:
-        """One value a feature vector of the trunk, float32 [N] (or [B, S]), in units of the return;
-        arguments are the trunk's.
+        """Values float32 [N] (or [B, S]) in units of the return, one a feature vector of the trunk.
+
+        Arguments are those of the trunk.
         """
         normalized_N = self.value_head(self.trunk(*observation, **columns)).squeeze(-1).float()
         return normalized_N * self.std + self.mean
 
     @property
     def has_seen_returns(self) -> bool:
-        """Whether mean and deviation are those of returns already."""
+        """Whether mean and deviation are those of observed returns."""
         return float(self.moments[0]) > 0
 
     def normalized(self, numbers: torch.Tensor) -> torch.Tensor:
-        """Values or returns in the units in which the head speaks."""
+        """Values or returns in the units of the head's output."""
         return (numbers - self.mean) / self.std
 
     @torch.no_grad()
     def observe_returns(
         self, returns_BT: torch.Tensor, kept_BT: torch.Tensor, *, ranks: Ranks
     ) -> None:
-        """Move mean and deviation towards those of these returns, over all ranks; values stay what
-        they are.
+        """Move mean and deviation towards those of these returns, over all ranks.
+
+        Values do not change, except at the first call.
 
         Args:
             returns_BT: This rank's returns.
-            kept_BT: Bool, which of them count.
+            kept_BT: Bool, the returns that count.
             ranks: Every rank calls it.
         """
         if not self.normalize_returns:
@@ -96,11 +94,12 @@ class ValueModel(nn.Module):
         )
         self.moments.mul_(DECAY).add_(found, alpha=1 - DECAY)
         weight, first, second = self.moments.tolist()
-        mean, std = first / weight, max(0.0, second / weight - (first / weight) ** 2) ** 0.5
+        mean = first / weight
+        std = max(0.0, second / weight - (first / weight) ** 2) ** 0.5
         self._set_statistics(mean=mean, std=max(std, SMALLEST_STD), keep_values=not first_time)
 
     def _set_statistics(self, *, mean: float, std: float, keep_values: bool) -> None:
-        if keep_values:  # std * head + mean must give the same before and after
+        if keep_values:  # std * head + mean must not change
             self.value_head.weight.mul_(float(self.std) / std)
             self.value_head.bias.mul_(float(self.std) / std).add_((float(self.mean) - mean) / std)
         self.mean.fill_(mean)
@@ -108,21 +107,23 @@ class ValueModel(nn.Module):
 
 
 class PolicyFeatures(nn.Module):
-    """The trunk of a robot's value model: what its policy makes of an observation, one vector each.
+    """Trunk of a robot's value model: the policy's feature vector of an observation.
 
     Raises:
-        ConfigError: A policy that says nothing of its features.
+        ConfigError: A policy that defines no features.
     """
 
     def __init__(self, policy: Policy) -> None:
         super().__init__()
         if policy.feature_size is None:
             raise ConfigError(
-                f"{type(policy).__name__} has no features for a critic to stand on: set its feature_size and write its features and "
-                "drop_head (siirl.models.Policy), or take a pipeline without critic, such as pipeline=grpo."
+                f"{type(policy).__name__} has no features for a critic: set its feature_size and "
+                "implement features and drop_head (siirl.models.Policy), or take a pipeline "
+                "without critic, such as pipeline=grpo."
             )
         policy.drop_head()
-        self.policy, self.feature_size = policy, policy.feature_size
+        self.policy = policy
+        self.feature_size = policy.feature_size
 
     def forward(
         self,

@@ -1,6 +1,4 @@
-"""How a finished episode is rewarded: one manager each, chosen by `reward.name`; those of text are
-in `text_rewards`.
-"""
+"""Rewards of finished episodes: one manager for each `reward.name`."""
 
 from siirl.engine.reward_manager.embodied_rewards import (
     REWARD_MANAGERS,

@@ -1,9 +1,8 @@
-"""Trajectory rewards of embodied episodes: 0/1 success, the environment's return, SRPO's video
-distance, and an oracle's.
+"""Rewards of embodied episodes: success (0/1), return, SRPO's video distance, an oracle's distance.
 
 A manager sees the outcomes of *all* ranks, sorted by uid, so every rank computes the same rewards
-and keeps the same memory, whatever the number of ranks. Episodes that failed to simulate never get
-here.
+and keeps the same memory, whatever the number of ranks. Episodes whose simulation failed are not
+included.
 """
 
 # B episode (of all ranks), D channel of the video embedding
@@ -26,7 +25,7 @@ from vjepa.reward_settings import TrajectoryRewardConfig
 
 @dataclass(frozen=True)
 class EpisodeOutcomes:
-    """What a reward may look at; a column that nobody provided is None."""
+    """Inputs of a reward; a column is None if it was not provided."""
 
     uid_B: list[str]
     task_name_B: list[str]
@@ -36,78 +35,79 @@ class EpisodeOutcomes:
     video_embedding_BD: NDArray[np.float32] | None
     oracle_distance_B: NDArray[np.float32] | None
     texts_B: dict[str, list[str]] = field(default_factory=dict)
-    """Columns of strings that the rollout provides for a text's reward
-    (`siirl.engine.reward_manager.text_rewards`).
-    """
+    """Columns of strings from the rollout, for a text's reward (`text_rewards`)."""
     response_length_B: NDArray[np.int64] | None = None
-    """Tokens after the prompt, those of tools among them; None for robots."""
+    """Tokens after the prompt, including those of tools; None for robots."""
     graded_B: NDArray[np.bool_] | None = None
-    """Of which the environment says success and return; None: of all."""
+    """Whether the environment reports success and return; None: always."""
     total: int = 0
-    """Episodes of all ranks, of which these may be a part."""
+    """Episodes of all ranks; these may be a part of them."""
 
 
 @dataclass(frozen=True)
 class RewardScores:
-    """Rewards float32 [B] of the outcomes handed in, and metrics that are the same on every rank."""
+    """Rewards float32 [B] of the outcomes, and metrics that are the same on every rank."""
 
     reward_B: NDArray[np.float32]
     metrics: dict[str, float] = field(default_factory=dict)
     failed: dict[int, str] = field(default_factory=dict)
-    """Episodes that could not be scored, by position, with the reason: they are dropped, and their
-    entry of `reward_B` is not read.
+    """Reason for each episode, by position, that could not be scored.
+
+    These are dropped, and their entry of `reward_B` is not read.
     """
     penalty_B: NDArray[np.float32] | None = None
-    """Added to the reward that is trained on, but not to the score (DAPO's for long responses)."""
+    """Added to the training reward, but not to the score (DAPO's, for long responses)."""
     env_weight_B: NDArray[np.float32] | None = None
-    """How much of the environment's return is in `reward_B`: that much of its rewards stands at the
-    tokens that earned them (the column `env_rewards`), and the rest of `reward_B` at the end. None:
-    nothing."""
+    """Weight of the environment's return in `reward_B`; None: 0.
+
+    That share of the environment's rewards is put at the tokens that earned them (the column
+    `env_rewards`), the rest of `reward_B` at the end.
+    """
     parts: dict[str, NDArray[np.float32]] = field(default_factory=dict)
-    """Summands and further numbers, by name, for logs; NaN where an episode has none."""
+    """Summands and further numbers, by name, for logs; NaN for episodes without one."""
 
 
 @runtime_checkable
 class RewardManager(Protocol):
-    """Scores the episodes of a step; what it remembers is part of the checkpoint."""
+    """Scores the episodes of a step; its memory is part of the checkpoint."""
 
     ranks_failures: bool
-    """Whether failures of a task are told apart once there is a reference for it."""
+    """Whether failures of a task get different rewards once the task has a reference."""
     looks_at_all_ranks: bool
-    """Whether it must see the episodes of all ranks, as clusters of successes do; else each rank
-    scores its own, and nothing travels.
+    """Whether it needs the episodes of all ranks, as clusters of successes do.
+
+    Otherwise each rank scores its own, and nothing is transferred.
     """
 
     def score(self, outcomes: EpisodeOutcomes) -> RewardScores:
         """Rewards of all outcomes."""
 
     def remember(self, dropped: EpisodeOutcomes) -> None:
-        """Take in episodes of the step that a filter dropped: they are not scored, but their
-        successes are references.
+        """Take in episodes of the step that a filter dropped.
+
+        They are not scored, but their successes are references.
         """
 
     def has_reference(self, task_name: str) -> bool:
-        """Whether a failure of this task can be told from another by something other than this
-        step's successes.
-        """
+        """Whether this task has a reference other than this step's successes."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything that the next step's rewards depend on."""
+        """State that the next step's rewards depend on."""
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from a checkpoint."""
+        """Resume from a checkpoint."""
 
     def close(self) -> None:
-        """Let go of processes; safe to call twice."""
+        """End processes; safe to call twice."""
 
 
 class Memoryless:
-    """A reward that depends on its own episode alone."""
+    """A reward that depends on its own episode only."""
 
     looks_at_all_ranks = True  # cheap for scalars, and every rank logs the same
 
     def remember(self, dropped: EpisodeOutcomes) -> None:
-        """Nothing to remember."""
+        """Do nothing."""
 
     def has_reference(self, task_name: str) -> bool:
         return False
@@ -118,11 +118,12 @@ class Memoryless:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         if state:
             raise ConfigError(
-                f"The checkpoint holds a memory of rewards ({sorted(state)}) that {type(self).__name__} does not have."
+                f"The checkpoint holds reward state ({sorted(state)}) that "
+                f"{type(self).__name__} does not have."
             )
 
     def close(self) -> None:
-        """It has none."""
+        """Do nothing: there are no processes."""
 
 
 class SuccessReward(Memoryless):
@@ -136,12 +137,12 @@ class SuccessReward(Memoryless):
 
 
 class ReturnReward(Memoryless):
-    """The environment's own sum of rewards, undiscounted; it says something of every episode."""
+    """The environment's sum of rewards, undiscounted; it distinguishes all episodes."""
 
     ranks_failures = True
 
     def has_reference(self, task_name: str) -> bool:
-        """Always: a return needs nothing to compare with."""
+        """Always: a return needs no reference."""
         return True
 
     def score(self, outcomes: EpisodeOutcomes) -> RewardScores:
@@ -153,8 +154,9 @@ class ReturnReward(Memoryless):
 
 
 class VideoReward:
-    """SRPO: a failure earns more the closer its video came to the successes of its task
-    (`vjepa.reward`).
+    """SRPO: a failure earns more, the closer its video is to the successes of its task.
+
+    See `vjepa.reward`.
     """
 
     ranks_failures = True
@@ -184,7 +186,7 @@ class VideoReward:
         self.reward.load_state_dict(state)
 
     def close(self) -> None:
-        """It has no processes."""
+        """Do nothing: there are no processes."""
 
     def _remember(self, dropped: EpisodeOutcomes, embedding_BD: NDArray[np.float32] | None) -> None:
         if embedding_BD is None:
@@ -198,40 +200,41 @@ class VideoReward:
     def _score(
         self, outcomes: EpisodeOutcomes, embedding_BD: NDArray[np.float32] | None
     ) -> RewardScores:
-        return _beside_the_oracle(
-            self.reward.score(**_video_columns(outcomes, embedding_BD)), outcomes
-        )
+        output = self.reward.score(**_video_columns(outcomes, embedding_BD))
+        return _with_oracle_metrics(output, outcomes)
 
 
 class ReleasedVideoReward(Memoryless):
-    """The form that siiRL published, for comparison (`vjepa.released_reward`): it depends on the
-    step's episodes alone.
+    """The reward as siiRL published it (`vjepa.released_reward`), for comparison.
+
+    It depends on the step's episodes only.
     """
 
     ranks_failures = True
 
     def score(self, outcomes: EpisodeOutcomes) -> RewardScores:
         """See RewardManager."""
-        return _beside_the_oracle(
-            score_as_released(**_video_columns(outcomes, outcomes.video_embedding_BD)), outcomes
-        )
+        columns = _video_columns(outcomes, outcomes.video_embedding_BD)
+        return _with_oracle_metrics(score_as_released(**columns), outcomes)
 
 
 class OracleReward(VideoReward):
-    """SRPO's form on the simulator's true distance instead of a video: what a perfect encoder could
-    give. For comparison only.
+    """SRPO's reward on the simulator's true distance instead of a video, for comparison only.
+
+    It shows what a perfect encoder could give.
     """
 
     def score(self, outcomes: EpisodeOutcomes) -> RewardScores:
         """See RewardManager."""
         if outcomes.oracle_distance_B is None:
             raise ConfigError(
-                "reward.name=oracle needs an environment that reports info['oracle_distance']; env=mujoco does."
+                "reward.name=oracle needs an environment that reports info['oracle_distance']; "
+                "env=mujoco does."
             )
         return self._score(outcomes, outcomes.oracle_distance_B[:, None])
 
     def remember(self, dropped: EpisodeOutcomes) -> None:
-        """Keep where successes ended."""
+        """Keep the final distances of successes."""
         self._remember(
             dropped,
             None if dropped.oracle_distance_B is None else dropped.oracle_distance_B[:, None],
@@ -242,7 +245,7 @@ class OracleReward(VideoReward):
         return True
 
 
-# of a task's failures: the rank correlation of three or four is +-1 by chance every few times
+# Fewest failures of a task for a rank correlation: with three or four it is often +-1 by chance.
 FEWEST_TO_RANK = 5
 
 MOST_CLIP_BYTES = 512 * MEBIBYTE  # in memory: 1000 clips of 40 frames of 64 x 64 pixels take 490 MB
@@ -255,12 +258,11 @@ def make_reward_manager(
     demonstrations: dict[str, NDArray[np.float32]],
     tasks: tuple[str, ...],
 ) -> RewardManager:
-    """The manager that `reward.name` asks for.
+    """The manager that `reward.name` selects.
 
     Args:
         config: The `reward` group.
-        demonstrations: Video embeddings [N, D] of successful demonstrations for each task; empty
-            without.
+        demonstrations: Video embeddings [N, D] of successful demonstrations by task; may be empty.
         tasks: The environment's tasks.
     """
     if ":" in config.name:
@@ -275,12 +277,8 @@ def make_reward_manager(
         )
     if config.name == "srpo_released":
         return ReleasedVideoReward()
-    settings = TrajectoryRewardConfig(
-        **{
-            setting.name: getattr(config, setting.name)
-            for setting in fields(TrajectoryRewardConfig)
-        }
-    )
+    names = [setting.name for setting in fields(TrajectoryRewardConfig)]
+    settings = TrajectoryRewardConfig(**{name: getattr(config, name) for name in names})
     if config.name == "oracle":
         goal = np.zeros((1, 1), np.float32)
         return OracleReward(TrajectoryReward(settings, demonstrations=dict.fromkeys(tasks, goal)))
@@ -303,23 +301,27 @@ def _own_manager(config: RewardArguments) -> RewardManager:
         )
         missing = [name for name in wanted if name not in dir(manager)]
         raise ConfigError(
-            f"reward.name={config.name} made a {type(manager).__name__}, which lacks {', '.join(missing)} of a reward manager: derive it "
-            "from siirl.engine.reward_manager.Memoryless, or see siirl.engine.reward_manager.RewardManager."
+            f"reward.name={config.name} made a {type(manager).__name__}, which lacks "
+            f"{', '.join(missing)} of a reward manager: derive it from "
+            "siirl.engine.reward_manager.Memoryless, or see "
+            "siirl.engine.reward_manager.RewardManager."
         )
     return manager
 
 
 def load_demonstration_clips(file: str) -> dict[str, list[NDArray[np.uint8]]]:
-    """Clips of successful demonstrations by task, from the npz that `python -m siirl.warm_start`
-    writes: keys `<task>/<number>`.
+    """Clips of successful demonstrations by task, from the npz of `python -m siirl.warm_start`.
+
+    Its keys are `<task>/<number>`.
 
     Raises:
-        MissingAssetError: There is no such file.
-        ValueError: It is no npz, or unpacks to more than `MOST_CLIP_BYTES`.
+        MissingAssetError: No such file.
+        ValueError: Not an npz, or more than `MOST_CLIP_BYTES` unpacked.
     """
     if not Path(file).is_file():
         raise MissingAssetError(
-            f"reward.demonstrations={file} does not exist. Make it: python -m siirl.warm_start --clips FILE, or set it to null."
+            f"reward.demonstrations={file} does not exist. Make it: python -m siirl.warm_start "
+            "--clips FILE, or set it to null."
         )
     check_archive(Path(file), most_bytes=MOST_CLIP_BYTES)
     archive = np.load(file)
@@ -332,10 +334,11 @@ def load_demonstration_clips(file: str) -> dict[str, list[NDArray[np.uint8]]]:
 def _video_columns(
     outcomes: EpisodeOutcomes, embedding_BD: NDArray[np.float32] | None
 ) -> dict[str, Any]:
-    """The columns that a trajectory reward scores."""
+    """The inputs of a trajectory reward."""
     if embedding_BD is None:
         raise ConfigError(
-            "reward.name=srpo needs the column video_embedding, which the rollout provides when a video encoder is set."
+            "reward.name=srpo needs the column video_embedding, which the rollout provides if a "
+            "video encoder is set."
         )
     return {
         "embeddings_BD": embedding_BD,
@@ -345,16 +348,18 @@ def _video_columns(
     }
 
 
-def _beside_the_oracle(output: RewardOutput, outcomes: EpisodeOutcomes) -> RewardScores:
-    """The rewards with their metrics; where the environment reports the true distance, their rank
-    correlation with it too.
+def _with_oracle_metrics(output: RewardOutput, outcomes: EpisodeOutcomes) -> RewardScores:
+    """Rewards and metrics of a trajectory reward.
+
+    If the environment reports the true distance, metrics include the rank correlation with it.
     """
     metrics = dict(output.metrics)
     if outcomes.oracle_distance_B is not None:
         ranked_B = ~outcomes.complete_B & output.defined_B
-        task_B, distance_B = np.array(outcomes.task_name_B), outcomes.oracle_distance_B
         metrics |= _agreement_with_oracle(
-            output.reward_B[ranked_B], distance_B[ranked_B], task_B[ranked_B]
+            output.reward_B[ranked_B],
+            outcomes.oracle_distance_B[ranked_B],
+            np.array(outcomes.task_name_B)[ranked_B],
         )
     return RewardScores(output.reward_B, metrics)
 
@@ -362,8 +367,9 @@ def _beside_the_oracle(output: RewardOutput, outcomes: EpisodeOutcomes) -> Rewar
 def _agreement_with_oracle(
     reward_B: NDArray[np.floating], distance_B: NDArray[np.floating], task_B: NDArray[np.str_]
 ) -> dict[str, float]:
-    """Rank correlation of failures' rewards with their true closeness, within each task: tasks have
-    scales of their own.
+    """Rank correlation of failures' rewards with their true closeness, within each task.
+
+    Scales differ between tasks.
     """
     tasks = [task_B == task for task in sorted(set(task_B))]
     ranked = [of_task for of_task in tasks if of_task.sum() >= FEWEST_TO_RANK]
@@ -380,7 +386,7 @@ def _agreement_with_oracle(
 
 
 def _rank_correlation(left_B: NDArray[np.floating], right_B: NDArray[np.floating]) -> float:
-    """Spearman's rho; 0 where one side is constant and so ranks nothing."""
+    """Spearman's rho; 0 if one side is constant."""
     from scipy.stats import rankdata
 
     ranks = [rankdata(values) for values in (left_B, right_B)]

@@ -1,9 +1,8 @@
-"""A reward model: a sequence classifier with one output, whose number for a whole conversation is
-the reward.
+"""Reward model: a sequence classifier whose single output for a whole conversation is the reward.
 
-It reads the conversation in its own tokens and chat template, which need not be the policy's. Each
-rank scores its own episodes; where there are several, the weights are spread over them (FSDP2), and
-all make the same number of passes, since each pass gathers weights.
+It reads the conversation in its own tokens and chat template, which may differ from the policy's.
+Each rank scores its own episodes. On several ranks the weights are sharded (FSDP2), and all ranks
+make the same number of passes, since each pass gathers weights.
 """
 
 import json
@@ -28,18 +27,18 @@ KEY = "reward_model.path"
 
 
 class RewardModel:
-    """The part of a text's reward that is called `model`.
+    """The part `model` of a text's reward.
 
     Args:
         classifier: A sequence classifier of transformers, on its device.
         tokenizer: Its tokenizer.
-        device: Of this rank.
+        device: Device of this rank.
         ranks: The processes that score together; all call `score` the same number of times.
         micro_batch_size: Conversations of one forward pass.
-        place: Where it comes from, for messages.
+        place: Source of the model, for messages.
 
     Raises:
-        ConfigError: It has more outputs than one, or its tokenizer has no token to pad with.
+        ConfigError: It has more than one output, or its tokenizer has no token to pad with.
     """
 
     def __init__(
@@ -54,25 +53,25 @@ class RewardModel:
     ) -> None:
         if classifier.config.num_labels != 1:
             raise ConfigError(
-                f"{KEY}={place} has {classifier.config.num_labels} outputs, and a reward is one number: take one with num_labels=1."
+                f"{KEY}={place} has {classifier.config.num_labels} outputs, and a reward is one "
+                "number: take a model with num_labels=1."
             )
         pad = tokenizer.eos_token_id if tokenizer.pad_token_id is None else tokenizer.pad_token_id
         if pad is None:
             raise ConfigError(
-                f"{KEY}={place}: its tokenizer has neither a padding nor an end-of-text token; set pad_token in tokenizer_config.json."
+                f"{KEY}={place}: its tokenizer has neither a padding nor an end-of-text token; set "
+                "pad_token in tokenizer_config.json."
             )
-        self.classifier, self.tokenizer, self.micro_batch_size = (
-            classifier.eval().to(device),
-            tokenizer,
-            micro_batch_size,
-        )
-        self.pad_id = classifier.config.pad_token_id = int(
-            pad
-        )  # it finds the last token of a row by what is not padding
+        self.classifier = classifier.eval().to(device)
+        self.tokenizer = tokenizer
+        self.micro_batch_size = micro_batch_size
+        # the classifier takes the last token of a row that is not padding
+        self.pad_id = classifier.config.pad_token_id = int(pad)
         self.max_length: int | None = (
             classifier.config.get_text_config().to_dict().get("max_position_embeddings")
         )
-        self.device, self.ranks = device, ranks
+        self.device = device
+        self.ranks = ranks
         if ranks.size > 1:
             shard(
                 self.classifier,
@@ -85,42 +84,44 @@ class RewardModel:
     def score(
         self, outcomes: EpisodeOutcomes, rows: Sequence[int], *, most_failures: float
     ) -> PartScores:
-        """Score these rows; those longer than the model, and those whose number is not finite,
-        fail.
+        """Score these rows.
+
+        Rows longer than the model's context, and rows whose score is not finite, fail.
         """
         prompts, responses = (column_of(outcomes, name) for name in MODEL_COLUMNS)
-        scores, tokens = PartScores(), {}
+        scores = PartScores()
+        tokens: dict[int, list[int]] = {}
         for row in rows:
             ids = self.encode(
                 [*json.loads(prompts[row]), {"role": "assistant", "content": responses[row]}]
             )
             if self.max_length is not None and len(ids) > self.max_length:
                 scores.failed[row] = (
-                    f"the conversation has {len(ids)} tokens, and the reward model holds {self.max_length}"
+                    f"the conversation has {len(ids)} tokens, and the reward model takes at most "
+                    f"{self.max_length}"
                 )
             else:
                 tokens[row] = ids
-        by_length = sorted(
-            tokens, key=lambda row: len(tokens[row])
-        )  # rows of a pass are alike, so little of it is padding
+        # rows of similar length share a pass, which then has little padding
+        by_length = sorted(tokens, key=lambda row: len(tokens[row]))
         for start in range(0, self._most_rows(len(by_length)), self.micro_batch_size):
             some = by_length[start : start + self.micro_batch_size]
-            values = self.forward(
-                [tokens[row] for row in some] or [[self.pad_id]]
-            )  # without rows left: a pass for the other ranks
+            # without rows left: a dummy pass for the other ranks
+            values = self.forward([tokens[row] for row in some] or [[self.pad_id]])
             for row, value in zip(some, values, strict=False):
                 if math.isfinite(value):
                     scores.value[row] = value
                 else:
-                    scores.failed[row] = f"the reward model said {value}"
+                    scores.failed[row] = f"the reward model returned {value}"
         return scores
 
     def _most_rows(self, own: int) -> int:
         return int(self.ranks.maximum(torch.tensor(float(own))))
 
     def encode(self, messages: Sequence[Message]) -> list[int]:
-        """A whole conversation as tokens: by its chat template, or without one the contents joined
-        by line ends.
+        """Tokens of a whole conversation in the chat template.
+
+        Without a template, contents are joined by line ends.
         """
         if self.tokenizer.chat_template is None:
             return list(
@@ -131,7 +132,7 @@ class RewardModel:
 
     @torch.no_grad()
     def forward(self, conversations: Sequence[Sequence[int]]) -> list[float]:
-        """One number a conversation."""
+        """One score a conversation."""
         longest = max(len(ids) for ids in conversations)
         input_ids = torch.tensor(
             [[*ids, *[self.pad_id] * (longest - len(ids))] for ids in conversations]
@@ -144,19 +145,20 @@ class RewardModel:
         return numbers
 
     def close(self) -> None:
-        """It has no processes."""
+        """Do nothing: there are no processes."""
 
 
 def make_reward_model(
     config: SiiRLArguments, *, device: torch.device, ranks: Collectives
 ) -> RewardModel | None:
-    """The reward model of a text job; None where no part of the reward is called `model`. Every
-    rank calls it.
+    """The reward model of a text job; None if no part of the reward is `model`.
+
+    Every rank calls it.
 
     Raises:
         ConfigError: No path, or a model that cannot be a reward.
-        MissingAssetError: Nothing there.
-        CheckpointError: Weights that are missing, a head that was never trained among them.
+        MissingAssetError: No such folder or hub id.
+        CheckpointError: Missing weights, for example a head that was never trained.
     """
     if not any(
         part.name == "model" for part in reward_parts(config.reward, config.custom_reward_function)
@@ -164,7 +166,8 @@ def make_reward_model(
         return None
     if config.reward_model.path is None:
         raise ConfigError(
-            f"reward.name=model, and {KEY}=null: name a sequence classifier with one output, a folder or a hub id."
+            f"reward.name=model, and {KEY}=null: name a sequence classifier with one output, a "
+            "folder or a hub id."
         )
     return load_reward_model(config.reward_model, device=device, ranks=ranks)
 
@@ -179,7 +182,8 @@ def load_reward_model(
     folder = find(settings.path)
     if not folder.is_dir() and settings.path.startswith((".", "/", "~")):
         raise MissingAssetError(
-            f"{KEY}={settings.path}: there is no such folder. Give a folder with config.json and weights, or a hub id."
+            f"{KEY}={settings.path}: there is no such folder. Give a folder with config.json and "
+            "weights, or a hub id."
         )
     source = str(folder) if folder.is_dir() else find_on_hub(settings.path, place=KEY)
     options = {"trust_remote_code": settings.trust_remote_code}
@@ -196,8 +200,9 @@ def load_reward_model(
         ) from error
     if missing := sorted(report["missing_keys"]):
         raise CheckpointError(
-            f"{KEY}={source} lacks {len(missing)} weights of a {type(classifier).__name__}, the first is {missing[0]!r}; they would be "
-            "random numbers, and so would the rewards. Take a model that was trained as a reward model."
+            f"{KEY}={source} lacks {len(missing)} weights of a {type(classifier).__name__}, the "
+            f"first is {missing[0]!r}; they and the rewards would be random. Take a model that was "
+            "trained as a reward model."
         )
     return RewardModel(
         classifier,

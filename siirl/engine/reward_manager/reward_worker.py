@@ -1,9 +1,9 @@
-"""A reward function of the user's own, as a worker process of `envs.worker_pool` calls it.
+"""Calls a user's reward function in a worker process of `envs.worker_pool`.
 
-The pool starts its processes with `module:function`; here the function's name is the whole
-reference, so that the user's module is imported when the process starts, under the deadline of a
-start, and what is wrong with it is told before the first sample. Imports nothing heavy. Everything
-that the function returns is checked here.
+The pool starts its processes with `module:function`. Here the function's name encodes the whole
+reference, so that the user's module is imported at the start of the process, under the start
+deadline, and its errors are reported before the first sample. This module imports nothing heavy,
+and checks all results of the function.
 """
 
 import importlib
@@ -24,11 +24,11 @@ PREFIX = "function_"
 ARGUMENTS = ("data_source", "solution_str", "ground_truth", "extra_info")
 BATCH_ARGUMENTS = ("data_sources", "solution_strs", "ground_truths", "extra_infos")
 FAILED = "failed"
-PING = "ping"  # a request that only asks whether the function could be loaded
+PING = "ping"  # a request that checks only that the function loads
 
 
 def target_of(*, name: str, path: str | None, batched: bool) -> str:
-    """What `envs.worker_pool.WorkerSettings` takes as target."""
+    """The target for `envs.worker_pool.WorkerSettings`."""
     reference = json.dumps(
         {
             "name": name,
@@ -40,7 +40,7 @@ def target_of(*, name: str, path: str | None, batched: bool) -> str:
 
 
 def __getattr__(attribute: str) -> Callable[[Any], Any]:
-    """The function that `target_of` named, ready to be called with a list of samples."""
+    """The function that `target_of` named; it takes a list of samples."""
     if not attribute.startswith(PREFIX):
         raise AttributeError(f"module {__name__!r} has no attribute {attribute!r}")
     reference = json.loads(bytes.fromhex(attribute.removeprefix(PREFIX)))
@@ -75,7 +75,8 @@ def _batch_caller(function: Callable[..., Any]) -> Callable[[Any], Any]:
         scores = await _awaited(function(**columns))
         if isinstance(scores, str | bytes | Mapping) or not isinstance(scores, Sequence):
             raise TypeError(
-                f"it returned {type(scores).__name__}, and {len(samples)} samples need a list of {len(samples)} scores"
+                f"it returned {type(scores).__name__}, and {len(samples)} samples need a list of "
+                f"{len(samples)} scores"
             )
         if len(scores) != len(samples):
             raise ValueError(f"it returned {len(scores)} scores for {len(samples)} samples")
@@ -89,8 +90,9 @@ async def _awaited(result: Any) -> Any:
 
 
 def judged(result: Any) -> dict[str, Any]:
-    """`result` as `checked` has it, or {"failed": reason}: of a batch, a score that is none costs
-    its own sample alone.
+    """`checked(result)`, or {"failed": reason}.
+
+    In a batch, an invalid score fails only its own sample.
     """
     try:
         return checked(result)
@@ -101,11 +103,11 @@ def judged(result: Any) -> dict[str, Any]:
 def checked(result: Any) -> dict[str, float]:
     """`result` as {"score": float, further parts: float}.
 
-    Further parts that are no finite numbers (the answer that was found, for example) are left out:
-    they are for logs.
+    Further parts that are not finite numbers (for example the extracted answer) are left out: they
+    are for logs.
 
     Raises:
-        TypeError: No number, or a dict without `score`.
+        TypeError: Not a number, or a dict without `score`.
         ValueError: NaN or infinity.
     """
     if isinstance(result, Mapping):
@@ -152,7 +154,7 @@ def _load(name: str, path: str | None) -> Callable[..., Any]:
 
 
 def _module_of(path: str) -> ModuleType:
-    """A file as a module; its neighbours can be imported, as from a script."""
+    """A file as a module, which can import its neighbours like a script."""
     sys.path.insert(0, os.path.dirname(path))
     spec = importlib.util.spec_from_file_location("user_reward_functions", path)
     assert spec is not None and spec.loader is not None

@@ -1,11 +1,10 @@
 """Rewards of text: a weighted sum of parts, each of which scores the episodes of its own rank.
 
-Parts are the environment's own verdict (success, return), functions of the user's own, and a reward
-model. Functions run in processes that can be killed (`envs.worker_pool`,
-`siirl.engine.reward_manager.reward_worker`): one that raises, hangs, dies, or returns what is no
-score costs its sample, which is dropped and counted. It is never given a number. Managers, by
-`reward.manager`: naive has one process, parallel has several, and dapo is parallel with the penalty
-on long responses (`algorithm.overlong`). Without functions there is no process.
+Parts are the environment's verdict (success, return), user functions, and a reward model. Functions
+run in killable processes (`envs.worker_pool`, `siirl.engine.reward_manager.reward_worker`): if one
+raises, hangs, dies, or returns an invalid score, its sample is dropped and counted, never given a
+number. Managers (`reward.manager`): naive has one process, parallel has several, dapo is parallel
+with the penalty on long responses (`algorithm.overlong`). Without functions there is no process.
 """
 
 # B episode of this rank
@@ -42,13 +41,13 @@ logger = logging.getLogger(__name__)
 FUNCTION_COLUMNS = ("response_text", "ground_truth", "data_source", "extra_info")
 MODEL_COLUMNS = ("prompt_messages", "response_text")
 TEXT_COLUMNS = tuple(dict.fromkeys((*FUNCTION_COLUMNS, *MODEL_COLUMNS)))
-# the penalty grows over the last fifth of the response by default: DAPO's 4096 of 20480 tokens
+# By default the penalty grows over the last fifth of the response: DAPO's 4096 of 20480 tokens.
 OVERLONG_SHARE = 5
 
 
 @dataclass
 class PartScores:
-    """What a part says of the episodes that it was asked about, by their position."""
+    """A part's scores of the requested episodes, by position."""
 
     value: dict[int, float] = field(default_factory=dict)
     failed: dict[int, str] = field(default_factory=dict)
@@ -57,15 +56,15 @@ class PartScores:
 
 
 class Part(Protocol):
-    """Something that scores texts."""
+    """Scores texts."""
 
     def score(
         self, outcomes: EpisodeOutcomes, rows: Sequence[int], *, most_failures: float
     ) -> PartScores:
-        """Score these rows; may give up on the rest once more than `most_failures` have failed."""
+        """Score these rows; may skip the rest after more than `most_failures` failures."""
 
     def close(self) -> None:
-        """Let go of processes; safe to call twice."""
+        """End processes; safe to call twice."""
 
 
 class EnvironmentPart:
@@ -77,34 +76,36 @@ class EnvironmentPart:
     def score(
         self, outcomes: EpisodeOutcomes, rows: Sequence[int], *, most_failures: float
     ) -> PartScores:
-        """See Part; fails where the environment could not grade the episode."""
+        """See Part; fails for episodes that the environment could not grade."""
         column_B = outcomes.complete_B if self.name == "success" else outcomes.env_return_B
         graded = [row for row in rows if outcomes.graded_B is None or outcomes.graded_B[row]]
         failed = dict.fromkeys(
             set(rows) - set(graded),
-            "the environment cannot grade this row, and so has no verdict to reward",
+            "the environment cannot grade this row, so there is no verdict to reward",
         )
         return PartScores(value={row: float(column_B[row]) for row in graded}, failed=failed)
 
     def close(self) -> None:
-        """It has no processes."""
+        """Do nothing: there are no processes."""
 
 
 class FunctionPart:
-    """A function of the user's own, in worker processes.
+    """A user's function, in worker processes.
 
     Args:
-        part: Which function, and how it is called.
-        num_workers: Processes.
-        timeout_s: Of a call.
+        part: Function, and how it is called.
+        num_workers: Number of processes.
+        timeout_s: Time limit of a call.
 
     Raises:
-        ConfigError: It cannot be imported, or not be called with what it gets; found out by
-            starting one process.
+        ConfigError: It cannot be imported, or not be called with its arguments; one process is
+            started to check this.
     """
 
     def __init__(self, part: RewardPart, *, num_workers: int, timeout_s: float) -> None:
-        self.part, self.num_workers, self.timeout_s = part, num_workers, timeout_s
+        self.part = part
+        self.num_workers = num_workers
+        self.timeout_s = timeout_s
         target = target_of(name=part.name, path=part.path, batched=part.batched)
         self._pool: WorkerPool | None = lease(
             WorkerSettings(target=target, num_workers=num_workers, deadline_s=timeout_s)
@@ -130,8 +131,9 @@ class FunctionPart:
 
     def close(self) -> None:
         """End the processes."""
-        pool, self._pool = self._pool, None
-        if pool is not None:
+        if self._pool is not None:
+            pool = self._pool
+            self._pool = None
             release(pool)
 
     async def _score(
@@ -141,13 +143,13 @@ class FunctionPart:
         *,
         most_failures: float,
     ) -> PartScores:
-        scores, free = PartScores(), asyncio.Semaphore(self.num_workers)
+        scores = PartScores()
+        free = asyncio.Semaphore(self.num_workers)
 
         async def call(rows: Sequence[int]) -> None:
             async with free:
-                if (
-                    len(scores.failed) > most_failures
-                ):  # the run will stop: why wait for more of them to hang
+                # the run will stop: do not wait for further calls that may hang
+                if len(scores.failed) > most_failures:
                     scores.failed.update(dict.fromkeys(rows, "not tried after so many failures"))
                     return
                 _take(scores, rows, await self._answers([samples[row] for row in rows]))
@@ -156,7 +158,7 @@ class FunctionPart:
         return scores
 
     async def _answers(self, samples: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        """A dict of numbers for each sample, or the reason why there is none."""
+        """A dict of numbers for each sample, or the reason of its failure."""
         if self._pool is None:
             raise RuntimeError(f"The reward function {self.part.name} was closed.")
         try:
@@ -167,12 +169,12 @@ class FunctionPart:
 
 
 class TextRewardManager(Memoryless):
-    """A weighted sum of parts, with DAPO's penalty on long responses where it has a weight.
+    """A weighted sum of parts, with DAPO's penalty on long responses if that has a weight.
 
     Args:
-        parts: What is added up, with how it is described in the configuration.
-        max_failed_share: Of all ranks' samples; a part may give up when its own failures alone are
-            more.
+        parts: Summands, with their configuration.
+        max_failed_share: Limit of failures, of all ranks' samples; a part may give up when its own
+            failures exceed it.
         overlong: From lengths [B] in tokens to penalties [B], at most 0; None: no penalty.
     """
 
@@ -185,21 +187,21 @@ class TextRewardManager(Memoryless):
         max_failed_share: float,
         overlong: Callable[[NDArray[np.int64]], NDArray[np.float32]] | None = None,
     ) -> None:
-        self.parts, self.max_failed_share, self.overlong = list(parts), max_failed_share, overlong
+        self.parts = list(parts)
+        self.max_failed_share = max_failed_share
+        self.overlong = overlong
         self.ranks_failures = any(part.name != "success" for part, _ in parts)
 
     def has_reference(self, task_name: str) -> bool:
-        """Always: a text's reward needs nothing to compare with."""
+        """Always: a text's reward needs no reference."""
         return True
 
     def score(self, outcomes: EpisodeOutcomes) -> RewardScores:
         """See RewardManager; `outcomes` are those of this rank."""
         count = len(outcomes.uid_B)
-        reward_B, env_weight_B, rewarded_B = (
-            np.zeros(count),
-            np.zeros(count, np.float32),
-            np.zeros(count, bool),
-        )
+        reward_B = np.zeros(count)
+        env_weight_B = np.zeros(count, np.float32)
+        rewarded_B = np.zeros(count, bool)
         failed: dict[int, str] = {}
         logged: dict[str, NDArray[np.float32]] = {}
         for part, scorer in self.parts:
@@ -217,7 +219,7 @@ class TextRewardManager(Memoryless):
             logged |= _logged(part, scores, count)
         for row in np.flatnonzero(~rewarded_B).tolist():
             failed.setdefault(
-                row, f"no part of the reward is for the data source {_source(outcomes, row)!r}"
+                row, f"no part of the reward covers the data source {_source(outcomes, row)!r}"
             )
         return RewardScores(
             reward_B=reward_B.astype(np.float32),
@@ -239,9 +241,9 @@ def make_text_reward_manager(
     """The manager of a text job.
 
     Args:
-        config: Read are `reward`, `custom_reward_function`, `algorithm.overlong` and
+        config: Reads `reward`, `custom_reward_function`, `algorithm.overlong` and
             `data.max_response_length`.
-        reward_model: The part called `model`, where the configuration names one.
+        reward_model: The part `model`, if the configuration names one.
 
     Raises:
         ConfigError: A part that cannot be used, or reward.manager=dapo without a penalty.
@@ -249,8 +251,9 @@ def make_text_reward_manager(
     overlong = _overlong(config)
     if config.reward.manager == "dapo" and overlong is None:
         raise ConfigError(
-            "reward.manager=dapo adds a penalty on long responses, and algorithm.overlong.penalty=0 is none: "
-            "set it (pipeline=dapo sets 1), or take reward.manager=parallel."
+            "reward.manager=dapo adds a penalty on long responses, and "
+            "algorithm.overlong.penalty=0 disables it: set it (pipeline=dapo sets 1), or take "
+            "reward.manager=parallel."
         )
     parts = reward_parts(config.reward, config.custom_reward_function)
     made: list[tuple[RewardPart, Part]] = []
@@ -270,10 +273,12 @@ def text_columns(parts: Iterable[RewardPart]) -> tuple[str, ...]:
     """Columns of strings that these parts read, for the rollout to provide."""
     wanted: dict[str, None] = {}
     for part in parts:
-        wanted |= dict.fromkeys(
-            FUNCTION_COLUMNS if part.is_function else MODEL_COLUMNS if part.name == "model" else ()
-        )
-        wanted |= dict.fromkeys(("data_source",) if part.data_sources else ())
+        if part.is_function:
+            wanted |= dict.fromkeys(FUNCTION_COLUMNS)
+        elif part.name == "model":
+            wanted |= dict.fromkeys(MODEL_COLUMNS)
+        if part.data_sources:
+            wanted["data_source"] = None
     return tuple(wanted)
 
 
@@ -288,36 +293,36 @@ def _make_part(part: RewardPart, reward: RewardArguments, reward_model: Part | N
         return EnvironmentPart(part.name)
     if reward_model is None:
         raise ConfigError(
-            "reward.name=model needs reward_model.path, a folder of a sequence classifier with one output."
+            "reward.name=model needs reward_model.path, a folder of a sequence classifier with one "
+            "output."
         )
     return reward_model
 
 
 def _overlong(config: SiiRLArguments) -> Callable[[NDArray[np.int64]], NDArray[np.float32]] | None:
-    settings, longest = config.algorithm.overlong, config.data.max_response_length
+    settings = config.algorithm.overlong
+    longest = config.data.max_response_length
     if settings.penalty == 0:
         return None
     buffer = max(1, longest // OVERLONG_SHARE) if settings.buffer is None else settings.buffer
     if buffer > longest:
         raise ConfigError(
-            f"algorithm.overlong.buffer={buffer} is more than data.max_response_length={longest}: make it smaller."
+            f"algorithm.overlong.buffer={buffer} is more than data.max_response_length={longest}: "
+            "make it smaller."
         )
 
     def penalty(length_B: NDArray[np.int64]) -> NDArray[np.float32]:
         lengths = torch.from_numpy(length_B)
-        return (
-            overlong_penalty(
-                length_B=lengths, max_length=longest, buffer=buffer, factor=settings.penalty
-            )
-            .float()
-            .numpy()
+        penalty_B = overlong_penalty(
+            length_B=lengths, max_length=longest, buffer=buffer, factor=settings.penalty
         )
+        return penalty_B.float().numpy()
 
     return penalty
 
 
 def _samples(outcomes: EpisodeOutcomes, rows: Sequence[int]) -> dict[int, dict[str, Any]]:
-    """What a function is called with, by row."""
+    """Arguments of the function, by row."""
     columns = [column_of(outcomes, name) for name in FUNCTION_COLUMNS]
     samples = {}
     for row in rows:
@@ -343,14 +348,13 @@ def _take(scores: PartScores, rows: Sequence[int], answers: Sequence[dict[str, A
 
 
 def _logged(part: RewardPart, scores: PartScores, count: int) -> dict[str, NDArray[np.float32]]:
-    """The part and its further numbers as columns with holes."""
+    """The part and its further numbers as columns; NaN marks a missing number."""
     logged = {part.label: np.full(count, np.nan, np.float32)}
     for row, value in scores.value.items():
         logged[part.label][row] = value
         for name, further in scores.further.get(row, {}).items():
-            logged.setdefault(
-                f"{part.label}.{_metric_name(name)}", np.full(count, np.nan, np.float32)
-            )[row] = further
+            column = f"{part.label}.{_metric_name(name)}"
+            logged.setdefault(column, np.full(count, np.nan, np.float32))[row] = further
     return logged
 
 
@@ -363,18 +367,17 @@ def _concerns(part: RewardPart, outcomes: EpisodeOutcomes, row: int) -> bool:
 
 
 def _source(outcomes: EpisodeOutcomes, row: int) -> str:
-    return (
-        outcomes.texts_B["data_source"][row]
-        if "data_source" in outcomes.texts_B
-        else outcomes.task_name_B[row]
-    )
+    if "data_source" in outcomes.texts_B:
+        return outcomes.texts_B["data_source"][row]
+    return outcomes.task_name_B[row]
 
 
 def column_of(outcomes: EpisodeOutcomes, name: str) -> list[str]:
-    """A column of strings; ConfigError where the rollout did not provide it."""
+    """A column of strings; raises ConfigError if the rollout did not provide it."""
     if name not in outcomes.texts_B:
         raise ConfigError(
-            f"A reward function reads the column {name!r}, which the rollout did not provide. There: {sorted(outcomes.texts_B)}."
+            f"A reward function reads the column {name!r}, which the rollout did not provide. "
+            f"Provided: {sorted(outcomes.texts_B)}."
         )
     return outcomes.texts_B[name]
 
@@ -382,7 +385,7 @@ def column_of(outcomes: EpisodeOutcomes, name: str) -> list[str]:
 def _lengths(outcomes: EpisodeOutcomes) -> NDArray[np.int64]:
     if outcomes.response_length_B is None:
         raise ConfigError(
-            "algorithm.overlong needs the lengths of responses, which are tokens of text; robots have none."
+            "algorithm.overlong needs response lengths in tokens of text; robots have none."
         )
     return outcomes.response_length_B
 

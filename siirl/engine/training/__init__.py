@@ -1,1 +1,1 @@
-"""Training of a sharded module over ranks: engine, optimiser, collectives, transfer of weights."""
+"""Training of one module over ranks: engine, optimiser, collectives, weight sync."""

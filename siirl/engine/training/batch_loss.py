@@ -1,6 +1,4 @@
-"""The loss of a batch that is computed in pieces: what a loss function returns for a piece, and
-what the pieces add up to.
-"""
+"""Loss of a batch computed in micro-batches: the result of a loss function, and the total."""
 
 from dataclasses import dataclass, field
 
@@ -11,15 +9,14 @@ from siirl.engine.training.collectives import Collectives
 
 @dataclass(frozen=True)
 class LossSum:
-    """What a loss function returns for a micro-batch."""
+    """Result of a loss function for a micro-batch."""
 
     loss: torch.Tensor
-    """Sum of the loss, a scalar with gradient; the engine divides by the weight of the whole batch.
-    """
+    """Sum of the loss, a scalar with gradient; the engine divides by the whole weight."""
     sums: dict[str, torch.Tensor] = field(default_factory=dict)
-    """Scalars that are added up over micro-batches and ranks."""
+    """Scalars that are summed over micro-batches and ranks."""
     maxima: dict[str, torch.Tensor] = field(default_factory=dict)
-    """Scalars of which the largest over micro-batches and ranks is taken."""
+    """Scalars whose maximum over micro-batches and ranks is taken."""
 
 
 @dataclass(frozen=True)
@@ -28,13 +25,13 @@ class BatchLoss:
 
     loss: float
     weight: float
-    """Sum of the weights of all rows; 0 if there was nothing to learn from."""
+    """Sum of the weights of all rows; 0 for a batch without training signal."""
     sums: dict[str, float]
     maxima: dict[str, float]
 
 
 class LossTally:
-    """Adds up what loss functions return."""
+    """Accumulates the results of loss functions."""
 
     def __init__(self) -> None:
         self.loss = torch.zeros((), dtype=torch.float64)
@@ -42,8 +39,10 @@ class LossTally:
         self.maxima: dict[str, torch.Tensor] = {}
 
     def add(self, part: LossSum, *, counts: bool) -> None:
-        """Take in a micro-batch; of one that counts nothing only the names, so that all ranks have
-        the same.
+        """Add a micro-batch.
+
+        A dummy micro-batch (`counts` is False) adds only the names, so that all ranks have the
+        same.
         """
         if counts:
             self.loss += part.loss.detach().double().cpu()
@@ -55,7 +54,7 @@ class LossTally:
             self.maxima[name] = torch.maximum(old, value.detach().double().cpu()) if counts else old
 
     def total(self, ranks: Collectives, *, weight: float) -> BatchLoss:
-        """Everything over all ranks, in two collective calls."""
+        """Totals over all ranks, in two collective calls."""
         sums = ranks.sum(torch.stack([self.loss, *self.sums.values()])).tolist()
         maxima = (
             ranks.maximum(torch.stack(list(self.maxima.values()))).tolist() if self.maxima else []

@@ -1,9 +1,8 @@
-"""What ranks tell each other beside gradients: sums, rows, small objects, and whether one of them
-failed.
+"""Collective calls besides gradients: sums, rows, small objects, and joint failure of all ranks.
 
-`OneProcess` is the only rank there is; `GroupOfProcesses` speaks through torch.distributed. Every
-rank of a group calls the same methods in the same order. Decisions (skip, stop, refuse) are taken
-from what these return, which is alike everywhere, so that no rank waits for one that left.
+`OneProcess` is a world of one; `GroupOfProcesses` uses torch.distributed. Every rank of a group
+calls the same methods in the same order. Decisions (skip, stop, refuse) use only their results,
+which are equal on all ranks, so that no rank waits for one that left.
 """
 
 # B row
@@ -18,21 +17,21 @@ from torch import distributed
 from torch.distributed.tensor.debug import _clear_sharding_prop_cache
 
 from siirl.algos.ranks import OneRank, Ranks
-from siirl.engine.training.doors import admit_ranks_only, open_sockets
 from siirl.engine.training.network import listen_towards, meet
+from siirl.engine.training.port_guard import admit_ranks_only, open_sockets
 from siirl.errors import InvariantError, SiirlError
 from siirl.occupation import OCCUPATION
 
 Thing = TypeVar("Thing")
 
-# A rank may wait for another's slowest rollout. One that is gone is noticed by its launcher, one
-# that hangs by the watchdog (siirl.execution.scheduler.watchdog), whose limit is 20 hours at most;
-# this one speaks only where neither watches.
+# A rank may wait for the slowest rollout of another. The launcher detects a rank that exits, the
+# watchdog (siirl.execution.scheduler.watchdog, at most 20 hours) a rank that hangs; this limit
+# applies only without both.
 TIMEOUT = datetime.timedelta(hours=24)
 
 
 class Collectives(Ranks, Protocol):
-    """Everything of `siirl.algos.ranks.Ranks`, and what engines and stages need besides."""
+    """`siirl.algos.ranks.Ranks`, and the further calls of engines and stages."""
 
     @property
     def rank(self) -> int:
@@ -43,17 +42,17 @@ class Collectives(Ranks, Protocol):
         """The process group, or None for a single process."""
 
     def maximum(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Largest of each entry over the ranks."""
+        """Maximum of each entry over the ranks."""
 
     def gather_objects(self, thing: Thing) -> list[Thing]:
-        """Every rank's object, in rank order; pickled, so for small things."""
+        """Every rank's object, in rank order; pickled, so for small objects."""
 
     def broadcast_object(self, thing: Thing) -> Thing:
-        """Rank 0's object; what the others hand in is ignored."""
+        """Rank 0's object; the arguments of the others are ignored."""
 
 
 class OneProcess(OneRank):
-    """A single process: everything is its own."""
+    """A single process: each result is its own argument."""
 
     rank = 0
     group = None
@@ -75,9 +74,8 @@ class GroupOfProcesses:
     """The ranks of a process group.
 
     Args:
-        device: Where tensors must lie for the group's backend; results come back where the input
-            was.
-        group: The process group; None is the group of all ranks.
+        device: Where the group's backend needs tensors; results return to the device of the input.
+        group: The process group; None: the group of all ranks.
     """
 
     def __init__(
@@ -99,7 +97,7 @@ class GroupOfProcesses:
         return self._reduced(tensor, distributed.ReduceOp.MAX)
 
     def gather_rows(self, rows: torch.Tensor) -> tuple[torch.Tensor, slice]:
-        """See Ranks. Shorter ranks are padded for the journey."""
+        """See Ranks. Rows of shorter ranks are padded for the transfer."""
         counts = self.gather_objects(len(rows))
         padded = torch.zeros((max(counts), *rows.shape[1:]), dtype=rows.dtype, device=self.device)
         padded[: len(rows)] = rows.detach()
@@ -138,11 +136,10 @@ def _waiting(call: str) -> AbstractContextManager[None]:
 
 
 def fail_together(ranks: Collectives, error: SiirlError | None) -> None:
-    """Raise on every rank if any of them brings an error: its own where it happened, an
-    InvariantError that names the rank elsewhere.
+    """Raise on every rank if any rank has an error.
 
-    So that a rank which met a bad sample does not leave the others waiting in the next collective
-    call.
+    The failing rank raises its own error, the others an InvariantError that names it. So a rank
+    with a bad sample does not leave the others waiting in the next collective call.
     """
     messages = ranks.gather_objects(None if error is None else f"{type(error).__name__}: {error}")
     if error is not None:
@@ -160,16 +157,17 @@ def join(
     device: torch.device | str = "cpu",
     backend: str = "gloo",
 ) -> OneProcess | GroupOfProcesses:
-    """Start this process's part of torch.distributed, and return its collectives; a world of one
-    needs none.
+    """Initialise torch.distributed in this process and return its collectives.
+
+    A world of one needs no torch.distributed.
 
     Args:
         rank: Number of this process.
         world_size: Number of processes.
-        init_method: Where they meet: `tcp://host:port`, or `file:///path` in a private folder where
-            they share a machine.
+        init_method: Meeting point: `tcp://host:port`, or `file:///path` in a private folder for
+            ranks on one machine.
         device: `cpu`, or this rank's `cuda:i`.
-        backend: `siirl.execution.scheduler.process_group_manager.choose_backend` says which.
+        backend: See `siirl.execution.scheduler.process_group_manager.choose_backend`.
     """
     if world_size == 1:
         return OneProcess()
@@ -186,15 +184,15 @@ def join(
 
 
 def leave(ranks: OneProcess | GroupOfProcesses) -> None:
-    """End this process's part of torch.distributed, if it has one, and the threads that serve it.
+    """End torch.distributed in this process, and the threads that serve it.
 
-    A group ends its threads when nothing refers to it any more. One that lived until the
-    interpreter ends could abort the process: a thread that still wants the GIL then, to free the
-    last message, is made to exit in the middle of a destructor.
+    A group ends its threads when the last reference to it is dropped. A group that lives until the
+    interpreter exits can abort the process: a thread that then needs the GIL, to free the last
+    message, is made to exit in the middle of a destructor.
     """
     if isinstance(ranks, GroupOfProcesses):
         distributed.destroy_process_group(ranks.group)
         ranks.group = None
-        # FSDP2's rules for operations; their keys hold the mesh, which holds the group
+        # cached sharding rules of FSDP2: their keys refer to the mesh, which refers to the group
         _clear_sharding_prop_cache()
-        gc.collect()  # and so do the tracebacks of errors that somebody kept
+        gc.collect()  # tracebacks of kept errors refer to the group too

@@ -1,10 +1,9 @@
-"""Where ranks meet, and which network they speak over.
+"""Meeting point of the ranks, and the network interface that they use.
 
-Ranks of one machine meet in a file of a private folder and speak over the loopback. Ranks of
-several machines meet at a port of rank 0's, on the network that they are all on, and speak over
-that network. Left alone, torch's store listens on all interfaces, and gloo where the machine's own
-name leads: on Debian and Ubuntu that is the machine alone (/etc/hosts: 127.0.1.1), so that ranks
-elsewhere try that address on their own machine and are refused.
+Ranks of one machine meet in a file of a private folder and use the loopback. Ranks of several
+machines meet at a port of rank 0, and use the network that leads there. By default torch's store
+listens on all interfaces, and gloo on the address of the machine's host name: on Debian and Ubuntu
+that is 127.0.1.1 (/etc/hosts), so that remote ranks connect to their own machine and are refused.
 """
 
 import datetime
@@ -20,33 +19,31 @@ from torch import distributed
 GLOO_INTERFACE = "GLOO_SOCKET_IFNAME"
 NCCL_INTERFACE = "NCCL_SOCKET_IFNAME"
 LOOPBACK = "127.0.0.1"
-# NCCL 2.24 and later answers questions about its state at localhost:28028, whoever asks.
-NCCL_ANSWERS = "NCCL_RAS_ENABLE"
+# NCCL 2.24 and later serves its state at localhost:28028, without authentication.
+NCCL_STATE_SERVER = "NCCL_RAS_ENABLE"
 
 
 def listen_towards(init_method: str) -> None:
-    """Let gloo listen on the network that leads to the ranks' meeting point; what the user's
-    environment names instead stays.
+    """Let gloo listen on the network that leads to the meeting point of the ranks.
+
+    Interfaces that the user's environment names take precedence.
 
     Args:
         init_method: `tcp://host:port`, or `file:///path` for ranks that share a machine.
     """
     place = urlsplit(init_method)
-    os.environ.setdefault(NCCL_ANSWERS, "0")
+    os.environ.setdefault(NCCL_STATE_SERVER, "0")
     if place.scheme == "file":
         _name(GLOO_INTERFACE, LOOPBACK)
         _name(NCCL_INTERFACE, LOOPBACK)
     elif place.hostname and place.port:
-        _name(
-            GLOO_INTERFACE, own_address_towards(place.hostname, place.port)
-        )  # over machines NCCL chooses itself
+        # between machines NCCL chooses its own interface
+        _name(GLOO_INTERFACE, own_address_towards(place.hostname, place.port))
 
 
 @contextmanager
 def on_loopback() -> Iterator[None]:
-    """Let gloo listen on the loopback alone, for groups and processes that are made within and stay
-    on this machine.
-    """
+    """Let gloo listen on the loopback only, for groups and processes made within."""
     before = os.environ.get(GLOO_INTERFACE)
     os.environ[GLOO_INTERFACE] = interface_of(LOOPBACK) or ""
     try:
@@ -60,14 +57,15 @@ def on_loopback() -> Iterator[None]:
 def meet(
     init_method: str, *, rank: int, world_size: int, timeout: datetime.timedelta
 ) -> distributed.Store:
-    """The store through which ranks exchange their addresses. Rank 0 keeps it, and listens at the
-    named address only.
+    """The store in which ranks exchange their addresses.
+
+    Rank 0 hosts it, and listens at the named address only.
 
     Args:
         init_method: See `listen_towards`.
         rank: Number of this process.
         world_size: Number of processes.
-        timeout: How long to wait for the others, here and at each question.
+        timeout: Time limit to wait for the others, here and at each lookup.
     """
     place = urlsplit(init_method)
     if place.scheme == "file":
@@ -87,7 +85,7 @@ def meet(
 
 
 def own_address_towards(host: str, port: int) -> str:
-    """The address from which this machine would speak to `host`; nothing is sent."""
+    """The address from which this machine would reach `host`; nothing is sent."""
     [(family, kind, protocol, _, address), *_] = socket.getaddrinfo(
         host, port, type=socket.SOCK_DGRAM
     )
@@ -98,7 +96,7 @@ def own_address_towards(host: str, port: int) -> str:
 
 
 def interface_of(address: str) -> str | None:
-    """The network interface of this machine that has `address`; None where none has."""
+    """The network interface of this machine that has `address`; None if there is none."""
     return next(
         (
             name
@@ -110,13 +108,13 @@ def interface_of(address: str) -> str | None:
 
 
 def _name(variable: str, address: str) -> None:
-    """Name the interface of `address` in an environment variable that the user has not set."""
+    """Set an environment variable to the interface of `address`, unless the user has set it."""
     interface = interface_of(address)
     if variable not in os.environ and interface is not None:
         os.environ[variable] = interface
 
 
 def _listener(host: str, port: int) -> int:
-    """Descriptor of a socket that listens at one address; torch's store takes it over."""
+    """Descriptor of a socket that listens at one address; torch's store takes ownership."""
     [(family, *_, address), *_] = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     return socket.create_server(address[:2], family=family).detach()

@@ -1,9 +1,9 @@
-"""AdamW for a module: which weights decay, and its state under the names of the weights.
+"""AdamW for a module: which weights decay, and optimiser state under the names of the weights.
 
-Decay pulls matrices towards zero; biases, the scales of normalisation layers and embeddings that
-are looked up by name are left alone, as GPT-2's and LLaMA's training does it: a scale that shrinks
-changes what the layer computes, not how well it generalises. State is saved by name, not by number,
-so that it fits a module on any number of ranks.
+Decay pulls matrices towards zero. Biases, scales of normalisation layers and looked-up embeddings
+do not decay, as in the training of GPT-2 and LLaMA: a scale that shrinks changes the function of
+the layer, not how well it generalises. State is saved by name, not by number, so that it fits a
+module on any number of ranks.
 """
 
 from collections.abc import Iterator
@@ -17,7 +17,7 @@ MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
 def decayed_names(module: nn.Module) -> set[str]:
-    """Names of the weights that decay: those with two axes or more that are not embeddings."""
+    """Names of the weights that decay: two axes or more, and no embedding."""
     embeddings = {id(part.weight) for part in module.modules() if isinstance(part, nn.Embedding)}
     return {
         name

@@ -1,6 +1,6 @@
 """Learning-rate schedules: a factor for each optimiser step, as plain functions.
 
-There is no scheduler object: the number of the step is all that a checkpoint has to remember.
+There is no scheduler object: the step number is all that a checkpoint must hold.
 """
 
 import math
@@ -22,7 +22,7 @@ def _cosine(progress: float) -> float:
     return 0.5 * (1.0 + math.cos(math.pi * progress))
 
 
-# Name -> factor after warm-up, from the progress (0 to 1) through the rest of the run.
+# Name -> factor after warm-up, as a function of the progress (0 to 1) of the rest of the run.
 SCHEDULES: dict[str, Callable[..., float]] = {
     "constant": _flat,
     "constant_with_warmup": _flat,
@@ -31,16 +31,14 @@ SCHEDULES: dict[str, Callable[..., float]] = {
     "cosine_with_warmup": _cosine,
 }
 
-SCHEDULE_ARGUMENTS = {"progress": "0 to 1, through the rest of the run after warm-up"}
+SCHEDULE_ARGUMENTS = {"progress": "0 to 1, of the rest of the run after warm-up"}
 
 
 def register_schedule(name: str) -> Callable[[Callable[..., float]], Callable[..., float]]:
-    """Decorator that registers a schedule: called with `progress`, it returns the factor of the
-    learning rate.
+    """Decorator that registers a schedule: from `progress` to the factor of the learning rate.
 
     Raises:
-        ConfigError: The name is taken by another function, or the function requires another
-            argument.
+        ConfigError: Another function has this name, or the function requires another argument.
     """
     return register_in(SCHEDULES, name, kind="learning-rate schedule", known=SCHEDULE_ARGUMENTS)
 
@@ -51,11 +49,10 @@ WITHOUT_WARMUP = ("constant", "linear")
 def warmup_length(
     *, scheduler: str, warmup_steps: int | None, warmup_ratio: float, total_steps: int | None
 ) -> int:
-    """Optimiser steps that warm up: `warmup_steps` where it is given, else `warmup_ratio` of the
-    run.
+    """Optimiser steps of warm-up: `warmup_steps` if set, else `warmup_ratio` of the run.
 
     Raises:
-        ConfigError: A ratio of a run whose length nobody knows.
+        ConfigError: A ratio of a run of unknown length.
     """
     if scheduler in WITHOUT_WARMUP:
         return 0
@@ -63,7 +60,8 @@ def warmup_length(
         return warmup_steps
     if total_steps is None and warmup_ratio > 0:
         raise ConfigError(
-            f"optim.warmup_ratio={warmup_ratio} needs trainer.total_steps, or set optim.warmup_steps instead."
+            f"optim.warmup_ratio={warmup_ratio} needs trainer.total_steps, or set "
+            "optim.warmup_steps instead."
         )
     return 0 if total_steps is None else math.ceil(warmup_ratio * total_steps)
 
@@ -71,15 +69,15 @@ def warmup_length(
 def learning_rate_factor(
     *, scheduler: str, step: int, warmup: int, total_steps: int | None
 ) -> float:
-    """What the learning rate is multiplied by in optimiser step `step` (from 0).
+    """Factor of the learning rate in optimiser step `step` (from 0).
 
     Warm-up is linear and never 0: step 0 has 1 / (warmup + 1), step `warmup` has 1. A first step at
-    rate 0 would waste the rollouts behind it. Schedules that fall reach 0 after the last of
-    `total_steps` and stay there.
+    rate 0 would waste its rollouts. Falling schedules reach 0 after the last of `total_steps` and
+    stay there.
 
     Raises:
         UnknownNameError: No such schedule.
-        ConfigError: A schedule that falls towards the end of a run whose length nobody knows.
+        ConfigError: A schedule that falls, in a run of unknown length.
     """
     if scheduler not in SCHEDULES:
         raise UnknownNameError.of(
@@ -92,6 +90,7 @@ def learning_rate_factor(
         return 1.0
     if total_steps is None:
         raise ConfigError(
-            f"optim.scheduler={scheduler} needs to know the end: set trainer.total_steps, or take constant_with_warmup."
+            f"optim.scheduler={scheduler} needs the length of the run: set trainer.total_steps, "
+            "or take constant_with_warmup."
         )
     return float(factor(progress=min(1.0, (step - warmup) / max(1, total_steps - warmup))))

@@ -1,9 +1,8 @@
-"""Weights spread over ranks with FSDP2 (`fully_shard`), and what there is to know about the
-gradient that comes back.
+"""Shards weights over ranks with FSDP2 (`fully_shard`), and measures its gradient reduction.
 
-The gradient of a batch is the *sum* of what its pieces give, so an engine must know whether its
-backend sums or averages over ranks. FSDP2 asks for an average, and gloo has been seen to sum
-instead (PyTorch issue 162338), so it is measured, not assumed.
+The gradient of a batch is the *sum* over its micro-batches, so an engine must know whether its
+backend sums or averages over ranks. FSDP2 asks for an average, but gloo can sum instead (PyTorch
+issue 162338); so the reduction is measured, not assumed.
 """
 
 import warnings
@@ -20,10 +19,9 @@ from siirl.errors import InvariantError
 
 
 def repeated_blocks(module: nn.Module) -> list[nn.Module]:
-    """The members of every `nn.ModuleList` that hold weights: the blocks of a transformer. Each
-    becomes one unit of FSDP2.
+    """Members of every `nn.ModuleList` that hold weights: the blocks of a transformer.
 
-    Inner lists come first, as `fully_shard` wants it.
+    Each becomes one unit of FSDP2. Inner lists come first, as `fully_shard` requires.
     """
     lists = [part for part in module.modules() if isinstance(part, nn.ModuleList)]
     return [
@@ -42,19 +40,19 @@ def shard(
     compute_dtype: torch.dtype | None,
     blocks: Iterable[nn.Module],
 ) -> None:
-    """Spread `module` over the ranks, in place, block by block and then the rest.
+    """Shard `module` over the ranks in place: first its blocks, then the rest.
 
     Args:
         module: On `device`, with the same weights on every rank.
         ranks: More than one.
-        device: Where this rank computes.
-        compute_dtype: Type of weights and activations in the passes; None is the weights' own.
+        device: Device of this rank.
+        compute_dtype: Type of weights and activations in the passes; None: the type of the weights.
             Gradients are summed in float32.
         blocks: Parts whose weights are gathered only while they compute.
     """
     require_equal_weights(module, ranks=ranks)
-    # FSDP2 warns of every module that returns a view; what it warns of is in-place changes of the
-    # output, which no scorer makes.
+    # FSDP2 warns about every module that returns a view, because its output must not be changed in
+    # place; no scorer does that.
     warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view tensor")
     for part in (*blocks, module):
         _fully_shard(part, ranks=ranks, device=device, compute_dtype=compute_dtype)
@@ -78,8 +76,9 @@ def _fully_shard(
 
 
 def require_equal_weights(module: nn.Module, *, ranks: Collectives) -> None:
-    """Raise InvariantError unless all ranks hold the same weights; a sharded model would silently
-    be a patchwork of them.
+    """Raise InvariantError unless all ranks hold the same weights.
+
+    A sharded model would otherwise silently mix them.
     """
     prints = {
         name: (tuple(tensor.shape), float(tensor.detach().double().sum()))
@@ -89,8 +88,9 @@ def require_equal_weights(module: nn.Module, *, ranks: Collectives) -> None:
         different = [name for name in {**prints, **others} if prints.get(name) != others.get(name)]
         if different:
             raise InvariantError(
-                f"Ranks {ranks.rank} and {rank} start from different weights ({len(different)} tensors, the first is {different[0]!r}): "
-                "load the same file on every rank, or draw new weights from the same seed."
+                f"Ranks {ranks.rank} and {rank} start from different weights ({len(different)} "
+                f"tensors, the first is {different[0]!r}): load the same file on every rank, or "
+                "draw new weights from the same seed."
             )
 
 
@@ -109,11 +109,10 @@ class _Probe(nn.Module):
 def measure_reduction(
     *, ranks: Collectives, device: torch.device, compute_dtype: torch.dtype | None = None
 ) -> float:
-    """What a loss must be multiplied by, so that the gradient after FSDP2's reduction is the sum
-    over ranks.
+    """Factor of a loss that turns FSDP2's reduced gradient into the sum over ranks.
 
-    1 where the backend sums, the number of ranks where it averages. Rank r has gradient r + 1 in
-    the probe.
+    1 if the backend sums, the number of ranks if it averages. Rank r has gradient r + 1 in the
+    probe.
 
     Raises:
         InvariantError: The reduction is neither a sum nor an average.
@@ -128,29 +127,32 @@ def measure_reduction(
 
 
 def reduction_factor(entries: torch.Tensor, *, ranks: int) -> float:
-    """The factor that makes each of `entries`, reduced from 1, 2, ... `ranks`, their sum; see
-    `measure_reduction`.
+    """The factor that turns each of `entries`, reduced from 1, 2, ... `ranks`, into their sum.
+
+    See `measure_reduction`.
     """
     total = ranks * (ranks + 1) / 2
     for factor in (1.0, float(ranks)):
         if torch.allclose(entries * factor, torch.full_like(entries, total), rtol=1e-5, atol=0.0):
             return factor
     raise InvariantError(
-        f"FSDP2 over {ranks} ranks made {entries.unique().tolist()} of the gradients 1 to {ranks}; their sum is {total}, their average "
-        f"{total / ranks}. Gradients cannot be trusted with this PyTorch ({torch.__version__}) and backend: use another."
+        f"FSDP2 over {ranks} ranks reduced the gradients 1 to {ranks} to "
+        f"{entries.unique().tolist()}; their sum is {total}, their average {total / ranks}. "
+        f"Gradients are wrong with this PyTorch ({torch.__version__}) and backend: use another."
     )
 
 
 def full_tensor(tensor: torch.Tensor) -> torch.Tensor:
-    """The whole of a tensor that may be spread over ranks; every rank calls it and gets it."""
+    """The whole of a tensor that may be sharded; every rank calls it and gets it."""
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
 def spread_like(
     full: torch.Tensor | None, reference: torch.Tensor, *, ranks: Collectives
 ) -> torch.Tensor:
-    """Rank 0's `full` in the type of `reference` and spread over ranks as it is; the others hand in
-    None. Every rank calls it.
+    """Rank 0's `full` in the type and sharding of `reference`; every rank calls it.
+
+    The other ranks pass None.
     """
     if not isinstance(reference, DTensor):
         whole = ranks.broadcast_object(full)

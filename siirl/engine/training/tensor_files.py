@@ -1,7 +1,6 @@
-"""Named tensors in safetensors files, with errors that name the file, what was expected and what
-was found.
+"""Named tensors in safetensors files, with errors that name file, expectation and content.
 
-No pickle: reading a file that came from elsewhere runs no code.
+No pickle: reading a foreign file runs no code.
 """
 
 from collections.abc import Mapping
@@ -13,7 +12,7 @@ from safetensors.torch import load_file, save_file
 
 from siirl.errors import CheckpointError
 
-LISTED = 5  # differences that a message spells out
+LISTED = 5  # differences listed in a message
 
 
 def write_tensors(file: Path, tensors: Mapping[str, torch.Tensor]) -> None:
@@ -38,13 +37,15 @@ def read_tensors(file: Path) -> dict[str, torch.Tensor]:
     """
     if not file.is_file():
         raise CheckpointError(
-            f"{file} is not there. Expected: a safetensors file. Found in {file.parent}: {_listing(file.parent)}."
+            f"{file} does not exist. Expected: a safetensors file. Found in {file.parent}: "
+            f"{_listing(file.parent)}."
         )
     try:
         return load_file(file)
     except safetensors.SafetensorError as error:
         raise CheckpointError(
-            f"{file} is not a whole safetensors file: {error}. Found {file.stat().st_size} bytes. Copy it again, or take another."
+            f"{file} is not a whole safetensors file: {error}. Found {file.stat().st_size} "
+            "bytes. Copy it again, or take another."
         ) from error
 
 
@@ -61,14 +62,13 @@ def require_fitting(
     ]
     if wrong:
         raise CheckpointError(
-            f"{file} belongs to another model. Expected {len(expected)} tensors, found {len(found)}, of which {len(wrong)} do not fit: "
-            f"{'; '.join(wrong[:LISTED])}{' ...' if len(wrong) > LISTED else ''}. Choose the checkpoint or the model to fit."
+            f"{file} belongs to another model. Expected {len(expected)} tensors, found "
+            f"{len(found)}, of which {len(wrong)} do not fit: {'; '.join(wrong[:LISTED])}"
+            f"{' ...' if len(wrong) > LISTED else ''}. Choose the checkpoint or the model to fit."
         )
 
 
 def _listing(folder: Path) -> str:
-    return (
-        ", ".join(sorted(path.name for path in folder.iterdir())[:10]) or "nothing"
-        if folder.is_dir()
-        else "no such folder"
-    )
+    if not folder.is_dir():
+        return "no such folder"
+    return ", ".join(sorted(path.name for path in folder.iterdir())[:10]) or "nothing"

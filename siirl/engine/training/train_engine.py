@@ -1,23 +1,21 @@
-"""TrainEngine: one trainable module with its optimiser and schedule, on one rank or spread over
-several.
+"""TrainEngine: trains one module with its optimiser and schedule, on one rank or several.
 
-It is blind to the algorithm and to the domain. A *scorer* turns the module and a micro-batch into
+The engine is blind to algorithm and domain. A *scorer* turns the module and a micro-batch into
 log-probs and entropy, or into the values of a critic; a *loss* turns those into a sum; a *weight*
-says what the sum is divided by, counted over all rows of all ranks before the first backward pass.
-Hence the gradient does not depend on how rows were cut into micro-batches or spread over ranks.
-Ranks with fewer rows take part in the others' collective calls with passes that count nothing; an
-empty rank, too.
+is the denominator, counted over all rows of all ranks before the first backward pass. So the
+gradient does not depend on how rows are cut into micro-batches or spread over ranks. A rank with
+fewer rows, or none, joins the collective calls of the others with dummy passes that add nothing.
 
-The module stays in evaluation mode: with dropout the ratio of an unchanged policy to itself would
-not be 1. A gradient that is not finite is never applied: the step is skipped on all ranks, counted,
-and after `SKIPS_IN_A_ROW` of them the run stops.
+The module stays in evaluation mode: with dropout, the ratio of an unchanged policy to itself would
+not be 1. A gradient that is not finite is never applied: all ranks skip and count the step, and the
+run stops after `SKIPS_IN_A_ROW` of them.
 """
 
 # B row of this rank's batch
 
 import contextlib
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar
@@ -32,7 +30,12 @@ from siirl.algos.log_probs import TokenScores
 from siirl.data_coordinator.protocol.batch import without_texts
 from siirl.engine.training.batch_loss import BatchLoss, LossSum, LossTally
 from siirl.engine.training.collectives import Collectives, OneProcess, fail_together
-from siirl.engine.training.micro_batches import Units, micro_batch_rows, rows_in_order, take_rows
+from siirl.engine.training.micro_batches import (
+    PrefixGrouping,
+    micro_batch_rows,
+    rows_in_order,
+    take_rows,
+)
 from siirl.engine.training.optimizer import MOMENTS, build_optimizer, trained_parameters
 from siirl.engine.training.schedules import learning_rate_factor, warmup_length
 from siirl.engine.training.sharding import (
@@ -47,35 +50,29 @@ from siirl.errors import CheckpointError, ConfigError, InvariantError, TensorErr
 from siirl.occupation import OCCUPATION
 from siirl.params import ActorArguments, OptimizerArguments
 
-# One gradient that overflowed is bad luck, three in a row are a broken model.
+# A single overflow of the gradient happens; three in a row mean a broken model.
 SKIPS_IN_A_ROW = 3
 
-MODEL_FILE, OPTIMIZER_FILE, PROGRESS = "model.safetensors", "optimizer.safetensors", "progress"
-
+MODEL_FILE = "model.safetensors"
+OPTIMIZER_FILE = "optimizer.safetensors"
+PROGRESS = "progress"
 
 Scores = TypeVar("Scores", TokenScores, torch.Tensor)
-"""What a scorer says of each token: log-prob and entropy of a policy, or one number, the value of a
-critic.
-"""
+"""Output of a scorer for each token: log-prob and entropy of a policy, or the value of a critic."""
 Scores_co = TypeVar("Scores_co", TokenScores, torch.Tensor, covariant=True)
 
 
 class Scorer(Protocol[Scores_co]):
-    """Runs the module on a micro-batch of at least one row; padding rows have an empty
-    `response_mask`.
+    """Runs the module on a micro-batch of at least one row.
+
+    Padding rows have an empty `response_mask`.
     """
 
     def __call__(self, module: nn.Module, micro_batch: TensorDict, temperature: float) -> Scores_co:
-        """Log-probs and entropy [B, T] of the tokens of `micro_batch`, at `temperature`; or their
-        values [B, T].
+        """Log-probs and entropy [B, T] of the tokens of `micro_batch`, or their values [B, T].
+
+        `temperature` divides the logits.
         """
-
-
-class WeightReceiver(Protocol):
-    """Whoever acts with a copy of the weights."""
-
-    def receive_weights(self, state: Mapping[str, torch.Tensor], version: int) -> None:
-        """Take over whole tensors under the module's names."""
 
 
 LossFunction = Callable[[Scores, TensorDict], LossSum]
@@ -88,7 +85,7 @@ class TrainStep:
 
     batch: BatchLoss
     applied: bool
-    """False where nothing could be learnt, or where the gradient was not finite."""
+    """False if the batch had no weight or the gradient was not finite."""
     grad_norm: float
     """Norm of the whole gradient before clipping."""
     learning_rate: float
@@ -98,25 +95,24 @@ class TrainEngine(Generic[Scores]):
     """Trains one module.
 
     Args:
-        module: Same weights on every rank; the engine moves and, on several ranks, shards it in
+        module: Same weights on every rank; the engine moves it and, on several ranks, shards it in
             place.
         scorer: Turns module and micro-batch into log-probs and entropy, or into values.
         optim: Optimiser and schedule; None for a module that only scores (a reference policy).
-        ranks: The processes that train this module together; None: this one alone.
-        total_steps: Optimiser steps of the run, for schedules that fall; None if nobody knows.
-        micro_batch_size: Rows of one forward pass; the gradient does not depend on it. As
-            `actor_rollout_ref.actor`'s by default.
-        micro_batch_tokens: Tokens of one forward pass, whatever the number of its rows; None: by
+        ranks: The processes that train this module together; None: this process alone.
+        total_steps: Optimiser steps of the run, for schedules that fall; None if unknown.
+        micro_batch_size: Rows of one forward pass, by default that of `actor_rollout_ref.actor`;
+            the gradient does not depend on it.
+        micro_batch_tokens: Tokens of one forward pass, whatever its number of rows; None: count
             rows.
-        units: Which rows such a pass should not part, because the scorer computes what they share
-            once; None: none.
-        temperature: Divides the logits; the one that acted. 1, the model as it is, is also what
-            acts by default, and a critic has no other.
-        max_grad_norm: Clip the gradient to this norm; None does not.
-        device: Where this rank computes.
-        compute_dtype: Type of the passes; None is the weights' own. Weights, gradients and moments
-            stay in the weights' own.
-        blocks: Which parts of a module are gathered one at a time on several ranks.
+        prefix_groups: Groups the rows whose shared prefix the scorer computes once, so that a pass
+            does not split them; None: no groups.
+        temperature: Divides the logits, as in rollout; 1 leaves the model as it is. A critic has 1.
+        max_grad_norm: Clip the gradient to this norm; None: no clipping.
+        device: Device of this rank.
+        compute_dtype: Type of the passes; None: the type of the weights. Weights, gradients and
+            moments keep the type of the weights.
+        blocks: Returns the parts of a module that are gathered one at a time on several ranks.
     """
 
     def __init__(
@@ -129,7 +125,7 @@ class TrainEngine(Generic[Scores]):
         total_steps: int | None = None,
         micro_batch_size: int = ActorArguments.micro_batch_size,
         micro_batch_tokens: int | None = None,
-        units: Units | None = None,
+        prefix_groups: PrefixGrouping | None = None,
         temperature: float = 1.0,
         max_grad_norm: float | None = None,
         device: torch.device | str = "cpu",
@@ -141,25 +137,28 @@ class TrainEngine(Generic[Scores]):
         if micro_batch_tokens is not None and micro_batch_tokens < 1:
             raise ConfigError(f"micro_batch_tokens={micro_batch_tokens} must be at least 1.")
         self.scorer: Scorer[Scores] = scorer
-        self.module, self.optim = module, optim
+        self.module = module
+        self.optim = optim
         self.ranks: Collectives = OneProcess() if ranks is None else ranks
-        self.total_steps, self.temperature = total_steps, temperature
-        self.micro_batch_size, self.micro_batch_tokens, self.units = (
-            micro_batch_size,
-            micro_batch_tokens,
-            units,
-        )
-        self.max_grad_norm, self.compute_dtype, self.blocks = max_grad_norm, compute_dtype, blocks
+        self.total_steps = total_steps
+        self.temperature = temperature
+        self.micro_batch_size = micro_batch_size
+        self.micro_batch_tokens = micro_batch_tokens
+        self.prefix_groups = prefix_groups
+        self.max_grad_norm = max_grad_norm
+        self.compute_dtype = compute_dtype
+        self.blocks = blocks
         self.device = torch.device(device)
         self.optimizer: torch.optim.AdamW | None = None
         self.gradient_factor = 1.0
         self.steps = 0
-        self.share_of_run = 0.0
+        self.progress = 0.0
         self.skips_in_a_row = 0
 
     def initialize(self) -> "TrainEngine":
-        """Move and shard the module, measure how its gradients are reduced, and make the optimiser;
-        returns itself.
+        """Move and shard the module, measure the gradient reduction, build the optimiser.
+
+        Returns the engine itself.
         """
         self.module.to(self.device).eval()
         if self.ranks.size > 1:
@@ -182,12 +181,12 @@ class TrainEngine(Generic[Scores]):
                 total_steps=self.total_steps,
             )
             self.optimizer = build_optimizer(self.module, self.optim)
-            # refuses a schedule that cannot be before the first batch is rolled out
+            # raises for an impossible schedule before the first rollout
             self.learning_rate()
         return self
 
     def destroy(self) -> None:
-        """Let go of gradients and moments; the process group is its owner's to end."""
+        """Drop gradients and moments; the owner of the process group ends it."""
         self.module.zero_grad(set_to_none=True)
         self.optimizer = None
 
@@ -201,14 +200,14 @@ class TrainEngine(Generic[Scores]):
         *,
         weight: torch.Tensor | None = None,
     ) -> TrainStep:
-        """One optimiser step on the rows of all ranks.
+        """Take one optimiser step on the rows of all ranks.
 
         Args:
-            batch: This rank's rows; may be none.
+            batch: This rank's rows; may be empty.
             loss_fn: Loss of a micro-batch as a sum.
             loss_weight_fn: What a micro-batch adds to the denominator.
-            weight: What this rank adds to it, where that is more than its rows here; None: what
-                `loss_weight_fn` says of them.
+            weight: What this rank adds to the denominator, if that is more than `batch`; None:
+                `loss_weight_fn(batch)`.
 
         Raises:
             TensorError: Bad numbers on this rank; the other ranks raise InvariantError.
@@ -226,8 +225,9 @@ class TrainEngine(Generic[Scores]):
         *,
         weight: torch.Tensor | None = None,
     ) -> BatchLoss:
-        """The gradient of the whole batch's loss, left in the weights' `grad`; nothing where the
-        batch has no weight.
+        """Leave the gradient of the whole batch's loss in the weights' `grad`.
+
+        There is no gradient if the batch has no weight. Arguments are those of `train_batch`.
         """
         self.module.zero_grad(set_to_none=True)
         if weight is None:
@@ -243,9 +243,8 @@ class TrainEngine(Generic[Scores]):
                 scores = self.scorer(self.module, micro_batch, self.temperature)
             try:
                 part = loss_fn(scores, micro_batch)
-            except (
-                TensorError
-            ) as error:  # the other ranks wait in the backward pass: join them, then fail together
+            except TensorError as error:
+                # the other ranks wait in the backward pass: join them, then fail together
                 failure = failure or error
                 part = LossSum(loss=_numbers(scores).sum())
                 counts = False
@@ -255,8 +254,9 @@ class TrainEngine(Generic[Scores]):
         return tally.total(self.ranks, weight=denominator)
 
     def apply_gradient(self, batch_loss: BatchLoss) -> TrainStep:
-        """Clip the gradient and move the weights, unless there is none or it is not finite; the
-        same decision on every rank.
+        """Clip the gradient and move the weights, with the same decision on every rank.
+
+        The step is skipped if the batch had no weight or the gradient is not finite.
         """
         if self.optimizer is None:
             raise ConfigError(
@@ -280,18 +280,19 @@ class TrainEngine(Generic[Scores]):
         self.module.zero_grad(set_to_none=True)
         return TrainStep(batch=batch_loss, applied=finite, grad_norm=norm, learning_rate=rate)
 
-    def keep_up(self, share_of_run: float) -> None:
-        """Tell how much of the run is done, in [0, 1]: schedules fall with it where filters leave
-        fewer optimiser steps than planned.
+    def set_progress(self, progress: float) -> None:
+        """Set the share of the run that is done, in [0, 1].
+
+        Schedules fall with it where filters leave fewer optimiser steps than planned.
         """
-        self.share_of_run = share_of_run
+        self.progress = progress
 
     def learning_rate(self) -> float:
-        """Of the next optimiser step."""
+        """Learning rate of the next optimiser step."""
         assert self.optim is not None
         step = self.steps
         if self.total_steps is not None and step >= self.warmup:
-            step = max(step, int(self.share_of_run * self.total_steps))
+            step = max(step, int(self.progress * self.total_steps))
         factor = learning_rate_factor(
             scheduler=self.optim.scheduler,
             step=step,
@@ -301,7 +302,6 @@ class TrainEngine(Generic[Scores]):
         return self.optim.lr * factor
 
     def _clip(self, gradients: list[torch.Tensor], norm: float) -> None:
-        """Scale by `max_grad_norm / norm` where that is below 1."""
         if self.max_grad_norm is not None and norm > self.max_grad_norm:
             for gradient in gradients:
                 gradient.mul_(self.max_grad_norm / norm)
@@ -310,8 +310,9 @@ class TrainEngine(Generic[Scores]):
         self.skips_in_a_row = 0 if finite else self.skips_in_a_row + 1
         if self.skips_in_a_row >= SKIPS_IN_A_ROW:
             raise InvariantError(
-                f"The gradient was not finite in {SKIPS_IN_A_ROW} optimiser steps in a row (after {self.steps} good ones). Lower optim.lr, "
-                "train in float32, or go back to an earlier checkpoint."
+                f"The gradient was not finite in {SKIPS_IN_A_ROW} optimiser steps in a row "
+                f"(after {self.steps} good ones). Lower optim.lr, train in float32, or resume "
+                "from an earlier checkpoint."
             )
 
     # Scoring
@@ -326,11 +327,12 @@ class TrainEngine(Generic[Scores]):
         """Score this rank's rows without gradients.
 
         Args:
-            batch: This rank's rows; may be none, and the result then is empty.
-            post_hook: What to keep of a micro-batch's scores; one entry a row.
-            aggregate_fn: Puts the kept things of the micro-batches together.
+            batch: This rank's rows; if it is empty, so is the result.
+            post_hook: Selects what to keep of a micro-batch's scores; one entry a row.
+            aggregate_fn: Joins the kept tensors of the micro-batches.
         """
-        kept, numbers = [], []
+        kept = []
+        numbers = []
         for micro_batch, rows in self._micro_batches(batch):
             with self._computing():
                 scores = self.scorer(self.module, micro_batch, self.temperature)
@@ -338,28 +340,30 @@ class TrainEngine(Generic[Scores]):
             kept.append(result if rows else result[:0])
             numbers.append(rows)
         if isinstance(self.module, FSDPModule):
-            # without a backward pass the root's weights would stay whole, under the eyes of the
-            # optimiser
+            # without a backward pass the root's weights would stay gathered, and the optimiser
+            # would see them whole
             self.module.reshard()
         return aggregate_fn(rows_in_order(kept, numbers))
 
     def _micro_batches(self, batch: TensorDict) -> Iterable[tuple[TensorDict, Sequence[int]]]:
-        """Micro-batches on the device with their row numbers, as many on each rank as on the one
-        with most, and at least one.
+        """Yield micro-batches on the device with their row indices, equally many on each rank.
 
-        Those added for the others' sake have no row numbers: a row that is there already, or a row
-        of zeros on an empty rank.
+        There is at least one. Dummy micro-batches that keep ranks in step carry no row indices:
+        they repeat a row, or hold zeros on an empty rank.
         """
         batch = without_texts(batch)
         parts: list[Sequence[int]] = []
         failure: ConfigError | None = None
         try:
             parts = micro_batch_rows(
-                batch, rows=self.micro_batch_size, tokens=self.micro_batch_tokens, units=self.units
+                batch,
+                rows=self.micro_batch_size,
+                tokens=self.micro_batch_tokens,
+                prefix_groups=self.prefix_groups,
             )
         except ConfigError as error:
             failure = error
-        if self.micro_batch_tokens is not None:  # only a budget can fail, on one rank alone
+        if self.micro_batch_tokens is not None:  # only a token budget can fail, on one rank
             fail_together(self.ranks, failure)
         number = max(1, int(self.ranks.maximum(torch.tensor(len(parts)))))
         for rows in parts:
@@ -369,30 +373,27 @@ class TrainEngine(Generic[Scores]):
             yield (batch[:1] if len(batch) else _row_of_zeros(batch)).to(self.device), ()
 
     def _computing(self) -> contextlib.AbstractContextManager[Any]:
-        """On one rank the type of the passes is autocast's business, on several FSDP2's."""
+        """Autocast to the type of the passes on one rank; on several ranks FSDP2 casts."""
         if self.compute_dtype is None or self.ranks.size > 1:
             return contextlib.nullcontext()
         return torch.autocast(self.device.type, self.compute_dtype)
 
     # Weights
 
-    def upload_weights(self, receiver: WeightReceiver, version: int) -> None:
-        """Hand the weights of all ranks, whole, to whoever acts with a copy of them."""
-        receiver.receive_weights(self.rollout_state(), version)
+    def upload_weights(self) -> dict[str, torch.Tensor]:
+        """Whole weights and buffers under the module's names, on this rank's device, for rollout.
 
-    def rollout_state(self) -> dict[str, torch.Tensor]:
-        """Whole weights and buffers under the module's names, on this rank's device; every rank
-        calls it and gets them.
-
-        On one rank these are the module's own tensors, not copies.
+        Every rank calls it and gets them. On one rank these are the module's own tensors, not
+        copies.
         """
         return {
             name: full_tensor(tensor).detach() for name, tensor in self.module.state_dict().items()
         }
 
     def save(self, folder: Path) -> None:
-        """Write weights, moments and the number of steps into `folder`; every rank calls it, rank 0
-        writes.
+        """Write weights, moments and the number of steps into `folder`.
+
+        Every rank calls it; rank 0 writes.
 
         Raises:
             OSError: On rank 0, if it cannot write.
@@ -407,11 +408,13 @@ class TrainEngine(Generic[Scores]):
             write_tensors(folder / OPTIMIZER_FILE, moments)
 
     def load(self, folder: Path) -> None:
-        """Go on from what `save` wrote, on any number of ranks; every rank calls it, rank 0 reads.
+        """Resume from what `save` wrote, on any number of ranks.
+
+        Every rank calls it; rank 0 reads.
 
         Raises:
-            CheckpointError: A truncated file or another model, on rank 0; InvariantError on the
-                others.
+            CheckpointError: On rank 0: a truncated file, or weights of another model. The others
+                raise InvariantError.
         """
         model: dict[str, torch.Tensor] = {}
         moments: dict[str, torch.Tensor] = {}
@@ -430,7 +433,8 @@ class TrainEngine(Generic[Scores]):
         self.skips_in_a_row = 0
 
     def _read(self, folder: Path) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
-        model, moments = read_tensors(folder / MODEL_FILE), {}
+        model = read_tensors(folder / MODEL_FILE)
+        moments: dict[str, torch.Tensor] = {}
         require_fitting(
             folder / MODEL_FILE,
             found=model,
@@ -452,9 +456,7 @@ class TrainEngine(Generic[Scores]):
         return model, moments
 
     def _moments(self) -> dict[str, torch.Tensor]:
-        """State of the optimiser by weight, and `progress`: applied steps, and whether there is a
-        state yet.
-        """
+        """Optimiser state by weight; `progress`: applied steps, and whether there is a state."""
         state = {} if self.optimizer is None else self.optimizer.state
         tensors = {PROGRESS: torch.tensor([self.steps, int(bool(state))])}
         if state:
@@ -485,19 +487,19 @@ class TrainEngine(Generic[Scores]):
 
 
 def _numbers(scores: TokenScores | torch.Tensor) -> torch.Tensor:
-    """Something of the scores through which a backward pass can go."""
+    """A differentiable tensor of the scores, for a dummy backward pass."""
     return scores if isinstance(scores, torch.Tensor) else scores.log_probs_BT
 
 
 def _saved_tensors(module: nn.Module) -> dict[str, torch.Tensor]:
-    """Weights and buffers of a checkpoint; a weight with two names (tied) appears once."""
+    """Weights and buffers of a checkpoint; a tied weight appears once."""
     names = module.state_dict().keys()
     tensors = [*module.named_parameters(), *module.named_buffers()]
     return {name: tensor for name, tensor in tensors if name in names}
 
 
 def _row_of_zeros(empty: TensorDict) -> TensorDict:
-    """One row with the columns of a batch without rows; columns that are no tensors are left out."""
+    """One row of zeros with the tensor columns of a batch without rows."""
     columns = {name: value for name, value in empty.items() if isinstance(value, torch.Tensor)}
     return TensorDict(
         {name: value.new_zeros((1, *value.shape[1:])) for name, value in columns.items()},

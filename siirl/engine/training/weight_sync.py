@@ -1,9 +1,9 @@
-"""Weights from training to rollout, and the proof that they arrived.
+"""Transfers weights from training to rollout, and checks that they arrived.
 
-On one rank the rollout engine holds the training module itself, and there is nothing to copy. On
-several ranks the training module is sharded, and its forward pass needs all ranks at once, which
-episodes of different lengths cannot give: each rank then has a whole copy for acting, which is
-filled here. An engine with weights of its own (vLLM) is given them, and shows what it made of them.
+On one rank the rollout engine holds the training module itself: nothing is copied. On several ranks
+the training module is sharded. Its forward pass needs all ranks at once, but episodes differ in
+length; so each rank acts with a whole copy, which is filled here. An engine with its own weights
+(vLLM) loads them and returns checksums of what it loaded.
 """
 
 import copy
@@ -22,7 +22,7 @@ from siirl.errors import InvariantError
 __all__ = [
     "ActingModule",
     "ActingWeights",
-    "Evidence",
+    "ChecksumPair",
     "VersionedEngine",
     "WeightSync",
     "acting_copy",
@@ -31,75 +31,77 @@ __all__ = [
 
 
 @dataclass(frozen=True)
-class Evidence:
-    """What the trained weights would give, and what was found where they act."""
+class ChecksumPair:
+    """A number computed from the trained weights, and the same number from the acting weights."""
 
     trained: float
     acting: float
     tolerance: float = 0.0
-    """Largest difference: none between checksums, rounding where two programs compute the same."""
+    """Largest difference: 0 between checksums, rounding between two programs."""
 
     @property
     def agrees(self) -> bool:
-        """Whether what acts is what is trained; never with NaN."""
+        """Whether the acting weights are the trained ones; False with NaN."""
         return self.trained == self.acting or abs(self.trained - self.acting) <= self.tolerance
 
 
 class ActingWeights(Protocol):
-    """What acts, with weights of its own."""
+    """Weights that act: a module, or an engine with its own copy."""
 
-    def take_weights(self, state: Mapping[str, torch.Tensor]) -> list[Evidence]:
-        """Replace all weights by `state` (whole tensors, under the trained module's names), and
-        show that it was done.
+    def take_weights(self, state: Mapping[str, torch.Tensor]) -> list[ChecksumPair]:
+        """Replace all weights by `state`, and return the numbers before and after.
+
+        `state` holds whole tensors under the trained module's names.
         """
 
 
 class VersionedEngine(Protocol):
-    """An engine that marks what it generates with a version."""
+    """An engine that marks generated samples with the version of its weights."""
 
     def update_weights(self, version: int) -> None:
-        """Tell the engine that its weights are those of `version`."""
+        """Set the version of the current weights."""
 
 
 def acting_copy(module: nn.Module, compute_dtype: torch.dtype | None) -> Any:
-    """A whole copy of a module that several ranks are going to train, for acting, in evaluation
-    mode.
+    """A whole copy, in evaluation mode, of a module that several ranks will train.
 
-    Its weights are in the type of the passes, as FSDP2 gathers them for training: cast from float32
-    as they are used, they leave sums between the layers in float32, and log-probs of the shipped
-    model differed by 1e-2 to 2e-2 in the mean. Buffers stay as they are.
+    Its weights have the type of the passes, as FSDP2 gathers them in training. Weights kept in
+    float32 and cast at use leave sums between layers in float32: log-probs of the shipped model
+    then differed by 1e-2 to 2e-2 in the mean. Buffers keep their type.
     """
     copied = copy.deepcopy(module).eval()
-    for weight in copied.parameters() if compute_dtype is not None else ():
-        weight.data = weight.data.to(compute_dtype)
+    if compute_dtype is not None:
+        for weight in copied.parameters():
+            weight.data = weight.data.to(compute_dtype)
     return copied
 
 
 class ActingModule:
-    """A module that acts: the trained one itself, or a copy of it, perhaps with fewer digits."""
+    """A module that acts: the trained one itself, or a copy, perhaps in lower precision."""
 
     def __init__(self, module: nn.Module, *, trained: nn.Module) -> None:
-        self.module, self.trained = module, trained
+        self.module = module
+        self.trained = trained
 
-    def take_weights(self, state: Mapping[str, torch.Tensor]) -> list[Evidence]:
+    def take_weights(self, state: Mapping[str, torch.Tensor]) -> list[ChecksumPair]:
         """See `ActingWeights`."""
-        if self.module is self.trained:  # one set of weights, and one number for it
+        if self.module is self.trained:  # one set of weights, one checksum
             only = checksum(state)
-            return [Evidence(trained=only, acting=only)]
+            return [ChecksumPair(trained=only, acting=only)]
         own = self.module.state_dict()
         state = {name: tensor.to(own[name].dtype) for name, tensor in state.items()}
         self.module.load_state_dict(state)
-        return [Evidence(trained=checksum(state), acting=checksum(self.module.state_dict()))]
+        return [ChecksumPair(trained=checksum(state), acting=checksum(self.module.state_dict()))]
 
 
 class WeightSync:
-    """Keeps what acts equal to what is trained.
+    """Keeps the acting weights equal to the trained ones.
 
     Args:
         trained: The engine of the policy.
-        acting: The module that acts (the trained one itself, or a copy of it), or an engine with
-            weights of its own.
-        engine: Told the version of its weights.
+        acting: The module that acts (the trained one itself, or a copy), or an engine with its own
+            weights.
+        engine: Gets the version of its weights.
         ranks: All act with the same weights, or the run stops.
     """
 
@@ -111,7 +113,9 @@ class WeightSync:
         engine: VersionedEngine,
         ranks: Collectives,
     ) -> None:
-        self.trained, self.engine, self.ranks = trained, engine, ranks
+        self.trained = trained
+        self.engine = engine
+        self.ranks = ranks
         self.acting: ActingWeights = (
             ActingModule(acting, trained=trained.module)
             if isinstance(acting, nn.Module)
@@ -119,42 +123,39 @@ class WeightSync:
         )
         self.version = 0
         self.unchanged = False
-        """Whether the last sync followed optimiser steps that left the trained weights as they
-        were.
-        """
-        self._given: list[float] = []
+        """Whether optimiser steps before the last sync left the trained weights unchanged."""
+        self._checksums: list[float] = []
 
     def sync(self) -> None:
-        """Give the present weights to what acts; they are a new version if an optimiser step was
-        taken since the last call.
+        """Copy the current weights to the acting ones.
+
+        Their version is the number of optimiser steps.
 
         Raises:
-            InvariantError: What acts does not have the trained weights, or ranks act with different
-                ones.
+            InvariantError: The weights are not finite, the acting weights differ from the trained
+                ones, or the ranks act with different weights.
         """
-        self.trained.upload_weights(self, self.trained.steps)
-
-    def receive_weights(self, state: Mapping[str, torch.Tensor], version: int) -> None:
-        """See `siirl.engine.training.train_engine.WeightReceiver`; the version is the number of
-        optimiser steps.
-        """
+        version = self.trained.steps
+        state = self.trained.upload_weights()
         finite = all(bool(tensor.isfinite().all()) for tensor in state.values())
         if not all(self.ranks.gather_objects(finite)):
             raise InvariantError(
-                f"The policy's weights are not finite after {version} updates. Before the first update: look at the weights that the run "
-                "starts from (actor_rollout_ref.model.path, or the policy's own); later: lower actor_rollout_ref.actor.optim.lr."
+                f"The policy's weights are not finite after {version} updates. Before the first "
+                "update: check the initial weights (actor_rollout_ref.model.path, or the policy's "
+                "own); later: lower actor_rollout_ref.actor.optim.lr."
             )
         everywhere = self.ranks.gather_objects(self.acting.take_weights(state))
-        exact = [[piece for piece in pieces if piece.tolerance == 0.0] for pieces in everywhere]
-        if any(not piece.agrees for pieces in everywhere for piece in pieces) or any(
-            pieces != exact[0] for pieces in exact
-        ):
-            found = [[(piece.trained, piece.acting) for piece in pieces] for pieces in everywhere]
+        exact = [[pair for pair in pairs if pair.tolerance == 0.0] for pairs in everywhere]
+        arrived = all(pair.agrees for pairs in everywhere for pair in pairs)
+        if not arrived or any(pairs != exact[0] for pairs in exact):
+            found = [[(pair.trained, pair.acting) for pair in pairs] for pairs in everywhere]
             raise InvariantError(
-                f"After a weight sync the ranks found (trained, acting) {found}: what acts is not what is trained. "
-                "Report this with the run's config; the last checkpoint is whole."
+                f"After a weight sync the ranks found (trained, acting) {found}: the acting "
+                "weights are not the trained ones. Report this with the run's config; the last "
+                "checkpoint is intact."
             )
-        given = [piece.trained for piece in exact[0]]
-        self.unchanged = bool(given) and version > self.version and given == self._given
-        self._given, self.version = given, version
+        checksums = [pair.trained for pair in exact[0]]
+        self.unchanged = bool(checksums) and version > self.version and checksums == self._checksums
+        self._checksums = checksums
+        self.version = version
         self.engine.update_weights(version)

@@ -38,10 +38,10 @@ from siirl.engine.rollout.vllm.vllm_settings import (
     start_errors,
 )
 from siirl.engine.training.checksum import checksum
-from siirl.engine.training.doors import shut_afterwards
 from siirl.engine.training.network import on_loopback
+from siirl.engine.training.port_guard import guard_new_ports
 from siirl.engine.training.tensor_files import write_tensors
-from siirl.engine.training.weight_sync import Evidence
+from siirl.engine.training.weight_sync import ChecksumPair
 from siirl.errors import ConfigError
 from siirl.models.chat import ChatTokenizer
 from siirl.models.language_model import LanguageModel
@@ -148,7 +148,7 @@ class VLLMBase(Announced, abc.ABC):
 
     # ActingWeights
 
-    def take_weights(self, state: Mapping[str, torch.Tensor]) -> list[Evidence]:
+    def take_weights(self, state: Mapping[str, torch.Tensor]) -> list[ChecksumPair]:
         """Replace vLLM's weights; evidence is the checksum of what its workers read, and the
         log-probs of a probe.
 
@@ -165,11 +165,11 @@ class VLLMBase(Announced, abc.ABC):
         self._forget_prefixes()
         expected = checksum(weights)
         return [
-            *(Evidence(trained=expected, acting=number) for number in found),
+            *(ChecksumPair(trained=expected, acting=number) for number in found),
             self._probe(weights),
         ]
 
-    def _probe(self, weights: Mapping[str, torch.Tensor]) -> Evidence:
+    def _probe(self, weights: Mapping[str, torch.Tensor]) -> ChecksumPair:
         """Mean log-prob of a fixed text, by the model's own code and by vLLM."""
         ids = (
             np.random.default_rng(0)
@@ -193,7 +193,7 @@ class VLLMBase(Announced, abc.ABC):
                 for token, entry in zip(ids[1:], output.prompt_logprobs[1:], strict=True)
             ]
         )
-        return Evidence(
+        return ChecksumPair(
             trained=expected, acting=float(found), tolerance=PROBE_TOLERANCE[self.dtype]
         )
 
@@ -268,7 +268,7 @@ class VLLMEngine(TurnTaking, VLLMBase):
             torch.compiler.set_stance(
                 "force_eager"
             )  # parts of its sampler are compiled all the same, for ten seconds each
-        with start_errors(settings), shut_afterwards():
+        with start_errors(settings), guard_new_ports():
             self.vllm = LLMEngine.from_engine_args(
                 EngineArgs(**settings, distributed_executor_backend="uni")
             )

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from siirl.engine.training.checksum import checksum
-from siirl.engine.training.doors import shut_all
+from siirl.engine.training.port_guard import guard_all_ports
 from siirl.engine.training.tensor_files import read_tensors
 
 
@@ -23,7 +23,7 @@ class WorkerExtension:
         """Turn deaf the ports of this process, a worker of vLLM's own: gloo's, and those of torch's
         stores.
         """
-        shut_all()
+        guard_all_ports()
 
     def siirl_scale_logits(self, factor: float) -> None:
         """Multiply the model's logits, so that what vLLM takes for temperature 1 is ours.

@@ -1,6 +1,4 @@
-"""Ports of libraries that ask nobody for a secret: shut when ranks have connected, and looked
-through.
-"""
+"""Ports without authentication: closed once ranks are connected, checked for foreign peers."""
 
 import contextlib
 import socket
@@ -12,8 +10,8 @@ import psutil
 import pytest
 from torch import distributed
 
-from siirl.engine.training.doors import admit_ranks_only, open_sockets, shut_afterwards
 from siirl.engine.training.network import LOOPBACK
+from siirl.engine.training.port_guard import admit_ranks_only, guard_new_ports, open_sockets
 from siirl.errors import InvariantError
 from tests.engine.knocking import knocked_at, ports, takes_connections
 from tests.engine.ranks_at_work import run_on_ranks
@@ -26,7 +24,7 @@ STRANGER = (
 
 @contextlib.contextmanager
 def stranger(port: int) -> Iterator[str]:
-    """Another process that is connected to a port; yields its end."""
+    """Another process that is connected to a port; yields its address."""
     process = subprocess.Popen(
         [sys.executable, "-c", STRANGER, str(port)],
         stdin=subprocess.PIPE,
@@ -40,7 +38,7 @@ def stranger(port: int) -> Iterator[str]:
 
 def test_a_port_that_was_shut_takes_nobody_and_its_connections_live() -> None:
     with socket.create_server((LOOPBACK, 0)) as older, contextlib.ExitStack() as stack:
-        with shut_afterwards():
+        with guard_new_ports():
             listener = stack.enter_context(socket.create_server((LOOPBACK, 0)))
             near = stack.enter_context(socket.create_connection(listener.getsockname()))
             far = stack.enter_context(listener.accept()[0])
@@ -74,4 +72,4 @@ def what_is_open(ranks) -> set[tuple[str, bool]]:
 def test_ranks_of_one_machine_listen_on_the_loopback_and_take_nobody_once_they_have_met() -> None:
     assert (
         run_on_ranks(what_is_open) == [{(LOOPBACK, False)}] * 2
-    )  # gloo's port of each rank; the meeting was in a file
+    )  # gloo's port of each rank; they met in a file
