@@ -1,4 +1,4 @@
-"""What a run left, to read: its report.html written anew, or its rollouts in the terminal.
+"""Shows the results of a run: rewrites its report.html, or prints its rollouts.
 
     # writes report.html
     python -m siirl.report outputs/run/2026-11-21_12-00-00
@@ -6,7 +6,7 @@
     python -m siirl.report outputs/run/2026-11-21_12-00-00 --rollouts --failures
     python -m siirl.report outputs/run/2026-11-21_12-00-00 --rollouts --step 40 --kind val --count 3
 
-A run writes report.html at its end; all of this works while it goes on as well.
+A run writes report.html at its end; this command also works during a run.
 """
 
 import argparse
@@ -25,9 +25,7 @@ from siirl.reporting.rollout_view import show
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line and return the exit status: 0 done, 1 there is nothing to read or no
-    place to write.
-    """
+    """Run the command line; exit status: 0 done, 1 nothing to read or no place to write."""
     parser = argparse.ArgumentParser(
         prog="python -m siirl.report",
         description=__doc__,
@@ -67,7 +65,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def show_rollouts(
     folder: Path, *, step: int | None, kind: str | None, failures_only: bool, count: int
 ) -> None:
-    """Show the rollouts of a step, the newest by default.
+    """Print the rollouts of a step, by default of the newest.
 
     Raises:
         MissingAssetError: The run has none.
@@ -77,7 +75,8 @@ def show_rollouts(
     steps = steps_of(rollouts)
     if not steps:
         raise MissingAssetError(
-            f"{folder} has no rollouts: name the folder of a run of a language model, with trainer.save_rollouts above 0."
+            f"{folder} has no rollouts: name the folder of a run of a language model, with "
+            "trainer.save_rollouts above 0."
         )
     step = steps[-1] if step is None else step
     if step not in steps:
@@ -88,7 +87,8 @@ def show_rollouts(
     console = Console()
     show(found[:count], console)
     console.print(
-        f"{min(count, len(found))} of {len(found)} {'failed ' if failures_only else ''}rollouts of step {step}"
+        f"{min(count, len(found))} of {len(found)} {'failed ' if failures_only else ''}rollouts of "
+        f"step {step}"
     )
 
 
@@ -98,7 +98,7 @@ def _listed(steps: Sequence[int]) -> str:
 
 
 def command() -> None:
-    """The command as a process of its own, which signals may end."""
+    """Entry of the process; signals may end it."""
     interrupts.listen()
     leave(main())
 
