@@ -24,9 +24,7 @@ def check_companions() -> None:
         )
         if not any(Path(location).resolve() == home / name for location in locations):
             found = (
-                f"{locations[0]} comes first on sys.path"
-                if locations
-                else "there is no such package"
+                f"{locations[0]} comes first on sys.path" if locations else "the package is missing"
             )
             raise ImportError(
                 f"siirl needs its own package {name!r} at {home / name}, but {found}. "

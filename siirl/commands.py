@@ -44,7 +44,7 @@ SUBCOMMANDS: Mapping[str, Subcommand] = {
     ),
     "warm-start": Subcommand(
         "siirl.warm_start",
-        "make a policy to start from: expert demonstrations or right answers, cloned",
+        "make an initial policy from expert demonstrations or right answers",
         (
             *(
                 "--help",
@@ -72,7 +72,7 @@ SUBCOMMANDS: Mapping[str, Subcommand] = {
         ("--help", "--rollouts", "--step", "--kind", "--failures", "--count"),
     ),
     "doctor": Subcommand(
-        "siirl.doctor", "what this machine has for the jobs, and what it lacks", ("--help",)
+        "siirl.doctor", "check what this machine has and lacks for the jobs", ("--help",)
     ),
     "completion": Subcommand(
         "siirl.completion",
@@ -89,12 +89,11 @@ def help_text() -> str:
     lines = [f"  {name:<{width}}  {subcommand.summary}" for name, subcommand in SUBCOMMANDS.items()]
     return "\n".join(
         [
-            "siirl SUBCOMMAND ...: reinforcement learning of policies that act",
+            "siirl SUBCOMMAND ...: reinforcement learning of embodied policies and language models",
             "",
             *lines,
             "",
-            "siirl SUBCOMMAND --help tells what a subcommand takes; siirl --version prints the "
-            "version.",
+            "siirl SUBCOMMAND --help lists its arguments; siirl --version prints the version.",
         ]
     )
 
@@ -129,7 +128,7 @@ def _unknown(word: str) -> UnknownNameError:
         return UnknownNameError.of(kind="flag", name=word, known=FLAGS)
     if "=" in word:
         return UnknownNameError(
-            f"{word!r} is no subcommand. Did you mean 'siirl train {word}'? Known: "
+            f"{word!r} is not a subcommand. Did you mean 'siirl train {word}'? Known: "
             f"{', '.join(SUBCOMMANDS)}."
         )
     return UnknownNameError.of(kind="subcommand", name=word, known=SUBCOMMANDS)

@@ -103,7 +103,7 @@ def python() -> str:
     version = ".".join(map(str, sys.version_info[:3]))
     if sys.version_info[:2] != (3, 11):
         raise MissingAssetError(
-            f"Python {version}, and requirements.lock is made for 3.11. Type: make setup "
+            f"Python {version}, but requirements.lock is for 3.11. Type: make setup "
             "PYTHON=python3.11"
         )
     return f"{version}, {sys.executable}"
@@ -166,7 +166,7 @@ def gpu() -> str:
         )
     if shutil.which("nvidia-smi") is not None:
         raise MissingAssetError(
-            "the driver is here, and torch sees no GPU: its CPU build is installed. Type: make "
+            "the GPU driver is installed, but torch is the CPU build. Type: make "
             "setup TORCH_BUILD=cuda."
         )
     raise MissingAssetError("none: ranks are CPU processes.")
@@ -221,8 +221,8 @@ def memory() -> str:
         "disk": (plan.disk_bytes, free_bytes(Path.cwd())),
     }
     words = ", ".join(
-        f"{name} {free / GIGABYTE:.1f} GB free of {need / GIGABYTE:.1f} GB that the default job "
-        "takes"
+        f"{name} {free / GIGABYTE:.1f} GB free; the default job needs about "
+        f"{need / GIGABYTE:.1f} GB"
         for name, (need, free) in needs.items()
     )
     if any(need > free for need, free in needs.values()):

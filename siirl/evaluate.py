@@ -44,7 +44,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             raise UnknownNameError.of(kind="flag", name=flags[0], known=["--help"])
         if checkpoint is None:
             raise ConfigError(
-                "Which policy? Give checkpoint=FOLDER: a policy folder, a checkpoint, or a run "
+                "No policy given. Set checkpoint=FOLDER: a policy folder, a checkpoint, or a run "
                 "folder."
             )
         if actions not in ACTIONS:

@@ -119,7 +119,7 @@ class _Listener:
                 STOP.request(number)
         assert STOP.number is not None
         end_at_once(
-            128 + STOP.number, "interrupted, and not ready to end in time: raise trainer.grace_s"
+            128 + STOP.number, "interrupted, but not stopped in time: raise trainer.grace_s"
         )
 
     def _next(self, until: float) -> int | None:

@@ -1,9 +1,9 @@
 """`python -m siirl.replay RUN_FOLDER [UID]`: simulates and films a recorded episode again.
 
     # the episodes that were recorded
-    python -m siirl.replay outputs/run/2026-11-21_12-00-00
-    python -m siirl.replay outputs/run/2026-11-21_12-00-00 val-000000-sampled-000003 --size 512
-    python -m siirl.replay outputs/run/2026-11-21_12-00-00 000004-00000037-000 --every 1
+    python -m siirl.replay outputs/run/TIME
+    python -m siirl.replay outputs/run/TIME val-000000-sampled-000003 --size 512 --every 1
+    python -m siirl.replay outputs/run/TIME 000004-00000037-000 env.render_quality=full
 
 It records every frame, in a larger size or from another camera. The run has written seed and
 actions next to the video, so no policy or checkpoint is needed. Overrides that change the physics
@@ -65,7 +65,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("folder", type=Path, help="folder of a run, outputs/<name>/<time>")
-    parser.add_argument("uid", nargs="?", help="which episode; without it they are listed")
+    parser.add_argument("uid", nargs="?", help="episode to replay; default: list the episodes")
     parser.add_argument(
         "overrides", nargs="*", help="as for siirl.train, for example env.render_quality=full"
     )
@@ -134,7 +134,8 @@ def recorded(folder: Path) -> list[Row]:
     rows = [row for row in read_index(folder / VIDEOS_FOLDER) if row.keys() >= NEEDED]
     if not rows or not (folder / CONFIG_FILE).is_file():
         raise MissingAssetError(
-            f"{folder} is no run folder with recorded episodes: give one below outputs/, of a run "
+            f"{folder} is not a run folder with recorded episodes: give one below outputs/, of a "
+            "run "
             "with trainer.record_episodes or "
             "trainer.record_val_episodes above 0."
         )
@@ -179,7 +180,7 @@ def replay(
     if outcome == expected:
         return 0
     print(
-        "siirl: the episode took another course. Its seed and actions fix it only for the same "
+        "siirl: the episode ended differently. Its seed and actions fix it only for the same "
         "environment and the same version of the "
         "simulator.",
         file=sys.stderr,
@@ -196,7 +197,8 @@ def actions_of(folder: Path, row: Row) -> NDArray[Any]:
     file = (folder / VIDEOS_FOLDER / row["video"]).with_suffix(".json")
     if not file.is_file():
         raise MissingAssetError(
-            f"There are no actions of episode {row['uid']} ({file}): the run wrote only its video."
+            f"The actions are missing of episode {row['uid']} ({file}): the run wrote only its "
+            "video."
         )
     actions = np.asarray(json.loads(file.read_text())["actions"])
     return actions.astype(np.float32) if actions.dtype.kind == "f" else actions

@@ -32,7 +32,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("folder", type=Path, help="folder of a run, outputs/<name>/<time>")
-    parser.add_argument("--rollouts", action="store_true", help="show rollouts here instead")
+    parser.add_argument("--rollouts", action="store_true", help="print rollouts instead")
     parser.add_argument(
         "--step", type=int, help="training step of the rollouts; by default the newest"
     )
@@ -40,7 +40,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         "--kind", choices=KINDS, help="only rollouts of training, or of the evaluation"
     )
     parser.add_argument("--failures", action="store_true", help="only rollouts that failed")
-    parser.add_argument("--count", type=int, default=10, help="most rollouts that are shown (10)")
+    parser.add_argument(
+        "--count", type=int, default=10, help="maximum number of rollouts to print (10)"
+    )
     flags = parser.parse_args(argv)
     try:
         if flags.count < 1:
@@ -81,7 +83,7 @@ def show_rollouts(
     step = steps[-1] if step is None else step
     if step not in steps:
         raise ConfigError(
-            f"{folder} has no rollouts of step {step}; there are those of {_listed(steps)}."
+            f"{folder} has no rollouts of step {step}; its steps are {_listed(steps)}."
         )
     found = list(read_rollouts(rollouts, kind=kind, step=step, failures_only=failures_only))
     console = Console()

@@ -21,7 +21,9 @@ from siirl.params.printable import printable
 from siirl.params.refusals import REFUSALS
 from siirl.params.threads import short_waits
 
-USAGE = "python -m siirl.train [group=option ...] [key=value ...]: train a policy; no arguments: the demo"
+USAGE = (
+    "python -m siirl.train [group=option ...] [key=value ...]: train a policy (default: the demo)"
+)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

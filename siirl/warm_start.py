@@ -117,7 +117,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--updates",
         type=whole_number,
-        help="optimiser steps, at most; more give a better start (robots 300, text 700)",
+        help="maximum optimizer steps; more give a better start (robots 300, text 700)",
     )
     parser.add_argument(
         "--batch-rows",
@@ -128,7 +128,7 @@ def _parser() -> argparse.ArgumentParser:
         "--learning-rate", type=number, help="peak of the schedule (robots 1e-3, text 1.5e-3)"
     )
     parser.add_argument(
-        "--stop-at", type=number, default=0.4, help="text: share of right answers that is enough"
+        "--stop-at", type=number, default=0.4, help="text: stop at this share of right answers"
     )
     parser.add_argument(
         "--fit-proprioception",
@@ -143,7 +143,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--expert",
-        help="module:function of your own: task name -> (environment -> action); default: ours",
+        help="module:function: task name -> (environment -> action); default: the shipped expert",
     )
     parser.add_argument(
         "overrides", nargs="*", help="group=option and key=value, as for siirl.train"

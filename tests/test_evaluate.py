@@ -110,7 +110,7 @@ def test_a_run_with_many_ranks_and_demonstrations_is_evaluated_by_one_process_wi
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
-        ((), "Which policy? Give checkpoint=FOLDER"),
+        ((), "No policy given. Set checkpoint=FOLDER"),
         (("checkpoint=assets/tiny_vla", "--plan"), "Unknown flag '--plan'. Known: --help."),
         (("checkpoint=/dev/null",), "checkpoint=/dev/null: the folder does not exist."),
         (

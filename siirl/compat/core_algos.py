@@ -112,7 +112,7 @@ def __getattr__(name: str) -> Estimator:
 
 
 def agg_loss(loss_mat: torch.Tensor, loss_mask: torch.Tensor, loss_agg_mode: str) -> torch.Tensor:
-    """Aggregate a loss [B, T] over these rows; `siirl.algos.aggregate_loss` takes partial batches."""
+    """Aggregate a loss [B, T] over these rows; `siirl.algos.aggregate_loss` takes parts."""
     weight = aggregation_weight(mask_BT=loss_mask, mode=loss_agg_mode).clamp(min=1)
     return aggregate_loss(
         loss_BT=loss_mat,

@@ -84,7 +84,7 @@ def fingerprint(path: Path) -> dict[str, Any]:
 
 def _newest(pointer: Path) -> str:
     """Name stored in the pointer."""
-    name = read_text(pointer, remedy="Name one of the folders beside it instead.").strip()
+    name = read_text(pointer, remedy="Name one of the folders next to it instead.").strip()
     if not is_name(name):
         raise CheckpointError(
             f"{pointer} is damaged. Expected: the name of a folder next to it. Found: "

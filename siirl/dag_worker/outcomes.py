@@ -96,7 +96,10 @@ class RowScores:
 
 
 def score_rows(batch: TensorDict, *, reward: RewardManager, ranks: Collectives) -> RowScores:
-    """Score this rank's rows, together with all ranks' rows if the reward needs them."""
+    """Score this rank's rows, together with all ranks' rows if the reward needs them.
+
+    Every rank must call it.
+    """
     outcomes = (
         gather_outcomes(batch, ranks=ranks)
         if reward.looks_at_all_ranks
@@ -137,6 +140,8 @@ def check_reward_failures(
 ) -> None:
     """Check that some rows were scored and at most `max_failed_share` failed, over all ranks.
 
+    Every rank must call it.
+
     Args:
         failed: This rank's rows without a score, with the reason.
         rows: Number of this rank's rows.
@@ -155,8 +160,7 @@ def check_reward_failures(
         return
     raise TooManyFailures(
         f"{sum(counts)} of {sum(totals)} samples could not be scored, more than "
-        f"reward.max_failed_share={max_failed_share} allows or all "
-        f"of them. The first: {next(itertools.chain(*firsts))}"
+        f"reward.max_failed_share={max_failed_share} permits, or all of them. The first: {next(itertools.chain(*firsts))}"
     )
 
 

@@ -57,7 +57,7 @@ def sft_source(env: EnvArguments) -> SftSource:
     """
     if env.name not in SFT_SOURCES:
         raise ConfigError(
-            f"env={env.name}: has no target responses; a warm start on answers supports "
+            f"env={env.name} has no target responses; a warm start on answers supports "
             f"{', '.join(SFT_SOURCES)}."
         )
     try:

@@ -123,14 +123,14 @@ def read_episodes(file: Path, *, expected: Mapping[str, Any]) -> list[PublishedE
     """
     rows = list(read_rows(file))
     if not rows:
-        raise CheckpointError(f"{file} has no episodes to go on from.")
+        raise CheckpointError(f"{file} has no episodes to resume from.")
     found = {name: value for name, value in rows[0].items() if name != "step"}
     for name in expected.keys() | found.keys():
         if found.get(name) != expected.get(name):
             raise CheckpointError(
                 f"{file} was evaluated with {name}={found.get(name)!r}, and this evaluation has "
                 f"{expected.get(name)!r}: "
-                "go on with the same, or start anew."
+                "resume with the same value, or start a new evaluation."
             )
     return [
         PublishedEpisode(**{name: value for name, value in row.items() if name != "step"})

@@ -146,7 +146,7 @@ def test_a_new_run_has_no_checkpoint(tmp_path):
     assert job.checkpoints.latest() is None
     with pytest.raises(
         CheckpointError,
-        match=r"is not a checkpoint\. Expected: .* with a manifest\.json in it\. Found: an empty folder",
+        match=r"is not a checkpoint\. Expected: .* that contains manifest\.json\. Found: an empty folder",
     ):
         job.checkpoints.load()
 

@@ -38,7 +38,7 @@ from siirl.user_interface.filter_interface.filter_columns import OF_A_RULE, filt
     optional=OF_A_RULE,
 )
 def dynamic_sampling(*, batch: TensorDict, context: StageContext) -> NodeOutput:
-    """Drop useless groups; request more prompts if too few remain and a round is left."""
+    """Drop groups with identical rewards; request prompts if too few remain and a round is left."""
     algorithm, wanted = context.config.algorithm, context.config.data.train_batch_size
     group_B, mine = context.ranks.gather_rows(batch["index"])
     keep_B = _keep(batch, context, group_B)
