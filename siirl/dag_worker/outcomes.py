@@ -160,7 +160,8 @@ def check_reward_failures(
         return
     raise TooManyFailures(
         f"{sum(counts)} of {sum(totals)} samples could not be scored, more than "
-        f"reward.max_failed_share={max_failed_share} permits, or all of them. The first: {next(itertools.chain(*firsts))}"
+        f"reward.max_failed_share={max_failed_share} permits, or all of them. The first: "
+        f"{next(itertools.chain(*firsts))}"
     )
 
 
