@@ -1,3 +1,1 @@
-"""Algorithms, one plain file each: read the file and you have read the algorithm; change it and you
-have changed it.
-"""
+"""Algorithms, one file each, in the order in which their nodes run."""

@@ -1,22 +1,22 @@
-"""DAPO: GRPO with groups that teach something, room for unlikely tokens, and a price on length
-(https://arxiv.org/abs/2503.14476).
+"""DAPO: GRPO with dynamic sampling, a higher upper clip and a length penalty (arXiv 2503.14476).
 
     for each step:
-        for each of the step's prompts or tasks, sample a group of n responses            rollout_actor
-        R = what the environment or the grader says of each,                              function_reward
-            less what it pays for coming near the limit of tokens
-        drop groups whose rewards are all alike; while too few are left,                  dynamic_sampling
+        for each prompt or task of the step, sample a group of n responses    rollout_actor
+        R = score of each response by the environment or grader,              function_reward
+            less the penalty near the token limit
+        drop groups whose rewards are all alike; while too few are left,      dynamic_sampling
             sample further prompts, up to a bound, and reward and filter them as well
-        share the rest among the ranks, alike in work                                     data_rebalance
-        A = (R - mean of the group) / deviation of the group                              calculate_advantages
-        log-probs of the responses under the policy, and under the reference              actor_old_log_prob, reference_log_prob
-        maximise min(ratio * A, clip(ratio, 1 - low, 1 + high) * A), high > low,          actor_train
-            every token of the batch alike
-        give the new weights to the rollout engine                                        sync_weights
+        share the rest among the ranks, alike in work                         data_rebalance
+        A = (R - mean of the group) / deviation of the group                  calculate_advantages
+        log-probs of the responses under the policy,                          actor_old_log_prob
+            and under the reference                                           reference_log_prob
+        maximise min(ratio * A, clip(ratio, 1 - low, 1 + high) * A),          actor_train
+            high > low, every token of the batch alike
+        give the new weights to the rollout engine                            sync_weights
 
-What is particular to it besides the filter is said in configs/pipeline/dapo.yaml. It serves robots
-and text alike, but that episodes of robots have no length to pay for: they are bounded by
-environment steps, and running out of them is a failure already.
+configs/pipeline/dapo.yaml has DAPO's settings other than the filter. The pipeline serves VLA
+policies and text; robot episodes have no length penalty, because environment steps bound them and
+running out of steps is already a failure.
 """
 
 from siirl.execution.dag import Pipeline, TaskGraph

@@ -1,21 +1,20 @@
-"""SRPO for policies that act: GRPO on trajectory rewards that also tell failures apart
-(https://arxiv.org/abs/2511.15605).
+"""SRPO: GRPO on trajectory rewards that also rank failures (https://arxiv.org/abs/2511.15605).
 
     for each step:
-        for each of the step's tasks, run a group of n episodes with the policy           rollout_actor
-        drop what could not be simulated, and groups that teach nothing                   embodied_sampling
-        share the rest among the ranks, alike in work                                     data_rebalance
-        R = 1 for a success,                                                              compute_reward
+        for each task of the step, run a group of n episodes with the policy  rollout_actor
+        drop what could not be simulated, and groups that teach nothing       embodied_sampling
+        share the rest among the ranks, alike in work                         data_rebalance
+        R = 1 for a success,                                                  compute_reward
             alpha * sigmoid(-z) for a failure, z = standardised distance of the video's
             embedding to the nearest cluster of successes
-        A = (R - mean of the group) / deviation of the group                              calculate_advantages
-        log-probs of the taken actions under the policy, and under the reference          actor_old_log_prob, reference_log_prob
-        maximise min(ratio * A, clip(ratio) * A), less the KL penalty                     actor_train
-        give the new weights to the rollout engine                                        sync_weights
+        A = (R - mean of the group) / deviation of the group                  calculate_advantages
+        log-probs of the taken actions under the policy,                      actor_old_log_prob
+            and under the reference                                           reference_log_prob
+        maximise min(ratio * A, clip(ratio) * A), less the KL penalty         actor_train
+        give the new weights to the rollout engine                            sync_weights
 
-The filter comes before the reward, because it only drops groups that no reward can tell apart.
-Which reward is computed, and how the advantage and the loss are, is said in the configuration
-(`reward`, `algorithm`, `actor_rollout_ref.actor`).
+The filter runs before the reward, because it only drops groups that no reward can distinguish. The
+configuration selects reward, advantage and loss (`reward`, `algorithm`, `actor_rollout_ref.actor`).
 """
 
 from siirl.execution.dag import Pipeline, TaskGraph

@@ -1,15 +1,15 @@
-"""GRPO: the mean reward of a group stands in for a value function
-(https://arxiv.org/abs/2402.03300, section 4.1).
+"""GRPO: group-mean reward as the baseline (https://arxiv.org/abs/2402.03300, section 4.1).
 
     for each step:
-        for each of the step's prompts or tasks, sample a group of n responses            rollout_actor
-        R = what the environment or the grader says of each                               function_reward
-        A = (R - mean of the group) / deviation of the group                              calculate_advantages
-        log-probs of the responses under the policy, and under the reference              actor_old_log_prob, reference_log_prob
-        maximise min(ratio * A, clip(ratio) * A), less the KL penalty                     actor_train
-        give the new weights to the rollout engine                                        sync_weights
+        for each prompt or task of the step, sample a group of n responses    rollout_actor
+        R = score of each response by the environment or grader               function_reward
+        A = (R - mean of the group) / deviation of the group                  calculate_advantages
+        log-probs of the responses under the policy,                          actor_old_log_prob
+            and under the reference                                           reference_log_prob
+        maximise min(ratio * A, clip(ratio) * A), less the KL penalty         actor_train
+        give the new weights to the rollout engine                            sync_weights
 
-It serves robots (`reward=success`, `reward=return`) and text alike: nothing here knows which.
+The pipeline serves VLA policies (`reward=success`, `reward=return`) and text alike.
 """
 
 from siirl.execution.dag import Pipeline, TaskGraph

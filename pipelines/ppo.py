@@ -1,20 +1,20 @@
-"""PPO: a learned value function is the baseline of every decision
-(https://arxiv.org/abs/1707.06347, algorithm 1).
+"""PPO: a learned value function is the baseline (arXiv 1707.06347, algorithm 1).
 
     for each step:
-        roll out the step's prompts or tasks with the policy                              rollout_actor
-        log-probs of the responses under the policy, and under the reference              actor_old_log_prob, reference_log_prob
-        r = what the environment or the grader says of each, less the KL penalty          function_reward
-        V = the critic's values of the states behind the decisions                        compute_value
-        delta = r + gamma V' - V,  A = sum of (gamma lambda)^k delta,  R = A + V          calculate_advantages
-        minimise (V - R)^2, clipped around the old V                                      critic_train
-        maximise min(ratio * A, clip(ratio) * A)                                          actor_train
-        give the new weights to the rollout engine                                        sync_weights
+        roll out the step's prompts or tasks with the policy                  rollout_actor
+        log-probs of the responses under the policy,                          actor_old_log_prob
+            and under the reference                                           reference_log_prob
+        r = score by the environment or grader, less the KL penalty           function_reward
+        V = the critic's values of the states behind the decisions            compute_value
+        delta = r + gamma V' - V, A = sum (gamma lambda)^k delta, R = A + V   calculate_advantages
+        minimise (V - R)^2, clipped around the old V                          critic_train
+        maximise min(ratio * A, clip(ratio) * A)                              actor_train
+        give the new weights to the rollout engine                            sync_weights
 
-Log-probs stand before the reward, so that `algorithm.use_kl_in_reward=true` finds them (arXiv
-2203.02155, section 3.5); they are skipped where nobody reads them. The first
-`trainer.critic_warmup` steps leave the actor as it is. Nothing here knows robots from text: a
-decision is a chunk of actions, or a token.
+Log-probs precede the reward, so that `algorithm.use_kl_in_reward=true` can use them (arXiv
+2203.02155, section 3.5); they are skipped if unused. The first `trainer.critic_warmup` steps leave
+the actor unchanged. The pipeline serves VLA policies and text: a decision is an action chunk or a
+token.
 """
 
 from siirl.execution.dag import Pipeline, TaskGraph

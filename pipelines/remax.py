@@ -1,18 +1,18 @@
-"""ReMax: REINFORCE whose baseline is the reward of the policy's most likely response
-(https://arxiv.org/abs/2310.10505, algorithm 1).
+"""ReMax: REINFORCE with the greedy response's reward as baseline (arXiv 2310.10505, algorithm 1).
 
     for each step:
-        b = what the environment or the grader says of the most likely response           greedy_baseline
+        b = score of the most likely response                                 greedy_baseline
             to each of the step's prompts or tasks
-        sample n responses to each                                                        rollout_actor
-        R = what the environment or the grader says of each                               function_reward
-        A = R - b of the same prompt                                                      calculate_advantages
-        log-probs of the responses under the policy, and under the reference              actor_old_log_prob, reference_log_prob
-        maximise the ratio to them, weighed by A, less the KL penalty                     actor_train
-        give the new weights to the rollout engine                                        sync_weights
+        sample n responses to each                                            rollout_actor
+        R = score of each response by the environment or grader               function_reward
+        A = R - b of the same prompt                                          calculate_advantages
+        log-probs of the responses under the policy,                          actor_old_log_prob
+            and under the reference                                           reference_log_prob
+        maximise the ratio to them, weighed by A, less the KL penalty         actor_train
+        give the new weights to the rollout engine                            sync_weights
 
-There is no critic and no group: n = 1 will do. What a prompt is worth under the policy as it is,
-its greedy episode says.
+It needs no critic and no group: n = 1 suffices. The reward of the greedy episode estimates a
+prompt's value.
 """
 
 from siirl.execution.dag import Pipeline, TaskGraph

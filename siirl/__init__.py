@@ -1,9 +1,8 @@
-"""siirl: reinforcement learning of policies that act. README.md tells how to use it, this file only
-guards its neighbours.
+"""siirl: reinforcement learning of embodied policies and language models (see README.md).
 
-`envs`, `vjepa` and `pipelines` are installed as top-level packages, with names that another
-distribution may use too. So the first import of siirl looks where each would be imported from,
-without importing it, and refuses to go on with a stranger.
+`envs`, `vjepa` and `pipelines` are installed as top-level packages, whose names another
+distribution may also use. The first import of siirl locates each of them without importing it, and
+raises if one belongs to another package.
 """
 
 import importlib.util
@@ -11,14 +10,12 @@ from pathlib import Path
 
 from siirl import interrupts
 
-__version__ = "0.1.0"  # the only place: pyproject.toml reads it here
+__version__ = "0.1.0"  # the only definition: pyproject.toml reads it here
 COMPANIONS = ("envs", "vjepa", "pipelines")
 
 
 def check_companions() -> None:
-    """Raise ImportError if `envs`, `vjepa` or `pipelines` would come from elsewhere than the folder
-    that holds siirl.
-    """
+    """Raise ImportError if `envs`, `vjepa` or `pipelines` are not next to siirl's folder."""
     home = Path(__file__).resolve().parent.parent
     for name in COMPANIONS:
         spec = importlib.util.find_spec(name)
@@ -27,18 +24,15 @@ def check_companions() -> None:
         )
         if not any(Path(location).resolve() == home / name for location in locations):
             found = (
-                f"{locations[0]} comes first on sys.path"
-                if locations
-                else "there is no such package"
+                f"{locations[0]} comes first on sys.path" if locations else "the package is missing"
             )
             raise ImportError(
                 f"siirl needs its own package {name!r} at {home / name}, but {found}. "
-                f"Uninstall or rename the other {name!r}, or install siirl into an environment of its own (`make setup`)."
+                f"Uninstall or rename the other {name!r}, or install siirl into an environment of "
+                "its own (`make setup`)."
             )
 
 
-if (
-    interrupts.is_command()
-):  # a signal must not meet a command unprepared while it imports what it needs, for seconds
+if interrupts.is_command():  # handle signals before imports that take seconds
     interrupts.listen()
 check_companions()

@@ -1,4 +1,4 @@
-"""`python -m siirl`: the console script `siirl` for an installation whose scripts are not on PATH."""
+"""`python -m siirl`: the `siirl` command for installations without scripts on PATH."""
 
 from siirl.commands import command
 

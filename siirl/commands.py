@@ -1,11 +1,10 @@
-"""The `siirl` command: `siirl train …` is `python -m siirl.train …`, and so for the other
-subcommands.
+"""The `siirl` command: `siirl train …` is `python -m siirl.train …`, and so on.
 
     siirl train pipeline=grpo env=math
     siirl --version
 
-A subcommand is a line of `SUBCOMMANDS` and a module with `main(argv)` and `command()`, which is
-imported only when it is asked for. Exit status: the subcommand's own; 2 for a line that names none.
+A subcommand is an entry of `SUBCOMMANDS` and a module with `main(argv)` and `command()`, which is
+imported only when used. Exit status: the subcommand's own; 2 if the line names none.
 """
 
 import importlib
@@ -20,14 +19,14 @@ from siirl.interrupts import leave
 
 
 class Subcommand(NamedTuple):
-    """What `siirl --help` and shell completion know of a subcommand without importing it."""
+    """Data of a subcommand for `siirl --help` and shell completion, without importing it."""
 
     module: str
     summary: str
     words: tuple[str, ...] = ()
-    """Its flags and its own `key=value` words; a test holds them against the module's parser."""
+    """Its flags and its own `key=value` words; a test compares them with the module's parser."""
     configures: bool = False
-    """Whether it takes the configuration's `group=option` and `key=value` as well."""
+    """Whether it also takes the configuration's `group=option` and `key=value`."""
 
 
 SUBCOMMANDS: Mapping[str, Subcommand] = {
@@ -45,7 +44,7 @@ SUBCOMMANDS: Mapping[str, Subcommand] = {
     ),
     "warm-start": Subcommand(
         "siirl.warm_start",
-        "make a policy to start from: expert demonstrations or right answers, cloned",
+        "make an initial policy from expert demonstrations or right answers",
         (
             *(
                 "--help",
@@ -73,7 +72,7 @@ SUBCOMMANDS: Mapping[str, Subcommand] = {
         ("--help", "--rollouts", "--step", "--kind", "--failures", "--count"),
     ),
     "doctor": Subcommand(
-        "siirl.doctor", "what this machine has for the jobs, and what it lacks", ("--help",)
+        "siirl.doctor", "check what this machine has and lacks for the jobs", ("--help",)
     ),
     "completion": Subcommand(
         "siirl.completion",
@@ -85,22 +84,22 @@ FLAGS = ("--help", "--version")
 
 
 def help_text() -> str:
-    """What `siirl --help` prints."""
+    """Text of `siirl --help`."""
     width = max(map(len, SUBCOMMANDS))
     lines = [f"  {name:<{width}}  {subcommand.summary}" for name, subcommand in SUBCOMMANDS.items()]
     return "\n".join(
         [
-            "siirl SUBCOMMAND ...: reinforcement learning of policies that act",
+            "siirl SUBCOMMAND ...: reinforcement learning of embodied policies and language models",
             "",
             *lines,
             "",
-            "siirl SUBCOMMAND --help tells what a subcommand takes; siirl --version prints the version.",
+            "siirl SUBCOMMAND --help lists its arguments; siirl --version prints the version.",
         ]
     )
 
 
 def main(argv: Sequence[str]) -> int:
-    """Answer a line that names no subcommand, and return the exit status."""
+    """Handle a line without a subcommand, and return the exit status."""
     from siirl.params.ending import (  # imports envs, which `script` checks first
         REFUSED,
         end,
@@ -129,7 +128,8 @@ def _unknown(word: str) -> UnknownNameError:
         return UnknownNameError.of(kind="flag", name=word, known=FLAGS)
     if "=" in word:
         return UnknownNameError(
-            f"{word!r} is no subcommand. Did you mean 'siirl train {word}'? Known: {', '.join(SUBCOMMANDS)}."
+            f"{word!r} is not a subcommand. Did you mean 'siirl train {word}'? Known: "
+            f"{', '.join(SUBCOMMANDS)}."
         )
     return UnknownNameError.of(kind="subcommand", name=word, known=SUBCOMMANDS)
 
@@ -145,11 +145,10 @@ def command() -> None:
 
 
 def script() -> None:
-    """The console script. Python searches a script's own folder for modules; `python -m`, and so
-    this, the working folder.
+    """Console script; adds the working folder to the module path as `python -m` does.
 
     Raises:
-        ImportError: The working folder holds another package of the name of one of siirl's.
+        ImportError: The working folder contains another package with the name of one of siirl's.
     """
     if not sys.flags.safe_path:
         sys.path[0] = os.getcwd()

@@ -1,13 +1,13 @@
-"""`siirl completion bash|zsh|fish`: print a script that completes subcommands, flags,
-`group=option`, `key=` and values with choices.
+"""`siirl completion bash|zsh|fish`: prints a shell completion script.
 
     siirl completion bash > ~/.local/share/bash-completion/completions/siirl
     siirl completion zsh > ~/.zfunc/_siirl                      # a folder of fpath
     siirl completion fish > ~/.config/fish/completions/siirl.fish
 
-The script holds all words, so the shell answers without starting Python; make it anew after an
-upgrade of siirl. Left out: keys of a user's own groups, names that user modules register, and
-elements of lists, whose brackets a shell would read.
+It completes subcommands, flags, `group=option`, `key=` and values with choices. The script contains
+all words, so the shell answers without starting Python; regenerate it after an upgrade of siirl.
+Left out: keys of custom groups, names that user modules register, and elements of lists, whose
+brackets a shell would interpret.
 """
 
 import sys
@@ -27,7 +27,8 @@ from siirl.params.training_args import SiiRLArguments
 
 BASH = r"""# siirl @VERSION@: completion for bash, made by `siirl completion bash`.
 _siirl() {
-    local IFS=$' \t\n' typed=${COMP_LINE:0:COMP_POINT} settings='@SETTINGS@' known='' cut='' last='' word rest stem
+    local IFS=$' \t\n' typed=${COMP_LINE:0:COMP_POINT} settings='@SETTINGS@'
+    local known='' cut='' last='' word rest stem
     typed=${typed##*[[:space:]]}
     COMPREPLY=()
     if ((COMP_CWORD == 1)); then
@@ -43,7 +44,7 @@ _siirl() {
         [[ $word == "$typed"* ]] || continue
         rest=${word#"$typed"} stem=${word#"$typed"}
         stem=${stem%%[.=]*}
-        [[ $typed == *=* ]] || word=$typed$stem${rest:${#stem}:1} # one part of a dotted key at a time
+        [[ $typed == *=* ]] || word=$typed$stem${rest:${#stem}:1} # one part of a key at a time
         [[ $word == "$last" ]] && continue
         last=$word
         [[ $word == *[.=] ]] && compopt -o nospace 2> /dev/null
@@ -72,7 +73,7 @@ _siirl() {
     for word in ${=known}; do
         [[ $word == "$PREFIX"* ]] || continue
         rest=${word#"$PREFIX"} stem=${${word#"$PREFIX"}%%[.=]*}
-        [[ $PREFIX == *=* ]] || word=$PREFIX$stem${rest:${#stem}:1} # one part of a dotted key at a time
+        [[ $PREFIX == *=* ]] || word=$PREFIX$stem${rest:${#stem}:1} # one part of a key at a time
         if [[ $word == *[.=] ]]; then parts+=("$word"); else whole+=("$word"); fi
     done
     if (( $#parts + $#whole )); then
@@ -95,10 +96,10 @@ complete -c siirl -n __fish_use_subcommand -f @LONG@
 
 
 def script(shell: str) -> str:
-    """The completion script of a shell.
+    """Completion script of a shell.
 
     Raises:
-        UnknownNameError: A shell for which there is none.
+        UnknownNameError: The shell is not supported.
     """
     writers: dict[str, Callable[[], str]] = {"bash": _bash, "zsh": _zsh, "fish": _fish}
     if shell not in writers:
@@ -118,7 +119,7 @@ def settings() -> list[str]:
 
 
 def choices_of(key: Key) -> tuple[str, ...]:
-    """The values among which a key chooses; none for numbers, texts, lists and mappings."""
+    """Choices of a key; none for numbers, texts, lists and mappings."""
     origin, arguments = typing.get_origin(key.hint), typing.get_args(key.hint)
     if origin in (tuple, list, dict):
         return ()
@@ -170,7 +171,7 @@ def _fish_cases() -> Iterator[str]:
         words = [word for word in subcommand.words if not word.startswith("--")] + [
             "$siirl_settings"
         ] * subcommand.configures
-        if words:  # a line of their own: beside `-l`, fish takes `-a` for the flag's values
+        if words:  # a separate line: after `-l`, fish reads `-a` as the flag's values
             yield f'{line} -a "{" ".join(words)}"'
 
 
@@ -195,9 +196,7 @@ def _fill(template: str, parts: Mapping[str, str]) -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Print the script of the shell that the line names; returns the exit status: 0 done, 2
-    refused.
-    """
+    """Print the script of the named shell; return the exit status: 0 done, 2 refused."""
     words = list(sys.argv[1:] if argv is None else argv)
     try:
         if {"--help", "-h"} & set(words):
@@ -214,7 +213,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def command() -> None:
-    """The command as a process of its own, which signals may end."""
+    """Entry of the process; signals may end it."""
     interrupts.listen()
     leave(main())
 

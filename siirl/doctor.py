@@ -1,11 +1,9 @@
-"""`python -m siirl.doctor`: what this machine has for the jobs, and what it lacks, each with the
-remedy.
+"""`python -m siirl.doctor`: checks this machine for the jobs and names each missing item's remedy.
 
-One line a subject, `ok` or `missing`; what only some jobs need says so. Things are tried, not
-guessed: something is drawn, a program is locked in, Ray is started and ended. Exit status: 0 the
-default job can run, 1 it lacks something. Every check imports what it needs by itself, so that a
-broken installation can be examined. Left out: a job's own configuration, which `siirl.train`
-examines.
+One line per subject, `ok` or `missing`; subjects that only some jobs need are marked. Checks run
+the real thing: an image is rendered, a program is sandboxed, Ray is started and ended. Exit status:
+0 the default job can run, 1 it cannot. Every check imports its own dependencies, so that a broken
+installation can be examined. Left out: a job's configuration, which `siirl.train` checks.
 """
 
 import argparse
@@ -25,17 +23,17 @@ from siirl.interrupts import leave
 
 LOCK = Path(__file__).resolve().parent.parent / "requirements.lock"
 GIGABYTE = 1e9
-SHOWN = 8  # packages named in a line
+SHOWN = 8  # packages listed in one line
 
 
 class Check(NamedTuple):
-    """One subject."""
+    """One subject of the check."""
 
     subject: str
     examine: Callable[[], str]
-    """What is there, in words; raises where something is missing."""
+    """Describes the subject; raises if it is missing."""
     only_for: str | None = None
-    """The jobs that need it; None: the default job does."""
+    """Jobs that need it; None: the default job."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -50,7 +48,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def examine(subjects: Sequence[Check]) -> int:
-    """Tell of each subject what there is; 1 where something is missing that the default job needs."""
+    """Report every subject; return 1 if the default job lacks one."""
     lacking = 0
     for check in subjects:
         try:
@@ -60,7 +58,7 @@ def examine(subjects: Sequence[Check]) -> int:
             OSError,
             ValueError,
             RuntimeError,
-        ) as lack:  # siirl's own errors refine these
+        ) as lack:  # siirl's own errors are subclasses of these
             state, words = (
                 "missing",
                 str(lack) + (f" Only {check.only_for} needs it." if check.only_for else ""),
@@ -76,7 +74,7 @@ def examine(subjects: Sequence[Check]) -> int:
 
 
 def checks() -> tuple[Check, ...]:
-    """All subjects, the cheap ones first."""
+    """All subjects, cheapest first."""
     return (
         Check("system", system),
         Check("Python", python),
@@ -93,7 +91,7 @@ def checks() -> tuple[Check, ...]:
 
 
 def system() -> str:
-    """The operating system and the processor's architecture."""
+    """Operating system and processor architecture."""
     from siirl.preflight.machine import require_linux
 
     require_linux()
@@ -101,17 +99,18 @@ def system() -> str:
 
 
 def python() -> str:
-    """The interpreter for which the lock is made."""
+    """Python version against the lock file's."""
     version = ".".join(map(str, sys.version_info[:3]))
     if sys.version_info[:2] != (3, 11):
         raise MissingAssetError(
-            f"Python {version}, and requirements.lock is made for 3.11. Type: make setup PYTHON=python3.11"
+            f"Python {version}, but requirements.lock is for 3.11. Type: make setup "
+            "PYTHON=python3.11"
         )
     return f"{version}, {sys.executable}"
 
 
 def packages(lock: Path = LOCK) -> str:
-    """Installed versions against the lock."""
+    """Installed versions against the lock file."""
     if not lock.is_file():
         return "not compared: an installation without requirements.lock, which is in the checkout"
     pins = dict(pinned(lock.read_text()))
@@ -129,7 +128,7 @@ def packages(lock: Path = LOCK) -> str:
 
 
 def pinned(lock: str) -> Iterator[tuple[str, str]]:
-    """Name and version of each line `name==version` of a lock."""
+    """Name and version of each line `name==version` of a lock file."""
     for line in lock.splitlines():
         name, equals, version = line.partition("#")[0].strip().partition("==")
         if equals:
@@ -137,9 +136,7 @@ def pinned(lock: str) -> Iterator[tuple[str, str]]:
 
 
 def installed(name: str) -> str | None:
-    """Version of an installed package, without the label of its build (`+cpu`); None where it is
-    not installed.
-    """
+    """Version of an installed package without its build label (`+cpu`); None if not installed."""
     try:
         return importlib.metadata.version(name).partition("+")[0]
     except importlib.metadata.PackageNotFoundError:
@@ -147,9 +144,7 @@ def installed(name: str) -> str | None:
 
 
 def optional_package(module: str, requirement: str) -> Callable[[], str]:
-    """The check of a package that the lock leaves out: the module that it brings, and what pip
-    calls it.
-    """
+    """Check of a package outside the lock file: `module` is its import name."""
 
     def look() -> str:
         if importlib.util.find_spec(module) is None:
@@ -171,13 +166,14 @@ def gpu() -> str:
         )
     if shutil.which("nvidia-smi") is not None:
         raise MissingAssetError(
-            "the driver is here, and torch sees no GPU: its CPU build is installed. Type: make setup TORCH_BUILD=cuda."
+            "the GPU driver is installed, but torch is the CPU build. Type: make "
+            "setup TORCH_BUILD=cuda."
         )
     raise MissingAssetError("none: ranks are CPU processes.")
 
 
 def weights() -> str:
-    """The policy and the encoder of the default job, whole."""
+    """Intact policy and encoder of the default job."""
     from siirl.params.parser import parse_config
     from siirl.preflight.first_look import first_look
 
@@ -187,7 +183,7 @@ def weights() -> str:
 
 
 def opengl() -> str:
-    """Something is drawn."""
+    """Render an image."""
     from siirl.params.refusals import refuse
     from siirl.preflight.machine import opengl_problems
 
@@ -196,7 +192,7 @@ def opengl() -> str:
 
 
 def bubblewrap() -> str:
-    """A program is locked in and tries to get out."""
+    """Run a program in the sandbox and let it try to escape."""
     from envs.sandbox.isolation import Bubblewrap
     from envs.sandbox.limits import Limits
     from envs.sandbox.probe import check_isolation
@@ -205,13 +201,14 @@ def bubblewrap() -> str:
         check_isolation(Bubblewrap(Limits()), Limits())
     except RuntimeError as error:
         raise MissingAssetError(
-            f"{error} Type: sudo apt-get install -y bubblewrap, or run where user namespaces are allowed."
+            f"{error} Type: sudo apt-get install -y bubblewrap, or run where user namespaces are "
+            "allowed."
         ) from error
     return "locks programs in"
 
 
 def memory() -> str:
-    """What the default job's plan asks for, against what is free; disk as well."""
+    """Memory of the default job's plan against free memory; disk likewise."""
     from siirl.params.parser import parse_config
     from siirl.preflight.first_look import first_look
     from siirl.preflight.prepare import prepare
@@ -224,18 +221,20 @@ def memory() -> str:
         "disk": (plan.disk_bytes, free_bytes(Path.cwd())),
     }
     words = ", ".join(
-        f"{name} {free / GIGABYTE:.1f} GB free of {need / GIGABYTE:.1f} GB that the default job takes"
+        f"{name} {free / GIGABYTE:.1f} GB free; the default job needs about "
+        f"{need / GIGABYTE:.1f} GB"
         for name, (need, free) in needs.items()
     )
     if any(need > free for need, free in needs.values()):
         raise MissingAssetError(
-            f"{words}. Lower env.envs_per_server, or end other programs; for the disk: trainer.output_dir."
+            f"{words}. Lower env.envs_per_server, or end other programs; for the disk: "
+            "trainer.output_dir."
         )
     return words
 
 
 def ray() -> str:
-    """Ray is started and ended."""
+    """Start and end Ray."""
     from siirl.execution.scheduler.launch import ClusterSettings, ray_session
 
     begin = time.monotonic()
@@ -245,7 +244,7 @@ def ray() -> str:
 
 
 def command() -> None:
-    """The command as a process of its own, which signals may end."""
+    """Entry of the process; signals may end it."""
     interrupts.listen()
     leave(main())
 

@@ -1,18 +1,17 @@
-"""`python -m siirl.evaluate checkpoint=…`: success of a policy on held-out episodes, per task, with
-counts and 95 % intervals.
+"""`python -m siirl.evaluate checkpoint=…`: held-out success per task, with 95 % intervals.
 
     # newest checkpoint of a run, its own environment
     python -m siirl.evaluate checkpoint=outputs/run/2026-11-21_12-00-00
     python -m siirl.evaluate checkpoint=assets/tiny_vla env=mujoco trainer.val_episodes=100
 
-`checkpoint` is a policy folder, a checkpoint, or a run folder; a run's own configuration is the
-default then. Everything else is as for `siirl.train`. `actions=sampled|argmax|both` chooses how the
-policy acts. Results go to `evaluation.json` in a run folder of their own, with videos of
+`checkpoint` is a policy folder, a checkpoint or a run folder; a run's configuration then becomes
+the default. All other words are those of `siirl.train`. `actions=sampled|argmax|both` selects the
+kind of action. Results go to `evaluation.json` in a new run folder, with videos of
 `trainer.record_val_episodes` episodes.
 
-With `env=libero env.suite=…` it is LIBERO's published protocol, all tasks of the suites from all 50
-initial states (`env.tasks=` and `env.states=split` ask for less); `resume=FOLDER` goes on with one
-that was interrupted (siirl.jobs.libero_protocol).
+`env=libero env.suite=…` runs LIBERO's published protocol: all tasks of the suites from all 50
+initial states (`env.tasks=` and `env.states=split` select fewer). `resume=FOLDER` continues an
+interrupted one (siirl.jobs.libero_protocol).
 """
 
 import sys
@@ -31,9 +30,7 @@ ACTIONS = {"sampled": (False,), "argmax": (True,), "both": (False, True)}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command; returns its exit status: 0 done, 1 failed, 2 refused, 130, 143 or 129
-    interrupted.
-    """
+    """Run the command; exit status: 0 done, 1 failed, 2 refused, 130, 143 or 129 interrupted."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     if {"--help", "-h"} & set(words):
         print(__doc__)
@@ -47,7 +44,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             raise UnknownNameError.of(kind="flag", name=flags[0], known=["--help"])
         if checkpoint is None:
             raise ConfigError(
-                "Which policy? Give checkpoint=FOLDER: a policy folder, a checkpoint, or a run folder."
+                "No policy given. Set checkpoint=FOLDER: a policy folder, a checkpoint, or a run "
+                "folder."
             )
         if actions not in ACTIONS:
             raise UnknownNameError.of(kind="value of actions=", name=str(actions), known=ACTIONS)
@@ -56,7 +54,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             None if resume is None else Path(resume).expanduser(),
         )
         from siirl.jobs.evaluation import (
-            evaluate,  # slow: it needs torch, and Ctrl-C is to be heard meanwhile
+            evaluate,  # slow: imports torch; Ctrl-C works meanwhile
         )
 
         evaluate(policy, words, kinds=ACTIONS[str(actions)], resume=before)
@@ -72,7 +70,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _end(status: int, sentence: str) -> int:
-    """Tell why it ends; the notes of the run folder are left out, which tell how training goes on."""
+    """Print the error without the run folder's notes, which describe how to resume training."""
     print(printable(f"siirl: {sentence}"), file=sys.stderr)
     return status
 
@@ -86,7 +84,7 @@ def _take(words: list[str], key: str, *, default: Any) -> tuple[str | None, list
 
 
 def command() -> None:
-    """The command as a process of its own, which signals may end."""
+    """Entry of the process; signals may end it."""
     interrupts.listen()
     leave(main())
 

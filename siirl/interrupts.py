@@ -1,18 +1,17 @@
-"""SIGINT, SIGTERM and SIGHUP: what they do to a command, whatever it is doing at that moment.
+"""SIGINT, SIGTERM and SIGHUP: ends a command at any point of its execution.
 
-No exception is raised where the program happens to be: not in an import, in asyncio, in a
-destructor or in a callback of C code. A thread hears the signal, also while the main thread waits
-in C.
+No exception is raised at an arbitrary point of the program: not in imports, asyncio, destructors or
+callbacks of C code. A thread receives the signal, even while the main thread waits in C.
 
-- Usually the command ends at once: a sentence, no process left, exit status 128 + the signal's
-  number (130, 143, 129), as a shell has it.
-- Within `first_finish(grace_s)` the first signal is a request (`STOP`). Whoever can end in peace
-  looks at it: a run saves what it has trained (siirl.dag_worker.dagworker). A second signal, or the
-  end of the grace, ends the command at once.
+- Usually the command ends at once: one message, no process left, exit status 128 + the signal's
+  number (130, 143, 129), as in a shell.
+- Within `first_finish(grace_s)` the first signal is a request (`STOP`) that the run checks for, to
+  save completed steps (siirl.dag_worker.dagworker). A second signal or the end of the grace period
+  ends the command at once.
 
-Signals within `SAME_WISH_S` are one: a terminal signals a whole group, and `srun`, `make` and
-`docker` hand theirs on beside it. Left out: what a signal does in the first hundredths of a second,
-before Python has read a line of this; and libraries, which hear nothing here.
+Signals within `SAME_WISH_S` count as one: a terminal signals a whole group, and `srun`, `make` and
+`docker` forward theirs in addition. Left out: signals in the first hundredths of a second, before
+Python runs this module; and use as a library, which installs no handler.
 """
 
 import math
@@ -29,13 +28,14 @@ from typing import NoReturn
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 SAME_WISH_S = 1.0
-FLUSH_S = 1.0  # whoever reads the output may have stopped reading
+FLUSH_S = 1.0  # the reader of the output may have gone
 SHOW_CURSOR = b"\x1b[?25h"  # a progress bar hides it
 
 
 class Interrupted(KeyboardInterrupt):
-    """The command was asked to end, and has. Like its base no `Exception`: nobody's handler takes
-    it for a fault.
+    """The command was interrupted and has stopped.
+
+    A BaseException, so that handlers of Exception do not treat it as a fault.
     """
 
     def __init__(self, number: int) -> None:
@@ -44,34 +44,34 @@ class Interrupted(KeyboardInterrupt):
 
 
 class Stop:
-    """A request to end, for those who can end in peace. Threads may ask and look."""
+    """A request to stop, set and read from any thread."""
 
     def __init__(self) -> None:
         self.number: int | None = None
-        """Of the signal that asked."""
+        """Number of the signal behind the request."""
         self._held = False
         self._wakers: list[Callable[[], object]] = []
         self._lock = threading.Lock()
 
     @property
     def requested(self) -> bool:
-        """Whether to end now."""
+        """Whether to stop now."""
         return self.number is not None and not self._held
 
     def request(self, number: int) -> None:
-        """Ask, and wake those who wait for something else."""
+        """Request a stop, and wake waiting threads."""
         with self._lock:
             self.number = number
             for wake in self._wakers:
                 wake()
 
     def hold(self, held: bool) -> None:
-        """While held, a request waits: what has begun must be finished."""
+        """While held, `requested` stays False: work in progress must complete."""
         self._held = held
 
     @contextmanager
     def waking(self, wake: Callable[[], object]) -> Iterator[None]:
-        """Have `wake` called, from another thread, when a request comes meanwhile."""
+        """Call `wake`, from another thread, if a request arrives meanwhile."""
         with self._lock:
             self._wakers.append(wake)
         try:
@@ -82,20 +82,20 @@ class Stop:
 
 
 STOP = Stop()
-"""This process's own."""
+"""The request of this process."""
 
 
 class _Listener:
-    """The thread that hears the signals of this process."""
+    """The thread that receives the signals of this process."""
 
     def __init__(self) -> None:
         self._reader, self._writer = os.pipe()
         os.set_blocking(self._writer, False)
-        self.grace_s: float | None = None  # how long a request may take; None: no time at all
+        self.grace_s: float | None = None  # time limit of a request; None: end at once
         signal.set_wakeup_fd(self._writer, warn_on_full_buffer=False)
         for number in SIGNALS:
-            # What nohup has ignored stays so; a shell has SIGINT ignored where it starts a command
-            # in the background.
+            # Signals that nohup ignores stay ignored; a shell ignores SIGINT in background
+            # commands.
             if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:
                 signal.signal(number, _heard_elsewhere)
         os.register_at_fork(after_in_child=_hear_nothing)
@@ -113,16 +113,17 @@ class _Listener:
             else:
                 asked_at, until = now, now + grace_s
                 _write(
-                    f"siirl: {signal.Signals(number).name} ends this within trainer.grace_s={grace_s:g} s; a second one at once\n"
+                    f"siirl: {signal.Signals(number).name} ends this within "
+                    f"trainer.grace_s={grace_s:g} s; a second one at once\n"
                 )
                 STOP.request(number)
         assert STOP.number is not None
         end_at_once(
-            128 + STOP.number, "interrupted, and not ready to end in time: raise trainer.grace_s"
+            128 + STOP.number, "interrupted, but not stopped in time: raise trainer.grace_s"
         )
 
     def _next(self, until: float) -> int | None:
-        """Number of the next signal that comes; None where `until` has passed."""
+        """Number of the next signal; None after `until`."""
         left = None if until == math.inf else max(0.0, until - time.monotonic())
         ready, _, _ = select.select([self._reader], [], [], left)
         return os.read(self._reader, 1)[0] if ready else None
@@ -133,9 +134,7 @@ _listener: _Listener | None = None
 
 
 def is_command() -> bool:
-    """Whether Python was started as the script `siirl`, or as `python -m siirl…` and is about to
-    find that module.
-    """
+    """Whether Python was started as the script `siirl`, or as `python -m siirl…`."""
     started = sys.argv[0] if sys.argv else ""
     if os.path.basename(started) == "siirl":
         return True
@@ -145,16 +144,14 @@ def is_command() -> bool:
 
 
 def listen() -> None:
-    """Hear signals from now on; for a command, in its main thread. May be called twice."""
+    """Start listening to signals, in the main thread of a command; may be called twice."""
     global _listener
     if _listener is None:
         _listener = _Listener()
 
 
 def leave(status: int) -> NoReturn:
-    """End a command that is done. A signal that comes while Python ends changes nothing any more,
-    its exit status least of all.
-    """
+    """End a finished command with `status`; later signals do not change it."""
     for number in SIGNALS:
         signal.signal(number, signal.SIG_IGN)
     sys.exit(status)
@@ -162,9 +159,7 @@ def leave(status: int) -> NoReturn:
 
 @contextmanager
 def first_finish(grace_s: float) -> Iterator[None]:
-    """The first signal is a request to end within `grace_s`, the configuration's. Changes nothing
-    where nobody listens.
-    """
+    """Make the first signal a request to end within `grace_s`; no effect without a listener."""
     if _listener is None:
         yield
         return
@@ -177,8 +172,9 @@ def first_finish(grace_s: float) -> Iterator[None]:
 
 @contextmanager
 def last_words(words: Callable[[], str]) -> Iterator[None]:
-    """Have `words` called, and shown, where the command ends at once meanwhile; it may also clean
-    up. Called from another thread.
+    """Call `words` and print its result if the command ends at once meanwhile; it may clean up.
+
+    It is called from another thread.
     """
     _last_words.append(words)
     try:
@@ -188,9 +184,7 @@ def last_words(words: Callable[[], str]) -> Iterator[None]:
 
 
 def end_at_once(status: int, sentence: str) -> NoReturn:
-    """End this process and all that it has started, without another word from any of them. May be
-    called from any thread.
-    """
+    """End this process and its descendants without further output; callable from any thread."""
     try:
         words = [
             f"siirl: {sentence}",
@@ -209,10 +203,9 @@ def end_at_once(status: int, sentence: str) -> NoReturn:
 
 
 def end_descendants() -> None:
-    """Kill what this process has started, and what that has started.
+    """Kill the descendants of this process.
 
-    They are stopped first: the child of a process that was killed in the middle of starting it
-    could not be found any more.
+    They are stopped first: a process that is killed while it starts a child would orphan the child.
     """
     found: set[int] = set()
     while new := _descendants() - found:
@@ -249,13 +242,11 @@ def _descendants() -> set[int]:
 
 
 def _heard_elsewhere(number: int, frame: FrameType | None) -> None:
-    """Python calls this in the main thread, sooner or later; the listener knows by then."""
+    """Python's handler in the main thread; the listener thread is notified independently."""
 
 
 def _hear_nothing() -> None:
-    """A forked child is no command: its signals do what they always did, and must not be heard by
-    its parent.
-    """
+    """Restore default signal handling in a forked child, without its parent's listener."""
     signal.set_wakeup_fd(-1)
     for number in SIGNALS:
         if signal.getsignal(number) == _heard_elsewhere:
@@ -265,7 +256,7 @@ def _hear_nothing() -> None:
 
 
 def _flush() -> None:
-    """Write out what was printed; the main thread may hold the stream, so nobody waits for it."""
+    """Flush printed output without waiting: the main thread may hold the stream."""
     flushing = threading.Thread(target=sys.stdout.flush, daemon=True)
     flushing.start()
     flushing.join(FLUSH_S)

@@ -1,4 +1,4 @@
-"""The documents' name of the entry: `python -m siirl.main_dag` is `python -m siirl.train`."""
+"""Documented name of the entry point: `python -m siirl.main_dag` is `python -m siirl.train`."""
 
 from siirl.train import command, main
 

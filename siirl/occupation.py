@@ -1,9 +1,8 @@
-"""What this process is doing, and since when it has not got on: for whoever must tell a long wait
-from an endless one.
+"""Current activity of this process and the time of its last progress, for the watchdog.
 
-A process is one rank, so there is one record, `OCCUPATION`; threads may read it. Whatever shows
-that work goes on counts: a node begins, a micro-batch is done, an environment answers. Left out:
-the judgement (siirl.execution.scheduler.watchdog).
+A process is one rank, so there is one record, `OCCUPATION`; threads may read it. All progress
+counts: a node starts, a micro-batch is done, an environment answers. Left out: the decision that a
+process hangs (siirl.execution.scheduler.watchdog).
 """
 
 import time
@@ -14,22 +13,22 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Snapshot:
-    """An occupation at one moment. Plain data: it travels between processes."""
+    """Snapshot of an occupation: plain data that processes can exchange."""
 
     text: str
-    """What is being done, the innermost first."""
+    """Current activities, innermost first."""
     waiting: bool
-    """Whether for other ranks, who may have good reasons."""
+    """Whether the process waits for other ranks, which is no sign of a hang."""
     changes: int
-    """Counts up whenever the process gets on."""
+    """Incremented at every progress."""
     since: float
-    """When it last did, in seconds since 1970, by its own machine's clock."""
+    """Time of the last progress, in Unix seconds by its own machine's clock."""
     words: int = 0
-    """Counts up with every snapshot: whoever takes none cannot speak."""
+    """Incremented at every snapshot; a process that stops taking them is blocked."""
 
 
 class Occupation:
-    """Of the thread that works."""
+    """Record of the working thread."""
 
     def __init__(self, clock: Callable[[], float] = time.time) -> None:
         self._clock = clock
@@ -37,13 +36,13 @@ class Occupation:
         self._changes, self._since, self._words = 0, clock(), 0
 
     def got_on(self) -> None:
-        """Something is done."""
+        """Record progress."""
         self._changes += 1
         self._since = self._clock()
 
     @contextmanager
     def doing(self, text: str, *, waiting: bool = False) -> Iterator[None]:
-        """Be occupied with `text`, as a part of whatever comes around it."""
+        """Record the activity `text` within the enclosing activity."""
         outer = self._parts
         self._parts = (*outer, (text, waiting))
         self.got_on()
@@ -54,7 +53,7 @@ class Occupation:
             self.got_on()
 
     def snapshot(self) -> Snapshot:
-        """As it is now."""
+        """Take a snapshot."""
         parts = self._parts
         self._words += 1
         texts = [text for text, _ in reversed(parts[1:] or parts)]
@@ -68,4 +67,4 @@ class Occupation:
 
 
 OCCUPATION = Occupation()
-"""This process's own."""
+"""The record of this process."""

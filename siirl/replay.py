@@ -1,16 +1,15 @@
-"""`python -m siirl.replay RUN_FOLDER [UID]`: simulate a recorded episode again and film it: every
-frame, larger, from another camera.
+"""`python -m siirl.replay RUN_FOLDER [UID]`: simulates and films a recorded episode again.
 
     # the episodes that were recorded
-    python -m siirl.replay outputs/run/2026-11-21_12-00-00
-    python -m siirl.replay outputs/run/2026-11-21_12-00-00 val-000000-sampled-000003 --size 512 --every 1
-    python -m siirl.replay outputs/run/2026-11-21_12-00-00 000004-00000037-000 env.render_quality=full
+    python -m siirl.replay outputs/run/TIME
+    python -m siirl.replay outputs/run/TIME val-000000-sampled-000003 --size 512 --every 1
+    python -m siirl.replay outputs/run/TIME 000004-00000037-000 env.render_quality=full
 
-What is played are the seed and the actions that the run wrote beside the video; no policy is asked,
-so no checkpoint is needed. Overrides that change the physics change the episode. Exit status: 0 the
-episode ended as it was recorded, 1 it took another course (the video of that is written), 2 there
-is nothing to play. Left out: episodes that a run did not record (trainer.record_episodes and
-trainer.record_val_episodes say how many it does).
+It records every frame, in a larger size or from another camera. The run has written seed and
+actions next to the video, so no policy or checkpoint is needed. Overrides that change the physics
+change the episode. Exit status: 0 the episode ended as recorded, 1 it ended differently (its video
+is written), 2 nothing to play. Left out: episodes that the run did not record
+(trainer.record_episodes, trainer.record_val_episodes).
 """
 
 import argparse
@@ -55,7 +54,7 @@ NEEDED = {
 }  # of a row of the index
 Row = dict[str, Any]
 Outcome = tuple[bool | None, int]
-"""Success, where the environment reports it, and the number of environment steps."""
+"""Success, if the environment reports it, and the number of environment steps."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -66,7 +65,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("folder", type=Path, help="folder of a run, outputs/<name>/<time>")
-    parser.add_argument("uid", nargs="?", help="which episode; without it they are listed")
+    parser.add_argument("uid", nargs="?", help="episode to replay; default: list the episodes")
     parser.add_argument(
         "overrides", nargs="*", help="as for siirl.train, for example env.render_quality=full"
     )
@@ -108,11 +107,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def check_frames(flags: argparse.Namespace) -> None:
-    """Refuse frames that cannot be, and a video that could not be written, before anything is
-    simulated.
+    """Refuse invalid frame settings and an unwritable video path before the simulation.
 
     Raises:
-        ConfigError: With the value and the bounds.
+        ConfigError: Has the value and the bounds.
     """
     if flags.every < 1:
         raise ConfigError(
@@ -122,20 +120,23 @@ def check_frames(flags: argparse.Namespace) -> None:
         raise ConfigError(f"--size {flags.size} must be at least 1 and at most {LARGEST_PICTURE}.")
     if flags.output is not None and not flags.output.absolute().parent.is_dir():
         raise ConfigError(
-            f"--output {flags.output}: there is no folder {flags.output.absolute().parent}; make it first."
+            f"--output {flags.output}: there is no folder {flags.output.absolute().parent}; make "
+            "it first."
         )
 
 
 def recorded(folder: Path) -> list[Row]:
-    """The run's recorded episodes, from the index of its videos.
+    """Recorded episodes of the run, from the index of its videos.
 
     Raises:
-        MissingAssetError: There is no run, or nothing was recorded.
+        MissingAssetError: There is no run, or it recorded nothing.
     """
     rows = [row for row in read_index(folder / VIDEOS_FOLDER) if row.keys() >= NEEDED]
     if not rows or not (folder / CONFIG_FILE).is_file():
         raise MissingAssetError(
-            f"{folder} is no run folder with recorded episodes: give one below outputs/, of a run with trainer.record_episodes or "
+            f"{folder} is not a run folder with recorded episodes: give one below outputs/, of a "
+            "run "
+            "with trainer.record_episodes or "
             "trainer.record_val_episodes above 0."
         )
     return rows
@@ -157,7 +158,7 @@ def show(rows: Sequence[Row]) -> None:
 def replay(
     folder: Path, row: Row, overrides: Sequence[str], frames: FrameRequest, output: Path | None
 ) -> int:
-    """Play one episode and write its video; 0 where it ends as it was recorded."""
+    """Play one episode and write its video; return 0 if it ends as recorded."""
     actions = actions_of(folder, row)
     config = parse_config(overrides, config_file=folder / CONFIG_FILE)
     import_user_modules(config)
@@ -172,13 +173,15 @@ def replay(
     expected = (row["success"], row["environment_steps"])
     print(
         printable(
-            f"{row['task']}, seed {row['seed']}: {tell(outcome)}, recorded {tell(expected)}\nvideo  {file}"
+            f"{row['task']}, seed {row['seed']}: {tell(outcome)}, recorded {tell(expected)}\nvideo "
+            f" {file}"
         )
     )
     if outcome == expected:
         return 0
     print(
-        "siirl: the episode took another course. Its seed and actions fix it only for the same environment and the same version of the "
+        "siirl: the episode ended differently. Its seed and actions fix it only for the same "
+        "environment and the same version of the "
         "simulator.",
         file=sys.stderr,
     )
@@ -186,8 +189,7 @@ def replay(
 
 
 def actions_of(folder: Path, row: Row) -> NDArray[Any]:
-    """The executed actions that lie beside a video: float32 [T, A], or int64 [T] for a discrete
-    space.
+    """Executed actions next to a video: float32 [T, A], or int64 [T] for a discrete space.
 
     Raises:
         MissingAssetError: The run kept none.
@@ -195,7 +197,8 @@ def actions_of(folder: Path, row: Row) -> NDArray[Any]:
     file = (folder / VIDEOS_FOLDER / row["video"]).with_suffix(".json")
     if not file.is_file():
         raise MissingAssetError(
-            f"There are no actions of episode {row['uid']} ({file}): the run wrote only its video."
+            f"The actions are missing of episode {row['uid']} ({file}): the run wrote only its "
+            "video."
         )
     actions = np.asarray(json.loads(file.read_text())["actions"])
     return actions.astype(np.float32) if actions.dtype.kind == "f" else actions
@@ -204,7 +207,7 @@ def actions_of(folder: Path, row: Row) -> NDArray[Any]:
 async def play(
     environment: Environment, row: Row, actions: NDArray[Any], request: FrameRequest
 ) -> tuple[Frames, Outcome]:
-    """Simulate the episode in this process, as far as it goes."""
+    """Simulate the episode in this process, up to its end."""
     film = FrameBuffer()
     try:
         _, info = await environment.reset(
@@ -222,9 +225,10 @@ async def play(
 
 
 def tell(outcome: Outcome) -> str:
-    """An outcome in words."""
+    """An outcome as text."""
     success, steps = outcome
-    return f"{'success' if success else 'unscored' if success is None else 'failure'} after {steps} steps"
+    verdict = "unscored" if success is None else "success" if success else "failure"
+    return f"{verdict} after {steps} steps"
 
 
 def _find(rows: Sequence[Row], uid: str) -> Row:
@@ -237,7 +241,7 @@ def _find(rows: Sequence[Row], uid: str) -> Row:
 
 
 def command() -> None:
-    """The command as a process of its own, which signals may end."""
+    """Entry of the process; signals may end it."""
     interrupts.listen()
     leave(main())
 

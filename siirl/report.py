@@ -1,4 +1,4 @@
-"""What a run left, to read: its report.html written anew, or its rollouts in the terminal.
+"""Shows the results of a run: rewrites its report.html, or prints its rollouts.
 
     # writes report.html
     python -m siirl.report outputs/run/2026-11-21_12-00-00
@@ -6,7 +6,7 @@
     python -m siirl.report outputs/run/2026-11-21_12-00-00 --rollouts --failures
     python -m siirl.report outputs/run/2026-11-21_12-00-00 --rollouts --step 40 --kind val --count 3
 
-A run writes report.html at its end; all of this works while it goes on as well.
+A run writes report.html at its end; this command also works during a run.
 """
 
 import argparse
@@ -25,16 +25,14 @@ from siirl.reporting.rollout_view import show
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line and return the exit status: 0 done, 1 there is nothing to read or no
-    place to write.
-    """
+    """Run the command line; exit status: 0 done, 1 nothing to read or no place to write."""
     parser = argparse.ArgumentParser(
         prog="python -m siirl.report",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("folder", type=Path, help="folder of a run, outputs/<name>/<time>")
-    parser.add_argument("--rollouts", action="store_true", help="show rollouts here instead")
+    parser.add_argument("--rollouts", action="store_true", help="print rollouts instead")
     parser.add_argument(
         "--step", type=int, help="training step of the rollouts; by default the newest"
     )
@@ -42,7 +40,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         "--kind", choices=KINDS, help="only rollouts of training, or of the evaluation"
     )
     parser.add_argument("--failures", action="store_true", help="only rollouts that failed")
-    parser.add_argument("--count", type=int, default=10, help="most rollouts that are shown (10)")
+    parser.add_argument(
+        "--count", type=int, default=10, help="maximum number of rollouts to print (10)"
+    )
     flags = parser.parse_args(argv)
     try:
         if flags.count < 1:
@@ -67,7 +67,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def show_rollouts(
     folder: Path, *, step: int | None, kind: str | None, failures_only: bool, count: int
 ) -> None:
-    """Show the rollouts of a step, the newest by default.
+    """Print the rollouts of a step, by default of the newest.
 
     Raises:
         MissingAssetError: The run has none.
@@ -77,18 +77,20 @@ def show_rollouts(
     steps = steps_of(rollouts)
     if not steps:
         raise MissingAssetError(
-            f"{folder} has no rollouts: name the folder of a run of a language model, with trainer.save_rollouts above 0."
+            f"{folder} has no rollouts: name the folder of a run of a language model, with "
+            "trainer.save_rollouts above 0."
         )
     step = steps[-1] if step is None else step
     if step not in steps:
         raise ConfigError(
-            f"{folder} has no rollouts of step {step}; there are those of {_listed(steps)}."
+            f"{folder} has no rollouts of step {step}; its steps are {_listed(steps)}."
         )
     found = list(read_rollouts(rollouts, kind=kind, step=step, failures_only=failures_only))
     console = Console()
     show(found[:count], console)
     console.print(
-        f"{min(count, len(found))} of {len(found)} {'failed ' if failures_only else ''}rollouts of step {step}"
+        f"{min(count, len(found))} of {len(found)} {'failed ' if failures_only else ''}rollouts of "
+        f"step {step}"
     )
 
 
@@ -98,7 +100,7 @@ def _listed(steps: Sequence[int]) -> str:
 
 
 def command() -> None:
-    """The command as a process of its own, which signals may end."""
+    """Entry of the process; signals may end it."""
     interrupts.listen()
     leave(main())
 

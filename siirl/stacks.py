@@ -1,9 +1,8 @@
-"""Stack traces of processes that may be stuck: one file a process below `<run folder>/stacks/`,
-written when one is asked for.
+"""Stack traces of processes that may hang, on request: files below `<run folder>/stacks/`.
 
-`faulthandler` writes them from a signal's C handler, so a process shows its stacks also while code
-in it holds the interpreter's lock. A stopped one is continued for it. A process finds the folder in
-an environment variable. Left out: processes without Python.
+`faulthandler` writes one file per process from a signal's C handler, so a process reports its
+stacks even while its code holds the interpreter lock. A stopped process is continued for it. An
+environment variable holds the folder. Left out: processes without Python.
 """
 
 import faulthandler
@@ -19,9 +18,7 @@ FOLDER = "stacks"
 
 
 def register(name: str) -> None:
-    """Have this process write its stacks to `<folder>/<name>-<host>-<pid>.txt` when it is asked;
-    nothing where there is no folder.
-    """
+    """Write stacks to `<folder>/<name>-<host>-<pid>.txt` on request; no effect without a folder."""
     folder = os.environ.get(VARIABLE)
     if folder is None or not os.path.isdir(folder):
         return
@@ -30,7 +27,7 @@ def register(name: str) -> None:
 
 
 def write_here(folder: Path) -> None:
-    """Have every registered process of this machine write its stacks."""
+    """Make every registered process of this machine write its stacks."""
     here = socket.gethostname()
     for file in folder.glob(f"*-{here}-*.txt"):
         pid = int(file.stem.rpartition("-")[2])
@@ -43,7 +40,7 @@ def write_here(folder: Path) -> None:
 
 @contextmanager
 def folder_of(run_folder: Path) -> Iterator[Path]:
-    """Where the processes of a run write; what nobody has written is removed in the end."""
+    """Set the folder of the run's processes; empty files are removed at the end."""
     folder = run_folder.absolute() / FOLDER
     folder.mkdir(exist_ok=True)
     os.environ[VARIABLE] = str(folder)
@@ -55,7 +52,7 @@ def folder_of(run_folder: Path) -> Iterator[Path]:
 
 
 def remove_empty(folder: Path) -> None:
-    """Remove empty files of stacks, and the folder where it holds no others."""
+    """Remove empty stack files, and the folder if it is then empty."""
     for file in folder.glob("*.txt"):
         if file.stat().st_size == 0:
             file.unlink()
@@ -64,7 +61,7 @@ def remove_empty(folder: Path) -> None:
 
 
 def _handles_it(pid: int) -> bool:
-    """Whether a process is still there, and the one that registered: the signal would end another."""
+    """Whether the registered process is alive; the signal would end another one with its id."""
     try:
         status = Path(f"/proc/{pid}/status").read_text()
     except (FileNotFoundError, ProcessLookupError):

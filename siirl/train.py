@@ -1,10 +1,9 @@
 """`python -m siirl.train [group=option ...] [key=value ...]`: read, check, print the plan, run.
-`--help` lists what there is.
 
-Everything that can be refused is refused before a process starts, all reasons together where they
-are known together. Exit status: 0 done, 1 the run failed, 2 the configuration cannot work, 128 +
-the signal's number where it was interrupted: 130 by Ctrl-C, 143 by SIGTERM, 129 by SIGHUP
-(siirl.interrupts). Left out: the run itself (siirl.dag_worker).
+`--help` lists the options. Everything that can be refused is refused before a process starts, with
+all known reasons together. Exit status: 0 done, 1 the run failed, 2 the configuration cannot work,
+128 + the signal's number if interrupted: 130 Ctrl-C, 143 SIGTERM, 129 SIGHUP (siirl.interrupts).
+Left out: the run itself (siirl.dag_worker).
 """
 
 import os
@@ -22,7 +21,9 @@ from siirl.params.printable import printable
 from siirl.params.refusals import REFUSALS
 from siirl.params.threads import short_waits
 
-USAGE = "python -m siirl.train [group=option ...] [key=value ...]: train a policy; without arguments, the demo job"
+USAGE = (
+    "python -m siirl.train [group=option ...] [key=value ...]: train a policy (default: the demo)"
+)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -53,7 +54,7 @@ def _run(command: CommandLine) -> None:
 
 
 def _train(parsed: Parsed, *, start: bool) -> None:
-    # Imported step by step: --help and --cfg wait for none of this, and the first refusals not for
+    # Imported in stages: --help and --cfg need none of these modules, and the first refusals no
     # torch.
     from siirl.preflight.first_look import first_look
 
@@ -79,7 +80,7 @@ def _train(parsed: Parsed, *, start: bool) -> None:
 
 
 def command() -> None:
-    """The command as a process of its own, which signals may end."""
+    """Entry of the process; signals may end it."""
     interrupts.listen()
     os.environ.update(short_waits())
     leave(main())

@@ -1,13 +1,12 @@
-"""`python -m siirl.warm_start`: a policy folder to start RL from. Robots learn from demonstrations
-of scripted experts, text from answers.
+"""`python -m siirl.warm_start`: makes a policy folder to start RL from.
 
     python -m siirl.warm_start --output my_policy env=mujoco env.tasks='[drawer-open,door-open]'
     python -m siirl.warm_start --output my_model env=math env.tasks='[sums-3]'
 
+VLA policies learn from demonstrations of scripted experts, language models from answers.
 Environment and policy come from the same configuration as training (`env=`, `model=`,
-`trainer.seed`, `trainer.blind`); what only a warm start knows are the flags. Deterministic from the
-seed. Too good a start leaves nothing to learn: fewer demonstrations and fewer updates make a worse
-one.
+`trainer.seed`, `trainer.blind`); settings of the warm start are flags. Deterministic for a seed. If
+the start is too good for RL to improve, use fewer demonstrations and updates.
 """
 
 import argparse
@@ -25,7 +24,7 @@ from siirl.params.ending import FAILED, REFUSED, end, interrupted
 from siirl.params.parser import parse_config
 from siirl.params.refusals import REFUSALS
 
-# Demonstrations are collected by one environment, in this process.
+# One environment in this process collects the demonstrations.
 ALONE = (
     *(
         "env.num_servers=1",
@@ -38,19 +37,18 @@ ALONE = (
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command; returns its exit status: 0 done, 1 failed, 2 refused, 130, 143 or 129
-    interrupted.
-    """
+    """Run the command; exit status: 0 done, 1 failed, 2 refused, 130, 143 or 129 interrupted."""
     flags = _parser().parse_intermixed_args(arguments)
     try:
         check_places(flags)
         config = parse_config(["actor_rollout_ref.model.path=null", *flags.overrides, *ALONE])
         if config.actor_rollout_ref.model.lora.rank > 0:
             raise ConfigError(
-                "actor_rollout_ref.model.lora.rank: a warm start trains all weights. Leave it out, and train with it."
+                "actor_rollout_ref.model.lora.rank: a warm start trains all weights. Leave it out, "
+                "and train with it."
             )
         from siirl.imitation.warm_starts import (
-            warm_start,  # slow: it needs torch, and Ctrl-C is to be heard meanwhile
+            warm_start,  # slow: imports torch; Ctrl-C works meanwhile
         )
 
         warm_start(
@@ -69,11 +67,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def check_places(flags: argparse.Namespace) -> None:
-    """Try where the results will be written, before the work is done for them; nothing is left
-    there.
+    """Check that the output folder is writable before the work; leaves nothing there.
 
     Raises:
-        ConfigError: A place that cannot be written.
+        ConfigError: The place is not writable.
     """
     if flags.output.exists() and not flags.output.is_dir():
         raise ConfigError(f"--output {flags.output} is a file: name a folder.")
@@ -90,7 +87,8 @@ def check_places(flags: argparse.Namespace) -> None:
             tempfile.TemporaryFile(dir=there).close()
         except OSError as error:
             raise ConfigError(
-                f"{flag} {folder} cannot be written: {error.strerror} ({there}). Choose another folder."
+                f"{flag} {folder} cannot be written: {error.strerror} ({there}). Choose another "
+                "folder."
             ) from error
 
 
@@ -119,7 +117,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--updates",
         type=whole_number,
-        help="optimiser steps, at most; more give a better start (robots 300, text 700)",
+        help="maximum optimizer steps; more give a better start (robots 300, text 700)",
     )
     parser.add_argument(
         "--batch-rows",
@@ -130,12 +128,13 @@ def _parser() -> argparse.ArgumentParser:
         "--learning-rate", type=number, help="peak of the schedule (robots 1e-3, text 1.5e-3)"
     )
     parser.add_argument(
-        "--stop-at", type=number, default=0.4, help="text: share of right answers that is enough"
+        "--stop-at", type=number, default=0.4, help="text: stop at this share of right answers"
     )
     parser.add_argument(
         "--fit-proprioception",
         action="store_true",
-        help="robots: new weights see proprioception at mean 0 and deviation 1 of the demonstrations; for values that move by centimetres",
+        help="robots: standardise proprioception to the mean and deviation of the demonstrations; "
+        "for values that move by centimetres",
     )
     parser.add_argument(
         "--clips",
@@ -144,7 +143,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--expert",
-        help="module:function of your own: task name -> (environment -> action); default: ours",
+        help="module:function: task name -> (environment -> action); default: the shipped expert",
     )
     parser.add_argument(
         "overrides", nargs="*", help="group=option and key=value, as for siirl.train"
@@ -153,7 +152,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def whole_number(text: str) -> int:
-    """A number of things, from 1 to a million."""
+    """A count from 1 to a million."""
     value = int(text)
     if not 1 <= value <= 1_000_000:
         raise argparse.ArgumentTypeError(f"{text} must be at least 1 and at most 1000000")
@@ -161,7 +160,7 @@ def whole_number(text: str) -> int:
 
 
 def demonstrations_wanted(text: str) -> tuple[str | None, int]:
-    """`N` of each task, or `TASK=N` of one."""
+    """`N` for each task, or `TASK=N` for one."""
     task, _, count = text.rpartition("=")
     return task or None, whole_number(count)
 
@@ -175,7 +174,7 @@ def number(text: str) -> float:
 
 
 def command() -> None:
-    """The command as a process of its own, which signals may end."""
+    """Entry of the process; signals may end it."""
     interrupts.listen()
     leave(main())
 

@@ -110,16 +110,16 @@ def test_a_run_with_many_ranks_and_demonstrations_is_evaluated_by_one_process_wi
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
-        ((), "Which policy? Give checkpoint=FOLDER"),
+        ((), "No policy given. Set checkpoint=FOLDER"),
         (("checkpoint=assets/tiny_vla", "--plan"), "Unknown flag '--plan'. Known: --help."),
-        (("checkpoint=/dev/null",), "checkpoint=/dev/null: there is no such folder."),
+        (("checkpoint=/dev/null",), "checkpoint=/dev/null: the folder does not exist."),
         (
             ("checkpoint=no/where",),
-            "checkpoint=no/where: there is no such folder. Give a policy folder, a checkpoint, or a run folder.",
+            "checkpoint=no/where: the folder does not exist. Give a policy folder, a checkpoint, or a run folder.",
         ),
         (
             ("checkpoint=docs/examples",),
-            "docs/examples is no checkpoint. Expected: the folder of a run (outputs/<name>/<time>)",
+            "docs/examples is not a checkpoint. Expected: the folder of a run (outputs/<name>/<time>)",
         ),
         (("checkpoint=assets/tiny_vla", "actions=greedy"), "Unknown value of actions= 'greedy'"),
         (

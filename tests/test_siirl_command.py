@@ -93,7 +93,10 @@ def test_the_version_is_the_packages(capsys: pytest.CaptureFixture[str]) -> None
         ),
         (["warm_start"], "siirl: Unknown subcommand 'warm_start'. Did you mean 'warm-start'?"),
         (["--verison"], "siirl: Unknown flag '--verison'. Did you mean '--version'?"),
-        (["env=math"], "siirl: 'env=math' is no subcommand. Did you mean 'siirl train env=math'?"),
+        (
+            ["env=math"],
+            "siirl: 'env=math' is not a subcommand. Did you mean 'siirl train env=math'?",
+        ),
         ([], "siirl SUBCOMMAND ...: "),
     ],
 )

@@ -74,7 +74,7 @@ def test_a_model_of_ones_own_tasks_is_made_by_one_command(tmp_path, capsys):
     ("overrides", "told"),
     [
         (("env=tools", "env.kwargs.announce=true"), "set env.kwargs.announce=false"),
-        (("env=math", "env.tasks=[countdown-3]"), "which names no answer to learn from"),
+        (("env=math", "env.tasks=[countdown-3]"), "which contains no answer to learn from"),
         (("env=math", "actor_rollout_ref.model.options={bins: 3}"), "fits no TinyLMShape"),
     ],
 )
@@ -94,7 +94,7 @@ def test_what_cannot_be_taught_is_said_in_a_sentence(tmp_path, capsys, overrides
         ),
         (
             ("env.tasks=[reach]", "actor_rollout_ref.model.path=assets/tiny_vla"),
-            "behaviour cloning begins with new weights; leave it out",
+            "behaviour cloning starts from new weights; leave it out",
         ),
         (
             ("env.tasks=[reach]", "actor_rollout_ref.model.options={depth: 3}"),

@@ -1,1 +1,1 @@
-"""Names that exist because a document of siiRL or verl spells them so; README.md lists all of them."""
+"""Names that documents of siiRL or verl use; README.md lists them."""

@@ -1,22 +1,20 @@
-"""The user's documents' names, with their argument lists, over `siirl.algos`. New code calls
-`siirl.algos` itself.
+"""Documented names and argument lists over `siirl.algos`; new code uses `siirl.algos` directly.
 
-Where a result differs from the documents' listings on purpose:
-- a group of one has advantage 0, not its raw score; equal rewards have advantage 0 whatever the
-  rounding (GRPO and all of its kind);
-- a reward at a token that the mask leaves out is an error, where the listing loses it (GAE);
-- `compute_policy_loss_cpgd` takes the log-ratio where the listing takes the log-prob: a constant
-  apart, with the same gradient;
-- `compute_policy_loss_kl_cov` takes 2e-3 of the tokens by default, the paper's share for 7B, where
-  siiRL takes 2e-4, and its `ppo_kl` is the signed mean, where siiRL's is that of the size;
-  `compute_policy_loss_clip_cov` counts the tokens that PPO clips as `pg_clipfrac`, where siiRL
-  counts those that were drawn;
-- `agg_loss` leaves rows without any token out of the mean, and divides seq-mean-token-sum-norm by
-  rows and length;
-- NaN, infinity and shapes that do not fit are errors; a log-ratio is held within +-80 so that no
-  ratio is infinite;
-- `apply_kl_penalty` returns a copy with the column `token_level_rewards` and leaves the batch that
-  it got as it was.
+Results differ from the documents' listings on purpose:
+- a group of one has advantage 0, not its raw score; equal rewards have advantage 0 despite rounding
+  (GRPO and its variants);
+- a reward at a masked token is an error; the listing drops it (GAE);
+- `compute_policy_loss_cpgd` takes the log-ratio instead of the log-prob: it differs by a constant
+  and has the same gradient;
+- `compute_policy_loss_kl_cov` selects 2e-3 of the tokens by default, the paper's share for 7B
+  (siiRL: 2e-4), and its `ppo_kl` is the signed mean (siiRL: the mean size); `pg_clipfrac` of
+  `compute_policy_loss_clip_cov` counts the tokens that PPO clips (siiRL: the drawn ones);
+- `agg_loss` excludes rows without tokens from the mean, and divides seq-mean-token-sum-norm by rows
+  and length;
+- NaN, infinity and mismatched shapes are errors; log-ratios are clamped to +-80, so that ratios are
+  finite;
+- `apply_kl_penalty` returns a copy with the column `token_level_rewards` and does not change its
+  input.
 """
 
 # B row, T token
@@ -97,18 +95,16 @@ _LOSS_ARGUMENTS = (
     "config",
     "rollout_is_weights",
 )
-LOSS_MODE = "loss_mode"  # verl's `policy_loss` holds the loss's name too
+LOSS_MODE = "loss_mode"  # verl's `policy_loss` also has the loss's name
 _SCALARS = (
     "pg_clipfrac",
     "ppo_kl",
     "pg_clipfrac_lower",
-)  # the order in which the documents' losses return them
+)  # order of the results of the documents' losses
 
 
 def __getattr__(name: str) -> Estimator:
-    """An estimator under the documents' name for it (`compute_grpo_outcome_advantage`), which is
-    that of its function.
-    """
+    """Look up an estimator by its documented name, which is the name of its function."""
     for estimator in ADVANTAGES.values():
         if name_of(estimator) == name:
             return estimator
@@ -116,9 +112,7 @@ def __getattr__(name: str) -> Estimator:
 
 
 def agg_loss(loss_mat: torch.Tensor, loss_mask: torch.Tensor, loss_agg_mode: str) -> torch.Tensor:
-    """Loss [B, T] to one number, taking these rows for the whole batch;
-    `siirl.algos.aggregate_loss` takes a part of one.
-    """
+    """Aggregate a loss [B, T] over these rows; `siirl.algos.aggregate_loss` takes parts."""
     weight = aggregation_weight(mask_BT=loss_mask, mode=loss_agg_mode).clamp(min=1)
     return aggregate_loss(
         loss_BT=loss_mat,
@@ -130,14 +124,13 @@ def agg_loss(loss_mat: torch.Tensor, loss_mask: torch.Tensor, loss_agg_mode: str
 
 
 def register_policy_loss(name: str) -> Callable[[PolicyLossFn], PolicyLossFn]:
-    """Register a policy loss of the documents' form, which is then chosen by
-    `actor_rollout_ref.actor.loss=name`.
+    """Register a policy loss of the documents' form for `actor_rollout_ref.actor.loss=name`.
 
     The function takes `(old_log_prob, log_prob, advantages, response_mask, loss_agg_mode, config,
     rollout_is_weights)` and returns `(pg_loss, pg_clipfrac, ppo_kl, pg_clipfrac_lower)`. If it
-    aggregates with `agg_loss` and the mode that it is given, its gradient does not depend on how
-    the batch was cut: the mean over a micro-batch is turned back into a sum, which is divided by
-    the whole batch.
+    aggregates with `agg_loss` and the given mode, its gradient does not depend on the
+    micro-batches: the mean over a micro-batch is converted back to a sum and divided by the whole
+    batch.
     """
 
     def decorator(function: PolicyLossFn) -> PolicyLossFn:
@@ -145,7 +138,8 @@ def register_policy_loss(name: str) -> Callable[[PolicyLossFn], PolicyLossFn]:
             POLICY_LOSS_REGISTRY[name], function
         ):
             raise ConfigError(
-                f"Policy loss {name!r} is already {name_of(POLICY_LOSS_REGISTRY[name])}: choose another name."
+                f"Policy loss {name!r} is already {name_of(POLICY_LOSS_REGISTRY[name])}: choose "
+                "another name."
             )
         check_arguments(function, known=_LOSS_ARGUMENTS, kind="policy loss")
         register_token_loss(name)(_per_token(function))
@@ -156,9 +150,7 @@ def register_policy_loss(name: str) -> Callable[[PolicyLossFn], PolicyLossFn]:
 
 
 def _per_token(function: PolicyLossFn) -> Callable[..., PolicyLoss]:
-    """The documents' form as a loss per token: tokens get equal shares, chosen such that
-    aggregating them gives the scalar's sum.
-    """
+    """The documents' form as a loss per token: equal shares that aggregate to the scalar's sum."""
 
     def loss(
         *,
@@ -184,7 +176,8 @@ def _per_token(function: PolicyLossFn) -> Callable[..., PolicyLoss]:
         returned = call_by_name(function, available, kind="Policy loss")
         if not isinstance(returned, tuple | list) or len(returned) != 1 + len(_SCALARS):
             raise ConfigError(
-                f"Policy loss {name_of(function)} must return (pg_loss, {', '.join(_SCALARS)}), and returned a {type(returned).__name__}."
+                f"Policy loss {name_of(function)} must return (pg_loss, {', '.join(_SCALARS)}), "
+                f"and returned a {type(returned).__name__}."
             )
         scalar, *shares = returned
         aggregation = AGGREGATIONS[loss_agg_mode]
@@ -194,7 +187,7 @@ def _per_token(function: PolicyLossFn) -> Callable[..., PolicyLoss]:
         )
         shares_BT = shares_BT * torch.where(total > 0, weight / total, total)
         if aggregation.needs_horizon:
-            shares_BT = shares_BT * kept_BT.shape[-1]  # what agg_loss divided by
+            shares_BT = shares_BT * kept_BT.shape[-1]  # divisor of agg_loss
         metrics = dict(zip(_SCALARS, shares, strict=True))
         return PolicyLoss(
             loss_BT=shares_BT * scalar,
@@ -226,12 +219,14 @@ def compute_policy_loss_vanilla(
     config: Any = None,
     rollout_is_weights: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """PPO's loss with dual clip: (pg_loss, pg_clipfrac, ppo_kl, pg_clipfrac_lower). `config` has
-    the clip_ratio keys of the actor.
+    """PPO's loss with dual clip: (pg_loss, pg_clipfrac, ppo_kl, pg_clipfrac_lower).
+
+    `config` has the clip_ratio keys of the actor.
     """
     if config is None:
         raise ConfigError(
-            "compute_policy_loss_vanilla reads clip_ratio, clip_ratio_low, clip_ratio_high and clip_ratio_c from config."
+            "compute_policy_loss_vanilla reads clip_ratio, clip_ratio_low, clip_ratio_high and "
+            "clip_ratio_c from config."
         )
     result = vanilla_policy_loss(
         log_probs_BT=log_prob,
@@ -253,9 +248,7 @@ def compute_policy_loss(
     cliprange: float,
     loss_agg_mode: str = "token-mean",
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """PPO's loss as the guide's actor calls it (section 7.3): one clip range, and the dual clip at
-    3.
-    """
+    """PPO's loss as in the guide's actor (section 7.3): one clip range, and dual clip at 3."""
     result = vanilla_policy_loss(
         log_probs_BT=log_prob,
         old_log_probs_BT=old_log_prob,
@@ -276,12 +269,14 @@ def compute_policy_loss_gspo(
     config: Any = None,
     rollout_is_weights: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """GSPO's loss: (pg_loss, pg_clipfrac, ppo_kl, 0); there is no dual clip. `config` has the
-    clip_ratio keys of the actor.
+    """GSPO's loss: (pg_loss, pg_clipfrac, ppo_kl, 0), without dual clip.
+
+    `config` has the clip_ratio keys of the actor.
     """
     if config is None:
         raise ConfigError(
-            "compute_policy_loss_gspo reads clip_ratio, clip_ratio_low and clip_ratio_high from config."
+            "compute_policy_loss_gspo reads clip_ratio, clip_ratio_low and clip_ratio_high from "
+            "config."
         )
     result = gspo_policy_loss(
         log_probs_BT=log_prob,
@@ -295,9 +290,7 @@ def compute_policy_loss_gspo(
 
 
 def _bounds(name: str, config: Any) -> dict[str, Any]:
-    """The clip bounds that `config` sets; without one, or for a loss with bounds of its own that it
-    leaves at None, the loss's.
-    """
+    """Clip bounds from `config`; the loss's own without `config`, or where its bound is None."""
     if config is None:
         return {}
     set_bounds = {
@@ -309,16 +302,15 @@ def _bounds(name: str, config: Any) -> dict[str, Any]:
 
 
 def _options(name: str, config: Any) -> dict[str, Any]:
-    """The loss's options that `config.policy_loss` sets, an object or a mapping; None there means
-    the default of the loss.
+    """Options of the loss from `config.policy_loss` (object or mapping); None: the loss's default.
 
-    One `policy_loss` serves several losses, so a key that another loss reads is let through.
+    One `policy_loss` serves several losses, so keys of other losses are ignored.
 
     Raises:
         UnknownNameError: No policy loss has such an option.
-        ConfigError: A value that the loss does not take.
+        ConfigError: The loss does not accept the value.
     """
-    given = getattr(config, "policy_loss", None)  # only the losses that have options ask for it
+    given = getattr(config, "policy_loss", None)  # only losses with options ask for it
     if given is None:
         return {}
     values = (
@@ -330,7 +322,7 @@ def _options(name: str, config: Any) -> dict[str, Any]:
     for option, value in values.items():
         if option not in known | {LOSS_MODE} and not callable(
             value
-        ):  # a method of the object is no option
+        ):  # methods of the object are no options
             raise UnknownNameError.of(kind="key of config.policy_loss", name=option, known=known)
     options = {
         option: values[option] for option in loss_options(name) if values.get(option) is not None
@@ -340,9 +332,7 @@ def _options(name: str, config: Any) -> dict[str, Any]:
 
 
 def _of_the_documents(name: str) -> PolicyLossFn:
-    """`siirl.algos`' policy loss `name` in the documents' form; the rows that it is given are the
-    whole batch.
-    """
+    """Policy loss `name` of `siirl.algos` in the documents' form; the rows are a whole batch."""
 
     def compute_policy_loss(
         old_log_prob: torch.Tensor,
@@ -379,7 +369,8 @@ def _of_the_documents(name: str) -> PolicyLossFn:
 
     options = ", ".join(f"{option}={value}" for option, value in loss_options(name).items())
     compute_policy_loss.__doc__ = (
-        f"The loss {name!r} of siirl.algos: (pg_loss, pg_clipfrac, ppo_kl, pg_clipfrac_lower). `config` has the clip_ratio keys of the "
+        f"The loss {name!r} of siirl.algos: (pg_loss, pg_clipfrac, ppo_kl, pg_clipfrac_lower). "
+        "`config` has the clip_ratio keys of the "
         f"actor; `config.policy_loss` sets its options ({options or 'none'})."
     )
     return compute_policy_loss
@@ -416,17 +407,13 @@ def compute_value_loss(
 def compute_log_prob_from_logits(
     logits: torch.Tensor, responses: torch.Tensor, response_mask: torch.Tensor
 ) -> torch.Tensor:
-    """Log-probs [B, T] of response tokens, 0 where the mask is 0, from logits [B, T, V] at the
-    places that predict them.
-    """
+    """Log-probs [B, T] of response tokens from logits [B, T, V] that predict them; 0 if masked."""
     log_probs_BT, _ = _kept_scores(logits, responses, response_mask)
     return log_probs_BT
 
 
 def compute_entropy_loss(logits: torch.Tensor, response_mask: torch.Tensor) -> torch.Tensor:
-    """Mean entropy over the tokens that the mask keeps, from logits [B, T, V]: what the guide's
-    actor subtracts from its loss.
-    """
+    """Mean entropy over unmasked tokens, from logits [B, T, V]; the guide's actor subtracts it."""
     _, entropy_BT = _kept_scores(logits, logits.argmax(-1), response_mask)
     return masked_mean(entropy_BT, response_mask)
 
@@ -434,7 +421,7 @@ def compute_entropy_loss(logits: torch.Tensor, response_mask: torch.Tensor) -> t
 def _kept_scores(
     logits: torch.Tensor, responses: torch.Tensor, mask: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Log-probs and entropy, 0 where the mask is 0, whatever logits stand there."""
+    """Log-probs and entropy; 0 where the mask is 0, for any logits."""
     require_same_shape(responses=responses, response_mask=mask, places_of_logits=logits[..., 0])
     kept_BT = as_bool_mask(mask)
     scores = token_scores(
@@ -447,9 +434,7 @@ def _kept_scores(
 
 
 def kl_penalty(logprob: torch.Tensor, ref_logprob: torch.Tensor, kl_penalty: str) -> torch.Tensor:
-    """KL estimate per token by the name `kl_penalty` (`siirl.algos.kl.KL_NAMES`); every entry must
-    be finite.
-    """
+    """KL estimate per token by the name `kl_penalty` (`siirl.algos.kl.KL_NAMES`), all finite."""
     every_token = torch.ones_like(logprob, dtype=torch.bool)
     return kl_estimate(
         log_probs_BT=logprob, ref_log_probs_BT=ref_logprob, mask_BT=every_token, name=kl_penalty
@@ -459,8 +444,7 @@ def kl_penalty(logprob: torch.Tensor, ref_logprob: torch.Tensor, kl_penalty: str
 def apply_kl_penalty(
     data: TensorDict, kl_ctrl: FixedKLController, kl_penalty: str = "kl"
 ) -> tuple[TensorDict, dict[str, float]]:
-    """Subtract `kl_ctrl.value * KL` from `token_level_scores`, and let the controller see the mean
-    KL of these rows.
+    """Subtract `kl_ctrl.value * KL` from `token_level_scores`, and update the controller.
 
     Returns:
         A shallow copy with `token_level_rewards`, and the metrics `actor/reward_kl_penalty` and

@@ -1,1 +1,1 @@
-"""One worker a rank: walks its graph, stage by stage; its components, validation and checkpoints."""
+"""Worker of one rank: graph execution, its components, validation and checkpoints."""

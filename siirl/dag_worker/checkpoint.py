@@ -1,4 +1,4 @@
-"""Checkpoints: a folder that is either whole or not there, and a pointer to the newest.
+"""Checkpoints: folders that are complete or absent, and a pointer to the newest.
 
     checkpoints/
       latest                    name of the newest folder, replaced in one step
@@ -7,10 +7,10 @@
         state.pt                counters, generators, memories: whatever their owners handed in
         actor/                  one folder an engine: model.safetensors, optimizer.safetensors
 
-A checkpoint is written under another name, flushed to the disk and renamed, so a crash leaves the
-one before it. It fits any number of ranks: tensors are whole, moments go by the names of their
-weights, and `state` is the same on every rank. No file is trusted: sizes and digests are checked
-before anything is read, and reading runs no code from the file.
+A checkpoint is written under a temporary name, flushed to disk and renamed, so a crash leaves the
+previous one intact. It fits any number of ranks: tensors are whole, moments are stored under the
+names of their weights, and `state` is the same on every rank. No file is trusted: sizes and digests
+are checked before anything is read, and reading executes no code from the file.
 """
 
 import functools
@@ -55,8 +55,7 @@ from siirl.errors import CheckpointError
 
 FOLDER_NAME = re.compile(r"step_(\d{8,})(?:-(\d+))?")
 
-# Classes that numpy arrays and their types are made of; everything else that is not plain data is
-# refused.
+# Classes of numpy arrays and dtypes. Everything else that is not plain data is refused.
 _NUMPY_GLOBALS: list[Any] = [
     np.zeros(0).__reduce__()[0],
     np.float64(0).__reduce__()[0],
@@ -69,8 +68,8 @@ _NUMPY_GLOBALS: list[Any] = [
 ]
 
 
-# What torch's reader raises for bytes that it did not write: it takes them for a zip file, a tar
-# file, then a program of its unpickler.
+# Exceptions that torch.load raises for foreign bytes: it tries a zip file, a tar file, then a
+# pickle.
 UNREADABLE = (
     *(ArithmeticError, AssertionError, AttributeError, EOFError, LookupError, MemoryError, OSError),
     *(pickle.UnpicklingError, RuntimeError, TypeError, ValueError),
@@ -80,28 +79,28 @@ UNREADABLE = (
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """What `CheckpointManager.load` found beside weights and moments."""
+    """Contents of a checkpoint other than weights and moments."""
 
     folder: Path
     step: int
     state: dict[str, Any]
     evaluation_due: bool = False
-    """Whether a run that goes on from here begins with the evaluation of the step."""
+    """Whether a resumed run first repeats the evaluation of this step."""
 
 
 class CheckpointManager:
     """Writes and reads the checkpoints of one run; every rank calls every method.
 
     Args:
-        folder: `<run folder>/checkpoints`; made if it is not there.
-        engines: What is trained, by the name of its folder.
+        folder: `<run folder>/checkpoints`; created if missing.
+        engines: Trained engines by the name of their folder.
         ranks: The ranks of the run; rank 0 reads and writes.
-        keep: How many checkpoints stay; the oldest are deleted. None keeps all.
-        export: Called on rank 0 with the unfinished folder, to add files (the policy's config.json
-            beside its weights).
+        keep: Number of checkpoints to keep; the oldest are deleted. None keeps all.
+        export: Called on rank 0 with the unfinished folder to add files, for example the policy's
+            config.json next to its weights.
 
     Raises:
-        CheckpointError: The folder cannot be written to.
+        CheckpointError: The folder is not writable.
     """
 
     def __init__(
@@ -113,31 +112,29 @@ class CheckpointManager:
         keep: int | None = KEPT_CHECKPOINTS,
         export: Callable[[Path], None] = lambda folder: None,
     ) -> None:
-        self.folder, self.engines, self.ranks, self.keep, self.export = (
-            folder,
-            engines,
-            ranks,
-            keep,
-            export,
-        )
+        self.folder = folder
+        self.engines = engines
+        self.ranks = ranks
+        self.keep = keep
+        self.export = export
         self._on_rank_0(self._prepare)
 
     def save(self, *, step: int, state: dict[str, Any], evaluation_due: bool = False) -> Path:
         """Write a checkpoint and make it the newest.
 
         Args:
-            step: Number of the training step after which it is taken.
-            state: Whatever else the next step depends on: numbers, strings, tensors and numpy
-                arrays in dicts, lists and tuples. It must be the same on every rank; what differs,
-                its owner gathers first.
+            step: Training step after which the checkpoint is taken.
+            state: Everything else that the next step depends on: numbers, strings, tensors and
+                numpy arrays in dicts, lists and tuples. It must be the same on every rank; owners
+                gather what differs.
             evaluation_due: See `Checkpoint`.
 
         Returns:
             The folder of the checkpoint.
 
         Raises:
-            CheckpointError: It could not be written (disk full, state that could not be read
-                again). Earlier ones are untouched.
+            CheckpointError: The checkpoint could not be written (disk full, unreadable state).
+                Earlier checkpoints are untouched.
         """
         with ExitStack() as stack:
             begin = functools.partial(stack.enter_context, unfinished_folder(self.folder))
@@ -154,13 +151,13 @@ class CheckpointManager:
             )
 
     def load(self, checkpoint: Path | None = None) -> Checkpoint:
-        """Put weights and moments of a checkpoint into the engines, and return the rest of it.
+        """Load weights and moments of a checkpoint into the engines; return its other contents.
 
         Args:
-            checkpoint: See `resolve_checkpoint`; None is the newest of this run.
+            checkpoint: See `resolve_checkpoint`; None: the newest of this run.
 
         Raises:
-            CheckpointError: No checkpoint, a damaged or foreign one, or one of another model.
+            CheckpointError: No checkpoint, or one that is damaged, foreign or of another model.
         """
         found = self.ranks.broadcast_object(
             self._on_rank_0(lambda: self._verify(checkpoint or self.folder))
@@ -170,7 +167,7 @@ class CheckpointManager:
         return found
 
     def latest(self) -> Path | None:
-        """The newest checkpoint of this run, or None if there is none yet."""
+        """The newest checkpoint of this run; None before the first."""
         return self.ranks.broadcast_object(
             self._on_rank_0(
                 lambda: resolve_checkpoint(self.folder) if (self.folder / LATEST).exists() else None
@@ -178,7 +175,7 @@ class CheckpointManager:
         )
 
     def _on_rank_0(self, action: Callable[[], Any]) -> Any:
-        """Result of `action` on rank 0 and None elsewhere; if it fails, all ranks raise."""
+        """Run `action` on rank 0 and return its result there; its error is raised on all ranks."""
         failure: CheckpointError | None = None
         result = None
         if self.ranks.rank == 0:
@@ -194,9 +191,11 @@ class CheckpointManager:
     def _not_written(self, error: OSError) -> CheckpointError:
         newest = "there is no earlier one"
         if (self.folder / LATEST).is_file():
-            newest = f"{self.folder / (self.folder / LATEST).read_text(errors='replace').strip()} is still whole"
+            newest_name = (self.folder / LATEST).read_text(errors="replace").strip()
+            newest = f"{self.folder / newest_name} is intact"
         return CheckpointError(
-            f"No checkpoint could be written to {self.folder}: {error}. Make room or choose another trainer.output_dir; {newest}."
+            f"No checkpoint could be written to {self.folder}: {error}. Make room or choose "
+            f"another trainer.output_dir; {newest}."
         )
 
     def _prepare(self) -> None:
@@ -216,19 +215,18 @@ class CheckpointManager:
             for path in sorted(unfinished.rglob("*"))
             if path.is_file()
         }
-        engines, told = sorted(self.engines), {EVALUATION_DUE: True} if evaluation_due else {}
         manifest = {
             "format": FORMAT,
             "step": step,
-            **told,
-            "engines": engines,
+            **({EVALUATION_DUE: True} if evaluation_due else {}),
+            "engines": sorted(self.engines),
             "torch": torch.__version__,
             "files": files,
         }
         (unfinished / MANIFEST).write_text(json.dumps(manifest, indent=1) + "\n")
         for path in [*unfinished.rglob("*"), unfinished]:
             _flush(path)
-        unfinished.chmod(0o755)  # mkdtemp gives its folder to its owner alone
+        unfinished.chmod(0o755)  # mkdtemp creates folders with mode 0700
         final = _free_name(self.folder, step)
         unfinished.rename(final)
         _flush(self.folder)
@@ -263,8 +261,9 @@ class CheckpointManager:
         manifest = read_manifest(folder)
         if manifest["engines"] != sorted(self.engines):
             raise CheckpointError(
-                f"{folder} holds another job: expected the engines {sorted(self.engines)}, found {manifest['engines']}. "
-                "Choose the checkpoint or the pipeline to fit."
+                f"{folder} is of another job. Expected engines: {sorted(self.engines)}. Found: "
+                f"{manifest['engines']}. "
+                "Choose a checkpoint or a pipeline that fits."
             )
         state = _read_state(folder / STATE_FILE)
         return Checkpoint(
@@ -277,15 +276,13 @@ class CheckpointManager:
 
 def _write_state(file: Path, state: dict[str, Any]) -> None:
     _require_plain(state, "state")
-    stream = io.BytesIO()  # torch.save into a file would report a full disk as a RuntimeError
+    stream = io.BytesIO()  # torch.save to a file reports a full disk as RuntimeError
     torch.save(state, stream)
     file.write_bytes(stream.getvalue())
 
 
 def _require_plain(thing: Any, place: str) -> None:
-    """Raise CheckpointError for what `_read_state` would refuse: a resume would be late to find
-    out.
-    """
+    """Raise CheckpointError for data that `_read_state` would refuse, before it is saved."""
     if type(thing) is dict:
         for key, value in thing.items():
             _require_plain(key, f"a key of {place}")
@@ -297,7 +294,8 @@ def _require_plain(thing: Any, place: str) -> None:
         return
     elif type(thing) not in (type(None), bool, int, float, str, bytes, torch.Tensor):
         raise CheckpointError(
-            f"{place} cannot be saved. Expected: plain data, tensors, numpy arrays. Found: {type(thing).__qualname__}."
+            f"{place} cannot be saved. Expected: plain data, tensors, numpy arrays. Found: "
+            f"{type(thing).__qualname__}."
         )
 
 
@@ -312,15 +310,14 @@ def _read_state(file: Path) -> dict[str, Any]:
         ) from error
     if not isinstance(state, dict):
         raise CheckpointError(
-            f"{file} cannot be read. Expected: a dict. Found: {type(state).__name__}. {TAKE_EARLIER}"
+            f"{file} cannot be read. Expected: a dict. Found: {type(state).__name__}. "
+            f"{TAKE_EARLIER}"
         )
     return state
 
 
 def let_others_read(folder: Path) -> None:
-    """Give the weights in `folder` the mode of an ordinary file: safetensors makes its own for
-    their owner alone, whatever the umask.
-    """
+    """Give weight files the umask's mode; safetensors writes them with mode 0600."""
     probe = folder / ".mode"
     probe.touch()
     mode = stat.S_IMODE(probe.stat().st_mode)
@@ -330,7 +327,7 @@ def let_others_read(folder: Path) -> None:
 
 
 def _flush(path: Path) -> None:
-    """Force a file, or the entries of a folder, to the disk."""
+    """Force a file, or the entries of a folder, to disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -339,9 +336,7 @@ def _flush(path: Path) -> None:
 
 
 def _free_name(folder: Path, step: int) -> Path:
-    """`step_<step>`, with a number behind it where a run that was resumed from before takes the
-    same step again.
-    """
+    """`step_<step>`, with a suffix if a resumed run repeats the step."""
     name, again = folder / f"step_{step:08d}", 0
     while name.exists():
         again += 1

@@ -1,6 +1,4 @@
-"""What a DAGWorker holds beside its graph, and the parts that are made alike for robots and for
-text.
-"""
+"""Components of a DAGWorker, and the builders that VLA policies and text share."""
 
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -17,7 +15,7 @@ from siirl.dag_worker.checkpoint import CheckpointManager
 from siirl.dag_worker.context import StageContext
 from siirl.dag_worker.validator import Validator
 from siirl.data_coordinator.learnable import LearnableTaskLoader
-from siirl.data_coordinator.task_stream import Loader, TaskLoader
+from siirl.data_coordinator.task_stream import TaskLoader
 from siirl.engine.actor.actor import Actor
 from siirl.engine.rollout.rollout import Rollout
 from siirl.engine.training.collectives import Collectives
@@ -28,35 +26,34 @@ from siirl.params import SiiRLArguments, sizes
 
 
 class Closing(Protocol):
-    """Something that is written to and in the end closed."""
+    """An output that can be closed."""
 
     def close(self) -> None:
-        """Finish what is left; may be called twice."""
+        """Finish pending output; may be called twice."""
 
 
 @dataclass
-class Rank:
-    """What a DAGWorker holds beside its graph."""
+class WorkerComponents:
+    """Components of a DAGWorker: all that it holds in addition to its graph."""
 
     context: StageContext
     rollout: Rollout
-    loader: Loader
     validator: Validator
     shown: Closing
-    """What episodes are shown by: videos, or files of text."""
+    """Output of recorded episodes: videos, or files of text."""
     checkpoints: CheckpointManager
 
     def set_progress(self, progress: float) -> None:
-        """Let learning rates fall with the run (`TrainEngine.set_progress`)."""
+        """Set the completed share of the run, for learning rates (`TrainEngine.set_progress`)."""
         for learner in (self.context.actor, self.context.critic):
             if learner is not None:
                 learner.engine.set_progress(progress)
 
     def state(self) -> dict:
-        """What the next step depends on beside weights and moments; the same on every rank."""
+        """State of the next step, except weights and moments; the same on every rank."""
         context = self.context
         return {
-            "loader": self.loader.state_dict(),
+            "loader": context.require_loader().state_dict(),
             "reward": context.reward.state_dict(),
             "actor": context.actor.state_dict(),
             "kl_controller": context.kl_controller.state_dict(),
@@ -66,37 +63,44 @@ class Rank:
 
     def load_state(self, state: dict) -> None:
         """The inverse of `state`."""
-        self.loader.load_state_dict(state["loader"])
+        self.context.require_loader().load_state_dict(state["loader"])
         self.context.reward.load_state_dict(state["reward"])
         self.context.actor.load_state_dict(state["actor"])
         self.context.kl_controller.load_state_dict(state["kl_controller"])
         self.context.redistribution.load_state_dict(
             state.get("redistribution", {})
-        )  # the first checkpoints had none
+        )  # absent in the first checkpoints
         if self.context.critic is not None:
             self.context.critic.load_state_dict(state["critic"])
+
+    def close(self) -> None:
+        """Close environments, rewards, the prompt loader and the episode files."""
+        self.rollout.close()
+        self.shown.close()
+        self.context.reward.close()
+        self.context.require_loader().close()
 
 
 @dataclass
 class Evaluation:
-    """What an evaluation needs of a rank; nothing is trained."""
+    """Components of an evaluation; nothing is trained."""
 
     rollout: Rollout
     validator: Validator
     shown: Closing
     reward: Closing | None = None
-    """What scores episodes that the environment leaves without a grade."""
+    """Scores the episodes that the environment leaves ungraded."""
 
     def close(self) -> None:
-        """End environments, files and reward functions; safe to call twice."""
-        with ExitStack() as stack:  # what one of them raises does not keep the others open
+        """Close environments, files and reward functions; safe to call twice."""
+        with ExitStack() as stack:  # an error of one does not keep the others open
             for part in (self.rollout, self.shown, self.reward):
                 if part is not None:
                     stack.callback(part.close)
 
 
 def make_pool(config: SiiRLArguments, ranks: Collectives) -> EnvPool:
-    """This rank's share of the simulators; at least one server a rank."""
+    """Build this rank's share of the simulators; at least one server per rank."""
     env = config.env
     return EnvPool(
         portable_name(env.name),
@@ -114,7 +118,7 @@ def make_pool(config: SiiRLArguments, ranks: Collectives) -> EnvPool:
 def make_task_loader(
     config: SiiRLArguments, *, tasks: Sequence[str], ranks: Collectives
 ) -> TaskLoader:
-    """The stream of training prompts that an environment makes up from seeds."""
+    """Build the stream of training prompts that an environment makes from seeds."""
     data = config.data
     loader = (
         LearnableTaskLoader if data.task_sampling == LearnableTaskLoader.sampling else TaskLoader
@@ -139,7 +143,7 @@ def make_engine(
     trained: bool,
     prefix_groups: PrefixGrouping | None = None,
 ) -> TrainEngine[TokenScores]:
-    """The engine of a policy; with an optimiser where it is trained."""
+    """Build the engine of a policy, with an optimizer if it is trained."""
     settings, total_steps = config.actor_rollout_ref, config.trainer.total_steps
     return TrainEngine(
         module=module,
@@ -162,13 +166,13 @@ def make_engine(
 def make_actor(
     config: SiiRLArguments, *, engine: TrainEngine[TokenScores], horizon: int, agents: int = 1
 ) -> Actor:
-    """The actor, or a reference policy, of an engine.
+    """Build the actor, or a reference policy, on an engine.
 
     Args:
         config: The job.
-        engine: Of the policy.
+        engine: The policy's engine.
         horizon: Tokens of the longest possible response.
-        agents: Of an episode; mini-batches count prompts, and every agent makes a row of its own.
+        agents: Agents per episode; mini-batches count prompts, and every agent adds one row.
     """
     settings = config.actor_rollout_ref
     rows = settings.rollout.n * agents
@@ -182,12 +186,12 @@ def make_actor(
 
 
 def compute_dtype(config: SiiRLArguments) -> torch.dtype | None:
-    """Type of the forward and backward passes; None is the weights' own float32."""
+    """Dtype of the forward and backward passes; None: the weights' own float32."""
     return torch.bfloat16 if config.actor_rollout_ref.model.dtype == "bfloat16" else None
 
 
 def make_kl_controller(config: SiiRLArguments) -> FixedKLController:
-    """Coefficient of the KL in the reward, fixed or adaptive."""
+    """Build the coefficient of the KL in the reward, fixed or adaptive."""
     control = config.algorithm.kl_ctrl
     if control.type == "fixed":
         return FixedKLController(control.kl_coef)

@@ -1,12 +1,10 @@
-"""What a stage may use: the engines of this rank and the other ranks. One object, made once by the
-DAGWorker.
-"""
+"""StageContext: the objects of this rank that stages use."""
 
 from dataclasses import dataclass
 from pathlib import Path
 
 from siirl.algos.kl import FixedKLController
-from siirl.dag_worker.domain import Domain
+from siirl.dag_worker.rollout_collector import RolloutCollector
 from siirl.data_coordinator.redistribution import Redistribution
 from siirl.data_coordinator.task_stream import Loader
 from siirl.engine.actor.actor import Actor
@@ -21,56 +19,56 @@ from siirl.params import SiiRLArguments
 
 @dataclass
 class StageContext:
-    """Handed to every stage as `context`."""
+    """The `context` argument of every stage; created once by the DAGWorker."""
 
     config: SiiRLArguments
     run_folder: Path
     ranks: Collectives
-    """The processes that train together; every rank calls its methods in the same order."""
-    domain: Domain
+    """Collectives of the training processes; every rank calls them in the same order."""
+    collector: RolloutCollector
     """Turns prompts into trajectories."""
     actor: Actor
     reference: Reference | None
-    """The policy that KL is measured against; None where no KL is used."""
+    """Reference policy of the KL; None if no KL is used."""
     reward: RewardManager
     weights: WeightSync
-    """Gives new weights to what acts."""
+    """Copies new weights to the acting model."""
     redistribution: Redistribution
     """Moves rows between ranks."""
     kl_controller: FixedKLController
     """Coefficient of the KL in the reward."""
     critic: Critic | None = None
-    """The value model; None where no node of the graph has one."""
+    """Value model; None if no node of the graph has the role CRITIC."""
     loader: Loader | None = None
-    """The stream of prompts, for a graph whose first node is `load_prompts`."""
+    """Prompt stream; None only in a context built without one."""
     step: int = 0
     round: int = 0
-    """How often a node has asked for further prompts in this step."""
+    """Number of refills that a node has requested in this step."""
     drawn_prompts: int = 0
-    """Prompts of this step so far, over all ranks."""
+    """Prompts drawn in this step so far, over all ranks."""
 
     def require_critic(self) -> Critic:
-        """The critic; ConfigError where the run has none."""
+        """The critic; ConfigError if the run has none."""
         if self.critic is None:
             raise ConfigError(
-                "A stage of the critic runs, but no critic was made, because no node of the graph has the role CRITIC: give its node "
+                "A stage of the critic runs, but no node of the graph has the role CRITIC, so no "
+                "critic was built: give its node "
                 "node_role=NodeRole.CRITIC, as pipelines/ppo.py does."
             )
         return self.critic
 
     def require_loader(self) -> Loader:
-        """The stream of prompts; ConfigError where the run was built without one."""
+        """The prompt stream; ConfigError if the run has none."""
         if self.loader is None:
-            raise ConfigError(
-                "load_prompts runs, and this run was built without a loader of prompts."
-            )
+            raise ConfigError("The run has no prompt loader, which load_prompts needs.")
         return self.loader
 
     def require_reference(self) -> Reference:
-        """The reference policy; ConfigError where the run has none."""
+        """The reference policy; ConfigError if the run has none."""
         if self.reference is None:
             raise ConfigError(
-                "reference_log_prob runs, but no KL has a weight, so no reference was loaded: set actor_rollout_ref.actor.use_kl_loss=true "
+                "reference_log_prob runs, but no KL has a weight, so no reference was loaded: set "
+                "actor_rollout_ref.actor.use_kl_loss=true "
                 "or algorithm.use_kl_in_reward=true."
             )
         return self.reference

@@ -1,4 +1,4 @@
-"""The architecture guide's path of `siirl.compat.core_algos`."""
+"""Re-exports `siirl.compat.core_algos` under the architecture guide's path."""
 
 from typing import Any
 
@@ -7,5 +7,5 @@ from siirl.compat.core_algos import *  # noqa: F403
 
 
 def __getattr__(name: str) -> Any:
-    """An advantage estimator under its documented name, which `siirl.compat.core_algos` looks up."""
+    """Look up an advantage estimator by its documented name."""
     return getattr(core_algos, name)

@@ -1,6 +1,4 @@
-"""Makes the critic of a rank, for robots and for text: the value model on a trunk of its own, its
-optimiser, its update.
-"""
+"""Builds the critic of a rank, for VLA policies and language models."""
 
 from collections.abc import Callable
 from typing import Any
@@ -38,21 +36,20 @@ def make_critic(
     agents: int = 1,
     **engine_options: Any,
 ) -> Critic:
-    """The critic with its optimiser.
+    """Build the critic: value model, optimizer and update.
 
     Args:
         config: The job.
-        trunk: A copy of the policy for the critic alone, without its head: `PolicyFeatures`, or a
+        trunk: A copy of the policy without its head, used only by the critic: `PolicyFeatures` or a
             language model.
-        feature_size: D, of what the trunk gives.
+        feature_size: Size D of the trunk's features.
         scorer: `embodied_value_scorer` or `text_value_scorer`.
         decisions: `first_token_of_each_chunk` or `every_own_token`.
-        ranks: The processes that train together.
-        device: Where this rank computes.
-        compute_dtype: Type of the passes; None is the weights' own.
-        agents: Of an episode; each makes a row of its own.
-        engine_options: Further arguments of the engine, such as a budget of tokens for
-            micro-batches.
+        ranks: The training processes.
+        device: Device of this rank.
+        compute_dtype: Type of the forward and backward passes; None: the weights' own.
+        agents: Agents per episode; each adds one row.
+        engine_options: Further arguments of the engine, such as the token budget of micro-batches.
     """
     settings, update, total_steps = config.critic, critic_update(config), config.trainer.total_steps
     model = ValueModel(

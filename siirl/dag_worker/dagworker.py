@@ -1,10 +1,9 @@
-"""DAGWorker: one process's walk through its graph, step after step. There is no central controller
-in the data path.
+"""DAGWorker: runs a rank's graph, step after step, without a central controller of the data.
 
-The loop is short on purpose: load prompts, run the graph's nodes in order, save, evaluate. What a
-node does is in `siirl.dag_worker.stages`, what it needs is made in
-`siirl.dag_worker.embodied_components` or `text_components`. Everything that the user should see is
-yielded as an event, so that the worker is the same in a Ray actor and in a debugger.
+The loop loads prompts, runs the graph's nodes in order, saves and evaluates. Stages are in
+`siirl.dag_worker.stages`; `embodied_components` and `text_components` build the objects that they
+use. All user-visible output is yielded as events, so the worker runs unchanged in a Ray actor and
+in a debugger.
 """
 
 import copy
@@ -24,7 +23,7 @@ from tensordict import TensorDict
 
 from siirl.dag_worker import stages
 from siirl.dag_worker.checkpoint import read_manifest, resolve_checkpoint
-from siirl.dag_worker.components import Rank
+from siirl.dag_worker.components import WorkerComponents
 from siirl.dag_worker.critic_components import needs_critic
 from siirl.dag_worker.embodied_components import build_embodied
 from siirl.dag_worker.events import Activity, Ended, Event, Ready, StepDone
@@ -36,7 +35,7 @@ from siirl.data_coordinator.protocol.batch import concat, shallow_copy
 from siirl.data_coordinator.redistribution import Redistribution, StayOnRank
 from siirl.data_coordinator.sample import Sample, Samples2Dict
 from siirl.engine.training.collectives import join, leave
-from siirl.errors import CheckpointError, ConfigError, SiirlError
+from siirl.errors import CheckpointError, ConfigError, InvariantError, SiirlError
 from siirl.execution.dag import Node, NodeOutput, NodeType, TaskGraph
 from siirl.interrupts import STOP, Interrupted
 from siirl.occupation import OCCUPATION
@@ -53,21 +52,20 @@ class DAGWorker:
     """Trains one rank's part of a job.
 
     Args:
-        config: The job, checked.
-        graph: The graph that this rank walks, checked.
+        config: The checked job.
+        graph: The checked graph of this rank.
         rank: Number of this rank.
         world_size: Number of ranks.
-        init_method: Where ranks meet for torch.distributed; unused where there is one.
-        backend: Of torch.distributed.
-        run_folder: Where the run writes.
-        connect: Called with this rank where ranks share rows: its end of the DataCoordinator. None
-            where there is one rank.
+        init_method: Rendezvous address of torch.distributed; unused with one rank.
+        backend: Backend of torch.distributed.
+        run_folder: Output folder of the run.
+        connect: Returns this rank's client of the DataCoordinator; None with one rank.
 
     Raises:
-        ConfigError: The run folder is on another machine only.
+        ConfigError: This machine does not have the run folder.
     """
 
-    # The documents' names: a graph may say `siirl.dag_worker.dagworker:DAGWorker.generate`.
+    # Documented names: a graph may refer to `siirl.dag_worker.dagworker:DAGWorker.generate`.
     generate = staticmethod(stages.generate)
     compute_reward = staticmethod(stages.compute_reward)
     compute_value = staticmethod(stages.compute_value)
@@ -91,11 +89,14 @@ class DAGWorker:
     ) -> None:
         if not run_folder.is_dir():
             raise ConfigError(
-                f"Rank {rank} runs on {socket.gethostname()}, which does not have {run_folder}: with several machines trainer.output_dir= "
-                "has to be in a folder that they share, for recordings and checkpoints."
+                f"Rank {rank} runs on {socket.gethostname()}, which does not have {run_folder}: "
+                "with several machines trainer.output_dir= "
+                "must be in a folder that they share, for recordings and checkpoints."
             )
         load_plug_ins(config, graph)
-        self.config, self.taskgraph, self.run_folder = config, graph, run_folder
+        self.config = config
+        self.taskgraph = graph
+        self.run_folder = run_folder
         self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         self.text = is_text(describe_env(config))
         if self.device.type == "cpu":
@@ -111,26 +112,37 @@ class DAGWorker:
         self.redistribution: Redistribution = StayOnRank() if connect is None else connect(rank)
         self.metrics = MetricWorker(gather=self.ranks.gather_objects, warns=rank == 0)
         self.global_steps = 0
-        self.parts: Rank | None = None
+        self._components: WorkerComponents | None = None
         self._before: dict[str, Any] | None = (
-            None  # state before the step whose weights have not changed yet
+            None  # state before a step that has not changed weights yet
         )
-        self._saved: int | None = None  # the newest step of which there is a checkpoint
+        self._saved: int | None = None  # step of the newest checkpoint
         self._evaluation_due = False
 
+    @property
+    def components(self) -> WorkerComponents:
+        """Components of this rank, made by `init_graph`.
+
+        Raises:
+            InvariantError: `init_graph` has not run, or the worker is closed.
+        """
+        if self._components is None:
+            raise InvariantError("The worker has no components: init_graph() makes them.")
+        return self._components
+
     def run(self) -> Iterator[Event]:
-        """The whole job; simulators and process group are ended whatever happens."""
+        """Run the whole job; simulators and the process group are closed in any case."""
         try:
             yield Activity("starting simulators and loading the policy")
             with OCCUPATION.doing("starts simulators and loads the policy"):
                 self.init_graph()
             yield Ready()
-            yield from self.execute_task_graph()
+            yield from self.train()
         finally:
             self.close()
 
     def init_graph(self) -> None:
-        """Make everything that the stages need, and go on from a checkpoint where one was named."""
+        """Build the components, and load the checkpoint that `trainer.resume` names."""
         resume = (
             None
             if self.config.trainer.resume is None
@@ -138,7 +150,7 @@ class DAGWorker:
         )
         first_step = 0 if resume is None else read_manifest(resume)["step"] + 1
         build = build_text if self.text else build_embodied
-        self.parts = build(
+        self._components = build(
             config=self.config,
             run_folder=self.run_folder,
             ranks=self.ranks,
@@ -148,32 +160,35 @@ class DAGWorker:
             with_critic=needs_critic(self.taskgraph),
         )
         if resume is not None:
-            checkpoint = self.parts.checkpoints.load(resume)
-            load_state(self.parts, checkpoint.state, folder=checkpoint.folder, graph=self.taskgraph)
+            checkpoint = self.components.checkpoints.load(resume)
+            load_state(
+                self.components, checkpoint.state, folder=checkpoint.folder, graph=self.taskgraph
+            )
             self.global_steps = self._saved = checkpoint.step
             self._evaluation_due = (
                 checkpoint.evaluation_due and self.config.trainer.val_episodes > 0
             )
-        self.parts.rollout.start()
-        self.parts.context.weights.sync()
+        self.components.rollout.start()
+        self.components.context.weights.sync()
         gc.collect()
-        # what was made stays to the end; looking through it took a sixth of a profiled step of
-        # short answers
+        # these objects live to the end; collecting them took 1/6 of a profiled step of short
+        # answers
         gc.freeze()
 
-    def execute_task_graph(self) -> Iterator[Event]:
-        """Evaluate, train, evaluate; yields metrics as they come. A request to end
-        (siirl.interrupts) ends it with a checkpoint.
+    def train(self) -> Iterator[Event]:
+        """Evaluate, train, evaluate; yield metrics. An interrupt ends the run with a checkpoint.
 
         Raises:
-            ConfigError: A run that goes on after its last step; how many there are in a number of
-                epochs, only the loader knows.
+            ConfigError: The resumed run is complete already; with `total_epochs` only the loader
+                knows its number of steps.
         """
         try:
             yield from self._steps()
         except Interrupted:
             yield Activity("saving before the end")
             yield Ended(self._save_what_is_trained())
+
+    execute_task_graph = train  # name in the user's documents
 
     def _steps(self) -> Iterator[Event]:
         trainer, begin = self.config.trainer, time.monotonic()
@@ -183,7 +198,8 @@ class DAGWorker:
             self._save()
         elif self.global_steps > 0 and self._is_last(begin):
             raise ConfigError(
-                f"trainer.resume={trainer.resume}: after step {self.global_steps} none is left: raise trainer.total_steps="
+                f"trainer.resume={trainer.resume}: after step {self.global_steps} none is left. "
+                "Raise trainer.total_steps="
                 f"{as_text(trainer.total_steps)} or trainer.total_epochs={trainer.total_epochs}."
             )
         if self.global_steps == 0 and trainer.val_before_train and trainer.val_episodes > 0:
@@ -212,25 +228,22 @@ class DAGWorker:
         return StepDone(self.global_steps, self.metrics.reduce(), self.metrics.take_warnings())
 
     def close(self) -> None:
-        """End environments, graders, files and the process group; safe to call twice."""
+        """Close environments, graders, files and the process group; safe to call twice."""
         STOP.hold(False)
-        if self.parts is not None:
-            self.parts.rollout.close()
-            self.parts.shown.close()
-            self.parts.context.reward.close()
-            self.parts.loader.close()
-            self.parts = None
+        if self._components is not None:
+            self._components.close()
+            self._components = None
             gc.unfreeze()
             leave(self.ranks)
 
     def _run_training_step(self) -> None:
-        assert self.parts is not None
-        self._before = copy.deepcopy(self.parts.state())
-        context = self.parts.context
+        self._before = copy.deepcopy(self.components.state())
+        context = self.components.context
         context.step = self.global_steps
-        context.round, context.drawn_prompts = 0, self.config.data.train_batch_size
+        context.round = 0
+        context.drawn_prompts = self.config.data.train_batch_size
         if self.config.trainer.total_steps is not None:
-            self.parts.set_progress((self.global_steps - 1) / self.config.trainer.total_steps)
+            self.components.set_progress((self.global_steps - 1) / self.config.trainer.total_steps)
         nodes = self.taskgraph.get_nodes()
         batch: Any = (
             TensorDict({}, batch_size=[0])
@@ -241,7 +254,7 @@ class DAGWorker:
         for node in nodes:
             batch = self._run_node(node, batch)
         context.redistribution.acknowledge()
-        context.domain.rewarded({})
+        context.collector.write_recordings({})
         self._before = None
         STOP.hold(False)
         self.metrics.record(
@@ -252,17 +265,16 @@ class DAGWorker:
         )
 
     def _run_node(self, node: Node, batch: Any) -> Any:
-        """The batch after `node`; where it asks for more prompts, the nodes before it are run on
-        them until it is content.
+        """Run `node` and return its batch.
+
+        While the node requests more prompts, its ancestors run on them and it runs again on all
+        rows.
         """
-        assert self.parts is not None
-        context = self.parts.context
+        context = self.components.context
         output = self._call_node(node, batch)
         while output.more_prompts:
-            context.round, context.drawn_prompts = (
-                context.round + 1,
-                context.drawn_prompts + output.more_prompts,
-            )
+            context.round += 1
+            context.drawn_prompts += output.more_prompts
             batch = self._prompts(output.more_prompts)
             before = self.taskgraph.get_ancestors(node.node_id)
             for earlier in self.taskgraph.get_nodes():
@@ -272,12 +284,11 @@ class DAGWorker:
         return output.batch
 
     def _call_node(self, node: Node, batch: Any) -> NodeOutput:
-        assert self.parts is not None
         if self._before is not None:
             self._heed_request()
         if (
             node.node_type is NodeType.MODEL_TRAIN
-        ):  # weights change from here on: the step is finished, whatever is requested
+        ):  # weights change from here on: the step completes despite an interrupt
             self._before = None
             STOP.hold(True)
         started = time.perf_counter()
@@ -287,7 +298,7 @@ class DAGWorker:
                 batch=batch,
                 copy=shallow_copy,
                 config=self.config,
-                context=self.parts.context,
+                context=self.components.context,
                 process_group=self.ranks.group,
                 agent_group=node.agent_group,
             )
@@ -299,21 +310,20 @@ class DAGWorker:
         return output
 
     def _prompts(self, more: int = 0) -> TensorDict:
-        """This rank's prompts of the step, or its share of `more` further ones."""
-        assert self.parts is not None
-        loader = self.parts.loader
+        """This rank's prompts of the step, or its share of `more` additional prompts."""
+        loader = self.components.context.require_loader()
         prompts = loader.draw(more) if more else loader.next_step()
         self.metrics.record(loader.metrics())
         return Samples2Dict([Sample(task.columns()) for task in prompts])
 
     def _evaluate(self) -> Iterator[Event]:
-        assert self.parts is not None
         yield Activity("evaluating on held-out episodes")
         begin = time.perf_counter()
-        evaluate = functools.partial(self.parts.validator.evaluate, step=self.global_steps)
+        evaluate = functools.partial(self.components.validator.evaluate, step=self.global_steps)
         with OCCUPATION.doing(f"evaluates step {self.global_steps}"):
             found = [
-                evaluate(greedy=greedy, record=not greedy) for greedy in self.parts.validator.kinds
+                evaluate(greedy=greedy, record=not greedy)
+                for greedy in self.components.validator.kinds
             ]
         for metrics in found:
             self.metrics.record(metrics)
@@ -321,40 +331,33 @@ class DAGWorker:
         self._evaluation_due = False
 
     def _save(self) -> None:
-        assert self.parts is not None
         with OCCUPATION.doing(f"saves step {self.global_steps}"):
-            self.parts.checkpoints.save(step=self.global_steps, state=self.parts.state())
+            self.components.checkpoints.save(step=self.global_steps, state=self.components.state())
         self._saved = self.global_steps
 
     def _heed_request(self) -> None:
-        """Raise Interrupted, on all ranks alike, where rank 0 has been asked to end; not while a
-        step changes weights.
-        """
+        """Raise Interrupted on all ranks if rank 0 was interrupted, unless weights change."""
         if self.ranks.broadcast_object(STOP.requested):
             raise Interrupted(STOP.number or signal.SIGTERM)
 
     def _save_what_is_trained(self) -> int:
-        """Write a checkpoint unless there is one of it; returns its step. A step whose weights have
-        not changed yet is done again.
-        """
-        assert self.parts is not None
+        """Save the last completed step unless its checkpoint exists; return the step."""
         if self._before is not None:
             step, state = self.global_steps - 1, self._before
         else:
-            step, state = self.global_steps, self.parts.state()
+            step, state = self.global_steps, self.components.state()
         if step not in (0, self._saved):
-            self.parts.checkpoints.save(step=step, state=state, evaluation_due=self._evaluation_due)
+            self.components.checkpoints.save(
+                step=step, state=state, evaluation_due=self._evaluation_due
+            )
         return step
 
     def _is_last(self, begin: float) -> bool:
-        """Whether the run is over; decided by rank 0's clock, so that no rank waits for one that
-        left.
-        """
+        """Whether the run is over; rank 0's clock decides, so all ranks stop at the same step."""
         trainer = self.config.trainer
         if trainer.total_steps is not None and self.global_steps >= trainer.total_steps:
             return True
-        assert self.parts is not None
-        if self.parts.loader.passes() >= trainer.total_epochs:
+        if self.components.context.require_loader().passes() >= trainer.total_epochs:
             return True
         late = (
             trainer.max_minutes is not None and time.monotonic() - begin > 60 * trainer.max_minutes
@@ -362,7 +365,7 @@ class DAGWorker:
         return self.ranks.broadcast_object(late)
 
     def _profiled(self) -> AbstractContextManager[Any]:
-        """torch.profiler around the steps that `profiler.steps` names, on rank 0."""
+        """torch.profiler in the steps of `profiler.steps`, on rank 0."""
         profiler = self.config.profiler
         if not profiler.enable or self.global_steps not in profiler.steps or self.ranks.rank != 0:
             return nullcontext()
@@ -372,28 +375,29 @@ class DAGWorker:
         )
 
 
-def load_state(parts: Rank, state: dict[str, Any], *, folder: Path, graph: TaskGraph) -> None:
-    """Hand the owners in a rank what they saved.
+def load_state(
+    components: WorkerComponents, state: dict[str, Any], *, folder: Path, graph: TaskGraph
+) -> None:
+    """Load a checkpoint's state into the components.
 
     Raises:
-        CheckpointError: It is not what these owners save: of another job, or of another version of
-            siirl.
+        CheckpointError: The state is of another job or another version of siirl.
     """
     try:
-        parts.load_state(_with_leftovers_of_nodes(state, graph))
+        components.load_state(_with_leftovers_of_nodes(state, graph))
     except SiirlError:
         raise
     except (LookupError, TypeError, ValueError, AttributeError, RuntimeError) as error:
         raise CheckpointError(
-            f"{folder} holds a state that this job cannot go on from ({tell(error)}). Resume with the configuration and the version that "
-            "saved it, or begin anew with its weights: actor_rollout_ref.model.path=<checkpoint>/actor."
+            f"{folder} holds a state that this job cannot load ({tell(error)}). Resume with the "
+            "configuration and the version that "
+            "saved it, or start a new run from its weights: "
+            "actor_rollout_ref.model.path=<checkpoint>/actor."
         ) from error
 
 
 def _with_leftovers_of_nodes(state: dict[str, Any], graph: TaskGraph) -> dict[str, Any]:
-    """Leftover rows under the id of the node that shares rows; older checkpoints have them under
-    `compute_reward`.
-    """
+    """Move leftover rows of older checkpoints from `compute_reward` to the rebalance node's id."""
     shares = [
         node.node_id for node in graph.get_nodes() if node.executable is stages.data_rebalance
     ]
@@ -409,7 +413,5 @@ def _with_leftovers_of_nodes(state: dict[str, Any], graph: TaskGraph) -> dict[st
 
 
 def _together(kept: Any, new: Any) -> Any:
-    """The rows of an earlier round and those of the next; a batch without rows has nothing to add,
-    and may lack columns.
-    """
+    """Rows of the previous rounds and the new one; an empty batch may lack columns."""
     return concat([kept, new]) if len(kept) and len(new) else (kept if len(kept) else new)

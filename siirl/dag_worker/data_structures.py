@@ -1,4 +1,4 @@
-"""`NodeOutput`, at the place from which the architecture guide imports it (section 11.2)."""
+"""Re-exports `NodeOutput` under the architecture guide's path (section 11.2)."""
 
 from siirl.execution.dag.node_output import NodeOutput
 

@@ -1,8 +1,7 @@
-"""Makes everything that a rank of an embodied job works with: simulators, policy, actor, reward,
-recorder, checkpoints.
+"""Builds the components of an embodied rank: simulators, policy, reward, recorder, checkpoints.
 
-What is made alike for text is in `components`. Each function makes one thing; `build_embodied` puts
-them together. Nothing here runs an episode or a step.
+Shared builders are in `components`. Each function builds one object; `build_embodied` combines
+them. No function runs an episode or a step.
 """
 
 import copy
@@ -16,7 +15,7 @@ from envs.base import EnvSpec, FrameRequest
 from siirl.dag_worker.checkpoint import CheckpointManager
 from siirl.dag_worker.components import (
     Evaluation,
-    Rank,
+    WorkerComponents,
     compute_dtype,
     make_actor,
     make_engine,
@@ -26,7 +25,12 @@ from siirl.dag_worker.components import (
 )
 from siirl.dag_worker.context import StageContext
 from siirl.dag_worker.critic_components import make_critic
-from siirl.dag_worker.domain import EpisodeDomain, Measure, return_rollout_metrics, rollout_metrics
+from siirl.dag_worker.rollout_collector import (
+    Measure,
+    RolloutCollector,
+    return_rollout_metrics,
+    rollout_metrics,
+)
 from siirl.dag_worker.validator import Validator
 from siirl.data_coordinator.redistribution import Redistribution
 from siirl.engine.actor.actor import Actor
@@ -64,8 +68,8 @@ def build_embodied(
     device: torch.device,
     first_step: int,
     with_critic: bool = False,
-) -> Rank:
-    """Everything of one rank of an embodied job; `with_critic` where a node of its graph has one."""
+) -> WorkerComponents:
+    """Build all components of one embodied rank; `with_critic` if the graph has a critic node."""
     pool = make_pool(config, ranks)
     policy = make_trained_policy(config, pool.spec).to(device)
     acting = policy if ranks.size == 1 else copy.deepcopy(policy).eval()
@@ -93,7 +97,7 @@ def build_embodied(
         config=config,
         run_folder=run_folder,
         ranks=ranks,
-        domain=EpisodeDomain(
+        collector=RolloutCollector(
             config=config,
             rollout=rollout,
             recorder=recorder,
@@ -124,28 +128,28 @@ def build_embodied(
             policy, checkpoint, tasks=tasks_learnt_by(config, pool.spec)
         ),
     )
-    return Rank(context, rollout, loader, validator, videos, checkpoints)
+    return WorkerComponents(context, rollout, validator, videos, checkpoints)
 
 
 def _describe(policy: Policy, checkpoint: Path, *, tasks: list[str]) -> None:
-    """Write beside the saved weights what makes a policy of them."""
+    """Write the files that turn the saved weights into a policy."""
     policy.describe(checkpoint / "actor", notes={"tasks": tasks})
     policy.describe_adapters(checkpoint / "actor")
 
 
 def tasks_learnt_by(config: SiiRLArguments, spec: EnvSpec) -> list[str]:
-    """The tasks of the run's start, and its own."""
+    """Tasks of the initial policy, followed by the tasks of this run."""
     path = config.actor_rollout_ref.model.path
     return list(dict.fromkeys((*(() if path is None else learnt_tasks(path)), *spec.tasks)))
 
 
 def measure_of(spec: EnvSpec) -> Measure:
-    """What is said of a rollout: its success, or only its return."""
+    """Rollout metrics with success rates if the environment reports success, else returns only."""
     return rollout_metrics if spec.reports_success else return_rollout_metrics
 
 
 def build_evaluation(*, config: SiiRLArguments, run_folder: Path, ranks: Collectives) -> Evaluation:
-    """What evaluates the policy of a folder."""
+    """Build the components that evaluate the policy of a folder."""
     pool = make_pool(config, ranks)
     rollout = make_rollout(
         config, pool=pool, acting=make_policy(config, pool.spec).eval(), encoder=None
@@ -166,7 +170,7 @@ def make_validator(
     ranks: Collectives,
     recorder: EpisodeRecorder,
 ) -> Validator:
-    """Evaluation on held-out start states."""
+    """Validator on held-out start states."""
     trainer = config.trainer
     return Validator(
         rollout=rollout,
@@ -182,7 +186,7 @@ def make_validator(
 
 
 def make_policy(config: SiiRLArguments, spec: EnvSpec, *, path: str | None = None) -> Policy:
-    """The policy of the job, or that of another folder `path`."""
+    """Load the job's policy, or the policy of another folder `path`."""
     model = config.actor_rollout_ref.model
     path = path or model.path
     return build_policy(
@@ -195,7 +199,7 @@ def make_policy(config: SiiRLArguments, spec: EnvSpec, *, path: str | None = Non
 
 
 def make_trained_policy(config: SiiRLArguments, spec: EnvSpec) -> Policy:
-    """The policy of the job, with the adapters that are trained in its place where some are wanted."""
+    """Load the job's policy, with adapters if `model.lora.rank` is positive."""
     policy, lora = make_policy(config, spec), config.actor_rollout_ref.model.lora
     if lora.rank > 0:
         policy.adapt(lora, seed=config.trainer.seed)
@@ -205,7 +209,7 @@ def make_trained_policy(config: SiiRLArguments, spec: EnvSpec) -> Policy:
 def make_rollout(
     config: SiiRLArguments, *, pool: EnvPool, acting: Policy, encoder: VideoEncoder | None
 ) -> EmbodiedRollout:
-    """Simulators, the policy that acts, and the video encoder."""
+    """Build the rollout from simulators, acting policy and video encoder."""
     settings = RolloutSettings(
         temperature=config.actor_rollout_ref.rollout.temperature,
         top_p=config.actor_rollout_ref.rollout.top_p,
@@ -227,7 +231,7 @@ def make_rollout(
 
 
 def make_encoder(config: SiiRLArguments) -> VideoEncoder | None:
-    """The video encoder that the reward asks for, or None."""
+    """Load the reward's video encoder; None if it needs none."""
     if not sizes.needs_video(config) or config.reward.encoder is None:
         return None
     return load_video_encoder(config.reward.encoder)
@@ -236,7 +240,7 @@ def make_encoder(config: SiiRLArguments) -> VideoEncoder | None:
 def make_embodied_critic(
     config: SiiRLArguments, *, ranks: Collectives, device: torch.device, spec: EnvSpec
 ) -> Critic:
-    """The critic: a value head on the features of the policy as it starts, in a copy of its own."""
+    """Build the critic: a value head on a separate copy of the initial policy's features."""
     trunk = PolicyFeatures(make_policy(config, spec, path=config.critic.path))
     return make_critic(
         config,
@@ -259,8 +263,9 @@ def make_reference(
     device: torch.device,
     spec: EnvSpec,
 ) -> Reference | None:
-    """The policy that KL is measured against; None where no KL has a weight, and the policy below
-    its adapters where it has some.
+    """Build the KL's reference policy; None if no KL has a weight.
+
+    With adapters and no `ref.path`, the reference is the policy without its adapters.
     """
     if not sizes.needs_reference(config):
         return None
@@ -283,7 +288,8 @@ def demonstration_embeddings(
         return {}
     if encoder is None:
         raise ConfigError(
-            f"reward.demonstrations={file} is compared with videos, and reward.name={config.reward.name} looks at none."
+            f"reward.demonstrations={file} is compared with videos, which "
+            f"reward.name={config.reward.name} does not use."
         )
     return {
         task: encoder.encode(clips)

@@ -1,6 +1,4 @@
-"""What a worker tells the process that started it, while it runs. Plain data, so that it travels
-from a Ray actor as well.
-"""
+"""Events that a worker yields while it runs: plain data that Ray actors can send."""
 
 from dataclasses import dataclass
 
@@ -9,31 +7,29 @@ from siirl.reporting.metrics import Reduced
 
 @dataclass(frozen=True)
 class Activity:
-    """What is being done now; shown beside the progress bar."""
+    """Current activity, shown next to the progress bar."""
 
     text: str
 
 
 @dataclass(frozen=True)
 class StepDone:
-    """The metrics of a step over all ranks; step 0 is the evaluation before training."""
+    """Metrics of a step over all ranks; step 0 is the evaluation before training."""
 
     step: int
     metrics: dict[str, Reduced]
     warnings: tuple[str, ...] = ()
-    """Of what is odd about them, each once a run."""
+    """Warnings about unusual metrics, each reported once per run."""
 
 
 @dataclass(frozen=True)
 class Ready:
-    """Everything is up; from here on the worker ends in peace when it is asked to
-    (siirl.interrupts).
-    """
+    """Startup is complete; from here on an interrupt saves a checkpoint (siirl.interrupts)."""
 
 
 @dataclass(frozen=True)
 class Ended:
-    """The worker was asked to end before its time, and has; the run can go on after `step`."""
+    """The worker was interrupted and has stopped; the run can resume after `step`."""
 
     step: int
 

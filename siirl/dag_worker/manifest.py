@@ -1,7 +1,7 @@
-"""Finds a checkpoint and compares its files with its manifest, before anything of them is used.
+"""Locates a checkpoint and verifies its files against its manifest.
 
-The manifest may be damaged as any file may. What it says is taken only where it has the types of a
-manifest, and no name in it leads out of its folder.
+The manifest itself may be damaged: values are used only if they have the expected types, and no
+name may point outside the folder.
 """
 
 import hashlib
@@ -13,19 +13,16 @@ from siirl.params.documents import is_count, is_name, read_object, read_text
 
 LATEST, MANIFEST, STATE_FILE = "latest", "manifest.json", "state.pt"
 FORMAT = "siirl-checkpoint-1"
-EVALUATION_DUE = (
-    "evaluation_due"  # the run was interrupted before the evaluation of the step was over
-)
-KEPT_CHECKPOINTS = 3  # of a run: one to resume from, and two should it have learnt something wrong
+EVALUATION_DUE = "evaluation_due"  # the run was interrupted before the step's evaluation finished
+KEPT_CHECKPOINTS = 3  # one to resume from, and two fallbacks in case it is bad
 TAKE_EARLIER = "Choose an earlier checkpoint."
 
 
 def resolve_checkpoint(path: Path) -> Path:
-    """The folder of a checkpoint, from itself, from the folder of checkpoints, or from the run
-    folder that holds that.
+    """Resolve a checkpoint folder, a folder of checkpoints or a run folder to a checkpoint folder.
 
     Raises:
-        CheckpointError: None of these, or a damaged pointer to the newest.
+        CheckpointError: The path is none of these, or its pointer is damaged.
     """
     for folder in (path, path / "checkpoints"):
         if (folder / LATEST).is_file():
@@ -38,18 +35,19 @@ def resolve_checkpoint(path: Path) -> Path:
             else "no such folder"
         )
         raise CheckpointError(
-            f"{path} is no checkpoint. Expected: the folder of a run (outputs/<name>/<time>) that has saved one, or one below its "
-            f"checkpoints/, with a {MANIFEST} in it. Found: {found or 'an empty folder'}."
+            f"{path} is not a checkpoint. Expected: the folder of a run (outputs/<name>/<time>) "
+            "with a saved checkpoint, or a folder in its "
+            f"checkpoints/ that contains {MANIFEST}. Found: {found or 'an empty folder'}."
         )
     return path
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
-    """The manifest of a checkpoint, when all files that it names are whole.
+    """Read the manifest of a checkpoint and verify every file that it lists.
 
     Returns:
-        `step` (a whole number), `engines` (names), `files` (a name below `folder` to `bytes` and
-        `sha256`), and what else it holds.
+        A dict with `step` (int), `engines` (names), `files` (relative name to `bytes` and
+        `sha256`), and further keys.
 
     Raises:
         CheckpointError: A foreign folder, a damaged manifest, or a file that is missing, truncated
@@ -76,7 +74,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
 
 
 def fingerprint(path: Path) -> dict[str, Any]:
-    """Size and SHA-256 of a file, as the manifest has them."""
+    """Size and SHA-256 of a file, in the manifest's form."""
     with path.open("rb") as stream:
         return {
             "bytes": path.stat().st_size,
@@ -85,17 +83,18 @@ def fingerprint(path: Path) -> dict[str, Any]:
 
 
 def _newest(pointer: Path) -> str:
-    """The name that the pointer holds."""
-    name = read_text(pointer, remedy="Name one of the folders beside it instead.").strip()
+    """Name stored in the pointer."""
+    name = read_text(pointer, remedy="Name one of the folders next to it instead.").strip()
     if not is_name(name):
         raise CheckpointError(
-            f"{pointer} is damaged. Expected: the name of a folder beside it. Found: {name[:50]!r}. Name one of these folders instead."
+            f"{pointer} is damaged. Expected: the name of a folder next to it. Found: "
+            f"{name[:50]!r}. Name one of these folders instead."
         )
     return name
 
 
 def _what_is_wrong(manifest: dict[str, Any]) -> str | None:
-    """What was expected where a value is not what a manifest has; None where all are."""
+    """Describe the expected type of the first invalid value; None if all are valid."""
     engines, files = manifest.get("engines"), manifest.get("files")
     if not isinstance(manifest.get(EVALUATION_DUE, False), bool):
         return f"{EVALUATION_DUE} to be true or false"
@@ -129,10 +128,12 @@ def _compare(path: Path, expected: dict[str, Any]) -> None:
     if size != expected["bytes"]:
         found = "no such file" if size is None else f"{size} bytes, so it was truncated or replaced"
         raise CheckpointError(
-            f"{path} is not what was saved. Expected: {expected['bytes']} bytes. Found: {found}. {TAKE_EARLIER}"
+            f"{path} has another size than when it was saved. Expected: {expected['bytes']} bytes. "
+            f"Found: {found}. {TAKE_EARLIER}"
         )
     digest = fingerprint(path)["sha256"]
     if digest != expected["sha256"]:
         raise CheckpointError(
-            f"{path} was changed after it was saved. Expected SHA-256: {expected['sha256']}. Found: {digest}. {TAKE_EARLIER}"
+            f"{path} was changed after it was saved. Expected SHA-256: {expected['sha256']}. "
+            f"Found: {digest}. {TAKE_EARLIER}"
         )

@@ -1,7 +1,7 @@
-"""Whatever a node logs, as plain numbers: of Python, numpy or torch, alone or in a list.
+"""Converts logged metrics to plain numbers: Python, numpy or torch values, single or in lists.
 
-Nothing is refused. What is no number becomes `Unusable`, which says what it was; infinities and NaN
-stay as they are.
+Nothing is refused. Values that are not numbers become `Unusable` with a description; infinities and
+NaN are kept.
 """
 
 import math
@@ -17,12 +17,12 @@ from siirl.params.references import MISTAKES
 from siirl.reporting.metrics import Unusable, Value, Weighted
 
 NOT_A_MAPPING = "metrics of a node"
-"""Name under which a node's metrics are complained of that are no mapping at all."""
-LARGEST_ITEM_SHOWN = 40  # characters of a value in a sentence
+"""Metric name used in warnings about node metrics that are not a mapping."""
+LARGEST_ITEM_SHOWN = 40  # characters of a value quoted in a message
 
 
 def plain_record(metrics: Any) -> dict[str, Value]:
-    """The metrics of a node by name, as plain values; None is none at all."""
+    """Metrics of a node by name, as plain values; None is an empty mapping."""
     if metrics is None:
         return {}
     if not isinstance(metrics, Mapping):
@@ -31,16 +31,16 @@ def plain_record(metrics: Any) -> dict[str, Value]:
 
 
 def plain_name(name: Any) -> str:
-    """A name that every file and protocol can hold: text without halves of letters."""
+    """The name as text that files and protocols can store: lone surrogates are replaced."""
     try:
         text = str(name)
-    except MISTAKES:  # of the name's own class
+    except MISTAKES:  # str of a subclass
         text = f"name of type {type(name).__name__}"
     return text.encode("utf-8", "replace").decode("utf-8")
 
 
 def plain(value: Any) -> Value:
-    """A number, a list of numbers or a `Weighted` mean of them; else what it is, as `Unusable`."""
+    """A number, a list of numbers or a `Weighted` mean; anything else becomes `Unusable`."""
     if isinstance(value, Weighted):
         mean, weight = _number(value.value), _number(value.weight)
         return (
@@ -72,19 +72,17 @@ def _number(value: Any) -> float | None:
         return None
     try:
         return float(value)
-    except OverflowError:  # a whole number of more than 308 digits
-        # numbers.Real declares `<` alone
+    except OverflowError:  # an int of more than 308 digits
+        # numbers.Real declares `<` only
         return math.inf if value > 0 else -math.inf  # type: ignore[operator]
     except ValueError:  # Decimal's signalling NaN
         return math.nan
-    except MISTAKES:  # a span of time, or a number of the user's own class
+    except MISTAKES:  # a timedelta or a custom class
         return None
 
 
 def _items(value: torch.Tensor | np.ndarray) -> Any:
-    """The values as Python's; None of a tensor that has none to read: on meta, fake, sparse, nested
-    or quantised.
-    """
+    """Tensor values as Python numbers; None if unreadable (meta, fake, sparse, quantised)."""
     try:
         return value.tolist()
     except MISTAKES:
@@ -92,7 +90,7 @@ def _items(value: torch.Tensor | np.ndarray) -> Any:
 
 
 def _described(value: Any) -> str:
-    """What a value is, in a sentence."""
+    """Short description of a value's type and shape."""
     if isinstance(value, torch.Tensor | np.ndarray):
         shape = (
             "nested"

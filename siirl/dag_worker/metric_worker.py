@@ -1,7 +1,6 @@
-"""MetricWorker: what the stages of one rank record during a step, and the step's metrics over all
-ranks.
+"""MetricWorker: collects a rank's metrics during a step and reduces them over all ranks.
 
-The exchange between ranks is a function that is handed in, for example torch.distributed's
+The exchange between ranks is a function argument, for example torch.distributed's
 all_gather_object.
 """
 
@@ -19,18 +18,16 @@ Gather = Callable[[list[Record]], list[list[Record]]]
 
 
 def only_rank(records: list[Record]) -> list[list[Record]]:
-    """The exchange of a run with one rank."""
+    """Exchange function of a single-rank run."""
     return [records]
 
 
 class MetricWorker:
-    """Collects the metrics of one step. Metrics of any name and value are taken: a curve is not
-    worth a run.
+    """Collects the metrics of one step; a metric of any name or value is accepted.
 
     Args:
-        gather: Takes the records of this rank and returns those of all ranks, in order of rank;
-            every rank calls it once a step.
-        warns: Whether this rank warns, once a name, of what is odd about a metric of any rank.
+        gather: Returns the records of all ranks in rank order; every rank calls it once per step.
+        warns: Whether this rank reports unusual metrics of any rank, once per name.
     """
 
     def __init__(self, *, gather: Gather = only_rank, warns: bool = True) -> None:
@@ -40,13 +37,11 @@ class MetricWorker:
         self._warnings: list[str] = []
 
     def record(self, metrics: Any) -> None:
-        """Keep `metrics`, a mapping from names to numbers, for the end of the step."""
+        """Keep `metrics`, a mapping from names to numbers, until the end of the step."""
         self._records.append(plain_record(metrics))
 
     def reduce(self) -> dict[str, Reduced]:
-        """The metrics of the step over all ranks, the same on every rank; the next step starts
-        empty.
-        """
+        """Reduce the step's metrics over all ranks, equal on each rank; then start empty."""
         mine, self._records = merge_rounds(self._records), []
         records = [record for rank in self._gather(mine) for record in rank]
         if self._warns:
@@ -54,7 +49,7 @@ class MetricWorker:
         return reduce_metrics(records)
 
     def take_warnings(self) -> tuple[str, ...]:
-        """The warnings since the last call, for the terminal and the run folder."""
+        """Warnings since the last call, for the terminal and the run folder."""
         warnings, self._warnings = tuple(self._warnings), []
         return warnings
 

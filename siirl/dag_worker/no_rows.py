@@ -1,8 +1,7 @@
-"""A rank whose episodes all failed to simulate has no rows, hence no columns: the other ranks tell
-it what there is.
+"""Gives a rank without rows the columns of the other ranks.
 
-It then takes part in every stage with a share of nothing, so that all ranks meet in the same
-collective calls.
+A rank has no rows if all its episodes failed to simulate. It then takes part in every stage with an
+empty batch, so that all ranks enter the same collective calls.
 """
 
 from typing import Any
@@ -14,11 +13,11 @@ from siirl.engine.training.collectives import Collectives
 from siirl.errors import TooManyFailures
 
 Layout = dict[str, tuple[torch.dtype, tuple[int, ...]] | None]
-"""Type and shape of a row by column; None for a column of strings."""
+"""Dtype and row shape by column; None for a column of strings."""
 
 
 def with_columns_of_all(batch: TensorDict, *, ranks: Collectives) -> TensorDict:
-    """`batch`, or where it has no rows one of no rows with the columns of the other ranks.
+    """`batch`; if it has no rows, an empty batch with the columns of the other ranks.
 
     Raises:
         TooManyFailures: No rank has a row; raised on every rank.
@@ -26,16 +25,15 @@ def with_columns_of_all(batch: TensorDict, *, ranks: Collectives) -> TensorDict:
     layouts = [layout for layout in ranks.gather_objects(_layout(batch)) if layout]
     if not layouts:
         raise TooManyFailures(
-            "Not one episode of the step could be simulated, so there is nothing to train on. env.max_failed_share tolerates it, but the "
-            "environment needs a look: what the servers said is above."
+            "No episode of the step could be simulated, so there are no rows to train on. "
+            "env.max_failed_share permits this; see the "
+            "servers' messages above for the environment's fault."
         )
     return batch if len(batch) else _without_rows(layouts[0])
 
 
 def with_columns_of_prompts(rows: TensorDict, *, prompts: TensorDict) -> TensorDict:
-    """`rows` with the tensor columns of their prompts that they lack: what a node before the
-    rollout found out about a prompt.
-    """
+    """Add to `rows` the tensor columns of the prompts that they lack."""
     place = (
         {index: number for number, index in enumerate(prompts["index"].tolist())}
         if len(prompts)

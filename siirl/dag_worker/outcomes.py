@@ -1,9 +1,8 @@
-"""What a reward manager is shown of a step, and what it says of this rank's rows.
+"""Inputs of a reward manager from a step, and its results for this rank's rows.
 
-Trajectory rewards are computed from all ranks' outcomes on every rank: clusters of successes need
-them all, and the memory of the reward stays the same everywhere. Only names, flags, scalars and
-embeddings travel; images stay. Texts stay, too: their rewards look at one episode at a time, so
-each rank scores its own.
+Every rank computes the trajectory rewards from all ranks' outcomes: clusters of successes need them
+all, and the reward's memory stays equal on all ranks. Only names, flags, scalars and embeddings are
+exchanged. Images and texts stay on their rank; text rewards score one episode at a time.
 """
 
 # B episode (of all ranks, sorted by uid, or of this rank), R row of this rank
@@ -27,7 +26,7 @@ ALWAYS, WHERE_THERE = ("index", "complete", "env_return"), ("video_embedding", "
 
 
 def gather_outcomes(batch: TensorDict, *, ranks: Collectives) -> EpisodeOutcomes:
-    """Outcomes of all ranks, sorted by uid, so that they are the same whatever the number of ranks."""
+    """Outcomes of all ranks, sorted by uid: the order is independent of the number of ranks."""
     present = [name for name in (*ALWAYS, *WHERE_THERE) if name in batch.keys()]
     parts = ranks.gather_objects(
         {
@@ -53,7 +52,7 @@ def gather_outcomes(batch: TensorDict, *, ranks: Collectives) -> EpisodeOutcomes
 
 
 def own_outcomes(batch: TensorDict, *, ranks: Collectives) -> EpisodeOutcomes:
-    """Outcomes of this rank, in the order of its batch, with the texts that it has."""
+    """Outcomes of this rank in batch order, with their texts."""
     attention_mask, rows = batch.get("attention_mask"), len(batch)
     return EpisodeOutcomes(
         uid_B=texts(batch, "uid") if rows else [],
@@ -78,29 +77,28 @@ def own_outcomes(batch: TensorDict, *, ranks: Collectives) -> EpisodeOutcomes:
 
 @dataclass(frozen=True)
 class RowScores:
-    """What the reward says of this rank's rows, in their order."""
+    """Reward results of this rank's rows, in batch order."""
 
     reward_R: torch.Tensor
-    """float32; without meaning where the row failed."""
+    """float32; meaningless in failed rows."""
     penalty_R: torch.Tensor
-    """Added to what is trained on, float32; 0 where there is none."""
+    """float32; added to the training reward, 0 without a penalty."""
     env_weight_R: torch.Tensor
-    """How much of the environment's return is in `reward_R`, float32; see
-    `RewardScores.env_weight_B`.
-    """
+    """float32; weight of the environment's return in `reward_R` (`RewardScores.env_weight_B`)."""
     failed: Mapping[int, str]
     """Rows that could not be scored, with the reason."""
     parts: Mapping[str, NDArray[np.float32]]
     """Summands of the reward [R], NaN where a row has none."""
     metrics: Mapping[str, float]
-    """Of all ranks together."""
+    """Metrics over all ranks."""
     reward_by_uid: Mapping[str, float]
-    """Of all ranks' rows that could be scored."""
+    """Rewards of all ranks' scored rows."""
 
 
 def score_rows(batch: TensorDict, *, reward: RewardManager, ranks: Collectives) -> RowScores:
-    """Have this rank's rows scored, beside those of all ranks where the reward must see them; every
-    rank calls it.
+    """Score this rank's rows, together with all ranks' rows if the reward needs them.
+
+    Every rank must call it.
     """
     outcomes = (
         gather_outcomes(batch, ranks=ranks)
@@ -140,17 +138,18 @@ def score_rows(batch: TensorDict, *, reward: RewardManager, ranks: Collectives) 
 def check_reward_failures(
     failed: Mapping[int, str], *, rows: int, max_failed_share: float, ranks: Collectives
 ) -> None:
-    """Go on if at most `max_failed_share` of all ranks' rows could not be scored, and some could;
-    every rank calls it.
+    """Check that some rows were scored and at most `max_failed_share` failed, over all ranks.
+
+    Every rank must call it.
 
     Args:
-        failed: This rank's rows that could not, with the reason.
-        rows: This rank's rows.
+        failed: This rank's rows without a score, with the reason.
+        rows: Number of this rank's rows.
         max_failed_share: `reward.max_failed_share`.
         ranks: The processes that share the step.
 
     Raises:
-        TooManyFailures: With the first reason; the same on every rank.
+        TooManyFailures: Reports the first reason; the same on every rank.
     """
     counts, totals, firsts = zip(
         *ranks.gather_objects((len(failed), rows, list(failed.values())[:1])), strict=True
@@ -160,14 +159,15 @@ def check_reward_failures(
     ):
         return
     raise TooManyFailures(
-        f"{sum(counts)} of {sum(totals)} samples could not be scored, more than reward.max_failed_share={max_failed_share} allows or all "
-        f"of them. The first: {next(itertools.chain(*firsts))}"
+        f"{sum(counts)} of {sum(totals)} samples could not be scored, more than "
+        f"reward.max_failed_share={max_failed_share} permits, or all of them. The first: "
+        f"{next(itertools.chain(*firsts))}"
     )
 
 
 def rows_of_rank(
     values_B: NDArray[np.float32], outcomes: EpisodeOutcomes, uids: Sequence[str]
 ) -> NDArray[np.float32]:
-    """The entries of `values_B` (one an outcome) that belong to `uids`, in their order."""
+    """Entries of `values_B` (one per outcome) for `uids`, in their order."""
     place = {uid: i for i, uid in enumerate(outcomes.uid_B)}
     return values_B[[place[uid] for uid in uids]] if len(uids) else values_B[:0]

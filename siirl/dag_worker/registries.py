@@ -1,9 +1,8 @@
-"""Plug-ins by configuration: the registries behind the keys that take them, and what `module:name`
-adds to these.
+"""Registries behind the plug-in keys, and registration of `module:name` references.
 
-`module:name` is imported, checked and registered under just that text, in every process, so that
-all that looks a name up finds it. Which keys take plug-ins, and what is refused before torch is
-imported, stands in `siirl.params.plug_ins`.
+`module:name` is imported, checked and registered under that text in every process, so that every
+lookup finds it. `siirl.params.plug_ins` lists the keys that take plug-ins and the checks that run
+before torch is imported.
 """
 
 import inspect
@@ -36,15 +35,11 @@ from siirl.params.refusals import refuse
 from siirl.reporting.metric_writers import WRITERS, register_writer
 
 DOCUMENTS_LOSS = frozenset({"log_prob", "old_log_prob"})
-"""Arguments by which a loss of the documents' form is known
-(`siirl.dag_worker.core_algos.register_policy_loss`).
-"""
+"""Arguments that identify a loss of the documents' form (`siirl.dag_worker.core_algos`)."""
 
 
 def register_loss(name: str) -> Callable[[Any], Any]:
-    """Register a policy loss of either form; one that is registered already keeps its aggregation,
-    bounds and selection.
-    """
+    """Register a policy loss of either form; a registered loss keeps its aggregation and bounds."""
 
     def register(function: Any) -> Any:
         known = [
@@ -74,11 +69,11 @@ def _repeat_loss(known: str, name: str) -> None:
 
 @dataclass(frozen=True)
 class Registry:
-    """What a key looks its names up in."""
+    """Registry that a key looks up its names in."""
 
     known: Mapping[str, Any]
     register: Callable[[str], Callable[[Any], Any]]
-    """Decorator that checks a thing and adds it under a name."""
+    """Decorator that checks an object and registers it under a name."""
 
 
 _KL = Registry(KL_ESTIMATORS, register_kl_estimator)
@@ -96,21 +91,20 @@ REGISTRIES: dict[str, Registry] = {
     "critic.optim.scheduler": _SCHEDULES,
     "trainer.logger": Registry(WRITERS, register_writer),
 }
-"""Every key that is declared with `plug_in=True`, and its registry."""
+"""Every key declared with `plug_in=True`, and its registry."""
 
 
 def load_plug_ins(config: SiiRLArguments, graph: TaskGraph) -> None:
-    """Import what the configuration names, and register what `module:name` names, in this process.
+    """Import the configured modules and register every `module:name` in this process.
 
     Raises:
-        ConfigError: All that cannot be imported, or is not what its key takes; and names that no
-            registry has.
+        ConfigError: Lists all imports that failed, objects of the wrong kind and unknown names.
     """
     import_user_modules(config)
     if config.dag.custom_pipeline_fn is not None:
         resolve_function(config.dag.custom_pipeline_fn, owner="dag.custom_pipeline_fn")
     for node in graph.get_nodes():
-        _ = node.executable  # imported: its module may register names
+        _ = node.executable  # its module may register names
     refuse(
         [
             problem
@@ -121,7 +115,7 @@ def load_plug_ins(config: SiiRLArguments, graph: TaskGraph) -> None:
     rule = config.algorithm.filter.name
     if (
         rule is not None and config.dag.shipped_graph == "embodied_srpo"
-    ):  # its reward comes after its filter
+    ):  # its reward follows its filter
         check_arguments(
             FILTERS[rule],
             known=FILTER_ARGUMENTS.keys() - {"values_B"},

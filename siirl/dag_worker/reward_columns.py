@@ -1,9 +1,9 @@
-"""Rewards that a node of the user's own has put elsewhere than at the policy's tokens.
+"""Moves rewards of custom nodes to the tokens that the policy chose.
 
-The architecture guide's reward (section 11.2) has the shape of `attention_mask`, prompt and
-response, and puts a score at the last place of the row, which a shorter response has as padding.
-Estimators want [B, T] of the response, and nothing at tokens that the policy did not choose: what
-stands there moves to the last token of the row that it chose, so that the row's sum stays.
+The architecture guide's reward (section 11.2) has the shape of `attention_mask` (prompt and
+response) and puts the score in the last column, which is padding in shorter responses. Estimators
+need [B, T] of the response, with 0 at tokens that the policy did not choose. Such rewards are moved
+to the last chosen token of their row, which keeps the row's sum.
 """
 
 # B row, T token of the response, L token of prompt and response
@@ -23,11 +23,12 @@ REWARD_COLUMNS = ("token_level_scores", "token_level_rewards")
 
 
 def place_rewards(batch: TensorDict, *, before: TensorDict) -> None:
-    """Put the rewards that a node has added to `batch`, or changed, at the policy's tokens;
-    `before` is what it got.
+    """Move new or changed reward columns of `batch` to the policy's tokens.
+
+    `before` is the node's input.
 
     Raises:
-        TensorError: A column that fits neither the response nor prompt and response.
+        TensorError: A column has neither the response's shape nor that of prompt and response.
     """
     if "response_mask" not in batch.keys():
         return
@@ -44,21 +45,22 @@ def place_rewards(batch: TensorDict, *, before: TensorDict) -> None:
 def rewards_at_tokens(
     rewards: torch.Tensor, *, mask_BT: torch.Tensor, sequence_mask: torch.Tensor | None, name: str
 ) -> torch.Tensor:
-    """Rewards [B, T], 0 where the mask is 0, with the sum that each row of `rewards` has.
+    """Rewards [B, T] with the row sums of `rewards`, and 0 where the mask is 0.
 
     Args:
         rewards: [B, T] of the response, or [B, L] of prompt and response.
         mask_BT: 1 at the tokens that the policy chose.
-        sequence_mask: [B, L], of a text.
-        name: What errors and warnings call them.
+        sequence_mask: [B, L]; text only.
+        name: Column name for errors and warnings.
 
     Raises:
-        TensorError: Another shape.
+        TensorError: The shape is neither.
     """
     shapes = [list(mask.shape) for mask in (mask_BT, sequence_mask) if mask is not None]
     if list(rewards.shape) not in shapes:
         raise TensorError(
-            f"{name} has shape {list(rewards.shape)}: one reward a token is expected, {' or '.join(map(str, shapes))}."
+            f"{name} has shape {list(rewards.shape)}: expected one reward per token, "
+            f"{' or '.join(map(str, shapes))}."
         )
     if not rewards.is_floating_point():
         _warn_of_whole_numbers(name, str(rewards.dtype))
@@ -79,7 +81,8 @@ def _warn_of_whole_numbers(name: str, dtype: str) -> None:
     if name not in _warned:
         _warned.add(name)
         logger.warning(
-            "%s is of %s, in which a score of 0.5 is 0: make the tensor with dtype=torch.float32.",
+            "%s has dtype %s, which stores a score of 0.5 as 0: create the tensor with "
+            "dtype=torch.float32.",
             name,
             dtype,
         )

@@ -1,12 +1,9 @@
-"""The stages that the shipped pipelines are made of: one plain function each, `stage(*, batch,
-context) -> NodeOutput`.
+"""Stages of the shipped pipelines: one function each, `stage(*, batch, context) -> NodeOutput`.
 
-A stage adds columns or drops rows; the batch that it gets is a shallow copy of its own. What a
-stage does for robots and for text is the business of the objects in `context`; there is no switch
-on the domain here. `@stage` declares type, role and columns; pipelines do not repeat them. Not
-declared: the columns that a domain's own objects make and read (`pixel_values` of the policy,
-`input_ids` of a language model, `video_embedding` of the reward), which depend on environment,
-policy and reward.
+A stage adds columns or drops rows of a shallow copy of the batch. Stages contain no switch between
+VLA policies and text; the objects in `context` differ instead. `@stage` declares type, role and
+columns; pipelines do not repeat them. Not declared: columns that depend on environment, policy and
+reward (`pixel_values`, `input_ids`, `video_embedding`).
 """
 
 # B trajectory of this rank, T token
@@ -41,7 +38,7 @@ from siirl.reporting.metrics import Value, Weighted
 
 PROMPT_COLUMNS = ("index", "task_name", "task_id", "trial_id", "seed")
 PROMPT_ROW = "prompt_row"
-"""The row of a file that a prompt was read from."""
+"""Column with the file row of a prompt."""
 EPISODE_COLUMNS = (
     *("uid", "responses", "response_mask", "rollout_log_probs", "policy_version"),
     *("finish_step", "complete", "truncated", "env_return"),
@@ -50,8 +47,9 @@ EPISODE_COLUMNS = (
 
 @stage(NodeType.DATA_LOAD, provides=PROMPT_COLUMNS)
 def load_prompts(*, batch: TensorDict, context: StageContext) -> NodeOutput:
-    """This rank's prompts of the step: a graph may begin with it, and is else given them; what the
-    batch held is let go.
+    """Replace the batch by this rank's prompts of the step.
+
+    Without this node, the worker passes the prompts to the first node.
     """
     loader = context.require_loader()
     prompts = [Sample(task.columns()) for task in loader.next_step()]
@@ -66,8 +64,8 @@ def load_prompts(*, batch: TensorDict, context: StageContext) -> NodeOutput:
     provides=EPISODE_COLUMNS,
 )
 def generate(*, batch: TensorDict, context: StageContext) -> NodeOutput:
-    """Roll out every prompt `rollout.n` times; a row for every episode that could be simulated."""
-    output = context.domain.roll_out(batch, step=context.step)
+    """Roll out every prompt `rollout.n` times; one row per simulated episode."""
+    output = context.collector.roll_out(batch, step=context.step)
     rows = with_columns_of_all(output.batch, ranks=context.ranks)
     if context.loader is not None:
         context.loader.observe(context.ranks.gather_objects(outcomes_by_task(rows)))
@@ -75,7 +73,7 @@ def generate(*, batch: TensorDict, context: StageContext) -> NodeOutput:
 
 
 def outcomes_by_task(batch: TensorDict) -> dict[str, tuple[int, int]]:
-    """Successes and graded trajectories of each task."""
+    """Successes and graded trajectories per task."""
     graded_B = batch.get("graded", torch.ones(len(batch), dtype=torch.bool))
     rows = [
         row
@@ -99,10 +97,8 @@ def outcomes_by_task(batch: TensorDict) -> dict[str, tuple[int, int]]:
     provides=["reward_baselines"],
 )
 def greedy_baseline(*, batch: TensorDict, context: StageContext) -> NodeOutput:
-    """Reward of the policy's most likely response to each prompt; prompts go on with it, without
-    one they are dropped and counted.
-    """
-    output = context.domain.roll_out(batch, step=context.step, greedy=True)
+    """Add the reward of a greedy response to each prompt; drop and count prompts without one."""
+    output = context.collector.roll_out(batch, step=context.step, greedy=True)
     rows = with_columns_of_all(output.batch, ranks=context.ranks)
     scores = score_rows(rows, reward=context.reward, ranks=context.ranks)
     scored = [row for row in range(len(rows)) if row not in scores.failed]
@@ -124,9 +120,7 @@ def greedy_baseline(*, batch: TensorDict, context: StageContext) -> NodeOutput:
 
 @stage(NodeType.COMPUTE, requires=["uid", "index", "response_mask"])
 def data_rebalance(*, batch: TensorDict, context: StageContext, node: Node) -> NodeOutput:
-    """Share the trajectories that the node's filter accepts evenly among the ranks, by tokens;
-    nothing moves where there is one rank.
-    """
+    """Balance the rows that the node's filter accepts over the ranks, by tokens."""
     accepted = batch if node.filter is None else accepted_rows(batch, node.filter)
     balanced = context.redistribution.redistribute(accepted, node=node.node_id, step=context.step)
     tokens = float(balanced["response_mask"].sum())
@@ -160,15 +154,13 @@ def data_rebalance(*, batch: TensorDict, context: StageContext, node: Node) -> N
     provides=["token_level_scores", "token_level_rewards"],
 )
 def compute_reward(*, batch: TensorDict, context: StageContext) -> NodeOutput:
-    """Reward every trajectory (`token_scores` says where); rows that the reward could not score are
-    dropped, and counted.
-    """
+    """Reward every trajectory, placed by `token_scores`; drop and count rows that fail to score."""
     scores = score_rows(batch, reward=context.reward, ranks=context.ranks)
     share = context.config.reward.max_failed_share
     check_reward_failures(
         scores.failed, rows=len(batch), max_failed_share=share, ranks=context.ranks
     )
-    context.domain.rewarded(scores.reward_by_uid)
+    context.collector.write_recordings(scores.reward_by_uid)
     kept = [row for row in range(len(batch)) if row not in scores.failed]
     if scores.failed:
         batch = select_rows(batch, kept)
@@ -184,7 +176,7 @@ def compute_reward(*, batch: TensorDict, context: StageContext) -> NodeOutput:
     )
     batch["token_level_rewards"] = batch["token_level_scores"]
     metrics: dict[str, Value] = {
-        **scores.metrics,  # of all ranks together; what is counted by row here takes its place
+        **scores.metrics,  # over all ranks; the per-row metrics below override these
         **{
             f"reward/part/{name}": mean_where_there(values_R[kept])
             for name, values_R in scores.parts.items()
@@ -194,7 +186,7 @@ def compute_reward(*, batch: TensorDict, context: StageContext) -> NodeOutput:
         "reward/score": reward_B.tolist(),
         "reward/failed": float(len(scores.failed)),
     }
-    if context.domain.reports_success:
+    if context.collector.reports_success:
         metrics["reward/success_rate"] = mean_over_rows(complete_B[graded_B])
         metrics["reward/failure_score"] = reward_B[graded_B & (complete_B == 0)].tolist()
     if context.config.algorithm.use_kl_in_reward:
@@ -209,26 +201,24 @@ def compute_reward(*, batch: TensorDict, context: StageContext) -> NodeOutput:
 def token_scores(
     batch: TensorDict, *, reward_B: torch.Tensor, env_weight_B: torch.Tensor
 ) -> torch.Tensor:
-    """Token scores [B, T] that add up to each trajectory's reward.
+    """Token scores [B, T] that sum to each trajectory's reward.
 
-    What the reward has of the environment's return stands where it was earned: at the last token of
-    each turn, or of each chunk of actions. GAE and discounted returns thus know what came before
-    it; outcome estimators add the row up. Everything else stands at the last executed token, as
-    does all where a workflow of the user's own leaves the column `env_rewards` out.
+    The environment's return is placed where it was earned: at the last token of each turn or action
+    chunk, so that GAE and discounted returns see its position. Outcome estimators sum the row. The
+    rest of the reward is placed at the last executed token, as is all of it if a custom workflow
+    leaves out the column `env_rewards`.
     """
     if "env_rewards" not in batch.keys():
         return reward_at_finish(rewards_B=reward_B, mask_BT=batch["response_mask"])
     earned_BT = env_weight_B[:, None] * batch["env_rewards"]
     rest_B = reward_B - earned_BT.double().sum(
         1
-    )  # in double, so that what is left of a mere return is at most its own rounding
+    )  # in float64, so that the rest of a pure return is at most its rounding error
     return earned_BT + reward_at_finish(rewards_B=rest_B.float(), mask_BT=batch["response_mask"])
 
 
 def less_kl(batch: TensorDict, context: StageContext) -> tuple[torch.Tensor, dict[str, Value]]:
-    """Token rewards [B, T] less the KL to the reference policy; the coefficient adapts to the mean
-    KL over all ranks.
-    """
+    """Token rewards [B, T] minus the KL to the reference; the coefficient adapts to the mean KL."""
     mask_BT, ranks = batch["response_mask"], context.ranks
     kl_BT = kl_estimate(
         log_probs_BT=batch["old_log_probs"],
@@ -254,7 +244,7 @@ def less_kl(batch: TensorDict, context: StageContext) -> tuple[torch.Tensor, dic
     provides=["advantages", "returns"],
 )
 def compute_advantage(*, batch: TensorDict, context: StageContext) -> NodeOutput:
-    """Advantages by `algorithm.adv_estimator`; groups are completed with the rows of other ranks."""
+    """Advantages by `algorithm.adv_estimator`; groups include the rows of other ranks."""
     algorithm = context.config.algorithm
     available = {name: batch[name] for name in ESTIMATOR_COLUMNS if name in batch.keys()}
     available |= {name: getattr(algorithm, name) for name in ESTIMATOR_SETTINGS}
@@ -274,9 +264,7 @@ def compute_advantage(*, batch: TensorDict, context: StageContext) -> NodeOutput
     provides=["old_log_probs"],
 )
 def compute_old_log_prob(*, batch: TensorDict, context: StageContext) -> NodeOutput:
-    """Log-probs under the weights before the update, for samples whose behaviour policy was another
-    one.
-    """
+    """Log-probs under the weights before the update, for samples of another behaviour policy."""
     batch["old_log_probs"] = context.actor.compute_log_prob(batch).log_probs_BT
     return NodeOutput(batch=batch)
 
@@ -302,9 +290,7 @@ def compute_ref_log_prob(*, batch: TensorDict, context: StageContext) -> NodeOut
     provides=["values", "value_mask"],
 )
 def compute_value(*, batch: TensorDict, context: StageContext) -> NodeOutput:
-    """The critic's values, and which tokens stand for a decision of their own
-    (`siirl.engine.critic`).
-    """
+    """The critic's values, and a mask of the tokens that represent decisions."""
     values = context.require_critic().compute_values(batch)
     batch["values"], batch["value_mask"] = values.values_BT, values.value_mask_BT
     return NodeOutput(batch=batch)
@@ -316,7 +302,7 @@ def compute_value(*, batch: TensorDict, context: StageContext) -> NodeOutput:
     requires=["responses", "response_mask", "values", "value_mask", "returns"],
 )
 def train_critic(*, batch: TensorDict, context: StageContext) -> NodeOutput:
-    """The critic's update towards the returns."""
+    """Update the critic towards the returns."""
     return NodeOutput(batch=batch, metrics=dict(context.require_critic().update(batch)))
 
 
@@ -327,9 +313,7 @@ def train_critic(*, batch: TensorDict, context: StageContext) -> NodeOutput:
     optional=["uid", "old_log_probs", "ref_log_prob"],
 )
 def train_actor(*, batch: TensorDict, context: StageContext) -> NodeOutput:
-    """The policy update, and the check that the policy which acted is the one that is trained; none
-    while the critic warms up.
-    """
+    """Update the policy and check acting against training log-probs; skipped in critic warm-up."""
     if context.step <= context.config.trainer.critic_warmup:
         return NodeOutput(batch=batch, metrics={"actor/updates": 0.0, "critic/warmup": 1.0})
     metrics = context.actor.update(batch, policy_version=context.weights.version)
@@ -339,7 +323,7 @@ def train_actor(*, batch: TensorDict, context: StageContext) -> NodeOutput:
 
 @stage(NodeType.BARRIER_SYNC, NodeRole.ROLLOUT)
 def sync_weights(*, batch: TensorDict, context: StageContext) -> NodeOutput:
-    """Give the new weights to the rollout engine, and prove that it has them."""
+    """Copy the new weights to the rollout engine and verify them."""
     context.weights.sync()
     return NodeOutput(
         batch=batch, metrics={"actor/weights_unchanged": float(context.weights.unchanged)}
@@ -347,36 +331,36 @@ def sync_weights(*, batch: TensorDict, context: StageContext) -> NodeOutput:
 
 
 def require_agreement(metrics: Mapping[str, float], config: SiiRLArguments) -> None:
-    """Raise InvariantError where acting and training differ by more than rounding explains.
+    """Raise InvariantError if acting and training log-probs differ by more than rounding.
 
-    The mean over tokens is judged, which is as fair to a step of a thousand tokens as to one of a
-    million; the largest is a metric, and grows with their number: of 7000 tokens in bfloat16 one
-    was off by 0.05 in a sound run. Peers log the same numbers, and none stops by them: TRL the mean
-    and the largest difference (`sampling/sampling_logp_difference`), verl those of the
-    probabilities (`training/rollout_probs_diff_mean`, `_max`) and the k3 estimate of the KL,
-    prime-rl that KL (`mismatch_kl`), NeMo RL the mean of `exp |difference|`
-    (`token_mult_prob_error`), AReaL the importance weight (`behave_imp_weight`). Left out: a single
-    wrong row among hundreds, which in bfloat16 moves the mean less than rounding does; the largest
-    shows it.
+    The check uses the mean over tokens, which does not depend on the number of tokens. The maximum
+    is a metric and grows with that number: of 7000 tokens in bfloat16 one was off by 0.05 in a
+    sound run. Other frameworks log such numbers and do not stop: TRL the mean and the largest
+    difference (`sampling/sampling_logp_difference`), verl the probability differences
+    (`training/rollout_probs_diff_mean`, `_max`) and the k3 estimate of the KL, prime-rl that KL
+    (`mismatch_kl`), NeMo RL the mean of `exp |difference|` (`token_mult_prob_error`), AReaL the
+    importance weight (`behave_imp_weight`). Left out: a single wrong row among hundreds, which in
+    bfloat16 moves the mean less than rounding does; the maximum shows it.
     """
     gap, bound = metrics.get(MEAN_GAP, 0.0), log_prob_gap_bound(config)
-    if not gap <= bound:  # NaN as well
+    if not gap <= bound:  # also true for NaN
         raise InvariantError(
-            f"Acting and training disagree: log-probs of the same actions and weights differ by {gap:.2g} in the mean and by "
+            "Acting and training disagree: log-probs of the same actions and weights differ by "
+            f"{gap:.2g} in the mean and by "
             f"{metrics[LARGEST_GAP]:.2g} at most, and rounding explains a mean of {bound:.2g} "
             "(actor_rollout_ref.rollout.max_log_prob_gap). The ratio of PPO would be wrong."
         )
 
 
 def log_prob_gap_bound(config: SiiRLArguments) -> float:
-    """Largest mean difference of log-probs between acting and training that rounding explains.
+    """Largest mean log-prob difference between acting and training that rounding explains.
 
-    Measured on the shipped model: 5e-7 in float32; in bfloat16 1e-3 to 3e-3 where one module acts
-    and trains, and 9e-3 to 2e-2 where one side has weights in bfloat16 (vLLM) and the other casts
-    them as it goes. A temperature of 0.9 for 1.0 makes 3e-2 to 6e-2, a position too many 1.9, the
-    weights before a step of lr 2e-4 make 0.4 and of lr 1e-5 1.6e-2. Those before a much smaller
-    step can be told in float32 alone; that new weights arrived is proved by their checksum in any
-    case (siirl.engine.training.weight_sync).
+    Measured on the shipped model: 5e-7 in float32. In bfloat16: 1e-3 to 3e-3 if one module acts and
+    trains, and 9e-3 to 2e-2 if one side has bfloat16 weights (vLLM) and the other casts in the
+    forward pass. Errors for comparison: a temperature of 0.9 instead of 1.0 gives 3e-2 to 6e-2, an
+    off-by-one position 1.9, weights that are one step old 0.4 at lr 2e-4 and 1.6e-2 at lr 1e-5.
+    Smaller steps are detectable in float32 only; the checksum of the weight sync proves in any case
+    that new weights arrived (siirl.engine.training.weight_sync).
     """
     rollout, model = config.actor_rollout_ref.rollout, config.actor_rollout_ref.model
     if rollout.max_log_prob_gap is not None:
@@ -387,13 +371,11 @@ def log_prob_gap_bound(config: SiiRLArguments) -> float:
 
 
 def mean_where_there(values_B: NDArray[np.float32]) -> Weighted:
-    """The mean of the entries that are not NaN, with their number as weight."""
+    """Mean of the finite entries, with their number as weight."""
     there = np.isfinite(values_B)
     return Weighted(float(values_B[there].mean()) if there.any() else 0.0, float(there.sum()))
 
 
 def mean_over_rows(values_B: torch.Tensor) -> Weighted:
-    """The mean of a column with its weight, so that ranks with different numbers of rows add up
-    right.
-    """
+    """Mean of a column with its number of rows as weight, for reduction over ranks."""
     return Weighted(float(values_B.double().mean()) if len(values_B) else 0.0, float(len(values_B)))

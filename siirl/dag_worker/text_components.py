@@ -1,7 +1,7 @@
-"""Makes everything that a rank of a text job works with; the counterpart of `embodied_components`.
+"""Builds the components of a text rank; the counterpart of `embodied_components`.
 
-What is made alike for both is in `components`. Each function makes one thing; `build_text` puts
-them together. Nothing here runs an episode or a step.
+Shared builders are in `components`. Each function builds one object; `build_text` combines them. No
+function runs an episode or a step.
 """
 
 import functools
@@ -16,7 +16,7 @@ from envs.base import EnvSpec
 from siirl.dag_worker.checkpoint import CheckpointManager
 from siirl.dag_worker.components import (
     Evaluation,
-    Rank,
+    WorkerComponents,
     compute_dtype,
     make_actor,
     make_engine,
@@ -26,7 +26,7 @@ from siirl.dag_worker.components import (
 )
 from siirl.dag_worker.context import StageContext
 from siirl.dag_worker.critic_components import make_critic
-from siirl.dag_worker.domain import EpisodeDomain, text_rollout_metrics
+from siirl.dag_worker.rollout_collector import RolloutCollector, text_rollout_metrics
 from siirl.dag_worker.validator import Validator
 from siirl.data_coordinator.prompts.prompt_loader import PromptLoader
 from siirl.data_coordinator.redistribution import Redistribution
@@ -55,7 +55,7 @@ from siirl.reporting.rollout_files import ROLLOUTS_FOLDER, RolloutFiles
 
 HELD_OUT = {
     "split": "heldout"
-}  # what the environment is asked for in an evaluation: questions that training never sees
+}  # reset option of evaluation episodes: questions outside the training split
 GREEDY_AND_SAMPLED = (True, False)
 
 
@@ -68,13 +68,13 @@ def build_text(
     device: torch.device,
     first_step: int,
     with_critic: bool = False,
-) -> Rank:
-    """Everything of one rank of a text job; `with_critic` where a node of its graph has one."""
+) -> WorkerComponents:
+    """Build all components of one text rank; `with_critic` if the graph has a critic node."""
     pool, tokenizer = make_pool(config, ranks), make_tokenizer(config)
     model = make_language_model(config).to(device)
     shared = (
         ranks.size == 1 or config.actor_rollout_ref.rollout.name != "hf"
-    )  # vLLM takes a copy of its own
+    )  # vLLM makes its own copy
     whole = model if shared else acting_copy(model, compute_dtype(config))
     text_engine, acting = make_text_engine(
         config, model=whole, tokenizer=tokenizer, at_once=pool.num_slots
@@ -108,7 +108,7 @@ def build_text(
         config=config,
         run_folder=run_folder,
         ranks=ranks,
-        domain=EpisodeDomain(
+        collector=RolloutCollector(
             config=config,
             rollout=rollout,
             recorder=files,
@@ -135,14 +135,15 @@ def build_text(
         ranks=ranks,
         export=functools.partial(_describe, model, tokenizer),
     )
-    return Rank(context, rollout, loader, validator, files, checkpoints)
+    return WorkerComponents(context, rollout, validator, files, checkpoints)
 
 
 def build_text_evaluation(
     *, config: SiiRLArguments, run_folder: Path, ranks: Collectives
 ) -> Evaluation:
-    """What evaluates the model of a folder; the job's own reward is made only where the environment
-    may leave rows without a grade.
+    """Build the components that evaluate the model of a folder.
+
+    The job's reward is built only if the environment may leave rows ungraded.
     """
     pool, tokenizer = make_pool(config, ranks), make_tokenizer(config)
     engine, _ = make_text_engine(
@@ -163,22 +164,20 @@ def build_text_evaluation(
 
 
 def _describe(model: LanguageModel, tokenizer: ChatTokenizer, checkpoint: Path) -> None:
-    """Write beside the saved weights what makes a model of them."""
+    """Write the files that turn the saved weights into a model."""
     model.describe(checkpoint / "actor")
     tokenizer.save(checkpoint / "actor")
 
 
 def make_tokenizer(config: SiiRLArguments) -> ChatTokenizer:
-    """The tokenizer of the job's model."""
+    """Load the tokenizer of the job's model."""
     model = config.actor_rollout_ref.model
     assert model.path is not None
     return load_chat_tokenizer(model.path, trust_remote_code=model.trust_remote_code)
 
 
 def make_language_model(config: SiiRLArguments, *, path: str | None = None) -> LanguageModel:
-    """The job's model, or that of another folder `path` without adapters; weights in float32,
-    whatever the type of the passes.
-    """
+    """Load the job's model in float32, or that of another folder `path` without adapters."""
     model = config.actor_rollout_ref.model
     assert model.path is not None
     return load_language_model(
@@ -194,9 +193,7 @@ def make_language_model(config: SiiRLArguments, *, path: str | None = None) -> L
 def make_text_engine(
     config: SiiRLArguments, *, model: LanguageModel, tokenizer: ChatTokenizer, at_once: int
 ) -> tuple[TextEngine, nn.Module | ActingWeights]:
-    """What generates, `at_once` requests in one pass, and where its weights are: in a module, or in
-    an engine of their own.
-    """
+    """Build the generation engine for `at_once` requests per pass, and its weights' holder."""
     settings = config.actor_rollout_ref.rollout
     arguments: dict[str, Any] = {
         "model": model,
@@ -223,7 +220,7 @@ def make_text_engine(
 def make_text_rollout(
     config: SiiRLArguments, *, engine: TextEngine, pool: EnvPool, tokenizer: ChatTokenizer
 ) -> TextRollout:
-    """Environments, the engine, and episodes that leave what the reward reads."""
+    """Build the rollout; its episodes keep the columns that the reward reads."""
     workflow = make_text_workflow(
         config.actor_rollout_ref.rollout.workflow,
         pool=pool,
@@ -240,9 +237,7 @@ def make_text_rollout(
 def make_text_critic(
     config: SiiRLArguments, *, ranks: Collectives, device: torch.device, agents: int = 1
 ) -> Critic:
-    """The critic: a value head on the model as it starts, in a copy of its own; each of an
-    episode's `agents` makes a row.
-    """
+    """Build the critic: a value head on a separate copy of the initial model; one row per agent."""
     trunk = without_head(
         make_language_model(config, path=config.critic.path or config.actor_rollout_ref.model.path)
     )
@@ -269,8 +264,9 @@ def make_text_reference(
     ranks: Collectives,
     device: torch.device,
 ) -> Reference | None:
-    """The policy that KL is measured against; None where no KL has a weight, and the model below
-    the adapters where there are some.
+    """Build the KL's reference policy; None if no KL has a weight.
+
+    With adapters and no `ref.path`, the reference is the model without its adapters.
     """
     if not sizes.needs_reference(config):
         return None
@@ -293,9 +289,7 @@ def make_text_reference(
 def make_loader(
     config: SiiRLArguments, *, spec: EnvSpec, tokenizer: ChatTokenizer, ranks: Collectives
 ) -> TaskLoader | PromptLoader:
-    """Prompts from files where there are some, else questions that the environment makes up from a
-    seed.
-    """
+    """Build the prompt stream from `data.train_files`, else from seeds of the environment."""
     data = config.data
     if data.train_files:
         place: dict[str, Any] = {
@@ -316,9 +310,7 @@ def make_text_validator(
     loader: TaskLoader | PromptLoader,
     reward: RewardManager | None,
 ) -> Validator:
-    """Evaluation on held-out questions, with the most likely answers and with sampled ones;
-    `reward` scores where grades may be missing.
-    """
+    """Validator on held-out questions, greedy and sampled; `reward` scores ungraded episodes."""
     trainer, spec = config.trainer, rollout.pool.spec
     prompts: Sequence[EpisodeTask] | None = None
     if isinstance(loader, PromptLoader) and trainer.val_episodes > 0:

@@ -1,9 +1,8 @@
-"""The folder that a checkpoint is written into before it gets its name, and its removal where its
-writer has died.
+"""Temporary folder of a checkpoint during writing, and its removal after a crash.
 
-A writer holds a lock on a file beside it, which the kernel lets go of when the process ends,
-however it ends. So a start removes what a killed writer has left, and nothing of a run that lives.
-A file system without locks keeps what was left.
+A writer holds a lock on a file next to the folder. The kernel releases the lock when the process
+ends, so a starting run removes folders of killed writers and none of a live run. On a file system
+without locks the folders remain.
 """
 
 import fcntl
@@ -17,20 +16,19 @@ from typing import IO
 UNFINISHED = ".unfinished-"
 LOCK = f"{UNFINISHED}lock"
 POINTER = f"{UNFINISHED}latest"
-"""The pointer to the newest checkpoint before it takes the place of the one before."""
+"""Temporary name of the pointer before it replaces the previous one."""
 
 
 @contextmanager
 def unfinished_folder(folder: Path) -> Iterator[Path]:
-    """A new folder in `folder`, to be renamed within the context; what still has this name at the
-    end is removed.
+    """Create a temporary folder in `folder`; delete it afterwards unless the caller renamed it.
 
     Raises:
-        OSError: `folder` cannot be written to.
+        OSError: `folder` is not writable.
     """
     lock_file = folder / LOCK
     with lock_file.open("ab") as lock:
-        with suppress(OSError):  # a file system without locks
+        with suppress(OSError):  # file system without locks
             fcntl.flock(lock, fcntl.LOCK_EX)
         try:
             unfinished = Path(tempfile.mkdtemp(prefix=UNFINISHED, dir=folder))
@@ -45,28 +43,26 @@ def unfinished_folder(folder: Path) -> Iterator[Path]:
 
 
 def remove_unfinished(folder: Path) -> None:
-    """Remove what killed writers have left in a folder of checkpoints; nothing where one is
-    writing, or where nothing may be removed.
-    """
+    """Remove folders of killed writers; none while a writer lives or without permission."""
     with _nobody_writing(folder) as nobody:
         for rest in folder.glob(f"{UNFINISHED}*") if nobody else ():
             if rest.is_dir():
                 shutil.rmtree(rest, ignore_errors=True)
                 continue
-            with suppress(OSError):  # of another user, or on a disk that can only be read
+            with suppress(OSError):  # another user's file, or a read-only disk
                 rest.unlink()
 
 
 @contextmanager
 def _nobody_writing(folder: Path) -> Iterator[bool]:
-    """Whether no writer lives; while this lasts, none begins."""
+    """Yield whether no writer is alive, and keep new writers out meanwhile."""
     lock_file = folder / LOCK
     if not lock_file.exists():
         yield True
         return
     try:
         lock = lock_file.open("ab")
-    except OSError:  # nothing here may be changed
+    except OSError:  # not writable here
         yield False
         return
     with lock:
@@ -76,6 +72,6 @@ def _nobody_writing(folder: Path) -> Iterator[bool]:
 def _locks(lock: IO[bytes]) -> bool:
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:  # held, or there are no locks here
+    except OSError:  # held, or locks are not supported
         return False
     return True

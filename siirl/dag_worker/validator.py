@@ -1,20 +1,17 @@
-"""Evaluation on held-out episodes: successes per task, for sampled actions or for the most likely
-ones, and pass@k.
+"""Evaluation on held-out episodes: success per task for sampled or greedy actions, and pass@k.
 
-Held-out seeds are disjoint from training seeds by construction
-(`siirl.data_coordinator.task_stream`), and so are held-out questions; they are the same at every
-evaluation, so that two of them can be compared. Ranks share the prompts; what each records is added
-up with the other metrics of the step.
+Held-out seeds and questions are disjoint from training by construction
+(`siirl.data_coordinator.task_stream`) and the same in every evaluation, so that evaluations are
+comparable. Ranks share the prompts; their counts are summed with the other metrics of the step.
 
-With several samples a prompt, the interval of `success_rate` is one for these prompts (it is then
-rather too wide: answers to one prompt vary less than answers to different ones). Whoever wants to
-know about prompts not asked takes one sample of more prompts.
+With several samples per prompt, the interval of `success_rate` holds for these prompts; it is
+slightly too wide, because answers to one prompt vary less than answers to different prompts. To
+estimate success on other prompts, evaluate more prompts with one sample each.
 
-Rows that the environment cannot grade have no success. The job's own reward says what it thinks of
-these episodes, and of no others.
+Ungraded rows have no success. The job's reward scores only these episodes.
 
-What an episode saw is let go as soon as it is over: the pictures in memory are those of the
-episodes that run, and of the few videos that wait to be written.
+Images of an episode are freed when it ends: memory holds those of running episodes and of the few
+videos that wait to be written.
 """
 
 import itertools
@@ -23,9 +20,9 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
-from siirl.dag_worker.domain import share_of
 from siirl.dag_worker.no_rows import with_columns_of_all
 from siirl.dag_worker.outcomes import check_reward_failures, score_rows
+from siirl.dag_worker.rollout_collector import share_of
 from siirl.data_coordinator.prompts.dataset import task_name
 from siirl.data_coordinator.task_stream import EpisodeTask, evaluation_tasks
 from siirl.engine.reward_manager import RewardManager
@@ -49,14 +46,14 @@ Thing = TypeVar("Thing")
 
 
 class Outcome(NamedTuple):
-    """How a held-out episode went."""
+    """Result of a held-out episode."""
 
     prompt: int
     task: str
     success: bool
     env_return: float
     graded: bool = True
-    """Whether the environment says so; where not, the two mean nothing."""
+    """Whether the environment graded the episode; if not, success and return are meaningless."""
 
 
 class Validator:
@@ -65,24 +62,21 @@ class Validator:
     Args:
         rollout: Environments and engine of this rank.
         ranks: The processes that share the episodes.
-        recorder: Shows some of the episodes.
+        recorder: Records some of the episodes.
         tasks: Names of the tasks, in the order of their ids.
-        episodes: Held-out prompts of each task.
+        episodes: Held-out prompts per task.
         first_seed: Prompt i of every task has seed first_seed + i.
-        record: Episodes of one evaluation that become videos, over all ranks.
-        max_failed_share: Share of an evaluation's episodes, over all ranks, that may fail to
-            simulate.
-        prompts: This rank's held-out prompts where they come from files; None: `episodes` of each
-            task, made up from their seeds.
-        options: For every episode's reset, for example `{"split": "heldout"}` where the environment
-            asks different questions then.
-        samples: Sampled episodes of each prompt; most likely actions need no more than one.
-        kinds: The evaluations of a training run: sampled actions (False), the most likely ones
-            (True), or both.
-        reward: Scores the episodes that the environment does not grade; None: it grades them all.
-            Closed by whoever made it.
-        max_unscored_share: Share of an evaluation's episodes, over all ranks, that the reward may
-            fail to score.
+        record: Episodes per evaluation that become videos, over all ranks.
+        max_failed_share: Largest share of an evaluation's episodes, over all ranks, that may fail
+            to simulate.
+        prompts: This rank's held-out prompts from files; None: `episodes` prompts per task, made
+            from seeds.
+        options: Reset options of every episode, for example `{"split": "heldout"}`.
+        samples: Sampled episodes per prompt; greedy actions need one.
+        kinds: Evaluations in a training run: sampled (False), greedy (True), or both.
+        reward: Scores ungraded episodes; None if the environment grades all. Its creator closes it.
+        max_unscored_share: Largest share of an evaluation's episodes, over all ranks, that the
+            reward may fail to score.
     """
 
     def __init__(
@@ -104,19 +98,17 @@ class Validator:
         max_unscored_share: float = 0.0,
     ) -> None:
         self.rollout, self.ranks, self.recorder = rollout, ranks, recorder
-        self.tasks, self.episodes, self.first_seed, self.record = (
-            tuple(tasks),
-            episodes,
-            first_seed,
-            record,
-        )
-        self.max_failed_share, self.prompts, self.options = (
-            max_failed_share,
-            prompts,
-            dict(options or {}),
-        )
-        self.samples, self.kinds = samples, tuple(kinds)
-        self.reward, self.max_unscored_share = reward, max_unscored_share
+        self.tasks = tuple(tasks)
+        self.episodes = episodes
+        self.first_seed = first_seed
+        self.record = record
+        self.max_failed_share = max_failed_share
+        self.prompts = prompts
+        self.options = dict(options or {})
+        self.samples = samples
+        self.kinds = tuple(kinds)
+        self.reward = reward
+        self.max_unscored_share = max_unscored_share
 
     def evaluate(
         self,
@@ -126,9 +118,7 @@ class Validator:
         record: bool = True,
         on_done: Callable[[EpisodeRequest], None] = lambda request: None,
     ) -> dict[str, Value]:
-        """Run this rank's share of the episodes, with videos of some unless `record` is false;
-        `val/<task>/…` of that share.
-        """
+        """Run this rank's share of the episodes, with videos if `record`; return its metrics."""
         requests = self._requests(
             step=step, greedy=greedy, recorded=share_of(self.record, self.ranks) if record else 0
         )
@@ -165,16 +155,12 @@ class Validator:
         return {**metrics, "env/failed_episodes": float(len(result.failed))}
 
     def _show(self, trajectory: Trajectory, *, step: int) -> None:
-        """Have the video of an episode made; no reward will stand in it, because what brings
-        pictures is graded by the environment.
-        """
+        """Write an episode's video without a reward: episodes with images are always graded."""
         self.recorder.keep([trajectory], kind="val", step=step)
         self.recorder.write({})
 
     def _rewards(self, result: RolloutResult, reward: RewardManager) -> Mapping[str, float]:
-        """Rewards of all ranks' episodes by uid, without those that could not be scored; every rank
-        calls it.
-        """
+        """Rewards of all ranks' scored episodes by uid; collective."""
         if not any(self.ranks.gather_objects(len(result.trajectories))):
             return {}
         rows = with_columns_of_all(result.batch(), ranks=self.ranks)
@@ -188,11 +174,13 @@ class Validator:
         return scores.reward_by_uid
 
     def _requests(self, *, step: int, greedy: bool, recorded: int) -> list[EpisodeRequest]:
-        """This rank's episodes: tasks in turn, so that the recorded ones show different tasks."""
+        """This rank's episodes, with tasks alternating so that the recorded ones differ in task."""
         kind = "argmax" if greedy else "sampled"
+        several = self.samples > 1 and not greedy
         return [
             EpisodeRequest(
-                uid=f"val-{step:06d}-{kind}-{prompt.group_id:06d}{f'-{sample:03d}' if self.samples > 1 and not greedy else ''}",
+                uid=f"val-{step:06d}-{kind}-{prompt.group_id:06d}"
+                + (f"-{sample:03d}" if several else ""),
                 group_id=prompt.group_id,
                 task=prompt.task,
                 task_id=prompt.task_id,
@@ -220,9 +208,7 @@ class Validator:
 
 
 class _WithoutPictures(RolloutWorkflow):
-    """A workflow whose trajectories have no pictures when it returns them: `show` was given those
-    with a video's frames before.
-    """
+    """Workflow that drops images of finished trajectories after `show` saw the recorded ones."""
 
     def __init__(self, workflow: RolloutWorkflow, *, show: Callable[[Trajectory], None]) -> None:
         self._workflow, self._show = workflow, show
@@ -243,9 +229,7 @@ class _WithoutPictures(RolloutWorkflow):
 def evaluation_metrics(
     outcomes: Sequence[Outcome], *, greedy: bool, reports_success: bool
 ) -> dict[str, Value]:
-    """Counts by task and over all tasks, or only returns where there is no flag of success; what
-    could not be graded is just counted.
-    """
+    """Success counts (or only returns) and counts of ungraded episodes, per task and overall."""
     metrics: dict[str, Value] = {}
     for task, all_found in _by_task(outcomes, task=_task).items():
         prefix = f"val/{task}/{'argmax_' if greedy else ''}"
@@ -266,11 +250,9 @@ def evaluation_metrics(
 
 
 def pass_at_k_metrics(outcomes: Sequence[Outcome], *, samples: int) -> dict[str, Value]:
-    """pass@k for k = 2, 4, 8, … and `samples`, by task and over all; and in how many prompts any of
-    the samples succeeded.
+    """pass@k for k = 2, 4, 8, … and `samples`, and prompts with any success, per task and overall.
 
-    A prompt of which some episodes could not be simulated still counts for the k that it has enough
-    of.
+    A prompt with some failed simulations counts for every k up to its number of samples.
     """
     metrics: dict[str, Value] = {}
     for task, found in _by_task(outcomes, task=_task).items():
@@ -292,12 +274,12 @@ def pass_at_k_metrics(outcomes: Sequence[Outcome], *, samples: int) -> dict[str,
 
 
 def score_metrics(scores: Sequence[tuple[str, float | None]], *, greedy: bool) -> dict[str, Value]:
-    """Mean and spread of the job's reward by task and over all tasks.
+    """Mean and standard deviation of the job's reward, per task and over all tasks.
 
     Args:
-        scores: Of all ranks' episodes, so that the numbers are the same on every rank: the task,
-            and the reward or None where it failed.
-        greedy: Whether the actions were the most likely ones.
+        scores: Task and reward (None if scoring failed) of all ranks' episodes, so that results are
+            equal on all ranks.
+        greedy: Whether actions were greedy.
     """
     metrics: dict[str, Value] = {}
     for task, found in _by_task(scores, task=lambda score: score[0]).items():

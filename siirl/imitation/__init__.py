@@ -1,1 +1,1 @@
-"""Warm starts: supervised learning of a policy before RL, from demonstrations or from answers."""
+"""Warm starts: supervised training before RL, on demonstrations or answers."""

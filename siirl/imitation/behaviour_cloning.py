@@ -1,8 +1,7 @@
-"""Warm start: demonstrations from scripted experts, and behaviour cloning of a VLA policy on them.
+"""Behaviour cloning of a VLA policy on demonstrations from scripted experts.
 
-Reinforcement learning from a 0/1 reward needs a policy that succeeds now and then. Few, noisy
-demonstrations on purpose: the shipped weights succeed in 20 to 50 % of held-out episodes, which
-leaves the work to RL.
+RL from a 0/1 reward needs a policy that sometimes succeeds. The demonstrations are few and noisy on
+purpose: the shipped weights succeed in 20 to 50 % of held-out episodes, which leaves room for RL.
 """
 
 # N observation, K action of a chunk, A action dimension, T = K*A token
@@ -21,21 +20,20 @@ from envs.base import IMAGES, INSTRUCTION, PROPRIOCEPTION, Environment
 from siirl.models.policy import Policy
 
 Expert = Callable[[Environment], NDArray[np.float32]]
-# of a proprioceptive value, a millimetre or milliradian: what never moved must not become noise
-# made large
+# of a proprioceptive value, a millimetre or milliradian: noise of constant values is not amplified
 LEAST_DEVIATION = 1e-3
 
 
 @dataclass(frozen=True)
 class Demonstration:
-    """One successful expert episode, one row an environment step."""
+    """One successful expert episode, one row per environment step."""
 
     task: str
     seed: int
     pixel_values: NDArray[np.uint8]  # [steps, cameras, height, width, 3]
     proprioception: NDArray[np.float32]  # [steps, P]
     instruction: str
-    actions: NDArray[np.float32]  # [steps, A], what the expert wanted, before noise
+    actions: NDArray[np.float32]  # [steps, A], the expert's action before noise
 
 
 def collect_demonstration(
@@ -47,9 +45,7 @@ def collect_demonstration(
     noise: float,
     generator: np.random.Generator,
 ) -> Demonstration | None:
-    """Run one expert episode, disturbed by Gaussian `noise` on each action so that the data shows
-    how to recover; None if it failed.
-    """
+    """Run one expert episode with Gaussian action noise, to show recovery; None if it failed."""
 
     async def episode() -> Demonstration | None:
         observation, info = await environment.reset(seed=seed, options={"task": task})
@@ -91,7 +87,7 @@ class CloningData:
     def from_demonstrations(
         cls, demonstrations: list[Demonstration], policy: Policy
     ) -> "CloningData":
-        """Cut demonstrations into rows; a chunk that runs over the end repeats the last action."""
+        """Cut demonstrations into rows; a chunk past the end repeats the last action."""
         tokens = []
         for demonstration in demonstrations:
             padded = np.concatenate(
@@ -126,11 +122,10 @@ class CloningData:
 
 @torch.no_grad()
 def fit_scale(layer: nn.Linear, values_NP: torch.Tensor) -> None:
-    """Let a new layer see `values_NP` as if they had mean 0 and deviation 1: W x + b becomes W (x -
-    mean) / deviation + b.
+    """Standardise the inputs `values_NP` of a new layer: W x + b becomes W (x - mean) / std + b.
 
-    Fingers move by centimetres and an arm's hand by decimetres, and a fresh layer that reads metres
-    hardly sees them. It goes into the weights, so nothing is computed or saved beside them.
+    Fingers move by centimetres and arms by decimetres, so a fresh layer that reads metres is almost
+    insensitive to them. The change is folded into the weights; nothing else is computed or saved.
     """
     deviation_P, mean_P = (
         values_NP.std(0, correction=0).clamp(min=LEAST_DEVIATION),
@@ -149,9 +144,7 @@ def clone(
     learning_rate: float,
     seed: int,
 ) -> Iterator[dict[str, Any]]:
-    """Train `policy` in place by cross-entropy on expert tokens; yields step, loss and token
-    accuracy after every update.
-    """
+    """Train `policy` in place by cross-entropy on expert tokens; yield step, loss, accuracy."""
     generator = torch.Generator().manual_seed(seed)
     optimizer = torch.optim.AdamW(policy.parameters(), lr=learning_rate, weight_decay=1e-4)
     schedule = torch.optim.lr_scheduler.OneCycleLR(

@@ -1,8 +1,7 @@
-"""What a policy learns before RL begins: robots from demonstrations of scripted experts, text from
-answers.
+"""Warm starts before RL: VLA policies from demonstrations of scripted experts, text from answers.
 
-What `python -m siirl.warm_start` does once its words are read. Left out: the learning itself,
-`siirl.imitation.behaviour_cloning` and `siirl.imitation.supervised`.
+Implements `python -m siirl.warm_start` after argument parsing. Left out: the training itself
+(`siirl.imitation.behaviour_cloning`, `siirl.imitation.sft`).
 """
 
 import argparse
@@ -28,8 +27,8 @@ from siirl.imitation.behaviour_cloning import (
     collect_demonstration,
     fit_scale,
 )
-from siirl.imitation.supervised import warm_start_on_answers
-from siirl.imitation.teaching import LESSONS
+from siirl.imitation.sft import warm_start_on_answers
+from siirl.imitation.sft_examples import SFT_SOURCES
 from siirl.models.policy_loader import build_policy, save_policy
 from siirl.params import SiiRLArguments
 from siirl.params.domains import observation_parts
@@ -38,26 +37,26 @@ from siirl.params.references import MISTAKES, load_reference, tell
 from siirl.preflight.machine import check_machine
 from siirl.preflight.prepare import check_policy
 
-# Our scripted experts, and the first seed of demonstrations. Of mujoco the last tenth of the
-# evaluation seeds (0 to 999,999, siirl.data_coordinator.task_stream), which no evaluation gets to.
-# LIBERO has 50 initial states a task, and a seed only chooses one: below 1,000,000 those that
-# evaluation starts from, above it the others.
+# Scripted experts, and the first seed of demonstrations. mujoco: the last tenth of the evaluation
+# seeds (0 to 999,999, siirl.data_coordinator.task_stream), which no evaluation reaches. LIBERO has
+# 50 initial states per task, and a seed only selects one: seeds below 1,000,000 select the
+# evaluation's states, seeds above it the others.
 EXPERTS = {
     "mujoco": ("envs.mujoco:expert", 900_000),
     "libero": ("envs.libero.expert.script:expert", 1_900_000),
 }
 OTHER_FIRST_SEED = 900_000
-CLIP_EVERY = 8  # environment steps between the frames of a clip, as `reward.frame_every`
+CLIP_EVERY = 8  # environment steps between frames of a clip, as `reward.frame_every`
 
 
 def warm_start(flags: argparse.Namespace, config: SiiRLArguments, *, command: str) -> None:
-    """Make the folder `flags.output`; `command` is noted in it.
+    """Create the folder `flags.output`; `command` is recorded in it.
 
     Raises:
-        ConfigError: What cannot be learned as it is asked for.
-        MissingAssetError: The machine lacks something.
+        ConfigError: The warm start is not possible with this configuration.
+        MissingAssetError: The machine lacks an asset.
     """
-    if config.env.name in LESSONS:
+    if config.env.name in SFT_SOURCES:
         run_answers(flags, config, command=command)
     else:
         check_robot(config)
@@ -66,17 +65,19 @@ def warm_start(flags: argparse.Namespace, config: SiiRLArguments, *, command: st
 
 
 def check_robot(config: SiiRLArguments) -> None:
-    """Behaviour cloning needs a simulator that draws, all three inputs of a VLA policy, a flag of
-    success, and a policy that fits.
+    """Check that environment, policy and memory allow behaviour cloning.
+
+    It needs rendering, all three inputs of a VLA policy, a success flag, and a fitting policy.
 
     Raises:
-        ConfigError: The environment or the policy lacks something, or the machine memory.
-        MissingAssetError: The machine does.
+        ConfigError: The environment or policy does not fit, or the machine lacks memory.
+        MissingAssetError: The machine lacks an asset.
     """
     spec, path = describe_env(config), config.actor_rollout_ref.model.path
     if path is not None:
         raise ConfigError(
-            f"actor_rollout_ref.model.path={path}: behaviour cloning begins with new weights; leave it out."
+            f"actor_rollout_ref.model.path={path}: behaviour cloning starts from new weights; "
+            "leave it out."
         )
     lacks = [
         repr(part)
@@ -86,7 +87,8 @@ def check_robot(config: SiiRLArguments) -> None:
     lacks += [] if spec.reports_success else ["flag of success"]
     if lacks:
         raise ConfigError(
-            f"env.name={config.env.name} has no {' and no '.join(lacks)}, which demonstrations need. RL can begin with new weights there: "
+            f"env.name={config.env.name} has no {' and no '.join(lacks)}, which demonstrations "
+            "need. RL can start from new weights: "
             "python -m siirl.train ... actor_rollout_ref.model.path=null"
         )
     check_machine(config, spec)
@@ -94,21 +96,22 @@ def check_robot(config: SiiRLArguments) -> None:
 
 
 def run(flags: argparse.Namespace, config: SiiRLArguments, *, command: str) -> None:
-    """Collect, clone, save."""
+    """Collect demonstrations, clone, save."""
     torch.set_num_threads(1)
     _fill(flags, updates=300, batch_rows=128, learning_rate=1e-3)
     own_expert, first_seed = EXPERTS.get(config.env.name, (None, OTHER_FIRST_SEED))
     reference = flags.expert or own_expert
     if reference is None:
         raise ConfigError(
-            f"env.name={config.env.name} has no scripted experts of ours: give --expert module:function."
+            f"env.name={config.env.name} has no shipped scripted experts: give --expert "
+            "module:function."
         )
     environment = make_env(config.env.name, **config.env.constructor_kwargs())
     experts = make_experts(reference, environment.spec.tasks)
     with Progress() as progress, ExitStack() as stack:
         stack.callback(
             lambda: asyncio.run(environment.close())
-        )  # or OpenGL complains when Python ends
+        )  # otherwise OpenGL reports errors at interpreter exit
         policy = build_policy(
             config.actor_rollout_ref.model.policy,
             path=None,
@@ -118,7 +121,8 @@ def run(flags: argparse.Namespace, config: SiiRLArguments, *, command: str) -> N
         )
         if flags.fit_proprioception and policy.proprioception_layer is None:
             raise ConfigError(
-                f"--fit-proprioception: {type(policy).__name__} has no proprioception_layer to fit; leave it out."
+                f"--fit-proprioception: {type(policy).__name__} has no proprioception_layer to "
+                "fit; leave it out."
             )
         demonstrations = _collect(
             flags, config, environment, experts, progress, first_seed=first_seed
@@ -133,7 +137,7 @@ def run(flags: argparse.Namespace, config: SiiRLArguments, *, command: str) -> N
     notes = {"command": command, "tasks": list(experts), **counts, **final}
     save_policy(
         policy, flags.output, notes=notes, dtype=torch.float16
-    )  # half the size in a repository; training is in float32
+    )  # half the size in a repository; training uses float32
     if flags.clips is not None:
         _save_clips(flags.clips, demonstrations)
     print(
@@ -143,10 +147,10 @@ def run(flags: argparse.Namespace, config: SiiRLArguments, *, command: str) -> N
 
 
 def make_experts(reference: str, tasks: Sequence[str]) -> dict[str, Expert]:
-    """An expert for each task, from `module:function`.
+    """An expert per task, from `module:function`.
 
     Raises:
-        ConfigError: There is none of that name, or it makes no expert of a task's name.
+        ConfigError: The function does not exist, or does not make an expert from a task's name.
     """
     make_expert: Callable[[str], Any] = load_reference(reference, place="--expert")
     experts: dict[str, Expert] = {}
@@ -160,7 +164,8 @@ def make_experts(reference: str, tasks: Sequence[str]) -> dict[str, Expert]:
         if not callable(experts[task]):
             made = type(experts[task]).__name__
             raise ConfigError(
-                f"--expert={reference} made a {made} for {task!r}: it must be called with the environment."
+                f"--expert={reference} made a {made} for {task!r}: it must be called with the "
+                "environment."
             )
     return experts
 
@@ -168,16 +173,16 @@ def make_experts(reference: str, tasks: Sequence[str]) -> dict[str, Expert]:
 def demonstrations_of_each(
     flags: Sequence[tuple[str | None, int]], tasks: Sequence[str]
 ) -> dict[str, int]:
-    """How many demonstrations each task gets: what was said of it, else what was said of all, else
-    two.
+    """Demonstrations per task: its own flag, else the flag for all tasks, else two.
 
     Raises:
-        ConfigError: A flag names a task that is not learned.
+        ConfigError: A flag names a task outside `env.tasks`.
     """
     said = dict(flags)
     if unknown := sorted(task for task in said if task is not None and task not in tasks):
         raise ConfigError(
-            f"--demonstrations {unknown[0]}={said[unknown[0]]}: the tasks (env.tasks) are {', '.join(tasks)}."
+            f"--demonstrations {unknown[0]}={said[unknown[0]]}: the tasks (env.tasks) are "
+            f"{', '.join(tasks)}."
         )
     return {task: said.get(task, said.get(None, 2)) for task in tasks}
 
@@ -209,7 +214,8 @@ def _collect(
                 progress.advance(bar)
         if len(found) < wanted[task]:
             raise ConfigError(
-                f"The expert of {task!r} succeeded in {len(found)} of {len(attempts)} episodes: lower --noise={flags.noise}."
+                f"The expert of {task!r} succeeded in {len(found)} of {len(attempts)} episodes: "
+                f"lower --noise={flags.noise}."
             )
         demonstrations += found
     return demonstrations
@@ -248,7 +254,7 @@ def _save_clips(file: Path, demonstrations: Sequence[Demonstration]) -> None:
 
 
 def run_answers(flags: argparse.Namespace, config: SiiRLArguments, *, command: str) -> None:
-    """Teach answers to a language model, save."""
+    """Fine-tune a language model on answers and save it."""
     torch.set_num_threads(1)
     _fill(flags, updates=700, batch_rows=128, learning_rate=1.5e-3)
     chosen = {
@@ -256,13 +262,14 @@ def run_answers(flags: argparse.Namespace, config: SiiRLArguments, *, command: s
     }
     measured = warm_start_on_answers(config, flags.output, command=command, **chosen)["held_out"]
     print(
-        f"Saved {flags.output}: of {measured['questions']} held-out questions {measured['greedy']:.0%} right greedily, "
+        f"Saved {flags.output}: of {measured['questions']} held-out questions "
+        f"{measured['greedy']:.0%} right greedily, "
         f"{measured['sampled']:.0%} sampled, entropy {measured['entropy']:.2f} nats a token."
     )
 
 
 def _fill(flags: argparse.Namespace, **defaults: float) -> None:
-    """What was not given, which each kind of policy has its own default for."""
+    """Fill in flags that were not given with the defaults of the kind of policy."""
     for name, value in defaults.items():
         if getattr(flags, name) is None:
             setattr(flags, name, value)

@@ -1,3 +1,1 @@
-"""From a checked configuration to a finished run: training, evaluation, LIBERO's published
-protocol.
-"""
+"""Runs checked configurations: training, evaluation, LIBERO's published protocol."""

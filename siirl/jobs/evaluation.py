@@ -1,8 +1,7 @@
-"""An evaluation of a policy from its configuration to its tables: on held-out episodes, or by a
-published protocol.
+"""Evaluation of a policy on held-out episodes or by a published protocol, up to its tables.
 
-What `python -m siirl.evaluate` does once its words are read; the episodes of held-out seeds
-themselves are the Validator's.
+Implements `python -m siirl.evaluate` after argument parsing. The Validator runs the episodes of
+held-out seeds.
 """
 
 import contextlib
@@ -67,8 +66,7 @@ from siirl.reporting.statistics import (
 )
 
 RESULT_FILE = "evaluation.json"
-# What a run's own configuration may have and an evaluation has no use for: demonstrations, and
-# ranks beside this process.
+# Settings of a run's configuration that an evaluation ignores: demonstrations and further ranks.
 NOTHING_IS_TRAINED = ("reward.demonstrations=null", "trainer.nnodes=1", "trainer.n_gpus_per_node=1")
 Success = dict[str, SuccessInterval]
 Returns = dict[str, float]
@@ -82,8 +80,8 @@ def evaluate(
 
     Args:
         checkpoint: Policy folder, checkpoint or run folder.
-        overrides: Configuration, as on the command line.
-        kinds: Whether actions are the most likely ones; one evaluation each.
+        overrides: Configuration words of the command line.
+        kinds: One evaluation per entry: True greedy, False sampled.
         resume: Folder of an interrupted evaluation by the published protocol.
     """
     policy_folder, config_file = locate(checkpoint)
@@ -93,18 +91,18 @@ def evaluate(
         *NOTHING_IS_TRAINED,
     ]
     if config_file is None and not any(word.startswith("pipeline=") for word in overrides):
-        given.append("pipeline=grpo")  # nothing is trained; this one goes with every environment
+        given.append("pipeline=grpo")  # nothing is trained; this pipeline accepts every environment
     given += suite_words(overrides)
     config = parse_config([*given, *overrides], config_file=config_file)
     rate_by_grade(config)
     if config.trainer.val_episodes == 0:
         raise ConfigError(
-            "trainer.val_episodes=0: an evaluation has at least one episode of each task; the default is 20."
+            "trainer.val_episodes=0: an evaluation needs at least one episode per task; the "
+            "default is 20."
         )
     spec = look_before_playing(config)
     published = asked_for(config)
-    # task after task: the simulators of 40 tasks in each of four environments would be 20 GB and
-    # more
+    # one task at a time: simulators of 40 tasks in each of four environments would need over 20 GB
     if published:
         config.env.kwargs = {"kept_simulators": 1} | config.env.kwargs
     check_machine(config, spec)
@@ -112,7 +110,8 @@ def evaluate(
         check_policy(config, spec)
     if resume is not None and not published:
         raise ConfigError(
-            f"resume={resume} goes on with an evaluation by a published protocol: env=libero env.states=all."
+            f"resume={resume} resumes an evaluation by a published protocol only: env=libero "
+            "env.states=all."
         )
     with (
         run_folder(config, needed_bytes=10_000_000, tell=lambda folder: "") as folder,
@@ -142,7 +141,7 @@ def evaluate(
 
 
 def quoted(path: Path) -> str:
-    """A path as a value on the command line, whatever letters it has."""
+    """A path as a command-line value, with any characters."""
     return "'" + str(path).replace("\\", "\\\\").replace("'", "\\'") + "'"
 
 
@@ -158,9 +157,7 @@ def sampling_of(config: SiiRLArguments) -> dict[str, Any]:
 def on_held_out(
     config: SiiRLArguments, folder: Path, *, kinds: Sequence[bool]
 ) -> tuple[dict[str, Any], list[Table]]:
-    """Success, mean returns and rewards on episodes that training never sees, as plain data and as
-    tables of what there is.
-    """
+    """Success, mean returns and rewards on held-out episodes, as plain data and as tables."""
     success, returns, scores = run(config, folder, kinds=kinds)
     trainer = config.trainer
     seeds = (
@@ -202,9 +199,7 @@ def plain(measured: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]
 
 
 def return_table(title: str, columns: Mapping[str, Returns]) -> Table:
-    """Mean returns of an environment that reports no success, one row a task and one column a way
-    of acting.
-    """
+    """Table of mean returns without success: a row per task, a column per kind of action."""
     table = Table("task", *columns, title=title, title_justify="left")
     for task in sorted(
         dict.fromkeys(task for returns in columns.values() for task in returns), key=all_last
@@ -225,7 +220,7 @@ def by_protocol(
     notice: str,
     resume: Path | None,
 ) -> tuple[dict[str, Any], list[Table]]:
-    """Success by LIBERO's published protocol, as plain data and as the tables that papers print."""
+    """Success by LIBERO's published protocol, as plain data and as the tables of papers."""
     tasks, names = chosen_tasks(config), ["argmax" if greedy else "sampled" for greedy in kinds]
     description = identity(config, weights, notice=notice)
     done = (
@@ -273,18 +268,17 @@ def by_protocol(
 
 
 def locate(checkpoint: Path) -> tuple[Path, Path | None]:
-    """The policy folder that `checkpoint` means, and the configuration of its run, where it is part
-    of one.
+    """Policy folder of `checkpoint`, and the configuration of its run if it is part of one.
 
     Raises:
-        CheckpointError: Neither a policy folder nor a checkpoint nor a run folder, or a damaged
-            one.
+        CheckpointError: The path is no policy folder, checkpoint or run folder, or it is damaged.
     """
     if (checkpoint / "config.json").is_file():
         return checkpoint, None
     if not checkpoint.is_dir():
         raise CheckpointError(
-            f"checkpoint={checkpoint}: there is no such folder. Give a policy folder, a checkpoint, or a run folder."
+            f"checkpoint={checkpoint}: the folder does not exist. Give a policy folder, a "
+            "checkpoint, or a run folder."
         )
     folder = resolve_checkpoint(checkpoint)
     read_manifest(folder)
@@ -296,9 +290,7 @@ def locate(checkpoint: Path) -> tuple[Path, Path | None]:
 def started(
     config: SiiRLArguments, folder: Path, build: Callable[..., Evaluation]
 ) -> Iterator[Evaluation]:
-    """An evaluation with its environments up; they and its files are ended with the context. It may
-    hang for `trainer.hang_minutes`.
-    """
+    """Start an evaluation and close it with the context, or if `trainer.hang_minutes` pass."""
     torch.set_num_threads(1)
     with ExitStack() as stack:
         traces = stack.enter_context(stacks.folder_of(folder))
@@ -315,9 +307,7 @@ def started(
 def run(
     config: SiiRLArguments, folder: Path, *, kinds: Sequence[bool]
 ) -> tuple[dict[str, Success], dict[str, Returns], dict[str, Scores]]:
-    """Start environments, evaluate, end them; success, mean return and mean reward of each task,
-    for each way of acting.
-    """
+    """Start environments, evaluate, close; success, return and reward per task and kind."""
     success: dict[str, Success] = {}
     returns: dict[str, Returns] = {}
     scores: dict[str, Scores] = {}
@@ -332,7 +322,7 @@ def run(
             ) as progress:
                 shown = (
                     not greedy or len(kinds) == 1
-                )  # one way of acting is enough to look at: the one that training sees
+                )  # one kind is enough: the actions that training sees
                 advance = functools.partial(_advance, progress)
                 metrics = evaluation.validator.evaluate(
                     step=0, greedy=greedy, record=shown, on_done=advance

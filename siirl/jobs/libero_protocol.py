@@ -1,16 +1,15 @@
-"""LIBERO's published protocol: every task from each of its 50 initial states, the suites' own step
-limits, one table as papers print it.
+"""LIBERO's published protocol: 50 initial states per task, published step limits, paper tables.
 
-Papers report the share of successes over 10 tasks x 50 initial states a suite, and the mean over
+Papers report the share of successes over 10 tasks x 50 initial states per suite, and the mean over
 suites (OpenVLA-OFT, https://arxiv.org/abs/2502.19645, table 1; LIBERO,
-https://arxiv.org/abs/2306.03310). Rates come with counts and 95 % intervals here. `env.states=all`
-asks for it: training may have started from the same states then, and the table says so. It also
-says that fixtures stand in the episode of state i where the official evaluation's episode i has
-them (`envs.libero.placements`), and how images differ from the official ones.
+https://arxiv.org/abs/2306.03310). This module adds counts and 95 % intervals. `env.states=all`
+selects the protocol: training may have started from the same states, and the table states this. The
+table also states that fixtures in episode i stand as in the official evaluation's episode i
+(`envs.libero.placements`), and how images differ from the official ones.
 
-An episode is a line of `episodes.jsonl` in the run folder as soon as it is over. An evaluation that
-was interrupted goes on from that file, if policy, environment and way of acting are the same;
-episodes that could not be simulated are in no line, and are tried again then.
+Each finished episode is appended as a line to `episodes.jsonl` in the run folder. An interrupted
+evaluation resumes from that file if policy, environment and kind of action are unchanged. Episodes
+that failed to simulate have no line and are retried.
 """
 
 import hashlib
@@ -39,8 +38,8 @@ PHYSICS = (
     "mujoco",
     "robosuite",
     "hf-libero",
-)  # the same policy scores differently with other versions
-# Pixels in openvla-oft's run_libero_eval.py; robosuite's renderer leaves nothing out.
+)  # versions that change the score of the same policy
+# Pixels in openvla-oft's run_libero_eval.py; robosuite's renderer draws everything.
 OFFICIAL_IMAGES = (256, "full")
 SUITE_TITLES = {"spatial": "Spatial", "object": "Object", "goal": "Goal", "10": "Long", "90": "90"}
 
@@ -51,7 +50,7 @@ class PublishedEpisode:
 
     suite: str
     number: int
-    """Of the task in its suite."""
+    """Number of the task in its suite."""
     state: int
     """Initial state, from 0."""
     kind: str
@@ -61,14 +60,12 @@ class PublishedEpisode:
 
     @property
     def key(self) -> tuple[str, int, int, str]:
-        """What makes it the only one of its kind in an evaluation."""
+        """Identity of the episode within an evaluation."""
         return self.suite, self.number, self.state, self.kind
 
 
 def suite_words(overrides: Sequence[str]) -> list[str]:
-    """What `env=libero env.suite=…` adds to an evaluation's command line: the whole protocol. Words
-    of the user's come later, and win.
-    """
+    """Default words of `env=libero env.suite=…` for the whole protocol; the user's words win."""
     named = {word.partition("=")[0] for word in overrides}
     return (
         ["env.tasks=null", "env.states=all"]
@@ -83,12 +80,12 @@ def asked_for(config: SiiRLArguments) -> bool:
 
 
 def identity(config: SiiRLArguments, weights: Sequence[Path], *, notice: str) -> dict[str, Any]:
-    """What two halves of one evaluation must have in common.
+    """Properties that an interrupted evaluation and its continuation must share.
 
     Args:
-        config: Of the evaluation.
-        weights: The files of the policy's weights; their digest counts and not their place.
-        notice: `EnvSpec.notice`, which says whether assets are stand-ins.
+        config: Configuration of the evaluation.
+        weights: Files of the policy's weights, identified by digest and not by path.
+        notice: `EnvSpec.notice`, which states whether assets are stand-ins.
     """
     env = config.env
     digest = hashlib.sha256()
@@ -111,7 +108,7 @@ def identity(config: SiiRLArguments, weights: Sequence[Path], *, notice: str) ->
 
 
 def conditions(config: SiiRLArguments, *, notice: str) -> str:
-    """What stands below each table: placements, images unlike the official ones, and `notice`."""
+    """Notes below each table: placements, differences of images, and `notice`."""
     drawn = (config.env.image_size, config.env.render_quality)
     sentence = "images of {} pixels, {}; the official ones have {}, {}"
     images = "" if drawn == OFFICIAL_IMAGES else sentence.format(*drawn, *OFFICIAL_IMAGES)
@@ -119,20 +116,21 @@ def conditions(config: SiiRLArguments, *, notice: str) -> str:
 
 
 def read_episodes(file: Path, *, expected: Mapping[str, Any]) -> list[PublishedEpisode]:
-    """The episodes that an interrupted evaluation left.
+    """Read the episodes of an interrupted evaluation.
 
     Raises:
         CheckpointError: There are none, or they are of another policy, environment or version.
     """
     rows = list(read_rows(file))
     if not rows:
-        raise CheckpointError(f"{file} has no episodes to go on from.")
+        raise CheckpointError(f"{file} has no episodes to resume from.")
     found = {name: value for name, value in rows[0].items() if name != "step"}
     for name in expected.keys() | found.keys():
         if found.get(name) != expected.get(name):
             raise CheckpointError(
-                f"{file} was evaluated with {name}={found.get(name)!r}, and this evaluation has {expected.get(name)!r}: "
-                "go on with the same, or start anew."
+                f"{file} was evaluated with {name}={found.get(name)!r}, and this evaluation has "
+                f"{expected.get(name)!r}: "
+                "resume with the same value, or start a new evaluation."
             )
     return [
         PublishedEpisode(**{name: value for name, value in row.items() if name != "step"})
@@ -153,17 +151,17 @@ def run_protocol(
     max_failed_share: float = EnvArguments.max_failed_share,
     on_done: Callable[[EpisodeRequest], None] = lambda request: None,
 ) -> list[PublishedEpisode]:
-    """Play what is missing, task by task, and return all episodes.
+    """Play the missing episodes, task by task, and return all.
 
     Args:
-        rollout: Started; its environment has `env.states=all`.
+        rollout: A started rollout whose environment has `env.states=all`.
         tasks: In the order of the environment's tasks.
         kinds: `sampled`, `argmax` or both.
-        seed: Of the sampled actions; that of the protocol's runs in papers is one of several.
-        file: Where each episode is appended when it is over; what `done` holds is written first.
+        seed: Seed of the sampled actions; papers evaluate with several.
+        file: Each finished episode is appended here; the episodes in `done` are written first.
         description: `identity`, the file's first line.
-        done: Episodes that need not be played again.
-        states: Initial states of each task, from the first on.
+        done: Episodes that are already played.
+        states: Initial states per task, from the first.
         max_failed_share: Share of a task's episodes that may fail to simulate before the evaluation
             stops.
         on_done: Called after each episode.
@@ -204,9 +202,7 @@ def run_protocol(
 
 
 class _KeptAtOnce(RolloutWorkflow):
-    """A workflow whose episodes are kept as they end, and whose trajectories are let go: 50 of a 7B
-    policy's images are a gigabyte.
-    """
+    """Drops trajectories after recording: 50 episodes of a 7B policy have 1 GB of images."""
 
     def __init__(
         self,
@@ -219,21 +215,21 @@ class _KeptAtOnce(RolloutWorkflow):
         self._workflow, self._task, self._kind, self._keep = workflow, task, kind, keep
 
     async def arun_episode(self, engine: Any, data: EpisodeRequest) -> None:
-        """See `RolloutWorkflow.arun_episode`; nobody has a use for the trajectory any more."""
+        """See `RolloutWorkflow.arun_episode`; returns no trajectory."""
         trajectory = await self._workflow.arun_episode(engine, data)
         assert isinstance(trajectory, Trajectory), "an embodied episode is one trajectory"
         self._keep(_episode(self._task, trajectory.row, kind=self._kind))
 
 
 def chosen_tasks(config: SiiRLArguments) -> tuple[LiberoTask, ...]:
-    """The tasks of a configuration, in the order of its environment's."""
+    """Tasks of a configuration, in the environment's order."""
     return choose_tasks(config.env.suite or "object", config.env.tasks)
 
 
 def rates(
     episodes: Iterable[PublishedEpisode], *, kind: str
 ) -> dict[str, dict[str, SuccessInterval]]:
-    """Suite to success by task number, and under `all` of the whole suite."""
+    """Success by suite and task number; `all` is the whole suite."""
     counts: dict[str, dict[str, list[bool]]] = defaultdict(lambda: defaultdict(list))
     for episode in episodes:
         if episode.kind == kind:
@@ -248,7 +244,7 @@ def rates(
 
 
 def suite_mean(of_suites: Mapping[str, Mapping[str, SuccessInterval]]) -> float:
-    """The mean of the suites' rates, the last column of papers' tables."""
+    """Mean of the suites' rates: the last column of the papers' tables."""
     return sum(rows["all"].rate for rows in of_suites.values()) / len(of_suites)
 
 
@@ -260,17 +256,18 @@ def protocol_tables(
     conditions: str,
     max_episode_steps: int | None = None,
 ) -> list[Table]:
-    """A table of tasks, and one with a column a suite.
+    """A table with a row per task, and one with a column per suite.
 
     Args:
-        episodes: Those that were played.
-        tasks: All that belong into the table.
+        episodes: The episodes played.
+        tasks: All tasks of the table.
         kind: `sampled` or `argmax`.
-        conditions: A caption for both.
-        max_episode_steps: Where it takes the place of the published limits.
+        conditions: Caption of both tables.
+        max_episode_steps: Replaces the published limits.
     """
     of_suites = rates(episodes, kind=kind)
-    played = f"{kind} actions, {played_sentence(episodes, kind=kind, max_episode_steps=max_episode_steps)}"
+    sentence = played_sentence(episodes, kind=kind, max_episode_steps=max_episode_steps)
+    played = f"{kind} actions, {sentence}"
     title = (
         f"LIBERO by task, {played}; training may have started from the same states (env.states=all)"
     )
@@ -301,7 +298,7 @@ def protocol_tables(
 def played_sentence(
     episodes: Iterable[PublishedEpisode], *, kind: str, max_episode_steps: int | None
 ) -> str:
-    """Which states, tasks and steps were played, and whether that is what papers report."""
+    """States, tasks and step limits that were played, and whether they are the papers'."""
     by_task: dict[tuple[str, int], set[int]] = defaultdict(set)
     for episode in episodes:
         if episode.kind == kind:

@@ -1,6 +1,4 @@
-"""From a checked job to its end: workers started, their events shown and written down, and the
-summary that closes a run.
-"""
+"""Runs a checked job: starts the workers, shows and records their events, writes the summary."""
 
 import dataclasses
 import functools
@@ -43,24 +41,22 @@ from siirl.reporting.rollout_files import ROLLOUTS_FOLDER
 from siirl.reporting.sentinels import Sentinels
 from siirl.reporting.statistics import SuccessInterval, evaluations, mean_scores
 
-MEAN_RETURN = (
-    "val/all/return"  # every evaluation has it in which the environment could grade an episode
-)
-# and this one where it may leave some without a grade, which the job's own reward scores
+MEAN_RETURN = "val/all/return"  # in every evaluation with a graded episode
+# and this one if some episodes may be ungraded; the job's reward scores them
 MEAN_SCORE = "val/all/mean_score"
 
 
 def run(config: SiiRLArguments, graph: TaskGraph, run_folder: Path) -> None:
-    """Train to the end, and close with what became of the policy.
+    """Train to the end and summarise the policy's results.
 
     Args:
-        config: The job, checked.
-        graph: Its graph, checked.
-        run_folder: Where everything is written.
+        config: The checked job.
+        graph: Its checked graph.
+        run_folder: Output folder.
 
     Raises:
-        Interrupted: The run was asked to end, and can go on from a checkpoint of what it had
-            trained.
+        Interrupted: The run was interrupted; it can resume from a checkpoint of the completed
+            steps.
     """
     description = RunDescription(
         folder=run_folder,
@@ -78,7 +74,7 @@ def run(config: SiiRLArguments, graph: TaskGraph, run_folder: Path) -> None:
         stacks_folder = stack.enter_context(stacks.folder_of(run_folder))
         stack.enter_context(
             session(config)
-        )  # first: where the cluster refuses, nothing has been written
+        )  # first: if the cluster refuses, nothing has been written
         layout = layout_of(config)
         writers = stack.enter_context(MetricWriters(config.trainer.logger, description))
         for event in stack.enter_context(
@@ -105,17 +101,13 @@ def run(config: SiiRLArguments, graph: TaskGraph, run_folder: Path) -> None:
 
 
 def first_step(config: SiiRLArguments) -> int:
-    """0, which is the evaluation before training, or the step after the checkpoint that the run
-    goes on from.
-    """
+    """First step to come: 0 is the evaluation before training; or the one after the checkpoint."""
     resume = config.trainer.resume
     return 0 if resume is None else int(read_manifest(resolve_checkpoint(Path(resume)))["step"]) + 1
 
 
 def remove_rests(config: SiiRLArguments, run_folder: Path) -> None:
-    """Remove what killed writers of this experiment, and of the run that this one goes on from,
-    have left unfinished.
-    """
+    """Remove unfinished files that killed writers of this experiment or the resumed run left."""
     folders = {*run_folder.parent.glob("*/checkpoints")}
     if config.trainer.resume is not None:
         folders.add(resolve_checkpoint(Path(config.trainer.resume)).parent)
@@ -124,18 +116,17 @@ def remove_rests(config: SiiRLArguments, run_folder: Path) -> None:
 
 
 def session(config: SiiRLArguments) -> AbstractContextManager[None]:
-    """The connection to Ray that `cluster` asks for; nothing for cluster=local."""
+    """Ray session for `cluster`; empty with cluster=local."""
     return (
         nullcontext() if config.cluster.mode == "local" else ray_session(cluster_settings(config))
     )
 
 
 def layout_of(config: SiiRLArguments) -> Layout:
-    """Machines, ranks and GPUs of the job. Within `session`: what machines a cluster has, only the
-    cluster knows.
+    """Resources of the job: machines, ranks and GPUs; called within `session`.
 
     Raises:
-        ConfigError: It has too few.
+        ConfigError: The cluster has too few resources.
     """
     ranks = Layout(nodes=config.trainer.nnodes, ranks_per_node=config.trainer.n_gpus_per_node)
     if config.cluster.mode == "local":
@@ -143,7 +134,7 @@ def layout_of(config: SiiRLArguments) -> Layout:
     there = machines()
     if config.cluster.address is None:
         on_gpus = device_slots()[1] == "GPU"
-    else:  # this machine may be one without GPUs; its torch is the cluster's
+    else:  # this machine may lack GPUs; the cluster's torch counts
         on_gpus = torch.version.cuda is not None and any(machine.gpus for machine in there)
     layout = dataclasses.replace(ranks, gpus_per_rank=int(on_gpus))
     require_machines(layout, there)
@@ -153,7 +144,7 @@ def layout_of(config: SiiRLArguments) -> Layout:
 def start(
     config: SiiRLArguments, graph: TaskGraph, run_folder: Path, layout: Layout, stacks_folder: Path
 ) -> Generator[Event, None, None]:
-    """Start the ranks, within `session`, and yield what rank 0 tells."""
+    """Start the ranks within `session`, and yield the events of rank 0."""
     scheduled = TaskScheduler(layout.nodes, layout.ranks_per_node).schedule_and_assign_tasks(
         [graph]
     )
@@ -192,9 +183,7 @@ def hang_limit_s(config: SiiRLArguments) -> float | None:
 
 
 def _coordinator_for(ranks: int) -> Callable[[int], Redistribution] | None:
-    """Start the DataCoordinator where there are several ranks; each rank calls the result for its
-    own end of it.
-    """
+    """Start the DataCoordinator if there are several ranks; the result connects one rank to it."""
     if ranks == 1:
         return None
     from siirl.data_coordinator.ray_edge import start_coordinator
@@ -211,9 +200,7 @@ def _connect(
 
 
 def cluster_settings(config: SiiRLArguments) -> ClusterSettings:
-    """Where `cluster` says that processes run; each with one OpenMP thread, because they share the
-    cores.
-    """
+    """Where processes run by `cluster`; each has one OpenMP thread, as they share cores."""
     address = None if config.cluster.address is None else resolve_address(config.cluster.address)
     told = {name: os.environ[name] for name in (stacks.VARIABLE,) if name in os.environ}
     return ClusterSettings(
@@ -224,9 +211,7 @@ def cluster_settings(config: SiiRLArguments) -> ClusterSettings:
 def show_summary(
     run_folder: Path, *, report: Path, evaluated: Sequence[dict[str, Reduced]]
 ) -> None:
-    """The first and the last evaluation beside each other, on the same held-out episodes, and where
-    to look.
-    """
+    """Print first and last evaluation on the same held-out episodes, and the output paths."""
     console = Console()
     if len(evaluated) > 1:
         ends = {"before": evaluated[0], "after": evaluated[-1]}
@@ -249,7 +234,8 @@ def show_summary(
             )
         if not columns["after"] and not scores["after"]:
             console.print(
-                f"mean return on held-out episodes: {evaluated[0][MEAN_RETURN]:.1f} before, {evaluated[-1][MEAN_RETURN]:.1f} after"
+                f"mean return on held-out episodes: {evaluated[0][MEAN_RETURN]:.1f} before, "
+                f"{evaluated[-1][MEAN_RETURN]:.1f} after"
             )
     console.print(
         f"run folder  {run_folder}",
@@ -261,16 +247,15 @@ def show_summary(
 
 
 def gain(before: Mapping[str, SuccessInterval], after: Mapping[str, SuccessInterval]) -> str:
-    """What became of the success of all tasks together, or of the only one, in a sentence."""
+    """Sentence on the change in success of all tasks together, or of the only task."""
     name = list(after)[-1]
     first, last = before[name], after[name]
-    return f"{name}: {100 * (last.rate - first.rate):+.1f} points, the intervals {'overlap' if first.overlaps(last) else 'do not overlap'}"
+    relation = "overlap" if first.overlaps(last) else "do not overlap"
+    return f"{name}: {100 * (last.rate - first.rate):+.1f} points, the intervals {relation}"
 
 
 def places_to_look(run_folder: Path) -> list[str]:
-    """A line for each folder of episodes that a run has left: videos of robots, files of text; none
-    where nothing was recorded.
-    """
+    """A line per folder of recorded episodes (videos or text); none without recordings."""
     return [
         f"{name:<11} {run_folder / name}"
         for name in (VIDEOS_FOLDER, ROLLOUTS_FOLDER)

@@ -1,11 +1,9 @@
-"""What a training script of one's own is made of, under one name: for whoever writes the loop, and
-walks no graph.
+"""Parts of a custom training script under one import, for a loop without a graph.
 
     from siirl.user_interface import own_loop as rl
 
-Everything here has its home elsewhere, and works the same from there. Nothing of siirl imports this
-module: it brings torch and the engines with it. `docs/examples/own_text_training.py` trains with
-it.
+Every name has its home elsewhere and works the same from there. siirl does not import this module,
+because it imports torch and the engines. `docs/examples/own_text_training.py` trains with it.
 """
 
 from typing import Any
@@ -64,12 +62,11 @@ __all__ = [
 def text_train_engine(
     model: LanguageModel, *, optim: OptimizerArguments | None, **options: Any
 ) -> TrainEngine[TokenScores]:
-    """The engine that trains a language model, ready: with the scorer of text, and prompts that are
-    computed once for all their answers.
+    """Build an initialized engine for a language model; shared prompts are computed once.
 
     Args:
-        model: What is trained.
-        optim: Optimiser and schedule; None for a reference that only scores.
+        model: The model to train.
+        optim: Optimizer and schedule; None for a reference that only scores.
         options: Further arguments of `TrainEngine`.
     """
     return TrainEngine(

@@ -146,7 +146,7 @@ def test_a_new_run_has_no_checkpoint(tmp_path):
     assert job.checkpoints.latest() is None
     with pytest.raises(
         CheckpointError,
-        match=r"is no checkpoint\. Expected: .* with a manifest\.json in it\. Found: an empty folder",
+        match=r"is not a checkpoint\. Expected: .* that contains manifest\.json\. Found: an empty folder",
     ):
         job.checkpoints.load()
 
@@ -227,7 +227,7 @@ def test_a_full_disk_is_an_error_that_leaves_the_checkpoint_before(tmp_path, sma
     small_files()
     with pytest.raises(
         CheckpointError,
-        match=r"No checkpoint could be written.*Make room.*step_00000001 is still whole",
+        match=r"No checkpoint could be written.*Make room.*step_00000001 is intact",
     ):
         job.train(1).save()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["latest", "step_00000001"]
@@ -252,7 +252,7 @@ def test_a_truncated_file_is_refused_with_expected_and_found_size(tmp_path, name
     file.write_bytes(whole[:100])
     with pytest.raises(
         CheckpointError,
-        match=rf"{name} is not what was saved. Expected: {len(whole)} bytes. Found: 100 bytes",
+        match=rf"{name} has another size than when it was saved. Expected: {len(whole)} bytes. Found: 100 bytes",
     ):
         job.resume()
 
@@ -274,7 +274,8 @@ def test_a_missing_file_is_refused(tmp_path):
     job = Job(tmp_path).train(1)
     (job.save() / "state.pt").unlink()
     with pytest.raises(
-        CheckpointError, match=r"state.pt is not what was saved.*Found: no such file"
+        CheckpointError,
+        match=r"state.pt has another size than when it was saved.*Found: no such file",
     ):
         job.resume()
 

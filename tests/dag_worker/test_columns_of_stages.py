@@ -130,8 +130,7 @@ def train(
                     if not name.startswith((*TIMED, "data/bytes"))
                 }
             )
-            assert worker.parts is not None
-            weights = worker.parts.context.actor.engine.module.state_dict()
+            weights = worker.components.context.actor.engine.module.state_dict()
             digest = hashlib.sha256(
                 b"".join(tensor.numpy().tobytes() for tensor in weights.values())
             ).hexdigest()

@@ -170,7 +170,7 @@ def test_a_state_of_another_job_is_refused_and_not_a_key_error(state: dict) -> N
         def load_state(self, state: dict) -> None:
             self.epoch = state["loader"]["epoch"]
 
-    with pytest.raises(CheckpointError, match=r"holds a state that this job cannot go on from"):
+    with pytest.raises(CheckpointError, match=r"holds a state that this job cannot load"):
         load_state(Parts(), state, folder=Path("somewhere"), graph=TaskGraph("g"))
 
 

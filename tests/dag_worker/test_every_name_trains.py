@@ -60,11 +60,10 @@ def train(folder: Path, *overrides: str, pipeline: str = "grpo") -> tuple[list[d
     for event in worker.run():
         if isinstance(event, StepDone):
             steps.append(event.metrics)
-            assert worker.parts is not None
             weights = torch.cat(
                 [
                     parameter.detach().flatten().clone()
-                    for parameter in worker.parts.context.actor.engine.module.parameters()
+                    for parameter in worker.components.context.actor.engine.module.parameters()
                 ]
             )
     return steps, weights

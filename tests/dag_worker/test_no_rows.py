@@ -61,7 +61,7 @@ def test_without_a_row_anywhere_every_rank_stops() -> None:
 
 
 def test_one_process_stops_too_and_leaves_rows_as_they_are() -> None:
-    with pytest.raises(TooManyFailures, match="Not one episode of the step could be simulated"):
+    with pytest.raises(TooManyFailures, match="No episode of the step could be simulated"):
         with_columns_of_all(rows(0), ranks=OneProcess())
     batch = rows(1)
     assert with_columns_of_all(batch, ranks=OneProcess()) is batch

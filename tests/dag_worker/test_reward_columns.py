@@ -53,7 +53,7 @@ def test_whole_numbers_become_fractions_and_are_warned_of_once(
         assert placed([[0, 0, 0, 0, 1], [0, 0, 0, 0, 0]]) == [[0, 0, 1.0], [0, 0, 0]]
         placed([[0, 0, 1], [0, 0, 0]])
     (record,) = caplog.records
-    assert "token_level_rewards is of torch.int64" in record.message
+    assert "token_level_rewards has dtype torch.int64" in record.message
 
 
 def test_only_what_a_node_has_changed_is_looked_at() -> None:

@@ -44,12 +44,12 @@ class NumberInText:
         """It has no processes."""
 
 
-class Domain:
+class Collector:
     """Notes the rewards that it is told."""
 
     reports_success = True
 
-    def rewarded(self, rewards):
+    def write_recordings(self, rewards):
         self.rewards = dict(rewards)
 
 
@@ -60,7 +60,7 @@ def context(*, ranks=None, share=0.5, **manager):
         [(RewardPart("own:number", weight=2.0), NumberInText())], max_failed_share=share, **manager
     )
     return SimpleNamespace(
-        config=config, ranks=ranks or OneProcess(), reward=reward, domain=Domain()
+        config=config, ranks=ranks or OneProcess(), reward=reward, collector=Collector()
     )
 
 
@@ -174,7 +174,7 @@ def test_a_row_that_could_not_be_scored_is_dropped_and_counted():
     assert output.batch["token_level_scores"].tolist() == [[0.0, 6.0, 0.0], [0.0, 0.0, 14.0]]
     assert output.metrics["reward/failed"] == 1.0
     assert output.metrics["reward/mean_score"] == (10.0, 2.0)
-    assert context_.domain.rewards == {"u0": 6.0, "u2": 14.0}
+    assert context_.collector.rewards == {"u0": 6.0, "u2": 14.0}
 
 
 def test_too_many_failures_stop_the_run_with_the_first_reason():
@@ -220,7 +220,7 @@ def one_step(ranks, responses):
         output.batch["token_level_scores"].sum().item(),
         len(output.batch),
         output.metrics["reward/failed"],
-        context_.domain.rewards,
+        context_.collector.rewards,
     )
 
 

@@ -59,7 +59,7 @@ def work(rank: int, folder: str) -> None:
             run_folder=run_folder,
         )
         steps = [
-            (event.metrics, worker.parts.loader.state_dict())
+            (event.metrics, worker.components.context.require_loader().state_dict())
             for event in worker.run()
             if isinstance(event, StepDone)
         ]

@@ -130,10 +130,10 @@ def adapted(tmp_path_factory) -> tuple[Path, list[StepDone], list[bool]]:
     for event in worker.run():
         if isinstance(event, StepDone):
             steps.append(event)
-            reference = worker.parts.context.reference
+            reference = worker.components.context.reference
             shared.append(
                 isinstance(reference, WithoutAdapter)
-                and reference.model is worker.parts.context.actor.engine.module
+                and reference.model is worker.components.context.actor.engine.module
             )
     return folder, steps, shared
 

@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-from siirl.imitation.supervised import NOTES_FILE, Questions, measure_answers
-from siirl.imitation.teaching import lessons_of
+from siirl.imitation.sft import NOTES_FILE, Questions, measure_answers
+from siirl.imitation.sft_examples import sft_source
 from siirl.models.chat import load_chat_tokenizer
 from siirl.models.language_model import load_language_model
 from siirl.params.parser import parse_config
@@ -22,7 +22,7 @@ def test_the_default_weights_are_right_as_often_as_their_notes_say(env):
     config = parse_config([f"env={env}"])
     folder = find(str(config.actor_rollout_ref.model.path))
     notes = json.loads((folder / NOTES_FILE).read_text())
-    questions = Questions(lessons_of(config.env), load_chat_tokenizer(folder), seed=1)
+    questions = Questions(sft_source(config.env), load_chat_tokenizer(folder), seed=1)
     measured = measure_answers(load_language_model(folder), questions.distinct(200))
     assert measured["sampled"] == pytest.approx(notes["held_out"]["sampled"], abs=0.1)
     assert 0.05 < measured["sampled"] < 0.5  # something to learn from, and something to learn

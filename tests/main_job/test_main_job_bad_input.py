@@ -98,5 +98,5 @@ def test_a_rank_whose_episodes_all_failed_takes_part_without_rows(start_run) -> 
 def test_without_an_episode_on_any_rank_the_run_stops_and_says_so(start_run) -> None:
     run = start_run(*OWN_ENV, *TWO_RANKS, environment=find_envs() | {"FAILING": "01"})
     assert run.wait() == FAILED, run.text
-    assert "siirl: the run failed: Not one episode of the step could be simulated" in run.text
+    assert "siirl: the run failed: No episode of the step could be simulated" in run.text
     run.seconds_until_gone()

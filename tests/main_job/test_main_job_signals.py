@@ -118,7 +118,7 @@ def test_a_run_that_is_not_ready_within_its_grace_ends_all_the_same(start_run) -
     run.seconds_until_gone(timeout_s=ENDS_WITHIN_S)
     folder = run.folders[0]
     assert run.text.endswith(
-        "siirl: interrupted, and not ready to end in time: raise trainer.grace_s\n"
+        "siirl: interrupted, but not stopped in time: raise trainer.grace_s\n"
         f"The last checkpoint is {folder}/checkpoints/step_00000001\nGo on with trainer.resume={folder}\n"
     )
 

@@ -188,7 +188,7 @@ def test_a_folder_that_is_no_checkpoint_is_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["--plan", *GYM, f"trainer.resume={tmp_path}"]) == REFUSED
-    assert f"{tmp_path} is no checkpoint" in capsys.readouterr().err
+    assert f"{tmp_path} is not a checkpoint" in capsys.readouterr().err
 
 
 @pytest.fixture

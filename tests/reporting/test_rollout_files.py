@@ -156,7 +156,7 @@ def test_rollouts_are_shown_in_the_terminal(tmp_path, capsys):
     ("step", "words"),
     [
         (None, "has no rollouts: name the folder"),
-        (3, "has no rollouts of step 3; there are those of 1"),
+        (3, "has no rollouts of step 3; its steps are 1"),
     ],
 )
 def test_rollouts_that_are_not_there_are_told(tmp_path, capsys, step, words):

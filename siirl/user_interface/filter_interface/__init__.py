@@ -1,1 +1,1 @@
-"""Filters as nodes: which trajectories a step trains on."""
+"""Filter nodes: select the trajectories that a step trains on."""

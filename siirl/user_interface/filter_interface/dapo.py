@@ -1,14 +1,13 @@
-"""DAPO's dynamic sampling (arXiv 2503.14476, section 3.2): a step is filled with groups that the
-reward can tell apart.
+"""DAPO's dynamic sampling (arXiv 2503.14476, section 3.2): fills a step with useful groups.
 
-Groups whose rewards are all alike have advantage 0 and teach nothing. They are dropped, and as many
-further prompts are rolled out as should make up for them, going by how many groups were kept so
-far, and never more than a whole step's. After `algorithm.filter.max_refills` such rounds the step
-goes on with what there is, if need be with nothing: no update (`actor/updates` 0).
+Groups with identical rewards have advantage 0 and are dropped. The share of groups kept so far
+determines how many more prompts are rolled out to replace them, at most one step's worth. After
+`algorithm.filter.max_refills` rounds the step continues with the groups that it has; without any,
+there is no update (`actor/updates` 0).
 
-What comes out beyond `data.train_batch_size` groups is dropped, the latest prompts first: kept for
-the next step, they would be of an older policy. All of it is decided over the groups of all ranks,
-and nothing is remembered between steps.
+Groups beyond `data.train_batch_size` are dropped, the latest prompts first: in the next step they
+would be of an older policy. Decisions use the groups of all ranks, and no state is kept between
+steps.
 """
 
 # B trajectory, G group
@@ -39,13 +38,11 @@ from siirl.user_interface.filter_interface.filter_columns import OF_A_RULE, filt
     optional=OF_A_RULE,
 )
 def dynamic_sampling(*, batch: TensorDict, context: StageContext) -> NodeOutput:
-    """Drop groups that teach nothing; ask for more prompts where too few are left and another round
-    is allowed.
-    """
+    """Drop groups with identical rewards; request prompts if too few remain and a round is left."""
     algorithm, wanted = context.config.algorithm, context.config.data.train_batch_size
     group_B, mine = context.ranks.gather_rows(batch["index"])
     keep_B = _keep(batch, context, group_B)
-    groups_G = group_B[keep_B].unique()  # ascending, which is the order of the prompts
+    groups_G = group_B[keep_B].unique()  # ascending, the order of the prompts
     dropped: dict[str, Value] = {"sampling/dropped_without_signal": float((~keep_B[mine]).sum())}
     missing = wanted - len(groups_G)
     if missing > 0 and context.round < algorithm.filter.max_refills:
@@ -73,22 +70,23 @@ def dynamic_sampling(*, batch: TensorDict, context: StageContext) -> NodeOutput:
 
 
 def prompts_to_draw(*, missing: int, kept: int, drawn: int, most: int, ranks: int) -> int:
-    """Prompts that should give `missing` groups more, a multiple of `ranks`: as many for each as
-    `kept` of `drawn` prompts took.
+    """Prompts expected to yield `missing` more groups, a multiple of `ranks`.
+
+    Assumes that further prompts yield groups at the rate `kept / drawn`.
 
     Args:
-        missing: Groups.
-        kept: Groups that were kept of all prompts of the step.
+        missing: Number of groups needed.
+        kept: Groups kept of all prompts of the step.
         drawn: Prompts of the step so far.
-        most: Never more than these; a multiple of `ranks`.
-        ranks: Each gets as many.
+        most: Upper bound; a multiple of `ranks`.
+        ranks: Number of ranks; each gets the same number of prompts.
     """
     expected = most if kept == 0 else min(most, math.ceil(missing * drawn / kept))
     return -(-expected // ranks) * ranks
 
 
 def _keep(batch: TensorDict, context: StageContext, group_B: torch.Tensor) -> torch.Tensor:
-    """Bool [B] over the trajectories of all ranks: those of groups that teach something."""
+    """Bool [B] over the trajectories of all ranks: rows of groups whose rewards differ."""
     settings, ranks = context.config.algorithm.filter, context.ranks
     value_B, _ = ranks.gather_rows(MEASURES[settings.metric](batch=batch))
     if settings.name is not None:

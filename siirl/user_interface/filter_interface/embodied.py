@@ -1,7 +1,7 @@
-"""Dynamic sampling of embodied jobs: keep the groups that the reward can tell apart.
+"""Dynamic sampling of embodied jobs: keeps groups in which rewards can differ.
 
-The rule is `siirl.algos.filters.srpo_keep`; this node gathers the metadata of all ranks for it and
-drops this rank's rows. It reads outcomes only and comes before the reward, so it never drops an
+The rule is `siirl.algos.filters.srpo_keep`. This node gathers its metadata from all ranks and drops
+this rank's rows. It reads outcomes only and runs before the reward, so it never drops an
 all-failure group that the trajectory reward ranks.
 """
 
@@ -25,7 +25,7 @@ from siirl.user_interface.filter_interface.filter_columns import OF_A_RULE, filt
     optional=OF_A_RULE,
 )
 def embodied_local_rank_sampling(*, batch: TensorDict, context: StageContext) -> NodeOutput:
-    """Drop this rank's rows that teach nothing; which ones is decided over all ranks' rows."""
+    """Drop this rank's useless rows; the decision uses the rows of all ranks."""
     settings, ranks = context.config.algorithm.filter, context.ranks
     if settings.name is not None:
         return _by_own_rule(settings.name, batch, context)
@@ -41,7 +41,7 @@ def embodied_local_rank_sampling(*, batch: TensorDict, context: StageContext) ->
         success_B=success_B,
         group_B=group_B,
         task_B=task_B,
-        failed_B=torch.zeros_like(success_B),  # failed simulations never become rows
+        failed_B=torch.zeros_like(success_B),  # failed simulations have no rows
         reference_tasks=[name for name in set(task_B) if context.reward.has_reference(name)],
         reward_ranks_failures=context.reward.ranks_failures,
         success_low=settings.success_low,
@@ -61,9 +61,7 @@ def embodied_local_rank_sampling(*, batch: TensorDict, context: StageContext) ->
 
 
 def _by_own_rule(name: str, batch: TensorDict, context: StageContext) -> NodeOutput:
-    """The rule of `algorithm.filter.name` in place of SRPO's; what is dropped may still serve the
-    reward as a reference.
-    """
+    """Rule of `algorithm.filter.name` in place of SRPO's; the reward may still use dropped rows."""
     group_B, mine = context.ranks.gather_rows(batch["index"])
     keep_B = keep_by_name(name, filter_columns(batch, context, group_B))[mine]
     kept, dropped = select_rows(batch, keep_B), select_rows(batch, ~keep_B)

@@ -1,6 +1,6 @@
-"""What a rule of `algorithm.filter.name` may ask for, gathered over the trajectories of all ranks."""
+"""Inputs of a rule of `algorithm.filter.name`, gathered over the trajectories of all ranks."""
 
-# B trajectory, of all ranks
+# B trajectory of all ranks
 
 from typing import Any
 
@@ -11,15 +11,13 @@ from siirl.dag_worker.context import StageContext
 from siirl.data_coordinator.protocol.batch import texts
 
 OF_A_RULE = ("task_name", "env_return", "response_mask")
-"""Columns that a filter reads for a rule of `algorithm.filter.name` alone."""
+"""Columns that a filter reads only for a rule of `algorithm.filter.name`."""
 
 
 def filter_columns(
     batch: TensorDict, context: StageContext, group_B: torch.Tensor
 ) -> dict[str, Any]:
-    """`siirl.algos.filters.FILTER_ARGUMENTS` but for `values_B`, which only a graph with the reward
-    before the filter has.
-    """
+    """`siirl.algos.filters.FILTER_ARGUMENTS` without `values_B`, which needs the reward first."""
     settings, ranks = context.config.algorithm, context.ranks
     columns = {
         "success_B": batch["complete"],

@@ -1,3 +1,1 @@
-"""Rewards as nodes: the architecture guide's place for a user's own (section 11.2). Any other
-module does as well.
-"""
+"""Place of custom reward nodes in the architecture guide (section 11.2); any module works."""

@@ -1,8 +1,7 @@
-"""Turning prompts into trajectories: the one object between the stages and the rollout, the same
-for robots and for text.
+"""RolloutCollector: turns prompts into trajectories, for VLA policies and text.
 
-A prompt is a task with a start state, or a question; what an episode of it is, the rollout knows.
-What a rollout can say of itself differs by domain, so the function that measures it is an argument.
+A prompt is a task with a start state, or a question. The rollout defines what an episode is. The
+metrics of a rollout depend on its kind, so the function that computes them is an argument.
 """
 
 # B prompt or trajectory
@@ -10,7 +9,7 @@ What a rollout can say of itself differs by domain, so the function that measure
 import dataclasses
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Protocol
+from typing import Any
 
 from tensordict import TensorDict
 
@@ -25,39 +24,20 @@ from siirl.params import SiiRLArguments
 from siirl.reporting.finished_episodes import Recorder
 from siirl.reporting.metrics import Value, Weighted
 
-
-class Domain(Protocol):
-    """Rolls out the prompts of a step."""
-
-    def roll_out(self, batch: TensorDict, *, step: int, greedy: bool = False) -> NodeOutput:
-        """A batch with one row a finished trajectory; with `greedy` one a prompt, of the most
-        likely tokens.
-        """
-
-    def rewarded(self, rewards: Mapping[str, float]) -> None:
-        """The rewards of trajectories by uid, for whoever shows them."""
-
-    @property
-    def reports_success(self) -> bool:
-        """Whether the environment says what success is; without it, `complete` is false everywhere
-        and means nothing.
-        """
-
-
 Measure = Callable[[RolloutResult, Mapping[str, float]], dict[str, Value]]
-"""Metrics of a rollout from its episodes and raw counts."""
+"""Computes a rollout's metrics from its episodes and raw counts."""
 
 
-class EpisodeDomain:
-    """Prompts become episodes of this rank's rollout.
+class RolloutCollector:
+    """Runs the prompts of a step as episodes of this rank's rollout.
 
     Args:
         config: The job.
         rollout: Runs the episodes.
-        recorder: Shows some of them.
+        recorder: Records some of them.
         ranks: The processes that share the step.
-        measure: Says what the rollout was like: `rollout_metrics` for robots,
-            `return_rollout_metrics` where there is only a return, `text_rollout_metrics` for text.
+        measure: Metrics of a rollout: `rollout_metrics` for VLA policies, `return_rollout_metrics`
+            without a success flag, `text_rollout_metrics` for text.
     """
 
     def __init__(
@@ -69,16 +49,17 @@ class EpisodeDomain:
         ranks: Collectives,
         measure: Measure | None = None,
     ) -> None:
-        self.config, self.rollout, self.recorder, self.ranks = config, rollout, recorder, ranks
+        self.config = config
+        self.rollout = rollout
+        self.recorder = recorder
+        self.ranks = ranks
         self.measure: Measure = rollout_metrics if measure is None else measure
         self._recorded = Counter[
             int
-        ]()  # episodes with a video, by step: one that is refilled rolls out more than once
+        ]()  # recorded episodes by step, over the rollouts of a refilled step
 
     def roll_out(self, batch: TensorDict, *, step: int, greedy: bool = False) -> NodeOutput:
-        """Run every prompt `rollout.n` times, or once and greedily; a row for every episode that
-        could be simulated.
-        """
+        """Run every prompt `rollout.n` times, or once if `greedy`; a row per simulated episode."""
         requests = requests_for_prompts(
             prompts_of(batch),
             rollouts=1 if greedy else self.config.actor_rollout_ref.rollout.n,
@@ -104,18 +85,18 @@ class EpisodeDomain:
         self.recorder.keep(result.trajectories, kind="train", step=step)
         return NodeOutput(batch=result.batch(), metrics=self.measure(result, stats))
 
-    def rewarded(self, rewards: Mapping[str, float]) -> None:
-        """Show what is recorded of the step."""
+    def write_recordings(self, rewards: Mapping[str, float]) -> None:
+        """Write the step's recorded episodes with their rewards by uid."""
         self.recorder.write(rewards)
 
     @property
     def reports_success(self) -> bool:
-        """See `Domain`."""
+        """Whether the environment reports success; if not, `complete` is false everywhere."""
         return self.rollout.pool.spec.reports_success
 
 
 def prompts_of(batch: TensorDict) -> list[dict[str, Any]]:
-    """The prompts of a batch as plain columns, as the loader gave them."""
+    """Prompts of a batch as plain columns, as the loader made them."""
     prompts: list[dict[str, Any]] = [
         {
             "task_name": name,
@@ -134,12 +115,12 @@ def prompts_of(batch: TensorDict) -> list[dict[str, Any]]:
 
 
 def share_of(count: int, ranks: Collectives) -> int:
-    """This rank's share of `count` things."""
+    """This rank's share of `count` items."""
     return count // ranks.size + (ranks.rank < count % ranks.size)
 
 
 def rollout_metrics(result: RolloutResult, stats: Mapping[str, float]) -> dict[str, Value]:
-    """What a rollout says of itself: before any filter, over everything that could be simulated."""
+    """Metrics of a rollout before any filter, over all simulated episodes."""
     rows = [trajectory.row for trajectory in result.trajectories]
     graded = [row for row in rows if row.get("graded", True)]
     successes: dict[str, list[float]] = {}
@@ -171,9 +152,7 @@ def rollout_metrics(result: RolloutResult, stats: Mapping[str, float]) -> dict[s
 
 
 def return_rollout_metrics(result: RolloutResult, stats: Mapping[str, float]) -> dict[str, Value]:
-    """`rollout_metrics` of an environment without a flag of success: nothing failed there, so there
-    is no success of 0 %.
-    """
+    """`rollout_metrics` without success rates, for an environment without a success flag."""
     return {
         name: value
         for name, value in rollout_metrics(result, stats).items()
@@ -182,9 +161,7 @@ def return_rollout_metrics(result: RolloutResult, stats: Mapping[str, float]) ->
 
 
 def text_rollout_metrics(result: RolloutResult, stats: Mapping[str, float]) -> dict[str, Value]:
-    """`rollout_metrics` in the terms of text: tokens instead of calls, and the parts of the
-    environment's reward.
-    """
+    """`rollout_metrics` for text: tokens instead of calls, and the parts of the reward."""
     parts: dict[str, list[float]] = {}
     for trajectory in result.trajectories:
         for name, value in trajectory.record.get("reward_parts", {}).items():

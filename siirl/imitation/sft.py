@@ -1,10 +1,8 @@
-"""Warm start of a language model: supervised learning on an environment's own questions and their
-answers.
+"""Supervised fine-tuning (SFT) of a language model on an environment's questions and answers.
 
-Reinforcement learning from a 0/1 reward needs a model that is right now and then. A short run on
-questions of the training split, which ends as soon as the model is right often enough, leaves the
-rest to RL. It is the same engine and the same scorer as in RL; only the loss is another: the
-negative log-likelihood of the answer.
+RL from a 0/1 reward needs a model that is sometimes right. A short run on questions of the training
+split ends as soon as the model is right often enough; RL does the rest. It uses RL's engine and
+scorer with another loss: the negative log-likelihood of the answer.
 """
 
 # B row, P prompt token, T response token
@@ -27,7 +25,7 @@ from siirl.engine.training.batch_loss import LossSum
 from siirl.engine.training.collectives import OneProcess
 from siirl.engine.training.train_engine import TrainEngine
 from siirl.errors import ConfigError
-from siirl.imitation.teaching import Example, Lessons, example_of, lessons_of
+from siirl.imitation.sft_examples import Example, SftSource, make_example, sft_source
 from siirl.models.chat import ChatTokenizer, load_chat_tokenizer
 from siirl.models.language_model import LanguageModel, load_language_model
 from siirl.models.tiny_lm import TinyLMShape, new_tiny_lm, tiny_tokenizer
@@ -36,36 +34,34 @@ from siirl.params.paths import find
 
 NOTES_FILE = "warm_start.json"
 MEASURED_QUESTIONS = 1000  # held out; +-3 points at 40 %
-LOOK_EVERY, LOOKED_AT = 20, 256  # updates between two looks at the success, and questions of a look
+# updates between two measurements of success, and questions per measurement
+LOOK_EVERY, LOOKED_AT = 20, 256
 COLD = 1e-4  # temperature at which the most likely token has all the probability
 MAX_GRAD_NORM = 1.0
 
 
 def rows_of(examples: Sequence[Example], *, pad_id: int) -> TensorDict:
-    """Examples as the rows that `text_scorer` scores: prompts padded on the left, what is said to
-    them on the right.
-    """
+    """Rows for `text_scorer`: prompts padded on the left, completions padded on the right."""
     prompt_width = max(len(example.prompt) for example in examples)
-    width = prompt_width + max(len(example.said) for example in examples)
+    width = prompt_width + max(len(example.completion) for example in examples)
     ids_BS = torch.full((len(examples), width), pad_id)
     present_BS, own_BS = torch.zeros_like(ids_BS), torch.zeros_like(ids_BS)
     for row, example in enumerate(examples):
-        filled = slice(prompt_width - len(example.prompt), prompt_width + len(example.said))
-        ids_BS[row, filled] = torch.tensor(example.prompt + example.said)
+        filled = slice(prompt_width - len(example.prompt), prompt_width + len(example.completion))
+        ids_BS[row, filled] = torch.tensor(example.prompt + example.completion)
         present_BS[row, filled] = 1
-        own_BS[row, prompt_width : filled.stop] = torch.tensor(example.own, dtype=torch.long)
+        own_BS[row, prompt_width : filled.stop] = torch.tensor(example.loss_mask, dtype=torch.long)
     columns = {"input_ids": ids_BS, "attention_mask": present_BS}
     columns |= {"responses": ids_BS[:, prompt_width:], "response_mask": own_BS[:, prompt_width:]}
     return TensorDict(columns, batch_size=[len(examples)])
 
 
-def imitate(
+def train_sft(
     model: LanguageModel, draw: Callable[[], TensorDict], *, updates: int, learning_rate: float
 ) -> Iterator[float]:
-    """Train `model` in place on the rows that `draw` gives; yields the loss a token after every
-    update.
+    """Train `model` in place on rows from `draw`; yield the loss per token after every update.
 
-    Warm-up and a cosine to 0 at `updates`; whoever has enough before that stops asking.
+    Warm-up, then a cosine to 0 at `updates`; the caller may stop iterating earlier.
     """
     engine: TrainEngine[TokenScores] = TrainEngine(
         module=model,
@@ -75,7 +71,7 @@ def imitate(
             lr=learning_rate, scheduler="cosine_with_warmup", warmup_ratio=0.1
         ),
         total_steps=updates,
-        micro_batch_size=1 << 30,  # a batch is one forward pass
+        micro_batch_size=1 << 30,  # one forward pass per batch
         temperature=1.0,
         max_grad_norm=MAX_GRAD_NORM,
     ).initialize()
@@ -94,9 +90,9 @@ def measure_answers(model: LanguageModel, rows: TensorDict) -> dict[str, float]:
     """How often a model gives the answers in `rows`.
 
     Returns:
-        `greedy`, the share of answers of which every token is the most likely one; `sampled`, the
-        mean probability of a whole answer at temperature 1; `entropy`, nats a token along the right
-        answers; `questions`, their number.
+        `greedy`: share of answers of which every token is the most likely one. `sampled`: mean
+        probability of a whole answer at temperature 1. `entropy`: nats per token along the right
+        answers. `questions`: their number.
     """
     scores, cold = (text_scorer(model, rows, temperature) for temperature in (1.0, COLD))
     return {
@@ -108,34 +104,34 @@ def measure_answers(model: LanguageModel, rows: TensorDict) -> dict[str, float]:
 
 
 class Questions:
-    """Draws questions of an environment, as rows to learn from.
+    """Draws questions of an environment as training rows.
 
     Args:
-        lessons: The environment's questions, and what is said to them.
-        tokenizer: Of the model.
-        seed: Fixes what is drawn.
+        source: The environment's questions and target responses.
+        tokenizer: The model's tokenizer.
+        seed: Seed of the draws.
     """
 
-    def __init__(self, lessons: Lessons, tokenizer: ChatTokenizer, *, seed: int) -> None:
-        self.lessons, self.tokenizer = lessons, tokenizer
+    def __init__(self, source: SftSource, tokenizer: ChatTokenizer, *, seed: int) -> None:
+        self.source, self.tokenizer = source, tokenizer
         self.random = np.random.default_rng(seed)
 
     def draw(self, count: int) -> TensorDict:
-        """Any `count` of the training split, of all tasks in turn."""
+        """`count` questions of the training split, alternating between tasks."""
         return self._rows([self._question(number, "train") for number in range(count)])
 
     def distinct(self, count: int) -> TensorDict:
-        """Held-out questions, no two the same; fewer than `count` where there are hardly more."""
+        """Distinct held-out questions; fewer than `count` if the environment has too few."""
         drawn = (self._question(number, "heldout") for number in range(4 * count))
         return self._rows(list({row.prompt[-1]["content"]: row for row in drawn}.values())[:count])
 
     def _question(self, number: int, split: str) -> PromptRow:
-        task = self.lessons.tasks[number % len(self.lessons.tasks)]
-        return self.lessons.draw_row(task, split, int(self.random.integers(1 << 31)))
+        task = self.source.tasks[number % len(self.source.tasks)]
+        return self.source.draw_row(task, split, int(self.random.integers(1 << 31)))
 
     def _rows(self, questions: Sequence[PromptRow]) -> TensorDict:
         return rows_of(
-            [example_of(row, self.lessons.say, self.tokenizer) for row in questions],
+            [make_example(row, self.source.respond, self.tokenizer) for row in questions],
             pad_id=self.tokenizer.pad_id,
         )
 
@@ -150,30 +146,28 @@ def warm_start_on_answers(
     stop_at: float,
     command: str,
 ) -> dict[str, Any]:
-    """Make a model (or take that of `actor_rollout_ref.model.path`), teach it answers, and write
-    its folder.
+    """Fine-tune a model (new, or from `model.path`) on answers, and write its folder.
 
     Args:
         config: Environment, model and seed of the job.
-        output: The folder.
-        updates: Optimiser steps, at most.
-        batch_rows: Questions of an optimiser step.
+        output: Folder of the result.
+        updates: Maximum number of optimizer steps.
+        batch_rows: Questions per optimizer step.
         learning_rate: Peak of the schedule.
-        stop_at: Share of questions of the training split, answered greedily, from which on nothing
-            more is taught.
-        command: Written into the folder's notes.
+        stop_at: Training stops when this share of training questions is answered greedily.
+        command: Recorded in the folder's notes.
 
     Returns:
-        The notes: command, updates, loss, what `measure_answers` says of held-out questions, and
-        the notes of the model that was taught on.
+        The notes: command, updates, loss, `measure_answers` on held-out questions, and the notes of
+        the initial model.
     """
-    model, tokenizer = _model_to_teach(config)
-    questions = Questions(lessons_of(config.env), tokenizer, seed=config.trainer.seed)
+    model, tokenizer = _initial_model(config)
+    questions = Questions(sft_source(config.env), tokenizer, seed=config.trainer.seed)
     held_out, update, loss = questions.distinct(MEASURED_QUESTIONS), 0, math.nan
     with Progress() as progress:
         bar = progress.add_task("answers", total=updates)
         for update, loss in enumerate(
-            imitate(
+            train_sft(
                 model,
                 lambda: questions.draw(batch_rows),
                 updates=updates,
@@ -199,9 +193,7 @@ def warm_start_on_answers(
 
 
 def _notes_of(path: str | None) -> dict[str, Any]:
-    """How the model at `path` came about, where it is one of ours: without that, nobody could make
-    its successor again.
-    """
+    """Notes of the model at `path` if it has any, so that its training remains reproducible."""
     file = None if path is None else find(path) / NOTES_FILE
     return (
         {}
@@ -210,7 +202,7 @@ def _notes_of(path: str | None) -> dict[str, Any]:
     )
 
 
-def _model_to_teach(config: SiiRLArguments) -> tuple[LanguageModel, ChatTokenizer]:
+def _initial_model(config: SiiRLArguments) -> tuple[LanguageModel, ChatTokenizer]:
     settings = config.actor_rollout_ref.model
     if settings.path is not None:
         model = load_language_model(settings.path, trust_remote_code=settings.trust_remote_code)

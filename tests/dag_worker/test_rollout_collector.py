@@ -7,7 +7,7 @@ import json
 import pytest
 from scripted_text import ByteTokenizer, ScriptedEngine
 
-from siirl.dag_worker.domain import EpisodeDomain, text_rollout_metrics
+from siirl.dag_worker.rollout_collector import RolloutCollector, text_rollout_metrics
 from siirl.data_coordinator.prompts.dataset import PromptTask
 from siirl.data_coordinator.protocol.batch import texts
 from siirl.data_coordinator.sample import Sample, Samples2Dict
@@ -42,7 +42,7 @@ def make(tmp_path):
         rollouts.append(TextRollout(engine=ScriptedEngine(script), pool=pool, workflow=workflow))
         rollouts[-1].start()
         recorder = RolloutFiles(tmp_path, count=ALL)
-        return EpisodeDomain(
+        return RolloutCollector(
             config=config,
             rollout=rollouts[-1],
             recorder=recorder,
@@ -125,7 +125,7 @@ def test_a_step_that_is_refilled_records_no_more_episodes_than_one_that_is_not(t
     config, rollout = SiiRLArguments(), NotingRollout()
     config.trainer.record_episodes, config.actor_rollout_ref.rollout.n = 3, 2
     recorder = RolloutFiles(tmp_path, count=0)
-    domain = EpisodeDomain(
+    domain = RolloutCollector(
         config=config,
         rollout=rollout,
         recorder=recorder,
@@ -175,7 +175,7 @@ def test_too_many_failed_samples_stop_the_run_with_the_reason(make):
 def test_rollouts_are_written_with_their_reward_when_it_is_known(make, tmp_path):
     domain = make(half_right)
     domain.roll_out(batch_of(asked(0, "2+3=")), step=2)
-    domain.rewarded({"000002-00000000-000": 0.75})
+    domain.write_recordings({"000002-00000000-000": 0.75})
     rows = list(read_rollouts(tmp_path, step=2))
     assert [row["reward"] for row in rows] == [0.75, None, None, None]
     assert [row["verdict"] for row in rows] == ["correct", "correct", "wrong", "wrong"]

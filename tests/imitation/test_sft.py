@@ -9,15 +9,15 @@ import pytest
 import torch
 
 from siirl.errors import ConfigError
-from siirl.imitation import supervised
-from siirl.imitation.supervised import (
+from siirl.imitation import sft
+from siirl.imitation.sft import (
     Questions,
-    imitate,
     measure_answers,
     rows_of,
+    train_sft,
     warm_start_on_answers,
 )
-from siirl.imitation.teaching import Example, lessons_of
+from siirl.imitation.sft_examples import Example, sft_source
 from siirl.models.chat import ChatTokenizer
 from siirl.models.language_model import LanguageModel, load_language_model
 from siirl.models.tiny_lm import TinyLMShape, new_tiny_lm, tiny_tokenizer
@@ -37,7 +37,7 @@ def small_model():
 
 
 def questions(tokenizer, *, tasks=("sums-1",), seed=0):
-    return Questions(lessons_of(EnvArguments(name="math", tasks=tasks)), tokenizer, seed=seed)
+    return Questions(sft_source(EnvArguments(name="math", tasks=tasks)), tokenizer, seed=seed)
 
 
 def test_rows_are_padded_on_both_sides(tokenizer):
@@ -84,7 +84,7 @@ def test_greedy_sampled_and_entropy_of_a_model_that_knows_nothing(tokenizer):
 
 def test_what_is_repeated_is_learnt_by_heart(tokenizer):
     model, rows = small_model(), questions(tokenizer).draw(2)
-    losses = list(imitate(model, lambda: rows, updates=120, learning_rate=1e-2))
+    losses = list(train_sft(model, lambda: rows, updates=120, learning_rate=1e-2))
     assert losses[0] > 4.0
     assert losses[-1] < 0.2
     assert measure_answers(model, rows)["greedy"] == 1.0
@@ -100,9 +100,9 @@ def test_a_loss_is_the_mean_over_answer_tokens(tokenizer):
         2, rows["responses"][..., None]
     )[..., 0]
     expected = -(log_p * rows["response_mask"]).sum() / rows["response_mask"].sum()
-    assert next(iter(imitate(model, lambda: rows, updates=1, learning_rate=1e-3))) == pytest.approx(
-        expected.item(), rel=1e-5
-    )
+    assert next(
+        iter(train_sft(model, lambda: rows, updates=1, learning_rate=1e-3))
+    ) == pytest.approx(expected.item(), rel=1e-5)
 
 
 def config_for(**model):
@@ -136,7 +136,7 @@ def test_the_same_seed_makes_the_same_model_and_notes(tmp_path):
 
 
 def test_enough_is_enough(tmp_path):
-    assert start(tmp_path, updates=30, stop_at=0.0)["updates"] == supervised.LOOK_EVERY
+    assert start(tmp_path, updates=30, stop_at=0.0)["updates"] == sft.LOOK_EVERY
 
 
 def test_a_model_that_is_there_is_taught_further(tmp_path):

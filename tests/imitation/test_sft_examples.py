@@ -9,11 +9,11 @@ from envs.prompt_files import PromptRow
 from envs.registry import make_env
 from envs.text import message
 from siirl.errors import ConfigError
-from siirl.imitation.teaching import (
+from siirl.imitation.sft_examples import (
     answer_at_once,
     ask_calculator,
-    example_of,
-    lessons_of,
+    make_example,
+    sft_source,
     write_answer,
 )
 from siirl.models.chat import ChatTokenizer
@@ -51,13 +51,15 @@ def test_the_answer_to_a_programming_problem_is_its_program():
 
 @pytest.mark.parametrize("style", ["countdown", "code"])
 def test_a_check_that_names_no_answer_cannot_be_learnt_from(style):
-    with pytest.raises(ConfigError, match=f"checked by the style '{style}', which names no answer"):
+    with pytest.raises(
+        ConfigError, match=f"checked by the style '{style}', which contains no answer"
+    ):
         write_answer(row(style, "{}"))
 
 
 def test_an_answer_is_the_models_own_with_its_end(tokenizer):
-    example = example_of(row(), answer_at_once, tokenizer)
-    assert (example.prompt, example.said, example.own) == (
+    example = make_example(row(), answer_at_once, tokenizer)
+    assert (example.prompt, example.completion, example.loss_mask) == (
         tuple(b"12+34="),
         (*b"46", END),
         (True,) * 3,
@@ -70,14 +72,14 @@ def test_an_answer_is_the_models_own_with_its_end(tokenizer):
 def test_with_tools_the_calculator_is_asked_and_its_result_is_not_the_models_own(
     tokenizer, question
 ):
-    example = example_of(row(question=question), ask_calculator, tokenizer)
+    example = make_example(row(question=question), ask_calculator, tokenizer)
     call, result, answer = (
         (CALL, *CALCULATOR_CALL, CALL_END, END),
         (TOOL, *b"46", ASSISTANT),
         (*b"46", END),
     )
-    assert example.said == (*call, *result, *answer)
-    assert example.own == (True,) * len(call) + (False,) * len(result) + (True,) * len(answer)
+    assert example.completion == (*call, *result, *answer)
+    assert example.loss_mask == (True,) * len(call) + (False,) * len(result) + (True,) * len(answer)
 
 
 def test_a_question_that_one_call_does_not_answer_is_refused():
@@ -97,14 +99,14 @@ def test_a_question_that_one_call_does_not_answer_is_refused():
 )
 def test_what_is_taught_is_what_the_environment_rewards(env, kwargs, tasks):
     settings = EnvArguments(name=env, tasks=tasks, kwargs=kwargs)
-    lessons = lessons_of(settings)
+    source = sft_source(settings)
 
     async def success(task, seed):
         environment = make_env(env, **settings.constructor_kwargs())
         observation, _ = await environment.reset(seed=seed, options={"task": task})
-        question = lessons.draw_row(task, "train", seed)
+        question = source.draw_row(task, "train", seed)
         assert list(question.prompt) == observation["messages"]
-        said = lessons.say(question)
+        said = source.respond(question)
         while said:
             observation, _, _, _, info = await environment.step(said[0]["content"])
             assert observation["messages"] == said[1:2]
@@ -117,10 +119,10 @@ def test_what_is_taught_is_what_the_environment_rewards(env, kwargs, tasks):
 
 @pytest.mark.parametrize("wording", ["bare", "words"])
 def test_programs_that_are_taught_do_what_is_asked(wording):
-    lessons = lessons_of(
+    source = sft_source(
         EnvArguments(name="sandbox", tasks=("numbers-1",), kwargs={"wording": wording})
     )
-    problem = lessons.draw_row("numbers-1", "train", 0)
+    problem = source.draw_row("numbers-1", "train", 0)
     names: dict = {}
     exec(write_answer(problem).removeprefix("```python\n").removesuffix("```"), names)
     tests = json.loads(problem.ground_truth)
@@ -133,13 +135,13 @@ def test_programs_that_are_taught_do_what_is_asked(wording):
         (
             "mujoco",
             {},
-            "nobody knows what to say there; a warm start on answers is for math, tools, sandbox",
+            "has no target responses; a warm start on answers supports math, tools, sandbox",
         ),
         ("tools", {}, r"set env\.kwargs\.announce=false"),
-        ("sandbox", {"files": ["x.parquet"]}, "come without right programs"),
+        ("sandbox", {"files": ["x.parquet"]}, "contain no correct programs"),
         ("math", {"wording": "bear"}, "Unknown wording 'bear'"),
     ],
 )
 def test_what_nobody_can_teach_is_refused(env, kwargs, told):
     with pytest.raises(ConfigError, match=told):
-        lessons_of(EnvArguments(name=env, kwargs=kwargs))
+        sft_source(EnvArguments(name=env, kwargs=kwargs))

@@ -1,8 +1,7 @@
-"""What a model would say that knows the answer, for the questions that our environments make up:
-the material of a warm start.
+"""Target responses for the questions of our environments: the examples of an SFT warm start.
 
-In maths the answer itself, in the sandbox the right program, and with tools a call of the
-calculator, what it says, and then the answer.
+Maths: the answer. Sandbox: a correct program. Tools: a call of the calculator, its result, then the
+answer.
 """
 
 import re
@@ -24,62 +23,67 @@ from siirl.models.chat import ChatTokenizer
 from siirl.params import EnvArguments
 
 DrawRow = Callable[[str, str, int], PromptRow]
-"""The question of (task, split, seed)."""
-Say = Callable[[PromptRow], list[Message]]
-"""Everything that is said after the prompt of a question."""
-EXPRESSION = re.compile(r"\d[\d\s+*/()-]*\d|\d")  # digits, and what stands between them
+"""Draws the question of (task, split, seed)."""
+Respond = Callable[[PromptRow], list[Message]]
+"""Returns all messages after the prompt of a question."""
+EXPRESSION = re.compile(r"\d[\d\s+*/()-]*\d|\d")  # digits and the operators between them
 
 
 @dataclass(frozen=True)
 class Example:
-    """A prompt and what is said to it."""
+    """A prompt and its completion, in tokens."""
 
     prompt: tuple[int, ...]
-    said: tuple[int, ...]
-    """Tokens of all turns, the one that ends each included."""
-    own: tuple[bool, ...]
-    """Which of them are the model's own."""
+    completion: tuple[int, ...]
+    """Tokens of all turns, including their end tokens."""
+    loss_mask: tuple[bool, ...]
+    """True at the model's own tokens."""
 
 
 @dataclass(frozen=True)
-class Lessons:
-    """The questions of a configuration's environment, and how they are answered."""
+class SftSource:
+    """Questions of a configuration's environment, and their target responses."""
 
     tasks: tuple[str, ...]
     draw_row: DrawRow
-    say: Say
+    respond: Respond
 
 
-def lessons_of(env: EnvArguments) -> Lessons:
-    """What can be taught for an environment.
+def sft_source(env: EnvArguments) -> SftSource:
+    """SFT examples of an environment.
 
     Raises:
-        ConfigError: An environment or an argument for which nobody knows what to say.
+        ConfigError: No target responses exist for the environment or one of its arguments.
     """
-    if env.name not in LESSONS:
+    if env.name not in SFT_SOURCES:
         raise ConfigError(
-            f"env={env.name}: nobody knows what to say there; a warm start on answers is for {', '.join(LESSONS)}."
+            f"env={env.name} has no target responses; a warm start on answers supports "
+            f"{', '.join(SFT_SOURCES)}."
         )
     try:
-        return LESSONS[env.name](env)
+        return SFT_SOURCES[env.name](env)
     except ValueError as error:
         raise ConfigError(f"env={env.name}: {error}") from error
 
 
-def example_of(row: PromptRow, say: Say, tokenizer: ChatTokenizer) -> Example:
-    """A question and its answer as tokens, as a rollout would have them."""
-    said: list[int] = []
-    own: list[bool] = []
-    for entry in say(row):
+def make_example(row: PromptRow, respond: Respond, tokenizer: ChatTokenizer) -> Example:
+    """Tokenize a question and its response in the format of a rollout."""
+    completion: list[int] = []
+    loss_mask: list[bool] = []
+    for entry in respond(row):
         mine = entry["role"] == "assistant"
         tokens = (
             (*tokenizer.encode_text(entry["content"]), tokenizer.end_id)
             if mine
             else tokenizer.encode_turn([entry])
         )
-        said += tokens
-        own += [mine] * len(tokens)
-    return Example(prompt=tokenizer.encode_prompt(row.prompt), said=tuple(said), own=tuple(own))
+        completion += tokens
+        loss_mask += [mine] * len(tokens)
+    return Example(
+        prompt=tokenizer.encode_prompt(row.prompt),
+        completion=tuple(completion),
+        loss_mask=tuple(loss_mask),
+    )
 
 
 def answer_at_once(row: PromptRow) -> list[Message]:
@@ -88,17 +92,17 @@ def answer_at_once(row: PromptRow) -> list[Message]:
 
 
 def ask_calculator(row: PromptRow) -> list[Message]:
-    """A call of the calculator with the arithmetic that stands in the question, its result, and the
-    answer.
+    """A calculator call with the arithmetic in the question, its result, and the answer.
 
     Raises:
-        ConfigError: A question to which that is not the answer.
+        ConfigError: The result is not the question's answer.
     """
     found = max(EXPRESSION.findall(row.prompt[-1]["content"]), key=len, default="0")
     found_value = calculator(found)
     if found_value != row.ground_truth:
         raise ConfigError(
-            f"One call of the calculator does not answer {row.prompt[-1]['content']!r} of the task {row.data_source!r}: take sums-n."
+            f"One call of the calculator does not answer {row.prompt[-1]['content']!r} of the task "
+            f"{row.data_source!r}: take sums-n."
         )
     call = write_call(ToolCall("calculator", {"expression": found}))
     return [
@@ -112,7 +116,7 @@ def write_answer(row: PromptRow) -> str:
     """The text of a right answer.
 
     Raises:
-        ConfigError: The row says how an answer is checked, but not what a right one is.
+        ConfigError: The row defines how an answer is checked, but contains no right answer.
     """
     match row.style:
         case "whole":
@@ -123,24 +127,27 @@ def write_answer(row: PromptRow) -> str:
             return str(row.extra_info["solution"])
         case _:
             raise ConfigError(
-                f"Questions of {row.data_source!r} are checked by the style {row.style!r}, which names no answer to learn from: take tasks "
-                "whose ground truth is the answer (sums-n, modular-n, word-sums-n, files of GSM8K's form)."
+                f"Questions of {row.data_source!r} are checked by the style {row.style!r}, which "
+                "contains no answer to learn from: take tasks "
+                "whose ground truth is the answer (sums-n, modular-n, word-sums-n, files of "
+                "GSM8K's form)."
             )
 
 
-def _maths(env: EnvArguments) -> Lessons:
-    return _questions(env, wording="bare", say=answer_at_once)
+def _maths(env: EnvArguments) -> SftSource:
+    return _questions(env, wording="bare", respond=answer_at_once)
 
 
-def _tools(env: EnvArguments) -> Lessons:
+def _tools(env: EnvArguments) -> SftSource:
     if env.kwargs.get("announce", True):
         raise ValueError(
-            "a warm start describes no tools in the prompt: set env.kwargs.announce=false, in training too."
+            "warm-start prompts do not describe tools: set env.kwargs.announce=false, also in "
+            "training."
         )
-    return _questions(env, wording="words", say=ask_calculator)
+    return _questions(env, wording="words", respond=ask_calculator)
 
 
-def _questions(env: EnvArguments, *, wording: str, say: Say) -> Lessons:
+def _questions(env: EnvArguments, *, wording: str, respond: Respond) -> SftSource:
     settings: Mapping[str, Any] = {
         "files": None,
         "wording": wording,
@@ -153,12 +160,12 @@ def _questions(env: EnvArguments, *, wording: str, say: Say) -> Lessons:
         wording=settings["wording"],
         heldout_share=settings["heldout_share"],
     )
-    return Lessons(
-        source.tasks, lambda task, split, seed: source.draw(task, split=split, seed=seed), say
+    return SftSource(
+        source.tasks, lambda task, split, seed: source.draw(task, split=split, seed=seed), respond
     )
 
 
-def _sandbox(env: EnvArguments) -> Lessons:
+def _sandbox(env: EnvArguments) -> SftSource:
     settings: Mapping[str, Any] = {
         "wording": "words",
         "heldout_share": 0.1,
@@ -168,7 +175,8 @@ def _sandbox(env: EnvArguments) -> Lessons:
     tasks: Sequence[str] = env.tasks or SANDBOX_TASKS
     if settings.get("files"):
         raise ValueError(
-            "problems in files come without right programs to learn from: leave env.kwargs.files out."
+            "problems in files contain no correct programs to learn from: leave env.kwargs.files "
+            "out."
         )
     generators = {task: programs.GeneratedTask.of(task) for task in tasks}
 
@@ -182,12 +190,12 @@ def _sandbox(env: EnvArguments) -> Lessons:
             seed=seed,
         )
 
-    return Lessons(tuple(tasks), draw_row, answer_at_once)
+    return SftSource(tuple(tasks), draw_row, answer_at_once)
 
 
-LESSONS: dict[str, Callable[[EnvArguments], Lessons]] = {
+SFT_SOURCES: dict[str, Callable[[EnvArguments], SftSource]] = {
     "math": _maths,
     "tools": _tools,
     "sandbox": _sandbox,
 }
-"""Environments whose questions we can answer."""
+"""Environments with target responses."""
