@@ -27,7 +27,7 @@ from siirl.env_server.pool import EnvPool
 from siirl.params import SiiRLArguments, sizes
 
 
-class Closing(Protocol):
+class Closeable(Protocol):
     """Something that is written to and in the end closed."""
 
     def close(self) -> None:
@@ -42,7 +42,7 @@ class Rank:
     rollout: Rollout
     loader: Loader
     validator: Validator
-    shown: Closing
+    shown: Closeable
     """What episodes are shown by: videos, or files of text."""
     checkpoints: CheckpointManager
 
@@ -83,8 +83,8 @@ class Evaluation:
 
     rollout: Rollout
     validator: Validator
-    shown: Closing
-    reward: Closing | None = None
+    shown: Closeable
+    reward: Closeable | None = None
     """What scores episodes that the environment leaves without a grade."""
 
     def close(self) -> None:

@@ -25,10 +25,10 @@ from typing import Any, Self
 
 from envs.base import EnvSpec
 from envs.registry import ENVS, env_spec
-from siirl.env_server.hosts import host_class
+from siirl.env_server.server_supervisor import ServerFault, ServerSupervisor
 from siirl.env_server.slot import Slot
-from siirl.env_server.station import ServerFault, Station
 from siirl.env_server.tally import Tally
+from siirl.env_server.transports import transport_class
 from siirl.errors import ConfigError, SimulationFailed
 
 
@@ -77,16 +77,16 @@ class EnvPool:
             raise ConfigError(f"max_replays must be 0 or more, got {max_replays}.")
         self.spec: EnvSpec = env_spec(env_name, **env_kwargs)
         # Resolved here: a name that this process registered is unknown to a server.
-        make_host = functools.partial(
-            host_class(cluster),
+        make_transport = functools.partial(
+            transport_class(cluster),
             env_name=ENVS.get(env_name, env_name),
             env_kwargs=env_kwargs,
             num_envs=envs_per_server,
         )
-        self._stations = [
-            Station(
+        self._supervisors = [
+            ServerSupervisor(
                 name=f"{index + 1} of {num_servers} ({env_name})",
-                make_host=make_host,
+                make_transport=make_transport,
                 num_envs=envs_per_server,
                 deadline_s=deadline_s,
                 start_deadline_s=start_deadline_s,
@@ -95,9 +95,9 @@ class EnvPool:
         ]
         self._tally = Tally()
         self._free = {
-            station: deque(
+            supervisor: deque(
                 Slot(
-                    station=station,
+                    supervisor=supervisor,
                     env=env,
                     spec=self.spec,
                     max_replays=max_replays,
@@ -105,7 +105,7 @@ class EnvPool:
                 )
                 for env in range(envs_per_server)
             )
-            for station in self._stations
+            for supervisor in self._supervisors
         }
         self._num_slots = num_servers * envs_per_server
         self._permits = asyncio.Semaphore(self._num_slots)
@@ -122,7 +122,7 @@ class EnvPool:
             ValueError: The environment refuses its arguments.
             SimulationFailed: A server did not start; the others have been ended.
         """
-        starts = [asyncio.ensure_future(station.start()) for station in self._stations]
+        starts = [asyncio.ensure_future(supervisor.start()) for supervisor in self._supervisors]
         try:
             await asyncio.wait(starts, return_when=asyncio.FIRST_EXCEPTION)
         finally:
@@ -144,7 +144,7 @@ class EnvPool:
 
     async def close(self) -> None:
         """End every server; episodes that still run get a RuntimeError. May be called twice."""
-        await asyncio.gather(*(station.close() for station in self._stations))
+        await asyncio.gather(*(supervisor.close() for supervisor in self._supervisors))
 
     async def __aenter__(self) -> Self:
         await self.start()
@@ -163,23 +163,23 @@ class EnvPool:
         """Lend an environment; waits until one is free."""
         async with self._permits:
             # Few episodes spread over all servers.
-            station = min(
-                (station for station, slots in self._free.items() if slots),
-                key=lambda station: station.num_lent,
+            supervisor = min(
+                (supervisor for supervisor, slots in self._free.items() if slots),
+                key=lambda supervisor: supervisor.num_lent,
             )
-            lent = self._free[station].popleft()
-            station.num_lent += 1
+            lent = self._free[supervisor].popleft()
+            supervisor.num_lent += 1
             try:
                 yield lent
             finally:
                 lent.end_episode()
-                station.num_lent -= 1
-                self._free[station].append(lent)
+                supervisor.num_lent -= 1
+                self._free[supervisor].append(lent)
 
     def stats(self) -> dict[str, float]:
         """Counts and rates since the last call, or since `start`."""
-        busy_s = sum(station.take_busy_s() for station in self._stations)
-        return self._tally.take(busy_s=busy_s, num_servers=len(self._stations))
+        busy_s = sum(supervisor.take_busy_s() for supervisor in self._supervisors)
+        return self._tally.take(busy_s=busy_s, num_servers=len(self._supervisors))
 
 
 def _check_positive(**values: float) -> None:

@@ -1,7 +1,7 @@
 """EnvServer: holds one heavy or several light environments, answers batches of requests, keeps
 frames until they are asked for.
 
-A plain class that knows no transport: `siirl.env_server.hosts` runs it in this process or inside a
+A plain class that knows no transport: `siirl.env_server.transports` runs it in this process or inside a
 Ray actor. What an environment raises becomes an answer (`Raised`), so that one episode's exception
 never travels as the failure of the whole batch.
 

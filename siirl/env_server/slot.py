@@ -15,7 +15,7 @@ from envs.base import EnvSpec, EpisodeFailed, Frames, Info, Observation, StepRes
 from siirl.env_server import answer_checks
 from siirl.env_server.episode_record import Call, EpisodeRecord, difference, own_actions, sample
 from siirl.env_server.server import Request
-from siirl.env_server.station import ServerFault, Station
+from siirl.env_server.server_supervisor import ServerFault, ServerSupervisor
 from siirl.env_server.tally import Tally
 from siirl.errors import SimulationFailed
 from siirl.occupation import OCCUPATION
@@ -29,9 +29,15 @@ class Slot:
     """Lent by `EnvPool.slot`; runs one episode after the other."""
 
     def __init__(
-        self, *, station: Station, env: int, spec: EnvSpec, max_replays: int, tally: Tally
+        self,
+        *,
+        supervisor: ServerSupervisor,
+        env: int,
+        spec: EnvSpec,
+        max_replays: int,
+        tally: Tally,
     ) -> None:
-        self.station = station
+        self.supervisor = supervisor
         self._env, self._spec, self._max_replays, self._tally = env, spec, max_replays, tally
         self._episode: EpisodeRecord | None = None
 
@@ -45,7 +51,7 @@ class Slot:
             ValueError: The environment refuses an option.
             SimulationFailed: The servers of this episode failed too often.
         """
-        self.station.absolve(self._env)
+        self.supervisor.clear_suspicion(self._env)
         self._episode = EpisodeRecord(seed=seed, options=dict(options or {}))
         result: tuple[Observation, Info] = await self._carry_out(
             "reset", (self._episode.seed, self._episode.options)
@@ -87,7 +93,7 @@ class Slot:
     def end_episode(self) -> None:
         """Forget the episode; `EnvPool.slot` does so when the slot comes back."""
         self._episode = None
-        self.station.absolve(self._env)
+        self.supervisor.clear_suspicion(self._env)
 
     async def _carry_out(self, method: Any, arguments: tuple[Any, ...]) -> Any:
         """Make a call of the running episode, on as many servers as it takes."""
@@ -115,12 +121,12 @@ class Slot:
         """Bring the running server's environment to where the episode is; returns the server's
         generation.
         """
-        generation = await self.station.start()
+        generation = await self.supervisor.start()
         if not episode.calls or episode.generation == generation:
             episode.generation = generation
             return generation
         if not self._spec.replayable:
-            self._give_up(episode, f"{UNREPLAYABLE}. Last: {self.station.last_fault}")
+            self._give_up(episode, f"{UNREPLAYABLE}. Last: {self.supervisor.last_fault}")
         self._tally.replays += 1
         for number, call in enumerate(episode.calls):
             await self._repeat(episode, number, call, generation)
@@ -143,7 +149,7 @@ class Slot:
             )
 
     async def _ask(self, method: Any, arguments: tuple[Any, ...], generation: int) -> Any:
-        result = await self.station.request(
+        result = await self.supervisor.request(
             Request(self._env, method, arguments), generation=generation
         )
         fault = None
@@ -154,8 +160,8 @@ class Slot:
                 result, spec=self._spec, num_actions=len(arguments[0])
             )
         if fault is not None:
-            self.station.condemn("garbage", fault, generation=generation, culprits={self._env})
-            raise ServerFault("garbage", f"server {self.station.name}: {fault}", charged=True)
+            self.supervisor.condemn("garbage", fault, generation=generation, culprits={self._env})
+            raise ServerFault("garbage", f"server {self.supervisor.name}: {fault}", charged=True)
         return result
 
     def _allow_another_try(self, episode: EpisodeRecord, fault: ServerFault) -> None:

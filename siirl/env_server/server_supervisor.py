@@ -1,4 +1,4 @@
-"""A station: one place of the pool. It sends requests to the server that runs there, notices when
+"""A supervisor: one place of the pool. It sends requests to the server that runs there, notices when
 it fails, and starts the next one.
 
 Requests of several environments of a server travel in one message where they come at the same time,
@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 from envs.base import EpisodeFailed
-from siirl.env_server.hosts import Host
 from siirl.env_server.server import Answers, Raised, Request
+from siirl.env_server.transports import Transport
 from siirl.errors import RefusedByEnvironment
 from siirl.execution.scheduler.ray_words import in_a_line
 
@@ -50,7 +50,7 @@ class _Call:
     reply: "asyncio.Future[Answers]"
 
 
-class Station:
+class ServerSupervisor:
     """One server at a time. `generation` counts how often it was replaced: an episode lives on one
     generation only.
     """
@@ -59,7 +59,7 @@ class Station:
         self,
         *,
         name: str,
-        make_host: Callable[[], Host],
+        make_transport: Callable[[], Transport],
         num_envs: int,
         deadline_s: float,
         start_deadline_s: float,
@@ -69,14 +69,14 @@ class Station:
         self.num_lent = 0  # slots in use, counted by the pool
         self.last_fault = ""  # why a server was replaced here last
         self._busy_s = 0.0
-        self._make_host, self._deadline_s, self._start_deadline_s = (
-            make_host,
+        self._make_transport, self._deadline_s, self._start_deadline_s = (
+            make_transport,
             deadline_s,
             start_deadline_s,
         )
         self._batch_size = (num_envs + 1) // 2
-        self._host: Host | None = None
-        self._newborn: Host | None = None  # started, not ready yet
+        self._transport: Transport | None = None
+        self._opening_transport: Transport | None = None  # started, not ready yet
         self._starting = asyncio.Lock()
         self._outbox: list[_Waiting] = []
         self._calls: list[_Call] = []  # in flight, oldest first: the server works on the oldest
@@ -92,8 +92,8 @@ class Station:
             ServerFault: The server did not start.
         """
         async with self._starting:
-            if self._host is None:
-                self._host = await self._open(self._make_host())
+            if self._transport is None:
+                self._transport = await self._open(self._make_transport())
         return self.generation
 
     async def request(self, request: Request, *, generation: int) -> Any:
@@ -106,7 +106,7 @@ class Station:
                 now.
         """
         self._refuse_if_closed()
-        if self._host is None or generation != self.generation:
+        if self._transport is None or generation != self.generation:
             raise ServerFault("died", f"server {self.name} was replaced", charged=False)
         loop = asyncio.get_running_loop()
         waiting = _Waiting(request, loop.create_future())
@@ -127,16 +127,16 @@ class Station:
         charged. Until their episodes have ended the server gets one request at a time: so a
         bystander is charged once at most, and who fails again is known.
         """
-        if self._host is None or generation != self.generation:
+        if self._transport is None or generation != self.generation:
             return
         logger.warning("Environment server %s is replaced: %s (%s).", self.name, kind, detail)
         self.last_fault = f"{kind}: server {self.name}: {detail}"
         if culprits is None:
             culprits = {waiting.request.env for call in self._calls for waiting in call.waiting}
             self._suspects |= culprits
-        host, self._host = self._host, None
+        transport, self._transport = self._transport, None
         self.generation += 1
-        host.kill()
+        transport.kill()
         lost = [waiting for call in self._calls for waiting in call.waiting] + self._outbox
         self._calls, self._outbox = [], []
         for waiting in lost:
@@ -151,7 +151,7 @@ class Station:
         busy_s, self._busy_s = self._busy_s, 0.0
         return busy_s
 
-    def absolve(self, env: int) -> None:
+    def clear_suspicion(self, env: int) -> None:
         """A new episode begins in environment `env`: what its predecessor did is no longer held
         against it.
         """
@@ -160,21 +160,21 @@ class Station:
     async def close(self) -> None:
         """Close the environments and end the server; requests that wait fail with RuntimeError."""
         self._closed = True
-        if self._newborn is not None:
-            self._newborn.kill()  # whoever waits for it is told at once
+        if self._opening_transport is not None:
+            self._opening_transport.kill()  # whoever waits for it is told at once
         async with self._starting:
-            host, self._host = self._host, None
+            transport, self._transport = self._transport, None
         for waiting in [waiting for call in self._calls for waiting in call.waiting] + self._outbox:
             _settle(
                 waiting.answer,
                 error=RuntimeError("The pool was closed while an episode was running."),
             )
         self._calls, self._outbox = [], []
-        if host is not None:
-            closing = host.shut()
+        if transport is not None:
+            closing = transport.shut()
             await asyncio.wait({closing}, timeout=CLOSE_DEADLINE_S)
             _forget(closing)
-            host.kill()
+            transport.kill()
             await asyncio.sleep(
                 0
             )  # an event loop closes connections in its next turn, and may have none after this
@@ -182,20 +182,20 @@ class Station:
             delivery.cancel()
         await asyncio.gather(*self._deliveries, return_exceptions=True)
 
-    async def _open(self, host: Host) -> Host:
-        opening, opened = host.open(), False
-        self._newborn = host
+    async def _open(self, transport: Transport) -> Transport:
+        opening, opened = transport.open(), False
+        self._opening_transport = transport
         try:
             await asyncio.wait({opening}, timeout=self._start_deadline_s)
             self._refuse_if_closed()
             self._check_opened(opening)
             opened = True
         finally:
-            self._newborn = None
+            self._opening_transport = None
             if not opened:
                 _forget(opening)
-                host.kill()
-        return host
+                transport.kill()
+        return transport
 
     def _check_opened(self, opening: "asyncio.Future[Raised | None]") -> None:
         if not opening.done():
@@ -221,14 +221,14 @@ class Station:
         )
 
     def _flush(self) -> None:
-        host = self._host
-        while self._outbox and host is not None:
+        transport = self._transport
+        while self._outbox and transport is not None:
             if self._suspects and self._calls:
                 return  # `_deliver` comes back here
             size = 1 if self._suspects else self._batch_size
             waiting, self._outbox = self._outbox[:size], self._outbox[size:]
             try:
-                call = _Call(waiting, host.send([entry.request for entry in waiting]))
+                call = _Call(waiting, transport.send([entry.request for entry in waiting]))
             except (
                 TypeError,
                 ValueError,

@@ -96,7 +96,7 @@ class EnvServerActor:
             self._loop.run_until_complete(self._server.close())
 
 
-class RayHost:
+class RayTransport:
     """A server in a process of its own, on whichever node of the cluster has the fewest."""
 
     def __init__(self, *, env_name: str, env_kwargs: Mapping[str, Any], num_envs: int) -> None:
@@ -124,7 +124,7 @@ class RayHost:
         self._lost: Exception | None = None  # why nothing can be sent any more
 
     def open(self) -> "asyncio.Future[Raised | None]":
-        """See `Host.open`."""
+        """See `Transport.open`."""
         loop = asyncio.get_running_loop()
         self._disconnected: asyncio.Future[None] = loop.create_future()
         opening = loop.create_task(self._open())
@@ -132,7 +132,7 @@ class RayHost:
         return opening
 
     def send(self, requests: Sequence[Request]) -> "asyncio.Future[Answers]":
-        """See `Host.send`.
+        """See `Transport.send`.
 
         Raises:
             TypeError: The requests cannot be pickled.
@@ -153,7 +153,7 @@ class RayHost:
         return reply
 
     def shut(self) -> "asyncio.Future[None]":
-        """See `Host.shut`: the server closes its end when the environments are closed."""
+        """See `Transport.shut`: the server closes its end when the environments are closed."""
         self._lost = self._lost or ConnectionError("it was told to close")
         self._connection.finish()
         return self._disconnected

@@ -1,4 +1,4 @@
-"""Where a server runs: in this process (`LocalHost`) or, through `siirl.env_server.ray_host`, as a
+"""Where a server runs: in this process (`LocalTransport`) or, through `siirl.env_server.ray_transport`, as a
 Ray actor.
 
 A host passes requests on and can be killed; nothing else. It is looked up by the name of the
@@ -13,14 +13,14 @@ from typing import Any, Protocol
 from siirl.env_server.server import Answers, EnvServer, Raised, Request
 from siirl.errors import UnknownNameError
 
-HOSTS: dict[str, str] = {
-    "local": "siirl.env_server.hosts:LocalHost",
-    "ray": "siirl.env_server.ray_host:RayHost",
+TRANSPORTS: dict[str, str] = {
+    "local": "siirl.env_server.transports:LocalTransport",
+    "ray": "siirl.env_server.ray_transport:RayTransport",
 }
 """Cluster mode to the class of its hosts."""
 
 
-class Host(Protocol):
+class Transport(Protocol):
     """One server. The futures carry an exception only if the server itself is lost; what
     environments raise is in the answer.
     """
@@ -40,15 +40,15 @@ class Host(Protocol):
         """End the server with force, whatever it is doing."""
 
 
-def host_class(cluster: str) -> type[Host]:
+def transport_class(cluster: str) -> type[Transport]:
     """The class of hosts for a cluster mode."""
-    if cluster not in HOSTS:
-        raise UnknownNameError.of(kind="cluster mode", name=cluster, known=HOSTS)
-    found: type[Host] = pkgutil.resolve_name(HOSTS[cluster])
+    if cluster not in TRANSPORTS:
+        raise UnknownNameError.of(kind="cluster mode", name=cluster, known=TRANSPORTS)
+    found: type[Transport] = pkgutil.resolve_name(TRANSPORTS[cluster])
     return found
 
 
-class LocalHost:
+class LocalTransport:
     """A server in this process, awaited directly: breakpoints in an environment work.
 
     An environment that hangs without awaiting hangs this process: only other processes can be given
@@ -61,15 +61,15 @@ class LocalHost:
         self._shut = False
 
     def open(self) -> "asyncio.Future[Raised | None]":
-        """See `Host.open`."""
+        """See `Transport.open`."""
         return self._run(self._server.open())
 
     def send(self, requests: Sequence[Request]) -> "asyncio.Future[Answers]":
-        """See `Host.send`."""
+        """See `Transport.send`."""
         return self._run(self._server.handle(requests))
 
     def shut(self) -> "asyncio.Future[None]":
-        """See `Host.shut`."""
+        """See `Transport.shut`."""
         self._shut = True
         return self._run(self._server.close())
 
