@@ -1,12 +1,11 @@
-"""A supervisor: one place of the pool. It sends requests to the server that runs there, notices when
-it fails, and starts the next one.
+"""Supervisor of one server: sends requests to it, detects its failure, and starts the next one.
 
-Requests of several environments of a server travel in one message where they come at the same time,
-which is what a policy does that answers a batch of observations: a message costs two processes some
-tenths of a millisecond. It never carries more than half of a server's environments, so that the
-server has the other half to work on while the policy looks at the first.
+Simultaneous requests of several environments travel in one message, because a message costs the two
+processes some tenths of a millisecond; a policy that answers a batch of observations causes such
+requests. A message has at most half of a server's environments, so that the server works on the
+other half while the policy computes for the first.
 
-What a failure means for the episodes that lived there is decided by `siirl.env_server.slot`.
+`siirl.env_server.slot` decides how a failure affects the episodes of the server.
 """
 
 import asyncio
@@ -24,15 +23,12 @@ from siirl.execution.scheduler.ray_words import in_a_line
 logger = logging.getLogger(__name__)
 
 FaultKind = Literal["died", "hung", "raised", "garbage", "start"]
-CLOSE_DEADLINE_S = (
-    5.0  # freeing OpenGL contexts takes milliseconds; a server that needs longer is killed
-)
+# freeing OpenGL contexts takes milliseconds; a server that takes longer is killed
+CLOSE_DEADLINE_S = 5.0
 
 
 class ServerFault(Exception):
-    """A server failed and will be replaced. `charged` says whether the episode that asked is a
-    suspect or a bystander.
-    """
+    """A server failed and will be replaced; `charged`: the requesting episode may be the cause."""
 
     def __init__(self, kind: FaultKind, detail: str, *, charged: bool) -> None:
         super().__init__(f"{kind}: {detail}")
@@ -51,9 +47,7 @@ class _Call:
 
 
 class ServerSupervisor:
-    """One server at a time. `generation` counts how often it was replaced: an episode lives on one
-    generation only.
-    """
+    """Runs one server at a time; `generation` counts its replacements."""
 
     def __init__(
         self,
@@ -67,16 +61,14 @@ class ServerSupervisor:
         self.name = name
         self.generation = 0
         self.num_lent = 0  # slots in use, counted by the pool
-        self.last_fault = ""  # why a server was replaced here last
+        self.last_fault = ""  # reason of the last replacement
         self._busy_s = 0.0
-        self._make_transport, self._deadline_s, self._start_deadline_s = (
-            make_transport,
-            deadline_s,
-            start_deadline_s,
-        )
+        self._make_transport = make_transport
+        self._deadline_s = deadline_s
+        self._start_deadline_s = start_deadline_s
         self._batch_size = (num_envs + 1) // 2
         self._transport: Transport | None = None
-        self._opening_transport: Transport | None = None  # started, not ready yet
+        self._opening_transport: Transport | None = None  # not ready yet
         self._starting = asyncio.Lock()
         self._outbox: list[_Waiting] = []
         self._calls: list[_Call] = []  # in flight, oldest first: the server works on the oldest
@@ -97,13 +89,12 @@ class ServerSupervisor:
         return self.generation
 
     async def request(self, request: Request, *, generation: int) -> Any:
-        """Have `request` carried out by the server of `generation`.
+        """Send `request` to the server of `generation`; returns its result.
 
         Raises:
             ValueError: The environment refused the arguments.
-            EpisodeFailed: The environment says that this episode cannot be scored.
-            ServerFault: The server, or the environment in it, failed, or another generation runs by
-                now.
+            EpisodeFailed: The environment cannot score this episode.
+            ServerFault: The server or its environment failed, or a later generation runs.
         """
         self._refuse_if_closed()
         if self._transport is None or generation != self.generation:
@@ -111,21 +102,20 @@ class ServerSupervisor:
         loop = asyncio.get_running_loop()
         waiting = _Waiting(request, loop.create_future())
         if not self._outbox:
-            loop.call_soon(
-                self._flush
-            )  # after all coroutines that are ready now, so that their requests travel together
+            # after all coroutines that are ready now, so that their requests share a message
+            loop.call_soon(self._flush)
         self._outbox.append(waiting)
         return await waiting.answer
 
     def condemn(
         self, kind: FaultKind, detail: str, *, generation: int, culprits: set[int] | None = None
     ) -> None:
-        """Kill the server of `generation`; every request that waits for it fails. A second word
-        about the same server changes nothing.
+        """Kill the server of `generation`; all its waiting requests fail.
 
-        Without known `culprits`, every environment that waits for an answer of this server is
-        charged. Until their episodes have ended the server gets one request at a time: so a
-        bystander is charged once at most, and who fails again is known.
+        A repeated call for the same generation has no effect. Without known `culprits`, every
+        environment that waits for an answer of this server is charged. Until their episodes have
+        ended, the next server gets one request at a time: so an innocent episode is charged at most
+        once, and a repeated failure identifies its cause.
         """
         if self._transport is None or generation != self.generation:
             return
@@ -147,21 +137,19 @@ class ServerSupervisor:
             )
 
     def take_busy_s(self) -> float:
-        """Seconds that servers here worked on requests since the last call."""
+        """Seconds that servers worked on requests since the last call."""
         busy_s, self._busy_s = self._busy_s, 0.0
         return busy_s
 
     def clear_suspicion(self, env: int) -> None:
-        """A new episode begins in environment `env`: what its predecessor did is no longer held
-        against it.
-        """
+        """Stop suspecting environment `env`: a new episode begins there."""
         self._suspects.discard(env)
 
     async def close(self) -> None:
-        """Close the environments and end the server; requests that wait fail with RuntimeError."""
+        """Close the environments and end the server; waiting requests raise RuntimeError."""
         self._closed = True
         if self._opening_transport is not None:
-            self._opening_transport.kill()  # whoever waits for it is told at once
+            self._opening_transport.kill()  # its waiters fail at once
         async with self._starting:
             transport, self._transport = self._transport, None
         for waiting in [waiting for call in self._calls for waiting in call.waiting] + self._outbox:
@@ -175,15 +163,15 @@ class ServerSupervisor:
             await asyncio.wait({closing}, timeout=CLOSE_DEADLINE_S)
             _forget(closing)
             transport.kill()
-            await asyncio.sleep(
-                0
-            )  # an event loop closes connections in its next turn, and may have none after this
+            # an event loop closes connections in its next iteration, possibly its last
+            await asyncio.sleep(0)
         for delivery in self._deliveries:
             delivery.cancel()
         await asyncio.gather(*self._deliveries, return_exceptions=True)
 
     async def _open(self, transport: Transport) -> Transport:
-        opening, opened = transport.open(), False
+        opening = transport.open()
+        opened = False
         self._opening_transport = transport
         try:
             await asyncio.wait({opening}, timeout=self._start_deadline_s)
@@ -216,7 +204,8 @@ class ServerSupervisor:
             raise _refusal(raised)
         raise ServerFault(
             "start",
-            f"server {self.name}: the environment could not be made: {raised.summary}\n{raised.trace}",
+            f"server {self.name}: the environment could not be made: {raised.summary}\n"
+            f"{raised.trace}",
             charged=True,
         )
 
@@ -224,16 +213,13 @@ class ServerSupervisor:
         transport = self._transport
         while self._outbox and transport is not None:
             if self._suspects and self._calls:
-                return  # `_deliver` comes back here
+                return  # `_deliver` calls this again
             size = 1 if self._suspects else self._batch_size
             waiting, self._outbox = self._outbox[:size], self._outbox[size:]
             try:
                 call = _Call(waiting, transport.send([entry.request for entry in waiting]))
-            except (
-                TypeError,
-                ValueError,
-                RuntimeError,
-            ) as error:  # not picklable, or no connection: whoever asked would wait for ever
+            except (TypeError, ValueError, RuntimeError) as error:
+                # not picklable, or no connection: the requests must fail instead of waiting forever
                 for entry in waiting:
                     _settle(entry.answer, error=error)
                 continue
@@ -246,14 +232,10 @@ class ServerSupervisor:
             delivery.add_done_callback(self._deliveries.discard)
 
     async def _deliver(self, call: _Call, *, deadline_s: float) -> None:
-        """Wait for the reply; `deadline_s` covers the requests before it, which the server works on
-        first.
-        """
+        """Wait for the reply; `deadline_s` includes the earlier requests at the server."""
         generation = self.generation
         await asyncio.wait({call.reply}, timeout=deadline_s)
-        if (
-            call not in self._calls
-        ):  # the server was condemned meanwhile, and everyone has been told
+        if call not in self._calls:  # `condemn` has already failed these requests
             _forget(call.reply)
             return
         if not call.reply.done():
@@ -301,7 +283,7 @@ def _refusal(raised: Raised) -> RefusedByEnvironment:
 def _settle(
     answer: "asyncio.Future[Any]", *, value: Any = None, error: Exception | None = None
 ) -> None:
-    """Answer a request, unless whoever asked was cancelled."""
+    """Answer a request, unless its caller was cancelled."""
     if answer.done():
         return
     if error is None:
@@ -311,7 +293,5 @@ def _settle(
 
 
 def _forget(future: "asyncio.Future[Any]") -> None:
-    """Nobody waits for `future` any longer: take note of its exception, so that asyncio does not
-    complain.
-    """
+    """Retrieve the exception of an abandoned `future`, so that asyncio does not complain."""
     future.add_done_callback(lambda done: done.cancelled() or done.exception())
