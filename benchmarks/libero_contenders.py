@@ -21,7 +21,7 @@ from benchmarks.throughput_envs import PlainEnv, finished
 from envs.base import IMAGES, PROPRIOCEPTION
 from envs.libero.environment import LiberoEnv
 from siirl.engine.rollout.acting import ActRequest
-from siirl.engine.rollout.executor import rollout_batch
+from siirl.engine.rollout.executor import run_episodes
 from siirl.engine.rollout.vla.embodied_engine import EmbodiedEngine
 from siirl.engine.rollout.vla.embodied_workflow import EmbodiedWorkflow
 from siirl.engine.rollout.workflow import EpisodeRequest
@@ -272,9 +272,7 @@ class Pool(Contender):
         self._pool.stats()
         self._engine.take_stats()
         begin = time.perf_counter()
-        result = self._loop.run_until_complete(
-            rollout_batch(self._workflow, self._engine, requests)
-        )
+        result = self._loop.run_until_complete(run_episodes(self._workflow, self._engine, requests))
         wall_s = time.perf_counter() - begin
         self.busy = {
             "simulators": self._pool.stats()["env/busy_share"],

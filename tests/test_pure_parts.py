@@ -98,4 +98,4 @@ def test_what_declares_and_checks_a_job_needs_no_torch_either(tmp_path: Path) ->
 
 def test_a_blocked_package_cannot_be_imported(tmp_path: Path) -> None:
     with pytest.raises(AssertionError, match="No module named 'ray'"):
-        imported("siirl.env_server.ray_host", blocked=("ray",), cwd=tmp_path)
+        imported("siirl.env_server.ray_transport", blocked=("ray",), cwd=tmp_path)

@@ -25,8 +25,8 @@ from siirl.env_server.pool import EnvPool
 from siirl.params import SiiRLArguments, sizes
 
 
-class Closing(Protocol):
-    """An output that can be closed."""
+class Closeable(Protocol):
+    """Something that is written to and in the end closed."""
 
     def close(self) -> None:
         """Finish pending output; may be called twice."""
@@ -39,8 +39,8 @@ class WorkerComponents:
     context: StageContext
     rollout: Rollout
     validator: Validator
-    shown: Closing
-    """Output of recorded episodes: videos, or files of text."""
+    shown: Closeable
+    """What episodes are shown by: videos, or files of text."""
     checkpoints: CheckpointManager
 
     def set_progress(self, progress: float) -> None:
@@ -87,9 +87,9 @@ class Evaluation:
 
     rollout: Rollout
     validator: Validator
-    shown: Closing
-    reward: Closing | None = None
-    """Scores the episodes that the environment leaves ungraded."""
+    shown: Closeable
+    reward: Closeable | None = None
+    """What scores episodes that the environment leaves without a grade."""
 
     def close(self) -> None:
         """Close environments, files and reward functions; safe to call twice."""

@@ -26,7 +26,7 @@ from siirl.dag_worker.rollout_collector import share_of
 from siirl.data_coordinator.prompts.dataset import task_name
 from siirl.data_coordinator.task_stream import EpisodeTask, evaluation_tasks
 from siirl.engine.reward_manager import RewardManager
-from siirl.engine.rollout.executor import RolloutResult, run_episode
+from siirl.engine.rollout.executor import RolloutResult, trajectories_of
 from siirl.engine.rollout.failures import check_failures
 from siirl.engine.rollout.rollout import Rollout, reset_options
 from siirl.engine.rollout.workflow import (
@@ -36,7 +36,6 @@ from siirl.engine.rollout.workflow import (
     Trajectory,
 )
 from siirl.engine.training.collectives import Collectives
-from siirl.errors import SimulationFailed
 from siirl.reporting.finished_episodes import Recorder
 from siirl.reporting.metrics import Value, Weighted
 from siirl.reporting.statistics import pass_at_k
@@ -215,15 +214,14 @@ class _WithoutPictures(RolloutWorkflow):
 
     async def arun_episode(self, engine: Any, data: EpisodeRequest) -> Sequence[Trajectory]:
         """See `RolloutWorkflow.arun_episode`."""
-        outcome = await run_episode(self._workflow, engine, data)
-        if isinstance(outcome, SimulationFailed):
-            raise outcome
-        for trajectory in outcome:
+        returned = await self._workflow.arun_episode(engine, data)
+        trajectories = trajectories_of(self._workflow, returned)
+        for trajectory in trajectories:
             trajectory.row.pop("pixel_values", None)
             if RECORDER_STREAM in trajectory.frames:
                 self._show(trajectory)
             trajectory.frames = {}
-        return outcome
+        return trajectories
 
 
 def evaluation_metrics(

@@ -1,8 +1,7 @@
-"""Simulators as servers: `pool.EnvPool` is what a rollout uses, `vector_env.PoolVectorEnv` the same
-for trainers of other projects.
+"""Simulators as servers, pooled for rollouts (`pool`) and for other trainers (`vector_env`).
 
-From the inside out: `server` holds environments and answers requests; `hosts` runs a server in this
-process or as a Ray actor, which `connection` leads to; `station` is one place of the pool, whose
-server may be replaced; `episode_record` brings an episode back after that; `answer_checks` knows
-garbage.
+Modules, from the inside out: `server` holds environments and answers requests; `transports` runs a
+server in this process or as a Ray actor, which `connection` connects to; `server_supervisor` starts
+and replaces a server; `episode_record` replays an episode after a replacement; `answer_checks`
+detects invalid answers.
 """

@@ -1,8 +1,7 @@
-"""What an environment returned, held against its spec: shapes, dtypes, finite numbers, types. Cheap
-enough for every chunk.
+"""Checks results of an environment against its spec: shapes, dtypes, finite numbers, types.
 
-Each function returns the first fault in words, or None. Bounds of a `Box` are not checked:
-simulators overshoot them, and that is no sign of a broken server.
+The checks are cheap enough for every chunk. Each function returns a description of the first fault,
+or None. Bounds of a `Box` are not checked: intact simulators overshoot them.
 """
 
 import math
@@ -43,14 +42,7 @@ def fault_of_step(result: Any, *, spec: EnvSpec, num_actions: int) -> str | None
         return f"info['executed'] is {_shown(executed)} after a chunk of {num_actions} actions"
     if executed < num_actions and not (terminated or truncated):
         return f"only {executed} of {num_actions} actions were executed, but the episode goes on"
-    ungraded = spec.leaves_ungraded and info.get("success", False) is None
-    if (
-        spec.reports_success
-        and not ungraded
-        and not isinstance(info.get("success"), bool | np.bool_)
-    ):
-        return f"info['success'] is {_shown(info.get('success'))} instead of a bool, and the spec says reports_success"
-    return None
+    return _fault_of_success(info, spec=spec)
 
 
 def fault_of_observation(
@@ -60,7 +52,8 @@ def fault_of_observation(
     match space:
         case gymnasium.spaces.Dict():
             if not isinstance(observation, Mapping) or set(observation) != set(space.spaces):
-                return f"{where} is {_shown(observation)} instead of a dict with {', '.join(space.spaces)}"
+                names = ", ".join(space.spaces)
+                return f"{where} is {_shown(observation)} instead of a dict with {names}"
             parts = ((name, observation[name], part) for name, part in space.spaces.items())
         case gymnasium.spaces.Tuple():
             if not isinstance(observation, tuple) or len(observation) != len(space.spaces):
@@ -71,28 +64,26 @@ def fault_of_observation(
         case gymnasium.spaces.Box():
             return _fault_of_box(observation, space, where=where)
         case gymnasium.spaces.Text():
-            return (
-                None
-                if isinstance(observation, str)
-                else f"{where} is {_shown(observation)} instead of text"
-            )
+            if isinstance(observation, str):
+                return None
+            return f"{where} is {_shown(observation)} instead of text"
         case _:
-            return (
-                None
-                if space.contains(observation)
-                else f"{where} is {_shown(observation)}, which is not in {space}"
-            )
-    faults = (
-        fault_of_observation(value, part, where=f"{where}[{name!r}]") for name, value, part in parts
-    )
-    return next((fault for fault in faults if fault is not None), None)
+            if space.contains(observation):
+                return None
+            return f"{where} is {_shown(observation)}, which is not in {space}"
+    for name, value, part in parts:
+        fault = fault_of_observation(value, part, where=f"{where}[{name!r}]")
+        if fault is not None:
+            return fault
+    return None
 
 
 def _fault_of_box(observation: Any, space: gymnasium.spaces.Box, *, where: str) -> str | None:
     if not isinstance(observation, np.ndarray | np.generic):
         return f"{where} is {_shown(observation)} instead of an array"
     if observation.shape != space.shape or observation.dtype != space.dtype:
-        return f"{where} is {observation.dtype} {observation.shape} instead of {space.dtype} {space.shape}"
+        found = f"{observation.dtype} {observation.shape}"
+        return f"{where} is {found} instead of {space.dtype} {space.shape}"
     if observation.dtype.kind == "f" and not np.isfinite(observation).all():
         return f"{where} has NaN or infinite values"
     return None
@@ -102,9 +93,15 @@ def _fault_of_observations(observation: Any, *, spec: EnvSpec) -> str | None:
     if spec.num_agents == 1:
         return fault_of_observation(observation, spec.observation_space)
     if not isinstance(observation, list | tuple) or len(observation) != spec.num_agents:
-        return f"observation is {_shown(observation)} instead of one entry for each of {spec.num_agents} agents"
-    faults = (fault_of_observation(entry, spec.observation_space) for entry in observation)
-    return next((fault for fault in faults if fault is not None), None)
+        return (
+            f"observation is {_shown(observation)} instead of one entry for each of "
+            f"{spec.num_agents} agents"
+        )
+    for entry in observation:
+        fault = fault_of_observation(entry, spec.observation_space)
+        if fault is not None:
+            return fault
+    return None
 
 
 def _fault_of_rewards(reward: Any, *, spec: EnvSpec) -> str | None:
@@ -115,11 +112,23 @@ def _fault_of_rewards(reward: Any, *, spec: EnvSpec) -> str | None:
             f"reward is {_shown(reward)} instead of one entry for each of {spec.num_agents} agents"
         )
     for entry in reward if spec.num_agents > 1 else [reward]:
-        if not isinstance(entry, float | int | np.floating | np.integer) or not math.isfinite(
-            entry
-        ):
+        is_number = isinstance(entry, float | int | np.floating | np.integer)
+        if not is_number or not math.isfinite(entry):
             return f"reward is {_shown(entry)} instead of a finite number"
     return None
+
+
+def _fault_of_success(info: Mapping[str, Any], *, spec: EnvSpec) -> str | None:
+    if not spec.reports_success:
+        return None
+    if spec.leaves_ungraded and info.get("success", False) is None:
+        return None
+    success = info.get("success")
+    if isinstance(success, bool | np.bool_):
+        return None
+    return (
+        f"info['success'] is {_shown(success)} instead of a bool, and the spec has reports_success"
+    )
 
 
 def _fault_of_info(info: Any) -> str | None:

@@ -1,20 +1,18 @@
-"""A direct connection between a pool and one of its servers: whole messages over TCP, from process
-to process, also between nodes.
+"""Direct connection between a pool and one of its servers: messages over TCP, also between nodes.
 
-A message is eight bytes that say how long it is, and then itself; what it means is for the two
-ends. The server's end waits for the next one in its thread, because it has nothing else to do; the
-pool's end lives in an event loop and never waits, however slowly or incompletely the other side
-writes. The end of the stream is the order to close: a pool that died gives it too.
+A message has eight bytes with its length, followed by the content, which this module does not
+interpret. The server's end blocks its thread until the next message, because it has no other work.
+The pool's end runs in an event loop and never blocks, even if the other side writes slowly or
+incompletely. The end of the stream is the order to close; a pool that dies ends the stream too.
 
-Messages are unpickled by those who use this, which runs whatever a message says. So each side first
-proves that it knows a secret (32 random bytes, which reached it by another way), before a byte of a
-message is read: both send a random number and answer the other's with an HMAC-SHA256 (RFC 2104)
-over both numbers and their own part in this, so that nothing can be recorded and sent again, or
-sent back. Who fails is sent away. A server listens until its pool is there, and to nobody
-afterwards.
+Callers unpickle the messages, which can execute arbitrary code. So before any message is read, each
+side proves that it knows a secret (32 random bytes, received on another channel): both send a
+random number and answer the other's with an HMAC-SHA256 (RFC 2104) over both numbers and their
+role, which prevents replay and reflection. A peer that fails is disconnected. A server listens only
+until its pool has connected.
 
-Left out: encryption. Who can read or change the traffic between the machines can read and change
-this.
+Left out: encryption. An attacker who can read or change the traffic between the machines can read
+and change messages.
 """
 
 import asyncio
@@ -29,22 +27,17 @@ from typing import Any, Self, cast
 
 HEADER = struct.Struct(">Q")
 NUMBER_BYTES = PROOF_BYTES = SECRET_BYTES = 32  # of SHA-256
-HANDSHAKE_DEADLINE_S = 60.0  # milliseconds, unless the machine is short of everything
-BUFFER_BYTES = (
-    1 << 18
-    # six observations of 64 x 64 pixels are 74 kB; longer messages get a longer buffer for themselves
-)
-# some firewalls forget a connection that was silent for minutes, and a policy's update may take
-# longer
+HANDSHAKE_DEADLINE_S = 60.0  # takes milliseconds, unless the machine is overloaded
+# six observations of 64 x 64 pixels are 74 kB; the buffer grows for a longer message
+BUFFER_BYTES = 1 << 18
+# some firewalls drop a connection that is idle for minutes, and a policy update may take longer
 KEEP_ALIVE_S = 60
 
 Address = tuple[str, int]
 
 
 def listen(host: str) -> socket.socket:
-    """A socket that listens at `host`, an address of this machine, and a free port that the system
-    chooses.
-    """
+    """A socket that listens at `host`, an address of this machine, and a free port."""
     listener = socket.create_server((host, 0), family=_family(host))
     listener.setblocking(False)
     return listener
@@ -53,8 +46,9 @@ def listen(host: str) -> socket.socket:
 async def accept(
     listener: socket.socket, *, secret: bytes, deadline_s: float = HANDSHAKE_DEADLINE_S
 ) -> "ServerEnd":
-    """Wait for the first peer that knows `secret`, and close `listener`. Strangers keep nobody
-    waiting, also if they say nothing.
+    """Wait for the first peer that knows `secret`, and close `listener`.
+
+    Other peers cause no delay, even if they send nothing.
     """
     loop = asyncio.get_running_loop()
     admitted: asyncio.Future[socket.socket] = loop.create_future()
@@ -77,17 +71,16 @@ async def accept(
 
 
 class ServerEnd:
-    """The server's end of a connection. It waits in the thread that calls it."""
+    """The server's end of a connection; it blocks the calling thread."""
 
     def __init__(self, connected: socket.socket) -> None:
         connected.setblocking(True)
         _tune(connected)
-        self._socket, self._stream = connected, connected.makefile("rb")
+        self._socket = connected
+        self._stream = connected.makefile("rb")
 
     def messages(self) -> Iterator[bytes]:
-        """Messages as they come, until the other side says that there are no more, or is gone; a
-        part of a message is none.
-        """
+        """Messages until the other side ends the stream or is lost; drops an incomplete message."""
         while (header := self._read(HEADER.size)) is not None:
             message = self._read(*HEADER.unpack(header))
             if message is None:
@@ -95,7 +88,7 @@ class ServerEnd:
             yield message
 
     def send(self, message: bytes) -> None:
-        """Send a message; if nobody is there any more, `messages` ends."""
+        """Send a message; after the connection is lost, do nothing (`messages` ends)."""
         with suppress(OSError):
             self._socket.sendall(HEADER.pack(len(message)) + message)
 
@@ -112,7 +105,7 @@ class ServerEnd:
         self._socket.close()
 
     def _read(self, size: int) -> bytes | None:
-        with suppress(OSError):  # reset, or silent for so long that the system gave it up
+        with suppress(OSError):  # reset, or timed out by the system
             part = self._stream.read(size)
             return part if len(part) == size else None
         return None
@@ -121,7 +114,7 @@ class ServerEnd:
 class ClientEnd(asyncio.BufferedProtocol):
     """The pool's end of a connection, for one event loop.
 
-    `on_message` is called with each message, whole and in order; its memory is used again after the
+    `on_message` is called with each complete message, in order; its memory is reused after the
     call. `on_lost` is called once, when the connection has ended or was lost.
     """
 
@@ -131,8 +124,10 @@ class ClientEnd(asyncio.BufferedProtocol):
         on_message: Callable[[memoryview], None],
         on_lost: Callable[[ConnectionError], None],
     ) -> None:
-        self._on_message, self._on_lost = on_message, on_lost
-        self._buffer, self._filled = bytearray(BUFFER_BYTES), 0
+        self._on_message = on_message
+        self._on_lost = on_lost
+        self._buffer = bytearray(BUFFER_BYTES)
+        self._filled = 0
         self._transport: asyncio.Transport | None = None
         self._because: ConnectionError | None = None
 
@@ -142,8 +137,7 @@ class ClientEnd(asyncio.BufferedProtocol):
         """Connect to the server that listens at `address`.
 
         Raises:
-            OSError: Nobody is there or answers within `deadline_s`, or whoever is there does not
-                know the secret.
+            OSError: No answer within `deadline_s`, or the peer does not know the secret.
         """
         loop = asyncio.get_running_loop()
         with ExitStack() as stack:
@@ -160,34 +154,32 @@ class ClientEnd(asyncio.BufferedProtocol):
             stack.pop_all()  # the event loop closes it from here on
 
     def send(self, message: bytes) -> None:
-        """Send a message, at once or when the other side takes it; into a lost connection, never."""
+        """Send a message, buffered if necessary; drop it if the connection is lost."""
         if self._transport is not None and not self._transport.is_closing():
             self._transport.write(HEADER.pack(len(message)) + message)
 
     def finish(self) -> None:
-        """Say that there are no more messages; answers still come."""
+        """End the outgoing stream; answers still arrive."""
         if self._transport is not None:
-            with suppress(OSError):  # lost, which `on_lost` is about to tell
+            with suppress(OSError):  # lost; `on_lost` follows
                 self._transport.write_eof()
 
     def abort(self, because: ConnectionError | None = None) -> None:
-        """End the connection; `on_lost` is called in the next turn of the event loop, with the
-        reason if one is given.
-        """
+        """End the connection; the event loop then calls `on_lost`, with `because` if given."""
         if self._transport is not None:
             self._because = self._because or because
             self._transport.abort()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """See `asyncio.BaseProtocol`."""
-        self._transport = cast(asyncio.Transport, transport)  # uvloop's is no child of that class
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's is not a subclass
 
     def get_buffer(self, sizehint: int) -> memoryview:
-        """See `asyncio.BufferedProtocol`: where to put what comes next."""
+        """See `asyncio.BufferedProtocol`: the free part of the buffer."""
         return memoryview(self._buffer)[self._filled :]
 
     def buffer_updated(self, nbytes: int) -> None:
-        """See `asyncio.BufferedProtocol`: hand on the messages that are complete now."""
+        """See `asyncio.BufferedProtocol`: pass on complete messages."""
         self._filled += nbytes
         begin = 0
         with memoryview(self._buffer) as received:
@@ -198,7 +190,7 @@ class ClientEnd(asyncio.BufferedProtocol):
         self._keep_from(begin, room=end - begin)
 
     def eof_received(self) -> bool:
-        """See `asyncio.Protocol`: the server has ended, so does this end."""
+        """See `asyncio.Protocol`: False closes this end too."""
         return False
 
     def connection_lost(self, error: Exception | None) -> None:
@@ -213,12 +205,12 @@ class ClientEnd(asyncio.BufferedProtocol):
         self._on_lost(self._because or lost)
 
     def _end_of_message(self, begin: int) -> int:
-        """Where the message that begins at `begin` ends, as far as is known."""
+        """End of the message that begins at `begin`, or of its header if that is incomplete."""
         end = begin + HEADER.size
         return end if self._filled < end else end + int(HEADER.unpack_from(self._buffer, begin)[0])
 
     def _keep_from(self, begin: int, *, room: int) -> None:
-        """Move the rest of the buffer to its front and see that a message of `room` bytes fits."""
+        """Move the rest of the buffer to its front and make a message of `room` bytes fit."""
         rest = self._buffer[begin : self._filled]
         if len(self._buffer) != max(BUFFER_BYTES, room):
             self._buffer = bytearray(max(BUFFER_BYTES, room))
@@ -236,7 +228,7 @@ async def _admit(
     try:
         async with asyncio.timeout(deadline_s):
             await _prove(peer, secret=secret, own_part=b"server", other_part=b"pool")
-    except OSError:  # a stranger, or gone again, or silent for too long
+    except OSError:  # wrong secret, disconnected, or timed out
         peer.close()
         return
     if not admitted.done():
@@ -244,20 +236,19 @@ async def _admit(
 
 
 async def _prove(peer: socket.socket, *, secret: bytes, own_part: bytes, other_part: bytes) -> None:
-    """Show `peer` that this side knows the secret, and have it show the same.
+    """Prove to `peer` that this side knows the secret, and verify the peer's proof.
 
     Raises:
-        OSError: It does not know the secret (`ConnectionError`), or is gone.
+        OSError: The peer does not know the secret (`ConnectionError`), or disconnected.
     """
     loop = asyncio.get_running_loop()
     own = secrets.token_bytes(NUMBER_BYTES)
     await loop.sock_sendall(peer, own)
     other = await _receive(peer, NUMBER_BYTES)
     await loop.sock_sendall(peer, _proof(secret, own_part, own, other))
-    if not hmac.compare_digest(
-        await _receive(peer, PROOF_BYTES), _proof(secret, other_part, other, own)
-    ):
-        raise ConnectionError("whoever is there does not know the secret")
+    proof = await _receive(peer, PROOF_BYTES)
+    if not hmac.compare_digest(proof, _proof(secret, other_part, other, own)):
+        raise ConnectionError("the peer does not know the secret")
 
 
 def _proof(secret: bytes, part: bytes, own: bytes, other: bytes) -> bytes:
@@ -270,7 +261,7 @@ async def _receive(peer: socket.socket, size: int) -> bytes:
         more = await asyncio.get_running_loop().sock_recv(peer, size - len(received))
         if not more:
             raise ConnectionError(
-                "it closed the connection instead of showing that it knows the secret"
+                "the peer closed the connection instead of showing that it knows the secret"
             )
         received += more
     return received
@@ -281,8 +272,7 @@ def _family(host: str) -> socket.AddressFamily:
 
 
 def _tune(connected: socket.socket) -> None:
-    connected.setsockopt(
-        socket.IPPROTO_TCP, socket.TCP_NODELAY, 1
-    )  # a message is sent whole: there is nothing to wait for
+    # messages are sent whole, so that Nagle's algorithm would only delay them
+    connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     connected.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, KEEP_ALIVE_S)

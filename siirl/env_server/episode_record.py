@@ -1,9 +1,8 @@
-"""The record of an episode: its seed, options and action chunks, from which it can be simulated
-again, and what came of each call.
+"""Record of an episode for its replay: seed, options, action chunks, and samples of the results.
 
-Replaying needs an environment whose episodes are fixed by seed and actions. `difference` tells
-whether that was so: it holds the replayed results against a small sample of the first ones, because
-keeping every image would cost more than the simulation.
+A replay requires that seed and actions determine the episode. `difference` checks this: it compares
+the replayed results with a small sample of the first ones, because keeping every image would cost
+more than the simulation.
 """
 
 import copy
@@ -14,23 +13,21 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-SAMPLE_SIZE = (
-    256  # elements kept of an array: enough to tell two images apart, 1/48 of a 64 x 64 one
-)
+# elements kept of an array: enough to distinguish two images, 1/48 of a 64 x 64 image
+SAMPLE_SIZE = 256
 IMAGE_TOLERANCE = 8  # of 255 levels: graphics drivers of two nodes round differently
-RELATIVE_TOLERANCE, ABSOLUTE_TOLERANCE = (
-    1e-4,
-    1e-5,
-)  # so do their processors; an episode that took another course is further off
+# Processors of two nodes round differently too; a diverged episode differs by more.
+RELATIVE_TOLERANCE = 1e-4
+ABSOLUTE_TOLERANCE = 1e-5
 
 
 class Call(NamedTuple):
-    """A call of an episode that the server answered, as it will be repeated."""
+    """An answered call of an episode, for replay."""
 
     method: Literal["reset", "step_chunk"]
     arguments: tuple[Any, ...]
     outcome: Any
-    """Sample of the result, to compare with."""
+    """Sample of the result, for comparison."""
 
 
 @dataclass
@@ -42,9 +39,9 @@ class EpisodeRecord:
     calls: list[Call] = field(default_factory=list)
     """Calls answered so far, `reset` first."""
     generation: int | None = None
-    """Generation of the server that this episode lives on; None before the first call."""
+    """Generation of the server that runs this episode; None before the first call."""
     faults: int = 0
-    """Server failures that are charged to this episode."""
+    """Server failures charged to this episode."""
     ended: bool = False
 
     @property
@@ -58,19 +55,17 @@ class EpisodeRecord:
         arguments: tuple[Any, ...],
         result: tuple[Any, ...],
     ) -> None:
-        """Note a call that was answered."""
+        """Record an answered call."""
         self.calls.append(Call(method, arguments, sample(result[:-1])))
 
 
 def own_actions(actions: Any) -> Any:
-    """A copy of a chunk that no caller can change later: the record must hold what was executed."""
+    """A copy of a chunk, so that later changes by the caller do not affect the record."""
     return actions.copy() if isinstance(actions, np.ndarray) else copy.deepcopy(list(actions))
 
 
 def sample(value: Any) -> Any:
-    """A small copy of a result: arrays thinned to at most `SAMPLE_SIZE` elements, containers
-    element by element.
-    """
+    """A small copy of a result; arrays, also in containers, have at most `SAMPLE_SIZE` elements."""
     match value:
         case np.ndarray():
             stride = max(1, math.ceil(value.size / SAMPLE_SIZE))
@@ -84,7 +79,7 @@ def sample(value: Any) -> Any:
 
 
 def difference(first: Any, second: Any, *, where: str = "result") -> str | None:
-    """Where two samples differ by more than rounding, in words; None if they agree."""
+    """Describes the first difference of two samples beyond rounding; None if they agree."""
     match first:
         case np.ndarray():
             agree = (

@@ -1,18 +1,18 @@
-"""EnvPool: many environments behind servers, handed out as slots to coroutines that each run an
-episode.
+"""EnvPool: environments behind servers, lent as slots to coroutines that each run an episode.
 
-    async with EnvPool("mujoco", {"tasks": ["door-open"]}, num_servers=2, cluster="ray",
-    deadline_s=30.0) as pool:
+    kwargs = {"tasks": ["door-open"]}
+    streams = {"recorder": FrameRequest(every=2, size=256)}
+    async with EnvPool("mujoco", kwargs, num_servers=2, cluster="ray", deadline_s=30.0) as pool:
         async with pool.slot() as slot:
-            observation, info = await slot.reset(seed=7, options={"frames": {"recorder":
-            FrameRequest(every=2, size=256)}}) observation, reward, terminated, truncated, info =
-            await slot.step_chunk(actions) frames = await slot.frames("recorder")
+            observation, info = await slot.reset(seed=7, options={"frames": streams})
+            observation, reward, terminated, truncated, info = await slot.step_chunk(actions)
+            frames = await slot.frames("recorder")
 
-A server that dies, hangs, raises or returns garbage is replaced. The episodes that lived there are
+A server that dies, hangs, raises or returns an invalid answer is replaced. Its episodes are
 simulated again, each from its seed with the chunks it had executed; their coroutines only see a
-call that took longer. An episode whose own server failed more than `max_replays` times is given up
-with `SimulationFailed`; the others go on. So an episode is returned as it is, or reported, never
-scored because a simulator broke. Use from one event loop.
+call that took longer. An episode that is charged with more than `max_replays` failures ends with
+`SimulationFailed`; the others continue. So an episode is either returned unchanged or reported, and
+never scored after a broken simulation. Use the pool from one event loop.
 """
 
 import asyncio
@@ -25,15 +25,15 @@ from typing import Any, Self
 
 from envs.base import EnvSpec
 from envs.registry import ENVS, env_spec
-from siirl.env_server.hosts import host_class
+from siirl.env_server.server_supervisor import ServerFault, ServerSupervisor
 from siirl.env_server.slot import Slot
-from siirl.env_server.station import ServerFault, Station
 from siirl.env_server.tally import Tally
+from siirl.env_server.transports import transport_class
 from siirl.errors import ConfigError, SimulationFailed
 
 
 class EnvPool:
-    """Owns the servers; `slot()` lends one environment at a time."""
+    """Owns the servers; `slot` lends one environment at a time."""
 
     def __init__(
         self,
@@ -52,20 +52,19 @@ class EnvPool:
         Args:
             env_name: Registered name or `module:Class`.
             env_kwargs: The environment's constructor arguments.
-            num_servers: Server processes; as many as cores for a simulator.
+            num_servers: Server processes; for a simulator the number of cores.
             envs_per_server: Environments in each; with two or more a server simulates one while the
-                policy looks at another.
-            cluster: `ray` (an actor each) or `local` (in this process; Ray is not imported, which a
-                script need not start).
-            deadline_s: Seconds that one reset or chunk may take; requests that queue at a server
-                add up. As `env.deadline_s`.
+                policy computes for another.
+            cluster: `ray` (one actor per server) or `local` (in this process, without Ray).
+            deadline_s: Seconds that one reset or chunk may take; deadlines of queued requests add
+                up. The same as `env.deadline_s`.
             max_replays: Server failures that an episode survives.
-            start_deadline_s: Seconds that a server may take to start: imports on a cold disk, many
-                processes at once.
+            start_deadline_s: Seconds that a server may take to start; covers imports on a cold disk
+                by many processes at once.
 
         Raises:
-            ConfigError: A value that cannot work.
-            ValueError: An environment or arguments that the registry refuses.
+            ConfigError: A value out of range.
+            ValueError: The registry refuses the environment or its arguments.
         """
         _check_positive(
             num_servers=num_servers,
@@ -76,17 +75,17 @@ class EnvPool:
         if max_replays < 0:
             raise ConfigError(f"max_replays must be 0 or more, got {max_replays}.")
         self.spec: EnvSpec = env_spec(env_name, **env_kwargs)
-        # Resolved here: a name that this process registered is unknown to a server.
-        make_host = functools.partial(
-            host_class(cluster),
+        # Resolved here: a server does not know names that this process registered.
+        make_transport = functools.partial(
+            transport_class(cluster),
             env_name=ENVS.get(env_name, env_name),
             env_kwargs=env_kwargs,
             num_envs=envs_per_server,
         )
-        self._stations = [
-            Station(
+        self._supervisors = [
+            ServerSupervisor(
                 name=f"{index + 1} of {num_servers} ({env_name})",
-                make_host=make_host,
+                make_transport=make_transport,
                 num_envs=envs_per_server,
                 deadline_s=deadline_s,
                 start_deadline_s=start_deadline_s,
@@ -95,9 +94,9 @@ class EnvPool:
         ]
         self._tally = Tally()
         self._free = {
-            station: deque(
+            supervisor: deque(
                 Slot(
-                    station=station,
+                    supervisor=supervisor,
                     env=env,
                     spec=self.spec,
                     max_replays=max_replays,
@@ -105,32 +104,29 @@ class EnvPool:
                 )
                 for env in range(envs_per_server)
             )
-            for station in self._stations
+            for supervisor in self._supervisors
         }
         self._num_slots = num_servers * envs_per_server
         self._permits = asyncio.Semaphore(self._num_slots)
 
     @property
     def num_slots(self) -> int:
-        """Episodes that can run at once."""
+        """Number of episodes that can run at once."""
         return self._num_slots
 
     async def start(self) -> None:
-        """Start all servers at once and wait until each has made its environments.
+        """Start all servers concurrently and wait until each has made its environments.
 
         Raises:
             ValueError: The environment refuses its arguments.
-            SimulationFailed: A server did not start; the others have been ended.
+            SimulationFailed: A server did not start; the others are closed.
         """
-        starts = [asyncio.ensure_future(station.start()) for station in self._stations]
+        starts = [asyncio.ensure_future(supervisor.start()) for supervisor in self._supervisors]
         try:
             await asyncio.wait(starts, return_when=asyncio.FIRST_EXCEPTION)
         finally:
-            failures = [
-                failure
-                for start in starts
-                if start.done() and (failure := start.exception()) is not None
-            ]
+            errors = [start.exception() for start in starts if start.done()]
+            failures = [error for error in errors if error is not None]
             if failures or not all(start.done() for start in starts):
                 await self.close()
                 await asyncio.gather(*starts, return_exceptions=True)
@@ -143,8 +139,8 @@ class EnvPool:
         self._tally.restart()
 
     async def close(self) -> None:
-        """End every server; episodes that still run get a RuntimeError. May be called twice."""
-        await asyncio.gather(*(station.close() for station in self._stations))
+        """End every server; running episodes raise RuntimeError. Safe to call twice."""
+        await asyncio.gather(*(supervisor.close() for supervisor in self._supervisors))
 
     async def __aenter__(self) -> Self:
         await self.start()
@@ -162,24 +158,24 @@ class EnvPool:
     async def slot(self) -> "AsyncIterator[Slot]":
         """Lend an environment; waits until one is free."""
         async with self._permits:
-            # Few episodes spread over all servers.
-            station = min(
-                (station for station, slots in self._free.items() if slots),
-                key=lambda station: station.num_lent,
+            # The least loaded server, so that few episodes use all servers.
+            supervisor = min(
+                (supervisor for supervisor, slots in self._free.items() if slots),
+                key=lambda supervisor: supervisor.num_lent,
             )
-            lent = self._free[station].popleft()
-            station.num_lent += 1
+            lent = self._free[supervisor].popleft()
+            supervisor.num_lent += 1
             try:
                 yield lent
             finally:
                 lent.end_episode()
-                station.num_lent -= 1
-                self._free[station].append(lent)
+                supervisor.num_lent -= 1
+                self._free[supervisor].append(lent)
 
     def stats(self) -> dict[str, float]:
         """Counts and rates since the last call, or since `start`."""
-        busy_s = sum(station.take_busy_s() for station in self._stations)
-        return self._tally.take(busy_s=busy_s, num_servers=len(self._stations))
+        busy_s = sum(supervisor.take_busy_s() for supervisor in self._supervisors)
+        return self._tally.take(busy_s=busy_s, num_servers=len(self._supervisors))
 
 
 def _check_positive(**values: float) -> None:

@@ -1,9 +1,10 @@
-"""The pool for Stable-Baselines3: `stable_baselines3_env(PoolVectorEnv(pool,
-autoreset_mode="SameStep"))` is one of its `VecEnv`s.
+"""Adapter of the pool to a `VecEnv` of Stable-Baselines3.
 
-Stable-Baselines3 is no dependency of siirl: it is imported when the adapter is made. Its interface
-differs from Gymnasium's in the shape of what a step returns; `StableBaselines3Steps` translates
-that and needs nothing of theirs.
+    envs = stable_baselines3_env(PoolVectorEnv(pool, autoreset_mode="SameStep"))
+
+Stable-Baselines3 is not a dependency of siirl: it is imported when the adapter is made. Its step
+returns values in another form than Gymnasium's; `StableBaselines3Steps` translates them and does
+not import it.
 
 Left out: attributes and methods of single environments, which live in other processes.
 """
@@ -23,12 +24,13 @@ INSTALL = "pip install stable-baselines3"
 
 
 class StableBaselines3Steps:
-    """The methods of a `VecEnv` that act: seed, reset, step_async, step_wait, close."""
+    """The methods of a `VecEnv`: seed, reset, step_async, step_wait, close."""
 
     def __init__(self, envs: PoolVectorEnv) -> None:
         if envs.metadata["autoreset_mode"] is not AutoresetMode.SAME_STEP:
             raise ConfigError(
-                "Stable-Baselines3 resets within the step: make PoolVectorEnv with autoreset_mode='SameStep'."
+                "Stable-Baselines3 resets within the step: make PoolVectorEnv with "
+                "autoreset_mode='SameStep'."
             )
         self._envs = envs
         self._seed: int | None = None
@@ -47,12 +49,13 @@ class StableBaselines3Steps:
         return observations
 
     def step_async(self, actions: Any) -> None:
-        """Note the actions of the next step."""
+        """Store the actions of the next step."""
         self._actions = actions
 
     def step_wait(self) -> tuple[Any, NDArray[np.float32], NDArray[np.bool_], list[dict[str, Any]]]:
-        """Step: observations (of the next episode where one ended), rewards, whether it ended,
-        infos.
+        """Execute the step; returns observations, rewards, whether episodes ended, and infos.
+
+        If an episode ended, the observation is the first of the next episode.
         """
         outcomes = self._envs.step_each(self._actions)
         rewards = np.array([outcome.reward for outcome in outcomes], np.float32)
@@ -60,21 +63,15 @@ class StableBaselines3Steps:
         self.reset_infos = [
             outcome.info if outcome.final is not None else {} for outcome in outcomes
         ]
-        return (
-            self._envs.observations,
-            rewards,
-            ended,
-            [_step_info(outcome) for outcome in outcomes],
-        )
+        infos = [_step_info(outcome) for outcome in outcomes]
+        return self._envs.observations, rewards, ended, infos
 
     def close(self) -> None:
         """End all servers."""
         self._envs.close()
 
     def get_attr(self, attr_name: str, indices: Any = None) -> list[Any]:
-        """`render_mode`, which Stable-Baselines3 asks for, is None everywhere; other attributes
-        live in the servers.
-        """
+        """None for `render_mode`, which Stable-Baselines3 reads; other attributes are refused."""
         if attr_name != "render_mode":
             raise AttributeError(
                 f"{attr_name!r} cannot be read: the environments live in their servers' processes."
@@ -83,18 +80,19 @@ class StableBaselines3Steps:
 
     def set_attr(self, attr_name: str, value: Any, indices: Any = None) -> None:
         """Refused: the environments live in their servers' processes."""
-        raise AttributeError(f"{attr_name!r} cannot be set: give it to EnvPool in env_kwargs.")
+        raise AttributeError(f"{attr_name!r} cannot be set: pass it to EnvPool in env_kwargs.")
 
     def env_method(
         self, method_name: str, *method_args: Any, indices: Any = None, **method_kwargs: Any
     ) -> list[Any]:
         """Refused: the environments live in their servers' processes."""
         raise AttributeError(
-            f"Method {method_name!r} cannot be called: the environments live in their servers' processes."
+            f"Method {method_name!r} cannot be called: the environments live in their servers' "
+            "processes."
         )
 
     def env_is_wrapped(self, wrapper_class: type[Any], indices: Any = None) -> list[bool]:
-        """No environment of a server is wrapped by Stable-Baselines3."""
+        """False: Stable-Baselines3 wraps no environment of a server."""
         return [False for _ in range(self._envs.num_envs)]
 
 
@@ -112,7 +110,7 @@ def stable_baselines3_env(envs: PoolVectorEnv) -> Any:
             f"The adapter needs Stable-Baselines3, and {error.name} is not installed: {INSTALL}"
         ) from error
 
-    # their class is known only now
+    # the base class is only known here
     class PoolVecEnv(StableBaselines3Steps, vec_env):  # type: ignore[misc, valid-type]
         def __init__(self) -> None:
             StableBaselines3Steps.__init__(self, envs)
@@ -127,8 +125,7 @@ def _step_info(outcome: EnvOutcome) -> dict[str, Any]:
     if outcome.final is None:
         return outcome.info
     final_observation, info = outcome.final
-    # Their names: the value of the last observation is bootstrapped where the episode was only cut
-    # off.
+    # Keys of Stable-Baselines3: it bootstraps the last observation's value after a truncation.
     return {
         **info,
         "terminal_observation": final_observation,

@@ -1,9 +1,8 @@
-"""EnvServer: holds one heavy or several light environments, answers batches of requests, keeps
-frames until they are asked for.
+"""EnvServer: holds environments, answers batches of requests, stores frames until requested.
 
-A plain class that knows no transport: `siirl.env_server.hosts` runs it in this process or inside a
-Ray actor. What an environment raises becomes an answer (`Raised`), so that one episode's exception
-never travels as the failure of the whole batch.
+The class is independent of its transport: `siirl.env_server.transports` runs it in this process or
+inside a Ray actor. Exceptions of an environment become answers (`Raised`), so that one episode's
+exception does not fail the whole batch.
 
 Left out: deadlines, replacement and replay. They belong to the client, which outlives a server.
 """
@@ -21,7 +20,7 @@ from envs.registry import make_env
 
 
 class Request(NamedTuple):
-    """What environment number `env` of a server shall do."""
+    """A call to environment number `env` of a server."""
 
     env: int
     method: Literal["reset", "step_chunk", "frames"]
@@ -29,24 +28,20 @@ class Request(NamedTuple):
 
 
 class Raised(NamedTuple):
-    """An exception of an environment, as data: an exception of a user's own class may not survive
-    pickling.
-    """
+    """An exception of an environment as data, because exceptions may not be picklable."""
 
     kind: Literal["mistake", "episode", "fault"]
-    """`mistake`: a ValueError, an argument that the environment refuses, and would refuse again.
-    `episode`: an `EpisodeFailed`, which says that this episode cannot be scored, now or when
-    repeated, and that the environment is sound. `fault`: everything else."""
+    """`mistake`: a ValueError; the environment refuses an argument, and would refuse it again.
+    `episode`: an `EpisodeFailed`; this episode cannot be scored, even if repeated, and the
+    environment works. `fault`: everything else."""
     summary: str
-    """Type and message."""
+    """Type and message; for a `mistake` the message only, since it is raised again."""
     trace: str
-    """Where it was raised."""
+    """Traceback."""
 
     @classmethod
     def of(cls, error: BaseException) -> "Raised":
-        """Describe `error`; a ValueError is told by its message alone, since it is raised again as
-        a ValueError.
-        """
+        """Describe `error`."""
         trace = "".join(traceback.format_exception(error))
         if isinstance(error, ValueError):
             return cls(kind="mistake", summary=str(error), trace=trace)
@@ -57,10 +52,10 @@ class Raised(NamedTuple):
 
 
 class Answers(NamedTuple):
-    """What a server returns for a batch of requests."""
+    """Results of a batch of requests."""
 
     values: list[Any]
-    """One entry a request, in their order: its result, or `Raised`."""
+    """One entry per request, in their order: its result, or `Raised`."""
     busy_s: float
     """Seconds that the server worked since its last answers."""
 
@@ -69,25 +64,25 @@ class EnvServer:
     """Hosts `num_envs` environments of one kind."""
 
     def __init__(self, *, env_name: str, env_kwargs: Mapping[str, Any], num_envs: int) -> None:
-        """Cheap: `open` makes the environments."""
-        self._env_name, self._env_kwargs, self._num_envs = env_name, dict(env_kwargs), num_envs
+        """Store the arguments; `open` makes the environments."""
+        self._env_name = env_name
+        self._env_kwargs = dict(env_kwargs)
+        self._num_envs = num_envs
         self._hosted: list[_HostedEnvironment] = []
         self._clock = _BusyClock()
 
     async def open(self) -> Raised | None:
-        """Make the environments; returns what went wrong, or None."""
+        """Make the environments; returns the exception if one was raised."""
         (outcome,) = await asyncio.gather(self._make(), return_exceptions=True)
         return _as_answer(outcome)
 
     async def handle(self, requests: Sequence[Request]) -> Answers:
-        """Carry out `requests`, of one environment or of several; environments that wait for
-        something else overlap.
-        """
+        """Execute `requests` of one or several environments; environments that await overlap."""
         outcomes = await asyncio.gather(*map(self._carry_out, requests), return_exceptions=True)
         return Answers([_as_answer(outcome) for outcome in outcomes], self._clock.take())
 
     async def close(self) -> None:
-        """Close every environment; one that raises does not keep the others open."""
+        """Close every environment, even if some raise."""
         hosted, self._hosted = self._hosted, []
         await asyncio.gather(
             *(entry.environment.close() for entry in hosted), return_exceptions=True
@@ -107,9 +102,7 @@ class EnvServer:
 
 
 def _as_answer(outcome: Any) -> Any:
-    """What an environment raised becomes an answer. An interrupt is nobody's fault, and ends the
-    process that it was meant for.
-    """
+    """The outcome as an answer; KeyboardInterrupt is raised again and ends the process."""
     if isinstance(outcome, KeyboardInterrupt):
         raise outcome
     return Raised.of(outcome) if isinstance(outcome, BaseException) else outcome
@@ -120,8 +113,8 @@ class _HostedEnvironment:
 
     def __init__(self, environment: Environment) -> None:
         self.environment = environment
-        # One request at a time: the step of an episode that was given up must not run into the
-        # reset of the next.
+        # One request at a time: the step of an abandoned episode must not overlap with the reset of
+        # the next.
         self.turn = asyncio.Lock()
         self._frames: dict[str, list[Frames]] = {}
 
@@ -149,7 +142,8 @@ class _HostedEnvironment:
         if stream not in self._frames:
             known = ", ".join(sorted(self._frames)) or "(none)"
             raise ValueError(
-                f'No frames of stream {stream!r} in this episode. Asked for at reset (options={{"frames": …}}): {known}.'
+                f"No frames of stream {stream!r} in this episode. Requested at reset "
+                f'(options={{"frames": …}}): {known}.'
             )
         parts = self._frames[stream]
         images = np.concatenate([part.images for part in parts])
@@ -164,13 +158,12 @@ class _HostedEnvironment:
 
 
 class _BusyClock:
-    """Measures how long at least one environment was at work: entered by each, whether they overlap
-    or not.
-    """
+    """Measures how long at least one environment was working; environments may overlap."""
 
     def __init__(self) -> None:
         self._at_work = 0
-        self._since = self._busy_s = 0.0
+        self._since = 0.0
+        self._busy_s = 0.0
 
     def __enter__(self) -> None:
         self._count()

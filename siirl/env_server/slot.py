@@ -1,10 +1,8 @@
-"""Slot: one environment of the pool, as the coroutine of an episode sees it. It outlives the
-servers that it runs on.
+"""Slot: one environment of the pool as an episode sees it; it outlives its servers.
 
 Every call is recorded. If the server fails, the slot waits for the next one, repeats the recorded
-calls there, checks that they come out the same, and then makes the call that failed. No policy is
-asked again. An episode that cannot be repeated is given up, unless it failed at its reset: then
-nothing has happened in it, and it starts anew.
+calls there, checks that the results agree, and then makes the failed call. The policy is not run
+again. An episode that cannot be replayed fails, unless its reset failed: then it starts anew.
 """
 
 import logging
@@ -15,7 +13,7 @@ from envs.base import EnvSpec, EpisodeFailed, Frames, Info, Observation, StepRes
 from siirl.env_server import answer_checks
 from siirl.env_server.episode_record import Call, EpisodeRecord, difference, own_actions, sample
 from siirl.env_server.server import Request
-from siirl.env_server.station import ServerFault, Station
+from siirl.env_server.server_supervisor import ServerFault, ServerSupervisor
 from siirl.env_server.tally import Tally
 from siirl.errors import SimulationFailed
 from siirl.occupation import OCCUPATION
@@ -26,26 +24,36 @@ UNREPLAYABLE = "its server failed, and the environment's spec says replayable=Fa
 
 
 class Slot:
-    """Lent by `EnvPool.slot`; runs one episode after the other."""
+    """An environment lent by `EnvPool.slot`; runs one episode at a time."""
 
     def __init__(
-        self, *, station: Station, env: int, spec: EnvSpec, max_replays: int, tally: Tally
+        self,
+        *,
+        supervisor: ServerSupervisor,
+        env: int,
+        spec: EnvSpec,
+        max_replays: int,
+        tally: Tally,
     ) -> None:
-        self.station = station
-        self._env, self._spec, self._max_replays, self._tally = env, spec, max_replays, tally
+        self.supervisor = supervisor
+        self._env = env
+        self._spec = spec
+        self._max_replays = max_replays
+        self._tally = tally
         self._episode: EpisodeRecord | None = None
 
     async def reset(
         self, *, seed: int, options: Mapping[str, Any] | None = None
     ) -> tuple[Observation, Info]:
-        """Start an episode; see `Environment.reset`. The seed is required: without one an episode
-        cannot be replayed.
+        """Start an episode; see `Environment.reset`.
+
+        The seed is required: without it an episode cannot be replayed.
 
         Raises:
             ValueError: The environment refuses an option.
             SimulationFailed: The servers of this episode failed too often.
         """
-        self.station.absolve(self._env)
+        self.supervisor.clear_suspicion(self._env)
         self._episode = EpisodeRecord(seed=seed, options=dict(options or {}))
         result: tuple[Observation, Info] = await self._carry_out(
             "reset", (self._episode.seed, self._episode.options)
@@ -53,8 +61,9 @@ class Slot:
         return result
 
     async def step_chunk(self, actions: Sequence[Any]) -> StepResult:
-        """Apply up to K actions; see `Environment.step_chunk`. Frames stay at the server: `frames`
-        fetches them.
+        """Apply up to K actions; see `Environment.step_chunk`.
+
+        Frames stay at the server until `frames` fetches them.
 
         Raises:
             ValueError: The environment refuses an action; the episode is over.
@@ -72,25 +81,25 @@ class Slot:
         return result
 
     async def frames(self, stream: str) -> Frames:
-        """All frames of `stream` of this episode so far; also after its end, until the next reset.
+        """Frames of `stream` in this episode so far; also after its end, until the next reset.
 
         Raises:
-            ValueError: A stream that `reset` was not asked for.
+            ValueError: `reset` did not request the stream.
             RuntimeError: Called before `reset`.
             SimulationFailed: The servers of this episode failed too often.
         """
         if self._episode is None:
-            raise RuntimeError("There is no episode to have frames of: call reset first.")
+            raise RuntimeError("There is no episode to fetch frames of: call reset first.")
         result: Frames = await self._carry_out("frames", (stream,))
         return result
 
     def end_episode(self) -> None:
-        """Forget the episode; `EnvPool.slot` does so when the slot comes back."""
+        """Forget the episode; `EnvPool.slot` calls this when the slot is returned."""
         self._episode = None
-        self.station.absolve(self._env)
+        self.supervisor.clear_suspicion(self._env)
 
     async def _carry_out(self, method: Any, arguments: tuple[Any, ...]) -> Any:
-        """Make a call of the running episode, on as many servers as it takes."""
+        """Make a call of the running episode; after a server failure, on the next server."""
         episode = self._episode
         assert episode is not None
         while True:
@@ -103,7 +112,7 @@ class Slot:
             except EpisodeFailed as failed:
                 self._give_up(episode, str(failed).rstrip("."))
             except ValueError:
-                # part of a refused chunk may have been executed: nobody knows where the episode is
+                # part of a refused chunk may have been executed: the episode's state is unknown
                 self._episode = None
                 raise
         OCCUPATION.got_on()
@@ -112,15 +121,13 @@ class Slot:
         return result
 
     async def _catch_up(self, episode: EpisodeRecord) -> int:
-        """Bring the running server's environment to where the episode is; returns the server's
-        generation.
-        """
-        generation = await self.station.start()
+        """Replay the episode if the server is new to it; returns the server's generation."""
+        generation = await self.supervisor.start()
         if not episode.calls or episode.generation == generation:
             episode.generation = generation
             return generation
         if not self._spec.replayable:
-            self._give_up(episode, f"{UNREPLAYABLE}. Last: {self.station.last_fault}")
+            self._give_up(episode, f"{UNREPLAYABLE}. Last: {self.supervisor.last_fault}")
         self._tally.replays += 1
         for number, call in enumerate(episode.calls):
             await self._repeat(episode, number, call, generation)
@@ -138,12 +145,13 @@ class Slot:
         if differs is not None:
             self._give_up(
                 episode,
-                f"its replay took another course: at call {number}, {differs}. Seed and actions do not fix an episode of "
-                f"{self._spec.name!r}: make it deterministic, or set replayable=False in its EnvSpec",
+                f"its replay took another course: at call {number}, {differs}. Seed and actions do "
+                f"not determine an episode of {self._spec.name!r}: make it deterministic, or set "
+                "replayable=False in its EnvSpec",
             )
 
     async def _ask(self, method: Any, arguments: tuple[Any, ...], generation: int) -> Any:
-        result = await self.station.request(
+        result = await self.supervisor.request(
             Request(self._env, method, arguments), generation=generation
         )
         fault = None
@@ -154,8 +162,8 @@ class Slot:
                 result, spec=self._spec, num_actions=len(arguments[0])
             )
         if fault is not None:
-            self.station.condemn("garbage", fault, generation=generation, culprits={self._env})
-            raise ServerFault("garbage", f"server {self.station.name}: {fault}", charged=True)
+            self.supervisor.condemn("garbage", fault, generation=generation, culprits={self._env})
+            raise ServerFault("garbage", f"server {self.supervisor.name}: {fault}", charged=True)
         return result
 
     def _allow_another_try(self, episode: EpisodeRecord, fault: ServerFault) -> None:
@@ -164,24 +172,25 @@ class Slot:
         if episode.faults > self._max_replays:
             self._give_up(
                 episode,
-                f"its server failed {episode.faults} times, and env.max_replays is {self._max_replays}. Last: {fault}",
+                f"its server failed {episode.faults} times, and env.max_replays is "
+                f"{self._max_replays}. Last: {fault}",
             )
         if episode.calls and not self._spec.replayable:
             self._give_up(episode, f"{UNREPLAYABLE}. Last: {fault}")
-        logger.warning(
-            "Episode with seed %d %s (%s).",
-            episode.seed,
-            f"is replayed after {episode.num_chunks} chunks"
-            if episode.calls
-            else "is started anew",
-            f"failure {episode.faults}, {self._max_replays} allowed"
-            if fault.charged
-            else "another episode's failure",
-        )
+        action = "is started anew"
+        if episode.calls:
+            action = f"is replayed after {episode.num_chunks} chunks"
+        cause = "another episode's failure"
+        if fault.charged:
+            cause = f"failure {episode.faults}, {self._max_replays} allowed"
+        logger.warning("Episode with seed %d %s (%s).", episode.seed, action, cause)
 
     def _give_up(self, episode: EpisodeRecord, reason: str) -> NoReturn:
         self._tally.failures += 1
         self._episode = None
-        message = f"The episode with seed {episode.seed} and options {episode.options} could not be simulated: {reason}."
+        message = (
+            f"The episode with seed {episode.seed} and options {episode.options} could not be "
+            f"simulated: {reason}."
+        )
         logger.error(message)
         raise SimulationFailed(message)

@@ -1,16 +1,16 @@
-"""The pool as a `gymnasium.vector.VectorEnv`, so that trainers of other projects can use the
-servers as they are.
+"""The pool as a `gymnasium.vector.VectorEnv`, for trainers of other projects.
 
-    envs = PoolVectorEnv(EnvPool("gymnasium", {"id": "CartPole-v1"}, 2, 4, cluster="ray",
-    deadline_s=30.0)) observations, infos = envs.reset(seed=0) observations, rewards, terminations,
-    truncations, infos = envs.step(actions)
+    pool = EnvPool("gymnasium", {"id": "CartPole-v1"}, 2, 4, cluster="ray", deadline_s=30.0)
+    envs = PoolVectorEnv(pool)
+    observations, infos = envs.reset(seed=0)
+    observations, rewards, terminations, truncations, infos = envs.step(actions)
 
-One action a call and a barrier after each, which is what this interface asks for; what makes
-`EnvPool` fast (chunks, no barrier) is not to be had here, what makes it safe (faults, replay,
-deterministic episodes) is. A `SimulationFailed` is raised out of `step`.
+The interface requires one action per call and a barrier after each. So it lacks the speed of
+`EnvPool` (chunks, no barrier), but has its fault tolerance: replacement of servers, replay,
+deterministic episodes. `step` raises SimulationFailed.
 
 Left out: rendering, and the attributes and methods of single environments, which live in other
-processes. In a notebook, whose thread runs an event loop already, use `EnvPool` itself.
+processes. In a notebook, whose thread already runs an event loop, use `EnvPool` itself.
 """
 
 import asyncio
@@ -33,7 +33,7 @@ Result = TypeVar("Result")
 
 
 class EnvOutcome(NamedTuple):
-    """What one environment returned for one step of all."""
+    """Result of one environment for one step of all."""
 
     observation: Observation
     reward: float
@@ -41,14 +41,13 @@ class EnvOutcome(NamedTuple):
     truncated: bool
     info: Info
     final: tuple[Observation, Info] | None = None
-    """Last observation and info of the episode that ended in this step, where the next one began in
-    it.
-    """
+    """Last observation and info of an episode that ended, if the next one began in this step."""
 
 
 class PoolVectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
-    """All slots of a pool, stepped together. Environment `i` always plays task `i` of `spec.tasks`,
-    modulo their number.
+    """All slots of a pool, stepped together.
+
+    Environment `i` always runs task `i` of `spec.tasks`, modulo their number.
     """
 
     def __init__(
@@ -62,8 +61,8 @@ class PoolVectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
 
         Args:
             pool: A pool that was not started.
-            observation_entry: Entry of a `Dict` observation to hand out alone; without it a Dict
-                with one entry is that entry.
+            observation_entry: Entry of a `Dict` observation to return alone; by default the only
+                entry of a Dict with one entry.
             autoreset_mode: When the next episode begins: `NEXT_STEP` (the step after the last one
                 returns its first observation and ignores the action), `SAME_STEP` (the last step
                 does; the final observation is `infos["final_obs"]`) or `DISABLED`
@@ -91,9 +90,7 @@ class PoolVectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
 
     @property
     def observations(self) -> Any:
-        """The observations of all environments now, stacked as `observation_space` has them; a new
-        array each time.
-        """
+        """Current observations of all environments, in `observation_space`; a new array."""
         buffer: Any = create_empty_array(
             self.single_observation_space, n=self.num_envs, fn=np.zeros
         )
@@ -105,13 +102,13 @@ class PoolVectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
         seed: int | Sequence[int | None] | None = None,
         options: dict[str, Any] | None = None,
     ) -> tuple[Any, dict[str, Any]]:
-        """Start new episodes, in all environments or in those of `options["reset_mask"]`, bool
-        [num_envs].
+        """Start new episodes, in all environments or those of `options["reset_mask"]`.
 
         Args:
-            seed: Of environment 0, the others count up from it; or one each. Episodes after the
-                first draw their seeds from it.
-            options: Handed to every environment, here and when it is reset by itself.
+            seed: Seed of environment 0, from which the others count up; or one for each. Seeds of
+                later episodes are drawn from it.
+            options: Passed to every environment, here and at automatic resets; `reset_mask` is a
+                bool array [num_envs].
         """
         options = dict(options or {})
         mask = _checked_mask(options.pop("reset_mask", None), num_envs=self.num_envs)
@@ -152,12 +149,12 @@ class PoolVectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
         return self.observations, rewards, terminations, truncations, infos
 
     def step_each(self, actions: Any) -> list[EnvOutcome]:
-        """The same as `step`, one entry an environment."""
+        """Like `step`, with one entry per environment."""
         each = list(iterate(self.action_space, actions))
         if self._mode is AutoresetMode.DISABLED and self._ended.any():
             raise RuntimeError(
-                f"Episodes of environments {np.flatnonzero(self._ended).tolist()} have ended and autoreset is disabled: "
-                'call reset(options={"reset_mask": …}) for them before step.'
+                f"Episodes of environments {np.flatnonzero(self._ended).tolist()} have ended and "
+                'autoreset is disabled: call reset(options={"reset_mask": …}) for them before step.'
             )
         outcomes: list[EnvOutcome] = self._run(
             _all(self._step_one(index, action) for index, action in enumerate(each))
@@ -178,7 +175,8 @@ class PoolVectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
         ]
 
     async def _reset_one(self, index: int) -> tuple[Observation, Info]:
-        first, generator = self._first_seeds[index], self._generators[index]
+        first = self._first_seeds[index]
+        generator = self._generators[index]
         self._first_seeds[index] = None
         seed = int(generator.integers(2**31)) if first is None else first
         observation, info = await self._slots[index].reset(
@@ -194,7 +192,8 @@ class PoolVectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
         observation, reward, terminated, truncated, info = await self._slots[index].step_chunk(
             [action]
         )
-        observation, self._ended[index] = self._chosen(observation), terminated or truncated
+        observation = self._chosen(observation)
+        self._ended[index] = terminated or truncated
         if not self._ended[index] or self._mode is not AutoresetMode.SAME_STEP:
             return EnvOutcome(observation, reward, terminated, truncated, info)
         following, following_info = await self._reset_one(index)
@@ -218,9 +217,7 @@ async def _all(coroutines: Any) -> list[Any]:
 
 
 def _entry_of(space: gymnasium.Space[Any], wanted: str | None) -> str | None:
-    """The entry of a Dict observation that is handed out alone, or None for the observation as it
-    is.
-    """
+    """The entry of a Dict observation to return alone; None for the whole observation."""
     if not isinstance(space, gymnasium.spaces.Dict):
         if wanted is not None:
             raise ConfigError(
@@ -249,6 +246,7 @@ def _checked_mask(mask: Any, *, num_envs: int) -> NDArray[np.bool_]:
         or not mask.any()
     ):
         raise ValueError(
-            f"reset_mask must be a bool array of shape ({num_envs},) with at least one True, got {mask!r}."
+            f"reset_mask must be a bool array of shape ({num_envs},) with at least one True, got "
+            f"{mask!r}."
         )
     return mask

@@ -10,7 +10,7 @@ import itertools
 import pytest
 from scripted_text import ScriptedEngine
 
-from siirl.engine.rollout.executor import rollout_batch
+from siirl.engine.rollout.executor import run_episodes
 from siirl.engine.rollout.inference_engine import InferenceEngine
 from siirl.engine.rollout.workflow import EpisodeRequest, RolloutWorkflow, Trajectory
 from siirl.errors import ConfigError, SimulationFailed
@@ -49,12 +49,12 @@ class Sleepy(RolloutWorkflow):
 
 
 def test_trajectories_come_in_the_order_of_the_requests_and_not_of_arrival():
-    result = asyncio.run(rollout_batch(Sleepy(), None, [request(i) for i in range(3)]))
+    result = asyncio.run(run_episodes(Sleepy(), None, [request(i) for i in range(3)]))
     assert [trajectory.row["uid"] for trajectory in result.trajectories] == ["0", "1", "2"]
 
 
 def test_a_failed_simulation_is_reported_beside_the_others():
-    result = asyncio.run(rollout_batch(Sleepy(failing=[1]), None, [request(i) for i in range(3)]))
+    result = asyncio.run(run_episodes(Sleepy(failing=[1]), None, [request(i) for i in range(3)]))
     assert [trajectory.row["uid"] for trajectory in result.trajectories] == ["0", "2"]
     assert [(failed.uid, str(reason)) for failed, reason in result.failed] == [
         ("1", "the server died three times")
@@ -64,14 +64,14 @@ def test_a_failed_simulation_is_reported_beside_the_others():
 def test_any_other_error_ends_the_batch_and_cancels_the_rest():
     workflow = Sleepy(breaking=[2])
     with pytest.raises(ValueError, match="a bug"):
-        asyncio.run(rollout_batch(workflow, None, [request(i) for i in range(3)]))
+        asyncio.run(run_episodes(workflow, None, [request(i) for i in range(3)]))
     assert sorted(workflow.cancelled) == ["0", "1"]
 
 
 def test_each_episode_is_counted_when_it_is_done():
     done = []
     asyncio.run(
-        rollout_batch(
+        run_episodes(
             Sleepy(failing=[0]),
             None,
             [request(i) for i in range(3)],

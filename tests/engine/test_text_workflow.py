@@ -13,7 +13,7 @@ from scripted_text import END, MODEL, TOOL, USER, ByteTokenizer, ScriptedEngine
 
 from envs.tools.calls import ToolCall, write_call
 from envs.worker_pool import WorkerSettings, lease, release
-from siirl.engine.rollout.executor import rollout_batch
+from siirl.engine.rollout.executor import run_episodes
 from siirl.engine.rollout.text_rollout import make_text_workflow
 from siirl.engine.rollout.text_workflow import TextWorkflow
 from siirl.engine.rollout.workflow import EpisodeRequest, RolloutWorkflow
@@ -62,9 +62,7 @@ def play(script, *, env="math", arguments=None, requests=None, interrupting=None
     async def episodes():
         async with EnvPool(env, arguments or {}, 1, 4, cluster="local", deadline_s=600) as pool:
             workflow = TextWorkflow(pool=pool, tokenizer=ByteTokenizer(), **lengths | settings)
-            running = asyncio.ensure_future(
-                rollout_batch(workflow, engine, requests or [request()])
-            )
+            running = asyncio.ensure_future(run_episodes(workflow, engine, requests or [request()]))
             if interrupting:
                 await interrupting(engine)
             return await running

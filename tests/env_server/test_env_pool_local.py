@@ -122,15 +122,15 @@ def test_no_more_episodes_run_than_there_are_slots():
 
 
 def test_few_episodes_spread_over_all_servers():
-    async def stations():
+    async def supervisors():
         async with (
             local_pool(num_servers=2, envs_per_server=4) as pool,
             pool.slot() as one,
             pool.slot() as other,
         ):
-            return one.station is not other.station
+            return one.supervisor is not other.supervisor
 
-    assert asyncio.run(stations())
+    assert asyncio.run(supervisors())
 
 
 def test_frames_stay_at_the_server_and_come_as_a_whole():

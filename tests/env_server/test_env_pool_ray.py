@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 from siirl.env_server.pool import EnvPool
-from siirl.env_server.ray_host import RayHost, server_environment
+from siirl.env_server.ray_transport import RayTransport, server_environment
 from siirl.errors import ConfigError, SimulationFailed
 
 WALK, FAULTY = "probe_envs:WalkEnv", "probe_envs:FaultyEnv"
@@ -290,12 +290,12 @@ def test_what_cannot_be_sent_is_an_error_and_not_a_wait():
 @pytest.mark.slow  # waits for Ray's word on the server, which is well
 def test_a_server_that_cannot_be_reached_is_told_with_its_address():
     async def opened():
-        host = RayHost(env_name=WALK, env_kwargs={}, num_envs=1)
-        host._secret = bytes(32)
+        transport = RayTransport(env_name=WALK, env_kwargs={}, num_envs=1)
+        transport._secret = bytes(32)
         try:
-            await host.open()
+            await transport.open()
         finally:
-            host.kill()
+            transport.kill()
 
     with pytest.raises(
         ConnectionError,

@@ -1,3 +1,1 @@
-"""Acting: the inference engine that batches requests, episodes as coroutines, and the executor that
-runs many of them.
-"""
+"""Rollouts: engines that batch requests, episodes as coroutines, and the executor of episodes."""

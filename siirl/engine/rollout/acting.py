@@ -1,4 +1,4 @@
-"""What is asked of an engine that acts, and what it answers."""
+"""Requests and responses of an engine that generates actions."""
 
 # T token of a chunk, L token of an instruction, P proprioception
 
@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 @dataclass(frozen=True)
 class ActRequest:
-    """One observation that wants a chunk of actions."""
+    """One observation, for which a chunk of actions is requested."""
 
     uid: str
     """The episode's unique id; in lockstep mode requests are batched in its order."""
@@ -19,13 +19,12 @@ class ActRequest:
     proprioception: NDArray[np.float32] | None  # [P]
     instruction_ids: NDArray[np.int64]  # [L]
     uniforms: NDArray[np.float32] | None
-    """[T] numbers in [0, 1) from the episode's own generator, or None for the most likely tokens.
-    """
+    """[T] numbers in [0, 1) from the episode's generator; None selects the most likely tokens."""
 
 
 @dataclass(frozen=True)
 class ActResponse:
-    """A chunk of action tokens with their log-probs under the distribution they were drawn from."""
+    """A chunk of action tokens with their log-probs under the distribution that was sampled."""
 
     tokens: NDArray[np.int64]  # [T]
     log_probs: NDArray[np.float32]  # [T]
@@ -33,7 +32,7 @@ class ActResponse:
 
 
 class ActionEngine(Protocol):
-    """Answers observations with chunks of actions."""
+    """Generates a chunk of actions for each observation."""
 
     async def act(self, request: ActRequest) -> ActResponse:
-        """A chunk of actions for one observation."""
+        """Generate a chunk of actions for one observation."""

@@ -1,8 +1,8 @@
-"""Who is waiting for an engine that generates text, and when they are taken up.
+"""Admission queue of a text engine: which requests wait, and when they join a batch.
 
-As they come; or in lockstep, a round at a time: only when every episode that can be running is
-waiting, in the order of their uids, and the next only when all of these are answered. What a
-forward pass is over then depends on no clock.
+By default requests join as they arrive. In lockstep mode they join in rounds: only when every
+episode that can run is waiting, in the order of their uids, and the next round only when all of
+them are answered. The rows of a forward pass then do not depend on timing.
 """
 
 import asyncio
@@ -13,7 +13,7 @@ import numpy as np
 from siirl.engine.rollout.generation import GenerationRequest, GenerationResponse
 from siirl.errors import ConfigError
 
-NOTHING = GenerationResponse(
+EMPTY_RESPONSE = GenerationResponse(
     tokens=np.zeros(0, np.int64),
     log_probs=np.zeros(0, np.float32),
     versions=np.zeros(0, np.int64),
@@ -23,19 +23,19 @@ NOTHING = GenerationResponse(
 
 
 @dataclass(frozen=True, eq=False)
-class Job:
-    """A request and the future of who waits for the answer."""
+class PendingRequest:
+    """A request and the future of its answer."""
 
     request: GenerationRequest
     answer: "asyncio.Future[GenerationResponse]"
 
     def resolve(self, response: GenerationResponse) -> None:
-        """Hand the answer over, if somebody still waits."""
+        """Set the answer, unless the caller was cancelled."""
         if not self.answer.done():
             self.answer.set_result(response)
 
     def fail(self, error: Exception) -> None:
-        """Let who waits see the error."""
+        """Raise `error` at the caller, unless it was cancelled."""
         if not self.answer.done():
             self.answer.set_exception(error)
 
@@ -45,8 +45,9 @@ class Admission:
 
     def __init__(self, *, lockstep: bool) -> None:
         self.lockstep = lockstep
-        self.unfinished, self.at_once = 0, 0
-        self.waiting: list[Job] = []
+        self.unfinished = 0
+        self.at_once = 0
+        self.waiting: list[PendingRequest] = []
 
     def expect(self, *, episodes: int, at_once: int) -> None:
         """See `TextEngine`."""
@@ -57,29 +58,30 @@ class Admission:
         """See `TextEngine`."""
         self.unfinished -= 1
 
-    def take_up(self, *, idle: bool) -> list[Job]:
-        """Those who are taken up now; `idle` if everybody taken up before is answered."""
+    def admit(self, *, idle: bool) -> list[PendingRequest]:
+        """Remove and return the requests that join now; `idle`: all earlier ones are answered."""
         if self.lockstep:
             if not idle or len(self.waiting) < min(self.unfinished, self.at_once):
                 return []
-            self.waiting.sort(key=lambda job: job.request.uid)
-        taken, self.waiting = self.waiting, []
-        return taken
+            self.waiting.sort(key=lambda pending: pending.request.uid)
+        admitted, self.waiting = self.waiting, []
+        return admitted
 
 
 def check_length(request: GenerationRequest, *, longest: int) -> None:
-    """Refuse what the engine cannot continue.
+    """Refuse a request that the engine cannot continue.
 
     Raises:
         ConfigError: No prompt, nothing to generate, or more than `longest` tokens in all.
     """
-    prompt, new = len(request.input_ids), request.max_new_tokens
+    prompt = len(request.input_ids)
+    new = request.max_new_tokens
+    asked = f"Episode {request.uid} requests {new} tokens after a prompt of {prompt}"
     if prompt == 0 or new < 1:
-        raise ConfigError(
-            f"Episode {request.uid} asks for {new} tokens after a prompt of {prompt}: both must be at least 1."
-        )
+        raise ConfigError(f"{asked}: both must be at least 1.")
     if prompt + new > longest:
         raise ConfigError(
-            f"Episode {request.uid} asks for {new} tokens after a prompt of {prompt}, and the engine ends at {longest}: the model's length "
-            "or, with vLLM, data.max_prompt_length + data.max_response_length where that is less. Ask for less, or change these."
+            f"{asked}, and the engine ends at {longest}: the model's length or, with vLLM, "
+            "data.max_prompt_length + data.max_response_length if that is less. Request fewer "
+            "tokens, or change these."
         )

@@ -1,11 +1,11 @@
-"""What an engine says of its work since it was last asked."""
+"""Work counters of an engine."""
 
 from dataclasses import asdict, dataclass, fields
 
 
 @dataclass
 class EngineCounts:
-    """Added up by an engine, taken by whoever reports."""
+    """Counters since the last `take`."""
 
     busy_s: float = 0.0
     """Seconds in forward passes."""
@@ -16,7 +16,7 @@ class EngineCounts:
     """Generated."""
 
     def take(self) -> dict[str, float]:
-        """All counts, which begin anew."""
+        """Return all counts and reset them."""
         taken = {name: float(value) for name, value in asdict(self).items()}
         for field in fields(self):
             setattr(self, field.name, field.default)

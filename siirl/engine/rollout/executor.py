@@ -1,9 +1,9 @@
-"""Runs many episodes at once and sorts their results by request, never by who came first.
+"""Runs many episodes at once and returns their results in the order of the requests.
 
-A step trains on a fixed list of episodes: taking whichever finish first would favour short ones. An
-episode that could not be simulated is reported as failed, beside the finished ones; it is never
-scored. One that its workflow rejects is reported, too. Left out: episodes that go on while the next
-ones are asked for (`siirl.engine.rollout.inference_engine`).
+A step trains on a fixed list of episodes: taking those that finish first would favour short ones.
+Episodes that could not be simulated are reported as failed and never scored. Episodes that the
+workflow rejects are reported as rejected. Left out: episodes that continue while the next ones are
+requested (`siirl.engine.rollout.inference_engine`).
 """
 
 import asyncio
@@ -18,34 +18,32 @@ from siirl.engine.rollout.workflow import RolloutWorkflow, Trajectory
 from siirl.errors import SimulationFailed
 
 Outcome = list[Trajectory] | SimulationFailed
-"""What came of an episode: its trajectories (none where it was rejected), or why it could not be
-simulated.
-"""
+"""Result of an episode: its trajectories (none if rejected), or why its simulation failed."""
+Accept = Callable[[Sequence[Trajectory]], bool]
+"""Decides from the trajectories of one episode whether to accept it."""
 
 
 @dataclass(frozen=True)
 class RolloutResult:
-    """What became of a list of requests."""
+    """Results of a list of requests."""
 
     trajectories: list[Trajectory] = field(default_factory=list)
-    """Of the finished episodes, in the order of the requests; several of one episode stand
-    together.
-    """
+    """Of the finished episodes, in the order of the requests; those of one episode are adjacent."""
     failed: list[tuple[Any, SimulationFailed]] = field(default_factory=list)
     """Episodes that could not be simulated, with the reason."""
     rejected: list[Any] = field(default_factory=list)
-    """Episodes for which the workflow, or whoever asked, had no use."""
+    """Episodes that the workflow or the caller rejected."""
     broken_off: int = 0
-    """Number of the signal that broke the episodes off (siirl.interrupts): nothing else is known
-    then. 0: none.
+    """Signal number that stopped the episodes (siirl.interrupts), 0 for none; if set, the other
+    fields are empty.
     """
 
     def batch(self) -> TensorDict:
-        """The finished episodes' rows as a batch, padded; for training."""
+        """Rows of the finished episodes as a padded batch for training."""
         return Samples2Dict([Sample(trajectory.row) for trajectory in self.trajectories])
 
     def add(self, data: Any, outcome: Outcome) -> None:
-        """Sort in what came of the episode that `data` asked for."""
+        """Add the outcome of the episode requested by `data`."""
         if isinstance(outcome, SimulationFailed):
             self.failed.append((data, outcome))
         elif outcome:
@@ -54,55 +52,68 @@ class RolloutResult:
             self.rejected.append(data)
 
 
-async def run_episode(workflow: RolloutWorkflow, engine: Any, data: Any) -> Outcome:
-    """Run one episode; a simulation that failed is a result, any other error is raised.
+def trajectories_of(workflow: RolloutWorkflow, returned: Any) -> list[Trajectory]:
+    """The value returned by `arun_episode` as a list; empty if the episode was rejected.
 
     Raises:
         TypeError: The workflow returned something else than trajectories or None.
     """
-    try:
-        found = await workflow.arun_episode(engine, data)
-    except SimulationFailed as failure:
-        return failure
-    trajectories = (
-        [] if found is None else [found] if isinstance(found, Trajectory) else list(found)
-    )
+    if returned is None:
+        return []
+    trajectories = [returned] if isinstance(returned, Trajectory) else list(returned)
     for trajectory in trajectories:
         if not isinstance(trajectory, Trajectory):
             got = type(trajectory).__name__
             raise TypeError(
-                f"{type(workflow).__name__}.arun_episode must return a Trajectory, several of them, or None; got {got}."
+                f"{type(workflow).__name__}.arun_episode must return a Trajectory, several of "
+                f"them, or None; got {got}."
             )
     return trajectories
 
 
-async def rollout_batch(
+async def run_episode(workflow: RolloutWorkflow, engine: Any, data: Any) -> Outcome:
+    """Run one episode; a failed simulation is a result, any other error is raised."""
+    try:
+        return trajectories_of(workflow, await workflow.arun_episode(engine, data))
+    except SimulationFailed as failure:
+        return failure
+
+
+def accepted(outcome: Outcome, should_accept: Accept | None) -> Outcome:
+    """`outcome`, or no trajectories if `should_accept` rejects them; None accepts all."""
+    if isinstance(outcome, SimulationFailed) or not outcome or should_accept is None:
+        return outcome
+    return outcome if should_accept(outcome) else []
+
+
+async def run_episodes(
     workflow: RolloutWorkflow,
     engine: Any,
     requests: Sequence[Any],
     *,
     at_once: int | None = None,
+    should_accept: Accept | None = None,
     on_done: Callable[[Any], None] = lambda request: None,
 ) -> RolloutResult:
     """Run all `requests` concurrently; `on_done` is called after each.
 
-    Args:
-        workflow: How an episode runs.
-        engine: Handed to the workflow.
-        requests: What `arun_episode` gets as data, one an episode.
-        at_once: Episodes that may run at the same time; None: as many as the workflow's own pool
-            has slots.
-        on_done: Called with each request when its episode is over.
-
     Any error but SimulationFailed ends the batch: the other episodes are cancelled, and the error
     is raised.
+
+    Args:
+        workflow: Runs an episode.
+        engine: Passed to the workflow.
+        requests: Passed to `arun_episode` as data, one per episode.
+        at_once: Episodes that may run at the same time; None: limited by the workflow's pool.
+        should_accept: Decides by an episode's trajectories; None accepts all.
+        on_done: Called with each request when its episode is over.
     """
     permits = asyncio.Semaphore(at_once or len(requests) or 1)
 
     async def run(request: Any) -> Outcome:
         try:
             async with permits:
-                return await run_episode(workflow, engine, request)
+                return accepted(await run_episode(workflow, engine, request), should_accept)
         finally:
             on_done(request)
 

@@ -1,9 +1,8 @@
-"""When a run stops because too many episodes could not be simulated: judged over all ranks of a
-step, so that all stop or none.
+"""Stops a run if too many episodes could not be simulated.
 
-A rank whose share fails alone goes on without rows where the others make up for it; judged by
-itself it would have ended the run, and at ten episodes a rank one failure would already be more
-than 5 %.
+The share of failures is taken over all ranks of a step, so that either all ranks stop or none. A
+rank whose episodes all fail continues without rows if the total share is low enough. A limit for
+each rank would be too strict: with ten episodes a rank, one failure is more than 5 %.
 """
 
 import itertools
@@ -17,18 +16,17 @@ from siirl.interrupts import Interrupted
 def check_failures(
     result: RolloutResult, *, episodes: int, max_failed_share: float, ranks: Collectives
 ) -> None:
-    """Go on if at most `max_failed_share` of the episodes of all ranks failed to simulate, and no
-    rank has broken off.
+    """Raise if more than `max_failed_share` of all ranks' episodes failed, or a rank was stopped.
 
     Args:
-        result: This rank's.
-        episodes: This rank's episodes, finished and failed.
+        result: Of this rank.
+        episodes: Number of this rank's episodes, finished and failed.
         max_failed_share: `env.max_failed_share`.
         ranks: The processes that share the step; each of them calls this.
 
     Raises:
-        TooManyFailures: More failed; with the same words on every rank.
-        Interrupted: A rank was asked to end; every rank raises it.
+        TooManyFailures: More failed; the message is the same on every rank.
+        Interrupted: A rank received a stop signal; every rank raises it.
     """
     failed = result.failed
     first = [
@@ -42,7 +40,8 @@ def check_failures(
     if sum(counts) <= max_failed_share * sum(totals):
         return
     error = TooManyFailures(
-        f"{sum(counts)} of {sum(totals)} episodes could not be simulated, more than env.max_failed_share={max_failed_share} allows. "
+        f"{sum(counts)} of {sum(totals)} episodes could not be simulated, more than "
+        f"env.max_failed_share={max_failed_share} allows. "
         f"The first: {next(itertools.chain(*firsts))}"
     )
     raise error from (failed[0][1] if failed else None)

@@ -1,42 +1,37 @@
-"""Rollout: environments, engine and workflow held together for one rank, whatever its domain;
-requests in, trajectories out.
+"""Rollout: environments, engine and workflow of one rank; requests in, trajectories out.
 
-What is particular to a domain is made in its constructor: `embodied_rollout` and `text_rollout`.
+The constructors of `embodied_rollout` and `text_rollout` build the parts that differ by domain.
 """
 
 import json
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
+from siirl.engine.rollout.engine import RolloutEngine
 from siirl.engine.rollout.executor import RolloutResult
-from siirl.engine.rollout.inference_engine import BatchingEngine, InferenceEngine
+from siirl.engine.rollout.inference_engine import InferenceEngine
 from siirl.engine.rollout.workflow import EpisodeRequest, RolloutWorkflow
 from siirl.env_server.pool import EnvPool
 
 
-class CountingEngine(BatchingEngine, Protocol):
-    """An engine that says how busy it was."""
-
-    def take_stats(self) -> Mapping[str, float]:
-        """Counts since the last call."""
-
-
 class Rollout:
-    """Runs episodes on one rank's environments; start it, and close it.
+    """Runs episodes on one rank's environments; call `start` before and `close` after.
 
     Args:
         pool: The environments.
-        engine: What acts.
-        workflow: How an episode runs.
+        engine: Generates the actions or texts.
+        workflow: Runs an episode.
     """
 
-    def __init__(self, *, pool: EnvPool, engine: CountingEngine, workflow: RolloutWorkflow) -> None:
-        self.pool, self.engine, self.workflow = pool, engine, workflow
+    def __init__(self, *, pool: EnvPool, engine: RolloutEngine, workflow: RolloutWorkflow) -> None:
+        self.pool = pool
+        self.engine = engine
+        self.workflow = workflow
         self.inference = InferenceEngine(engine, pool=pool)
 
     def start(self) -> None:
-        """Bring the environments up."""
+        """Start the environments."""
         self.inference.initialize()
 
     def close(self) -> None:
@@ -55,18 +50,18 @@ class Rollout:
 
         Args:
             requests: The episodes.
-            embed: Whether rows get what a reward compares episodes by; only videos are embedded.
-            workflow: How they run, where that is not this rollout's own alone: one around it.
+            embed: Whether rows get the embedding by which a reward compares episodes; only videos
+                are embedded.
+            workflow: Replaces this rollout's workflow, usually by a wrapper around it.
             on_done: Called with each request when its episode is over.
 
         Returns:
-            The episodes in the order of the requests, with those that could not be simulated beside
-            them (how many may be, ranks decide
-            together: siirl.engine.rollout.failures), and raw counts: seconds, busy seconds, policy
-                calls, environment steps.
+            The episodes in the order of the requests, including those that could not be simulated
+            (siirl.engine.rollout.failures decides over all ranks how many may fail), and raw
+            counts: seconds, busy seconds, policy calls, environment steps.
         """
         begin = time.perf_counter()
-        self.pool.stats()  # counts from here on, not since the last rollout
+        self.pool.stats()  # restarts the counts
         result = self.inference.rollout_batch(requests, workflow or self.workflow, on_done=on_done)
         seconds = time.perf_counter() - begin
         stats = {f"policy_{name}": value for name, value in self.engine.take_stats().items()}
@@ -76,37 +71,38 @@ class Rollout:
 def requests_for_prompts(
     prompts: Sequence[Mapping[str, Any]], *, rollouts: int, run_seed: int, step: int, record: int
 ) -> list[EpisodeRequest]:
-    """The episodes of a training step: `rollouts` for each prompt, the first `record` of different
-    prompts with a video.
+    """Requests of a training step: `rollouts` for each prompt.
 
-    Unique ids and policy seeds are made of run seed, step, group and rollout, so they are the same
-    however ranks share the prompts.
+    Unique ids and policy seeds consist of run seed, step, group and rollout, so they do not depend
+    on how ranks share the prompts. The first rollout of each of the first `record` prompts is
+    recorded.
 
     Args:
         prompts: Columns of each prompt (siirl.data_coordinator.task_stream): `index`, `task_name`,
-            `task_id`, `trial_id`, `seed`, and of a prompt from a file `prompt_row`.
+            `task_id`, `trial_id`, `seed`, and for a prompt from a file `prompt_row`.
         rollouts: Episodes of each prompt.
         run_seed: Seed of the run.
         step: Training step.
         record: Episodes that become videos.
     """
-    return [
-        EpisodeRequest(
-            uid=f"{step:06d}-{prompt['index']:08d}-{rollout:03d}",
-            group_id=prompt["index"],
-            task=prompt["task_name"],
-            task_id=prompt["task_id"],
-            trial_id=prompt["trial_id"],
-            seed=prompt["seed"],
-            policy_seed=(run_seed, step, prompt["index"], rollout),
-            record=rollout == 0 and place < record,
-            options=reset_options(prompt),
-        )
-        for place, prompt in enumerate(prompts)
-        for rollout in range(rollouts)
-    ]
+    requests = []
+    for place, prompt in enumerate(prompts):
+        for rollout in range(rollouts):
+            request = EpisodeRequest(
+                uid=f"{step:06d}-{prompt['index']:08d}-{rollout:03d}",
+                group_id=prompt["index"],
+                task=prompt["task_name"],
+                task_id=prompt["task_id"],
+                trial_id=prompt["trial_id"],
+                seed=prompt["seed"],
+                policy_seed=(run_seed, step, prompt["index"], rollout),
+                record=rollout == 0 and place < record,
+                options=reset_options(prompt),
+            )
+            requests.append(request)
+    return requests
 
 
 def reset_options(prompt: Mapping[str, Any]) -> dict[str, Any]:
-    """What a prompt asks of the environment's reset: its row, where it is one of a file."""
+    """Reset options of a prompt: its row if it comes from a file."""
     return {"row": json.loads(prompt["prompt_row"])} if "prompt_row" in prompt else {}

@@ -1,8 +1,8 @@
-"""Drawing tokens: by inverting the cumulative distribution at numbers that the episode brings.
+"""Draws tokens by inverting the cumulative distribution at random numbers of the episode.
 
-No generator is here. A row's tokens depend on its own logits and numbers alone, whatever it is
-batched with, and whatever device computes. Top-k and top-p choose what may be drawn; log-probs stay
-those of the whole distribution, which is what training scores.
+This module has no generator. A row's tokens depend only on its own logits and numbers, not on the
+other rows of the batch or the device. Top-k and top-p restrict the drawn tokens; log-probs remain
+those of the whole distribution, which training scores.
 """
 
 # N row, ... further axes, V token of the vocabulary
@@ -14,8 +14,9 @@ import torch
 
 @dataclass(frozen=True)
 class Sampling:
-    """From what tokens are drawn; the same for every request of an engine, because training divides
-    by the same temperature.
+    """Settings of the distribution that tokens are drawn from.
+
+    They hold for every request of an engine, because training divides by the same temperature.
     """
 
     temperature: float = 1.0
@@ -29,27 +30,25 @@ class Sampling:
 def draw(
     probabilities_NV: torch.Tensor, uniforms_N: torch.Tensor, *, sampling: Sampling
 ) -> torch.Tensor:
-    """Tokens [N] at the quantiles `uniforms_N`, numbers in [0, 1), of what `sampling` leaves of the
-    rows' probabilities.
+    """Tokens [N] at the quantiles `uniforms_N` in [0, 1) of the distribution left by `sampling`.
 
-    The temperature is in the probabilities already. Leading axes may be more than one, the same for
-    both.
+    The probabilities already include the temperature. Both arguments may have several leading axes
+    in common.
     """
     kept_NV = nucleus(most_likely(probabilities_NV, top_k=sampling.top_k), top_p=sampling.top_p)
     cumulative_NV = kept_NV.cumsum(-1)
     quantiles_N1 = (uniforms_N * cumulative_NV[..., -1])[..., None]
-    # The first token whose cumulative probability exceeds the quantile; rounding must not point
-    # behind the last token.
+    # The first token whose cumulative probability exceeds the quantile; the clamp guards against
+    # rounding beyond the last token.
     return torch.searchsorted(cumulative_NV, quantiles_N1, right=True)[..., 0].clamp(
         max=probabilities_NV.shape[-1] - 1
     )
 
 
 def most_likely(probabilities: torch.Tensor, *, top_k: int | None) -> torch.Tensor:
-    """Probabilities [..., V] of the `top_k` most likely tokens, zeros elsewhere, adding up to one
-    again (Fan et al. 2018).
+    """Probabilities [..., V] of the `top_k` most likely tokens, renormalised; zeros elsewhere.
 
-    Of equally likely tokens at the border, as many are kept as there is room for.
+    Fan et al. 2018. Of equally likely tokens at the border, only as many are kept as fit.
     """
     if top_k is None or top_k >= probabilities.shape[-1]:
         return probabilities
@@ -60,8 +59,9 @@ def most_likely(probabilities: torch.Tensor, *, top_k: int | None) -> torch.Tens
 
 
 def nucleus(probabilities: torch.Tensor, *, top_p: float) -> torch.Tensor:
-    """Probabilities [..., V] with zeros outside of the smallest set that reaches `top_p` (Holtzman
-    et al. 2019); not normalised.
+    """Probabilities [..., V] with zeros outside of the smallest set that reaches `top_p`.
+
+    Holtzman et al. 2019. The result is not normalised.
     """
     if top_p >= 1.0:
         return probabilities

@@ -1,7 +1,4 @@
-"""The rollout of language models: environments, engine and workflow held together for one rank.
-
-Everything that it does is `Rollout`'s; here stands what it is made of.
-"""
+"""Rollout of language models: environments, engine and workflow of one rank."""
 
 from typing import Any
 
@@ -17,13 +14,13 @@ WORKFLOW_KEY = "actor_rollout_ref.rollout.workflow"
 
 
 class TextRollout(Rollout):
-    """Runs episodes of one language model on one rank's environments; start it, and close it.
+    """Runs episodes of one language model on one rank's environments.
 
     Args:
-        engine: Generates; closed with the rollout.
+        engine: Generates text; closed with the rollout.
         pool: Environments.
-        workflow: How an episode runs: `siirl.engine.rollout.text_workflow.TextWorkflow`, or a
-            user's own.
+        workflow: Runs an episode: `siirl.engine.rollout.text_workflow.TextWorkflow`, or a user's
+            class.
     """
 
     engine: TextEngine
@@ -32,18 +29,18 @@ class TextRollout(Rollout):
         super().__init__(pool=pool, engine=engine, workflow=workflow)
 
     def close(self) -> None:
-        """End the environments and let go of the model; safe to call twice."""
+        """End the environments and release the model; safe to call twice."""
         super().close()
         self.engine.close()
 
 
 def make_text_workflow(reference: str | None, **arguments: Any) -> RolloutWorkflow:
-    """The shipped workflow, or one of a user's own, which is made with the same arguments.
+    """Make `TextWorkflow`, or a user's workflow with the same arguments.
 
     Args:
         reference: `module:name` of a class or function; None: `TextWorkflow`.
-        arguments: Those of `TextWorkflow`, all of them by name; one's own may take `**kwargs` for
-            those it has no use for.
+        arguments: Arguments of `TextWorkflow`, by name; a user's workflow may take `**kwargs` for
+            those it does not use.
 
     Raises:
         ConfigError: It cannot be imported or called with these arguments, or makes no
@@ -51,13 +48,14 @@ def make_text_workflow(reference: str | None, **arguments: Any) -> RolloutWorkfl
     """
     if reference is None:
         return TextWorkflow(**arguments)
-    own, place = load_reference(reference, place=WORKFLOW_KEY), f"{WORKFLOW_KEY}={reference}"
-    check_call(
-        own, (), arguments, place=place, call=f"({', '.join(f'{name}=…' for name in arguments)})"
-    )
-    workflow = own(**arguments)
+    make = load_reference(reference, place=WORKFLOW_KEY)
+    place = f"{WORKFLOW_KEY}={reference}"
+    names = ", ".join(f"{name}=…" for name in arguments)
+    check_call(make, (), arguments, place=place, call=f"({names})")
+    workflow = make(**arguments)
     if not isinstance(workflow, RolloutWorkflow):
         raise ConfigError(
-            f"{place} made a {type(workflow).__name__}; it must be a siirl.engine.rollout.workflow.RolloutWorkflow."
+            f"{place} made a {type(workflow).__name__}; it must be a "
+            "siirl.engine.rollout.workflow.RolloutWorkflow."
         )
     return workflow

@@ -1,15 +1,14 @@
-"""A text episode: prompt, the model's turn, what the environment says to it, the next turn, … in
-tokens all along.
+"""A text episode in tokens: prompt, turn of the model, reply of the environment, and so on.
 
-Single-turn is the case in which the environment ends the episode after the first turn. What was
-generated goes back in as it came out; only what the environment says is tokenized, once. Those
-tokens stand in the response with a zero in `response_mask`, so that the loss leaves them alone.
-`max_response_length` counts everything after the prompt, over all turns.
+A single-turn environment ends the episode after the first turn. Generated tokens go back into the
+model unchanged; only the environment's messages are tokenized, once. Their tokens are part of the
+response with a zero in `response_mask`, so that the loss ignores them. `max_response_length` counts
+all tokens after the prompt, over all turns.
 
-An episode of which the budget is spent is truncated: the environment still sees the last text, and
-what it gives for it counts. Where the engine was interrupted (an update of the weights, for
-example), the turn goes on behind the tokens that are there, and each token keeps the version of the
-weights that it came from. Environments with several agents give a trajectory for each.
+An episode that used up its tokens is truncated: the environment still grades the last text, and the
+reward counts. If the engine was interrupted, for example by a weight update, the turn continues
+after the tokens it has, and each token keeps the version of the weights that generated it.
+Environments with several agents yield a trajectory for each.
 """
 
 # P prompt token, T response token
@@ -37,29 +36,24 @@ from siirl.env_server.pool import EnvPool
 from siirl.errors import ConfigError, SimulationFailed, UnknownNameError
 
 TEXT_COLUMNS = ("response_text", "ground_truth", "data_source", "extra_info", "prompt_messages")
-"""String columns that a reward may read; `ground_truth`, `extra_info` and `prompt_messages` are
-JSON.
-"""
-ROW = "row"  # the option of reset that is a whole row with the prompt columns
-_PROMPTS_KEPT = (
-    1024  # encoded prompts: the rollouts of a group ask the same, and come close to each other
-)
-_LOG_PROB_DIGITS = 5  # of the record, which is for reading; the row has them in full
+"""String columns for rewards; `ground_truth`, `extra_info`, `prompt_messages` are JSON."""
+ROW = "row"  # option of reset: a whole row with the prompt columns
+# Encoded prompts in the cache: the rollouts of a group share a prompt and run close together.
+_PROMPTS_KEPT = 1024
+_LOG_PROB_DIGITS = 5  # in the record, which is for human readers; the row has full precision
 
 
 class TurnTokenizer(Protocol):
-    """What an episode needs of a tokenizer (siirl.models.chat)."""
+    """Tokenizer interface of an episode (siirl.models.chat)."""
 
     stop_ids: frozenset[int]
     """Tokens that end a turn."""
 
     def encode_prompt(self, messages: Sequence[Message]) -> tuple[int, ...]:
-        """A chat up to where the model begins to speak."""
+        """Tokens of a chat, up to the start of the model's turn."""
 
     def encode_turn(self, messages: Sequence[Message], *, closed: bool) -> tuple[int, ...]:
-        """What comes after a turn of the model, up to where it speaks again; `closed` where it
-        ended the turn with a stop token.
-        """
+        """Tokens between two turns of the model; `closed`: the first ended with a stop token."""
 
     def decode(self, ids: Sequence[int]) -> str:
         """Tokens as text, without special ones."""
@@ -70,14 +64,13 @@ class TextWorkflow(RolloutWorkflow):
 
     Args:
         pool: Environments; an episode holds one slot of it.
-        tokenizer: Between the environment's messages and the model's tokens.
-        max_prompt_length: Tokens of the longest prompt; an episode with a longer one fails, and
-            says so.
-        max_response_length: Tokens after the prompt, those of tools among them, over all turns.
-        cut_prompts: Take the last tokens of a prompt that is too long (`data.overlong_prompts=cut`)
+        tokenizer: Converts between the environment's messages and the model's tokens.
+        max_prompt_length: Tokens of the longest prompt; an episode with a longer one fails.
+        max_response_length: Tokens after the prompt, including those of tools, over all turns.
+        cut_prompts: Keep the last tokens of a prompt that is too long (`data.overlong_prompts=cut`)
             instead of failing.
-        stop: Texts that end a turn, besides the tokenizer's stop tokens.
-        text_columns: String columns wanted in the row, of `TEXT_COLUMNS`.
+        stop: Strings that end a turn, in addition to the tokenizer's stop tokens.
+        text_columns: String columns to add to the row, of `TEXT_COLUMNS`.
 
     Raises:
         ConfigError: A length below 1, or an unknown column.
@@ -103,25 +96,21 @@ class TextWorkflow(RolloutWorkflow):
         for name in text_columns:
             if name not in TEXT_COLUMNS:
                 raise UnknownNameError.of(kind="text column", name=name, known=TEXT_COLUMNS)
-        self.pool, self.tokenizer, self.stop, self.text_columns = (
-            pool,
-            tokenizer,
-            tuple(stop),
-            tuple(text_columns),
-        )
-        self.max_prompt_length, self.max_response_length, self.cut_prompts = (
-            max_prompt_length,
-            max_response_length,
-            cut_prompts,
-        )
+        self.pool = pool
+        self.tokenizer = tokenizer
+        self.stop = tuple(stop)
+        self.text_columns = tuple(text_columns)
+        self.max_prompt_length = max_prompt_length
+        self.max_response_length = max_response_length
+        self.cut_prompts = cut_prompts
         self._encode_prompt = functools.lru_cache(maxsize=_PROMPTS_KEPT)(self._encode_chat)
 
     async def arun_episode(self, engine: TextEngine, data: EpisodeRequest) -> list[Trajectory]:
-        """Run one episode; a trajectory for each agent.
+        """Run one episode; returns a trajectory for each agent.
 
         Raises:
-            SimulationFailed: The pool could not simulate it, also not by replay; its answer cannot
-                be graded; its prompt is too long.
+            SimulationFailed: The pool could not simulate it, even by replay; its answer cannot be
+                graded; its prompt is too long.
             ConfigError: The environment refuses the prompt.
         """
         async with self.pool.slot() as slot:
@@ -153,7 +142,7 @@ class TextWorkflow(RolloutWorkflow):
         ]
 
     def _messages(self, observation: Any) -> list[list[Message]]:
-        """What is said to each agent."""
+        """Messages to each agent."""
         observations = observation if self.pool.spec.num_agents > 1 else [observation]
         return [entry[MESSAGES] for entry in observations]
 
@@ -167,8 +156,9 @@ class TextWorkflow(RolloutWorkflow):
             prompt = prompt[-self.max_prompt_length :]
         if len(prompt) > self.max_prompt_length:
             raise SimulationFailed(
-                f"The prompt of {data.task!r} with seed {data.seed} has {len(prompt)} tokens, more than data.max_prompt_length="
-                f"{self.max_prompt_length}. Raise it, or leave such prompts out."
+                f"The prompt of {data.task!r} with seed {data.seed} has {len(prompt)} tokens, more "
+                f"than data.max_prompt_length={self.max_prompt_length}. Raise it, or leave such "
+                "prompts out."
             )
         return _Dialogue(prompt=prompt, messages=messages)
 
@@ -178,9 +168,8 @@ class TextWorkflow(RolloutWorkflow):
     async def _speak_all(
         self, engine: TextEngine, dialogues: "Sequence[_Dialogue]", data: EpisodeRequest
     ) -> list[str]:
-        """A turn of each agent, all at once; one agent needs no task of its own, which costs as
-        much as its environment.
-        """
+        """Run a turn of each agent concurrently; returns their texts."""
+        # A single agent runs without a task, which would cost as much as its environment.
         if len(dialogues) == 1:
             return [await self._speak(engine, dialogues[0], data, 0)]
         return await asyncio.gather(
@@ -190,8 +179,10 @@ class TextWorkflow(RolloutWorkflow):
     async def _speak(
         self, engine: TextEngine, dialogue: "_Dialogue", data: EpisodeRequest, agent: int
     ) -> str:
-        """One turn of the model, taken up again as often as it is interrupted; its text."""
-        start, turn, part = len(dialogue.tokens), len(dialogue.texts), 0
+        """Run one turn of the model, resumed after each interruption; returns its text."""
+        start = len(dialogue.tokens)
+        turn = len(dialogue.texts)
+        part = 0
         while True:
             request = GenerationRequest(
                 uid=_uid(data, agent, self.pool.spec.num_agents),
@@ -220,10 +211,9 @@ class TextWorkflow(RolloutWorkflow):
         return text
 
     def _end_at_split_stop(self, dialogue: "_Dialogue", start: int, begun: int) -> None:
-        """End a turn that began at token `start` where a stop string lies across `begun`, where it
-        was taken up again.
+        """End the turn begun at token `start` if a stop string spans its resumption at `begun`.
 
-        What was generated behind it is dropped: nobody has seen it.
+        Tokens generated after the stop string are dropped.
         """
         end = split_stop(
             dialogue.tokens[start:], begun - start, stop=self.stop, decode=self.tokenizer.decode
@@ -232,25 +222,21 @@ class TextWorkflow(RolloutWorkflow):
             dialogue.cut(start + end)
 
     def _listen(self, dialogues: "Sequence[_Dialogue]", observation: Any) -> bool:
-        """Append what the environment said; whether every agent has tokens left to answer with."""
-        said = list(zip(dialogues, self._messages(observation), strict=True))
-        heard = [
-            self.tokenizer.encode_turn(messages, closed=dialogue.closed)
-            for dialogue, messages in said
-        ]
-        if any(
-            len(dialogue.tokens) + len(new) >= self.max_response_length
-            for dialogue, new in zip(dialogues, heard, strict=True)
-        ):
-            return False
-        for (dialogue, messages), new in zip(said, heard, strict=True):
-            dialogue.hear(new, messages)
+        """Append the environment's messages, if every agent then has tokens left to answer."""
+        heard = []
+        for dialogue, messages in zip(dialogues, self._messages(observation), strict=True):
+            tokens = self.tokenizer.encode_turn(messages, closed=dialogue.closed)
+            if len(dialogue.tokens) + len(tokens) >= self.max_response_length:
+                return False
+            heard.append((dialogue, tokens, messages))
+        for dialogue, tokens, messages in heard:
+            dialogue.hear(tokens, messages)
         return True
 
     def _note(
         self, dialogues: "Sequence[_Dialogue]", rewards: Any, info: Mapping[str, Any]
     ) -> None:
-        """Give each agent its reward and what the grader said."""
+        """Record each agent's reward and grading."""
         if self.pool.spec.num_agents == 1:
             dialogues[0].note(rewards, info)
             return
@@ -258,10 +244,14 @@ class TextWorkflow(RolloutWorkflow):
             dialogue.note(reward, of_agent)
 
     def _leave_unscored(self, dialogues: "Sequence[_Dialogue]", *, graded: bool) -> None:
-        """A text that the environment would refuse ends the episode: it gets no reward, and is not
-        cut into another text.
+        """End the episode with reward 0 if a text exceeds the environment's limit.
+
+        The text is not truncated.
         """
-        verdict = f"a text has more than the {self._most_characters()} characters that the environment takes"
+        verdict = (
+            f"a text has more than the {self._most_characters()} characters that the environment "
+            "takes"
+        )
         for dialogue in dialogues:
             dialogue.note(0.0, {"success": False if graded else None, VERDICT: verdict})
 
@@ -274,7 +264,8 @@ class TextWorkflow(RolloutWorkflow):
         *,
         truncated: bool,
     ) -> Trajectory:
-        uid, truth = _uid(data, agent, self.pool.spec.num_agents), _ground_truth(data, opening)
+        uid = _uid(data, agent, self.pool.spec.num_agents)
+        truth = _ground_truth(data, opening)
         texts = {
             "response_text": lambda: self.tokenizer.decode(dialogue.tokens),
             "ground_truth": lambda: json.dumps(truth),
@@ -291,21 +282,21 @@ class TextWorkflow(RolloutWorkflow):
 
 @dataclass
 class _Dialogue:
-    """What one agent has heard and said so far."""
+    """The messages and tokens of one agent so far."""
 
     prompt: tuple[int, ...]
     messages: list[Message]
     tokens: list[int] = field(default_factory=list)
-    """Its own and those that it heard, as all columns of the response."""
+    """Generated tokens and those of messages, like all columns of the response."""
     mask: list[int] = field(default_factory=list)
     log_probs: list[float] = field(default_factory=list)
     rewards: list[float] = field(default_factory=list)
-    """The environment's, each at the last token of its turn."""
+    """Rewards of the environment, each at the last token of its turn."""
     versions: list[int] = field(default_factory=list)
-    """Of its own tokens alone."""
+    """Of generated tokens only."""
     texts: list[str] = field(default_factory=list)
     turns: list[dict[str, Any]] = field(default_factory=list)
-    """For reading: its own, and in between what was said to it."""
+    """For human readers: turns of the model and the messages between them."""
     finish_reason: FinishReason = "abort"
     closed: bool = False
     """Whether its last turn ended with a stop token."""
@@ -314,12 +305,10 @@ class _Dialogue:
     verdict: str = ""
     success: bool = False
     graded: bool = True
-    """Whether the environment says how the episode went; where not, its return and success mean
-    nothing.
-    """
+    """Whether the environment graded the episode; if not, return and success have no meaning."""
 
     def say(self, response: GenerationResponse) -> None:
-        """Append what the model said."""
+        """Append the model's tokens."""
         count = len(response.tokens)
         self.tokens += response.tokens.tolist()
         self.log_probs += response.log_probs.tolist()
@@ -329,16 +318,14 @@ class _Dialogue:
         self.finish_reason = response.finish_reason
 
     def cut(self, length: int) -> None:
-        """Keep `length` tokens, the last of which ended its turn with a stop string; all that go
-        were its own.
-        """
+        """Keep `length` tokens; the last ends a stop string. All dropped ones were generated."""
         gone = len(self.tokens) - length
         for column in (self.tokens, self.log_probs, self.mask, self.rewards, self.versions):
             del column[len(column) - gone :]
         self.finish_reason = "stop"
 
     def hear(self, tokens: Sequence[int], messages: list[Message]) -> None:
-        """Append what was said to it; not to be learnt."""
+        """Append messages to the agent; the loss ignores their tokens."""
         self.tokens += tokens
         self.log_probs += [0.0] * len(tokens)
         self.mask += [0] * len(tokens)
@@ -346,7 +333,7 @@ class _Dialogue:
         self.turns += [dict(entry) for entry in messages]
 
     def end_turn(self, text: str, start: int) -> None:
-        """The model's turn is over; it began at token `start`."""
+        """End the model's turn, which began at token `start`."""
         self.texts.append(text)
         log_probs = [round(value, _LOG_PROB_DIGITS) for value in self.log_probs[start:]]
         self.turns.append(
@@ -359,21 +346,20 @@ class _Dialogue:
         )
 
     def note(self, reward: float, info: Mapping[str, Any]) -> None:
-        """What the environment gave for the last turn, which is the end of what there is so far."""
+        """Record the environment's reward and grading of the last turn, at the last token."""
         self.env_return += float(reward)
         self.rewards[-1] = float(reward)
         for name, value in info.get(REWARD_PARTS, {}).items():
             self.reward_parts[name] = self.reward_parts.get(name, 0.0) + float(value)
         success = info.get("success", False)
-        self.verdict, self.success, self.graded = (
-            str(info.get(VERDICT, "")),
-            bool(success),
-            success is not None,
-        )
+        self.verdict = str(info.get(VERDICT, ""))
+        self.success = bool(success)
+        self.graded = success is not None
 
     def row(self, data: EpisodeRequest, *, uid: str, truncated: bool) -> dict[str, Any]:
-        """The sample that training sees."""
-        prompts, responses = np.array(self.prompt, np.int64), np.array(self.tokens, np.int64)
+        """The training sample."""
+        prompts = np.array(self.prompt, np.int64)
+        responses = np.array(self.tokens, np.int64)
         return {
             "uid": uid,
             "index": data.group_id,
@@ -398,7 +384,7 @@ class _Dialogue:
         }
 
     def record(self) -> dict[str, Any]:
-        """What a person wants to read."""
+        """The episode for human readers."""
         return {
             "prompt": [dict(entry) for entry in self.messages],
             "turns": self.turns,
@@ -413,14 +399,12 @@ def _uid(data: EpisodeRequest, agent: int, agents: int) -> str:
 
 
 def _reset_options(data: EpisodeRequest) -> dict[str, Any]:
-    """A row is a task of its own; the environment need not know its source by name."""
+    """Options with the task; without it if the request has a row, which is the task itself."""
     return dict(data.options) if ROW in data.options else {"task": data.task, **data.options}
 
 
 def _ground_truth(data: EpisodeRequest, opening: Mapping[str, Any]) -> Any:
-    """The row's own where the request brought one, else what the environment says; None where
-    neither does.
-    """
+    """Ground truth of the request's row, else the environment's; None if neither has one."""
     if ROW in data.options:
         return data.options[ROW]["reward_model"]["ground_truth"]
     return opening.get(GROUND_TRUTH)

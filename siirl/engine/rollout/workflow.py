@@ -1,10 +1,10 @@
-"""Episodes as coroutines: what one is asked with, what comes of it, and
-`RolloutWorkflow.arun_episode(engine, data)` between them.
+"""Episodes as coroutines: `EpisodeRequest` in, `Trajectory` out, run by
+`RolloutWorkflow.arun_episode(engine, data)`.
 
 The workflows of the two domains are `embodied_workflow` and `text_workflow`. In both an episode
-asks the engine for an action, hands it to its environment, and goes on until the episode is over.
-Nothing is computed for it afterwards. Many run at once; which of them share a forward pass is the
-engine's business.
+requests an action from the engine and passes it to its environment until the episode is over.
+Nothing is computed for it afterwards. Many episodes run at once; the engine decides which of them
+share a forward pass.
 """
 
 import abc
@@ -14,12 +14,13 @@ from typing import Any
 
 from envs.base import Frames
 
-ENCODER_STREAM, RECORDER_STREAM = "encoder", "recorder"
+ENCODER_STREAM = "encoder"
+RECORDER_STREAM = "recorder"
 
 
 @dataclass(frozen=True)
 class EpisodeRequest:
-    """One rollout to be made: which episode, and which random numbers the policy draws in it."""
+    """One requested rollout: the episode, and the seed of the policy in it."""
 
     uid: str
     """Unique over the whole run."""
@@ -42,21 +43,21 @@ class EpisodeRequest:
 
 @dataclass
 class Trajectory:
-    """One finished episode: the row that training sees, and beside it what training must not carry."""
+    """One finished episode: the row for training, and data that training batches do not carry."""
 
     row: dict[str, Any]
-    """Batch columns of one sample, unpadded (siirl.data_coordinator holds the legend)."""
+    """Batch columns of one sample, unpadded (legend: siirl.data_coordinator)."""
     instruction: str = ""
     frames: dict[str, Frames] = field(default_factory=dict)
     record: dict[str, Any] = field(default_factory=dict)
-    """What a person wants to read of it, ready for JSON: messages, turns, verdict, reward parts."""
+    """For human readers, as JSON values: messages, turns, verdict, reward parts."""
 
 
 class RolloutWorkflow(abc.ABC):
-    """How an episode of some domain runs. A user's own subclass is a plain coroutine, too."""
+    """Runs the episodes of a domain; users may subclass it."""
 
     @abc.abstractmethod
     async def arun_episode(
         self, engine: Any, data: Any
     ) -> Trajectory | Sequence[Trajectory] | None:
-        """Run one episode; one or more trajectories, or None where the episode is rejected."""
+        """Run one episode; returns its trajectories, or None if the episode is rejected."""

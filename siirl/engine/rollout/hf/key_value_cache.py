@@ -1,12 +1,11 @@
-"""Keys and values of running sequences, one slot each, in the form in which transformers' decoders
-ask for a cache.
+"""Key-value cache of running sequences, one slot each, as a transformers `Cache`.
 
-Slots are preallocated, and every row writes at its own position, so sequences of different lengths
-decode together, may leave and join between two passes, and nothing is allocated for a token.
-transformers' own caches append to all rows alike; its paged cache wants one packed row of all
+Slots are preallocated, and every row writes at its own position. So sequences of different lengths
+decode together, rows leave and join between two passes, and no token causes an allocation.
+transformers' own caches append to all rows alike; its paged cache needs one packed row of all
 sequences and a kernel for it.
 
-Left out: linear attention and other states that are no keys and values; such models need another
+Left out: linear attention and other states that are not keys and values; such models need another
 engine.
 """
 
@@ -28,32 +27,31 @@ from siirl.errors import ConfigError
 ATTENTION = "siirl_slots"
 """Name under which transformers finds `attend`."""
 LENGTH_STEP = 32
-"""Slots have whole multiples of this many positions."""
+"""The length of slots is a multiple of this."""
 GROWTH = 1.5
-"""Slots that are too short become at least so many times as long: what is there is copied a few
-times, however long it gets.
-"""
+"""Slots that are too short grow at least by this factor, which bounds the number of copies."""
 WITHOUT = ("softcap", "s_aux", "position_bias")
 """Arguments of attention functions that `attend` does not implement (Gemma 2, gpt-oss, T5)."""
 
 
 class SlotCache(Cache):
-    """Two tensors [S, H, L, D] for each layer, made when its first keys arrive.
+    """Two tensors [S, H, L, D] for each layer, allocated when its first keys arrive.
 
-    Before a forward pass say what it is: `prefill` or `decode`.
+    Call `prefill` or `decode` before each forward pass.
     """
 
     def __init__(self) -> None:
         super().__init__(layers=[])
         self.keys: list[torch.Tensor] = []
         self.values: list[torch.Tensor] = []
-        self.rows, self.length = 0, 0
+        self.rows = 0
+        self.length = 0
         self.positions_R = torch.zeros(0, dtype=torch.long)
         self.longest = 0
         self._write: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] = self._write_tokens
 
     def reserve(self, *, rows: int, length: int) -> None:
-        """Make room for this many slots of this many tokens; what is there is kept."""
+        """Grow to this many slots of this many tokens, keeping the contents."""
         if rows <= self.rows and length <= self.length:
             return
         if length > self.length:
@@ -68,22 +66,29 @@ class SlotCache(Cache):
         self.rows, self.length = rows, length
 
     def release(self) -> None:
-        """Give the memory back."""
-        self.keys, self.values, self.rows, self.length = [], [], 0, 0
+        """Free the memory."""
+        self.keys = []
+        self.values = []
+        self.rows = 0
+        self.length = 0
 
     def prefill(self, *, slots: torch.Tensor, prompts: torch.Tensor) -> None:
-        """The next pass is over whole prompts: slot `slots[i]` gets the keys and values of row
-        `prompts[i]` of the pass.
+        """Prepare a pass over whole prompts.
+
+        Slot `slots[i]` gets the keys and values of row `prompts[i]` of the pass.
         """
         self.longest = 0
-        self.slots, self.prompts = slots, prompts
+        self.slots = slots
+        self.prompts = prompts
         self._write = self._write_prompts
 
     def decode(self, *, positions_R: torch.Tensor, longest: int) -> None:
-        """The next pass is over one token a row, at these positions; attention looks at the first
-        `longest` of each slot.
+        """Prepare a pass over one token per row, at these positions.
+
+        Attention sees the first `longest` positions of each slot.
         """
-        self.positions_R, self.longest = positions_R, longest
+        self.positions_R = positions_R
+        self.longest = longest
         self.places: dict[int, torch.Tensor] = {}
         self._write = self._write_tokens
 
@@ -93,7 +98,7 @@ class SlotCache(Cache):
             used_SHLD = storage_SHLD[:, :, : self.longest]
             used_SHLD.index_copy_(0, targets, used_SHLD[sources])
 
-    # What transformers calls
+    # Called by transformers
 
     def update(
         self,
@@ -116,12 +121,12 @@ class SlotCache(Cache):
     def get_mask_sizes(self, query_length: int, layer_idx: int) -> tuple[int, int]:
         return max(self.longest, query_length), 0
 
-    # How keys, and values likewise, are written
+    # Writing of keys and values
 
     def _storage(self, states: torch.Tensor) -> torch.Tensor:
-        # Zeros, not what was in memory: attention multiplies what it must not see by zero, and NaN
-        # would stay. In the type of the passes: norms and rotations under autocast leave keys in
-        # float32, and attention would round them each time.
+        # Zeros, not uninitialised memory: attention multiplies masked positions by zero, and NaN
+        # would remain. The type is that of the passes: norms and rotations under autocast leave
+        # keys in float32, and attention would round them each time.
         device = states.device.type
         dtype = (
             torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else states.dtype
@@ -158,31 +163,31 @@ def attend(
     sliding_window: int | None = None,
     **options: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Attention of one new token a row over its slot, as transformers' attention functions are
-    called.
+    """Attention of one new token per row over its slot; a transformers attention function.
 
-    Query heads that share a key head are one matrix product, so keys are neither repeated nor
-    copied: on a CPU with six query heads for a key head and 512 positions this takes a seventeenth
-    of the time of `scaled_dot_product_attention` with a mask.
+    Query heads that share a key head form one matrix product, so keys are neither repeated nor
+    copied. On a CPU with six query heads per key head and 512 positions this takes a seventeenth of
+    the time of `scaled_dot_product_attention` with a mask.
 
     Args:
         query: [R, H * G, 1, D].
         key: [R, H, L, D], the first positions of the slots, and `value` likewise.
         attention_mask: [R, 1 or H, 1, L], zero up to the row's own position and minus infinity
             behind it.
-        scaling: Factor of the scores; None is one over the root of D.
-        sliding_window: Positions that a token sees, its own included; None: all.
+        scaling: Factor of the scores; None: one over the square root of D.
+        sliding_window: Positions that a token sees, including its own; None: all.
 
     Returns:
-        [R, 1, H * G, D], and no weights.
+        [R, 1, H * G, D], and None for the weights.
 
     Raises:
-        ConfigError: The model wants something of attention that is not implemented here.
+        ConfigError: The model needs an attention feature that is not implemented here.
     """
     wanted = [name for name in WITHOUT if options.get(name) is not None]
     if wanted or attention_mask is None:
         raise ConfigError(
-            f"{type(module).__name__} needs {', '.join(wanted) or 'a mask of its own'} in attention: take rollout=vllm."
+            f"{type(module).__name__} needs {', '.join(wanted) or 'its own mask'} in attention, "
+            "which rollout=hf lacks: set rollout=vllm."
         )
     rows, heads, length, channels = key.shape
     if sliding_window is not None and sliding_window < length:
@@ -201,7 +206,7 @@ def attend(
 def attend_exactly(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, bias: torch.Tensor, scaling: float
 ) -> torch.Tensor:
-    """`softmax(query @ key.T * scaling + bias) @ value` for batches of matrices in float32 or more."""
+    """Batched `softmax(query @ key.T * scaling + bias) @ value` in float32 or wider."""
     return torch.bmm(
         torch.baddbmm(bias.to(query.dtype), query, key.transpose(1, 2), alpha=scaling).softmax(-1),
         value,
@@ -211,13 +216,12 @@ def attend_exactly(
 def attend_rounded(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, bias: torch.Tensor, scaling: float
 ) -> torch.Tensor:
-    """The same in 16 bits, rounded where scaled_dot_product_attention rounds in training, which
-    follows FlashAttention (arXiv 2205.14135).
+    """The same in 16 bits, rounded where scaled_dot_product_attention rounds in training.
 
-    Scores are sums in float32, and weights are rounded before they are divided by their sum. With
-    scores and divided weights rounded, log-probs of the shipped model differed from those of
-    training by 5.7e-3 in the mean; like this by 1.5e-3, which is what training differs by from
-    itself in other micro-batches.
+    Follows FlashAttention (arXiv 2205.14135): scores are sums in float32, and weights are rounded
+    before the division by their sum. So log-probs of the shipped model differ from those of
+    training by 1.5e-3 in the mean, as much as training differs from itself in other micro-batches;
+    with rounded scores and divided weights they differed by 5.7e-3.
     """
     with torch.autocast(query.device.type, enabled=False):
         scores = wide_product(query, key.transpose(1, 2)).mul_(scaling).add_(bias)
@@ -228,8 +232,9 @@ def attend_rounded(
 
 
 def out_of_window(bias: torch.Tensor, *, window: int) -> torch.Tensor:
-    """What hides the positions [R, 1 or H, 1, L] that lie `window` or more before a row's own;
-    `bias` hides those behind it.
+    """Bias [R, 1 or H, 1, L] that masks positions `window` or more before a row's own.
+
+    `bias` masks the positions behind it.
     """
     own = (bias == 0).sum(-1, keepdim=True) - 1
     distant = torch.arange(bias.shape[-1], device=bias.device) <= own - window
@@ -238,7 +243,7 @@ def out_of_window(bias: torch.Tensor, *, window: int) -> torch.Tensor:
 
 @contextmanager
 def slot_attention(causal_lm: Any) -> Iterator[None]:
-    """Within, the model attends by `attend`; scoring and training keep the model's own function."""
+    """Makes the model attend by `attend`; scoring and training keep the model's own function."""
     own = causal_lm.config._attn_implementation
     causal_lm.config._attn_implementation = ATTENTION
     try:

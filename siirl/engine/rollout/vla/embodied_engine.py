@@ -1,10 +1,9 @@
-"""The inference engine of VLA policies: many episodes ask for actions, one forward pass answers all
-that are waiting.
+"""Inference engine of VLA policies: one forward pass answers the waiting requests of many episodes.
 
-The engine holds the module that it is given, by default the very module that is trained, so that
-there is no second copy of the weights on one rank. Randomness is not here: each request brings the
-uniform numbers of its own episode, and a token is drawn by inverting the cumulative distribution,
-so an episode does not depend on which others it was batched with.
+By default the engine holds the trained module itself, so one rank has a single copy of the weights.
+The engine has no generator: each request brings the uniform numbers of its own episode, and tokens
+are drawn by inverting the cumulative distribution. So an episode does not depend on the other
+episodes of its batch.
 """
 
 # N request, T token of a chunk, V bin
@@ -24,8 +23,8 @@ from siirl.engine.rollout.sampling import Sampling, draw
 from siirl.models.policy import Policy
 from siirl.occupation import OCCUPATION
 
-# A pass mostly reads weights: six rows of the tiny policy take three times as long as one. With a
-# third of the running episodes waiting, the simulators still have the others to work on.
+# A pass mostly reads weights: six rows of the tiny policy take three times as long as one. While a
+# third of the running episodes wait, the simulators work on the others.
 FEWEST_SHARE = 1 / 3
 
 
@@ -33,15 +32,15 @@ class EmbodiedEngine:
     """Batches the requests of concurrently running episodes.
 
     Args:
-        policy: The module that answers.
-        temperature: Divides the logits, for sampling and for the log-probs alike.
-        top_p: Draw from the smallest set of tokens with this probability; log-probs stay those of
+        policy: The policy.
+        temperature: Divides the logits, for sampling and for the log-probs.
+        top_p: Draw from the smallest set of tokens with this probability; log-probs remain those of
             the whole distribution.
         lockstep: Deterministic mode: answer only when every episode that can be running is waiting,
             sorted by uid and padded to `batch_rows` rows, so that floating-point results do not
             depend on timing.
         batch_rows: Most observations in one forward pass.
-        compute_dtype: Type of the forward pass, the same as in training; None is the weights' own.
+        compute_dtype: Type of the forward pass, the same as in training; None: the weights' type.
     """
 
     def __init__(
@@ -61,37 +60,37 @@ class EmbodiedEngine:
         self.lockstep = lockstep
         self.batch_rows = batch_rows
         self.policy_version = 0
-        self.unfinished, self.at_once = 0, 0
+        self.unfinished = 0
+        self.at_once = 0
         self.waiting: list[tuple[ActRequest, asyncio.Future[ActResponse]]] = []
         self.flush_scheduled = False
         self.counts = EngineCounts()
 
     def expect(self, *, episodes: int, at_once: int) -> None:
-        """Announce `episodes` more episodes, of which `at_once` can run at the same time: how long
-        a batch waits depends on them.
+        """Announce `episodes` more episodes, of which `at_once` can run at the same time.
+
+        They determine how many requests a batch waits for.
         """
         self.unfinished += episodes
         self.at_once = at_once
 
     def episode_ended(self) -> None:
-        """One of the expected episodes is over, finished or failed."""
+        """Report the end of one expected episode, finished or failed."""
         self.unfinished -= 1
         self._schedule_flush()
 
     async def act(self, request: ActRequest) -> ActResponse:
-        """A chunk of actions for one observation; returns when a batch with this request has been
-        computed.
-        """
+        """Generate a chunk of actions for one observation, in a batch with other requests."""
         future: asyncio.Future[ActResponse] = asyncio.get_running_loop().create_future()
         self.waiting.append((request, future))
         self._schedule_flush()
         return await future
 
     def interrupt(self) -> None:
-        """Nothing to end: a chunk takes one forward pass, and between two of them nothing runs."""
+        """Do nothing: a chunk takes one forward pass, and nothing runs between two passes."""
 
     def update_weights(self, version: int) -> None:
-        """Tell the engine that the policy now has the weights of `version`."""
+        """Set the version of the policy's weights."""
         self.policy_version = version
 
     def take_stats(self) -> dict[str, float]:
@@ -99,7 +98,7 @@ class EmbodiedEngine:
         return self.counts.take()
 
     def _schedule_flush(self) -> None:
-        # One turn of the loop later, everything that became ready at the same time is waiting too.
+        # call_soon: requests that become ready in this iteration of the loop join the same batch.
         if self.waiting and not self.flush_scheduled:
             self.flush_scheduled = True
             asyncio.get_running_loop().call_soon(self._flush)
@@ -115,9 +114,8 @@ class EmbodiedEngine:
             part = batch[start : start + self.batch_rows]
             try:
                 responses = self._forward([request for request, _ in part])
-            except (
-                Exception
-            ) as error:  # the episodes that asked must see it, or they would wait for ever
+            except Exception as error:
+                # the waiting episodes must see it, or they would wait forever
                 for _, future in batch[start:]:
                     if not future.done():
                         future.set_exception(error)
@@ -127,20 +125,17 @@ class EmbodiedEngine:
                     future.set_result(response)
 
     def _fewest_rows(self) -> int:
-        """Requests that a forward pass waits for; every running episode asks again or ends, so they
-        come.
-        """
+        """Requests that a forward pass waits for."""
+        # No deadlock: every running episode sends another request or ends.
         running = min(self.unfinished, self.at_once)
         return running if self.lockstep else round(running * FEWEST_SHARE)
 
     @torch.inference_mode()
     def _forward(self, requests: list[ActRequest]) -> list[ActResponse]:
         begin = time.perf_counter()
-        rows = (
-            requests + [requests[-1]] * (self.batch_rows - len(requests))
-            if self.lockstep
-            else requests
-        )
+        rows = requests
+        if self.lockstep:
+            rows = requests + [requests[-1]] * (self.batch_rows - len(requests))
         with torch.autocast(
             self.device.type, self.compute_dtype, enabled=self.compute_dtype is not None
         ):
@@ -152,7 +147,8 @@ class EmbodiedEngine:
         log_probs_NTV = torch.log_softmax(logits_NTV.float() / self.sampling.temperature, dim=-1)
         tokens_NT = self._draw(log_probs_NTV, [row.uniforms for row in rows])
         log_probs_NT = log_probs_NTV.gather(-1, tokens_NT[..., None])[..., 0]
-        tokens, log_probs = tokens_NT.cpu().numpy(), log_probs_NT.cpu().numpy()
+        tokens = tokens_NT.cpu().numpy()
+        log_probs = log_probs_NT.cpu().numpy()
         self.counts.busy_s += time.perf_counter() - begin
         self.counts.calls += len(requests)
         self.counts.forward_passes += 1
@@ -165,19 +161,18 @@ class EmbodiedEngine:
         return torch.from_numpy(np.stack(arrays)).to(self.device)
 
     def _stack(self, arrays: Sequence[NDArray[Any] | None]) -> torch.Tensor | None:
-        """All arrays as one tensor; None where the environment has no such observation."""
+        """All arrays as one tensor; None if the environment has no such observation."""
         present = [array for array in arrays if array is not None]
         return self._tensor(present) if present else None
 
     def _draw(
         self, log_probs_NTV: torch.Tensor, uniforms: list[NDArray[np.float32] | None]
     ) -> torch.Tensor:
-        """Tokens [N, T]: by inverse cumulative distribution where a row brings uniforms, the most
-        likely ones elsewhere.
-        """
+        """Tokens [N, T]: drawn for rows with uniforms, the most likely tokens for the others."""
         tokens_NT = log_probs_NTV.argmax(-1)
         numbers = {i: row for i, row in enumerate(uniforms) if row is not None}
         if numbers:
-            drawn, uniforms_NT = list(numbers), self._tensor(list(numbers.values()))
+            drawn = list(numbers)
+            uniforms_NT = self._tensor(list(numbers.values()))
             tokens_NT[drawn] = draw(log_probs_NTV[drawn].exp(), uniforms_NT, sampling=self.sampling)
         return tokens_NT

@@ -1,7 +1,6 @@
-"""The rollout of embodied policies: simulators, engine, workflow and video encoder held together
-for one rank.
+"""Rollout of embodied policies: simulators, engine, workflow and video encoder of one rank.
 
-Videos are embedded here, because here the frames are; training batches never carry them.
+Videos are embedded here, because training batches carry no frames.
 """
 
 # D channel of the video embedding
@@ -31,7 +30,7 @@ from vjepa.encoders import VideoEncoder
 
 @dataclass(frozen=True)
 class RolloutSettings:
-    """What the rollout of a run is made with."""
+    """Settings of a run's rollout."""
 
     temperature: float
     top_p: float
@@ -44,7 +43,7 @@ class RolloutSettings:
 
 
 class EmbodiedRollout(Rollout):
-    """Runs episodes of one policy on one rank's simulators; start it, and close it."""
+    """Runs episodes of one policy on one rank's simulators."""
 
     engine: EmbodiedEngine
     workflow: EmbodiedWorkflow
@@ -86,9 +85,7 @@ class EmbodiedRollout(Rollout):
         workflow: RolloutWorkflow | None = None,
         on_done: Callable[[EpisodeRequest], None] = lambda request: None,
     ) -> tuple[RolloutResult, dict[str, float]]:
-        """Run all episodes; with `embed`, each row gets its `video_embedding` where there is an
-        encoder. See `Rollout.generate`.
-        """
+        """See `Rollout.generate`; with `embed` and an encoder, rows get a `video_embedding`."""
         self.workflow.streams = self.recorder_stream | (self.encoder_stream if embed else {})
         with one_thread():
             result, stats = super().generate(
@@ -96,9 +93,10 @@ class EmbodiedRollout(Rollout):
             )
         if embed and self.encoder is not None and result.trajectories:
             begin = time.perf_counter()
-            embeddings_BD = self.encoder.encode(
-                [trajectory.frames[ENCODER_STREAM].images for trajectory in result.trajectories]
-            )
+            videos = [
+                trajectory.frames[ENCODER_STREAM].images for trajectory in result.trajectories
+            ]
+            embeddings_BD = self.encoder.encode(videos)
             for trajectory, embedding_D in zip(result.trajectories, embeddings_BD, strict=True):
                 trajectory.row["video_embedding"] = embedding_D
             stats["encode_s"] = time.perf_counter() - begin
@@ -107,8 +105,9 @@ class EmbodiedRollout(Rollout):
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """PyTorch on one thread: simulators have the other cores. Videos are embedded, and weights
-    trained, when simulators rest.
+    """Run PyTorch on one thread, which leaves the other cores to the simulators.
+
+    Embedding and training use all threads, because the simulators are idle then.
     """
     threads = torch.get_num_threads()
     torch.set_num_threads(1)

@@ -1,6 +1,4 @@
-"""An embodied episode: observation, chunk of actions, observation, … until the simulator says that
-it is over.
-"""
+"""Embodied episode: observations and chunks of actions alternate until the simulator ends it."""
 
 # C chunk (one observation each), K action of a chunk, A action dimension, T = C*K*A token of the
 # whole episode, D embedding
@@ -25,14 +23,13 @@ from siirl.models.policy import Policy
 
 
 class EmbodiedWorkflow(RolloutWorkflow):
-    """Observation, chunk of actions, observation, … until success or the limit of steps.
+    """Runs an episode until success or the limit of steps.
 
     Args:
         pool: Simulators; an episode holds one slot of it.
-        policy: Tokenizes the instruction and the actions (its forward pass belongs to the engine).
-        streams: Frame streams wanted beside the observations; the recorder's only for episodes with
-            `record`.
-        blind: Zero every image: the control that shows what is learned without seeing.
+        policy: Tokenizes the instruction and the actions; the engine runs its forward pass.
+        streams: Frame streams to request; the recorder's only for episodes with `record`.
+        blind: Zero every image, as a control without visual input.
     """
 
     def __init__(
@@ -49,9 +46,7 @@ class EmbodiedWorkflow(RolloutWorkflow):
         self.blind = blind
 
     async def arun_episode(self, engine: EmbodiedEngine, data: EpisodeRequest) -> Trajectory:
-        """Run one episode; raises SimulationFailed when the pool could not simulate it, also not by
-        replay.
-        """
+        """Run one episode; raises SimulationFailed if the pool could not simulate it."""
         filmed = data.record and self.pool.spec.renders
         streams = {
             name: request
@@ -80,21 +75,20 @@ class EmbodiedWorkflow(RolloutWorkflow):
             row=recorder.row(data, info, truncated=truncated),
             instruction=observation.get(INSTRUCTION, ""),
             frames=frames,
-            record={"actions": executed}
-            if filmed
-            else {},  # with the seed, all that siirl.replay needs
+            # with the seed, all that siirl.replay needs
+            record={"actions": executed} if filmed else {},
         )
 
     def _request(
         self, observation: Mapping[str, Any], data: EpisodeRequest, generator: np.random.Generator
     ) -> ActRequest:
-        images, proprioception = observation.get(IMAGES), observation.get(PROPRIOCEPTION)
-        images, proprioception = self.policy.prepare(
-            images=np.zeros_like(images) if self.blind and images is not None else images,
-            proprioception=None
-            if proprioception is None
-            else np.asarray(proprioception, np.float32).reshape(-1),
-        )
+        images = observation.get(IMAGES)
+        if self.blind and images is not None:
+            images = np.zeros_like(images)
+        proprioception = observation.get(PROPRIOCEPTION)
+        if proprioception is not None:
+            proprioception = np.asarray(proprioception, np.float32).reshape(-1)
+        images, proprioception = self.policy.prepare(images=images, proprioception=proprioception)
         tokens = self.policy.chunk_length * self.policy.action_tokenizer.dimensions
         return ActRequest(
             uid=data.uid,
@@ -106,7 +100,7 @@ class EmbodiedWorkflow(RolloutWorkflow):
 
 
 class _RowRecorder:
-    """Collects what training needs of an episode, chunk by chunk."""
+    """Collects the training row of an episode, chunk by chunk."""
 
     def __init__(self, policy: Policy, policy_version: int) -> None:
         self.dimensions = policy.action_tokenizer.dimensions
@@ -114,16 +108,15 @@ class _RowRecorder:
         self.chunks: list[tuple[ActRequest, Any]] = []
         self.mask: list[NDArray[np.int64]] = []
         self.rewards: list[NDArray[np.float32]] = []
-        self.steps, self.env_return = 0, 0.0
+        self.steps = 0
+        self.env_return = 0.0
 
     def add(self, request: ActRequest, response: Any, reward: float, executed: int) -> None:
-        """One chunk, of which the environment executed the first `executed` actions."""
+        """Add a chunk, of which the environment executed the first `executed` actions."""
         self.chunks.append((request, response))
         end = executed * self.dimensions
-        mask_T, rewards_T = (
-            np.zeros(len(response.tokens), np.int64),
-            np.zeros(len(response.tokens), np.float32),
-        )
+        mask_T = np.zeros(len(response.tokens), np.int64)
+        rewards_T = np.zeros(len(response.tokens), np.float32)
         mask_T[:end] = 1
         rewards_T[end - 1] = reward
         self.mask.append(mask_T)
@@ -134,7 +127,7 @@ class _RowRecorder:
     def row(
         self, data: EpisodeRequest, info: Mapping[str, Any], *, truncated: bool
     ) -> dict[str, Any]:
-        """The sample, with the last info of the episode."""
+        """The training sample; `info` is the last one of the episode."""
         requests, responses = zip(*self.chunks, strict=True)
         row: dict[str, Any] = {
             "uid": data.uid,

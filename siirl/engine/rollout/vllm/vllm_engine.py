@@ -1,13 +1,12 @@
-"""The engine of language models that is vLLM: paged keys and values, prefix caching, several GPUs;
-with weights of its own.
+"""Text engines over vLLM: paged keys and values, prefix caching, several GPUs, separate weights.
 
-`VLLMEngine` runs it in this process, on the event loop of the episodes; `AsyncVLLMEngine`
-(rollout.mode=async) in a process of vLLM's own, so that it generates while this one does something
-else. Both start from the weights of the module that is trained, and take new ones as a file.
-Log-probs are those of the whole distribution under the temperature, as training scores them: vLLM's
-own temperature stays 1, and logits come divided (`siirl.engine.rollout.vllm.vllm_worker`).
+`VLLMEngine` runs vLLM in this process, on the event loop of the episodes. `AsyncVLLMEngine`
+(rollout.mode=async) runs it in a separate process, so that it generates while this process does
+other work. Both start from the weights of the trained module, and load new ones from a file.
+Log-probs are those of the whole distribution under the temperature, as in training: vLLM's own
+temperature stays 1, and the logits are divided before (`siirl.engine.rollout.vllm.vllm_worker`).
 
-vLLM is an extra (`make vllm`); nothing of it is imported before an engine is made.
+vLLM is an extra (`make vllm`), imported only when an engine is made.
 """
 
 # S token of the probe, V token of the vocabulary
@@ -27,9 +26,9 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 
-from siirl.engine.rollout.admission import NOTHING, Job, check_length
+from siirl.engine.rollout.admission import EMPTY_RESPONSE, PendingRequest, check_length
 from siirl.engine.rollout.generation import FinishReason, GenerationRequest, GenerationResponse
-from siirl.engine.rollout.turn_taking import Announced, TurnTaking
+from siirl.engine.rollout.text_engine_base import InProcessTextEngine, TextEngineBase
 from siirl.engine.rollout.vllm.vllm_settings import (
     ENVIRONMENT,
     PROBE_TOKENS,
@@ -53,10 +52,10 @@ Result = TypeVar("Result")
 
 
 class Continuation:
-    """A request that vLLM is working on, and what it has so far."""
+    """A request in vLLM, and its tokens so far."""
 
-    def __init__(self, job: Job) -> None:
-        self.job = job
+    def __init__(self, pending: PendingRequest) -> None:
+        self.pending = pending
         self.tokens: list[int] = []
         self.log_probs: list[float] = []
         self.versions: list[int] = []
@@ -71,7 +70,7 @@ class Continuation:
         self.versions += [version] * len(output.token_ids)
 
     def response(self, reason: FinishReason) -> GenerationResponse:
-        """What there is."""
+        """The tokens so far."""
         return GenerationResponse(
             tokens=np.array(self.tokens, np.int64),
             log_probs=np.array(self.log_probs, np.float32),
@@ -80,23 +79,23 @@ class Continuation:
         )
 
 
-class VLLMBase(Announced, abc.ABC):
-    """What both engines have in common: how vLLM is started and asked, and how weights get into it.
+class VLLMBase(TextEngineBase, abc.ABC):
+    """Base of both engines: starts vLLM, translates requests, loads weights.
 
     Args:
-        model: The module that is trained; its weights at this moment are the first.
-        tokenizer: Knows the tokens that end a turn, and the text of stop strings.
-        temperature: Divides the logits, for sampling and for the log-probs alike.
-        top_p: Draw from the smallest set of tokens with this probability; log-probs stay those of
+        model: The trained module; its current weights are the first.
+        tokenizer: Provides the tokens that end a turn.
+        temperature: Divides the logits, for sampling and for the log-probs.
+        top_p: Draw from the smallest set of tokens with this probability; log-probs remain those of
             the whole distribution.
         top_k: Draw from this many most likely tokens; None: from all.
         max_running: Most requests in one forward pass; others wait.
         lockstep: Deterministic mode; see `Admission`.
-        compute_dtype: Type of vLLM's weights and passes; None is the module's own.
+        compute_dtype: Type of vLLM's weights and passes; None: the module's type.
         kv_cache_gib: Memory for keys and values.
-        num_gpus: Of one engine (tensor parallelism).
-        longest_text: Tokens of the longest prompt and its continuation together; None: as many as
-            the model takes, and memory for them.
+        num_gpus: GPUs of one engine (tensor parallelism).
+        longest_text: Tokens of the longest prompt and its continuation together; None: the model's
+            length, as far as the memory allows.
 
     Raises:
         ConfigError: vLLM is not installed.
@@ -120,10 +119,14 @@ class VLLMBase(Announced, abc.ABC):
     ) -> None:
         super().__init__(lockstep=lockstep)
         require_vllm()
-        self.model, self.tokenizer = model, tokenizer
-        self.temperature, self.top_p, self.top_k = temperature, top_p, top_k
+        self.model = model
+        self.tokenizer = tokenizer
+        self.temperature = temperature
+        self.top_p = top_p
+        self.top_k = top_k
         weight = next(model.parameters())
-        self.longest, self.dtype = model.max_length, compute_dtype or weight.dtype
+        self.longest = model.max_length
+        self.dtype = compute_dtype or weight.dtype
         self.skeleton = weightless_copy(model)
         self.running: dict[str, Continuation] = {}
         self.requests = 0
@@ -138,7 +141,7 @@ class VLLMBase(Announced, abc.ABC):
         )
         with (
             tempfile.TemporaryDirectory(prefix="siirl-vllm-") as folder,
-            _undisturbed(),
+            _process_state_restored(),
             on_loopback(),
         ):
             model.save(folder)
@@ -149,15 +152,14 @@ class VLLMBase(Announced, abc.ABC):
     # ActingWeights
 
     def take_weights(self, state: Mapping[str, torch.Tensor]) -> list[ChecksumPair]:
-        """Replace vLLM's weights; evidence is the checksum of what its workers read, and the
-        log-probs of a probe.
+        """Replace vLLM's weights; returns checksums of its workers and the log-probs of a probe.
 
-        Prefixes that were computed with the old weights are forgotten. Nothing may be running.
+        Cached prefixes of the old weights are dropped. No request may be running.
         """
         exported = self.model.exported_weights(state)
-        weights = {
-            name: exported[name].to(self.dtype) for name, _ in self.skeleton.named_parameters()
-        }  # tied weights once
+        # named_parameters has tied weights once
+        names = [name for name, _ in self.skeleton.named_parameters()]
+        weights = {name: exported[name].to(self.dtype) for name in names}
         with tempfile.TemporaryDirectory(prefix="siirl-weights-") as folder:
             file = Path(folder) / "model.safetensors"
             write_tensors(file, weights)
@@ -171,11 +173,8 @@ class VLLMBase(Announced, abc.ABC):
 
     def _probe(self, weights: Mapping[str, torch.Tensor]) -> ChecksumPair:
         """Mean log-prob of a fixed text, by the model's own code and by vLLM."""
-        ids = (
-            np.random.default_rng(0)
-            .integers(0, self.tokenizer.vocab_size, min(PROBE_TOKENS, self.longest - 1))
-            .tolist()
-        )
+        length = min(PROBE_TOKENS, self.longest - 1)
+        ids = np.random.default_rng(0).integers(0, self.tokenizer.vocab_size, length).tolist()
         device = next(iter(weights.values())).device
         ids_1S = torch.tensor([ids], device=device)
         with torch.no_grad():
@@ -197,7 +196,7 @@ class VLLMBase(Announced, abc.ABC):
             trained=expected, acting=float(found), tolerance=PROBE_TOLERANCE[self.dtype]
         )
 
-    # How a request is put to vLLM
+    # Translation of requests
 
     def _sampling(self, **options: Any) -> Any:
         from vllm import SamplingParams
@@ -232,9 +231,9 @@ class VLLMBase(Announced, abc.ABC):
 
     def _next_id(self) -> str:
         self.requests += 1
-        return str(self.requests)  # not the uid: an episode asks more than once
+        return str(self.requests)  # not the uid: an episode sends several requests
 
-    # What the two engines do differently
+    # Implemented by the two engines
 
     @abc.abstractmethod
     def _start(self, settings: dict[str, Any]) -> None:
@@ -246,28 +245,28 @@ class VLLMBase(Announced, abc.ABC):
 
     @abc.abstractmethod
     def _forget_prefixes(self) -> None:
-        """Give up cached keys and values, which are of older weights."""
+        """Drop cached keys and values of older weights."""
 
     @abc.abstractmethod
     def _complete(self, ids: list[int], sampling: Any) -> Any:
-        """The final output of one request, while nothing else runs."""
+        """Run one request alone; returns its final output."""
 
 
-class VLLMEngine(TurnTaking, VLLMBase):
-    """vLLM in this process; between two of its steps the event loop has its turn."""
+class VLLMEngine(InProcessTextEngine, VLLMBase):
+    """vLLM in this process; other tasks of the event loop run between two of its steps."""
 
     def _start(self, settings: dict[str, Any]) -> None:
         if torch.distributed.is_available() and torch.distributed.is_initialized():
             raise ConfigError(
-                "vLLM in the process of one of several ranks would share their process group: take rollout.mode=async."
+                "vLLM in the process of one of several ranks would share their process group: "
+                "set rollout.mode=async."
             )
         os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
         from vllm import EngineArgs, LLMEngine
 
         if settings["enforce_eager"]:
-            torch.compiler.set_stance(
-                "force_eager"
-            )  # parts of its sampler are compiled all the same, for ten seconds each
+            # else parts of its sampler are still compiled, for ten seconds each
+            torch.compiler.set_stance("force_eager")
         with start_errors(settings), guard_new_ports():
             self.vllm = LLMEngine.from_engine_args(
                 EngineArgs(**settings, distributed_executor_backend="uni")
@@ -277,34 +276,35 @@ class VLLMEngine(TurnTaking, VLLMBase):
     def interrupt(self) -> None:
         """See `TextEngine`."""
         for continuation in self.running.values():
-            continuation.job.resolve(continuation.response("abort"))
-        for job in self.admission.waiting:
-            job.resolve(NOTHING)
+            continuation.pending.resolve(continuation.response("abort"))
+        for pending in self.admission.waiting:
+            pending.resolve(EMPTY_RESPONSE)
         self._clear()
 
     def close(self) -> None:
-        """See `TextEngine`; whoever still waits is cancelled."""
+        """See `TextEngine`; pending requests are cancelled."""
         super().close()
         self.vllm.engine_core.shutdown()
 
-    def _jobs(self) -> list[Job]:
+    def _all_pending(self) -> list[PendingRequest]:
         return [
-            *(continuation.job for continuation in self.running.values()),
+            *(continuation.pending for continuation in self.running.values()),
             *self.admission.waiting,
         ]
 
     def _clear(self) -> None:
         self.vllm.abort_request(list(self.running))
-        self.running, self.admission.waiting = {}, []
+        self.running = {}
+        self.admission.waiting = []
 
-    def _turn(self) -> bool:
+    def _step(self) -> bool:
         begun = {
-            self._next_id(): Continuation(job)
-            for job in self.admission.take_up(idle=not self.running)
+            self._next_id(): Continuation(pending)
+            for pending in self.admission.admit(idle=not self.running)
         }
         self.running |= begun
         for name, continuation in begun.items():
-            request = continuation.job.request
+            request = continuation.pending.request
             self.vllm.add_request(
                 name, {"prompt_token_ids": list(request.input_ids)}, self._sampling_of(request)
             )
@@ -317,22 +317,21 @@ class VLLMEngine(TurnTaking, VLLMBase):
     def _take(self, output: Any) -> None:
         continuation = self.running.get(output.request_id)
         if continuation is None:
-            return  # aborted while it was on its way
+            return  # aborted before this output arrived
         (part,) = output.outputs
         continuation.extend(part, version=self.policy_version)
         self.counts.tokens += len(part.token_ids)
         if output.finished:
             del self.running[output.request_id]
-            continuation.job.resolve(continuation.response(part.finish_reason))
+            continuation.pending.resolve(continuation.response(part.finish_reason))
 
-    def _forget(self, job: Job) -> None:
-        if job in self.admission.waiting:
-            self.admission.waiting.remove(job)
-        for name in [
-            name for name, continuation in self.running.items() if continuation.job is job
-        ]:
-            self.vllm.abort_request([name])
-            del self.running[name]
+    def _withdraw(self, pending: PendingRequest) -> None:
+        if pending in self.admission.waiting:
+            self.admission.waiting.remove(pending)
+        for name, continuation in list(self.running.items()):
+            if continuation.pending is pending:
+                self.vllm.abort_request([name])
+                del self.running[name]
 
     def _on_workers(self, method: str, *arguments: Any) -> list[Any]:
         return self.vllm.collective_rpc(method, args=arguments)
@@ -349,18 +348,20 @@ class VLLMEngine(TurnTaking, VLLMBase):
 
 
 class AsyncVLLMEngine(VLLMBase):
-    """vLLM in a process of its own, asked from a thread with an event loop of its own, so that
-    weights can be sent when no episode runs.
+    """vLLM in a separate process, driven by an event loop in a separate thread.
+
+    The thread allows sending weights when the loop of the episodes is not running.
     """
 
     def _start(self, settings: dict[str, Any]) -> None:
         if self.admission.lockstep:
             raise ConfigError(
-                "rollout.mode=async batches whatever has come: with trainer.deterministic=true take rollout.mode=sync."
+                "rollout.mode=async batches requests as they arrive: with "
+                "trainer.deterministic=true set rollout.mode=sync."
             )
         os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "1"
         if settings["enforce_eager"]:
-            os.environ["TORCHDYNAMO_DISABLE"] = "1"  # see above; its own process reads it
+            os.environ["TORCHDYNAMO_DISABLE"] = "1"  # as above; the separate process reads it
         from vllm import AsyncEngineArgs
         from vllm.v1.engine.async_llm import AsyncLLM
 
@@ -373,9 +374,7 @@ class AsyncVLLMEngine(VLLMBase):
 
         with start_errors(settings):
             self.vllm = self._wait(start())
-        if (
-            settings["tensor_parallel_size"] == 1
-        ):  # else its workers connect to each other as they like
+        if settings["tensor_parallel_size"] == 1:  # else its workers connect to each other later
             self._on_workers("siirl_shut_ports")
         self.longest = self.vllm.model_config.max_model_len
 
@@ -383,13 +382,14 @@ class AsyncVLLMEngine(VLLMBase):
         """See `TextEngine`."""
         check_length(request, longest=self.longest)
         self.counts.calls += 1
-        job = Job(request, asyncio.get_running_loop().create_future())
+        pending = PendingRequest(request, asyncio.get_running_loop().create_future())
         return await asyncio.wrap_future(
-            asyncio.run_coroutine_threadsafe(self._generate(Continuation(job)), self.loop)
+            asyncio.run_coroutine_threadsafe(self._generate(Continuation(pending)), self.loop)
         )
 
     async def _generate(self, continuation: Continuation) -> GenerationResponse:
-        name, request = self._next_id(), continuation.job.request
+        name = self._next_id()
+        request = continuation.pending.request
         begin = time.perf_counter()
         if not self.running:
             self.busy_since = begin
@@ -446,7 +446,7 @@ class AsyncVLLMEngine(VLLMBase):
 
 
 def weightless_copy(model: LanguageModel) -> Any:
-    """The model's own class with its buffers and without weights, for `torch.func.functional_call`."""
+    """The model's class with buffers and without weights, for `torch.func.functional_call`."""
     with torch.device("meta"):
         copy = type(model.causal_lm)(model.config).eval()
     for name, buffer in model.causal_lm.named_buffers():
@@ -456,17 +456,15 @@ def weightless_copy(model: LanguageModel) -> Any:
 
 
 @contextlib.contextmanager
-def _undisturbed() -> Iterator[None]:
-    """Let vLLM change what it wants of the process while it starts (seeds, the number of threads),
-    and undo it.
-    """
-    os.environ.update(
-        {name: value for name, value in ENVIRONMENT.items() if name not in os.environ}
-    )
-    set_num_threads, default_dtype = torch.set_num_threads, torch.get_default_dtype()
+def _process_state_restored() -> Iterator[None]:
+    """Undo changes that vLLM makes to the process at start (seeds, number of threads)."""
+    for name, value in ENVIRONMENT.items():
+        os.environ.setdefault(name, value)
+    set_num_threads = torch.set_num_threads
+    default_dtype = torch.get_default_dtype()
     numbers = np.random.get_state()
-    # vLLM 0.32 looks at the attributes of all that every module holds, and trips over llvmlite's
-    # library, which answers to any name.
+    # vLLM 0.32 inspects attributes of all objects in every module, and fails at llvmlite's library,
+    # which has an attribute of any name.
     hidden = {
         name: sys.modules.pop(name)
         for name in list(sys.modules)

@@ -1,9 +1,7 @@
-"""What vLLM's worker is taught, beside the model: new weights, and the temperature that training
-divides by.
+"""Extension of vLLM's worker: loads new weights and applies the temperature of training.
 
-vLLM mixes this class into its worker (`worker_extension_cls`), in our process or in one of its own,
-so everything here goes through arguments that can be pickled: weights come as the path of a
-safetensors file.
+vLLM mixes this class into its worker (`worker_extension_cls`), in this process or a process of
+vLLM. Arguments must therefore be picklable: weights are passed as the path of a safetensors file.
 """
 
 from pathlib import Path
@@ -15,33 +13,31 @@ from siirl.engine.training.tensor_files import read_tensors
 
 
 class WorkerExtension:
-    """Methods that are called on every worker by `collective_rpc`."""
+    """Methods that `collective_rpc` calls on every worker."""
 
     model_runner: Any
 
     def siirl_shut_ports(self) -> None:
-        """Turn deaf the ports of this process, a worker of vLLM's own: gloo's, and those of torch's
-        stores.
-        """
+        """Shut the ports of this process, a worker of vLLM: those of gloo and of torch's stores."""
         guard_all_ports()
 
     def siirl_scale_logits(self, factor: float) -> None:
-        """Multiply the model's logits, so that what vLLM takes for temperature 1 is ours.
+        """Multiply the model's logits, so that vLLM's temperature 1 is the training temperature.
 
-        Its log-probs are then those of the whole distribution under our temperature, whatever top-p
-        and top-k leave of it.
+        vLLM's log-probs are then those of the whole distribution under that temperature,
+        independent of top-p and top-k.
 
         Raises:
-            AttributeError: An architecture without vLLM's logits processor.
+            AttributeError: The architecture lacks vLLM's logits processor.
         """
         self.model_runner.get_model().logits_processor.scale *= factor
 
     def siirl_load_weights(self, file: str) -> int:
-        """Replace all weights; returns the checksum of what was read.
+        """Replace all weights; returns the checksum of the weights read.
 
-        vLLM 0.32 packs the matrices of linear layers for the CPU. `reload_weights` undoes and
-        redoes that, except for a head that is tied to the embedding: its packed copy stays that of
-        the old weights, without a word.
+        vLLM 0.32 packs the matrices of linear layers for the CPU. `reload_weights` repacks them,
+        except for a head that is tied to the embedding: its packed copy silently keeps the old
+        weights.
         """
         weights = read_tensors(Path(file))
         self.model_runner.reload_weights(weights_iterator=iter(weights.items()))
@@ -51,7 +47,7 @@ class WorkerExtension:
 
 
 def pack_tied_head(model: Any) -> None:
-    """Pack the head of vLLM's `model` again, if it is tied to the embedding."""
+    """Repack the head of vLLM's `model`, if it is tied to the embedding."""
     from vllm.model_executor.layers.utils import dispatch_cpu_unquantized_gemm
 
     if model.config.tie_word_embeddings:

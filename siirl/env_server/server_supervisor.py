@@ -1,12 +1,11 @@
-"""A station: one place of the pool. It sends requests to the server that runs there, notices when
-it fails, and starts the next one.
+"""Supervisor of one server: sends requests to it, detects its failure, and starts the next one.
 
-Requests of several environments of a server travel in one message where they come at the same time,
-which is what a policy does that answers a batch of observations: a message costs two processes some
-tenths of a millisecond. It never carries more than half of a server's environments, so that the
-server has the other half to work on while the policy looks at the first.
+Simultaneous requests of several environments travel in one message, because a message costs the two
+processes some tenths of a millisecond; a policy that answers a batch of observations causes such
+requests. A message has at most half of a server's environments, so that the server works on the
+other half while the policy computes for the first.
 
-What a failure means for the episodes that lived there is decided by `siirl.env_server.slot`.
+`siirl.env_server.slot` decides how a failure affects the episodes of the server.
 """
 
 import asyncio
@@ -16,23 +15,20 @@ from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 from envs.base import EpisodeFailed
-from siirl.env_server.hosts import Host
 from siirl.env_server.server import Answers, Raised, Request
+from siirl.env_server.transports import Transport
 from siirl.errors import RefusedByEnvironment
 from siirl.execution.scheduler.ray_words import in_a_line
 
 logger = logging.getLogger(__name__)
 
 FaultKind = Literal["died", "hung", "raised", "garbage", "start"]
-CLOSE_DEADLINE_S = (
-    5.0  # freeing OpenGL contexts takes milliseconds; a server that needs longer is killed
-)
+# freeing OpenGL contexts takes milliseconds; a server that takes longer is killed
+CLOSE_DEADLINE_S = 5.0
 
 
 class ServerFault(Exception):
-    """A server failed and will be replaced. `charged` says whether the episode that asked is a
-    suspect or a bystander.
-    """
+    """A server failed and will be replaced; `charged`: the requesting episode may be the cause."""
 
     def __init__(self, kind: FaultKind, detail: str, *, charged: bool) -> None:
         super().__init__(f"{kind}: {detail}")
@@ -50,16 +46,14 @@ class _Call:
     reply: "asyncio.Future[Answers]"
 
 
-class Station:
-    """One server at a time. `generation` counts how often it was replaced: an episode lives on one
-    generation only.
-    """
+class ServerSupervisor:
+    """Runs one server at a time; `generation` counts its replacements."""
 
     def __init__(
         self,
         *,
         name: str,
-        make_host: Callable[[], Host],
+        make_transport: Callable[[], Transport],
         num_envs: int,
         deadline_s: float,
         start_deadline_s: float,
@@ -67,16 +61,14 @@ class Station:
         self.name = name
         self.generation = 0
         self.num_lent = 0  # slots in use, counted by the pool
-        self.last_fault = ""  # why a server was replaced here last
+        self.last_fault = ""  # reason of the last replacement
         self._busy_s = 0.0
-        self._make_host, self._deadline_s, self._start_deadline_s = (
-            make_host,
-            deadline_s,
-            start_deadline_s,
-        )
+        self._make_transport = make_transport
+        self._deadline_s = deadline_s
+        self._start_deadline_s = start_deadline_s
         self._batch_size = (num_envs + 1) // 2
-        self._host: Host | None = None
-        self._newborn: Host | None = None  # started, not ready yet
+        self._transport: Transport | None = None
+        self._opening_transport: Transport | None = None  # not ready yet
         self._starting = asyncio.Lock()
         self._outbox: list[_Waiting] = []
         self._calls: list[_Call] = []  # in flight, oldest first: the server works on the oldest
@@ -92,51 +84,49 @@ class Station:
             ServerFault: The server did not start.
         """
         async with self._starting:
-            if self._host is None:
-                self._host = await self._open(self._make_host())
+            if self._transport is None:
+                self._transport = await self._open(self._make_transport())
         return self.generation
 
     async def request(self, request: Request, *, generation: int) -> Any:
-        """Have `request` carried out by the server of `generation`.
+        """Send `request` to the server of `generation`; returns its result.
 
         Raises:
             ValueError: The environment refused the arguments.
-            EpisodeFailed: The environment says that this episode cannot be scored.
-            ServerFault: The server, or the environment in it, failed, or another generation runs by
-                now.
+            EpisodeFailed: The environment cannot score this episode.
+            ServerFault: The server or its environment failed, or a later generation runs.
         """
         self._refuse_if_closed()
-        if self._host is None or generation != self.generation:
+        if self._transport is None or generation != self.generation:
             raise ServerFault("died", f"server {self.name} was replaced", charged=False)
         loop = asyncio.get_running_loop()
         waiting = _Waiting(request, loop.create_future())
         if not self._outbox:
-            loop.call_soon(
-                self._flush
-            )  # after all coroutines that are ready now, so that their requests travel together
+            # after all coroutines that are ready now, so that their requests share a message
+            loop.call_soon(self._flush)
         self._outbox.append(waiting)
         return await waiting.answer
 
     def condemn(
         self, kind: FaultKind, detail: str, *, generation: int, culprits: set[int] | None = None
     ) -> None:
-        """Kill the server of `generation`; every request that waits for it fails. A second word
-        about the same server changes nothing.
+        """Kill the server of `generation`; all its waiting requests fail.
 
-        Without known `culprits`, every environment that waits for an answer of this server is
-        charged. Until their episodes have ended the server gets one request at a time: so a
-        bystander is charged once at most, and who fails again is known.
+        A repeated call for the same generation has no effect. Without known `culprits`, every
+        environment that waits for an answer of this server is charged. Until their episodes have
+        ended, the next server gets one request at a time: so an innocent episode is charged at most
+        once, and a repeated failure identifies its cause.
         """
-        if self._host is None or generation != self.generation:
+        if self._transport is None or generation != self.generation:
             return
         logger.warning("Environment server %s is replaced: %s (%s).", self.name, kind, detail)
         self.last_fault = f"{kind}: server {self.name}: {detail}"
         if culprits is None:
             culprits = {waiting.request.env for call in self._calls for waiting in call.waiting}
             self._suspects |= culprits
-        host, self._host = self._host, None
+        transport, self._transport = self._transport, None
         self.generation += 1
-        host.kill()
+        transport.kill()
         lost = [waiting for call in self._calls for waiting in call.waiting] + self._outbox
         self._calls, self._outbox = [], []
         for waiting in lost:
@@ -147,55 +137,53 @@ class Station:
             )
 
     def take_busy_s(self) -> float:
-        """Seconds that servers here worked on requests since the last call."""
+        """Seconds that servers worked on requests since the last call."""
         busy_s, self._busy_s = self._busy_s, 0.0
         return busy_s
 
-    def absolve(self, env: int) -> None:
-        """A new episode begins in environment `env`: what its predecessor did is no longer held
-        against it.
-        """
+    def clear_suspicion(self, env: int) -> None:
+        """Stop suspecting environment `env`: a new episode begins there."""
         self._suspects.discard(env)
 
     async def close(self) -> None:
-        """Close the environments and end the server; requests that wait fail with RuntimeError."""
+        """Close the environments and end the server; waiting requests raise RuntimeError."""
         self._closed = True
-        if self._newborn is not None:
-            self._newborn.kill()  # whoever waits for it is told at once
+        if self._opening_transport is not None:
+            self._opening_transport.kill()  # its waiters fail at once
         async with self._starting:
-            host, self._host = self._host, None
+            transport, self._transport = self._transport, None
         for waiting in [waiting for call in self._calls for waiting in call.waiting] + self._outbox:
             _settle(
                 waiting.answer,
                 error=RuntimeError("The pool was closed while an episode was running."),
             )
         self._calls, self._outbox = [], []
-        if host is not None:
-            closing = host.shut()
+        if transport is not None:
+            closing = transport.shut()
             await asyncio.wait({closing}, timeout=CLOSE_DEADLINE_S)
             _forget(closing)
-            host.kill()
-            await asyncio.sleep(
-                0
-            )  # an event loop closes connections in its next turn, and may have none after this
+            transport.kill()
+            # an event loop closes connections in its next iteration, possibly its last
+            await asyncio.sleep(0)
         for delivery in self._deliveries:
             delivery.cancel()
         await asyncio.gather(*self._deliveries, return_exceptions=True)
 
-    async def _open(self, host: Host) -> Host:
-        opening, opened = host.open(), False
-        self._newborn = host
+    async def _open(self, transport: Transport) -> Transport:
+        opening = transport.open()
+        opened = False
+        self._opening_transport = transport
         try:
             await asyncio.wait({opening}, timeout=self._start_deadline_s)
             self._refuse_if_closed()
             self._check_opened(opening)
             opened = True
         finally:
-            self._newborn = None
+            self._opening_transport = None
             if not opened:
                 _forget(opening)
-                host.kill()
-        return host
+                transport.kill()
+        return transport
 
     def _check_opened(self, opening: "asyncio.Future[Raised | None]") -> None:
         if not opening.done():
@@ -216,24 +204,22 @@ class Station:
             raise _refusal(raised)
         raise ServerFault(
             "start",
-            f"server {self.name}: the environment could not be made: {raised.summary}\n{raised.trace}",
+            f"server {self.name}: the environment could not be made: {raised.summary}\n"
+            f"{raised.trace}",
             charged=True,
         )
 
     def _flush(self) -> None:
-        host = self._host
-        while self._outbox and host is not None:
+        transport = self._transport
+        while self._outbox and transport is not None:
             if self._suspects and self._calls:
-                return  # `_deliver` comes back here
+                return  # `_deliver` calls this again
             size = 1 if self._suspects else self._batch_size
             waiting, self._outbox = self._outbox[:size], self._outbox[size:]
             try:
-                call = _Call(waiting, host.send([entry.request for entry in waiting]))
-            except (
-                TypeError,
-                ValueError,
-                RuntimeError,
-            ) as error:  # not picklable, or no connection: whoever asked would wait for ever
+                call = _Call(waiting, transport.send([entry.request for entry in waiting]))
+            except (TypeError, ValueError, RuntimeError) as error:
+                # not picklable, or no connection: the requests must fail instead of waiting forever
                 for entry in waiting:
                     _settle(entry.answer, error=error)
                 continue
@@ -246,14 +232,10 @@ class Station:
             delivery.add_done_callback(self._deliveries.discard)
 
     async def _deliver(self, call: _Call, *, deadline_s: float) -> None:
-        """Wait for the reply; `deadline_s` covers the requests before it, which the server works on
-        first.
-        """
+        """Wait for the reply; `deadline_s` includes the earlier requests at the server."""
         generation = self.generation
         await asyncio.wait({call.reply}, timeout=deadline_s)
-        if (
-            call not in self._calls
-        ):  # the server was condemned meanwhile, and everyone has been told
+        if call not in self._calls:  # `condemn` has already failed these requests
             _forget(call.reply)
             return
         if not call.reply.done():
@@ -301,7 +283,7 @@ def _refusal(raised: Raised) -> RefusedByEnvironment:
 def _settle(
     answer: "asyncio.Future[Any]", *, value: Any = None, error: Exception | None = None
 ) -> None:
-    """Answer a request, unless whoever asked was cancelled."""
+    """Answer a request, unless its caller was cancelled."""
     if answer.done():
         return
     if error is None:
@@ -311,7 +293,5 @@ def _settle(
 
 
 def _forget(future: "asyncio.Future[Any]") -> None:
-    """Nobody waits for `future` any longer: take note of its exception, so that asyncio does not
-    complain.
-    """
+    """Retrieve the exception of an abandoned `future`, so that asyncio does not complain."""
     future.add_done_callback(lambda done: done.cancelled() or done.exception())

@@ -1,22 +1,21 @@
-"""The Ray edge of the environment servers: Ray places, starts, watches and kills their processes;
-requests and answers go past it.
+"""Transport to environment servers in Ray actors: Ray places, starts, watches and kills their
+processes; requests and answers bypass Ray.
 
-An actor call costs the two processes more than a millisecond together, beside six for a simulator's
-chunk of actions: a chunk that does nothing took 1.4 ms of processor time through Ray and takes 0.4
-ms this way. So a server is an actor with one long call, `serve`: it takes requests from a direct
-connection (`siirl.env_server.connection`) and answers them, one at a time and in order. Those that
-come meanwhile wait in the connection, so that the next chunk waits at the simulator and not the
-simulator for the next chunk. How that call ends is how Ray tells of a process that died, for
-example because memory ran out.
+An actor call costs the two processes more than a millisecond together, compared to six for a
+simulator's chunk of actions: an empty chunk took 1.4 ms of processor time through Ray and takes 0.4
+ms over the direct connection. So a server is an actor with one long call, `serve`, which takes
+requests from the connection (`siirl.env_server.connection`) and answers them one at a time, in
+order. Further requests queue in the connection, so that the simulator never waits for the next
+chunk. Ray reports a process that died, for example of memory exhaustion, as the result of `serve`.
 
-The secret of a connection travels with the actor's arguments; who can read those can run code in
-the cluster already.
+The secret of a connection is an argument of the actor. A process that can read those arguments can
+already run code in the cluster.
 
-What an administrator must know: a server listens at its node's address, as Ray has it, and a free
-port that the system chooses (net.ipv4.ip_local_port_range), until its pool has connected. Ray's own
-workers keep to --min-worker-port and --max-worker-port, by default of `ray start` 10002 to 19999.
-Where only those are open between nodes, the system's have to be opened too; torch.distributed needs
-them as well. RAY_USE_TLS encrypts Ray's traffic, and not this.
+For administrators: until its pool has connected, a server listens at its node's address in Ray and
+a free port that the system chooses (net.ipv4.ip_local_port_range). Ray's workers use ports from
+--min-worker-port to --max-worker-port, by default of `ray start` 10002 to 19999. If only those are
+open between nodes, the system's ports must be opened too; torch.distributed needs them as well.
+RAY_USE_TLS encrypts Ray's traffic, but not this connection.
 """
 
 import asyncio
@@ -44,12 +43,12 @@ PASSED_ON = ("MUJOCO_GL", "PYOPENGL_PLATFORM", "MUJOCO_EGL_DEVICE_ID")
 RAY_WAS_SHUT_DOWN = (
     "Ray was shut down while environment servers were in use: close the EnvPool first."
 )
-# Ray knows of a process's end within a second; of a node's after half a minute, for which nobody
-# should wait
+# Ray detects the end of a process within a second; that of a node after half a minute, which is too
+# long to wait
 REASON_S = 5.0
 
-# What pickling and unpickling raise by the documentation of `pickle`, and the methods of a user's
-# own class that they call.
+# Exceptions of pickling and unpickling: those that `pickle` documents, and those of methods of a
+# user's class.
 UNPICKLABLE = (
     *(pickle.PickleError, AttributeError, EOFError, ImportError, LookupError),
     *(ArithmeticError, NameError, RuntimeError, TypeError, ValueError),
@@ -57,22 +56,20 @@ UNPICKLABLE = (
 
 
 class EnvServerActor:
-    """Runs an `EnvServer` on an event loop of its own, which stands still while the server waits
-    for requests.
-    """
+    """Runs an `EnvServer` on its own event loop, which stops while the server is idle."""
 
     def __init__(
         self, *, env_name: str, env_kwargs: Mapping[str, Any], num_envs: int, secret: bytes
     ) -> None:
-        # Not asyncio.Runner: its `run` makes a repr of the result, which costs milliseconds where
-        # that holds images.
+        # Not asyncio.Runner: its `run` makes a repr of the result, which costs milliseconds for
+        # images.
         self._loop = asyncio.new_event_loop()
         self._server = EnvServer(env_name=env_name, env_kwargs=env_kwargs, num_envs=num_envs)
         self._secret = secret
         stacks.register("environment_server")
 
     def open(self) -> Raised | Address:
-        """Make the environments (see `EnvServer.open`); returns where `serve` will listen."""
+        """Make the environments (see `EnvServer.open`); returns the address of `serve`."""
         raised = self._loop.run_until_complete(self._server.open())
         if raised is not None:
             return raised
@@ -81,9 +78,7 @@ class EnvServerActor:
         return host, port
 
     def serve(self) -> None:
-        """Answer the requests of the pool until it says that there are no more, or is gone; then
-        close the environments.
-        """
+        """Answer requests until the pool ends the stream or disconnects; close the environments."""
         with self._loop.run_until_complete(
             connection.accept(self._listener, secret=self._secret)
         ) as pool:
@@ -96,17 +91,18 @@ class EnvServerActor:
             self._loop.run_until_complete(self._server.close())
 
 
-class RayHost:
-    """A server in a process of its own, on whichever node of the cluster has the fewest."""
+class RayTransport:
+    """A server in a separate process, on the node of the cluster with the fewest servers."""
 
     def __init__(self, *, env_name: str, env_kwargs: Mapping[str, Any], num_envs: int) -> None:
         if not ray.is_initialized():
             raise ConfigError(
-                "cluster='ray' needs a Ray connection: call ray.init() before EnvPool.start(), or use cluster='local'."
+                "cluster='ray' needs a Ray connection: call ray.init() before EnvPool.start(), or "
+                "use cluster='local'."
             )
         self._secret = secrets.token_bytes(connection.SECRET_BYTES)
         # No CPUs are reserved: on two cores the trainer and the servers together would never be
-        # scheduled. SPREAD does the sharing.
+        # scheduled. SPREAD distributes the servers.
         actor_class = ray.remote(EnvServerActor).options(
             num_cpus=0,
             max_restarts=0,
@@ -117,14 +113,13 @@ class RayHost:
             env_name=env_name, env_kwargs=dict(env_kwargs), num_envs=num_envs, secret=self._secret
         )
         self._connection = ClientEnd(on_message=self._hand_out, on_lost=self._on_lost)
-        self._waiting: deque[asyncio.Future[Answers]] = (
-            deque()
-        )  # for answers, which come in the order of the requests
+        # answers arrive in the order of the requests
+        self._waiting: deque[asyncio.Future[Answers]] = deque()
         self._background: list[asyncio.Future[Any]] = []
-        self._lost: Exception | None = None  # why nothing can be sent any more
+        self._lost: Exception | None = None  # why sending is no longer possible
 
     def open(self) -> "asyncio.Future[Raised | None]":
-        """See `Host.open`."""
+        """See `Transport.open`."""
         loop = asyncio.get_running_loop()
         self._disconnected: asyncio.Future[None] = loop.create_future()
         opening = loop.create_task(self._open())
@@ -132,7 +127,7 @@ class RayHost:
         return opening
 
     def send(self, requests: Sequence[Request]) -> "asyncio.Future[Answers]":
-        """See `Host.send`.
+        """See `Transport.send`.
 
         Raises:
             TypeError: The requests cannot be pickled.
@@ -153,23 +148,20 @@ class RayHost:
         return reply
 
     def shut(self) -> "asyncio.Future[None]":
-        """See `Host.shut`: the server closes its end when the environments are closed."""
-        self._lost = self._lost or ConnectionError("it was told to close")
+        """See `Transport.shut`: the server closes its end when the environments are closed."""
+        self._lost = self._lost or ConnectionError("it was closed")
         self._connection.finish()
         return self._disconnected
 
     def kill(self) -> None:
-        """End the process, also one that holds the interpreter's lock or was stopped (Ray then
-        takes five seconds).
-        """
+        """End the process, even if it holds the GIL or is stopped (then Ray takes 5 s)."""
         self._lost = self._lost or ConnectionError("it was killed")
         for future in (*self._background, *self._waiting):
             future.cancel()
         self._connection.abort()
-        if (
-            ray.is_initialized()
-        ):  # otherwise its processes have ended, and ray.kill would start another Ray
-            with suppress(ActorHandleNotFoundError):  # this is another Ray
+        # Without Ray its processes have ended, and ray.kill would start another Ray.
+        if ray.is_initialized():
+            with suppress(ActorHandleNotFoundError):  # the actor belongs to an earlier Ray
                 ray.kill(self._actor, no_restart=True)
 
     async def _open(self) -> Raised | None:
@@ -182,7 +174,10 @@ class RayHost:
             await self._connection.connect(opened, secret=self._secret)
         except OSError as error:
             host, port = opened
-            text = f"its process waits at {host}, port {port}, and cannot be reached there ({error}): is that port open between the nodes?"
+            text = (
+                f"its process waits at {host}, port {port}, and cannot be reached there ({error}): "
+                "is that port open between the nodes?"
+            )
             raise await self._reason(ConnectionError(text)) from error
         self._serving.add_done_callback(lambda _: self._connection.abort())
         return None
@@ -203,10 +198,12 @@ class RayHost:
     def _on_lost(self, error: ConnectionError) -> None:
         self._disconnected.set_result(None)
         if self._lost is None:
-            self._background.append(asyncio.get_running_loop().create_task(self._tell(error)))
+            self._background.append(
+                asyncio.get_running_loop().create_task(self._fail_waiting(error))
+            )
 
-    async def _tell(self, error: ConnectionError) -> None:
-        """Tell those who wait for an answer that none will come, and why."""
+    async def _fail_waiting(self, error: ConnectionError) -> None:
+        """Fail all waiting requests with the reason of the loss."""
         self._lost = await self._reason(error)
         for reply in self._waiting:
             if not reply.done():
@@ -214,22 +211,20 @@ class RayHost:
         self._waiting.clear()
 
     async def _reason(self, error: ConnectionError) -> Exception:
-        """What Ray says of the end of the process, if it says so soon; otherwise `error`, which is
-        what the connection saw of it.
-        """
+        """Ray's reason for the end of the process, if reported in time; otherwise `error`."""
         if not ray.is_initialized():
             return RuntimeError(RAY_WAS_SHUT_DOWN)
         await asyncio.wait({self._serving}, timeout=REASON_S)
-        told = self._serving.exception() if self._serving.done() else None
-        return told if isinstance(told, Exception) else error
+        reported = self._serving.exception() if self._serving.done() else None
+        return reported if isinstance(reported, Exception) else error
 
 
 def server_environment() -> dict[str, str]:
     """Environment variables of a server's process.
 
-    One OpenMP thread, since servers are as many as cores; this process's choice of OpenGL; and this
-    process's import paths outside of the interpreter, so that `module:Class` means the same class
-    there as here.
+    One OpenMP thread, because there is a server for each core; this process's OpenGL settings; and
+    this process's import paths outside of the interpreter, so that `module:Class` names the same
+    class in both.
     """
     outside = [
         os.path.abspath(path)
@@ -241,8 +236,9 @@ def server_environment() -> dict[str, str]:
 
 
 def _pickled(value: Any) -> bytes:
-    """By pickle, which takes half the time; what was defined in a script, a notebook or a function
-    needs cloudpickle.
+    """Pickle `value`; by cloudpickle if it was defined in a script, a notebook or a function.
+
+    pickle takes half the time of cloudpickle.
     """
     try:
         message = pickle.dumps(value, protocol=pickle.HIGHEST_PROTOCOL)
@@ -252,7 +248,7 @@ def _pickled(value: Any) -> bytes:
 
 
 def _message_of(answers: Answers) -> bytes:
-    """`answers` as a message; a value that cannot be pickled is the fault of its environment alone."""
+    """`answers` as a message; an unpicklable value becomes a fault of its environment only."""
     try:
         return _pickled(answers)
     except UNPICKLABLE:

@@ -1,8 +1,7 @@
-"""Where a server runs: in this process (`LocalHost`) or, through `siirl.env_server.ray_host`, as a
-Ray actor.
+"""Transports to a server: in this process (`LocalTransport`) or a Ray actor (`RayTransport`).
 
-A host passes requests on and can be killed; nothing else. It is looked up by the name of the
-cluster, so that Ray is imported only where it is used.
+A transport only forwards requests and kills its server. It is looked up by cluster mode, so that
+Ray is imported only if it is used.
 """
 
 import asyncio
@@ -13,46 +12,46 @@ from typing import Any, Protocol
 from siirl.env_server.server import Answers, EnvServer, Raised, Request
 from siirl.errors import UnknownNameError
 
-HOSTS: dict[str, str] = {
-    "local": "siirl.env_server.hosts:LocalHost",
-    "ray": "siirl.env_server.ray_host:RayHost",
+TRANSPORTS: dict[str, str] = {
+    "local": "siirl.env_server.transports:LocalTransport",
+    "ray": "siirl.env_server.ray_transport:RayTransport",
 }
-"""Cluster mode to the class of its hosts."""
+"""Transport class of each cluster mode, as `module:name`."""
 
 
-class Host(Protocol):
-    """One server. The futures carry an exception only if the server itself is lost; what
-    environments raise is in the answer.
+class Transport(Protocol):
+    """Starts, calls and kills one server.
+
+    The futures raise only if the server is lost; exceptions of environments are in the answers.
     """
 
     def __init__(self, *, env_name: str, env_kwargs: Mapping[str, Any], num_envs: int) -> None: ...
 
     def open(self) -> "asyncio.Future[Raised | None]":
-        """Make the environments; the first call."""
+        """Make the environments; must be the first call."""
 
     def send(self, requests: Sequence[Request]) -> "asyncio.Future[Answers]":
-        """Carry out requests; calls are worked on in the order of sending."""
+        """Execute requests; the server works on calls in the order of sending."""
 
     def shut(self) -> "asyncio.Future[None]":
-        """Close the environments; the last call before `kill`."""
+        """Close the environments; must be the last call before `kill`."""
 
     def kill(self) -> None:
-        """End the server with force, whatever it is doing."""
+        """End the server by force."""
 
 
-def host_class(cluster: str) -> type[Host]:
-    """The class of hosts for a cluster mode."""
-    if cluster not in HOSTS:
-        raise UnknownNameError.of(kind="cluster mode", name=cluster, known=HOSTS)
-    found: type[Host] = pkgutil.resolve_name(HOSTS[cluster])
+def transport_class(cluster: str) -> type[Transport]:
+    """The transport class of a cluster mode."""
+    if cluster not in TRANSPORTS:
+        raise UnknownNameError.of(kind="cluster mode", name=cluster, known=TRANSPORTS)
+    found: type[Transport] = pkgutil.resolve_name(TRANSPORTS[cluster])
     return found
 
 
-class LocalHost:
-    """A server in this process, awaited directly: breakpoints in an environment work.
+class LocalTransport:
+    """A server in this process, awaited directly, so that breakpoints in an environment work.
 
-    An environment that hangs without awaiting hangs this process: only other processes can be given
-    a deadline.
+    An environment that hangs without awaiting hangs this process: deadlines need another process.
     """
 
     def __init__(self, *, env_name: str, env_kwargs: Mapping[str, Any], num_envs: int) -> None:
@@ -61,20 +60,20 @@ class LocalHost:
         self._shut = False
 
     def open(self) -> "asyncio.Future[Raised | None]":
-        """See `Host.open`."""
+        """See `Transport.open`."""
         return self._run(self._server.open())
 
     def send(self, requests: Sequence[Request]) -> "asyncio.Future[Answers]":
-        """See `Host.send`."""
+        """See `Transport.send`."""
         return self._run(self._server.handle(requests))
 
     def shut(self) -> "asyncio.Future[None]":
-        """See `Host.shut`."""
+        """See `Transport.shut`."""
         self._shut = True
         return self._run(self._server.close())
 
     def kill(self) -> None:
-        """Cancel what is running, and close the environments in the background."""
+        """Cancel running requests and close the environments in the background."""
         for task in self._tasks:
             task.cancel()
         if not self._shut:
