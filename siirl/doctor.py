@@ -179,10 +179,10 @@ def gpu() -> str:
 def weights() -> str:
     """The policy and the encoder of the default job, whole."""
     from siirl.params.parser import parse_config
-    from siirl.preflight.first_look import first_look
+    from siirl.preflight.early_checks import check_early
 
     config = parse_config()
-    first_look(config)
+    check_early(config)
     return f"{config.actor_rollout_ref.model.path}, reward.encoder={config.reward.encoder}"
 
 
@@ -213,12 +213,12 @@ def bubblewrap() -> str:
 def memory() -> str:
     """What the default job's plan asks for, against what is free; disk as well."""
     from siirl.params.parser import parse_config
-    from siirl.preflight.first_look import first_look
+    from siirl.preflight.early_checks import check_early
     from siirl.preflight.prepare import prepare
     from siirl.reporting.run_folder import free_bytes
 
     config = parse_config()
-    plan = prepare(config, first_look(config)).plan
+    plan = prepare(config, check_early(config)).plan
     needs = {
         "memory": (plan.memory_bytes, plan.free_memory_bytes),
         "disk": (plan.disk_bytes, free_bytes(Path.cwd())),

@@ -31,8 +31,8 @@ from envs.registry import make_env
 from siirl import interrupts
 from siirl.errors import ConfigError, MissingAssetError, SiirlError, UnknownNameError
 from siirl.interrupts import leave
-from siirl.params.ending import FAILED, REFUSED, end, end_without_reader, interrupted
 from siirl.params.env_args import LARGEST_PICTURE
+from siirl.params.exit_status import FAILED, REFUSED, end, end_without_reader, interrupted
 from siirl.params.parser import parse_config
 from siirl.params.plug_ins import import_user_modules
 from siirl.params.printable import printable
@@ -172,7 +172,7 @@ def replay(
     expected = (row["success"], row["environment_steps"])
     print(
         printable(
-            f"{row['task']}, seed {row['seed']}: {tell(outcome)}, recorded {tell(expected)}\nvideo  {file}"
+            f"{row['task']}, seed {row['seed']}: {describe(outcome)}, recorded {describe(expected)}\nvideo  {file}"
         )
     )
     if outcome == expected:
@@ -221,7 +221,7 @@ async def play(
     )
 
 
-def tell(outcome: Outcome) -> str:
+def describe(outcome: Outcome) -> str:
     """An outcome in words."""
     success, steps = outcome
     return f"{'success' if success else 'unscored' if success is None else 'failure'} after {steps} steps"

@@ -44,7 +44,7 @@ from siirl.params import SiiRLArguments, sizes
 from siirl.params.build import as_text
 from siirl.params.domains import is_text
 from siirl.params.env_spec import describe_env
-from siirl.params.references import tell
+from siirl.params.references import describe_error
 
 OLD_LEFTOVERS = "compute_reward"  # key of all leftover rows in older checkpoints
 
@@ -385,7 +385,7 @@ def load_state(parts: Rank, state: dict[str, Any], *, folder: Path, graph: TaskG
         raise
     except (LookupError, TypeError, ValueError, AttributeError, RuntimeError) as error:
         raise CheckpointError(
-            f"{folder} holds a state that this job cannot go on from ({tell(error)}). Resume with the configuration and the version that "
+            f"{folder} holds a state that this job cannot go on from ({describe_error(error)}). Resume with the configuration and the version that "
             "saved it, or begin anew with its weights: actor_rollout_ref.model.path=<checkpoint>/actor."
         ) from error
 

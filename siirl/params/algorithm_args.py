@@ -79,23 +79,29 @@ class FilterArguments:
     )
     name: str | None = option(
         None,
-        "Rule by which the filter of pipeline=dapo and of pipeline=embodied_srpo keeps trajectories, in place of its own; null: its own. "
-        "zero_variance compares rewards, which embodied_srpo has only after its filter: with pipeline=dapo alone.",
+        "Rule by which the filter of pipeline=dapo and of pipeline=embodied_srpo keeps "
+        "trajectories, in place of its own; null: its own. "
+        "zero_variance compares rewards, which embodied_srpo has only after its filter: with "
+        "pipeline=dapo alone.",
         why="docs/algorithms.md says what each keeps",
         choices=FILTERS,
         plug_in=True,
     )
     metric: str = option(
         "score",
-        "What pipeline=dapo compares within a group: `score` (the reward before penalties), `reward` (after them) or `success`.",
-        why="DAPO compares right and wrong; a penalty for length would keep groups that are all right",
+        "What pipeline=dapo compares within a group: `score` (the reward before penalties), "
+        "`reward` (after them) or `success`.",
+        why="DAPO compares right and wrong; a penalty for length would keep groups that are all "
+        "right",
         choices=FILTER_METRICS,
         plug_in=True,
     )
     max_refills: int = option(
         4,
-        "Rounds of further prompts that pipeline=dapo rolls out where groups were dropped; then it trains on what there is.",
-        why="half of the groups kept fills a step in two; five rounds of a step without any say that the task is too hard or solved",
+        "Rounds of further prompts that pipeline=dapo rolls out where groups were dropped; then "
+        "it trains on what there is.",
+        why="half of the groups kept fills a step in two; five rounds of a step without any say "
+        "that the task is too hard or solved",
         minimum=0,
     )
 
@@ -152,7 +158,8 @@ class AlgorithmArguments:
     )
     adv_whitening: str = option(
         "unbiased",
-        "Whitening of gae's and reinforce_plus_plus's advantages: variance with n - 1 or n, the mean alone, or none.",
+        "Whitening of gae's and reinforce_plus_plus's advantages: variance with n - 1 or n, the "
+        "mean alone, or none.",
         why="as torch.var; what most PPO implementations do",
         choices=ADV_WHITENINGS,
     )
@@ -172,7 +179,8 @@ class AlgorithmArguments:
     min_group_spread: float = option(
         1e-6,
         "A group whose rewards differ by less carries no advantage.",
-        why="float rounding; a learned reward needs more, or its noise divided by its own deviation becomes +-1",
+        why="float rounding; a learned reward needs more, or its noise divided by its own "
+        "deviation becomes +-1",
         minimum=0,
     )
     kl_ctrl: KLCtrlArguments = field(default_factory=KLCtrlArguments)

@@ -16,6 +16,7 @@ class ClusterArguments:
     )
     address: str | None = option(
         None,
-        "HOST:PORT of a running Ray cluster; `auto`: the one last started by `ray start`; null: one for this run.",
+        "HOST:PORT of a running Ray cluster; `auto`: the one last started by `ray start`; null: "
+        "one for this run.",
         why="no set-up",
     )

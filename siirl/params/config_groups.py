@@ -18,7 +18,8 @@ def options() -> dict[str, tuple[str, ...]]:
     folder = config_dir()
     if not (folder / f"{PRIMARY}.yaml").is_file():
         raise MissingAssetError(
-            f"No {PRIMARY}.yaml in {folder}: the installation is incomplete; install siirl again or use a whole checkout."
+            f"No {PRIMARY}.yaml in {folder}: the installation is incomplete; install siirl again "
+            "or use a whole checkout."
         )
     groups = sorted(
         path for path in folder.iterdir() if path.is_dir() and not path.name.startswith("_")

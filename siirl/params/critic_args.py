@@ -34,7 +34,8 @@ class CriticArguments:
     )
     ppo_mini_batch_size: int | None = option(
         None,
-        "Prompts of one optimiser step, over all ranks; null: the actor's. Times actor_rollout_ref.rollout.n gives the trajectories.",
+        "Prompts of one optimiser step, over all ranks; null: the actor's. Times "
+        "actor_rollout_ref.rollout.n gives the trajectories.",
         minimum=1,
     )
     micro_batch_size: int | None = option(
@@ -42,7 +43,8 @@ class CriticArguments:
     )
     cliprange_value: float | None = option(
         0.5,
-        "How far one step's update may move a value before its error counts no more, in deviations of the returns where normalize_returns "
+        "How far one step's update may move a value before its error counts no more, in "
+        "deviations of the returns where normalize_returns "
         "is true; null: as far as it likes.",
         why="verl's",
         above=0,
@@ -50,7 +52,8 @@ class CriticArguments:
     normalize_returns: bool = option(
         True,
         "Predict returns less their running mean, over their running deviation.",
-        why="returns of 0.3 and of 300 then train alike with one learning rate and one clip range (PopArt, arXiv 1602.07714)",
+        why="returns of 0.3 and of 300 then train alike with one learning rate and one clip "
+        "range (PopArt, arXiv 1602.07714)",
     )
     max_grad_norm: float | None = option(
         1.0, "Clip the gradient to this norm; null: do not.", why="the actor's", above=0

@@ -36,6 +36,9 @@ def describe_critic(config: SiiRLArguments) -> str:
     """The critic's update and its warm-up in a few words, for the plan of a pipeline that has one."""
     update, warmup = critic_update(config), config.trainer.critic_warmup
     trajectories = update.prompts_per_mini_batch * config.actor_rollout_ref.rollout.n
-    steps = f"{update.epochs} x {config.data.train_batch_size // update.prompts_per_mini_batch} mini-batches of {trajectories} trajectories"
+    steps = (
+        f"{update.epochs} x {config.data.train_batch_size // update.prompts_per_mini_batch} "
+        f"mini-batches of {trajectories} trajectories"
+    )
     alone = f"; the first {warmup} steps train it alone (trainer.critic_warmup)" if warmup else ""
     return f"{steps}, cliprange_value {config.critic.cliprange_value or 'none'}{alone}"

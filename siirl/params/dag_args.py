@@ -11,17 +11,21 @@ class DagArguments:
 
     pipeline: str | None = option(
         None,
-        "File in pipelines/; set by pipeline=. null: the graph is your own, with the defaults of the keys.",
-        why="configs/train.yaml chooses embodied_srpo, the demo job, where no graph of your own is named",
+        "File in pipelines/; set by pipeline=. null: the graph is your own, with the defaults "
+        "of the keys.",
+        why="configs/train.yaml chooses embodied_srpo, the demo job, where no graph of your own "
+        "is named",
     )
     workflow_file: str | None = option(
         None,
-        "YAML workflow with nodes, in place of a pipeline and of its defaults; pipeline=NAME beside it takes the defaults of that one, "
+        "YAML workflow with nodes, in place of a pipeline and of its defaults; pipeline=NAME "
+        "beside it takes the defaults of that one, "
         "and not its graph.",
     )
     custom_pipeline_fn: str | None = option(
         None,
-        "`module:function` that returns a graph, in place of a pipeline and of its defaults, as workflow_file.",
+        "`module:function` that returns a graph, in place of a pipeline and of its defaults, as "
+        "workflow_file.",
     )
     enable_perf: bool = option(
         False,

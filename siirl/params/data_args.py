@@ -20,7 +20,8 @@ class DataArguments:
     )
     train_batch_size: int = option(
         512,
-        "Prompts of a step, over all ranks; for robots a prompt is a task with a start state. Times actor_rollout_ref.rollout.n gives the "
+        "Prompts of a step, over all ranks; for robots a prompt is a task with a start state. "
+        "Times actor_rollout_ref.rollout.n gives the "
         "trajectories.",
         why="DAPO (arXiv 2503.14476), section 4.1; trainer=laptop sets a small one",
         minimum=1,
@@ -28,12 +29,14 @@ class DataArguments:
     )
     task_weights: tuple[int, ...] = option(
         (),
-        "Prompts of each task, in the order of env.tasks, in a pass over them; 0 leaves a task to evaluations. Empty: one of each.",
+        "Prompts of each task, in the order of env.tasks, in a pass over them; 0 leaves a task "
+        "to evaluations. Empty: one of each.",
         why="a step is balanced over tasks",
     )
     task_sampling: str = option(
         "even",
-        "`even`: as many prompts of each task as task_weights says. `learnable`: more of tasks that succeed now and then, fewer of those "
+        "`even`: as many prompts of each task as task_weights says. `learnable`: more of tasks "
+        "that succeed now and then, fewer of those "
         "that always or never do.",
         why="every task has as many episodes then, whatever is compared",
         choices=("even", "learnable"),
@@ -54,14 +57,16 @@ class DataArguments:
     )
     overlong_prompts: str = option(
         "filter",
-        "Prompts of more than max_prompt_length tokens: `filter` leaves them out, `cut` keeps their last tokens. Both are counted.",
+        "Prompts of more than max_prompt_length tokens: `filter` leaves them out, `cut` keeps "
+        "their last tokens. Both are counted.",
         why="a cut prompt asks another question",
         choices=("filter", "cut"),
         text_only=NO_PROMPT,
     )
     heldout_share: float = option(
         0.05,
-        "Share of train_files' questions that is held out, by a hash of the question; not read where there are val_files.",
+        "Share of train_files' questions that is held out, by a hash of the question; not read "
+        "where there are val_files.",
         why="of 7,500 questions 370: an accuracy to within 5 points",
         minimum=0,
         maximum=0.9,
@@ -69,8 +74,10 @@ class DataArguments:
     )
     num_loader_workers: int = option(
         0,
-        "Processes of a rank that read and tokenize prompts ahead of time; 0: rows are read when they are asked for.",
-        why="a step's rows take milliseconds, a process seconds to start; four pay from 100,000 prompts on",
+        "Processes of a rank that read and tokenize prompts ahead of time; 0: rows are read "
+        "when they are asked for.",
+        why="a step's rows take milliseconds, a process seconds to start; four pay from 100,000 "
+        "prompts on",
         minimum=0,
         text_only=NO_FILES,
     )

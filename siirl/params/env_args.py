@@ -35,7 +35,8 @@ class EnvArguments:
     )
     tasks: tuple[str, ...] | None = option(
         None,
-        "Tasks to train and evaluate on; null, or env.suite= without them: the environment's own, all of its suite.",
+        "Tasks to train and evaluate on; null, or env.suite= without them: the environment's "
+        "own, all of its suite.",
         unique=True,
         filled=True,
     )
@@ -119,7 +120,8 @@ class EnvArguments:
         }
         for name in given.keys() & self.kwargs.keys():
             raise ConfigError(
-                f"env.{name}={as_text(given[name])} and env.kwargs.{name}={as_text(self.kwargs[name])} are one argument of the "
+                f"env.{name}={as_text(given[name])} and "
+                f"env.kwargs.{name}={as_text(self.kwargs[name])} are one argument of the "
                 f"environment, given twice: set env.{name}, and leave it out of env.kwargs."
             )
         return given | self.kwargs

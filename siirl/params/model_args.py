@@ -51,7 +51,10 @@ FLAT_SCHEDULES, FALLING_SCHEDULES = (
     ("cosine_with_warmup", "linear_with_warmup"),
 )
 NO_HUB_CODE = "a policy of one's own is named by actor_rollout_ref.model.policy=module:name"
-NO_RECOMPUTING = "of model=openvla_oft it is actor_rollout_ref.model.options.recompute, and a tiny policy's activations are small"
+NO_RECOMPUTING = (
+    "of model=openvla_oft it is actor_rollout_ref.model.options.recompute, and a tiny "
+    "policy's activations are small"
+)
 FIXED_LENGTHS = "the rows of robots are counted by micro_batch_size"
 NO_LM_ENGINE = "robots act through the training module itself"
 
@@ -138,8 +141,10 @@ class OptimizerArguments:
     weight_decay: float = option(0.01, "Decay of AdamW.", why="torch.optim.AdamW's", minimum=0)
     scheduler: str = option(
         "cosine_with_warmup",
-        "Schedule of the learning rate; of your own: from the progress after warm-up, 0 to 1, to a factor.",
-        why="noise of the last steps does not stay; configs/model/tiny_lm.yaml compares it with a constant rate",
+        "Schedule of the learning rate; of your own: from the progress after warm-up, 0 to 1, "
+        "to a factor.",
+        why="noise of the last steps does not stay; configs/model/tiny_lm.yaml compares it with "
+        "a constant rate",
         choices=FLAT_SCHEDULES + FALLING_SCHEDULES,
         plug_in=True,
     )
@@ -212,13 +217,15 @@ class ActorArguments:
     loss_options: dict[str, Any] = field(
         default_factory=dict,
         metadata=described(
-            "Options that only this loss has, for example {tau_neg: 1.05}; docs/algorithms.md lists them."
+            "Options that only this loss has, for example {tau_neg: 1.05}; docs/algorithms.md "
+            "lists them."
         ),
     )
     importance: ImportanceArguments = field(default_factory=ImportanceArguments)
     clip_ratio: float = option(
         0.2,
-        "Clip range of the probability ratio on both sides: where it is set, a pipeline's clip_ratio_high gives way. pipeline=dapo has two "
+        "Clip range of the probability ratio on both sides: where it is set, a pipeline's "
+        "clip_ratio_high gives way. pipeline=dapo has two "
         "bounds of its own.",
         why="Schulman et al. 2017",
         above=0,
@@ -248,7 +255,8 @@ class ActorArguments:
     )
     ppo_mini_batch_size: int = option(
         256,
-        "Prompts of one optimiser step, over all ranks; times actor_rollout_ref.rollout.n gives the trajectories.",
+        "Prompts of one optimiser step, over all ranks; times actor_rollout_ref.rollout.n gives "
+        "the trajectories.",
         why="two optimiser steps on data.train_batch_size: few, so that the ratio stays near 1",
         minimum=1,
     )
@@ -259,7 +267,8 @@ class ActorArguments:
     )
     micro_batch_tokens: int | None = option(
         None,
-        "Tokens of one forward pass on a rank, prompts included, instead of micro_batch_size; null: by rows.",
+        "Tokens of one forward pass on a rank, prompts included, instead of micro_batch_size; "
+        "null: by rows.",
         why="rows of a few tokens need none",
         minimum=1,
         text_only=FIXED_LENGTHS,
@@ -328,7 +337,8 @@ class RolloutArguments:
     )
     workflow: str | None = option(
         None,
-        "How an episode runs, `module:name` of your own siirl.engine.rollout.workflow.RolloutWorkflow; null: siirl's.",
+        "How an episode runs, `module:name` of your own "
+        "siirl.engine.rollout.workflow.RolloutWorkflow; null: siirl's.",
         text_only=NO_LM_ENGINE,
     )
     stop: tuple[str, ...] = option(
@@ -355,7 +365,8 @@ class RolloutArguments:
     )
     max_log_prob_gap: float | None = option(
         None,
-        "Largest mean gap between acting and training log-probs of the same weights before the run stops; null: 1e-4 (bfloat16: 1e-2, and "
+        "Largest mean gap between acting and training log-probs of the same weights before the "
+        "run stops; null: 1e-4 (bfloat16: 1e-2, and "
         "3e-2 with vLLM).",
         above=0,
     )
@@ -389,7 +400,8 @@ class RewardModelArguments:
 
     path: str | None = option(
         None,
-        "A sequence classifier with one output, which reward.name=model (or a part of reward.functions) scores with; a folder or a hub id.",
+        "A sequence classifier with one output, which reward.name=model (or a part of "
+        "reward.functions) scores with; a folder or a hub id.",
         text_only=OWN_REWARD,
     )
     micro_batch_size: int = option(

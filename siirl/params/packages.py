@@ -17,5 +17,6 @@ def require_vllm() -> None:
     """
     if importlib.util.find_spec("vllm") is None:
         raise ConfigError(
-            f"actor_rollout_ref.rollout.name=vllm, and vLLM is not installed. Type: {INSTALL_VLLM}   or take rollout=hf."
+            "actor_rollout_ref.rollout.name=vllm, and vLLM is not installed. Type: "
+            f"{INSTALL_VLLM}   or take rollout=hf."
         )

@@ -8,7 +8,7 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from envs.mistakes import MISTAKES, tell
+from envs.mistakes import MISTAKES, describe_error
 from siirl.errors import ConfigError
 
 
@@ -29,7 +29,8 @@ def check_reference(reference: str, *, place: str) -> None:
         part.isidentifier() for part in (*module.split("."), *name.split("."))
     ):
         raise ConfigError(
-            f"{place}={reference} is no reference: write module:name, for example my_package.my_module:MyClass."
+            f"{place}={reference} is no reference: write module:name, for example "
+            "my_package.my_module:MyClass."
         )
     try:
         found = importlib.util.find_spec(module) is not None
@@ -37,7 +38,8 @@ def check_reference(reference: str, *, place: str) -> None:
         found = False
     if not found:
         raise ConfigError(
-            f"{place}={reference}: there is no module {module!r}. Install its package, or put its folder on PYTHONPATH."
+            f"{place}={reference}: there is no module {module!r}. Install its package, or put "
+            "its folder on PYTHONPATH."
         )
 
 
@@ -53,7 +55,7 @@ def load_reference(reference: str, *, place: str) -> Any:
         loaded: Any = importlib.import_module(module)
     except (*MISTAKES, SystemExit) as error:
         raise ConfigError(
-            f"{place}={reference}: importing {module!r} raised {tell(error)}."
+            f"{place}={reference}: importing {module!r} raised {describe_error(error)}."
         ) from error
     for part in name.split("."):
         try:
@@ -85,15 +87,17 @@ def check_call(
     """
     if not callable(function):
         raise ConfigError(
-            f"{place} is of type {type(function).__name__} and cannot be called: it is called with {call}."
+            f"{place} is of type {type(function).__name__} and cannot be called: it is called "
+            f"with {call}."
         )
     try:
         signature = inspect.signature(function)
     except ValueError:
-        return  # some classes that are written in C do not tell
+        return  # some classes that are written in C do not describe_error
     try:
         signature.bind(*arguments, **options)
     except TypeError as error:
         raise ConfigError(
-            f"{place} is called with {call}, which its signature {signature} does not take: {error}."
+            f"{place} is called with {call}, which its signature {signature} does not take: "
+            f"{error}."
         ) from error

@@ -39,15 +39,18 @@ class RewardArguments:
 
     name: str = option(
         "success",
-        "success (0/1), return (sum of rewards), srpo (distance of the video to successes), srpo_released (as siiRL published it, with "
-        "its flaws, for comparison), oracle (true distance, for comparison), model (reward_model.path, for text), or `module:name`, "
+        "success (0/1), return (sum of rewards), srpo (distance of the video to successes), "
+        "srpo_released (as siiRL published it, with "
+        "its flaws, for comparison), oracle (true distance, for comparison), model "
+        "(reward_model.path, for text), or `module:name`, "
         "which makes a manager.",
         why="pipeline=embodied_srpo sets srpo",
     )
     alpha: float = _of_vjepa("alpha")
     encoder: str | None = option(
         "tiny",
-        "Video encoder: tiny (shipped), a V-JEPA 2 folder or file, a hub id; null: none, for a reward of your own that sees no video.",
+        "Video encoder: tiny (shipped), a V-JEPA 2 folder or file, a hub id; null: none, for a "
+        "reward of your own that sees no video.",
         why="runs without a download",
     )
     frame_every: int = option(
@@ -66,14 +69,17 @@ class RewardArguments:
     )
     functions: tuple[dict[str, Any], ...] = option(
         (),
-        "Parts of a text's reward, which are added up; they take the place of `name`. Each is a mapping: name (success, return, model, "
-        "module:name, or with path a function of that file), weight (1), data_sources (all), batched (false: called once a sample).",
+        "Parts of a text's reward, which are added up; they take the place of `name`. Each is a "
+        "mapping: name (success, return, model, "
+        "module:name, or with path a function of that file), weight (1), data_sources (all), "
+        "batched (false: called once a sample).",
         why="the environment's own reward needs none",
         text_only=OWN_REWARD,
     )
     manager: str = option(
         "naive",
-        "How reward functions run: naive (one process, one after another), parallel (num_workers processes), dapo (parallel, and "
+        "How reward functions run: naive (one process, one after another), parallel "
+        "(num_workers processes), dapo (parallel, and "
         "algorithm.overlong must have a penalty).",
         why="most functions take microseconds",
         choices=MANAGERS,
@@ -88,14 +94,16 @@ class RewardArguments:
     )
     timeout_s: float = option(
         30.0,
-        "Seconds of a call of a reward function, after which its process is killed and the sample is dropped.",
+        "Seconds of a call of a reward function, after which its process is killed and the "
+        "sample is dropped.",
         why="a judge over the network answers within; arithmetic takes microseconds",
         minimum=SHORTEST_DEADLINE_S,
         text_only=OWN_REWARD,
     )
     max_failed_share: float = option(
         0.05,
-        "Share of a step's samples that may be dropped because their reward failed; more stop the run.",
+        "Share of a step's samples that may be dropped because their reward failed; more stop "
+        "the run.",
         why="as env.max_failed_share: a hole in the data that hardly shifts it",
         minimum=0,
         maximum=1,
@@ -160,7 +168,8 @@ def reward_parts(reward: RewardArguments, custom: CustomRewardArguments) -> tupl
         )
     elif custom.path is not None:
         raise ConfigError(
-            f"custom_reward_function.path={custom.path} is a file: name the function in it by custom_reward_function.name."
+            f"custom_reward_function.path={custom.path} is a file: name the function in it by "
+            "custom_reward_function.name."
         )
     if not parts:
         parts = [_part({"name": reward.name}, place="reward")]
@@ -168,7 +177,8 @@ def reward_parts(reward: RewardArguments, custom: CustomRewardArguments) -> tupl
     repeated = [label for label in labels if labels.count(label) > 1]
     if repeated:
         raise ConfigError(
-            f"Two parts of the reward are called {repeated[0]!r}, and are logged by name: rename one of the functions."
+            f"Two parts of the reward are called {repeated[0]!r}, and are logged by name: rename "
+            "one of the functions."
         )
     return tuple(parts)
 
@@ -209,7 +219,8 @@ def _check_place(part: RewardPart, *, place: str) -> None:
     if part.path is not None:
         if not Path(part.path).expanduser().is_file():
             raise ConfigError(
-                f"{place}.path={part.path}: there is no such file. Give the Python file that defines {part.name!r}."
+                f"{place}.path={part.path}: there is no such file. Give the Python file that "
+                f"defines {part.name!r}."
             )
         if not part.name.isidentifier():
             raise ConfigError(f"{place}.name={part.name} is no name of a function in {part.path}.")

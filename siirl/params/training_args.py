@@ -20,7 +20,10 @@ SHORTEST_GRACE_S = 1.0  # in less, no step ends and no checkpoint is written
 SHORTEST_HANG_MINUTES = (
     0.05  # three seconds; a healthy run pauses for one, to import a module or to make a simulator
 )
-NO_EPOCHS = "start states are drawn without end; bound the run by trainer.total_steps or trainer.max_minutes"
+NO_EPOCHS = (
+    "start states are drawn without end; bound the run by trainer.total_steps or "
+    "trainer.max_minutes"
+)
 
 
 @dataclass
@@ -35,7 +38,8 @@ class TrainingArguments:
     )
     threads_per_rank: int | None = option(
         None,
-        "Processor threads of a rank that computes on a CPU; null: the machine's cores divided by its ranks. While simulators run, which "
+        "Processor threads of a rank that computes on a CPU; null: the machine's cores divided "
+        "by its ranks. While simulators run, which "
         "share the cores, a robots' policy acts on one.",
         why="two ranks' threads on contended cores collapse",
         minimum=1,
@@ -78,7 +82,8 @@ class TrainingArguments:
     )
     val_seed_offset: int = option(
         0,
-        "Seed of the first held-out episode of each task; training has the seeds from 1,000,000 on.",
+        "Seed of the first held-out episode of each task; training has the seeds from 1,000,000 "
+        "on.",
         why="any will do",
         minimum=0,
     )
@@ -109,7 +114,8 @@ class TrainingArguments:
     )
     grace_s: float = option(
         25.0,
-        "Seconds in which a run ends after SIGTERM, SIGHUP or Ctrl-C, with a checkpoint of what it has trained; a second one ends it at "
+        "Seconds in which a run ends after SIGTERM, SIGHUP or Ctrl-C, with a checkpoint of what "
+        "it has trained; a second one ends it at "
         "once.",
         why="Kubernetes and Slurm kill after 30 (terminationGracePeriodSeconds, KillWait)",
         minimum=SHORTEST_GRACE_S,
@@ -117,8 +123,10 @@ class TrainingArguments:
     )
     hang_minutes: float | None = option(
         30.0,
-        "Minutes without any progress, of a node, an episode or a micro-batch, after which the run ends with stack traces; null: never.",
-        why="a 7B policy of 15 GB loads in 25 from a disk of 10 MB/s; torch's own limit for gloo, too",
+        "Minutes without any progress, of a node, an episode or a micro-batch, after which the "
+        "run ends with stack traces; null: never.",
+        why="a 7B policy of 15 GB loads in 25 from a disk of 10 MB/s; torch's own limit for "
+        "gloo, too",
         minimum=SHORTEST_HANG_MINUTES,
         maximum=1200,
     )
@@ -142,7 +150,8 @@ class TrainingArguments:
     )
     save_rollouts: int = option(
         64,
-        "Rollouts of a step, and of an evaluation, that are written to rollouts/ with tokens and log-probs; -1: all, 0: none.",
+        "Rollouts of a step, and of an evaluation, that are written to rollouts/ with tokens "
+        "and log-probs; -1: all, 0: none.",
         why="whole groups to read; of 500 tokens each they are a megabyte a step",
         minimum=-1,
         text_only="episodes of robots are recorded as videos: trainer.record_episodes",
@@ -170,7 +179,8 @@ class SiiRLArguments:
     profiler: ProfilerArguments = field(default_factory=ProfilerArguments)
     user_modules: tuple[str, ...] = option(
         (),
-        "Modules of your own, which are imported before names are looked up, in every process: what they register is then known.",
+        "Modules of your own, which are imported before names are looked up, in every process: "
+        "what they register is then known.",
     )
     user_groups: dict[str, str] = field(
         default_factory=dict,

@@ -47,6 +47,7 @@ def _load(name: str, reference: str, taken: frozenset[str]) -> type:
     ]
     if required:
         raise ConfigError(
-            f"{place}={reference}: give {', '.join(required)} a default; a configuration is complete without being told so."
+            f"{place}={reference}: give {', '.join(required)} a default; a configuration is "
+            "complete without being told so."
         )
     return cls

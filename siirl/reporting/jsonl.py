@@ -22,7 +22,8 @@ def read_rows(path: Path) -> Iterator[dict[str, Any]]:
     for number, value in read_values(path):
         if not isinstance(value, dict):
             raise ValueError(
-                f"{path}, line {number}, is no row but a {type(value).__name__}. Mend or delete that line."
+                f"{path}, line {number}, is no row but a {type(value).__name__}. Mend or delete "
+                "that line."
             )
         yield value
 

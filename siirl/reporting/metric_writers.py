@@ -142,7 +142,8 @@ class WandbWriter:
             )
         except wandb.Error as error:
             raise ConfigError(
-                f"trainer.logger=wandb: {error} Type: wandb login; or set WANDB_MODE=offline to keep the files in the run folder, "
+                f"trainer.logger=wandb: {error} Type: wandb login; or set WANDB_MODE=offline to "
+                "keep the files in the run folder, "
                 "or take trainer.logger=[console,tensorboard]."
             ) from error
 
@@ -198,7 +199,8 @@ def check_loggers(names: Sequence[str]) -> None:
             raise UnknownNameError.of(kind="name in trainer.logger", name=name, known=WRITERS)
     if "wandb" in names and importlib.util.find_spec("wandb") is None:
         raise ConfigError(
-            f"trainer.logger has wandb, which is not installed. Type: {sys.executable} -m pip install wandb; or leave it out: "
+            f"trainer.logger has wandb, which is not installed. Type: {sys.executable} -m pip "
+            "install wandb; or leave it out: "
             "tensorboard shows the same curves."
         )
 

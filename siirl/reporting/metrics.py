@@ -419,17 +419,24 @@ def _kind(value: Value) -> Reduction | None:
 
 def _complaint(name: str, value: Value, declared: Metric | None) -> str | None:
     if isinstance(value, Unusable):
-        return f"Metric {name!r:.100} is left out: a number or a list of numbers can be logged, and this is {value.what}."
+        return (
+            f"Metric {name!r:.100} is left out: a number or a list of numbers can be logged, "
+            f"and this is {value.what}."
+        )
     if declared is None:
         return (
-            f"Metric {name!r:.100} is not declared: its mean over ranks is logged, of a list all values. "
+            f"Metric {name!r:.100} is not declared: its mean over ranks is logged, of a list all "
+            "values. "
             "siirl.reporting.metrics.register_metric declares another reduction."
         )
     takes = declared.reduction if declared.reduction in _WANTED else Reduction.RANK_MEAN
     if _kind(value) is takes:
         return None
     counted = _COUNTED[takes]
-    return f"Metric {name!r:.100} ({declared.reduction.value}) takes {_WANTED[takes]}; got {value!r:.80}, which counts as {counted}."
+    return (
+        f"Metric {name!r:.100} ({declared.reduction.value}) takes {_WANTED[takes]}; got "
+        f"{value!r:.80}, which counts as {counted}."
+    )
 
 
 def _fitted(value: Value, reduction: Reduction) -> Any:
@@ -473,7 +480,8 @@ def _mean(values: Sequence[Any]) -> float:
 
 
 _WANTED = {
-    Reduction.MEAN: "Weighted(mean, number of things), so that ranks with unequal shares add up right",
+    Reduction.MEAN: "Weighted(mean, number of things), so that ranks with unequal shares add up "
+    "right",
     Reduction.DISTRIBUTION: "a list of numbers",
     Reduction.RANK_MEAN: "a number",
 }

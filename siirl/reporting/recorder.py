@@ -300,7 +300,8 @@ def write_video(file: Path, images_NHWC: NDArray[np.uint8], *, frames_per_second
     if done.returncode != 0:
         unfinished.unlink(missing_ok=True)
         raise OSError(
-            f"ffmpeg ended with {done.returncode}: {done.stderr.decode(errors='replace').strip()[-500:]}"
+            f"ffmpeg ended with {done.returncode}: "
+            f"{done.stderr.decode(errors='replace').strip()[-500:]}"
         )
     unfinished.replace(file)
 

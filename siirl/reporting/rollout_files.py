@@ -93,7 +93,8 @@ class RolloutFiles:
                 self._open(kind, step).append(line)
             except OSError as error:
                 raise SiirlError(
-                    f"Rollouts could not be written to {self.folder}: {error}. Free some space, or write none: trainer.save_rollouts=0."
+                    f"Rollouts could not be written to {self.folder}: {error}. Free some space, "
+                    "or write none: trainer.save_rollouts=0."
                 ) from error
 
     def close(self) -> None:

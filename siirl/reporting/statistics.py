@@ -29,7 +29,10 @@ class SuccessInterval:
         """For example `43.0 % [33.7, 52.8] (43/100)`."""
         if self.episodes == 0:
             return "no episodes"
-        return f"{100 * self.rate:.1f} % [{100 * self.low:.1f}, {100 * self.high:.1f}] ({self.successes}/{self.episodes})"
+        return (
+            f"{100 * self.rate:.1f} % [{100 * self.low:.1f}, {100 * self.high:.1f}] "
+            f"({self.successes}/{self.episodes})"
+        )
 
     def overlaps(self, other: "SuccessInterval") -> bool:
         """Whether the two intervals share a point."""
@@ -41,7 +44,10 @@ class SuccessInterval:
         """
         if not before.episodes or not self.episodes:
             return ""
-        return f"{100 * (self.rate - before.rate):+.1f} points, intervals {'overlap' if self.overlaps(before) else 'are apart'}"
+        return (
+            f"{100 * (self.rate - before.rate):+.1f} points, intervals "
+            f"{'overlap' if self.overlaps(before) else 'are apart'}"
+        )
 
 
 def success_interval(successes: int, episodes: int) -> SuccessInterval:
@@ -55,7 +61,8 @@ def success_interval(successes: int, episodes: int) -> SuccessInterval:
     """
     if not 0 <= successes <= episodes:
         raise ValueError(
-            f"{successes} successes of {episodes} episodes cannot be: 0 <= successes <= episodes is needed."
+            f"{successes} successes of {episodes} episodes cannot be: 0 <= successes <= episodes "
+            "is needed."
         )
     if episodes == 0:
         return SuccessInterval(successes=0, episodes=0, rate=math.nan, low=0.0, high=1.0)
@@ -86,7 +93,8 @@ def pass_at_k(*, samples: int, successes: int, k: int) -> float:
     """
     if not 0 <= successes <= samples or not 1 <= k <= samples:
         raise ValueError(
-            f"pass@{k} of {successes} successes in {samples} samples cannot be: 0 <= successes <= samples and k <= samples."
+            f"pass@{k} of {successes} successes in {samples} samples cannot be: 0 <= successes "
+            "<= samples and k <= samples."
         )
     return 1.0 - math.comb(samples - successes, k) / math.comb(samples, k)
 

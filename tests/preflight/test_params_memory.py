@@ -77,7 +77,7 @@ def test_training_holds_the_images_of_a_step_or_of_the_episodes_of_an_evaluation
 ) -> None:
     found = episodes_of_training(job(*overrides))
     assert found.count == held
-    assert told in found.told
+    assert told in found.in_keys
 
 
 def test_an_evaluation_holds_the_episodes_that_run_however_many_there_are() -> None:
