@@ -91,7 +91,8 @@ class DAGWorker:
     ) -> None:
         if not run_folder.is_dir():
             raise ConfigError(
-                f"Rank {rank} runs on {socket.gethostname()}, which does not have {run_folder}: with several machines trainer.output_dir= "
+                f"Rank {rank} runs on {socket.gethostname()}, which does not have {run_folder}: "
+                "with several machines trainer.output_dir= "
                 "has to be in a folder that they share, for recordings and checkpoints."
             )
         load_plug_ins(config, graph)
@@ -183,7 +184,8 @@ class DAGWorker:
             self._save()
         elif self.global_steps > 0 and self._is_last(begin):
             raise ConfigError(
-                f"trainer.resume={trainer.resume}: after step {self.global_steps} none is left: raise trainer.total_steps="
+                f"trainer.resume={trainer.resume}: after step {self.global_steps} none is left: "
+                "raise trainer.total_steps="
                 f"{as_text(trainer.total_steps)} or trainer.total_epochs={trainer.total_epochs}."
             )
         if self.global_steps == 0 and trainer.val_before_train and trainer.val_episodes > 0:
@@ -385,8 +387,10 @@ def load_state(parts: Rank, state: dict[str, Any], *, folder: Path, graph: TaskG
         raise
     except (LookupError, TypeError, ValueError, AttributeError, RuntimeError) as error:
         raise CheckpointError(
-            f"{folder} holds a state that this job cannot go on from ({describe_error(error)}). Resume with the configuration and the version that "
-            "saved it, or begin anew with its weights: actor_rollout_ref.model.path=<checkpoint>/actor."
+            f"{folder} holds a state that this job cannot go on from ({describe_error(error)}). "
+            "Resume with the configuration and the version that "
+            "saved it, or begin anew with its weights: "
+            "actor_rollout_ref.model.path=<checkpoint>/actor."
         ) from error
 
 

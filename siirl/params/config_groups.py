@@ -1,5 +1,6 @@
-"""The groups under configs/ with their options, read from file names. Imports no Hydra, so shell
-completion is quick.
+"""Config groups and options, read from file names under configs/.
+
+Imports no Hydra, so that shell completion is fast.
 """
 
 from siirl.errors import MissingAssetError

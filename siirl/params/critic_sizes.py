@@ -1,6 +1,4 @@
-"""What follows from the sizes in the configuration for the critic: a null takes the actor's value.
-One home, as `siirl.params.sizes`.
-"""
+"""Critic sizes derived from the configuration; null takes the actor's value."""
 
 from dataclasses import dataclass
 

@@ -1,6 +1,4 @@
-"""Packages that a run may need beyond the usual ones, and the command that installs them; nothing
-is imported to find out.
-"""
+"""Optional packages of a run and their install commands; checked without importing them."""
 
 import importlib.util
 

@@ -1,10 +1,10 @@
-"""The command line's `group=option` and `key=value`, and perhaps a file, become one
-`SiiRLArguments`. Hydra and OmegaConf end here.
+"""Parses `group=option`, `key=value` and an optional file into one `SiiRLArguments`.
 
-Later wins: defaults of the dataclasses, configs/train.yaml with its groups, the file of `--config`,
-groups that the command line chooses, keys of the command line. Everything that is wrong with names,
-types and bounds is collected and told at once. Left out: whether values fit each other and the
-machine (`siirl.preflight.config_checks`); sweeps over several values.
+Hydra and OmegaConf objects do not leave this module. Later sources override earlier ones: defaults
+of the dataclasses, configs/train.yaml with its groups, the file of `--config`, groups that the
+command line chooses, keys of the command line. All errors in names, types and bounds are reported
+together. Left out: whether values fit each other and the machine (`siirl.preflight.config_checks`);
+sweeps over several values.
 """
 
 import logging
@@ -53,7 +53,7 @@ ROOT_NAMES = frozenset(field.name for field, _ in fields_of(SiiRLArguments))
 
 @dataclass(frozen=True)
 class Parsed:
-    """A configuration with what should be said about how it came about."""
+    """A configuration with notices about its sources."""
 
     config: SiiRLArguments
     user_groups: Mapping[str, type]

@@ -1,5 +1,4 @@
-"""Plug-ins by configuration: which keys take `module:name` or a registered name, and the user's
-modules that register names.
+"""Plug-ins: keys that take `module:name` or a registered name, and modules that register names.
 
 One mechanism for all of them. A key declared with `plug_in=True` takes one of its `choices`,
 `module:name`, or a name that a module of the user's own registers; `siirl.dag_worker.registries`

@@ -1,6 +1,4 @@
-"""`module:name`, the way a user's own class or function is named in the configuration; and how its
-mistakes are told.
-"""
+"""`module:name` references to user code: checked, imported, and checked against a call."""
 
 import importlib
 import importlib.util
@@ -18,8 +16,7 @@ def is_reference(name: str) -> bool:
 
 
 def check_reference(reference: str, *, place: str) -> None:
-    """Refuse a reference of the wrong form or to a module that cannot be found; nothing but its
-    parent packages is imported.
+    """Refuse a malformed reference or a missing module; imports only its parent packages.
 
     Raises:
         ConfigError: With the place and the remedy.
@@ -29,7 +26,7 @@ def check_reference(reference: str, *, place: str) -> None:
         part.isidentifier() for part in (*module.split("."), *name.split("."))
     ):
         raise ConfigError(
-            f"{place}={reference} is no reference: write module:name, for example "
+            f"{place}={reference} is not a reference: write module:name, for example "
             "my_package.my_module:MyClass."
         )
     try:
@@ -44,7 +41,7 @@ def check_reference(reference: str, *, place: str) -> None:
 
 
 def load_reference(reference: str, *, place: str) -> Any:
-    """Import what a reference names.
+    """Import the object that a reference names.
 
     Raises:
         ConfigError: No such module or name, or a module that raises while it is imported.
@@ -73,17 +70,17 @@ def check_call(
     place: str,
     call: str,
 ) -> None:
-    """Refuse what cannot be called with these arguments; nothing is called.
+    """Refuse an object that does not take these arguments; calls nothing.
 
     Args:
-        function: What a reference named.
-        arguments: Of the call, by position.
-        options: Of the call, by name.
+        function: The referenced object.
+        arguments: Positional arguments of the call.
+        options: Keyword arguments of the call.
         place: `key=reference`, for messages.
-        call: How it is called, for messages: `(spec, path, **options)`.
+        call: The call as text, for messages: `(spec, path, **options)`.
 
     Raises:
-        ConfigError: It cannot be called at all, or not like that.
+        ConfigError: It is not callable, or its signature differs.
     """
     if not callable(function):
         raise ConfigError(

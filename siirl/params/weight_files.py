@@ -1,6 +1,4 @@
-"""Weights in a model's folder, looked at without torch: which files hold them, whether these are
-whole, what the folder notes.
-"""
+"""Inspects weights in a model folder without torch: files, completeness, learnt tasks."""
 
 import json
 import struct

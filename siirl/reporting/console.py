@@ -39,9 +39,7 @@ class Column:
     def cell(self, metrics: Mapping[str, Reduced]) -> str:
         """The formatted value, or a dash if the step has none."""
         value = metrics.get(self.metric)
-        return (
-            self.form(value) if isinstance(value, float) and value == value else "-"
-        )  # not NaN
+        return self.form(value) if isinstance(value, float) and value == value else "-"  # not NaN
 
 
 def _percent(value: float) -> str:
@@ -138,8 +136,7 @@ class ConsoleWriter:
 
 
 def no_update_line(metrics: Mapping[str, Reduced]) -> str:
-    """Reason why a step did not update the policy; empty if it did.
-    """
+    """Reason why a step did not update the policy; empty if it did."""
     if metrics.get("actor/updates") != 0.0:
         return ""
     if metrics.get("critic/warmup"):

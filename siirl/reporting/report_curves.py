@@ -159,8 +159,6 @@ def _svg(figure: Figure, axes: Axes) -> str:
     text = io.StringIO()
     salt = axes.get_title(loc="left")  # makes SVG ids unique on the page
     with rc_context({"svg.hashsalt": salt}), warnings.catch_warnings():
-        warnings.filterwarnings(
-            "ignore", "Glyph .* missing"
-        )  # the browser has more fonts
+        warnings.filterwarnings("ignore", "Glyph .* missing")  # the browser has more fonts
         figure.savefig(text, format="svg", transparent=True)
     return text.getvalue()[text.getvalue().index("<svg") :]

@@ -4,8 +4,8 @@ The page is built from the run folder (metrics.jsonl, videos/, rollouts/, config
 can be rebuilt at any time. It links the videos and contains everything else, including the newest
 rollouts.
 
-Its texts come from environments, models and users. The template (report_page.html) therefore escapes
-everything except the diagrams, and its content security policy forbids scripts.
+Its texts come from environments, models and users. The template (report_page.html) therefore
+escapes everything except the diagrams, and its content security policy forbids scripts.
 """
 
 import functools

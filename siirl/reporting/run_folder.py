@@ -1,6 +1,4 @@
-"""The folder of one run, `<output_dir>/<experiment_name>/<time>/`: made when everything else has
-been checked, and tried out at once.
-"""
+"""Creates the run folder `<output_dir>/<experiment_name>/<time>/` after all checks, and tests it."""
 
 import errno
 import functools
@@ -37,22 +35,21 @@ def run_folder(
     measure_free: Callable[[Path], int] = free_bytes,
     describe: Callable[[Path], str] | None = None,
 ) -> Iterator[Path]:
-    """Make the folder with the resolved configuration in it; take it back if the run ends before it
-    has written anything.
+    """Make the run folder with config.yaml; remove it if the run ends without results.
 
-    A second run of the same second gets a folder of its own. A run that ends early is told how to
-    go on, in a note of its exception.
+    A second run within the same second gets its own folder. The exception of a run that ends early
+    gets a note on how to resume.
 
     Args:
         config: The run's configuration.
-        needed_bytes: What the run will write, as the plan estimates.
+        needed_bytes: Disk space of the run, as the plan estimates.
         now: The time that names the folder.
         measure_free: Free space on the disk of a folder.
-        describe: What to say of the folder where the run ends early; None: `way_on`.
+        describe: Note about the folder of a run that ends early; None: `way_on`.
 
     Raises:
-        ConfigError: The place cannot be written, or is too full.
-        RunFailed: The run had begun when something was refused, or the disk is full.
+        ConfigError: The folder is not writable, or its disk too full.
+        RunFailed: An error after the start, or a full disk.
     """
     parent = Path(config.trainer.output_dir).expanduser() / config.trainer.experiment_name
     made = [folder for folder in (parent, *parent.parents) if not folder.exists()]
@@ -108,8 +105,7 @@ def _leave(folder: Path, made: list[Path], describe: Callable[[Path], str]) -> s
 
 
 def _as_failure(error: BaseException, place: str) -> BaseException:
-    """Turn a refusal after the start, and an unwritable disk, into RunFailed.
-    """
+    """Turn a refusal after the start, and an unwritable disk, into RunFailed."""
     if isinstance(error, OSError) and error.errno in UNWRITABLE:
         return RunFailed(
             f"{place} cannot be written any more: {error.strerror} "
@@ -146,8 +142,7 @@ def _write_probe(file: Path) -> None:
 
 
 def _take_back(folder: Path | None, made: list[Path]) -> None:
-    """Remove the run folder and the empty parents made for it, innermost first.
-    """
+    """Remove the run folder and the empty parents made for it, innermost first."""
     if folder is not None:
         shutil.rmtree(folder)
     for above in made:

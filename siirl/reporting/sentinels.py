@@ -15,9 +15,7 @@ Metrics = Mapping[str, Reduced]
 CONSTANT_STEPS = (
     10  # with 96 rollouts a step and 1 % success, ten steps without success have probability 6e-5
 )
-IDLE_STEPS = (
-    3  # consecutive steps without an update; one or two happen by chance with few groups
-)
+IDLE_STEPS = 3  # consecutive steps without an update; one or two happen by chance with few groups
 COLLAPSED_SHARE = (
     0.02  # share of the first step's entropy; runs that solve their task end at 0.05 to 0.3
 )
@@ -57,9 +55,9 @@ class ConstantReward:
 def _remedy_of_reward(value: float) -> str:
     if value == 0.0:
         return (
-            "A policy that never succeeds learns nothing from a 0/1 reward: begin from weights "
-            "that "
-            "succeed now and then (siirl.warm_start), take easier tasks, or a reward that ranks "
+            "A policy that never succeeds learns nothing from a 0/1 reward: start from weights "
+            "that sometimes succeed (siirl.warm_start), take easier tasks, or a reward that "
+            "ranks "
             "failures (reward=srpo). If rollouts do succeed, the reward function is wrong."
         )
     if value == 1.0:
@@ -78,8 +76,11 @@ class UnchangedWeights:
         if not unchanged or not rate or not norm:
             return None
         return (
-            f"An update was applied (learning rate {rate:.2g}, gradient norm {norm:.2g}), but no " "weight of the acting policy changed: the update is smaller than the weights' rounding. Raise actor_rollout_ref.actor.optim.lr, or take "
-            "actor_rollout_ref.model.dtype=float32. If the model is your own, check that its " "parameters require gradients."
+            f"An update was applied (learning rate {rate:.2g}, gradient norm {norm:.2g}), but no "
+            "weight of the acting policy changed: the update is smaller than the weights' "
+            "rounding. Raise actor_rollout_ref.actor.optim.lr, or take "
+            "actor_rollout_ref.model.dtype=float32. If the model is your own, check that its "
+            "parameters require gradients."
         )
 
 
@@ -104,9 +105,9 @@ class CollapsedEntropy:
         if self.steps < COLLAPSED_STEPS:
             return None
         return (
-            f"The policy's entropy fell from {self.first:.2g} to {entropy:.2g} nats a token, so "
-            "that "
-            "its rollouts are alike and teach little more. Go on from an earlier checkpoint "
+            f"The policy's entropy fell from {self.first:.2g} to {entropy:.2g} nats a token; its "
+            "rollouts are nearly identical and give little signal. Resume from an earlier "
+            "checkpoint "
             "(trainer.resume) with a lower actor_rollout_ref.actor.optim.lr, a higher "
             "actor_rollout_ref.rollout.temperature or actor_rollout_ref.actor.entropy_coef above 0."
         )
@@ -145,8 +146,7 @@ _ANY_DROP = (
 _REMEDY_OF_DROP = {
     "all_success": "The tasks are solved: take harder ones, or end the run.",
     "all_failure_without_reference": (
-        "No rollout succeeds, and no success is known: begin from weights that succeed now and "
-        "then "
+        "No rollout succeeds, and no success is known: start from weights that sometimes succeed "
         "(siirl.warm_start), or give demonstrations (reward.demonstrations)."
     ),
     "truncated": "Rollouts reach their length limit: raise data.max_response_length or "
@@ -167,7 +167,9 @@ class HeldOutPromptsTrain:
         if not count:
             return None
         return (
-            f"{count:.0f} training prompts differ from a held-out prompt only in case or whitespace, " "so held-out success is overstated: remove them from "
+            f"{count:.0f} training prompts differ from a held-out prompt only in case or "
+            "whitespace, "
+            "so held-out success is overstated: remove them from "
             "data.train_files, or give data.val_files with other questions."
         )
 

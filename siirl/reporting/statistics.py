@@ -1,5 +1,5 @@
-"""Success rates and mean rewards with their uncertainty: counts, the Wilson score interval,
-Student's, and pass@k. Pure numbers, no torch.
+"""Success rates and mean rewards with 95 % intervals (Wilson, Student), and pass@k. Pure numbers,
+no torch.
 
 Left out: intervals over the seeds of a run (curves show every seed instead), and tests between two
 rates; two intervals that do not overlap are the stricter statement.
@@ -81,8 +81,7 @@ def success_interval(successes: int, episodes: int) -> SuccessInterval:
 
 
 def pass_at_k(*, samples: int, successes: int, k: int) -> float:
-    """Chance that at least one of `k` answers is right, from `samples` answers of which `successes`
-    are.
+    """Estimate pass@k from `successes` of `samples` answers.
 
     One minus the share of the sets of k answers that hold no right one, 1 - C(n - c, k) / C(n, k):
     the unbiased estimator of Chen et al. 2021 (arXiv 2107.03374, eq. 1). Raising the success rate
@@ -126,7 +125,7 @@ def evaluations(metrics: Mapping[str, Any], *, kind: str = "") -> dict[str, Succ
 
 
 def _are_counts(successes: Any, episodes: Any) -> bool:
-    """Whether an evaluation has counted these: a node of the user's own may log a name like it."""
+    """Whether these are valid counts; a user's node may log a similar name."""
     return (
         isinstance(successes, int | float)
         and isinstance(episodes, int | float)
@@ -136,9 +135,7 @@ def _are_counts(successes: Any, episodes: Any) -> bool:
 
 @dataclass(frozen=True)
 class MeanInterval:
-    """Mean reward of `episodes`, and its 95 % interval from `low` to `high`; None where nothing is
-    known of the spread.
-    """
+    """Mean reward of `episodes` and its 95 % interval; None if the spread is unknown."""
 
     mean: float
     episodes: int
