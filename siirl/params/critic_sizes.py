@@ -31,7 +31,7 @@ def critic_steps_per_step(config: SiiRLArguments) -> int:
 
 
 def describe_critic(config: SiiRLArguments) -> str:
-    """The critic's update and its warm-up in a few words, for the plan of a pipeline that has one."""
+    """The critic's update and warm-up in words, for the plan."""
     update, warmup = critic_update(config), config.trainer.critic_warmup
     trajectories = update.prompts_per_mini_batch * config.actor_rollout_ref.rollout.n
     steps = (

@@ -43,5 +43,5 @@ class DagArguments:
 
     @property
     def shipped_graph(self) -> str | None:
-        """Pipeline whose graph runs; None for a user's graph, even if `pipeline` gave its defaults."""
+        """Pipeline whose graph runs; None for a user's graph, even with a pipeline's defaults."""
         return None if self.own_graph else self.pipeline

@@ -8,7 +8,7 @@ from siirl.params.fields import option
 
 @dataclass
 class EmbodiedArguments:
-    """Videos of episodes; trainer.record_episodes and trainer.record_val_episodes set their number."""
+    """Videos of episodes; trainer.record_episodes and record_val_episodes set their number."""
 
     recorder_every: int = option(
         2,

@@ -1,4 +1,4 @@
-"""Text of `--help`: flags, groups with their options, and every key with type, default and reason."""
+"""Text of `--help`: flags, groups with options, and keys with type, default and reason."""
 
 import inspect
 import textwrap
@@ -16,13 +16,13 @@ INTRODUCTION = """\
 {usage}
 
   group=option   select a config group option (below)
-  key=value      set one key (below); the last value wins: trainer.total_steps=3 env.tasks=[door-open,drawer-open]
+  key=value      set one key (below), for example trainer.total_steps=3; the last value wins
 
 Flags
   --help         this text
   --plan         check everything, print the plan, start nothing
   --cfg job      print the resolved configuration as YAML
-  --config FILE  keys from a YAML file, for example config.yaml of an earlier run; the command line wins over it
+  --config FILE  read keys from a YAML file, for example a run's config.yaml; the command line wins
 """
 
 

@@ -168,7 +168,7 @@ def process_problems(config: SiiRLArguments, *, cores: int) -> Iterator[SiirlErr
 
 
 def device_problems(config: SiiRLArguments) -> Iterator[SiirlError]:
-    """More ranks than this machine has devices; checked first, because other sizes depend on ranks."""
+    """More ranks than devices; checked first, because other sizes depend on ranks."""
     if config.cluster.address is not None or config.trainer.nnodes > 1:
         return  # the cluster checks its devices when the run connects
     if config.trainer.n_gpus_per_node == 1:

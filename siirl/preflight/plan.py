@@ -250,10 +250,9 @@ def _listed(tasks: Sequence[str]) -> str:
 
 def _render_ranks(plan: Plan) -> str:
     machines = f" on {plan.machines} machines" if plan.machines > 1 else ""
-    return (
-        f"{plan.ranks}{machines} "
-        f"({'one process, cluster=local' if plan.cluster == 'local' else f'Ray actors, cluster={plan.cluster}'})"
-    )
+    local = plan.cluster == "local"
+    place = "one process, cluster=local" if local else f"Ray actors, cluster={plan.cluster}"
+    return f"{plan.ranks}{machines} ({place})"
 
 
 def _render_step(plan: Plan) -> str:

@@ -21,7 +21,7 @@ ASK_UNGRADED = ("math", "tools")
 
 
 def grade_of_every_row(config: SiiRLArguments) -> str | None:
-    """Key of a reward part that is the environment's grade for every data source; None without one."""
+    """Key of a reward part that is the environment's grade of every row; None without one."""
     parts = [
         (f"reward.functions[{number}].name", part)
         for number, part in enumerate(config.reward.functions)
@@ -35,7 +35,7 @@ def grade_of_every_row(config: SiiRLArguments) -> str | None:
 
 
 def ask_ungraded_rows(config: SiiRLArguments) -> None:
-    """Set `env.kwargs.ungraded`, unless set, if rows come from files and the reward needs no grade."""
+    """Set `env.kwargs.ungraded` by default if rows are from files and the reward needs no grade."""
     kwargs = config.env.kwargs
     from_files = bool(config.data.train_files or kwargs.get("files"))
     if (

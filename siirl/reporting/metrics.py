@@ -375,7 +375,7 @@ def merge_rounds(records: Iterable[Mapping[str, Value]]) -> list[dict[str, Value
 
 
 def reduction_of(name: str, values: Iterable[Value]) -> Reduction:
-    """Declared reduction; else DISTRIBUTION if a value is a list, MEAN if weighted, or RANK_MEAN."""
+    """Declared reduction; else DISTRIBUTION for lists, MEAN for Weighted, or RANK_MEAN."""
     declared = find_declaration(name)
     if declared is not None:
         return declared.reduction

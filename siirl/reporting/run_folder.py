@@ -1,4 +1,4 @@
-"""Creates the run folder `<output_dir>/<experiment_name>/<time>/` after all checks, and tests it."""
+"""Creates and tests the run folder `<output_dir>/<experiment_name>/<time>/` after all checks."""
 
 import errno
 import functools

@@ -66,7 +66,7 @@ def plan(
         ),
         (
             "null",
-            "actor_rollout_ref.model.path=null: which language model? Give a folder or a hub id, or model=tiny_lm.",
+            "actor_rollout_ref.model.path=null names no language model: give a folder or a hub id, or take model=tiny_lm.",
         ),
     ],
 )

@@ -96,7 +96,7 @@ def test_an_evaluation_asks_a_reward_only_where_rows_may_have_no_grade(words, na
     [
         (
             ["pipeline=grpo", "env.kwargs={ungraded: true}"],
-            "env.kwargs.ungraded=true asks rows that the environment cannot grade, and reward.name=success",
+            "env.kwargs.ungraded=true uses rows that the environment cannot grade, and reward.name=success",
         ),
         (
             [FILES, OWN, "pipeline=dapo", "algorithm.filter.metric=success"],
@@ -104,7 +104,7 @@ def test_an_evaluation_asks_a_reward_only_where_rows_may_have_no_grade(words, na
         ),
         (
             [FILES, OWN, "pipeline=grpo", "algorithm.filter.success_high=0.9"],
-            "and algorithm.filter.success_low=0.0, success_high=0.9 go by its grades",
+            "and algorithm.filter.success_low=0.0, success_high=0.9 need its grades",
         ),
     ],
 )

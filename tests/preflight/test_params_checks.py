@@ -122,7 +122,7 @@ def test_the_shipped_environment_fits_its_jobs(overrides: list[str]) -> None:
             "trainer.val_episodes=900001: a task has 900000 held-out seeds",
         ),
         (["reward.encoder=null"], "compares videos: take reward.encoder=tiny"),
-        (["pipeline=grpo", "reward.demonstrations=clips"], "reward.name=success looks at none"),
+        (["pipeline=grpo", "reward.demonstrations=clips"], "reward.name=success uses none"),
         (["actor_rollout_ref.rollout.n=1"], "needs at least 2"),
         (
             ["algorithm.filter.success_low=0.9", "algorithm.filter.success_high=0.1"],
@@ -258,7 +258,7 @@ def test_a_key_that_only_text_reads_is_taken_for_text() -> None:
         (
             TEXT,
             ["env=math", "pipeline=grpo", "reward=srpo"],
-            "reward.name=srpo looks at videos, and env=math is text",
+            "reward.name=srpo compares videos, and env=math is text",
         ),
         (
             TEXT,
@@ -268,7 +268,7 @@ def test_a_key_that_only_text_reads_is_taken_for_text() -> None:
         (
             TEXT,
             ["env=math", "pipeline=grpo", "model=causal_lm"],
-            "model.path=null: which language model?",
+            "model.path=null names no language model",
         ),
         (
             TEXT,
@@ -285,7 +285,7 @@ def test_a_key_that_only_text_reads_is_taken_for_text() -> None:
             ["env=math", "actor_rollout_ref.rollout.workflow=no_such:Thing"],
             "there is no module 'no_such'",
         ),
-        (TEXT, ["env=math", "actor_rollout_ref.rollout.stop=['']"], "stop has an empty text"),
+        (TEXT, ["env=math", "actor_rollout_ref.rollout.stop=['']"], "stop has an empty string"),
         (
             TEXT,
             ["env=math", "actor_rollout_ref.rollout.mode=async"],
@@ -299,12 +299,12 @@ def test_a_key_that_only_text_reads_is_taken_for_text() -> None:
         (
             TEXT,
             ["env=math", "actor_rollout_ref.rollout.mode=async", "trainer.deterministic=true"],
-            "batches by the clock",
+            "batches by arrival time",
         ),
         (
             spec(),
             ["model=tiny_lm"],
-            "model.policy=causal_lm writes text, and env=mujoco wants actions",
+            "model.policy=causal_lm generates text, and env=mujoco needs actions",
         ),
         (spec(), ["rollout=hf"], "rollout.name=hf generates text, and env=mujoco acts"),
     ],
@@ -318,8 +318,8 @@ def test_what_is_of_the_other_domain_is_refused(
 @pytest.mark.parametrize(
     ("env", "overrides", "expected"),
     [
-        (spec(renders=False), [], "pipeline=embodied_srpo looks at videos"),
-        (spec(renders=False), ["pipeline=grpo", "reward=srpo"], "reward.name=srpo looks at videos"),
+        (spec(renders=False), [], "pipeline=embodied_srpo compares videos"),
+        (spec(renders=False), ["pipeline=grpo", "reward=srpo"], "reward.name=srpo compares videos"),
         (
             spec(renders=False),
             ["pipeline=grpo", "reward.name=json:loads"],
@@ -340,7 +340,7 @@ def test_what_is_of_the_other_domain_is_refused(
             ["pipeline=grpo", "trainer.blind=true"],
             "trainer.blind=true blackens images",
         ),
-        (spec(instruction=False), [], "cannot tell which one is wanted"),
+        (spec(instruction=False), [], "the policy cannot distinguish them"),
     ],
 )
 def test_an_environment_that_does_not_fit_is_refused(
@@ -385,7 +385,7 @@ def test_weights_of_tasks_are_whole_numbers_one_for_each(
         (
             spec(success=False),
             ["pipeline=grpo", "reward=return"],
-            "says of no episode whether it succeeded",
+            "reports no success",
         ),
         (
             TEXT,
@@ -486,7 +486,7 @@ def test_problems_are_errors_that_a_caller_may_catch() -> None:
             "gradient of mean zero",
         ),
         (["algorithm.filter.success_low=0.1"], "drops groups without success"),
-        (["env.num_servers=1", "trainer.n_gpus_per_node=2"], "each gets one"),
+        (["env.num_servers=1", "trainer.n_gpus_per_node=2"], "each rank gets one server"),
     ],
 )
 def test_what_works_but_badly_is_warned_of(overrides: list[str], expected: str) -> None:
