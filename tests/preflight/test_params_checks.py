@@ -115,7 +115,7 @@ def test_the_shipped_environment_fits_its_jobs(overrides: list[str]) -> None:
         (["actor_rollout_ref.actor.ppo_mini_batch_size=24"], "make it 12, or another divisor"),
         (
             ["trainer.val_seed_offset=899970"],
-            "takes seeds up to 900069, and those from 900000 on are the demonstrations' and training's",
+            "takes seeds up to 900069, but those from 900000 on belong to demonstrations and training",
         ),
         (
             ["trainer.val_episodes=900001"],
@@ -253,7 +253,7 @@ def test_a_key_that_only_text_reads_is_taken_for_text() -> None:
         (
             TEXT,
             ["env=math", "pipeline=embodied_srpo"],
-            "pipeline=embodied_srpo rewards videos of episodes, and env=math is text",
+            "pipeline=embodied_srpo rewards episode videos, and env=math is text",
         ),
         (
             TEXT,
@@ -278,7 +278,7 @@ def test_a_key_that_only_text_reads_is_taken_for_text() -> None:
         (
             TEXT,
             ["env=math", "actor_rollout_ref.actor.micro_batch_tokens=99"],
-            "the longest row would fit into no micro-batch",
+            "the longest row fits no micro-batch",
         ),
         (
             TEXT,
@@ -289,12 +289,12 @@ def test_a_key_that_only_text_reads_is_taken_for_text() -> None:
         (
             TEXT,
             ["env=math", "actor_rollout_ref.rollout.mode=async"],
-            "mode=async is vLLM in a process of its own",
+            "mode=async is vLLM in a separate process",
         ),
         (
             TEXT,
             ["env=math", "rollout=vllm", "trainer.n_gpus_per_node=2"],
-            "2 ranks have a process group: take mode=async",
+            "2 ranks already have a process group",
         ),
         (
             TEXT,
@@ -306,7 +306,7 @@ def test_a_key_that_only_text_reads_is_taken_for_text() -> None:
             ["model=tiny_lm"],
             "model.policy=causal_lm generates text, and env=mujoco needs actions",
         ),
-        (spec(), ["rollout=hf"], "rollout.name=hf generates text, and env=mujoco acts"),
+        (spec(), ["rollout=hf"], "rollout.name=hf generates text, and env=mujoco needs actions"),
     ],
 )
 def test_what_is_of_the_other_domain_is_refused(

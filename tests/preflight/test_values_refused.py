@@ -105,7 +105,7 @@ def refused(words: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> str:
         ),
         (
             ("env.max_episode_steps=5", "env.kwargs={max_episode_steps: 3}"),
-            "env.max_episode_steps=5 and env.kwargs.max_episode_steps=3 set the same argument of the environment, given twice: set env.max_e",
+            "env.max_episode_steps=5 and env.kwargs.max_episode_steps=3 set the same argument of the environment: set env.max_e",
         ),
         (
             ("env.tasks=[drawer-open]", "env.kwargs={tasks: [push]}"),
