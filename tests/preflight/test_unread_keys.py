@@ -199,7 +199,7 @@ def test_estimators_are_those_that_siirl_registers() -> None:
         ),
         (
             f"pipeline=dapo {ACTOR}.clip_ratio=0.1",
-            "clip_ratio=0.1 is read where actor_rollout_ref.actor.clip_ratio_low or clip_ratio_high is",
+            "clip_ratio=0.1 is read only if actor_rollout_ref.actor.clip_ratio_low or clip_ratio_high is",
         ),
         (
             "algorithm.kl_ctrl.kl_coef=0.1",
@@ -223,7 +223,7 @@ def test_estimators_are_those_that_siirl_registers() -> None:
         ),
         (
             f"pipeline=dapo {ACTOR}.clip_ratio=0.2",
-            "clip_ratio=0.2 is read where actor_rollout_ref.actor.clip_ratio_low or clip_ratio_high is",
+            "clip_ratio=0.2 is read only if actor_rollout_ref.actor.clip_ratio_low or clip_ratio_high is",
         ),
         (
             "algorithm.gamma=1.0",
@@ -263,7 +263,7 @@ def test_estimators_are_those_that_siirl_registers() -> None:
         ),
         (
             "pipeline=ppo critic.optim.warmup_ratio=0.3",
-            "critic.optim.warmup_ratio=0.3 is read where critic.optim.warmup_steps is null",
+            "critic.optim.warmup_ratio=0.3 is read only if critic.optim.warmup_steps is null",
         ),
         (f"env=math pipeline=grpo {ACTOR}.micro_batch_size=4", "micro_batch_size=4 is read where"),
         (
@@ -288,7 +288,7 @@ def test_estimators_are_those_that_siirl_registers() -> None:
         ),
         (
             "dag.backend_threshold=2",
-            "dag.backend_threshold=2 is read by jobs of several ranks, and this one has one",
+            "dag.backend_threshold=2 is read by jobs of several ranks, and this job has one",
         ),
         (
             "pipeline=dapo algorithm.filter.name=truncation algorithm.filter.success_low=0.3",
@@ -321,7 +321,7 @@ def test_estimators_are_those_that_siirl_registers() -> None:
         ("profiler.steps=[3]", "profiler.steps=[3] is read with profiler.enable=true"),
         (
             "env=math pipeline=grpo reward.timeout_s=3",
-            "reward.timeout_s=3.0 is read by reward functions, and there are none",
+            "reward.timeout_s=3.0 is read by reward functions, and none are configured",
         ),
         (
             "env=math pipeline=grpo custom_reward_function.name=json:loads reward.num_workers=2",

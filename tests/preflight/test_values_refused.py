@@ -101,7 +101,7 @@ def refused(words: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> str:
         (("trainer.grace_s=1e-9",), "trainer.grace_s=1e-09 (command line) must be at least 1"),
         (
             (*GYM, "env.kwargs={id: Pendulum-v1}"),
-            "env.id=CartPole-v1 and env.kwargs.id=Pendulum-v1 are one argument",
+            "env.id=CartPole-v1 and env.kwargs.id=Pendulum-v1 set the same argument",
         ),
         (
             ("env.max_episode_steps=5", "env.kwargs={max_episode_steps: 3}"),
