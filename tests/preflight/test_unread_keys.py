@@ -265,7 +265,10 @@ def test_estimators_are_those_that_siirl_registers() -> None:
             "pipeline=ppo critic.optim.warmup_ratio=0.3",
             "critic.optim.warmup_ratio=0.3 is read only if critic.optim.warmup_steps is null",
         ),
-        (f"env=math pipeline=grpo {ACTOR}.micro_batch_size=4", "micro_batch_size=4 is read where"),
+        (
+            f"env=math pipeline=grpo {ACTOR}.micro_batch_size=4",
+            "micro_batch_size=4 is read only if",
+        ),
         (
             "pipeline=grpo algorithm.filter.success_low=0.2",
             "success_low=0.2 is read by pipeline=dapo and embodied_srpo",
