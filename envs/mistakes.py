@@ -1,15 +1,15 @@
-"""What a mistake in a user's code raises, and how it is shown: in one line."""
+"""Exceptions that a mistake in a user's code raises, and their one-line description."""
 
 import traceback
 
-# What a mistake in somebody's code raises: the standard exceptions, by their bases.
+# The standard exceptions, by their base classes.
 MISTAKES = (
     *(ArithmeticError, AssertionError, AttributeError, ImportError, LookupError, NameError),
     *(OSError, RuntimeError, SyntaxError, TypeError, ValueError),
 )
 
 
-def tell(error: BaseException) -> str:
+def describe_error(error: BaseException) -> str:
     """An exception of a user's code in one line, with the line of code that raised it."""
     if isinstance(error, SyntaxError):
         return f"SyntaxError: {error}"  # says where by itself

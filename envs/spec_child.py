@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from envs.base import EnvSpec
-from envs.mistakes import tell
+from envs.mistakes import describe_error
 from envs.registry import ENVS, make_env
 from envs.spec_process import SHIPPED
 
@@ -30,7 +30,7 @@ async def describe(argument: Mapping[str, str]) -> dict[str, str]:
         SHIPPED
     ):
         return {"failure": "lacks", "message": str(outcome)}
-    return {"failure": "raised", "message": f"making it raised {tell(outcome)}."}
+    return {"failure": "raised", "message": f"making it raised {describe_error(outcome)}."}
 
 
 async def _made(name: str, reference: str, kwargs: dict[str, Any]) -> bytes:

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from envs.base import EnvSpec
-from envs.mistakes import MISTAKES, tell
+from envs.mistakes import MISTAKES, describe_error
 from envs.text import shortened
 from envs.worker_pool import (
     WorkerKilled,
@@ -65,7 +65,7 @@ def spec_of_own(name: str, *, reference: str, kwargs: Mapping[str, Any]) -> EnvS
     try:
         spec = pickle.loads(pickled)
     except (*MISTAKES, pickle.UnpicklingError, EOFError) as error:
-        raise _something_else(name, tell(error)) from error
+        raise _something_else(name, describe_error(error)) from error
     if not isinstance(spec, EnvSpec):
         raise _something_else(name, f"an object of type {type(spec).__name__}")
     spec.check()

@@ -100,7 +100,7 @@ def help_text() -> str:
 
 def main(argv: Sequence[str]) -> int:
     """Handle a line without a subcommand, and return the exit status."""
-    from siirl.params.ending import (  # imports envs, which `script` checks first
+    from siirl.params.exit_status import (  # imports envs, which `script` checks first
         REFUSED,
         end,
         end_without_reader,

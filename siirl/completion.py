@@ -20,7 +20,7 @@ from siirl.commands import FLAGS, SUBCOMMANDS, Subcommand
 from siirl.errors import ConfigError, UnknownNameError
 from siirl.interrupts import leave
 from siirl.params.config_groups import OPTIONAL_GROUPS, options
-from siirl.params.ending import REFUSED, end, end_without_reader
+from siirl.params.exit_status import REFUSED, end, end_without_reader
 from siirl.params.refusals import REFUSALS
 from siirl.params.schema import Key, keys_of
 from siirl.params.training_args import SiiRLArguments

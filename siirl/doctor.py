@@ -175,10 +175,10 @@ def gpu() -> str:
 def weights() -> str:
     """Intact policy and encoder of the default job."""
     from siirl.params.parser import parse_config
-    from siirl.preflight.first_look import first_look
+    from siirl.preflight.early_checks import check_early
 
     config = parse_config()
-    first_look(config)
+    check_early(config)
     return f"{config.actor_rollout_ref.model.path}, reward.encoder={config.reward.encoder}"
 
 
@@ -210,12 +210,12 @@ def bubblewrap() -> str:
 def memory() -> str:
     """Memory of the default job's plan against free memory; disk likewise."""
     from siirl.params.parser import parse_config
-    from siirl.preflight.first_look import first_look
+    from siirl.preflight.early_checks import check_early
     from siirl.preflight.prepare import prepare
     from siirl.reporting.run_folder import free_bytes
 
     config = parse_config()
-    plan = prepare(config, first_look(config)).plan
+    plan = prepare(config, check_early(config)).plan
     needs = {
         "memory": (plan.memory_bytes, plan.free_memory_bytes),
         "disk": (plan.disk_bytes, free_bytes(Path.cwd())),

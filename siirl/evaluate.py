@@ -22,7 +22,7 @@ from typing import Any
 from siirl import interrupts
 from siirl.errors import ConfigError, SiirlError, UnknownNameError
 from siirl.interrupts import leave
-from siirl.params.ending import FAILED, REFUSED, end_without_reader, interrupted
+from siirl.params.exit_status import FAILED, REFUSED, end_without_reader, interrupted
 from siirl.params.printable import printable
 from siirl.params.refusals import REFUSALS
 

@@ -30,8 +30,8 @@ from envs.registry import make_env
 from siirl import interrupts
 from siirl.errors import ConfigError, MissingAssetError, SiirlError, UnknownNameError
 from siirl.interrupts import leave
-from siirl.params.ending import FAILED, REFUSED, end, end_without_reader, interrupted
 from siirl.params.env_args import LARGEST_PICTURE
+from siirl.params.exit_status import FAILED, REFUSED, end, end_without_reader, interrupted
 from siirl.params.parser import parse_config
 from siirl.params.plug_ins import import_user_modules
 from siirl.params.printable import printable
@@ -173,8 +173,8 @@ def replay(
     expected = (row["success"], row["environment_steps"])
     print(
         printable(
-            f"{row['task']}, seed {row['seed']}: {tell(outcome)}, recorded {tell(expected)}\nvideo "
-            f" {file}"
+            f"{row['task']}, seed {row['seed']}: {describe(outcome)}, "
+            f"recorded {describe(expected)}\nvideo  {file}"
         )
     )
     if outcome == expected:
@@ -224,7 +224,7 @@ async def play(
     )
 
 
-def tell(outcome: Outcome) -> str:
+def describe(outcome: Outcome) -> str:
     """An outcome as text."""
     success, steps = outcome
     verdict = "unscored" if success is None else "success" if success else "failure"

@@ -18,7 +18,7 @@ from rich.console import Console
 from siirl import interrupts
 from siirl.errors import ConfigError, MissingAssetError, SiirlError
 from siirl.interrupts import leave
-from siirl.params.ending import FAILED, end, end_without_reader
+from siirl.params.exit_status import FAILED, end, end_without_reader
 from siirl.reporting.report_page import write_report
 from siirl.reporting.rollout_files import KINDS, ROLLOUTS_FOLDER, read_rollouts, steps_of
 from siirl.reporting.rollout_view import show

@@ -14,7 +14,7 @@ from siirl import interrupts
 from siirl.errors import SiirlError
 from siirl.interrupts import leave
 from siirl.params.command_line import Action, CommandLine, read_command_line
-from siirl.params.ending import FAILED, REFUSED, end, end_without_reader, interrupted
+from siirl.params.exit_status import FAILED, REFUSED, end, end_without_reader, interrupted
 from siirl.params.help import help_text
 from siirl.params.parser import Parsed, parse, to_yaml
 from siirl.params.printable import printable
@@ -56,10 +56,10 @@ def _run(command: CommandLine) -> None:
 def _train(parsed: Parsed, *, start: bool) -> None:
     # Imported in stages: --help and --cfg need none of these modules, and the first refusals no
     # torch.
-    from siirl.preflight.first_look import first_look
+    from siirl.preflight.early_checks import check_early
 
     config = parsed.config
-    spec = first_look(config, named=parsed.named)
+    spec = check_early(config, named=parsed.named)
     from siirl.preflight.plan import render
     from siirl.preflight.prepare import prepare
 

@@ -20,7 +20,7 @@ from pathlib import Path
 from siirl import interrupts
 from siirl.errors import ConfigError, SiirlError
 from siirl.interrupts import leave
-from siirl.params.ending import FAILED, REFUSED, end, interrupted
+from siirl.params.exit_status import FAILED, REFUSED, end, interrupted
 from siirl.params.parser import parse_config
 from siirl.params.refusals import REFUSALS
 

@@ -84,14 +84,14 @@ def test_what_declares_and_checks_a_job_needs_no_torch_either(tmp_path: Path) ->
     names = (
         "siirl.execution.dag",
         "siirl.params",
-        "siirl.preflight.first_look",
+        "siirl.preflight.early_checks",
         "siirl.completion",
         "envs.base",
         "envs.math",
         "pipelines",
         "siirl.train",
     )
-    assert "siirl.preflight.first_look" in imported(
+    assert "siirl.preflight.early_checks" in imported(
         *names, blocked=SIMULATORS_AND_CLUSTERS + LEARNING, cwd=tmp_path
     )
 

@@ -217,7 +217,7 @@ def test_a_damaged_row_of_the_videos_is_left_out_and_counted(
     )
     index.write_text(index.read_text() + json.dumps(damaged) + "\n")
     page = Page(write_report(tmp_path).read_text())
-    assert "1 damaged rows of the index of videos are left out." in page.text
+    assert "1 damaged rows of the video index are left out." in page.text
     assert [value for name, value in page.attributes if name == "src"] == ["videos/push"]
     assert not [value for _, value in page.attributes if "passwd" in value]
 

@@ -43,7 +43,7 @@ from siirl.params import SiiRLArguments, sizes
 from siirl.params.build import as_text
 from siirl.params.domains import is_text
 from siirl.params.env_spec import describe_env
-from siirl.params.references import tell
+from siirl.params.references import describe_error
 
 OLD_LEFTOVERS = "compute_reward"  # key of all leftover rows in older checkpoints
 
@@ -389,7 +389,7 @@ def load_state(
         raise
     except (LookupError, TypeError, ValueError, AttributeError, RuntimeError) as error:
         raise CheckpointError(
-            f"{folder} holds a state that this job cannot load ({tell(error)}). Resume with the "
+            f"{folder} holds a state that this job cannot load ({describe_error(error)}). Resume with the "
             "configuration and the version that "
             "saved it, or start a new run from its weights: "
             "actor_rollout_ref.model.path=<checkpoint>/actor."

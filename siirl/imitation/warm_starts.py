@@ -33,7 +33,7 @@ from siirl.models.policy_loader import build_policy, save_policy
 from siirl.params import SiiRLArguments
 from siirl.params.domains import observation_parts
 from siirl.params.env_spec import describe_env
-from siirl.params.references import MISTAKES, load_reference, tell
+from siirl.params.references import MISTAKES, describe_error, load_reference
 from siirl.preflight.machine import check_machine
 from siirl.preflight.prepare import check_policy
 
@@ -159,7 +159,7 @@ def make_experts(reference: str, tasks: Sequence[str]) -> dict[str, Expert]:
             experts[task] = make_expert(task)
         except MISTAKES as error:
             raise ConfigError(
-                f"--expert={reference}: making the expert of {task!r} raised {tell(error)}."
+                f"--expert={reference}: making the expert of {task!r} raised {describe_error(error)}."
             ) from error
         if not callable(experts[task]):
             made = type(experts[task]).__name__

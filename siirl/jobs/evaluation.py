@@ -49,7 +49,7 @@ from siirl.params.parser import parse_config
 from siirl.params.printable import printable
 from siirl.params.reward_args import reward_parts
 from siirl.params.weight_files import weight_files
-from siirl.preflight.first_look import look_before_playing
+from siirl.preflight.early_checks import check_before_evaluation
 from siirl.preflight.machine import check_machine
 from siirl.preflight.prepare import check_policy
 from siirl.preflight.ungraded_rows import rate_by_grade
@@ -100,7 +100,7 @@ def evaluate(
             "trainer.val_episodes=0: an evaluation needs at least one episode per task; the "
             "default is 20."
         )
-    spec = look_before_playing(config)
+    spec = check_before_evaluation(config)
     published = asked_for(config)
     # one task at a time: simulators of 40 tasks in each of four environments would need over 20 GB
     if published:

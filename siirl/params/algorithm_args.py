@@ -1,4 +1,4 @@
-"""What is done with rewards: advantages, KL control, and which groups are kept."""
+"""Keys of the algorithm: advantages, KL control, group filters."""
 
 from dataclasses import dataclass, field
 
@@ -10,7 +10,7 @@ ADV_WHITENINGS = (
     "biased",
     "mean",
     "none",
-)  # siirl.algos.advantages says what each does
+)  # defined in siirl.algos.advantages
 CPGD_WEIGHTS = ("STD_weight", "clip_filter_like_weight", "naive")
 FILTERS = ("zero_variance", "success_band", "truncation")
 FILTER_METRICS = ("score", "reward", "success")
@@ -38,19 +38,19 @@ class KLCtrlArguments:
     )
     kl_coef: float = option(
         0.001,
-        "Coefficient, or its first value where it adapts.",
+        "Coefficient, or its initial value if adaptive.",
         why="verl's; a KL of 100 over a response takes 0.1 off its reward",
         minimum=0,
     )
     target_kl: float = option(
         0.1,
-        "KL that an adaptive coefficient aims at.",
+        "Target KL of an adaptive coefficient.",
         why="a policy stays recognisable below it",
         above=0,
     )
     horizon: int = option(
         10_000,
-        "Samples over which an adaptive coefficient moves.",
+        "Time constant of an adaptive coefficient, in samples.",
         why="Ziegler et al. 2019, section 2.2",
         minimum=1,
     )
@@ -58,63 +58,64 @@ class KLCtrlArguments:
 
 @dataclass
 class FilterArguments:
-    """Which groups of rollouts a step trains on; groups that reward cannot tell apart are dropped
-    in any case.
-    """
+    """Filters of rollout groups; groups with identical rewards are always dropped."""
 
     success_low: float = option(
         0.0,
-        "Drop groups with a smaller share of successes.",
+        "Drop groups with a lower success rate.",
         why="0: no band",
         minimum=0,
         maximum=1,
     )
     success_high: float = option(
-        1.0, "Drop groups with a larger share of successes.", why="1: no band", minimum=0, maximum=1
+        1.0, "Drop groups with a higher success rate.", why="1: no band", minimum=0, maximum=1
     )
     drop_truncated: bool = option(
         False,
-        "Drop trajectories that ran into the step limit.",
-        why="their failure is what the reward ranks",
+        "Drop trajectories that reached the step limit.",
+        why="the reward ranks these failures",
     )
     name: str | None = option(
         None,
-        "Rule by which the filter of pipeline=dapo and of pipeline=embodied_srpo keeps trajectories, in place of its own; null: its own. "
-        "zero_variance compares rewards, which embodied_srpo has only after its filter: with pipeline=dapo alone.",
-        why="docs/algorithms.md says what each keeps",
+        "Filter rule of pipeline=dapo and pipeline=embodied_srpo; null: the pipeline's own. "
+        "zero_variance works with pipeline=dapo only, because embodied_srpo filters before it "
+        "computes rewards.",
+        why="docs/algorithms.md describes each rule",
         choices=FILTERS,
         plug_in=True,
     )
     metric: str = option(
         "score",
-        "What pipeline=dapo compares within a group: `score` (the reward before penalties), `reward` (after them) or `success`.",
-        why="DAPO compares right and wrong; a penalty for length would keep groups that are all right",
+        "Column that pipeline=dapo compares within a group: `score` (the reward before penalties), "
+        "`reward` (after them) or `success`.",
+        why="DAPO compares correctness; a length penalty would keep groups that are all correct",
         choices=FILTER_METRICS,
         plug_in=True,
     )
     max_refills: int = option(
         4,
-        "Rounds of further prompts that pipeline=dapo rolls out where groups were dropped; then it trains on what there is.",
-        why="half of the groups kept fills a step in two; five rounds of a step without any say that the task is too hard or solved",
+        "Rounds in which pipeline=dapo rolls out further prompts to replace dropped groups; "
+        "after them it trains on the groups it has.",
+        why="if half the groups pass, two rounds fill a step; five rounds without any mean a "
+        "task that is too hard or solved",
         minimum=0,
     )
 
 
 @dataclass
 class OverlongArguments:
-    """DAPO's soft punishment of responses that come near the limit of tokens (arXiv 2503.14476,
-    section 3.4); of text alone.
-    """
+    """DAPO's soft overlong punishment (arXiv 2503.14476, section 3.4); text only."""
 
     penalty: float = option(
         0.0,
-        "Taken off the reward at the limit of tokens; 0: none.",
+        "Penalty on the reward at the token limit; 0: none.",
         why="pipeline=dapo sets the paper's 1",
         minimum=0,
     )
     buffer: int | None = option(
         None,
-        "Tokens before data.max_response_length over which the penalty grows; null: a fifth of it.",
+        "Tokens before data.max_response_length over which the penalty grows; null: a fifth of "
+        "that length.",
         why="the paper's 4096 of 20480",
         minimum=1,
     )
@@ -145,14 +146,17 @@ class AlgorithmArguments:
     use_kl_in_reward: bool = option(
         False,
         "Subtract the KL to the reference policy from the reward.",
-        why="DAPO and SRPO train without",
+        why="DAPO and SRPO use none",
     )
     norm_adv_by_std_in_grpo: bool = option(
-        True, "Divide a group's advantages by its deviation.", why="DeepSeekMath; Dr.GRPO does not"
+        True,
+        "Divide advantages by the group's standard deviation.",
+        why="DeepSeekMath; Dr.GRPO does not",
     )
     adv_whitening: str = option(
         "unbiased",
-        "Whitening of gae's and reinforce_plus_plus's advantages: variance with n - 1 or n, the mean alone, or none.",
+        "Whitening of gae's and reinforce_plus_plus's advantages: variance with n - 1 or n, "
+        "mean only, or none.",
         why="as torch.var; what most PPO implementations do",
         choices=ADV_WHITENINGS,
     )
@@ -160,7 +164,7 @@ class AlgorithmArguments:
         None, "k of grpo_passk; null: the whole group.", why="arXiv 2503.19595", minimum=2
     )
     weight_factor_in_cpgd: str = option(
-        "STD_weight", "How cpgd weighs groups.", why="siiRL's", choices=CPGD_WEIGHTS
+        "STD_weight", "Group weights of cpgd.", why="siiRL's", choices=CPGD_WEIGHTS
     )
     kl_penalty: str = option(
         "k1",
@@ -171,8 +175,9 @@ class AlgorithmArguments:
     )
     min_group_spread: float = option(
         1e-6,
-        "A group whose rewards differ by less carries no advantage.",
-        why="float rounding; a learned reward needs more, or its noise divided by its own deviation becomes +-1",
+        "Smallest reward spread of a group with advantages; below it they are 0.",
+        why="float rounding; a learned reward needs more, or normalisation amplifies its noise "
+        "to +-1",
         minimum=0,
     )
     kl_ctrl: KLCtrlArguments = field(default_factory=KLCtrlArguments)

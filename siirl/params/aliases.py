@@ -1,7 +1,6 @@
-"""Names of the documents that read otherwise here: one table. Each is understood, and said once
-with what it now is.
+"""Deprecated config names and their replacements; each use prints one notice.
 
-Two keys of theirs are aliases of a group: `algorithm.workflow_type` of `pipeline=`,
+Two keys are aliases of a group: `algorithm.workflow_type` of `pipeline=`,
 `actor_rollout_ref.model.model_type` of `env=`.
 """
 
@@ -13,7 +12,7 @@ from siirl.errors import UnknownNameError
 
 WORKFLOW_TYPE, MODEL_TYPE = "algorithm.workflow_type", "actor_rollout_ref.model.model_type"
 WORKFLOW_TYPES = {"grpo": "DEFAULT", "ppo": "DEFAULT", "dapo": "DAPO", "embodied_srpo": "EMBODIED"}
-"""Pipeline to workflow_type; what code that reads the old key gets."""
+"""Pipeline to workflow_type, for code that reads the old key."""
 
 EMBODIED, TEXT = "embodied", "text"
 """Values of model_type: of policies that act, and of language models."""
@@ -24,7 +23,7 @@ NODE_IDS = {"dynaminc_sampling": "dynamic_sampling"}
 
 @dataclass(frozen=True)
 class Assignment:
-    """`key=value` and who said so."""
+    """`key=value` and its source."""
 
     key: str
     value: Any
@@ -49,7 +48,7 @@ ALIASES: dict[tuple[str, str], tuple[tuple[str, str], ...]] = {
         (key, old + gradient): ((key, new + gradient),)
         for key in ("algorithm.kl_penalty", "actor_rollout_ref.actor.kl_loss_type")
         for old, new in (("kl", "k1"), ("mse", "k2"), ("low_var_kl", "k3"))
-        for gradient in ("", "+")  # of its own, or straight-through
+        for gradient in ("", "+")  # its own, or straight-through
     },
     ("actor_rollout_ref.actor.loss", "geo_mean"): (("actor_rollout_ref.actor.loss", "gmpo"),),
 }
@@ -59,16 +58,14 @@ LOSS = "actor_rollout_ref.actor.loss"
 CLIP_RATIO = "actor_rollout_ref.actor.clip_ratio"
 BOUNDS = ("actor_rollout_ref.actor.clip_ratio_low", "actor_rollout_ref.actor.clip_ratio_high")
 LOSSES_WITH_OWN_BOUNDS = ("cispo", "gmpo", "gpg", "gspo", "gspo_token", "kl_cov", "sapo")
-"""Their clip bounds, if they have any, are of another size than PPO's: a pipeline's for PPO give
-way; the plan shows theirs.
+"""Losses whose clip bounds differ in scale from PPO's: they override a pipeline's PPO bounds.
 """
 
 SUITE, TASKS = "env.suite", "env.tasks"
-"""Tasks are of a suite: whoever names a suite and no tasks means all of its tasks, not those that
-stood beside another one.
+"""Setting a suite without tasks selects all its tasks, not the tasks configured for another suite.
 """
 
-EXPLANATIONS = {MODEL_TYPE: "nothing: env= says what kind of job it is"}
+EXPLANATIONS = {MODEL_TYPE: "nothing: env= determines the kind of job"}
 
 
 def translate(assignments: Iterable[Assignment]) -> tuple[list[Assignment], list[str]]:
@@ -79,7 +76,7 @@ def translate(assignments: Iterable[Assignment]) -> tuple[list[Assignment], list
         alias that was used.
 
     Raises:
-        UnknownNameError: A value of one of the two alias keys that the documents do not know.
+        UnknownNameError: An unknown value of one of the two alias keys.
     """
     translated: list[Assignment] = []
     notices: list[str] = []

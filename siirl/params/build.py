@@ -1,5 +1,5 @@
-"""From plain values to dataclasses, strictly: unknown keys, wrong types and values out of bounds
-are collected, each with its place.
+"""Builds dataclasses from plain values; collects unknown keys, wrong types and values out of
+bounds.
 
 No OmegaConf here: values are dicts, lists, strings, numbers, booleans and None.
 """
@@ -29,8 +29,7 @@ def build(
     place: str = "",
     source_of: Callable[[str], str] = lambda place: "config",
 ) -> Arguments:
-    """Make an instance of the dataclass `cls`; what is wrong is appended to `problems`, and a
-    default stands in for it.
+    """Make an instance of `cls`; errors go to `problems`, and defaults replace bad values.
 
     Args:
         cls: A dataclass whose fields all have defaults.
@@ -196,7 +195,7 @@ def _out_of_list_bounds(
 
 
 def as_text(value: Any) -> str:
-    """A value as it is written on the command line."""
+    """A value in command-line syntax."""
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
     if isinstance(value, list | tuple):

@@ -1,4 +1,4 @@
-"""Where the processes run."""
+"""Keys of the cluster."""
 
 from dataclasses import dataclass
 
@@ -7,7 +7,7 @@ from siirl.params.fields import option
 
 @dataclass
 class ClusterArguments:
-    """Where the processes run; `cluster=local` is written for a debugger."""
+    """Processes of the run; `cluster=local` is for debugging."""
 
     mode: str = option(
         "ray",
@@ -16,6 +16,7 @@ class ClusterArguments:
     )
     address: str | None = option(
         None,
-        "HOST:PORT of a running Ray cluster; `auto`: the one last started by `ray start`; null: one for this run.",
+        "HOST:PORT of a running Ray cluster; `auto`: the one last started by `ray start`; null: "
+        "one for this run.",
         why="no set-up",
     )

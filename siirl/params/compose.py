@@ -19,7 +19,7 @@ from omegaconf.errors import OmegaConfBaseException
 from siirl.errors import ConfigError, MissingAssetError, UnknownNameError
 from siirl.params.config_groups import OPTIONAL_GROUPS, PRIMARY, options
 from siirl.params.paths import config_dir
-from siirl.params.yaml_files import UNREADABLE, read_plain, tell_unreadable
+from siirl.params.yaml_files import UNREADABLE, describe_yaml_error, read_plain
 from siirl.params.yaml_text import check_expansion
 
 
@@ -36,7 +36,8 @@ def check_choice(group: str, option: str | None, *, source: str) -> None:
         and (option.endswith((".yaml", ".yml")) or ":" in option)
     ):
         raise UnknownNameError(
-            f"pipeline={option} ({source}) is none of the shipped ones ({', '.join(known)}). A graph of your own is named by "
+            f"pipeline={option} ({source}) is none of the shipped ones ({', '.join(known)}). A "
+            "graph of your own is named by "
             "dag.workflow_file=FILE.yaml or dag.custom_pipeline_fn=module:function."
         )
     raise UnknownNameError.of(kind=f"{group} ({source})", name=str(option), known=known)
@@ -109,7 +110,9 @@ def load_file(path: Path) -> DictConfig:
     except (OmegaConfBaseException, OSError) as error:
         raise ConfigError(f"--config {path} cannot be read: {error}") from error
     except UNREADABLE as error:
-        raise ConfigError(f"--config {path} cannot be read: {tell_unreadable(error)}") from error
+        raise ConfigError(
+            f"--config {path} cannot be read: {describe_yaml_error(error)}"
+        ) from error
     if not isinstance(loaded, DictConfig):
         raise ConfigError(f"--config {path} must hold keys (trainer: ...), not a list.")
     return loaded

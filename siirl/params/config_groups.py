@@ -1,5 +1,6 @@
-"""The groups under configs/ with their options, read from file names. Imports no Hydra, so shell
-completion is quick.
+"""Config groups and options, read from file names under configs/.
+
+Imports no Hydra, so that shell completion is fast.
 """
 
 from siirl.errors import MissingAssetError
@@ -18,7 +19,8 @@ def options() -> dict[str, tuple[str, ...]]:
     folder = config_dir()
     if not (folder / f"{PRIMARY}.yaml").is_file():
         raise MissingAssetError(
-            f"No {PRIMARY}.yaml in {folder}: the installation is incomplete; install siirl again or use a whole checkout."
+            f"No {PRIMARY}.yaml in {folder}: the installation is incomplete; install siirl again "
+            "or use a whole checkout."
         )
     groups = sorted(
         path for path in folder.iterdir() if path.is_dir() and not path.name.startswith("_")

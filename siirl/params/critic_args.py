@@ -1,6 +1,4 @@
-"""The value model of pipelines with a critic (pipeline=ppo): where it starts, and how it is
-updated.
-"""
+"""Keys of the value model (pipeline=ppo): initial weights and update."""
 
 from dataclasses import dataclass, field
 
@@ -22,19 +20,20 @@ class CriticOptimizerArguments(OptimizerArguments):
 
 @dataclass
 class CriticArguments:
-    """The value model: a copy of the policy with a value head in place of its own."""
+    """The value model: a copy of the policy with a value head."""
 
     path: str | None = option(
         None,
-        "Folder of the model whose features it starts from; null: the policy's own weights.",
-        why="they know the task already",
+        "Folder of its initial model; null: the policy's weights.",
+        why="the policy already knows the task",
     )
     ppo_epochs: int | None = option(
         None, "Passes over the samples of a step; null: the actor's.", minimum=1
     )
     ppo_mini_batch_size: int | None = option(
         None,
-        "Prompts of one optimiser step, over all ranks; null: the actor's. Times actor_rollout_ref.rollout.n gives the trajectories.",
+        "Prompts of one optimiser step, over all ranks; null: the actor's. Multiplied by "
+        "actor_rollout_ref.rollout.n, it gives the trajectories.",
         minimum=1,
     )
     micro_batch_size: int | None = option(
@@ -42,15 +41,16 @@ class CriticArguments:
     )
     cliprange_value: float | None = option(
         0.5,
-        "How far one step's update may move a value before its error counts no more, in deviations of the returns where normalize_returns "
-        "is true; null: as far as it likes.",
+        "Value clip range of a step's update, in standard deviations of the returns if "
+        "normalize_returns is true; null: no clipping.",
         why="verl's",
         above=0,
     )
     normalize_returns: bool = option(
         True,
-        "Predict returns less their running mean, over their running deviation.",
-        why="returns of 0.3 and of 300 then train alike with one learning rate and one clip range (PopArt, arXiv 1602.07714)",
+        "Predict returns standardised by their running mean and standard deviation.",
+        why="the same learning rate and clip range then fit returns of 0.3 and of 300 (PopArt, "
+        "arXiv 1602.07714)",
     )
     max_grad_norm: float | None = option(
         1.0, "Clip the gradient to this norm; null: do not.", why="the actor's", above=0

@@ -1,6 +1,4 @@
-"""What follows from the sizes in the configuration for the critic: a null takes the actor's value.
-One home, as `siirl.params.sizes`.
-"""
+"""Critic sizes derived from the configuration; null takes the actor's value."""
 
 from dataclasses import dataclass
 
@@ -33,9 +31,12 @@ def critic_steps_per_step(config: SiiRLArguments) -> int:
 
 
 def describe_critic(config: SiiRLArguments) -> str:
-    """The critic's update and its warm-up in a few words, for the plan of a pipeline that has one."""
+    """The critic's update and warm-up in words, for the plan."""
     update, warmup = critic_update(config), config.trainer.critic_warmup
     trajectories = update.prompts_per_mini_batch * config.actor_rollout_ref.rollout.n
-    steps = f"{update.epochs} x {config.data.train_batch_size // update.prompts_per_mini_batch} mini-batches of {trajectories} trajectories"
+    steps = (
+        f"{update.epochs} x {config.data.train_batch_size // update.prompts_per_mini_batch} "
+        f"mini-batches of {trajectories} trajectories"
+    )
     alone = f"; the first {warmup} steps train it alone (trainer.critic_warmup)" if warmup else ""
     return f"{steps}, cliprange_value {config.critic.cliprange_value or 'none'}{alone}"

@@ -1,4 +1,4 @@
-"""Which graph is walked: a shipped pipeline's, or one of the user's own."""
+"""Keys of the graph: a shipped pipeline or a user's graph."""
 
 from dataclasses import dataclass
 
@@ -11,35 +11,37 @@ class DagArguments:
 
     pipeline: str | None = option(
         None,
-        "File in pipelines/; set by pipeline=. null: the graph is your own, with the defaults of the keys.",
-        why="configs/train.yaml chooses embodied_srpo, the demo job, where no graph of your own is named",
+        "File in pipelines/; set by pipeline=. null: your own graph, with the keys' defaults.",
+        why="configs/train.yaml chooses embodied_srpo, the demo job, unless you name a graph",
     )
     workflow_file: str | None = option(
         None,
-        "YAML workflow with nodes, in place of a pipeline and of its defaults; pipeline=NAME beside it takes the defaults of that one, "
-        "and not its graph.",
+        "YAML workflow that replaces the pipeline and its defaults; with pipeline=NAME, the "
+        "defaults of that pipeline apply, but not its graph.",
     )
     custom_pipeline_fn: str | None = option(
         None,
-        "`module:function` that returns a graph, in place of a pipeline and of its defaults, as workflow_file.",
+        "`module:function` that returns a graph; replaces the pipeline and its defaults like "
+        "workflow_file.",
     )
     enable_perf: bool = option(
         False,
-        "Wait for the device before a node's time is taken.",
+        "Synchronise the device before a node's time is measured.",
         why="exact times cost a little speed",
     )
     backend_threshold: int = option(
-        256, "From this number of ranks on, gloo beside NCCL.", why="siiRL's", minimum=1
+        256,
+        "Number of ranks from which gloo is used in addition to NCCL.",
+        why="siiRL's",
+        minimum=1,
     )
 
     @property
     def own_graph(self) -> str | None:
-        """What names the user's own graph; None where a shipped one is walked."""
+        """Reference or file of the user's graph; None with a shipped pipeline."""
         return self.custom_pipeline_fn or self.workflow_file
 
     @property
     def shipped_graph(self) -> str | None:
-        """The pipeline whose graph is walked; None for the user's own, whichever pipeline gave the
-        defaults.
-        """
+        """Pipeline whose graph runs; None for a user's graph, even with a pipeline's defaults."""
         return None if self.own_graph else self.pipeline

@@ -1,11 +1,11 @@
-"""Which tasks or prompts a step trains on, and how many."""
+"""Keys of the training data: tasks or prompts of a step."""
 
 from dataclasses import dataclass
 
 from siirl.params.fields import option
 
 NO_FILES = "the tasks of an embodied job come from its environment (env.tasks)"
-NO_PROMPT = "an instruction is no prompt of tokens; episodes are bounded by env.max_episode_steps"
+NO_PROMPT = "an instruction is no token prompt; episodes are bounded by env.max_episode_steps"
 
 
 @dataclass
@@ -20,22 +20,23 @@ class DataArguments:
     )
     train_batch_size: int = option(
         512,
-        "Prompts of a step, over all ranks; for robots a prompt is a task with a start state. Times actor_rollout_ref.rollout.n gives the "
-        "trajectories.",
+        "Prompts of a step, over all ranks; for robots, a prompt is a task with a start state. "
+        "Multiplied by actor_rollout_ref.rollout.n, it gives the trajectories.",
         why="DAPO (arXiv 2503.14476), section 4.1; trainer=laptop sets a small one",
         minimum=1,
-        maximum=1_000_000,  # a slip of the finger: nobody simulates as many
+        maximum=1_000_000,  # more is a typing error
     )
     task_weights: tuple[int, ...] = option(
         (),
-        "Prompts of each task, in the order of env.tasks, in a pass over them; 0 leaves a task to evaluations. Empty: one of each.",
+        "Prompts of each task per pass, in the order of env.tasks; 0: evaluate only. Empty: one "
+        "of each.",
         why="a step is balanced over tasks",
     )
     task_sampling: str = option(
         "even",
-        "`even`: as many prompts of each task as task_weights says. `learnable`: more of tasks that succeed now and then, fewer of those "
-        "that always or never do.",
-        why="every task has as many episodes then, whatever is compared",
+        "`even`: prompts by task_weights. `learnable`: more prompts of tasks with medium "
+        "success, fewer of tasks that always or never succeed.",
+        why="equal episodes per task keep runs comparable",
         choices=("even", "learnable"),
     )
     max_prompt_length: int = option(
@@ -54,23 +55,26 @@ class DataArguments:
     )
     overlong_prompts: str = option(
         "filter",
-        "Prompts of more than max_prompt_length tokens: `filter` leaves them out, `cut` keeps their last tokens. Both are counted.",
-        why="a cut prompt asks another question",
+        "Prompts of more than max_prompt_length tokens: `filter` drops them, `cut` keeps their "
+        "last tokens. Both are counted in metrics.",
+        why="a cut prompt is a different question",
         choices=("filter", "cut"),
         text_only=NO_PROMPT,
     )
     heldout_share: float = option(
         0.05,
-        "Share of train_files' questions that is held out, by a hash of the question; not read where there are val_files.",
-        why="of 7,500 questions 370: an accuracy to within 5 points",
+        "Share of the questions in train_files to hold out, chosen by a hash; not read with "
+        "val_files.",
+        why="370 of 7,500 questions: accuracy to within 5 points",
         minimum=0,
         maximum=0.9,
         text_only=NO_FILES,
     )
     num_loader_workers: int = option(
         0,
-        "Processes of a rank that read and tokenize prompts ahead of time; 0: rows are read when they are asked for.",
-        why="a step's rows take milliseconds, a process seconds to start; four pay from 100,000 prompts on",
+        "Processes per rank that read and tokenize prompts ahead; 0: read rows on demand.",
+        why="a step's rows take milliseconds, starting a process seconds; four pay off from "
+        "100,000 prompts on",
         minimum=0,
         text_only=NO_FILES,
     )

@@ -1,6 +1,4 @@
-"""Text and JSON of files that a crash, a copy or another program may have damaged: read whole, or
-refused with the file's name.
-"""
+"""Reads text and JSON files that may be damaged; errors name the file."""
 
 import json
 from pathlib import Path

@@ -1,7 +1,6 @@
 """The two domains of jobs, text and robots, and the names that belong to one of them.
 
-The environment says which domain a job is of: one whose observations are chat messages is text, all
-others act.
+An environment whose observations are chat messages is text; all others are robots.
 """
 
 from collections.abc import Collection
@@ -19,7 +18,7 @@ REWARD_MODEL = "model"  # siirl.engine.reward_manager.reward_model
 
 
 def observation_parts(spec: EnvSpec) -> Collection[str]:
-    """What an observation consists of."""
+    """Names of the parts of an observation."""
     return (
         spec.observation_space.spaces
         if isinstance(spec.observation_space, gymnasium.spaces.Dict)
@@ -28,5 +27,5 @@ def observation_parts(spec: EnvSpec) -> Collection[str]:
 
 
 def is_text(spec: EnvSpec) -> bool:
-    """Whether the environment is talked to."""
+    """Whether observations are chat messages."""
     return MESSAGES in observation_parts(spec)

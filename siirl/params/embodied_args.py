@@ -1,6 +1,4 @@
-"""The second stream of frames of an embodied job: what is filmed for people, beside what the policy
-sees.
-"""
+"""Keys of episode videos, which are separate from the policy's images."""
 
 from dataclasses import dataclass
 
@@ -10,9 +8,7 @@ from siirl.params.fields import option
 
 @dataclass
 class EmbodiedArguments:
-    """Videos of episodes; how many are recorded is trainer.record_episodes and
-    trainer.record_val_episodes.
-    """
+    """Videos of episodes; trainer.record_episodes and record_val_episodes set their number."""
 
     recorder_every: int = option(
         2,
@@ -23,7 +19,7 @@ class EmbodiedArguments:
     recorder_size: int = option(
         256,
         "Height and width of a video in pixels.",
-        why="a gripper can be seen to close",
+        why="shows a gripper closing",
         minimum=16,
         maximum=LARGEST_PICTURE,
     )

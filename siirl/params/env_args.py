@@ -1,5 +1,6 @@
-"""The environment and the servers that host it. Keys that an environment does not take stay null;
-`kwargs` holds what has no key here.
+"""Keys of the environment and its servers.
+
+Keys that an environment does not take stay null; `kwargs` holds arguments without a key here.
 """
 
 from dataclasses import dataclass, field
@@ -19,8 +20,8 @@ POOL_KEYS = (
     "kwargs",
 )
 RENDER_QUALITIES = ("fast", "full")
-SHORTEST_DEADLINE_S = 0.001  # below it nothing can answer, not even within one process
-# pixels; no policy and no video needs more, and a slip of the finger would take all memory
+SHORTEST_DEADLINE_S = 0.001  # no answer is faster, not even within one process
+# pixels; more is a typing error that would take all memory
 LARGEST_PICTURE = 2048
 
 
@@ -31,11 +32,12 @@ class EnvArguments:
     name: str = option(
         "mujoco",
         "Name in envs.registry.ENVS, or `module:Class` of your own.",
-        why="runs from packages alone",
+        why="needs packages only, no downloads",
     )
     tasks: tuple[str, ...] | None = option(
         None,
-        "Tasks to train and evaluate on; null, or env.suite= without them: the environment's own, all of its suite.",
+        "Tasks for training and evaluation; null, or env.suite= without env.tasks=: all tasks "
+        "of the suite, or the environment's default.",
         unique=True,
         filled=True,
     )
@@ -61,7 +63,7 @@ class EnvArguments:
     envs_per_server: int = option(
         1,
         "Environments in one server.",
-        why="env= knows how heavy they are",
+        why="env= sets a fitting number",
         minimum=1,
         maximum=10_000,
     )
@@ -74,13 +76,13 @@ class EnvArguments:
     max_replays: int = option(
         2,
         "Replays of an episode whose server failed, before it counts as failed.",
-        why="one that breaks three servers would break a fourth",
+        why="after three broken servers, a fourth would break too",
         minimum=0,
     )
     max_failed_share: float = option(
         0.05,
-        "Share of a step's episodes that may fail to simulate before the run stops.",
-        why="a hole in the data that hardly shifts it",
+        "Largest share of a step's episodes that may fail; more stop the run.",
+        why="too few to bias the data",
         minimum=0,
         maximum=1,
     )
@@ -96,7 +98,7 @@ class EnvArguments:
     )
     render_quality: str | None = option(
         None,
-        "`fast` (no shadows, reflections, multisampling) or `full`; they look different.",
+        "`fast` (no shadows, reflections, multisampling) or `full`; images differ.",
         choices=RENDER_QUALITIES,
     )
     kwargs: dict[str, Any] = field(
@@ -105,12 +107,10 @@ class EnvArguments:
     )
 
     def constructor_kwargs(self) -> dict[str, Any]:
-        """Keyword arguments for `envs.registry.make_env(self.name, ...)`: what is set, without the
-        pool's keys.
+        """Keyword arguments for `envs.registry.make_env(self.name, ...)`, without the pool's keys.
 
         Raises:
-            ConfigError: A key of the group that `kwargs` gives, too: one of the two would win
-                unseen.
+            ConfigError: An argument that is set both as a key of the group and in `kwargs`.
         """
         given = {
             key: value
@@ -119,7 +119,8 @@ class EnvArguments:
         }
         for name in given.keys() & self.kwargs.keys():
             raise ConfigError(
-                f"env.{name}={as_text(given[name])} and env.kwargs.{name}={as_text(self.kwargs[name])} are one argument of the "
-                f"environment, given twice: set env.{name}, and leave it out of env.kwargs."
+                f"env.{name}={as_text(given[name])} and "
+                f"env.kwargs.{name}={as_text(self.kwargs[name])} set the same argument of the "
+                f"environment: set env.{name}, and remove it from env.kwargs."
             )
         return given | self.kwargs

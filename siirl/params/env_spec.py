@@ -6,7 +6,7 @@ from envs.spec_process import SpecUnknown
 from siirl.errors import ConfigError, MissingAssetError
 from siirl.params.build import as_text
 from siirl.params.plug_ins import import_user_modules
-from siirl.params.references import MISTAKES, is_reference, tell
+from siirl.params.references import MISTAKES, describe_error, is_reference
 from siirl.params.training_args import SiiRLArguments
 
 
@@ -28,7 +28,7 @@ def describe_env(config: SiiRLArguments) -> EnvSpec:
     except MISTAKES as error:
         if is_reference(config.env.name):
             raise ConfigError(
-                f"env.name={config.env.name}: making it raised {tell(error)}."
+                f"env.name={config.env.name}: making it raised {describe_error(error)}."
             ) from error
         if isinstance(error, RuntimeError | ImportError):
             raise MissingAssetError(f"env.name={config.env.name}: {error}") from error
@@ -40,5 +40,6 @@ def describe_env(config: SiiRLArguments) -> EnvSpec:
             else f"env.name={config.env.name}"
         )
         raise ConfigError(
-            f"{asked} env.kwargs={as_text(config.env.kwargs)}: making it and taking one step raised {tell(error)}; look at env.kwargs."
+            f"{asked} env.kwargs={as_text(config.env.kwargs)}: making it and taking one step "
+            f"raised {describe_error(error)}; look at env.kwargs."
         ) from error

@@ -1,5 +1,4 @@
-"""siirl's advantage estimators and their arguments, read from the source of their functions,
-because importing those imports torch.
+"""Names and arguments of the advantage estimators, read from source to avoid importing torch.
 
 A new estimator is a function in `siirl/algos/advantages/estimators.py` under
 `@register_adv_est("name")`: the choices of `algorithm.adv_estimator`, the keys that it reads and

@@ -1,5 +1,4 @@
-"""How a configuration key is declared: a dataclass field whose metadata says what it does, why its
-default is what it is, and its bounds.
+"""Declares configuration keys: dataclass fields with help, reason of the default, and bounds.
 
 Both functions only write metadata, so a user's own dataclass with plain `field(default=...,
 metadata={"help": ...})` works as well. Left out: converting and checking values

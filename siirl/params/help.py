@@ -1,6 +1,4 @@
-"""The text of `--help`: groups with their options, flags, and every key with its type, default,
-meaning and reason.
-"""
+"""Text of `--help`: flags, groups with options, and keys with type, default and reason."""
 
 import inspect
 import textwrap
@@ -17,24 +15,24 @@ WIDTH = 120
 INTRODUCTION = """\
 {usage}
 
-  group=option   choose a part of the configuration (below)
-  key=value      set one key (below); the last one wins: trainer.total_steps=3 env.tasks=[door-open,drawer-open]
+  group=option   select a config group option (below)
+  key=value      set one key (below), for example trainer.total_steps=3; the last value wins
 
 Flags
   --help         this text
   --plan         check everything, print the plan, start nothing
   --cfg job      print the resolved configuration as YAML
-  --config FILE  keys from a YAML file, for example config.yaml of an earlier run; the command line wins over it
+  --config FILE  read keys from a YAML file, for example a run's config.yaml; the command line wins
 """
 
 
 def help_text(*, usage: str, user_groups: Mapping[str, type]) -> str:
-    """Everything that may be set.
+    """Help on flags, groups and keys.
 
     Args:
         usage: The first line, for example `python -m siirl.train [group=option ...] [key=value
             ...]`.
-        user_groups: Groups of the user's own by name.
+        user_groups: The user's groups by name.
     """
     sections = [INTRODUCTION.format(usage=usage), *_groups(), *_keys(user_groups), _old_names()]
     return "\n".join(sections)
@@ -50,7 +48,7 @@ def _groups() -> Iterator[str]:
 
 
 def _keys(user_groups: Mapping[str, type]) -> Iterator[str]:
-    yield "Keys (key=value); groups set many of them, and --cfg job prints what comes out"
+    yield "Keys (key=value); groups set many of them, and --cfg job prints the result"
     for place, cls in (
         *groups_of(SiiRLArguments),
         *((place, cls) for name, own in user_groups.items() for place, cls in groups_of(own, name)),
@@ -86,7 +84,7 @@ def _key(key: Key) -> str:
 
 
 def _old_names() -> str:
-    lines = ["Names of the documents that are still understood"]
+    lines = ["Old names that are still accepted"]
     for (key, value), replacement in ALIASES.items():
         meaning = " ".join(f"{new_key}={new}" for new_key, new in replacement) or EXPLANATIONS[key]
         lines.append(_paragraph(f"{key}={value}", meaning, indent=4, column=52))
@@ -97,11 +95,11 @@ def _first_line(cls: type) -> str:
     text = inspect.getdoc(cls) or ""
     return (
         "" if text.startswith(f"{cls.__name__}(") else text.split("\n")[0]
-    )  # dataclasses make up a signature
+    )  # dataclasses without a docstring get their signature
 
 
 def _paragraph(name: str, text: str, *, indent: int, column: int) -> str:
-    """`name` and beside it, or below where it is long, the wrapped text."""
+    """`name` in the left column and the wrapped text in the right; below if `name` is long."""
     head = " " * indent + name
     first = head.ljust(column) if len(head) < column else head + "\n" + " " * column
     body = textwrap.wrap(text, WIDTH - column) or [""]

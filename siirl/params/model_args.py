@@ -1,6 +1,4 @@
-"""The policy: which model, how it acts, how it is updated. `AlgorithmArguments` is importable from
-here, as the documents have it.
-"""
+"""Keys of the policy: model, acting, update. Re-exports `AlgorithmArguments` for the documents."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -50,25 +48,29 @@ FLAT_SCHEDULES, FALLING_SCHEDULES = (
     ("constant", "constant_with_warmup"),
     ("cosine_with_warmup", "linear_with_warmup"),
 )
-NO_HUB_CODE = "a policy of one's own is named by actor_rollout_ref.model.policy=module:name"
-NO_RECOMPUTING = "of model=openvla_oft it is actor_rollout_ref.model.options.recompute, and a tiny policy's activations are small"
-FIXED_LENGTHS = "the rows of robots are counted by micro_batch_size"
+NO_HUB_CODE = "your own policy is named by actor_rollout_ref.model.policy=module:name"
+NO_RECOMPUTING = (
+    "model=openvla_oft has actor_rollout_ref.model.options.recompute, and a tiny policy has "
+    "small activations"
+)
+FIXED_LENGTHS = "robot jobs set micro_batch_size"
 NO_LM_ENGINE = "robots act through the training module itself"
 
 
 @dataclass
 class LoraArguments:
-    """Adapters of low rank, which are trained instead of the weights (Hu et al. 2021); the model
-    below them is the KL's reference.
+    """Low-rank adapters, trained instead of the weights (Hu et al. 2021).
+
+    The model without adapters is the reference policy of the KL.
     """
 
     rank: int = option(0, "Rank of the adapters; 0: none, all weights are trained.", minimum=0)
     alpha: float = option(
-        32.0, "What the adapters add is scaled by alpha / rank.", why="peft's usual", above=0
+        32.0, "Scale of the adapters' output: alpha / rank.", why="peft's usual", above=0
     )
     target_modules: tuple[str, ...] | None = option(
         None,
-        "Names of the linear layers that get one; null: all but a language model's head.",
+        "Names of the adapted linear layers; null: all except a language model's head.",
         why="QLoRA, section 4",
         unique=True,
         filled=True,
@@ -93,7 +95,7 @@ class ModelArguments:
     path: str | None = option(
         None,
         "Policy folder (config.json, model.safetensors); null: new weights.",
-        why="env= chooses what fits it",
+        why="env= chooses a fitting folder",
     )
     options: dict[str, Any] = field(
         default_factory=dict,
@@ -103,25 +105,25 @@ class ModelArguments:
     )
     dtype: str = option(
         "float32",
-        "Type of the forward and backward passes; weights that are trained stay float32.",
+        "Type of forward and backward passes; trained weights stay float32.",
         why="a CPU is not faster in bfloat16",
         choices=("float32", "bfloat16"),
     )
     trust_remote_code: bool = option(
         False,
         "Run code that comes with a model.",
-        why="safe unless asked for",
+        why="running foreign code must be requested",
         text_only=NO_HUB_CODE,
     )
     gradient_checkpointing: bool = option(
         False,
-        "Compute a block's activations again in the backward pass instead of keeping them.",
-        why="a third more work, for models that need the memory",
+        "Recompute activations in the backward pass instead of storing them.",
+        why="saves memory for a third more compute",
         text_only=NO_RECOMPUTING,
     )
     lora: LoraArguments = field(default_factory=LoraArguments)
     model_type: str = option(
-        "", "Old name: `embodied` or `text`; env= chooses it now.", derived=True
+        "", "Old key: `embodied` or `text`; env= determines it now.", derived=True
     )
 
 
@@ -138,20 +140,21 @@ class OptimizerArguments:
     weight_decay: float = option(0.01, "Decay of AdamW.", why="torch.optim.AdamW's", minimum=0)
     scheduler: str = option(
         "cosine_with_warmup",
-        "Schedule of the learning rate; of your own: from the progress after warm-up, 0 to 1, to a factor.",
-        why="noise of the last steps does not stay; configs/model/tiny_lm.yaml compares it with a constant rate",
+        "Learning-rate schedule; your own maps progress after warm-up (0 to 1) to a factor.",
+        why="the noise of the last steps averages out; configs/model/tiny_lm.yaml compares it "
+        "with a constant rate",
         choices=FLAT_SCHEDULES + FALLING_SCHEDULES,
         plug_in=True,
     )
     warmup_ratio: float = option(
         0.1,
-        "Share of all optimiser steps that warm up.",
-        why="Adam's moments average few gradients at first",
+        "Share of all optimiser steps used for warm-up.",
+        why="Adam's moments average few gradients at the start",
         minimum=0,
         maximum=1,
     )
     warmup_steps: int | None = option(
-        None, "Optimiser steps that warm up; null: by warmup_ratio.", minimum=0
+        None, "Optimiser steps of warm-up; null: by warmup_ratio.", minimum=0
     )
     beta1: float = option(
         0.9, "First-moment decay of AdamW.", why="Adam's", minimum=0, maximum=0.999999
@@ -163,18 +166,17 @@ class OptimizerArguments:
 
 @dataclass
 class ImportanceArguments:
-    """Importance weights `pi_old / pi_rollout` on the policy loss, for samples of an older policy
-    or of another engine.
-    """
+    """Importance weights `pi_old / pi_rollout` for samples of an older policy or another engine."""
 
     level: str | None = option(
         None,
-        "One weight a token, a sequence (product), or its geometric mean; null: none.",
+        "Level of the weights: per token, per sequence (product), or its geometric mean; null: "
+        "none.",
         choices=IMPORTANCE_LEVELS,
     )
     bound: str = option(
         "truncate",
-        "`truncate` holds large weights at high, `mask` drops what is outside.",
+        "`truncate` clamps weights at high, `mask` drops tokens outside the bounds.",
         choices=IMPORTANCE_BOUNDS,
     )
     high: float = option(
@@ -191,12 +193,12 @@ class ImportanceArguments:
 
 @dataclass
 class ActorArguments:
-    """The policy's update."""
+    """Update of the policy."""
 
     strategy: str = option(
         "fsdp",
-        "How weights are spread over ranks.",
-        why="FSDP2; one rank is left plain",
+        "Sharding of the weights over ranks.",
+        why="FSDP2; a single rank is not sharded",
         choices=("fsdp",),
         refused={"megatron": "weights are sharded by FSDP2; take fsdp"},
     )
@@ -205,29 +207,29 @@ class ActorArguments:
     )
     loss_agg_mode: str | None = option(
         None,
-        "How token losses become one; null: as the loss is defined.",
+        "Aggregation of token losses; null: the loss's own.",
         choices=LOSS_AGGREGATIONS,
         plug_in=True,
     )
     loss_options: dict[str, Any] = field(
         default_factory=dict,
         metadata=described(
-            "Options that only this loss has, for example {tau_neg: 1.05}; docs/algorithms.md lists them."
+            "Options of this loss, for example {tau_neg: 1.05}; docs/algorithms.md lists them."
         ),
     )
     importance: ImportanceArguments = field(default_factory=ImportanceArguments)
     clip_ratio: float = option(
         0.2,
-        "Clip range of the probability ratio on both sides: where it is set, a pipeline's clip_ratio_high gives way. pipeline=dapo has two "
-        "bounds of its own.",
+        "Clip range of the probability ratio on both sides; setting it overrides a pipeline's "
+        "clip_ratio_high. pipeline=dapo sets both bounds separately.",
         why="Schulman et al. 2017",
         above=0,
     )
     clip_ratio_low: float | None = option(
-        None, "Lower clip range; null: clip_ratio, or the loss's own.", above=0, maximum=1
+        None, "Lower clip range; null: clip_ratio, or the loss's default.", above=0, maximum=1
     )
     clip_ratio_high: float | None = option(
-        None, "Upper clip range; null: clip_ratio, or the loss's own.", above=0
+        None, "Upper clip range; null: clip_ratio, or the loss's default.", above=0
     )
     clip_ratio_c: float | None = option(
         3.0,
@@ -237,37 +239,39 @@ class ActorArguments:
     )
     entropy_coef: float = option(
         0.0,
-        "Weight of the entropy bonus; below 0 it is a cost, which sharpens the policy.",
-        why="binned actions grow noisy by themselves",
+        "Weight of the entropy bonus; a negative weight penalises entropy.",
+        why="binned actions are noisy without a bonus",
     )
     ppo_epochs: int = option(
         1,
         "Passes over the samples of a step.",
-        why="a second one is off-policy; DeepSeekMath, section 4.2, makes one",
+        why="a second pass is off-policy; DeepSeekMath, section 4.2, uses one",
         minimum=1,
     )
     ppo_mini_batch_size: int = option(
         256,
-        "Prompts of one optimiser step, over all ranks; times actor_rollout_ref.rollout.n gives the trajectories.",
-        why="two optimiser steps on data.train_batch_size: few, so that the ratio stays near 1",
+        "Prompts of one optimiser step, over all ranks; multiplied by "
+        "actor_rollout_ref.rollout.n, it gives the trajectories.",
+        why="two optimiser steps per data.train_batch_size; few steps keep the ratio near 1",
         minimum=1,
     )
     micro_batch_size: int = option(
         8,
-        "Trajectories of one forward pass on a rank; the gradient does not depend on it.",
+        "Trajectories of one forward pass on a rank; does not change the gradient.",
         minimum=1,
     )
     micro_batch_tokens: int | None = option(
         None,
-        "Tokens of one forward pass on a rank, prompts included, instead of micro_batch_size; null: by rows.",
-        why="rows of a few tokens need none",
+        "Tokens of one forward pass on a rank, prompts included, instead of micro_batch_size; "
+        "null: by rows.",
+        why="short rows need no token budget",
         minimum=1,
         text_only=FIXED_LENGTHS,
     )
     max_grad_norm: float | None = option(
         1.0,
         "Clip the gradient to this norm; null: do not.",
-        why="verl's and TRL's; bounds what an outlier adds to Adam's moments",
+        why="verl's and TRL's; bounds an outlier's effect on Adam's moments",
         above=0,
     )
     use_kl_loss: bool = option(
@@ -276,7 +280,7 @@ class ActorArguments:
     kl_loss_coef: float = option(
         0.001,
         "Weight of the KL in the loss.",
-        why="DeepSeekMath uses 0.04, the field less",
+        why="DeepSeekMath uses 0.04, most others less",
         minimum=0,
     )
     kl_loss_type: str = option(
@@ -314,26 +318,27 @@ class RolloutArguments:
     )
     top_p: float = option(
         1.0,
-        "Sample from the smallest set with this probability.",
-        why="less biases the ratio",
+        "Sample from the smallest token set with this total probability.",
+        why="less than 1 biases the ratio",
         above=0,
         maximum=1,
     )
     top_k: int | None = option(
         None,
-        "Sample from so many most likely tokens; null: from all.",
-        why="fewer bias the ratio",
+        "Sample from this many most likely tokens; null: all.",
+        why="a limit biases the ratio",
         minimum=1,
         text_only=NO_LM_ENGINE,
     )
     workflow: str | None = option(
         None,
-        "How an episode runs, `module:name` of your own siirl.engine.rollout.workflow.RolloutWorkflow; null: siirl's.",
+        "Episode workflow: `module:name` of your siirl.engine.rollout.workflow.RolloutWorkflow; "
+        "null: siirl's.",
         text_only=NO_LM_ENGINE,
     )
     stop: tuple[str, ...] = option(
         (),
-        "Texts that end a turn of the model, besides its end token.",
+        "Stop strings that end a turn, in addition to the end token.",
         unique=True,
         text_only=NO_LM_ENGINE,
     )
@@ -348,14 +353,15 @@ class RolloutArguments:
     )
     kv_cache_gib: float = option(
         1.0,
-        "Memory of rollout=vllm for keys and values, in GiB.",
+        "KV-cache memory of rollout=vllm, in GiB.",
         why="37 000 tokens of Qwen2.5 1.5B",
         above=0,
         text_only=NO_LM_ENGINE,
     )
     max_log_prob_gap: float | None = option(
         None,
-        "Largest mean gap between acting and training log-probs of the same weights before the run stops; null: 1e-4 (bfloat16: 1e-2, and "
+        "Largest mean gap between acting and training log-probs of the same weights before the "
+        "run stops; null: 1e-4 (bfloat16: 1e-2, and "
         "3e-2 with vLLM).",
         above=0,
     )
@@ -367,7 +373,7 @@ class RefArguments:
 
     path: str | None = option(
         None,
-        "Its policy folder; null: the policy's own weights at the start.",
+        "Folder of the reference policy; null: the policy's initial weights.",
         why="the KL then measures drift",
     )
 
@@ -389,7 +395,8 @@ class RewardModelArguments:
 
     path: str | None = option(
         None,
-        "A sequence classifier with one output, which reward.name=model (or a part of reward.functions) scores with; a folder or a hub id.",
+        "Folder or hub id of a sequence classifier with one output, for reward.name=model or a "
+        "part of reward.functions.",
         text_only=OWN_REWARD,
     )
     micro_batch_size: int = option(
@@ -401,7 +408,7 @@ class RewardModelArguments:
     )
     trust_remote_code: bool = option(
         False,
-        "Run Python code that its folder or hub id brings.",
+        "Run Python code that comes with the model.",
         why="safety",
         text_only=OWN_REWARD,
     )

@@ -1,6 +1,4 @@
-"""Packages that a run may need beyond the usual ones, and the command that installs them; nothing
-is imported to find out.
-"""
+"""Optional packages of a run and their install commands; checked without importing them."""
 
 import importlib.util
 
@@ -17,5 +15,6 @@ def require_vllm() -> None:
     """
     if importlib.util.find_spec("vllm") is None:
         raise ConfigError(
-            f"actor_rollout_ref.rollout.name=vllm, and vLLM is not installed. Type: {INSTALL_VLLM}   or take rollout=hf."
+            "actor_rollout_ref.rollout.name=vllm, and vLLM is not installed. Type: "
+            f"{INSTALL_VLLM}   or take rollout=hf."
         )

@@ -1,10 +1,10 @@
-"""The command line's `group=option` and `key=value`, and perhaps a file, become one
-`SiiRLArguments`. Hydra and OmegaConf end here.
+"""Parses `group=option`, `key=value` and an optional file into one `SiiRLArguments`.
 
-Later wins: defaults of the dataclasses, configs/train.yaml with its groups, the file of `--config`,
-groups that the command line chooses, keys of the command line. Everything that is wrong with names,
-types and bounds is collected and told at once. Left out: whether values fit each other and the
-machine (`siirl.preflight.config_checks`); sweeps over several values.
+Hydra and OmegaConf objects do not leave this module. Later sources override earlier ones: defaults
+of the dataclasses, configs/train.yaml with its groups, the file of `--config`, groups that the
+command line chooses, keys of the command line. All errors in names, types and bounds are reported
+together. Left out: whether values fit each other and the machine (`siirl.preflight.config_checks`);
+sweeps over several values.
 """
 
 import logging
@@ -53,7 +53,7 @@ ROOT_NAMES = frozenset(field.name for field, _ in fields_of(SiiRLArguments))
 
 @dataclass(frozen=True)
 class Parsed:
-    """A configuration with what should be said about how it came about."""
+    """A configuration with notices about its sources."""
 
     config: SiiRLArguments
     user_groups: Mapping[str, type]
@@ -160,22 +160,27 @@ def _read_override(text: str) -> Assignment:
         override: Override = OverridesParser.create().parse_override(text)
     except HydraException as error:
         raise ConfigError(
-            f"{text!r} (command line) is neither key=value nor group=option. Write no blanks around '=', close every bracket, and quote "
-            "for the shell what has blanks, brackets or commas: 'env.tasks=[push,reach]'. Text with other signs has quotes of its own: "
+            f"{text!r} (command line) is neither key=value nor group=option. Write no blanks "
+            "around '=', close every bracket, and quote "
+            "for the shell what has blanks, brackets or commas: 'env.tasks=[push,reach]'. Text "
+            "with other signs has quotes of its own: "
             "\"trainer.output_dir='runs (new)'\"."
         ) from error
     if override.is_delete():
         raise ConfigError(
-            f"{text!r} (command line): a key cannot be deleted; give it a value, for example {override.key_or_group}=null."
+            f"{text!r} (command line): a key cannot be deleted; give it a value, for example "
+            f"{override.key_or_group}=null."
         )
     if override.is_sweep_override():
         key = override.key_or_group
         raise ConfigError(
-            f"{text!r} (command line): one run has one value. A list is {key}=[a,b]; for a sweep start several runs."
+            f"{text!r} (command line): one run has one value. A list is {key}=[a,b]; for a sweep "
+            "start several runs."
         )
     if override.package is not None:
         raise ConfigError(
-            f"{text!r} (command line): groups cannot be moved with '@'; every group has its place in the configuration."
+            f"{text!r} (command line): groups cannot be moved with '@'; every group has its "
+            "place in the configuration."
         )
     return Assignment(override.key_or_group.replace("/", "."), override.value(), COMMAND_LINE)
 
@@ -227,7 +232,8 @@ def _choices(chosen: Iterable[Assignment]) -> dict[str, str | None]:
             and earlier.value != assignment.value
         ):
             raise ConfigError(
-                f"{assignment.key} is chosen twice, {earlier.value} and {assignment.value} ({assignment.source}): choose one."
+                f"{assignment.key} is chosen twice, {earlier.value} and {assignment.value} "
+                f"({assignment.source}): choose one."
             )
         choices[assignment.key] = assignment
     return {group: assignment.value for group, assignment in choices.items()}
@@ -276,7 +282,8 @@ def _choose_again(tree: DictConfig, chosen: Iterable[Assignment]) -> None:
                 tree.merge_with(compose.load_option(assignment.key, assignment.value))
             except OmegaConfBaseException as error:  # a list in the file where keys belong
                 raise ConfigError(
-                    f"{assignment.key}={assignment.value} cannot be set over the file's keys: {error}"
+                    f"{assignment.key}={assignment.value} cannot be set over the file's keys: "
+                    f"{error}"
                 ) from error
 
 
@@ -303,7 +310,8 @@ def _environment_arguments_once(leaves: Sequence[Assignment]) -> tuple[list[Assi
     rest = {name: value for name, value in own.value.items() if name not in twice}
     values = {ENV_KWARGS: rest, **{f"env.{name}": value for name, value in twice.items()}}
     notices = [
-        f"env.kwargs.{name}={as_text(value)} ({own.source}) is read as env.{name}, which the file has too: the environment got it before."
+        f"env.kwargs.{name}={as_text(value)} ({own.source}) is read as env.{name}, which the "
+        "file has too: the environment got it before."
         for name, value in twice.items()
     ]
     return [
@@ -329,7 +337,8 @@ def _unknown(leaf: Assignment, known: Mapping[str, Key]) -> SiirlError:
     below = [place for place in known if place.startswith(f"{leaf.key}.")]
     if below:
         return ConfigError(
-            f"{leaf.key}={as_text(leaf.value)} ({leaf.source}): {leaf.key} holds keys, such as {below[0]}; set one of them."
+            f"{leaf.key}={as_text(leaf.value)} ({leaf.source}): {leaf.key} holds keys, such as "
+            f"{below[0]}; set one of them."
         )
     return unknown_key(leaf.key, known, source=leaf.source, groups=tuple(options()))
 

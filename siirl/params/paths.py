@@ -1,4 +1,4 @@
-"""Where configs/ and assets/ are: beside the packages in a checkout, inside of siirl in a wheel."""
+"""Paths of configs/ and assets/: next to the packages in a checkout, inside siirl in a wheel."""
 
 from pathlib import Path
 

@@ -1,5 +1,4 @@
-"""Plug-ins by configuration: which keys take `module:name` or a registered name, and the user's
-modules that register names.
+"""Plug-ins: keys that take `module:name` or a registered name, and modules that register names.
 
 One mechanism for all of them. A key declared with `plug_in=True` takes one of its `choices`,
 `module:name`, or a name that a module of the user's own registers; `siirl.dag_worker.registries`
@@ -14,7 +13,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from siirl.errors import ConfigError, SiirlError, UnknownNameError
-from siirl.params.references import MISTAKES, check_reference, is_reference, tell
+from siirl.params.references import MISTAKES, check_reference, describe_error, is_reference
 from siirl.params.schema import Key, keys_of
 from siirl.params.training_args import SiiRLArguments
 
@@ -61,7 +60,8 @@ def import_user_modules(config: SiiRLArguments) -> None:
 def _import(name: str) -> None:
     if not name or not all(part.isidentifier() for part in name.split(".")):
         raise ConfigError(
-            f"{PLACE}={name} is no module: write its dotted name, for example {PLACE}=[my_package.registrations]."
+            f"{PLACE}={name} is no module: write its dotted name, for example "
+            f"{PLACE}=[my_package.registrations]."
         )
     try:
         if importlib.util.find_spec(name) is None:
@@ -70,10 +70,12 @@ def _import(name: str) -> None:
     except (*MISTAKES, SystemExit) as error:
         if isinstance(error, ModuleNotFoundError) and f"{name}.".startswith(f"{error.name}."):
             raise ConfigError(
-                f"{PLACE}={name}: there is no module {error.name!r}. Install it, or put its folder on PYTHONPATH."
+                f"{PLACE}={name}: there is no module {error.name!r}. Install it, or put its "
+                "folder on PYTHONPATH."
             ) from error
         raise ConfigError(
-            f"{PLACE}={name}: importing it raised {tell(error)}. Mend the module, or leave it out."
+            f"{PLACE}={name}: importing it raised {describe_error(error)}. Mend the module, or "
+            "leave it out."
         ) from error
 
 

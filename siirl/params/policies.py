@@ -6,8 +6,8 @@ function that is called with `(spec, path, weights=..., **options)` and returns 
 `siirl.models.Policy`:
 
     spec     envs.base.EnvSpec: the environment that it must fit
-    path     folder of its weights (`actor_rollout_ref.model.path`); None asks for new ones, drawn from torch's generator
-    weights  False: the names and shapes of the folder's weights are checked, and large weights are left unread
+    path     folder of its weights (`actor_rollout_ref.model.path`); None: new random weights
+    weights  False: only check names and shapes, without reading large weights
     options  `actor_rollout_ref.model.options`
 
 It raises ConfigError or ValueError for an environment or an option that does not fit, and

@@ -1,4 +1,4 @@
-"""Text of others on its way to a terminal: signs that would command it are shown as escapes.
+"""Escapes control characters in foreign text before it is printed on a terminal.
 
 Names of tasks, instructions, outcomes, a model's words and errors of the user's own code are
 printed. In them an escape sequence could colour, move or overwrite what is printed before and

@@ -1,4 +1,4 @@
-"""Where the time goes."""
+"""Keys of the profiler."""
 
 from dataclasses import dataclass
 
@@ -7,7 +7,7 @@ from siirl.params.fields import option
 
 @dataclass
 class ProfilerArguments:
-    """torch.profiler on some steps; its traces go to the run folder."""
+    """torch.profiler on selected steps; traces go to the run folder."""
 
     enable: bool = option(False, "Profile the worker of rank 0.", why="slows a step")
     steps: tuple[int, ...] = option(

@@ -1,6 +1,4 @@
-"""`module:name`, the way a user's own class or function is named in the configuration; and how its
-mistakes are told.
-"""
+"""`module:name` references to user code: checked, imported, and checked against a call."""
 
 import importlib
 import importlib.util
@@ -8,7 +6,7 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from envs.mistakes import MISTAKES, tell
+from envs.mistakes import MISTAKES, describe_error
 from siirl.errors import ConfigError
 
 
@@ -18,8 +16,7 @@ def is_reference(name: str) -> bool:
 
 
 def check_reference(reference: str, *, place: str) -> None:
-    """Refuse a reference of the wrong form or to a module that cannot be found; nothing but its
-    parent packages is imported.
+    """Refuse a malformed reference or a missing module; imports only its parent packages.
 
     Raises:
         ConfigError: With the place and the remedy.
@@ -29,7 +26,8 @@ def check_reference(reference: str, *, place: str) -> None:
         part.isidentifier() for part in (*module.split("."), *name.split("."))
     ):
         raise ConfigError(
-            f"{place}={reference} is no reference: write module:name, for example my_package.my_module:MyClass."
+            f"{place}={reference} is not a reference: write module:name, for example "
+            "my_package.my_module:MyClass."
         )
     try:
         found = importlib.util.find_spec(module) is not None
@@ -37,12 +35,13 @@ def check_reference(reference: str, *, place: str) -> None:
         found = False
     if not found:
         raise ConfigError(
-            f"{place}={reference}: there is no module {module!r}. Install its package, or put its folder on PYTHONPATH."
+            f"{place}={reference}: there is no module {module!r}. Install its package, or put "
+            "its folder on PYTHONPATH."
         )
 
 
 def load_reference(reference: str, *, place: str) -> Any:
-    """Import what a reference names.
+    """Import the object that a reference names.
 
     Raises:
         ConfigError: No such module or name, or a module that raises while it is imported.
@@ -53,7 +52,7 @@ def load_reference(reference: str, *, place: str) -> Any:
         loaded: Any = importlib.import_module(module)
     except (*MISTAKES, SystemExit) as error:
         raise ConfigError(
-            f"{place}={reference}: importing {module!r} raised {tell(error)}."
+            f"{place}={reference}: importing {module!r} raised {describe_error(error)}."
         ) from error
     for part in name.split("."):
         try:
@@ -71,29 +70,31 @@ def check_call(
     place: str,
     call: str,
 ) -> None:
-    """Refuse what cannot be called with these arguments; nothing is called.
+    """Refuse an object that does not take these arguments; calls nothing.
 
     Args:
-        function: What a reference named.
-        arguments: Of the call, by position.
-        options: Of the call, by name.
+        function: The referenced object.
+        arguments: Positional arguments of the call.
+        options: Keyword arguments of the call.
         place: `key=reference`, for messages.
-        call: How it is called, for messages: `(spec, path, **options)`.
+        call: The call as text, for messages: `(spec, path, **options)`.
 
     Raises:
-        ConfigError: It cannot be called at all, or not like that.
+        ConfigError: It is not callable, or its signature differs.
     """
     if not callable(function):
         raise ConfigError(
-            f"{place} is of type {type(function).__name__} and cannot be called: it is called with {call}."
+            f"{place} is of type {type(function).__name__} and cannot be called: it is called "
+            f"with {call}."
         )
     try:
         signature = inspect.signature(function)
     except ValueError:
-        return  # some classes that are written in C do not tell
+        return  # some classes that are written in C do not describe_error
     try:
         signature.bind(*arguments, **options)
     except TypeError as error:
         raise ConfigError(
-            f"{place} is called with {call}, which its signature {signature} does not take: {error}."
+            f"{place} is called with {call}, which its signature {signature} does not take: "
+            f"{error}."
         ) from error

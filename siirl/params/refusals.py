@@ -1,4 +1,4 @@
-"""Several things may be wrong with a configuration; they are told together."""
+"""Raises several configuration errors as one."""
 
 from collections.abc import Sequence
 
@@ -9,9 +9,7 @@ REFUSALS = (ConfigError, MissingAssetError, CheckpointError)
 
 
 def refuse(problems: Sequence[SiirlError]) -> None:
-    """Raise nothing for no problem, the problem itself if it is the only one, else one ConfigError
-    that lists them all.
-    """
+    """Raise a single error itself, several as one ConfigError that lists them; none: return."""
     if not problems:
         return
     if len(problems) == 1:

@@ -1,4 +1,4 @@
-"""The last line of a run that ended early: its newest checkpoint, and the key that resumes it."""
+"""Final message of a run that ended early: its newest checkpoint and the key that resumes it."""
 
 from pathlib import Path
 
@@ -7,9 +7,7 @@ NEWEST_CHECKPOINT = "checkpoints/latest"
 
 
 def way_on(folder: Path, before: str | None = None) -> str:
-    """What a run that ended early has left, and how to go on from it, or from `before`, which it
-    had gone on from itself.
-    """
+    """Describe how to resume a run that ended early, or `before`, the run that it resumed."""
     pointer = folder / NEWEST_CHECKPOINT
     if not pointer.is_file() and before is not None:
         return f"There is no newer checkpoint than before\nGo on with trainer.resume={before}"

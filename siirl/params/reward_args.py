@@ -1,4 +1,4 @@
-"""How an episode is rewarded."""
+"""Keys of the reward."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -15,16 +15,14 @@ from vjepa.reward_settings import TrajectoryRewardConfig
 REWARDS = ("success", "return", "srpo", "srpo_released", "oracle", "model")
 VIDEO_REWARDS = ("srpo", "srpo_released")
 TEXT_REWARDS = ("success", "return", "model")
-"""Rewards of text that are no function of the user's own."""
+"""Built-in rewards of text."""
 MANAGERS = ("naive", "parallel", "dapo")
 OWN_REWARD = "name a trajectory reward by reward.name=module:name"
 PART_KEYS = ("name", "path", "weight", "data_sources", "batched")
 
 
 def _of_vjepa(name: str) -> Any:
-    """A key with the default, help, reason and bounds of the setting `name` of the trajectory
-    reward.
-    """
+    """Option with default, help, reason and bounds of field `name` of TrajectoryRewardConfig."""
     setting = next(
         field for field in dataclasses.fields(TrajectoryRewardConfig) if field.name == name
     )
@@ -33,27 +31,29 @@ def _of_vjepa(name: str) -> Any:
 
 @dataclass
 class RewardArguments:
-    """The trajectory reward; `vjepa.reward` explains the keys that srpo reads,
-    `vjepa.released_reward` why srpo_released reads few.
+    """The trajectory reward; see `vjepa.reward` for srpo, `vjepa.released_reward` for
+    srpo_released.
     """
 
     name: str = option(
         "success",
-        "success (0/1), return (sum of rewards), srpo (distance of the video to successes), srpo_released (as siiRL published it, with "
-        "its flaws, for comparison), oracle (true distance, for comparison), model (reward_model.path, for text), or `module:name`, "
-        "which makes a manager.",
+        "success (0/1), return (sum of rewards), srpo (distance of the video to successes), "
+        "srpo_released (as siiRL published it, for comparison), oracle (true distance, for "
+        "comparison), model (reward_model.path, for text), or `module:name` of a manager "
+        "factory.",
         why="pipeline=embodied_srpo sets srpo",
     )
     alpha: float = _of_vjepa("alpha")
     encoder: str | None = option(
         "tiny",
-        "Video encoder: tiny (shipped), a V-JEPA 2 folder or file, a hub id; null: none, for a reward of your own that sees no video.",
+        "Video encoder: tiny (shipped), a V-JEPA 2 folder or file, a hub id; null: none, for "
+        "your own reward without videos.",
         why="runs without a download",
     )
     frame_every: int = option(
         8,
         "Environment steps between two frames for the encoder.",
-        why="a chunk boundary: no extra image",
+        why="chunk boundaries need no extra image",
         minimum=1,
     )
     bank_size: int = _of_vjepa("bank_size")
@@ -62,41 +62,47 @@ class RewardArguments:
     min_samples: int = _of_vjepa("min_samples")
     eps_scale: float = _of_vjepa("eps_scale")
     demonstrations: str | None = option(
-        None, "Clips that serve as successes from the start.", why="own successes alone"
+        None,
+        "Clips that count as successes from the start.",
+        why="only the run's own successes count",
     )
     functions: tuple[dict[str, Any], ...] = option(
         (),
-        "Parts of a text's reward, which are added up; they take the place of `name`. Each is a mapping: name (success, return, model, "
-        "module:name, or with path a function of that file), weight (1), data_sources (all), batched (false: called once a sample).",
+        "Parts of a text reward, summed; they replace `name`. Each is a mapping: name (success, "
+        "return, model, "
+        "module:name, or with path a function of that file), weight (1), data_sources (all), "
+        "batched (false: one call per sample).",
         why="the environment's own reward needs none",
         text_only=OWN_REWARD,
     )
     manager: str = option(
         "naive",
-        "How reward functions run: naive (one process, one after another), parallel (num_workers processes), dapo (parallel, and "
-        "algorithm.overlong must have a penalty).",
+        "How reward functions run: naive (one process, one after another), parallel "
+        "(num_workers processes), dapo (parallel; requires algorithm.overlong.penalty).",
         why="most functions take microseconds",
         choices=MANAGERS,
         text_only=OWN_REWARD,
     )
     num_workers: int = option(
         4,
-        "Processes of a rank for reward functions, with manager=parallel or dapo.",
+        "Processes per rank for reward functions, with manager=parallel or dapo.",
         why="as MathEnv, per core",
         minimum=1,
         text_only=OWN_REWARD,
     )
     timeout_s: float = option(
         30.0,
-        "Seconds of a call of a reward function, after which its process is killed and the sample is dropped.",
-        why="a judge over the network answers within; arithmetic takes microseconds",
+        "Time limit of a reward function call in seconds; then its process is killed and the "
+        "sample dropped.",
+        why="enough for a judge over the network; arithmetic takes microseconds",
         minimum=SHORTEST_DEADLINE_S,
         text_only=OWN_REWARD,
     )
     max_failed_share: float = option(
         0.05,
-        "Share of a step's samples that may be dropped because their reward failed; more stop the run.",
-        why="as env.max_failed_share: a hole in the data that hardly shifts it",
+        "Largest share of a step's samples with a failed reward, which are dropped; more stop "
+        "the run.",
+        why="as env.max_failed_share: too few to bias the data",
         minimum=0,
         maximum=1,
         text_only=OWN_REWARD,
@@ -105,9 +111,7 @@ class RewardArguments:
 
 @dataclass
 class CustomRewardArguments:
-    """A reward function of the user's own, for text; the short form of a reward.functions with one
-    entry.
-    """
+    """A user's reward function for text: short form of reward.functions with one entry."""
 
     path: str | None = option(
         None, "Python file that defines it; null: name is `module:name`.", text_only=OWN_REWARD
@@ -126,13 +130,13 @@ class RewardPart:
     path: str | None = None
     weight: float = 1.0
     data_sources: tuple[str, ...] = ()
-    """Rows of these are rewarded by it; empty: all rows."""
+    """Data sources whose rows it rewards; empty: all."""
     batched: bool = False
-    """Called with lists, for many samples at once."""
+    """Whether it is called with lists of samples."""
 
     @property
     def is_function(self) -> bool:
-        """Whether it is code of the user's own."""
+        """Whether it is user code."""
         return self.name not in TEXT_REWARDS
 
     @property
@@ -142,12 +146,10 @@ class RewardPart:
 
 
 def reward_parts(reward: RewardArguments, custom: CustomRewardArguments) -> tuple[RewardPart, ...]:
-    """What a text's reward consists of: reward.functions and custom_reward_function where they are
-    given, else reward.name.
+    """Parts of a text reward: reward.functions and custom_reward_function, else reward.name.
 
     Raises:
-        ConfigError: An entry that cannot be one; files and modules are looked for, and not
-            imported.
+        ConfigError: An invalid entry; files and modules must exist, but are not imported.
         UnknownNameError: An unknown key or name.
     """
     parts = [
@@ -160,7 +162,8 @@ def reward_parts(reward: RewardArguments, custom: CustomRewardArguments) -> tupl
         )
     elif custom.path is not None:
         raise ConfigError(
-            f"custom_reward_function.path={custom.path} is a file: name the function in it by custom_reward_function.name."
+            f"custom_reward_function.path={custom.path} is a file: set "
+            "custom_reward_function.name to a function in it."
         )
     if not parts:
         parts = [_part({"name": reward.name}, place="reward")]
@@ -168,13 +171,14 @@ def reward_parts(reward: RewardArguments, custom: CustomRewardArguments) -> tupl
     repeated = [label for label in labels if labels.count(label) > 1]
     if repeated:
         raise ConfigError(
-            f"Two parts of the reward are called {repeated[0]!r}, and are logged by name: rename one of the functions."
+            f"Two parts of the reward are named {repeated[0]!r}, and metrics are logged by name: "
+            "rename one of the functions."
         )
     return tuple(parts)
 
 
 def needs_texts(parts: tuple[RewardPart, ...]) -> bool:
-    """Whether a part reads the texts of an episode, which then travel as columns of strings."""
+    """Whether a part reads the episode's texts, which then become string columns."""
     return any(part.is_function or part.name == "model" for part in parts)
 
 
@@ -209,7 +213,8 @@ def _check_place(part: RewardPart, *, place: str) -> None:
     if part.path is not None:
         if not Path(part.path).expanduser().is_file():
             raise ConfigError(
-                f"{place}.path={part.path}: there is no such file. Give the Python file that defines {part.name!r}."
+                f"{place}.path={part.path}: there is no such file. Give the Python file that "
+                f"defines {part.name!r}."
             )
         if not part.name.isidentifier():
             raise ConfigError(f"{place}.name={part.name} is no name of a function in {part.path}.")

@@ -1,6 +1,4 @@
-"""The configuration's dataclasses seen as a flat list of keys: what `--help` prints and what
-unknown keys are compared with.
-"""
+"""Flattens the configuration's dataclasses to a list of keys, for `--help` and unknown keys."""
 
 import dataclasses
 import difflib
@@ -76,7 +74,7 @@ def value_of(config: Any, place: str) -> Any:
 
 
 def type_name(hint: Any) -> str:
-    """How an annotation is told to a user: `int or null`, `list of str`."""
+    """An annotation as shown to users: `int or null`, `list of str`."""
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if origin in (typing.Union, types.UnionType):
         return " or ".join("null" if part is type(None) else type_name(part) for part in arguments)

@@ -1,7 +1,6 @@
-"""What follows from the sizes in the configuration: ranks, trajectories, mini-batches, and which
-forward passes a step needs.
+"""Sizes derived from the configuration: ranks, trajectories, mini-batches, needed forward passes.
 
-One home for these rules, so that the plan says what the workers do.
+Plan and workers share these rules.
 """
 
 from siirl.params.references import is_reference

@@ -1,4 +1,4 @@
-"""How the threads of a rank wait for each other, where other programs want the cores too.
+"""Shortens the busy waits of OpenMP threads, for cores shared with other programs.
 
 GNU OpenMP, which PyTorch's CPU kernels run on, lets a thread that is done with its part spin for
 milliseconds until the others are (GOMP_SPINCOUNT, 300,000 turns by default). Two runs on the same

@@ -1,6 +1,4 @@
-"""The run: how long, how often it is tested and saved, where it writes; and the root of the
-configuration, `SiiRLArguments`.
-"""
+"""Keys of the run (length, evaluation, checkpoints, output) and the root, `SiiRLArguments`."""
 
 from dataclasses import dataclass, field
 
@@ -16,34 +14,36 @@ from siirl.params.profiler_args import ProfilerArguments
 from siirl.params.reward_args import CustomRewardArguments, RewardArguments
 
 LOGGERS = ("console", "tensorboard", "wandb")
-SHORTEST_GRACE_S = 1.0  # in less, no step ends and no checkpoint is written
+SHORTEST_GRACE_S = 1.0  # less is too short to end a step and write a checkpoint
 SHORTEST_HANG_MINUTES = (
-    0.05  # three seconds; a healthy run pauses for one, to import a module or to make a simulator
+    0.05  # three seconds; a healthy run pauses for one to import a module or build a simulator
 )
-NO_EPOCHS = "start states are drawn without end; bound the run by trainer.total_steps or trainer.max_minutes"
+NO_EPOCHS = (
+    "start states are drawn endlessly; bound the run by trainer.total_steps or trainer.max_minutes"
+)
 
 
 @dataclass
 class TrainingArguments:
-    """The run."""
+    """Length, evaluation, checkpoints and output of the run."""
 
     nnodes: int = option(
         1, "Machines of a Ray cluster (docs/clusters.md), n_gpus_per_node ranks on each.", minimum=1
     )
     n_gpus_per_node: int = option(
-        1, "Ranks on a machine: GPUs, or CPU processes where there is none.", minimum=1
+        1, "Ranks on a machine: GPUs, or CPU processes on a machine without GPU.", minimum=1
     )
     threads_per_rank: int | None = option(
         None,
-        "Processor threads of a rank that computes on a CPU; null: the machine's cores divided by its ranks. While simulators run, which "
-        "share the cores, a robots' policy acts on one.",
-        why="two ranks' threads on contended cores collapse",
+        "CPU threads of a rank without GPU; null: the machine's cores divided by its ranks. "
+        "During rollouts a robot policy uses one thread, because simulators share the cores.",
+        why="throughput collapses when ranks compete for cores",
         minimum=1,
     )
     total_epochs: int = option(
         30,
         "Passes over the prompts of data.train_files after which the run ends.",
-        why="verl's; total_steps or max_minutes usually ends a run before",
+        why="verl's; total_steps or max_minutes usually ends a run earlier",
         minimum=1,
         text_only=NO_EPOCHS,
     )
@@ -64,11 +64,11 @@ class TrainingArguments:
     test_freq: int = option(
         5,
         "Steps between two evaluations; -1: only at the end.",
-        why="an evaluation takes rollouts, as a step does",
+        why="an evaluation costs rollouts, as a step does",
         minimum=-1,
     )
     val_before_train: bool = option(
-        True, "Evaluate before the first step.", why="a gain needs a before"
+        True, "Evaluate before the first step.", why="a gain needs a baseline"
     )
     val_episodes: int = option(
         20,
@@ -78,13 +78,13 @@ class TrainingArguments:
     )
     val_seed_offset: int = option(
         0,
-        "Seed of the first held-out episode of each task; training has the seeds from 1,000,000 on.",
+        "First seed of the held-out episodes of each task; training uses seeds from 1,000,000 on.",
         why="any will do",
         minimum=0,
     )
     val_samples: int = option(
         1,
-        "Sampled answers to each held-out prompt; from 2 on pass@k is reported, too.",
+        "Sampled answers to each held-out prompt; from 2 on, pass@k is also reported.",
         why="pass@k costs k times as much",
         minimum=1,
     )
@@ -94,31 +94,32 @@ class TrainingArguments:
         why="a poor baseline is noise, not bias",
         minimum=0,
     )
-    project_name: str = option("siirl", "Heading of reports and dashboards.")
-    experiment_name: str = option("run", "Folder of the run in output_dir.")
+    project_name: str = option("siirl", "Project name in reports and dashboards.")
+    experiment_name: str = option("run", "Folder of the run below output_dir.")
     logger: tuple[str, ...] = option(
         ("console", "tensorboard"),
-        "What shows the metrics, beside metrics.jsonl.",
+        "Metric writers in addition to metrics.jsonl.",
         choices=LOGGERS,
         plug_in=True,
         unique=True,
     )
     resume: str | None = option(
         None,
-        "Go on from a run folder or a checkpoint; `auto`: the newest run of this experiment_name.",
+        "Resume from a run folder or a checkpoint; `auto`: the newest run of this experiment_name.",
     )
     grace_s: float = option(
         25.0,
-        "Seconds in which a run ends after SIGTERM, SIGHUP or Ctrl-C, with a checkpoint of what it has trained; a second one ends it at "
-        "once.",
+        "Seconds for a run to save a checkpoint and end after SIGTERM, SIGHUP or Ctrl-C; a "
+        "second signal ends it at once.",
         why="Kubernetes and Slurm kill after 30 (terminationGracePeriodSeconds, KillWait)",
         minimum=SHORTEST_GRACE_S,
         maximum=86_400,
     )
     hang_minutes: float | None = option(
         30.0,
-        "Minutes without any progress, of a node, an episode or a micro-batch, after which the run ends with stack traces; null: never.",
-        why="a 7B policy of 15 GB loads in 25 from a disk of 10 MB/s; torch's own limit for gloo, too",
+        "Minutes without progress of any node, episode or micro-batch after which the run ends "
+        "with stack traces; null: never.",
+        why="a 7B policy of 15 GB loads in 25 from a disk of 10 MB/s; also torch's limit for gloo",
         minimum=SHORTEST_HANG_MINUTES,
         maximum=1200,
     )
@@ -128,32 +129,34 @@ class TrainingArguments:
     )
     deterministic: bool = option(
         False,
-        "Same run, same numbers, bit for bit on CPU.",
-        why="waiting for a fixed order costs speed",
+        "Make runs bit-reproducible on CPU.",
+        why="a fixed order costs speed",
     )
     record_episodes: int = option(
         2,
-        "Training episodes of a step that become videos.",
+        "Training episodes of a step to record as videos.",
         why="a look, not an archive",
         minimum=0,
     )
     record_val_episodes: int = option(
-        4, "Episodes of an evaluation that become videos.", why="a look, not an archive", minimum=0
+        4, "Episodes of an evaluation to record as videos.", why="a look, not an archive", minimum=0
     )
     save_rollouts: int = option(
         64,
-        "Rollouts of a step, and of an evaluation, that are written to rollouts/ with tokens and log-probs; -1: all, 0: none.",
-        why="whole groups to read; of 500 tokens each they are a megabyte a step",
+        "Rollouts of a step, and of an evaluation, to write to rollouts/ with tokens and "
+        "log-probs; -1: all, 0: none.",
+        why="whole groups to read; at 500 tokens each, a megabyte per step",
         minimum=-1,
         text_only="episodes of robots are recorded as videos: trainer.record_episodes",
     )
-    blind: bool = option(False, "Show the policy black images: the control for seeing.")
+    blind: bool = option(False, "Give the policy black images: a control experiment for vision.")
 
 
 @dataclass
 class SiiRLArguments:
-    """Everything that fixes a run. A user's own group is an attribute of its name
-    (siirl.params.user_groups).
+    """Complete configuration of a run.
+
+    A user's group is an attribute of its name (siirl.params.user_groups).
     """
 
     algorithm: AlgorithmArguments = field(default_factory=AlgorithmArguments)
@@ -170,11 +173,12 @@ class SiiRLArguments:
     profiler: ProfilerArguments = field(default_factory=ProfilerArguments)
     user_modules: tuple[str, ...] = option(
         (),
-        "Modules of your own, which are imported before names are looked up, in every process: what they register is then known.",
+        "Your modules, imported in every process before names are looked up, so that they can "
+        "register names.",
     )
     user_groups: dict[str, str] = field(
         default_factory=dict,
         metadata=described(
-            "Groups of your own: {name: module:Dataclass}; config.<name> then holds an instance."
+            "Your config groups: {name: module:Dataclass}; config.<name> holds an instance."
         ),
     )

@@ -1,4 +1,4 @@
-"""Groups of the user's own: `+user_groups.my_custom=my_module:MyCustomArguments` makes
+"""User config groups: `+user_groups.my_custom=my_module:MyCustomArguments` makes
 `config.my_custom` an instance of that dataclass.
 
 Its keys are set like all others (`my_custom.enable_feature=true`, or in a file given by
@@ -18,11 +18,11 @@ def load_user_groups(references: Mapping[str, str], *, taken: frozenset[str]) ->
 
     Args:
         references: `config.user_groups`.
-        taken: Names of the groups that are there already.
+        taken: Names of the existing groups.
 
     Raises:
-        ConfigError: A name that is taken, a module that is not there, something that is no
-            dataclass or lacks a default.
+        ConfigError: A taken name, a missing module, or a class that is not a dataclass or lacks a
+            default.
     """
     return {name: _load(name, reference, taken) for name, reference in references.items()}
 
@@ -30,7 +30,7 @@ def load_user_groups(references: Mapping[str, str], *, taken: frozenset[str]) ->
 def _load(name: str, reference: str, taken: frozenset[str]) -> type:
     place = f"user_groups.{name}"
     if name in taken:
-        raise ConfigError(f"{place}: {name!r} is a group of siirl's; choose another name.")
+        raise ConfigError(f"{place}: {name!r} is a built-in group; choose another name.")
     if not name.isidentifier():
         raise ConfigError(
             f"{place}: a group is read as config.<name>, so {name!r} must be a Python identifier."
@@ -47,6 +47,6 @@ def _load(name: str, reference: str, taken: frozenset[str]) -> type:
     ]
     if required:
         raise ConfigError(
-            f"{place}={reference}: give {', '.join(required)} a default; a configuration is complete without being told so."
+            f"{place}={reference}: give {', '.join(required)} a default; every key needs one."
         )
     return cls

@@ -1,6 +1,4 @@
-"""Weights in a model's folder, looked at without torch: which files hold them, whether these are
-whole, what the folder notes.
-"""
+"""Inspects weights in a model folder without torch: files, completeness, learnt tasks."""
 
 import json
 import struct
@@ -79,7 +77,8 @@ def weight_files(folder: Path) -> list[Path]:
     if missing:
         more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
         raise CheckpointError(
-            f"{folder} lacks {missing[0]}{more}: {INDEX_FILE} names {len(names)} files that hold the weights together. Copy or download "
+            f"{folder} lacks {missing[0]}{more}: {INDEX_FILE} names {len(names)} files that hold "
+            "the weights together. Copy or download "
             "what is missing."
         )
     return [folder / name for name in names]
@@ -93,7 +92,8 @@ def _named_by(index: Path) -> list[str]:
             raise ValueError("it names no files of its folder")
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise CheckpointError(
-            f"{index} does not say which files hold the weights ({error!r}). Copy or download it again."
+            f"{index} does not say which files hold the weights ({error!r}). Copy or download it "
+            "again."
         ) from error
     return names
 

@@ -57,7 +57,7 @@ def read_plain(path: Path) -> Any:
     return yaml.load(text, Loader=_UniqueKeys)
 
 
-def tell_unreadable(error: BaseException) -> str:
+def describe_yaml_error(error: BaseException) -> str:
     """What is wrong with the text, in one sentence without its full stop."""
     if isinstance(error, RecursionError):
         return "it is nested too deeply"

@@ -1,4 +1,4 @@
-"""What can be told of a text job's model, prompts and reward before a process starts."""
+"""Checks of a text job's model, prompts and reward before any process starts."""
 
 from siirl.dag_worker.text_components import make_language_model, make_tokenizer
 from siirl.data_coordinator.prompts.joined_files import open_prompt_files
@@ -14,20 +14,21 @@ from siirl.params.paths import find
 from siirl.params.reward_args import reward_parts
 from siirl.params.weight_files import may_be_hub_id, parameters_in
 
-# parameters: up to here a model is loaded before the start as well, in a second or two
+# parameters: smaller models are also loaded before the start, which takes a second or two
 LOADED_TWICE = 100_000_000
 MODEL = "actor_rollout_ref.model.path"
 
 
 def check_text(config: SiiRLArguments) -> None:
-    """Look for the models; load tokenizer, and model where it is small; open the files; load the
-    reward's functions in a process each.
+    """Check models, tokenizer, prompt files and reward functions.
+
+    Loads the tokenizer, a small model, and each reward function in its own process.
 
     Raises:
-        ConfigError: A tokenizer that no response could end with, lengths beyond the model's, rows
-            that are no prompts, a function that is unknown or cannot be called with what it gets.
+        ConfigError: A tokenizer without an end token, lengths beyond the model's, rows without
+            prompts, or a reward function that is unknown or does not take its arguments.
         MissingAssetError: No such folder, hub id or file.
-        CheckpointError: Weights that are not whole.
+        CheckpointError: Truncated or damaged weights.
     """
     path = config.actor_rollout_ref.model.path
     assert path is not None
@@ -48,7 +49,7 @@ def check_text(config: SiiRLArguments) -> None:
 
 
 def check_sources(config: SiiRLArguments) -> None:
-    """Refuse a model that is neither a folder nor on the hub, with the key that names it."""
+    """Refuse a model that is neither a folder nor on the hub, and name its key."""
     actor = config.actor_rollout_ref
     paths = {MODEL: actor.model.path, "critic.path": config.critic.path}
     if sizes.needs_reference(config):
@@ -59,9 +60,7 @@ def check_sources(config: SiiRLArguments) -> None:
 
 
 def check_reward_parts(config: SiiRLArguments) -> None:
-    """Refuse a reward model that the hub does not have, and functions that cannot be loaded or
-    called.
-    """
+    """Refuse a reward model missing on the hub, and functions that cannot be loaded or called."""
     model = config.reward_model.path
     for part in reward_parts(config.reward, config.custom_reward_function):
         if part.is_function:
@@ -76,9 +75,7 @@ def check_reward_parts(config: SiiRLArguments) -> None:
 
 
 def check_fit(config: SiiRLArguments, *, model: LanguageModel, tokenizer: ChatTokenizer) -> None:
-    """Refuse texts that are longer than the model can be, and a tokenizer with tokens that it does
-    not have.
-    """
+    """Refuse lengths beyond the model's limit, and a tokenizer with more tokens than the model."""
     data, path = config.data, config.actor_rollout_ref.model.path
     check_lengths(
         max_prompt_length=data.max_prompt_length,
@@ -87,5 +84,6 @@ def check_fit(config: SiiRLArguments, *, model: LanguageModel, tokenizer: ChatTo
     )
     if tokenizer.vocab_size > model.vocab_size:
         raise ConfigError(
-            f"{MODEL}={path}: its tokenizer has {tokenizer.vocab_size} tokens and its head {model.vocab_size}: these are two models."
+            f"{MODEL}={path}: its tokenizer has {tokenizer.vocab_size} tokens, its head "
+            f"{model.vocab_size}: they belong to different models."
         )

@@ -1,9 +1,8 @@
-"""What cannot work although every key is right by itself: sizes that do not divide, choices that
-contradict.
+"""Checks of keys against each other: sizes that do not divide, choices that contradict.
 
-Each check yields errors that name the value, the place and the remedy; the caller tells them
-together. Left out: the machine (`siirl.preflight.machine`), files (`siirl.preflight.needed_files`),
-and keys that nothing reads (`siirl.preflight.unread`).
+Each check yields errors with value, place and remedy; the caller reports them together. Left out:
+the machine (`siirl.preflight.machine`), files (`siirl.preflight.needed_files`), and keys that
+nothing reads (`siirl.preflight.unread`).
 """
 
 from collections.abc import Collection, Iterator
@@ -39,13 +38,13 @@ ROLLOUT = "actor_rollout_ref.rollout"
 
 
 def config_problems(config: SiiRLArguments) -> list[SiirlError]:
-    """Everything that the configuration alone tells."""
+    """Errors that follow from the configuration alone."""
     checks = (_ranks, _batches, _evaluation, _algorithm, _reward, _length, _names, _processes)
     return [*(problem for check in checks for problem in check(config)), *critic_problems(config)]
 
 
 def environment_problems(config: SiiRLArguments, spec: EnvSpec) -> list[SiirlError]:
-    """What does not fit the environment's spec."""
+    """Settings that do not fit the environment's spec."""
     problems = [] if is_text(spec) else [*_reward_of(config, spec), *_tasks_of(config, spec)]
     problems += [*_blind(config, spec), *_task_shares(config, spec)]
     return [
@@ -56,24 +55,26 @@ def environment_problems(config: SiiRLArguments, spec: EnvSpec) -> list[SiirlErr
 
 
 def warnings_of(config: SiiRLArguments, spec: EnvSpec) -> list[str]:
-    """What works, but hardly as somebody wants it."""
+    """Warnings about settings that work but are probably not intended."""
     return [*_warnings(config), *overlong_notices(config, text=is_text(spec))]
 
 
 def _ranks(config: SiiRLArguments) -> Iterator[SiirlError]:
     ranks = sizes.ranks(config)
-    told = f"ranks = trainer.nnodes x trainer.n_gpus_per_node = {ranks}"
+    ranks_text = f"ranks = trainer.nnodes x trainer.n_gpus_per_node = {ranks}"
     batch = config.data.train_batch_size
     if batch % ranks:
         nearest = max(1, round(batch / ranks)) * ranks
         yield ConfigError(
-            f"data.train_batch_size={batch} is not divisible by {told}, each of which rolls out its own: make it {nearest}."
+            f"data.train_batch_size={batch} is not divisible by {ranks_text}, each of which "
+            f"rolls out its share: make it {nearest}."
         )
     mini_batch = sizes.trajectories_per_mini_batch(config)
     if mini_batch % ranks:
         yield ConfigError(
             f"{ACTOR}.ppo_mini_batch_size={config.actor_rollout_ref.actor.ppo_mini_batch_size} x "
-            f"{ROLLOUT}.n={config.actor_rollout_ref.rollout.n} = {mini_batch} trajectories are not divisible by {told}: change one of them."
+            f"{ROLLOUT}.n={config.actor_rollout_ref.rollout.n} = {mini_batch} trajectories are "
+            f"not divisible by {ranks_text}: change one of them."
         )
 
 
@@ -88,7 +89,8 @@ def _batches(config: SiiRLArguments) -> Iterator[SiirlError]:
             key=lambda size: abs(size - mini_batch),
         )
         yield ConfigError(
-            f"{ACTOR}.ppo_mini_batch_size={mini_batch} does not divide data.train_batch_size={batch} "
+            f"{ACTOR}.ppo_mini_batch_size={mini_batch} does not divide "
+            f"data.train_batch_size={batch} "
             f"(both count prompts over all ranks): make it {nearest}, or another divisor."
         )
 
@@ -97,12 +99,15 @@ def _evaluation(config: SiiRLArguments) -> Iterator[SiirlError]:
     first, episodes = config.trainer.val_seed_offset, config.trainer.val_episodes
     if episodes > FIRST_DEMONSTRATION_SEED:
         yield ConfigError(
-            f"trainer.val_episodes={episodes}: a task has {FIRST_DEMONSTRATION_SEED} held-out seeds; take at most as many."
+            f"trainer.val_episodes={episodes}: a task has {FIRST_DEMONSTRATION_SEED} held-out "
+            "seeds; take at most as many."
         )
     elif first + episodes > FIRST_DEMONSTRATION_SEED:
         yield ConfigError(
-            f"trainer.val_seed_offset={first} with trainer.val_episodes={episodes} takes seeds up to {first + episodes - 1}, and those "
-            f"from {FIRST_DEMONSTRATION_SEED} on are the demonstrations' and training's: make the first at most "
+            f"trainer.val_seed_offset={first} with trainer.val_episodes={episodes} takes seeds "
+            f"up to {first + episodes - 1}, but those "
+            f"from {FIRST_DEMONSTRATION_SEED} on belong to demonstrations and training: make "
+            "val_seed_offset at most "
             f"{FIRST_DEMONSTRATION_SEED - episodes}."
         )
 
@@ -111,22 +116,27 @@ def _algorithm(config: SiiRLArguments) -> Iterator[SiirlError]:
     algorithm, group_size = config.algorithm, config.actor_rollout_ref.rollout.n
     if algorithm.adv_estimator in GROUP_ESTIMATORS and group_size < 2:
         yield ConfigError(
-            f"{ROLLOUT}.n={group_size}: algorithm.adv_estimator={algorithm.adv_estimator} compares the rollouts of a prompt "
+            f"{ROLLOUT}.n={group_size}: algorithm.adv_estimator={algorithm.adv_estimator} "
+            "compares the rollouts of a prompt "
             "with each other and needs at least 2."
         )
     band = algorithm.filter
     if band.success_low > band.success_high:
         yield ConfigError(
-            f"algorithm.filter.success_low={band.success_low} lies above success_high={band.success_high}: no group could pass. Swap them."
+            f"algorithm.filter.success_low={band.success_low} lies above "
+            f"success_high={band.success_high}: no group could pass. Swap them."
         )
     if algorithm.pass_k is not None and algorithm.pass_k > group_size:
         yield ConfigError(
-            f"algorithm.pass_k={algorithm.pass_k} is more than {ROLLOUT}.n={group_size}: take at most as many as a group has."
+            f"algorithm.pass_k={algorithm.pass_k} is more than {ROLLOUT}.n={group_size}: take at "
+            "most the group size."
         )
     if config.dag.shipped_graph == "embodied_srpo" and band.name == "zero_variance":
         yield ConfigError(
-            "algorithm.filter.name=zero_variance compares the rewards of a group, and pipeline=embodied_srpo filters before it rewards: "
-            "take success_band or truncation, or leave it out, since its own rule drops groups that no reward can tell apart."
+            "algorithm.filter.name=zero_variance compares the rewards of a group, and "
+            "pipeline=embodied_srpo filters before it rewards: "
+            "take success_band or truncation, or leave it out, since its own rule drops groups "
+            "with identical rewards."
         )
     yield from estimator_problems(config, built_in=ESTIMATORS)
 
@@ -151,21 +161,24 @@ def _length(config: SiiRLArguments) -> Iterator[SiirlError]:
     name = trainer.experiment_name
     if not name.strip(".") or not all(letter.isalnum() or letter in "-_." for letter in name):
         yield ConfigError(
-            f"trainer.experiment_name={name!r} is a folder below trainer.output_dir: use letters, digits, '-', '_' and '.'."
+            f"trainer.experiment_name={name!r} is a folder below trainer.output_dir: use "
+            "letters, digits, '-', '_' and '.'."
         )
 
 
 def _beyond_the_end(config: SiiRLArguments, last: int) -> Iterator[SiirlError]:
-    """Steps at which something begins, and which the run does not reach."""
+    """Start steps beyond the end of the run."""
     profiler, warmup = config.profiler, config.trainer.critic_warmup
     if profiler.enable and min(profiler.steps) > last:
         yield ConfigError(
-            f"profiler.steps={as_text(list(profiler.steps))} lie beyond trainer.total_steps={last}: nothing would be profiled; name one of "
+            f"profiler.steps={as_text(list(profiler.steps))} lie beyond "
+            f"trainer.total_steps={last}: nothing would be profiled; name one of "
             "the run's steps."
         )
     if config.dag.shipped_graph == WITH_CRITIC and warmup >= last:
         yield ConfigError(
-            f"trainer.critic_warmup={warmup} with trainer.total_steps={last} leaves no step that trains the actor: make it at most "
+            f"trainer.critic_warmup={warmup} with trainer.total_steps={last} leaves no step that "
+            "trains the actor: make it at most "
             f"{last - 1}, or the run longer."
         )
 
@@ -177,7 +190,8 @@ def _schedules_without_end(config: SiiRLArguments) -> Iterator[SiirlError]:
     for place, optim in optimisers:
         if optim.scheduler not in FLAT_SCHEDULES:
             yield ConfigError(
-                f"{place}.scheduler={optim.scheduler} falls towards the run's last step, which trainer.total_steps=null leaves open: "
+                f"{place}.scheduler={optim.scheduler} falls towards the run's last step, which "
+                "trainer.total_steps=null leaves open: "
                 f"set trainer.total_steps, or {place}.scheduler=constant_with_warmup."
             )
         elif (
@@ -186,7 +200,8 @@ def _schedules_without_end(config: SiiRLArguments) -> Iterator[SiirlError]:
             and optim.warmup_ratio > 0
         ):
             yield ConfigError(
-                f"{place}.warmup_ratio={optim.warmup_ratio} is a share of the run's steps, which trainer.total_steps=null leaves open: "
+                f"{place}.warmup_ratio={optim.warmup_ratio} is a share of the run's steps, which "
+                "trainer.total_steps=null leaves open: "
                 f"set trainer.total_steps, or {place}.warmup_steps."
             )
 
@@ -206,16 +221,18 @@ def _names(config: SiiRLArguments) -> Iterator[SiirlError]:
     yield from plug_in_problems(config)
     if not config.env.name:
         yield ConfigError(
-            "env=custom needs your class: env.name=my_module:MyEnv, a subclass of envs.base.Environment."
+            "env=custom needs your class: env.name=my_module:MyEnv, a subclass of "
+            "envs.base.Environment."
         )
     if config.env.name == "gymnasium" and not config.env.id:
         yield ConfigError(
-            "env=gymnasium needs env.id, for example env.id=CartPole-v1, or any other that Gymnasium has registered."
+            "env=gymnasium needs env.id, for example env.id=CartPole-v1, or any other that "
+            "Gymnasium has registered."
         )
 
 
 def _reference(name: str, *, place: str, known: Collection[str]) -> Iterator[SiirlError]:
-    """A name that is none of `known` must be a `module:name` that can be found."""
+    """Check a name outside `known`: it must be a `module:name` that exists."""
     if not is_reference(name):
         yield UnknownNameError.of(kind=place, name=name, known=[*known, "module:name"])
         return
@@ -229,16 +246,19 @@ def _processes(config: SiiRLArguments) -> Iterator[SiirlError]:
     trainer, cluster = config.trainer, config.cluster
     if cluster.mode == "local" and sizes.ranks(config) > 1:
         yield ConfigError(
-            f"cluster=local runs in one process, which is one rank, not trainer.nnodes x trainer.n_gpus_per_node = {sizes.ranks(config)}: "
+            "cluster=local runs in one process, which is one rank, not trainer.nnodes x "
+            f"trainer.n_gpus_per_node = {sizes.ranks(config)}: "
             "take cluster=ray, or one rank."
         )
     if cluster.mode == "local" and cluster.address is not None:
         yield ConfigError(
-            f"cluster.address={cluster.address} names a Ray cluster, which cluster=local does not use: leave one of them out."
+            f"cluster.address={cluster.address} names a Ray cluster, which cluster=local does "
+            "not use: leave one of them out."
         )
     if cluster.mode == "ray" and trainer.nnodes > 1 and cluster.address is None:
         yield ConfigError(
-            f"trainer.nnodes={trainer.nnodes} needs a Ray cluster that spans the machines: give cluster.address=HOST:PORT."
+            f"trainer.nnodes={trainer.nnodes} needs a Ray cluster that spans the machines: give "
+            "cluster.address=HOST:PORT."
         )
 
 
@@ -246,7 +266,8 @@ def _reward(config: SiiRLArguments) -> Iterator[SiirlError]:
     reward = config.reward
     if reward.name in VIDEO_REWARDS and reward.encoder is None:
         yield ConfigError(
-            f"reward.encoder=null, and reward.name={reward.name} compares videos: take reward.encoder=tiny."
+            f"reward.encoder=null, and reward.name={reward.name} compares videos: take "
+            "reward.encoder=tiny."
         )
 
 
@@ -258,7 +279,7 @@ def _reward_of(config: SiiRLArguments, spec: EnvSpec) -> Iterator[SiirlError]:
     remedy = f"take {other_graph}reward={'success' if spec.reports_success else 'return'}"
     if not spec.renders and sizes.needs_video(config):
         own = ", or reward.encoder=null" if is_reference(name) else ""
-        yield ConfigError(f"{cause} looks at videos, and {env} cannot be rendered: {remedy}{own}.")
+        yield ConfigError(f"{cause} compares videos, and {env} cannot be rendered: {remedy}{own}.")
     if not spec.reports_success and (srpo or (name != "return" and not is_reference(name))):
         yield ConfigError(
             f"{cause} needs the environment's own success flag, and {env} has none: {remedy}."
@@ -268,15 +289,17 @@ def _reward_of(config: SiiRLArguments, spec: EnvSpec) -> Iterator[SiirlError]:
 def _blind(config: SiiRLArguments, spec: EnvSpec) -> Iterator[SiirlError]:
     if config.trainer.blind and IMAGES not in observation_parts(spec):
         yield ConfigError(
-            f"trainer.blind=true blackens images, and env={config.env.name} has none in its observations: leave it out."
+            f"trainer.blind=true blackens images, and env={config.env.name} has none in its "
+            "observations: leave it out."
         )
 
 
 def _tasks_of(config: SiiRLArguments, spec: EnvSpec) -> Iterator[SiirlError]:
     if len(spec.tasks) > 1 and INSTRUCTION not in observation_parts(spec):
         yield ConfigError(
-            f"env.name={config.env.name} has {len(spec.tasks)} tasks ({', '.join(spec.tasks)}) and no {INSTRUCTION!r} in its observations, "
-            "so a policy cannot tell which one is wanted: choose one by env.tasks."
+            f"env.name={config.env.name} has {len(spec.tasks)} tasks ({', '.join(spec.tasks)}) "
+            f"and no {INSTRUCTION!r} in its observations, "
+            "so the policy cannot distinguish them: choose one task with env.tasks."
         )
 
 
@@ -287,20 +310,23 @@ def _task_shares(config: SiiRLArguments, spec: EnvSpec) -> Iterator[SiirlError]:
         if config.data.train_files:
             why_not = "data.train_files has prompts"
         elif not spec.reports_success:
-            why_not = f"env={config.env.name} says of no episode whether it succeeded"
+            why_not = f"env={config.env.name} reports no success"
         elif len(tasks) == 1:
             why_not = f"env={config.env.name} has one task"
         if why_not is not None:
             yield ConfigError(
-                f"data.task_sampling=learnable shares prompts among tasks by their success, and {why_not}: leave it out."
+                "data.task_sampling=learnable distributes prompts by task success, and "
+                f"{why_not}: leave it out."
             )
     if weights and config.data.train_files:
         yield ConfigError(
-            "data.task_weights is for the tasks of an environment, and data.train_files has prompts: leave one of them out."
+            "data.task_weights is for the tasks of an environment, and data.train_files has "
+            "prompts: leave one of them out."
         )
     elif weights and (len(weights) != len(tasks) or min(weights) < 0 or max(weights) == 0):
         yield ConfigError(
-            f"data.task_weights={as_text(list(weights))} must have a whole number for each of the {len(tasks)} tasks "
+            f"data.task_weights={as_text(list(weights))} must have a whole number for each of "
+            f"the {len(tasks)} tasks "
             f"({', '.join(tasks)}), none below 0 and not all 0."
         )
 
@@ -312,18 +338,36 @@ def _warnings(config: SiiRLArguments) -> Iterator[str]:
         config.algorithm.filter,
     )
     if rollout.top_p < 1.0:
-        yield f"{ROLLOUT}.top_p={rollout.top_p} biases the ratio: tokens outside of the nucleus are never sampled, but count in the loss."
+        yield (
+            f"{ROLLOUT}.top_p={rollout.top_p} biases the ratio: tokens outside the nucleus "
+            "are never sampled, but count in the loss."
+        )
     if rollout.top_k is not None:
-        yield f"{ROLLOUT}.top_k={rollout.top_k} biases the ratio: less likely tokens are never sampled, but count in the loss."
+        yield (
+            f"{ROLLOUT}.top_k={rollout.top_k} biases the ratio: less likely tokens are never "
+            "sampled, but count in the loss."
+        )
     if actor.use_kl_loss and actor.kl_loss_type in KL_WITHOUT_GRADIENT:
-        yield f"{ACTOR}.kl_loss_type={actor.kl_loss_type} has, as a loss, a gradient of mean zero and only adds noise. Take k3, or k1+."
+        yield (
+            f"{ACTOR}.kl_loss_type={actor.kl_loss_type} has a gradient of mean zero as a loss "
+            "and only adds noise: take k3 or k1+."
+        )
     algorithm = config.algorithm
     if (
         config.dag.shipped_graph == "embodied_srpo"
         and algorithm.adv_estimator in ESTIMATORS.keys() - set(GROUP_ESTIMATORS)
     ):
-        yield f"algorithm.min_group_spread={algorithm.min_group_spread} is not read: {algorithm.adv_estimator} compares no groups."
+        yield (
+            f"algorithm.min_group_spread={algorithm.min_group_spread} is not read: "
+            f"{algorithm.adv_estimator} compares no groups."
+        )
     if config.env.num_servers < sizes.ranks(config):
-        yield f"env.num_servers={config.env.num_servers} is less than one for each of {sizes.ranks(config)} ranks: each gets one."
+        yield (
+            f"env.num_servers={config.env.num_servers} is less than the {sizes.ranks(config)} "
+            "ranks: each rank gets one server."
+        )
     if band.success_low > 0 and sizes.needs_video(config):
-        yield f"algorithm.filter.success_low={band.success_low} drops groups without success; {config.reward.name} learns from them."
+        yield (
+            f"algorithm.filter.success_low={band.success_low} drops groups without success; "
+            f"{config.reward.name} learns from them."
+        )

@@ -1,9 +1,7 @@
-"""What cannot work of critics, baselines and prices on length although every key is right by
-itself.
+"""Checks of critics, baselines and length penalties against the other keys.
 
-`siirl.preflight.config_checks` tells these problems with its own. The pipeline's name stands for
-its graph here; a graph of the user's own may provide any column, so it is trusted until its columns
-are checked.
+`siirl.preflight.config_checks` reports these errors with its own. A shipped pipeline is checked by
+name. A user's graph may provide any column; its columns are checked once it is loaded.
 """
 
 from collections.abc import Collection, Iterator
@@ -22,42 +20,44 @@ PROVIDED = {
         "the column reward_baselines, the reward of a greedy rollout of each prompt",
     ),
 }
-"""Columns that one shipped pipeline alone provides: its name, and the column in words."""
+"""Columns that only one shipped pipeline provides: its name, and the column in words."""
 MINI_BATCH = "critic.ppo_mini_batch_size"
 
 
 def estimator_problems(config: SiiRLArguments, *, built_in: Collection[str]) -> list[SiirlError]:
-    """Advantage estimators and pipelines that do not belong together.
+    """Advantage estimators that do not fit the pipeline.
 
     Args:
         config: The job.
-        built_in: Names of siirl's own estimators; what one of the user's own reads is not known.
+        built_in: Names of siirl's estimators; the columns that a user's estimator reads are
+            unknown.
     """
     return list(_estimator(config, built_in))
 
 
 def critic_problems(config: SiiRLArguments) -> list[SiirlError]:
-    """Sizes of the critic that do not divide."""
+    """Critic batch sizes that do not divide."""
     return list(_critic_sizes(config))
 
 
 def overlong_problems(config: SiiRLArguments, *, text: bool) -> list[SiirlError]:
-    """Keys of DAPO's price on length that cannot be.
+    """Errors in the keys of DAPO's overlong penalty.
 
     Args:
         config: The job.
-        text: Whether responses are texts: the price is in tokens.
+        text: Whether responses are texts; the penalty counts tokens.
     """
     return list(_overlong(config, text=text))
 
 
 def overlong_notices(config: SiiRLArguments, *, text: bool) -> list[str]:
-    """What of DAPO does not apply to robots."""
+    """Warning that DAPO's overlong penalty does not apply to robots."""
     if text or config.algorithm.overlong.penalty == 0:
         return []
     return [
-        f"algorithm.overlong.penalty={config.algorithm.overlong.penalty} is for responses of text: episodes of env={config.env.name} end "
-        "with the task or with env.max_episode_steps, and pay for no length."
+        f"algorithm.overlong.penalty={config.algorithm.overlong.penalty} applies to text "
+        f"responses only: episodes of env={config.env.name} "
+        "end with the task or at env.max_episode_steps and have no length penalty."
     ]
 
 
@@ -69,13 +69,15 @@ def _estimator(config: SiiRLArguments, built_in: Collection[str]) -> Iterator[Si
     for wanted, in_words in needed:
         if pipeline != wanted:
             yield ConfigError(
-                f"algorithm.adv_estimator={estimator} needs {in_words}, which pipeline={pipeline} does not provide: take "
-                f"pipeline={wanted}, or name a graph of your own that does by dag.custom_pipeline_fn."
+                f"algorithm.adv_estimator={estimator} needs {in_words}, which "
+                f"pipeline={pipeline} does not provide: take "
+                f"pipeline={wanted}, or set dag.custom_pipeline_fn to a graph of yours that does."
             )
     for column, (provider, in_words) in PROVIDED.items():
         if provider == pipeline and not needed and estimator in built_in:
             yield ConfigError(
-                f"pipeline={pipeline} provides {in_words}, which algorithm.adv_estimator={estimator} does not read: take "
+                f"pipeline={pipeline} provides {in_words}, which "
+                f"algorithm.adv_estimator={estimator} does not read: take "
                 f"algorithm.adv_estimator={' or '.join(that_take(column))}, or pipeline=grpo."
             )
 
@@ -94,14 +96,18 @@ def _critic_sizes(config: SiiRLArguments) -> Iterator[SiirlError]:
             key=lambda size: abs(size - mini_batch),
         )
         yield ConfigError(
-            f"{MINI_BATCH}={mini_batch} does not divide data.train_batch_size={batch} (both count prompts over all ranks): make it "
+            f"{MINI_BATCH}={mini_batch} does not divide data.train_batch_size={batch} (both "
+            "count prompts over all ranks): make it "
             f"{nearest}, or another divisor."
         )
     trajectories = mini_batch * config.actor_rollout_ref.rollout.n
     if trajectories % ranks:
         yield ConfigError(
-            f"{MINI_BATCH}={mini_batch} x actor_rollout_ref.rollout.n={config.actor_rollout_ref.rollout.n} = {trajectories} trajectories "
-            f"are not divisible by trainer.nnodes x trainer.n_gpus_per_node = {ranks} ranks: change one of them."
+            f"{MINI_BATCH}={mini_batch} x "
+            f"actor_rollout_ref.rollout.n={config.actor_rollout_ref.rollout.n} = {trajectories} "
+            "trajectories "
+            f"are not divisible by trainer.nnodes x trainer.n_gpus_per_node = {ranks} ranks: "
+            "change one of them."
         )
 
 
@@ -112,14 +118,17 @@ def _overlong(config: SiiRLArguments, *, text: bool) -> Iterator[SiirlError]:
     place = f"algorithm.overlong.buffer={overlong.buffer}"
     if not text:
         yield ConfigError(
-            f"{place} counts tokens of text, and env={config.env.name} acts: its episodes are bounded by env.max_episode_steps. "
+            f"{place} counts tokens of text, and env={config.env.name} acts: its episodes are "
+            "bounded by env.max_episode_steps. "
             "Leave it out."
         )
     elif overlong.penalty == 0:
         yield ConfigError(
-            f"{place} has no effect while algorithm.overlong.penalty=0: set a penalty (DAPO's is 1), or leave it out."
+            f"{place} has no effect while algorithm.overlong.penalty=0: set a penalty (DAPO's is "
+            "1), or leave it out."
         )
     elif overlong.buffer > longest:
         yield ConfigError(
-            f"{place} is more than data.max_response_length={longest}: make it smaller, the paper's is a fifth."
+            f"{place} is more than data.max_response_length={longest}: make it smaller; the "
+            "paper takes a fifth."
         )

@@ -1,8 +1,6 @@
-"""What fits text and what fits robots: model, engine and reward must be of the environment's
-domain.
+"""Checks that model, engine and reward belong to the environment's domain: text or robots.
 
-The environment says which domain a job is of: one whose observations are chat messages is text, all
-others act.
+An environment whose observations are chat messages is text; all others are robots.
 """
 
 from collections.abc import Iterator
@@ -22,7 +20,7 @@ MODEL, ROLLOUT = "actor_rollout_ref.model", "actor_rollout_ref.rollout"
 
 
 def domain_problems(config: SiiRLArguments, spec: EnvSpec) -> list[SiirlError]:
-    """What belongs to the other domain than the environment's."""
+    """Settings of the domain that the environment does not belong to."""
     return list(_of_text(config, spec) if is_text(spec) else _of_robots(config))
 
 
@@ -34,25 +32,31 @@ def _of_text(config: SiiRLArguments, spec: EnvSpec) -> Iterator[SiirlError]:
     )
     if config.dag.shipped_graph == SRPO:
         yield ConfigError(
-            f"pipeline={SRPO} rewards videos of episodes, and {env} is text, which has none: take pipeline=grpo, ppo or dapo."
+            f"pipeline={SRPO} rewards episode videos, and {env} is text without videos: take "
+            "pipeline=grpo, ppo or dapo."
         )
     elif sizes.needs_video(config):
         yield ConfigError(
-            f"reward.name={config.reward.name} looks at videos, and {env} is text: take reward=success or reward=return."
+            f"reward.name={config.reward.name} compares videos, and {env} is text: take "
+            "reward=success or reward=return."
         )
     if model.policy != LANGUAGE_MODEL:
         yield ConfigError(
-            f"{MODEL}.policy={model.policy} acts on images, and {env} is text: take model=tiny_lm, or model=causal_lm with its path."
+            f"{MODEL}.policy={model.policy} acts on images, and {env} is text: take "
+            "model=tiny_lm, or model=causal_lm with its path."
         )
     elif model.path is None:
         yield ConfigError(
-            f"{MODEL}.path=null: which language model? Give a folder or a hub id, or model=tiny_lm."
+            f"{MODEL}.path=null names no language model: give a folder or a hub id, or take "
+            "model=tiny_lm."
         )
     data, budget = config.data, config.actor_rollout_ref.actor.micro_batch_tokens
     if budget is not None and budget < data.max_prompt_length + data.max_response_length:
         yield ConfigError(
-            f"actor_rollout_ref.actor.micro_batch_tokens={budget} is less than data.max_prompt_length={data.max_prompt_length} + "
-            f"data.max_response_length={data.max_response_length}: the longest row would fit into no micro-batch. Raise it, or lower those."
+            f"actor_rollout_ref.actor.micro_batch_tokens={budget} is less than "
+            f"data.max_prompt_length={data.max_prompt_length} + "
+            f"data.max_response_length={data.max_response_length}: the longest row fits no "
+            "micro-batch. Raise it, or lower those."
         )
     try:
         if rollout.workflow is not None:
@@ -64,33 +68,38 @@ def _of_text(config: SiiRLArguments, spec: EnvSpec) -> Iterator[SiirlError]:
     yield from _of_engine(config)
     if config.reward_model.path is None and asks_a_model(config):
         yield ConfigError(
-            f"reward.name={REWARD_MODEL} asks a classifier, and reward_model.path=null: give its folder or a hub id."
+            f"reward.name={REWARD_MODEL} needs a classifier, and reward_model.path=null: give "
+            "its folder or a hub id."
         )
     yield from grading_problems(config, spec)
     if rollout.name not in TEXT_ENGINES:
         yield ConfigError(
-            f"{ROLLOUT}.name={rollout.name} does not generate text: take {' or '.join(f'rollout={name}' for name in TEXT_ENGINES)}."
+            f"{ROLLOUT}.name={rollout.name} does not generate text: take "
+            f"{' or '.join(f'rollout={name}' for name in TEXT_ENGINES)}."
         )
 
 
 def _of_engine(config: SiiRLArguments) -> Iterator[SiirlError]:
-    """What the engine that generates cannot do."""
+    """Settings that the text engine does not support."""
     rollout, ranks = config.actor_rollout_ref.rollout, sizes.ranks(config)
     if "" in rollout.stop:
         yield ConfigError(
-            f"{ROLLOUT}.stop has an empty text, which every text contains: leave it out."
+            f"{ROLLOUT}.stop has an empty string, which every text contains: leave it out."
         )
     if rollout.mode == "async" and rollout.name != VLLM:
         yield ConfigError(
-            f"{ROLLOUT}.mode=async is vLLM in a process of its own, and {ROLLOUT}.name={rollout.name}: take rollout=vllm."
+            f"{ROLLOUT}.mode=async is vLLM in a separate process, and "
+            f"{ROLLOUT}.name={rollout.name}: take rollout=vllm."
         )
     if rollout.name == VLLM and rollout.mode == "sync" and ranks > 1:
         yield ConfigError(
-            f"{ROLLOUT}.mode=sync runs vLLM in the rank's process, and {ranks} ranks have a process group: take mode=async."
+            f"{ROLLOUT}.mode=sync runs vLLM in the rank's process, where {ranks} ranks already "
+            "have a process group: take mode=async."
         )
     if rollout.mode == "async" and config.trainer.deterministic:
         yield ConfigError(
-            f"{ROLLOUT}.mode=async batches by the clock, and trainer.deterministic=true: take mode=sync."
+            f"{ROLLOUT}.mode=async batches by arrival time, and trainer.deterministic=true: take "
+            "mode=sync."
         )
 
 
@@ -102,14 +111,16 @@ def _of_robots(config: SiiRLArguments) -> Iterator[SiirlError]:
     )
     if model.policy == LANGUAGE_MODEL:
         yield ConfigError(
-            f"{MODEL}.policy={LANGUAGE_MODEL} writes text, and {env} wants actions: take "
-            f"{', '.join(f'model={name}' for name in POLICIES)}, or a policy of your own."
+            f"{MODEL}.policy={LANGUAGE_MODEL} generates text, and {env} needs actions: take "
+            f"{', '.join(f'model={name}' for name in POLICIES)}, or your own policy."
         )
     if rollout.name != ACTION_ENGINE:
         yield ConfigError(
-            f"{ROLLOUT}.name={rollout.name} generates text, and {env} acts: take rollout={ACTION_ENGINE}."
+            f"{ROLLOUT}.name={rollout.name} generates text, and {env} needs actions: take "
+            f"rollout={ACTION_ENGINE}."
         )
     if config.reward.name == REWARD_MODEL:
         yield ConfigError(
-            f"reward.name={REWARD_MODEL} is a classifier of texts, and {env} acts: take reward=success, return or srpo."
+            f"reward.name={REWARD_MODEL} is a text classifier, and {env} is no text: take "
+            "reward=success, return or srpo."
         )

@@ -1,6 +1,6 @@
-"""How long a run takes: an estimate from runs of the shipped models, for models of their size.
+"""Estimates the duration of a run from measured runs of the shipped models.
 
-Left out: what a running job says it has left; that is measured as it goes (`siirl.user_interface`).
+Left out: the remaining time of a running job, which is measured (`siirl.user_interface`).
 """
 
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from siirl.params import sizes
 from siirl.params.training_args import SiiRLArguments
 from siirl.preflight.memory import policy_parameters
 
-# the shipped models have 0.7 to 2.4 million weights; of much larger ones nothing was measured
+# the shipped models have 0.7 to 2.4 million weights; much larger ones were not measured
 MEASURED_PARAMETERS = 5_000_000
 
 
@@ -19,16 +19,16 @@ class Cost:
     """Seconds on a shared two-core machine (November 2026)."""
 
     step: float
-    """Of a core, for an environment's step (a turn, of text), with its share of resets, images and
-    the policy's acting.
+    """Core seconds of an environment step (a turn of text), including its share of resets, images
+    and policy inference.
     """
     limit_share: float
-    """How many steps a mean episode has, of the most that it may have."""
+    """Mean episode length as a share of the step limit."""
     update: float
-    """Of a rank, for forward and backward of one trajectory, once."""
+    """Seconds of a rank for one forward and backward pass of one trajectory."""
 
 
-# By env/steps, time/rollout_actor_s and time/actor_train_s of the runs that are behind
+# From env/steps, time/rollout_actor_s and time/actor_train_s of the runs in
 # benchmarks/results/*_learning*.json.
 COSTS = {
     "mujoco": Cost(step=1.0e-3, limit_share=0.75, update=3e-3),
@@ -42,8 +42,9 @@ COSTS = {
 def estimated_minutes(
     config: SiiRLArguments, env_spec: EnvSpec, *, cores: int, val_episodes: int
 ) -> float | None:
-    """Minutes of training and of `val_episodes` episodes of evaluation on `cores` processors; None
-    where nothing like it was measured.
+    """Minutes of training and of `val_episodes` evaluation episodes on `cores` CPU cores.
+
+    None without a comparable measurement.
     """
     trainer, cost = config.trainer, COSTS.get(config.env.name)
     if trainer.total_steps is None:

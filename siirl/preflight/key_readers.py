@@ -1,10 +1,9 @@
-"""Which keys are read under a condition only: one table, from a key to its condition and to the
-sentence where it does not hold.
+"""Table of keys that are read only under a condition, with the message if it does not hold.
 
-A key outside of the table is read by every job; one with `fields.option(text_only=...)` by every
-job of text, one of `ROBOTS_ONLY` by every job of robots. Code of the user's own (a graph, an
-estimator, a loss, a reward manager) may read any key of its subject. Left out: refusing what is set
-and not read (`siirl.preflight.unread`).
+Every job reads a key outside the table, every text job one with `fields.option(text_only=...)`,
+every robot job one of `ROBOTS_ONLY`. User code (a graph, an estimator, a loss, a reward manager)
+may read any key of its subject. Left out: refusing keys that are set and not read
+(`siirl.preflight.unread`).
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -22,16 +21,16 @@ from siirl.params.training_args import SiiRLArguments
 Condition = Callable[[SiiRLArguments], bool]
 
 WITHOUT_GROUPS = sorted(ESTIMATORS.keys() - set(GROUP_ESTIMATORS))
-SPREAD = "min_group_spread"  # read by filters as well
-FILTERING = ("dapo", "embodied_srpo")  # pipelines with a node that drops groups
+SPREAD = "min_group_spread"  # filters read it as well
+FILTERING = ("dapo", "embodied_srpo")  # pipelines that drop groups
 SPREADS = (
     "embodied_srpo",
     "dapo",
-)  # one sets algorithm.min_group_spread for its own estimator, the other's filter reads it
-NOT_FILMED = "a language model is not filmed; its texts are kept by trainer.save_rollouts"
+)  # embodied_srpo sets algorithm.min_group_spread for its estimator, dapo's filter reads it
+NOT_FILMED = "text jobs have no videos; trainer.save_rollouts keeps their texts"
 
 ROBOTS_ONLY: Mapping[str, str] = {
-    "actor_rollout_ref.model.options": "a language model is made as its folder says",
+    "actor_rollout_ref.model.options": "the model folder defines a language model",
     "actor_rollout_ref.embodied.recorder_every": NOT_FILMED,
     "actor_rollout_ref.embodied.recorder_size": NOT_FILMED,
     "trainer.record_episodes": NOT_FILMED,
@@ -42,13 +41,14 @@ ROBOTS_ONLY: Mapping[str, str] = {
 
 @dataclass(frozen=True)
 class Reader:
-    """What reads a key."""
+    """Condition under which a key is read."""
 
-    there: Condition
-    """Whether the job has it."""
-    told: str
-    """After `KEY=VALUE is read`: by what, what is there instead, and the remedy; `{dag.pipeline}`
-    is replaced by that key's value.
+    applies: Condition
+    """Whether this job reads the key."""
+    clause: str
+    """Text after `KEY=VALUE is read`: the reader, the actual setting, and the remedy.
+
+    `{dag.pipeline}` is replaced by that key's value.
     """
 
 
@@ -77,23 +77,24 @@ def _by_rewards(*names: str) -> Reader:
 
 
 def _by_rules(*names: str) -> Reader:
-    """A pipeline's own filter (name null) reads all keys; a rule of the user's own may."""
+    """A pipeline's own filter (name null) reads all keys; a user's rule may."""
     listed = " or ".join(("null", *names))
     return Reader(
         lambda config: (
             config.algorithm.filter.name in (None, *names)
             or config.algorithm.filter.name not in FILTERS
         ),
-        f"with algorithm.filter.name={listed}, not with {{algorithm.filter.name}}: leave one of the two out.",
+        f"with algorithm.filter.name={listed}, not with {{algorithm.filter.name}}: leave one of "
+        "the two out.",
     )
 
 
 def _part_is(fits: Callable[[str], bool]) -> Condition:
-    """Whether a part of a text's reward is called so; what is wrong with the parts is said
+    """Condition that a part of the text reward has a fitting name; errors in parts are reported
     elsewhere.
     """
 
-    def there(config: SiiRLArguments) -> bool:
+    def applies(config: SiiRLArguments) -> bool:
         names = [str(part.get("name")) for part in config.reward.functions]
         names += (
             [config.custom_reward_function.name]
@@ -102,7 +103,7 @@ def _part_is(fits: Callable[[str], bool]) -> Condition:
         )
         return any(fits(name) for name in names or [config.reward.name])
 
-    return there
+    return applies
 
 
 def _is(place: str, *values: object) -> Condition:
@@ -121,12 +122,12 @@ ACTOR, ROLLOUT, KL = "actor_rollout_ref.actor", "actor_rollout_ref.rollout", "al
 LORA, EMBODIED = "actor_rollout_ref.model.lora", "actor_rollout_ref.embodied"
 _files = _not(_is("data.train_files", ()))
 asks_a_model = _part_is(lambda name: name == "model")
-"""Whether a part of a text's reward is a classifier's."""
+"""Whether a part of the text reward is a classifier."""
 _functions = _part_is(lambda name: name not in TEXT_REWARDS)
 
 CRITIC = Reader(
     _in_pipelines("ppo"),
-    "where there is a critic, and pipeline={dag.pipeline} has none: take pipeline=ppo, or leave it out.",
+    "only with a critic, and pipeline={dag.pipeline} has none: take pipeline=ppo, or leave it out.",
 )
 KL_IN_REWARD = Reader(
     _is("algorithm.use_kl_in_reward", True),
@@ -141,22 +142,30 @@ FILES = Reader(
 )
 VLLM = Reader(
     _is(f"{ROLLOUT}.name", "vllm"),
-    f"by rollout=vllm, not by {ROLLOUT}.name={{{ROLLOUT}.name}}: take rollout=vllm, or leave it out.",
+    f"by rollout=vllm, not by {ROLLOUT}.name={{{ROLLOUT}.name}}: take rollout=vllm, or leave it "
+    "out.",
 )
 EVALUATIONS = Reader(
     _not(_is("trainer.val_episodes", 0)),
-    "by evaluations, which trainer.val_episodes=0 leaves out: leave this out, too.",
+    "by evaluations, which trainer.val_episodes=0 turns off: leave it out.",
 )
 FUNCTIONS = Reader(
     _functions,
-    "by reward functions, and there are none: give custom_reward_function or reward.functions, or leave it out.",
+    "by reward functions, and none are configured: give custom_reward_function or "
+    "reward.functions, or leave it out.",
 )
 
 
 def _warmup(optim: str) -> tuple[Row, ...]:
-    """Keys of an optimiser's warm-up."""
-    flat = f"by schedules with a warm-up, not by {optim}.scheduler=constant: take constant_with_warmup, or leave it out."
-    steps = f"where {optim}.warmup_steps is null, and it is {{{optim}.warmup_steps}}: set {optim}.warmup_steps=null, or leave it out."
+    """Rows for the warm-up keys of an optimiser."""
+    flat = (
+        f"by schedules with a warm-up, not by {optim}.scheduler=constant: take "
+        "constant_with_warmup, or leave it out."
+    )
+    steps = (
+        f"only if {optim}.warmup_steps is null, and it is {{{optim}.warmup_steps}}: set "
+        f"{optim}.warmup_steps=null, or leave it out."
+    )
     return (
         (
             optim,
@@ -178,7 +187,8 @@ ROWS: tuple[Row, ...] = (
         (SPREAD,),
         Reader(
             _any(_in_pipelines(*SPREADS), _not(_is("algorithm.adv_estimator", *WITHOUT_GROUPS))),
-            "by estimators that compare the rollouts of a group, not by {algorithm.adv_estimator}: leave it out.",
+            "by estimators that compare the rollouts of a group, not by "
+            "{algorithm.adv_estimator}: leave it out.",
         ),
     ),
     ("algorithm", ("kl_penalty",), KL_IN_REWARD),
@@ -195,7 +205,8 @@ ROWS: tuple[Row, ...] = (
         ("name", "success_low", "success_high", "drop_truncated"),
         Reader(
             _in_pipelines(*FILTERING),
-            "by pipeline=dapo and embodied_srpo, which drop groups, not by {dag.pipeline}: leave it out.",
+            "by pipeline=dapo and embodied_srpo, which drop groups, not by {dag.pipeline}: "
+            "leave it out.",
         ),
     ),
     (
@@ -203,7 +214,8 @@ ROWS: tuple[Row, ...] = (
         ("metric", "max_refills"),
         Reader(
             _in_pipelines("dapo"),
-            "by DAPO's dynamic sampling, and pipeline={dag.pipeline} has none: take pipeline=dapo, or leave it out.",
+            "by DAPO's dynamic sampling, and pipeline={dag.pipeline} has none: take "
+            "pipeline=dapo, or leave it out.",
         ),
     ),
     ("algorithm.filter", ("success_low", "success_high"), _by_rules("success_band")),
@@ -215,7 +227,7 @@ ROWS: tuple[Row, ...] = (
         ("heldout_share",),
         Reader(
             _is("data.val_files", ()),
-            "without data.val_files, which are what is held out: leave one of the two out.",
+            "without data.val_files, which are the held-out prompts: leave one of the two out.",
         ),
     ),
     ("trainer", ("total_epochs",), FILES),
@@ -231,7 +243,8 @@ ROWS: tuple[Row, ...] = (
         ("clip_ratio",),
         Reader(
             _any(_is(f"{ACTOR}.clip_ratio_low", None), _is(f"{ACTOR}.clip_ratio_high", None)),
-            f"where {ACTOR}.clip_ratio_low or clip_ratio_high is null, and they are {{{ACTOR}.clip_ratio_low}} and "
+            f"only if {ACTOR}.clip_ratio_low or clip_ratio_high is null, and they are "
+            f"{{{ACTOR}.clip_ratio_low}} and "
             f"{{{ACTOR}.clip_ratio_high}}: set these two instead.",
         ),
     ),
@@ -248,7 +261,8 @@ ROWS: tuple[Row, ...] = (
         ("micro_batch_size",),
         Reader(
             _is(f"{ACTOR}.micro_batch_tokens", None),
-            f"where {ACTOR}.micro_batch_tokens is null, and it is {{{ACTOR}.micro_batch_tokens}}: set that one, or make it null.",
+            f"only if {ACTOR}.micro_batch_tokens is null, and it is "
+            f"{{{ACTOR}.micro_batch_tokens}}: set that one, or make it null.",
         ),
     ),
     (ACTOR, ("kl_loss_coef", "kl_loss_type"), KL_LOSS),
@@ -259,7 +273,8 @@ ROWS: tuple[Row, ...] = (
         ("path",),
         Reader(
             sizes.needs_reference,
-            f"where a KL has a weight: set {ACTOR}.use_kl_loss or algorithm.use_kl_in_reward, or leave it out.",
+            f"only if a KL term is used: set {ACTOR}.use_kl_loss or algorithm.use_kl_in_reward, "
+            "or leave it out.",
         ),
     ),
     (
@@ -269,7 +284,8 @@ ROWS: tuple[Row, ...] = (
             _any(
                 _not(_is("trainer.record_episodes", 0)), _not(_is("trainer.record_val_episodes", 0))
             ),
-            "where videos are made, and trainer.record_episodes=0 and trainer.record_val_episodes=0: leave it out.",
+            "only if videos are recorded, and trainer.record_episodes=0 and "
+            "trainer.record_val_episodes=0: leave it out.",
         ),
     ),
     ("critic", tuple(key.place for key in keys_of(CriticArguments)), CRITIC),
@@ -290,7 +306,7 @@ ROWS: tuple[Row, ...] = (
             lambda config: (
                 not config.reward.functions and config.custom_reward_function.name is None
             ),
-            "without reward.functions and custom_reward_function, which take its place: leave it out.",
+            "without reward.functions and custom_reward_function, which replace it: leave it out.",
         ),
     ),
     (
@@ -304,7 +320,8 @@ ROWS: tuple[Row, ...] = (
         ("frame_every", "demonstrations"),
         Reader(
             sizes.needs_video,
-            "by rewards that compare videos, and reward.name={reward.name} looks at none: leave it out.",
+            "by rewards that compare videos, and reward.name={reward.name} uses none: leave it "
+            "out.",
         ),
     ),
     ("reward", ("demonstrations",), _by_rewards("srpo")),
@@ -325,19 +342,21 @@ ROWS: tuple[Row, ...] = (
     (
         "trainer",
         ("test_freq",),
-        replace(EVALUATIONS, there=_any(EVALUATIONS.there, _is("trainer.test_freq", -1))),
+        replace(EVALUATIONS, applies=_any(EVALUATIONS.applies, _is("trainer.test_freq", -1))),
     ),
     (
         "trainer",
         ("record_val_episodes",),
-        replace(EVALUATIONS, there=_any(EVALUATIONS.there, _is("trainer.record_val_episodes", 0))),
+        replace(
+            EVALUATIONS, applies=_any(EVALUATIONS.applies, _is("trainer.record_val_episodes", 0))
+        ),
     ),
     (
         "dag",
         ("backend_threshold",),
         Reader(
             lambda config: sizes.ranks(config) > 1,
-            "by jobs of several ranks, and this one has one: leave it out.",
+            "by jobs of several ranks, and this job has one: leave it out.",
         ),
     ),
     (
@@ -348,10 +367,10 @@ ROWS: tuple[Row, ...] = (
         ),
     ),
 )
-"""Group, keys in it, and what reads them; a key of several rows needs all of them."""
+"""Group, keys in it, and their condition; a key in several rows needs all conditions."""
 
 READERS: dict[str, list[Reader]] = {}
-"""By key."""
+"""Conditions by key."""
 for _group, _names, _reader in ROWS:
     for _name in _names:
         READERS.setdefault(f"{_group}.{_name}", []).append(_reader)

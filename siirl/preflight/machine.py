@@ -1,6 +1,6 @@
-"""What this machine has: devices, memory, an OpenGL that draws, a Ray cluster that answers.
+"""Checks of this machine: devices, memory, OpenGL, the Ray cluster's address.
 
-Probes are cheap, and torch is imported only where a GPU may be.
+Probes are cheap; torch is imported only if nvidia-smi exists.
 """
 
 import os
@@ -25,19 +25,18 @@ from siirl.preflight.ray_address import address_problems
 DRAWING_ENVS = ("mujoco", "libero")
 OPENGL_PROBE = "from envs.offscreen import make_context; make_context(8)"
 OPENGL_TIMEOUT_S = 60
-# threads that compute: more than one on a core only take turns, so four are a slip and not a choice
+# compute threads; more than one on a core only take turns, so four are a typing error
 THREADS_PER_CORE = 4
-# processes that wait for each other much of the time; the shipped jobs have at most four on a
-# machine with one core
+# processes that often wait for each other; the shipped jobs have at most four per core
 PROCESSES_PER_CORE = 8
 
 
 def check_machine(config: SiiRLArguments, spec: EnvSpec) -> None:
-    """Refuse what this machine lacks for episodes that are played and not trained on; more memory
-    than is free now is a warning.
+    """Check this machine for an evaluation or warm start; too little free memory is a warning.
 
     Raises:
-        ConfigError: Far more memory than there is, or a cluster that does not answer.
+        ConfigError: The job needs far more memory than the machine has, or the cluster does not
+            answer.
         MissingAssetError: No OpenGL.
     """
     held = episodes_at_once(config)
@@ -53,20 +52,21 @@ def check_machine(config: SiiRLArguments, spec: EnvSpec) -> None:
 
 
 def require_linux(system: str = sys.platform) -> None:
-    """Refuse a run on a system whose processes siirl cannot count, watch and end.
+    """Refuse a run on a system other than Linux.
 
     Raises:
         ConfigError: `system`, as `sys.platform` names it, is not Linux.
     """
     if system != "linux":
         raise ConfigError(
-            f"Runs need Linux, and this system is {system}: siirl counts cores by sched_getaffinity and watches processes in /proc. "
+            f"Runs need Linux, and this system is {system}: siirl needs sched_getaffinity and "
+            "/proc. "
             "docs/installing.md lists the parts that work elsewhere."
         )
 
 
 def machine_problems(config: SiiRLArguments) -> list[SiirlError]:
-    """What this machine lacks beside devices."""
+    """Errors about the cluster's address and OpenGL."""
     problems: list[SiirlError] = [*address_problems(config.cluster.address)]
     if config.env.name in DRAWING_ENVS:
         problems += opengl_problems()
@@ -74,11 +74,9 @@ def machine_problems(config: SiiRLArguments) -> list[SiirlError]:
 
 
 def device_slots() -> tuple[int, str]:
-    """How many ranks fit on this machine, and what carries one: GPUs where torch sees some, else
-    CPU processes.
-    """
+    """How many ranks fit on this machine, and on what: GPUs if torch sees any, else CPU cores."""
     if shutil.which("nvidia-smi") is not None:
-        import torch  # slow to import: only where there may be a GPU
+        import torch  # slow to import
 
         if torch.cuda.device_count() > 0:
             return torch.cuda.device_count(), "GPU"
@@ -86,7 +84,7 @@ def device_slots() -> tuple[int, str]:
 
 
 def free_memory_bytes() -> int:
-    """Memory that processes can still get, without swapping."""
+    """Available memory, without swapping."""
     for line in Path("/proc/meminfo").read_text().splitlines():
         if line.startswith("MemAvailable:"):
             return int(line.split()[1]) * 1024
@@ -94,12 +92,12 @@ def free_memory_bytes() -> int:
 
 
 def total_memory_bytes() -> int:
-    """All memory of this machine."""
+    """Total memory of this machine."""
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def opengl_problems() -> list[SiirlError]:
-    """Try to draw, in a process of its own: a broken driver may crash."""
+    """Try to render, in a separate process because a broken driver may crash."""
     command = [sys.executable, "-c", OPENGL_PROBE]
     try:
         probe = subprocess.run(
@@ -109,21 +107,24 @@ def opengl_problems() -> list[SiirlError]:
         backend = os.environ.get("MUJOCO_GL", "(not set)")
         return [
             MissingAssetError(
-                f"MuJoCo made no OpenGL context within {OPENGL_TIMEOUT_S} s (MUJOCO_GL={backend}): try egl or osmesa."
+                f"MuJoCo made no OpenGL context within {OPENGL_TIMEOUT_S} s "
+                f"(MUJOCO_GL={backend}): try egl or osmesa."
             )
         ]
     if probe.returncode == 0:
         return []
-    reason = (probe.stderr.strip().splitlines() or [f"it died with status {probe.returncode}"])[-1]
-    return [MissingAssetError(f"MuJoCo cannot draw here: {reason.removeprefix('RuntimeError: ')}")]
+    reason = (probe.stderr.strip().splitlines() or [f"it exited with status {probe.returncode}"])[
+        -1
+    ]
+    return [
+        MissingAssetError(f"MuJoCo cannot render here: {reason.removeprefix('RuntimeError: ')}")
+    ]
 
 
 def process_problems(config: SiiRLArguments, *, cores: int) -> Iterator[SiirlError]:
-    """Far more threads or processes than this machine has cores for, where it is the only one of
-    the run.
-    """
+    """Settings that ask for far more threads or processes than a single machine has cores."""
     if config.cluster.address is not None or config.trainer.nnodes > 1:
-        return  # how many cores the other machines have is not known here
+        return  # the cores of the other machines are unknown
     ranks, servers, graders = (
         config.trainer.n_gpus_per_node,
         config.env.num_servers,
@@ -161,22 +162,23 @@ def process_problems(config: SiiRLArguments, *, cores: int) -> Iterator[SiirlErr
             else f" asks for as many {kind}"
         )
         yield ConfigError(
-            f"{key}={value}{each}, and this machine has {cores} core{'s' * (cores != 1)}: make it at most {most}."
+            f"{key}={value}{each}, and this machine has {cores} core{'s' * (cores != 1)}: make "
+            f"it at most {most}."
         )
 
 
 def device_problems(config: SiiRLArguments) -> Iterator[SiirlError]:
-    """More ranks than this machine has devices for; asked first, since other sizes are judged by
-    the number of ranks.
-    """
+    """More ranks than devices; checked first, because other sizes depend on ranks."""
     if config.cluster.address is not None or config.trainer.nnodes > 1:
-        return  # the cluster knows its devices; it is asked when it is reached
+        return  # the cluster checks its devices when the run connects
     if config.trainer.n_gpus_per_node == 1:
         return  # one rank runs anywhere
     available, kind = device_slots()
     wanted = config.trainer.n_gpus_per_node
     if wanted > available:
         yield ConfigError(
-            f"trainer.n_gpus_per_node={wanted} asks for {wanted} ranks, and this machine has {available} {kind}{'s' * (available != 1)}, "
-            f"one for each: make it at most {available}, or give cluster.address= of a larger cluster."
+            f"trainer.n_gpus_per_node={wanted} asks for {wanted} ranks, and this machine has "
+            f"{available} {kind}{'s' * (available != 1)} "
+            f"for them: make it at most {available}, or give cluster.address= of a larger "
+            "cluster."
         )

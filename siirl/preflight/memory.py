@@ -1,8 +1,7 @@
-"""Memory that a job takes, estimated: simulators, images, workers, weights; and what of it does not
-fit into this machine.
+"""Estimates a job's memory (simulators, images, workers, weights) and checks it against the
+machine.
 
-The plan of a training run, an evaluation and a warm start all ask here, so that the same simulators
-are refused by each.
+Training, evaluation and warm start use the same estimate.
 """
 
 import math
@@ -16,60 +15,59 @@ from siirl.params.training_args import SiiRLArguments
 from siirl.params.weight_files import parameters_in
 
 WORKER_BYTES = 600e6  # a worker process: interpreter, torch, Ray
-RAY_BYTES = 830e6  # the command that waits for the workers (430 MB), and Ray's own processes
+RAY_BYTES = 830e6  # the driver process (430 MB) and Ray's own processes
 NEW_POLICY_PARAMETERS = 2_200_000  # the tiny policy as it ships
 BYTES_PER_TRAINED_PARAMETER = 16  # float32 weight, gradient, and Adam's two moments
 BYTES_PER_PARAMETER = 4  # float32, of a policy that only acts
-ROUGHLY = 1.5  # the estimate of memory may be that far off
+ROUGHLY = 1.5  # error factor of the estimate
 
 Parts = tuple[tuple[str, float], ...]
-"""What takes memory, and how many bytes."""
+"""Name and bytes of each part."""
 
 
 @dataclass(frozen=True)
 class EnvBytes:
-    """Memory of environments."""
+    """Memory of environments, in bytes."""
 
     server: float
-    """A process: interpreter, the simulator's library, OpenGL, Ray's worker."""
+    """A server process: interpreter, simulator library, OpenGL, Ray worker."""
     scene: float
-    """A task's meshes and textures for pictures, which the environments of a server have in common.
+    """A task's meshes and textures, shared by the environments of a server.
     """
     simulator: float
-    """A task's simulator in one environment."""
+    """One task's simulator in one environment."""
     bounded: bool = False
-    """Whether `env.kwargs.kept_simulators` says of how many tasks an environment keeps its
-    simulator.
+    """Whether `env.kwargs.kept_simulators` bounds the simulators that an environment keeps.
     """
 
 
 ENV_BYTES = {
     "mujoco": EnvBytes(
         server=230e6, scene=60e6, simulator=25e6
-    ),  # with four tasks 0.96 GB of one environment a server, 1.85 GB of six
-    # Three tasks of object, images of 128 pixels, placeholders for 17 files of the benchmark's: 5.4
-    # GB of one, 6.6 GB of two.
+    ),  # four tasks: 0.96 GB with one environment a server, 1.85 GB with six
+    # Three tasks of suite object, 128-pixel images, placeholders for 17 benchmark files: 5.4 GB
+    # with one environment a server, 6.6 GB with two.
     "libero": EnvBytes(server=300e6, scene=700e6, simulator=150e6, bounded=True),
     "libero (stand-in assets)": EnvBytes(
         server=300e6, scene=50e6, simulator=50e6, bounded=True
-    ),  # five tasks: 1.53 GB of one, 2.0 of two
+    ),  # five tasks: 1.53 GB with one environment a server, 2.0 GB with two
 }
-"""By `EnvSpec.name`; measured on two servers, the memory that no other process has (November 2026).
+"""By `EnvSpec.name`; unshared memory of two servers, measured in November 2026.
 """
 OTHER_ENV_BYTES = EnvBytes(
     server=200e6, scene=0.0, simulator=0.0
-)  # interpreter and Gymnasium; what another simulator adds is not known
+)  # interpreter and Gymnasium; other simulators were not measured
 
 
 @dataclass(frozen=True)
 class HeldEpisodes:
-    """Episodes whose images are in memory at the same time."""
+    """Number of episodes whose images are in memory at the same time."""
 
     count: int
-    told: str
-    """How the count comes about, in the keys of the configuration."""
+    in_keys: str
+    """The count, written with its configuration keys."""
     remedy: str
-    """What makes them fewer."""
+    """The keys to lower."""
 
 
 def episodes_of_step(config: SiiRLArguments) -> HeldEpisodes:
@@ -84,7 +82,7 @@ def episodes_of_step(config: SiiRLArguments) -> HeldEpisodes:
 
 
 def episodes_at_once(config: SiiRLArguments) -> HeldEpisodes:
-    """Those that are being played, where each is let go when it is over, as in an evaluation."""
+    """Episodes that run concurrently; an evaluation frees each when it ends."""
     count = sizes.slots(config)
     return HeldEpisodes(
         count,
@@ -94,14 +92,12 @@ def episodes_at_once(config: SiiRLArguments) -> HeldEpisodes:
 
 
 def episodes_of_training(config: SiiRLArguments) -> HeldEpisodes:
-    """Those of a step or of an evaluation, whichever are more: the one is over when the other
-    begins.
-    """
+    """Episodes of a step or of an evaluation, whichever are more; the two never overlap."""
     return max(episodes_of_step(config), episodes_at_once(config), key=lambda held: held.count)
 
 
 def image_bytes_per_trajectory(config: SiiRLArguments, env_spec: EnvSpec) -> float:
-    """Images that one trajectory of full length keeps: uint8, one set of cameras a chunk."""
+    """Image bytes of a full-length trajectory: uint8, one set of cameras a chunk."""
     space = getattr(env_spec.observation_space, "spaces", {}).get(IMAGES)
     if space is None:
         return 0.0
@@ -112,7 +108,7 @@ def image_bytes_per_trajectory(config: SiiRLArguments, env_spec: EnvSpec) -> flo
 
 
 def training_memory(config: SiiRLArguments, env_spec: EnvSpec, *, models: int) -> Parts:
-    """What a training run takes; `models` is 2 where there is a critic."""
+    """Memory of a training run; `models` is 2 with a critic, else 1."""
     adapters, has_own_reference = (
         config.actor_rollout_ref.model.lora.rank > 0,
         config.actor_rollout_ref.ref.path is not None,
@@ -122,7 +118,7 @@ def training_memory(config: SiiRLArguments, env_spec: EnvSpec, *, models: int) -
     )
     weights = (
         frozen * BYTES_PER_PARAMETER + (models - adapters) * BYTES_PER_TRAINED_PARAMETER
-    )  # of adapters: hardly anything
+    )  # adapters themselves are negligible
     return (
         *_processes(config, env_spec),
         (
@@ -137,7 +133,7 @@ def training_memory(config: SiiRLArguments, env_spec: EnvSpec, *, models: int) -
 
 
 def evaluation_memory(config: SiiRLArguments, env_spec: EnvSpec) -> Parts:
-    """What an evaluation takes, or a warm start (of which the demonstrations are not counted)."""
+    """Memory of an evaluation, or of a warm start without its demonstrations."""
     return (
         *_processes(config, env_spec),
         ("policy", BYTES_PER_PARAMETER * policy_parameters(config)),
@@ -148,9 +144,9 @@ def evaluation_memory(config: SiiRLArguments, env_spec: EnvSpec) -> Parts:
 def simulation_problems(
     config: SiiRLArguments, env_spec: EnvSpec, held: HeldEpisodes, *, total_memory_bytes: float
 ) -> list[SiirlError]:
-    """Simulators and images, which no GPU takes over, that need far more than this machine has.
+    """Refuse simulators and images (always in host memory) far beyond this machine's memory.
 
-    What only may be too much is a warning (`shortage`).
+    A smaller excess is a warning (`shortage`).
     """
     environments, images = (
         _environments(config, env_spec),
@@ -160,44 +156,46 @@ def simulation_problems(
         return []
     tasks, kept = counted(len(env_spec.tasks), "task"), _simulators(config, env_spec)
     tasks += f" ({kept} of them kept)" if kept < len(env_spec.tasks) else ""
-    of_images = f", the images of {held.told} {size_text(images)}" if images else ""
+    of_images = f", the images of {held.in_keys} {size_text(images)}" if images else ""
     remedies = [held.remedy] if images > environments else _fewer_simulators(config, env_spec)
     remedies += (
         ["or give cluster.address= of a larger cluster"] if config.cluster.mode == "ray" else []
     )
     return [
         ConfigError(
-            f"env.num_servers x env.envs_per_server = {sizes.servers(config)} x {config.env.envs_per_server} environments with {tasks} "
-            f"each take about {size_text(environments)}{of_images}, and this machine has {size_text(total_memory_bytes)} of memory: "
+            f"env.num_servers x env.envs_per_server = {sizes.servers(config)} x "
+            f"{config.env.envs_per_server} environments with {tasks} "
+            f"each take about {size_text(environments)}{of_images}, and this machine has "
+            f"{size_text(total_memory_bytes)} of memory: "
             f"{', '.join(remedies)}."
         )
     ]
 
 
 def shortage(parts: Parts, *, free_memory_bytes: float) -> str | None:
-    """What to say where a job takes more memory than is free now; None where it does not."""
+    """Warning for a job that needs more memory than is free; None if it fits."""
     needed = total(parts)
     if needed <= free_memory_bytes:
         return None
     return (
-        f"{size_text(needed)} is more than the {size_text(free_memory_bytes)} of memory that are free: "
+        f"{size_text(needed)} is more than the free {size_text(free_memory_bytes)} of memory:  "
         "lower env.num_servers, env.envs_per_server or the number of env.tasks."
     )
 
 
 def total(parts: Iterable[tuple[str, float]]) -> float:
-    """Bytes of all parts."""
+    """Total bytes of all parts."""
     return sum(size for _, size in parts)
 
 
 def policy_parameters(config: SiiRLArguments) -> int:
-    """Of the folder that `actor_rollout_ref.model.path` names, or of a new policy."""
+    """Parameters of the policy in `actor_rollout_ref.model.path`, or of a new policy."""
     path = config.actor_rollout_ref.model.path
     return NEW_POLICY_PARAMETERS if path is None else parameters_in(path)
 
 
 def size_text(size: float) -> str:
-    """Bytes as people read them."""
+    """Bytes as `1.5 GB` or `20 MB`."""
     return f"{size / 1e9:.1f} GB" if size >= 1e9 else f"{size / 1e6:.0f} MB"
 
 
@@ -227,7 +225,7 @@ def _environments(config: SiiRLArguments, env_spec: EnvSpec) -> float:
 
 
 def _simulators(config: SiiRLArguments, env_spec: EnvSpec) -> int:
-    """Of one environment."""
+    """Simulators that one environment keeps."""
     tasks = len(env_spec.tasks)
     return min(tasks, config.env.kwargs.get("kept_simulators") or tasks)
 
@@ -237,9 +235,7 @@ def _fewer_simulators(config: SiiRLArguments, env_spec: EnvSpec) -> list[str]:
     if _simulators(config, env_spec) > 1 and sized.simulator:
         remedies += ["name fewer env.tasks"]
         remedies += (
-            ["keep the simulators of fewer of them ('env.kwargs={kept_simulators: 1}')"]
-            if sized.bounded
-            else []
+            ["keep fewer simulators ('env.kwargs={kept_simulators: 1}')"] if sized.bounded else []
         )
     if sizes.slots(config) > 1 or not remedies:
         remedies.insert(0, "lower env.num_servers or env.envs_per_server")

@@ -1,6 +1,4 @@
-"""Files that a run needs: policy folders, weights, demonstrations, a checkpoint to go on from.
-Looked at without torch.
-"""
+"""Checks files that a run needs: policies, weights, demonstrations, checkpoints. Needs no torch."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,17 +18,18 @@ from siirl.params.weight_files import (
 
 SHIPPED_ENCODERS = {"tiny": "assets/vjepa_tiny"}
 BUILT_IN_ENCODERS = ("random", "pixels")  # baselines without weights
-OWN_START = "null for the policy's own weights at the start"  # actor_rollout_ref.ref.path
+OWN_START = "null for the policy's initial weights"  # actor_rollout_ref.ref.path
 
 
 def file_problems(config: SiiRLArguments) -> list[SiirlError]:
-    """What is missing, or not whole."""
+    """Missing, truncated or damaged files."""
     try:
         return _file_problems(config)
-    except OSError as error:  # a name that is too long, a folder that must not be read
+    except OSError as error:  # a name that is too long, an unreadable folder
         return [
             ConfigError(
-                f"A path of the configuration cannot be looked at: {error.strerror} ({str(error.filename)[:200]})."
+                f"A path of the configuration cannot be read: {error.strerror} "
+                f"({str(error.filename)[:200]})."
             )
         ]
 
@@ -55,13 +54,16 @@ def _file_problems(config: SiiRLArguments) -> list[SiirlError]:
 
 
 def _policy_folder(path: str | None, *, place: str, otherwise: str) -> Iterator[SiirlError]:
-    remedy = f"give a folder with config.json and model.safetensors, {otherwise}, or make one: python -m siirl.warm_start"
+    remedy = (
+        f"give a folder with config.json and model.safetensors, {otherwise}, or make one: "
+        "python -m siirl.warm_start"
+    )
     return _model_folder(path, place=place, remedy=remedy)
 
 
 def _language_model_folder(path: str | None, *, place: str, otherwise: str) -> Iterator[SiirlError]:
     if path is not None and not find(path).is_dir() and may_be_hub_id(path):
-        return iter(())  # siirl.models.hub asks for it
+        return iter(())  # siirl.models.hub resolves it
     remedy = f"give {LANGUAGE_MODEL_FOLDER}, a hub id (organisation/model), or {otherwise}"
     return _model_folder(path, place=place, remedy=remedy)
 
@@ -100,34 +102,37 @@ def _encoder(encoder: str) -> Iterator[SiirlError]:
         weights = sorted(path.glob("*.safetensors")) if path.is_dir() else []
         if not weights:
             yield MissingAssetError(
-                f"reward.encoder={encoder}: its weights are not in {path}; check out assets/ again or run python -m vjepa.train_tiny."
+                f"reward.encoder={encoder}: its weights are not in {path}; check out assets/ "
+                "again or run python -m vjepa.train_tiny."
             )
         yield from _whole(weights, place="reward.encoder")
     elif path.is_dir() and not (path / "config.json").is_file():
         yield MissingAssetError(
-            f"reward.encoder={encoder}: there is no config.json in {path}, so it is no folder of an encoder."
+            f"reward.encoder={encoder}: there is no config.json in {path}, so it is no encoder "
+            "folder."
         )
     elif not path.exists() and not may_be_hub_id(encoder):
         known = ", ".join([*SHIPPED_ENCODERS, *BUILT_IN_ENCODERS])
         yield MissingAssetError(
-            f"reward.encoder={encoder}: no such file or folder. Known: {known}; or a folder, a .pt file, a hub id."
+            f"reward.encoder={encoder}: no such file or folder. Known: {known}; or a folder, a "
+            ".pt file, a hub id."
         )
 
 
 def _demonstrations(path: str | None) -> Iterator[SiirlError]:
     if path is not None and not find(path).exists():
         yield MissingAssetError(
-            f"reward.demonstrations={path}: there is no such file; collect some with python -m siirl.warm_start, or leave it out."
+            f"reward.demonstrations={path}: there is no such file; collect some with python -m "
+            "siirl.warm_start, or leave it out."
         )
 
 
 def find_resume(config: SiiRLArguments) -> Path | None:
-    """Where to go on from: a run folder or a checkpoint as given, for `auto` the newest run with a
-    checkpoint, None for a new start.
+    """Folder to resume from: as given, for `auto` the newest run with a checkpoint; None if new.
 
     Raises:
-        ConfigError: The folder is there, but holds no checkpoint.
-        MissingAssetError: It is not there.
+        ConfigError: The folder holds no checkpoint.
+        MissingAssetError: There is no such folder.
     """
     resume = config.trainer.resume
     if resume is None:
@@ -138,14 +143,16 @@ def find_resume(config: SiiRLArguments) -> Path | None:
         )
         return max(
             (pointer.parent.parent for pointer in runs), default=None
-        )  # their names are times
+        )  # run folders are named by time
     path = Path(resume).expanduser()
     if not path.is_dir():
         raise MissingAssetError(
-            f"trainer.resume={resume}: there is no such folder. Give a run folder, a checkpoint in it, or auto."
+            f"trainer.resume={resume}: there is no such folder. Give a run folder, a checkpoint "
+            "in it, or auto."
         )
     if (path / "config.yaml").is_file() and not (path / NEWEST_CHECKPOINT).is_file():
         raise ConfigError(
-            f"trainer.resume={resume}: this run has no checkpoint (there is no {NEWEST_CHECKPOINT} in it)."
+            f"trainer.resume={resume}: this run has no checkpoint (there is no "
+            f"{NEWEST_CHECKPOINT} in it)."
         )
     return path

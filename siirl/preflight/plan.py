@@ -1,8 +1,7 @@
-"""The plan: what a run will do, in numbers, told before any process starts. Memory
-(`siirl.preflight.memory`) and time are estimates.
+"""The plan: sizes, length, memory and time of a run, printed before any process starts.
 
-Left out: checking (`siirl.preflight.config_checks`); a plan is made of a configuration that has
-passed.
+Memory (`siirl.preflight.memory`) and time are estimates. Left out: checks
+(`siirl.preflight.config_checks`); a plan requires a configuration that passed them.
 """
 
 import math
@@ -27,22 +26,21 @@ from siirl.preflight.memory import (
     training_memory,
 )
 
-MOMENTS_BYTES_PER_PARAMETER = 8  # Adam's, in a checkpoint beside the weight
-VIDEO_BYTES = 300e3  # some seconds of 256x256 mp4
+MOMENTS_BYTES_PER_PARAMETER = 8  # Adam's two moments, in a checkpoint
+VIDEO_BYTES = 300e3  # a few seconds of 256x256 mp4
 LOG_BYTES = 20e6
-# of more, for example the 90 of a suite of LIBERO, the plan names these and counts the others
+# a longer list, for example the 90 tasks of a LIBERO suite, is cut and the rest counted
 LISTED_TASKS = 10
-SHORTEST_STEP_S = (
-    1.0  # of a job that records videos; bounds their number where max_minutes ends the run
-)
+SHORTEST_STEP_S = 1.0  # with videos; bounds their number if max_minutes ends the run
 UNGRADED_ROWS = (
-    "rows that the environment cannot grade (no ground truth, or a style that wants a judge) are asked too: your reward alone decides, and "
-    "successes count the others (env.kwargs.ungraded)"
+    "includes rows that the environment cannot grade (no ground truth, or a style that needs a "
+    "judge): only your reward rates them, and success rates leave them out "
+    "(env.kwargs.ungraded)"
 )
 
 
 class Graph(Protocol):
-    """What the plan reads of a `siirl.execution.dag.TaskGraph`."""
+    """The part of `siirl.execution.dag.TaskGraph` that the plan reads."""
 
     def get_topological_sort(self) -> list[str]:
         """Node ids in an order in which they can run."""
@@ -52,7 +50,7 @@ class Graph(Protocol):
 
 
 class GraphNode(Protocol):
-    """What the plan reads of a node."""
+    """The part of a graph node that the plan reads."""
 
     skip_reason: str | None
 
@@ -63,7 +61,7 @@ class Plan:
 
     pipeline: str
     nodes: tuple[str, ...]
-    """Those that run, in their order."""
+    """Nodes that run, in order."""
     skipped: tuple[tuple[str, str], ...]
     """Nodes that do not run, with the reason."""
     env: str
@@ -77,52 +75,51 @@ class Plan:
     prompts: int
     group_size: int
     agents: int
-    """Of an episode; each makes a trajectory."""
+    """Agents of an episode; each produces a trajectory."""
     mini_batches: int
     trajectories_per_mini_batch: int
     micro_batches: int
     micro_batch_size: int
     micro_batch_tokens: int | None
-    """A budget of tokens in place of a number of trajectories."""
+    """Token budget, which replaces `micro_batch_size`."""
     epochs: int
     loss: str
-    """The policy loss with its bounds, options and aggregation, as they come out."""
+    """The resolved policy loss with its bounds, options and aggregation."""
     critic: str | None
-    """The critic's update; None where the graph has no critic."""
+    """The critic's update; None without a critic."""
     begins: str | None
-    """Where a resumed run goes on, in words; None for a new one."""
+    """Checkpoint and step that a resumed run continues from; None for a new run."""
     start: str | None
-    """What the first weights know, in words, where their folder says so and tasks of the run are
-    not among it.
+    """Warning about tasks that the initial weights were not trained on; None if there is none.
     """
     steps: int | None
     max_minutes: float | None
     file_epochs: int | None
-    """Passes over the files of prompts; None where there are no files."""
+    """Passes over the prompt files; None without files."""
     val_episodes: int
-    """Of one evaluation, all tasks together."""
+    """Episodes of one evaluation, over all tasks."""
     evaluations: int | None
     memory_parts: tuple[tuple[str, float], ...]
     free_memory_bytes: float
     disk_bytes: float
     ungraded: bool
-    """Whether rows are asked that the environment cannot grade."""
+    """Whether the run includes rows that the environment cannot grade."""
     minutes: float | None
-    """Estimated training and evaluation time; None where nothing was measured that is like it."""
+    """Estimated training and evaluation time; None without a comparable measurement."""
 
     @property
     def memory_bytes(self) -> float:
-        """All parts together."""
+        """Sum of all parts."""
         return total(self.memory_parts)
 
     @property
     def trajectories(self) -> int:
-        """Of a step, over all ranks."""
+        """Trajectories of a step, over all ranks."""
         return self.prompts * self.group_size * self.agents
 
     @property
     def optimiser_steps(self) -> int:
-        """Of a training step."""
+        """Optimiser steps of a training step."""
         return self.mini_batches * self.epochs
 
 
@@ -137,17 +134,17 @@ def make_plan(
     critic: str | None = None,
     begins: str | None = None,
 ) -> Plan:
-    """Work out what a run will do.
+    """Compute the plan of a run.
 
     Args:
-        config: A configuration that has passed the checks.
+        config: A configuration that passed the checks.
         graph: The pipeline.
-        env_spec: Of the environment.
-        free_memory_bytes: Of this machine.
-        cores: Processors of this machine.
+        env_spec: The environment's spec.
+        free_memory_bytes: Free memory of this machine.
+        cores: CPU cores of this machine.
         loss: The resolved policy loss in words.
-        critic: The critic's update in words; None where the graph has no critic.
-        begins: Where a resumed run goes on, in words.
+        critic: The critic's update in words; None without a critic.
+        begins: Checkpoint and step of a resumed run, in words.
     """
     trainer, actor = config.trainer, config.actor_rollout_ref.actor
     models = 2 if critic is not None else 1
@@ -197,7 +194,7 @@ def make_plan(
 
 
 def render(plan: Plan) -> str:
-    """The plan as text for a terminal, one subject a line."""
+    """The plan as text for a terminal, one topic a line."""
     lines = [
         ("pipeline", f"{plan.pipeline}: {' -> '.join(plan.nodes)}"),
         *(("skipped", f"{node}: {reason}") for node, reason in plan.skipped),
@@ -205,7 +202,8 @@ def render(plan: Plan) -> str:
         ("tasks", f"{plan.env}: {_render_tasks(plan)}"),
         (
             "environments",
-            f"{counted(plan.num_servers, 'server')} x {plan.envs_per_server} = {plan.num_servers * plan.envs_per_server}",
+            f"{counted(plan.num_servers, 'server')} x {plan.envs_per_server} = "
+            f"{plan.num_servers * plan.envs_per_server}",
         ),
         ("a step", _render_step(plan)),
         ("update", _render_update(plan)),
@@ -240,7 +238,7 @@ def _render_tasks(plan: Plan) -> str:
     if plan.file_epochs is not None:
         return "questions of data.train_files"
     return _listed(plan.tasks) + (
-        "; more prompts where most is to be learnt" if plan.task_sampling == "learnable" else ""
+        "; more prompts for tasks of medium success" if plan.task_sampling == "learnable" else ""
     )
 
 
@@ -252,7 +250,9 @@ def _listed(tasks: Sequence[str]) -> str:
 
 def _render_ranks(plan: Plan) -> str:
     machines = f" on {plan.machines} machines" if plan.machines > 1 else ""
-    return f"{plan.ranks}{machines} ({'one process, cluster=local' if plan.cluster == 'local' else f'Ray actors, cluster={plan.cluster}'})"
+    local = plan.cluster == "local"
+    place = "one process, cluster=local" if local else f"Ray actors, cluster={plan.cluster}"
+    return f"{plan.ranks}{machines} ({place})"
 
 
 def _render_step(plan: Plan) -> str:
@@ -263,10 +263,19 @@ def _render_step(plan: Plan) -> str:
 
 def _render_update(plan: Plan) -> str:
     passes = f"{plan.epochs} passes over " if plan.epochs > 1 else ""
-    batches = f"{counted(plan.mini_batches, 'mini-batch', 'es')} of {plan.trajectories_per_mini_batch} trajectories"
-    micro_batches = f"a rank takes {counted(plan.micro_batches, 'micro-batch', 'es')} of at most {plan.micro_batch_size} for each"
+    batches = (
+        f"{counted(plan.mini_batches, 'mini-batch', 'es')} of "
+        f"{plan.trajectories_per_mini_batch} trajectories"
+    )
+    micro_batches = (
+        f"a rank takes {counted(plan.micro_batches, 'micro-batch', 'es')} of at most "
+        f"{plan.micro_batch_size} for each"
+    )
     if plan.micro_batch_tokens is not None:
-        micro_batches = f"a rank takes micro-batches of at most {counted(plan.micro_batch_tokens, 'token')} for each"
+        micro_batches = (
+            "a rank takes micro-batches of at most "
+            f"{counted(plan.micro_batch_tokens, 'token')} for each"
+        )
     return f"{passes}{batches} = {counted(plan.optimiser_steps, 'optimiser step')}; {micro_batches}"
 
 
@@ -280,8 +289,14 @@ def _render_length(plan: Plan) -> str:
     if plan.steps is None:
         return f"steps until {' or '.join(bounds)}; evaluations of {plan.val_episodes} episodes"
     bound = f", at most {' or '.join(bounds)}" if bounds else ""
-    work = f"{plan.steps * plan.trajectories} trajectories, {counted(plan.steps * plan.optimiser_steps, 'optimiser step')}"
-    return f"{counted(plan.steps, 'step')}{bound}: {work}; {counted(plan.evaluations or 0, 'evaluation')} of {plan.val_episodes} episodes"
+    work = (
+        f"{plan.steps * plan.trajectories} trajectories, "
+        f"{counted(plan.steps * plan.optimiser_steps, 'optimiser step')}"
+    )
+    return (
+        f"{counted(plan.steps, 'step')}{bound}: {work}; "
+        f"{counted(plan.evaluations or 0, 'evaluation')} of {plan.val_episodes} episodes"
+    )
 
 
 def _render_memory(plan: Plan) -> str:
@@ -290,7 +305,10 @@ def _render_memory(plan: Plan) -> str:
 
 def _render_time(plan: Plan) -> str:
     if plan.minutes is None:
-        return f"no estimate: nothing was measured of env={plan.env} with a model like this; the first step will tell"
+        return (
+            f"no estimate: env={plan.env} was not measured with a model of this size; see the "
+            "first step"
+        )
     return (
         f"about {plan.minutes:.0f} minutes, estimated from measurements on one machine"
         if plan.minutes >= 1
@@ -304,26 +322,30 @@ def _start(config: SiiRLArguments, env_spec: EnvSpec) -> str | None:
     others = [task for task in env_spec.tasks if task not in known]
     if not known or not others:
         return None
-    said = f"{path} has learnt {_listed(known)}"
+    trained_on = f"{path} was trained on {_listed(known)}"
     unseen = (
-        "none of this run's tasks"
+        "on none of this run's tasks"
         if len(others) == len(env_spec.tasks)
-        else f"not of {_listed(others)}"
+        else f"not on {_listed(others)}"
     )
-    return f"WARNING: {said}, {unseen}: expect hardly any success there, or make weights for them with python -m siirl.warm_start"
+    return (
+        f"WARNING: {trained_on}, {unseen}: expect almost no success there, or train weights "
+        "for them with python -m siirl.warm_start"
+    )
 
 
 def _disk(config: SiiRLArguments, *, models: int, val_episodes: int) -> float:
     trainer, parameters = config.trainer, policy_parameters(config)
     steps = _steps_at_most(trainer)
     written = 1 + (steps // trainer.save_freq if trainer.save_freq > 0 else 0)
-    checkpoints = min(written, KEPT_CHECKPOINTS + 1)  # the oldest goes when the newest is whole
+    # the oldest is deleted after the newest is written
+    checkpoints = min(written, KEPT_CHECKPOINTS + 1)
     evaluations = min(
         _evaluations(config) or 1, steps + 2
-    )  # each after a step, but for the one before and the one at the end
+    )  # one after each step, one before training, one at the end
     of_a_step = min(
         trainer.record_episodes, sizes.trajectories_per_step(config)
-    )  # a large number means all of them
+    )  # a large number records all
     videos = steps * of_a_step + evaluations * min(trainer.record_val_episodes, val_episodes)
     trained = models - int(config.actor_rollout_ref.model.lora.rank > 0)
     weights = models * BYTES_PER_PARAMETER + trained * MOMENTS_BYTES_PER_PARAMETER
@@ -331,7 +353,7 @@ def _disk(config: SiiRLArguments, *, models: int, val_episodes: int) -> float:
 
 
 def _steps_at_most(trainer: TrainingArguments) -> int:
-    """Steps that fit into the run; 0 where only minutes bound it, and so nothing is known of them."""
+    """Upper bound of the run's steps; 0 if only max_minutes bounds it."""
     steps = trainer.total_steps or 0
     return (
         steps
@@ -341,7 +363,7 @@ def _steps_at_most(trainer: TrainingArguments) -> int:
 
 
 def _evaluations(config: SiiRLArguments) -> int | None:
-    """How many there will be; None where the number of steps is open."""
+    """Number of evaluations; None if the number of steps is open."""
     trainer = config.trainer
     if trainer.total_steps is None:
         return None

@@ -1,5 +1,6 @@
-"""From a configuration that has passed `siirl.preflight.first_look` to a job that can start: graph,
-names, machine, plan.
+"""Turns a configuration that passed `siirl.preflight.early_checks` into a job that can start.
+
+Loads the graph and registered names, checks policy, reward and machine, computes the plan.
 """
 
 import importlib.util
@@ -31,7 +32,13 @@ from siirl.params.build import as_text
 from siirl.params.critic_sizes import describe_critic
 from siirl.params.domains import is_text
 from siirl.params.paths import find
-from siirl.params.references import MISTAKES, check_call, is_reference, load_reference, tell
+from siirl.params.references import (
+    MISTAKES,
+    check_call,
+    describe_error,
+    is_reference,
+    load_reference,
+)
 from siirl.params.refusals import refuse
 from siirl.params.weight_files import parameters_in
 from siirl.preflight.check_text import check_text
@@ -43,9 +50,9 @@ from siirl.preflight.plan import Plan, make_plan
 from siirl.reporting.metric_writers import check_loggers
 
 POLICY = "actor_rollout_ref.model.policy"
-# parameters: up to here a policy is built whole before the start as well, for a second at most
+# parameters: smaller policies are also built before the start, which takes at most a second
 BUILT_TWICE = 100_000_000
-LOADED_TWICE_BYTES = 4 * BUILT_TWICE  # as much for the weights of a video encoder
+LOADED_TWICE_BYTES = 4 * BUILT_TWICE  # the same limit for a video encoder
 
 
 @dataclass(frozen=True)
@@ -58,15 +65,15 @@ class Job:
 
 
 def prepare(config: SiiRLArguments, spec: EnvSpec) -> Job:
-    """Build the graph, check what is left, and work out the plan.
+    """Build the graph, run the remaining checks, and compute the plan.
 
-    `trainer.resume` becomes the folder to go on from, or None; nothing is recorded of an
+    Replaces `trainer.resume` by the folder to resume from, or None; turns off videos of an
     environment that cannot be rendered.
 
     Raises:
-        ConfigError: What cannot work.
-        MissingAssetError: No OpenGL, or no folder to go on from.
-        CheckpointError: Weights of another model, or a checkpoint that is not whole.
+        ConfigError: A configuration that cannot work.
+        MissingAssetError: No OpenGL, or no folder to resume from.
+        CheckpointError: Weights of another model, or an incomplete checkpoint.
     """
     graph = load_graph(config)
     load_plug_ins(config, graph)
@@ -93,7 +100,7 @@ def prepare(config: SiiRLArguments, spec: EnvSpec) -> Job:
     ]
     loss = ActorLoss(
         config.actor_rollout_ref.actor, horizon=1
-    ).describe()  # the horizon is known when the policy is
+    ).describe()  # the horizon is known once the policy is built
     critic = describe_critic(config) if needs_critic(graph) else None
     cores = len(os.sched_getaffinity(0))
     plan = make_plan(
@@ -115,16 +122,15 @@ def prepare(config: SiiRLArguments, spec: EnvSpec) -> Job:
 
 
 def check_resume(config: SiiRLArguments) -> str | None:
-    """Find and examine what `trainer.resume` goes on from, and write its folder, or None, in its
-    place.
+    """Check the checkpoint that `trainer.resume` names, and replace the key by its folder or None.
 
     Returns:
-        Where the run begins, in words; None for an ordinary one.
+        Checkpoint and step that the run continues from, in words; None for a new run.
 
     Raises:
-        ConfigError: The folder holds no checkpoint, or one after which no step is left.
+        ConfigError: The folder holds no checkpoint, or one of a finished run.
         MissingAssetError: There is no such folder.
-        CheckpointError: The checkpoint is not whole.
+        CheckpointError: The checkpoint is incomplete.
     """
     wanted, folder, total = config.trainer.resume, find_resume(config), config.trainer.total_steps
     config.trainer.resume = None if folder is None else str(folder)
@@ -132,20 +138,23 @@ def check_resume(config: SiiRLArguments) -> str | None:
         return (
             None
             if wanted is None
-            else f"anew: trainer.resume={wanted} finds no checkpoint of {config.trainer.experiment_name}"
+            else f"new run: trainer.resume={wanted} found no checkpoint of "
+            f"{config.trainer.experiment_name}"
         )
     manifest = read_manifest(resolve_checkpoint(folder))
     step = int(manifest["step"])
     if total is not None and step >= total and not manifest.get(EVALUATION_DUE, False):
         raise ConfigError(
-            f"trainer.resume={wanted}: {folder} has done {step} steps, and trainer.total_steps={total}, so that none is left: raise "
-            f"trainer.total_steps, or measure the policy: python -m siirl.evaluate checkpoint={folder}"
+            f"trainer.resume={wanted}: {folder} has finished step {step} of "
+            f"trainer.total_steps={total}: raise "
+            "trainer.total_steps, or evaluate the policy: python -m siirl.evaluate "
+            f"checkpoint={folder}"
         )
     return f"after step {step} of {folder}"
 
 
 def load_graph(config: SiiRLArguments) -> TaskGraph:
-    """The job's graph, checked, with the nodes skipped whose results nobody would use."""
+    """The job's checked graph; nodes whose results are unused are marked as skipped."""
     dag = config.dag
     graph = load_pipeline(
         pipeline=dag.pipeline,
@@ -162,12 +171,11 @@ def load_graph(config: SiiRLArguments) -> TaskGraph:
 
 
 def require_configured_columns(config: SiiRLArguments, graph: TaskGraph) -> None:
-    """Require of the advantage and of the update the columns that the configuration makes them
-    read.
+    """Add the columns that the configured estimator and loss read to their nodes, and check.
 
     Raises:
-        ConfigError: No node before them provides one: GAE without a critic's values, a KL in the
-            loss without the reference's log-probs.
+        ConfigError: No earlier node provides a column: GAE without a critic's values, or a KL loss
+            without the reference's log-probs.
     """
     parameters = inspect.signature(ADVANTAGES[config.algorithm.adv_estimator]).parameters
     of_estimator = [
@@ -185,15 +193,14 @@ def require_configured_columns(config: SiiRLArguments, graph: TaskGraph) -> None
 def check_policy(
     config: SiiRLArguments, spec: EnvSpec, *, with_critic: bool = False, with_adapters: bool = False
 ) -> None:
-    """Build the policy once, here, so that what cannot be built, or fits neither weights nor
-    environment, starts no process.
+    """Build the policy before any process starts, to refuse one that does not fit.
 
-    Large weights are not read twice: of an OpenVLA names and shapes are compared, of a policy of
-    the user's own whose weights are large the reference is imported and its signature compared.
+    Large weights are not loaded twice. For an OpenVLA, names and shapes are compared; for a user's
+    policy with large weights, the reference is imported and its signature checked.
 
     Raises:
-        ConfigError: A policy that does not fit the environment, options that it does not take, or
-            code of the user's that raises.
+        ConfigError: A policy that does not fit the environment, unknown options, or user code that
+            raises.
         CheckpointError: Weights of another model.
     """
     model = config.actor_rollout_ref.model
@@ -227,7 +234,7 @@ def check_policy(
     except MISTAKES as error:
         if own:
             raise ConfigError(
-                f"{place}: building it for env={config.env.name} raised {tell(error)}."
+                f"{place}: building it for env={config.env.name} raised {describe_error(error)}."
             ) from error
         if not isinstance(error, ArithmeticError | RuntimeError | TypeError | ValueError):
             raise
@@ -235,26 +242,28 @@ def check_policy(
 
 
 def check_actions(tokenizer: ActionTokenizer, spec: EnvSpec, *, place: str) -> None:
-    """The lowest and the highest action that a policy can say must be ones of the environment.
+    """Check that the lowest and highest action tokens decode to actions of the environment.
 
     Raises:
-        ConfigError: One is not.
+        ConfigError: An action lies outside the action space.
     """
     for token in (0, tokenizer.bins - 1):
         action = tokenizer.decode(np.full(tokenizer.dimensions, token, np.int64))[0]
         if not spec.action_space.contains(action):
             raise ConfigError(
-                f"{place} can act with {action}, which is outside of the action space {spec.action_space} of environment {spec.name!r}: "
-                "give its action_tokenizer the environment's bounds (siirl.models.ActionTokenizer.for_space)."
+                f"{place} can act with {action}, which is outside the action space "
+                f"{spec.action_space} of environment {spec.name!r}: "
+                "give its action_tokenizer the environment's bounds "
+                "(siirl.models.ActionTokenizer.for_space)."
             )
 
 
 def check_reward(config: SiiRLArguments) -> None:
-    """Import a reward of the user's own, and compare its signature.
+    """Import a user's reward and check its signature.
 
     Raises:
-        ConfigError: There is none of that name, importing it raises, or it cannot be called with
-            the reward's arguments.
+        ConfigError: It does not exist, its import raises, or it does not take the reward's
+            arguments.
     """
     name = config.reward.name
     if is_reference(name):
@@ -263,11 +272,10 @@ def check_reward(config: SiiRLArguments) -> None:
 
 
 def check_encoder(config: SiiRLArguments) -> None:
-    """Load the reward's video encoder, where that takes a second at most; a hub id is looked for by
-    the workers.
+    """Load the reward's video encoder if that takes at most a second; workers resolve hub ids.
 
     Raises:
-        ConfigError: It is no encoder.
+        ConfigError: It is not an encoder.
     """
     name = config.reward.encoder
     if name is None or not sizes.needs_video(config):
@@ -279,7 +287,8 @@ def check_encoder(config: SiiRLArguments) -> None:
         make_encoder(config)
     except (KeyError, OSError, RuntimeError, TypeError, ValueError) as error:
         raise ConfigError(
-            f"reward.encoder={name} cannot be loaded: {error} Take reward.encoder=tiny, or see vjepa.encoders."
+            f"reward.encoder={name} cannot be loaded: {error} Take reward.encoder=tiny, or see "
+            "vjepa.encoders."
         ) from error
 
 
@@ -289,10 +298,10 @@ def _weights_bytes(path: Path) -> int:
 
 
 def check_demonstrations(config: SiiRLArguments, spec: EnvSpec) -> None:
-    """Open the demonstrations' clips.
+    """Open the file of demonstration clips.
 
     Raises:
-        ConfigError: They are none, or of no task of the job.
+        ConfigError: It holds no clips, or none of the job's tasks.
     """
     file = config.reward.demonstrations
     if file is None:
@@ -302,17 +311,19 @@ def check_demonstrations(config: SiiRLArguments, spec: EnvSpec) -> None:
         tasks = load_demonstration_clips(str(find(file)))
     except (AttributeError, MemoryError, ValueError, *DAMAGE) as error:
         raise ConfigError(
-            f"{place} holds no clips ({error}): make some with python -m siirl.warm_start --clips FILE."
+            f"{place} holds no clips ({error}): make some with python -m siirl.warm_start "
+            "--clips FILE."
         ) from error
     if not tasks.keys() & set(spec.tasks):
         raise ConfigError(
-            f"{place} has clips of {', '.join(sorted(tasks)) or 'nothing'}, and this job has the tasks {', '.join(spec.tasks)}: "
+            f"{place} has clips of {', '.join(sorted(tasks)) or 'nothing'}, and this job has the "
+            f"tasks {', '.join(spec.tasks)}: "
             "take demonstrations of these, or leave it out."
         )
 
 
 def _without_videos(config: SiiRLArguments, spec: EnvSpec) -> list[str]:
-    """Record nothing of an environment that cannot be rendered, and say so."""
+    """Turn off videos if the environment cannot be rendered; returns a warning."""
     trainer = config.trainer
     if spec.renders or not (trainer.record_episodes or trainer.record_val_episodes):
         return []
@@ -325,5 +336,6 @@ def _without_videos(config: SiiRLArguments, spec: EnvSpec) -> list[str]:
     )
     keys = "trainer.record_episodes, trainer.record_val_episodes"
     return [
-        f"{', '.join(spec.tasks)} cannot be rendered here, so no videos are recorded ({keys}).{remedy}"
+        f"{', '.join(spec.tasks)} cannot be rendered here, so no videos are recorded "
+        f"({keys}).{remedy}"
     ]

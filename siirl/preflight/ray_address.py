@@ -1,9 +1,8 @@
-"""Which Ray cluster `cluster.address=` means, and whether something listens there; asked with a
-plain socket, without Ray.
+"""Resolves `cluster.address=` and checks with a plain socket that a Ray cluster listens there.
 
-Ray itself tries for two minutes before it gives an address up, and its `auto` also joins a cluster
-that another run has started for itself and ends with. Here `auto` is RAY_ADDRESS, or what `ray
-start` wrote down last on this machine.
+Ray itself retries an address for two minutes, and its `auto` also joins a private cluster of
+another run. Here `auto` means RAY_ADDRESS, or the address that the last `ray start` on this
+machine recorded.
 """
 
 import os
@@ -21,10 +20,10 @@ REMEDY = (
 
 
 def resolve_address(address: str) -> str:
-    """`HOST:PORT` of the cluster that a value of cluster.address means.
+    """Resolve a value of cluster.address to `HOST:PORT`.
 
     Raises:
-        ConfigError: Neither `auto` nor HOST:PORT, or `auto` where no cluster was started.
+        ConfigError: Neither `auto` nor HOST:PORT, or `auto` without a started cluster.
     """
     place = f"cluster.address={address}"
     if address == AUTO:
@@ -39,13 +38,14 @@ def resolve_address(address: str) -> str:
         or not 0 < int(port) < 2**16
     ):
         raise ConfigError(
-            f"{place} is no address of a Ray cluster: write HOST:PORT as `ray start --head` prints it, or {AUTO}."
+            f"{place} is no address of a Ray cluster: write HOST:PORT as `ray start --head` "
+            f"prints it, or {AUTO}."
         )
     return address
 
 
 def address_problems(address: str | None) -> Iterator[ConfigError]:
-    """What speaks against running there: a wrong address, or nobody who listens."""
+    """Errors: a malformed address, or an address where nothing listens."""
     if address is None:
         return
     try:
@@ -59,16 +59,17 @@ def address_problems(address: str | None) -> Iterator[ConfigError]:
     except OSError as error:
         place = address if address == resolved else f"{address} ({resolved})"
         yield ConfigError(
-            f"cluster.address={place}: nobody answers there ({error.strerror or error}). {REMEDY}"
+            f"cluster.address={place}: no answer ({error.strerror or error}). {REMEDY}"
         )
 
 
 def _started_last() -> str:
-    """What the last `ray start` of this machine wrote down; where, is Ray's rule."""
+    """Address that the last `ray start` on this machine recorded in Ray's temporary folder."""
     temporary = os.environ.get("RAY_TMPDIR") or os.environ.get("TMPDIR") or "/tmp"
     file = Path(temporary) / "ray" / "ray_current_cluster"
     if not file.is_file():
         raise ConfigError(
-            f"cluster.address={AUTO}: no Ray cluster was started on this machine ({file} is not there). {REMEDY}"
+            f"cluster.address={AUTO}: no Ray cluster was started on this machine ({file} is not "
+            f"there). {REMEDY}"
         )
     return file.read_text().strip()

@@ -1,9 +1,9 @@
-"""Who says how good an answer from a file is: the environment, which holds it against the row's
-truth, or the user's own reward.
+"""Rows without a grade: refused if the reward is the environment's grade, else used without
+success.
 
-Rows that no environment can grade (no truth, or a style that wants a judge) are refused, because a
-run that is rewarded by the grade could not use them. Where the reward asks nobody for a grade they
-are asked all the same, and nothing is said of their success.
+An environment grades an answer by its row's ground truth. It cannot grade rows without ground truth
+or with a style that needs a judge. A run with its own reward function uses such rows all the same;
+their success stays unknown.
 """
 
 from collections.abc import Iterator
@@ -16,15 +16,12 @@ GRADES = ("success", "return")
 """Rewards of text that are the environment's own grade."""
 UNGRADED = "ungraded"
 ASK_UNGRADED = ("math", "tools")
-"""Environments that have an argument of this name; one of the user's own that has it is told by
-env.kwargs.
+"""Environments with an argument `ungraded`; for a user's environment, set env.kwargs.
 """
 
 
 def grade_of_every_row(config: SiiRLArguments) -> str | None:
-    """The key of a part of the reward that is the environment's grade, whatever a row's data
-    source; None where there is none.
-    """
+    """Key of a reward part that is the environment's grade of every row; None without one."""
     parts = [
         (f"reward.functions[{number}].name", part)
         for number, part in enumerate(config.reward.functions)
@@ -38,9 +35,7 @@ def grade_of_every_row(config: SiiRLArguments) -> str | None:
 
 
 def ask_ungraded_rows(config: SiiRLArguments) -> None:
-    """Set `env.kwargs.ungraded` where rows come from files and the reward needs no grade, unless it
-    is set.
-    """
+    """Set `env.kwargs.ungraded` by default if rows are from files and the reward needs no grade."""
     kwargs = config.env.kwargs
     from_files = bool(config.data.train_files or kwargs.get("files"))
     if (
@@ -53,11 +48,9 @@ def ask_ungraded_rows(config: SiiRLArguments) -> None:
 
 
 def rate_by_grade(config: SiiRLArguments) -> None:
-    """Leave the reward out of an evaluation (`reward.name=return` asks nobody), unless rows without
-    a grade are asked: it rates them.
+    """Evaluate with `reward.name=return`, unless only the reward can rate rows without a grade.
 
-    What the evaluated run was rewarded by may need what is not there any more, such as
-    demonstrations or another model.
+    The run's own reward may need files that no longer exist, such as demonstrations or a model.
     """
     ask_ungraded_rows(config)
     if not config.env.kwargs.get(UNGRADED):
@@ -65,24 +58,27 @@ def rate_by_grade(config: SiiRLArguments) -> None:
 
 
 def grading_problems(config: SiiRLArguments, spec: EnvSpec) -> Iterator[SiirlError]:
-    """What would go by a grade where rows may have none."""
+    """Settings that need a grade although some rows have none."""
     if not spec.leaves_ungraded:
         return
     asked, band = (
-        f"env.kwargs.{UNGRADED}=true asks rows that the environment cannot grade",
+        f"env.kwargs.{UNGRADED}=true uses rows that the environment cannot grade",
         config.algorithm.filter,
     )
     part = grade_of_every_row(config)
     if part is not None:
         yield ConfigError(
-            f"{asked}, and {part} rewards its grade: give a reward function of your own (custom_reward_function), or false."
+            f"{asked}, and {part} is its grade: give your own reward function "
+            "(custom_reward_function), or false."
         )
     if band.metric == "success":
         yield ConfigError(
-            f"{asked}, and algorithm.filter.metric=success compares its grades: take score, or env.kwargs.{UNGRADED}=false."
+            f"{asked}, and algorithm.filter.metric=success compares its grades: take score, or "
+            f"env.kwargs.{UNGRADED}=false."
         )
     if (band.success_low, band.success_high) != (0.0, 1.0):
         yield ConfigError(
-            f"{asked}, and algorithm.filter.success_low={band.success_low}, success_high={band.success_high} go by its grades: leave them "
+            f"{asked}, and algorithm.filter.success_low={band.success_low}, "
+            f"success_high={band.success_high} need its grades: leave them "
             f"out, or set env.kwargs.{UNGRADED}=false."
         )

@@ -1,9 +1,9 @@
-"""Refuses keys that the user set and nothing of the job reads: a key that does nothing is a lie.
+"""Refuses keys that the user set and that nothing in the job reads.
 
-Set is a key that the command line names, unless with a default that asks for nothing (null, false,
-0, empty); and one in a file whose value is neither its default nor what a shipped group gives it.
-So a group's defaults are nobody's wish, and the config.yaml of a run, which names every key, is
-read again. Left out: which key is read when (`siirl.preflight.key_readers`).
+A key counts as set if the command line names it, unless with a default that asks for nothing (null,
+false, 0, empty), or if a file gives it a value that is neither its default nor a shipped group's.
+So defaults of groups do not count, and a run's config.yaml, which names every key, can be read
+again. Left out: the condition under which a key is read (`siirl.preflight.key_readers`).
 """
 
 from collections.abc import Collection, Iterator
@@ -17,7 +17,7 @@ from siirl.preflight.key_readers import READERS, ROBOTS_ONLY
 
 
 def unread_problems(config: SiiRLArguments, *, named: Collection[str] = ()) -> list[SiirlError]:
-    """Keys of both domains that the job does not read.
+    """Set keys of both domains that the job does not read.
 
     Args:
         config: The job.
@@ -33,11 +33,11 @@ def unread_problems(config: SiiRLArguments, *, named: Collection[str] = ()) -> l
 def unread_in_domain(
     config: SiiRLArguments, *, text: bool, named: Collection[str] = ()
 ) -> list[SiirlError]:
-    """Keys of one domain that the job does not read.
+    """Set keys of one domain that the job does not read.
 
     Args:
         config: The job.
-        text: Whether it is of text; of robots otherwise.
+        text: Whether it is a text job; else a robot job.
         named: Keys that the command line names.
     """
     return list(_in_domain(config, text, named))
@@ -46,16 +46,18 @@ def unread_in_domain(
 def _in_domain(config: SiiRLArguments, text: bool, named: Collection[str]) -> Iterator[SiirlError]:
     env = f"env={config.env.name}"
     for key in _asked_for(config, named):
-        shown = f"{key.place}={as_text(value_of(config, key.place))}"
+        setting = f"{key.place}={as_text(value_of(config, key.place))}"
         if key.metadata["text_only"] and not text:
             yield ConfigError(
-                f"{shown} is read by text jobs, and {env} is none: {key.metadata['text_only']}. Leave it out."
+                f"{setting} is read by text jobs only, and {env} is no text: "
+                f"{key.metadata['text_only']}. Leave it out."
             )
         elif (
             key.place in ROBOTS_ONLY and text and value_of(config, key.place) != 0
-        ):  # no videos, of jobs without any
+        ):  # 0 videos is harmless in a text job
             yield ConfigError(
-                f"{shown} is read by jobs of robots, and {env} is text: {ROBOTS_ONLY[key.place]}. Leave it out."
+                f"{setting} is read by robot jobs only, and {env} is text: "
+                f"{ROBOTS_ONLY[key.place]}. Leave it out."
             )
         elif _of_one_domain(key) and not _is_read(config, key):
             yield _unread(config, key)
@@ -75,7 +77,7 @@ def _asked_for(config: SiiRLArguments, named: Collection[str]) -> Iterator[Key]:
 
 
 def _shipped(config: SiiRLArguments, place: str) -> list[object]:
-    """What the groups under configs/ give a key; `${other.key}` stands for the other key's value."""
+    """Values that the groups under configs/ give a key; `${other.key}` is resolved."""
     return [
         value_of(config, value[2:-1])
         if isinstance(value, str) and value.startswith("${")
@@ -85,11 +87,12 @@ def _shipped(config: SiiRLArguments, place: str) -> list[object]:
 
 
 def _is_read(config: SiiRLArguments, key: Key) -> bool:
-    return all(reader.there(config) for reader in READERS.get(key.place, ()))
+    return all(reader.applies(config) for reader in READERS.get(key.place, ()))
 
 
 def _unread(config: SiiRLArguments, key: Key) -> ConfigError:
-    reader = next(reader for reader in READERS[key.place] if not reader.there(config))
+    reader = next(reader for reader in READERS[key.place] if not reader.applies(config))
     return ConfigError(
-        f"{key.place}={as_text(value_of(config, key.place))} is read {reader.told.format_map(vars(config))}"
+        f"{key.place}={as_text(value_of(config, key.place))} is read "
+        f"{reader.clause.format_map(vars(config))}"
     )

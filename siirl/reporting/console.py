@@ -1,7 +1,6 @@
-"""What a person at a terminal sees of a run: a row a step with a progress bar below it, and tables
-of success rates.
+"""Console output of a run: one table row per step above a progress bar, and success tables.
 
-Left out: every other metric, which metrics.jsonl and TensorBoard have.
+Left out: all other metrics, which metrics.jsonl and TensorBoard record.
 """
 
 from collections.abc import Callable, Mapping
@@ -31,18 +30,16 @@ _STEP_WIDTH = 10
 
 @dataclass(frozen=True)
 class Column:
-    """One column of the table: its title, the metric behind it, and how a value is written."""
+    """A column of the table: title, metric, and number format."""
 
     title: str
     metric: str
     form: Callable[[float], str]
 
     def cell(self, metrics: Mapping[str, Reduced]) -> str:
-        """The value, or a dash where the step has none."""
+        """The formatted value, or a dash if the step has none."""
         value = metrics.get(self.metric)
-        return (
-            self.form(value) if isinstance(value, float) and value == value else "-"
-        )  # NaN differs from itself
+        return self.form(value) if isinstance(value, float) and value == value else "-"  # not NaN
 
 
 def _percent(value: float) -> str:
@@ -50,13 +47,13 @@ def _percent(value: float) -> str:
 
 
 def _number(value: float) -> str:
-    """At most eight characters, so that a blank is left between cells."""
+    """At most eight characters, so that a space separates cells."""
     if 0 < abs(value) < 1e-3:
         return f"{value:.0e}"
     return f"{value:.0f}" if abs(value) >= 1000 else f"{value:.3g}"
 
 
-# In order of importance: a narrow terminal shows the first ones.
+# In order of importance: a narrow terminal shows only the first ones.
 COLUMNS = (
     Column("success", "rollout/success_rate", _percent),
     Column("reward", "reward/mean_score", _number),
@@ -74,14 +71,14 @@ _CELL_WIDTH = 1 + max(len(column.title) for column in COLUMNS)
 
 
 class ConsoleWriter:
-    """Writes one row and one line of stage times a step; the bar below counts the steps.
+    """Prints one row and one line of stage times per step, above a progress bar.
 
     Args:
-        total_steps: Where the run ends; None where only the time limit ends it.
-        limit_s: Seconds after which the run ends in any case.
-        first_step: The first step that this process does; steps count from 1, and 0 is what is
-            measured before training.
-        console: Where to write; by default the standard output.
+        total_steps: Last step; None if only the time limit ends the run.
+        limit_s: Time limit of the run in seconds.
+        first_step: First step of this process; steps count from 1, and step 0 is the evaluation
+            before training.
+        console: Output; by default stdout.
     """
 
     def __init__(
@@ -110,7 +107,7 @@ class ConsoleWriter:
         self._rows = 0
 
     def write(self, *, step: int, metrics: Mapping[str, Reduced]) -> None:
-        """Show the metrics of `step`."""
+        """Print the metrics of `step`."""
         lines = [no_update_line(metrics), stage_line(metrics), evaluation_line(metrics)]
         if step == 0:
             self.progress.restart_clock()
@@ -134,31 +131,29 @@ class ConsoleWriter:
         self.progress.print("".join(cells))
 
     def close(self) -> None:
-        """Take the bar away; may be called twice."""
+        """Remove the bar; may be called twice."""
         self.progress.__exit__(None, None, None)
 
 
 def no_update_line(metrics: Mapping[str, Reduced]) -> str:
-    """Why a step has left the policy as it was, whose row is full of dashes then; empty where it
-    has not.
-    """
+    """Reason why a step did not update the policy; empty if it did."""
     if metrics.get("actor/updates") != 0.0:
         return ""
     if metrics.get("critic/warmup"):
-        return "no update of the policy yet: the critic warms up (trainer.critic_warmup)"
+        return "Policy not updated: critic warm-up (trainer.critic_warmup)"
     if metrics.get("actor/skipped_updates"):
-        return "no update of the policy: its gradients were not finite"
+        return "Policy not updated: gradients were not finite"
     dropped = dropped_trajectories(metrics)
     reasons = ", ".join(
         f"{count:.0f} dropped: {reason.replace('_', ' ')}" for reason, count in dropped.items()
     )
-    return "no update of the policy: the rewards tell no rollouts apart" + (
+    return "Policy not updated: rewards within each group were identical" + (
         f" ({reasons})" if reasons else ""
     )
 
 
 def stage_line(metrics: Mapping[str, Reduced]) -> str:
-    """Seconds of the slowest stages, longest first; empty without `time/<node>_s`."""
+    """Seconds of the slowest stages, slowest first; empty without `time/<node>_s`."""
     stages = [name for name in metrics if name.startswith("time/") and name.endswith("_s")]
     seconds = {name[len("time/") : -len("_s")]: metrics[name] for name in stages}
     total = seconds.pop("step", None)
@@ -175,10 +170,10 @@ def stage_line(metrics: Mapping[str, Reduced]) -> str:
 
 
 def evaluation_line(metrics: Mapping[str, Reduced]) -> str:
-    """Held-out success of all tasks together, or of the only one, and the job's reward where some
-    have no grade; empty without evaluation.
+    """Held-out success over all tasks, or of the only one; empty without evaluation.
 
-    Mean return where success is not reported.
+    Adds the mean reward if some rows have no grade; shows the mean return if the environment
+    reports no success.
     """
     rates, scores, mean_return = (
         evaluations(metrics),
@@ -193,19 +188,20 @@ def evaluation_line(metrics: Mapping[str, Reduced]) -> str:
 
 
 def success_table(title: str, columns: Mapping[str, Mapping[str, SuccessInterval]]) -> Table:
-    """Success with 95 % intervals, one row a task and one column a measurement, for example
-    {"before": {...}, "after": {...}}.
+    """Table of success with 95 % intervals: one row per task, one column per measurement.
+
+    `columns` is, for example, {"before": {...}, "after": {...}}.
     """
     return _interval_table(title, columns)
 
 
 def score_table(title: str, columns: Mapping[str, Mapping[str, MeanInterval]]) -> Table:
-    """The same of the job's own reward."""
+    """`success_table` for the mean reward."""
     return _interval_table(title, columns)
 
 
 def cell(text: str) -> str:
-    """Text of others for a cell of a table."""
+    """Foreign text, escaped for a table cell."""
     return escape(printable(text, keep=""))
 
 

@@ -1,7 +1,6 @@
-"""From finished episodes to what a person looks at: they wait here until their reward is known, so
-that it can stand beside them.
+"""Holds finished episodes until their reward is known, then records them as videos.
 
-Videos here, text in `rollout_files`.
+`rollout_files` does the same for text.
 """
 
 from collections.abc import Mapping, Sequence
@@ -12,21 +11,21 @@ from siirl.reporting.recorder import VideoRecorder, VideoSample
 
 
 class Recorder(Protocol):
-    """Shows some of the episodes."""
+    """Records some of the episodes."""
 
     def keep(self, trajectories: Sequence[Trajectory], *, kind: str, step: int) -> None:
-        """Remember what is to be shown; `kind` is `train` or `val`."""
+        """Keep the episodes to record; `kind` is `train` or `val`."""
 
     def write(self, rewards: Mapping[str, float]) -> None:
-        """Show what is remembered, with the reward where `rewards` (by uid) has one."""
+        """Record the kept episodes, with their reward from `rewards` (by uid)."""
 
 
 class EpisodeRecorder:
-    """Hands episodes that brought frames to the video recorder.
+    """Passes episodes with frames to the video recorder.
 
     Args:
         videos: Writes the files.
-        reports_success: Whether the environment says what success is.
+        reports_success: Whether the environment reports success.
         notice: `EnvSpec.notice`, for every video.
     """
 
@@ -35,7 +34,7 @@ class EpisodeRecorder:
         self.waiting: list[tuple[Trajectory, str, int]] = []
 
     def keep(self, trajectories: Sequence[Trajectory], *, kind: str, step: int) -> None:
-        """Remember those that brought frames; `kind` is `train` or `val`."""
+        """Keep episodes with frames; `kind` is `train` or `val`."""
         self.waiting += [
             (trajectory, kind, step)
             for trajectory in trajectories
@@ -43,9 +42,7 @@ class EpisodeRecorder:
         ]
 
     def write(self, rewards: Mapping[str, float]) -> None:
-        """Have all videos made, with the reward where `rewards` (by uid) has one; a filtered
-        episode has none.
-        """
+        """Record all kept episodes with their reward from `rewards`; filtered ones have none."""
         waiting, self.waiting = self.waiting, []
         for trajectory, kind, step in waiting:
             row = trajectory.row

@@ -1,8 +1,7 @@
-"""A file of one JSON object a line, written so that a run may stop at any moment and be resumed:
-each line is whole and flushed.
+"""JSON-lines file of a run that may stop at any moment and resume.
 
-Rows carry a `step`. A resumed run drops the rows of the steps that it is going to do again, so that
-no step appears twice.
+Each line is complete and flushed. Rows carry a `step`; a resumed run drops the rows of the steps
+that it repeats, so that no step appears twice.
 """
 
 import json
@@ -14,7 +13,7 @@ from typing import Any
 
 
 def read_rows(path: Path) -> Iterator[dict[str, Any]]:
-    """The rows of `path`; a last line that was cut off by the end of its process is left out.
+    """Rows of `path`, without a truncated last line.
 
     Raises:
         ValueError: A line that is no JSON object, with file, line and remedy.
@@ -22,13 +21,14 @@ def read_rows(path: Path) -> Iterator[dict[str, Any]]:
     for number, value in read_values(path):
         if not isinstance(value, dict):
             raise ValueError(
-                f"{path}, line {number}, is no row but a {type(value).__name__}. Mend or delete that line."
+                f"{path}, line {number}, is no row but a {type(value).__name__}. Mend or delete "
+                "that line."
             )
         yield value
 
 
 def read_values(path: Path) -> Iterator[tuple[int, Any]]:
-    """As `read_rows`, JSON of any kind: the number of each line, from 1, and its value."""
+    """Line number, from 1, and JSON value of each line; see `read_rows`."""
     if not path.exists():
         return
     lines = path.read_bytes().split(b"\n")
@@ -51,8 +51,7 @@ def read_values(path: Path) -> Iterator[tuple[int, Any]]:
 
 
 class JsonlFile:
-    """Appends rows to `path`; rows of `first_step` and later, which an earlier run left there, are
-    dropped at once.
+    """Appends rows to `path`, after dropping earlier rows of `first_step` and later.
 
     Args:
         path: The file; its folder must exist.

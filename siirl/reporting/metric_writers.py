@@ -1,7 +1,6 @@
-"""Where the metrics of a run go: always metrics.jsonl; TensorBoard events, the console, Weights &
-Biases as `trainer.logger` says.
+"""Metric writers: metrics.jsonl always; console, TensorBoard, Weights & Biases by `trainer.logger`.
 
-One process of a run writes. Each writer takes the reduced metrics of a step; a new one is a class
+Only rank 0 writes. Each writer takes the reduced metrics of a step. To add a writer, add a class
 and a line in `WRITERS`.
 """
 
@@ -27,47 +26,47 @@ from siirl.reporting.metrics import Reduced
 METRICS_FILE = "metrics.jsonl"
 WARNINGS_FILE = "warnings.txt"
 ROW_KEYS = ("step", "time", "notice")
-"""What a line of metrics.jsonl has beside the metrics; a metric of such a name is written as
-`metric/<name>`.
+"""Keys of a metrics.jsonl line besides the metrics; a metric of that name becomes `metric/<name>`.
 """
 TENSORBOARD_FOLDER = "tensorboard"
 
 LARGEST_BIN = 5e19
-"""Where TensorBoard's bins end, about; it refuses a histogram with nothing in them."""
+"""Approximate end of TensorBoard's bins; it refuses a histogram outside them."""
 
 
 @dataclass(frozen=True)
 class RunDescription:
-    """What writers must know of a run: its folder, its names, where it starts and what ends it."""
+    """Facts of a run for its writers: folder, names, first step and limits."""
 
     folder: Path
     total_steps: int | None
     limit_s: float | None = None
     first_step: int = 0
-    """0 for a new run, which measures before training; a resumed run has the step after its
-    checkpoint's.
+    """0 for a new run (evaluation before training); for a resumed run, the step after its
+    checkpoint.
     """
     project: str = "siirl"
     experiment: str = "run"
     notice: str = ""
-    """What a reader of the numbers must know (`EnvSpec.notice`): it stands in every line of
-    metrics.jsonl and among TensorBoard's texts.
+    """Notice to readers (`EnvSpec.notice`), in every line of metrics.jsonl and in TensorBoard's
+    texts.
     """
 
 
 class MetricWriter(Protocol):
-    """Takes the metrics of one step after the other."""
+    """Writes the metrics of each step."""
 
     def write(self, *, step: int, metrics: Mapping[str, Reduced]) -> None:
-        """Show or keep the metrics of `step`."""
+        """Write the metrics of `step`."""
 
     def close(self) -> None:
         """Finish; may be called twice."""
 
 
 class JsonlWriter:
-    """metrics.jsonl: one line a step with `step`, `time` (seconds since 1970) and the metrics;
-    distributions as quantiles.
+    """Writes metrics.jsonl: per step a line with `step`, `time` (Unix seconds) and the metrics.
+
+    Distributions become quantiles.
     """
 
     def __init__(self, run: RunDescription) -> None:
@@ -98,7 +97,7 @@ class TensorBoardWriter:
             SummaryWriter,  # here, because it takes a second to import
         )
 
-        # Events of the steps that a resumed run does again are purged.
+        # A resumed run purges the events of steps that it repeats.
         self._events = SummaryWriter(
             str(run.folder / TENSORBOARD_FOLDER), purge_step=run.first_step or None
         )
@@ -120,11 +119,12 @@ class TensorBoardWriter:
 
 
 class WandbWriter:
-    """Weights & Biases, where the user has installed it; its files stay in the run folder.
+    """Weights & Biases, if installed; its files stay in the run folder.
+
     WANDB_MODE=offline needs no account.
 
     Raises:
-        ConfigError: It does not start: no key, or nobody answers.
+        ConfigError: It cannot start: no key, or no answer from the server.
     """
 
     def __init__(self, run: RunDescription) -> None:
@@ -132,8 +132,7 @@ class WandbWriter:
 
         self._histogram = wandb.Histogram
         try:
-            # Without console capture: the progress bar is no log, and the terminal stays the
-            # user's.
+            # No console capture: the progress bar is no log.
             self._run = wandb.init(
                 project=run.project,
                 name=run.experiment,
@@ -142,7 +141,8 @@ class WandbWriter:
             )
         except wandb.Error as error:
             raise ConfigError(
-                f"trainer.logger=wandb: {error} Type: wandb login; or set WANDB_MODE=offline to keep the files in the run folder, "
+                f"trainer.logger=wandb: {error} Type: wandb login; or set WANDB_MODE=offline to "
+                "keep the files in the run folder, "
                 "or take trainer.logger=[console,tensorboard]."
             ) from error
 
@@ -177,8 +177,9 @@ WRITERS: dict[str, Callable[..., MetricWriter]] = {
 def register_writer(
     name: str,
 ) -> Callable[[Callable[..., MetricWriter]], Callable[..., MetricWriter]]:
-    """Decorator that registers a writer for `trainer.logger`: called with `run`, a RunDescription,
-    it makes a MetricWriter.
+    """Decorator that registers a factory of MetricWriter for `trainer.logger`.
+
+    The factory is called with `run`, a RunDescription.
 
     Raises:
         ConfigError: The name is taken by another, or it requires another argument.
@@ -187,8 +188,7 @@ def register_writer(
 
 
 def check_loggers(names: Sequence[str]) -> None:
-    """Refuse `trainer.logger` before a run starts: unknown names, and wandb where it is not
-    installed.
+    """Refuse unknown names in `trainer.logger`, and wandb if it is not installed.
 
     Raises:
         ConfigError: With the value, the place and the remedy.
@@ -198,21 +198,20 @@ def check_loggers(names: Sequence[str]) -> None:
             raise UnknownNameError.of(kind="name in trainer.logger", name=name, known=WRITERS)
     if "wandb" in names and importlib.util.find_spec("wandb") is None:
         raise ConfigError(
-            f"trainer.logger has wandb, which is not installed. Type: {sys.executable} -m pip install wandb; or leave it out: "
+            f"trainer.logger has wandb, which is not installed. Type: {sys.executable} -m pip "
+            "install wandb; or leave it out: "
             "tensorboard shows the same curves."
         )
 
 
 class MetricWriters:
-    """metrics.jsonl and the writers called `names` as one; a context manager."""
+    """metrics.jsonl and the writers in `names`; a context manager."""
 
     def __init__(self, names: Sequence[str], run: RunDescription) -> None:
         check_loggers(names)
         self._folder = run.folder
         self._writers: list[MetricWriter] = []
-        with (
-            contextlib.ExitStack() as opened
-        ):  # a writer that cannot open takes back those before it
+        with contextlib.ExitStack() as opened:  # closes earlier writers if one cannot open
             for name in sorted({"jsonl", *names}):
                 self._writers.append(WRITERS[name](run=run))
                 opened.callback(self._writers[-1].close)
@@ -227,19 +226,17 @@ class MetricWriters:
         self.close()
 
     def write(self, *, step: int, metrics: Mapping[str, Reduced]) -> None:
-        """Hand `metrics` to every writer."""
+        """Pass `metrics` to every writer."""
         for writer in self._writers:
             writer.write(step=step, metrics=metrics)
 
     def activity(self, text: str) -> None:
-        """Say beside the progress bar what is going on within the step."""
+        """Show the current activity next to the progress bar."""
         for console in self._consoles():
             console.progress.activity(text)
 
     def warn(self, text: str) -> None:
-        """Show a warning above the progress bar, or on stderr without a console, and keep it in the
-        run folder.
-        """
+        """Print a warning above the progress bar or on stderr, and append it to warnings.txt."""
         with (self._folder / WARNINGS_FILE).open("a") as file:
             file.write(text + "\n")
         for console in self._consoles():
@@ -256,7 +253,7 @@ class MetricWriters:
 
 
 def _finite(values: Sequence[float]) -> list[float]:
-    """Those that have a place in a histogram."""
+    """The finite values."""
     return [value for value in values if math.isfinite(value)]
 
 

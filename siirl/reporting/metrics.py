@@ -1,11 +1,9 @@
-"""Every metric of a run: its name `area/name`, what it means, and how the values of several ranks
-become one.
+"""Declares every metric: name `area/name`, meaning, and reduction over ranks.
 
-No reduction is guessed from a name. A name that is not declared in `METRICS`, a node's of the
-user's own, becomes its mean over ranks. No metric ends a run: `reduce_metrics` takes every value
-that `siirl.dag_worker.metric_values` makes, and `complaints` says what is odd about them. Both are
-pure; `siirl.dag_worker.metric_worker` calls them, and `siirl.reporting.metric_writers` shows the
-result.
+Reductions are never guessed from names: a name not declared in `METRICS`, from a user's node, gets
+its mean over ranks. No metric ends a run: `reduce_metrics` takes every value that
+`siirl.dag_worker.metric_values` makes, and `complaints` describes the invalid ones. Both are pure;
+`siirl.dag_worker.metric_worker` calls them, and `siirl.reporting.metric_writers` writes the result.
 """
 
 import enum
@@ -21,8 +19,8 @@ from siirl.errors import ConfigError, UnknownNameError
 
 
 class Weighted(NamedTuple):
-    """A mean over `weight` things (tokens, trajectories, seconds), so that means of ranks with
-    unequal shares add up right.
+    """A mean with its weight (tokens, trajectories, seconds), so that unequal ranks average
+    correctly.
     """
 
     value: float
@@ -30,44 +28,37 @@ class Weighted(NamedTuple):
 
 
 class Unusable(NamedTuple):
-    """Stands for a recorded value that is no number, and says what it was; it travels, so that rank
-    0 can name it.
-    """
+    """Placeholder for a recorded value that is no number; it carries a description to rank 0."""
 
     what: str
 
 
 Value = float | Weighted | Sequence[float] | Unusable
-"""What a rank records: a number, a weighted mean (reduction `MEAN`), or all values of a
-distribution (`DISTRIBUTION`).
+"""Recorded value: a number, a weighted mean (reduction `MEAN`), or a list (`DISTRIBUTION`).
 """
 Reduced = float | list[float]
 
 
 class Reduction(enum.Enum):
-    """How values become one: those of several ranks, and those that one rank records for the same
-    name within a step.
-    """
+    """Reduction of the values of several ranks, and of one rank within a step."""
 
     SUM = "sum"
-    """Counts of things that ranks do side by side."""
+    """Counts, added over ranks."""
     RATE = "sum over ranks"
-    """Rates of things that ranks do side by side; several of one rank, from several rounds of a
-    step, count as their mean.
+    """Rates, added over ranks; several rounds of one rank are averaged first.
     """
     DURATION = "sum over rounds, maximum over ranks"
-    """Seconds: the slowest rank is waited for, and several rounds of a step follow each other."""
+    """Seconds: ranks wait for the slowest, and rounds of a step run one after another."""
     MEAN = "mean over all things"
     """Means, recorded as `Weighted`; weight 0 everywhere leaves the metric out."""
     RANK_MEAN = "mean over ranks"
-    """Shares that each rank has for itself, such as how busy its simulators are; and what nobody
-    has declared.
+    """Shares of each rank, such as its simulators' utilisation; also undeclared metrics.
     """
     MAX = "maximum"
     """Gaps and peaks."""
     MIN = "minimum"
     LAST = "the latest"
-    """Values that are the same on every rank because they are global already."""
+    """Values that are already global, hence equal on every rank."""
     DISTRIBUTION = "all values"
     """The values of all ranks one after another; shown as quantiles and as a histogram."""
 
@@ -89,9 +80,9 @@ _SUM, _MEAN, _RANK_MEAN, _MAX, _LAST = (
 )
 _RATE = Reduction.RATE
 
-# A part in angle brackets stands for any text without a slash.
+# A part in angle brackets matches any text without a slash.
 METRICS: dict[str, Metric] = {
-    # The actor's update: global already, the same on every rank.
+    # The actor's update: already global, equal on every rank.
     "actor/loss": Metric(_LAST, "policy loss with its extra terms"),
     "actor/pg_loss": Metric(_LAST, "policy loss alone"),
     "actor/entropy": Metric(_LAST, "entropy of the policy, nats a token"),
@@ -322,7 +313,7 @@ def declaration(name: str) -> Metric:
 
 
 def find_declaration(name: str) -> Metric | None:
-    """As `declaration`; None where none fits."""
+    """`declaration`, or None if none matches."""
     if name in METRICS:
         return METRICS[name]
     fitting = (
@@ -339,10 +330,10 @@ def _pattern(declared: str) -> re.Pattern[str]:
 
 
 def reduce_metrics(records: Iterable[Mapping[str, Value]]) -> dict[str, Reduced]:
-    """One value a name, from what all ranks recorded in a step; not every record has every name.
+    """Reduce the records of all ranks in a step to one value per name.
 
-    A value of another kind than its reduction takes counts as what it is nearest to (`_fitted`);
-    one that is no number is left out.
+    A value of the wrong kind is converted (`_fitted`); one that is no number is left out. Records
+    may lack names.
     """
     reduced: dict[str, Reduced | None] = {}
     for name, values in _by_name(records).items():
@@ -355,8 +346,9 @@ def reduce_metrics(records: Iterable[Mapping[str, Value]]) -> dict[str, Reduced]
 
 
 def complaints(records: Iterable[Mapping[str, Value]]) -> dict[str, str]:
-    """What is odd about the metrics of a step, one sentence a name: not declared, no number, or of
-    another kind than declared.
+    """Problems with the metrics of a step, one sentence per name.
+
+    A metric may be undeclared, no number, or of another kind than declared.
     """
     found: dict[str, str] = {}
     for name, values in _by_name(records).items():
@@ -369,9 +361,7 @@ def complaints(records: Iterable[Mapping[str, Value]]) -> dict[str, str]:
 
 
 def merge_rounds(records: Iterable[Mapping[str, Value]]) -> list[dict[str, Value]]:
-    """The records of one rank and step, with its rates, durations and shares of several rounds made
-    one each.
-    """
+    """Records of one rank and step, with rates, durations and shares of several rounds merged."""
     records = list(records)
     several: dict[str, Any] = {}
     for name, values in _by_name(records).items():
@@ -385,9 +375,7 @@ def merge_rounds(records: Iterable[Mapping[str, Value]]) -> list[dict[str, Value
 
 
 def reduction_of(name: str, values: Iterable[Value]) -> Reduction:
-    """How these values become one: as declared; else all of them where one is a list, and otherwise
-    their mean.
-    """
+    """Declared reduction; else DISTRIBUTION for lists, MEAN for Weighted, or RANK_MEAN."""
     declared = find_declaration(name)
     if declared is not None:
         return declared.reduction
@@ -407,9 +395,7 @@ def _by_name(records: Iterable[Mapping[str, Value]]) -> dict[str, list[Value]]:
 
 
 def _kind(value: Value) -> Reduction | None:
-    """The reduction that takes such a value; RANK_MEAN stands for all that take a number, None is
-    for what is none.
-    """
+    """The reduction that takes such a value: RANK_MEAN for numbers, None for an Unusable."""
     if isinstance(value, Weighted):
         return Reduction.MEAN
     if isinstance(value, Unusable):
@@ -419,24 +405,30 @@ def _kind(value: Value) -> Reduction | None:
 
 def _complaint(name: str, value: Value, declared: Metric | None) -> str | None:
     if isinstance(value, Unusable):
-        return f"Metric {name!r:.100} is left out: a number or a list of numbers can be logged, and this is {value.what}."
+        return (
+            f"Metric {name!r:.100} is left out: a number or a list of numbers can be logged, "
+            f"and this is {value.what}."
+        )
     if declared is None:
         return (
-            f"Metric {name!r:.100} is not declared: its mean over ranks is logged, of a list all values. "
+            f"Metric {name!r:.100} is not declared: its mean over ranks is logged, of a list all "
+            "values. "
             "siirl.reporting.metrics.register_metric declares another reduction."
         )
     takes = declared.reduction if declared.reduction in _WANTED else Reduction.RANK_MEAN
     if _kind(value) is takes:
         return None
     counted = _COUNTED[takes]
-    return f"Metric {name!r:.100} ({declared.reduction.value}) takes {_WANTED[takes]}; got {value!r:.80}, which counts as {counted}."
+    return (
+        f"Metric {name!r:.100} ({declared.reduction.value}) takes {_WANTED[takes]}; got "
+        f"{value!r:.80}, which counts as {counted}."
+    )
 
 
 def _fitted(value: Value, reduction: Reduction) -> Any:
-    """`value` in the form that the reduction takes; None where nothing of it can be used.
+    """Convert `value` to the form that the reduction takes; None if impossible.
 
-    A number for a weighted mean has weight 1; of a list for a number the mean counts; a number is a
-    distribution of one.
+    A number becomes a mean of weight 1 or a list of one; a list becomes its mean.
     """
     if isinstance(value, Unusable):
         return None
@@ -452,9 +444,7 @@ def _fitted(value: Value, reduction: Reduction) -> Any:
 
 
 def _sum(values: Iterable[float]) -> float:
-    """Exact where it is finite; `math.fsum` refuses infinities of both signs and sums that no float
-    can hold.
-    """
+    """Exact sum if finite; `math.fsum` refuses opposite infinities and overflow."""
     values = list(values)
     return math.fsum(values) if abs(sum(map(abs, values))) < math.inf else float(sum(values))
 
@@ -473,7 +463,8 @@ def _mean(values: Sequence[Any]) -> float:
 
 
 _WANTED = {
-    Reduction.MEAN: "Weighted(mean, number of things), so that ranks with unequal shares add up right",
+    Reduction.MEAN: "Weighted(mean, number of things), so that ranks with unequal shares add up "
+    "right",
     Reduction.DISTRIBUTION: "a list of numbers",
     Reduction.RANK_MEAN: "a number",
 }
@@ -483,7 +474,7 @@ _COUNTED = {
     Reduction.DISTRIBUTION: "one value",
     Reduction.RANK_MEAN: "its mean",
 }
-"""What a value of another kind is taken for, by the reduction that takes it."""
+"""Interpretation of a value of the wrong kind, by reduction."""
 
 _MERGE: dict[Reduction, Callable[[Sequence[Any]], float]] = {
     Reduction.RATE: _mean,

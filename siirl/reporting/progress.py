@@ -1,7 +1,6 @@
-"""A progress bar with the time that is left; where the output is no terminal, a line now and then
-instead.
+"""Progress bar with remaining time; without a terminal, an occasional line instead.
 
-`clock` is handed in so that tests need not wait.
+`clock` is a parameter so that tests need not wait.
 """
 
 import time
@@ -17,15 +16,14 @@ from rich.text import Text
 
 from siirl.params.printable import printable
 
-_LINE_EVERY_S = 10.0  # seldom enough for a log file, often enough to see that something happens
+_LINE_EVERY_S = 10.0  # rare enough for a log file, frequent enough to see progress
 
 
 class Progress:
-    """Counts up to `total`. Use it as a context manager, so that the terminal is put right whatever
-    happens.
+    """Counts up to `total`; a context manager, so that the terminal is restored after errors.
 
     Args:
-        description: What is being done, for example "training".
+        description: Name of the activity, for example "training".
         total: Where it ends; None where only `limit_s` ends it.
         done: Where it starts; more than 0 in a resumed run.
         limit_s: Seconds after which it ends in any case.
@@ -54,7 +52,7 @@ class Progress:
         self._bar: RichProgress | None = None
 
     def __enter__(self) -> Self:
-        """Show the bar where there is a terminal."""
+        """Show the bar on a terminal."""
         if self.console.is_terminal:
             columns = (
                 TextColumn("{task.description}"),
@@ -100,7 +98,7 @@ class Progress:
         self._started = self._advanced = self._clock()
 
     def activity(self, text: str) -> None:
-        """Say beside the bar what is going on within the step; nothing where there is no terminal."""
+        """Show the current activity next to the bar; no effect without a terminal."""
         if self._bar is not None:
             self._bar.update(self._task, activity=escape(printable(text, keep="")))
 

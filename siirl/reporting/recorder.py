@@ -1,5 +1,4 @@
-"""Videos of episodes: mp4 files with the task, the step, the reward and the outcome drawn in, and
-an index from video to sample.
+"""Records episodes as mp4 with task, step, reward and outcome drawn in, and an index of videos.
 
 Beside a video lies what the episode was made of (`<video>.json`: the executed actions), from which
 `siirl.replay` plays it back.
@@ -43,23 +42,23 @@ _COLOURS = {"success": (60, 190, 90), "fail": (230, 70, 60), "unscored": (150, 1
 
 @dataclass(frozen=True)
 class VideoSample:
-    """The sample that a video shows."""
+    """The sample of a video."""
 
     uid: str
-    """The sample's unique id; each has a file of its own."""
+    """Unique id of the sample; each has its own file."""
     task: str
     instruction: str
     kind: str
-    """`train` or `val`: a folder of its own for each."""
+    """`train` or `val`; each has its own folder."""
     step: int
     """Training step of the sample."""
     seed: int
     success: bool | None
-    """None where the environment does not report success."""
+    """None if the environment reports no success."""
     reward: float | None = None
-    """Trajectory reward; None where it was not computed."""
+    """Trajectory reward; None if not computed."""
     notice: str = ""
-    """What a viewer must know (`EnvSpec.notice`); a line of its own in every frame."""
+    """Notice to viewers (`EnvSpec.notice`), a separate line in every frame."""
 
     @property
     def outcome(self) -> str:
@@ -105,7 +104,7 @@ class VideoRecorder:
         return self
 
     def __exit__(self, *exception: object) -> None:
-        """Finish what is waiting."""
+        """Finish queued videos."""
         self.close()
 
     def record(
@@ -203,7 +202,7 @@ def annotate(frames: Frames, sample: VideoSample) -> NDArray[np.uint8]:
 
 
 def _strip(width: int, sample: VideoSample) -> Image.Image:
-    """What is the same in every frame, with room for the step in the first line."""
+    """Caption shared by all frames, with room for the step in its first line."""
     said = [
         (line, _TEXT_COLOUR)
         for line in _wrapped(sample.instruction or sample.task, width - 2 * _MARGIN)
@@ -228,9 +227,7 @@ def _strip(width: int, sample: VideoSample) -> Image.Image:
 
 
 def _wrapped(text: str, width: float) -> list[str]:
-    """The text in lines of at most `width` pixels; what needs more than `_MOST_LINES` ends with an
-    ellipsis.
-    """
+    """Wrap text to `width` pixels; more than `_MOST_LINES` lines end with an ellipsis."""
     lines: list[str] = []
     for word in text.split():
         longer = f"{lines[-1]} {word}" if lines else word
@@ -300,18 +297,19 @@ def write_video(file: Path, images_NHWC: NDArray[np.uint8], *, frames_per_second
     if done.returncode != 0:
         unfinished.unlink(missing_ok=True)
         raise OSError(
-            f"ffmpeg ended with {done.returncode}: {done.stderr.decode(errors='replace').strip()[-500:]}"
+            f"ffmpeg ended with {done.returncode}: "
+            f"{done.stderr.decode(errors='replace').strip()[-500:]}"
         )
     unfinished.replace(file)
 
 
 class VideoIndex(NamedTuple):
-    """What the indices of a folder hold."""
+    """Contents of the video indices of a folder."""
 
     rows: list[dict[str, Any]]
     """By step and uid; `video` is relative to the folder and stays inside of it."""
     damaged: int
-    """Rows that are none of `VideoRecorder`, and are left out."""
+    """Number of invalid rows, which are left out."""
 
 
 def read_video_index(folder: Path) -> VideoIndex:

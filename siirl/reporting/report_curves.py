@@ -1,7 +1,6 @@
-"""Curves of report.html: a run's metrics over its steps, as SVG that goes into the page.
+"""Curves of report.html: metrics over training steps as inline SVG.
 
-matplotlib escapes the texts in it, which a test holds it to; names are no formulas, whatever
-dollars they hold.
+matplotlib escapes the texts, which a test asserts; dollar signs in names do not start formulas.
 """
 
 import io
@@ -148,7 +147,7 @@ def _axes(title: str, *, percent: bool) -> tuple[Figure, Axes]:
 
 
 def _label(name: str) -> str:
-    """A name as matplotlib can draw it, which has no picture of control characters."""
+    """A name with unprintable characters replaced, which matplotlib cannot draw."""
     return "".join(
         letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in name
     )
@@ -158,10 +157,8 @@ def _svg(figure: Figure, axes: Axes) -> str:
     if len(axes.get_legend_handles_labels()[1]) > 1:
         axes.legend(fontsize=7, framealpha=0.7)
     text = io.StringIO()
-    salt = axes.get_title(loc="left")  # keeps the ids of diagrams on the same page apart
+    salt = axes.get_title(loc="left")  # makes SVG ids unique on the page
     with rc_context({"svg.hashsalt": salt}), warnings.catch_warnings():
-        warnings.filterwarnings(
-            "ignore", "Glyph .* missing"
-        )  # the browser draws the text, and has more fonts
+        warnings.filterwarnings("ignore", "Glyph .* missing")  # the browser has more fonts
         figure.savefig(text, format="svg", transparent=True)
     return text.getvalue()[text.getvalue().index("<svg") :]

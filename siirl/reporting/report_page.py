@@ -1,12 +1,11 @@
-"""report.html of a run, one file: success before and after, curves, videos, rollouts, config, plan.
+"""report.html of a run: success before and after, curves, videos, rollouts, config, plan.
 
-It is made of what every run leaves in its folder (metrics.jsonl, videos/, rollouts/, config.yaml,
-plan.txt) and can be made again at any time. The videos stay where they are and are linked;
-everything else is in the file, of the rollouts the newest.
+The page is built from the run folder (metrics.jsonl, videos/, rollouts/, config.yaml, plan.txt) and
+can be rebuilt at any time. It links the videos and contains everything else, including the newest
+rollouts.
 
-What it shows was written by environments, models and users. So the page is a template
-(report_page.html) that escapes all that it is given; the diagrams alone are put in as they are. The
-page's own policy forbids scripts in any case.
+Its texts come from environments, models and users. The template (report_page.html) therefore
+escapes everything except the diagrams, and its content security policy forbids scripts.
 """
 
 import functools
@@ -33,9 +32,9 @@ TEMPLATE = Path(__file__).with_name("report_page.html")
 LAST_STEP, LARGEST = (
     2**53,
     1e308,
-)  # of what a diagram has a place for; whole numbers of JSON have no bound
+)  # bounds of a diagram; JSON integers have none
 _VIDEOS_SHOWN = 12
-_ROLLOUTS_SHOWN = 24  # of the newest step; all others with python -m siirl.report RUN --rollouts
+_ROLLOUTS_SHOWN = 24  # of the newest step; python -m siirl.report RUN --rollouts prints all
 
 KINDS_OF_EVALUATION = (
     ("", "sampled actions"),
@@ -51,8 +50,7 @@ class Table(NamedTuple):
     first_step: int
     last_step: int
     tasks: Sequence[Sequence[Any]]
-    """Of each task its name, what was measured first and last (empty where it was not), and the
-    change.
+    """Per task: name, first and last measurement (empty if missing), and the change.
     """
 
 
@@ -60,9 +58,9 @@ def write_report(folder: Path) -> Path:
     """Write report.html into the run folder and return its path.
 
     Raises:
-        MissingAssetError: No metrics.jsonl with a row in it: not a run folder, or a run that ended
+        MissingAssetError: metrics.jsonl is missing or empty: not a run folder, or a run that ended
             before its first step.
-        ValueError: A damaged line of metrics.jsonl, or of a file of rollouts.
+        ValueError: A damaged line in metrics.jsonl or in a rollout file.
     """
     rows = [
         _numbers(row)
@@ -71,7 +69,8 @@ def write_report(folder: Path) -> Path:
     ]
     if not rows:
         raise MissingAssetError(
-            f"{folder} has no {METRICS_FILE} with a step in it: name the folder of a run, outputs/<name>/<time>."
+            f"{folder} has no {METRICS_FILE} with a step in it: name the folder of a run, "
+            "outputs/<name>/<time>."
         )
     index = read_video_index(folder / VIDEOS_FOLDER)
     videos = sorted(index.rows, key=lambda row: (-row["step"], row["outcome"] != "fail"))
@@ -98,7 +97,7 @@ def write_report(folder: Path) -> Path:
     report = folder / REPORT_FILE
     report.write_text(
         page, encoding="utf-8", errors="replace"
-    )  # a model's text may hold halves of characters
+    )  # model text may hold lone surrogates
     return report
 
 
@@ -122,7 +121,7 @@ def _template() -> Any:
 
 
 def _numbers(row: Row) -> Row:
-    """A row of metrics without what is no number that a diagram has a place for."""
+    """The notice and the numbers of a row that a diagram can show."""
     return {
         name: value
         for name, value in row.items()
@@ -160,14 +159,14 @@ def _table(
 
 
 def _files(folder: Path) -> Iterator[tuple[str, str]]:
-    """Title and text of the files that a run begins with."""
+    """Title and text of the plan and the configuration."""
     for name, title in ((PLAN_FILE, "Plan"), (CONFIG_FILE, "Configuration")):
         if (folder / name).is_file():
             yield title, (folder / name).read_text(encoding="utf-8", errors="replace")
 
 
 def _link(video: Row) -> str:
-    """The address of a video, from the report."""
+    """URL of a video, relative to the report."""
     return urllib.parse.quote(f"{VIDEOS_FOLDER}/{video['video']}", errors="replace")
 
 

@@ -1,5 +1,4 @@
-"""Rollouts as text files, one JSON object a line: what was asked, every turn with its tokens'
-log-probs, what the grader said, the reward.
+"""Writes rollouts as JSON lines: prompt, turns with tokens and log-probs, verdict, reward.
 
     # of rank 0; those of rank 1 are in step_000012_rank1.jsonl
     rollouts/train/step_000012.jsonl
@@ -36,12 +35,12 @@ SCALARS = {
 }
 """Entries of a line, and the columns of the row that they come from."""
 OF_A_GRADE = ("success", "env_return")
-"""Entries that are null where the environment could not grade the rollout."""
+"""Entries that are null for an ungraded rollout."""
 _NAME = re.compile(r"step_(\d+)(?:_rank(\d+))?\.jsonl")
 
 
 class RolloutFiles:
-    """Writes rollouts of a rank; a Recorder.
+    """Writes the rollouts of a rank; a Recorder.
 
     Args:
         folder: The run's folder of rollouts; made if it is not there.
@@ -93,11 +92,12 @@ class RolloutFiles:
                 self._open(kind, step).append(line)
             except OSError as error:
                 raise SiirlError(
-                    f"Rollouts could not be written to {self.folder}: {error}. Free some space, or write none: trainer.save_rollouts=0."
+                    f"Rollouts could not be written to {self.folder}: {error}. Free some space, "
+                    "or write none: trainer.save_rollouts=0."
                 ) from error
 
     def close(self) -> None:
-        """Write what is left, and close the file; may be called twice."""
+        """Write remaining rollouts and close the file; may be called twice."""
         self.write({})
         if self._file is not None:
             self._file.close()
@@ -120,7 +120,7 @@ class RolloutFiles:
 def line_of(
     trajectory: Trajectory, *, kind: str, step: int, reward: float | None
 ) -> dict[str, Any]:
-    """A rollout as it is written."""
+    """A rollout as a JSON row."""
     row = trajectory.row
     scalars = {name: row[column] for name, column in SCALARS.items()}
     if not row.get("graded", True):
@@ -153,7 +153,7 @@ def read_rollouts(
 
 
 def steps_of(folder: Path) -> list[int]:
-    """Steps of which there are rollouts, ascending."""
+    """Steps with rollouts, ascending."""
     return sorted({step for _, step, _ in _files(folder)})
 
 

@@ -1,6 +1,4 @@
-"""Rollouts in words, for the terminal and for report.html: what was asked, said and answered, and
-how it was judged.
-"""
+"""Renders rollouts as text for the terminal and report.html: prompt, turns, answer and verdict."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -19,9 +17,7 @@ _COLOURS = {"user": "cyan", "system": "magenta", "tool": "yellow", "assistant": 
 
 
 def headline(row: Row) -> str:
-    """In a line: the question and the answer, shortened, outcome, verdict and reward, and where it
-    comes from.
-    """
+    """One line: shortened question and answer, outcome, verdict, reward, and data source."""
     parts = [outcome(row)]
     if row.get("verdict") and row["verdict"] != "correct" and row["success"] is not None:
         parts.append(str(row["verdict"]))
@@ -36,12 +32,12 @@ def headline(row: Row) -> str:
 
 
 def outcome(row: Row) -> str:
-    """`success`, `fail`, or `ungraded` where the environment could not say."""
+    """`success`, `fail`, or `ungraded` without a grade."""
     return "ungraded" if row["success"] is None else "success" if row["success"] else "fail"
 
 
 def chat(row: Row) -> list[tuple[str, str]]:
-    """(role, text) of everything that was said, in order; a rollout without words has none."""
+    """(role, text) of each message in order; empty for a rollout without text."""
     return [
         (entry["role"], entry["content"])
         for entry in (*row.get("prompt", ()), *row.get("turns", ()))
@@ -63,12 +59,12 @@ def footnote(row: Row) -> str:
 
 
 def newest_failures_first(rows: Iterable[Row]) -> list[Row]:
-    """By step, the newest first, and within a step failures before successes."""
+    """Sorted by step, newest first; within a step, failures first."""
     return sorted(rows, key=lambda row: (-row["step"], bool(row["success"])))
 
 
 def show(rows: Sequence[Row], console: Console) -> None:
-    """Write rollouts to a terminal, each below a line of its own."""
+    """Print rollouts, each below a separator line."""
     for row in rows:
         console.rule(
             Text(printable(headline(row), keep="")), style=_STYLES[outcome(row)], align="left"
@@ -80,7 +76,7 @@ def show(rows: Sequence[Row], console: Console) -> None:
 
 
 def _gist(row: Row) -> str:
-    """The last thing asked and the last thing said; nothing of a rollout without words."""
+    """The last prompt and the last response; empty for a rollout without text."""
     asked = [text for role, text in chat(row) if role == "user"]
     said = [text for role, text in chat(row) if role == "assistant"]
     return f"{_shortened(asked[-1])} -> {_shortened(said[-1])}: " if asked and said else ""

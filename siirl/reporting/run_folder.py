@@ -1,6 +1,4 @@
-"""The folder of one run, `<output_dir>/<experiment_name>/<time>/`: made when everything else has
-been checked, and tried out at once.
-"""
+"""Creates and tests the run folder `<output_dir>/<experiment_name>/<time>/` after all checks."""
 
 import errno
 import functools
@@ -35,29 +33,28 @@ def run_folder(
     needed_bytes: int,
     now: Callable[[], datetime] = datetime.now,
     measure_free: Callable[[Path], int] = free_bytes,
-    tell: Callable[[Path], str] | None = None,
+    describe: Callable[[Path], str] | None = None,
 ) -> Iterator[Path]:
-    """Make the folder with the resolved configuration in it; take it back if the run ends before it
-    has written anything.
+    """Make the run folder with config.yaml; remove it if the run ends without results.
 
-    A second run of the same second gets a folder of its own. A run that ends early is told how to
-    go on, in a note of its exception.
+    A second run within the same second gets its own folder. The exception of a run that ends early
+    gets a note on how to resume.
 
     Args:
         config: The run's configuration.
-        needed_bytes: What the run will write, as the plan estimates.
+        needed_bytes: Disk space of the run, as the plan estimates.
         now: The time that names the folder.
         measure_free: Free space on the disk of a folder.
-        tell: What to say of the folder where the run ends early; None: `way_on`.
+        describe: Note about the folder of a run that ends early; None: `way_on`.
 
     Raises:
-        ConfigError: The place cannot be written, or is too full.
-        RunFailed: The run had begun when something was refused, or the disk is full.
+        ConfigError: The folder is not writable, or its disk too full.
+        RunFailed: An error after the start, or a full disk.
     """
     parent = Path(config.trainer.output_dir).expanduser() / config.trainer.experiment_name
     made = [folder for folder in (parent, *parent.parents) if not folder.exists()]
     place = f"trainer.output_dir={config.trainer.output_dir}"
-    say = tell or functools.partial(way_on, before=config.trainer.resume)
+    say = describe or functools.partial(way_on, before=config.trainer.resume)
     folder: Path | None = None
 
     def leave() -> str:
@@ -71,14 +68,16 @@ def run_folder(
             free = measure_free(folder)
             if free < needed_bytes:
                 raise ConfigError(
-                    f"{place} has {free / 1e6:.0f} MB free, and the run needs about {needed_bytes / 1e6:.0f} MB: "
+                    f"{place} has {free / 1e6:.0f} MB free, and the run needs about "
+                    f"{needed_bytes / 1e6:.0f} MB: "
                     "free some, choose another folder, or save less often (trainer.save_freq)."
                 )
         except OSError as error:
             _take_back(folder, made)
             remedy = "Free some space" if error.errno == errno.ENOSPC else "Choose another folder"
             raise ConfigError(
-                f"{place} cannot be written: {error.strerror} ({error.filename or parent}). {remedy}."
+                f"{place} cannot be written: {error.strerror} ({error.filename or parent}). "
+                f"{remedy}."
             ) from error
         except ConfigError:
             _take_back(folder, made)
@@ -96,22 +95,21 @@ def run_folder(
             raise failure from error
 
 
-def _leave(folder: Path, made: list[Path], tell: Callable[[Path], str]) -> str:
-    """Take back a folder in which nothing has been written; what to say of another."""
+def _leave(folder: Path, made: list[Path], describe: Callable[[Path], str]) -> str:
+    """Remove a folder without results; else return the note about it."""
     stacks.remove_empty(folder / stacks.FOLDER)
     if {entry.name for entry in folder.iterdir()} <= {CONFIG_FILE, PLAN_FILE, PROBE_FILE}:
         _take_back(folder, made)
         return ""
-    return tell(folder)
+    return describe(folder)
 
 
 def _as_failure(error: BaseException, place: str) -> BaseException:
-    """A run that had begun was not refused but failed; and a disk that it could not write to is
-    told as that.
-    """
+    """Turn a refusal after the start, and an unwritable disk, into RunFailed."""
     if isinstance(error, OSError) and error.errno in UNWRITABLE:
         return RunFailed(
-            f"{place} cannot be written any more: {error.strerror} ({error.filename or 'while writing'}). Free some space."
+            f"{place} cannot be written any more: {error.strerror} "
+            f"({error.filename or 'while writing'}). Free some space."
         )
     if not isinstance(error, REFUSALS):
         return error
@@ -135,7 +133,7 @@ def _make_unique(parent: Path, name: str) -> Path:
 
 
 def _write_probe(file: Path) -> None:
-    """Write, force to disk and remove: quotas and full disks show up only then."""
+    """Write, fsync and remove a file: quotas and full disks fail only then."""
     with file.open("wb") as stream:
         stream.write(b"\0" * PROBE_BYTES)
         stream.flush()
@@ -144,9 +142,7 @@ def _write_probe(file: Path) -> None:
 
 
 def _take_back(folder: Path | None, made: list[Path]) -> None:
-    """Remove the run folder and, from the innermost, those above it that were made for it and that
-    nobody else uses by now.
-    """
+    """Remove the run folder and the empty parents made for it, innermost first."""
     if folder is not None:
         shutil.rmtree(folder)
     for above in made:

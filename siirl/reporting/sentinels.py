@@ -1,7 +1,7 @@
-"""Sentinels: signs in the metrics of a run that it does not learn. Each warns once, with a remedy.
+"""Sentinels: warn once, with a remedy, when metrics show that a run does not learn.
 
-A sentinel sees the reduced metrics of every training step, in order, and returns its warning or
-None. Left out: ending the run. A metric alone does not prove that a run is lost.
+A sentinel sees the reduced metrics of every training step in order and returns a warning or None.
+Left out: ending the run; a metric alone does not prove that it failed.
 """
 
 from collections.abc import Mapping
@@ -13,23 +13,21 @@ from siirl.reporting.metrics import Reduced
 Metrics = Mapping[str, Reduced]
 
 CONSTANT_STEPS = (
-    10  # at 96 rollouts a step a policy that succeeds in 1 % has ten empty steps with chance 6e-5
+    10  # with 96 rollouts a step and 1 % success, ten steps without success have probability 6e-5
 )
-IDLE_STEPS = (
-    3  # consecutive steps without an update; one or two come by chance where few groups are drawn
-)
+IDLE_STEPS = 3  # consecutive steps without an update; one or two happen by chance with few groups
 COLLAPSED_SHARE = (
-    0.02  # of the first step's entropy; runs that solve their task end at 0.05 to 0.3 of it
+    0.02  # share of the first step's entropy; runs that solve their task end at 0.05 to 0.3
 )
-COLLAPSED_STEPS = 5  # one step's entropy is that of its own tasks
-SOLVED = 0.9  # success above which low entropy is what learning leads to
+COLLAPSED_STEPS = 5  # entropy of a single step depends on its tasks
+SOLVED = 0.9  # success above which low entropy is expected
 
 
 class Sentinel(Protocol):
-    """Watches for one sign."""
+    """Detects one symptom."""
 
     def look(self, metrics: Metrics) -> str | None:
-        """The warning, if the steps so far call for it."""
+        """The warning, if the steps so far justify it."""
 
 
 @dataclass
@@ -40,7 +38,7 @@ class ConstantReward:
     steps: int = 0
 
     def look(self, metrics: Metrics) -> str | None:
-        """See Sentinel; a step without a scored trajectory does not count."""
+        """See Sentinel; ignores steps without a scored trajectory."""
         rewards = metrics.get("reward/score")
         if not isinstance(rewards, list) or not rewards:
             return None
@@ -57,18 +55,19 @@ class ConstantReward:
 def _remedy_of_reward(value: float) -> str:
     if value == 0.0:
         return (
-            "A policy that never succeeds learns nothing from a 0/1 reward: begin from weights that "
-            "succeed now and then (siirl.warm_start), take easier tasks, or a reward that ranks "
+            "A policy that never succeeds learns nothing from a 0/1 reward: start from weights "
+            "that sometimes succeed (siirl.warm_start), take easier tasks, or a reward that "
+            "ranks "
             "failures (reward=srpo). If rollouts do succeed, the reward function is wrong."
         )
     if value == 1.0:
-        return "The policy solves all of its tasks: take harder ones, or end the run."
-    return "Check the reward function: it does not tell rollouts apart."
+        return "The policy solves all its tasks: take harder ones, or end the run."
+    return "Check the reward function: it gives every rollout the same reward."
 
 
 @dataclass
 class UnchangedWeights:
-    """Optimiser steps were applied, and the acting weights are the same as before."""
+    """Optimiser steps were applied, but the acting weights did not change."""
 
     def look(self, metrics: Metrics) -> str | None:
         """See Sentinel; updates with a learning rate or gradient of 0 cannot change a weight."""
@@ -77,10 +76,10 @@ class UnchangedWeights:
         if not unchanged or not rate or not norm:
             return None
         return (
-            f"An update was applied (learning rate {rate:.2g}, gradient norm {norm:.2g}), and no "
-            "weight of the acting policy changed. Its steps are smaller than the rounding of the "
-            "weights: raise actor_rollout_ref.actor.optim.lr, or take "
-            "actor_rollout_ref.model.dtype=float32. With a model of your own, check that its "
+            f"An update was applied (learning rate {rate:.2g}, gradient norm {norm:.2g}), but no "
+            "weight of the acting policy changed: the update is smaller than the weights' "
+            "rounding. Raise actor_rollout_ref.actor.optim.lr, or take "
+            "actor_rollout_ref.model.dtype=float32. If the model is your own, check that its "
             "parameters require gradients."
         )
 
@@ -106,8 +105,9 @@ class CollapsedEntropy:
         if self.steps < COLLAPSED_STEPS:
             return None
         return (
-            f"The policy's entropy fell from {self.first:.2g} to {entropy:.2g} nats a token, so that "
-            "its rollouts are alike and teach little more. Go on from an earlier checkpoint "
+            f"The policy's entropy fell from {self.first:.2g} to {entropy:.2g} nats a token; its "
+            "rollouts are nearly identical and give little signal. Resume from an earlier "
+            "checkpoint "
             "(trainer.resume) with a lower actor_rollout_ref.actor.optim.lr, a higher "
             "actor_rollout_ref.rollout.temperature or actor_rollout_ref.actor.entropy_coef above 0."
         )
@@ -115,7 +115,7 @@ class CollapsedEntropy:
 
 @dataclass
 class EveryGroupFiltered:
-    """No group of several consecutive steps was left to train on."""
+    """Filters dropped every group for several consecutive steps."""
 
     steps: int = 0
 
@@ -133,32 +133,33 @@ class EveryGroupFiltered:
             f"{reason.replace('_', ' ')} {count:.0f}" for reason, count in dropped.items()
         )
         return (
-            f"No group was left to train on in the last {self.steps} steps"
+            f"Every group of the last {self.steps} steps was dropped"
             f"{f' (trajectories dropped: {counts})' if counts else ''}. "
             f"{_REMEDY_OF_DROP.get(main, _ANY_DROP)}"
         )
 
 
 _ANY_DROP = (
-    "The rewards within each group are alike: take more rollouts a prompt "
-    "(actor_rollout_ref.rollout.n), a higher temperature, or tasks of another difficulty."
+    "The rewards within each group are identical: take more rollouts per prompt "
+    "(actor_rollout_ref.rollout.n), a higher temperature, or tasks of different difficulty."
 )
 _REMEDY_OF_DROP = {
     "all_success": "The tasks are solved: take harder ones, or end the run.",
     "all_failure_without_reference": (
-        "No rollout succeeds, and no success is known: begin from weights that succeed now and then "
+        "No rollout succeeds, and no success is known: start from weights that sometimes succeed "
         "(siirl.warm_start), or give demonstrations (reward.demonstrations)."
     ),
-    "truncated": "Rollouts meet their limit: raise data.max_response_length or env.max_episode_steps.",
+    "truncated": "Rollouts reach their length limit: raise data.max_response_length or "
+    "env.max_episode_steps.",
     "outside_success_band": "Widen algorithm.filter.success_low and algorithm.filter.success_high.",
-    "alone_in_group": "Groups have one rollout: raise actor_rollout_ref.rollout.n.",
-    "filter_plugin": "The node's own filter accepts no trajectory.",
+    "alone_in_group": "Each group has one rollout: raise actor_rollout_ref.rollout.n.",
+    "filter_plugin": "The node's filter accepts no trajectory.",
 }
 
 
 @dataclass
 class HeldOutPromptsTrain:
-    """Held-out prompts are in the training set too, but for case and blanks."""
+    """Training prompts equal held-out prompts except for case and whitespace."""
 
     def look(self, metrics: Metrics) -> str | None:
         """See Sentinel."""
@@ -166,14 +167,15 @@ class HeldOutPromptsTrain:
         if not count:
             return None
         return (
-            f"{count:.0f} training prompts differ from a held-out one in case or blanks alone, "
-            "so that held-out success overstates what is learnt: remove them from "
-            "data.train_files, or give data.val_files of other questions."
+            f"{count:.0f} training prompts differ from a held-out prompt only in case or "
+            "whitespace, "
+            "so held-out success is overstated: remove them from "
+            "data.train_files, or give data.val_files with other questions."
         )
 
 
 def dropped_trajectories(metrics: Metrics) -> dict[str, float]:
-    """Counts of dropped trajectories by reason, those above 0."""
+    """Counts of dropped trajectories by reason, without zeros."""
     prefix = "sampling/dropped_"
     counts = {
         name.removeprefix(prefix): value
@@ -186,7 +188,7 @@ def dropped_trajectories(metrics: Metrics) -> dict[str, float]:
 
 
 class Sentinels:
-    """All sentinels of a run; one that has warned is retired."""
+    """All sentinels of a run; each is removed after its warning."""
 
     def __init__(self) -> None:
         self._waiting: list[Sentinel] = [

@@ -1,5 +1,5 @@
-"""Success rates and mean rewards with their uncertainty: counts, the Wilson score interval,
-Student's, and pass@k. Pure numbers, no torch.
+"""Success rates and mean rewards with 95 % intervals (Wilson, Student), and pass@k. Pure numbers,
+no torch.
 
 Left out: intervals over the seeds of a run (curves show every seed instead), and tests between two
 rates; two intervals that do not overlap are the stricter statement.
@@ -29,7 +29,10 @@ class SuccessInterval:
         """For example `43.0 % [33.7, 52.8] (43/100)`."""
         if self.episodes == 0:
             return "no episodes"
-        return f"{100 * self.rate:.1f} % [{100 * self.low:.1f}, {100 * self.high:.1f}] ({self.successes}/{self.episodes})"
+        return (
+            f"{100 * self.rate:.1f} % [{100 * self.low:.1f}, {100 * self.high:.1f}] "
+            f"({self.successes}/{self.episodes})"
+        )
 
     def overlaps(self, other: "SuccessInterval") -> bool:
         """Whether the two intervals share a point."""
@@ -41,7 +44,10 @@ class SuccessInterval:
         """
         if not before.episodes or not self.episodes:
             return ""
-        return f"{100 * (self.rate - before.rate):+.1f} points, intervals {'overlap' if self.overlaps(before) else 'are apart'}"
+        return (
+            f"{100 * (self.rate - before.rate):+.1f} points, intervals "
+            f"{'overlap' if self.overlaps(before) else 'are apart'}"
+        )
 
 
 def success_interval(successes: int, episodes: int) -> SuccessInterval:
@@ -55,7 +61,8 @@ def success_interval(successes: int, episodes: int) -> SuccessInterval:
     """
     if not 0 <= successes <= episodes:
         raise ValueError(
-            f"{successes} successes of {episodes} episodes cannot be: 0 <= successes <= episodes is needed."
+            f"{successes} successes of {episodes} episodes cannot be: 0 <= successes <= episodes "
+            "is needed."
         )
     if episodes == 0:
         return SuccessInterval(successes=0, episodes=0, rate=math.nan, low=0.0, high=1.0)
@@ -74,8 +81,7 @@ def success_interval(successes: int, episodes: int) -> SuccessInterval:
 
 
 def pass_at_k(*, samples: int, successes: int, k: int) -> float:
-    """Chance that at least one of `k` answers is right, from `samples` answers of which `successes`
-    are.
+    """Estimate pass@k from `successes` of `samples` answers.
 
     One minus the share of the sets of k answers that hold no right one, 1 - C(n - c, k) / C(n, k):
     the unbiased estimator of Chen et al. 2021 (arXiv 2107.03374, eq. 1). Raising the success rate
@@ -86,7 +92,8 @@ def pass_at_k(*, samples: int, successes: int, k: int) -> float:
     """
     if not 0 <= successes <= samples or not 1 <= k <= samples:
         raise ValueError(
-            f"pass@{k} of {successes} successes in {samples} samples cannot be: 0 <= successes <= samples and k <= samples."
+            f"pass@{k} of {successes} successes in {samples} samples cannot be: 0 <= successes "
+            "<= samples and k <= samples."
         )
     return 1.0 - math.comb(samples - successes, k) / math.comb(samples, k)
 
@@ -118,7 +125,7 @@ def evaluations(metrics: Mapping[str, Any], *, kind: str = "") -> dict[str, Succ
 
 
 def _are_counts(successes: Any, episodes: Any) -> bool:
-    """Whether an evaluation has counted these: a node of the user's own may log a name like it."""
+    """Whether these are valid counts; a user's node may log a similar name."""
     return (
         isinstance(successes, int | float)
         and isinstance(episodes, int | float)
@@ -128,9 +135,7 @@ def _are_counts(successes: Any, episodes: Any) -> bool:
 
 @dataclass(frozen=True)
 class MeanInterval:
-    """Mean reward of `episodes`, and its 95 % interval from `low` to `high`; None where nothing is
-    known of the spread.
-    """
+    """Mean reward of `episodes` and its 95 % interval; None if the spread is unknown."""
 
     mean: float
     episodes: int

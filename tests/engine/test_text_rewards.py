@@ -438,7 +438,7 @@ def test_a_video_reward_is_refused_for_text():
 
 
 def test_two_parts_of_one_name_are_refused():
-    with pytest.raises(ConfigError, match="Two parts of the reward are called 'return'"):
+    with pytest.raises(ConfigError, match="Two parts of the reward are named 'return'"):
         parts_of({"name": "return"}, {"name": "return", "weight": 2})
 
 

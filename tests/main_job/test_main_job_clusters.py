@@ -139,7 +139,7 @@ def test_nobody_at_the_address_is_told_at_once_with_the_remedy(nobody: str, host
     begin = time.monotonic()
     (problem,) = address_problems(address)
     assert time.monotonic() - begin < 10
-    assert str(problem).startswith(f"cluster.address={address}: nobody answers there (")
+    assert str(problem).startswith(f"cluster.address={address}: no answer (")
     assert "Start a cluster there (ray start --head), or leave cluster.address out" in str(problem)
 
 
@@ -149,7 +149,7 @@ def test_a_run_for_a_cluster_that_is_not_there_leaves_nothing(nobody: str, start
     assert (
         run.text.rstrip()
         .splitlines()[-1]
-        .startswith(f"siirl: cluster.address={nobody}: nobody answers there (Connection refused)")
+        .startswith(f"siirl: cluster.address={nobody}: no answer (Connection refused)")
     )
     assert "Traceback" not in run.text
     assert not run.outputs.exists()

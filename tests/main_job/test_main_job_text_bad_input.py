@@ -66,7 +66,7 @@ def plan(
         ),
         (
             "null",
-            "actor_rollout_ref.model.path=null: which language model? Give a folder or a hub id, or model=tiny_lm.",
+            "actor_rollout_ref.model.path=null names no language model: give a folder or a hub id, or take model=tiny_lm.",
         ),
     ],
 )
@@ -327,7 +327,7 @@ def test_a_file_of_reward_functions_that_cannot_be_imported_is_refused_with_its_
         ),
         (
             ["path=rewards.py"],
-            "custom_reward_function.path=rewards.py is a file: name the function in it by custom_reward_function.name.",
+            "custom_reward_function.path=rewards.py is a file: set custom_reward_function.name to a function in it.",
         ),
         (
             ["name=no_such_module_here:fits"],

@@ -102,7 +102,7 @@ def test_its_help_is_shown() -> None:
         (["+user_groups.my_custom=guide_groups:Incomplete"], "give size a default"),
         (
             ["+user_groups.trainer=guide_groups:MyCustomArguments"],
-            "'trainer' is a group of siirl's",
+            "'trainer' is a built-in group",
         ),
         (["my_custom.enable_feature=true"], "Unknown key 'my_custom.enable_feature'"),
     ],

@@ -215,7 +215,7 @@ def test_a_run_with_no_step_left_is_refused_and_not_started(
     )
     message = capsys.readouterr().err
     assert (
-        f"trainer.resume={three_steps}: {three_steps} has done 3 steps, and trainer.total_steps=3, so that none is left"
+        f"trainer.resume={three_steps}: {three_steps} has finished step 3 of trainer.total_steps=3"
         in message
     )
     assert f"python -m siirl.evaluate checkpoint={three_steps}" in message
@@ -231,7 +231,7 @@ def test_the_plan_says_where_a_resumed_run_begins(
         == 0
     )
     assert (
-        "begins        anew: trainer.resume=auto finds no checkpoint of grpo\n"
+        "begins        new run: trainer.resume=auto found no checkpoint of grpo\n"
         in capsys.readouterr().out
     )
 

@@ -60,11 +60,11 @@ def test_a_pipeline_as_it_ships_is_fine(pipeline):
         ),
         (
             ["pipeline=grpo", "trainer.critic_warmup=2"],
-            "trainer.critic_warmup=2 is read where there is a critic, and pipeline=grpo has none",
+            "trainer.critic_warmup=2 is read only with a critic, and pipeline=grpo has none",
         ),
         (
             ["pipeline=grpo", "critic.optim.lr=0.1"],
-            "critic.optim.lr=0.1 is read where there is a critic, and pipeline=grpo has none",
+            "critic.optim.lr=0.1 is read only with a critic, and pipeline=grpo has none",
         ),
         (
             ["pipeline=ppo", "critic.ppo_mini_batch_size=5"],

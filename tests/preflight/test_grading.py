@@ -7,7 +7,7 @@ import pytest
 from envs.registry import env_spec
 from siirl.params.parser import parse_config
 from siirl.params.refusals import REFUSALS
-from siirl.preflight.first_look import first_look
+from siirl.preflight.early_checks import check_early
 from siirl.preflight.ungraded_rows import ask_ungraded_rows, grade_of_every_row, rate_by_grade
 
 FILES = "data.train_files=[rows.parquet]"
@@ -96,7 +96,7 @@ def test_an_evaluation_asks_a_reward_only_where_rows_may_have_no_grade(words, na
     [
         (
             ["pipeline=grpo", "env.kwargs={ungraded: true}"],
-            "env.kwargs.ungraded=true asks rows that the environment cannot grade, and reward.name=success",
+            "env.kwargs.ungraded=true uses rows that the environment cannot grade, and reward.name=success",
         ),
         (
             [FILES, OWN, "pipeline=dapo", "algorithm.filter.metric=success"],
@@ -104,13 +104,13 @@ def test_an_evaluation_asks_a_reward_only_where_rows_may_have_no_grade(words, na
         ),
         (
             [FILES, OWN, "pipeline=grpo", "algorithm.filter.success_high=0.9"],
-            "and algorithm.filter.success_low=0.0, success_high=0.9 go by its grades",
+            "and algorithm.filter.success_low=0.0, success_high=0.9 need its grades",
         ),
     ],
 )
 def test_what_goes_by_a_grade_that_rows_may_lack_is_refused(words, told):
     with pytest.raises(REFUSALS) as refused:
-        first_look(parse_config(["env=math", *words]))
+        check_early(parse_config(["env=math", *words]))
     assert told in str(refused.value)
 
 

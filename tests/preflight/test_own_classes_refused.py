@@ -132,7 +132,7 @@ def test_a_policy_whose_actions_leave_the_environments_range_is_refused(module, 
     assert main([*GYM, f"{POLICY}={name}:Wide"]) == REFUSED
     message = capsys.readouterr().err
     assert (
-        "can act with 2, which is outside of the action space Discrete(2) of environment 'gymnasium'"
+        "can act with 2, which is outside the action space Discrete(2) of environment 'gymnasium'"
         in message
     )
     assert "ActionTokenizer.for_space" in message

@@ -115,7 +115,7 @@ def test_the_shipped_environment_fits_its_jobs(overrides: list[str]) -> None:
         (["actor_rollout_ref.actor.ppo_mini_batch_size=24"], "make it 12, or another divisor"),
         (
             ["trainer.val_seed_offset=899970"],
-            "takes seeds up to 900069, and those from 900000 on are the demonstrations' and training's",
+            "takes seeds up to 900069, but those from 900000 on belong to demonstrations and training",
         ),
         (
             ["trainer.val_episodes=900001"],
@@ -253,12 +253,12 @@ def test_a_key_that_only_text_reads_is_taken_for_text() -> None:
         (
             TEXT,
             ["env=math", "pipeline=embodied_srpo"],
-            "pipeline=embodied_srpo rewards videos of episodes, and env=math is text",
+            "pipeline=embodied_srpo rewards episode videos, and env=math is text",
         ),
         (
             TEXT,
             ["env=math", "pipeline=grpo", "reward=srpo"],
-            "reward.name=srpo looks at videos, and env=math is text",
+            "reward.name=srpo compares videos, and env=math is text",
         ),
         (
             TEXT,
@@ -268,7 +268,7 @@ def test_a_key_that_only_text_reads_is_taken_for_text() -> None:
         (
             TEXT,
             ["env=math", "pipeline=grpo", "model=causal_lm"],
-            "model.path=null: which language model?",
+            "model.path=null names no language model",
         ),
         (
             TEXT,
@@ -278,35 +278,35 @@ def test_a_key_that_only_text_reads_is_taken_for_text() -> None:
         (
             TEXT,
             ["env=math", "actor_rollout_ref.actor.micro_batch_tokens=99"],
-            "the longest row would fit into no micro-batch",
+            "the longest row fits no micro-batch",
         ),
         (
             TEXT,
             ["env=math", "actor_rollout_ref.rollout.workflow=no_such:Thing"],
             "there is no module 'no_such'",
         ),
-        (TEXT, ["env=math", "actor_rollout_ref.rollout.stop=['']"], "stop has an empty text"),
+        (TEXT, ["env=math", "actor_rollout_ref.rollout.stop=['']"], "stop has an empty string"),
         (
             TEXT,
             ["env=math", "actor_rollout_ref.rollout.mode=async"],
-            "mode=async is vLLM in a process of its own",
+            "mode=async is vLLM in a separate process",
         ),
         (
             TEXT,
             ["env=math", "rollout=vllm", "trainer.n_gpus_per_node=2"],
-            "2 ranks have a process group: take mode=async",
+            "2 ranks already have a process group",
         ),
         (
             TEXT,
             ["env=math", "actor_rollout_ref.rollout.mode=async", "trainer.deterministic=true"],
-            "batches by the clock",
+            "batches by arrival time",
         ),
         (
             spec(),
             ["model=tiny_lm"],
-            "model.policy=causal_lm writes text, and env=mujoco wants actions",
+            "model.policy=causal_lm generates text, and env=mujoco needs actions",
         ),
-        (spec(), ["rollout=hf"], "rollout.name=hf generates text, and env=mujoco acts"),
+        (spec(), ["rollout=hf"], "rollout.name=hf generates text, and env=mujoco needs actions"),
     ],
 )
 def test_what_is_of_the_other_domain_is_refused(
@@ -318,8 +318,8 @@ def test_what_is_of_the_other_domain_is_refused(
 @pytest.mark.parametrize(
     ("env", "overrides", "expected"),
     [
-        (spec(renders=False), [], "pipeline=embodied_srpo looks at videos"),
-        (spec(renders=False), ["pipeline=grpo", "reward=srpo"], "reward.name=srpo looks at videos"),
+        (spec(renders=False), [], "pipeline=embodied_srpo compares videos"),
+        (spec(renders=False), ["pipeline=grpo", "reward=srpo"], "reward.name=srpo compares videos"),
         (
             spec(renders=False),
             ["pipeline=grpo", "reward.name=json:loads"],
@@ -340,7 +340,7 @@ def test_what_is_of_the_other_domain_is_refused(
             ["pipeline=grpo", "trainer.blind=true"],
             "trainer.blind=true blackens images",
         ),
-        (spec(instruction=False), [], "cannot tell which one is wanted"),
+        (spec(instruction=False), [], "the policy cannot distinguish them"),
     ],
 )
 def test_an_environment_that_does_not_fit_is_refused(
@@ -385,7 +385,7 @@ def test_weights_of_tasks_are_whole_numbers_one_for_each(
         (
             spec(success=False),
             ["pipeline=grpo", "reward=return"],
-            "says of no episode whether it succeeded",
+            "reports no success",
         ),
         (
             TEXT,
@@ -486,7 +486,7 @@ def test_problems_are_errors_that_a_caller_may_catch() -> None:
             "gradient of mean zero",
         ),
         (["algorithm.filter.success_low=0.1"], "drops groups without success"),
-        (["env.num_servers=1", "trainer.n_gpus_per_node=2"], "each gets one"),
+        (["env.num_servers=1", "trainer.n_gpus_per_node=2"], "each rank gets one server"),
     ],
 )
 def test_what_works_but_badly_is_warned_of(overrides: list[str], expected: str) -> None:

@@ -169,11 +169,10 @@ def test_the_remedy_of_a_reference_is_the_policys_own_start() -> None:
     )
     (text,) = problems("env=math", *use_kl)
     (robots,) = problems(*use_kl)
-    assert text.endswith(f"{IN_ITS_PLACE}null for the policy's own weights at the start.")
+    assert text.endswith(f"{IN_ITS_PLACE}null for the policy's initial weights.")
     assert "or null" not in robots
     assert (
-        "null for the policy's own weights at the start, or make one: python -m siirl.warm_start."
-        in robots
+        "null for the policy's initial weights, or make one: python -m siirl.warm_start." in robots
     )
 
 

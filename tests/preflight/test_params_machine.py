@@ -126,7 +126,7 @@ def test_a_missing_library_is_refused_with_the_command_that_installs_it(
     )
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), os.environ["PYTHONPATH"]]))
     (problem,) = opengl_problems()
-    assert str(problem).startswith("MuJoCo cannot draw here: No OpenGL library")
+    assert str(problem).startswith("MuJoCo cannot render here: No OpenGL library")
     assert "apt-get install -y libegl1" in str(problem)
 
 

@@ -77,7 +77,7 @@ def test_training_holds_the_images_of_a_step_or_of_the_episodes_of_an_evaluation
 ) -> None:
     found = episodes_of_training(job(*overrides))
     assert found.count == held
-    assert told in found.told
+    assert told in found.in_keys
 
 
 def test_an_evaluation_holds_the_episodes_that_run_however_many_there_are() -> None:
@@ -95,7 +95,7 @@ def test_an_evaluation_holds_the_episodes_that_run_however_many_there_are() -> N
         (
             (),
             STAND_INS,
-            "name fewer env.tasks, keep the simulators of fewer of them ('env.kwargs={kept_simulators: 1}'), or",
+            "name fewer env.tasks, keep fewer simulators ('env.kwargs={kept_simulators: 1}'), or",
         ),
         (
             ("env.kwargs={kept_simulators: 1}",),
@@ -145,5 +145,5 @@ def test_more_than_is_free_is_said() -> None:
     sentence = shortage(parts, free_memory_bytes=2.9e9)
     assert sentence is not None
     assert sentence.startswith(
-        "3.0 GB is more than the 2.9 GB of memory that are free: lower env.num_servers"
+        "3.0 GB is more than the free 2.9 GB of memory: lower env.num_servers"
     )

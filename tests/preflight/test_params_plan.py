@@ -187,8 +187,11 @@ def start_of(tasks: object, folder: Path, *overrides: str) -> str | None:
 @pytest.mark.parametrize(
     ("known", "told"),
     [
-        (["c", "d"], "has learnt c, d, none of this run's tasks: expect hardly any success there"),
-        (["a", "c"], "has learnt a, c, not of b: expect hardly any success there"),
+        (
+            ["c", "d"],
+            "was trained on c, d, on none of this run's tasks: expect almost no success there",
+        ),
+        (["a", "c"], "was trained on a, c, not on b: expect almost no success there"),
     ],
 )
 def test_tasks_that_the_start_has_not_learnt_are_said(

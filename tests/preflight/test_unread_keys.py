@@ -199,7 +199,7 @@ def test_estimators_are_those_that_siirl_registers() -> None:
         ),
         (
             f"pipeline=dapo {ACTOR}.clip_ratio=0.1",
-            "clip_ratio=0.1 is read where actor_rollout_ref.actor.clip_ratio_low or clip_ratio_high is",
+            "clip_ratio=0.1 is read only if actor_rollout_ref.actor.clip_ratio_low or clip_ratio_high is",
         ),
         (
             "algorithm.kl_ctrl.kl_coef=0.1",
@@ -223,7 +223,7 @@ def test_estimators_are_those_that_siirl_registers() -> None:
         ),
         (
             f"pipeline=dapo {ACTOR}.clip_ratio=0.2",
-            "clip_ratio=0.2 is read where actor_rollout_ref.actor.clip_ratio_low or clip_ratio_high is",
+            "clip_ratio=0.2 is read only if actor_rollout_ref.actor.clip_ratio_low or clip_ratio_high is",
         ),
         (
             "algorithm.gamma=1.0",
@@ -239,7 +239,7 @@ def test_estimators_are_those_that_siirl_registers() -> None:
         ),
         (
             "actor_rollout_ref.ref.path=x",
-            "actor_rollout_ref.ref.path=x is read where a KL has a weight",
+            "actor_rollout_ref.ref.path=x is read only if a KL term is used",
         ),
         (
             f"{MODEL}.lora.alpha=8",
@@ -255,7 +255,7 @@ def test_estimators_are_those_that_siirl_registers() -> None:
         ),
         (
             f"{ACTOR}.optim.warmup_ratio=0.3",
-            "warmup_ratio=0.3 is read where actor_rollout_ref.actor.optim.warmup_steps is null, and it is 4",
+            "warmup_ratio=0.3 is read only if actor_rollout_ref.actor.optim.warmup_steps is null, and it is 4",
         ),
         (
             f"{ACTOR}.optim.scheduler=constant {ACTOR}.optim.warmup_steps=9",
@@ -263,9 +263,12 @@ def test_estimators_are_those_that_siirl_registers() -> None:
         ),
         (
             "pipeline=ppo critic.optim.warmup_ratio=0.3",
-            "critic.optim.warmup_ratio=0.3 is read where critic.optim.warmup_steps is null",
+            "critic.optim.warmup_ratio=0.3 is read only if critic.optim.warmup_steps is null",
         ),
-        (f"env=math pipeline=grpo {ACTOR}.micro_batch_size=4", "micro_batch_size=4 is read where"),
+        (
+            f"env=math pipeline=grpo {ACTOR}.micro_batch_size=4",
+            "micro_batch_size=4 is read only if",
+        ),
         (
             "pipeline=grpo algorithm.filter.success_low=0.2",
             "success_low=0.2 is read by pipeline=dapo and embodied_srpo",
@@ -288,7 +291,7 @@ def test_estimators_are_those_that_siirl_registers() -> None:
         ),
         (
             "dag.backend_threshold=2",
-            "dag.backend_threshold=2 is read by jobs of several ranks, and this one has one",
+            "dag.backend_threshold=2 is read by jobs of several ranks, and this job has one",
         ),
         (
             "pipeline=dapo algorithm.filter.name=truncation algorithm.filter.success_low=0.3",
@@ -321,7 +324,7 @@ def test_estimators_are_those_that_siirl_registers() -> None:
         ("profiler.steps=[3]", "profiler.steps=[3] is read with profiler.enable=true"),
         (
             "env=math pipeline=grpo reward.timeout_s=3",
-            "reward.timeout_s=3.0 is read by reward functions, and there are none",
+            "reward.timeout_s=3.0 is read by reward functions, and none are configured",
         ),
         (
             "env=math pipeline=grpo custom_reward_function.name=json:loads reward.num_workers=2",
@@ -333,27 +336,27 @@ def test_estimators_are_those_that_siirl_registers() -> None:
         ),
         (
             f"env=math pipeline=grpo {MODEL}.options={{bins: 8}}",
-            "is read by jobs of robots, and env=math is text: a language model is made",
+            "is read by robot jobs only, and env=math is text: the model folder defines",
         ),
         (
             "env=math pipeline=grpo trainer.record_episodes=3",
-            "trainer.record_episodes=3 is read by jobs of robots",
+            "trainer.record_episodes=3 is read by robot jobs only",
         ),
         (
             "env=math pipeline=grpo actor_rollout_ref.embodied.recorder_size=64",
-            "recorder_size=64 is read by jobs of robots",
+            "recorder_size=64 is read by robot jobs only",
         ),
         (
             "trainer.record_episodes=0 trainer.record_val_episodes=0 actor_rollout_ref.embodied.recorder_size=64",
-            "where videos are made",
+            "only if videos are recorded",
         ),
         (
             "data.num_loader_workers=2",
-            "data.num_loader_workers=2 is read by text jobs, and env=mujoco is none",
+            "data.num_loader_workers=2 is read by text jobs only, and env=mujoco is no text",
         ),
         (
             "critic.optim.weight_decay=0.5",
-            "critic.optim.weight_decay=0.5 is read where there is a critic, and pipeline=embodied_srpo has none",
+            "critic.optim.weight_decay=0.5 is read only with a critic, and pipeline=embodied_srpo has none",
         ),
     ],
 )

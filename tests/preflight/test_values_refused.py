@@ -101,11 +101,11 @@ def refused(words: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> str:
         (("trainer.grace_s=1e-9",), "trainer.grace_s=1e-09 (command line) must be at least 1"),
         (
             (*GYM, "env.kwargs={id: Pendulum-v1}"),
-            "env.id=CartPole-v1 and env.kwargs.id=Pendulum-v1 are one argument",
+            "env.id=CartPole-v1 and env.kwargs.id=Pendulum-v1 set the same argument",
         ),
         (
             ("env.max_episode_steps=5", "env.kwargs={max_episode_steps: 3}"),
-            "env.max_episode_steps=5 and env.kwargs.max_episode_steps=3 are one argument of the environment, given twice: set env.max_e",
+            "env.max_episode_steps=5 and env.kwargs.max_episode_steps=3 set the same argument of the environment: set env.max_e",
         ),
         (
             ("env.tasks=[drawer-open]", "env.kwargs={tasks: [push]}"),
@@ -121,7 +121,7 @@ def refused(words: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> str:
         ),
         (
             ("env=math", "pipeline=grpo", "reward.name=model"),
-            "reward.name=model asks a classifier, and reward_model.path=null",
+            "reward.name=model needs a classifier, and reward_model.path=null",
         ),
         (
             ("env=mujoco", "algorithm.filter.name=zero_variance"),

@@ -111,7 +111,7 @@ def test_a_step_that_changes_nothing_says_why_below_its_dashes() -> None:
     assert row.split()[1:3] == ["-", "-"]
     assert (
         reason.strip()
-        == "no update of the policy: the rewards tell no rollouts apart (8 dropped: all success)"
+        == "Policy not updated: rewards within each group were identical (8 dropped: all success)"
     )
 
 
@@ -120,14 +120,14 @@ def test_a_step_that_changes_nothing_says_why_below_its_dashes() -> None:
     [
         ({}, ""),
         ({"actor/updates": 4.0, "sampling/dropped_all_success": 8.0}, ""),
-        ({"actor/updates": 0.0}, "no update of the policy: the rewards tell no rollouts apart"),
+        ({"actor/updates": 0.0}, "Policy not updated: rewards within each group were identical"),
         (
             {"actor/updates": 0.0, "actor/skipped_updates": 2.0},
-            "no update of the policy: its gradients were not finite",
+            "Policy not updated: gradients were not finite",
         ),
         (
             {"actor/updates": 0.0, "critic/warmup": 1.0},
-            "no update of the policy yet: the critic warms up (trainer.critic_warmup)",
+            "Policy not updated: critic warm-up (trainer.critic_warmup)",
         ),
     ],
 )

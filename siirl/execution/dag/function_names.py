@@ -14,7 +14,7 @@ from types import ModuleType
 from typing import Any
 
 from siirl.errors import ConfigError, UnknownNameError
-from siirl.params.references import MISTAKES, tell
+from siirl.params.references import MISTAKES, describe_error
 
 # What a node's function may ask for by name; `**kwargs` gets everything that the caller has.
 OFFERED = ("batch", "config", "context", "process_group", "agent_group", "node")
@@ -143,7 +143,7 @@ def _import_module(module_name: str, *, reference: str, owner: str) -> ModuleTyp
             module = importlib.import_module(".".join(parts[: depth + 1]))
         except MISTAKES as error:
             raise ConfigError(
-                f"The function {reference!r} of {owner} cannot be imported: {tell(error)}."
+                f"The function {reference!r} of {owner} cannot be imported: {describe_error(error)}."
             ) from error
     assert module is not None  # `parts` is never empty
     return module

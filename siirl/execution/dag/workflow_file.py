@@ -25,7 +25,7 @@ from siirl.execution.dag.node import NodeRole, NodeType
 from siirl.execution.dag.pipeline import NodeOptions, Pipeline
 from siirl.execution.dag.task_graph import TaskGraph
 from siirl.execution.dag.workflow_keys import FILE_KEYS, NODE_KEYS, check_values, shown
-from siirl.params.yaml_files import UNREADABLE, read_plain, tell_unreadable
+from siirl.params.yaml_files import UNREADABLE, describe_yaml_error, read_plain
 
 _STAGES = "siirl.dag_worker.stages"
 
@@ -108,9 +108,9 @@ def _read(path: Path) -> Mapping[Any, Any]:
     except OSError as error:
         raise ConfigError(f"dag.workflow_file={path} cannot be read: {error.strerror}.") from error
     except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path} is not YAML: {tell_unreadable(error)}.") from error
+        raise ConfigError(f"{path} is not YAML: {describe_yaml_error(error)}.") from error
     except UNREADABLE as error:
-        raise ConfigError(f"{path} is refused: {tell_unreadable(error)}.") from error
+        raise ConfigError(f"{path} is refused: {describe_yaml_error(error)}.") from error
     if not isinstance(content, dict):
         holds = "is empty" if content is None else f"holds {shown(content)}"
         raise ConfigError(f"{path} must hold a mapping with the key 'nodes', and {holds}.")

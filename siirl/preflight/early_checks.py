@@ -1,4 +1,4 @@
-"""The checks that need neither torch nor the graph: most refusals come from here, within a second."""
+"""Checks that need neither torch nor the graph; most refusals come from them, within a second."""
 
 import functools
 import os
@@ -17,64 +17,60 @@ from siirl.preflight.ungraded_rows import ask_ungraded_rows
 from siirl.preflight.unread import unread_in_domain, unread_problems
 
 
-def first_look(config: SiiRLArguments, *, named: Collection[str] = ()) -> EnvSpec:
-    """Refuse what the configuration of a training run, the files that it names and the
-    environment's spec rule out, all of it together.
+def check_early(config: SiiRLArguments, *, named: Collection[str] = ()) -> EnvSpec:
+    """Check a training run's configuration, files and environment spec; report all errors at once.
 
-    `env.kwargs` is told whether rows without a grade are asked, where it leaves that open
-    (`siirl.preflight.ungraded_rows`).
+    Sets `env.kwargs.ungraded` if the user left it open (`siirl.preflight.ungraded_rows`).
 
     Args:
         config: The run's configuration.
-        named: Keys that the command line names (`siirl.params.parser.Parsed.named`).
+        named: Keys set on the command line (`siirl.params.parser.Parsed.named`).
 
     Returns:
         The environment's spec.
 
     Raises:
-        ConfigError: What cannot work, and keys that nothing reads.
-        MissingAssetError: A file or folder that is not there.
-        CheckpointError: Weights that are not whole.
+        ConfigError: A configuration that cannot work, or a key that nothing reads.
+        MissingAssetError: A missing file or folder.
+        CheckpointError: Truncated or damaged weights.
     """
     unread = functools.partial(unread_in_domain, config, named=named)
-    return _look(
+    return _check(
         config,
         unread_problems(config, named=named),
-        of_domain=lambda spec: unread(text=is_text(spec)),
+        check_domain=lambda spec: unread(text=is_text(spec)),
     )
 
 
-def look_before_playing(config: SiiRLArguments) -> EnvSpec:
-    """As `first_look`, for a run's configuration by which episodes are played: what only training
-    reads may stand in it.
-    """
-    return _look(config, [], of_domain=lambda spec: [])
+def check_before_evaluation(config: SiiRLArguments) -> EnvSpec:
+    """`check_early` for an evaluation: keys that only training reads may be set."""
+    return _check(config, [], check_domain=lambda spec: [])
 
 
-def _look(
+def _check(
     config: SiiRLArguments,
     unread: Sequence[SiirlError],
     *,
-    of_domain: Callable[[EnvSpec], Sequence[SiirlError]],
+    check_domain: Callable[[EnvSpec], Sequence[SiirlError]],
 ) -> EnvSpec:
     require_linux()
     cores = len(os.sched_getaffinity(0))
     machine = list(device_problems(config)) or list(
         process_problems(config, cores=cores)
-    )  # ranks that cannot be have no threads
-    problems: list[SiirlError] = [
+    )  # threads of impossible ranks are not checked
+    errors: list[SiirlError] = [
         *machine,
         *config_problems(config),
         *file_problems(config),
         *unread,
     ]
     if not config.env.name or (config.env.name == "gymnasium" and not config.env.id):
-        refuse(problems)  # which say so; there is no spec to ask for
+        refuse(errors)  # config_problems reports it; without a name there is no spec
     ask_ungraded_rows(config)
     try:
         spec = describe_env(config)
     except (ConfigError, MissingAssetError) as error:
-        refuse([*problems, error])
+        refuse([*errors, error])
         raise
-    refuse([*problems, *environment_problems(config, spec), *of_domain(spec)])
+    refuse([*errors, *environment_problems(config, spec), *check_domain(spec)])
     return spec

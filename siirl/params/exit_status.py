@@ -1,5 +1,6 @@
-"""How a command ends: its exit status and its last sentence. The same for all commands; what
-signals do is in `siirl.interrupts`.
+"""Exit status and last message of every command.
+
+Left out: signal handlers (`siirl.interrupts`).
 """
 
 import os
@@ -13,9 +14,7 @@ FAILED, REFUSED = 1, 2
 
 
 def end(status: int, sentence: str, error: BaseException) -> int:
-    """Tell why the command ends, with the notes that were attached to the error on its way up;
-    returns `status`.
-    """
+    """Print why the command ends, with the notes attached to `error`; returns `status`."""
     print(
         printable("\n".join([f"siirl: {sentence}", *getattr(error, "__notes__", ())])),
         file=sys.stderr,
@@ -24,17 +23,16 @@ def end(status: int, sentence: str, error: BaseException) -> int:
 
 
 def interrupted(interrupt: KeyboardInterrupt) -> int:
-    """Exit status of an interrupted command: 128 + the signal's number, as a shell has it. Python's
-    own interrupt is one by Ctrl-C.
+    """Exit status of an interrupted command: 128 + the signal's number, as in a shell.
+
+    A plain KeyboardInterrupt counts as SIGINT.
     """
     return 128 + (interrupt.number if isinstance(interrupt, Interrupted) else signal.SIGINT)
 
 
 def end_without_reader() -> int:
-    """Whoever read the output, such as `head`, has left: end without a word; returns the exit
-    status that a shell expects then.
-    """
+    """Silence the output after its reader, such as `head`, has closed it; returns 128 + SIGPIPE."""
     os.dup2(
         os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno()
-    )  # so that Python's own last flush has somewhere to go
+    )  # Python's final flush writes there
     return 128 + signal.SIGPIPE
